@@ -1,0 +1,245 @@
+//! What a device must be able to do: memory, and the fused ops as forward / backward pairs.
+//!
+//! Backends may assume that shapes, types and segments were checked: the [`Tape`](crate::Tape) does
+//! that once for all of them. `R` is a number of rows, `C` a width, as in [`crate::AttentionSpec`].
+//!
+//! A gradient that may add to one that exists already takes `acc: Option<Tensor>` and returns the
+//! sum: the backend writes in place when nobody else holds `acc`.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::{
+    Activation, AdamW, AttentionInputs, AttentionSpec, DType, GatedNormInputs, HeadInputs,
+    HeadSpec, Result, Tensor,
+};
+
+/// Memory that belongs to a backend.
+pub trait Storage: Any + Send + Sync {
+    /// For looking at it as the backend's own type.
+    fn as_any(&self) -> &dyn Any;
+    /// For writing to it as the backend's own type.
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+/// Bytes of device memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// Held by live tensors and scratch.
+    pub in_use: usize,
+    /// The most that was ever in use at once.
+    pub peak: usize,
+    /// Taken from the system, in use or kept for reuse.
+    pub reserved: usize,
+}
+
+/// Result of the attention forward.
+#[derive(Clone, Debug)]
+pub struct AttentionOut {
+    /// Output `[R_q, H * d]`; zero for rows outside every segment.
+    pub o: Tensor,
+    /// Natural log of the softmax denominator `[R_q, H]`; `-inf` for rows outside every segment.
+    pub lse: Tensor,
+    /// Blocks visited and blocks a plain causal (or windowed) pass would visit, per head: `[H, 2]` i32.
+    pub blocks: Tensor,
+}
+
+/// Result of the attention backward.
+#[derive(Clone, Debug)]
+pub struct AttentionGrads {
+    /// `[R_q, H * d]`.
+    pub dq: Tensor,
+    /// `[R_k, H_kv * d]`.
+    pub dk: Tensor,
+    /// `[R_k, H_kv * d]`.
+    pub dv: Tensor,
+    /// `[R_k, H]`; present when there are gates.
+    pub dlog_gates: Option<Tensor>,
+}
+
+/// Result of the `prepare_heads` backward (also of `gated_norm`: `u` is then the input `x` and
+/// `shift` the gate logits).
+#[derive(Clone, Debug)]
+pub struct HeadGrads {
+    /// Gradient of the raw projection, shape of `u`.
+    pub du: Tensor,
+    /// Gradient of the shift logits (or gate logits).
+    pub dshift: Option<Tensor>,
+    /// Gradient of the norm weights.
+    pub dnorm: Option<Tensor>,
+}
+
+/// Result of the fused output projection and cross-entropy.
+#[derive(Clone, Debug)]
+pub struct LossOut {
+    /// Loss of every row `[R]`, unweighted; 0 where the label is ignored.
+    pub loss: Tensor,
+    /// Gradient of `sum_r weights[r] * loss[r]` with respect to `x` and the projection; present
+    /// when asked for.
+    pub grads: Option<(Tensor, Tensor)>,
+}
+
+/// The label that is not predicted: its row has loss 0 and no gradient.
+pub const IGNORE_LABEL: i32 = -100;
+
+/// A device's memory and ops.
+pub trait Backend: Send + Sync + Debug {
+    /// Short name for messages, e.g. `cpu`.
+    fn name(&self) -> &str;
+    /// Memory counters.
+    fn memory(&self) -> MemoryStats;
+
+    /// Room for `len` elements, contents unspecified.
+    fn alloc(&self, len: usize, dtype: DType) -> Result<Arc<dyn Storage>>;
+    /// Host values to the device.
+    fn upload(&self, data: &[f32]) -> Result<Arc<dyn Storage>>;
+    /// Host values to the device, rounded to what it computes in.
+    fn upload_f64(&self, data: &[f64]) -> Result<Arc<dyn Storage>>;
+    /// Host integers to the device.
+    fn upload_i32(&self, data: &[i32]) -> Result<Arc<dyn Storage>>;
+    /// Real values to the host; `out` has the tensor's length.
+    fn download(&self, x: &Tensor, out: &mut [f32]) -> Result<()>;
+    /// Real values to the host, in full precision.
+    fn download_f64(&self, x: &Tensor) -> Result<Vec<f64>>;
+    /// Integers to the host.
+    fn download_i32(&self, x: &Tensor) -> Result<Vec<i32>>;
+    /// Sets every element. A shared tensor gets storage of its own first.
+    fn fill(&self, x: &mut Tensor, value: f32) -> Result<()>;
+    /// Copies `count` rows of equal width. A shared `dst` gets storage of its own first.
+    fn copy_rows(
+        &self,
+        src: &Tensor,
+        src_row: usize,
+        dst: &mut Tensor,
+        dst_row: usize,
+        count: usize,
+    ) -> Result<()>;
+
+    /// The first id that is neither in `0..vocab` nor equal to `ignore`.
+    fn id_out_of_range(
+        &self,
+        ids: &Tensor,
+        vocab: usize,
+        ignore: Option<i32>,
+    ) -> Result<Option<i32>>;
+
+    /// `acc + x`, in place when `acc` is not shared.
+    fn add(&self, acc: Tensor, x: &Tensor) -> Result<Tensor>;
+
+    /// `y[R, N] = x[R, K] w[N, K]^T + bias[N]`.
+    fn linear_fwd(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor>;
+    /// `dx[R, K] = dy[R, N] w[N, K] + acc`.
+    fn linear_bwd_input(&self, dy: &Tensor, w: &Tensor, acc: Option<Tensor>) -> Result<Tensor>;
+    /// `dw[N, K] = dy[R, N]^T x[R, K] + acc`.
+    fn linear_bwd_weight(&self, dy: &Tensor, x: &Tensor, acc: Option<Tensor>) -> Result<Tensor>;
+    /// `db[N] = sum_r dy[r] + acc`.
+    fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor>;
+
+    /// Rows of `table[V, C]` for `ids[R]`; every id was checked to be in range.
+    fn embedding_fwd(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor>;
+    /// `dtable[V, C] = sum over rows r with ids[r] = v of dy[r]`, plus `acc`. Row `pad`, if given,
+    /// gets no gradient.
+    fn embedding_bwd(
+        &self,
+        dy: &Tensor,
+        ids: &Tensor,
+        vocab: usize,
+        pad: Option<usize>,
+        acc: Option<Tensor>,
+    ) -> Result<Tensor>;
+
+    /// `h' = h + delta`, `y = h' / sqrt(mean(h'^2) + eps) * w`; all `[R, C]`, `w[C]`.
+    /// Returns `(h', y, rstd[R])`; without `delta`, `h'` is `h` itself.
+    fn add_rms_norm_fwd(
+        &self,
+        h: &Tensor,
+        delta: Option<&Tensor>,
+        w: &Tensor,
+        eps: f32,
+    ) -> Result<(Tensor, Tensor, Tensor)>;
+    /// `(dh, dw)`: `dh` is the gradient of `h` and of `delta` alike, `dy` through the norm plus `dh_out`.
+    fn add_rms_norm_bwd(
+        &self,
+        dy: &Tensor,
+        dh_out: Option<Tensor>,
+        h: &Tensor,
+        w: &Tensor,
+        rstd: &Tensor,
+        dw_acc: Option<Tensor>,
+    ) -> Result<(Tensor, Tensor)>;
+
+    /// Token shift, per-head RMS norm, RoPE: `[R, H * d]`.
+    fn prepare_heads_fwd(&self, inputs: &HeadInputs<'_>, spec: &HeadSpec) -> Result<Tensor>;
+    /// Gradients of `prepare_heads_fwd`; everything is recomputed from the inputs.
+    fn prepare_heads_bwd(
+        &self,
+        dy: &Tensor,
+        inputs: &HeadInputs<'_>,
+        spec: &HeadSpec,
+    ) -> Result<HeadGrads>;
+
+    /// `logsigmoid(z[R, H] + bias[H])`; without `z` the bias alone, repeated for `rows` rows.
+    fn log_gate_fwd(
+        &self,
+        z: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        rows: usize,
+    ) -> Result<Tensor>;
+    /// `dz[R, H]`, the gradient before the sum over rows that gives the bias its own.
+    fn log_gate_bwd(
+        &self,
+        dy: &Tensor,
+        z: Option<&Tensor>,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor>;
+
+    /// Softmax attention with forget gates; see [`AttentionSpec`].
+    fn attention_fwd(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut>;
+    /// Gradients of `attention_fwd`, from its output and row statistics.
+    fn attention_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        o: &Tensor,
+        lse: &Tensor,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads>;
+
+    /// `rms_groups(x; norm) * act(gate)`, either part optional.
+    fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor>;
+    /// Gradients of `gated_norm_fwd`.
+    fn gated_norm_bwd(&self, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<HeadGrads>;
+
+    /// `act(g) * u` for `x = [g | u]` of shape `[R, 2 I]`.
+    fn glu_fwd(&self, x: &Tensor, act: Activation) -> Result<Tensor>;
+    /// `dx[R, 2 I]`.
+    fn glu_bwd(&self, dy: &Tensor, x: &Tensor, act: Activation) -> Result<Tensor>;
+
+    /// Cross-entropy of `softmax(x[R, C] w[V, C]^T)` against `labels[R]`, never holding all logits.
+    /// A label is a valid index or [`IGNORE_LABEL`]. With `weights[R]`, also the gradient of the
+    /// weighted sum of losses.
+    fn linear_cross_entropy(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        labels: &Tensor,
+        weights: Option<&Tensor>,
+    ) -> Result<LossOut>;
+
+    /// Sum of squares over all tensors, in f64 and in fixed order.
+    fn sum_squares(&self, tensors: &[&Tensor]) -> Result<f64>;
+    /// One AdamW update of `param` and its moments.
+    fn adamw(
+        &self,
+        param: &mut Tensor,
+        grad: &Tensor,
+        m: &mut Tensor,
+        v: &mut Tensor,
+        step: &AdamW,
+    ) -> Result<()>;
+}

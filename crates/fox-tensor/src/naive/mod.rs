@@ -1,0 +1,5 @@
+//! The oracle.
+
+/// The f64 backend.
+#[derive(Debug, Default)]
+pub struct Naive;

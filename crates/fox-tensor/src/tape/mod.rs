@@ -1,0 +1,266 @@
+//! The tape: runs ops, remembers what their backward needs, and walks it back.
+//!
+//! ```text
+//! let mut tape = Tape::recording(&device);
+//! let h = tape.embedding(&table, &ids, None)?;      // ops take and give `Var`s
+//! ...
+//! let loss = tape.linear_cross_entropy(&x, &head, &labels, &weights)?;
+//! tape.backward(&mut gradients)?;                   // adds to the parameters' gradients
+//! ```
+//!
+//! A tape that does not record is plain inference: the same model code, nothing kept.
+//! [`Tape::checkpoint`] trades memory for time: a block's activations are dropped after the forward
+//! and computed again in the backward.
+
+mod ops;
+
+use crate::{Device, Result, Tensor};
+
+/// Index of a parameter in the model's list, and of its gradient in [`Gradients`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId(pub usize);
+
+/// Where a value's gradient goes. Steps keep slots, not values, of what they only pass gradients to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    /// Nowhere: a constant, or a tape that does not record.
+    None,
+    /// To the parameter's entry in [`Gradients`].
+    Param(ParamId),
+    /// To the tape's own list.
+    Inner(usize),
+}
+
+/// A value on the tape.
+#[derive(Clone, Debug)]
+pub struct Var {
+    value: Tensor,
+    slot: Slot,
+}
+
+impl Var {
+    /// A value that needs no gradient.
+    pub fn constant(value: Tensor) -> Self {
+        Var { value, slot: Slot::None }
+    }
+
+    /// A parameter; its gradient goes to entry `id` of [`Gradients`].
+    pub fn param(id: ParamId, value: Tensor) -> Self {
+        Var { value, slot: Slot::Param(id) }
+    }
+
+    /// The tensor.
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    fn needs_grad(&self) -> bool {
+        self.slot != Slot::None
+    }
+}
+
+/// Gradients of the parameters, summed over the backward passes since they were last taken.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    params: Vec<Option<Tensor>>,
+}
+
+impl Gradients {
+    /// The gradient of a parameter, if any backward pass reached it.
+    pub fn get(&self, id: ParamId) -> Option<&Tensor> {
+        self.params.get(id.0)?.as_ref()
+    }
+
+    /// Parameters that have a gradient, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (ParamId, &Tensor)> {
+        self.params.iter().enumerate().filter_map(|(i, g)| Some((ParamId(i), g.as_ref()?)))
+    }
+
+    /// Forgets all gradients; their memory goes back to the device's pool.
+    pub fn clear(&mut self) {
+        self.params.clear();
+    }
+
+    fn slot(&mut self, id: ParamId) -> &mut Option<Tensor> {
+        if self.params.len() <= id.0 {
+            self.params.resize_with(id.0 + 1, || None);
+        }
+        &mut self.params[id.0]
+    }
+}
+
+/// Gradients under way during one walk back: the tape's own values and the parameters.
+struct Flow<'g> {
+    inner: Vec<Option<Tensor>>,
+    params: &'g mut Gradients,
+}
+
+impl Flow<'_> {
+    /// Takes the gradient so far: an op's finished output gradient, or a sum to be continued.
+    fn take(&mut self, slot: Slot) -> Option<Tensor> {
+        self.entry(slot)?.take()
+    }
+
+    /// Puts a gradient in its place; dropped when nobody wants it.
+    fn put(&mut self, slot: Slot, grad: Tensor) {
+        if let Some(entry) = self.entry(slot) {
+            *entry = Some(grad);
+        }
+    }
+
+    /// Lets `f` turn the gradient so far into the gradient with one more term, if it is wanted.
+    fn update(
+        &mut self,
+        slot: Slot,
+        f: impl FnOnce(Option<Tensor>) -> Result<Tensor>,
+    ) -> Result<()> {
+        if slot != Slot::None {
+            let sum = f(self.take(slot))?;
+            self.put(slot, sum);
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, slot: Slot) -> Option<&mut Option<Tensor>> {
+        match slot {
+            Slot::None => None,
+            Slot::Param(id) => Some(self.params.slot(id)),
+            Slot::Inner(i) => Some(&mut self.inner[i]),
+        }
+    }
+
+    /// Adds a finished term.
+    fn add(&mut self, slot: Slot, term: Tensor) -> Result<()> {
+        self.update(slot, |acc| match acc {
+            None => Ok(term),
+            Some(acc) => {
+                let device = acc.device().clone();
+                device.backend().add(acc, &term)
+            }
+        })
+    }
+}
+
+type Step<'m> = Box<dyn FnOnce(&mut Flow<'_>) -> Result<()> + 'm>;
+
+/// Records ops and walks them back. `'m` is the lifetime of the model whose blocks
+/// [`Tape::checkpoint`] may run again.
+pub struct Tape<'m> {
+    device: Device,
+    recording: bool,
+    steps: Vec<Step<'m>>,
+    values: usize,
+}
+
+impl<'m> Tape<'m> {
+    /// A tape that records, for training.
+    pub fn recording(device: &Device) -> Self {
+        Tape { device: device.clone(), recording: true, steps: Vec::new(), values: 0 }
+    }
+
+    /// A tape that records nothing, for inference.
+    pub fn inference(device: &Device) -> Self {
+        Tape { recording: false, ..Tape::recording(device) }
+    }
+
+    /// Whether a backward pass can follow.
+    pub fn is_recording(&self) -> bool {
+        self.recording
+    }
+
+    /// The device that the ops run on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// A value whose gradient is wanted but that is no parameter; see [`Tape::backward_from`].
+    pub fn leaf(&mut self, value: Tensor) -> Var {
+        let slot = self.next_slot(true);
+        Var { value, slot }
+    }
+
+    /// Walks the tape back from its losses, adding to the parameters' gradients.
+    pub fn backward(self, gradients: &mut Gradients) -> Result<()> {
+        self.walk(&[], gradients).map(drop)
+    }
+
+    /// Walks the tape back from given output gradients and returns the gradients of `leaves`.
+    pub fn backward_from(
+        self,
+        seeds: &[(Var, Tensor)],
+        leaves: &[Var],
+        gradients: &mut Gradients,
+    ) -> Result<Vec<Option<Tensor>>> {
+        let mut flow = self.walk(seeds, gradients)?;
+        Ok(leaves.iter().map(|leaf| flow.take(leaf.slot)).collect())
+    }
+
+    /// Runs `block` without keeping its activations; the backward runs it once more, with a tape.
+    ///
+    /// `block` must be a pure function of `inputs` and of parameters.
+    pub fn checkpoint<F>(&mut self, inputs: &[Var], block: F) -> Result<Vec<Var>>
+    where
+        F: Fn(&mut Tape<'m>, &[Var]) -> Result<Vec<Var>> + 'm,
+    {
+        let mut quiet = Tape::inference(&self.device);
+        let outputs = block(&mut quiet, inputs)?;
+        let outputs: Vec<Var> =
+            outputs.into_iter().map(|out| self.output(out.value, true)).collect();
+        if self.recording {
+            let (inputs, device) = (inputs.to_vec(), self.device.clone());
+            let outs: Vec<Slot> = outputs.iter().map(|out| out.slot).collect();
+            self.push(move |flow| {
+                let mut tape = Tape::recording(&device);
+                let leaves: Vec<Var> =
+                    inputs.iter().map(|input| tape.leaf(input.value.clone())).collect();
+                let again = block(&mut tape, &leaves)?;
+                let seeds: Vec<(Var, Tensor)> = again
+                    .into_iter()
+                    .zip(outs)
+                    .filter_map(|(var, slot)| Some((var, flow.take(slot)?)))
+                    .collect();
+                let grads = tape.backward_from(&seeds, &leaves, flow.params)?;
+                for (input, grad) in inputs.iter().zip(grads) {
+                    if let Some(grad) = grad {
+                        flow.add(input.slot, grad)?;
+                    }
+                }
+                Ok(())
+            });
+        }
+        Ok(outputs)
+    }
+
+    fn walk<'g>(self, seeds: &[(Var, Tensor)], gradients: &'g mut Gradients) -> Result<Flow<'g>> {
+        let inner = std::iter::repeat_with(|| None).take(self.values).collect();
+        let mut flow = Flow { inner, params: gradients };
+        for (var, grad) in seeds {
+            flow.add(var.slot, grad.clone())?;
+        }
+        // Each step is dropped as soon as it ran, and with it the activations it kept.
+        for step in self.steps.into_iter().rev() {
+            step(&mut flow)?;
+        }
+        Ok(flow)
+    }
+
+    fn next_slot(&mut self, needs_grad: bool) -> Slot {
+        if !self.recording || !needs_grad {
+            return Slot::None;
+        }
+        self.values += 1;
+        Slot::Inner(self.values - 1)
+    }
+
+    /// An op's result; it takes part in the backward if any of its inputs does.
+    fn output(&mut self, value: Tensor, needs_grad: bool) -> Var {
+        let slot = self.next_slot(needs_grad);
+        Var { value, slot }
+    }
+
+    fn push(&mut self, step: impl FnOnce(&mut Flow<'_>) -> Result<()> + 'm) {
+        if self.recording {
+            self.steps.push(Box::new(step));
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! The ops as the models see them: check, run, record.
+
+use super::{Slot, Tape, Var};
+use crate::{
+    Acp, Activation, AttentionInputs, AttentionSpec, DType, Error, GatedNormInputs, HeadInputs,
+    HeadSpec, IGNORE_LABEL, LogitBound, Result, Tensor,
+};
+
+impl<'m> Tape<'m> {
+    /// `x[R, K] w[N, K]^T + bias[N]`.
+    pub fn linear(&mut self, x: &Var, w: &Var, bias: Option<&Var>) -> Result<Var> {
+        const OP: &str = "linear";
+        self.check_matrix(OP, "x", x.value())?;
+        self.check_matrix(OP, "weight", w.value())?;
+        let (rows, inner, width) = (x.value().rows(), x.value().cols(), w.value().rows());
+        w.value().expect_shape(OP, "weight", &[width, inner])?;
+        if let Some(bias) = bias {
+            self.check(OP, "bias", bias.value(), &[width])?;
+        }
+        let y = self.device.backend().linear_fwd(x.value(), w.value(), bias.map(Var::value))?;
+        debug_assert_eq!(y.dims(), [rows, width]);
+        let out = self.output(y, x.needs_grad() || w.needs_grad());
+        let (x_slot, w_slot, b_slot, out_slot) =
+            (x.slot, w.slot, bias.map_or(Slot::None, |b| b.slot), out.slot);
+        let (device, x, w) = (self.device.clone(), x.value.clone(), w.value.clone());
+        self.push(move |flow| {
+            let Some(dy) = flow.take(out_slot) else { return Ok(()) };
+            let backend = device.backend();
+            flow.update(x_slot, |acc| backend.linear_bwd_input(&dy, &w, acc))?;
+            flow.update(w_slot, |acc| backend.linear_bwd_weight(&dy, &x, acc))?;
+            flow.update(b_slot, |acc| backend.linear_bwd_bias(&dy, acc))
+        });
+        Ok(out)
+    }
+
+    /// Rows of `table[V, C]` for `ids[R]`; the row `pad`, if given, gets no gradient.
+    pub fn embedding(&mut self, table: &Var, ids: &Tensor, pad: Option<usize>) -> Result<Var> {
+        const OP: &str = "embedding";
+        self.check_matrix(OP, "table", table.value())?;
+        self.check_ids(OP, "ids", ids, table.value().rows(), None)?;
+        let y = self.device.backend().embedding_fwd(table.value(), ids)?;
+        let out = self.output(y, table.needs_grad());
+        let (slot, out_slot, vocab) = (table.slot, out.slot, table.value().rows());
+        let (device, ids) = (self.device.clone(), ids.clone());
+        self.push(move |flow| {
+            let Some(dy) = flow.take(out_slot) else { return Ok(()) };
+            flow.update(slot, |acc| device.backend().embedding_bwd(&dy, &ids, vocab, pad, acc))
+        });
+        Ok(out)
+    }
+
+    /// `h' = h + delta` and its RMS norm: `(h', y)`, both `[R, C]`, for weights `w[C]`.
+    pub fn add_rms_norm(
+        &mut self,
+        h: &Var,
+        delta: Option<&Var>,
+        w: &Var,
+        eps: f32,
+    ) -> Result<(Var, Var)> {
+        const OP: &str = "add_rms_norm";
+        self.check_matrix(OP, "h", h.value())?;
+        self.check(OP, "weight", w.value(), &[h.value().cols()])?;
+        if let Some(delta) = delta {
+            self.check(OP, "delta", delta.value(), h.value().dims())?;
+        }
+        let (sum, y, rstd) = self.device.backend().add_rms_norm_fwd(
+            h.value(),
+            delta.map(Var::value),
+            w.value(),
+            eps,
+        )?;
+        let needs_grad =
+            h.needs_grad() || w.needs_grad() || delta.is_some_and(|delta| delta.needs_grad());
+        let (sum, y) = (self.output(sum, needs_grad), self.output(y, needs_grad));
+        let (h_slot, d_slot, w_slot) =
+            (h.slot, delta.map_or(Slot::None, |delta| delta.slot), w.slot);
+        let (sum_slot, y_slot) = (sum.slot, y.slot);
+        let (device, h, w) = (self.device.clone(), sum.value.clone(), w.value.clone());
+        self.push(move |flow| {
+            let dh_out = flow.take(sum_slot);
+            let Some(dy) = flow.take(y_slot) else {
+                let Some(dh) = dh_out else { return Ok(()) };
+                flow.add(d_slot, dh.clone())?;
+                return flow.add(h_slot, dh);
+            };
+            let acc = flow.take(w_slot);
+            let (dh, dw) = device.backend().add_rms_norm_bwd(&dy, dh_out, &h, &w, &rstd, acc)?;
+            flow.put(w_slot, dw);
+            flow.add(d_slot, dh.clone())?;
+            flow.add(h_slot, dh)
+        });
+        Ok((sum, y))
+    }
+
+    /// Token shift, per-head RMS norm and RoPE of a projection `u[R, H * d]`, in this order, each
+    /// optional. `shift[R, H]` are logits; `prev[segments, H * d]` is the raw row before each
+    /// segment (no gradient); `norm` is `[H * d]` or `[d]`.
+    pub fn prepare_heads(
+        &mut self,
+        u: &Var,
+        shift: Option<&Var>,
+        prev: Option<&Tensor>,
+        norm: Option<&Var>,
+        spec: &HeadSpec,
+    ) -> Result<Var> {
+        const OP: &str = "prepare_heads";
+        let (rows, width) = (u.value().rows(), spec.heads * spec.head_dim);
+        self.check(OP, "u", u.value(), &[rows, width])?;
+        if let Some(shift) = shift {
+            self.check(OP, "shift", shift.value(), &[rows, spec.heads])?;
+        }
+        if let Some(prev) = prev {
+            self.check(OP, "prev", prev, &[spec.segments.len(), width])?;
+        }
+        if let Some(norm) = norm
+            && norm.value().dims() != [spec.head_dim]
+        {
+            self.check(OP, "norm", norm.value(), &[width])?;
+        }
+        if spec.rope.is_some() && spec.head_dim % 2 != 0 {
+            return Err(Error::argument(
+                OP,
+                format!("RoPE needs an even head dim, not {}", spec.head_dim),
+            ));
+        }
+        spec.segments.check(OP, rows, usize::MAX)?;
+        let inputs = HeadInputs {
+            u: u.value(),
+            shift: shift.map(Var::value),
+            prev,
+            norm: norm.map(Var::value),
+        };
+        let y = self.device.backend().prepare_heads_fwd(&inputs, spec)?;
+        let out = self.output(y, u.needs_grad());
+        let (u_slot, s_slot, n_slot) = (u.slot, slot_of(shift), slot_of(norm));
+        let (out_slot, device, spec) = (out.slot, self.device.clone(), spec.clone());
+        let (u, shift, prev, norm) =
+            (u.value.clone(), value_of(shift), prev.cloned(), value_of(norm));
+        self.push(move |flow| {
+            let Some(dy) = flow.take(out_slot) else { return Ok(()) };
+            let inputs = HeadInputs {
+                u: &u,
+                shift: shift.as_ref(),
+                prev: prev.as_ref(),
+                norm: norm.as_ref(),
+            };
+            let grads = device.backend().prepare_heads_bwd(&dy, &inputs, &spec)?;
+            flow.add(u_slot, grads.du)?;
+            if let Some(d) = grads.dshift {
+                flow.add(s_slot, d)?;
+            }
+            if let Some(d) = grads.dnorm {
+                flow.add(n_slot, d)?;
+            }
+            Ok(())
+        });
+        Ok(out)
+    }
+
+    /// Log forget gates `logsigmoid(z[R, H] + bias[H])`; without `z`, the bias alone for `rows` rows.
+    pub fn log_gate(&mut self, z: Option<&Var>, bias: Option<&Var>, rows: usize) -> Result<Var> {
+        const OP: &str = "log_gate";
+        let heads = match (z, bias) {
+            (Some(z), _) => z.value().cols(),
+            (None, Some(bias)) => bias.value().len(),
+            (None, None) => return Err(Error::argument(OP, "neither logits nor a bias")),
+        };
+        if let Some(z) = z {
+            self.check(OP, "z", z.value(), &[rows, heads])?;
+        }
+        if let Some(bias) = bias {
+            self.check(OP, "bias", bias.value(), &[heads])?;
+        }
+        let y =
+            self.device.backend().log_gate_fwd(z.map(Var::value), bias.map(Var::value), rows)?;
+        let needs_grad = z.is_some_and(Var::needs_grad) || bias.is_some_and(Var::needs_grad);
+        let out = self.output(y, needs_grad);
+        let (z_slot, b_slot, out_slot) = (slot_of(z), slot_of(bias), out.slot);
+        let (device, z, bias) = (self.device.clone(), value_of(z), value_of(bias));
+        self.push(move |flow| {
+            let Some(dy) = flow.take(out_slot) else { return Ok(()) };
+            let backend = device.backend();
+            let dz = backend.log_gate_bwd(&dy, z.as_ref(), bias.as_ref())?;
+            flow.update(b_slot, |acc| backend.linear_bwd_bias(&dz, acc))?;
+            flow.add(z_slot, dz)
+        });
+        Ok(out)
+    }
+
+    /// Forgetting attention: the output `[R_q, H * d]`, and blocks visited and in all, `[H, 2]`.
+    pub fn attention(
+        &mut self,
+        q: &Var,
+        k: &Var,
+        v: &Var,
+        log_gates: Option<&Var>,
+        spec: &AttentionSpec,
+    ) -> Result<(Var, Tensor)> {
+        self.check_attention(q.value(), k.value(), v.value(), log_gates.map(Var::value), spec)?;
+        let inputs = AttentionInputs {
+            q: q.value(),
+            k: k.value(),
+            v: v.value(),
+            log_gates: log_gates.map(Var::value),
+        };
+        let result = self.device.backend().attention_fwd(&inputs, spec)?;
+        let needs_grad = q.needs_grad() || k.needs_grad() || v.needs_grad();
+        let out = self.output(result.o, needs_grad);
+        let slots = (q.slot, k.slot, v.slot, slot_of(log_gates));
+        let (out_slot, device, spec) = (out.slot, self.device.clone(), spec.clone());
+        let (q, k, v, gates) =
+            (q.value.clone(), k.value.clone(), v.value.clone(), value_of(log_gates));
+        let (o, lse) = (out.value.clone(), result.lse);
+        self.push(move |flow| {
+            let Some(d_out) = flow.take(out_slot) else { return Ok(()) };
+            let inputs = AttentionInputs { q: &q, k: &k, v: &v, log_gates: gates.as_ref() };
+            let grads = device.backend().attention_bwd(&d_out, &inputs, &o, &lse, &spec)?;
+            flow.add(slots.0, grads.dq)?;
+            flow.add(slots.1, grads.dk)?;
+            flow.add(slots.2, grads.dv)?;
+            match grads.dlog_gates {
+                Some(d) => flow.add(slots.3, d),
+                None => Ok(()),
+            }
+        });
+        Ok((out, result.blocks))
+    }
+
+    /// `rms_groups(x[R, C]; norm[C]) * act(gate[R, C])`, either part optional.
+    pub fn gated_norm(
+        &mut self,
+        x: &Var,
+        norm: Option<&Var>,
+        gate: Option<&Var>,
+        groups: usize,
+        eps: f32,
+        act: Activation,
+    ) -> Result<Var> {
+        const OP: &str = "gated_norm";
+        self.check_matrix(OP, "x", x.value())?;
+        let width = x.value().cols();
+        if groups == 0 || width % groups != 0 {
+            return Err(Error::argument(
+                OP,
+                format!("{groups} groups do not divide width {width}"),
+            ));
+        }
+        if let Some(norm) = norm {
+            self.check(OP, "norm", norm.value(), &[width])?;
+        }
+        if let Some(gate) = gate {
+            self.check(OP, "gate", gate.value(), x.value().dims())?;
+        }
+        let inputs = GatedNormInputs {
+            x: x.value(),
+            norm: norm.map(Var::value),
+            gate: gate.map(Var::value),
+            groups,
+            eps,
+            act,
+        };
+        let y = self.device.backend().gated_norm_fwd(&inputs)?;
+        let out = self.output(y, x.needs_grad());
+        let (x_slot, n_slot, g_slot, out_slot) = (x.slot, slot_of(norm), slot_of(gate), out.slot);
+        let (device, x, norm, gate) =
+            (self.device.clone(), x.value.clone(), value_of(norm), value_of(gate));
+        self.push(move |flow| {
+            let Some(dy) = flow.take(out_slot) else { return Ok(()) };
+            let (norm, gate) = (norm.as_ref(), gate.as_ref());
+            let inputs = GatedNormInputs { x: &x, norm, gate, groups, eps, act };
+            let grads = device.backend().gated_norm_bwd(&dy, &inputs)?;
+            flow.add(x_slot, grads.du)?;
+            if let Some(d) = grads.dshift {
+                flow.add(g_slot, d)?;
+            }
+            if let Some(d) = grads.dnorm {
+                flow.add(n_slot, d)?;
+            }
+            Ok(())
+        });
+        Ok(out)
+    }
+
+    /// Gated linear unit: `act(g) * u` for `x = [g | u]`, `[R, 2 I]` to `[R, I]`.
+    pub fn glu(&mut self, x: &Var, act: Activation) -> Result<Var> {
+        const OP: &str = "glu";
+        self.check_matrix(OP, "x", x.value())?;
+        if !x.value().cols().is_multiple_of(2) {
+            return Err(Error::argument(OP, format!("width {} is odd", x.value().cols())));
+        }
+        let y = self.device.backend().glu_fwd(x.value(), act)?;
+        let out = self.output(y, x.needs_grad());
+        let (x_slot, out_slot) = (x.slot, out.slot);
+        let (device, x) = (self.device.clone(), x.value.clone());
+        self.push(move |flow| {
+            let Some(dy) = flow.take(out_slot) else { return Ok(()) };
+            flow.add(x_slot, device.backend().glu_bwd(&dy, &x, act)?)
+        });
+        Ok(out)
+    }
+
+    /// The loss of every row `[R]` of `softmax(x[R, C] w[V, C]^T)` against `labels[R]`.
+    ///
+    /// The objective that [`Tape::backward`] starts from is `sum_r weights[r] * loss[r]`; a mean is
+    /// made by weights of `1 / R`.
+    pub fn linear_cross_entropy(
+        &mut self,
+        x: &Var,
+        w: &Var,
+        labels: &Tensor,
+        weights: &Tensor,
+    ) -> Result<Tensor> {
+        const OP: &str = "linear_cross_entropy";
+        self.check_matrix(OP, "x", x.value())?;
+        self.check_matrix(OP, "weight", w.value())?;
+        let (rows, width, vocab) = (x.value().rows(), x.value().cols(), w.value().rows());
+        w.value().expect_shape(OP, "weight", &[vocab, width])?;
+        self.check_ids(OP, "labels", labels, vocab, Some(IGNORE_LABEL))?;
+        labels.expect_shape(OP, "labels", &[rows])?;
+        self.check(OP, "weights", weights, &[rows])?;
+        let weights = self.recording.then_some(weights);
+        let result =
+            self.device.backend().linear_cross_entropy(x.value(), w.value(), labels, weights)?;
+        let (x_slot, w_slot) = (x.slot, w.slot);
+        if let Some((dx, dw)) = result.grads {
+            self.push(move |flow| {
+                flow.add(x_slot, dx)?;
+                flow.add(w_slot, dw)
+            });
+        }
+        Ok(result.loss)
+    }
+
+    fn check_attention(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        log_gates: Option<&Tensor>,
+        spec: &AttentionSpec,
+    ) -> Result<()> {
+        const OP: &str = "attention";
+        let d = spec.head_dim;
+        if d == 0 || d > 256 || !d.is_multiple_of(8) {
+            return Err(Error::argument(OP, format!("head dim {d} is no multiple of 8 up to 256")));
+        }
+        if spec.heads == 0 || spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
+            return Err(Error::argument(
+                OP,
+                format!("{} query heads do not share {} key heads", spec.heads, spec.kv_heads),
+            ));
+        }
+        if spec.window == Some(0) {
+            return Err(Error::argument(OP, "a window of 0 keys; use 1 or more"));
+        }
+        self.check(OP, "q", q, &[q.rows(), spec.heads * d])?;
+        self.check(OP, "k", k, &[k.rows(), spec.kv_heads * d])?;
+        self.check(OP, "v", v, &[k.rows(), spec.kv_heads * d])?;
+        if let Some(gates) = log_gates {
+            self.check(OP, "log_gates", gates, &[k.rows(), spec.heads])?;
+        }
+        if let Acp::On { bound: LogitBound::QkNorm { q, k }, .. } = &spec.acp {
+            if q.dims() != [d] {
+                self.check(OP, "q_norm weights", q, &[spec.heads * d])?;
+            }
+            if k.dims() != [d] {
+                self.check(OP, "k_norm weights", k, &[spec.kv_heads * d])?;
+            }
+        }
+        spec.segments.check(OP, q.rows(), k.rows())
+    }
+
+    fn check(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        x: &Tensor,
+        dims: &[usize],
+    ) -> Result<()> {
+        x.expect_device(op, what, &self.device)?;
+        x.expect_shape(op, what, dims)
+    }
+
+    fn check_matrix(&self, op: &'static str, what: &'static str, x: &Tensor) -> Result<()> {
+        x.expect_device(op, what, &self.device)?;
+        if x.shape().rank() != 2 {
+            return Err(Error::Shape {
+                op,
+                what,
+                got: x.shape(),
+                expected: "two dimensions".into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Token ids index memory, so every one is looked at before an op trusts it.
+    fn check_ids(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        ids: &Tensor,
+        vocab: usize,
+        ignore: Option<i32>,
+    ) -> Result<()> {
+        ids.expect_device(op, what, &self.device)?;
+        ids.expect_type(op, what, DType::I32)?;
+        if let Some(bad) = self.device.backend().id_out_of_range(ids, vocab, ignore)? {
+            return Err(Error::argument(
+                op,
+                format!("{what} hold {bad}, but the vocabulary has {vocab} entries"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn slot_of(var: Option<&Var>) -> Slot {
+    var.map_or(Slot::None, |var| var.slot)
+}
+
+fn value_of(var: Option<&Var>) -> Option<Tensor> {
+    var.map(|var| var.value.clone())
+}

@@ -1,0 +1,194 @@
+//! The tensor: a shape, an element type and storage on a device.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{DType, Device, Error, Result, Shape, Storage};
+
+/// A contiguous, row-major array on a [`Device`].
+///
+/// Cloning is cheap and shares the storage. Storage is never written while it is shared: ops that
+/// update in place take the tensor by value or by `&mut` and copy first if someone else holds it.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Arc<dyn Storage>,
+    shape: Shape,
+    dtype: DType,
+    device: Device,
+}
+
+impl Tensor {
+    /// Wraps storage that a backend made. `storage` must hold `shape.len()` elements of `dtype`.
+    pub fn from_storage(
+        storage: Arc<dyn Storage>,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        device: Device,
+    ) -> Self {
+        Tensor { storage, shape: shape.into(), dtype, device }
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The extents as a slice.
+    pub fn dims(&self) -> &[usize] {
+        self.shape.dims()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Extent of the first dimension; 1 for a scalar.
+    pub fn rows(&self) -> usize {
+        self.dims().first().copied().unwrap_or(1)
+    }
+
+    /// Elements per row: the product of all extents but the first.
+    pub fn cols(&self) -> usize {
+        self.dims().iter().skip(1).product()
+    }
+
+    /// The same elements under another shape.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.len() != self.len() {
+            return Err(Error::Shape {
+                op: "reshape",
+                what: "input",
+                got: self.shape,
+                expected: format!("as many elements as {shape}"),
+            });
+        }
+        Ok(Tensor { shape, ..self.clone() })
+    }
+
+    /// The backend's storage, as its own type. `None` when it belongs to another backend.
+    pub fn storage<S: Any>(&self) -> Option<&S> {
+        self.storage.as_any().downcast_ref()
+    }
+
+    /// The backend's storage for writing. `None` when it is shared or belongs to another backend.
+    pub fn storage_mut<S: Any>(&mut self) -> Option<&mut S> {
+        Arc::get_mut(&mut self.storage)?.as_any_mut().downcast_mut()
+    }
+
+    /// Whether another tensor shares this storage.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.storage) > 1
+    }
+
+    /// The elements as f32, on the host.
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        self.expect_real("to_f32")?;
+        let mut out = vec![0.0; self.len()];
+        self.device.backend().download(self, &mut out)?;
+        Ok(out)
+    }
+
+    /// The elements as f64, on the host: exact for the oracle, widened elsewhere.
+    pub fn to_f64(&self) -> Result<Vec<f64>> {
+        self.expect_real("to_f64")?;
+        self.device.backend().download_f64(self)
+    }
+
+    /// The elements of an integer tensor, on the host.
+    pub fn to_i32(&self) -> Result<Vec<i32>> {
+        self.expect_type("to_i32", "input", DType::I32)?;
+        self.device.backend().download_i32(self)
+    }
+
+    /// Rows `start .. start + count` as a new tensor.
+    pub fn slice_rows(&self, start: usize, count: usize) -> Result<Tensor> {
+        if start + count > self.rows() {
+            return Err(Error::argument(
+                "slice_rows",
+                format!("rows {start}..{} of a tensor of shape {}", start + count, self.shape),
+            ));
+        }
+        let mut dims = self.dims().to_vec();
+        dims[0] = count;
+        let mut out = self.device.uninit(&dims[..], self.dtype)?;
+        self.device.backend().copy_rows(self, start, &mut out, 0, count)?;
+        Ok(out)
+    }
+
+    fn expect_real(&self, op: &'static str) -> Result<()> {
+        if self.dtype == DType::I32 {
+            return Err(Error::Type { op, what: "input", got: self.dtype, expected: DType::F32 });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn expect_type(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        expected: DType,
+    ) -> Result<()> {
+        if self.dtype != expected {
+            return Err(Error::Type { op, what, got: self.dtype, expected });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn expect_shape(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        expected: &[usize],
+    ) -> Result<()> {
+        if self.dims() != expected {
+            return Err(Error::Shape {
+                op,
+                what,
+                got: self.shape,
+                expected: format!("{expected:?}"),
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn expect_device(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        device: &Device,
+    ) -> Result<()> {
+        if !self.device.same(device) {
+            return Err(Error::DeviceMismatch {
+                op,
+                what,
+                got: self.device.to_string(),
+                expected: device.to_string(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({} {} on {})", self.dtype, self.shape, self.device)
+    }
+}
