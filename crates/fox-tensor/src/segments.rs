@@ -42,6 +42,10 @@ impl Segments {
     pub fn new(segments: Vec<Segment>) -> Result<Self> {
         let (mut q_end, mut k_end) = (0, 0);
         for (i, s) in segments.iter().enumerate() {
+            let ends = (s.q_start.checked_add(s.q_len), s.k_start.checked_add(s.k_len));
+            let (Some(q_stop), Some(k_stop)) = ends else {
+                return Err(Error::argument("segments", format!("segment {i} is too long: {s:?}")));
+            };
             if s.q_start < q_end || s.k_start < k_end || s.q_len > s.k_len {
                 return Err(Error::argument(
                     "segments",
@@ -50,8 +54,7 @@ impl Segments {
                     ),
                 ));
             }
-            q_end = s.q_start + s.q_len;
-            k_end = s.k_start + s.k_len;
+            (q_end, k_end) = (q_stop, k_stop);
         }
         Ok(Segments(segments.into()))
     }

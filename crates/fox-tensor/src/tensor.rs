@@ -100,7 +100,7 @@ impl Tensor {
 
     /// The elements as f32, on the host.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
-        self.expect_real("to_f32")?;
+        self.expect_real("to_f32", "input")?;
         let mut out = vec![0.0; self.len()];
         self.device.backend().download(self, &mut out)?;
         Ok(out)
@@ -108,7 +108,7 @@ impl Tensor {
 
     /// The elements as f64, on the host: exact for the oracle, widened elsewhere.
     pub fn to_f64(&self) -> Result<Vec<f64>> {
-        self.expect_real("to_f64")?;
+        self.expect_real("to_f64", "input")?;
         self.device.backend().download_f64(self)
     }
 
@@ -120,10 +120,10 @@ impl Tensor {
 
     /// Rows `start .. start + count` as a new tensor.
     pub fn slice_rows(&self, start: usize, count: usize) -> Result<Tensor> {
-        if start + count > self.rows() {
+        if self.shape.rank() == 0 || start > self.rows() || count > self.rows() - start {
             return Err(Error::argument(
                 "slice_rows",
-                format!("rows {start}..{} of a tensor of shape {}", start + count, self.shape),
+                format!("{count} rows from {start} of a tensor of shape {}", self.shape),
             ));
         }
         let mut dims = self.dims().to_vec();
@@ -133,9 +133,9 @@ impl Tensor {
         Ok(out)
     }
 
-    fn expect_real(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn expect_real(&self, op: &'static str, what: &'static str) -> Result<()> {
         if self.dtype == DType::I32 {
-            return Err(Error::Type { op, what: "input", got: self.dtype, expected: DType::F32 });
+            return Err(Error::Type { op, what, got: self.dtype, expected: DType::F32 });
         }
         Ok(())
     }

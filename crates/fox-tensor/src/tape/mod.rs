@@ -235,6 +235,8 @@ impl<'m> Tape<'m> {
         let inner = std::iter::repeat_with(|| None).take(self.values).collect();
         let mut flow = Flow { inner, params: gradients };
         for (var, grad) in seeds {
+            grad.expect_device("backward", "seed", &self.device)?;
+            grad.expect_shape("backward", "seed", var.value.dims())?;
             flow.add(var.slot, grad.clone())?;
         }
         // Each step is dropped as soon as it ran, and with it the activations it kept.

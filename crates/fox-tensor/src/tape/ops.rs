@@ -19,9 +19,9 @@ impl<'m> Tape<'m> {
         }
         let y = self.device.backend().linear_fwd(x.value(), w.value(), bias.map(Var::value))?;
         debug_assert_eq!(y.dims(), [rows, width]);
-        let out = self.output(y, x.needs_grad() || w.needs_grad());
-        let (x_slot, w_slot, b_slot, out_slot) =
-            (x.slot, w.slot, bias.map_or(Slot::None, |b| b.slot), out.slot);
+        let needs_grad = x.needs_grad() || w.needs_grad() || wants(bias);
+        let out = self.output(y, needs_grad);
+        let (x_slot, w_slot, b_slot, out_slot) = (x.slot, w.slot, slot_of(bias), out.slot);
         let (device, x, w) = (self.device.clone(), x.value.clone(), w.value.clone());
         self.push(move |flow| {
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
@@ -69,11 +69,9 @@ impl<'m> Tape<'m> {
             w.value(),
             eps,
         )?;
-        let needs_grad =
-            h.needs_grad() || w.needs_grad() || delta.is_some_and(|delta| delta.needs_grad());
+        let needs_grad = h.needs_grad() || w.needs_grad() || wants(delta);
         let (sum, y) = (self.output(sum, needs_grad), self.output(y, needs_grad));
-        let (h_slot, d_slot, w_slot) =
-            (h.slot, delta.map_or(Slot::None, |delta| delta.slot), w.slot);
+        let (h_slot, d_slot, w_slot) = (h.slot, slot_of(delta), w.slot);
         let (sum_slot, y_slot) = (sum.slot, y.slot);
         let (device, h, w) = (self.device.clone(), sum.value.clone(), w.value.clone());
         self.push(move |flow| {
@@ -117,7 +115,7 @@ impl<'m> Tape<'m> {
         {
             self.check(OP, "norm", norm.value(), &[width])?;
         }
-        if spec.rope.is_some() && spec.head_dim % 2 != 0 {
+        if spec.rope.is_some() && !spec.head_dim.is_multiple_of(2) {
             return Err(Error::argument(
                 OP,
                 format!("RoPE needs an even head dim, not {}", spec.head_dim),
@@ -131,7 +129,8 @@ impl<'m> Tape<'m> {
             norm: norm.map(Var::value),
         };
         let y = self.device.backend().prepare_heads_fwd(&inputs, spec)?;
-        let out = self.output(y, u.needs_grad());
+        let needs_grad = u.needs_grad() || wants(shift) || wants(norm);
+        let out = self.output(y, needs_grad);
         let (u_slot, s_slot, n_slot) = (u.slot, slot_of(shift), slot_of(norm));
         let (out_slot, device, spec) = (out.slot, self.device.clone(), spec.clone());
         let (u, shift, prev, norm) =
@@ -173,7 +172,7 @@ impl<'m> Tape<'m> {
         }
         let y =
             self.device.backend().log_gate_fwd(z.map(Var::value), bias.map(Var::value), rows)?;
-        let needs_grad = z.is_some_and(Var::needs_grad) || bias.is_some_and(Var::needs_grad);
+        let needs_grad = wants(z) || wants(bias);
         let out = self.output(y, needs_grad);
         let (z_slot, b_slot, out_slot) = (slot_of(z), slot_of(bias), out.slot);
         let (device, z, bias) = (self.device.clone(), value_of(z), value_of(bias));
@@ -204,7 +203,7 @@ impl<'m> Tape<'m> {
             log_gates: log_gates.map(Var::value),
         };
         let result = self.device.backend().attention_fwd(&inputs, spec)?;
-        let needs_grad = q.needs_grad() || k.needs_grad() || v.needs_grad();
+        let needs_grad = q.needs_grad() || k.needs_grad() || v.needs_grad() || wants(log_gates);
         let out = self.output(result.o, needs_grad);
         let slots = (q.slot, k.slot, v.slot, slot_of(log_gates));
         let (out_slot, device, spec) = (out.slot, self.device.clone(), spec.clone());
@@ -239,7 +238,7 @@ impl<'m> Tape<'m> {
         const OP: &str = "gated_norm";
         self.check_matrix(OP, "x", x.value())?;
         let width = x.value().cols();
-        if groups == 0 || width % groups != 0 {
+        if groups == 0 || !width.is_multiple_of(groups) {
             return Err(Error::argument(
                 OP,
                 format!("{groups} groups do not divide width {width}"),
@@ -260,7 +259,8 @@ impl<'m> Tape<'m> {
             act,
         };
         let y = self.device.backend().gated_norm_fwd(&inputs)?;
-        let out = self.output(y, x.needs_grad());
+        let needs_grad = x.needs_grad() || wants(norm) || wants(gate);
+        let out = self.output(y, needs_grad);
         let (x_slot, n_slot, g_slot, out_slot) = (x.slot, slot_of(norm), slot_of(gate), out.slot);
         let (device, x, norm, gate) =
             (self.device.clone(), x.value.clone(), value_of(norm), value_of(gate));
@@ -359,6 +359,15 @@ impl<'m> Tape<'m> {
         if let Some(gates) = log_gates {
             self.check(OP, "log_gates", gates, &[k.rows(), spec.heads])?;
         }
+        // A tolerance above 1 would prune where nothing is forgotten; NaN would compare as false.
+        if let Acp::On { log_tolerance, .. } = spec.acp
+            && (log_tolerance.is_nan() || log_tolerance > 0.0)
+        {
+            return Err(Error::argument(
+                OP,
+                format!("log_tolerance is {log_tolerance}, but must be at most 0"),
+            ));
+        }
         if let Acp::On { bound: LogitBound::QkNorm { q, k }, .. } = &spec.acp {
             if q.dims() != [d] {
                 self.check(OP, "q_norm weights", q, &[spec.heads * d])?;
@@ -378,11 +387,13 @@ impl<'m> Tape<'m> {
         dims: &[usize],
     ) -> Result<()> {
         x.expect_device(op, what, &self.device)?;
+        x.expect_real(op, what)?;
         x.expect_shape(op, what, dims)
     }
 
     fn check_matrix(&self, op: &'static str, what: &'static str, x: &Tensor) -> Result<()> {
         x.expect_device(op, what, &self.device)?;
+        x.expect_real(op, what)?;
         if x.shape().rank() != 2 {
             return Err(Error::Shape {
                 op,
@@ -417,6 +428,10 @@ impl<'m> Tape<'m> {
 
 fn slot_of(var: Option<&Var>) -> Slot {
     var.map_or(Slot::None, |var| var.slot)
+}
+
+fn wants(var: Option<&Var>) -> bool {
+    var.is_some_and(Var::needs_grad)
 }
 
 fn value_of(var: Option<&Var>) -> Option<Tensor> {
