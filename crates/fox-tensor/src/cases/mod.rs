@@ -1,1 +1,273 @@
-//! The list of op cases.
+//! One list of op cases for every backend.
+//!
+//! A [`Case`] holds inputs and a function that runs an op through the tape. [`run`] gives every
+//! output, and the gradient of every differentiable input for fixed random output gradients, as
+//! plain f64 vectors; [`compare`] gives the distance of two results. A backend is right when
+//! `compare(run(case, it), run(case, naive))` is small for [`all`] cases.
+
+mod attention;
+mod composed;
+mod dense;
+mod heads;
+mod pointwise;
+mod rng;
+mod update;
+
+pub use attention::{AttentionCase, Gates, Pruning, random_attention};
+pub use rng::{Rng, round};
+
+use crate::{Device, Error, Gradients, Result, Tape, Tensor, Var};
+
+/// Values of an input.
+#[derive(Clone, Debug)]
+pub enum Data {
+    /// Real numbers, each exactly an f32.
+    Real(Vec<f64>),
+    /// Token ids or labels.
+    Int(Vec<i32>),
+}
+
+/// A named operand of a case.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// What the build function asks for.
+    pub name: &'static str,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// Values, row-major.
+    pub data: Data,
+    /// Whether [`run`] gives its gradient.
+    pub grad: bool,
+}
+
+/// What a build function hands back.
+pub enum Output {
+    /// A value of the tape; it gets a random gradient.
+    Var(&'static str, Var),
+    /// Losses of a `linear_cross_entropy`, whose gradient starts by itself, and their weights.
+    Loss(&'static str, Tensor, Tensor),
+    /// Something to compare that has no gradient.
+    Plain(&'static str, Vec<f64>),
+}
+
+type Build = Box<dyn Fn(&mut Tape<'static>, &Args<'_>) -> Result<Vec<Output>> + Send + Sync>;
+
+/// One op, or a few, on given inputs.
+pub struct Case {
+    /// Unique, e.g. `attention/gqa+window/113x203/d40`.
+    pub name: String,
+    /// Seed of the output gradients.
+    pub seed: u64,
+    /// The operands. A test may change their values, not their shapes.
+    pub inputs: Vec<Input>,
+    build: Build,
+}
+
+/// The inputs of a case on the device.
+pub struct Args<'a> {
+    case: &'a Case,
+    vars: Vec<Var>,
+}
+
+impl Args<'_> {
+    /// The operand of this name, if the case has it.
+    pub fn get(&self, name: &str) -> Option<&Var> {
+        let index = self.case.inputs.iter().position(|input| input.name == name)?;
+        self.vars.get(index)
+    }
+
+    /// The operand of this name.
+    pub fn var(&self, name: &str) -> Result<&Var> {
+        self.get(name)
+            .ok_or_else(|| Error::argument("case", format!("{} has no {name}", self.case.name)))
+    }
+
+    /// The tensor of the operand of this name.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor> {
+        self.var(name).map(Var::value)
+    }
+}
+
+impl Case {
+    /// A case without inputs yet.
+    pub fn new(
+        name: impl Into<String>,
+        build: impl Fn(&mut Tape<'static>, &Args<'_>) -> Result<Vec<Output>> + Send + Sync + 'static,
+    ) -> Self {
+        let name = name.into();
+        // Every case draws from a stream of its own: adding one does not change the others.
+        let seed = name.bytes().fold(0, |h, b| Rng::new(h ^ u64::from(b)).bits());
+        Case { name, seed, inputs: Vec::new(), build: Box::new(build) }
+    }
+
+    /// Adds an operand whose gradient is compared too.
+    pub fn real(self, name: &'static str, shape: &[usize], data: Vec<f64>) -> Self {
+        self.with(name, shape, Data::Real(data), true)
+    }
+
+    /// Adds a differentiable operand of standard normal values.
+    pub fn normal(self, name: &'static str, shape: &[usize]) -> Self {
+        let data = self.stream(name).normals(shape.iter().product());
+        self.real(name, shape, data)
+    }
+
+    /// Adds a real operand without gradient.
+    pub fn constant(self, name: &'static str, shape: &[usize], data: Vec<f64>) -> Self {
+        self.with(name, shape, Data::Real(data), false)
+    }
+
+    /// Adds an operand of integers.
+    pub fn int(self, name: &'static str, shape: &[usize], data: Vec<i32>) -> Self {
+        self.with(name, shape, Data::Int(data), false)
+    }
+
+    /// Random numbers that depend on the names of the case and of the operand.
+    fn stream(&self, name: &str) -> Rng {
+        Rng::new(name.bytes().fold(self.seed, |h, b| Rng::new(h ^ u64::from(b)).bits()))
+    }
+
+    fn with(mut self, name: &'static str, shape: &[usize], data: Data, grad: bool) -> Self {
+        self.inputs.push(Input { name, shape: shape.to_vec(), data, grad });
+        self
+    }
+}
+
+/// Everything that one case gives on one device.
+#[derive(Clone, Debug, Default)]
+pub struct CaseResult {
+    /// Outputs by name.
+    pub outputs: Vec<(String, Vec<f64>)>,
+    /// Gradients of [`CaseResult::objective`] by input; zeros where nothing flowed back.
+    pub gradients: Vec<(String, Vec<f64>)>,
+    /// Sum of all outputs times their gradients: what [`CaseResult::gradients`] are gradients of.
+    pub objective: f64,
+}
+
+/// Runs a case forward and backward.
+pub fn run(case: &Case, device: &Device) -> Result<CaseResult> {
+    let mut tape = Tape::recording(device);
+    let args = Args { case, vars: upload(case, device, &mut tape)? };
+    let (mut result, seeds) = outputs(case, device, &mut tape, &args)?;
+    let wanted = || case.inputs.iter().zip(&args.vars).filter(|(input, _)| input.grad);
+    let leaves: Vec<Var> = wanted().map(|(_, var)| var.clone()).collect();
+    let gradients = tape.backward_from(&seeds, &leaves, &mut Gradients::default())?;
+    for ((input, var), gradient) in wanted().zip(gradients) {
+        let values = match gradient {
+            Some(gradient) => {
+                gradient.expect_shape("case", "gradient", var.value().dims())?;
+                gradient.to_f64()?
+            }
+            None => vec![0.0; var.value().len()],
+        };
+        result.gradients.push((input.name.to_string(), values));
+    }
+    Ok(result)
+}
+
+/// Runs a case forward only, as inference does. There are no gradients.
+pub fn run_forward(case: &Case, device: &Device) -> Result<CaseResult> {
+    let mut tape = Tape::inference(device);
+    let args = Args { case, vars: upload(case, device, &mut tape)? };
+    Ok(outputs(case, device, &mut tape, &args)?.0)
+}
+
+fn upload(case: &Case, device: &Device, tape: &mut Tape<'static>) -> Result<Vec<Var>> {
+    let upload = |input: &Input| {
+        let tensor = match &input.data {
+            Data::Real(data) => device.from_f64(data, &input.shape[..])?,
+            Data::Int(data) => device.from_i32(data, &input.shape[..])?,
+        };
+        Ok(if input.grad { tape.leaf(tensor) } else { Var::constant(tensor) })
+    };
+    case.inputs.iter().map(upload).collect()
+}
+
+type Seeds = Vec<(Var, Tensor)>;
+
+fn outputs(
+    case: &Case,
+    device: &Device,
+    tape: &mut Tape<'static>,
+    args: &Args<'_>,
+) -> Result<(CaseResult, Seeds)> {
+    let (mut result, mut seeds) = (CaseResult::default(), Vec::new());
+    for output in (case.build)(tape, args)? {
+        let (name, values) = match output {
+            Output::Var(name, var) => {
+                let values = var.value().to_f64()?;
+                let gradient = case.stream(name).normals(values.len());
+                result.objective += dot(&values, &gradient);
+                seeds.push((var.clone(), device.from_f64(&gradient, var.value().shape())?));
+                (name, values)
+            }
+            Output::Loss(name, loss, weights) => {
+                let values = loss.to_f64()?;
+                result.objective += dot(&values, &weights.to_f64()?);
+                (name, values)
+            }
+            Output::Plain(name, values) => (name, values),
+        };
+        result.outputs.push((name.to_string(), values));
+    }
+    Ok((result, seeds))
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Root mean square below which a result is judged as if it were this large. Inputs and output
+/// gradients of the cases are of order 1, so a result far smaller is the difference of larger
+/// numbers, and its last digits are noise.
+pub const FLOOR: f64 = 0.1;
+
+/// Distance of `got` from `want` for every output and, as `d name`, every gradient: the norm of
+/// the difference over the norm of `want`, or over that of a vector of [`FLOOR`]s if larger.
+/// Infinite where something is missing, not a number, or infinite on one side only.
+pub fn compare(got: &CaseResult, want: &CaseResult) -> Vec<(String, f64)> {
+    let pair = |got: &[(String, Vec<f64>)], (name, want): &(String, Vec<f64>)| {
+        let got = got.iter().find(|(other, _)| other == name);
+        got.map_or(f64::INFINITY, |(_, got)| relative_error(got, want))
+    };
+    let outputs = want.outputs.iter().map(|x| (x.0.clone(), pair(&got.outputs, x)));
+    let gradients = want.gradients.iter().map(|x| (format!("d {}", x.0), pair(&got.gradients, x)));
+    outputs.chain(gradients).collect()
+}
+
+/// The largest of the errors of [`compare`].
+pub fn worst(errors: &[(String, f64)]) -> f64 {
+    errors.iter().map(|(_, error)| *error).fold(0.0, f64::max)
+}
+
+/// Norm of `got - want` over the norm of `want`; see [`compare`].
+pub fn relative_error(got: &[f64], want: &[f64]) -> f64 {
+    if got.len() != want.len() {
+        return f64::INFINITY;
+    }
+    let (mut difference, mut norm) = (0.0, FLOOR * FLOOR * want.len() as f64);
+    let mut square = 0.0;
+    for (&got, &want) in got.iter().zip(want) {
+        // Equal infinities (the lse of padding) agree; their difference is no number.
+        if got != want {
+            difference += (got - want) * (got - want);
+        }
+        if want.is_finite() {
+            square += want * want;
+        }
+    }
+    norm = f64::max(norm, square);
+    let error = if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() };
+    if error.is_nan() { f64::INFINITY } else { error }
+}
+
+/// Every case, in a fixed order.
+pub fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    cases.extend(dense::cases());
+    cases.extend(pointwise::cases());
+    cases.extend(heads::cases());
+    cases.extend(attention::cases());
+    cases.extend(composed::cases());
+    cases.extend(update::cases());
+    cases
+}

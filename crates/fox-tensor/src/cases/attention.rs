@@ -1,0 +1,421 @@
+//! Forgetting attention: every feature alone and combined, over lengths around block borders.
+
+use super::{Args, Case, Output, Rng, round};
+use crate::{
+    Acp, AttentionInputs, AttentionSpec, LogitBound, Mask, Result, Segment, Segments, Tape,
+};
+
+/// How strongly a case forgets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gates {
+    /// No gates at all: plain softmax attention.
+    None,
+    /// Gates of exactly 1.
+    Zero,
+    /// Gates as at the start of training, around 0.5, some near 1.
+    Mild,
+    /// A decay of about 2 nat per step: blocks further than the neighbour can be pruned.
+    Strong,
+    /// 50 nat per step: only the own position is left.
+    VeryStrong,
+}
+
+/// How a case prunes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pruning {
+    /// Not at all.
+    Off,
+    /// [`Acp::auto`].
+    Auto,
+    /// Norm-based bound, this log tolerance.
+    Norms(f32),
+    /// Bound from QK-norm weights, per head or (`true`) shared, and this log tolerance. Queries
+    /// and keys are normalised so that the bound holds.
+    QkNorm(f32, bool),
+}
+
+/// A description of an attention case, to be made into one.
+#[derive(Clone, Debug)]
+pub struct AttentionCase {
+    /// Query heads.
+    pub heads: usize,
+    /// Key heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Rows of the query and of the key tensors.
+    pub rows: (usize, usize),
+    /// The sequences.
+    pub segments: Vec<Segment>,
+    /// Who sees whom.
+    pub mask: Mask,
+    /// Sliding window.
+    pub window: Option<usize>,
+    /// Forgetting.
+    pub gates: Gates,
+    /// Pruning.
+    pub pruning: Pruning,
+    /// A word for the name.
+    pub label: &'static str,
+}
+
+fn segment(q_start: usize, q_len: usize, k_start: usize, k_len: usize) -> Segment {
+    Segment { q_start, q_len, k_start, k_len }
+}
+
+impl AttentionCase {
+    /// One sequence: the last `q_len` of `k_len` positions ask. One head of width 16, mild gates.
+    pub fn new(q_len: usize, k_len: usize) -> Self {
+        AttentionCase {
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 16,
+            rows: (q_len, k_len),
+            segments: vec![segment(0, q_len, 0, k_len)],
+            mask: Mask::Causal,
+            window: None,
+            gates: Gates::Mild,
+            pruning: Pruning::Off,
+            label: "",
+        }
+    }
+
+    fn heads(self, heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        AttentionCase { heads, kv_heads, head_dim, ..self }
+    }
+
+    fn gates(self, gates: Gates) -> Self {
+        AttentionCase { gates, ..self }
+    }
+
+    fn pruning(self, pruning: Pruning) -> Self {
+        AttentionCase { pruning, ..self }
+    }
+
+    fn window(self, window: usize) -> Self {
+        AttentionCase { window: Some(window), ..self }
+    }
+
+    fn bidirectional(self) -> Self {
+        AttentionCase { mask: Mask::Bidirectional, ..self }
+    }
+
+    /// Documents one after the other.
+    fn packed(mut self, lengths: &[usize]) -> Self {
+        self.segments.clear();
+        let mut start = 0;
+        for &len in lengths {
+            self.segments.push(segment(start, len, start, len));
+            start += len;
+        }
+        self.rows = (start, start);
+        self.label = "packed";
+        self
+    }
+
+    /// Sequences of `time` rows with so many pads on the left.
+    fn padded(mut self, time: usize, pads: &[usize]) -> Self {
+        let row = |(b, &pad): (usize, &usize)| {
+            segment(b * time + pad, time - pad, b * time + pad, time - pad)
+        };
+        self.segments = pads.iter().enumerate().map(row).collect();
+        self.rows = (pads.len() * time, pads.len() * time);
+        self.label = "padded";
+        self
+    }
+
+    /// Several caches of different lengths with unused room between them.
+    fn cached(mut self, queries: &[usize], keys: &[usize], room: usize) -> Self {
+        self.segments.clear();
+        let mut start = 0;
+        for (b, (&q_len, &k_len)) in queries.iter().zip(keys).enumerate() {
+            self.segments.push(segment(start, q_len, b * room, k_len));
+            start += q_len;
+        }
+        self.rows = (start, queries.len() * room);
+        self.label = "cached";
+        self
+    }
+
+    fn name(&self) -> String {
+        let mut features = Vec::new();
+        let mut add = |feature: String| features.push(feature);
+        match self.mask {
+            Mask::Causal => add("causal".into()),
+            Mask::Bidirectional => add("bidirectional".into()),
+        }
+        if !self.label.is_empty() {
+            add(self.label.into());
+        }
+        if self.kv_heads < self.heads {
+            add("gqa".into());
+        }
+        if let Some(window) = self.window {
+            add(format!("window {window}"));
+        }
+        match self.gates {
+            Gates::Mild => {}
+            gates => add(format!("{gates:?} gates")),
+        }
+        match self.pruning {
+            Pruning::Off => {}
+            Pruning::Auto => add("acp auto".into()),
+            Pruning::Norms(tolerance) => add(format!("acp {tolerance}")),
+            Pruning::QkNorm(tolerance, false) => add(format!("acp qk-norm {tolerance}")),
+            Pruning::QkNorm(tolerance, true) => add(format!("acp shared qk-norm {tolerance}")),
+        }
+        let AttentionCase { heads, kv_heads, head_dim, rows, .. } = self;
+        let (queries, keys) = rows;
+        format!("attention/{}/{queries}x{keys}/h{heads}:{kv_heads}/d{head_dim}", features.join("+"))
+    }
+
+    /// The case. Fails when the segments overlap.
+    pub fn build(&self) -> Result<Case> {
+        let spec = AttentionSpec {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+            mask: self.mask,
+            window: self.window,
+            acp: Acp::Off,
+            segments: Segments::new(self.segments.clone())?,
+        };
+        let pruning = self.pruning;
+        let case = Case::new(self.name(), move |tape, args| {
+            let acp = match pruning {
+                Pruning::Off => Acp::Off,
+                Pruning::Auto => Acp::auto(),
+                Pruning::Norms(log_tolerance) => {
+                    Acp::On { log_tolerance, bound: LogitBound::Norms }
+                }
+                Pruning::QkNorm(log_tolerance, _) => {
+                    let (q, k) = (args.tensor("q_norm")?.clone(), args.tensor("k_norm")?.clone());
+                    Acp::On { log_tolerance, bound: LogitBound::QkNorm { q, k } }
+                }
+            };
+            attend(tape, args, &AttentionSpec { acp, ..spec.clone() })
+        });
+        Ok(self.operands(case))
+    }
+
+    fn operands(&self, mut case: Case) -> Case {
+        let d = self.head_dim;
+        let (q_width, kv_width) = (self.heads * d, self.kv_heads * d);
+        let mut q = case.stream("q").normals(self.rows.0 * q_width);
+        let mut k = case.stream("k").normals(self.rows.1 * kv_width);
+        if let Pruning::QkNorm(_, shared) = self.pruning {
+            for (name, x, width) in [("q_norm", &mut q, q_width), ("k_norm", &mut k, kv_width)] {
+                let width = if shared { d } else { width };
+                // Weights around 0.7: a bound small enough that pruning sets in within few blocks.
+                let mut rng = case.stream(name);
+                let w: Vec<f64> = (0..width).map(|_| round(0.5 + 0.4 * rng.uniform())).collect();
+                normalise(x, &w, d);
+                case = case.constant(name, &[width], w);
+            }
+        }
+        let case = case
+            .real("q", &[self.rows.0, q_width], q)
+            .real("k", &[self.rows.1, kv_width], k)
+            .normal("v", &[self.rows.1, kv_width]);
+        if self.gates == Gates::None {
+            return case;
+        }
+        let mut rng = case.stream("log_gates");
+        let gates = (0..self.rows.1 * self.heads).map(|_| self.gates.draw(&mut rng)).collect();
+        case.real("log_gates", &[self.rows.1, self.heads], gates)
+    }
+}
+
+impl Gates {
+    /// One log gate.
+    fn draw(self, rng: &mut Rng) -> f64 {
+        round(match self {
+            Gates::None | Gates::Zero => 0.0,
+            Gates::Mild => -(-rng.normal() - 1.0).exp().ln_1p(),
+            Gates::Strong => -1.0 - 2.0 * rng.uniform(),
+            Gates::VeryStrong => -50.0,
+        })
+    }
+}
+
+/// Per-head RMS norm in place, rounded down a little so that f32 keeps the bound.
+fn normalise(x: &mut [f64], w: &[f64], d: usize) {
+    let heads = w.len() / d;
+    for (n, head) in x.chunks_mut(d).enumerate() {
+        let r = (head.iter().map(|x| x * x).sum::<f64>() / d as f64).sqrt();
+        let w = &w[n % heads * d..][..d];
+        head.iter_mut().zip(w).for_each(|(x, w)| *x = round(0.999 * *x / r * w));
+    }
+}
+
+/// The op through the tape; the row statistics, which the tape keeps to itself, from the backend.
+fn attend(tape: &mut Tape<'static>, args: &Args<'_>, spec: &AttentionSpec) -> Result<Vec<Output>> {
+    let (q, k, v, gates) = (args.var("q")?, args.var("k")?, args.var("v")?, args.get("log_gates"));
+    let (o, blocks) = tape.attention(q, k, v, gates, spec)?;
+    let inputs = AttentionInputs {
+        q: q.value(),
+        k: k.value(),
+        v: v.value(),
+        log_gates: gates.map(|gates| gates.value()),
+    };
+    let lse = tape.device().backend().attention_fwd(&inputs, spec)?.lse;
+    Ok(vec![
+        Output::Var("o", o),
+        Output::Plain("lse", lse.to_f64()?),
+        Output::Plain("blocks", blocks.to_i32()?.into_iter().map(f64::from).collect()),
+    ])
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    // The descriptions below are valid; the tests check that none is lost here.
+    descriptions().iter().filter_map(|case| case.build().ok()).collect()
+}
+
+/// The list, each feature alone first.
+pub(super) fn descriptions() -> Vec<AttentionCase> {
+    let one = AttentionCase::new;
+    let mut list = Vec::new();
+    for len in [1, 2, 63, 64, 65, 127, 130] {
+        list.push(one(len, len).heads(2, 2, 24));
+    }
+    for d in [8, 16, 24, 40, 64, 96, 128, 256] {
+        list.push(one(67, 67).heads(1, 1, d));
+    }
+    list.push(one(113, 203).heads(2, 2, 40));
+    for gates in [Gates::None, Gates::Zero, Gates::Strong, Gates::VeryStrong] {
+        list.push(one(113, 113).heads(2, 2, 16).gates(gates));
+        list.push(one(70, 70).heads(2, 1, 8).gates(gates).bidirectional());
+    }
+    for window in [1, 7, 64, 100] {
+        list.push(one(130, 130).heads(1, 1, 8).window(window));
+        list.push(one(129, 129).heads(1, 1, 8).window(window).bidirectional());
+    }
+    for (heads, kv_heads) in [(4, 2), (6, 1), (3, 3)] {
+        list.push(one(65, 65).heads(heads, kv_heads, 24));
+    }
+    list.push(one(66, 66).heads(2, 2, 40).bidirectional());
+    list.push(one(3, 799).heads(1, 1, 16));
+    list.push(one(65, 130).heads(2, 2, 16).bidirectional());
+    for (q_len, k_len) in [(1, 1), (1, 64), (1, 65), (1, 203), (5, 130), (64, 128), (63, 129)] {
+        list.push(one(q_len, k_len).heads(4, 2, 16));
+    }
+    list.push(one(0, 0).packed(&[0, 64, 1, 0, 65, 3, 1, 0]).heads(2, 2, 16));
+    list.push(one(0, 0).padded(70, &[0, 5, 69, 70, 64]).heads(2, 1, 16));
+    list.push(one(0, 0).cached(&[1, 1, 0, 1], &[1, 63, 7, 130], 131).heads(4, 2, 24));
+    list.push(one(0, 0).cached(&[3, 70], &[65, 100], 131).heads(2, 1, 16));
+    list.extend(pruned());
+    list.extend(combined());
+    list
+}
+
+/// Gates strong enough, and sequences long enough, that blocks really fall away.
+fn pruned() -> Vec<AttentionCase> {
+    let one = AttentionCase::new;
+    let strong = |q_len, k_len| one(q_len, k_len).gates(Gates::Strong);
+    let mut list = Vec::new();
+    for pruning in [
+        Pruning::Auto,
+        Pruning::Norms(-3.0),
+        Pruning::Norms(0.0),
+        Pruning::QkNorm(-10.0, false),
+        Pruning::QkNorm(-5.0, true),
+    ] {
+        list.push(strong(257, 257).heads(1, 1, 16).pruning(pruning));
+        list.push(strong(200, 200).heads(2, 1, 8).pruning(pruning).bidirectional());
+    }
+    list.push(strong(65, 300).heads(2, 1, 16).pruning(Pruning::Auto));
+    list.push(strong(1, 300).heads(2, 2, 16).pruning(Pruning::Auto));
+    list.push(strong(130, 260).heads(1, 1, 16).pruning(Pruning::QkNorm(-10.0, false)));
+    list.push(one(130, 130).pruning(Pruning::Auto).gates(Gates::None));
+    list.push(one(130, 130).pruning(Pruning::Auto).gates(Gates::Zero));
+    list.push(one(200, 200).pruning(Pruning::Auto).gates(Gates::VeryStrong));
+    list.push(one(200, 200).pruning(Pruning::Auto).gates(Gates::VeryStrong).bidirectional());
+    list
+}
+
+/// Features together.
+fn combined() -> Vec<AttentionCase> {
+    let one = AttentionCase::new;
+    let strong = |q_len, k_len| one(q_len, k_len).gates(Gates::Strong);
+    let packed = [0, 130, 1, 0, 203, 65];
+    vec![
+        strong(113, 203).heads(4, 2, 40).window(100).pruning(Pruning::Auto),
+        strong(0, 0).packed(&packed).heads(2, 1, 16).pruning(Pruning::Auto),
+        strong(0, 0).packed(&packed).heads(2, 1, 8).pruning(Pruning::Norms(-3.0)).bidirectional(),
+        one(0, 0).packed(&packed).heads(2, 2, 8).window(64),
+        one(0, 0).packed(&packed).heads(2, 1, 8).window(7).bidirectional(),
+        strong(0, 0).padded(203, &[0, 60, 203]).heads(2, 1, 8).pruning(Pruning::Auto),
+        strong(0, 0).padded(203, &[1, 202]).heads(1, 1, 16).window(150).pruning(Pruning::Auto),
+        strong(0, 0)
+            .cached(&[1, 1, 0, 1], &[1, 260, 7, 199], 261)
+            .heads(4, 2, 24)
+            .pruning(Pruning::QkNorm(-10.0, true)),
+        strong(0, 0)
+            .cached(&[3, 70], &[165, 200], 203)
+            .heads(2, 1, 16)
+            .window(100)
+            .pruning(Pruning::Auto),
+        one(0, 0).cached(&[3, 70], &[65, 100], 131).heads(2, 1, 16).bidirectional(),
+    ]
+}
+
+/// A case of random features, sizes and segments: many seeds make a property test.
+pub fn random_attention(seed: u64) -> Result<Case> {
+    let mut rng = Rng::new(seed);
+    let kv_heads = rng.between(1, 2);
+    let mut case = AttentionCase {
+        heads: kv_heads * rng.between(1, 3),
+        kv_heads,
+        head_dim: rng.pick(&[8, 8, 16, 24, 40, 64]),
+        mask: if rng.chance(0.3) { Mask::Bidirectional } else { Mask::Causal },
+        window: rng.chance(0.3).then(|| rng.between(1, 150)),
+        gates: rng.pick(&[
+            Gates::None,
+            Gates::Zero,
+            Gates::Mild,
+            Gates::Strong,
+            Gates::Strong,
+            Gates::VeryStrong,
+        ]),
+        pruning: rng.pick(&[
+            Pruning::Off,
+            Pruning::Auto,
+            Pruning::Norms(-2.0),
+            Pruning::QkNorm(-10.0, false),
+            Pruning::QkNorm(-4.0, true),
+        ]),
+        label: "random",
+        rows: (0, 0),
+        segments: Vec::new(),
+    };
+    // Gaps before, between and after the segments are rows that nobody owns.
+    let gap = |rng: &mut Rng| if rng.chance(0.3) { rng.between(1, 9) } else { 0 };
+    let (mut q_end, mut k_end) = (gap(&mut rng), gap(&mut rng));
+    for _ in 0..rng.between(1, 3) {
+        let k_len = rng.pick(&[0, 1, 5, 63, 64, 65, 100, 128, 129, 150]);
+        let q_len = if rng.chance(0.5) { k_len } else { rng.between(0, k_len) };
+        case.segments.push(segment(q_end, q_len, k_end, k_len));
+        q_end += q_len + gap(&mut rng);
+        k_end += k_len + gap(&mut rng);
+    }
+    case.rows = (q_end, k_end);
+    let mut built = case.build()?;
+    built.name = format!("{}/seed {seed}", built.name);
+    Ok(built)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_description_builds() {
+        for description in descriptions() {
+            description.build().unwrap();
+        }
+        for seed in 0..500 {
+            random_attention(seed).unwrap();
+        }
+    }
+}
