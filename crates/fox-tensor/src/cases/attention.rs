@@ -283,6 +283,9 @@ pub(super) fn descriptions() -> Vec<AttentionCase> {
         list.push(one(67, 67).heads(1, 1, d));
     }
     list.push(one(113, 203).heads(2, 2, 40));
+    // More blocks than any plausible tile holds, and the widest head over several of them.
+    list.push(one(577, 577).heads(2, 1, 8));
+    list.push(one(150, 321).heads(1, 1, 256));
     for gates in [Gates::None, Gates::Zero, Gates::Strong, Gates::VeryStrong] {
         list.push(one(113, 113).heads(2, 2, 16).gates(gates));
         list.push(one(70, 70).heads(2, 1, 8).gates(gates).bidirectional());
@@ -324,6 +327,8 @@ fn pruned() -> Vec<AttentionCase> {
         list.push(strong(257, 257).heads(1, 1, 16).pruning(pruning));
         list.push(strong(200, 200).heads(2, 1, 8).pruning(pruning).bidirectional());
     }
+    list.push(strong(577, 577).heads(1, 1, 16).pruning(Pruning::Auto));
+    list.push(strong(577, 577).heads(1, 1, 8).pruning(Pruning::Norms(-5.0)).bidirectional());
     list.push(strong(65, 300).heads(2, 1, 16).pruning(Pruning::Auto));
     list.push(strong(1, 300).heads(2, 2, 16).pruning(Pruning::Auto));
     list.push(strong(130, 260).heads(1, 1, 16).pruning(Pruning::QkNorm(-10.0, false)));

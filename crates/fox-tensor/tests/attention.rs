@@ -1,0 +1,344 @@
+//! What forgetting attention means, on the oracle: the formula, segments, pruning.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use fox_tensor::cases::{Rng, relative_error};
+use fox_tensor::naive::{BM, BN};
+use fox_tensor::{
+    Acp, AttentionInputs, AttentionSpec, Device, Gradients, LogitBound, Mask, Segment, Segments,
+    Tape, Tensor,
+};
+
+const H: usize = 2;
+const D: usize = 8;
+const C: usize = H * D;
+
+/// Operands of one attention: `q`, `k`, `v` of width `C`, gates of width `H`.
+#[derive(Clone)]
+struct Operands {
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    gates: Vec<f64>,
+    d_out: Vec<f64>,
+}
+
+/// Results: output, row statistics, block counts, gradients.
+struct Outcome {
+    o: Vec<f64>,
+    lse: Vec<f64>,
+    blocks: Vec<i32>,
+    grads: Vec<Vec<f64>>,
+}
+
+impl Operands {
+    fn random(seed: u64, q_rows: usize, k_rows: usize, strength: f64) -> Self {
+        let mut rng = Rng::new(seed);
+        Operands {
+            q: rng.normals(q_rows * C),
+            k: rng.normals(k_rows * C),
+            v: rng.normals(k_rows * C),
+            gates: (0..k_rows * H).map(|_| -strength * rng.uniform()).collect(),
+            d_out: rng.normals(q_rows * C),
+        }
+    }
+
+    /// Query rows and key rows of these ranges.
+    fn part(&self, q: std::ops::Range<usize>, k: std::ops::Range<usize>) -> Self {
+        Operands {
+            q: self.q[q.start * C..q.end * C].to_vec(),
+            k: self.k[k.start * C..k.end * C].to_vec(),
+            v: self.v[k.start * C..k.end * C].to_vec(),
+            gates: self.gates[k.start * H..k.end * H].to_vec(),
+            d_out: self.d_out[q.start * C..q.end * C].to_vec(),
+        }
+    }
+
+    fn run(&self, spec: &AttentionSpec) -> Outcome {
+        let device = Device::naive();
+        let real = |x: &[f64], cols: usize| device.from_f64(x, [x.len() / cols, cols]).unwrap();
+        let mut tape = Tape::recording(&device);
+        let leaves = [real(&self.q, C), real(&self.k, C), real(&self.v, C), real(&self.gates, H)]
+            .map(|x| tape.leaf(x));
+        let [q, k, v, gates] = &leaves;
+        let inputs = AttentionInputs {
+            q: q.value(),
+            k: k.value(),
+            v: v.value(),
+            log_gates: Some(gates.value()),
+        };
+        let lse = device.backend().attention_fwd(&inputs, spec).unwrap().lse.to_f64().unwrap();
+        let (o, blocks) = tape.attention(q, k, v, Some(gates), spec).unwrap();
+        let out = o.value().to_f64().unwrap();
+        let seeds = [(o, real(&self.d_out, C))];
+        let grads = tape.backward_from(&seeds, &leaves, &mut Gradients::default()).unwrap();
+        let values = |x: Option<Tensor>| x.unwrap().to_f64().unwrap();
+        Outcome {
+            o: out,
+            lse,
+            blocks: blocks.to_i32().unwrap(),
+            grads: grads.into_iter().map(values).collect(),
+        }
+    }
+}
+
+fn segment(q_start: usize, q_len: usize, k_start: usize, k_len: usize) -> Segment {
+    Segment { q_start, q_len, k_start, k_len }
+}
+
+fn one(q_len: usize, k_len: usize) -> AttentionSpec {
+    let segments = Segments::new(vec![segment(0, q_len, 0, k_len)]).unwrap();
+    AttentionSpec::causal(H, D, segments)
+}
+
+fn assert_close(got: &[f64], want: &[f64], what: &str) {
+    let error = relative_error(got, want);
+    assert!(error < 1e-12, "{what}: {error:e}");
+}
+
+/// The definition with products of gates instead of sums of logarithms.
+#[test]
+fn decay_is_the_product_of_the_gates_in_between() {
+    let (t, x) = (9, Operands::random(1, 9, 9, 2.0));
+    for mask in [Mask::Causal, Mask::Bidirectional] {
+        let got = x.run(&AttentionSpec { mask, ..one(t, t) });
+        for (i, h) in (0..t).flat_map(|i| (0..H).map(move |h| (i, h))) {
+            let weight = |j: usize| {
+                let logit: f64 =
+                    (0..D).map(|c| x.q[i * C + h * D + c] * x.k[j * C + h * D + c]).sum();
+                let gates = (i.min(j) + 1..=i.max(j)).map(|l| x.gates[l * H + h].exp());
+                (logit * f64::from(1.0 / (D as f32).sqrt())).exp() * gates.product::<f64>()
+            };
+            let keys = 0..if mask == Mask::Causal { i + 1 } else { t };
+            let total: f64 = keys.clone().map(weight).sum();
+            assert_close(&[got.lse[i * H + h]], &[total.ln()], "lse");
+            for c in 0..D {
+                let o =
+                    keys.clone().map(|j| weight(j) * x.v[j * C + h * D + c]).sum::<f64>() / total;
+                assert_close(&[got.o[i * C + h * D + c]], &[o], "o");
+            }
+        }
+    }
+}
+
+#[test]
+fn padded_sequence_equals_the_sequence_alone() {
+    let (time, pad) = (75, 9);
+    let x = Operands::random(2, time, time, 1.0);
+    let spec = AttentionSpec::causal(H, D, Segments::left_padded(time, &[pad]).unwrap());
+    let (padded, alone) = (x.run(&spec), x.part(pad..time, pad..time).run(&one(66, 66)));
+    assert_close(&padded.o[pad * C..], &alone.o, "o");
+    assert!(padded.o[..pad * C].iter().all(|&o| o == 0.0));
+    assert!(padded.lse[..pad * H].iter().all(|&lse| lse == f64::NEG_INFINITY));
+    for (n, (padded, alone)) in padded.grads.iter().zip(&alone.grads).enumerate() {
+        let first = pad * if n == 3 { H } else { C };
+        assert!(padded[..first].iter().all(|&g| g == 0.0));
+        assert_close(&padded[first..], alone, "gradient");
+    }
+}
+
+#[test]
+fn packed_documents_equal_separate_documents() {
+    let cu = [0, 70, 70, 71, 140];
+    let x = Operands::random(3, 140, 140, 1.0);
+    for mask in [Mask::Causal, Mask::Bidirectional] {
+        let segments = Segments::packed(&cu).unwrap();
+        let together = x.run(&AttentionSpec { mask, ..AttentionSpec::causal(H, D, segments) });
+        let mut blocks = vec![0; 2 * H];
+        for w in cu.windows(2) {
+            let (rows, len) = (w[0]..w[1], w[1] - w[0]);
+            let alone =
+                x.part(rows.clone(), rows.clone()).run(&AttentionSpec { mask, ..one(len, len) });
+            assert_close(&together.o[w[0] * C..w[1] * C], &alone.o, "o");
+            for (n, (together, alone)) in together.grads.iter().zip(&alone.grads).enumerate() {
+                let width = if n == 3 { H } else { C };
+                assert_close(&together[w[0] * width..w[1] * width], alone, "gradient");
+            }
+            blocks.iter_mut().zip(&alone.blocks).for_each(|(sum, b)| *sum += b);
+        }
+        assert_eq!(together.blocks, blocks);
+    }
+}
+
+#[test]
+fn chunks_of_queries_equal_the_whole() {
+    let t = 133;
+    let x = Operands::random(4, t, t, 0.5);
+    for window in [None, Some(50)] {
+        let whole = x.run(&AttentionSpec { window, ..one(t, t) });
+        let mut sums: Vec<Vec<f64>> = whole.grads.iter().map(|g| vec![0.0; g.len()]).collect();
+        for w in [0, 1, 64, 70, 133].windows(2) {
+            // The chunk sees the keys up to its own end, as with a cache.
+            let spec = AttentionSpec { window, ..one(w[1] - w[0], w[1]) };
+            let chunk = x.part(w[0]..w[1], 0..w[1]).run(&spec);
+            assert_close(&chunk.o, &whole.o[w[0] * C..w[1] * C], "o");
+            assert_close(&chunk.grads[0], &whole.grads[0][w[0] * C..w[1] * C], "dq");
+            for n in 1..4 {
+                sums[n].iter_mut().zip(&chunk.grads[n]).for_each(|(sum, g)| *sum += g);
+            }
+        }
+        for n in 1..4 {
+            assert_close(&sums[n], &whole.grads[n], "sum over chunks");
+        }
+    }
+}
+
+#[test]
+fn window_of_one_copies_the_value_and_a_wide_one_changes_nothing() {
+    let (t, x) = (70, Operands::random(5, 70, 70, 1.0));
+    for mask in [Mask::Causal, Mask::Bidirectional] {
+        let spec = AttentionSpec { mask, ..one(t, t) };
+        let narrow = x.run(&AttentionSpec { window: Some(1), ..spec.clone() });
+        assert_close(&narrow.o, &x.v, "o");
+        let wide = x.run(&AttentionSpec { window: Some(t), ..spec.clone() });
+        assert_eq!(wide.o, x.run(&spec).o);
+    }
+}
+
+#[test]
+fn shared_key_heads_equal_repeated_key_heads() {
+    let (t, x) = (20, Operands::random(6, 20, 20, 1.0));
+    let first_head =
+        |x: &[f64]| -> Vec<f64> { x.chunks(C).flat_map(|row| row[..D].to_vec()).collect() };
+    let repeat = |x: &[f64]| -> Vec<f64> { x.chunks(D).flat_map(|head| head.repeat(H)).collect() };
+    let (k, v) = (first_head(&x.k), first_head(&x.v));
+    let device = Device::naive();
+    let real = |x: &[f64], cols: usize| device.from_f64(x, [x.len() / cols, cols]).unwrap();
+    let (q, gates, k, v) = (real(&x.q, C), real(&x.gates, H), real(&k, D), real(&v, D));
+    let inputs = AttentionInputs { q: &q, k: &k, v: &v, log_gates: Some(&gates) };
+    let spec = AttentionSpec { kv_heads: 1, ..one(t, t) };
+    let shared = device.backend().attention_fwd(&inputs, &spec).unwrap().o.to_f64().unwrap();
+    let (k, v) = (repeat(&k.to_f64().unwrap()), repeat(&v.to_f64().unwrap()));
+    assert_close(&shared, &Operands { k, v, ..x }.run(&one(t, t)).o, "o");
+}
+
+/// Read backwards, a bidirectional sequence gives the same, backwards: the gate between two
+/// neighbours belongs to the later one, so the gates move over by one.
+#[test]
+fn bidirectional_attention_has_no_direction() {
+    let (t, x) = (70, Operands::random(7, 70, 70, 1.0));
+    let reverse = |x: &[f64], width: usize| -> Vec<f64> {
+        x.chunks(width).rev().flatten().copied().collect()
+    };
+    let mut gates = reverse(&x.gates, H);
+    gates.rotate_right(H);
+    let mirrored = Operands {
+        q: reverse(&x.q, C),
+        k: reverse(&x.k, C),
+        v: reverse(&x.v, C),
+        d_out: reverse(&x.d_out, C),
+        gates,
+    };
+    let spec = AttentionSpec { mask: Mask::Bidirectional, ..one(t, t) };
+    let (forwards, backwards) = (x.run(&spec), mirrored.run(&spec));
+    assert_close(&reverse(&backwards.o, C), &forwards.o, "o");
+    assert_close(&reverse(&backwards.grads[1], C), &forwards.grads[1], "dk");
+}
+
+#[test]
+fn the_first_gate_of_a_sequence_has_no_effect() {
+    let x = Operands::random(8, 40, 80, 1.0);
+    let outcome = x.run(&one(40, 80));
+    assert!(outcome.grads[3][..H].iter().all(|g| g.abs() < 1e-12));
+    assert!(outcome.grads[3].iter().any(|g| g.abs() > 1e-3));
+}
+
+fn pruned(log_tolerance: f32, mask: Mask, q_len: usize, k_len: usize) -> AttentionSpec {
+    let acp = Acp::On { log_tolerance, bound: LogitBound::Norms };
+    AttentionSpec { acp, mask, ..one(q_len, k_len) }
+}
+
+#[test]
+fn dropped_mass_stays_under_its_bound() {
+    for seed in 0..12 {
+        for mask in [Mask::Causal, Mask::Bidirectional] {
+            let x = Operands::random(100 + seed, 200, 330, 1.0 + 0.2 * seed as f64);
+            let tolerance = [-10.0, -3.0, -0.5][seed as usize % 3];
+            let with = x.run(&pruned(tolerance, mask, 200, 330));
+            let without = x.run(&AttentionSpec { mask, ..one(200, 330) });
+            assert!(with.blocks[0] < with.blocks[1], "nothing was pruned: {:?}", with.blocks);
+            assert_eq!(without.blocks[0], without.blocks[1]);
+            let bound = f64::from(tolerance).exp();
+            for (with, without) in with.lse.iter().zip(&without.lse) {
+                let dropped = -(with - without).exp_m1();
+                assert!((-1e-12..=bound).contains(&dropped), "{dropped} over {bound}");
+            }
+            let largest = x.v.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
+            for (with, without) in with.o.iter().zip(&without.o) {
+                assert!((with - without).abs() <= 2.0 * bound * largest);
+            }
+        }
+    }
+}
+
+/// The two-pointer passes of the specification find the same blocks as the rule per block.
+#[test]
+fn pruned_blocks_are_those_of_the_two_pointer_passes() {
+    for (seed, q_len, k_len) in
+        [(1, 257, 257), (2, 130, 321), (3, 64, 640), (4, 1, 300), (5, 70, 70)]
+    {
+        let x = Operands::random(seed, q_len, k_len, 2.0);
+        let blocks = x.run(&pruned(-10.0, Mask::Causal, q_len, k_len)).blocks;
+        for h in 0..H {
+            let offset = k_len - q_len;
+            let mut sum = 0.0;
+            let c: Vec<f64> = (0..k_len)
+                .map(|j| {
+                    sum += x.gates[j * H + h];
+                    sum
+                })
+                .collect();
+            let norm = |x: &[f64]| {
+                let head =
+                    |row: &[f64]| row[h * D..][..D].iter().map(|x| x * x).sum::<f64>().sqrt();
+                x.chunks(C).map(head).fold(0.0, f64::max)
+            };
+            let bound = norm(&x.q) * norm(&x.k) * f64::from(1.0 / (D as f32).sqrt());
+            let delta = -(2.0 * bound + (k_len as f64).ln()) - 10.0;
+
+            let (mut s, mut visited) = (0, 0);
+            for m0 in (0..q_len).step_by(BM) {
+                while c[offset + m0] - c[(s + BN - 1).min(k_len - 1)] < delta {
+                    s += BN;
+                }
+                let diagonal = offset + (m0 + BM).min(q_len);
+                visited += diagonal.div_ceil(BN) - s / BN;
+            }
+            assert_eq!(blocks[2 * h], visited as i32, "forward, seed {seed}");
+
+            let (mut e, mut visited) = (0, 0);
+            for n0 in (0..k_len).step_by(BN) {
+                let last = (n0 + BN - 1).min(k_len - 1);
+                while e < q_len && c[offset + e] - c[last] >= delta {
+                    e = (e + BM).min(q_len);
+                }
+                let diagonal = n0.saturating_sub(offset) / BM;
+                visited += e.div_ceil(BM).saturating_sub(diagonal);
+            }
+            assert_eq!(blocks[2 * h], visited as i32, "backward, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn blocks_are_counted_where_the_mask_lets_a_pair_through() {
+    let count = |spec: AttentionSpec, q: usize, k: usize| x_blocks(&spec, q, k);
+    assert_eq!(count(one(129, 129), 129, 129), [6, 6]);
+    let window = Some(1);
+    assert_eq!(count(AttentionSpec { window, ..one(129, 129) }, 129, 129), [3, 3]);
+    let window = Some(66);
+    assert_eq!(count(AttentionSpec { window, ..one(192, 192) }, 192, 192), [6, 6]);
+    let mask = Mask::Bidirectional;
+    assert_eq!(count(AttentionSpec { mask, ..one(129, 129) }, 129, 129), [9, 9]);
+    assert_eq!(count(AttentionSpec { mask, window, ..one(256, 256) }, 256, 256), [14, 14]);
+    assert_eq!(count(one(1, 300), 1, 300), [5, 5]);
+    // Without forgetting nothing is pruned, whatever the tolerance.
+    let acp = Acp::On { log_tolerance: 0.0, bound: LogitBound::Norms };
+    assert_eq!(count(AttentionSpec { acp, ..one(129, 129) }, 129, 129), [6, 6]);
+}
+
+/// Blocks of the first head without forgetting.
+fn x_blocks(spec: &AttentionSpec, q_rows: usize, k_rows: usize) -> [i32; 2] {
+    let blocks = Operands::random(9, q_rows, k_rows, 0.0).run(spec).blocks;
+    [blocks[0], blocks[1]]
+}

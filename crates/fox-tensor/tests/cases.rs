@@ -1,0 +1,129 @@
+//! The list of cases: what it covers, and that comparing finds differences.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::HashSet;
+
+use fox_tensor::Device;
+use fox_tensor::cases::{self, Data};
+
+#[test]
+fn names_are_unique_and_inputs_fit_f32() {
+    let all = cases::all();
+    let names: HashSet<&str> = all.iter().map(|case| case.name.as_str()).collect();
+    assert_eq!(names.len(), all.len());
+    for case in &all {
+        for input in &case.inputs {
+            if let Data::Real(data) = &input.data {
+                assert!(data.iter().all(|&x| x == cases::round(x)), "{}", case.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_op_and_feature_is_there() {
+    let names: Vec<String> = cases::all().into_iter().map(|case| case.name).collect();
+    for words in [
+        "linear/",
+        "linear/bias",
+        "linear/twice",
+        "embedding/pad",
+        "add_rms_norm/delta",
+        "gated_norm/norm+gate",
+        "gated_norm/identity",
+        "glu/Silu",
+        "glu/Sigmoid",
+        "log_gate/bias",
+        "log_gate/z+bias",
+        "linear_cross_entropy/",
+        "v1000",
+        "adamw/decay 0.1",
+        "sum_squares/",
+        "rows/",
+        "shift Prev+norm Shared+rope",
+        "attention/causal+packed",
+        "causal+padded",
+        "causal+cached",
+        "bidirectional+gqa",
+        "window 1",
+        "VeryStrong gates",
+        "None gates",
+        "acp auto",
+        "acp -3",
+        "acp qk-norm",
+        "acp shared qk-norm",
+        "113x203",
+        "799x3",
+        "3x799",
+        "d8",
+        "d24",
+        "d40",
+        "d96",
+        "d256",
+        "composed/",
+    ] {
+        assert!(names.iter().any(|name| name.contains(words)), "no case {words}");
+    }
+}
+
+#[test]
+fn results_repeat_and_are_numbers() {
+    let (first, second) = (Device::naive(), Device::naive());
+    for case in cases::all() {
+        let (a, b) = (cases::run(&case, &first).unwrap(), cases::run(&case, &second).unwrap());
+        assert_eq!(cases::worst(&cases::compare(&a, &b)), 0.0, "{}", case.name);
+        for (name, values) in a.outputs.iter().chain(&a.gradients) {
+            // Only the lse of padding is not finite.
+            let fine = |x: &f64| x.is_finite() || (name == "lse" && *x == f64::NEG_INFINITY);
+            assert!(values.iter().all(fine), "{}: {name}", case.name);
+        }
+    }
+}
+
+/// Cases that are meant to prune do prune, and never everything.
+#[test]
+fn strong_gates_prune() {
+    let (mut prunes, device) = (0, Device::naive());
+    for case in cases::all().iter().filter(|case| case.name.contains("acp")) {
+        let result = cases::run_forward(case, &device).unwrap();
+        let blocks = &result.outputs.iter().find(|(name, _)| name == "blocks").unwrap().1;
+        let sum = |which: usize| blocks.iter().skip(which).step_by(2).sum::<f64>();
+        let (visited, visible) = (sum(0), sum(1));
+        assert!(visited > 0.0 && visited <= visible);
+        let forgets = case.name.contains("trong gates");
+        assert_eq!(visited < visible, forgets, "{}: {visited} of {visible}", case.name);
+        prunes += usize::from(forgets);
+    }
+    assert!(prunes >= 20);
+}
+
+#[test]
+fn comparing_finds_what_differs() {
+    let device = Device::naive();
+    let case = cases::random_attention(3).unwrap();
+    let want = cases::run(&case, &device).unwrap();
+    let names: Vec<String> = cases::compare(&want, &want).into_iter().map(|(n, _)| n).collect();
+    assert!(names.starts_with(&["o".into(), "lse".into(), "blocks".into(), "d q".into()]));
+    let mut got = want.clone();
+    got.gradients[1].1[5] += 10.0;
+    let errors = cases::compare(&got, &want);
+    assert!(errors.iter().all(|(name, error)| (*error > 1e-3) == (name == "d k")));
+    got.gradients[1].1[5] = f64::NAN;
+    assert_eq!(cases::worst(&cases::compare(&got, &want)), f64::INFINITY);
+    got.gradients.pop();
+    assert_eq!(cases::compare(&got, &want).last().unwrap().1, f64::INFINITY);
+}
+
+#[test]
+fn relative_error_treats_infinities_and_small_results() {
+    let inf = f64::NEG_INFINITY;
+    assert_eq!(cases::relative_error(&[inf, 1.0], &[inf, 1.0]), 0.0);
+    assert_eq!(cases::relative_error(&[0.0, 1.0], &[inf, 1.0]), f64::INFINITY);
+    assert_eq!(cases::relative_error(&[inf, 1.0], &[0.0, 1.0]), f64::INFINITY);
+    assert_eq!(cases::relative_error(&[1.0], &[1.0, 1.0]), f64::INFINITY);
+    assert!((cases::relative_error(&[2.0, 2.0], &[1.0, 1.0]) - 1.0).abs() < 1e-15);
+    // A result of size 1e-9 that should be 0 is noise, not an infinite error.
+    assert!(cases::relative_error(&[1e-9], &[0.0]) <= 1e-8);
+    assert_eq!(cases::relative_error(&[], &[]), 0.0);
+}

@@ -1,0 +1,195 @@
+//! The tape: accumulation, recomputation, inference, and who gets a gradient.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use fox_tensor::cases::{self, Case, Rng};
+use fox_tensor::{Activation, Device, Gradients, ParamId, Result, Tape, Tensor, Var};
+
+fn normal(device: &Device, seed: u64, dims: &[usize]) -> Tensor {
+    let data = Rng::new(seed).normals(dims.iter().product());
+    device.from_f64(&data, dims).unwrap()
+}
+
+fn values(x: Option<&Tensor>) -> Vec<f64> {
+    x.unwrap().to_f64().unwrap()
+}
+
+#[test]
+fn gradients_add_up_over_uses_and_over_passes() {
+    let device = Device::naive();
+    let (x, w) = (normal(&device, 1, &[5, 4]), normal(&device, 2, &[4, 4]));
+    let (id, dy) = (ParamId(3), normal(&device, 3, &[5, 4]));
+    let pass = |uses: usize, gradients: &mut Gradients| {
+        let mut tape = Tape::recording(&device);
+        let (w, x) = (Var::param(id, w.clone()), tape.leaf(x.clone()));
+        let seeds: Vec<_> =
+            (0..uses).map(|_| (tape.linear(&x, &w, None).unwrap(), dy.clone())).collect();
+        values(tape.backward_from(&seeds, &[x], gradients).unwrap()[0].as_ref())
+    };
+    let (mut once, mut three, mut passes) = Default::default();
+    let dx = pass(1, &mut once);
+    let dx3 = pass(3, &mut three);
+    (0..3).for_each(|_| drop(pass(1, &mut passes)));
+    let triple = |x: &[f64]| -> Vec<f64> { x.iter().map(|x| 3.0 * x).collect() };
+    assert!(cases::relative_error(&dx3, &triple(&dx)) < 1e-14);
+    let want = triple(&values(once.get(id)));
+    assert!(cases::relative_error(&values(three.get(id)), &want) < 1e-14);
+    assert!(cases::relative_error(&values(passes.get(id)), &want) < 1e-14);
+    assert_eq!(passes.iter().map(|(id, _)| id).collect::<Vec<_>>(), [id]);
+    passes.clear();
+    assert!(passes.get(id).is_none());
+}
+
+#[test]
+fn an_earlier_gradient_is_not_written_through_a_shared_tensor() {
+    // h and delta get the same tensor as gradient; adding to one must not move the other.
+    let device = Device::naive();
+    let mut tape = Tape::recording(&device);
+    let h = tape.leaf(normal(&device, 1, &[3, 4]));
+    let delta = tape.leaf(normal(&device, 2, &[3, 4]));
+    let w = Var::constant(normal(&device, 3, &[4]));
+    let (sum, y) = tape.add_rms_norm(&h, Some(&delta), &w, 1e-6).unwrap();
+    let again = tape.gated_norm(&h, None, None, 1, 1e-6, Activation::Silu).unwrap();
+    let ones = device.full([3, 4], 1.0).unwrap();
+    let seeds = [(sum, ones.clone()), (y, ones.clone()), (again, ones)];
+    let grads = tape.backward_from(&seeds, &[h, delta], &mut Gradients::default()).unwrap();
+    let (dh, ddelta) = (values(grads[0].as_ref()), values(grads[1].as_ref()));
+    for (dh, ddelta) in dh.iter().zip(&ddelta) {
+        assert!((dh - ddelta - 1.0).abs() < 1e-14);
+    }
+}
+
+fn case(name: &str) -> Case {
+    cases::all().into_iter().find(|case| case.name.starts_with(name)).unwrap()
+}
+
+#[test]
+fn recomputation_changes_nothing() {
+    let device = Device::naive();
+    let plain = cases::run(&case("composed/plain"), &device).unwrap();
+    let again = cases::run(&case("composed/checkpointed"), &device).unwrap();
+    assert_eq!(plain.outputs, again.outputs);
+    for (plain, again) in plain.gradients.iter().zip(&again.gradients) {
+        let error = cases::relative_error(&again.1, &plain.1);
+        assert!(error < 1e-14, "{}: {error:e}", plain.0);
+    }
+}
+
+/// Three layers, each a parameter of the model.
+fn stack(tape: &mut Tape<'static>, params: &[Tensor], x: &Var, recompute: bool) -> Result<Var> {
+    let mut x = x.clone();
+    for (i, w) in params.iter().enumerate() {
+        let w = Var::param(ParamId(i), w.clone());
+        let block = move |tape: &mut Tape<'static>, inputs: &[Var]| {
+            let up = tape.linear(&inputs[0], &w, None)?;
+            Ok(vec![tape.glu(&up, Activation::Silu)?])
+        };
+        x = if recompute {
+            // A checkpoint inside a checkpoint is recomputed twice and still the same.
+            let outer = move |tape: &mut Tape<'static>, inputs: &[Var]| {
+                tape.checkpoint(inputs, block.clone())
+            };
+            tape.checkpoint(&[x], outer)?.remove(0)
+        } else {
+            block(tape, &[x])?.remove(0)
+        };
+    }
+    Ok(x)
+}
+
+#[test]
+fn recomputed_blocks_reach_parameters_and_hold_less_memory() {
+    let device = Device::naive();
+    let params: Vec<Tensor> = (0..3).map(|i| normal(&device, i, &[32, 16])).collect();
+    let (x, dy) = (normal(&device, 9, &[50, 16]), normal(&device, 10, &[50, 16]));
+    let run = |recompute: bool| {
+        let mut gradients = Gradients::default();
+        let mut tape = Tape::recording(&device);
+        let leaf = tape.leaf(x.clone());
+        let y = stack(&mut tape, &params, &leaf, recompute).unwrap();
+        let held = device.memory().in_use;
+        let dx = tape.backward_from(&[(y, dy.clone())], &[leaf], &mut gradients).unwrap();
+        let grads: Vec<Vec<f64>> = gradients.iter().map(|(_, g)| values(Some(g))).collect();
+        (values(dx[0].as_ref()), grads, held)
+    };
+    let (dx, grads, held) = run(false);
+    let (dx_again, grads_again, held_again) = run(true);
+    assert_eq!(grads.len(), 3);
+    assert_eq!((dx, grads), (dx_again, grads_again));
+    // The plain tape keeps `up` of three layers, [50, 32] in f64 each, on top.
+    assert_eq!(held - held_again, 3 * 50 * 32 * 8);
+}
+
+#[test]
+fn inference_keeps_nothing() {
+    let device = Device::naive();
+    let params: Vec<Tensor> = (0..3).map(|i| normal(&device, i, &[32, 16])).collect();
+    let x = normal(&device, 9, &[50, 16]);
+    let before = device.memory().in_use;
+    let mut tape = Tape::inference(&device);
+    assert!(!tape.is_recording());
+    let leaf = tape.leaf(x.clone());
+    let y = stack(&mut tape, &params, &leaf, false).unwrap();
+    assert_eq!(device.memory().in_use - before, y.value().len() * 8);
+    let mut gradients = Gradients::default();
+    let dy = normal(&device, 10, &[50, 16]);
+    let dx = tape.backward_from(&[(y, dy)], &[leaf], &mut gradients).unwrap();
+    assert!(dx[0].is_none());
+    assert_eq!(gradients.iter().count(), 0);
+}
+
+#[test]
+fn memory_returns_when_everything_is_dropped() {
+    let device = Device::naive();
+    for case in cases::all().into_iter().step_by(7) {
+        cases::run(&case, &device).unwrap();
+        assert_eq!(device.memory().in_use, 0, "{}", case.name);
+    }
+    assert!(device.memory().peak > 0);
+}
+
+#[test]
+fn inference_gives_the_outputs_of_training() {
+    let device = Device::naive();
+    for case in cases::all().into_iter().step_by(3) {
+        let (training, inference) =
+            (cases::run(&case, &device).unwrap(), cases::run_forward(&case, &device).unwrap());
+        assert_eq!(training.outputs, inference.outputs, "{}", case.name);
+        assert!(inference.gradients.is_empty());
+    }
+}
+
+/// An op whose only trained operand is a minor one (a bias, gates, norm weights) passes gradients.
+#[test]
+fn minor_operands_alone_get_gradients() {
+    let device = Device::naive();
+    for mut full in cases::all() {
+        // One size of each kind of case is enough; a chain of ops is none.
+        let chosen = ["113x", "26x"].iter().any(|size| full.name.contains(size));
+        if !chosen || full.name.starts_with("rows") {
+            continue;
+        }
+        let want = cases::run(&full, &device).unwrap();
+        let trained: Vec<&'static str> =
+            full.inputs.iter().filter(|input| input.grad).map(|input| input.name).collect();
+        for name in trained {
+            full.inputs.iter_mut().for_each(|input| input.grad = input.name == name);
+            let got = cases::run(&full, &device).unwrap();
+            let want = want.gradients.iter().find(|g| g.0 == name).unwrap();
+            assert_eq!(&got.gradients[0].1, &want.1, "{}: d {name}", full.name);
+        }
+    }
+}
+
+#[test]
+fn what_nothing_depends_on_has_no_gradient() {
+    let device = Device::naive();
+    let mut tape = Tape::recording(&device);
+    let used = tape.leaf(normal(&device, 1, &[3, 4]));
+    let unused = tape.leaf(normal(&device, 2, &[3, 4]));
+    let y = tape.glu(&used, Activation::Silu).unwrap();
+    let _dangling = tape.glu(&unused, Activation::Silu).unwrap();
+    let dy = device.full([3, 2], 1.0).unwrap();
+    let grads = tape.backward_from(&[(y, dy)], &[used, unused], &mut Gradients::default()).unwrap();
+    assert!(grads[0].is_some() && grads[1].is_none());
+}
