@@ -110,10 +110,8 @@ impl<'m> Tape<'m> {
         if let Some(prev) = prev {
             self.check(OP, "prev", prev, &[spec.segments.len(), width])?;
         }
-        if let Some(norm) = norm
-            && norm.value().dims() != [spec.head_dim]
-        {
-            self.check(OP, "norm", norm.value(), &[width])?;
+        if let Some(norm) = norm {
+            self.check_head_weights(OP, "norm", norm.value(), spec.head_dim, width)?;
         }
         if spec.rope.is_some() && !spec.head_dim.is_multiple_of(2) {
             return Err(Error::argument(
@@ -369,12 +367,8 @@ impl<'m> Tape<'m> {
             ));
         }
         if let Acp::On { bound: LogitBound::QkNorm { q, k }, .. } = &spec.acp {
-            if q.dims() != [d] {
-                self.check(OP, "q_norm weights", q, &[spec.heads * d])?;
-            }
-            if k.dims() != [d] {
-                self.check(OP, "k_norm weights", k, &[spec.kv_heads * d])?;
-            }
+            self.check_head_weights(OP, "q_norm weights", q, d, spec.heads * d)?;
+            self.check_head_weights(OP, "k_norm weights", k, d, spec.kv_heads * d)?;
         }
         spec.segments.check(OP, q.rows(), k.rows())
     }
@@ -389,6 +383,19 @@ impl<'m> Tape<'m> {
         x.expect_device(op, what, &self.device)?;
         x.expect_real(op, what)?;
         x.expect_shape(op, what, dims)
+    }
+
+    /// Weights of every head, `[width]`, or one head's that all share, `[d]`.
+    fn check_head_weights(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        w: &Tensor,
+        d: usize,
+        width: usize,
+    ) -> Result<()> {
+        let dims = if w.dims() == [d] { d } else { width };
+        self.check(op, what, w, &[dims])
     }
 
     fn check_matrix(&self, op: &'static str, what: &'static str, x: &Tensor) -> Result<()> {
