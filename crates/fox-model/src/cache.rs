@@ -1,0 +1,225 @@
+//! The decode state: what a model must remember of the tokens it has seen.
+//!
+//! A [`Cache`] holds a batch of sequences. Rows `b * capacity ..` of every layer's tensors belong to
+//! sequence `b`, so the keys of one sequence are contiguous, as [`Segments`] asks. Pads are never
+//! stored: a sequence starts at its first real token, and so do its positions. The capacity doubles
+//! when it is reached.
+//!
+//! A step may bring any number of new tokens per sequence, also none. The shift needs the last raw
+//! projections of the step before; they are staged and become current only when the whole step has
+//! succeeded, so a failed step leaves the cache as it was.
+
+use fox_tensor::{DType, Device, Result as TensorResult, Segment, Segments, Tensor};
+
+use crate::config::{ForgetGate, MixerConfig, ModelConfig};
+use crate::{Error, Result};
+
+/// Capacity is rounded up to this many tokens.
+const GRANULE: usize = 16;
+
+/// The decode state of a batch of sequences.
+#[derive(Debug)]
+pub struct Cache {
+    device: Device,
+    lens: Vec<usize>,
+    capacity: usize,
+    pub(crate) layers: Vec<LayerState>,
+}
+
+/// The state of one attention layer.
+#[derive(Debug)]
+pub(crate) struct LayerState {
+    /// Keys after shift, norm and rotation `[batch * capacity, H_kv * d]`.
+    pub k: Tensor,
+    /// Values after the shift `[batch * capacity, H_kv * d]`.
+    pub v: Tensor,
+    /// Log forget gates `[batch * capacity, H]`.
+    pub log_gates: Option<Tensor>,
+    /// Last raw key projections `[batch, H_kv * d]`, when keys are shifted.
+    pub last_uk: Option<Tensor>,
+    /// Last raw value projections `[batch, H_kv * d]`, when values are shifted.
+    pub last_uv: Option<Tensor>,
+    staged_uk: Option<Tensor>,
+    staged_uv: Option<Tensor>,
+}
+
+impl Cache {
+    /// An empty state for `batch` sequences with room for `capacity` tokens each, to begin with.
+    pub fn new(
+        config: &ModelConfig,
+        batch: usize,
+        capacity: usize,
+        device: &Device,
+    ) -> Result<Cache> {
+        if batch == 0 {
+            return Err(Error::Argument("a cache needs at least one sequence".into()));
+        }
+        let capacity = round_up(capacity.max(1))?;
+        let rows = checked_rows(batch, capacity)?;
+        let MixerConfig::Forgetting(mixer) = &config.mixer;
+        let width = mixer.kv_heads * config.head_dim();
+        let zeros = |rows: usize, width: usize| device.zeros([rows, width], DType::F32);
+        let last = |shifted: bool| shifted.then(|| zeros(batch, width)).transpose();
+        let layer = || -> TensorResult<LayerState> {
+            let gated = mixer.gate != ForgetGate::None;
+            Ok(LayerState {
+                k: zeros(rows, width)?,
+                v: zeros(rows, width)?,
+                log_gates: gated.then(|| zeros(rows, mixer.heads)).transpose()?,
+                last_uk: last(mixer.k_shift)?,
+                last_uv: last(mixer.v_shift)?,
+                staged_uk: None,
+                staged_uv: None,
+            })
+        };
+        let layers = (0..config.num_layers).map(|_| layer()).collect::<TensorResult<_>>()?;
+        Ok(Cache { device: device.clone(), lens: vec![0; batch], capacity, layers })
+    }
+
+    /// Number of sequences.
+    pub fn batch(&self) -> usize {
+        self.lens.len()
+    }
+
+    /// Tokens seen so far, per sequence.
+    pub fn lens(&self) -> &[usize] {
+        &self.lens
+    }
+
+    /// Tokens per sequence that fit without growing.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Makes room for the new tokens and says where queries and keys of each sequence lie.
+    /// `new[b]` are the rows of the step that belong to sequence `b`; rows between are pads.
+    pub(crate) fn begin(&mut self, new: &Segments) -> Result<Segments> {
+        if new.len() != self.batch() {
+            return Err(Error::Argument(format!(
+                "a step has {} sequences, but the cache has {}",
+                new.len(),
+                self.batch()
+            )));
+        }
+        if let Some(s) = new.as_slice().iter().find(|s| s.q_len != s.k_len) {
+            return Err(Error::Argument(format!(
+                "a step of {} queries against {} keys: with a cache the keys are its own",
+                s.q_len, s.k_len
+            )));
+        }
+        let lens = self.lens.iter().zip(new.as_slice()).map(|(len, s)| len + s.q_len);
+        let needed = lens.max().unwrap_or(0);
+        if needed > self.capacity {
+            self.grow(needed.max(2 * self.capacity))?;
+        }
+        let place = |(b, (len, s)): (usize, (&usize, &Segment))| Segment {
+            q_start: s.q_start,
+            q_len: s.q_len,
+            k_start: b * self.capacity,
+            k_len: len + s.q_len,
+        };
+        let placed = self.lens.iter().zip(new.as_slice()).enumerate().map(place).collect();
+        Ok(Segments::new(placed)?)
+    }
+
+    /// The step has succeeded: its tokens are now part of the past.
+    pub(crate) fn commit(&mut self, new: &Segments) {
+        for (len, segment) in self.lens.iter_mut().zip(new.as_slice()) {
+            *len += segment.q_len;
+        }
+        for layer in &mut self.layers {
+            for (last, staged) in [
+                (&mut layer.last_uk, &mut layer.staged_uk),
+                (&mut layer.last_uv, &mut layer.staged_uv),
+            ] {
+                if let Some(staged) = staged.take() {
+                    *last = Some(staged);
+                }
+            }
+        }
+    }
+
+    fn grow(&mut self, capacity: usize) -> Result<()> {
+        let capacity = round_up(capacity)?;
+        let rows = checked_rows(self.batch(), capacity)?;
+        let (device, lens, old) = (&self.device, &self.lens, self.capacity);
+        let moved = |tensor: &Tensor| -> TensorResult<Tensor> {
+            let mut larger = device.zeros([rows, tensor.cols()], DType::F32)?;
+            for (b, &len) in lens.iter().enumerate() {
+                device.backend().copy_rows(tensor, b * old, &mut larger, b * capacity, len)?;
+            }
+            Ok(larger)
+        };
+        // All layers or none: a cache whose layers disagree could not be used again.
+        let mut larger = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let gates = layer.log_gates.as_ref().map(&moved).transpose()?;
+            larger.push((moved(&layer.k)?, moved(&layer.v)?, gates));
+        }
+        for (layer, (k, v, log_gates)) in self.layers.iter_mut().zip(larger) {
+            (layer.k, layer.v, layer.log_gates) = (k, v, log_gates);
+        }
+        self.capacity = capacity;
+        Ok(())
+    }
+}
+
+impl LayerState {
+    /// Writes the new rows behind those of each sequence.
+    pub fn append(
+        &mut self,
+        k: &Tensor,
+        v: &Tensor,
+        log_gates: Option<&Tensor>,
+        segments: &Segments,
+    ) -> TensorResult<()> {
+        write_rows(k, &mut self.k, segments)?;
+        write_rows(v, &mut self.v, segments)?;
+        match (log_gates, &mut self.log_gates) {
+            (Some(new), Some(gates)) => write_rows(new, gates, segments),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes the last raw projections of the step, for [`Cache::commit`].
+    pub fn stage_last(
+        &mut self,
+        uk: &Tensor,
+        uv: &Tensor,
+        segments: &Segments,
+    ) -> TensorResult<()> {
+        self.staged_uk = staged(self.last_uk.as_ref(), uk, segments)?;
+        self.staged_uv = staged(self.last_uv.as_ref(), uv, segments)?;
+        Ok(())
+    }
+}
+
+fn write_rows(new: &Tensor, all: &mut Tensor, segments: &Segments) -> TensorResult<()> {
+    let device = new.device().clone();
+    for s in segments.as_slice().iter().filter(|s| s.q_len > 0) {
+        device.backend().copy_rows(new, s.q_start, all, s.k_start + s.offset(), s.q_len)?;
+    }
+    Ok(())
+}
+
+/// The last rows after the step: sequences without new tokens keep theirs.
+fn staged(last: Option<&Tensor>, u: &Tensor, segments: &Segments) -> TensorResult<Option<Tensor>> {
+    let Some(last) = last else { return Ok(None) };
+    let mut next = last.slice_rows(0, last.rows())?;
+    for (b, s) in segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
+        u.device().backend().copy_rows(u, s.q_start + s.q_len - 1, &mut next, b, 1)?;
+    }
+    Ok(Some(next))
+}
+
+fn round_up(capacity: usize) -> Result<usize> {
+    capacity
+        .checked_next_multiple_of(GRANULE)
+        .ok_or_else(|| Error::Argument(format!("a cache of {capacity} tokens per sequence")))
+}
+
+fn checked_rows(batch: usize, capacity: usize) -> Result<usize> {
+    batch.checked_mul(capacity).ok_or_else(|| {
+        Error::Argument(format!("a cache of {batch} sequences of {capacity} tokens"))
+    })
+}

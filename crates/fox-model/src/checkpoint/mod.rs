@@ -1,0 +1,21 @@
+//! Hugging Face folders: config.json and model.safetensors, or shards and their index.
+//!
+//! Files are streamed: the header is read and checked first, then one tensor at a time goes straight
+//! from the file to its place. A file is never in memory as a whole, and nothing in it is believed
+//! before it is checked against the size of the file.
+
+mod file;
+mod header;
+mod names;
+mod reader;
+mod staging;
+mod writer;
+
+pub use file::SafetensorsFile;
+pub use names::file_tensors;
+pub use reader::{CheckpointReader, TensorProblem};
+pub use writer::{FileDtype, WriteOptions, write_checkpoint};
+
+const CONFIG: &str = "config.json";
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";

@@ -1,0 +1,241 @@
+//! Reading a checkpoint folder: what is there is compared with what the configuration asks for,
+//! all at once, before any value is read.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
+
+use fox_tensor::ParamId;
+use safetensors::Dtype;
+use serde::Deserialize;
+
+use super::names::{FileTensor, file_tensors};
+use super::{CONFIG, INDEX, SINGLE, SafetensorsFile};
+use crate::config::{ModelConfig, ModelType};
+use crate::{Error, ParamSpec, Result};
+
+/// An index names every tensor; this is room for a million of them.
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+
+/// A tensor that is not as the configuration asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TensorProblem {
+    /// It is not there.
+    Missing {
+        /// Its name in the file.
+        name: String,
+        /// The shape it should have.
+        expected: Vec<usize>,
+    },
+    /// Nobody asks for it.
+    Surplus {
+        /// Its name in the file.
+        name: String,
+        /// Its shape.
+        found: Vec<usize>,
+    },
+    /// It has another shape.
+    Misshapen {
+        /// Its name in the file.
+        name: String,
+        /// The shape it should have.
+        expected: Vec<usize>,
+        /// Its shape.
+        found: Vec<usize>,
+    },
+    /// It holds something else than f32, bf16 or f16 numbers.
+    WrongType {
+        /// Its name in the file.
+        name: String,
+        /// Its type.
+        found: String,
+    },
+    /// Two shards have it.
+    Twice {
+        /// Its name in the file.
+        name: String,
+    },
+    /// The index promises it in a shard that does not have it.
+    NotInShard {
+        /// Its name in the file.
+        name: String,
+        /// The shard.
+        shard: String,
+    },
+}
+
+impl fmt::Display for TensorProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TensorProblem::Missing { name, expected } => {
+                write!(f, "missing: {name}, expected shape {expected:?}")
+            }
+            TensorProblem::Surplus { name, found } => {
+                write!(f, "unexpected: {name}, found shape {found:?}")
+            }
+            TensorProblem::Misshapen { name, expected, found } => {
+                write!(f, "misshapen: {name}, expected shape {expected:?}, found {found:?}")
+            }
+            TensorProblem::WrongType { name, found } => {
+                write!(f, "wrong type: {name}, expected F32, BF16 or F16, found {found}")
+            }
+            TensorProblem::Twice { name } => write!(f, "in two shards: {name}"),
+            TensorProblem::NotInShard { name, shard } => {
+                write!(f, "not in {shard}, where the index puts it: {name}")
+            }
+        }
+    }
+}
+
+/// A checkpoint folder, checked and ready to be read parameter by parameter.
+#[derive(Debug)]
+pub struct CheckpointReader {
+    dir: PathBuf,
+    config: ModelConfig,
+    model_type: ModelType,
+    specs: Vec<ParamSpec>,
+    files: Vec<SafetensorsFile>,
+    /// Which file holds a tensor.
+    places: BTreeMap<String, usize>,
+}
+
+impl CheckpointReader {
+    /// Opens a folder with config.json and model.safetensors, or shards and their index.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let (config, model_type) = ModelConfig::from_file(&dir.join(CONFIG))?;
+        let specs = config.param_specs();
+        let (files, places, mut problems) = open_files(dir)?;
+        let reader =
+            CheckpointReader { dir: dir.to_path_buf(), config, model_type, specs, files, places };
+        reader.compare(&mut problems);
+        if problems.is_empty() {
+            return Ok(reader);
+        }
+        Err(Error::Mismatch { dir: reader.dir, problems })
+    }
+
+    /// What the model is.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The format of the folder.
+    pub fn model_type(&self) -> ModelType {
+        self.model_type
+    }
+
+    /// The model's parameters, in order.
+    pub fn specs(&self) -> &[ParamSpec] {
+        &self.specs
+    }
+
+    /// The values of a parameter, under its official shape.
+    pub fn read(&mut self, id: ParamId) -> Result<Vec<f32>> {
+        let spec = &self.specs[id.0];
+        let mut values = vec![0.0; spec.count()];
+        for tensor in file_tensors(id, spec, self.model_type.layout()) {
+            let out = &mut values[tensor.start..][..tensor.count()];
+            let file = self.places.get(&tensor.name).copied().ok_or_else(|| Error::Mismatch {
+                dir: self.dir.clone(),
+                problems: vec![missing(&tensor)],
+            })?;
+            self.files[file].read_f32_into(&tensor.name, out)?;
+        }
+        Ok(values)
+    }
+
+    /// Collects everything that is missing, surplus or misshapen.
+    fn compare(&self, problems: &mut Vec<TensorProblem>) {
+        let layout = self.model_type.layout();
+        let mut unclaimed: BTreeMap<&str, usize> =
+            self.places.iter().map(|(name, &file)| (name.as_str(), file)).collect();
+        for (i, spec) in self.specs.iter().enumerate() {
+            for tensor in file_tensors(ParamId(i), spec, layout) {
+                let Some(file) = unclaimed.remove(tensor.name.as_str()) else {
+                    problems.push(missing(&tensor));
+                    continue;
+                };
+                let found = self.files[file].dims(&tensor.name).unwrap_or_default();
+                if found != tensor.dims {
+                    problems.push(TensorProblem::Misshapen {
+                        name: tensor.name.clone(),
+                        expected: tensor.dims.clone(),
+                        found: found.to_vec(),
+                    });
+                }
+                match self.files[file].dtype(&tensor.name) {
+                    Some(Dtype::F32 | Dtype::BF16 | Dtype::F16) | None => {}
+                    Some(other) => problems.push(TensorProblem::WrongType {
+                        name: tensor.name,
+                        found: format!("{other:?}"),
+                    }),
+                }
+            }
+        }
+        for (name, file) in unclaimed {
+            let found = self.files[file].dims(name).unwrap_or_default().to_vec();
+            problems.push(TensorProblem::Surplus { name: name.to_string(), found });
+        }
+    }
+}
+
+fn missing(tensor: &FileTensor) -> TensorProblem {
+    TensorProblem::Missing { name: tensor.name.clone(), expected: tensor.dims.clone() }
+}
+
+type OpenFiles = (Vec<SafetensorsFile>, BTreeMap<String, usize>, Vec<TensorProblem>);
+
+/// Opens the one file or all shards; the index, if there is one, must agree with them.
+fn open_files(dir: &Path) -> Result<OpenFiles> {
+    let index = dir.join(INDEX);
+    let single = dir.join(SINGLE);
+    let (paths, promised) = if single.exists() || !index.exists() {
+        (vec![single], None)
+    } else {
+        let map = read_index(&index)?.weight_map;
+        let mut shards: Vec<&String> = map.values().collect();
+        shards.sort();
+        shards.dedup();
+        (shards.into_iter().map(|shard| dir.join(shard)).collect(), Some(map))
+    };
+    let files = paths.iter().map(|p| SafetensorsFile::open(p)).collect::<Result<Vec<_>>>()?;
+    let (mut places, mut problems) = (BTreeMap::new(), Vec::new());
+    for (i, file) in files.iter().enumerate() {
+        for name in file.names() {
+            if places.insert(name.to_string(), i).is_some() {
+                problems.push(TensorProblem::Twice { name: name.to_string() });
+            }
+        }
+    }
+    for (name, shard) in promised.into_iter().flatten() {
+        let path = dir.join(&shard);
+        if places.get(&name).is_none_or(|&i| files[i].path() != path) {
+            problems.push(TensorProblem::NotInShard { name, shard });
+        }
+    }
+    Ok((files, places, problems))
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+fn read_index(path: &Path) -> Result<Index> {
+    let broken = |detail: String| Error::Json { file: path.to_path_buf(), detail };
+    let mut text = String::new();
+    let file = File::open(path).map_err(Error::io("open", path))?;
+    file.take(MAX_INDEX_BYTES).read_to_string(&mut text).map_err(Error::io("read", path))?;
+    let index: Index = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
+    for shard in index.weight_map.values() {
+        // An index must not lead out of its folder.
+        let mut parts = Path::new(shard).components();
+        let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+        if !plain {
+            return Err(broken(format!("`{shard}` is not the name of a file in this folder")));
+        }
+    }
+    Ok(index)
+}

@@ -1,0 +1,114 @@
+//! The crate's error: it names the file, the field or the tensor, and the shapes.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::TensorProblem;
+
+/// What can go wrong with a configuration, a checkpoint or a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A field of a configuration has a value that no model can have.
+    #[error("{origin}: `{field}` {detail}")]
+    Config {
+        /// The file, or a word for a configuration that was made by a program.
+        origin: String,
+        /// The field, as config.json spells it.
+        field: String,
+        /// What is wrong and what would be right.
+        detail: String,
+    },
+    /// The file describes a model that this crate does not know.
+    #[error("{origin}: {detail}")]
+    UnsupportedModel {
+        /// The file.
+        origin: String,
+        /// What was found and what is supported.
+        detail: String,
+    },
+    /// A JSON file cannot be parsed.
+    #[error("{file} is not valid JSON: {detail}", file = file.display())]
+    Json {
+        /// The file.
+        file: PathBuf,
+        /// The parser's words.
+        detail: String,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot {action} {path}: {source}", path = path.display())]
+    Io {
+        /// What was tried, e.g. `read`.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// A safetensors file is damaged.
+    #[error("{file} is not a valid safetensors file: {detail}", file = file.display())]
+    Safetensors {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The tensors of a checkpoint are not those that its configuration asks for.
+    #[error("the tensors in {dir} do not fit its config.json:{list}",
+        dir = dir.display(), list = problem_list(problems))]
+    Mismatch {
+        /// The checkpoint folder.
+        dir: PathBuf,
+        /// Every tensor that is missing, surplus or misshapen.
+        problems: Vec<TensorProblem>,
+    },
+    /// The file layout has no way to say what this model does.
+    #[error("model_type `{target}` cannot express {options}", options = options.join(", "))]
+    NotExpressible {
+        /// The `model_type` that was to be written.
+        target: &'static str,
+        /// The options it lacks.
+        options: Vec<String>,
+    },
+    /// Something is there already and would be lost.
+    #[error("{path} exists and is not an empty folder; choose another place", path = path.display())]
+    Occupied {
+        /// The folder that was to be written.
+        path: PathBuf,
+    },
+    /// A reference dump does not hold what it should.
+    #[error("{file}: {detail}", file = file.display())]
+    Dump {
+        /// The file.
+        file: PathBuf,
+        /// What is missing or wrong.
+        detail: String,
+    },
+    /// The caller's arguments do not fit the model.
+    #[error("{0}")]
+    Argument(String),
+    /// The engine refused an op.
+    #[error(transparent)]
+    Tensor(#[from] fox_tensor::Error),
+}
+
+/// Results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// For `map_err`: says what was tried with which path.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+        let path = path.to_path_buf();
+        move |source| Error::Io { action, path, source }
+    }
+}
+
+fn problem_list(problems: &[TensorProblem]) -> String {
+    let mut list = String::new();
+    for problem in problems {
+        // Writing to a String cannot fail.
+        let _ = write!(list, "\n  {problem}");
+    }
+    list
+}

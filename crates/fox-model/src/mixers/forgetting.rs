@@ -1,0 +1,352 @@
+//! The FoX layer with all its options; the Transformer is the same layer with other options.
+//!
+//! ```text
+//! q, uk, uv = x Wq^T, x Wk^T, x Wv^T                 a = sigmoid(x Wa^T) per head
+//! k_t = norm(a_t uk_{t-1} + (1 - a_t) uk_t)          v_t likewise, without a norm
+//! log f = logsigmoid(x Wf^T + bf)                    c = cumsum(log f)
+//! o_i = sum_j softmax_j(q_i . k_j / sqrt(d) + c_i - c_j) v_j
+//! out = (rms(o) * sigmoid(x Wg^T)) Wo^T
+//! ```
+
+use fox_tensor::{
+    Acp, Activation, AttentionSpec, HeadSpec, LogitBound, Mask, ParamId, Result, Rope, Tape,
+    Tensor, Var,
+};
+
+use super::{MixerContext, MixerOutput};
+use crate::cache::LayerState;
+use crate::config::{DecayTime, ForgetGate, ForgettingConfig, ModelConfig, QK_NORM_EPS, QkNorm};
+use crate::params::{Init, ParamGroup, ParamList, Parameters};
+use crate::{MemoryShape, Pruning};
+
+/// One layer: its options and where its parameters are.
+#[derive(Debug)]
+pub(crate) struct Forgetting {
+    options: ForgettingConfig,
+    head_dim: usize,
+    norm_eps: f32,
+    q: Projection,
+    k: Projection,
+    v: Projection,
+    gate: Gate,
+    output_gate: Option<ParamId>,
+    output_norm: Option<ParamId>,
+    o_proj: ParamId,
+}
+
+/// A query, key or value projection and what is done to its heads.
+#[derive(Debug)]
+struct Projection {
+    weight: ParamId,
+    bias: Option<ParamId>,
+    shift: Option<ParamId>,
+    norm: Option<ParamId>,
+    heads: usize,
+    rope: bool,
+}
+
+/// Where the log gates come from.
+#[derive(Debug)]
+enum Gate {
+    None,
+    Projected { weight: ParamId, bias: ParamId },
+    Constant { bias: ParamId },
+}
+
+impl Forgetting {
+    /// Declares the layer's parameters under `prefix`, e.g. `model.layers.0.attn`.
+    pub fn declare(
+        config: &ModelConfig,
+        options: &ForgettingConfig,
+        prefix: &str,
+        list: &mut ParamList,
+    ) -> Self {
+        let (width, std, head_dim) =
+            (config.hidden_size, config.initializer_range, config.head_dim());
+        let mut projection = |name: &str, heads: usize, shift: bool, norm: Option<&str>| {
+            let dims = (heads * head_dim, width);
+            let matrix = if shift { format!("{name}.linear") } else { name.to_string() };
+            let path = |rest: &str| format!("{prefix}.{rest}");
+            Projection {
+                weight: list.matrix(
+                    ParamGroup::Mixer,
+                    path(&format!("{matrix}.weight")),
+                    dims.0,
+                    dims.1,
+                    std,
+                ),
+                bias: options.qkv_bias.then(|| {
+                    list.vector(ParamGroup::Mixer, path(&format!("{matrix}.bias")), dims.0, 0.0)
+                }),
+                shift: shift.then(|| {
+                    let name = path(&format!("{name}.shift_proj.weight"));
+                    list.matrix(ParamGroup::Mixer, name, heads, width, std)
+                }),
+                norm: options.qk_norm.zip(norm).map(|(kind, name)| {
+                    let len = match kind {
+                        QkNorm::PerHead => dims.0,
+                        QkNorm::Shared => head_dim,
+                    };
+                    list.vector(ParamGroup::Mixer, path(&format!("{name}.weight")), len, 1.0)
+                }),
+                heads,
+                rope: options.rope_base.is_some() && norm.is_some(),
+            }
+        };
+        let q = projection("q_proj", options.heads, false, Some("q_norm"));
+        let k = projection("k_proj", options.kv_heads, options.k_shift, Some("k_norm"));
+        let v = projection("v_proj", options.kv_heads, options.v_shift, None);
+        let gate = Gate::declare(options, width, std, prefix, list);
+        let mut matrix = |name: &str| {
+            list.matrix(ParamGroup::Mixer, format!("{prefix}.{name}.weight"), width, width, std)
+        };
+        let output_gate = options.output_gate.map(|_| matrix("ogate_proj"));
+        let o_proj = matrix("o_proj");
+        let output_norm = options.output_norm.then(|| {
+            list.vector(ParamGroup::Mixer, format!("{prefix}.output_norm.weight"), width, 1.0)
+        });
+        Forgetting {
+            options: options.clone(),
+            head_dim,
+            norm_eps: config.norm_eps as f32,
+            q,
+            k,
+            v,
+            gate,
+            output_gate,
+            output_norm,
+            o_proj,
+        }
+    }
+
+    /// `x: [R, D]`, the normalised stream, to `[R, D]`.
+    pub fn forward(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        context: &MixerContext<'_>,
+        state: Option<&mut LayerState>,
+    ) -> Result<MixerOutput> {
+        let (params, segments) = (context.params, context.segments);
+        let (prev_k, prev_v) = match &state {
+            Some(state) => (state.last_uk.as_ref(), state.last_uv.as_ref()),
+            None => (None, None),
+        };
+        let (_, q) = self.project(tape, x, &self.q, context, None)?;
+        let (uk, mut k) = self.project(tape, x, &self.k, context, prev_k)?;
+        let (uv, mut v) = self.project(tape, x, &self.v, context, prev_v)?;
+        let mut log_gates = self.gate.log_gates(tape, x, params)?;
+        if let Some(state) = state {
+            state.stage_last(uk.value(), uv.value(), segments)?;
+            state.append(k.value(), v.value(), log_gates.as_ref().map(Var::value), segments)?;
+            k = Var::constant(state.k.clone());
+            v = Var::constant(state.v.clone());
+            log_gates = state.log_gates.clone().map(Var::constant);
+        }
+        let spec = AttentionSpec {
+            heads: self.options.heads,
+            kv_heads: self.options.kv_heads,
+            head_dim: self.head_dim,
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+            mask: Mask::Causal,
+            window: self.options.window,
+            acp: self.pruning(context),
+            segments: segments.clone(),
+        };
+        let (o, blocks) = tape.attention(&q, &k, &v, log_gates.as_ref(), &spec)?;
+        let y = self.gate_output(tape, x, o, params)?;
+        let out = tape.linear(&y, &params.var(self.o_proj), None)?;
+        Ok(MixerOutput { out, blocks })
+    }
+
+    /// The raw projection and the prepared heads, both `[R, heads * d]`.
+    fn project(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        p: &Projection,
+        context: &MixerContext<'_>,
+        prev: Option<&Tensor>,
+    ) -> Result<(Var, Var)> {
+        let var = |id: ParamId| context.params.var(id);
+        let u = tape.linear(x, &var(p.weight), p.bias.map(var).as_ref())?;
+        if !p.is_prepared() {
+            return Ok((u.clone(), u));
+        }
+        let shift = match p.shift {
+            Some(id) => Some(tape.linear(x, &var(id), None)?),
+            None => None,
+        };
+        let rope = self.options.rope_base.filter(|_| p.rope).map(|base| Rope { base });
+        let spec = HeadSpec {
+            heads: p.heads,
+            head_dim: self.head_dim,
+            norm_eps: QK_NORM_EPS,
+            rope,
+            segments: context.segments.clone(),
+        };
+        let heads =
+            tape.prepare_heads(&u, shift.as_ref(), prev, p.norm.map(var).as_ref(), &spec)?;
+        Ok((u, heads))
+    }
+
+    /// `rms(o) * act(x Wg^T)`, each part when the layer has it.
+    fn gate_output(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        o: Var,
+        params: &Parameters,
+    ) -> Result<Var> {
+        if self.output_norm.is_none() && self.output_gate.is_none() {
+            return Ok(o);
+        }
+        let z = match self.output_gate {
+            Some(id) => Some(tape.linear(x, &params.var(id), None)?),
+            None => None,
+        };
+        let norm = self.output_norm.map(|id| params.var(id));
+        let act = self.options.output_gate.unwrap_or(Activation::Sigmoid);
+        tape.gated_norm(&o, norm.as_ref(), z.as_ref(), self.options.heads, self.norm_eps, act)
+    }
+
+    fn pruning(&self, context: &MixerContext<'_>) -> Acp {
+        let tolerance = match context.pruning {
+            // Without gates nothing decays, so there is nothing to prune and no bound to compute.
+            _ if self.options.gate == ForgetGate::None => return Acp::Off,
+            Pruning::Off => return Acp::Off,
+            Pruning::Auto => return Acp::auto(),
+            Pruning::Tolerance(tolerance) => tolerance,
+            Pruning::Config => match self.options.log_pruning_tolerance {
+                Some(tolerance) => tolerance as f32,
+                None => return Acp::Off,
+            },
+        };
+        let bound = match (self.q.norm, self.k.norm) {
+            (Some(q), Some(k)) => LogitBound::QkNorm {
+                q: context.params.value(q).clone(),
+                k: context.params.value(k).clone(),
+            },
+            _ => LogitBound::Norms,
+        };
+        Acp::On { log_tolerance: tolerance, bound }
+    }
+
+    /// Widths of what the tape and the cache keep per token.
+    pub fn memory(&self) -> MemoryShape {
+        let (heads, width) = (self.options.heads, self.options.heads * self.head_dim);
+        let kv_width = self.options.kv_heads * self.head_dim;
+        let mut kept = 0;
+        for p in [&self.q, &self.k, &self.v] {
+            let raw = p.heads * self.head_dim;
+            let shift = if p.shift.is_some() { p.heads } else { 0 };
+            kept += raw + if p.is_prepared() { raw + shift } else { 0 };
+        }
+        kept += match self.gate {
+            Gate::None => 0,
+            Gate::Projected { .. } => 2 * heads,
+            Gate::Constant { .. } => heads,
+        };
+        // The output and the log of the softmax denominator.
+        kept += width + heads;
+        if self.output_gate.is_some() {
+            kept += width;
+        }
+        if self.output_gate.is_some() || self.output_norm.is_some() {
+            kept += width;
+        }
+        let gates = if self.options.gate == ForgetGate::None { 0 } else { heads };
+        let shifts = usize::from(self.options.k_shift) + usize::from(self.options.v_shift);
+        MemoryShape {
+            activations_per_token: kept,
+            cache_per_token: 2 * kv_width + gates,
+            cache_per_sequence: shifts * kv_width,
+        }
+    }
+}
+
+impl Projection {
+    fn is_prepared(&self) -> bool {
+        self.shift.is_some() || self.norm.is_some() || self.rope
+    }
+}
+
+impl Gate {
+    fn declare(
+        options: &ForgettingConfig,
+        width: usize,
+        std: f64,
+        prefix: &str,
+        list: &mut ParamList,
+    ) -> Self {
+        let heads = options.heads;
+        let constant = |decay_time: Option<DecayTime>| match decay_time {
+            Some(time) => Init::Given(decay_time_bias(time, heads)),
+            None => Init::Constant(0.0),
+        };
+        let name = format!("{prefix}.fgate_bias");
+        match options.gate {
+            ForgetGate::None => Gate::None,
+            ForgetGate::Full => {
+                let name = format!("{prefix}.fgate_proj.weight");
+                let weight = list.matrix(ParamGroup::Mixer, name, heads, width, std);
+                let name = format!("{prefix}.fgate_proj.bias");
+                let bias = list.vector(ParamGroup::Mixer, name, heads, 0.0);
+                Gate::Projected { weight, bias }
+            }
+            ForgetGate::BiasOnly { decay_time } => {
+                let init = constant(decay_time);
+                Gate::Constant {
+                    bias: list.push(ParamGroup::Mixer, name, vec![heads], false, init),
+                }
+            }
+            ForgetGate::Fixed { decay_time } => {
+                let init = constant(decay_time);
+                Gate::Constant { bias: list.buffer(ParamGroup::Mixer, name, vec![heads], init) }
+            }
+        }
+    }
+
+    /// `[R, H]`, all at most 0; `None` when nothing is forgotten.
+    fn log_gates(&self, tape: &mut Tape<'_>, x: &Var, params: &Parameters) -> Result<Option<Var>> {
+        let rows = x.value().rows();
+        match self {
+            Gate::None => Ok(None),
+            Gate::Projected { weight, bias } => {
+                let z = tape.linear(x, &params.var(*weight), None)?;
+                tape.log_gate(Some(&z), Some(&params.var(*bias)), rows).map(Some)
+            }
+            Gate::Constant { bias } => {
+                tape.log_gate(None, Some(&params.var(*bias)), rows).map(Some)
+            }
+        }
+    }
+}
+
+/// Biases such that head `h` forgets `1 / T_h` nat per token, with `T_h` geometric between the two
+/// decay times.
+fn decay_time_bias(time: DecayTime, heads: usize) -> Vec<f32> {
+    let (low, high) = (time.min.ln(), time.max.ln());
+    let bias = |h: usize| {
+        let share = if heads > 1 { h as f64 / (heads - 1) as f64 } else { 0.0 };
+        let decay = 1.0 / (low + (high - low) * share).exp();
+        -decay.exp_m1().ln() as f32
+    };
+    (0..heads).map(bias).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decay_times_are_geometric_and_give_the_decay_they_name() {
+        let bias = decay_time_bias(DecayTime { min: 2.0, max: 128.0 }, 4);
+        for (h, b) in bias.iter().enumerate() {
+            let log_gate = -(-f64::from(*b)).exp().ln_1p();
+            let want = -1.0 / (2.0 * 4f64.powi(h as i32));
+            assert!((log_gate / want - 1.0).abs() < 1e-5, "head {h}: {log_gate} {want}");
+        }
+        assert_eq!(decay_time_bias(DecayTime { min: 2.0, max: 9.0 }, 1).len(), 1);
+    }
+}

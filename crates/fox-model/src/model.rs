@@ -1,0 +1,281 @@
+//! The language model: embedding, blocks, final norm, output projection.
+
+use std::path::Path;
+
+use fox_tensor::{
+    DType, Device, ParamId, Result as TensorResult, Segment, Segments, Tape, Tensor, Var,
+};
+
+use crate::block::{Block, BlockOutput};
+use crate::cache::Cache;
+use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
+use crate::config::ModelConfig;
+use crate::mixers::MixerContext;
+use crate::params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
+use crate::{Error, Result};
+
+/// Which attention blocks may be skipped (adaptive computation pruning).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Pruning {
+    /// As the configuration says.
+    #[default]
+    Config,
+    /// None.
+    Off,
+    /// Those whose share of a row's softmax is provably below `e^tolerance`.
+    Tolerance(f32),
+    /// With a tolerance of -10 and a bound from the norms of queries and keys.
+    Auto,
+}
+
+/// How a forward pass is run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ForwardOptions {
+    /// Which attention blocks may be skipped.
+    pub pruning: Pruning,
+    /// Drop the activations of each block and compute them again in the backward pass.
+    pub recompute: bool,
+}
+
+/// The result of the blocks.
+#[derive(Debug)]
+pub struct Hidden {
+    /// The normalised stream `[R, D]`, ready for the output projection.
+    pub states: Var,
+    /// Per layer, attention blocks visited and in all `[H, 2]` i32.
+    pub blocks: Vec<Tensor>,
+}
+
+/// The result of a loss.
+#[derive(Debug)]
+pub struct TokenLoss {
+    /// Cross-entropy of every row `[R]`; 0 where the label is ignored.
+    pub per_token: Tensor,
+    /// Per layer, attention blocks visited and in all `[H, 2]` i32.
+    pub blocks: Vec<Tensor>,
+}
+
+/// Where the parameters of the parts are.
+#[derive(Debug)]
+pub(crate) struct Structure {
+    embeddings: ParamId,
+    pub(crate) blocks: Vec<Block>,
+    norm: ParamId,
+    lm_head: ParamId,
+}
+
+/// The parameters that a configuration asks for, and the parts that use them.
+pub(crate) fn declare(config: &ModelConfig) -> (Vec<ParamSpec>, Structure) {
+    let mut list = ParamList::default();
+    let (vocab, width, std) = (config.vocab_size, config.hidden_size, config.initializer_range);
+    let embeddings = list.push(
+        ParamGroup::Embedding,
+        "model.embeddings.weight",
+        vec![vocab, width],
+        true,
+        Init::Normal { std, zero_row: config.tokens.pad },
+    );
+    let blocks = (0..config.num_layers).map(|l| Block::declare(config, l, &mut list)).collect();
+    let norm = list.vector(ParamGroup::Norm, "model.norm.weight", width, 1.0);
+    let lm_head = if config.tie_word_embeddings {
+        embeddings
+    } else {
+        list.matrix(ParamGroup::Head, "lm_head.weight", vocab, width, std)
+    };
+    (list.specs, Structure { embeddings, blocks, norm, lm_head })
+}
+
+impl ModelConfig {
+    /// The parameters of this model, in order. The configuration must be valid.
+    pub fn param_specs(&self) -> Vec<ParamSpec> {
+        declare(self).0
+    }
+}
+
+/// A model with its parameters on a device.
+#[derive(Debug)]
+pub struct Model {
+    config: ModelConfig,
+    params: Parameters,
+    structure: Structure,
+    device: Device,
+}
+
+impl Model {
+    /// A fresh model; the same seed gives the same weights.
+    pub fn init(config: &ModelConfig, seed: u64, device: &Device) -> Result<Model> {
+        config.validate("model configuration")?;
+        let (specs, structure) = declare(config);
+        let params = Parameters::init(specs, seed, device)?;
+        Ok(Model { config: config.clone(), params, structure, device: device.clone() })
+    }
+
+    /// Reads a checkpoint folder in any supported format.
+    pub fn from_checkpoint(dir: &Path, device: &Device) -> Result<Model> {
+        Self::from_reader(&mut CheckpointReader::open(dir)?, device)
+    }
+
+    /// Reads a checkpoint that is open already.
+    pub fn from_reader(reader: &mut CheckpointReader, device: &Device) -> Result<Model> {
+        let config = reader.config().clone();
+        let (specs, structure) = declare(&config);
+        let params = Parameters::build(specs, device, |id, _| reader.read(id))?;
+        Ok(Model { config, params, structure, device: device.clone() })
+    }
+
+    /// Writes a checkpoint folder, aside first, so that it is there in full or not at all.
+    pub fn save(&self, dir: &Path, options: &WriteOptions) -> Result<()> {
+        write_checkpoint(dir, &self.config, options, |id| Ok(self.params.value(id).to_f32()?))
+    }
+
+    /// What the model is.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Its parameters.
+    pub fn params(&self) -> &Parameters {
+        &self.params
+    }
+
+    /// Its parameters, for an optimizer.
+    pub fn params_mut(&mut self) -> &mut Parameters {
+        &mut self.params
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// An empty decode state for `batch` sequences with room for `capacity` tokens each.
+    pub fn new_cache(&self, batch: usize, capacity: usize) -> Result<Cache> {
+        Cache::new(&self.config, batch, capacity, &self.device)
+    }
+
+    /// Embedding, blocks and final norm of `tokens: [R]`.
+    ///
+    /// `segments` says which rows form a sequence. With a cache, segment `b` holds the new tokens of
+    /// sequence `b`, which see all earlier ones; the tape must not record then.
+    pub fn forward<'m>(
+        &'m self,
+        tape: &mut Tape<'m>,
+        tokens: &Tensor,
+        segments: &Segments,
+        mut cache: Option<&mut Cache>,
+        options: &ForwardOptions,
+    ) -> Result<Hidden> {
+        if cache.is_some() && tape.is_recording() {
+            return Err(Error::Argument("gradients do not pass through a cache".into()));
+        }
+        let placed = match cache.as_deref_mut() {
+            Some(cache) => cache.begin(segments)?,
+            None => segments.clone(),
+        };
+        let table = self.params.var(self.structure.embeddings);
+        let mut h = tape.embedding(&table, tokens, self.config.tokens.pad)?;
+        let mut delta: Option<Var> = None;
+        let mut blocks = Vec::with_capacity(self.config.num_layers);
+        for (l, block) in self.structure.blocks.iter().enumerate() {
+            let out = if options.recompute && tape.is_recording() {
+                self.forward_again(tape, block, &h, delta.as_ref(), &placed, options.pruning)?
+            } else {
+                let context = self.context(&placed, options.pruning);
+                let state = cache.as_deref_mut().map(|cache| &mut cache.layers[l]);
+                block.forward(tape, &h, delta.as_ref(), &context, state)?
+            };
+            blocks.push(out.blocks);
+            (h, delta) = (out.h, Some(out.delta));
+        }
+        let norm = self.params.var(self.structure.norm);
+        let eps = self.config.norm_eps as f32;
+        let (_, states) = tape.add_rms_norm(&h, delta.as_ref(), &norm, eps)?;
+        if let Some(cache) = cache {
+            cache.commit(segments);
+        }
+        Ok(Hidden { states, blocks })
+    }
+
+    /// A block whose activations are dropped now and computed again in the backward pass.
+    fn forward_again<'m>(
+        &'m self,
+        tape: &mut Tape<'m>,
+        block: &'m Block,
+        h: &Var,
+        delta: Option<&Var>,
+        segments: &Segments,
+        pruning: Pruning,
+    ) -> Result<BlockOutput> {
+        let inputs: Vec<Var> = std::iter::once(h).chain(delta).cloned().collect();
+        let segments = segments.clone();
+        let mut outputs = tape.checkpoint(&inputs, move |tape, inputs| {
+            let context = self.context(&segments, pruning);
+            let out = block.forward(tape, &inputs[0], inputs.get(1), &context, None)?;
+            Ok(vec![out.h, out.delta, Var::constant(out.blocks)])
+        })?;
+        match (outputs.pop(), outputs.pop(), outputs.pop()) {
+            (Some(blocks), Some(delta), Some(h)) => {
+                Ok(BlockOutput { h, delta, blocks: blocks.value().clone() })
+            }
+            _ => Err(Error::Argument("a recomputed block gave fewer than three values".into())),
+        }
+    }
+
+    fn context<'a>(&'a self, segments: &'a Segments, pruning: Pruning) -> MixerContext<'a> {
+        MixerContext { params: &self.params, segments, pruning }
+    }
+
+    /// Logits `[R, V]` of normalised states `[R, D]`.
+    pub fn logits(&self, tape: &mut Tape<'_>, states: &Var) -> TensorResult<Var> {
+        tape.linear(states, &self.params.var(self.structure.lm_head), None)
+    }
+
+    /// Loss of every token; a backward pass starts from `sum_r weights[r] * loss[r]`.
+    ///
+    /// `tokens`, `labels` (already shifted) and `weights` are `[R]`; a mean over all rows has weights
+    /// `1 / R`.
+    pub fn loss<'m>(
+        &'m self,
+        tape: &mut Tape<'m>,
+        tokens: &Tensor,
+        labels: &Tensor,
+        weights: &Tensor,
+        segments: &Segments,
+        options: &ForwardOptions,
+    ) -> Result<TokenLoss> {
+        let hidden = self.forward(tape, tokens, segments, None, options)?;
+        let head = self.params.var(self.structure.lm_head);
+        let per_token = tape.linear_cross_entropy(&hidden.states, &head, labels, weights)?;
+        Ok(TokenLoss { per_token, blocks: hidden.blocks })
+    }
+
+    /// Feeds each sequence its new tokens and returns the logits after the last of them
+    /// `[batch, V]`. The row of a sequence without new tokens is 0.
+    pub fn decode(
+        &self,
+        tokens: &[&[i32]],
+        cache: &mut Cache,
+        options: &ForwardOptions,
+    ) -> Result<Tensor> {
+        let mut segments = Vec::with_capacity(tokens.len());
+        let mut start = 0;
+        for new in tokens {
+            let len = new.len();
+            segments.push(Segment { q_start: start, q_len: len, k_start: start, k_len: len });
+            start += len;
+        }
+        if start == 0 {
+            return Err(Error::Argument("a decode step without tokens".into()));
+        }
+        let segments = Segments::new(segments)?;
+        let ids = self.device.from_i32(&tokens.concat(), [start])?;
+        let mut tape = Tape::inference(&self.device);
+        let hidden = self.forward(&mut tape, &ids, &segments, Some(cache), options)?;
+        let states = hidden.states.value();
+        let mut last = self.device.zeros([tokens.len(), states.cols()], DType::F32)?;
+        for (b, s) in segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
+            self.device.backend().copy_rows(states, s.q_start + s.q_len - 1, &mut last, b, 1)?;
+        }
+        Ok(self.logits(&mut tape, &Var::constant(last))?.value().clone())
+    }
+}

@@ -1,0 +1,215 @@
+//! The parameters of a model: an ordered list of named tensors.
+//!
+//! Names are the official checkpoint names. Layers declare what they need while the model is put
+//! together and keep the [`ParamId`]s; values, gradients and optimizer state are lists in the same
+//! order.
+
+mod init;
+
+use fox_tensor::{Device, ParamId, Shape, Tensor, Var};
+
+use crate::{Error, Result};
+
+/// What part of the model a parameter belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ParamGroup {
+    /// The token table.
+    Embedding,
+    /// The layers that look along time.
+    Mixer,
+    /// The feed-forward layers.
+    Mlp,
+    /// Norms of the residual stream.
+    Norm,
+    /// The output projection.
+    Head,
+}
+
+/// How a parameter starts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Init {
+    /// Independent normal values; one row may be zero (the pad token's).
+    Normal {
+        /// Standard deviation.
+        std: f64,
+        /// A row that is 0 instead.
+        zero_row: Option<usize>,
+    },
+    /// Every element the same.
+    Constant(f32),
+    /// These values.
+    Given(Vec<f32>),
+}
+
+/// What there is to know about a parameter besides its value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamSpec {
+    /// The official checkpoint name.
+    pub name: String,
+    /// Its extents.
+    pub dims: Vec<usize>,
+    /// What it is part of.
+    pub group: ParamGroup,
+    /// Whether weight decay applies.
+    pub decay: bool,
+    /// Whether it is trained; a buffer is only stored.
+    pub trainable: bool,
+    /// How it starts.
+    pub init: Init,
+}
+
+impl ParamSpec {
+    /// Number of elements. Configurations are validated such that it does not overflow.
+    pub fn count(&self) -> usize {
+        self.dims.iter().product()
+    }
+}
+
+/// Collects declarations in order.
+#[derive(Debug, Default)]
+pub(crate) struct ParamList {
+    pub specs: Vec<ParamSpec>,
+}
+
+impl ParamList {
+    /// A matrix `[rows, cols]` with weight decay and normal initialization.
+    pub fn matrix(
+        &mut self,
+        group: ParamGroup,
+        name: impl Into<String>,
+        rows: usize,
+        cols: usize,
+        std: f64,
+    ) -> ParamId {
+        let init = Init::Normal { std, zero_row: None };
+        self.push(group, name, vec![rows, cols], true, init)
+    }
+
+    /// A vector without weight decay, every element `start`.
+    pub fn vector(
+        &mut self,
+        group: ParamGroup,
+        name: impl Into<String>,
+        len: usize,
+        start: f32,
+    ) -> ParamId {
+        self.push(group, name, vec![len], false, Init::Constant(start))
+    }
+
+    /// Any parameter that is trained.
+    pub fn push(
+        &mut self,
+        group: ParamGroup,
+        name: impl Into<String>,
+        dims: Vec<usize>,
+        decay: bool,
+        init: Init,
+    ) -> ParamId {
+        let name = name.into();
+        self.specs.push(ParamSpec { name, dims, group, decay, trainable: true, init });
+        ParamId(self.specs.len() - 1)
+    }
+
+    /// A tensor that is stored with the model, but not trained.
+    pub fn buffer(
+        &mut self,
+        group: ParamGroup,
+        name: impl Into<String>,
+        dims: Vec<usize>,
+        init: Init,
+    ) -> ParamId {
+        let id = self.push(group, name, dims, false, init);
+        self.specs[id.0].trainable = false;
+        id
+    }
+}
+
+/// The parameters with their values on a device.
+#[derive(Clone, Debug)]
+pub struct Parameters {
+    specs: Vec<ParamSpec>,
+    values: Vec<Tensor>,
+}
+
+impl Parameters {
+    /// Initial values, the same for the same seed whatever the order of the parameters.
+    pub(crate) fn init(specs: Vec<ParamSpec>, seed: u64, device: &Device) -> Result<Self> {
+        Self::build(specs, device, |_, spec| Ok(init::values(spec, seed)))
+    }
+
+    /// Values from `source`, which is asked for one parameter after the other.
+    pub(crate) fn build(
+        specs: Vec<ParamSpec>,
+        device: &Device,
+        mut source: impl FnMut(ParamId, &ParamSpec) -> Result<Vec<f32>>,
+    ) -> Result<Self> {
+        let mut values = Vec::with_capacity(specs.len());
+        for (i, spec) in specs.iter().enumerate() {
+            let host = source(ParamId(i), spec)?;
+            values.push(device.from_f32(&host, Shape::from(&spec.dims[..]))?);
+        }
+        Ok(Parameters { specs, values })
+    }
+
+    /// Number of parameters (tensors).
+    pub fn len(&self) -> usize {
+        self.specs.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.specs.is_empty()
+    }
+
+    /// Number of elements of all parameters.
+    pub fn count(&self) -> usize {
+        self.specs.iter().map(ParamSpec::count).sum()
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (ParamId, &ParamSpec, &Tensor)> {
+        let pairs = self.specs.iter().zip(&self.values);
+        pairs.enumerate().map(|(i, (spec, value))| (ParamId(i), spec, value))
+    }
+
+    /// The parameter of this name.
+    pub fn find(&self, name: &str) -> Option<ParamId> {
+        self.specs.iter().position(|spec| spec.name == name).map(ParamId)
+    }
+
+    /// What is known about a parameter.
+    pub fn spec(&self, id: ParamId) -> &ParamSpec {
+        &self.specs[id.0]
+    }
+
+    /// Its value.
+    pub fn value(&self, id: ParamId) -> &Tensor {
+        &self.values[id.0]
+    }
+
+    /// Its value, for an optimizer to update.
+    pub fn value_mut(&mut self, id: ParamId) -> &mut Tensor {
+        &mut self.values[id.0]
+    }
+
+    /// Replaces a value; the shape must stay.
+    pub fn set(&mut self, id: ParamId, value: Tensor) -> Result<()> {
+        let spec = self.spec(id);
+        if value.dims() != spec.dims {
+            return Err(Error::Argument(format!(
+                "{} has shape {:?}; a value of shape {} does not fit",
+                spec.name,
+                spec.dims,
+                value.shape()
+            )));
+        }
+        self.values[id.0] = value;
+        Ok(())
+    }
+
+    /// The parameter for a tape: with a gradient when it is trained.
+    pub(crate) fn var(&self, id: ParamId) -> Var {
+        let value = self.values[id.0].clone();
+        if self.specs[id.0].trainable { Var::param(id, value) } else { Var::constant(value) }
+    }
+}
