@@ -1,4 +1,5 @@
 //! Every FoX and Transformer dump of the references, on the f64 oracle, at the float32 tolerances.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::path::PathBuf;
 

@@ -1,0 +1,256 @@
+//! Configurations: published sizes, reading, writing, and every kind of bad value.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::path::Path;
+
+use fox_model::{
+    DecayTime, ForgetGate, ForgettingConfig, Layout, MixerConfig, ModelConfig, ModelType, Preset,
+    QkNorm,
+};
+use fox_tensor::Activation;
+use proptest::prelude::*;
+
+fn parse(text: &str) -> fox_model::Result<(ModelConfig, ModelType)> {
+    ModelConfig::from_json(text, Path::new("some/config.json"))
+}
+
+fn mixer(config: &ModelConfig) -> &ForgettingConfig {
+    let MixerConfig::Forgetting(mixer) = &config.mixer;
+    mixer
+}
+
+#[test]
+fn published_parameter_totals() {
+    for (name, total, width) in [
+        ("fox-llama-125m", 162_259_344, 2048),
+        ("fox-llama-360m", 411_651_456, 2816),
+        ("fox-llama-760m", 834_827_328, 4096),
+        ("fox-pro-125m", 162_508_176, 1792),
+        ("fox-pro-360m", 418_803_072, 2560),
+        ("fox-pro-760m", 836_707_392, 3584),
+        ("transformer-llama-125m", 162_148_608, 2048),
+        ("transformer-llama-360m", 411_257_856, 2816),
+        ("transformer-llama-760m", 833_942_016, 4096),
+        ("transformer-pro-125m", 162_397_440, 1792),
+        ("transformer-pro-360m", 418_409_472, 2560),
+        ("transformer_PRO_760M", 834_937_344, 3584),
+    ] {
+        let config = Preset::by_name(name).unwrap().config();
+        config.validate(name).unwrap();
+        let count: usize = config.param_specs().iter().map(|spec| spec.count()).sum();
+        assert_eq!(count, total, "{name}");
+        assert_eq!(config.mlp_width(), width, "{name}");
+    }
+    assert!(Preset::by_name("fox-pro-1t").is_none());
+}
+
+#[test]
+fn defaults_are_the_references() {
+    let (config, kind) = parse(r#"{"model_type": "forgetting_transformer-project_fox"}"#).unwrap();
+    assert_eq!(kind, ModelType::OfficialFox);
+    assert_eq!((config.vocab_size, config.hidden_size, config.num_layers), (32000, 2048, 24));
+    assert_eq!((config.tokens.bos, config.tokens.eos, config.tokens.pad), (Some(1), Some(2), None));
+    assert_eq!(mixer(&config), &ForgettingConfig::fox_llama(32));
+    assert_eq!(config.mlp_width(), 5632);
+    let (config, _) = parse(r#"{"model_type": "transformer-project_fox"}"#).unwrap();
+    assert_eq!(mixer(&config), &ForgettingConfig::fox_llama(32).without_forgetting());
+    let (config, _) = parse(r#"{"model_type": "transformer", "qk_norm": true}"#).unwrap();
+    assert_eq!(mixer(&config).rope_base, Some(10_000.0));
+    assert_eq!(mixer(&config).qk_norm, Some(QkNorm::Shared));
+}
+
+#[test]
+fn bare_literals_are_numbers() {
+    let text = r#"{"model_type": "fox", "x": [Infinity, -Infinity, NaN], "y": "Infinity NaN"}"#;
+    parse(text).unwrap();
+    let error = parse(r#"{"model_type": "fox", "norm_eps": Infinity}"#).unwrap_err().to_string();
+    assert_eq!(error, "some/config.json: `norm_eps` is inf; it must be above 0 and at most 1");
+    assert!(parse(r#"{"model_type": "fox", "norm_eps": NaN}"#).is_err());
+}
+
+#[test]
+fn bad_values_are_one_sentence_with_field_and_file() {
+    for (kind, fields, want) in [
+        ("fox", r#""vocab_size": 0"#, "`vocab_size` is 0; it must be between 1 and 268435456"),
+        ("fox", r#""vocab_size": -3"#, "`vocab_size` must be a whole number, not -3"),
+        ("fox", r#""vocab_size": "many""#, "`vocab_size` must be a whole number, not \"many\""),
+        ("fox", r#""hidden_size": null"#, "`hidden_size` must be a whole number, not null"),
+        ("fox", r#""hidden_size": 18446744073709551615"#, "between 1 and 1048576"),
+        ("fox", r#""num_hidden_layers": 4000000000"#, "between 1 and 10000"),
+        ("fox", r#""num_heads": 0"#, "`num_heads` is 0"),
+        ("fox", r#""num_heads": 31"#, "does not divide `hidden_size` 2048"),
+        ("fox", r#""hidden_size": 40, "num_heads": 2"#, "heads of width 20"),
+        ("fox", r#""hidden_size": 2048, "num_heads": 2"#, "heads of width 1024"),
+        ("fox", r#""num_kv_heads": 5"#, "does not divide `num_heads` 32"),
+        ("fox", r#""window_size": 0"#, "`window_size` is 0"),
+        ("fox", r#""intermediate_size": 99999999"#, "`intermediate_size` is 99999999"),
+        ("fox", r#""hidden_ratio": -1"#, "`hidden_ratio` is -1"),
+        ("fox", r#""norm_eps": 0"#, "`norm_eps` is 0"),
+        ("fox", r#""pad_token_id": 32000"#, "the vocabulary has 32000 entries"),
+        ("fox", r#""tie_word_embeddings": 1"#, "must be true or false, not 1"),
+        (
+            "fox",
+            r#""fgate_type": "half""#,
+            r#"must be one of "full", "bias_only", "fixed", "none", not "half""#,
+        ),
+        ("fox", r#""hidden_act": "gelu""#, r#"one of "swish", "silu", "sigmoid""#),
+        ("fox", r#""use_rope": true, "rope_base": 0"#, "`rope_base` is 0"),
+        ("fox", r#""log_pruning_tolerance": 1.5"#, "so it is negative"),
+        (
+            "fox",
+            r#""use_output_gate": true, "use_output_norm": true, "ogate_act": "silu""#,
+            "`ogate_act` must be \"sigmoid\"",
+        ),
+        ("fox", r#""fgate_bias_init": true"#, "needs `decay_time_min` and `decay_time_max`"),
+        (
+            "fox",
+            r#""fgate_bias_init": true, "decay_time_min": 1, "decay_time_max": 2"#,
+            "needs `fgate_type`",
+        ),
+        (
+            "fox",
+            r#""fgate_type": "fixed", "fgate_bias_init": true, "decay_time_min": 9, "decay_time_max": 2"#,
+            "above `decay_time_max` 2",
+        ),
+        ("forgetting_transformer-project_fox", r#""num_kv_heads": 4"#, "equal to `num_heads` (32)"),
+        ("transformer-project_fox", r#""qk_norm": true"#, "must be false"),
+        ("forgetting_transformer", r#""attnres_block_size": 4"#, "must be null"),
+        ("forgetting_transformer", r#""hidden_act": "sigmoid""#, r#"one of "swish", "silu""#),
+    ] {
+        let text = format!(r#"{{"model_type": "{kind}", {fields}}}"#);
+        let error = parse(&text).expect_err(&text).to_string();
+        assert!(error.starts_with("some/config.json: "), "{error}");
+        assert!(error.contains(want), "{error}\n  should contain {want}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+    for (text, want) in [
+        ("{}", "the field `model_type` is missing"),
+        (r#"{"model_type": "gpt2"}"#, "unknown model_type `gpt2`; supported are"),
+        (r#"{"model_type": "mamba2-project_fox"}"#, "`mamba2-project_fox` is not supported yet"),
+        ("[]", "a configuration is an object"),
+        ("{\"a\": ", "is not valid JSON"),
+    ] {
+        let error = parse(text).expect_err(text).to_string();
+        assert!(error.contains(want), "{error}");
+    }
+}
+
+#[test]
+fn what_a_format_lacks_is_named() {
+    let pro = ModelConfig::fox_pro(64, 2, 2);
+    assert_eq!(
+        pro.to_json(ModelType::FlaFox).unwrap_err().to_string(),
+        "model_type `forgetting_transformer` cannot express use_k_shift, use_v_shift, \
+         use_output_norm"
+    );
+    let transformer = ModelConfig::transformer_pro(64, 2, 2);
+    assert_eq!(transformer.natural_type(Layout::Fla), ModelType::FlaTransformer);
+    let error = transformer.to_json(ModelType::FlaTransformer).unwrap_err().to_string();
+    assert!(error.contains("qk_norm with weights per head, use_output_gate"), "{error}");
+    assert_eq!(transformer.storage_type(), ModelType::OfficialFox);
+    assert_eq!(
+        ModelConfig::transformer_llama(64, 2, 2).storage_type(),
+        ModelType::OfficialTransformer
+    );
+    let mut grouped = ModelConfig::fox_pro(64, 2, 4);
+    let MixerConfig::Forgetting(mixer) = &mut grouped.mixer;
+    mixer.kv_heads = 2;
+    assert_eq!(grouped.storage_type(), ModelType::Native);
+    let error = grouped.to_json(ModelType::OfficialFox).unwrap_err().to_string();
+    assert!(error.ends_with("cannot express num_kv_heads below num_heads"), "{error}");
+}
+
+fn any_gate() -> impl Strategy<Value = ForgetGate> {
+    let time = proptest::option::of(Just(DecayTime { min: 2.0, max: 64.5 }));
+    prop_oneof![
+        Just(ForgetGate::None),
+        Just(ForgetGate::Full),
+        time.clone().prop_map(|decay_time| ForgetGate::BiasOnly { decay_time }),
+        time.prop_map(|decay_time| ForgetGate::Fixed { decay_time }),
+    ]
+}
+
+fn any_config() -> impl Strategy<Value = ModelConfig> {
+    let flags = proptest::array::uniform5(any::<bool>());
+    let norm = proptest::option::of(prop_oneof![Just(QkNorm::PerHead), Just(QkNorm::Shared)]);
+    let ogate =
+        proptest::option::of(prop_oneof![Just(Activation::Sigmoid), Just(Activation::Silu)]);
+    let numbers = (
+        proptest::option::of(Just(12_345.5)),
+        proptest::option::of(1usize..9),
+        proptest::option::of(Just(-10.0)),
+        proptest::option::of(1usize..99),
+        proptest::option::of(0usize..50),
+    );
+    (any_gate(), flags, norm, ogate, numbers, any::<bool>()).prop_map(
+        |(gate, [k_shift, v_shift, norm_out, bias, grouped], qk_norm, ogate, numbers, tied)| {
+            let (rope_base, window, log_pruning_tolerance, intermediate_size, pad) = numbers;
+            let mut config = ModelConfig::fox_llama(64, 2, 4);
+            config.mlp.intermediate_size = intermediate_size;
+            config.mlp.hidden_ratio = 3.5;
+            config.tokens.pad = pad;
+            config.tie_word_embeddings = tied;
+            config.mixer = MixerConfig::Forgetting(ForgettingConfig {
+                heads: 4,
+                kv_heads: if grouped { 2 } else { 4 },
+                gate,
+                qkv_bias: bias,
+                k_shift,
+                v_shift,
+                qk_norm,
+                rope_base,
+                window,
+                output_norm: norm_out && ogate != Some(Activation::Silu),
+                output_gate: ogate,
+                log_pruning_tolerance,
+            });
+            config
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn written_configurations_read_back(config in any_config()) {
+        for kind in ModelType::ALL {
+            let Ok(json) = config.to_json(kind) else { continue };
+            let (mut again, found) = parse(&json.to_string()).unwrap();
+            prop_assert_eq!(found, kind);
+            // Where nothing is forgotten a tolerance has no effect, and only FoX files keep it.
+            let MixerConfig::Forgetting(mixer) = &mut again.mixer;
+            let MixerConfig::Forgetting(wanted) = &config.mixer;
+            if wanted.gate == ForgetGate::None {
+                mixer.log_pruning_tolerance = wanted.log_pruning_tolerance;
+            }
+            prop_assert_eq!(&again, &config);
+        }
+        prop_assert!(config.to_json(ModelType::Native).is_ok());
+    }
+
+    #[test]
+    fn any_text_is_answered(text in ".{0,200}") {
+        let _ = parse(&text);
+    }
+
+    #[test]
+    fn any_value_of_any_field_is_answered(
+        field in proptest::sample::select(vec![
+            "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_heads",
+            "num_kv_heads", "hidden_ratio", "intermediate_size", "norm_eps", "window_size",
+            "decay_time_min", "rope_base", "initializer_range", "max_position_embeddings",
+        ]),
+        value in prop_oneof![
+            Just("null".to_string()), Just("Infinity".into()), Just("-Infinity".into()),
+            Just("NaN".into()), Just("[]".into()), Just("{}".into()), Just("1e999".into()),
+            any::<i64>().prop_map(|n| n.to_string()), any::<u64>().prop_map(|n| n.to_string()),
+            any::<f64>().prop_map(|n| format!("{n:?}")), "\"[a-z_]{0,9}\"",
+        ],
+    ) {
+        for kind in ModelType::ALL {
+            let text = format!(r#"{{"model_type": "{}", "{field}": {value}}}"#, kind.as_str());
+            if let Ok((config, _)) = parse(&text) {
+                prop_assert!(config.param_specs().len() < 200_000);
+            }
+        }
+    }
+}
