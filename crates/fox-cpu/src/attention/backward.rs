@@ -1,0 +1,282 @@
+//! A run of key blocks against all the queries that visit them: all five products of the backward
+//! pass while a tile is hot.
+
+use std::ops::Range;
+
+use fox_tensor::Mask;
+
+use super::BLOCK;
+use super::forward::{clip, hide};
+use super::plan::{Prefix, View};
+use super::tile::multiply;
+use crate::simd::{Kernel, Simd, exp};
+
+/// Row statistic of queries that do not exist: their weights become zero.
+pub const NO_QUERY: f32 = 1e30;
+
+/// A head's queries and output gradients, gathered: as rows `[q_len up to a block, padded_dim]` and as
+/// transposed panels `[panel][head_dim][lanes]`; queries are scaled.
+pub struct Queries<'a> {
+    pub q: &'a [f32],
+    pub q_panels: &'a [f32],
+    pub d_out: &'a [f32],
+    pub d_out_panels: &'a [f32],
+    /// Log of the softmax denominator; [`NO_QUERY`] past the last query.
+    pub lse: &'a [f32],
+    /// `<d_out_i, o_i>`.
+    pub delta: &'a [f32],
+}
+
+/// The backward pass of one head for some of its key blocks.
+pub struct Backward<'a> {
+    pub head_dim: usize,
+    pub padded_dim: usize,
+    /// Keys and values of the segment, gathered.
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    pub prefix: Option<&'a Prefix>,
+    pub view: View,
+    pub queries: Queries<'a>,
+    pub q_len: usize,
+    /// Position of the first query.
+    pub offset: usize,
+    /// Key blocks visited by each query block.
+    pub visits: &'a [Range<usize>],
+    /// The key blocks of this run; the gradients of keys and values hold just these rows.
+    pub keys: Range<usize>,
+    pub dk: &'a mut [f32],
+    pub dv: &'a mut [f32],
+    /// `sum_i +-dS_ij` per key of this run.
+    pub columns: &'a mut [f32],
+    /// This run's part of the query gradient, unscaled, `[q_len up to a block, padded_dim]`, zeroed.
+    pub dq: &'a mut [f32],
+    /// `sum_j +-dS_ij` per query; wanted when there are gates.
+    pub rows: Option<&'a mut [f32]>,
+    /// At least [`Backward::scratch_len`] values.
+    pub scratch: &'a mut [f32],
+}
+
+impl Backward<'_> {
+    /// Scratch: weights, gradients of scores, column sums lane by lane.
+    pub fn scratch_len() -> usize {
+        2 * BLOCK * BLOCK + BLOCK * 16
+    }
+}
+
+impl Kernel for Backward<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let (dp, width) = (self.padded_dim, 2 * S::LANES);
+        let (weights, rest) = std::mem::take(&mut self.scratch).split_at_mut(BLOCK * BLOCK);
+        let (grads, sums) = rest.split_at_mut(BLOCK * BLOCK);
+        for block in self.keys.clone() {
+            sums.fill(0.0);
+            let key_rows = (block - self.keys.start) * BLOCK * dp;
+            let (dk, dv) = (self.dk[key_rows..].as_mut_ptr(), self.dv[key_rows..].as_mut_ptr());
+            for (m, _) in self.visits.iter().enumerate().filter(|(_, keys)| keys.contains(&block)) {
+                let queries = BLOCK.min(self.q_len - m * BLOCK);
+                let mut full = queries == BLOCK;
+                let mut spans = [None; BLOCK / 8];
+                for panel in 0..queries.div_ceil(width) {
+                    let lane = panel * width;
+                    let n = width.min(queries - lane);
+                    let first = self.offset + m * BLOCK + lane;
+                    spans[panel] = clip(self.view.keys(first, first + n - 1), block);
+                    full &= spans[panel] == Some((0, BLOCK));
+                    let Some((from, to)) = spans[panel] else { continue };
+                    let tile = Tile {
+                        rows: to - from,
+                        base: block * BLOCK + from,
+                        query: m * BLOCK + lane,
+                        first,
+                        weights: &mut weights[from * BLOCK + lane..],
+                        grads: &mut grads[from * BLOCK + lane..],
+                        sums: &mut sums[from * S::LANES..],
+                    };
+                    self.scores(s, tile);
+                }
+                // SAFETY: gathered operands reach to the end of their blocks; rows are multiples of 8
+                // and `dp` of the vector width; outputs overlap no input.
+                unsafe {
+                    let k = self.k.as_ptr().add(block * BLOCK * dp);
+                    let mut products = |from: usize, to: usize, lane: usize, n: usize| {
+                        let rows = to - from;
+                        let (p, g) = (from * BLOCK + lane, from * dp);
+                        let at = (m * BLOCK + lane) * dp;
+                        let (d_out, q) =
+                            (self.queries.d_out.as_ptr().add(at), self.queries.q.as_ptr().add(at));
+                        let (p, ds) = (weights.as_ptr().add(p), grads.as_ptr().add(p));
+                        multiply::<S, true, true>(
+                            s,
+                            (rows, dp, n),
+                            p,
+                            BLOCK,
+                            d_out,
+                            dp,
+                            dv.add(g),
+                            dp,
+                        );
+                        multiply::<S, true, true>(
+                            s,
+                            (rows, dp, n),
+                            ds,
+                            BLOCK,
+                            q,
+                            dp,
+                            dk.add(g),
+                            dp,
+                        );
+                        let dq = self.dq.as_mut_ptr().add(at);
+                        multiply::<S, false, true>(
+                            s,
+                            (n, dp, rows),
+                            ds,
+                            BLOCK,
+                            k.add(g),
+                            dp,
+                            dq,
+                            dp,
+                        );
+                    };
+                    if full {
+                        products(0, BLOCK, 0, BLOCK);
+                    } else {
+                        for (panel, span) in spans[..queries.div_ceil(width)].iter().enumerate() {
+                            if let &Some((from, to)) = span {
+                                products(from, to, panel * width, width);
+                            }
+                        }
+                    }
+                }
+            }
+            let columns = &mut self.columns[(block - self.keys.start) * BLOCK..][..BLOCK];
+            for (column, sums) in columns.iter_mut().zip(sums.chunks_exact(S::LANES)) {
+                // SAFETY: the chunk has `LANES` values.
+                *column = s.sum(unsafe { s.load(sums.as_ptr()) });
+            }
+        }
+    }
+}
+
+/// A panel of a tile: some keys against `2 * LANES` queries.
+struct Tile<'t> {
+    rows: usize,
+    /// Position of the first key.
+    base: usize,
+    /// Index and position of the first query.
+    query: usize,
+    first: usize,
+    /// Where weights and score gradients go, `BLOCK` apart from key to key.
+    weights: &'t mut [f32],
+    grads: &'t mut [f32],
+    /// Sums of the score gradients per key, one for each lane.
+    sums: &'t mut [f32],
+}
+
+impl Backward<'_> {
+    /// `P = exp(S - lse)` and `dS = P * (dP - delta)` of a panel.
+    #[inline(always)]
+    fn scores<S: Simd>(&mut self, s: S, tile: Tile<'_>) {
+        let (d, dp, width) = (self.head_dim, self.padded_dim, 2 * S::LANES);
+        let Tile { rows, base, query, first, weights, grads, sums } = tile;
+        let shape = (rows, width, d);
+        // SAFETY: gathered keys, values and panels reach to the end of their blocks; the tiles have
+        // `rows` rows of `BLOCK` values, `width` of which are this panel's.
+        unsafe {
+            let (k, v) = (self.k.as_ptr().add(base * dp), self.v.as_ptr().add(base * dp));
+            let q = self.queries.q_panels.as_ptr().add(query * d);
+            let d_out = self.queries.d_out_panels.as_ptr().add(query * d);
+            let (weights, grads) = (weights.as_mut_ptr(), grads.as_mut_ptr());
+            multiply::<S, true, false>(s, shape, k, dp, q, width, weights, BLOCK);
+            multiply::<S, true, false>(s, shape, v, dp, d_out, width, grads, BLOCK);
+        }
+        if !self.view.sees_all(base..base + rows, first, first + width - 1) {
+            let len = (rows - 1) * BLOCK + width;
+            hide_strided(&self.view, &mut weights[..len], width, base, first);
+        }
+        let bidirectional = self.view.mask == Mask::Bidirectional;
+        // The sign with which a score's gradient enters the gates: keys after the query count
+        // backwards. A tile on the diagonal holds both kinds.
+        let mixed = bidirectional && base < first + width && base + rows > first;
+        let sign = if bidirectional && base > first { -1.0 } else { 1.0 };
+        let sign = if mixed { 0.0 } else { sign };
+        for lane in (0..width).step_by(S::LANES) {
+            let (i, at) = (first + lane, query + lane);
+            // SAFETY: statistics and prefix reach a block past the last query and key, the tiles as above.
+            unsafe {
+                let lse = s.load(self.queries.lse[at..].as_ptr());
+                let delta = s.load(self.queries.delta[at..].as_ptr());
+                let mut row_sum = s.splat(0.0);
+                let decay = self.prefix.map(|c| {
+                    (
+                        s.load(c.high()[i..].as_ptr()),
+                        s.load(c.low()[i..].as_ptr()),
+                        c.high().as_ptr().add(base),
+                        c.low().as_ptr().add(base),
+                    )
+                });
+                for r in 0..rows {
+                    let (p, g) = (
+                        weights.as_mut_ptr().add(r * BLOCK + lane),
+                        grads.as_mut_ptr().add(r * BLOCK + lane),
+                    );
+                    let mut score = s.sub(s.load(p), lse);
+                    if let Some((high, low, key_high, key_low)) = decay {
+                        let near = s.sub(high, s.splat(*key_high.add(r)));
+                        let mut decay = s.add(near, s.sub(low, s.splat(*key_low.add(r))));
+                        if bidirectional {
+                            decay = s.min(decay, s.sub(s.splat(0.0), decay));
+                        }
+                        score = s.add(score, decay);
+                    }
+                    let weight = exp(s, score);
+                    let grad = s.mul(weight, s.sub(s.load(g), delta));
+                    s.store(p, weight);
+                    s.store(g, grad);
+                    let sum = sums.as_mut_ptr().add(r * S::LANES);
+                    s.store(sum, s.mul_add(grad, s.splat(sign), s.load(sum)));
+                    row_sum = s.mul_add(grad, s.splat(sign), row_sum);
+                }
+                if let Some(out) = self.rows.as_deref_mut() {
+                    let out = out[at..].as_mut_ptr();
+                    s.store(out, s.add(s.load(out), row_sum));
+                }
+            }
+        }
+        if mixed {
+            self.mixed_sums::<S>(rows, base, query, first, grads, sums);
+        }
+    }
+
+    /// Gate sums of a tile on the diagonal of the bidirectional mask, pair by pair.
+    fn mixed_sums<S: Simd>(
+        &mut self,
+        rows: usize,
+        base: usize,
+        query: usize,
+        first: usize,
+        grads: &[f32],
+        sums: &mut [f32],
+    ) {
+        for r in 0..rows {
+            for lane in 0..2 * S::LANES {
+                let grad = grads[r * BLOCK + lane];
+                let signed = if base + r <= first + lane { grad } else { -grad };
+                sums[r * S::LANES + lane % S::LANES] += signed;
+                if let Some(rows) = self.rows.as_deref_mut() {
+                    rows[query + lane] += signed;
+                }
+            }
+        }
+    }
+}
+
+/// [`hide`] for rows that lie `BLOCK` apart.
+#[inline(always)]
+fn hide_strided(view: &View, scores: &mut [f32], width: usize, base: usize, first: usize) {
+    for (r, row) in scores.chunks_mut(BLOCK).enumerate() {
+        hide(view, &mut row[..width], width, base + r, first);
+    }
+}

@@ -1,0 +1,245 @@
+//! One block of queries against all the keys it visits.
+
+use std::ops::Range;
+
+use super::BLOCK;
+use super::plan::{Prefix, View};
+use super::tile::multiply;
+use crate::shared::Shared;
+use crate::simd::{Kernel, Simd, exp};
+
+/// Stands for "no key seen yet": finite, so that differences of maxima are never NaN.
+const NO_MAXIMUM: f32 = -1e30;
+
+/// The forward pass of up to [`BLOCK`] queries of one head.
+pub struct Forward<'a> {
+    pub head_dim: usize,
+    /// Width of the gathered rows: `head_dim` rounded up to whole vectors.
+    pub padded_dim: usize,
+    /// Keys and values of the segment, gathered, `[k_len up to a block, padded_dim]`.
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    pub prefix: Option<&'a Prefix>,
+    pub view: View,
+    /// Queries, `[R, q_width]`; this head starts at `column`.
+    pub q: &'a [f32],
+    pub q_width: usize,
+    pub column: usize,
+    pub scale: f32,
+    /// First query row, number of queries and position of the first.
+    pub row: usize,
+    pub queries: usize,
+    pub position: usize,
+    /// Key blocks to visit.
+    pub keys: Range<usize>,
+    /// Where the output `[R, q_width]` and the row statistics `[R, heads]` go.
+    pub o: Shared<'a>,
+    pub lse: Shared<'a>,
+    pub heads: usize,
+    pub head: usize,
+    /// At least [`Forward::scratch_len`] values.
+    pub scratch: &'a mut [f32],
+}
+
+impl Forward<'_> {
+    /// Scratch for one block: queries and output (transposed), scores, maxima and sums.
+    pub fn scratch_len(head_dim: usize) -> usize {
+        (2 * head_dim + BLOCK + 2) * BLOCK
+    }
+}
+
+impl Kernel for Forward<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (d, dp, width) = (self.head_dim, self.padded_dim, 2 * S::LANES);
+        let panels = self.queries.div_ceil(width);
+        let (qt, rest) = self.scratch.split_at_mut(d * BLOCK);
+        let (ot, rest) = rest.split_at_mut(d * BLOCK);
+        let (scores, rest) = rest.split_at_mut(BLOCK * BLOCK);
+        let (maxima, sums) = rest.split_at_mut(BLOCK);
+        let sums = &mut sums[..BLOCK];
+        ot[..panels * d * width].fill(0.0);
+        maxima.fill(NO_MAXIMUM);
+        sums.fill(0.0);
+        let source = &self.q[self.row * self.q_width + self.column..];
+        transpose_panels(source, self.q_width, self.queries, d, width, self.scale, qt);
+
+        for block in self.keys.clone() {
+            for panel in 0..panels {
+                let lane = panel * width;
+                let n = width.min(self.queries - lane);
+                let first = self.position + lane;
+                let seen = self.view.keys(first, first + n - 1);
+                let Some((from, to)) = clip(seen, block) else { continue };
+                let rows = to - from;
+                let base = block * BLOCK + from;
+                // SAFETY: gathered keys and values reach to the end of the block, `rows` is a
+                // multiple of 8, and the panels of `qt`, `ot` and `scores` hold `width` lanes.
+                unsafe {
+                    let q = qt.as_ptr().add(lane * d);
+                    let k = self.k.as_ptr().add(base * dp);
+                    let scores = scores.as_mut_ptr();
+                    multiply::<S, true, false>(s, (rows, width, d), k, dp, q, width, scores, width);
+                }
+                if !self.view.sees_all(base..base + rows, first, first + width - 1) {
+                    hide(&self.view, &mut scores[..rows * width], width, base, first);
+                }
+                let tile = Tile { scores, rows, width, base, first };
+                let (maxima, sums) = (&mut maxima[lane..], &mut sums[lane..]);
+                let ot = &mut ot[lane * d..][..d * width];
+                softmax(s, tile, self.prefix, self.view.mask, maxima, sums, ot);
+                // SAFETY: as above.
+                unsafe {
+                    let v = self.v.as_ptr().add(base * dp);
+                    let (scores, ot) = (scores.as_ptr(), ot.as_mut_ptr());
+                    multiply::<S, false, true>(
+                        s,
+                        (d, width, rows),
+                        v,
+                        dp,
+                        scores,
+                        width,
+                        ot,
+                        width,
+                    );
+                }
+            }
+        }
+
+        for i in 0..self.queries {
+            let (lane, at) = (i / width * width, i % width);
+            let (sum, row) = (sums[i], self.row + i);
+            let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
+            // SAFETY: this task alone writes this row's columns of this head.
+            unsafe {
+                let out = self.o.slice(row * self.q_width + self.column, d);
+                for (p, o) in out.iter_mut().enumerate() {
+                    *o = ot[lane * d + p * width + at] * inverse;
+                }
+                self.lse.slice(row * self.heads + self.head, 1)[0] = maxima[i] + sum.ln();
+            }
+        }
+    }
+}
+
+/// Transposes rows of `d` values into panels of `width` lanes, `[panel][d][width]`, times `scale`;
+/// lanes past the last row are zero.
+#[inline(always)]
+pub fn transpose_panels(
+    source: &[f32],
+    stride: usize,
+    rows: usize,
+    d: usize,
+    width: usize,
+    scale: f32,
+    out: &mut [f32],
+) {
+    for (panel, out) in out.chunks_exact_mut(d * width).take(rows.div_ceil(width)).enumerate() {
+        let lanes = width.min(rows - panel * width);
+        if lanes < width {
+            out.fill(0.0);
+        }
+        for lane in 0..lanes {
+            let row = &source[(panel * width + lane) * stride..][..d];
+            for (p, x) in row.iter().enumerate() {
+                out[p * width + lane] = x * scale;
+            }
+        }
+    }
+}
+
+/// The part of a key block that `seen` reaches, in rows of the block, widened to multiples of 8.
+#[inline(always)]
+pub fn clip(seen: Range<usize>, block: usize) -> Option<(usize, usize)> {
+    let start = block * BLOCK;
+    let from = seen.start.max(start) - start;
+    let to = seen.end.min(start + BLOCK).saturating_sub(start);
+    (from < to).then(|| (from & !7, to.next_multiple_of(8)))
+}
+
+/// Sets the scores of pairs that do not see each other to `-inf`.
+#[inline(always)]
+pub fn hide(view: &View, scores: &mut [f32], stride: usize, base: usize, first: usize) {
+    for (r, row) in scores.chunks_exact_mut(stride).enumerate() {
+        let lanes = view.lanes(base + r, first, stride);
+        row[..lanes.start].fill(f32::NEG_INFINITY);
+        row[lanes.end..].fill(f32::NEG_INFINITY);
+    }
+}
+
+/// Scores of `rows` keys from position `base` on, for `width` queries from position `first` on.
+struct Tile<'a> {
+    scores: &'a mut [f32],
+    rows: usize,
+    width: usize,
+    base: usize,
+    first: usize,
+}
+
+/// Adds the decay, updates the running maxima and sums, turns scores into weights and rescales the
+/// output so far.
+#[inline(always)]
+fn softmax<S: Simd>(
+    s: S,
+    tile: Tile<'_>,
+    prefix: Option<&Prefix>,
+    mask: fox_tensor::Mask,
+    maxima: &mut [f32],
+    sums: &mut [f32],
+    ot: &mut [f32],
+) {
+    let Tile { scores, rows, width, base, first } = tile;
+    assert!(scores.len() >= rows * width && maxima.len() >= width && sums.len() >= width);
+    let bidirectional = mask == fox_tensor::Mask::Bidirectional;
+    for lane in (0..width).step_by(S::LANES) {
+        // SAFETY: all offsets stay below `rows * width`, `width` or the prefix's length, which
+        // reaches two blocks past the last key.
+        unsafe {
+            let scores = scores.as_mut_ptr().add(lane);
+            let old = s.load(maxima.as_ptr().add(lane));
+            let mut maximum = old;
+            match prefix {
+                None => {
+                    for r in 0..rows {
+                        maximum = s.max(s.load(scores.add(r * width)), maximum);
+                    }
+                }
+                Some(c) => {
+                    let i = first + lane;
+                    let (high, low) =
+                        (s.load(c.high()[i..].as_ptr()), s.load(c.low()[i..].as_ptr()));
+                    let (key_high, key_low) =
+                        (c.high().as_ptr().add(base), c.low().as_ptr().add(base));
+                    for r in 0..rows {
+                        let at = scores.add(r * width);
+                        let near = s.sub(high, s.splat(*key_high.add(r)));
+                        let mut decay = s.add(near, s.sub(low, s.splat(*key_low.add(r))));
+                        if bidirectional {
+                            decay = s.min(decay, s.sub(s.splat(0.0), decay));
+                        }
+                        let score = s.add(s.load(at), decay);
+                        maximum = s.max(score, maximum);
+                        s.store(at, score);
+                    }
+                }
+            }
+            let mut sum = s.splat(0.0);
+            for r in 0..rows {
+                let at = scores.add(r * width);
+                let weight = exp(s, s.sub(s.load(at), maximum));
+                sum = s.add(sum, weight);
+                s.store(at, weight);
+            }
+            let fade = exp(s, s.sub(old, maximum));
+            s.store(maxima.as_mut_ptr().add(lane), maximum);
+            let sums = sums.as_mut_ptr().add(lane);
+            s.store(sums, s.mul_add(s.load(sums), fade, sum));
+            for p in 0..ot.len() / width {
+                let at = ot.as_mut_ptr().add(p * width + lane);
+                s.store(at, s.mul(s.load(at), fade));
+            }
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! Forgetting attention, FlashAttention-style: never a `T x T` matrix.
+//!
+//! The work is cut into *units*, one per segment and key head; a unit's keys and values are gathered
+//! into contiguous, padded rows once. Many units run side by side; few units run one after the other,
+//! each on all cores (over query blocks in the forward pass, over runs of key blocks in the backward).
+//! How the work is cut depends on shapes alone and every sum has a fixed order, so results are the
+//! same to the bit for any number of threads.
+
+mod backward;
+mod decode;
+mod forward;
+mod gather;
+mod plan;
+mod tile;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use fox_tensor::{
+    Acp, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, LogitBound, Result, Segment,
+    Tensor,
+};
+use rayon::prelude::*;
+
+use crate::Cpu;
+use crate::pool::{Buffer, Pool};
+use crate::shared::Shared;
+use crate::simd::Level;
+use backward::Backward;
+use decode::Decode;
+use forward::Forward;
+use gather::{GatheredKeys, GatheredQueries};
+use plan::{Prefix, View, Visits};
+
+/// Rows of a query block and of a key block, also the granularity of pruning. 64 x 64 scores and
+/// the operands of a tile fit the second-level cache at any head dim, and the scores alone the first.
+pub const BLOCK: usize = 64;
+
+/// From this many units on, units run side by side rather than one after the other.
+const MANY_UNITS: usize = 16;
+
+/// Into how many runs the keys of a unit are cut when it has all cores to itself.
+const RUNS: usize = 16;
+
+/// Everything the kernels of one call share.
+struct Job<'a> {
+    level: Level,
+    pool: &'a Arc<Pool>,
+    spec: &'a AttentionSpec,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    log_gates: Option<&'a [f32]>,
+    padded_dim: usize,
+    /// Bound on the logits from QK-norm weights, per head.
+    weight_bounds: Option<Vec<f64>>,
+}
+
+/// One segment and one key head.
+#[derive(Clone, Copy)]
+struct Unit {
+    segment: Segment,
+    kv_head: usize,
+}
+
+impl<'a> Job<'a> {
+    fn new(cpu: &'a Cpu, inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Self {
+        Job {
+            level: cpu.level(),
+            pool: cpu.pool(),
+            spec,
+            q: cpu.real(inputs.q),
+            k: cpu.real(inputs.k),
+            v: cpu.real(inputs.v),
+            log_gates: inputs.log_gates.map(|gates| cpu.real(gates)),
+            padded_dim: spec.head_dim.next_multiple_of(16),
+            weight_bounds: weight_bounds(cpu, spec),
+        }
+    }
+
+    fn units(&self) -> Vec<Unit> {
+        let segments = self.spec.segments.as_slice().iter().filter(|s| s.q_len > 0);
+        segments
+            .flat_map(|&segment| {
+                (0..self.spec.kv_heads).map(move |kv_head| Unit { segment, kv_head })
+            })
+            .collect()
+    }
+
+    fn group(&self) -> usize {
+        self.spec.heads / self.spec.kv_heads
+    }
+
+    fn query_heads(&self, unit: &Unit) -> Range<usize> {
+        unit.kv_head * self.group()..(unit.kv_head + 1) * self.group()
+    }
+
+    fn view(&self, segment: &Segment) -> View {
+        View { mask: self.spec.mask, window: self.spec.window, k_len: segment.k_len }
+    }
+
+    /// Whether the tiles would be almost empty.
+    fn is_decode(&self, segment: &Segment) -> bool {
+        segment.q_len < decode::MAX_QUERIES && segment.q_len < segment.k_len
+    }
+
+    /// Prefix sums and visited blocks of one query head.
+    fn plan(&self, unit: &Unit, head: usize) -> Result<(Option<Prefix>, Visits)> {
+        let prefix = match self.log_gates {
+            Some(gates) => {
+                Some(Prefix::new(self.pool, gates, self.spec.heads, head, &unit.segment)?)
+            }
+            None => None,
+        };
+        let threshold = match &self.spec.acp {
+            Acp::On { log_tolerance, .. } if prefix.is_some() => {
+                let bound = match &self.weight_bounds {
+                    Some(bounds) => bounds[head],
+                    None => self.norm_bound(unit, head),
+                };
+                let keys = (unit.segment.k_len as f64).ln();
+                Some(-(2.0 * bound + keys) + *log_tolerance as f64)
+            }
+            _ => None,
+        };
+        let view = self.view(&unit.segment);
+        let visits = Visits::new(&unit.segment, &view, prefix.as_ref(), threshold);
+        Ok((prefix, visits))
+    }
+
+    /// `max |q_i| max |k_j| scale` over the segment.
+    fn norm_bound(&self, unit: &Unit, head: usize) -> f64 {
+        let (d, s) = (self.spec.head_dim, &unit.segment);
+        let largest = |x: &[f32], width: usize, column: usize, rows: Range<usize>| {
+            let norm = |r: usize| {
+                let row = &x[r * width + column..][..d];
+                row.iter().map(|x| (x * x) as f64).sum::<f64>()
+            };
+            rows.map(norm).fold(0.0, f64::max).sqrt()
+        };
+        let q = largest(self.q, self.spec.heads * d, head * d, s.q_start..s.q_start + s.q_len);
+        let kv_width = self.spec.kv_heads * d;
+        let k = largest(self.k, kv_width, unit.kv_head * d, s.k_start..s.k_start + s.k_len);
+        q * k * self.spec.scale.abs() as f64
+    }
+}
+
+/// Runs `f` over the items, side by side or one after the other.
+fn run_all<T: Sync>(
+    items: &[T],
+    parallel: bool,
+    f: impl Fn(&T) -> Result<()> + Send + Sync,
+) -> Result<()> {
+    if parallel { items.par_iter().try_for_each(f) } else { items.iter().try_for_each(f) }
+}
+
+fn weight_bounds(cpu: &Cpu, spec: &AttentionSpec) -> Option<Vec<f64>> {
+    let Acp::On { bound: LogitBound::QkNorm { q, k }, .. } = &spec.acp else { return None };
+    let (d, group) = (spec.head_dim, spec.heads / spec.kv_heads);
+    let largest = |weights: &[f32], head: usize| {
+        let own = if weights.len() == d { weights } else { &weights[head * d..][..d] };
+        own.iter().fold(0.0f64, |max, w| max.max(w.abs() as f64))
+    };
+    let (q, k) = (cpu.real(q), cpu.real(k));
+    let scale = d as f64 * spec.scale.abs() as f64;
+    Some((0..spec.heads).map(|h| largest(q, h) * largest(k, h / group) * scale).collect())
+}
+
+/// The forward pass.
+pub fn forward(
+    cpu: &Cpu,
+    inputs: &AttentionInputs<'_>,
+    spec: &AttentionSpec,
+) -> Result<AttentionOut> {
+    let job = Job::new(cpu, inputs, spec);
+    let (rows, heads) = (inputs.q.rows(), spec.heads);
+    let mut o = cpu.pool().zeros(rows * heads * spec.head_dim)?;
+    let mut lse = cpu.pool().take(rows * heads)?;
+    lse.fill(f32::NEG_INFINITY);
+    let units = job.units();
+    let parallel = units.len() >= MANY_UNITS;
+    let blocks = {
+        let (o, lse) = (Shared::new(&mut o), Shared::new(&mut lse));
+        let counts = |unit: &Unit| forward_unit(&job, unit, o, lse, !parallel);
+        let counts: Result<Vec<_>> = if parallel {
+            units.par_iter().map(counts).collect()
+        } else {
+            units.iter().map(counts).collect()
+        };
+        let mut blocks = vec![0i32; heads * 2];
+        for (head, visited, total) in counts?.into_iter().flatten() {
+            blocks[head * 2] += visited as i32;
+            blocks[head * 2 + 1] += total as i32;
+        }
+        blocks
+    };
+    let device = inputs.q.device();
+    Ok(AttentionOut {
+        o: cpu.tensor(o, inputs.q.shape(), device),
+        lse: cpu.tensor(lse, [rows, heads], device),
+        blocks: device.from_i32(&blocks, [heads, 2])?,
+    })
+}
+
+/// `(head, visited, total)` blocks of each query head of the unit.
+fn forward_unit(
+    job: &Job<'_>,
+    unit: &Unit,
+    o: Shared<'_>,
+    lse: Shared<'_>,
+    parallel: bool,
+) -> Result<Vec<(usize, usize, usize)>> {
+    let heads: Vec<usize> = job.query_heads(unit).collect();
+    let plans: Vec<(Option<Prefix>, Visits)> =
+        heads.iter().map(|&head| job.plan(unit, head)).collect::<Result<_>>()?;
+    if job.is_decode(&unit.segment) {
+        for (&head, (prefix, visits)) in heads.iter().zip(&plans) {
+            decode_head(job, unit, head, prefix.as_ref(), visits, o, lse)?;
+        }
+    } else {
+        let gathered = GatheredKeys::new(job, unit)?;
+        let blocks = unit.segment.q_len.div_ceil(BLOCK);
+        let items: Vec<(usize, usize)> =
+            (0..heads.len()).flat_map(|h| (0..blocks).rev().map(move |m| (h, m))).collect();
+        run_all(&items, parallel, |&(h, m)| {
+            let (prefix, visits) = &plans[h];
+            let mut scratch = job.pool.take(Forward::scratch_len(job.spec.head_dim))?;
+            let queries = BLOCK.min(unit.segment.q_len - m * BLOCK);
+            job.level.run(Forward {
+                head_dim: job.spec.head_dim,
+                padded_dim: job.padded_dim,
+                k: &gathered.k,
+                v: &gathered.v,
+                prefix: prefix.as_ref(),
+                view: job.view(&unit.segment),
+                q: job.q,
+                q_width: job.spec.heads * job.spec.head_dim,
+                column: heads[h] * job.spec.head_dim,
+                scale: job.spec.scale,
+                row: unit.segment.q_start + m * BLOCK,
+                queries,
+                position: unit.segment.offset() + m * BLOCK,
+                keys: visits.ranges[m].clone(),
+                o,
+                lse,
+                heads: job.spec.heads,
+                head: heads[h],
+                scratch: &mut scratch,
+            });
+            Ok(())
+        })?;
+    }
+    Ok(heads.iter().zip(&plans).map(|(&h, (_, v))| (h, v.visited, v.total)).collect())
+}
+
+/// A head's few queries, over fixed chunks of keys whose results are combined in order.
+fn decode_head(
+    job: &Job<'_>,
+    unit: &Unit,
+    head: usize,
+    prefix: Option<&Prefix>,
+    visits: &Visits,
+    o: Shared<'_>,
+    lse: Shared<'_>,
+) -> Result<()> {
+    let (d, segment, view) = (job.spec.head_dim, &unit.segment, job.view(&unit.segment));
+    let stride = job.spec.kv_heads * d;
+    let rows = segment.k_start * stride..(segment.k_start + segment.k_len) * stride;
+    for t in 0..segment.q_len {
+        let (row, position) = (segment.q_start + t, segment.offset() + t);
+        let seen = view.keys(position, position);
+        let first = visits.ranges[0].start * BLOCK;
+        let last = (visits.ranges[0].end * BLOCK).min(seen.end);
+        let first = first.max(seen.start);
+        let chunks: Vec<usize> = (first..last).step_by(decode::CHUNK).collect();
+        let mut partial = job.pool.take(chunks.len() * (d + decode::CHUNK))?;
+        let results: Vec<(f32, f32)> = partial
+            .par_chunks_mut(d + decode::CHUNK)
+            .zip(&chunks)
+            .map(|(memory, &from)| {
+                let (o, scores) = memory.split_at_mut(d);
+                job.level.run(Decode {
+                    q: &job.q[(row * job.spec.heads + head) * d..][..d],
+                    scale: job.spec.scale,
+                    k: &job.k[rows.clone()],
+                    v: &job.v[rows.clone()],
+                    stride,
+                    column: unit.kv_head * d,
+                    prefix,
+                    view,
+                    position,
+                    keys: from..last.min(from + decode::CHUNK),
+                    scores,
+                    o,
+                })
+            })
+            .collect();
+        let maximum = results.iter().fold(f32::NEG_INFINITY, |max, r| max.max(r.0));
+        let mut sum = 0.0;
+        // SAFETY: this task alone writes this row's columns of this head.
+        let out = unsafe { o.slice((row * job.spec.heads + head) * d, d) };
+        for (part, (m, l)) in partial.chunks(d + decode::CHUNK).zip(&results) {
+            let weight = (m - maximum).exp();
+            sum += weight * l;
+            out.iter_mut().zip(part).for_each(|(o, x)| *o += weight * x);
+        }
+        out.iter_mut().for_each(|o| *o /= sum);
+        // SAFETY: as above.
+        unsafe { lse.slice(row * job.spec.heads + head, 1)[0] = maximum + sum.ln() };
+    }
+    Ok(())
+}
+
+/// The backward pass.
+pub fn backward(
+    cpu: &Cpu,
+    d_out: &Tensor,
+    inputs: &AttentionInputs<'_>,
+    o: &Tensor,
+    lse: &Tensor,
+    spec: &AttentionSpec,
+) -> Result<AttentionGrads> {
+    let job = Job::new(cpu, inputs, spec);
+    let (d_out, o, lse) = (cpu.real(d_out), cpu.real(o), cpu.real(lse));
+    let mut dq = cpu.pool().zeros(inputs.q.len())?;
+    let mut dk = cpu.pool().zeros(inputs.k.len())?;
+    let mut dv = cpu.pool().zeros(inputs.v.len())?;
+    let mut dgates: Option<Buffer> =
+        inputs.log_gates.map(|gates| cpu.pool().zeros(gates.len())).transpose()?;
+    {
+        let out = Outputs {
+            dq: Shared::new(&mut dq),
+            dk: Shared::new(&mut dk),
+            dv: Shared::new(&mut dv),
+            dgates: dgates.as_mut().map(|g| Shared::new(g)),
+        };
+        let units = job.units();
+        let parallel = units.len() >= MANY_UNITS;
+        run_all(&units, parallel, |unit| {
+            backward_unit(&job, unit, d_out, o, lse, &out, !parallel)
+        })?;
+    }
+    let device = inputs.q.device();
+    Ok(AttentionGrads {
+        dq: cpu.tensor(dq, inputs.q.shape(), device),
+        dk: cpu.tensor(dk, inputs.k.shape(), device),
+        dv: cpu.tensor(dv, inputs.v.shape(), device),
+        dlog_gates: dgates.zip(inputs.log_gates).map(|(g, x)| cpu.tensor(g, x.shape(), device)),
+    })
+}
+
+/// Where the gradients go.
+struct Outputs<'a> {
+    dq: Shared<'a>,
+    dk: Shared<'a>,
+    dv: Shared<'a>,
+    dgates: Option<Shared<'a>>,
+}
+
+fn backward_unit(
+    job: &Job<'_>,
+    unit: &Unit,
+    d_out: &[f32],
+    o: &[f32],
+    lse: &[f32],
+    out: &Outputs<'_>,
+    parallel: bool,
+) -> Result<()> {
+    let (segment, dp) = (&unit.segment, job.padded_dim);
+    let key_blocks = segment.k_len.div_ceil(BLOCK);
+    let q_padded = segment.q_len.next_multiple_of(BLOCK);
+    let keys = GatheredKeys::new(job, unit)?;
+    let mut dk = job.pool.zeros(key_blocks * BLOCK * dp)?;
+    let mut dv = job.pool.zeros(key_blocks * BLOCK * dp)?;
+    for head in job.query_heads(unit) {
+        let (prefix, visits) = job.plan(unit, head)?;
+        let queries = GatheredQueries::new(job, segment, head, d_out, o, lse)?;
+        let runs = visits.split_keys(key_blocks, if parallel { RUNS } else { 1 });
+        let mut columns = job.pool.take(key_blocks * BLOCK)?;
+        let partials: Vec<(Buffer, Buffer)> = {
+            let (dk, dv) = (Shared::new(&mut dk), Shared::new(&mut dv));
+            let columns = Shared::new(&mut columns);
+            let run = |keys_run: &Range<usize>| {
+                let mut dq = job.pool.zeros(q_padded * dp)?;
+                let mut rows = job.pool.zeros(q_padded)?;
+                let mut scratch = job.pool.take(Backward::scratch_len())?;
+                let (start, len) = (keys_run.start * BLOCK, keys_run.len() * BLOCK);
+                // SAFETY: runs are disjoint, so each of these rows belongs to one task.
+                let (dk, dv, columns) = unsafe {
+                    (
+                        dk.slice(start * dp, len * dp),
+                        dv.slice(start * dp, len * dp),
+                        columns.slice(start, len),
+                    )
+                };
+                job.level.run(Backward {
+                    head_dim: job.spec.head_dim,
+                    padded_dim: dp,
+                    k: &keys.k,
+                    v: &keys.v,
+                    prefix: prefix.as_ref(),
+                    view: job.view(segment),
+                    queries: queries.view(),
+                    q_len: segment.q_len,
+                    offset: segment.offset(),
+                    visits: &visits.ranges,
+                    keys: keys_run.clone(),
+                    dk,
+                    dv,
+                    columns,
+                    dq: &mut dq,
+                    rows: prefix.is_some().then_some(&mut rows),
+                    scratch: &mut scratch,
+                });
+                Ok((dq, rows))
+            };
+            if parallel {
+                runs.par_iter().map(run).collect::<Result<_>>()?
+            } else {
+                runs.iter().map(run).collect::<Result<_>>()?
+            }
+        };
+        gather::scatter_queries(job, segment, head, &partials, out.dq);
+        if let Some(dgates) = out.dgates {
+            gather::scatter_gates(job, segment, head, &columns, &partials, dgates);
+        }
+    }
+    gather::scatter_keys(job, unit, &dk, out.dk);
+    gather::scatter_keys(job, unit, &dv, out.dv);
+    Ok(())
+}

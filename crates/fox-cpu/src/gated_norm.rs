@@ -1,0 +1,157 @@
+//! The output of a mixer: `rms_groups(x; norm) * act(gate)`, either part optional, in one pass.
+
+use fox_tensor::{Activation, GatedNormInputs, HeadGrads, Result, Tensor};
+use rayon::prelude::*;
+
+use crate::backend::Cpu;
+use crate::rows::{rows_per_task, sum_parts};
+use crate::simd::{Level, Simd, dot, map, sigmoid, simd_fn, sum, update};
+
+/// What the kernels of one call share.
+struct Job<'a> {
+    level: Level,
+    x: &'a [f32],
+    norm: Option<&'a [f32]>,
+    gate: Option<&'a [f32]>,
+    width: usize,
+    group: usize,
+    eps: f32,
+    act: Activation,
+}
+
+impl<'a> Job<'a> {
+    fn new(cpu: &'a Cpu, inputs: &GatedNormInputs<'a>) -> Self {
+        let width = inputs.x.cols();
+        Job {
+            level: cpu.level(),
+            x: cpu.real(inputs.x),
+            norm: inputs.norm.map(|x| cpu.real(x)),
+            gate: inputs.gate.map(|x| cpu.real(x)),
+            width,
+            group: width / inputs.groups,
+            eps: inputs.eps,
+            act: inputs.act,
+        }
+    }
+}
+
+/// `act(z)` and its derivative.
+#[inline(always)]
+pub fn activate<S: Simd>(s: S, act: Activation, z: S::V) -> (S::V, S::V) {
+    let gate = sigmoid(s, z);
+    let slope = s.mul(gate, s.sub(s.splat(1.0), gate));
+    match act {
+        Activation::Sigmoid => (gate, slope),
+        Activation::Silu => (s.mul(z, gate), s.mul_add(z, slope, gate)),
+    }
+}
+
+simd_fn! {
+    /// Some rows of the forward pass, from row `first` on.
+    fn forward_rows<'k, S>(s, job: &'k Job<'k>, first: usize, y: &'k mut [f32]) {
+        let g = job.group;
+        for (n, y) in y.chunks_exact_mut(g).enumerate() {
+            let at = first * job.width + n * g;
+            let x = &job.x[at..][..g];
+            match job.norm {
+                None => y.copy_from_slice(x),
+                Some(norm) => {
+                    let w = &norm[at % job.width..][..g];
+                    let scale = s.splat(1.0 / (dot(s, x, x) / g as f32 + job.eps).sqrt());
+                    map(s, [x, w], y, |[x, w]| s.mul(s.mul(x, scale), w));
+                }
+            }
+            if let Some(gate) = job.gate {
+                update(s, [&gate[at..][..g]], y, |[z], y| s.mul(y, activate(s, job.act, z).0));
+            }
+        }
+    }
+}
+
+/// The forward pass, `[R, C]`.
+pub fn forward(cpu: &Cpu, inputs: &GatedNormInputs<'_>, y: &mut [f32]) {
+    let job = Job::new(cpu, inputs);
+    let step = rows_per_task(job.width);
+    y.par_chunks_mut(step * job.width)
+        .enumerate()
+        .for_each(|(at, y)| forward_rows(job.level, &job, at * step, y));
+}
+
+simd_fn! {
+    /// Some rows of the backward pass, from row `first` on; `dgate` is empty without a gate.
+    fn backward_rows<'k, S>(
+        s, job: &'k Job<'k>, first: usize, dy: &'k [f32],
+        dx: &'k mut [f32], dgate: &'k mut [f32], dnorm: &'k mut [f32],
+    ) {
+        let g = job.group;
+        dnorm.fill(0.0);
+        for (n, dx) in dx.chunks_exact_mut(g).enumerate() {
+            let at = first * job.width + n * g;
+            let (x, dy) = (&job.x[at..][..g], &dy[at..][..g]);
+            let weights = job.norm.map(|norm| &norm[at % job.width..][..g]);
+            let rstd = match weights {
+                Some(_) => 1.0 / (dot(s, x, x) / g as f32 + job.eps).sqrt(),
+                None => 1.0,
+            };
+            let scale = s.splat(rstd);
+            // First the gate: `dx` takes the gradient of the norm's output.
+            match job.gate {
+                None => dx.copy_from_slice(dy),
+                Some(gate) => {
+                    let (z, dgate) = (&gate[at..][..g], &mut dgate[n * g..][..g]);
+                    match weights {
+                        Some(w) => map(s, [dy, x, w, z], dgate, |[dy, x, w, z]| {
+                            s.mul(s.mul(dy, s.mul(s.mul(x, scale), w)), activate(s, job.act, z).1)
+                        }),
+                        None => map(s, [dy, x, z], dgate, |[dy, x, z]| {
+                            s.mul(s.mul(dy, x), activate(s, job.act, z).1)
+                        }),
+                    }
+                    map(s, [dy, z], dx, |[dy, z]| s.mul(dy, activate(s, job.act, z).0));
+                }
+            }
+            if let Some(w) = weights {
+                let dnorm = &mut dnorm[at % job.width..][..g];
+                update(s, [dx, x], dnorm, |[dn, x], n| s.mul_add(s.mul(dn, x), scale, n));
+                let along = sum(s, [dx, w, x], |[dn, w, x], sum| s.mul_add(s.mul(dn, w), x, sum));
+                let slope = s.splat(-along * rstd * rstd * rstd / g as f32);
+                update(s, [w, x], dx, |[w, x], dn| s.mul_add(slope, x, s.mul(scale, s.mul(dn, w))));
+            }
+        }
+    }
+}
+
+/// The backward pass: `du` is the gradient of `x`, `dshift` of the gate logits.
+pub fn backward(cpu: &Cpu, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<HeadGrads> {
+    let job = Job::new(cpu, inputs);
+    let (width, dy, len) = (job.width, cpu.real(dy), inputs.x.len());
+    let step = rows_per_task(width);
+    let mut dx = cpu.pool().take(len)?;
+    let mut dgate = cpu.pool().take(if job.gate.is_some() { len } else { 0 })?;
+    let mut parts = cpu.pool().take(inputs.x.rows().div_ceil(step) * width)?;
+    let outputs = dx.par_chunks_mut(step * width).zip(parts.par_chunks_mut(width));
+    if job.gate.is_some() {
+        let outputs = outputs.zip(dgate.par_chunks_mut(step * width)).enumerate();
+        outputs.for_each(|(at, ((dx, dnorm), dgate))| {
+            backward_rows(job.level, &job, at * step, dy, dx, dgate, dnorm);
+        });
+    } else {
+        outputs.enumerate().for_each(|(at, (dx, dnorm))| {
+            backward_rows(job.level, &job, at * step, dy, dx, &mut [], dnorm);
+        });
+    }
+    let device = inputs.x.device();
+    let dnorm = match inputs.norm {
+        None => None,
+        Some(norm) => {
+            let mut dnorm = cpu.pool().zeros(width)?;
+            sum_parts(&parts, &mut dnorm);
+            Some(cpu.tensor(dnorm, norm.shape(), device))
+        }
+    };
+    Ok(HeadGrads {
+        du: cpu.tensor(dx, inputs.x.shape(), device),
+        dshift: inputs.gate.map(|gate| cpu.tensor(dgate, gate.shape(), device)),
+        dnorm,
+    })
+}

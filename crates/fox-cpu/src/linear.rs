@@ -1,0 +1,86 @@
+//! Matrix products, on the `gemm` crate.
+
+use fox_tensor::Result;
+use gemm::Parallelism;
+
+/// An operand: element `(r, c)` of the matrix at `data[r * row_stride + c * col_stride]`.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    data: &'a [f32],
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Row-major `[rows, cols]`.
+    pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
+        assert_eq!(data.len(), rows * cols);
+        Matrix { data, rows, cols, row_stride: cols, col_stride: 1 }
+    }
+
+    /// The transpose, without moving anything.
+    pub fn t(self) -> Self {
+        Matrix {
+            rows: self.cols,
+            cols: self.rows,
+            row_stride: self.col_stride,
+            col_stride: self.row_stride,
+            ..self
+        }
+    }
+}
+
+/// `c = a b`, or `c += a b` with `add`; `c` is row-major.
+///
+/// The crate splits work over rows and columns of `c`, never over the inner dimension, so the
+/// result does not depend on the number of threads.
+pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], add: bool) {
+    let (m, n, k) = (a.rows, b.cols, a.cols);
+    assert!(b.rows == k && c.len() == m * n);
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k == 0 {
+        if !add {
+            c.fill(0.0);
+        }
+        return;
+    }
+    // SAFETY: the asserts above and in `Matrix::new` keep every access inside the three slices, and
+    // `c` is borrowed exclusively.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            1,
+            n as isize,
+            add,
+            a.data.as_ptr(),
+            a.col_stride as isize,
+            a.row_stride as isize,
+            b.data.as_ptr(),
+            b.col_stride as isize,
+            b.row_stride as isize,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            Parallelism::Rayon(0),
+        );
+    }
+}
+
+/// Column sums of `[rows, cols]`, added to `acc`, in f64 and in order.
+pub fn add_column_sums(x: &[f32], acc: &mut [f32]) -> Result<()> {
+    let mut sums = vec![0.0f64; acc.len()];
+    for row in x.chunks_exact(acc.len()) {
+        sums.iter_mut().zip(row).for_each(|(s, x)| *s += *x as f64);
+    }
+    acc.iter_mut().zip(&sums).for_each(|(a, s)| *a += *s as f32);
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! The output projection and its cross-entropy, a chunk of rows at a time.
+//!
+//! The logits of a whole batch are the largest tensor of a language model by far, and nobody needs
+//! them: each chunk's logits become losses, then gradients, then are overwritten by the next.
+
+use std::sync::Arc;
+
+use fox_tensor::{IGNORE_LABEL, Result};
+use rayon::prelude::*;
+
+use crate::linear::{Matrix, multiply};
+use crate::pool::{Buffer, Pool};
+use crate::simd::{Level, exp, simd_fn, update};
+
+/// Logits held at once: 64 MiB, enough rows for an efficient product at any vocabulary.
+const LOGITS: usize = 16 << 20;
+
+/// Gradients of the objective with respect to `x` and to the projection.
+pub struct Grads {
+    pub dx: Buffer,
+    pub dw: Buffer,
+}
+
+simd_fn! {
+    /// The loss of one row; its logits become `weight * (softmax - onehot)`, or are left in an
+    /// unspecified state without a weight.
+    fn row_loss<'k, S>(s, logits: &'k mut [f32], label: i32, weight: Option<f32>) -> f32 {
+        if label == IGNORE_LABEL {
+            logits.fill(0.0);
+            return 0.0;
+        }
+        let target = logits[label as usize];
+        let maximum = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let shift = s.splat(maximum);
+        update(s, [], logits, |[], x| exp(s, s.sub(x, shift)));
+        let sum: f64 = logits.chunks(256).map(|x| x.iter().sum::<f32>() as f64).sum();
+        if let Some(weight) = weight {
+            let scale = s.splat((weight as f64 / sum) as f32);
+            update(s, [], logits, |[], x| s.mul(x, scale));
+            logits[label as usize] -= weight;
+        }
+        (sum.ln() + (maximum as f64 - target as f64)) as f32
+    }
+}
+
+/// Losses `[R]` of `x[R, C]` against `labels[R]`, and the gradient of their weighted sum when there
+/// are `weights[R]`.
+pub fn linear_cross_entropy(
+    level: Level,
+    pool: &Arc<Pool>,
+    x: &[f32],
+    w: &[f32],
+    labels: &[i32],
+    weights: Option<&[f32]>,
+    losses: &mut [f32],
+) -> Result<Option<Grads>> {
+    let rows = labels.len();
+    let width = x.len() / rows.max(1);
+    let vocab = w.len() / width.max(1);
+    let step = (LOGITS / vocab.max(1)).next_multiple_of(64).min(rows.max(1));
+    let mut logits = pool.take(step * vocab)?;
+    let mut grads = match weights {
+        Some(_) => Some(Grads { dx: pool.take(x.len())?, dw: pool.zeros(w.len())? }),
+        None => None,
+    };
+    let w = Matrix::new(w, vocab, width);
+    for first in (0..rows).step_by(step) {
+        let count = step.min(rows - first);
+        let part = first * width..(first + count) * width;
+        let x = Matrix::new(&x[part.clone()], count, width);
+        let logits = &mut logits[..count * vocab];
+        multiply(x, w.t(), logits, false);
+        logits.par_chunks_mut(vocab).zip(&mut losses[first..first + count]).enumerate().for_each(
+            |(r, (logits, loss))| {
+                let weight = weights.map(|weights| weights[first + r]);
+                *loss = row_loss(level, logits, labels[first + r], weight);
+            },
+        );
+        if let Some(Grads { dx, dw }) = &mut grads {
+            let d_logits = Matrix::new(logits, count, vocab);
+            multiply(d_logits, w, &mut dx[part], false);
+            multiply(d_logits.t(), x, dw, true);
+        }
+    }
+    Ok(grads)
+}

@@ -1,0 +1,195 @@
+//! Memory: buffers are aligned to cache lines and go back to a pool when they are dropped.
+//!
+//! A training step asks for the same sizes over and over. Fresh memory from the system costs a page
+//! fault for every 4 KiB, which is more than many of the kernels that would write to it.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fox_tensor::{Error, MemoryStats, Result, Storage};
+
+const LINE: usize = 16;
+
+/// A cache line of 4-byte words.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([f32; LINE]);
+
+#[derive(Default)]
+struct Shelves {
+    /// Buffers not in use, by their length in lines.
+    free: HashMap<usize, Vec<Vec<Line>>>,
+    stats: MemoryStats,
+}
+
+/// Where buffers come from and go back to.
+pub struct Pool {
+    shelves: Mutex<Shelves>,
+    /// Fill what is handed out with NaN, so that tests see what a kernel forgot to write.
+    poison: bool,
+}
+
+impl Pool {
+    pub fn new(poison: bool) -> Arc<Self> {
+        Arc::new(Pool { shelves: Mutex::default(), poison })
+    }
+
+    pub fn stats(&self) -> MemoryStats {
+        self.lock().stats
+    }
+
+    /// A buffer of `len` words. Contents are whatever was there before (zeros when new).
+    pub fn take(self: &Arc<Self>, len: usize) -> Result<Buffer> {
+        let lines = size_class(len.div_ceil(LINE));
+        let bytes = lines * size_of::<Line>();
+        let recycled = {
+            let mut shelves = self.lock();
+            shelves.stats.in_use += bytes;
+            shelves.stats.peak = shelves.stats.peak.max(shelves.stats.in_use);
+            shelves.free.get_mut(&lines).and_then(Vec::pop)
+        };
+        let memory = match recycled {
+            Some(memory) => memory,
+            None => self.fresh(lines)?,
+        };
+        let mut buffer = Buffer { memory, len, pool: self.clone() };
+        if self.poison {
+            buffer.fill(f32::NAN);
+        }
+        Ok(buffer)
+    }
+
+    /// A buffer of `len` zeros.
+    pub fn zeros(self: &Arc<Self>, len: usize) -> Result<Buffer> {
+        let mut buffer = self.take(len)?;
+        buffer.fill(0.0);
+        Ok(buffer)
+    }
+
+    fn fresh(&self, lines: usize) -> Result<Vec<Line>> {
+        let bytes = lines * size_of::<Line>();
+        let mut memory = Vec::new();
+        if memory.try_reserve_exact(lines).is_err() {
+            self.lock().stats.in_use -= bytes;
+            return Err(Error::OutOfMemory { device: "cpu".into(), bytes });
+        }
+        memory.resize(lines, Line([0.0; LINE]));
+        self.lock().stats.reserved += bytes;
+        Ok(memory)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelves> {
+        // The counters and lists are valid after any panic elsewhere.
+        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Rounds up so that nearby sizes share buffers: at most an eighth is wasted.
+fn size_class(lines: usize) -> usize {
+    if lines <= 8 {
+        return lines.max(1);
+    }
+    let step = 1 << (lines.ilog2() - 3);
+    lines.next_multiple_of(step)
+}
+
+/// Words on loan from a [`Pool`]; tensor storage and kernels' scratch alike.
+pub struct Buffer {
+    memory: Vec<Line>,
+    len: usize,
+    pool: Arc<Pool>,
+}
+
+impl Buffer {
+    /// The words as integers.
+    pub fn as_i32(&self) -> &[i32] {
+        let words: &[f32] = self;
+        // SAFETY: i32 has the size and alignment of f32, and every bit pattern is a valid i32.
+        unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
+    }
+
+    /// The words as integers, for writing.
+    pub fn as_i32_mut(&mut self) -> &mut [i32] {
+        let words: &mut [f32] = self;
+        // SAFETY: as above, and every i32 is a valid f32 bit pattern; the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        // SAFETY: a `Line` is exactly `LINE` initialised f32, and `len` never exceeds their number.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above; the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let memory = std::mem::take(&mut self.memory);
+        let mut shelves = self.pool.lock();
+        shelves.stats.in_use -= memory.len() * size_of::<Line>();
+        shelves.free.entry(memory.len()).or_default().push(memory);
+    }
+}
+
+impl Storage for Buffer {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_buffer_is_used_again() {
+        let pool = Pool::new(false);
+        let first = pool.take(1000).unwrap();
+        let address = first.as_ptr();
+        assert_eq!(address as usize % 64, 0);
+        drop(first);
+        let second = pool.take(990).unwrap();
+        assert_eq!(second.as_ptr(), address);
+        assert_eq!(second.len(), 990);
+        assert_eq!(pool.stats().reserved, pool.stats().in_use);
+        drop(second);
+        assert_eq!(pool.stats().in_use, 0);
+        assert_eq!(pool.stats().peak, pool.stats().reserved);
+    }
+
+    #[test]
+    fn size_classes_waste_at_most_an_eighth() {
+        for lines in 1..5000 {
+            let class = size_class(lines);
+            assert!(class >= lines && class - lines <= lines / 8, "{lines} -> {class}");
+            assert_eq!(size_class(class), class);
+        }
+    }
+
+    #[test]
+    fn an_absurd_size_is_an_error_not_an_abort() {
+        let pool = Pool::new(false);
+        assert!(pool.take(usize::MAX / 128).is_err());
+        assert_eq!(pool.stats().in_use, 0);
+    }
+
+    #[test]
+    fn poison_shows_what_was_not_written() {
+        let buffer = Pool::new(true).take(5).unwrap();
+        assert!(buffer.iter().all(|x| x.is_nan()));
+    }
+}

@@ -1,0 +1,53 @@
+//! How rows are shared out among tasks.
+
+use fox_tensor::Segments;
+
+/// Elements per task: enough to outweigh the cost of handing it out.
+const GRAIN: usize = 16 * 1024;
+
+/// Rows of `width` elements that make one task. Depends on the shape alone.
+pub fn rows_per_task(width: usize) -> usize {
+    (GRAIN / width.max(1)).max(1)
+}
+
+/// Adds `parts[n][width]` in order, on top of `acc`.
+pub fn sum_parts(parts: &[f32], acc: &mut [f32]) {
+    for part in parts.chunks_exact(acc.len()) {
+        acc.iter_mut().zip(part).for_each(|(a, p)| *a += p);
+    }
+}
+
+/// A run of consecutive query rows of one segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Index of the segment.
+    pub segment: usize,
+    /// First row, and number of rows.
+    pub row: usize,
+    pub len: usize,
+    /// Position of the first row in its sequence.
+    pub position: usize,
+    /// Whether the first row is the segment's first, and whether the last is its last.
+    pub first: bool,
+    pub last: bool,
+}
+
+/// Cuts the segments' query rows into runs of at most one task's rows.
+pub fn runs(segments: &Segments, width: usize) -> Vec<Run> {
+    let most = rows_per_task(width);
+    let mut runs = Vec::new();
+    for (index, segment) in segments.as_slice().iter().enumerate() {
+        for start in (0..segment.q_len).step_by(most) {
+            let len = most.min(segment.q_len - start);
+            runs.push(Run {
+                segment: index,
+                row: segment.q_start + start,
+                len,
+                position: segment.offset() + start,
+                first: start == 0,
+                last: start + len == segment.q_len,
+            });
+        }
+    }
+    runs
+}

@@ -1,0 +1,166 @@
+//! One vector trait, written once for every instruction set, chosen once at run time.
+//!
+//! A value of a [`Simd`] type is proof that the CPU has the instructions: it can only be made by
+//! [`Level::detect`] and friends, so the methods are safe to call. Kernels implement [`Kernel`] and
+//! are compiled once per instruction set by [`Level::run`]; everything on the way must be
+//! `#[inline(always)]` so that it is inlined into the function that carries the target features.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod portable;
+mod rows;
+
+pub use math::{exp, sigmoid};
+pub use rows::{dot, map, scale_add, sum, update};
+
+/// Vectors of f32 of one instruction set.
+///
+/// NaN handling of `max` and `min`: the second operand is returned when either is NaN.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// A vector of `LANES` f32.
+    type V: Copy;
+    /// f32 per vector.
+    const LANES: usize;
+    /// Whether there are 32 vector registers rather than 16: decides the register tile.
+    const MANY_REGISTERS: bool;
+
+    /// All lanes set to `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// Reads `LANES` values.
+    ///
+    /// # Safety
+    /// `p` must be valid for reading `LANES` f32; no alignment is needed.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// Writes `LANES` values.
+    ///
+    /// # Safety
+    /// `p` must be valid for writing `LANES` f32; no alignment is needed.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The larger, lane by lane.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller, lane by lane.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Square root.
+    fn sqrt(self, a: Self::V) -> Self::V;
+    /// To the nearest integer, ties to even.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `a * 2^n` for integral `n` in -160..=128, gradually down to zero.
+    fn scale_pow2(self, a: Self::V, n: Self::V) -> Self::V;
+    /// Sum of the lanes, in a fixed order.
+    fn sum(self, a: Self::V) -> f32;
+}
+
+/// A computation that is compiled for every instruction set.
+pub trait Kernel {
+    /// What it gives.
+    type Out;
+    /// The computation; implementations must be `#[inline(always)]`.
+    fn run<S: Simd>(self, simd: S) -> Self::Out;
+}
+
+/// The instruction set in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// AVX-512 F, DQ, BW and VL.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512),
+    /// AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(avx2::Avx2),
+    /// Arm NEON.
+    #[cfg(target_arch = "aarch64")]
+    Neon(neon::Neon),
+    /// Plain Rust, on any machine.
+    Portable(portable::Portable),
+}
+
+impl Level {
+    /// The best instruction set of this CPU.
+    pub fn detect() -> Self {
+        Self::available()[0]
+    }
+
+    /// Every instruction set this CPU can run, best first; tests go through all of them.
+    pub fn available() -> Vec<Self> {
+        let mut levels = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            levels.extend(avx512::Avx512::detect().map(Level::Avx512));
+            levels.extend(avx2::Avx2::detect().map(Level::Avx2));
+        }
+        #[cfg(target_arch = "aarch64")]
+        levels.extend(neon::Neon::detect().map(Level::Neon));
+        levels.push(Level::Portable(portable::Portable));
+        levels
+    }
+
+    /// Its name, for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(_) => "avx2+fma",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => "neon",
+            Level::Portable(_) => "portable",
+        }
+    }
+
+    /// Runs a kernel with this instruction set.
+    #[inline]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::Out {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(simd) => simd.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(simd) => simd.run(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(simd) => simd.run(kernel),
+            Level::Portable(simd) => kernel.run(simd),
+        }
+    }
+}
+
+/// Defines a function that is compiled for every instruction set: `fn name<'k, S>(s, args...)`
+/// becomes `name(level, args...)`, with `s: S` the vectors of that level.
+macro_rules! simd_fn {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident<$life:lifetime, $simd:ident>(
+        $s:ident $(, $arg:ident: $ty:ty)* $(,)?
+    ) $(-> $out:ty)? $body:block) => {
+        $(#[$doc])*
+        $vis fn $name<$life>(level: $crate::simd::Level $(, $arg: $ty)*) $(-> $out)? {
+            struct Call<$life> {
+                $($arg: $ty,)*
+                life: std::marker::PhantomData<&$life ()>,
+            }
+            impl<$life> $crate::simd::Kernel for Call<$life> {
+                type Out = $crate::simd::simd_fn!(@out $($out)?);
+                #[inline(always)]
+                fn run<$simd: $crate::simd::Simd>(self, $s: $simd) -> Self::Out {
+                    let Call { $($arg,)* life: _ } = self;
+                    $body
+                }
+            }
+            level.run(Call { $($arg,)* life: std::marker::PhantomData })
+        }
+    };
+    (@out) => { () };
+    (@out $out:ty) => { $out };
+}
+pub(crate) use simd_fn;

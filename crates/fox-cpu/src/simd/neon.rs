@@ -1,0 +1,113 @@
+//! Arm NEON: 4 lanes, 32 registers.
+
+use std::arch::aarch64::*;
+
+use super::{Kernel, Simd};
+
+/// Proof that the CPU has NEON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neon(());
+
+impl Neon {
+    pub(super) fn detect() -> Option<Self> {
+        std::arch::is_aarch64_feature_detected!("neon").then_some(Neon(()))
+    }
+
+    #[inline]
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Out {
+        #[target_feature(enable = "neon")]
+        fn inner<K: Kernel>(simd: Neon, kernel: K) -> K::Out {
+            kernel.run(simd)
+        }
+        // SAFETY: `self` exists only where NEON was detected.
+        unsafe { inner(self, kernel) }
+    }
+}
+
+// SAFETY, for every block below: a value of `Neon` proves that the instructions exist, and the
+// intrinsics have no other precondition except for the pointers, which the caller answers for.
+impl Simd for Neon {
+    type V = float32x4_t;
+    const LANES: usize = 4;
+    const MANY_REGISTERS: bool = true;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> float32x4_t {
+        // SAFETY: see above.
+        unsafe { vdupq_n_f32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> float32x4_t {
+        // SAFETY: the caller's promise.
+        unsafe { vld1q_f32(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: float32x4_t) {
+        // SAFETY: the caller's promise.
+        unsafe { vst1q_f32(p, v) }
+    }
+    #[inline(always)]
+    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: see above.
+        unsafe { vaddq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: see above.
+        unsafe { vsubq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: see above.
+        unsafe { vmulq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: see above.
+        unsafe { vdivq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn max(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // A compare and select, because vmaxq returns NaN where either operand is NaN.
+        // SAFETY: see above.
+        unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) }
+    }
+    #[inline(always)]
+    fn min(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: see above.
+        unsafe { vbslq_f32(vcltq_f32(a, b), a, b) }
+    }
+    #[inline(always)]
+    fn mul_add(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: see above.
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+    #[inline(always)]
+    fn sqrt(self, a: float32x4_t) -> float32x4_t {
+        // SAFETY: see above.
+        unsafe { vsqrtq_f32(a) }
+    }
+    #[inline(always)]
+    fn round(self, a: float32x4_t) -> float32x4_t {
+        // SAFETY: see above.
+        unsafe { vrndnq_f32(a) }
+    }
+    #[inline(always)]
+    fn scale_pow2(self, a: float32x4_t, n: float32x4_t) -> float32x4_t {
+        // Two halves, so that each power stays a normal number and the product can be subnormal.
+        // SAFETY: see above.
+        unsafe {
+            let n = vcvtnq_s32_f32(n);
+            let half = vshrq_n_s32::<1>(n);
+            let bias = vdupq_n_s32(127);
+            let low = vshlq_n_s32::<23>(vaddq_s32(half, bias));
+            let high = vshlq_n_s32::<23>(vaddq_s32(vsubq_s32(n, half), bias));
+            vmulq_f32(vmulq_f32(a, vreinterpretq_f32_s32(low)), vreinterpretq_f32_s32(high))
+        }
+    }
+    #[inline(always)]
+    fn sum(self, a: float32x4_t) -> f32 {
+        // SAFETY: see above.
+        unsafe { vaddvq_f32(a) }
+    }
+}

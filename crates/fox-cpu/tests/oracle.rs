@@ -1,0 +1,46 @@
+//! Every op of the case list, at every instruction set of this CPU, against the f64 oracle.
+
+use fox_cpu::simd::Level;
+use fox_cpu::{Options, device_with};
+use fox_tensor::{Device, cases};
+
+/// Norm-wise relative error that f32 arithmetic may have: the bound for gradients of the reference dumps.
+const TOLERANCE: f64 = 2e-5;
+
+fn check(cases: &[cases::Case], level: Level) {
+    let naive = Device::naive();
+    let cpu =
+        device_with(Options { level: Some(level), poison: true, ..Options::default() }).unwrap();
+    let mut failures = Vec::new();
+    for case in cases {
+        let want = cases::run(case, &naive).unwrap();
+        let got = match cases::run(case, &cpu) {
+            Ok(got) => got,
+            Err(error) => {
+                failures.push(format!("{}: {error}", case.name));
+                continue;
+            }
+        };
+        for (output, error) in cases::compare(&got, &want) {
+            // A NaN must fail, so the comparison is not written the other way round.
+            if !(error <= TOLERANCE) {
+                failures.push(format!("{}: {output} is off by {error:.1e}", case.name));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}:\n{}", level.name(), failures.join("\n"));
+}
+
+#[test]
+fn every_case_at_every_level() {
+    let cases = cases::all();
+    for level in Level::available() {
+        check(&cases, level);
+    }
+}
+
+#[test]
+fn random_attention() {
+    let cases: Vec<_> = (0..200).map(|seed| cases::random_attention(seed).unwrap()).collect();
+    check(&cases, Level::detect());
+}
