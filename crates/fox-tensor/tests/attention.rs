@@ -55,9 +55,12 @@ impl Operands {
     }
 
     fn run(&self, spec: &AttentionSpec) -> Outcome {
-        let device = Device::naive();
+        self.run_on(&Device::naive(), spec)
+    }
+
+    fn run_on(&self, device: &Device, spec: &AttentionSpec) -> Outcome {
         let real = |x: &[f64], cols: usize| device.from_f64(x, [x.len() / cols, cols]).unwrap();
-        let mut tape = Tape::recording(&device);
+        let mut tape = Tape::recording(device);
         let leaves = [real(&self.q, C), real(&self.k, C), real(&self.v, C), real(&self.gates, H)]
             .map(|x| tape.leaf(x));
         let [q, k, v, gates] = &leaves;
@@ -195,21 +198,25 @@ fn window_of_one_copies_the_value_and_a_wide_one_changes_nothing() {
     }
 }
 
+/// Four query heads on two key heads: heads 0 and 1 read the first, 2 and 3 the second.
 #[test]
 fn shared_key_heads_equal_repeated_key_heads() {
-    let (t, x) = (20, Operands::random(6, 20, 20, 1.0));
-    let first_head =
-        |x: &[f64]| -> Vec<f64> { x.chunks(C).flat_map(|row| row[..D].to_vec()).collect() };
-    let repeat = |x: &[f64]| -> Vec<f64> { x.chunks(D).flat_map(|head| head.repeat(H)).collect() };
-    let (k, v) = (first_head(&x.k), first_head(&x.v));
-    let device = Device::naive();
-    let real = |x: &[f64], cols: usize| device.from_f64(x, [x.len() / cols, cols]).unwrap();
-    let (q, gates, k, v) = (real(&x.q, C), real(&x.gates, H), real(&k, D), real(&v, D));
-    let inputs = AttentionInputs { q: &q, k: &k, v: &v, log_gates: Some(&gates) };
-    let spec = AttentionSpec { kv_heads: 1, ..one(t, t) };
-    let shared = device.backend().attention_fwd(&inputs, &spec).unwrap().o.to_f64().unwrap();
-    let (k, v) = (repeat(&k.to_f64().unwrap()), repeat(&v.to_f64().unwrap()));
-    assert_close(&shared, &Operands { k, v, ..x }.run(&one(t, t)).o, "o");
+    let (t, device) = (20, Device::naive());
+    let mut rng = Rng::new(6);
+    let mut real = |cols: usize| device.from_f64(&rng.normals(t * cols), [t, cols]).unwrap();
+    let (q, k, v) = (real(4 * D), real(2 * D), real(2 * D));
+    let gates = device.from_f64(&vec![-0.5; t * 4], [t, 4]).unwrap();
+    let run = |k: &Tensor, v: &Tensor, kv_heads: usize| {
+        let spec = AttentionSpec { heads: 4, kv_heads, ..one(t, t) };
+        let inputs = AttentionInputs { q: &q, k, v, log_gates: Some(&gates) };
+        device.backend().attention_fwd(&inputs, &spec).unwrap().o.to_f64().unwrap()
+    };
+    let repeat = |x: &Tensor| {
+        let x = x.to_f64().unwrap();
+        let twice: Vec<f64> = x.chunks(D).flat_map(|head| head.repeat(2)).collect();
+        device.from_f64(&twice, [t, 4 * D]).unwrap()
+    };
+    assert_close(&run(&k, &v, 2), &run(&repeat(&k), &repeat(&v), 4), "o");
 }
 
 /// Read backwards, a bidirectional sequence gives the same, backwards: the gate between two
@@ -271,31 +278,70 @@ fn dropped_mass_stays_under_its_bound() {
     }
 }
 
+/// `c` of one head.
+fn prefix(x: &Operands, h: usize) -> Vec<f64> {
+    let gates = x.gates.iter().skip(h).step_by(H);
+    gates
+        .scan(0.0, |sum, gate| {
+            *sum += gate;
+            Some(*sum)
+        })
+        .collect()
+}
+
+/// The threshold of one head with the bound from norms.
+fn delta(x: &Operands, h: usize, tolerance: f64) -> f64 {
+    let largest = |x: &[f64]| {
+        let norm = |row: &[f64]| row[h * D..][..D].iter().map(|x| x * x).sum::<f64>().sqrt();
+        x.chunks(C).map(norm).fold(0.0, f64::max)
+    };
+    let bound = largest(&x.q) * largest(&x.k) * f64::from(1.0 / (D as f32).sqrt());
+    let keys = x.k.len() / C;
+    -(2.0 * bound + (keys as f64).ln()) + tolerance
+}
+
+/// Lengths of queries and keys, and gates from weak (the border lies many blocks away) to strong.
+fn pruning_problems() -> impl Iterator<Item = (Operands, usize, usize)> {
+    let lengths = [(257, 257), (130, 321), (64, 640), (1, 700), (70, 70), (577, 577)];
+    let all = lengths
+        .into_iter()
+        .zip(0..)
+        .flat_map(|(lengths, n)| [0.2, 0.35, 0.5, 2.0].map(|strength| (lengths, strength, n)));
+    all.map(|((q_len, k_len), strength, seed)| {
+        (Operands::random(seed, q_len, k_len, strength), q_len, k_len)
+    })
+}
+
+/// A block falls away when every pair in it has decayed below the threshold: pair by pair.
+#[test]
+fn pruned_blocks_are_those_without_a_pair_that_matters() {
+    for (x, q_len, k_len) in pruning_problems().filter(|problem| problem.1 < 500) {
+        for mask in [Mask::Causal, Mask::Bidirectional] {
+            let spec = pruned(-10.0, mask, q_len, k_len);
+            let blocks = x.run(&spec).blocks;
+            for h in 0..H {
+                let (c, delta) = (prefix(&x, h), delta(&x, h, -10.0));
+                let matters =
+                    |i: usize, j: usize| spec.sees(i, j) && c[i.max(j)] - c[i.min(j)] >= delta;
+                let mut visited = std::collections::HashSet::new();
+                for (t, j) in (0..q_len).flat_map(|t| (0..k_len).map(move |j| (t, j))) {
+                    if matters(k_len - q_len + t, j) {
+                        visited.insert((t / BM, j / BN));
+                    }
+                }
+                assert_eq!(blocks[2 * h], visited.len() as i32);
+            }
+        }
+    }
+}
+
 /// The two-pointer passes of the specification find the same blocks as the rule per block.
 #[test]
 fn pruned_blocks_are_those_of_the_two_pointer_passes() {
-    for (seed, q_len, k_len) in
-        [(1, 257, 257), (2, 130, 321), (3, 64, 640), (4, 1, 300), (5, 70, 70)]
-    {
-        let x = Operands::random(seed, q_len, k_len, 2.0);
+    for (x, q_len, k_len) in pruning_problems() {
         let blocks = x.run(&pruned(-10.0, Mask::Causal, q_len, k_len)).blocks;
         for h in 0..H {
-            let offset = k_len - q_len;
-            let mut sum = 0.0;
-            let c: Vec<f64> = (0..k_len)
-                .map(|j| {
-                    sum += x.gates[j * H + h];
-                    sum
-                })
-                .collect();
-            let norm = |x: &[f64]| {
-                let head =
-                    |row: &[f64]| row[h * D..][..D].iter().map(|x| x * x).sum::<f64>().sqrt();
-                x.chunks(C).map(head).fold(0.0, f64::max)
-            };
-            let bound = norm(&x.q) * norm(&x.k) * f64::from(1.0 / (D as f32).sqrt());
-            let delta = -(2.0 * bound + (k_len as f64).ln()) - 10.0;
-
+            let (offset, c, delta) = (k_len - q_len, prefix(&x, h), delta(&x, h, -10.0));
             let (mut s, mut visited) = (0, 0);
             for m0 in (0..q_len).step_by(BM) {
                 while c[offset + m0] - c[(s + BN - 1).min(k_len - 1)] < delta {
@@ -304,7 +350,7 @@ fn pruned_blocks_are_those_of_the_two_pointer_passes() {
                 let diagonal = offset + (m0 + BM).min(q_len);
                 visited += diagonal.div_ceil(BN) - s / BN;
             }
-            assert_eq!(blocks[2 * h], visited as i32, "forward, seed {seed}");
+            assert_eq!(blocks[2 * h], visited as i32, "forward, {q_len} x {k_len}");
 
             let (mut e, mut visited) = (0, 0);
             for n0 in (0..k_len).step_by(BN) {
@@ -315,7 +361,40 @@ fn pruned_blocks_are_those_of_the_two_pointer_passes() {
                 let diagonal = n0.saturating_sub(offset) / BM;
                 visited += e.div_ceil(BM).saturating_sub(diagonal);
             }
-            assert_eq!(blocks[2 * h], visited as i32, "backward, seed {seed}");
+            assert_eq!(blocks[2 * h], visited as i32, "backward, {q_len} x {k_len}");
+        }
+    }
+}
+
+/// The bound from norm weights: `max|w_q| max|w_k| d scale`, of the head or of the shared weights.
+#[test]
+fn norm_weights_bound_the_logits() {
+    let (t, device) = (640, Device::naive());
+    // A constant gate: a pair at distance n has decayed by n / 8.
+    let x = Operands { gates: vec![-0.125; t * H], ..Operands::random(1, t, t, 0.0) };
+    let weights = |heads: &[f64]| {
+        // The largest magnitude of every head is that of a negative weight.
+        let w: Vec<f64> =
+            heads.iter().flat_map(|&w| [vec![0.5 * w; D - 1], vec![-w]].concat()).collect();
+        device.from_f64(&w, [w.len()]).unwrap()
+    };
+    for (q, k, bounds) in [
+        (weights(&[1.0, 3.0]), weights(&[2.0, 1.5]), [2.0, 4.5]),
+        (weights(&[2.0]), weights(&[2.0, 3.0]), [4.0, 6.0]),
+        (weights(&[2.0]), weights(&[1.0]), [2.0, 2.0]),
+    ] {
+        let acp = Acp::On { log_tolerance: -4.0, bound: LogitBound::QkNorm { q, k } };
+        let spec = AttentionSpec { acp, ..one(t, t) };
+        let blocks = x.run_on(&device, &spec).blocks;
+        for (h, bound) in bounds.into_iter().enumerate() {
+            let u = bound * D as f64 * f64::from(1.0 / (D as f32).sqrt());
+            let delta = -(2.0 * u + (t as f64).ln()) - 4.0;
+            // Block `n` back has its nearest pair at distance `64 n - 63`.
+            let near = |back: usize| back == 0 || -0.125 * (64.0 * back as f64 - 63.0) >= delta;
+            let visited: usize = (0..10).map(|m| (0..=m).filter(|&back| near(back)).count()).sum();
+            assert_eq!(blocks[2 * h], visited as i32);
+            assert_eq!(blocks[2 * h + 1], 55);
+            assert!(visited < 55);
         }
     }
 }

@@ -35,6 +35,16 @@ fn linear_and_embedding() {
 }
 
 #[test]
+fn embedding_gradient_adds_repeated_ids_and_skips_the_pad_row() {
+    let device = Device::naive();
+    let ids = device.from_i32(&[2, 0, 2, 1], [4]).unwrap();
+    let dy = device.from_f64(&[1.0, 2.0, 4.0, 8.0], [4, 1]).unwrap();
+    let run = |pad| device.backend().embedding_bwd(&dy, &ids, 4, pad, None).unwrap();
+    assert_eq!(run(None).to_f64().unwrap(), [2.0, 8.0, 5.0, 0.0]);
+    assert_eq!(run(Some(2)).to_f64().unwrap(), [2.0, 8.0, 0.0, 0.0]);
+}
+
+#[test]
 fn gates_and_units() {
     let device = Device::naive();
     let tape = &mut Tape::inference(&device);

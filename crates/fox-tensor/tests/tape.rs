@@ -121,6 +121,34 @@ fn recomputed_blocks_reach_parameters_and_hold_less_memory() {
 }
 
 #[test]
+fn a_value_used_inside_and_outside_a_recomputed_block_gets_both_gradients() {
+    let device = Device::naive();
+    let block = |tape: &mut Tape<'static>, inputs: &[Var]| {
+        Ok(vec![tape.glu(&inputs[0], Activation::Silu)?])
+    };
+    let run = |recompute: bool| {
+        let mut tape = Tape::recording(&device);
+        let x = tape.leaf(normal(&device, 1, &[3, 8]));
+        let before = tape.glu(&x, Activation::Sigmoid).unwrap();
+        let inputs = [x.clone()];
+        let inside = if recompute {
+            tape.checkpoint(&inputs, block).unwrap().remove(0)
+        } else {
+            block(&mut tape, &inputs).unwrap().remove(0)
+        };
+        let after = tape.glu(&x, Activation::Sigmoid).unwrap();
+        let seeds: Vec<_> = [before, inside, after]
+            .into_iter()
+            .zip(2..)
+            .map(|(y, seed)| (y, normal(&device, seed, &[3, 4])))
+            .collect();
+        let grads = tape.backward_from(&seeds, &[x], &mut Gradients::default()).unwrap();
+        values(grads[0].as_ref())
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
 fn inference_keeps_nothing() {
     let device = Device::naive();
     let params: Vec<Tensor> = (0..3).map(|i| normal(&device, i, &[32, 16])).collect();
