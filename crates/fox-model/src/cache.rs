@@ -91,6 +91,12 @@ impl Cache {
         self.capacity
     }
 
+    /// Log forget gates of a layer `[batch * capacity, H]`: those of sequence `b` are the first
+    /// `lens()[b]` rows from row `b * capacity()` on. `None` where nothing is forgotten.
+    pub fn log_gates(&self, layer: usize) -> Option<&Tensor> {
+        self.layers.get(layer)?.log_gates.as_ref()
+    }
+
     /// Makes room for the new tokens and says where queries and keys of each sequence lie.
     /// `new[b]` are the rows of the step that belong to sequence `b`; rows between are pads.
     pub(crate) fn begin(&mut self, new: &Segments) -> Result<Segments> {
