@@ -1,1 +1,57 @@
-//! Under construction.
+//! Data for the Forgetting Transformer: corpora, tokenizers, token shards, loaders, and a synthetic corpus.
+//!
+//! The way of a training batch:
+//!
+//! ```text
+//! corpus (text, JSON lines, Parquet)  --prepare-->  token shards  --+
+//! LongCrawl64 Zarr array, read where it lies  ----------------------+--> Dataset --> Loader --> Batch
+//! synthetic corpus, generated while it is read  --------------------+
+//! ```
+//!
+//! Text exists only on the left; from the [`Dataset`] on there are token ids. A [`Batch`] carries the
+//! [`LoaderState`] that follows it, so that training can go on from any step at once.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use fox_data::{Loader, LoaderConfig, SyntheticConfig, SyntheticDataset};
+//!
+//! let data = Arc::new(SyntheticDataset::new(SyntheticConfig::default()));
+//! let loader = Loader::new(data, LoaderConfig::new(512, 8))?;
+//! let mut batches = loader.prefetch(loader.state_at(0), 2)?;
+//! let first = batches.next().ok_or("the synthetic corpus has no end")??;
+//! assert_eq!((first.batch, first.time, first.inputs.len()), (8, 512, 8 * 512));
+//!
+//! // Later, in another process: go on after that batch.
+//! let mut rest = loader.prefetch(first.state, 2)?;
+//! assert_eq!(rest.next().ok_or("no batch")??, loader.batch(1)?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod corpus;
+mod dataset;
+mod durable;
+mod error;
+mod loader;
+mod positioned;
+mod prepare;
+mod random;
+mod shard;
+pub mod synthetic;
+mod tokenizer;
+mod zarr;
+
+pub use corpus::{Corpus, CorpusFile, CorpusOptions, Document, Documents, Format};
+pub use dataset::{Dataset, DocumentLengths, MemoryDataset, Split, open_dataset};
+pub use error::{Error, Result};
+pub use loader::{
+    Batch, IGNORED_LABEL, Layout, Loader, LoaderConfig, LoaderState, Order, Prefetcher,
+};
+pub use prepare::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, prepare};
+pub use shard::{Index, PreparedDataset, ShardEntry, SplitIndex, Verify};
+pub use synthetic::{NeedleCase, SyntheticConfig, SyntheticDataset, SyntheticTokenizer};
+#[cfg(feature = "hf-tokenizers")]
+pub use tokenizer::HfTokenizer;
+pub use tokenizer::{
+    ByteTokenizer, Gpt2Tokenizer, JsonGpt2Tokenizer, SafeCut, Tokenizer, TokenizerIdentity,
+};
+pub use zarr::{TokenType, ZarrDataset, ZarrMetadata};

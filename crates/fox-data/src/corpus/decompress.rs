@@ -1,0 +1,146 @@
+//! Readers that undo compression, in Rust alone.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
+use super::Counting;
+use super::files::{Compression, CorpusFile};
+use crate::error::{Error, Result};
+
+/// Text is handed on in pieces of this size.
+const BUFFER: usize = 256 * 1024;
+
+pub(super) type Reader = BufReader<Box<dyn Read + Send>>;
+
+/// Opens a file for reading its decompressed bytes; `count` counts the compressed ones.
+pub(super) fn open(file: &CorpusFile, count: Arc<AtomicU64>) -> Result<Reader> {
+    let opened = File::open(&file.path).map_err(Error::io("open", &file.path))?;
+    let counted = Counting { inner: opened, count };
+    let reader: Box<dyn Read + Send> = match file.compression {
+        Compression::None => Box::new(counted),
+        Compression::Zstd => Box::new(ZstdReader::new(BufReader::with_capacity(BUFFER, counted))),
+        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(
+            BufReader::with_capacity(BUFFER, counted),
+        )),
+    };
+    Ok(BufReader::with_capacity(BUFFER, reader))
+}
+
+/// What to say about a read error of this file.
+pub(super) fn read_error(file: &CorpusFile, error: io::Error) -> Error {
+    let format = match file.compression {
+        Compression::None => return Error::io("read", &file.path)(error),
+        Compression::Zstd => "zstd",
+        Compression::Gzip => "gzip",
+    };
+    Error::Decompress { path: file.path.clone(), format, detail: error.to_string() }
+}
+
+/// All frames of a zstd file one after the other, their checksums compared.
+struct ZstdReader<R> {
+    source: R,
+    decoder: FrameDecoder,
+    in_frame: bool,
+    frames: u64,
+}
+
+impl<R: BufRead> ZstdReader<R> {
+    fn new(source: R) -> Self {
+        Self { source, decoder: FrameDecoder::new(), in_frame: false, frames: 0 }
+    }
+
+    /// Starts the next frame; false at the end of the file.
+    fn next_frame(&mut self) -> io::Result<bool> {
+        if self.source.fill_buf()?.is_empty() {
+            if self.frames == 0 {
+                return Err(io::Error::other("the file is empty"));
+            }
+            return Ok(false);
+        }
+        self.frames += 1;
+        match self.decoder.reset(&mut self.source) {
+            Ok(()) => self.in_frame = true,
+            Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                length,
+                ..
+            })) => {
+                let skipped =
+                    io::copy(&mut self.source.by_ref().take(u64::from(length)), &mut io::sink())?;
+                if skipped < u64::from(length) {
+                    return Err(io::Error::other("the last frame is cut short"));
+                }
+            }
+            Err(error) => return Err(io::Error::other(error)),
+        }
+        Ok(true)
+    }
+
+    fn end_frame(&mut self) -> io::Result<()> {
+        self.in_frame = false;
+        let stored = self.decoder.get_checksum_from_data();
+        if stored.is_some() && stored != self.decoder.get_calculated_checksum() {
+            return Err(io::Error::other("the checksum of a frame differs"));
+        }
+        Ok(())
+    }
+}
+
+impl<R: BufRead> Read for ZstdReader<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            if !self.in_frame {
+                if !self.next_frame()? {
+                    return Ok(0);
+                }
+            } else if self.decoder.can_collect() > 0 {
+                return self.decoder.read(buf);
+            } else if self.decoder.is_finished() {
+                self.end_frame()?;
+            } else {
+                self.decoder
+                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
+                    .map_err(io::Error::other)?;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+    fn decompress(bytes: &[u8]) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        ZstdReader::new(bytes).read_to_end(&mut out)?;
+        Ok(out)
+    }
+
+    #[test]
+    fn frames_follow_each_other_and_skippable_ones_are_passed_over() {
+        let mut file = compress_to_vec(&b"first "[..], CompressionLevel::Fastest);
+        file.extend_from_slice(&0x184d_2a50_u32.to_le_bytes());
+        file.extend_from_slice(&3_u32.to_le_bytes());
+        file.extend_from_slice(b"xyz");
+        file.extend(compress_to_vec(&b"second"[..], CompressionLevel::Fastest));
+        assert_eq!(decompress(&file).unwrap(), b"first second");
+    }
+
+    #[test]
+    fn every_truncation_is_an_error() {
+        let text: Vec<u8> = (0..3000_u32).flat_map(|i| (i * i).to_le_bytes()).collect();
+        let file = compress_to_vec(&text[..], CompressionLevel::Fastest);
+        assert_eq!(decompress(&file).unwrap(), text);
+        for keep in (0..file.len()).step_by(97).chain([file.len() - 1]) {
+            assert!(decompress(&file[..keep]).is_err(), "{keep}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! JSON lines: one object per line, its text in one field.
+
+use std::fmt;
+use std::io::BufRead;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use super::decompress::{Reader, read_error};
+use super::files::CorpusFile;
+use super::{Document, DocumentsOfFile};
+use crate::error::{Error, Result};
+
+/// The documents of a file, read line by line.
+pub(super) fn documents(file: &CorpusFile, reader: Reader, field: &str) -> DocumentsOfFile {
+    Box::new(JsonLines {
+        file: file.clone(),
+        reader,
+        field: field.to_owned(),
+        line: Vec::new(),
+        line_number: 0,
+        offset: 0,
+    })
+}
+
+struct JsonLines {
+    file: CorpusFile,
+    reader: Reader,
+    field: String,
+    line: Vec<u8>,
+    line_number: u64,
+    /// Bytes before the current line.
+    offset: u64,
+}
+
+impl JsonLines {
+    /// Reads the next line that is not blank; false at the end.
+    fn read_line(&mut self) -> Result<bool> {
+        loop {
+            self.offset += self.line.len() as u64;
+            self.line.clear();
+            let n = self
+                .reader
+                .read_until(b'\n', &mut self.line)
+                .map_err(|error| read_error(&self.file, error))?;
+            self.line_number += 1;
+            if n == 0 {
+                return Ok(false);
+            }
+            if !self.line.trim_ascii().is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn parse_line(&self) -> Result<Document> {
+        let line = std::str::from_utf8(&self.line).map_err(|error| Error::NotUtf8 {
+            path: self.file.path.clone(),
+            offset: self.offset + error.valid_up_to() as u64,
+        })?;
+        let mut deserializer = serde_json::Deserializer::from_str(line);
+        let text = FieldOf(&self.field)
+            .deserialize(&mut deserializer)
+            .and_then(|text| deserializer.end().map(|()| text))
+            .map_err(|error| Error::BadJsonLine {
+                path: self.file.path.clone(),
+                line: self.line_number,
+                detail: error.to_string(),
+            })?;
+        text.map(|text| Document { text }).ok_or_else(|| Error::MissingField {
+            path: self.file.path.clone(),
+            place: format!("line {}", self.line_number),
+            field: self.field.clone(),
+        })
+    }
+}
+
+impl Iterator for JsonLines {
+    type Item = Result<Document>;
+
+    fn next(&mut self) -> Option<Result<Document>> {
+        match self.read_line() {
+            Ok(true) => Some(self.parse_line()),
+            Ok(false) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+/// Takes one field out of an object and passes over the others without storing them.
+struct FieldOf<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for FieldOf<'_> {
+    type Value = Option<String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> std::result::Result<Self::Value, D::Error> {
+        d.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for FieldOf<'_> {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an object with the text field \"{}\"", self.0)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(
+        self,
+        mut map: A,
+    ) -> std::result::Result<Self::Value, A::Error> {
+        let mut text = None;
+        while let Some(key) = map.next_key::<String>()? {
+            if key == self.0 {
+                text = Some(map.next_value::<String>()?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(text)
+    }
+}

@@ -1,0 +1,193 @@
+//! Text corpora: files and folders of documents.
+//!
+//! | ending | documents |
+//! |---|---|
+//! | `.txt`, `.text` | the whole file, or its parts between separators |
+//! | `.jsonl`, `.ndjson`, `.json` | one JSON object per line, text in a chosen field |
+//! | `.parquet` | one row, text in a chosen column (feature `parquet`) |
+//!
+//! Text and JSON lines may also end in `.zst` or `.gz`. A folder gives the files of these kinds in it and below it, in the
+//! order of their paths; other files and hidden ones are passed over. Empty documents are passed over too.
+
+mod decompress;
+mod files;
+mod jsonl;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod text;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use files::{CorpusFile, Format};
+
+use crate::error::{Error, Result};
+
+/// How to find documents in files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CorpusOptions {
+    /// Field of a JSON object, or column of a Parquet file, that holds the text.
+    pub text_field: String,
+    /// What separates the documents of a plain text file; without it a file is one document.
+    pub separator: Option<String>,
+}
+
+impl Default for CorpusOptions {
+    fn default() -> Self {
+        Self { text_field: "text".to_owned(), separator: None }
+    }
+}
+
+/// One document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// The text.
+    pub text: String,
+}
+
+/// A corpus: a file, or all files of a folder.
+#[derive(Debug, Clone)]
+pub struct Corpus {
+    root: PathBuf,
+    files: Vec<CorpusFile>,
+    options: CorpusOptions,
+}
+
+impl Corpus {
+    /// Finds the files of a corpus. Nothing is read yet.
+    ///
+    /// # Errors
+    /// A path that does not exist, a file of unknown kind, a folder without any of a known kind.
+    pub fn open(path: &Path, options: CorpusOptions) -> Result<Self> {
+        if options.separator.as_deref() == Some("") {
+            return Err(Error::BadOption {
+                option: "separator",
+                detail: "an empty text separates nothing; leave it out or give some text".into(),
+            });
+        }
+        let files = files::find(path)?;
+        if files.is_empty() {
+            return Err(Error::NoDocuments { path: path.to_path_buf() });
+        }
+        Ok(Self { root: path.to_path_buf(), files, options })
+    }
+
+    /// Where the corpus lies.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The files in the order in which they are read.
+    pub fn files(&self) -> &[CorpusFile] {
+        &self.files
+    }
+
+    /// Bytes of all files as they lie on the disk.
+    pub fn total_bytes(&self) -> u64 {
+        self.files.iter().map(|f| f.bytes).sum()
+    }
+
+    /// The documents in order. After an error there are no more.
+    pub fn documents(&self) -> Documents {
+        Documents {
+            files: self.files.clone().into_iter(),
+            options: self.options.clone(),
+            current: None,
+            bytes_read: Arc::new(AtomicU64::new(0)),
+            failed: false,
+        }
+    }
+}
+
+type DocumentsOfFile = Box<dyn Iterator<Item = Result<Document>> + Send>;
+
+/// Iterator over the documents of a corpus.
+pub struct Documents {
+    files: std::vec::IntoIter<CorpusFile>,
+    options: CorpusOptions,
+    current: Option<DocumentsOfFile>,
+    bytes_read: Arc<AtomicU64>,
+    failed: bool,
+}
+
+impl Documents {
+    /// A counter of the bytes read so far, as they lie on the disk; it may be watched from elsewhere.
+    pub fn bytes_read(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.bytes_read)
+    }
+
+    fn open(&self, file: &CorpusFile) -> Result<DocumentsOfFile> {
+        match file.format {
+            Format::Text => {
+                let reader = decompress::open(file, Arc::clone(&self.bytes_read))?;
+                text::documents(file, reader, self.options.separator.as_deref())
+            }
+            Format::JsonLines => {
+                let reader = decompress::open(file, Arc::clone(&self.bytes_read))?;
+                Ok(jsonl::documents(file, reader, &self.options.text_field))
+            }
+            Format::Parquet => self.open_parquet(file),
+        }
+    }
+
+    #[cfg(feature = "parquet")]
+    fn open_parquet(&self, file: &CorpusFile) -> Result<DocumentsOfFile> {
+        let documents = parquet::documents(file, &self.options.text_field)?;
+        self.bytes_read.fetch_add(file.bytes, Ordering::Relaxed);
+        Ok(documents)
+    }
+
+    #[cfg(not(feature = "parquet"))]
+    fn open_parquet(&self, file: &CorpusFile) -> Result<DocumentsOfFile> {
+        Err(Error::FeatureMissing {
+            path: file.path.clone(),
+            what: "the Parquet reader",
+            feature: "parquet",
+        })
+    }
+
+    fn advance(&mut self) -> Option<Result<Document>> {
+        loop {
+            if let Some(current) = &mut self.current {
+                match current.next() {
+                    Some(Ok(document)) if document.text.is_empty() => continue,
+                    Some(document) => return Some(document),
+                    None => self.current = None,
+                }
+            }
+            let file = self.files.next()?;
+            match self.open(&file) {
+                Ok(documents) => self.current = Some(documents),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+impl Iterator for Documents {
+    type Item = Result<Document>;
+
+    fn next(&mut self) -> Option<Result<Document>> {
+        if self.failed {
+            return None;
+        }
+        let item = self.advance();
+        self.failed = matches!(item, Some(Err(_)));
+        item
+    }
+}
+
+/// Counts what passes through a reader.
+pub(crate) struct Counting<R> {
+    inner: R,
+    count: Arc<AtomicU64>,
+}
+
+impl<R: std::io::Read> std::io::Read for Counting<R> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.inner.read(buf)?;
+        self.count.fetch_add(n as u64, Ordering::Relaxed);
+        Ok(n)
+    }
+}

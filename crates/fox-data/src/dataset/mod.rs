@@ -1,0 +1,54 @@
+//! What the loader reads from: documents of token ids, wherever they are.
+
+mod lengths;
+mod memory;
+mod open;
+
+pub use lengths::DocumentLengths;
+pub use memory::MemoryDataset;
+pub use open::{Split, open_dataset};
+
+use crate::error::{Error, Result};
+
+/// Documents of token ids that can be read at any place.
+///
+/// Implemented by [`crate::PreparedDataset`], [`crate::ZarrDataset`], [`crate::SyntheticDataset`] and
+/// [`MemoryDataset`].
+pub trait Dataset: Send + Sync {
+    /// How many documents there are, and how long each is.
+    fn lengths(&self) -> &DocumentLengths;
+
+    /// Fills `out` with the tokens of `document` from `start` on.
+    ///
+    /// # Errors
+    /// A place outside the document, or storage that cannot be read.
+    fn read(&self, document: u64, start: u64, out: &mut [u32]) -> Result<()>;
+
+    /// Number of different token ids; every id is below it.
+    fn vocab_size(&self) -> usize;
+
+    /// The id that is put in front of every sequence.
+    fn bos(&self) -> u32;
+
+    /// What the data are, in words: two data sets with the same identity hold the same tokens.
+    fn identity(&self) -> String;
+
+    /// Which tokenizer made the ids (see [`crate::TokenizerIdentity`]).
+    fn tokenizer_identity(&self) -> String;
+}
+
+/// An error if `start..start + len` is not inside the document.
+pub(crate) fn check_range(
+    lengths: &DocumentLengths,
+    document: u64,
+    start: u64,
+    len: usize,
+) -> Result<()> {
+    let document_len = lengths
+        .len_of(document)
+        .ok_or(Error::NoSuchDocument { document, documents: lengths.documents() })?;
+    match start.checked_add(len as u64) {
+        Some(end) if end <= document_len => Ok(()),
+        _ => Err(Error::OutsideDocument { document, start, len, document_len }),
+    }
+}

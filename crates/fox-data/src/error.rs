@@ -1,0 +1,333 @@
+//! The one error type of this crate. Every message names the file and says what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong with data. Each variant's message is one sentence that names the file and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A path that is not there.
+    #[error("{} does not exist; check the data path", path.display())]
+    Missing {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The operating system refused something.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A file whose ending is not one of a known corpus format.
+    #[error(
+        "{} has no known corpus ending; use .txt, .md, .jsonl, .ndjson (each also with .zst or .gz) or .parquet",
+        path.display()
+    )]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Something that this build leaves out.
+    #[error(
+        "{} needs {what}, which this build leaves out; build with `--features {feature}`",
+        path.display()
+    )]
+    FeatureMissing {
+        /// The file.
+        path: PathBuf,
+        /// What it needs.
+        what: &'static str,
+        /// The cargo feature that brings it.
+        feature: &'static str,
+    },
+    /// A corpus without a single document.
+    #[error("{} holds no documents; check the path and the file endings", path.display())]
+    NoDocuments {
+        /// The file or folder.
+        path: PathBuf,
+    },
+    /// Compressed data that do not decompress.
+    #[error(
+        "{} is not whole {format} data ({detail}); fetch or compress the file again",
+        path.display()
+    )]
+    Decompress {
+        /// The file.
+        path: PathBuf,
+        /// zstd or gzip.
+        format: &'static str,
+        /// What the decompressor said.
+        detail: String,
+    },
+    /// Text that is not UTF-8.
+    #[error(
+        "{} is not UTF-8 text near byte {offset}; convert it to UTF-8 first",
+        path.display()
+    )]
+    NotUtf8 {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the (decompressed) file before the bad one.
+        offset: u64,
+    },
+    /// A line that is not a JSON object.
+    #[error(
+        "{} line {line} is not a JSON object ({detail}); correct or remove the line",
+        path.display()
+    )]
+    BadJsonLine {
+        /// The file.
+        path: PathBuf,
+        /// Line number from 1.
+        line: u64,
+        /// What the parser said.
+        detail: String,
+    },
+    /// A JSON object or table without the wanted text field.
+    #[error(
+        "{} {place} has no text field \"{field}\"; name the field that holds the text",
+        path.display()
+    )]
+    MissingField {
+        /// The file.
+        path: PathBuf,
+        /// Which line or column.
+        place: String,
+        /// The wanted field.
+        field: String,
+    },
+    /// A Parquet file that cannot be read.
+    #[error("{} cannot be read as Parquet ({detail}); fetch the file again", path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// What the reader said.
+        detail: String,
+    },
+    /// Array metadata of a kind that is not supported.
+    #[error("{} cannot be read as a Zarr token array: {detail}", path.display())]
+    Zarr {
+        /// The array or its metadata file.
+        path: PathBuf,
+        /// What is wrong, and what is expected.
+        detail: String,
+    },
+    /// A chunk that is not there. It is never taken for zeros.
+    #[error(
+        "chunk {} is missing from the Zarr array; download the array completely",
+        path.display()
+    )]
+    MissingChunk {
+        /// The chunk's file.
+        path: PathBuf,
+    },
+    /// A chunk that does not decode.
+    #[error("chunk {} is damaged ({detail}); download it again", path.display())]
+    BadChunk {
+        /// The chunk's file.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A tokenizer name that means nothing.
+    #[error(
+        "\"{name}\" is not a tokenizer; use bytes, gpt2, json-gpt2, synthetic, or the path of a tokenizer.json"
+    )]
+    UnknownTokenizer {
+        /// What was given.
+        name: String,
+    },
+    /// A tokenizer file that cannot be used.
+    #[error("{} is not a usable tokenizer: {detail}", path.display())]
+    BadTokenizer {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A tokenizer that failed on a text.
+    #[error("the tokenizer {tokenizer} failed: {detail}")]
+    Tokenize {
+        /// Its identity.
+        tokenizer: String,
+        /// What it said.
+        detail: String,
+    },
+    /// A token id that the tokenizer does not have.
+    #[error(
+        "token {id} is outside the vocabulary of {vocab_size}; use the tokenizer that made the tokens"
+    )]
+    UnknownToken {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// Tokens made by another tokenizer than the one in use.
+    #[error(
+        "{} was made with tokenizer {found}, not {expected}; prepare the corpus again or use that tokenizer",
+        path.display()
+    )]
+    WrongTokenizer {
+        /// The shard, index or folder.
+        path: PathBuf,
+        /// The tokenizer that made it.
+        found: String,
+        /// The tokenizer in use.
+        expected: String,
+    },
+    /// A shard that is not what was written.
+    #[error("shard {} is damaged ({detail}); run prepare again to rebuild it", path.display())]
+    BadShard {
+        /// The shard.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// An index that is not what was written.
+    #[error("index {} is damaged ({detail}); run prepare again to rebuild it", path.display())]
+    BadIndex {
+        /// The index.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A folder without prepared data.
+    #[error(
+        "{} holds no prepared data (index.json) and no Zarr array (.zarray, train.zarr); run `fox prepare` first",
+        path.display()
+    )]
+    NotADataset {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Prepared data without the wanted part.
+    #[error(
+        "{} has no {split} documents; prepare it with a held-out part or choose the other split",
+        path.display()
+    )]
+    EmptySplit {
+        /// The folder.
+        path: PathBuf,
+        /// train or heldout.
+        split: &'static str,
+    },
+    /// An output folder that holds another preparation.
+    #[error(
+        "{} holds another preparation ({detail}); choose another folder or remove this one",
+        path.display()
+    )]
+    DifferentPreparation {
+        /// The folder.
+        path: PathBuf,
+        /// What differs.
+        detail: String,
+    },
+    /// An output folder with other things in it.
+    #[error(
+        "{} is not empty and holds no preparation to go on with; choose an empty folder",
+        path.display()
+    )]
+    NotEmpty {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// An option with a value that makes no sense.
+    #[error("{option}: {detail}")]
+    BadOption {
+        /// Its name.
+        option: &'static str,
+        /// What is wrong, and what is expected.
+        detail: String,
+    },
+    /// Windows that fit no document.
+    #[error(
+        "a sequence of {window} tokens is longer than any document (the longest has {longest}); use shorter sequences or pack documents"
+    )]
+    WindowTooLong {
+        /// Tokens in a window.
+        window: usize,
+        /// Tokens in the longest document.
+        longest: u64,
+    },
+    /// Too little data for one batch.
+    #[error(
+        "the data give {windows} sequences of {window} tokens, fewer than one batch of {batch}; use a smaller batch, shorter sequences or more data"
+    )]
+    BatchTooLarge {
+        /// Sequences in the data.
+        windows: u64,
+        /// Tokens in a sequence.
+        window: usize,
+        /// Sequences in a batch.
+        batch: usize,
+    },
+    /// A loader state of another data set or another loader configuration.
+    #[error(
+        "the saved loader state belongs to other data or settings ({found:016x}, now {expected:016x}); resume with the data, sequence length, batch size, order and seed of the run"
+    )]
+    WrongLoaderState {
+        /// Fingerprint in the state.
+        found: u64,
+        /// Fingerprint of this loader.
+        expected: u64,
+    },
+    /// A batch beyond the end.
+    #[error("batch {batch} is beyond the last one ({batches} in all)")]
+    NoSuchBatch {
+        /// The batch asked for.
+        batch: u64,
+        /// How many there are.
+        batches: u64,
+    },
+    /// A document that is not there.
+    #[error("document {document} is beyond the last one ({documents} in all)")]
+    NoSuchDocument {
+        /// The document asked for.
+        document: u64,
+        /// How many there are.
+        documents: u64,
+    },
+    /// A place outside a document.
+    #[error(
+        "tokens {start} to {start}+{len} are outside document {document} of {document_len} tokens"
+    )]
+    OutsideDocument {
+        /// The document.
+        document: u64,
+        /// First token asked for.
+        start: u64,
+        /// Number of tokens asked for.
+        len: usize,
+        /// Tokens in the document.
+        document_len: u64,
+    },
+    /// A progress callback asked to stop.
+    #[error("stopped; run the same command again to go on from the finished shards")]
+    Stopped,
+    /// A thread ended without a result.
+    #[error("a {thread} thread ended unexpectedly; this is a defect of fox, please report it")]
+    ThreadLost {
+        /// Which one.
+        thread: &'static str,
+    },
+}
+
+impl Error {
+    /// Wraps an operating system error; a missing file gets its own sentence.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| match source.kind() {
+            io::ErrorKind::NotFound => Self::Missing { path },
+            _ => Self::Io { action, path, source },
+        }
+    }
+}

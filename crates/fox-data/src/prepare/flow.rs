@@ -1,0 +1,305 @@
+//! Reader, workers and writer, and the text on its way between them.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+
+use twox_hash::XxHash3_64;
+
+use super::output::Kept;
+use super::split::SplitRule;
+use super::{PrepareOptions, cut};
+use crate::corpus::Corpus;
+use crate::dataset::Split;
+use crate::error::{Error, Result};
+use crate::tokenizer::{SafeCut, Tokenizer};
+
+/// Text in one piece of work: large enough that handing it around costs nothing, small enough that all cores
+/// have some of a single book.
+const WORK_BYTES: usize = 64 * 1024;
+/// Text under way at most (one document that cannot be cut may exceed it alone).
+const BUDGET_BYTES: usize = 64 << 20;
+
+/// A corpus and where its documents go.
+pub(super) struct Source {
+    pub(super) corpus: Corpus,
+    target: Target,
+}
+
+enum Target {
+    All(Split),
+    ByRule(SplitRule),
+}
+
+impl Source {
+    pub(super) fn all(corpus: Corpus, split: Split) -> Self {
+        Self { corpus, target: Target::All(split) }
+    }
+
+    pub(super) fn by_rule(corpus: Corpus, rule: SplitRule) -> Self {
+        Self { corpus, target: Target::ByRule(rule) }
+    }
+}
+
+/// What the writer is told, in the order of the corpus.
+pub(super) enum Event {
+    /// A document that is in a kept shard.
+    Kept,
+    /// Ids of a part of a document.
+    Ids {
+        split: Split,
+        ids: Vec<u32>,
+        text_bytes: usize,
+        /// The hash of the document's text, if the part is its last.
+        ends: Option<u64>,
+    },
+}
+
+/// A part of a document on its way to a worker.
+struct Piece {
+    split: Split,
+    /// `None` for a document in a kept shard.
+    text: Option<String>,
+    ends: Option<u64>,
+}
+
+/// A numbered bundle of pieces, and what became of it.
+struct Work {
+    number: u64,
+    pieces: Vec<Piece>,
+}
+
+struct Done {
+    number: u64,
+    bytes: usize,
+    events: Result<Vec<Event>>,
+}
+
+/// Reads, tokenizes and calls `write` with every event in the order of the corpus.
+pub(super) fn run(
+    options: &PrepareOptions,
+    sources: Vec<Source>,
+    kept: Kept,
+    mut write: impl FnMut(Event, &AtomicU64) -> Result<()>,
+) -> Result<()> {
+    let threads = match options.threads {
+        0 => thread::available_parallelism().map_or(1, usize::from),
+        n => n,
+    };
+    let budget = Budget::default();
+    let bytes_read = Arc::new(AtomicU64::new(0));
+    let (work_sender, work_receiver) = mpsc::channel::<Work>();
+    let (done_sender, done_receiver) = mpsc::channel::<Done>();
+    let work_receiver = Mutex::new(work_receiver);
+
+    thread::scope(|scope| {
+        let reader = {
+            let budget = &budget;
+            let bytes_read = Arc::clone(&bytes_read);
+            let safe = options.tokenizer.safe_cut();
+            scope.spawn(move || {
+                Bundler::new(work_sender, budget, safe).read(sources, kept, &bytes_read)
+            })
+        };
+        for _ in 0..threads {
+            let done = done_sender.clone();
+            let (work, tokenizer) = (&work_receiver, &options.tokenizer);
+            scope.spawn(move || encode_all(work, &done, tokenizer));
+        }
+        drop(done_sender);
+        let written = write_in_order(done_receiver, &budget, |event| write(event, &bytes_read));
+        // Wakes the reader if writing stopped early; its next bundle then finds nobody to send to.
+        budget.close();
+        let read = reader.join().unwrap_or(Err(Error::ThreadLost { thread: "reader" }));
+        written.and(read)
+    })
+}
+
+/// Turns documents into bundles of work.
+struct Bundler<'a> {
+    sender: Sender<Work>,
+    budget: &'a Budget,
+    safe: SafeCut,
+    pieces: Vec<Piece>,
+    bytes: usize,
+    number: u64,
+}
+
+/// The writer has gone; what stopped it is reported from there.
+struct WriterGone;
+
+impl<'a> Bundler<'a> {
+    fn new(sender: Sender<Work>, budget: &'a Budget, safe: SafeCut) -> Self {
+        Self { sender, budget, safe, pieces: Vec::new(), bytes: 0, number: 0 }
+    }
+
+    fn read(mut self, sources: Vec<Source>, mut kept: Kept, bytes_read: &AtomicU64) -> Result<()> {
+        let mut before = 0;
+        for source in sources {
+            let documents = source.corpus.documents();
+            let counter = documents.bytes_read();
+            for document in documents {
+                let text = document?.text;
+                let hash = XxHash3_64::oneshot(text.as_bytes());
+                let split = match source.target {
+                    Target::All(split) => split,
+                    Target::ByRule(rule) => rule.split_of(hash),
+                };
+                let skip = match kept.of(split).pop_front() {
+                    Some(stored) if stored == hash => true,
+                    Some(_) => {
+                        return Err(Error::DifferentPreparation {
+                            path: source.corpus.root().to_path_buf(),
+                            detail: "the corpus changed since its first shards were written".into(),
+                        });
+                    }
+                    None => false,
+                };
+                let read = before + counter.load(std::sync::atomic::Ordering::Relaxed);
+                bytes_read.store(read, std::sync::atomic::Ordering::Relaxed);
+                if self.push_document(&text, split, hash, skip).is_err() {
+                    return Ok(());
+                }
+            }
+            before += source.corpus.total_bytes();
+        }
+        // A failure means that the writer has gone, and it says why.
+        let _ = self.send();
+        Ok(())
+    }
+
+    fn push_document(
+        &mut self,
+        text: &str,
+        split: Split,
+        hash: u64,
+        skip: bool,
+    ) -> std::result::Result<(), WriterGone> {
+        if skip {
+            self.pieces.push(Piece { split, text: None, ends: Some(hash) });
+            return self.send_if_full();
+        }
+        let mut pieces = cut::pieces(text, self.safe, WORK_BYTES).peekable();
+        while let Some(piece) = pieces.next() {
+            self.bytes += piece.len();
+            self.pieces.push(Piece {
+                split,
+                text: Some(piece.to_owned()),
+                ends: pieces.peek().is_none().then_some(hash),
+            });
+            self.send_if_full()?;
+        }
+        Ok(())
+    }
+
+    fn send_if_full(&mut self) -> std::result::Result<(), WriterGone> {
+        if self.bytes >= WORK_BYTES || self.pieces.len() >= 1024 {
+            return self.send();
+        }
+        Ok(())
+    }
+
+    fn send(&mut self) -> std::result::Result<(), WriterGone> {
+        if !self.budget.acquire(self.bytes) {
+            return Err(WriterGone);
+        }
+        let work = Work { number: self.number, pieces: std::mem::take(&mut self.pieces) };
+        self.number += 1;
+        self.bytes = 0;
+        self.sender.send(work).map_err(|_| WriterGone)
+    }
+}
+
+/// A worker: takes bundles until there are no more.
+fn encode_all(work: &Mutex<Receiver<Work>>, done: &Sender<Done>, tokenizer: &Tokenizer) {
+    loop {
+        let received = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Work { number, pieces }) = received else {
+            return;
+        };
+        let bytes = pieces.iter().filter_map(|p| p.text.as_ref()).map(String::len).sum();
+        // A defect in a tokenizer must not leave the writer waiting for a bundle that never comes.
+        let events = catch_unwind(AssertUnwindSafe(|| {
+            pieces.into_iter().map(|piece| encode(piece, tokenizer)).collect()
+        }))
+        .unwrap_or(Err(Error::ThreadLost { thread: "tokenizer" }));
+        let sent = done.send(Done { number, bytes, events });
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+fn encode(piece: Piece, tokenizer: &Tokenizer) -> Result<Event> {
+    let Some(text) = piece.text else {
+        return Ok(Event::Kept);
+    };
+    Ok(Event::Ids {
+        split: piece.split,
+        ids: tokenizer.encode(&text)?,
+        text_bytes: text.len(),
+        ends: piece.ends,
+    })
+}
+
+/// Writes bundles in the order of their numbers.
+fn write_in_order(
+    done: Receiver<Done>,
+    budget: &Budget,
+    mut write: impl FnMut(Event) -> Result<()>,
+) -> Result<()> {
+    let mut waiting = BTreeMap::new();
+    let mut next = 0;
+    for bundle in done {
+        waiting.insert(bundle.number, bundle);
+        while let Some(bundle) = waiting.remove(&next) {
+            for event in bundle.events? {
+                write(event)?;
+            }
+            budget.release(bundle.bytes);
+            next += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Bounds the bytes under way.
+#[derive(Default)]
+struct Budget {
+    state: Mutex<BudgetState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct BudgetState {
+    used: usize,
+    closed: bool,
+}
+
+impl Budget {
+    /// Waits until there is room; false once the budget is closed.
+    fn acquire(&self, bytes: usize) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self
+            .changed
+            .wait_while(state, |s| !s.closed && s.used > 0 && s.used + bytes > BUDGET_BYTES)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.used += bytes;
+        !state.closed
+    }
+
+    fn release(&self, bytes: usize) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.used -= bytes;
+        self.changed.notify_all();
+    }
+
+    fn close(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.closed = true;
+        self.changed.notify_all();
+    }
+}

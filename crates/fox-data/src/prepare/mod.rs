@@ -1,0 +1,231 @@
+//! Corpus to token shards: parallel, resumable, the same bytes for any number of threads.
+//!
+//! One thread reads, decompresses and parses; it cuts long documents where the tokenizer allows and bundles short
+//! ones, so that every piece of work is some 64 KiB of text. Worker threads turn text into ids. The calling thread puts the results
+//! back into order and writes shards. The text under way is bounded in bytes.
+//!
+//! A preparation that was stopped goes on when it is started again with the same options: finished shards are
+//! verified and kept, their documents are read again only to compare their hashes, and the rest is tokenized.
+
+mod cut;
+mod flow;
+mod output;
+mod plan;
+mod split;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+pub use split::HeldOut;
+
+use crate::corpus::{Corpus, CorpusOptions};
+use crate::dataset::Split;
+use crate::durable;
+use crate::error::{Error, Result};
+use crate::shard::{
+    INDEX_FILE, Index, PreparedDataset, TokenWidth, Verify, read_index, write_index,
+};
+use crate::tokenizer::Tokenizer;
+use flow::Source;
+use output::Output;
+use plan::Plan;
+
+/// What to prepare.
+#[derive(Debug, Clone)]
+pub struct PrepareOptions {
+    /// File or folder of the corpus.
+    pub corpus: PathBuf,
+    /// How to find documents in it.
+    pub corpus_options: CorpusOptions,
+    /// Folder for the shards; it must be empty, missing, or hold the same preparation.
+    pub out: PathBuf,
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Which documents are kept for evaluation.
+    pub held_out: HeldOut,
+    /// A shard is ended by the first document that brings it to this many tokens.
+    pub shard_tokens: u64,
+    /// Whether every document ends with the tokenizer's start marker, so that a model learns where texts end.
+    pub end_mark: bool,
+    /// Worker threads; 0 for one per core.
+    pub threads: usize,
+}
+
+impl PrepareOptions {
+    /// Usual options: one percent of the documents held out, shards of 16 million tokens, end marks, all cores.
+    pub fn new(corpus: impl Into<PathBuf>, out: impl Into<PathBuf>, tokenizer: Tokenizer) -> Self {
+        Self {
+            corpus: corpus.into(),
+            corpus_options: CorpusOptions::default(),
+            out: out.into(),
+            tokenizer,
+            held_out: HeldOut::Fraction { fraction: 0.01, seed: 0 },
+            shard_tokens: 1 << 24,
+            end_mark: true,
+            threads: 0,
+        }
+    }
+}
+
+/// How far a preparation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PrepareProgress {
+    /// Bytes of the corpus read so far, as they lie on the disk.
+    pub bytes_read: u64,
+    /// Bytes of the whole corpus on the disk.
+    pub bytes_total: u64,
+    /// Documents done, those in kept shards included.
+    pub documents: u64,
+    /// Tokens done, those in kept shards included.
+    pub tokens: u64,
+    /// Bytes of text tokenized in this run.
+    pub text_bytes: u64,
+    /// Shards finished, kept ones included.
+    pub shards: u64,
+    /// Shards kept from an earlier run.
+    pub shards_kept: u64,
+}
+
+/// What was prepared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrepareReport {
+    /// The folder's index.
+    pub index: Index,
+    /// The last state of the progress.
+    pub progress: PrepareProgress,
+    /// Whether the folder was complete before, so that nothing had to be done.
+    pub already_complete: bool,
+}
+
+/// Prepares a corpus. `progress` is called from this thread, many times a second; `Break` stops in good order, and
+/// the same call later goes on.
+///
+/// # Errors
+/// A corpus that cannot be read, an output folder that holds something else, a disk that is full. Finished shards
+/// stay in all cases.
+pub fn prepare(
+    options: &PrepareOptions,
+    mut progress: impl FnMut(&PrepareProgress) -> ControlFlow<()>,
+) -> Result<PrepareReport> {
+    if options.shard_tokens == 0 {
+        return Err(Error::BadOption {
+            option: "shard_tokens",
+            detail: "a shard needs at least one token; leave it out for the usual size".into(),
+        });
+    }
+    let sources = sources(options)?;
+    let plan = Plan::new(options, &sources);
+    plan.claim(&options.out)?;
+    if let Some(index) = complete_index(&options.out)? {
+        return Ok(PrepareReport {
+            index,
+            progress: PrepareProgress::default(),
+            already_complete: true,
+        });
+    }
+
+    let width = TokenWidth::for_vocabulary(options.tokenizer.vocab_size());
+    let mut output = Output::open(options, width)?;
+    let mut state = PrepareProgress {
+        bytes_total: sources.iter().map(|s| s.corpus.total_bytes()).sum(),
+        shards_kept: output.shards(),
+        shards: output.shards(),
+        tokens: output.tokens(),
+        ..PrepareProgress::default()
+    };
+    flow::run(options, sources, output.kept(), |event, bytes_read| {
+        match event {
+            flow::Event::Kept => state.documents += 1,
+            flow::Event::Ids { split, ids, text_bytes, ends } => {
+                state.tokens += ids.len() as u64;
+                state.text_bytes += text_bytes as u64;
+                output.push(split, &ids)?;
+                if let Some(text_hash) = ends {
+                    state.documents += 1;
+                    state.tokens += output.end_document(split, text_hash)?;
+                }
+            }
+        }
+        state.shards = output.shards();
+        state.bytes_read = bytes_read.load(Ordering::Relaxed);
+        match progress(&state) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Stopped),
+        }
+    })?;
+    let (train, heldout) = output.finish()?;
+    if state.documents == 0 {
+        return Err(Error::NoDocuments { path: options.corpus.clone() });
+    }
+    state.shards = (train.shards.len() + heldout.shards.len()) as u64;
+    state.bytes_read = state.bytes_total;
+    let index = Index {
+        version: Index::current_version(),
+        tokenizer: options.tokenizer.identity().to_string(),
+        vocab_size: options.tokenizer.vocab_size(),
+        bos: options.tokenizer.bos(),
+        token_bytes: width.bytes(),
+        end_mark: options.end_mark,
+        train,
+        heldout,
+    };
+    options.tokenizer.save(&options.out)?;
+    write_index(&options.out, &index)?;
+    Ok(PrepareReport { index, progress: state, already_complete: false })
+}
+
+/// The corpora to read, in order, and where their documents go.
+fn sources(options: &PrepareOptions) -> Result<Vec<Source>> {
+    let corpus = Corpus::open(&options.corpus, options.corpus_options.clone())?;
+    match &options.held_out {
+        HeldOut::None => Ok(vec![Source::all(corpus, Split::Train)]),
+        HeldOut::Fraction { fraction, seed } => {
+            let rule = split::SplitRule::new(*fraction, *seed)?;
+            Ok(vec![Source::by_rule(corpus, rule)])
+        }
+        HeldOut::Path(path) => {
+            let held_out = Corpus::open(path, options.corpus_options.clone())?;
+            Ok(vec![Source::all(corpus, Split::Train), Source::all(held_out, Split::HeldOut)])
+        }
+    }
+}
+
+/// The index of a folder that is complete and whole. An index beside damaged files is removed, so that what is damaged
+/// is made again.
+fn complete_index(out: &Path) -> Result<Option<Index>> {
+    let path = out.join(INDEX_FILE);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let checked = read_index(out).and_then(|index| {
+        for (split, entries) in [(Split::Train, &index.train), (Split::HeldOut, &index.heldout)] {
+            if !entries.shards.is_empty() {
+                PreparedDataset::open(out, split, Verify::Everything)?;
+            }
+        }
+        Ok(index)
+    });
+    match checked {
+        Ok(index) => Ok(Some(index)),
+        Err(
+            Error::Missing { .. }
+            | Error::BadIndex { .. }
+            | Error::BadShard { .. }
+            | Error::WrongTokenizer { .. },
+        ) => {
+            fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Creates the output's folders.
+fn create_folders(out: &Path) -> Result<()> {
+    for split in [Split::Train, Split::HeldOut] {
+        durable::create_folder(&out.join(split.name()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! The shards of both splits while they are written.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::path::PathBuf;
+
+use super::PrepareOptions;
+use crate::dataset::Split;
+use crate::error::{Error, Result};
+use crate::shard::{ShardEntry, ShardReader, ShardWriter, SplitIndex, TokenWidth};
+
+/// Hashes of the documents in kept shards, per split, in order.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    train: VecDeque<u64>,
+    heldout: VecDeque<u64>,
+}
+
+impl Kept {
+    pub(super) fn of(&mut self, split: Split) -> &mut VecDeque<u64> {
+        match split {
+            Split::Train => &mut self.train,
+            Split::HeldOut => &mut self.heldout,
+        }
+    }
+}
+
+/// Both splits.
+pub(super) struct Output {
+    train: SplitOutput,
+    heldout: SplitOutput,
+    kept: Option<Kept>,
+}
+
+impl Output {
+    /// Looks at what an earlier run finished: shards that are whole are kept, all from the first bad one on go.
+    pub(super) fn open(options: &PrepareOptions, width: TokenWidth) -> Result<Self> {
+        let mut kept = Kept::default();
+        let mut open = |split| SplitOutput::open(options, width, split, kept.of(split));
+        let train = open(Split::Train)?;
+        let heldout = open(Split::HeldOut)?;
+        Ok(Self { train, heldout, kept: Some(kept) })
+    }
+
+    /// The documents that need no tokenizing; they can be taken once.
+    pub(super) fn kept(&mut self) -> Kept {
+        self.kept.take().unwrap_or_default()
+    }
+
+    pub(super) fn shards(&self) -> u64 {
+        (self.train.done.len() + self.heldout.done.len()) as u64
+    }
+
+    /// Tokens in finished shards.
+    pub(super) fn tokens(&self) -> u64 {
+        let done = self.train.done.iter().chain(&self.heldout.done);
+        done.map(|shard| shard.tokens).sum()
+    }
+
+    fn of(&mut self, split: Split) -> &mut SplitOutput {
+        match split {
+            Split::Train => &mut self.train,
+            Split::HeldOut => &mut self.heldout,
+        }
+    }
+
+    /// Appends ids to the current document of a split.
+    pub(super) fn push(&mut self, split: Split, ids: &[u32]) -> Result<()> {
+        self.of(split).writer()?.push(ids)
+    }
+
+    /// Ends a document; returns how many ids that added.
+    pub(super) fn end_document(&mut self, split: Split, text_hash: u64) -> Result<u64> {
+        self.of(split).end_document(text_hash)
+    }
+
+    /// Finishes the last shards.
+    pub(super) fn finish(self) -> Result<(SplitIndex, SplitIndex)> {
+        Ok((self.train.finish()?, self.heldout.finish()?))
+    }
+}
+
+struct SplitOutput {
+    out: PathBuf,
+    split: Split,
+    width: TokenWidth,
+    tokenizer: u128,
+    shard_tokens: u64,
+    end_mark: Option<u32>,
+    done: Vec<ShardEntry>,
+    current: Option<ShardWriter>,
+}
+
+impl SplitOutput {
+    fn open(
+        options: &PrepareOptions,
+        width: TokenWidth,
+        split: Split,
+        kept: &mut VecDeque<u64>,
+    ) -> Result<Self> {
+        let mut output = Self {
+            out: options.out.clone(),
+            split,
+            width,
+            tokenizer: options.tokenizer.identity().hash,
+            shard_tokens: options.shard_tokens,
+            end_mark: options.end_mark.then(|| options.tokenizer.bos()),
+            done: Vec::new(),
+            current: None,
+        };
+        loop {
+            let name = output.next_name();
+            let path = output.out.join(&name);
+            let whole = ShardReader::open(&path).and_then(|shard| {
+                shard.verify()?;
+                Ok(shard)
+            });
+            match whole {
+                // The last shard of a finished run may be short; in an unfinished one it would be wrong to go on after it.
+                Ok(shard) if output.is_full(&shard) => {
+                    kept.extend(shard.entries().iter().map(|e| e.text_hash));
+                    output.done.push(shard.index_entry(name));
+                }
+                Ok(_) | Err(Error::Missing { .. } | Error::BadShard { .. }) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        output.remove_leftovers()?;
+        Ok(output)
+    }
+
+    fn is_full(&self, shard: &ShardReader) -> bool {
+        shard.tokenizer() == self.tokenizer
+            && shard.width() == self.width
+            && shard.entries().last().is_some_and(|e| e.end >= self.shard_tokens)
+    }
+
+    fn next_name(&self) -> String {
+        format!("{}/{:05}.tokens", self.split.name(), self.done.len())
+    }
+
+    /// Removes unfinished files and shards after the kept ones.
+    fn remove_leftovers(&self) -> Result<()> {
+        let folder = self.out.join(self.split.name());
+        for entry in fs::read_dir(&folder).map_err(Error::io("list", &folder))? {
+            let path = entry.map_err(Error::io("list", &folder))?.path();
+            let kept = self.done.iter().any(|shard| self.out.join(&shard.file) == path);
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let ours = name.ends_with(".tokens") || name.ends_with(".tokens.partial");
+            if ours && !kept {
+                fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn writer(&mut self) -> Result<&mut ShardWriter> {
+        let writer = match self.current.take() {
+            Some(writer) => writer,
+            None => {
+                let path = self.out.join(self.next_name());
+                ShardWriter::create(&path, self.width, self.tokenizer)?
+            }
+        };
+        Ok(self.current.insert(writer))
+    }
+
+    fn end_document(&mut self, text_hash: u64) -> Result<u64> {
+        let end_mark = self.end_mark;
+        let shard_tokens = self.shard_tokens;
+        let writer = self.writer()?;
+        if let Some(id) = end_mark {
+            writer.push(&[id])?;
+        }
+        writer.end_document(text_hash);
+        if writer.tokens() >= shard_tokens {
+            self.finish_current()?;
+        }
+        Ok(u64::from(end_mark.is_some()))
+    }
+
+    fn finish_current(&mut self) -> Result<()> {
+        if let Some(writer) = self.current.take() {
+            let entry = writer.finish(self.next_name())?;
+            self.done.push(entry);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<SplitIndex> {
+        self.finish_current()?;
+        Ok(SplitIndex { shards: self.done })
+    }
+}

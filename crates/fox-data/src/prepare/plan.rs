@@ -1,0 +1,111 @@
+//! `prepare.json`: what was asked for, so that a folder is only ever continued by the same preparation.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::flow::Source;
+use super::{PrepareOptions, create_folders};
+use crate::durable;
+use crate::error::{Error, Result};
+use crate::prepare::HeldOut;
+
+const PLAN_FILE: &str = "prepare.json";
+
+/// Everything that decides the bytes of the output. Paths are not in it: a corpus may be moved.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Plan {
+    tokenizer: String,
+    text_field: String,
+    separator: Option<String>,
+    held_out: String,
+    shard_tokens: u64,
+    end_mark: bool,
+    /// Name and size of every file, in order.
+    files: Vec<(String, u64)>,
+}
+
+impl Plan {
+    pub(super) fn new(options: &PrepareOptions, sources: &[Source]) -> Self {
+        Self {
+            tokenizer: options.tokenizer.identity().to_string(),
+            text_field: options.corpus_options.text_field.clone(),
+            separator: options.corpus_options.separator.clone(),
+            held_out: match &options.held_out {
+                HeldOut::None => "none".to_owned(),
+                HeldOut::Fraction { fraction, seed } => format!("{fraction} with seed {seed}"),
+                HeldOut::Path(_) => "the last files".to_owned(),
+            },
+            shard_tokens: options.shard_tokens,
+            end_mark: options.end_mark,
+            files: sources
+                .iter()
+                .flat_map(|s| s.corpus.files())
+                .map(|f| (f.name.clone(), f.bytes))
+                .collect(),
+        }
+    }
+
+    /// Makes the folder ours: writes the plan into an empty one, or finds the same plan there.
+    pub(super) fn claim(&self, out: &Path) -> Result<()> {
+        let path = out.join(PLAN_FILE);
+        if path.exists() {
+            let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
+            let found: Self =
+                serde_json::from_slice(&bytes).map_err(|error| Error::DifferentPreparation {
+                    path: out.to_path_buf(),
+                    detail: format!("{PLAN_FILE} is unreadable: {error}"),
+                })?;
+            return match self.difference(&found) {
+                None => create_folders(out),
+                Some(detail) => {
+                    Err(Error::DifferentPreparation { path: out.to_path_buf(), detail })
+                }
+            };
+        }
+        if out.exists() && !is_empty_folder(out)? {
+            return Err(Error::NotEmpty { path: out.to_path_buf() });
+        }
+        create_folders(out)?;
+        let bytes = serde_json::to_vec_pretty(self)
+            .map_err(|error| Error::BadIndex { path: path.clone(), detail: error.to_string() })?;
+        durable::write(&path, &bytes)
+    }
+
+    /// The first difference, in words.
+    fn difference(&self, found: &Self) -> Option<String> {
+        if self == found {
+            return None;
+        }
+        let pairs = [
+            ("tokenizer", &found.tokenizer, &self.tokenizer),
+            ("text field", &found.text_field, &self.text_field),
+            ("held-out part", &found.held_out, &self.held_out),
+        ];
+        Some(match pairs.into_iter().find(|(_, a, b)| a != b) {
+            Some((what, found, now)) => format!("its {what} is {found}, now {now}"),
+            None if self.files != found.files => "its corpus files differ".to_owned(),
+            None if self.shard_tokens != found.shard_tokens => "its shard size differs".to_owned(),
+            None => "its separator or end marks differ".to_owned(),
+        })
+    }
+}
+
+/// Whether a folder holds nothing, or only what a kill before the plan was written can leave.
+fn is_empty_folder(path: &Path) -> Result<bool> {
+    let own =
+        [durable::temporary_path(&path.join(PLAN_FILE)), path.join("train"), path.join("heldout")];
+    for entry in fs::read_dir(path).map_err(Error::io("list", path))? {
+        let entry = entry.map_err(Error::io("list", path))?.path();
+        let ours = own.contains(&entry) && (!entry.is_dir() || is_bare(&entry)?);
+        if !ours {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn is_bare(folder: &Path) -> Result<bool> {
+    Ok(fs::read_dir(folder).map_err(Error::io("list", folder))?.next().is_none())
+}

@@ -1,0 +1,78 @@
+//! Which documents are held out.
+
+use std::path::PathBuf;
+
+use crate::dataset::Split;
+use crate::error::{Error, Result};
+use crate::random::mix;
+
+/// Which documents are kept for evaluation.
+#[derive(Debug, Clone, PartialEq)]
+pub enum HeldOut {
+    /// None.
+    None,
+    /// A part of the documents, chosen by the hash of their text and a seed: it depends neither on their order nor on their
+    /// number, and copies of a document stay on the same side.
+    Fraction {
+        /// Part of the documents, 0 to 1.
+        fraction: f64,
+        /// Another seed chooses others.
+        seed: u64,
+    },
+    /// All documents of another corpus.
+    Path(PathBuf),
+}
+
+/// The rule behind [`HeldOut::Fraction`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SplitRule {
+    /// Mixed hashes below this are held out.
+    threshold: u128,
+    seed: u64,
+}
+
+impl SplitRule {
+    pub(super) fn new(fraction: f64, seed: u64) -> Result<Self> {
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(Error::BadOption {
+                option: "held-out fraction",
+                detail: format!("{fraction} is not between 0 and 1"),
+            });
+        }
+        // Exact: a power of two times the fraction.
+        let threshold = (fraction * 2_f64.powi(64)) as u128;
+        Ok(Self { threshold, seed })
+    }
+
+    pub(super) fn split_of(&self, text_hash: u64) -> Split {
+        if u128::from(mix(text_hash ^ mix(self.seed))) < self.threshold {
+            Split::HeldOut
+        } else {
+            Split::Train
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fraction_is_met_and_the_seed_matters() {
+        let count = |fraction, seed| {
+            let rule = SplitRule::new(fraction, seed).unwrap();
+            (0..10_000_u64).filter(|&h| rule.split_of(mix(h)) == Split::HeldOut).count()
+        };
+        assert_eq!(count(0.0, 1), 0);
+        assert_eq!(count(1.0, 1), 10_000);
+        assert!((900..1100).contains(&count(0.1, 1)));
+        let held = |seed| {
+            let rule = SplitRule::new(0.5, seed).unwrap();
+            (0..64).map(|h| rule.split_of(h) == Split::HeldOut).collect::<Vec<_>>()
+        };
+        assert_ne!(held(1), held(2));
+        assert_eq!(held(1), held(1));
+        assert!(SplitRule::new(1.5, 0).is_err());
+        assert!(SplitRule::new(f64::NAN, 0).is_err());
+    }
+}

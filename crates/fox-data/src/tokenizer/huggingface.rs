@@ -1,0 +1,157 @@
+//! Any Hugging Face `tokenizer.json`, through the `tokenizers` crate.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::hash_of;
+use crate::error::{Error, Result};
+
+/// Tokens that mark the start or end of text, in the order in which they are looked for.
+const USUAL_MARKERS: [&str; 6] =
+    ["<|begin_of_text|>", "<|endoftext|>", "<s>", "<bos>", "[CLS]", "</s>"];
+
+/// A tokenizer read from a `tokenizer.json`.
+#[derive(Clone)]
+pub struct HfTokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    file: Arc<[u8]>,
+    bos: u32,
+    bos_token: Arc<str>,
+}
+
+impl fmt::Debug for HfTokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HfTokenizer")
+            .field("hash", &self.hash())
+            .field("bos_token", &self.bos_token)
+            .finish_non_exhaustive()
+    }
+}
+
+impl HfTokenizer {
+    /// From the bytes of `path`. The start marker is `bos_token` (or `eos_token`) of the
+    /// `tokenizer_config.json` beside it, or the first usual marker in the vocabulary.
+    pub(super) fn from_file(path: &Path, bytes: Vec<u8>) -> Result<Self> {
+        let bad = |detail: String| Error::BadTokenizer { path: path.to_path_buf(), detail };
+        let mut inner =
+            tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| bad(error.to_string()))?;
+        // Padding and cutting are the loader's business; a file that asks for them would lose text.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        let bos_token = configured_marker(path)
+            .into_iter()
+            .chain(USUAL_MARKERS.map(str::to_owned))
+            .find(|token| inner.token_to_id(token).is_some())
+            .ok_or_else(|| {
+                bad("no token marks the start of text; set \"bos_token\" in tokenizer_config.json beside it".into())
+            })?;
+        let bos = inner.token_to_id(&bos_token).unwrap_or_default();
+        Ok(Self { inner: Arc::new(inner), file: bytes.into(), bos, bos_token: bos_token.into() })
+    }
+
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, false).map_err(|error| self.failed(&error))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    pub(super) fn decode(&self, ids: &[u32]) -> Result<String> {
+        let vocab_size = self.vocab_size();
+        if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+            return Err(Error::UnknownToken { id, vocab_size });
+        }
+        self.inner.decode(ids, false).map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &tokenizers::Error) -> Error {
+        Error::Tokenize { tokenizer: format!("hf:{:032x}", self.hash()), detail: error.to_string() }
+    }
+
+    /// One more than the largest id: ids may have holes, and the embedding table must cover all of them.
+    pub(super) fn vocab_size(&self) -> usize {
+        self.inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1)
+    }
+
+    pub(super) fn bos(&self) -> u32 {
+        self.bos
+    }
+
+    pub(super) fn bos_token(&self) -> &str {
+        &self.bos_token
+    }
+
+    /// The bytes of the file.
+    pub(super) fn file(&self) -> &[u8] {
+        &self.file
+    }
+
+    pub(super) fn hash(&self) -> u128 {
+        hash_of(&self.file)
+    }
+}
+
+/// `bos_token`, then `eos_token`, of the `tokenizer_config.json` beside `path`, where there are any.
+fn configured_marker(path: &Path) -> Vec<String> {
+    let config: Value = std::fs::read(path.with_file_name("tokenizer_config.json"))
+        .ok()
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default();
+    ["bos_token", "eos_token"]
+        .iter()
+        .filter_map(|key| {
+            let token = &config[*key];
+            token.as_str().or_else(|| token["content"].as_str())
+        })
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::Tokenizer;
+
+    /// Loads the `tokenizer.json` that `name` saves through this library instead of as itself.
+    fn through_the_library(name: &str) -> (Tokenizer, HfTokenizer) {
+        let folder = tempfile::tempdir().unwrap();
+        let tokenizer = Tokenizer::from_name(name).unwrap();
+        tokenizer.save(folder.path()).unwrap();
+        let path = folder.path().join("tokenizer.json");
+        let bytes = std::fs::read(&path).unwrap();
+        let library = HfTokenizer::from_file(&path, bytes).unwrap();
+        (tokenizer, library)
+    }
+
+    #[test]
+    fn our_tokenizer_files_mean_the_same_to_the_library() {
+        let text = "It's 3  o'clock,\n\n naïve — “yes”!\t we'll see 😀 1234 ";
+        for name in ["bytes", "gpt2"] {
+            let (ours, library) = through_the_library(name);
+            let ids = ours.encode(text).unwrap();
+            assert_eq!(library.encode(text).unwrap(), ids, "{name}");
+            assert_eq!(library.decode(&ids).unwrap(), text, "{name}");
+            assert_eq!(library.bos(), ours.bos(), "{name}");
+            assert_eq!(library.vocab_size(), ours.vocab_size(), "{name}");
+        }
+        let (ours, library) = through_the_library("synthetic");
+        let text = "do you recall Marlow Amber? we xyzzy.";
+        assert_eq!(library.encode(text).unwrap(), ours.encode(text).unwrap());
+        assert_eq!(library.bos(), ours.bos());
+    }
+
+    #[test]
+    fn a_foreign_tokenizer_saves_and_loads() {
+        let folder = tempfile::tempdir().unwrap();
+        Tokenizer::from_name("synthetic").unwrap().save(folder.path()).unwrap();
+        std::fs::remove_file(folder.path().join("fox_tokenizer.json")).unwrap();
+        let loaded = Tokenizer::load(folder.path()).unwrap();
+        assert_eq!(loaded.identity().name, "hf");
+        let again = tempfile::tempdir().unwrap();
+        loaded.save(again.path()).unwrap();
+        let reloaded = Tokenizer::load(again.path()).unwrap();
+        assert_eq!(reloaded.identity(), loaded.identity());
+        assert_eq!(reloaded.bos(), 0);
+    }
+}

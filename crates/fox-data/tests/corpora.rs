@@ -1,0 +1,151 @@
+//! Corpora in all their forms, and what is said about broken ones.
+
+// Helpers of tests may fail the test.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use fox_data::{Corpus, CorpusOptions, Error};
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    compress_to_vec(bytes, CompressionLevel::Fastest)
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn texts(path: &Path, options: CorpusOptions) -> Result<Vec<String>, Error> {
+    Corpus::open(path, options)?.documents().map(|document| document.map(|d| d.text)).collect()
+}
+
+fn error_of(path: &Path) -> String {
+    texts(path, CorpusOptions::default()).unwrap_err().to_string()
+}
+
+const LINES: &str = "{\"title\": [1, {\"text\": \"no\"}], \"text\": \"one \\u00e9\\n\"}\n\n{\"text\": \"\"}\n{\"text\": \"two\"}";
+
+#[test]
+fn the_same_documents_come_out_of_every_packing() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in [
+        ("a.jsonl", LINES.as_bytes().to_vec()),
+        ("a.jsonl.zst", zstd(LINES.as_bytes())),
+        ("a.ndjson.gz", gzip(LINES.as_bytes())),
+    ] {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(texts(&path, CorpusOptions::default()).unwrap(), ["one é\n", "two"], "{name}");
+    }
+    for (name, bytes) in [
+        ("b.txt", b"whole\nfile".to_vec()),
+        ("b.txt.zst", zstd(b"whole\nfile")),
+        ("b.text.gz", [gzip(b"whole\n"), gzip(b"file")].concat()),
+    ] {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(texts(&path, CorpusOptions::default()).unwrap(), ["whole\nfile"], "{name}");
+    }
+}
+
+#[test]
+fn options_choose_field_and_separator() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = folder.path().join("a.jsonl");
+    fs::write(&lines, "{\"body\": \"x\", \"text\": 3}").unwrap();
+    let options = CorpusOptions { text_field: "body".into(), ..CorpusOptions::default() };
+    assert_eq!(texts(&lines, options).unwrap(), ["x"]);
+    let text = folder.path().join("a.txt");
+    fs::write(&text, "one<|endoftext|>two<|endoftext|>").unwrap();
+    let options =
+        CorpusOptions { separator: Some("<|endoftext|>".into()), ..CorpusOptions::default() };
+    assert_eq!(texts(&text, options).unwrap(), ["one", "two"]);
+}
+
+#[test]
+fn a_folder_gives_all_its_files_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("sub")).unwrap();
+    fs::write(folder.path().join("z.txt"), "last").unwrap();
+    fs::write(folder.path().join("sub/m.jsonl"), "{\"text\":\"middle\"}").unwrap();
+    fs::write(folder.path().join("a.txt"), "first").unwrap();
+    fs::write(folder.path().join("README.md"), "not this").unwrap();
+    let corpus = Corpus::open(folder.path(), CorpusOptions::default()).unwrap();
+    assert_eq!(corpus.total_bytes(), 5 + 17 + 4);
+    let found = texts(folder.path(), CorpusOptions::default()).unwrap();
+    assert_eq!(found, ["first", "middle", "last"]);
+}
+
+#[test]
+fn paths_that_are_no_corpus_are_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("nowhere.txt");
+    assert_eq!(
+        error_of(&missing),
+        format!("{} does not exist; check the data path", missing.display())
+    );
+    assert!(error_of(folder.path()).contains("holds no documents"));
+    let odd = folder.path().join("a.docx");
+    fs::write(&odd, "x").unwrap();
+    assert!(error_of(&odd).contains(".jsonl"));
+}
+
+#[test]
+fn broken_contents_are_said_with_their_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.jsonl");
+    let write = |bytes: &[u8]| fs::write(&path, bytes).unwrap();
+
+    write(b"{\"text\": \"ok\"}\n{\"text\": \"cut");
+    let error = error_of(&path);
+    assert!(error.contains("a.jsonl line 2 is not a JSON object"), "{error}");
+    write(b"[1]");
+    assert!(error_of(&path).contains("line 1"));
+    write(b"{\"text\": 7}");
+    assert!(error_of(&path).contains("expected a string"));
+    write(b"{\"text\": \"a\"} extra");
+    assert!(error_of(&path).contains("trailing"));
+    write(b"\n{\"title\": \"x\"}");
+    let error = error_of(&path);
+    assert!(error.contains("line 2 has no text field \"text\""), "{error}");
+    write(b"{\"text\": \"ok\"}\n{\"text\": \"\xff\"}");
+    let error = error_of(&path);
+    assert!(error.contains("not UTF-8 text near byte 25"), "{error}");
+
+    let text = folder.path().join("b.txt");
+    fs::write(&text, b"abc\xc3").unwrap();
+    assert!(error_of(&text).contains("near byte 3"));
+}
+
+#[test]
+fn truncated_archives_are_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let long: String = (0..20_000).map(|i| format!("{{\"text\": \"document {i}\"}}\n")).collect();
+    for (name, bytes, word) in [
+        ("a.jsonl.zst", zstd(long.as_bytes()), "zstd"),
+        ("a.jsonl.gz", gzip(long.as_bytes()), "gzip"),
+    ] {
+        let path = folder.path().join(name);
+        for keep in [bytes.len() / 2, bytes.len() - 3, 2] {
+            fs::write(&path, &bytes[..keep]).unwrap();
+            let error = error_of(&path);
+            assert!(error.contains(word) && error.contains("whole"), "{name} {keep}: {error}");
+        }
+        fs::write(&path, b"this is not an archive").unwrap();
+        assert!(error_of(&path).contains(word));
+    }
+}
+
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn parquet_names_its_feature() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    fs::write(&path, "PAR1").unwrap();
+    assert!(error_of(&path).contains("--features parquet"));
+}
