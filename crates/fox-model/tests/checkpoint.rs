@@ -104,10 +104,10 @@ fn half_precision_rounds_to_nearest_even() {
     };
     let specs = config.param_specs();
     for (dtype, want) in [
-        (FileDtype::Bf16, [1.0, 1.015625, -2.502929e-8, 65536.0, 0.100_097_656_25, f32::INFINITY]),
+        (FileDtype::Bf16, [1.0, 1.015625, -2.502929e-8, 65536.0, 205.0 / 2048.0, f32::INFINITY]),
         (
             FileDtype::F16,
-            [1.00390625, 1.01171875, 0.0, 65504.0, 0.099_975_585_937_5, f32::INFINITY],
+            [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, 0.0, 65504.0, 819.0 / 8192.0, f32::INFINITY],
         ),
     ] {
         let dir = temp.path().join(format!("{dtype:?}"));

@@ -1,180 +1,34 @@
-//! Decoding step by step, in chunks and all at once gives the logits of one full evaluation.
+//! Decoding on the f64 oracle, and what only needs to be shown once.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+#[path = "bodies/decode.rs"]
+mod bodies;
+
+use bodies::{VOCAB, assert_close, small, step, variants};
 use fox_model::{
     DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, MixerConfig, Model, ModelConfig,
-    Pruning, QkNorm,
+    Pruning,
 };
-use fox_tensor::{Activation, Device, Gradients, Segments, Tape};
-
-const VOCAB: usize = 37;
-
-fn small(mixer: ForgettingConfig) -> ModelConfig {
-    let mut config = ModelConfig::fox_llama(32, 2, 4);
-    config.vocab_size = VOCAB;
-    config.mlp.intermediate_size = Some(24);
-    // Large weights, so that every term matters.
-    config.initializer_range = 0.3;
-    config.mixer = MixerConfig::Forgetting(mixer);
-    config
-}
-
-/// Variants that between them have every option of the layer.
-fn variants() -> Vec<(&'static str, ModelConfig)> {
-    let (llama, pro) = (ForgettingConfig::fox_llama(4), ForgettingConfig::fox_pro(4));
-    let decay_time = Some(DecayTime { min: 1.5, max: 20.0 });
-    vec![
-        ("llama", small(llama.clone())),
-        ("pro", small(pro.clone())),
-        ("pro grouped", small(ForgettingConfig { kv_heads: 2, qkv_bias: true, ..pro.clone() })),
-        (
-            "pro rope window grouped",
-            small(ForgettingConfig {
-                rope_base: Some(100.0),
-                window: Some(5),
-                kv_heads: 1,
-                qk_norm: Some(QkNorm::Shared),
-                ..pro.clone()
-            }),
-        ),
-        (
-            "k shift only, silu gate, fixed",
-            small(ForgettingConfig {
-                k_shift: true,
-                output_gate: Some(Activation::Silu),
-                gate: ForgetGate::Fixed { decay_time },
-                ..llama.clone()
-            }),
-        ),
-        (
-            "v shift only, bias only",
-            small(ForgettingConfig {
-                v_shift: true,
-                gate: ForgetGate::BiasOnly { decay_time },
-                ..llama.clone()
-            }),
-        ),
-        (
-            "transformer window",
-            small(ForgettingConfig { window: Some(4), ..llama.clone().without_forgetting() }),
-        ),
-        ("transformer pro", small(pro.without_forgetting())),
-    ]
-}
-
-fn tokens(len: usize, seed: usize) -> Vec<i32> {
-    (0..len).map(|t| ((t * t * 7 + t * 3 + seed * 11) % VOCAB) as i32).collect()
-}
-
-/// Logits `[R * V]` of rows arranged as `segments` say.
-fn full(model: &Model, ids: &[i32], segments: &Segments) -> Vec<f64> {
-    let ids = model.device().from_i32(ids, [ids.len()]).unwrap();
-    let mut tape = Tape::inference(model.device());
-    let hidden =
-        model.forward(&mut tape, &ids, segments, None, &ForwardOptions::default()).unwrap();
-    model.logits(&mut tape, &hidden.states).unwrap().value().to_f64().unwrap()
-}
-
-fn assert_close(got: &[f64], want: &[f64], what: &str) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    for (i, (g, w)) in got.iter().zip(want).enumerate() {
-        assert!((g - w).abs() <= 1e-9 * (1.0 + w.abs()), "{what}, element {i}: {g} {w}");
-    }
-}
+use fox_tensor::{Device, Segments, Tape};
 
 #[test]
 fn steps_chunks_and_one_pass_agree() {
-    let device = Device::naive();
-    for (name, config) in variants() {
-        let model = Model::init(&config, 3, &device).unwrap();
-        let sequences = [tokens(23, 1), tokens(14, 2), tokens(1, 3)];
-        let alone: Vec<Vec<f64>> = sequences
-            .iter()
-            .map(|ids| full(&model, ids, &Segments::uniform(1, ids.len())))
-            .collect();
-        for chunk in [1, 2, 5, 23] {
-            // A capacity of one token, so that the cache must grow on the way.
-            let mut cache = model.new_cache(3, 1).unwrap();
-            while cache.lens()[0] < 23 {
-                let seen = cache.lens().to_vec();
-                let new: Vec<&[i32]> = sequences
-                    .iter()
-                    .zip(&seen)
-                    .map(|(ids, &n)| &ids[n..ids.len().min(n + chunk)])
-                    .collect();
-                let got = model.decode(&new, &mut cache, &ForwardOptions::default()).unwrap();
-                let got = got.to_f64().unwrap();
-                for b in 0..3 {
-                    let row = &got[b * VOCAB..][..VOCAB];
-                    if new[b].is_empty() {
-                        assert!(row.iter().all(|&x| x == 0.0));
-                        continue;
-                    }
-                    let last = seen[b] + new[b].len() - 1;
-                    let want = &alone[b][last * VOCAB..][..VOCAB];
-                    assert_close(row, want, &format!("{name}, chunk {chunk}, sequence {b}"));
-                }
-            }
-            assert_eq!(cache.lens(), [23, 14, 1]);
-        }
-    }
+    bodies::steps_chunks_and_one_pass_agree(&Device::naive(), 1e-9);
 }
 
 #[test]
-fn left_padding_changes_nothing_in_full_and_cached_evaluation() {
-    let device = Device::naive();
-    for (name, config) in variants() {
-        let model = Model::init(&config, 5, &device).unwrap();
-        let (time, pads) = (12, [4, 0, 11]);
-        let mut ids = vec![0; 3 * time];
-        let sequences: Vec<Vec<i32>> =
-            pads.iter().enumerate().map(|(b, pad)| tokens(time - pad, b)).collect();
-        for b in 0..3 {
-            ids[b * time + pads[b]..(b + 1) * time].copy_from_slice(&sequences[b]);
-        }
-        let segments = Segments::left_padded(time, &pads).unwrap();
-        let padded = full(&model, &ids, &segments);
-        let mut cache = model.new_cache(3, 4).unwrap();
-        let mut tape = Tape::inference(&device);
-        let rows = device.from_i32(&ids, [3 * time]).unwrap();
-        let options = ForwardOptions::default();
-        let hidden =
-            model.forward(&mut tape, &rows, &segments, Some(&mut cache), &options).unwrap();
-        let cached = model.logits(&mut tape, &hidden.states).unwrap().value().to_f64().unwrap();
-        assert_eq!(cache.lens(), [8, 12, 1]);
-        let next = model.decode(&[&[7], &[7], &[7]], &mut cache, &options).unwrap();
-        let next = next.to_f64().unwrap();
-        for b in 0..3 {
-            let mut longer = sequences[b].clone();
-            longer.push(7);
-            let alone = full(&model, &longer, &Segments::uniform(1, longer.len()));
-            let real = (b * time + pads[b]) * VOCAB..(b + 1) * time * VOCAB;
-            let want = &alone[..sequences[b].len() * VOCAB];
-            assert_close(&padded[real.clone()], want, &format!("{name}, padded {b}"));
-            assert_close(&cached[real], want, &format!("{name}, padded and cached {b}"));
-            let want = &alone[sequences[b].len() * VOCAB..];
-            assert_close(&next[b * VOCAB..][..VOCAB], want, &format!("{name}, next token {b}"));
-        }
-    }
+fn left_padding_changes_nothing() {
+    bodies::left_padding_changes_nothing(&Device::naive(), 1e-9);
 }
 
 #[test]
 fn a_failed_step_leaves_the_cache_as_it_was() {
-    let model = Model::init(&variants()[1].1, 3, &Device::naive()).unwrap();
-    let ids = tokens(9, 1);
-    let options = ForwardOptions::default();
-    let (mut disturbed, mut calm) =
-        (model.new_cache(1, 1).unwrap(), model.new_cache(1, 1).unwrap());
-    for cache in [&mut disturbed, &mut calm] {
-        model.decode(&[&ids[..4]], cache, &options).unwrap();
-    }
-    let error = model.decode(&[&[1, 2, VOCAB as i32]], &mut disturbed, &options).unwrap_err();
-    assert!(error.to_string().contains("37"), "{error}");
-    let error = model.decode(&[&[1], &[2]], &mut disturbed, &options).unwrap_err();
-    assert!(error.to_string().contains("2 sequences"), "{error}");
-    assert!(model.decode(&[&[]], &mut disturbed, &options).is_err());
-    let after = |cache| model.decode(&[&ids[4..]], cache, &options).unwrap().to_f64().unwrap();
-    assert_eq!(after(&mut disturbed), after(&mut calm));
+    bodies::a_failed_step_leaves_the_cache_as_it_was(&Device::naive());
+}
+
+#[test]
+fn recomputed_blocks_give_the_same_gradients() {
+    bodies::recomputed_blocks_give_the_same_gradients(&Device::naive());
 }
 
 #[test]
@@ -187,36 +41,6 @@ fn a_recording_tape_refuses_a_cache() {
     let options = ForwardOptions::default();
     let segments = Segments::uniform(1, 2);
     assert!(model.forward(&mut tape, &ids, &segments, Some(&mut cache), &options).is_err());
-}
-
-/// Losses and all gradients of one step.
-fn step(model: &Model, options: &ForwardOptions) -> (Vec<f64>, Vec<Vec<f64>>, Vec<Vec<i32>>) {
-    let device = model.device();
-    let rows = 34;
-    let ids = device.from_i32(&tokens(rows, 1), [rows]).unwrap();
-    let labels = device.from_i32(&tokens(rows, 4), [rows]).unwrap();
-    let weights = device.full([rows], 1.0 / rows as f32).unwrap();
-    let segments = Segments::packed(&[0, 20, 34]).unwrap();
-    let mut tape = Tape::recording(device);
-    let loss = model.loss(&mut tape, &ids, &labels, &weights, &segments, options).unwrap();
-    let mut gradients = Gradients::default();
-    tape.backward(&mut gradients).unwrap();
-    let grads = gradients.iter().map(|(_, g)| g.to_f64().unwrap()).collect();
-    let blocks = loss.blocks.iter().map(|b| b.to_i32().unwrap()).collect();
-    (loss.per_token.to_f64().unwrap(), grads, blocks)
-}
-
-#[test]
-fn recomputed_blocks_give_the_same_gradients() {
-    for (name, config) in variants() {
-        let model = Model::init(&config, 9, &Device::naive()).unwrap();
-        let kept = step(&model, &ForwardOptions::default());
-        let again = step(&model, &ForwardOptions { recompute: true, ..Default::default() });
-        assert_eq!(kept, again, "{name}");
-        let trained = model.params().iter().filter(|(_, spec, _)| spec.trainable).count();
-        assert_eq!(kept.1.len(), trained, "{name}");
-        assert_eq!(kept.2.len(), 2, "{name}: one count of blocks per layer");
-    }
 }
 
 #[test]
@@ -268,7 +92,7 @@ fn pruning_follows_config_override_and_gate() {
     let (exact, off, all) = visited(&config, Pruning::Off);
     assert_eq!(off, all);
     let (pruned, from_config, _) = visited(&config, Pruning::Config);
-    assert_close(&pruned, &exact, "pruned losses");
+    assert_close(&pruned, &exact, 1e-9, "pruned losses");
     assert_eq!(from_config, visited(&config, Pruning::Tolerance(-10.0)).1);
     assert!(visited(&config, Pruning::Auto).1 <= all);
     let MixerConfig::Forgetting(mixer) = &mut config.mixer;

@@ -1,1 +1,28 @@
-fn main() {}
+//! The `fox` command: the Forgetting Transformer from the terminal.
+
+mod commands;
+mod device;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// The Forgetting Transformer (FoX): prove, inspect and convert models.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: commands::Command,
+}
+
+fn main() -> ExitCode {
+    // Clap itself answers wrong usage, with exit code 2.
+    match Cli::parse().command.run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

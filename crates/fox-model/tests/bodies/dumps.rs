@@ -1,0 +1,47 @@
+//! The reference dumps, to be proven on every device.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::path::PathBuf;
+
+use fox_model::{Tolerances, verify_dump};
+use fox_tensor::Device;
+
+pub fn dump(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
+}
+
+pub fn proves(name: &str, device: &Device) {
+    let report = verify_dump(&dump(name), device, &Tolerances::default()).unwrap();
+    let failed: Vec<_> = report.checks.iter().filter(|check| !check.passed()).collect();
+    assert!(failed.is_empty(), "{name}: {failed:#?}");
+    assert!(report.checks.len() > 20, "{name}: only {} checks", report.checks.len());
+}
+
+/// One test per FoX and Transformer dump, on the device that the expression makes.
+#[macro_export]
+macro_rules! prove_dumps {
+    ($device:expr) => { $crate::prove_dumps! { $device;
+    fla_fox
+    fox_llama
+    fox_llama_qknorm
+    fox_llama_qknorm_ogate
+    fox_llama_rope
+    fox_llama_silu_ogate
+    fox_pro
+    fox_pro_bias_only
+    fox_pro_fixed_alibi
+    fox_pro_left_padded
+    fox_pro_no_fgate
+    fox_pro_no_kvshift
+    fox_pro_no_ogate
+    fox_pro_no_onorm
+    fox_pro_no_qknorm
+    fox_pro_rope
+    fox_pro_shared_qknorm
+    transformer_llama_as_fox
+    transformer_pro
+    } };
+    ($device:expr; $($name:ident)*) => {
+        $(#[test] fn $name() { bodies::proves(stringify!($name), &$device); })*
+    };
+}

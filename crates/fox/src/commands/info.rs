@@ -1,0 +1,209 @@
+//! `fox info`: what a model is and what it needs.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use fox_model::{
+    ForgetGate, MemoryEstimate, MixerConfig, ModelConfig, PRESETS, ParamGroup, ParamSpec, Preset,
+    QkNorm,
+};
+use fox_tensor::Activation;
+use serde_json::json;
+
+use crate::output;
+
+/// Describe a model: architecture, parameters, options, memory to train and to decode
+///
+/// Memory, in single precision, for B sequences of T tokens, P parameters, L blocks of width D:
+///
+///   training: weights 4P + gradients 4P + AdamW moments 8P + activations 4BT(La + 3D), where a is
+///   the number of values a block keeps per token for the backward pass; with blocks recomputed in
+///   the backward pass, activations are 4BT(2LD + a + 3D).
+///
+///   decoding: weights 4P + cache 4LB(Tc + s), where c = 2 H_kv d + H values per token (keys, values,
+///   log gates) and s = the last raw keys and values when the layer shifts them.
+///
+/// Scratch of single ops comes on top, and a cache that grew by doubling may hold up to twice T.
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    /// Checkpoint folder, config.json, or a published model such as fox-pro-125m
+    #[arg(value_name = "MODEL")]
+    model: String,
+    /// Tokens per sequence for the memory figures
+    #[arg(long, value_name = "N", default_value_t = 2048,
+          value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    seq: u64,
+    /// Sequences for the memory figures
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    batch: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let (config, format) = find(&args.model)?;
+    let facts = Facts {
+        name: &args.model,
+        format: &format,
+        specs: config.param_specs(),
+        memory: MemoryEstimate::new(&config, args.batch as usize, args.seq as usize)?,
+        config: &config,
+        args,
+    };
+    output::print(&if args.json { facts.json() } else { facts.text() })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A folder, a config.json, or a published model.
+fn find(model: &str) -> Result<(ModelConfig, String)> {
+    let path = Path::new(model);
+    if path.is_dir() || path.is_file() {
+        let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+        let (config, model_type) = ModelConfig::from_file(&file)?;
+        return Ok((config, model_type.as_str().to_string()));
+    }
+    match Preset::by_name(model) {
+        Some(preset) => Ok((preset.config(), "published configuration".to_string())),
+        None => bail!(
+            "`{model}` is neither a folder nor a config.json nor one of {}",
+            PRESETS.map(|preset| preset.name).join(", ")
+        ),
+    }
+}
+
+struct Facts<'a> {
+    name: &'a str,
+    format: &'a str,
+    config: &'a ModelConfig,
+    specs: Vec<ParamSpec>,
+    memory: MemoryEstimate,
+    args: &'a Args,
+}
+
+const GROUPS: [(ParamGroup, &str); 5] = [
+    (ParamGroup::Embedding, "embedding"),
+    (ParamGroup::Mixer, "mixer"),
+    (ParamGroup::Mlp, "mlp"),
+    (ParamGroup::Norm, "norm"),
+    (ParamGroup::Head, "head"),
+];
+
+impl Facts<'_> {
+    fn count(&self, keep: impl Fn(&ParamSpec) -> bool) -> usize {
+        self.specs.iter().filter(|spec| keep(spec)).map(ParamSpec::count).sum()
+    }
+
+    fn text(&self) -> String {
+        let (c, m) = (self.config, &self.memory);
+        let MixerConfig::Forgetting(mixer) = &c.mixer;
+        let heads = match mixer.kv_heads == mixer.heads {
+            true => format!("{} x {}", mixer.heads, c.head_dim()),
+            false => format!("{} x {} ({} for keys)", mixer.heads, c.head_dim(), mixer.kv_heads),
+        };
+        let row = |name: &str, value: String| vec![format!("  {name}"), value];
+        let architecture = [
+            row("width", output::grouped(c.hidden_size)),
+            row("blocks", output::grouped(c.num_layers)),
+            row("heads", heads),
+            row("mlp width", output::grouped(c.mlp_width())),
+            row("vocabulary", output::grouped(c.vocab_size)),
+        ];
+        let mut parameters: Vec<_> = GROUPS
+            .iter()
+            .map(|(group, name)| row(name, output::grouped(self.count(|s| s.group == *group))))
+            .collect();
+        parameters.push(row("total", output::grouped(self.count(|_| true))));
+        parameters.push(row("with weight decay", output::grouped(self.count(|s| s.decay))));
+        parameters.push(row("not trained", output::grouped(self.count(|s| !s.trainable))));
+        let memory = [
+            row("weights", output::bytes(m.weights)),
+            row("gradients", output::bytes(m.gradients)),
+            row("optimizer", output::bytes(m.optimizer)),
+            row("activations", output::bytes(m.activations)),
+            row("activations, blocks recomputed", output::bytes(m.activations_recomputed)),
+            row("decode cache", output::bytes(m.cache)),
+            row("to train", output::bytes(m.train())),
+            row("to train, blocks recomputed", output::bytes(m.train_recomputed())),
+            row("to decode", output::bytes(m.decode())),
+        ];
+        format!(
+            "{} ({})\n{}  {}\nparameters\n{}memory for {} x {} tokens, f32\n{}",
+            self.name,
+            self.format,
+            output::table(&architecture),
+            options(c).join(", "),
+            output::table(&parameters),
+            self.args.batch,
+            self.args.seq,
+            output::table(&memory),
+        )
+    }
+
+    fn json(&self) -> String {
+        let (c, m) = (self.config, &self.memory);
+        let MixerConfig::Forgetting(mixer) = &c.mixer;
+        let mut parameters = serde_json::Map::new();
+        for (group, name) in GROUPS {
+            parameters.insert(name.to_string(), json!(self.count(|s| s.group == group)));
+        }
+        parameters.insert("total".into(), json!(self.count(|_| true)));
+        parameters.insert("decayed".into(), json!(self.count(|s| s.decay)));
+        parameters.insert("not_trained".into(), json!(self.count(|s| !s.trainable)));
+        let document = json!({
+            "model": self.name,
+            "format": self.format,
+            "hidden_size": c.hidden_size,
+            "num_hidden_layers": c.num_layers,
+            "num_heads": mixer.heads,
+            "num_kv_heads": mixer.kv_heads,
+            "head_dim": c.head_dim(),
+            "intermediate_size": c.mlp_width(),
+            "vocab_size": c.vocab_size,
+            "options": options(c),
+            "parameters": parameters,
+            "memory": {
+                "batch": self.args.batch, "seq": self.args.seq,
+                "weights_bytes": m.weights, "gradients_bytes": m.gradients,
+                "optimizer_bytes": m.optimizer, "activations_bytes": m.activations,
+                "activations_recomputed_bytes": m.activations_recomputed,
+                "cache_bytes": m.cache, "train_bytes": m.train(),
+                "train_recomputed_bytes": m.train_recomputed(), "decode_bytes": m.decode(),
+            },
+        });
+        format!("{document:#}\n")
+    }
+}
+
+/// The options of a model, in words.
+fn options(config: &ModelConfig) -> Vec<String> {
+    let MixerConfig::Forgetting(mixer) = &config.mixer;
+    let mut words = vec![match mixer.gate {
+        ForgetGate::None => "no forget gate".to_string(),
+        ForgetGate::Full => "forget gate from the input".to_string(),
+        ForgetGate::BiasOnly { .. } => "forget gate learned per head".to_string(),
+        ForgetGate::Fixed { .. } => "forget gate fixed per head".to_string(),
+    }];
+    let mut add = |has: bool, word: &str| {
+        if has {
+            words.push(word.to_string());
+        }
+    };
+    add(mixer.qk_norm == Some(QkNorm::PerHead), "QK-norm per head");
+    add(mixer.qk_norm == Some(QkNorm::Shared), "QK-norm shared by the heads");
+    add(mixer.k_shift, "key shift");
+    add(mixer.v_shift, "value shift");
+    add(mixer.output_norm, "output norm");
+    add(mixer.output_gate == Some(Activation::Sigmoid), "output gate (sigmoid)");
+    add(mixer.output_gate == Some(Activation::Silu), "output gate (silu)");
+    add(mixer.qkv_bias, "q, k, v bias");
+    add(config.tie_word_embeddings, "tied embeddings");
+    add(config.mlp.activation == Activation::Sigmoid, "sigmoid MLP");
+    words.extend(mixer.rope_base.map(|base| format!("RoPE {base}")));
+    words.extend(mixer.window.map(|window| format!("window {window}")));
+    words.extend(mixer.log_pruning_tolerance.map(|ln| format!("pruning at e^{ln}")));
+    words
+}

@@ -1,0 +1,29 @@
+//! One file per command: its arguments, and what it does with them.
+
+mod convert;
+mod info;
+mod verify;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// The commands; their help stands with their arguments.
+#[derive(Subcommand)]
+pub enum Command {
+    Verify(verify::Args),
+    Info(info::Args),
+    Convert(convert::Args),
+}
+
+impl Command {
+    /// Runs the command; the exit code says whether what was asked holds.
+    pub fn run(self) -> Result<ExitCode> {
+        match self {
+            Command::Verify(args) => verify::run(&args),
+            Command::Info(args) => info::run(&args),
+            Command::Convert(args) => convert::run(&args),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Printing: aligned tables, sizes for people, and a standard output that may close early.
+
+use std::io::{self, ErrorKind, Write};
+
+/// Prints text. A reader that has seen enough (`fox info ... | head`) is no error.
+pub fn print(text: &str) -> io::Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
+
+/// Rows of cells under each other; the first column to the left, the others to the right.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|s| s.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().enumerate().map(|(c, cell)| match c {
+            0 => format!("{cell:<width$}", width = widths[c]),
+            _ => format!("{cell:>width$}", width = widths[c]),
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Bytes in binary units with three digits, e.g. `1.21 GiB`.
+pub fn bytes(count: f64) -> String {
+    let (mut value, mut unit) = (count, "B");
+    for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
+        if value < 1000.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    match value {
+        v if unit == "B" => format!("{v:.0} B"),
+        v if v < 10.0 => format!("{v:.2} {unit}"),
+        v if v < 100.0 => format!("{v:.1} {unit}"),
+        v => format!("{v:.0} {unit}"),
+    }
+}
+
+/// A whole number with commas, e.g. `162,508,176`.
+pub fn grouped(count: usize) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(162_508_176), "162,508,176");
+        assert_eq!(bytes(17.0), "17 B");
+        assert_eq!(bytes(1536.0), "1.50 KiB");
+        assert_eq!(bytes(650_032_704.0), "620 MiB");
+        assert_eq!(bytes(1e18), "888 PiB");
+    }
+
+    #[test]
+    fn tables_are_aligned() {
+        let row = |cells: [&str; 2]| cells.map(String::from).to_vec();
+        assert_eq!(table(&[row(["a", "1"]), row(["bcd", "22"])]), "a     1\nbcd  22\n");
+    }
+}

@@ -1,0 +1,162 @@
+//! The commands as a user meets them: what they print, and their exit codes.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::tempdir;
+
+fn fox(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn dump(name: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
+    path.to_str().unwrap().to_string()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn verify_passes_and_says_so_last() {
+    let output = fox(&["verify", &dump("fox_pro"), &dump("fox_pro_left_padded")]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let printed = stdout(&output);
+    assert_eq!(printed.lines().last(), Some("PASS: 44 comparisons"));
+    assert_eq!(printed.matches("PASS: 44 comparisons").count(), 2);
+    assert!(printed.contains("grad.model.layers.1.attn.k_proj.shift_proj.weight"));
+}
+
+#[test]
+fn verify_fails_with_code_1_beyond_a_tolerance() {
+    let output = fox(&["verify", &dump("fox_llama"), "--tol-grad", "1e-12", "--device", "naive"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).lines().last().unwrap().starts_with("FAIL: "));
+}
+
+#[test]
+fn verify_prints_json_and_one_bad_folder_does_not_hide_the_others() {
+    let output = fox(&["verify", "--json", &dump("mamba2"), &dump("fla_fox")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with("error: "));
+    let json: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(json["passed"], false);
+    assert!(json["dumps"][0]["error"].as_str().unwrap().contains("not supported yet"));
+    assert_eq!(json["dumps"][1]["passed"], true);
+    let names: Vec<&str> = json["dumps"][1]["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|check| check["name"].as_str().unwrap())
+        .collect();
+    assert!(names.contains(&"grad.model.layers.0.mlp.up_proj.weight"), "{names:?}");
+    assert!(names.contains(&"grad.model.layers.0.attn.f_proj.bias"), "{names:?}");
+}
+
+#[test]
+fn info_counts_parameters_and_memory() {
+    let output = fox(&["info", "fox-pro-125m", "--seq", "16384", "--json"]);
+    let json: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(json["parameters"]["total"], 162_508_176);
+    // 12 layers, 768 keys, 768 values and 12 gates per token, 2 x 768 shift states, 4 bytes each.
+    let cache = 12 * 4 * (16384 * (2 * 768 + 12) + 2 * 768);
+    assert_eq!(json["memory"]["cache_bytes"], f64::from(cache));
+    let printed = stdout(&fox(&["info", &dump("fox_pro_fixed_alibi")]));
+    assert!(printed.contains("forget gate fixed per head"), "{printed}");
+    assert!(printed.contains("not trained"), "{printed}");
+}
+
+#[test]
+fn convert_to_fla_and_back_gives_the_same_file() {
+    let temp = tempdir().unwrap();
+    let (fla, back) = (temp.path().join("fla"), temp.path().join("back"));
+    let output = fox(&[
+        "convert",
+        &dump("fox_llama"),
+        text(&fla),
+        "--to",
+        "fla",
+        "--max-shard-size",
+        "20KB",
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(fla.join("model.safetensors.index.json").exists());
+    assert!(fox(&["convert", text(&fla), text(&back), "--to", "official"]).status.success());
+    // The same tensors: the dump's outputs still hold for the result.
+    for dir in [&fla, &back] {
+        fs::copy(Path::new(&dump("fox_llama")).join("io.safetensors"), dir.join("io.safetensors"))
+            .unwrap();
+    }
+    assert!(fox(&["verify", text(&back)]).status.success());
+    let output = fox(&["verify", text(&fla)]);
+    assert!(stderr(&output).contains("the dump has no gradient of"), "{}", stderr(&output));
+}
+
+#[test]
+fn convert_refuses_with_one_sentence() {
+    let temp = tempdir().unwrap();
+    let out = temp.path().join("out");
+    let output = fox(&["convert", &dump("fox_pro"), text(&out), "--to", "fla"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    assert!(said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{said}");
+    assert!(said.contains("use_k_shift, use_v_shift, use_output_norm"), "{said}");
+    assert!(!out.exists());
+
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("precious"), "x").unwrap();
+    let output = fox(&["convert", &dump("fox_llama"), text(&out), "--to", "fla"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("not an empty folder"), "{}", stderr(&output));
+}
+
+#[test]
+fn bf16_is_half_the_size() {
+    let temp = tempdir().unwrap();
+    let size = |dtype: &str| {
+        let out = temp.path().join(dtype);
+        let (from, to) = (dump("fox_llama"), text(&out));
+        let args = ["convert", &from, to, "--to", "official", "--dtype", dtype];
+        assert!(fox(&args).status.success());
+        fs::metadata(out.join("model.safetensors")).unwrap().len()
+    };
+    let (full, half) = (size("f32"), size("bf16"));
+    assert!(half * 2 < full + 4096 && half * 2 > full, "{half} {full}");
+}
+
+#[test]
+fn bad_input_is_one_sentence_and_bad_usage_is_code_2() {
+    for args in [&["info", "nowhere"][..], &["verify", "nowhere"], &["info", "."]] {
+        let output = fox(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let said = stderr(&output);
+        assert!(said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{said}");
+    }
+    for args in [
+        &["verify"][..],
+        &["convert", "a", "b"],
+        &["convert", "a", "b", "--to", "fla", "--max-shard-size", "9XB"],
+        &["info", "fox-pro-125m", "--seq", "0"],
+        &["frobnicate"],
+    ] {
+        assert_eq!(fox(args).status.code(), Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn help_explains_the_memory_formula() {
+    let help = stdout(&fox(&["info", "--help"]));
+    assert!(help.contains("weights 4P + gradients 4P + AdamW moments 8P"), "{help}");
+}
