@@ -153,6 +153,10 @@ impl Backend for Cpu {
         self.pool.stats()
     }
 
+    fn reset_peak(&self) {
+        self.pool.reset_peak();
+    }
+
     fn alloc(&self, len: usize, _: DType) -> Result<Arc<dyn Storage>> {
         Ok(Arc::new(self.pool.take(len)?))
     }

@@ -40,6 +40,11 @@ impl Pool {
         self.lock().stats
     }
 
+    pub fn reset_peak(&self) {
+        let mut shelves = self.lock();
+        shelves.stats.peak = shelves.stats.in_use;
+    }
+
     /// A buffer of `len` words. Contents are whatever was there before (zeros when new).
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Buffer> {
         let lines = size_class(len.div_ceil(LINE));

@@ -14,6 +14,7 @@ mod cache;
 mod checkpoint;
 mod config;
 mod error;
+mod flops;
 mod memory;
 mod mixers;
 mod model;
@@ -30,6 +31,7 @@ pub use config::{
     ModelType, PRESETS, Preset, QK_NORM_EPS, QkNorm, SpecialTokens,
 };
 pub use error::{Error, Result};
+pub use flops::{ATTENTION_BACKWARD, attention_flops};
 pub use memory::{MemoryEstimate, MemoryShape};
 pub(crate) use model::declare;
 pub use model::{ForwardOptions, Hidden, Model, Pruning, TokenLoss};

@@ -89,6 +89,8 @@ pub trait Backend: Send + Sync + Debug {
     fn name(&self) -> &str;
     /// Memory counters.
     fn memory(&self) -> MemoryStats;
+    /// Lets the peak start again from what is in use now.
+    fn reset_peak(&self);
 
     /// Room for `len` elements, contents unspecified.
     fn alloc(&self, len: usize, dtype: DType) -> Result<Arc<dyn Storage>>;

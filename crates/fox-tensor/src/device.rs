@@ -35,6 +35,11 @@ impl Device {
         self.0.memory()
     }
 
+    /// Lets the peak of [`Device::memory`] start again from what is in use now.
+    pub fn reset_peak(&self) {
+        self.0.reset_peak();
+    }
+
     /// A tensor whose contents are unspecified: for outputs that an op writes in full.
     pub fn uninit(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let shape = shape.into();

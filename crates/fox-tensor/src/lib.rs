@@ -19,6 +19,7 @@ pub mod naive;
 mod segments;
 mod shape;
 mod spec;
+pub mod speed;
 mod tape;
 mod tensor;
 

@@ -68,13 +68,11 @@ impl Kernel for Backward<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let (dp, width) = (self.padded_dim, 2 * S::LANES);
+        let width = 2 * S::LANES;
         let (weights, rest) = std::mem::take(&mut self.scratch).split_at_mut(BLOCK * BLOCK);
         let (grads, sums) = rest.split_at_mut(BLOCK * BLOCK);
         for block in self.keys.clone() {
             sums.fill(0.0);
-            let key_rows = (block - self.keys.start) * BLOCK * dp;
-            let (dk, dv) = (self.dk[key_rows..].as_mut_ptr(), self.dv[key_rows..].as_mut_ptr());
             for (m, _) in self.visits.iter().enumerate().filter(|(_, keys)| keys.contains(&block)) {
                 let queries = BLOCK.min(self.q_len - m * BLOCK);
                 let mut full = queries == BLOCK;
@@ -97,56 +95,14 @@ impl Kernel for Backward<'_> {
                     };
                     self.scores(s, tile);
                 }
-                // SAFETY: gathered operands reach to the end of their blocks; rows are multiples of 8
-                // and `dp` of the vector width; outputs overlap no input.
-                unsafe {
-                    let k = self.k.as_ptr().add(block * BLOCK * dp);
-                    let mut products = |from: usize, to: usize, lane: usize, n: usize| {
-                        let rows = to - from;
-                        let (p, g) = (from * BLOCK + lane, from * dp);
-                        let at = (m * BLOCK + lane) * dp;
-                        let (d_out, q) =
-                            (self.queries.d_out.as_ptr().add(at), self.queries.q.as_ptr().add(at));
-                        let (p, ds) = (weights.as_ptr().add(p), grads.as_ptr().add(p));
-                        multiply::<S, true, true>(
-                            s,
-                            (rows, dp, n),
-                            p,
-                            BLOCK,
-                            d_out,
-                            dp,
-                            dv.add(g),
-                            dp,
-                        );
-                        multiply::<S, true, true>(
-                            s,
-                            (rows, dp, n),
-                            ds,
-                            BLOCK,
-                            q,
-                            dp,
-                            dk.add(g),
-                            dp,
-                        );
-                        let dq = self.dq.as_mut_ptr().add(at);
-                        multiply::<S, false, true>(
-                            s,
-                            (n, dp, rows),
-                            ds,
-                            BLOCK,
-                            k.add(g),
-                            dp,
-                            dq,
-                            dp,
-                        );
-                    };
-                    if full {
-                        products(0, BLOCK, 0, BLOCK);
-                    } else {
-                        for (panel, span) in spans[..queries.div_ceil(width)].iter().enumerate() {
-                            if let &Some((from, to)) = span {
-                                products(from, to, panel * width, width);
-                            }
+                let tiles = (weights.as_ptr(), grads.as_ptr());
+                if full {
+                    self.products(s, block, m, tiles, 0..BLOCK, 0..BLOCK);
+                } else {
+                    for (panel, span) in spans[..queries.div_ceil(width)].iter().enumerate() {
+                        if let &Some((from, to)) = span {
+                            let lanes = panel * width..(panel + 1) * width;
+                            self.products(s, block, m, tiles, from..to, lanes);
                         }
                     }
                 }
@@ -176,6 +132,36 @@ struct Tile<'t> {
 }
 
 impl Backward<'_> {
+    /// `dV += P^T dO`, `dK += dS^T Q` and `dQ += dS K` for some keys and queries of a tile.
+    #[inline(always)]
+    fn products<S: Simd>(
+        &mut self,
+        s: S,
+        block: usize,
+        m: usize,
+        (weights, grads): (*const f32, *const f32),
+        keys: Range<usize>,
+        lanes: Range<usize>,
+    ) {
+        let (dp, rows, n) = (self.padded_dim, keys.len(), lanes.len());
+        let query = (m * BLOCK + lanes.start) * dp;
+        let key = ((block - self.keys.start) * BLOCK + keys.start) * dp;
+        let at = keys.start * BLOCK + lanes.start;
+        // SAFETY: gathered operands and gradients reach to the end of their blocks, the tiles have
+        // `BLOCK` rows of `BLOCK` values; rows are multiples of 8 and `dp` of the vector width.
+        unsafe {
+            let (p, ds) = (weights.add(at), grads.add(at));
+            let (q, d_out) =
+                (self.queries.q.as_ptr().add(query), self.queries.d_out.as_ptr().add(query));
+            let k = self.k.as_ptr().add((block * BLOCK + keys.start) * dp);
+            let (dk, dv) = (self.dk.as_mut_ptr().add(key), self.dv.as_mut_ptr().add(key));
+            let dq = self.dq.as_mut_ptr().add(query);
+            multiply::<S, true, true>(s, (rows, dp, n), p, BLOCK, d_out, dp, dv, dp);
+            multiply::<S, true, true>(s, (rows, dp, n), ds, BLOCK, q, dp, dk, dp);
+            multiply::<S, false, true>(s, (n, dp, rows), ds, BLOCK, k, dp, dq, dp);
+        }
+    }
+
     /// `P = exp(S - lse)` and `dS = P * (dP - delta)` of a panel.
     #[inline(always)]
     fn scores<S: Simd>(&mut self, s: S, tile: Tile<'_>) {
@@ -209,21 +195,20 @@ impl Backward<'_> {
                 let lse = s.load(self.queries.lse[at..].as_ptr());
                 let delta = s.load(self.queries.delta[at..].as_ptr());
                 let mut row_sum = s.splat(0.0);
-                let decay = self.prefix.map(|c| {
-                    (
-                        s.load(c.high()[i..].as_ptr()),
-                        s.load(c.low()[i..].as_ptr()),
-                        c.high().as_ptr().add(base),
-                        c.low().as_ptr().add(base),
-                    )
-                });
+                // Zeros where there are no gates: the decay then vanishes.
+                let (mut high, mut low) = (s.splat(0.0), s.splat(0.0));
+                let mut keys = None;
+                if let Some(c) = self.prefix {
+                    (high, low) = (s.load(c.high()[i..].as_ptr()), s.load(c.low()[i..].as_ptr()));
+                    keys = Some((c.high().as_ptr().add(base), c.low().as_ptr().add(base)));
+                }
                 for r in 0..rows {
                     let (p, g) = (
                         weights.as_mut_ptr().add(r * BLOCK + lane),
                         grads.as_mut_ptr().add(r * BLOCK + lane),
                     );
                     let mut score = s.sub(s.load(p), lse);
-                    if let Some((high, low, key_high, key_low)) = decay {
+                    if let Some((key_high, key_low)) = keys {
                         let near = s.sub(high, s.splat(*key_high.add(r)));
                         let mut decay = s.add(near, s.sub(low, s.splat(*key_low.add(r))));
                         if bidirectional {

@@ -5,20 +5,13 @@ use super::Simd;
 /// Widest vector of any instruction set.
 const MAX_LANES: usize = 16;
 
+/// The values from `at` on; lanes past the end are zero.
 #[inline(always)]
-fn load<S: Simd, const N: usize>(s: S, x: &[&[f32]; N], at: usize) -> [S::V; N] {
-    let mut lanes = [s.splat(0.0); N];
-    for (lane, x) in lanes.iter_mut().zip(x) {
-        debug_assert!(at + S::LANES <= x.len());
-        // SAFETY: callers keep `at + LANES` within the common length.
-        *lane = unsafe { s.load(x.as_ptr().add(at)) };
+fn load<S: Simd>(s: S, x: &[f32], at: usize) -> S::V {
+    if at + S::LANES <= x.len() {
+        // SAFETY: just checked.
+        return unsafe { s.load(x.as_ptr().add(at)) };
     }
-    lanes
-}
-
-/// The values from `at` on, fewer than a vector; the missing lanes are zero.
-#[inline(always)]
-fn load_tail<S: Simd>(s: S, x: &[f32], at: usize) -> S::V {
     let mut lanes = [0.0; MAX_LANES];
     lanes[..x.len() - at].copy_from_slice(&x[at..]);
     // SAFETY: `lanes` holds at least `LANES` values.
@@ -26,16 +19,21 @@ fn load_tail<S: Simd>(s: S, x: &[f32], at: usize) -> S::V {
 }
 
 #[inline(always)]
-fn load_tails<S: Simd, const N: usize>(s: S, x: &[&[f32]; N], at: usize) -> [S::V; N] {
+fn load_all<S: Simd, const N: usize>(s: S, x: &[&[f32]; N], at: usize) -> [S::V; N] {
     let mut lanes = [s.splat(0.0); N];
     for (lane, x) in lanes.iter_mut().zip(x) {
-        *lane = load_tail(s, x, at);
+        *lane = load(s, x, at);
     }
     lanes
 }
 
+/// Writes from `at` on, as many lanes as there is room for.
 #[inline(always)]
-fn store_tail<S: Simd>(s: S, y: &mut [f32], at: usize, v: S::V) {
+fn store<S: Simd>(s: S, y: &mut [f32], at: usize, v: S::V) {
+    if at + S::LANES <= y.len() {
+        // SAFETY: just checked.
+        return unsafe { s.store(y.as_mut_ptr().add(at), v) };
+    }
     let mut lanes = [0.0; MAX_LANES];
     // SAFETY: `lanes` holds at least `LANES` values.
     unsafe { s.store(lanes.as_mut_ptr(), v) };
@@ -44,6 +42,8 @@ fn store_tail<S: Simd>(s: S, y: &mut [f32], at: usize, v: S::V) {
 }
 
 /// `y[i] = f(x[0][i], x[1][i], ...)`.
+// `f` is called at one place only, here and below: a closure that is not inlined loses the target
+// features of the kernel around it, and with them all speed.
 #[inline(always)]
 pub fn map<S: Simd, const N: usize>(
     s: S,
@@ -52,15 +52,9 @@ pub fn map<S: Simd, const N: usize>(
     f: impl Fn([S::V; N]) -> S::V,
 ) {
     assert!(x.iter().all(|x| x.len() == y.len()));
-    let full = y.len() - y.len() % S::LANES;
-    for i in (0..full).step_by(S::LANES) {
-        let v = f(load(s, &x, i));
-        // SAFETY: `i + LANES <= full <= len`.
-        unsafe { s.store(y.as_mut_ptr().add(i), v) };
-    }
-    if full < y.len() {
-        let v = f(load_tails(s, &x, full));
-        store_tail(s, y, full, v);
+    for i in (0..y.len()).step_by(S::LANES) {
+        let v = f(load_all(s, &x, i));
+        store(s, y, i, v);
     }
 }
 
@@ -73,17 +67,9 @@ pub fn update<S: Simd, const N: usize>(
     f: impl Fn([S::V; N], S::V) -> S::V,
 ) {
     assert!(x.iter().all(|x| x.len() == y.len()));
-    let full = y.len() - y.len() % S::LANES;
-    for i in (0..full).step_by(S::LANES) {
-        // SAFETY: `i + LANES <= full <= len`.
-        unsafe {
-            let p = y.as_mut_ptr().add(i);
-            s.store(p, f(load(s, &x, i), s.load(p)));
-        }
-    }
-    if full < y.len() {
-        let v = f(load_tails(s, &x, full), load_tail(s, y, full));
-        store_tail(s, y, full, v);
+    for i in (0..y.len()).step_by(S::LANES) {
+        let v = f(load_all(s, &x, i), load(s, y, i));
+        store(s, y, i, v);
     }
 }
 
@@ -105,20 +91,13 @@ pub fn sum<S: Simd, const N: usize>(
     assert!(x.iter().all(|x| x.len() == len));
     // Four chains hide the latency of the multiply-add.
     let mut sums = [s.splat(0.0); 4];
-    let full = len - len % (4 * S::LANES);
-    let mut i = 0;
-    while i < full {
-        for sum in &mut sums {
-            *sum = f(load(s, &x, i), *sum);
-            i += S::LANES;
+    for i in (0..len).step_by(4 * S::LANES) {
+        for (n, sum) in sums.iter_mut().enumerate() {
+            let at = i + n * S::LANES;
+            if at < len {
+                *sum = f(load_all(s, &x, at), *sum);
+            }
         }
-    }
-    while i + S::LANES <= len {
-        sums[0] = f(load(s, &x, i), sums[0]);
-        i += S::LANES;
-    }
-    if i < len {
-        sums[1] = f(load_tails(s, &x, i), sums[1]);
     }
     s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
 }

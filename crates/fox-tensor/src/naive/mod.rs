@@ -89,6 +89,10 @@ impl Backend for Naive {
         self.meter.stats()
     }
 
+    fn reset_peak(&self) {
+        self.meter.reset_peak();
+    }
+
     fn alloc(&self, len: usize, dtype: DType) -> Result<Arc<dyn Storage>> {
         Ok(self.meter.store(match dtype {
             DType::I32 => Values::Int(vec![i32::MIN; len]),

@@ -35,6 +35,10 @@ impl Meter {
         MemoryStats { in_use, peak: self.peak.load(Ordering::Relaxed), reserved: in_use }
     }
 
+    pub(super) fn reset_peak(&self) {
+        self.peak.store(self.in_use.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     pub(super) fn store(self: &Arc<Self>, values: Values) -> Arc<dyn Storage> {
         let bytes = values.bytes();
         let in_use = self.in_use.fetch_add(bytes, Ordering::Relaxed) + bytes;

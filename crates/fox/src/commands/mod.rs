@@ -1,5 +1,6 @@
 //! One file per command: its arguments, and what it does with them.
 
+mod bench;
 mod convert;
 mod info;
 mod verify;
@@ -12,6 +13,7 @@ use clap::Subcommand;
 /// The commands; their help stands with their arguments.
 #[derive(Subcommand)]
 pub enum Command {
+    Bench(bench::Args),
     Verify(verify::Args),
     Info(info::Args),
     Convert(convert::Args),
@@ -21,6 +23,7 @@ impl Command {
     /// Runs the command; the exit code says whether what was asked holds.
     pub fn run(self) -> Result<ExitCode> {
         match self {
+            Command::Bench(args) => bench::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Info(args) => info::run(&args),
             Command::Convert(args) => convert::run(&args),

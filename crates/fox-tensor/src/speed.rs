@@ -1,0 +1,27 @@
+//! What a device can do at best: the measure against which speeds are reported.
+
+use std::time::Instant;
+
+use crate::{DType, Device, Result};
+
+/// The best rate of a square matrix product on this device, in FLOP/s.
+///
+/// Sizes from 512 to 2048, each a few times; the best call counts, because whatever else runs on the
+/// machine can only slow it down. Takes about a second.
+pub fn matmul_rate(device: &Device) -> Result<f64> {
+    let mut best = 0.0f64;
+    for (size, calls) in [(512, 24), (1024, 8), (2048, 3)] {
+        let values: Vec<f32> = (0..size * size).map(|i| (i % 251) as f32 / 251.0 - 0.5).collect();
+        let x = device.from_f32(&values, [size, size])?;
+        let flops = 2.0 * (size as f64).powi(3);
+        for _ in 0..calls {
+            let start = Instant::now();
+            let y = device.backend().linear_fwd(&x, &x, None)?;
+            // Reading one row back waits for a device that works on its own.
+            y.slice_rows(0, 1)?.to_f32()?;
+            best = best.max(flops / start.elapsed().as_secs_f64());
+            debug_assert_eq!(y.dtype(), DType::F32);
+        }
+    }
+    Ok(best)
+}

@@ -1,0 +1,254 @@
+//! `fox bench attention`: forward and backward of one layer's attention.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use fox_model::{ATTENTION_BACKWARD, attention_flops};
+use fox_tensor::cases::{Rng, relative_error};
+use fox_tensor::speed::matmul_rate;
+use fox_tensor::{Acp, AttentionInputs, AttentionSpec, Device, Mask, Segments, Tensor};
+use serde_json::json;
+
+use super::{machine, median, normals, seconds};
+use crate::device::DeviceArgs;
+use crate::output;
+
+/// Forgetting attention, forward and backward
+///
+/// Gates decay with times log-spaced from 8 to 100,000 tokens over the heads, plus noise. FLOPs
+/// are counted causal: 4 B H T^2 d / 2 forward, 2.5 times that backward; with pruning, the share of
+/// the blocks visited. The floor is that work at the rate of the best square matrix product in this run.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Sequences
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// Query heads
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    heads: u32,
+    /// Key and value heads; as many as query heads by default
+    #[arg(long, value_name = "HEADS")]
+    kv_heads: Option<u32>,
+    /// Tokens per sequence
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    seq: u32,
+    /// Width of a head
+    #[arg(long, default_value_t = 64)]
+    head_dim: u32,
+    /// Prune blocks whose share of the softmax is provably below e^LN, e.g. -10
+    #[arg(long, value_name = "LN", num_args = 0..=1, default_missing_value = "-10",
+          allow_hyphen_values = true)]
+    acp: Option<f32>,
+    /// Sliding window
+    #[arg(long, value_name = "TOKENS")]
+    window: Option<usize>,
+    /// No forget gates
+    #[arg(long)]
+    no_gates: bool,
+    /// See keys on both sides
+    #[arg(long)]
+    bidirectional: bool,
+    /// Measurements; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    fn spec(&self, batch: usize, seq: usize) -> AttentionSpec {
+        let (heads, head_dim) = (self.heads as usize, self.head_dim as usize);
+        AttentionSpec {
+            kv_heads: self.kv_heads.unwrap_or(self.heads) as usize,
+            window: self.window,
+            mask: if self.bidirectional { Mask::Bidirectional } else { Mask::Causal },
+            acp: match self.acp {
+                None => Acp::Off,
+                Some(log_tolerance) => {
+                    Acp::On { log_tolerance, bound: fox_tensor::LogitBound::Norms }
+                }
+            },
+            ..AttentionSpec::causal(heads, head_dim, Segments::uniform(batch, seq))
+        }
+    }
+}
+
+/// The operands, on a device.
+struct Operands {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_gates: Option<Tensor>,
+    d_out: Tensor,
+}
+
+impl Operands {
+    fn new(device: &Device, spec: &AttentionSpec, rows: usize, gates: bool) -> Result<Self> {
+        let mut rng = Rng::new(1);
+        let (width, kv_width) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+        let mut normal = |width: usize| -> Result<Tensor> {
+            Ok(device.from_f32(&normals(&mut rng, rows * width), [rows, width])?)
+        };
+        let (q, k, v, d_out) =
+            (normal(width)?, normal(kv_width)?, normal(kv_width)?, normal(width)?);
+        let log_gates = match gates {
+            false => None,
+            true => {
+                let decay = |h: usize| {
+                    let share = h as f64 / (spec.heads - 1).max(1) as f64;
+                    1.0 / (8f64.ln() + (1e5f64.ln() - 8f64.ln()) * share).exp()
+                };
+                let gate =
+                    |n: usize| (-decay(n % spec.heads) * (1.0 + 0.5 * rng.normal()).abs()) as f32;
+                let values: Vec<f32> = (0..rows * spec.heads).map(gate).collect();
+                Some(device.from_f32(&values, [rows, spec.heads])?)
+            }
+        };
+        Ok(Operands { q, k, v, log_gates, d_out })
+    }
+
+    fn inputs(&self) -> AttentionInputs<'_> {
+        AttentionInputs { q: &self.q, k: &self.k, v: &self.v, log_gates: self.log_gates.as_ref() }
+    }
+
+    fn bytes(&self) -> usize {
+        let gates = self.log_gates.iter();
+        [&self.q, &self.k, &self.v, &self.d_out].into_iter().chain(gates).map(|x| x.len() * 4).sum()
+    }
+}
+
+/// Output and gradients by name.
+type Results = Vec<(&'static str, Tensor)>;
+
+fn forward_backward(
+    device: &Device,
+    x: &Operands,
+    spec: &AttentionSpec,
+) -> Result<(Results, Tensor, f64, f64)> {
+    let (out, forward) = seconds(|| Ok(device.backend().attention_fwd(&x.inputs(), spec)?))?;
+    let backward =
+        || Ok(device.backend().attention_bwd(&x.d_out, &x.inputs(), &out.o, &out.lse, spec)?);
+    let (grads, backward) = seconds(backward)?;
+    let mut results = vec![("o", out.o), ("dq", grads.dq), ("dk", grads.dk), ("dv", grads.dv)];
+    results.extend(grads.dlog_gates.map(|d| ("dlog_gates", d)));
+    Ok((results, out.blocks, forward, backward))
+}
+
+/// A short sequence on this device against the oracle: the worst relative error.
+fn check(device: &Device, args: &Args) -> Result<f64> {
+    let spec = args.spec(1, args.seq.min(200) as usize);
+    let run = |device: &Device| -> Result<Results> {
+        let rows = args.seq.min(200) as usize;
+        let x = Operands::new(device, &spec, rows, !args.no_gates)?;
+        Ok(forward_backward(device, &x, &spec)?.0)
+    };
+    let mut worst = 0.0f64;
+    for ((name, got), (_, want)) in run(device)?.iter().zip(run(&Device::naive())?) {
+        let error = relative_error(&got.to_f64()?, &want.to_f64()?);
+        if error.is_nan() || error > 2e-5 {
+            bail!(
+                "{name} is off by {error:.1e} from the oracle; the speed of a wrong result is no use"
+            );
+        }
+        worst = worst.max(error);
+    }
+    Ok(worst)
+}
+
+/// Blocks not visited over all blocks.
+fn pruned(blocks: &Tensor) -> Result<f64> {
+    let counts = blocks.to_i32()?;
+    let sum = |from: usize| counts.iter().skip(from).step_by(2).map(|&n| f64::from(n)).sum::<f64>();
+    let (visited, total) = (sum(0), sum(1));
+    Ok(if total > 0.0 { 1.0 - visited / total } else { 0.0 })
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.head_dim == 0 || args.head_dim > 256 || !args.head_dim.is_multiple_of(8) {
+        bail!("--head-dim {} is no multiple of 8 up to 256", args.head_dim);
+    }
+    let kv_heads = args.kv_heads.unwrap_or(args.heads);
+    if kv_heads == 0 || !args.heads.is_multiple_of(kv_heads) {
+        bail!("--heads {} is no multiple of --kv-heads {kv_heads}", args.heads);
+    }
+    if args.window == Some(0) {
+        bail!("--window 0 leaves no key to see; use 1 or more");
+    }
+    let device = args.device.open()?;
+    let error = check(&device, args)?;
+    let (batch, seq) = (args.batch as usize, args.seq as usize);
+    let spec = args.spec(batch, seq);
+    let operands = Operands::new(&device, &spec, batch * seq, !args.no_gates)?;
+    device.reset_peak();
+    let (mut forward, mut backward, mut rate) = (Vec::new(), Vec::new(), 0.0f64);
+    let (mut pruned_fraction, mut outputs, mut peak) = (0.0, 0, 0);
+    for round in 0..=args.repeat {
+        rate = rate.max(matmul_rate(&device)?);
+        device.reset_peak();
+        let (results, blocks, fwd, bwd) = forward_backward(&device, &operands, &spec)?;
+        peak = peak.max(device.memory().peak);
+        outputs = results.iter().map(|(_, x)| x.len() * 4).sum();
+        pruned_fraction = pruned(&blocks)?;
+        // The first round warms up: it fills the pool.
+        if round > 0 {
+            forward.push(fwd);
+            backward.push(bwd);
+        }
+    }
+    let (fwd, bwd) = (median(forward), median(backward));
+    let heads = batch as f64 * spec.heads as f64;
+    let causal = heads * attention_flops(seq, spec.window, spec.head_dim);
+    let all = if args.bidirectional { 2.0 * causal } else { causal };
+    let work = all * (1.0 - pruned_fraction);
+    let scratch = peak.saturating_sub(operands.bytes() + outputs);
+    let fraction = |flops: f64, seconds: f64| flops / seconds / rate;
+    let report = json!({
+        "machine": machine(&device),
+        "batch": batch, "heads": spec.heads, "kv_heads": spec.kv_heads, "seq": seq,
+        "head_dim": spec.head_dim, "window": spec.window, "gates": !args.no_gates,
+        "acp": args.acp, "bidirectional": args.bidirectional,
+        "error_vs_oracle": error,
+        "fwd_ms": fwd * 1e3, "bwd_ms": bwd * 1e3,
+        "fwd_gflops": work / fwd / 1e9, "bwd_gflops": ATTENTION_BACKWARD * work / bwd / 1e9,
+        "tokens_per_s": (batch * seq) as f64 / (fwd + bwd),
+        "gemm_gflops": rate / 1e9,
+        "fwd_floor_fraction": fraction(work, fwd),
+        "bwd_floor_fraction": fraction(ATTENTION_BACKWARD * work, bwd),
+        "floor_fraction": fraction((1.0 + ATTENTION_BACKWARD) * work, fwd + bwd),
+        "pruned_fraction": pruned_fraction,
+        "peak_bytes": peak, "scratch_bytes": scratch,
+    });
+    if args.json {
+        output::print(&format!("{report:#}\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let row = |name: &str, seconds: f64, flops: f64| {
+        vec![
+            name.to_string(),
+            format!("{:.2} ms", seconds * 1e3),
+            format!("{:.1} GFLOP/s", flops / seconds / 1e9),
+            format!("{:.1}% of the floor", 100.0 * fraction(flops, seconds)),
+        ]
+    };
+    let text = format!(
+        "attention {batch} x {} heads x {seq} x {}, {}\nworst error against the oracle {error:.1e}\n{}\
+         matrix product {:.1} GFLOP/s; blocks pruned {:.1}%; peak memory {}, beyond inputs and outputs {}\n",
+        spec.heads,
+        spec.head_dim,
+        machine(&device),
+        output::table(&[
+            row("forward", fwd, work),
+            row("backward", bwd, ATTENTION_BACKWARD * work),
+            row("both", fwd + bwd, (1.0 + ATTENTION_BACKWARD) * work),
+        ]),
+        rate / 1e9,
+        100.0 * pruned_fraction,
+        output::bytes(peak as f64),
+        output::bytes(scratch as f64),
+    );
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}

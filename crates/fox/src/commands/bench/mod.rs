@@ -1,0 +1,56 @@
+//! `fox bench`: how fast this machine runs fox, against what it could do at best.
+
+mod attention;
+mod train;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Subcommand;
+use fox_tensor::Device;
+use fox_tensor::cases::Rng;
+
+/// Measure speed: correctness is checked first, the floor is measured in the same run
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Attention(attention::Args),
+    Train(train::Args),
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    match &args.what {
+        What::Attention(args) => attention::run(args),
+        What::Train(args) => train::run(args),
+    }
+}
+
+/// Seconds that `f` takes.
+fn seconds<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    let start = Instant::now();
+    let value = f()?;
+    Ok((value, start.elapsed().as_secs_f64()))
+}
+
+/// The middle of an odd number of measurements.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Standard normal values.
+fn normals(rng: &mut Rng, len: usize) -> Vec<f32> {
+    (0..len).map(|_| rng.normal() as f32).collect()
+}
+
+/// The machine, for the record.
+fn machine(device: &Device) -> String {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{device}, {}, {threads} cores", fox_cpu::simd::Level::detect().name())
+}

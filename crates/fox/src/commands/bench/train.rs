@@ -1,0 +1,307 @@
+//! `fox bench train`: whole training steps of a model of any size.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use fox_model::{ForwardOptions, Model, ModelConfig, Pruning};
+use fox_tensor::cases::{Rng, relative_error};
+use fox_tensor::speed::matmul_rate;
+use fox_tensor::{AdamW, DType, Device, Gradients, ParamId, Segments, Tape, Tensor};
+use serde_json::json;
+
+use super::{machine, median, seconds};
+use crate::device::DeviceArgs;
+use crate::output;
+
+/// A training step: forward, backward, clipping and AdamW
+///
+/// The floor is 6 FLOPs per weight of a matrix product and token, plus causal attention forward
+/// and backward (less the blocks pruned), at the rate of the best square matrix product in this run.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The model
+    #[arg(long, value_enum, default_value_t = Arch::FoxLlama)]
+    arch: Arch,
+    /// Width of the model
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    d_model: u32,
+    /// Blocks
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    layers: u32,
+    /// Heads
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    heads: u32,
+    /// Width of the MLP; by the model's own rule when absent
+    #[arg(long)]
+    mlp: Option<u32>,
+    /// Tokens per sequence
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    seq: u32,
+    /// Sequences
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// Size of the vocabulary
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..=1 << 24))]
+    vocab: u32,
+    /// Prune attention blocks whose share of the softmax is provably below e^LN, e.g. -10
+    #[arg(long, value_name = "LN", num_args = 0..=1, default_missing_value = "-10",
+          allow_hyphen_values = true)]
+    acp: Option<f32>,
+    /// Drop the activations of each block and compute them again in the backward pass
+    #[arg(long)]
+    recompute: bool,
+    /// Steps to measure; the median counts
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Arch {
+    FoxLlama,
+    FoxPro,
+    TransformerLlama,
+    TransformerPro,
+}
+
+impl Args {
+    fn config(&self) -> ModelConfig {
+        let build = match self.arch {
+            Arch::FoxLlama => ModelConfig::fox_llama,
+            Arch::FoxPro => ModelConfig::fox_pro,
+            Arch::TransformerLlama => ModelConfig::transformer_llama,
+            Arch::TransformerPro => ModelConfig::transformer_pro,
+        };
+        let mut config = build(self.d_model as usize, self.layers as usize, self.heads as usize);
+        config.vocab_size = self.vocab as usize;
+        if let Some(width) = self.mlp {
+            config.mlp.intermediate_size = Some(width as usize);
+        }
+        config
+    }
+
+    fn options(&self) -> ForwardOptions {
+        ForwardOptions {
+            pruning: self.acp.map_or(Pruning::Off, Pruning::Tolerance),
+            recompute: self.recompute,
+        }
+    }
+}
+
+/// A batch of random tokens; each is asked for its successor.
+struct Batch {
+    tokens: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    segments: Segments,
+}
+
+impl Batch {
+    fn new(device: &Device, batch: usize, seq: usize, vocab: usize) -> Result<Self> {
+        let (rows, mut rng) = (batch * seq, Rng::new(7));
+        let ids: Vec<i32> = (0..=rows).map(|_| rng.between(0, vocab - 1) as i32).collect();
+        Ok(Batch {
+            tokens: device.from_i32(&ids[..rows], [rows])?,
+            labels: device.from_i32(&ids[1..], [rows])?,
+            weights: device.full([rows], 1.0 / rows as f32)?,
+            segments: Segments::uniform(batch, seq),
+        })
+    }
+
+    /// Losses `[R]` and blocks visited; gradients are added to `gradients`.
+    fn gradients(
+        &self,
+        model: &Model,
+        options: &ForwardOptions,
+        gradients: &mut Gradients,
+    ) -> Result<(Tensor, Vec<Tensor>, f64, f64)> {
+        let mut tape = Tape::recording(model.device());
+        let (loss, forward) = seconds(|| {
+            Ok(model.loss(
+                &mut tape,
+                &self.tokens,
+                &self.labels,
+                &self.weights,
+                &self.segments,
+                options,
+            )?)
+        })?;
+        let ((), backward) = seconds(|| Ok(tape.backward(gradients)?))?;
+        Ok((loss.per_token, loss.blocks, forward, backward))
+    }
+}
+
+/// A short batch on this device against the oracle: the worst relative error of loss and gradients.
+fn check(device: &Device, args: &Args) -> Result<f64> {
+    let mut config = args.config();
+    // A sequence across a block border and few layers: the oracle is slow.
+    let (seq, layers) = (args.seq.min(80) as usize, config.num_layers.min(2));
+    config.num_layers = layers;
+    let run = |device: &Device| -> Result<Vec<Vec<f64>>> {
+        let model = Model::init(&config, 0, device)?;
+        let batch = Batch::new(device, 1, seq, config.vocab_size)?;
+        let mut gradients = Gradients::default();
+        let (loss, ..) = batch.gradients(&model, &args.options(), &mut gradients)?;
+        let mut values = vec![loss.to_f64()?];
+        for (_, gradient) in gradients.iter() {
+            values.push(gradient.to_f64()?);
+        }
+        Ok(values)
+    };
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let (got, want) = (run(device)?, run(&Device::naive())?);
+    let largest = want[1..].iter().map(|x| norm(x)).fold(0.0, f64::max);
+    let mut worst = relative_error(&got[0], &want[0]);
+    for (got, want) in got[1..].iter().zip(&want[1..]) {
+        let difference: Vec<f64> = got.iter().zip(want).map(|(a, b)| a - b).collect();
+        worst = worst.max(norm(&difference) / norm(want).max(1e-3 * largest));
+    }
+    if worst.is_nan() || worst > 1e-4 {
+        bail!(
+            "a result is off by {worst:.1e} from the oracle; the speed of a wrong result is no use"
+        );
+    }
+    Ok(worst)
+}
+
+/// Blocks not visited over all blocks, over all layers.
+fn pruned(layers: &[Tensor]) -> Result<f64> {
+    let (mut visited, mut total) = (0.0, 0.0);
+    for layer in layers {
+        for pair in layer.to_i32()?.chunks_exact(2) {
+            visited += f64::from(pair[0]);
+            total += f64::from(pair[1]);
+        }
+    }
+    Ok(if total > 0.0 { 1.0 - visited / total } else { 0.0 })
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let config = args.config();
+    config.validate("the flags")?;
+    let device = args.device.open()?;
+    let error = check(&device, args)?;
+    let (batch_size, seq) = (args.batch as usize, args.seq as usize);
+    let mut model = Model::init(&config, 0, &device)?;
+    let mut optimizer = Moments::new(&model)?;
+    let batch = Batch::new(&device, batch_size, seq, config.vocab_size)?;
+    let (mut steps, mut parts) = (Vec::new(), [Vec::new(), Vec::new(), Vec::new()]);
+    let (mut rate, mut last_loss, mut first_loss) = (0.0f64, 0.0, None);
+    let (mut pruned_fraction, mut reserved) = (0.0, 0);
+    device.reset_peak();
+    let warm_up = 2;
+    for round in 0..args.repeat + warm_up {
+        rate = rate.max(matmul_rate(&device)?);
+        if round == warm_up {
+            reserved = device.memory().reserved;
+        }
+        let mut gradients = Gradients::default();
+        let (loss, blocks, forward, backward) =
+            batch.gradients(&model, &args.options(), &mut gradients)?;
+        let ((), update) = seconds(|| optimizer.step(&mut model, &gradients))?;
+        last_loss = mean(&loss.to_f64()?);
+        first_loss.get_or_insert(last_loss);
+        pruned_fraction = pruned(&blocks)?;
+        if round >= warm_up {
+            steps.push(forward + backward + update);
+            for (part, value) in parts.iter_mut().zip([forward, backward, update]) {
+                part.push(value);
+            }
+        }
+    }
+    let memory = device.memory();
+    let tokens = (batch_size * seq) as f64;
+    let plain = config.train_flops_per_token(seq);
+    let attention = plain - config.train_flops_per_token(0);
+    let work = plain - attention * pruned_fraction;
+    let step = median(steps);
+    let [forward, backward, update] = parts.map(median);
+    let fraction = tokens * work / rate / step;
+    let report = json!({
+        "machine": machine(&device),
+        "parameters": config.param_specs().iter().map(|spec| spec.count()).sum::<usize>(),
+        "batch": batch_size, "seq": seq, "acp": args.acp, "recompute": args.recompute,
+        "error_vs_oracle": error, "first_loss": first_loss, "last_loss": last_loss,
+        "fwd_ms": forward * 1e3, "bwd_ms": backward * 1e3, "update_ms": update * 1e3,
+        "ms_per_step": step * 1e3, "tokens_per_s": tokens / step,
+        "gflops": tokens * work / step / 1e9, "gemm_gflops": rate / 1e9,
+        "floor_fraction": fraction, "pruned_fraction": pruned_fraction,
+        "peak_bytes": memory.peak, "new_bytes_in_steady_steps": memory.reserved - reserved,
+    });
+    if args.json {
+        output::print(&format!("{report:#}\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let text = format!(
+        "training step, {batch_size} x {seq} tokens, {}\n\
+         worst error against the oracle {error:.1e}; loss {:.4} -> {last_loss:.4}\n\
+         {:.1} ms per step (forward {:.1}, backward {:.1}, update {:.1}): {:.0} tokens/s\n\
+         {:.1} GFLOP/s, {:.1}% of the floor (matrix product {:.1} GFLOP/s); blocks pruned {:.1}%\n\
+         peak memory {}; new memory in the steady steps {}\n",
+        machine(&device),
+        first_loss.unwrap_or(f64::NAN),
+        step * 1e3,
+        forward * 1e3,
+        backward * 1e3,
+        update * 1e3,
+        tokens / step,
+        tokens * work / step / 1e9,
+        100.0 * fraction,
+        rate / 1e9,
+        100.0 * pruned_fraction,
+        output::bytes(memory.peak as f64),
+        output::bytes((memory.reserved - reserved) as f64),
+    );
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// AdamW's moments, with the recipe's clipping and decay.
+struct Moments {
+    moments: Vec<(ParamId, Tensor, Tensor)>,
+    step: u64,
+}
+
+impl Moments {
+    fn new(model: &Model) -> Result<Self> {
+        let zeros =
+            |id: ParamId| model.device().zeros(model.params().value(id).shape(), DType::F32);
+        let ids = (0..model.params().len()).map(ParamId);
+        let moments = ids
+            .filter(|&id| model.params().spec(id).trainable)
+            .map(|id| Ok((id, zeros(id)?, zeros(id)?)))
+            .collect::<Result<_>>()?;
+        Ok(Moments { moments, step: 0 })
+    }
+
+    fn step(&mut self, model: &mut Model, gradients: &Gradients) -> Result<()> {
+        self.step += 1;
+        let device = model.device().clone();
+        let all: Vec<&Tensor> = gradients.iter().map(|(_, gradient)| gradient).collect();
+        let norm = device.backend().sum_squares(&all)?.sqrt();
+        for (id, m, v) in &mut self.moments {
+            let Some(gradient) = gradients.get(*id) else { continue };
+            let decay = model.params().spec(*id).decay;
+            let step = AdamW {
+                lr: 1e-3,
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: if decay { 0.1 } else { 0.0 },
+                step: self.step,
+                grad_scale: (1.0 / (norm + 1e-6)).min(1.0) as f32,
+            };
+            device.backend().adamw(model.params_mut().value_mut(*id), gradient, m, v, &step)?;
+        }
+        Ok(())
+    }
+}
