@@ -17,8 +17,9 @@ use crate::{Error, Result};
 /// Capacity is rounded up to this many tokens.
 const GRANULE: usize = 16;
 
-/// The decode state of a batch of sequences.
-#[derive(Debug)]
+/// The decode state of a batch of sequences. A clone shares the past and is written on its own: the way
+/// to try several continuations of one prefix.
+#[derive(Clone, Debug)]
 pub struct Cache {
     device: Device,
     lens: Vec<usize>,
@@ -27,7 +28,7 @@ pub struct Cache {
 }
 
 /// The state of one attention layer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LayerState {
     /// Keys after shift, norm and rotation `[batch * capacity, H_kv * d]`.
     pub k: Tensor,

@@ -18,6 +18,7 @@ mod flops;
 mod memory;
 mod mixers;
 mod model;
+mod observe;
 mod params;
 mod verify;
 
@@ -35,5 +36,6 @@ pub use flops::{ATTENTION_BACKWARD, attention_flops};
 pub use memory::{MemoryEstimate, MemoryShape};
 pub(crate) use model::declare;
 pub use model::{ForwardOptions, Hidden, Model, Pruning, TokenLoss};
+pub use observe::{AttentionView, Observer};
 pub use params::{Init, ParamGroup, ParamSpec, Parameters};
 pub use verify::{Check, Report, Tolerances, relative_error, verify_dump};

@@ -11,6 +11,7 @@ use crate::cache::Cache;
 use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
 use crate::config::ModelConfig;
 use crate::mixers::MixerContext;
+use crate::observe::Observer;
 use crate::params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
 use crate::{Error, Result};
 
@@ -162,8 +163,33 @@ impl Model {
         tape: &mut Tape<'m>,
         tokens: &Tensor,
         segments: &Segments,
+        cache: Option<&mut Cache>,
+        options: &ForwardOptions,
+    ) -> Result<Hidden> {
+        self.run(tape, tokens, segments, cache, options, None)
+    }
+
+    /// A forward pass for its inner life: `observer` is shown what every attention layer works on, one
+    /// layer at a time, so that only one has to be in memory.
+    pub fn observe(
+        &self,
+        tokens: &Tensor,
+        segments: &Segments,
+        options: &ForwardOptions,
+        observer: &dyn Observer,
+    ) -> Result<Hidden> {
+        let mut tape = Tape::inference(&self.device);
+        self.run(&mut tape, tokens, segments, None, options, Some(observer))
+    }
+
+    fn run<'m>(
+        &'m self,
+        tape: &mut Tape<'m>,
+        tokens: &Tensor,
+        segments: &Segments,
         mut cache: Option<&mut Cache>,
         options: &ForwardOptions,
+        observer: Option<&dyn Observer>,
     ) -> Result<Hidden> {
         if cache.is_some() && tape.is_recording() {
             return Err(Error::Argument("gradients do not pass through a cache".into()));
@@ -180,7 +206,8 @@ impl Model {
             let out = if options.recompute && tape.is_recording() {
                 self.forward_again(tape, block, &h, delta.as_ref(), &placed, options.pruning)?
             } else {
-                let context = self.context(&placed, options.pruning);
+                let mut context = self.context(&placed, options.pruning);
+                context.observer = observer.map(|observer| (observer, l));
                 let state = cache.as_deref_mut().map(|cache| &mut cache.layers[l]);
                 block.forward(tape, &h, delta.as_ref(), &context, state)?
             };
@@ -222,7 +249,7 @@ impl Model {
     }
 
     fn context<'a>(&'a self, segments: &'a Segments, pruning: Pruning) -> MixerContext<'a> {
-        MixerContext { params: &self.params, segments, pruning }
+        MixerContext { params: &self.params, segments, pruning, observer: None }
     }
 
     /// Logits `[R, V]` of normalised states `[R, D]`.

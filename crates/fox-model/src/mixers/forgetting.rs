@@ -16,6 +16,7 @@ use fox_tensor::{
 use super::{MixerContext, MixerOutput};
 use crate::cache::LayerState;
 use crate::config::{DecayTime, ForgetGate, ForgettingConfig, ModelConfig, QK_NORM_EPS, QkNorm};
+use crate::observe::AttentionView;
 use crate::params::{Init, ParamGroup, ParamList, Parameters};
 use crate::{MemoryShape, Pruning};
 
@@ -154,6 +155,12 @@ impl Forgetting {
             segments: segments.clone(),
         };
         let (o, blocks) = tape.attention(&q, &k, &v, log_gates.as_ref(), &spec)?;
+        if let Some((observer, layer)) = context.observer {
+            let log_gates = log_gates.as_ref().map(Var::value);
+            let (q, k, blocks) = (q.value(), k.value(), &blocks);
+            let view = AttentionView { layer, q, k, log_gates, spec: &spec, blocks };
+            observer.attention(&view)?;
+        }
         let y = self.gate_output(tape, x, o, params)?;
         let out = tape.linear(&y, &params.var(self.o_proj), None)?;
         Ok(MixerOutput { out, blocks })

@@ -6,6 +6,7 @@ use fox_tensor::{Result, Segments, Tape, Tensor, Var};
 
 use crate::cache::LayerState;
 use crate::config::{MixerConfig, ModelConfig};
+use crate::observe::Observer;
 use crate::params::{ParamList, Parameters};
 use crate::{MemoryShape, Pruning};
 use forgetting::Forgetting;
@@ -16,6 +17,8 @@ pub(crate) struct MixerContext<'a> {
     /// Queries and keys of each sequence; with a cache, the keys are the cache's rows.
     pub segments: &'a Segments,
     pub pruning: Pruning,
+    /// Who is shown what attention works on, and the number of the layer.
+    pub observer: Option<(&'a dyn Observer, usize)>,
 }
 
 /// What a mixer gives.

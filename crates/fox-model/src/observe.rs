@@ -1,0 +1,26 @@
+//! A look inside a forward pass.
+
+use fox_tensor::{AttentionSpec, Result, Tensor};
+
+/// What one attention layer works on.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionView<'a> {
+    /// Number of the layer, from 0.
+    pub layer: usize,
+    /// Queries after norm and rotation `[R_q, H * d]`.
+    pub q: &'a Tensor,
+    /// Keys after shift, norm and rotation `[R_k, H_kv * d]`.
+    pub k: &'a Tensor,
+    /// Log forget gates `[R_k, H]`; `None` when nothing is forgotten.
+    pub log_gates: Option<&'a Tensor>,
+    /// Heads, scale, window, pruning and sequences.
+    pub spec: &'a AttentionSpec,
+    /// Blocks visited and in all, per head: `[H, 2]` i32.
+    pub blocks: &'a Tensor,
+}
+
+/// Someone who is shown what the layers of [`Model::observe`](crate::Model::observe) work on.
+pub trait Observer {
+    /// Called once per attention layer, in order. An error ends the forward pass.
+    fn attention(&self, view: &AttentionView<'_>) -> Result<()>;
+}
