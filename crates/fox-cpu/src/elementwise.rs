@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::gated_norm::activate;
 use crate::rows::rows_per_task;
-use crate::simd::{Level, dot, map, simd_fn, update};
+use crate::simd::{Level, dot, map, map_two, simd_fn, update};
 
 simd_fn! {
     fn glu_rows<'k, S>(s, x: &'k [f32], inner: usize, act: Activation, y: &'k mut [f32]) {
@@ -32,8 +32,10 @@ simd_fn! {
             let dy = &dy[r * inner..][..inner];
             let (g, u) = x[r * 2 * inner..][..2 * inner].split_at(inner);
             let (dg, du) = dx.split_at_mut(inner);
-            map(s, [dy, g, u], dg, |[dy, g, u]| s.mul(s.mul(dy, u), activate(s, act, g).1));
-            map(s, [dy, g], du, |[dy, g]| s.mul(dy, activate(s, act, g).0));
+            map_two(s, [dy, g, u], dg, du, |[dy, g, u]| {
+                let (value, slope) = activate(s, act, g);
+                (s.mul(s.mul(dy, u), slope), s.mul(dy, value))
+            });
         }
     }
 }

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::backend::Cpu;
 use crate::rows::{rows_per_task, sum_parts};
-use crate::simd::{Level, Simd, dot, map, sigmoid, simd_fn, sum, update};
+use crate::simd::{Level, Simd, dot, map, map_two, sigmoid, simd_fn, sum, update};
 
 /// What the kernels of one call share.
 struct Job<'a> {
@@ -100,14 +100,16 @@ simd_fn! {
                 Some(gate) => {
                     let (z, dgate) = (&gate[at..][..g], &mut dgate[n * g..][..g]);
                     match weights {
-                        Some(w) => map(s, [dy, x, w, z], dgate, |[dy, x, w, z]| {
-                            s.mul(s.mul(dy, s.mul(s.mul(x, scale), w)), activate(s, job.act, z).1)
+                        Some(w) => map_two(s, [dy, x, w, z], dgate, dx, |[dy, x, w, z]| {
+                            let (value, slope) = activate(s, job.act, z);
+                            let normed = s.mul(s.mul(x, scale), w);
+                            (s.mul(s.mul(dy, normed), slope), s.mul(dy, value))
                         }),
-                        None => map(s, [dy, x, z], dgate, |[dy, x, z]| {
-                            s.mul(s.mul(dy, x), activate(s, job.act, z).1)
+                        None => map_two(s, [dy, x, z], dgate, dx, |[dy, x, z]| {
+                            let (value, slope) = activate(s, job.act, z);
+                            (s.mul(s.mul(dy, x), slope), s.mul(dy, value))
                         }),
                     }
-                    map(s, [dy, z], dx, |[dy, z]| s.mul(dy, activate(s, job.act, z).0));
                 }
             }
             if let Some(w) = weights {

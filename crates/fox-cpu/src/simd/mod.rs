@@ -16,7 +16,7 @@ mod portable;
 mod rows;
 
 pub use math::{exp, sigmoid};
-pub use rows::{dot, map, scale_add, sum, update};
+pub use rows::{dot, map, map_two, scale_add, sum, update};
 
 /// Vectors of f32 of one instruction set.
 ///

@@ -58,6 +58,23 @@ pub fn map<S: Simd, const N: usize>(
     }
 }
 
+/// `(y[i], z[i]) = f(x[0][i], x[1][i], ...)`.
+#[inline(always)]
+pub fn map_two<S: Simd, const N: usize>(
+    s: S,
+    x: [&[f32]; N],
+    y: &mut [f32],
+    z: &mut [f32],
+    f: impl Fn([S::V; N]) -> (S::V, S::V),
+) {
+    assert!(z.len() == y.len() && x.iter().all(|x| x.len() == y.len()));
+    for i in (0..y.len()).step_by(S::LANES) {
+        let (v, w) = f(load_all(s, &x, i));
+        store(s, y, i, v);
+        store(s, z, i, w);
+    }
+}
+
 /// `y[i] = f(x[0][i], x[1][i], ..., y[i])`.
 #[inline(always)]
 pub fn update<S: Simd, const N: usize>(

@@ -1,0 +1,84 @@
+//! A steady training step lives on the pool: the system allocator gives only bookkeeping and the packing
+//! workspace of the matrix product crate, which frees it at the end of each call.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fox_model::{ForwardOptions, Model, ModelConfig};
+use fox_tensor::{AdamW, DType, Gradients, ParamId, Segments, Tape};
+
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: every call goes to the system allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_steady_step_lives_on_the_pool() {
+    let device = fox_cpu::device();
+    let (batch, seq) = (4, 256);
+    let mut config = ModelConfig::fox_pro(128, 2, 2);
+    config.vocab_size = 256;
+    let mut model = Model::init(&config, 0, &device).unwrap();
+    let rows = batch * seq;
+    let ids: Vec<i32> = (0..rows as i32).map(|i| i * 31 % 256).collect();
+    let tokens = device.from_i32(&ids, [rows]).unwrap();
+    let weights = device.full([rows], 1.0 / rows as f32).unwrap();
+    let segments = Segments::uniform(batch, seq);
+    let zeros = |id: usize| {
+        let shape = model.params().value(ParamId(id)).shape();
+        (device.zeros(shape, DType::F32).unwrap(), device.zeros(shape, DType::F32).unwrap())
+    };
+    let mut moments: Vec<_> = (0..model.params().len()).map(zeros).collect();
+
+    let mut reserved = 0;
+    for step in 1..=4 {
+        if step == 4 {
+            reserved = device.memory().reserved;
+            BYTES.store(0, Ordering::Relaxed);
+            LARGEST.store(0, Ordering::Relaxed);
+        }
+        let mut gradients = Gradients::default();
+        let mut tape = Tape::recording(&device);
+        let options = ForwardOptions::default();
+        model.loss(&mut tape, &tokens, &tokens, &weights, &segments, &options).unwrap();
+        tape.backward(&mut gradients).unwrap();
+        for (id, gradient) in gradients.iter() {
+            let (m, v) = &mut moments[id.0];
+            let update = AdamW {
+                lr: 1e-3,
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.1,
+                step,
+                grad_scale: 1.0,
+            };
+            let param = model.params_mut().value_mut(id);
+            device.backend().adamw(param, gradient, m, v, &update).unwrap();
+        }
+    }
+    let (bytes, largest) = (BYTES.load(Ordering::Relaxed), LARGEST.load(Ordering::Relaxed));
+    let peak = device.memory().peak;
+    assert_eq!(device.memory().reserved, reserved, "the pool does not grow");
+    println!("{bytes} bytes from the system, the largest {largest}; peak of the pool {peak}");
+    // The workspace is a panel of one operand; the smallest activation of this step is 512 KiB.
+    assert!(largest <= 1 << 20, "a piece of {largest} bytes");
+    assert!(bytes < peak / 10, "{bytes} bytes against a peak of {peak}");
+}
