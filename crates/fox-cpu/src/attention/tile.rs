@@ -28,10 +28,12 @@ pub unsafe fn multiply<S: Simd, const ROWS: bool, const ADD: bool>(
     let mut col = 0;
     // One panel of `b` at a time stays in the first-level cache while all rows of `a` pass by.
     while col < n {
+        // SAFETY: `col < n`, inside both operands.
         let (b, c) = unsafe { (b.add(col), c.add(col)) };
         let two = col + wide <= n;
         let mut row = 0;
         while row < m {
+            // SAFETY: `row < m`, inside both operands.
             let (a, c) = unsafe { (a.add(if ROWS { row * lda } else { row }), c.add(row * ldc)) };
             // SAFETY: the block of rows `row..row+8` and one or two vectors of columns lies inside
             // the operands by the caller's promise.
