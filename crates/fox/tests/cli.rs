@@ -105,6 +105,26 @@ fn convert_to_fla_and_back_gives_the_same_file() {
 }
 
 #[test]
+fn convert_keeps_the_type_of_a_model_that_has_the_layout() {
+    let temp = tempdir().unwrap();
+    let out = temp.path().join("out");
+    let from = dump("transformer_llama_as_fox");
+    assert!(fox(&["convert", &from, text(&out), "--to", "official"]).status.success());
+    let config: Value =
+        serde_json::from_str(&fs::read_to_string(out.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["model_type"], "forgetting_transformer-project_fox");
+    // Every value of the reference's configuration is there again.
+    let reference = fs::read_to_string(Path::new(&from).join("config.json")).unwrap();
+    let reference: Value = serde_json::from_str(&reference).unwrap();
+    for (field, value) in config.as_object().unwrap() {
+        let free = ["architectures", "dtype", "torch_dtype", "use_cache"];
+        if !free.contains(&field.as_str()) {
+            assert_eq!(reference.get(field), Some(value), "{field}");
+        }
+    }
+}
+
+#[test]
 fn convert_refuses_with_one_sentence() {
     let temp = tempdir().unwrap();
     let out = temp.path().join("out");

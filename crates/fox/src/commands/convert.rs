@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use fox_model::{CheckpointReader, FileDtype, Layout, WriteOptions, write_checkpoint};
+use fox_model::{CheckpointReader, FileDtype, Layout, ModelType, WriteOptions, write_checkpoint};
 
 use crate::output;
 
@@ -55,14 +55,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Target::Official => Layout::Official,
         Target::Fla => Layout::Fla,
     };
-    let model_type = config.natural_type(layout);
+    // A model that has this layout already keeps its type, as far as the references know it.
+    let from = reader.model_type();
+    let model_type = match from.layout() == layout && from != ModelType::Native {
+        true => from,
+        false => config.natural_type(layout),
+    };
     let dtype = match args.dtype {
         DtypeName::F32 => FileDtype::F32,
         DtypeName::Bf16 => FileDtype::Bf16,
         DtypeName::F16 => FileDtype::F16,
     };
     let options = WriteOptions { model_type, dtype, max_shard_bytes: args.max_shard_size };
-    let from = reader.model_type();
     write_checkpoint(&args.output, &config, &options, |id| reader.read(id))
         .with_context(|| format!("cannot convert {}", args.input.display()))?;
     let total: usize = reader.specs().iter().map(|spec| spec.count()).sum();
