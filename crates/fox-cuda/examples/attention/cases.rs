@@ -1,0 +1,269 @@
+//! The cases: features, odd shapes, and what is asserted about each.
+
+use fox_cuda::attention::{Attention, AttentionInputs};
+use fox_cuda::{Gpu, Result};
+use fox_tensor::{Acp, AttentionSpec, Mask, Segment, Segments};
+use half::bf16;
+
+use crate::reference::{self, Operands, Results};
+
+/// Errors may be this many times those of a naive bf16 version.
+const TOLERANCE: f64 = 2.0;
+/// Below this relative error nothing is compared: tiny cases have naive errors of zero.
+const FLOOR: f64 = 2e-3;
+
+/// How strongly a case forgets.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Gates {
+    None,
+    /// Decay times log-spaced from 8 to 1e5 tokens over the heads, with noise.
+    LogSpaced,
+    /// Several nats per token: prefixes grow beyond what plain f32 sums hold.
+    Strong,
+}
+
+pub struct Case {
+    pub name: String,
+    pub spec: AttentionSpec,
+    pub gates: Gates,
+    pub portable: bool,
+    pub backward: bool,
+}
+
+pub fn random(seed: u64) -> impl FnMut() -> f32 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678_9abc_def0;
+    let mut uniform = move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32
+    };
+    // A normal number.
+    move || {
+        let (a, b) = (uniform().max(1e-7), uniform());
+        (-2.0 * a.ln()).sqrt() * (std::f32::consts::TAU * b).cos()
+    }
+}
+
+pub fn log_gates(kind: Gates, rows: usize, heads: usize, seed: u64) -> Option<Vec<f32>> {
+    let mut normal = random(seed);
+    let gate = |row: usize, head: usize, z: f32| {
+        let _ = row;
+        match kind {
+            Gates::Strong => -3.0 * z.abs(),
+            _ => {
+                let x = head as f32 / (heads.max(2) - 1) as f32;
+                let time = (8f32.ln() + (1e5f32.ln() - 8f32.ln()) * x).exp();
+                -(0.3 * z).exp() / time
+            }
+        }
+    };
+    (kind != Gates::None)
+        .then(|| (0..rows * heads).map(|i| gate(i / heads, i % heads, normal())).collect())
+}
+
+impl Case {
+    fn operands(&self, seed: u64) -> Operands {
+        let spec = &self.spec;
+        let ends =
+            |f: fn(&Segment) -> usize| spec.segments.as_slice().iter().map(f).max().unwrap_or(0);
+        // A few rows beyond the last segment, which must come out as zeros.
+        let q_rows = ends(|s| s.q_start + s.q_len) + 3;
+        let k_rows = ends(|s| s.k_start + s.k_len) + 5;
+        let mut normal = random(seed);
+        let mut tensor = |len: usize| -> Vec<f32> {
+            (0..len).map(|_| bf16::from_f32(normal()).to_f32()).collect()
+        };
+        let (wq, wk) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+        Operands {
+            q: tensor(q_rows * wq),
+            k: tensor(k_rows * wk),
+            v: tensor(k_rows * wk),
+            d_out: tensor(q_rows * wq),
+            log_gates: log_gates(self.gates, k_rows, spec.heads, seed + 1),
+        }
+    }
+}
+
+fn bf16s(x: &[f32]) -> Vec<bf16> {
+    x.iter().map(|&x| bf16::from_f32(x)).collect()
+}
+
+fn f64s(x: &[bf16]) -> Vec<f64> {
+    x.iter().map(|x| f64::from(x.to_f32())).collect()
+}
+
+/// Runs a case on the GPU. Poisons all memory first.
+fn run_on_gpu(gpu: &Gpu, case: &Case, x: &Operands) -> Result<(Results, Vec<i32>)> {
+    gpu.poison(true);
+    let (q, k, v) =
+        (gpu.upload(&bf16s(&x.q))?, gpu.upload(&bf16s(&x.k))?, gpu.upload(&bf16s(&x.v))?);
+    let d_out = gpu.upload(&bf16s(&x.d_out))?;
+    let gates = x.log_gates.as_ref().map(|g| gpu.upload(g)).transpose()?;
+    let inputs = AttentionInputs { q: &q, k: &k, v: &v, log_gates: gates.as_ref() };
+    let mut attention = Attention::new(gpu, &case.spec, inputs)?;
+    if case.portable {
+        attention = attention.portable();
+    }
+    let out = attention.forward()?;
+    let mut results = Results {
+        o: f64s(&gpu.download(&out.o)?),
+        lse: gpu.download(&out.lse)?.iter().map(|&x| f64::from(x)).collect(),
+        ..Results::default()
+    };
+    if case.backward {
+        let grads = attention.backward(&out, &d_out)?;
+        results.dq = f64s(&gpu.download(&grads.dq)?);
+        results.dk = f64s(&gpu.download(&grads.dk)?);
+        results.dv = f64s(&gpu.download(&grads.dv)?);
+        if let Some(g) = &grads.dlog_gates {
+            results.dlog_gates = gpu.download(g)?.iter().map(|&x| f64::from(x)).collect();
+        }
+    }
+    let blocks = gpu.download(&out.blocks)?;
+    gpu.poison(false);
+    Ok((results, blocks))
+}
+
+fn relative_error(x: &[f64], reference: &[f64]) -> f64 {
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (x, r) in x.iter().zip(reference) {
+        error += (x - r) * (x - r);
+        norm += r * r;
+    }
+    if error == 0.0 { 0.0 } else { (error / norm.max(1e-30)).sqrt() }
+}
+
+/// Largest error of finite values; infinite where one is infinite and the other is not.
+fn lse_error(x: &[f64], reference: &[f64]) -> f64 {
+    let difference = |(x, r): (&f64, &f64)| if x == r { 0.0 } else { (x - r).abs() };
+    x.iter().zip(reference).map(difference).fold(0.0, |a, b| if b.is_nan() { b } else { a.max(b) })
+}
+
+fn same_bits(a: &Results, b: &Results) -> bool {
+    let same = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+    same(&a.o, &b.o)
+        && same(&a.lse, &b.lse)
+        && same(&a.dq, &b.dq)
+        && same(&a.dk, &b.dk)
+        && same(&a.dv, &b.dv)
+        && same(&a.dlog_gates, &b.dlog_gates)
+}
+
+fn check(gpu: &Gpu, case: &Case) -> Result<bool> {
+    let x = case.operands(7);
+    let (got, blocks) = run_on_gpu(gpu, case, &x)?;
+    let exact = reference::attention(&case.spec, &x, false);
+    let naive = reference::attention(&case.spec, &x, true);
+    let mut good = true;
+    let mut line = format!("{:<44}", case.name);
+    let tensors = [
+        ("o", &got.o, &exact.o, &naive.o),
+        ("dq", &got.dq, &exact.dq, &naive.dq),
+        ("dk", &got.dk, &exact.dk, &naive.dk),
+        ("dv", &got.dv, &exact.dv, &naive.dv),
+        ("dlf", &got.dlog_gates, &exact.dlog_gates, &naive.dlog_gates),
+    ];
+    for (name, got, exact, naive) in tensors {
+        if got.is_empty() {
+            continue;
+        }
+        let (e, n) = (relative_error(got, exact), relative_error(naive, exact));
+        let fine = e <= TOLERANCE * n || e <= FLOOR;
+        good &= fine;
+        line += &format!(" {name} {e:.1e}/{n:.1e}{}", if fine { "" } else { " WRONG" });
+    }
+    let e = lse_error(&got.lse, &exact.lse);
+    let fine = e < 1e-4
+        + 1e-6
+            * exact.lse.iter().fold(0.0f64, |a, &x| if x.is_finite() { a.max(x.abs()) } else { a });
+    good &= fine;
+    line += &format!(" lse {e:.0e}{}", if fine { "" } else { " WRONG" });
+    let again = run_on_gpu(gpu, case, &x)?.0;
+    if !same_bits(&got, &again) {
+        good = false;
+        line += " NOT DETERMINISTIC";
+    }
+    let visited: (i64, i64) =
+        blocks.chunks_exact(2).fold((0, 0), |a, b| (a.0 + i64::from(b[0]), a.1 + i64::from(b[1])));
+    line += &format!(" blocks {}/{}", visited.0, visited.1);
+    println!("{} {line}", if good { "ok  " } else { "FAIL" });
+    Ok(good)
+}
+
+fn spec(heads: usize, d: usize, segments: Segments) -> AttentionSpec {
+    AttentionSpec::causal(heads, d, segments)
+}
+
+fn pair(q_len: usize, k_len: usize) -> Segments {
+    Segments::new(vec![Segment { q_start: 0, q_len, k_start: 0, k_len }]).unwrap()
+}
+
+fn gaps() -> Segments {
+    let s = |q_start, q_len, k_start, k_len| Segment { q_start, q_len, k_start, k_len };
+    Segments::new(vec![s(2, 70, 5, 100), s(75, 1, 120, 333), s(80, 257, 500, 257)]).unwrap()
+}
+
+fn cases() -> Vec<Case> {
+    let mut list = Vec::new();
+    let mut add = |name: &str, spec: AttentionSpec, gates: Gates| {
+        let supported = spec.mask == Mask::Causal && spec.head_dim <= 128;
+        list.push(Case { name: name.into(), spec, gates, portable: false, backward: supported });
+    };
+    use Gates::{LogSpaced, None as NoGates, Strong};
+    let packed = || Segments::packed(&[0, 1, 3, 66, 130, 195, 323, 452, 952]).unwrap();
+    for d in [64, 128] {
+        add(&format!("one tile d{d}"), spec(1, d, pair(64, 64)), NoGates);
+        add(&format!("one tile gates d{d}"), spec(1, d, pair(64, 64)), LogSpaced);
+        add(&format!("300 d{d}"), spec(2, d, pair(300, 300)), LogSpaced);
+        add(&format!("113 x 203 d{d}"), spec(2, d, pair(113, 203)), LogSpaced);
+        add(&format!("3 x 799 d{d}"), spec(2, d, pair(3, 799)), LogSpaced);
+        add(&format!("packed d{d}"), spec(2, d, packed()), LogSpaced);
+        add(&format!("gaps d{d}"), spec(2, d, gaps()), LogSpaced);
+        add(&format!("no gates 700 d{d}"), spec(2, d, pair(700, 700)), NoGates);
+        add(&format!("strong gates 1000 d{d}"), spec(2, d, pair(1000, 1000)), Strong);
+        let window = AttentionSpec { window: Some(100), ..spec(2, d, pair(700, 900)) };
+        add(&format!("window 100 d{d}"), window, LogSpaced);
+        let gqa = AttentionSpec { kv_heads: 2, ..spec(6, d, packed()) };
+        add(&format!("gqa 6/2 packed d{d}"), gqa, LogSpaced);
+        let acp = AttentionSpec { acp: Acp::auto(), ..spec(6, d, pair(2500, 2500)) };
+        add(&format!("acp 2500 d{d}"), acp, LogSpaced);
+        let acp = AttentionSpec { acp: Acp::auto(), kv_heads: 3, ..spec(6, d, pair(1500, 1600)) };
+        add(&format!("acp gqa offset d{d}"), acp, LogSpaced);
+        let full = AttentionSpec { mask: Mask::Bidirectional, ..spec(2, d, pair(500, 500)) };
+        add(&format!("bidirectional d{d}"), full, LogSpaced);
+        let full =
+            AttentionSpec { mask: Mask::Bidirectional, window: Some(77), ..spec(2, d, packed()) };
+        add(&format!("bidirectional window packed d{d}"), full, LogSpaced);
+        add(&format!("4096 d{d}"), spec(2, d, Segments::uniform(2, 4096)), LogSpaced);
+    }
+    for d in [8, 40, 72, 96, 160, 192, 256] {
+        add(&format!("head dim {d}"), spec(3, d, pair(450, 500)), LogSpaced);
+    }
+    list
+}
+
+/// Checks every case whose name contains `filter`.
+pub fn check_all(gpu: &Gpu, filter: &str) -> Result<bool> {
+    let (mut good, mut count) = (0, 0);
+    for case in cases().iter().filter(|c| c.name.contains(filter)) {
+        count += 1;
+        match check(gpu, case) {
+            Ok(fine) => good += i32::from(fine),
+            Err(e) => println!("FAIL {}: {e}", case.name),
+        }
+    }
+    println!("{good} of {count} cases are right");
+    Ok(good == count)
+}
+
+/// A few small cases, for tools that make everything slow.
+pub fn run_small(gpu: &Gpu) -> Result<()> {
+    for case in cases().iter().filter(|c| c.name.contains("packed") || c.name.contains("acp gqa")) {
+        let x = case.operands(3);
+        run_on_gpu(gpu, case, &x)?;
+        println!("ran {}", case.name);
+    }
+    Ok(())
+}

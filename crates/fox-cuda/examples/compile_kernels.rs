@@ -1,0 +1,31 @@
+//! Compiles every kernel for every supported architecture and prints registers and spills.
+//! Needs NVRTC, no GPU: `cargo run --release -p fox-cuda --example compile_kernels`.
+
+use fox_cuda::{compile, nvrtc_is_present};
+
+fn main() {
+    if !nvrtc_is_present() {
+        println!("skipped: libnvrtc was not found");
+        return;
+    }
+    let mut failures = 0;
+    for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"] {
+        for (source, defines) in fox_cuda::attention::all_variants(architecture == "sm_90a") {
+            match compile(source, architecture, &defines) {
+                Ok(compiled) => {
+                    println!("{architecture} {} {}", source.name, defines.join(" "));
+                    for line in
+                        compiled.log.lines().filter(|l| l.contains("spill") || l.contains("Used"))
+                    {
+                        println!("    {}", line.trim());
+                    }
+                }
+                Err(e) => {
+                    failures += 1;
+                    println!("{e}");
+                }
+            }
+        }
+    }
+    std::process::exit(i32::from(failures > 0));
+}

@@ -1,0 +1,211 @@
+// What there is to do: which blocks of keys each block of queries visits (mask, window, pruning), and
+// the order of work.
+#include "attention.cuh"
+
+struct PlanParams {
+    const Segment* segments;
+    const BlockRef* m_tiles;
+    const float2* gates;   // [heads][gate_stride]; null without gates
+    const float* bounds;   // [segments][heads]: bound on |logit|; null without pruning
+    int m_tile_count;
+    int heads, kv_heads;
+    int gate_stride;
+    int block_m, block_n;
+    int mask, window;  // window 0: none
+    float log_tolerance;
+};
+
+struct Range {
+    int begin, end;
+};
+
+// Blocks of keys that the mask leaves to the queries of block m.
+DEVICE Range mask_range(const PlanParams& p, const Segment& s, int m) {
+    const int offset = s.k_len - s.q_len;
+    const int first = offset + m * p.block_m;
+    const int last = min(first + p.block_m, s.k_len) - 1;
+    int begin = 0, end = s.k_len;
+    if (p.mask == MASK_CAUSAL) end = last + 1;
+    if (p.window > 0) {
+        begin = max(0, first - p.window + 1);
+        if (p.mask == MASK_BIDIRECTIONAL) end = min(end, last + p.window);
+    }
+    return Range{begin / p.block_n, (end + p.block_n - 1) / p.block_n};
+}
+
+// Leaves out the blocks whose largest bias is below the threshold. The prefix never rises, so the
+// ones that stay are contiguous and two binary searches find them.
+DEVICE Range prune(const PlanParams& p, const Segment& s, int segment, int m, int head, Range r) {
+    if (!p.bounds) return r;
+    const float2* gates = p.gates + size_t(head) * p.gate_stride + s.c_base;
+    const double threshold =
+        (double(p.log_tolerance) - 2.0 * p.bounds[segment * p.heads + head] - log(double(s.k_len))) *
+        1.4426950408889634;
+    const int first = s.k_len - s.q_len + m * p.block_m;
+    const int last = min(first + p.block_m, s.k_len) - 1;
+    const float2 c_first = gates[first], c_last = gates[last];
+    int lo = r.begin, hi = min(r.end - 1, first / p.block_n);  // the block of `first` stays
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        float2 c = gates[min((mid + 1) * p.block_n, s.k_len) - 1];
+        if (gate_difference_f64(c_first, c) < threshold) lo = mid + 1;
+        else hi = mid;
+    }
+    r.begin = lo;
+    if (p.mask == MASK_BIDIRECTIONAL) {
+        lo = last / p.block_n + 1, hi = r.end;
+        while (lo < hi) {
+            int mid = (lo + hi) / 2;
+            if (gate_difference_f64(gates[mid * p.block_n], c_last) < threshold) hi = mid;
+            else lo = mid + 1;
+        }
+        r.end = lo;
+    }
+    return r;
+}
+
+// Tiles of the forward, and a histogram of their sort keys: groups of heads whose keys share the L2
+// cache stay together, longest tiles first inside a group.
+struct SortParams {
+    int* keys;       // [heads * m_tiles]
+    int* histogram;  // [groups * bins], zeroed
+    int* order;      // [heads * m_tiles]
+    int bins, group_heads, longest;
+};
+
+extern "C" __global__ void plan_forward(const PlanParams p, const SortParams sort,
+                                        ForwardTile* tiles, int* blocks) {
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= p.heads * p.m_tile_count) return;
+    const int head = index / p.m_tile_count;
+    const BlockRef ref = p.m_tiles[index % p.m_tile_count];
+    const Segment s = p.segments[ref.segment];
+    const Range all = mask_range(p, s, ref.block);
+    const Range r = prune(p, s, ref.segment, ref.block, head, all);
+    ForwardTile t;
+    t.head = head;
+    t.kv_head = head / (p.heads / p.kv_heads);
+    t.q_row = s.q_start + ref.block * p.block_m;
+    t.q_valid = min(p.block_m, s.q_len - ref.block * p.block_m);
+    t.position = s.k_len - s.q_len + ref.block * p.block_m;
+    t.k_row = s.k_start;
+    t.k_len = s.k_len;
+    t.c_base = s.c_base;
+    t.n_begin = r.begin;
+    t.n_end = r.end;
+    t.unused[0] = t.unused[1] = 0;
+    tiles[index] = t;
+    atomicAdd(blocks + 2 * head, r.end - r.begin);
+    atomicAdd(blocks + 2 * head + 1, all.end - all.begin);
+    int length = min(r.end - r.begin, sort.longest) * (sort.bins - 1) / sort.longest;
+    int key = t.kv_head / sort.group_heads * sort.bins + sort.bins - 1 - length;
+    sort.keys[index] = key;
+    atomicAdd(sort.histogram + key, 1);
+}
+
+// Exclusive scan of the histogram, one block of 1024 threads.
+extern "C" __global__ void plan_scan(int* histogram, int count) {
+    __shared__ int warps[32];
+    __shared__ int carry;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) carry = 0;
+    for (int base = 0; base < count; base += 1024) {
+        int i = base + threadIdx.x;
+        int value = i < count ? histogram[i] : 0;
+        int x = value;
+        for (int step = 1; step < 32; step *= 2) {
+            int y = __shfl_up_sync(~0u, x, step);
+            if (lane >= step) x += y;
+        }
+        __syncthreads();
+        if (lane == 31) warps[warp] = x;
+        __syncthreads();
+        int before = carry;
+        for (int w = 0; w < warp; ++w) before += warps[w];
+        if (i < count) histogram[i] = before + x - value;
+        __syncthreads();
+        if (threadIdx.x == 1023) carry = before + x;
+    }
+}
+
+// Within a bin the order is whatever the atomics give: it decides when a tile runs, not what it gives.
+extern "C" __global__ void plan_scatter(const SortParams sort, int count) {
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= count) return;
+    sort.order[atomicAdd(sort.histogram + sort.keys[index], 1)] = index;
+}
+
+// First block of keys of each block of queries, for the backward: begins[head][m_tile].
+extern "C" __global__ void plan_backward_begins(const PlanParams p, int* begins) {
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= p.heads * p.m_tile_count) return;
+    const int head = index / p.m_tile_count;
+    const BlockRef ref = p.m_tiles[index % p.m_tile_count];
+    const Segment s = p.segments[ref.segment];
+    begins[index] =
+        prune(p, s, ref.segment, ref.block, head, mask_range(p, s, ref.block)).begin;
+}
+
+// The same seen from the keys: ranges[head][n_tile] of blocks of queries (causal masks). `begins`
+// never falls along a segment, so the last block of queries is found by binary search.
+extern "C" __global__ void plan_backward_ranges(const PlanParams p, const int* begins,
+                                                const BlockRef* n_tiles, int n_tile_count,
+                                                int2* ranges) {
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= p.heads * n_tile_count) return;
+    const int head = index / n_tile_count;
+    const BlockRef ref = n_tiles[index % n_tile_count];
+    const Segment s = p.segments[ref.segment];
+    const int* segment_begins = begins + size_t(head) * p.m_tile_count + s.m_tile0;
+    const int m_count = (s.q_len + p.block_m - 1) / p.block_m;
+    const int first = max(0, ref.block * p.block_n - (s.k_len - s.q_len)) / p.block_m;
+    int lo = first, hi = m_count;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (segment_begins[mid] <= ref.block) lo = mid + 1;
+        else hi = mid;
+    }
+    ranges[index] = make_int2(first, max(first, lo));
+}
+
+// largest[segment][head] = max over the segment's rows of |x|^2, as bits of a float >= 0 (their order
+// is the order of the floats, so the atomic maximum is exact whatever the timing). Grid (row blocks of
+// 64, heads, segments), block 256; four lanes share a row.
+extern "C" __global__ void largest_norms(u32* largest, const u16* x, const Segment* segments,
+                                         int queries, int heads, int head_dim) {
+    const Segment s = segments[blockIdx.z];
+    const int head = blockIdx.y, row = blockIdx.x * 64 + threadIdx.x / 4, part = threadIdx.x % 4;
+    const int start = queries ? s.q_start : s.k_start, len = queries ? s.q_len : s.k_len;
+    if (blockIdx.x * 64 >= len) return;
+    float sum = 0.f;
+    if (row < len) {
+        const uint4* p = reinterpret_cast<const uint4*>(
+            x + (size_t(start + row) * heads + head) * head_dim);
+        for (int i = part; i < head_dim / 8; i += 4) {
+            uint4 v = p[i];
+            const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float a = bf16_lo(words[j]), b = bf16_hi(words[j]);
+                sum += a * a + b * b;
+            }
+        }
+    }
+    sum = quad_sum(sum);
+#pragma unroll
+    for (int step = 16; step >= 4; step /= 2) sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, step));
+    if (threadIdx.x % 32 == 0) atomicMax(largest + blockIdx.z * heads + head, __float_as_uint(sum));
+}
+
+// bounds[segment][head] = scale * max|q| max|k|. One thread per (segment, head).
+extern "C" __global__ void bounds_from_norms(float* bounds, const u32* q_largest,
+                                             const u32* k_largest, int count, int heads,
+                                             int kv_heads, float scale) {
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= count) return;
+    const int segment = index / heads, head = index % heads;
+    float q = __uint_as_float(q_largest[index]);
+    float k = __uint_as_float(k_largest[segment * kv_heads + head / (heads / kv_heads)]);
+    // The factor covers the rounding of the sums.
+    bounds[index] = sqrtf(q) * sqrtf(k) * fabsf(scale) * 1.0001f;
+}

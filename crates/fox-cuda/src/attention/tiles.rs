@@ -1,0 +1,153 @@
+//! Every tile size, with its reason, and the choice of kernel.
+//!
+//! Shared memory of a Hopper block is 227 KiB, its registers 64 Ki: with three consumer warpgroups a
+//! thread gets 160 of them, with two 240.
+
+use fox_tensor::Mask;
+
+use crate::Source;
+
+/// Bytes of dynamic shared memory that one block may have on Hopper.
+const HOPPER_SHARED: u32 = 227 * 1024;
+
+/// Shape of a main kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Tile {
+    pub(crate) source: Source,
+    pub(crate) block_m: usize,
+    pub(crate) block_n: usize,
+    pub(crate) threads: u32,
+    pub(crate) shared: u32,
+    pub(crate) defines: Vec<String>,
+}
+
+/// What a kernel is specialised on besides the head dim.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Features {
+    pub(crate) gates: bool,
+    pub(crate) mask: Mask,
+    pub(crate) window: bool,
+}
+
+impl Features {
+    fn defines(self) -> [String; 3] {
+        [
+            format!("GATES={}", i32::from(self.gates)),
+            format!("MASK={}", i32::from(self.mask == Mask::Bidirectional)),
+            format!("WINDOW={}", i32::from(self.window)),
+        ]
+    }
+}
+
+/// Head dims are padded with zeros to one of these.
+pub(crate) const HEAD_DIMS: [usize; 5] = [64, 96, 128, 192, 256];
+
+pub(crate) fn padded_head_dim(head_dim: usize) -> usize {
+    HEAD_DIMS.into_iter().find(|&d| d >= head_dim).unwrap_or(256)
+}
+
+/// Forward on Hopper.
+pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> Tile {
+    let head_dim = padded_head_dim(head_dim);
+    // (warpgroups, keys per block, stages)
+    let (warpgroups, block_n, stages) = match head_dim {
+        // Exponentials weigh as much as products: three warpgroups to overlap, and 192 rows so that
+        // the L2 cache delivers K and V a third less often. Accumulators: 64 + 32 + 32 registers.
+        // The three are up to two blocks apart, so two stages would run dry.
+        64 => (3, 128, 4),
+        // 64 + 64 + 32 registers and more: only two warpgroups have room. 160 KiB.
+        96 | 128 => (2, 128, 2),
+        // The output alone takes 96 (128) registers, and Q 48 (64) KiB: fewer keys at a time.
+        192 => (2, 96, 2),
+        _ => (2, 64, 2),
+    };
+    let slabs = head_dim.div_ceil(64);
+    let tiles = slabs * 128 * (64 * warpgroups + 2 * stages * block_n);
+    let mut defines = vec![
+        format!("HEAD_DIM={head_dim}"),
+        format!("BLOCK_N={block_n}"),
+        format!("STAGES={stages}"),
+        format!("WARPGROUPS={warpgroups}"),
+    ];
+    defines.extend(features.defines());
+    tile(Source::ATTENTION_FWD_SM90, 64 * warpgroups, block_n, warpgroups + 1, tiles, defines)
+}
+
+/// Backward on Hopper, where it exists: causal, head dims to 128.
+pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<Tile> {
+    let head_dim = padded_head_dim(head_dim);
+    // Two warpgroups of 64 keys hold dK and dV in registers. With head dim 64 there is room for S and
+    // dP of 128 queries beside them, with 128 for 64 queries.
+    let block_m = match head_dim {
+        64 => 128,
+        96 | 128 => 64,
+        _ => return None,
+    };
+    if features.mask != Mask::Causal {
+        return None;
+    }
+    let (block_n, slabs) = (128, head_dim.div_ceil(64));
+    let kv = 2 * slabs * block_n * 128;
+    let queries = 2 * 2 * slabs * block_m * 128;
+    let ds = 3 * (block_m / 64) * block_n * 128;
+    let dq = 2 * 64 * 64 * 4;
+    let [gates, _, window] = features.defines();
+    let defines = vec![format!("HEAD_DIM={head_dim}"), format!("BLOCK_M={block_m}"), gates, window];
+    Some(tile(Source::ATTENTION_BWD_SM90, block_m, block_n, 3, kv + queries + ds + dq, defines))
+}
+
+fn tile(
+    source: Source,
+    block_m: usize,
+    block_n: usize,
+    warpgroups: usize,
+    tile_bytes: usize,
+    mut defines: Vec<String>,
+) -> Tile {
+    // Barriers, numbers per row or key, tile descriptions.
+    let shared = (tile_bytes + 3 * 1024) as u32;
+    debug_assert!(shared <= HOPPER_SHARED);
+    defines.push(format!("SHARED_BYTES={shared}"));
+    Tile { source, block_m, block_n, threads: 128 * warpgroups as u32, shared, defines }
+}
+
+/// Every variant of the main kernels that a device of this architecture can be asked for, for
+/// compilation checks: source and defines.
+pub fn all_variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
+    let mut variants = Vec::new();
+    for gates in [true, false] {
+        for mask in [Mask::Causal, Mask::Bidirectional] {
+            for window in [false, true] {
+                let features = Features { gates, mask, window };
+                for head_dim in HEAD_DIMS {
+                    if hopper {
+                        let fwd = hopper_forward(head_dim, features);
+                        variants.push((fwd.source, fwd.defines));
+                        let bwd = hopper_backward(head_dim, features);
+                        variants.extend(bwd.map(|t| (t.source, t.defines)));
+                    }
+                }
+            }
+        }
+    }
+    for source in [Source::ATTENTION_GATES, Source::ATTENTION_PLAN, Source::ATTENTION_ROWS] {
+        variants.push((source, Vec::new()));
+    }
+    variants
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_tiles_fit_the_shared_memory() {
+        for head_dim in [8, 64, 72, 96, 128, 160, 192, 256] {
+            let features = Features { gates: true, mask: Mask::Causal, window: false };
+            assert!(hopper_forward(head_dim, features).shared <= HOPPER_SHARED, "{head_dim}");
+            if let Some(tile) = hopper_backward(head_dim, features) {
+                assert!(tile.shared <= HOPPER_SHARED, "{head_dim}");
+            }
+        }
+    }
+}

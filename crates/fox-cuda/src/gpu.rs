@@ -1,0 +1,248 @@
+//! One GPU: its context, its stream, its memory and its compiled kernels.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{result, sys};
+
+use crate::compile::{Source, compile_cached};
+use crate::launch::{Kernel, Module};
+use crate::pool::{Buffer, Element, Pool};
+use crate::{Error, Result};
+
+/// Generation of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Architecture {
+    /// Compute capability before the dot.
+    pub major: i32,
+    /// And after it.
+    pub minor: i32,
+}
+
+impl Architecture {
+    /// Whether the warpgroup instructions of Hopper exist. They do not on its successors.
+    pub fn is_hopper(self) -> bool {
+        self.major == 9
+    }
+
+    /// The compiler's name for it, with Hopper's own instructions where they exist.
+    pub fn target(self) -> String {
+        let suffix = if self.is_hopper() { "a" } else { "" };
+        format!("sm_{}{}{suffix}", self.major, self.minor)
+    }
+}
+
+type ModuleKey = (Source, Vec<String>);
+
+/// A GPU. All work goes to one stream, in order.
+pub struct Gpu {
+    name: String,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    architecture: Architecture,
+    processors: u32,
+    l2_bytes: usize,
+    pool: Arc<Pool>,
+    modules: Mutex<HashMap<ModuleKey, Arc<Module>>>,
+    pub(crate) layouts: crate::attention::LayoutCache,
+}
+
+// SAFETY: a CUDA context and its streams may be used from any thread that has made the context
+// current, which every method that needs it does; the mutable state is behind mutexes.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+impl Gpu {
+    /// Whether the driver's library can be opened: without it there is no GPU to ask for.
+    pub fn driver_is_present() -> bool {
+        // SAFETY: opening a shared library runs its initialisers; the driver's have no requirements.
+        unsafe { sys::is_culib_present() }
+    }
+
+    /// Opens GPU number `ordinal`.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        if !Self::driver_is_present() {
+            return Err(Error::MissingLibrary {
+                library: "libcuda",
+                hint: "install the NVIDIA driver, or run on the CPU",
+            });
+        }
+        result::init().map_err(|e| Error::driver("cuInit", e))?;
+        let count =
+            result::device::get_count().map_err(|e| Error::driver("cuDeviceGetCount", e))?;
+        let count = usize::try_from(count).unwrap_or(0);
+        if ordinal >= count {
+            return Err(Error::NoDevice { ordinal, count });
+        }
+        let device =
+            result::device::get(ordinal as i32).map_err(|e| Error::driver("cuDeviceGet", e))?;
+        let name =
+            result::device::get_name(device).map_err(|e| Error::driver("cuDeviceGetName", e))?;
+        // SAFETY: the device exists; the primary context is released in `drop`.
+        let context = unsafe { result::primary_ctx::retain(device) }
+            .map_err(|e| Error::driver("cuDevicePrimaryCtxRetain", e))?;
+        bind(context)?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|e| Error::driver("cuStreamCreate", e))?;
+        use sys::CUdevice_attribute as A;
+        let major = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let processors = attribute(device, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let l2 = attribute(device, A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?;
+        Ok(Gpu {
+            name,
+            device,
+            context,
+            stream,
+            architecture: Architecture { major, minor },
+            processors: processors.unsigned_abs(),
+            l2_bytes: l2.unsigned_abs() as usize,
+            pool: Arc::new(Pool::new(stream)),
+            modules: Mutex::default(),
+            layouts: crate::attention::LayoutCache::default(),
+        })
+    }
+
+    /// The vendor's name for it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its generation.
+    pub fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+
+    /// Number of multiprocessors.
+    pub fn processors(&self) -> u32 {
+        self.processors
+    }
+
+    /// Size of the L2 cache.
+    pub fn l2_bytes(&self) -> usize {
+        self.l2_bytes
+    }
+
+    /// Memory counters.
+    pub fn memory(&self) -> fox_tensor::MemoryStats {
+        self.pool.stats()
+    }
+
+    /// Fills every buffer with NaN bits when it is handed out, so that reads of what nobody wrote
+    /// show. For tests.
+    pub fn poison(&self, on: bool) {
+        self.pool.poison(on);
+    }
+
+    pub(crate) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// Makes this GPU the current one of the calling thread.
+    pub(crate) fn bind(&self) -> Result<()> {
+        bind(self.context)
+    }
+
+    /// Room for `len` elements, contents unspecified.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        self.bind()?;
+        Pool::alloc(&self.pool, len)
+    }
+
+    /// Room for `len` elements, all bits zero.
+    pub fn zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        let buffer = self.alloc(len)?;
+        self.zero(&buffer)?;
+        Ok(buffer)
+    }
+
+    /// Clears all bits.
+    pub fn zero<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
+        self.bind()?;
+        buffer.set_bytes(0)
+    }
+
+    /// Host values to the device.
+    pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
+        let buffer = self.alloc(values.len())?;
+        // SAFETY: the buffer has room for all the values; copies from pageable memory return only
+        // when the source has been read.
+        unsafe { result::memcpy_htod_async(buffer.address(), values, self.stream) }
+            .map_err(|e| Error::driver("cuMemcpyHtoDAsync", e))?;
+        Ok(buffer)
+    }
+
+    /// Device values to the host; waits for the stream.
+    pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
+        self.bind()?;
+        let mut values = vec![T::zeroed(); buffer.len()];
+        // SAFETY: source and destination have the same length, and `values` lives until the
+        // synchronisation below.
+        unsafe { result::memcpy_dtoh_async(&mut values, buffer.address(), self.stream) }
+            .map_err(|e| Error::driver("cuMemcpyDtoHAsync", e))?;
+        self.synchronize()?;
+        Ok(values)
+    }
+
+    /// Waits for everything that was asked for so far.
+    pub fn synchronize(&self) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as `self`.
+        unsafe { result::stream::synchronize(self.stream) }
+            .map_err(|e| Error::driver("cuStreamSynchronize", e))
+    }
+
+    /// The function `entry` of `source`, compiled with `defines`; compiled and loaded once.
+    pub fn kernel(&self, source: Source, defines: &[String], entry: &str) -> Result<Kernel> {
+        self.bind()?;
+        let key = (source, defines.to_vec());
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.get(&key) {
+            Some(module) => Arc::clone(module),
+            None => {
+                let cubin = compile_cached(source, &self.architecture.target(), defines)?;
+                let module = Arc::new(Module::load(source.name, &cubin)?);
+                modules.insert(key, Arc::clone(&module));
+                module
+            }
+        };
+        module.function(entry, self.stream)
+    }
+}
+
+fn bind(context: sys::CUcontext) -> Result<()> {
+    // SAFETY: the context was retained by `Gpu::new` and lives as long as the `Gpu`.
+    unsafe { result::ctx::set_current(context) }.map_err(|e| Error::driver("cuCtxSetCurrent", e))
+}
+
+fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32> {
+    // SAFETY: the device exists.
+    unsafe { result::device::get_attribute(device, which) }
+        .map_err(|e| Error::driver("cuDeviceGetAttribute", e))
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // Errors while leaving have nobody to tell.
+        let _ = self.synchronize();
+        if let Ok(mut modules) = self.modules.lock() {
+            modules.clear();
+        }
+        self.layouts.clear();
+        self.pool.release_free();
+        // SAFETY: created in `new`, not used any more.
+        unsafe {
+            let _ = result::stream::destroy(self.stream);
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({}, {})", self.name, self.architecture.target())
+    }
+}

@@ -1,0 +1,178 @@
+//! Loaded machine code and checked launches.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{result, sys};
+
+use crate::{Error, Result};
+
+/// Dynamic shared memory that a launch gets without asking the driver first.
+const FREE_SHARED_BYTES: u32 = 48 * 1024;
+
+pub(crate) struct Module {
+    name: &'static str,
+    handle: sys::CUmodule,
+    functions: Mutex<HashMap<String, usize>>,
+}
+
+// SAFETY: a module handle may be used from any thread; the map is behind a mutex.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    pub(crate) fn load(name: &'static str, cubin: &[u8]) -> Result<Self> {
+        // SAFETY: `cubin` is a complete image made by the compiler (or checked by its hash).
+        let handle = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
+            .map_err(|e| Error::driver(format!("loading kernel {name}"), e))?;
+        Ok(Module { name, handle, functions: Mutex::default() })
+    }
+
+    pub(crate) fn function(self: Arc<Self>, entry: &str, stream: sys::CUstream) -> Result<Kernel> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = match functions.get(entry) {
+            Some(&handle) => handle as sys::CUfunction,
+            None => {
+                let name = CString::new(entry).map_err(|e| Error::driver(entry, e))?;
+                // SAFETY: the module is loaded.
+                let handle = unsafe { result::module::get_function(self.handle, name) }
+                    .map_err(|e| Error::driver(format!("{}: finding {entry}", self.name), e))?;
+                functions.insert(entry.to_owned(), handle as usize);
+                handle
+            }
+        };
+        drop(functions);
+        Ok(Kernel { handle, stream, entry: entry.to_owned(), module: self })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded by `load`; kernels hold an `Arc` to this, so none is left.
+        let _ = unsafe { result::module::unload(self.handle) };
+    }
+}
+
+/// A function on the GPU.
+pub struct Kernel {
+    handle: sys::CUfunction,
+    stream: sys::CUstream,
+    entry: String,
+    module: Arc<Module>,
+}
+
+impl Kernel {
+    /// A launch of `grid` blocks of `block` threads.
+    pub fn launch(&self, grid: [u32; 3], block: u32) -> Launch<'_> {
+        Launch {
+            kernel: self,
+            grid,
+            block,
+            shared: 0,
+            args: Vec::with_capacity(12),
+            life: PhantomData,
+        }
+    }
+
+    /// Registers per thread.
+    pub fn registers(&self) -> Result<i32> {
+        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NUM_REGS;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::get_function_attribute(self.handle, which) }
+            .map_err(|e| Error::driver(format!("attributes of {}", self.entry), e))
+    }
+}
+
+/// A value that a kernel takes by value.
+///
+/// # Safety
+/// The type must have the layout of the parameter in the kernel's source.
+pub unsafe trait KernelArg: Copy {}
+// SAFETY: the same on both sides.
+unsafe impl KernelArg for i32 {}
+// SAFETY: the same on both sides.
+unsafe impl KernelArg for u32 {}
+// SAFETY: the same on both sides.
+unsafe impl KernelArg for f32 {}
+// SAFETY: a device address is a 64-bit pointer.
+unsafe impl KernelArg for u64 {}
+
+/// A launch being put together.
+pub struct Launch<'a> {
+    kernel: &'a Kernel,
+    grid: [u32; 3],
+    block: u32,
+    shared: u32,
+    args: Vec<*mut c_void>,
+    life: PhantomData<&'a ()>,
+}
+
+impl<'a> Launch<'a> {
+    /// Dynamic shared memory, in bytes.
+    pub fn shared(mut self, bytes: u32) -> Self {
+        self.shared = bytes;
+        self
+    }
+
+    /// The next parameter.
+    pub fn arg<T: KernelArg>(mut self, value: &'a T) -> Self {
+        self.args.push(ptr_of(value));
+        self
+    }
+
+    /// Runs it. `shapes` describes the operands for the error message.
+    ///
+    /// # Safety
+    /// The parameters must be those of the kernel, in order, and every address among them must
+    /// belong to live buffers of the sizes that the kernel expects.
+    pub unsafe fn run(mut self, shapes: impl FnOnce() -> String) -> Result<()> {
+        if self.grid.contains(&0) {
+            return Ok(());
+        }
+        let outcome = self.allow_shared().and_then(|()| {
+            // SAFETY: the caller vouches for the parameters; the function and stream are live.
+            unsafe {
+                result::launch_kernel(
+                    self.kernel.handle,
+                    (self.grid[0], self.grid[1], self.grid[2]),
+                    (self.block, 1, 1),
+                    self.shared,
+                    self.kernel.stream,
+                    &mut self.args,
+                )
+            }
+        });
+        outcome.map_err(|e| {
+            let Kernel { entry, module, .. } = self.kernel;
+            Error::driver(
+                format!(
+                    "launching {}::{entry} on a grid of {:?} for {}",
+                    module.name,
+                    self.grid,
+                    shapes()
+                ),
+                e,
+            )
+        })
+    }
+
+    fn allow_shared(&self) -> std::result::Result<(), cudarc::driver::DriverError> {
+        if self.shared <= FREE_SHARED_BYTES {
+            return Ok(());
+        }
+        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is live; the driver checks the value.
+        unsafe {
+            result::function::set_function_attribute(self.kernel.handle, which, self.shared as i32)
+        }
+    }
+}
+
+fn ptr_of<T>(value: &T) -> *mut c_void {
+    // The driver only reads parameters.
+    ptr::from_ref(value).cast_mut().cast()
+}

@@ -1,0 +1,27 @@
+//! The CUDA backend: NVIDIA GPUs from Ampere on, with kernels of their own for Hopper.
+//!
+//! Nothing of CUDA is needed to build this crate or to start a program that contains it: the driver,
+//! NVRTC and cuBLASLt are opened when a [`Gpu`] is asked for, and a missing library is an ordinary
+//! [`Error`]. Kernels are CUDA C++ sources in `kernels/`, compiled for the GPU at hand when first used
+//! and kept on disk.
+//!
+//! Layers, from the bottom: `cudarc` opens the libraries and declares their functions; [`Gpu`] owns a
+//! device, its stream, its memory ([`Buffer`]s from a caching pool) and its compiled kernels; the ops
+//! ([`attention`]) turn shapes into launches.
+
+pub mod attention;
+mod compile;
+mod error;
+mod gemm;
+mod gpu;
+mod launch;
+mod pool;
+mod timer;
+
+pub use compile::{Compiled, Source, compile, nvrtc_is_present};
+pub use error::{Error, Result};
+pub use gemm::Gemm;
+pub use gpu::{Architecture, Gpu};
+pub use launch::{Kernel, KernelArg, Launch};
+pub use pool::{Buffer, Element};
+pub use timer::Timer;
