@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use fox_tensor::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
-    DType, Device, Error, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut, MemoryStats,
-    Result, Rope, Shape, Storage, Tensor,
+    BaselineOps, DType, Device, Error, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut,
+    MemoryStats, Result, Rope, Shape, Storage, Tensor,
 };
 
 use crate::linear::{Matrix, add_column_sums, multiply};
@@ -100,7 +100,7 @@ impl Cpu {
         Tensor::from_storage(Arc::new(data), shape, DType::F32, device.clone())
     }
 
-    fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+    pub(crate) fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         match &self.threads {
             Some(threads) => threads.install(f),
             None => f(),
@@ -455,6 +455,10 @@ impl Backend for Cpu {
         let (m, v) = (self.buffer_mut(m)?, self.buffer_mut(v)?);
         self.run(|| elementwise::adamw(level, param, grad, m, v, step));
         Ok(())
+    }
+
+    fn baseline_ops(&self) -> Result<&dyn BaselineOps> {
+        Ok(self)
     }
 }
 

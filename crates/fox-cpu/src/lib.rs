@@ -4,6 +4,7 @@
 //! - `pool`: cache-aligned memory that is reused from step to step.
 //! - `linear`: matrix products, on the `gemm` crate.
 //! - `attention`: forgetting attention in tiles, forward, backward and decode.
+//! - `baseline`: what only the baselines need; linear recurrences in chunks, on matrix products.
 //! - the other files: one fused op each.
 //!
 //! Work is cut into pieces by shape alone and partial sums are added in order, so results are the
@@ -11,6 +12,7 @@
 
 mod attention;
 mod backend;
+mod baseline;
 mod elementwise;
 mod embedding;
 mod gated_norm;

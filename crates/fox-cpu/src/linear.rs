@@ -20,6 +20,12 @@ impl<'a> Matrix<'a> {
         Matrix { data, rows, cols, row_stride: cols, col_stride: 1 }
     }
 
+    /// Row-major `[rows, cols]` whose rows begin `stride` elements apart: columns of a wider matrix.
+    pub fn strided(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
+        assert!(cols <= stride && (rows == 0 || (rows - 1) * stride + cols <= data.len()));
+        Matrix { data, rows, cols, row_stride: stride, col_stride: 1 }
+    }
+
     /// The transpose, without moving anything.
     pub fn t(self) -> Self {
         Matrix {
@@ -37,28 +43,54 @@ impl<'a> Matrix<'a> {
 /// The crate splits work over rows and columns of `c`, never over the inner dimension, so the
 /// result does not depend on the number of threads.
 pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], add: bool) {
+    let width = b.cols;
+    product(1.0, a, b, c, width, add, Parallelism::Rayon(0));
+}
+
+/// `c = factor a b`, or `c += factor a b` with `add`, on the calling thread alone; the rows of `c`
+/// begin `stride` elements apart. For the small products inside kernels that are parallel already.
+pub fn multiply_here(
+    factor: f32,
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    c: &mut [f32],
+    stride: usize,
+    add: bool,
+) {
+    product(factor, a, b, c, stride, add, Parallelism::None);
+}
+
+fn product(
+    factor: f32,
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    c: &mut [f32],
+    stride: usize,
+    add: bool,
+    parallelism: Parallelism,
+) {
     let (m, n, k) = (a.rows, b.cols, a.cols);
-    assert!(b.rows == k && c.len() == m * n);
     if m == 0 || n == 0 {
         return;
     }
+    assert!(b.rows == k && n <= stride && (m - 1) * stride + n <= c.len());
     if k == 0 {
         if !add {
-            c.fill(0.0);
+            c.chunks_mut(stride).take(m).for_each(|row| row[..n].fill(0.0));
         }
         return;
     }
     // The kernels want a column-major result, so the transposed product is computed: c^T = b^T a^T.
     let (a, b) = (b.t(), a.t());
-    // SAFETY: the asserts above and in `Matrix::new` keep every access inside the three slices, and
-    // `c` is borrowed exclusively.
+    // SAFETY: the asserts above and in the constructors of `Matrix` keep every access inside the
+    // three slices, and `c` is borrowed exclusively.
     unsafe {
         gemm_f32::gemm::f32::get_gemm_fn()(
             n,
             m,
             k,
             c.as_mut_ptr(),
-            n as isize,
+            stride as isize,
             1,
             add,
             a.data.as_ptr(),
@@ -68,11 +100,11 @@ pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], add: bool) {
             b.col_stride as isize,
             b.row_stride as isize,
             1.0,
-            1.0,
+            factor,
             false,
             false,
             false,
-            Parallelism::Rayon(0),
+            parallelism,
         );
     }
 }

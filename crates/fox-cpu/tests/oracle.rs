@@ -44,3 +44,9 @@ fn random_attention() {
     let cases: Vec<_> = (0..200).map(|seed| cases::random_attention(seed).unwrap()).collect();
     check(&cases, Level::detect());
 }
+
+#[test]
+fn random_scans() {
+    let cases: Vec<_> = (0..200).map(|seed| cases::random_scan(seed).unwrap()).collect();
+    check(&cases, Level::detect());
+}

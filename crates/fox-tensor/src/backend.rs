@@ -11,8 +11,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::{
-    Activation, AdamW, AttentionInputs, AttentionSpec, DType, GatedNormInputs, HeadInputs,
-    HeadSpec, Result, Tensor,
+    Activation, AdamW, AttentionInputs, AttentionSpec, BaselineOps, DType, Error, GatedNormInputs,
+    HeadInputs, HeadSpec, Result, Tensor,
 };
 
 /// Memory that belongs to a backend.
@@ -244,4 +244,10 @@ pub trait Backend: Send + Sync + Debug {
         v: &mut Tensor,
         step: &AdamW,
     ) -> Result<()>;
+
+    /// The ops that only the baselines need; an error on a device without them.
+    fn baseline_ops(&self) -> Result<&dyn BaselineOps> {
+        let what = "the recurrent models";
+        Err(Error::Unsupported { device: self.name().to_string(), what })
+    }
 }

@@ -50,6 +50,14 @@ pub enum Error {
         /// What is wrong and what would be right.
         detail: String,
     },
+    /// The device has no implementation of these ops.
+    #[error("{device} cannot run {what}; use --device cpu")]
+    Unsupported {
+        /// The device.
+        device: String,
+        /// The ops, in words.
+        what: &'static str,
+    },
     /// The device has not enough memory.
     #[error("out of memory on {device}: {bytes} bytes were asked for")]
     OutOfMemory {

@@ -12,6 +12,7 @@
 //! cache are all just different segments.
 
 mod backend;
+mod baseline;
 pub mod cases;
 mod device;
 mod error;
@@ -26,6 +27,10 @@ mod tensor;
 pub use backend::{
     AttentionGrads, AttentionOut, Backend, HeadGrads, IGNORE_LABEL, LossOut, MemoryStats, Storage,
 };
+pub use baseline::{
+    BaselineOps, ConvGrads, ConvInputs, ConvSpec, HgrnGates, HgrnGrads, HgrnInputs, L2Norm,
+    ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, TimeStepInputs, Update,
+};
 pub use device::Device;
 pub use error::{Error, Result};
 pub use segments::{Segment, Segments};
@@ -34,5 +39,5 @@ pub use spec::{
     Acp, Activation, AdamW, AttentionInputs, AttentionSpec, GatedNormInputs, HeadInputs, HeadSpec,
     LogitBound, Mask, Rope,
 };
-pub use tape::{Gradients, ParamId, Tape, Var};
+pub use tape::{Gradients, ParamId, ScanVars, Tape, Var};
 pub use tensor::Tensor;

@@ -102,3 +102,25 @@ fn attention_random() {
 fn composed() {
     check_all("composed/");
 }
+
+#[test]
+fn scans() {
+    check_all("scan/");
+}
+
+#[test]
+fn random_scans() {
+    (0..25).map(|seed| cases::random_scan(seed).unwrap()).for_each(check);
+}
+
+#[test]
+fn short_convolutions() {
+    check_all("short_conv/");
+}
+
+#[test]
+fn recurrent_gates() {
+    for of in ["columns/", "time_step/", "hgrn_gates/", "lower_bound/"] {
+        check_all(of);
+    }
+}

@@ -32,10 +32,53 @@ pub fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
     s.div(one, s.add(one, exp(s, s.sub(s.splat(0.0), x))))
 }
 
+/// `ln(1 + e^x)`, without overflow and exact for large negative `x`.
+///
+/// It is `max(x, 0) + ln(1 + t)` with `t = e^-|x|` in 0..=1, and `ln(1 + t) = 2 artanh(t / (2 + t))`,
+/// whose argument is at most 1/3: the series to the 15th power leaves less than 2e-9.
+#[inline(always)]
+pub fn softplus<S: Simd>(s: S, x: S::V) -> S::V {
+    let zero = s.splat(0.0);
+    let t = exp(s, s.min(x, s.sub(zero, x)));
+    let y = s.div(t, s.add(s.splat(2.0), t));
+    let square = s.mul(y, y);
+    let mut p = s.splat(2.0 / 15.0);
+    for n in [13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+        p = s.mul_add(p, square, s.splat(2.0 / n));
+    }
+    s.mul_add(p, y, s.max(zero, x))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{Kernel, Level, map};
     use super::*;
+
+    struct Softplus<'a>(&'a [f32], &'a mut [f32]);
+    impl Kernel for Softplus<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            map(s, [self.0], self.1, |[x]| softplus(s, x));
+        }
+    }
+
+    #[test]
+    fn softplus_is_accurate_at_every_level() {
+        let x: Vec<f32> = (-8700..=8700).map(|i| i as f32 * 0.01).collect();
+        for level in Level::available() {
+            let mut y = vec![f32::NAN; x.len()];
+            level.run(Softplus(&x, &mut y));
+            for (&x, &y) in x.iter().zip(&y) {
+                let exact = (x as f64).max(0.0) + (-(x as f64).abs()).exp().ln_1p();
+                assert!((y as f64 - exact).abs() <= 4e-7 * exact + 1e-38, "{} {x}", level.name());
+            }
+            let edges = [f32::NEG_INFINITY, -200.0, 200.0, f32::INFINITY];
+            let mut y = [1.0; 4];
+            level.run(Softplus(&edges, &mut y));
+            assert_eq!(y, [0.0, 0.0, 200.0, f32::INFINITY], "{}", level.name());
+        }
+    }
 
     struct Run<'a>(&'a [f32], &'a mut [f32], bool);
     impl Kernel for Run<'_> {

@@ -10,10 +10,12 @@ mod composed;
 mod dense;
 mod heads;
 mod pointwise;
+mod recurrent;
 mod rng;
 mod update;
 
 pub use attention::{AttentionCase, Gates, Pruning, random_attention};
+pub use recurrent::{Decay, ScanCase, Strength, random_scan, scan};
 pub use rng::{Rng, round};
 
 use crate::{Device, Error, Gradients, Result, Tape, Tensor, Var};
@@ -267,6 +269,7 @@ pub fn all() -> Vec<Case> {
     cases.extend(pointwise::cases());
     cases.extend(heads::cases());
     cases.extend(attention::cases());
+    cases.extend(recurrent::cases());
     cases.extend(composed::cases());
     cases.extend(update::cases());
     cases

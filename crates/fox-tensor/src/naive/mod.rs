@@ -2,6 +2,7 @@
 //! and the answer that faster backends are compared with. Nothing here is meant to be fast.
 
 mod attention;
+mod baseline;
 mod heads;
 mod linear;
 mod loss;
@@ -21,8 +22,8 @@ use storage::{Meter, Values, int, matrix, maybe_matrix, maybe_real, real, values
 
 use crate::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
-    DType, Device, Error, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut, MemoryStats,
-    Result, Shape, Storage, Tensor,
+    BaselineOps, DType, Device, Error, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut,
+    MemoryStats, Result, Shape, Storage, Tensor,
 };
 
 /// The f64 backend. Memory it has handed out is poisoned with NaN until it is written.
@@ -374,5 +375,9 @@ impl Backend for Naive {
             optimizer::adamw(p, real(grad)?, m, v, step);
         }
         Ok(())
+    }
+
+    fn baseline_ops(&self) -> Result<&dyn BaselineOps> {
+        Ok(self)
     }
 }

@@ -12,7 +12,10 @@
 //! [`Tape::checkpoint`] trades memory for time: a block's activations are dropped after the forward
 //! and computed again in the backward.
 
+mod baseline_ops;
 mod ops;
+
+pub use baseline_ops::ScanVars;
 
 use crate::{Device, Result, Tensor};
 

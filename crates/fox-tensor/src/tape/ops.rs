@@ -373,7 +373,7 @@ impl<'m> Tape<'m> {
         spec.segments.check(OP, q.rows(), k.rows())
     }
 
-    fn check(
+    pub(super) fn check(
         &self,
         op: &'static str,
         what: &'static str,
@@ -398,7 +398,12 @@ impl<'m> Tape<'m> {
         self.check(op, what, w, &[dims])
     }
 
-    fn check_matrix(&self, op: &'static str, what: &'static str, x: &Tensor) -> Result<()> {
+    pub(super) fn check_matrix(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        x: &Tensor,
+    ) -> Result<()> {
         x.expect_device(op, what, &self.device)?;
         x.expect_real(op, what)?;
         if x.shape().rank() != 2 {
@@ -433,14 +438,14 @@ impl<'m> Tape<'m> {
     }
 }
 
-fn slot_of(var: Option<&Var>) -> Slot {
+pub(super) fn slot_of(var: Option<&Var>) -> Slot {
     var.map_or(Slot::None, |var| var.slot)
 }
 
-fn wants(var: Option<&Var>) -> bool {
+pub(super) fn wants(var: Option<&Var>) -> bool {
     var.is_some_and(Var::needs_grad)
 }
 
-fn value_of(var: Option<&Var>) -> Option<Tensor> {
+pub(super) fn value_of(var: Option<&Var>) -> Option<Tensor> {
     var.map(|var| var.value.clone())
 }

@@ -1,0 +1,415 @@
+//! A unit backward: from the last chunk to the first, the gradient of the state handed on.
+
+use fox_tensor::Result;
+
+use super::channel::finish_gradients;
+use super::chunk::Chunk;
+use super::kernels::{self, Rows};
+use super::solve::{Sides, System};
+use super::{CHUNK, Job, Unit};
+use crate::linear::{Matrix, multiply_here};
+use crate::pool::Buffer;
+use crate::shared::Shared;
+
+/// Where the gradients go.
+pub struct Outputs<'a> {
+    /// `[parts, R, G * dk]`: units that share keys have a part each, `part_len` apart.
+    pub dq: Shared<'a>,
+    pub dk: Shared<'a>,
+    pub part_len: usize,
+    pub dv: Shared<'a>,
+    pub dlog_decay: Shared<'a>,
+    pub dwrite: Shared<'a>,
+    /// `[segments, H]`.
+    pub dskip: Shared<'a>,
+}
+
+/// The backward pass of a unit.
+pub struct Backward<'a> {
+    chunk: Chunk<'a>,
+    d_out: &'a [f32],
+    saved: &'a [f32],
+    /// Gradient of the state after the chunk `[dk, heads * dv]`.
+    d_state: Buffer,
+    /// `[n, heads * dv]`: gradient of the writes; of the errors (or values); the writes as the
+    /// chunk's end sees them; output gradients as its start does; `-diag(p) dE`; `Q S`.
+    d_written: Buffer,
+    d_errors: Buffer,
+    faded: Buffer,
+    faded_d_out: Buffer,
+    faded_d_errors: Buffer,
+    read: Buffer,
+    /// `[n, dk]`.
+    dq: Buffer,
+    dk: Buffer,
+    /// `[n, n]`: gradients of scores and of overlaps, summed over heads, and of one head.
+    d_scores: Buffer,
+    d_overlaps: Buffer,
+    d_square: Buffer,
+    /// `[n]` per head, or `[n, dk]` with a decay per channel: what each token's decay lets through.
+    flow: Buffer,
+    /// `[n, dk]`, with a decay per channel.
+    scratch: Buffer,
+    line: Buffer,
+    dwrite: Buffer,
+    dskip: Vec<f32>,
+}
+
+impl<'a> Backward<'a> {
+    pub fn new(
+        job: &'a Job<'a>,
+        unit: &'a Unit,
+        d_out: &'a [f32],
+        saved: &'a [f32],
+    ) -> Result<Self> {
+        let chunk = Chunk::new(job, unit)?;
+        let (n, dk, width) = (CHUNK.min(unit.segment.q_len), job.spec.key_dim, chunk.width());
+        let take = |len: usize| job.cpu.pool().take(len);
+        let when = |on: bool, len: usize| take(if on { len } else { 0 });
+        let decays = job.log_decay.is_some();
+        Ok(Backward {
+            chunk,
+            d_out,
+            saved,
+            d_state: job.cpu.pool().zeros(dk * width)?,
+            d_written: take(n * width)?,
+            d_errors: take(n * width)?,
+            faded: take(n * width)?,
+            faded_d_out: take(n * width)?,
+            faded_d_errors: when(job.is_delta(), n * width)?,
+            read: when(decays && !job.by_channel, n * width)?,
+            dq: take(n * dk)?,
+            dk: take(n * dk)?,
+            d_scores: take(n * n)?,
+            d_overlaps: when(job.is_delta(), n * n)?,
+            d_square: take(n * n)?,
+            flow: take(if job.by_channel { n * dk } else { n })?,
+            scratch: when(job.by_channel, n * dk)?,
+            line: take(n)?,
+            dwrite: take(n)?,
+            dskip: vec![0.0; unit.heads],
+        })
+    }
+
+    /// All chunks.
+    pub fn run(&mut self, out: &Outputs<'_>) -> Result<()> {
+        let (job, unit) = (self.chunk.job, self.chunk.unit);
+        let (len, chunks) = (self.d_state.len(), unit.segment.q_len.div_ceil(CHUNK));
+        for index in (0..chunks).rev() {
+            let start = index * CHUNK;
+            let n = CHUNK.min(unit.segment.q_len - start);
+            let state = &self.saved[job.saved_at(unit, index)..][..len];
+            // The state after the last chunk is nobody's input: its gradient is 0.
+            let next =
+                (index + 1 < chunks).then(|| &self.saved[job.saved_at(unit, index + 1)..][..len]);
+            self.chunk.load(unit.segment.q_start + start, n, state);
+            if job.by_channel {
+                self.chunk_by_channel(state, next, out);
+            } else {
+                self.chunk_by_head(state, next, out);
+            }
+            self.store_keys(out);
+        }
+        for (h, sum) in self.dskip.iter().enumerate() {
+            // SAFETY: this unit alone has these heads of this segment.
+            let out =
+                unsafe { out.dskip.slice(unit.index * job.spec.heads + unit.first_head + h, 1) };
+            out[0] = *sum;
+        }
+        Ok(())
+    }
+
+    /// A chunk whose decays are per head, or which has none.
+    fn chunk_by_head(&mut self, state: &[f32], next: Option<&[f32]>, out: &Outputs<'_>) {
+        let (job, unit, n) = (self.chunk.job, self.chunk.unit, self.chunk.n);
+        let (dk, width) = (job.spec.key_dim, self.chunk.width());
+        let state = Matrix::strided(state, dk, width, width);
+        let (q, k) = (self.chunk.q(), self.chunk.k());
+        let d_state = Matrix::strided(&self.d_state, dk, width, width);
+        multiply_here(1.0, k, d_state, &mut self.d_written, width, false);
+        let decays = job.log_decay.is_some();
+        if decays {
+            multiply_here(1.0, q, state, &mut self.read, width, false);
+        }
+        self.d_scores[..n * n].fill(0.0);
+        if job.is_delta() {
+            self.d_overlaps[..n * n].fill(0.0);
+        }
+        for h in 0..unit.heads {
+            self.flow.fill(0.0);
+            self.fade(h);
+            self.chunk.load_decay_matrix(h);
+            self.write_gradients(h);
+            self.score_gradients(h);
+            self.value_gradients(h, out);
+            if decays {
+                self.decay_gradients(h, next, out);
+            }
+        }
+        self.key_gradients(state);
+    }
+
+    /// Gradients of queries and keys, over all heads at once, and of the state before the chunk.
+    fn key_gradients(&mut self, state: Matrix<'_>) {
+        let (job, unit, n) = (self.chunk.job, self.chunk.unit, self.chunk.n);
+        let (dk, dv, width) = (job.spec.key_dim, job.spec.value_dim, self.chunk.width());
+        let (q, k, level) = (self.chunk.q(), self.chunk.k(), job.cpu.level());
+        let d_state = Matrix::strided(&self.d_state, dk, width, width);
+        let d_scores = Matrix::strided(&self.d_scores, n, n, n);
+        let faded_d_out = Matrix::strided(&self.faded_d_out, n, width, width);
+        let faded = Matrix::strided(&self.faded, n, width, width);
+        multiply_here(1.0, d_scores, k, &mut self.dq, dk, false);
+        multiply_here(1.0, faded_d_out, state.t(), &mut self.dq, dk, true);
+        multiply_here(1.0, d_scores.t(), q, &mut self.dk, dk, false);
+        multiply_here(1.0, faded, d_state.t(), &mut self.dk, dk, true);
+        if job.is_delta() {
+            let d_overlaps = Matrix::strided(&self.d_overlaps, n, n, n);
+            let faded_d_errors = Matrix::strided(&self.faded_d_errors, n, width, width);
+            multiply_here(1.0, d_overlaps, k, &mut self.dk, dk, true);
+            multiply_here(1.0, d_overlaps.t(), k, &mut self.dk, dk, true);
+            multiply_here(1.0, faded_d_errors, state.t(), &mut self.dk, dk, true);
+        }
+        for h in 0..unit.heads {
+            let last = self.chunk.prefix[h * n + n - 1];
+            kernels::scale_columns(level, last, dv, &mut self.d_state[h * dv..], width);
+        }
+        multiply_here(1.0, q.t(), faded_d_out, &mut self.d_state, width, true);
+        if job.is_delta() {
+            let faded_d_errors = Matrix::strided(&self.faded_d_errors, n, width, width);
+            multiply_here(1.0, k.t(), faded_d_errors, &mut self.d_state, width, true);
+        }
+    }
+
+    /// Gradients of the log decays of head `h`: `flow` so far holds what stays inside the chunk and
+    /// what leaves it.
+    fn decay_gradients(&mut self, h: usize, next: Option<&[f32]>, out: &Outputs<'_>) {
+        let (job, unit, n) = (self.chunk.job, self.chunk.unit, self.chunk.n);
+        let (dv, width, level) = (job.spec.value_dim, self.chunk.width(), job.cpu.level());
+        let after = next.map_or(0.0, |next| self.state_flow(h, next));
+        let (ones, flow) = ([1.0; CHUNK], &mut self.flow[..n]);
+        let rows = |x| Rows::new(x, width);
+        let faded = rows(&self.faded_d_out[h * dv..]);
+        let read = rows(&self.read[h * dv..]);
+        kernels::add_row_dots(level, &ones[..n], faded, read, dv, flow);
+        if job.is_delta() {
+            let faded = rows(&self.faded_d_errors[h * dv..]);
+            let read = rows(&self.chunk.read_keys[h * dv..]);
+            kernels::add_row_dots(level, &ones[..n], faded, read, dv, flow);
+        }
+        flow[n - 1] += after;
+        kernels::suffix_sums(1, flow);
+        for (r, flow) in flow.iter().enumerate() {
+            let at = (self.chunk.row + r) * job.spec.heads + unit.first_head + h;
+            // SAFETY: this unit alone has these heads of this segment.
+            unsafe { out.dlog_decay.slice(at, 1)[0] = *flow };
+        }
+    }
+
+    /// What crosses the chunk's borders: output gradients seen from its start, writes seen from its
+    /// end, and the end's share of the gradient of the writes.
+    fn fade(&mut self, h: usize) {
+        let (job, n, width) = (self.chunk.job, self.chunk.n, self.chunk.width());
+        let (dv, level) = (job.spec.value_dim, job.cpu.level());
+        let (prefix, suffix) = (&self.chunk.prefix[h * n..][..n], &self.chunk.suffix[h * n..][..n]);
+        let d_out = self.chunk.head_rows(self.d_out, h);
+        let out = &mut self.faded_d_out[h * dv..];
+        kernels::scale_rows(level, job.spec.scale, prefix, d_out, dv, out, width);
+        let written = Rows::new(&self.chunk.written[h * dv..], width);
+        kernels::scale_rows(level, 1.0, suffix, written, dv, &mut self.faded[h * dv..], width);
+        if job.log_decay.is_some() {
+            // Keys give what they write to the end of the chunk.
+            let (faded, read) = (
+                Rows::new(&self.faded[h * dv..], width),
+                Rows::new(&self.d_written[h * dv..], width),
+            );
+            let minus = [-1.0; CHUNK];
+            kernels::add_row_dots(level, &minus[..n], faded, read, dv, &mut self.flow[..n]);
+        }
+        kernels::scale_own_rows(level, 1.0, suffix, dv, &mut self.d_written[h * dv..], width);
+    }
+
+    /// The gradient of the writes of head `h` in full; for the delta rule also that of the errors.
+    fn write_gradients(&mut self, h: usize) {
+        let (job, n, width) = (self.chunk.job, self.chunk.n, self.chunk.width());
+        let (dv, level) = (job.spec.value_dim, job.cpu.level());
+        let decays = &self.chunk.decay_matrix[..n * n];
+        let weights = &mut self.d_square[..n * n];
+        kernels::multiply(level, job.spec.scale, &self.chunk.scores[..n * n], decays, weights);
+        let weights = Matrix::strided(weights, n, n, n);
+        let d_out = self.chunk.head_rows(self.d_out, h);
+        let d_out = Matrix::strided(d_out.data, n, dv, d_out.stride);
+        multiply_here(1.0, weights.t(), d_out, &mut self.d_written[h * dv..], width, true);
+        let strength = &self.chunk.strength[h * n..][..n];
+        if !job.is_delta() {
+            let d_written = Rows::new(&self.d_written[h * dv..], width);
+            let out = &mut self.d_errors[h * dv..];
+            kernels::scale_rows(level, 1.0, strength, d_written, dv, out, width);
+            return;
+        }
+        self.chunk.load_system(h);
+        let (lower, write) = (&self.chunk.square[..n * n], &self.chunk.strength[h * n..][..n]);
+        System { level, n, lower, write }.backward(&mut Sides {
+            x: &mut self.d_written[h * dv..],
+            scaled: &mut self.d_errors[h * dv..],
+            width: dv,
+            stride: width,
+        });
+        let (prefix, d_errors) =
+            (&self.chunk.prefix[h * n..][..n], Rows::new(&self.d_errors[h * dv..], width));
+        let out = &mut self.faded_d_errors[h * dv..];
+        kernels::scale_rows(level, -1.0, prefix, d_errors, dv, out, width);
+    }
+
+    /// Gradients of scores (and overlaps), and what flows through the decays inside the chunk.
+    fn score_gradients(&mut self, h: usize) {
+        let (job, n, width) = (self.chunk.job, self.chunk.n, self.chunk.width());
+        let (dv, level) = (job.spec.value_dim, job.cpu.level());
+        let decays = &self.chunk.decay_matrix[..n * n];
+        let written = Matrix::strided(&self.chunk.written[h * dv..], n, dv, width);
+        let d_out = self.chunk.head_rows(self.d_out, h);
+        let d_out = Matrix::strided(d_out.data, n, dv, d_out.stride);
+        let square = &mut self.d_square[..n * n];
+        let line = &mut self.line[..n];
+        multiply_here(job.spec.scale, d_out, written.t(), square, n, false);
+        kernels::multiply_into(level, decays, square);
+        kernels::add(level, square, &mut self.d_scores[..n * n]);
+        if job.log_decay.is_some() {
+            // A token's own score does not decay.
+            square.iter_mut().step_by(n + 1).for_each(|x| *x = 0.0);
+            let scores = &self.chunk.scores[..n * n];
+            kernels::flow_sums(level, n, square, scores, &mut self.flow[..n], line);
+        }
+        if job.is_delta() {
+            let d_errors = Matrix::strided(&self.d_errors[h * dv..], n, dv, width);
+            multiply_here(-1.0, d_errors, written.t(), square, n, false);
+            kernels::multiply_into(level, decays, square);
+            square.iter_mut().step_by(n + 1).for_each(|x| *x = 0.0);
+            kernels::add(level, square, &mut self.d_overlaps[..n * n]);
+            if job.log_decay.is_some() {
+                let overlaps = &self.chunk.overlaps[..n * n];
+                kernels::flow_sums(level, n, square, overlaps, &mut self.flow[..n], line);
+            }
+        }
+    }
+
+    /// Gradients of values, strengths and skip of head `h`.
+    fn value_gradients(&mut self, h: usize, out: &Outputs<'_>) {
+        let (job, unit, n, width) =
+            (self.chunk.job, self.chunk.unit, self.chunk.n, self.chunk.width());
+        let (dv, level, heads) = (job.spec.value_dim, job.cpu.level(), job.spec.heads);
+        let (v, d_out) = (self.chunk.head_rows(job.v, h), self.chunk.head_rows(self.d_out, h));
+        let ones = [1.0; CHUNK];
+        if job.write.is_some() {
+            let errors = match job.is_delta() {
+                true => Rows::new(&self.chunk.errors[h * dv..], width),
+                false => v,
+            };
+            let d_written = Rows::new(&self.d_written[h * dv..], width);
+            self.dwrite.fill(0.0);
+            kernels::add_row_dots(level, &ones[..n], d_written, errors, dv, &mut self.dwrite[..n]);
+            for (r, d) in self.dwrite[..n].iter().enumerate() {
+                let at = (self.chunk.row + r) * heads + unit.first_head + h;
+                // SAFETY: this unit alone has these heads of this segment.
+                unsafe { out.dwrite.slice(at, 1)[0] = *d };
+            }
+        }
+        let d_errors = &mut self.d_errors[h * dv..];
+        if let Some(skip) = job.skip {
+            self.line.fill(0.0);
+            kernels::add_row_dots(level, &ones[..n], d_out, v, dv, &mut self.line[..n]);
+            self.dskip[h] += self.line[..n].iter().sum::<f32>();
+            let skip = skip[unit.first_head + h];
+            kernels::add_scaled_rows(level, skip, &ones[..n], d_out, dv, d_errors, width);
+        }
+        for r in 0..n {
+            let (start, _) = job.value_at(unit, self.chunk.row + r);
+            // SAFETY: this unit alone writes these columns of its segment's rows.
+            let own = unsafe { out.dv.slice(start + h * dv, dv) };
+            own.copy_from_slice(&d_errors[r * width..][..dv]);
+        }
+    }
+
+    /// `<dS', S'>` of head `h`: all of the state after the chunk has passed its last decay.
+    fn state_flow(&self, h: usize, next: &[f32]) -> f32 {
+        let (dv, width) = (self.chunk.job.spec.value_dim, self.chunk.width());
+        let rows = self.chunk.job.spec.key_dim;
+        let (d_state, next) =
+            (Rows::new(&self.d_state[h * dv..], width), Rows::new(&next[h * dv..], width));
+        kernels::block_dot(self.chunk.job.cpu.level(), rows, d_state, next, dv)
+    }
+
+    /// A chunk whose decays are per channel: one head, additive.
+    fn chunk_by_channel(&mut self, state: &[f32], next: Option<&[f32]>, out: &Outputs<'_>) {
+        let (job, unit, n) = (self.chunk.job, self.chunk.unit, self.chunk.n);
+        let (dk, dv, scale) = (job.spec.key_dim, job.spec.value_dim, job.spec.scale);
+        let level = job.cpu.level();
+        let state = Matrix::strided(state, dk, dv, dv);
+        let d_out = self.chunk.head_rows(self.d_out, 0);
+        let d_out = Matrix::strided(d_out.data, n, dv, d_out.stride);
+        let Some(mut channels) = self.chunk.channels.take() else { return };
+        let d_state = Matrix::strided(&self.d_state, dk, dv, dv);
+        let scores = Matrix::strided(&self.chunk.scores, n, n, n);
+        multiply_here(1.0, channels.faded_keys(), d_state, &mut self.d_written, dv, false);
+        multiply_here(scale, scores.t(), d_out, &mut self.d_written, dv, true);
+        let strength = &self.chunk.strength[..n];
+        let d_written = Rows::new(&self.d_written, dv);
+        kernels::scale_rows(level, 1.0, strength, d_written, dv, &mut self.d_errors, dv);
+        self.value_gradients(0, out);
+        // Queries and keys: across the chunk's borders, then inside.
+        let d_state = Matrix::strided(&self.d_state, dk, dv, dv);
+        let written = Matrix::strided(&self.chunk.written, n, dv, dv);
+        let len = n * dk;
+        multiply_here(scale, d_out, state.t(), &mut self.scratch, dk, false);
+        kernels::multiply(level, 1.0, &self.scratch[..len], channels.prefix(), &mut self.dq[..len]);
+        multiply_here(1.0, written, d_state.t(), &mut self.scratch, dk, false);
+        kernels::multiply(level, 1.0, &self.scratch[..len], channels.suffix(), &mut self.dk[..len]);
+        let d_scores = &mut self.d_scores[..n * n];
+        multiply_here(scale, d_out, written.t(), d_scores, n, false);
+        channels.scores_backward(
+            level,
+            d_scores,
+            &mut self.dq[..len],
+            &mut self.dk[..len],
+            &mut self.scratch,
+        );
+        self.line[..n].iter_mut().zip(d_scores.iter().step_by(n + 1)).for_each(|(x, d)| *x = *d);
+        finish_gradients(
+            level,
+            channels.q(),
+            channels.k(),
+            &self.line[..n],
+            dk,
+            &mut self.dq[..len],
+            &mut self.dk[..len],
+            &mut self.flow[..len],
+        );
+        if let Some(next) = next {
+            let ones = vec![1.0; dk];
+            let (d_state, next) = (Rows::new(&self.d_state, dv), Rows::new(next, dv));
+            let last = &mut self.flow[len - dk..len];
+            kernels::add_row_dots(level, &ones, d_state, next, dv, last);
+        }
+        kernels::suffix_sums(dk, &mut self.flow[..len]);
+        for (r, flow) in self.flow[..len].chunks_exact(dk).enumerate() {
+            let at = ((self.chunk.row + r) * job.spec.heads + unit.first_head) * dk;
+            // SAFETY: this unit alone has these channels of this segment.
+            unsafe { out.dlog_decay.slice(at, dk) }.copy_from_slice(flow);
+        }
+        kernels::scale_own_rows(level, 1.0, channels.last_prefix(), dv, &mut self.d_state, dv);
+        multiply_here(scale, channels.faded_queries().t(), d_out, &mut self.d_state, dv, true);
+        self.chunk.channels = Some(channels);
+    }
+
+    fn store_keys(&self, out: &Outputs<'_>) {
+        let (job, unit, dk) = (self.chunk.job, self.chunk.unit, self.chunk.job.spec.key_dim);
+        for r in 0..self.chunk.n {
+            let row = (self.chunk.row + r) * job.spec.key_heads + unit.key_head;
+            let at = unit.part * out.part_len + row * dk;
+            // SAFETY: this unit alone has this part of these rows and columns.
+            unsafe {
+                out.dq.slice(at, dk).copy_from_slice(&self.dq[r * dk..][..dk]);
+                out.dk.slice(at, dk).copy_from_slice(&self.dk[r * dk..][..dk]);
+            }
+        }
+    }
+}
