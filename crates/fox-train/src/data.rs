@@ -1,0 +1,102 @@
+//! The data of a recipe: what to train on, what to evaluate on, and the tokenizer that belongs to them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fox_data::{
+    Dataset, Loader, LoaderConfig, Split, SyntheticDataset, Tokenizer, Verify, open_dataset,
+};
+
+use crate::evaluate::Evaluator;
+use crate::{Recipe, Result};
+
+/// The data of a run.
+pub struct RunData {
+    /// Documents to train on.
+    pub train: Arc<dyn Dataset>,
+    /// Documents to evaluate on, when there are any.
+    pub heldout: Option<Arc<dyn Dataset>>,
+    /// The tokenizer, when it is known.
+    pub tokenizer: Option<Tokenizer>,
+}
+
+impl RunData {
+    /// Opens what the recipe names; the embedded synthetic corpus without a path.
+    pub fn open(recipe: &Recipe) -> Result<RunData> {
+        let wanted = recipe.data.tokenizer.as_deref().map(Tokenizer::from_name).transpose()?;
+        let Some(path) = &recipe.data.path else {
+            return RunData::synthetic(recipe, wanted);
+        };
+        let open =
+            |path: &Path, split| open_dataset(path, split, wanted.as_ref(), Verify::Structure);
+        let train = open(path, Split::Train)?;
+        let heldout = match &recipe.data.heldout {
+            // Held-out data may be a split of a prepared folder, or a folder of their own.
+            Some(other) => match open(other, Split::HeldOut) {
+                Err(fox_data::Error::EmptySplit { .. }) => Some(open(other, Split::Train)?),
+                other => Some(other?),
+            },
+            // A bare array has no held-out part of its own.
+            None if path.join(".zarray").exists() => None,
+            None => match open(path, Split::HeldOut) {
+                Ok(data) => Some(data),
+                Err(fox_data::Error::EmptySplit { .. } | fox_data::Error::NotADataset { .. }) => {
+                    None
+                }
+                Err(e) => return Err(e.into()),
+            },
+        };
+        let tokenizer = wanted.or_else(|| tokenizer_of(path, &*train));
+        Ok(RunData { train, heldout, tokenizer })
+    }
+
+    fn synthetic(recipe: &Recipe, wanted: Option<Tokenizer>) -> Result<RunData> {
+        let config = recipe.data.synthetic;
+        let train = Arc::new(SyntheticDataset::new(config));
+        let tokenizer = Tokenizer::from_name("synthetic")?;
+        if let Some(wanted) = wanted.filter(|w| w.identity() != tokenizer.identity()) {
+            return Err(crate::Error::value(
+                &recipe.name,
+                "data.tokenizer",
+                format!(
+                    "is {}, but the embedded corpus has its own; give prepared data with --data",
+                    wanted.identity().name
+                ),
+            ));
+        }
+        let heldout = Arc::new(SyntheticDataset::new(config.held_out()));
+        Ok(RunData { train, heldout: Some(heldout), tokenizer: Some(tokenizer) })
+    }
+
+    /// The loader of the training data.
+    pub fn loader(&self, recipe: &Recipe) -> Result<Loader> {
+        let config = LoaderConfig {
+            layout: recipe.data.layout,
+            order: recipe.data.loader_order(),
+            epochs: recipe.data.epochs,
+            ..LoaderConfig::new(recipe.data.sequence_length, recipe.training.batch)
+        };
+        Ok(Loader::new(self.train.clone(), config)?)
+    }
+
+    /// The evaluation on held-out data, when there are any and the recipe wants it.
+    pub fn evaluator(&self, recipe: &Recipe) -> Result<Option<Evaluator>> {
+        let Some(data) = self.heldout.clone().filter(|_| recipe.evaluation.sequences > 0) else {
+            return Ok(None);
+        };
+        let length = recipe.evaluation.length.unwrap_or(recipe.data.sequence_length);
+        // As many tokens at a time as a part of a training step.
+        let rows = recipe.micro_batch() * recipe.data.sequence_length / length;
+        Evaluator::new(data, recipe.evaluation.sequences, length, rows).map(Some)
+    }
+}
+
+/// The tokenizer that lies with prepared data, or the one that the data name.
+fn tokenizer_of(path: &Path, data: &dyn Dataset) -> Option<Tokenizer> {
+    let identity = data.tokenizer_identity();
+    let named = identity.split(':').next().and_then(|name| Tokenizer::from_name(name).ok());
+    [Tokenizer::load(path).ok(), named]
+        .into_iter()
+        .flatten()
+        .find(|tokenizer| tokenizer.identity().to_string() == identity)
+}

@@ -1,0 +1,215 @@
+//! The crate's error: every message is one sentence that names the file or the key and the remedy.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong with a recipe or a run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A recipe that is neither a file nor built in.
+    #[error(
+        "`{name}` is neither a file nor a built-in recipe{}; `fox train --list` shows them all",
+        hint(nearest)
+    )]
+    UnknownRecipe {
+        /// What was asked for.
+        name: String,
+        /// The built-in recipe with the most similar name.
+        nearest: Option<String>,
+    },
+    /// A `+variant` that is not known.
+    #[error(
+        "`{name}` is no variant of a recipe{}; `fox train --list` shows them all",
+        hint(nearest)
+    )]
+    UnknownVariant {
+        /// What was asked for.
+        name: String,
+        /// The variant with the most similar name.
+        nearest: Option<String>,
+    },
+    /// A key that no recipe has.
+    #[error("{origin}: unknown key `{key}`{}", hint(nearest))]
+    UnknownKey {
+        /// The recipe.
+        origin: String,
+        /// The key with its section, e.g. `training.tokenz`.
+        key: String,
+        /// The known key with the most similar name.
+        nearest: Option<String>,
+    },
+    /// A value that does not fit its key.
+    #[error("{origin}: `{key}` {detail}")]
+    BadValue {
+        /// The recipe.
+        origin: String,
+        /// The key with its section.
+        key: String,
+        /// What is wrong and what would be right.
+        detail: String,
+    },
+    /// A file that is not TOML.
+    #[error("{} is not valid TOML: {detail}", file.display())]
+    Toml {
+        /// The file.
+        file: PathBuf,
+        /// The parser's words.
+        detail: String,
+    },
+    /// Recipes that extend each other in a circle, or too deeply.
+    #[error("{origin} extends itself through `{name}`; remove one of the `extends`")]
+    ExtendsItself {
+        /// The recipe that was asked for.
+        origin: String,
+        /// Where the circle closes.
+        name: String,
+    },
+    /// An override that is not `key=value`.
+    #[error("`{text}` is no override; write key=value, e.g. training.tokens=1000000")]
+    BadOverride {
+        /// What was given.
+        text: String,
+    },
+    /// The operating system refused something.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried, e.g. `read`.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// A checkpoint that could not be written; training stops rather than losing more work.
+    #[error(
+        "cannot write the checkpoint of step {step} ({cause}); {}, free some space or repair the disk and run the same command again",
+        last_good(*last)
+    )]
+    CheckpointWrite {
+        /// The step that was to be kept.
+        step: u64,
+        /// What failed.
+        cause: Box<Error>,
+        /// Step of the newest complete checkpoint.
+        last: Option<u64>,
+    },
+    /// A run folder that belongs to another run.
+    #[error(
+        "{} holds another run ({detail}); choose another --out or remove that folder",
+        path.display()
+    )]
+    DifferentRun {
+        /// The folder.
+        path: PathBuf,
+        /// What differs.
+        detail: String,
+    },
+    /// A folder with something else in it.
+    #[error("{} is not empty and holds no run of fox; choose another --out", path.display())]
+    NotARun {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A folder without a run.
+    #[error("{} holds no run of fox; give the --out folder of `fox train`", path.display())]
+    NoRun {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A run without a checkpoint.
+    #[error("{} holds no checkpoint yet; train until the first one is written", path.display())]
+    NoCheckpoint {
+        /// The folder of checkpoints.
+        path: PathBuf,
+    },
+    /// Another process trains in this folder.
+    #[error("another process is training in {}; wait for it or choose another --out", path.display())]
+    Locked {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// There are checkpoints, but none can be read.
+    #[error(
+        "no checkpoint in {} can be used ({detail}); remove that folder to start again from the beginning",
+        path.display()
+    )]
+    NoGoodCheckpoint {
+        /// The folder of checkpoints.
+        path: PathBuf,
+        /// What is wrong with the newest one.
+        detail: String,
+    },
+    /// A file of a run that is not what was written.
+    #[error("{} is damaged: {detail}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        detail: String,
+    },
+    /// The gradients stay non-finite.
+    #[error(
+        "the gradient was not finite in {steps} steps in a row (the last was step {last}); lower optimizer.peak_lr or look at the data, and start again from an earlier checkpoint"
+    )]
+    NotFinite {
+        /// How many steps.
+        steps: u64,
+        /// The last of them.
+        last: u64,
+    },
+    /// The data end before the run does.
+    #[error(
+        "the data end after {batches} batches, before the run does; set data.epochs higher or leave it out"
+    )]
+    DataEnd {
+        /// Batches there are.
+        batches: u64,
+    },
+    /// A value that cannot be put into a file.
+    #[error("cannot write {} as {format}: {detail}", path.display())]
+    Encode {
+        /// The file.
+        path: PathBuf,
+        /// JSON or TOML.
+        format: &'static str,
+        /// The library's words.
+        detail: String,
+    },
+    /// The data or tokenizer.
+    #[error(transparent)]
+    Data(#[from] fox_data::Error),
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] fox_model::Error),
+    /// The engine.
+    #[error(transparent)]
+    Tensor(#[from] fox_tensor::Error),
+}
+
+impl Error {
+    /// For `map_err`: says what was tried with which path.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Io { action, path, source }
+    }
+
+    /// Shorthand for [`Error::BadValue`].
+    pub(crate) fn value(origin: &str, key: &str, detail: impl Into<String>) -> Self {
+        Self::BadValue { origin: origin.into(), key: key.into(), detail: detail.into() }
+    }
+}
+
+fn hint(nearest: &Option<String>) -> String {
+    nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+}
+
+fn last_good(step: Option<u64>) -> String {
+    match step {
+        Some(step) => format!("the checkpoint of step {step} is whole"),
+        None => "there is no earlier checkpoint".into(),
+    }
+}

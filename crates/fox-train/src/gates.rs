@@ -1,0 +1,117 @@
+//! What the forget gates do: half-lives per head, and the part of the attention that pruning leaves out.
+
+use fox_data::Batch;
+use fox_model::{ForwardOptions, Model};
+use fox_tensor::{Tape, Tensor};
+
+use crate::Result;
+use crate::step::segments;
+
+/// A gate that is 1 to the last bit forgets nothing; JSON has no infinity.
+const LONGEST: f64 = 1e9;
+
+/// The median half-life in tokens, `ln(1/2) / lf`, per layer and head over the first row of a batch.
+///
+/// Empty inner lists for layers without gates. This runs an inference pass of its own.
+pub fn half_lives(model: &Model, batch: &Batch, options: &ForwardOptions) -> Result<Vec<Vec<f64>>> {
+    let device = model.device();
+    let segments = segments(batch, 0, 1)?;
+    let mut cache = model.new_cache(segments.len(), batch.time)?;
+    let ids = device.from_i32(&batch.inputs[..batch.time], [batch.time])?;
+    let mut tape = Tape::inference(device);
+    model.forward(&mut tape, &ids, &segments, Some(&mut cache), options)?;
+    let rows: Vec<usize> = (0..cache.batch())
+        .flat_map(|b| (0..cache.lens()[b]).map(move |t| (b, t)))
+        .map(|(b, t)| b * cache.capacity() + t)
+        .collect();
+    let layers = 0..model.config().num_layers;
+    layers
+        .map(|layer| match cache.log_gates(layer) {
+            None => Ok(Vec::new()),
+            Some(gates) => {
+                let heads = gates.cols();
+                let values = gates.to_f32()?;
+                let median = |h| median(rows.iter().map(|r| values[r * heads + h]).collect());
+                Ok((0..heads).map(|h| half_life(median(h))).collect())
+            }
+        })
+        .collect()
+}
+
+fn half_life(log_gate: f32) -> f64 {
+    let half_life = 0.5f64.ln() / f64::from(log_gate);
+    if half_life.is_finite() { half_life.clamp(0.0, LONGEST) } else { LONGEST }
+}
+
+/// The middle value; the lower of two.
+fn median(mut values: Vec<f32>) -> f32 {
+    if values.is_empty() {
+        return 0.0;
+    }
+    let middle = (values.len() - 1) / 2;
+    *values.select_nth_unstable_by(middle, f32::total_cmp).1
+}
+
+/// The part of the attention blocks of each layer that was not visited, over the parts of a batch.
+///
+/// `blocks[part][layer]` is `[H, 2]`: visited and in all.
+pub fn pruned_fractions(blocks: &[Vec<Tensor>]) -> Result<Vec<f64>> {
+    let layers = blocks.first().map_or(0, Vec::len);
+    let mut counts = vec![(0i64, 0i64); layers];
+    for part in blocks {
+        for (count, tensor) in counts.iter_mut().zip(part) {
+            for pair in tensor.to_i32()?.chunks_exact(2) {
+                count.0 += i64::from(pair[0]);
+                count.1 += i64::from(pair[1]);
+            }
+        }
+    }
+    let fraction = |(visited, all): (i64, i64)| 1.0 - visited as f64 / all.max(1) as f64;
+    Ok(counts.into_iter().map(fraction).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fox_data::LoaderState;
+    use fox_model::{DecayTime, ForgetGate, ForgettingConfig, MixerConfig, ModelConfig};
+
+    #[test]
+    fn medians_and_half_lives() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.0);
+        assert_eq!(half_life(0.0), LONGEST);
+        assert!((half_life(0.5f32.ln()) - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn fixed_gates_have_the_half_lives_they_were_given() {
+        let mut config = ModelConfig::fox_llama(32, 2, 4);
+        config.vocab_size = 16;
+        config.mixer = MixerConfig::Forgetting(ForgettingConfig {
+            gate: ForgetGate::Fixed { decay_time: Some(DecayTime { min: 2.0, max: 128.0 }) },
+            ..ForgettingConfig::fox_llama(4)
+        });
+        let model = Model::init(&config, 0, &fox_cpu::device()).unwrap();
+        let state = LoaderState { next_batch: 1, fingerprint: 0 };
+        let ids: Vec<i32> = (0..40).map(|i| i % 16).collect();
+        let boundaries = Some(vec![0, 7, 20, 40]);
+        let batch =
+            Batch { inputs: ids.clone(), labels: ids, batch: 2, time: 20, boundaries, state };
+        let lives = half_lives(&model, &batch, &ForwardOptions::default()).unwrap();
+        assert_eq!(lives.len(), 2);
+        for (h, life) in lives[1].iter().enumerate() {
+            let want = 2f64.ln() * 2.0 * 4f64.powi(h as i32);
+            assert!((life / want - 1.0).abs() < 1e-4, "head {h}: {life}, not {want}");
+        }
+    }
+
+    #[test]
+    fn fractions_count_blocks() {
+        let device = fox_cpu::device();
+        let tensor = |values: [i32; 4]| device.from_i32(&values, [2, 2]).unwrap();
+        let parts = [vec![tensor([1, 2, 2, 2])], vec![tensor([0, 2, 1, 2])]];
+        assert_eq!(pruned_fractions(&parts).unwrap(), [0.5]);
+        assert!(pruned_fractions(&[]).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,53 @@
+//! Training: from a recipe to a model that others can load.
+//!
+//! - [`Recipe`]: everything that decides what a run computes; [`load`](recipe::load) reads them by name or file.
+//! - [`train`]: a run from beginning to end in a folder, which resumes to the same bits after any interruption.
+//! - [`Optimizer`], [`Schedule`], [`accumulate`]: the parts of a step, for programs with a loop of their own.
+
+//!
+//! ```no_run
+//! use std::ops::ControlFlow;
+//! use fox_train::{Event, Job, recipe, train};
+//!
+//! let job = Job {
+//!     recipe: recipe::load("tiny-fox-pro", &["training.tokens=100000".into()])?,
+//!     out: "runs/tiny".into(),
+//!     device: fox_cpu::device(),
+//!     command: vec![],
+//! };
+//! let outcome = train(&job, &mut |event| {
+//!     if let Event::Step(step) = event {
+//!         println!("{} {:?}", step.step, step.loss);
+//!     }
+//!     ControlFlow::Continue(())
+//! })?;
+//! println!("{:?}", outcome.summary.evaluation);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod checkpoint;
+pub mod data;
+mod error;
+pub mod evaluate;
+mod export;
+mod files;
+pub mod floor;
+pub mod gates;
+pub mod metrics;
+mod optimizer;
+pub mod recipe;
+mod run_folder;
+mod schedule;
+mod step;
+mod summary;
+pub mod sweep;
+mod trainer;
+
+pub use error::{Error, Result};
+pub use export::{export, export_run};
+pub use optimizer::{Moments, Optimizer, OptimizerSettings, Update};
+pub use recipe::Recipe;
+pub use schedule::{Decay, Schedule};
+pub use step::{BatchLoss, accumulate, segments};
+pub use summary::Summary;
+pub use trainer::{Event, Job, Observer, Outcome, Start, train};

@@ -1,0 +1,147 @@
+//! AdamW with global-norm clipping over the parameters of a model.
+//!
+//! Groups: weight decay applies to matrices, embeddings and convolutions, as the model's list of
+//! parameters says; norms, biases and gate biases have none; buffers are not touched.
+
+use fox_model::Parameters;
+use fox_tensor::{AdamW, DType, Device, Gradients, ParamId, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::Result;
+
+/// Settings of AdamW. The defaults are the published ones.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerSettings {
+    /// The highest learning rate of the schedule.
+    pub peak_lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay of the group that has it.
+    pub weight_decay: f64,
+    /// Largest norm of the whole gradient; a longer one is scaled by `clip / (norm + 1e-6)`.
+    pub clip: f64,
+}
+
+impl Default for OptimizerSettings {
+    fn default() -> Self {
+        OptimizerSettings {
+            peak_lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip: 1.0,
+        }
+    }
+}
+
+/// The moments of one parameter, shaped like it.
+#[derive(Debug)]
+pub struct Moments {
+    /// Running mean of the gradient.
+    pub m: Tensor,
+    /// Running mean of its square.
+    pub v: Tensor,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// L2 norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Factor that clipping applied to the gradient; 1 when it was short enough.
+    pub clip_scale: f64,
+    /// Whether the gradient was not finite, so that nothing was changed.
+    pub skipped: bool,
+}
+
+/// AdamW: the moments of every trained parameter, on the device.
+#[derive(Debug)]
+pub struct Optimizer {
+    settings: OptimizerSettings,
+    /// In the order of the parameters; `None` for buffers.
+    moments: Vec<Option<Moments>>,
+    updates: u64,
+}
+
+impl Optimizer {
+    /// Fresh moments for every trained parameter.
+    pub fn new(
+        settings: OptimizerSettings,
+        params: &Parameters,
+        device: &Device,
+    ) -> Result<Optimizer> {
+        let mut moments = Vec::with_capacity(params.len());
+        for (_, spec, value) in params.iter() {
+            moments.push(match spec.trainable {
+                true => Some(Moments {
+                    m: device.zeros(value.shape(), DType::F32)?,
+                    v: device.zeros(value.shape(), DType::F32)?,
+                }),
+                false => None,
+            });
+        }
+        Ok(Optimizer { settings, moments, updates: 0 })
+    }
+
+    /// Number of updates made so far.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// The moments of a parameter; `None` for a buffer.
+    pub fn moments(&self, id: ParamId) -> Option<&Moments> {
+        self.moments.get(id.0)?.as_ref()
+    }
+
+    /// Puts back saved moments of one parameter.
+    pub(crate) fn restore(&mut self, id: ParamId, moments: Moments) {
+        self.moments[id.0] = Some(moments);
+    }
+
+    /// Puts back the number of updates, which the bias correction depends on.
+    pub(crate) fn restore_updates(&mut self, updates: u64) {
+        self.updates = updates;
+    }
+
+    /// Clips the gradients and updates the parameters. A gradient that is not finite changes
+    /// nothing, neither parameters nor moments nor the count of updates.
+    pub fn step(
+        &mut self,
+        params: &mut Parameters,
+        gradients: &Gradients,
+        lr: f64,
+    ) -> Result<Update> {
+        let all: Vec<&Tensor> = gradients.iter().map(|(_, grad)| grad).collect();
+        let Some(device) = all.first().map(|grad| grad.device().clone()) else {
+            return Ok(Update { grad_norm: 0.0, clip_scale: 1.0, skipped: true });
+        };
+        let grad_norm = device.backend().sum_squares(&all)?.sqrt();
+        if !grad_norm.is_finite() {
+            return Ok(Update { grad_norm, clip_scale: 0.0, skipped: true });
+        }
+        let clip_scale = (self.settings.clip / (grad_norm + 1e-6)).min(1.0);
+        self.updates += 1;
+        for (id, grad) in gradients.iter() {
+            let Some(Some(moments)) = self.moments.get_mut(id.0) else { continue };
+            let decay = params.spec(id).decay;
+            let update = AdamW {
+                lr: lr as f32,
+                beta1: self.settings.beta1 as f32,
+                beta2: self.settings.beta2 as f32,
+                eps: self.settings.eps as f32,
+                weight_decay: if decay { self.settings.weight_decay as f32 } else { 0.0 },
+                step: self.updates,
+                grad_scale: clip_scale as f32,
+            };
+            let Moments { m, v } = moments;
+            device.backend().adamw(params.value_mut(id), grad, m, v, &update)?;
+        }
+        Ok(Update { grad_norm, clip_scale, skipped: false })
+    }
+}

@@ -1,0 +1,87 @@
+//! The recipes that are part of the program, so that one binary is enough.
+
+use std::path::PathBuf;
+
+use toml::{Table, Value};
+
+use crate::{Error, Result};
+
+/// A recipe that is part of the program.
+#[derive(Clone, Copy, Debug)]
+pub struct BuiltinRecipe {
+    /// Its name, the file's name without `.toml`.
+    pub name: &'static str,
+    /// Its TOML.
+    pub text: &'static str,
+}
+
+macro_rules! builtin {
+    ($folder:literal: $($name:literal),* $(,)?) => {
+        &[$(BuiltinRecipe {
+            name: $name,
+            text: include_str!(concat!("../../../../recipes/", $folder, $name, ".toml")),
+        }),*]
+    };
+}
+
+/// The recipes of `recipes/`.
+pub const BUILTIN: &[BuiltinRecipe] = builtin!("":
+    "tiny-fox-pro",
+    "tiny-fox-llama",
+    "tiny-transformer",
+    "tiny-transformer-pro",
+    "books-small",
+    "books-small-transformer",
+    "fox-llama-125m",
+    "fox-llama-360m",
+    "fox-llama-760m",
+    "fox-llama-760m-48b",
+    "fox-pro-125m",
+    "fox-pro-360m",
+    "fox-pro-760m",
+    "fox-pro-760m-48b",
+    "transformer-llama-125m",
+    "transformer-llama-360m",
+    "transformer-llama-760m",
+    "transformer-llama-760m-48b",
+    "transformer-llama-760m-window",
+    "transformer-pro-125m",
+    "transformer-pro-360m",
+    "transformer-pro-760m",
+    "transformer-pro-760m-48b",
+    "published",
+);
+
+/// The sweeps of `recipes/sweeps/`.
+pub const SWEEPS: &[BuiltinRecipe] = builtin!("sweeps/":
+    "table3",
+    "gates",
+    "tiny-table3",
+    "tiny-gates",
+);
+
+/// A named change to any recipe.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// What follows the plus sign.
+    pub name: String,
+    /// One sentence about it.
+    pub about: String,
+    /// The keys it sets.
+    pub changes: Table,
+}
+
+/// The variants of `recipes/variants.toml`.
+pub fn variants() -> Result<Vec<Variant>> {
+    const TEXT: &str = include_str!("../../../../recipes/variants.toml");
+    let table: Table = TEXT.parse().map_err(|e: toml::de::Error| Error::Toml {
+        file: PathBuf::from("recipes/variants.toml"),
+        detail: e.to_string(),
+    })?;
+    let variant = |(name, value): (String, Value)| {
+        let Value::Table(mut changes) = value else { return None };
+        let about = changes.remove("about").and_then(|v| v.as_str().map(str::to_string));
+        Some(Variant { name, about: about.unwrap_or_default(), changes })
+    };
+    Ok(table.into_iter().filter_map(variant).collect())
+}

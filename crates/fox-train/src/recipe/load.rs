@@ -1,0 +1,224 @@
+//! From a name or a file to a recipe: extension, variants, overrides, then checks.
+//!
+//! ```text
+//! NAME or FILE.toml, followed by any number of +VARIANT
+//!   extends = "other"      the other is read first; this file's keys replace its keys, table by table
+//!   +variant               keys of recipes/variants.toml on top
+//!   key=value              single keys on top, e.g. training.tokens=1e6
+//! ```
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+use super::builtin::{BUILTIN, variants};
+use super::{Recipe, nearest};
+use crate::{Error, Result};
+
+/// How deep recipes may extend each other.
+const MAX_DEPTH: usize = 16;
+
+const SECTIONS: [&str; 8] =
+    ["model", "data", "training", "optimizer", "schedule", "evaluation", "checkpoints", "metrics"];
+
+/// Reads a recipe by name or file, with variants and `key=value` overrides.
+pub fn load(spec: &str, overrides: &[String]) -> Result<Recipe> {
+    let mut table = load_table(spec)?;
+    for text in overrides {
+        apply_override(&mut table, text)?;
+    }
+    parse_table(spec, table)
+}
+
+/// Reads a recipe as a table, with everything it extends and its variants, but unchecked.
+pub fn load_table(spec: &str) -> Result<Table> {
+    let mut parts = spec.split('+');
+    let base = parts.next().unwrap_or_default();
+    // A file may have a plus sign in its name.
+    if Path::new(spec).is_file() {
+        return read(spec, None, spec, 0);
+    }
+    let mut table = read(base, None, spec, 0)?;
+    for name in parts {
+        let known = variants()?;
+        let Some(variant) = known.iter().find(|variant| variant.name == name) else {
+            return Err(Error::UnknownVariant {
+                name: name.to_string(),
+                nearest: nearest(name, known.iter().map(|v| v.name.as_str())),
+            });
+        };
+        merge(&mut table, variant.changes.clone());
+    }
+    Ok(table)
+}
+
+/// Lays `top` over `base`: tables are merged, everything else is replaced.
+pub fn merge(base: &mut Table, top: Table) {
+    for (key, value) in top {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(below)), Value::Table(above)) => merge(below, above),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+/// Applies `section.key=value`. The value is TOML; what is not, is taken as text.
+pub fn apply_override(table: &mut Table, text: &str) -> Result<()> {
+    let bad = || Error::BadOverride { text: text.to_string() };
+    let (key, value) = text.split_once('=').ok_or_else(bad)?;
+    let value = parse_value(value.trim());
+    let mut path: Vec<&str> = key.trim().split('.').collect();
+    let last = path.pop().filter(|last| !last.is_empty()).ok_or_else(bad)?;
+    let mut table = table;
+    for part in path {
+        let entry = table.entry(part).or_insert_with(|| Value::Table(Table::new()));
+        table = entry.as_table_mut().ok_or_else(bad)?;
+    }
+    table.insert(last.to_string(), value);
+    Ok(())
+}
+
+/// A TOML value; `1e6` is a whole number, because token counts are written like that.
+fn parse_value(text: &str) -> Value {
+    let parsed = format!("x = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("x"));
+    match parsed {
+        Some(Value::Float(x)) if x.fract() == 0.0 && x.abs() < 9e15 && !text.contains('.') => {
+            Value::Integer(x as i64)
+        }
+        Some(value) => value,
+        None => Value::String(text.to_string()),
+    }
+}
+
+/// A table with everything that it extends below it.
+fn read(name: &str, beside: Option<&Path>, origin: &str, depth: usize) -> Result<Table> {
+    if depth > MAX_DEPTH {
+        return Err(Error::ExtendsItself { origin: origin.to_string(), name: name.to_string() });
+    }
+    let (text, file) = find(name, beside)?;
+    let mut table: Table = text.parse().map_err(|e: toml::de::Error| Error::Toml {
+        file: file.clone().unwrap_or_else(|| PathBuf::from(name)),
+        detail: one_line(&e.to_string()),
+    })?;
+    let Some(parent) = table.remove("extends") else { return Ok(table) };
+    let Value::String(parent) = parent else {
+        return Err(Error::value(name, "extends", "must be the name or the path of a recipe"));
+    };
+    let folder = file.as_deref().and_then(Path::parent);
+    let mut base = read(&parent, folder, origin, depth + 1)?;
+    merge(&mut base, table);
+    Ok(base)
+}
+
+/// The text of a recipe, and its file when it is not built in.
+fn find(name: &str, beside: Option<&Path>) -> Result<(String, Option<PathBuf>)> {
+    let beside = beside.map(|folder| folder.join(name)).filter(|path| path.is_file());
+    let path = beside.unwrap_or_else(|| PathBuf::from(name));
+    let is_file = path.is_file();
+    let built_in = BUILTIN.iter().find(|recipe| recipe.name == name);
+    if let (Some(recipe), false) = (built_in, is_file) {
+        return Ok((recipe.text.to_string(), None));
+    }
+    if is_file || name.ends_with(".toml") {
+        let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+        return Ok((text, Some(path)));
+    }
+    Err(Error::UnknownRecipe {
+        name: name.to_string(),
+        nearest: nearest(name, BUILTIN.iter().map(|recipe| recipe.name)),
+    })
+}
+
+/// Checks a merged table and turns it into a recipe.
+pub fn parse_table(name: &str, mut table: Table) -> Result<Recipe> {
+    let description = match table.remove("description") {
+        None => String::new(),
+        Some(Value::String(text)) => text,
+        Some(_) => return Err(Error::value(name, "description", "must be text")),
+    };
+    if let Some(unknown) = table.keys().find(|key| !SECTIONS.contains(&key.as_str())) {
+        let known = SECTIONS.into_iter().chain(["description", "extends"]);
+        return Err(Error::UnknownKey {
+            origin: name.to_string(),
+            key: unknown.clone(),
+            nearest: nearest(unknown, known),
+        });
+    }
+    let Some(Value::Table(model)) = table.remove("model") else {
+        let detail = "is missing; give the model's sizes in a table or extend another recipe";
+        return Err(Error::value(name, "model", detail));
+    };
+    let recipe = Recipe {
+        name: name.to_string(),
+        description,
+        model,
+        data: section(name, &mut table, "data")?,
+        training: section(name, &mut table, "training")?,
+        optimizer: section(name, &mut table, "optimizer")?,
+        schedule: section(name, &mut table, "schedule")?,
+        evaluation: section(name, &mut table, "evaluation")?,
+        checkpoints: section(name, &mut table, "checkpoints")?,
+        metrics: section(name, &mut table, "metrics")?,
+    };
+    recipe.validate()?;
+    Ok(recipe)
+}
+
+/// One section; a missing one has its defaults.
+fn section<T: DeserializeOwned>(origin: &str, table: &mut Table, name: &str) -> Result<T> {
+    let value = table.remove(name).unwrap_or_else(|| Value::Table(Table::new()));
+    value.clone().try_into().map_err(|e: toml::de::Error| {
+        let message = e.message();
+        match unknown_field(message) {
+            Some((key, known)) => {
+                let within = path_of(&value, &key).unwrap_or_default();
+                Error::UnknownKey {
+                    origin: origin.to_string(),
+                    key: format!("{name}.{within}{key}"),
+                    nearest: nearest(&key, known.iter().map(String::as_str))
+                        .map(|near| format!("{name}.{within}{near}")),
+                }
+            }
+            None => bad_section_value(origin, name, &value, &e),
+        }
+    })
+}
+
+/// Names the key of a value that does not fit, as far as it can be told.
+fn bad_section_value(origin: &str, name: &str, value: &Value, e: &toml::de::Error) -> Error {
+    // The library appends where it was: "...\nin `key`\n".
+    let text = e.to_string();
+    let key = text.split("in `").nth(1).and_then(|rest| rest.split('`').next());
+    let key = match (key, value) {
+        (Some(key), _) => format!("{name}.{key}"),
+        (None, _) => name.to_string(),
+    };
+    Error::value(origin, &key, format!("does not fit: {}", one_line(e.message())))
+}
+
+/// The key and the known keys of serde's message about an unknown field.
+fn unknown_field(message: &str) -> Option<(String, Vec<String>)> {
+    let rest = message.strip_prefix("unknown field `")?;
+    let mut words = rest.split('`');
+    let key = words.next()?.to_string();
+    // Between the backticks stand names and separators in turn.
+    let known = words.skip(1).step_by(2).map(str::to_string).collect();
+    Some((key, known))
+}
+
+/// The inner table, with a dot behind it, that has a key; empty for the section itself.
+fn path_of(value: &Value, key: &str) -> Option<String> {
+    let table = value.as_table()?;
+    if table.contains_key(key) {
+        return Some(String::new());
+    }
+    table.iter().find_map(|(name, inner)| Some(format!("{name}.{}", path_of(inner, key)?)))
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,376 @@
+//! Recipes: everything that decides what a run computes, and how it is watched and kept.
+//!
+//! A recipe is a TOML file with the sections below, every key optional but `model`. It may extend
+//! another (`extends = "fox-pro-125m"`), and a name may carry variants (`fox-pro-125m+rope`); see
+//! [`load`]. `model` holds the fields of config.json, so every model that can be stored can be
+//! trained.
+
+mod builtin;
+mod load;
+mod suggest;
+
+use std::path::{Path, PathBuf};
+
+use fox_data::{Layout, Order, SyntheticConfig};
+use fox_model::{ForwardOptions, ModelConfig, Pruning};
+use serde::{Deserialize, Serialize};
+
+pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
+pub use load::{apply_override, load, load_table, merge, parse_table};
+pub(crate) use suggest::nearest;
+
+use crate::schedule::{Decay, Schedule};
+use crate::{Error, OptimizerSettings, Result};
+
+/// A whole recipe.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Recipe {
+    /// The file or name it came from, for messages and tables.
+    #[serde(skip)]
+    pub name: String,
+    /// One sentence about it.
+    pub description: String,
+    /// The fields of config.json. `vocab_size` comes from the data when it is not given.
+    pub model: toml::Table,
+    /// What is read.
+    pub data: DataRecipe,
+    /// How long, and in what portions.
+    pub training: TrainingRecipe,
+    /// AdamW.
+    pub optimizer: OptimizerSettings,
+    /// The learning rate over time.
+    pub schedule: ScheduleRecipe,
+    /// Held-out loss during training.
+    pub evaluation: EvaluationRecipe,
+    /// What is kept for going on.
+    pub checkpoints: CheckpointRecipe,
+    /// What is written down.
+    pub metrics: MetricsRecipe,
+}
+
+/// What is read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataRecipe {
+    /// Prepared folder or Zarr array; the embedded synthetic corpus without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Data to evaluate on; the held-out part of `path` without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heldout: Option<PathBuf>,
+    /// Name or file of the tokenizer; data made by another one are refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// Tokens in a sequence.
+    pub sequence_length: usize,
+    /// How sequences are cut from documents.
+    pub layout: Layout,
+    /// `shuffled`, `sequential` or `longcrawl64`.
+    pub order: OrderName,
+    /// Seed of the shuffled order.
+    pub shuffle_seed: u64,
+    /// Passes over the data; repeated for ever without a number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<u64>,
+    /// The synthetic corpus, used when there is no path.
+    pub synthetic: SyntheticConfig,
+}
+
+impl Default for DataRecipe {
+    fn default() -> Self {
+        DataRecipe {
+            path: None,
+            heldout: None,
+            tokenizer: None,
+            sequence_length: 512,
+            layout: Layout::Windows,
+            order: OrderName::Shuffled,
+            shuffle_seed: 0,
+            epochs: None,
+            synthetic: SyntheticConfig::default(),
+        }
+    }
+}
+
+impl DataRecipe {
+    /// The loader's order.
+    pub fn loader_order(&self) -> Order {
+        match self.order {
+            OrderName::Shuffled => Order::Shuffled { seed: self.shuffle_seed },
+            OrderName::Sequential => Order::Sequential,
+            OrderName::LongCrawl64 => Order::LongCrawl64,
+        }
+    }
+}
+
+/// In which order sequences come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OrderName {
+    /// Every sequence once per pass, in an order of its own.
+    Shuffled,
+    /// As stored.
+    Sequential,
+    /// The published order: first windows of all documents first.
+    LongCrawl64,
+}
+
+/// How long, and in what portions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainingRecipe {
+    /// Tokens in all; the last step may go beyond.
+    pub tokens: u64,
+    /// Sequences in a step.
+    pub batch: usize,
+    /// Sequences in memory at once; the whole batch without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batch: Option<usize>,
+    /// Seed of the initial weights.
+    pub seed: u64,
+    /// Drop activations and compute them again in the backward pass.
+    pub recompute: bool,
+    /// Attention blocks that may be skipped.
+    pub pruning: PruningRecipe,
+    /// Stop after this many steps in a row whose gradient is not finite.
+    pub max_skips: u64,
+}
+
+impl Default for TrainingRecipe {
+    fn default() -> Self {
+        TrainingRecipe {
+            tokens: 1 << 20,
+            batch: 8,
+            micro_batch: None,
+            seed: 0,
+            recompute: false,
+            pruning: PruningRecipe::Word(PruningWord::Config),
+            max_skips: 10,
+        }
+    }
+}
+
+/// Adaptive computation pruning: a word, or the tolerance itself.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum PruningRecipe {
+    /// `config`, `off` or `auto`.
+    Word(PruningWord),
+    /// Natural log of the softmax mass that may be dropped.
+    Tolerance(f32),
+}
+
+/// Named settings of the pruning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PruningWord {
+    /// As `model.log_pruning_tolerance` says.
+    Config,
+    /// Never.
+    Off,
+    /// With a tolerance of -10 and a bound from norms.
+    Auto,
+}
+
+/// The learning rate over time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScheduleRecipe {
+    /// How it falls.
+    pub decay: Decay,
+    /// Tokens of linear warm-up.
+    pub warmup_tokens: u64,
+    /// Tokens of decay at the end; everything after the warm-up without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_tokens: Option<u64>,
+    /// Learning rate at the end, relative to the peak.
+    pub final_fraction: f64,
+}
+
+impl Default for ScheduleRecipe {
+    fn default() -> Self {
+        ScheduleRecipe {
+            decay: Decay::Cosine,
+            warmup_tokens: 0,
+            decay_tokens: None,
+            final_fraction: 0.0,
+        }
+    }
+}
+
+/// Held-out loss during training.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvaluationRecipe {
+    /// Steps between evaluations; 0 for only one, at the end.
+    pub every: u64,
+    /// Sequences to evaluate on; 0 for no evaluation at all.
+    pub sequences: usize,
+    /// Tokens in a sequence; as in training without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub length: Option<usize>,
+}
+
+impl Default for EvaluationRecipe {
+    fn default() -> Self {
+        EvaluationRecipe { every: 100, sequences: 16, length: None }
+    }
+}
+
+/// What is kept for going on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointRecipe {
+    /// Steps between checkpoints; 0 for only one, at the end.
+    pub every: u64,
+    /// How many of the newest are kept, at least 1.
+    pub keep: usize,
+    /// Checkpoints of steps that this divides are kept for good; 0 for none.
+    pub keep_every: u64,
+}
+
+impl Default for CheckpointRecipe {
+    fn default() -> Self {
+        CheckpointRecipe { every: 100, keep: 2, keep_every: 0 }
+    }
+}
+
+/// What is written down.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsRecipe {
+    /// Steps between lines of metrics.jsonl.
+    pub every: u64,
+    /// Steps between lines that also have pruned fractions and gate half-lives; 0 for never.
+    pub details_every: u64,
+}
+
+impl Default for MetricsRecipe {
+    fn default() -> Self {
+        MetricsRecipe { every: 1, details_every: 50 }
+    }
+}
+
+impl Recipe {
+    /// Tokens in a step.
+    pub fn tokens_per_step(&self) -> u64 {
+        self.training.batch as u64 * self.data.sequence_length as u64
+    }
+
+    /// Steps in the whole run.
+    pub fn steps(&self) -> u64 {
+        self.training.tokens.div_ceil(self.tokens_per_step())
+    }
+
+    /// Sequences in memory at once.
+    pub fn micro_batch(&self) -> usize {
+        self.training.micro_batch.unwrap_or(self.training.batch).min(self.training.batch)
+    }
+
+    /// The learning rate.
+    pub fn schedule(&self) -> Schedule {
+        Schedule {
+            peak: self.optimizer.peak_lr,
+            warmup: self.schedule.warmup_tokens,
+            total: self.training.tokens,
+            decay_tokens: self.schedule.decay_tokens,
+            decay: self.schedule.decay,
+            final_fraction: self.schedule.final_fraction,
+        }
+    }
+
+    /// How the model is run in training.
+    pub fn forward_options(&self) -> ForwardOptions {
+        let pruning = match self.training.pruning {
+            PruningRecipe::Word(PruningWord::Config) => Pruning::Config,
+            PruningRecipe::Word(PruningWord::Off) => Pruning::Off,
+            PruningRecipe::Word(PruningWord::Auto) => Pruning::Auto,
+            PruningRecipe::Tolerance(tolerance) => Pruning::Tolerance(tolerance),
+        };
+        ForwardOptions { pruning, recompute: self.training.recompute }
+    }
+
+    /// The model, for data with this many token ids.
+    pub fn model_config(&self, data_vocab: usize) -> Result<ModelConfig> {
+        let mut fields = match serde_json::to_value(&self.model) {
+            Ok(serde_json::Value::Object(fields)) => fields,
+            Ok(_) => return Err(Error::value(&self.name, "model", "must be a table")),
+            Err(e) => return Err(Error::value(&self.name, "model", e.to_string())),
+        };
+        let mut default = |key: &str, value: serde_json::Value| {
+            fields.entry(key).or_insert(value);
+        };
+        default("model_type", "forgetting_transformer-project_fox".into());
+        default("vocab_size", data_vocab.into());
+        default("max_position_embeddings", self.data.sequence_length.into());
+        // TOML has no null; the published recipes leave these unset.
+        for token in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+            default(token, serde_json::Value::Null);
+        }
+        let text = serde_json::Value::Object(fields.clone()).to_string();
+        let origin = format!("{}, [model]", self.name);
+        let (config, model_type) = ModelConfig::from_json(&text, Path::new(&origin))?;
+        let known = config.to_json(model_type)?;
+        if let Some(unknown) = fields.keys().find(|key| known.get(key.as_str()).is_none()) {
+            let keys = known.as_object().into_iter().flat_map(|map| map.keys());
+            return Err(Error::UnknownKey {
+                origin: self.name.clone(),
+                key: format!("model.{unknown}"),
+                nearest: nearest(unknown, keys.map(String::as_str)).map(|k| format!("model.{k}")),
+            });
+        }
+        if config.vocab_size < data_vocab {
+            return Err(Error::value(
+                &self.name,
+                "model.vocab_size",
+                format!("is {}, but the data have {data_vocab} token ids", config.vocab_size),
+            ));
+        }
+        Ok(config)
+    }
+
+    /// The recipe as TOML, every default written out.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string_pretty(self).map_err(|e| Error::Encode {
+            path: PathBuf::from(&self.name),
+            format: "TOML",
+            detail: e.to_string(),
+        })
+    }
+
+    fn validate(&self) -> Result<()> {
+        let rule = |holds: bool, key: &str, detail: &str| match holds {
+            true => Ok(()),
+            false => Err(Error::value(&self.name, key, detail)),
+        };
+        let (o, s, t) = (&self.optimizer, &self.schedule, &self.training);
+        let unit = |x: f64| (0.0..1.0).contains(&x);
+        rule(t.tokens > 0, "training.tokens", "must be at least 1")?;
+        rule(t.batch > 0, "training.batch", "must be at least 1")?;
+        rule(t.micro_batch != Some(0), "training.micro_batch", "must be at least 1")?;
+        rule(t.max_skips > 0, "training.max_skips", "must be at least 1")?;
+        rule(
+            self.data.sequence_length > 0 && self.data.sequence_length <= 1 << 30,
+            "data.sequence_length",
+            "must be between 1 and 2^30",
+        )?;
+        rule(o.peak_lr >= 0.0 && o.peak_lr.is_finite(), "optimizer.peak_lr", "must be at least 0")?;
+        rule(unit(o.beta1), "optimizer.beta1", "must be at least 0 and below 1")?;
+        rule(unit(o.beta2), "optimizer.beta2", "must be at least 0 and below 1")?;
+        rule(o.eps > 0.0, "optimizer.eps", "must be above 0")?;
+        rule(o.weight_decay >= 0.0, "optimizer.weight_decay", "must be at least 0")?;
+        rule(o.clip > 0.0, "optimizer.clip", "must be above 0; use inf for no clipping")?;
+        rule(
+            (0.0..=1.0).contains(&s.final_fraction),
+            "schedule.final_fraction",
+            "must be between 0 and 1",
+        )?;
+        rule(self.checkpoints.keep > 0, "checkpoints.keep", "must be at least 1")?;
+        rule(self.metrics.every > 0, "metrics.every", "must be at least 1")?;
+        rule(self.evaluation.length != Some(0), "evaluation.length", "must be at least 1")?;
+        if let PruningRecipe::Tolerance(x) = t.pruning {
+            rule(x < 0.0, "training.pruning", "must be config, off, auto or a negative number")?;
+        }
+        Ok(())
+    }
+}

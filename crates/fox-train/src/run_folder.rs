@@ -1,0 +1,167 @@
+//! The folder of a run, and whether it is this run's.
+//!
+//! ```text
+//! config.toml     the whole recipe, every default written out
+//! run.json        versions, commands, device, data
+//! metrics.jsonl   tensorboard/   checkpoints/   export/   summary.json
+//! ```
+//!
+//! A folder belongs to a run when everything that decides its numbers is the same: model, data, portions,
+//! optimizer and schedule. How often it is watched and kept may change from start to start.
+
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use crate::{Error, Recipe, Result, files, recipe};
+
+const CONFIG: &str = "config.toml";
+const FACTS: &str = "run.json";
+const LOCK: &str = "run.lock";
+
+/// What decides the numbers of a run. Paths are not part of it: the data have an identity.
+const DECISIVE: [&str; 5] = ["model", "data", "training", "optimizer", "schedule"];
+const PLACES: [&str; 2] = ["path", "heldout"];
+
+/// Versions, commands and data of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunFacts {
+    /// Name or file of the recipe.
+    pub recipe: String,
+    /// What the training data are.
+    pub data: String,
+    /// Which tokenizer made them.
+    pub tokenizer: String,
+    /// Number of parameters.
+    pub parameters: usize,
+    /// Every start of the run.
+    pub starts: Vec<StartFacts>,
+}
+
+/// One start of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StartFacts {
+    /// Version of the program.
+    pub version: String,
+    /// The command line.
+    pub command: Vec<String>,
+    /// Where it computes.
+    pub device: String,
+    /// Operating system and architecture.
+    pub system: String,
+    /// The step it goes on from.
+    pub from_step: u64,
+    /// Seconds since 1970.
+    pub time: f64,
+}
+
+/// A run folder that this process alone writes to.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    /// Held until this is dropped; the system releases it when the process dies.
+    _lock: File,
+}
+
+impl RunFolder {
+    /// Creates the folder, or opens it when it holds the same run. Nothing of another run is touched.
+    pub fn open(path: &Path, recipe: &Recipe, data: &str) -> Result<RunFolder> {
+        let text = recipe.to_toml()?;
+        let config = path.join(CONFIG);
+        if config.exists() {
+            compare(path, &config, &text, data)?;
+        } else if files::names(path)?.iter().any(|entry| !is_our_beginning(entry)) {
+            return Err(Error::NotARun { path: path.to_path_buf() });
+        }
+        files::create_folder(path)?;
+        let lock_path = path.join(LOCK);
+        let lock = File::create(&lock_path).map_err(Error::io("create", &lock_path))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::Locked { path: path.to_path_buf() });
+            }
+            Err(TryLockError::Error(e)) => return Err(Error::io("lock", &lock_path)(e)),
+        }
+        files::write(&config, text.as_bytes())?;
+        Ok(RunFolder { path: path.to_path_buf(), _lock: lock })
+    }
+
+    /// The recipe of a run folder.
+    pub fn recipe(path: &Path) -> Result<Recipe> {
+        let config = path.join(CONFIG);
+        if !config.exists() {
+            return Err(Error::NoRun { path: path.to_path_buf() });
+        }
+        recipe::load(&config.to_string_lossy(), &[])
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Notes a start.
+    pub fn note_start(&self, facts: RunFacts) -> Result<()> {
+        let path = self.path.join(FACTS);
+        let mut all = facts;
+        if path.exists() {
+            let mut earlier: RunFacts = files::read_json(&path)?;
+            earlier.starts.append(&mut all.starts);
+            all.starts = earlier.starts;
+        }
+        files::write_json(&path, &all)
+    }
+}
+
+/// What a start leaves behind when it is killed before the first file is whole.
+fn is_our_beginning(entry: &Path) -> bool {
+    let name = entry.file_name().unwrap_or_default().to_string_lossy();
+    name == LOCK || name == format!("{CONFIG}.partial")
+}
+
+fn compare(path: &Path, config: &Path, text: &str, data: &str) -> Result<()> {
+    let different = |detail: String| Error::DifferentRun { path: path.to_path_buf(), detail };
+    let parse = |text: &str| {
+        text.parse::<Table>().map_err(|e| Error::Toml {
+            file: config.to_path_buf(),
+            detail: e.message().to_string(),
+        })
+    };
+    let there = parse(&fs::read_to_string(config).map_err(Error::io("read", config))?)?;
+    let here = parse(text)?;
+    for section in DECISIVE {
+        if let Some(detail) = difference(section, there.get(section), here.get(section)) {
+            return Err(different(detail));
+        }
+    }
+    let facts = path.join(FACTS);
+    if facts.exists() {
+        let facts: RunFacts = files::read_json(&facts)?;
+        if facts.data != data {
+            return Err(different(format!(
+                "its data are \"{}\", these are \"{data}\"",
+                facts.data
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The first key that differs, in words.
+fn difference(key: &str, there: Option<&Value>, here: Option<&Value>) -> Option<String> {
+    if let (Some(Value::Table(there)), Some(Value::Table(here))) = (there, here) {
+        let mut names: Vec<&String> = there.keys().chain(here.keys()).collect();
+        names.sort();
+        return names
+            .into_iter()
+            .filter(|name| key != "data" || !PLACES.contains(&name.as_str()))
+            .find_map(|name| {
+                difference(&format!("{key}.{name}"), there.get(name), here.get(name))
+            });
+    }
+    let show = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
+    (there != here).then(|| format!("{key} is {} there and {} here", show(there), show(here)))
+}

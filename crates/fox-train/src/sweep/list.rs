@@ -1,0 +1,104 @@
+//! Lists of recipes: a TOML file, a built-in sweep, or names on the command line.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use toml::Table;
+
+use crate::recipe::{self, SWEEPS};
+use crate::{Error, Recipe, Result};
+
+/// A search around each recipe instead of the recipe alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Search {
+    /// Over {1, 2, 5} x 10^i until a local optimum is bracketed.
+    LearningRate,
+    /// Over heads of width 64 and 128.
+    HeadDim,
+}
+
+/// A list of recipes to compare.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SweepList {
+    /// One sentence about it.
+    #[serde(default)]
+    pub description: String,
+    /// Names or files, with variants.
+    pub recipes: Vec<String>,
+    /// Keys that are laid over every recipe, in sections as in a recipe.
+    #[serde(default)]
+    pub set: Table,
+    /// A search around each.
+    #[serde(default)]
+    pub search: Option<Search>,
+}
+
+/// A recipe of a sweep and the name it has there.
+#[derive(Clone, Debug)]
+pub struct SweepItem {
+    /// For tables and folders.
+    pub label: String,
+    /// The recipe.
+    pub recipe: Recipe,
+}
+
+impl SweepList {
+    /// A list from a built-in sweep or a file.
+    pub fn load(name: &str) -> Result<SweepList> {
+        let text = match SWEEPS.iter().find(|sweep| sweep.name == name) {
+            Some(sweep) => sweep.text.to_string(),
+            None => fs::read_to_string(name).map_err(Error::io("read", Path::new(name)))?,
+        };
+        toml::from_str(&text).map_err(|e| Error::Toml {
+            file: name.into(),
+            detail: e.message().split_whitespace().collect::<Vec<_>>().join(" "),
+        })
+    }
+
+    /// The list that the given names make: each is a sweep, a file with `recipes`, or a recipe.
+    pub fn gather(names: &[String]) -> Result<(Vec<SweepList>, Option<Search>)> {
+        let mut lists = Vec::new();
+        for name in names {
+            lists.push(match is_list(name) {
+                true => SweepList::load(name)?,
+                false => SweepList {
+                    description: String::new(),
+                    recipes: vec![name.clone()],
+                    set: Table::new(),
+                    search: None,
+                },
+            });
+        }
+        let search = lists.iter().find_map(|list| list.search);
+        Ok((lists, search))
+    }
+
+    /// The recipes with the list's keys, the given overrides and the data laid over them.
+    pub fn items(&self, overrides: &[String], data: Option<&Path>) -> Result<Vec<SweepItem>> {
+        let item = |name: &String| {
+            let mut table = recipe::load_table(name)?;
+            recipe::merge(&mut table, self.set.clone());
+            for text in overrides {
+                recipe::apply_override(&mut table, text)?;
+            }
+            let mut recipe = recipe::parse_table(name, table)?;
+            if let Some(path) = data {
+                recipe.data.path = Some(path.to_path_buf());
+            }
+            Ok(SweepItem { label: name.clone(), recipe })
+        };
+        self.recipes.iter().map(item).collect()
+    }
+}
+
+/// Whether a name is a sweep rather than a recipe.
+fn is_list(name: &str) -> bool {
+    if SWEEPS.iter().any(|sweep| sweep.name == name) {
+        return true;
+    }
+    let text = fs::read_to_string(name).unwrap_or_default();
+    text.parse::<Table>().is_ok_and(|table| table.contains_key("recipes"))
+}

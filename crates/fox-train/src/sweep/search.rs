@@ -1,0 +1,88 @@
+//! The search for a learning rate: walk along a grid until the best point lies between worse ones.
+
+use std::collections::BTreeMap;
+
+/// The grid {1, 2, 5} x 10^i: index 0 is 1, index 1 is 2, index -1 is 0.5.
+pub fn learning_rate_grid(index: i32) -> f64 {
+    let mantissa = [1.0, 2.0, 5.0][index.rem_euclid(3) as usize];
+    let exponent = index.div_euclid(3);
+    // Division by a power of ten gives the nearest number to the decimal; multiplication does not.
+    if exponent < 0 { mantissa / 10f64.powi(-exponent) } else { mantissa * 10f64.powi(exponent) }
+}
+
+/// A search under way: which points of the grid are known, and which is next.
+#[derive(Clone, Debug)]
+pub struct Bracket {
+    start: i32,
+    known: BTreeMap<i32, f64>,
+}
+
+impl Bracket {
+    /// Starts at the point of the grid that is nearest to `lr` on a logarithmic scale.
+    pub fn around(lr: f64) -> Bracket {
+        let distance = |i: &i32| (learning_rate_grid(*i) / lr.max(1e-30)).ln().abs();
+        let nearest = (-60..=30).min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        Bracket { start: nearest.unwrap_or(-9), known: BTreeMap::new() }
+    }
+
+    /// Notes the loss of a point; a run that diverged has an infinite one.
+    pub fn record(&mut self, index: i32, loss: f64) {
+        self.known.insert(index, if loss.is_nan() { f64::INFINITY } else { loss });
+    }
+
+    /// The best point so far.
+    pub fn best(&self) -> Option<i32> {
+        self.known.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(index, _)| *index)
+    }
+
+    /// The next point to try; `None` when both neighbours of the best are known.
+    pub fn next(&self) -> Option<i32> {
+        let Some(best) = self.best() else { return Some(self.start) };
+        // When everything diverges, only smaller ones can help; 60 points are 20 decades.
+        if self.known[&best].is_infinite() {
+            let lowest = self.known.keys().next().copied().unwrap_or(self.start);
+            return (self.known.len() < 60).then_some(lowest - 1);
+        }
+        [best - 1, best + 1].into_iter().find(|index| !self.known.contains_key(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grid_is_one_two_five() {
+        let grid: Vec<f64> = (-9..=0).map(learning_rate_grid).collect();
+        assert_eq!(grid, [1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0]);
+    }
+
+    /// Runs a search over a loss and returns the best rate and the rates tried, in order.
+    fn search(start: f64, loss: impl Fn(f64) -> f64) -> (f64, Vec<f64>) {
+        let mut bracket = Bracket::around(start);
+        let mut tried = Vec::new();
+        while let Some(index) = bracket.next() {
+            let lr = learning_rate_grid(index);
+            tried.push(lr);
+            bracket.record(index, loss(lr));
+        }
+        (learning_rate_grid(bracket.best().unwrap()), tried)
+    }
+
+    #[test]
+    fn a_local_optimum_is_bracketed() {
+        let loss = |lr: f64| (lr / 5e-3).ln().powi(2);
+        let (best, tried) = search(1e-3, loss);
+        assert_eq!(best, 5e-3);
+        assert_eq!(tried, [1e-3, 5e-4, 2e-3, 5e-3, 1e-2]);
+        assert_eq!(search(5e-3, loss).1, [5e-3, 2e-3, 1e-2]);
+    }
+
+    #[test]
+    fn divergence_sends_the_search_down() {
+        let loss = |lr: f64| if lr > 3e-3 { f64::NAN } else { (lr / 1e-3).ln().abs() };
+        let (best, tried) = search(2e-2, loss);
+        assert_eq!(best, 1e-3);
+        assert_eq!(tried, [2e-2, 1e-2, 5e-3, 2e-3, 1e-3, 5e-4]);
+    }
+}

@@ -1,0 +1,167 @@
+//! The comparison of a sweep, as Markdown, CSV, JSON and a picture.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::plot::{Series, line_chart};
+use crate::metrics::{MetricsLog, Record};
+use crate::{Recipe, Result, Summary, files};
+
+/// All runs of a sweep so far.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Comparison {
+    /// Whether every run of the sweep is in it.
+    pub complete: bool,
+    /// One per run, in order.
+    pub rows: Vec<Row>,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Its name in the sweep.
+    pub label: String,
+    /// Its peak learning rate.
+    pub peak_lr: f64,
+    /// Its figures; `None` when it diverged.
+    pub summary: Option<Summary>,
+    /// Why there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub diverged: Option<String>,
+    /// Loss over tokens: held-out where it was measured, else in training.
+    pub curve: Vec<(f64, f64)>,
+}
+
+impl Row {
+    pub(super) fn finished(
+        label: &str,
+        recipe: &Recipe,
+        summary: Summary,
+        run: &Path,
+    ) -> Result<Row> {
+        let curve = curve(&MetricsLog::read(run)?);
+        Ok(Row {
+            label: label.to_string(),
+            peak_lr: recipe.optimizer.peak_lr,
+            summary: Some(summary),
+            diverged: None,
+            curve,
+        })
+    }
+
+    pub(super) fn diverged(label: &str, recipe: &Recipe, why: String) -> Row {
+        Row {
+            label: label.to_string(),
+            peak_lr: recipe.optimizer.peak_lr,
+            summary: None,
+            diverged: Some(why),
+            curve: Vec::new(),
+        }
+    }
+
+    /// The loss that runs are compared by: held-out where it was measured, else in training.
+    pub fn loss(&self) -> Option<f64> {
+        let summary = self.summary.as_ref()?;
+        summary.evaluation.as_ref().map(|e| e.loss).or(summary.train_loss)
+    }
+
+    /// Loss of the last window of positions.
+    fn last_window(&self) -> Option<f64> {
+        Some(self.summary.as_ref()?.evaluation.as_ref()?.by_position.last()?.loss)
+    }
+}
+
+fn curve(records: &[Record]) -> Vec<(f64, f64)> {
+    let points = |held_out: bool| -> Vec<(f64, f64)> {
+        let point = |record: &Record| match record {
+            Record::Eval(r) if held_out => Some((r.tokens as f64, r.evaluation.loss)),
+            Record::Train(r) if !held_out => Some((r.tokens as f64, r.loss?)),
+            _ => None,
+        };
+        records.iter().filter_map(point).collect()
+    };
+    let held_out = points(true);
+    if held_out.len() > 1 { held_out } else { points(false) }
+}
+
+impl Comparison {
+    /// Writes comparison.md, .csv, .json and .svg.
+    pub fn write(&self, out: &Path) -> Result<()> {
+        files::write_json(&out.join("comparison.json"), self)?;
+        files::write(&out.join("comparison.md"), self.markdown().as_bytes())?;
+        files::write(&out.join("comparison.csv"), self.csv().as_bytes())?;
+        let series: Vec<Series> = self
+            .rows
+            .iter()
+            .map(|row| Series { name: row.label.clone(), points: row.curve.clone() })
+            .collect();
+        let picture = line_chart("Loss over training", "tokens", "nats per token", &series);
+        files::write(&out.join("comparison.svg"), picture.as_bytes())
+    }
+
+    fn best(&self) -> Option<f64> {
+        self.rows.iter().filter_map(Row::loss).min_by(f64::total_cmp)
+    }
+
+    /// A table for people; the best run is in bold.
+    pub fn markdown(&self) -> String {
+        let best = self.best();
+        let mut text = String::from(
+            "| run | parameters | tokens | peak lr | loss | above best | last positions | training loss | tokens/s |\n\
+             |---|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+        );
+        let number = |x: Option<f64>| x.map_or("".to_string(), |x| format!("{x:.4}"));
+        for row in &self.rows {
+            let Some(summary) = &row.summary else {
+                let _ =
+                    writeln!(text, "| {} | | | {:e} | diverged | | | | |", row.label, row.peak_lr);
+                continue;
+            };
+            let loss = number(row.loss());
+            let loss = if row.loss() == best { format!("**{loss}**") } else { loss };
+            let above = row.loss().zip(best).map(|(loss, best)| loss - best);
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {:e} | {loss} | {} | {} | {} | {:.0} |",
+                row.label,
+                summary.parameters,
+                summary.tokens,
+                row.peak_lr,
+                number(above),
+                number(row.last_window()),
+                number(summary.train_loss),
+                summary.tokens_per_second,
+            );
+        }
+        text
+    }
+
+    /// The same for programs.
+    pub fn csv(&self) -> String {
+        let mut text = String::from(
+            "run,parameters,tokens,peak_lr,loss,last_positions_loss,train_loss,tokens_per_second,seconds,diverged\n",
+        );
+        let number = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
+        for row in &self.rows {
+            let s = row.summary.as_ref();
+            let cells = [
+                format!("\"{}\"", row.label.replace('"', "\"\"")),
+                number(s.map(|s| s.parameters as f64)),
+                number(s.map(|s| s.tokens as f64)),
+                row.peak_lr.to_string(),
+                number(row.loss()),
+                number(row.last_window()),
+                number(s.and_then(|s| s.train_loss)),
+                number(s.map(|s| s.tokens_per_second)),
+                number(s.map(|s| s.seconds)),
+                row.diverged.is_some().to_string(),
+            ];
+            text += &cells.join(",");
+            text.push('\n');
+        }
+        text
+    }
+}

@@ -1,0 +1,367 @@
+//! A run from beginning to end: load, step, watch, keep, export.
+//!
+//! [`train`] is all that a program needs. It reports through a callback and stops in good order,
+//! with a checkpoint, when the callback asks for it.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use fox_data::{Batch, Loader, Tokenizer};
+use fox_model::{ForwardOptions, Model};
+use fox_tensor::{Device, Gradients, Tensor};
+
+use crate::checkpoint::{CheckpointStore, Resumed, RunState};
+use crate::data::RunData;
+use crate::evaluate::Evaluator;
+use crate::export::export;
+use crate::floor::{StepFlops, gemm_rate};
+use crate::gates::{half_lives, pruned_fractions};
+use crate::metrics::{EvalRecord, MetricsLog, Record, StepRecord};
+use crate::optimizer::Optimizer;
+use crate::run_folder::{RunFacts, RunFolder, StartFacts};
+use crate::schedule::Schedule;
+use crate::step::{BatchLoss, accumulate, segments};
+use crate::summary::Summary;
+use crate::{Error, Recipe, Result};
+
+/// What to train, and where.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The recipe, with the path of the data in it.
+    pub recipe: Recipe,
+    /// The run folder: new, empty, or holding the same run, which then goes on.
+    pub out: PathBuf,
+    /// Where to compute.
+    pub device: Device,
+    /// The command line, for the record.
+    pub command: Vec<String>,
+}
+
+/// What happens during a run.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// Everything is open; steps follow.
+    Started(&'a Start),
+    /// Something that a user should read, in one line.
+    Notice(&'a str),
+    /// A step was made; every one is reported, whether it is written down or not.
+    Step(&'a StepRecord),
+    /// The held-out loss was measured.
+    Evaluated(&'a EvalRecord),
+    /// A checkpoint is on the disk.
+    Checkpoint {
+        /// Its step.
+        step: u64,
+        /// Its folder.
+        path: &'a Path,
+    },
+    /// The Hugging Face folder is on the disk.
+    Exported(&'a Path),
+}
+
+/// What is known when a run starts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Start {
+    /// Name or file of the recipe.
+    pub recipe: String,
+    /// Number of parameters.
+    pub parameters: usize,
+    /// Steps in the whole run.
+    pub steps: u64,
+    /// Tokens in a step.
+    pub tokens_per_step: u64,
+    /// The step that the run goes on from; 0 for a new one.
+    pub from_step: u64,
+    /// FLOP/s of a plain matrix product on the device.
+    pub gemm_rate: f64,
+    /// Where it computes.
+    pub device: String,
+    /// What the data are.
+    pub data: String,
+}
+
+/// The callback of a run: it may stop it.
+pub type Observer<'a> = dyn FnMut(&Event<'_>) -> ControlFlow<()> + 'a;
+
+/// What a run leaves in memory; everything else is in its folder.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The trained model.
+    pub model: Model,
+    /// The tokenizer that belongs to it, when it is known.
+    pub tokenizer: Option<Tokenizer>,
+    /// The figures of the run; `finished` is false when it was stopped.
+    pub summary: Summary,
+}
+
+/// Trains, or goes on with a run that was stopped in whatever way.
+///
+/// # Errors
+/// A recipe, data or folder that do not fit; a disk that is full; gradients that stay non-finite. The
+/// last good checkpoint stays in all cases.
+pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
+    let recipe = &job.recipe;
+    let data = RunData::open(recipe)?;
+    let config = recipe.model_config(data.train.vocab_size())?;
+    let loader = data.loader(recipe)?;
+    let evaluator = data.evaluator(recipe)?;
+    let identity = data.train.identity();
+    let folder = RunFolder::open(&job.out, recipe, &identity)?;
+    let store = CheckpointStore::new(job.out.join("checkpoints"), recipe.checkpoints);
+    let resumed = match store.resume(recipe.optimizer, &job.device)? {
+        Some(resumed) => resumed,
+        None => {
+            let model = Model::init(&config, recipe.training.seed, &job.device)?;
+            let optimizer = Optimizer::new(recipe.optimizer, model.params(), &job.device)?;
+            let state = RunState::start(loader.state_at(0));
+            Resumed { model, optimizer, state, notices: Vec::new() }
+        }
+    };
+    let Resumed { model, optimizer, state, notices } = resumed;
+    loader.check_state(&state.loader)?;
+    let start = Start {
+        recipe: recipe.name.clone(),
+        parameters: model.params().count(),
+        steps: recipe.steps(),
+        tokens_per_step: recipe.tokens_per_step(),
+        from_step: state.step,
+        gemm_rate: gemm_rate(&job.device, model.config().hidden_size)?,
+        device: job.device.to_string(),
+        data: identity,
+    };
+    folder.note_start(facts(job, &data, &start))?;
+    let session = Session {
+        recipe,
+        schedule: recipe.schedule(),
+        options: recipe.forward_options(),
+        flops: StepFlops::new(model.config()),
+        log: MetricsLog::open(folder.path(), state.step)?,
+        pace: Pace::default(),
+        start,
+        model,
+        optimizer,
+        state,
+        loader,
+        evaluator,
+        store,
+        folder,
+        observe,
+        stop: false,
+    };
+    session.run(&notices, data.tokenizer)
+}
+
+fn facts(job: &Job, data: &RunData, start: &Start) -> RunFacts {
+    RunFacts {
+        recipe: start.recipe.clone(),
+        data: start.data.clone(),
+        tokenizer: data.train.tokenizer_identity(),
+        parameters: start.parameters,
+        starts: vec![StartFacts {
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            command: job.command.clone(),
+            device: start.device.clone(),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            from_step: start.from_step,
+            time: unix_time(),
+        }],
+    }
+}
+
+fn unix_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// Time and work since the last line of the log.
+#[derive(Default)]
+struct Pace {
+    seconds: f64,
+    tokens: u64,
+    flops: f64,
+}
+
+/// A run under way.
+struct Session<'a> {
+    recipe: &'a Recipe,
+    schedule: Schedule,
+    options: ForwardOptions,
+    flops: StepFlops,
+    start: Start,
+    model: Model,
+    optimizer: Optimizer,
+    state: RunState,
+    loader: Loader,
+    evaluator: Option<Evaluator>,
+    store: CheckpointStore,
+    log: MetricsLog,
+    pace: Pace,
+    folder: RunFolder,
+    observe: &'a mut Observer<'a>,
+    stop: bool,
+}
+
+impl Session<'_> {
+    fn run(mut self, notices: &[String], tokenizer: Option<Tokenizer>) -> Result<Outcome> {
+        for notice in notices {
+            self.report(&Event::Notice(notice));
+        }
+        let start = self.start.clone();
+        self.report(&Event::Started(&start));
+        if self.state.step < start.steps && !self.stop {
+            self.steps()?;
+        }
+        let finished = self.state.step >= start.steps;
+        if finished {
+            self.export(tokenizer.as_ref())?;
+        }
+        let summary = Summary::collect(&self.start, &self.state, finished, self.folder.path())?;
+        if finished {
+            summary.write(self.folder.path())?;
+        }
+        Ok(Outcome { model: self.model, tokenizer, summary })
+    }
+
+    /// Steps until the end or until someone asks to stop; ends with a checkpoint.
+    fn steps(&mut self) -> Result<()> {
+        let mut batches = self.loader.prefetch(self.state.loader, 2)?;
+        while self.state.step < self.start.steps && !self.stop {
+            let begin = Instant::now();
+            let Some(batch) = batches.next() else {
+                let batches = self.loader.batches().unwrap_or(0);
+                return Err(Error::DataEnd { batches });
+            };
+            let batch = batch?;
+            self.step(&batch, begin)?;
+            let step = self.state.step;
+            let last = step == self.start.steps;
+            let due = |every: u64| last || (every > 0 && step.is_multiple_of(every));
+            if due(self.recipe.evaluation.every) {
+                self.evaluate()?;
+            }
+            if due(self.recipe.checkpoints.every) || self.stop {
+                self.checkpoint()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, batch: &Batch, begin: Instant) -> Result<()> {
+        let lr = self.schedule.lr(self.state.tokens);
+        let mut gradients = Gradients::default();
+        let micro = self.recipe.micro_batch();
+        let loss = accumulate(&self.model, batch, micro, &self.options, &mut gradients)?;
+        let update = self.optimizer.step(self.model.params_mut(), &gradients, lr)?;
+        drop(gradients);
+        let state = &mut self.state;
+        state.step += 1;
+        state.tokens += batch.inputs.len() as u64;
+        state.loader = batch.state;
+        state.updates = self.optimizer.updates();
+        state.skips_in_a_row = if update.skipped { state.skips_in_a_row + 1 } else { 0 };
+        state.skips += u64::from(update.skipped);
+        let seconds = begin.elapsed().as_secs_f64();
+        state.seconds += seconds;
+        self.pace.seconds += seconds;
+        self.pace.tokens += batch.inputs.len() as u64;
+        self.pace.flops += self.flops.of(&segments(batch, 0, batch.batch)?);
+        let finite = |x: f64| x.is_finite().then_some(x);
+        let record = StepRecord {
+            step: self.state.step,
+            tokens: self.state.tokens,
+            loss: finite(loss.mean),
+            lr,
+            grad_norm: finite(update.grad_norm),
+            skipped: update.skipped,
+            skips: self.state.skips,
+            epoch: self.loader.epoch_of(batch.number()),
+            tokens_per_second: self.pace.tokens as f64 / self.pace.seconds,
+            floor_fraction: self.pace.flops / self.start.gemm_rate / self.pace.seconds,
+            memory: self.model.device().memory().into(),
+            seconds: self.state.seconds,
+            time: unix_time(),
+            ..StepRecord::default()
+        };
+        self.record(record, batch, &loss)?;
+        if self.state.skips_in_a_row >= self.recipe.training.max_skips {
+            let (steps, last) = (self.state.skips_in_a_row, self.state.step);
+            return Err(Error::NotFinite { steps, last });
+        }
+        Ok(())
+    }
+
+    /// Writes a line when it is due, with details when those are due, and reports the step.
+    fn record(&mut self, mut record: StepRecord, batch: &Batch, loss: &BatchLoss) -> Result<()> {
+        let step = record.step;
+        let due = |every: u64| every > 0 && (step.is_multiple_of(every) || step == 1);
+        let details = due(self.recipe.metrics.details_every);
+        if due(self.recipe.metrics.every) || details || record.skipped {
+            record.param_norm = Some(self.param_norm()?);
+            if details {
+                record.pruned = Some(pruned_fractions(&loss.blocks)?);
+                record.half_lives = Some(half_lives(&self.model, batch, &self.options)?);
+            }
+            self.log.write(&Record::Train(record.clone()))?;
+            self.pace = Pace::default();
+        }
+        self.report(&Event::Step(&record));
+        if record.skipped {
+            let notice = format!(
+                "step {step}: the gradient is not finite, the update is left out ({} in all)",
+                record.skips
+            );
+            self.report(&Event::Notice(&notice));
+        }
+        Ok(())
+    }
+
+    fn param_norm(&self) -> Result<f64> {
+        let trained: Vec<&Tensor> = self
+            .model
+            .params()
+            .iter()
+            .filter(|(_, spec, _)| spec.trainable)
+            .map(|(_, _, value)| value)
+            .collect();
+        Ok(self.model.device().backend().sum_squares(&trained)?.sqrt())
+    }
+
+    fn evaluate(&mut self) -> Result<()> {
+        let Some(evaluator) = &self.evaluator else { return Ok(()) };
+        let begin = Instant::now();
+        let evaluation = evaluator.run(&self.model, &self.options)?;
+        let record = EvalRecord {
+            step: self.state.step,
+            tokens: self.state.tokens,
+            evaluation,
+            eval_seconds: begin.elapsed().as_secs_f64(),
+            time: unix_time(),
+        };
+        self.log.write(&Record::Eval(record.clone()))?;
+        self.report(&Event::Evaluated(&record));
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> Result<()> {
+        // A checkpoint must never be ahead of the lines that belong to it.
+        self.log.sync()?;
+        let path = self.store.write(&self.model, &self.optimizer, &self.state)?;
+        let step = self.state.step;
+        self.report(&Event::Checkpoint { step, path: &path });
+        Ok(())
+    }
+
+    fn export(&mut self, tokenizer: Option<&Tokenizer>) -> Result<()> {
+        let folder = self.folder.path().join("export");
+        if !folder.exists() {
+            export(&self.model, tokenizer, &folder)?;
+            self.report(&Event::Exported(&folder));
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, event: &Event<'_>) {
+        self.stop |= (self.observe)(event).is_break();
+    }
+}

@@ -1,0 +1,186 @@
+//! The published configurations, and what can be wrong with a recipe.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::fs;
+
+use fox_model::ModelConfig;
+use fox_train::recipe::{self, BUILTIN, SWEEPS, load};
+use fox_train::sweep::SweepList;
+
+const GI: u64 = 1 << 30;
+/// Family, then for each size: parameters; then peak learning rates for 125M, 360M, 760M/16B, 760M/48B.
+const TABLE: [(&str, [usize; 3], [f64; 4]); 4] = [
+    ("fox-llama", [162_259_344, 411_651_456, 834_827_328], [2e-3, 2e-3, 1e-3, 1e-3]),
+    ("fox-pro", [162_508_176, 418_803_072, 836_707_392], [2e-3, 2e-3, 1e-3, 2e-3]),
+    ("transformer-llama", [162_148_608, 411_257_856, 833_942_016], [2e-3, 2e-3, 1e-3, 5e-4]),
+    ("transformer-pro", [162_397_440, 418_409_472, 834_937_344], [2e-3, 2e-3, 1e-3, 1e-3]),
+];
+
+fn parameters(config: &ModelConfig) -> usize {
+    config.param_specs().iter().map(|spec| spec.count()).sum()
+}
+
+#[test]
+fn published_recipes_are_the_published_ones() {
+    for (family, counts, rates) in TABLE {
+        let sizes = [
+            ("125m", counts[0], rates[0], 5 * GI / 2, 5120),
+            ("360m", counts[1], rates[1], 7 * GI, 14336),
+            ("760m", counts[2], rates[2], 15 * GI, 30720),
+            ("760m-48b", counts[2], rates[3], 45 * GI, 92160),
+        ];
+        for (size, count, rate, tokens, steps) in sizes {
+            let name = format!("{family}-{size}");
+            let recipe = load(&name, &[]).unwrap();
+            let config = recipe.model_config(50257).unwrap();
+            assert_eq!(parameters(&config), count, "{name}");
+            assert_eq!(recipe.training.tokens, tokens, "{name}");
+            assert_eq!(recipe.steps(), steps, "{name}");
+            assert_eq!(recipe.tokens_per_step(), 524_288, "{name}");
+            let o = recipe.optimizer;
+            assert_eq!(o.peak_lr, rate, "{name}");
+            assert_eq!((o.beta1, o.beta2, o.eps), (0.9, 0.95, 1e-8), "{name}");
+            assert_eq!((o.weight_decay, o.clip), (0.1, 1.0), "{name}");
+            let schedule = recipe.schedule();
+            assert_eq!(schedule.lr(0), 0.0, "{name}");
+            assert_eq!(schedule.lr(1 << 28), rate, "{name}");
+            assert!(schedule.lr(tokens).abs() < 1e-18, "{name}");
+        }
+    }
+}
+
+#[test]
+fn published_models_are_the_presets() {
+    for preset in fox_model::PRESETS {
+        let recipe = load(preset.name, &[]).unwrap();
+        let mut config = recipe.model_config(50257).unwrap();
+        config.max_position_embeddings = preset.config().max_position_embeddings;
+        assert_eq!(config, preset.config(), "{}", preset.name);
+    }
+}
+
+#[test]
+fn the_windowed_baseline() {
+    let recipe = load("transformer-llama-760m-window", &[]).unwrap();
+    let config = recipe.model_config(50257).unwrap();
+    assert_eq!(parameters(&config), 833_942_016);
+    assert!(config.to_json(config.storage_type()).unwrap()["window_size"] == 2048);
+}
+
+#[test]
+fn everything_built_in_loads_and_describes_itself() {
+    for builtin in BUILTIN {
+        let recipe = load(builtin.name, &[]).unwrap();
+        assert!(!recipe.description.is_empty(), "{}", builtin.name);
+        recipe.model_config(256).unwrap();
+        // What is written to a run folder is a recipe again.
+        let text = recipe.to_toml().unwrap();
+        let again = recipe::parse_table(builtin.name, text.parse().unwrap()).unwrap();
+        assert_eq!(again, recipe, "{}", builtin.name);
+    }
+    for variant in recipe::variants().unwrap() {
+        assert!(!variant.about.is_empty(), "{}", variant.name);
+        let recipe = load(&format!("tiny-fox-pro+{}", variant.name), &[]).unwrap();
+        recipe.model_config(256).unwrap();
+    }
+    for sweep in SWEEPS {
+        let list = SweepList::load(sweep.name).unwrap();
+        for item in list.items(&[], None).unwrap() {
+            item.recipe.model_config(256).unwrap();
+        }
+    }
+}
+
+#[test]
+fn tiny_pairs_have_equal_sizes() {
+    for (a, b) in [
+        ("tiny-fox-pro", "tiny-transformer"),
+        ("tiny-fox-pro", "tiny-transformer-pro"),
+        ("books-small", "books-small-transformer"),
+    ] {
+        let count = |name: &str| parameters(&load(name, &[]).unwrap().model_config(256).unwrap());
+        let ratio = count(a) as f64 / count(b) as f64;
+        assert!((ratio - 1.0).abs() < 0.02, "{a} / {b}: {ratio}");
+    }
+}
+
+#[test]
+fn variants_stack_and_overrides_come_last() {
+    let recipe = load(
+        "fox-llama-125m+qk-norm+rope",
+        &[
+            "training.tokens=1e6".into(),
+            "model.rope_base=10000.0".into(),
+            "data.order=sequential".into(),
+        ],
+    )
+    .unwrap();
+    assert_eq!(recipe.training.tokens, 1_000_000);
+    assert_eq!(recipe.model["qk_norm"].as_bool(), Some(true));
+    assert_eq!(recipe.model["rope_base"].as_float(), Some(10000.0));
+    assert_eq!(recipe.data.order, recipe::OrderName::Sequential);
+}
+
+#[test]
+fn a_file_extends_a_name_or_a_file_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_string_lossy().to_string()
+    };
+    write("base.toml", "extends = \"tiny-fox-pro\"\n[training]\nbatch = 3\nseed = 5\n");
+    let top = write("top.toml", "extends = \"base.toml\"\n[training]\nbatch = 4\n");
+    let recipe = load(&format!("{top}+rope"), &[]).unwrap();
+    assert_eq!((recipe.training.batch, recipe.training.seed), (4, 5));
+    assert_eq!(recipe.model["use_rope"].as_bool(), Some(true));
+    let circle = write("circle.toml", "extends = \"circle.toml\"\n");
+    let error = load(&circle, &[]).unwrap_err().to_string();
+    assert!(error.contains("extends itself"), "{error}");
+}
+
+fn message(name: &str, overrides: &[&str]) -> String {
+    let overrides: Vec<String> = overrides.iter().map(|text| text.to_string()).collect();
+    match load(name, &overrides) {
+        Err(error) => error.to_string(),
+        Ok(recipe) => recipe.model_config(256).unwrap_err().to_string(),
+    }
+}
+
+#[test]
+fn mistakes_get_one_sentence_with_the_nearest_name() {
+    for (overrides, want) in [
+        (
+            &["training.tokenz=5"][..],
+            "tiny-fox-pro: unknown key `training.tokenz`; did you mean `training.tokens`?",
+        ),
+        (&["trainig.tokens=5"], "tiny-fox-pro: unknown key `trainig`; did you mean `training`?"),
+        (
+            &["model.hiden_size=5"],
+            "tiny-fox-pro: unknown key `model.hiden_size`; did you mean `model.hidden_size`?",
+        ),
+        (
+            &["data.synthetic.octave=5"],
+            "tiny-fox-pro: unknown key `data.synthetic.octave`; did you mean `data.synthetic.octaves`?",
+        ),
+        (&["optimizer.wavelength=5"], "tiny-fox-pro: unknown key `optimizer.wavelength`"),
+        (&["training.batch=0"], "tiny-fox-pro: `training.batch` must be at least 1"),
+        (
+            &["model.vocab_size=100"],
+            "tiny-fox-pro: `model.vocab_size` is 100, but the data have 256 token ids",
+        ),
+        (&["tokens"], "`tokens` is no override; write key=value, e.g. training.tokens=1000000"),
+    ] {
+        assert_eq!(message("tiny-fox-pro", overrides), want);
+    }
+    let wrong_type = message("tiny-fox-pro", &["training.tokens=many"]);
+    assert!(wrong_type.starts_with("tiny-fox-pro: `training.tokens` does not fit"), "{wrong_type}");
+    let heads = message("tiny-fox-pro", &["model.num_heads=7"]);
+    assert!(heads.contains("num_heads") && heads.contains("does not divide"), "{heads}");
+    assert_eq!(
+        message("tiny-fox-por", &[]),
+        "`tiny-fox-por` is neither a file nor a built-in recipe; did you mean `tiny-fox-pro`?; `fox train --list` shows them all"
+    );
+    assert!(message("tiny-fox-pro+no-kv-shit", &[]).contains("did you mean `no-kv-shift`?"));
+    assert!(!message("missing.toml", &[]).contains('\n'));
+}
