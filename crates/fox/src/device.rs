@@ -1,6 +1,6 @@
 //! The choice of a device, common to the commands that compute.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use fox_tensor::Device;
 
@@ -8,7 +8,7 @@ use fox_tensor::Device;
 #[derive(Args)]
 pub struct DeviceArgs {
     /// Where to compute
-    #[arg(long, value_enum, default_value_t = DeviceName::Cpu)]
+    #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
     device: DeviceName,
     /// Threads for the CPU; all cores by default
     #[arg(long, value_name = "N")]
@@ -17,8 +17,12 @@ pub struct DeviceArgs {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum DeviceName {
+    /// The fastest that this build and machine have
+    Auto,
     /// All cores, single precision
     Cpu,
+    /// NVIDIA GPU
+    Cuda,
     /// The slow oracle in double precision
     Naive,
 }
@@ -27,9 +31,12 @@ impl DeviceArgs {
     /// Opens the device.
     pub fn open(&self) -> Result<Device> {
         Ok(match self.device {
-            DeviceName::Cpu => {
+            DeviceName::Auto | DeviceName::Cpu => {
                 let options = fox_cpu::Options { threads: self.threads, ..Default::default() };
                 fox_cpu::device_with(options)?
+            }
+            DeviceName::Cuda => {
+                bail!("this build has no CUDA backend yet; use --device cpu or leave it out")
             }
             DeviceName::Naive => Device::naive(),
         })

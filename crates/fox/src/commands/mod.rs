@@ -3,6 +3,8 @@
 mod bench;
 mod convert;
 mod info;
+mod sweep;
+mod train;
 mod verify;
 
 use std::process::ExitCode;
@@ -13,6 +15,8 @@ use clap::Subcommand;
 /// The commands; their help stands with their arguments.
 #[derive(Subcommand)]
 pub enum Command {
+    Train(train::Args),
+    Sweep(sweep::Args),
     Bench(bench::Args),
     Verify(verify::Args),
     Info(info::Args),
@@ -23,6 +27,8 @@ impl Command {
     /// Runs the command; the exit code says whether what was asked holds.
     pub fn run(self) -> Result<ExitCode> {
         match self {
+            Command::Train(args) => train::run(&args),
+            Command::Sweep(args) => sweep::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Info(args) => info::run(&args),

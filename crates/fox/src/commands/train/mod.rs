@@ -1,0 +1,162 @@
+//! `fox train`: a recipe on some data, in a folder that can be gone on with.
+
+mod progress;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use fox_train::{Job, Recipe, Summary, recipe, train};
+
+use crate::device::DeviceArgs;
+use crate::output;
+pub use progress::Progress;
+
+/// Train a model from a recipe; the same command goes on with a run that was stopped
+///
+/// RECIPE is a TOML file or the name of a built-in recipe, followed by any number of variants, e.g.
+/// tiny-fox-pro, fox-pro-125m+rope or my.toml+no-kv-shift. Without --data the embedded synthetic corpus
+/// is read.
+///
+/// The run folder gets config.toml (the whole recipe), run.json, metrics.jsonl, tensorboard/,
+/// checkpoints/ and, at the end, export/ (a Hugging Face folder with the tokenizer) and summary.json. A run that was
+/// stopped, killed or lost its power goes on from its last checkpoint to the same bits.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Recipe: a TOML file or a built-in name, with +VARIANTs
+    #[arg(value_name = "RECIPE", required_unless_present_any = ["list", "export"])]
+    recipe: Option<String>,
+    /// Prepared data (fox prepare) or a Zarr array; the embedded corpus by default
+    #[arg(long, value_name = "PATH")]
+    data: Option<PathBuf>,
+    /// Run folder; runs/RECIPE by default
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Change a key of the recipe, e.g. training.tokens=1e6
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print only the result
+    #[arg(long)]
+    quiet: bool,
+    /// List the built-in recipes and variants
+    #[arg(long)]
+    list: bool,
+    /// Write the newest checkpoint of the run in --out as a Hugging Face folder and stop
+    #[arg(long, value_name = "DIR", requires = "out")]
+    export: Option<PathBuf>,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.list {
+        output::print(&list()?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let (Some(to), Some(run)) = (&args.export, &args.out) {
+        let step = fox_train::export_run(run, to, &args.device.open()?)?;
+        output::print(&format!("{}: the model after step {step}\n", to.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(name) = &args.recipe else { bail!("name a recipe; `fox train --list` shows them") };
+    let recipe = load(name, args.data.as_deref(), &args.overrides)?;
+    let out = args.out.clone().unwrap_or_else(|| default_out(name));
+    let job = Job {
+        recipe,
+        out: out.clone(),
+        device: args.device.open()?,
+        command: std::env::args().collect(),
+    };
+    let stop = stop_on_signals()?;
+    let mut progress = Progress::new(args.quiet);
+    let outcome = train(&job, &mut |event| {
+        progress.show(event);
+        if stop.load(Ordering::Relaxed) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })?;
+    progress.finish();
+    output::print(&report(&outcome.summary, &out))?;
+    Ok(if outcome.summary.finished { ExitCode::SUCCESS } else { ExitCode::from(130) })
+}
+
+/// A recipe with the command line's data and changes.
+pub fn load(name: &str, data: Option<&Path>, overrides: &[String]) -> Result<Recipe> {
+    let mut recipe = recipe::load(name, overrides)?;
+    if let Some(path) = data {
+        recipe.data.path = Some(path.to_path_buf());
+    }
+    Ok(recipe)
+}
+
+/// `runs/` and the recipe's name without its folder and ending.
+fn default_out(name: &str) -> PathBuf {
+    let stem = name.rsplit(['/', '\\']).next().unwrap_or(name).replace(".toml", "");
+    Path::new("runs").join(stem)
+}
+
+/// A flag that the first interrupt or termination sets; the second ends the program at once.
+pub fn stop_on_signals() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("\nstopping after this step with a checkpoint; once more to stop at once");
+    })
+    .context("cannot listen for signals")?;
+    Ok(stop)
+}
+
+fn report(summary: &Summary, out: &Path) -> String {
+    let row = |name: &str, value: String| vec![format!("  {name}"), value];
+    let loss = |x: f64| format!("{x:.4}");
+    let mut rows = vec![
+        row("parameters", output::grouped(summary.parameters)),
+        row("steps", output::grouped(summary.steps as usize)),
+        row("tokens", output::grouped(summary.tokens as usize)),
+        row("tokens/s", output::grouped(summary.tokens_per_second as usize)),
+    ];
+    rows.extend(summary.train_loss.map(|x| row("training loss", loss(x))));
+    if let Some(evaluation) = &summary.evaluation {
+        rows.push(row("held-out loss", loss(evaluation.loss)));
+        for window in &evaluation.by_position {
+            let name = format!("  positions {} to {}", window.from, window.to - 1);
+            rows.push(row(&name, loss(window.loss)));
+        }
+    }
+    if summary.skips > 0 {
+        rows.push(row("steps left out", output::grouped(summary.skips as usize)));
+    }
+    let end = match summary.finished {
+        true => format!("{} holds the model for others\n", out.join("export").display()),
+        false => {
+            format!("stopped after step {}; run the same command again to go on\n", summary.steps)
+        }
+    };
+    format!("{} in {}\n{}{end}", summary.recipe, out.display(), output::table(&rows))
+}
+
+fn list() -> Result<String> {
+    let mut text = String::from("recipes\n");
+    for builtin in recipe::BUILTIN {
+        let recipe = recipe::load(builtin.name, &[])?;
+        text += &format!("  {:<32} {}\n", builtin.name, recipe.description);
+    }
+    text += "variants, for any recipe: RECIPE+VARIANT\n";
+    for variant in recipe::variants()? {
+        text += &format!("  +{:<31} {}\n", variant.name, variant.about);
+    }
+    text += "sweeps, for fox sweep\n";
+    for sweep in recipe::SWEEPS {
+        let list = fox_train::sweep::SweepList::load(sweep.name)?;
+        text += &format!("  {:<32} {}\n", sweep.name, list.description);
+    }
+    Ok(text)
+}

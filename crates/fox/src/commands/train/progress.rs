@@ -1,0 +1,140 @@
+//! What a run shows while it trains: a bar on a terminal, now and then a line elsewhere.
+
+use std::io::{IsTerminal, stderr};
+use std::time::{Duration, Instant};
+
+use fox_train::Event;
+use fox_train::metrics::StepRecord;
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Time between lines where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// The progress of one run, on the standard error.
+pub struct Progress {
+    quiet: bool,
+    bar: Option<ProgressBar>,
+    steps: u64,
+    tokens_per_step: u64,
+    last_line: Option<Instant>,
+}
+
+impl Progress {
+    /// Shows nothing but notices when `quiet`.
+    pub fn new(quiet: bool) -> Progress {
+        let bar = (!quiet && stderr().is_terminal()).then(|| {
+            let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}");
+            ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        Progress { quiet, bar, steps: 0, tokens_per_step: 0, last_line: None }
+    }
+
+    /// Takes note of an event.
+    pub fn show(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Started(start) => {
+                (self.steps, self.tokens_per_step) = (start.steps, start.tokens_per_step);
+                if let Some(bar) = &self.bar {
+                    bar.set_length(start.steps);
+                    bar.set_position(start.from_step);
+                }
+                let resumed = match start.from_step {
+                    0 => String::new(),
+                    step => format!(", going on from step {step}"),
+                };
+                self.line(&format!(
+                    "{}: {:.2}M parameters, {} steps of {} tokens on {} ({:.0} GFLOP/s in a matrix product){resumed}",
+                    start.recipe,
+                    start.parameters as f64 / 1e6,
+                    start.steps,
+                    start.tokens_per_step,
+                    start.device,
+                    start.gemm_rate / 1e9,
+                ));
+            }
+            Event::Notice(text) => self.always(text),
+            Event::Step(step) => self.step(step),
+            Event::Evaluated(eval) => self.line(&format!(
+                "step {:>6}  held-out loss {:.4}  ({:.1} s)",
+                eval.step, eval.evaluation.loss, eval.eval_seconds
+            )),
+            Event::Exported(path) => self.line(&format!("exported to {}", path.display())),
+            _ => {}
+        }
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn step(&mut self, step: &StepRecord) {
+        let due = self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY);
+        if self.bar.is_none() && (self.quiet || !due) {
+            return;
+        }
+        let text = self.step_text(step);
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(step.step);
+                bar.set_message(text);
+            }
+            None => {
+                self.last_line = Some(Instant::now());
+                eprintln!("step {:>6}/{}  {text}", step.step, self.steps);
+            }
+        }
+    }
+
+    fn step_text(&self, step: &StepRecord) -> String {
+        let left = (self.steps - step.step.min(self.steps)) * self.tokens_per_step;
+        let eta = left as f64 / step.tokens_per_second.max(1e-9);
+        let loss = step.loss.map_or("not finite".into(), |x| format!("{x:.4}"));
+        format!(
+            "loss {loss}  lr {:.2e}  {:.0} tokens/s  {:.0}% of floor  ETA {}",
+            step.lr,
+            step.tokens_per_second,
+            100.0 * step.floor_fraction,
+            duration(eta),
+        )
+    }
+
+    fn line(&self, text: &str) {
+        if !self.quiet {
+            self.always(text);
+        }
+    }
+
+    fn always(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => eprintln!("{text}"),
+        }
+    }
+}
+
+/// A time for people: `45s`, `12m 05s`, `3h 20m`, `2d 4h`.
+fn duration(seconds: f64) -> String {
+    let s = seconds.round() as u64;
+    match s {
+        0..60 => format!("{s}s"),
+        60..3600 => format!("{}m {:02}s", s / 60, s % 60),
+        3600..86400 => format!("{}h {:02}m", s / 3600, s / 60 % 60),
+        _ => format!("{}d {}h", s / 86400, s / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn durations_are_short() {
+        assert_eq!(duration(45.4), "45s");
+        assert_eq!(duration(725.0), "12m 05s");
+        assert_eq!(duration(12_000.0), "3h 20m");
+        assert_eq!(duration(187_200.0), "2d 4h");
+    }
+}

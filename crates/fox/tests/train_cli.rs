@@ -1,0 +1,275 @@
+//! `fox train` from the outside: what it writes, what it refuses, and what it survives.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod train_common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use fox_data::{HeldOut, PrepareOptions, Tokenizer, prepare};
+use train_common::{checkpoints, command, metrics, recipe, result, run, stderr};
+
+const SHORT: [&str; 3] = ["--set", "training.tokens=5120", "--quiet"];
+
+fn with(extra: &[&'static str]) -> Vec<&'static str> {
+    SHORT.iter().chain(extra).copied().collect()
+}
+
+/// The one sentence of a failure.
+fn sentence(output: &Output) -> String {
+    assert!(!output.status.success(), "it should have failed");
+    let text = stderr(output);
+    let text = text.trim_end();
+    assert!(!text.contains('\n') && text.starts_with("error: "), "not one sentence: {text}");
+    text["error: ".len()..].to_string()
+}
+
+/// Names and contents of everything below a folder.
+fn contents(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(contents(&path));
+        } else {
+            found.push((path.display().to_string(), fs::read(&path).unwrap()));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn a_run_leaves_everything_it_should() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
+    let output = run(&recipe, &out, &SHORT);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("held-out loss") && text.contains("positions 32 to 63"), "{text}");
+    for name in ["config.toml", "run.json", "metrics.jsonl", "summary.json", "export/config.json"] {
+        assert!(out.join(name).is_file(), "{name}");
+    }
+    assert!(out.join("export/tokenizer.json").is_file());
+    assert_eq!(fs::read_dir(out.join("tensorboard")).unwrap().count(), 1);
+    let steps: Vec<u64> = metrics(&out).iter().filter(|m| m.0 == "train").map(|m| m.1).collect();
+    assert_eq!(steps, [1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20]);
+    let kept: Vec<_> =
+        checkpoints(&out).iter().map(|p| p.file_name().unwrap().to_owned()).collect();
+    assert_eq!(kept, ["step-00000018", "step-00000020"]);
+    let facts = fs::read_to_string(out.join("run.json")).unwrap();
+    assert!(facts.contains("synthetic-v1") && facts.contains("\"train\""), "{facts}");
+
+    // The same command again does nothing but say how it ended.
+    let before = result(&out);
+    let again = run(&recipe, &out, &SHORT);
+    assert!(again.status.success(), "{}", stderr(&again));
+    assert!(result(&out) == before);
+
+    // The run folder's config.toml is the recipe.
+    let other = dir.path().join("other");
+    let output = run(&out.join("config.toml"), &other, &["--quiet"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(result(&other) == before);
+
+    // A checkpoint can be had as a Hugging Face folder.
+    let export = dir.path().join("hf");
+    let output = Command::new(env!("CARGO_BIN_EXE_fox"))
+        .args(["train", "--out"])
+        .arg(&out)
+        .arg("--export")
+        .arg(&export)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(fs::read(export.join("model.safetensors")).unwrap() == before.0);
+    assert!(export.join("tokenizer.json").is_file());
+}
+
+#[test]
+fn bad_input_gets_one_sentence_and_nothing_is_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
+    let fails = |extra: &[&'static str]| sentence(&run(&recipe, &out, &with(extra)));
+
+    let text = fails(&["--set", "training.batsch=2"]);
+    assert!(
+        text.ends_with("unknown key `training.batsch`; did you mean `training.batch`?"),
+        "{text}"
+    );
+    let text = fails(&["--data", "no/such/data"]);
+    assert_eq!(text, "no/such/data does not exist; check the data path");
+    let text = fails(&["--set", "data.sequence_length=20000"]);
+    assert!(text.starts_with("a sequence of 20000 tokens is longer than any document"), "{text}");
+    let text = fails(&["--device", "cuda"]);
+    assert_eq!(text, "this build has no CUDA backend yet; use --device cpu or leave it out");
+    assert!(!out.exists(), "a failed start must not leave a folder behind");
+
+    // A folder with something else in it.
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("thesis.txt"), "do not lose this").unwrap();
+    let text = fails(&[]);
+    assert!(text.ends_with("is not empty and holds no run of fox; choose another --out"), "{text}");
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
+
+    // A folder with another run in it.
+    let other = dir.path().join("other");
+    assert!(run(&recipe, &other, &SHORT).status.success());
+    let before = contents(&other);
+    let text = sentence(&run(&recipe, &other, &["--quiet", "--set", "optimizer.peak_lr=1e-3"]));
+    assert!(
+        text.contains("holds another run (training.tokens is 5120 there and 51200 here)"),
+        "{text}"
+    );
+    let text = sentence(&run(&recipe, &other, &with(&["--set", "data.synthetic.seed=9"])));
+    assert!(text.contains("data.synthetic.seed is 0 there and 9 here"), "{text}");
+    assert!(contents(&other) == before, "the other run was touched");
+}
+
+#[test]
+fn prepared_data_train_and_another_tokenizer_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = dir.path().join("corpus.txt");
+    let text: String = (0..4000).map(|i| format!("line {i} of a text that repeats\n")).collect();
+    fs::write(&corpus, text).unwrap();
+    let data = dir.path().join("data");
+    let mut options = PrepareOptions::new(&corpus, &data, Tokenizer::from_name("bytes").unwrap());
+    options.held_out = HeldOut::None;
+    prepare(&options, |_| std::ops::ControlFlow::Continue(())).unwrap();
+
+    let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
+    let args = |extra: &[&str]| {
+        let mut command = command(&recipe, &out, &SHORT);
+        command.arg("--data").arg(&data).args(extra).output().unwrap()
+    };
+    let text = sentence(&args(&["--set", "data.tokenizer=gpt2"]));
+    assert!(
+        text.contains("was made with tokenizer bytes:") && text.contains("not gpt2:"),
+        "{text}"
+    );
+    assert!(!out.exists());
+    let output = args(&[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let marker = fs::read_to_string(out.join("export/fox_tokenizer.json")).unwrap();
+    assert!(marker.contains("bytes"), "{marker}");
+    let text = sentence(&run(&recipe, &out, &SHORT));
+    assert!(text.contains("its data are"), "{text}");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_said_and_the_one_before_it_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, whole, torn) = (recipe(dir.path()), dir.path().join("a"), dir.path().join("b"));
+    assert!(run(&recipe, &whole, &SHORT).status.success());
+    assert!(run(&recipe, &torn, &SHORT).status.success());
+    // As if the disk had lost a part of the last checkpoint and the run had not come to its end.
+    let last = checkpoints(&torn).pop().unwrap();
+    let file = last.join("optimizer.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    fs::remove_dir_all(torn.join("export")).unwrap();
+    let output = run(&recipe, &torn, &SHORT);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stderr(&output);
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(
+        text.contains("the checkpoint of step 20 cannot be used")
+            && text.contains("the checksum of optimizer.safetensors differs")
+            && text.contains("going on from the checkpoint of step 18"),
+        "{text}"
+    );
+    assert!(result(&torn) == result(&whole));
+    assert_eq!(metrics(&torn), metrics(&whole));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_stops_with_a_checkpoint_and_the_run_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, whole, torn) = (recipe(dir.path()), dir.path().join("a"), dir.path().join("b"));
+    // No checkpoints but those of the signal and of the end.
+    let extra = ["--quiet", "--set", "checkpoints.every=0", "--set", "training.tokens=38400"];
+    assert!(run(&recipe, &whole, &extra).status.success());
+    let child = command(&recipe, &torn, &extra)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while fs::read_to_string(torn.join("metrics.jsonl")).unwrap_or_default().lines().count() < 5 {
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not train");
+        sleep(Duration::from_millis(1));
+    }
+    assert!(
+        Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success()
+    );
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("run the same command again to go on"), "{text}");
+    assert_eq!(checkpoints(&torn).len(), 1);
+    assert!(run(&recipe, &torn, &extra).status.success());
+    assert!(result(&torn) == result(&whole));
+    assert_eq!(metrics(&torn), metrics(&whole));
+}
+
+/// A limit on the size of files stands for the full disk: writing fails in the same place.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_stops_with_a_message_and_leaves_the_last_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, whole, torn) = (recipe(dir.path()), dir.path().join("a"), dir.path().join("b"));
+    let extra = ["--quiet", "--set", "training.tokens=25600"];
+    assert!(run(&recipe, &whole, &extra).status.success());
+    let mut first = command(&recipe, &torn, &extra).stdout(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    while checkpoints(&torn).is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not train");
+        sleep(Duration::from_millis(1));
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let kept = checkpoints(&torn).pop().unwrap();
+    let before = contents(&kept);
+
+    let inner = command(&recipe, &torn, &extra);
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "sh"])
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .output()
+        .unwrap();
+    let text = sentence(&output);
+    let step: u64 = kept.to_string_lossy().rsplit('-').next().unwrap().parse().unwrap();
+    assert!(
+        text.starts_with(&format!("cannot write the checkpoint of step {}", step + 3)),
+        "{text}"
+    );
+    assert!(text.contains(&format!("the checkpoint of step {step} is whole")), "{text}");
+    assert!(contents(&kept) == before, "the last good checkpoint was touched");
+    assert!(checkpoints(&torn).pop().unwrap() == kept, "pieces of the failed one stay");
+    // With room again it goes on.
+    assert!(run(&recipe, &torn, &extra).status.success());
+    assert!(result(&torn) == result(&whole));
+}
+
+#[test]
+fn one_process_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
+    let mut first = command(&recipe, &out, &["--quiet"]).stdout(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    while !out.join("metrics.jsonl").exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not start");
+        sleep(Duration::from_millis(1));
+    }
+    let text = sentence(&run(&recipe, &out, &["--quiet"]));
+    assert!(text.starts_with("another process is training in"), "{text}");
+    first.kill().unwrap();
+    first.wait().unwrap();
+}

@@ -1,0 +1,93 @@
+//! What the tests of `fox train` share: a small recipe and the program itself.
+#![allow(dead_code)] // each test uses a part
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A model so small that a step takes milliseconds.
+pub const RECIPE: &str = r#"
+description = "A recipe for tests"
+[model]
+hidden_size = 32
+num_hidden_layers = 2
+num_heads = 2
+intermediate_size = 48
+qk_norm = true
+use_output_gate = true
+use_output_norm = true
+use_k_shift = true
+use_v_shift = true
+[data]
+sequence_length = 64
+[training]
+tokens = 51200
+batch = 4
+micro_batch = 2
+[optimizer]
+peak_lr = 5e-3
+[schedule]
+warmup_tokens = 2560
+[evaluation]
+every = 50
+sequences = 4
+[checkpoints]
+every = 3
+keep = 2
+[metrics]
+every = 2
+details_every = 20
+"#;
+
+/// Writes the recipe and gives its path.
+pub fn recipe(dir: &Path) -> PathBuf {
+    let path = dir.join("test.toml");
+    fs::write(&path, RECIPE).unwrap();
+    path
+}
+
+/// `fox train` with the recipe into `out`.
+pub fn command(recipe: &Path, out: &Path, extra: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+    command.arg("train").arg(recipe).arg("--out").arg(out).args(extra);
+    command
+}
+
+pub fn run(recipe: &Path, out: &Path, extra: &[&str]) -> Output {
+    command(recipe, out, extra).output().unwrap()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).to_string()
+}
+
+/// Everything that must be equal bit for bit: the exported weights, and the last checkpoint's moments.
+pub fn result(out: &Path) -> (Vec<u8>, Vec<u8>) {
+    let weights = fs::read(out.join("export/model.safetensors")).unwrap();
+    let last = checkpoints(out).pop().unwrap();
+    (weights, fs::read(last.join("optimizer.safetensors")).unwrap())
+}
+
+/// Folders of finished checkpoints, oldest first.
+pub fn checkpoints(out: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(out.join("checkpoints")) else { return Vec::new() };
+    let mut found: Vec<PathBuf> = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_none())
+        .collect();
+    found.sort();
+    found
+}
+
+/// Step and loss of every line of metrics.jsonl, in order.
+pub fn metrics(out: &Path) -> Vec<(String, u64, String)> {
+    let text = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let line = |line: &str| {
+        let json: serde_json::Value = serde_json::from_str(line).unwrap();
+        let kind = json["kind"].as_str().unwrap().to_string();
+        let numbers = ["loss", "lr", "grad_norm", "param_norm", "half_lives", "pruned", "tokens"];
+        let values = numbers.map(|name| json[name].to_string()).join(" ");
+        (kind, json["step"].as_u64().unwrap(), values)
+    };
+    text.lines().map(line).collect()
+}
