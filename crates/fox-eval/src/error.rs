@@ -1,0 +1,90 @@
+//! The crate's error: what was asked for, what is wrong with it, and what would be right.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What can go wrong in an evaluation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The data hold no document that could be evaluated.
+    #[error("no document has {length} tokens (the longest has {longest}); use a shorter length")]
+    TooShort {
+        /// Tokens that were asked for.
+        length: usize,
+        /// Tokens of the longest document.
+        longest: u64,
+    },
+    /// A document, text or haystack without tokens.
+    #[error("{what} is empty")]
+    Empty {
+        /// What has no tokens.
+        what: String,
+    },
+    /// The model does not know all ids of the tokenizer or the data.
+    #[error(
+        "the model {model} has {model_vocab} token ids, but the {source_name} has {needed}; \
+         evaluate it with the tokenizer it was trained with"
+    )]
+    Vocabulary {
+        /// Name of the model.
+        model: String,
+        /// Its vocabulary.
+        model_vocab: usize,
+        /// `tokenizer` or `data`.
+        source_name: &'static str,
+        /// The vocabulary it would need.
+        needed: usize,
+    },
+    /// A state file belongs to another evaluation.
+    #[error("{path} holds another evaluation ({found}, not {expected}); remove it or name another folder", path = path.display())]
+    OtherState {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+        /// What was asked for.
+        expected: String,
+    },
+    /// A file whose contents make no sense.
+    #[error("{path}: {detail}", path = path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what would be right.
+        detail: String,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot {action} {path}: {source}", path = path.display())]
+    Io {
+        /// What was tried, e.g. `read`.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// An argument is out of range.
+    #[error("{0}")]
+    Argument(String),
+    /// The model's error.
+    #[error(transparent)]
+    Model(#[from] fox_model::Error),
+    /// The engine's error.
+    #[error(transparent)]
+    Tensor(#[from] fox_tensor::Error),
+    /// The data's error.
+    #[error(transparent)]
+    Data(#[from] fox_data::Error),
+}
+
+impl Error {
+    /// For `map_err` on file operations.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Error::Io { action, path, source }
+    }
+}
+
+/// Results of evaluations.
+pub type Result<T> = std::result::Result<T, Error>;

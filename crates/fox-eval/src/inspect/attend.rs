@@ -1,0 +1,159 @@
+//! What a head looks at: rows of the attention map, averaged into a picture, and their entropy.
+
+use crate::plot::MatrixImage;
+
+/// One head of one layer, on the host.
+#[derive(Clone, Debug)]
+pub(super) struct HeadData {
+    /// Queries `[T, d]`.
+    pub q: Vec<f32>,
+    /// Keys `[T, d]`.
+    pub k: Vec<f32>,
+    /// Sums of the log gates `[T]`; zeros without gates.
+    pub c: Vec<f64>,
+    /// Width of the head.
+    pub dim: usize,
+    /// Factor on the products.
+    pub scale: f32,
+    /// Sliding window, if there is one.
+    pub window: Option<usize>,
+}
+
+/// What was seen of a head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSample {
+    /// Shares of attention: block of queries (rows) by block of keys, each row of pixels adding up to 1.
+    pub map: MatrixImage,
+    /// Mean entropy of the sampled rows, in nats.
+    pub entropy: f64,
+    /// Mean entropy over the logarithm of the number of keys a row may see: 1 is even attention.
+    pub evenness: f64,
+    /// Mean distance in tokens between a query and what it attends to.
+    pub distance: f64,
+    /// Rows looked at.
+    pub rows: usize,
+}
+
+/// Looks at up to `per_block` queries of each of at most `pixels` blocks of queries.
+///
+/// Every sampled row is exact, over all its keys; its weights are summed over blocks of keys.
+pub(super) fn sample(head: &HeadData, pixels: usize, per_block: usize) -> AttentionSample {
+    let n = head.c.len();
+    let block = n.div_ceil(pixels.max(1)).max(1);
+    let side = n.div_ceil(block);
+    let mut values = vec![f64::NAN; side * side];
+    let (mut entropy, mut evenness, mut distance, mut rows) = (0.0, 0.0, 0.0, 0_usize);
+    let mut weights = Vec::new();
+    for b in 0..side {
+        let (start, end) = (b * block, ((b + 1) * block).min(n));
+        let line = &mut values[b * side..b * side + b + 1];
+        line.fill(0.0);
+        let every = (end - start).div_ceil(per_block.max(1));
+        // From the back: the last query of a block sees all of its keys.
+        let sampled: Vec<usize> = (start..end).rev().step_by(every).collect();
+        for &i in &sampled {
+            let first = row_weights(head, i, &mut weights);
+            for (offset, w) in weights.iter().enumerate() {
+                let (j, w) = (first + offset, f64::from(*w));
+                line[j / block] += w / sampled.len() as f64;
+                distance += w * (i - j) as f64;
+            }
+            let bits: f64 = weights.iter().map(|w| f64::from(*w)).map(plogp).sum();
+            entropy += bits;
+            if weights.len() > 1 {
+                evenness += bits / (weights.len() as f64).ln();
+            }
+        }
+        rows += sampled.len();
+    }
+    let total = rows.max(1) as f64;
+    AttentionSample {
+        map: MatrixImage { rows: side, cols: side, values },
+        entropy: entropy / total,
+        evenness: evenness / total,
+        distance: distance / total,
+        rows,
+    }
+}
+
+fn plogp(p: f64) -> f64 {
+    if p > 0.0 { -p * p.ln() } else { 0.0 }
+}
+
+/// The attention weights of query `i`, over the keys from the returned one to `i`.
+fn row_weights(head: &HeadData, i: usize, weights: &mut Vec<f32>) -> usize {
+    let d = head.dim;
+    let q = &head.q[i * d..(i + 1) * d];
+    let first = head.window.map_or(0, |w| (i + 1).saturating_sub(w));
+    weights.clear();
+    weights.extend((first..=i).map(|j| {
+        let k = &head.k[j * d..(j + 1) * d];
+        let product: f32 = q.iter().zip(k).map(|(a, b)| a * b).sum();
+        product * head.scale + (head.c[i] - head.c[j]) as f32
+    }));
+    let largest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for w in weights.iter_mut() {
+        *w = (*w - largest).exp();
+        sum += f64::from(*w);
+    }
+    let factor = (1.0 / sum) as f32;
+    weights.iter_mut().for_each(|w| *w *= factor);
+    first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(n: usize, gate: f64) -> HeadData {
+        HeadData {
+            q: vec![0.0; n * 2],
+            k: vec![0.0; n * 2],
+            c: (0..n).map(|t| gate * t as f64).collect(),
+            dim: 2,
+            scale: 1.0,
+            window: None,
+        }
+    }
+
+    #[test]
+    fn equal_logits_give_even_attention() {
+        let seen = sample(&head(8, 0.0), 100, 1);
+        assert_eq!((seen.rows, seen.map.rows), (8, 8));
+        for i in 0..8 {
+            for j in 0..=i {
+                let got = seen.map.values[i * 8 + j];
+                assert!((got - 1.0 / (i + 1) as f64).abs() < 1e-6);
+            }
+        }
+        let want: f64 = (1..=8).map(|n| f64::from(n).ln()).sum::<f64>() / 8.0;
+        assert!((seen.entropy - want).abs() < 1e-5, "{}", seen.entropy);
+        // All rows but the first, which has only one key, are perfectly even.
+        assert!((seen.evenness - 7.0 / 8.0).abs() < 1e-5);
+        let want: f64 = (0..8).map(|i| f64::from(i) / 2.0).sum::<f64>() / 8.0;
+        assert!((seen.distance - want).abs() < 1e-5, "{}", seen.distance);
+    }
+
+    #[test]
+    fn gates_pull_attention_close_and_blocks_add_up() {
+        let seen = sample(&head(64, -5.0), 8, 8);
+        assert_eq!((seen.map.rows, seen.rows), (8, 64));
+        for i in 0..8 {
+            let row: f64 = seen.map.values[i * 8..i * 8 + i + 1].iter().sum();
+            assert!((row - 1.0).abs() < 1e-5);
+        }
+        assert!(seen.distance < 0.01 && seen.entropy < 0.05, "{seen:?}");
+        let window = HeadData { window: Some(1), ..head(64, 0.0) };
+        assert_eq!(sample(&window, 8, 8).distance, 0.0);
+    }
+
+    #[test]
+    fn a_query_finds_the_key_that_matches() {
+        let mut data = head(4, 0.0);
+        data.k[2..4].copy_from_slice(&[9.0, 0.0]);
+        data.q[6..8].copy_from_slice(&[9.0, 0.0]);
+        let seen = sample(&data, 4, 1);
+        assert!(seen.map.values[3 * 4 + 1] > 0.999);
+    }
+}

@@ -1,0 +1,177 @@
+//! Watching a forward pass.
+
+use std::cell::RefCell;
+
+use fox_model::{AttentionView, ForwardOptions, Model, Observer, Pruning};
+use fox_tensor::{Result as TensorResult, Segments};
+use rayon::prelude::*;
+
+use super::InspectOptions;
+use super::attend::{AttentionSample, HeadData, sample};
+use super::forget::{HalfLife, cumulative, half_life};
+use crate::Result;
+use crate::plot::MatrixImage;
+
+/// Blocks of queries that every head is sampled in, whether it gets a picture or not.
+const SUMMARY_BLOCKS: usize = 128;
+
+/// What the first pass keeps of a layer.
+pub(super) struct LayerGates {
+    pub heads: usize,
+    /// Blocks visited and in all, per head.
+    pub blocks: Vec<(i64, i64)>,
+    /// Log gates `[T, H]`; empty without gates.
+    log_gates: Vec<f32>,
+}
+
+impl LayerGates {
+    pub fn is_gated(&self) -> bool {
+        !self.log_gates.is_empty()
+    }
+
+    fn log_gates(&self, head: usize) -> impl Iterator<Item = f32> {
+        self.log_gates.iter().skip(head).step_by(self.heads).copied()
+    }
+
+    pub fn gates(&self, head: usize) -> Vec<f32> {
+        self.log_gates(head).map(f32::exp).collect()
+    }
+
+    pub fn cumulative(&self, head: usize) -> Option<Vec<f64>> {
+        self.is_gated().then(|| cumulative(self.log_gates(head)))
+    }
+
+    pub fn half_life(&self, head: usize) -> Option<HalfLife> {
+        self.cumulative(head).map(|c| half_life(&c))
+    }
+
+    pub fn mean_gate(&self, head: usize) -> Option<f64> {
+        let gates = self.gates(head);
+        self.is_gated()
+            .then(|| gates.iter().map(|f| f64::from(*f)).sum::<f64>() / gates.len() as f64)
+    }
+
+    /// Mean gate of all heads at a position.
+    pub fn mean_at(&self, t: usize) -> f64 {
+        let row = &self.log_gates[t * self.heads..(t + 1) * self.heads];
+        row.iter().map(|g| f64::from(g.exp())).sum::<f64>() / self.heads as f64
+    }
+
+    /// The gates over the text: a row per head, columns averaged over blocks.
+    pub fn strip(&self, pixels: usize) -> Option<MatrixImage> {
+        let n = self.log_gates.len() / self.heads;
+        let block = n.div_ceil(pixels.max(1)).max(1);
+        let row = |head| -> Vec<f64> {
+            let mean =
+                |part: &[f32]| part.iter().map(|f| f64::from(*f)).sum::<f64>() / part.len() as f64;
+            self.gates(head).chunks(block).map(mean).collect()
+        };
+        let values = (0..self.heads).flat_map(row).collect();
+        self.is_gated().then_some(MatrixImage { rows: self.heads, cols: n.div_ceil(block), values })
+    }
+}
+
+/// Collects one thing per layer.
+struct Collector<F, T> {
+    look: F,
+    seen: RefCell<Vec<T>>,
+}
+
+impl<F: Fn(&AttentionView<'_>) -> TensorResult<T>, T> Observer for Collector<F, T> {
+    fn attention(&self, view: &AttentionView<'_>) -> TensorResult<()> {
+        let one = (self.look)(view)?;
+        self.seen.borrow_mut().push(one);
+        Ok(())
+    }
+}
+
+fn watch<T>(
+    model: &Model,
+    tokens: &[u32],
+    pruning: Pruning,
+    look: impl Fn(&AttentionView<'_>) -> TensorResult<T>,
+) -> Result<Vec<T>> {
+    let ids: Vec<i32> = tokens.iter().map(|id| *id as i32).collect();
+    let ids = model.device().from_i32(&ids, [tokens.len()])?;
+    let collector = Collector { look, seen: RefCell::new(Vec::new()) };
+    let options = ForwardOptions { pruning, ..ForwardOptions::default() };
+    model.observe(&ids, &Segments::uniform(1, tokens.len()), &options, &collector)?;
+    Ok(collector.seen.into_inner())
+}
+
+/// The gates and the pruned blocks of every layer.
+pub(super) fn gates(model: &Model, tokens: &[u32], pruning: Pruning) -> Result<Vec<LayerGates>> {
+    watch(model, tokens, pruning, |view| {
+        let blocks = view.blocks.to_i32()?;
+        let pair = |b: &[i32]| (i64::from(b[0]), i64::from(b[1]));
+        Ok(LayerGates {
+            heads: view.spec.heads,
+            blocks: blocks.chunks_exact(2).map(pair).collect(),
+            log_gates: view.log_gates.map_or(Ok(Vec::new()), |g| g.to_f32())?,
+        })
+    })
+}
+
+/// What the second pass keeps.
+pub(super) struct Samples {
+    /// Per layer and head, a coarse sample without its map.
+    pub summaries: Vec<Vec<AttentionSample>>,
+    /// The chosen heads, in the order they were asked for.
+    pub pictures: Vec<((usize, usize), AttentionSample)>,
+}
+
+/// Samples the attention of every head, finely where a picture is wanted.
+pub(super) fn attention(
+    model: &Model,
+    tokens: &[u32],
+    options: &InspectOptions,
+    chosen: &[(usize, usize)],
+) -> Result<Samples> {
+    let layers = watch(model, tokens, Pruning::Off, |view| {
+        let (q, k) = (view.q.to_f32()?, view.k.to_f32()?);
+        let gates = view.log_gates.map_or(Ok(Vec::new()), |g| g.to_f32())?;
+        let look = |head: usize| {
+            let data = head_data(view, &q, &k, &gates, head);
+            let wanted = chosen.contains(&(view.layer, head));
+            let picture = wanted.then(|| sample(&data, options.pixels, options.queries_per_pixel));
+            (sample(&data, SUMMARY_BLOCKS, 1), picture)
+        };
+        Ok((0..view.spec.heads).into_par_iter().map(look).collect::<Vec<_>>())
+    })?;
+    let pictures = chosen.iter().filter_map(|&(l, h)| Some(((l, h), layers[l][h].1.clone()?)));
+    Ok(Samples {
+        pictures: pictures.collect(),
+        summaries: layers.into_iter().map(|l| l.into_iter().map(|h| h.0).collect()).collect(),
+    })
+}
+
+/// One head's part of the layer's tensors.
+fn head_data(
+    view: &AttentionView<'_>,
+    q: &[f32],
+    k: &[f32],
+    gates: &[f32],
+    head: usize,
+) -> HeadData {
+    let spec = view.spec;
+    let dim = spec.head_dim;
+    let kv_head = head / (spec.heads / spec.kv_heads);
+    let part = |rows: &[f32], heads: usize, h: usize| -> Vec<f32> {
+        rows.chunks_exact(heads * dim)
+            .flat_map(|row| &row[h * dim..(h + 1) * dim])
+            .copied()
+            .collect()
+    };
+    let c = match gates.is_empty() {
+        true => vec![0.0; view.q.rows()],
+        false => cumulative(gates.iter().skip(head).step_by(spec.heads).copied()),
+    };
+    HeadData {
+        q: part(q, spec.heads, head),
+        k: part(k, spec.kv_heads, kv_head),
+        c,
+        dim,
+        scale: spec.scale,
+        window: spec.window,
+    }
+}

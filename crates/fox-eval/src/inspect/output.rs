@@ -1,0 +1,251 @@
+//! The inspection as numbers and as a page.
+
+use serde_json::{Value, json};
+
+use super::{GLOBAL_FROM, HeadPicture, HeadSummary, Inspection, LOCAL_BELOW, Reach};
+use crate::plot::{DotPlot, DotRow, Image, MatrixImage, Scale};
+use crate::report::Page;
+
+/// Tokens shown on their gates' colours.
+const EXCERPT: usize = 160;
+/// Tokens in the table of gates.
+const TOKEN_ROWS: usize = 10;
+
+impl Inspection {
+    /// The raw numbers: every head, the pictures' values and the gates of the chosen heads.
+    pub fn json(&self) -> Value {
+        let matrix = |m: &MatrixImage| {
+            // JSON has no NaN: entries above the diagonal are null.
+            let rows: Vec<Vec<Option<f32>>> = m
+                .values
+                .chunks(m.cols)
+                .map(|row| row.iter().map(|v| v.is_finite().then_some(*v as f32)).collect())
+                .collect();
+            json!(rows)
+        };
+        let picture = |p: &HeadPicture| {
+            json!({
+                "layer": p.place.0,
+                "head": p.place.1,
+                "gates": p.gates,
+                "forget_matrix": p.forget.as_ref().map(matrix),
+                "attention_map": matrix(&p.attention.map),
+                "queries_sampled": p.attention.rows,
+            })
+        };
+        json!({
+            "model": self.model,
+            "tokens": self.tokens,
+            "log_pruning_tolerance": self.log_pruning_tolerance,
+            "heads": self.heads,
+            "pictures": self.pictures.iter().map(picture).collect::<Vec<_>>(),
+            "token_gates": self.token_gates,
+        })
+    }
+
+    /// Share of all attention blocks that pruning skips.
+    pub fn pruned(&self) -> f64 {
+        let sum = |pick: fn(&HeadSummary) -> i64| self.heads.iter().map(pick).sum::<i64>() as f64;
+        1.0 - sum(|h| h.blocks_visited) / sum(|h| h.blocks).max(1.0)
+    }
+
+    /// The self-contained page; `decode` gives the text of a token.
+    pub fn page(&self, decode: &dyn Fn(u32) -> String) -> Page {
+        let mut page = Page::new(
+            &format!("What {} forgets", self.model),
+            &format!(
+                "{} tokens, {} heads. Everything on this page was computed from the model's own forget gates, queries and keys.",
+                self.tokens.len(),
+                self.heads.len()
+            ),
+        );
+        self.add_facts(&mut page);
+        self.add_memory(&mut page);
+        self.add_pictures(&mut page, "A head's forget matrix and its attention");
+        self.add_tokens(&mut page, decode);
+        self.add_table(&mut page);
+        page
+    }
+
+    fn add_facts(&self, page: &mut Page) {
+        let mut facts = Vec::new();
+        for reach in [Reach::Local, Reach::Medium, Reach::Global] {
+            let count =
+                self.heads.iter().filter(|h| h.half_life.is_some_and(|l| l.reach == reach)).count();
+            let meaning = match reach {
+                Reach::Local => format!("local heads (half-life below {LOCAL_BELOW} tokens)"),
+                Reach::Medium => "medium heads".to_string(),
+                Reach::Global => format!("global heads ({GLOBAL_FROM} tokens and more)"),
+            };
+            facts.push((count.to_string(), meaning));
+        }
+        facts.push((
+            format!("{:.0}%", 100.0 * self.pruned()),
+            format!("of the attention blocks skipped (tolerance e^{})", self.log_pruning_tolerance),
+        ));
+        if self.heads.iter().any(|h| h.half_life.is_some()) {
+            page.facts(&facts);
+        } else {
+            page.text("This model has no forget gates: it can only ignore, not forget.");
+        }
+    }
+
+    /// Half-lives and gates over the text.
+    pub fn add_memory(&self, page: &mut Page) {
+        let mut charts: Vec<String> =
+            half_life_chart(&self.heads).into_iter().map(|c| c.fragment()).collect();
+        for (layer, strip) in self.gate_strips.iter().enumerate() {
+            charts.push(strip.fragment(&Image {
+                title: format!("Gates of layer {layer} over the text"),
+                x_label: "position (tokens)".into(),
+                y_label: String::new(),
+                x_max: self.tokens.len() as f64,
+                y_max: strip.rows as f64,
+                range: (0.0, 1.0),
+                aspect: (18.0 / strip.rows as f64).clamp(1.2, 5.0),
+                row_names: (0..strip.rows).map(|h| format!("H{h}")).collect(),
+            }));
+        }
+        if !charts.is_empty() {
+            page.heading("How long each head remembers");
+            page.text("The half-life is how many tokens it takes until what a head has read weighs half. Dots are medians over the text, lines reach from the 10% to the 90% quantile.");
+            page.charts(&charts);
+        }
+    }
+
+    /// F and A of the chosen heads.
+    pub fn add_pictures(&self, page: &mut Page, heading: &str) {
+        page.heading(heading);
+        page.text("Left, the forget matrix F: how much of key j is left when query i looks. Right, the attention map A of the same head: where it looks, on a logarithmic scale.");
+        page.charts(&self.attention_charts());
+    }
+
+    /// F, where there are gates, and A of the chosen heads, as SVG fragments.
+    pub fn attention_charts(&self) -> Vec<String> {
+        let mut charts = Vec::new();
+        for picture in &self.pictures {
+            let n = self.tokens.len() as f64;
+            let name = format!("L{} H{}", picture.place.0, picture.place.1);
+            let image = |title: String, range| Image {
+                title,
+                x_label: "key j (tokens)".into(),
+                y_label: "query i".into(),
+                x_max: n,
+                y_max: n,
+                range,
+                aspect: 1.0,
+                row_names: Vec::new(),
+            };
+            if let Some(forget) = &picture.forget {
+                charts
+                    .push(forget.fragment(&image(format!("{name}: forget matrix F"), (0.0, 1.0))));
+            }
+            let map = log_shares(&picture.attention.map);
+            let title = format!("{name}: attention map A, log10 of the share");
+            charts.push(map.fragment(&image(title, (-3.0, 0.0))));
+        }
+        charts
+    }
+
+    fn add_tokens(&self, page: &mut Page, decode: &dyn Fn(u32) -> String) {
+        if self.token_gates.is_empty() {
+            return;
+        }
+        page.heading("What makes it forget");
+        page.text("Mean gate over all heads when a token is read; tokens that occur at least twice. A low gate wipes what came before.");
+        let mut rows = vec![["token", "occurs", "mean gate"].map(String::from).to_vec()];
+        let row = |t: &super::TokenGate| {
+            let text = format!("{:?}", decode(t.id));
+            vec![text, t.count.to_string(), format!("{:.3}", t.mean_gate)]
+        };
+        let n = self.token_gates.len();
+        if n > 2 * TOKEN_ROWS {
+            rows.extend(self.token_gates[..TOKEN_ROWS].iter().map(row));
+            rows.push(vec!["...".into(), String::new(), String::new()]);
+            rows.extend(self.token_gates[n - TOKEN_ROWS..].iter().map(row));
+        } else {
+            rows.extend(self.token_gates.iter().map(row));
+        }
+        page.table(&rows);
+        for picture in self.pictures.iter().filter(|p| p.forget.is_some()).take(2) {
+            page.text(&format!(
+                "The start of the text on the gates of L{} H{} (yellow: kept, dark: forgotten):",
+                picture.place.0, picture.place.1
+            ));
+            let tokens = self.tokens.iter().zip(&picture.gates).take(EXCERPT);
+            let tokens: Vec<(String, f64)> =
+                tokens.map(|(id, gate)| (decode(*id), f64::from(*gate))).collect();
+            page.tokens(&tokens);
+        }
+    }
+
+    fn add_table(&self, page: &mut Page) {
+        page.heading("All heads");
+        let head = [
+            "head",
+            "half-life",
+            "reach",
+            "mean gate",
+            "entropy (nats)",
+            "evenness",
+            "mean distance",
+            "blocks pruned",
+        ];
+        let mut rows = vec![head.map(String::from).to_vec()];
+        for h in &self.heads {
+            rows.push(vec![
+                h.name(),
+                h.half_life.map_or("-".into(), |l| tokens(l.median)),
+                h.half_life.map_or("-".into(), |l| l.reach.name().into()),
+                h.mean_gate.map_or("-".into(), |g| format!("{g:.3}")),
+                format!("{:.2}", h.entropy),
+                format!("{:.2}", h.evenness),
+                tokens(h.distance),
+                format!("{:.0}%", 100.0 * h.pruned()),
+            ]);
+        }
+        page.table(&rows);
+    }
+}
+
+/// Half-life of every head; `None` without gates.
+pub fn half_life_chart(heads: &[HeadSummary]) -> Option<DotPlot> {
+    // An axis has no place for infinity; this is far beyond any text.
+    const FOREVER: f64 = 1e6;
+    let row = |h: &HeadSummary| {
+        let life = h.half_life?;
+        Some(DotRow {
+            name: h.name(),
+            value: life.median.clamp(0.5, FOREVER),
+            spread: Some((life.low.clamp(0.5, FOREVER), life.high.clamp(0.5, FOREVER))),
+            color: match life.reach {
+                Reach::Local => 0,
+                Reach::Medium => 4,
+                Reach::Global => 1,
+            },
+        })
+    };
+    let rows: Vec<DotRow> = heads.iter().filter_map(row).collect();
+    (!rows.is_empty()).then(|| DotPlot {
+        title: "Half-life of every head".into(),
+        x_label: "tokens until half is forgotten".into(),
+        x_scale: Scale::Log2,
+        rows,
+        legend: vec![("local".into(), 0), ("medium".into(), 4), ("global".into(), 1)],
+        marks: Vec::new(),
+    })
+}
+
+/// Shares on a logarithmic scale; zeros stay at the bottom.
+fn log_shares(map: &MatrixImage) -> MatrixImage {
+    let log = |v: &f64| if v.is_nan() { f64::NAN } else { v.max(1e-9).log10() };
+    MatrixImage { values: map.values.iter().map(log).collect(), ..map.clone() }
+}
+
+fn tokens(count: f64) -> String {
+    match count {
+        c if c >= 1e6 => "> 1M".into(),
+        c if c >= 100.0 => format!("{c:.0}"),
+        c => format!("{c:.1}"),
+    }
+}

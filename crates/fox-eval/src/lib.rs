@@ -1,0 +1,20 @@
+//! Evaluation of language models: what they predict at every position, what they find again in a long
+//! text, and what they forget.
+//!
+//! - [`loss`]: loss at every position, its slope, and perplexities, with bootstrap intervals.
+//! - [`needle`]: what a model finds again in a long text.
+//! - [`inspect`]: forget gates, half-lives, attention, pruning.
+//! - [`plot`] and [`report`]: the pictures, and the page they stand on.
+
+pub mod error;
+pub mod files;
+pub mod inspect;
+pub mod loss;
+pub mod needle;
+pub mod plot;
+pub mod report;
+pub mod stats;
+mod subject;
+
+pub use error::{Error, Result};
+pub use subject::Subject;

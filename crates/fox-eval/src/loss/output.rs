@@ -1,0 +1,172 @@
+//! The results as files: JSON, CSV and pictures.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::LossCurve;
+use crate::files::write_whole;
+use crate::plot::{LineChart, Scale, Series, VerticalMark, standalone};
+use crate::{Error, Result};
+
+/// Points of L(i) in a picture: more than a screen has pixels would only make the file larger.
+const DRAWN_POINTS: usize = 600;
+
+/// The curves of several models on the same data.
+#[derive(Clone, Debug, Serialize)]
+pub struct LossReport {
+    /// Which data.
+    pub data: String,
+    /// One curve per model.
+    pub curves: Vec<LossCurve>,
+}
+
+impl LossReport {
+    /// Writes `loss.json` (everything), `loss.csv` (L(i) per position and model), `loss.svg` and
+    /// `slope.svg` into a folder; returns their paths.
+    pub fn write(&self, folder: &Path) -> Result<Vec<PathBuf>> {
+        let json = serde_json::to_vec_pretty(self).map_err(|e| Error::BadFile {
+            path: folder.join("loss.json"),
+            detail: e.to_string(),
+        })?;
+        let files = [
+            ("loss.json", json),
+            ("loss.csv", self.csv().into_bytes()),
+            ("loss.svg", standalone(&loss_chart(&self.curves).fragment()).into_bytes()),
+            ("slope.svg", standalone(&slope_chart(&self.curves).fragment()).into_bytes()),
+        ];
+        let mut written = Vec::new();
+        for (name, contents) in files {
+            let path = folder.join(name);
+            write_whole(&path, &contents)?;
+            written.push(path);
+        }
+        Ok(written)
+    }
+
+    /// One line per position, counted from 1, one column per model.
+    fn csv(&self) -> String {
+        let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+        let mut csv = String::from("position");
+        for curve in &self.curves {
+            let _ = write!(csv, ",{}", quoted(&curve.model));
+        }
+        csv.push('\n');
+        let longest = self.curves.iter().map(|c| c.length).max().unwrap_or(0);
+        for i in 0..longest {
+            let _ = write!(csv, "{}", i + 1);
+            for curve in &self.curves {
+                match curve.per_position.get(i) {
+                    Some(loss) => _ = write!(csv, ",{loss}"),
+                    None => csv.push(','),
+                }
+            }
+            csv.push('\n');
+        }
+        csv
+    }
+}
+
+/// L(i), smoothed, with 95% bands, on a logarithmic axis of positions.
+pub fn loss_chart(curves: &[LossCurve]) -> LineChart {
+    let mut chart =
+        LineChart::new("Loss at every position", "position i (tokens)", "loss L(i), nats");
+    chart.x_scale = Scale::Log2;
+    chart.marks = training_marks(curves);
+    // The first few positions are so much worse than the rest that they would flatten everything else.
+    let first = curves.iter().map(|c| c.length).max().unwrap_or(0) as f64 / 256.0;
+    for (color, curve) in curves.iter().enumerate() {
+        let points = curve.smooth.iter().filter(|p| p.position >= first);
+        let mut series = Series::new(
+            &curve.model,
+            color,
+            points.clone().map(|p| (p.position, p.loss.value)).collect(),
+        );
+        series.band = points.map(|p| (p.position, p.loss.low, p.loss.high)).collect();
+        chart.series.push(series);
+    }
+    chart
+}
+
+/// dL/d(ln i) with 95% bands; below 0, more context still helps.
+pub fn slope_chart(curves: &[LossCurve]) -> LineChart {
+    let mut chart = LineChart::new(
+        "Slope of the loss",
+        "position i (tokens)",
+        "dL / d ln i (below 0: improving)",
+    );
+    chart.x_scale = Scale::Log2;
+    chart.marks = training_marks(curves);
+    let last = curves.iter().map(|c| c.length).max().unwrap_or(0) as f64;
+    let first = last / 64.0;
+    for (color, curve) in curves.iter().enumerate() {
+        let points = curve.smooth.iter().filter(|p| p.position >= first);
+        let mut series = Series::new(
+            &curve.model,
+            color,
+            points.clone().map(|p| (p.position, p.slope.value)).collect(),
+        );
+        series.band = points.map(|p| (p.position, p.slope.low, p.slope.high)).collect();
+        chart.series.push(series);
+    }
+    let zero = Series {
+        points: vec![(first.max(1.0), 0.0), (last, 0.0)],
+        color: 5,
+        dashed: true,
+        ..Series::default()
+    };
+    chart.series.push(zero);
+    chart
+}
+
+fn training_marks(curves: &[LossCurve]) -> Vec<VerticalMark> {
+    let mut lengths: Vec<usize> = curves.iter().filter_map(|c| c.training_length).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    let mark = |l: usize| VerticalMark { x: l as f64, label: "training length".into() };
+    lengths.into_iter().map(mark).collect()
+}
+
+/// L(i) as measured, thinned by averaging neighbours.
+pub fn raw_points(curve: &LossCurve) -> Vec<(f64, f64)> {
+    let block = curve.length.div_ceil(DRAWN_POINTS).max(1);
+    let mean = |(k, part): (usize, &[f64])| {
+        let middle = (k * block) as f64 + (part.len() + 1) as f64 / 2.0;
+        (middle, part.iter().sum::<f64>() / part.len() as f64)
+    };
+    curve.per_position.chunks(block).enumerate().map(mean).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Bins, LossSums};
+    use super::*;
+
+    fn curve(name: &str, length: usize) -> LossCurve {
+        let mut sums = LossSums::new(length);
+        sums.add(&vec![2.0; length], &Bins::new(length));
+        LossCurve::new(name, &sums, Some(length / 2))
+    }
+
+    #[test]
+    fn all_files_are_written_and_say_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let report = LossReport { data: "d".into(), curves: vec![curve("a", 8), curve("b\"", 4)] };
+        let files = report.write(folder.path()).unwrap();
+        assert_eq!(files.len(), 4);
+        let csv = std::fs::read_to_string(&files[1]).unwrap();
+        let lines: Vec<&str> = csv.lines().collect();
+        assert_eq!((lines[0], lines[1], lines[8]), ("position,\"a\",\"b\"\"\"", "1,2,2", "8,2,"));
+        let json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&files[0]).unwrap()).unwrap();
+        assert_eq!(json["curves"][0]["per_position"][7], 2.0);
+        assert_eq!(json["curves"][0]["training_length"], 4);
+    }
+
+    #[test]
+    fn raw_points_average_neighbours() {
+        let points = raw_points(&curve("a", 1200));
+        assert_eq!((points.len(), points[0]), (600, (1.5, 2.0)));
+    }
+}

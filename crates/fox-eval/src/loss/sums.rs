@@ -1,0 +1,139 @@
+//! The running sums of an evaluation: all that is kept, however many documents there are.
+
+use serde::{Deserialize, Serialize};
+
+use super::Bins;
+
+/// Documents are dealt to this many groups; up to as many documents, each is a group of its own. The
+/// bootstrap draws groups.
+pub const GROUPS: usize = 256;
+
+/// Sums of losses by position, and by bin for every group of documents.
+///
+/// Stored as bit patterns, so that a resumed evaluation ends with the very sums of one that was never
+/// stopped.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossSums {
+    length: usize,
+    /// Documents added so far, the next one to be added.
+    pub documents: u64,
+    /// Documents passed over because they were too short.
+    pub skipped: u64,
+    position_bits: Vec<u64>,
+    group_bits: Vec<Vec<u64>>,
+    group_documents: Vec<u64>,
+}
+
+impl LossSums {
+    /// Nothing yet, for documents of `length` tokens.
+    pub fn new(length: usize) -> Self {
+        LossSums {
+            length,
+            documents: 0,
+            skipped: 0,
+            position_bits: vec![0; length],
+            group_bits: Vec::new(),
+            group_documents: Vec::new(),
+        }
+    }
+
+    /// Tokens of a document.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Whether sums read from a file fit together.
+    pub(super) fn is_consistent(&self) -> bool {
+        let bins = Bins::new(self.length.max(1)).len();
+        self.length > 0
+            && self.position_bits.len() == self.length
+            && self.group_bits.len() == self.group_documents.len()
+            && self.group_bits.len() <= GROUPS
+            && self.group_bits.iter().all(|g| g.len() == bins)
+            && self.group_documents.iter().sum::<u64>() == self.documents
+    }
+
+    /// Adds the losses of one document; `losses` has [`Self::length`] entries.
+    pub fn add(&mut self, losses: &[f32], bins: &Bins) {
+        let group = (self.documents % GROUPS as u64) as usize;
+        if group == self.group_bits.len() {
+            self.group_bits.push(vec![0; bins.len()]);
+            self.group_documents.push(0);
+        }
+        for (bits, loss) in self.position_bits.iter_mut().zip(losses) {
+            add(bits, f64::from(*loss));
+        }
+        for bin in 0..bins.len() {
+            let sum = losses[bins.range(bin)].iter().map(|l| f64::from(*l)).sum();
+            add(&mut self.group_bits[group][bin], sum);
+        }
+        self.group_documents[group] += 1;
+        self.documents += 1;
+    }
+
+    /// L(i): the mean loss at every position.
+    pub fn mean(&self) -> Vec<f64> {
+        let n = self.documents as f64;
+        self.position_bits.iter().map(|b| f64::from_bits(*b) / n).collect()
+    }
+
+    /// Number of groups that have documents.
+    pub fn groups(&self) -> usize {
+        self.group_bits.len()
+    }
+
+    /// Mean loss of every bin, with the groups weighted.
+    pub fn bin_means(&self, weights: Option<&[u32]>, bins: &Bins) -> Vec<f64> {
+        let weight = |g: usize| weights.map_or(1.0, |w| f64::from(w[g]));
+        let documents: f64 =
+            self.group_documents.iter().enumerate().map(|(g, n)| weight(g) * *n as f64).sum();
+        (0..bins.len())
+            .map(|bin| {
+                let sums = self.group_bits.iter().enumerate();
+                let sum: f64 = sums.map(|(g, s)| weight(g) * f64::from_bits(s[bin])).sum();
+                sum / (documents * bins.range(bin).len() as f64)
+            })
+            .collect()
+    }
+}
+
+fn add(bits: &mut u64, term: f64) {
+    *bits = (f64::from_bits(*bits) + term).to_bits();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_two_documents_by_hand() {
+        let bins = Bins::new(4);
+        let mut sums = LossSums::new(4);
+        sums.add(&[4.0, 2.0, 1.0, 3.0], &bins);
+        sums.add(&[2.0, 2.0, 3.0, 3.0], &bins);
+        assert_eq!(sums.mean(), [3.0, 2.0, 2.0, 3.0]);
+        assert_eq!(sums.bin_means(None, &bins), [3.0, 2.0, 2.0, 3.0]);
+        assert_eq!(sums.bin_means(Some(&[0, 1]), &bins), [2.0, 2.0, 3.0, 3.0]);
+        assert!(sums.is_consistent());
+    }
+
+    #[test]
+    fn memory_does_not_grow_with_documents() {
+        let bins = Bins::new(8);
+        let mut sums = LossSums::new(8);
+        for _ in 0..1000 {
+            sums.add(&[1.0; 8], &bins);
+        }
+        assert_eq!(sums.groups(), GROUPS);
+        assert!(sums.mean().iter().all(|m| *m == 1.0));
+    }
+
+    #[test]
+    fn sums_survive_a_file_bit_by_bit() {
+        let bins = Bins::new(3);
+        let mut sums = LossSums::new(3);
+        sums.add(&[0.1, 1.0 / 3.0, 2e-7], &bins);
+        let text = serde_json::to_string(&sums).unwrap();
+        assert_eq!(serde_json::from_str::<LossSums>(&text).unwrap(), sums);
+    }
+}

@@ -1,0 +1,105 @@
+//! Who answers: a model, or anything else that can continue a text.
+
+use fox_model::{Cache, ForwardOptions, Model, Pruning};
+
+use crate::{Error, Result};
+
+/// What a reader says after a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reading {
+    /// The greedy continuation.
+    pub greedy: Vec<u32>,
+    /// Natural log of the probability of each continuation that was asked for.
+    pub log_probs: Vec<f64>,
+}
+
+/// Continues a text and judges continuations.
+pub trait Reader {
+    /// Reads `prompt`, generates `greedy` tokens and scores each of `continuations`.
+    fn read(
+        &mut self,
+        prompt: &[u32],
+        continuations: &[Vec<u32>],
+        greedy: usize,
+    ) -> Result<Reading>;
+}
+
+/// A language model. The prompt is computed once; every continuation branches off its decode state.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelReader<'a> {
+    model: &'a Model,
+    options: ForwardOptions,
+}
+
+impl<'a> ModelReader<'a> {
+    /// A reader that skips attention blocks as `pruning` says.
+    pub fn new(model: &'a Model, pruning: Pruning) -> Self {
+        ModelReader { model, options: ForwardOptions { pruning, ..ForwardOptions::default() } }
+    }
+
+    /// Log-probabilities of the next token after `ids`.
+    fn step(&self, ids: &[u32], cache: &mut Cache) -> Result<Vec<f64>> {
+        let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        let logits = self.model.decode(&[&ids], cache, &self.options)?.to_f64()?;
+        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
+        let norm = largest + sum.ln();
+        Ok(logits.into_iter().map(|x| x - norm).collect())
+    }
+}
+
+impl Reader for ModelReader<'_> {
+    fn read(
+        &mut self,
+        prompt: &[u32],
+        continuations: &[Vec<u32>],
+        greedy: usize,
+    ) -> Result<Reading> {
+        if prompt.is_empty() {
+            return Err(Error::Empty { what: "the prompt".into() });
+        }
+        let longest = continuations.iter().map(Vec::len).max().unwrap_or(0).max(greedy);
+        let mut cache = self.model.new_cache(1, prompt.len() + longest)?;
+        let first = self.step(prompt, &mut cache)?;
+        let mut log_probs = Vec::with_capacity(continuations.len());
+        for continuation in continuations {
+            // A single token needs no step of its own: the prompt's last logits judge it.
+            let mut branch = (continuation.len() > 1).then(|| cache.clone());
+            let (mut total, mut next) = (0.0, first.clone());
+            for (i, id) in continuation.iter().enumerate() {
+                total += log_prob(&next, *id)?;
+                if let Some(branch) = branch.as_mut().filter(|_| i + 1 < continuation.len()) {
+                    next = self.step(&[*id], branch)?;
+                }
+            }
+            log_probs.push(total);
+        }
+        let mut answer = Vec::with_capacity(greedy);
+        let mut next = first;
+        while answer.len() < greedy {
+            let best = argmax(&next);
+            answer.push(best);
+            if answer.len() < greedy {
+                next = self.step(&[best], &mut cache)?;
+            }
+        }
+        Ok(Reading { greedy: answer, log_probs })
+    }
+}
+
+fn log_prob(next: &[f64], id: u32) -> Result<f64> {
+    next.get(id as usize).copied().ok_or_else(|| {
+        Error::Argument(format!("token {id} is outside the model's {} ids", next.len()))
+    })
+}
+
+/// The first of the largest values.
+fn argmax(values: &[f64]) -> u32 {
+    let mut best = 0;
+    for (i, value) in values.iter().enumerate() {
+        if *value > values[best] {
+            best = i;
+        }
+    }
+    best as u32
+}

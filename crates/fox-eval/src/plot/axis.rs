@@ -1,0 +1,184 @@
+//! Axes: from values to places, and where the ticks stand.
+
+/// How values are laid out along an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// Equal differences are equally far apart.
+    Linear,
+    /// Equal ratios are equally far apart; ticks at powers of two. Values must be above 0.
+    Log2,
+    /// Equal ratios are equally far apart; ticks at powers of ten. Values must be above 0.
+    Log10,
+}
+
+/// One axis: values `low..=high` on places `from..=to`.
+#[derive(Clone, Debug)]
+pub(super) struct Axis {
+    scale: Scale,
+    low: f64,
+    high: f64,
+    from: f64,
+    to: f64,
+}
+
+impl Axis {
+    /// An axis that holds all `values`; those that are not finite, or not above 0 on a logarithmic
+    /// axis, are left out.
+    pub(super) fn around(values: impl Iterator<Item = f64>, scale: Scale) -> Self {
+        let fits = |v: &f64| v.is_finite() && (scale == Scale::Linear || *v > 0.0);
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for value in values.filter(fits) {
+            (low, high) = (low.min(value), high.max(value));
+        }
+        if low > high {
+            (low, high) = (1.0, 2.0);
+        }
+        if low == high {
+            (low, high) = match scale {
+                Scale::Linear => (low - 0.5, high + 0.5),
+                Scale::Log2 | Scale::Log10 => (low / 2.0, high * 2.0),
+            };
+        }
+        Axis { scale, low, high, from: 0.0, to: 1.0 }
+    }
+
+    /// Widened by a share of its length on both sides, so that lines do not touch the frame.
+    pub(super) fn padded(mut self, share: f64) -> Self {
+        let (low, high) = (self.forward(self.low), self.forward(self.high));
+        let pad = (high - low) * share;
+        (self.low, self.high) = (self.backward(low - pad), self.backward(high + pad));
+        self
+    }
+
+    /// The same axis between two places.
+    pub(super) fn placed(self, from: f64, to: f64) -> Self {
+        Axis { from, to, ..self }
+    }
+
+    fn forward(&self, value: f64) -> f64 {
+        match self.scale {
+            Scale::Linear => value,
+            Scale::Log2 | Scale::Log10 => value.ln(),
+        }
+    }
+
+    fn backward(&self, value: f64) -> f64 {
+        match self.scale {
+            Scale::Linear => value,
+            Scale::Log2 | Scale::Log10 => value.exp(),
+        }
+    }
+
+    /// The place of a value; `None` when the axis cannot show it.
+    pub(super) fn place(&self, value: f64) -> Option<f64> {
+        let (low, high) = (self.forward(self.low), self.forward(self.high));
+        let share = (self.forward(value) - low) / (high - low);
+        share.is_finite().then(|| self.from + share * (self.to - self.from))
+    }
+
+    /// Values to mark, each with its label; about `wanted` of them.
+    pub(super) fn ticks(&self, wanted: usize) -> Vec<(f64, String)> {
+        let wanted = wanted.max(2);
+        match self.scale {
+            Scale::Linear => self.linear_ticks(wanted),
+            Scale::Log2 => self.power_ticks(2.0, wanted),
+            Scale::Log10 => {
+                let ticks = self.power_ticks(10.0, wanted);
+                // Less than a decade: powers would leave the axis bare.
+                if ticks.len() < 2 { self.linear_ticks(wanted) } else { ticks }
+            }
+        }
+    }
+
+    fn linear_ticks(&self, wanted: usize) -> Vec<(f64, String)> {
+        let raw = (self.high - self.low) / wanted as f64;
+        let power = 10f64.powf(raw.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0]
+            .into_iter()
+            .map(|m| m * power)
+            .find(|s| *s >= raw)
+            .unwrap_or(10.0 * power);
+        let decimals = (-step.log10().floor()).clamp(0.0, 9.0) as usize;
+        let first = (self.low / step).ceil() as i64;
+        (first..)
+            .map(|k| k as f64 * step)
+            .take_while(|v| *v <= self.high + step * 1e-9)
+            .map(|v| (v, label(v, decimals)))
+            .collect()
+    }
+
+    fn power_ticks(&self, base: f64, wanted: usize) -> Vec<(f64, String)> {
+        let exponent = |v: f64| v.ln() / base.ln();
+        let (first, last) =
+            (exponent(self.low * 0.999).ceil() as i32, exponent(self.high * 1.001).floor() as i32);
+        let every = ((last - first).max(0) as usize + 1).div_ceil(wanted) as i32;
+        (first..=last)
+            .filter(|k| k.rem_euclid(every) == 0)
+            .map(|k| {
+                let v = base.powi(k);
+                (v, label(v, if k < 0 { (-k).min(6) as usize } else { 0 }))
+            })
+            .collect()
+    }
+}
+
+/// A number as people write it on an axis: `16k` for 16384, `2.5M`, plain below.
+pub(super) fn label(value: f64, decimals: usize) -> String {
+    let binary = value >= 1024.0 && value % 1024.0 == 0.0;
+    let (size, k) = (value.abs(), if binary { 1024.0 } else { 1000.0 });
+    match size {
+        s if s >= k * k && (s / (k * k)).fract() == 0.0 => format!("{}M", value / (k * k)),
+        s if s >= 1e6 => format!("{:.1}M", value / 1e6),
+        s if s >= 1024.0 && (s / k).fract() == 0.0 => format!("{}k", value / k),
+        s if s >= 1e4 => format!("{:.1}k", value / 1e3),
+        _ => {
+            let text = format!("{value:.decimals$}");
+            if text.trim_start_matches('-').chars().all(|c| matches!(c, '0' | '.')) {
+                text.trim_start_matches('-').to_string()
+            } else {
+                text
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(values: [f64; 2], scale: Scale, wanted: usize) -> Vec<String> {
+        let axis = Axis::around(values.into_iter(), scale);
+        axis.ticks(wanted).into_iter().map(|(_, label)| label).collect()
+    }
+
+    #[test]
+    fn ticks_are_round_numbers() {
+        assert_eq!(
+            labels([0.0, 1.0], Scale::Linear, 5),
+            ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+        );
+        assert_eq!(labels([1.31, 1.52], Scale::Linear, 4), ["1.4", "1.5"]);
+        assert_eq!(
+            labels([-0.1, 0.1], Scale::Linear, 4),
+            ["-0.10", "-0.05", "0.00", "0.05", "0.10"]
+        );
+        assert_eq!(labels([0.0, 4_000_000.0], Scale::Linear, 4), ["0", "1M", "2M", "3M", "4M"]);
+    }
+
+    #[test]
+    fn powers_are_thinned_out() {
+        assert_eq!(labels([512.0, 4096.0], Scale::Log2, 6), ["512", "1k", "2k", "4k"]);
+        assert_eq!(labels([1.0, 65536.0], Scale::Log2, 6), ["1", "8", "64", "512", "4k", "32k"]);
+        assert_eq!(labels([0.01, 10.0], Scale::Log10, 6), ["0.01", "0.1", "1", "10"]);
+    }
+
+    #[test]
+    fn places_are_proportional_and_bad_values_have_none() {
+        let axis = Axis::around([1.0, 100.0].into_iter(), Scale::Log10).placed(0.0, 10.0);
+        assert!((axis.place(10.0).unwrap() - 5.0).abs() < 1e-12);
+        assert_eq!(axis.place(0.0), None);
+        assert_eq!(axis.place(f64::NAN), None);
+        let empty = Axis::around([f64::NAN].into_iter(), Scale::Linear);
+        assert!(empty.place(1.5).is_some());
+    }
+}

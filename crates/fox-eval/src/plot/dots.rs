@@ -1,0 +1,137 @@
+//! Dot plots: one row per thing, a dot for its value and a line for its spread.
+
+use std::fmt::Write as _;
+
+use super::axis::Axis;
+use super::{Anchor, Scale, WIDTH, escape, n, open, segment, series_color, text, text_width};
+
+/// One row of a dot plot.
+#[derive(Clone, Debug)]
+pub struct DotRow {
+    /// At the left.
+    pub name: String,
+    /// Where the dot is.
+    pub value: f64,
+    /// Ends of the line through the dot.
+    pub spread: Option<(f64, f64)>,
+    /// Which of the series colours.
+    pub color: usize,
+}
+
+/// A dot plot.
+#[derive(Clone, Debug)]
+pub struct DotPlot {
+    /// Above the plot.
+    pub title: String,
+    /// Under the axis.
+    pub x_label: String,
+    /// Layout of the axis.
+    pub x_scale: Scale,
+    /// The rows, top to bottom.
+    pub rows: Vec<DotRow>,
+    /// What the colours mean: name and colour.
+    pub legend: Vec<(String, usize)>,
+    /// Vertical lines at these places, each with a name.
+    pub marks: Vec<(f64, String)>,
+}
+
+impl DotPlot {
+    /// The SVG fragment.
+    pub fn fragment(&self) -> String {
+        let longest = self.rows.iter().map(|r| text_width(&r.name)).fold(20.0, f64::max);
+        let (left, right) = (longest.min(160.0) + 12.0, WIDTH - 18.0);
+        let legend = if self.legend.is_empty() { 0.0 } else { 18.0 };
+        // Marks have names of their own, above the frame.
+        let names = if self.marks.is_empty() { 0.0 } else { 14.0 };
+        let top = 28.0 + legend + names;
+        let height = if self.rows.len() > 24 { 13.0 } else { 19.0 };
+        let bottom = top + height * self.rows.len() as f64 + 4.0;
+        let values = self.rows.iter().flat_map(|r| {
+            let (low, high) = r.spread.unwrap_or((r.value, r.value));
+            [r.value, low, high]
+        });
+        let values = values.chain(self.marks.iter().map(|m| m.0));
+        let x = Axis::around(values, self.x_scale).padded(0.03).placed(left, right);
+
+        let mut svg = open(bottom + 42.0, &self.title);
+        text(&mut svg, (left, 17.0), Anchor::Start, "title", &self.title);
+        let mut at = left;
+        for (name, color) in &self.legend {
+            let _ = write!(
+                svg,
+                "<circle cx=\"{}\" cy=\"31\" r=\"4.5\" style=\"fill:{}\"/>",
+                n(at + 5.0),
+                series_color(*color)
+            );
+            text(&mut svg, (at + 14.0, 35.0), Anchor::Start, "", name);
+            at += 28.0 + text_width(name);
+        }
+        for (value, label) in x.ticks(6) {
+            let Some(at) = x.place(value) else { continue };
+            segment(&mut svg, "grid", (at, top), (at, bottom));
+            text(&mut svg, (at, bottom + 16.0), Anchor::Middle, "dim", &label);
+        }
+        for (value, label) in &self.marks {
+            let Some(at) = x.place(*value) else { continue };
+            segment(&mut svg, "mark", (at, top), (at, bottom));
+            let half = text_width(label) / 2.0;
+            let at = at.clamp(left + half, right - half);
+            text(&mut svg, (at, top - 4.0), Anchor::Middle, "dim", label);
+        }
+        for (i, row) in self.rows.iter().enumerate() {
+            let y = top + height * (i as f64 + 0.5) + 2.0;
+            dot(&mut svg, row, &x, left, y);
+        }
+        text(&mut svg, ((left + right) / 2.0, bottom + 34.0), Anchor::Middle, "", &self.x_label);
+        svg.push_str("</svg>");
+        svg
+    }
+}
+
+fn dot(svg: &mut String, row: &DotRow, x: &Axis, left: f64, y: f64) {
+    text(svg, (left - 8.0, y + 4.0), Anchor::End, "dim", &row.name);
+    let color = series_color(row.color);
+    if let Some((Some(low), Some(high))) = row.spread.map(|(a, b)| (x.place(a), x.place(b))) {
+        let _ = write!(
+            svg,
+            "<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" style=\"stroke:{color};stroke-width:2.5;opacity:.45\"/>",
+            n(low),
+            n(y),
+            n(high),
+            n(y)
+        );
+    }
+    if let Some(at) = x.place(row.value) {
+        let _ = write!(
+            svg,
+            "<circle cx=\"{}\" cy=\"{}\" r=\"4.5\" style=\"fill:{color}\"><title>{}: {}</title></circle>",
+            n(at),
+            n(y),
+            escape(&row.name),
+            n(row.value)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_has_a_dot_and_its_spread() {
+        let row = |name: &str, value, spread| DotRow { name: name.into(), value, spread, color: 0 };
+        let plot = DotPlot {
+            title: "half-life".into(),
+            x_label: "tokens".into(),
+            x_scale: Scale::Log2,
+            rows: vec![row("L0 H0", 4.0, Some((2.0, 8.0))), row("L0 H1", f64::NAN, None)],
+            legend: vec![("local".into(), 0)],
+            marks: vec![(32.0, "local".into())],
+        };
+        let svg = plot.fragment();
+        // One in the legend, one in the plot: a value that is no number has none.
+        assert_eq!(svg.matches("<circle ").count(), 2);
+        assert_eq!(svg.matches("opacity:.45").count(), 1);
+        assert!(!svg.contains("NaN"));
+    }
+}

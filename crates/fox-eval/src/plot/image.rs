@@ -1,0 +1,153 @@
+//! Matrices as images: one pixel per block of entries, whatever the size of the matrix.
+
+use std::fmt::Write as _;
+
+use super::color::{Rgb, sequential};
+use super::{Anchor, WIDTH, axis, n, open, png, text};
+
+/// A matrix that is to be shown, already averaged over blocks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatrixImage {
+    /// Rows of pixels, top to bottom.
+    pub rows: usize,
+    /// Columns of pixels.
+    pub cols: usize,
+    /// `rows * cols` values, row by row; what is no number is left blank.
+    pub values: Vec<f64>,
+}
+
+/// How a matrix is shown.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Above the picture.
+    pub title: String,
+    /// Under the picture.
+    pub x_label: String,
+    /// At its left.
+    pub y_label: String,
+    /// What the last column stands for; the first stands for 0.
+    pub x_max: f64,
+    /// What the last row stands for.
+    pub y_max: f64,
+    /// The values that get the two ends of the colour map.
+    pub range: (f64, f64),
+    /// Width over height of the picture.
+    pub aspect: f64,
+    /// Labels of the rows instead of a scale.
+    pub row_names: Vec<String>,
+}
+
+impl MatrixImage {
+    /// The matrix as a PNG in a data URI. Palette entry 0 is transparent black in spirit: a grey that
+    /// works on both backgrounds marks what has no value.
+    pub fn data_uri(&self, range: (f64, f64)) -> String {
+        const BLANK: Rgb = [128, 134, 142];
+        let mut palette = vec![BLANK];
+        palette.extend((0..255).map(|i| sequential(f64::from(i) / 254.0)));
+        let pixels: Vec<u8> = self
+            .values
+            .iter()
+            .map(|v| match (v - range.0) / (range.1 - range.0) {
+                share if share.is_nan() => 0,
+                share => 1 + (share.clamp(0.0, 1.0) * 254.0).round() as u8,
+            })
+            .collect();
+        // Compressing into memory cannot fail.
+        let file = png::encode(self.cols, &pixels, &palette).unwrap_or_default();
+        format!("data:image/png;base64,{}", png::base64(&file))
+    }
+
+    /// The SVG fragment of the matrix.
+    pub fn fragment(&self, image: &Image) -> String {
+        let left = if image.row_names.is_empty() { 50.0 } else { 64.0 };
+        let (top, bar) = (28.0, 48.0);
+        let width = WIDTH - left - bar - 12.0;
+        let height = width / image.aspect;
+        let total = top + height + 38.0;
+        let mut svg = open(total, &image.title);
+        text(&mut svg, (left, 17.0), Anchor::Start, "title", &image.title);
+        let _ = write!(
+            svg,
+            "<image x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" preserveAspectRatio=\"none\" style=\"image-rendering:{}\" href=\"{}\"/>",
+            n(left),
+            n(top),
+            n(width),
+            n(height),
+            // Few pixels should stay squares, many should be averaged when shrunk.
+            if self.cols < 256 { "pixelated" } else { "auto" },
+            self.data_uri(image.range)
+        );
+        for share in [0.0, 0.5, 1.0] {
+            let label = axis::label((image.x_max * share).round(), 0);
+            let anchor = match share {
+                0.0 => Anchor::Start,
+                1.0 => Anchor::End,
+                _ => Anchor::Middle,
+            };
+            text(&mut svg, (left + width * share, top + height + 15.0), anchor, "dim", &label);
+            if image.row_names.is_empty() {
+                let label = axis::label((image.y_max * share).round(), 0);
+                let y = top + height * share + 4.0 + 5.0 * (1.0 - 2.0 * share);
+                text(&mut svg, (left - 6.0, y), Anchor::End, "dim", &label);
+            }
+        }
+        for (i, name) in image.row_names.iter().enumerate() {
+            let y = top + height * (i as f64 + 0.5) / image.row_names.len() as f64 + 4.0;
+            text(&mut svg, (left - 6.0, y), Anchor::End, "dim", name);
+        }
+        let middle = (left + width / 2.0, top + height + 31.0);
+        text(&mut svg, middle, Anchor::Middle, "", &image.x_label);
+        if !image.y_label.is_empty() {
+            super::line::vertical_label(&mut svg, (13.0, top + height / 2.0), &image.y_label);
+        }
+        color_bar(&mut svg, (left + width + 12.0, top), height, image.range);
+        svg.push_str("</svg>");
+        svg
+    }
+}
+
+/// The colour map beside a picture, with its two ends.
+pub(super) fn color_bar(svg: &mut String, at: (f64, f64), height: f64, range: (f64, f64)) {
+    const STEPS: usize = 24;
+    for i in 0..STEPS {
+        let color = super::color::hex(sequential(1.0 - i as f64 / (STEPS - 1) as f64));
+        let _ = write!(
+            svg,
+            "<rect x=\"{}\" y=\"{}\" width=\"10\" height=\"{}\" fill=\"{color}\"/>",
+            n(at.0),
+            n(at.1 + height * i as f64 / STEPS as f64),
+            // A hair of overlap hides the seams between the steps.
+            n(height / STEPS as f64 + 0.4),
+        );
+    }
+    let span = (range.1 - range.0).abs();
+    let decimals =
+        if span >= 10.0 || (range.0.fract() == 0.0 && range.1.fract() == 0.0) { 0 } else { 1 };
+    for (value, y) in [(range.1, at.1 + 10.0), (range.0, at.1 + height)] {
+        text(svg, (at.0 + 14.0, y), Anchor::Start, "dim", &axis::label(value, decimals));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_matrix_becomes_one_image_element() {
+        let matrix = MatrixImage { rows: 2, cols: 2, values: vec![0.0, f64::NAN, 0.5, 1.0] };
+        let image = Image {
+            title: "F".into(),
+            x_label: "key".into(),
+            y_label: "query".into(),
+            x_max: 64.0,
+            y_max: 64.0,
+            range: (0.0, 1.0),
+            aspect: 1.0,
+            row_names: Vec::new(),
+        };
+        let svg = matrix.fragment(&image);
+        assert_eq!(svg.matches("<image ").count(), 1);
+        assert!(svg.contains("data:image/png;base64,iVBORw0KGgo"), "{svg}");
+        assert!(svg.len() < 12_000, "{}", svg.len());
+    }
+}
