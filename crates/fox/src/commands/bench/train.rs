@@ -7,7 +7,8 @@ use clap::ValueEnum;
 use fox_model::{ForwardOptions, Model, ModelConfig, Pruning};
 use fox_tensor::cases::{Rng, relative_error};
 use fox_tensor::speed::matmul_rate;
-use fox_tensor::{AdamW, DType, Device, Gradients, ParamId, Segments, Tape, Tensor};
+use fox_tensor::{Device, Gradients, Segments, Tape, Tensor};
+use fox_train::{Optimizer, OptimizerSettings};
 use serde_json::json;
 
 use super::{machine, median, seconds};
@@ -188,7 +189,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let error = check(&device, args)?;
     let (batch_size, seq) = (args.batch as usize, args.seq as usize);
     let mut model = Model::init(&config, 0, &device)?;
-    let mut optimizer = Moments::new(&model)?;
+    let settings = OptimizerSettings::default();
+    let mut optimizer = Optimizer::new(settings, model.params(), &device)?;
     let batch = Batch::new(&device, batch_size, seq, config.vocab_size)?;
     let (mut steps, mut parts) = (Vec::new(), [Vec::new(), Vec::new(), Vec::new()]);
     let (mut rate, mut last_loss, mut first_loss) = (0.0f64, 0.0, None);
@@ -203,7 +205,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let mut gradients = Gradients::default();
         let (loss, blocks, forward, backward) =
             batch.gradients(&model, &args.options(), &mut gradients)?;
-        let ((), update) = seconds(|| optimizer.step(&mut model, &gradients))?;
+        let (_, update) =
+            seconds(|| Ok(optimizer.step(model.params_mut(), &gradients, settings.peak_lr)?))?;
         last_loss = mean(&loss.to_f64()?);
         first_loss.get_or_insert(last_loss);
         pruned_fraction = pruned(&blocks)?;
@@ -263,45 +266,4 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
-}
-
-/// AdamW's moments, with the recipe's clipping and decay.
-struct Moments {
-    moments: Vec<(ParamId, Tensor, Tensor)>,
-    step: u64,
-}
-
-impl Moments {
-    fn new(model: &Model) -> Result<Self> {
-        let zeros =
-            |id: ParamId| model.device().zeros(model.params().value(id).shape(), DType::F32);
-        let ids = (0..model.params().len()).map(ParamId);
-        let moments = ids
-            .filter(|&id| model.params().spec(id).trainable)
-            .map(|id| Ok((id, zeros(id)?, zeros(id)?)))
-            .collect::<Result<_>>()?;
-        Ok(Moments { moments, step: 0 })
-    }
-
-    fn step(&mut self, model: &mut Model, gradients: &Gradients) -> Result<()> {
-        self.step += 1;
-        let device = model.device().clone();
-        let all: Vec<&Tensor> = gradients.iter().map(|(_, gradient)| gradient).collect();
-        let norm = device.backend().sum_squares(&all)?.sqrt();
-        for (id, m, v) in &mut self.moments {
-            let Some(gradient) = gradients.get(*id) else { continue };
-            let decay = model.params().spec(*id).decay;
-            let step = AdamW {
-                lr: 1e-3,
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: if decay { 0.1 } else { 0.0 },
-                step: self.step,
-                grad_scale: (1.0 / (norm + 1e-6)).min(1.0) as f32,
-            };
-            device.backend().adamw(model.params_mut().value_mut(*id), gradient, m, v, &step)?;
-        }
-        Ok(())
-    }
 }
