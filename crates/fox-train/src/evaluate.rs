@@ -27,7 +27,7 @@ pub struct Evaluation {
     /// Mean over all positions, in nats per token.
     pub loss: f64,
     /// Positions that were predicted.
-    pub tokens: u64,
+    pub predictions: u64,
     /// Means by position, in windows that double: 0-15, 16-31, 32-63 and so on.
     pub by_position: Vec<PositionLoss>,
 }
@@ -111,7 +111,7 @@ fn summarize(sums: &[f64], counts: &[u64]) -> Evaluation {
         .zip(ends)
         .map(|(&from, to)| PositionLoss { from, to, loss: mean(from..to) })
         .collect();
-    Evaluation { loss: mean(0..sums.len()), tokens: counts.iter().sum(), by_position }
+    Evaluation { loss: mean(0..sums.len()), predictions: counts.iter().sum(), by_position }
 }
 
 #[cfg(test)]
@@ -132,7 +132,7 @@ mod tests {
         let sums: Vec<f64> = (0..20).map(|i| if i < 16 { 2.0 } else { 8.0 }).collect();
         let evaluation = summarize(&sums, &[2; 20]);
         assert_eq!(evaluation.loss, (16.0 + 16.0) / 20.0);
-        assert_eq!(evaluation.tokens, 40);
+        assert_eq!(evaluation.predictions, 40);
         assert_eq!(evaluation.by_position[0], PositionLoss { from: 0, to: 16, loss: 1.0 });
         assert_eq!(evaluation.by_position[1], PositionLoss { from: 16, to: 20, loss: 4.0 });
     }
@@ -146,7 +146,7 @@ mod tests {
         let data = Arc::new(MemoryDataset::new(documents, 50, 0, "test"));
         let evaluator = Evaluator::new(data, 4, 32, 4).unwrap();
         let evaluation = evaluator.run(&model, &ForwardOptions::default()).unwrap();
-        assert_eq!(evaluation.tokens, 64);
+        assert_eq!(evaluation.predictions, 64);
         assert!((evaluation.loss - 50f64.ln()).abs() < 0.1, "{}", evaluation.loss);
     }
 }

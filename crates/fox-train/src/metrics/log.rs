@@ -95,7 +95,8 @@ fn read_up_to(path: &Path, step: u64) -> Result<(Vec<Record>, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::StepRecord;
+    use crate::evaluate::{Evaluation, PositionLoss};
+    use crate::metrics::{EvalRecord, Memory, StepRecord};
 
     fn record(step: u64) -> Record {
         Record::Train(StepRecord { step, loss: Some(1.0 / step as f64), ..Default::default() })
@@ -121,6 +122,37 @@ mod tests {
         assert_eq!(steps, [1, 2, 3, 4]);
         assert_eq!(MetricsLog::read(dir.path()).unwrap()[2], record(3));
         assert_eq!(files::names(&dir.path().join("tensorboard")).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn every_kind_of_line_is_read_as_it_was_written() {
+        let by_position = vec![PositionLoss { from: 0, to: 16, loss: 2.5 }];
+        let records = [
+            Record::Train(StepRecord {
+                step: 1,
+                tokens: 10,
+                loss: None,
+                skipped: true,
+                memory: Memory { in_use: 1, peak: 2, reserved: 3 },
+                param_norm: Some(0.1),
+                pruned: Some(vec![0.25, 0.5]),
+                half_lives: Some(vec![vec![1.5], vec![]]),
+                ..Default::default()
+            }),
+            Record::Eval(EvalRecord {
+                step: 1,
+                tokens: 10,
+                evaluation: Evaluation { loss: 2.5, predictions: 7, by_position },
+                eval_seconds: 0.5,
+                time: 1e9,
+            }),
+        ];
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = MetricsLog::open(dir.path(), 0).unwrap();
+        for record in &records {
+            log.write(record).unwrap();
+        }
+        assert_eq!(MetricsLog::read(dir.path()).unwrap(), records);
     }
 
     #[test]
