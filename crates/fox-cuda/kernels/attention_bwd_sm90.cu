@@ -52,7 +52,7 @@ struct BackwardParams {
     float* dq;           // [heads][m_tiles][DQ_FLOATS]
     int* semaphores;     // [heads][m_tiles]
     const float2* gates;  // [heads][gate_stride]
-    const float4* rows;   // [heads][m_tiles * BLOCK_M]: gate prefix (hi, lo - lse), delta
+    const float4* rows;   // [heads][m_tiles * BLOCK_M]: gate prefix hi, lo, delta, lse
     const Segment* segments;
     const BlockRef* n_tiles;  // in the order of work
     const int2* ranges;       // [heads][n_tiles]: blocks of queries that see the keys
@@ -204,7 +204,7 @@ DEVICE void load_rows(Shared& sh, const BackwardParams& p) {
 #pragma unroll
             for (int i = 0; i < BLOCK_M / 32; ++i) {
                 sh.row_base[stage][32 * i + lane] =
-                    gate_difference(make_float2(x[i].x, x[i].y), reference);
+                    gate_difference(make_float2(x[i].x, x[i].y), reference) - x[i].w;
                 sh.row_delta[stage][32 * i + lane] = x[i].z;
             }
             mbarrier_arrive(&sh.rows_full[stage]);

@@ -135,20 +135,20 @@ extern "C" __global__ void plan_scatter(const SortParams sort, int count) {
     sort.order[atomicAdd(sort.histogram + sort.keys[index], 1)] = index;
 }
 
-// First block of keys of each block of queries, for the backward: begins[head][m_tile].
-extern "C" __global__ void plan_backward_begins(const PlanParams p, int* begins) {
+// Blocks of keys of each block of queries, for the backward: spans[head][m_tile].
+extern "C" __global__ void plan_backward_spans(const PlanParams p, int2* spans) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= p.heads * p.m_tile_count) return;
     const int head = index / p.m_tile_count;
     const BlockRef ref = p.m_tiles[index % p.m_tile_count];
     const Segment s = p.segments[ref.segment];
-    begins[index] =
-        prune(p, s, ref.segment, ref.block, head, mask_range(p, s, ref.block)).begin;
+    const Range r = prune(p, s, ref.segment, ref.block, head, mask_range(p, s, ref.block));
+    spans[index] = make_int2(r.begin, r.end);
 }
 
-// The same seen from the keys: ranges[head][n_tile] of blocks of queries (causal masks). `begins`
-// never falls along a segment, so the last block of queries is found by binary search.
-extern "C" __global__ void plan_backward_ranges(const PlanParams p, const int* begins,
+// The same seen from the keys: ranges[head][n_tile] of blocks of queries (causal masks). The
+// beginnings never fall along a segment, so the last block of queries is found by binary search.
+extern "C" __global__ void plan_backward_ranges(const PlanParams p, const int2* spans,
                                                 const BlockRef* n_tiles, int n_tile_count,
                                                 int2* ranges) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -156,13 +156,13 @@ extern "C" __global__ void plan_backward_ranges(const PlanParams p, const int* b
     const int head = index / n_tile_count;
     const BlockRef ref = n_tiles[index % n_tile_count];
     const Segment s = p.segments[ref.segment];
-    const int* segment_begins = begins + size_t(head) * p.m_tile_count + s.m_tile0;
+    const int2* segment_spans = spans + size_t(head) * p.m_tile_count + s.m_tile0;
     const int m_count = (s.q_len + p.block_m - 1) / p.block_m;
     const int first = max(0, ref.block * p.block_n - (s.k_len - s.q_len)) / p.block_m;
     int lo = first, hi = m_count;
     while (lo < hi) {
         int mid = (lo + hi) / 2;
-        if (segment_begins[mid] <= ref.block) lo = mid + 1;
+        if (segment_spans[mid].x <= ref.block) lo = mid + 1;
         else hi = mid;
     }
     ranges[index] = make_int2(first, max(first, lo));

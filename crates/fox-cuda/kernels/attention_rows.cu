@@ -1,7 +1,7 @@
 // Passes over rows around the backward: statistics before it, dQ after it.
 #include "attention.cuh"
 
-// rows[head][m_tile * block_m + r] = (gate prefix hi, gate prefix lo - log2(e) lse, delta, 0), with
+// rows[head][m_tile * block_m + r] = (gate prefix hi, gate prefix lo, delta, log2(e) lse), with
 // delta = <do, o>. Rows that do not exist get probability zero. Grid (m_tiles, heads), block
 // 4 * block_m: four lanes share a row.
 extern "C" __global__ void backward_rows(float4* rows, const u16* o, const u16* d_out,
@@ -28,11 +28,11 @@ extern "C" __global__ void backward_rows(float4* rows, const u16* o, const u16* 
     }
     delta = quad_sum(delta);
     if (part == 0) {
-        float4 out = make_float4(0.f, NEG_INF, 0.f, 0.f);
+        float4 out = make_float4(0.f, 0.f, 0.f, -NEG_INF);
         if (i < s.q_len) {
             float2 c = make_float2(0.f, 0.f);
             if (gates) c = gates[size_t(head) * gate_stride + s.c_base + s.k_len - s.q_len + i];
-            out = make_float4(c.x, c.y - lse[index] * LOG2_E, delta, 0.f);
+            out = make_float4(c.x, c.y, delta, lse[index] * LOG2_E);
         }
         rows[(size_t(head) * gridDim.x + blockIdx.x) * block_m + row] = out;
     }

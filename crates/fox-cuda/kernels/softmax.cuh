@@ -24,6 +24,8 @@ DEVICE bool softmax_block(float (&s)[COLUMNS / 2], SoftmaxState& state, float (&
                           const float* w, float frame0, float frame1, int sign, float scale,
                           Visible v0, Visible v1) {
     const int column0 = 2 * (threadIdx.x % 4);
+    // One chain of maxima and of sums per row: more of them cost registers that head dim 64 does not
+    // have, and gained nothing elsewhere.
     float top[2] = {NEG_INF, NEG_INF};
     float frame[2] = {frame0, frame1};
 #pragma unroll

@@ -1,6 +1,6 @@
 //! Attention and its gradients in f64, one row at a time; and the same with the roundings that a naive
-//! bf16 version makes, to know what error is to be expected: P, dP and dS are bf16 matrices, everything
-//! else is exact until the results are rounded. (A real one would round S, too.)
+//! bf16 version makes, to know what error is to be expected: P, dP and dS are bf16 matrices, delta comes
+//! from the output as it is stored, everything else is exact. (A real one would round S, too.)
 
 use fox_tensor::{AttentionSpec, Mask, Segment};
 use half::bf16;
@@ -94,6 +94,9 @@ fn head_rows(
             dp[j] = rounded(dot(doi, &v[j * d..][..d]), naive);
             delta += p[j] * dp[j];
             axpy(&mut part.dv[j * d..][..d], pj, doi);
+        }
+        if naive {
+            delta = o.iter().zip(doi).map(|(&o, d)| rounded(o, true) * d).sum();
         }
         let mut dq = vec![0.0; d];
         for j in begin..end {

@@ -53,6 +53,14 @@ struct BackwardParams {
 // SAFETY: mirrors the struct of the same name in attention_bwd_sm90.cu.
 unsafe impl KernelArg for BackwardParams {}
 
+/// What the blocks see of each other.
+pub(super) struct BackwardPlan {
+    /// Blocks of keys that a block of queries sees, from and to, `[heads][m_tiles][2]`.
+    pub(super) spans: Buffer<i32>,
+    /// Blocks of queries that see a block of keys, from and to, `[heads][n_tiles][2]`; causal only.
+    ranges: Buffer<i32>,
+}
+
 /// The Hopper kernel sums dS over this many queries.
 const ROWS_PER_SUM: usize = 32;
 
@@ -72,11 +80,11 @@ impl Attention<'_> {
                 format!("d_out has {} elements, q {}", d_out.len(), self.inputs.q.len()),
             ));
         }
-        let Some(tile) = tiles::hopper_backward(self.spec.head_dim, self.features()) else {
-            return Err(Error::argument(
-                "attention_bwd",
-                format!("{} is not implemented", self.shapes()),
-            ));
+        let hopper = tiles::hopper_backward(self.spec.head_dim, self.features());
+        let hopper = hopper.filter(|_| self.hopper());
+        let tile = match &hopper {
+            Some(tile) => tile.clone(),
+            None => tiles::portable_backward(self.spec.head_dim, self.features()),
         };
         let layout = self.layout(&tile)?;
         let grads = AttentionGrads {
@@ -89,7 +97,11 @@ impl Attention<'_> {
             },
         };
         self.clear_uncovered(&layout, &grads)?;
-        self.backward_hopper(&layout, &tile, out, d_out, &grads)?;
+        if hopper.is_some() {
+            self.backward_hopper(&layout, &tile, out, d_out, &grads)?;
+        } else {
+            self.backward_portable(&layout, &tile, out, d_out, &grads)?;
+        }
         Ok(grads)
     }
 
@@ -120,7 +132,7 @@ impl Attention<'_> {
         let head_dim = self.spec.head_dim;
         let gates = self.gate_prefix(layout)?;
         let rows = self.backward_rows(layout, tile, out, d_out, gates.as_ref())?;
-        let ranges = self.plan_backward(layout, tile, gates.as_ref())?;
+        let plan = self.plan_backward(layout, tile, gates.as_ref())?;
         let m_tiles = heads * layout.m_tile_count;
         let dq = self.gpu.alloc::<f32>(m_tiles * dq_floats(tile))?;
         let column_sums = self.gpu.alloc::<f32>(heads * layout.gate_stride)?;
@@ -138,7 +150,7 @@ impl Attention<'_> {
             rows: rows.address(),
             segments: layout.segments.address(),
             n_tiles: layout.n_tiles.address(),
-            ranges: ranges.address(),
+            ranges: plan.ranges.address(),
             next_tile: counters.address(),
             n_tile_count: int(layout.n_tile_count),
             m_tile_count: int(layout.m_tile_count),
@@ -178,7 +190,7 @@ impl Attention<'_> {
         Ok(())
     }
 
-    fn backward_rows(
+    pub(super) fn backward_rows(
         &self,
         layout: &Layout,
         tile: &Tile,
@@ -202,13 +214,12 @@ impl Attention<'_> {
         Ok(rows)
     }
 
-    /// Blocks of queries that see a block of keys, from and to: `[heads][n_tiles][2]`.
-    fn plan_backward(
+    pub(super) fn plan_backward(
         &self,
         layout: &Layout,
         tile: &Tile,
         gates: Option<&Buffer<f32>>,
-    ) -> Result<Arc<Buffer<i32>>> {
+    ) -> Result<Arc<BackwardPlan>> {
         let bounds = self.logit_bounds(layout)?;
         if bounds.is_some() {
             return Ok(Arc::new(self.make_backward_plan(layout, tile, gates, bounds.as_ref())?));
@@ -225,25 +236,25 @@ impl Attention<'_> {
         tile: &Tile,
         gates: Option<&Buffer<f32>>,
         bounds: Option<&Buffer<f32>>,
-    ) -> Result<Buffer<i32>> {
+    ) -> Result<BackwardPlan> {
         let heads = self.spec.heads;
         let params = self.plan_params(layout, gates, bounds, tile.block_m, tile.block_n);
-        let begins = self.gpu.alloc::<i32>(heads * layout.m_tile_count)?;
+        let spans = self.gpu.alloc::<i32>(2 * heads * layout.m_tile_count)?;
         let ranges = self.gpu.alloc::<i32>(2 * heads * layout.n_tile_count)?;
-        let (begins_at, ranges_at) = (begins.address(), ranges.address());
+        let (spans_at, ranges_at) = (spans.address(), ranges.address());
         let (n_tiles_at, n_count) = (layout.n_tiles.address(), int(layout.n_tile_count));
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &[], "plan_backward_begins")?;
-        let grid = [begins.len().div_ceil(128) as u32, 1, 1];
+        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &[], "plan_backward_spans")?;
+        let grid = [(heads * layout.m_tile_count).div_ceil(128) as u32, 1, 1];
         // SAFETY: parameters as declared in attention_plan.cu; sizes as allocated here.
         unsafe {
-            kernel.launch(grid, 128).arg(&params).arg(&begins_at).run(|| self.shapes())?;
+            kernel.launch(grid, 128).arg(&params).arg(&spans_at).run(|| self.shapes())?;
         }
         let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &[], "plan_backward_ranges")?;
         let grid = [(heads * layout.n_tile_count).div_ceil(128) as u32, 1, 1];
-        let launch = kernel.launch(grid, 128).arg(&params).arg(&begins_at).arg(&n_tiles_at);
+        let launch = kernel.launch(grid, 128).arg(&params).arg(&spans_at).arg(&n_tiles_at);
         // SAFETY: as above.
         unsafe { launch.arg(&n_count).arg(&ranges_at).run(|| self.shapes())? };
-        Ok(ranges)
+        Ok(BackwardPlan { spans, ranges })
     }
 
     /// dQ to rows; returns the sums of dS over [`ROWS_PER_SUM`] queries each.

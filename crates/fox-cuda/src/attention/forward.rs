@@ -56,6 +56,20 @@ struct ForwardParams {
 // SAFETY: mirrors the struct of the same name in the forward kernels.
 unsafe impl KernelArg for ForwardParams {}
 
+/// What the portable kernel reads without tensor maps.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Operands {
+    q: u64,
+    k: u64,
+    v: u64,
+    kv_heads: i32,
+    unused: i32,
+}
+
+// SAFETY: mirrors the struct of the same name in attention_fwd.cu.
+unsafe impl KernelArg for Operands {}
+
 /// Lengths are sorted to this precision: enough to start the longest first.
 const SORT_BINS: usize = 256;
 /// Ints of the kernel's `ForwardTile`.
@@ -100,15 +114,28 @@ impl Attention<'_> {
         };
         let kernel = self.gpu.kernel(tile.source, &tile.defines, "attention_fwd")?;
         let kv_heads = self.spec.kv_heads;
-        let blocks = (self.gpu.processors() as usize).min(plan.count) as u32;
-        let q = TensorMap::new(self.inputs.q, heads, head_dim, tile.block_m)?;
-        let k = TensorMap::new(self.inputs.k, kv_heads, head_dim, tile.block_n)?;
-        let v = TensorMap::new(self.inputs.v, kv_heads, head_dim, tile.block_n)?;
-        let launch = kernel.launch([blocks, 1, 1], tile.threads).shared(tile.shared);
-        let launch = launch.arg(&q).arg(&k).arg(&v).arg(&params);
-        // SAFETY: parameters as declared in the kernel; `new` checked the sizes of the operands,
-        // and the plan's tiles stay inside the segments.
-        unsafe { launch.run(|| self.shapes())? };
+        if self.hopper() {
+            let blocks = (self.gpu.processors() as usize).min(plan.count) as u32;
+            let q = TensorMap::new(self.inputs.q, heads, head_dim, tile.block_m)?;
+            let k = TensorMap::new(self.inputs.k, kv_heads, head_dim, tile.block_n)?;
+            let v = TensorMap::new(self.inputs.v, kv_heads, head_dim, tile.block_n)?;
+            let launch = kernel.launch([blocks, 1, 1], tile.threads).shared(tile.shared);
+            let launch = launch.arg(&q).arg(&k).arg(&v).arg(&params);
+            // SAFETY: parameters as declared in the kernel; `new` checked the sizes of the operands,
+            // and the plan's tiles stay inside the segments.
+            unsafe { launch.run(|| self.shapes())? };
+        } else {
+            let operands = Operands {
+                q: self.inputs.q.address(),
+                k: self.inputs.k.address(),
+                v: self.inputs.v.address(),
+                kv_heads: int(kv_heads),
+                unused: 0,
+            };
+            let launch = kernel.launch([plan.count as u32, 1, 1], tile.threads).shared(tile.shared);
+            // SAFETY: as above.
+            unsafe { launch.arg(&operands).arg(&params).run(|| self.shapes())? };
+        }
         Ok(AttentionOut { o, lse, blocks: Arc::clone(&plan.blocks) })
     }
 
@@ -121,7 +148,8 @@ impl Attention<'_> {
     }
 
     fn forward_tile(&self) -> Tile {
-        tiles::hopper_forward(self.spec.head_dim, self.features())
+        let choose = if self.hopper() { tiles::hopper_forward } else { tiles::portable_forward };
+        choose(self.spec.head_dim, self.features())
     }
 
     fn fill_minus_infinity(&self, x: &Buffer<f32>) -> Result<()> {

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fox_tensor::{Mask, Segments};
 
+use super::backward::BackwardPlan;
 use super::forward::ForwardPlan;
 use super::tiles::Tile;
 use super::{Attention, int};
@@ -33,7 +34,7 @@ pub(crate) struct Layout {
     pub(super) q_covered: usize,
     pub(super) k_covered: usize,
     pub(super) forward_plans: Recent<PlanKey, ForwardPlan>,
-    pub(super) backward_plans: Recent<PlanKey, Buffer<i32>>,
+    pub(super) backward_plans: Recent<PlanKey, BackwardPlan>,
 }
 
 impl Layout {

@@ -6,6 +6,7 @@
 //! chooses between the Hopper kernels and the portable ones.
 
 mod backward;
+mod backward_portable;
 mod forward;
 mod gates;
 mod layout;

@@ -7,8 +7,10 @@ use fox_tensor::Mask;
 
 use crate::Source;
 
-/// Bytes of dynamic shared memory that one block may have on Hopper.
+/// Bytes of dynamic shared memory that one block may have on Hopper, and on the least of the others.
 const HOPPER_SHARED: u32 = 227 * 1024;
+#[cfg(test)]
+const LEAST_SHARED: u32 = 99 * 1024;
 
 /// Shape of a main kernel.
 #[derive(Clone, Debug)]
@@ -96,6 +98,34 @@ pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<Til
     Some(tile(Source::ATTENTION_BWD_SM90, block_m, block_n, 3, kv + queries + ds + dq, defines))
 }
 
+/// Forward on everything else: 64 queries to a block, tiles small enough for 99 KiB of shared memory.
+pub(crate) fn portable_forward(head_dim: usize, features: Features) -> Tile {
+    let head_dim = padded_head_dim(head_dim);
+    let block_n = if head_dim <= 128 { 64 } else { 32 };
+    let shared = ((64 + 2 * block_n) * (head_dim + 8) * 2 + 4 * block_n) as u32;
+    let mut defines = vec![format!("HEAD_DIM={head_dim}"), format!("BLOCK_N={block_n}")];
+    defines.extend(features.defines());
+    defines.push(format!("SHARED_BYTES={shared}"));
+    Tile { source: Source::ATTENTION_FWD, block_m: 64, block_n, threads: 128, shared, defines }
+}
+
+/// Backward on everything else, and of what the Hopper kernel does not do.
+pub(crate) fn portable_backward(head_dim: usize, features: Features) -> Tile {
+    let head_dim = padded_head_dim(head_dim);
+    // The side that streams by comes in steps: wide heads leave room for 16 rows.
+    let step = if head_dim <= 128 { 64 } else { 16 };
+    let shared = ((2 * 64 + 2 * step) * (head_dim + 8) * 2 + 20 * step) as u32;
+    let mut defines = vec![format!("HEAD_DIM={head_dim}"), format!("STEP={step}")];
+    defines.extend(features.defines());
+    defines.push(format!("SHARED_BYTES={shared}"));
+    Tile { source: Source::ATTENTION_BWD, block_m: 64, block_n: 64, threads: 128, shared, defines }
+}
+
+/// Thread blocks that share the columns of dK and dV in the portable backward.
+pub(crate) fn portable_parts(head_dim: usize) -> u32 {
+    if padded_head_dim(head_dim) > 128 { 2 } else { 1 }
+}
+
 fn tile(
     source: Source,
     block_m: usize,
@@ -120,6 +150,10 @@ pub fn all_variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
             for window in [false, true] {
                 let features = Features { gates, mask, window };
                 for head_dim in HEAD_DIMS {
+                    for portable in [portable_forward, portable_backward] {
+                        let tile = portable(head_dim, features);
+                        variants.push((tile.source, tile.defines));
+                    }
                     if hopper {
                         let fwd = hopper_forward(head_dim, features);
                         variants.push((fwd.source, fwd.defines));
@@ -145,6 +179,8 @@ mod tests {
         for head_dim in [8, 64, 72, 96, 128, 160, 192, 256] {
             let features = Features { gates: true, mask: Mask::Causal, window: false };
             assert!(hopper_forward(head_dim, features).shared <= HOPPER_SHARED, "{head_dim}");
+            assert!(portable_forward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
+            assert!(portable_backward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
             if let Some(tile) = hopper_backward(head_dim, features) {
                 assert!(tile.shared <= HOPPER_SHARED, "{head_dim}");
             }

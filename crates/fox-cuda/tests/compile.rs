@@ -1,0 +1,88 @@
+//! Every kernel compiles for every supported architecture and keeps to its budget of registers and
+//! spills. Needs NVRTC, no GPU; without it the test says so and passes.
+
+use std::collections::BTreeMap;
+
+use fox_cuda::{Source, attention, compile, nvrtc_is_present};
+use serde::Deserialize;
+
+/// Limits of one entry of `kernels/budget.toml`.
+#[derive(Deserialize)]
+struct Budget {
+    /// Name of the source, e.g. `attention_fwd_sm90`.
+    kernel: String,
+    /// Defines that a variant must have for the entry to apply; the first entry that fits counts.
+    #[serde(default)]
+    defines: Vec<String>,
+    /// Registers per thread.
+    registers: u32,
+    /// Bytes of spill loads.
+    spill_loads: u32,
+}
+
+#[derive(Deserialize)]
+struct Budgets {
+    budget: Vec<Budget>,
+}
+
+/// Largest number before `unit` in the compiler's report.
+fn largest(log: &str, unit: &str) -> u32 {
+    let number = |line: &str| {
+        let before = &line[..line.find(unit)?];
+        before.trim().rsplit([' ', ',']).next()?.parse::<u32>().ok()
+    };
+    log.lines().filter_map(number).max().unwrap_or(0)
+}
+
+fn check(
+    architecture: &str,
+    source: Source,
+    defines: &[String],
+    budgets: &[Budget],
+) -> Option<String> {
+    let name = format!("{architecture} {} {}", source.name, defines.join(" "));
+    let compiled = match compile(source, architecture, defines) {
+        Ok(compiled) => compiled,
+        Err(e) => return Some(format!("{name}: {e}")),
+    };
+    let fits =
+        |b: &&Budget| b.kernel == source.name && b.defines.iter().all(|d| defines.contains(d));
+    let Some(budget) = budgets.iter().find(fits) else {
+        return Some(format!("{name}: no entry in budget.toml"));
+    };
+    let registers = largest(&compiled.log, " registers");
+    let spills = largest(&compiled.log, " bytes spill loads");
+    let serialized = compiled.log.contains("serialized");
+    (registers > budget.registers || spills > budget.spill_loads || serialized).then(|| {
+        format!("{name}: {registers} registers, {spills} bytes of spill loads, serialized products: {serialized}")
+    })
+}
+
+#[test]
+fn kernels_compile_within_their_budgets() {
+    if !nvrtc_is_present() {
+        println!("skipped: libnvrtc was not found");
+        return;
+    }
+    let budgets: Budgets = toml::from_str(include_str!("../kernels/budget.toml")).unwrap();
+    // All variants of the Hopper kernels, the usual ones of the rest: the others differ from these in
+    // the mask alone.
+    let usual = |defines: &[String]| {
+        let has = |d: &str| defines.iter().any(|x| x == d);
+        !has("GATES=0") && !has("MASK=1") && !has("WINDOW=1")
+    };
+    let mut failures = Vec::new();
+    let mut counts = BTreeMap::new();
+    for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"] {
+        let hopper = architecture == "sm_90a";
+        for (source, defines) in attention::all_variants(hopper) {
+            if !source.name.ends_with("sm90") && !usual(&defines) {
+                continue;
+            }
+            *counts.entry(architecture).or_insert(0) += 1;
+            failures.extend(check(architecture, source, &defines, &budgets.budget));
+        }
+    }
+    println!("variants compiled: {counts:?}");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
