@@ -1,4 +1,4 @@
-//! A block: norm, mixer, norm, MLP, around a residual stream.
+//! A block: norm and mixer, then norm and MLP where there is one, around a residual stream.
 //!
 //! The stream travels as `(h, delta)`, the sum so far and the last addend, because adding and
 //! normalising are one op.
@@ -7,49 +7,59 @@ use fox_tensor::{Activation, ParamId, Result, Tape, Tensor, Var};
 
 use crate::MemoryShape;
 use crate::cache::LayerState;
-use crate::config::ModelConfig;
-use crate::mixers::{Mixer, MixerContext};
+use crate::config::{MixerConfig, ModelConfig};
+use crate::mixers::{LayerPlace, Mixer, MixerContext};
 use crate::params::{ParamGroup, ParamList};
 
 /// One block: its mixer and where its other parameters are.
 #[derive(Debug)]
 pub(crate) struct Block {
-    attn_norm: ParamId,
+    mixer_norm: ParamId,
     mixer: Mixer,
-    mlp_norm: ParamId,
+    mlp: Option<Mlp>,
+    norm_eps: f32,
+    width: usize,
+}
+
+/// The feed-forward half of a block.
+#[derive(Debug)]
+struct Mlp {
+    norm: ParamId,
     gate_up: ParamId,
     down: ParamId,
     activation: Activation,
-    norm_eps: f32,
-    widths: (usize, usize),
+    inner: usize,
 }
 
 /// What a block gives on.
 pub(crate) struct BlockOutput {
-    /// The residual stream before the MLP `[R, D]`.
+    /// The residual stream before the last half of the block `[R, D]`.
     pub h: Var,
-    /// The MLP's output `[R, D]`, not yet added.
+    /// The last half's output `[R, D]`, not yet added.
     pub delta: Var,
-    /// Attention blocks visited and in all `[H, 2]`.
-    pub blocks: Tensor,
+    /// Attention blocks visited and in all `[H, 2]`; `None` for what is no attention.
+    pub blocks: Option<Tensor>,
 }
 
 impl Block {
-    /// Declares the parameters of block `index`.
-    pub fn declare(config: &ModelConfig, index: usize, list: &mut ParamList) -> Self {
-        let prefix = format!("model.layers.{index}");
-        let (width, inner, std) =
-            (config.hidden_size, config.mlp_width(), config.initializer_range);
-        let path = |name: &str| format!("{prefix}.{name}.weight");
+    /// Declares the parameters of a block.
+    pub fn declare(config: &ModelConfig, place: LayerPlace, list: &mut ParamList) -> Self {
+        let width = config.hidden_size;
+        let (prefix, norm, mixer) = match config.has_mlp() {
+            true => (format!("model.layers.{}", place.index), "attn_norm", "attn"),
+            false => (format!("backbone.layers.{}", place.index), "norm", "mixer"),
+        };
         Block {
-            attn_norm: list.vector(ParamGroup::Norm, path("attn_norm"), width, 1.0),
-            mixer: Mixer::declare(config, &format!("{prefix}.attn"), list),
-            mlp_norm: list.vector(ParamGroup::Norm, path("mlp_norm"), width, 1.0),
-            gate_up: list.matrix(ParamGroup::Mlp, path("mlp.gate_proj"), 2 * inner, width, std),
-            down: list.matrix(ParamGroup::Mlp, path("mlp.down_proj"), width, inner, std),
-            activation: config.mlp.activation,
+            mixer_norm: list.vector(
+                ParamGroup::Norm,
+                format!("{prefix}.{norm}.weight"),
+                width,
+                1.0,
+            ),
+            mixer: Mixer::declare(config, place, &format!("{prefix}.{mixer}"), list),
+            mlp: config.has_mlp().then(|| Mlp::declare(config, &prefix, list)),
             norm_eps: config.norm_eps as f32,
-            widths: (width, inner),
+            width,
         }
     }
 
@@ -63,23 +73,45 @@ impl Block {
         state: Option<&mut LayerState>,
     ) -> Result<BlockOutput> {
         let var = |id: ParamId| context.params.var(id);
-        let (h, x) = tape.add_rms_norm(h, delta, &var(self.attn_norm), self.norm_eps)?;
+        let (h, x) = tape.add_rms_norm(h, delta, &var(self.mixer_norm), self.norm_eps)?;
         let mixed = self.mixer.forward(tape, &x, context, state)?;
-        let (h, x) = tape.add_rms_norm(&h, Some(&mixed.out), &var(self.mlp_norm), self.norm_eps)?;
-        let gate_up = tape.linear(&x, &var(self.gate_up), None)?;
-        let inner = tape.glu(&gate_up, self.activation)?;
-        let delta = tape.linear(&inner, &var(self.down), None)?;
+        let Some(mlp) = &self.mlp else {
+            return Ok(BlockOutput { h, delta: mixed.out, blocks: mixed.blocks });
+        };
+        let (h, x) = tape.add_rms_norm(&h, Some(&mixed.out), &var(mlp.norm), self.norm_eps)?;
+        let gate_up = tape.linear(&x, &var(mlp.gate_up), None)?;
+        let inner = tape.glu(&gate_up, mlp.activation)?;
+        let delta = tape.linear(&inner, &var(mlp.down), None)?;
         Ok(BlockOutput { h, delta, blocks: mixed.blocks })
     }
 
-    /// Values kept per token: the mixer's, and here two sums with their norms and scales, `[g | u]`
-    /// and the gated product.
+    /// Values kept per token: the mixer's, and here a sum with its norm and scale for each half,
+    /// `[g | u]` and the gated product.
     pub fn memory(&self) -> MemoryShape {
-        let (width, inner) = self.widths;
         let mixer = self.mixer.memory();
-        MemoryShape {
-            activations_per_token: mixer.activations_per_token + 4 * width + 2 + 3 * inner,
-            ..mixer
+        let half = 2 * self.width + 1;
+        let mlp = self.mlp.as_ref().map_or(0, |mlp| half + 3 * mlp.inner);
+        let activations_per_token = mixer.activations_per_token + half + mlp;
+        MemoryShape { activations_per_token, ..mixer }
+    }
+}
+
+impl Mlp {
+    fn declare(config: &ModelConfig, prefix: &str, list: &mut ParamList) -> Self {
+        let (width, inner, std) =
+            (config.hidden_size, config.mlp_width(), config.initializer_range);
+        // The official recurrent models start with smaller steps, the deeper they are.
+        let down_std = match &config.mixer {
+            MixerConfig::Forgetting(_) => std,
+            _ => std / (2.0 * config.num_layers as f64).sqrt(),
+        };
+        let path = |name: &str| format!("{prefix}.{name}.weight");
+        Mlp {
+            norm: list.vector(ParamGroup::Norm, path("mlp_norm"), width, 1.0),
+            gate_up: list.matrix(ParamGroup::Mlp, path("mlp.gate_proj"), 2 * inner, width, std),
+            down: list.matrix(ParamGroup::Mlp, path("mlp.down_proj"), width, inner, down_std),
+            activation: config.mlp.activation,
+            inner,
         }
     }
 }

@@ -11,7 +11,8 @@
 
 use fox_tensor::{DType, Device, Result as TensorResult, Segment, Segments, Tensor};
 
-use crate::config::{ForgetGate, MixerConfig, ModelConfig};
+use crate::config::{ForgetGate, ForgettingConfig, MixerConfig, ModelConfig};
+use crate::recurrent_state::RecurrentState;
 use crate::{Error, Result};
 
 /// Capacity is rounded up to this many tokens.
@@ -27,9 +28,32 @@ pub struct Cache {
     pub(crate) layers: Vec<LayerState>,
 }
 
+/// The state of one layer.
+#[derive(Clone, Debug)]
+pub(crate) enum LayerState {
+    Attention(AttentionState),
+    Recurrent(RecurrentState),
+}
+
+impl LayerState {
+    pub fn attention(&mut self) -> Option<&mut AttentionState> {
+        match self {
+            LayerState::Attention(state) => Some(state),
+            LayerState::Recurrent(_) => None,
+        }
+    }
+
+    pub fn recurrent(&mut self) -> Option<&mut RecurrentState> {
+        match self {
+            LayerState::Attention(_) => None,
+            LayerState::Recurrent(state) => Some(state),
+        }
+    }
+}
+
 /// The state of one attention layer.
 #[derive(Clone, Debug)]
-pub(crate) struct LayerState {
+pub(crate) struct AttentionState {
     /// Keys after shift, norm and rotation `[batch * capacity, H_kv * d]`.
     pub k: Tensor,
     /// Values after the shift `[batch * capacity, H_kv * d]`.
@@ -57,21 +81,21 @@ impl Cache {
         }
         let capacity = round_up(capacity.max(1))?;
         let rows = checked_rows(batch, capacity)?;
-        let MixerConfig::Forgetting(mixer) = &config.mixer;
-        let width = mixer.kv_heads * config.head_dim();
-        let zeros = |rows: usize, width: usize| device.zeros([rows, width], DType::F32);
-        let last = |shifted: bool| shifted.then(|| zeros(batch, width)).transpose();
-        let layer = || -> TensorResult<LayerState> {
-            let gated = mixer.gate != ForgetGate::None;
-            Ok(LayerState {
-                k: zeros(rows, width)?,
-                v: zeros(rows, width)?,
-                log_gates: gated.then(|| zeros(rows, mixer.heads)).transpose()?,
-                last_uk: last(mixer.k_shift)?,
-                last_uv: last(mixer.v_shift)?,
-                staged_uk: None,
-                staged_uv: None,
-            })
+        let recurrent = match &config.mixer {
+            MixerConfig::Forgetting(_) => None,
+            MixerConfig::Delta(mixer) => Some(mixer.shape()),
+            MixerConfig::Hgrn2(mixer) => Some(mixer.shape(config.hidden_size)),
+            MixerConfig::Mamba2(mixer) => Some(mixer.shape()),
+        };
+        let layer = || match (&recurrent, config.mixer.forgetting()) {
+            (Some(shape), _) => {
+                RecurrentState::new(shape, batch, device).map(LayerState::Recurrent)
+            }
+            (None, Some(mixer)) => {
+                let width = mixer.kv_heads * config.head_dim();
+                AttentionState::new(mixer, width, batch, rows, device).map(LayerState::Attention)
+            }
+            (None, None) => Err(fox_tensor::Error::argument("cache", "a layer without a state")),
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<TensorResult<_>>()?;
         Ok(Cache { device: device.clone(), lens: vec![0; batch], capacity, layers })
@@ -95,7 +119,10 @@ impl Cache {
     /// Log forget gates of a layer `[batch * capacity, H]`: those of sequence `b` are the first
     /// `lens()[b]` rows from row `b * capacity()` on. `None` where nothing is forgotten.
     pub fn log_gates(&self, layer: usize) -> Option<&Tensor> {
-        self.layers.get(layer)?.log_gates.as_ref()
+        match self.layers.get(layer)? {
+            LayerState::Attention(state) => state.log_gates.as_ref(),
+            LayerState::Recurrent(_) => None,
+        }
     }
 
     /// Makes room for the new tokens and says where queries and keys of each sequence lie.
@@ -135,13 +162,9 @@ impl Cache {
             *len += segment.q_len;
         }
         for layer in &mut self.layers {
-            for (last, staged) in [
-                (&mut layer.last_uk, &mut layer.staged_uk),
-                (&mut layer.last_uv, &mut layer.staged_uv),
-            ] {
-                if let Some(staged) = staged.take() {
-                    *last = Some(staged);
-                }
+            match layer {
+                LayerState::Attention(state) => state.commit(),
+                LayerState::Recurrent(state) => state.commit(),
             }
         }
     }
@@ -159,11 +182,12 @@ impl Cache {
         };
         // All layers or none: a cache whose layers disagree could not be used again.
         let mut larger = Vec::with_capacity(self.layers.len());
-        for layer in &self.layers {
+        for layer in self.layers.iter_mut().filter_map(LayerState::attention) {
             let gates = layer.log_gates.as_ref().map(&moved).transpose()?;
             larger.push((moved(&layer.k)?, moved(&layer.v)?, gates));
         }
-        for (layer, (k, v, log_gates)) in self.layers.iter_mut().zip(larger) {
+        let layers = self.layers.iter_mut().filter_map(LayerState::attention);
+        for (layer, (k, v, log_gates)) in layers.zip(larger) {
             (layer.k, layer.v, layer.log_gates) = (k, v, log_gates);
         }
         self.capacity = capacity;
@@ -171,7 +195,38 @@ impl Cache {
     }
 }
 
-impl LayerState {
+impl AttentionState {
+    fn new(
+        mixer: &ForgettingConfig,
+        width: usize,
+        batch: usize,
+        rows: usize,
+        device: &Device,
+    ) -> TensorResult<Self> {
+        let zeros = |rows: usize, width: usize| device.zeros([rows, width], DType::F32);
+        let last = |shifted: bool| shifted.then(|| zeros(batch, width)).transpose();
+        let gated = mixer.gate != ForgetGate::None;
+        Ok(AttentionState {
+            k: zeros(rows, width)?,
+            v: zeros(rows, width)?,
+            log_gates: gated.then(|| zeros(rows, mixer.heads)).transpose()?,
+            last_uk: last(mixer.k_shift)?,
+            last_uv: last(mixer.v_shift)?,
+            staged_uk: None,
+            staged_uv: None,
+        })
+    }
+
+    fn commit(&mut self) {
+        for (last, staged) in
+            [(&mut self.last_uk, &mut self.staged_uk), (&mut self.last_uv, &mut self.staged_uv)]
+        {
+            if let Some(staged) = staged.take() {
+                *last = Some(staged);
+            }
+        }
+    }
+
     /// Writes the new rows behind those of each sequence.
     pub fn append(
         &mut self,

@@ -20,6 +20,7 @@ mod mixers;
 mod model;
 mod observe;
 mod params;
+mod recurrent_state;
 mod verify;
 
 pub use cache::Cache;
@@ -28,8 +29,9 @@ pub use checkpoint::{
     write_checkpoint,
 };
 pub use config::{
-    DecayTime, ForgetGate, ForgettingConfig, Layout, MixerConfig, MlpConfig, ModelConfig,
-    ModelType, PRESETS, Preset, QK_NORM_EPS, QkNorm, SpecialTokens,
+    DecayTime, DeltaConfig, ForgetGate, ForgettingConfig, Hgrn2Config, Layout, LowerBounds,
+    Mamba2Config, MixerConfig, MlpConfig, ModelConfig, ModelType, PRESETS, Preset, QK_NORM_EPS,
+    QkNorm, SpecialTokens,
 };
 pub use error::{Error, Result};
 pub use flops::{ATTENTION_BACKWARD, attention_flops};

@@ -9,8 +9,8 @@ use fox_tensor::{
 use crate::block::{Block, BlockOutput};
 use crate::cache::Cache;
 use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
-use crate::config::ModelConfig;
-use crate::mixers::MixerContext;
+use crate::config::{LowerBounds, MixerConfig, ModelConfig};
+use crate::mixers::{LayerPlace, MixerContext};
 use crate::observe::Observer;
 use crate::params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
 use crate::{Error, Result};
@@ -43,7 +43,7 @@ pub struct ForwardOptions {
 pub struct Hidden {
     /// The normalised stream `[R, D]`, ready for the output projection.
     pub states: Var,
-    /// Per layer, attention blocks visited and in all `[H, 2]` i32.
+    /// Per attention layer, blocks visited and in all `[H, 2]` i32; empty in recurrent models.
     pub blocks: Vec<Tensor>,
 }
 
@@ -52,7 +52,7 @@ pub struct Hidden {
 pub struct TokenLoss {
     /// Cross-entropy of every row `[R]`; 0 where the label is ignored.
     pub per_token: Tensor,
-    /// Per layer, attention blocks visited and in all `[H, 2]` i32.
+    /// Per attention layer, blocks visited and in all `[H, 2]` i32; empty in recurrent models.
     pub blocks: Vec<Tensor>,
 }
 
@@ -71,19 +71,39 @@ pub(crate) fn declare(config: &ModelConfig) -> (Vec<ParamSpec>, Structure) {
     let (vocab, width, std) = (config.vocab_size, config.hidden_size, config.initializer_range);
     let embeddings = list.push(
         ParamGroup::Embedding,
-        "model.embeddings.weight",
+        if config.has_mlp() { "model.embeddings.weight" } else { "backbone.embeddings.weight" },
         vec![vocab, width],
         true,
-        Init::Normal { std, zero_row: config.tokens.pad },
+        Init::Normal { std, zero_row: config.untrained_token() },
     );
-    let blocks = (0..config.num_layers).map(|l| Block::declare(config, l, &mut list)).collect();
-    let norm = list.vector(ParamGroup::Norm, "model.norm.weight", width, 1.0);
-    let lm_head = if config.tie_word_embeddings {
-        embeddings
-    } else {
-        list.matrix(ParamGroup::Head, "lm_head.weight", vocab, width, std)
+    let lower_bounds = declare_lower_bounds(config, &mut list);
+    let place = |index: usize| LayerPlace { index, lower_bounds };
+    let blocks =
+        (0..config.num_layers).map(|l| Block::declare(config, place(l), &mut list)).collect();
+    let norm = if config.has_mlp() { "model.norm.weight" } else { "backbone.norm_f.weight" };
+    let norm = list.vector(ParamGroup::Norm, norm, width, 1.0);
+    let name = "lm_head.weight";
+    let lm_head = match &config.mixer {
+        _ if config.tie_word_embeddings => embeddings,
+        MixerConfig::Mamba2(_) => {
+            let bound = 1.0 / (width as f64).sqrt();
+            list.uniform_matrix(ParamGroup::Head, name, (vocab, width), bound)
+        }
+        _ => list.matrix(ParamGroup::Head, name, vocab, width, std),
     };
     (list.specs, Structure { embeddings, blocks, norm, lm_head })
+}
+
+/// HGRN2's table `[L, D]`, which all layers share.
+fn declare_lower_bounds(config: &ModelConfig, list: &mut ParamList) -> Option<ParamId> {
+    let MixerConfig::Hgrn2(mixer) = &config.mixer else { return None };
+    let dims = vec![config.num_layers, config.hidden_size];
+    let (name, start) = ("model.lower_bounds", Init::Constant(0.0));
+    match mixer.lower_bounds {
+        LowerBounds::None => None,
+        LowerBounds::Stored => Some(list.buffer(ParamGroup::Mixer, name, dims, start)),
+        LowerBounds::Used => Some(list.push(ParamGroup::Mixer, name, dims, false, start)),
+    }
 }
 
 impl ModelConfig {
@@ -199,7 +219,7 @@ impl Model {
             None => segments.clone(),
         };
         let table = self.params.var(self.structure.embeddings);
-        let mut h = tape.embedding(&table, tokens, self.config.tokens.pad)?;
+        let mut h = tape.embedding(&table, tokens, self.config.untrained_token())?;
         let mut delta: Option<Var> = None;
         let mut blocks = Vec::with_capacity(self.config.num_layers);
         for (l, block) in self.structure.blocks.iter().enumerate() {
@@ -211,7 +231,7 @@ impl Model {
                 let state = cache.as_deref_mut().map(|cache| &mut cache.layers[l]);
                 block.forward(tape, &h, delta.as_ref(), &context, state)?
             };
-            blocks.push(out.blocks);
+            blocks.extend(out.blocks);
             (h, delta) = (out.h, Some(out.delta));
         }
         let norm = self.params.var(self.structure.norm);
@@ -235,16 +255,18 @@ impl Model {
     ) -> Result<BlockOutput> {
         let inputs: Vec<Var> = std::iter::once(h).chain(delta).cloned().collect();
         let segments = segments.clone();
-        let mut outputs = tape.checkpoint(&inputs, move |tape, inputs| {
+        let outputs = tape.checkpoint(&inputs, move |tape, inputs| {
             let context = self.context(&segments, pruning);
             let out = block.forward(tape, &inputs[0], inputs.get(1), &context, None)?;
-            Ok(vec![out.h, out.delta, Var::constant(out.blocks)])
+            let blocks = out.blocks.map(Var::constant);
+            Ok([out.h, out.delta].into_iter().chain(blocks).collect())
         })?;
-        match (outputs.pop(), outputs.pop(), outputs.pop()) {
-            (Some(blocks), Some(delta), Some(h)) => {
-                Ok(BlockOutput { h, delta, blocks: blocks.value().clone() })
+        let mut outputs = outputs.into_iter();
+        match (outputs.next(), outputs.next(), outputs.next()) {
+            (Some(h), Some(delta), blocks) => {
+                Ok(BlockOutput { h, delta, blocks: blocks.map(|b| b.value().clone()) })
             }
-            _ => Err(Error::Argument("a recomputed block gave fewer than three values".into())),
+            _ => Err(Error::Argument("a recomputed block gave fewer than two values".into())),
         }
     }
 

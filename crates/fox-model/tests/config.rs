@@ -15,7 +15,7 @@ fn parse(text: &str) -> fox_model::Result<(ModelConfig, ModelType)> {
 }
 
 fn mixer(config: &ModelConfig) -> &ForgettingConfig {
-    let MixerConfig::Forgetting(mixer) = &config.mixer;
+    let mixer = config.mixer.forgetting().unwrap();
     mixer
 }
 
@@ -34,6 +34,15 @@ fn published_parameter_totals() {
         ("transformer-pro-125m", 162_397_440, 1792),
         ("transformer-pro-360m", 418_409_472, 2560),
         ("transformer_PRO_760M", 834_937_344, 3584),
+        ("delta-net-125m", 162_316_032, 2048),
+        ("delta-net-360m", 411_752_448, 2816),
+        ("delta-net-760m", 834_829_824, 4096),
+        ("hgrn2-125m", 162_167_040, 2048),
+        ("hgrn2-360m", 411_307_008, 2816),
+        ("hgrn2-760m", 834_015_744, 4096),
+        ("mamba2-125m", 167_563_200, 0),
+        ("mamba2-360m", 419_778_048, 0),
+        ("mamba2-760m", 857_308_416, 0),
     ] {
         let config = Preset::by_name(name).unwrap().config();
         config.validate(name).unwrap();
@@ -91,7 +100,7 @@ fn bad_values_are_one_sentence_with_field_and_file() {
         (
             "fox",
             r#""fgate_type": "half""#,
-            r#"must be one of "full", "bias_only", "fixed", "none", not "half""#,
+            r#"must be one of "full", "shared", "bias_only", "fixed", "none", not "half""#,
         ),
         ("fox", r#""hidden_act": "gelu""#, r#"one of "swish", "silu", "sigmoid""#),
         ("fox", r#""use_rope": true, "rope_base": 0"#, "`rope_base` is 0"),
@@ -126,7 +135,7 @@ fn bad_values_are_one_sentence_with_field_and_file() {
     for (text, want) in [
         ("{}", "the field `model_type` is missing"),
         (r#"{"model_type": "gpt2"}"#, "unknown model_type `gpt2`; supported are"),
-        (r#"{"model_type": "mamba2-project_fox"}"#, "`mamba2-project_fox` is not supported yet"),
+        (r#"{"model_type": "samba-project_fox"}"#, "unknown model_type `samba-project_fox`"),
         ("[]", "a configuration is an object"),
         ("{\"a\": ", "is not valid JSON"),
     ] {
@@ -153,7 +162,7 @@ fn what_a_format_lacks_is_named() {
         ModelType::OfficialTransformer
     );
     let mut grouped = ModelConfig::fox_pro(64, 2, 4);
-    let MixerConfig::Forgetting(mixer) = &mut grouped.mixer;
+    let mixer = grouped.mixer.forgetting_mut().unwrap();
     mixer.kv_heads = 2;
     assert_eq!(grouped.storage_type(), ModelType::Native);
     let error = grouped.to_json(ModelType::OfficialFox).unwrap_err().to_string();
@@ -217,8 +226,8 @@ proptest! {
             let (mut again, found) = parse(&json.to_string()).unwrap();
             prop_assert_eq!(found, kind);
             // Where nothing is forgotten a tolerance has no effect, and only FoX files keep it.
-            let MixerConfig::Forgetting(mixer) = &mut again.mixer;
-            let MixerConfig::Forgetting(wanted) = &config.mixer;
+            let mixer = again.mixer.forgetting_mut().unwrap();
+            let wanted = config.mixer.forgetting().unwrap();
             if wanted.gate == ForgetGate::None {
                 mixer.log_pruning_tolerance = wanted.log_pruning_tolerance;
             }

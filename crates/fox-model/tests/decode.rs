@@ -6,8 +6,7 @@ mod bodies;
 
 use bodies::{VOCAB, assert_close, small, step, variants};
 use fox_model::{
-    DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, MixerConfig, Model, ModelConfig,
-    Pruning,
+    DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model, ModelConfig, Pruning,
 };
 use fox_tensor::{Device, Segments, Tape};
 
@@ -95,7 +94,7 @@ fn pruning_follows_config_override_and_gate() {
     assert_close(&pruned, &exact, 1e-9, "pruned losses");
     assert_eq!(from_config, visited(&config, Pruning::Tolerance(-10.0)).1);
     assert!(visited(&config, Pruning::Auto).1 <= all);
-    let MixerConfig::Forgetting(mixer) = &mut config.mixer;
+    let mixer = config.mixer.forgetting_mut().unwrap();
     mixer.gate = ForgetGate::None;
     assert_eq!(visited(&config, Pruning::Auto).1, visited(&config, Pruning::Off).1);
 }

@@ -1,7 +1,7 @@
 //! Parameters: which are decayed and trained, and how they start.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use fox_model::{DecayTime, ForgetGate, MixerConfig, Model, ModelConfig, ParamSpec};
+use fox_model::{DecayTime, ForgetGate, Model, ModelConfig, ParamSpec};
 use fox_tensor::Device;
 
 fn small() -> ModelConfig {
@@ -41,7 +41,7 @@ fn a_fixed_gate_is_stored_but_not_trained() {
         (ForgetGate::Fixed { decay_time: None }, false),
         (ForgetGate::BiasOnly { decay_time: None }, true),
     ] {
-        let MixerConfig::Forgetting(mixer) = &mut config.mixer;
+        let mixer = config.mixer.forgetting_mut().unwrap();
         mixer.gate = gate;
         let specs = config.param_specs();
         let bias = specs.iter().find(|s| s.name == "model.layers.0.attn.fgate_bias").unwrap();
@@ -54,7 +54,7 @@ fn a_fixed_gate_is_stored_but_not_trained() {
 fn models_start_as_published_and_the_same_for_the_same_seed() {
     let device = Device::naive();
     let mut config = small();
-    let MixerConfig::Forgetting(mixer) = &mut config.mixer;
+    let mixer = config.mixer.forgetting_mut().unwrap();
     mixer.gate = ForgetGate::BiasOnly { decay_time: Some(DecayTime { min: 4.0, max: 16.0 }) };
     let model = Model::init(&config, 11, &device).unwrap();
     let again = Model::init(&config, 11, &device).unwrap();

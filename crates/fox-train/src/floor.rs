@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use fox_model::{ForgettingConfig, MixerConfig, ModelConfig, ParamGroup};
+use fox_model::{ForgettingConfig, ModelConfig, ParamGroup};
 use fox_tensor::{DType, Device, Segments};
 
 use crate::Result;
@@ -56,9 +56,7 @@ fn visible_pairs(time: usize, window: Option<usize>) -> f64 {
 
 /// The attention layer's options; `None` for a family without attention.
 pub(crate) fn attention(config: &ModelConfig) -> Option<&ForgettingConfig> {
-    // There may be one family or several, so the pattern may or may not always match.
-    #[allow(irrefutable_let_patterns)]
-    if let MixerConfig::Forgetting(mixer) = &config.mixer { Some(mixer) } else { None }
+    config.mixer.forgetting()
 }
 
 /// FLOP/s of the best of several matrix products `[rows, D] x [4 D, D]^T`, in at most some tenths of a second.

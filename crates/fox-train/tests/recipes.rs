@@ -9,11 +9,14 @@ use fox_train::sweep::SweepList;
 
 const GI: u64 = 1 << 30;
 /// Family, then for each size: parameters; then peak learning rates for 125M, 360M, 760M/16B, 760M/48B.
-const TABLE: [(&str, [usize; 3], [f64; 4]); 4] = [
+const TABLE: [(&str, [usize; 3], [f64; 4]); 7] = [
     ("fox-llama", [162_259_344, 411_651_456, 834_827_328], [2e-3, 2e-3, 1e-3, 1e-3]),
     ("fox-pro", [162_508_176, 418_803_072, 836_707_392], [2e-3, 2e-3, 1e-3, 2e-3]),
     ("transformer-llama", [162_148_608, 411_257_856, 833_942_016], [2e-3, 2e-3, 1e-3, 5e-4]),
     ("transformer-pro", [162_397_440, 418_409_472, 834_937_344], [2e-3, 2e-3, 1e-3, 1e-3]),
+    ("delta-net", [162_316_032, 411_752_448, 834_829_824], [2e-3, 2e-3, 1e-3, 1e-3]),
+    ("hgrn2", [162_167_040, 411_307_008, 834_015_744], [2e-3, 2e-3, 1e-3, 2e-3]),
+    ("mamba2", [167_563_200, 419_778_048, 857_308_416], [2e-3, 2e-3, 1e-3, 2e-3]),
 ];
 
 fn parameters(config: &ModelConfig) -> usize {

@@ -1,4 +1,4 @@
-//! Every FoX and Transformer dump of the references, on the CPU, at the float32 tolerances.
+//! Every dump of the references, on the CPU, at the float32 tolerances.
 
 #[path = "../../fox-model/tests/bodies/dumps.rs"]
 mod bodies;

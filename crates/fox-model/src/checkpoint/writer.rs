@@ -211,7 +211,8 @@ fn encode(values: &[f32], dtype: FileDtype) -> Option<Vec<u8>> {
 }
 
 fn write_json(out: &mut impl Write, value: &Value) -> Result<()> {
-    let text = format!("{value:#}\n");
+    // Python's bare literal: the references read a quoted one as text.
+    let text = format!("{value:#}\n").replace("\"Infinity\"", "Infinity");
     out.write_all(text.as_bytes()).map_err(Error::io("write", Path::new(CONFIG)))
 }
 

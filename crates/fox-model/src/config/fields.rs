@@ -80,6 +80,17 @@ impl Fields<'_> {
         .ok_or_else(|| self.wrong_type(field, "a number", value))
     }
 
+    /// Two real numbers.
+    pub fn real_pair(&self, field: &str, default: (f64, f64)) -> Result<(f64, f64)> {
+        let Some(value) = self.present(field) else { return Ok(default) };
+        match value.as_array().map(Vec::as_slice) {
+            Some([first, second]) => {
+                Ok((self.as_real(field, first)?, self.as_real(field, second)?))
+            }
+            _ => Err(self.wrong_type(field, "two numbers", value)),
+        }
+    }
+
     /// `true` or `false`.
     pub fn flag(&self, field: &str, default: bool) -> Result<bool> {
         match self.present(field) {
@@ -106,6 +117,14 @@ impl Fields<'_> {
             None | Some(Value::Null) => Ok(()),
             Some(_) => Err(self.error(field, format!("must be null: {why}"))),
         }
+    }
+
+    /// Refuses `false`.
+    pub fn require_true(&self, field: &str, why: &str) -> Result<()> {
+        if !self.flag(field, true)? {
+            return Err(self.error(field, format!("must be true: {why}")));
+        }
+        Ok(())
     }
 
     /// Refuses `true`.

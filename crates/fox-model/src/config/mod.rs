@@ -6,13 +6,18 @@
 mod fields;
 mod presets;
 mod read;
+mod read_recurrent;
+mod recurrent;
 mod relaxed_json;
 mod validate;
 mod write;
+mod write_recurrent;
 
 use fox_tensor::Activation;
 
 pub use presets::{PRESETS, Preset};
+pub(crate) use recurrent::RecurrentShape;
+pub use recurrent::{DeltaConfig, Hgrn2Config, LowerBounds, Mamba2Config};
 
 /// Epsilon of the QK-norm, whatever `norm_eps` says.
 pub const QK_NORM_EPS: f32 = 1e-5;
@@ -80,6 +85,30 @@ pub struct SpecialTokens {
 pub enum MixerConfig {
     /// Softmax attention, with or without forgetting.
     Forgetting(ForgettingConfig),
+    /// The delta rule: DeltaNet and Gated DeltaNet.
+    Delta(DeltaConfig),
+    /// A decay per channel: HGRN2.
+    Hgrn2(Hgrn2Config),
+    /// A decay per head, without an MLP: Mamba-2.
+    Mamba2(Mamba2Config),
+}
+
+impl MixerConfig {
+    /// The options of attention, if that is what it is.
+    pub fn forgetting(&self) -> Option<&ForgettingConfig> {
+        match self {
+            MixerConfig::Forgetting(mixer) => Some(mixer),
+            _ => None,
+        }
+    }
+
+    /// The options of attention, if that is what it is.
+    pub fn forgetting_mut(&mut self) -> Option<&mut ForgettingConfig> {
+        match self {
+            MixerConfig::Forgetting(mixer) => Some(mixer),
+            _ => None,
+        }
+    }
 }
 
 /// Options of the attention layer. FoX and the Transformer are the same layer with other options.
@@ -156,6 +185,8 @@ pub enum ForgetGate {
     None,
     /// From the input: `sigmoid(w_f . x + b_f)`.
     Full,
+    /// From the input, one gate for all heads: an ablation.
+    Shared,
     /// A learned constant per head.
     BiasOnly {
         /// How the constants start; at a gate of one half without.
@@ -197,6 +228,20 @@ pub enum ModelType {
     FlaFox,
     /// `transformer`: flash-linear-attention's Transformer.
     FlaTransformer,
+    /// `delta_net-project_fox`: DeltaNet.
+    OfficialDeltaNet,
+    /// `hgrn2-project_fox`: HGRN2, whose lower bounds have no effect.
+    OfficialHgrn2,
+    /// `mamba2-project_fox`: Mamba-2.
+    OfficialMamba2,
+    /// `delta_net`: flash-linear-attention's DeltaNet.
+    FlaDeltaNet,
+    /// `gated_deltanet`: flash-linear-attention's Gated DeltaNet.
+    FlaGatedDeltaNet,
+    /// `hgrn2`: flash-linear-attention's HGRN2, with lower bounds.
+    FlaHgrn2,
+    /// `mamba2`: flash-linear-attention's Mamba-2.
+    FlaMamba2,
     /// `fox`: the official fields and names, every one with effect. For combinations that no
     /// reference has, such as FoX with grouped heads; the references refuse it.
     Native,
@@ -213,11 +258,18 @@ pub enum Layout {
 
 impl ModelType {
     /// Every format.
-    pub const ALL: [ModelType; 5] = [
+    pub const ALL: [ModelType; 12] = [
         ModelType::OfficialFox,
         ModelType::OfficialTransformer,
         ModelType::FlaFox,
         ModelType::FlaTransformer,
+        ModelType::OfficialDeltaNet,
+        ModelType::OfficialHgrn2,
+        ModelType::OfficialMamba2,
+        ModelType::FlaDeltaNet,
+        ModelType::FlaGatedDeltaNet,
+        ModelType::FlaHgrn2,
+        ModelType::FlaMamba2,
         ModelType::Native,
     ];
 
@@ -228,6 +280,13 @@ impl ModelType {
             ModelType::OfficialTransformer => "transformer-project_fox",
             ModelType::FlaFox => "forgetting_transformer",
             ModelType::FlaTransformer => "transformer",
+            ModelType::OfficialDeltaNet => "delta_net-project_fox",
+            ModelType::OfficialHgrn2 => "hgrn2-project_fox",
+            ModelType::OfficialMamba2 => "mamba2-project_fox",
+            ModelType::FlaDeltaNet => "delta_net",
+            ModelType::FlaGatedDeltaNet => "gated_deltanet",
+            ModelType::FlaHgrn2 => "hgrn2",
+            ModelType::FlaMamba2 => "mamba2",
             ModelType::Native => "fox",
         }
     }
@@ -235,23 +294,51 @@ impl ModelType {
     /// How its tensors are named.
     pub fn layout(self) -> Layout {
         match self {
-            ModelType::FlaFox | ModelType::FlaTransformer => Layout::Fla,
-            ModelType::OfficialFox | ModelType::OfficialTransformer | ModelType::Native => {
-                Layout::Official
-            }
+            ModelType::FlaFox
+            | ModelType::FlaTransformer
+            | ModelType::FlaDeltaNet
+            | ModelType::FlaGatedDeltaNet
+            | ModelType::FlaHgrn2
+            | ModelType::FlaMamba2 => Layout::Fla,
+            ModelType::OfficialFox
+            | ModelType::OfficialTransformer
+            | ModelType::OfficialDeltaNet
+            | ModelType::OfficialHgrn2
+            | ModelType::OfficialMamba2
+            | ModelType::Native => Layout::Official,
         }
     }
 }
 
 impl ModelConfig {
-    /// Width of a head `d`.
-    pub fn head_dim(&self) -> usize {
-        let MixerConfig::Forgetting(mixer) = &self.mixer;
-        self.hidden_size / mixer.heads
+    /// Number of heads, and the width of their queries, or of their values in Mamba-2.
+    pub fn heads(&self) -> (usize, usize) {
+        match &self.mixer {
+            MixerConfig::Forgetting(mixer) => (mixer.heads, self.hidden_size / mixer.heads),
+            MixerConfig::Delta(mixer) => (mixer.value_heads, mixer.key_dim),
+            MixerConfig::Hgrn2(mixer) => (mixer.heads, mixer.expand_ratio),
+            MixerConfig::Mamba2(mixer) => (mixer.heads, mixer.head_dim),
+        }
     }
 
-    /// Width of the MLP `I`.
+    /// Width of a head `d`; see [`ModelConfig::heads`].
+    pub fn head_dim(&self) -> usize {
+        self.heads().1
+    }
+
+    /// Whether blocks have an MLP.
+    pub fn has_mlp(&self) -> bool {
+        !matches!(self.mixer, MixerConfig::Mamba2(_))
+    }
+
+    /// Width of the MLP `I`; 0 without one.
     pub fn mlp_width(&self) -> usize {
-        self.mlp.width(self.hidden_size)
+        if self.has_mlp() { self.mlp.width(self.hidden_size) } else { 0 }
+    }
+
+    /// The token whose embedding starts at 0 and is not trained.
+    pub(crate) fn untrained_token(&self) -> Option<usize> {
+        // The Mamba-2 of the references trains it like any other.
+        self.tokens.pad.filter(|_| self.has_mlp())
     }
 }

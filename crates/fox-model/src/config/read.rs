@@ -8,6 +8,7 @@ use fox_tensor::Activation;
 use serde_json::Value;
 
 use super::fields::Fields;
+use super::read_recurrent::{delta_net, gated_delta_net, hgrn2, mamba2};
 use super::relaxed_json::quote_literals;
 use super::{
     DecayTime, ForgetGate, ForgettingConfig, MixerConfig, MlpConfig, ModelConfig, ModelType,
@@ -17,17 +18,6 @@ use crate::{Error, Result};
 
 /// No honest config.json comes near this; a hostile one must not fill the memory.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
-
-/// Families that the references have and this crate does not.
-const RECURRENT: [&str; 7] = [
-    "delta_net-project_fox",
-    "delta_net",
-    "hgrn2-project_fox",
-    "hgrn2",
-    "mamba2-project_fox",
-    "mamba2",
-    "samba-project_fox",
-];
 
 const SWISH: [(&str, Activation); 2] = [("swish", Activation::Silu), ("silu", Activation::Silu)];
 
@@ -58,11 +48,23 @@ impl ModelConfig {
         let fields = Fields { origin: &origin, map };
         let model_type = read_model_type(&fields)?;
         let mixer = match model_type {
-            ModelType::OfficialFox => official_fox(&fields)?,
-            ModelType::OfficialTransformer => official_transformer(&fields)?,
-            ModelType::FlaFox => fla_fox(&fields)?,
-            ModelType::FlaTransformer => fla_transformer(&fields)?,
-            ModelType::Native => native(&fields)?,
+            ModelType::OfficialFox => MixerConfig::Forgetting(official_fox(&fields)?),
+            ModelType::OfficialTransformer => {
+                MixerConfig::Forgetting(official_transformer(&fields)?)
+            }
+            ModelType::FlaFox => MixerConfig::Forgetting(fla_fox(&fields)?),
+            ModelType::FlaTransformer => MixerConfig::Forgetting(fla_transformer(&fields)?),
+            ModelType::OfficialDeltaNet | ModelType::FlaDeltaNet => {
+                MixerConfig::Delta(delta_net(&fields)?)
+            }
+            ModelType::FlaGatedDeltaNet => MixerConfig::Delta(gated_delta_net(&fields)?),
+            ModelType::OfficialHgrn2 | ModelType::FlaHgrn2 => {
+                MixerConfig::Hgrn2(hgrn2(&fields, model_type)?)
+            }
+            ModelType::OfficialMamba2 | ModelType::FlaMamba2 => {
+                MixerConfig::Mamba2(mamba2(&fields, model_type)?)
+            }
+            ModelType::Native => MixerConfig::Forgetting(native(&fields)?),
         };
         let config = read_common(&fields, model_type, mixer)?;
         config.validate(&origin)?;
@@ -85,19 +87,14 @@ fn read_model_type(fields: &Fields<'_>) -> Result<ModelType> {
     if let Some(model_type) = ModelType::ALL.into_iter().find(|t| t.as_str() == found) {
         return Ok(model_type);
     }
-    let detail = if RECURRENT.contains(&found) {
-        format!("model_type `{found}` is not supported yet; supported are {supported}")
-    } else {
-        let shown: String = found.chars().take(60).collect();
-        format!("unknown model_type `{shown}`; supported are {supported}")
-    };
-    Err(unsupported(detail))
+    let shown: String = found.chars().take(60).collect();
+    Err(unsupported(format!("unknown model_type `{shown}`; supported are {supported}")))
 }
 
 fn read_common(
     fields: &Fields<'_>,
     model_type: ModelType,
-    mixer: ForgettingConfig,
+    mixer: MixerConfig,
 ) -> Result<ModelConfig> {
     let activation = match model_type {
         ModelType::OfficialFox | ModelType::Native => fields.word(
@@ -107,18 +104,24 @@ fn read_common(
         )?,
         _ => fields.word("hidden_act", Activation::Silu, &SWISH)?,
     };
+    let (layers, eps_field, eps, range) = match model_type {
+        ModelType::OfficialMamba2 => (48, "layer_norm_epsilon", 1e-5, 0.1),
+        ModelType::FlaMamba2 => (48, "norm_eps", 1e-5, 0.02),
+        ModelType::FlaGatedDeltaNet => (21, "norm_eps", 1e-6, 0.02),
+        _ => (24, "norm_eps", 1e-6, 0.02),
+    };
     Ok(ModelConfig {
         vocab_size: fields.size("vocab_size", 32000)?,
         hidden_size: fields.size("hidden_size", 2048)?,
-        num_layers: fields.size("num_hidden_layers", 24)?,
+        num_layers: fields.size("num_hidden_layers", layers)?,
         mlp: MlpConfig {
             hidden_ratio: fields.optional_real("hidden_ratio")?.unwrap_or(4.0),
             intermediate_size: fields.optional_size("intermediate_size", None)?,
             activation,
         },
-        mixer: MixerConfig::Forgetting(mixer),
-        norm_eps: fields.real("norm_eps", 1e-6)?,
-        initializer_range: fields.real("initializer_range", 0.02)?,
+        mixer,
+        norm_eps: fields.real(eps_field, eps)?,
+        initializer_range: fields.real("initializer_range", range)?,
         tie_word_embeddings: fields.flag("tie_word_embeddings", false)?,
         tokens: SpecialTokens {
             bos: fields.optional_size("bos_token_id", Some(1))?,
@@ -136,6 +139,7 @@ fn fox_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     #[derive(Clone, Copy)]
     enum Gate {
         Full,
+        Shared,
         BiasOnly,
         Fixed,
         None,
@@ -145,13 +149,14 @@ fn fox_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         Gate::Full,
         &[
             ("full", Gate::Full),
+            ("shared", Gate::Shared),
             ("bias_only", Gate::BiasOnly),
             ("fixed", Gate::Fixed),
             ("none", Gate::None),
         ],
     )?;
     let decay_time = decay_time(fields)?;
-    if decay_time.is_some() && matches!(gate, Gate::Full | Gate::None) {
+    if decay_time.is_some() && matches!(gate, Gate::Full | Gate::Shared | Gate::None) {
         return Err(fields.error(
             "fgate_bias_init",
             "needs `fgate_type` \"bias_only\" or \"fixed\": other gates have no bias to set",
@@ -179,6 +184,7 @@ fn fox_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         kv_heads: heads,
         gate: match gate {
             Gate::Full => ForgetGate::Full,
+            Gate::Shared => ForgetGate::Shared,
             Gate::BiasOnly => ForgetGate::BiasOnly { decay_time },
             Gate::Fixed => ForgetGate::Fixed { decay_time },
             Gate::None => ForgetGate::None,
@@ -209,6 +215,9 @@ fn decay_time(fields: &Fields<'_>) -> Result<Option<DecayTime>> {
 /// `forgetting_transformer-project_fox`; the reference ignores `window_size`.
 fn official_fox(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     let layer = fox_layer(fields)?;
+    if layer.gate == ForgetGate::Shared {
+        return Err(fields.error("fgate_type", "must not be \"shared\" for this model_type"));
+    }
     match fields.optional_size("num_kv_heads", None)? {
         Some(n) if n != layer.heads => Err(fields.error(
             "num_kv_heads",

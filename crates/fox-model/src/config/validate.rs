@@ -1,6 +1,9 @@
 //! The rules a configuration must obey before anything is built or allocated from it.
 
-use super::{DecayTime, ForgetGate, ForgettingConfig, MixerConfig, ModelConfig};
+use super::{
+    DecayTime, DeltaConfig, ForgetGate, ForgettingConfig, Hgrn2Config, LowerBounds, Mamba2Config,
+    MixerConfig, ModelConfig,
+};
 use crate::{Error, Result};
 use fox_tensor::Activation;
 
@@ -19,12 +22,14 @@ impl ModelConfig {
         rules.range("vocab_size", self.vocab_size, 1, MAX_VOCAB)?;
         rules.range("hidden_size", self.hidden_size, 1, MAX_WIDTH)?;
         rules.range("num_hidden_layers", self.num_layers, 1, MAX_LAYERS)?;
-        rules.positive("hidden_ratio", self.mlp.hidden_ratio, 1000.0)?;
-        let width_field = match self.mlp.intermediate_size {
-            Some(_) => "intermediate_size",
-            None => "hidden_ratio",
-        };
-        rules.range(width_field, self.mlp_width(), 1, MAX_MLP_WIDTH)?;
+        if self.has_mlp() {
+            rules.positive("hidden_ratio", self.mlp.hidden_ratio, 1000.0)?;
+            let width_field = match self.mlp.intermediate_size {
+                Some(_) => "intermediate_size",
+                None => "hidden_ratio",
+            };
+            rules.range(width_field, self.mlp_width(), 1, MAX_MLP_WIDTH)?;
+        }
         rules.positive("norm_eps", self.norm_eps, 1.0)?;
         if self.initializer_range != 0.0 {
             rules.positive("initializer_range", self.initializer_range, 100.0)?;
@@ -41,10 +46,18 @@ impl ModelConfig {
                 })?;
             }
         }
-        let MixerConfig::Forgetting(mixer) = &self.mixer;
-        rules.forgetting(mixer, self.hidden_size)
+        match &self.mixer {
+            MixerConfig::Forgetting(mixer) => rules.forgetting(mixer, self.hidden_size),
+            MixerConfig::Delta(mixer) => rules.delta(mixer),
+            MixerConfig::Hgrn2(mixer) => rules.hgrn2(mixer, self.hidden_size),
+            MixerConfig::Mamba2(mixer) => rules.mamba2(mixer),
+        }
     }
 }
+
+/// Widest head of a recurrent layer, and most taps of a convolution: a state is a square of it.
+const MAX_HEAD: usize = 1 << 12;
+const MAX_TAPS: usize = 64;
 
 struct Rules<'a> {
     origin: &'a str,
@@ -92,6 +105,51 @@ impl Rules<'_> {
             | ForgetGate::Fixed { decay_time: Some(time) } => self.decay_time(time),
             _ => Ok(()),
         }
+    }
+
+    fn delta(&self, mixer: &DeltaConfig) -> Result<()> {
+        self.range("num_heads", mixer.heads, 1, MAX_WIDTH)?;
+        self.range("num_v_heads", mixer.value_heads, mixer.heads, MAX_WIDTH)?;
+        self.require(mixer.value_heads.is_multiple_of(mixer.heads), "num_v_heads", || {
+            format!("is {}, no multiple of `num_heads` {}", mixer.value_heads, mixer.heads)
+        })?;
+        self.range("head_dim", mixer.key_dim, 1, MAX_HEAD)?;
+        self.range("expand_v", mixer.value_dim, 1, MAX_HEAD)?;
+        self.range("conv_size", mixer.conv_size, 1, MAX_TAPS)
+    }
+
+    fn hgrn2(&self, mixer: &Hgrn2Config, hidden_size: usize) -> Result<()> {
+        self.range("num_heads", mixer.heads, 1, hidden_size)?;
+        self.range("expand_ratio", mixer.expand_ratio, 1, MAX_HEAD)?;
+        self.require(hidden_size.is_multiple_of(mixer.heads), "num_heads", || {
+            format!("is {}, which does not divide `hidden_size` {hidden_size}", mixer.heads)
+        })?;
+        let wide = mixer.heads * mixer.expand_ratio;
+        self.require(
+            mixer.lower_bounds == LowerBounds::None || wide == hidden_size,
+            "use_lower_bound",
+            || format!("needs gates as wide as `hidden_size` {hidden_size}, not {wide}"),
+        )?;
+        self.positive("norm_eps", mixer.output_norm_eps, 1.0)
+    }
+
+    fn mamba2(&self, mixer: &Mamba2Config) -> Result<()> {
+        self.range("num_heads", mixer.heads, 1, MAX_WIDTH)?;
+        self.range("head_dim", mixer.head_dim, 1, MAX_HEAD)?;
+        self.range("state_size", mixer.state_size, 1, MAX_HEAD)?;
+        self.range("n_groups", mixer.groups, 1, mixer.heads)?;
+        self.require(mixer.heads.is_multiple_of(mixer.groups), "n_groups", || {
+            format!("is {}, which does not divide {} heads", mixer.groups, mixer.heads)
+        })?;
+        self.range("conv_kernel", mixer.conv_size, 1, MAX_TAPS)?;
+        let (low, high) = mixer.time_step_limit;
+        self.require(low >= 0.0 && low <= high, "time_step_limit", || {
+            format!("is {low} to {high}; it must be a range of numbers from 0 on")
+        })?;
+        let (min, max, floor) = mixer.time_step_init;
+        self.positive("time_step_min", min, 1e3)?;
+        self.positive("time_step_max", max, 1e3)?;
+        self.positive("time_step_floor", floor, 1e3)
     }
 
     fn decay_time(&self, time: DecayTime) -> Result<()> {

@@ -12,7 +12,18 @@ impl ModelConfig {
     /// The format of a layout that suits this model best. It may still lack an option;
     /// [`ModelConfig::to_json`] then says which.
     pub fn natural_type(&self, layout: Layout) -> ModelType {
-        let MixerConfig::Forgetting(mixer) = &self.mixer;
+        let fla = layout == Layout::Fla;
+        let mixer = match &self.mixer {
+            MixerConfig::Forgetting(mixer) => mixer,
+            // There is no other.
+            MixerConfig::Delta(mixer) if mixer.decay => return ModelType::FlaGatedDeltaNet,
+            MixerConfig::Delta(_) if fla => return ModelType::FlaDeltaNet,
+            MixerConfig::Delta(_) => return ModelType::OfficialDeltaNet,
+            MixerConfig::Hgrn2(_) if fla => return ModelType::FlaHgrn2,
+            MixerConfig::Hgrn2(_) => return ModelType::OfficialHgrn2,
+            MixerConfig::Mamba2(_) if fla => return ModelType::FlaMamba2,
+            MixerConfig::Mamba2(_) => return ModelType::OfficialMamba2,
+        };
         match layout {
             Layout::Fla if mixer.gate == ForgetGate::None => ModelType::FlaTransformer,
             Layout::Fla => ModelType::FlaFox,
@@ -26,8 +37,12 @@ impl ModelConfig {
     /// The format to keep this model in: an official one where that can express it, so that the
     /// reference code can load it, else [`ModelType::Native`].
     pub fn storage_type(&self) -> ModelType {
-        let official = self.natural_type(Layout::Official);
-        if self.obstacles(official).is_empty() { official } else { ModelType::Native }
+        let fits = |model_type: &ModelType| self.obstacles(*model_type).is_empty();
+        let natural = [Layout::Official, Layout::Fla].map(|layout| self.natural_type(layout));
+        let official = Some(natural[0]).filter(fits);
+        // Only attention has a native format.
+        let other = if self.mixer.forgetting().is_some() { ModelType::Native } else { natural[1] };
+        official.unwrap_or(other)
     }
 
     /// The config.json of a format; an error that names every option it cannot express.
@@ -36,8 +51,19 @@ impl ModelConfig {
         if !options.is_empty() {
             return Err(Error::NotExpressible { target: model_type.as_str(), options });
         }
-        let MixerConfig::Forgetting(mixer) = &self.mixer;
-        let mut map = self.common_fields(model_type, mixer);
+        let mut map = self.common_fields(model_type);
+        let Some(mixer) = self.mixer.forgetting() else {
+            if !self.has_mlp() {
+                let foreign = ["hidden_ratio", "intermediate_size", "norm_eps"];
+                foreign.iter().for_each(|field| drop(map.remove(*field)));
+            }
+            map.extend(self.recurrent_fields(model_type));
+            return Ok(Value::Object(map));
+        };
+        let kv_heads = (mixer.kv_heads != mixer.heads).then_some(mixer.kv_heads);
+        map.insert("num_heads".into(), json!(mixer.heads));
+        map.insert("num_kv_heads".into(), json!(kv_heads));
+        map.insert("window_size".into(), json!(mixer.window));
         match model_type {
             ModelType::OfficialFox => map.extend(fox_fields(mixer)),
             ModelType::Native => {
@@ -58,17 +84,28 @@ impl ModelConfig {
                 map.extend(fla_fields(mixer));
                 map.insert("rope_theta".into(), json!(mixer.rope_base));
             }
+            // Refused above: they cannot express attention.
+            ModelType::OfficialDeltaNet
+            | ModelType::OfficialHgrn2
+            | ModelType::OfficialMamba2
+            | ModelType::FlaDeltaNet
+            | ModelType::FlaGatedDeltaNet
+            | ModelType::FlaHgrn2
+            | ModelType::FlaMamba2 => {}
         }
         Ok(Value::Object(map))
     }
 
-    fn common_fields(&self, model_type: ModelType, mixer: &ForgettingConfig) -> Map<String, Value> {
+    fn common_fields(&self, model_type: ModelType) -> Map<String, Value> {
         let architecture = match model_type {
             ModelType::OfficialFox | ModelType::FlaFox => "ForgettingTransformerForCausalLM",
             ModelType::OfficialTransformer | ModelType::FlaTransformer => "TransformerForCausalLM",
+            ModelType::OfficialDeltaNet | ModelType::FlaDeltaNet => "DeltaNetForCausalLM",
+            ModelType::FlaGatedDeltaNet => "GatedDeltaNetForCausalLM",
+            ModelType::OfficialHgrn2 | ModelType::FlaHgrn2 => "HGRN2ForCausalLM",
+            ModelType::OfficialMamba2 | ModelType::FlaMamba2 => "Mamba2ForCausalLM",
             ModelType::Native => "FoxForCausalLM",
         };
-        let kv_heads = (mixer.kv_heads != mixer.heads).then_some(mixer.kv_heads);
         let activation = match self.mlp.activation {
             Activation::Silu => "swish",
             Activation::Sigmoid => "sigmoid",
@@ -79,9 +116,6 @@ impl ModelConfig {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "num_hidden_layers": self.num_layers,
-            "num_heads": mixer.heads,
-            "num_kv_heads": kv_heads,
-            "window_size": mixer.window,
             "hidden_ratio": ratio(self.mlp.hidden_ratio),
             "intermediate_size": self.mlp.intermediate_size,
             "hidden_act": activation,
@@ -101,10 +135,18 @@ impl ModelConfig {
 
     /// The options of this model that a format lacks, by the names a user knows.
     fn obstacles(&self, model_type: ModelType) -> Vec<String> {
-        let MixerConfig::Forgetting(m) = &self.mixer;
+        let named = |found: Vec<(bool, &str)>| {
+            let present = found.into_iter().filter(|(has, _)| *has);
+            present.map(|(_, name)| name.to_string()).collect()
+        };
+        let sigmoid_mlp = self.mlp.activation == Activation::Sigmoid;
+        let Some(m) = self.mixer.forgetting() else {
+            let mut found = self.recurrent_obstacles(model_type);
+            found.push((sigmoid_mlp, "hidden_act \"sigmoid\""));
+            return named(found);
+        };
         let gate = gate_name(m.gate);
         let grouped = m.kv_heads != m.heads;
-        let sigmoid_mlp = self.mlp.activation == Activation::Sigmoid;
         let silu_gate = m.output_gate == Some(Activation::Silu);
         let prunes = m.log_pruning_tolerance.is_some() && m.gate != ForgetGate::None;
         let shared_norm = m.qk_norm == Some(QkNorm::Shared);
@@ -122,6 +164,7 @@ impl ModelConfig {
                 (grouped, "num_kv_heads below num_heads"),
                 (m.window.is_some(), "window_size"),
                 (m.qkv_bias, "qkv_bias"),
+                (m.gate == ForgetGate::Shared, gate),
             ]),
             ModelType::OfficialTransformer => {
                 found.extend(fox_only);
@@ -151,8 +194,9 @@ impl ModelConfig {
                     (m.output_gate.is_some(), "use_output_gate"),
                 ]);
             }
+            recurrent => found.extend(self.recurrent_obstacles(recurrent)),
         }
-        found.into_iter().filter(|(has, _)| *has).map(|(_, name)| name.to_string()).collect()
+        named(found)
     }
 }
 
@@ -160,6 +204,7 @@ fn gate_name(gate: ForgetGate) -> &'static str {
     match gate {
         ForgetGate::None => "fgate_type \"none\"",
         ForgetGate::Full => "fgate_type \"full\"",
+        ForgetGate::Shared => "fgate_type \"shared\"",
         ForgetGate::BiasOnly { .. } => "fgate_type \"bias_only\"",
         ForgetGate::Fixed { .. } => "fgate_type \"fixed\"",
     }
@@ -169,6 +214,7 @@ fn fox_fields(mixer: &ForgettingConfig) -> Map<String, Value> {
     let (gate, decay_time) = match mixer.gate {
         ForgetGate::None => ("none", None),
         ForgetGate::Full => ("full", None),
+        ForgetGate::Shared => ("shared", None),
         ForgetGate::BiasOnly { decay_time } => ("bias_only", decay_time),
         ForgetGate::Fixed { decay_time } => ("fixed", decay_time),
     };
@@ -211,7 +257,7 @@ fn ratio(value: f64) -> Value {
     if value.fract() == 0.0 { json!(value as u64) } else { json!(value) }
 }
 
-fn object(value: Value) -> Map<String, Value> {
+pub(super) fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
         _ => Map::new(),

@@ -14,7 +14,7 @@ use fox_tensor::{
 };
 
 use super::{MixerContext, MixerOutput};
-use crate::cache::LayerState;
+use crate::cache::AttentionState;
 use crate::config::{DecayTime, ForgetGate, ForgettingConfig, ModelConfig, QK_NORM_EPS, QkNorm};
 use crate::observe::AttentionView;
 use crate::params::{Init, ParamGroup, ParamList, Parameters};
@@ -50,8 +50,19 @@ struct Projection {
 #[derive(Debug)]
 enum Gate {
     None,
-    Projected { weight: ParamId, bias: ParamId },
-    Constant { bias: ParamId },
+    Projected {
+        weight: ParamId,
+        bias: ParamId,
+    },
+    /// One gate for this many heads.
+    Shared {
+        weight: ParamId,
+        bias: ParamId,
+        heads: usize,
+    },
+    Constant {
+        bias: ParamId,
+    },
 }
 
 impl Forgetting {
@@ -126,7 +137,7 @@ impl Forgetting {
         tape: &mut Tape<'_>,
         x: &Var,
         context: &MixerContext<'_>,
-        state: Option<&mut LayerState>,
+        state: Option<&mut AttentionState>,
     ) -> Result<MixerOutput> {
         let (params, segments) = (context.params, context.segments);
         let (prev_k, prev_v) = match &state {
@@ -163,7 +174,7 @@ impl Forgetting {
         }
         let y = self.gate_output(tape, x, o, params)?;
         let out = tape.linear(&y, &params.var(self.o_proj), None)?;
-        Ok(MixerOutput { out, blocks })
+        Ok(MixerOutput { out, blocks: Some(blocks) })
     }
 
     /// The raw projection and the prepared heads, both `[R, heads * d]`.
@@ -252,6 +263,7 @@ impl Forgetting {
         kept += match self.gate {
             Gate::None => 0,
             Gate::Projected { .. } => 2 * heads,
+            Gate::Shared { .. } => 1 + 2 * heads,
             Gate::Constant { .. } => heads,
         };
         // The output and the log of the softmax denominator.
@@ -294,12 +306,17 @@ impl Gate {
         let name = format!("{prefix}.fgate_bias");
         match options.gate {
             ForgetGate::None => Gate::None,
-            ForgetGate::Full => {
+            ForgetGate::Full | ForgetGate::Shared => {
+                let shared = options.gate == ForgetGate::Shared;
+                let gates = if shared { 1 } else { heads };
                 let name = format!("{prefix}.fgate_proj.weight");
-                let weight = list.matrix(ParamGroup::Mixer, name, heads, width, std);
+                let weight = list.matrix(ParamGroup::Mixer, name, gates, width, std);
                 let name = format!("{prefix}.fgate_proj.bias");
-                let bias = list.vector(ParamGroup::Mixer, name, heads, 0.0);
-                Gate::Projected { weight, bias }
+                let bias = list.vector(ParamGroup::Mixer, name, gates, 0.0);
+                match shared {
+                    true => Gate::Shared { weight, bias, heads },
+                    false => Gate::Projected { weight, bias },
+                }
             }
             ForgetGate::BiasOnly { decay_time } => {
                 let init = constant(decay_time);
@@ -322,6 +339,13 @@ impl Gate {
             Gate::Projected { weight, bias } => {
                 let z = tape.linear(x, &params.var(*weight), None)?;
                 tape.log_gate(Some(&z), Some(&params.var(*bias)), rows).map(Some)
+            }
+            Gate::Shared { weight, bias, heads } => {
+                let z = tape.linear(x, &params.var(*weight), Some(&params.var(*bias)))?;
+                // Every head's logit is the one there is.
+                let ones = Var::constant(tape.device().full([*heads, 1], 1.0)?);
+                let z = tape.linear(&z, &ones, None)?;
+                tape.log_gate(Some(&z), None, rows).map(Some)
             }
             Gate::Constant { bias } => {
                 tape.log_gate(None, Some(&params.var(*bias)), rows).map(Some)

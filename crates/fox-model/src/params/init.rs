@@ -9,6 +9,16 @@ pub(super) fn values(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     match &spec.init {
         Init::Constant(value) => vec![*value; count],
         Init::Given(values) => values.clone(),
+        Init::Uniform { bound } => drawn(spec, seed, |unit| bound * (2.0 * unit - 1.0)),
+        Init::LogOfUniform { low, high } => {
+            // The unit is never 0, so the logarithm is finite even for `low = 0`.
+            drawn(spec, seed, |unit| (low + (high - low) * unit).ln())
+        }
+        Init::TimeStep { min, max, floor } => drawn(spec, seed, |unit| {
+            let step = (min.ln() + (max.ln() - min.ln()) * unit).exp().max(*floor);
+            // The inverse of softplus.
+            step + (-(-step).exp_m1()).ln()
+        }),
         Init::Normal { std, zero_row } => {
             let mut normal = Normal::new(seed, &spec.name);
             let mut values: Vec<f32> = Vec::with_capacity(count + 1);
@@ -24,6 +34,12 @@ pub(super) fn values(spec: &ParamSpec, seed: u64) -> Vec<f32> {
             values
         }
     }
+}
+
+/// One value for every uniform draw from the parameter's stream.
+fn drawn(spec: &ParamSpec, seed: u64, value: impl Fn(f64) -> f64) -> Vec<f32> {
+    let mut stream = Normal::new(seed, &spec.name).0;
+    (0..spec.count()).map(|_| value(stream.unit()) as f32).collect()
 }
 
 /// SplitMix64: each output is a bijective hash of a counter, so any start is a good one.
@@ -96,5 +112,22 @@ mod tests {
         assert_eq!(x, values(&spec("a", init.clone()), 1));
         assert_ne!(x, values(&spec("a", init.clone()), 2));
         assert_ne!(x, values(&spec("b", init), 1));
+    }
+
+    #[test]
+    fn other_values_lie_where_they_should() {
+        let mean = |x: &[f32]| x.iter().map(|&v| f64::from(v)).sum::<f64>() / x.len() as f64;
+        let x = values(&spec("a", Init::Uniform { bound: 0.5 }), 1);
+        assert!(x.iter().all(|v| v.abs() <= 0.5) && mean(&x).abs() < 0.02);
+        assert!(x.iter().any(|v| *v > 0.49) && x.iter().any(|v| *v < -0.49));
+        let x = values(&spec("a", Init::LogOfUniform { low: 1.0, high: 16.0 }), 1);
+        let back: Vec<f32> = x.iter().map(|v| v.exp()).collect();
+        assert!(x.iter().all(|v| (0.0..2.7726).contains(v)) && (mean(&back) - 8.5).abs() < 0.3);
+        let x = values(&spec("a", Init::TimeStep { min: 0.001, max: 0.1, floor: 0.002 }), 1);
+        let steps: Vec<f32> = x.iter().map(|v| v.exp().ln_1p()).collect();
+        assert!(steps.iter().all(|s| (0.00199..0.1001).contains(s)));
+        let low = steps.iter().filter(|s| **s < 0.00201).count() as f64 / steps.len() as f64;
+        // ln 2 of ln 100 lies below the floor.
+        assert!((low - 2f64.ln() / 100f64.ln()).abs() < 0.02, "{low}");
     }
 }

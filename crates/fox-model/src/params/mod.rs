@@ -35,6 +35,27 @@ pub enum Init {
         /// A row that is 0 instead.
         zero_row: Option<usize>,
     },
+    /// Independent values, uniform between `-bound` and `bound`.
+    Uniform {
+        /// The largest magnitude.
+        bound: f64,
+    },
+    /// Independent logarithms of values that are uniform between the two.
+    LogOfUniform {
+        /// The smallest value.
+        low: f64,
+        /// The largest value.
+        high: f64,
+    },
+    /// Independent biases whose softplus is a time step, spread evenly on a logarithmic scale.
+    TimeStep {
+        /// The smallest time step.
+        min: f64,
+        /// The largest time step.
+        max: f64,
+        /// A floor under them.
+        floor: f64,
+    },
     /// Every element the same.
     Constant(f32),
     /// These values.
@@ -83,6 +104,17 @@ impl ParamList {
     ) -> ParamId {
         let init = Init::Normal { std, zero_row: None };
         self.push(group, name, vec![rows, cols], true, init)
+    }
+
+    /// A matrix `[rows, cols]` with weight decay and uniform initialization.
+    pub fn uniform_matrix(
+        &mut self,
+        group: ParamGroup,
+        name: impl Into<String>,
+        (rows, cols): (usize, usize),
+        bound: f64,
+    ) -> ParamId {
+        self.push(group, name, vec![rows, cols], true, Init::Uniform { bound })
     }
 
     /// A vector without weight decay, every element `start`.

@@ -3,20 +3,24 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use fox_model::{
-    DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, MixerConfig, Model, ModelConfig,
-    QkNorm,
+    DecayTime, DeltaConfig, ForgetGate, ForgettingConfig, ForwardOptions, Hgrn2Config, LowerBounds,
+    Mamba2Config, MixerConfig, Model, ModelConfig, QkNorm,
 };
 use fox_tensor::{Activation, Device, Gradients, Segments, Tape};
 
 pub const VOCAB: usize = 37;
 
 pub fn small(mixer: ForgettingConfig) -> ModelConfig {
+    small_of(MixerConfig::Forgetting(mixer))
+}
+
+fn small_of(mixer: MixerConfig) -> ModelConfig {
     let mut config = ModelConfig::fox_llama(32, 2, 4);
     config.vocab_size = VOCAB;
     config.mlp.intermediate_size = Some(24);
     // Large weights, so that every term matters.
     config.initializer_range = 0.3;
-    config.mixer = MixerConfig::Forgetting(mixer);
+    config.mixer = mixer;
     config
 }
 
@@ -60,6 +64,78 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
             small(ForgettingConfig { window: Some(4), ..llama.clone().without_forgetting() }),
         ),
         ("transformer pro", small(pro.without_forgetting())),
+        ("one gate for all heads", small(ForgettingConfig { gate: ForgetGate::Shared, ..llama })),
+    ]
+    .into_iter()
+    .chain(recurrent_variants())
+    .collect()
+}
+
+/// Variants that between them have every option of the recurrent layers.
+fn recurrent_variants() -> Vec<(&'static str, ModelConfig)> {
+    let delta = DeltaConfig::delta_net(2, 16);
+    let hgrn2 = Hgrn2Config {
+        heads: 4,
+        expand_ratio: 8,
+        lower_bounds: LowerBounds::Used,
+        output_norm_eps: 1e-5,
+    };
+    let mamba2 = Mamba2Config {
+        heads: 8,
+        head_dim: 8,
+        state_size: 12,
+        groups: 1,
+        conv_size: 4,
+        time_step_limit: (0.0, f64::INFINITY),
+        time_step_init: (0.01, 0.5, 1e-4),
+        norm_before_gate: false,
+    };
+    vec![
+        ("delta net", small_of(MixerConfig::Delta(delta.clone()))),
+        (
+            "delta net, narrow keys, gate, turning",
+            small_of(MixerConfig::Delta(DeltaConfig {
+                key_dim: 8,
+                conv_size: 2,
+                output_gate: true,
+                negative_eigenvalues: true,
+                ..delta
+            })),
+        ),
+        ("gated delta net", small_of(MixerConfig::Delta(DeltaConfig::gated(3, 8)))),
+        (
+            "gated delta net, grouped values",
+            small_of(MixerConfig::Delta(DeltaConfig {
+                value_heads: 4,
+                ..DeltaConfig::gated(2, 8)
+            })),
+        ),
+        ("hgrn2 with bounds", small_of(MixerConfig::Hgrn2(hgrn2.clone()))),
+        (
+            "hgrn2 official",
+            small_of(MixerConfig::Hgrn2(Hgrn2Config {
+                lower_bounds: LowerBounds::Stored,
+                ..hgrn2.clone()
+            })),
+        ),
+        (
+            "hgrn2 without bounds, narrow",
+            small_of(MixerConfig::Hgrn2(Hgrn2Config {
+                lower_bounds: LowerBounds::None,
+                expand_ratio: 4,
+                ..hgrn2
+            })),
+        ),
+        ("mamba2", small_of(MixerConfig::Mamba2(mamba2.clone()))),
+        (
+            "mamba2, groups, norm before gate, limits",
+            small_of(MixerConfig::Mamba2(Mamba2Config {
+                groups: 2,
+                norm_before_gate: true,
+                time_step_limit: (0.02, 0.6),
+                ..mamba2
+            })),
+        ),
     ]
 }
 
@@ -166,7 +242,13 @@ pub fn left_padding_changes_nothing(device: &Device, tolerance: f64) {
 }
 
 pub fn a_failed_step_leaves_the_cache_as_it_was(device: &Device) {
-    let model = Model::init(&variants()[1].1, 3, device).unwrap();
+    for (name, config) in variants() {
+        one_failed_step(name, &config, device);
+    }
+}
+
+fn one_failed_step(name: &str, config: &ModelConfig, device: &Device) {
+    let model = Model::init(config, 3, device).unwrap();
     let ids = tokens(9, 1);
     let options = ForwardOptions::default();
     let (mut disturbed, mut calm) =
@@ -180,7 +262,7 @@ pub fn a_failed_step_leaves_the_cache_as_it_was(device: &Device) {
     assert!(error.to_string().contains("2 sequences"), "{error}");
     assert!(model.decode(&[&[]], &mut disturbed, &options).is_err());
     let after = |cache| model.decode(&[&ids[4..]], cache, &options).unwrap().to_f64().unwrap();
-    assert_eq!(after(&mut disturbed), after(&mut calm));
+    assert_eq!(after(&mut disturbed), after(&mut calm), "{name}");
 }
 
 /// Losses and all gradients of one step.
@@ -208,6 +290,7 @@ pub fn recomputed_blocks_give_the_same_gradients(device: &Device) {
         assert_eq!(kept, again, "{name}");
         let trained = model.params().iter().filter(|(_, spec, _)| spec.trainable).count();
         assert_eq!(kept.1.len(), trained, "{name}");
-        assert_eq!(kept.2.len(), 2, "{name}: one count of blocks per layer");
+        let attention = if config.mixer.forgetting().is_some() { 2 } else { 0 };
+        assert_eq!(kept.2.len(), attention, "{name}: one count of blocks per attention layer");
     }
 }

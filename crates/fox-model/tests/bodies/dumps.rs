@@ -17,10 +17,11 @@ pub fn proves(name: &str, device: &Device) {
     assert!(report.checks.len() > 20, "{name}: only {} checks", report.checks.len());
 }
 
-/// One test per FoX and Transformer dump, on the device that the expression makes.
+/// One test per dump, on the device that the expression makes.
 #[macro_export]
 macro_rules! prove_dumps {
     ($device:expr) => { $crate::prove_dumps! { $device;
+    delta_net
     fla_fox
     fox_llama
     fox_llama_qknorm
@@ -38,6 +39,8 @@ macro_rules! prove_dumps {
     fox_pro_no_qknorm
     fox_pro_rope
     fox_pro_shared_qknorm
+    hgrn2
+    mamba2
     transformer_llama_as_fox
     transformer_pro
     } };

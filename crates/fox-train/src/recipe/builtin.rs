@@ -49,6 +49,18 @@ pub const BUILTIN: &[BuiltinRecipe] = builtin!("":
     "transformer-pro-360m",
     "transformer-pro-760m",
     "transformer-pro-760m-48b",
+    "delta-net-125m",
+    "delta-net-360m",
+    "delta-net-760m",
+    "delta-net-760m-48b",
+    "hgrn2-125m",
+    "hgrn2-360m",
+    "hgrn2-760m",
+    "hgrn2-760m-48b",
+    "mamba2-125m",
+    "mamba2-360m",
+    "mamba2-760m",
+    "mamba2-760m-48b",
     "published",
 );
 

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use fox_model::{
-    ForgetGate, MemoryEstimate, MixerConfig, ModelConfig, PRESETS, ParamGroup, ParamSpec, Preset,
-    QkNorm,
+    ForgetGate, ForgettingConfig, LowerBounds, MemoryEstimate, MixerConfig, ModelConfig, PRESETS,
+    ParamGroup, ParamSpec, Preset, QkNorm,
 };
 use fox_tensor::Activation;
 use serde_json::json;
@@ -99,17 +99,20 @@ impl Facts<'_> {
 
     fn text(&self) -> String {
         let (c, m) = (self.config, &self.memory);
-        let MixerConfig::Forgetting(mixer) = &c.mixer;
-        let heads = match mixer.kv_heads == mixer.heads {
-            true => format!("{} x {}", mixer.heads, c.head_dim()),
-            false => format!("{} x {} ({} for keys)", mixer.heads, c.head_dim(), mixer.kv_heads),
+        let ((count, width), key_heads) = (c.heads(), key_heads(c));
+        let heads = match key_heads == count {
+            true => format!("{count} x {width}"),
+            false => format!("{count} x {width} ({key_heads} for keys)"),
         };
         let row = |name: &str, value: String| vec![format!("  {name}"), value];
         let architecture = [
             row("width", output::grouped(c.hidden_size)),
             row("blocks", output::grouped(c.num_layers)),
             row("heads", heads),
-            row("mlp width", output::grouped(c.mlp_width())),
+            row(
+                "mlp width",
+                if c.has_mlp() { output::grouped(c.mlp_width()) } else { "none".into() },
+            ),
             row("vocabulary", output::grouped(c.vocab_size)),
         ];
         let mut parameters: Vec<_> = GROUPS
@@ -145,7 +148,7 @@ impl Facts<'_> {
 
     fn json(&self) -> String {
         let (c, m) = (self.config, &self.memory);
-        let MixerConfig::Forgetting(mixer) = &c.mixer;
+        let (heads, head_dim) = c.heads();
         let mut parameters = serde_json::Map::new();
         for (group, name) in GROUPS {
             parameters.insert(name.to_string(), json!(self.count(|s| s.group == group)));
@@ -158,9 +161,9 @@ impl Facts<'_> {
             "format": self.format,
             "hidden_size": c.hidden_size,
             "num_hidden_layers": c.num_layers,
-            "num_heads": mixer.heads,
-            "num_kv_heads": mixer.kv_heads,
-            "head_dim": c.head_dim(),
+            "num_heads": heads,
+            "num_kv_heads": key_heads(c),
+            "head_dim": head_dim,
             "intermediate_size": c.mlp_width(),
             "vocab_size": c.vocab_size,
             "options": options(c),
@@ -178,12 +181,65 @@ impl Facts<'_> {
     }
 }
 
+/// Heads of keys.
+fn key_heads(config: &ModelConfig) -> usize {
+    match &config.mixer {
+        MixerConfig::Forgetting(mixer) => mixer.kv_heads,
+        MixerConfig::Delta(mixer) => mixer.heads,
+        MixerConfig::Hgrn2(mixer) => mixer.heads,
+        MixerConfig::Mamba2(mixer) => mixer.groups,
+    }
+}
+
 /// The options of a model, in words.
 fn options(config: &ModelConfig) -> Vec<String> {
-    let MixerConfig::Forgetting(mixer) = &config.mixer;
+    let chosen = |words: &[(bool, &str)]| -> Vec<String> {
+        words.iter().filter(|(on, _)| *on).map(|(_, word)| word.to_string()).collect()
+    };
+    let mut words = match &config.mixer {
+        MixerConfig::Forgetting(mixer) => attention_options(mixer),
+        MixerConfig::Delta(mixer) => {
+            let state = format!("states of {} x {} per head", mixer.key_dim, mixer.value_dim);
+            let conv = format!("convolutions of {} taps", mixer.conv_size);
+            let mut words = vec!["delta rule".to_string(), state, conv];
+            words.extend(chosen(&[
+                (mixer.decay, "decay per head from the input"),
+                (mixer.output_gate, "output gate (silu)"),
+                (mixer.negative_eigenvalues, "negative eigenvalues"),
+            ]));
+            words
+        }
+        MixerConfig::Hgrn2(mixer) => {
+            let values = config.hidden_size / mixer.heads;
+            let state = format!("states of {} x {values} per head", mixer.expand_ratio);
+            let mut words = vec!["decay per channel from the input".to_string(), state];
+            words.extend(chosen(&[
+                (mixer.lower_bounds == LowerBounds::Used, "lower bounds of the gates"),
+                (mixer.lower_bounds == LowerBounds::Stored, "lower bounds stored without effect"),
+            ]));
+            words
+        }
+        MixerConfig::Mamba2(mixer) => {
+            let state = format!("states of {} x {} per head", mixer.state_size, mixer.head_dim);
+            let conv = format!("convolution of {} taps", mixer.conv_size);
+            let mut words = vec!["decay per head from the time step".to_string(), state, conv];
+            words.extend(chosen(&[(mixer.norm_before_gate, "norm before the output gate")]));
+            words
+        }
+    };
+    words.extend(chosen(&[
+        (config.tie_word_embeddings, "tied embeddings"),
+        (config.mlp.activation == Activation::Sigmoid, "sigmoid MLP"),
+    ]));
+    words
+}
+
+/// The options of an attention layer, in words.
+fn attention_options(mixer: &ForgettingConfig) -> Vec<String> {
     let mut words = vec![match mixer.gate {
         ForgetGate::None => "no forget gate".to_string(),
         ForgetGate::Full => "forget gate from the input".to_string(),
+        ForgetGate::Shared => "one forget gate for all heads, from the input".to_string(),
         ForgetGate::BiasOnly { .. } => "forget gate learned per head".to_string(),
         ForgetGate::Fixed { .. } => "forget gate fixed per head".to_string(),
     }];
@@ -200,8 +256,6 @@ fn options(config: &ModelConfig) -> Vec<String> {
     add(mixer.output_gate == Some(Activation::Sigmoid), "output gate (sigmoid)");
     add(mixer.output_gate == Some(Activation::Silu), "output gate (silu)");
     add(mixer.qkv_bias, "q, k, v bias");
-    add(config.tie_word_embeddings, "tied embeddings");
-    add(config.mlp.activation == Activation::Sigmoid, "sigmoid MLP");
     words.extend(mixer.rope_base.map(|base| format!("RoPE {base}")));
     words.extend(mixer.window.map(|window| format!("window {window}")));
     words.extend(mixer.log_pruning_tolerance.map(|ln| format!("pruning at e^{ln}")));

@@ -1,6 +1,7 @@
 //! `fox bench`: how fast this machine runs fox, against what it could do at best.
 
 mod attention;
+mod compare;
 mod train;
 
 use std::process::ExitCode;
@@ -22,12 +23,14 @@ pub struct Args {
 enum What {
     Attention(attention::Args),
     Train(train::Args),
+    Compare(compare::Args),
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Attention(args) => attention::run(args),
         What::Train(args) => train::run(args),
+        What::Compare(args) => compare::run(args),
     }
 }
 

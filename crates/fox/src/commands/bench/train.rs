@@ -18,7 +18,7 @@ use crate::output;
 /// A training step: forward, backward, clipping and AdamW
 ///
 /// The floor is 6 FLOPs per weight of a matrix product and token, plus causal attention forward
-/// and backward (less the blocks pruned), at the rate of the best square matrix product in this run.
+/// and backward (less the blocks pruned) or the products of a chunkwise scan, at the rate of the best square matrix product in this run.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model
@@ -63,22 +63,38 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Arch {
+pub(super) enum Arch {
     FoxLlama,
     FoxPro,
     TransformerLlama,
     TransformerPro,
+    DeltaNet,
+    GatedDeltaNet,
+    Hgrn2,
+    Mamba2,
 }
 
-impl Args {
-    fn config(&self) -> ModelConfig {
-        let build = match self.arch {
+impl Arch {
+    /// A model of this width, number of blocks and number of heads.
+    pub(super) fn config(self, width: usize, layers: usize, heads: usize) -> ModelConfig {
+        let build = match self {
             Arch::FoxLlama => ModelConfig::fox_llama,
             Arch::FoxPro => ModelConfig::fox_pro,
             Arch::TransformerLlama => ModelConfig::transformer_llama,
             Arch::TransformerPro => ModelConfig::transformer_pro,
+            Arch::DeltaNet => ModelConfig::delta_net,
+            Arch::GatedDeltaNet => ModelConfig::gated_delta_net,
+            Arch::Hgrn2 => ModelConfig::hgrn2,
+            Arch::Mamba2 => ModelConfig::mamba2,
         };
-        let mut config = build(self.d_model as usize, self.layers as usize, self.heads as usize);
+        build(width, layers, heads)
+    }
+}
+
+impl Args {
+    fn config(&self) -> ModelConfig {
+        let sizes = (self.d_model as usize, self.layers as usize, self.heads as usize);
+        let mut config = self.arch.config(sizes.0, sizes.1, sizes.2);
         config.vocab_size = self.vocab as usize;
         if let Some(width) = self.mlp {
             config.mlp.intermediate_size = Some(width as usize);
@@ -95,7 +111,7 @@ impl Args {
 }
 
 /// A batch of random tokens; each is asked for its successor.
-struct Batch {
+pub(super) struct Batch {
     tokens: Tensor,
     labels: Tensor,
     weights: Tensor,
@@ -103,7 +119,7 @@ struct Batch {
 }
 
 impl Batch {
-    fn new(device: &Device, batch: usize, seq: usize, vocab: usize) -> Result<Self> {
+    pub(super) fn new(device: &Device, batch: usize, seq: usize, vocab: usize) -> Result<Self> {
         let (rows, mut rng) = (batch * seq, Rng::new(7));
         let ids: Vec<i32> = (0..=rows).map(|_| rng.between(0, vocab - 1) as i32).collect();
         Ok(Batch {
@@ -115,7 +131,7 @@ impl Batch {
     }
 
     /// Losses `[R]` and blocks visited; gradients are added to `gradients`.
-    fn gradients(
+    pub(super) fn gradients(
         &self,
         model: &Model,
         options: &ForwardOptions,
@@ -171,7 +187,7 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
 }
 
 /// Blocks not visited over all blocks, over all layers.
-fn pruned(layers: &[Tensor]) -> Result<f64> {
+pub(super) fn pruned(layers: &[Tensor]) -> Result<f64> {
     let (mut visited, mut total) = (0.0, 0.0);
     for layer in layers {
         for pair in layer.to_i32()?.chunks_exact(2) {

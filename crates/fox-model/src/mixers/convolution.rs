@@ -1,0 +1,63 @@
+//! The short causal convolution that DeltaNet and Mamba-2 have in common.
+
+use fox_tensor::{Activation, ConvSpec, L2Norm, ParamId, Result, Tape, Var};
+
+use super::MixerContext;
+use crate::params::{Init, ParamGroup, ParamList};
+use crate::recurrent_state::RecurrentState;
+
+/// A convolution of every channel with its own taps, then silu and, for queries and keys of the delta
+/// rule, division by the norm of each head.
+#[derive(Debug)]
+pub(super) struct ShortConv {
+    weight: ParamId,
+    bias: Option<ParamId>,
+    l2_norm: Option<L2Norm>,
+    /// Which of the layer's convolutions it is.
+    index: usize,
+}
+
+impl ShortConv {
+    /// Declares `name.weight` `[channels, 1, taps]` and, if asked for, `name.bias`.
+    pub fn declare(
+        name: &str,
+        (channels, taps): (usize, usize),
+        bias: bool,
+        l2_norm: Option<L2Norm>,
+        index: usize,
+        list: &mut ParamList,
+    ) -> Self {
+        let init = Init::Uniform { bound: 1.0 / (taps as f64).sqrt() };
+        let mut push = |name: String, dims: Vec<usize>, decay: bool| {
+            list.push(ParamGroup::Mixer, name, dims, decay, init.clone())
+        };
+        ShortConv {
+            weight: push(format!("{name}.weight"), vec![channels, 1, taps], true),
+            bias: bias.then(|| push(format!("{name}.bias"), vec![channels], false)),
+            l2_norm,
+            index,
+        }
+    }
+
+    /// `x: [R, C]` to `[R, C]`; with a state, its rows come before the first of each sequence.
+    pub fn forward(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        context: &MixerContext<'_>,
+        state: Option<&mut RecurrentState>,
+    ) -> Result<Var> {
+        let spec = ConvSpec {
+            activation: Some(Activation::Silu),
+            l2_norm: self.l2_norm,
+            segments: context.segments.clone(),
+        };
+        let before = state.as_ref().map(|state| state.conv(self.index).clone());
+        if let Some(state) = state {
+            state.stage_conv(self.index, x.value(), context.segments)?;
+        }
+        let (weight, bias) =
+            (context.params.var(self.weight), self.bias.map(|id| context.params.var(id)));
+        tape.short_conv(x, &weight, bias.as_ref(), before.as_ref(), &spec)
+    }
+}
