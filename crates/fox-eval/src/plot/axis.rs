@@ -73,7 +73,7 @@ impl Axis {
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         let (low, high) = (self.forward(self.low), self.forward(self.high));
         let share = (self.forward(value) - low) / (high - low);
-        share.is_finite().then(|| self.from + share * (self.to - self.from))
+        share.is_finite().then_some(self.from + share * (self.to - self.from))
     }
 
     /// Values to mark, each with its label; about `wanted` of them.

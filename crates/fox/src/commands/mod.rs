@@ -2,7 +2,10 @@
 
 mod bench;
 mod convert;
+mod demo;
+mod eval;
 mod info;
+mod inspect;
 mod sweep;
 mod train;
 mod verify;
@@ -15,8 +18,11 @@ use clap::Subcommand;
 /// The commands; their help stands with their arguments.
 #[derive(Subcommand)]
 pub enum Command {
+    Demo(demo::Args),
     Train(train::Args),
     Sweep(sweep::Args),
+    Eval(eval::Args),
+    Inspect(inspect::Args),
     Bench(bench::Args),
     Verify(verify::Args),
     Info(info::Args),
@@ -27,8 +33,11 @@ impl Command {
     /// Runs the command; the exit code says whether what was asked holds.
     pub fn run(self) -> Result<ExitCode> {
         match self {
+            Command::Demo(args) => demo::run(&args),
             Command::Train(args) => train::run(&args),
             Command::Sweep(args) => sweep::run(&args),
+            Command::Eval(args) => eval::run(&args),
+            Command::Inspect(args) => inspect::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Info(args) => info::run(&args),

@@ -1,0 +1,139 @@
+//! `fox inspect`: what a model forgets and what it looks at.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use fox_data::{Dataset, SyntheticConfig, SyntheticDataset, Tokenizer};
+use fox_eval::files::write_whole;
+use fox_eval::inspect::{InspectOptions, inspect};
+
+use super::eval::subjects::{Opened, text};
+use crate::device::DeviceArgs;
+use crate::output;
+
+/// Look inside a model while it reads a text
+///
+/// Writes one self-contained page: half-life of every head, gates over the text, the forget matrix F and
+/// the attention map A of chosen heads, entropy, and the attention blocks that pruning skips. Pictures are
+/// averaged over blocks, so 64k tokens give a page as small as 2k. The raw numbers stand beside it as JSON.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Checkpoint or run folder
+    #[arg(value_name = "MODEL")]
+    model: String,
+    /// Text to read: a file or folder; a held-out document of the embedded corpus without it
+    #[arg(long, value_name = "PATH")]
+    text: Option<PathBuf>,
+    /// Tokens to read, at most
+    #[arg(long, value_name = "N", default_value_t = 2048,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    length: u32,
+    /// Heads to picture as LAYER:HEAD,...; chosen by half-life without it
+    #[arg(long, value_name = "L:H,...", value_delimiter = ',', value_parser = parse_head)]
+    heads: Vec<(usize, usize)>,
+    /// Tolerance of the pruning that is counted, natural log
+    #[arg(long, value_name = "X", default_value_t = -10.0, allow_negative_numbers = true)]
+    log_pruning_tolerance: f32,
+    /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
+    #[arg(long, value_name = "NAME")]
+    tokenizer: Option<String>,
+    /// Page to write; the numbers go to the same name with .json
+    #[arg(long, value_name = "FILE", default_value = "inspect.html")]
+    out: PathBuf,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let device = args.device.open()?;
+    let opened = Opened::new(&args.model, &device)?;
+    let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
+    let subject = opened.subject(None);
+    subject.check_vocabulary("tokenizer", tokenizer.vocab_size())?;
+    let ids = tokens(args, &tokenizer)?;
+    let options = InspectOptions {
+        heads: args.heads.clone(),
+        log_pruning_tolerance: args.log_pruning_tolerance,
+        ..InspectOptions::default()
+    };
+    let seen = inspect(&subject, &ids, &options)?;
+    let decode = |id: u32| decode_one(&tokenizer, id);
+    let mut page = seen.page(&decode);
+    page.footer(&format!("fox inspect {}", args.model));
+    write_whole(&args.out, page.html().as_bytes())?;
+    let numbers = args.out.with_extension("json");
+    write_whole(&numbers, serde_json::to_string(&seen.json())?.as_bytes())?;
+
+    let mut rows =
+        vec![["head", "half-life", "reach", "entropy", "pruned"].map(String::from).to_vec()];
+    rows.extend(seen.heads.iter().map(|h| {
+        vec![
+            h.name(),
+            h.half_life.map_or("-".into(), |l| format!("{:.1}", l.median)),
+            h.half_life.map_or("-".into(), |l| l.reach.name().to_string()),
+            format!("{:.2}", h.entropy),
+            format!("{:.0}%", 100.0 * h.pruned()),
+        ]
+    }));
+    output::print(&format!(
+        "{}{} tokens, {:.1}% of the attention blocks pruned\nwritten: {}, {}\n",
+        output::table(&rows),
+        ids.len(),
+        100.0 * seen.pruned(),
+        args.out.display(),
+        numbers.display()
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The start marker and the first tokens of the text.
+fn tokens(args: &Args, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let length = args.length as usize;
+    let mut ids = match (&args.text, tokenizer) {
+        (Some(path), _) => tokenizer.encode(&text(path)?)?,
+        (None, Tokenizer::Synthetic(_)) => {
+            let config = SyntheticConfig { document_len: length as u64, ..Default::default() };
+            let mut ids = vec![0; length];
+            SyntheticDataset::new(config.held_out()).read(0, 0, &mut ids)?;
+            ids
+        }
+        (None, _) => bail!("the model has a tokenizer of its own; give it a text with --text"),
+    };
+    if ids.is_empty() {
+        bail!("the text is empty");
+    }
+    ids.insert(0, tokenizer.bos());
+    ids.truncate(length);
+    Ok(ids)
+}
+
+/// The text of a single token; words of the synthetic corpus get the space that stands before them.
+pub fn decode_one(tokenizer: &Tokenizer, id: u32) -> String {
+    let text = tokenizer.decode(&[id]).unwrap_or_default();
+    match tokenizer {
+        Tokenizer::Synthetic(_) if !matches!(text.as_str(), "." | "?" | "") => format!(" {text}"),
+        _ => text,
+    }
+}
+
+fn parse_head(text: &str) -> Result<(usize, usize)> {
+    let (layer, head) = text.split_once(':').context("a head is LAYER:HEAD, e.g. 0:3")?;
+    Ok((
+        layer.parse().context("the layer is a number")?,
+        head.parse().context("the head is a number")?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_layer_and_number() {
+        assert_eq!(parse_head("3:12").ok(), Some((3, 12)));
+        for bad in ["", "3", "3:", "a:b", "-1:2"] {
+            assert!(parse_head(bad).is_err(), "{bad}");
+        }
+    }
+}

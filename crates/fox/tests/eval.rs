@@ -1,0 +1,159 @@
+//! `fox eval` and `fox inspect` as a user meets them.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use fox_data::{SyntheticTokenizer, Tokenizer};
+use fox_model::{Model, ModelConfig, WriteOptions};
+use serde_json::Value;
+use tempfile::{TempDir, tempdir};
+
+fn fox(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap()
+}
+
+fn succeed(args: &[&str]) -> String {
+    let output = fox(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The one sentence that a failing command says.
+fn complaint(args: &[&str]) -> String {
+    let output = fox(args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{said}");
+    said
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn dump(name: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
+    text(&path).to_string()
+}
+
+/// A folder with a small untrained model of the embedded corpus.
+fn checkpoint() -> (TempDir, PathBuf) {
+    let folder = tempdir().unwrap();
+    let mut config = ModelConfig::fox_pro(32, 2, 2);
+    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
+    config.mlp.intermediate_size = Some(48);
+    config.max_position_embeddings = 64;
+    let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+    let path = folder.path().join("small");
+    model.save(&path, &WriteOptions::for_model(&config)).unwrap();
+    Tokenizer::Synthetic(SyntheticTokenizer).save(&path).unwrap();
+    (folder, path)
+}
+
+#[test]
+fn loss_of_two_models_goes_to_files_and_resumes() {
+    let (folder, model) = checkpoint();
+    let out = folder.path().join("loss");
+    let named = format!("again={}", model.display());
+    let args = ["eval", "loss", text(&model), &named, "--length", "128", "--out", text(&out)];
+    let printed = succeed(&[&args[..], &["--documents", "3"]].concat());
+    assert!(printed.contains("small") && printed.contains("P(128)"), "{printed}");
+    let json: Value = serde_json::from_slice(&fs::read(out.join("loss.json")).unwrap()).unwrap();
+    let (a, b) = (&json["curves"][0], &json["curves"][1]);
+    assert_eq!((a["model"].as_str(), b["model"].as_str()), (Some("small"), Some("again")));
+    assert_eq!(a["per_position"], b["per_position"]);
+    assert_eq!(a["training_length"], 64);
+    // An untrained model is about as surprised as one that guesses evenly.
+    let mean = a["mean"]["value"].as_f64().unwrap();
+    assert!((mean - 256f64.ln()).abs() < 0.3, "{mean}");
+    assert_eq!(fs::read_to_string(out.join("loss.csv")).unwrap().lines().count(), 129);
+    for svg in ["loss.svg", "slope.svg"] {
+        assert!(fs::read_to_string(out.join(svg)).unwrap().ends_with("</svg>\n"));
+    }
+
+    let json: Value =
+        serde_json::from_str(&succeed(&[&args[..], &["--documents", "5", "--json"]].concat()))
+            .unwrap();
+    assert_eq!(json[0]["documents"], 5);
+    let said = complaint(&["eval", "loss", text(&model), "--length", "64", "--out", text(&out)]);
+    assert!(said.contains("holds another evaluation"), "{said}");
+}
+
+#[test]
+fn needles_of_an_untrained_model_are_not_found() {
+    let (folder, model) = checkpoint();
+    let out = folder.path().join("needle");
+    let args = ["eval", "needle", text(&model), "--lengths", "32,64", "--depths", "2"];
+    let printed = succeed(&[&args[..], &["--cases", "2", "--out", text(&out)]].concat());
+    assert!(printed.contains("chance") && printed.contains("100%"), "{printed}");
+    let json: Value = serde_json::from_slice(&fs::read(out.join("needle.json")).unwrap()).unwrap();
+    assert_eq!(json["maps"][0]["cells"].as_array().unwrap().len(), 4);
+    let scores = fs::read_to_string(out.join("small.scores.jsonl")).unwrap();
+    assert_eq!(scores.lines().count(), 1 + 2 * 2 * 2);
+
+    // Any text and any needle, with the tokenizer of bytes.
+    let hay = folder.path().join("hay.txt");
+    fs::write(&hay, "The sea was calm. ".repeat(60)).unwrap();
+    let needle = folder.path().join("needle.toml");
+    fs::write(&needle, "needle = 'The key is 7.'\nquestion = 'The key is'\nanswer = ' 7'").unwrap();
+    let own = ["--haystack", text(&hay), "--needle", text(&needle), "--tokenizer", "bytes"];
+    let out = folder.path().join("own");
+    let args =
+        ["eval", "needle", text(&model), "--lengths", "200", "--depths", "1", "--cases", "1"];
+    succeed(&[&args[..], &own, &["--mode", "standard", "--out", text(&out)]].concat());
+    assert!(out.join("needle-small-accuracy.svg").exists());
+}
+
+#[test]
+fn inspect_writes_one_page_and_its_numbers() {
+    let (folder, model) = checkpoint();
+    let page = folder.path().join("page.html");
+    let args = ["inspect", text(&model), "--length", "300", "--out", text(&page)];
+    let printed = succeed(&[&args[..], &["--heads", "1:0"]].concat());
+    assert!(printed.contains("L1 H1") && printed.contains("local"), "{printed}");
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(html.contains("L1 H0: forget matrix F") && html.contains("attention map A"));
+    assert!(!html.contains("src=\"http") && !html.contains("<script"));
+    let json: Value =
+        serde_json::from_slice(&fs::read(folder.path().join("page.json")).unwrap()).unwrap();
+    assert_eq!(json["heads"].as_array().unwrap().len(), 4);
+    assert_eq!(json["pictures"][0]["gates"].as_array().unwrap().len(), 300);
+    // An untrained gate is open by half: the half-life is one token or two.
+    let half_life = json["heads"][0]["half_life"]["median"].as_f64().unwrap();
+    assert!((1.0..=2.0).contains(&half_life), "{half_life}");
+    let said = complaint(&[&args[..], &["--heads", "2:0"]].concat());
+    assert!(said.contains("there is no head 0 in layer 2"), "{said}");
+}
+
+#[test]
+fn bad_input_gets_one_sentence() {
+    let (folder, model) = checkpoint();
+    let out = folder.path().join("out");
+    let out = ["--out", text(&out)];
+    let with = |args: &[&str]| complaint(&[args, &out].concat());
+
+    let said = with(&["eval", "loss", "nowhere"]);
+    assert!(said.contains("nowhere"), "{said}");
+    // The dumps know 64 ids only, and have no tokenizer.
+    let small = dump("fox_pro");
+    let said = with(&["eval", "loss", &small, "--tokenizer", "synthetic"]);
+    assert!(said.contains("has 64 token ids, but the data has 256"), "{said}");
+    let said = with(&["eval", "needle", &small]);
+    assert!(said.contains("--tokenizer"), "{said}");
+    let said = with(&["inspect", &small, "--tokenizer", "gpt2"]);
+    assert!(said.contains("has 64 token ids, but the tokenizer has 50257"), "{said}");
+
+    let empty = folder.path().join("empty.txt");
+    fs::write(&empty, "").unwrap();
+    let bytes = ["--tokenizer", "bytes"];
+    let said =
+        with(&[&["eval", "loss", text(&model), "--data", text(&empty)], &bytes[..]].concat());
+    assert!(said.contains("empty"), "{said}");
+    let said =
+        with(&[&["eval", "needle", text(&model), "--haystack", text(&empty)], &bytes[..]].concat());
+    assert!(said.contains("empty"), "{said}");
+    let said = with(&["eval", "loss", text(&model), "--data", "missing.txt"]);
+    assert!(said.contains("missing.txt"), "{said}");
+}
