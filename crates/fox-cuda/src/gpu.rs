@@ -246,3 +246,26 @@ impl fmt::Debug for Gpu {
         write!(f, "Gpu({}, {})", self.name, self.architecture.target())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_driver_gets_a_sentence() {
+        if Gpu::driver_is_present() {
+            return;
+        }
+        let error = Gpu::new(0).err().map(|e| e.to_string());
+        let expected = "libcuda was not found; install the NVIDIA driver, or run on the CPU";
+        assert_eq!(error.as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn only_hopper_gets_its_own_instructions() {
+        let target = |major, minor| Architecture { major, minor }.target();
+        assert_eq!(target(9, 0), "sm_90a");
+        assert_eq!(target(8, 9), "sm_89");
+        assert_eq!(target(12, 0), "sm_120");
+    }
+}

@@ -97,6 +97,9 @@ impl Attention<'_> {
             },
         };
         self.clear_uncovered(&layout, &grads)?;
+        if layout.m_tile_count == 0 {
+            return Ok(grads);
+        }
         if hopper.is_some() {
             self.backward_hopper(&layout, &tile, out, d_out, &grads)?;
         } else {
@@ -105,12 +108,12 @@ impl Attention<'_> {
         Ok(grads)
     }
 
-    /// Rows outside every segment have gradient zero.
+    /// Rows outside every segment, and keys without queries, have gradient zero.
     fn clear_uncovered(&self, layout: &Layout, grads: &AttentionGrads) -> Result<()> {
         if layout.q_covered < self.q_rows {
             self.gpu.zero(&grads.dq)?;
         }
-        if layout.k_covered < self.k_rows {
+        if layout.k_covered < self.k_rows || layout.m_tile_count == 0 {
             self.gpu.zero(&grads.dk)?;
             self.gpu.zero(&grads.dv)?;
             if let Some(dlog_gates) = &grads.dlog_gates {

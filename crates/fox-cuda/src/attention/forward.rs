@@ -95,6 +95,10 @@ impl Attention<'_> {
             self.gpu.zero(&o)?;
             self.fill_minus_infinity(&lse)?;
         }
+        if layout.m_tile_count == 0 {
+            let blocks = Arc::new(self.gpu.zeros(2 * heads)?);
+            return Ok(AttentionOut { o, lse, blocks });
+        }
         let gates = self.gate_prefix(&layout)?;
         let plan = self.plan_forward(&layout, &tile, gates.as_ref())?;
         let next_tile = self.gpu.zeros::<i32>(1)?;
