@@ -3,9 +3,7 @@
 use std::time::Instant;
 
 use fox_data::SyntheticConfig;
-use fox_data::synthetic::{
-    NAMES, SURNAMES, SyntheticDocument, SyntheticStatistics, SyntheticTokenizer, TokenKind,
-};
+use fox_data::synthetic::{SyntheticDocument, SyntheticStatistics, SyntheticTokenizer, TokenKind};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = SyntheticConfig::default();
@@ -22,24 +20,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "{documents} documents of {len} tokens, {:.1} million tokens/s",
         tokens / seconds / 1e6
     );
+    let (titles, names) = (config.titles, config.names_per_title);
+    println!("mean gap {:.0} tokens, {titles} titles of {names} names", config.mean_gap());
     println!(
-        "mean gap {:.0} tokens, {} names, {} surnames",
-        config.mean_gap(),
-        NAMES.len(),
-        SURNAMES.len()
-    );
-    println!(
-        "names {:.2}% of tokens, surnames stated {:.2}%, asked {:.2}%",
-        percent(s.names),
+        "titles {:.2}% of tokens, names stated {:.2}%, asked {:.2}%",
+        percent(s.titles),
         percent(s.stated),
         percent(s.asked)
     );
     println!(
-        "grammar {:.3} nats/token, names {:.3}, stated surnames {:.3}, asked surnames {:.3} without memory",
+        "grammar {:.3} nats/token, titles {:.3}, stated names {:.3}, asked names {:.3} without memory",
         s.grammar_nats / tokens,
-        s.names as f64 / tokens * (NAMES.len() as f64).ln(),
-        s.stated as f64 / tokens * (SURNAMES.len() as f64).ln(),
-        s.asked as f64 / tokens * (SURNAMES.len() as f64).ln(),
+        s.titles as f64 / tokens * (titles as f64).ln(),
+        s.stated as f64 / tokens * (names as f64).ln(),
+        s.asked as f64 / tokens * (names as f64).ln(),
     );
     println!("\ndistance of a question to the last mention:");
     for (octave, &count) in s.distances.counts.iter().enumerate().filter(|(_, c)| **c > 0) {
@@ -52,20 +46,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
 
     println!("\ndifferent facts mentioned in a window:");
-    for window in [128, 512, 2048, 8192] {
+    for window in [64, 256, 1024, 4096] {
         println!("  {window:>6} tokens: {:.1}", open_facts(&config, window));
     }
 
     println!("\nattainable loss (nats/token) at a position, by reach of memory:");
-    let reaches = [0, 128, 512, 2048, u64::MAX];
+    let reaches = [0, 64, 256, 512, u64::MAX];
     print!("  position      ");
     for reach in reaches {
         let name = if reach == u64::MAX { "all".to_owned() } else { reach.to_string() };
         print!("{name:>8}");
     }
     println!();
-    let curves = reaches.map(|reach| config.attainable_loss(512, 16_384, reach));
-    for k in 6..14 {
+    let curves = reaches.map(|reach| config.attainable_loss(1024, 4096, reach));
+    for k in 4..12 {
         let range = 1_usize << k..2 << k;
         print!("  {:>5} .. {:<5}", range.start, range.end - 1);
         for curve in &curves {
@@ -76,20 +70,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Mean number of names in a window in the middle of documents.
+/// Mean number of titles in a window in the middle of documents.
 fn open_facts(config: &SyntheticConfig, window: usize) -> f64 {
     let documents = 16;
     let total: usize = (0..documents)
         .map(|index| {
-            let mut names: Vec<u32> = SyntheticDocument::new(config, index)
+            let mut titles: Vec<u32> = SyntheticDocument::new(config, index)
                 .skip(20_000)
                 .take(window)
-                .filter(|t| t.kind == TokenKind::Name)
+                .filter(|t| t.kind == TokenKind::Title)
                 .map(|t| t.id)
                 .collect();
-            names.sort_unstable();
-            names.dedup();
-            names.len()
+            titles.sort_unstable();
+            titles.dedup();
+            titles.len()
         })
         .sum();
     total as f64 / documents as f64

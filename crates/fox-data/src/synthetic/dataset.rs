@@ -1,6 +1,7 @@
 //! The synthetic corpus as a data set.
 
-use super::document::{SyntheticConfig, SyntheticDocument};
+use super::config::SyntheticConfig;
+use super::document::SyntheticDocument;
 use super::tokenizer::SyntheticTokenizer;
 use crate::dataset::{Dataset, DocumentLengths, check_range};
 use crate::error::Result;
@@ -8,7 +9,7 @@ use crate::tokenizer::Tokenizer;
 
 /// The synthetic corpus as a data set. Nothing is stored: tokens are generated when they are read.
 ///
-/// Reading from the middle of a document generates all before it (some 50 million tokens a second), so
+/// Reading from the middle of a document generates all before it (some ten to thirty million tokens a second), so
 /// documents should not be much longer than the windows read from them times a few hundred.
 #[derive(Debug, Clone)]
 pub struct SyntheticDataset {
@@ -51,8 +52,17 @@ impl Dataset for SyntheticDataset {
     fn identity(&self) -> String {
         let c = &self.config;
         format!(
-            "synthetic-v1 seed {} documents {} x {} gaps {} x 2^{} mentions {}",
-            c.seed, c.documents, c.document_len, c.min_gap, c.octaves, c.mentions_per_fact
+            "synthetic-v1 seed {} documents {} x {} facts {} x {} nearby {}% within {} far {} x 2^{} mentions {}",
+            c.seed,
+            c.documents,
+            c.document_len,
+            c.titles,
+            c.names_per_title,
+            c.nearby_percent,
+            c.nearby_gap,
+            c.min_gap,
+            c.octaves,
+            c.mentions_per_fact
         )
     }
 

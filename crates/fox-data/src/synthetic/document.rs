@@ -3,105 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use serde::{Deserialize, Serialize};
-
-use super::grammar::{self, FILLERS, OTHER_PLACES, Part, QUESTIONS, STATEMENTS, Template};
+use super::config::SyntheticConfig;
+use super::grammar::{self, FILLERS, Part, QUESTIONS, STATEMENTS, Template};
 use super::tokenizer::SyntheticTokenizer;
-use super::words::{NAMES, PLACES, SURNAMES, THINGS};
+use super::words::{THINGS, TITLES, names_of};
 use crate::random::Random;
 
 /// Sentences that pass before a document begins.
 const SENTENCES_BEFORE_THE_START: usize = 32;
-
-/// What the synthetic corpus is like. The default is what `fox demo` trains on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SyntheticConfig {
-    /// Every document is a function of this seed and its index.
-    pub seed: u64,
-    /// How many documents the corpus has.
-    pub documents: u64,
-    /// Tokens in every document.
-    pub document_len: u64,
-    /// Shortest gap between two mentions of a name, in tokens; at least 1.
-    pub min_gap: u64,
-    /// How many times the gap can double: the longest is `min_gap * 2^octaves - 1`. 1 to 40.
-    pub octaves: u32,
-    /// Mean number of mentions of a fact: one statement, the others questions; at least 1.
-    pub mentions_per_fact: u64,
-}
-
-impl Default for SyntheticConfig {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            documents: 1 << 32,
-            document_len: 1 << 14,
-            min_gap: 8,
-            octaves: 10,
-            mentions_per_fact: 8,
-        }
-    }
-}
-
-impl SyntheticConfig {
-    /// The same kind of corpus with other documents, for evaluation.
-    pub fn held_out(self) -> Self {
-        Self { seed: crate::random::mix(self.seed ^ 0x6865_6c64_6f75_7421), ..self }
-    }
-
-    /// This configuration with every number brought into its range, so that generating cannot fail.
-    pub(super) fn in_range(self) -> Self {
-        Self {
-            min_gap: self.min_gap.clamp(1, 1 << 20),
-            octaves: self.octaves.clamp(1, 40),
-            mentions_per_fact: self.mentions_per_fact.max(1),
-            ..self
-        }
-    }
-
-    /// Mean gap between two mentions of a name, in tokens.
-    pub fn mean_gap(&self) -> f64 {
-        let config = self.in_range();
-        (0..config.octaves)
-            .map(|octave| {
-                let low = (config.min_gap << octave) as f64;
-                low + (low - 1.0) / 2.0
-            })
-            .sum::<f64>()
-            / f64::from(config.octaves)
-    }
-
-    /// Part of all sentences that mention a name, when the queue of due names stays short.
-    pub fn mention_share(&self) -> f64 {
-        let per_token = NAMES.len() as f64 / self.mean_gap();
-        let stated = 1.0 / self.in_range().mentions_per_fact as f64;
-        let mention_len = stated * grammar::mean_len(&STATEMENTS)
-            + (1.0 - stated) * grammar::mean_len(&QUESTIONS);
-        let filler_len = grammar::mean_len(&FILLERS);
-        let share = per_token * filler_len / (1.0 - per_token * (mention_len - filler_len));
-        if (0.0..1.0).contains(&share) { share } else { 1.0 }
-    }
-
-    /// A gap between two mentions.
-    fn gap(&self, random: &mut Random) -> u64 {
-        let low = self.min_gap << random.below(u64::from(self.octaves));
-        low + random.below(low)
-    }
-
-    /// Time until the next mention of a name at a moment picked at random from an endless document:
-    /// a gap is met in proportion to its length, at an even place inside it.
-    fn residual_gap(&self, random: &mut Random) -> u64 {
-        loop {
-            let octave = (1 + random.below((1 << self.octaves) - 1)).ilog2();
-            let low = self.min_gap << octave;
-            let gap = low + random.below(low);
-            if random.below(2 * low) < gap {
-                return random.below(gap);
-            }
-        }
-    }
-}
 
 /// A token and what the generator knows about it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,27 +24,28 @@ pub struct SyntheticToken {
 /// What can be known about a token before it is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum TokenKind {
-    /// A word of the grammar, with its surprise in nats for a reader who knows the grammar and the scene.
+    /// A word of the grammar, with its surprise in nats for a reader who knows the grammar.
     Grammar {
         /// Negative log-probability.
         surprise: f32,
     },
-    /// A name; which one comes cannot be known.
-    Name,
-    /// The surname in a statement; it cannot be known.
+    /// A title; which one comes cannot be known.
+    Title,
+    /// The name in a statement; it cannot be known.
     Stated,
-    /// The surname in a question.
+    /// The name in a question.
     Asked {
-        /// Tokens back to the surname's previous mention, if that is inside the document.
+        /// Tokens back to the name's previous mention, if that is inside the document.
         distance: Option<u64>,
     },
 }
 
-/// What a document knows about one name.
+/// What a document knows about one title.
 #[derive(Debug, Clone, Copy)]
 struct Fact {
-    surname: usize,
-    /// Position of the surname's last mention in this document.
+    /// Index of the name among those of the title.
+    name: usize,
+    /// Position of the name's last mention in this document.
     mentioned: Option<u64>,
 }
 
@@ -144,10 +54,10 @@ struct Fact {
 pub struct SyntheticDocument {
     config: SyntheticConfig,
     random: Random,
-    /// When each name is due, earliest first.
+    /// When each title is due, earliest first.
     due: BinaryHeap<Reverse<(u64, usize)>>,
+    /// The fact of each title.
     facts: Vec<Fact>,
-    place: usize,
     /// Tokens of the current sentence not yet handed out.
     sentence: VecDeque<SyntheticToken>,
     /// Tokens produced so far, those in `sentence` and those before the start included.
@@ -161,33 +71,32 @@ impl SyntheticDocument {
         Self::build(config, index, None)
     }
 
-    /// The document with this index in a world without one of the names: the haystack of a needle test.
-    pub fn without_name(config: &SyntheticConfig, index: u64, name: usize) -> Self {
-        Self::build(config, index, Some(name))
+    /// The document with this index in a world without one of the titles (by its index in
+    /// [`super::TITLES`]): the haystack of a needle test.
+    pub fn without_title(config: &SyntheticConfig, index: u64, title: usize) -> Self {
+        Self::build(config, index, Some(title))
     }
 
     fn build(config: &SyntheticConfig, index: u64, left_out: Option<usize>) -> Self {
         let config = config.in_range();
         let mut random = Random::new(config.seed, index);
-        let facts = (0..NAMES.len())
+        let facts = (0..config.titles)
             .map(|_| Fact {
-                surname: random.below(SURNAMES.len() as u64) as usize,
+                name: random.below(config.names_per_title as u64) as usize,
                 mentioned: None,
             })
             .collect();
-        let due = (0..NAMES.len())
-            .map(|name| (config.residual_gap(&mut random), name))
-            .filter(|&(_, name)| Some(name) != left_out)
+        let due = (0..config.titles)
+            .map(|title| (config.residual_gap(&mut random), title))
+            .filter(|&(_, title)| Some(title) != left_out)
             .map(Reverse)
             .collect();
-        let place = random.below(PLACES.len() as u64) as usize;
         let mention_share = config.mention_share();
         let mut document = Self {
             config,
             random,
             due,
             facts,
-            place,
             sentence: VecDeque::new(),
             produced: 0,
             mention_share,
@@ -196,7 +105,7 @@ impl SyntheticDocument {
         document
     }
 
-    /// Throws away the first sentences, so that the queue of due names is as long at the start as later on.
+    /// Throws away the first sentences, so that the queue of due titles is as long at the start as later on.
     fn open_in_the_middle(&mut self) {
         for _ in 0..SENTENCES_BEFORE_THE_START {
             self.produce_sentence();
@@ -212,34 +121,37 @@ impl SyntheticDocument {
         self.sentence.is_empty()
     }
 
-    /// Produces the next sentence: about the name that is due longest, or about nothing if none is.
+    /// Produces the next sentence: about the title that is due longest, or about nothing if none is.
     fn produce_sentence(&mut self) {
         match self.due.peek() {
-            Some(&Reverse((due, name))) if due <= self.produced => {
+            Some(&Reverse((due, title))) if due <= self.produced => {
                 self.due.pop();
                 let stated = self.random.below(self.config.mentions_per_fact) == 0;
-                let kind_share = 1.0 / self.config.mentions_per_fact as f64;
+                let stated_share = 1.0 / self.config.mentions_per_fact as f64;
                 if stated {
-                    self.facts[name].surname = self.random.below(SURNAMES.len() as u64) as usize;
-                    self.produce(&STATEMENTS, self.mention_share * kind_share, Some(name), true);
+                    self.facts[title].name =
+                        self.random.below(self.config.names_per_title as u64) as usize;
+                    self.produce(&STATEMENTS, self.mention_share * stated_share, title, true);
                 } else {
-                    let share = self.mention_share * (1.0 - kind_share);
-                    self.produce(&QUESTIONS, share, Some(name), false);
+                    let share = self.mention_share * (1.0 - stated_share);
+                    self.produce(&QUESTIONS, share, title, false);
                 }
                 let next = self.produced + self.config.gap(&mut self.random);
-                self.due.push(Reverse((next, name)));
+                self.due.push(Reverse((next, title)));
             }
-            _ => self.produce(&FILLERS, 1.0 - self.mention_share, None, false),
+            // No filler mentions its title, so any will do.
+            _ => self.produce(&FILLERS, 1.0 - self.mention_share, 0, false),
         }
     }
 
-    fn produce(&mut self, templates: &[Template], share: f64, name: Option<usize>, stated: bool) {
+    /// Produces a sentence from one of the templates, which together make up `share` of all sentences.
+    fn produce(&mut self, templates: &[Template], share: f64, title: usize, stated: bool) {
         let template = templates[self.random.below(templates.len() as u64) as usize];
         // A share of nothing happens only where rounding or a crowded queue makes the estimate miss.
         let first = -(share.max(1e-3) / templates.len() as f64).ln() as f32;
         let mut thing = 0;
         for (i, part) in template.iter().enumerate() {
-            let (word, kind) = self.part(*part, name, stated, &mut thing);
+            let (word, kind) = self.part(*part, title, stated, &mut thing);
             let kind = match kind {
                 TokenKind::Grammar { .. } if i == 0 => TokenKind::Grammar { surprise: first },
                 other => other,
@@ -250,15 +162,15 @@ impl SyntheticDocument {
         }
     }
 
+    /// One word of a sentence; `thing` remembers the thing a verb has to fit.
     fn part(
         &mut self,
         part: Part,
-        name: Option<usize>,
+        title: usize,
         stated: bool,
         thing: &mut usize,
     ) -> (&'static str, TokenKind) {
         let grammar = |choices: usize| TokenKind::Grammar { surprise: (choices as f32).ln() };
-        let name = name.unwrap_or(0);
         match part {
             Part::Word(word) => (word, grammar(1)),
             Part::Any(list) => {
@@ -272,23 +184,17 @@ impl SyntheticDocument {
                 let drawn = self.random.below(2) as usize;
                 (grammar::verbs_of(*thing)[drawn], grammar(2))
             }
-            Part::Place => (PLACES[self.place], grammar(1)),
-            Part::NewPlace => {
-                let step = 1 + self.random.below(OTHER_PLACES as u64) as usize;
-                self.place = (self.place + step) % PLACES.len();
-                (PLACES[self.place], grammar(OTHER_PLACES))
-            }
-            Part::Name => (NAMES[name], TokenKind::Name),
-            Part::Surname => {
+            Part::Title => (TITLES[title], TokenKind::Title),
+            Part::Name => {
                 let here = self.produced;
-                let fact = &mut self.facts[name];
+                let fact = &mut self.facts[title];
                 let before = fact.mentioned.replace(here);
                 let kind = if stated {
                     TokenKind::Stated
                 } else {
                     TokenKind::Asked { distance: before.map(|position| here - position) }
                 };
-                (SURNAMES[fact.surname], kind)
+                (names_of(title)[fact.name], kind)
             }
         }
     }
@@ -335,16 +241,16 @@ mod tests {
         for (i, token) in tokens.iter().enumerate() {
             match token.kind {
                 TokenKind::Asked { distance } => {
-                    let name = tokens[i - 1].id;
-                    match last.get(&name) {
-                        Some(&(surname, at)) => {
+                    let title = tokens[i - 1].id;
+                    match last.get(&title) {
+                        Some(&(name, at)) => {
                             assert_eq!(distance, Some((i - at) as u64));
-                            assert_eq!(surname, token.id);
+                            assert_eq!(name, token.id);
                             answered += 1;
                         }
                         None => assert_eq!(distance, None),
                     }
-                    last.insert(name, (token.id, i));
+                    last.insert(title, (token.id, i));
                 }
                 TokenKind::Stated => {
                     last.insert(tokens[i - 1].id, (token.id, i));
@@ -352,14 +258,15 @@ mod tests {
                 _ => {}
             }
         }
-        assert!(answered > 2000, "{answered}");
+        assert!(answered > 1500, "{answered}");
     }
 
     #[test]
-    fn the_left_out_name_never_comes() {
-        let name = SyntheticTokenizer.id(NAMES[85]).unwrap();
+    fn the_left_out_title_never_comes() {
+        let title = SyntheticTokenizer.id(TITLES[5]).unwrap();
         let config = SyntheticConfig::default();
-        assert!(SyntheticDocument::without_name(&config, 1, 85).take(30_000).all(|t| t.id != name));
+        let mut haystack = SyntheticDocument::without_title(&config, 1, 5).take(30_000);
+        assert!(haystack.all(|t| t.id != title));
     }
 
     #[test]
@@ -367,14 +274,18 @@ mod tests {
         let text = SyntheticTokenizer.decode(&ids(0, 24)).unwrap();
         assert_eq!(
             text,
-            "folk spoke of Hector Linden. then we went to the bridge. \
-             the tired crow stopped near the bridge. do you recall"
+            "it was bright. then port Bexley spoke. meet the new uncle Frida. \
+             ask for painter Asa. then sister Jenny spoke"
         );
     }
 
     #[test]
     fn absurd_configurations_still_give_tokens() {
         let config = SyntheticConfig {
+            titles: 0,
+            names_per_title: 1000,
+            nearby_percent: 100,
+            nearby_gap: 0,
             min_gap: 0,
             octaves: 99,
             mentions_per_fact: 0,

@@ -1,14 +1,15 @@
 //! The needle test in the words of the synthetic corpus.
 
-use super::document::{SyntheticConfig, SyntheticDocument};
+use super::config::SyntheticConfig;
+use super::document::SyntheticDocument;
 use super::tokenizer::SyntheticTokenizer;
-use super::words::{NAMES, SURNAMES};
+use super::words::{TITLES, names_of};
 use crate::random::{Random, mix};
 
 /// A haystack with one fact in it and a question for that fact at its end.
 ///
-/// The haystack is a document of the corpus in which the needle's name never occurs, the needle is a statement
-/// of the corpus's own, and the prompt ends with the name, so the answer is the one token that must come next.
+/// The haystack is a document of the corpus in which the needle's title never occurs, the needle is a statement
+/// of the corpus's own, and the prompt ends with the title, so the answer is the one token that must come next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NeedleCase {
     /// Ids of haystack, needle and question, without the start marker; a few tokens fewer than asked for,
@@ -31,19 +32,21 @@ impl NeedleCase {
     ///
     /// A context below [`Self::MIN_CONTEXT`] is treated as that, a depth outside 0..=1 as the nearer end.
     pub fn new(config: &SyntheticConfig, index: u64, context: usize, depth: f64) -> Self {
+        let config = &config.in_range();
         let context = context.max(Self::MIN_CONTEXT);
         let mut random = Random::new(mix(config.seed ^ 0x6e65_6564_6c65), index);
-        let name = random.below(NAMES.len() as u64) as usize;
-        let surname = SURNAMES[random.below(SURNAMES.len() as u64) as usize];
-        let role = super::words::ROLES[random.below(super::words::ROLES.len() as u64) as usize];
+        let title = random.below(config.titles as u64) as usize;
+        let names = &names_of(title)[..config.names_per_title];
+        let name = names[random.below(names.len() as u64) as usize];
         let statement =
-            SyntheticTokenizer.encode(&format!("we met a {role} named {} {surname}.", NAMES[name]));
-        let question = SyntheticTokenizer.encode(&format!("do you recall {}", NAMES[name]));
+            SyntheticTokenizer.encode(&format!("meet the new {} {name}.", TITLES[title]));
+        let question = SyntheticTokenizer.encode(&format!("recall {}", TITLES[title]));
+        // The last word before the full stop.
+        let answer_in_statement = statement.len() - 2;
 
         let room = context - statement.len() - question.len();
-        let haystack = Haystack::new(config, index, name, room);
+        let haystack = Haystack::new(config, index, title, room);
         let at = haystack.boundary_near(depth);
-        let answer_in_statement = statement.len() - 2;
 
         let mut prompt = Vec::with_capacity(context);
         prompt.extend_from_slice(&haystack.ids[..at]);
@@ -52,14 +55,14 @@ impl NeedleCase {
         prompt.extend_from_slice(&question);
         Self {
             answer: statement[answer_in_statement],
-            candidates: SURNAMES.iter().filter_map(|s| SyntheticTokenizer.id(s)).collect(),
+            candidates: names.iter().filter_map(|name| SyntheticTokenizer.id(name)).collect(),
             needle_position: at + answer_in_statement,
             prompt,
         }
     }
 }
 
-/// Whole sentences of a document without one name.
+/// Whole sentences of a document without one title.
 struct Haystack {
     ids: Vec<u32>,
     /// Where a sentence starts or the text ends, in order.
@@ -67,8 +70,8 @@ struct Haystack {
 }
 
 impl Haystack {
-    fn new(config: &SyntheticConfig, index: u64, name: usize, room: usize) -> Self {
-        let mut document = SyntheticDocument::without_name(config, index, name);
+    fn new(config: &SyntheticConfig, index: u64, title: usize, room: usize) -> Self {
+        let mut document = SyntheticDocument::without_title(config, index, title);
         let mut ids = Vec::with_capacity(room);
         let mut boundaries = vec![0];
         while ids.len() < room {
@@ -98,9 +101,9 @@ mod tests {
             let case = NeedleCase::new(&config, index, 1000, depth);
             assert!((980..=1000).contains(&case.prompt.len()));
             assert_eq!(case.prompt[case.needle_position], case.answer);
-            let name = *case.prompt.last().unwrap();
-            assert_eq!(case.prompt[case.needle_position - 1], name);
-            assert_eq!(case.prompt.iter().filter(|&&id| id == name).count(), 2);
+            let title = *case.prompt.last().unwrap();
+            assert_eq!(case.prompt[case.needle_position - 1], title);
+            assert_eq!(case.prompt.iter().filter(|&&id| id == title).count(), 2);
             let found = case.needle_position as f64 / case.prompt.len() as f64;
             assert!((found - depth).abs() < 0.03, "{found} for {depth}");
             assert!(case.candidates.contains(&case.answer));
@@ -110,6 +113,6 @@ mod tests {
     #[test]
     fn a_tiny_context_still_holds_needle_and_question() {
         let case = NeedleCase::new(&SyntheticConfig::default(), 5, 0, 7.0);
-        assert_eq!(case.prompt.len(), 12);
+        assert!((8..=16).contains(&case.prompt.len()), "{case:?}");
     }
 }
