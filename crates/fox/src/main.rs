@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// The Forgetting Transformer (FoX): prove, inspect and convert models.
+/// The Forgetting Transformer (FoX): prepare data, train, evaluate, look inside, prove and convert models.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
 struct Cli {

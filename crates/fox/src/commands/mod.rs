@@ -6,6 +6,7 @@ mod demo;
 mod eval;
 mod info;
 mod inspect;
+mod prepare;
 mod sweep;
 mod train;
 mod verify;
@@ -19,6 +20,7 @@ use clap::Subcommand;
 #[derive(Subcommand)]
 pub enum Command {
     Demo(demo::Args),
+    Prepare(prepare::Args),
     Train(train::Args),
     Sweep(sweep::Args),
     Eval(eval::Args),
@@ -34,6 +36,7 @@ impl Command {
     pub fn run(self) -> Result<ExitCode> {
         match self {
             Command::Demo(args) => demo::run(&args),
+            Command::Prepare(args) => prepare::run(&args),
             Command::Train(args) => train::run(&args),
             Command::Sweep(args) => sweep::run(&args),
             Command::Eval(args) => eval::run(&args),

@@ -1,0 +1,153 @@
+//! `fox prepare`: from text to token shards.
+
+use std::io::{IsTerminal, stderr};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use fox_data::{HeldOut, PrepareOptions, PrepareProgress, Tokenizer, prepare};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use super::train::stop_on_signals;
+use crate::output;
+
+/// Turn text into token shards for training
+///
+/// CORPUS is a text file, JSON lines, either of them compressed (.zst, .gz), or a folder of such files. The shards
+/// are the same for any number of threads. The same command goes on with a preparation that was stopped.
+#[derive(clap::Args)]
+pub struct Args {
+    /// File or folder of text
+    #[arg(value_name = "CORPUS")]
+    corpus: PathBuf,
+    /// Folder for the shards
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+    /// bytes, gpt2, json-gpt2, or the file or folder of a tokenizer
+    #[arg(long, default_value = "gpt2", value_name = "NAME")]
+    tokenizer: String,
+    /// Field of a JSON object that holds the text
+    #[arg(long, default_value = "text", value_name = "NAME")]
+    field: String,
+    /// What separates the documents of a plain text file; without it a file is one document
+    #[arg(long, value_name = "TEXT")]
+    separator: Option<String>,
+    /// Part of the documents to hold out for evaluation, chosen by the hash of their text
+    #[arg(
+        long,
+        default_value_t = 0.01,
+        value_name = "FRACTION",
+        conflicts_with = "heldout_corpus"
+    )]
+    heldout: f64,
+    /// Another corpus to hold out, instead of a part of this one
+    #[arg(long, value_name = "CORPUS")]
+    heldout_corpus: Option<PathBuf>,
+    /// Another seed holds out other documents
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Tokens per shard
+    #[arg(long, default_value_t = 1 << 24, value_name = "N")]
+    shard_tokens: u64,
+    /// Do not mark the end of each document
+    #[arg(long)]
+    no_end_mark: bool,
+    /// Threads; all cores by default
+    #[arg(long, default_value_t = 0, value_name = "N", hide_default_value = true)]
+    threads: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    fn options(&self) -> Result<PrepareOptions> {
+        let tokenizer = Tokenizer::from_name(&self.tokenizer)?;
+        let mut options = PrepareOptions::new(&self.corpus, &self.out, tokenizer);
+        options.corpus_options.text_field = self.field.clone();
+        options.corpus_options.separator = self.separator.clone();
+        options.held_out = match &self.heldout_corpus {
+            Some(path) => HeldOut::Path(path.clone()),
+            None if self.heldout == 0.0 => HeldOut::None,
+            None => HeldOut::Fraction { fraction: self.heldout, seed: self.seed },
+        };
+        options.shard_tokens = self.shard_tokens;
+        options.end_mark = !self.no_end_mark;
+        options.threads = self.threads;
+        Ok(options)
+    }
+}
+
+/// A bar over the bytes of the corpus; nothing where there is no terminal.
+fn bar() -> ProgressBar {
+    if !stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = "{bar:24} {bytes}/{total_bytes}  {msg}  ETA {eta}";
+    let style = ProgressStyle::with_template(style);
+    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let options = args.options()?;
+    let stop = stop_on_signals()?;
+    let (bar, start) = (bar(), Instant::now());
+    let report = prepare(&options, |progress: &PrepareProgress| {
+        bar.set_length(progress.bytes_total);
+        bar.set_position(progress.bytes_read);
+        bar.set_message(format!(
+            "{} documents, {} tokens",
+            output::grouped(progress.documents as usize),
+            output::grouped(progress.tokens as usize)
+        ));
+        match stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    bar.finish_and_clear();
+    let seconds = start.elapsed().as_secs_f64();
+    let report = report?;
+    if stop.load(Ordering::Relaxed) {
+        bail!("stopped; the same command goes on from {} finished shards", report.progress.shards);
+    }
+    let (index, done) = (&report.index, &report.progress);
+    let rate = done.text_bytes as f64 / seconds / 1e6;
+    if args.json {
+        let report = json!({
+            "out": args.out, "tokenizer": index.tokenizer, "vocab_size": index.vocab_size,
+            "train_documents": index.train.documents(), "train_tokens": index.train.tokens(),
+            "heldout_documents": index.heldout.documents(), "heldout_tokens": index.heldout.tokens(),
+            "shards_kept": done.shards_kept, "seconds": seconds, "text_mb_per_s": rate,
+            "already_complete": report.already_complete,
+        });
+        output::print(&format!("{report:#}\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let split = |name: &str, documents: u64, tokens: u64| {
+        let count = |n: u64| output::grouped(n as usize);
+        vec![
+            name.to_string(),
+            format!("{} documents", count(documents)),
+            format!("{} tokens", count(tokens)),
+        ]
+    };
+    let how = match report.already_complete {
+        true => "was complete already".to_string(),
+        false => format!("{seconds:.1} s, {rate:.1} MB of text per second"),
+    };
+    output::print(&format!(
+        "{} with tokenizer {}: {how}\n{}",
+        args.out.display(),
+        index.tokenizer,
+        output::table(&[
+            split("train", index.train.documents(), index.train.tokens()),
+            split("held out", index.heldout.documents(), index.heldout.tokens()),
+        ]),
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
