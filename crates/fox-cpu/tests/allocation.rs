@@ -1,6 +1,8 @@
 //! A steady training step lives on the pool: the system allocator gives only bookkeeping and the packing
 //! workspace of the matrix product crate, which frees it at the end of each call.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,5 +1,7 @@
 //! The same bits from run to run and for any number of threads.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use fox_cpu::{Options, device_with};
 use fox_tensor::cases::{self, Case, Rng};
 use fox_tensor::{

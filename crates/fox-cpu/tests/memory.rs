@@ -1,5 +1,7 @@
 //! Memory stays linear in the sequence: attention never holds a `T x T` matrix.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use fox_tensor::cases::Rng;
 use fox_tensor::{Acp, AttentionInputs, AttentionSpec, LogitBound, Segments};
 

@@ -29,6 +29,8 @@ pub struct Cache {
 }
 
 /// The state of one layer.
+// There is one of these per layer, so the size of the larger variant does not matter.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug)]
 pub(crate) enum LayerState {
     Attention(AttentionState),

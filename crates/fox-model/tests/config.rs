@@ -15,8 +15,7 @@ fn parse(text: &str) -> fox_model::Result<(ModelConfig, ModelType)> {
 }
 
 fn mixer(config: &ModelConfig) -> &ForgettingConfig {
-    let mixer = config.mixer.forgetting().unwrap();
-    mixer
+    config.mixer.forgetting().unwrap()
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn share(
     parts: usize,
 ) -> Result<usize> {
     let exact = width as f64 * factor / parts.max(1) as f64;
-    if !(exact >= 1.0 && exact <= 1e9 && exact.fract() == 0.0) {
+    if !(1.0..=1e9).contains(&exact) || exact.fract() != 0.0 {
         let detail = format!("is {factor}, which gives heads of width {exact}");
         return Err(fields.error(field, detail));
     }

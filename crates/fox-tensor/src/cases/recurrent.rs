@@ -257,7 +257,7 @@ fn conv(
     rows: usize,
 ) -> Case {
     let (head, heads) = [(8, 5), (3, 7), (40, 2), (16, 4)][turn / 2 % 4];
-    let (width, bias, before) = (head * heads, turn % 2 == 0, turn % 3 != 0);
+    let (width, bias, before) = (head * heads, turn.is_multiple_of(2), !turn.is_multiple_of(3));
     let spec = ConvSpec {
         activation,
         l2_norm: norm.then_some(L2Norm { width: head, eps: 1e-6 }),
