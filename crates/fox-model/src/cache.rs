@@ -33,7 +33,7 @@ pub struct Cache {
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug)]
 pub(crate) enum LayerState {
-    Attention(AttentionState),
+    Attention(Box<AttentionState>),
     Recurrent(RecurrentState),
 }
 
@@ -95,7 +95,8 @@ impl Cache {
             }
             (None, Some(mixer)) => {
                 let width = mixer.kv_heads * config.head_dim();
-                AttentionState::new(mixer, width, batch, rows, device).map(LayerState::Attention)
+                let state = AttentionState::new(mixer, width, batch, rows, device);
+                state.map(|state| LayerState::Attention(Box::new(state)))
             }
             (None, None) => Err(fox_tensor::Error::argument("cache", "a layer without a state")),
         };

@@ -73,8 +73,8 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(scan(ScanCase {
                 update,
                 decay,
-                write: update == Update::Delta || turn % 2 == 0,
-                skip: turn % 3 == 0,
+                write: update == Update::Delta || turn.is_multiple_of(2),
+                skip: turn.is_multiple_of(3),
                 state: turn % 4 < 2,
                 heads,
                 dims: dims[turn % dims.len()],
