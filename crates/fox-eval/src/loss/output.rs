@@ -75,7 +75,7 @@ pub fn loss_chart(curves: &[LossCurve]) -> LineChart {
     chart.x_scale = Scale::Log2;
     chart.marks = training_marks(curves);
     // The first few positions are so much worse than the rest that they would flatten everything else.
-    let first = curves.iter().map(|c| c.length).max().unwrap_or(0) as f64 / 256.0;
+    let first = curves.iter().map(|c| c.length).max().unwrap_or(0) as f64 / 32.0;
     for (color, curve) in curves.iter().enumerate() {
         let points = curve.smooth.iter().filter(|p| p.position >= first);
         let mut series = Series::new(
@@ -99,7 +99,7 @@ pub fn slope_chart(curves: &[LossCurve]) -> LineChart {
     chart.x_scale = Scale::Log2;
     chart.marks = training_marks(curves);
     let last = curves.iter().map(|c| c.length).max().unwrap_or(0) as f64;
-    let first = last / 64.0;
+    let first = last / 32.0;
     for (color, curve) in curves.iter().enumerate() {
         let points = curve.smooth.iter().filter(|p| p.position >= first);
         let mut series = Series::new(

@@ -46,7 +46,7 @@ pub trait Cases {
     fn chance(&self) -> f64;
 }
 
-/// Names and surnames in the synthetic corpus: the answer is one token, a surname.
+/// The facts of the synthetic corpus: the answer is one token.
 #[derive(Clone, Copy, Debug)]
 pub struct SyntheticCases {
     /// The documents that make the haystacks.

@@ -162,7 +162,7 @@ impl NeedleMap {
     /// The mean log-probability of the right answer.
     pub fn log_prob_chart(&self, grid: &Grid, training_length: Option<usize>) -> HeatMap {
         let worst = self.cells.iter().map(|c| c.log_prob).fold(-1.0, f64::min);
-        let title = "log-probability of the answer, per token";
+        let title = "log-probability per token";
         self.chart(
             grid,
             training_length,

@@ -38,11 +38,9 @@ pub struct Image {
 }
 
 impl MatrixImage {
-    /// The matrix as a PNG in a data URI. Palette entry 0 is transparent black in spirit: a grey that
-    /// works on both backgrounds marks what has no value.
+    /// The matrix as a PNG in a data URI; what has no value is transparent.
     pub fn data_uri(&self, range: (f64, f64)) -> String {
-        const BLANK: Rgb = [128, 134, 142];
-        let mut palette = vec![BLANK];
+        let mut palette: Vec<Rgb> = vec![[0; 3]];
         palette.extend((0..255).map(|i| sequential(f64::from(i) / 254.0)));
         let pixels: Vec<u8> = self
             .values

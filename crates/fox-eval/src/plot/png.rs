@@ -7,7 +7,8 @@ use flate2::{Compression, Crc};
 
 use super::color::Rgb;
 
-/// A PNG of `width * pixels.len() / width` pixels, each an index into `palette` (at most 256 entries).
+/// A PNG of `width * pixels.len() / width` pixels, each an index into `palette` (at most 256 entries), the
+/// first of which is transparent.
 pub(super) fn encode(width: usize, pixels: &[u8], palette: &[Rgb]) -> io::Result<Vec<u8>> {
     let height = pixels.len().checked_div(width).unwrap_or(0);
     let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
@@ -19,6 +20,8 @@ pub(super) fn encode(width: usize, pixels: &[u8], palette: &[Rgb]) -> io::Result
     header.extend_from_slice(&[8, 3, 0, 0, 0]);
     chunk(&mut file, b"IHDR", &header);
     chunk(&mut file, b"PLTE", palette.as_flattened());
+    // Alpha of the first entry alone; the others are opaque.
+    chunk(&mut file, b"tRNS", &[0]);
     let mut compressor = ZlibEncoder::new(Vec::new(), Compression::best());
     for row in pixels.chunks_exact(width.max(1)) {
         compressor.write_all(&[0])?;

@@ -73,7 +73,6 @@ struct Findings {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let begin = Instant::now();
     let device = args.device.open()?;
     let stop = Arc::new(AtomicBool::new(false));
     let asked = Arc::clone(&stop);
@@ -88,7 +87,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let fox = train(Contestant::Fox)?;
     let transformer = train(Contestant::Transformer)?;
-    let findings = evaluate(args, &device, fox, transformer, begin)?;
+    let findings = evaluate(args, &device, fox, transformer)?;
     write_whole(&args.out.join("report.html"), report::page(&findings, args).html().as_bytes())?;
     let numbers = serde_json::to_string_pretty(&report::json(&findings))?;
     write_whole(&args.out.join("demo.json"), numbers.as_bytes())?;
@@ -96,13 +95,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn evaluate(
-    args: &Args,
-    device: &Device,
-    fox: Trained,
-    transformer: Trained,
-    begin: Instant,
-) -> Result<Findings> {
+fn evaluate(args: &Args, device: &Device, fox: Trained, transformer: Trained) -> Result<Findings> {
     let evaluation = Instant::now();
     let trained_on = fox.training_length;
     let length = BEYOND * trained_on;
@@ -142,8 +135,9 @@ fn evaluate(
     Ok(Findings {
         sample: sample::generate(&fox.model, &ids[..trained_on / 4])?,
         chance: cases.chance(),
+        // Training that was stopped and resumed counts in full.
+        seconds: fox.seconds + transformer.seconds + evaluation.elapsed().as_secs_f64(),
         evaluation_seconds: evaluation.elapsed().as_secs_f64(),
-        seconds: begin.elapsed().as_secs_f64(),
         device: device.to_string(),
         fox,
         transformer,

@@ -9,6 +9,9 @@ use super::train::Trained;
 use super::{Args, BEYOND, Findings};
 use crate::output;
 
+/// Changes of the loss below this many nats are within the noise of a few dozen documents.
+const LEVEL: f64 = 0.03;
+
 /// The mean loss inside the training length, and over the last positions, four times as far.
 struct Outcome {
     inside: f64,
@@ -45,9 +48,9 @@ impl Findings {
 /// The page.
 pub fn page(f: &Findings, args: &Args) -> Page {
     let mut page = Page::new(
-        "A Forgetting Transformer beside a Transformer",
+        "A Forgetting Transformer and a Transformer",
         &format!(
-            "Two models of {:.2}M parameters, trained from scratch on {} tokens of the embedded corpus in sequences of {}, then evaluated on sequences of {}. {:.0} seconds on {}.",
+            "FoX (Pro) and the same layer with RoPE instead of a forget gate: two models of {:.2}M parameters, trained from scratch on {} tokens of the embedded corpus in sequences of {}, then evaluated on sequences of {}. {:.0} seconds on {}.",
             f.fox.parameters as f64 / 1e6,
             output::grouped(args.tokens as usize),
             f.trained_on(),
@@ -62,7 +65,7 @@ pub fn page(f: &Findings, args: &Args) -> Page {
     inside(&mut page, f);
     speed(&mut page, f);
     page.heading("A sample from FoX");
-    page.text("Words drawn from the trained model, after the first sentences of a document it has never seen. In this corpus the surname that follows a name was said before, or is new.");
+    page.text("Words drawn from the trained model, after the first sentences of a document it has never seen. In this corpus the name that follows a title was said before, or is new.");
     page.sample(&f.sample);
     page.heading("Where to go from here");
     page.text(
@@ -108,8 +111,8 @@ fn headline(page: &mut Page, f: &Findings) {
 fn verdict(f: &Findings) -> String {
     let outcomes = f.outcomes();
     let describe = |o: &Outcome| match o.change() {
-        c if c < -0.01 => "keeps falling",
-        c if c <= 0.02 => "stays level",
+        c if c < -LEVEL => "keeps falling",
+        c if c <= LEVEL => "stays level",
         _ => "rises",
     };
     format!(
@@ -190,7 +193,7 @@ fn by_window(f: &Findings) -> DotPlot {
 fn needles(page: &mut Page, f: &Findings) {
     page.heading("Needles in a haystack");
     page.text(&format!(
-        "A person's name and surname stand somewhere in a long text; at its end the model is given the name and must say the surname. {} texts per cell; guessing finds {:.0}%.",
+        "A title with its name stands somewhere in a long text; at its end the model is given the title and must say the name. {} texts per cell; guessing finds {:.0}%.",
         f.grid.cases,
         100.0 * f.chance
     ));
@@ -331,7 +334,7 @@ pub fn text(f: &Findings, args: &Args) -> String {
     )
 }
 
-/// Averages over a growing window, so that the curve is readable at both ends; about 200 points.
+/// About 200 points, each averaged with its neighbours.
 fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let block = points.len().div_ceil(200).max(1);
     let mean = |part: &[(f64, f64)]| {
@@ -342,8 +345,8 @@ fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let reach = averaged.len() / 40;
     (0..averaged.len())
         .map(|i| {
-            let reach = reach.min(i).min(averaged.len() - 1 - i);
-            (averaged[i].0, mean(&averaged[i - reach..=i + reach]).1)
+            let (first, last) = (i.saturating_sub(reach), (i + reach).min(averaged.len() - 1));
+            (averaged[i].0, mean(&averaged[first..=last]).1)
         })
         .collect()
 }
