@@ -169,6 +169,12 @@ pub enum Error {
         /// Batches there are.
         batches: u64,
     },
+    /// Two recipes of a sweep that a table could not tell apart.
+    #[error("two recipes of the sweep are called `{label}`; rename a file or leave one out")]
+    SameLabel {
+        /// Their name.
+        label: String,
+    },
     /// A value that cannot be put into a file.
     #[error("cannot write {} as {format}: {detail}", path.display())]
     Encode {

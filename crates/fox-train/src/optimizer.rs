@@ -145,3 +145,103 @@ impl Optimizer {
         Ok(Update { grad_norm, clip_scale, skipped: false })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fox_data::{Batch, LoaderState};
+    use fox_model::{
+        DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, MixerConfig, Model, ModelConfig,
+    };
+
+    fn model() -> Model {
+        let mut config = ModelConfig::fox_pro(32, 1, 2);
+        config.vocab_size = 16;
+        config.mixer = MixerConfig::Forgetting(ForgettingConfig {
+            gate: ForgetGate::Fixed { decay_time: Some(DecayTime { min: 2.0, max: 64.0 }) },
+            ..ForgettingConfig::fox_pro(2)
+        });
+        Model::init(&config, 0, &fox_cpu::device()).unwrap()
+    }
+
+    fn gradients(model: &Model) -> Gradients {
+        let ids: Vec<i32> = (0..24).map(|i| i * 5 % 16).collect();
+        let state = LoaderState { next_batch: 1, fingerprint: 0 };
+        let labels = ids.iter().map(|id| (id + 1) % 16).collect();
+        let batch = Batch { inputs: ids, labels, batch: 1, time: 24, boundaries: None, state };
+        let (options, mut gradients) = (ForwardOptions::default(), Gradients::default());
+        crate::accumulate(model, &batch, 1, &options, &mut gradients).unwrap();
+        gradients
+    }
+
+    fn values(model: &Model) -> Vec<Vec<f32>> {
+        model.params().iter().map(|(_, _, value)| value.to_f32().unwrap()).collect()
+    }
+
+    /// The weights after one step.
+    fn stepped(settings: OptimizerSettings, lr: f64) -> (Model, Update) {
+        let mut model = model();
+        let mut optimizer =
+            Optimizer::new(settings, model.params(), &model.device().clone()).unwrap();
+        let gradients = gradients(&model);
+        let update = optimizer.step(model.params_mut(), &gradients, lr).unwrap();
+        (model, update)
+    }
+
+    #[test]
+    fn decay_moves_its_group_and_nothing_else_and_buffers_stay() {
+        let plain = OptimizerSettings { weight_decay: 0.0, ..Default::default() };
+        let (start, without, with) =
+            (model(), stepped(plain, 0.01).0, stepped(OptimizerSettings::default(), 0.01).0);
+        let all = [&start, &without, &with].map(values);
+        let mut seen = [0, 0, 0];
+        for (i, (_, spec, _)) in start.params().iter().enumerate() {
+            let [p0, p1, p2] = [&all[0][i], &all[1][i], &all[2][i]];
+            if !spec.trainable {
+                assert_eq!((p0, p0), (p1, p2), "{} is a buffer", spec.name);
+                seen[0] += 1;
+            } else if !spec.decay {
+                assert_ne!(p0, p1, "{}", spec.name);
+                assert_eq!(p1, p2, "{} has no decay", spec.name);
+                seen[1] += 1;
+            } else {
+                for ((p0, p1), p2) in p0.iter().zip(p1).zip(p2) {
+                    assert!((p1 - p2 - 0.01 * 0.1 * p0).abs() < 1e-7, "{}", spec.name);
+                }
+                seen[2] += 1;
+            }
+        }
+        assert!(seen.iter().all(|n| *n > 0), "{seen:?}");
+    }
+
+    #[test]
+    fn a_long_gradient_is_clipped_to_its_norm() {
+        let free = OptimizerSettings { clip: f64::INFINITY, ..Default::default() };
+        let norm = stepped(free, 0.0).1.grad_norm;
+        let tight = OptimizerSettings { clip: norm / 4.0, ..Default::default() };
+        let update = stepped(tight, 0.0).1;
+        assert_eq!(update.grad_norm, norm);
+        assert_eq!(update.clip_scale, norm / 4.0 / (norm + 1e-6));
+        assert_eq!(stepped(free, 0.0).1.clip_scale, 1.0);
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_finite_changes_nothing() {
+        let mut model = model();
+        let device = model.device().clone();
+        let mut optimizer =
+            Optimizer::new(OptimizerSettings::default(), model.params(), &device).unwrap();
+        let head = model.params().find("lm_head.weight").unwrap();
+        let healthy = model.params().value(head).clone();
+        let broken = device.full(healthy.shape(), f32::NAN).unwrap();
+        model.params_mut().set(head, broken).unwrap();
+        let bad = gradients(&model);
+        model.params_mut().set(head, healthy).unwrap();
+        let before = values(&model);
+        let update = optimizer.step(model.params_mut(), &bad, 0.1).unwrap();
+        assert!(update.skipped && !update.grad_norm.is_finite());
+        assert_eq!(values(&model), before);
+        assert_eq!(optimizer.updates(), 0);
+        assert!(optimizer.moments(head).unwrap().m.to_f32().unwrap().iter().all(|x| *x == 0.0));
+    }
+}

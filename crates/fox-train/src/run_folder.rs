@@ -85,7 +85,9 @@ impl RunFolder {
             }
             Err(TryLockError::Error(e)) => return Err(Error::io("lock", &lock_path)(e)),
         }
-        files::write(&config, text.as_bytes())?;
+        if fs::read(&config).ok().as_deref() != Some(text.as_bytes()) {
+            files::write(&config, text.as_bytes())?;
+        }
         Ok(RunFolder { path: path.to_path_buf(), _lock: lock })
     }
 

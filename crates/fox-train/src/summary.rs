@@ -11,8 +11,8 @@ use crate::trainer::Start;
 use crate::{Result, files};
 
 const FILE: &str = "summary.json";
-/// The last lines whose mean is the run's training loss.
-const LAST_LINES: usize = 20;
+/// The run's training loss is the mean over its last tenth, but over no more lines of the log than this.
+const MOST_LINES: usize = 50;
 
 /// The figures of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub struct Summary {
     pub steps: u64,
     /// Tokens consumed.
     pub tokens: u64,
-    /// Mean loss of the last lines of the log, in nats per token.
+    /// Mean loss of the last tenth of the run, in nats per token.
     pub train_loss: Option<f64>,
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
@@ -47,15 +47,14 @@ impl Summary {
         run: &Path,
     ) -> Result<Summary> {
         let records = MetricsLog::read(run)?;
-        let losses: Vec<f64> = records
+        let all: Vec<f64> = records
             .iter()
-            .rev()
             .filter_map(|record| match record {
                 Record::Train(step) => step.loss,
                 Record::Eval(_) => None,
             })
-            .take(LAST_LINES)
             .collect();
+        let losses = &all[all.len() - all.len().div_ceil(10).min(MOST_LINES)..];
         let evaluation = records.iter().rev().find_map(|record| match record {
             Record::Eval(eval) => Some(eval.evaluation.clone()),
             Record::Train(_) => None,

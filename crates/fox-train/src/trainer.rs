@@ -25,6 +25,9 @@ use crate::step::{BatchLoss, accumulate, segments};
 use crate::summary::Summary;
 use crate::{Error, Recipe, Result};
 
+/// The Hugging Face folder in a run folder.
+const EXPORT: &str = "export";
+
 /// What to train, and where.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -96,7 +99,7 @@ pub struct Outcome {
     pub summary: Summary,
 }
 
-/// Trains, or goes on with a run that was stopped in whatever way.
+/// Trains, or goes on with a run that was stopped in whatever way. A run that is over is only read.
 ///
 /// # Errors
 /// A recipe, data or folder that do not fit; a disk that is full; gradients that stay non-finite. The
@@ -121,6 +124,10 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
     };
     let Resumed { model, optimizer, state, notices } = resumed;
     loader.check_state(&state.loader)?;
+    let over = state.step >= recipe.steps() && job.out.join(EXPORT).exists();
+    if let Some(summary) = Summary::read(&job.out)?.filter(|_| over) {
+        return Ok(Outcome { model, tokenizer: data.tokenizer, summary });
+    }
     let start = Start {
         recipe: recipe.name.clone(),
         parameters: model.params().count(),
@@ -294,7 +301,8 @@ impl Session<'_> {
     /// Writes a line when it is due, with details when those are due, and reports the step.
     fn record(&mut self, mut record: StepRecord, batch: &Batch, loss: &BatchLoss) -> Result<()> {
         let step = record.step;
-        let due = |every: u64| every > 0 && (step.is_multiple_of(every) || step == 1);
+        let edge = step == 1 || step == self.start.steps;
+        let due = |every: u64| every > 0 && (step.is_multiple_of(every) || edge);
         let details = due(self.recipe.metrics.details_every);
         if due(self.recipe.metrics.every) || details || record.skipped {
             record.param_norm = Some(self.param_norm()?);
@@ -353,7 +361,7 @@ impl Session<'_> {
     }
 
     fn export(&mut self, tokenizer: Option<&Tokenizer>) -> Result<()> {
-        let folder = self.folder.path().join("export");
+        let folder = self.folder.path().join(EXPORT);
         if !folder.exists() {
             export(&self.model, tokenizer, &folder)?;
             self.report(&Event::Exported(&folder));

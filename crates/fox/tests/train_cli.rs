@@ -259,6 +259,26 @@ fn a_full_disk_stops_with_a_message_and_leaves_the_last_checkpoint() {
 }
 
 #[test]
+fn a_gradient_that_stays_infinite_stops_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
+    let output = run(
+        &recipe,
+        &out,
+        &with(&["--set", "optimizer.peak_lr=1e30", "--set", "training.max_skips=3"]),
+    );
+    assert!(!output.status.success());
+    let text = stderr(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 4, "{text}");
+    assert!(lines[2].ends_with("the gradient is not finite, the update is left out (3 in all)"));
+    assert!(lines[3].contains("was not finite in 3 steps in a row"), "{text}");
+    let no_norm = |values: &str| values.split(' ').nth(2) == Some("null");
+    let skipped = metrics(&out).iter().filter(|m| no_norm(&m.2)).count();
+    assert_eq!(skipped, 3);
+}
+
+#[test]
 fn one_process_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));

@@ -88,10 +88,15 @@ impl SweepList {
             if let Some(path) = data {
                 recipe.data.path = Some(path.to_path_buf());
             }
-            Ok(SweepItem { label: name.clone(), recipe })
+            Ok(SweepItem { label: label(name), recipe })
         };
         self.recipes.iter().map(item).collect()
     }
+}
+
+/// A recipe's name without the folder and ending of a file.
+fn label(name: &str) -> String {
+    name.rsplit(['/', '\\']).next().unwrap_or(name).replace(".toml", "")
 }
 
 /// Whether a name is a sweep rather than a recipe.

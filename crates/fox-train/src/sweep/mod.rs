@@ -46,6 +46,11 @@ pub fn sweep(
     search: Option<Search>,
     observe: &mut SweepObserver<'_>,
 ) -> Result<Comparison> {
+    for (i, item) in items.iter().enumerate() {
+        if items[..i].iter().any(|earlier| earlier.label == item.label) {
+            return Err(Error::SameLabel { label: item.label.clone() });
+        }
+    }
     files::create_folder(&job.out.join("runs"))?;
     let mut comparison = Comparison::default();
     for item in items {
