@@ -38,8 +38,7 @@ impl Default for SyntheticConfig {
             seed: 0,
             documents: 1 << 32,
             document_len: 1 << 14,
-            // Half of them: with all 24 a model of 0.4M parameters needs several times as long to learn to look facts up.
-            titles: TITLES.len() / 2,
+            titles: TITLES.len(),
             names_per_title: 4,
             nearby_percent: 20,
             nearby_gap: 16,
