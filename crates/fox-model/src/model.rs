@@ -9,7 +9,7 @@ use fox_tensor::{
 use crate::block::{Block, BlockOutput};
 use crate::cache::Cache;
 use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
-use crate::config::{LowerBounds, MixerConfig, ModelConfig};
+use crate::config::{DecayTime, LowerBounds, MixerConfig, ModelConfig};
 use crate::mixers::{LayerPlace, MixerContext};
 use crate::observe::Observer;
 use crate::params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
@@ -129,6 +129,20 @@ impl Model {
         let (specs, structure) = declare(config);
         let params = Parameters::init(specs, seed, device)?;
         Ok(Model { config: config.clone(), params, structure, device: device.clone() })
+    }
+
+    /// Lets the gates that depend on the input begin with these memory lengths, instead of forgetting
+    /// half at every token. False when the model has no such gates.
+    pub fn begin_with_memory(&mut self, time: DecayTime) -> Result<bool> {
+        let is_bias = |spec: &ParamSpec| spec.name.ends_with(".fgate_proj.bias");
+        let biases: Vec<ParamId> =
+            self.params.iter().filter(|(_, spec, _)| is_bias(spec)).map(|(id, ..)| id).collect();
+        for &id in &biases {
+            let heads = self.params.spec(id).count();
+            let start = self.device.from_f32(&time.gate_biases(heads), [heads])?;
+            self.params.set(id, start)?;
+        }
+        Ok(!biases.is_empty())
     }
 
     /// Reads a checkpoint folder in any supported format.

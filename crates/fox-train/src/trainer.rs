@@ -116,7 +116,7 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
     let resumed = match store.resume(recipe.optimizer, &job.device)? {
         Some(resumed) => resumed,
         None => {
-            let model = Model::init(&config, recipe.training.seed, &job.device)?;
+            let model = recipe.initial_model(&config, &job.device)?;
             let optimizer = Optimizer::new(recipe.optimizer, model.params(), &job.device)?;
             let state = RunState::start(loader.state_at(0));
             Resumed { model, optimizer, state, notices: Vec::new() }

@@ -167,6 +167,10 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
             "tiny-fox-pro: unknown key `data.synthetic.octave`; did you mean `data.synthetic.octaves`?",
         ),
         (&["optimizer.wavelength=5"], "tiny-fox-pro: unknown key `optimizer.wavelength`"),
+        (
+            &["training.gate_memory=[64, 8]"],
+            "tiny-fox-pro: `training.gate_memory` must be two numbers of tokens, [shortest, longest]",
+        ),
         (&["training.batch=0"], "tiny-fox-pro: `training.batch` must be at least 1"),
         (
             &["model.vocab_size=100"],
@@ -186,4 +190,24 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
     );
     assert!(message("tiny-fox-pro+no-kv-shit", &[]).contains("did you mean `no-kv-shift`?"));
     assert!(!message("missing.toml", &[]).contains('\n'));
+}
+
+#[test]
+fn gates_begin_with_the_memory_that_is_asked_for() {
+    let device = fox_cpu::device();
+    let set = ["training.gate_memory=[8, 512]".to_string()];
+    let recipe = load("tiny-fox-pro", &set).unwrap();
+    let model = recipe.initial_model(&recipe.model_config(256).unwrap(), &device).unwrap();
+    for layer in 0..2 {
+        let name = format!("model.layers.{layer}.attn.fgate_proj.bias");
+        let bias = model.params().value(model.params().find(&name).unwrap()).to_f32().unwrap();
+        let memory = bias.iter().map(|b| 1.0 / (-b).exp().ln_1p());
+        for (got, want) in memory.zip([8.0, 32.0, 128.0, 512.0]) {
+            assert!((got / want - 1.0).abs() < 1e-4, "{name}: {got} {want}");
+        }
+    }
+    let recipe = load("tiny-transformer-pro", &set).unwrap();
+    let error = recipe.initial_model(&recipe.model_config(256).unwrap(), &device).unwrap_err();
+    let want = "tiny-transformer-pro: `training.gate_memory` is set, but the model has no gates that depend on the input";
+    assert_eq!(error.to_string(), want);
 }

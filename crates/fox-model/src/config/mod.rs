@@ -208,6 +208,19 @@ pub struct DecayTime {
     pub max: f64,
 }
 
+impl DecayTime {
+    /// Biases `[heads]` such that head `h` forgets `1 / T_h` nat per token, `T_h` being its memory length.
+    pub fn gate_biases(&self, heads: usize) -> Vec<f32> {
+        let (low, high) = (self.min.ln(), self.max.ln());
+        let bias = |h: usize| {
+            let share = if heads > 1 { h as f64 / (heads - 1) as f64 } else { 0.0 };
+            let decay = 1.0 / (low + (high - low) * share).exp();
+            -decay.exp_m1().ln() as f32
+        };
+        (0..heads).map(bias).collect()
+    }
+}
+
 /// Whether the heads have norm weights of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
@@ -340,5 +353,21 @@ impl ModelConfig {
     pub(crate) fn untrained_token(&self) -> Option<usize> {
         // The Mamba-2 of the references trains it like any other.
         self.tokens.pad.filter(|_| self.has_mlp())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decay_times_are_geometric_and_give_the_decay_they_name() {
+        let bias = DecayTime { min: 2.0, max: 128.0 }.gate_biases(4);
+        for (h, b) in bias.iter().enumerate() {
+            let log_gate = -(-f64::from(*b)).exp().ln_1p();
+            let want = -1.0 / (2.0 * 4f64.powi(h as i32));
+            assert!((log_gate / want - 1.0).abs() < 1e-5, "head {h}: {log_gate} {want}");
+        }
+        assert_eq!(DecayTime { min: 2.0, max: 9.0 }.gate_biases(1).len(), 1);
     }
 }

@@ -300,7 +300,7 @@ impl Gate {
     ) -> Self {
         let heads = options.heads;
         let constant = |decay_time: Option<DecayTime>| match decay_time {
-            Some(time) => Init::Given(decay_time_bias(time, heads)),
+            Some(time) => Init::Given(time.gate_biases(heads)),
             None => Init::Constant(0.0),
         };
         let name = format!("{prefix}.fgate_bias");
@@ -351,33 +351,5 @@ impl Gate {
                 tape.log_gate(None, Some(&params.var(*bias)), rows).map(Some)
             }
         }
-    }
-}
-
-/// Biases such that head `h` forgets `1 / T_h` nat per token, with `T_h` geometric between the two
-/// decay times.
-fn decay_time_bias(time: DecayTime, heads: usize) -> Vec<f32> {
-    let (low, high) = (time.min.ln(), time.max.ln());
-    let bias = |h: usize| {
-        let share = if heads > 1 { h as f64 / (heads - 1) as f64 } else { 0.0 };
-        let decay = 1.0 / (low + (high - low) * share).exp();
-        -decay.exp_m1().ln() as f32
-    };
-    (0..heads).map(bias).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn decay_times_are_geometric_and_give_the_decay_they_name() {
-        let bias = decay_time_bias(DecayTime { min: 2.0, max: 128.0 }, 4);
-        for (h, b) in bias.iter().enumerate() {
-            let log_gate = -(-f64::from(*b)).exp().ln_1p();
-            let want = -1.0 / (2.0 * 4f64.powi(h as i32));
-            assert!((log_gate / want - 1.0).abs() < 1e-5, "head {h}: {log_gate} {want}");
-        }
-        assert_eq!(decay_time_bias(DecayTime { min: 2.0, max: 9.0 }, 1).len(), 1);
     }
 }

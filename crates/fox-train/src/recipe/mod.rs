@@ -12,7 +12,8 @@ mod suggest;
 use std::path::{Path, PathBuf};
 
 use fox_data::{Layout, Order, SyntheticConfig};
-use fox_model::{ForwardOptions, ModelConfig, Pruning};
+use fox_model::{DecayTime, ForwardOptions, Model, ModelConfig, Pruning};
+use fox_tensor::Device;
 use serde::{Deserialize, Serialize};
 
 pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
@@ -128,6 +129,10 @@ pub struct TrainingRecipe {
     pub micro_batch: Option<usize>,
     /// Seed of the initial weights.
     pub seed: u64,
+    /// Memory lengths, in tokens, with which gates that depend on the input begin: first head, last
+    /// head, geometric between. Without it they forget half at every token, as published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gate_memory: Option<[f64; 2]>,
     /// Drop activations and compute them again in the backward pass.
     pub recompute: bool,
     /// Attention blocks that may be skipped.
@@ -143,6 +148,7 @@ impl Default for TrainingRecipe {
             batch: 8,
             micro_batch: None,
             seed: 0,
+            gate_memory: None,
             recompute: false,
             pruning: PruningRecipe::Word(PruningWord::Config),
             max_skips: 10,
@@ -329,6 +335,18 @@ impl Recipe {
         Ok(config)
     }
 
+    /// The model before the first step.
+    pub fn initial_model(&self, config: &ModelConfig, device: &Device) -> Result<Model> {
+        let mut model = Model::init(config, self.training.seed, device)?;
+        if let Some([min, max]) = self.training.gate_memory
+            && !model.begin_with_memory(DecayTime { min, max })?
+        {
+            let detail = "is set, but the model has no gates that depend on the input";
+            return Err(Error::value(&self.name, "training.gate_memory", detail));
+        }
+        Ok(model)
+    }
+
     /// The recipe as TOML, every default written out.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string_pretty(self).map_err(|e| Error::Encode {
@@ -368,6 +386,13 @@ impl Recipe {
         rule(self.checkpoints.keep > 0, "checkpoints.keep", "must be at least 1")?;
         rule(self.metrics.every > 0, "metrics.every", "must be at least 1")?;
         rule(self.evaluation.length != Some(0), "evaluation.length", "must be at least 1")?;
+        if let Some([min, max]) = t.gate_memory {
+            rule(
+                0.0 < min && min <= max && max <= 1e30,
+                "training.gate_memory",
+                "must be two numbers of tokens, [shortest, longest]",
+            )?;
+        }
         if let PruningRecipe::Tolerance(x) = t.pruning {
             rule(x < 0.0, "training.pruning", "must be config, off, auto or a negative number")?;
         }

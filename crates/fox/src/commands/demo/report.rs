@@ -110,10 +110,13 @@ fn headline(page: &mut Page, f: &Findings) {
 /// What came out, in one paragraph, whatever it is.
 fn verdict(f: &Findings) -> String {
     let outcomes = f.outcomes();
-    let describe = |o: &Outcome| match o.change() {
-        c if c < -LEVEL => "keeps falling",
-        c if c <= LEVEL => "stays level",
-        _ => "rises",
+    let describe = |o: &Outcome| {
+        let word = match o.change() {
+            c if c < -LEVEL => "keeps falling",
+            c if c <= LEVEL => "stays level",
+            _ => "rises",
+        };
+        format!("{word} ({:+.3})", o.change())
     };
     format!(
         "Beyond the training length of {} tokens, the loss of {} {} and the loss of {} {}. A model that could use everything it has read would reach the dashed line.",
