@@ -385,6 +385,24 @@ impl Backend for Cpu {
         self.run(|| attention::backward(self, d_out, inputs, o, lse, spec))
     }
 
+    fn stick_breaking_fwd(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut> {
+        self.run(|| attention::stick::forward(self, inputs, spec))
+    }
+
+    fn stick_breaking_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        o: &Tensor,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        self.run(|| attention::stick::backward(self, d_out, inputs, o, spec))
+    }
+
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor> {
         self.produce(inputs.x.shape(), inputs.x.device(), |y| gated_norm::forward(self, inputs, y))
     }

@@ -46,6 +46,12 @@ fn random_attention() {
 }
 
 #[test]
+fn random_stick_breaking() {
+    let cases: Vec<_> = (0..200).map(|seed| cases::random_stick_breaking(seed).unwrap()).collect();
+    check(&cases, Level::detect());
+}
+
+#[test]
 fn random_scans() {
     let cases: Vec<_> = (0..200).map(|seed| cases::random_scan(seed).unwrap()).collect();
     check(&cases, Level::detect());

@@ -39,7 +39,8 @@ pub struct MemoryStats {
 pub struct AttentionOut {
     /// Output `[R_q, H * d]`; zero for rows outside every segment.
     pub o: Tensor,
-    /// Natural log of the softmax denominator `[R_q, H]`; `-inf` for rows outside every segment.
+    /// Natural log of the softmax denominator, or of what is left of the stick, `[R_q, H]`; `-inf`
+    /// for rows outside every segment.
     pub lse: Tensor,
     /// Blocks visited and blocks a plain causal (or windowed) pass would visit, per head: `[H, 2]` i32.
     pub blocks: Tensor,
@@ -82,6 +83,9 @@ pub struct LossOut {
 
 /// The label that is not predicted: its row has loss 0 and no gradient.
 pub const IGNORE_LABEL: i32 = -100;
+
+/// What a device without it says it lacks.
+const STICK_BREAKING: &str = "stick-breaking attention";
 
 /// A device's memory and ops.
 pub trait Backend: Send + Sync + Debug {
@@ -211,6 +215,29 @@ pub trait Backend: Send + Sync + Debug {
         lse: &Tensor,
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads>;
+
+    /// Stick-breaking attention, `o_i = sum_{j < i} w_ij v_j` over the keys that `i` sees but
+    /// itself, with `w_ij = b_ij prod_{j < l < i} (1 - b_il) exp(c_i - c_j)` and
+    /// `b_ij = sigmoid(q_i . k_j * scale)`. The weights of a row add up to at most 1 and are not
+    /// normalised. The mask is causal. Blocks of keys are visited from the newest to the oldest; a
+    /// block of queries stops where [`AttentionSpec::stick_tolerance`] lets all its rows.
+    fn stick_breaking_fwd(
+        &self,
+        _inputs: &AttentionInputs<'_>,
+        _spec: &AttentionSpec,
+    ) -> Result<AttentionOut> {
+        Err(Error::Unsupported { device: self.name().to_string(), what: STICK_BREAKING })
+    }
+    /// Gradients of `stick_breaking_fwd`, from its output.
+    fn stick_breaking_bwd(
+        &self,
+        _d_out: &Tensor,
+        _inputs: &AttentionInputs<'_>,
+        _o: &Tensor,
+        _spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        Err(Error::Unsupported { device: self.name().to_string(), what: STICK_BREAKING })
+    }
 
     /// `rms_groups(x; norm) * act(gate)`, either part optional.
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor>;

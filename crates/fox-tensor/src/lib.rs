@@ -36,8 +36,8 @@ pub use error::{Error, Result};
 pub use segments::{Segment, Segments};
 pub use shape::{DType, Shape};
 pub use spec::{
-    Acp, Activation, AdamW, AttentionInputs, AttentionSpec, GatedNormInputs, HeadInputs, HeadSpec,
-    LogitBound, Mask, Rope,
+    Acp, Activation, AdamW, AttentionInputs, AttentionSpec, AttentionWeights, GatedNormInputs,
+    HeadInputs, HeadSpec, LogitBound, Mask, Rope, STICK_USED_UP,
 };
 pub use tape::{Gradients, ParamId, ScanVars, Tape, Var};
 pub use tensor::Tensor;

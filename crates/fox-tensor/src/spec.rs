@@ -15,6 +15,16 @@ pub enum Mask {
     Bidirectional,
 }
 
+/// How scores become weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionWeights {
+    /// `softmax_j(s_ij + c_i - c_j)`.
+    Softmax,
+    /// Stick-breaking: from the newest key to the oldest, each takes its share of what is left,
+    /// `b_ij prod_{j < l < i} (1 - b_il)` with `b = sigmoid(s)`. A query does not see itself.
+    StickBreaking,
+}
+
 /// Adaptive computation pruning: skip blocks whose softmax mass is provably negligible.
 #[derive(Clone, Debug)]
 pub enum Acp {
@@ -37,6 +47,10 @@ impl Acp {
         Acp::On { log_tolerance: -10.0, bound: LogitBound::Norms }
     }
 }
+
+/// Natural logarithm of a rest of a stick that counts as nothing, pruning or not: there is no
+/// smaller positive f32.
+pub const STICK_USED_UP: f32 = -104.0;
 
 /// The bound `U >= max |q_i . k_j| * scale`, per head.
 #[derive(Clone, Debug)]
@@ -98,6 +112,15 @@ impl AttentionSpec {
             window: None,
             acp: Acp::Off,
             segments,
+        }
+    }
+
+    /// The logarithm of the mass that stick-breaking may drop: a row is done with a block of keys,
+    /// and all older ones, when so little of its stick, decay included, is left for them.
+    pub fn stick_tolerance(&self) -> f32 {
+        match self.acp {
+            Acp::Off => STICK_USED_UP,
+            Acp::On { log_tolerance, .. } => log_tolerance.max(STICK_USED_UP),
         }
     }
 

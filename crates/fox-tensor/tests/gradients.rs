@@ -99,6 +99,16 @@ fn attention_random() {
 }
 
 #[test]
+fn stick_breaking() {
+    check_all("stick_breaking/");
+}
+
+#[test]
+fn stick_breaking_random() {
+    (0..25).map(|seed| cases::random_stick_breaking(seed).unwrap()).for_each(check);
+}
+
+#[test]
 fn composed() {
     check_all("composed/");
 }

@@ -75,14 +75,12 @@ impl Kernel for Backward<'_> {
             sums.fill(0.0);
             for (m, _) in self.visits.iter().enumerate().filter(|(_, keys)| keys.contains(&block)) {
                 let queries = BLOCK.min(self.q_len - m * BLOCK);
-                let mut full = queries == BLOCK;
                 let mut spans = [None; BLOCK / 8];
                 for panel in 0..queries.div_ceil(width) {
                     let lane = panel * width;
                     let n = width.min(queries - lane);
                     let first = self.offset + m * BLOCK + lane;
                     spans[panel] = clip(self.view.keys(first, first + n - 1), block);
-                    full &= spans[panel] == Some((0, BLOCK));
                     let Some((from, to)) = spans[panel] else { continue };
                     let tile = Tile {
                         rows: to - from,
@@ -95,23 +93,79 @@ impl Kernel for Backward<'_> {
                     };
                     self.scores(s, tile);
                 }
-                let tiles = (weights.as_ptr(), grads.as_ptr());
-                if full {
-                    self.products(s, block, m, tiles, 0..BLOCK, 0..BLOCK);
-                } else {
-                    for (panel, span) in spans[..queries.div_ceil(width)].iter().enumerate() {
-                        if let &Some((from, to)) = span {
-                            let lanes = panel * width..(panel + 1) * width;
-                            self.products(s, block, m, tiles, from..to, lanes);
-                        }
-                    }
+                let (dp, own) = (self.padded_dim, block - self.keys.start);
+                let (key, query, block_len) = (own * BLOCK * dp, m * BLOCK * dp, BLOCK * dp);
+                Products {
+                    padded_dim: dp,
+                    weights,
+                    grads,
+                    q: &self.queries.q[query..][..block_len],
+                    d_out: &self.queries.d_out[query..][..block_len],
+                    k: &self.k[block * block_len..][..block_len],
+                    dk: &mut self.dk[key..][..block_len],
+                    dv: &mut self.dv[key..][..block_len],
+                    dq: &mut self.dq[query..][..block_len],
                 }
+                .add(s, &spans[..queries.div_ceil(width)], queries);
             }
             let columns = &mut self.columns[(block - self.keys.start) * BLOCK..][..BLOCK];
             for (column, sums) in columns.iter_mut().zip(sums.chunks_exact(S::LANES)) {
                 // SAFETY: the chunk has `LANES` values.
                 *column = s.sum(unsafe { s.load(sums.as_ptr()) });
             }
+        }
+    }
+}
+
+/// The last three products of a tile, all its operands one block of [`BLOCK`] rows: `padded_dim` wide,
+/// or `BLOCK` wide for `weights` and `grads`, which hold one key per row.
+pub struct Products<'a> {
+    pub padded_dim: usize,
+    pub weights: &'a [f32],
+    pub grads: &'a [f32],
+    pub q: &'a [f32],
+    pub d_out: &'a [f32],
+    pub k: &'a [f32],
+    pub dk: &'a mut [f32],
+    pub dv: &'a mut [f32],
+    pub dq: &'a mut [f32],
+}
+
+impl Products<'_> {
+    /// `dV += P^T dO`, `dK += dS^T Q` and `dQ += dS K` over `queries` queries, where each panel of them
+    /// has the keys of its span.
+    #[inline(always)]
+    pub fn add<S: Simd>(mut self, s: S, spans: &[Option<(usize, usize)>], queries: usize) {
+        let width = 2 * S::LANES;
+        if queries == BLOCK && spans.iter().all(|span| *span == Some((0, BLOCK))) {
+            return self.part(s, 0..BLOCK, 0..BLOCK);
+        }
+        for (panel, span) in spans.iter().enumerate() {
+            if let &Some((from, to)) = span {
+                self.part(s, from..to, panel * width..(panel + 1) * width);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn part<S: Simd>(&mut self, s: S, keys: Range<usize>, lanes: Range<usize>) {
+        let (dp, rows, n) = (self.padded_dim, keys.len(), lanes.len());
+        let (query, key) = (lanes.start * dp, keys.start * dp);
+        let at = keys.start * BLOCK + lanes.start;
+        let operands = [self.q, self.d_out, self.k, self.dk, self.dv, self.dq];
+        assert!(operands.iter().all(|x| x.len() >= BLOCK * dp));
+        assert!(self.weights.len().min(self.grads.len()) >= BLOCK * BLOCK);
+        // SAFETY: keys and lanes lie within a block, which all operands reach to the end of; rows are
+        // multiples of 8 and `dp` of the vector width.
+        unsafe {
+            let (p, ds) = (self.weights.as_ptr().add(at), self.grads.as_ptr().add(at));
+            let (q, d_out) = (self.q.as_ptr().add(query), self.d_out.as_ptr().add(query));
+            let k = self.k.as_ptr().add(key);
+            let (dk, dv) = (self.dk.as_mut_ptr().add(key), self.dv.as_mut_ptr().add(key));
+            let dq = self.dq.as_mut_ptr().add(query);
+            multiply::<S, true, true>(s, (rows, dp, n), p, BLOCK, d_out, dp, dv, dp);
+            multiply::<S, true, true>(s, (rows, dp, n), ds, BLOCK, q, dp, dk, dp);
+            multiply::<S, false, true>(s, (n, dp, rows), ds, BLOCK, k, dp, dq, dp);
         }
     }
 }
@@ -132,36 +186,6 @@ struct Tile<'t> {
 }
 
 impl Backward<'_> {
-    /// `dV += P^T dO`, `dK += dS^T Q` and `dQ += dS K` for some keys and queries of a tile.
-    #[inline(always)]
-    fn products<S: Simd>(
-        &mut self,
-        s: S,
-        block: usize,
-        m: usize,
-        (weights, grads): (*const f32, *const f32),
-        keys: Range<usize>,
-        lanes: Range<usize>,
-    ) {
-        let (dp, rows, n) = (self.padded_dim, keys.len(), lanes.len());
-        let query = (m * BLOCK + lanes.start) * dp;
-        let key = ((block - self.keys.start) * BLOCK + keys.start) * dp;
-        let at = keys.start * BLOCK + lanes.start;
-        // SAFETY: gathered operands and gradients reach to the end of their blocks, the tiles have
-        // `BLOCK` rows of `BLOCK` values; rows are multiples of 8 and `dp` of the vector width.
-        unsafe {
-            let (p, ds) = (weights.add(at), grads.add(at));
-            let (q, d_out) =
-                (self.queries.q.as_ptr().add(query), self.queries.d_out.as_ptr().add(query));
-            let k = self.k.as_ptr().add((block * BLOCK + keys.start) * dp);
-            let (dk, dv) = (self.dk.as_mut_ptr().add(key), self.dv.as_mut_ptr().add(key));
-            let dq = self.dq.as_mut_ptr().add(query);
-            multiply::<S, true, true>(s, (rows, dp, n), p, BLOCK, d_out, dp, dv, dp);
-            multiply::<S, true, true>(s, (rows, dp, n), ds, BLOCK, q, dp, dk, dp);
-            multiply::<S, false, true>(s, (n, dp, rows), ds, BLOCK, k, dp, dq, dp);
-        }
-    }
-
     /// `P = exp(S - lse)` and `dS = P * (dP - delta)` of a panel.
     #[inline(always)]
     fn scores<S: Simd>(&mut self, s: S, tile: Tile<'_>) {
@@ -260,7 +284,7 @@ impl Backward<'_> {
 
 /// [`hide`] for rows that lie `BLOCK` apart.
 #[inline(always)]
-fn hide_strided(view: &View, scores: &mut [f32], width: usize, base: usize, first: usize) {
+pub fn hide_strided(view: &View, scores: &mut [f32], width: usize, base: usize, first: usize) {
     for (r, row) in scores.chunks_mut(BLOCK).enumerate() {
         hide(view, &mut row[..width], width, base + r, first);
     }

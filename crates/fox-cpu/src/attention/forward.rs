@@ -52,74 +52,111 @@ impl Kernel for Forward<'_> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let (d, dp, width) = (self.head_dim, self.padded_dim, 2 * S::LANES);
-        let panels = self.queries.div_ceil(width);
-        let (qt, rest) = self.scratch.split_at_mut(d * BLOCK);
+    fn run<S: Simd>(mut self, s: S) {
+        let (d, width) = (self.head_dim, 2 * S::LANES);
+        let (qt, rest) = std::mem::take(&mut self.scratch).split_at_mut(d * BLOCK);
         let (ot, rest) = rest.split_at_mut(d * BLOCK);
         let (scores, rest) = rest.split_at_mut(BLOCK * BLOCK);
         let (maxima, sums) = rest.split_at_mut(BLOCK);
         let sums = &mut sums[..BLOCK];
-        ot[..panels * d * width].fill(0.0);
         maxima.fill(NO_MAXIMUM);
         sums.fill(0.0);
-        let source = &self.q[self.row * self.q_width + self.column..];
-        transpose_panels(source, self.q_width, self.queries, d, width, self.scale, qt);
-
+        let panels = self.begin::<S>(qt, ot);
         for block in self.keys.clone() {
             for panel in 0..panels {
+                let Some((base, rows)) = self.scores(s, qt, panel, block, scores) else { continue };
                 let lane = panel * width;
-                let n = width.min(self.queries - lane);
-                let first = self.position + lane;
-                let seen = self.view.keys(first, first + n - 1);
-                let Some((from, to)) = clip(seen, block) else { continue };
-                let rows = to - from;
-                let base = block * BLOCK + from;
-                // SAFETY: gathered keys and values reach to the end of the block, `rows` is a
-                // multiple of 8, and the panels of `qt`, `ot` and `scores` hold `width` lanes.
-                unsafe {
-                    let q = qt.as_ptr().add(lane * d);
-                    let k = self.k.as_ptr().add(base * dp);
-                    let scores = scores.as_mut_ptr();
-                    multiply::<S, true, false>(s, (rows, width, d), k, dp, q, width, scores, width);
-                }
-                if !self.view.sees_all(base..base + rows, first, first + width - 1) {
-                    hide(&self.view, &mut scores[..rows * width], width, base, first);
-                }
-                let tile = Tile { scores, rows, width, base, first };
+                let tile = Tile { scores, rows, width, base, first: self.position + lane };
                 let (maxima, sums) = (&mut maxima[lane..], &mut sums[lane..]);
-                let ot = &mut ot[lane * d..][..d * width];
-                softmax(s, tile, self.prefix, self.view.mask, maxima, sums, ot);
-                // SAFETY: as above.
-                unsafe {
-                    let v = self.v.as_ptr().add(base * dp);
-                    let (scores, ot) = (scores.as_ptr(), ot.as_mut_ptr());
-                    multiply::<S, false, true>(
-                        s,
-                        (d, width, rows),
-                        v,
-                        dp,
-                        scores,
-                        width,
-                        ot,
-                        width,
-                    );
-                }
+                let out = &mut ot[lane * d..][..d * width];
+                softmax(s, tile, self.prefix, self.view.mask, maxima, sums, out);
+                self.add_values(s, base, rows, scores, out);
             }
         }
-
         for i in 0..self.queries {
-            let (lane, at) = (i / width * width, i % width);
-            let (sum, row) = (sums[i], self.row + i);
-            let inverse = if sum > 0.0 { 1.0 / sum } else { 0.0 };
-            // SAFETY: this task alone writes this row's columns of this head.
-            unsafe {
-                let out = self.o.slice(row * self.q_width + self.column, d);
-                for (p, o) in out.iter_mut().enumerate() {
-                    *o = ot[lane * d + p * width + at] * inverse;
-                }
-                self.lse.slice(row * self.heads + self.head, 1)[0] = maxima[i] + sum.ln();
+            let inverse = if sums[i] > 0.0 { 1.0 / sums[i] } else { 0.0 };
+            self.write::<S>(i, ot, inverse, maxima[i] + sums[i].ln());
+        }
+    }
+}
+
+/// The steps that do not depend on how scores become weights.
+impl Forward<'_> {
+    /// Transposes the queries into panels and clears the output; the number of panels.
+    #[inline(always)]
+    pub fn begin<S: Simd>(&self, qt: &mut [f32], ot: &mut [f32]) -> usize {
+        let (d, width) = (self.head_dim, 2 * S::LANES);
+        let panels = self.queries.div_ceil(width);
+        ot[..panels * d * width].fill(0.0);
+        let source = &self.q[self.row * self.q_width + self.column..];
+        transpose_panels(source, self.q_width, self.queries, d, width, self.scale, qt);
+        panels
+    }
+
+    /// Scores of the keys of a block that a panel of queries sees, `-inf` for pairs that do not see
+    /// each other: the first key and the number of keys, if there are any.
+    #[inline(always)]
+    pub fn scores<S: Simd>(
+        &self,
+        s: S,
+        qt: &[f32],
+        panel: usize,
+        block: usize,
+        scores: &mut [f32],
+    ) -> Option<(usize, usize)> {
+        let (d, dp, width) = (self.head_dim, self.padded_dim, 2 * S::LANES);
+        let lane = panel * width;
+        let n = width.min(self.queries - lane);
+        let first = self.position + lane;
+        let (from, to) = clip(self.view.keys(first, first + n - 1), block)?;
+        let (rows, base) = (to - from, block * BLOCK + from);
+        let scores = &mut scores[..rows * width];
+        // SAFETY: gathered keys reach to the end of the block, `rows` is a multiple of 8, and the
+        // panels of `qt` and `scores` hold `width` lanes.
+        unsafe {
+            let (q, k) = (qt.as_ptr().add(lane * d), self.k.as_ptr().add(base * dp));
+            let scores = scores.as_mut_ptr();
+            multiply::<S, true, false>(s, (rows, width, d), k, dp, q, width, scores, width);
+        }
+        if !self.view.sees_all(base..base + rows, first, first + width - 1) {
+            hide(&self.view, scores, width, base, first);
+        }
+        Some((base, rows))
+    }
+
+    /// `ot[d, width] += V^T W` for the weights of `rows` keys from `base` on.
+    #[inline(always)]
+    pub fn add_values<S: Simd>(
+        &self,
+        s: S,
+        base: usize,
+        rows: usize,
+        weights: &[f32],
+        ot: &mut [f32],
+    ) {
+        let (d, dp, width) = (self.head_dim, self.padded_dim, 2 * S::LANES);
+        let shape = (d, width, rows);
+        assert!(weights.len() >= rows * width && ot.len() >= d * width);
+        // SAFETY: gathered values reach to the end of the block; weights and output as asserted.
+        unsafe {
+            let v = self.v.as_ptr().add(base * dp);
+            let (weights, ot) = (weights.as_ptr(), ot.as_mut_ptr());
+            multiply::<S, false, true>(s, shape, v, dp, weights, width, ot, width);
+        }
+    }
+
+    /// Writes the output of query `i`, times `factor`, and its statistic.
+    #[inline(always)]
+    pub fn write<S: Simd>(&self, i: usize, ot: &[f32], factor: f32, statistic: f32) {
+        let (d, width, row) = (self.head_dim, 2 * S::LANES, self.row + i);
+        let (lane, at) = (i / width * width, i % width);
+        // SAFETY: this task alone writes this row's columns of this head.
+        unsafe {
+            let out = self.o.slice(row * self.q_width + self.column, d);
+            for (p, o) in out.iter_mut().enumerate() {
+                *o = ot[lane * d + p * width + at] * factor;
             }
+            self.lse.slice(row * self.heads + self.head, 1)[0] = statistic;
         }
     }
 }

@@ -47,7 +47,7 @@ impl GatheredQueries {
         head: usize,
         d_out: &[f32],
         o: &[f32],
-        lse: &[f32],
+        lse: Option<&[f32]>,
     ) -> Result<Self> {
         let (d, dp, heads, n) = (job.spec.head_dim, job.padded_dim, job.spec.heads, segment.q_len);
         let (rows, stride) = (n.next_multiple_of(BLOCK), heads * d);
@@ -66,7 +66,9 @@ impl GatheredQueries {
         for i in 0..n {
             let row = at + i * stride;
             delta[i] = d_out[row..][..d].iter().zip(&o[row..][..d]).map(|(a, b)| a * b).sum();
-            lse_rows[i] = lse[(segment.q_start + i) * heads + head];
+            if let Some(lse) = lse {
+                lse_rows[i] = lse[(segment.q_start + i) * heads + head];
+            }
         }
         Ok(GatheredQueries { q, q_panels, d_out: d_out_rows, d_out_panels, lse: lse_rows, delta })
     }

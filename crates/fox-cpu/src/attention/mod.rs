@@ -11,6 +11,7 @@ mod decode;
 mod forward;
 mod gather;
 mod plan;
+pub mod stick;
 mod tile;
 
 use std::ops::Range;
@@ -52,6 +53,8 @@ struct Job<'a> {
     v: &'a [f32],
     log_gates: Option<&'a [f32]>,
     padded_dim: usize,
+    /// Whether a query sees its own position.
+    own: bool,
     /// Bound on the logits from QK-norm weights, per head.
     weight_bounds: Option<Vec<f64>>,
 }
@@ -61,6 +64,13 @@ struct Job<'a> {
 struct Unit {
     segment: Segment,
     kv_head: usize,
+}
+
+/// A block of queries of a unit: its head, its number and the key blocks it may visit.
+struct QueryBlock {
+    head: usize,
+    m: usize,
+    keys: Range<usize>,
 }
 
 impl<'a> Job<'a> {
@@ -74,6 +84,7 @@ impl<'a> Job<'a> {
             v: cpu.real(inputs.v),
             log_gates: inputs.log_gates.map(|gates| cpu.real(gates)),
             padded_dim: spec.head_dim.next_multiple_of(16),
+            own: true,
             weight_bounds: weight_bounds(cpu, spec),
         }
     }
@@ -96,7 +107,8 @@ impl<'a> Job<'a> {
     }
 
     fn view(&self, segment: &Segment) -> View {
-        View { mask: self.spec.mask, window: self.spec.window, k_len: segment.k_len }
+        let AttentionSpec { mask, window, .. } = *self.spec;
+        View { mask, own: self.own, window, k_len: segment.k_len }
     }
 
     /// Whether the tiles would be almost empty.
@@ -104,14 +116,14 @@ impl<'a> Job<'a> {
         segment.q_len < decode::MAX_QUERIES && segment.q_len < segment.k_len
     }
 
+    fn prefix(&self, unit: &Unit, head: usize) -> Result<Option<Prefix>> {
+        let Some(gates) = self.log_gates else { return Ok(None) };
+        Prefix::new(self.pool, gates, self.spec.heads, head, &unit.segment).map(Some)
+    }
+
     /// Prefix sums and visited blocks of one query head.
     fn plan(&self, unit: &Unit, head: usize) -> Result<(Option<Prefix>, Visits)> {
-        let prefix = match self.log_gates {
-            Some(gates) => {
-                Some(Prefix::new(self.pool, gates, self.spec.heads, head, &unit.segment)?)
-            }
-            None => None,
-        };
+        let prefix = self.prefix(unit, head)?;
         let threshold = match &self.spec.acp {
             Acp::On { log_tolerance, .. } if prefix.is_some() => {
                 let bound = match &self.weight_bounds {
@@ -126,6 +138,44 @@ impl<'a> Job<'a> {
         let view = self.view(&unit.segment);
         let visits = Visits::new(&unit.segment, &view, prefix.as_ref(), threshold);
         Ok((prefix, visits))
+    }
+
+    /// The forward pass of a block of queries.
+    fn forward<'k>(
+        &self,
+        unit: &Unit,
+        block: QueryBlock,
+        gathered: &'k GatheredKeys,
+        prefix: Option<&'k Prefix>,
+        o: Shared<'k>,
+        lse: Shared<'k>,
+        scratch: &'k mut [f32],
+    ) -> Forward<'k>
+    where
+        'a: 'k,
+    {
+        let (segment, QueryBlock { head, m, keys }) = (&unit.segment, block);
+        Forward {
+            head_dim: self.spec.head_dim,
+            padded_dim: self.padded_dim,
+            k: &gathered.k,
+            v: &gathered.v,
+            prefix,
+            view: self.view(segment),
+            q: self.q,
+            q_width: self.spec.heads * self.spec.head_dim,
+            column: head * self.spec.head_dim,
+            scale: self.spec.scale,
+            row: segment.q_start + m * BLOCK,
+            queries: BLOCK.min(segment.q_len - m * BLOCK),
+            position: segment.offset() + m * BLOCK,
+            keys,
+            o,
+            lse,
+            heads: self.spec.heads,
+            head,
+            scratch,
+        }
     }
 
     /// `max |q_i| max |k_j| scale` over the segment.
@@ -173,27 +223,26 @@ pub fn forward(
     spec: &AttentionSpec,
 ) -> Result<AttentionOut> {
     let job = Job::new(cpu, inputs, spec);
+    start_output(cpu, inputs, spec, |o, lse| {
+        let units = job.units();
+        let parallel = units.len() >= MANY_UNITS;
+        let run = |unit: &Unit| forward_unit(&job, unit, o, lse, !parallel);
+        count_blocks(&units, parallel, spec.heads, run)
+    })
+}
+
+/// Makes room for output and row statistics and lets `fill` write to them; it gives the blocks.
+fn start_output(
+    cpu: &Cpu,
+    inputs: &AttentionInputs<'_>,
+    spec: &AttentionSpec,
+    fill: impl FnOnce(Shared<'_>, Shared<'_>) -> Result<Vec<i32>>,
+) -> Result<AttentionOut> {
     let (rows, heads) = (inputs.q.rows(), spec.heads);
     let mut o = cpu.pool().zeros(rows * heads * spec.head_dim)?;
     let mut lse = cpu.pool().take(rows * heads)?;
     lse.fill(f32::NEG_INFINITY);
-    let units = job.units();
-    let parallel = units.len() >= MANY_UNITS;
-    let blocks = {
-        let (o, lse) = (Shared::new(&mut o), Shared::new(&mut lse));
-        let counts = |unit: &Unit| forward_unit(&job, unit, o, lse, !parallel);
-        let counts: Result<Vec<_>> = if parallel {
-            units.par_iter().map(counts).collect()
-        } else {
-            units.iter().map(counts).collect()
-        };
-        let mut blocks = vec![0i32; heads * 2];
-        for (head, visited, total) in counts?.into_iter().flatten() {
-            blocks[head * 2] += visited as i32;
-            blocks[head * 2 + 1] += total as i32;
-        }
-        blocks
-    };
+    let blocks = fill(Shared::new(&mut o), Shared::new(&mut lse))?;
     let device = inputs.q.device();
     Ok(AttentionOut {
         o: cpu.tensor(o, inputs.q.shape(), device),
@@ -202,14 +251,37 @@ pub fn forward(
     })
 }
 
-/// `(head, visited, total)` blocks of each query head of the unit.
+/// Blocks visited and in all of a query head: `(head, visited, total)`.
+type Counts = (usize, usize, usize);
+
+/// Runs the units, side by side or one after the other, and adds up what they visited, `[heads, 2]`.
+fn count_blocks(
+    units: &[Unit],
+    parallel: bool,
+    heads: usize,
+    run: impl Fn(&Unit) -> Result<Vec<Counts>> + Send + Sync,
+) -> Result<Vec<i32>> {
+    let counts: Result<Vec<_>> = if parallel {
+        units.par_iter().map(run).collect()
+    } else {
+        units.iter().map(run).collect()
+    };
+    let mut blocks = vec![0i32; heads * 2];
+    for (head, visited, total) in counts?.into_iter().flatten() {
+        blocks[head * 2] += visited as i32;
+        blocks[head * 2 + 1] += total as i32;
+    }
+    Ok(blocks)
+}
+
+/// One unit; what each of its query heads visited.
 fn forward_unit(
     job: &Job<'_>,
     unit: &Unit,
     o: Shared<'_>,
     lse: Shared<'_>,
     parallel: bool,
-) -> Result<Vec<(usize, usize, usize)>> {
+) -> Result<Vec<Counts>> {
     let heads: Vec<usize> = job.query_heads(unit).collect();
     let plans: Vec<(Option<Prefix>, Visits)> =
         heads.iter().map(|&head| job.plan(unit, head)).collect::<Result<_>>()?;
@@ -225,28 +297,9 @@ fn forward_unit(
         run_all(&items, parallel, |&(h, m)| {
             let (prefix, visits) = &plans[h];
             let mut scratch = job.pool.take(Forward::scratch_len(job.spec.head_dim))?;
-            let queries = BLOCK.min(unit.segment.q_len - m * BLOCK);
-            job.level.run(Forward {
-                head_dim: job.spec.head_dim,
-                padded_dim: job.padded_dim,
-                k: &gathered.k,
-                v: &gathered.v,
-                prefix: prefix.as_ref(),
-                view: job.view(&unit.segment),
-                q: job.q,
-                q_width: job.spec.heads * job.spec.head_dim,
-                column: heads[h] * job.spec.head_dim,
-                scale: job.spec.scale,
-                row: unit.segment.q_start + m * BLOCK,
-                queries,
-                position: unit.segment.offset() + m * BLOCK,
-                keys: visits.ranges[m].clone(),
-                o,
-                lse,
-                heads: job.spec.heads,
-                head: heads[h],
-                scratch: &mut scratch,
-            });
+            let block = QueryBlock { head: heads[h], m, keys: visits.ranges[m].clone() };
+            let prefix = prefix.as_ref();
+            job.level.run(job.forward(unit, block, &gathered, prefix, o, lse, &mut scratch));
             Ok(())
         })?;
     }
@@ -322,24 +375,30 @@ pub fn backward(
 ) -> Result<AttentionGrads> {
     let job = Job::new(cpu, inputs, spec);
     let (d_out, o, lse) = (cpu.real(d_out), cpu.real(o), cpu.real(lse));
+    start_gradients(cpu, inputs, |out| {
+        let units = job.units();
+        let parallel = units.len() >= MANY_UNITS;
+        run_all(&units, parallel, |unit| backward_unit(&job, unit, d_out, o, lse, out, !parallel))
+    })
+}
+
+/// Makes room for the gradients and lets `fill` write to them.
+fn start_gradients(
+    cpu: &Cpu,
+    inputs: &AttentionInputs<'_>,
+    fill: impl FnOnce(&Outputs<'_>) -> Result<()>,
+) -> Result<AttentionGrads> {
     let mut dq = cpu.pool().zeros(inputs.q.len())?;
     let mut dk = cpu.pool().zeros(inputs.k.len())?;
     let mut dv = cpu.pool().zeros(inputs.v.len())?;
     let mut dgates: Option<Buffer> =
         inputs.log_gates.map(|gates| cpu.pool().zeros(gates.len())).transpose()?;
-    {
-        let out = Outputs {
-            dq: Shared::new(&mut dq),
-            dk: Shared::new(&mut dk),
-            dv: Shared::new(&mut dv),
-            dgates: dgates.as_mut().map(|g| Shared::new(g)),
-        };
-        let units = job.units();
-        let parallel = units.len() >= MANY_UNITS;
-        run_all(&units, parallel, |unit| {
-            backward_unit(&job, unit, d_out, o, lse, &out, !parallel)
-        })?;
-    }
+    fill(&Outputs {
+        dq: Shared::new(&mut dq),
+        dk: Shared::new(&mut dk),
+        dv: Shared::new(&mut dv),
+        dgates: dgates.as_mut().map(|g| Shared::new(g)),
+    })?;
     let device = inputs.q.device();
     Ok(AttentionGrads {
         dq: cpu.tensor(dq, inputs.q.shape(), device),
@@ -374,7 +433,7 @@ fn backward_unit(
     let mut dv = job.pool.zeros(key_blocks * BLOCK * dp)?;
     for head in job.query_heads(unit) {
         let (prefix, visits) = job.plan(unit, head)?;
-        let queries = GatheredQueries::new(job, segment, head, d_out, o, lse)?;
+        let queries = GatheredQueries::new(job, segment, head, d_out, o, Some(lse))?;
         let runs = visits.split_keys(key_blocks, if parallel { RUNS } else { 1 });
         let mut columns = job.pool.take(key_blocks * BLOCK)?;
         let partials: Vec<(Buffer, Buffer)> = {

@@ -12,6 +12,8 @@ use crate::pool::{Buffer, Pool};
 #[derive(Clone, Copy)]
 pub struct View {
     pub mask: Mask,
+    /// Whether a query sees its own position, with the causal mask.
+    pub own: bool,
     pub window: Option<usize>,
     pub k_len: usize,
 }
@@ -20,8 +22,11 @@ impl View {
     /// Keys that at least one of the positions `first..=last` sees.
     pub fn keys(&self, first: usize, last: usize) -> Range<usize> {
         let reach = self.window.map_or(usize::MAX, |w| w - 1);
+        if !self.own && reach == 0 {
+            return 0..0;
+        }
         let end = match self.mask {
-            Mask::Causal => last + 1,
+            Mask::Causal => last + usize::from(self.own),
             Mask::Bidirectional => last.saturating_add(reach).saturating_add(1),
         };
         first.saturating_sub(reach)..end.min(self.k_len)
@@ -34,7 +39,7 @@ impl View {
         }
         let reach = self.window.map_or(usize::MAX, |w| w - 1);
         let low = match self.mask {
-            Mask::Causal => j,
+            Mask::Causal => j + usize::from(!self.own),
             Mask::Bidirectional => j.saturating_sub(reach),
         };
         let high = j.saturating_add(reach).saturating_add(1);
@@ -45,7 +50,7 @@ impl View {
     /// Whether every position of `first..=last` sees every key of `keys`.
     pub fn sees_all(&self, keys: Range<usize>, first: usize, last: usize) -> bool {
         let before = match self.mask {
-            Mask::Causal => keys.end <= first + 1,
+            Mask::Causal => keys.end <= first + usize::from(self.own),
             Mask::Bidirectional => true,
         };
         let near = self.window.is_none_or(|w| {
@@ -96,7 +101,8 @@ impl Prefix {
         &self.memory[self.len..]
     }
 
-    fn at(&self, j: usize) -> f64 {
+    /// `c_j`.
+    pub fn at(&self, j: usize) -> f64 {
         self.high()[j] as f64 + self.low()[j] as f64
     }
 }
@@ -204,15 +210,25 @@ mod tests {
 
     #[test]
     fn causal_visits_are_the_lower_triangle() {
-        let view = View { mask: Mask::Causal, window: None, k_len: 200 };
+        let view = View { mask: Mask::Causal, own: true, window: None, k_len: 200 };
         let visits = Visits::new(&segment(200, 200), &view, None, None);
         assert_eq!(visits.ranges, vec![0..1, 0..2, 0..3, 0..4]);
         assert_eq!((visits.visited, visits.total), (10, 10));
     }
 
     #[test]
+    fn without_the_own_position_a_block_border_moves_by_one() {
+        let view = View { mask: Mask::Causal, own: false, window: None, k_len: 65 };
+        assert_eq!(Visits::new(&segment(1, 65), &view, None, None).ranges, vec![0..1]);
+        assert_eq!(Visits::new(&segment(1, 1), &view, None, None).visited, 0);
+        assert_eq!((view.lanes(3, 0, 16), view.keys(0, 15)), (4..16, 0..15));
+        let narrow = View { window: Some(1), ..view };
+        assert_eq!(Visits::new(&segment(65, 65), &narrow, None, None).visited, 0);
+    }
+
+    #[test]
     fn a_window_cuts_off_old_blocks() {
-        let view = View { mask: Mask::Causal, window: Some(65), k_len: 320 };
+        let view = View { mask: Mask::Causal, own: true, window: Some(65), k_len: 320 };
         let visits = Visits::new(&segment(320, 320), &view, None, None);
         assert_eq!(visits.ranges, vec![0..1, 0..2, 1..3, 2..4, 3..5]);
     }
@@ -226,12 +242,12 @@ mod tests {
         for (mask, threshold, width) in
             [(Mask::Causal, -60.0, 2), (Mask::Causal, -1.0, 2), (Mask::Causal, -70.0, 3)]
         {
-            let view = View { mask, window: None, k_len: 640 };
+            let view = View { mask, own: true, window: None, k_len: 640 };
             let visits = Visits::new(&segment, &view, Some(&prefix), Some(threshold));
             assert!(visits.ranges[3..].iter().all(|r| r.len() == width), "{:?}", visits.ranges);
             assert_eq!(visits.total, 55);
         }
-        let view = View { mask: Mask::Bidirectional, window: None, k_len: 640 };
+        let view = View { mask: Mask::Bidirectional, own: true, window: None, k_len: 640 };
         let visits = Visits::new(&segment, &view, Some(&prefix), Some(-60.0));
         assert_eq!(visits.ranges[5], 4..7);
         assert_eq!(visits.ranges[9], 8..10);
@@ -239,7 +255,7 @@ mod tests {
 
     #[test]
     fn key_runs_cover_every_block_once() {
-        let view = View { mask: Mask::Causal, window: None, k_len: 1000 };
+        let view = View { mask: Mask::Causal, own: true, window: None, k_len: 1000 };
         let visits = Visits::new(&segment(1000, 1000), &view, None, None);
         for parts in 1..20 {
             let runs = visits.split_keys(16, parts);

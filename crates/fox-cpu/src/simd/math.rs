@@ -33,20 +33,33 @@ pub fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
 }
 
 /// `ln(1 + e^x)`, without overflow and exact for large negative `x`.
-///
-/// It is `max(x, 0) + ln(1 + t)` with `t = e^-|x|` in 0..=1, and `ln(1 + t) = 2 artanh(t / (2 + t))`,
-/// whose argument is at most 1/3: the series to the 15th power leaves less than 2e-9.
 #[inline(always)]
 pub fn softplus<S: Simd>(s: S, x: S::V) -> S::V {
-    let zero = s.splat(0.0);
-    let t = exp(s, s.min(x, s.sub(zero, x)));
+    s.add(ln_one_plus(s, x), s.max(s.splat(0.0), x))
+}
+
+/// `ln(sigmoid(x))` and `ln(1 - sigmoid(x))`, neither with cancellation; `(-inf, 0)` for `-inf`.
+#[inline(always)]
+pub fn log_sigmoids<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
+    let (zero, common) = (s.splat(0.0), ln_one_plus(s, x));
+    let minus = s.sub(zero, x);
+    (s.sub(s.min(zero, x), common), s.sub(s.min(zero, minus), common))
+}
+
+/// `ln(1 + t)` with `t = e^-|x|` in 0..=1.
+///
+/// It is `2 artanh(t / (2 + t))`, whose argument is at most 1/3: the series to the 15th power leaves
+/// less than 2e-9.
+#[inline(always)]
+fn ln_one_plus<S: Simd>(s: S, x: S::V) -> S::V {
+    let t = exp(s, s.min(x, s.sub(s.splat(0.0), x)));
     let y = s.div(t, s.add(s.splat(2.0), t));
     let square = s.mul(y, y);
     let mut p = s.splat(2.0 / 15.0);
     for n in [13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
         p = s.mul_add(p, square, s.splat(2.0 / n));
     }
-    s.mul_add(p, y, s.max(zero, x))
+    s.mul(p, y)
 }
 
 #[cfg(test)]
@@ -77,6 +90,33 @@ mod tests {
             let mut y = [1.0; 4];
             level.run(Softplus(&edges, &mut y));
             assert_eq!(y, [0.0, 0.0, 200.0, f32::INFINITY], "{}", level.name());
+        }
+    }
+
+    struct LogSigmoids<'a>(&'a [f32], &'a mut [f32], &'a mut [f32]);
+    impl Kernel for LogSigmoids<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            map(s, [self.0], self.1, |[x]| log_sigmoids(s, x).0);
+            map(s, [self.0], self.2, |[x]| log_sigmoids(s, x).1);
+        }
+    }
+
+    #[test]
+    fn log_sigmoids_are_accurate_at_every_level() {
+        let mut x: Vec<f32> = (-8700..=8700).map(|i| i as f32 * 0.01).collect();
+        x.extend([f32::NEG_INFINITY, -200.0, 200.0]);
+        for level in Level::available() {
+            let (mut own, mut other) = (vec![f32::NAN; x.len()], vec![f32::NAN; x.len()]);
+            level.run(LogSigmoids(&x, &mut own, &mut other));
+            for ((&x, &own), &other) in x.iter().zip(&own).zip(&other) {
+                let exact = |x: f64| x.min(0.0) - (-x.abs()).exp().ln_1p();
+                for (got, want) in [(own, exact(x as f64)), (other, exact(-x as f64))] {
+                    let off = if got as f64 == want { 0.0 } else { (got as f64 - want).abs() };
+                    assert!(off <= -4e-7 * want + 1e-38, "{} {x}: {got}", level.name());
+                }
+            }
         }
     }
 

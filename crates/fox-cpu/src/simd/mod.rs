@@ -15,7 +15,7 @@ mod neon;
 mod portable;
 mod rows;
 
-pub use math::{exp, sigmoid, softplus};
+pub use math::{exp, log_sigmoids, sigmoid, softplus};
 pub use rows::{dot, map, map_two, scale_add, sum, update};
 
 /// Vectors of f32 of one instruction set.

@@ -14,7 +14,7 @@ mod recurrent;
 mod rng;
 mod update;
 
-pub use attention::{AttentionCase, Gates, Pruning, random_attention};
+pub use attention::{AttentionCase, Gates, Pruning, random_attention, random_stick_breaking};
 pub use recurrent::{Decay, ScanCase, Strength, random_scan, scan};
 pub use rng::{Rng, round};
 

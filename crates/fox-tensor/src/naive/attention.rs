@@ -54,6 +54,26 @@ pub(super) struct Backward {
     pub dlog_gates: Vec<f64>,
 }
 
+impl Backward {
+    pub(super) fn zeros(q: &Matrix<'_>, k: &Matrix<'_>, heads: usize) -> Self {
+        Backward {
+            dq: vec![0.0; q.data.len()],
+            dk: vec![0.0; k.data.len()],
+            dv: vec![0.0; k.data.len()],
+            dlog_gates: vec![0.0; k.rows * heads],
+        }
+    }
+
+    /// Every later `c` holds a gate: `dlf_t = sum_{s >= t} dc_s`.
+    pub(super) fn add_gates(&mut self, dc: &[f64], segment: &Segment, heads: usize, head: usize) {
+        let mut sum = 0.0;
+        for j in (0..segment.k_len).rev() {
+            sum += dc[j];
+            self.dlog_gates[(segment.k_start + j) * heads + head] = sum;
+        }
+    }
+}
+
 impl<'a> Attention<'a> {
     pub(super) fn new(inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Result<Self> {
         let norms = match &spec.acp {
@@ -75,23 +95,12 @@ impl<'a> Attention<'a> {
         spec.segments.as_slice().iter().flat_map(move |segment| {
             (0..spec.heads).map(move |head| {
                 let kv_head = head / (spec.heads / spec.kv_heads);
-                let c = self.prefix(segment, head);
+                let c = prefix(self.log_gates, segment, head);
                 let delta = self.delta(segment, head, kv_head);
                 let blocks = Blocks::new(spec, segment, &c, delta);
                 Job { head, kv_head, segment, c, blocks }
             })
         })
-    }
-
-    /// `c[j] = sum_{l <= j} log f[l]`, from the segment's first key.
-    fn prefix(&self, segment: &Segment, head: usize) -> Vec<f64> {
-        let mut sum = 0.0;
-        (0..segment.k_len)
-            .map(|j| {
-                sum += self.log_gates.map_or(0.0, |lf| lf.row(segment.k_start + j)[head]);
-                sum
-            })
-            .collect()
     }
 
     /// The decay below which a pair may be dropped: `-(2 U + ln N) + log_tolerance`.
@@ -164,12 +173,7 @@ impl<'a> Attention<'a> {
     pub(super) fn backward(&self, d_out: Matrix<'_>, o: Matrix<'_>, lse: &[f64]) -> Backward {
         let (heads, d) = (self.spec.heads, self.spec.head_dim);
         let (scale, kv_width) = (f64::from(self.spec.scale), self.k.cols);
-        let mut grads = Backward {
-            dq: vec![0.0; self.q.data.len()],
-            dk: vec![0.0; self.k.data.len()],
-            dv: vec![0.0; self.v.data.len()],
-            dlog_gates: vec![0.0; self.k.rows * heads],
-        };
+        let mut grads = Backward::zeros(&self.q, &self.k, heads);
         for job in self.jobs() {
             let segment = job.segment;
             let mut dc = vec![0.0; segment.k_len];
@@ -197,15 +201,21 @@ impl<'a> Attention<'a> {
                     dc[j] -= sign * ds;
                 }
             }
-            // Every later c holds this gate: dlf_t = sum_{s >= t} dc_s.
-            let mut sum = 0.0;
-            for j in (0..segment.k_len).rev() {
-                sum += dc[j];
-                grads.dlog_gates[(segment.k_start + j) * heads + job.head] = sum;
-            }
+            grads.add_gates(&dc, segment, heads, job.head);
         }
         grads
     }
+}
+
+/// `c[j] = sum_{l <= j} log f[l]`, from the segment's first key; zeros without gates.
+pub(super) fn prefix(log_gates: Option<Matrix<'_>>, segment: &Segment, head: usize) -> Vec<f64> {
+    let mut sum = 0.0;
+    (0..segment.k_len)
+        .map(|j| {
+            sum += log_gates.map_or(0.0, |lf| lf.row(segment.k_start + j)[head]);
+            sum
+        })
+        .collect()
 }
 
 /// Bias of the score: `c_i - c_j` looking back, `c_j - c_i` looking ahead, never positive.

@@ -9,6 +9,7 @@ mod loss;
 mod norm;
 mod optimizer;
 mod pointwise;
+mod stick;
 mod storage;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ pub use attention::{BM, BN};
 use heads::Heads;
 use norm::Gated;
 use pointwise::Act;
+use stick::StickBreaking;
 use storage::{Meter, Values, int, matrix, maybe_matrix, maybe_real, real, values, values_mut};
 
 use crate::{
@@ -47,6 +49,34 @@ impl Naive {
         match acc {
             Some(acc) => self.add(acc, &grad),
             None => Ok(grad),
+        }
+    }
+
+    fn attention_out(
+        &self,
+        out: attention::Forward,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> AttentionOut {
+        let device = inputs.q.device();
+        let blocks = self.meter.store(Values::Int(out.blocks));
+        AttentionOut {
+            o: self.like(inputs.q, out.o),
+            lse: self.tensor(device, out.lse, [inputs.q.rows(), spec.heads]),
+            blocks: Tensor::from_storage(blocks, [spec.heads, 2], DType::I32, device.clone()),
+        }
+    }
+
+    fn attention_grads(
+        &self,
+        grads: attention::Backward,
+        inputs: &AttentionInputs<'_>,
+    ) -> AttentionGrads {
+        AttentionGrads {
+            dq: self.like(inputs.q, grads.dq),
+            dk: self.like(inputs.k, grads.dk),
+            dv: self.like(inputs.v, grads.dv),
+            dlog_gates: inputs.log_gates.map(|lf| self.like(lf, grads.dlog_gates)),
         }
     }
 
@@ -291,13 +321,7 @@ impl Backend for Naive {
         spec: &AttentionSpec,
     ) -> Result<AttentionOut> {
         let out = Attention::new(inputs, spec)?.forward();
-        let device = inputs.q.device();
-        let blocks = self.meter.store(Values::Int(out.blocks));
-        Ok(AttentionOut {
-            o: self.like(inputs.q, out.o),
-            lse: self.tensor(device, out.lse, [inputs.q.rows(), spec.heads]),
-            blocks: Tensor::from_storage(blocks, [spec.heads, 2], DType::I32, device.clone()),
-        })
+        Ok(self.attention_out(out, inputs, spec))
     }
 
     fn attention_bwd(
@@ -309,12 +333,27 @@ impl Backend for Naive {
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
         let grads = Attention::new(inputs, spec)?.backward(matrix(d_out)?, matrix(o)?, real(lse)?);
-        Ok(AttentionGrads {
-            dq: self.like(inputs.q, grads.dq),
-            dk: self.like(inputs.k, grads.dk),
-            dv: self.like(inputs.v, grads.dv),
-            dlog_gates: inputs.log_gates.map(|lf| self.like(lf, grads.dlog_gates)),
-        })
+        Ok(self.attention_grads(grads, inputs))
+    }
+
+    fn stick_breaking_fwd(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut> {
+        let out = StickBreaking::new(inputs, spec)?.forward();
+        Ok(self.attention_out(out, inputs, spec))
+    }
+
+    fn stick_breaking_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        _o: &Tensor,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        let grads = StickBreaking::new(inputs, spec)?.backward(matrix(d_out)?);
+        Ok(self.attention_grads(grads, inputs))
     }
 
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor> {

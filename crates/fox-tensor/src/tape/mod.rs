@@ -12,6 +12,7 @@
 //! [`Tape::checkpoint`] trades memory for time: a block's activations are dropped after the forward
 //! and computed again in the backward.
 
+mod attention;
 mod baseline_ops;
 mod ops;
 

@@ -2,8 +2,7 @@
 
 use super::{Slot, Tape, Var};
 use crate::{
-    Acp, Activation, AttentionInputs, AttentionSpec, DType, Error, GatedNormInputs, HeadInputs,
-    HeadSpec, IGNORE_LABEL, LogitBound, Result, Tensor,
+    Activation, DType, Error, GatedNormInputs, HeadInputs, HeadSpec, IGNORE_LABEL, Result, Tensor,
 };
 
 impl<'m> Tape<'m> {
@@ -184,45 +183,6 @@ impl<'m> Tape<'m> {
         Ok(out)
     }
 
-    /// Forgetting attention: the output `[R_q, H * d]`, and blocks visited and in all, `[H, 2]`.
-    pub fn attention(
-        &mut self,
-        q: &Var,
-        k: &Var,
-        v: &Var,
-        log_gates: Option<&Var>,
-        spec: &AttentionSpec,
-    ) -> Result<(Var, Tensor)> {
-        self.check_attention(q.value(), k.value(), v.value(), log_gates.map(Var::value), spec)?;
-        let inputs = AttentionInputs {
-            q: q.value(),
-            k: k.value(),
-            v: v.value(),
-            log_gates: log_gates.map(Var::value),
-        };
-        let result = self.device.backend().attention_fwd(&inputs, spec)?;
-        let needs_grad = q.needs_grad() || k.needs_grad() || v.needs_grad() || wants(log_gates);
-        let out = self.output(result.o, needs_grad);
-        let slots = (q.slot, k.slot, v.slot, slot_of(log_gates));
-        let (out_slot, device, spec) = (out.slot, self.device.clone(), spec.clone());
-        let (q, k, v, gates) =
-            (q.value.clone(), k.value.clone(), v.value.clone(), value_of(log_gates));
-        let (o, lse) = (out.value.clone(), result.lse);
-        self.push(move |flow| {
-            let Some(d_out) = flow.take(out_slot) else { return Ok(()) };
-            let inputs = AttentionInputs { q: &q, k: &k, v: &v, log_gates: gates.as_ref() };
-            let grads = device.backend().attention_bwd(&d_out, &inputs, &o, &lse, &spec)?;
-            flow.add(slots.0, grads.dq)?;
-            flow.add(slots.1, grads.dk)?;
-            flow.add(slots.2, grads.dv)?;
-            match grads.dlog_gates {
-                Some(d) => flow.add(slots.3, d),
-                None => Ok(()),
-            }
-        });
-        Ok((out, result.blocks))
-    }
-
     /// `rms_groups(x[R, C]; norm[C]) * act(gate[R, C])`, either part optional.
     pub fn gated_norm(
         &mut self,
@@ -329,50 +289,6 @@ impl<'m> Tape<'m> {
         Ok(result.loss)
     }
 
-    fn check_attention(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        log_gates: Option<&Tensor>,
-        spec: &AttentionSpec,
-    ) -> Result<()> {
-        const OP: &str = "attention";
-        let d = spec.head_dim;
-        if d == 0 || d > 256 || !d.is_multiple_of(8) {
-            return Err(Error::argument(OP, format!("head dim {d} is no multiple of 8 up to 256")));
-        }
-        if spec.heads == 0 || spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
-            return Err(Error::argument(
-                OP,
-                format!("{} query heads do not share {} key heads", spec.heads, spec.kv_heads),
-            ));
-        }
-        if spec.window == Some(0) {
-            return Err(Error::argument(OP, "a window of 0 keys; use 1 or more"));
-        }
-        self.check(OP, "q", q, &[q.rows(), spec.heads * d])?;
-        self.check(OP, "k", k, &[k.rows(), spec.kv_heads * d])?;
-        self.check(OP, "v", v, &[k.rows(), spec.kv_heads * d])?;
-        if let Some(gates) = log_gates {
-            self.check(OP, "log_gates", gates, &[k.rows(), spec.heads])?;
-        }
-        // A tolerance above 1 would prune where nothing is forgotten; NaN would compare as false.
-        if let Acp::On { log_tolerance, .. } = spec.acp
-            && (log_tolerance.is_nan() || log_tolerance > 0.0)
-        {
-            return Err(Error::argument(
-                OP,
-                format!("log_tolerance is {log_tolerance}, but must be at most 0"),
-            ));
-        }
-        if let Acp::On { bound: LogitBound::QkNorm { q, k }, .. } = &spec.acp {
-            self.check_head_weights(OP, "q_norm weights", q, d, spec.heads * d)?;
-            self.check_head_weights(OP, "k_norm weights", k, d, spec.kv_heads * d)?;
-        }
-        spec.segments.check(OP, q.rows(), k.rows())
-    }
-
     pub(super) fn check(
         &self,
         op: &'static str,
@@ -386,7 +302,7 @@ impl<'m> Tape<'m> {
     }
 
     /// Weights of every head, `[width]`, or one head's that all share, `[d]`.
-    fn check_head_weights(
+    pub(super) fn check_head_weights(
         &self,
         op: &'static str,
         what: &'static str,

@@ -1,13 +1,14 @@
-//! Forgetting attention: from a description of features and sizes to a case.
+//! Forgetting and stick-breaking attention: from a description of features and sizes to a case.
 
 mod list;
 
 pub(super) use list::cases;
-pub use list::random_attention;
+pub use list::{random_attention, random_stick_breaking};
 
 use super::{Args, Case, Output, Rng, round};
 use crate::{
-    Acp, AttentionInputs, AttentionSpec, LogitBound, Mask, Result, Segment, Segments, Tape,
+    Acp, AttentionInputs, AttentionSpec, AttentionWeights, LogitBound, Mask, Result, Segment,
+    Segments, Tape,
 };
 
 /// How strongly a case forgets.
@@ -55,6 +56,8 @@ pub struct AttentionCase {
     pub rows: (usize, usize),
     /// The sequences.
     pub segments: Vec<Segment>,
+    /// How scores become weights.
+    pub weights: AttentionWeights,
     /// Who sees whom.
     pub mask: Mask,
     /// Sliding window.
@@ -80,6 +83,7 @@ impl AttentionCase {
             head_dim: 16,
             rows: (q_len, k_len),
             segments: vec![segment(0, q_len, 0, k_len)],
+            weights: AttentionWeights::Softmax,
             mask: Mask::Causal,
             window: None,
             gates: Gates::Mild,
@@ -102,6 +106,10 @@ impl AttentionCase {
 
     fn window(self, window: usize) -> Self {
         AttentionCase { window: Some(window), ..self }
+    }
+
+    fn stick_breaking(self) -> Self {
+        AttentionCase { weights: AttentionWeights::StickBreaking, ..self }
     }
 
     fn bidirectional(self) -> Self {
@@ -174,7 +182,15 @@ impl AttentionCase {
         }
         let AttentionCase { heads, kv_heads, head_dim, rows, .. } = self;
         let (queries, keys) = rows;
-        format!("attention/{}/{queries}x{keys}/h{heads}:{kv_heads}/d{head_dim}", features.join("+"))
+        let (op, features) = (self.op(), features.join("+"));
+        format!("{op}/{features}/{queries}x{keys}/h{heads}:{kv_heads}/d{head_dim}")
+    }
+
+    fn op(&self) -> &'static str {
+        match self.weights {
+            AttentionWeights::Softmax => "attention",
+            AttentionWeights::StickBreaking => "stick_breaking",
+        }
     }
 
     /// The case. Fails when the segments overlap.
@@ -189,7 +205,7 @@ impl AttentionCase {
             acp: Acp::Off,
             segments: Segments::new(self.segments.clone())?,
         };
-        let pruning = self.pruning;
+        let (pruning, weights) = (self.pruning, self.weights);
         let case = Case::new(self.name(), move |tape, args| {
             let acp = match pruning {
                 Pruning::Off => Acp::Off,
@@ -202,7 +218,7 @@ impl AttentionCase {
                     Acp::On { log_tolerance, bound: LogitBound::QkNorm { q, k } }
                 }
             };
-            attend(tape, args, &AttentionSpec { acp, ..spec.clone() })
+            attend(tape, args, weights, &AttentionSpec { acp, ..spec.clone() })
         });
         Ok(self.operands(case))
     }
@@ -259,16 +275,25 @@ fn normalise(x: &mut [f64], w: &[f64], d: usize) {
 }
 
 /// The op through the tape; the row statistics, which the tape keeps to itself, from the backend.
-fn attend(tape: &mut Tape<'static>, args: &Args<'_>, spec: &AttentionSpec) -> Result<Vec<Output>> {
+fn attend(
+    tape: &mut Tape<'static>,
+    args: &Args<'_>,
+    weights: AttentionWeights,
+    spec: &AttentionSpec,
+) -> Result<Vec<Output>> {
     let (q, k, v, gates) = (args.var("q")?, args.var("k")?, args.var("v")?, args.get("log_gates"));
-    let (o, blocks) = tape.attention(q, k, v, gates, spec)?;
+    let (o, blocks) = tape.attend(weights, q, k, v, gates, spec)?;
     let inputs = AttentionInputs {
         q: q.value(),
         k: k.value(),
         v: v.value(),
         log_gates: gates.map(|gates| gates.value()),
     };
-    let lse = tape.device().backend().attention_fwd(&inputs, spec)?.lse;
+    let backend = tape.device().backend();
+    let lse = match weights {
+        AttentionWeights::Softmax => backend.attention_fwd(&inputs, spec)?.lse,
+        AttentionWeights::StickBreaking => backend.stick_breaking_fwd(&inputs, spec)?.lse,
+    };
     Ok(vec![
         Output::Var("o", o),
         Output::Plain("lse", lse.to_f64()?),

@@ -1,0 +1,259 @@
+//! Stick-breaking attention in tiles: never a `T x T` matrix.
+//!
+//! A row's keys take their shares from the newest to the oldest, so every block of queries walks its
+//! key blocks backwards and carries, per row, the logarithm of what is left of the stick. It stops
+//! when that is too little to matter. The backward pass walks the same way and stops at the same
+//! block; there the gradients of the weights are carried as well.
+//!
+//! Blocks of queries are independent of each other. In the backward pass they are dealt out to a fixed
+//! number of *runs*, each with key and value gradients of its own that are added in order at the end,
+//! so results are the same to the bit for any number of threads.
+
+mod backward;
+mod decode;
+mod forward;
+
+use std::ops::Range;
+
+use fox_tensor::{AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, Tensor};
+use rayon::prelude::*;
+
+use super::forward::Forward;
+use super::gather::{self, GatheredKeys, GatheredQueries};
+use super::plan::{Prefix, Visits};
+use super::{
+    BLOCK, Counts, Job, MANY_UNITS, Outputs, QueryBlock, Unit, count_blocks, run_all,
+    start_gradients, start_output,
+};
+use crate::Cpu;
+use crate::pool::Buffer;
+use crate::shared::Shared;
+use backward::StickBackward;
+use decode::StickDecode;
+use forward::StickForward;
+
+/// Into how many runs the query blocks of a unit are dealt out when it has all cores to itself.
+const RUNS: usize = 8;
+
+/// Whether a block of queries, the first at `position`, is done with all keys before `block`: what is
+/// left of every row's stick, decayed as far as their newest, is below the tolerance.
+fn used_up(
+    log_rests: &[f32],
+    prefix: Option<&Prefix>,
+    position: usize,
+    block: usize,
+    tolerance: f32,
+) -> bool {
+    let newest = (block * BLOCK).saturating_sub(1);
+    log_rests.iter().zip(position..).all(|(&rest, i)| {
+        let decay = prefix.map_or(0.0, |c| c.at(i) - c.at(newest));
+        rest as f64 + decay < tolerance as f64
+    })
+}
+
+fn job<'a>(cpu: &'a Cpu, inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Job<'a> {
+    Job { own: false, ..Job::new(cpu, inputs, spec) }
+}
+
+/// The key blocks that each query block may visit.
+fn visible(job: &Job<'_>, unit: &Unit) -> Vec<Range<usize>> {
+    Visits::new(&unit.segment, &job.view(&unit.segment), None, None).ranges
+}
+
+/// The forward pass.
+pub fn forward(
+    cpu: &Cpu,
+    inputs: &AttentionInputs<'_>,
+    spec: &AttentionSpec,
+) -> Result<AttentionOut> {
+    let job = job(cpu, inputs, spec);
+    start_output(cpu, inputs, spec, |o, lse| {
+        let units = job.units();
+        let parallel = units.len() >= MANY_UNITS;
+        let run = |unit: &Unit| forward_unit(&job, unit, o, lse, !parallel);
+        count_blocks(&units, parallel, spec.heads, run)
+    })
+}
+
+fn forward_unit(
+    job: &Job<'_>,
+    unit: &Unit,
+    o: Shared<'_>,
+    lse: Shared<'_>,
+    parallel: bool,
+) -> Result<Vec<Counts>> {
+    let visible = visible(job, unit);
+    let heads: Vec<usize> = job.query_heads(unit).collect();
+    let prefixes: Vec<Option<Prefix>> =
+        heads.iter().map(|&head| job.prefix(unit, head)).collect::<Result<_>>()?;
+    let tolerance = job.spec.stick_tolerance();
+    let visited: Vec<Counts> = if job.is_decode(&unit.segment) {
+        let decode = |(&head, prefix): (&usize, &Option<Prefix>)| {
+            let keys = visible[0].clone();
+            let visited = decode_head(job, unit, head, prefix.as_ref(), keys.clone(), o, lse);
+            (head, visited, keys.len())
+        };
+        heads.par_iter().zip(&prefixes).map(decode).collect()
+    } else {
+        let gathered = GatheredKeys::new(job, unit)?;
+        let items: Vec<(usize, usize)> =
+            (0..heads.len()).flat_map(|h| (0..visible.len()).rev().map(move |m| (h, m))).collect();
+        let run = |&(h, m): &(usize, usize)| -> Result<Counts> {
+            let mut scratch = job.pool.take(Forward::scratch_len(job.spec.head_dim))?;
+            let block = QueryBlock { head: heads[h], m, keys: visible[m].clone() };
+            let prefix = prefixes[h].as_ref();
+            let queries = job.forward(unit, block, &gathered, prefix, o, lse, &mut scratch);
+            let visited = job.level.run(StickForward { queries, tolerance });
+            Ok((heads[h], visited, visible[m].len()))
+        };
+        if parallel {
+            items.par_iter().map(run).collect::<Result<_>>()?
+        } else {
+            items.iter().map(run).collect::<Result<_>>()?
+        }
+    };
+    Ok(visited)
+}
+
+/// A head's few queries against a long cache; the number of blocks visited.
+fn decode_head(
+    job: &Job<'_>,
+    unit: &Unit,
+    head: usize,
+    prefix: Option<&Prefix>,
+    keys: Range<usize>,
+    o: Shared<'_>,
+    lse: Shared<'_>,
+) -> usize {
+    let (d, heads, segment) = (job.spec.head_dim, job.spec.heads, &unit.segment);
+    let stride = job.spec.kv_heads * d;
+    let rows = segment.k_start * stride..(segment.k_start + segment.k_len) * stride;
+    job.level.run(StickDecode {
+        head_dim: d,
+        scale: job.spec.scale,
+        q: &job.q[segment.q_start * heads * d..][..segment.q_len * heads * d],
+        k: &job.k[rows.clone()],
+        v: &job.v[rows],
+        stride,
+        column: unit.kv_head * d,
+        prefix,
+        view: job.view(segment),
+        position: segment.offset(),
+        keys,
+        tolerance: job.spec.stick_tolerance(),
+        heads,
+        head,
+        row: segment.q_start,
+        o,
+        lse,
+    })
+}
+
+/// The backward pass.
+pub fn backward(
+    cpu: &Cpu,
+    d_out: &Tensor,
+    inputs: &AttentionInputs<'_>,
+    o: &Tensor,
+    spec: &AttentionSpec,
+) -> Result<AttentionGrads> {
+    let job = job(cpu, inputs, spec);
+    let (d_out, o) = (cpu.real(d_out), cpu.real(o));
+    start_gradients(cpu, inputs, |out| {
+        let units = job.units();
+        let parallel = units.len() >= MANY_UNITS;
+        run_all(&units, parallel, |unit| backward_unit(&job, unit, d_out, o, out, !parallel))
+    })
+}
+
+/// A run's share of the gradients of keys and values, `[k_len up to a block, padded_dim]`, and of the
+/// sums over the queries of a head for the gates, one per key.
+struct Run {
+    dk: Buffer,
+    dv: Buffer,
+    columns: Buffer,
+}
+
+fn backward_unit(
+    job: &Job<'_>,
+    unit: &Unit,
+    d_out: &[f32],
+    o: &[f32],
+    out: &Outputs<'_>,
+    parallel: bool,
+) -> Result<()> {
+    let (segment, dp) = (&unit.segment, job.padded_dim);
+    let (k_padded, q_padded) =
+        (segment.k_len.next_multiple_of(BLOCK), segment.q_len.next_multiple_of(BLOCK));
+    let keys = GatheredKeys::new(job, unit)?;
+    let visible = visible(job, unit);
+    let run = |_| -> Result<Run> {
+        let [dk, dv] = [job.pool.zeros(k_padded * dp)?, job.pool.zeros(k_padded * dp)?];
+        Ok(Run { dk, dv, columns: job.pool.take(k_padded)? })
+    };
+    let count = if parallel { RUNS.min(visible.len()) } else { 1 };
+    let mut runs = (0..count).map(run).collect::<Result<Vec<_>>>()?;
+    for head in job.query_heads(unit) {
+        let prefix = job.prefix(unit, head)?;
+        let queries = GatheredQueries::new(job, segment, head, d_out, o, None)?;
+        let (mut dq, mut rows) = (job.pool.zeros(q_padded * dp)?, job.pool.zeros(q_padded)?);
+        {
+            let (dq, rows) = (Shared::new(&mut dq), Shared::new(&mut rows));
+            let whole_run = |(r, run): (usize, &mut Run)| -> Result<()> {
+                run.columns.fill(0.0);
+                let mut scratch = job.pool.take(StickBackward::scratch_len())?;
+                for m in (r..visible.len()).step_by(count) {
+                    // SAFETY: every block of queries belongs to one run.
+                    let (dq, rows) = unsafe {
+                        (dq.slice(m * BLOCK * dp, BLOCK * dp), rows.slice(m * BLOCK, BLOCK))
+                    };
+                    job.level.run(StickBackward {
+                        head_dim: job.spec.head_dim,
+                        padded_dim: dp,
+                        k: &keys.k,
+                        v: &keys.v,
+                        prefix: prefix.as_ref(),
+                        view: job.view(segment),
+                        tolerance: job.spec.stick_tolerance(),
+                        queries: queries.view(),
+                        m,
+                        count: BLOCK.min(segment.q_len - m * BLOCK),
+                        position: segment.offset() + m * BLOCK,
+                        keys: visible[m].clone(),
+                        dk: &mut run.dk,
+                        dv: &mut run.dv,
+                        columns: &mut run.columns,
+                        dq,
+                        rows,
+                        scratch: &mut scratch,
+                    });
+                }
+                Ok(())
+            };
+            if parallel {
+                runs.par_iter_mut().enumerate().try_for_each(whole_run)?;
+            } else {
+                runs.iter_mut().enumerate().try_for_each(whole_run)?;
+            }
+        }
+        let partial = [(dq, rows)];
+        gather::scatter_queries(job, segment, head, &partial, out.dq);
+        if let Some(dgates) = out.dgates {
+            let columns = total(&mut runs, |run| &mut run.columns);
+            gather::scatter_gates(job, segment, head, columns, &partial, dgates);
+        }
+    }
+    gather::scatter_keys(job, unit, total(&mut runs, |run| &mut run.dk), out.dk);
+    gather::scatter_keys(job, unit, total(&mut runs, |run| &mut run.dv), out.dv);
+    Ok(())
+}
+
+/// Adds one buffer of all runs, in order, in the memory of the first.
+fn total(runs: &mut [Run], part: impl Fn(&mut Run) -> &mut Buffer) -> &[f32] {
+    let mut parts = runs.iter_mut().map(part);
+    let Some(sum) = parts.next() else { return &[] };
+    for part in parts {
+        sum.par_iter_mut().zip(part.par_iter()).for_each(|(sum, x)| *sum += x);
+    }
+    sum
+}
