@@ -1,12 +1,14 @@
 //! A look inside a forward pass.
 
-use fox_tensor::{AttentionSpec, Result, Tensor};
+use fox_tensor::{AttentionSpec, AttentionWeights, Result, Tensor};
 
 /// What one attention layer works on.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionView<'a> {
     /// Number of the layer, from 0.
     pub layer: usize,
+    /// How scores become weights.
+    pub weights: AttentionWeights,
     /// Queries after norm and rotation `[R_q, H * d]`.
     pub q: &'a Tensor,
     /// Keys after shift, norm and rotation `[R_k, H_kv * d]`.

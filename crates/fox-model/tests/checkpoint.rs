@@ -91,6 +91,26 @@ fn a_saved_model_loads_to_the_same_bits_whole_and_in_shards() {
     assert_eq!((names(temp.path()), names(whole.parent().unwrap())), (5, 1));
 }
 
+/// Early Mamba-2 files call the table `backbone.embedding.weight`.
+#[test]
+fn old_names_are_read() {
+    let folder = copy("mamba2");
+    let file = folder.path().join("model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap();
+    // A blank keeps the length.
+    let old = header.replace("\"backbone.embeddings.weight\"", "\"backbone.embedding.weight\" ");
+    assert_ne!(old, header);
+    fs::write(&file, [&bytes[..8], old.as_bytes(), &bytes[8 + length..]].concat()).unwrap();
+    assert_eq!(all_bits(folder.path()), all_bits(&dump("mamba2")));
+    // A table that is missing is missed under today's name.
+    let none = header.replace("\"backbone.embeddings.weight\"", "\"backbone.embedding.height\" ");
+    fs::write(&file, [&bytes[..8], none.as_bytes(), &bytes[8 + length..]].concat()).unwrap();
+    let error = CheckpointReader::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("missing: backbone.embeddings.weight"), "{error}");
+}
+
 #[test]
 fn half_precision_rounds_to_nearest_even() {
     let temp = tempdir().unwrap();

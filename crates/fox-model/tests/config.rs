@@ -7,7 +7,7 @@ use fox_model::{
     DecayTime, ForgetGate, ForgettingConfig, Layout, MixerConfig, ModelConfig, ModelType, Preset,
     QkNorm,
 };
-use fox_tensor::Activation;
+use fox_tensor::{Activation, AttentionWeights};
 use proptest::prelude::*;
 
 fn parse(text: &str) -> fox_model::Result<(ModelConfig, ModelType)> {
@@ -166,6 +166,28 @@ fn what_a_format_lacks_is_named() {
     assert_eq!(grouped.storage_type(), ModelType::Native);
     let error = grouped.to_json(ModelType::OfficialFox).unwrap_err().to_string();
     assert!(error.ends_with("cannot express num_kv_heads below num_heads"), "{error}");
+    let stick = ModelConfig::stick_breaking(64, 2, 4);
+    assert_eq!(stick.storage_type(), ModelType::Native);
+    for layout in [Layout::Official, Layout::Fla] {
+        let error = stick.to_json(stick.natural_type(layout)).unwrap_err().to_string();
+        assert!(error.contains("attention_weights \"stick_breaking\""), "{error}");
+    }
+}
+
+#[test]
+fn options_of_the_native_format_are_refused_elsewhere_by_name() {
+    let message = |kind: ModelType, field: &str| {
+        let text = format!(r#"{{"model_type": "{}", {field}}}"#, kind.as_str());
+        parse(&text).unwrap_err().to_string()
+    };
+    for kind in ModelType::ALL.into_iter().filter(|kind| *kind != ModelType::Native) {
+        let error = message(kind, r#""attention_weights": "stick_breaking""#);
+        assert!(error.ends_with("`attention_weights` needs `model_type` \"fox\""), "{error}");
+    }
+    let error = message(ModelType::OfficialFox, r#""fgate_type": "shared""#);
+    assert!(error.ends_with("`fgate_type` \"shared\" needs `model_type` \"fox\""), "{error}");
+    let error = message(ModelType::Native, r#""attention_weights": "hard""#);
+    assert!(error.contains("one of \"softmax\", \"stick_breaking\""), "{error}");
 }
 
 fn any_gate() -> impl Strategy<Value = ForgetGate> {
@@ -173,6 +195,7 @@ fn any_gate() -> impl Strategy<Value = ForgetGate> {
     prop_oneof![
         Just(ForgetGate::None),
         Just(ForgetGate::Full),
+        Just(ForgetGate::Shared),
         time.clone().prop_map(|decay_time| ForgetGate::BiasOnly { decay_time }),
         time.prop_map(|decay_time| ForgetGate::Fixed { decay_time }),
     ]
@@ -190,8 +213,13 @@ fn any_config() -> impl Strategy<Value = ModelConfig> {
         proptest::option::of(1usize..99),
         proptest::option::of(0usize..50),
     );
-    (any_gate(), flags, norm, ogate, numbers, any::<bool>()).prop_map(
-        |(gate, [k_shift, v_shift, norm_out, bias, grouped], qk_norm, ogate, numbers, tied)| {
+    let kinds = (
+        any_gate(),
+        prop_oneof![Just(AttentionWeights::Softmax), Just(AttentionWeights::StickBreaking)],
+    );
+    (kinds, flags, norm, ogate, numbers, any::<bool>()).prop_map(
+        |(kinds, [k_shift, v_shift, norm_out, bias, grouped], qk_norm, ogate, numbers, tied)| {
+            let (gate, weights) = kinds;
             let (rope_base, window, log_pruning_tolerance, intermediate_size, pad) = numbers;
             let mut config = ModelConfig::fox_llama(64, 2, 4);
             config.mlp.intermediate_size = intermediate_size;
@@ -201,6 +229,7 @@ fn any_config() -> impl Strategy<Value = ModelConfig> {
             config.mixer = MixerConfig::Forgetting(ForgettingConfig {
                 heads: 4,
                 kv_heads: if grouped { 2 } else { 4 },
+                weights,
                 gate,
                 qkv_bias: bias,
                 k_shift,

@@ -3,7 +3,8 @@
 
 use std::fs;
 
-use fox_model::ModelConfig;
+use fox_model::{ForgetGate, ModelConfig};
+use fox_tensor::AttentionWeights;
 use fox_train::recipe::{self, BUILTIN, SWEEPS, load};
 use fox_train::sweep::SweepList;
 
@@ -99,6 +100,7 @@ fn tiny_pairs_have_equal_sizes() {
     for (a, b) in [
         ("tiny-fox-pro", "tiny-transformer"),
         ("tiny-fox-pro", "tiny-transformer-pro"),
+        ("tiny-fox-pro", "tiny-stick-breaking"),
         ("books-small", "books-small-transformer"),
     ] {
         let count = |name: &str| parameters(&load(name, &[]).unwrap().model_config(256).unwrap());
@@ -140,6 +142,24 @@ fn a_file_extends_a_name_or_a_file_beside_it() {
     let circle = write("circle.toml", "extends = \"circle.toml\"\n");
     let error = load(&circle, &[]).unwrap_err().to_string();
     assert!(error.contains("extends itself"), "{error}");
+}
+
+/// The ablations that only the native format can hold.
+#[test]
+fn sticks_and_shared_gates() {
+    let config = |name: &str| load(name, &[]).unwrap().model_config(256).unwrap();
+    let mixer = |name: &str| config(name).mixer.forgetting().unwrap().clone();
+    let alone = mixer("tiny-stick-breaking");
+    assert_eq!((alone.weights, alone.gate), (AttentionWeights::StickBreaking, ForgetGate::None));
+    let both = mixer("tiny-fox-llama+stick-breaking");
+    assert_eq!((both.weights, both.gate), (AttentionWeights::StickBreaking, ForgetGate::Full));
+    let shared = mixer("tiny-fox-pro+shared-gate");
+    assert_eq!((shared.weights, shared.gate), (AttentionWeights::Softmax, ForgetGate::Shared));
+    // A vector and a bias instead of one of each per head, in each of the layers.
+    let config = config("tiny-fox-pro");
+    let fewer = (config.heads().0 - 1) * (config.hidden_size + 1) * config.num_layers;
+    let shared = load("tiny-fox-pro+shared-gate", &[]).unwrap().model_config(256).unwrap();
+    assert_eq!(parameters(&config) - parameters(&shared), fewer);
 }
 
 fn message(name: &str, overrides: &[&str]) -> String {

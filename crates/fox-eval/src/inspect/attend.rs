@@ -1,5 +1,7 @@
 //! What a head looks at: rows of the attention map, averaged into a picture, and their entropy.
 
+use fox_tensor::AttentionWeights;
+
 use crate::plot::MatrixImage;
 
 /// One head of one layer, on the host.
@@ -17,12 +19,15 @@ pub(super) struct HeadData {
     pub scale: f32,
     /// Sliding window, if there is one.
     pub window: Option<usize>,
+    /// How scores become weights.
+    pub weights: AttentionWeights,
 }
 
 /// What was seen of a head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSample {
-    /// Shares of attention: block of queries (rows) by block of keys, each row of pixels adding up to 1.
+    /// Shares of attention: block of queries (rows) by block of keys, each row of pixels adding up to 1,
+    /// or less where a part of the stick is left.
     pub map: MatrixImage,
     /// Mean entropy of the sampled rows, in nats.
     pub entropy: f64,
@@ -80,17 +85,44 @@ fn plogp(p: f64) -> f64 {
     if p > 0.0 { -p * p.ln() } else { 0.0 }
 }
 
-/// The attention weights of query `i`, over the keys from the returned one to `i`.
+/// The attention weights of query `i`, over the keys from the returned one on.
 fn row_weights(head: &HeadData, i: usize, weights: &mut Vec<f32>) -> usize {
     let d = head.dim;
     let q = &head.q[i * d..(i + 1) * d];
     let first = head.window.map_or(0, |w| (i + 1).saturating_sub(w));
-    weights.clear();
-    weights.extend((first..=i).map(|j| {
+    let score = |j: usize| {
         let k = &head.k[j * d..(j + 1) * d];
         let product: f32 = q.iter().zip(k).map(|(a, b)| a * b).sum();
-        product * head.scale + (head.c[i] - head.c[j]) as f32
-    }));
+        product * head.scale
+    };
+    weights.clear();
+    match head.weights {
+        AttentionWeights::Softmax => {
+            weights.extend((first..=i).map(|j| score(j) + (head.c[i] - head.c[j]) as f32));
+            softmax(weights);
+        }
+        AttentionWeights::StickBreaking => {
+            weights.extend((first..i).map(score));
+            break_stick(weights);
+            for (w, j) in weights.iter_mut().zip(first..) {
+                *w *= (head.c[i] - head.c[j]).exp() as f32;
+            }
+        }
+    }
+    first
+}
+
+/// Scores to weights: each key, the newest first, takes its share of what is left.
+fn break_stick(weights: &mut [f32]) {
+    let mut left = 1.0f64;
+    for w in weights.iter_mut().rev() {
+        let share = 1.0 / (1.0 + (-f64::from(*w)).exp());
+        *w = (left * share) as f32;
+        left *= 1.0 - share;
+    }
+}
+
+fn softmax(weights: &mut [f32]) {
     let largest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
     for w in weights.iter_mut() {
@@ -99,7 +131,6 @@ fn row_weights(head: &HeadData, i: usize, weights: &mut Vec<f32>) -> usize {
     }
     let factor = (1.0 / sum) as f32;
     weights.iter_mut().for_each(|w| *w *= factor);
-    first
 }
 
 #[cfg(test)]
@@ -114,6 +145,21 @@ mod tests {
             dim: 2,
             scale: 1.0,
             window: None,
+            weights: AttentionWeights::Softmax,
+        }
+    }
+
+    #[test]
+    fn a_stick_goes_to_the_newest_keys() {
+        let stick = HeadData { weights: AttentionWeights::StickBreaking, ..head(5, -1.0) };
+        let seen = sample(&stick, 5, 1);
+        for i in 0..5 {
+            for j in 0..i {
+                // Scores of 0: every key takes half, and the gates take their part.
+                let want = 0.5f64.powi((i - j) as i32) * (-((i - j) as f64)).exp();
+                assert!((seen.map.values[i * 5 + j] - want).abs() < 1e-6);
+            }
+            assert_eq!(seen.map.values[i * 5 + i], 0.0);
         }
     }
 

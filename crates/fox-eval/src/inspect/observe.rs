@@ -173,5 +173,6 @@ fn head_data(
         dim,
         scale: spec.scale,
         window: spec.window,
+        weights: view.weights,
     }
 }

@@ -25,6 +25,11 @@ impl FileTensor {
     }
 }
 
+/// What a tensor is called in files of older versions of the references.
+pub fn old_name(name: &str) -> Option<String> {
+    Some(format!("backbone.embedding.{}", name.strip_prefix("backbone.embeddings.")?))
+}
+
 /// The file tensors of a parameter, in order; together they are the parameter.
 pub fn file_tensors(id: ParamId, spec: &ParamSpec, layout: Layout) -> Vec<FileTensor> {
     let whole =

@@ -11,7 +11,7 @@ use fox_tensor::ParamId;
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::names::{FileTensor, file_tensors};
+use super::names::{FileTensor, file_tensors, old_name};
 use super::{CONFIG, INDEX, SINGLE, SafetensorsFile};
 use crate::config::{ModelConfig, ModelType};
 use crate::{Error, ParamSpec, Result};
@@ -137,13 +137,23 @@ impl CheckpointReader {
         let mut values = vec![0.0; spec.count()];
         for tensor in file_tensors(id, spec, self.model_type.layout()) {
             let out = &mut values[tensor.start..][..tensor.count()];
-            let file = self.places.get(&tensor.name).copied().ok_or_else(|| Error::Mismatch {
+            let name = self.stored_name(&tensor);
+            let file = self.places.get(&name).copied().ok_or_else(|| Error::Mismatch {
                 dir: self.dir.clone(),
                 problems: vec![missing(&tensor)],
             })?;
-            self.files[file].read_f32_into(&tensor.name, out)?;
+            self.files[file].read_f32_into(&name, out)?;
         }
         Ok(values)
+    }
+
+    /// The name under which the folder has a tensor: today's, unless only the old one is there.
+    fn stored_name(&self, tensor: &FileTensor) -> String {
+        let old = || old_name(&tensor.name).filter(|old| self.places.contains_key(old));
+        match self.places.contains_key(&tensor.name) {
+            true => tensor.name.clone(),
+            false => old().unwrap_or_else(|| tensor.name.clone()),
+        }
     }
 
     /// Collects everything that is missing, surplus or misshapen.
@@ -153,24 +163,23 @@ impl CheckpointReader {
             self.places.iter().map(|(name, &file)| (name.as_str(), file)).collect();
         for (i, spec) in self.specs.iter().enumerate() {
             for tensor in file_tensors(ParamId(i), spec, layout) {
-                let Some(file) = unclaimed.remove(tensor.name.as_str()) else {
+                let name = self.stored_name(&tensor);
+                let Some(file) = unclaimed.remove(name.as_str()) else {
                     problems.push(missing(&tensor));
                     continue;
                 };
-                let found = self.files[file].dims(&tensor.name).unwrap_or_default();
+                let found = self.files[file].dims(&name).unwrap_or_default();
                 if found != tensor.dims {
                     problems.push(TensorProblem::Misshapen {
-                        name: tensor.name.clone(),
+                        name: name.clone(),
                         expected: tensor.dims.clone(),
                         found: found.to_vec(),
                     });
                 }
-                match self.files[file].dtype(&tensor.name) {
+                match self.files[file].dtype(&name) {
                     Some(Dtype::F32 | Dtype::BF16 | Dtype::F16) | None => {}
-                    Some(other) => problems.push(TensorProblem::WrongType {
-                        name: tensor.name,
-                        found: format!("{other:?}"),
-                    }),
+                    Some(other) => problems
+                        .push(TensorProblem::WrongType { name, found: format!("{other:?}") }),
                 }
             }
         }

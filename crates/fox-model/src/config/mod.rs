@@ -13,7 +13,7 @@ mod validate;
 mod write;
 mod write_recurrent;
 
-use fox_tensor::Activation;
+use fox_tensor::{Activation, AttentionWeights};
 
 pub use presets::{PRESETS, Preset};
 pub(crate) use recurrent::RecurrentShape;
@@ -83,7 +83,7 @@ pub struct SpecialTokens {
 /// The families of mixers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MixerConfig {
-    /// Softmax attention, with or without forgetting.
+    /// Softmax or stick-breaking attention, with or without forgetting.
     Forgetting(ForgettingConfig),
     /// The delta rule: DeltaNet and Gated DeltaNet.
     Delta(DeltaConfig),
@@ -118,6 +118,8 @@ pub struct ForgettingConfig {
     pub heads: usize,
     /// Key and value heads; query head `h` reads `h / (heads / kv_heads)`.
     pub kv_heads: usize,
+    /// How scores become weights.
+    pub weights: AttentionWeights,
     /// Where the forget gate comes from.
     pub gate: ForgetGate,
     /// Whether the query, key and value projections have a bias.
@@ -136,7 +138,7 @@ pub struct ForgettingConfig {
     pub output_norm: bool,
     /// Gate the attention output.
     pub output_gate: Option<Activation>,
-    /// Adaptive computation pruning: natural log of the softmax mass that may be dropped.
+    /// Adaptive computation pruning: natural log of the share of attention that may be dropped.
     pub log_pruning_tolerance: Option<f64>,
 }
 
@@ -146,6 +148,7 @@ impl ForgettingConfig {
         ForgettingConfig {
             heads,
             kv_heads: heads,
+            weights: AttentionWeights::Softmax,
             gate: ForgetGate::Full,
             qkv_bias: false,
             k_shift: false,
@@ -169,6 +172,13 @@ impl ForgettingConfig {
             output_gate: Some(Activation::Sigmoid),
             ..Self::fox_llama(heads)
         }
+    }
+
+    /// Stick-breaking instead of the softmax: order comes from the sticks, so there is no RoPE.
+    /// Applies to any variant; gates, where there are any, multiply the weights.
+    #[must_use]
+    pub fn stick_breaking(self) -> Self {
+        ForgettingConfig { weights: AttentionWeights::StickBreaking, rope_base: None, ..self }
     }
 
     /// The Transformer: RoPE instead of forgetting. Applies to either variant.

@@ -1,8 +1,8 @@
 //! The published configurations by name: seven families in three sizes.
 
 use super::{
-    DeltaConfig, ForgettingConfig, Hgrn2Config, LowerBounds, Mamba2Config, MixerConfig, MlpConfig,
-    ModelConfig, SpecialTokens,
+    DeltaConfig, ForgetGate, ForgettingConfig, Hgrn2Config, LowerBounds, Mamba2Config, MixerConfig,
+    MlpConfig, ModelConfig, SpecialTokens,
 };
 use fox_tensor::Activation;
 
@@ -108,6 +108,19 @@ impl ModelConfig {
     pub fn transformer_pro(hidden_size: usize, num_layers: usize, heads: usize) -> Self {
         let mixer = ForgettingConfig::fox_pro(heads).without_forgetting();
         Self::published(hidden_size, num_layers, MixerConfig::Forgetting(mixer), 3.5)
+    }
+
+    /// Stick-breaking attention in the LLaMA layer, without a forget gate.
+    pub fn stick_breaking(hidden_size: usize, num_layers: usize, heads: usize) -> Self {
+        let plain = ForgettingConfig::fox_llama(heads).stick_breaking();
+        let mixer = ForgettingConfig { gate: ForgetGate::None, ..plain };
+        Self::published(hidden_size, num_layers, MixerConfig::Forgetting(mixer), 4.0)
+    }
+
+    /// Stick-breaking attention whose weights are multiplied by the forget gates of FoX (LLaMA).
+    pub fn stick_breaking_fox(hidden_size: usize, num_layers: usize, heads: usize) -> Self {
+        let mixer = ForgettingConfig::fox_llama(heads).stick_breaking();
+        Self::published(hidden_size, num_layers, MixerConfig::Forgetting(mixer), 4.0)
     }
 
     /// DeltaNet: square states, convolutions of 4 taps.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use fox_tensor::Activation;
+use fox_tensor::{Activation, AttentionWeights};
 use serde_json::Value;
 
 use super::fields::Fields;
@@ -47,6 +47,9 @@ impl ModelConfig {
         let origin = file.display().to_string();
         let fields = Fields { origin: &origin, map };
         let model_type = read_model_type(&fields)?;
+        if model_type != ModelType::Native {
+            no_other_weights(&fields)?;
+        }
         let mixer = match model_type {
             ModelType::OfficialFox => MixerConfig::Forgetting(official_fox(&fields)?),
             ModelType::OfficialTransformer => {
@@ -182,6 +185,7 @@ fn fox_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     Ok(ForgettingConfig {
         heads,
         kv_heads: heads,
+        weights: AttentionWeights::Softmax,
         gate: match gate {
             Gate::Full => ForgetGate::Full,
             Gate::Shared => ForgetGate::Shared,
@@ -201,6 +205,14 @@ fn fox_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     })
 }
 
+/// Only the native format knows other weights than the softmax.
+fn no_other_weights(fields: &Fields<'_>) -> Result<()> {
+    match fields.map.get("attention_weights").map(Value::as_str) {
+        None | Some(Some("softmax")) => Ok(()),
+        Some(_) => Err(fields.error("attention_weights", "needs `model_type` \"fox\"")),
+    }
+}
+
 fn decay_time(fields: &Fields<'_>) -> Result<Option<DecayTime>> {
     let bounds = (fields.optional_real("decay_time_min")?, fields.optional_real("decay_time_max")?);
     if !fields.flag("fgate_bias_init", false)? {
@@ -216,7 +228,7 @@ fn decay_time(fields: &Fields<'_>) -> Result<Option<DecayTime>> {
 fn official_fox(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     let layer = fox_layer(fields)?;
     if layer.gate == ForgetGate::Shared {
-        return Err(fields.error("fgate_type", "must not be \"shared\" for this model_type"));
+        return Err(fields.error("fgate_type", "\"shared\" needs `model_type` \"fox\""));
     }
     match fields.optional_size("num_kv_heads", None)? {
         Some(n) if n != layer.heads => Err(fields.error(
@@ -227,11 +239,19 @@ fn official_fox(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     }
 }
 
-/// `fox`: the official fields, and grouped heads, window and biases besides.
+/// `fox`: the official fields, and grouped heads, window, biases and other weights besides.
 fn native(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     let layer = fox_layer(fields)?;
     Ok(ForgettingConfig {
         kv_heads: fields.optional_size("num_kv_heads", None)?.unwrap_or(layer.heads),
+        weights: fields.word(
+            "attention_weights",
+            AttentionWeights::Softmax,
+            &[
+                ("softmax", AttentionWeights::Softmax),
+                ("stick_breaking", AttentionWeights::StickBreaking),
+            ],
+        )?,
         window: fields.optional_size("window_size", None)?,
         qkv_bias: fields.flag("qkv_bias", false)?,
         ..layer

@@ -1,6 +1,6 @@
 //! [`ModelConfig`] to config.json, with every field that the reference code reads.
 
-use fox_tensor::Activation;
+use fox_tensor::{Activation, AttentionWeights};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -69,6 +69,11 @@ impl ModelConfig {
             ModelType::Native => {
                 map.extend(fox_fields(mixer));
                 map.insert("qkv_bias".into(), json!(mixer.qkv_bias));
+                let weights = match mixer.weights {
+                    AttentionWeights::Softmax => "softmax",
+                    AttentionWeights::StickBreaking => "stick_breaking",
+                };
+                map.insert("attention_weights".into(), json!(weights));
             }
             ModelType::OfficialTransformer => {
                 map.insert("attention_bias".into(), json!(false));
@@ -157,7 +162,11 @@ impl ModelConfig {
             (sigmoid_mlp, "hidden_act \"sigmoid\""),
             (prunes, "log_pruning_tolerance"),
         ];
+        let stick = m.weights == AttentionWeights::StickBreaking;
         let mut found: Vec<(bool, &str)> = Vec::new();
+        if model_type != ModelType::Native {
+            found.push((stick, "attention_weights \"stick_breaking\""));
+        }
         match model_type {
             ModelType::Native => {}
             ModelType::OfficialFox => found.extend([

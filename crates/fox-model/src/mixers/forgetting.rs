@@ -7,10 +7,13 @@
 //! o_i = sum_j softmax_j(q_i . k_j / sqrt(d) + c_i - c_j) v_j
 //! out = (rms(o) * sigmoid(x Wg^T)) Wo^T
 //! ```
+//!
+//! With stick-breaking the weights are `b_ij prod_{j < l < i} (1 - b_il) exp(c_i - c_j)` over `j < i`, with
+//! `b_ij = sigmoid(q_i . k_j / sqrt(d))`.
 
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, HeadSpec, LogitBound, Mask, ParamId, Result, Rope, Tape,
-    Tensor, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LogitBound, Mask, ParamId, Result,
+    Rope, Tape, Tensor, Var,
 };
 
 use super::{MixerContext, MixerOutput};
@@ -155,6 +158,7 @@ impl Forgetting {
             v = Var::constant(state.v.clone());
             log_gates = state.log_gates.clone().map(Var::constant);
         }
+        let weights = self.options.weights;
         let spec = AttentionSpec {
             heads: self.options.heads,
             kv_heads: self.options.kv_heads,
@@ -165,11 +169,11 @@ impl Forgetting {
             acp: self.pruning(context),
             segments: segments.clone(),
         };
-        let (o, blocks) = tape.attention(&q, &k, &v, log_gates.as_ref(), &spec)?;
+        let (o, blocks) = tape.attend(weights, &q, &k, &v, log_gates.as_ref(), &spec)?;
         if let Some((observer, layer)) = context.observer {
             let log_gates = log_gates.as_ref().map(Var::value);
             let (q, k, blocks) = (q.value(), k.value(), &blocks);
-            let view = AttentionView { layer, q, k, log_gates, spec: &spec, blocks };
+            let view = AttentionView { layer, weights, q, k, log_gates, spec: &spec, blocks };
             observer.attention(&view)?;
         }
         let y = self.gate_output(tape, x, o, params)?;
@@ -229,9 +233,10 @@ impl Forgetting {
     }
 
     fn pruning(&self, context: &MixerContext<'_>) -> Acp {
+        let stick = self.options.weights == AttentionWeights::StickBreaking;
         let tolerance = match context.pruning {
-            // Without gates nothing decays, so there is nothing to prune and no bound to compute.
-            _ if self.options.gate == ForgetGate::None => return Acp::Off,
+            // Softmax without gates: nothing decays, so there is nothing to prune.
+            _ if self.options.gate == ForgetGate::None && !stick => return Acp::Off,
             Pruning::Off => return Acp::Off,
             Pruning::Auto => return Acp::auto(),
             Pruning::Tolerance(tolerance) => tolerance,
@@ -241,7 +246,8 @@ impl Forgetting {
             },
         };
         let bound = match (self.q.norm, self.k.norm) {
-            (Some(q), Some(k)) => LogitBound::QkNorm {
+            // A stick needs no bound on the logits.
+            (Some(q), Some(k)) if !stick => LogitBound::QkNorm {
                 q: context.params.value(q).clone(),
                 k: context.params.value(k).clone(),
             },
@@ -266,7 +272,7 @@ impl Forgetting {
             Gate::Shared { .. } => 1 + 2 * heads,
             Gate::Constant { .. } => heads,
         };
-        // The output and the log of the softmax denominator.
+        // The output and the statistic of every row.
         kept += width + heads;
         if self.output_gate.is_some() {
             kept += width;

@@ -63,6 +63,18 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
             "transformer window",
             small(ForgettingConfig { window: Some(4), ..llama.clone().without_forgetting() }),
         ),
+        (
+            "stick-breaking",
+            small(ForgettingConfig { gate: ForgetGate::None, ..llama.clone().stick_breaking() }),
+        ),
+        (
+            "stick-breaking pro with gates, window, grouped",
+            small(ForgettingConfig {
+                kv_heads: 2,
+                window: Some(6),
+                ..pro.clone().stick_breaking()
+            }),
+        ),
         ("transformer pro", small(pro.without_forgetting())),
         ("one gate for all heads", small(ForgettingConfig { gate: ForgetGate::Shared, ..llama })),
     ]

@@ -30,6 +30,7 @@ pub const BUILTIN: &[BuiltinRecipe] = builtin!("":
     "tiny-fox-llama",
     "tiny-transformer",
     "tiny-transformer-pro",
+    "tiny-stick-breaking",
     "books-small",
     "books-small-transformer",
     "fox-llama-125m",

@@ -8,7 +8,7 @@ use fox_model::{
     ForgetGate, ForgettingConfig, LowerBounds, MemoryEstimate, MixerConfig, ModelConfig, PRESETS,
     ParamGroup, ParamSpec, Preset, QkNorm,
 };
-use fox_tensor::Activation;
+use fox_tensor::{Activation, AttentionWeights};
 use serde_json::json;
 
 use crate::output;
@@ -236,13 +236,17 @@ fn options(config: &ModelConfig) -> Vec<String> {
 
 /// The options of an attention layer, in words.
 fn attention_options(mixer: &ForgettingConfig) -> Vec<String> {
-    let mut words = vec![match mixer.gate {
+    let mut words = Vec::new();
+    if mixer.weights == AttentionWeights::StickBreaking {
+        words.push("stick-breaking attention".to_string());
+    }
+    words.push(match mixer.gate {
         ForgetGate::None => "no forget gate".to_string(),
         ForgetGate::Full => "forget gate from the input".to_string(),
         ForgetGate::Shared => "one forget gate for all heads, from the input".to_string(),
         ForgetGate::BiasOnly { .. } => "forget gate learned per head".to_string(),
         ForgetGate::Fixed { .. } => "forget gate fixed per head".to_string(),
-    }];
+    });
     let mut add = |has: bool, word: &str| {
         if has {
             words.push(word.to_string());

@@ -1,10 +1,10 @@
 //! One block of queries against its keys, newest first: all five products while a tile is hot.
 //!
 //! With `w` the weights, `b` the shares and `g_j = w_j <d_out, v_j>` the gradient of `ln w_j`, the
-//! gradient of a score is `g_j - b_j sum_{l <= j} g_l`. The sum over a whole row is `<d_out, o>`, so
-//! what is left of it behind the newer keys is carried along, like the stick. Its rounding error is
-//! about 1e-7 of the whole and enters by `b_j`; since the shares of a stick that is not used up add up
-//! to no more than its logarithm, it stays small however long the sequence.
+//! gradient of a score is `g_j - b_j sum_{l <= j} g_l`. The sum over a whole row is `<d_out, o>`; what
+//! is left of it behind the newer tiles is carried along, like the stick, and inside a tile the sums
+//! run from the oldest key on. So a share near 1 meets the rounding error of a sum only while there is
+//! some of the stick left.
 
 use std::ops::Range;
 
@@ -49,9 +49,9 @@ pub struct StickBackward<'a> {
 }
 
 impl StickBackward<'_> {
-    /// Scratch: weights, gradients of scores, sums of `g` lane by lane, and the two carries.
+    /// Scratch: weights, gradients of scores, shares, sums of `g` lane by lane, and the two carries.
     pub fn scratch_len() -> usize {
-        2 * BLOCK * BLOCK + BLOCK * 16 + 2 * BLOCK
+        3 * BLOCK * BLOCK + BLOCK * 16 + 2 * BLOCK
     }
 }
 
@@ -61,7 +61,13 @@ struct Carry<'a> {
     log_rests: &'a mut [f32],
     /// Sum of `g` over the keys still to come.
     ahead: &'a mut [f32],
+    /// Whether there are older blocks of keys.
+    more: bool,
 }
+
+/// Logarithm of a rest of a stick that is smaller than the rounding error of the sums of `g`. What is
+/// carried of them counts in full above this plus one.
+const ROUNDING: f32 = -18.0;
 
 /// A panel of a tile: some keys against `2 * LANES` queries.
 struct Tile<'t> {
@@ -73,6 +79,8 @@ struct Tile<'t> {
     /// Where weights and score gradients go, `BLOCK` apart from key to key.
     weights: &'t mut [f32],
     grads: &'t mut [f32],
+    /// Room for the shares, `2 * LANES` apart from key to key.
+    shares: &'t mut [f32],
     /// Sums of `g` per key, one for each lane.
     sums: &'t mut [f32],
 }
@@ -86,12 +94,14 @@ impl Kernel for StickBackward<'_> {
         let panels = self.count.div_ceil(width);
         let (weights, rest) = std::mem::take(&mut self.scratch).split_at_mut(BLOCK * BLOCK);
         let (grads, rest) = rest.split_at_mut(BLOCK * BLOCK);
+        let (shares, rest) = rest.split_at_mut(BLOCK * BLOCK);
         let (sums, rest) = rest.split_at_mut(BLOCK * 16);
         let (log_rests, ahead) = rest.split_at_mut(BLOCK);
         log_rests.fill(0.0);
         ahead[..BLOCK].copy_from_slice(&self.queries.delta[self.m * BLOCK..][..BLOCK]);
-        let mut carry = Carry { log_rests, ahead };
+        let mut carry = Carry { log_rests, ahead, more: true };
         for block in self.keys.clone().rev() {
+            carry.more = block > self.keys.start;
             sums.fill(0.0);
             let mut spans = [None; BLOCK / 8];
             for panel in 0..panels {
@@ -106,6 +116,7 @@ impl Kernel for StickBackward<'_> {
                     lane,
                     weights: &mut weights[from * BLOCK + lane..],
                     grads: &mut grads[from * BLOCK + lane..],
+                    shares,
                     sums: &mut sums[from * S::LANES..],
                 };
                 self.scores(s, tile, &mut carry);
@@ -141,7 +152,7 @@ impl StickBackward<'_> {
     #[inline(always)]
     fn scores<S: Simd>(&mut self, s: S, tile: Tile<'_>, carry: &mut Carry<'_>) {
         let (d, dp, width) = (self.head_dim, self.padded_dim, 2 * S::LANES);
-        let Tile { keys, base, lane, weights, grads, sums } = tile;
+        let Tile { keys, base, lane, weights, grads, shares, sums } = tile;
         let (shape, panel) = ((keys, width, d), (self.m * BLOCK + lane) * d);
         let first = self.position + lane;
         // SAFETY: gathered keys, values and panels reach to the end of their blocks; the tiles have
@@ -160,6 +171,7 @@ impl StickBackward<'_> {
         }
         let end = (keys - 1) * BLOCK + width;
         assert!(weights.len().min(grads.len()) >= end && sums.len() >= keys * S::LANES);
+        assert!(shares.len() >= keys * width);
         assert!(carry.log_rests.len().min(carry.ahead.len()).min(self.rows.len()) >= lane + width);
         for at in (0..width).step_by(S::LANES) {
             let decay = Decay::new(s, self.prefix, first + at, base, keys);
@@ -167,7 +179,7 @@ impl StickBackward<'_> {
             unsafe {
                 let log_rest = carry.log_rests.as_mut_ptr().add(lane + at);
                 let ahead = carry.ahead.as_mut_ptr().add(lane + at);
-                let (before, whole) = (s.load(log_rest), s.load(ahead));
+                let before = s.load(log_rest);
                 // The tile's own sums, apart from what is carried: small sums keep more digits.
                 let (mut taken, mut passed) = (s.splat(0.0), s.splat(0.0));
                 for r in (0..keys).rev() {
@@ -177,17 +189,29 @@ impl StickBackward<'_> {
                     let log_weight = s.add(log_share, s.add(before, taken));
                     let weight = exp(s, decay.add(s, r, log_weight));
                     let grad = s.mul(weight, s.load(g));
-                    let still = s.sub(whole, passed);
-                    let share = exp(s, log_share);
                     s.store(p, weight);
-                    s.store(g, s.sub(grad, s.mul(share, still)));
+                    s.store(g, grad);
+                    s.store(shares.as_mut_ptr().add(r * width + at), exp(s, log_share));
                     let sum = sums.as_mut_ptr().add(r * S::LANES);
                     s.store(sum, s.add(s.load(sum), grad));
                     taken = s.add(taken, log_left);
                     passed = s.add(passed, grad);
                 }
-                s.store(log_rest, s.add(before, taken));
-                s.store(ahead, s.sub(whole, passed));
+                let after = s.add(before, taken);
+                s.store(log_rest, after);
+                let mut older = s.splat(0.0);
+                if carry.more {
+                    let counts = s.sub(after, s.splat(ROUNDING));
+                    let counts = s.min(s.splat(1.0), s.max(s.splat(0.0), counts));
+                    older = s.mul(counts, s.sub(s.load(ahead), passed));
+                }
+                s.store(ahead, older);
+                for r in 0..keys {
+                    let g = grads.as_mut_ptr().add(r * BLOCK + at);
+                    let (grad, share) = (s.load(g), s.load(shares.as_ptr().add(r * width + at)));
+                    older = s.add(older, grad);
+                    s.store(g, s.sub(grad, s.mul(share, older)));
+                }
                 let row = self.rows.as_mut_ptr().add(lane + at);
                 s.store(row, s.add(s.load(row), passed));
             }
