@@ -3,6 +3,7 @@
 use crate::ModelConfig;
 use crate::config::MixerConfig;
 use crate::params::ParamGroup;
+use fox_tensor::{Segment, Segments};
 
 /// FLOPs of a causal attention's forward pass, both products, over a whole sequence: a query at
 /// position `i` meets `min(i + 1, window)` keys.
@@ -45,10 +46,36 @@ impl ScanShape {
     }
 }
 
+/// The arithmetic of training steps over sequences of any lengths.
+#[derive(Clone, Debug)]
+pub struct TrainFlops {
+    config: ModelConfig,
+    products: f64,
+}
+
+impl TrainFlops {
+    /// Counts a model's matrices, once.
+    pub fn new(config: &ModelConfig) -> Self {
+        TrainFlops { config: config.clone(), products: config.product_flops_per_token() }
+    }
+
+    /// FLOPs of a step over these sequences, forward and backward.
+    pub fn of(&self, segments: &Segments) -> f64 {
+        let sequence = |s: &Segment| {
+            s.q_len as f64 * (self.products + self.config.mixing_flops_per_token(s.q_len))
+        };
+        segments.as_slice().iter().map(sequence).sum()
+    }
+}
+
 impl ModelConfig {
     /// FLOPs of a training step per token, forward and backward: 6 for every weight of a matrix
     /// product, and what mixes tokens at sequences of `seq`: causal attention, or a chunkwise scan.
     pub fn train_flops_per_token(&self, seq: usize) -> f64 {
+        self.product_flops_per_token() + self.mixing_flops_per_token(seq)
+    }
+
+    fn product_flops_per_token(&self) -> f64 {
         let specs = self.param_specs();
         let matrices = specs.iter().filter(|spec| spec.dims.len() == 2);
         let products = matrices.filter(|spec| spec.group != ParamGroup::Embedding);
@@ -56,7 +83,11 @@ impl ModelConfig {
         if self.tie_word_embeddings {
             weights += self.vocab_size * self.hidden_size;
         }
-        let mixing = match &self.mixer {
+        6.0 * weights as f64
+    }
+
+    fn mixing_flops_per_token(&self, seq: usize) -> f64 {
+        let layer = match &self.mixer {
             MixerConfig::Forgetting(mixer) => {
                 let width = mixer.heads * self.head_dim();
                 let forward = attention_flops(seq, mixer.window, width) / seq.max(1) as f64;
@@ -87,7 +118,7 @@ impl ModelConfig {
             }
             .train_flops(seq),
         };
-        6.0 * weights as f64 + self.num_layers as f64 * mixing
+        self.num_layers as f64 * layer
     }
 }
 
@@ -110,5 +141,11 @@ mod tests {
         let layer = 4 * 256 * 256 + 4 * 256 + 3 * 256 * 768;
         let expected = 6 * (4 * layer + 256 * 256) + 4 * 7 * 512 * 256;
         assert_eq!(config.train_flops_per_token(512), expected as f64);
+        let flops = TrainFlops::new(&config).of(&Segments::uniform(3, 512));
+        assert_eq!(flops, 3.0 * 512.0 * expected as f64);
+        let documents =
+            TrainFlops::new(&config).of(&Segments::packed(&[0, 100, 100, 612]).unwrap());
+        let apart = 100.0 * config.train_flops_per_token(100) + 512.0 * expected as f64;
+        assert_eq!(documents, apart);
     }
 }

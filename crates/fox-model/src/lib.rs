@@ -34,7 +34,7 @@ pub use config::{
     QkNorm, SpecialTokens,
 };
 pub use error::{Error, Result};
-pub use flops::{ATTENTION_BACKWARD, attention_flops};
+pub use flops::{ATTENTION_BACKWARD, TrainFlops, attention_flops};
 pub use memory::{MemoryEstimate, MemoryShape};
 pub(crate) use model::declare;
 pub use model::{ForwardOptions, Hidden, Model, Pruning, TokenLoss};

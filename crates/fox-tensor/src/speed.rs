@@ -1,6 +1,6 @@
 //! What a device can do at best: the measure against which speeds are reported.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::{DType, Device, Result};
 
@@ -9,12 +9,23 @@ use crate::{DType, Device, Result};
 /// Sizes from 512 to 2048, each a few times; the best call counts, because whatever else runs on the
 /// machine can only slow it down. Takes about a second.
 pub fn matmul_rate(device: &Device) -> Result<f64> {
-    let mut best = 0.0f64;
+    matmul_rate_within(device, Duration::MAX)
+}
+
+/// The same, but no product is begun, after the first, when so much time has passed.
+pub fn matmul_rate_within(device: &Device, limit: Duration) -> Result<f64> {
+    let (mut best, begin) = (0.0f64, Instant::now());
     for (size, calls) in [(512, 24), (1024, 8), (2048, 3)] {
+        if best > 0.0 && begin.elapsed() > limit {
+            break;
+        }
         let values: Vec<f32> = (0..size * size).map(|i| (i % 251) as f32 / 251.0 - 0.5).collect();
         let x = device.from_f32(&values, [size, size])?;
         let flops = 2.0 * (size as f64).powi(3);
         for _ in 0..calls {
+            if best > 0.0 && begin.elapsed() > limit {
+                break;
+            }
             let start = Instant::now();
             let y = device.backend().linear_fwd(&x, &x, None)?;
             // Reading one row back waits for a device that works on its own.

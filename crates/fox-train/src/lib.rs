@@ -31,7 +31,6 @@ mod error;
 pub mod evaluate;
 mod export;
 mod files;
-pub mod floor;
 pub mod gates;
 pub mod metrics;
 mod optimizer;

@@ -5,17 +5,17 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fox_data::{Batch, Loader, Tokenizer};
-use fox_model::{ForwardOptions, Model};
+use fox_model::{ForwardOptions, Model, TrainFlops};
+use fox_tensor::speed::matmul_rate_within;
 use fox_tensor::{Device, Gradients, Tensor};
 
 use crate::checkpoint::{CheckpointStore, Resumed, RunState};
 use crate::data::RunData;
 use crate::evaluate::Evaluator;
 use crate::export::export;
-use crate::floor::{StepFlops, gemm_rate};
 use crate::gates::{half_lives, pruned_fractions};
 use crate::metrics::{EvalRecord, MetricsLog, Record, StepRecord};
 use crate::optimizer::Optimizer;
@@ -63,6 +63,9 @@ pub enum Event<'a> {
     /// The Hugging Face folder is on the disk.
     Exported(&'a Path),
 }
+
+/// How long a run may measure the device before it begins.
+const RATE_LIMIT: Duration = Duration::from_millis(150);
 
 /// What is known when a run starts.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,7 +137,7 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
         steps: recipe.steps(),
         tokens_per_step: recipe.tokens_per_step(),
         from_step: state.step,
-        gemm_rate: gemm_rate(&job.device, model.config().hidden_size)?,
+        gemm_rate: matmul_rate_within(&job.device, RATE_LIMIT)?,
         device: job.device.to_string(),
         data: identity,
     };
@@ -143,7 +146,7 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
         recipe,
         schedule: recipe.schedule(),
         options: recipe.forward_options(),
-        flops: StepFlops::new(model.config()),
+        flops: TrainFlops::new(model.config()),
         log: MetricsLog::open(folder.path(), state.step)?,
         pace: Pace::default(),
         start,
@@ -194,7 +197,7 @@ struct Session<'a> {
     recipe: &'a Recipe,
     schedule: Schedule,
     options: ForwardOptions,
-    flops: StepFlops,
+    flops: TrainFlops,
     start: Start,
     model: Model,
     optimizer: Optimizer,

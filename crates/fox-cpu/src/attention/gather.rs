@@ -2,9 +2,10 @@
 
 use fox_tensor::{Result, Segment};
 
+use super::BLOCK;
 use super::backward::{NO_QUERY, Queries};
 use super::forward::transpose_panels;
-use super::{BLOCK, Job, Unit};
+use super::job::{Job, Unit};
 use crate::pool::Buffer;
 use crate::shared::Shared;
 use crate::simd::{Kernel, Level, Simd};

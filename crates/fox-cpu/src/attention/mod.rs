@@ -10,28 +10,25 @@ mod backward;
 mod decode;
 mod forward;
 mod gather;
+mod job;
 mod plan;
 pub mod stick;
 mod tile;
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use fox_tensor::{
-    Acp, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, LogitBound, Result, Segment,
-    Tensor,
-};
+use fox_tensor::{AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::Cpu;
-use crate::pool::{Buffer, Pool};
+use crate::pool::Buffer;
 use crate::shared::Shared;
-use crate::simd::Level;
 use backward::Backward;
 use decode::Decode;
 use forward::Forward;
 use gather::{GatheredKeys, GatheredQueries};
-use plan::{Prefix, View, Visits};
+use job::{Job, QueryBlock, Unit};
+use plan::{Prefix, Visits};
 
 /// Rows of a query block and of a key block, also the granularity of pruning. 64 x 64 scores and
 /// the operands of a tile fit the second-level cache at any head dim, and the scores alone the first.
@@ -43,158 +40,6 @@ const MANY_UNITS: usize = 16;
 /// Into how many runs the keys of a unit are cut when it has all cores to itself.
 const RUNS: usize = 16;
 
-/// Everything the kernels of one call share.
-struct Job<'a> {
-    level: Level,
-    pool: &'a Arc<Pool>,
-    spec: &'a AttentionSpec,
-    q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
-    log_gates: Option<&'a [f32]>,
-    padded_dim: usize,
-    /// Whether a query sees its own position.
-    own: bool,
-    /// Bound on the logits from QK-norm weights, per head.
-    weight_bounds: Option<Vec<f64>>,
-}
-
-/// One segment and one key head.
-#[derive(Clone, Copy)]
-struct Unit {
-    segment: Segment,
-    kv_head: usize,
-}
-
-/// A block of queries of a unit: its head, its number and the key blocks it may visit.
-struct QueryBlock {
-    head: usize,
-    m: usize,
-    keys: Range<usize>,
-}
-
-impl<'a> Job<'a> {
-    fn new(cpu: &'a Cpu, inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Self {
-        Job {
-            level: cpu.level(),
-            pool: cpu.pool(),
-            spec,
-            q: cpu.real(inputs.q),
-            k: cpu.real(inputs.k),
-            v: cpu.real(inputs.v),
-            log_gates: inputs.log_gates.map(|gates| cpu.real(gates)),
-            padded_dim: spec.head_dim.next_multiple_of(16),
-            own: true,
-            weight_bounds: weight_bounds(cpu, spec),
-        }
-    }
-
-    fn units(&self) -> Vec<Unit> {
-        let segments = self.spec.segments.as_slice().iter().filter(|s| s.q_len > 0);
-        segments
-            .flat_map(|&segment| {
-                (0..self.spec.kv_heads).map(move |kv_head| Unit { segment, kv_head })
-            })
-            .collect()
-    }
-
-    fn group(&self) -> usize {
-        self.spec.heads / self.spec.kv_heads
-    }
-
-    fn query_heads(&self, unit: &Unit) -> Range<usize> {
-        unit.kv_head * self.group()..(unit.kv_head + 1) * self.group()
-    }
-
-    fn view(&self, segment: &Segment) -> View {
-        let AttentionSpec { mask, window, .. } = *self.spec;
-        View { mask, own: self.own, window, k_len: segment.k_len }
-    }
-
-    /// Whether the tiles would be almost empty.
-    fn is_decode(&self, segment: &Segment) -> bool {
-        segment.q_len < decode::MAX_QUERIES && segment.q_len < segment.k_len
-    }
-
-    fn prefix(&self, unit: &Unit, head: usize) -> Result<Option<Prefix>> {
-        let Some(gates) = self.log_gates else { return Ok(None) };
-        Prefix::new(self.pool, gates, self.spec.heads, head, &unit.segment).map(Some)
-    }
-
-    /// Prefix sums and visited blocks of one query head.
-    fn plan(&self, unit: &Unit, head: usize) -> Result<(Option<Prefix>, Visits)> {
-        let prefix = self.prefix(unit, head)?;
-        let threshold = match &self.spec.acp {
-            Acp::On { log_tolerance, .. } if prefix.is_some() => {
-                let bound = match &self.weight_bounds {
-                    Some(bounds) => bounds[head],
-                    None => self.norm_bound(unit, head),
-                };
-                let keys = (unit.segment.k_len as f64).ln();
-                Some(-(2.0 * bound + keys) + *log_tolerance as f64)
-            }
-            _ => None,
-        };
-        let view = self.view(&unit.segment);
-        let visits = Visits::new(&unit.segment, &view, prefix.as_ref(), threshold);
-        Ok((prefix, visits))
-    }
-
-    /// The forward pass of a block of queries.
-    fn forward<'k>(
-        &self,
-        unit: &Unit,
-        block: QueryBlock,
-        gathered: &'k GatheredKeys,
-        prefix: Option<&'k Prefix>,
-        o: Shared<'k>,
-        lse: Shared<'k>,
-        scratch: &'k mut [f32],
-    ) -> Forward<'k>
-    where
-        'a: 'k,
-    {
-        let (segment, QueryBlock { head, m, keys }) = (&unit.segment, block);
-        Forward {
-            head_dim: self.spec.head_dim,
-            padded_dim: self.padded_dim,
-            k: &gathered.k,
-            v: &gathered.v,
-            prefix,
-            view: self.view(segment),
-            q: self.q,
-            q_width: self.spec.heads * self.spec.head_dim,
-            column: head * self.spec.head_dim,
-            scale: self.spec.scale,
-            row: segment.q_start + m * BLOCK,
-            queries: BLOCK.min(segment.q_len - m * BLOCK),
-            position: segment.offset() + m * BLOCK,
-            keys,
-            o,
-            lse,
-            heads: self.spec.heads,
-            head,
-            scratch,
-        }
-    }
-
-    /// `max |q_i| max |k_j| scale` over the segment.
-    fn norm_bound(&self, unit: &Unit, head: usize) -> f64 {
-        let (d, s) = (self.spec.head_dim, &unit.segment);
-        let largest = |x: &[f32], width: usize, column: usize, rows: Range<usize>| {
-            let norm = |r: usize| {
-                let row = &x[r * width + column..][..d];
-                row.iter().map(|x| (x * x) as f64).sum::<f64>()
-            };
-            rows.map(norm).fold(0.0, f64::max).sqrt()
-        };
-        let q = largest(self.q, self.spec.heads * d, head * d, s.q_start..s.q_start + s.q_len);
-        let kv_width = self.spec.kv_heads * d;
-        let k = largest(self.k, kv_width, unit.kv_head * d, s.k_start..s.k_start + s.k_len);
-        q * k * self.spec.scale.abs() as f64
-    }
-}
-
 /// Runs `f` over the items, side by side or one after the other.
 fn run_all<T: Sync>(
     items: &[T],
@@ -202,18 +47,6 @@ fn run_all<T: Sync>(
     f: impl Fn(&T) -> Result<()> + Send + Sync,
 ) -> Result<()> {
     if parallel { items.par_iter().try_for_each(f) } else { items.iter().try_for_each(f) }
-}
-
-fn weight_bounds(cpu: &Cpu, spec: &AttentionSpec) -> Option<Vec<f64>> {
-    let Acp::On { bound: LogitBound::QkNorm { q, k }, .. } = &spec.acp else { return None };
-    let (d, group) = (spec.head_dim, spec.heads / spec.kv_heads);
-    let largest = |weights: &[f32], head: usize| {
-        let own = if weights.len() == d { weights } else { &weights[head * d..][..d] };
-        own.iter().fold(0.0f64, |max, w| max.max(w.abs() as f64))
-    };
-    let (q, k) = (cpu.real(q), cpu.real(k));
-    let scale = d as f64 * spec.scale.abs() as f64;
-    Some((0..spec.heads).map(|h| largest(q, h) * largest(k, h / group) * scale).collect())
 }
 
 /// The forward pass.

@@ -20,10 +20,10 @@ use rayon::prelude::*;
 
 use super::forward::Forward;
 use super::gather::{self, GatheredKeys, GatheredQueries};
+use super::job::{Job, QueryBlock, Unit};
 use super::plan::{Prefix, Visits};
 use super::{
-    BLOCK, Counts, Job, MANY_UNITS, Outputs, QueryBlock, Unit, count_blocks, run_all,
-    start_gradients, start_output,
+    BLOCK, Counts, MANY_UNITS, Outputs, count_blocks, run_all, start_gradients, start_output,
 };
 use crate::Cpu;
 use crate::pool::Buffer;

@@ -237,7 +237,7 @@ fn inside(page: &mut Page, f: &Findings) {
 
 fn speed(page: &mut Page, f: &Findings) {
     page.heading("Speed");
-    page.text("The floor is the time that the matrix products of a step would take at the rate this machine reaches in a plain matrix product; attention, norms, gates and the optimizer come on top of it.");
+    page.text("The floor is the time that the matrix products of a step, those of attention included, would take at the rate this machine reaches in a plain matrix product; norms, gates, the softmax and the optimizer come on top of it.");
     let mut rows =
         vec![["", "training time", "tokens per second", "of the floor"].map(String::from).to_vec()];
     for trained in f.contestants() {
