@@ -12,6 +12,10 @@ use crate::rows::{Run, runs, sum_parts};
 use crate::shared::Shared;
 use crate::simd::{Level, Simd, dot, map, simd_fn, update};
 
+/// The passes, for [`Job::filtered`].
+const FORWARD: usize = 0;
+const BACKWARD: usize = 1;
+
 /// What the kernels of one call share.
 struct Job<'a> {
     level: Level,
@@ -65,9 +69,10 @@ impl<'a> Job<'a> {
         self.before.map(|before| &before[row * self.width..][..self.width])
     }
 
-    /// The convolution of row `t` of a run, with its bias.
+    /// The convolution of row `t` of a run, with its bias. `PASS` tells forward from backward: each has
+    /// copies of the closures here and below that are called at one place only, and so are inlined.
     #[inline(always)]
-    fn filtered<S: Simd>(&self, s: S, run: &Run, t: usize, y: &mut [f32]) {
+    fn filtered<S: Simd, const PASS: usize>(&self, s: S, run: &Run, t: usize, y: &mut [f32]) {
         match self.bias {
             Some(bias) => y.copy_from_slice(bias),
             None => y.fill(0.0),
@@ -80,7 +85,7 @@ impl<'a> Job<'a> {
     }
 
     #[inline(always)]
-    fn activate<S: Simd>(&self, s: S, y: &mut [f32]) {
+    fn activate<S: Simd, const PASS: usize>(&self, s: S, y: &mut [f32]) {
         if let Some(act) = self.activation {
             update(s, [], y, |[], y| activate(s, act, y).0);
         }
@@ -96,8 +101,8 @@ simd_fn! {
     /// One run of the forward pass; `y` holds the run's rows.
     fn forward_run<'k, S>(s, job: &'k Job<'k>, run: &'k Run, y: &'k mut [f32]) {
         for (t, y) in y.chunks_exact_mut(job.width).enumerate() {
-            job.filtered(s, run, t, y);
-            job.activate(s, y);
+            job.filtered::<S, FORWARD>(s, run, t, y);
+            job.activate::<S, FORWARD>(s, y);
             if let Some(norm) = job.l2_norm {
                 for y in y.chunks_exact_mut(norm.width) {
                     let scale = s.splat(1.0 / (dot(s, y, y) + norm.eps).sqrt());
@@ -140,10 +145,10 @@ impl Job<'_> {
         if self.activation.is_none() && self.l2_norm.is_none() {
             return;
         }
-        self.filtered(s, run, t, raw);
+        self.filtered::<S, BACKWARD>(s, run, t, raw);
         if let Some(norm) = self.l2_norm {
             y.copy_from_slice(raw);
-            self.activate(s, y);
+            self.activate::<S, BACKWARD>(s, y);
             for (y, d) in y.chunks_exact(norm.width).zip(d.chunks_exact_mut(norm.width)) {
                 let r = 1.0 / (dot(s, y, y) + norm.eps).sqrt();
                 let (scale, slope) = (s.splat(r), s.splat(-dot(s, y, d) * r * r * r));
