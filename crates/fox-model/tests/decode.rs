@@ -71,6 +71,43 @@ fn tied_embeddings_share_one_parameter_and_sum_both_gradients() {
     }
 }
 
+/// The ablation: all heads forget alike, and what they forget depends on the token.
+#[test]
+fn a_shared_gate_is_the_same_for_all_heads() {
+    let config =
+        small(ForgettingConfig { gate: ForgetGate::Shared, ..ForgettingConfig::fox_llama(4) });
+    let model = Model::init(&config, 9, &Device::naive()).unwrap();
+    let weight = model.params().find("model.layers.1.attn.fgate_proj.weight").unwrap();
+    assert_eq!(model.params().value(weight).dims(), [1, 32]);
+    let mut cache = model.new_cache(1, 16).unwrap();
+    model.decode(&[&bodies::tokens(16, 1)[..]], &mut cache, &ForwardOptions::default()).unwrap();
+    let gates = cache.log_gates(1).unwrap().to_f64().unwrap();
+    assert!(gates.chunks_exact(4).all(|row| row.iter().all(|gate| *gate == row[0])));
+    assert!(gates.chunks_exact(4).any(|row| (row[0] - gates[0]).abs() > 1e-3));
+    assert!(gates.iter().all(|gate| *gate < 0.0));
+}
+
+#[test]
+fn a_stick_is_pruned_without_any_gate() {
+    let stick = ForgettingConfig::fox_llama(4).stick_breaking();
+    let config = small(ForgettingConfig { gate: ForgetGate::None, ..stick });
+    let device = Device::naive();
+    let model = Model::init(&config, 9, &device).unwrap();
+    let ids = device.from_i32(&bodies::tokens(200, 1), [200]).unwrap();
+    let run = |pruning: Pruning| {
+        let mut tape = Tape::inference(&device);
+        let options = ForwardOptions { pruning, ..ForwardOptions::default() };
+        let out =
+            model.forward(&mut tape, &ids, &Segments::uniform(1, 200), None, &options).unwrap();
+        let blocks: Vec<i32> = out.blocks.iter().flat_map(|b| b.to_i32().unwrap()).collect();
+        (out.states.value().to_f64().unwrap(), blocks.iter().step_by(2).sum::<i32>())
+    };
+    let (exact, all) = run(Pruning::Off);
+    let (pruned, fewer) = run(Pruning::Tolerance(-12.0));
+    assert!(fewer < all, "{fewer} of {all}");
+    assert_close(&pruned, &exact, 1e-3, "states");
+}
+
 #[test]
 fn pruning_follows_config_override_and_gate() {
     let device = Device::naive();
