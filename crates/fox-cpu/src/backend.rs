@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use fox_tensor::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
-    BaselineOps, DType, Device, Error, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut,
-    MemoryStats, Result, Rope, Shape, Storage, Tensor,
+    BaselineOps, DType, Device, EXACT_ROWS, Error, GatedNormInputs, HeadGrads, HeadInputs,
+    HeadSpec, KeyPages, LossOut, MemoryStats, PagedSpec, Result, Rope, Shape, Storage, Tensor,
+    WeightFormat,
 };
 
 use crate::linear::{Matrix, add_column_sums, multiply};
+use crate::packed::Packed;
 use crate::pool::{Buffer, Pool};
 use crate::rope::{Table, Tables};
 use crate::simd::Level;
+use crate::thin::{Plain, multiply_thin};
 use crate::{attention, elementwise, embedding, gated_norm, heads, loss, norm};
 
 /// How to run.
@@ -180,12 +183,18 @@ impl Backend for Cpu {
     }
 
     fn download(&self, x: &Tensor, out: &mut [f32]) -> Result<()> {
+        if let Some(packed) = x.storage::<Packed>() {
+            self.run(|| packed.unpack(0, out));
+            return Ok(());
+        }
         out.copy_from_slice(self.real(x));
         Ok(())
     }
 
     fn download_f64(&self, x: &Tensor) -> Result<Vec<f64>> {
-        Ok(self.real(x).iter().map(|&x| x as f64).collect())
+        let mut values = vec![0.0; x.len()];
+        self.download(x, &mut values)?;
+        Ok(values.into_iter().map(f64::from).collect())
     }
 
     fn download_i32(&self, x: &Tensor) -> Result<Vec<i32>> {
@@ -215,6 +224,32 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn copy_columns(
+        &self,
+        src: &Tensor,
+        (row, column): (usize, usize),
+        dst: &mut Tensor,
+        dst_row: usize,
+        count: usize,
+    ) -> Result<()> {
+        let (width, d) = (src.cols(), dst.cols());
+        let from = self.real(src)[row * width..].chunks(width).take(count);
+        let to = self.buffer_mut(dst)?[dst_row * d..].chunks_exact_mut(d);
+        to.zip(from).for_each(|(to, from)| to.copy_from_slice(&from[column..column + d]));
+        Ok(())
+    }
+
+    fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> Result<Tensor> {
+        let data = self.real(w);
+        let packed = self.run(|| Packed::new(&self.pool, data, w.rows(), w.cols(), format))?;
+        Ok(match packed {
+            Some(packed) => {
+                Tensor::from_storage(Arc::new(packed), w.shape(), w.dtype(), w.device().clone())
+            }
+            None => w.clone(),
+        })
+    }
+
     fn id_out_of_range(
         &self,
         ids: &Tensor,
@@ -234,15 +269,36 @@ impl Backend for Cpu {
 
     fn linear_fwd(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let (rows, inner, width) = (x.rows(), x.cols(), w.rows());
-        let a = Matrix::new(self.real(x), rows, inner);
-        let b = Matrix::new(self.real(w), width, inner).t();
-        let bias = bias.map(|bias| self.real(bias));
-        self.produce([rows, width], x.device(), |y| {
+        let (level, pool, device) = (self.level, &self.pool, x.device());
+        let (x, bias) = (self.real(x), bias.map(|bias| self.real(bias)));
+        let packed = w.storage::<Packed>();
+        let mut y = self.pool.take(rows * width)?;
+        self.run(|| -> Result<()> {
+            if rows <= EXACT_ROWS && inner > 0 {
+                match packed {
+                    Some(packed) => packed.multiply_thin(level, pool, x, bias, &mut y)?,
+                    None => {
+                        let w = Plain { data: self.real(w), inner };
+                        multiply_thin(level, w, x, inner, bias, &mut y, width);
+                    }
+                }
+                return Ok(());
+            }
             if let Some(bias) = bias {
                 y.chunks_exact_mut(width).for_each(|y| y.copy_from_slice(bias));
+            } else if packed.is_some() {
+                y.fill(0.0);
             }
-            multiply(a, b, y, bias.is_some());
-        })
+            match packed {
+                Some(packed) => packed.multiply(pool, x, &mut y)?,
+                None => {
+                    let b = Matrix::new(self.real(w), width, inner).t();
+                    multiply(Matrix::new(x, rows, inner), b, &mut y, bias.is_some());
+                }
+            }
+            Ok(())
+        })?;
+        Ok(self.tensor(y, [rows, width], device))
     }
 
     fn linear_bwd_input(&self, dy: &Tensor, w: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
@@ -372,6 +428,10 @@ impl Backend for Cpu {
         spec: &AttentionSpec,
     ) -> Result<AttentionOut> {
         self.run(|| attention::forward(self, inputs, spec))
+    }
+
+    fn paged_attention(&self, q: &Tensor, keys: &[&KeyPages], spec: &PagedSpec) -> Result<Tensor> {
+        self.run(|| attention::paged_forward(self, q, keys, spec))
     }
 
     fn attention_bwd(

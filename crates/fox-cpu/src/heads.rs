@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::backend::Cpu;
 use crate::rope::Table;
-use crate::rows::{Run, runs, sum_parts};
+use crate::rows::{Run, rows_per_task, runs, sum_parts};
 use crate::shared::Shared;
 use crate::simd::{Level, Simd, dot, map, simd_fn, sum, update};
 
@@ -119,7 +119,11 @@ pub fn forward(cpu: &Cpu, inputs: &HeadInputs<'_>, spec: &HeadSpec, y: &mut [f32
     let job = Job::new(cpu, inputs, spec);
     let width = job.width();
     let y = Shared::new(y);
-    runs(&spec.segments, width).par_iter().for_each(|run| {
+    // Decoding has a run of one row per sequence: several make a task.
+    let runs = runs(&spec.segments, width);
+    let rows: usize = runs.iter().map(|run| run.len).sum();
+    let together = rows_per_task(width) * runs.len() / rows.max(1);
+    runs.par_iter().with_min_len(together.max(1)).for_each(|run| {
         // SAFETY: runs are disjoint, because segments are.
         let y = unsafe { y.slice(run.row * width, run.len * width) };
         forward_run(job.level, &job, run, y);

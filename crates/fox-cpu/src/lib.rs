@@ -2,7 +2,7 @@
 //!
 //! - `simd`: one vector trait for AVX-512, AVX2, NEON and plain Rust, chosen at run time.
 //! - `pool`: cache-aligned memory that is reused from step to step.
-//! - `linear`: matrix products, on the `gemm` crate.
+//! - `linear`: matrix products, on the `gemm` crate; `thin` for few rows, `packed` for weights in fewer bits.
 //! - `attention`: forgetting attention in tiles, forward, backward and decode.
 //! - `baseline`: what only the baselines need; linear recurrences in chunks, on matrix products.
 //! - the other files: one fused op each.
@@ -20,11 +20,13 @@ mod heads;
 mod linear;
 mod loss;
 mod norm;
+mod packed;
 mod pool;
 mod rope;
 mod rows;
 mod shared;
 pub mod simd;
+mod thin;
 
 pub use attention::BLOCK as ATTENTION_BLOCK;
 pub use backend::{Cpu, Options};

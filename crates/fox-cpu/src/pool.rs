@@ -115,6 +115,34 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
     }
 
+    /// The words as pairs of 16 bits.
+    pub fn as_u16(&self) -> &[u16] {
+        let words: &[f32] = self;
+        // SAFETY: two u16 fill a word, need less alignment, and every bit pattern is valid.
+        unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 2 * words.len()) }
+    }
+
+    /// The words as pairs of 16 bits, for writing.
+    pub fn as_u16_mut(&mut self) -> &mut [u16] {
+        let words: &mut [f32] = self;
+        // SAFETY: as above; the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
+    }
+
+    /// The words as four bytes each.
+    pub fn as_i8(&self) -> &[i8] {
+        let words: &[f32] = self;
+        // SAFETY: four i8 fill a word, need less alignment, and every bit pattern is valid.
+        unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 4 * words.len()) }
+    }
+
+    /// The words as four bytes each, for writing.
+    pub fn as_i8_mut(&mut self) -> &mut [i8] {
+        let words: &mut [f32] = self;
+        // SAFETY: as above; the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 4 * words.len()) }
+    }
+
     /// The words as integers, for writing.
     pub fn as_i32_mut(&mut self) -> &mut [i32] {
         let words: &mut [f32] = self;

@@ -8,7 +8,7 @@ use fox_tensor::{Activation, ParamId, Result, Tape, Tensor, Var};
 use crate::MemoryShape;
 use crate::cache::LayerState;
 use crate::config::{MixerConfig, ModelConfig};
-use crate::mixers::{LayerPlace, Mixer, MixerContext};
+use crate::mixers::{Forgetting, LayerPlace, Mixer, MixerContext};
 use crate::params::{ParamGroup, ParamList};
 
 /// One block: its mixer and where its other parameters are.
@@ -83,6 +83,14 @@ impl Block {
         let inner = tape.glu(&gate_up, mlp.activation)?;
         let delta = tape.linear(&inner, &var(mlp.down), None)?;
         Ok(BlockOutput { h, delta, blocks: mixed.blocks })
+    }
+
+    /// The attention layer and the weights of the norm in front of it; `None` in recurrent models.
+    pub fn attention(&self) -> Option<(&Forgetting, ParamId)> {
+        match &self.mixer {
+            Mixer::Forgetting(layer) => Some((layer, self.mixer_norm)),
+            _ => None,
+        }
     }
 
     /// Values kept per token: the mixer's, and here a sum with its norm and scale for each half,

@@ -3,15 +3,19 @@
 //! A [`Cache`] holds a batch of sequences. Rows `b * capacity ..` of every layer's tensors belong to
 //! sequence `b`, so the keys of one sequence are contiguous, as [`Segments`] asks. Pads are never
 //! stored: a sequence starts at its first real token, and so do its positions. The capacity doubles
-//! when it is reached.
+//! when it is reached. [`Cache::paged`] keeps the keys in pages instead, which can be dropped when they are
+//! forgotten and shared between sequences; such caches can be joined for a step and split again.
 //!
 //! A step may bring any number of new tokens per sequence, also none. The shift needs the last raw
 //! projections of the step before; they are staged and become current only when the whole step has
 //! succeeded, so a failed step leaves the cache as it was.
 
-use fox_tensor::{DType, Device, Result as TensorResult, Segment, Segments, Tensor};
+use fox_tensor::{
+    AttentionWeights, DType, Device, Result as TensorResult, Segment, Segments, Tensor,
+};
 
-use crate::config::{ForgetGate, ForgettingConfig, MixerConfig, ModelConfig};
+use crate::config::{ForgetGate, ForgettingConfig, MixerConfig, ModelConfig, RecurrentShape};
+use crate::paged::{PagePolicy, PagedState};
 use crate::recurrent_state::RecurrentState;
 use crate::{Error, Result};
 
@@ -34,6 +38,7 @@ pub struct Cache {
 #[derive(Clone, Debug)]
 pub(crate) enum LayerState {
     Attention(Box<AttentionState>),
+    Paged(PagedState),
     Recurrent(RecurrentState),
 }
 
@@ -41,13 +46,13 @@ impl LayerState {
     pub fn attention(&mut self) -> Option<&mut AttentionState> {
         match self {
             LayerState::Attention(state) => Some(state),
-            LayerState::Recurrent(_) => None,
+            LayerState::Paged(_) | LayerState::Recurrent(_) => None,
         }
     }
 
     pub fn recurrent(&mut self) -> Option<&mut RecurrentState> {
         match self {
-            LayerState::Attention(_) => None,
+            LayerState::Attention(_) | LayerState::Paged(_) => None,
             LayerState::Recurrent(state) => Some(state),
         }
     }
@@ -83,12 +88,7 @@ impl Cache {
         }
         let capacity = round_up(capacity.max(1))?;
         let rows = checked_rows(batch, capacity)?;
-        let recurrent = match &config.mixer {
-            MixerConfig::Forgetting(_) => None,
-            MixerConfig::Delta(mixer) => Some(mixer.shape()),
-            MixerConfig::Hgrn2(mixer) => Some(mixer.shape(config.hidden_size)),
-            MixerConfig::Mamba2(mixer) => Some(mixer.shape()),
-        };
+        let recurrent = recurrent_shape(config);
         let layer = || match (&recurrent, config.mixer.forgetting()) {
             (Some(shape), _) => {
                 RecurrentState::new(shape, batch, device).map(LayerState::Recurrent)
@@ -104,6 +104,95 @@ impl Cache {
         Ok(Cache { device: device.clone(), lens: vec![0; batch], capacity, layers })
     }
 
+    /// An empty state of one sequence whose keys lie in pages; `policy` is the model's own.
+    pub fn paged(config: &ModelConfig, policy: &PagePolicy, device: &Device) -> Result<Cache> {
+        if config.mixer.forgetting().is_some_and(|mixer| mixer.weights != AttentionWeights::Softmax)
+        {
+            return Err(Error::Argument("pages hold the keys of softmax attention only".into()));
+        }
+        let recurrent = recurrent_shape(config);
+        let layer = |l: usize| match (&recurrent, config.mixer.forgetting()) {
+            (None, Some(mixer)) => {
+                PagedState::new(config, mixer, l, policy, device).map(LayerState::Paged)
+            }
+            (Some(shape), _) => {
+                let lease = policy.meter.lease(shape.len() * DType::F32.size());
+                let state = RecurrentState::new(shape, 1, device)?;
+                Ok(LayerState::Recurrent(state.counted(lease)))
+            }
+            (None, None) => Err(fox_tensor::Error::argument("cache", "a layer without a state")),
+        };
+        let layers = (0..config.num_layers).map(layer).collect::<TensorResult<_>>()?;
+        Ok(Cache { device: device.clone(), lens: vec![0], capacity: 0, layers })
+    }
+
+    /// One state of all sequences of paged states of one model, in order. At least one.
+    pub fn join(caches: Vec<Cache>) -> Result<Cache> {
+        let mut caches = caches.into_iter();
+        let Some(mut joined) = caches.next() else {
+            return Err(Error::Argument("there is nothing to join".into()));
+        };
+        for cache in caches {
+            joined.lens.extend(cache.lens);
+            for (layer, other) in joined.layers.iter_mut().zip(cache.layers) {
+                match (layer, other) {
+                    (LayerState::Paged(all), LayerState::Paged(other)) => {
+                        all.sequences.extend(other.sequences);
+                    }
+                    (LayerState::Recurrent(all), LayerState::Recurrent(other)) => {
+                        all.extend(other);
+                    }
+                    _ => return Err(Error::Argument("only paged states can be joined".into())),
+                }
+            }
+        }
+        for layer in joined.layers.iter_mut().filter_map(LayerState::recurrent) {
+            layer.merge()?;
+        }
+        Ok(joined)
+    }
+
+    /// The states of the single sequences of a paged state.
+    pub fn split(self) -> Result<Vec<Cache>> {
+        let single = |len: usize| Cache {
+            device: self.device.clone(),
+            lens: vec![len],
+            capacity: 0,
+            layers: Vec::with_capacity(self.layers.len()),
+        };
+        let mut caches: Vec<Cache> = self.lens.iter().map(|&len| single(len)).collect();
+        let count = caches.len();
+        for layer in self.layers {
+            let parts: Vec<LayerState> = match layer {
+                LayerState::Paged(state) => {
+                    let single =
+                        |sequence| LayerState::Paged(PagedState { sequences: vec![sequence] });
+                    state.sequences.into_iter().map(single).collect()
+                }
+                LayerState::Recurrent(state) => {
+                    state.split(count)?.into_iter().map(LayerState::Recurrent).collect()
+                }
+                LayerState::Attention(_) => {
+                    return Err(Error::Argument("only paged states can be split".into()));
+                }
+            };
+            for (cache, part) in caches.iter_mut().zip(parts) {
+                cache.layers.push(part);
+            }
+        }
+        Ok(caches)
+    }
+
+    /// Pages held and dropped, per layer and key head, of sequence `b` of a paged state; no layers in
+    /// other states.
+    pub fn pages(&self, b: usize) -> Vec<Vec<(usize, usize)>> {
+        let pages = |layer: &LayerState| match layer {
+            LayerState::Paged(state) => Some(state.sequences.get(b)?.pages().collect()),
+            _ => None,
+        };
+        self.layers.iter().filter_map(pages).collect()
+    }
+
     /// Number of sequences.
     pub fn batch(&self) -> usize {
         self.lens.len()
@@ -114,7 +203,7 @@ impl Cache {
         &self.lens
     }
 
-    /// Tokens per sequence that fit without growing.
+    /// Tokens per sequence that fit without growing; 0 for a paged state, which grows by pages.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -124,7 +213,7 @@ impl Cache {
     pub fn log_gates(&self, layer: usize) -> Option<&Tensor> {
         match self.layers.get(layer)? {
             LayerState::Attention(state) => state.log_gates.as_ref(),
-            LayerState::Recurrent(_) => None,
+            LayerState::Paged(_) | LayerState::Recurrent(_) => None,
         }
     }
 
@@ -146,13 +235,16 @@ impl Cache {
         }
         let lens = self.lens.iter().zip(new.as_slice()).map(|(len, s)| len + s.q_len);
         let needed = lens.max().unwrap_or(0);
-        if needed > self.capacity {
+        let in_pages = matches!(self.layers.first(), Some(LayerState::Paged(_)));
+        if needed > self.capacity && !in_pages {
             self.grow(needed.max(2 * self.capacity))?;
         }
+        // Pages lie anywhere; their keys only have to be told apart.
+        let stride = if in_pages { needed } else { self.capacity };
         let place = |(b, (len, s)): (usize, (&usize, &Segment))| Segment {
             q_start: s.q_start,
             q_len: s.q_len,
-            k_start: b * self.capacity,
+            k_start: b * stride,
             k_len: len + s.q_len,
         };
         let placed = self.lens.iter().zip(new.as_slice()).enumerate().map(place).collect();
@@ -167,6 +259,7 @@ impl Cache {
         for layer in &mut self.layers {
             match layer {
                 LayerState::Attention(state) => state.commit(),
+                LayerState::Paged(state) => state.commit(),
                 LayerState::Recurrent(state) => state.commit(),
             }
         }
@@ -275,6 +368,16 @@ fn staged(last: Option<&Tensor>, u: &Tensor, segments: &Segments) -> TensorResul
         u.device().backend().copy_rows(u, s.q_start + s.q_len - 1, &mut next, b, 1)?;
     }
     Ok(Some(next))
+}
+
+/// What a layer of a recurrent model remembers; `None` for attention.
+pub(crate) fn recurrent_shape(config: &ModelConfig) -> Option<RecurrentShape> {
+    match &config.mixer {
+        MixerConfig::Forgetting(_) => None,
+        MixerConfig::Delta(mixer) => Some(mixer.shape()),
+        MixerConfig::Hgrn2(mixer) => Some(mixer.shape(config.hidden_size)),
+        MixerConfig::Mamba2(mixer) => Some(mixer.shape()),
+    }
 }
 
 fn round_up(capacity: usize) -> Result<usize> {

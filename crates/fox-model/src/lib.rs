@@ -10,6 +10,7 @@
 //! - [`verify_dump`] proves a model against a reference dump.
 
 mod block;
+mod bound;
 mod cache;
 mod checkpoint;
 mod config;
@@ -19,6 +20,7 @@ mod memory;
 mod mixers;
 mod model;
 mod observe;
+mod paged;
 mod params;
 mod recurrent_state;
 mod verify;
@@ -39,5 +41,6 @@ pub use memory::{MemoryEstimate, MemoryShape};
 pub(crate) use model::declare;
 pub use model::{ForwardOptions, Hidden, Model, Pruning, TokenLoss};
 pub use observe::{AttentionView, Observer};
+pub use paged::{PagePolicy, paged_cache_bytes};
 pub use params::{Init, ParamGroup, ParamSpec, Parameters};
 pub use verify::{Check, Report, Tolerances, relative_error, verify_dump};

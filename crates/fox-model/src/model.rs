@@ -4,14 +4,16 @@ use std::path::Path;
 
 use fox_tensor::{
     DType, Device, ParamId, Result as TensorResult, Segment, Segments, Tape, Tensor, Var,
+    WeightFormat,
 };
 
 use crate::block::{Block, BlockOutput};
 use crate::cache::Cache;
 use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
 use crate::config::{DecayTime, LowerBounds, MixerConfig, ModelConfig};
-use crate::mixers::{LayerPlace, MixerContext};
+use crate::mixers::{Forgetting, LayerPlace, MixerContext};
 use crate::observe::Observer;
+use crate::paged::PagePolicy;
 use crate::params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
 use crate::{Error, Result};
 
@@ -178,6 +180,37 @@ impl Model {
         &mut self.params
     }
 
+    /// Keeps the large matrices of linear layers in another format, for inference. Per-head scalars
+    /// (gates, shifts), norms, convolutions and the embedding stay as they are.
+    pub fn pack_weights(&mut self, format: WeightFormat) -> Result<()> {
+        let params = self.params.iter().filter(|(_, spec, _)| self.is_packed(spec));
+        let ids: Vec<ParamId> = params.map(|(id, _, _)| id).collect();
+        for id in ids {
+            let packed = self.device.backend().pack_weight(self.params.value(id), format)?;
+            self.params.set(id, packed)?;
+        }
+        Ok(())
+    }
+
+    fn is_packed(&self, spec: &ParamSpec) -> bool {
+        let linear = matches!(spec.group, ParamGroup::Mixer | ParamGroup::Mlp | ParamGroup::Head);
+        let matrix = spec.dims.len() == 2 && spec.dims[0] > self.config.heads().0 && spec.decay;
+        linear && matrix && !spec.name.contains("conv1d")
+    }
+
+    /// Bytes of weights that one decode step has to read, in the format given: all of them, except that
+    /// only a row of the embedding is read, unless it is also the output projection.
+    pub fn weight_bytes_per_step(&self, format: WeightFormat) -> f64 {
+        let read = |spec: &&ParamSpec| {
+            spec.group != ParamGroup::Embedding || self.config.tie_word_embeddings
+        };
+        let bytes = |spec: &ParamSpec| {
+            let each = if self.is_packed(spec) { format.bytes_per_value() } else { 4.0 };
+            each * spec.count() as f64
+        };
+        self.params.iter().map(|(_, spec, _)| spec).filter(read).map(bytes).sum()
+    }
+
     /// Where it lives.
     pub fn device(&self) -> &Device {
         &self.device
@@ -186,6 +219,16 @@ impl Model {
     /// An empty decode state for `batch` sequences with room for `capacity` tokens each.
     pub fn new_cache(&self, batch: usize, capacity: usize) -> Result<Cache> {
         Cache::new(&self.config, batch, capacity, &self.device)
+    }
+
+    /// An empty decode state of one sequence in pages; see [`Model::page_policy`].
+    pub fn new_paged_cache(&self, policy: &PagePolicy) -> Result<Cache> {
+        Cache::paged(&self.config, policy, &self.device)
+    }
+
+    /// The attention layers, each with the weights of the norm in front of it.
+    pub(crate) fn attention_layers(&self) -> impl Iterator<Item = (&Forgetting, ParamId)> {
+        self.structure.blocks.iter().filter_map(Block::attention)
     }
 
     /// Embedding, blocks and final norm of `tokens: [R]`.

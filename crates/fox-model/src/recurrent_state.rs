@@ -1,6 +1,6 @@
 //! The decode state of a recurrent layer: its size does not depend on the number of tokens seen.
 
-use fox_tensor::{DType, Device, Result, Segments, Tensor};
+use fox_tensor::{DType, Device, Lease, Result, Segments, Tensor};
 
 use crate::config::RecurrentShape;
 
@@ -17,6 +17,10 @@ pub(crate) struct RecurrentState {
     scan: Tensor,
     staged_convs: Vec<Option<Tensor>>,
     staged_scan: Option<Tensor>,
+    /// Sequences that were joined but not merged yet.
+    others: Vec<RecurrentState>,
+    /// Of the sequences, where their bytes are counted.
+    leases: Vec<Lease>,
 }
 
 impl RecurrentState {
@@ -28,7 +32,57 @@ impl RecurrentState {
             scan: device.zeros([batch, shape.scan], DType::F32)?,
             staged_convs: vec![None; shape.convs.len()],
             staged_scan: None,
+            others: Vec::new(),
+            leases: Vec::new(),
         })
+    }
+
+    /// The state of one sequence, with its bytes counted.
+    pub fn counted(mut self, lease: Lease) -> Self {
+        self.leases = vec![lease];
+        self
+    }
+
+    /// Takes the state of further sequences along; [`RecurrentState::merge`] makes them one.
+    pub fn extend(&mut self, other: RecurrentState) {
+        self.others.push(other);
+    }
+
+    /// Makes one state of all that were taken along.
+    pub fn merge(&mut self) -> Result<()> {
+        let others = std::mem::take(&mut self.others);
+        if others.is_empty() {
+            return Ok(());
+        }
+        for (index, conv) in self.convs.iter_mut().enumerate() {
+            *conv = stack(conv, others.iter().map(|other| &other.convs[index]))?;
+        }
+        self.scan = stack(&self.scan, others.iter().map(|other| &other.scan))?;
+        self.leases.extend(others.into_iter().flat_map(|other| other.leases));
+        Ok(())
+    }
+
+    /// The states of the `count` sequences.
+    pub fn split(self, count: usize) -> Result<Vec<RecurrentState>> {
+        if count == 1 {
+            return Ok(vec![self]);
+        }
+        let part = |tensor: &Tensor, b: usize| {
+            let rows = tensor.rows() / count;
+            tensor.slice_rows(b * rows, rows)
+        };
+        let mut leases = self.leases.into_iter();
+        let single = |b: usize| {
+            Ok(RecurrentState {
+                convs: self.convs.iter().map(|conv| part(conv, b)).collect::<Result<_>>()?,
+                scan: part(&self.scan, b)?,
+                staged_convs: vec![None; self.convs.len()],
+                staged_scan: None,
+                others: Vec::new(),
+                leases: leases.next().into_iter().collect(),
+            })
+        };
+        (0..count).map(single).collect()
     }
 
     /// The rows before the step of convolution `index`.
@@ -78,4 +132,17 @@ impl RecurrentState {
             self.scan = staged;
         }
     }
+}
+
+/// The rows of all tensors under each other.
+fn stack<'a>(first: &'a Tensor, rest: impl Iterator<Item = &'a Tensor> + Clone) -> Result<Tensor> {
+    let all = std::iter::once(first).chain(rest);
+    let rows = all.clone().map(Tensor::rows).sum();
+    let mut stacked = first.device().uninit([rows, first.cols()], first.dtype())?;
+    let mut row = 0;
+    for tensor in all {
+        first.device().backend().copy_rows(tensor, 0, &mut stacked, row, tensor.rows())?;
+        row += tensor.rows();
+    }
+    Ok(stacked)
 }

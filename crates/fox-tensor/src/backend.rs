@@ -10,9 +10,10 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use crate::paged::gathered_attention;
 use crate::{
     Activation, AdamW, AttentionInputs, AttentionSpec, BaselineOps, DType, Error, GatedNormInputs,
-    HeadInputs, HeadSpec, Result, Tensor,
+    HeadInputs, HeadSpec, KeyPages, PagedSpec, Result, Tensor,
 };
 
 /// Memory that belongs to a backend.
@@ -87,6 +88,36 @@ pub const IGNORE_LABEL: i32 = -100;
 /// What a device without it says it lacks.
 const STICK_BREAKING: &str = "stick-breaking attention";
 
+/// With at most this many rows, a row of a linear layer's result should depend on its own row of the
+/// input alone, to the bit, not on the number of rows; the oracle and the CPU keep this.
+pub const EXACT_ROWS: usize = 64;
+
+/// How a weight matrix is kept for inference.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightFormat {
+    /// As it is.
+    #[default]
+    F32,
+    /// Rounded to bfloat16: half the memory, and half the time where memory is the limit.
+    Bf16,
+    /// Rounded to 8 bits with a scale for every [`INT8_BLOCK`] values: about a quarter.
+    Int8,
+}
+
+impl WeightFormat {
+    /// Bytes per value, scales included.
+    pub fn bytes_per_value(self) -> f64 {
+        match self {
+            WeightFormat::F32 => 4.0,
+            WeightFormat::Bf16 => 2.0,
+            WeightFormat::Int8 => 1.0 + 4.0 / INT8_BLOCK as f64,
+        }
+    }
+}
+
+/// Values of [`WeightFormat::Int8`] that share a scale.
+pub const INT8_BLOCK: usize = 64;
+
 /// A device's memory and ops.
 pub trait Backend: Send + Sync + Debug {
     /// Short name for messages, e.g. `cpu`.
@@ -122,6 +153,26 @@ pub trait Backend: Send + Sync + Debug {
         count: usize,
     ) -> Result<()>;
 
+    /// Copies columns `column .. column + d` of `count` rows from `(row, column)` on into rows of `dst`
+    /// `[.., d]`, where `d` divides `column` and the width of `src`. A shared `dst` gets storage of its
+    /// own first.
+    fn copy_columns(
+        &self,
+        src: &Tensor,
+        (row, column): (usize, usize),
+        dst: &mut Tensor,
+        dst_row: usize,
+        count: usize,
+    ) -> Result<()> {
+        let d = dst.cols();
+        let parts = src.cols() / d;
+        let src = src.reshape([src.rows() * parts, d])?;
+        for r in 0..count {
+            self.copy_rows(&src, (row + r) * parts + column / d, dst, dst_row + r, 1)?;
+        }
+        Ok(())
+    }
+
     /// The first id that is neither in `0..vocab` nor equal to `ignore`.
     fn id_out_of_range(
         &self,
@@ -133,7 +184,18 @@ pub trait Backend: Send + Sync + Debug {
     /// `acc + x`, in place when `acc` is not shared.
     fn add(&self, acc: Tensor, x: &Tensor) -> Result<Tensor>;
 
-    /// `y[R, N] = x[R, K] w[N, K]^T + bias[N]`.
+    /// The weights `[N, K]` of linear layers in another format: for `linear_fwd` and downloads alone.
+    fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> Result<Tensor> {
+        match format {
+            WeightFormat::F32 => Ok(w.clone()),
+            _ => {
+                let what = "weights in fewer bits";
+                Err(Error::Unsupported { device: self.name().to_string(), what })
+            }
+        }
+    }
+
+    /// `y[R, N] = x[R, K] w[N, K]^T + bias[N]`; see [`EXACT_ROWS`].
     fn linear_fwd(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor>;
     /// `dx[R, K] = dy[R, N] w[N, K] + acc`.
     fn linear_bwd_input(&self, dy: &Tensor, w: &Tensor, acc: Option<Tensor>) -> Result<Tensor>;
@@ -237,6 +299,12 @@ pub trait Backend: Send + Sync + Debug {
         _spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
         Err(Error::Unsupported { device: self.name().to_string(), what: STICK_BREAKING })
+    }
+
+    /// Attention of `q: [R, H * d]` over pages: `keys[s * H_kv + h]` belongs to segment `s` and key head
+    /// `h`. A sequence's result depends on its own rows and pages alone, to the bit.
+    fn paged_attention(&self, q: &Tensor, keys: &[&KeyPages], spec: &PagedSpec) -> Result<Tensor> {
+        gathered_attention(q, keys, spec)
     }
 
     /// `rms_groups(x; norm) * act(gate)`, either part optional.

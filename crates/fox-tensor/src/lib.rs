@@ -17,6 +17,7 @@ pub mod cases;
 mod device;
 mod error;
 pub mod naive;
+mod paged;
 mod segments;
 mod shape;
 mod spec;
@@ -25,7 +26,8 @@ mod tape;
 mod tensor;
 
 pub use backend::{
-    AttentionGrads, AttentionOut, Backend, HeadGrads, IGNORE_LABEL, LossOut, MemoryStats, Storage,
+    AttentionGrads, AttentionOut, Backend, EXACT_ROWS, HeadGrads, IGNORE_LABEL, INT8_BLOCK,
+    LossOut, MemoryStats, Storage, WeightFormat,
 };
 pub use baseline::{
     BaselineOps, ConvGrads, ConvInputs, ConvSpec, HgrnGates, HgrnGrads, HgrnInputs, L2Norm,
@@ -33,6 +35,7 @@ pub use baseline::{
 };
 pub use device::Device;
 pub use error::{Error, Result};
+pub use paged::{KeyPages, Lease, PAGE, Page, PageMeter, PagedSpec, gathered_attention};
 pub use segments::{Segment, Segments};
 pub use shape::{DType, Shape};
 pub use spec::{

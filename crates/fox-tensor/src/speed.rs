@@ -36,3 +36,16 @@ pub fn matmul_rate_within(device: &Device, limit: Duration) -> Result<f64> {
     }
     Ok(best)
 }
+
+/// The best rate at which this device reads memory, in bytes per second: a sum over 512 MiB, far more than any
+/// cache holds. Takes about a second.
+pub fn memory_rate(device: &Device) -> Result<f64> {
+    let x = device.full([1 << 13, 1 << 14], 0.5)?;
+    let mut best = 0.0f64;
+    for _ in 0..12 {
+        let start = Instant::now();
+        device.backend().sum_squares(&[&x])?;
+        best = best.max((4 * x.len()) as f64 / start.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}

@@ -2,13 +2,15 @@
 
 mod commands;
 mod device;
+mod engine;
 mod output;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-/// The Forgetting Transformer (FoX): prepare data, train, evaluate, look inside, prove and convert models.
+/// The Forgetting Transformer (FoX): prepare data, train, evaluate, look inside, generate, prove and convert
+/// models.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
 struct Cli {

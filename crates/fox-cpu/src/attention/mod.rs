@@ -11,6 +11,7 @@ mod decode;
 mod forward;
 mod gather;
 mod job;
+mod paged;
 mod plan;
 pub mod stick;
 mod tile;
@@ -29,6 +30,8 @@ use forward::Forward;
 use gather::{GatheredKeys, GatheredQueries};
 use job::{Job, QueryBlock, Unit};
 use plan::{Prefix, Visits};
+
+pub use paged::forward as paged_forward;
 
 /// Rows of a query block and of a key block, also the granularity of pruning. 64 x 64 scores and
 /// the operands of a tile fit the second-level cache at any head dim, and the scores alone the first.

@@ -93,6 +93,25 @@ impl Prefix {
         Ok(Prefix { memory, len })
     }
 
+    /// From sums that are known already, for the first `keys` keys.
+    pub fn from_sums(
+        pool: &Arc<Pool>,
+        sums: impl Iterator<Item = f64>,
+        keys: usize,
+    ) -> Result<Self> {
+        let len = keys + 2 * BLOCK;
+        let mut memory = pool.take(2 * len)?;
+        let (high, low) = memory.split_at_mut(len);
+        let mut sums = sums.take(keys);
+        let mut sum = 0.0f64;
+        for j in 0..len {
+            sum = sums.next().unwrap_or(sum);
+            high[j] = sum as f32;
+            low[j] = (sum - high[j] as f64) as f32;
+        }
+        Ok(Prefix { memory, len })
+    }
+
     pub fn high(&self) -> &[f32] {
         &self.memory[..self.len]
     }

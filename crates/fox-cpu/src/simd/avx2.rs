@@ -42,6 +42,24 @@ impl Simd for Avx2 {
         unsafe { _mm256_loadu_ps(p) }
     }
     #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let half = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(half))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        // SAFETY: a hint, which is never an access.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: __m256) {
         // SAFETY: the caller's promise.
         unsafe { _mm256_storeu_ps(p, v) }

@@ -36,6 +36,37 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` must be valid for reading `LANES` f32; no alignment is needed.
     unsafe fn load(self, p: *const f32) -> Self::V;
+    /// Reads `LANES` bfloat16 values.
+    ///
+    /// # Safety
+    /// `p` must be valid for reading `LANES` u16.
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V {
+        let mut lanes = [0.0f32; 16];
+        for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
+            // SAFETY: the caller's promise.
+            *lane = f32::from_bits(u32::from(unsafe { *p.add(i) }) << 16);
+        }
+        // SAFETY: no vector has more than 16 lanes.
+        unsafe { self.load(lanes.as_ptr()) }
+    }
+    /// Reads `LANES` 8-bit integers.
+    ///
+    /// # Safety
+    /// `p` must be valid for reading `LANES` i8.
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::V {
+        let mut lanes = [0.0f32; 16];
+        for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
+            // SAFETY: the caller's promise.
+            *lane = f32::from(unsafe { *p.add(i) });
+        }
+        // SAFETY: no vector has more than 16 lanes.
+        unsafe { self.load(lanes.as_ptr()) }
+    }
+    /// Asks for a cache line that will be needed. `p` may be any address.
+    #[inline(always)]
+    fn prefetch(self, _p: *const u8) {}
     /// Writes `LANES` values.
     ///
     /// # Safety

@@ -12,14 +12,15 @@
 //! `b_ij = sigmoid(q_i . k_j / sqrt(d))`.
 
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LogitBound, Mask, ParamId, Result,
-    Rope, Tape, Tensor, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LogitBound, Mask, PagedSpec,
+    ParamId, Result, Rope, Segments, Tape, Tensor, Var,
 };
 
 use super::{MixerContext, MixerOutput};
-use crate::cache::AttentionState;
+use crate::cache::LayerState;
 use crate::config::{DecayTime, ForgetGate, ForgettingConfig, ModelConfig, QK_NORM_EPS, QkNorm};
 use crate::observe::AttentionView;
+use crate::paged::PagedState;
 use crate::params::{Init, ParamGroup, ParamList, Parameters};
 use crate::{MemoryShape, Pruning};
 
@@ -40,12 +41,12 @@ pub(crate) struct Forgetting {
 
 /// A query, key or value projection and what is done to its heads.
 #[derive(Debug)]
-struct Projection {
-    weight: ParamId,
-    bias: Option<ParamId>,
+pub(crate) struct Projection {
+    pub weight: ParamId,
+    pub bias: Option<ParamId>,
     shift: Option<ParamId>,
-    norm: Option<ParamId>,
-    heads: usize,
+    pub norm: Option<ParamId>,
+    pub heads: usize,
     rope: bool,
 }
 
@@ -134,24 +135,48 @@ impl Forgetting {
         }
     }
 
+    /// What the layer is.
+    pub fn options(&self) -> &ForgettingConfig {
+        &self.options
+    }
+
+    /// Width of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// The projections that make the logits.
+    pub fn query_and_key(&self) -> (&Projection, &Projection) {
+        (&self.q, &self.k)
+    }
+
     /// `x: [R, D]`, the normalised stream, to `[R, D]`.
     pub fn forward(
         &self,
         tape: &mut Tape<'_>,
         x: &Var,
         context: &MixerContext<'_>,
-        state: Option<&mut AttentionState>,
+        state: Option<&mut LayerState>,
     ) -> Result<MixerOutput> {
         let (params, segments) = (context.params, context.segments);
         let (prev_k, prev_v) = match &state {
-            Some(state) => (state.last_uk.as_ref(), state.last_uv.as_ref()),
-            None => (None, None),
+            Some(LayerState::Attention(state)) => (state.last_uk.clone(), state.last_uv.clone()),
+            Some(LayerState::Paged(state)) => state.last()?,
+            _ => (None, None),
         };
         let (_, q) = self.project(tape, x, &self.q, context, None)?;
-        let (uk, mut k) = self.project(tape, x, &self.k, context, prev_k)?;
-        let (uv, mut v) = self.project(tape, x, &self.v, context, prev_v)?;
+        let (uk, mut k) = self.project(tape, x, &self.k, context, prev_k.as_ref())?;
+        let (uv, mut v) = self.project(tape, x, &self.v, context, prev_v.as_ref())?;
         let mut log_gates = self.gate.log_gates(tape, x, params)?;
-        if let Some(state) = state {
+        if let Some(LayerState::Paged(state)) = state {
+            let gates = log_gates.as_ref().map(Var::value);
+            state.append((k.value(), v.value()), gates, (uk.value(), uv.value()), segments)?;
+            let o = self.attend_pages(tape, &q, state, segments)?;
+            let y = self.gate_output(tape, x, o, params)?;
+            let out = tape.linear(&y, &params.var(self.o_proj), None)?;
+            return Ok(MixerOutput { out, blocks: None });
+        }
+        if let Some(state) = state.and_then(LayerState::attention) {
             state.stage_last(uk.value(), uv.value(), segments)?;
             state.append(k.value(), v.value(), log_gates.as_ref().map(Var::value), segments)?;
             k = Var::constant(state.k.clone());
@@ -179,6 +204,26 @@ impl Forgetting {
         let y = self.gate_output(tape, x, o, params)?;
         let out = tape.linear(&y, &params.var(self.o_proj), None)?;
         Ok(MixerOutput { out, blocks: Some(blocks) })
+    }
+
+    /// Attention over the pages of the cache, `[R, H * d]`.
+    fn attend_pages(
+        &self,
+        tape: &mut Tape<'_>,
+        q: &Var,
+        state: &PagedState,
+        segments: &Segments,
+    ) -> Result<Var> {
+        let spec = PagedSpec {
+            heads: self.options.heads,
+            kv_heads: self.options.kv_heads,
+            head_dim: self.head_dim,
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+            window: self.options.window,
+            thresholds: state.thresholds(),
+            segments: segments.clone(),
+        };
+        tape.paged_attention(q, &state.keys(), &spec)
     }
 
     /// The raw projection and the prepared heads, both `[R, heads * d]`.

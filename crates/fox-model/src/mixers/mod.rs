@@ -14,7 +14,7 @@ use crate::observe::Observer;
 use crate::params::{ParamList, Parameters};
 use crate::{MemoryShape, Pruning};
 use delta::Delta;
-use forgetting::Forgetting;
+pub(crate) use forgetting::{Forgetting, Projection};
 use hgrn2::Hgrn2;
 use mamba2::Mamba2;
 
@@ -86,9 +86,7 @@ impl Mixer {
     ) -> Result<MixerOutput> {
         let recurrent = |out| MixerOutput { out, blocks: None };
         match self {
-            Mixer::Forgetting(layer) => {
-                layer.forward(tape, x, context, state.and_then(LayerState::attention))
-            }
+            Mixer::Forgetting(layer) => layer.forward(tape, x, context, state),
             Mixer::Delta(layer) => layer
                 .forward(tape, x, context, state.and_then(LayerState::recurrent))
                 .map(recurrent),

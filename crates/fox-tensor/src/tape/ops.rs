@@ -2,7 +2,8 @@
 
 use super::{Slot, Tape, Var};
 use crate::{
-    Activation, DType, Error, GatedNormInputs, HeadInputs, HeadSpec, IGNORE_LABEL, Result, Tensor,
+    Activation, DType, Error, GatedNormInputs, HeadInputs, HeadSpec, IGNORE_LABEL, KeyPages,
+    PagedSpec, Result, Tensor,
 };
 
 impl<'m> Tape<'m> {
@@ -181,6 +182,22 @@ impl<'m> Tape<'m> {
             flow.add(z_slot, dz)
         });
         Ok(out)
+    }
+
+    /// Attention of `q[R, H * d]` over pages, `[R, H * d]`; no gradients pass through it.
+    pub fn paged_attention(
+        &mut self,
+        q: &Var,
+        keys: &[&KeyPages],
+        spec: &PagedSpec,
+    ) -> Result<Var> {
+        const OP: &str = "paged_attention";
+        self.check_matrix(OP, "q", q.value())?;
+        spec.check(q.value(), keys)?;
+        if self.recording {
+            return Err(Error::argument(OP, "gradients do not pass through pages"));
+        }
+        Ok(Var::constant(self.device.backend().paged_attention(q.value(), keys, spec)?))
     }
 
     /// `rms_groups(x[R, C]; norm[C]) * act(gate[R, C])`, either part optional.

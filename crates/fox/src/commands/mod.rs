@@ -4,6 +4,7 @@ mod bench;
 mod convert;
 mod demo;
 mod eval;
+mod generate;
 mod info;
 mod inspect;
 mod prepare;
@@ -25,6 +26,7 @@ pub enum Command {
     Sweep(sweep::Args),
     Eval(eval::Args),
     Inspect(inspect::Args),
+    Generate(generate::Args),
     Bench(bench::Args),
     Verify(verify::Args),
     Info(info::Args),
@@ -41,6 +43,7 @@ impl Command {
             Command::Sweep(args) => sweep::run(&args),
             Command::Eval(args) => eval::run(&args),
             Command::Inspect(args) => inspect::run(&args),
+            Command::Generate(args) => generate::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Info(args) => info::run(&args),

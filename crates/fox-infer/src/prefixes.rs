@@ -1,0 +1,88 @@
+//! Prompts that were read before, for those that begin alike.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use fox_model::Cache;
+use fox_tensor::{Lease, PageMeter};
+
+/// States kept, at most. They share their pages, so what counts is the length of the longest.
+const MOST: usize = 64;
+
+/// The state after some tokens.
+struct Entry {
+    tokens: Vec<i32>,
+    cache: Cache,
+    /// Logits after the last token, where a whole prompt ended.
+    logits: Option<Arc<[f32]>>,
+    _lease: Lease,
+}
+
+/// A state to go on from.
+pub(crate) struct Found {
+    pub cache: Cache,
+    /// Tokens it has seen.
+    pub len: usize,
+    /// Logits after the last token, when the state is that of the whole prompt.
+    pub logits: Option<Arc<[f32]>>,
+}
+
+/// States at the ends of chunks and prompts, the one used last in front.
+pub(crate) struct Prefixes {
+    entries: VecDeque<Entry>,
+    /// Tokens of a chunk: states in between would cut a later prompt differently than if it were read
+    /// from its beginning.
+    chunk: usize,
+    meter: PageMeter,
+}
+
+impl Prefixes {
+    pub fn new(chunk: usize, meter: PageMeter) -> Self {
+        Prefixes { entries: VecDeque::new(), chunk, meter }
+    }
+
+    /// The state after the longest known beginning of `prompt`.
+    pub fn find(&mut self, prompt: &[i32]) -> Option<Found> {
+        let usable = |entry: &Entry| match entry.tokens.len() {
+            len if len == prompt.len() => entry.logits.is_some() && entry.tokens == prompt,
+            len => len.is_multiple_of(self.chunk) && prompt.starts_with(&entry.tokens),
+        };
+        let candidates = self.entries.iter().enumerate().filter(|(_, entry)| usable(entry));
+        let (at, _) = candidates.max_by_key(|(_, entry)| entry.tokens.len())?;
+        let entry = self.entries.remove(at)?;
+        let len = entry.tokens.len();
+        let logits = entry.logits.clone().filter(|_| len == prompt.len());
+        let found = Found { cache: entry.cache.clone(), len, logits };
+        self.entries.push_front(entry);
+        Some(found)
+    }
+
+    /// Bytes that keeping a state takes at once, apart from `fixed` for the state itself.
+    pub fn cost(tokens: usize, logits: usize) -> usize {
+        4 * (tokens + logits)
+    }
+
+    /// Keeps the state after `tokens`.
+    pub fn keep(&mut self, tokens: &[i32], cache: &Cache, logits: Option<&[f32]>) {
+        if let Some(old) = self.entries.iter().position(|entry| entry.tokens == tokens) {
+            // One that knows the logits is good for both uses.
+            if logits.is_none() || self.entries[old].logits.is_some() {
+                return;
+            }
+            self.entries.remove(old);
+        }
+        self.entries.truncate(MOST - 1);
+        let bytes = Self::cost(tokens.len(), logits.map_or(0, <[f32]>::len));
+        self.entries.push_front(Entry {
+            tokens: tokens.to_vec(),
+            cache: cache.clone(),
+            logits: logits.map(Arc::from),
+            _lease: self.meter.lease(bytes),
+        });
+    }
+
+    /// Forgets the state that was not used for longest; whether there was one.
+    pub fn forget_one(&mut self) -> bool {
+        self.entries.pop_back().is_some()
+    }
+}

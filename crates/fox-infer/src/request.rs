@@ -1,0 +1,183 @@
+//! What is asked of an engine, and what it answers.
+
+use serde::Serialize;
+
+use crate::Refusal;
+
+/// One prompt to be continued. For several continuations of one prompt, submit it several times with
+/// different seeds: the prompt is read once and shared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Token ids of the prompt, at least one.
+    pub prompt: Vec<i32>,
+    /// Tokens to generate, at most; 0 only reads the prompt.
+    pub max_tokens: usize,
+    /// How the next token is chosen.
+    pub sampling: Sampling,
+    /// Ids that end the answer. The one that did is not reported.
+    pub stop_ids: Vec<i32>,
+    /// How many of the likeliest ids are reported with each token.
+    pub top_logprobs: usize,
+    /// Whether the log-probabilities of the prompt's tokens are reported. They are computed afresh,
+    /// so nothing of a shared prefix is used.
+    pub echo: bool,
+}
+
+impl Request {
+    /// Greedy continuation of `prompt` by `max_tokens`, without alternatives.
+    pub fn greedy(prompt: Vec<i32>, max_tokens: usize) -> Self {
+        Request {
+            prompt,
+            max_tokens,
+            sampling: Sampling::greedy(),
+            stop_ids: Vec::new(),
+            top_logprobs: 0,
+            echo: false,
+        }
+    }
+}
+
+/// How the next token is chosen: penalty, temperature, then the filters in the order of the fields.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the likeliest token, the lowest id among equals.
+    pub temperature: f32,
+    /// Keep this many of the likeliest tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the likeliest tokens until they have this share of the probability; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens with at least this share of the likeliest one's probability; 0 keeps all.
+    pub min_p: f32,
+    /// Logits of tokens that occurred are divided by this when positive, multiplied when negative; 1
+    /// changes nothing.
+    pub repetition_penalty: f32,
+    /// Seed of the choices. The same request with the same seed gives the same tokens.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    /// Always the likeliest token.
+    pub fn greedy() -> Self {
+        Sampling { temperature: 0.0, ..Sampling::default() }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Refusal> {
+        let rules = [
+            ("temperature", self.temperature, self.temperature >= 0.0, "0 or more"),
+            ("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "above 0 and at most 1"),
+            ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 to 1"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                self.repetition_penalty > 0.0,
+                "above 0",
+            ),
+        ];
+        match rules.iter().find(|(_, value, holds, _)| !holds || !value.is_finite()) {
+            Some((name, value, _, range)) => {
+                Err(Refusal::Sampling(format!("{name} must be {range}, not {value}")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A token with its log-probability under the model, before temperature, penalty and filters.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scored {
+    /// The token.
+    pub id: i32,
+    /// Its natural log-probability.
+    pub logprob: f32,
+    /// The likeliest tokens and theirs, best first, the lowest id first among equals.
+    pub top: Vec<(i32, f32)>,
+}
+
+/// What an engine tells about a request, in order: `Prompt` when asked for, tokens, `Finished`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The prompt's tokens from the second on (nothing predicts the first).
+    Prompt(Vec<Scored>),
+    /// The next token.
+    Token(Scored),
+    /// The last event.
+    Finished(Box<Finished>),
+}
+
+/// Why a request ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// The model chose one of `stop_ids`.
+    Stop,
+    /// `max_tokens` were generated.
+    Length,
+    /// The engine failed, in these words; the request may be tried again.
+    Failed(String),
+}
+
+/// The end of a request.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finished {
+    /// Why.
+    pub reason: FinishReason,
+    /// What it took.
+    pub usage: Usage,
+    /// Its cache at the end.
+    pub cache: CacheUse,
+}
+
+/// Tokens and times of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that were shared with an earlier prompt.
+    pub shared_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// Seconds spent waiting.
+    pub queue_s: f64,
+    /// Seconds from the start of the prompt to its end.
+    pub prefill_s: f64,
+    /// Seconds from the end of the prompt to the last token.
+    pub decode_s: f64,
+}
+
+/// The cache of one sequence.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CacheUse {
+    /// Tokens it covers.
+    pub tokens: usize,
+    /// Bytes it holds.
+    pub bytes: usize,
+    /// Bytes it would hold if nothing had been evicted.
+    pub full_bytes: usize,
+    /// Tokens per page.
+    pub page_tokens: usize,
+    /// Pages evicted, per layer and key head; no layers in recurrent models.
+    pub evicted_pages: Vec<Vec<usize>>,
+}
+
+impl CacheUse {
+    /// Share of the cache that was evicted, from 0 to 1.
+    pub fn evicted_fraction(&self) -> f64 {
+        match self.full_bytes {
+            0 => 0.0,
+            full => 1.0 - self.bytes as f64 / full as f64,
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! `fox generate`: a model continues a text.
+
+use std::io::{IsTerminal, Read, Write, stderr, stdin, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use fox_infer::{Engine, Event, FinishReason, Finished, Request, Sampling, Scored, TextStream};
+use serde_json::json;
+
+use super::eval::subjects::Opened;
+use crate::device::DeviceArgs;
+use crate::engine::{EngineArgs, Weights};
+use crate::output;
+
+/// Continue a text, token by token
+///
+/// The text goes to standard output as it comes; speed, memory of the cache and the share that was evicted go to
+/// standard error at the end. The same command gives the same text; another --seed another one.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Checkpoint or run folder
+    #[arg(value_name = "MODEL")]
+    model: String,
+    /// Text to continue; without it and --file, standard input
+    #[arg(long, short, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// File whose text to continue
+    #[arg(long, short, value_name = "PATH", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+    /// Tokens to generate, at most
+    #[arg(long, short, value_name = "N", default_value_t = 128)]
+    max_tokens: u32,
+    /// Randomness; 0 always takes the likeliest token
+    #[arg(long, short, value_name = "X", default_value_t = 0.8)]
+    temperature: f32,
+    /// Keep this many of the likeliest tokens; 0 keeps all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    top_k: u32,
+    /// Keep the likeliest tokens until they have this share of the probability
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    top_p: f32,
+    /// Keep tokens with at least this share of the likeliest one's probability
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    min_p: f32,
+    /// Make tokens that occurred less likely when above 1
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// Seed of the random choices
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Continuations; they share the prompt's part of the cache
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    n: u32,
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Go on after the marker that ends a document
+    #[arg(long)]
+    ignore_end: bool,
+    /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
+    #[arg(long, value_name = "NAME")]
+    tokenizer: Option<String>,
+    /// How the weights are kept
+    #[arg(long, value_enum, default_value_t = Weights::F32)]
+    weights: Weights,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print JSON: text, ids and log-probabilities, usage, cache
+    #[arg(long)]
+    json: bool,
+}
+
+/// One continuation.
+struct Answer {
+    text: String,
+    tokens: Vec<Scored>,
+    stopped: bool,
+    finished: Option<Finished>,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let opened = Opened::new(&args.model, &args.device.open()?)?;
+    let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
+    let ids = tokenizer.encode_prompt(&args.text()?)?;
+    let prompt: Vec<i32> = ids.into_iter().map(|id| id as i32).collect();
+    let mut stop_ids = Vec::new();
+    if !args.ignore_end {
+        stop_ids.push(tokenizer.bos() as i32);
+        stop_ids.extend(opened.model.config().tokens.eos.map(|id| id as i32));
+    }
+    let mut options = args.engine.options(prompt.len() + args.max_tokens as usize, args.weights)?;
+    // Kept prompts would only hold on to what is evicted.
+    options.share_prefixes = args.n > 1;
+    let engine = Engine::start(opened.model, options)?;
+    let mut answers = Vec::new();
+    for i in 0..args.n {
+        let request = Request {
+            prompt: prompt.clone(),
+            max_tokens: args.max_tokens as usize,
+            sampling: args.sampling(i),
+            stop_ids: stop_ids.clone(),
+            top_logprobs: 0,
+            echo: false,
+        };
+        let completion = engine.submit(request);
+        let completion = completion.context("see --cache and --max-tokens")?;
+        answers.push((completion, TextStream::new(&tokenizer, &prompt, &args.stop)));
+    }
+    let mut texts = Vec::new();
+    for (i, (completion, stream)) in answers.into_iter().enumerate() {
+        if !args.json && args.n > 1 {
+            output::print(&format!("{}--- {} ---\n", if i > 0 { "\n" } else { "" }, i + 1))?;
+        }
+        texts.push(read(completion, stream, !args.json)?);
+    }
+    if args.json {
+        output::print(&format!("{:#}\n", report(args, &opened.name, &prompt, &texts)))?;
+    } else {
+        output::print("\n")?;
+        texts.iter().filter_map(summary).for_each(|line| eprintln!("{line}"));
+    }
+    let failed = |answer: &Answer| match &answer.finished {
+        Some(Finished { reason: FinishReason::Failed(words), .. }) => Some(words.clone()),
+        None if !answer.stopped => Some("the engine ended early".into()),
+        _ => None,
+    };
+    match texts.iter().find_map(failed) {
+        Some(words) => bail!(words),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+impl Args {
+    fn text(&self) -> Result<String> {
+        match (&self.prompt, &self.file) {
+            (Some(text), _) => Ok(text.clone()),
+            (None, Some(path)) => std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read {}", path.display())),
+            (None, None) => {
+                if stdin().is_terminal() && stderr().is_terminal() {
+                    eprintln!("reading the prompt from the terminal; end it with Ctrl-D");
+                }
+                let mut text = String::new();
+                stdin().read_to_string(&mut text).context("cannot read standard input")?;
+                Ok(text)
+            }
+        }
+    }
+
+    fn sampling(&self, index: u32) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k as usize,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed.wrapping_add(u64::from(index)),
+        }
+    }
+}
+
+/// Reads an answer to its end, printing it as it comes when `live`.
+fn read(events: impl Iterator<Item = Event>, mut stream: TextStream, live: bool) -> Result<Answer> {
+    let mut answer = Answer { text: String::new(), tokens: vec![], stopped: false, finished: None };
+    for event in events {
+        let piece = match event {
+            Event::Prompt(_) => continue,
+            Event::Token(scored) => {
+                let piece = stream.push(scored.id)?;
+                answer.tokens.push(scored);
+                piece
+            }
+            Event::Finished(finished) => {
+                answer.finished = Some(*finished);
+                stream.finish()?
+            }
+        };
+        if live && !piece.text.is_empty() {
+            output::print(&piece.text)?;
+            drop(stdout().flush());
+        }
+        answer.text.push_str(&piece.text);
+        answer.stopped |= piece.stopped;
+        // A stop string is found here, not in the engine: leaving the loop cancels the rest.
+        if piece.stopped || answer.finished.is_some() {
+            break;
+        }
+    }
+    Ok(answer)
+}
+
+/// Speed and memory in a line.
+fn summary(answer: &Answer) -> Option<String> {
+    let finished = answer.finished.as_ref()?;
+    let (usage, cache) = (&finished.usage, &finished.cache);
+    Some(format!(
+        "{} tokens, {:.1} tokens/s; prompt of {} tokens in {:.2} s; cache {}, {:.1}% evicted",
+        usage.generated_tokens,
+        speed(finished),
+        usage.prompt_tokens,
+        usage.prefill_s,
+        output::bytes(cache.bytes as f64),
+        100.0 * cache.evicted_fraction(),
+    ))
+}
+
+/// Tokens per second after the first, which comes with the prompt.
+fn speed(finished: &Finished) -> f64 {
+    let usage = &finished.usage;
+    usage.generated_tokens.saturating_sub(1) as f64 / usage.decode_s.max(1e-9)
+}
+
+fn report(args: &Args, model: &str, prompt: &[i32], answers: &[Answer]) -> serde_json::Value {
+    let choice = |answer: &Answer| {
+        let reason = answer.finished.as_ref().map(|finished| json!(finished.reason));
+        json!({
+            "text": answer.text,
+            "ids": answer.tokens.iter().map(|t| t.id).collect::<Vec<_>>(),
+            "logprobs": answer.tokens.iter().map(|t| t.logprob).collect::<Vec<_>>(),
+            "finish_reason": if answer.stopped { json!("stop") } else { json!(reason) },
+            "usage": answer.finished.as_ref().map(|finished| json!(finished.usage)),
+            "tokens_per_s": answer.finished.as_ref().map(speed),
+            "cache": answer.finished.as_ref().map(|finished| json!({
+                "tokens": finished.cache.tokens,
+                "bytes": finished.cache.bytes,
+                "full_bytes": finished.cache.full_bytes,
+                "evicted_fraction": finished.cache.evicted_fraction(),
+                "page_tokens": finished.cache.page_tokens,
+                "evicted_pages": finished.cache.evicted_pages,
+            })),
+        })
+    };
+    json!({
+        "model": model,
+        "prompt_ids": prompt,
+        "seed": args.seed,
+        "choices": answers.iter().map(choice).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,117 @@
+//! `fox generate` and `fox bench decode` as a user meets them.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use fox_data::{SyntheticTokenizer, Tokenizer};
+use fox_model::{Model, ModelConfig, WriteOptions};
+use serde_json::Value;
+use tempfile::{TempDir, tempdir};
+
+fn fox(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap()
+}
+
+fn succeed(args: &[&str]) -> (String, String) {
+    let output = fox(args);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    (String::from_utf8(output.stdout).unwrap(), said)
+}
+
+/// A folder with a small untrained model of the embedded corpus.
+fn checkpoint() -> (TempDir, String) {
+    let folder = tempdir().unwrap();
+    let mut config = ModelConfig::fox_pro(32, 2, 2);
+    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
+    config.mlp.intermediate_size = Some(48);
+    let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+    let path: PathBuf = folder.path().join("small");
+    model.save(&path, &WriteOptions::for_model(&config)).unwrap();
+    Tokenizer::Synthetic(SyntheticTokenizer).save(&path).unwrap();
+    let path = path.to_str().unwrap().to_string();
+    (folder, path)
+}
+
+#[test]
+fn the_same_command_gives_the_same_text_from_flag_file_and_stdin() {
+    let (folder, model) = checkpoint();
+    let run = ["generate", &model, "--max-tokens", "20", "--ignore-end"];
+    let (text, said) = succeed(&[&run[..], &["--prompt", "the fox"]].concat());
+    assert_eq!(text.split_whitespace().count(), 20, "{text}");
+    assert!(said.starts_with("20 tokens, ") && said.contains("cache"), "{said}");
+    let file = folder.path().join("prompt.txt");
+    std::fs::write(&file, "the fox").unwrap();
+    assert_eq!(succeed(&[&run[..], &["--file", file.to_str().unwrap()]].concat()).0, text);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_fox"))
+        .args(run)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"the fox").unwrap();
+    assert_eq!(String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap(), text);
+    let other = succeed(&[&run[..], &["--prompt", "the fox", "--seed", "1"]].concat()).0;
+    assert_ne!(other, text);
+}
+
+#[test]
+fn json_has_ids_scores_usage_and_the_cache() {
+    let (_folder, model) = checkpoint();
+    let run = ["generate", &model, "--prompt", "the fox", "--max-tokens", "9", "--ignore-end"];
+    let (plain, _) = succeed(&run);
+    let (json, _) = succeed(&[&run[..], &["--json", "--n", "2", "--weights", "f32"]].concat());
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let choices = json["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 2);
+    assert_eq!(choices[0]["text"].as_str().unwrap(), plain.trim_end_matches('\n'));
+    assert_ne!(choices[0]["ids"], choices[1]["ids"]);
+    for choice in choices {
+        assert_eq!(choice["ids"].as_array().unwrap().len(), 9);
+        let scores = choice["logprobs"].as_array().unwrap();
+        assert!(scores.iter().all(|score| score.as_f64().unwrap() < 0.0));
+        assert_eq!(choice["finish_reason"], "length");
+        assert_eq!(choice["usage"]["prompt_tokens"], 3);
+        assert!(choice["cache"]["bytes"].as_u64().unwrap() > 0);
+    }
+    assert_eq!(choices[1]["usage"]["shared_tokens"], 3, "the prompt was read once");
+}
+
+#[test]
+fn stop_strings_end_the_text_before_them() {
+    let (_folder, model) = checkpoint();
+    let run = ["generate", &model, "--prompt", "the fox", "--max-tokens", "30", "--ignore-end"];
+    let (all, _) = succeed(&run);
+    let word = all.split_whitespace().nth(4).unwrap().trim_end_matches(['.', '?']).to_string();
+    let (text, _) = succeed(&[&run[..], &["--stop", &word]].concat());
+    assert_eq!(text.trim_end_matches('\n'), &all[..all.find(&word).unwrap()]);
+}
+
+#[test]
+fn what_cannot_run_is_said_in_one_sentence() {
+    let (_folder, model) = checkpoint();
+    let complaint = |args: &[&str]| {
+        let output = fox(&[&["generate", &model, "--prompt", "the"], args].concat());
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = complaint(&["--cache", "0.000001"]);
+    assert!(said.contains("--cache") && said.contains("bytes"), "{said}");
+    assert!(complaint(&["--top-p", "2"]).contains("top_p"));
+    assert_eq!(fox(&["generate", &model, "--eviction", "1"]).status.code(), Some(2));
+}
+
+#[test]
+fn bench_decode_checks_itself_and_prints_the_floor() {
+    let (_folder, model) = checkpoint();
+    let args = ["--contexts", "70", "--tokens", "4", "--batches", "3", "--agree", "200"];
+    let (json, _) = succeed(&[&["bench", "decode", &model, "--json"], &args[..]].concat());
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["single"].as_array().unwrap().len(), 3);
+    assert!(json["error_vs_training_forward"].as_f64().unwrap() < 1e-5);
+    assert!(json["agreement"]["worst_difference"].as_f64().unwrap() < 1e-3);
+    assert!(json["single"][0]["floor_fraction"].as_f64().unwrap() > 0.0);
+}
