@@ -42,6 +42,14 @@ impl Answers {
     pub fn ask(app: Arc<App>, request: CompletionRequest) -> ApiResult<Answers> {
         let (sender, events) = unbounded_channel();
         let (mut choices, mut tickets, mut ready) = (Vec::new(), Vec::new(), VecDeque::new());
+        // The engine keeps the marker that ends an answer to itself, but whoever wants log-probabilities
+        // counts on an entry for every token.
+        let (ends, none) = (&app.end_ids[..], &[][..]);
+        let (engine_ends, told_ends) = match (request.ignore_end, request.logprobs) {
+            (true, _) => (none, none),
+            (false, None) => (ends, none),
+            (false, Some(_)) => (none, ends),
+        };
         let scored_echo = request.echo && request.logprobs.is_some();
         for prompt in &request.prompts {
             for i in 0..request.n {
@@ -53,14 +61,14 @@ impl Answers {
                         prompt: prompt.ids.clone(),
                         max_tokens: request.max_tokens,
                         sampling: Sampling { seed, ..request.sampling },
-                        stop_ids: if request.ignore_end { vec![] } else { app.end_ids.clone() },
+                        stop_ids: engine_ends.to_vec(),
                         top_logprobs: request.logprobs.unwrap_or(0),
                         echo: scored_echo,
                     },
                     // A receiver that is gone has dropped its tickets, too.
                     move |event| drop(sender.send((index, event))),
                 )?;
-                let choice = Choice::new(&app, prompt, &request, index)?;
+                let choice = Choice::new(&app, prompt, &request, told_ends, index)?;
                 if request.echo && !scored_echo {
                     ready.push_back(choice.echo(&app, prompt, &[])?);
                 }

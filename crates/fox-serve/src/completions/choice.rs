@@ -45,6 +45,8 @@ pub(crate) struct Choice {
     index: usize,
     stream: TextStream,
     wants_entries: bool,
+    /// Ids that end the answer here, because the engine was not told to end at them.
+    end_ids: Vec<i32>,
     /// Characters told so far, those of the prompt included.
     told: usize,
     /// Tokens whose text is held back: a part of a character, or of what may be a stop string.
@@ -57,6 +59,7 @@ impl Choice {
         app: &App,
         prompt: &Prompt,
         request: &CompletionRequest,
+        end_ids: &[i32],
         index: usize,
     ) -> ApiResult<Self> {
         let wants_entries = request.logprobs.is_some();
@@ -68,6 +71,7 @@ impl Choice {
             index,
             stream: TextStream::new(&app.tokenizer, &prompt.ids, &request.stops),
             wants_entries,
+            end_ids: end_ids.to_vec(),
             told,
             waiting: VecDeque::new(),
             ended: false,
@@ -99,6 +103,9 @@ impl Choice {
         if self.wants_entries {
             let offset = self.told + self.stream.held().chars().count();
             self.waiting.push_back(entry(app, scored.id, Some(scored), offset));
+        }
+        if self.end_ids.contains(&scored.id) {
+            return self.finish(&FinishReason::Stop);
         }
         let piece = self.stream.push(scored.id).map_err(internal)?;
         Ok(self.tell(piece.text, piece.stopped.then_some("stop")))

@@ -32,9 +32,10 @@ pub struct Args {
     /// Key that clients must send as `Authorization: Bearer KEY`; better given as FOX_API_KEY in the environment
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
-    /// Tokens of prompt and answer together, at most; 4 times what the model was trained on without it
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_context: Option<u32>,
+    /// Tokens of prompt and answer together, at most
+    #[arg(long, value_name = "N", default_value_t = 65536,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    max_context: u32,
     /// Answers that are written at the same time, at most
     #[arg(long, value_name = "N", default_value_t = 32,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -64,9 +65,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let opened = Opened::new(&args.model, &args.device.open()?)?;
     let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
-    let trained = opened.model.config().max_position_embeddings;
-    let max_context = args.max_context.map_or(trained.saturating_mul(4), |n| n as usize);
-    let mut options = args.engine.options(max_context, args.weights)?;
+    let mut options = args.engine.options(args.max_context as usize, args.weights)?;
     options.max_batch = args.max_batch as usize;
     options.max_queue = args.max_queue as usize;
     let name = opened.name.clone();
