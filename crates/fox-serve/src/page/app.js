@@ -18,7 +18,7 @@ function headers() {
 async function send(path, body, signal) {
   const options = { headers: headers(), signal };
   const response = await fetch(path, body ? { ...options, method: "POST", body: JSON.stringify(body) } : options);
-  if (response.status === 401) $("key-label").hidden = false;
+  if (response.status === 401) $("key-form").hidden = false;
   if (!response.ok) {
     const told = await response.json().catch(() => null);
     throw new Error(told?.error?.message ?? `the server said ${response.status}`);
@@ -173,6 +173,7 @@ $("stop").addEventListener("click", () => abort?.abort());
 $("keep").addEventListener("click", () => { $("prompt").value = prompt + answer; $("keep").disabled = true; });
 $("look").addEventListener("click", () => look(ask, answer ? prompt + answer : $("prompt").value));
 $("key").addEventListener("change", connect);
+$("key-form").addEventListener("submit", (event) => event.preventDefault());
 $("text").addEventListener("click", (event) => {
   const span = event.target.closest("span");
   if (span) explain(span);

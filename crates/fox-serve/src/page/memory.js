@@ -24,7 +24,7 @@ export async function look(ask, prompt) {
   $("memory").hidden = false;
   $("position").max = seen.tokens.length - 1;
   $("position").value = seen.tokens.length - 1;
-  $("cache").textContent = `cache ${size(seen.cache.bytes)} of ${size(seen.cache.full_bytes)}`;
+  $("cache").textContent = `cache ${size(seen.cache.bytes)}; ${size(seen.cache.full_bytes)} if nothing were forgotten`;
   const known = chosen && seen.heads.some((h) => h.layer === chosen[0] && h.head === chosen[1]);
   if (!known) {
     // The one with the longest memory.
@@ -112,7 +112,7 @@ function drawStrips() {
   rows.forEach((gates, head) => {
     const strip = make("div", "", { class: "strip" });
     const canvas = make("canvas", "", { role: "img", "aria-label": `Gates of head ${head}` });
-    paint(canvas, [gates], "--fox", (gate) => 1 - gate);
+    paint(canvas, [gates], "--fox", (gate) => Math.sqrt(1 - gate));
     strip.append(canvas, make("i"));
     const move = (event) => {
       if (event.type === "pointermove" && event.buttons === 0 && event.pointerType !== "mouse") return;
