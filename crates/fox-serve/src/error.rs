@@ -62,6 +62,12 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// More than the time there is.
+    pub fn late(limit: std::time::Duration) -> Self {
+        let message = format!("the answer took longer than {} s", limit.as_secs_f64());
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message)
+    }
+
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         ApiError { status, message: message.into(), kind, param: None, code: None }
     }

@@ -130,7 +130,9 @@ async fn dispatch(
         Route::Detokenize => ok(tokens::detokenize(app, &read_json(request, &app.options).await?)?),
         Route::Inspect => {
             let body = read_json(request, &app.options).await?;
-            ok(inspect::inspect(app.clone(), &body).await?)
+            let seen = inspect::inspect(app.clone(), &body);
+            let timely = tokio::time::timeout(app.options.request_time, seen).await;
+            ok(timely.map_err(|_| ApiError::late(app.options.request_time))??)
         }
     }
 }

@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use fox_infer::{Event, Request, Sampling, Ticket};
-use hyper::StatusCode;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Sleep, sleep};
 
@@ -125,10 +124,7 @@ impl Answers {
                     return Poll::Ready(Err(ApiError::internal("the engine has ended")));
                 }
                 Poll::Pending if self.deadline.as_mut().poll(cx).is_ready() => {
-                    let seconds = self.app.options.request_time.as_secs_f64();
-                    let message = format!("the answer took longer than {seconds} s");
-                    let status = StatusCode::GATEWAY_TIMEOUT;
-                    return Poll::Ready(Err(ApiError::new(status, "timeout", message)));
+                    return Poll::Ready(Err(ApiError::late(self.app.options.request_time)));
                 }
                 Poll::Pending => return Poll::Pending,
             }
