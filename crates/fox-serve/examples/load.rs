@@ -1,8 +1,8 @@
 //! A storm of clients against a server in this process.
 //!
-//! `cargo run --release -p fox-serve --example load [SECONDS]`
+//! `cargo run --release -p fox-serve --example load -- [SECONDS] [WIDTH] [LAYERS]`
 //!
-//! First one client, then 32 of them, to see what batching gives; then 64 for a minute (or SECONDS): prompts and
+//! The model is random, FoX (Pro) of width 512 and 8 layers unless told otherwise. First one client, then 32 of them, to see what batching gives; then 64 for a minute (or SECONDS): prompts and
 //! answers of random lengths, streamed or not, clients that leave in the middle, that read slowly, that send
 //! nonsense or too much. Fails on any answer that was not meant, and when memory grows.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test in all but name
@@ -30,8 +30,10 @@ const CLIENTS: usize = 64;
 type Tally = Mutex<BTreeMap<(&'static str, String, bool), usize>>;
 
 fn main() {
-    let seconds: u64 = std::env::args().nth(1).map_or(60, |text| text.parse().expect("seconds"));
-    let mut config = ModelConfig::fox_pro(256, 4, 4);
+    let mut arguments = std::env::args().skip(1).map(|text| text.parse().expect("a number"));
+    let seconds = arguments.next().unwrap_or(60);
+    let (width, layers) = (arguments.next().unwrap_or(512), arguments.next().unwrap_or(8));
+    let mut config = ModelConfig::fox_pro(width, layers, width / 64);
     config.vocab_size = 256;
     let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     let options = EngineOptions { max_batch: 32, max_queue: 24, ..EngineOptions::default() };
@@ -45,7 +47,9 @@ fn main() {
     let (address, stopper) = (server.address().unwrap(), server.stopper());
     let thread = std::thread::spawn(move || server.run().unwrap());
 
-    let calm = Duration::from_secs(10.min(seconds));
+    let count: usize = config.param_specs().iter().map(|spec| spec.count()).sum();
+    println!("{:.1}M parameters", count as f64 / 1e6);
+    let calm = Duration::from_secs(10.min(seconds as u64));
     let one = throughput(&engine, address, 1, calm);
     let many = throughput(&engine, address, 32, calm);
     println!(
@@ -54,7 +58,7 @@ fn main() {
     );
 
     let tally = Tally::default();
-    let memory = storm(&engine, address, Duration::from_secs(seconds), &tally);
+    let memory = storm(&engine, address, Duration::from_secs(seconds as u64), &tally);
     let mut failed = false;
     for ((kind, outcome, meant), count) in tally.lock().unwrap().iter() {
         println!("{kind:<10} {outcome:<40} {count:>6}{}", if *meant { "" } else { "  NOT MEANT" });
@@ -80,7 +84,7 @@ fn main() {
     std::process::exit(i32::from(failed));
 }
 
-/// Tokens per second of clients that all ask for 64 tokens, again and again.
+/// Tokens per second of clients that all ask for 128 tokens, again and again.
 fn throughput(engine: &Engine, address: SocketAddr, clients: usize, time: Duration) -> f64 {
     let before = engine.stats().generated_tokens;
     let start = Instant::now();
@@ -89,7 +93,7 @@ fn throughput(engine: &Engine, address: SocketAddr, clients: usize, time: Durati
             scope.spawn(move || {
                 let mut rng = Rng::new(i as u64);
                 while start.elapsed() < time {
-                    let body = json!({ "prompt": prompt(&mut rng, 32), "max_tokens": 64, "ignore_eos": true });
+                    let body = json!({ "prompt": prompt(&mut rng, 32), "max_tokens": 128, "ignore_eos": true });
                     let status = client::post(address, "/v1/completions", &body).unwrap().status;
                     // More may ask than may run and wait.
                     assert!(status == 200 || status == 429, "{status}");
