@@ -63,6 +63,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    let serve_options = args.options()?;
     let opened = Opened::new(&args.model, &args.device.open()?)?;
     let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
     let mut options = args.engine.options(args.max_context as usize, args.weights)?;
@@ -70,7 +71,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     options.max_queue = args.max_queue as usize;
     let name = opened.name.clone();
     let engine = Engine::start(opened.model, options)?;
-    let server = Server::bind(Served { name: opened.name, engine, tokenizer }, args.options()?)?;
+    let server = Server::bind(Served { name: opened.name, engine, tokenizer }, serve_options)?;
     let address = server.address()?;
     stop_on_signal(&server)?;
     eprintln!("{name} at http://{address} (page) and http://{address}/v1 (API); Ctrl-C ends it");
