@@ -7,7 +7,7 @@
 //! server.run()?;                        until then
 //! ```
 //!
-//! A request's way: [`server`] accepts and reads with limits on everything, `routes` finds who answers,
+//! A request's way: `server` accepts and reads with limits on everything, `routes` finds who answers,
 //! `completions` turns JSON into requests to the engine and its events into text, log-probabilities and
 //! chunks. An answer is pulled by the connection that wants it, so a client that goes away drops the
 //! answer, and with it the engine's work.
@@ -24,7 +24,7 @@ mod options;
 mod page;
 mod patience;
 mod routes;
-pub mod server;
+mod server;
 mod tokens;
 
 pub use app::Served;

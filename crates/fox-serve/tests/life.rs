@@ -72,6 +72,28 @@ fn half_a_request_does_not_hold_a_connection() {
 }
 
 #[test]
+fn noise_is_answered_or_dropped() {
+    let server = serve();
+    for noise in [
+        "\0\u{1f98a}\r\n\r\n",
+        "GET / HTTP/9.9\r\n\r\n",
+        "GET  /  /\r\n\r\n",
+        "\r\n\r\n\r\nxx\r\n\r\n",
+    ] {
+        let mut socket = TcpStream::connect(server.address).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket.write_all(noise.as_bytes()).unwrap();
+        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        // A reset is an answer, too.
+        drop(socket.read_to_end(&mut answer));
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400"), "{noise:?}: {answer}");
+    }
+    assert_eq!(get(server.address, "/health").unwrap().status, 200);
+}
+
+#[test]
 fn stopping_lets_running_requests_end() {
     let mut server = serve();
     let body = json!({ "prompt": "a", "max_tokens": 300, "stream": true, "ignore_eos": true });
