@@ -4,7 +4,7 @@
 mod common;
 
 use common::client::{get, post};
-use common::serve;
+use common::{serve, wait_for};
 use serde_json::json;
 
 #[test]
@@ -39,6 +39,8 @@ fn metrics_count_what_happened() {
     let server = serve();
     server.complete(&json!({ "prompt": "abc", "max_tokens": 5, "ignore_eos": true }));
     assert_eq!(post(server.address, "/v1/completions", &json!({})).unwrap().status, 400);
+    // The engine tells its figures after a step, the last token before its end.
+    wait_for("it is over", || server.engine.stats().finished == 1);
     let reply = get(server.address, "/metrics").unwrap();
     assert_eq!(reply.header("content-type"), Some("text/plain; version=0.0.4"));
     let text = reply.text();
