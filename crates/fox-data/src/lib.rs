@@ -48,7 +48,9 @@ pub use loader::{
 };
 pub use prepare::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, prepare};
 pub use shard::{Index, PreparedDataset, ShardEntry, SplitIndex, Verify};
-pub use synthetic::{NeedleCase, SyntheticConfig, SyntheticDataset, SyntheticTokenizer};
+pub use synthetic::{
+    NeedleCase, START_WORD, SyntheticConfig, SyntheticDataset, SyntheticTokenizer,
+};
 #[cfg(feature = "hf-tokenizers")]
 pub use tokenizer::HfTokenizer;
 pub use tokenizer::{

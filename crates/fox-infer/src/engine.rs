@@ -162,6 +162,12 @@ impl Engine {
         Stats { queued: state.queue.len(), ..state.stats.clone() }
     }
 
+    /// Whether requests are taken.
+    pub fn is_open(&self) -> bool {
+        let state = self.0.shared.lock();
+        !state.closed && !state.ended
+    }
+
     /// The model, for looking inside. Its weights are those that the engine computes with.
     pub fn model(&self) -> &Model {
         &self.0.model

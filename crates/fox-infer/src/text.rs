@@ -70,6 +70,11 @@ impl TextStream {
         Ok(self.give(&text, true))
     }
 
+    /// Text that is held back because it may be the beginning of a stop string.
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
     /// The text of the ids not decoded yet, if it is whole or `all` is wanted.
     fn decode(&mut self, all: bool) -> Result<String> {
         let text = self.tokenizer.decode(&self.ids)?;

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// The Forgetting Transformer (FoX): prepare data, train, evaluate, look inside, generate, prove and convert
-/// models.
+/// The Forgetting Transformer (FoX): prepare data, train, evaluate, look inside, generate, serve, prove and
+/// convert models.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
 struct Cli {

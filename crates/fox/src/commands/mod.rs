@@ -8,6 +8,7 @@ mod generate;
 mod info;
 mod inspect;
 mod prepare;
+mod serve;
 mod sweep;
 mod train;
 mod verify;
@@ -27,6 +28,7 @@ pub enum Command {
     Eval(eval::Args),
     Inspect(inspect::Args),
     Generate(generate::Args),
+    Serve(serve::Args),
     Bench(bench::Args),
     Verify(verify::Args),
     Info(info::Args),
@@ -44,6 +46,7 @@ impl Command {
             Command::Eval(args) => eval::run(&args),
             Command::Inspect(args) => inspect::run(&args),
             Command::Generate(args) => generate::run(&args),
+            Command::Serve(args) => serve::run(args),
             Command::Bench(args) => bench::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Info(args) => info::run(&args),

@@ -1,0 +1,85 @@
+//! What all requests share.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fox_data::Tokenizer;
+use fox_infer::Engine;
+use tokio::sync::Semaphore;
+
+use crate::metrics::Metrics;
+use crate::{Error, Result, ServeOptions};
+
+/// What is served.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// What clients call the model.
+    pub name: String,
+    /// Where it runs.
+    pub engine: Engine,
+    /// Its text.
+    pub tokenizer: Tokenizer,
+}
+
+pub(crate) struct App {
+    pub name: String,
+    pub engine: Engine,
+    pub tokenizer: Tokenizer,
+    pub options: ServeOptions,
+    pub metrics: Metrics,
+    /// Seconds since 1970 when the server started.
+    pub created: u64,
+    /// Ids that end an answer.
+    pub end_ids: Vec<i32>,
+    /// Looking inside takes all cores for a moment: one at a time.
+    pub inspecting: Semaphore,
+}
+
+impl App {
+    pub fn new(served: Served, options: ServeOptions) -> Result<App> {
+        let Served { name, engine, tokenizer } = served;
+        let config = engine.model().config();
+        if tokenizer.vocab_size() > config.vocab_size {
+            return Err(Error::Option(format!(
+                "the tokenizer has {} ids, but the model {name} has {}; name the model's own with --tokenizer",
+                tokenizer.vocab_size(),
+                config.vocab_size
+            )));
+        }
+        if options.max_choices == 0 || options.max_connections == 0 {
+            return Err(Error::Option("limits must be at least 1".into()));
+        }
+        let mut end_ids = vec![tokenizer.bos() as i32];
+        end_ids.extend(config.tokens.eos.map(|id| id as i32));
+        end_ids.dedup();
+        Ok(App {
+            created: now(),
+            metrics: Metrics::default(),
+            inspecting: Semaphore::new(1),
+            name,
+            engine,
+            tokenizer,
+            options,
+            end_ids,
+        })
+    }
+
+    /// The name that logs and clients see for one token: its text, or its number where it has none of its
+    /// own (a part of a character, a marker).
+    pub fn token_name(&self, id: i32) -> String {
+        match self.tokenizer.decode(&[id as u32]) {
+            Ok(text) if !text.is_empty() && !text.contains('\u{fffd}') => text,
+            _ => format!("token_id:{id}"),
+        }
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// A number that nobody could guess, and that differs from call to call.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}

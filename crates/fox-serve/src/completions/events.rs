@@ -1,0 +1,60 @@
+//! Answers as server-sent events.
+
+use std::task::{Context, Poll};
+
+use hyper::body::Bytes;
+use serde::Serialize;
+
+use super::answers::Answers;
+use super::wire::Head;
+
+/// A stream of chunks that ends with `[DONE]`.
+pub(crate) struct Events {
+    answers: Answers,
+    head: Head,
+    include_usage: bool,
+    over: bool,
+}
+
+impl Events {
+    pub fn new(answers: Answers, head: Head, include_usage: bool) -> Events {
+        Events { answers, head, include_usage, over: false }
+    }
+
+    /// The next event, or several that are there already.
+    pub fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let mut bytes = Vec::new();
+        while !self.over {
+            match self.answers.poll_next(cx) {
+                Poll::Ready(Ok(Some(delta))) => {
+                    write(&mut bytes, &self.head.chunk(&delta, self.include_usage));
+                }
+                Poll::Ready(Ok(None)) => {
+                    if self.include_usage {
+                        write(&mut bytes, &self.head.usage_chunk(self.answers.usage()));
+                    }
+                    bytes.extend_from_slice(b"data: [DONE]\n\n");
+                    self.over = true;
+                }
+                // The status has been sent long ago.
+                Poll::Ready(Err(error)) => {
+                    write(&mut bytes, &error.json());
+                    self.over = true;
+                }
+                Poll::Pending if bytes.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
+            }
+            if bytes.len() > 64 << 10 {
+                break;
+            }
+        }
+        Poll::Ready((!bytes.is_empty()).then(|| bytes.into()))
+    }
+}
+
+fn write(bytes: &mut Vec<u8>, message: &impl Serialize) {
+    bytes.extend_from_slice(b"data: ");
+    // Writing to memory cannot fail, and no map has keys that are no strings.
+    drop(serde_json::to_writer(&mut *bytes, message));
+    bytes.extend_from_slice(b"\n\n");
+}

@@ -1,0 +1,131 @@
+//! `/metrics`: counters and times in the text format of Prometheus.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use fox_infer::Stats;
+
+/// Upper bounds of the buckets of times, in seconds.
+const BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0];
+
+/// What is counted besides the engine's own figures.
+#[derive(Default)]
+pub(crate) struct Metrics {
+    /// Answers by path and status.
+    responses: Mutex<BTreeMap<(&'static str, u16), u64>>,
+    /// From a completion request to the end of its last answer.
+    pub request_time: Times,
+    /// From a completion request to its first token.
+    pub first_token_time: Times,
+}
+
+/// How often a time fell into each bucket.
+#[derive(Default)]
+pub(crate) struct Times {
+    counts: [AtomicU64; BUCKETS.len() + 1],
+    micros: AtomicU64,
+}
+
+impl Times {
+    pub fn observe(&self, time: Duration) {
+        let bucket = BUCKETS.iter().position(|bound| time.as_secs_f64() <= *bound);
+        self.counts[bucket.unwrap_or(BUCKETS.len())].fetch_add(1, Ordering::Relaxed);
+        self.micros.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    fn write(&self, text: &mut String, name: &str, help: &str) {
+        header(text, name, help, "histogram");
+        let mut sum = 0;
+        for (i, count) in self.counts.iter().enumerate() {
+            sum += count.load(Ordering::Relaxed);
+            let bound = BUCKETS.get(i).map_or("+Inf".to_string(), f64::to_string);
+            line(text, &format!("{name}_bucket{{le=\"{bound}\"}}"), sum as f64);
+        }
+        line(text, &format!("{name}_sum"), self.micros.load(Ordering::Relaxed) as f64 / 1e6);
+        line(text, &format!("{name}_count"), sum as f64);
+    }
+}
+
+impl Metrics {
+    /// One more answer.
+    pub fn count(&self, path: &'static str, status: u16) {
+        let mut responses = self.responses.lock().unwrap_or_else(PoisonError::into_inner);
+        *responses.entry((path, status)).or_default() += 1;
+    }
+
+    /// Everything, with the engine's figures.
+    pub fn text(&self, stats: &Stats) -> String {
+        let mut text = String::new();
+        let name = "fox_http_responses_total";
+        header(&mut text, name, "Answers by path and status.", "counter");
+        for ((path, status), count) in
+            self.responses.lock().unwrap_or_else(PoisonError::into_inner).iter()
+        {
+            let labels = format!("{name}{{path=\"{path}\",status=\"{status}\"}}");
+            line(&mut text, &labels, *count as f64);
+        }
+        let (request, first) = (&self.request_time, &self.first_token_time);
+        request.write(&mut text, "fox_request_seconds", "Completions, from request to end.");
+        first.write(&mut text, "fox_first_token_seconds", "Completions, to the first token.");
+        engine(&mut text, stats);
+        if let Some(bytes) = resident_bytes() {
+            let name = "process_resident_memory_bytes";
+            single(&mut text, name, "Memory in use.", "gauge", bytes as f64);
+        }
+        text
+    }
+}
+
+fn engine(text: &mut String, stats: &Stats) {
+    let gauges = [
+        ("fox_requests_queued", "Requests that wait.", stats.queued as f64),
+        ("fox_requests_running", "Requests that run.", stats.running as f64),
+        ("fox_cache_bytes", "Bytes that caches hold.", stats.cache_bytes as f64),
+        ("fox_cache_peak_bytes", "The most they held.", stats.peak_cache_bytes as f64),
+        ("fox_cache_budget_bytes", "Bytes they may hold.", stats.cache_budget as f64),
+        (
+            "fox_cache_evicted_ratio",
+            "Share of the running requests' pages that was evicted.",
+            stats.evicted_fraction(),
+        ),
+    ];
+    let counters = [
+        ("fox_requests_finished_total", "Requests that ended.", stats.finished),
+        ("fox_requests_cancelled_total", "Requests that were given up.", stats.cancelled),
+        ("fox_prompt_tokens_total", "Prompt tokens computed.", stats.prefilled_tokens),
+        ("fox_shared_tokens_total", "Prompt tokens found in the cache.", stats.shared_tokens),
+        ("fox_generated_tokens_total", "Tokens generated.", stats.generated_tokens),
+        ("fox_steps_total", "Steps of the engine.", stats.steps),
+    ];
+    for (name, help, value) in gauges {
+        single(text, name, help, "gauge", value);
+    }
+    for (name, help, value) in counters {
+        single(text, name, help, "counter", value as f64);
+    }
+}
+
+fn single(text: &mut String, name: &str, help: &str, kind: &str, value: f64) {
+    header(text, name, help, kind);
+    line(text, name, value);
+}
+
+fn header(text: &mut String, name: &str, help: &str, kind: &str) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+fn line(text: &mut String, name: &str, value: f64) {
+    let _ = writeln!(text, "{name} {value}");
+}
+
+/// Memory of this process, where the system tells.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kilobytes << 10)
+}

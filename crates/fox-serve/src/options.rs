@@ -1,0 +1,46 @@
+//! Limits and choices of a server.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+/// How a server runs. What the engine limits (context, queue, memory) stands in its own options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServeOptions {
+    /// Where to listen; loopback unless told otherwise. Port 0 takes any that is free.
+    pub address: SocketAddr,
+    /// What clients must send as `Authorization: Bearer KEY`, except for the page and `/health`.
+    pub api_key: Option<String>,
+    /// Bytes of a request's body, at most.
+    pub max_body: usize,
+    /// Answers that one request may ask for: prompts times `n`.
+    pub max_choices: usize,
+    /// Alternatives per token that may be asked for.
+    pub max_logprobs: usize,
+    /// Tokens of a text that `/inspect` looks at, at most.
+    pub max_inspect: usize,
+    /// Connections at a time; more wait to be accepted.
+    pub max_connections: usize,
+    /// From the head of a request to the end of its answer.
+    pub request_time: Duration,
+    /// For a request to arrive, and for a client that does not read what it is sent.
+    pub stall_time: Duration,
+    /// From the wish to stop until requests that still run are cut off.
+    pub drain_time: Duration,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        ServeOptions {
+            address: (Ipv4Addr::LOCALHOST, 8080).into(),
+            api_key: None,
+            max_body: 16 << 20,
+            max_choices: 128,
+            max_logprobs: 20,
+            max_inspect: 4096,
+            max_connections: 1024,
+            request_time: Duration::from_secs(600),
+            stall_time: Duration::from_secs(30),
+            drain_time: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Listening, accepting, and stopping without cutting anybody off.
+
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
+
+use crate::app::{App, Served};
+use crate::patience::Patient;
+use crate::{Error, Result, ServeOptions, routes};
+
+/// A server that listens but does not answer yet.
+pub struct Server {
+    listener: TcpListener,
+    app: Arc<App>,
+    stop: Stopper,
+}
+
+/// Ends a server from another thread. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Stopper(watch::Sender<bool>);
+
+impl Stopper {
+    /// No new connections; requests that run may end, within the time that the options give them.
+    pub fn stop(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+impl Server {
+    /// Takes the address.
+    ///
+    /// # Errors
+    /// An address that is taken, options out of range, a tokenizer that is not the model's.
+    pub fn bind(served: Served, options: ServeOptions) -> Result<Server> {
+        let address = options.address;
+        let app = App::new(served, options)?;
+        let failed = |source| Error::Bind { address, source };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(Server { listener, app: Arc::new(app), stop: Stopper(watch::Sender::new(false)) })
+    }
+
+    /// Where it listens; the port is the real one when any free one was asked for.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// What ends it.
+    pub fn stopper(&self) -> Stopper {
+        self.stop.clone()
+    }
+
+    /// Answers requests until it is stopped; then lets those that run end, closes the engine and returns.
+    ///
+    /// # Errors
+    /// No threads to run on.
+    pub fn run(self) -> Result<()> {
+        let Server { listener, app, stop } = self;
+        // The engine computes on threads of its own; these two only read, write and tokenize.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("fox-serve")
+            .enable_all()
+            .build()
+            .map_err(Error::Runtime)?;
+        let shared = app.clone();
+        let served = runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).map_err(Error::Runtime)?;
+            serve(listener, shared, stop.0.subscribe()).await;
+            Ok(())
+        });
+        // Connections that are still open are dropped here, and with them their requests.
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        app.engine.drain();
+        served
+    }
+}
+
+async fn serve(listener: tokio::net::TcpListener, app: Arc<App>, mut stop: watch::Receiver<bool>) {
+    let places = Arc::new(Semaphore::new(app.options.max_connections));
+    let connections = GracefulShutdown::new();
+    let mut stopping = std::pin::pin!(async move { drop(stop.wait_for(|stop| *stop).await) });
+    loop {
+        let next = async {
+            let place = places.clone().acquire_owned().await.ok();
+            (listener.accept().await, place)
+        };
+        let Some((accepted, place)) = unless(&mut stopping, next).await else { break };
+        match accepted {
+            Ok((stream, _)) => {
+                let connection = connections.watch(connection(stream, app.clone()));
+                tokio::spawn(async move {
+                    // A connection that broke has told nobody anything: there is nothing to say.
+                    drop(connection.await);
+                    drop(place);
+                });
+            }
+            // Too many open files, mostly: it passes.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+    drop(listener);
+    drop(tokio::time::timeout(app.options.drain_time, connections.shutdown()).await);
+}
+
+/// What `work` gives, unless `end` comes first.
+async fn unless<T>(
+    end: &mut (impl Future<Output = ()> + Unpin),
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    std::future::poll_fn(|cx| {
+        if std::pin::Pin::new(&mut *end).poll(cx).is_ready() {
+            return std::task::Poll::Ready(None);
+        }
+        work.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
+/// One connection: requests after each other, each with its limits.
+fn connection(
+    stream: TcpStream,
+    app: Arc<App>,
+) -> impl hyper_util::server::graceful::GracefulConnection<Error = hyper::Error> {
+    // Tokens are sent as they come. A socket that refuses this works all the same.
+    drop(stream.set_nodelay(true));
+    let limit = app.options.stall_time;
+    let io = TokioIo::new(Patient::new(stream, limit));
+    let service = service_fn(move |request| routes::answer(app.clone(), request));
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limit)
+        .serve_connection(io, service)
+}

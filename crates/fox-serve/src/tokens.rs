@@ -1,0 +1,70 @@
+//! `/tokenize`, `/detokenize`, `/tokenizer_info`: the tokenizer, for clients that have none.
+
+use fox_data::{Gpt2Tokenizer, START_WORD, Tokenizer};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::completions::Prompt;
+use crate::error::{ApiError, ApiResult};
+use crate::fields::Fields;
+use crate::models;
+
+/// `{"prompt": TEXT, "add_special_tokens": true, "return_token_strs": false}` to ids.
+pub(crate) fn tokenize(app: &App, body: &[u8]) -> ApiResult<Value> {
+    let mut fields = Fields::parse(body)?;
+    if let Some(model) = fields.take::<String>("model")? {
+        models::check_name(app, &model)?;
+    }
+    let text: Option<String> = fields.take("prompt")?;
+    let mark = fields.take("add_special_tokens")?.unwrap_or(true);
+    let names = fields.take("return_token_strs")?.unwrap_or(false);
+    fields.finish()?;
+    let text = text.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
+    let ids = Prompt::text(&app.tokenizer, &text, mark)?.ids;
+    let names = names.then(|| ids.iter().map(|&id| app.token_name(id)).collect::<Vec<_>>());
+    Ok(json!({
+        "count": ids.len(),
+        "max_model_len": app.engine.options().max_context,
+        "tokens": ids,
+        "token_strs": names,
+    }))
+}
+
+/// `{"tokens": [ID, ...]}` to text.
+pub(crate) fn detokenize(app: &App, body: &[u8]) -> ApiResult<Value> {
+    let mut fields = Fields::parse(body)?;
+    if let Some(model) = fields.take::<String>("model")? {
+        models::check_name(app, &model)?;
+    }
+    let ids: Option<Vec<u32>> = fields.take("tokens")?;
+    fields.finish()?;
+    let ids = ids.ok_or_else(|| ApiError::invalid("tokens", "tokens is missing"))?;
+    let text = app.tokenizer.decode(&ids);
+    let text = text.map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
+    Ok(json!({ "prompt": text }))
+}
+
+/// Which tokenizer this is, and its markers.
+pub(crate) fn info(app: &App) -> Value {
+    let marker = marker(&app.tokenizer);
+    json!({
+        "tokenizer_class": app.tokenizer.identity().name,
+        "identity": app.tokenizer.identity().to_string(),
+        "vocab_size": app.tokenizer.vocab_size(),
+        "bos_token": marker,
+        "eos_token": marker,
+        "bos_token_id": app.tokenizer.bos(),
+        "eos_token_id": app.tokenizer.bos(),
+        "model_max_length": app.engine.options().max_context,
+        "chat_template": null,
+    })
+}
+
+/// A text that becomes the marker when it is tokenized; null where there is none.
+fn marker(tokenizer: &Tokenizer) -> Option<String> {
+    let bos = tokenizer.bos();
+    let own = tokenizer.decode(&[bos]).unwrap_or_default();
+    let known = [own.as_str(), Gpt2Tokenizer::END_OF_TEXT_TEXT, START_WORD];
+    let is_marker = |text: &&str| tokenizer.encode(text).is_ok_and(|ids| ids == [bos]);
+    known.iter().copied().find(is_marker).map(str::to_string)
+}

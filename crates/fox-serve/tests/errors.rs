@@ -1,0 +1,186 @@
+//! What is wrong with a request is said in the shape that clients of OpenAI know.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use common::client::{self, open, post};
+use common::{serve, serve_with};
+use fox_infer::EngineOptions;
+use fox_serve::ServeOptions;
+use serde_json::{Value, json};
+
+/// Body, status, field at fault, part of the message.
+const TABLE: &[(&str, u16, Option<&str>, &str)] = &[
+    ("{", 400, None, "not JSON"),
+    ("[1]", 400, None, "must be a JSON object"),
+    ("{}", 400, Some("prompt"), "prompt is missing"),
+    (r#"{"prompt": null}"#, 400, Some("prompt"), "prompt is missing"),
+    (r#"{"prompt": []}"#, 400, Some("prompt"), "not empty"),
+    (r#"{"prompt": {"a": 1}}"#, 400, Some("prompt"), "list of texts"),
+    (r#"{"prompt": ["a", [1]]}"#, 400, Some("prompt"), "list of texts"),
+    (r#"{"prompt": [1, "a"]}"#, 400, Some("prompt"), "\"a\" at position 1"),
+    (r#"{"prompt": [1.5]}"#, 400, Some("prompt"), "1.5 at position 0"),
+    (r#"{"prompt": [1, 99999999999]}"#, 400, Some("prompt"), "position 1"),
+    (r#"{"prompt": [1, 256]}"#, 400, Some("prompt"), "vocabulary of 256"),
+    (r#"{"prompt": [-1]}"#, 400, Some("prompt"), "token -1"),
+    (r#"{"prompt": [[]]}"#, 400, Some("prompt"), "empty"),
+    (r#"{"prompt": "", "add_special_tokens": false}"#, 400, Some("prompt"), "empty"),
+    (r#"{"prompt": "a", "max_tokens": 1000000}"#, 400, Some("prompt"), "context of 65536"),
+    (r#"{"prompt": "a", "max_tokens": -1}"#, 400, Some("max_tokens"), "-1"),
+    (r#"{"prompt": "a", "max_tokens": "many"}"#, 400, Some("max_tokens"), "many"),
+    (r#"{"prompt": "a", "temperature": -0.5}"#, 400, Some("temperature"), "0 or more"),
+    (r#"{"prompt": "a", "temperature": "hot"}"#, 400, Some("temperature"), "hot"),
+    (r#"{"prompt": "a", "temperature": 1e300}"#, 400, Some("temperature"), "inf"),
+    (r#"{"prompt": "a", "top_p": 0}"#, 400, Some("top_p"), "above 0"),
+    (r#"{"prompt": "a", "top_p": 1.1}"#, 400, Some("top_p"), "at most 1"),
+    (r#"{"prompt": "a", "top_k": -2}"#, 400, Some("top_k"), "0 or more"),
+    (r#"{"prompt": "a", "min_p": 2}"#, 400, Some("min_p"), "from 0 to 1"),
+    (r#"{"prompt": "a", "repetition_penalty": 0}"#, 400, Some("repetition_penalty"), "above 0"),
+    (r#"{"prompt": "a", "seed": "x"}"#, 400, Some("seed"), "seed"),
+    (r#"{"prompt": "a", "n": 0}"#, 400, Some("n"), "at least 1"),
+    (r#"{"prompt": "a", "n": 129}"#, 400, Some("n"), "more than 128"),
+    (r#"{"prompt": ["a", "b"], "n": 100}"#, 400, Some("n"), "2 prompts times n = 100"),
+    (r#"{"prompt": "a", "logprobs": 21}"#, 400, Some("logprobs"), "at most 20"),
+    (r#"{"prompt": "a", "logprobs": true}"#, 400, Some("logprobs"), "true"),
+    (r#"{"prompt": "a", "stop": 5}"#, 400, Some("stop"), "a text or a list of texts"),
+    (r#"{"prompt": "a", "stop": [""]}"#, 400, Some("stop"), "empty"),
+    (r#"{"prompt": "a", "stream": 1}"#, 400, Some("stream"), "stream"),
+    (
+        r#"{"prompt": "a", "stream_options": {"include_usage": true}}"#,
+        400,
+        Some("stream_options"),
+        "stream = true",
+    ),
+    (
+        r#"{"prompt": "a", "stream": true, "stream_options": {"x": 1}}"#,
+        400,
+        Some("x"),
+        "unknown field",
+    ),
+    (r#"{"prompt": "a", "suffix": "b"}"#, 400, Some("suffix"), "not supported"),
+    (r#"{"prompt": "a", "best_of": 2}"#, 400, Some("best_of"), "not supported"),
+    (
+        r#"{"prompt": "a", "frequency_penalty": 0.5}"#,
+        400,
+        Some("frequency_penalty"),
+        "repetition_penalty",
+    ),
+    (
+        r#"{"prompt": "a", "presence_penalty": 0.5}"#,
+        400,
+        Some("presence_penalty"),
+        "repetition_penalty",
+    ),
+    (r#"{"prompt": "a", "logit_bias": {"5": 1}}"#, 400, Some("logit_bias"), "not supported"),
+    (r#"{"prompt": "a", "max_token": 5}"#, 400, Some("max_token"), "unknown field: max_token"),
+    (r#"{"prompt": "a", "model": "gpt-5"}"#, 404, Some("model"), "this server has tiny"),
+];
+
+#[test]
+fn malformed_requests_get_a_status_a_field_and_a_sentence() {
+    let server = serve();
+    let kind = [("content-type", "application/json")];
+    for (body, status, param, words) in TABLE {
+        let reply = open(server.address, ("POST", "/v1/completions"), &kind, body.as_bytes());
+        let reply = reply.unwrap().finish().unwrap();
+        let error = &reply.json()["error"];
+        assert_eq!(reply.status, *status, "{body}: {error}");
+        assert_eq!(error["param"].as_str(), *param, "{body}: {error}");
+        assert!(error["message"].as_str().unwrap().contains(words), "{body}: {error}");
+        assert_eq!(error["type"], "invalid_request_error");
+        assert!(error.as_object().unwrap().contains_key("code"));
+    }
+    assert_eq!(server.engine.stats().finished, 0, "none of them ran");
+}
+
+#[test]
+fn fields_that_ask_for_nothing_are_no_error() {
+    let server = serve();
+    server.complete(
+        &json!({ "prompt": "a", "suffix": null, "best_of": 1, "logit_bias": {}, "user": "me",
+        "frequency_penalty": 0.0, "presence_penalty": 0, "stream": false, "stop": null, "n": null,
+        "model": "tiny", "max_tokens": 1, "logprobs": null, "seed": -5 }),
+    );
+}
+
+#[test]
+fn other_mistakes_are_told_too() {
+    let options = ServeOptions { max_body: 1000, ..ServeOptions::default() };
+    let server = serve_with(EngineOptions::default(), options);
+    let send = |method, path, headers: &[(&str, &str)], body: &str| {
+        open(server.address, (method, path), headers, body.as_bytes()).unwrap().finish().unwrap()
+    };
+    let json_type = [("content-type", "application/json; charset=utf-8")];
+    let missing = send("GET", "/v1/nothing", &[], "");
+    assert_eq!(missing.status, 404);
+    assert!(missing.json()["error"]["message"].as_str().unwrap().contains("/v1/nothing"));
+    assert_eq!(send("GET", "/v1/models/other", &[], "").status, 404);
+    let method = send("GET", "/v1/completions", &[], "");
+    assert_eq!((method.status, method.header("allow")), (405, Some("POST")));
+    assert_eq!(send("DELETE", "/", &[], "").status, 405);
+    let form = send("POST", "/v1/completions", &[], r#"{"prompt": "a"}"#);
+    assert_eq!(form.status, 415);
+    let large = format!(r#"{{"prompt": "{}"}}"#, "a".repeat(1000));
+    let reply = send("POST", "/v1/completions", &json_type, &large);
+    assert_eq!(reply.status, 413);
+    assert!(reply.json()["error"]["message"].as_str().unwrap().contains("1000 bytes"));
+    assert_eq!(send("POST", "/tokenize", &json_type, "{}").status, 400);
+    assert_eq!(send("POST", "/detokenize", &json_type, r#"{"tokens": [256]}"#).status, 400);
+    assert_eq!(
+        send("POST", "/inspect", &json_type, r#"{"prompt": "a", "head": [9, 9]}"#).status,
+        400
+    );
+}
+
+#[test]
+fn a_key_opens_what_is_guarded_and_nothing_else_does() {
+    let options = ServeOptions { api_key: Some("secret".into()), ..ServeOptions::default() };
+    let server = serve_with(EngineOptions::default(), options);
+    let status = |path: &str, key: Option<&str>| {
+        let header: Vec<(&str, &str)> = key.map(|key| ("authorization", key)).into_iter().collect();
+        open(server.address, ("GET", path), &header, b"").unwrap().finish().unwrap().status
+    };
+    for path in ["/v1/models", "/metrics", "/tokenizer_info"] {
+        for wrong in [
+            None,
+            Some(""),
+            Some("Bearer "),
+            Some("Bearer secre"),
+            Some("Bearer secret2"),
+            Some("secret"),
+        ] {
+            assert_eq!(status(path, wrong), 401, "{path} {wrong:?}");
+        }
+        assert_eq!(status(path, Some("Bearer secret")), 200);
+    }
+    assert_eq!((status("/health", None), status("/", None)), (200, 200));
+    let reply = post(server.address, "/v1/completions", &json!({ "prompt": "a" })).unwrap();
+    assert_eq!((reply.status, reply.header("www-authenticate")), (401, Some("Bearer")));
+    assert_eq!(reply.json()["error"]["code"], "invalid_api_key");
+}
+
+#[test]
+fn a_full_queue_is_429_with_a_time_to_come_back() {
+    let engine = EngineOptions { max_batch: 1, max_queue: 2, ..EngineOptions::default() };
+    let server = serve_with(engine, ServeOptions::default());
+    let endless =
+        json!({ "prompt": "a", "max_tokens": 60_000, "stream": true, "ignore_eos": true });
+    let open = |body: &Value| client::open_json(server.address, "/v1/completions", body).unwrap();
+    let mut first = open(&endless);
+    assert!(first.event().unwrap().is_some(), "it runs");
+    let waiting = [open(&endless), open(&endless)];
+    let reply = post(server.address, "/v1/completions", &json!({ "prompt": "a" })).unwrap();
+    assert_eq!((reply.status, reply.header("retry-after")), (429, Some("1")));
+    assert_eq!(reply.json()["error"]["code"], "queue_full");
+    // A list that can never fit is another matter.
+    let reply =
+        post(server.address, "/v1/completions", &json!({ "prompt": ["a", "b", "c"] })).unwrap();
+    assert_eq!(reply.status, 400);
+    drop(waiting);
+    drop(first);
+    common::wait_for("there is room again", || {
+        let stats = server.engine.stats();
+        stats.running + stats.queued == 0
+    });
+    server.complete(&json!({ "prompt": "a" }));
+}
