@@ -3,6 +3,7 @@
 //!
 //! - [`loss`]: loss at every position, its slope, and perplexities, with bootstrap intervals.
 //! - [`needle`]: what a model finds again in a long text.
+//! - [`tasks`]: questions with right answers, and LongBench.
 //! - [`inspect`]: forget gates, half-lives, attention, pruning.
 //! - [`plot`] and [`report`]: the pictures, and the page they stand on.
 
@@ -15,6 +16,7 @@ pub mod plot;
 pub mod report;
 pub mod stats;
 mod subject;
+pub mod tasks;
 
 pub use error::{Error, Result};
 pub use subject::Subject;
