@@ -5,11 +5,14 @@
 //! - [`needle`]: what a model finds again in a long text.
 //! - [`tasks`]: questions with right answers, and LongBench.
 //! - [`inspect`]: forget gates, half-lives, attention, pruning.
+//! - [`compare`]: all of this side by side.
 //! - [`plot`] and [`report`]: the pictures, and the page they stand on.
 
+pub mod compare;
 pub mod error;
 pub mod files;
 pub mod inspect;
+pub mod learning;
 pub mod loss;
 pub mod needle;
 pub mod plot;

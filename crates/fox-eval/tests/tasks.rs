@@ -231,7 +231,7 @@ fn data_are_found_by_name() {
     let spec = find("piqa", None).unwrap();
     let said = find_data(&spec, Some(folder.path())).unwrap_err().to_string();
     assert!(said.contains("piqa.jsonl") && said.contains("piqa.parquet"), "{said}");
-    assert!(find_data(&spec, None).unwrap_err().to_string().contains("--data"));
+    assert!(find_data(&spec, None).unwrap_err().to_string().contains("--task-data"));
     let path = folder.path().join("piqa.jsonl");
     std::fs::write(&path, "{\"goal\": \"g\"}\n{\"goal\": \"h\"}\n").unwrap();
     assert_eq!(find_data(&spec, Some(folder.path())).unwrap(), path);

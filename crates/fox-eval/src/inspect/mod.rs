@@ -14,7 +14,7 @@ pub use forget::{GLOBAL_FROM, HalfLife, LOCAL_BELOW, Reach, cumulative, forget_m
 pub use output::half_life_chart;
 
 use fox_model::Pruning;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::plot::MatrixImage;
 use crate::subject::Subject;
@@ -45,7 +45,7 @@ impl Default for InspectOptions {
 }
 
 /// What is known about one head.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeadSummary {
     /// Its layer, from 0.
     pub layer: usize,

@@ -19,7 +19,7 @@ pub fn find_data(spec: &TaskSpec, folder: Option<&Path>) -> Result<PathBuf> {
     let name = &spec.name;
     let Some(folder) = folder else {
         return Err(Error::Argument(format!(
-            "task {name} needs data; name the folder of {name}.jsonl with --data"
+            "task {name} needs data; name the folder of {name}.jsonl with --task-data"
         )));
     };
     let candidates = ENDINGS.iter().map(|ending| folder.join(format!("{name}{ending}")));

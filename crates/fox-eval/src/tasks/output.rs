@@ -10,21 +10,15 @@ use twox_hash::XxHash3_64;
 use super::metrics::{Figure, Metric};
 use super::run::{TaskOptions, TaskResult, run_task};
 use super::spec::TaskSpec;
-use crate::files::{file_stem, write_whole};
+use crate::Result;
+use crate::files::{file_stem, json, kept, write_whole};
 use crate::subject::Subject;
-use crate::{Error, Result};
 
 /// The results of several models and tasks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TaskReport {
     /// All results, model by model.
     pub results: Vec<TaskResult>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct OnFile {
-    evaluation: String,
-    result: TaskResult,
 }
 
 /// Runs a task, or takes its result from `folder` when the same model was asked the same before. The folder
@@ -40,16 +34,15 @@ pub fn result_on_file(
 ) -> Result<TaskResult> {
     let evaluation = identity(subject, tokenizer, spec, rows, options)?;
     let stem = format!("{}.{}", file_stem(subject.name), file_stem(&spec.name));
-    let path = folder.join(format!("{stem}.json"));
-    let known = std::fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
-    if let Some(OnFile { result, .. }) = known.filter(|on: &OnFile| on.evaluation == evaluation) {
-        return Ok(result);
-    }
-    let (result, samples) = run_task(subject, tokenizer, spec, rows, options, progress)?;
-    let lines: Vec<String> = samples.iter().map(Value::to_string).collect();
-    let samples = folder.join(format!("{stem}.samples.jsonl"));
-    write_whole(&samples, (lines.join("\n") + "\n").as_bytes())?;
-    write_whole(&path, &json(&path, &OnFile { evaluation, result: result.clone() })?)?;
+    let mut result = kept(&folder.join(format!("{stem}.json")), &evaluation, || {
+        let (result, samples) = run_task(subject, tokenizer, spec, rows, options, progress)?;
+        let lines: Vec<String> = samples.iter().map(Value::to_string).collect();
+        let samples = folder.join(format!("{stem}.samples.jsonl"));
+        write_whole(&samples, (lines.join("\n") + "\n").as_bytes())?;
+        Ok(result)
+    })?;
+    // Files of two names may share a stem.
+    result.model = subject.name.to_string();
     Ok(result)
 }
 
@@ -74,11 +67,6 @@ fn identity(
         tokenizer.identity(),
         subject.training_length
     ))
-}
-
-fn json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>> {
-    serde_json::to_vec_pretty(value)
-        .map_err(|e| Error::BadFile { path: path.to_path_buf(), detail: e.to_string() })
 }
 
 impl TaskReport {
@@ -119,6 +107,11 @@ impl TaskReport {
         names
     }
 
+    /// The results of some tasks only.
+    pub fn only(&self, wanted: impl Fn(&str) -> bool) -> TaskReport {
+        TaskReport { results: self.results.iter().filter(|r| wanted(&r.task)).cloned().collect() }
+    }
+
     /// A row per model and a column per task and metric, shares in percent, each with its standard error. The
     /// last column is the mean of one share per task: of `acc_norm` where there is one, as in the paper.
     pub fn table(&self) -> Vec<Vec<String>> {
@@ -146,7 +139,8 @@ impl TaskReport {
         rows
     }
 
-    fn mean_share(&self, model: &str) -> Option<f64> {
+    /// Mean of one share per task.
+    pub fn mean_share(&self, model: &str) -> Option<f64> {
         let of = |r: &TaskResult| {
             let norm = r.figure(Metric::AccNorm);
             norm.or_else(|| r.figures.iter().find(|f| f.metric.is_share())).map(|f| f.value)

@@ -1,6 +1,7 @@
 //! One file per command: its arguments, and what it does with them.
 
 mod bench;
+mod compare;
 mod convert;
 mod demo;
 mod eval;
@@ -27,6 +28,7 @@ pub enum Command {
     Eval(eval::Args),
     Inspect(inspect::Args),
     Generate(generate::Args),
+    Compare(compare::Args),
     Bench(bench::Args),
     Verify(verify::Args),
     Info(info::Args),
@@ -44,6 +46,7 @@ impl Command {
             Command::Eval(args) => eval::run(&args),
             Command::Inspect(args) => inspect::run(&args),
             Command::Generate(args) => generate::run(&args),
+            Command::Compare(args) => compare::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Info(args) => info::run(&args),
