@@ -22,14 +22,19 @@ pub fn find_data(spec: &TaskSpec, folder: Option<&Path>) -> Result<PathBuf> {
             "task {name} needs data; name the folder of {name}.jsonl with --task-data"
         )));
     };
-    let candidates = ENDINGS.iter().map(|ending| folder.join(format!("{name}{ending}")));
-    candidates.into_iter().find(|path| path.exists()).ok_or_else(|| {
+    data_in(folder, name).ok_or_else(|| {
         Error::Argument(format!(
             "there are no data of task {name} in {}; put {name}.jsonl (also .zst, .gz), {name}.parquet or a \
              folder {name} there",
             folder.display()
         ))
     })
+}
+
+/// The data called `name` in a folder.
+pub fn data_in(folder: &Path, name: &str) -> Option<PathBuf> {
+    let mut candidates = ENDINGS.iter().map(|ending| folder.join(format!("{name}{ending}")));
+    candidates.find(|path| path.exists())
 }
 
 /// The first rows of a file or folder.

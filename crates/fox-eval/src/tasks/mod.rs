@@ -19,7 +19,7 @@ mod spec;
 mod template;
 
 pub use builtin::{find, names};
-pub use data::{find_data, read_rows};
+pub use data::{data_in, find_data, read_rows};
 pub use encode::{Encoder, Truncation};
 pub use filters::Filter;
 pub use generate::{Ending, greedy};

@@ -15,7 +15,7 @@ use fox_model::{ForgetGate, MixerConfig, ModelConfig, Pruning};
 use fox_train::metrics::{MetricsLog, Record};
 
 use super::eval::needle::Hay;
-use super::eval::subjects::{Opened, bar, documents, text};
+use super::eval::subjects::{Opened, bar, documents, locate, text};
 use super::eval::tasks::TaskArgs;
 use crate::device::DeviceArgs;
 use crate::output;
@@ -69,6 +69,10 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let names: Vec<String> = args.models.iter().map(|argument| locate(argument).0).collect();
+    if let Some(twice) = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
+        bail!("two models are called {}; name them with NAME=PATH", twice.1);
+    }
     let device = args.device.open()?;
     let tasks = if args.tasks.any() { args.tasks.load()? } else { Vec::new() };
     let mut found = Comparison::default();
@@ -76,9 +80,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for argument in &args.models {
         // One model is in memory at a time.
         let opened = Opened::new(argument, &device)?;
-        if found.models.iter().any(|m| m.name == opened.name) {
-            bail!("two models are called {}; name them with NAME=PATH", opened.name);
-        }
         let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
         let identity = tokenizer.identity().to_string();
         if *first.get_or_insert(identity.clone()) != identity {

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 use fox_data::Record;
 use fox_eval::tasks::{
-    LONGBENCH, LongBench, TaskOptions, TaskReport, TaskResult, TaskSpec, Truncation, find,
+    LONGBENCH, LongBench, TaskOptions, TaskReport, TaskResult, TaskSpec, Truncation, data_in, find,
     find_data, names, read_rows, result_on_file,
 };
 use fox_model::Pruning;
@@ -52,8 +52,8 @@ pub struct TaskArgs {
     #[arg(long = "tasks", value_name = "TASK,...", value_delimiter = ',')]
     tasks: Vec<String>,
     /// Folder of the tasks' data
-    #[arg(long = "task-data", value_name = "DATA")]
-    data: Option<PathBuf>,
+    #[arg(long, value_name = "DATA")]
+    task_data: Option<PathBuf>,
     /// LongBench's configuration: the folder of dataset2prompt.json and dataset2maxlen.json
     #[arg(long, value_name = "DIR")]
     longbench: Option<PathBuf>,
@@ -88,29 +88,24 @@ pub struct Loaded {
 impl TaskArgs {
     /// Whether any task is asked for.
     pub fn any(&self) -> bool {
-        !self.tasks.is_empty() || self.data.is_some()
+        !self.tasks.is_empty() || self.task_data.is_some()
     }
 
     /// Reads the tasks and their rows.
     pub fn load(&self) -> Result<Vec<Loaded>> {
         let configuration = self.longbench.as_deref().map(LongBench::open).transpose()?;
-        let spec = |name: &str| find(name, configuration.as_ref());
-        let data = |spec: &TaskSpec| find_data(spec, self.data.as_deref());
-        let mut loaded = Vec::new();
-        for name in &self.tasks {
-            let spec = spec(name)?;
-            let rows = read_rows(&data(&spec)?, self.limit)?;
-            loaded.push(Loaded { spec, rows });
-        }
-        if self.tasks.is_empty() {
-            let long = LONGBENCH.into_iter().filter(|_| configuration.is_some());
-            for name in names().chain(long) {
-                let spec = spec(name)?;
-                if let Ok(path) = data(&spec) {
-                    let rows = read_rows(&path, self.limit)?;
-                    loaded.push(Loaded { spec, rows });
-                }
+        let long = LONGBENCH.into_iter().filter(|_| configuration.is_some());
+        let asked: Vec<&str> = match &self.task_data {
+            Some(folder) if self.tasks.is_empty() => {
+                names().chain(long).filter(|name| data_in(folder, name).is_some()).collect()
             }
+            _ => self.tasks.iter().map(String::as_str).collect(),
+        };
+        let mut loaded = Vec::new();
+        for name in asked {
+            let spec = find(name, configuration.as_ref())?;
+            let rows = read_rows(&find_data(&spec, self.task_data.as_deref())?, self.limit)?;
+            loaded.push(Loaded { spec, rows });
         }
         if loaded.is_empty() {
             bail!(
@@ -191,12 +186,12 @@ fn by_task(report: &TaskReport) -> Vec<Vec<String>> {
 }
 
 fn list() -> Result<String> {
-    let mut rows = Vec::new();
+    let mut text = String::new();
     for name in names() {
         let spec = find(name, None)?;
         let metrics: Vec<&str> = spec.metrics.iter().map(|m| m.name()).collect();
-        rows.push(vec![format!("{name:<16}{}", spec.about), metrics.join(" ")]);
+        text += &format!("{name:<16}{} ({})\n", spec.about, metrics.join(", "));
     }
     let long = LONGBENCH.join(", ");
-    Ok(format!("{}LongBench (with --longbench): {long}\n", output::table(&rows)))
+    Ok(format!("{text}with --longbench: {long}\n"))
 }
