@@ -6,8 +6,8 @@
 
 from the root of the repository. The harness runs its own definitions of the tasks (prompts, cleaning, metrics)
 against `fox serve`; `fox eval tasks` runs its task files without a server. Both read the items of
-bench/agreement. Every log-likelihood and every figure must agree to 1e-6 (perplexities relatively), and every
-greedy flag exactly. The items are asked twice: as they are, and cut to few tokens, so that truncation and
+bench/agreement. Every log-likelihood and every figure must agree to 1e-6 (relatively where they are above 1),
+and every greedy flag exactly. The items are asked twice: as they are, and cut to few tokens, so that truncation and
 rolling windows are compared too.
 """
 
@@ -69,10 +69,14 @@ def harness(url, folder, length):
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    with urllib.request.urlopen(f"{url}/v1/models") as reply:
-        model = json.load(reply)["data"][0]["id"]
+    def ask(path):
+        with urllib.request.urlopen(f"{url}/{path}") as reply:
+            return json.load(reply)
+
     arguments = {
-        "model": model,
+        "model": ask("v1/models")["data"][0]["id"],
+        # Not every tokenizer has a text for its start marker, by which the client would look for it.
+        "custom_prefix_token_id": ask("tokenizer_info")["bos_token_id"],
         "base_url": f"{url}/v1/completions",
         "tokenizer_backend": "remote",
         # The client keeps one token for the answer, and one more for rolling windows.
@@ -113,6 +117,11 @@ def theirs(sample):
     return [r if isinstance(r, (tuple, list)) else (r, None) for r in (resp[0] for resp in sample["resps"])]
 
 
+def difference(value, expected):
+    """Relative above 1: a log-likelihood is a sum of f32 logits, whose last bits depend on the batch."""
+    return abs(value - expected) / max(1.0, abs(expected))
+
+
 def compare(length, results, samples, figures, found):
     """Prints the largest differences; whether all are small."""
     good = True
@@ -122,13 +131,12 @@ def compare(length, results, samples, figures, found):
         ordered = sorted(samples[task], key=lambda s: s["doc_id"])
         for sample, mine in zip(ordered, found[name], strict=True):
             for (theirs_ll, theirs_flag), (ll, flag) in zip(theirs(sample), likelihoods(mine), strict=True):
-                worst = max(worst, abs(float(theirs_ll) - ll))
+                worst = max(worst, difference(ll, float(theirs_ll)))
                 flags += theirs_flag is not None and (str(theirs_flag) == "True") != flag
                 count += 1
         metrics = 0.0
         for metric, value in figures[name].items():
-            expected = results[task][f"{metric},none"]
-            metrics = max(metrics, abs(value - expected) / max(1.0, abs(expected)))
+            metrics = max(metrics, difference(value, results[task][f"{metric},none"]))
         fine = worst <= TOLERANCE and flags == 0 and metrics <= TOLERANCE
         good &= fine
         verdict = "ok" if fine else "DIFFERS"

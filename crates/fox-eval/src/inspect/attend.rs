@@ -81,6 +81,23 @@ pub(super) fn sample(head: &HeadData, pixels: usize, per_block: usize) -> Attent
     }
 }
 
+/// The attention among the last `last` tokens, a pixel each; what goes to earlier keys is left out.
+pub(super) fn close_up(head: &HeadData, last: usize) -> MatrixImage {
+    let n = head.c.len();
+    let start = n.saturating_sub(last);
+    let side = n - start;
+    let mut values = vec![f64::NAN; side * side];
+    let mut weights = Vec::new();
+    for i in start..n {
+        let first = row_weights(head, i, &mut weights);
+        for j in start..=i {
+            let weight = j.checked_sub(first).map_or(0.0, |offset| f64::from(weights[offset]));
+            values[(i - start) * side + j - start] = weight;
+        }
+    }
+    MatrixImage { rows: side, cols: side, values }
+}
+
 fn plogp(p: f64) -> f64 {
     if p > 0.0 { -p * p.ln() } else { 0.0 }
 }
@@ -160,6 +177,19 @@ mod tests {
                 assert!((seen.map.values[i * 5 + j] - want).abs() < 1e-6);
             }
             assert_eq!(seen.map.values[i * 5 + i], 0.0);
+        }
+    }
+
+    #[test]
+    fn a_close_up_is_a_corner_of_the_whole() {
+        let head = head(40, -0.3);
+        let (whole, corner) = (sample(&head, 40, 1).map, close_up(&head, 6));
+        assert_eq!((corner.rows, corner.cols), (6, 6));
+        for i in 0..6 {
+            for j in 0..=i {
+                assert_eq!(corner.values[i * 6 + j], whole.values[(34 + i) * 40 + 34 + j]);
+            }
+            assert!(corner.values[i * 6 + i + 1..(i + 1) * 6].iter().all(|v| v.is_nan()));
         }
     }
 

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::plot::MatrixImage;
 use crate::subject::Subject;
 use crate::{Error, Result};
+use observe::Chosen;
 
 /// What to look at.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,6 +80,18 @@ impl HeadSummary {
     }
 }
 
+/// Tokens of a close-up, at most: each is a pixel.
+const LONGEST_CLOSE_UP: usize = 256;
+
+/// The last tokens of a text, a pixel each.
+#[derive(Clone, Debug)]
+pub struct CloseUp {
+    /// F among them.
+    pub forget: MatrixImage,
+    /// A among them.
+    pub attention: MatrixImage,
+}
+
 /// The pictures of one head.
 #[derive(Clone, Debug)]
 pub struct HeadPicture {
@@ -88,6 +101,8 @@ pub struct HeadPicture {
     pub forget: Option<MatrixImage>,
     /// A and what was measured with it.
     pub attention: AttentionSample,
+    /// The end of the text, for a head that looks back too little to be seen in the whole.
+    pub close_up: Option<CloseUp>,
     /// The gate of every token.
     pub gates: Vec<f32>,
 }
@@ -145,7 +160,13 @@ pub fn inspect(
             subject.name
         )));
     }
-    let chosen = choose(&layers, &options.heads)?;
+    let chosen: Vec<Chosen> = choose(&layers, &options.heads)?
+        .into_iter()
+        .map(|place| Chosen {
+            place,
+            close_up: close_up_of(&layers[place.0], place.1, tokens.len()),
+        })
+        .collect();
     let samples = observe::attention(subject.model, tokens, options, &chosen)?;
 
     let mut heads = Vec::new();
@@ -165,12 +186,18 @@ pub fn inspect(
             });
         }
     }
-    let picture = |(place, attention): ((usize, usize), AttentionSample)| {
-        let seen = &layers[place.0];
+    let picture = |(chosen, attention, close): (Chosen, AttentionSample, Option<MatrixImage>)| {
+        let place = chosen.place;
+        let (seen, sums) = (&layers[place.0], layers[place.0].cumulative(place.1));
+        let close_up = sums.as_ref().zip(close).map(|(sums, attention)| {
+            let start = sums.len() - attention.rows;
+            CloseUp { forget: forget_matrix(&sums[start..], options.pixels), attention }
+        });
         HeadPicture {
             place,
-            forget: seen.cumulative(place.1).map(|c| forget_matrix(&c, options.pixels)),
+            forget: sums.map(|c| forget_matrix(&c, options.pixels)),
             attention,
+            close_up,
             gates: seen.gates(place.1),
         }
     };
@@ -183,6 +210,14 @@ pub fn inspect(
         token_gates: token_gates(tokens, &layers),
         log_pruning_tolerance: options.log_pruning_tolerance,
     })
+}
+
+/// How many of the last tokens show a head whose memory is too short to be seen in a picture of all `tokens`:
+/// eight of its longer half-lives, for instance 64. `None` when the whole picture shows it.
+fn close_up_of(layer: &observe::LayerGates, head: usize, tokens: usize) -> Option<usize> {
+    let reach = 8.0 * layer.half_life(head)?.high;
+    let last = reach.clamp(64.0, 4096.0).log2().ceil().exp2() as usize;
+    (last <= LONGEST_CLOSE_UP && 4 * last <= tokens).then_some(last)
 }
 
 /// The heads that were asked for, or the shortest, a middle and the two longest memories.
