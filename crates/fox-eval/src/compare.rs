@@ -147,6 +147,10 @@ impl Comparison {
         page
     }
 
+    fn trained_on(&self, model: &str) -> Option<usize> {
+        self.models.iter().find(|m| m.name == model).and_then(|m| m.training_length)
+    }
+
     fn add_losses(&self, page: &mut Page) {
         if self.loss.is_none() && self.learning.is_empty() {
             return;
@@ -187,13 +191,14 @@ impl Comparison {
             needle.grid.cases,
             100.0 * needle.chance
         ));
-        let trained = |name: &str| {
-            self.models.iter().find(|m| m.name == name).and_then(|m| m.training_length)
-        };
-        let found =
-            needle.maps.iter().map(|map| map.accuracy_chart(&needle.grid, trained(&map.model)));
-        let likely =
-            needle.maps.iter().map(|map| map.log_prob_chart(&needle.grid, trained(&map.model)));
+        let found = needle
+            .maps
+            .iter()
+            .map(|map| map.accuracy_chart(&needle.grid, self.trained_on(&map.model)));
+        let likely = needle
+            .maps
+            .iter()
+            .map(|map| map.log_prob_chart(&needle.grid, self.trained_on(&map.model)));
         let charts: Vec<String> = found.chain(likely).map(|chart| chart.fragment()).collect();
         page.charts(&charts);
     }
@@ -234,6 +239,10 @@ impl Comparison {
         for model in self.heads.iter().filter(|model| !model.heads.is_empty()) {
             if let Some(mut chart) = half_life_chart(&model.heads) {
                 chart.title = format!("{}: half-life of every head", model.model);
+                // The same place in every chart, so that axes can be compared.
+                let trained =
+                    self.trained_on(&model.model).map(|l| (l as f64, "trained on".into()));
+                chart.marks.extend(trained);
                 charts.push(chart.fragment());
             }
             rows.push(memory_row(model));
