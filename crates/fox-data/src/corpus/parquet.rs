@@ -160,6 +160,11 @@ mod tests {
         let texts: Vec<_> = corpus.documents().map(|d| d.unwrap().text).collect();
         assert_eq!(texts, ["one", "two", "three", "four"]);
 
+        let rows: Vec<_> = corpus.records().map(|row| row.unwrap()).collect();
+        assert_eq!(rows.len(), 6);
+        assert_eq!((&rows[0]["id"], &rows[0]["text"]), (&1.into(), &"one".into()));
+        assert_eq!((&rows[4]["id"], &rows[4]["text"]), (&2.into(), &Value::Null));
+
         let other = CorpusOptions { text_field: "body".into(), ..CorpusOptions::default() };
         let corpus = Corpus::open(&path, other).unwrap();
         let error = corpus.documents().next().unwrap().unwrap_err();
