@@ -91,7 +91,9 @@ pub(super) fn close_up(head: &HeadData, last: usize) -> MatrixImage {
     for i in start..n {
         let first = row_weights(head, i, &mut weights);
         for j in start..=i {
-            let weight = j.checked_sub(first).map_or(0.0, |offset| f64::from(weights[offset]));
+            // Keys before a window, and the query itself where it does not see itself, weigh nothing.
+            let weight = j.checked_sub(first).and_then(|offset| weights.get(offset));
+            let weight = weight.map_or(0.0, |w| f64::from(*w));
             values[(i - start) * side + j - start] = weight;
         }
     }
@@ -191,6 +193,8 @@ mod tests {
             }
             assert!(corner.values[i * 6 + i + 1..(i + 1) * 6].iter().all(|v| v.is_nan()));
         }
+        let stick = HeadData { weights: AttentionWeights::StickBreaking, ..head };
+        assert_eq!(close_up(&stick, 6).values[35], 0.0);
     }
 
     #[test]

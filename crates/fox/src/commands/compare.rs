@@ -12,6 +12,7 @@ use fox_eval::learning::Learning;
 use fox_eval::loss::{LossCurve, LossOptions, LossReport, evaluate_loss};
 use fox_eval::needle::{Grid, ModelReader, NeedleReport, run_needle};
 use fox_model::{ForgetGate, MixerConfig, ModelConfig, Pruning};
+use fox_tensor::AttentionWeights;
 use fox_train::metrics::{MetricsLog, Record};
 
 use super::eval::needle::Hay;
@@ -128,6 +129,9 @@ fn facts(opened: &Opened) -> ModelFacts {
 
 fn architecture(config: &ModelConfig) -> &'static str {
     match &config.mixer {
+        MixerConfig::Forgetting(mixer) if mixer.weights == AttentionWeights::StickBreaking => {
+            "stick-breaking"
+        }
         MixerConfig::Forgetting(mixer) => match (mixer.gate, mixer.k_shift) {
             (ForgetGate::None, true) => "Transformer (Pro)",
             (ForgetGate::None, false) => "Transformer",
