@@ -80,12 +80,14 @@ impl HeadSummary {
     }
 }
 
-/// Tokens of a close-up, at most: each is a pixel.
-const LONGEST_CLOSE_UP: usize = 256;
+/// Tokens of a close-up, at least.
+const SHORTEST_CLOSE_UP: f64 = 64.0;
 
-/// The last tokens of a text, a pixel each.
+/// The end of a text.
 #[derive(Clone, Debug)]
 pub struct CloseUp {
+    /// How many tokens.
+    pub last: usize,
     /// F among them.
     pub forget: MatrixImage,
     /// A among them.
@@ -189,10 +191,14 @@ pub fn inspect(
     let picture = |(chosen, attention, close): (Chosen, AttentionSample, Option<MatrixImage>)| {
         let place = chosen.place;
         let (seen, sums) = (&layers[place.0], layers[place.0].cumulative(place.1));
-        let close_up = sums.as_ref().zip(close).map(|(sums, attention)| {
-            let start = sums.len() - attention.rows;
-            CloseUp { forget: forget_matrix(&sums[start..], options.pixels), attention }
-        });
+        let close_up =
+            sums.as_ref().zip(chosen.close_up.zip(close)).map(|(sums, (last, attention))| {
+                CloseUp {
+                    last,
+                    forget: forget_matrix(&sums[sums.len() - last..], options.pixels),
+                    attention,
+                }
+            });
         HeadPicture {
             place,
             forget: sums.map(|c| forget_matrix(&c, options.pixels)),
@@ -213,11 +219,11 @@ pub fn inspect(
 }
 
 /// How many of the last tokens show a head whose memory is too short to be seen in a picture of all `tokens`:
-/// eight of its longer half-lives, for instance 64. `None` when the whole picture shows it.
+/// eight of its longer half-lives. `None` when the whole picture shows it.
 fn close_up_of(layer: &observe::LayerGates, head: usize, tokens: usize) -> Option<usize> {
-    let reach = 8.0 * layer.half_life(head)?.high;
-    let last = reach.clamp(64.0, 4096.0).log2().ceil().exp2() as usize;
-    (last <= LONGEST_CLOSE_UP && 4 * last <= tokens).then_some(last)
+    let reach = (8.0 * layer.half_life(head)?.high).max(SHORTEST_CLOSE_UP);
+    let last = reach.log2().ceil().exp2();
+    (4.0 * last <= tokens as f64).then_some(last as usize)
 }
 
 /// The heads that were asked for, or the shortest, a middle and the two longest memories.

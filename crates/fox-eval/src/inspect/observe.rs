@@ -7,7 +7,7 @@ use fox_tensor::{Result as TensorResult, Segments};
 use rayon::prelude::*;
 
 use super::InspectOptions;
-use super::attend::{AttentionSample, HeadData, close_up, sample};
+use super::attend::{AttentionSample, HeadData, sample};
 use super::forget::{HalfLife, cumulative, half_life};
 use crate::Result;
 use crate::plot::MatrixImage;
@@ -143,10 +143,10 @@ pub(super) fn attention(
             let data = head_data(view, &q, &k, &gates, head);
             let wanted = chosen.iter().find(|c| c.place == (view.layer, head));
             let picture = wanted.map(|chosen| {
-                let whole = sample(&data, options.pixels, options.queries_per_pixel);
-                (whole, chosen.close_up.map(|last| close_up(&data, last)))
+                let look = |last| sample(&data, last, options.pixels, options.queries_per_pixel);
+                (look(usize::MAX), chosen.close_up.map(|last| look(last).map))
             });
-            (sample(&data, SUMMARY_BLOCKS, 1), picture)
+            (sample(&data, usize::MAX, SUMMARY_BLOCKS, 1), picture)
         };
         Ok((0..view.spec.heads).into_par_iter().map(look).collect::<Vec<_>>())
     })?;
