@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::linear::{Matrix, multiply};
 use crate::pool::{Buffer, Pool};
-use crate::simd::{Level, exp, simd_fn, update};
+use crate::simd::{Level, exp, simd_fn, sum, update};
 
 /// Logits held at once: 64 MiB, enough rows for an efficient product at any vocabulary.
 const LOGITS: usize = 16 << 20;
@@ -19,6 +19,18 @@ const LOGITS: usize = 16 << 20;
 pub struct Grads {
     pub dx: Buffer,
     pub dw: Buffer,
+}
+
+/// The largest value, in lanes of its own so that the comparisons do not wait for each other.
+#[inline(always)]
+fn largest(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for part in x.chunks(lanes.len()) {
+        for (lane, x) in lanes.iter_mut().zip(part) {
+            *lane = if *x > *lane { *x } else { *lane };
+        }
+    }
+    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
 simd_fn! {
@@ -30,16 +42,19 @@ simd_fn! {
             return 0.0;
         }
         let target = logits[label as usize];
-        let maximum = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let maximum = largest(logits);
         let shift = s.splat(maximum);
         update(s, [], logits, |[], x| exp(s, s.sub(x, shift)));
-        let sum: f64 = logits.chunks(256).map(|x| x.iter().sum::<f32>() as f64).sum();
+        let mut total = 0.0_f64;
+        for part in logits.chunks(256) {
+            total += sum(s, [part], |[x], sum| s.add(sum, x)) as f64;
+        }
         if let Some(weight) = weight {
-            let scale = s.splat((weight as f64 / sum) as f32);
+            let scale = s.splat((weight as f64 / total) as f32);
             update(s, [], logits, |[], x| s.mul(x, scale));
             logits[label as usize] -= weight;
         }
-        (sum.ln() + (maximum as f64 - target as f64)) as f32
+        (total.ln() + (maximum as f64 - target as f64)) as f32
     }
 }
 

@@ -104,6 +104,15 @@ pub enum Error {
         /// The wanted field.
         field: String,
     },
+    /// Plain text where rows with columns are needed.
+    #[error(
+        "{} is plain text, but rows with columns are needed; use .jsonl (also with .zst or .gz) or .parquet",
+        path.display()
+    )]
+    NotRecords {
+        /// The file.
+        path: PathBuf,
+    },
     /// A Parquet file that cannot be read.
     #[error("{} cannot be read as Parquet ({detail}); fetch the file again", path.display())]
     Parquet {

@@ -40,7 +40,7 @@ pub mod synthetic;
 mod tokenizer;
 mod zarr;
 
-pub use corpus::{Corpus, CorpusFile, CorpusOptions, Document, Documents, Format};
+pub use corpus::{Corpus, CorpusFile, CorpusOptions, Document, Documents, Format, Record};
 pub use dataset::{Dataset, DocumentLengths, MemoryDataset, Split, open_dataset};
 pub use error::{Error, Result};
 pub use loader::{

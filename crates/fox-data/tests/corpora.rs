@@ -54,6 +54,28 @@ fn the_same_documents_come_out_of_every_packing() {
 }
 
 #[test]
+fn rows_come_with_all_their_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let corpus = Corpus::open(&path, CorpusOptions::default()).unwrap();
+        corpus.records().collect::<Vec<_>>()
+    };
+    for found in [rows("a.jsonl", LINES.as_bytes()), rows("a.jsonl.zst", &zstd(LINES.as_bytes()))] {
+        let found: Vec<_> = found.into_iter().map(Result::unwrap).collect();
+        assert_eq!(found.len(), 3);
+        assert_eq!(found[0]["title"][1]["text"], "no");
+        assert_eq!(found[2]["text"], "two");
+    }
+    let found = rows("bad.jsonl", b"{\"a\": 1}\n[2]\n{\"a\": 3}");
+    assert_eq!(found.len(), 2, "nothing follows an error");
+    assert!(found[1].as_ref().unwrap_err().to_string().contains("line 2"));
+    let said = rows("a.txt", b"text")[0].as_ref().unwrap_err().to_string();
+    assert!(said.contains("plain text") && said.contains(".jsonl"), "{said}");
+}
+
+#[test]
 fn options_choose_field_and_separator() {
     let folder = tempfile::tempdir().unwrap();
     let lines = folder.path().join("a.jsonl");

@@ -54,6 +54,31 @@ pub enum Error {
         /// What is wrong and what would be right.
         detail: String,
     },
+    /// A row of a task's data without a column that the task needs.
+    #[error(
+        "row {row} of task {task} has no column \"{column}\" (it has {columns}); rename the data's column, \
+         or write a task file with their names"
+    )]
+    MissingColumn {
+        /// Name of the task.
+        task: String,
+        /// Number of the row, from 1.
+        row: usize,
+        /// What the task asks for.
+        column: String,
+        /// What the row has.
+        columns: String,
+    },
+    /// A row of a task's data that cannot be asked.
+    #[error("row {row} of task {task}: {detail}")]
+    Item {
+        /// Name of the task.
+        task: String,
+        /// Number of the row, from 1.
+        row: usize,
+        /// What is wrong.
+        detail: String,
+    },
     /// A file cannot be read or written.
     #[error("cannot {action} {path}: {source}", path = path.display())]
     Io {

@@ -4,6 +4,9 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
 use crate::{Error, Result};
 
 /// Writes a whole file, or nothing.
@@ -20,6 +23,36 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
     });
     written.map_err(Error::io("write", &aside))?;
     fs::rename(&aside, path).map_err(Error::io("write", path))
+}
+
+/// A result, and what exactly it is a result of.
+#[derive(Serialize, Deserialize)]
+struct OnFile<T> {
+    evaluation: String,
+    result: T,
+}
+
+/// The result of `evaluation` (everything that decides it, in words): the one in the file if it is of the
+/// same, otherwise a new one, which is then written there.
+pub fn kept<T: Serialize + DeserializeOwned>(
+    path: &Path,
+    evaluation: &str,
+    make: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let known: Option<OnFile<T>> =
+        fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    if let Some(known) = known.filter(|known| known.evaluation == evaluation) {
+        return Ok(known.result);
+    }
+    let new = OnFile { evaluation: evaluation.to_string(), result: make()? };
+    write_whole(path, &json(path, &new)?)?;
+    Ok(new.result)
+}
+
+/// The JSON of a result for the file at `path`.
+pub(crate) fn json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec_pretty(value)
+        .map_err(|e| Error::BadFile { path: path.to_path_buf(), detail: e.to_string() })
 }
 
 /// A name that can be part of a file name: letters, digits, `-`, `_` and `.`; others become `-`.
@@ -42,6 +75,16 @@ mod tests {
         write_whole(&path, b"two").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn results_are_made_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.json");
+        let ask = |evaluation: &str, value: u32| kept(&path, evaluation, || Ok(value)).unwrap();
+        assert_eq!((ask("a", 1), ask("a", 2), ask("b", 3), ask("b", 4)), (1, 1, 3, 3));
+        fs::write(&path, "{").unwrap();
+        assert_eq!(ask("b", 5), 5);
     }
 
     #[test]

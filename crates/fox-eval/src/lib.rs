@@ -3,18 +3,23 @@
 //!
 //! - [`loss`]: loss at every position, its slope, and perplexities, with bootstrap intervals.
 //! - [`needle`]: what a model finds again in a long text.
+//! - [`tasks`]: questions with right answers, and LongBench.
 //! - [`inspect`]: forget gates, half-lives, attention, pruning.
+//! - [`compare`]: all of this side by side.
 //! - [`plot`] and [`report`]: the pictures, and the page they stand on.
 
+pub mod compare;
 pub mod error;
 pub mod files;
 pub mod inspect;
+pub mod learning;
 pub mod loss;
 pub mod needle;
 pub mod plot;
 pub mod report;
 pub mod stats;
 mod subject;
+pub mod tasks;
 
 pub use error::{Error, Result};
 pub use subject::Subject;

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     match Cli::parse().command.run() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", output::sentence(&error));
             ExitCode::FAILURE
         }
     }

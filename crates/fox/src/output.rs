@@ -10,6 +10,18 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
+/// An error with its causes in one sentence. Messages that already say their cause do not repeat it.
+pub fn sentence(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.ends_with(&cause) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
 /// Rows of cells under each other; the first column to the left, the others to the right.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -73,6 +85,25 @@ mod tests {
         assert_eq!(bytes(1536.0), "1.50 KiB");
         assert_eq!(bytes(650_032_704.0), "620 MiB");
         assert_eq!(bytes(1e18), "888 PiB");
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        #[derive(Debug)]
+        struct Cannot(io::Error);
+        impl std::fmt::Display for Cannot {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "cannot read x: {}", self.0)
+            }
+        }
+        impl std::error::Error for Cannot {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                Some(&self.0)
+            }
+        }
+        let cannot = || anyhow::Error::new(Cannot(io::Error::other("gone")));
+        assert_eq!(sentence(&cannot()), "cannot read x: gone");
+        assert_eq!(sentence(&cannot().context("start over")), "start over: cannot read x: gone");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `fox eval` and `fox inspect` as a user meets them.
+//! `fox eval`, `fox inspect` and `fox compare` as a user meets them.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::fs;
@@ -127,6 +127,101 @@ fn inspect_writes_one_page_and_its_numbers() {
     assert!(said.contains("there is no head 0 in layer 2"), "{said}");
 }
 
+/// A folder with the data of two short tasks and of one of LongBench, and its configuration.
+fn task_data(folder: &Path) -> PathBuf {
+    let data = folder.join("data");
+    fs::create_dir_all(&data).unwrap();
+    let write = |name: &str, text: &str| fs::write(data.join(name), text).unwrap();
+    write(
+        "piqa.jsonl",
+        "{\"goal\": \"boil water\", \"sol1\": \"a kettle\", \"sol2\": \"a sieve\", \"label\": 0}\n\
+         {\"goal\": \"cut paper\", \"sol1\": \"a spoon\", \"sol2\": \"scissors\", \"label\": 1}\n",
+    );
+    write("lambada_openai.jsonl", "{\"text\": \"the end of the day\"}\n{\"text\": \"no one\"}\n");
+    write(
+        "trec.jsonl",
+        "{\"context\": \"Q: why? Type: reason\", \"input\": \"Q: where?\", \"answers\": [\"place\"], \
+          \"all_classes\": [\"place\", \"reason\"]}\n",
+    );
+    write("dataset2prompt.json", "{\"trec\": \"{context}\\n{input} Type:\"}");
+    write("dataset2maxlen.json", "{\"trec\": 4}");
+    data
+}
+
+#[test]
+fn tasks_are_asked_once_and_go_to_files() {
+    let (folder, model) = checkpoint();
+    let (data, out) = (task_data(folder.path()), folder.path().join("tasks"));
+    let args = ["eval", "tasks", text(&model), "--task-data", text(&data), "--out", text(&out)];
+    let args = [&args[..], &["--tokenizer", "bytes", "--longbench", text(&data)]].concat();
+    let printed = succeed(&args);
+    for part in ["piqa acc_norm", "lambada_openai perplexity", "trec classification"] {
+        assert!(printed.contains(part), "{printed}");
+    }
+    let json: Value = serde_json::from_slice(&fs::read(out.join("tasks.json")).unwrap()).unwrap();
+    assert_eq!(json["results"].as_array().unwrap().len(), 3);
+    assert_eq!(json["results"][0]["task"], "lambada_openai");
+    // An untrained model finds each of 256 bytes about as likely; the last word has one space and "day".
+    let sample = fs::read_to_string(out.join("small.lambada_openai.samples.jsonl")).unwrap();
+    let sample: Value = serde_json::from_str(sample.lines().next().unwrap()).unwrap();
+    let log_prob = sample["log_prob"].as_f64().unwrap();
+    assert!((log_prob + 4.0 * 256f64.ln()).abs() < 1.0, "{log_prob}");
+    // What is on file is not asked again.
+    let (path, fake) = (out.join("small.piqa.json"), "\"items\": 77");
+    let known = fs::read_to_string(&path).unwrap();
+    fs::write(&path, known.replace("\"items\": 2", fake)).unwrap();
+    let again: Value = serde_json::from_str(&succeed(&[&args[..], &["--json"]].concat())).unwrap();
+    assert_eq!(again["results"][1]["figures"][0]["items"], 77);
+    assert!(succeed(&["eval", "tasks", "--list"]).contains("winogrande"));
+}
+
+#[test]
+fn a_task_of_ones_own_is_a_file() {
+    let (folder, model) = checkpoint();
+    let path = folder.path().join("mine.toml");
+    let task = "data = 'items.jsonl'\nmetrics = ['acc', 'acc_bytes', 'exact_match']\n[multiple_choice]\n\
+                context = 'Is {thing|strip} alive?'\ncontinuation = ['yes', 'no']\nanswer = '{alive}'\n\
+                labels = ['1', '0']\n";
+    fs::write(&path, task).unwrap();
+    let items =
+        "{\"thing\": \" a fox\", \"alive\": true}\n{\"thing\": \"a stone\", \"alive\": false}";
+    fs::write(folder.path().join("items.jsonl"), items).unwrap();
+    let out = folder.path().join("own");
+    let args = ["eval", "tasks", text(&model), "--tokenizer", "bytes", "--tasks", text(&path)];
+    let printed = succeed(&[&args[..], &["--out", text(&out)]].concat());
+    assert!(printed.contains("mine acc_bytes"), "{printed}");
+}
+
+#[test]
+fn models_are_compared_on_one_page() {
+    let (folder, model) = checkpoint();
+    let (data, out) = (task_data(folder.path()), folder.path().join("compare"));
+    let named = format!("again={}", model.display());
+    let few = ["--length", "128", "--documents", "2", "--lengths", "32,64", "--cases", "1"];
+    let rest = ["--depths", "2", "--task-data", text(&data), "--out", text(&out)];
+    let one = [&["compare", text(&model)], &few[..], &rest].concat();
+    succeed(&one);
+    let two = [&["compare", text(&model), &named], &few[..], &rest].concat();
+    let printed = succeed(&two);
+    assert!(printed.contains("FoX (Pro)") && printed.contains("again"), "{printed}");
+    let html = fs::read_to_string(out.join("report.html")).unwrap();
+    for part in
+        ["Loss at every position", "needles found", "Short tasks", "half-life of every head"]
+    {
+        assert!(html.contains(part), "{part}");
+    }
+    let json: Value = serde_json::from_slice(&fs::read(out.join("compare.json")).unwrap()).unwrap();
+    assert_eq!(json["models"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        json["loss"]["curves"][0]["per_position"],
+        json["loss"]["curves"][1]["per_position"]
+    );
+    assert_eq!(json["needle"]["maps"][1]["cells"].as_array().unwrap().len(), 4);
+    assert_eq!(json["heads"][0]["heads"].as_array().unwrap().len(), 4);
+    let said = complaint(&["compare", text(&model), text(&model), "--out", text(&out)]);
+    assert!(said.contains("NAME=PATH"), "{said}");
+}
+
 #[test]
 fn bad_input_gets_one_sentence() {
     let (folder, model) = checkpoint();
@@ -156,4 +251,21 @@ fn bad_input_gets_one_sentence() {
     assert!(said.contains("empty"), "{said}");
     let said = with(&["eval", "loss", text(&model), "--data", "missing.txt"]);
     assert!(said.contains("missing.txt"), "{said}");
+
+    let data = task_data(folder.path());
+    let tasks = ["eval", "tasks", text(&model), "--tokenizer", "bytes", "--task-data", text(&data)];
+    let said = with(&[&tasks[..], &["--tasks", "pika"]].concat());
+    assert!(said.contains("there is no task pika; did you mean piqa?"), "{said}");
+    let said = with(&[&tasks[..], &["--tasks", "sciq"]].concat());
+    assert!(said.contains("no data of task sciq"), "{said}");
+    fs::write(data.join("sciq.jsonl"), "{\"support\": \"s\", \"question\": \"q\"}").unwrap();
+    let said = with(&[&tasks[..], &["--tasks", "sciq"]].concat());
+    assert!(said.contains("has no column \"distractor1\" (it has support, question)"), "{said}");
+    let tokenizer = ["--tokenizer", "bytes", "--task-data", text(&data), "--tasks", "piqa"];
+    let said = with(&[&["eval", "tasks", &small], &tokenizer[..]].concat());
+    assert!(said.contains("has 64 token ids, but the tokenizer has 256"), "{said}");
+    // The system's words are said once.
+    let hay = ["--haystack", text(&empty), "--needle", "gone.toml", "--tokenizer", "bytes"];
+    let said = with(&[&["eval", "needle", text(&model)], &hay[..]].concat());
+    assert_eq!(said, "error: cannot read gone.toml: No such file or directory (os error 2)\n");
 }

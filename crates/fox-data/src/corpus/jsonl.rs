@@ -1,4 +1,4 @@
-//! JSON lines: one object per line, its text in one field.
+//! JSON lines: one object per line, its text in one field or all of it.
 
 use std::fmt;
 use std::io::BufRead;
@@ -7,32 +7,64 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::decompress::{Reader, read_error};
 use super::files::CorpusFile;
-use super::{Document, DocumentsOfFile};
+use super::{Document, DocumentsOfFile, Record, RecordsOfFile};
 use crate::error::{Error, Result};
 
 /// The documents of a file, read line by line.
 pub(super) fn documents(file: &CorpusFile, reader: Reader, field: &str) -> DocumentsOfFile {
-    Box::new(JsonLines {
-        file: file.clone(),
-        reader,
-        field: field.to_owned(),
-        line: Vec::new(),
-        line_number: 0,
-        offset: 0,
-    })
+    let field = field.to_owned();
+    Box::new(JsonLines::new(file, reader, move |lines: &Place<'_>, line: &str| {
+        let mut deserializer = serde_json::Deserializer::from_str(line);
+        let text = FieldOf(&field)
+            .deserialize(&mut deserializer)
+            .and_then(|text| deserializer.end().map(|()| text))
+            .map_err(|error| lines.bad(&error))?;
+        text.map(|text| Document { text }).ok_or_else(|| Error::MissingField {
+            path: lines.file.path.clone(),
+            place: format!("line {}", lines.number),
+            field: field.clone(),
+        })
+    }))
 }
 
-struct JsonLines {
+/// The objects of a file, whole, read line by line.
+pub(super) fn records(file: &CorpusFile, reader: Reader) -> RecordsOfFile {
+    Box::new(JsonLines::new(file, reader, |lines: &Place<'_>, line: &str| {
+        serde_json::from_str::<Record>(line).map_err(|error| lines.bad(&error))
+    }))
+}
+
+/// Which line is being read.
+struct Place<'a> {
+    file: &'a CorpusFile,
+    number: u64,
+}
+
+impl Place<'_> {
+    fn bad(&self, error: &serde_json::Error) -> Error {
+        Error::BadJsonLine {
+            path: self.file.path.clone(),
+            line: self.number,
+            detail: error.to_string(),
+        }
+    }
+}
+
+struct JsonLines<P> {
     file: CorpusFile,
     reader: Reader,
-    field: String,
+    parse: P,
     line: Vec<u8>,
     line_number: u64,
     /// Bytes before the current line.
     offset: u64,
 }
 
-impl JsonLines {
+impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> JsonLines<P> {
+    fn new(file: &CorpusFile, reader: Reader, parse: P) -> Self {
+        JsonLines { file: file.clone(), reader, parse, line: Vec::new(), line_number: 0, offset: 0 }
+    }
+
     /// Reads the next line that is not blank; false at the end.
     fn read_line(&mut self) -> Result<bool> {
         loop {
@@ -52,32 +84,19 @@ impl JsonLines {
         }
     }
 
-    fn parse_line(&self) -> Result<Document> {
+    fn parse_line(&self) -> Result<T> {
         let line = std::str::from_utf8(&self.line).map_err(|error| Error::NotUtf8 {
             path: self.file.path.clone(),
             offset: self.offset + error.valid_up_to() as u64,
         })?;
-        let mut deserializer = serde_json::Deserializer::from_str(line);
-        let text = FieldOf(&self.field)
-            .deserialize(&mut deserializer)
-            .and_then(|text| deserializer.end().map(|()| text))
-            .map_err(|error| Error::BadJsonLine {
-                path: self.file.path.clone(),
-                line: self.line_number,
-                detail: error.to_string(),
-            })?;
-        text.map(|text| Document { text }).ok_or_else(|| Error::MissingField {
-            path: self.file.path.clone(),
-            place: format!("line {}", self.line_number),
-            field: self.field.clone(),
-        })
+        (self.parse)(&Place { file: &self.file, number: self.line_number }, line)
     }
 }
 
-impl Iterator for JsonLines {
-    type Item = Result<Document>;
+impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> Iterator for JsonLines<P> {
+    type Item = Result<T>;
 
-    fn next(&mut self) -> Option<Result<Document>> {
+    fn next(&mut self) -> Option<Result<T>> {
         match self.read_line() {
             Ok(true) => Some(self.parse_line()),
             Ok(false) => None,

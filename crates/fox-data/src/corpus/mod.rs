@@ -98,8 +98,49 @@ impl Corpus {
             failed: false,
         }
     }
+
+    /// The rows in order, with all their columns: lines of JSON or rows of Parquet. After an error there
+    /// are no more.
+    pub fn records(&self) -> impl Iterator<Item = Result<Record>> {
+        let mut failed = false;
+        let rows = self.files.iter().flat_map(|file| match records_of(file) {
+            Ok(rows) => rows,
+            Err(error) => Box::new(std::iter::once(Err(error))),
+        });
+        rows.map_while(move |row| {
+            let item = (!failed).then_some(row);
+            failed |= matches!(item, Some(Err(_)));
+            item
+        })
+    }
 }
 
+fn records_of(file: &CorpusFile) -> Result<RecordsOfFile> {
+    match file.format {
+        Format::Text => Err(Error::NotRecords { path: file.path.clone() }),
+        Format::JsonLines => {
+            Ok(jsonl::records(file, decompress::open(file, Arc::new(AtomicU64::new(0)))?))
+        }
+        #[cfg(feature = "parquet")]
+        Format::Parquet => parquet::records(file),
+        #[cfg(not(feature = "parquet"))]
+        Format::Parquet => Err(no_parquet(file)),
+    }
+}
+
+#[cfg(not(feature = "parquet"))]
+fn no_parquet(file: &CorpusFile) -> Error {
+    Error::FeatureMissing {
+        path: file.path.clone(),
+        what: "the Parquet reader",
+        feature: "parquet",
+    }
+}
+
+/// One row of a table: a JSON object with all its columns.
+pub type Record = serde_json::Map<String, serde_json::Value>;
+
+type RecordsOfFile = Box<dyn Iterator<Item = Result<Record>> + Send>;
 type DocumentsOfFile = Box<dyn Iterator<Item = Result<Document>> + Send>;
 
 /// Iterator over the documents of a corpus.
@@ -140,11 +181,7 @@ impl Documents {
 
     #[cfg(not(feature = "parquet"))]
     fn open_parquet(&self, file: &CorpusFile) -> Result<DocumentsOfFile> {
-        Err(Error::FeatureMissing {
-            path: file.path.clone(),
-            what: "the Parquet reader",
-            feature: "parquet",
-        })
+        Err(no_parquet(file))
     }
 
     fn advance(&mut self) -> Option<Result<Document>> {

@@ -1,4 +1,4 @@
-//! Parquet files: one document per row, its text in one column.
+//! Parquet files: one document per row, its text in one column, or the row as a whole.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -7,23 +7,70 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::serialized_reader::ReadOptionsBuilder;
 use parquet::record::{Field, Row, RowAccessor};
 use parquet::schema::types::Type;
+use serde_json::Value;
 
 use super::files::CorpusFile;
-use super::{Document, DocumentsOfFile};
+use super::{Document, DocumentsOfFile, Record, RecordsOfFile};
 use crate::error::{Error, Result};
 
-/// The documents of a file; only the column asked for is read.
-pub(super) fn documents(file: &CorpusFile, field: &str) -> Result<DocumentsOfFile> {
-    let bad = {
-        let path = file.path.clone();
-        move |error: parquet::errors::ParquetError| Error::Parquet {
-            path: path.clone(),
-            detail: error.to_string(),
-        }
-    };
+type Failed = Box<dyn Fn(parquet::errors::ParquetError) -> Error + Send>;
+
+fn open(file: &CorpusFile) -> Result<(SerializedFileReader<File>, Failed)> {
+    let path = file.path.clone();
+    let bad: Failed =
+        Box::new(move |error| Error::Parquet { path: path.clone(), detail: error.to_string() });
     let opened = File::open(&file.path).map_err(Error::io("open", &file.path))?;
     let options = ReadOptionsBuilder::new().build();
     let reader = SerializedFileReader::new_with_options(opened, options).map_err(&bad)?;
+    Ok((reader, bad))
+}
+
+/// The rows of a file with all their columns.
+pub(super) fn records(file: &CorpusFile) -> Result<RecordsOfFile> {
+    let (reader, bad) = open(file)?;
+    let schema = reader.metadata().file_metadata().schema().clone();
+    let groups = reader.num_row_groups();
+    let rows = (0..groups).flat_map(move |group| rows_of(&reader, group, &schema));
+    Ok(Box::new(rows.map(move |row| Ok(object(&row.map_err(&bad)?)))))
+}
+
+fn object(row: &Row) -> Record {
+    row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect()
+}
+
+/// The JSON value of a field. Dates and decimals are text.
+fn value(field: &Field) -> Value {
+    match field {
+        Field::Null => Value::Null,
+        Field::Bool(x) => (*x).into(),
+        Field::Byte(x) => (*x).into(),
+        Field::Short(x) => (*x).into(),
+        Field::Int(x) => (*x).into(),
+        Field::Long(x) => (*x).into(),
+        Field::UByte(x) => (*x).into(),
+        Field::UShort(x) => (*x).into(),
+        Field::UInt(x) => (*x).into(),
+        Field::ULong(x) => (*x).into(),
+        Field::Float(x) => (*x).into(),
+        Field::Double(x) => (*x).into(),
+        Field::Str(x) => x.as_str().into(),
+        Field::Bytes(x) => String::from_utf8_lossy(x.data()).into(),
+        Field::Group(row) => Value::Object(object(row)),
+        Field::ListInternal(list) => list.elements().iter().map(value).collect(),
+        Field::MapInternal(map) => {
+            let entry = |(k, v): &(Field, Field)| match value(k) {
+                Value::String(key) => (key, value(v)),
+                other => (other.to_string(), value(v)),
+            };
+            Value::Object(map.entries().iter().map(entry).collect())
+        }
+        other => other.to_string().into(),
+    }
+}
+
+/// The documents of a file; only the column asked for is read.
+pub(super) fn documents(file: &CorpusFile, field: &str) -> Result<DocumentsOfFile> {
+    let (reader, bad) = open(file)?;
     let schema = reader.metadata().file_metadata().schema();
     let column =
         schema.get_fields().iter().find(|column| column.name() == field).ok_or_else(|| {
@@ -112,6 +159,11 @@ mod tests {
         let corpus = Corpus::open(folder.path(), CorpusOptions::default()).unwrap();
         let texts: Vec<_> = corpus.documents().map(|d| d.unwrap().text).collect();
         assert_eq!(texts, ["one", "two", "three", "four"]);
+
+        let rows: Vec<_> = corpus.records().map(|row| row.unwrap()).collect();
+        assert_eq!(rows.len(), 6);
+        assert_eq!((&rows[0]["id"], &rows[0]["text"]), (&1.into(), &"one".into()));
+        assert_eq!((&rows[4]["id"], &rows[4]["text"]), (&2.into(), &Value::Null));
 
         let other = CorpusOptions { text_field: "body".into(), ..CorpusOptions::default() };
         let corpus = Corpus::open(&path, other).unwrap();

@@ -39,18 +39,26 @@ pub struct AttentionSample {
     pub rows: usize,
 }
 
-/// Looks at up to `per_block` queries of each of at most `pixels` blocks of queries.
+/// Looks at up to `per_block` queries of each of at most `pixels` blocks of queries, of the last `last`
+/// tokens.
 ///
-/// Every sampled row is exact, over all its keys; its weights are summed over blocks of keys.
-pub(super) fn sample(head: &HeadData, pixels: usize, per_block: usize) -> AttentionSample {
+/// Every sampled row is exact, over all its keys; its weights are summed over blocks of keys. The map leaves
+/// out what goes to earlier keys than it shows.
+pub(super) fn sample(
+    head: &HeadData,
+    last: usize,
+    pixels: usize,
+    per_block: usize,
+) -> AttentionSample {
     let n = head.c.len();
-    let block = n.div_ceil(pixels.max(1)).max(1);
-    let side = n.div_ceil(block);
+    let origin = n.saturating_sub(last);
+    let block = (n - origin).div_ceil(pixels.max(1)).max(1);
+    let side = (n - origin).div_ceil(block);
     let mut values = vec![f64::NAN; side * side];
     let (mut entropy, mut evenness, mut distance, mut rows) = (0.0, 0.0, 0.0, 0_usize);
     let mut weights = Vec::new();
     for b in 0..side {
-        let (start, end) = (b * block, ((b + 1) * block).min(n));
+        let (start, end) = (origin + b * block, (origin + (b + 1) * block).min(n));
         let line = &mut values[b * side..b * side + b + 1];
         line.fill(0.0);
         let every = (end - start).div_ceil(per_block.max(1));
@@ -60,7 +68,9 @@ pub(super) fn sample(head: &HeadData, pixels: usize, per_block: usize) -> Attent
             let first = row_weights(head, i, &mut weights);
             for (offset, w) in weights.iter().enumerate() {
                 let (j, w) = (first + offset, f64::from(*w));
-                line[j / block] += w / sampled.len() as f64;
+                if let Some(shown) = j.checked_sub(origin) {
+                    line[shown / block] += w / sampled.len() as f64;
+                }
                 distance += w * (i - j) as f64;
             }
             let bits: f64 = weights.iter().map(|w| f64::from(*w)).map(plogp).sum();
@@ -152,7 +162,7 @@ mod tests {
     #[test]
     fn a_stick_goes_to_the_newest_keys() {
         let stick = HeadData { weights: AttentionWeights::StickBreaking, ..head(5, -1.0) };
-        let seen = sample(&stick, 5, 1);
+        let seen = sample(&stick, usize::MAX, 5, 1);
         for i in 0..5 {
             for j in 0..i {
                 // Scores of 0: every key takes half, and the gates take their part.
@@ -164,8 +174,26 @@ mod tests {
     }
 
     #[test]
+    fn a_close_up_is_a_corner_of_the_whole() {
+        let head = head(40, -0.3);
+        let (whole, corner) = (sample(&head, 40, 40, 1).map, sample(&head, 6, 40, 1).map);
+        assert_eq!((corner.rows, corner.cols), (6, 6));
+        for i in 0..6 {
+            for j in 0..=i {
+                assert_eq!(corner.values[i * 6 + j], whole.values[(34 + i) * 40 + 34 + j]);
+            }
+            assert!(corner.values[i * 6 + i + 1..(i + 1) * 6].iter().all(|v| v.is_nan()));
+        }
+        // Half as many pixels: rows are averaged and columns added.
+        let coarse = sample(&head, 6, 3, 2).map;
+        let fine = |i: usize, j: usize| corner.values[i * 6 + j];
+        let expected = (fine(4, 2) + fine(4, 3) + fine(5, 2) + fine(5, 3)) / 2.0;
+        assert!((coarse.values[2 * 3 + 1] - expected).abs() < 1e-12);
+    }
+
+    #[test]
     fn equal_logits_give_even_attention() {
-        let seen = sample(&head(8, 0.0), 100, 1);
+        let seen = sample(&head(8, 0.0), usize::MAX, 100, 1);
         assert_eq!((seen.rows, seen.map.rows), (8, 8));
         for i in 0..8 {
             for j in 0..=i {
@@ -183,7 +211,7 @@ mod tests {
 
     #[test]
     fn gates_pull_attention_close_and_blocks_add_up() {
-        let seen = sample(&head(64, -5.0), 8, 8);
+        let seen = sample(&head(64, -5.0), usize::MAX, 8, 8);
         assert_eq!((seen.map.rows, seen.rows), (8, 64));
         for i in 0..8 {
             let row: f64 = seen.map.values[i * 8..i * 8 + i + 1].iter().sum();
@@ -191,7 +219,7 @@ mod tests {
         }
         assert!(seen.distance < 0.01 && seen.entropy < 0.05, "{seen:?}");
         let window = HeadData { window: Some(1), ..head(64, 0.0) };
-        assert_eq!(sample(&window, 8, 8).distance, 0.0);
+        assert_eq!(sample(&window, usize::MAX, 8, 8).distance, 0.0);
     }
 
     #[test]
@@ -199,7 +227,7 @@ mod tests {
         let mut data = head(4, 0.0);
         data.k[2..4].copy_from_slice(&[9.0, 0.0]);
         data.q[6..8].copy_from_slice(&[9.0, 0.0]);
-        let seen = sample(&data, 4, 1);
+        let seen = sample(&data, usize::MAX, 4, 1);
         assert!(seen.map.values[3 * 4 + 1] > 0.999);
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::plot::MatrixImage;
 use crate::stats::quantile;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Heads that remember less than this many tokens by half are called local.
 pub const LOCAL_BELOW: f64 = 32.0;
@@ -13,7 +13,7 @@ pub const LOCAL_BELOW: f64 = 32.0;
 pub const GLOBAL_FROM: f64 = 512.0;
 
 /// How far a head remembers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reach {
     /// A few dozen tokens.
@@ -45,7 +45,7 @@ impl Reach {
 }
 
 /// Half-lives of one head over a text, in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HalfLife {
     /// 10% quantile.
     pub low: f64,

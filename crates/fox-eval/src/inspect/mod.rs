@@ -14,11 +14,12 @@ pub use forget::{GLOBAL_FROM, HalfLife, LOCAL_BELOW, Reach, cumulative, forget_m
 pub use output::half_life_chart;
 
 use fox_model::Pruning;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::plot::MatrixImage;
 use crate::subject::Subject;
 use crate::{Error, Result};
+use observe::Chosen;
 
 /// What to look at.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,7 +46,7 @@ impl Default for InspectOptions {
 }
 
 /// What is known about one head.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeadSummary {
     /// Its layer, from 0.
     pub layer: usize,
@@ -79,6 +80,20 @@ impl HeadSummary {
     }
 }
 
+/// Tokens of a close-up, at least.
+const SHORTEST_CLOSE_UP: f64 = 64.0;
+
+/// The end of a text.
+#[derive(Clone, Debug)]
+pub struct CloseUp {
+    /// How many tokens.
+    pub last: usize,
+    /// F among them.
+    pub forget: MatrixImage,
+    /// A among them.
+    pub attention: MatrixImage,
+}
+
 /// The pictures of one head.
 #[derive(Clone, Debug)]
 pub struct HeadPicture {
@@ -88,6 +103,8 @@ pub struct HeadPicture {
     pub forget: Option<MatrixImage>,
     /// A and what was measured with it.
     pub attention: AttentionSample,
+    /// The end of the text, for a head that looks back too little to be seen in the whole.
+    pub close_up: Option<CloseUp>,
     /// The gate of every token.
     pub gates: Vec<f32>,
 }
@@ -145,7 +162,13 @@ pub fn inspect(
             subject.name
         )));
     }
-    let chosen = choose(&layers, &options.heads)?;
+    let chosen: Vec<Chosen> = choose(&layers, &options.heads)?
+        .into_iter()
+        .map(|place| Chosen {
+            place,
+            close_up: close_up_of(&layers[place.0], place.1, tokens.len()),
+        })
+        .collect();
     let samples = observe::attention(subject.model, tokens, options, &chosen)?;
 
     let mut heads = Vec::new();
@@ -165,12 +188,22 @@ pub fn inspect(
             });
         }
     }
-    let picture = |(place, attention): ((usize, usize), AttentionSample)| {
-        let seen = &layers[place.0];
+    let picture = |(chosen, attention, close): (Chosen, AttentionSample, Option<MatrixImage>)| {
+        let place = chosen.place;
+        let (seen, sums) = (&layers[place.0], layers[place.0].cumulative(place.1));
+        let close_up =
+            sums.as_ref().zip(chosen.close_up.zip(close)).map(|(sums, (last, attention))| {
+                CloseUp {
+                    last,
+                    forget: forget_matrix(&sums[sums.len() - last..], options.pixels),
+                    attention,
+                }
+            });
         HeadPicture {
             place,
-            forget: seen.cumulative(place.1).map(|c| forget_matrix(&c, options.pixels)),
+            forget: sums.map(|c| forget_matrix(&c, options.pixels)),
             attention,
+            close_up,
             gates: seen.gates(place.1),
         }
     };
@@ -183,6 +216,14 @@ pub fn inspect(
         token_gates: token_gates(tokens, &layers),
         log_pruning_tolerance: options.log_pruning_tolerance,
     })
+}
+
+/// How many of the last tokens show a head whose memory is too short to be seen in a picture of all `tokens`:
+/// eight of its longer half-lives. `None` when the whole picture shows it.
+fn close_up_of(layer: &observe::LayerGates, head: usize, tokens: usize) -> Option<usize> {
+    let reach = (8.0 * layer.half_life(head)?.high).max(SHORTEST_CLOSE_UP);
+    let last = reach.log2().ceil().exp2();
+    (4.0 * last <= tokens as f64).then_some(last as usize)
 }
 
 /// The heads that were asked for, or the shortest, a middle and the two longest memories.

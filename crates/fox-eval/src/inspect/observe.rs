@@ -116,8 +116,17 @@ pub(super) fn gates(model: &Model, tokens: &[u32], pruning: Pruning) -> Result<V
 pub(super) struct Samples {
     /// Per layer and head, a coarse sample without its map.
     pub summaries: Vec<Vec<AttentionSample>>,
-    /// The chosen heads, in the order they were asked for.
-    pub pictures: Vec<((usize, usize), AttentionSample)>,
+    /// The chosen heads, in the order they were asked for, and the close-ups of those that have one.
+    pub pictures: Vec<(Chosen, AttentionSample, Option<MatrixImage>)>,
+}
+
+/// A head that is pictured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chosen {
+    /// Layer and head.
+    pub place: (usize, usize),
+    /// Tokens of its close-up, if it has one.
+    pub close_up: Option<usize>,
 }
 
 /// Samples the attention of every head, finely where a picture is wanted.
@@ -125,20 +134,26 @@ pub(super) fn attention(
     model: &Model,
     tokens: &[u32],
     options: &InspectOptions,
-    chosen: &[(usize, usize)],
+    chosen: &[Chosen],
 ) -> Result<Samples> {
     let layers = watch(model, tokens, Pruning::Off, |view| {
         let (q, k) = (view.q.to_f32()?, view.k.to_f32()?);
         let gates = view.log_gates.map_or(Ok(Vec::new()), |g| g.to_f32())?;
         let look = |head: usize| {
             let data = head_data(view, &q, &k, &gates, head);
-            let wanted = chosen.contains(&(view.layer, head));
-            let picture = wanted.then(|| sample(&data, options.pixels, options.queries_per_pixel));
-            (sample(&data, SUMMARY_BLOCKS, 1), picture)
+            let wanted = chosen.iter().find(|c| c.place == (view.layer, head));
+            let picture = wanted.map(|chosen| {
+                let look = |last| sample(&data, last, options.pixels, options.queries_per_pixel);
+                (look(usize::MAX), chosen.close_up.map(|last| look(last).map))
+            });
+            (sample(&data, usize::MAX, SUMMARY_BLOCKS, 1), picture)
         };
         Ok((0..view.spec.heads).into_par_iter().map(look).collect::<Vec<_>>())
     })?;
-    let pictures = chosen.iter().filter_map(|&(l, h)| Some(((l, h), layers[l][h].1.clone()?)));
+    let pictures = chosen.iter().filter_map(|chosen| {
+        let (whole, close_up) = layers[chosen.place.0][chosen.place.1].1.clone()?;
+        Some((*chosen, whole, close_up))
+    });
     Ok(Samples {
         pictures: pictures.collect(),
         summaries: layers.into_iter().map(|l| l.into_iter().map(|h| h.0).collect()).collect(),

@@ -116,7 +116,7 @@ impl Inspection {
     /// F and A of the chosen heads.
     pub fn add_pictures(&self, page: &mut Page, heading: &str) {
         page.heading(heading);
-        page.text("Left, the forget matrix F: how much of key j is left when query i looks. Right, the attention map A of the same head: where it looks, on a logarithmic scale.");
+        page.text("Left, the forget matrix F: how much of key j is left when query i looks. Right, the attention map A of the same head: where it looks, on a logarithmic scale. A head whose memory is short beside the text is also shown at the end of it, closer.");
         page.charts(&self.attention_charts());
     }
 
@@ -143,6 +143,18 @@ impl Inspection {
             let map = log_shares(&picture.attention.map);
             let title = format!("{name}: attention map A, log10 of the share");
             charts.push(map.fragment(&image(title, (-3.0, 0.0))));
+            let Some(close_up) = &picture.close_up else { continue };
+            let last = close_up.last;
+            let image = |title: String, range| Image {
+                x_label: format!("key j (of the last {last} tokens)"),
+                x_max: last as f64,
+                y_max: last as f64,
+                ..image(title, range)
+            };
+            let title = format!("{name}: F of the last {last} tokens");
+            charts.push(close_up.forget.fragment(&image(title, (0.0, 1.0))));
+            let title = format!("{name}: A of the last {last} tokens, log10");
+            charts.push(log_shares(&close_up.attention).fragment(&image(title, (-3.0, 0.0))));
         }
         charts
     }

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::LossCurve;
-use crate::files::write_whole;
+use crate::Result;
+use crate::files::{json, write_whole};
 use crate::plot::{LineChart, Scale, Series, VerticalMark, standalone};
-use crate::{Error, Result};
 
 /// Points of L(i) in a picture: more than a screen has pixels would only make the file larger.
 const DRAWN_POINTS: usize = 600;
@@ -26,10 +26,7 @@ impl LossReport {
     /// Writes `loss.json` (everything), `loss.csv` (L(i) per position and model), `loss.svg` and
     /// `slope.svg` into a folder; returns their paths.
     pub fn write(&self, folder: &Path) -> Result<Vec<PathBuf>> {
-        let json = serde_json::to_vec_pretty(self).map_err(|e| Error::BadFile {
-            path: folder.join("loss.json"),
-            detail: e.to_string(),
-        })?;
+        let json = json(&folder.join("loss.json"), self)?;
         let files = [
             ("loss.json", json),
             ("loss.csv", self.csv().into_bytes()),

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::log::ScoreLog;
 use super::{Cases, Reader, Score, score};
-use crate::files::{file_stem, write_whole};
+use crate::files::{file_stem, json, write_whole};
 use crate::plot::{HeatMap, standalone};
 use crate::{Error, Result};
 
@@ -228,10 +228,7 @@ pub struct NeedleReport {
 impl NeedleReport {
     /// Writes `needle.json`, `needle.csv` and two SVG heat maps per model; returns their paths.
     pub fn write(&self, folder: &Path) -> Result<Vec<PathBuf>> {
-        let json = serde_json::to_vec_pretty(self).map_err(|e| Error::BadFile {
-            path: folder.join("needle.json"),
-            detail: e.to_string(),
-        })?;
+        let json = json(&folder.join("needle.json"), self)?;
         let mut files = vec![
             ("needle.json".to_string(), json),
             ("needle.csv".to_string(), self.csv().into_bytes()),

@@ -1,6 +1,7 @@
 //! One file per command: its arguments, and what it does with them.
 
 mod bench;
+mod compare;
 mod convert;
 mod demo;
 mod eval;
@@ -29,6 +30,7 @@ pub enum Command {
     Inspect(inspect::Args),
     Generate(generate::Args),
     Serve(serve::Args),
+    Compare(compare::Args),
     Bench(bench::Args),
     Verify(verify::Args),
     Info(info::Args),
@@ -47,6 +49,7 @@ impl Command {
             Command::Inspect(args) => inspect::run(&args),
             Command::Generate(args) => generate::run(&args),
             Command::Serve(args) => serve::run(args),
+            Command::Compare(args) => compare::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Info(args) => info::run(&args),

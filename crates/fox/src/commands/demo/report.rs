@@ -1,7 +1,8 @@
 //! The demo's report: a page, its numbers, and a few lines for the terminal.
 
+use fox_eval::learning::learning_chart;
 use fox_eval::loss::{LossCurve, loss_chart, slope_chart};
-use fox_eval::plot::{DotPlot, DotRow, LineChart, Scale, Series};
+use fox_eval::plot::{DotPlot, DotRow, Scale, Series};
 use fox_eval::report::Page;
 use serde_json::{Value, json};
 
@@ -130,11 +131,7 @@ fn verdict(f: &Findings) -> String {
 
 fn losses(page: &mut Page, f: &Findings) {
     page.heading("Learning, and the loss at every position");
-    let mut learning = LineChart::new("Learning curves", "tokens seen", "loss, nats");
-    for (color, trained) in f.contestants().into_iter().enumerate() {
-        learning.series.push(Series::new(&trained.name, color, smoothed(&trained.losses)));
-    }
-    learning.y_range = learning_range(f);
+    let learning = learning_chart(&f.contestants().map(|t| t.learning.clone()));
     let mut loss = loss_chart(&f.curves);
     let first =
         loss.series.iter().filter_map(|s| s.points.first()).map(|p| p.0).fold(1.0, f64::max);
@@ -160,7 +157,7 @@ fn losses(page: &mut Page, f: &Findings) {
         rows.push(vec![
             trained.name.clone(),
             output::grouped(trained.parameters),
-            smoothed(&trained.losses).last().map_or("-".into(), |p| format!("{:.4}", p.1)),
+            trained.learning.smoothed().last().map_or("-".into(), |p| format!("{:.4}", p.1)),
             format!("{:.4}", o.inside),
             format!("{:.4}", o.beyond),
         ]);
@@ -282,7 +279,7 @@ pub fn json(f: &Findings) -> Value {
             "training_seconds": t.seconds,
             "tokens_per_second": t.tokens_per_second,
             "floor_fraction": t.floor_fraction,
-            "training_losses": t.losses,
+            "training_losses": t.learning.losses,
             "heldout_losses": t.heldout,
             "loss_inside": outcomes[i].inside,
             "loss_beyond": outcomes[i].beyond,
@@ -335,33 +332,6 @@ pub fn text(f: &Findings, args: &Args) -> String {
         f.seconds,
         args.out.join("report.html").display()
     )
-}
-
-/// About 200 points, each averaged with its neighbours.
-fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    let block = points.len().div_ceil(200).max(1);
-    let mean = |part: &[(f64, f64)]| {
-        let n = part.len() as f64;
-        (part.iter().map(|p| p.0).sum::<f64>() / n, part.iter().map(|p| p.1).sum::<f64>() / n)
-    };
-    let averaged: Vec<(f64, f64)> = points.chunks(block).map(mean).collect();
-    let reach = averaged.len() / 40;
-    (0..averaged.len())
-        .map(|i| {
-            let (first, last) = (i.saturating_sub(reach), (i + reach).min(averaged.len() - 1));
-            (averaged[i].0, mean(&averaged[first..=last]).1)
-        })
-        .collect()
-}
-
-/// The first steps are so much worse than the rest that they would flatten everything else.
-fn learning_range(f: &Findings) -> Option<(f64, f64)> {
-    let curves = f.contestants().map(|t| smoothed(&t.losses));
-    let late = |c: &Vec<(f64, f64)>| c.get(c.len() / 20).map(|p| p.1);
-    let high = curves.iter().filter_map(late).reduce(f64::max)?;
-    let low = curves.iter().flatten().map(|p| p.1).reduce(f64::min)?;
-    let pad = 0.05 * (high - low).max(0.01);
-    Some((low - pad, high + pad))
 }
 
 /// A curve of every position, averaged over positions of equal ratio.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Result;
 use fox_data::SyntheticConfig;
 use fox_eval::Subject;
+use fox_eval::learning::Learning;
 use fox_model::Model;
 use fox_tensor::Device;
 use fox_train::metrics::{MetricsLog, Record};
@@ -61,7 +62,7 @@ pub struct Trained {
     /// The corpus it was trained on.
     pub corpus: SyntheticConfig,
     /// Training loss: tokens seen and loss.
-    pub losses: Vec<(f64, f64)>,
+    pub learning: Learning,
     /// Held-out loss: tokens seen and loss.
     pub heldout: Vec<(f64, f64)>,
     /// Training time.
@@ -154,7 +155,7 @@ impl Contestant {
             model: outcome.model,
             training_length,
             corpus,
-            losses,
+            learning: Learning { model: name.to_string(), losses },
             heldout,
             seconds: summary.seconds,
             tokens_per_second: summary.tokens_per_second,

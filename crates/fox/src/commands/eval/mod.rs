@@ -1,14 +1,15 @@
 //! `fox eval`: what models predict and find again.
 
 mod loss;
-mod needle;
+pub mod needle;
 pub mod subjects;
+pub mod tasks;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 
-/// Evaluate checkpoints: loss at every position, needles in a haystack
+/// Evaluate checkpoints: loss at every position, needles in a haystack, tasks
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -19,11 +20,13 @@ pub struct Args {
 enum What {
     Loss(loss::Args),
     Needle(needle::Args),
+    Tasks(tasks::Args),
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Loss(args) => loss::run(args),
         What::Needle(args) => needle::run(args),
+        What::Tasks(args) => tasks::run(args),
     }
 }

@@ -30,21 +30,11 @@ pub struct Args {
     /// Lengths of the prompt in tokens
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "256,512,1024,2048")]
     lengths: Vec<usize>,
-    /// Number of depths, evenly from the start to the end
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    depths: usize,
     /// Cases per length and depth
     #[arg(long, value_name = "N", default_value_t = 8)]
     cases: u64,
-    /// Whether the needle contains the question
-    #[arg(long, value_enum, default_value_t = ModeName::Easy)]
-    mode: ModeName,
-    /// Text to hide the needle in: a file or folder
-    #[arg(long, value_name = "PATH")]
-    haystack: Option<PathBuf>,
-    /// A needle of your own
-    #[arg(long, value_name = "FILE", requires = "haystack")]
-    needle: Option<PathBuf>,
+    #[command(flatten)]
+    hay: Hay,
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
@@ -56,6 +46,23 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What is hidden where.
+#[derive(clap::Args)]
+pub struct Hay {
+    /// Number of depths, evenly from the start to the end
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub depths: usize,
+    /// Whether the needle contains the question
+    #[arg(long, value_enum, default_value_t = ModeName::Easy)]
+    mode: ModeName,
+    /// Text to hide the needle in: a file or folder
+    #[arg(long, value_name = "PATH")]
+    pub haystack: Option<PathBuf>,
+    /// A needle of your own
+    #[arg(long, value_name = "FILE", requires = "haystack")]
+    needle: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -70,14 +77,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
     let grid = Grid {
         lengths: args.lengths.clone(),
-        depths: Grid::even_depths(args.depths),
+        depths: Grid::even_depths(args.hay.depths),
         cases: args.cases,
     };
     let mut report: Option<NeedleReport> = None;
     for argument in &args.models {
         let opened = Opened::new(argument, &device)?;
         let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
-        let cases = cases(args, &tokenizer)?;
+        let cases = args.hay.cases(&tokenizer)?;
         let subject = opened.subject(None);
         subject.check_vocabulary("tokenizer", cases.vocab_size())?;
         let mut reader = ModelReader::new(&opened.model, Pruning::Config);
@@ -111,23 +118,28 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn cases(args: &Args, tokenizer: &Tokenizer) -> Result<Box<dyn Cases>> {
-    let mode = match args.mode {
-        ModeName::Easy => Mode::Easy,
-        ModeName::Standard => Mode::Standard,
-    };
-    match (&args.haystack, tokenizer) {
-        (None, Tokenizer::Synthetic(_)) => {
-            let config = SyntheticConfig::default().held_out();
-            Ok(Box::new(SyntheticCases { config, mode }))
-        }
-        (None, _) => bail!("the model has a tokenizer of its own; give it a text with --haystack"),
-        (Some(path), _) => {
-            let needle = match &args.needle {
-                Some(file) => Needle::from_file(file)?,
-                None => Needle::default(),
-            };
-            Ok(Box::new(TextCases::new(&text(path)?, &needle, mode, tokenizer)?))
+impl Hay {
+    /// The cases for models of a tokenizer.
+    pub fn cases(&self, tokenizer: &Tokenizer) -> Result<Box<dyn Cases>> {
+        let mode = match self.mode {
+            ModeName::Easy => Mode::Easy,
+            ModeName::Standard => Mode::Standard,
+        };
+        match (&self.haystack, tokenizer) {
+            (None, Tokenizer::Synthetic(_)) => {
+                let config = SyntheticConfig::default().held_out();
+                Ok(Box::new(SyntheticCases { config, mode }))
+            }
+            (None, _) => {
+                bail!("the model has a tokenizer of its own; give it a text with --haystack")
+            }
+            (Some(path), _) => {
+                let needle = match &self.needle {
+                    Some(file) => Needle::from_file(file)?,
+                    None => Needle::default(),
+                };
+                Ok(Box::new(TextCases::new(&text(path)?, &needle, mode, tokenizer)?))
+            }
         }
     }
 }

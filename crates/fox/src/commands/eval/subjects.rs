@@ -28,16 +28,9 @@ pub struct Opened {
 impl Opened {
     /// Opens `PATH` or `NAME=PATH`: a checkpoint folder, or a run folder with an export in it.
     pub fn new(argument: &str, device: &Device) -> Result<Opened> {
-        let (name, path) = match argument.split_once('=') {
-            Some((name, path)) if !name.is_empty() => (Some(name.to_string()), Path::new(path)),
-            _ => (None, Path::new(argument)),
-        };
-        let export = path.join("export");
-        let is_run = !path.join("config.json").exists() && export.join("config.json").exists();
-        let folder = if is_run { export } else { path.to_path_buf() };
+        let (name, folder) = locate(argument);
         let model = Model::from_checkpoint(&folder, device)?;
         let training_length = model.config().max_position_embeddings;
-        let name = name.unwrap_or_else(|| folder_name(&folder));
         Ok(Opened { name, folder, model, training_length })
     }
 
@@ -59,6 +52,18 @@ impl Opened {
             }
         }
     }
+}
+
+/// Name and checkpoint folder of `PATH` or `NAME=PATH`.
+pub fn locate(argument: &str) -> (String, PathBuf) {
+    let (name, path) = match argument.split_once('=') {
+        Some((name, path)) if !name.is_empty() => (Some(name.to_string()), Path::new(path)),
+        _ => (None, Path::new(argument)),
+    };
+    let export = path.join("export");
+    let is_run = !path.join("config.json").exists() && export.join("config.json").exists();
+    let folder = if is_run { export } else { path.to_path_buf() };
+    (name.unwrap_or_else(|| folder_name(&folder)), folder)
 }
 
 /// The last part of a path that says something.

@@ -1,0 +1,68 @@
+//! Learning curves.
+
+use crate::plot::{LineChart, Series};
+
+/// The training losses of a run: tokens seen, and the loss of a batch in nats.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Learning {
+    /// Name of the model.
+    pub model: String,
+    /// In order.
+    pub losses: Vec<(f64, f64)>,
+}
+
+impl Learning {
+    /// About 200 points, each averaged with its neighbours.
+    pub fn smoothed(&self) -> Vec<(f64, f64)> {
+        let block = self.losses.len().div_ceil(200).max(1);
+        let mean = |part: &[(f64, f64)]| {
+            let n = part.len() as f64;
+            (part.iter().map(|p| p.0).sum::<f64>() / n, part.iter().map(|p| p.1).sum::<f64>() / n)
+        };
+        let averaged: Vec<(f64, f64)> = self.losses.chunks(block).map(mean).collect();
+        let reach = averaged.len() / 40;
+        (0..averaged.len())
+            .map(|i| {
+                let (first, last) = (i.saturating_sub(reach), (i + reach).min(averaged.len() - 1));
+                (averaged[i].0, mean(&averaged[first..=last]).1)
+            })
+            .collect()
+    }
+}
+
+/// The curves of several runs, smoothed.
+pub fn learning_chart(runs: &[Learning]) -> LineChart {
+    let mut chart = LineChart::new("Learning curves", "tokens seen", "loss, nats");
+    let curves: Vec<Vec<(f64, f64)>> = runs.iter().map(Learning::smoothed).collect();
+    chart.y_range = range(&curves);
+    for (color, (run, curve)) in runs.iter().zip(curves).enumerate() {
+        chart.series.push(Series::new(&run.model, color, curve));
+    }
+    chart
+}
+
+/// The first steps are so much worse than the rest that they would flatten everything else.
+fn range(curves: &[Vec<(f64, f64)>]) -> Option<(f64, f64)> {
+    let late = |c: &Vec<(f64, f64)>| c.get(c.len() / 20).map(|p| p.1);
+    let high = curves.iter().filter_map(late).reduce(f64::max)?;
+    let low = curves.iter().flatten().map(|p| p.1).reduce(f64::min)?;
+    let pad = 0.05 * (high - low).max(0.01);
+    Some((low - pad, high + pad))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_are_thinned_and_the_first_steps_do_not_set_the_scale() {
+        let mut losses: Vec<(f64, f64)> = (0..1000).map(|i| (f64::from(i), 2.0)).collect();
+        losses[0].1 = 1000.0;
+        let run = Learning { model: "m".into(), losses };
+        let smooth = run.smoothed();
+        assert_eq!(smooth.len(), 200);
+        assert_eq!(smooth[100], (502.0, 2.0));
+        let (low, high) = learning_chart(&[run]).y_range.unwrap();
+        assert!(low < 2.0 && high < 3.0, "{low} {high}");
+    }
+}

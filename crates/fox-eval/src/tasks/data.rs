@@ -1,0 +1,49 @@
+//! Where the rows of a task lie.
+
+use std::path::{Path, PathBuf};
+
+use fox_data::{Corpus, CorpusOptions, Record};
+
+use super::spec::TaskSpec;
+use crate::{Error, Result};
+
+/// Endings that are looked for, in this order; a folder of such files will do too.
+const ENDINGS: [&str; 7] =
+    [".jsonl", ".jsonl.zst", ".jsonl.gz", ".ndjson", ".json", ".parquet", ""];
+
+/// The data of a task: those that its file names, or those in `folder` that have its name.
+pub fn find_data(spec: &TaskSpec, folder: Option<&Path>) -> Result<PathBuf> {
+    if let Some(path) = &spec.data {
+        return Ok(path.clone());
+    }
+    let name = &spec.name;
+    let Some(folder) = folder else {
+        return Err(Error::Argument(format!(
+            "task {name} needs data; name the folder of {name}.jsonl with --task-data"
+        )));
+    };
+    data_in(folder, name).ok_or_else(|| {
+        Error::Argument(format!(
+            "there are no data of task {name} in {}; put {name}.jsonl (also .zst, .gz), {name}.parquet or a \
+             folder {name} there",
+            folder.display()
+        ))
+    })
+}
+
+/// The data called `name` in a folder.
+pub fn data_in(folder: &Path, name: &str) -> Option<PathBuf> {
+    let mut candidates = ENDINGS.iter().map(|ending| folder.join(format!("{name}{ending}")));
+    candidates.find(|path| path.exists())
+}
+
+/// The first rows of a file or folder.
+pub fn read_rows(path: &Path, limit: Option<usize>) -> Result<Vec<Record>> {
+    let corpus = Corpus::open(path, CorpusOptions::default())?;
+    let rows = corpus.records().take(limit.unwrap_or(usize::MAX));
+    let rows: Vec<Record> = rows.collect::<fox_data::Result<_>>()?;
+    if rows.is_empty() {
+        return Err(Error::Empty { what: path.display().to_string() });
+    }
+    Ok(rows)
+}

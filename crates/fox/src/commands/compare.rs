@@ -1,0 +1,272 @@
+//! `fox compare`: several models in one report.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use fox_data::{Dataset, SyntheticConfig, SyntheticDataset, Tokenizer};
+use fox_eval::compare::{Comparison, ModelFacts, ModelHeads};
+use fox_eval::files::{file_stem, kept, write_whole};
+use fox_eval::inspect::{InspectOptions, inspect};
+use fox_eval::learning::Learning;
+use fox_eval::loss::{LossCurve, LossOptions, LossReport, evaluate_loss};
+use fox_eval::needle::{Grid, ModelReader, NeedleReport, run_needle};
+use fox_model::{ForgetGate, MixerConfig, ModelConfig, Pruning};
+use fox_tensor::AttentionWeights;
+use fox_train::metrics::{MetricsLog, Record};
+
+use super::eval::needle::Hay;
+use super::eval::subjects::{Opened, bar, documents, locate, text};
+use super::eval::tasks::TaskArgs;
+use crate::device::DeviceArgs;
+use crate::output;
+
+/// Tokens that the heads are looked at with, at most.
+const INSPECTED: usize = 2048;
+
+/// Compare checkpoints or run folders in one report
+///
+/// Loss at every position and its slope, perplexities, needles, tasks, learning curves of run folders, and the
+/// half-lives of the heads, side by side. OUT gets report.html (self-contained) and compare.json, and what every
+/// part keeps while it runs: a comparison that is run again, also with more models, only adds what is missing.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Checkpoint or run folders, each PATH or NAME=PATH
+    #[arg(value_name = "MODEL", required = true)]
+    models: Vec<String>,
+    /// Data for the losses: prepared data, a Zarr array, or text; held-out documents of the embedded corpus
+    /// without it
+    #[arg(long, value_name = "PATH")]
+    data: Option<PathBuf>,
+    /// Tokens of every document
+    #[arg(long, value_name = "N", default_value_t = 2048,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    length: u32,
+    /// Documents, at most
+    #[arg(long, value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    documents: u64,
+    /// Lengths of the prompts with needles
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "256,512,1024,2048")]
+    lengths: Vec<usize>,
+    /// Needles per length and depth
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    cases: u64,
+    #[command(flatten)]
+    hay: Hay,
+    #[command(flatten)]
+    tasks: TaskArgs,
+    /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
+    #[arg(long, value_name = "NAME")]
+    tokenizer: Option<String>,
+    /// Folder for the report and the results
+    #[arg(long, value_name = "DIR", default_value = "compare")]
+    out: PathBuf,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let names: Vec<String> = args.models.iter().map(|argument| locate(argument).0).collect();
+    if let Some(twice) = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
+        bail!("two models are called {}; name them with NAME=PATH", twice.1);
+    }
+    let device = args.device.open()?;
+    let tasks = if args.tasks.any() { args.tasks.load()? } else { Vec::new() };
+    let mut found = Comparison::default();
+    let mut first: Option<String> = None;
+    for argument in &args.models {
+        // One model is in memory at a time.
+        let opened = Opened::new(argument, &device)?;
+        let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
+        let identity = tokenizer.identity().to_string();
+        if *first.get_or_insert(identity.clone()) != identity {
+            bail!(
+                "{} has another tokenizer than {}, so their losses cannot be compared; compare models of one \
+                 tokenizer",
+                opened.name,
+                found.models[0].name
+            );
+        }
+        found.models.push(facts(&opened));
+        found.learning.extend(learning(&opened));
+        add_loss(args, &opened, &tokenizer, &mut found)?;
+        add_needles(args, &opened, &tokenizer, &mut found)?;
+        add_heads(args, &opened, &tokenizer, &mut found)?;
+        let asked = args.tasks.ask(&tasks, &opened, args.tokenizer.as_deref(), &args.out)?;
+        found.tasks.results.extend(asked);
+    }
+    if tasks.is_empty() {
+        let reason = "Tasks are asked with --task-data and --tasks.";
+        found.left_out.push(reason.into());
+    }
+    let mut page = found.page();
+    page.footer("Made by fox compare. The numbers are in compare.json beside this page.");
+    let (html, json) = (args.out.join("report.html"), args.out.join("compare.json"));
+    write_whole(&html, page.html().as_bytes())?;
+    write_whole(&json, serde_json::to_string(&found.json())?.as_bytes())?;
+    if args.json {
+        output::print(&format!("{:#}\n", found.json()))?;
+    } else {
+        output::print(&output::table(&found.overview()))?;
+        output::print(&format!("written: {}, {}\n", html.display(), json.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn facts(opened: &Opened) -> ModelFacts {
+    ModelFacts {
+        name: opened.name.clone(),
+        folder: opened.folder.display().to_string(),
+        architecture: architecture(opened.model.config()).into(),
+        parameters: opened.model.params().count(),
+        training_length: opened.subject(None).training_length,
+    }
+}
+
+fn architecture(config: &ModelConfig) -> &'static str {
+    match &config.mixer {
+        MixerConfig::Forgetting(mixer) if mixer.weights == AttentionWeights::StickBreaking => {
+            "stick-breaking"
+        }
+        MixerConfig::Forgetting(mixer) => match (mixer.gate, mixer.k_shift) {
+            (ForgetGate::None, true) => "Transformer (Pro)",
+            (ForgetGate::None, false) => "Transformer",
+            (_, true) => "FoX (Pro)",
+            (_, false) => "FoX",
+        },
+        MixerConfig::Delta(_) => "DeltaNet",
+        MixerConfig::Hgrn2(_) => "HGRN2",
+        MixerConfig::Mamba2(_) => "Mamba-2",
+    }
+}
+
+/// The training losses, when the model was exported by a run.
+fn learning(opened: &Opened) -> Option<Learning> {
+    let records = MetricsLog::read(opened.folder.parent()?).ok()?;
+    let losses: Vec<(f64, f64)> = records
+        .iter()
+        .filter_map(|record| match record {
+            Record::Train(step) => step.loss.map(|loss| (step.tokens as f64, loss)),
+            Record::Eval(_) => None,
+        })
+        .collect();
+    (!losses.is_empty()).then(|| Learning { model: opened.name.clone(), losses })
+}
+
+/// Whether a part that needs text has it: the embedded corpus is for models that were trained on it.
+fn has_text(
+    given: &Option<PathBuf>,
+    tokenizer: &Tokenizer,
+    reason: &str,
+    found: &mut Comparison,
+) -> bool {
+    let has = given.is_some() || matches!(tokenizer, Tokenizer::Synthetic(_));
+    if !has && !found.left_out.iter().any(|r| r == reason) {
+        found.left_out.push(reason.into());
+    }
+    has
+}
+
+fn add_loss(
+    args: &Args,
+    opened: &Opened,
+    tokenizer: &Tokenizer,
+    found: &mut Comparison,
+) -> Result<()> {
+    let reason = "The loss at every position needs text or prepared data, named with --data.";
+    if !has_text(&args.data, tokenizer, reason, found) {
+        return Ok(());
+    }
+    let length = args.length as usize;
+    let options = LossOptions { length, documents: args.documents, pruning: Pruning::Config };
+    let data = documents(args.data.as_deref(), Ok(tokenizer.clone()), length, args.documents)?;
+    let state = args.out.join(format!("{}.state.json", file_stem(&opened.name)));
+    let progress = bar(&format!("{} loss", opened.name), args.documents);
+    let subject = opened.subject(None);
+    let sums = evaluate_loss(&subject, &*data, &options, Some(&state), |done| {
+        progress.set_position(done);
+    })?;
+    progress.finish_and_clear();
+    let report =
+        found.loss.get_or_insert_with(|| LossReport { data: data.identity(), curves: Vec::new() });
+    report.curves.push(LossCurve::new(&opened.name, &sums, subject.training_length));
+    Ok(())
+}
+
+fn add_needles(
+    args: &Args,
+    opened: &Opened,
+    tokenizer: &Tokenizer,
+    found: &mut Comparison,
+) -> Result<()> {
+    let reason = "Needles are hidden in a text that is named with --haystack.";
+    if !has_text(&args.hay.haystack, tokenizer, reason, found) {
+        return Ok(());
+    }
+    let grid = Grid {
+        lengths: args.lengths.clone(),
+        depths: Grid::even_depths(args.hay.depths),
+        cases: args.cases,
+    };
+    let cases = args.hay.cases(tokenizer)?;
+    let subject = opened.subject(None);
+    subject.check_vocabulary("tokenizer", cases.vocab_size())?;
+    let mut reader = ModelReader::new(&opened.model, Pruning::Config);
+    let decode = |ids: &[u32]| Ok(tokenizer.decode(ids)?);
+    let path = args.out.join(format!("{}.scores.jsonl", file_stem(&opened.name)));
+    let file = Some((path.as_path(), subject.fingerprint()?));
+    let progress = bar(&format!("{} needles", opened.name), grid.total());
+    let map = run_needle(&opened.name, &mut reader, &*cases, &grid, &decode, file, |done| {
+        progress.set_position(done);
+    })?;
+    progress.finish_and_clear();
+    let report = found.needle.get_or_insert_with(|| NeedleReport {
+        cases: cases.identity(),
+        chance: cases.chance(),
+        grid,
+        maps: Vec::new(),
+    });
+    report.maps.push(map);
+    Ok(())
+}
+
+fn add_heads(
+    args: &Args,
+    opened: &Opened,
+    tokenizer: &Tokenizer,
+    found: &mut Comparison,
+) -> Result<()> {
+    let reason = "The heads are looked at while they read a text that is named with --haystack.";
+    if !has_text(&args.hay.haystack, tokenizer, reason, found)
+        || !matches!(opened.model.config().mixer, MixerConfig::Forgetting(_))
+    {
+        return Ok(());
+    }
+    let length = INSPECTED.min(args.length as usize);
+    let mut ids = vec![tokenizer.bos()];
+    match &args.hay.haystack {
+        Some(path) => ids.extend(tokenizer.encode(&text(path)?)?),
+        None => {
+            let config = SyntheticConfig { document_len: length as u64, ..Default::default() };
+            let mut document = vec![0; length];
+            SyntheticDataset::new(config.held_out()).read(0, 0, &mut document)?;
+            ids.extend(document);
+        }
+    }
+    ids.truncate(length);
+    let subject = opened.subject(None);
+    let evaluation = format!("heads of model {:016x} on {ids:?}", subject.fingerprint()?);
+    let path = args.out.join(format!("{}.heads.json", file_stem(&opened.name)));
+    let heads =
+        kept(
+            &path,
+            &evaluation,
+            || Ok(inspect(&subject, &ids, &InspectOptions::default())?.heads),
+        )?;
+    found.heads.push(ModelHeads { model: opened.name.clone(), tokens: ids.len(), heads });
+    Ok(())
+}
