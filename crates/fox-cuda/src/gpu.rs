@@ -131,6 +131,11 @@ impl Gpu {
         self.pool.stats()
     }
 
+    /// Lets the peak of [`Gpu::memory`] start again from what is in use now.
+    pub fn reset_peak(&self) {
+        self.pool.reset_peak();
+    }
+
     /// Fills every buffer with NaN bits when it is handed out, so that reads of what nobody wrote
     /// show. For tests.
     pub fn poison(&self, on: bool) {
@@ -185,6 +190,17 @@ impl Gpu {
             .map_err(|e| Error::driver("cuMemcpyDtoHAsync", e))?;
         self.synchronize()?;
         Ok(values)
+    }
+
+    /// Copies `bytes` from one device address to another.
+    ///
+    /// # Safety
+    /// Both ranges must belong to live buffers of this GPU.
+    pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller vouches for the ranges.
+        unsafe { result::memcpy_dtod_async(dst, src, bytes, self.stream) }
+            .map_err(|e| Error::driver("cuMemcpyDtoDAsync", e))
     }
 
     /// Waits for everything that was asked for so far.

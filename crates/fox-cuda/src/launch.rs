@@ -101,6 +101,32 @@ unsafe impl KernelArg for f32 {}
 // SAFETY: a device address is a 64-bit pointer.
 unsafe impl KernelArg for u64 {}
 
+/// A parameter of one machine word or less: what the ops' kernels take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arg(u64);
+
+// The driver reads as many of the low bytes as the parameter has: GPUs' hosts are little-endian.
+impl From<u64> for Arg {
+    fn from(address: u64) -> Self {
+        Arg(address)
+    }
+}
+impl From<usize> for Arg {
+    fn from(count: usize) -> Self {
+        Arg(count as u64)
+    }
+}
+impl From<i32> for Arg {
+    fn from(value: i32) -> Self {
+        Arg(u64::from(value as u32))
+    }
+}
+impl From<f32> for Arg {
+    fn from(value: f32) -> Self {
+        Arg(u64::from(value.to_bits()))
+    }
+}
+
 /// A launch being put together.
 pub struct Launch<'a> {
     kernel: &'a Kernel,
@@ -121,6 +147,12 @@ impl<'a> Launch<'a> {
     /// The next parameter.
     pub fn arg<T: KernelArg>(mut self, value: &'a T) -> Self {
         self.args.push(ptr_of(value));
+        self
+    }
+
+    /// The next parameters.
+    pub(crate) fn args(mut self, values: &'a [Arg]) -> Self {
+        self.args.extend(values.iter().map(|value| ptr_of(&value.0)));
         self
     }
 

@@ -34,6 +34,17 @@ pub struct MemoryStats {
     pub reserved: usize,
 }
 
+/// The time that a device spent on one kind of op.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OpTime {
+    /// The op and its direction.
+    pub op: &'static str,
+    /// How often it ran.
+    pub calls: usize,
+    /// In all.
+    pub seconds: f64,
+}
+
 /// Result of the attention forward.
 #[derive(Clone, Debug)]
 pub struct AttentionOut {
@@ -91,6 +102,25 @@ const STICK_BREAKING: &str = "stick-breaking attention";
 pub trait Backend: Send + Sync + Debug {
     /// Short name for messages, e.g. `cpu`.
     fn name(&self) -> &str;
+    /// The machine behind it in words, e.g. the GPU's name.
+    fn description(&self) -> String {
+        self.name().to_string()
+    }
+    /// The type of activations: what a decode state is kept in.
+    fn activation_type(&self) -> DType {
+        DType::F32
+    }
+    /// Waits until everything that was asked for is done. For measurements: ops that hand values to the
+    /// host wait by themselves.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Begins or ends noting the time of every op, where the device can tell.
+    fn profile(&self, _on: bool) {}
+    /// What was noted since the last call, the longest first; nothing where the device cannot tell.
+    fn take_profile(&self) -> Result<Vec<OpTime>> {
+        Ok(Vec::new())
+    }
     /// Memory counters.
     fn memory(&self) -> MemoryStats;
     /// Lets the peak start again from what is in use now.
