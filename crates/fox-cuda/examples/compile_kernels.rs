@@ -17,7 +17,8 @@ fn main() {
         }
         let mut variants = fox_cuda::attention::all_variants(architecture == "sm_90a");
         variants.extend(fox_cuda::op_variants());
-        variants.retain(|(source, _)| source_name.as_deref().is_none_or(|name| name == source.name));
+        variants
+            .retain(|(source, _)| source_name.as_deref().is_none_or(|name| name == source.name));
         for (source, defines) in variants {
             match compile(source, architecture, &defines) {
                 Ok(compiled) => {

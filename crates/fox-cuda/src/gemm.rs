@@ -50,8 +50,7 @@ struct Key([usize; 3], [bool; 4]);
 
 impl Product {
     fn key(&self) -> Key {
-        let flags =
-            [self.a.transposed, self.b.transposed, self.wide_operands, self.wide_result];
+        let flags = [self.a.transposed, self.b.transposed, self.wide_operands, self.wide_result];
         Key([self.m, self.n, self.k], flags)
     }
 
@@ -155,9 +154,9 @@ impl Gemm {
         if let Some(plan) = plans.get(&product.key()) {
             return Ok(Arc::clone(plan));
         }
-        let plan = self
-            .make_plan(product)
-            .map_err(|e| Error::driver(format!("planning {}", product.shapes()), format!("{e:?}")))?;
+        let plan = self.make_plan(product).map_err(|e| {
+            Error::driver(format!("planning {}", product.shapes()), format!("{e:?}"))
+        })?;
         let plan = Arc::new(plan);
         plans.insert(product.key(), Arc::clone(&plan));
         Ok(plan)
@@ -181,7 +180,8 @@ impl Gemm {
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
             sys::cudaDataType_t::CUDA_R_32F,
         )?;
-        let layouts = [stored(p.b, p.k, p.n)?, stored(p.a, p.m, p.k)?, layout(p.wide_result, p.m, p.n)?];
+        let layouts =
+            [stored(p.b, p.k, p.n)?, stored(p.a, p.m, p.k)?, layout(p.wide_result, p.m, p.n)?];
         let pref = result::create_matmul_pref()?;
         use sys::cublasLtMatmulDescAttributes_t as A;
         // SAFETY: descriptors are live, attributes have the sizes given.

@@ -25,7 +25,8 @@ mod tape;
 mod tensor;
 
 pub use backend::{
-    AttentionGrads, AttentionOut, Backend, HeadGrads, IGNORE_LABEL, LossOut, MemoryStats, OpTime, Storage,
+    AttentionGrads, AttentionOut, Backend, HeadGrads, IGNORE_LABEL, LossOut, MemoryStats, OpTime,
+    Storage,
 };
 pub use baseline::{
     BaselineOps, ConvGrads, ConvInputs, ConvSpec, HgrnGates, HgrnGrads, HgrnInputs, L2Norm,

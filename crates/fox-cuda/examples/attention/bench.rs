@@ -101,7 +101,8 @@ fn measure(gpu: &Gpu, timer: &Timer<'_>, shape: &Shape, acp: Acp) -> Result<(f64
     let repeats = if shape.time > 20_000 { 7 } else { 15 };
     let forward = timer.median(repeats, || attention.forward().map(drop))?;
     let out = attention.forward()?;
-    let backward = timer.median(repeats, || attention.backward(&out.o, &out.lse, &d_out).map(drop))?;
+    let backward =
+        timer.median(repeats, || attention.backward(&out.o, &out.lse, &d_out).map(drop))?;
     let blocks = gpu.download(&out.blocks)?;
     let sum = |i: usize| blocks.iter().skip(i).step_by(2).map(|&x| f64::from(x)).sum::<f64>();
     Ok((f64::from(forward), f64::from(backward), sum(0) / sum(1)))

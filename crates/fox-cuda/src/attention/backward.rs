@@ -209,7 +209,8 @@ impl<T: Float> Attention<'_, T> {
     ) -> Result<Buffer<f32>> {
         let heads = self.spec.heads;
         let rows = self.gpu.alloc::<f32>(4 * heads * layout.m_tile_count * tile.block_m)?;
-        let kernel = self.gpu.kernel(Source::ATTENTION_ROWS, &self.type_defines(), "backward_rows")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_ROWS, &self.type_defines(), "backward_rows")?;
         let grid = [layout.m_tile_count as u32, heads as u32, 1];
         let (at, o_at, d_at) = (rows.address(), o.address(), d_out.address());
         let (lse_at, gates_at) = (lse.address(), gates.map_or(0, Buffer::address));
@@ -252,13 +253,18 @@ impl<T: Float> Attention<'_, T> {
         let ranges = self.gpu.alloc::<i32>(2 * heads * layout.n_tile_count)?;
         let (spans_at, ranges_at) = (spans.address(), ranges.address());
         let (n_tiles_at, n_count) = (layout.n_tiles.address(), int(layout.n_tile_count));
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_backward_spans")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_backward_spans")?;
         let grid = [(heads * layout.m_tile_count).div_ceil(128) as u32, 1, 1];
         // SAFETY: parameters as declared in attention_plan.cu; sizes as allocated here.
         unsafe {
             kernel.launch(grid, 128).arg(&params).arg(&spans_at).run(|| self.shapes())?;
         }
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_backward_ranges")?;
+        let kernel = self.gpu.kernel(
+            Source::ATTENTION_PLAN,
+            &self.type_defines(),
+            "plan_backward_ranges",
+        )?;
         let grid = [(heads * layout.n_tile_count).div_ceil(128) as u32, 1, 1];
         let launch = kernel.launch(grid, 128).arg(&params).arg(&spans_at).arg(&n_tiles_at);
         // SAFETY: as above.

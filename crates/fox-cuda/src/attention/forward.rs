@@ -221,7 +221,8 @@ impl<T: Float> Attention<'_, T> {
         let (tiles_at, blocks_at) = (tiles.address(), blocks.address());
         let (bins, count32) = (int(bins), int(count));
         let grid = [count.div_ceil(128) as u32, 1, 1];
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_forward")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_forward")?;
         let launch =
             kernel.launch(grid, 128).arg(&params).arg(&sort).arg(&tiles_at).arg(&blocks_at);
         // SAFETY: parameters as declared in attention_plan.cu; sizes as allocated here.
@@ -230,7 +231,8 @@ impl<T: Float> Attention<'_, T> {
         let launch = kernel.launch([1, 1, 1], 1024).arg(&sort.histogram).arg(&bins);
         // SAFETY: as above.
         unsafe { launch.run(|| self.shapes())? };
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_scatter")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_scatter")?;
         let launch = kernel.launch(grid, 128).arg(&sort).arg(&count32);
         // SAFETY: as above.
         unsafe { launch.run(|| self.shapes())? };

@@ -50,7 +50,11 @@ pub struct Attention<'a, T> {
 
 impl<'a, T: Float> Attention<'a, T> {
     /// Checks that the operands fit the options.
-    pub fn new(gpu: &'a Gpu, spec: &'a AttentionSpec, inputs: AttentionInputs<'a, T>) -> Result<Self> {
+    pub fn new(
+        gpu: &'a Gpu,
+        spec: &'a AttentionSpec,
+        inputs: AttentionInputs<'a, T>,
+    ) -> Result<Self> {
         let AttentionSpec { heads, kv_heads, head_dim, .. } = *spec;
         let fail = |detail: String| Err(Error::argument("attention", detail));
         if !head_dim.is_multiple_of(8) || !(8..=256).contains(&head_dim) {

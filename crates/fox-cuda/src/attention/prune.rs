@@ -48,7 +48,8 @@ impl<T: Float> Attention<'_, T> {
         let q_largest = self.largest_norms(layout, self.inputs.q.address(), true)?;
         let k_largest = self.largest_norms(layout, self.inputs.k.address(), false)?;
         let bounds = self.gpu.alloc::<f32>(segments * heads)?;
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "bounds_from_norms")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "bounds_from_norms")?;
         let count = segments * heads;
         let (at, q_at, k_at) = (bounds.address(), q_largest.address(), k_largest.address());
         let (heads, kv_heads, count32) = (int(heads), int(kv_heads), int(count));
@@ -92,7 +93,8 @@ impl<T: Float> Attention<'_, T> {
         };
         let segments = self.spec.segments.len();
         let largest = self.gpu.zeros::<u32>(segments * heads)?;
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "largest_norms")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "largest_norms")?;
         let grid = [longest.div_ceil(NORM_ROWS) as u32, heads as u32, segments as u32];
         let (at, segments_at) = (largest.address(), layout.segments.address());
         let (queries, heads, head_dim) = (i32::from(queries), int(heads), int(self.spec.head_dim));

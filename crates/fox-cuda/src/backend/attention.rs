@@ -95,7 +95,8 @@ impl Cuda {
         let lse = self.operand(lse, DType::F32)?;
         let attention = Attention::new(&self.gpu, spec, held.inputs::<T>()?)?;
         let grads = attention.backward(typed(&o)?, typed(&lse)?, typed(&d_out)?)?;
-        let wrap = |x: Buffer<T>, like: &Tensor| self.tensor(T::wrap(x), like.shape(), like.device());
+        let wrap =
+            |x: Buffer<T>, like: &Tensor| self.tensor(T::wrap(x), like.shape(), like.device());
         Ok(AttentionGrads {
             dq: wrap(grads.dq, inputs.q),
             dk: wrap(grads.dk, inputs.k),

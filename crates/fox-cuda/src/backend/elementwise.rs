@@ -21,8 +21,13 @@ impl Cuda {
         let (y, at) = self.output([rows, heads], DType::F32, any.device())?;
         let z = z.map(|x| self.real(x)).transpose()?;
         let bias = bias.map(|x| self.real(x)).transpose()?;
-        let args =
-            [at.into(), address(&z).into(), address(&bias).into(), y.len().into(), int(heads).into()];
+        let args = [
+            at.into(),
+            address(&z).into(),
+            address(&bias).into(),
+            y.len().into(),
+            int(heads).into(),
+        ];
         self.flat("log_gate_fwd", Variant::plain(DType::F32, 1), y.len(), &args)?;
         Ok(y)
     }

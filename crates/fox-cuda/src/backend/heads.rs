@@ -1,6 +1,8 @@
 //! Ops on the heads of each row: token shift, norm, RoPE; output norm and gate.
 
-use fox_tensor::{Activation, DType, Device, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, Tensor};
+use fox_tensor::{
+    Activation, DType, Device, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, Tensor,
+};
 
 use super::launcher::{Op, Variant};
 use super::{Cuda, Operand, address, int};
@@ -143,7 +145,11 @@ impl Cuda {
         Ok(HeadOperands { operands, params, _tables: (info, rope) })
     }
 
-    pub(super) fn prepare_forward(&self, inputs: &HeadInputs<'_>, spec: &HeadSpec) -> Result<Tensor> {
+    pub(super) fn prepare_forward(
+        &self,
+        inputs: &HeadInputs<'_>,
+        spec: &HeadSpec,
+    ) -> Result<Tensor> {
         let dtype = self.activations();
         let rows = inputs.u.rows();
         let division = Division::new(dtype, spec.head_dim, spec.heads, rows, false);
@@ -205,8 +211,7 @@ impl Cuda {
         len: usize,
         device: &Device,
     ) -> Result<Tensor> {
-        let sums =
-            self.column_sums(partial.address(), DType::F32, slices, width, None, device)?;
+        let sums = self.column_sums(partial.address(), DType::F32, slices, width, None, device)?;
         if len == width {
             return Ok(sums);
         }

@@ -42,7 +42,8 @@ impl Variant {
     }
 
     fn defines(self, source: Source) -> Vec<String> {
-        let mut defines = vec![format!("BF16={}", i32::from(self.bf16)), format!("VEC={}", self.vec)];
+        let mut defines =
+            vec![format!("BF16={}", i32::from(self.bf16)), format!("VEC={}", self.vec)];
         if self.lanes > 0 {
             let name = if source == Source::NORM { "WARPS" } else { "LANES" };
             defines.push(format!("{name}={}", self.lanes));

@@ -54,7 +54,8 @@ impl Cuda {
         acc: Option<Tensor>,
     ) -> Result<Tensor> {
         let sizes = Sizes { m: dy.rows(), n: w.cols(), k: dy.cols() };
-        let (dx, at, add) = self.sum_of(acc, [sizes.m, sizes.n], self.activations(), dy.device())?;
+        let (dx, at, add) =
+            self.sum_of(acc, [sizes.m, sizes.n], self.activations(), dy.device())?;
         let (dy, w) = (self.activation(dy)?, self.weights(w)?);
         self.multiply(plain(dy.address()), plain(w.address()), at, sizes, dx.dtype(), add)?;
         Ok(dx)

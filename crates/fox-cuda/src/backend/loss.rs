@@ -69,7 +69,14 @@ impl Cuda {
             let dx_at = dx_at + (first * width * dtype.size()) as u64;
             let sizes = Sizes { m: count, n: width, k: vocab };
             let d = dlogits.address();
-            self.multiply(matrix(d, false), matrix(w.address(), false), dx_at, sizes, dtype, false)?;
+            self.multiply(
+                matrix(d, false),
+                matrix(w.address(), false),
+                dx_at,
+                sizes,
+                dtype,
+                false,
+            )?;
             let sizes = Sizes { m: vocab, n: width, k: count };
             let (left, right) = (matrix(d, true), matrix(x_at, false));
             self.multiply(left, right, *dw_at, sizes, DType::F32, first > 0)?;

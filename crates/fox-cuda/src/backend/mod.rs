@@ -100,7 +100,12 @@ impl Cuda {
     }
 
     /// A tensor whose elements are still to be written.
-    pub(crate) fn uninit(&self, shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub(crate) fn uninit(
+        &self,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         let shape = shape.into();
         Ok(self.tensor(Data::alloc(&self.gpu, shape.len(), dtype)?, shape, device))
     }

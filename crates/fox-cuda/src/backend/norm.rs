@@ -93,8 +93,7 @@ impl Cuda {
         };
         // SAFETY: parameters as declared in norm.cu; the tape checked the shapes.
         unsafe { self.launch(&op)? };
-        let dw =
-            self.column_sums(partial.address(), DType::F32, blocks, width, dw_acc, &device)?;
+        let dw = self.column_sums(partial.address(), DType::F32, blocks, width, dw_acc, &device)?;
         Ok((dh, dw))
     }
 }

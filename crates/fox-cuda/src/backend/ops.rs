@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use fox_tensor::{
-    Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend, DType,
-    GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut, MemoryStats, OpTime, Result, Storage,
-    Tensor,
+    Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
+    DType, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut, MemoryStats, OpTime, Result,
+    Storage, Tensor,
 };
 
 use super::Cuda;
@@ -16,7 +16,9 @@ impl Backend for Cuda {
     }
 
     fn description(&self) -> String {
-        format!("{}, {:?}", self.gpu.name(), self.precision).to_lowercase().replace("nvidia", "NVIDIA")
+        format!("{}, {:?}", self.gpu.name(), self.precision)
+            .to_lowercase()
+            .replace("nvidia", "NVIDIA")
     }
 
     fn activation_type(&self) -> DType {

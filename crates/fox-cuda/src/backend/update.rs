@@ -2,9 +2,9 @@
 
 use fox_tensor::{AdamW, DType, Tensor};
 
+use super::Cuda;
 use super::launcher::{Op, Variant};
 use super::storage::memory;
-use super::Cuda;
 use crate::{KernelArg, Result, Source};
 
 #[repr(C)]

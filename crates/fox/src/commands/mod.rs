@@ -7,6 +7,7 @@ mod eval;
 mod info;
 mod inspect;
 mod prepare;
+mod selftest;
 mod sweep;
 mod train;
 mod verify;
@@ -27,6 +28,7 @@ pub enum Command {
     Inspect(inspect::Args),
     Bench(bench::Args),
     Verify(verify::Args),
+    Selftest(selftest::Args),
     Info(info::Args),
     Convert(convert::Args),
 }
@@ -43,6 +45,7 @@ impl Command {
             Command::Inspect(args) => inspect::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Verify(args) => verify::run(&args),
+            Command::Selftest(args) => selftest::run(&args),
             Command::Info(args) => info::run(&args),
             Command::Convert(args) => convert::run(&args),
         }

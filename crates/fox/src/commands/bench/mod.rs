@@ -54,6 +54,9 @@ fn normals(rng: &mut Rng, len: usize) -> Vec<f32> {
 
 /// The machine, for the record.
 fn machine(device: &Device) -> String {
+    if device.to_string() != "cpu" {
+        return device.backend().description();
+    }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     format!("{device}, {}, {threads} cores", fox_cpu::simd::Level::detect().name())
 }
