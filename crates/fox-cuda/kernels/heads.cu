@@ -50,6 +50,20 @@ DEVICE void load_piece(Piece& x, const real* p, int lane, int d) {
         }
     }
 }
+DEVICE void copy_piece(Piece& to, const Piece& from) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) to[c][i] = from[c][i];
+    }
+}
+DEVICE void clear_piece(Piece& x) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) x[c][i] = 0.f;
+    }
+}
 DEVICE void load_weights(Piece& x, const float* p, int lane, int d) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
@@ -119,11 +133,7 @@ DEVICE void load_before(Piece& x, const HeadParams& p, const RowInfo& info, int 
     } else if (info.segment >= 0 && p.prev) {
         load_piece(x, p.prev + size_t(info.segment) * width + column, at.lane, p.head_dim);
     } else {
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-            for (int i = 0; i < VEC; ++i) x[c][i] = 0.f;
-        }
+        clear_piece(x);
     }
 }
 
@@ -173,13 +183,13 @@ extern "C" __global__ void prepare_heads_fwd(real* y, const HeadParams p) {
     }
 }
 
-// Gradient of the shifted heads of one row, g, and with it the sums for the norm's weights (when
-// `count`). `before` and `now` are the raw rows; without a shift, `now` alone counts.
+// From the gradient of a row's heads, g, to that of the shifted ones, in place, and with it the sums for
+// the norm's weights (when `count`). `before` and `now` are the raw rows; without a shift, `now` alone
+// counts.
 DEVICE void shifted_gradient(Piece& g, Piece& dnorm, const HeadParams& p, const RowInfo& info,
-                             const real* dy, const Piece& before, const Piece& now, float a,
-                             const Piece& weights, const Place& at, int row, bool count) {
+                             const Piece& before, const Piece& now, float a, const Piece& weights,
+                             const Place& at, bool count) {
     const int d = p.head_dim;
-    load_piece(g, dy + (size_t(row) * p.heads + at.head) * d, at.lane, d);
     if (p.rope) rotate(g, p.rope + size_t(info.position) * (d / 2), -1.f, at.lane, d);
     if (!p.norm) return;
     Piece x;
@@ -226,18 +236,32 @@ extern "C" __global__ void prepare_heads_bwd(real* du, float* dshift, float* par
         load_piece(next, p.u + size_t(last) * width + column, at.lane, d);
         load_piece(now, p.u + size_t(last - 1) * width + column, at.lane, d);
         known = true;
-        shifted_gradient(g, dnorm, p, info, dy, now, next, a, weights, at, last, false);
+        load_piece(g, dy + size_t(last) * width + column, at.lane, d);
+        shifted_gradient(g, dnorm, p, info, now, next, a, weights, at, false);
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
             for (int i = 0; i < VEC; ++i) carry[c][i] = a * g[c][i];
         }
     }
+    // What the next row needs is on its way while this one is worked on.
+    Piece next_g, next_before;
+    RowInfo next_info = p.info[last - 1];
+    load_piece(next_g, dy + size_t(last - 1) * width + column, at.lane, d);
+    if (p.shift) load_before(next_before, p, next_info, last - 1, at);
     for (int row = last - 1; row >= first; --row) {
-        const RowInfo info = p.info[row];
-        Piece g = {};
+        const RowInfo info = next_info;
+        Piece g;
+        copy_piece(g, next_g);
+        copy_piece(before, next_before);
+        if (row > first) {
+            next_info = p.info[row - 1];
+            load_piece(next_g, dy + size_t(row - 1) * width + column, at.lane, d);
+            if (p.shift) load_before(next_before, p, next_info, row - 1, at);
+        }
         const size_t here = size_t(row) * width + column;
         if (info.segment < 0) {
+            clear_piece(g);
             store_piece(du + here, g, at.lane, d, at.active);
             if (p.shift && at.lane == 0 && at.active) dshift[size_t(row) * p.heads + at.head] = 0.f;
             known = false;
@@ -245,11 +269,8 @@ extern "C" __global__ void prepare_heads_bwd(real* du, float* dshift, float* par
         }
         if (!known) load_piece(now, p.u + here, at.lane, d);
         float a = 0.f;
-        if (p.shift) {
-            load_before(before, p, info, row, at);
-            a = shift_weight(p, row, at.head);
-        }
-        shifted_gradient(g, dnorm, p, info, dy, before, now, a, weights, at, row, true);
+        if (p.shift) a = shift_weight(p, row, at.head);
+        shifted_gradient(g, dnorm, p, info, before, now, a, weights, at, true);
         if (!p.shift) {
             store_piece(du + here, g, at.lane, d, at.active);
             continue;

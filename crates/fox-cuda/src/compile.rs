@@ -67,6 +67,8 @@ impl Source {
     pub const ELEMENTWISE: Source = source!("elementwise");
     /// Cross-entropy.
     pub const LOSS: Source = source!("loss");
+    /// Steps of one token.
+    pub const DECODE: Source = source!("decode");
     /// AdamW and sums of squares.
     pub const UPDATE: Source = source!("update");
 }

@@ -65,6 +65,11 @@ pub struct Kernel {
     module: Arc<Module>,
 }
 
+// SAFETY: function and stream handles may be used from any thread that has made the context current.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
 impl Kernel {
     /// A launch of `grid` blocks of `block` threads.
     pub fn launch(&self, grid: [u32; 3], block: u32) -> Launch<'_> {

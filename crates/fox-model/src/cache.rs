@@ -248,6 +248,11 @@ impl AttentionState {
     }
 
     /// Notes the last raw projections of the step, for [`Cache::commit`].
+    pub fn stage(&mut self, uk: Option<Tensor>, uv: Option<Tensor>) {
+        (self.staged_uk, self.staged_uv) = (uk, uv);
+    }
+
+    /// Finds and notes them among all rows of the step.
     pub fn stage_last(
         &mut self,
         uk: &Tensor,

@@ -11,8 +11,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::{
-    Activation, AdamW, AttentionInputs, AttentionSpec, BaselineOps, DType, Error, GatedNormInputs,
-    HeadInputs, HeadSpec, Result, Tensor,
+    Activation, AdamW, AttentionInputs, AttentionSpec, BaselineOps, DType, DecodeBlock, DecodeOut,
+    Error, GatedNormInputs, HeadInputs, HeadSpec, Result, Tensor,
 };
 
 /// Memory that belongs to a backend.
@@ -109,6 +109,11 @@ pub trait Backend: Send + Sync + Debug {
     /// The type of activations: what a decode state is kept in.
     fn activation_type(&self) -> DType {
         DType::F32
+    }
+    /// Whether a tape should compute cheap ops (norms, gated units) again in the backward rather than keep
+    /// their results.
+    fn prefers_memory(&self) -> bool {
+        false
     }
     /// Waits until everything that was asked for is done. For measurements: ops that hand values to the
     /// host wait by themselves.
@@ -289,6 +294,12 @@ pub trait Backend: Send + Sync + Debug {
         labels: &Tensor,
         weights: Option<&Tensor>,
     ) -> Result<LossOut>;
+
+    /// One decode step of a whole block, where the device has a faster way than op by op; `None` where it
+    /// has not, with nothing changed.
+    fn decode_block(&self, _block: DecodeBlock<'_>) -> Result<Option<DecodeOut>> {
+        Ok(None)
+    }
 
     /// Sum of squares over all tensors, in f64 and in fixed order.
     fn sum_squares(&self, tensors: &[&Tensor]) -> Result<f64>;

@@ -14,6 +14,7 @@
 mod backend;
 mod baseline;
 pub mod cases;
+mod decode;
 mod device;
 mod error;
 pub mod naive;
@@ -32,6 +33,7 @@ pub use baseline::{
     BaselineOps, ConvGrads, ConvInputs, ConvSpec, HgrnGates, HgrnGrads, HgrnInputs, L2Norm,
     ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, TimeStepInputs, Update,
 };
+pub use decode::{DecodeBlock, DecodeOut, DecodeProjection};
 pub use device::Device;
 pub use error::{Error, Result};
 pub use segments::{Segment, Segments};

@@ -102,11 +102,11 @@ impl<K, V> Default for Recent<K, V> {
 }
 
 impl<K: PartialEq, V> Recent<K, V> {
-    const CAPACITY: usize = 16;
+    const CAPACITY: usize = 64;
 
     pub(crate) fn get(&self, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = match entries.iter().position(|(k, _)| *k == key) {
+        let entry = match entries.iter().rposition(|(k, _)| *k == key) {
             Some(found) => entries.remove(found),
             None => (key, Arc::new(make()?)),
         };

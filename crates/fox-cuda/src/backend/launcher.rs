@@ -1,5 +1,7 @@
 //! Launching the ops' kernels: which variant, which grid.
 
+use std::sync::Arc;
+
 use fox_tensor::DType;
 
 use super::{Cuda, int};
@@ -68,6 +70,11 @@ pub fn op_variants() -> Vec<(Source, Vec<String>)> {
         for head_dim in [64, 96, 128, 29] {
             variants.push((Source::HEADS, Variant::heads(dtype, head_dim).defines(Source::HEADS)));
         }
+        for batch in [1, 8] {
+            for (width, head_dim) in [(768, 64), (1536, 128), (3584, 256)] {
+                variants.push((Source::DECODE, super::decode::defines(batch, width, head_dim)));
+            }
+        }
         for source in [Source::ELEMENTWISE, Source::LOSS, Source::UPDATE, Source::COLUMNS] {
             variants.extend([8, 1].map(|w| (source, Variant::plain(dtype, w).defines(source))));
         }
@@ -99,8 +106,11 @@ impl Cuda {
         unsafe { launch.args(op.args).run(|| format!("{:?}", op.variant)) }
     }
 
-    pub(super) fn kernel(&self, op: &Op<'_>) -> Result<crate::Kernel> {
-        self.gpu.kernel(op.source, &op.variant.defines(op.source), op.entry)
+    pub(super) fn kernel(&self, op: &Op<'_>) -> Result<Arc<crate::Kernel>> {
+        self.gpu.bind()?;
+        self.kernels.get((op.source, op.entry, op.variant), || {
+            self.gpu.kernel(op.source, &op.variant.defines(op.source), op.entry)
+        })
     }
 
     /// Launches a kernel over `count` elements in pieces of the variant's width.

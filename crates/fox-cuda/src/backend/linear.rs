@@ -33,7 +33,11 @@ impl Cuda {
         let dtype = if wide { DType::F32 } else { self.activations() };
         let (y, at) = self.output([sizes.m, sizes.n], dtype, x.device())?;
         let (x, w) = (self.activation(x)?, self.weights(w)?);
-        self.multiply(plain(x.address()), transposed(w.address()), at, sizes, dtype, false)?;
+        if self.is_thin(sizes.m, sizes.k) {
+            self.thin_product(&x, &w, at, [sizes.m, sizes.n, sizes.k], wide)?;
+        } else {
+            self.multiply(plain(x.address()), transposed(w.address()), at, sizes, dtype, false)?;
+        }
         if let Some(bias) = bias {
             let bias = self.real(bias)?;
             let (count, width) = (y.len(), int(sizes.n));

@@ -4,7 +4,7 @@ use fox_tensor::{DType, LossOut, Tensor};
 
 use super::launcher::{Op, Variant};
 use super::linear::Sizes;
-use super::storage::memory;
+use super::storage::{Data, memory};
 use super::{Cuda, address, int};
 use crate::gemm::Matrix;
 use crate::{Result, Source};
@@ -34,21 +34,20 @@ impl Cuda {
         let weights = weights.map(|x| self.real(x)).transpose()?;
         let labels = memory(labels)?.data.address();
         let step = (LOGITS / vocab).clamp(1, rows.max(1));
-        let logits = self.gpu.alloc::<f32>(step * vocab)?;
-        let dlogits_len = if grads.is_some() { step * vocab } else { 0 };
-        let dlogits = super::storage::Data::alloc(&self.gpu, dlogits_len, dtype)?;
+        // Gradients take the logits' place, in the type that products want. Losses alone are worth f32.
+        let logit_type = if grads.is_some() { dtype } else { DType::F32 };
+        let logits = Data::alloc(&self.gpu, step * vocab, logit_type)?;
         let matrix = |address: u64, transposed: bool| Matrix { address, transposed };
-        let variant = Variant::plain(dtype, vocab);
+        let variant = Variant::plain(logit_type, vocab);
         for first in (0..rows).step_by(step) {
             let count = step.min(rows - first);
             let x_at = x.address() + (first * width * dtype.size()) as u64;
             let sizes = Sizes { m: count, n: vocab, k: width };
             let (left, right) = (matrix(x_at, false), matrix(w.address(), true));
-            self.multiply(left, right, logits.address(), sizes, DType::F32, false)?;
+            self.multiply(left, right, logits.address(), sizes, logit_type, false)?;
             let offset = 4 * first as u64;
             let args = [
                 (loss_at + offset).into(),
-                dlogits.address().into(),
                 logits.address().into(),
                 (labels + offset).into(),
                 if weights.is_some() { address(&weights) + offset } else { 0 }.into(),
@@ -68,7 +67,7 @@ impl Cuda {
             let Some(((_, dx_at), (_, dw_at))) = &grads else { continue };
             let dx_at = dx_at + (first * width * dtype.size()) as u64;
             let sizes = Sizes { m: count, n: width, k: vocab };
-            let d = dlogits.address();
+            let d = logits.address();
             self.multiply(
                 matrix(d, false),
                 matrix(w.address(), false),

@@ -8,6 +8,7 @@
 //! Waiting. Work is queued on one stream. The host waits only when it reads values back.
 
 mod attention;
+mod decode;
 mod elementwise;
 mod embedding;
 mod heads;
@@ -30,7 +31,8 @@ use std::sync::Arc;
 
 use fox_tensor::{DType, Device, Shape, Tensor};
 
-use crate::{Buffer, Error, Gemm, Gpu, Result};
+use crate::attention::Recent;
+use crate::{Buffer, Error, Gemm, Gpu, Kernel, Result, Source};
 use profile::Profiler;
 use rows::{RopeTables, RowTables};
 use storage::{Data, Memory, memory};
@@ -51,6 +53,8 @@ pub struct Cuda {
     profiler: Profiler,
     row_tables: RowTables,
     rope_tables: RopeTables,
+    kernels: Recent<(Source, &'static str, launcher::Variant), Kernel>,
+    decode_kernels: Recent<(&'static str, usize, usize, usize), Kernel>,
     gemm: Gemm,
     // Dropped last: everything above holds its memory.
     gpu: Gpu,
@@ -76,6 +80,8 @@ impl Cuda {
             profiler: Profiler::default(),
             row_tables: RowTables::default(),
             rope_tables: RopeTables::default(),
+            kernels: Recent::default(),
+            decode_kernels: Recent::default(),
             gemm: Gemm::new(&gpu)?,
             gpu,
         })

@@ -68,8 +68,8 @@ impl Cuda {
             (self.activation(dy)?, self.activation(h)?, self.real(w)?, self.real(rstd)?);
         let before = dh_out.as_ref().map(|x| self.activation(x)).transpose()?;
         let variant = Variant::rows(dtype, width);
-        // A block keeps its sums for the weights in registers: few, long-lived blocks.
-        let blocks = rows.min(self.gpu.processors() as usize * (32 / variant.lanes).clamp(1, 8));
+        // A block keeps its sums for the weights in registers: no more blocks than run at once.
+        let blocks = rows.min(self.gpu.processors() as usize * (16 / variant.lanes).max(1));
         let partial: Buffer<f32> = self.gpu.alloc(blocks * width)?;
         let args = [
             dh_at.into(),

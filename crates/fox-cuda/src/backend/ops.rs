@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use fox_tensor::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
-    DType, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut, MemoryStats, OpTime, Result,
-    Storage, Tensor,
+    DType, DecodeBlock, DecodeOut, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut,
+    MemoryStats, OpTime, Result, Storage, Tensor,
 };
 
 use super::Cuda;
@@ -23,6 +23,10 @@ impl Backend for Cuda {
 
     fn activation_type(&self) -> DType {
         self.activations()
+    }
+
+    fn prefers_memory(&self) -> bool {
+        true
     }
 
     fn memory(&self) -> MemoryStats {
@@ -234,6 +238,10 @@ impl Backend for Cuda {
         weights: Option<&Tensor>,
     ) -> Result<LossOut> {
         Ok(self.timed("cross-entropy", || self.cross_entropy(x, w, labels, weights))?)
+    }
+
+    fn decode_block(&self, block: DecodeBlock<'_>) -> Result<Option<DecodeOut>> {
+        Ok(self.timed("decode block", || self.decode_one(block))?)
     }
 
     fn sum_squares(&self, tensors: &[&Tensor]) -> Result<f64> {

@@ -2,6 +2,7 @@
 
 mod attention;
 mod compare;
+mod decode;
 mod train;
 
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ pub struct Args {
 enum What {
     Attention(attention::Args),
     Train(train::Args),
+    Decode(decode::Args),
     Compare(compare::Args),
 }
 
@@ -30,6 +32,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Attention(args) => attention::run(args),
         What::Train(args) => train::run(args),
+        What::Decode(args) => decode::run(args),
         What::Compare(args) => compare::run(args),
     }
 }

@@ -1,0 +1,431 @@
+// One new token for each of a few sequences: products of a few rows with weights, and attention over a
+// cache. Both are bound by how fast memory is read, and by the time from one launch to the next: so the
+// norm in front of a product is part of it, and so is all that happens to a head before attention.
+//
+// Compile-time: ROWS (sequences: 1, 2, 4 or 8), CHUNKS (pieces of 256 columns that a warp reads at once),
+// HEAD_DIM (64, 128 or 256).
+#define BF16 1
+#define VEC 8
+#include "real.cuh"
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
+
+// Rows of one weight matrix [rows, width] and where their products go.
+struct Part {
+    const u16* w;
+    const float* bias;  // or null
+    void* y;            // [batch, rows], f32 or bf16
+    int rows, wide;
+};
+
+constexpr int MAX_PARTS = 7;
+
+struct MatvecParams {
+    // The input: rms(h + delta) * norm where there is a norm, else h. The first block writes the sum.
+    const u16 *h, *delta;
+    const float* norm;
+    u16* sum;
+    int width, batch;
+    float eps;
+    int part_count;
+    // With `glu`, row n of the only part is paired with row n + rows: y = act(g) * u.
+    int glu, act, items, unused;
+    Part parts[MAX_PARTS];
+};
+
+// The input to shared memory, f32.
+DEVICE void load_input(float* x, const MatvecParams& p) {
+    for (int b = 0; b < ROWS; ++b) {
+        float* row = x + b * p.width;
+        if (b >= p.batch) {
+            for (int c = threadIdx.x; c < p.width; c += THREADS) row[c] = 0.f;
+            continue;
+        }
+        float squares = 0.f;
+        for (int c = 8 * threadIdx.x; c < p.width; c += 8 * THREADS) {
+            float v[8];
+            load<8>(v, p.h + size_t(b) * p.width + c);
+            if (p.delta) {
+                float d[8];
+                load<8>(d, p.delta + size_t(b) * p.width + c);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) v[i] = to_float(to_real(v[i] + d[i]));
+            }
+            if (p.sum && blockIdx.x == 0) store<8>(p.sum + size_t(b) * p.width + c, v);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) squares += v[i] * v[i];
+            store<8>(row + c, v);
+        }
+        if (!p.norm) continue;
+        const float scale = 1.f / sqrtf(block_sum<WARPS>(squares) / p.width + p.eps);
+        for (int c = 8 * threadIdx.x; c < p.width; c += 8 * THREADS) {
+            float v[8], w[8];
+            load<8>(v, row + c);
+            load<8>(w, p.norm + c);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] *= scale * w[i];
+            store<8>(row + c, v);
+        }
+    }
+    __syncthreads();
+}
+
+DEVICE void load_weights(uint4 (&w)[CHUNKS], const u16* row, int first, int width) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int column = first + 256 * c + 8 * (threadIdx.x % 32);
+        w[c] = column < width ? __ldcs(reinterpret_cast<const uint4*>(row + column))
+                              : make_uint4(0, 0, 0, 0);
+    }
+}
+
+// sum[b] += the warp's part of <w, x[b]>.
+DEVICE void add_products(float (&sum)[ROWS], const uint4 (&w)[CHUNKS], const float* x, int first,
+                         int width) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int column = first + 256 * c + 8 * (threadIdx.x % 32);
+        if (column >= width) continue;
+        const u32 words[4] = {w[c].x, w[c].y, w[c].z, w[c].w};
+#pragma unroll
+        for (int b = 0; b < ROWS; ++b) {
+            float v[8];
+            load<8>(v, x + b * width + column);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sum[b] = fmaf(bf16_lo(words[i]), v[2 * i], sum[b]);
+                sum[b] = fmaf(bf16_hi(words[i]), v[2 * i + 1], sum[b]);
+            }
+        }
+    }
+}
+
+// Every lane gets <w, x[b]>. `ready` are the first pieces, loaded already.
+DEVICE void product(float (&sum)[ROWS], uint4 (&ready)[CHUNKS], const u16* row, const float* x,
+                    int width) {
+#pragma unroll
+    for (int b = 0; b < ROWS; ++b) sum[b] = 0.f;
+    add_products(sum, ready, x, 0, width);
+    for (int first = 256 * CHUNKS; first < width; first += 256 * CHUNKS) {
+        load_weights(ready, row, first, width);
+        add_products(sum, ready, x, first, width);
+    }
+#pragma unroll
+    for (int b = 0; b < ROWS; ++b) sum[b] = warp_sum(sum[b]);
+}
+
+struct Item {
+    const Part* part;
+    int row;
+};
+DEVICE Item find_item(const MatvecParams& p, int n) {
+    int part = 0;
+    while (part + 1 < p.part_count && n >= p.parts[part].rows) n -= p.parts[part++].rows;
+    return Item{p.parts + part, n};
+}
+
+DEVICE void write(const Part& part, int row, int batch, const float (&sum)[ROWS]) {
+    const float bias = part.bias ? part.bias[row] : 0.f;
+#pragma unroll
+    for (int b = 0; b < ROWS; ++b) {
+        if (b >= batch) continue;
+        const size_t at = size_t(b) * part.rows + row;
+        if (part.wide) static_cast<float*>(part.y)[at] = sum[b] + bias;
+        else static_cast<u16*>(part.y)[at] = float_to_bf16(sum[b] + bias);
+    }
+}
+
+// Items are rows of all parts, one warp each.
+extern "C" __global__ void __launch_bounds__(THREADS) matvec(const __grid_constant__ MatvecParams p) {
+    extern __shared__ float x[];
+    const int warps = gridDim.x * WARPS, lane = threadIdx.x % 32;
+    int n = blockIdx.x * WARPS + threadIdx.x / 32;
+    uint4 ready[CHUNKS];
+    Item item = find_item(p, min(n, p.items - 1));
+    // Weights do not depend on the input: they are on their way while the norm is computed.
+    load_weights(ready, item.part->w + size_t(item.row) * p.width, 0, p.width);
+    load_input(x, p);
+    while (n < p.items) {
+        const u16* row = item.part->w + size_t(item.row) * p.width;
+        float sum[ROWS];
+        product(sum, ready, row, x, p.width);
+        if (p.glu) {
+            const u16* up = row + size_t(item.part->rows) * p.width;
+            float other[ROWS];
+            load_weights(ready, up, 0, p.width);
+            product(other, ready, up, x, p.width);
+#pragma unroll
+            for (int b = 0; b < ROWS; ++b) sum[b] = activation(p.act, sum[b]).x * other[b];
+        }
+        const Item done = item;
+        n += warps;
+        if (n < p.items) {
+            item = find_item(p, n);
+            load_weights(ready, item.part->w + size_t(item.row) * p.width, 0, p.width);
+        }
+        if (lane == 0) write(*done.part, done.row, p.batch, sum);
+    }
+}
+
+// ---- attention ----
+
+constexpr int SPLIT = 256;  // keys of one thread block
+constexpr int LANES = HEAD_DIM / 8;           // of a key's row, 16 bytes each
+constexpr int KEYS = THREADS / LANES;         // keys at a time
+constexpr int MAX_GROUP = 8;                  // query heads of a key head
+constexpr int MAX_BATCH = 8;
+
+struct AttendParams {
+    const float *q, *k, *v;        // raw projections [batch, heads * d], [batch, kv_heads * d]
+    const float *k_shift, *v_shift;  // logits [batch, kv_heads], or null
+    const float *gate, *gate_bias;   // logits [batch, heads] and bias [heads], or null
+    const u16 *last_k, *last_v;    // raw rows of the step before [batch, kv_heads * d], or null
+    u16 *next_k, *next_v;          // raw rows of this step, or null
+    const float *q_norm, *k_norm;  // [heads * d] or [d], or null
+    const float2* rope;            // [positions][d / 2], or null
+    u16 *k_cache, *v_cache;        // [rows, kv_heads * d]
+    float* gate_cache;             // [rows, heads], or null
+    float* partial;                // [batch][heads][splits][d + 4]: sum of p v; maximum, sum of p, decay
+    // After attention: rms(o) * act(z).
+    u16* y;                        // [batch, heads * d]
+    const float* out_norm;         // [heads * d], or null
+    const float* out_gate;         // logits [batch, heads * d], or null
+    int heads, kv_heads, splits, window;
+    int q_shared, k_shared, act, unused;
+    float scale, qk_eps, out_eps;
+    int k_start[MAX_BATCH], k_len[MAX_BATCH];
+};
+
+struct Shared {
+    float q[MAX_GROUP][HEAD_DIM];
+    float head[HEAD_DIM];
+    float s[MAX_GROUP][SPLIT];
+    float o[THREADS / 32][HEAD_DIM];
+    float parts[WARPS], total;
+};
+
+// Norm and rotation of one head in shared memory, by the first warp: x = rope(rms(x) * w).
+DEVICE void prepare(float* x, const float* w, float eps, const float2* rope) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+    if (w) {
+        float squares = 0.f;
+        for (int c = lane; c < HEAD_DIM; c += 32) squares += x[c] * x[c];
+        const float scale = 1.f / sqrtf(warp_sum(squares) / HEAD_DIM + eps);
+        for (int c = lane; c < HEAD_DIM; c += 32) x[c] *= scale * w[c];
+        __syncwarp();
+    }
+    if (rope) {
+        for (int m = lane; m < HEAD_DIM / 2; m += 32) {
+            const float2 t = rope[m];
+            const float a = x[m], b = x[m + HEAD_DIM / 2];
+            x[m] = a * t.x - b * t.y;
+            x[m + HEAD_DIM / 2] = a * t.y + b * t.x;
+        }
+        __syncwarp();
+    }
+}
+
+// The new row of keys (or values) of one key head, by one warp: shift, norm, rotation, to the cache.
+DEVICE void append(float* x, u16* cache, const float* raw, const float* shift, const u16* last, u16* next,
+                   const float* norm, float eps, const float2* rope, size_t at, int kv_index) {
+    const int lane = threadIdx.x % 32;
+    const float a = shift ? sigmoid(shift[kv_index]) : 0.f;
+    for (int c = lane; c < HEAD_DIM; c += 32) {
+        const size_t i = size_t(kv_index) * HEAD_DIM + c;
+        const float now = raw[i];
+        x[c] = shift ? a * bf16_to_float(last[i]) + (1.f - a) * now : now;
+        if (next) next[i] = float_to_bf16(now);
+    }
+    prepare(x, norm, eps, rope);
+    for (int c = lane; c < HEAD_DIM; c += 32) cache[at + c] = float_to_bf16(x[c]);
+}
+
+// s[key] = decay from the key to the end of the split, in nats; returns the decay of the whole split.
+// decay(j) = sum of the log gates after j.
+DEVICE float suffix_sums(float (&s)[SPLIT], const float* gates, int count, int heads, float* parts) {
+    // Thread t has key count - 1 - t: an ordinary prefix sum, without the key's own gate.
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32, key = count - 1 - t;
+    const float own = key >= 0 ? gates[size_t(key) * heads] : 0.f;
+    float sum = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const float other = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += other;
+    }
+    __syncthreads();
+    if (lane == 31) parts[warp] = sum;
+    __syncthreads();
+    float before = 0.f, all = 0.f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) {
+        if (w < warp) before += parts[w];
+        all += parts[w];
+    }
+    if (key >= 0) s[key] = before + (sum - own);
+    return all;
+}
+
+// Output norm and gate of one head, whose d values are in shared memory; by one warp.
+DEVICE void finish_head(float* o, const AttendParams& p, int b, int head) {
+    const int lane = threadIdx.x % 32;
+    const size_t at = (size_t(b) * p.heads + head) * HEAD_DIM;
+    __syncwarp();
+    float scale = 1.f;
+    if (p.out_norm) {
+        float squares = 0.f;
+        for (int c = lane; c < HEAD_DIM; c += 32) squares += o[c] * o[c];
+        scale = 1.f / sqrtf(warp_sum(squares) / HEAD_DIM + p.out_eps);
+    }
+    for (int c = lane; c < HEAD_DIM; c += 32) {
+        float x = o[c];
+        if (p.out_norm) x *= scale * p.out_norm[head * HEAD_DIM + c];
+        if (p.out_gate) x *= activation(p.act, p.out_gate[at + c]).x;
+        p.y[at + c] = float_to_bf16(x);
+    }
+}
+
+// Grid (splits, kv_heads, batch).
+extern "C" __global__ void __launch_bounds__(THREADS) attend(const __grid_constant__ AttendParams p) {
+    __shared__ Shared sh;
+    const int split = blockIdx.x, kv_head = blockIdx.y, b = blockIdx.z;
+    const int len = p.k_len[b], splits = (len + SPLIT - 1) / SPLIT;
+    if (split >= splits) return;
+    const int group = p.heads / p.kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first = split * SPLIT, count = min(SPLIT, len - first);
+    const int kv_index = b * p.kv_heads + kv_head, kv_width = p.kv_heads * HEAD_DIM;
+    const float2* rope = p.rope ? p.rope + size_t(len - 1) * (HEAD_DIM / 2) : nullptr;
+    const size_t newest = size_t(p.k_start[b] + len - 1);
+    // Warps share the work of getting ready: queries, and in the last split the new key and value.
+    for (int g = warp; g < group; g += WARPS) {
+        const int head = kv_head * group + g;
+        const float* raw = p.q + (size_t(b) * p.heads + head) * HEAD_DIM;
+        for (int c = lane; c < HEAD_DIM; c += 32) sh.q[g][c] = raw[c];
+        prepare(sh.q[g], p.q_norm ? p.q_norm + (p.q_shared ? 0 : head * HEAD_DIM) : nullptr, p.qk_eps,
+                rope);
+        for (int c = lane; c < HEAD_DIM; c += 32) sh.q[g][c] *= p.scale;
+        if (p.gate_cache && split == splits - 1 && lane == 0) {
+            p.gate_cache[newest * p.heads + head] =
+                log_sigmoid(p.gate[size_t(b) * p.heads + head] + p.gate_bias[head]);
+        }
+    }
+    if (split == splits - 1) {
+        const size_t at = newest * kv_width + kv_head * HEAD_DIM;
+        if (warp == WARPS - 1) {
+            append(sh.o[0], p.k_cache, p.k, p.k_shift, p.last_k, p.next_k,
+                   p.k_norm ? p.k_norm + (p.k_shared ? 0 : kv_head * HEAD_DIM) : nullptr, p.qk_eps, rope,
+                   at, kv_index);
+        } else if (warp == WARPS - 2) {
+            append(sh.o[1], p.v_cache, p.v, p.v_shift, p.last_v, p.next_v, nullptr, 0.f, nullptr, at,
+                   kv_index);
+        }
+    }
+    // The new row is read back below, by other threads of this block.
+    __threadfence_block();
+    __syncthreads();
+    const size_t base = size_t(p.k_start[b] + first);
+    const u16* keys = p.k_cache + base * kv_width + kv_head * HEAD_DIM;
+    const u16* values = p.v_cache + base * kv_width + kv_head * HEAD_DIM;
+    float decay[MAX_GROUP];
+    for (int g = 0; g < group; ++g) {
+        decay[g] = 0.f;
+        if (p.gate_cache) {
+            const float* gates = p.gate_cache + base * p.heads + kv_head * group + g;
+            decay[g] = suffix_sums(sh.s[g], gates, count, p.heads, sh.parts);
+        } else if (int(threadIdx.x) < SPLIT) {
+            sh.s[g][threadIdx.x] = 0.f;
+        }
+    }
+    __syncthreads();
+    const int part = threadIdx.x % LANES, slot = threadIdx.x / LANES;
+    for (int key0 = 0; key0 < count; key0 += KEYS) {
+        const int key = key0 + slot;
+        float k[8] = {};
+        if (key < count) load<8>(k, keys + size_t(key) * kv_width + 8 * part);
+        for (int g = 0; g < group; ++g) {
+            float dot = 0.f;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) dot += k[i] * sh.q[g][8 * part + i];
+            dot = lanes_sum<LANES>(dot);
+            const bool seen = p.window == 0 || first + key > len - 1 - p.window;
+            if (part == 0 && key < count) sh.s[g][key] = seen ? sh.s[g][key] + dot : NEG_INF;
+        }
+    }
+    __syncthreads();
+    for (int g = 0; g < group; ++g) {
+        const int t = threadIdx.x;
+        const float x = t < count ? sh.s[g][t] : NEG_INF;
+        const float top = block_max<WARPS>(x);
+        const float weight = x == NEG_INF ? 0.f : exp2f((x - top) * LOG2_E);
+        const float sum = block_sum<WARPS>(weight);
+        if (t < SPLIT) sh.s[g][t] = weight;
+        __syncthreads();
+        float o[8] = {};
+        for (int key = slot; key < count; key += KEYS) {
+            float v[8];
+            load<8>(v, values + size_t(key) * kv_width + 8 * part);
+            const float w = sh.s[g][key];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) o[i] = fmaf(w, v[i], o[i]);
+        }
+        // Sum over the lanes of a warp that hold the same columns, then over the warps.
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+#pragma unroll
+            for (int step = 16; step >= LANES; step /= 2) o[i] += __shfl_xor_sync(~0u, o[i], step);
+        }
+        if (lane < LANES) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sh.o[warp][8 * part + i] = o[i];
+        }
+        __syncthreads();
+        const int head = kv_head * group + g;
+        if (warp == 0) {
+            for (int c = lane; c < HEAD_DIM; c += 32) {
+                float all = 0.f;
+#pragma unroll
+                for (int w = 0; w < WARPS; ++w) all += sh.o[w][c];
+                sh.head[c] = all;
+            }
+            if (p.splits == 1) {
+                __syncwarp();
+                for (int c = lane; c < HEAD_DIM; c += 32) sh.head[c] /= sum;
+                finish_head(sh.head, p, b, head);
+            } else {
+                float* out = p.partial +
+                             ((size_t(b) * p.heads + head) * p.splits + split) * (HEAD_DIM + 4);
+                for (int c = lane; c < HEAD_DIM; c += 32) out[c] = sh.head[c];
+                if (lane == 0) out[HEAD_DIM] = top, out[HEAD_DIM + 1] = sum, out[HEAD_DIM + 2] = decay[g];
+            }
+        }
+        __syncthreads();
+    }
+}
+
+// Adds up the splits of a head. Grid (heads, batch), block 32.
+extern "C" __global__ void __launch_bounds__(32) attend_splits(const __grid_constant__ AttendParams p) {
+    __shared__ float o[HEAD_DIM];
+    const int head = blockIdx.x, b = blockIdx.y, lane = threadIdx.x;
+    const int splits = (p.k_len[b] + SPLIT - 1) / SPLIT;
+    const float* in = p.partial + (size_t(b) * p.heads + head) * p.splits * (HEAD_DIM + 4);
+    constexpr int STRIDE = HEAD_DIM + 4;
+    float all[HEAD_DIM / 32] = {}, top = NEG_INF, sum = 0.f;
+    double decay = 0.0;
+    for (int s = splits - 1; s >= 0; --s) {
+        const float* x = in + size_t(s) * STRIDE;
+        const float here = x[HEAD_DIM] + float(decay);
+        const float next = fmaxf(top, here);
+        if (next != NEG_INF) {
+            const float old = exp2f((top - next) * LOG2_E), weight = exp2f((here - next) * LOG2_E);
+            sum = sum * old + x[HEAD_DIM + 1] * weight;
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 32; ++i) all[i] = all[i] * old + x[lane + 32 * i] * weight;
+            top = next;
+        }
+        decay += double(x[HEAD_DIM + 2]);
+    }
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 32; ++i) o[lane + 32 * i] = all[i] / sum;
+    finish_head(o, p, b, head);
+}
