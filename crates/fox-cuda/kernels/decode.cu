@@ -11,6 +11,19 @@
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 
+// Each launch may begin before the one in front of it has ended. Until `wait_for_predecessor`, a kernel may
+// only read what no launch of the step writes: weights, and keys and values of earlier steps.
+DEVICE void let_successor_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+DEVICE void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Rows of one weight matrix [rows, width] and where their products go.
 struct Part {
     const u16* w;
@@ -36,6 +49,9 @@ struct MatvecParams {
 
 // The input to shared memory, f32.
 DEVICE void load_input(float* x, const MatvecParams& p) {
+    float first_norm[8] = {};
+    if (p.norm && 8 * int(threadIdx.x) < p.width) load<8>(first_norm, p.norm + 8 * threadIdx.x);
+    wait_for_predecessor();
     for (int b = 0; b < ROWS; ++b) {
         float* row = x + b * p.width;
         if (b >= p.batch) {
@@ -62,9 +78,9 @@ DEVICE void load_input(float* x, const MatvecParams& p) {
         for (int c = 8 * threadIdx.x; c < p.width; c += 8 * THREADS) {
             float v[8], w[8];
             load<8>(v, row + c);
-            load<8>(w, p.norm + c);
+            if (c >= 8 * THREADS) load<8>(w, p.norm + c);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] *= scale * w[i];
+            for (int i = 0; i < 8; ++i) v[i] *= scale * (c < 8 * THREADS ? first_norm[i] : w[i]);
             store<8>(row + c, v);
         }
     }
@@ -137,10 +153,11 @@ DEVICE void write(const Part& part, int row, int batch, const float (&sum)[ROWS]
 }
 
 // Items are rows of all parts, one warp each.
-extern "C" __global__ void __launch_bounds__(THREADS) matvec(const __grid_constant__ MatvecParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(const __grid_constant__ MatvecParams p) {
     extern __shared__ float x[];
     const int warps = gridDim.x * WARPS, lane = threadIdx.x % 32;
     int n = blockIdx.x * WARPS + threadIdx.x / 32;
+    let_successor_start();
     uint4 ready[CHUNKS];
     Item item = find_item(p, min(n, p.items - 1));
     // Weights do not depend on the input: they are on their way while the norm is computed.
@@ -170,9 +187,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) matvec(const __grid_consta
 
 // ---- attention ----
 
-constexpr int SPLIT = 256;  // keys of one thread block
-constexpr int LANES = HEAD_DIM / 8;           // of a key's row, 16 bytes each
-constexpr int KEYS = THREADS / LANES;         // keys at a time
+constexpr int LANES = HEAD_DIM / 8;    // of a key's row, 16 bytes each
+constexpr int KEYS = THREADS / LANES;  // keys at a time
+constexpr int TURNS = 8;               // all of which are read before anything else happens
+constexpr int SPLIT = KEYS * TURNS;    // keys of one thread block
 constexpr int MAX_GROUP = 8;                  // query heads of a key head
 constexpr int MAX_BATCH = 8;
 
@@ -199,6 +217,7 @@ struct AttendParams {
 
 struct Shared {
     float q[MAX_GROUP][HEAD_DIM];
+    float new_k[HEAD_DIM], new_v[HEAD_DIM];
     float head[HEAD_DIM];
     float s[MAX_GROUP][SPLIT];
     float o[THREADS / 32][HEAD_DIM];
@@ -239,7 +258,11 @@ DEVICE void append(float* x, u16* cache, const float* raw, const float* shift, c
         if (next) next[i] = float_to_bf16(now);
     }
     prepare(x, norm, eps, rope);
-    for (int c = lane; c < HEAD_DIM; c += 32) cache[at + c] = float_to_bf16(x[c]);
+    for (int c = lane; c < HEAD_DIM; c += 32) {
+        const u16 rounded = float_to_bf16(x[c]);
+        cache[at + c] = rounded;
+        x[c] = bf16_to_float(rounded);
+    }
 }
 
 // s[key] = decay from the key to the end of the split, in nats; returns the decay of the whole split.
@@ -286,18 +309,21 @@ DEVICE void finish_head(float* o, const AttendParams& p, int b, int head) {
     }
 }
 
-// Grid (splits, kv_heads, batch).
-extern "C" __global__ void __launch_bounds__(THREADS) attend(const __grid_constant__ AttendParams p) {
-    __shared__ Shared sh;
-    const int split = blockIdx.x, kv_head = blockIdx.y, b = blockIdx.z;
-    const int len = p.k_len[b], splits = (len + SPLIT - 1) / SPLIT;
-    if (split >= splits) return;
+// A row of eight columns from the cache, or of the newest key or value from shared memory.
+DEVICE void unpack(float (&x)[8], uint4 cached, const float* newest, bool is_newest) {
+    const u32 words[4] = {cached.x, cached.y, cached.z, cached.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[2 * i] = bf16_lo(words[i]), x[2 * i + 1] = bf16_hi(words[i]);
+    if (is_newest) load<8>(x, newest);
+}
+
+// Queries of the group ready in shared memory; in the last split also the new key, value and gate, which
+// go to the cache. The warps share the work.
+DEVICE void get_ready(Shared& sh, const AttendParams& p, int kv_head, int b, bool last_split) {
     const int group = p.heads / p.kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int first = split * SPLIT, count = min(SPLIT, len - first);
-    const int kv_index = b * p.kv_heads + kv_head, kv_width = p.kv_heads * HEAD_DIM;
+    const int len = p.k_len[b], kv_index = b * p.kv_heads + kv_head;
     const float2* rope = p.rope ? p.rope + size_t(len - 1) * (HEAD_DIM / 2) : nullptr;
     const size_t newest = size_t(p.k_start[b] + len - 1);
-    // Warps share the work of getting ready: queries, and in the last split the new key and value.
     for (int g = warp; g < group; g += WARPS) {
         const int head = kv_head * group + g;
         const float* raw = p.q + (size_t(b) * p.heads + head) * HEAD_DIM;
@@ -305,100 +331,123 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(const __grid_consta
         prepare(sh.q[g], p.q_norm ? p.q_norm + (p.q_shared ? 0 : head * HEAD_DIM) : nullptr, p.qk_eps,
                 rope);
         for (int c = lane; c < HEAD_DIM; c += 32) sh.q[g][c] *= p.scale;
-        if (p.gate_cache && split == splits - 1 && lane == 0) {
+        if (p.gate_cache && last_split && lane == 0) {
             p.gate_cache[newest * p.heads + head] =
                 log_sigmoid(p.gate[size_t(b) * p.heads + head] + p.gate_bias[head]);
         }
     }
-    if (split == splits - 1) {
-        const size_t at = newest * kv_width + kv_head * HEAD_DIM;
-        if (warp == WARPS - 1) {
-            append(sh.o[0], p.k_cache, p.k, p.k_shift, p.last_k, p.next_k,
-                   p.k_norm ? p.k_norm + (p.k_shared ? 0 : kv_head * HEAD_DIM) : nullptr, p.qk_eps, rope,
-                   at, kv_index);
-        } else if (warp == WARPS - 2) {
-            append(sh.o[1], p.v_cache, p.v, p.v_shift, p.last_v, p.next_v, nullptr, 0.f, nullptr, at,
-                   kv_index);
-        }
+    if (!last_split) return;
+    const size_t at = (newest * p.kv_heads + kv_head) * HEAD_DIM;
+    if (warp == WARPS - 1) {
+        append(sh.new_k, p.k_cache, p.k, p.k_shift, p.last_k, p.next_k,
+               p.k_norm ? p.k_norm + (p.k_shared ? 0 : kv_head * HEAD_DIM) : nullptr, p.qk_eps, rope, at,
+               kv_index);
+    } else if (warp == WARPS - 2) {
+        append(sh.new_v, p.v_cache, p.v, p.v_shift, p.last_v, p.next_v, nullptr, 0.f, nullptr, at,
+               kv_index);
     }
-    // The new row is read back below, by other threads of this block.
+}
+
+// One query head against the keys of the split; the products with q are still to be made.
+DEVICE void attend_head(Shared& sh, const AttendParams& p, int head, int g, int b, int split, int count,
+                        float decay, const uint4 (&keys)[TURNS], const uint4 (&values)[TURNS],
+                        int newest) {
+    const int part = threadIdx.x % LANES, slot = threadIdx.x / LANES;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first = split * SPLIT, len = p.k_len[b];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const int key = turn * KEYS + slot;
+        float k[8], dot = 0.f;
+        unpack(k, keys[turn], sh.new_k + 8 * part, key == newest);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) dot += k[i] * sh.q[g][8 * part + i];
+        dot = lanes_sum<LANES>(dot);
+        const bool seen = p.window == 0 || first + key > len - 1 - p.window;
+        if (part == 0 && key < count) sh.s[g][key] = seen ? sh.s[g][key] + dot : NEG_INF;
+    }
+    __syncthreads();
+    const int t = threadIdx.x;
+    const float x = t < count ? sh.s[g][t] : NEG_INF;
+    const float top = block_max<WARPS>(x);
+    const float weight = x == NEG_INF ? 0.f : exp2f((x - top) * LOG2_E);
+    if (t < SPLIT) sh.s[g][t] = weight;
+    const float sum = block_sum<WARPS>(weight);
+    float o[8] = {};
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const int key = turn * KEYS + slot;
+        float v[8];
+        unpack(v, values[turn], sh.new_v + 8 * part, key == newest);
+        const float w = sh.s[g][key];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) o[i] = fmaf(w, v[i], o[i]);
+    }
+    // Sum over the lanes of a warp that hold the same columns, then over the warps.
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+        for (int step = 16; step >= LANES; step /= 2) o[i] += __shfl_xor_sync(~0u, o[i], step);
+    }
+    if (lane < LANES) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sh.o[warp][8 * part + i] = o[i];
+    }
+    __syncthreads();
+    if (warp > 0) return;
+    const bool whole = p.splits == 1;
+    for (int c = lane; c < HEAD_DIM; c += 32) {
+        float all = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) all += sh.o[w][c];
+        sh.head[c] = whole ? all / sum : all;
+    }
+    if (whole) {
+        finish_head(sh.head, p, b, head);
+        return;
+    }
+    float* out = p.partial + ((size_t(b) * p.heads + head) * p.splits + split) * (HEAD_DIM + 4);
+    for (int c = lane; c < HEAD_DIM; c += 32) out[c] = sh.head[c];
+    if (lane == 0) out[HEAD_DIM] = top, out[HEAD_DIM + 1] = sum, out[HEAD_DIM + 2] = decay;
+}
+
+// Grid (splits, kv_heads, batch).
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ AttendParams p) {
+    __shared__ Shared sh;
+    let_successor_start();
+    const int split = blockIdx.x, kv_head = blockIdx.y, b = blockIdx.z;
+    const int len = p.k_len[b], splits = (len + SPLIT - 1) / SPLIT;
+    if (split >= splits) return;
+    const int first = split * SPLIT, count = min(SPLIT, len - first), newest = len - 1 - first;
+    const int kv_width = p.kv_heads * HEAD_DIM, group = p.heads / p.kv_heads;
+    const int part = threadIdx.x % LANES, slot = threadIdx.x / LANES;
+    const size_t base = size_t(p.k_start[b] + first);
+    uint4 keys[TURNS], values[TURNS];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const int key = turn * KEYS + slot;
+        const size_t at = (base + key) * kv_width + kv_head * HEAD_DIM + 8 * part;
+        const bool old = key < min(count, newest);
+        const uint4 zero = make_uint4(0, 0, 0, 0);
+        keys[turn] = old ? *reinterpret_cast<const uint4*>(p.k_cache + at) : zero;
+        values[turn] = old ? *reinterpret_cast<const uint4*>(p.v_cache + at) : zero;
+    }
+    wait_for_predecessor();
+    get_ready(sh, p, kv_head, b, split == splits - 1);
+    // The new gate is read back below, by other threads of this block.
     __threadfence_block();
     __syncthreads();
-    const size_t base = size_t(p.k_start[b] + first);
-    const u16* keys = p.k_cache + base * kv_width + kv_head * HEAD_DIM;
-    const u16* values = p.v_cache + base * kv_width + kv_head * HEAD_DIM;
-    float decay[MAX_GROUP];
     for (int g = 0; g < group; ++g) {
-        decay[g] = 0.f;
+        const int head = kv_head * group + g;
+        float decay = 0.f;
         if (p.gate_cache) {
-            const float* gates = p.gate_cache + base * p.heads + kv_head * group + g;
-            decay[g] = suffix_sums(sh.s[g], gates, count, p.heads, sh.parts);
+            const float* gates = p.gate_cache + base * p.heads + head;
+            decay = suffix_sums(sh.s[g], gates, count, p.heads, sh.parts);
         } else if (int(threadIdx.x) < SPLIT) {
             sh.s[g][threadIdx.x] = 0.f;
         }
-    }
-    __syncthreads();
-    const int part = threadIdx.x % LANES, slot = threadIdx.x / LANES;
-    for (int key0 = 0; key0 < count; key0 += KEYS) {
-        const int key = key0 + slot;
-        float k[8] = {};
-        if (key < count) load<8>(k, keys + size_t(key) * kv_width + 8 * part);
-        for (int g = 0; g < group; ++g) {
-            float dot = 0.f;
-#pragma unroll
-            for (int i = 0; i < 8; ++i) dot += k[i] * sh.q[g][8 * part + i];
-            dot = lanes_sum<LANES>(dot);
-            const bool seen = p.window == 0 || first + key > len - 1 - p.window;
-            if (part == 0 && key < count) sh.s[g][key] = seen ? sh.s[g][key] + dot : NEG_INF;
-        }
-    }
-    __syncthreads();
-    for (int g = 0; g < group; ++g) {
-        const int t = threadIdx.x;
-        const float x = t < count ? sh.s[g][t] : NEG_INF;
-        const float top = block_max<WARPS>(x);
-        const float weight = x == NEG_INF ? 0.f : exp2f((x - top) * LOG2_E);
-        const float sum = block_sum<WARPS>(weight);
-        if (t < SPLIT) sh.s[g][t] = weight;
         __syncthreads();
-        float o[8] = {};
-        for (int key = slot; key < count; key += KEYS) {
-            float v[8];
-            load<8>(v, values + size_t(key) * kv_width + 8 * part);
-            const float w = sh.s[g][key];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) o[i] = fmaf(w, v[i], o[i]);
-        }
-        // Sum over the lanes of a warp that hold the same columns, then over the warps.
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-#pragma unroll
-            for (int step = 16; step >= LANES; step /= 2) o[i] += __shfl_xor_sync(~0u, o[i], step);
-        }
-        if (lane < LANES) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) sh.o[warp][8 * part + i] = o[i];
-        }
-        __syncthreads();
-        const int head = kv_head * group + g;
-        if (warp == 0) {
-            for (int c = lane; c < HEAD_DIM; c += 32) {
-                float all = 0.f;
-#pragma unroll
-                for (int w = 0; w < WARPS; ++w) all += sh.o[w][c];
-                sh.head[c] = all;
-            }
-            if (p.splits == 1) {
-                __syncwarp();
-                for (int c = lane; c < HEAD_DIM; c += 32) sh.head[c] /= sum;
-                finish_head(sh.head, p, b, head);
-            } else {
-                float* out = p.partial +
-                             ((size_t(b) * p.heads + head) * p.splits + split) * (HEAD_DIM + 4);
-                for (int c = lane; c < HEAD_DIM; c += 32) out[c] = sh.head[c];
-                if (lane == 0) out[HEAD_DIM] = top, out[HEAD_DIM + 1] = sum, out[HEAD_DIM + 2] = decay[g];
-            }
-        }
+        attend_head(sh, p, head, g, b, split, count, decay, keys, values, newest);
         __syncthreads();
     }
 }
@@ -407,6 +456,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(const __grid_consta
 extern "C" __global__ void __launch_bounds__(32) attend_splits(const __grid_constant__ AttendParams p) {
     __shared__ float o[HEAD_DIM];
     const int head = blockIdx.x, b = blockIdx.y, lane = threadIdx.x;
+    let_successor_start();
+    wait_for_predecessor();
     const int splits = (p.k_len[b] + SPLIT - 1) / SPLIT;
     const float* in = p.partial + (size_t(b) * p.heads + head) * p.splits * (HEAD_DIM + 4);
     constexpr int STRIDE = HEAD_DIM + 4;

@@ -50,13 +50,46 @@ DEVICE void load_piece(Piece& x, const real* p, int lane, int d) {
         }
     }
 }
-DEVICE void copy_piece(Piece& to, const Piece& from) {
+// A piece on its way from memory, in as few registers as it fits.
+#if BF16 && VEC == 8
+typedef uint4 Raw[CHUNKS];
+DEVICE void fetch(Raw& x, const real* p, int lane, int d) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        x[c] = column_of(lane, c) < d ? *reinterpret_cast<const uint4*>(p + column_of(lane, c))
+                                      : make_uint4(0, 0, 0, 0);
+    }
+}
+DEVICE void clear(Raw& x) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) x[c] = make_uint4(0, 0, 0, 0);
+}
+DEVICE void unpack(Piece& x, const Raw& raw) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const u32 words[4] = {raw[c].x, raw[c].y, raw[c].z, raw[c].w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[c][2 * i] = bf16_lo(words[i]), x[c][2 * i + 1] = bf16_hi(words[i]);
+    }
+}
+#else
+typedef Piece Raw;
+DEVICE void fetch(Raw& x, const real* p, int lane, int d) { load_piece(x, p, lane, d); }
+DEVICE void clear(Raw& x) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-        for (int i = 0; i < VEC; ++i) to[c][i] = from[c][i];
+        for (int i = 0; i < VEC; ++i) x[c][i] = 0.f;
     }
 }
+DEVICE void unpack(Piece& x, const Raw& raw) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) x[c][i] = raw[c][i];
+    }
+}
+#endif
 DEVICE void clear_piece(Piece& x) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
@@ -126,14 +159,14 @@ DEVICE float shift_weight(const HeadParams& p, int row, int head) {
 }
 
 // Raw row before `row`: of its segment, or handed in, or zeros.
-DEVICE void load_before(Piece& x, const HeadParams& p, const RowInfo& info, int row, const Place& at) {
+DEVICE void fetch_before(Raw& x, const HeadParams& p, const RowInfo& info, int row, const Place& at) {
     const int width = p.heads * p.head_dim, column = at.head * p.head_dim;
     if (info.segment >= 0 && info.index > 0) {
-        load_piece(x, p.u + size_t(row - 1) * width + column, at.lane, p.head_dim);
+        fetch(x, p.u + size_t(row - 1) * width + column, at.lane, p.head_dim);
     } else if (info.segment >= 0 && p.prev) {
-        load_piece(x, p.prev + size_t(info.segment) * width + column, at.lane, p.head_dim);
+        fetch(x, p.prev + size_t(info.segment) * width + column, at.lane, p.head_dim);
     } else {
-        clear_piece(x);
+        clear(x);
     }
 }
 
@@ -153,7 +186,11 @@ extern "C" __global__ void prepare_heads_fwd(real* y, const HeadParams p) {
         }
         load_piece(now, p.u + size_t(row) * width + column, at.lane, d);
         if (p.shift) {
-            if (row == first || info.index == 0) load_before(before, p, info, row, at);
+            if (row == first || info.index == 0) {
+                Raw raw;
+                fetch_before(raw, p, info, row, at);
+                unpack(before, raw);
+            }
             const float a = shift_weight(p, row, at.head);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
@@ -245,19 +282,19 @@ extern "C" __global__ void prepare_heads_bwd(real* du, float* dshift, float* par
         }
     }
     // What the next row needs is on its way while this one is worked on.
-    Piece next_g, next_before;
+    Raw next_g, next_before;
     RowInfo next_info = p.info[last - 1];
-    load_piece(next_g, dy + size_t(last - 1) * width + column, at.lane, d);
-    if (p.shift) load_before(next_before, p, next_info, last - 1, at);
+    fetch(next_g, dy + size_t(last - 1) * width + column, at.lane, d);
+    if (p.shift) fetch_before(next_before, p, next_info, last - 1, at);
     for (int row = last - 1; row >= first; --row) {
         const RowInfo info = next_info;
         Piece g;
-        copy_piece(g, next_g);
-        copy_piece(before, next_before);
+        unpack(g, next_g);
+        if (p.shift) unpack(before, next_before);
         if (row > first) {
             next_info = p.info[row - 1];
-            load_piece(next_g, dy + size_t(row - 1) * width + column, at.lane, d);
-            if (p.shift) load_before(next_before, p, next_info, row - 1, at);
+            fetch(next_g, dy + size_t(row - 1) * width + column, at.lane, d);
+            if (p.shift) fetch_before(next_before, p, next_info, row - 1, at);
         }
         const size_t here = size_t(row) * width + column;
         if (info.segment < 0) {

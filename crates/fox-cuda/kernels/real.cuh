@@ -1,6 +1,7 @@
 // Activations as the kernels see them: f32 or bf16 in memory, f32 in registers.
 //
-// Compile-time: BF16 (0 or 1), and VEC, the elements per access: 8 where widths allow, else 1.
+// Compile-time: BF16 (0 or 1), and VEC, the elements per access: 8 where widths allow (4 where most of
+// them are f32), else 1.
 #pragma once
 #include "ptx.cuh"
 
@@ -14,13 +15,16 @@ DEVICE float to_float(real x) { return x; }
 DEVICE real to_real(float x) { return x; }
 #endif
 
-// N elements at once; eight of them are one access of 16 bytes (bf16) or two (f32).
+// N elements at once: eight bf16 and four f32 are one access of 16 bytes.
 template <int N>
 DEVICE void load(float (&x)[N], const float* p) {
     if constexpr (N == 8) {
         float4 a = reinterpret_cast<const float4*>(p)[0], b = reinterpret_cast<const float4*>(p)[1];
         x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
         x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+    } else if constexpr (N == 4) {
+        float4 a = *reinterpret_cast<const float4*>(p);
+        x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
     } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) x[i] = p[i];
@@ -33,6 +37,9 @@ DEVICE void load(float (&x)[N], const u16* p) {
         const u32 words[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[2 * i] = bf16_lo(words[i]), x[2 * i + 1] = bf16_hi(words[i]);
+    } else if constexpr (N == 4) {
+        uint2 a = *reinterpret_cast<const uint2*>(p);
+        x[0] = bf16_lo(a.x), x[1] = bf16_hi(a.x), x[2] = bf16_lo(a.y), x[3] = bf16_hi(a.y);
     } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) x[i] = bf16_to_float(p[i]);
@@ -43,6 +50,8 @@ DEVICE void store(float* p, const float (&x)[N]) {
     if constexpr (N == 8) {
         reinterpret_cast<float4*>(p)[0] = make_float4(x[0], x[1], x[2], x[3]);
         reinterpret_cast<float4*>(p)[1] = make_float4(x[4], x[5], x[6], x[7]);
+    } else if constexpr (N == 4) {
+        *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
     } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) p[i] = x[i];
@@ -53,6 +62,8 @@ DEVICE void store(u16* p, const float (&x)[N]) {
     if constexpr (N == 8) {
         *reinterpret_cast<uint4*>(p) = make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
                                                   pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    } else if constexpr (N == 4) {
+        *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
     } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) p[i] = float_to_bf16(x[i]);

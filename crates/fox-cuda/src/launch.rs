@@ -10,8 +10,9 @@ use cudarc::driver::{result, sys};
 
 use crate::{Error, Result};
 
-/// Dynamic shared memory that a launch gets without asking the driver first.
-const FREE_SHARED_BYTES: u32 = 48 * 1024;
+/// Dynamic shared memory that a launch gets without asking the driver first, less some room for what the
+/// kernel has besides.
+const FREE_SHARED_BYTES: u32 = 46 * 1024;
 
 pub(crate) struct Module {
     name: &'static str,
@@ -78,6 +79,7 @@ impl Kernel {
             grid,
             block,
             shared: 0,
+            overlapping: false,
             args: Vec::with_capacity(12),
             life: PhantomData,
         }
@@ -138,6 +140,7 @@ pub struct Launch<'a> {
     grid: [u32; 3],
     block: u32,
     shared: u32,
+    overlapping: bool,
     args: Vec<*mut c_void>,
     life: PhantomData<&'a ()>,
 }
@@ -146,6 +149,13 @@ impl<'a> Launch<'a> {
     /// Dynamic shared memory, in bytes.
     pub fn shared(mut self, bytes: u32) -> Self {
         self.shared = bytes;
+        self
+    }
+
+    /// Whether it may begin before the launch in front of it has ended. The kernel must then wait by itself
+    /// before it touches what others write.
+    pub(crate) fn overlapping(mut self, on: bool) -> Self {
+        self.overlapping = on;
         self
     }
 
@@ -172,16 +182,7 @@ impl<'a> Launch<'a> {
         }
         let outcome = self.allow_shared().and_then(|()| {
             // SAFETY: the caller vouches for the parameters; the function and stream are live.
-            unsafe {
-                result::launch_kernel(
-                    self.kernel.handle,
-                    (self.grid[0], self.grid[1], self.grid[2]),
-                    (self.block, 1, 1),
-                    self.shared,
-                    self.kernel.stream,
-                    &mut self.args,
-                )
-            }
+            unsafe { self.submit() }
         });
         outcome.map_err(|e| {
             let Kernel { entry, module, .. } = self.kernel;
@@ -195,6 +196,31 @@ impl<'a> Launch<'a> {
                 e,
             )
         })
+    }
+
+    /// # Safety
+    /// As for [`Launch::run`].
+    unsafe fn submit(&mut self) -> std::result::Result<(), cudarc::driver::DriverError> {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: self.grid[0],
+            gridDimY: self.grid[1],
+            gridDimZ: self.grid[2],
+            blockDimX: self.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared,
+            hStream: self.kernel.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.overlapping),
+        };
+        let (handle, args) = (self.kernel.handle, self.args.as_mut_ptr());
+        // SAFETY: the caller's promise; the configuration lives until the call returns.
+        unsafe { sys::cuLaunchKernelEx(&config, handle, args, ptr::null_mut()) }.result()
     }
 
     fn allow_shared(&self) -> std::result::Result<(), cudarc::driver::DriverError> {

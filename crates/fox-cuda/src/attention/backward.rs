@@ -60,7 +60,7 @@ pub(super) struct BackwardPlan {
 }
 
 /// The Hopper kernel sums dS over this many queries.
-const ROWS_PER_SUM: usize = 32;
+const ROWS_PER_SUM: usize = 8;
 
 /// Floats of dQ of a tile of the Hopper kernel: two 64 x 64 pieces, and for each of eight warps the
 /// sums of dS.

@@ -11,8 +11,6 @@ use crate::{Buffer, Kernel, KernelArg, Result, Source};
 pub(super) const MAX_BATCH: usize = 8;
 const MAX_PARTS: usize = 7;
 const MAX_GROUP: usize = 8;
-/// Keys of one thread block of the attention; the kernels' `SPLIT`.
-const SPLIT: usize = 256;
 const THREADS: usize = 256;
 const WARPS: usize = THREADS / 32;
 /// Shared memory that every supported GPU gives to one block.
@@ -91,6 +89,11 @@ struct AttendParams {
 // SAFETY: mirrors the struct of the same name in decode.cu.
 unsafe impl KernelArg for AttendParams {}
 
+/// Keys of one thread block of the attention; the kernels' `SPLIT`.
+fn split(head_dim: usize) -> usize {
+    8 * THREADS / (head_dim / 8)
+}
+
 /// Defines of the kernels for so many sequences, such a width of products and such heads.
 pub(super) fn defines(batch: usize, width: usize, head_dim: usize) -> Vec<String> {
     let pieces = width.div_ceil(256);
@@ -159,8 +162,14 @@ impl Cuda {
         let blocks = (p.items as usize).div_ceil(WARPS).min(2 * self.gpu.processors() as usize);
         let shared = 4 * batch.next_power_of_two() * width;
         let launch = kernel.launch([blocks as u32, 1, 1], THREADS as u32).shared(shared as u32);
+        let launch = launch.overlapping(self.overlaps());
         // SAFETY: parameters as declared in decode.cu; the callers' operands have the sizes named.
         unsafe { launch.arg(p).run(|| format!("{batch} rows of {width}, {} products", p.items)) }
+    }
+
+    /// Whether a launch may begin before the one in front of it has ended: since Hopper.
+    fn overlaps(&self) -> bool {
+        self.gpu.architecture().major >= 9
     }
 
     fn decode_kernel(
@@ -287,7 +296,7 @@ impl Cuda {
         let (heads, head_dim) = (block.heads, block.head_dim);
         let segments = block.segments.as_slice();
         let longest = segments.iter().map(|s| s.k_len).max().unwrap_or(1);
-        let splits = longest.div_ceil(SPLIT);
+        let splits = longest.div_ceil(split(head_dim));
         let y = self.gpu.alloc::<half::bf16>(batch * heads * head_dim)?;
         let partial = match splits {
             1 => None,
@@ -331,12 +340,18 @@ impl Cuda {
         let grid = [splits as u32, block.kv_heads as u32, batch as u32];
         let shapes = || format!("{batch} x {heads} heads of {head_dim}, {longest} keys");
         // SAFETY: parameters as declared in decode.cu; the cache has room for every segment's keys.
-        unsafe { kernel.launch(grid, THREADS as u32).arg(&params).run(shapes)? };
+        unsafe {
+            let launch = kernel.launch(grid, THREADS as u32).overlapping(self.overlaps());
+            launch.arg(&params).run(shapes)?;
+        }
         if splits > 1 {
             let kernel = self.decode_kernel("attend_splits", 1, 256, head_dim)?;
             let grid = [heads as u32, batch as u32, 1];
             // SAFETY: as above.
-            unsafe { kernel.launch(grid, 32).arg(&params).run(shapes)? };
+            unsafe {
+                let launch = kernel.launch(grid, 32).overlapping(self.overlaps());
+                launch.arg(&params).run(shapes)?;
+            }
         }
         Ok((last_k, last_v, y))
     }

@@ -63,9 +63,10 @@ impl Division {
     fn new(dtype: DType, head_dim: usize, heads: usize, rows: usize, backward: bool) -> Self {
         let variant = Variant::heads(dtype, head_dim);
         let heads_per_block = heads.min(THREADS / variant.lanes);
-        // Sums for the weights leave a block once per slice: longer slices write less.
+        // Sums for the weights leave a block once per slice: longer slices write less. But there must be
+        // enough of them for every multiprocessor, several times over.
         let longest = if backward { 16 } else { 8 };
-        let rows_per_slice = (rows / 512).clamp(1, longest);
+        let rows_per_slice = (rows / 2048).clamp(1, longest);
         Division {
             variant,
             heads_per_block,

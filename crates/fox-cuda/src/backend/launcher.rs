@@ -27,6 +27,12 @@ impl Variant {
         Variant { bf16: dtype == DType::Bf16, vec, lanes: 0, chunks: 0 }
     }
 
+    /// For kernels whose operands are mostly f32: one access of 16 bytes to each.
+    pub(super) fn wide(dtype: DType, count: usize) -> Self {
+        let vec = if count.is_multiple_of(4) { 4 } else { 1 };
+        Variant { vec, ..Variant::plain(dtype, count) }
+    }
+
     /// For the norms: warps to a row, such that a thread has at most four pieces.
     pub(super) fn rows(dtype: DType, width: usize) -> Self {
         let plain = Variant::plain(dtype, width);
@@ -77,6 +83,7 @@ pub fn op_variants() -> Vec<(Source, Vec<String>)> {
         }
         for source in [Source::ELEMENTWISE, Source::LOSS, Source::UPDATE, Source::COLUMNS] {
             variants.extend([8, 1].map(|w| (source, Variant::plain(dtype, w).defines(source))));
+            variants.push((source, Variant::wide(dtype, 4).defines(source)));
         }
     }
     variants

@@ -34,6 +34,16 @@ impl Cuda {
         }
     }
 
+    pub(super) fn download_into(&self, x: &Tensor, out: &mut [f32]) -> Result<()> {
+        match &memory(x)?.data {
+            Data::F32(data) => self.gpu.download_into(data, out),
+            _ => {
+                out.copy_from_slice(&self.download_f32(x)?);
+                Ok(())
+            }
+        }
+    }
+
     pub(super) fn ints(&self, x: &Tensor) -> Result<Arc<[i32]>> {
         let held = memory(x)?;
         match &held.data {

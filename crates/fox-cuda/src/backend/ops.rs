@@ -67,8 +67,7 @@ impl Backend for Cuda {
     }
 
     fn download(&self, x: &Tensor, out: &mut [f32]) -> Result<()> {
-        out.copy_from_slice(&self.download_f32(x)?);
-        Ok(())
+        Ok(self.download_into(x, out)?)
     }
 
     fn download_f64(&self, x: &Tensor) -> Result<Vec<f64>> {

@@ -64,7 +64,7 @@ impl Cuda {
             grad.address().into(),
             count.into(),
         ];
-        let variant = Variant::plain(DType::F32, count);
+        let variant = Variant::wide(DType::F32, count);
         let blocks = count.div_ceil(variant.vec * THREADS).min(self.gpu.processors() as usize * 16);
         let op = Op {
             source: Source::UPDATE,
@@ -94,7 +94,7 @@ impl Cuda {
         for x in tensors {
             let data = &memory(x)?.data;
             let args = [at.into(), data.address().into(), x.len().into()];
-            let variant = Variant::plain(data.dtype(), x.len());
+            let variant = Variant::wide(data.dtype(), x.len());
             self.reduce("sum_squares", variant, blocks(x), &args)?;
             at += 8 * blocks(x) as u64;
         }
