@@ -23,9 +23,9 @@ fn main() {
             match compile(source, architecture, &defines) {
                 Ok(compiled) => {
                     println!("{architecture} {} {}", source.name, defines.join(" "));
-                    for line in
-                        compiled.log.lines().filter(|l| l.contains("spill") || l.contains("Used"))
-                    {
+                    for line in compiled.log.lines().filter(|l| {
+                        l.contains("spill") || l.contains("Used") || l.contains("serialized")
+                    }) {
                         println!("    {}", line.trim());
                     }
                 }

@@ -40,14 +40,14 @@ extern "C" __global__ void backward_rows(float4* rows, const real* o, const real
 }
 
 // dQ from the order of the Hopper kernel's accumulators to rows of bf16, and the sums of dS over each
-// 8 queries, row_sums[head][m_tile][block_m / 8]. Grid (m_tiles, heads), block 256: thread =
+// eighth of a tile, row_sums[head][m_tile][8]. Grid (m_tiles, heads), block 256: thread =
 // accumulator owner.
 extern "C" __global__ void finish_dq(u16* dq, float* row_sums, const float* scratch,
                                      const Segment* segments, const BlockRef* m_tiles, int heads,
                                      int head_dim, int block_m, float scale) {
     const BlockRef ref = m_tiles[blockIdx.x];
     const Segment s = segments[ref.segment];
-    const int head = blockIdx.y, pieces = 2 * 64 * 64, sums = block_m / 8;
+    const int head = blockIdx.y, pieces = 2 * 64 * 64, sums = 8;
     const size_t tile = size_t(head) * gridDim.x + blockIdx.x;
     const float* src = scratch + tile * (pieces + 8 * sums);
     const int piece = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;

@@ -47,28 +47,24 @@ struct MatvecParams {
     Part parts[MAX_PARTS];
 };
 
-// The input to shared memory, f32.
-DEVICE void load_input(float* x, const MatvecParams& p) {
+// The input to shared memory, in bf16 as everywhere else.
+DEVICE void load_input(u16* x, const MatvecParams& p) {
     float first_norm[8] = {};
     if (p.norm && 8 * int(threadIdx.x) < p.width) load<8>(first_norm, p.norm + 8 * threadIdx.x);
     wait_for_predecessor();
     for (int b = 0; b < ROWS; ++b) {
-        float* row = x + b * p.width;
-        if (b >= p.batch) {
-            for (int c = threadIdx.x; c < p.width; c += THREADS) row[c] = 0.f;
-            continue;
-        }
+        u16* row = x + b * p.width;
         float squares = 0.f;
         for (int c = 8 * threadIdx.x; c < p.width; c += 8 * THREADS) {
-            float v[8];
-            load<8>(v, p.h + size_t(b) * p.width + c);
-            if (p.delta) {
+            float v[8] = {};
+            if (b < p.batch) load<8>(v, p.h + size_t(b) * p.width + c);
+            if (b < p.batch && p.delta) {
                 float d[8];
                 load<8>(d, p.delta + size_t(b) * p.width + c);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) v[i] = to_float(to_real(v[i] + d[i]));
             }
-            if (p.sum && blockIdx.x == 0) store<8>(p.sum + size_t(b) * p.width + c, v);
+            if (p.sum && blockIdx.x == 0 && b < p.batch) store<8>(p.sum + size_t(b) * p.width + c, v);
 #pragma unroll
             for (int i = 0; i < 8; ++i) squares += v[i] * v[i];
             store<8>(row + c, v);
@@ -87,17 +83,43 @@ DEVICE void load_input(float* x, const MatvecParams& p) {
     __syncthreads();
 }
 
-DEVICE void load_weights(uint4 (&w)[CHUNKS], const u16* row, int first, int width) {
+// A warp's work is a list of pieces of rows: item after item (with `glu` two rows each), row after row,
+// 256 * CHUNKS columns at a time.
+struct Piece {
+    int item, half, first;  // item < 0: no more
+};
+struct Item {
+    const Part* part;
+    int row;
+};
+DEVICE Item find_item(const MatvecParams& p, int n) {
+    int part = 0;
+    while (part + 1 < p.part_count && n >= p.parts[part].rows) n -= p.parts[part++].rows;
+    return Item{p.parts + part, n};
+}
+DEVICE Piece next_piece(const MatvecParams& p, Piece at) {
+    at.first += 256 * CHUNKS;
+    if (at.first < p.width) return at;
+    at.first = 0;
+    if (p.glu && at.half == 0) return Piece{at.item, 1, 0};
+    at.item += gridDim.x * WARPS;
+    return Piece{at.item < p.items ? at.item : -1, 0, 0};
+}
+
+DEVICE void load_weights(uint4 (&w)[CHUNKS], const MatvecParams& p, const Piece& at) {
+    if (at.item < 0) return;
+    const Item item = find_item(p, at.item);
+    const u16* row = item.part->w + size_t(item.row + at.half * item.part->rows) * p.width;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        const int column = first + 256 * c + 8 * (threadIdx.x % 32);
-        w[c] = column < width ? __ldcs(reinterpret_cast<const uint4*>(row + column))
-                              : make_uint4(0, 0, 0, 0);
+        const int column = at.first + 256 * c + 8 * (threadIdx.x % 32);
+        w[c] = column < p.width ? __ldcs(reinterpret_cast<const uint4*>(row + column))
+                                : make_uint4(0, 0, 0, 0);
     }
 }
 
-// sum[b] += the warp's part of <w, x[b]>.
-DEVICE void add_products(float (&sum)[ROWS], const uint4 (&w)[CHUNKS], const float* x, int first,
+// sum[b] += the lane's part of <w, x[b]>.
+DEVICE void add_products(float (&sum)[ROWS], const uint4 (&w)[CHUNKS], const u16* x, int first,
                          int width) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
@@ -117,30 +139,6 @@ DEVICE void add_products(float (&sum)[ROWS], const uint4 (&w)[CHUNKS], const flo
     }
 }
 
-// Every lane gets <w, x[b]>. `ready` are the first pieces, loaded already.
-DEVICE void product(float (&sum)[ROWS], uint4 (&ready)[CHUNKS], const u16* row, const float* x,
-                    int width) {
-#pragma unroll
-    for (int b = 0; b < ROWS; ++b) sum[b] = 0.f;
-    add_products(sum, ready, x, 0, width);
-    for (int first = 256 * CHUNKS; first < width; first += 256 * CHUNKS) {
-        load_weights(ready, row, first, width);
-        add_products(sum, ready, x, first, width);
-    }
-#pragma unroll
-    for (int b = 0; b < ROWS; ++b) sum[b] = warp_sum(sum[b]);
-}
-
-struct Item {
-    const Part* part;
-    int row;
-};
-DEVICE Item find_item(const MatvecParams& p, int n) {
-    int part = 0;
-    while (part + 1 < p.part_count && n >= p.parts[part].rows) n -= p.parts[part++].rows;
-    return Item{p.parts + part, n};
-}
-
 DEVICE void write(const Part& part, int row, int batch, const float (&sum)[ROWS]) {
     const float bias = part.bias ? part.bias[row] : 0.f;
 #pragma unroll
@@ -153,35 +151,42 @@ DEVICE void write(const Part& part, int row, int batch, const float (&sum)[ROWS]
 }
 
 // Items are rows of all parts, one warp each.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) matvec(const __grid_constant__ MatvecParams p) {
-    extern __shared__ float x[];
-    const int warps = gridDim.x * WARPS, lane = threadIdx.x % 32;
-    int n = blockIdx.x * WARPS + threadIdx.x / 32;
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    matvec(const __grid_constant__ MatvecParams p) {
+    extern __shared__ __align__(16) u16 x[];
+    const int n = blockIdx.x * WARPS + threadIdx.x / 32;
     let_successor_start();
-    uint4 ready[CHUNKS];
-    Item item = find_item(p, min(n, p.items - 1));
+    Piece at{n < p.items ? n : -1, 0, 0};
+    uint4 ready[CHUNKS], coming[CHUNKS];
     // Weights do not depend on the input: they are on their way while the norm is computed.
-    load_weights(ready, item.part->w + size_t(item.row) * p.width, 0, p.width);
+    load_weights(ready, p, at);
     load_input(x, p);
-    while (n < p.items) {
-        const u16* row = item.part->w + size_t(item.row) * p.width;
-        float sum[ROWS];
-        product(sum, ready, row, x, p.width);
-        if (p.glu) {
-            const u16* up = row + size_t(item.part->rows) * p.width;
-            float other[ROWS];
-            load_weights(ready, up, 0, p.width);
-            product(other, ready, up, x, p.width);
+    float sum[ROWS] = {}, gate[ROWS];
+    while (at.item >= 0) {
+        const Piece next = next_piece(p, at);
+        load_weights(coming, p, next);
+        add_products(sum, ready, x, at.first, p.width);
+        if (next.item != at.item || next.half != at.half) {
+            // The row is complete.
 #pragma unroll
-            for (int b = 0; b < ROWS; ++b) sum[b] = activation(p.act, sum[b]).x * other[b];
+            for (int b = 0; b < ROWS; ++b) sum[b] = warp_sum(sum[b]);
+            if (next.item == at.item) {
+#pragma unroll
+                for (int b = 0; b < ROWS; ++b) gate[b] = sum[b];
+            } else {
+#pragma unroll
+                for (int b = 0; b < ROWS; ++b) {
+                    if (p.glu) sum[b] *= activation(p.act, gate[b]).x;
+                }
+                const Item item = find_item(p, at.item);
+                if (threadIdx.x % 32 == 0) write(*item.part, item.row, p.batch, sum);
+            }
+#pragma unroll
+            for (int b = 0; b < ROWS; ++b) sum[b] = 0.f;
         }
-        const Item done = item;
-        n += warps;
-        if (n < p.items) {
-            item = find_item(p, n);
-            load_weights(ready, item.part->w + size_t(item.row) * p.width, 0, p.width);
-        }
-        if (lane == 0) write(*done.part, done.row, p.batch, sum);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) ready[c] = coming[c];
+        at = next;
     }
 }
 

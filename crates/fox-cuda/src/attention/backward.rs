@@ -59,13 +59,13 @@ pub(super) struct BackwardPlan {
     ranges: Buffer<i32>,
 }
 
-/// The Hopper kernel sums dS over this many queries.
-const ROWS_PER_SUM: usize = 8;
+/// The Hopper kernel sums dS over each eighth of a tile of queries.
+const SUMS: usize = 8;
 
 /// Floats of dQ of a tile of the Hopper kernel: two 64 x 64 pieces, and for each of eight warps the
 /// sums of dS.
-fn dq_floats(tile: &Tile) -> usize {
-    2 * 64 * 64 + 8 * tile.block_m / ROWS_PER_SUM
+fn dq_floats() -> usize {
+    2 * 64 * 64 + 8 * SUMS
 }
 
 impl<T: Float> Attention<'_, T> {
@@ -143,7 +143,7 @@ impl<T: Float> Attention<'_, T> {
         let rows = self.backward_rows(layout, tile, (o, lse), d_out, gates.as_ref())?;
         let plan = self.plan_backward(layout, tile, gates.as_ref())?;
         let m_tiles = heads * layout.m_tile_count;
-        let dq = self.gpu.alloc::<f32>(m_tiles * dq_floats(tile))?;
+        let dq = self.gpu.alloc::<f32>(m_tiles * dq_floats())?;
         let column_sums = self.gpu.alloc::<f32>(heads * layout.gate_stride)?;
         // The tile counter and the semaphores are cleared by one memset.
         let counters = self.gpu.zeros::<i32>(32 + m_tiles)?;
@@ -192,7 +192,7 @@ impl<T: Float> Attention<'_, T> {
                 gate_stride: int(layout.gate_stride),
                 m_tile_count: int(layout.m_tile_count),
                 block_m: int(tile.block_m),
-                rows_per_sum: int(ROWS_PER_SUM),
+                rows_per_sum: int(tile.block_m / SUMS),
             };
             self.gate_gradient(layout, &inputs, dlog_gates)?;
         }
@@ -272,7 +272,7 @@ impl<T: Float> Attention<'_, T> {
         Ok(BackwardPlan { spans, ranges })
     }
 
-    /// dQ to rows; returns the sums of dS over [`ROWS_PER_SUM`] queries each.
+    /// dQ to rows; returns the sums of dS over each eighth of a tile.
     fn finish_dq(
         &self,
         layout: &Layout,
@@ -281,7 +281,7 @@ impl<T: Float> Attention<'_, T> {
         grads: &AttentionGrads<T>,
     ) -> Result<Buffer<f32>> {
         let heads = self.spec.heads;
-        let sums = heads * layout.m_tile_count * tile.block_m / ROWS_PER_SUM;
+        let sums = heads * layout.m_tile_count * SUMS;
         let row_sums = self.gpu.alloc::<f32>(sums)?;
         let kernel = self.gpu.kernel(Source::ATTENTION_ROWS, &self.type_defines(), "finish_dq")?;
         let grid = [layout.m_tile_count as u32, heads as u32, 1];

@@ -138,7 +138,7 @@ impl Cuda {
         self.precision == Precision::Bf16
             && (1..=MAX_BATCH).contains(&rows)
             && width.is_multiple_of(8)
-            && 4 * rows.next_power_of_two() * width <= SHARED
+            && 2 * rows.next_power_of_two() * width <= SHARED
     }
 
     /// `y[R, N] = x[R, K] w[N, K]^T` for few rows.
@@ -160,7 +160,7 @@ impl Cuda {
         let kernel = self.decode_kernel("matvec", batch, width, 64)?;
         // Two blocks to a multiprocessor keep enough reads under way; more would repeat the norm.
         let blocks = (p.items as usize).div_ceil(WARPS).min(2 * self.gpu.processors() as usize);
-        let shared = 4 * batch.next_power_of_two() * width;
+        let shared = 2 * batch.next_power_of_two() * width;
         let launch = kernel.launch([blocks as u32, 1, 1], THREADS as u32).shared(shared as u32);
         let launch = launch.overlapping(self.overlaps());
         // SAFETY: parameters as declared in decode.cu; the callers' operands have the sizes named.
