@@ -2,10 +2,10 @@
 // cache. Both are bound by how fast memory is read, and by the time from one launch to the next: so the
 // norm in front of a product is part of it, and so is all that happens to a head before attention.
 //
-// Compile-time: ROWS (sequences: 1, 2, 4 or 8), CHUNKS (pieces of 256 columns that a warp reads at once),
-// HEAD_DIM (64, 128 or 256).
+// Compile-time: CHUNKS (pieces of 256 columns that a thread block reads at once), HEAD_DIM (64, 128 or 256).
 #define BF16 1
 #define VEC 8
+#include "mma.cuh"
 #include "real.cuh"
 
 constexpr int THREADS = 256;
@@ -33,6 +33,8 @@ struct Part {
 };
 
 constexpr int MAX_PARTS = 7;
+constexpr int BATCH = 8;   // columns of a matrix instruction
+constexpr int TILE = 16;   // its rows
 
 struct MatvecParams {
     // The input: rms(h + delta) * norm where there is a norm, else h. The first block writes the sum.
@@ -43,28 +45,28 @@ struct MatvecParams {
     float eps;
     int part_count;
     // With `glu`, row n of the only part is paired with row n + rows: y = act(g) * u.
-    int glu, act, items, unused;
+    int glu, act, tiles, unused;
     Part parts[MAX_PARTS];
 };
 
-// The input to shared memory, in bf16 as everywhere else.
+// The input to shared memory, [batch][width] in bf16 as everywhere else.
 DEVICE void load_input(u16* x, const MatvecParams& p) {
     float first_norm[8] = {};
     if (p.norm && 8 * int(threadIdx.x) < p.width) load<8>(first_norm, p.norm + 8 * threadIdx.x);
     wait_for_predecessor();
-    for (int b = 0; b < ROWS; ++b) {
+    for (int b = 0; b < p.batch; ++b) {
         u16* row = x + b * p.width;
         float squares = 0.f;
         for (int c = 8 * threadIdx.x; c < p.width; c += 8 * THREADS) {
-            float v[8] = {};
-            if (b < p.batch) load<8>(v, p.h + size_t(b) * p.width + c);
-            if (b < p.batch && p.delta) {
+            float v[8];
+            load<8>(v, p.h + size_t(b) * p.width + c);
+            if (p.delta) {
                 float d[8];
                 load<8>(d, p.delta + size_t(b) * p.width + c);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) v[i] = to_float(to_real(v[i] + d[i]));
             }
-            if (p.sum && blockIdx.x == 0 && b < p.batch) store<8>(p.sum + size_t(b) * p.width + c, v);
+            if (p.sum && blockIdx.x == 0) store<8>(p.sum + size_t(b) * p.width + c, v);
 #pragma unroll
             for (int i = 0; i < 8; ++i) squares += v[i] * v[i];
             store<8>(row + c, v);
@@ -83,110 +85,112 @@ DEVICE void load_input(u16* x, const MatvecParams& p) {
     __syncthreads();
 }
 
-// A warp's work is a list of pieces of rows: item after item (with `glu` two rows each), row after row,
-// 256 * CHUNKS columns at a time.
-struct Piece {
-    int item, half, first;  // item < 0: no more
-};
-struct Item {
+// 16 rows of one part; with `glu` eight gate rows and the eight up rows that belong to them.
+struct Tile {
     const Part* part;
-    int row;
+    int row;          // of the tile's first output
+    const u16* top;   // rows lane / 4 of the tile's upper and lower half, or null beyond the last
+    const u16* bottom;
 };
-DEVICE Item find_item(const MatvecParams& p, int n) {
+DEVICE Tile find_tile(const MatvecParams& p, int n) {
+    const int outputs = p.glu ? TILE / 2 : TILE;
     int part = 0;
-    while (part + 1 < p.part_count && n >= p.parts[part].rows) n -= p.parts[part++].rows;
-    return Item{p.parts + part, n};
-}
-DEVICE Piece next_piece(const MatvecParams& p, Piece at) {
-    at.first += 256 * CHUNKS;
-    if (at.first < p.width) return at;
-    at.first = 0;
-    if (p.glu && at.half == 0) return Piece{at.item, 1, 0};
-    at.item += gridDim.x * WARPS;
-    return Piece{at.item < p.items ? at.item : -1, 0, 0};
+    while (part + 1 < p.part_count && n >= (p.parts[part].rows + outputs - 1) / outputs) {
+        n -= (p.parts[part++].rows + outputs - 1) / outputs;
+    }
+    const Part* found = p.parts + part;
+    const int row = n * outputs, top = row + threadIdx.x % 32 / 4;
+    const int bottom = p.glu ? top + found->rows : top + TILE / 2;
+    const bool top_is = top < found->rows, bottom_is = p.glu ? top_is : bottom < found->rows;
+    return Tile{found, row, top_is ? found->w + size_t(top) * p.width : nullptr,
+                bottom_is ? found->w + size_t(bottom) * p.width : nullptr};
 }
 
-DEVICE void load_weights(uint4 (&w)[CHUNKS], const MatvecParams& p, const Piece& at) {
-    if (at.item < 0) return;
-    const Item item = find_item(p, at.item);
-    const u16* row = item.part->w + size_t(item.row + at.half * item.part->rows) * p.width;
+// Columns that a lane reads of a row in turn k of its warp: the warps of a block share a row, 32 columns
+// each, a quarter of them to a lane.
+DEVICE int column_of(int k) {
+    return 32 * (k * WARPS + int(threadIdx.x) / 32) + 8 * (threadIdx.x % 4);
+}
+
+// CHUNKS turns from turn `first` on.
+DEVICE void load_weights(uint4 (&w)[CHUNKS][2], const Tile& t, int first, int width) {
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        const int column = at.first + 256 * c + 8 * (threadIdx.x % 32);
-        w[c] = column < p.width ? __ldcs(reinterpret_cast<const uint4*>(row + column))
-                                : make_uint4(0, 0, 0, 0);
+    for (int k = 0; k < CHUNKS; ++k) {
+        const int column = column_of(first + k);
+        const uint4 zero = make_uint4(0, 0, 0, 0);
+        const bool inside = column < width;
+        w[k][0] = inside && t.top ? __ldcs(reinterpret_cast<const uint4*>(t.top + column)) : zero;
+        w[k][1] = inside && t.bottom ? __ldcs(reinterpret_cast<const uint4*>(t.bottom + column)) : zero;
     }
 }
 
-// sum[b] += the lane's part of <w, x[b]>.
-DEVICE void add_products(float (&sum)[ROWS], const uint4 (&w)[CHUNKS], const u16* x, int first,
-                         int width) {
+// c[16 rows][8 sequences] += w x^T. A lane's eight columns are as good as any for the sum, so what it has
+// read is the operand of two matrix instructions, if the right operand takes the same columns.
+DEVICE void multiply(float (&c)[4], const uint4 (&w)[CHUNKS][2], const u16* x, int first,
+                     const MatvecParams& p) {
+    const int sequence = threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        const int column = first + 256 * c + 8 * (threadIdx.x % 32);
-        if (column >= width) continue;
-        const u32 words[4] = {w[c].x, w[c].y, w[c].z, w[c].w};
-#pragma unroll
-        for (int b = 0; b < ROWS; ++b) {
-            float v[8];
-            load<8>(v, x + b * width + column);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sum[b] = fmaf(bf16_lo(words[i]), v[2 * i], sum[b]);
-                sum[b] = fmaf(bf16_hi(words[i]), v[2 * i + 1], sum[b]);
-            }
+    for (int k = 0; k < CHUNKS; ++k) {
+        const int column = column_of(first + k);
+        uint4 b = make_uint4(0, 0, 0, 0);
+        if (sequence < p.batch && column < p.width) {
+            b = *reinterpret_cast<const uint4*>(x + sequence * p.width + column);
         }
+        const u32 left[4] = {w[k][0].x, w[k][1].x, w[k][0].y, w[k][1].y};
+        const u32 right[4] = {w[k][0].z, w[k][1].z, w[k][0].w, w[k][1].w};
+        mma(c, left, b.x, b.y);
+        mma(c, right, b.z, b.w);
     }
 }
 
-DEVICE void write(const Part& part, int row, int batch, const float (&sum)[ROWS]) {
-    const float bias = part.bias ? part.bias[row] : 0.f;
+// The warps' sums of one tile, added up and written.
+DEVICE void finish_tile(float* sums, const float (&c)[4], const Tile& t, const MatvecParams& p) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float* own = sums + warp * TILE * BATCH + lane / 4 * BATCH + 2 * (lane % 4);
+    __syncthreads();
+    own[0] = c[0], own[1] = c[1];
+    own[TILE / 2 * BATCH] = c[2], own[TILE / 2 * BATCH + 1] = c[3];
+    __syncthreads();
+    const int row = threadIdx.x / BATCH, b = threadIdx.x % BATCH, outputs = p.glu ? TILE / 2 : TILE;
+    if (row >= outputs || b >= p.batch || t.row + row >= t.part->rows) return;
+    float sum = 0.f, other = 0.f;
 #pragma unroll
-    for (int b = 0; b < ROWS; ++b) {
-        if (b >= batch) continue;
-        const size_t at = size_t(b) * part.rows + row;
-        if (part.wide) static_cast<float*>(part.y)[at] = sum[b] + bias;
-        else static_cast<u16*>(part.y)[at] = float_to_bf16(sum[b] + bias);
+    for (int w = 0; w < WARPS; ++w) {
+        sum += sums[(w * TILE + row) * BATCH + b];
+        if (p.glu) other += sums[(w * TILE + row + TILE / 2) * BATCH + b];
     }
+    if (p.glu) sum = activation(p.act, sum).x * other;
+    if (t.part->bias) sum += t.part->bias[t.row + row];
+    const size_t at = size_t(b) * t.part->rows + t.row + row;
+    if (t.part->wide) static_cast<float*>(t.part->y)[at] = sum;
+    else static_cast<u16*>(t.part->y)[at] = float_to_bf16(sum);
 }
 
-// Items are rows of all parts, one warp each.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+// A thread block takes tiles of 16 rows in turn; its warps share the columns. All of a tile that fits is on
+// its way before anything else happens: weights do not depend on the launch in front.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     matvec(const __grid_constant__ MatvecParams p) {
     extern __shared__ __align__(16) u16 x[];
-    const int n = blockIdx.x * WARPS + threadIdx.x / 32;
+    __shared__ float sums[WARPS * TILE * BATCH];
     let_successor_start();
-    Piece at{n < p.items ? n : -1, 0, 0};
-    uint4 ready[CHUNKS], coming[CHUNKS];
-    // Weights do not depend on the input: they are on their way while the norm is computed.
-    load_weights(ready, p, at);
+    uint4 w[CHUNKS][2];
+    Tile t = find_tile(p, blockIdx.x);
+    load_weights(w, t, 0, p.width);
     load_input(x, p);
-    float sum[ROWS] = {}, gate[ROWS];
-    while (at.item >= 0) {
-        const Piece next = next_piece(p, at);
-        load_weights(coming, p, next);
-        add_products(sum, ready, x, at.first, p.width);
-        if (next.item != at.item || next.half != at.half) {
-            // The row is complete.
-#pragma unroll
-            for (int b = 0; b < ROWS; ++b) sum[b] = warp_sum(sum[b]);
-            if (next.item == at.item) {
-#pragma unroll
-                for (int b = 0; b < ROWS; ++b) gate[b] = sum[b];
-            } else {
-#pragma unroll
-                for (int b = 0; b < ROWS; ++b) {
-                    if (p.glu) sum[b] *= activation(p.act, gate[b]).x;
-                }
-                const Item item = find_item(p, at.item);
-                if (threadIdx.x % 32 == 0) write(*item.part, item.row, p.batch, sum);
-            }
-#pragma unroll
-            for (int b = 0; b < ROWS; ++b) sum[b] = 0.f;
+    for (int n = blockIdx.x; n < p.tiles;) {
+        float c[4] = {};
+        multiply(c, w, x, 0, p);
+        for (int k = CHUNKS; 32 * WARPS * k < p.width; k += CHUNKS) {
+            load_weights(w, t, k, p.width);
+            multiply(c, w, x, k, p);
         }
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) ready[c] = coming[c];
-        at = next;
+        const Tile done = t;
+        n += gridDim.x;
+        if (n < p.tiles) {
+            t = find_tile(p, n);
+            load_weights(w, t, 0, p.width);
+        }
+        finish_tile(sums, c, done, p);
     }
 }
 
@@ -222,7 +226,7 @@ struct AttendParams {
 
 struct Shared {
     float q[MAX_GROUP][HEAD_DIM];
-    float new_k[HEAD_DIM], new_v[HEAD_DIM];
+    float new_k[HEAD_DIM], new_v[HEAD_DIM], new_gate[MAX_GROUP];
     float head[HEAD_DIM];
     float s[MAX_GROUP][SPLIT];
     float o[THREADS / 32][HEAD_DIM];
@@ -272,10 +276,10 @@ DEVICE void append(float* x, u16* cache, const float* raw, const float* shift, c
 
 // s[key] = decay from the key to the end of the split, in nats; returns the decay of the whole split.
 // decay(j) = sum of the log gates after j.
-DEVICE float suffix_sums(float (&s)[SPLIT], const float* gates, int count, int heads, float* parts) {
-    // Thread t has key count - 1 - t: an ordinary prefix sum, without the key's own gate.
+//
+// Thread t has the gate `own` of key count - 1 - t: an ordinary prefix sum, without the key's own gate.
+DEVICE float suffix_sums(float* s, float own, int count, float* parts) {
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, key = count - 1 - t;
-    const float own = key >= 0 ? gates[size_t(key) * heads] : 0.f;
     float sum = own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -337,8 +341,9 @@ DEVICE void get_ready(Shared& sh, const AttendParams& p, int kv_head, int b, boo
                 rope);
         for (int c = lane; c < HEAD_DIM; c += 32) sh.q[g][c] *= p.scale;
         if (p.gate_cache && last_split && lane == 0) {
-            p.gate_cache[newest * p.heads + head] =
-                log_sigmoid(p.gate[size_t(b) * p.heads + head] + p.gate_bias[head]);
+            const float gate = log_sigmoid(p.gate[size_t(b) * p.heads + head] + p.gate_bias[head]);
+            p.gate_cache[newest * p.heads + head] = gate;
+            sh.new_gate[g] = gate;
         }
     }
     if (!last_split) return;
@@ -437,17 +442,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
         keys[turn] = old ? *reinterpret_cast<const uint4*>(p.k_cache + at) : zero;
         values[turn] = old ? *reinterpret_cast<const uint4*>(p.v_cache + at) : zero;
     }
+    // The gates of earlier steps, too: thread t has that of key count - 1 - t, in turn for each head.
+    const int own_key = count - 1 - int(threadIdx.x);
+    const bool has_gate = p.gate_cache && own_key >= 0 && own_key != newest;
+    const float* gates = p.gate_cache + (base + max(own_key, 0)) * p.heads + kv_head * group;
+    float gate = has_gate ? gates[0] : 0.f;
     wait_for_predecessor();
     get_ready(sh, p, kv_head, b, split == splits - 1);
-    // The new gate is read back below, by other threads of this block.
-    __threadfence_block();
     __syncthreads();
     for (int g = 0; g < group; ++g) {
         const int head = kv_head * group + g;
         float decay = 0.f;
         if (p.gate_cache) {
-            const float* gates = p.gate_cache + base * p.heads + head;
-            decay = suffix_sums(sh.s[g], gates, count, p.heads, sh.parts);
+            if (own_key == newest) gate = sh.new_gate[g];
+            decay = suffix_sums(sh.s[g], gate, count, sh.parts);
+            if (has_gate && g + 1 < group) gate = gates[g + 1];
         } else if (int(threadIdx.x) < SPLIT) {
             sh.s[g][threadIdx.x] = 0.f;
         }
@@ -457,31 +466,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
     }
 }
 
-// Adds up the splits of a head. Grid (heads, batch), block 32.
-extern "C" __global__ void __launch_bounds__(32) attend_splits(const __grid_constant__ AttendParams p) {
-    __shared__ float o[HEAD_DIM];
-    const int head = blockIdx.x, b = blockIdx.y, lane = threadIdx.x;
+// Adds up the splits of a head, SPLIT_BLOCK of them at a time from the last to the first. Grid (heads,
+// batch).
+constexpr int SPLIT_BLOCK = THREADS;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attend_splits(const __grid_constant__ AttendParams p) {
+    constexpr int STRIDE = HEAD_DIM + 4, GROUPS = THREADS / HEAD_DIM;
+    __shared__ float o[HEAD_DIM], weights[SPLIT_BLOCK], parts[WARPS], columns[GROUPS][HEAD_DIM];
     let_successor_start();
     wait_for_predecessor();
+    const int head = blockIdx.x, b = blockIdx.y, t = threadIdx.x;
     const int splits = (p.k_len[b] + SPLIT - 1) / SPLIT;
-    const float* in = p.partial + (size_t(b) * p.heads + head) * p.splits * (HEAD_DIM + 4);
-    constexpr int STRIDE = HEAD_DIM + 4;
-    float all[HEAD_DIM / 32] = {}, top = NEG_INF, sum = 0.f;
+    const float* in = p.partial + (size_t(b) * p.heads + head) * p.splits * STRIDE;
+    const int column = t % HEAD_DIM, group = t / HEAD_DIM;
+    float all = 0.f, top = NEG_INF, sum = 0.f;
     double decay = 0.0;
-    for (int s = splits - 1; s >= 0; --s) {
-        const float* x = in + size_t(s) * STRIDE;
-        const float here = x[HEAD_DIM] + float(decay);
-        const float next = fmaxf(top, here);
-        if (next != NEG_INF) {
-            const float old = exp2f((top - next) * LOG2_E), weight = exp2f((here - next) * LOG2_E);
-            sum = sum * old + x[HEAD_DIM + 1] * weight;
-#pragma unroll
-            for (int i = 0; i < HEAD_DIM / 32; ++i) all[i] = all[i] * old + x[lane + 32 * i] * weight;
-            top = next;
+    for (int end = splits; end > 0; end -= SPLIT_BLOCK) {
+        const int first = max(end - SPLIT_BLOCK, 0), count = end - first, own = count - 1 - t;
+        const float* x = in + size_t(first + max(own, 0)) * STRIDE + HEAD_DIM;
+        // weights[s]: first the decay from split s to the end of the block, then its weight.
+        const float block_decay = suffix_sums(weights, own >= 0 ? x[2] : 0.f, count, parts);
+        __syncthreads();
+        const float here = own >= 0 ? x[0] + weights[own] + float(decay) : NEG_INF;
+        const float next = fmaxf(top, block_max<WARPS>(here));
+        const float weight = here == NEG_INF ? 0.f : exp2f((here - next) * LOG2_E);
+        const float old = next == NEG_INF ? 1.f : exp2f((top - next) * LOG2_E);
+        sum = sum * old + block_sum<WARPS>(own >= 0 ? x[1] * weight : 0.f);
+        if (own >= 0) weights[own] = weight;
+        __syncthreads();
+        all *= old;
+#pragma unroll 4
+        for (int s = group; s < count; s += GROUPS) {
+            all = fmaf(weights[s], in[size_t(first + s) * STRIDE + column], all);
         }
-        decay += double(x[HEAD_DIM + 2]);
+        top = next;
+        decay += double(block_decay);
+        __syncthreads();
     }
+    columns[group][column] = all;
+    __syncthreads();
+    if (t >= 32) return;
+    for (int c = t; c < HEAD_DIM; c += 32) {
+        float x = 0.f;
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 32; ++i) o[lane + 32 * i] = all[i] / sum;
+        for (int g = 0; g < GROUPS; ++g) x += columns[g][c];
+        o[c] = x / sum;
+    }
     finish_head(o, p, b, head);
 }

@@ -12,7 +12,8 @@ pub(super) const MAX_BATCH: usize = 8;
 const MAX_PARTS: usize = 7;
 const MAX_GROUP: usize = 8;
 const THREADS: usize = 256;
-const WARPS: usize = THREADS / 32;
+/// Rows of a matrix instruction.
+const TILE: usize = 16;
 /// Shared memory that every supported GPU gives to one block.
 const SHARED: usize = 99 * 1024;
 
@@ -39,7 +40,7 @@ struct MatvecParams {
     part_count: i32,
     glu: i32,
     act: i32,
-    items: i32,
+    tiles: i32,
     unused: i32,
     parts: [Part; MAX_PARTS],
 }
@@ -94,15 +95,11 @@ fn split(head_dim: usize) -> usize {
     8 * THREADS / (head_dim / 8)
 }
 
-/// Defines of the kernels for so many sequences, such a width of products and such heads.
-pub(super) fn defines(batch: usize, width: usize, head_dim: usize) -> Vec<String> {
+/// Defines of the kernels for such a width of products and such heads.
+pub(super) fn defines(width: usize, head_dim: usize) -> Vec<String> {
     let pieces = width.div_ceil(256);
     let chunks = pieces.div_ceil(pieces.div_ceil(8));
-    vec![
-        format!("ROWS={}", batch.next_power_of_two()),
-        format!("CHUNKS={chunks}"),
-        format!("HEAD_DIM={head_dim}"),
-    ]
+    vec![format!("CHUNKS={chunks}"), format!("HEAD_DIM={head_dim}")]
 }
 
 /// Products of one input with several matrices.
@@ -127,7 +124,15 @@ impl Matvec {
         let at = self.params.part_count as usize;
         self.params.parts[at] = Part { w, bias, y, rows: int(rows), wide: i32::from(wide) };
         self.params.part_count += 1;
-        self.params.items += int(rows);
+        self.params.tiles += int(rows.div_ceil(TILE));
+        self
+    }
+
+    /// Pairs of rows `n` and `n + rows` of a part: gate and up.
+    fn glu(mut self, w: u64, rows: usize, y: u64, act: i32) -> Self {
+        self = self.part(w, 0, rows, y, false);
+        self.params =
+            MatvecParams { glu: 1, act, tiles: int(rows.div_ceil(TILE / 2)), ..self.params };
         self
     }
 }
@@ -138,7 +143,7 @@ impl Cuda {
         self.precision == Precision::Bf16
             && (1..=MAX_BATCH).contains(&rows)
             && width.is_multiple_of(8)
-            && 2 * rows.next_power_of_two() * width <= SHARED
+            && 2 * rows * width <= SHARED
     }
 
     /// `y[R, N] = x[R, K] w[N, K]^T` for few rows.
@@ -157,14 +162,14 @@ impl Cuda {
     fn run_matvec(&self, product: &Matvec) -> Result<()> {
         let p = &product.params;
         let (batch, width) = (p.batch as usize, p.width as usize);
-        let kernel = self.decode_kernel("matvec", batch, width, 64)?;
-        // Two blocks to a multiprocessor keep enough reads under way; more would repeat the norm.
-        let blocks = (p.items as usize).div_ceil(WARPS).min(2 * self.gpu.processors() as usize);
-        let shared = 2 * batch.next_power_of_two() * width;
+        let kernel = self.decode_kernel("matvec", width, 64)?;
+        // As many blocks as may run at once.
+        let blocks = (p.tiles as usize).min(3 * self.gpu.processors() as usize);
+        let shared = 2 * batch * width;
         let launch = kernel.launch([blocks as u32, 1, 1], THREADS as u32).shared(shared as u32);
         let launch = launch.overlapping(self.overlaps());
         // SAFETY: parameters as declared in decode.cu; the callers' operands have the sizes named.
-        unsafe { launch.arg(p).run(|| format!("{batch} rows of {width}, {} products", p.items)) }
+        unsafe { launch.arg(p).run(|| format!("{batch} rows of {width}, {} tiles", p.tiles)) }
     }
 
     /// Whether a launch may begin before the one in front of it has ended: since Hopper.
@@ -175,14 +180,13 @@ impl Cuda {
     fn decode_kernel(
         &self,
         entry: &'static str,
-        batch: usize,
         width: usize,
         head_dim: usize,
     ) -> Result<std::sync::Arc<Kernel>> {
         self.gpu.bind()?;
-        let key = (entry, batch.next_power_of_two(), width, head_dim);
+        let key = (entry, width, head_dim);
         self.decode_kernels
-            .get(key, || self.gpu.kernel(Source::DECODE, &defines(batch, width, head_dim), entry))
+            .get(key, || self.gpu.kernel(Source::DECODE, &defines(width, head_dim), entry))
     }
 
     /// Whether the fused step can do this block.
@@ -268,11 +272,9 @@ impl Cuda {
         let (stream, stream_at) = self.output([batch, width], DType::Bf16, &device)?;
         let norm = self.real(block.mlp_norm)?;
         let gate_up = self.weight_address(block.gate_up)?;
-        let mut product = Matvec::new(sum_at, batch, width)
+        let product = Matvec::new(sum_at, batch, width)
             .norm(mixed_at, norm.address(), block.norm_eps, stream_at)
-            .part(gate_up, 0, inner_width, inner.address(), false);
-        product.params.glu = 1;
-        product.params.act = activation_code(block.mlp_act);
+            .glu(gate_up, inner_width, inner.address(), activation_code(block.mlp_act));
         self.run_matvec(&product)?;
         let (delta, delta_at) = self.output([batch, width], DType::Bf16, &device)?;
         let down = self.weight_address(block.down)?;
@@ -336,7 +338,7 @@ impl Cuda {
         for (b, s) in segments.iter().enumerate() {
             (params.k_start[b], params.k_len[b]) = (int(s.k_start), int(s.k_len));
         }
-        let kernel = self.decode_kernel("attend", 1, 256, head_dim)?;
+        let kernel = self.decode_kernel("attend", 256, head_dim)?;
         let grid = [splits as u32, block.kv_heads as u32, batch as u32];
         let shapes = || format!("{batch} x {heads} heads of {head_dim}, {longest} keys");
         // SAFETY: parameters as declared in decode.cu; the cache has room for every segment's keys.
@@ -345,11 +347,11 @@ impl Cuda {
             launch.arg(&params).run(shapes)?;
         }
         if splits > 1 {
-            let kernel = self.decode_kernel("attend_splits", 1, 256, head_dim)?;
+            let kernel = self.decode_kernel("attend_splits", 256, head_dim)?;
             let grid = [heads as u32, batch as u32, 1];
             // SAFETY: as above.
             unsafe {
-                let launch = kernel.launch(grid, 32).overlapping(self.overlaps());
+                let launch = kernel.launch(grid, THREADS as u32).overlapping(self.overlaps());
                 launch.arg(&params).run(shapes)?;
             }
         }

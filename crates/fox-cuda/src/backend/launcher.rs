@@ -76,10 +76,8 @@ pub fn op_variants() -> Vec<(Source, Vec<String>)> {
         for head_dim in [64, 96, 128, 29] {
             variants.push((Source::HEADS, Variant::heads(dtype, head_dim).defines(Source::HEADS)));
         }
-        for batch in [1, 8] {
-            for (width, head_dim) in [(768, 64), (1536, 128), (3584, 256)] {
-                variants.push((Source::DECODE, super::decode::defines(batch, width, head_dim)));
-            }
+        for (width, head_dim) in [(768, 64), (1536, 128), (3584, 256)] {
+            variants.push((Source::DECODE, super::decode::defines(width, head_dim)));
         }
         for source in [Source::ELEMENTWISE, Source::LOSS, Source::UPDATE, Source::COLUMNS] {
             variants.extend([8, 1].map(|w| (source, Variant::plain(dtype, w).defines(source))));

@@ -54,7 +54,7 @@ pub struct Cuda {
     row_tables: RowTables,
     rope_tables: RopeTables,
     kernels: Recent<(Source, &'static str, launcher::Variant), Kernel>,
-    decode_kernels: Recent<(&'static str, usize, usize, usize), Kernel>,
+    decode_kernels: Recent<(&'static str, usize, usize), Kernel>,
     gemm: Gemm,
     // Dropped last: everything above holds its memory.
     gpu: Gpu,
