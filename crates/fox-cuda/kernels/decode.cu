@@ -168,7 +168,7 @@ DEVICE void finish_tile(float* sums, const float (&c)[4], const Tile& t, const M
 
 // A thread block takes tiles of 16 rows in turn; its warps share the columns. All of a tile that fits is on
 // its way before anything else happens: weights do not depend on the launch in front.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     matvec(const __grid_constant__ MatvecParams p) {
     extern __shared__ __align__(16) u16 x[];
     __shared__ float sums[WARPS * TILE * BATCH];

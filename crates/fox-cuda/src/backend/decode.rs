@@ -164,7 +164,7 @@ impl Cuda {
         let (batch, width) = (p.batch as usize, p.width as usize);
         let kernel = self.decode_kernel("matvec", width, 64)?;
         // As many blocks as may run at once.
-        let blocks = (p.tiles as usize).min(3 * self.gpu.processors() as usize);
+        let blocks = (p.tiles as usize).min(2 * self.gpu.processors() as usize);
         let shared = 2 * batch * width;
         let launch = kernel.launch([blocks as u32, 1, 1], THREADS as u32).shared(shared as u32);
         let launch = launch.overlapping(self.overlaps());
