@@ -54,25 +54,28 @@ impl DeviceArgs {
 
     /// Opens the device in every precision it has, with fresh memory full of NaN. For self-tests.
     pub fn open_poisoned(&self) -> Result<Vec<Device>> {
-        let precisions = match self.precision {
-            _ if !self.is_cuda() => vec![Precision::F32],
-            Some(name) => vec![name.into()],
-            None => vec![Precision::F32, Precision::Bf16],
-        };
-        precisions.into_iter().map(|precision| self.open_in(precision, true)).collect()
-    }
-
-    fn is_cuda(&self) -> bool {
-        let found = || Gpu::driver_is_present() && Gpu::new(self.gpu).is_ok();
-        self.device == DeviceName::Cuda || (self.device == DeviceName::Auto && found())
+        let first = self.open_in(Precision::F32, true)?;
+        if self.precision.is_some() || !first.to_string().starts_with("cuda") {
+            return Ok(vec![first]);
+        }
+        Ok(vec![first, self.open_in(Precision::Bf16, true)?])
     }
 
     fn open_in(&self, default: Precision, poison: bool) -> Result<Device> {
-        if self.is_cuda() {
+        let precision = self.precision.map_or(default, Precision::from);
+        let open_gpu = || -> fox_cuda::Result<Device> {
             let gpu = Gpu::new(self.gpu)?;
             gpu.poison(poison);
-            let precision = self.precision.map_or(default, Precision::from);
-            return Ok(Device::new(Cuda::new(gpu, precision)?));
+            Ok(Device::new(Cuda::new(gpu, precision)?))
+        };
+        match self.device {
+            DeviceName::Cuda => return Ok(open_gpu()?),
+            // A machine with a driver but without the rest is told what is missing, and computes anyway.
+            DeviceName::Auto if Gpu::driver_is_present() => match open_gpu() {
+                Ok(device) => return Ok(device),
+                Err(error) => eprintln!("note: {error}; computing on the CPU"),
+            },
+            _ => {}
         }
         if let Some(PrecisionName::Bf16) = self.precision {
             bail!("--precision bf16 needs a GPU; the CPU computes in f32");

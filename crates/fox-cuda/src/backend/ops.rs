@@ -16,9 +16,7 @@ impl Backend for Cuda {
     }
 
     fn description(&self) -> String {
-        format!("{}, {:?}", self.gpu.name(), self.precision)
-            .to_lowercase()
-            .replace("nvidia", "NVIDIA")
+        format!("{}, {}", self.gpu.name(), self.activations())
     }
 
     fn activation_type(&self) -> DType {

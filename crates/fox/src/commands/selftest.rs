@@ -112,7 +112,7 @@ fn check_cases(args: &Args, device: &Device) -> Result<bool> {
         begin.elapsed().as_secs_f64()
     );
     if unsupported > 0 {
-        text += &format!("  {unsupported} cases of recurrent models: not on this device\n");
+        text += &format!("  {unsupported} cases of ops that this device does not have\n");
     }
     for failure in failures.iter().take(40) {
         text += &format!("  FAIL {failure}\n");
