@@ -76,13 +76,14 @@ pub fn op_variants() -> Vec<(Source, Vec<String>)> {
         for head_dim in [64, 96, 128, 29] {
             variants.push((Source::HEADS, Variant::heads(dtype, head_dim).defines(Source::HEADS)));
         }
-        for (width, head_dim) in [(768, 64), (1536, 128), (3584, 256)] {
-            variants.push((Source::DECODE, super::decode::defines(width, head_dim)));
-        }
-        for source in [Source::ELEMENTWISE, Source::LOSS, Source::UPDATE, Source::COLUMNS] {
+        for source in [Source::ELEMENTWISE, Source::LOSS, Source::COLUMNS] {
             variants.extend([8, 1].map(|w| (source, Variant::plain(dtype, w).defines(source))));
-            variants.push((source, Variant::wide(dtype, 4).defines(source)));
         }
+        let source = Source::UPDATE;
+        variants.extend([4, 1].map(|count| (source, Variant::wide(dtype, count).defines(source))));
+    }
+    for (width, head_dim) in [(768, 64), (1536, 128), (3584, 256)] {
+        variants.push((Source::DECODE, super::decode::defines(width, head_dim)));
     }
     variants
 }
