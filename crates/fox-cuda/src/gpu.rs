@@ -169,6 +169,12 @@ impl Gpu {
         self.pool.stats()
     }
 
+    /// Bytes that the driver can still give.
+    pub fn free_memory(&self) -> Result<usize> {
+        self.bind()?;
+        result::mem_get_info().map(|(free, _)| free).map_err(|e| Error::driver("cuMemGetInfo", e))
+    }
+
     /// Lets the peak of [`Gpu::memory`] start again from what is in use now.
     pub fn reset_peak(&self) {
         self.pool.reset_peak();

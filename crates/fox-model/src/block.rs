@@ -132,7 +132,10 @@ impl Block {
         let half = 2 * self.width + 1;
         let mlp = self.mlp.as_ref().map_or(0, |mlp| half + 3 * mlp.inner);
         let activations_per_token = mixer.activations_per_token + half + mlp;
-        MemoryShape { activations_per_token, ..mixer }
+        // Norms and the gated product.
+        let cheap = self.width + self.mlp.as_ref().map_or(0, |mlp| self.width + mlp.inner);
+        let cheap_per_token = mixer.cheap_per_token + cheap;
+        MemoryShape { activations_per_token, cheap_per_token, ..mixer }
     }
 }
 

@@ -128,6 +128,10 @@ pub trait Backend: Send + Sync + Debug {
     }
     /// Memory counters.
     fn memory(&self) -> MemoryStats;
+    /// Bytes that can still be taken, where the device knows.
+    fn free_memory(&self) -> Option<usize> {
+        None
+    }
     /// Lets the peak start again from what is in use now.
     fn reset_peak(&self);
 

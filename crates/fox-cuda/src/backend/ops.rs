@@ -31,6 +31,10 @@ impl Backend for Cuda {
         self.gpu.memory()
     }
 
+    fn free_memory(&self) -> Option<usize> {
+        self.gpu.free_memory().ok()
+    }
+
     fn reset_peak(&self) {
         self.gpu.reset_peak();
     }

@@ -353,8 +353,10 @@ impl Forgetting {
         }
         let gates = if self.options.gate == ForgetGate::None { 0 } else { heads };
         let shifts = usize::from(self.options.k_shift) + usize::from(self.options.v_shift);
+        let gated = self.output_gate.is_some() || self.output_norm.is_some();
         MemoryShape {
             activations_per_token: kept,
+            cheap_per_token: if gated { width } else { 0 },
             cache_per_token: 2 * kv_width + gates,
             cache_per_sequence: shifts * kv_width,
         }

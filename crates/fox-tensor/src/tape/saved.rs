@@ -54,3 +54,25 @@ impl fmt::Debug for Saved {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn clones_compute_once_and_share() {
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counter = runs.clone();
+        let saved = Saved::again(move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+            Device::naive().full([2], 3.0)
+        });
+        let other = saved.clone();
+        let (a, b) = (saved.get().unwrap(), other.get().unwrap());
+        assert_eq!(a.to_f32().unwrap(), [3.0, 3.0]);
+        assert!(b.is_shared() && runs.load(Ordering::Relaxed) == 1);
+    }
+}
