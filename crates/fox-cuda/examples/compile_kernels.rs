@@ -1,5 +1,5 @@
 //! Compiles every kernel for every supported architecture and prints registers and spills.
-//! Needs NVRTC, no GPU: `cargo run --release -p fox-cuda --example compile_kernels`.
+//! Needs NVRTC, no GPU: `cargo run --release -p fox-cuda --example compile_kernels [SOURCE] [sm_90a]`.
 
 use fox_cuda::{compile, nvrtc_is_present};
 
@@ -8,15 +8,24 @@ fn main() {
         println!("skipped: libnvrtc was not found");
         return;
     }
+    let mut wanted = std::env::args().skip(1);
+    let (source_name, only) = (wanted.next(), wanted.next());
     let mut failures = 0;
     for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"] {
-        for (source, defines) in fox_cuda::attention::all_variants(architecture == "sm_90a") {
+        if only.as_deref().is_some_and(|only| only != architecture) {
+            continue;
+        }
+        let mut variants = fox_cuda::attention::all_variants(architecture == "sm_90a");
+        variants.extend(fox_cuda::op_variants());
+        variants
+            .retain(|(source, _)| source_name.as_deref().is_none_or(|name| name == source.name));
+        for (source, defines) in variants {
             match compile(source, architecture, &defines) {
                 Ok(compiled) => {
                     println!("{architecture} {} {}", source.name, defines.join(" "));
-                    for line in
-                        compiled.log.lines().filter(|l| l.contains("spill") || l.contains("Used"))
-                    {
+                    for line in compiled.log.lines().filter(|l| {
+                        l.contains("spill") || l.contains("Used") || l.contains("serialized")
+                    }) {
                         println!("    {}", line.trim());
                     }
                 }

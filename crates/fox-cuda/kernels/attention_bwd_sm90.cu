@@ -30,8 +30,10 @@ constexpr u32 KV_SLAB = BLOCK_N * SLAB_ROW_BYTES;
 constexpr int DS_SLABS = BLOCK_M / 64;
 static_assert(DS_SLABS * SLABS == 2, "two warpgroups share dQ as two 64 x 64 pieces");
 
-// dQ of a tile in the order of the accumulators, then the sums of dS over each 32 queries, per warp.
-constexpr int SUMS = BLOCK_M / 32;
+// dQ of a tile in the order of the accumulators, then the sums of dS over each eighth of the
+// queries, per warp: more of them would not fit the registers of head dim 64.
+constexpr int SUMS = 8;
+constexpr int GROUPS_PER_SUM = BLOCK_M / 8 / SUMS;
 constexpr int DQ_PIECES = 2 * 64 * 64;
 constexpr int DQ_FLOATS = DQ_PIECES + 8 * SUMS;
 
@@ -287,33 +289,28 @@ struct Consumer {
     }
 
     // dS = P (dP - delta); both factors packed as left operands. Returns the sums over the queries, and
-    // in `sums` this thread's part of those over keys and 32 queries each.
+    // in `sums` this thread's part of those over keys and an eighth of the queries each.
     DEVICE float2 gradient(const float (&s)[BLOCK_M / 2], const float (&dp)[BLOCK_M / 2],
                            u32 (&pf)[BLOCK_M / 4], u32 (&df)[BLOCK_M / 4], float (&sums)[SUMS],
                            int stage) {
         const int column0 = 2 * (lane() % 4);
         float2 total = make_float2(0.f, 0.f);
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) {
-            float sum0 = 0.f, sum1 = 0.f;
-#pragma unroll
-            for (int g = 4 * i; g < 4 * i + 4; ++g) {
-                float2 delta =
-                    *reinterpret_cast<const float2*>(&sh.row_delta[stage][8 * g + column0]);
-                float d0 = s[4 * g] * (dp[4 * g] - delta.x);
-                float d1 = s[4 * g + 1] * (dp[4 * g + 1] - delta.y);
-                float d2 = s[4 * g + 2] * (dp[4 * g + 2] - delta.x);
-                float d3 = s[4 * g + 3] * (dp[4 * g + 3] - delta.y);
-                sum0 += d0 + d1;
-                sum1 += d2 + d3;
-                pf[2 * g] = pack_bf16(s[4 * g], s[4 * g + 1]);
-                pf[2 * g + 1] = pack_bf16(s[4 * g + 2], s[4 * g + 3]);
-                df[2 * g] = pack_bf16(d0, d1);
-                df[2 * g + 1] = pack_bf16(d2, d3);
-            }
+        for (int g = 0; g < BLOCK_M / 8; ++g) {
+            float2 delta = *reinterpret_cast<const float2*>(&sh.row_delta[stage][8 * g + column0]);
+            float d0 = s[4 * g] * (dp[4 * g] - delta.x);
+            float d1 = s[4 * g + 1] * (dp[4 * g + 1] - delta.y);
+            float d2 = s[4 * g + 2] * (dp[4 * g + 2] - delta.x);
+            float d3 = s[4 * g + 3] * (dp[4 * g + 3] - delta.y);
+            pf[2 * g] = pack_bf16(s[4 * g], s[4 * g + 1]);
+            pf[2 * g + 1] = pack_bf16(s[4 * g + 2], s[4 * g + 3]);
+            df[2 * g] = pack_bf16(d0, d1);
+            df[2 * g + 1] = pack_bf16(d2, d3);
+            const float sum0 = d0 + d1, sum1 = d2 + d3;
             total.x += sum0;
             total.y += sum1;
-            sums[i] = sum0 + sum1;
+            if (g % GROUPS_PER_SUM == 0) sums[g / GROUPS_PER_SUM] = 0.f;
+            sums[g / GROUPS_PER_SUM] += sum0 + sum1;
         }
         return total;
     }

@@ -1,6 +1,10 @@
 // What there is to do: which blocks of keys each block of queries visits (mask, window, pruning), and
 // the order of work.
+//
+// Compile-time: WIDE, whether operands are f32 rather than bf16.
+#define BF16 !WIDE
 #include "attention.cuh"
+#include "real.cuh"
 
 struct PlanParams {
     const Segment* segments;
@@ -171,7 +175,7 @@ extern "C" __global__ void plan_backward_ranges(const PlanParams p, const int2* 
 // largest[segment][head] = max over the segment's rows of |x|^2, as bits of a float >= 0 (their order
 // is the order of the floats, so the atomic maximum is exact whatever the timing). Grid (row blocks of
 // 64, heads, segments), block 256; four lanes share a row.
-extern "C" __global__ void largest_norms(u32* largest, const u16* x, const Segment* segments,
+extern "C" __global__ void largest_norms(u32* largest, const real* x, const Segment* segments,
                                          int queries, int heads, int head_dim) {
     const Segment s = segments[blockIdx.z];
     const int head = blockIdx.y, row = blockIdx.x * 64 + threadIdx.x / 4, part = threadIdx.x % 4;
@@ -179,16 +183,12 @@ extern "C" __global__ void largest_norms(u32* largest, const u16* x, const Segme
     if (blockIdx.x * 64 >= len) return;
     float sum = 0.f;
     if (row < len) {
-        const uint4* p = reinterpret_cast<const uint4*>(
-            x + (size_t(start + row) * heads + head) * head_dim);
-        for (int i = part; i < head_dim / 8; i += 4) {
-            uint4 v = p[i];
-            const u32 words[4] = {v.x, v.y, v.z, v.w};
+        const real* p = x + (size_t(start + row) * heads + head) * head_dim;
+        for (int i = 8 * part; i < head_dim; i += 32) {
+            float v[8];
+            load<8>(v, p + i);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float a = bf16_lo(words[j]), b = bf16_hi(words[j]);
-                sum += a * a + b * b;
-            }
+            for (int j = 0; j < 8; ++j) sum += v[j] * v[j];
         }
     }
     sum = quad_sum(sum);
@@ -208,4 +208,25 @@ extern "C" __global__ void bounds_from_norms(float* bounds, const u32* q_largest
     float k = __uint_as_float(k_largest[segment * kv_heads + head / (heads / kv_heads)]);
     // The factor covers the rounding of the sums.
     bounds[index] = sqrtf(q) * sqrtf(k) * fabsf(scale) * 1.0001f;
+}
+
+// The same from the weights of the norms of queries and keys: scale d max|w_q| max|w_k|. Grid
+// (heads, segments), block 32.
+extern "C" __global__ void bounds_from_weights(float* bounds, const float* q, const float* k, int heads,
+                                               int kv_heads, int head_dim, int q_shared, int k_shared,
+                                               float scale) {
+    const int head = blockIdx.x, kv_head = head / (heads / kv_heads);
+    float q_top = 0.f, k_top = 0.f;
+    for (int c = threadIdx.x; c < head_dim; c += 32) {
+        q_top = fmaxf(q_top, fabsf(q[(q_shared ? 0 : head * head_dim) + c]));
+        k_top = fmaxf(k_top, fabsf(k[(k_shared ? 0 : kv_head * head_dim) + c]));
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        q_top = fmaxf(q_top, __shfl_xor_sync(~0u, q_top, step));
+        k_top = fmaxf(k_top, __shfl_xor_sync(~0u, k_top, step));
+    }
+    if (threadIdx.x == 0) {
+        bounds[blockIdx.y * heads + head] = q_top * k_top * float(head_dim) * fabsf(scale);
+    }
 }

@@ -1,10 +1,14 @@
 // Passes over rows around the backward: statistics before it, dQ after it.
+//
+// Compile-time: WIDE, whether operands are f32 rather than bf16.
+#define BF16 !WIDE
 #include "attention.cuh"
+#include "real.cuh"
 
 // rows[head][m_tile * block_m + r] = (gate prefix hi, gate prefix lo, delta, log2(e) lse), with
 // delta = <do, o>. Rows that do not exist get probability zero. Grid (m_tiles, heads), block
 // 4 * block_m: four lanes share a row.
-extern "C" __global__ void backward_rows(float4* rows, const u16* o, const u16* d_out,
+extern "C" __global__ void backward_rows(float4* rows, const real* o, const real* d_out,
                                          const float* lse, const float2* gates,
                                          const Segment* segments, const BlockRef* m_tiles, int heads,
                                          int head_dim, int gate_stride) {
@@ -15,15 +19,12 @@ extern "C" __global__ void backward_rows(float4* rows, const u16* o, const u16* 
     float delta = 0.f;
     const size_t index = size_t(s.q_start + i) * heads + head;
     if (i < s.q_len) {
-        const uint4* a = reinterpret_cast<const uint4*>(o + index * head_dim);
-        const uint4* b = reinterpret_cast<const uint4*>(d_out + index * head_dim);
-        for (int j = part; j < head_dim / 8; j += 4) {
-            uint4 x = a[j], y = b[j];
-            const u32 xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+        for (int j = 8 * part; j < head_dim; j += 32) {
+            float x[8], y[8];
+            load<8>(x, o + index * head_dim + j);
+            load<8>(y, d_out + index * head_dim + j);
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                delta += bf16_lo(xs[k]) * bf16_lo(ys[k]) + bf16_hi(xs[k]) * bf16_hi(ys[k]);
-            }
+            for (int k = 0; k < 8; ++k) delta += x[k] * y[k];
         }
     }
     delta = quad_sum(delta);
@@ -39,14 +40,14 @@ extern "C" __global__ void backward_rows(float4* rows, const u16* o, const u16* 
 }
 
 // dQ from the order of the Hopper kernel's accumulators to rows of bf16, and the sums of dS over each
-// 32 queries, row_sums[head][m_tile][block_m / 32]. Grid (m_tiles, heads), block 256: thread =
+// eighth of a tile, row_sums[head][m_tile][8]. Grid (m_tiles, heads), block 256: thread =
 // accumulator owner.
 extern "C" __global__ void finish_dq(u16* dq, float* row_sums, const float* scratch,
                                      const Segment* segments, const BlockRef* m_tiles, int heads,
                                      int head_dim, int block_m, float scale) {
     const BlockRef ref = m_tiles[blockIdx.x];
     const Segment s = segments[ref.segment];
-    const int head = blockIdx.y, pieces = 2 * 64 * 64, sums = block_m / 32;
+    const int head = blockIdx.y, pieces = 2 * 64 * 64, sums = 8;
     const size_t tile = size_t(head) * gridDim.x + blockIdx.x;
     const float* src = scratch + tile * (pieces + 8 * sums);
     const int piece = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;

@@ -14,11 +14,24 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 use crate::{Error, Result};
 
 /// A kernel source of this crate.
-#[derive(Debug, PartialEq, Eq, Hash, Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct Source {
     /// File name without folder and extension.
     pub name: &'static str,
     text: &'static str,
+}
+
+// A source is its name: comparing texts at every launch would cost as much as the launch.
+impl PartialEq for Source {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+impl Eq for Source {}
+impl std::hash::Hash for Source {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
 }
 
 macro_rules! source {
@@ -42,9 +55,26 @@ impl Source {
     pub const ATTENTION_PLAN: Source = source!("attention_plan");
     /// Row statistics and dQ conversion.
     pub const ATTENTION_ROWS: Source = source!("attention_rows");
+    /// Attention in single precision.
+    pub const ATTENTION_F32: Source = source!("attention_f32");
+    /// Residual sum and RMS norm.
+    pub const NORM: Source = source!("norm");
+    /// Sums over rows.
+    pub const COLUMNS: Source = source!("columns");
+    /// Token shift, head norms, RoPE, output norm and gate.
+    pub const HEADS: Source = source!("heads");
+    /// Conversions, gates, gated linear units, embedding.
+    pub const ELEMENTWISE: Source = source!("elementwise");
+    /// Cross-entropy.
+    pub const LOSS: Source = source!("loss");
+    /// Steps of one token.
+    pub const DECODE: Source = source!("decode");
+    /// AdamW and sums of squares.
+    pub const UPDATE: Source = source!("update");
 }
 
-const HEADERS: [(&str, &str); 6] = [
+const HEADERS: [(&str, &str); 7] = [
+    ("real.cuh", include_str!("../kernels/real.cuh")),
     ("ptx.cuh", include_str!("../kernels/ptx.cuh")),
     ("tma.cuh", include_str!("../kernels/tma.cuh")),
     ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
@@ -68,13 +98,17 @@ pub fn nvrtc_is_present() -> bool {
     unsafe { nvrtc::is_culib_present() }
 }
 
+pub(crate) fn missing_nvrtc() -> Error {
+    Error::MissingLibrary {
+        library: "libnvrtc",
+        hint: "install the CUDA runtime libraries (the nvidia-cuda-nvrtc package is enough) and put them on the library path",
+    }
+}
+
 /// Compiles `source` for `architecture` (e.g. `sm_90a`) with `-D` for each of `defines`.
 pub fn compile(source: Source, architecture: &str, defines: &[String]) -> Result<Compiled> {
     if !nvrtc_is_present() {
-        return Err(Error::MissingLibrary {
-            library: "libnvrtc",
-            hint: "install the CUDA runtime libraries (the nvidia-cuda-nvrtc package is enough) and put them on the library path",
-        });
+        return Err(missing_nvrtc());
     }
     let program = Program::new(source)?;
     let mut options = vec![

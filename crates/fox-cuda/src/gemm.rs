@@ -1,141 +1,214 @@
-//! Matrix products by cuBLASLt: bf16 operands, f32 accumulation.
+//! Matrix products by cuBLASLt: bf16 or f32 operands, f32 accumulation.
 
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::{result, sys};
-use half::bf16;
 
 use crate::{Buffer, Error, Gpu, Result};
 
 /// Scratch that the library's algorithms may use; 32 MiB is what it recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// A handle to the library and its scratch.
-pub struct Gemm<'a> {
-    gpu: &'a Gpu,
-    handle: sys::cublasLtHandle_t,
-    workspace: Buffer<u8>,
+/// A matrix in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// Where it begins.
+    pub address: u64,
+    /// Whether it is stored transposed, row by row.
+    pub transposed: bool,
 }
 
-impl<'a> Gemm<'a> {
+/// `c[m, n] = a[m, k] b[k, n]`, plus `c` when it accumulates; all row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// Left operand.
+    pub a: Matrix,
+    /// Right operand.
+    pub b: Matrix,
+    /// Where the result goes.
+    pub c: u64,
+    /// Whether the operands are f32 rather than bf16.
+    pub wide_operands: bool,
+    /// Whether the result is f32 rather than bf16.
+    pub wide_result: bool,
+    /// Whether the result is added to what is there.
+    pub accumulate: bool,
+}
+
+/// What the choice of an algorithm depends on.
+#[derive(PartialEq, Eq, Hash)]
+struct Key([usize; 3], [bool; 4]);
+
+impl Product {
+    fn key(&self) -> Key {
+        let flags = [self.a.transposed, self.b.transposed, self.wide_operands, self.wide_result];
+        Key([self.m, self.n, self.k], flags)
+    }
+
+    fn shapes(&self) -> String {
+        let kind = if self.wide_operands { "f32" } else { "bf16" };
+        format!("product [{}, {}] x [{}, {}] in {kind}", self.m, self.k, self.k, self.n)
+    }
+}
+
+/// Descriptions of one product and the library's choice of an algorithm for it.
+struct Plan {
+    desc: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+// SAFETY: the handles are only read after creation.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: created in `make_plan`, destroyed once.
+        unsafe {
+            for layout in self.layouts {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+            let _ = result::destroy_matmul_desc(self.desc);
+        }
+    }
+}
+
+/// The library, its scratch and the plans of the products seen so far.
+pub struct Gemm {
+    handle: sys::cublasLtHandle_t,
+    workspace: Buffer<u8>,
+    plans: Mutex<HashMap<Key, Arc<Plan>>>,
+}
+
+// SAFETY: cuBLASLt handles may be used from any thread; the plans are behind a mutex.
+unsafe impl Send for Gemm {}
+// SAFETY: as above.
+unsafe impl Sync for Gemm {}
+
+impl Gemm {
     /// Opens cuBLASLt.
-    pub fn new(gpu: &'a Gpu) -> Result<Self> {
+    pub fn new(gpu: &Gpu) -> Result<Self> {
         // SAFETY: opening a shared library runs its initialisers; cuBLASLt's have no requirements.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::MissingLibrary {
                 library: "libcublasLt",
-                hint: "install the CUDA runtime libraries and put them on the library path",
+                hint: "install the CUDA runtime libraries (the nvidia-cublas package is enough) and put them on the library path",
             });
         }
         let workspace = gpu.alloc::<u8>(WORKSPACE)?;
         let handle = result::create_handle()
             .map_err(|e| Error::driver("cublasLtCreate", format!("{e:?}")))?;
-        Ok(Gemm { gpu, handle, workspace })
+        Ok(Gemm { handle, workspace, plans: Mutex::default() })
     }
 
-    /// `y[rows, n] = x[rows, k] w[n, k]^T`.
-    pub fn linear(
-        &self,
-        x: &Buffer<bf16>,
-        w: &Buffer<bf16>,
-        y: &Buffer<bf16>,
-        rows: usize,
-        n: usize,
-        k: usize,
-    ) -> Result<()> {
-        if x.len() != rows * k || w.len() != n * k || y.len() != rows * n {
-            return Err(Error::argument(
-                "linear",
-                format!(
-                    "x has {} elements, w {}, y {} for rows {rows}, n {n}, k {k}",
-                    x.len(),
-                    w.len(),
-                    y.len()
-                ),
-            ));
+    /// Runs a product.
+    ///
+    /// # Safety
+    /// The addresses must belong to live buffers of the sizes that the product implies.
+    pub unsafe fn run(&self, gpu: &Gpu, product: &Product) -> Result<()> {
+        if product.m == 0 || product.n == 0 {
+            return Ok(());
         }
-        self.gpu.bind()?;
-        self.product(x, w, y, rows, n, k).map_err(|e| {
-            Error::driver(format!("product [{rows}, {k}] x [{n}, {k}]^T"), format!("{e:?}"))
-        })
+        gpu.bind()?;
+        let plan = self.plan(product)?;
+        let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
+        let at = |address: u64| ptr::with_exposed_provenance_mut::<c_void>(address as usize);
+        let [a, b, c] = plan.layouts;
+        // SAFETY: the plan's descriptions are live, and the caller vouches for the addresses.
+        unsafe {
+            result::matmul(
+                self.handle,
+                plan.desc,
+                ptr::from_ref(&alpha).cast(),
+                ptr::from_ref(&beta).cast(),
+                at(product.b.address),
+                a,
+                at(product.a.address),
+                b,
+                at(product.c),
+                c,
+                at(product.c),
+                c,
+                &plan.algorithm,
+                at(self.workspace.address()),
+                WORKSPACE,
+                gpu.stream().cast(),
+            )
+        }
+        .map_err(|e| Error::driver(product.shapes(), format!("{e:?}")))
     }
 
-    /// The library is column-major: what it sees is `y^T = (w^T)^T x^T`.
-    fn product(
-        &self,
-        x: &Buffer<bf16>,
-        w: &Buffer<bf16>,
-        y: &Buffer<bf16>,
-        rows: usize,
-        n: usize,
-        k: usize,
-    ) -> std::result::Result<(), result::CublasError> {
-        let kind = sys::cudaDataType_t::CUDA_R_16BF;
-        let (alpha, beta) = (1f32, 0f32);
-        let at = |address: u64| ptr::with_exposed_provenance_mut::<c_void>(address as usize);
+    fn plan(&self, product: &Product) -> Result<Arc<Plan>> {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = plans.get(&product.key()) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = self.make_plan(product).map_err(|e| {
+            Error::driver(format!("planning {}", product.shapes()), format!("{e:?}"))
+        })?;
+        let plan = Arc::new(plan);
+        plans.insert(product.key(), Arc::clone(&plan));
+        Ok(plan)
+    }
+
+    /// The library is column-major: what it sees is `c^T = b^T a^T`.
+    fn make_plan(&self, p: &Product) -> std::result::Result<Plan, result::CublasError> {
+        let kind = |wide: bool| match wide {
+            true => sys::cudaDataType_t::CUDA_R_32F,
+            false => sys::cudaDataType_t::CUDA_R_16BF,
+        };
+        // Rows and columns of a row-major [rows, columns] matrix as the library sees it.
+        let layout = |wide: bool, rows: usize, columns: usize| {
+            result::create_matrix_layout(kind(wide), columns as u64, rows as u64, columns as i64)
+        };
+        let stored = |matrix: Matrix, rows: usize, columns: usize| match matrix.transposed {
+            true => layout(p.wide_operands, columns, rows),
+            false => layout(p.wide_operands, rows, columns),
+        };
         let desc = result::create_matmul_desc(
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
             sys::cudaDataType_t::CUDA_R_32F,
         )?;
-        let w_layout = result::create_matrix_layout(kind, k as u64, n as u64, k as i64)?;
-        let x_layout = result::create_matrix_layout(kind, k as u64, rows as u64, k as i64)?;
-        let y_layout = result::create_matrix_layout(kind, n as u64, rows as u64, n as i64)?;
+        let layouts =
+            [stored(p.b, p.k, p.n)?, stored(p.a, p.m, p.k)?, layout(p.wide_result, p.m, p.n)?];
         let pref = result::create_matmul_pref()?;
-        // CUBLAS_OP_T, which the bindings leave out.
-        let transpose = 1i32;
-        // SAFETY: descriptors are live until the end of the block, attributes have the sizes given,
-        // and the caller checked that the buffers have the sizes of the layouts.
+        use sys::cublasLtMatmulDescAttributes_t as A;
+        // SAFETY: descriptors are live, attributes have the sizes given.
         unsafe {
-            result::set_matmul_desc_attribute(
-                desc,
-                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
-                ptr::from_ref(&transpose).cast(),
-                size_of_val(&transpose),
-            )?;
+            for (which, matrix) in
+                [(A::CUBLASLT_MATMUL_DESC_TRANSA, p.b), (A::CUBLASLT_MATMUL_DESC_TRANSB, p.a)]
+            {
+                // CUBLAS_OP_T is 1, which the bindings leave out.
+                let transpose = i32::from(matrix.transposed);
+                let value = ptr::from_ref(&transpose).cast();
+                result::set_matmul_desc_attribute(desc, which, value, size_of_val(&transpose))?;
+            }
             result::set_matmul_pref_attribute(
                 pref,
                 sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                 ptr::from_ref(&WORKSPACE).cast(),
                 size_of_val(&WORKSPACE),
             )?;
-            let choice = result::get_matmul_algo_heuristic(
-                self.handle,
-                desc,
-                w_layout,
-                x_layout,
-                y_layout,
-                y_layout,
-                pref,
-            )?;
-            result::matmul(
-                self.handle,
-                desc,
-                ptr::from_ref(&alpha).cast(),
-                ptr::from_ref(&beta).cast(),
-                at(w.address()),
-                w_layout,
-                at(x.address()),
-                x_layout,
-                at(y.address()),
-                y_layout,
-                at(y.address()),
-                y_layout,
-                &choice.algo,
-                at(self.workspace.address()),
-                WORKSPACE,
-                self.gpu.stream().cast(),
-            )?;
+            let [a, b, c] = layouts;
+            let choice = result::get_matmul_algo_heuristic(self.handle, desc, a, b, c, c, pref);
             result::destroy_matmul_pref(pref)?;
-            for layout in [w_layout, x_layout, y_layout] {
-                result::destroy_matrix_layout(layout)?;
-            }
-            result::destroy_matmul_desc(desc)
+            Ok(Plan { desc, layouts, algorithm: choice?.algo })
         }
     }
 }
 
-impl Drop for Gemm<'_> {
+impl Drop for Gemm {
     fn drop(&mut self) {
         // SAFETY: created in `new`, destroyed once.
         let _ = unsafe { result::destroy_handle(self.handle) };

@@ -33,6 +33,42 @@ impl Architecture {
     }
 }
 
+/// Downloads up to this size go through page-locked memory.
+const STAGING: usize = 4 << 20;
+
+/// Page-locked memory, allocated when it is first needed.
+#[derive(Default)]
+struct Staging(Option<std::ptr::NonNull<u8>>);
+
+impl Staging {
+    fn slice(&mut self) -> Result<&mut [u8]> {
+        let start = match self.0 {
+            Some(start) => start,
+            None => {
+                // SAFETY: a context is current; freed in `drop`.
+                let start = unsafe { result::malloc_host(STAGING, 0) }
+                    .map_err(|e| Error::driver("cuMemHostAlloc", e))?;
+                let start = std::ptr::NonNull::new(start.cast())
+                    .ok_or_else(|| Error::driver("cuMemHostAlloc", "no memory"))?;
+                // SAFETY: all of it was just allocated.
+                unsafe { start.write_bytes(0, STAGING) };
+                *self.0.insert(start)
+            }
+        };
+        // SAFETY: allocated and initialised above, and borrowed as long as `self`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), STAGING) })
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Some(start) = self.0 {
+            // SAFETY: allocated by `slice`, freed once.
+            let _ = unsafe { result::free_host(start.as_ptr().cast()) };
+        }
+    }
+}
+
 type ModuleKey = (Source, Vec<String>);
 
 /// A GPU. All work goes to one stream, in order.
@@ -46,6 +82,7 @@ pub struct Gpu {
     l2_bytes: usize,
     pool: Arc<Pool>,
     modules: Mutex<HashMap<ModuleKey, Arc<Module>>>,
+    staging: Mutex<Staging>,
     pub(crate) layouts: crate::attention::LayoutCache,
 }
 
@@ -102,6 +139,7 @@ impl Gpu {
             l2_bytes: l2.unsigned_abs() as usize,
             pool: Arc::new(Pool::new(stream)),
             modules: Mutex::default(),
+            staging: Mutex::default(),
             layouts: crate::attention::LayoutCache::default(),
         })
     }
@@ -129,6 +167,17 @@ impl Gpu {
     /// Memory counters.
     pub fn memory(&self) -> fox_tensor::MemoryStats {
         self.pool.stats()
+    }
+
+    /// Bytes that the driver can still give.
+    pub fn free_memory(&self) -> Result<usize> {
+        self.bind()?;
+        result::mem_get_info().map(|(free, _)| free).map_err(|e| Error::driver("cuMemGetInfo", e))
+    }
+
+    /// Lets the peak of [`Gpu::memory`] start again from what is in use now.
+    pub fn reset_peak(&self) {
+        self.pool.reset_peak();
     }
 
     /// Fills every buffer with NaN bits when it is handed out, so that reads of what nobody wrote
@@ -177,14 +226,48 @@ impl Gpu {
 
     /// Device values to the host; waits for the stream.
     pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
-        self.bind()?;
         let mut values = vec![T::zeroed(); buffer.len()];
-        // SAFETY: source and destination have the same length, and `values` lives until the
-        // synchronisation below.
-        unsafe { result::memcpy_dtoh_async(&mut values, buffer.address(), self.stream) }
+        self.download_into(buffer, &mut values)?;
+        Ok(values)
+    }
+
+    /// The same into memory that is there already, of the buffer's length.
+    pub fn download_into<T: Element>(&self, buffer: &Buffer<T>, values: &mut [T]) -> Result<()> {
+        if values.len() != buffer.len() {
+            return Err(Error::argument(
+                "download",
+                format!("{} values into room for {}", buffer.len(), values.len()),
+            ));
+        }
+        self.bind()?;
+        let bytes = size_of_val(values);
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes > STAGING {
+            // SAFETY: source and destination have the same length, and `values` lives until the
+            // synchronisation below.
+            unsafe { result::memcpy_dtoh_async(values, buffer.address(), self.stream) }
+                .map_err(|e| Error::driver("cuMemcpyDtoHAsync", e))?;
+            return self.synchronize();
+        }
+        // Memory that the device can reach by itself: the copy needs no help from the driver.
+        let pinned = staging.slice()?;
+        // SAFETY: as above; the staging memory is locked until the values were taken out of it.
+        unsafe { result::memcpy_dtoh_async(&mut pinned[..bytes], buffer.address(), self.stream) }
             .map_err(|e| Error::driver("cuMemcpyDtoHAsync", e))?;
         self.synchronize()?;
-        Ok(values)
+        bytemuck::cast_slice_mut::<T, u8>(values).copy_from_slice(&pinned[..bytes]);
+        Ok(())
+    }
+
+    /// Copies `bytes` from one device address to another.
+    ///
+    /// # Safety
+    /// Both ranges must belong to live buffers of this GPU.
+    pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller vouches for the ranges.
+        unsafe { result::memcpy_dtod_async(dst, src, bytes, self.stream) }
+            .map_err(|e| Error::driver("cuMemcpyDtoDAsync", e))
     }
 
     /// Waits for everything that was asked for so far.
@@ -232,6 +315,9 @@ impl Drop for Gpu {
             modules.clear();
         }
         self.layouts.clear();
+        if let Ok(mut staging) = self.staging.lock() {
+            *staging = Staging::default();
+        }
         self.pool.release_free();
         // SAFETY: created in `new`, not used any more.
         unsafe {

@@ -10,8 +10,9 @@ use cudarc::driver::{result, sys};
 
 use crate::{Error, Result};
 
-/// Dynamic shared memory that a launch gets without asking the driver first.
-const FREE_SHARED_BYTES: u32 = 48 * 1024;
+/// Dynamic shared memory that a launch gets without asking the driver first, less some room for what the
+/// kernel has besides.
+const FREE_SHARED_BYTES: u32 = 46 * 1024;
 
 pub(crate) struct Module {
     name: &'static str,
@@ -65,6 +66,11 @@ pub struct Kernel {
     module: Arc<Module>,
 }
 
+// SAFETY: function and stream handles may be used from any thread that has made the context current.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
 impl Kernel {
     /// A launch of `grid` blocks of `block` threads.
     pub fn launch(&self, grid: [u32; 3], block: u32) -> Launch<'_> {
@@ -73,6 +79,7 @@ impl Kernel {
             grid,
             block,
             shared: 0,
+            overlapping: false,
             args: Vec::with_capacity(12),
             life: PhantomData,
         }
@@ -101,12 +108,39 @@ unsafe impl KernelArg for f32 {}
 // SAFETY: a device address is a 64-bit pointer.
 unsafe impl KernelArg for u64 {}
 
+/// A parameter of one machine word or less: what the ops' kernels take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arg(u64);
+
+// The driver reads as many of the low bytes as the parameter has: GPUs' hosts are little-endian.
+impl From<u64> for Arg {
+    fn from(address: u64) -> Self {
+        Arg(address)
+    }
+}
+impl From<usize> for Arg {
+    fn from(count: usize) -> Self {
+        Arg(count as u64)
+    }
+}
+impl From<i32> for Arg {
+    fn from(value: i32) -> Self {
+        Arg(u64::from(value as u32))
+    }
+}
+impl From<f32> for Arg {
+    fn from(value: f32) -> Self {
+        Arg(u64::from(value.to_bits()))
+    }
+}
+
 /// A launch being put together.
 pub struct Launch<'a> {
     kernel: &'a Kernel,
     grid: [u32; 3],
     block: u32,
     shared: u32,
+    overlapping: bool,
     args: Vec<*mut c_void>,
     life: PhantomData<&'a ()>,
 }
@@ -118,9 +152,22 @@ impl<'a> Launch<'a> {
         self
     }
 
+    /// Whether it may begin before the launch in front of it has ended. The kernel must then wait by itself
+    /// before it touches what others write.
+    pub(crate) fn overlapping(mut self, on: bool) -> Self {
+        self.overlapping = on;
+        self
+    }
+
     /// The next parameter.
     pub fn arg<T: KernelArg>(mut self, value: &'a T) -> Self {
         self.args.push(ptr_of(value));
+        self
+    }
+
+    /// The next parameters.
+    pub(crate) fn args(mut self, values: &'a [Arg]) -> Self {
+        self.args.extend(values.iter().map(|value| ptr_of(&value.0)));
         self
     }
 
@@ -135,16 +182,7 @@ impl<'a> Launch<'a> {
         }
         let outcome = self.allow_shared().and_then(|()| {
             // SAFETY: the caller vouches for the parameters; the function and stream are live.
-            unsafe {
-                result::launch_kernel(
-                    self.kernel.handle,
-                    (self.grid[0], self.grid[1], self.grid[2]),
-                    (self.block, 1, 1),
-                    self.shared,
-                    self.kernel.stream,
-                    &mut self.args,
-                )
-            }
+            unsafe { self.submit() }
         });
         outcome.map_err(|e| {
             let Kernel { entry, module, .. } = self.kernel;
@@ -158,6 +196,31 @@ impl<'a> Launch<'a> {
                 e,
             )
         })
+    }
+
+    /// # Safety
+    /// As for [`Launch::run`].
+    unsafe fn submit(&mut self) -> std::result::Result<(), cudarc::driver::DriverError> {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: self.grid[0],
+            gridDimY: self.grid[1],
+            gridDimZ: self.grid[2],
+            blockDimX: self.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared,
+            hStream: self.kernel.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.overlapping),
+        };
+        let (handle, args) = (self.kernel.handle, self.args.as_mut_ptr());
+        // SAFETY: the caller's promise; the configuration lives until the call returns.
+        unsafe { sys::cuLaunchKernelEx(&config, handle, args, ptr::null_mut()) }.result()
     }
 
     fn allow_shared(&self) -> std::result::Result<(), cudarc::driver::DriverError> {

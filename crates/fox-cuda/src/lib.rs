@@ -7,9 +7,10 @@
 //!
 //! Layers, from the bottom: `cudarc` opens the libraries and declares their functions; [`Gpu`] owns a
 //! device, its stream, its memory ([`Buffer`]s from a caching pool) and its compiled kernels; the ops
-//! ([`attention`]) turn shapes into launches.
+//! ([`attention`]) turn shapes into launches, and [`Cuda`] is the [`fox_tensor::Backend`] made of them.
 
 pub mod attention;
+mod backend;
 mod compile;
 mod error;
 mod gemm;
@@ -18,10 +19,11 @@ mod launch;
 mod pool;
 mod timer;
 
+pub use backend::{Cuda, Precision, device, op_variants};
 pub use compile::{Compiled, Source, compile, nvrtc_is_present};
 pub use error::{Error, Result};
-pub use gemm::Gemm;
+pub use gemm::{Gemm, Matrix, Product};
 pub use gpu::{Architecture, Gpu};
 pub use launch::{Kernel, KernelArg, Launch};
-pub use pool::{Buffer, Element};
+pub use pool::{Buffer, Element, Float};
 pub use timer::Timer;

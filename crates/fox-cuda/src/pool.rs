@@ -16,6 +16,18 @@ use crate::{Error, Result};
 pub trait Element: bytemuck::AnyBitPattern + bytemuck::NoUninit {}
 impl<T: bytemuck::AnyBitPattern + bytemuck::NoUninit> Element for T {}
 
+/// Types of activations.
+pub trait Float: Element {
+    /// Whether it is f32 rather than bf16.
+    const WIDE: bool;
+}
+impl Float for f32 {
+    const WIDE: bool = true;
+}
+impl Float for half::bf16 {
+    const WIDE: bool = false;
+}
+
 /// Small requests are rounded up to this, which is also the alignment that tensor maps need.
 const SMALL: usize = 512;
 /// Requests above this are rounded up to it: few sizes, much reuse.
@@ -55,6 +67,11 @@ impl Pool {
 
     pub(crate) fn stats(&self) -> MemoryStats {
         self.state().stats
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        let mut state = self.state();
+        state.stats.peak = state.stats.in_use;
     }
 
     pub(crate) fn poison(&self, on: bool) {

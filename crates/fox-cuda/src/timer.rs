@@ -10,10 +10,13 @@ pub struct Timer<'a> {
 }
 
 /// A point in the stream.
-struct Event(sys::CUevent);
+pub(crate) struct Event(sys::CUevent);
+
+// SAFETY: an event may be asked from any thread.
+unsafe impl Send for Event {}
 
 impl Event {
-    fn record(gpu: &Gpu) -> Result<Self> {
+    pub(crate) fn record(gpu: &Gpu) -> Result<Self> {
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
             .map_err(|e| Error::driver("cuEventCreate", e))?;
         // SAFETY: event and stream are live.
@@ -22,7 +25,7 @@ impl Event {
         Ok(Event(event))
     }
 
-    fn milliseconds_to(&self, end: &Event) -> Result<f32> {
+    pub(crate) fn milliseconds_to(&self, end: &Event) -> Result<f32> {
         // SAFETY: the events are live and were recorded on one stream.
         unsafe { result::event::elapsed(self.0, end.0) }
             .map_err(|e| Error::driver("cuEventElapsedTime", e))

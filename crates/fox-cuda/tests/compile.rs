@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use fox_cuda::{Source, attention, compile, nvrtc_is_present};
+use fox_cuda::{Source, attention, compile, nvrtc_is_present, op_variants};
 use serde::Deserialize;
 
 /// Limits of one entry of `kernels/budget.toml`.
@@ -75,7 +75,9 @@ fn kernels_compile_within_their_budgets() {
     let mut counts = BTreeMap::new();
     for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"] {
         let hopper = architecture == "sm_90a";
-        for (source, defines) in attention::all_variants(hopper) {
+        let mut variants = attention::all_variants(hopper);
+        variants.extend(op_variants());
+        for (source, defines) in variants {
             if !source.name.ends_with("sm90") && !usual(&defines) {
                 continue;
             }

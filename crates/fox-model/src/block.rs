@@ -8,7 +8,7 @@ use fox_tensor::{Activation, ParamId, Result, Tape, Tensor, Var};
 use crate::MemoryShape;
 use crate::cache::LayerState;
 use crate::config::{MixerConfig, ModelConfig};
-use crate::mixers::{Forgetting, LayerPlace, Mixer, MixerContext};
+use crate::mixers::{Forgetting, LayerPlace, Mixer, MixerContext, Surroundings};
 use crate::params::{ParamGroup, ParamList};
 
 /// One block: its mixer and where its other parameters are.
@@ -72,6 +72,13 @@ impl Block {
         context: &MixerContext<'_>,
         state: Option<&mut LayerState>,
     ) -> Result<BlockOutput> {
+        let mut state = state;
+        if !tape.is_recording()
+            && let Some(state) = state.as_deref_mut()
+            && let Some(out) = self.decode(h, delta, context, state)?
+        {
+            return Ok(out);
+        }
         let var = |id: ParamId| context.params.var(id);
         let (h, x) = tape.add_rms_norm(h, delta, &var(self.mixer_norm), self.norm_eps)?;
         let mixed = self.mixer.forward(tape, &x, context, state)?;
@@ -93,6 +100,39 @@ impl Block {
         }
     }
 
+    /// A step of one token for each sequence, where the device does it as a whole.
+    fn decode(
+        &self,
+        h: &Var,
+        delta: Option<&Var>,
+        context: &MixerContext<'_>,
+        state: &mut LayerState,
+    ) -> Result<Option<BlockOutput>> {
+        let single = context.segments.as_slice().iter().all(|s| s.q_len == 1);
+        let (Mixer::Forgetting(mixer), Some(mlp)) = (&self.mixer, &self.mlp) else {
+            return Ok(None);
+        };
+        let Some(state) = state.attention().filter(|_| single && context.observer.is_none()) else {
+            return Ok(None);
+        };
+        let value = |id: ParamId| context.params.value(id);
+        let around = Surroundings {
+            h: h.value(),
+            delta: delta.map(Var::value),
+            mixer_norm: value(self.mixer_norm),
+            mlp_norm: value(mlp.norm),
+            gate_up: value(mlp.gate_up),
+            down: value(mlp.down),
+            mlp_act: mlp.activation,
+        };
+        let out = mixer.decode(&around, context, state)?;
+        Ok(out.map(|out| BlockOutput {
+            h: Var::constant(out.h),
+            delta: Var::constant(out.delta),
+            blocks: None,
+        }))
+    }
+
     /// Values kept per token: the mixer's, and here a sum with its norm and scale for each half,
     /// `[g | u]` and the gated product.
     pub fn memory(&self) -> MemoryShape {
@@ -100,7 +140,10 @@ impl Block {
         let half = 2 * self.width + 1;
         let mlp = self.mlp.as_ref().map_or(0, |mlp| half + 3 * mlp.inner);
         let activations_per_token = mixer.activations_per_token + half + mlp;
-        MemoryShape { activations_per_token, ..mixer }
+        // Norms and the gated product.
+        let cheap = self.width + self.mlp.as_ref().map_or(0, |mlp| self.width + mlp.inner);
+        let cheap_per_token = mixer.cheap_per_token + cheap;
+        MemoryShape { activations_per_token, cheap_per_token, ..mixer }
     }
 }
 

@@ -270,7 +270,7 @@ impl Cache {
         let rows = checked_rows(self.batch(), capacity)?;
         let (device, lens, old) = (&self.device, &self.lens, self.capacity);
         let moved = |tensor: &Tensor| -> TensorResult<Tensor> {
-            let mut larger = device.zeros([rows, tensor.cols()], DType::F32)?;
+            let mut larger = device.zeros([rows, tensor.cols()], tensor.dtype())?;
             for (b, &len) in lens.iter().enumerate() {
                 device.backend().copy_rows(tensor, b * old, &mut larger, b * capacity, len)?;
             }
@@ -299,13 +299,14 @@ impl AttentionState {
         rows: usize,
         device: &Device,
     ) -> TensorResult<Self> {
-        let zeros = |rows: usize, width: usize| device.zeros([rows, width], DType::F32);
+        let kept = device.backend().activation_type();
+        let zeros = |rows: usize, width: usize| device.zeros([rows, width], kept);
         let last = |shifted: bool| shifted.then(|| zeros(batch, width)).transpose();
         let gated = mixer.gate != ForgetGate::None;
         Ok(AttentionState {
             k: zeros(rows, width)?,
             v: zeros(rows, width)?,
-            log_gates: gated.then(|| zeros(rows, mixer.heads)).transpose()?,
+            log_gates: gated.then(|| device.zeros([rows, mixer.heads], DType::F32)).transpose()?,
             last_uk: last(mixer.k_shift)?,
             last_uv: last(mixer.v_shift)?,
             staged_uk: None,
@@ -340,6 +341,11 @@ impl AttentionState {
     }
 
     /// Notes the last raw projections of the step, for [`Cache::commit`].
+    pub fn stage(&mut self, uk: Option<Tensor>, uv: Option<Tensor>) {
+        (self.staged_uk, self.staged_uv) = (uk, uv);
+    }
+
+    /// Finds and notes them among all rows of the step.
     pub fn stage_last(
         &mut self,
         uk: &Tensor,

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use crate::paged::gathered_attention;
 use crate::{
-    Activation, AdamW, AttentionInputs, AttentionSpec, BaselineOps, DType, Error, GatedNormInputs,
-    HeadInputs, HeadSpec, KeyPages, PagedSpec, Result, Tensor,
+    Activation, AdamW, AttentionInputs, AttentionSpec, BaselineOps, DType, DecodeBlock, DecodeOut,
+    Error, GatedNormInputs, HeadInputs, HeadSpec, KeyPages, PagedSpec, Result, Tensor,
 };
 
 /// Memory that belongs to a backend.
@@ -33,6 +33,17 @@ pub struct MemoryStats {
     pub peak: usize,
     /// Taken from the system, in use or kept for reuse.
     pub reserved: usize,
+}
+
+/// The time that a device spent on one kind of op.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OpTime {
+    /// The op and its direction.
+    pub op: &'static str,
+    /// How often it ran.
+    pub calls: usize,
+    /// In all.
+    pub seconds: f64,
 }
 
 /// Result of the attention forward.
@@ -122,8 +133,36 @@ pub const INT8_BLOCK: usize = 64;
 pub trait Backend: Send + Sync + Debug {
     /// Short name for messages, e.g. `cpu`.
     fn name(&self) -> &str;
+    /// The machine behind it in words, e.g. the GPU's name.
+    fn description(&self) -> String {
+        self.name().to_string()
+    }
+    /// The type of activations: what a decode state is kept in.
+    fn activation_type(&self) -> DType {
+        DType::F32
+    }
+    /// Whether a tape should compute cheap ops (norms, gated units) again in the backward rather than keep
+    /// their results.
+    fn prefers_memory(&self) -> bool {
+        false
+    }
+    /// Waits until everything that was asked for is done. For measurements: ops that hand values to the
+    /// host wait by themselves.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Begins or ends noting the time of every op, where the device can tell.
+    fn profile(&self, _on: bool) {}
+    /// What was noted since the last call, the longest first; nothing where the device cannot tell.
+    fn take_profile(&self) -> Result<Vec<OpTime>> {
+        Ok(Vec::new())
+    }
     /// Memory counters.
     fn memory(&self) -> MemoryStats;
+    /// Bytes that can still be taken, where the device knows.
+    fn free_memory(&self) -> Option<usize> {
+        None
+    }
     /// Lets the peak start again from what is in use now.
     fn reset_peak(&self);
 
@@ -327,6 +366,12 @@ pub trait Backend: Send + Sync + Debug {
         labels: &Tensor,
         weights: Option<&Tensor>,
     ) -> Result<LossOut>;
+
+    /// One decode step of a whole block, where the device has a faster way than op by op; `None` where it
+    /// has not, with nothing changed.
+    fn decode_block(&self, _block: DecodeBlock<'_>) -> Result<Option<DecodeOut>> {
+        Ok(None)
+    }
 
     /// Sum of squares over all tensors, in f64 and in fixed order.
     fn sum_squares(&self, tensors: &[&Tensor]) -> Result<f64>;

@@ -14,6 +14,7 @@
 mod backend;
 mod baseline;
 pub mod cases;
+mod decode;
 mod device;
 mod error;
 pub mod naive;
@@ -27,12 +28,13 @@ mod tensor;
 
 pub use backend::{
     AttentionGrads, AttentionOut, Backend, EXACT_ROWS, HeadGrads, IGNORE_LABEL, INT8_BLOCK,
-    LossOut, MemoryStats, Storage, WeightFormat,
+    LossOut, MemoryStats, OpTime, Storage, WeightFormat,
 };
 pub use baseline::{
     BaselineOps, ConvGrads, ConvInputs, ConvSpec, HgrnGates, HgrnGrads, HgrnInputs, L2Norm,
     ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, TimeStepInputs, Update,
 };
+pub use decode::{DecodeBlock, DecodeOut, DecodeProjection};
 pub use device::Device;
 pub use error::{Error, Result};
 pub use paged::{KeyPages, Lease, PAGE, Page, PageMeter, PagedSpec, gathered_attention};

@@ -6,32 +6,39 @@ use crate::{DType, Device, Result};
 
 /// The best rate of a square matrix product on this device, in FLOP/s.
 ///
-/// Sizes from 512 to 2048, each a few times; the best call counts, because whatever else runs on the
-/// machine can only slow it down. Takes about a second.
+/// Sizes from 512 on, each a few times, until a product takes long enough to be measured well; the best
+/// call counts, because whatever else runs on the machine can only slow it down. Takes about a second.
 pub fn matmul_rate(device: &Device) -> Result<f64> {
     matmul_rate_within(device, Duration::MAX)
 }
 
 /// The same, but no product is begun, after the first, when so much time has passed.
 pub fn matmul_rate_within(device: &Device, limit: Duration) -> Result<f64> {
+    /// Seconds of a product that can be measured well.
+    const LONG: f64 = 0.01;
     let (mut best, begin) = (0.0f64, Instant::now());
-    for (size, calls) in [(512, 24), (1024, 8), (2048, 3)] {
+    for (size, calls) in [(512, 24), (1024, 8), (2048, 3), (4096, 3), (8192, 5)] {
         if best > 0.0 && begin.elapsed() > limit {
             break;
         }
         let values: Vec<f32> = (0..size * size).map(|i| (i % 251) as f32 / 251.0 - 0.5).collect();
         let x = device.from_f32(&values, [size, size])?;
         let flops = 2.0 * (size as f64).powi(3);
+        let mut shortest = f64::INFINITY;
         for _ in 0..calls {
-            if best > 0.0 && begin.elapsed() > limit {
+            if best.max(1.0 / shortest) > 0.0 && begin.elapsed() > limit {
                 break;
             }
             let start = Instant::now();
             let y = device.backend().linear_fwd(&x, &x, None)?;
             // Reading one row back waits for a device that works on its own.
             y.slice_rows(0, 1)?.to_f32()?;
-            best = best.max(flops / start.elapsed().as_secs_f64());
+            shortest = shortest.min(start.elapsed().as_secs_f64());
             debug_assert_eq!(y.dtype(), DType::F32);
+        }
+        best = best.max(flops / shortest);
+        if size >= 2048 && shortest > LONG {
+            break;
         }
     }
     Ok(best)

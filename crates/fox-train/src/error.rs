@@ -10,6 +10,20 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A training step that the device has no memory for.
+    #[error(
+        "a step needs about {needed:.1} GiB, and {device} has {free:.1} GiB free; lower training.micro_batch (now {rows}) or set training.recompute=true"
+    )]
+    TooLarge {
+        /// GiB that the step takes by the estimate.
+        needed: f64,
+        /// GiB that are free.
+        free: f64,
+        /// The device.
+        device: String,
+        /// Sequences at once.
+        rows: usize,
+    },
     /// A recipe that is neither a file nor built in.
     #[error(
         "`{name}` is neither a file nor a built-in recipe{}; `fox train --list` shows them all",

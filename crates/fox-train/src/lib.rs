@@ -31,6 +31,7 @@ mod error;
 pub mod evaluate;
 mod export;
 mod files;
+mod fit;
 pub mod gates;
 pub mod metrics;
 mod optimizer;

@@ -23,7 +23,7 @@ use crate::run_folder::{RunFacts, RunFolder, StartFacts};
 use crate::schedule::Schedule;
 use crate::step::{BatchLoss, accumulate, segments};
 use crate::summary::Summary;
-use crate::{Error, Recipe, Result};
+use crate::{Error, Recipe, Result, fit};
 
 /// The Hugging Face folder in a run folder.
 const EXPORT: &str = "export";
@@ -111,6 +111,7 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
     let recipe = &job.recipe;
     let data = RunData::open(recipe)?;
     let config = recipe.model_config(data.train.vocab_size())?;
+    fit::check(recipe, &config, &job.device)?;
     let loader = data.loader(recipe)?;
     let evaluator = data.evaluator(recipe)?;
     let identity = data.train.identity();

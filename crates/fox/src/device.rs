@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use fox_cuda::{Cuda, Gpu, Precision};
 use fox_tensor::Device;
 
 /// Where to compute.
@@ -10,14 +11,21 @@ pub struct DeviceArgs {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
     device: DeviceName,
+    /// Number of the GPU
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    gpu: usize,
+    /// What a GPU computes in: bf16 activations and products, or f32 throughout; bf16 by default, f32 where
+    /// results are compared with a reference
+    #[arg(long, value_enum)]
+    precision: Option<PrecisionName>,
     /// Threads for the CPU; all cores by default
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum DeviceName {
-    /// The fastest that this build and machine have
+    /// A GPU if there is one, else the CPU
     Auto,
     /// All cores, single precision
     Cpu,
@@ -27,18 +35,64 @@ enum DeviceName {
     Naive,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum PrecisionName {
+    F32,
+    Bf16,
+}
+
 impl DeviceArgs {
-    /// Opens the device.
+    /// Opens the device; a GPU computes in bf16 unless it was told otherwise.
     pub fn open(&self) -> Result<Device> {
-        Ok(match self.device {
-            DeviceName::Auto | DeviceName::Cpu => {
-                let options = fox_cpu::Options { threads: self.threads, ..Default::default() };
-                fox_cpu::device_with(options)?
-            }
-            DeviceName::Cuda => {
-                bail!("this build has no CUDA backend yet; use --device cpu or leave it out")
-            }
-            DeviceName::Naive => Device::naive(),
-        })
+        self.open_in(Precision::Bf16, false)
+    }
+
+    /// Opens the device to compare its results with a reference: f32 unless it was told otherwise.
+    pub fn open_exact(&self) -> Result<Device> {
+        self.open_in(Precision::F32, false)
+    }
+
+    /// Opens the device in every precision it has, with fresh memory full of NaN. For self-tests.
+    pub fn open_poisoned(&self) -> Result<Vec<Device>> {
+        let first = self.open_in(Precision::F32, true)?;
+        if self.precision.is_some() || !first.to_string().starts_with("cuda") {
+            return Ok(vec![first]);
+        }
+        Ok(vec![first, self.open_in(Precision::Bf16, true)?])
+    }
+
+    fn open_in(&self, default: Precision, poison: bool) -> Result<Device> {
+        let precision = self.precision.map_or(default, Precision::from);
+        let open_gpu = || -> fox_cuda::Result<Device> {
+            let gpu = Gpu::new(self.gpu)?;
+            gpu.poison(poison);
+            Ok(Device::new(Cuda::new(gpu, precision)?))
+        };
+        match self.device {
+            DeviceName::Cuda => return Ok(open_gpu()?),
+            // A machine with a driver but without the rest is told what is missing, and computes anyway.
+            DeviceName::Auto if Gpu::driver_is_present() => match open_gpu() {
+                Ok(device) => return Ok(device),
+                Err(error) => eprintln!("note: {error}; computing on the CPU"),
+            },
+            _ => {}
+        }
+        if let Some(PrecisionName::Bf16) = self.precision {
+            bail!("--precision bf16 needs a GPU; the CPU computes in f32");
+        }
+        if self.device == DeviceName::Naive {
+            return Ok(Device::naive());
+        }
+        let options = fox_cpu::Options { threads: self.threads, poison, ..Default::default() };
+        Ok(fox_cpu::device_with(options)?)
+    }
+}
+
+impl From<PrecisionName> for Precision {
+    fn from(name: PrecisionName) -> Self {
+        match name {
+            PrecisionName::F32 => Precision::F32,
+            PrecisionName::Bf16 => Precision::Bf16,
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Times, beside the measured rate of matrix products and the published kernels.
 
 use fox_cuda::attention::{Attention, AttentionInputs};
-use fox_cuda::{Gemm, Gpu, Result, Timer};
+use fox_cuda::{Gemm, Gpu, Matrix, Product, Result, Timer};
 use fox_tensor::{Acp, AttentionSpec, Segments};
 use half::bf16;
 
@@ -64,7 +64,19 @@ fn gemm_rate(gpu: &Gpu, timer: &Timer<'_>) -> Result<f64> {
     let n = 8192;
     let (x, w, y) = (tensor(gpu, n * n, 1)?, tensor(gpu, n * n, 2)?, gpu.alloc::<bf16>(n * n)?);
     let gemm = Gemm::new(gpu)?;
-    let ms = timer.median(20, || gemm.linear(&x, &w, &y, n, n, n))?;
+    let product = Product {
+        m: n,
+        n,
+        k: n,
+        a: Matrix { address: x.address(), transposed: false },
+        b: Matrix { address: w.address(), transposed: true },
+        c: y.address(),
+        wide_operands: false,
+        wide_result: false,
+        accumulate: false,
+    };
+    // SAFETY: three square matrices of the product's size.
+    let ms = timer.median(20, || unsafe { gemm.run(gpu, &product) })?;
     Ok(2.0 * (n as f64).powi(3) / f64::from(ms) / 1e9)
 }
 
@@ -89,7 +101,8 @@ fn measure(gpu: &Gpu, timer: &Timer<'_>, shape: &Shape, acp: Acp) -> Result<(f64
     let repeats = if shape.time > 20_000 { 7 } else { 15 };
     let forward = timer.median(repeats, || attention.forward().map(drop))?;
     let out = attention.forward()?;
-    let backward = timer.median(repeats, || attention.backward(&out, &d_out).map(drop))?;
+    let backward =
+        timer.median(repeats, || attention.backward(&out.o, &out.lse, &d_out).map(drop))?;
     let blocks = gpu.download(&out.blocks)?;
     let sum = |i: usize| blocks.iter().skip(i).step_by(2).map(|&x| f64::from(x)).sum::<f64>();
     Ok((f64::from(forward), f64::from(backward), sum(0) / sum(1)))

@@ -110,7 +110,7 @@ fn run_on_gpu(gpu: &Gpu, case: &Case, x: &Operands) -> Result<(Results, Vec<i32>
         lse: gpu.download(&out.lse)?.iter().map(|&x| f64::from(x)).collect(),
         ..Results::default()
     };
-    let grads = attention.backward(&out, &d_out)?;
+    let grads = attention.backward(&out.o, &out.lse, &d_out)?;
     results.dq = f64s(&gpu.download(&grads.dq)?);
     results.dk = f64s(&gpu.download(&grads.dk)?);
     results.dv = f64s(&gpu.download(&grads.dv)?);

@@ -2,24 +2,22 @@
 
 use std::sync::Arc;
 
-use half::bf16;
-
 use super::gates::GradientInputs;
 use super::layout::Layout;
 use super::tensor_map::TensorMap;
 use super::tiles::{self, Tile};
-use super::{Attention, AttentionOut, int};
-use crate::{Buffer, Error, KernelArg, Result, Source};
+use super::{Attention, int};
+use crate::{Buffer, Error, Float, KernelArg, Result, Source};
 
 /// Result of the backward.
 #[derive(Debug)]
-pub struct AttentionGrads {
+pub struct AttentionGrads<T> {
     /// `[R_q, H * d]`.
-    pub dq: Buffer<bf16>,
+    pub dq: Buffer<T>,
     /// `[R_k, H_kv * d]`.
-    pub dk: Buffer<bf16>,
+    pub dk: Buffer<T>,
     /// `[R_k, H_kv * d]`.
-    pub dv: Buffer<bf16>,
+    pub dv: Buffer<T>,
     /// `[R_k, H]`; present when there are gates.
     pub dlog_gates: Option<Buffer<f32>>,
 }
@@ -61,19 +59,24 @@ pub(super) struct BackwardPlan {
     ranges: Buffer<i32>,
 }
 
-/// The Hopper kernel sums dS over this many queries.
-const ROWS_PER_SUM: usize = 32;
+/// The Hopper kernel sums dS over each eighth of a tile of queries.
+const SUMS: usize = 8;
 
 /// Floats of dQ of a tile of the Hopper kernel: two 64 x 64 pieces, and for each of eight warps the
 /// sums of dS.
-fn dq_floats(tile: &Tile) -> usize {
-    2 * 64 * 64 + 8 * tile.block_m / ROWS_PER_SUM
+fn dq_floats() -> usize {
+    2 * 64 * 64 + 8 * SUMS
 }
 
-impl Attention<'_> {
+impl<T: Float> Attention<'_, T> {
     /// Gradients of [`forward`](Attention::forward) from its result and the gradient of its output,
     /// `[R_q, H * d]`.
-    pub fn backward(&self, out: &AttentionOut, d_out: &Buffer<bf16>) -> Result<AttentionGrads> {
+    pub fn backward(
+        &self,
+        o: &Buffer<T>,
+        lse: &Buffer<f32>,
+        d_out: &Buffer<T>,
+    ) -> Result<AttentionGrads<T>> {
         if d_out.len() != self.inputs.q.len() {
             return Err(Error::argument(
                 "attention_bwd",
@@ -83,6 +86,7 @@ impl Attention<'_> {
         let hopper = tiles::hopper_backward(self.spec.head_dim, self.features());
         let hopper = hopper.filter(|_| self.hopper());
         let tile = match &hopper {
+            _ if T::WIDE => tiles::single(self.spec.head_dim, false),
             Some(tile) => tile.clone(),
             None => tiles::portable_backward(self.spec.head_dim, self.features()),
         };
@@ -100,16 +104,18 @@ impl Attention<'_> {
         if layout.m_tile_count == 0 {
             return Ok(grads);
         }
-        if hopper.is_some() {
-            self.backward_hopper(&layout, &tile, out, d_out, &grads)?;
+        if T::WIDE {
+            self.backward_single(&layout, &tile, (o, lse), d_out, &grads)?;
+        } else if hopper.is_some() {
+            self.backward_hopper(&layout, &tile, (o, lse), d_out, &grads)?;
         } else {
-            self.backward_portable(&layout, &tile, out, d_out, &grads)?;
+            self.backward_portable(&layout, &tile, (o, lse), d_out, &grads)?;
         }
         Ok(grads)
     }
 
     /// Rows outside every segment, and keys without queries, have gradient zero.
-    fn clear_uncovered(&self, layout: &Layout, grads: &AttentionGrads) -> Result<()> {
+    fn clear_uncovered(&self, layout: &Layout, grads: &AttentionGrads<T>) -> Result<()> {
         if layout.q_covered < self.q_rows {
             self.gpu.zero(&grads.dq)?;
         }
@@ -127,17 +133,17 @@ impl Attention<'_> {
         &self,
         layout: &Layout,
         tile: &Tile,
-        out: &AttentionOut,
-        d_out: &Buffer<bf16>,
-        grads: &AttentionGrads,
+        (o, lse): (&Buffer<T>, &Buffer<f32>),
+        d_out: &Buffer<T>,
+        grads: &AttentionGrads<T>,
     ) -> Result<()> {
         let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
         let head_dim = self.spec.head_dim;
         let gates = self.gate_prefix(layout)?;
-        let rows = self.backward_rows(layout, tile, out, d_out, gates.as_ref())?;
+        let rows = self.backward_rows(layout, tile, (o, lse), d_out, gates.as_ref())?;
         let plan = self.plan_backward(layout, tile, gates.as_ref())?;
         let m_tiles = heads * layout.m_tile_count;
-        let dq = self.gpu.alloc::<f32>(m_tiles * dq_floats(tile))?;
+        let dq = self.gpu.alloc::<f32>(m_tiles * dq_floats())?;
         let column_sums = self.gpu.alloc::<f32>(heads * layout.gate_stride)?;
         // The tile counter and the semaphores are cleared by one memset.
         let counters = self.gpu.zeros::<i32>(32 + m_tiles)?;
@@ -186,7 +192,7 @@ impl Attention<'_> {
                 gate_stride: int(layout.gate_stride),
                 m_tile_count: int(layout.m_tile_count),
                 block_m: int(tile.block_m),
-                rows_per_sum: int(ROWS_PER_SUM),
+                rows_per_sum: int(tile.block_m / SUMS),
             };
             self.gate_gradient(layout, &inputs, dlog_gates)?;
         }
@@ -197,16 +203,17 @@ impl Attention<'_> {
         &self,
         layout: &Layout,
         tile: &Tile,
-        out: &AttentionOut,
-        d_out: &Buffer<bf16>,
+        (o, lse): (&Buffer<T>, &Buffer<f32>),
+        d_out: &Buffer<T>,
         gates: Option<&Buffer<f32>>,
     ) -> Result<Buffer<f32>> {
         let heads = self.spec.heads;
         let rows = self.gpu.alloc::<f32>(4 * heads * layout.m_tile_count * tile.block_m)?;
-        let kernel = self.gpu.kernel(Source::ATTENTION_ROWS, &[], "backward_rows")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_ROWS, &self.type_defines(), "backward_rows")?;
         let grid = [layout.m_tile_count as u32, heads as u32, 1];
-        let (at, o_at, d_at) = (rows.address(), out.o.address(), d_out.address());
-        let (lse_at, gates_at) = (out.lse.address(), gates.map_or(0, Buffer::address));
+        let (at, o_at, d_at) = (rows.address(), o.address(), d_out.address());
+        let (lse_at, gates_at) = (lse.address(), gates.map_or(0, Buffer::address));
         let (segments_at, m_tiles_at) = (layout.segments.address(), layout.m_tiles.address());
         let (heads, head_dim) = (int(heads), int(self.spec.head_dim));
         let stride = int(layout.gate_stride);
@@ -246,13 +253,18 @@ impl Attention<'_> {
         let ranges = self.gpu.alloc::<i32>(2 * heads * layout.n_tile_count)?;
         let (spans_at, ranges_at) = (spans.address(), ranges.address());
         let (n_tiles_at, n_count) = (layout.n_tiles.address(), int(layout.n_tile_count));
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &[], "plan_backward_spans")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_backward_spans")?;
         let grid = [(heads * layout.m_tile_count).div_ceil(128) as u32, 1, 1];
         // SAFETY: parameters as declared in attention_plan.cu; sizes as allocated here.
         unsafe {
             kernel.launch(grid, 128).arg(&params).arg(&spans_at).run(|| self.shapes())?;
         }
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &[], "plan_backward_ranges")?;
+        let kernel = self.gpu.kernel(
+            Source::ATTENTION_PLAN,
+            &self.type_defines(),
+            "plan_backward_ranges",
+        )?;
         let grid = [(heads * layout.n_tile_count).div_ceil(128) as u32, 1, 1];
         let launch = kernel.launch(grid, 128).arg(&params).arg(&spans_at).arg(&n_tiles_at);
         // SAFETY: as above.
@@ -260,18 +272,18 @@ impl Attention<'_> {
         Ok(BackwardPlan { spans, ranges })
     }
 
-    /// dQ to rows; returns the sums of dS over [`ROWS_PER_SUM`] queries each.
+    /// dQ to rows; returns the sums of dS over each eighth of a tile.
     fn finish_dq(
         &self,
         layout: &Layout,
         tile: &Tile,
         scratch: &Buffer<f32>,
-        grads: &AttentionGrads,
+        grads: &AttentionGrads<T>,
     ) -> Result<Buffer<f32>> {
         let heads = self.spec.heads;
-        let sums = heads * layout.m_tile_count * tile.block_m / ROWS_PER_SUM;
+        let sums = heads * layout.m_tile_count * SUMS;
         let row_sums = self.gpu.alloc::<f32>(sums)?;
-        let kernel = self.gpu.kernel(Source::ATTENTION_ROWS, &[], "finish_dq")?;
+        let kernel = self.gpu.kernel(Source::ATTENTION_ROWS, &self.type_defines(), "finish_dq")?;
         let grid = [layout.m_tile_count as u32, heads as u32, 1];
         let (dq_at, sums_at, scratch_at) =
             (grads.dq.address(), row_sums.address(), scratch.address());

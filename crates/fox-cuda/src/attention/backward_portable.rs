@@ -1,13 +1,11 @@
 //! Backward in two passes with plain matrix instructions: for GPUs that are not Hopper, and for wide
 //! heads and bidirectional masks everywhere.
 
-use half::bf16;
-
 use super::gates::GradientInputs;
 use super::layout::Layout;
 use super::tiles::{self, Tile};
-use super::{Attention, AttentionGrads, AttentionOut, int};
-use crate::{Buffer, KernelArg, Result};
+use super::{Attention, AttentionGrads, int};
+use crate::{Buffer, Float, KernelArg, Result};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -40,18 +38,18 @@ struct BackwardParams {
 // SAFETY: mirrors the struct of the same name in attention_bwd.cu.
 unsafe impl KernelArg for BackwardParams {}
 
-impl Attention<'_> {
+impl<T: Float> Attention<'_, T> {
     pub(super) fn backward_portable(
         &self,
         layout: &Layout,
         tile: &Tile,
-        out: &AttentionOut,
-        d_out: &Buffer<bf16>,
-        grads: &AttentionGrads,
+        (o, lse): (&Buffer<T>, &Buffer<f32>),
+        d_out: &Buffer<T>,
+        grads: &AttentionGrads<T>,
     ) -> Result<()> {
         let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
         let gates = self.gate_prefix(layout)?;
-        let rows = self.backward_rows(layout, tile, out, d_out, gates.as_ref())?;
+        let rows = self.backward_rows(layout, tile, (o, lse), d_out, gates.as_ref())?;
         let plan = self.plan_backward(layout, tile, gates.as_ref())?;
         let column_sums = self.gpu.alloc::<f32>(heads * layout.gate_stride)?;
         let row_sums = self.gpu.alloc::<f32>(heads * layout.m_tile_count * tile.block_m)?;

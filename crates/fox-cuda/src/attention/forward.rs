@@ -2,19 +2,17 @@
 
 use std::sync::Arc;
 
-use half::bf16;
-
 use super::layout::Layout;
 use super::tensor_map::TensorMap;
 use super::tiles::{self, Features, Tile};
 use super::{Attention, int};
-use crate::{Buffer, KernelArg, Result, Source};
+use crate::{Buffer, Float, KernelArg, Result, Source};
 
 /// Result of the forward.
 #[derive(Debug)]
-pub struct AttentionOut {
+pub struct AttentionOut<T> {
     /// Output `[R_q, H * d]`; zero for rows outside every segment.
-    pub o: Buffer<bf16>,
+    pub o: Buffer<T>,
     /// Natural log of the softmax denominator `[R_q, H]`; `-inf` for rows outside every segment.
     pub lse: Buffer<f32>,
     /// Blocks visited, and blocks the mask alone would leave, per head: `[H, 2]`.
@@ -83,13 +81,13 @@ pub(super) struct ForwardPlan {
     count: usize,
 }
 
-impl Attention<'_> {
+impl<T: Float> Attention<'_, T> {
     /// Softmax attention with forget gates.
-    pub fn forward(&self) -> Result<AttentionOut> {
+    pub fn forward(&self) -> Result<AttentionOut<T>> {
         let tile = self.forward_tile();
         let layout = self.layout(&tile)?;
         let (heads, head_dim) = (self.spec.heads, self.spec.head_dim);
-        let o = self.gpu.alloc::<bf16>(self.q_rows * heads * head_dim)?;
+        let o = self.gpu.alloc::<T>(self.q_rows * heads * head_dim)?;
         let lse = self.gpu.alloc::<f32>(self.q_rows * heads)?;
         if layout.q_covered < self.q_rows {
             self.gpu.zero(&o)?;
@@ -116,6 +114,10 @@ impl Attention<'_> {
             window: self.window(),
             scale: self.scale_log2(),
         };
+        if T::WIDE {
+            self.forward_single(&layout, &tile, gates.as_ref(), &o, &lse)?;
+            return Ok(AttentionOut { o, lse, blocks: Arc::clone(&plan.blocks) });
+        }
         let kernel = self.gpu.kernel(tile.source, &tile.defines, "attention_fwd")?;
         let kv_heads = self.spec.kv_heads;
         if self.hopper() {
@@ -152,12 +154,15 @@ impl Attention<'_> {
     }
 
     fn forward_tile(&self) -> Tile {
+        if T::WIDE {
+            return tiles::single(self.spec.head_dim, true);
+        }
         let choose = if self.hopper() { tiles::hopper_forward } else { tiles::portable_forward };
         choose(self.spec.head_dim, self.features())
     }
 
     fn fill_minus_infinity(&self, x: &Buffer<f32>) -> Result<()> {
-        let kernel = self.gpu.kernel(Source::ATTENTION_ROWS, &[], "fill")?;
+        let kernel = self.gpu.kernel(Source::ATTENTION_ROWS, &self.type_defines(), "fill")?;
         let (at, value, count) = (x.address(), f32::NEG_INFINITY, int(x.len()));
         let launch = kernel.launch([x.len().div_ceil(256) as u32, 1, 1], 256);
         // SAFETY: parameters as declared in attention_rows.cu; the buffer has `count` floats.
@@ -216,16 +221,18 @@ impl Attention<'_> {
         let (tiles_at, blocks_at) = (tiles.address(), blocks.address());
         let (bins, count32) = (int(bins), int(count));
         let grid = [count.div_ceil(128) as u32, 1, 1];
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &[], "plan_forward")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_forward")?;
         let launch =
             kernel.launch(grid, 128).arg(&params).arg(&sort).arg(&tiles_at).arg(&blocks_at);
         // SAFETY: parameters as declared in attention_plan.cu; sizes as allocated here.
         unsafe { launch.run(|| self.shapes())? };
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &[], "plan_scan")?;
+        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_scan")?;
         let launch = kernel.launch([1, 1, 1], 1024).arg(&sort.histogram).arg(&bins);
         // SAFETY: as above.
         unsafe { launch.run(|| self.shapes())? };
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &[], "plan_scatter")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "plan_scatter")?;
         let launch = kernel.launch(grid, 128).arg(&sort).arg(&count32);
         // SAFETY: as above.
         unsafe { launch.run(|| self.shapes())? };

@@ -2,7 +2,7 @@
 
 use super::layout::{CHUNK, Layout};
 use super::{Attention, int};
-use crate::{Buffer, KernelArg, Result, Source};
+use crate::{Buffer, Float, KernelArg, Result, Source};
 
 /// Where the row sums of dS come from; see the kernel's `GradientInputs`.
 #[repr(C)]
@@ -19,7 +19,7 @@ pub(super) struct GradientInputs {
 // SAFETY: mirrors the struct of the same name in attention_gates.cu.
 unsafe impl KernelArg for GradientInputs {}
 
-impl Attention<'_> {
+impl<T: Float> Attention<'_, T> {
     /// Pairs hi + lo of the prefix sums in the log2 domain, `[heads][gate_stride]`; `None` without
     /// gates.
     pub(super) fn gate_prefix(&self, layout: &Layout) -> Result<Option<Buffer<f32>>> {

@@ -8,7 +8,7 @@ use super::backward::BackwardPlan;
 use super::forward::ForwardPlan;
 use super::tiles::Tile;
 use super::{Attention, int};
-use crate::{Buffer, Error, Gpu, Result};
+use crate::{Buffer, Error, Float, Gpu, Result};
 
 /// Positions per block of the gate scans; the kernels' `CHUNK`.
 pub(super) const CHUNK: usize = 256;
@@ -102,11 +102,11 @@ impl<K, V> Default for Recent<K, V> {
 }
 
 impl<K: PartialEq, V> Recent<K, V> {
-    const CAPACITY: usize = 16;
+    const CAPACITY: usize = 64;
 
-    pub(super) fn get(&self, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
+    pub(crate) fn get(&self, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = match entries.iter().position(|(k, _)| *k == key) {
+        let entry = match entries.iter().rposition(|(k, _)| *k == key) {
             Some(found) => entries.remove(found),
             None => (key, Arc::new(make()?)),
         };
@@ -126,7 +126,7 @@ impl<K: PartialEq, V> Recent<K, V> {
 /// Layouts by segments and block sizes.
 pub(crate) type LayoutCache = Recent<(Segments, usize, usize), Layout>;
 
-impl Attention<'_> {
+impl<T: Float> Attention<'_, T> {
     pub(super) fn layout(&self, tile: &Tile) -> Result<Arc<Layout>> {
         let segments = &self.spec.segments;
         self.gpu.layouts.get((segments.clone(), tile.block_m, tile.block_n), || {

@@ -11,46 +11,50 @@ mod forward;
 mod gates;
 mod layout;
 mod prune;
+mod single;
 mod tensor_map;
 mod tiles;
 
 pub use backward::AttentionGrads;
 pub use forward::AttentionOut;
-pub(crate) use layout::LayoutCache;
+pub(crate) use layout::{LayoutCache, Recent};
 pub use tiles::all_variants;
 
 use fox_tensor::{AttentionSpec, Mask};
-use half::bf16;
 
-use crate::{Buffer, Error, Gpu, Result};
+use crate::{Buffer, Error, Float, Gpu, Result};
 
-/// Operands of forgetting attention.
+/// Operands of forgetting attention, in bf16 or f32.
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionInputs<'a> {
+pub struct AttentionInputs<'a, T> {
     /// Queries `[R_q, H * d]`.
-    pub q: &'a Buffer<bf16>,
+    pub q: &'a Buffer<T>,
     /// Keys `[R_k, H_kv * d]`.
-    pub k: &'a Buffer<bf16>,
+    pub k: &'a Buffer<T>,
     /// Values `[R_k, H_kv * d]`. Rows between segments must be finite.
-    pub v: &'a Buffer<bf16>,
+    pub v: &'a Buffer<T>,
     /// Log forget gates of the key rows `[R_k, H]`; `None` means no forgetting.
     pub log_gates: Option<&'a Buffer<f32>>,
 }
 
 /// One attention call: the GPU, the options and the operands, checked against each other.
 #[derive(Clone, Copy, Debug)]
-pub struct Attention<'a> {
+pub struct Attention<'a, T> {
     gpu: &'a Gpu,
     spec: &'a AttentionSpec,
-    inputs: AttentionInputs<'a>,
+    inputs: AttentionInputs<'a, T>,
     q_rows: usize,
     k_rows: usize,
     portable: bool,
 }
 
-impl<'a> Attention<'a> {
+impl<'a, T: Float> Attention<'a, T> {
     /// Checks that the operands fit the options.
-    pub fn new(gpu: &'a Gpu, spec: &'a AttentionSpec, inputs: AttentionInputs<'a>) -> Result<Self> {
+    pub fn new(
+        gpu: &'a Gpu,
+        spec: &'a AttentionSpec,
+        inputs: AttentionInputs<'a, T>,
+    ) -> Result<Self> {
         let AttentionSpec { heads, kv_heads, head_dim, .. } = *spec;
         let fail = |detail: String| Err(Error::argument("attention", detail));
         if !head_dim.is_multiple_of(8) || !(8..=256).contains(&head_dim) {
@@ -92,7 +96,7 @@ impl<'a> Attention<'a> {
     }
 
     fn hopper(&self) -> bool {
-        self.gpu.architecture().is_hopper() && !self.portable
+        self.gpu.architecture().is_hopper() && !self.portable && !T::WIDE
     }
 
     /// Factor on q.k in the log2 domain.
@@ -109,6 +113,11 @@ impl<'a> Attention<'a> {
 
     fn window(&self) -> i32 {
         self.spec.window.map_or(0, |w| i32::try_from(w).unwrap_or(i32::MAX / 2))
+    }
+
+    /// What the helper kernels are told about the operands' type.
+    fn type_defines(&self) -> Vec<String> {
+        vec![format!("WIDE={}", i32::from(T::WIDE))]
     }
 
     /// For error messages.

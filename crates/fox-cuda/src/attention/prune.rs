@@ -1,10 +1,11 @@
 //! Adaptive computation pruning: how large a logit can get, and what the plan kernels are told.
 
-use fox_tensor::{Acp, LogitBound};
+use fox_tensor::{Acp, LogitBound, Tensor};
 
 use super::layout::Layout;
 use super::{Attention, int};
-use crate::{Buffer, Error, KernelArg, Result, Source};
+use crate::backend::f32_buffer;
+use crate::{Buffer, Float, KernelArg, Result, Source};
 
 /// What the plan kernels are told; mirrors the kernel's struct.
 #[repr(C)]
@@ -32,25 +33,23 @@ unsafe impl KernelArg for PlanParams {}
 /// Rows per block of the norm kernel.
 const NORM_ROWS: usize = 64;
 
-impl Attention<'_> {
+impl<T: Float> Attention<'_, T> {
     /// Bound on the magnitude of the logits, `[segments][heads]`; `None` when nothing is pruned.
     pub(super) fn logit_bounds(&self, layout: &Layout) -> Result<Option<Buffer<f32>>> {
         let Acp::On { bound, .. } = &self.spec.acp else { return Ok(None) };
         if self.inputs.log_gates.is_none() {
             return Ok(None);
         }
-        if let LogitBound::QkNorm { .. } = bound {
-            return Err(Error::argument(
-                "attention",
-                "the bound from QK-norm weights is not available on this path; use norms",
-            ));
+        if let LogitBound::QkNorm { q, k } = bound {
+            return self.bounds_from_weights(q, k).map(Some);
         }
         let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
         let segments = self.spec.segments.len();
         let q_largest = self.largest_norms(layout, self.inputs.q.address(), true)?;
         let k_largest = self.largest_norms(layout, self.inputs.k.address(), false)?;
         let bounds = self.gpu.alloc::<f32>(segments * heads)?;
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &[], "bounds_from_norms")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "bounds_from_norms")?;
         let count = segments * heads;
         let (at, q_at, k_at) = (bounds.address(), q_largest.address(), k_largest.address());
         let (heads, kv_heads, count32) = (int(heads), int(kv_heads), int(count));
@@ -61,6 +60,31 @@ impl Attention<'_> {
         Ok(Some(bounds))
     }
 
+    /// `[segments][heads]` from the weights of the norms of queries and keys.
+    fn bounds_from_weights(&self, q: &Tensor, k: &Tensor) -> Result<Buffer<f32>> {
+        let (heads, segments) = (self.spec.heads, self.spec.segments.len());
+        let bounds = self.gpu.alloc::<f32>(segments * heads)?;
+        let (q_at, k_at) = (f32_buffer(q)?.address(), f32_buffer(k)?.address());
+        let shared = |w: &Tensor| i32::from(w.len() == self.spec.head_dim);
+        let defines = self.type_defines();
+        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &defines, "bounds_from_weights")?;
+        let args = [
+            bounds.address().into(),
+            q_at.into(),
+            k_at.into(),
+            int(heads).into(),
+            int(self.spec.kv_heads).into(),
+            int(self.spec.head_dim).into(),
+            shared(q).into(),
+            shared(k).into(),
+            self.spec.scale.into(),
+        ];
+        let launch = kernel.launch([heads as u32, segments as u32, 1], 32).args(&args);
+        // SAFETY: parameters as declared in attention_plan.cu; the tape checked the weights' shapes.
+        unsafe { launch.run(|| self.shapes())? };
+        Ok(bounds)
+    }
+
     fn largest_norms(&self, layout: &Layout, x: u64, queries: bool) -> Result<Buffer<u32>> {
         let (heads, longest) = if queries {
             (self.spec.heads, layout.longest_q)
@@ -69,7 +93,8 @@ impl Attention<'_> {
         };
         let segments = self.spec.segments.len();
         let largest = self.gpu.zeros::<u32>(segments * heads)?;
-        let kernel = self.gpu.kernel(Source::ATTENTION_PLAN, &[], "largest_norms")?;
+        let kernel =
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "largest_norms")?;
         let grid = [longest.div_ceil(NORM_ROWS) as u32, heads as u32, segments as u32];
         let (at, segments_at) = (largest.address(), layout.segments.address());
         let (queries, heads, head_dim) = (i32::from(queries), int(heads), int(self.spec.head_dim));

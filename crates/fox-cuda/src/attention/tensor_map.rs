@@ -3,7 +3,6 @@
 use std::ptr;
 
 use cudarc::driver::sys;
-use half::bf16;
 
 use crate::{Buffer, Error, KernelArg, Result};
 
@@ -17,8 +16,8 @@ pub(super) struct TensorMap(sys::CUtensorMap);
 unsafe impl KernelArg for TensorMap {}
 
 impl TensorMap {
-    pub(super) fn new(
-        buffer: &Buffer<bf16>,
+    pub(super) fn new<T>(
+        buffer: &Buffer<T>,
         heads: usize,
         head_dim: usize,
         box_rows: usize,

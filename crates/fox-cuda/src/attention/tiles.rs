@@ -121,6 +121,33 @@ pub(crate) fn portable_backward(head_dim: usize, features: Features) -> Tile {
     Tile { source: Source::ATTENTION_BWD, block_m: 64, block_n: 64, threads: 128, shared, defines }
 }
 
+/// Rows of a block of 64 that one thread block of the single-precision kernels holds, and the rows that it
+/// reads at a time: wide heads leave room for fewer.
+fn single_rows(head_dim: usize) -> (usize, usize) {
+    if head_dim > 128 { (32, 8) } else { (64, 16) }
+}
+
+/// Thread blocks that share a block of 64 rows in the single-precision kernels.
+pub(crate) fn single_parts(head_dim: usize) -> u32 {
+    64 / single_rows(head_dim).0 as u32
+}
+
+/// Both directions in single precision; the forward holds queries alone, the backward two operands.
+pub(crate) fn single(head_dim: usize, forward: bool) -> Tile {
+    let head_dim = if head_dim <= 64 { 64 } else { head_dim.next_power_of_two() };
+    let (own, step) = single_rows(head_dim);
+    let operands = if forward { 1 } else { 2 };
+    let floats = operands * ((own + step) * (head_dim + 1) + own * step);
+    Tile {
+        source: Source::ATTENTION_F32,
+        block_m: 64,
+        block_n: 64,
+        threads: 256,
+        shared: 4 * floats as u32,
+        defines: vec![format!("HEAD_DIM={head_dim}")],
+    }
+}
+
 /// Thread blocks that share the columns of dK and dV in the portable backward.
 pub(crate) fn portable_parts(head_dim: usize) -> u32 {
     if padded_head_dim(head_dim) > 128 { 2 } else { 1 }
@@ -164,8 +191,12 @@ pub fn all_variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
             }
         }
     }
-    for source in [Source::ATTENTION_GATES, Source::ATTENTION_PLAN, Source::ATTENTION_ROWS] {
-        variants.push((source, Vec::new()));
+    variants.push((Source::ATTENTION_GATES, Vec::new()));
+    for source in [Source::ATTENTION_PLAN, Source::ATTENTION_ROWS] {
+        variants.extend([0, 1].map(|wide| (source, vec![format!("WIDE={wide}")])));
+    }
+    for head_dim in [64, 128, 256] {
+        variants.push((Source::ATTENTION_F32, single(head_dim, true).defines));
     }
     variants
 }
@@ -181,6 +212,7 @@ mod tests {
             assert!(hopper_forward(head_dim, features).shared <= HOPPER_SHARED, "{head_dim}");
             assert!(portable_forward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
             assert!(portable_backward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
+            assert!(single(head_dim, false).shared <= LEAST_SHARED, "{head_dim}");
             if let Some(tile) = hopper_backward(head_dim, features) {
                 assert!(tile.shared <= HOPPER_SHARED, "{head_dim}");
             }

@@ -202,6 +202,7 @@ impl Delta {
         // Output, its norm, and the gate's logits and result.
         kept += if self.output_gate.is_some() { 4 * values } else { 2 * values };
         MemoryShape {
+            cheap_per_token: 0,
             activations_per_token: kept + shape.scan.div_ceil(TOKENS_PER_STATE),
             cache_per_token: 0,
             cache_per_sequence: shape.len(),

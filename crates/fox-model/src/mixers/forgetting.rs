@@ -12,12 +12,12 @@
 //! `b_ij = sigmoid(q_i . k_j / sqrt(d))`.
 
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LogitBound, Mask, PagedSpec,
-    ParamId, Result, Rope, Segments, Tape, Tensor, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, DecodeBlock, DecodeOut, DecodeProjection,
+    HeadSpec, LogitBound, Mask, PagedSpec, ParamId, Result, Rope, Segments, Tape, Tensor, Var,
 };
 
 use super::{MixerContext, MixerOutput};
-use crate::cache::LayerState;
+use crate::cache::{AttentionState, LayerState};
 use crate::config::{DecayTime, ForgetGate, ForgettingConfig, ModelConfig, QK_NORM_EPS, QkNorm};
 use crate::observe::AttentionView;
 use crate::paged::PagedState;
@@ -37,6 +37,17 @@ pub(crate) struct Forgetting {
     output_gate: Option<ParamId>,
     output_norm: Option<ParamId>,
     o_proj: ParamId,
+}
+
+/// The rest of the block that a layer stands in, for a decode step of the whole.
+pub(crate) struct Surroundings<'a> {
+    pub h: &'a Tensor,
+    pub delta: Option<&'a Tensor>,
+    pub mixer_norm: &'a Tensor,
+    pub mlp_norm: &'a Tensor,
+    pub gate_up: &'a Tensor,
+    pub down: &'a Tensor,
+    pub mlp_act: Activation,
 }
 
 /// A query, key or value projection and what is done to its heads.
@@ -226,6 +237,66 @@ impl Forgetting {
         tape.paged_attention(q, &state.keys(), &spec)
     }
 
+    /// One token for each sequence through the whole block this layer is part of, where the device has a
+    /// way of its own; `None` where it has not.
+    pub fn decode(
+        &self,
+        around: &Surroundings<'_>,
+        context: &MixerContext<'_>,
+        state: &mut AttentionState,
+    ) -> Result<Option<DecodeOut>> {
+        let value = |id: ParamId| context.params.value(id);
+        let gate = match &self.gate {
+            Gate::None => None,
+            Gate::Projected { weight, bias } => Some((value(*weight), value(*bias))),
+            Gate::Shared { .. } | Gate::Constant { .. } => return Ok(None),
+        };
+        if self.options.weights != AttentionWeights::Softmax {
+            return Ok(None);
+        }
+        let projection = |p: &Projection, last| DecodeProjection {
+            weight: value(p.weight),
+            bias: p.bias.map(value),
+            shift: p.shift.map(value),
+            norm: p.norm.map(value),
+            last,
+            rope: p.rope,
+        };
+        let block = DecodeBlock {
+            h: around.h,
+            delta: around.delta,
+            mixer_norm: around.mixer_norm,
+            norm_eps: self.norm_eps,
+            heads: self.options.heads,
+            kv_heads: self.options.kv_heads,
+            head_dim: self.head_dim,
+            window: self.options.window,
+            q: projection(&self.q, None),
+            k: projection(&self.k, state.last_uk.as_ref()),
+            v: projection(&self.v, state.last_uv.as_ref()),
+            qk_eps: QK_NORM_EPS,
+            rope: self.options.rope_base.map(|base| Rope { base }),
+            gate,
+            output_gate: self.output_gate.map(value),
+            output_act: self.options.output_gate.unwrap_or(Activation::Sigmoid),
+            output_norm: self.output_norm.map(value),
+            o_proj: value(self.o_proj),
+            mlp_norm: around.mlp_norm,
+            gate_up: around.gate_up,
+            down: around.down,
+            mlp_act: around.mlp_act,
+            segments: context.segments,
+            k_cache: &mut state.k,
+            v_cache: &mut state.v,
+            gate_cache: state.log_gates.as_mut(),
+        };
+        let out = around.h.device().backend().decode_block(block)?;
+        if let Some(out) = &out {
+            state.stage(out.last_k.clone(), out.last_v.clone());
+        }
+        Ok(out)
+    }
+
     /// The raw projection and the prepared heads, both `[R, heads * d]`.
     fn project(
         &self,
@@ -327,8 +398,10 @@ impl Forgetting {
         }
         let gates = if self.options.gate == ForgetGate::None { 0 } else { heads };
         let shifts = usize::from(self.options.k_shift) + usize::from(self.options.v_shift);
+        let gated = self.output_gate.is_some() || self.output_norm.is_some();
         MemoryShape {
             activations_per_token: kept,
+            cheap_per_token: if gated { width } else { 0 },
             cache_per_token: 2 * kv_width + gates,
             cache_per_sequence: shifts * kv_width,
         }

@@ -104,6 +104,7 @@ impl Hgrn2 {
         let gates = self.options.heads * self.options.expand_ratio;
         let shape = self.options.shape(self.width);
         MemoryShape {
+            cheap_per_token: 0,
             activations_per_token: 5 * gates
                 + 3 * self.width
                 + shape.scan.div_ceil(TOKENS_PER_STATE),

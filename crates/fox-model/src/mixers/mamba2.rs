@@ -136,6 +136,7 @@ impl Mamba2 {
         let outputs = if o.norm_before_gate { 2 } else { 3 };
         let kept = (1 + outputs) * o.inner() + 2 * o.conv_width() + 3 * o.heads;
         MemoryShape {
+            cheap_per_token: 0,
             activations_per_token: kept + shape.scan.div_ceil(TOKENS_PER_STATE),
             cache_per_token: 0,
             cache_per_sequence: shape.len(),

@@ -6,6 +6,8 @@ mod forgetting;
 mod hgrn2;
 mod mamba2;
 
+pub(crate) use forgetting::Surroundings;
+
 use fox_tensor::{ParamId, Result, Segments, Tape, Tensor, Var};
 
 use crate::cache::LayerState;

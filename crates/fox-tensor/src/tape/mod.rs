@@ -15,10 +15,12 @@
 mod attention;
 mod baseline_ops;
 mod ops;
+mod saved;
 
 pub use baseline_ops::ScanVars;
 
 use crate::{Device, Result, Tensor};
+use saved::Saved;
 
 /// Index of a parameter in the model's list, and of its gradient in [`Gradients`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,17 +42,19 @@ enum Slot {
 pub struct Var {
     value: Tensor,
     slot: Slot,
+    /// How the backward gets the value, when it is not kept.
+    again: Option<Saved>,
 }
 
 impl Var {
     /// A value that needs no gradient.
     pub fn constant(value: Tensor) -> Self {
-        Var { value, slot: Slot::None }
+        Var { value, slot: Slot::None, again: None }
     }
 
     /// A parameter; its gradient goes to entry `id` of [`Gradients`].
     pub fn param(id: ParamId, value: Tensor) -> Self {
-        Var { value, slot: Slot::Param(id) }
+        Var { value, slot: Slot::Param(id), again: None }
     }
 
     /// The tensor.
@@ -60,6 +64,11 @@ impl Var {
 
     fn needs_grad(&self) -> bool {
         self.slot != Slot::None
+    }
+
+    /// The value for the backward.
+    fn saved(&self) -> Saved {
+        self.again.clone().unwrap_or_else(|| Saved::kept(self.value.clone()))
     }
 }
 
@@ -180,7 +189,7 @@ impl<'m> Tape<'m> {
     /// A value whose gradient is wanted but that is no parameter; see [`Tape::backward_from`].
     pub fn leaf(&mut self, value: Tensor) -> Var {
         let slot = self.next_slot(true);
-        Var { value, slot }
+        Var { value, slot, again: None }
     }
 
     /// Walks the tape back from its losses, adding to the parameters' gradients.
@@ -261,7 +270,23 @@ impl<'m> Tape<'m> {
     /// An op's result; it takes part in the backward if any of its inputs does.
     fn output(&mut self, value: Tensor, needs_grad: bool) -> Var {
         let slot = self.next_slot(needs_grad);
-        Var { value, slot }
+        Var { value, slot, again: None }
+    }
+
+    /// The same for an op that is cheap to run again: where the device prefers memory to time, the
+    /// backward does so instead of keeping the result.
+    fn cheap_output(
+        &mut self,
+        value: Tensor,
+        needs_grad: bool,
+        make: impl Fn(&Device) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Var {
+        let mut out = self.output(value, needs_grad);
+        if self.recording && self.device.backend().prefers_memory() {
+            let device = self.device.clone();
+            out.again = Some(Saved::again(move || make(&device)));
+        }
+        out
     }
 
     fn push(&mut self, step: impl FnOnce(&mut Flow<'_>) -> Result<()> + 'm) {

@@ -22,12 +22,12 @@ impl<'m> Tape<'m> {
         let needs_grad = x.needs_grad() || w.needs_grad() || wants(bias);
         let out = self.output(y, needs_grad);
         let (x_slot, w_slot, b_slot, out_slot) = (x.slot, w.slot, slot_of(bias), out.slot);
-        let (device, x, w) = (self.device.clone(), x.value.clone(), w.value.clone());
+        let (device, x, w) = (self.device.clone(), x.saved(), w.value.clone());
         self.push(move |flow| {
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
             let backend = device.backend();
             flow.update(x_slot, |acc| backend.linear_bwd_input(&dy, &w, acc))?;
-            flow.update(w_slot, |acc| backend.linear_bwd_weight(&dy, &x, acc))?;
+            flow.update(w_slot, |acc| backend.linear_bwd_weight(&dy, &x.get()?, acc))?;
             flow.update(b_slot, |acc| backend.linear_bwd_bias(&dy, acc))
         });
         Ok(out)
@@ -70,7 +70,11 @@ impl<'m> Tape<'m> {
             eps,
         )?;
         let needs_grad = h.needs_grad() || w.needs_grad() || wants(delta);
-        let (sum, y) = (self.output(sum, needs_grad), self.output(y, needs_grad));
+        let again = (sum.clone(), w.value.clone());
+        let sum = self.output(sum, needs_grad);
+        let y = self.cheap_output(y, needs_grad, move |device| {
+            Ok(device.backend().add_rms_norm_fwd(&again.0, None, &again.1, eps)?.1)
+        });
         let (h_slot, d_slot, w_slot) = (h.slot, slot_of(delta), w.slot);
         let (sum_slot, y_slot) = (sum.slot, y.slot);
         let (device, h, w) = (self.device.clone(), sum.value.clone(), w.value.clone());
@@ -235,7 +239,12 @@ impl<'m> Tape<'m> {
         };
         let y = self.device.backend().gated_norm_fwd(&inputs)?;
         let needs_grad = x.needs_grad() || wants(norm) || wants(gate);
-        let out = self.output(y, needs_grad);
+        let again = (x.value.clone(), value_of(norm), value_of(gate));
+        let out = self.cheap_output(y, needs_grad, move |device| {
+            let (norm, gate) = (again.1.as_ref(), again.2.as_ref());
+            let inputs = GatedNormInputs { x: &again.0, norm, gate, groups, eps, act };
+            device.backend().gated_norm_fwd(&inputs)
+        });
         let (x_slot, n_slot, g_slot, out_slot) = (x.slot, slot_of(norm), slot_of(gate), out.slot);
         let (device, x, norm, gate) =
             (self.device.clone(), x.value.clone(), value_of(norm), value_of(gate));
@@ -264,7 +273,9 @@ impl<'m> Tape<'m> {
             return Err(Error::argument(OP, format!("width {} is odd", x.value().cols())));
         }
         let y = self.device.backend().glu_fwd(x.value(), act)?;
-        let out = self.output(y, x.needs_grad());
+        let again = x.value.clone();
+        let out = self
+            .cheap_output(y, x.needs_grad(), move |device| device.backend().glu_fwd(&again, act));
         let (x_slot, out_slot) = (x.slot, out.slot);
         let (device, x) = (self.device.clone(), x.value.clone());
         self.push(move |flow| {

@@ -132,6 +132,8 @@ impl Facts<'_> {
             row("to train", output::bytes(m.train())),
             row("to train, blocks recomputed", output::bytes(m.train_recomputed())),
             row("to decode", output::bytes(m.decode())),
+            row("to train on a GPU in bf16", output::bytes(m.train_bf16)),
+            row("to train on a GPU in bf16, recomputed", output::bytes(m.train_bf16_recomputed)),
         ];
         format!(
             "{} ({})\n{}  {}\nparameters\n{}memory for {} x {} tokens, f32\n{}",
@@ -175,6 +177,8 @@ impl Facts<'_> {
                 "activations_recomputed_bytes": m.activations_recomputed,
                 "cache_bytes": m.cache, "train_bytes": m.train(),
                 "train_recomputed_bytes": m.train_recomputed(), "decode_bytes": m.decode(),
+                "train_bf16_bytes": m.train_bf16,
+                "train_bf16_recomputed_bytes": m.train_bf16_recomputed,
             },
         });
         format!("{document:#}\n")

@@ -9,6 +9,7 @@ mod generate;
 mod info;
 mod inspect;
 mod prepare;
+mod selftest;
 mod serve;
 mod sweep;
 mod train;
@@ -33,6 +34,7 @@ pub enum Command {
     Compare(compare::Args),
     Bench(bench::Args),
     Verify(verify::Args),
+    Selftest(selftest::Args),
     Info(info::Args),
     Convert(convert::Args),
 }
@@ -52,6 +54,7 @@ impl Command {
             Command::Compare(args) => compare::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Verify(args) => verify::run(&args),
+            Command::Selftest(args) => selftest::run(&args),
             Command::Info(args) => info::run(&args),
             Command::Convert(args) => convert::run(&args),
         }

@@ -40,7 +40,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let device = args.device.open()?;
+    let device = args.device.open_exact()?;
     let tolerances =
         Tolerances { logits: args.tol_logits, loss: args.tol_loss, grad: args.tol_grad };
     let (mut all_passed, mut documents) = (true, Vec::new());

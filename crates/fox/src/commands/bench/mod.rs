@@ -3,6 +3,7 @@
 mod attention;
 mod compare;
 mod decode;
+mod greedy;
 mod train;
 
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ enum What {
     Attention(attention::Args),
     Train(train::Args),
     Decode(decode::Args),
+    Greedy(greedy::Args),
     Compare(compare::Args),
 }
 
@@ -33,6 +35,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         What::Attention(args) => attention::run(args),
         What::Train(args) => train::run(args),
         What::Decode(args) => decode::run(args),
+        What::Greedy(args) => greedy::run(args),
         What::Compare(args) => compare::run(args),
     }
 }
@@ -57,6 +60,9 @@ fn normals(rng: &mut Rng, len: usize) -> Vec<f32> {
 
 /// The machine, for the record.
 fn machine(device: &Device) -> String {
+    if device.to_string() != "cpu" {
+        return device.backend().description();
+    }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     format!("{device}, {}, {threads} cores", fox_cpu::simd::Level::detect().name())
 }

@@ -1,0 +1,43 @@
+// Sums over rows, in fixed order: one launch sums slices of rows, a second one the slices.
+//
+// Compile-time: BF16 (type of the input), VEC (not used).
+#include "real.cuh"
+
+// out[slice][column] = sum of the slice's rows, plus acc[column] where there is one. Grid (columns / 32,
+// slices), block 1024: 32 columns, 32 rows at a time.
+template <typename T>
+DEVICE void column_sums_of(float* out, const float* acc, const T* x, int rows, int width,
+                           int rows_per_slice) {
+    __shared__ float parts[32][33];
+    const int column = blockIdx.x * 32 + threadIdx.x % 32, lane = threadIdx.x / 32;
+    const int first = blockIdx.y * rows_per_slice, last = min(first + rows_per_slice, rows);
+    float sum = 0.f;
+    if (column < width) {
+#pragma unroll 4
+        for (int row = first + lane; row < last; row += 32) {
+            if constexpr (sizeof(T) == 2) sum += bf16_to_float(x[size_t(row) * width + column]);
+            else sum += x[size_t(row) * width + column];
+        }
+    }
+    parts[lane][threadIdx.x % 32] = sum;
+    __syncthreads();
+    sum = lanes_sum<32>(parts[threadIdx.x % 32][lane]);
+    const int own = blockIdx.x * 32 + lane;
+    if (threadIdx.x % 32 == 0 && own < width) {
+        out[size_t(blockIdx.y) * width + own] = sum + (acc ? acc[own] : 0.f);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    column_sums(float* out, const float* acc, const real* x, int rows, int width,
+                int rows_per_slice) {
+    column_sums_of(out, acc, x, rows, width, rows_per_slice);
+}
+
+// x[row][column] += bias[column].
+extern "C" __global__ void add_bias(real* x, const float* bias, size_t count, int width) {
+    const size_t stride = size_t(gridDim.x) * blockDim.x;
+    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
+        x[i] = to_real(to_float(x[i]) + bias[i % width]);
+    }
+}

@@ -1,0 +1,92 @@
+// h' = h + delta and its RMS norm, with gradients.
+//
+// A thread block of WARPS warps takes a row at a time and keeps it in registers: a thread has CHUNKS
+// pieces of VEC columns, the same ones in every row.
+//
+// Compile-time: BF16, VEC, WARPS, CHUNKS.
+#include "real.cuh"
+
+constexpr int THREADS = 32 * WARPS;
+constexpr int STRIDE = THREADS * VEC;
+
+// Grid: any; rows are dealt out in turn. `delta` and `sum` may be null together.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_rms_norm_fwd(real* sum, real* y, float* rstd, const real* h, const real* delta,
+                     const float* w, int rows, int width, float eps) {
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+        const size_t base = size_t(row) * width;
+        float x[CHUNKS][VEC], squares = 0.f;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const int column = c * STRIDE + threadIdx.x * VEC;
+            if (column >= width) continue;
+            load<VEC>(x[c], h + base + column);
+            if (delta) {
+                float d[VEC];
+                load<VEC>(d, delta + base + column);
+#pragma unroll
+                for (int i = 0; i < VEC; ++i) x[c][i] = to_float(to_real(x[c][i] + d[i]));
+                store<VEC>(sum + base + column, x[c]);
+            }
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) squares += x[c][i] * x[c][i];
+        }
+        const float scale = 1.f / sqrtf(block_sum<WARPS>(squares) / width + eps);
+        if (threadIdx.x == 0) rstd[row] = scale;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const int column = c * STRIDE + threadIdx.x * VEC;
+            if (column >= width) continue;
+            float g[VEC];
+            load<VEC>(g, w + column);
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) g[i] *= x[c][i] * scale;
+            store<VEC>(y + base + column, g);
+        }
+    }
+}
+
+// dh = r (g - xh mean(xh g)) + dh_out with g = w dy, xh = h r. `dh_out` may be null, or `dh` itself.
+// Column sums of dy xh go to partial[block][width].
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_rms_norm_bwd(real* dh, float* partial, const real* dy, const real* dh_out, const real* h,
+                     const float* w, const float* rstd, int rows, int width) {
+    float dw[CHUNKS][VEC] = {};
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+        const size_t base = size_t(row) * width;
+        const float scale = rstd[row];
+        float x[CHUNKS][VEC], g[CHUNKS][VEC], mean = 0.f;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const int column = c * STRIDE + threadIdx.x * VEC;
+            if (column >= width) continue;
+            load<VEC>(x[c], h + base + column);
+            load<VEC>(g[c], dy + base + column);
+            float weight[VEC];
+            load<VEC>(weight, w + column);
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) {
+                x[c][i] *= scale;
+                dw[c][i] += g[c][i] * x[c][i];
+                g[c][i] *= weight[i];
+                mean += g[c][i] * x[c][i];
+            }
+        }
+        mean = block_sum<WARPS>(mean) / width;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const int column = c * STRIDE + threadIdx.x * VEC;
+            if (column >= width) continue;
+            float d[VEC] = {};
+            if (dh_out) load<VEC>(d, dh_out + base + column);
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) d[i] += scale * (g[c][i] - x[c][i] * mean);
+            store<VEC>(dh + base + column, d);
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int column = c * STRIDE + threadIdx.x * VEC;
+        if (column < width) store<VEC>(partial + size_t(blockIdx.x) * width + column, dw[c]);
+    }
+}

@@ -1,0 +1,238 @@
+//! The backend: the ops of [`fox_tensor::Backend`] as launches on one GPU.
+//!
+//! Numbers. In [`Precision::F32`] everything is f32 and products are strict. In [`Precision::Bf16`]
+//! activations and their gradients are bf16, products take bf16 copies of the f32 weights (made once and
+//! kept up to date by the optimizer), and everything that is summed over many terms or feeds an exponential
+//! stays f32: gates and their logits, row statistics, losses, gradients of parameters, optimizer state.
+//!
+//! Waiting. Work is queued on one stream. The host waits only when it reads values back.
+
+mod attention;
+mod decode;
+mod elementwise;
+mod embedding;
+mod heads;
+mod launcher;
+mod linear;
+mod loss;
+mod memory;
+mod norm;
+mod ops;
+mod profile;
+mod rows;
+mod storage;
+mod update;
+
+pub use launcher::op_variants;
+pub(crate) use storage::f32_buffer;
+
+use std::fmt;
+use std::sync::Arc;
+
+use fox_tensor::{DType, Device, Shape, Tensor};
+
+use crate::attention::Recent;
+use crate::{Buffer, Error, Gemm, Gpu, Kernel, Result, Source};
+use profile::Profiler;
+use rows::{RopeTables, RowTables};
+use storage::{Data, Memory, memory};
+
+/// What activations are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// f32 throughout, products without shortcuts: for comparisons.
+    F32,
+    /// bf16 activations and products, f32 where it counts.
+    Bf16,
+}
+
+/// The CUDA backend.
+pub struct Cuda {
+    precision: Precision,
+    name: &'static str,
+    profiler: Profiler,
+    row_tables: RowTables,
+    rope_tables: RopeTables,
+    kernels: Recent<(Source, &'static str, launcher::Variant), Kernel>,
+    decode_kernels: Recent<(&'static str, usize, usize), Kernel>,
+    gemm: Gemm,
+    // Dropped last: everything above holds its memory.
+    gpu: Gpu,
+}
+
+/// GPU number `ordinal` as a device.
+pub fn device(ordinal: usize, precision: Precision) -> Result<Device> {
+    Ok(Device::new(Cuda::new(Gpu::new(ordinal)?, precision)?))
+}
+
+impl Cuda {
+    /// A backend on this GPU.
+    pub fn new(gpu: Gpu, precision: Precision) -> Result<Self> {
+        if !crate::nvrtc_is_present() {
+            return Err(crate::compile::missing_nvrtc());
+        }
+        Ok(Cuda {
+            precision,
+            name: match precision {
+                Precision::F32 => "cuda f32",
+                Precision::Bf16 => "cuda",
+            },
+            profiler: Profiler::default(),
+            row_tables: RowTables::default(),
+            rope_tables: RopeTables::default(),
+            kernels: Recent::default(),
+            decode_kernels: Recent::default(),
+            gemm: Gemm::new(&gpu)?,
+            gpu,
+        })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The type of activations.
+    pub(crate) fn activations(&self) -> DType {
+        match self.precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::Bf16,
+        }
+    }
+
+    pub(crate) fn tensor(&self, data: Data, shape: impl Into<Shape>, device: &Device) -> Tensor {
+        let dtype = data.dtype();
+        Tensor::from_storage(Arc::new(Memory::new(data)), shape, dtype, device.clone())
+    }
+
+    /// A tensor whose elements are still to be written.
+    pub(crate) fn uninit(
+        &self,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let shape = shape.into();
+        Ok(self.tensor(Data::alloc(&self.gpu, shape.len(), dtype)?, shape, device))
+    }
+
+    /// A new tensor, and where it lies.
+    pub(crate) fn output(
+        &self,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<(Tensor, u64)> {
+        let tensor = self.uninit(shape, dtype, device)?;
+        let address = memory(&tensor)?.data.address();
+        Ok((tensor, address))
+    }
+
+    /// A tensor's memory for writing; the tensor gets memory of its own first when someone shares it.
+    pub(crate) fn writable<'a>(&self, x: &'a mut Tensor) -> Result<&'a mut Memory> {
+        if x.is_shared() {
+            let (copy, to) = self.output(x.shape(), x.dtype(), x.device())?;
+            let from = memory(x)?.data.address();
+            // SAFETY: both tensors have the same length and type.
+            unsafe { self.gpu.copy(to, from, x.len() * x.dtype().size())? };
+            *x = copy;
+        }
+        x.storage_mut().ok_or_else(|| Error::argument("cuda", "a tensor of another device"))
+    }
+
+    /// A sum to be continued in place: `acc`, or zeros of this shape.
+    pub(crate) fn sum_in_place(
+        &self,
+        acc: Option<Tensor>,
+        shape: impl Into<Shape>,
+        device: &Device,
+    ) -> Result<(Tensor, u64)> {
+        match acc {
+            Some(mut acc) => {
+                let address = self.writable(&mut acc)?.write().address();
+                Ok((acc, address))
+            }
+            None => {
+                let shape = shape.into();
+                let zeros = self.gpu.zeros::<f32>(shape.len())?;
+                let address = zeros.address();
+                Ok((self.tensor(Data::F32(zeros), shape, device), address))
+            }
+        }
+    }
+
+    /// An operand in the type that a kernel wants; converted first if it must be.
+    pub(crate) fn operand<'a>(&self, x: &'a Tensor, dtype: DType) -> Result<Operand<'a>> {
+        let data = &memory(x)?.data;
+        Ok(match (data, dtype) {
+            (Data::F32(x), DType::Bf16) => Operand::Converted(Data::Bf16(self.narrow(x)?)),
+            (Data::Bf16(x), DType::F32) => Operand::Converted(Data::F32(self.widen(x)?)),
+            _ => Operand::Own(data),
+        })
+    }
+
+    /// An operand in the type of activations.
+    pub(crate) fn activation<'a>(&self, x: &'a Tensor) -> Result<Operand<'a>> {
+        self.operand(x, self.activations())
+    }
+
+    /// An operand in f32: weights of norms, biases, gates, statistics.
+    pub(crate) fn real<'a>(&self, x: &'a Tensor) -> Result<Operand<'a>> {
+        self.operand(x, DType::F32)
+    }
+
+    /// Weights of a product, in the type of activations. The copy of f32 weights is kept with them.
+    pub(crate) fn weights<'a>(&self, x: &'a Tensor) -> Result<Operand<'a>> {
+        let held = memory(x)?;
+        match (&held.data, self.precision) {
+            (Data::F32(data), Precision::Bf16) => {
+                Ok(Operand::Kept(held.narrow(|| self.narrow(data))?))
+            }
+            _ => self.activation(x),
+        }
+    }
+}
+
+/// An operand on its way to a kernel.
+pub(crate) enum Operand<'a> {
+    /// The tensor's own memory.
+    Own(&'a Data),
+    /// Made for this call.
+    Converted(Data),
+    /// Kept beside the tensor.
+    Kept(Arc<Buffer<half::bf16>>),
+}
+
+impl Operand<'_> {
+    pub(crate) fn address(&self) -> u64 {
+        match self {
+            Operand::Own(data) => data.address(),
+            Operand::Converted(data) => data.address(),
+            Operand::Kept(copy) => copy.address(),
+        }
+    }
+
+    pub(crate) fn data(&self) -> Option<&Data> {
+        match self {
+            Operand::Own(data) => Some(data),
+            Operand::Converted(data) => Some(data),
+            Operand::Kept(_) => None,
+        }
+    }
+}
+
+/// Address of an operand that may be absent.
+pub(crate) fn address(operand: &Option<Operand<'_>>) -> u64 {
+    operand.as_ref().map_or(0, Operand::address)
+}
+
+/// A dimension as kernels take it.
+pub(crate) fn int(x: usize) -> i32 {
+    i32::try_from(x).unwrap_or(i32::MAX)
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cuda({:?}, {:?})", self.gpu, self.precision)
+    }
+}

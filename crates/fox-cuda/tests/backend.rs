@@ -1,0 +1,48 @@
+//! Every op case on the GPU in f32, where there is one. `fox selftest --device cuda` does more.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use fox_cuda::{Cuda, Gpu, Precision};
+use fox_tensor::{Device, Error, cases};
+
+/// Norm-wise relative error that f32 arithmetic may have.
+const TOLERANCE: f64 = 2e-5;
+
+#[test]
+fn every_case_in_f32() {
+    if !Gpu::driver_is_present() {
+        println!("skipped: there is no GPU");
+        return;
+    }
+    let gpu = Gpu::new(0).unwrap();
+    gpu.poison(true);
+    let cuda = Device::new(Cuda::new(gpu, Precision::F32).unwrap());
+    let mut failures = Vec::new();
+    for case in cases::all() {
+        let got = match cases::run(&case, &cuda) {
+            Ok(got) => got,
+            // Ops that only the recurrent models and stick-breaking need.
+            Err(Error::Unsupported { .. }) => continue,
+            Err(error) => {
+                failures.push(format!("{}: {error}", case.name));
+                continue;
+            }
+        };
+        let want = cases::run(&case, &Device::naive()).unwrap();
+        for (output, error) in cases::compare(&got, &want) {
+            if error.is_nan() || error > TOLERANCE {
+                failures.push(format!("{}: {output} is off by {error:.1e}", case.name));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn a_machine_without_a_gpu_gets_a_sentence() {
+    if Gpu::driver_is_present() {
+        return;
+    }
+    let error = fox_cuda::device(0, Precision::Bf16).err().map(|e| e.to_string());
+    let expected = "libcuda was not found; install the NVIDIA driver, or run on the CPU";
+    assert_eq!(error.as_deref(), Some(expected));
+}

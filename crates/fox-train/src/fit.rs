@@ -1,0 +1,33 @@
+//! Whether a run fits its device, before it begins.
+
+use fox_model::{MemoryEstimate, ModelConfig};
+use fox_tensor::{DType, Device};
+
+use crate::recipe::Recipe;
+use crate::{Error, Result};
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Compares the estimate of a training step with what the device has free, where it knows.
+pub(crate) fn check(recipe: &Recipe, config: &ModelConfig, device: &Device) -> Result<()> {
+    let backend = device.backend();
+    let Some(free) = backend.free_memory() else { return Ok(()) };
+    let rows = recipe.training.micro_batch.unwrap_or(recipe.training.batch);
+    let estimate = MemoryEstimate::new(config, rows, recipe.data.sequence_length)?;
+    let narrow = backend.activation_type() == DType::Bf16;
+    let needed = match (narrow, recipe.training.recompute) {
+        (true, false) => estimate.train_bf16,
+        (true, true) => estimate.train_bf16_recomputed,
+        (false, false) => estimate.train(),
+        (false, true) => estimate.train_recomputed(),
+    };
+    if needed > free as f64 {
+        return Err(Error::TooLarge {
+            needed: needed / GIB,
+            free: free as f64 / GIB,
+            device: device.to_string(),
+            rows,
+        });
+    }
+    Ok(())
+}

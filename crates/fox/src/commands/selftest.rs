@@ -1,0 +1,264 @@
+//! `fox selftest`: is what this machine computes what the oracle computes?
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use fox_model::{ForwardOptions, Model, ModelConfig, Report, Tolerances, verify_dump};
+use fox_tensor::cases::{self, Case, CaseResult, Data};
+use fox_tensor::{DType, Device, Error, Segments, Tape};
+
+use crate::device::DeviceArgs;
+use crate::output;
+
+/// Compare every op on this device with the oracle: all features, odd shapes, poisoned memory
+///
+/// Every op case is computed by the device and by the oracle in double precision, forward and backward, with
+/// fresh device memory full of NaN, and once more on the device: the bits must be the same. A decode state
+/// must give what a forward pass gives. Dump folders, if named, are proven as by `fox verify`. On a GPU all
+/// this happens in f32 and in bf16 (dumps in f32).
+///
+/// The tolerance is 2e-5 in f32. In bf16 it is twice the error that rounding the operands and the result to
+/// bf16 makes by itself (three times for the gradient of the forget gates).
+#[derive(clap::Args)]
+pub struct Args {
+    /// Dump folders to prove, see `fox verify`
+    #[arg(value_name = "DIR")]
+    dumps: Vec<PathBuf>,
+    /// Only cases whose name contains this, e.g. attention
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Random attention cases beside the list
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    random: u64,
+    /// Print the error of every case
+    #[arg(long)]
+    verbose: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Norm-wise relative error that f32 arithmetic may have.
+const TOLERANCE: f64 = 2e-5;
+/// Half a unit in the last place of bf16.
+const BF16_ROUNDING: f64 = 1.0 / 256.0;
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let mut passed = true;
+    for device in args.device.open_poisoned()? {
+        output::print(&format!("{}\n", device.backend().description()))?;
+        passed &= check_cases(args, &device)?;
+        if args.only.is_none() {
+            passed &= check_decode(&device)?;
+        }
+        if device.backend().activation_type() == DType::F32 {
+            passed &= check_dumps(args, &device)?;
+        }
+    }
+    output::print(if passed { "PASS\n" } else { "FAIL\n" })?;
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn all_cases(args: &Args) -> Result<Vec<Case>> {
+    let mut cases = cases::all();
+    for seed in 0..args.random {
+        cases.push(cases::random_attention(seed)?);
+    }
+    if let Some(text) = &args.only {
+        cases.retain(|case| case.name.contains(text.as_str()));
+    }
+    Ok(cases)
+}
+
+/// What happened to the cases.
+#[derive(Default)]
+struct Tally {
+    compared: usize,
+    unsupported: usize,
+    failures: Vec<String>,
+    worst: f64,
+    worst_name: String,
+}
+
+fn check_cases(args: &Args, device: &Device) -> Result<bool> {
+    let (begin, mut tally) = (Instant::now(), Tally::default());
+    let narrow = device.backend().activation_type() == DType::Bf16;
+    // Cases are not copied, only made again: the second list gets rounded operands.
+    let rounded = all_cases(args)?;
+    for (case, rounded) in all_cases(args)?.iter().zip(rounded) {
+        let got = match cases::run(case, device) {
+            Ok(got) => got,
+            Err(Error::Unsupported { .. }) => {
+                tally.unsupported += 1;
+                continue;
+            }
+            Err(error) => {
+                tally.failures.push(format!("{}: {error}", case.name));
+                continue;
+            }
+        };
+        let again = cases::run(case, device)?;
+        let want = cases::run(case, &Device::naive())?;
+        let allowed = match narrow {
+            false => Vec::new(),
+            true => cases::compare(&cases::run(&round(rounded), &Device::naive())?, &want),
+        };
+        tally.judge(case, &got, &again, &want, &allowed, args.verbose);
+    }
+    let Tally { compared, unsupported, failures, worst, worst_name } = tally;
+    let mut text = format!(
+        "  {compared} cases, worst error {worst:.2} of its tolerance ({worst_name}), {:.0} s\n",
+        begin.elapsed().as_secs_f64()
+    );
+    if unsupported > 0 {
+        text += &format!("  {unsupported} cases of ops that this device does not have\n");
+    }
+    for failure in failures.iter().take(40) {
+        text += &format!("  FAIL {failure}\n");
+    }
+    if failures.len() > 40 {
+        text += &format!("  and {} more\n", failures.len() - 40);
+    }
+    output::print(&text)?;
+    Ok(failures.is_empty())
+}
+
+impl Tally {
+    fn judge(
+        &mut self,
+        case: &Case,
+        got: &CaseResult,
+        again: &CaseResult,
+        want: &CaseResult,
+        allowed: &[(String, f64)],
+        verbose: bool,
+    ) {
+        self.compared += 1;
+        if got.outputs != again.outputs || got.gradients != again.gradients {
+            self.failures.push(format!("{}: two runs differ", case.name));
+        }
+        for (i, (name, error)) in cases::compare(got, want).into_iter().enumerate() {
+            let tolerance = match allowed.get(i) {
+                // Kernels count in blocks of their own.
+                Some(_) if name == "blocks" => continue,
+                // The GPU corrects this sum over all later queries in groups of 16.
+                Some((_, rounding)) if name == "d log_gates" => 3.0 * (rounding + BF16_ROUNDING),
+                Some((_, rounding)) => 2.0 * (rounding + BF16_ROUNDING),
+                None => TOLERANCE,
+            };
+            let share = if error.is_nan() { f64::INFINITY } else { error / tolerance };
+            if share > self.worst {
+                (self.worst, self.worst_name) = (share, format!("{}: {name}", case.name));
+            }
+            if verbose || share > 1.0 {
+                let line = format!(
+                    "{}: {name} is off by {error:.1e}, {tolerance:.1e} is allowed",
+                    case.name
+                );
+                match share > 1.0 {
+                    true => self.failures.push(line),
+                    false => println!("  {line}"),
+                }
+            }
+        }
+    }
+}
+
+/// Rounds what a GPU holds in bf16: everything but gates, their logits, weights of losses.
+fn round(mut case: Case) -> Case {
+    const WIDE: [&str; 5] = ["log_gates", "shift", "z", "bias", "weights"];
+    for input in case.inputs.iter_mut().filter(|input| !WIDE.contains(&input.name)) {
+        if let Data::Real(values) = &mut input.data {
+            values.iter_mut().for_each(|x| *x = to_bf16(*x));
+        }
+    }
+    case
+}
+
+/// The nearest bf16, ties to even.
+fn to_bf16(x: f64) -> f64 {
+    let bits = (x as f32).to_bits();
+    let up = 0x7fff + ((bits >> 16) & 1);
+    f64::from(f32::from_bits(bits.wrapping_add(up) & 0xffff_0000))
+}
+
+/// Token by token through the decode state against one forward pass.
+fn check_decode(device: &Device) -> Result<bool> {
+    let narrow = device.backend().activation_type() == DType::Bf16;
+    let tolerance = if narrow { 0.03 } else { TOLERANCE };
+    let mut text = String::new();
+    let mut passed = true;
+    for (name, config) in [
+        ("FoX (Pro)", ModelConfig::fox_pro(128, 2, 2)),
+        ("FoX (LLaMA)", ModelConfig::fox_llama(128, 2, 2)),
+        ("Transformer (Pro)", ModelConfig::transformer_pro(128, 2, 2)),
+    ] {
+        let config = ModelConfig { vocab_size: 97, ..config };
+        let error = decode_error(&Model::init(&config, 3, device)?)?;
+        passed &= error <= tolerance;
+        let verdict = if error <= tolerance { "" } else { "FAIL " };
+        text += &format!("  {verdict}{name}: decoding is off by {error:.1e} from a forward pass\n");
+    }
+    output::print(&text)?;
+    Ok(passed)
+}
+
+/// Relative distance of the logits of two sequences after every token.
+fn decode_error(model: &Model) -> Result<f64> {
+    const TIME: usize = 70;
+    let (device, options) = (model.device(), ForwardOptions::default());
+    let ids: Vec<i32> = (0..2 * TIME).map(|i| (i * i * 7 + i) as i32 % 97).collect();
+    let mut tape = Tape::inference(device);
+    let tokens = device.from_i32(&ids, [2 * TIME])?;
+    let segments = Segments::uniform(2, TIME);
+    let hidden = model.forward(&mut tape, &tokens, &segments, None, &options)?;
+    let want = model.logits(&mut tape, &hidden.states)?.value().to_f64()?;
+    let mut cache = model.new_cache(2, 8)?;
+    let (mut difference, mut norm) = (0.0, 0.0);
+    // The second sequence starts later: its first tokens come in one go.
+    const LEAD: usize = 5;
+    for t in 0..TIME {
+        let first = &ids[t..t + 1];
+        let second = match t {
+            0..LEAD => &ids[0..0],
+            LEAD => &ids[TIME..=TIME + LEAD],
+            _ => &ids[TIME + t..=TIME + t],
+        };
+        let logits = model.decode(&[first, second], &mut cache, &options)?.to_f64()?;
+        let rows = if t < LEAD { 1 } else { 2 };
+        for (row, got) in logits.chunks(97).take(rows).enumerate() {
+            for (got, want) in got.iter().zip(&want[(row * TIME + t) * 97..]) {
+                difference += (got - want).powi(2);
+                norm += want.powi(2);
+            }
+        }
+    }
+    Ok((difference / norm).sqrt())
+}
+
+fn check_dumps(args: &Args, device: &Device) -> Result<bool> {
+    let mut passed = true;
+    for dir in &args.dumps {
+        let text = match verify_dump(dir, device, &Tolerances::default()) {
+            Ok(report) => {
+                passed &= report.passed();
+                verdict(&report)
+            }
+            // Recurrent models say so themselves when the device lacks their ops.
+            Err(error) => error.to_string(),
+        };
+        output::print(&format!("  {}: {text}\n", dir.display()))?;
+    }
+    Ok(passed)
+}
+
+fn verdict(report: &Report) -> String {
+    let failed: Vec<_> = report.checks.iter().filter(|check| !check.passed()).collect();
+    if failed.is_empty() {
+        return format!("{} comparisons agree", report.checks.len());
+    }
+    let names =
+        failed.iter().map(|c| format!("{} ({:.1e} > {:.1e})", c.name, c.error, c.tolerance));
+    format!("FAIL {}", names.collect::<Vec<_>>().join(", "))
+}
