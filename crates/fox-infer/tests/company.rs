@@ -22,7 +22,7 @@ fn request(seed: usize) -> Request {
     Request {
         sampling,
         top_logprobs: 3,
-        echo: seed % 3 == 0,
+        echo: seed.is_multiple_of(3),
         ..Request::greedy(prompt(seed, 3 + 11 * seed % 90), 10 + 7 * seed % 40)
     }
 }
