@@ -133,7 +133,7 @@ fn evaluate(args: &Args, device: &Device, fox: Trained, transformer: Trained) ->
     let attainable = [u64::MAX, trained_on as u64]
         .map(|reach| heldout.attainable_loss(args.documents, length, reach));
     Ok(Findings {
-        sample: sample::generate(&fox.model, &ids[..trained_on / 4])?,
+        sample: sample::generate(&fox.folder, &ids[..trained_on / 4], device)?,
         chance: cases.chance(),
         // Training that was stopped and resumed counts in full.
         seconds: fox.seconds + transformer.seconds + evaluation.elapsed().as_secs_f64(),
