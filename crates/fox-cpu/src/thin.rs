@@ -9,8 +9,12 @@ use rayon::prelude::*;
 use crate::shared::Shared;
 use crate::simd::{Kernel, Level, Simd};
 
-/// Bytes of weights per task: enough to outweigh the cost of handing it out.
+/// Bytes of weights per task, at least: enough to outweigh the cost of handing it out.
 const TASK_BYTES: usize = 96 * 1024;
+
+/// Tasks for each thread, where there is enough to do: more would only cost, fewer would leave threads waiting
+/// for the last one.
+const TASKS_PER_THREAD: usize = 4;
 
 /// Rows that memory is read ahead.
 const AHEAD: usize = 4;
@@ -227,7 +231,9 @@ pub fn multiply_thin<W: Weights>(
 ) {
     assert!(inner > 0 && x.len().is_multiple_of(inner) && y.len() == x.len() / inner * width);
     assert!(W::BLOCK == 0 || (inner.is_multiple_of(W::BLOCK) && W::BLOCK.is_multiple_of(16)));
-    let step = (TASK_BYTES / w.row_bytes().max(1)).next_multiple_of(4).max(4);
+    let row = w.row_bytes().max(1);
+    let share = row * width / (TASKS_PER_THREAD * rayon::current_num_threads());
+    let step = (share.max(TASK_BYTES) / row).next_multiple_of(4).max(4);
     let y = Shared::new(y);
     let part = |first: usize| {
         let count = step.min(width - first);
