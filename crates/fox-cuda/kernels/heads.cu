@@ -39,7 +39,15 @@ DEVICE Place place(int heads) {
 }
 DEVICE int column_of(int lane, int c) { return c * STRIDE + lane * VEC; }
 
-DEVICE void load_piece(Piece& x, const real* p, int lane, int d) {
+DEVICE void clear_piece(Piece& x) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) x[c][i] = 0.f;
+    }
+}
+template <typename T>
+DEVICE void load_piece(Piece& x, const T* p, int lane, int d) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         if (column_of(lane, c) < d) {
@@ -75,13 +83,7 @@ DEVICE void unpack(Piece& x, const Raw& raw) {
 #else
 typedef Piece Raw;
 DEVICE void fetch(Raw& x, const real* p, int lane, int d) { load_piece(x, p, lane, d); }
-DEVICE void clear(Raw& x) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-        for (int i = 0; i < VEC; ++i) x[c][i] = 0.f;
-    }
-}
+DEVICE void clear(Raw& x) { clear_piece(x); }
 DEVICE void unpack(Piece& x, const Raw& raw) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
@@ -90,24 +92,6 @@ DEVICE void unpack(Piece& x, const Raw& raw) {
     }
 }
 #endif
-DEVICE void clear_piece(Piece& x) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-        for (int i = 0; i < VEC; ++i) x[c][i] = 0.f;
-    }
-}
-DEVICE void load_weights(Piece& x, const float* p, int lane, int d) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        if (column_of(lane, c) < d) {
-            load<VEC>(x[c], p + column_of(lane, c));
-        } else {
-#pragma unroll
-            for (int i = 0; i < VEC; ++i) x[c][i] = 0.f;
-        }
-    }
-}
 template <typename T>
 DEVICE void store_piece(T* p, const Piece& x, int lane, int d, bool active) {
 #pragma unroll
@@ -176,7 +160,7 @@ extern "C" __global__ void prepare_heads_fwd(real* y, const HeadParams p) {
     const int d = p.head_dim, width = p.heads * d, column = at.head * d;
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Piece weights, before;
-    if (p.norm) load_weights(weights, p.norm + (p.shared_norm ? 0 : column), at.lane, d);
+    if (p.norm) load_piece(weights, p.norm + (p.shared_norm ? 0 : column), at.lane, d);
     for (int row = first; row < last; ++row) {
         const RowInfo info = p.info[row];
         Piece now, x = {};
@@ -263,7 +247,7 @@ extern "C" __global__ void prepare_heads_bwd(real* du, float* dshift, float* par
     const int d = p.head_dim, width = p.heads * d, column = at.head * d;
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Piece weights, dnorm = {}, carry = {}, now, before;
-    if (p.norm) load_weights(weights, p.norm + (p.shared_norm ? 0 : column), at.lane, d);
+    if (p.norm) load_piece(weights, p.norm + (p.shared_norm ? 0 : column), at.lane, d);
     bool known = false;  // whether `now` already holds the row
     if (p.shift && last < p.rows && p.info[last - 1].segment >= 0 && p.info[last - 1].has_next) {
         // The share of the first row of the next slice.
@@ -345,7 +329,7 @@ extern "C" __global__ void gated_norm_fwd(real* y, const GatedParams p) {
     const int d = p.width / p.groups, column = at.head * d;
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Piece weights;
-    if (p.norm) load_weights(weights, p.norm + column, at.lane, d);
+    if (p.norm) load_piece(weights, p.norm + column, at.lane, d);
     for (int row = first; row < last; ++row) {
         const size_t here = size_t(row) * p.width + column;
         Piece x;
@@ -378,7 +362,7 @@ extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, float* partial,
     const int d = p.width / p.groups, column = at.head * d;
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Piece weights, dnorm = {};
-    if (p.norm) load_weights(weights, p.norm + column, at.lane, d);
+    if (p.norm) load_piece(weights, p.norm + column, at.lane, d);
     for (int row = first; row < last; ++row) {
         const size_t here = size_t(row) * p.width + column;
         Piece x, g;
