@@ -62,6 +62,32 @@ DEVICE void mma_rn(float (&c)[N / 2], const u32* a, const u16* b) {
     }
 }
 
+// c += A[16 x K] B[K x N], both in shared memory.
+template <int N, int K, int A_PITCH, int B_PITCH>
+DEVICE void mma_nn(float (&c)[N / 2], const u16* a, const u16* b) {
+    const int lane = threadIdx.x % 32;
+    a += lane % 16 * A_PITCH + lane / 16 * 8;
+    u32 fa[K / 4];
+#pragma unroll
+    for (int k = 0; k < K; k += 16) {
+        ldmatrix(*reinterpret_cast<u32(*)[4]>(fa + k / 4), a + k);
+    }
+    mma_rn<N, K, B_PITCH>(c, fa, b);
+}
+
+// c += A[K x 16]^T B[K x N], both in shared memory.
+template <int N, int K, int A_PITCH, int B_PITCH>
+DEVICE void mma_tn(float (&c)[N / 2], const u16* a, const u16* b) {
+    const int lane = threadIdx.x % 32;
+    a += (lane % 8 + lane / 16 * 8) * A_PITCH + lane / 8 % 2 * 8;
+    u32 fa[K / 4];
+#pragma unroll
+    for (int k = 0; k < K; k += 16) {
+        ldmatrix_transposed(*reinterpret_cast<u32(*)[4]>(fa + k / 4), a + k * A_PITCH);
+    }
+    mma_rn<N, K, B_PITCH>(c, fa, b);
+}
+
 // Asynchronous copies of 16 bytes; nothing is read and zeros arrive where `valid` is false.
 DEVICE void copy_async(u16* dst, const u16* src, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(dst)), "l"(src),

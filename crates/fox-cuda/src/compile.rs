@@ -57,6 +57,8 @@ impl Source {
     pub const ATTENTION_ROWS: Source = source!("attention_rows");
     /// Attention in single precision.
     pub const ATTENTION_F32: Source = source!("attention_f32");
+    /// Stick-breaking attention.
+    pub const STICK: Source = source!("stick");
     /// Residual sum and RMS norm.
     pub const NORM: Source = source!("norm");
     /// Sums over rows.
@@ -73,7 +75,7 @@ impl Source {
     pub const UPDATE: Source = source!("update");
 }
 
-const HEADERS: [(&str, &str); 7] = [
+const HEADERS: [(&str, &str); 8] = [
     ("real.cuh", include_str!("../kernels/real.cuh")),
     ("ptx.cuh", include_str!("../kernels/ptx.cuh")),
     ("tma.cuh", include_str!("../kernels/tma.cuh")),
@@ -81,6 +83,7 @@ const HEADERS: [(&str, &str); 7] = [
     ("mma.cuh", include_str!("../kernels/mma.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("softmax.cuh", include_str!("../kernels/softmax.cuh")),
+    ("stick.cuh", include_str!("../kernels/stick.cuh")),
 ];
 
 /// Machine code and the compiler's report about it.

@@ -77,12 +77,6 @@ impl<T: Float> Attention<'_, T> {
         lse: &Buffer<f32>,
         d_out: &Buffer<T>,
     ) -> Result<AttentionGrads<T>> {
-        if d_out.len() != self.inputs.q.len() {
-            return Err(Error::argument(
-                "attention_bwd",
-                format!("d_out has {} elements, q {}", d_out.len(), self.inputs.q.len()),
-            ));
-        }
         let hopper = tiles::hopper_backward(self.spec.head_dim, self.features());
         let hopper = hopper.filter(|_| self.hopper());
         let tile = match &hopper {
@@ -91,16 +85,7 @@ impl<T: Float> Attention<'_, T> {
             None => tiles::portable_backward(self.spec.head_dim, self.features()),
         };
         let layout = self.layout(&tile)?;
-        let grads = AttentionGrads {
-            dq: self.gpu.alloc(self.inputs.q.len())?,
-            dk: self.gpu.alloc(self.inputs.k.len())?,
-            dv: self.gpu.alloc(self.inputs.v.len())?,
-            dlog_gates: match self.inputs.log_gates {
-                Some(g) => Some(self.gpu.alloc(g.len())?),
-                None => None,
-            },
-        };
-        self.clear_uncovered(&layout, &grads)?;
+        let grads = self.start_gradients(&layout, d_out)?;
         if layout.m_tile_count == 0 {
             return Ok(grads);
         }
@@ -111,6 +96,31 @@ impl<T: Float> Attention<'_, T> {
         } else {
             self.backward_portable(&layout, &tile, (o, lse), d_out, &grads)?;
         }
+        Ok(grads)
+    }
+
+    /// Memory of the gradients; what no query reaches has its zeros.
+    pub(super) fn start_gradients(
+        &self,
+        layout: &Layout,
+        d_out: &Buffer<T>,
+    ) -> Result<AttentionGrads<T>> {
+        if d_out.len() != self.inputs.q.len() {
+            return Err(Error::argument(
+                "attention_bwd",
+                format!("d_out has {} elements, q {}", d_out.len(), self.inputs.q.len()),
+            ));
+        }
+        let grads = AttentionGrads {
+            dq: self.gpu.alloc(self.inputs.q.len())?,
+            dk: self.gpu.alloc(self.inputs.k.len())?,
+            dv: self.gpu.alloc(self.inputs.v.len())?,
+            dlog_gates: match self.inputs.log_gates {
+                Some(g) => Some(self.gpu.alloc(g.len())?),
+                None => None,
+            },
+        };
+        self.clear_uncovered(layout, &grads)?;
         Ok(grads)
     }
 

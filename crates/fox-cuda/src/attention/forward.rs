@@ -87,12 +87,7 @@ impl<T: Float> Attention<'_, T> {
         let tile = self.forward_tile();
         let layout = self.layout(&tile)?;
         let (heads, head_dim) = (self.spec.heads, self.spec.head_dim);
-        let o = self.gpu.alloc::<T>(self.q_rows * heads * head_dim)?;
-        let lse = self.gpu.alloc::<f32>(self.q_rows * heads)?;
-        if layout.q_covered < self.q_rows {
-            self.gpu.zero(&o)?;
-            self.fill_minus_infinity(&lse)?;
-        }
+        let (o, lse) = self.start_output(&layout)?;
         if layout.m_tile_count == 0 {
             let blocks = Arc::new(self.gpu.zeros(2 * heads)?);
             return Ok(AttentionOut { o, lse, blocks });
@@ -143,6 +138,17 @@ impl<T: Float> Attention<'_, T> {
             unsafe { launch.arg(&operands).arg(&params).run(|| self.shapes())? };
         }
         Ok(AttentionOut { o, lse, blocks: Arc::clone(&plan.blocks) })
+    }
+
+    /// Memory of output and row statistics; rows outside every segment have theirs.
+    pub(super) fn start_output(&self, layout: &Layout) -> Result<(Buffer<T>, Buffer<f32>)> {
+        let o = self.gpu.alloc::<T>(self.inputs.q.len())?;
+        let lse = self.gpu.alloc::<f32>(self.q_rows * self.spec.heads)?;
+        if layout.q_covered < self.q_rows {
+            self.gpu.zero(&o)?;
+            self.fill_minus_infinity(&lse)?;
+        }
+        Ok((o, lse))
     }
 
     pub(super) fn features(&self) -> Features {

@@ -12,6 +12,7 @@ mod gates;
 mod layout;
 mod prune;
 mod single;
+mod stick;
 mod tensor_map;
 mod tiles;
 

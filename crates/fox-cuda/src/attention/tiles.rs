@@ -148,7 +148,23 @@ pub(crate) fn single(head_dim: usize, forward: bool) -> Tile {
     }
 }
 
-/// Thread blocks that share the columns of dK and dV in the portable backward.
+/// Stick-breaking, both directions, in bf16 or single precision: four blocks of rows (single precision reads
+/// them where they are) and two tiles of weights. Wide heads need more shared memory than GPUs between Ampere
+/// and Hopper have.
+pub(crate) fn stick(head_dim: usize, gates: bool, wide: bool) -> Tile {
+    let head_dim = padded_head_dim(head_dim);
+    let (rows, size) = if wide { (8, 4) } else { (64 * (head_dim + 8), 2) };
+    let shared = ((4 * rows + 2 * 64 * 72) * size + 5 * 64 * 4) as u32;
+    let defines = vec![
+        format!("HEAD_DIM={head_dim}"),
+        format!("WIDE={}", i32::from(wide)),
+        format!("GATES={}", i32::from(gates)),
+        format!("SHARED_BYTES={shared}"),
+    ];
+    Tile { source: Source::STICK, block_m: 64, block_n: 64, threads: 128, shared, defines }
+}
+
+/// Thread blocks that share the columns of dK and dV in the portable and the stick-breaking backward.
 pub(crate) fn portable_parts(head_dim: usize) -> u32 {
     if padded_head_dim(head_dim) > 128 { 2 } else { 1 }
 }
@@ -195,6 +211,11 @@ pub fn all_variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
     for source in [Source::ATTENTION_PLAN, Source::ATTENTION_ROWS] {
         variants.extend([0, 1].map(|wide| (source, vec![format!("WIDE={wide}")])));
     }
+    for (head_dim, wide) in [(64, false), (128, false), (256, false), (64, true), (256, true)] {
+        for gates in [true, false] {
+            variants.push((Source::STICK, stick(head_dim, gates, wide).defines));
+        }
+    }
     for head_dim in [64, 128, 256] {
         variants.push((Source::ATTENTION_F32, single(head_dim, true).defines));
     }
@@ -213,6 +234,9 @@ mod tests {
             assert!(portable_forward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
             assert!(portable_backward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
             assert!(single(head_dim, false).shared <= LEAST_SHARED, "{head_dim}");
+            let least = if head_dim <= 128 { LEAST_SHARED } else { HOPPER_SHARED };
+            assert!(stick(head_dim, true, false).shared <= least, "{head_dim}");
+            assert!(stick(head_dim, true, true).shared <= LEAST_SHARED, "{head_dim}");
             if let Some(tile) = hopper_backward(head_dim, features) {
                 assert!(tile.shared <= HOPPER_SHARED, "{head_dim}");
             }

@@ -1,4 +1,4 @@
-//! Forgetting attention: from tensors to buffers and back.
+//! Forgetting and stick-breaking attention: from tensors to buffers and back.
 
 use fox_tensor::{AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, DType, Tensor};
 use half::bf16;
@@ -42,30 +42,16 @@ impl Cuda {
         })
     }
 
+    /// Forgetting attention.
     pub(super) fn attend(
         &self,
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> Result<AttentionOut> {
         match self.precision {
-            Precision::F32 => self.attend_in::<f32>(inputs, spec),
-            Precision::Bf16 => self.attend_in::<bf16>(inputs, spec),
+            Precision::F32 => self.output_of::<f32>(inputs, spec, |x| x.forward()),
+            Precision::Bf16 => self.output_of::<bf16>(inputs, spec, |x| x.forward()),
         }
-    }
-
-    fn attend_in<T: Activation>(
-        &self,
-        inputs: &AttentionInputs<'_>,
-        spec: &AttentionSpec,
-    ) -> Result<AttentionOut> {
-        let held = self.hold(inputs)?;
-        let out = Attention::new(&self.gpu, spec, held.inputs::<T>()?)?.forward()?;
-        let (device, rows) = (inputs.q.device(), inputs.q.rows());
-        Ok(AttentionOut {
-            o: self.tensor(T::wrap(out.o), inputs.q.shape(), device),
-            lse: self.tensor(Data::F32(out.lse), [rows, spec.heads], device),
-            blocks: self.tensor(Data::I32(out.blocks), [spec.heads, 2], device),
-        })
     }
 
     pub(super) fn attend_gradients(
@@ -77,24 +63,78 @@ impl Cuda {
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
         match self.precision {
-            Precision::F32 => self.gradients_in::<f32>(d_out, inputs, o, lse, spec),
-            Precision::Bf16 => self.gradients_in::<bf16>(d_out, inputs, o, lse, spec),
+            Precision::F32 => self.softmax_gradients::<f32>(d_out, inputs, (o, lse), spec),
+            Precision::Bf16 => self.softmax_gradients::<bf16>(d_out, inputs, (o, lse), spec),
         }
     }
 
-    fn gradients_in<T: Activation>(
+    fn softmax_gradients<T: Activation>(
         &self,
         d_out: &Tensor,
         inputs: &AttentionInputs<'_>,
-        o: &Tensor,
-        lse: &Tensor,
+        (o, lse): (&Tensor, &Tensor),
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
+        let (o, lse) = (self.activation(o)?, self.operand(lse, DType::F32)?);
+        self.gradients_of::<T>(d_out, inputs, spec, |x, d_out| {
+            x.backward(typed(&o)?, typed(&lse)?, d_out)
+        })
+    }
+
+    /// Stick-breaking attention.
+    pub(super) fn break_sticks(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut> {
+        match self.precision {
+            Precision::F32 => self.output_of::<f32>(inputs, spec, |x| x.stick_breaking()),
+            Precision::Bf16 => self.output_of::<bf16>(inputs, spec, |x| x.stick_breaking()),
+        }
+    }
+
+    pub(super) fn stick_gradients(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        match self.precision {
+            Precision::F32 => self.gradients_of::<f32>(d_out, inputs, spec, |x, d_out| {
+                x.stick_breaking_backward(d_out)
+            }),
+            Precision::Bf16 => self.gradients_of::<bf16>(d_out, inputs, spec, |x, d_out| {
+                x.stick_breaking_backward(d_out)
+            }),
+        }
+    }
+
+    fn output_of<T: Activation>(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+        forward: impl FnOnce(&Attention<'_, T>) -> Result<attention::AttentionOut<T>>,
+    ) -> Result<AttentionOut> {
         let held = self.hold(inputs)?;
-        let (o, d_out) = (self.activation(o)?, self.activation(d_out)?);
-        let lse = self.operand(lse, DType::F32)?;
+        let out = forward(&Attention::new(&self.gpu, spec, held.inputs::<T>()?)?)?;
+        let (device, rows) = (inputs.q.device(), inputs.q.rows());
+        Ok(AttentionOut {
+            o: self.tensor(T::wrap(out.o), inputs.q.shape(), device),
+            lse: self.tensor(Data::F32(out.lse), [rows, spec.heads], device),
+            blocks: self.tensor(Data::I32(out.blocks), [spec.heads, 2], device),
+        })
+    }
+
+    fn gradients_of<T: Activation>(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+        backward: impl FnOnce(&Attention<'_, T>, &Buffer<T>) -> Result<attention::AttentionGrads<T>>,
+    ) -> Result<AttentionGrads> {
+        let (held, d_out) = (self.hold(inputs)?, self.activation(d_out)?);
         let attention = Attention::new(&self.gpu, spec, held.inputs::<T>()?)?;
-        let grads = attention.backward(typed(&o)?, typed(&lse)?, typed(&d_out)?)?;
+        let grads = backward(&attention, typed(&d_out)?)?;
         let wrap =
             |x: Buffer<T>, like: &Tensor| self.tensor(T::wrap(x), like.shape(), like.device());
         Ok(AttentionGrads {

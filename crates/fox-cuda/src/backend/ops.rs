@@ -215,6 +215,24 @@ impl Backend for Cuda {
         Ok(self.timed("attention bwd", || self.attend_gradients(d_out, inputs, o, lse, spec))?)
     }
 
+    fn stick_breaking_fwd(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut> {
+        Ok(self.timed("stick-breaking fwd", || self.break_sticks(inputs, spec))?)
+    }
+
+    fn stick_breaking_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        _o: &Tensor,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        Ok(self.timed("stick-breaking bwd", || self.stick_gradients(d_out, inputs, spec))?)
+    }
+
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor> {
         Ok(self.timed("gated_norm fwd", || self.gated_forward(inputs))?)
     }
