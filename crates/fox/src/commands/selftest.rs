@@ -29,7 +29,7 @@ pub struct Args {
     /// Only cases whose name contains this, e.g. attention
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Random attention cases beside the list
+    /// Random cases of each kind of attention and of scans beside the list
     #[arg(long, value_name = "N", default_value_t = 50)]
     random: u64,
     /// Print the error of every case
@@ -64,6 +64,8 @@ fn all_cases(args: &Args) -> Result<Vec<Case>> {
     let mut cases = cases::all();
     for seed in 0..args.random {
         cases.push(cases::random_attention(seed)?);
+        cases.push(cases::random_stick_breaking(seed)?);
+        cases.push(cases::random_scan(seed)?);
     }
     if let Some(text) = &args.only {
         cases.retain(|case| case.name.contains(text.as_str()));
