@@ -1,7 +1,6 @@
 //! Backward in two passes with plain matrix instructions: for GPUs that are not Hopper, and for wide
 //! heads and bidirectional masks everywhere.
 
-use super::gates::GradientInputs;
 use super::layout::Layout;
 use super::tiles::{self, Tile};
 use super::{Attention, AttentionGrads, int};
@@ -90,17 +89,7 @@ impl<T: Float> Attention<'_, T> {
             // of the operands, scratch is allocated here by the same formulas.
             unsafe { launch.arg(&params).run(|| self.shapes())? };
         }
-        if let Some(dlog_gates) = &grads.dlog_gates {
-            let inputs = GradientInputs {
-                column_sums: column_sums.address(),
-                row_sums: row_sums.address(),
-                gate_stride: int(layout.gate_stride),
-                m_tile_count: int(layout.m_tile_count),
-                block_m: int(tile.block_m),
-                rows_per_sum: 1,
-            };
-            self.gate_gradient(layout, &inputs, dlog_gates)?;
-        }
-        Ok(())
+        let sums = (&column_sums, &row_sums);
+        self.gate_gradient_of_rows(layout, tile, sums, grads.dlog_gates.as_ref())
     }
 }

@@ -1,6 +1,7 @@
 //! Prefix sums of the log gates and the scan of their gradient, safe over millions of positions.
 
 use super::layout::{CHUNK, Layout};
+use super::tiles::Tile;
 use super::{Attention, int};
 use crate::{Buffer, Float, KernelArg, Result, Source};
 
@@ -42,6 +43,27 @@ impl<T: Float> Attention<'_, T> {
         // SAFETY: as above.
         unsafe { launch.arg(&stride).run(|| self.shapes())? };
         Ok(Some(prefix))
+    }
+
+    /// The gradient of the gates, if it is wanted, from column sums `[heads][gate_stride]` and row sums
+    /// `[heads][m_tiles * block_m]` of dS.
+    pub(super) fn gate_gradient_of_rows(
+        &self,
+        layout: &Layout,
+        tile: &Tile,
+        (column_sums, row_sums): (&Buffer<f32>, &Buffer<f32>),
+        dlog_gates: Option<&Buffer<f32>>,
+    ) -> Result<()> {
+        let Some(dlog_gates) = dlog_gates else { return Ok(()) };
+        let inputs = GradientInputs {
+            column_sums: column_sums.address(),
+            row_sums: row_sums.address(),
+            gate_stride: int(layout.gate_stride),
+            m_tile_count: int(layout.m_tile_count),
+            block_m: int(tile.block_m),
+            rows_per_sum: 1,
+        };
+        self.gate_gradient(layout, &inputs, dlog_gates)
     }
 
     /// `[R_k, H]`: sums over later positions of row sums minus column sums of dS.

@@ -1,6 +1,5 @@
 //! Both directions in single precision, for the mode that must agree with the oracle to f32 rounding.
 
-use super::gates::GradientInputs;
 use super::layout::Layout;
 use super::tiles::{self, Tile};
 use super::{Attention, AttentionGrads, int};
@@ -108,16 +107,8 @@ impl<T: Float> Attention<'_, T> {
         self.run_single(tile, "attention_bwd_keys_f32", over_keys, &params)?;
         let over_queries = [layout.m_tile_count, heads];
         self.run_single(tile, "attention_bwd_queries_f32", over_queries, &params)?;
-        let Some(dlog_gates) = &grads.dlog_gates else { return Ok(()) };
-        let inputs = GradientInputs {
-            column_sums: column_sums.address(),
-            row_sums: row_sums.address(),
-            gate_stride: int(layout.gate_stride),
-            m_tile_count: int(layout.m_tile_count),
-            block_m: int(tile.block_m),
-            rows_per_sum: 1,
-        };
-        self.gate_gradient(layout, &inputs, dlog_gates)
+        let sums = (&column_sums, &row_sums);
+        self.gate_gradient_of_rows(layout, tile, sums, grads.dlog_gates.as_ref())
     }
 
     fn run_single(

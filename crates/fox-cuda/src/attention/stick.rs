@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::gates::GradientInputs;
 use super::layout::Layout;
 use super::tiles::{self, Tile};
 use super::{Attention, AttentionGrads, AttentionOut, int};
@@ -108,17 +107,8 @@ impl<T: Float> Attention<'_, T> {
             self.run_stick(&tile, "stick_bwd_keys", over_keys, &params)?;
             self.run_stick(&tile, "stick_bwd_queries", over_queries, &params)?;
         }
-        if let Some(dlog_gates) = &grads.dlog_gates {
-            let inputs = GradientInputs {
-                column_sums: column_sums.address(),
-                row_sums: row_sums.address(),
-                gate_stride: int(layout.gate_stride),
-                m_tile_count: int(m_tiles),
-                block_m: int(tile.block_m),
-                rows_per_sum: 1,
-            };
-            self.gate_gradient(&layout, &inputs, dlog_gates)?;
-        }
+        let sums = (&column_sums, &row_sums);
+        self.gate_gradient_of_rows(&layout, &tile, sums, grads.dlog_gates.as_ref())?;
         Ok(grads)
     }
 
