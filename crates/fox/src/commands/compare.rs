@@ -9,14 +9,15 @@ use fox_eval::compare::{Comparison, ModelFacts, ModelHeads};
 use fox_eval::files::{file_stem, kept, write_whole};
 use fox_eval::inspect::{InspectOptions, inspect};
 use fox_eval::learning::Learning;
-use fox_eval::loss::{LossCurve, LossOptions, LossReport, evaluate_loss};
+use fox_eval::loss::LossReport;
 use fox_eval::needle::{Grid, ModelReader, NeedleReport, run_needle};
 use fox_model::{ForgetGate, MixerConfig, ModelConfig, Pruning};
 use fox_tensor::AttentionWeights;
 use fox_train::metrics::{MetricsLog, Record};
 
+use super::eval::loss::DocumentArgs;
 use super::eval::needle::Hay;
-use super::eval::subjects::{Opened, bar, documents, locate, text};
+use super::eval::subjects::{Opened, bar, locate, text};
 use super::eval::tasks::TaskArgs;
 use crate::device::DeviceArgs;
 use crate::output;
@@ -34,18 +35,8 @@ pub struct Args {
     /// Checkpoint or run folders, each PATH or NAME=PATH
     #[arg(value_name = "MODEL", required = true)]
     models: Vec<String>,
-    /// Data for the losses: prepared data, a Zarr array, or text; held-out documents of the embedded corpus
-    /// without it
-    #[arg(long, value_name = "PATH")]
-    data: Option<PathBuf>,
-    /// Tokens of every document
-    #[arg(long, value_name = "N", default_value_t = 2048,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    length: u32,
-    /// Documents, at most
-    #[arg(long, value_name = "N", default_value_t = 64,
-          value_parser = clap::value_parser!(u64).range(1..))]
-    documents: u64,
+    #[command(flatten)]
+    documents: DocumentArgs,
     /// Lengths of the prompts with needles
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "256,512,1024,2048")]
     lengths: Vec<usize>,
@@ -178,22 +169,13 @@ fn add_loss(
     found: &mut Comparison,
 ) -> Result<()> {
     let reason = "The loss at every position needs text or prepared data, named with --data.";
-    if !has_text(&args.data, tokenizer, reason, found) {
+    if !has_text(&args.documents.data, tokenizer, reason, found) {
         return Ok(());
     }
-    let length = args.length as usize;
-    let options = LossOptions { length, documents: args.documents, pruning: Pruning::Config };
-    let data = documents(args.data.as_deref(), Ok(tokenizer.clone()), length, args.documents)?;
-    let state = args.out.join(format!("{}.state.json", file_stem(&opened.name)));
-    let progress = bar(&format!("{} loss", opened.name), args.documents);
     let subject = opened.subject(None);
-    let sums = evaluate_loss(&subject, &*data, &options, Some(&state), |done| {
-        progress.set_position(done);
-    })?;
-    progress.finish_and_clear();
-    let report =
-        found.loss.get_or_insert_with(|| LossReport { data: data.identity(), curves: Vec::new() });
-    report.curves.push(LossCurve::new(&opened.name, &sums, subject.training_length));
+    let (data, curve) = args.documents.measure(&subject, Ok(tokenizer.clone()), &args.out)?;
+    let report = found.loss.get_or_insert_with(|| LossReport { data, curves: Vec::new() });
+    report.curves.push(curve);
     Ok(())
 }
 
@@ -246,7 +228,7 @@ fn add_heads(
     {
         return Ok(());
     }
-    let length = INSPECTED.min(args.length as usize);
+    let length = INSPECTED.min(args.documents.length as usize);
     let mut ids = vec![tokenizer.bos()];
     match &args.hay.haystack {
         Some(path) => ids.extend(tokenizer.encode(&text(path)?)?),

@@ -1,9 +1,11 @@
 //! `fox eval loss`: loss at every position.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use fox_data::Tokenizer;
+use fox_eval::Subject;
 use fox_eval::files::file_stem;
 use fox_eval::loss::{LossCurve, LossOptions, LossReport, evaluate_loss};
 use fox_eval::stats::Interval;
@@ -24,17 +26,8 @@ pub struct Args {
     /// Checkpoint or run folders, each PATH or NAME=PATH
     #[arg(value_name = "MODEL", required = true)]
     models: Vec<String>,
-    /// Prepared data, a Zarr array, or text; held-out documents of the embedded corpus without it
-    #[arg(long, value_name = "PATH")]
-    data: Option<PathBuf>,
-    /// Tokens of every document, from its start
-    #[arg(long, value_name = "N", default_value_t = 2048,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    length: u32,
-    /// Documents, at most
-    #[arg(long, value_name = "N", default_value_t = 64,
-          value_parser = clap::value_parser!(u64).range(1..))]
-    documents: u64,
+    #[command(flatten)]
+    documents: DocumentArgs,
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
@@ -51,24 +44,55 @@ pub struct Args {
     json: bool,
 }
 
+/// The documents whose losses are measured.
+#[derive(clap::Args)]
+pub struct DocumentArgs {
+    /// Data for the losses: prepared data, a Zarr array, or text; held-out documents of the embedded corpus
+    /// without it
+    #[arg(long, value_name = "PATH")]
+    pub data: Option<PathBuf>,
+    /// Tokens of every document, from its start
+    #[arg(long, value_name = "N", default_value_t = 2048,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub length: u32,
+    /// Documents, at most
+    #[arg(long, value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub documents: u64,
+}
+
+impl DocumentArgs {
+    /// The losses of one model, and what they were measured on. What is measured is kept in `out`, and not
+    /// measured again.
+    pub fn measure(
+        &self,
+        subject: &Subject<'_>,
+        tokenizer: Result<Tokenizer>,
+        out: &Path,
+    ) -> Result<(String, LossCurve)> {
+        let length = self.length as usize;
+        let options = LossOptions { length, documents: self.documents, pruning: Pruning::Config };
+        let data = documents(self.data.as_deref(), tokenizer, length, self.documents)?;
+        let state = out.join(format!("{}.state.json", file_stem(subject.name)));
+        let progress = bar(&format!("{} loss", subject.name), self.documents);
+        let sums = evaluate_loss(subject, &*data, &options, Some(&state), |done| {
+            progress.set_position(done);
+        })?;
+        progress.finish_and_clear();
+        Ok((data.identity(), LossCurve::new(subject.name, &sums, subject.training_length)))
+    }
+}
+
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
-    let length = args.length as usize;
-    let options = LossOptions { length, documents: args.documents, pruning: Pruning::Config };
     let mut report = LossReport { data: String::new(), curves: Vec::new() };
     for argument in &args.models {
         let opened = Opened::new(argument, &device)?;
         let tokenizer = opened.tokenizer(args.tokenizer.as_deref());
-        let data = documents(args.data.as_deref(), tokenizer, length, args.documents)?;
         let subject = opened.subject(args.training_length);
-        let state = args.out.join(format!("{}.state.json", file_stem(&opened.name)));
-        let progress = bar(&opened.name, args.documents);
-        let sums = evaluate_loss(&subject, &*data, &options, Some(&state), |done| {
-            progress.set_position(done);
-        })?;
-        progress.finish_and_clear();
-        report.data = data.identity();
-        report.curves.push(LossCurve::new(&opened.name, &sums, subject.training_length));
+        let (data, curve) = args.documents.measure(&subject, tokenizer, &args.out)?;
+        report.data = data;
+        report.curves.push(curve);
     }
     let written = report.write(&args.out)?;
     if args.json {

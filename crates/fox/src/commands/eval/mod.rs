@@ -1,6 +1,6 @@
 //! `fox eval`: what models predict and find again.
 
-mod loss;
+pub mod loss;
 pub mod needle;
 pub mod subjects;
 pub mod tasks;
