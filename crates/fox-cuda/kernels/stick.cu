@@ -42,6 +42,7 @@ struct Shared {
     alignas(16) real grads[BLOCK * WEIGHT_PITCH];
     float bias[BLOCK];
     float columns[THREADS / 32][BLOCK];
+    u32 visitors[THREADS / 32];
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES);
 
@@ -288,6 +289,40 @@ DEVICE void add_columns(Shared& sh, float (&columns)[BLOCK / 4], float* out, int
     __syncthreads();
 }
 
+// Which of the THREADS blocks of queries from `base` on visited block n of the keys: a bit for each.
+DEVICE void find_visitors(Shared& sh, const Params& p, const Segment& s, int head, int base, int n) {
+    const int m_block = base + threadIdx.x, count = min(m_block * BLOCK + BLOCK, s.q_len);
+    bool visits = false;
+    if (m_block * BLOCK < s.q_len && s.k_len - s.q_len + count - 1 > n * BLOCK) {
+        visits = p.oldest[size_t(head) * p.m_tile_count + s.m_tile0 + m_block] <= n;
+    }
+    const u32 bits = __ballot_sync(~0u, visits);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) sh.visitors[threadIdx.x / 32] = bits;
+    __syncthreads();
+}
+
+// What a block of queries adds to the gradients of a block of keys.
+DEVICE void add_visitor(Shared& sh, const Params& p, const Queries& m, int n, int m_tile, const Rows& keys,
+                        const Rows& values, float (&dk)[PART / 2], float (&dv)[PART / 2],
+                        float (&columns)[BLOCK / 4], int column0) {
+    __syncthreads();
+    const int row0 = m.s.q_start + m.first;
+    const Rows q = fetch(sh.rows[2], Source{p.q, p.heads, m.head, p.head_dim}, row0, m.count);
+    const Rows d_out = fetch(sh.rows[3], Source{p.d_out, p.heads, m.head, p.head_dim}, row0, m.count);
+    float frame[2] = {}, total[2];
+    gate_frame(sh, m, n, frame);
+    Carry carry = begin_at(p, m.head, m_tile, n, total);
+    wait_for_rows();
+    float x[BLOCK / 2], dp[BLOCK / 2];
+    scores(x, q, keys);
+    scores(dp, d_out, values);
+    break_sticks<GRADIENTS>(sh, p, m, n, x, dp, carry, frame, total, columns);
+    __syncthreads();
+    add_product<PART, true>(dv, sh.weights, d_out, column0);
+    add_product<PART, true>(dk, sh.grads, q, column0);
+}
+
 // dK, dV and the sums of g over queries. Grid (n_tiles, key heads from that of head0 on, PARTS).
 extern "C" __global__ void __launch_bounds__(THREADS) stick_bwd_keys(const __grid_constant__ Params p) {
     extern __shared__ __align__(16) u8 memory[];
@@ -303,26 +338,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_bwd_keys(const __gri
         fetch(sh.rows[1], Source{p.v, p.kv_heads, kv_head, p.head_dim}, s.k_start + first, count);
     float dk[PART / 2] = {}, dv[PART / 2] = {}, columns[BLOCK / 4] = {};
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        for (int m_block = 0; m_block * BLOCK < s.q_len; ++m_block) {
-            const Queries m = queries(p, BlockRef{ref.segment, m_block}, head);
-            const int m_tile = s.m_tile0 + m_block;
-            if (n >= m.end || n < p.oldest[size_t(head) * p.m_tile_count + m_tile]) continue;
-            __syncthreads();
-            const int row0 = s.q_start + m.first;
-            const Rows q = fetch(sh.rows[2], Source{p.q, p.heads, head, p.head_dim}, row0, m.count);
-            const Rows d_out =
-                fetch(sh.rows[3], Source{p.d_out, p.heads, head, p.head_dim}, row0, m.count);
-            float frame[2] = {}, total[2];
-            gate_frame(sh, m, n, frame);
-            Carry carry = begin_at(p, head, m_tile, n, total);
-            wait_for_rows();
-            float x[BLOCK / 2], dp[BLOCK / 2];
-            scores(x, q, keys);
-            scores(dp, d_out, values);
-            break_sticks<GRADIENTS>(sh, p, m, n, x, dp, carry, frame, total, columns);
-            __syncthreads();
-            add_product<PART, true>(dv, sh.weights, d_out, column0);
-            add_product<PART, true>(dk, sh.grads, q, column0);
+        for (int base = 0; base * BLOCK < s.q_len; base += THREADS) {
+            find_visitors(sh, p, s, head, base, n);
+            for (int w = 0; w < THREADS / 32; ++w) {
+                for (u32 left = sh.visitors[w]; left; left &= left - 1) {
+                    const int m_block = base + 32 * w + __ffs(left) - 1;
+                    add_visitor(sh, p, queries(p, BlockRef{ref.segment, m_block}, head), n,
+                                s.m_tile0 + m_block, keys, values, dk, dv, columns, column0);
+                }
+            }
         }
         if (GATES && blockIdx.z == 0) {
             float* out = p.column_sums + size_t(head) * p.gate_stride + s.c_base + first;

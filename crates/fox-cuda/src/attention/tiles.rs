@@ -154,7 +154,7 @@ pub(crate) fn single(head_dim: usize, forward: bool) -> Tile {
 pub(crate) fn stick(head_dim: usize, gates: bool, wide: bool) -> Tile {
     let head_dim = padded_head_dim(head_dim);
     let (rows, size) = if wide { (8, 4) } else { (64 * (head_dim + 8), 2) };
-    let shared = ((4 * rows + 2 * 64 * 72) * size + 5 * 64 * 4) as u32;
+    let shared = ((4 * rows + 2 * 64 * 72) * size + 5 * 64 * 4 + 16) as u32;
     let defines = vec![
         format!("HEAD_DIM={head_dim}"),
         format!("WIDE={}", i32::from(wide)),
