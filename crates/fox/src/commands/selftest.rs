@@ -106,7 +106,7 @@ fn check_cases(args: &Args, device: &Device) -> Result<bool> {
             false => Vec::new(),
             true => cases::compare(&cases::run(&round(rounded), &Device::naive())?, &want),
         };
-        tally.judge(case, &got, &again, &want, &allowed, args.verbose);
+        tally.judge(case, &got, &again, &want, &allowed, args.verbose)?;
     }
     let Tally { compared, unsupported, failures, worst, worst_name } = tally;
     let mut text = format!(
@@ -135,7 +135,7 @@ impl Tally {
         want: &CaseResult,
         allowed: &[(String, f64)],
         verbose: bool,
-    ) {
+    ) -> Result<()> {
         self.compared += 1;
         if got.outputs != again.outputs || got.gradients != again.gradients {
             self.failures.push(format!("{}: two runs differ", case.name));
@@ -160,10 +160,11 @@ impl Tally {
                 );
                 match share > 1.0 {
                     true => self.failures.push(line),
-                    false => println!("  {line}"),
+                    false => output::print(&format!("  {line}\n"))?,
                 }
             }
         }
+        Ok(())
     }
 }
 
