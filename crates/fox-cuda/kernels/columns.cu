@@ -41,3 +41,40 @@ extern "C" __global__ void add_bias(real* x, const float* bias, size_t count, in
         x[i] = to_real(to_float(x[i]) + bias[i % width]);
     }
 }
+
+// Matrices of f32 side by side: part i has columns `end[i - 1] .. end[i]` of the whole. Columns after the
+// last part are padding.
+constexpr int PARTS = 4;
+struct Parts {
+    float* at[PARTS];
+    int end[PARTS];
+    int add[PARTS];  // whether split_columns adds to what is there
+};
+// Where column `column` of row `row` of the whole lies, null in the padding; and the part's `add`.
+DEVICE float* part_of(const Parts& p, size_t row, int column, int& add) {
+    int begin = 0;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        const int end = p.end[part];
+        add = p.add[part];
+        if (column < end) return p.at[part] + row * (end - begin) + (column - begin);
+        begin = end;
+    }
+    return nullptr;
+}
+extern "C" __global__ void join_columns(real* y, size_t count, int width, const Parts p) {
+    const size_t stride = size_t(gridDim.x) * blockDim.x;
+    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
+        int add;
+        const float* from = part_of(p, i / width, int(i % width), add);
+        y[i] = to_real(from ? *from : 0.f);
+    }
+}
+extern "C" __global__ void split_columns(const float* x, size_t count, int width, const Parts p) {
+    const size_t stride = size_t(gridDim.x) * blockDim.x;
+    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
+        int add;
+        float* to = part_of(p, i / width, int(i % width), add);
+        if (to) *to = x[i] + (add ? *to : 0.f);
+    }
+}

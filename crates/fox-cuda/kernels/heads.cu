@@ -72,6 +72,10 @@ DEVICE void clear(Raw& x) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) x[c] = make_uint4(0, 0, 0, 0);
 }
+DEVICE void copy(Raw& x, const Raw& from) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) x[c] = from[c];
+}
 DEVICE void unpack(Piece& x, const Raw& raw) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
@@ -84,13 +88,14 @@ DEVICE void unpack(Piece& x, const Raw& raw) {
 typedef Piece Raw;
 DEVICE void fetch(Raw& x, const real* p, int lane, int d) { load_piece(x, p, lane, d); }
 DEVICE void clear(Raw& x) { clear_piece(x); }
-DEVICE void unpack(Piece& x, const Raw& raw) {
+DEVICE void copy(Raw& x, const Raw& from) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-        for (int i = 0; i < VEC; ++i) x[c][i] = raw[c][i];
+        for (int i = 0; i < VEC; ++i) x[c][i] = from[c][i];
     }
 }
+DEVICE void unpack(Piece& x, const Raw& raw) { copy(x, raw); }
 #endif
 template <typename T>
 DEVICE void store_piece(T* p, const Piece& x, int lane, int d, bool active) {
@@ -204,31 +209,56 @@ extern "C" __global__ void prepare_heads_fwd(real* y, const HeadParams p) {
     }
 }
 
+// What a row's gradient is made of, on its way from memory.
+template <bool SHIFT>
+struct Row {
+    RowInfo info;
+    float logit;  // of the shift
+    Raw g;        // gradient of the heads
+    Raw u;        // the raw row before it; without a shift, the raw row itself
+};
+template <bool SHIFT>
+DEVICE void fetch_row(Row<SHIFT>& r, const HeadParams& p, const real* dy, int row, const Place& at) {
+    const size_t here = size_t(row) * p.heads * p.head_dim + at.head * p.head_dim;
+    r.info = p.info[row];
+    fetch(r.g, dy + here, at.lane, p.head_dim);
+    if constexpr (SHIFT) {
+        r.logit = p.shift[size_t(row) * p.heads + at.head];
+        fetch_before(r.u, p, r.info, row, at);
+    } else {
+        fetch(r.u, p.u + here, at.lane, p.head_dim);
+    }
+}
+
 // From the gradient of a row's heads, g, to that of the shifted ones, in place, and with it the sums for
-// the norm's weights (when `count`). `before` and `now` are the raw rows; without a shift, `now` alone
-// counts.
+// the norm's weights (when `count`). `before` and `now` are the raw rows, the former for shifts alone.
+template <bool SHIFT, bool NORM>
 DEVICE void shifted_gradient(Piece& g, Piece& dnorm, const HeadParams& p, const RowInfo& info,
-                             const Piece& before, const Piece& now, float a, const Piece& weights,
+                             const Raw& before, const Raw& now, float a, const float* norm,
                              const Place& at, bool count) {
     const int d = p.head_dim;
     if (p.rope) rotate(g, p.rope + size_t(info.position) * (d / 2), -1.f, at.lane, d);
-    if (!p.norm) return;
-    Piece x;
+    if constexpr (!NORM) return;
+    Piece x, other;
+    unpack(x, now);
+    if constexpr (SHIFT) {
+        unpack(other, before);
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
+        for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-        for (int i = 0; i < VEC; ++i) {
-            x[c][i] = p.shift ? a * before[c][i] + (1.f - a) * now[c][i] : now[c][i];
+            for (int i = 0; i < VEC; ++i) x[c][i] = a * other[c][i] + (1.f - a) * x[c][i];
         }
     }
     const float scale = 1.f / sqrtf(dot(x, x) / d + p.eps);
+    // Read again for every row, from the nearest cache: registers are worth more.
+    load_piece(other, norm, at.lane, d);
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
         for (int i = 0; i < VEC; ++i) {
             x[c][i] *= scale;
             if (count) dnorm[c][i] += g[c][i] * x[c][i];
-            g[c][i] *= weights[c][i];
+            g[c][i] *= other[c][i];
         }
     }
     const float mean = dot(g, x) / d;
@@ -239,80 +269,103 @@ DEVICE void shifted_gradient(Piece& g, Piece& dnorm, const HeadParams& p, const 
     }
 }
 
-// Rows from last to first, because a row also gets a share of the next row's gradient: carry.
+// du and dshift of one row from the gradient of its shifted heads; `carry` is the share of the row after
+// it, and then that of this row for the one before.
+DEVICE void unshift(real* du, float* dshift, const Piece& g, Piece& carry, const Raw& before,
+                    const Raw& now, float a, bool has_next, const Place& at, int d) {
+    Piece x, out;
+    unpack(x, before);
+    unpack(out, now);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) x[c][i] -= out[c][i];
+    }
+    const float da = dot(g, x);
+    if (at.lane == 0 && at.active) *dshift = da * a * (1.f - a);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) {
+            out[c][i] = (1.f - a) * g[c][i] + (has_next ? carry[c][i] : 0.f);
+            carry[c][i] = a * g[c][i];
+        }
+    }
+    store_piece(du, out, at.lane, d, at.active);
+}
+
+// Rows from last to first, because a row also gets a share of the next row's gradient: carry. What the
+// next row needs is on its way while this one is worked on.
 // partial[slice][heads * d] are the sums for the norm's weights.
-extern "C" __global__ void prepare_heads_bwd(real* du, float* dshift, float* partial, const real* dy,
-                                             const HeadParams p) {
+template <bool SHIFT, bool NORM>
+DEVICE void prepare_heads_gradient(real* du, float* dshift, float* partial, const real* dy,
+                                   const HeadParams& p) {
     const Place at = place(p.heads);
     const int d = p.head_dim, width = p.heads * d, column = at.head * d;
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
-    Piece weights, dnorm = {}, carry = {}, now, before;
-    if (p.norm) load_piece(weights, p.norm + (p.shared_norm ? 0 : column), at.lane, d);
+    const float* norm = NORM ? p.norm + (p.shared_norm ? 0 : column) : nullptr;
+    Piece dnorm = {}, carry = {};
+    Raw now;
     bool known = false;  // whether `now` already holds the row
-    if (p.shift && last < p.rows && p.info[last - 1].segment >= 0 && p.info[last - 1].has_next) {
+    Row<SHIFT> next;
+    fetch_row(next, p, dy, last - 1, at);
+    if (SHIFT && last < p.rows && next.info.segment >= 0 && next.info.has_next) {
         // The share of the first row of the next slice.
-        const RowInfo info = p.info[last];
-        const float a = shift_weight(p, last, at.head);
-        Piece g, next;
-        load_piece(next, p.u + size_t(last) * width + column, at.lane, d);
-        load_piece(now, p.u + size_t(last - 1) * width + column, at.lane, d);
-        known = true;
-        load_piece(g, dy + size_t(last) * width + column, at.lane, d);
-        shifted_gradient(g, dnorm, p, info, now, next, a, weights, at, false);
+        Row<SHIFT> after;
+        fetch_row(after, p, dy, last, at);
+        Raw own;
+        fetch(own, p.u + size_t(last) * width + column, at.lane, d);
+        const float a = sigmoid(after.logit);
+        unpack(carry, after.g);
+        shifted_gradient<SHIFT, NORM>(carry, dnorm, p, after.info, after.u, own, a, norm, at, false);
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) carry[c][i] = a * g[c][i];
+            for (int i = 0; i < VEC; ++i) carry[c][i] *= a;
         }
+        copy(now, after.u);
+        known = true;
     }
-    // What the next row needs is on its way while this one is worked on.
-    Raw next_g, next_before;
-    RowInfo next_info = p.info[last - 1];
-    fetch(next_g, dy + size_t(last - 1) * width + column, at.lane, d);
-    if (p.shift) fetch_before(next_before, p, next_info, last - 1, at);
     for (int row = last - 1; row >= first; --row) {
-        const RowInfo info = next_info;
-        Piece g;
-        unpack(g, next_g);
-        if (p.shift) unpack(before, next_before);
-        if (row > first) {
-            next_info = p.info[row - 1];
-            fetch(next_g, dy + size_t(row - 1) * width + column, at.lane, d);
-            if (p.shift) fetch_before(next_before, p, next_info, row - 1, at);
-        }
+        const Row<SHIFT> r = next;
+        if (row > first) fetch_row(next, p, dy, row - 1, at);
         const size_t here = size_t(row) * width + column;
-        if (info.segment < 0) {
+        float* da = SHIFT ? dshift + size_t(row) * p.heads + at.head : nullptr;
+        Piece g;
+        if (r.info.segment < 0) {
             clear_piece(g);
             store_piece(du + here, g, at.lane, d, at.active);
-            if (p.shift && at.lane == 0 && at.active) dshift[size_t(row) * p.heads + at.head] = 0.f;
+            if (SHIFT && at.lane == 0 && at.active) *da = 0.f;
             known = false;
             continue;
         }
-        if (!known) load_piece(now, p.u + here, at.lane, d);
-        float a = 0.f;
-        if (p.shift) a = shift_weight(p, row, at.head);
-        shifted_gradient(g, dnorm, p, info, before, now, a, weights, at, true);
-        if (!p.shift) {
+        unpack(g, r.g);
+        if constexpr (SHIFT) {
+            if (!known) fetch(now, p.u + here, at.lane, d);
+            const float a = sigmoid(r.logit);
+            shifted_gradient<true, NORM>(g, dnorm, p, r.info, r.u, now, a, norm, at, true);
+            unshift(du + here, da, g, carry, r.u, now, a, r.info.has_next, at, d);
+            copy(now, r.u);
+            known = r.info.index > 0;
+        } else {
+            shifted_gradient<false, NORM>(g, dnorm, p, r.info, r.u, r.u, 0.f, norm, at, true);
             store_piece(du + here, g, at.lane, d, at.active);
-            continue;
         }
-        const float da = dot(g, before) - dot(g, now);
-        if (at.lane == 0 && at.active) dshift[size_t(row) * p.heads + at.head] = da * a * (1.f - a);
-        Piece out;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-            for (int i = 0; i < VEC; ++i) {
-                out[c][i] = (1.f - a) * g[c][i] + (info.has_next ? carry[c][i] : 0.f);
-                carry[c][i] = a * g[c][i];
-                now[c][i] = before[c][i];
-            }
-        }
-        store_piece(du + here, out, at.lane, d, at.active);
-        known = info.index > 0;
     }
-    if (p.norm) store_piece(partial + size_t(blockIdx.x) * width + column, dnorm, at.lane, d, at.active);
+    if (NORM) store_piece(partial + size_t(blockIdx.x) * width + column, dnorm, at.lane, d, at.active);
 }
+
+// One kernel for each set of parts, or all would need the registers of the largest.
+#define PREPARE_HEADS_BWD(NAME, SHIFT, NORM)                                                         \
+    extern "C" __global__ void __launch_bounds__(256, CHUNKS > 1 ? 1 : (SHIFT) && (NORM) ? 2 : 3)         \
+        prepare_heads_bwd##NAME(real* du, float* dshift, float* partial, const real* dy,             \
+                                const HeadParams p) {                                                \
+        prepare_heads_gradient<SHIFT, NORM>(du, dshift, partial, dy, p);                             \
+    }
+PREPARE_HEADS_BWD(, false, false)
+PREPARE_HEADS_BWD(_norm, false, true)
+PREPARE_HEADS_BWD(_shift, true, false)
+PREPARE_HEADS_BWD(_shift_norm, true, true)
 
 struct GatedParams {
     const real* x;      // [rows, groups * d]
@@ -355,7 +408,18 @@ extern "C" __global__ void gated_norm_fwd(real* y, const GatedParams p) {
     }
 }
 
-// partial[slice][width] are the sums for the norm's weights.
+// Operands of one row of the gradient, on their way from memory.
+struct GatedRow {
+    Raw x, g, z;
+};
+DEVICE void fetch_row(GatedRow& r, const GatedParams& p, const real* dy, size_t here, int lane, int d) {
+    fetch(r.x, p.x + here, lane, d);
+    fetch(r.g, dy + here, lane, d);
+    if (p.gate) fetch(r.z, p.gate + here, lane, d);
+}
+
+// partial[slice][width] are the sums for the norm's weights. What the next row needs is on its way while
+// this one is worked on.
 extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, float* partial, const real* dy,
                                           const GatedParams p) {
     const Place at = place(p.groups);
@@ -363,11 +427,15 @@ extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, float* partial,
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Piece weights, dnorm = {};
     if (p.norm) load_piece(weights, p.norm + column, at.lane, d);
+    GatedRow next;
+    fetch_row(next, p, dy, size_t(first) * p.width + column, at.lane, d);
     for (int row = first; row < last; ++row) {
         const size_t here = size_t(row) * p.width + column;
-        Piece x, g;
-        load_piece(x, p.x + here, at.lane, d);
-        load_piece(g, dy + here, at.lane, d);
+        Piece x, g, z;
+        unpack(x, next.x);
+        unpack(g, next.g);
+        unpack(z, next.z);
+        if (row + 1 < last) fetch_row(next, p, dy, here + p.width, at.lane, d);
         float scale = 1.f;
         if (p.norm) {
             scale = 1.f / sqrtf(dot(x, x) / d + p.eps);
@@ -378,8 +446,6 @@ extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, float* partial,
             }
         }
         if (p.gate) {
-            Piece z;
-            load_piece(z, p.gate + here, at.lane, d);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll

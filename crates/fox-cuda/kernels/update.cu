@@ -1,14 +1,37 @@
-// AdamW, and sums of squares in fixed order.
+// AdamW, and sums of squares in fixed order. Each in one launch for any number of tensors, which are cut
+// into pieces of PIECE elements, a thread block to a piece.
 //
-// Compile-time: BF16 (type of the tensor whose squares are summed), VEC.
+// Compile-time: BF16 (not used), VEC (not used).
 #include "real.cuh"
 
 constexpr int WARPS = 8;
 constexpr int THREADS = 32 * WARPS;
+constexpr int PIECE = 16 * 1024;
+
+// Index of the entry that piece `piece` belongs to; `first` is the number of the first piece of an entry.
+template <typename Entry>
+DEVICE int entry_of(const Entry* entries, int count, int piece) {
+    int low = 0, high = count;  // the answer is in [low, high)
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (entries[middle].first <= piece) low = middle;
+        else high = middle;
+    }
+    return low;
+}
 
 struct AdamParams {
     float lr, beta1, beta2, eps, decay, scale;
     float correct1, correct2;  // 1 / (1 - beta^step)
+};
+// A parameter, its moments, its copy in bf16 (or null) and its gradient.
+struct AdamEntry {
+    float *p, *m, *v;
+    u16* copy;
+    const float* grad;
+    size_t count;
+    int first, unused;
+    AdamParams step;
 };
 
 DEVICE void adamw_one(float& p, float g, float& m, float& v, const AdamParams& a) {
@@ -18,25 +41,29 @@ DEVICE void adamw_one(float& p, float g, float& m, float& v, const AdamParams& a
     const float direction = m * a.correct1 / (sqrtf(v * a.correct2) + a.eps);
     p -= a.lr * (direction + a.decay * p);
 }
-
-// `copy` is the bf16 copy of the parameter, or null.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    adamw(float* p, float* m, float* v, u16* copy, const float* grad, size_t count,
-          const AdamParams a) {
-    const size_t stride = size_t(gridDim.x) * THREADS * VEC;
-    for (size_t i = (size_t(blockIdx.x) * THREADS + threadIdx.x) * VEC; i < count; i += stride) {
-        float ps[VEC], ms[VEC], vs[VEC], gs[VEC];
-        load<VEC>(ps, p + i);
-        load<VEC>(ms, m + i);
-        load<VEC>(vs, v + i);
-        load<VEC>(gs, grad + i);
+template <int N>
+DEVICE void adamw_some(const AdamEntry& e, size_t i) {
+    float ps[N], ms[N], vs[N], gs[N];
+    load<N>(ps, e.p + i);
+    load<N>(ms, e.m + i);
+    load<N>(vs, e.v + i);
+    load<N>(gs, e.grad + i);
 #pragma unroll
-        for (int j = 0; j < VEC; ++j) adamw_one(ps[j], gs[j], ms[j], vs[j], a);
-        store<VEC>(p + i, ps);
-        store<VEC>(m + i, ms);
-        store<VEC>(v + i, vs);
-        if (copy) store<VEC>(copy + i, ps);
-    }
+    for (int j = 0; j < N; ++j) adamw_one(ps[j], gs[j], ms[j], vs[j], e.step);
+    store<N>(e.p + i, ps);
+    store<N>(e.m + i, ms);
+    store<N>(e.v + i, vs);
+    if (e.copy) store<N>(e.copy + i, ps);
+}
+
+// Grid: all pieces.
+extern "C" __global__ void __launch_bounds__(THREADS) adamw(const AdamEntry* entries, int count) {
+    const AdamEntry e = entries[entry_of(entries, count, blockIdx.x)];
+    const size_t begin = size_t(blockIdx.x - e.first) * PIECE;
+    const size_t end = min(begin + PIECE, e.count), whole = end / 4 * 4;
+    for (size_t i = begin + threadIdx.x * 4; i < whole; i += THREADS * 4) adamw_some<4>(e, i);
+    const size_t rest = max(whole, begin) + threadIdx.x;
+    if (rest < end) adamw_some<1>(e, rest);
 }
 
 DEVICE double block_sum_f64(double x) {
@@ -50,20 +77,40 @@ DEVICE double block_sum_f64(double x) {
     return sum;
 }
 
-// partial[block] = sum of squares of the block's share of the elements.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    sum_squares(double* partial, const real* x, size_t count) {
+struct SquaresEntry {
+    const void* x;
+    size_t count;
+    int first, narrow;  // narrow: bf16 rather than f32
+};
+template <typename T>
+DEVICE double squares_of(const T* x, size_t begin, size_t end) {
     double sum = 0.0;
-    const size_t stride = size_t(gridDim.x) * THREADS * VEC;
-    for (size_t i = (size_t(blockIdx.x) * THREADS + threadIdx.x) * VEC; i < count; i += stride) {
-        float v[VEC], squares = 0.f;
-        load<VEC>(v, x + i);
+    const size_t whole = end / 4 * 4;
+    for (size_t i = begin + threadIdx.x * 4; i < whole; i += THREADS * 4) {
+        float v[4], squares = 0.f;
+        load<4>(v, x + i);
 #pragma unroll
-        for (int j = 0; j < VEC; ++j) squares += v[j] * v[j];
+        for (int j = 0; j < 4; ++j) squares += v[j] * v[j];
         sum += double(squares);
     }
-    sum = block_sum_f64(sum);
-    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+    const size_t rest = max(whole, begin) + threadIdx.x;
+    if (rest < end) {
+        float v[1];
+        load<1>(v, x + rest);
+        sum += double(v[0] * v[0]);
+    }
+    return sum;
+}
+// partial[piece] = sum of squares of the piece. Grid: all pieces.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sum_squares(double* partial, const SquaresEntry* entries, int count) {
+    const SquaresEntry e = entries[entry_of(entries, count, blockIdx.x)];
+    const size_t begin = size_t(blockIdx.x - e.first) * PIECE;
+    const size_t end = min(begin + PIECE, e.count);
+    const double sum = e.narrow ? squares_of(static_cast<const u16*>(e.x), begin, end)
+                                : squares_of(static_cast<const float*>(e.x), begin, end);
+    const double all = block_sum_f64(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = all;
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_f64(double* out, const double* x, int count) {

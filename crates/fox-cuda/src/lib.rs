@@ -9,6 +9,7 @@
 //! device, its stream, its memory ([`Buffer`]s from a caching pool) and its compiled kernels; the ops
 //! ([`attention`]) turn shapes into launches, and [`Cuda`] is the [`fox_tensor::Backend`] made of them.
 
+mod arena;
 pub mod attention;
 mod backend;
 mod compile;

@@ -3,13 +3,13 @@
 //! All work goes to one stream, so a buffer that was dropped may be handed out again at once: whatever
 //! still runs on it comes earlier in the stream.
 
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
 use fox_tensor::MemoryStats;
 
+use crate::arena::Arena;
 use crate::{Error, Result};
 
 /// What a buffer may hold: plain bits, of which all patterns are values.
@@ -28,10 +28,15 @@ impl Float for half::bf16 {
     const WIDE: bool = false;
 }
 
-/// Small requests are rounded up to this, which is also the alignment that tensor maps need.
-const SMALL: usize = 512;
-/// Requests above this are rounded up to it: few sizes, much reuse.
-const LARGE: usize = 2 << 20;
+/// Requests are rounded up to this, which is also the alignment that tensor maps need.
+const UNIT: usize = 512;
+/// Requests up to this live apart from the others, which they would cut in pieces.
+const SMALL: usize = 1 << 20;
+/// What the driver gives is rounded up to this.
+const PAGE: usize = 2 << 20;
+/// Blocks from the driver have at least this and a share of what is there already, up to a limit.
+const SMALL_BLOCK: usize = 16 << 20;
+const LARGE_BLOCK: usize = 512 << 20;
 
 pub(crate) struct Pool {
     stream: sys::CUstream,
@@ -40,10 +45,16 @@ pub(crate) struct Pool {
 
 #[derive(Default)]
 struct State {
-    /// Free blocks by size.
-    free: BTreeMap<usize, Vec<sys::CUdeviceptr>>,
+    small: Arena,
+    large: Arena,
     stats: MemoryStats,
     poison: bool,
+}
+
+impl State {
+    fn arena(&mut self, bytes: usize) -> &mut Arena {
+        if bytes <= SMALL { &mut self.small } else { &mut self.large }
+    }
 }
 
 // SAFETY: the stream handle may be used from any thread; the rest is behind a mutex.
@@ -52,8 +63,7 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 fn rounded(bytes: usize) -> usize {
-    let unit = if bytes > LARGE { LARGE } else { SMALL };
-    bytes.max(1).next_multiple_of(unit)
+    bytes.max(1).next_multiple_of(UNIT)
 }
 
 impl Pool {
@@ -79,10 +89,10 @@ impl Pool {
     }
 
     pub(crate) fn alloc<T: Element>(pool: &Arc<Pool>, len: usize) -> Result<Buffer<T>> {
-        let want = rounded(len * size_of::<T>());
-        let (address, bytes) = match pool.take_free(want) {
-            Some(block) => block,
-            None => (pool.take_fresh(want)?, want),
+        let bytes = rounded(len * size_of::<T>());
+        let address = match pool.take(bytes) {
+            Some(address) => address,
+            None => pool.take_fresh(bytes)?,
         };
         let mut state = pool.state();
         state.stats.in_use += bytes;
@@ -96,44 +106,50 @@ impl Pool {
         Ok(buffer)
     }
 
-    /// The smallest free block that fits and wastes less than half of itself.
-    fn take_free(&self, want: usize) -> Option<(sys::CUdeviceptr, usize)> {
-        let mut state = self.state();
-        let (&bytes, blocks) = state.free.range_mut(want..=want * 2).next()?;
-        let address = blocks.pop()?;
-        if blocks.is_empty() {
-            state.free.remove(&bytes);
-        }
-        Some((address, bytes))
+    fn take(&self, bytes: usize) -> Option<sys::CUdeviceptr> {
+        self.state().arena(bytes).take(bytes)
     }
 
+    /// A range of a new block.
     fn take_fresh(&self, bytes: usize) -> Result<sys::CUdeviceptr> {
-        // SAFETY: a context is current (`Gpu::alloc` binds it); the block is freed exactly once.
-        let mut outcome = unsafe { result::malloc_sync(bytes) };
-        if outcome.is_err() {
+        let reserved = self.stats().reserved;
+        let block = match bytes <= SMALL {
+            true => SMALL_BLOCK,
+            false => bytes.max((reserved / 32).clamp(SMALL_BLOCK, LARGE_BLOCK)),
+        };
+        self.take_of_block(bytes, block.next_multiple_of(PAGE)).or_else(|_| {
+            // No more than needed, and what nobody uses goes back first.
             self.release_free();
-            // SAFETY: as above.
-            outcome = unsafe { result::malloc_sync(bytes) };
-        }
+            self.take_of_block(bytes, bytes.next_multiple_of(PAGE))
+        })
+    }
+
+    fn take_of_block(&self, bytes: usize, block: usize) -> Result<sys::CUdeviceptr> {
+        // SAFETY: a context is current (`Gpu::alloc` binds it); the block is freed exactly once.
+        let outcome = unsafe { result::malloc_sync(block) };
         let mut state = self.state();
         let reserved = state.stats.reserved;
-        let address = outcome.map_err(|e| match e.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory { bytes, reserved },
-            _ => Error::driver("cuMemAlloc", e),
-        })?;
-        state.stats.reserved += bytes;
-        Ok(address)
+        let full = Error::OutOfMemory { bytes, reserved };
+        let address = match outcome {
+            Ok(address) => address,
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(full),
+            Err(e) => return Err(Error::driver("cuMemAlloc", e)),
+        };
+        state.stats.reserved += block;
+        let arena = state.arena(bytes);
+        arena.add_block(address, block);
+        arena.take(bytes).ok_or(full)
     }
 
     /// Gives what is not in use back to the driver.
     pub(crate) fn release_free(&self) {
-        let free = std::mem::take(&mut self.state().free);
-        for (bytes, blocks) in free {
-            for address in blocks {
-                self.state().stats.reserved -= bytes;
-                // SAFETY: allocated by `take_fresh`, not in use. Freeing waits for the device.
-                let _ = unsafe { result::free_sync(address) };
-            }
+        let mut state = self.state();
+        let mut unused = state.small.remove_unused();
+        unused.extend(state.large.remove_unused());
+        for (address, bytes) in unused {
+            state.stats.reserved -= bytes;
+            // SAFETY: allocated by `take_of_block`, not in use. Freeing waits for the device.
+            let _ = unsafe { result::free_sync(address) };
         }
     }
 }
@@ -174,7 +190,7 @@ impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         let mut state = self.pool.state();
         state.stats.in_use -= self.bytes;
-        state.free.entry(self.bytes).or_default().push(self.address);
+        state.arena(self.bytes).put(self.address, self.bytes);
     }
 }
 
@@ -189,10 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_rounded_to_few_classes() {
-        assert_eq!(rounded(0), SMALL);
-        assert_eq!(rounded(513), 2 * SMALL);
-        assert_eq!(rounded(LARGE), LARGE);
-        assert_eq!(rounded(LARGE + 1), 2 * LARGE);
+    fn sizes_are_rounded_up_to_the_alignment() {
+        assert_eq!([rounded(0), rounded(512), rounded(513)], [512, 512, 1024]);
     }
 }

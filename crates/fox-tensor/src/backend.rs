@@ -93,6 +93,32 @@ pub struct LossOut {
     pub grads: Option<(Tensor, Tensor)>,
 }
 
+/// One weight of a group of linear layers, in the backward.
+#[derive(Debug)]
+pub struct GroupTerm<'a> {
+    /// Gradient of its output `[R, N_i]`.
+    pub dy: &'a Tensor,
+    /// The weight `[N_i, K]`.
+    pub w: &'a Tensor,
+    /// What its gradient is added to.
+    pub acc: Option<Tensor>,
+}
+
+/// A parameter, its gradient and its moments, all of one shape, and the update to make.
+#[derive(Debug)]
+pub struct ParamUpdate<'a> {
+    /// The parameter.
+    pub param: &'a mut Tensor,
+    /// Its gradient.
+    pub grad: &'a Tensor,
+    /// Running mean of the gradient.
+    pub m: &'a mut Tensor,
+    /// Running mean of its square.
+    pub v: &'a mut Tensor,
+    /// How.
+    pub step: AdamW,
+}
+
 /// The label that is not predicted: its row has loss 0 and no gradient.
 pub const IGNORE_LABEL: i32 = -100;
 
@@ -243,6 +269,22 @@ pub trait Backend: Send + Sync + Debug {
     /// `db[N] = sum_r dy[r] + acc`.
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor>;
 
+    /// `y_i[R, N_i] = x[R, K] w_i[N_i, K]^T` for several narrow weights, where the device does them faster
+    /// together; `None` where they are better done one by one.
+    fn linear_group_fwd(&self, _x: &Tensor, _weights: &[&Tensor]) -> Result<Option<Vec<Tensor>>> {
+        Ok(None)
+    }
+    /// Gradients of what `linear_group_fwd` did: `dx[R, K] = sum_i dy_i w_i + acc`, and `dw_i[N_i, K]` of
+    /// every term, of which there is at least one.
+    fn linear_group_bwd(
+        &self,
+        _x: &Tensor,
+        _terms: Vec<GroupTerm<'_>>,
+        _acc: Option<Tensor>,
+    ) -> Result<(Tensor, Vec<Tensor>)> {
+        Err(Error::Unsupported { device: self.name().to_string(), what: "groups of linear layers" })
+    }
+
     /// Rows of `table[V, C]` for `ids[R]`; every id was checked to be in range.
     fn embedding_fwd(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor>;
     /// `dtable[V, C] = sum over rows r with ids[r] = v of dy[r]`, plus `acc`. Row `pad`, if given,
@@ -384,6 +426,14 @@ pub trait Backend: Send + Sync + Debug {
         v: &mut Tensor,
         step: &AdamW,
     ) -> Result<()>;
+
+    /// `adamw` of many parameters, in one launch where the device counts launches.
+    fn adamw_all(&self, updates: &mut [ParamUpdate<'_>]) -> Result<()> {
+        for u in updates {
+            self.adamw(u.param, u.grad, u.m, u.v, &u.step)?;
+        }
+        Ok(())
+    }
 
     /// The ops that only the baselines need; an error on a device without them.
     fn baseline_ops(&self) -> Result<&dyn BaselineOps> {

@@ -4,7 +4,7 @@
 //! parameters says; norms, biases and gate biases have none; buffers are not touched.
 
 use fox_model::Parameters;
-use fox_tensor::{AdamW, DType, Device, Gradients, ParamId, Tensor};
+use fox_tensor::{AdamW, DType, Device, Gradients, ParamId, ParamUpdate, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -127,21 +127,23 @@ impl Optimizer {
         }
         let clip_scale = (self.settings.clip / (grad_norm + 1e-6)).min(1.0);
         self.updates += 1;
-        for (id, grad) in gradients.iter() {
-            let Some(Some(moments)) = self.moments.get_mut(id.0) else { continue };
-            let decay = params.spec(id).decay;
-            let update = AdamW {
+        let mut updates = Vec::with_capacity(params.len());
+        for ((id, spec, param), moments) in params.iter_mut().zip(&mut self.moments) {
+            let (Some(grad), Some(Moments { m, v })) = (gradients.get(id), moments) else {
+                continue;
+            };
+            let step = AdamW {
                 lr: lr as f32,
                 beta1: self.settings.beta1 as f32,
                 beta2: self.settings.beta2 as f32,
                 eps: self.settings.eps as f32,
-                weight_decay: if decay { self.settings.weight_decay as f32 } else { 0.0 },
+                weight_decay: if spec.decay { self.settings.weight_decay as f32 } else { 0.0 },
                 step: self.updates,
                 grad_scale: clip_scale as f32,
             };
-            let Moments { m, v } = moments;
-            device.backend().adamw(params.value_mut(id), grad, m, v, &update)?;
+            updates.push(ParamUpdate { param, grad, m, v, step });
         }
+        device.backend().adamw_all(&mut updates)?;
         Ok(Update { grad_norm, clip_scale, skipped: false })
     }
 }

@@ -65,7 +65,8 @@ impl Division {
         let heads_per_block = heads.min(THREADS / variant.lanes);
         // Sums for the weights leave a block once per slice: longer slices write less. But there must be
         // enough of them for every multiprocessor, several times over.
-        let longest = if backward { 16 } else { 8 };
+        // Forward there are no such sums.
+        let longest = if backward { 16 } else { 2 };
         let rows_per_slice = (rows / 2048).clamp(1, longest);
         Division {
             variant,
@@ -190,7 +191,13 @@ impl Cuda {
             partial.as_ref().map_or(0, Buffer::address).into(),
             dy.address().into(),
         ];
-        let op = division.op("prepare_heads_bwd", &args);
+        let entry = match (inputs.shift, inputs.norm) {
+            (None, None) => "prepare_heads_bwd",
+            (None, Some(_)) => "prepare_heads_bwd_norm",
+            (Some(_), None) => "prepare_heads_bwd_shift",
+            (Some(_), Some(_)) => "prepare_heads_bwd_shift_norm",
+        };
+        let op = division.op(entry, &args);
         let shared = if spec.rope.is_some() { division.shared() } else { 0 };
         self.launch_with(&op, shared, &held.params)?;
         drop(held.operands);

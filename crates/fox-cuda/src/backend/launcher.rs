@@ -27,12 +27,6 @@ impl Variant {
         Variant { bf16: dtype == DType::Bf16, vec, lanes: 0, chunks: 0 }
     }
 
-    /// For kernels whose operands are mostly f32: one access of 16 bytes to each.
-    pub(super) fn wide(dtype: DType, count: usize) -> Self {
-        let vec = if count.is_multiple_of(4) { 4 } else { 1 };
-        Variant { vec, ..Variant::plain(dtype, count) }
-    }
-
     /// For the norms: warps to a row, such that a thread has at most four pieces.
     pub(super) fn rows(dtype: DType, width: usize) -> Self {
         let plain = Variant::plain(dtype, width);
@@ -79,9 +73,9 @@ pub fn op_variants() -> Vec<(Source, Vec<String>)> {
         for source in [Source::ELEMENTWISE, Source::LOSS, Source::COLUMNS] {
             variants.extend([8, 1].map(|w| (source, Variant::plain(dtype, w).defines(source))));
         }
-        let source = Source::UPDATE;
-        variants.extend([4, 1].map(|count| (source, Variant::wide(dtype, count).defines(source))));
     }
+    let update = Variant::plain(DType::F32, 1).defines(Source::UPDATE);
+    variants.push((Source::UPDATE, update));
     for (width, head_dim) in [(768, 64), (1536, 128), (3584, 256)] {
         variants.push((Source::DECODE, super::decode::defines(width, head_dim)));
     }

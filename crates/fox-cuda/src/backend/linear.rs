@@ -8,7 +8,7 @@ use crate::gemm::{Matrix, Product};
 use crate::{Buffer, Result, Source};
 
 /// Projections up to this wide are logits of gates, which stay in f32.
-const GATE_WIDTH: usize = 64;
+pub(super) const GATE_WIDTH: usize = 64;
 
 /// `c[m, n] = a[m, k] b[k, n]`.
 #[derive(Clone, Copy)]
@@ -18,11 +18,11 @@ pub(super) struct Sizes {
     pub(super) k: usize,
 }
 
-fn plain(address: u64) -> Matrix {
+pub(super) fn plain(address: u64) -> Matrix {
     Matrix { address, transposed: false }
 }
 
-fn transposed(address: u64) -> Matrix {
+pub(super) fn transposed(address: u64) -> Matrix {
     Matrix { address, transposed: true }
 }
 
@@ -79,7 +79,7 @@ impl Cuda {
     }
 
     /// Where a product goes: a sum that exists, or a new tensor; and whether it adds.
-    fn sum_of(
+    pub(super) fn sum_of(
         &self,
         acc: Option<Tensor>,
         shape: [usize; 2],
@@ -146,7 +146,8 @@ impl Cuda {
         };
         // Enough slices to fill the GPU, each long enough to be worth a block.
         let wanted = 4 * self.gpu.processors() as usize / width.div_ceil(32).max(1);
-        let slices = wanted.min(rows / 512).max(1);
+        // One launch where a column is short: a second one costs more than it saves.
+        let slices = if rows <= 2048 { 1 } else { wanted.min(rows / 512).max(1) };
         let (out, at) = self.output([width], DType::F32, device)?;
         if slices == 1 {
             self.sum_slices(at, acc_at, x, dtype, rows, width, 1)?;

@@ -11,6 +11,7 @@ mod attention;
 mod decode;
 mod elementwise;
 mod embedding;
+mod group;
 mod heads;
 mod launcher;
 mod linear;

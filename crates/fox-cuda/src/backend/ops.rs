@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use fox_tensor::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
-    DType, DecodeBlock, DecodeOut, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut,
-    MemoryStats, OpTime, Result, Storage, Tensor,
+    DType, DecodeBlock, DecodeOut, GatedNormInputs, GroupTerm, HeadGrads, HeadInputs, HeadSpec,
+    LossOut, MemoryStats, OpTime, ParamUpdate, Result, Storage, Tensor,
 };
 
 use super::Cuda;
@@ -125,6 +125,22 @@ impl Backend for Cuda {
 
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
         Ok(self.timed("linear bwd bias", || self.bias_gradient(dy, acc))?)
+    }
+
+    fn linear_group_fwd(&self, x: &Tensor, weights: &[&Tensor]) -> Result<Option<Vec<Tensor>>> {
+        if !self.is_group(x, weights) {
+            return Ok(None);
+        }
+        Ok(Some(self.timed("narrow linear fwd", || self.group_forward(x, weights))?))
+    }
+
+    fn linear_group_bwd(
+        &self,
+        x: &Tensor,
+        terms: Vec<GroupTerm<'_>>,
+        acc: Option<Tensor>,
+    ) -> Result<(Tensor, Vec<Tensor>)> {
+        Ok(self.timed("narrow linear bwd", || self.group_backward(x, terms, acc))?)
     }
 
     fn embedding_fwd(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
@@ -275,6 +291,10 @@ impl Backend for Cuda {
         v: &mut Tensor,
         step: &AdamW,
     ) -> Result<()> {
-        Ok(self.timed("adamw", || self.adamw_step(param, grad, m, v, step))?)
+        self.adamw_all(&mut [ParamUpdate { param, grad, m, v, step: *step }])
+    }
+
+    fn adamw_all(&self, updates: &mut [ParamUpdate<'_>]) -> Result<()> {
+        Ok(self.timed("adamw", || self.adamw_steps(updates))?)
     }
 }

@@ -1,11 +1,11 @@
-//! The optimizer's ops.
+//! The optimizer's ops: each one launch for all parameters.
 
-use fox_tensor::{AdamW, DType, Tensor};
+use fox_tensor::{AdamW, DType, ParamUpdate, Tensor};
 
-use super::Cuda;
 use super::launcher::{Op, Variant};
 use super::storage::memory;
-use crate::{KernelArg, Result, Source};
+use super::{Cuda, int};
+use crate::{Result, Source};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -20,33 +20,49 @@ struct AdamParams {
     correct2: f32,
 }
 
-// SAFETY: mirrors the struct of the same name in update.cu.
-unsafe impl KernelArg for AdamParams {}
+/// A parameter and what belongs to it, as `AdamEntry` in update.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AdamEntry {
+    param: u64,
+    m: u64,
+    v: u64,
+    copy: u64,
+    grad: u64,
+    count: u64,
+    first: i32,
+    unused: i32,
+    step: AdamParams,
+}
+
+/// A tensor whose squares are summed, as `SquaresEntry` in update.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SquaresEntry {
+    at: u64,
+    count: u64,
+    first: i32,
+    narrow: i32,
+}
+
+// SAFETY: numbers without gaps; zeros are values.
+unsafe impl bytemuck::Zeroable for AdamEntry {}
+// SAFETY: as above, and so are all other bits.
+unsafe impl bytemuck::Pod for AdamEntry {}
+// SAFETY: numbers without gaps; zeros are values.
+unsafe impl bytemuck::Zeroable for SquaresEntry {}
+// SAFETY: as above, and so are all other bits.
+unsafe impl bytemuck::Pod for SquaresEntry {}
 
 /// Threads of a block of these kernels.
 const THREADS: usize = 256;
-/// Partial sums of squares per tensor, at most.
-const PARTS: usize = 256;
+/// Elements to a thread block.
+const PIECE: usize = 16 * 1024;
 
-impl Cuda {
-    pub(super) fn adamw_step(
-        &self,
-        param: &mut Tensor,
-        grad: &Tensor,
-        m: &mut Tensor,
-        v: &mut Tensor,
-        step: &AdamW,
-    ) -> Result<()> {
-        let count = param.len();
-        let held = self.writable(param)?;
-        // The copy for products is written along with the parameter, so it stays valid.
-        let copy = held.narrow_copy();
-        let at = held.data.address();
-        let m = self.writable(m)?.write().address();
-        let v = self.writable(v)?.write().address();
-        let grad = self.real(grad)?;
+impl AdamParams {
+    fn new(step: &AdamW) -> Self {
         let correct = |beta: f32| (1.0 / (1.0 - f64::from(beta).powf(step.step as f64))) as f32;
-        let params = AdamParams {
+        AdamParams {
             lr: step.lr,
             beta1: step.beta1,
             beta2: step.beta2,
@@ -55,71 +71,85 @@ impl Cuda {
             scale: step.grad_scale,
             correct1: correct(step.beta1),
             correct2: correct(step.beta2),
-        };
-        let args = [
-            at.into(),
-            m.into(),
-            v.into(),
-            copy.as_ref().map_or(0, |copy| copy.address()).into(),
-            grad.address().into(),
-            count.into(),
-        ];
-        let variant = Variant::wide(DType::F32, count);
-        let blocks = count.div_ceil(variant.vec * THREADS).min(self.gpu.processors() as usize * 16);
-        let op = Op {
-            source: Source::UPDATE,
-            entry: "adamw",
-            variant,
-            grid: [blocks, 1],
-            block: THREADS,
-            shared: 0,
-            args: &args,
-        };
-        let kernel = self.kernel(&op)?;
-        let launch = kernel.launch([blocks as u32, 1, 1], THREADS as u32);
-        // SAFETY: parameters as declared in update.cu; all have the parameter's length.
-        unsafe { launch.args(&args).arg(&params).run(|| format!("{count} parameters")) }
+        }
+    }
+}
+
+impl Cuda {
+    pub(super) fn adamw_steps(&self, updates: &mut [ParamUpdate<'_>]) -> Result<()> {
+        let (mut entries, mut grads) = (Vec::with_capacity(updates.len()), Vec::new());
+        let mut pieces = 0;
+        for u in updates.iter_mut() {
+            let count = u.param.len();
+            let held = self.writable(u.param)?;
+            // The copy for products is written along with the parameter, so it stays valid.
+            let copy = held.narrow_copy();
+            let grad = self.real(u.grad)?;
+            entries.push(AdamEntry {
+                param: held.data.address(),
+                m: self.writable(u.m)?.write().address(),
+                v: self.writable(u.v)?.write().address(),
+                copy: copy.map_or(0, |copy| copy.address()),
+                grad: grad.address(),
+                count: count as u64,
+                first: int(pieces),
+                unused: 0,
+                step: AdamParams::new(&u.step),
+            });
+            grads.push(grad);
+            pieces += count.div_ceil(PIECE);
+        }
+        let table = self.gpu.upload(&entries)?;
+        let args = [table.address().into(), int(entries.len()).into()];
+        self.launch_pieces("adamw", pieces, &args)
     }
 
     /// Waits for the result: the host decides by it.
     pub(super) fn squares(&self, tensors: &[&Tensor]) -> Result<f64> {
-        let blocks = |x: &Tensor| x.len().div_ceil(8 * THREADS).clamp(1, PARTS);
-        let parts: usize = tensors.iter().map(|x| blocks(x)).sum();
-        if parts == 0 {
-            return Ok(0.0);
-        }
-        let partial = self.gpu.alloc::<f64>(parts)?;
-        let out = self.gpu.alloc::<f64>(1)?;
-        let mut at = partial.address();
+        let (mut entries, mut pieces) = (Vec::with_capacity(tensors.len()), 0);
         for x in tensors {
             let data = &memory(x)?.data;
-            let args = [at.into(), data.address().into(), x.len().into()];
-            let variant = Variant::wide(data.dtype(), x.len());
-            self.reduce("sum_squares", variant, blocks(x), &args)?;
-            at += 8 * blocks(x) as u64;
+            entries.push(SquaresEntry {
+                at: data.address(),
+                count: x.len() as u64,
+                first: int(pieces),
+                narrow: i32::from(data.dtype() == DType::Bf16),
+            });
+            pieces += x.len().div_ceil(PIECE);
         }
-        let args = [out.address().into(), partial.address().into(), super::int(parts).into()];
-        self.reduce("sum_f64", Variant::plain(DType::F32, 1), 1, &args)?;
+        if pieces == 0 {
+            return Ok(0.0);
+        }
+        let partial = self.gpu.alloc::<f64>(pieces)?;
+        let out = self.gpu.alloc::<f64>(1)?;
+        let table = self.gpu.upload(&entries)?;
+        let count = int(entries.len());
+        let args = [partial.address().into(), table.address().into(), count.into()];
+        self.launch_pieces("sum_squares", pieces, &args)?;
+        let args = [out.address().into(), partial.address().into(), int(pieces).into()];
+        self.launch_pieces("sum_f64", 1, &args)?;
         Ok(self.gpu.download(&out)?.first().copied().unwrap_or(0.0))
     }
 
-    fn reduce(
+    fn launch_pieces(
         &self,
         entry: &'static str,
-        variant: Variant,
-        blocks: usize,
+        pieces: usize,
         args: &[crate::launch::Arg],
     ) -> Result<()> {
+        if pieces == 0 {
+            return Ok(());
+        }
         let op = Op {
             source: Source::UPDATE,
             entry,
-            variant,
-            grid: [blocks, 1],
+            variant: Variant::plain(DType::F32, 1),
+            grid: [pieces, 1],
             block: THREADS,
             shared: 0,
             args,
         };
-        // SAFETY: parameters as declared in update.cu; room for one number per block.
+        // SAFETY: parameters as declared in update.cu; the tables' tensors have the lengths they say.
         unsafe { self.launch(&op) }
     }
 }

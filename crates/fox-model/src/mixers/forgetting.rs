@@ -61,6 +61,13 @@ pub(crate) struct Projection {
     rope: bool,
 }
 
+/// Projections of the input with one value per head, `[R, heads]`, where the layer has them.
+struct HeadLogits {
+    k_shift: Option<Var>,
+    v_shift: Option<Var>,
+    gate: Option<Var>,
+}
+
 /// Where the log gates come from.
 #[derive(Debug)]
 enum Gate {
@@ -175,10 +182,12 @@ impl Forgetting {
             Some(LayerState::Paged(state)) => state.last()?,
             _ => (None, None),
         };
-        let (_, q) = self.project(tape, x, &self.q, context, None)?;
-        let (uk, mut k) = self.project(tape, x, &self.k, context, prev_k.as_ref())?;
-        let (uv, mut v) = self.project(tape, x, &self.v, context, prev_v.as_ref())?;
-        let mut log_gates = self.gate.log_gates(tape, x, params)?;
+        let logits = self.head_logits(tape, x, params)?;
+        let (_, q) = self.project(tape, x, &self.q, context, None, None)?;
+        let shift = (logits.k_shift.as_ref(), logits.v_shift.as_ref());
+        let (uk, mut k) = self.project(tape, x, &self.k, context, shift.0, prev_k.as_ref())?;
+        let (uv, mut v) = self.project(tape, x, &self.v, context, shift.1, prev_v.as_ref())?;
+        let mut log_gates = self.gate.log_gates(tape, x, logits.gate.as_ref(), params)?;
         if let Some(LayerState::Paged(state)) = state {
             let gates = log_gates.as_ref().map(Var::value);
             state.append((k.value(), v.value()), gates, (uk.value(), uv.value()), segments)?;
@@ -297,6 +306,23 @@ impl Forgetting {
         Ok(out)
     }
 
+    /// The projections that have one value per head, as one group.
+    fn head_logits(&self, tape: &mut Tape<'_>, x: &Var, params: &Parameters) -> Result<HeadLogits> {
+        let gate = match self.gate {
+            Gate::Projected { weight, .. } => Some(weight),
+            _ => None,
+        };
+        let ids = [self.k.shift, self.v.shift, gate];
+        let weights: Vec<Var> = ids.iter().flatten().map(|id| params.var(*id)).collect();
+        let mut outs = match weights.is_empty() {
+            true => Vec::new(),
+            false => tape.linear_group(x, &weights)?,
+        }
+        .into_iter();
+        let [k_shift, v_shift, gate] = ids.map(|id| id.and_then(|_| outs.next()));
+        Ok(HeadLogits { k_shift, v_shift, gate })
+    }
+
     /// The raw projection and the prepared heads, both `[R, heads * d]`.
     fn project(
         &self,
@@ -304,6 +330,7 @@ impl Forgetting {
         x: &Var,
         p: &Projection,
         context: &MixerContext<'_>,
+        shift: Option<&Var>,
         prev: Option<&Tensor>,
     ) -> Result<(Var, Var)> {
         let var = |id: ParamId| context.params.var(id);
@@ -311,10 +338,6 @@ impl Forgetting {
         if !p.is_prepared() {
             return Ok((u.clone(), u));
         }
-        let shift = match p.shift {
-            Some(id) => Some(tape.linear(x, &var(id), None)?),
-            None => None,
-        };
         let rope = self.options.rope_base.filter(|_| p.rope).map(|base| Rope { base });
         let spec = HeadSpec {
             heads: p.heads,
@@ -323,8 +346,7 @@ impl Forgetting {
             rope,
             segments: context.segments.clone(),
         };
-        let heads =
-            tape.prepare_heads(&u, shift.as_ref(), prev, p.norm.map(var).as_ref(), &spec)?;
+        let heads = tape.prepare_heads(&u, shift, prev, p.norm.map(var).as_ref(), &spec)?;
         Ok((u, heads))
     }
 
@@ -455,14 +477,19 @@ impl Gate {
         }
     }
 
-    /// `[R, H]`, all at most 0; `None` when nothing is forgotten.
-    fn log_gates(&self, tape: &mut Tape<'_>, x: &Var, params: &Parameters) -> Result<Option<Var>> {
+    /// `[R, H]`, all at most 0; `None` when nothing is forgotten. `logits` are those of projected gates.
+    fn log_gates(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        logits: Option<&Var>,
+        params: &Parameters,
+    ) -> Result<Option<Var>> {
         let rows = x.value().rows();
         match self {
             Gate::None => Ok(None),
-            Gate::Projected { weight, bias } => {
-                let z = tape.linear(x, &params.var(*weight), None)?;
-                tape.log_gate(Some(&z), Some(&params.var(*bias)), rows).map(Some)
+            Gate::Projected { bias, .. } => {
+                tape.log_gate(logits, Some(&params.var(*bias)), rows).map(Some)
             }
             Gate::Shared { weight, bias, heads } => {
                 let z = tape.linear(x, &params.var(*weight), Some(&params.var(*bias)))?;

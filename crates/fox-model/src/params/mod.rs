@@ -224,6 +224,12 @@ impl Parameters {
         &mut self.values[id.0]
     }
 
+    /// All of them with their values for an optimizer to update, in order.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (ParamId, &ParamSpec, &mut Tensor)> {
+        let pairs = self.specs.iter().zip(&mut self.values);
+        pairs.enumerate().map(|(i, (spec, value))| (ParamId(i), spec, value))
+    }
+
     /// Replaces a value; the shape must stay.
     pub fn set(&mut self, id: ParamId, value: Tensor) -> Result<()> {
         let spec = self.spec(id);

@@ -18,6 +18,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> =
         LINEAR.iter().flat_map(|&shape| [linear(shape, false), linear(shape, true)]).collect();
     cases.push(linear_twice());
+    cases.extend([group(1, 40, [3, 5, 2]), group(113, 203, [4, 4, 4]), group(799, 24, [1, 7, 16])]);
     cases.extend([
         embedding(1, 1, 8, None),
         embedding(113, 17, 40, None),
@@ -58,6 +59,34 @@ fn linear_twice() -> Case {
     .normal("x", &[113, 24])
     .normal("w", &[24, 24])
     .normal("bias", &[24])
+}
+
+/// Narrow layers of one input, each of which also serves alone; one of them gets no gradient the second time.
+fn group(rows: usize, inner: usize, widths: [usize; 3]) -> Case {
+    const NAMES: [&str; 3] = ["w0", "w1", "w2"];
+    let name = format!("linear_group/{rows}x{inner}/{widths:?}");
+    let mut case = Case::new(name, |tape, args| {
+        let x = args.var("x")?;
+        let mut weights = Vec::new();
+        for name in NAMES {
+            weights.push(args.var(name)?.clone());
+        }
+        let again = tape.linear_group(x, &weights)?.swap_remove(1);
+        let mut outs: Vec<Output> = tape
+            .linear_group(x, &weights)?
+            .into_iter()
+            .zip(["y0", "y1", "y2"])
+            .map(|(y, name)| Output::Var(name, y))
+            .collect();
+        outs.push(Output::Var("alone", tape.linear(x, &weights[0], None)?));
+        outs.push(Output::Var("again", again));
+        Ok(outs)
+    })
+    .normal("x", &[rows, inner]);
+    for (name, width) in NAMES.into_iter().zip(widths) {
+        case = case.normal(name, &[width, inner]);
+    }
+    case
 }
 
 fn embedding(rows: usize, vocab: usize, width: usize, pad: Option<usize>) -> Case {

@@ -42,11 +42,11 @@ impl Tape<'_> {
         let out = self.output(result.o, needs_grad);
         let slots = (q.slot, k.slot, v.slot, slot_of(log_gates));
         let (out_slot, device, spec) = (out.slot, self.device.clone(), spec.clone());
-        let (q, k, v, gates) =
-            (q.value.clone(), k.value.clone(), v.value.clone(), value_of(log_gates));
+        let (q, k, v, gates) = (q.saved(), k.saved(), v.saved(), value_of(log_gates));
         let (o, lse) = (out.value.clone(), result.lse);
         self.push(move |flow| {
             let Some(d_out) = flow.take(out_slot) else { return Ok(()) };
+            let (q, k, v) = (q.get()?, k.get()?, v.get()?);
             let inputs = AttentionInputs { q: &q, k: &k, v: &v, log_gates: gates.as_ref() };
             let backend = device.backend();
             let grads = match weights {

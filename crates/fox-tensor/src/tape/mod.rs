@@ -161,6 +161,8 @@ type Step<'m> = Box<dyn FnOnce(&mut Flow<'_>) -> Result<()> + 'm>;
 pub struct Tape<'m> {
     device: Device,
     recording: bool,
+    /// Whether the results of cheap ops are computed again in the backward rather than kept.
+    thrifty: bool,
     steps: Vec<Step<'m>>,
     values: usize,
 }
@@ -168,7 +170,8 @@ pub struct Tape<'m> {
 impl<'m> Tape<'m> {
     /// A tape that records, for training.
     pub fn recording(device: &Device) -> Self {
-        Tape { device: device.clone(), recording: true, steps: Vec::new(), values: 0 }
+        let thrifty = device.backend().prefers_memory();
+        Tape { device: device.clone(), recording: true, thrifty, steps: Vec::new(), values: 0 }
     }
 
     /// A tape that records nothing, for inference.
@@ -223,7 +226,8 @@ impl<'m> Tape<'m> {
             let (inputs, device) = (inputs.to_vec(), self.device.clone());
             let outs: Vec<Slot> = outputs.iter().map(|out| out.slot).collect();
             self.push(move |flow| {
-                let mut tape = Tape::recording(&device);
+                // One block at a time: its cheap results need not be computed a third time.
+                let mut tape = Tape { thrifty: false, ..Tape::recording(&device) };
                 let leaves: Vec<Var> =
                     inputs.iter().map(|input| tape.leaf(input.value.clone())).collect();
                 let again = block(&mut tape, &leaves)?;
@@ -282,7 +286,7 @@ impl<'m> Tape<'m> {
         make: impl Fn(&Device) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Var {
         let mut out = self.output(value, needs_grad);
-        if self.recording && self.device.backend().prefers_memory() {
+        if self.recording && self.thrifty {
             let device = self.device.clone();
             out.again = Some(Saved::again(move || make(&device)));
         }

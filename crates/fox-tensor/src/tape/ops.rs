@@ -2,8 +2,8 @@
 
 use super::{Slot, Tape, Var};
 use crate::{
-    Activation, DType, Error, GatedNormInputs, HeadInputs, HeadSpec, IGNORE_LABEL, KeyPages,
-    PagedSpec, Result, Tensor,
+    Activation, DType, Error, GatedNormInputs, GroupTerm, HeadInputs, HeadSpec, IGNORE_LABEL,
+    KeyPages, PagedSpec, Result, Tensor,
 };
 
 impl<'m> Tape<'m> {
@@ -31,6 +31,47 @@ impl<'m> Tape<'m> {
             flow.update(b_slot, |acc| backend.linear_bwd_bias(&dy, acc))
         });
         Ok(out)
+    }
+
+    /// `x[R, K] w_i[N_i, K]^T` for several narrow weights, which a device may do as one product.
+    pub fn linear_group(&mut self, x: &Var, weights: &[Var]) -> Result<Vec<Var>> {
+        const OP: &str = "linear_group";
+        self.check_matrix(OP, "x", x.value())?;
+        for w in weights {
+            self.check(OP, "weight", w.value(), &[w.value().rows(), x.value().cols()])?;
+        }
+        let values: Vec<&Tensor> = weights.iter().map(Var::value).collect();
+        let Some(outs) = self.device.backend().linear_group_fwd(x.value(), &values)? else {
+            return weights.iter().map(|w| self.linear(x, w, None)).collect();
+        };
+        let mut vars = Vec::with_capacity(weights.len());
+        for (y, w) in outs.into_iter().zip(weights) {
+            vars.push(self.output(y, x.needs_grad() || w.needs_grad()));
+        }
+        let outs: Vec<Slot> = vars.iter().map(|y| y.slot).collect();
+        let weights: Vec<(Slot, Tensor)> =
+            weights.iter().map(|w| (w.slot, w.value.clone())).collect();
+        let (x_slot, device, x) = (x.slot, self.device.clone(), x.saved());
+        self.push(move |flow| {
+            let grads = outs.into_iter().map(|slot| flow.take(slot));
+            let reached: Vec<(Tensor, (Slot, Tensor))> =
+                grads.zip(weights).filter_map(|(dy, w)| Some((dy?, w))).collect();
+            let mut terms = Vec::with_capacity(reached.len());
+            for (dy, (slot, w)) in &reached {
+                terms.push(GroupTerm { dy, w, acc: flow.take(*slot) });
+            }
+            if terms.is_empty() {
+                return Ok(());
+            }
+            let acc = flow.take(x_slot);
+            let (dx, dws) = device.backend().linear_group_bwd(&x.get()?, terms, acc)?;
+            flow.put(x_slot, dx);
+            for ((_, (slot, _)), dw) in reached.iter().zip(dws) {
+                flow.put(*slot, dw);
+            }
+            Ok(())
+        });
+        Ok(vars)
     }
 
     /// Rows of `table[V, C]` for `ids[R]`; the row `pad`, if given, gets no gradient.
@@ -132,7 +173,13 @@ impl<'m> Tape<'m> {
         };
         let y = self.device.backend().prepare_heads_fwd(&inputs, spec)?;
         let needs_grad = u.needs_grad() || wants(shift) || wants(norm);
-        let out = self.output(y, needs_grad);
+        let again = (u.value.clone(), value_of(shift), prev.cloned(), value_of(norm), spec.clone());
+        let out = self.cheap_output(y, needs_grad, move |device| {
+            let (u, shift, prev, norm, spec) = &again;
+            let inputs =
+                HeadInputs { u, shift: shift.as_ref(), prev: prev.as_ref(), norm: norm.as_ref() };
+            device.backend().prepare_heads_fwd(&inputs, spec)
+        });
         let (u_slot, s_slot, n_slot) = (u.slot, slot_of(shift), slot_of(norm));
         let (out_slot, device, spec) = (out.slot, self.device.clone(), spec.clone());
         let (u, shift, prev, norm) =

@@ -277,7 +277,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "gflops": tokens * work / step / 1e9, "gemm_gflops": rate / 1e9,
         "floor_fraction": fraction, "pruned_fraction": pruned_fraction,
         "profile": profile.iter().map(|t| json!({ "op": t.op, "calls": t.calls, "ms": t.seconds * 1e3 })).collect::<Vec<_>>(),
-        "peak_bytes": memory.peak, "new_bytes_in_steady_steps": memory.reserved - reserved,
+        "peak_bytes": memory.peak, "reserved_bytes": memory.reserved, "new_bytes_in_steady_steps": memory.reserved - reserved,
     });
     if args.json {
         output::print(&format!("{report:#}\n"))?;
@@ -288,7 +288,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
          worst error against the oracle {error:.1e}; loss {:.4} -> {last_loss:.4}\n\
          {:.1} ms per step (forward {:.1}, backward {:.1}, update {:.1}): {:.0} tokens/s\n\
          {:.1} GFLOP/s, {:.1}% of the floor (matrix product {:.1} GFLOP/s); blocks pruned {:.1}%\n\
-         peak memory {}; new memory in the steady steps {}\n",
+         peak memory {}, {} taken from the system; new memory in the steady steps {}\n",
         machine(&device),
         first_loss.unwrap_or(f64::NAN),
         step * 1e3,
@@ -301,6 +301,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         rate / 1e9,
         100.0 * pruned_fraction,
         output::bytes(memory.peak as f64),
+        output::bytes(memory.reserved as f64),
         output::bytes((memory.reserved - reserved) as f64),
     );
     output::print(&text)?;
