@@ -66,8 +66,9 @@ extern "C" __global__ void glu_fwd(real* y, const real* x, size_t count, int inn
         store<VEC>(y + i * VEC, u);
     }
 }
-extern "C" __global__ void glu_bwd(real* dx, const real* dy, const real* x, size_t count, int inner,
-                                   int act) {
+// With `y`, the output once more. `dx` may be `x`, and `y` may be `dy`.
+extern "C" __global__ void glu_bwd(real* dx, real* y, const real* dy, const real* x, size_t count,
+                                   int inner, int act) {
     FOR_EACH(i, count / VEC) {
         const size_t row = i * VEC / inner, at = row * 2 * inner + i * VEC % inner;
         float g[VEC], u[VEC], d[VEC];
@@ -77,11 +78,14 @@ extern "C" __global__ void glu_bwd(real* dx, const real* dy, const real* x, size
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
             const float2 a = activation(act, g[j]);
+            const float out = a.x * u[j];
             g[j] = d[j] * u[j] * a.y;
             u[j] = d[j] * a.x;
+            d[j] = out;
         }
         store<VEC>(dx + at, g);
         store<VEC>(dx + at + inner, u);
+        if (y) store<VEC>(y + i * VEC, d);
     }
 }
 

@@ -419,9 +419,9 @@ DEVICE void fetch_row(GatedRow& r, const GatedParams& p, const real* dy, size_t 
 }
 
 // partial[slice][width] are the sums for the norm's weights. What the next row needs is on its way while
-// this one is worked on.
-extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, float* partial, const real* dy,
-                                          const GatedParams p) {
+// this one is worked on. With `y`, the output once more, which may take the place of dy.
+extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, real* y, float* partial,
+                                          const real* dy, const GatedParams p) {
     const Place at = place(p.groups);
     const int d = p.width / p.groups, column = at.head * d;
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
@@ -431,7 +431,7 @@ extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, float* partial,
     fetch_row(next, p, dy, size_t(first) * p.width + column, at.lane, d);
     for (int row = first; row < last; ++row) {
         const size_t here = size_t(row) * p.width + column;
-        Piece x, g, z;
+        Piece x, g, z, out;
         unpack(x, next.x);
         unpack(g, next.g);
         unpack(z, next.z);
@@ -451,12 +451,21 @@ extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, float* partial,
 #pragma unroll
                 for (int i = 0; i < VEC; ++i) {
                     const float2 act = activation(p.act, z[c][i]);
-                    z[c][i] = g[c][i] * x[c][i] * (p.norm ? weights[c][i] : 1.f) * act.y;
+                    const float scaled = x[c][i] * (p.norm ? weights[c][i] : 1.f);
+                    z[c][i] = g[c][i] * scaled * act.y;
                     g[c][i] *= act.x;
+                    out[c][i] = scaled * act.x;
                 }
             }
             store_piece(dgate + here, z, at.lane, d, at.active);
+        } else if (y) {
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+                for (int i = 0; i < VEC; ++i) out[c][i] = x[c][i] * (p.norm ? weights[c][i] : 1.f);
+            }
         }
+        if (y) store_piece(y + here, out, at.lane, d, at.active);
         if (p.norm) {
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {

@@ -47,10 +47,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // dh = r (g - xh mean(xh g)) + dh_out with g = w dy, xh = h r. `dh_out` may be null, or `dh` itself.
-// Column sums of dy xh go to partial[block][width].
+// With `y`, the output once more. Column sums of dy xh go to partial[block][width].
 extern "C" __global__ void __launch_bounds__(THREADS)
-    add_rms_norm_bwd(real* dh, float* partial, const real* dy, const real* dh_out, const real* h,
-                     const float* w, const float* rstd, int rows, int width) {
+    add_rms_norm_bwd(real* dh, real* y, float* partial, const real* dy, const real* dh_out,
+                     const real* h, const float* w, const float* rstd, int rows, int width) {
     float dw[CHUNKS][VEC] = {};
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
         const size_t base = size_t(row) * width;
@@ -70,7 +70,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 dw[c][i] += g[c][i] * x[c][i];
                 g[c][i] *= weight[i];
                 mean += g[c][i] * x[c][i];
+                weight[i] *= x[c][i];
             }
+            if (y) store<VEC>(y + base + column, weight);
         }
         mean = block_sum<WARPS>(mean) / width;
 #pragma unroll

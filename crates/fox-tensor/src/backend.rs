@@ -93,17 +93,6 @@ pub struct LossOut {
     pub grads: Option<(Tensor, Tensor)>,
 }
 
-/// One weight of a group of linear layers, in the backward.
-#[derive(Debug)]
-pub struct GroupTerm<'a> {
-    /// Gradient of its output `[R, N_i]`.
-    pub dy: &'a Tensor,
-    /// The weight `[N_i, K]`.
-    pub w: &'a Tensor,
-    /// What its gradient is added to.
-    pub acc: Option<Tensor>,
-}
-
 /// A parameter, its gradient and its moments, all of one shape, and the update to make.
 #[derive(Debug)]
 pub struct ParamUpdate<'a> {
@@ -124,6 +113,7 @@ pub const IGNORE_LABEL: i32 = -100;
 
 /// What a device without it says it lacks.
 const STICK_BREAKING: &str = "stick-breaking attention";
+const LINEAR_GROUP: &str = "groups of linear layers";
 
 /// With at most this many rows, a row of a linear layer's result should depend on its own row of the
 /// input alone, to the bit, not on the number of rows; the oracle and the CPU keep this.
@@ -274,15 +264,23 @@ pub trait Backend: Send + Sync + Debug {
     fn linear_group_fwd(&self, _x: &Tensor, _weights: &[&Tensor]) -> Result<Option<Vec<Tensor>>> {
         Ok(None)
     }
-    /// Gradients of what `linear_group_fwd` did: `dx[R, K] = sum_i dy_i w_i + acc`, and `dw_i[N_i, K]` of
-    /// every term, of which there is at least one.
-    fn linear_group_bwd(
+    /// Of what `linear_group_fwd` did: `dx[R, K] = sum_i dy_i w_i + acc`, over at least one `i`.
+    fn linear_group_bwd_input(
         &self,
-        _x: &Tensor,
-        _terms: Vec<GroupTerm<'_>>,
+        _dys: &[&Tensor],
+        _weights: &[&Tensor],
         _acc: Option<Tensor>,
-    ) -> Result<(Tensor, Vec<Tensor>)> {
-        Err(Error::Unsupported { device: self.name().to_string(), what: "groups of linear layers" })
+    ) -> Result<Tensor> {
+        Err(Error::Unsupported { device: self.name().to_string(), what: LINEAR_GROUP })
+    }
+    /// Of what `linear_group_fwd` did: `dw_i[N_i, K] = dy_i^T x + acc_i`, at least one.
+    fn linear_group_bwd_weight(
+        &self,
+        _dys: &[&Tensor],
+        _x: &Tensor,
+        _accs: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Tensor>> {
+        Err(Error::Unsupported { device: self.name().to_string(), what: LINEAR_GROUP })
     }
 
     /// Rows of `table[V, C]` for `ids[R]`; every id was checked to be in range.
@@ -317,6 +315,21 @@ pub trait Backend: Send + Sync + Debug {
         rstd: &Tensor,
         dw_acc: Option<Tensor>,
     ) -> Result<(Tensor, Tensor)>;
+
+    /// `add_rms_norm_bwd` that also gives `y` once more: `(dh, dw, y)`.
+    fn add_rms_norm_bwd_again(
+        &self,
+        dy: &Tensor,
+        dh_out: Option<Tensor>,
+        (h, eps): (&Tensor, f32),
+        w: &Tensor,
+        rstd: &Tensor,
+        dw_acc: Option<Tensor>,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let (_, y, _) = self.add_rms_norm_fwd(h, None, w, eps)?;
+        let (dh, dw) = self.add_rms_norm_bwd(dy, dh_out, h, w, rstd, dw_acc)?;
+        Ok((dh, dw, y))
+    }
 
     /// Token shift, per-head RMS norm, RoPE: `[R, H * d]`.
     fn prepare_heads_fwd(&self, inputs: &HeadInputs<'_>, spec: &HeadSpec) -> Result<Tensor>;
@@ -393,10 +406,24 @@ pub trait Backend: Send + Sync + Debug {
     /// Gradients of `gated_norm_fwd`.
     fn gated_norm_bwd(&self, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<HeadGrads>;
 
+    /// `gated_norm_bwd` that also gives the output once more, in place of `dy` where nobody else holds it.
+    fn gated_norm_bwd_again(
+        &self,
+        dy: Tensor,
+        inputs: &GatedNormInputs<'_>,
+    ) -> Result<(HeadGrads, Tensor)> {
+        Ok((self.gated_norm_bwd(&dy, inputs)?, self.gated_norm_fwd(inputs)?))
+    }
+
     /// `act(g) * u` for `x = [g | u]` of shape `[R, 2 I]`.
     fn glu_fwd(&self, x: &Tensor, act: Activation) -> Result<Tensor>;
     /// `dx[R, 2 I]`.
     fn glu_bwd(&self, dy: &Tensor, x: &Tensor, act: Activation) -> Result<Tensor>;
+    /// `glu_bwd` that also gives the output once more: `(dx, y)`, in place of `x` and `dy` where nobody else
+    /// holds them.
+    fn glu_bwd_again(&self, dy: Tensor, x: Tensor, act: Activation) -> Result<(Tensor, Tensor)> {
+        Ok((self.glu_bwd(&dy, &x, act)?, self.glu_fwd(&x, act)?))
+    }
 
     /// Cross-entropy of `softmax(x[R, C] w[V, C]^T)` against `labels[R]`, never holding all logits.
     /// A label is a valid index or [`IGNORE_LABEL`]. With `weights[R]`, also the gradient of the

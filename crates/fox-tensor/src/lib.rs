@@ -27,8 +27,8 @@ mod tape;
 mod tensor;
 
 pub use backend::{
-    AttentionGrads, AttentionOut, Backend, EXACT_ROWS, GroupTerm, HeadGrads, IGNORE_LABEL,
-    INT8_BLOCK, LossOut, MemoryStats, OpTime, ParamUpdate, Storage, WeightFormat,
+    AttentionGrads, AttentionOut, Backend, EXACT_ROWS, HeadGrads, IGNORE_LABEL, INT8_BLOCK,
+    LossOut, MemoryStats, OpTime, ParamUpdate, Storage, WeightFormat,
 };
 pub use baseline::{
     BaselineOps, ConvGrads, ConvInputs, ConvSpec, HgrnGates, HgrnGrads, HgrnInputs, L2Norm,

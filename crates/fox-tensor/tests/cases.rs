@@ -131,3 +131,14 @@ fn relative_error_treats_infinities_and_small_results() {
     assert!(cases::relative_error(&[1e-9], &[0.0]) <= 1e-8);
     assert_eq!(cases::relative_error(&[], &[]), 0.0);
 }
+
+#[test]
+fn computing_again_in_the_backward_changes_nothing() {
+    let (plain, thrifty) = (Device::naive(), Device::new(fox_tensor::naive::Naive::thrifty()));
+    for case in cases::all().iter().filter(|case| !case.name.starts_with("scan")) {
+        let (want, got) = (cases::run(case, &plain).unwrap(), cases::run(case, &thrifty).unwrap());
+        for (what, error) in cases::compare(&got, &want) {
+            assert!(error < 1e-12, "{} {what}: {error}", case.name);
+        }
+    }
+}

@@ -71,20 +71,36 @@ impl Cuda {
     }
 
     pub(super) fn glu_backward(&self, dy: &Tensor, x: &Tensor, act: Activation) -> Result<Tensor> {
-        let (inner, dtype) = (x.cols() / 2, self.activations());
-        let (dx, at) = self.output(x.shape(), dtype, x.device())?;
-        let count = dy.len();
-        let (dy, x) = (self.activation(dy)?, self.activation(x)?);
+        let (dx, at) = self.output(x.shape(), self.activations(), x.device())?;
+        let (dy_at, x_at) = (self.activation(dy)?, self.activation(x)?);
+        self.glu_gradient([at, 0, dy_at.address(), x_at.address()], x, act)?;
+        Ok(dx)
+    }
+
+    /// `(dx, y)`, in the places of `x` and `dy` if these are free.
+    pub(super) fn glu_backward_again(
+        &self,
+        dy: Tensor,
+        x: Tensor,
+        act: Activation,
+    ) -> Result<(Tensor, Tensor)> {
+        let (dx, y) = (self.replaced(x)?, self.replaced(dy)?);
+        self.glu_gradient([dx.to, y.to, y.from, dx.from], &dx.out, act)?;
+        Ok((dx.out, y.out))
+    }
+
+    fn glu_gradient(&self, [dx, y, dy, x]: [u64; 4], like: &Tensor, act: Activation) -> Result<()> {
+        let (inner, count) = (like.cols() / 2, like.len() / 2);
         let args = [
-            at.into(),
-            dy.address().into(),
-            x.address().into(),
+            dx.into(),
+            y.into(),
+            dy.into(),
+            x.into(),
             count.into(),
             int(inner).into(),
             activation_code(act).into(),
         ];
-        self.flat("glu_bwd", Variant::plain(dtype, inner), count, &args)?;
-        Ok(dx)
+        self.flat("glu_bwd", Variant::plain(self.activations(), inner), count, &args)
     }
 
     fn flat(

@@ -1,7 +1,7 @@
 //! Several narrow linear layers of one input (gates, shifts) as one product: alone, each would read the input
 //! and, in the backward, read and write its gradient once more.
 
-use fox_tensor::{DType, GroupTerm, Tensor};
+use fox_tensor::{DType, Tensor};
 
 use super::launcher::{Op, Variant};
 use super::linear::{GATE_WIDTH, Sizes, plain, transposed};
@@ -74,42 +74,59 @@ impl Cuda {
         Ok(outs)
     }
 
-    /// `dx` and every `dw_i`, both added to what there is.
-    pub(super) fn group_backward(
+    /// `dx = sum_i dy_i w_i`, added to `acc`.
+    pub(super) fn group_input_gradient(
         &self,
-        x: &Tensor,
-        terms: Vec<GroupTerm<'_>>,
+        dys: &[&Tensor],
+        weights: &[&Tensor],
         acc: Option<Tensor>,
-    ) -> Result<(Tensor, Vec<Tensor>)> {
-        let (rows, inner, dtype) = (x.rows(), x.cols(), self.activations());
-        let weights: Vec<&Tensor> = terms.iter().map(|term| term.w).collect();
-        let widths = || weights.iter().map(|w| w.rows());
-        let n = padded(widths());
-        let joined = self.joined_weights(&weights, n, inner)?;
-        let dy = Data::alloc(&self.gpu, rows * n, dtype)?;
-        let own = terms.iter().map(|term| self.real(term.dy)).collect::<Result<Vec<_>>>()?;
-        let parts = Parts::new(own.iter().map(Operand::address), widths());
-        self.launch_parts("join_columns", dtype, dy.address(), rows, n, &parts)?;
-        let (dx, at, add) = self.sum_of(acc, [rows, inner], dtype, x.device())?;
+    ) -> Result<Tensor> {
+        let (dy, n) = self.joined_gradients(dys)?;
+        let (rows, inner) = (dys[0].rows(), weights[0].cols());
+        let joined = self.joined_weights(weights, n, inner)?;
+        let (dx, at, add) = self.sum_of(acc, [rows, inner], self.activations(), dys[0].device())?;
         let sizes = Sizes { m: rows, n: inner, k: n };
         let (left, right) = (plain(dy.address()), plain(joined.address()));
         self.multiply(left, right, at, sizes, dx.dtype(), add)?;
+        Ok(dx)
+    }
+
+    /// `dw_i = dy_i^T x`, each added to what there is.
+    pub(super) fn group_weight_gradients(
+        &self,
+        dys: &[&Tensor],
+        x: &Tensor,
+        accs: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Tensor>> {
+        let (dy, n) = self.joined_gradients(dys)?;
+        let (rows, inner) = (x.rows(), x.cols());
         let whole = Data::alloc(&self.gpu, n * inner, DType::F32)?;
         let x_at = self.activation(x)?;
         let sizes = Sizes { m: n, n: inner, k: rows };
         let (left, right) = (transposed(dy.address()), plain(x_at.address()));
         self.multiply(left, right, whole.address(), sizes, DType::F32, false)?;
         // Weights lie one after the other, so they are parts of a single row.
-        let mut parts = Parts::new(std::iter::empty(), widths().map(|width| width * inner));
-        let mut dws = Vec::with_capacity(terms.len());
-        for (i, term) in terms.into_iter().enumerate() {
-            let (dw, at, add) =
-                self.sum_of(term.acc, [term.w.rows(), inner], DType::F32, x.device())?;
+        let widths = dys.iter().map(|dy| dy.cols() * inner);
+        let mut parts = Parts::new(std::iter::empty(), widths);
+        let mut dws = Vec::with_capacity(dys.len());
+        for (i, (dy, acc)) in dys.iter().zip(accs).enumerate() {
+            let (dw, at, add) = self.sum_of(acc, [dy.cols(), inner], DType::F32, x.device())?;
             (parts.at[i], parts.add[i]) = (at, i32::from(add));
             dws.push(dw);
         }
         self.launch_parts("split_columns", DType::F32, whole.address(), 1, n * inner, &parts)?;
-        Ok((dx, dws))
+        Ok(dws)
+    }
+
+    /// The gradients side by side `[R, n]` in the type of activations, and `n`.
+    fn joined_gradients(&self, dys: &[&Tensor]) -> Result<(Data, usize)> {
+        let widths = || dys.iter().map(|dy| dy.cols());
+        let (rows, n, dtype) = (dys[0].rows(), padded(widths()), self.activations());
+        let joined = Data::alloc(&self.gpu, rows * n, dtype)?;
+        let own = dys.iter().map(|dy| self.real(dy)).collect::<Result<Vec<_>>>()?;
+        let parts = Parts::new(own.iter().map(Operand::address), widths());
+        self.launch_parts("join_columns", dtype, joined.address(), rows, n, &parts)?;
+        Ok((joined, n))
     }
 
     /// The weights one below the other `[n, inner]`, zeros after the last.

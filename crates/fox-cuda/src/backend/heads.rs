@@ -243,6 +243,22 @@ impl Cuda {
         dy: &Tensor,
         inputs: &GatedNormInputs<'_>,
     ) -> Result<HeadGrads> {
+        let dy = self.activation(dy)?;
+        self.gated_gradients(dy.address(), 0, inputs)
+    }
+
+    /// With the output once more, in the place of `dy` if that is free.
+    pub(super) fn gated_backward_again(
+        &self,
+        dy: Tensor,
+        inputs: &GatedNormInputs<'_>,
+    ) -> Result<(HeadGrads, Tensor)> {
+        let y = self.replaced(dy)?;
+        let grads = self.gated_gradients(y.from, y.to, inputs)?;
+        Ok((grads, y.out))
+    }
+
+    fn gated_gradients(&self, dy: u64, y: u64, inputs: &GatedNormInputs<'_>) -> Result<HeadGrads> {
         let (width, device, dtype) = (inputs.x.cols(), inputs.x.device(), self.activations());
         let division = gated_division(dtype, inputs, true);
         let (dx, dx_at) = self.output(inputs.x.shape(), dtype, device)?;
@@ -255,12 +271,12 @@ impl Cuda {
             None => None,
         };
         let (x, norm, gate) = self.gated_operands(inputs)?;
-        let dy = self.activation(dy)?;
         let args = [
             dx_at.into(),
             dgate.as_ref().map_or(0, |(_, at)| *at).into(),
+            y.into(),
             partial.as_ref().map_or(0, Buffer::address).into(),
-            dy.address().into(),
+            dy.into(),
         ];
         let op = division.op("gated_norm_bwd", &args);
         self.launch_with(&op, 0, &gated_params(inputs, &division, &x, &norm, &gate))?;

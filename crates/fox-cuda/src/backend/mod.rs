@@ -172,6 +172,22 @@ impl Cuda {
         })
     }
 
+    /// An operand that is not needed afterwards: the result takes its place if nobody else holds it.
+    pub(crate) fn replaced(&self, x: Tensor) -> Result<Replaced> {
+        let (shape, device) = (x.shape(), x.device().clone());
+        let mut x = match self.activation(&x)? {
+            Operand::Converted(data) => self.tensor(data, shape, &device),
+            _ => x,
+        };
+        let from = memory(&x)?.data.address();
+        if x.is_shared() {
+            let (out, to) = self.output(shape, self.activations(), &device)?;
+            return Ok(Replaced { out, to, from, old: Some(x) });
+        }
+        let to = self.writable(&mut x)?.write().address();
+        Ok(Replaced { out: x, to, from, old: None })
+    }
+
     /// An operand in the type of activations.
     pub(crate) fn activation<'a>(&self, x: &'a Tensor) -> Result<Operand<'a>> {
         self.operand(x, self.activations())
@@ -192,6 +208,18 @@ impl Cuda {
             _ => self.activation(x),
         }
     }
+}
+
+/// An operand that may give its place to a result of its shape.
+pub(crate) struct Replaced {
+    /// The result.
+    pub(crate) out: Tensor,
+    /// Where it goes.
+    pub(crate) to: u64,
+    /// Where the operand is read.
+    pub(crate) from: u64,
+    /// The operand, when it lies elsewhere: alive until the kernel has been launched.
+    pub(crate) old: Option<Tensor>,
 }
 
 /// An operand on its way to a kernel.

@@ -3,7 +3,8 @@
 use fox_tensor::{DType, Tensor};
 
 use super::launcher::{Op, Variant};
-use super::{Cuda, address, int};
+use super::storage::memory;
+use super::{Cuda, Replaced, address, int};
 use crate::{Buffer, Result, Source};
 
 impl Cuda {
@@ -51,7 +52,7 @@ impl Cuda {
         Ok((sum, y, rstd))
     }
 
-    /// `(dh, dw)`.
+    /// `(dh, dw)`; with `y`, also the output once more, into it.
     pub(super) fn norm_backward(
         &self,
         dy: &Tensor,
@@ -60,22 +61,33 @@ impl Cuda {
         w: &Tensor,
         rstd: &Tensor,
         dw_acc: Option<Tensor>,
+        y: Option<&Tensor>,
     ) -> Result<(Tensor, Tensor)> {
         let (rows, width, device) = (h.rows(), h.cols(), h.device().clone());
         let dtype = self.activations();
-        let (dh, dh_at) = self.output(h.shape(), dtype, &device)?;
         let (g, x, weights, stats) =
             (self.activation(dy)?, self.activation(h)?, self.real(w)?, self.real(rstd)?);
-        let before = dh_out.as_ref().map(|x| self.activation(x)).transpose()?;
+        let (dh, dh_at, before_at, _before) = match dh_out {
+            Some(dh_out) => {
+                let Replaced { out, to, from, old } = self.replaced(dh_out)?;
+                (out, to, from, old)
+            }
+            None => {
+                let (dh, at) = self.output(h.shape(), dtype, &device)?;
+                (dh, at, 0, None)
+            }
+        };
+        let y_at = y.map_or(Ok(0), |y| memory(y).map(|held| held.data.address()))?;
         let variant = Variant::rows(dtype, width);
         // A block keeps its sums for the weights in registers: no more blocks than run at once.
         let blocks = rows.min(self.gpu.processors() as usize * (16 / variant.lanes).max(1));
         let partial: Buffer<f32> = self.gpu.alloc(blocks * width)?;
         let args = [
             dh_at.into(),
+            y_at.into(),
             partial.address().into(),
             g.address().into(),
-            address(&before).into(),
+            before_at.into(),
             x.address().into(),
             weights.address().into(),
             stats.address().into(),

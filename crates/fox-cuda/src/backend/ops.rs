@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use fox_tensor::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
-    DType, DecodeBlock, DecodeOut, GatedNormInputs, GroupTerm, HeadGrads, HeadInputs, HeadSpec,
-    LossOut, MemoryStats, OpTime, ParamUpdate, Result, Storage, Tensor,
+    DType, DecodeBlock, DecodeOut, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut,
+    MemoryStats, OpTime, ParamUpdate, Result, Storage, Tensor,
 };
 
 use super::Cuda;
@@ -134,13 +134,24 @@ impl Backend for Cuda {
         Ok(Some(self.timed("narrow linear fwd", || self.group_forward(x, weights))?))
     }
 
-    fn linear_group_bwd(
+    fn linear_group_bwd_input(
         &self,
-        x: &Tensor,
-        terms: Vec<GroupTerm<'_>>,
+        dys: &[&Tensor],
+        weights: &[&Tensor],
         acc: Option<Tensor>,
-    ) -> Result<(Tensor, Vec<Tensor>)> {
-        Ok(self.timed("narrow linear bwd", || self.group_backward(x, terms, acc))?)
+    ) -> Result<Tensor> {
+        let work = || self.group_input_gradient(dys, weights, acc);
+        Ok(self.timed("narrow linear bwd input", work)?)
+    }
+
+    fn linear_group_bwd_weight(
+        &self,
+        dys: &[&Tensor],
+        x: &Tensor,
+        accs: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Tensor>> {
+        let work = || self.group_weight_gradients(dys, x, accs);
+        Ok(self.timed("narrow linear bwd weight", work)?)
     }
 
     fn embedding_fwd(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
@@ -177,8 +188,23 @@ impl Backend for Cuda {
         rstd: &Tensor,
         dw_acc: Option<Tensor>,
     ) -> Result<(Tensor, Tensor)> {
-        let work = || self.norm_backward(dy, dh_out, h, w, rstd, dw_acc);
+        let work = || self.norm_backward(dy, dh_out, h, w, rstd, dw_acc, None);
         Ok(self.timed("add_rms_norm bwd", work)?)
+    }
+
+    fn add_rms_norm_bwd_again(
+        &self,
+        dy: &Tensor,
+        dh_out: Option<Tensor>,
+        (h, _): (&Tensor, f32),
+        w: &Tensor,
+        rstd: &Tensor,
+        dw_acc: Option<Tensor>,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let y = self.uninit(h.shape(), self.activations(), h.device())?;
+        let work = || self.norm_backward(dy, dh_out, h, w, rstd, dw_acc, Some(&y));
+        let (dh, dw) = self.timed("add_rms_norm bwd", work)?;
+        Ok((dh, dw, y))
     }
 
     fn prepare_heads_fwd(&self, inputs: &HeadInputs<'_>, spec: &HeadSpec) -> Result<Tensor> {
@@ -257,12 +283,24 @@ impl Backend for Cuda {
         Ok(self.timed("gated_norm bwd", || self.gated_backward(dy, inputs))?)
     }
 
+    fn gated_norm_bwd_again(
+        &self,
+        dy: Tensor,
+        inputs: &GatedNormInputs<'_>,
+    ) -> Result<(HeadGrads, Tensor)> {
+        Ok(self.timed("gated_norm bwd", || self.gated_backward_again(dy, inputs))?)
+    }
+
     fn glu_fwd(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
         Ok(self.timed("glu fwd", || self.glu_forward(x, act))?)
     }
 
     fn glu_bwd(&self, dy: &Tensor, x: &Tensor, act: Activation) -> Result<Tensor> {
         Ok(self.timed("glu bwd", || self.glu_backward(dy, x, act))?)
+    }
+
+    fn glu_bwd_again(&self, dy: Tensor, x: Tensor, act: Activation) -> Result<(Tensor, Tensor)> {
+        Ok(self.timed("glu bwd", || self.glu_backward_again(dy, x, act))?)
     }
 
     fn linear_cross_entropy(

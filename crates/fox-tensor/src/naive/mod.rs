@@ -32,9 +32,15 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Naive {
     meter: Arc<Meter>,
+    thrifty: bool,
 }
 
 impl Naive {
+    /// One that prefers memory to time, as a GPU does: for tests of the tape.
+    pub fn thrifty() -> Self {
+        Naive { thrifty: true, ..Naive::default() }
+    }
+
     fn tensor(&self, device: &Device, data: Vec<f64>, shape: impl Into<Shape>) -> Tensor {
         storage::tensor(&self.meter, device, data, shape)
     }
@@ -114,6 +120,10 @@ fn gated<'a>(inputs: &GatedNormInputs<'a>) -> Result<Gated<'a>> {
 impl Backend for Naive {
     fn name(&self) -> &str {
         "naive"
+    }
+
+    fn prefers_memory(&self) -> bool {
+        self.thrifty
     }
 
     fn memory(&self) -> MemoryStats {

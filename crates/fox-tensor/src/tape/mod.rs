@@ -20,7 +20,7 @@ mod saved;
 pub use baseline_ops::ScanVars;
 
 use crate::{Device, Result, Tensor};
-use saved::Saved;
+use saved::{Saved, Waiting};
 
 /// Index of a parameter in the model's list, and of its gradient in [`Gradients`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -140,6 +140,11 @@ impl Flow<'_> {
             Slot::Param(id) => Some(self.params.slot(id)),
             Slot::Inner(i) => Some(&mut self.inner[i]),
         }
+    }
+
+    /// Runs what waited for `value`.
+    fn serve(&mut self, waiting: Vec<Waiting>, value: &Tensor) -> Result<()> {
+        waiting.into_iter().try_for_each(|work| work(value, self))
     }
 
     /// Adds a finished term.
@@ -278,17 +283,19 @@ impl<'m> Tape<'m> {
     }
 
     /// The same for an op that is cheap to run again: where the device prefers memory to time, the
-    /// backward does so instead of keeping the result.
+    /// backward does so instead of keeping the result. With `can_wait`, what needs the value may wait for
+    /// the op's own backward, which must then run it.
     fn cheap_output(
         &mut self,
         value: Tensor,
         needs_grad: bool,
+        can_wait: bool,
         make: impl Fn(&Device) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Var {
         let mut out = self.output(value, needs_grad);
         if self.recording && self.thrifty {
             let device = self.device.clone();
-            out.again = Some(Saved::again(move || make(&device)));
+            out.again = Some(Saved::again(can_wait, move || make(&device)));
         }
         out
     }

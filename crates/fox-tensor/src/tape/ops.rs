@@ -1,9 +1,10 @@
 //! The ops as the models see them: check, run, record.
 
+use super::saved::Saved;
 use super::{Slot, Tape, Var};
 use crate::{
-    Activation, DType, Error, GatedNormInputs, GroupTerm, HeadInputs, HeadSpec, IGNORE_LABEL,
-    KeyPages, PagedSpec, Result, Tensor,
+    Activation, DType, Error, GatedNormInputs, HeadInputs, HeadSpec, IGNORE_LABEL, KeyPages,
+    PagedSpec, Result, Tensor,
 };
 
 impl<'m> Tape<'m> {
@@ -27,8 +28,14 @@ impl<'m> Tape<'m> {
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
             let backend = device.backend();
             flow.update(x_slot, |acc| backend.linear_bwd_input(&dy, &w, acc))?;
-            flow.update(w_slot, |acc| backend.linear_bwd_weight(&dy, &x.get()?, acc))?;
-            flow.update(b_slot, |acc| backend.linear_bwd_bias(&dy, acc))
+            flow.update(b_slot, |acc| backend.linear_bwd_bias(&dy, acc))?;
+            if w_slot == Slot::None {
+                return Ok(());
+            }
+            let device = device.clone();
+            x.use_later(x_slot != Slot::None, flow, move |x, flow| {
+                flow.update(w_slot, |acc| device.backend().linear_bwd_weight(&dy, x, acc))
+            })
         });
         Ok(out)
     }
@@ -56,20 +63,24 @@ impl<'m> Tape<'m> {
             let grads = outs.into_iter().map(|slot| flow.take(slot));
             let reached: Vec<(Tensor, (Slot, Tensor))> =
                 grads.zip(weights).filter_map(|(dy, w)| Some((dy?, w))).collect();
-            let mut terms = Vec::with_capacity(reached.len());
-            for (dy, (slot, w)) in &reached {
-                terms.push(GroupTerm { dy, w, acc: flow.take(*slot) });
-            }
-            if terms.is_empty() {
+            if reached.is_empty() {
                 return Ok(());
             }
-            let acc = flow.take(x_slot);
-            let (dx, dws) = device.backend().linear_group_bwd(&x.get()?, terms, acc)?;
-            flow.put(x_slot, dx);
-            for ((_, (slot, _)), dw) in reached.iter().zip(dws) {
-                flow.put(*slot, dw);
-            }
-            Ok(())
+            let dys: Vec<&Tensor> = reached.iter().map(|(dy, _)| dy).collect();
+            let ws: Vec<&Tensor> = reached.iter().map(|(_, (_, w))| w).collect();
+            let backend = device.backend();
+            flow.update(x_slot, |acc| backend.linear_group_bwd_input(&dys, &ws, acc))?;
+            let device = device.clone();
+            x.use_later(x_slot != Slot::None, flow, move |x, flow| {
+                let (dys, ws): (Vec<Tensor>, Vec<(Slot, Tensor)>) = reached.into_iter().unzip();
+                let accs = ws.iter().map(|(slot, _)| flow.take(*slot)).collect();
+                let dys: Vec<&Tensor> = dys.iter().collect();
+                let dws = device.backend().linear_group_bwd_weight(&dys, x, accs)?;
+                for ((slot, _), dw) in ws.iter().zip(dws) {
+                    flow.put(*slot, dw);
+                }
+                Ok(())
+            })
         });
         Ok(vars)
     }
@@ -113,21 +124,29 @@ impl<'m> Tape<'m> {
         let needs_grad = h.needs_grad() || w.needs_grad() || wants(delta);
         let again = (sum.clone(), w.value.clone());
         let sum = self.output(sum, needs_grad);
-        let y = self.cheap_output(y, needs_grad, move |device| {
+        let y = self.cheap_output(y, needs_grad, true, move |device| {
             Ok(device.backend().add_rms_norm_fwd(&again.0, None, &again.1, eps)?.1)
         });
         let (h_slot, d_slot, w_slot) = (h.slot, slot_of(delta), w.slot);
-        let (sum_slot, y_slot) = (sum.slot, y.slot);
+        let (sum_slot, y_slot, own) = (sum.slot, y.slot, y.again.clone());
         let (device, h, w) = (self.device.clone(), sum.value.clone(), w.value.clone());
         self.push(move |flow| {
+            let waiting = own.map_or_else(Vec::new, Saved::take_waiting);
             let dh_out = flow.take(sum_slot);
             let Some(dy) = flow.take(y_slot) else {
                 let Some(dh) = dh_out else { return Ok(()) };
                 flow.add(d_slot, dh.clone())?;
                 return flow.add(h_slot, dh);
             };
-            let acc = flow.take(w_slot);
-            let (dh, dw) = device.backend().add_rms_norm_bwd(&dy, dh_out, &h, &w, &rstd, acc)?;
+            let (acc, backend) = (flow.take(w_slot), device.backend());
+            let (dh, dw) = if waiting.is_empty() {
+                backend.add_rms_norm_bwd(&dy, dh_out, &h, &w, &rstd, acc)?
+            } else {
+                let (dh, dw, y) =
+                    backend.add_rms_norm_bwd_again(&dy, dh_out, (&h, eps), &w, &rstd, acc)?;
+                flow.serve(waiting, &y)?;
+                (dh, dw)
+            };
             flow.put(w_slot, dw);
             flow.add(d_slot, dh.clone())?;
             flow.add(h_slot, dh)
@@ -174,7 +193,7 @@ impl<'m> Tape<'m> {
         let y = self.device.backend().prepare_heads_fwd(&inputs, spec)?;
         let needs_grad = u.needs_grad() || wants(shift) || wants(norm);
         let again = (u.value.clone(), value_of(shift), prev.cloned(), value_of(norm), spec.clone());
-        let out = self.cheap_output(y, needs_grad, move |device| {
+        let out = self.cheap_output(y, needs_grad, false, move |device| {
             let (u, shift, prev, norm, spec) = &again;
             let inputs =
                 HeadInputs { u, shift: shift.as_ref(), prev: prev.as_ref(), norm: norm.as_ref() };
@@ -287,19 +306,31 @@ impl<'m> Tape<'m> {
         let y = self.device.backend().gated_norm_fwd(&inputs)?;
         let needs_grad = x.needs_grad() || wants(norm) || wants(gate);
         let again = (x.value.clone(), value_of(norm), value_of(gate));
-        let out = self.cheap_output(y, needs_grad, move |device| {
+        let out = self.cheap_output(y, needs_grad, true, move |device| {
             let (norm, gate) = (again.1.as_ref(), again.2.as_ref());
             let inputs = GatedNormInputs { x: &again.0, norm, gate, groups, eps, act };
             device.backend().gated_norm_fwd(&inputs)
         });
         let (x_slot, n_slot, g_slot, out_slot) = (x.slot, slot_of(norm), slot_of(gate), out.slot);
-        let (device, x, norm, gate) =
-            (self.device.clone(), x.value.clone(), value_of(norm), value_of(gate));
+        let (device, x, norm, gate, own) = (
+            self.device.clone(),
+            x.value.clone(),
+            value_of(norm),
+            value_of(gate),
+            out.again.clone(),
+        );
         self.push(move |flow| {
+            let waiting = own.map_or_else(Vec::new, Saved::take_waiting);
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
             let (norm, gate) = (norm.as_ref(), gate.as_ref());
             let inputs = GatedNormInputs { x: &x, norm, gate, groups, eps, act };
-            let grads = device.backend().gated_norm_bwd(&dy, &inputs)?;
+            let grads = if waiting.is_empty() {
+                device.backend().gated_norm_bwd(&dy, &inputs)?
+            } else {
+                let (grads, y) = device.backend().gated_norm_bwd_again(dy, &inputs)?;
+                flow.serve(waiting, &y)?;
+                grads
+            };
             flow.add(x_slot, grads.du)?;
             if let Some(d) = grads.dshift {
                 flow.add(g_slot, d)?;
@@ -321,13 +352,20 @@ impl<'m> Tape<'m> {
         }
         let y = self.device.backend().glu_fwd(x.value(), act)?;
         let again = x.value.clone();
-        let out = self
-            .cheap_output(y, x.needs_grad(), move |device| device.backend().glu_fwd(&again, act));
-        let (x_slot, out_slot) = (x.slot, out.slot);
+        let out = self.cheap_output(y, x.needs_grad(), true, move |device| {
+            device.backend().glu_fwd(&again, act)
+        });
+        let (x_slot, out_slot, own) = (x.slot, out.slot, out.again.clone());
         let (device, x) = (self.device.clone(), x.value.clone());
         self.push(move |flow| {
+            let waiting = own.map_or_else(Vec::new, Saved::take_waiting);
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
-            flow.add(x_slot, device.backend().glu_bwd(&dy, &x, act)?)
+            if waiting.is_empty() {
+                return flow.add(x_slot, device.backend().glu_bwd(&dy, &x, act)?);
+            }
+            let (dx, y) = device.backend().glu_bwd_again(dy, x, act)?;
+            flow.serve(waiting, &y)?;
+            flow.add(x_slot, dx)
         });
         Ok(out)
     }
