@@ -22,6 +22,13 @@ extern "C" __global__ void widen(float* y, const u16* x, size_t count) {
         store<VEC>(y + i * VEC, v);
     }
 }
+// All high halves, then all low ones.
+extern "C" __global__ void to_halves_all(u16* y, const float* x, size_t count) {
+    FOR_EACH(i, count) to_halves(x[i], y[i], y[count + i]);
+}
+extern "C" __global__ void from_halves_all(float* y, const u16* x, size_t count) {
+    FOR_EACH(i, count) y[i] = from_halves(x[i], x[count + i]);
+}
 extern "C" __global__ void fill(real* x, float value, size_t count) {
     FOR_EACH(i, count) x[i] = to_real(value);
 }

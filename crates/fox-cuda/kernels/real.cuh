@@ -70,6 +70,17 @@ DEVICE void store(u16* p, const float (&x)[N]) {
     }
 }
 
+// An f32 in two halves: rounded to bf16 (halves go up, so that the rest fits), and what the rounding took.
+DEVICE void to_halves(float x, u16& high, u16& low) {
+    const u32 bits = __float_as_uint(x);
+    const bool nan = x != x;  // whose bits would round to something else
+    high = nan ? 0x7fff : u16((bits + 0x8000u) >> 16);
+    low = nan ? 0 : u16(bits);
+}
+DEVICE float from_halves(u16 high, u16 low) {
+    return __uint_as_float((u32(high) << 16) + u32(int(short(low))));
+}
+
 DEVICE float sigmoid(float x) {
     // Never overflows: the exponent is not positive.
     float e = expf(-fabsf(x));

@@ -24,15 +24,54 @@ struct AdamParams {
     float lr, beta1, beta2, eps, decay, scale;
     float correct1, correct2;  // 1 / (1 - beta^step)
 };
-// A parameter, its moments, its copy in bf16 (or null) and its gradient.
+// A parameter, its moments, its copy in bf16 (or null) and its gradient. `halves`: whether the parameter is
+// kept as two halves, all high ones first.
 struct AdamEntry {
     float *p, *m, *v;
     u16* copy;
     const float* grad;
     size_t count;
-    int first, unused;
+    int first, halves;
     AdamParams step;
 };
+
+template <int N>
+DEVICE void load_param(float (&x)[N], const AdamEntry& e, size_t i) {
+    if (!e.halves) return load<N>(x, e.p + i);
+    const u16* high = reinterpret_cast<const u16*>(e.p) + i;
+    u16 h[N], l[N];
+    if constexpr (N == 4) {
+        const uint2 a = *reinterpret_cast<const uint2*>(high);
+        const uint2 b = *reinterpret_cast<const uint2*>(high + e.count);
+        h[0] = u16(a.x), h[1] = u16(a.x >> 16), h[2] = u16(a.y), h[3] = u16(a.y >> 16);
+        l[0] = u16(b.x), l[1] = u16(b.x >> 16), l[2] = u16(b.y), l[3] = u16(b.y >> 16);
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; ++j) h[j] = high[j], l[j] = high[e.count + j];
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) x[j] = from_halves(h[j], l[j]);
+}
+template <int N>
+DEVICE void store_param(const AdamEntry& e, size_t i, const float (&x)[N]) {
+    if (!e.halves) {
+        store<N>(e.p + i, x);
+        if (e.copy) store<N>(e.copy + i, x);
+        return;
+    }
+    u16* high = reinterpret_cast<u16*>(e.p) + i;
+    u16 h[N], l[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) to_halves(x[j], h[j], l[j]);
+    if constexpr (N == 4) {
+        *reinterpret_cast<uint2*>(high) = make_uint2(h[0] | u32(h[1]) << 16, h[2] | u32(h[3]) << 16);
+        *reinterpret_cast<uint2*>(high + e.count) =
+            make_uint2(l[0] | u32(l[1]) << 16, l[2] | u32(l[3]) << 16);
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; ++j) high[j] = h[j], high[e.count + j] = l[j];
+    }
+}
 
 DEVICE void adamw_one(float& p, float g, float& m, float& v, const AdamParams& a) {
     g *= a.scale;
@@ -44,16 +83,15 @@ DEVICE void adamw_one(float& p, float g, float& m, float& v, const AdamParams& a
 template <int N>
 DEVICE void adamw_some(const AdamEntry& e, size_t i) {
     float ps[N], ms[N], vs[N], gs[N];
-    load<N>(ps, e.p + i);
+    load_param<N>(ps, e, i);
     load<N>(ms, e.m + i);
     load<N>(vs, e.v + i);
     load<N>(gs, e.grad + i);
 #pragma unroll
     for (int j = 0; j < N; ++j) adamw_one(ps[j], gs[j], ms[j], vs[j], e.step);
-    store<N>(e.p + i, ps);
+    store_param<N>(e, i, ps);
     store<N>(e.m + i, ms);
     store<N>(e.v + i, vs);
-    if (e.copy) store<N>(e.copy + i, ps);
 }
 
 // Grid: all pieces.

@@ -180,8 +180,9 @@ impl Model {
         &mut self.params
     }
 
-    /// Keeps the large matrices of linear layers in another format, for inference. Per-head scalars
-    /// (gates, shifts), norms, convolutions and the embedding stay as they are.
+    /// Keeps the large matrices of linear layers in another format, for inference, or in F32 as the device
+    /// likes them best, which is for training as well. Per-head scalars (gates, shifts), norms, convolutions
+    /// and the embedding stay as they are.
     pub fn pack_weights(&mut self, format: WeightFormat) -> Result<()> {
         let params = self.params.iter().filter(|(_, spec, _)| self.is_packed(spec));
         let ids: Vec<ParamId> = params.map(|(id, _, _)| id).collect();

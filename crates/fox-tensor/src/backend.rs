@@ -239,7 +239,8 @@ pub trait Backend: Send + Sync + Debug {
     /// `acc + x`, in place when `acc` is not shared.
     fn add(&self, acc: Tensor, x: &Tensor) -> Result<Tensor>;
 
-    /// The weights `[N, K]` of linear layers in another format: for `linear_fwd` and downloads alone.
+    /// The weights `[N, K]` of linear layers in another format: for `linear_fwd` and downloads alone, but in
+    /// F32 for everything, kept as the device likes it best.
     fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> Result<Tensor> {
         match format {
             WeightFormat::F32 => Ok(w.clone()),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use fox_data::{Batch, Loader, Tokenizer};
 use fox_model::{ForwardOptions, Model, TrainFlops};
 use fox_tensor::speed::matmul_rate_within;
-use fox_tensor::{Device, Gradients, Tensor};
+use fox_tensor::{Device, Gradients, Tensor, WeightFormat};
 
 use crate::checkpoint::{CheckpointStore, Resumed, RunState};
 use crate::data::RunData;
@@ -126,7 +126,8 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
             Resumed { model, optimizer, state, notices: Vec::new() }
         }
     };
-    let Resumed { model, optimizer, state, notices } = resumed;
+    let Resumed { mut model, optimizer, state, notices } = resumed;
+    model.pack_weights(WeightFormat::F32)?;
     loader.check_state(&state.loader)?;
     let over = state.step >= recipe.steps() && job.out.join(EXPORT).exists();
     if let Some(summary) = Summary::read(&job.out)?.filter(|_| over) {

@@ -30,6 +30,7 @@ impl Cuda {
             Data::Bf16(data) => {
                 Ok(self.gpu.download(data)?.into_iter().map(bf16::to_f32).collect())
             }
+            Data::Halves(data) => self.gpu.download(&self.whole(data)?),
             Data::I32(_) => Err(Error::argument("download", "integers as real numbers")),
         }
     }
@@ -63,6 +64,28 @@ impl Cuda {
     pub(super) fn widen(&self, x: &Buffer<bf16>) -> Result<Buffer<f32>> {
         let y = self.gpu.alloc::<f32>(x.len())?;
         self.convert("widen", y.address(), x.address(), x.len())?;
+        Ok(y)
+    }
+
+    /// Weights of products as two halves, see [`Data::Halves`], where products are in bf16: no further
+    /// copy is needed then.
+    pub(super) fn in_halves(&self, w: &Tensor) -> Result<Tensor> {
+        let narrow = self.activations() == DType::Bf16;
+        match &memory(w)?.data {
+            // The optimizer reads and writes fours of them.
+            Data::F32(x) if narrow && x.len().is_multiple_of(4) => {
+                let y = self.gpu.alloc::<f32>(x.len())?;
+                self.convert("to_halves_all", y.address(), x.address(), x.len())?;
+                Ok(self.tensor(Data::Halves(y), w.shape(), w.device()))
+            }
+            _ => Ok(w.clone()),
+        }
+    }
+
+    /// Two halves as f32, exact.
+    pub(super) fn whole(&self, x: &Buffer<f32>) -> Result<Buffer<f32>> {
+        let y = self.gpu.alloc::<f32>(x.len())?;
+        self.convert("from_halves_all", y.address(), x.address(), x.len())?;
         Ok(y)
     }
 
@@ -118,7 +141,8 @@ impl Cuda {
                 format!("{count} rows from {src_row} of {src:?} to {dst_row} of {dst:?}"),
             ));
         }
-        let from = memory(src)?.data.address() + (src_row * width * from_type.size()) as u64;
+        let src = self.operand(src, from_type)?;
+        let from = src.address() + (src_row * width * from_type.size()) as u64;
         let to = self.writable(dst)?.write().address() + (dst_row * width * to_type.size()) as u64;
         match (from_type, to_type) {
             // SAFETY: both ranges were just checked.

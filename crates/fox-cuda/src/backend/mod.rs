@@ -1,8 +1,8 @@
 //! The backend: the ops of [`fox_tensor::Backend`] as launches on one GPU.
 //!
 //! Numbers. In [`Precision::F32`] everything is f32 and products are strict. In [`Precision::Bf16`]
-//! activations and their gradients are bf16, products take bf16 copies of the f32 weights (made once and
-//! kept up to date by the optimizer), and everything that is summed over many terms or feeds an exponential
+//! activations and their gradients are bf16, products take bf16 copies of the f32 weights (made once; the
+//! optimizer then keeps both as two halves, [`storage::Data::Halves`]), and everything that is summed over many terms or feeds an exponential
 //! stays f32: gates and their logits, row statistics, losses, gradients of parameters, optimizer state.
 //!
 //! Waiting. Work is queued on one stream. The host waits only when it reads values back.
@@ -129,16 +129,28 @@ impl Cuda {
         Ok((tensor, address))
     }
 
-    /// A tensor's memory for writing; the tensor gets memory of its own first when someone shares it.
-    pub(crate) fn writable<'a>(&self, x: &'a mut Tensor) -> Result<&'a mut Memory> {
+    /// A tensor's memory that nobody else holds; a copy if someone does.
+    pub(crate) fn unshared<'a>(&self, x: &'a mut Tensor) -> Result<&'a mut Memory> {
         if x.is_shared() {
-            let (copy, to) = self.output(x.shape(), x.dtype(), x.device())?;
-            let from = memory(x)?.data.address();
-            // SAFETY: both tensors have the same length and type.
-            unsafe { self.gpu.copy(to, from, x.len() * x.dtype().size())? };
-            *x = copy;
+            let data = &memory(x)?.data;
+            let copy = data.alloc_like(&self.gpu)?;
+            // SAFETY: both have the same length and type.
+            unsafe {
+                self.gpu.copy(copy.address(), data.address(), x.len() * x.dtype().size())?;
+            }
+            *x = self.tensor(copy, x.shape(), x.device());
         }
         x.storage_mut().ok_or_else(|| Error::argument("cuda", "a tensor of another device"))
+    }
+
+    /// A tensor's memory for writing, in the tensor's own type; see [`Cuda::unshared`].
+    pub(crate) fn writable<'a>(&self, x: &'a mut Tensor) -> Result<&'a mut Memory> {
+        let held = self.unshared(x)?;
+        if let Data::Halves(halves) = &held.data {
+            let whole = self.whole(halves)?;
+            held.replace(Data::F32(whole));
+        }
+        Ok(held)
     }
 
     /// A sum to be continued in place: `acc`, or zeros of this shape.
@@ -168,6 +180,7 @@ impl Cuda {
         Ok(match (data, dtype) {
             (Data::F32(x), DType::Bf16) => Operand::Converted(Data::Bf16(self.narrow(x)?)),
             (Data::Bf16(x), DType::F32) => Operand::Converted(Data::F32(self.widen(x)?)),
+            (Data::Halves(x), DType::F32) => Operand::Converted(Data::F32(self.whole(x)?)),
             _ => Operand::Own(data),
         })
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use fox_tensor::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
-    DType, DecodeBlock, DecodeOut, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec, LossOut,
-    MemoryStats, OpTime, ParamUpdate, Result, Storage, Tensor,
+    DType, DecodeBlock, DecodeOut, Error, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec,
+    LossOut, MemoryStats, OpTime, ParamUpdate, Result, Storage, Tensor, WeightFormat,
 };
 
 use super::Cuda;
@@ -106,6 +106,16 @@ impl Backend for Cuda {
 
     fn add(&self, acc: Tensor, x: &Tensor) -> Result<Tensor> {
         Ok(self.timed("add", || self.add_to(acc, x))?)
+    }
+
+    fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> Result<Tensor> {
+        match format {
+            WeightFormat::F32 => Ok(self.in_halves(w)?),
+            _ => Err(Error::Unsupported {
+                device: self.name.to_string(),
+                what: "weights in fewer bits",
+            }),
+        }
     }
 
     fn linear_fwd(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {

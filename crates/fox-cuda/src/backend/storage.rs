@@ -14,6 +14,9 @@ pub(crate) enum Data {
     F32(Buffer<f32>),
     Bf16(Buffer<bf16>),
     I32(Arc<Buffer<i32>>),
+    /// Numbers of f32 in two halves: all of them rounded to bf16, then 16 bits each that make them whole
+    /// again. Weights that are trained are kept so: products read the first half.
+    Halves(Buffer<f32>),
 }
 
 impl Data {
@@ -30,12 +33,23 @@ impl Data {
             Data::F32(x) => x.address(),
             Data::Bf16(x) => x.address(),
             Data::I32(x) => x.address(),
+            Data::Halves(x) => x.address(),
         }
+    }
+
+    /// Room for the same number of elements, kept in the same way.
+    pub(crate) fn alloc_like(&self, gpu: &Gpu) -> Result<Self> {
+        Ok(match self {
+            Data::F32(x) => Data::F32(gpu.alloc(x.len())?),
+            Data::Bf16(x) => Data::Bf16(gpu.alloc(x.len())?),
+            Data::I32(x) => Data::I32(Arc::new(gpu.alloc(x.len())?)),
+            Data::Halves(x) => Data::Halves(gpu.alloc(x.len())?),
+        })
     }
 
     pub(crate) fn dtype(&self) -> DType {
         match self {
-            Data::F32(_) => DType::F32,
+            Data::F32(_) | Data::Halves(_) => DType::F32,
             Data::Bf16(_) => DType::Bf16,
             Data::I32(_) => DType::I32,
         }
@@ -109,6 +123,12 @@ impl Memory {
     pub(crate) fn write(&mut self) -> &mut Data {
         *self.derived.get_mut().unwrap_or_else(PoisonError::into_inner) = Derived::default();
         &mut self.data
+    }
+
+    /// Puts other memory in the place of the elements, which stay what they are.
+    pub(crate) fn replace(&mut self, data: Data) {
+        self.data = data;
+        self.derived.get_mut().unwrap_or_else(PoisonError::into_inner).narrow = None;
     }
 
     /// The bf16 copy, if there is one. For an op that writes elements and copy alike.

@@ -3,7 +3,7 @@
 use fox_tensor::{AdamW, DType, ParamUpdate, Tensor};
 
 use super::launcher::{Op, Variant};
-use super::storage::memory;
+use super::storage::{Data, memory};
 use super::{Cuda, int};
 use crate::{Result, Source};
 
@@ -31,7 +31,7 @@ struct AdamEntry {
     grad: u64,
     count: u64,
     first: i32,
-    unused: i32,
+    halves: i32,
     step: AdamParams,
 }
 
@@ -81,7 +81,7 @@ impl Cuda {
         let mut pieces = 0;
         for u in updates.iter_mut() {
             let count = u.param.len();
-            let held = self.writable(u.param)?;
+            let held = self.unshared(u.param)?;
             // The copy for products is written along with the parameter, so it stays valid.
             let copy = held.narrow_copy();
             let grad = self.real(u.grad)?;
@@ -93,7 +93,7 @@ impl Cuda {
                 grad: grad.address(),
                 count: count as u64,
                 first: int(pieces),
-                unused: 0,
+                halves: i32::from(matches!(held.data, Data::Halves(_))),
                 step: AdamParams::new(&u.step),
             });
             grads.push(grad);

@@ -1,13 +1,14 @@
 //! The optimizer, and moving data about.
 
 use super::{Args, Case, Output, round};
-use crate::{AdamW, DType, Result, Tape};
+use crate::{AdamW, DType, Result, Tape, WeightFormat};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (rows, cols) in [(1, 1), (113, 7), (799, 3)] {
-        cases.extend([adamw(rows, cols, 0.0, 1.0), adamw(rows, cols, 0.1, 0.37)]);
+        cases.extend([adamw(rows, cols, 0.0, 1.0, false), adamw(rows, cols, 0.1, 0.37, false)]);
     }
+    cases.push(adamw(72, 40, 0.1, 1.0, true));
     cases.push(
         Case::new("sum_squares/several", sum_squares)
             .constant("a", &[1], vec![3.0])
@@ -24,11 +25,17 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-fn adamw(rows: usize, cols: usize, weight_decay: f32, grad_scale: f32) -> Case {
-    let name = format!("adamw/decay {weight_decay}/{rows}x{cols}");
+/// With `packed`, the parameter is kept as the device likes weights best.
+fn adamw(rows: usize, cols: usize, weight_decay: f32, grad_scale: f32, packed: bool) -> Case {
+    let kind = if packed { "packed" } else { "plain" };
+    let name = format!("adamw/{kind}/decay {weight_decay}/{rows}x{cols}");
     let case = Case::new(name, move |tape, args| {
         let backend = tape.device().backend();
         let mut p = args.tensor("p")?.clone();
+        if packed {
+            p = backend.pack_weight(&p, WeightFormat::F32)?;
+        }
+        let before = p.clone();
         let mut m = tape.device().zeros(p.shape(), DType::F32)?;
         let mut v = tape.device().zeros(p.shape(), DType::F32)?;
         for step in 1..=5 {
@@ -50,7 +57,8 @@ fn adamw(rows: usize, cols: usize, weight_decay: f32, grad_scale: f32) -> Case {
             Output::Plain("m", m.to_f64()?),
             Output::Plain("v", v.to_f64()?),
             // The parameter was shared with the input, which must not have moved.
-            Output::Plain("p before", args.tensor("p")?.to_f64()?),
+            Output::Plain("p before", before.to_f64()?),
+            Output::Plain("p's last row", p.slice_rows(rows - 1, 1)?.to_f64()?),
         ])
     });
     let grads = case.stream("grads").normals(5 * rows * cols);

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use fox_model::{ForwardOptions, Model, ModelConfig, Pruning};
 use fox_tensor::cases::{Rng, relative_error};
 use fox_tensor::speed::matmul_rate;
-use fox_tensor::{DType, Device, Gradients, OpTime, Segments, Tape, Tensor};
+use fox_tensor::{DType, Device, Gradients, OpTime, Segments, Tape, Tensor, WeightFormat};
 use fox_train::{Optimizer, OptimizerSettings};
 use serde_json::json;
 
@@ -225,6 +225,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let error = check(&device, args)?;
     let (batch_size, seq) = (args.batch as usize, args.seq as usize);
     let mut model = Model::init(&config, 0, &device)?;
+    model.pack_weights(WeightFormat::F32)?;
     let settings = OptimizerSettings::default();
     let mut optimizer = Optimizer::new(settings, model.params(), &device)?;
     let batch = Batch::new(&device, batch_size, seq, config.vocab_size)?;
