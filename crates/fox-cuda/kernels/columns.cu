@@ -13,7 +13,7 @@ DEVICE void column_sums_of(float* out, const float* acc, const T* x, int rows, i
     const int first = blockIdx.y * rows_per_slice, last = min(first + rows_per_slice, rows);
     float sum = 0.f;
     if (column < width) {
-#pragma unroll 4
+#pragma unroll 8
         for (int row = first + lane; row < last; row += 32) {
             if constexpr (sizeof(T) == 2) sum += bf16_to_float(x[size_t(row) * width + column]);
             else sum += x[size_t(row) * width + column];
@@ -50,31 +50,36 @@ struct Parts {
     int end[PARTS];
     int add[PARTS];  // whether split_columns adds to what is there
 };
-// Where column `column` of row `row` of the whole lies, null in the padding; and the part's `add`.
-DEVICE float* part_of(const Parts& p, size_t row, int column, int& add) {
-    int begin = 0;
+// Where element i of the whole, which has rows of `width`, lies; null in the padding. And the part's `add`.
+DEVICE float* part_of(const Parts& p, u32 i, u32 width, int& add) {
+    const u32 row = i / width;
+    const int column = int(i - row * width);
+    float* found = nullptr;
+    int begin = add = 0;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
         const int end = p.end[part];
-        add = p.add[part];
-        if (column < end) return p.at[part] + row * (end - begin) + (column - begin);
+        if (column >= begin && column < end) {
+            found = p.at[part] + size_t(row) * (end - begin) + (column - begin);
+            add = p.add[part];
+        }
         begin = end;
     }
-    return nullptr;
+    return found;
 }
-extern "C" __global__ void join_columns(real* y, size_t count, int width, const Parts p) {
-    const size_t stride = size_t(gridDim.x) * blockDim.x;
-    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
+extern "C" __global__ void join_columns(real* y, u32 count, u32 width, const Parts p) {
+    const u32 stride = gridDim.x * blockDim.x;
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
         int add;
-        const float* from = part_of(p, i / width, int(i % width), add);
+        const float* from = part_of(p, i, width, add);
         y[i] = to_real(from ? *from : 0.f);
     }
 }
-extern "C" __global__ void split_columns(const float* x, size_t count, int width, const Parts p) {
-    const size_t stride = size_t(gridDim.x) * blockDim.x;
-    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
+extern "C" __global__ void split_columns(const float* x, u32 count, u32 width, const Parts p) {
+    const u32 stride = gridDim.x * blockDim.x;
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
         int add;
-        float* to = part_of(p, i / width, int(i % width), add);
+        float* to = part_of(p, i, width, add);
         if (to) *to = x[i] + (add ? *to : 0.f);
     }
 }

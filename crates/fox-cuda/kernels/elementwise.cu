@@ -61,10 +61,16 @@ extern "C" __global__ void log_gate_bwd(float* dz, const float* dy, const float*
     FOR_EACH(i, count) dz[i] = dy[i] * sigmoid(-gate_logit(z, bias, i, heads));
 }
 
+// Where in x = [g | u] the gates of piece i lie; divided in 32 bits, which the caller sees to, because 64 cost
+// as much as all the rest.
+DEVICE size_t gate_of(size_t i, int inner) {
+    const u32 pieces = u32(inner) / VEC, row = u32(i) / pieces;
+    return size_t(row) * 2 * inner + (u32(i) - row * pieces) * VEC;
+}
 // y[row][c] = act(g) u for x = [g | u]; `inner` columns each, `count` = rows * inner.
 extern "C" __global__ void glu_fwd(real* y, const real* x, size_t count, int inner, int act) {
     FOR_EACH(i, count / VEC) {
-        const size_t row = i * VEC / inner, at = row * 2 * inner + i * VEC % inner;
+        const size_t at = gate_of(i, inner);
         float g[VEC], u[VEC];
         load<VEC>(g, x + at);
         load<VEC>(u, x + at + inner);
@@ -77,7 +83,7 @@ extern "C" __global__ void glu_fwd(real* y, const real* x, size_t count, int inn
 extern "C" __global__ void glu_bwd(real* dx, real* y, const real* dy, const real* x, size_t count,
                                    int inner, int act) {
     FOR_EACH(i, count / VEC) {
-        const size_t row = i * VEC / inner, at = row * 2 * inner + i * VEC % inner;
+        const size_t at = gate_of(i, inner);
         float g[VEC], u[VEC], d[VEC];
         load<VEC>(g, x + at);
         load<VEC>(u, x + at + inner);

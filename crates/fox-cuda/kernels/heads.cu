@@ -159,85 +159,98 @@ DEVICE void fetch_before(Raw& x, const HeadParams& p, const RowInfo& info, int r
     }
 }
 
-// Grid (slices, blocks of heads).
-extern "C" __global__ void prepare_heads_fwd(real* y, const HeadParams p) {
-    const Place at = place(p.heads);
+// Rows that a thread has on their way from memory at once.
+constexpr int AHEAD = CHUNKS > 1 ? 1 : BF16 ? 4 : 2;
+
+// Rows `first` to `last`, AHEAD at most.
+template <bool SHIFT>
+DEVICE void prepare_some_heads(real* y, const HeadParams& p, int first, int last, const Place& at) {
     const int d = p.head_dim, width = p.heads * d, column = at.head * d;
-    const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
-    Piece weights, before;
-    if (p.norm) load_piece(weights, p.norm + (p.shared_norm ? 0 : column), at.lane, d);
-    for (int row = first; row < last; ++row) {
+    int index[AHEAD];  // in the segment, -1 outside
+    float logit[AHEAD];
+    Raw u[AHEAD], before;
+#pragma unroll
+    for (int n = 0; n < AHEAD; ++n) {
+        const int row = min(first + n, last - 1);
         const RowInfo info = p.info[row];
-        Piece now, x = {};
-        if (info.segment < 0) {
-            store_piece(y + size_t(row) * width + column, x, at.lane, d, at.active);
-            continue;
-        }
-        load_piece(now, p.u + size_t(row) * width + column, at.lane, d);
-        if (p.shift) {
-            if (row == first || info.index == 0) {
-                Raw raw;
-                fetch_before(raw, p, info, row, at);
-                unpack(before, raw);
-            }
-            const float a = shift_weight(p, row, at.head);
+        index[n] = info.segment < 0 ? -1 : info.index;
+        if constexpr (SHIFT) logit[n] = p.shift[size_t(row) * p.heads + at.head];
+        fetch(u[n], p.u + size_t(row) * width + column, at.lane, d);
+    }
+    // Most likely the row before; not worth waiting for its index.
+    if constexpr (SHIFT) {
+        fetch(before, p.u + size_t(max(first - 1, 0)) * width + column, at.lane, d);
+    }
+#pragma unroll
+    for (int n = 0; n < AHEAD; ++n) {
+        const int row = first + n;
+        if (row >= last) return;
+        Piece x, other;
+        unpack(x, u[n]);
+        if constexpr (SHIFT) {
+            if (index[n] == 0) fetch_before(before, p, p.info[row], row, at);
+            unpack(other, before);
+            copy(before, u[n]);
+            const float a = sigmoid(logit[n]);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-                for (int i = 0; i < VEC; ++i) {
-                    x[c][i] = a * before[c][i] + (1.f - a) * now[c][i];
-                    before[c][i] = now[c][i];
-                }
-            }
-        } else {
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int i = 0; i < VEC; ++i) x[c][i] = now[c][i];
+                for (int i = 0; i < VEC; ++i) x[c][i] = a * other[c][i] + (1.f - a) * x[c][i];
             }
         }
         if (p.norm) {
-            const float scale = 1.f / sqrtf(dot(x, x) / d + p.eps);
+            load_piece(other, p.norm + (p.shared_norm ? 0 : column), at.lane, d);
+            const float scale = reciprocal_root(dot(x, x) * (1.f / d) + p.eps);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-                for (int i = 0; i < VEC; ++i) x[c][i] *= scale * weights[c][i];
+                for (int i = 0; i < VEC; ++i) x[c][i] *= scale * other[c][i];
             }
         }
-        if (p.rope) rotate(x, p.rope + size_t(info.position) * (d / 2), 1.f, at.lane, d);
+        if (index[n] < 0) clear_piece(x);
+        else if (p.rope) rotate(x, p.rope + size_t(p.info[row].position) * (d / 2), 1.f, at.lane, d);
         store_piece(y + size_t(row) * width + column, x, at.lane, d, at.active);
     }
 }
+// Grid (slices, blocks of heads).
+extern "C" __global__ void __launch_bounds__(256, CHUNKS > 1 ? 1 : 3)
+    prepare_heads_fwd(real* y, const HeadParams p) {
+    const Place at = place(p.heads);
+    const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
+    for (int row = first; row < last; row += AHEAD) {
+        if (p.shift) prepare_some_heads<true>(y, p, row, last, at);
+        else prepare_some_heads<false>(y, p, row, last, at);
+    }
+}
 
-// What a row's gradient is made of, on its way from memory.
+// What a row's gradient is made of, on its way from memory. Nothing waits for anything else.
+enum { INSIDE = 1, FIRST = 2, FOLLOWS = 4 };
 template <bool SHIFT>
 struct Row {
-    RowInfo info;
+    int flags;    // INSIDE a segment, FIRST of it, another row of it FOLLOWS
     float logit;  // of the shift
     Raw g;        // gradient of the heads
-    Raw u;        // the raw row before it; without a shift, the raw row itself
+    Raw u;        // the row of u before it, whatever it belongs to; without a shift, the row itself
 };
 template <bool SHIFT>
 DEVICE void fetch_row(Row<SHIFT>& r, const HeadParams& p, const real* dy, int row, const Place& at) {
-    const size_t here = size_t(row) * p.heads * p.head_dim + at.head * p.head_dim;
-    r.info = p.info[row];
-    fetch(r.g, dy + here, at.lane, p.head_dim);
-    if constexpr (SHIFT) {
-        r.logit = p.shift[size_t(row) * p.heads + at.head];
-        fetch_before(r.u, p, r.info, row, at);
-    } else {
-        fetch(r.u, p.u + here, at.lane, p.head_dim);
-    }
+    const int width = p.heads * p.head_dim, column = at.head * p.head_dim;
+    const RowInfo info = p.info[row];
+    r.flags = (info.segment >= 0 ? INSIDE : 0) | (info.index == 0 ? FIRST : 0) |
+              (info.has_next ? FOLLOWS : 0);
+    fetch(r.g, dy + size_t(row) * width + column, at.lane, p.head_dim);
+    if (SHIFT) r.logit = p.shift[size_t(row) * p.heads + at.head];
+    const int other = SHIFT ? max(row - 1, 0) : row;
+    fetch(r.u, p.u + size_t(other) * width + column, at.lane, p.head_dim);
 }
 
 // From the gradient of a row's heads, g, to that of the shifted ones, in place, and with it the sums for
 // the norm's weights (when `count`). `before` and `now` are the raw rows, the former for shifts alone.
 template <bool SHIFT, bool NORM>
-DEVICE void shifted_gradient(Piece& g, Piece& dnorm, const HeadParams& p, const RowInfo& info,
-                             const Raw& before, const Raw& now, float a, const float* norm,
-                             const Place& at, bool count) {
+DEVICE void shifted_gradient(Piece& g, Piece& dnorm, const HeadParams& p, int row, const Raw& before,
+                             const Raw& now, float a, const float* norm, const Place& at, bool count) {
     const int d = p.head_dim;
-    if (p.rope) rotate(g, p.rope + size_t(info.position) * (d / 2), -1.f, at.lane, d);
+    if (p.rope) rotate(g, p.rope + size_t(p.info[row].position) * (d / 2), -1.f, at.lane, d);
     if constexpr (!NORM) return;
     Piece x, other;
     unpack(x, now);
@@ -249,7 +262,7 @@ DEVICE void shifted_gradient(Piece& g, Piece& dnorm, const HeadParams& p, const 
             for (int i = 0; i < VEC; ++i) x[c][i] = a * other[c][i] + (1.f - a) * x[c][i];
         }
     }
-    const float scale = 1.f / sqrtf(dot(x, x) / d + p.eps);
+    const float scale = reciprocal_root(dot(x, x) * (1.f / d) + p.eps);
     // Read again for every row, from the nearest cache: registers are worth more.
     load_piece(other, norm, at.lane, d);
 #pragma unroll
@@ -261,7 +274,7 @@ DEVICE void shifted_gradient(Piece& g, Piece& dnorm, const HeadParams& p, const 
             g[c][i] *= other[c][i];
         }
     }
-    const float mean = dot(g, x) / d;
+    const float mean = dot(g, x) * (1.f / d);
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
@@ -294,8 +307,7 @@ DEVICE void unshift(real* du, float* dshift, const Piece& g, Piece& carry, const
     store_piece(du, out, at.lane, d, at.active);
 }
 
-// Rows from last to first, because a row also gets a share of the next row's gradient: carry. What the
-// next row needs is on its way while this one is worked on.
+// Rows from last to first, because a row also gets a share of the next row's gradient: carry.
 // partial[slice][heads * d] are the sums for the norm's weights.
 template <bool SHIFT, bool NORM>
 DEVICE void prepare_heads_gradient(real* du, float* dshift, float* partial, const real* dy,
@@ -306,50 +318,56 @@ DEVICE void prepare_heads_gradient(real* du, float* dshift, float* partial, cons
     const float* norm = NORM ? p.norm + (p.shared_norm ? 0 : column) : nullptr;
     Piece dnorm = {}, carry = {};
     Raw now;
-    bool known = false;  // whether `now` already holds the row
-    Row<SHIFT> next;
-    fetch_row(next, p, dy, last - 1, at);
-    if (SHIFT && last < p.rows && next.info.segment >= 0 && next.info.has_next) {
-        // The share of the first row of the next slice.
-        Row<SHIFT> after;
-        fetch_row(after, p, dy, last, at);
-        Raw own;
-        fetch(own, p.u + size_t(last) * width + column, at.lane, d);
-        const float a = sigmoid(after.logit);
-        unpack(carry, after.g);
-        shifted_gradient<SHIFT, NORM>(carry, dnorm, p, after.info, after.u, own, a, norm, at, false);
+    if constexpr (SHIFT) {
+        fetch(now, p.u + size_t(last - 1) * width + column, at.lane, d);
+        const RowInfo info = p.info[last - 1];
+        if (last < p.rows && info.segment >= 0 && info.has_next) {
+            // The share of the first row of the next slice.
+            Row<true> after;
+            fetch_row(after, p, dy, last, at);
+            Raw own;
+            fetch(own, p.u + size_t(last) * width + column, at.lane, d);
+            const float a = sigmoid(after.logit);
+            unpack(carry, after.g);
+            shifted_gradient<true, NORM>(carry, dnorm, p, last, now, own, a, norm, at, false);
 #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
+            for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) carry[c][i] *= a;
+                for (int i = 0; i < VEC; ++i) carry[c][i] *= a;
+            }
         }
-        copy(now, after.u);
-        known = true;
     }
-    for (int row = last - 1; row >= first; --row) {
-        const Row<SHIFT> r = next;
-        if (row > first) fetch_row(next, p, dy, row - 1, at);
-        const size_t here = size_t(row) * width + column;
-        float* da = SHIFT ? dshift + size_t(row) * p.heads + at.head : nullptr;
-        Piece g;
-        if (r.info.segment < 0) {
-            clear_piece(g);
-            store_piece(du + here, g, at.lane, d, at.active);
-            if (SHIFT && at.lane == 0 && at.active) *da = 0.f;
-            known = false;
-            continue;
-        }
-        unpack(g, r.g);
-        if constexpr (SHIFT) {
-            if (!known) fetch(now, p.u + here, at.lane, d);
-            const float a = sigmoid(r.logit);
-            shifted_gradient<true, NORM>(g, dnorm, p, r.info, r.u, now, a, norm, at, true);
-            unshift(du + here, da, g, carry, r.u, now, a, r.info.has_next, at, d);
-            copy(now, r.u);
-            known = r.info.index > 0;
-        } else {
-            shifted_gradient<false, NORM>(g, dnorm, p, r.info, r.u, r.u, 0.f, norm, at, true);
-            store_piece(du + here, g, at.lane, d, at.active);
+    // A shift needs registers of its own.
+    constexpr int COUNT = SHIFT ? (AHEAD + 1) / 2 : AHEAD;
+    for (int top = last - 1; top >= first; top -= COUNT) {
+        Row<SHIFT> rows[COUNT];
+#pragma unroll
+        for (int n = 0; n < COUNT; ++n) fetch_row(rows[n], p, dy, max(top - n, first), at);
+#pragma unroll
+        for (int n = 0; n < COUNT; ++n) {
+            const Row<SHIFT>& r = rows[n];
+            const int row = top - n;
+            if (row < first) break;
+            const size_t here = size_t(row) * width + column;
+            float* da = SHIFT ? dshift + size_t(row) * p.heads + at.head : nullptr;
+            Piece g;
+            unpack(g, r.g);
+            if (!(r.flags & INSIDE)) {
+                clear_piece(g);
+                store_piece(du + here, g, at.lane, d, at.active);
+                if (SHIFT && at.lane == 0 && at.active) *da = 0.f;
+            } else if constexpr (SHIFT) {
+                Raw before;
+                copy(before, r.u);
+                if (r.flags & FIRST) fetch_before(before, p, p.info[row], row, at);
+                const float a = sigmoid(r.logit);
+                shifted_gradient<true, NORM>(g, dnorm, p, row, before, now, a, norm, at, true);
+                unshift(du + here, da, g, carry, before, now, a, r.flags & FOLLOWS, at, d);
+            } else {
+                shifted_gradient<false, NORM>(g, dnorm, p, row, r.u, r.u, 0.f, norm, at, true);
+                store_piece(du + here, g, at.lane, d, at.active);
+            }
+            if constexpr (SHIFT) copy(now, r.u);
         }
     }
     if (NORM) store_piece(partial + size_t(blockIdx.x) * width + column, dnorm, at.lane, d, at.active);
@@ -357,7 +375,7 @@ DEVICE void prepare_heads_gradient(real* du, float* dshift, float* partial, cons
 
 // One kernel for each set of parts, or all would need the registers of the largest.
 #define PREPARE_HEADS_BWD(NAME, SHIFT, NORM)                                                         \
-    extern "C" __global__ void __launch_bounds__(256, CHUNKS > 1 ? 1 : (SHIFT) && (NORM) ? 2 : 3)         \
+    extern "C" __global__ void __launch_bounds__(SHIFT ? 288 : 256, CHUNKS > 1 ? 1 : SHIFT ? 2 : 3)         \
         prepare_heads_bwd##NAME(real* du, float* dshift, float* partial, const real* dy,             \
                                 const HeadParams p) {                                                \
         prepare_heads_gradient<SHIFT, NORM>(du, dshift, partial, dy, p);                             \
@@ -383,12 +401,21 @@ extern "C" __global__ void gated_norm_fwd(real* y, const GatedParams p) {
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Piece weights;
     if (p.norm) load_piece(weights, p.norm + column, at.lane, d);
+    Raw next_x, next_z;
+    const size_t begin = size_t(first) * p.width + column;
+    fetch(next_x, p.x + begin, at.lane, d);
+    if (p.gate) fetch(next_z, p.gate + begin, at.lane, d);
     for (int row = first; row < last; ++row) {
         const size_t here = size_t(row) * p.width + column;
-        Piece x;
-        load_piece(x, p.x + here, at.lane, d);
+        Piece x, z;
+        unpack(x, next_x);
+        unpack(z, next_z);
+        if (row + 1 < last) {
+            fetch(next_x, p.x + here + p.width, at.lane, d);
+            if (p.gate) fetch(next_z, p.gate + here + p.width, at.lane, d);
+        }
         if (p.norm) {
-            const float scale = 1.f / sqrtf(dot(x, x) / d + p.eps);
+            const float scale = reciprocal_root(dot(x, x) * (1.f / d) + p.eps);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
@@ -396,8 +423,6 @@ extern "C" __global__ void gated_norm_fwd(real* y, const GatedParams p) {
             }
         }
         if (p.gate) {
-            Piece z;
-            load_piece(z, p.gate + here, at.lane, d);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
@@ -438,7 +463,7 @@ extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, real* y, float*
         if (row + 1 < last) fetch_row(next, p, dy, here + p.width, at.lane, d);
         float scale = 1.f;
         if (p.norm) {
-            scale = 1.f / sqrtf(dot(x, x) / d + p.eps);
+            scale = reciprocal_root(dot(x, x) * (1.f / d) + p.eps);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
@@ -475,7 +500,7 @@ extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, real* y, float*
                     g[c][i] *= weights[c][i];
                 }
             }
-            const float mean = dot(g, x) / d;
+            const float mean = dot(g, x) * (1.f / d);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll

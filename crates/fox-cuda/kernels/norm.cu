@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int i = 0; i < VEC; ++i) squares += x[c][i] * x[c][i];
         }
-        const float scale = 1.f / sqrtf(block_sum<WARPS>(squares) / width + eps);
+        const float scale = reciprocal_root(block_sum<WARPS>(squares) / width + eps);
         if (threadIdx.x == 0) rstd[row] = scale;
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
@@ -55,11 +55,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
         const size_t base = size_t(row) * width;
         const float scale = rstd[row];
-        float x[CHUNKS][VEC], g[CHUNKS][VEC], mean = 0.f;
+        float x[CHUNKS][VEC], g[CHUNKS][VEC], d[CHUNKS][VEC] = {}, mean = 0.f;
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             const int column = c * STRIDE + threadIdx.x * VEC;
             if (column >= width) continue;
+            // Needed last, asked for first: it must not wait for the sum over the row.
+            if (dh_out) load<VEC>(d[c], dh_out + base + column);
             load<VEC>(x[c], h + base + column);
             load<VEC>(g[c], dy + base + column);
             float weight[VEC];
@@ -79,11 +81,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int c = 0; c < CHUNKS; ++c) {
             const int column = c * STRIDE + threadIdx.x * VEC;
             if (column >= width) continue;
-            float d[VEC] = {};
-            if (dh_out) load<VEC>(d, dh_out + base + column);
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) d[i] += scale * (g[c][i] - x[c][i] * mean);
-            store<VEC>(dh + base + column, d);
+            for (int i = 0; i < VEC; ++i) d[c][i] += scale * (g[c][i] - x[c][i] * mean);
+            store<VEC>(dh + base + column, d[c]);
         }
     }
 #pragma unroll

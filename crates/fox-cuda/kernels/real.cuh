@@ -81,11 +81,24 @@ DEVICE float from_halves(u16 high, u16 low) {
     return __uint_as_float((u32(high) << 16) + u32(int(short(low))));
 }
 
+#if BF16
+// A few units in the last place of an f32 are nothing to what is rounded to bf16 next, and the exact versions
+// cost more than the memory accesses.
+DEVICE float sigmoid(float x) {
+    // exp(-x) may be infinite: its reciprocal is the right 0.
+    return __fdividef(1.f, 1.f + __expf(-x));
+}
+DEVICE float reciprocal_root(float x) { return rsqrtf(x); }
+DEVICE float exponential(float x) { return __expf(x); }
+#else
 DEVICE float sigmoid(float x) {
     // Never overflows: the exponent is not positive.
     float e = expf(-fabsf(x));
     return x >= 0.f ? 1.f / (1.f + e) : e / (1.f + e);
 }
+DEVICE float reciprocal_root(float x) { return 1.f / sqrtf(x); }
+DEVICE float exponential(float x) { return expf(x); }
+#endif
 DEVICE float log_sigmoid(float x) { return fminf(x, 0.f) - log1pf(expf(-fabsf(x))); }
 
 constexpr int ACT_SIGMOID = 0;

@@ -34,9 +34,11 @@ const UNIT: usize = 512;
 const SMALL: usize = 1 << 20;
 /// What the driver gives is rounded up to this.
 const PAGE: usize = 2 << 20;
-/// Blocks from the driver have at least this and a share of what is there already, up to a limit.
-const SMALL_BLOCK: usize = 16 << 20;
-const LARGE_BLOCK: usize = 512 << 20;
+/// Requests from this on get a block from the driver of their own, so that nothing is left over.
+const LARGE: usize = 32 << 20;
+/// Blocks from the driver for small requests and for those in between.
+const SMALL_BLOCK: usize = 8 << 20;
+const BLOCK: usize = 64 << 20;
 
 pub(crate) struct Pool {
     stream: sys::CUstream,
@@ -112,10 +114,10 @@ impl Pool {
 
     /// A range of a new block.
     fn take_fresh(&self, bytes: usize) -> Result<sys::CUdeviceptr> {
-        let reserved = self.stats().reserved;
-        let block = match bytes <= SMALL {
-            true => SMALL_BLOCK,
-            false => bytes.max((reserved / 32).clamp(SMALL_BLOCK, LARGE_BLOCK)),
+        let block = match bytes {
+            _ if bytes <= SMALL => SMALL_BLOCK,
+            _ if bytes < LARGE => BLOCK,
+            _ => bytes,
         };
         self.take_of_block(bytes, block.next_multiple_of(PAGE)).or_else(|_| {
             // No more than needed, and what nobody uses goes back first.

@@ -11,16 +11,20 @@
 //! f32. Scratch of single ops comes on top; a cache that grew by doubling may hold up to twice `N`.
 //!
 //! ```text
-//! training   weights 4 P + their copies for products 2 M + moments 8 P
-//! in bf16  + the larger of gradients 4 P and activations 2 B T (L (a - r) + 3 D) + output gradient 4 V D
+//! training   weights 4 P + moments 8 P
+//! in bf16  + the larger of gradients 4 P, and activations 2 B T (L (a - r) + 2 D) with what the loss needs:
+//!            gradients 4 V D + 2 B T D and logits, 2 B T V up to 256 MiB
 //! ```
 //!
-//! `M` elements of matrices, `r` values per token that are computed again in the backward pass, `V` tokens in
-//! the vocabulary; gradients appear as activations go.
+//! `r` values per token that are computed again in the backward pass, `V` tokens in the vocabulary; gradients
+//! appear as activations go. With recomputation `L (a - r)` becomes `2 L D + a`.
 
 use crate::config::ModelConfig;
 use crate::params::ParamSpec;
 use crate::{Result, declare};
+
+/// Bytes of logits that a GPU holds at once.
+const LOGITS: f64 = (256u64 << 20) as f64;
 
 /// Values (not bytes) that a block keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,17 +75,17 @@ impl MemoryEstimate {
         let block = shape.activations_per_token as f64;
         let cache = batch as f64
             * (length as f64 * shape.cache_per_token as f64 + shape.cache_per_sequence as f64);
-        let matrices: f64 =
-            specs.iter().filter(|spec| spec.dims.len() == 2).map(|spec| spec.count() as f64).sum();
-        let head = 4.0 * config.vocab_size as f64 * width;
+        let vocab = config.vocab_size as f64;
         let narrow = |per_token: f64| {
-            let activations = 2.0 * tokens * (per_token + 3.0 * width) + head;
-            4.0 * all + 2.0 * matrices + 8.0 * trained + activations.max(4.0 * trained)
+            let loss =
+                4.0 * vocab * width + 2.0 * tokens * width + (2.0 * tokens * vocab).min(LOGITS);
+            let activations = 2.0 * tokens * (per_token + 2.0 * width) + loss;
+            4.0 * all + 8.0 * trained + activations.max(4.0 * trained)
         };
         let kept = block - shape.cheap_per_token as f64;
         Ok(MemoryEstimate {
             train_bf16: narrow(layers * kept),
-            train_bf16_recomputed: narrow(2.0 * layers * width + kept),
+            train_bf16_recomputed: narrow(2.0 * layers * width + block),
             weights: 4.0 * all,
             gradients: 4.0 * trained,
             optimizer: 8.0 * trained,

@@ -12,7 +12,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// A training step that the device has no memory for.
     #[error(
-        "a step needs about {needed:.1} GiB, and {device} has {free:.1} GiB free; lower training.micro_batch (now {rows}) or set training.recompute=true"
+        "a step needs about {needed:.1} GiB, and {device} has {free:.1} GiB free; lower training.micro_batch (now {rows}){}",
+        recompute_hint(recomputed)
     )]
     TooLarge {
         /// GiB that the step takes by the estimate.
@@ -23,6 +24,8 @@ pub enum Error {
         device: String,
         /// Sequences at once.
         rows: usize,
+        /// GiB that it takes when blocks are recomputed, where that would fit.
+        recomputed: Option<f64>,
     },
     /// A recipe that is neither a file nor built in.
     #[error(
@@ -221,6 +224,12 @@ impl Error {
     pub(crate) fn value(origin: &str, key: &str, detail: impl Into<String>) -> Self {
         Self::BadValue { origin: origin.into(), key: key.into(), detail: detail.into() }
     }
+}
+
+fn recompute_hint(needed: &Option<f64>) -> String {
+    needed.map_or_else(String::new, |gib| {
+        format!(" or set training.recompute=true, which needs about {gib:.1} GiB")
+    })
 }
 
 fn hint(nearest: &Option<String>) -> String {

@@ -15,18 +15,21 @@ pub(crate) fn check(recipe: &Recipe, config: &ModelConfig, device: &Device) -> R
     let rows = recipe.training.micro_batch.unwrap_or(recipe.training.batch);
     let estimate = MemoryEstimate::new(config, rows, recipe.data.sequence_length)?;
     let narrow = backend.activation_type() == DType::Bf16;
-    let needed = match (narrow, recipe.training.recompute) {
-        (true, false) => estimate.train_bf16,
-        (true, true) => estimate.train_bf16_recomputed,
-        (false, false) => estimate.train(),
-        (false, true) => estimate.train_recomputed(),
+    let (kept, recomputed) = match narrow {
+        true => (estimate.train_bf16, estimate.train_bf16_recomputed),
+        false => (estimate.train(), estimate.train_recomputed()),
     };
+    let recompute = recipe.training.recompute;
+    let needed = if recompute { recomputed } else { kept };
     if needed > free as f64 {
+        // Worth a word only where it helps.
+        let helps = !recompute && recomputed <= free as f64;
         return Err(Error::TooLarge {
             needed: needed / GIB,
             free: free as f64 / GIB,
             device: device.to_string(),
             rows,
+            recomputed: helps.then_some(recomputed / GIB),
         });
     }
     Ok(())

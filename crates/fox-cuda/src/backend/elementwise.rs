@@ -110,6 +110,9 @@ impl Cuda {
         count: usize,
         args: &[crate::launch::Arg],
     ) -> Result<()> {
+        if count / variant.vec > u32::MAX as usize {
+            return Err(Error::argument(entry, format!("{count} elements at once")));
+        }
         // SAFETY: parameters as declared in elementwise.cu; the tape checked the shapes.
         unsafe { self.launch_flat(Source::ELEMENTWISE, entry, variant, count, args) }
     }

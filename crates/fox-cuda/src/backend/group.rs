@@ -49,7 +49,10 @@ impl Cuda {
     /// Whether these weights go as one product.
     pub(super) fn is_group(&self, x: &Tensor, weights: &[&Tensor]) -> bool {
         let narrow = weights.iter().all(|w| w.rows() <= GATE_WIDTH);
-        narrow && (2..=PARTS).contains(&weights.len()) && !self.is_thin(x.rows(), x.cols())
+        // The kernels count elements in 31 bits.
+        let small = x.rows().max(x.cols()) < (i32::MAX as usize) / (PARTS * GATE_WIDTH);
+        let several = (2..=PARTS).contains(&weights.len());
+        several && narrow && small && !self.is_thin(x.rows(), x.cols())
     }
 
     /// `y_i[R, N_i]` in f32.
@@ -151,7 +154,7 @@ impl Cuda {
     ) -> Result<()> {
         let count = rows * width;
         let blocks = count.div_ceil(256).min(self.gpu.processors() as usize * 16);
-        let args = [whole.into(), count.into(), int(width).into()];
+        let args = [whole.into(), int(count).into(), int(width).into()];
         let op = Op {
             source: Source::COLUMNS,
             entry,

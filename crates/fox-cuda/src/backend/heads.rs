@@ -65,8 +65,8 @@ impl Division {
         let heads_per_block = heads.min(THREADS / variant.lanes);
         // Sums for the weights leave a block once per slice: longer slices write less. But there must be
         // enough of them for every multiprocessor, several times over.
-        // Forward there are no such sums.
-        let longest = if backward { 16 } else { 2 };
+        // Forward there are no such sums; four rows are what a thread reads ahead.
+        let longest = if backward { 16 } else { 4 };
         let rows_per_slice = (rows / 2048).clamp(1, longest);
         Division {
             variant,

@@ -27,11 +27,16 @@ impl Variant {
         Variant { bf16: dtype == DType::Bf16, vec, lanes: 0, chunks: 0 }
     }
 
-    /// For the norms: warps to a row, such that a thread has at most four pieces.
+    /// For the norms: warps to a row, such that a thread has at most two pieces, which with their gradients
+    /// and sums leave registers for enough rows at once; and as few idle threads as possible.
     pub(super) fn rows(dtype: DType, width: usize) -> Self {
         let plain = Variant::plain(dtype, width);
         let pieces = width.div_ceil(plain.vec);
-        let warps = [1, 2, 4, 8, 16].into_iter().find(|w| pieces <= w * 32 * 4).unwrap_or(32);
+        let enough = |w: &usize| pieces <= w * 32 * 2;
+        let fits = |w: &usize| enough(w) && pieces.is_multiple_of(w * 32);
+        let warps = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
+        let warps = warps.iter().find(|w| fits(w)).or(warps.iter().find(|w| enough(w)));
+        let warps = *warps.unwrap_or(&32);
         Variant { lanes: warps, chunks: rounded(pieces.div_ceil(32 * warps)), ..plain }
     }
 

@@ -80,7 +80,7 @@ impl Cuda {
         let y_at = y.map_or(Ok(0), |y| memory(y).map(|held| held.data.address()))?;
         let variant = Variant::rows(dtype, width);
         // A block keeps its sums for the weights in registers: no more blocks than run at once.
-        let blocks = rows.min(self.gpu.processors() as usize * (16 / variant.lanes).max(1));
+        let blocks = rows.min(self.gpu.processors() as usize * (20 / variant.lanes).max(1));
         let partial: Buffer<f32> = self.gpu.alloc(blocks * width)?;
         let args = [
             dh_at.into(),

@@ -227,7 +227,11 @@ impl Backend for Cuda {
         inputs: &HeadInputs<'_>,
         spec: &HeadSpec,
     ) -> Result<HeadGrads> {
-        Ok(self.timed("prepare_heads bwd", || self.prepare_backward(dy, inputs, spec))?)
+        let op = match inputs.shift {
+            Some(_) => "prepare_heads bwd, shifted",
+            None => "prepare_heads bwd",
+        };
+        Ok(self.timed(op, || self.prepare_backward(dy, inputs, spec))?)
     }
 
     fn log_gate_fwd(

@@ -398,11 +398,12 @@ impl Forgetting {
     pub fn memory(&self) -> MemoryShape {
         let (heads, width) = (self.options.heads, self.options.heads * self.head_dim);
         let kv_width = self.options.kv_heads * self.head_dim;
-        let mut kept = 0;
+        let (mut kept, mut cheap) = (0, 0);
         for p in [&self.q, &self.k, &self.v] {
             let raw = p.heads * self.head_dim;
             let shift = if p.shift.is_some() { p.heads } else { 0 };
             kept += raw + if p.is_prepared() { raw + shift } else { 0 };
+            cheap += if p.is_prepared() { raw } else { 0 };
         }
         kept += match self.gate {
             Gate::None => 0,
@@ -420,10 +421,12 @@ impl Forgetting {
         }
         let gates = if self.options.gate == ForgetGate::None { 0 } else { heads };
         let shifts = usize::from(self.options.k_shift) + usize::from(self.options.v_shift);
-        let gated = self.output_gate.is_some() || self.output_norm.is_some();
+        if self.output_gate.is_some() || self.output_norm.is_some() {
+            cheap += width;
+        }
         MemoryShape {
             activations_per_token: kept,
-            cheap_per_token: if gated { width } else { 0 },
+            cheap_per_token: cheap,
             cache_per_token: 2 * kv_width + gates,
             cache_per_sequence: shifts * kv_width,
         }

@@ -20,13 +20,8 @@ pub(super) fn values(spec: &ParamSpec, seed: u64) -> Vec<f32> {
             step + (-(-step).exp_m1()).ln()
         }),
         Init::Normal { std, zero_row } => {
-            let mut normal = Normal::new(seed, &spec.name);
-            let mut values: Vec<f32> = Vec::with_capacity(count + 1);
-            while values.len() < count {
-                let (a, b) = normal.pair();
-                values.extend([(a * std) as f32, (b * std) as f32]);
-            }
-            values.truncate(count);
+            let mut values = vec![0.0; count];
+            fill_normal(&mut values, *std, &Normal::new(seed, &spec.name));
             if let Some(row) = zero_row {
                 let width = count / spec.dims[0];
                 values[row * width..][..width].fill(0.0);
@@ -34,6 +29,25 @@ pub(super) fn values(spec: &ParamSpec, seed: u64) -> Vec<f32> {
             values
         }
     }
+}
+
+/// Pairs of normal values, cut into parts for all cores: a stream can begin anywhere, so the values are the
+/// same for any number of them.
+fn fill_normal(values: &mut [f32], std: f64, stream: &Normal) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let part = values.len().div_ceil(cores).max(1 << 16).next_multiple_of(2);
+    std::thread::scope(|scope| {
+        for (i, part_values) in values.chunks_mut(part).enumerate() {
+            let mut normal = stream.after(i * part / 2);
+            scope.spawn(move || {
+                for pair in part_values.chunks_mut(2) {
+                    let (a, b) = normal.pair();
+                    let drawn = [(a * std) as f32, (b * std) as f32];
+                    pair.copy_from_slice(&drawn[..pair.len()]);
+                }
+            });
+        }
+    });
 }
 
 /// One value for every uniform draw from the parameter's stream.
@@ -46,8 +60,10 @@ fn drawn(spec: &ParamSpec, seed: u64, value: impl Fn(f64) -> f64) -> Vec<f32> {
 struct SplitMix64(u64);
 
 impl SplitMix64 {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(Self::STEP);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -71,6 +87,12 @@ impl Normal {
         });
         let seed = SplitMix64(seed).next();
         Normal(SplitMix64(seed ^ name))
+    }
+
+    /// The same stream after so many pairs.
+    fn after(&self, pairs: usize) -> Self {
+        // Two draws to a pair.
+        Normal(SplitMix64(self.0.0.wrapping_add(SplitMix64::STEP.wrapping_mul(2 * pairs as u64))))
     }
 
     fn pair(&mut self) -> (f64, f64) {
@@ -112,6 +134,17 @@ mod tests {
         assert_eq!(x, values(&spec("a", init.clone()), 1));
         assert_ne!(x, values(&spec("a", init.clone()), 2));
         assert_ne!(x, values(&spec("b", init), 1));
+    }
+
+    #[test]
+    fn the_parts_of_large_parameters_are_one_stream() {
+        let mut large = vec![0.0; 3 * (1 << 16) + 5];
+        fill_normal(&mut large, 0.5, &Normal::new(9, "large"));
+        let mut normal = Normal::new(9, "large");
+        for pair in large.chunks(2) {
+            let (a, b) = normal.pair();
+            assert_eq!(pair, &[(a * 0.5) as f32, (b * 0.5) as f32][..pair.len()]);
+        }
     }
 
     #[test]
