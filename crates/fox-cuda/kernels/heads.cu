@@ -1,14 +1,8 @@
-// Heads of a row at a time: token shift, per-head RMS norm and RoPE; output norm and gate. With gradients.
-//
-// A thread block takes some heads (LANES lanes of a warp to a head, CHUNKS pieces of VEC columns to a
-// lane) and walks over a slice of rows, one after the other: what the next row needs of this one stays in
-// registers, and so do the sums for the norm's weights.
+// Heads of a row at a time: token shift, per-head RMS norm and RoPE. With gradients. How threads share the
+// work: pieces.cuh.
 //
 // Compile-time: BF16, VEC, LANES (a power of two up to 32), CHUNKS.
-#include "real.cuh"
-
-constexpr int STRIDE = LANES * VEC;
-typedef float Piece[CHUNKS][VEC];
+#include "pieces.cuh"
 
 // Where a row stands in its segment: the segment's number (-1: outside every segment), the index of the
 // row among the segment's queries, its position among the keys, and whether the next row belongs to it.
@@ -27,92 +21,6 @@ struct HeadParams {
     int rows_per_slice, unused;
     float eps;
 };
-
-struct Place {
-    int head, lane;
-    bool active;
-};
-DEVICE Place place(int heads) {
-    const int per_block = blockDim.x / LANES, local = threadIdx.x / LANES;
-    const int head = blockIdx.y * per_block + local;
-    return Place{min(head, heads - 1), int(threadIdx.x) % LANES, head < heads};
-}
-DEVICE int column_of(int lane, int c) { return c * STRIDE + lane * VEC; }
-
-DEVICE void clear_piece(Piece& x) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-        for (int i = 0; i < VEC; ++i) x[c][i] = 0.f;
-    }
-}
-template <typename T>
-DEVICE void load_piece(Piece& x, const T* p, int lane, int d) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        if (column_of(lane, c) < d) {
-            load<VEC>(x[c], p + column_of(lane, c));
-        } else {
-#pragma unroll
-            for (int i = 0; i < VEC; ++i) x[c][i] = 0.f;
-        }
-    }
-}
-// A piece on its way from memory, in as few registers as it fits.
-#if BF16 && VEC == 8
-typedef uint4 Raw[CHUNKS];
-DEVICE void fetch(Raw& x, const real* p, int lane, int d) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        x[c] = column_of(lane, c) < d ? *reinterpret_cast<const uint4*>(p + column_of(lane, c))
-                                      : make_uint4(0, 0, 0, 0);
-    }
-}
-DEVICE void clear(Raw& x) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) x[c] = make_uint4(0, 0, 0, 0);
-}
-DEVICE void copy(Raw& x, const Raw& from) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) x[c] = from[c];
-}
-DEVICE void unpack(Piece& x, const Raw& raw) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        const u32 words[4] = {raw[c].x, raw[c].y, raw[c].z, raw[c].w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[c][2 * i] = bf16_lo(words[i]), x[c][2 * i + 1] = bf16_hi(words[i]);
-    }
-}
-#else
-typedef Piece Raw;
-DEVICE void fetch(Raw& x, const real* p, int lane, int d) { load_piece(x, p, lane, d); }
-DEVICE void clear(Raw& x) { clear_piece(x); }
-DEVICE void copy(Raw& x, const Raw& from) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-        for (int i = 0; i < VEC; ++i) x[c][i] = from[c][i];
-    }
-}
-DEVICE void unpack(Piece& x, const Raw& raw) { copy(x, raw); }
-#endif
-template <typename T>
-DEVICE void store_piece(T* p, const Piece& x, int lane, int d, bool active) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        if (active && column_of(lane, c) < d) store<VEC>(p + column_of(lane, c), x[c]);
-    }
-}
-DEVICE float dot(const Piece& a, const Piece& b) {
-    float sum = 0.f;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-        for (int i = 0; i < VEC; ++i) sum += a[c][i] * b[c][i];
-    }
-    return lanes_sum<LANES>(sum);
-}
 
 // Rotates the pairs (x[m], x[m + d/2]) by the row's angles, or back by sign -1. The other half of a pair
 // may lie in another lane, so the head goes through shared memory.
@@ -141,10 +49,6 @@ DEVICE void rotate(Piece& x, const float2* table, float sign, int lane, int d) {
             }
         }
     }
-}
-
-DEVICE float shift_weight(const HeadParams& p, int row, int head) {
-    return sigmoid(p.shift[size_t(row) * p.heads + head]);
 }
 
 // Raw row before `row`: of its segment, or handed in, or zeros.
@@ -384,130 +288,3 @@ PREPARE_HEADS_BWD(, false, false)
 PREPARE_HEADS_BWD(_norm, false, true)
 PREPARE_HEADS_BWD(_shift, true, false)
 PREPARE_HEADS_BWD(_shift_norm, true, true)
-
-struct GatedParams {
-    const real* x;      // [rows, groups * d]
-    const float* norm;  // [groups * d], or null
-    const real* gate;   // [rows, groups * d], or null
-    int rows, groups, width, act;
-    int rows_per_slice;
-    float eps;
-};
-
-// y = rms(x) * act(gate). Grid (slices, blocks of groups).
-extern "C" __global__ void gated_norm_fwd(real* y, const GatedParams p) {
-    const Place at = place(p.groups);
-    const int d = p.width / p.groups, column = at.head * d;
-    const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
-    Piece weights;
-    if (p.norm) load_piece(weights, p.norm + column, at.lane, d);
-    Raw next_x, next_z;
-    const size_t begin = size_t(first) * p.width + column;
-    fetch(next_x, p.x + begin, at.lane, d);
-    if (p.gate) fetch(next_z, p.gate + begin, at.lane, d);
-    for (int row = first; row < last; ++row) {
-        const size_t here = size_t(row) * p.width + column;
-        Piece x, z;
-        unpack(x, next_x);
-        unpack(z, next_z);
-        if (row + 1 < last) {
-            fetch(next_x, p.x + here + p.width, at.lane, d);
-            if (p.gate) fetch(next_z, p.gate + here + p.width, at.lane, d);
-        }
-        if (p.norm) {
-            const float scale = reciprocal_root(dot(x, x) * (1.f / d) + p.eps);
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int i = 0; i < VEC; ++i) x[c][i] *= scale * weights[c][i];
-            }
-        }
-        if (p.gate) {
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int i = 0; i < VEC; ++i) x[c][i] *= activation(p.act, z[c][i]).x;
-            }
-        }
-        store_piece(y + here, x, at.lane, d, at.active);
-    }
-}
-
-// Operands of one row of the gradient, on their way from memory.
-struct GatedRow {
-    Raw x, g, z;
-};
-DEVICE void fetch_row(GatedRow& r, const GatedParams& p, const real* dy, size_t here, int lane, int d) {
-    fetch(r.x, p.x + here, lane, d);
-    fetch(r.g, dy + here, lane, d);
-    if (p.gate) fetch(r.z, p.gate + here, lane, d);
-}
-
-// partial[slice][width] are the sums for the norm's weights. What the next row needs is on its way while
-// this one is worked on. With `y`, the output once more, which may take the place of dy.
-extern "C" __global__ void gated_norm_bwd(real* dx, real* dgate, real* y, float* partial,
-                                          const real* dy, const GatedParams p) {
-    const Place at = place(p.groups);
-    const int d = p.width / p.groups, column = at.head * d;
-    const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
-    Piece weights, dnorm = {};
-    if (p.norm) load_piece(weights, p.norm + column, at.lane, d);
-    GatedRow next;
-    fetch_row(next, p, dy, size_t(first) * p.width + column, at.lane, d);
-    for (int row = first; row < last; ++row) {
-        const size_t here = size_t(row) * p.width + column;
-        Piece x, g, z, out;
-        unpack(x, next.x);
-        unpack(g, next.g);
-        unpack(z, next.z);
-        if (row + 1 < last) fetch_row(next, p, dy, here + p.width, at.lane, d);
-        float scale = 1.f;
-        if (p.norm) {
-            scale = reciprocal_root(dot(x, x) * (1.f / d) + p.eps);
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int i = 0; i < VEC; ++i) x[c][i] *= scale;
-            }
-        }
-        if (p.gate) {
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int i = 0; i < VEC; ++i) {
-                    const float2 act = activation(p.act, z[c][i]);
-                    const float scaled = x[c][i] * (p.norm ? weights[c][i] : 1.f);
-                    z[c][i] = g[c][i] * scaled * act.y;
-                    g[c][i] *= act.x;
-                    out[c][i] = scaled * act.x;
-                }
-            }
-            store_piece(dgate + here, z, at.lane, d, at.active);
-        } else if (y) {
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int i = 0; i < VEC; ++i) out[c][i] = x[c][i] * (p.norm ? weights[c][i] : 1.f);
-            }
-        }
-        if (y) store_piece(y + here, out, at.lane, d, at.active);
-        if (p.norm) {
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int i = 0; i < VEC; ++i) {
-                    dnorm[c][i] += g[c][i] * x[c][i];
-                    g[c][i] *= weights[c][i];
-                }
-            }
-            const float mean = dot(g, x) * (1.f / d);
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-                for (int i = 0; i < VEC; ++i) g[c][i] = scale * (g[c][i] - x[c][i] * mean);
-            }
-        }
-        store_piece(dx + here, g, at.lane, d, at.active);
-    }
-    if (p.norm) store_piece(partial + size_t(blockIdx.x) * p.width + column, dnorm, at.lane, d, at.active);
-}

@@ -63,8 +63,10 @@ impl Source {
     pub const NORM: Source = source!("norm");
     /// Sums over rows.
     pub const COLUMNS: Source = source!("columns");
-    /// Token shift, head norms, RoPE, output norm and gate.
+    /// Token shift, head norms, RoPE.
     pub const HEADS: Source = source!("heads");
+    /// Output norm and gate.
+    pub const GATED: Source = source!("gated");
     /// Conversions, gates, gated linear units, embedding.
     pub const ELEMENTWISE: Source = source!("elementwise");
     /// Cross-entropy.
@@ -75,7 +77,8 @@ impl Source {
     pub const UPDATE: Source = source!("update");
 }
 
-const HEADERS: [(&str, &str); 8] = [
+const HEADERS: [(&str, &str); 9] = [
+    ("pieces.cuh", include_str!("../kernels/pieces.cuh")),
     ("real.cuh", include_str!("../kernels/real.cuh")),
     ("ptx.cuh", include_str!("../kernels/ptx.cuh")),
     ("tma.cuh", include_str!("../kernels/tma.cuh")),

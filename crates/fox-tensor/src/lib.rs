@@ -19,6 +19,7 @@ mod device;
 mod error;
 pub mod naive;
 mod paged;
+mod results;
 mod segments;
 mod shape;
 mod spec;
@@ -26,10 +27,7 @@ pub mod speed;
 mod tape;
 mod tensor;
 
-pub use backend::{
-    AttentionGrads, AttentionOut, Backend, EXACT_ROWS, HeadGrads, IGNORE_LABEL, INT8_BLOCK,
-    LossOut, MemoryStats, OpTime, ParamUpdate, Storage, WeightFormat,
-};
+pub use backend::{Backend, EXACT_ROWS, IGNORE_LABEL, INT8_BLOCK, Storage, WeightFormat};
 pub use baseline::{
     BaselineOps, ConvGrads, ConvInputs, ConvSpec, HgrnGates, HgrnGrads, HgrnInputs, L2Norm,
     ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, TimeStepInputs, Update,
@@ -38,6 +36,9 @@ pub use decode::{DecodeBlock, DecodeOut, DecodeProjection};
 pub use device::Device;
 pub use error::{Error, Result};
 pub use paged::{KeyPages, Lease, PAGE, Page, PageMeter, PagedSpec, gathered_attention};
+pub use results::{
+    AttentionGrads, AttentionOut, HeadGrads, LossOut, MemoryStats, OpTime, ParamUpdate,
+};
 pub use segments::{Segment, Segments};
 pub use shape::{DType, Shape};
 pub use spec::{

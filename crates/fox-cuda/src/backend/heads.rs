@@ -44,7 +44,7 @@ struct GatedParams {
     eps: f32,
 }
 
-// SAFETY: mirrors the struct of the same name in heads.cu.
+// SAFETY: mirrors the struct of the same name in gated.cu.
 unsafe impl KernelArg for GatedParams {}
 
 /// Threads of a block, at most.
@@ -88,9 +88,9 @@ impl Division {
         4 * self.threads() / lanes * lanes * chunks * vec
     }
 
-    fn op<'a>(&self, entry: &'static str, args: &'a [Arg]) -> Op<'a> {
+    fn op<'a>(&self, source: Source, entry: &'static str, args: &'a [Arg]) -> Op<'a> {
         Op {
-            source: Source::HEADS,
+            source,
             entry,
             variant: self.variant,
             grid: [self.slices, self.head_blocks],
@@ -158,7 +158,7 @@ impl Cuda {
         let (y, at) = self.output(inputs.u.shape(), dtype, inputs.u.device())?;
         let held = self.head_operands(inputs, spec, &division)?;
         let args = [at.into()];
-        let op = division.op("prepare_heads_fwd", &args);
+        let op = division.op(Source::HEADS, "prepare_heads_fwd", &args);
         let shared = if spec.rope.is_some() { division.shared() } else { 0 };
         self.launch_with(&op, shared, &held.params)?;
         drop(held.operands);
@@ -197,7 +197,7 @@ impl Cuda {
             (Some(_), None) => "prepare_heads_bwd_shift",
             (Some(_), Some(_)) => "prepare_heads_bwd_shift_norm",
         };
-        let op = division.op(entry, &args);
+        let op = division.op(Source::HEADS, entry, &args);
         let shared = if spec.rope.is_some() { division.shared() } else { 0 };
         self.launch_with(&op, shared, &held.params)?;
         drop(held.operands);
@@ -233,7 +233,7 @@ impl Cuda {
         let division = gated_division(dtype, inputs, false);
         let (x, norm, gate) = self.gated_operands(inputs)?;
         let args = [at.into()];
-        let op = division.op("gated_norm_fwd", &args);
+        let op = division.op(Source::GATED, "gated_norm_fwd", &args);
         self.launch_with(&op, 0, &gated_params(inputs, &division, &x, &norm, &gate))?;
         Ok(y)
     }
@@ -278,7 +278,7 @@ impl Cuda {
             partial.as_ref().map_or(0, Buffer::address).into(),
             dy.into(),
         ];
-        let op = division.op("gated_norm_bwd", &args);
+        let op = division.op(Source::GATED, "gated_norm_bwd", &args);
         self.launch_with(&op, 0, &gated_params(inputs, &division, &x, &norm, &gate))?;
         let dnorm = match partial {
             Some(partial) => {
@@ -305,7 +305,7 @@ impl Cuda {
         let kernel = self.kernel(op)?;
         let launch = kernel.launch([op.grid[0] as u32, op.grid[1] as u32, 1], op.block as u32);
         let launch = launch.shared(shared as u32).args(op.args).arg(params);
-        // SAFETY: parameters as declared in heads.cu; the tape checked the shapes.
+        // SAFETY: parameters as declared in heads.cu and gated.cu; the tape checked the shapes.
         unsafe { launch.run(|| format!("{:?} in {:?} blocks", op.variant, op.grid)) }
     }
 }

@@ -73,7 +73,9 @@ pub fn op_variants() -> Vec<(Source, Vec<String>)> {
             variants.push((Source::NORM, Variant::rows(dtype, width).defines(Source::NORM)));
         }
         for head_dim in [64, 96, 128, 29] {
-            variants.push((Source::HEADS, Variant::heads(dtype, head_dim).defines(Source::HEADS)));
+            for source in [Source::HEADS, Source::GATED] {
+                variants.push((source, Variant::heads(dtype, head_dim).defines(source)));
+            }
         }
         for source in [Source::ELEMENTWISE, Source::LOSS, Source::COLUMNS] {
             variants.extend([8, 1].map(|w| (source, Variant::plain(dtype, w).defines(source))));

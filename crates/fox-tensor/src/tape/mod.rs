@@ -14,6 +14,7 @@
 
 mod attention;
 mod baseline_ops;
+mod linear;
 mod ops;
 mod saved;
 
