@@ -39,8 +39,6 @@ impl Cuda {
         let logits = Data::alloc(&self.gpu, step * vocab, logit_type)?;
         let matrix = |address: u64, transposed: bool| Matrix { address, transposed };
         let variant = Variant::plain(logit_type, vocab);
-        let row_bytes = vocab * logit_type.size();
-        let keep = grads.is_some() && row_bytes <= self.room_for_a_row();
         for first in (0..rows).step_by(step) {
             let count = step.min(rows - first);
             let x_at = x.address() + (first * width * dtype.size()) as u64;
@@ -54,7 +52,6 @@ impl Cuda {
                 (labels + offset).into(),
                 if weights.is_some() { address(&weights) + offset } else { 0 }.into(),
                 int(vocab).into(),
-                i32::from(keep).into(),
             ];
             let op = Op {
                 source: Source::LOSS,
@@ -62,7 +59,7 @@ impl Cuda {
                 variant,
                 grid: [count, 1],
                 block: 512,
-                shared: if keep { row_bytes } else { 0 },
+                shared: 0,
                 args: &args,
             };
             // SAFETY: parameters as declared in loss.cu; the tape checked labels and shapes.
@@ -84,11 +81,5 @@ impl Cuda {
             self.multiply(left, right, *dw_at, sizes, DType::F32, first > 0)?;
         }
         Ok(LossOut { loss, grads: grads.map(|((dx, _), (dw, _))| (dx, dw)) })
-    }
-
-    /// Bytes of logits that a thread block may keep in shared memory.
-    fn room_for_a_row(&self) -> usize {
-        // Two blocks to a multiprocessor where it has much; elsewhere what every launch gets.
-        if self.gpu.architecture().is_hopper() { 110 << 10 } else { 46 << 10 }
     }
 }
