@@ -115,10 +115,11 @@ DEVICE double block_sum_f64(double x) {
     return sum;
 }
 
+enum { F32, NARROW, HALVES };
 struct SquaresEntry {
     const void* x;
     size_t count;
-    int first, narrow;  // narrow: bf16 rather than f32
+    int first, kind;  // f32, bf16 or two halves
 };
 template <typename T>
 DEVICE double squares_of(const T* x, size_t begin, size_t end) {
@@ -139,14 +140,24 @@ DEVICE double squares_of(const T* x, size_t begin, size_t end) {
     }
     return sum;
 }
+DEVICE double squares_of_halves(const u16* x, size_t count, size_t begin, size_t end) {
+    double sum = 0.0;
+    for (size_t i = begin + threadIdx.x; i < end; i += THREADS) {
+        const float v = from_halves(x[i], x[count + i]);
+        sum += double(v * v);
+    }
+    return sum;
+}
 // partial[piece] = sum of squares of the piece. Grid: all pieces.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_squares(double* partial, const SquaresEntry* entries, int count) {
     const SquaresEntry e = entries[entry_of(entries, count, blockIdx.x)];
     const size_t begin = size_t(blockIdx.x - e.first) * PIECE;
     const size_t end = min(begin + PIECE, e.count);
-    const double sum = e.narrow ? squares_of(static_cast<const u16*>(e.x), begin, end)
-                                : squares_of(static_cast<const float*>(e.x), begin, end);
+    const u16* narrow = static_cast<const u16*>(e.x);
+    const double sum = e.kind == HALVES   ? squares_of_halves(narrow, e.count, begin, end)
+                       : e.kind == NARROW ? squares_of(narrow, begin, end)
+                                          : squares_of(static_cast<const float*>(e.x), begin, end);
     const double all = block_sum_f64(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = all;
 }

@@ -158,6 +158,9 @@ impl Cuda {
     pub(super) fn add_to(&self, mut acc: Tensor, x: &Tensor) -> Result<Tensor> {
         let (count, dtype) = (x.len(), acc.dtype());
         let x = self.operand(x, dtype)?;
+        if matches!(memory(&acc)?.data, Data::Halves(_)) {
+            self.writable(&mut acc)?;
+        }
         let shared = acc.is_shared();
         let from = memory(&acc)?.data.address();
         // A shared sum is read where it is and written elsewhere: no copy is needed first.

@@ -42,7 +42,7 @@ struct SquaresEntry {
     at: u64,
     count: u64,
     first: i32,
-    narrow: i32,
+    kind: i32,
 }
 
 // SAFETY: numbers without gaps; zeros are values.
@@ -113,7 +113,11 @@ impl Cuda {
                 at: data.address(),
                 count: x.len() as u64,
                 first: int(pieces),
-                narrow: i32::from(data.dtype() == DType::Bf16),
+                kind: match data {
+                    Data::Bf16(_) => 1,
+                    Data::Halves(_) => 2,
+                    _ => 0,
+                },
             });
             pieces += x.len().div_ceil(PIECE);
         }

@@ -58,6 +58,7 @@ fn adamw(rows: usize, cols: usize, weight_decay: f32, grad_scale: f32, packed: b
             Output::Plain("v", v.to_f64()?),
             // The parameter was shared with the input, which must not have moved.
             Output::Plain("p before", before.to_f64()?),
+            Output::Plain("p's squares", vec![backend.sum_squares(&[&p])?]),
             Output::Plain("p's last row", p.slice_rows(rows - 1, 1)?.to_f64()?),
         ])
     });
