@@ -46,33 +46,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// A gradient in terms that are still to be added.
-constexpr int TERMS = 6;
-struct Terms {
-    const real* at[TERMS];
-    int count, unused;
-};
-// All of them are asked for before any is waited for.
-DEVICE void load_sum(float (&g)[VEC], const Terms& terms, size_t at) {
-    float more[TERMS][VEC] = {};
-#pragma unroll
-    for (int t = 0; t < TERMS; ++t) {
-        if (t < terms.count) load<VEC>(more[t], terms.at[t] + at);
-    }
-#pragma unroll
-    for (int i = 0; i < VEC; ++i) {
-        g[i] = more[0][i];
-#pragma unroll
-        for (int t = 1; t < TERMS; ++t) g[i] += more[t][i];
-    }
-}
-
 // dh = r (g - xh mean(xh g)) + dh_out with g = w dy, xh = h r. `dh_out` may be null, or `dh` itself.
-// With `y`, the output once more. Column sums of dy xh go to partial[block][width]: all blocks, 16 warps to a
-// multiprocessor, must run at once.
-extern "C" __global__ void __launch_bounds__(THREADS, CHUNKS > 2 || WARPS > 16 ? 1 : 16 / WARPS)
-    add_rms_norm_bwd(real* dh, real* y, float* partial, const real* dh_out, const real* h,
-                     const float* w, const float* rstd, int rows, int width, const Terms dy) {
+// With `y`, the output once more. Column sums of dy xh go to partial[block][width].
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_rms_norm_bwd(real* dh, real* y, float* partial, const real* dy, const real* dh_out,
+                     const real* h, const float* w, const float* rstd, int rows, int width) {
     float dw[CHUNKS][VEC] = {};
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
         const size_t base = size_t(row) * width;
@@ -85,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHUNKS > 2 || WARPS > 16 ?
             // Needed last, asked for first: it must not wait for the sum over the row.
             if (dh_out) load<VEC>(d[c], dh_out + base + column);
             load<VEC>(x[c], h + base + column);
-            load_sum(g[c], dy, base + column);
+            load<VEC>(g[c], dy + base + column);
             float weight[VEC];
             load<VEC>(weight, w + column);
 #pragma unroll

@@ -234,10 +234,10 @@ pub trait Backend: Send + Sync + Debug {
         dw_acc: Option<Tensor>,
     ) -> Result<(Tensor, Tensor)>;
 
-    /// `add_rms_norm_bwd` with `dy` in one or more terms, that also gives `y` once more: `(dh, dw, y)`.
+    /// `add_rms_norm_bwd` that also gives `y` once more: `(dh, dw, y)`.
     fn add_rms_norm_bwd_again(
         &self,
-        dys: Vec<Tensor>,
+        dy: &Tensor,
         dh_out: Option<Tensor>,
         (h, eps): (&Tensor, f32),
         w: &Tensor,
@@ -245,10 +245,7 @@ pub trait Backend: Send + Sync + Debug {
         dw_acc: Option<Tensor>,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let (_, y, _) = self.add_rms_norm_fwd(h, None, w, eps)?;
-        let mut dys = dys.into_iter();
-        let first = dys.next().ok_or_else(|| Error::argument("add_rms_norm", "no gradient"))?;
-        let dy = dys.try_fold(first, |sum, term| self.add(sum, &term))?;
-        let (dh, dw) = self.add_rms_norm_bwd(&dy, dh_out, h, w, rstd, dw_acc)?;
+        let (dh, dw) = self.add_rms_norm_bwd(dy, dh_out, h, w, rstd, dw_acc)?;
         Ok((dh, dw, y))
     }
 

@@ -5,21 +5,7 @@ use fox_tensor::{DType, Tensor};
 use super::launcher::{Op, Variant};
 use super::storage::memory;
 use super::{Cuda, Replaced, address, int};
-use crate::{Buffer, KernelArg, Result, Source};
-
-/// Terms of a gradient that the norm adds up, at most.
-pub(super) const TERMS: usize = 6;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Terms {
-    at: [u64; TERMS],
-    count: i32,
-    unused: i32,
-}
-
-// SAFETY: mirrors the struct of the same name in norm.cu.
-unsafe impl KernelArg for Terms {}
+use crate::{Buffer, Result, Source};
 
 impl Cuda {
     /// `(h', y, rstd)`.
@@ -66,10 +52,10 @@ impl Cuda {
         Ok((sum, y, rstd))
     }
 
-    /// `(dh, dw)` from `dy` in up to [`TERMS`] terms; with `y`, also the output once more, into it.
+    /// `(dh, dw)`; with `y`, also the output once more, into it.
     pub(super) fn norm_backward(
         &self,
-        dys: &[&Tensor],
+        dy: &Tensor,
         dh_out: Option<Tensor>,
         h: &Tensor,
         w: &Tensor,
@@ -79,12 +65,8 @@ impl Cuda {
     ) -> Result<(Tensor, Tensor)> {
         let (rows, width, device) = (h.rows(), h.cols(), h.device().clone());
         let dtype = self.activations();
-        let (x, weights, stats) = (self.activation(h)?, self.real(w)?, self.real(rstd)?);
-        let held = dys.iter().map(|dy| self.activation(dy)).collect::<Result<Vec<_>>>()?;
-        let mut terms = Terms { at: [0; TERMS], count: int(held.len()), unused: 0 };
-        for (slot, term) in terms.at.iter_mut().zip(&held) {
-            *slot = term.address();
-        }
+        let (g, x, weights, stats) =
+            (self.activation(dy)?, self.activation(h)?, self.real(w)?, self.real(rstd)?);
         let (dh, dh_at, before_at, _before) = match dh_out {
             Some(dh_out) => {
                 let Replaced { out, to, from, old } = self.replaced(dh_out)?;
@@ -98,12 +80,13 @@ impl Cuda {
         let y_at = y.map_or(Ok(0), |y| memory(y).map(|held| held.data.address()))?;
         let variant = Variant::rows(dtype, width);
         // A block keeps its sums for the weights in registers: no more blocks than run at once.
-        let blocks = rows.min(self.gpu.processors() as usize * (16 / variant.lanes).max(1));
+        let blocks = rows.min(self.gpu.processors() as usize * (20 / variant.lanes).max(1));
         let partial: Buffer<f32> = self.gpu.alloc(blocks * width)?;
         let args = [
             dh_at.into(),
             y_at.into(),
             partial.address().into(),
+            g.address().into(),
             before_at.into(),
             x.address().into(),
             weights.address().into(),
@@ -120,10 +103,8 @@ impl Cuda {
             shared: 0,
             args: &args,
         };
-        let kernel = self.kernel(&op)?;
-        let launch = kernel.launch([blocks as u32, 1, 1], op.block as u32).args(&args).arg(&terms);
         // SAFETY: parameters as declared in norm.cu; the tape checked the shapes.
-        unsafe { launch.run(|| format!("{rows} x {width}"))? };
+        unsafe { self.launch(&op)? };
         let dw = self.column_sums(partial.address(), DType::F32, blocks, width, dw_acc, &device)?;
         Ok((dh, dw))
     }

@@ -9,7 +9,6 @@ use fox_tensor::{
 };
 
 use super::Cuda;
-use super::norm::TERMS;
 
 impl Backend for Cuda {
     fn name(&self) -> &str {
@@ -199,27 +198,21 @@ impl Backend for Cuda {
         rstd: &Tensor,
         dw_acc: Option<Tensor>,
     ) -> Result<(Tensor, Tensor)> {
-        let work = || self.norm_backward(&[dy], dh_out, h, w, rstd, dw_acc, None);
+        let work = || self.norm_backward(dy, dh_out, h, w, rstd, dw_acc, None);
         Ok(self.timed("add_rms_norm bwd", work)?)
     }
 
     fn add_rms_norm_bwd_again(
         &self,
-        mut dys: Vec<Tensor>,
+        dy: &Tensor,
         dh_out: Option<Tensor>,
         (h, _): (&Tensor, f32),
         w: &Tensor,
         rstd: &Tensor,
         dw_acc: Option<Tensor>,
     ) -> Result<(Tensor, Tensor, Tensor)> {
-        while dys.len() > TERMS {
-            let last = dys.swap_remove(TERMS);
-            let first = dys.swap_remove(0);
-            dys.push(self.add(first, &last)?);
-        }
-        let dys: Vec<&Tensor> = dys.iter().collect();
         let y = self.uninit(h.shape(), self.activations(), h.device())?;
-        let work = || self.norm_backward(&dys, dh_out, h, w, rstd, dw_acc, Some(&y));
+        let work = || self.norm_backward(dy, dh_out, h, w, rstd, dw_acc, Some(&y));
         let (dh, dw) = self.timed("add_rms_norm bwd", work)?;
         Ok((dh, dw, y))
     }

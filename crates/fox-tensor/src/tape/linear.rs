@@ -24,12 +24,7 @@ impl Tape<'_> {
         self.push(move |flow| {
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
             let backend = device.backend();
-            if x.takes_terms() && x_slot != Slot::None {
-                let term = backend.linear_bwd_input(&dy, &w, None)?;
-                flow.put_term(x_slot, term);
-            } else {
-                flow.update(x_slot, |acc| backend.linear_bwd_input(&dy, &w, acc))?;
-            }
+            flow.update(x_slot, |acc| backend.linear_bwd_input(&dy, &w, acc))?;
             flow.update(b_slot, |acc| backend.linear_bwd_bias(&dy, acc))?;
             if w_slot == Slot::None {
                 return Ok(());

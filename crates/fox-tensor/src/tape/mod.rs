@@ -20,10 +20,8 @@ mod saved;
 
 pub use baseline_ops::ScanVars;
 
-use std::collections::BTreeMap;
-
 use crate::{Device, Result, Tensor};
-use saved::{Maker, Saved, Waiting};
+use saved::{Saved, Waiting};
 
 /// Index of a parameter in the model's list, and of its gradient in [`Gradients`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -108,17 +106,10 @@ impl Gradients {
 /// Gradients under way during one walk back: the tape's own values and the parameters.
 struct Flow<'g> {
     inner: Vec<Option<Tensor>>,
-    /// Further terms of some of them.
-    terms: BTreeMap<usize, Vec<Tensor>>,
     params: &'g mut Gradients,
 }
 
-impl<'g> Flow<'g> {
-    fn new(values: usize, params: &'g mut Gradients) -> Self {
-        let inner = std::iter::repeat_with(|| None).take(values).collect();
-        Flow { inner, terms: BTreeMap::new(), params }
-    }
-
+impl Flow<'_> {
     /// Takes the gradient so far: an op's finished output gradient, or a sum to be continued.
     fn take(&mut self, slot: Slot) -> Option<Tensor> {
         self.entry(slot)?.take()
@@ -129,22 +120,6 @@ impl<'g> Flow<'g> {
         if let Some(entry) = self.entry(slot) {
             *entry = Some(grad);
         }
-    }
-
-    /// A term that the op which made the value adds to the others itself.
-    fn put_term(&mut self, slot: Slot, term: Tensor) {
-        if let Slot::Inner(i) = slot {
-            self.terms.entry(i).or_default().push(term);
-        }
-    }
-
-    /// Takes the gradient so far in as many terms as there are.
-    fn take_terms(&mut self, slot: Slot) -> Vec<Tensor> {
-        let mut terms: Vec<Tensor> = self.take(slot).into_iter().collect();
-        if let Slot::Inner(i) = slot {
-            terms.extend(self.terms.remove(&i).into_iter().flatten());
-        }
-        terms
     }
 
     /// Lets `f` turn the gradient so far into the gradient with one more term, if it is wanted.
@@ -280,7 +255,8 @@ impl<'m> Tape<'m> {
     }
 
     fn walk<'g>(self, seeds: &[(Var, Tensor)], gradients: &'g mut Gradients) -> Result<Flow<'g>> {
-        let mut flow = Flow::new(self.values, gradients);
+        let inner = std::iter::repeat_with(|| None).take(self.values).collect();
+        let mut flow = Flow { inner, params: gradients };
         for (var, grad) in seeds {
             grad.expect_device("backward", "seed", &self.device)?;
             grad.expect_shape("backward", "seed", var.value.dims())?;
@@ -308,18 +284,19 @@ impl<'m> Tape<'m> {
     }
 
     /// The same for an op that is cheap to run again: where the device prefers memory to time, the
-    /// backward does so instead of keeping the result. The op's own backward must do what `maker` says.
+    /// backward does so instead of keeping the result. With `can_wait`, what needs the value may wait for
+    /// the op's own backward, which must then run it.
     fn cheap_output(
         &mut self,
         value: Tensor,
         needs_grad: bool,
-        maker: Maker,
+        can_wait: bool,
         make: impl Fn(&Device) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Var {
         let mut out = self.output(value, needs_grad);
         if self.recording && self.thrifty {
             let device = self.device.clone();
-            out.again = Some(Saved::again(maker, move || make(&device)));
+            out.again = Some(Saved::again(can_wait, move || make(&device)));
         }
         out
     }

@@ -1,6 +1,6 @@
 //! The ops as the models see them: check, run, record.
 
-use super::saved::{Maker, Saved};
+use super::saved::Saved;
 use super::{Slot, Tape, Var};
 use crate::{
     Activation, DType, Error, GatedNormInputs, HeadInputs, HeadSpec, IGNORE_LABEL, KeyPages,
@@ -47,7 +47,7 @@ impl<'m> Tape<'m> {
         let needs_grad = h.needs_grad() || w.needs_grad() || wants(delta);
         let again = (sum.clone(), w.value.clone());
         let sum = self.output(sum, needs_grad);
-        let y = self.cheap_output(y, needs_grad, Maker::ServesAndAdds, move |device| {
+        let y = self.cheap_output(y, needs_grad, true, move |device| {
             Ok(device.backend().add_rms_norm_fwd(&again.0, None, &again.1, eps)?.1)
         });
         let (h_slot, d_slot, w_slot) = (h.slot, slot_of(delta), w.slot);
@@ -55,18 +55,18 @@ impl<'m> Tape<'m> {
         let (device, h, w) = (self.device.clone(), sum.value.clone(), w.value.clone());
         self.push(move |flow| {
             let waiting = own.map_or_else(Vec::new, Saved::take_waiting);
-            let (dh_out, dys) = (flow.take(sum_slot), flow.take_terms(y_slot));
-            if dys.is_empty() {
+            let dh_out = flow.take(sum_slot);
+            let Some(dy) = flow.take(y_slot) else {
                 let Some(dh) = dh_out else { return Ok(()) };
                 flow.add(d_slot, dh.clone())?;
                 return flow.add(h_slot, dh);
-            }
+            };
             let (acc, backend) = (flow.take(w_slot), device.backend());
-            let (dh, dw) = if let ([dy], true) = (&dys[..], waiting.is_empty()) {
-                backend.add_rms_norm_bwd(dy, dh_out, &h, &w, &rstd, acc)?
+            let (dh, dw) = if waiting.is_empty() {
+                backend.add_rms_norm_bwd(&dy, dh_out, &h, &w, &rstd, acc)?
             } else {
                 let (dh, dw, y) =
-                    backend.add_rms_norm_bwd_again(dys, dh_out, (&h, eps), &w, &rstd, acc)?;
+                    backend.add_rms_norm_bwd_again(&dy, dh_out, (&h, eps), &w, &rstd, acc)?;
                 flow.serve(waiting, &y)?;
                 (dh, dw)
             };
@@ -116,7 +116,7 @@ impl<'m> Tape<'m> {
         let y = self.device.backend().prepare_heads_fwd(&inputs, spec)?;
         let needs_grad = u.needs_grad() || wants(shift) || wants(norm);
         let again = (u.value.clone(), value_of(shift), prev.cloned(), value_of(norm), spec.clone());
-        let out = self.cheap_output(y, needs_grad, Maker::Plain, move |device| {
+        let out = self.cheap_output(y, needs_grad, false, move |device| {
             let (u, shift, prev, norm, spec) = &again;
             let inputs =
                 HeadInputs { u, shift: shift.as_ref(), prev: prev.as_ref(), norm: norm.as_ref() };
@@ -229,7 +229,7 @@ impl<'m> Tape<'m> {
         let y = self.device.backend().gated_norm_fwd(&inputs)?;
         let needs_grad = x.needs_grad() || wants(norm) || wants(gate);
         let again = (x.value.clone(), value_of(norm), value_of(gate));
-        let out = self.cheap_output(y, needs_grad, Maker::Serves, move |device| {
+        let out = self.cheap_output(y, needs_grad, true, move |device| {
             let (norm, gate) = (again.1.as_ref(), again.2.as_ref());
             let inputs = GatedNormInputs { x: &again.0, norm, gate, groups, eps, act };
             device.backend().gated_norm_fwd(&inputs)
@@ -275,7 +275,7 @@ impl<'m> Tape<'m> {
         }
         let y = self.device.backend().glu_fwd(x.value(), act)?;
         let again = x.value.clone();
-        let out = self.cheap_output(y, x.needs_grad(), Maker::Serves, move |device| {
+        let out = self.cheap_output(y, x.needs_grad(), true, move |device| {
             device.backend().glu_fwd(&again, act)
         });
         let (x_slot, out_slot, own) = (x.slot, out.slot, out.again.clone());

@@ -19,19 +19,9 @@ enum Kind {
 
 struct Again {
     make: Box<dyn Fn() -> Result<Tensor> + Send + Sync>,
-    maker: Maker,
+    /// Whether the backward of the op that made the value gives it once more, for those who can wait.
+    can_wait: bool,
     held: Mutex<Held>,
-}
-
-/// What the backward of the op that made a value does besides its own work.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Maker {
-    /// Nothing.
-    Plain,
-    /// It gives the value once more, for those who can wait: see [`Saved::take_waiting`].
-    Serves,
-    /// And it takes its gradient as terms that are still to be added: see [`Flow::take_terms`].
-    ServesAndAdds,
 }
 
 #[derive(Default)]
@@ -48,12 +38,17 @@ impl Saved {
         Saved(Kind::Kept(value))
     }
 
-    /// Computed again by `make`.
+    /// Computed again by `make`. With `can_wait`, the backward of the op that made it must run what
+    /// [`Saved::take_waiting`] gives.
     pub(super) fn again(
-        maker: Maker,
+        can_wait: bool,
         make: impl Fn() -> Result<Tensor> + Send + Sync + 'static,
     ) -> Self {
-        Saved(Kind::Again(Arc::new(Again { make: Box::new(make), maker, held: Mutex::default() })))
+        Saved(Kind::Again(Arc::new(Again {
+            make: Box::new(make),
+            can_wait,
+            held: Mutex::default(),
+        })))
     }
 
     pub(super) fn get(&self) -> Result<Tensor> {
@@ -80,7 +75,7 @@ impl Saved {
     ) -> Result<()> {
         if let Kind::Again(again) = &self.0
             && reached
-            && again.maker >= Maker::Serves
+            && again.can_wait
         {
             let mut held = again.held();
             if held.value.is_none() {
@@ -89,11 +84,6 @@ impl Saved {
             }
         }
         work(&self.get()?, flow)
-    }
-
-    /// Whether terms of its gradient need not be added up.
-    pub(super) fn takes_terms(&self) -> bool {
-        matches!(&self.0, Kind::Again(again) if again.maker == Maker::ServesAndAdds)
     }
 
     /// What waits for the value.
@@ -131,12 +121,11 @@ mod tests {
     fn clones_compute_once_and_share() {
         let runs = Arc::new(AtomicUsize::new(0));
         let counter = runs.clone();
-        let saved = Saved::again(Maker::Serves, move || {
+        let saved = Saved::again(true, move || {
             counter.fetch_add(1, Ordering::Relaxed);
             Device::naive().full([2], 3.0)
         });
-        let mut gradients = Gradients::default();
-        let mut flow = Flow::new(0, &mut gradients);
+        let mut flow = Flow { inner: Vec::new(), params: &mut Gradients::default() };
         let other = saved.clone();
         saved.use_later(true, &mut flow, |_, _| Ok(())).unwrap();
         let (a, b) = (saved.get().unwrap(), other.get().unwrap());
