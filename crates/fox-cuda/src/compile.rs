@@ -75,15 +75,30 @@ impl Source {
     pub const DECODE: Source = source!("decode");
     /// AdamW and sums of squares.
     pub const UPDATE: Source = source!("update");
+    /// Columns, time steps and gates of the recurrent baselines.
+    pub const BASELINE: Source = source!("baseline");
+    /// The additive scan: states and outputs.
+    pub const SCAN_ADD: Source = source!("scan_add");
+    /// The additive scan: gradients.
+    pub const SCAN_ADD_BWD: Source = source!("scan_add_bwd");
+    /// The short convolution.
+    pub const CONV: Source = source!("conv");
+    /// The delta rule: states and outputs.
+    pub const SCAN_DELTA: Source = source!("scan_delta");
+    /// The delta rule: gradients.
+    pub const SCAN_DELTA_BWD: Source = source!("scan_delta_bwd");
 }
 
-const HEADERS: [(&str, &str); 9] = [
-    ("pieces.cuh", include_str!("../kernels/pieces.cuh")),
+const HEADERS: [(&str, &str); 12] = [
     ("real.cuh", include_str!("../kernels/real.cuh")),
     ("ptx.cuh", include_str!("../kernels/ptx.cuh")),
     ("tma.cuh", include_str!("../kernels/tma.cuh")),
     ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
     ("mma.cuh", include_str!("../kernels/mma.cuh")),
+    ("scan.cuh", include_str!("../kernels/scan.cuh")),
+    ("scan_add.cuh", include_str!("../kernels/scan_add.cuh")),
+    ("scan_channel.cuh", include_str!("../kernels/scan_channel.cuh")),
+    ("scan_delta.cuh", include_str!("../kernels/scan_delta.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("softmax.cuh", include_str!("../kernels/softmax.cuh")),
     ("stick.cuh", include_str!("../kernels/stick.cuh")),

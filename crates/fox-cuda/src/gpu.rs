@@ -80,6 +80,7 @@ pub struct Gpu {
     architecture: Architecture,
     processors: u32,
     l2_bytes: usize,
+    shared_bytes: usize,
     pool: Arc<Pool>,
     modules: Mutex<HashMap<ModuleKey, Arc<Module>>>,
     staging: Mutex<Staging>,
@@ -129,6 +130,7 @@ impl Gpu {
         let minor = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let processors = attribute(device, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let l2 = attribute(device, A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?;
+        let shared = attribute(device, A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         Ok(Gpu {
             name,
             device,
@@ -137,6 +139,7 @@ impl Gpu {
             architecture: Architecture { major, minor },
             processors: processors.unsigned_abs(),
             l2_bytes: l2.unsigned_abs() as usize,
+            shared_bytes: shared.unsigned_abs() as usize,
             pool: Arc::new(Pool::new(stream)),
             modules: Mutex::default(),
             staging: Mutex::default(),
@@ -152,6 +155,11 @@ impl Gpu {
     /// Its generation.
     pub fn architecture(&self) -> Architecture {
         self.architecture
+    }
+
+    /// Shared memory that a thread block can have, in bytes.
+    pub fn shared_bytes(&self) -> usize {
+        self.shared_bytes
     }
 
     /// Number of multiprocessors.

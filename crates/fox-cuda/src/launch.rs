@@ -10,9 +10,8 @@ use cudarc::driver::{result, sys};
 
 use crate::{Error, Result};
 
-/// Dynamic shared memory that a launch gets without asking the driver first, less some room for what the
-/// kernel has besides.
-const FREE_SHARED_BYTES: u32 = 46 * 1024;
+/// Shared memory that a launch gets without asking the driver first.
+const FREE_SHARED_BYTES: u32 = 48 * 1024;
 
 pub(crate) struct Module {
     name: &'static str,
@@ -47,7 +46,12 @@ impl Module {
             }
         };
         drop(functions);
-        Ok(Kernel { handle, stream, entry: entry.to_owned(), module: self })
+        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        // SAFETY: the function belongs to this module, which is loaded.
+        let own_shared = unsafe { result::function::get_function_attribute(handle, which) }
+            .map_err(|e| Error::driver(format!("attributes of {entry}"), e))?;
+        let own_shared = own_shared.unsigned_abs();
+        Ok(Kernel { handle, stream, entry: entry.to_owned(), own_shared, module: self })
     }
 }
 
@@ -63,6 +67,8 @@ pub struct Kernel {
     handle: sys::CUfunction,
     stream: sys::CUstream,
     entry: String,
+    /// Shared memory that it declares itself, in bytes.
+    own_shared: u32,
     module: Arc<Module>,
 }
 
@@ -224,7 +230,7 @@ impl<'a> Launch<'a> {
     }
 
     fn allow_shared(&self) -> std::result::Result<(), cudarc::driver::DriverError> {
-        if self.shared <= FREE_SHARED_BYTES {
+        if self.shared + self.kernel.own_shared <= FREE_SHARED_BYTES {
             return Ok(());
         }
         let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

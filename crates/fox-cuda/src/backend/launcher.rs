@@ -18,13 +18,15 @@ pub(super) struct Variant {
     pub(super) lanes: usize,
     /// Pieces of a row per thread; 0 where it does not apply.
     pub(super) chunks: usize,
+    /// Taps of a filter; 0 where it does not apply.
+    pub(super) taps: usize,
 }
 
 impl Variant {
     /// For kernels that work element by element on rows of `width`.
     pub(super) fn plain(dtype: DType, width: usize) -> Self {
         let vec = if width.is_multiple_of(8) { 8 } else { 1 };
-        Variant { bf16: dtype == DType::Bf16, vec, lanes: 0, chunks: 0 }
+        Variant { bf16: dtype == DType::Bf16, vec, lanes: 0, chunks: 0, taps: 0 }
     }
 
     /// For the norms: warps to a row, such that a thread has at most two pieces, which with their gradients
@@ -48,6 +50,20 @@ impl Variant {
         Variant { lanes, chunks: rounded(pieces.div_ceil(lanes)), ..plain }
     }
 
+    /// For filters of `taps` over heads of `width`: smaller pieces, because a thread holds many of them.
+    pub(super) fn filters(dtype: DType, width: usize, taps: usize) -> Self {
+        let vec = if width.is_multiple_of(4) { 4 } else { 1 };
+        let pieces = width.div_ceil(vec);
+        let lanes = pieces.next_power_of_two().min(32);
+        Variant {
+            lanes,
+            chunks: rounded(pieces.div_ceil(lanes)),
+            taps,
+            vec,
+            ..Variant::plain(dtype, width)
+        }
+    }
+
     fn defines(self, source: Source) -> Vec<String> {
         let mut defines =
             vec![format!("BF16={}", i32::from(self.bf16)), format!("VEC={}", self.vec)];
@@ -55,6 +71,9 @@ impl Variant {
             let name = if source == Source::NORM { "WARPS" } else { "LANES" };
             defines.push(format!("{name}={}", self.lanes));
             defines.push(format!("CHUNKS={}", self.chunks));
+        }
+        if self.taps > 0 {
+            defines.push(format!("TAPS={}", self.taps));
         }
         defines
     }
@@ -77,12 +96,18 @@ pub fn op_variants() -> Vec<(Source, Vec<String>)> {
                 variants.push((source, Variant::heads(dtype, head_dim).defines(source)));
             }
         }
-        for source in [Source::ELEMENTWISE, Source::LOSS, Source::COLUMNS] {
+        for (head_dim, taps) in [(128, 4), (4, 4), (29, 3)] {
+            let variant = Variant::filters(dtype, head_dim, taps);
+            variants.push((Source::CONV, variant.defines(Source::CONV)));
+        }
+        for source in [Source::ELEMENTWISE, Source::LOSS, Source::COLUMNS, Source::BASELINE] {
             variants.extend([8, 1].map(|w| (source, Variant::plain(dtype, w).defines(source))));
         }
     }
     let update = Variant::plain(DType::F32, 1).defines(Source::UPDATE);
     variants.push((Source::UPDATE, update));
+    variants.extend(super::baseline::scan_add_variants());
+    variants.extend(super::baseline::delta_variants());
     for (width, head_dim) in [(768, 64), (1536, 128), (3584, 256)] {
         variants.push((Source::DECODE, super::decode::defines(width, head_dim)));
     }

@@ -8,6 +8,7 @@
 //! Waiting. Work is queued on one stream. The host waits only when it reads values back.
 
 mod attention;
+mod baseline;
 mod decode;
 mod elementwise;
 mod embedding;
@@ -56,6 +57,10 @@ pub struct Cuda {
     rope_tables: RopeTables,
     kernels: Recent<(Source, &'static str, launcher::Variant), Kernel>,
     decode_kernels: Recent<(&'static str, usize, usize), Kernel>,
+    scan_kernels: baseline::ScanKernels,
+    delta_kernels: baseline::DeltaKernels,
+    chunk_tables: baseline::ChunkTables,
+    delta_tables: baseline::DeltaTables,
     gemm: Gemm,
     // Dropped last: everything above holds its memory.
     gpu: Gpu,
@@ -83,6 +88,10 @@ impl Cuda {
             rope_tables: RopeTables::default(),
             kernels: Recent::default(),
             decode_kernels: Recent::default(),
+            scan_kernels: Recent::default(),
+            delta_kernels: Recent::default(),
+            chunk_tables: Recent::default(),
+            delta_tables: Recent::default(),
             gemm: Gemm::new(&gpu)?,
             gpu,
         })

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use fox_tensor::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
-    DType, DecodeBlock, DecodeOut, Error, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec,
-    LossOut, MemoryStats, OpTime, ParamUpdate, Result, Storage, Tensor, WeightFormat,
+    BaselineOps, DType, DecodeBlock, DecodeOut, Error, GatedNormInputs, HeadGrads, HeadInputs,
+    HeadSpec, LossOut, MemoryStats, OpTime, ParamUpdate, Result, Storage, Tensor, WeightFormat,
 };
 
 use super::Cuda;
@@ -348,5 +348,9 @@ impl Backend for Cuda {
 
     fn adamw_all(&self, updates: &mut [ParamUpdate<'_>]) -> Result<()> {
         Ok(self.timed("adamw", || self.adamw_steps(updates))?)
+    }
+
+    fn baseline_ops(&self) -> Result<&dyn BaselineOps> {
+        Ok(self)
     }
 }

@@ -62,6 +62,8 @@ pub struct Case {
     pub seed: u64,
     /// The operands. A test may change their values, not their shapes.
     pub inputs: Vec<Input>,
+    /// What is done to the output gradients before they are used: nothing, or a rounding.
+    pub rounding: fn(f64) -> f64,
     build: Build,
 }
 
@@ -99,7 +101,7 @@ impl Case {
         let name = name.into();
         // Every case draws from a stream of its own: adding one does not change the others.
         let seed = name.bytes().fold(0, |h, b| Rng::new(h ^ u64::from(b)).bits());
-        Case { name, seed, inputs: Vec::new(), build: Box::new(build) }
+        Case { name, seed, inputs: Vec::new(), rounding: |x| x, build: Box::new(build) }
     }
 
     /// Adds an operand whose gradient is compared too.
@@ -197,7 +199,8 @@ fn outputs(
         let (name, values) = match output {
             Output::Var(name, var) => {
                 let values = var.value().to_f64()?;
-                let gradient = case.stream(name).normals(values.len());
+                let mut gradient = case.stream(name).normals(values.len());
+                gradient.iter_mut().for_each(|x| *x = (case.rounding)(*x));
                 result.objective += dot(&values, &gradient);
                 seeds.push((var.clone(), device.from_f64(&gradient, var.value().shape())?));
                 (name, values)

@@ -83,6 +83,22 @@ pub(super) fn cases() -> Vec<Case> {
             }));
         }
     }
+    // Heads as wide as published ones, whose tiles are larger.
+    let wide =
+        [(Decay::None, (128, 128)), (Decay::Head(Mild), (96, 192)), (Decay::Head(Wild), (64, 160))];
+    for ((decay, dims), (layout, rows)) in wide.into_iter().zip(layouts.iter().cycle().skip(2)) {
+        cases.push(scan(ScanCase {
+            update: Update::Delta,
+            decay,
+            write: true,
+            skip: false,
+            state: true,
+            heads: (2, 2),
+            dims,
+            layout: layout.clone(),
+            rows: *rows,
+        }));
+    }
     for (n, (layout, rows)) in layouts.iter().enumerate() {
         for act in [None, Some(Activation::Silu)] {
             for norm in [false, true] {

@@ -19,8 +19,8 @@ use crate::output;
 /// must give what a forward pass gives. Dump folders, if named, are proven as by `fox verify`. On a GPU all
 /// this happens in f32 and in bf16 (dumps in f32).
 ///
-/// The tolerance is 2e-5 in f32. In bf16 it is twice the error that rounding the operands and the result to
-/// bf16 makes by itself (three times for the gradient of the forget gates).
+/// The tolerance is 2e-5 in f32. In bf16 it is twice the error that rounding the operands (output gradients
+/// among them) and the result to bf16 makes by itself (three times for the gradient of the forget gates).
 #[derive(clap::Args)]
 pub struct Args {
     /// Dump folders to prove, see `fox verify`
@@ -170,7 +170,8 @@ impl Tally {
 
 /// Rounds what a GPU holds in bf16: everything but gates, their logits, weights of losses.
 fn round(mut case: Case) -> Case {
-    const WIDE: [&str; 5] = ["log_gates", "shift", "z", "bias", "weights"];
+    case.rounding = to_bf16;
+    const WIDE: [&str; 6] = ["log_gates", "log_decay", "shift", "z", "bias", "weights"];
     for input in case.inputs.iter_mut().filter(|input| !WIDE.contains(&input.name)) {
         if let Data::Real(values) = &mut input.data {
             values.iter_mut().for_each(|x| *x = to_bf16(*x));
@@ -196,6 +197,10 @@ fn check_decode(device: &Device) -> Result<bool> {
         ("FoX (Pro)", ModelConfig::fox_pro(128, 2, 2)),
         ("FoX (LLaMA)", ModelConfig::fox_llama(128, 2, 2)),
         ("Transformer (Pro)", ModelConfig::transformer_pro(128, 2, 2)),
+        ("Mamba-2", ModelConfig::mamba2(128, 2, 4)),
+        ("HGRN2", ModelConfig::hgrn2(128, 2, 2)),
+        ("DeltaNet", ModelConfig::delta_net(128, 2, 2)),
+        ("Gated DeltaNet", ModelConfig::gated_delta_net(128, 2, 2)),
     ] {
         let config = ModelConfig { vocab_size: 97, ..config };
         let error = decode_error(&Model::init(&config, 3, device)?)?;
