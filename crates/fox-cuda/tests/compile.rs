@@ -2,6 +2,7 @@
 //! spills. Needs NVRTC, no GPU; without it the test says so and passes.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fox_cuda::{Source, attention, compile, nvrtc_is_present, op_variants};
 use serde::Deserialize;
@@ -71,20 +72,28 @@ fn kernels_compile_within_their_budgets() {
         let has = |d: &str| defines.iter().any(|x| x == d);
         !has("GATES=0") && !has("MASK=1") && !has("WINDOW=1")
     };
-    let mut failures = Vec::new();
+    let mut jobs = Vec::new();
     let mut counts = BTreeMap::new();
     for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"] {
-        let hopper = architecture == "sm_90a";
-        let mut variants = attention::all_variants(hopper);
+        let mut variants = attention::all_variants(architecture == "sm_90a");
         variants.extend(op_variants());
-        for (source, defines) in variants {
-            if !source.name.ends_with("sm90") && !usual(&defines) {
-                continue;
-            }
-            *counts.entry(architecture).or_insert(0) += 1;
-            failures.extend(check(architecture, source, &defines, &budgets.budget));
-        }
+        variants.retain(|(source, defines)| source.name.ends_with("sm90") || usual(defines));
+        counts.insert(architecture, variants.len());
+        jobs.extend(variants.into_iter().map(|(source, defines)| (architecture, source, defines)));
     }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut failures = Vec::new();
+        while let Some((arch, source, defines)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            failures.extend(check(arch, *source, defines, &budgets.budget));
+        }
+        failures
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let failures: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
     println!("variants compiled: {counts:?}");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
