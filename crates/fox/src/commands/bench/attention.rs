@@ -90,7 +90,8 @@ impl Operands {
         let mut rng = Rng::new(1);
         let (width, kv_width) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
         let mut normal = |width: usize| -> Result<Tensor> {
-            Ok(device.from_f32(&normals(&mut rng, rows * width), [rows, width])?)
+            let values = normals(&mut rng, rows * width);
+            Ok(device.from_f32(&values, [rows, width])?.to_activations()?)
         };
         let (q, k, v, d_out) =
             (normal(width)?, normal(kv_width)?, normal(kv_width)?, normal(width)?);
@@ -116,8 +117,12 @@ impl Operands {
 
     fn bytes(&self) -> usize {
         let gates = self.log_gates.iter();
-        [&self.q, &self.k, &self.v, &self.d_out].into_iter().chain(gates).map(|x| x.len() * 4).sum()
+        [&self.q, &self.k, &self.v, &self.d_out].into_iter().chain(gates).map(bytes).sum()
     }
+}
+
+fn bytes(x: &Tensor) -> usize {
+    x.len() * x.dtype().size()
 }
 
 /// Seconds that a measurement should take at least, by repeating short work.
@@ -226,7 +231,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         device.reset_peak();
         let measured = forward_backward(&device, &operands, &spec, calls)?;
         peak = peak.max(device.memory().peak);
-        outputs = measured.results.iter().map(|(_, x)| x.len() * 4).sum();
+        outputs = measured.results.iter().map(|(_, x)| bytes(x)).sum();
         pruned_fraction = pruned(&measured.blocks)?;
         // The first round warms up: it fills the pool, and says how many calls take long enough.
         if round > 0 {
