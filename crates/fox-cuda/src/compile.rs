@@ -77,7 +77,7 @@ impl Source {
     pub const UPDATE: Source = source!("update");
 }
 
-const HEADERS: [(&str, &str); 10] = [
+const HEADERS: [(&str, &str); 12] = [
     ("pieces.cuh", include_str!("../kernels/pieces.cuh")),
     ("real.cuh", include_str!("../kernels/real.cuh")),
     ("ptx.cuh", include_str!("../kernels/ptx.cuh")),
@@ -87,6 +87,8 @@ const HEADERS: [(&str, &str); 10] = [
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("softmax.cuh", include_str!("../kernels/softmax.cuh")),
     ("stick.cuh", include_str!("../kernels/stick.cuh")),
+    ("forward_halves.cuh", include_str!("../kernels/forward_halves.cuh")),
+    ("forward_whole.cuh", include_str!("../kernels/forward_whole.cuh")),
     ("backward_keys.cuh", include_str!("../kernels/backward_keys.cuh")),
 ];
 
