@@ -2,11 +2,10 @@
 //
 // A persistent grid takes tiles of queries from a list, longest first. One warpgroup feeds: a thread
 // that issues copies of Q, K and V, and a warp that turns gate prefixes into per-key biases. The other
-// warpgroups own 64 query rows each. While the tensor cores multiply the next block of keys and the
-// values of the last one, the same warpgroup's exponentials run, and so do those of the others. (Named
-// barriers that make the warpgroups take turns cost more than they gave: 2 % at head dim 64, 3 % at 128.)
+// warpgroups own 64 query rows each; forward_halves.cuh and forward_whole.cuh say what they do. (Named barriers
+// that make the warpgroups take turns cost more than they gave: 2 % at head dim 64, 3 % at 128.)
 //
-// Compile-time: HEAD_DIM, BLOCK_N, STAGES, WARPGROUPS, GATES, MASK, WINDOW (see the table of tiles).
+// Compile-time: HEAD_DIM, BLOCK_N, STAGES, WARPGROUPS, HALVES, GATES, MASK, WINDOW (see the table of tiles).
 #include "softmax.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -147,14 +146,13 @@ DEVICE void load_biases(Shared& sh, const ForwardParams& p) {
     }
 }
 
-// A warpgroup's 64 query rows. Registers are scarce (accumulators take 128 of 160 at head dim 64), so
-// the tile's description stays in shared memory, and one counter of blocks addresses all rings.
-struct Consumer {
+// What both kinds of consumers have: a warpgroup and its 64 query rows.
+struct ForwardRows {
     Shared& sh;
     const ForwardParams& p;
+    const int warpgroup;  // the same number in all lanes, and the compiler knows
     u32 block = 0;  // blocks of keys seen so far: stage and phase of every ring follow from it
 
-    static DEVICE int warpgroup() { return int(threadIdx.x) / 128 - 1; }
     static DEVICE int lane() { return threadIdx.x % 32; }
     // Row of the tile that this thread's first accumulator row is.
     static DEVICE int row() { return int(threadIdx.x) / 32 * 16 - 64 + lane() / 4; }
@@ -163,56 +161,32 @@ struct Consumer {
         if (lane() == 0) mbarrier_arrive(bar);
     }
 
-    // s = Q K^T for the block that `index` counts; committed, not waited for.
-    DEVICE void multiply_keys(float (&s)[BLOCK_N / 2], u32 index) {
-        mbarrier_wait(&sh.k_full[index % STAGES], index / STAGES % 2);
-        wgmma_fence();
-        gemm_nt<BLOCK_N, HEAD_DIM, Q_SLAB, KV_SLAB>(
-            s, matrix_descriptor(sh.q + warpgroup() * 64 * SLAB_ROW_BYTES, 0),
-            matrix_descriptor(sh.k[index % STAGES], 0));
-        wgmma_commit();
-    }
-    // o += P V.
-    DEVICE void multiply_values(float (&o)[HEAD_DIM / 2], const u32* probabilities, u32 index) {
-        mbarrier_wait(&sh.v_full[index % STAGES], index / STAGES % 2);
-        wgmma_fence();
-        gemm_rn<HEAD_DIM, BLOCK_N>(o, probabilities,
-                                   matrix_descriptor(sh.v[index % STAGES], KV_SLAB), true);
-        wgmma_commit();
+    DEVICE const u8* queries() const { return sh.q + warpgroup * 64 * SLAB_ROW_BYTES; }
+
+    // Gate prefixes of this thread's two rows.
+    DEVICE void load_prefixes(const ForwardTile& t, float2& c0, float2& c1) const {
+        c0 = c1 = make_float2(0.f, 0.f);
+        if (!GATES) return;
+        const float2* gates = p.gates + size_t(t.head) * p.gate_stride + t.c_base;
+        c0 = gates[min(t.position + row(), t.k_len - 1)];
+        c1 = gates[min(t.position + row() + 8, t.k_len - 1)];
     }
 
-    // Products of block n become probabilities.
-    DEVICE bool softmax(float (&s)[BLOCK_N / 2], SoftmaxState& state, float (&rescale)[2],
-                        const ForwardTile& t, u32 index, int n, bool masked, float2 c0, float2 c1) {
-        const int stage = index % BIAS_STAGES;
-        float frame0 = 0.f, frame1 = 0.f;
-        int sign = 1;
-        if (GATES) {
-            mbarrier_wait(&sh.bias_full[stage], index / BIAS_STAGES % 2);
-            float2 reference = sh.reference[stage];
-            frame0 = gate_difference(c0, reference);
-            frame1 = gate_difference(c1, reference);
-            if (MASK == MASK_BIDIRECTIONAL) {
-                int row0 = t.position + 64 * warpgroup();
-                sign = n * BLOCK_N > row0 + 63 ? -1 : (n + 1) * BLOCK_N - 1 > row0 ? 0 : 1;
-            }
-        }
-        bool raised;
-        if (masked) {
-            int position = t.position + row(), first = n * BLOCK_N;
-            Visible v0 = visible_columns<MASK, WINDOW>(position, t.k_len, first, p.window);
-            Visible v1 = visible_columns<MASK, WINDOW>(position + 8, t.k_len, first, p.window);
-            raised = softmax_block<BLOCK_N, GATES, true, MASK>(
-                s, state, rescale, sh.bias[stage], frame0, frame1, sign, p.scale, v0, v1);
-        } else {
-            raised = softmax_block<BLOCK_N, GATES, false, MASK>(
-                s, state, rescale, sh.bias[stage], frame0, frame1, sign, p.scale, {}, {});
-        }
-        if (GATES) {
-            __syncwarp();
-            release(&sh.bias_empty[stage]);
-        }
-        return raised;
+    // Pieces of `width` keys in [begin, end) are visible to all 64 rows.
+    DEVICE void find_unmasked(const ForwardTile& t, int width, int& begin, int& end) const {
+        const int row0 = t.position + 64 * warpgroup;
+        begin = WINDOW ? (row0 + 64 - p.window + width - 1) / width : 0;
+        end = (MASK == MASK_CAUSAL ? min(row0 + 1, t.k_len)
+               : WINDOW            ? min(row0 + p.window, t.k_len)
+                                   : t.k_len) /
+              width;
+    }
+
+    // Which way the gates of keys from `first` on count: 1 for keys before the rows, -1 after, 0 for both.
+    DEVICE int gate_sign(const ForwardTile& t, int first, int width) const {
+        if (MASK != MASK_BIDIRECTIONAL) return 1;
+        const int row0 = t.position + 64 * warpgroup;
+        return first > row0 + 63 ? -1 : first + width - 1 > row0 ? 0 : 1;
     }
 
     DEVICE void store(const ForwardTile& t, float (&o)[HEAD_DIM / 2], SoftmaxState& state) {
@@ -236,73 +210,13 @@ struct Consumer {
             }
         }
     }
-
-    DEVICE void tile(const ForwardTile& t, u32 q_phase) {
-        float2 c0 = make_float2(0.f, 0.f), c1 = c0;
-        // Blocks in [unmasked_begin, unmasked_end) are visible to all 64 rows.
-        const int row0 = t.position + 64 * warpgroup();
-        const int unmasked_end =
-            (MASK == MASK_CAUSAL ? min(row0 + 1, t.k_len)
-             : WINDOW            ? min(row0 + p.window, t.k_len)
-                                 : t.k_len) /
-            BLOCK_N;
-        const int unmasked_begin = WINDOW ? (row0 + 64 - p.window + BLOCK_N - 1) / BLOCK_N : 0;
-        if (GATES) {
-            const float2* gates = p.gates + size_t(t.head) * p.gate_stride + t.c_base;
-            c0 = gates[min(t.position + row(), t.k_len - 1)];
-            c1 = gates[min(t.position + row() + 8, t.k_len - 1)];
-        }
-        const int n_begin = t.n_begin;
-        int n = t.n_end - 1;
-        auto is_masked = [&](int n) { return n >= unmasked_end || (WINDOW && n < unmasked_begin); };
-
-        float o[HEAD_DIM / 2], s[BLOCK_N / 2], rescale[2];
-        u32 probabilities[BLOCK_N / 4];
-        SoftmaxState state;
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] = 0.f;
-
-        mbarrier_wait(&sh.q_full, q_phase);
-        multiply_keys(s, block);
-        wgmma_wait<0>();
-        release(&sh.k_empty[block % STAGES]);
-        softmax(s, state, rescale, t, block, n, is_masked(n), c0, c1);
-        pack_fragments<BLOCK_N>(s, probabilities);
-
-        for (--n; n >= n_begin; --n) {
-            multiply_keys(s, block + 1);
-            multiply_values(o, probabilities, block);
-            wgmma_wait<1>();
-            release(&sh.k_empty[(block + 1) % STAGES]);
-            bool raised = softmax(s, state, rescale, t, block + 1, n, is_masked(n), c0, c1);
-            wgmma_wait<0>();
-            release(&sh.v_empty[block % STAGES]);
-            ++block;
-            if (raised) {
-#pragma unroll
-                for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] *= rescale[i / 2 % 2];
-            }
-            pack_fragments<BLOCK_N>(s, probabilities);
-        }
-        release(&sh.q_empty);
-        multiply_values(o, probabilities, block);
-        wgmma_wait<0>();
-        release(&sh.v_empty[block % STAGES]);
-        ++block;
-        store(t, o, state);
-    }
-
-    DEVICE void run() {
-        for (u32 count = 0;; ++count) {
-            const int slot = count % 2;
-            mbarrier_wait(&sh.tile_full[slot], count / 2 % 2);
-            if (sh.tile[slot].head < 0) return;
-            tile(sh.tile[slot], count % 2);
-            __syncwarp();
-            release(&sh.tile_empty[slot]);
-        }
-    }
 };
+
+#if HALVES
+#include "forward_halves.cuh"
+#else
+#include "forward_whole.cuh"
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_fwd(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -317,6 +231,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (GATES && threadIdx.x / 32 == 1) load_biases(sh, p);
     } else {
         registers_grow<WARPGROUPS == 3 ? 160 : 232>();
-        Consumer{sh, p}.run();
+        Consumer consumer{{sh, p, __shfl_sync(~0u, int(threadIdx.x) / 128 - 1, 0)}};
+        for (u32 count = 0;; ++count) {
+            const int slot = count % 2;
+            mbarrier_wait(&sh.tile_full[slot], count / 2 % 2);
+            if (sh.tile[slot].head < 0) return;
+            consumer.tile(sh.tile[slot], count % 2);
+            __syncwarp();
+            consumer.release(&sh.tile_empty[slot]);
+        }
     }
 }

@@ -172,42 +172,84 @@ extern "C" __global__ void plan_backward_ranges(const PlanParams p, const int2* 
     ranges[index] = make_int2(first, max(first, lo));
 }
 
-// largest[segment][head] = max over the segment's rows of |x|^2, as bits of a float >= 0 (their order
-// is the order of the floats, so the atomic maximum is exact whatever the timing). Grid (row blocks of
-// 64, heads, segments), block 256; four lanes share a row.
-extern "C" __global__ void largest_norms(u32* largest, const real* x, const Segment* segments,
-                                         int queries, int heads, int head_dim) {
-    const Segment s = segments[blockIdx.z];
-    const int head = blockIdx.y, row = blockIdx.x * 64 + threadIdx.x / 4, part = threadIdx.x % 4;
-    const int start = queries ? s.q_start : s.k_start, len = queries ? s.q_len : s.k_len;
-    if (blockIdx.x * 64 >= len) return;
-    float sum = 0.f;
-    if (row < len) {
-        const real* p = x + (size_t(start + row) * heads + head) * head_dim;
-        for (int i = 8 * part; i < head_dim; i += 32) {
-            float v[8];
-            load<8>(v, p + i);
+// bounds[segment][head] = scale * max|q| max|k| over the segment's rows. Grid (heads + kv_heads, blocks of
+// NORM_ROWS rows, segments), heads first because they lie side by side in memory; block 256, eight lanes to a
+// row. `largest` is zeroed: the largest squared norms [segments][heads + kv_heads], as bits of floats >= 0
+// (their order is the order of the floats, so the atomic maximum is exact whatever the timing), then the count
+// of blocks that have ended.
+constexpr int NORM_ROWS = 256;
+
+struct NormParams {
+    float* bounds;
+    u32* largest;
+    const real *q, *k;
+    const Segment* segments;
+    int heads, kv_heads, head_dim;
+    float scale;
+};
+
+DEVICE float largest_norm(const NormParams& p, const Segment& s, int column) {
+    const bool queries = column < p.heads;
+    const int heads = queries ? p.heads : p.kv_heads, head = queries ? column : column - p.heads;
+    const int len = queries ? s.q_len : s.k_len;
+    const real* x = (queries ? p.q : p.k) +
+                    (size_t(queries ? s.q_start : s.k_start) * heads + head) * p.head_dim;
+    const int first = blockIdx.y * NORM_ROWS + threadIdx.x / 8;
+    float sums[NORM_ROWS / 32] = {};
+    // All the rows at once, so that as many loads are on their way.
+    for (int c = 8 * (threadIdx.x % 8); c < p.head_dim; c += 64) {
+        float v[NORM_ROWS / 32][8];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) sum += v[j] * v[j];
+        for (int i = 0; i < NORM_ROWS / 32; ++i) {
+            const int row = min(first + 32 * i, len - 1);
+            load<8>(v[i], x + size_t(row) * heads * p.head_dim + c);
+        }
+#pragma unroll
+        for (int i = 0; i < NORM_ROWS / 32; ++i) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) sums[i] += v[i][j] * v[i][j];
         }
     }
-    sum = quad_sum(sum);
+    float most = 0.f;
 #pragma unroll
-    for (int step = 16; step >= 4; step /= 2) sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, step));
-    if (threadIdx.x % 32 == 0) atomicMax(largest + blockIdx.z * heads + head, __float_as_uint(sum));
+    for (int i = 0; i < NORM_ROWS / 32; ++i) {
+        const float sum = quad_sum(sums[i]);
+        most = fmaxf(most, sum + __shfl_xor_sync(~0u, sum, 4));
+    }
+    return most;
 }
 
-// bounds[segment][head] = scale * max|q| max|k|. One thread per (segment, head).
-extern "C" __global__ void bounds_from_norms(float* bounds, const u32* q_largest,
-                                             const u32* k_largest, int count, int heads,
-                                             int kv_heads, float scale) {
-    const int index = blockIdx.x * blockDim.x + threadIdx.x;
-    if (index >= count) return;
-    const int segment = index / heads, head = index % heads;
-    float q = __uint_as_float(q_largest[index]);
-    float k = __uint_as_float(k_largest[segment * kv_heads + head / (heads / kv_heads)]);
-    // The factor covers the rounding of the sums.
-    bounds[index] = sqrtf(q) * sqrtf(k) * fabsf(scale) * 1.0001f;
+extern "C" __global__ void logit_bounds(const NormParams p) {
+    const int columns = p.heads + p.kv_heads, column = blockIdx.x;
+    const Segment s = p.segments[blockIdx.z];
+    float most = 0.f;
+    if (blockIdx.y * NORM_ROWS < (column < p.heads ? s.q_len : s.k_len)) {
+        most = largest_norm(p, s, column);
+    }
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 8));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 16));
+    if (threadIdx.x % 32 == 0) {
+        atomicMax(p.largest + blockIdx.z * columns + column, __float_as_uint(most));
+    }
+    // Whoever ends last puts the norms together.
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32* ended = p.largest + gridDim.z * columns;
+        last = atomicAdd(ended, 1) == gridDim.x * gridDim.y * gridDim.z - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    for (int i = threadIdx.x; i < gridDim.z * p.heads; i += blockDim.x) {
+        const u32* norms = p.largest + i / p.heads * columns;
+        const int head = i % p.heads, kv_head = head / (p.heads / p.kv_heads);
+        const float q = __uint_as_float(__ldcg(norms + head));
+        const float k = __uint_as_float(__ldcg(norms + p.heads + kv_head));
+        // The factor covers the rounding of the sums.
+        p.bounds[i] = sqrtf(q) * sqrtf(k) * fabsf(p.scale) * 1.0001f;
+    }
 }
 
 // The same from the weights of the norms of queries and keys: scale d max|w_q| max|w_k|. Grid

@@ -47,10 +47,11 @@ extern "C" __global__ void finish_dq(u16* dq, float* row_sums, const float* scra
                                      int head_dim, int block_m, float scale) {
     const BlockRef ref = m_tiles[blockIdx.x];
     const Segment s = segments[ref.segment];
-    const int head = blockIdx.y, pieces = 2 * 64 * 64, sums = 8;
+    const int head = blockIdx.y, floats = 64 * 64, sums = 8;  // of a warpgroup's piece, and of a warp
     const size_t tile = size_t(head) * gridDim.x + blockIdx.x;
-    const float* src = scratch + tile * (pieces + 8 * sums);
+    const float* pieces = scratch + tile * 2 * (floats + 4 * sums);
     const int piece = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
+    const float* src = pieces + piece * (floats + 4 * sums);
     const int row = thread / 32 * 16 + lane / 4 + (block_m == 128 ? 64 * piece : 0);
     const int column0 = block_m == 128 ? 0 : 64 * piece;
     // Pairs of lanes swap halves, so that each stores eight bytes of one row.
@@ -58,7 +59,7 @@ extern "C" __global__ void finish_dq(u16* dq, float* row_sums, const float* scra
     const int i = ref.block * block_m + row + (odd ? 8 : 0);
 #pragma unroll
     for (int g = 0; g < 8; ++g) {
-        float4 x = reinterpret_cast<const float4*>(src)[(piece * 8 + g) * 128 + thread];
+        float4 x = reinterpret_cast<const float4*>(src)[g * 128 + thread];
         u32 top = pack_bf16(x.x * scale, x.y * scale), bottom = pack_bf16(x.z * scale, x.w * scale);
         u32 other = __shfl_xor_sync(~0u, odd ? top : bottom, 1);
         uint2 out = odd ? make_uint2(other, bottom) : make_uint2(top, other);
@@ -70,7 +71,9 @@ extern "C" __global__ void finish_dq(u16* dq, float* row_sums, const float* scra
     }
     if (threadIdx.x < sums) {
         float sum = 0.f;
-        for (int w = 0; w < 8; ++w) sum += src[pieces + w * sums + threadIdx.x];
+        for (int w = 0; w < 8; ++w) {
+            sum += pieces[w / 4 * (floats + 4 * sums) + floats + w % 4 * sums + threadIdx.x];
+        }
         row_sums[tile * sums + threadIdx.x] = sum;
     }
 }

@@ -57,14 +57,14 @@ DEVICE bool softmax_block(float (&s)[COLUMNS / 2], SoftmaxState& state, float (&
     bool raise = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        top[r] = quad_max(top[r]) + frame[r];
-        raise |= top[r] > state.maximum[r] + MAXIMUM_SLACK;
+        raise |= top[r] + frame[r] > state.maximum[r] + MAXIMUM_SLACK;
     }
+    // Any lane's own maximum tells; that of the row is needed only now and then.
     raise = __any_sync(~0u, raise);
     if (raise) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float next = fmaxf(state.maximum[r], top[r]);
+            float next = fmaxf(state.maximum[r], quad_max(top[r]) + frame[r]);
             rescale[r] = next == NEG_INF ? 1.f : exp2_fast(state.maximum[r] - next);
             state.sum[r] *= rescale[r];
             state.maximum[r] = next;
@@ -85,6 +85,42 @@ DEVICE bool softmax_block(float (&s)[COLUMNS / 2], SoftmaxState& state, float (&
         }
     }
     return raise;
+}
+
+// Sums of probabilities may grow to this before a block is searched for its maximum.
+constexpr float SUM_LIMIT = 18446744073709551616.f;  // 2^64
+
+// The same for a block that is visible to all rows (and with `sign` 1 or -1), without a look at its maximum:
+// probabilities against the one that is known, packed as left operands of the next product. bf16 and f32 have
+// exponents to spare, so nothing is lost while sums stay below SUM_LIMIT. Returns whether they do, for all
+// rows of the warp; if not (or if a row has seen no key yet, and its maximum is -inf), nothing has
+// happened, and the block must be done by `softmax_block`.
+template <int COLUMNS, bool GATED, int KIND>
+DEVICE bool exponentials(const float (&s)[COLUMNS / 2], u32 (&p)[COLUMNS / 4], SoftmaxState& state,
+                         const float* w, float frame0, float frame1, int sign, float scale) {
+    const int column0 = 2 * (threadIdx.x % 4);
+    const float direction = KIND == MASK_BIDIRECTIONAL ? float(sign) : 1.f;
+    const float base[2] = {state.maximum[0] - direction * frame0, state.maximum[1] - direction * frame1};
+    float sum[2] = {0.f, 0.f};
+#pragma unroll
+    for (int g = 0; g < COLUMNS / 8; ++g) {
+        float2 bias = make_float2(0.f, 0.f);
+        if (GATED) bias = *reinterpret_cast<const float2*>(w + 8 * g + column0);
+        float x[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            x[e] = fmaf(s[4 * g + e], scale, -base[e / 2]);
+            if (GATED) x[e] -= direction * (e & 1 ? bias.y : bias.x);
+            x[e] = exp2_fast(x[e]);
+            sum[e / 2] += x[e];
+        }
+        p[2 * g] = pack_bf16(x[0], x[1]);
+        p[2 * g + 1] = pack_bf16(x[2], x[3]);
+    }
+    if (!__all_sync(~0u, fmaxf(sum[0], sum[1]) < SUM_LIMIT)) return false;
+    state.sum[0] += sum[0];
+    state.sum[1] += sum[1];
+    return true;
 }
 
 // Accumulators as left operand of the next product.

@@ -32,12 +32,14 @@ struct Wgmma;
 
 #define ACC_00 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
 #define ACC_16 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define ACC_16_HALF "%16,%17,%18,%19,%20,%21,%22,%23"
 #define ACC_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define ACC_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define ACC_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define ACC_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define ACC_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define ACC_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define ACC_N48 ACC_00 ACC_16_HALF
 #define ACC_N64 ACC_00 ACC_16
 #define ACC_N96 ACC_N64 ACC_32
 #define ACC_N128 ACC_N96 ACC_48
@@ -46,6 +48,7 @@ struct Wgmma;
 
 #define REGS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define REGS_16(i) REGS_4(i), REGS_4(i + 4), REGS_4(i + 8), REGS_4(i + 12)
+#define REGS_N48 REGS_16(0), REGS_4(16), REGS_4(20)
 #define REGS_N64 REGS_16(0), REGS_16(16)
 #define REGS_N96 REGS_N64, REGS_16(32)
 #define REGS_N128 REGS_N96, REGS_16(48)
@@ -79,6 +82,7 @@ struct Wgmma;
         }                                                                                         \
     };
 
+DEFINE_WGMMA(48, 24, 25, 26, 27, 28, 29, 30)
 DEFINE_WGMMA(64, 32, 33, 34, 35, 36, 37, 38)
 DEFINE_WGMMA(96, 48, 49, 50, 51, 52, 53, 54)
 DEFINE_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
@@ -95,6 +99,33 @@ DEVICE void gemm_nt(float (&d)[N / 2], u64 a, u64 b) {
         u32 slab = k / 4, column = (k % 4) * 32;
         Wgmma<N>::template ss<K_MAJOR, K_MAJOR>(d, descriptor_advance(a, slab * A_SLAB + column),
                                                 descriptor_advance(b, slab * B_SLAB + column), k > 0);
+    }
+}
+
+// The same with A in registers.
+template <int N, int K, u32 B_SLAB>
+DEVICE void gemm_rt(float (&d)[N / 2], const u32 (&a)[K / 4], u64 b) {
+#pragma unroll
+    for (int k = 0; k < K / 16; ++k) {
+        Wgmma<N>::template rs<K_MAJOR>(
+            d, a + 4 * k, descriptor_advance(b, k / 4 * B_SLAB + k % 4 * 32), k > 0);
+    }
+}
+
+// A warpgroup's 64 rows of a K-major tile, as left operand in registers.
+template <int K, u32 A_SLAB>
+DEVICE void load_left(u32 (&a)[K / 4], const u8* tile) {
+    // The row and the half of 16 columns that ldmatrix wants from this lane.
+    const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+    const u32 base = smem_address(tile) + row * SLAB_ROW_BYTES;
+#pragma unroll
+    for (int k = 0; k < K / 16; ++k) {
+        const int chunk = 2 * k + half;
+        const u32 address = base + chunk / 8 * A_SLAB + (chunk % 8 ^ row % 8) * 16;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(a[4 * k]), "=r"(a[4 * k + 1]), "=r"(a[4 * k + 2]), "=r"(a[4 * k + 3])
+                     : "r"(address)
+                     : "memory");
     }
 }
 

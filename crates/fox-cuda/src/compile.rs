@@ -89,7 +89,8 @@ impl Source {
     pub const SCAN_DELTA_BWD: Source = source!("scan_delta_bwd");
 }
 
-const HEADERS: [(&str, &str); 12] = [
+const HEADERS: [(&str, &str); 16] = [
+    ("pieces.cuh", include_str!("../kernels/pieces.cuh")),
     ("real.cuh", include_str!("../kernels/real.cuh")),
     ("ptx.cuh", include_str!("../kernels/ptx.cuh")),
     ("tma.cuh", include_str!("../kernels/tma.cuh")),
@@ -102,6 +103,9 @@ const HEADERS: [(&str, &str); 12] = [
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("softmax.cuh", include_str!("../kernels/softmax.cuh")),
     ("stick.cuh", include_str!("../kernels/stick.cuh")),
+    ("forward_halves.cuh", include_str!("../kernels/forward_halves.cuh")),
+    ("forward_whole.cuh", include_str!("../kernels/forward_whole.cuh")),
+    ("backward_keys.cuh", include_str!("../kernels/backward_keys.cuh")),
 ];
 
 /// Machine code and the compiler's report about it.

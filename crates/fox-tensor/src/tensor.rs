@@ -133,6 +133,18 @@ impl Tensor {
         Ok(out)
     }
 
+    /// The same values in the type in which the device keeps activations. Ops take other types too, but
+    /// convert them at every call.
+    pub fn to_activations(&self) -> Result<Tensor> {
+        let dtype = self.device.backend().activation_type();
+        if dtype == self.dtype {
+            return Ok(self.clone());
+        }
+        let mut out = self.device.uninit(self.dims(), dtype)?;
+        self.device.backend().copy_rows(self, 0, &mut out, 0, self.rows())?;
+        Ok(out)
+    }
+
     pub(crate) fn expect_real(&self, op: &'static str, what: &'static str) -> Result<()> {
         if self.dtype == DType::I32 {
             return Err(Error::Type { op, what, got: self.dtype, expected: DType::F32 });

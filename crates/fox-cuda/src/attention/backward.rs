@@ -35,12 +35,14 @@ struct BackwardParams {
     segments: u64,
     n_tiles: u64,
     ranges: u64,
+    spans: u64,
     next_tile: u64,
     n_tile_count: i32,
     m_tile_count: i32,
     heads: i32,
     kv_heads: i32,
     group_heads: i32,
+    turned_heads: i32,
     head_dim: i32,
     gate_stride: i32,
     window: i32,
@@ -62,10 +64,10 @@ pub(super) struct BackwardPlan {
 /// The Hopper kernel sums dS over each eighth of a tile of queries.
 const SUMS: usize = 8;
 
-/// Floats of dQ of a tile of the Hopper kernel: two 64 x 64 pieces, and for each of eight warps the
-/// sums of dS.
+/// Floats of dQ of a tile of the Hopper kernel: two pieces of 64 x 64, each with the sums of dS of its four
+/// warps.
 fn dq_floats() -> usize {
-    2 * 64 * 64 + 8 * SUMS
+    2 * (64 * 64 + 4 * SUMS)
 }
 
 impl<T: Float> Attention<'_, T> {
@@ -156,9 +158,12 @@ impl<T: Float> Attention<'_, T> {
         let dq = self.gpu.alloc::<f32>(m_tiles * dq_floats())?;
         let column_sums = self.gpu.alloc::<f32>(heads * layout.gate_stride)?;
         // The tile counter and the semaphores are cleared by one memset.
-        let counters = self.gpu.zeros::<i32>(32 + m_tiles)?;
+        let counters = self.gpu.zeros::<i32>(32 + 2 * m_tiles)?;
         // Q, dO and the f32 dQ of a head's queries are read again and again.
         let group_heads = self.heads_per_group(layout.longest_q * (heads / kv_heads), 8 * head_dim);
+        // Enough heads to fill the GPU twice, turned round: see the kernel.
+        let turned_heads =
+            (2 * self.gpu.processors() as usize).div_ceil(layout.n_tile_count).min(kv_heads / 2);
         let params = BackwardParams {
             dk: grads.dk.address(),
             dv: grads.dv.address(),
@@ -170,12 +175,14 @@ impl<T: Float> Attention<'_, T> {
             segments: layout.segments.address(),
             n_tiles: layout.n_tiles.address(),
             ranges: plan.ranges.address(),
+            spans: plan.spans.address(),
             next_tile: counters.address(),
             n_tile_count: int(layout.n_tile_count),
             m_tile_count: int(layout.m_tile_count),
             heads: int(heads),
             kv_heads: int(kv_heads),
             group_heads: int(group_heads),
+            turned_heads: int(turned_heads),
             head_dim: int(head_dim),
             gate_stride: int(layout.gate_stride),
             window: self.window(),

@@ -30,8 +30,26 @@ pub(super) struct PlanParams {
 // SAFETY: mirrors the struct of the same name in attention_plan.cu.
 unsafe impl KernelArg for PlanParams {}
 
-/// Rows per block of the norm kernel.
-const NORM_ROWS: usize = 64;
+/// What the kernel of the norms is told; mirrors the kernel's struct.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NormParams {
+    bounds: u64,
+    largest: u64,
+    q: u64,
+    k: u64,
+    segments: u64,
+    heads: i32,
+    kv_heads: i32,
+    head_dim: i32,
+    scale: f32,
+}
+
+// SAFETY: mirrors the struct of the same name in attention_plan.cu.
+unsafe impl KernelArg for NormParams {}
+
+/// Rows per block of that kernel.
+const NORM_ROWS: usize = 256;
 
 impl<T: Float> Attention<'_, T> {
     /// Bound on the magnitude of the logits, `[segments][heads]`; `None` when nothing is pruned.
@@ -43,21 +61,33 @@ impl<T: Float> Attention<'_, T> {
         if let LogitBound::QkNorm { q, k } = bound {
             return self.bounds_from_weights(q, k).map(Some);
         }
+        self.bounds_from_norms(layout).map(Some)
+    }
+
+    /// `[segments][heads]` from the largest norms of queries and keys.
+    fn bounds_from_norms(&self, layout: &Layout) -> Result<Buffer<f32>> {
         let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
         let segments = self.spec.segments.len();
-        let q_largest = self.largest_norms(layout, self.inputs.q.address(), true)?;
-        let k_largest = self.largest_norms(layout, self.inputs.k.address(), false)?;
         let bounds = self.gpu.alloc::<f32>(segments * heads)?;
+        let largest = self.gpu.zeros::<u32>(segments * (heads + kv_heads) + 1)?;
+        let params = NormParams {
+            bounds: bounds.address(),
+            largest: largest.address(),
+            q: self.inputs.q.address(),
+            k: self.inputs.k.address(),
+            segments: layout.segments.address(),
+            heads: int(heads),
+            kv_heads: int(kv_heads),
+            head_dim: int(self.spec.head_dim),
+            scale: self.spec.scale,
+        };
         let kernel =
-            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "bounds_from_norms")?;
-        let count = segments * heads;
-        let (at, q_at, k_at) = (bounds.address(), q_largest.address(), k_largest.address());
-        let (heads, kv_heads, count32) = (int(heads), int(kv_heads), int(count));
-        let launch = kernel.launch([count.div_ceil(256) as u32, 1, 1], 256).arg(&at).arg(&q_at);
-        let launch = launch.arg(&k_at).arg(&count32).arg(&heads).arg(&kv_heads);
-        // SAFETY: parameters as declared in attention_plan.cu; sizes as allocated here.
-        unsafe { launch.arg(&self.spec.scale).run(|| self.shapes())? };
-        Ok(Some(bounds))
+            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "logit_bounds")?;
+        let rows = layout.longest_q.max(layout.longest_k);
+        let grid = [(heads + kv_heads) as u32, rows.div_ceil(NORM_ROWS) as u32, segments as u32];
+        // SAFETY: parameters as declared in attention_plan.cu; rows by the layout.
+        unsafe { kernel.launch(grid, 256).arg(&params).run(|| self.shapes())? };
+        Ok(bounds)
     }
 
     /// `[segments][heads]` from the weights of the norms of queries and keys.
@@ -83,25 +113,6 @@ impl<T: Float> Attention<'_, T> {
         // SAFETY: parameters as declared in attention_plan.cu; the tape checked the weights' shapes.
         unsafe { launch.run(|| self.shapes())? };
         Ok(bounds)
-    }
-
-    fn largest_norms(&self, layout: &Layout, x: u64, queries: bool) -> Result<Buffer<u32>> {
-        let (heads, longest) = if queries {
-            (self.spec.heads, layout.longest_q)
-        } else {
-            (self.spec.kv_heads, layout.longest_k)
-        };
-        let segments = self.spec.segments.len();
-        let largest = self.gpu.zeros::<u32>(segments * heads)?;
-        let kernel =
-            self.gpu.kernel(Source::ATTENTION_PLAN, &self.type_defines(), "largest_norms")?;
-        let grid = [longest.div_ceil(NORM_ROWS) as u32, heads as u32, segments as u32];
-        let (at, segments_at) = (largest.address(), layout.segments.address());
-        let (queries, heads, head_dim) = (i32::from(queries), int(heads), int(self.spec.head_dim));
-        let launch = kernel.launch(grid, 4 * NORM_ROWS as u32).arg(&at).arg(&x).arg(&segments_at);
-        // SAFETY: parameters as declared in attention_plan.cu; rows by the layout.
-        unsafe { launch.arg(&queries).arg(&heads).arg(&head_dim).run(|| self.shapes())? };
-        Ok(largest)
     }
 
     pub(super) fn plan_params(

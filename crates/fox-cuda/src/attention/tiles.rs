@@ -51,17 +51,18 @@ pub(crate) fn padded_head_dim(head_dim: usize) -> usize {
 /// Forward on Hopper.
 pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> Tile {
     let head_dim = padded_head_dim(head_dim);
-    // (warpgroups, keys per block, stages)
-    let (warpgroups, block_n, stages) = match head_dim {
+    // (warpgroups, keys per block, stages, in halves)
+    let (warpgroups, block_n, stages, halves) = match head_dim {
         // Exponentials weigh as much as products: three warpgroups to overlap, and 192 rows so that
-        // the L2 cache delivers K and V a third less often. Accumulators: 64 + 32 + 32 registers.
+        // the L2 cache delivers K and V a third less often. Halves of 48 keys: S, P, O and Q take 48 + 24 +
+        // 32 + 16 registers; with halves of 64 keys there would be none for Q.
         // The three are up to two blocks apart, so two stages would run dry.
-        64 => (3, 128, 4),
-        // 64 + 64 + 32 registers and more: only two warpgroups have room. 160 KiB.
-        96 | 128 => (2, 128, 2),
+        64 => (3, 96, 4, true),
+        // 64 + 32 + 64 + 32 registers: only two warpgroups have room. 160 KiB.
+        96 | 128 => (2, 128, 2, true),
         // The output alone takes 96 (128) registers, and Q 48 (64) KiB: fewer keys at a time.
-        192 => (2, 96, 2),
-        _ => (2, 64, 2),
+        192 => (2, 96, 2, false),
+        _ => (2, 64, 2, false),
     };
     let slabs = head_dim.div_ceil(64);
     let tiles = slabs * 128 * (64 * warpgroups + 2 * stages * block_n);
@@ -70,6 +71,7 @@ pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> Tile {
         format!("BLOCK_N={block_n}"),
         format!("STAGES={stages}"),
         format!("WARPGROUPS={warpgroups}"),
+        format!("HALVES={}", i32::from(halves)),
     ];
     defines.extend(features.defines());
     tile(Source::ATTENTION_FWD_SM90, 64 * warpgroups, block_n, warpgroups + 1, tiles, defines)

@@ -90,7 +90,8 @@ impl Operands {
         let mut rng = Rng::new(1);
         let (width, kv_width) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
         let mut normal = |width: usize| -> Result<Tensor> {
-            Ok(device.from_f32(&normals(&mut rng, rows * width), [rows, width])?)
+            let values = normals(&mut rng, rows * width);
+            Ok(device.from_f32(&values, [rows, width])?.to_activations()?)
         };
         let (q, k, v, d_out) =
             (normal(width)?, normal(kv_width)?, normal(kv_width)?, normal(width)?);
@@ -116,33 +117,61 @@ impl Operands {
 
     fn bytes(&self) -> usize {
         let gates = self.log_gates.iter();
-        [&self.q, &self.k, &self.v, &self.d_out].into_iter().chain(gates).map(|x| x.len() * 4).sum()
+        [&self.q, &self.k, &self.v, &self.d_out].into_iter().chain(gates).map(bytes).sum()
     }
 }
+
+fn bytes(x: &Tensor) -> usize {
+    x.len() * x.dtype().size()
+}
+
+/// Seconds that a measurement should take at least, by repeating short work.
+const LONG_ENOUGH: f64 = 0.03;
 
 /// Output and gradients by name.
 type Results = Vec<(&'static str, Tensor)>;
 
+/// Output and gradients, counts of blocks, seconds of a forward and of a backward pass.
+struct Measured {
+    results: Results,
+    blocks: Tensor,
+    forward: f64,
+    backward: f64,
+}
+
+/// Runs each direction `calls` times in a row and waits once at the end, as a training step does: a device
+/// that works on its own is then never idle between calls.
 fn forward_backward(
     device: &Device,
     x: &Operands,
     spec: &AttentionSpec,
-) -> Result<(Results, Tensor, f64, f64)> {
+    calls: u32,
+) -> Result<Measured> {
     let backend = device.backend();
-    let (out, forward) = seconds(|| {
-        let out = backend.attention_fwd(&x.inputs(), spec)?;
-        backend.synchronize()?;
-        Ok(out)
-    })?;
-    let backward = || {
-        let grads = backend.attention_bwd(&x.d_out, &x.inputs(), &out.o, &out.lse, spec)?;
-        backend.synchronize()?;
-        Ok(grads)
-    };
-    let (grads, backward) = seconds(backward)?;
+    let forward = || Ok(backend.attention_fwd(&x.inputs(), spec)?);
+    let (out, forward) = repeated(device, calls, forward)?;
+    let backward = || Ok(backend.attention_bwd(&x.d_out, &x.inputs(), &out.o, &out.lse, spec)?);
+    let (grads, backward) = repeated(device, calls, backward)?;
     let mut results = vec![("o", out.o), ("dq", grads.dq), ("dk", grads.dk), ("dv", grads.dv)];
     results.extend(grads.dlog_gates.map(|d| ("dlog_gates", d)));
-    Ok((results, out.blocks, forward, backward))
+    Ok(Measured { results, blocks: out.blocks, forward, backward })
+}
+
+/// What the last of so many calls gives, and the seconds of one.
+fn repeated<T>(
+    device: &Device,
+    calls: u32,
+    mut call: impl FnMut() -> Result<T>,
+) -> Result<(T, f64)> {
+    let (last, time) = seconds(|| {
+        for _ in 1..calls {
+            call()?;
+        }
+        let last = call()?;
+        device.backend().synchronize()?;
+        Ok(last)
+    })?;
+    Ok((last, time / f64::from(calls)))
 }
 
 /// A short sequence on this device against the oracle: the worst relative error.
@@ -151,7 +180,7 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
     let run = |device: &Device| -> Result<Results> {
         let rows = args.seq.min(200) as usize;
         let x = Operands::new(device, &spec, rows, !args.no_gates)?;
-        Ok(forward_backward(device, &x, &spec)?.0)
+        Ok(forward_backward(device, &x, &spec, 1)?.results)
     };
     let mut worst = 0.0f64;
     for ((name, got), (_, want)) in run(device)?.iter().zip(run(&Device::naive())?) {
@@ -196,18 +225,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let operands = Operands::new(&device, &spec, batch * seq, !args.no_gates)?;
     device.reset_peak();
     let (mut forward, mut backward, mut rate) = (Vec::new(), Vec::new(), 0.0f64);
-    let (mut pruned_fraction, mut outputs, mut peak) = (0.0, 0, 0);
+    let (mut pruned_fraction, mut outputs, mut peak, mut calls) = (0.0, 0, 0, 1);
     for round in 0..=args.repeat {
         rate = rate.max(matmul_rate(&device)?);
         device.reset_peak();
-        let (results, blocks, fwd, bwd) = forward_backward(&device, &operands, &spec)?;
+        let measured = forward_backward(&device, &operands, &spec, calls)?;
         peak = peak.max(device.memory().peak);
-        outputs = results.iter().map(|(_, x)| x.len() * 4).sum();
-        pruned_fraction = pruned(&blocks)?;
-        // The first round warms up: it fills the pool.
+        outputs = measured.results.iter().map(|(_, x)| bytes(x)).sum();
+        pruned_fraction = pruned(&measured.blocks)?;
+        // The first round warms up: it fills the pool, and says how many calls take long enough.
         if round > 0 {
-            forward.push(fwd);
-            backward.push(bwd);
+            forward.push(measured.forward);
+            backward.push(measured.backward);
+        } else {
+            calls = (LONG_ENOUGH / measured.forward).clamp(1.0, 20.0) as u32;
         }
     }
     let (fwd, bwd) = (median(forward), median(backward));
