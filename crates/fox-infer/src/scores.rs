@@ -2,15 +2,24 @@
 
 use crate::Scored;
 
+/// Lanes of the loops over a vocabulary, of which the compiler makes vectors.
+const LANES: usize = 16;
+
 /// Index of the first of the largest values; `None` when none is a number.
 pub(crate) fn argmax(values: &[f32]) -> Option<usize> {
-    let mut best: Option<usize> = None;
-    for (i, value) in values.iter().enumerate() {
-        if !value.is_nan() && best.is_none_or(|b| *value > values[b]) {
-            best = Some(i);
+    let top = largest(values);
+    values.iter().position(|&value| value == top)
+}
+
+/// The largest number, or minus infinity.
+fn largest(values: &[f32]) -> f32 {
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    for part in values.chunks(LANES) {
+        for (top, &value) in tops.iter_mut().zip(part) {
+            *top = if value > *top { value } else { *top };
         }
     }
-    best
+    tops.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// A token's log-probability and the `count` likeliest, from a row of logits.
@@ -22,11 +31,39 @@ pub(crate) fn score(logits: &[f32], id: i32, count: usize) -> Scored {
 }
 
 fn log_sum_exp(logits: &[f32]) -> f64 {
-    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let top = largest(logits);
     // Lanes of f32 inside short runs, f64 between them: fast, and right to f32 rounding.
-    let run = |run: &[f32]| run.iter().map(|x| (x - top).exp()).sum::<f32>();
-    let sum: f64 = logits.chunks(64).map(|x| f64::from(run(x))).sum();
+    let run = |run: &[f32]| {
+        let mut sums = [0.0f32; LANES];
+        for part in run.chunks(LANES) {
+            for (sum, x) in sums.iter_mut().zip(part) {
+                *sum += exp_of_negative(x - top);
+            }
+        }
+        sums.iter().sum::<f32>()
+    };
+    let sum: f64 = logits.chunks(8 * LANES).map(|x| f64::from(run(x))).sum();
     f64::from(top) + sum.ln()
+}
+
+/// `e^x` for `x <= 0` to f32 rounding, without a call: 2^n times a polynomial for what is left.
+fn exp_of_negative(x: f32) -> f32 {
+    // The sum's low bits are the nearest integer; what is smaller than this is nothing beside e^0.
+    const ROUND: f32 = 12_582_912.0;
+    let y = (x * std::f32::consts::LOG2_E).max(-126.0);
+    let shifted = y + ROUND;
+    let (n, f) = (shifted.to_bits().wrapping_sub(ROUND.to_bits()), y - (shifted - ROUND));
+    const TERMS: [f32; 7] = [
+        1.540_353_2e-4,
+        1.333_355_8e-3,
+        9.618_129e-3,
+        5.550_410_7e-2,
+        2.402_265e-1,
+        std::f32::consts::LN_2,
+        1.0,
+    ];
+    let fraction = TERMS[1..].iter().fold(TERMS[0], |sum, term| sum * f + term);
+    fraction * f32::from_bits(n.wrapping_add(127) << 23)
 }
 
 /// Ids of the `count` largest logits, the lowest id first among equals.
@@ -60,6 +97,26 @@ mod tests {
         assert!(scored.top.contains(&(5, scored.logprob)));
         assert_eq!(score(&logits, 5, 3).top, scored.top[..3]);
         assert!(score(&logits, 5, 0).top.is_empty());
+    }
+
+    #[test]
+    fn exponentials_are_right_to_rounding() {
+        for i in 0..20_000 {
+            let x = -0.004 * i as f32;
+            let want = f64::from(x).exp();
+            let error = (f64::from(exp_of_negative(x)) - want).abs();
+            // The product with log2(e) is rounded, too.
+            assert!(error <= 3e-7 * (1.0 + f64::from(-x)) * want, "{x}: {error:e}");
+        }
+        assert!(exp_of_negative(f32::NEG_INFINITY) < 1e-37);
+    }
+
+    #[test]
+    fn the_best_is_the_first_of_equals_and_a_number() {
+        let mut values = vec![f32::NAN; 40];
+        assert_eq!(argmax(&values), None);
+        (values[21], values[37]) = (2.0, 2.0);
+        assert_eq!(argmax(&values), Some(21));
     }
 
     #[test]
