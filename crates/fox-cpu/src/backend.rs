@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fox_tensor::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
     BaselineOps, DType, Device, EXACT_ROWS, Error, GatedNormInputs, HeadGrads, HeadInputs,
-    HeadSpec, KeyPages, LossOut, MemoryStats, PagedSpec, Result, Rope, Shape, Storage, Tensor,
+    HeadSpec, LayerPages, LossOut, MemoryStats, PagedSpec, Result, Rope, Shape, Storage, Tensor,
     WeightFormat,
 };
 
@@ -430,7 +430,12 @@ impl Backend for Cpu {
         self.run(|| attention::forward(self, inputs, spec))
     }
 
-    fn paged_attention(&self, q: &Tensor, keys: &[&KeyPages], spec: &PagedSpec) -> Result<Tensor> {
+    fn paged_attention(
+        &self,
+        q: &Tensor,
+        keys: &[&LayerPages],
+        spec: &PagedSpec,
+    ) -> Result<Tensor> {
         self.run(|| attention::paged_forward(self, q, keys, spec))
     }
 

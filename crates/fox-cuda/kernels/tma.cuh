@@ -64,6 +64,15 @@ DEVICE void tma_load(void* dst, const TensorMap* map, int column, int head, int 
         : "memory");
 }
 
+// Bytes that lie together, a multiple of 16.
+DEVICE void bulk_load(void* dst, const void* src, u32 bytes, u64* bar) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            smem_address(dst)),
+        "l"(src), "r"(bytes), "r"(smem_address(bar))
+        : "memory");
+}
+
 // Makes ordinary shared-memory writes visible to the tensor cores and the copy engine.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

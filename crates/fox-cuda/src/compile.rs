@@ -71,6 +71,10 @@ impl Source {
     pub const ELEMENTWISE: Source = source!("elementwise");
     /// Cross-entropy.
     pub const LOSS: Source = source!("loss");
+    /// Keys and values in pages.
+    pub const PAGED: Source = source!("paged");
+    /// Products of few rows.
+    pub const THIN: Source = source!("thin");
     /// Steps of one token.
     pub const DECODE: Source = source!("decode");
     /// AdamW and sums of squares.
@@ -89,8 +93,10 @@ impl Source {
     pub const SCAN_DELTA_BWD: Source = source!("scan_delta_bwd");
 }
 
-const HEADERS: [(&str, &str); 16] = [
+const HEADERS: [(&str, &str); 18] = [
     ("pieces.cuh", include_str!("../kernels/pieces.cuh")),
+    ("decode.cuh", include_str!("../kernels/decode.cuh")),
+    ("decode_attention.cuh", include_str!("../kernels/decode_attention.cuh")),
     ("real.cuh", include_str!("../kernels/real.cuh")),
     ("ptx.cuh", include_str!("../kernels/ptx.cuh")),
     ("tma.cuh", include_str!("../kernels/tma.cuh")),

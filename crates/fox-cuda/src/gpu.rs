@@ -232,6 +232,17 @@ impl Gpu {
         Ok(buffer)
     }
 
+    /// Host values to a device address.
+    ///
+    /// # Safety
+    /// The range must belong to a live buffer of this GPU.
+    pub(crate) unsafe fn write<T: Element>(&self, address: u64, values: &[T]) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller vouches for the range; as in `upload`.
+        unsafe { result::memcpy_htod_async(address, values, self.stream) }
+            .map_err(|e| Error::driver("cuMemcpyHtoDAsync", e))
+    }
+
     /// Device values to the host; waits for the stream.
     pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); buffer.len()];

@@ -86,6 +86,7 @@ impl Kernel {
             block,
             shared: 0,
             overlapping: false,
+            cooperative: false,
             args: Vec::with_capacity(12),
             life: PhantomData,
         }
@@ -147,6 +148,7 @@ pub struct Launch<'a> {
     block: u32,
     shared: u32,
     overlapping: bool,
+    cooperative: bool,
     args: Vec<*mut c_void>,
     life: PhantomData<&'a ()>,
 }
@@ -162,6 +164,12 @@ impl<'a> Launch<'a> {
     /// before it touches what others write.
     pub(crate) fn overlapping(mut self, on: bool) -> Self {
         self.overlapping = on;
+        self
+    }
+
+    /// All thread blocks run at once, so that they may wait for each other.
+    pub(crate) fn cooperative(mut self) -> Self {
+        self.cooperative = true;
         self
     }
 
@@ -207,11 +215,19 @@ impl<'a> Launch<'a> {
     /// # Safety
     /// As for [`Launch::run`].
     unsafe fn submit(&mut self) -> std::result::Result<(), cudarc::driver::DriverError> {
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
+        use sys::CUlaunchAttributeID as Id;
+        use sys::CUlaunchAttributeValue as Value;
+        let overlapping = (
+            Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            Value { programmaticStreamSerializationAllowed: 1 },
+        );
+        let cooperative = (Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, Value { cooperative: 1 });
+        let mut attributes: Vec<sys::CUlaunchAttribute> =
+            [(self.overlapping, overlapping), (self.cooperative, cooperative)]
+                .into_iter()
+                .filter(|(on, _)| *on)
+                .map(|(_, (id, value))| sys::CUlaunchAttribute { id, pad: [0; 4], value })
+                .collect();
         let config = sys::CUlaunchConfig {
             gridDimX: self.grid[0],
             gridDimY: self.grid[1],
@@ -221,8 +237,8 @@ impl<'a> Launch<'a> {
             blockDimZ: 1,
             sharedMemBytes: self.shared,
             hStream: self.kernel.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(self.overlapping),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         let (handle, args) = (self.kernel.handle, self.args.as_mut_ptr());
         // SAFETY: the caller's promise; the configuration lives until the call returns.

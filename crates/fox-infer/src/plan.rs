@@ -22,7 +22,9 @@ pub(crate) struct Plan {
 impl Plan {
     pub fn new(model: &Model, options: &EngineOptions) -> Plan {
         let config = model.config();
-        let bytes = |tokens: usize| paged_cache_bytes(config, tokens, options.prefill_chunk);
+        let device = model.device();
+        let bytes =
+            |tokens: usize| paged_cache_bytes(config, device, tokens, options.prefill_chunk);
         let (fixed, page) = (bytes(0), bytes(1) - bytes(0));
         let most = bytes(usize::MAX / PAGE) - fixed;
         Plan {

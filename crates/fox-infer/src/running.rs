@@ -137,7 +137,7 @@ impl Running {
 
 fn cache_use(cache: &Cache, config: &fox_model::ModelConfig) -> CacheUse {
     let (tokens, pages) = (cache.lens()[0], cache.pages(0));
-    let full = |tokens| paged_cache_bytes(config, tokens, 0);
+    let full = |tokens| paged_cache_bytes(config, cache.device(), tokens, 0);
     // One page of one head.
     let heads: usize = pages.iter().map(Vec::len).sum();
     let page = (full(1) - full(0)).checked_div(heads).unwrap_or(0);

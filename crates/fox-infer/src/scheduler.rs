@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fox_model::{Cache, ForwardOptions, Model, PagePolicy};
-use fox_tensor::{EXACT_ROWS, Segments, Tape, Var};
+use fox_tensor::{Segments, Tape, Var};
 use rayon::prelude::*;
 
 use crate::engine::{Job, Shared};
@@ -220,7 +220,7 @@ impl Scheduler {
         let ready = |r: &&mut Running| r.next.is_some() && r.ended.is_none();
         let mut ready: Vec<&mut Running> = self.running.iter_mut().filter(ready).collect();
         // More rows than these would be another kernel, and other bits.
-        for group in ready.chunks_mut(EXACT_ROWS) {
+        for group in ready.chunks_mut(self.model.device().backend().decode_batch()) {
             self.stats.steps += 1;
             match step(&self.model, group) {
                 Ok(logits) => {

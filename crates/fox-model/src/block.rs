@@ -3,13 +3,13 @@
 //! The stream travels as `(h, delta)`, the sum so far and the last addend, because adding and
 //! normalising are one op.
 
-use fox_tensor::{Activation, ParamId, Result, Tape, Tensor, Var};
+use fox_tensor::{Activation, DecodeBlock, DecodeShape, ParamId, Result, Tape, Tensor, Var};
 
 use crate::MemoryShape;
 use crate::cache::LayerState;
 use crate::config::{MixerConfig, ModelConfig};
 use crate::mixers::{Forgetting, LayerPlace, Mixer, MixerContext, Surroundings};
-use crate::params::{ParamGroup, ParamList};
+use crate::params::{ParamGroup, ParamList, Parameters};
 
 /// One block: its mixer and where its other parameters are.
 #[derive(Debug)]
@@ -72,13 +72,6 @@ impl Block {
         context: &MixerContext<'_>,
         state: Option<&mut LayerState>,
     ) -> Result<BlockOutput> {
-        let mut state = state;
-        if !tape.is_recording()
-            && let Some(state) = state.as_deref_mut()
-            && let Some(out) = self.decode(h, delta, context, state)?
-        {
-            return Ok(out);
-        }
         let var = |id: ParamId| context.params.var(id);
         let (h, x) = tape.add_rms_norm(h, delta, &var(self.mixer_norm), self.norm_eps)?;
         let mixed = self.mixer.forward(tape, &x, context, state)?;
@@ -100,37 +93,28 @@ impl Block {
         }
     }
 
-    /// A step of one token for each sequence, where the device does it as a whole.
-    fn decode(
+    /// What a decode step of the whole model must know about its blocks; `None` where there is no such step.
+    pub fn decode_shape(&self) -> Option<DecodeShape> {
+        match (&self.mixer, &self.mlp) {
+            (Mixer::Forgetting(mixer), Some(mlp)) => mixer.decode_shape(mlp.activation),
+            _ => None,
+        }
+    }
+
+    /// A step of one token for each sequence; `None` where the state is not of the right kind.
+    pub fn decode<'a>(
         &self,
-        h: &Var,
-        delta: Option<&Var>,
-        context: &MixerContext<'_>,
-        state: &mut LayerState,
-    ) -> Result<Option<BlockOutput>> {
-        let single = context.segments.as_slice().iter().all(|s| s.q_len == 1);
-        let (Mixer::Forgetting(mixer), Some(mlp)) = (&self.mixer, &self.mlp) else {
-            return Ok(None);
-        };
-        let Some(state) = state.attention().filter(|_| single && context.observer.is_none()) else {
-            return Ok(None);
-        };
-        let value = |id: ParamId| context.params.value(id);
+        params: &'a Parameters,
+        state: &'a mut LayerState,
+    ) -> Option<DecodeBlock<'a>> {
+        let (Mixer::Forgetting(mixer), Some(mlp)) = (&self.mixer, &self.mlp) else { return None };
         let around = Surroundings {
-            h: h.value(),
-            delta: delta.map(Var::value),
-            mixer_norm: value(self.mixer_norm),
-            mlp_norm: value(mlp.norm),
-            gate_up: value(mlp.gate_up),
-            down: value(mlp.down),
-            mlp_act: mlp.activation,
+            mixer_norm: params.value(self.mixer_norm),
+            mlp_norm: params.value(mlp.norm),
+            gate_up: params.value(mlp.gate_up),
+            down: params.value(mlp.down),
         };
-        let out = mixer.decode(&around, context, state)?;
-        Ok(out.map(|out| BlockOutput {
-            h: Var::constant(out.h),
-            delta: Var::constant(out.delta),
-            blocks: None,
-        }))
+        Some(mixer.decode(around, params, state.past()?))
     }
 
     /// Values kept per token: the mixer's, and here a sum with its norm and scale for each half,

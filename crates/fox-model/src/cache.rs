@@ -11,10 +11,12 @@
 //! succeeded, so a failed step leaves the cache as it was.
 
 use fox_tensor::{
-    AttentionWeights, DType, Device, Result as TensorResult, Segment, Segments, Tensor,
+    AttentionWeights, DType, DecodeKeys, Device, LastRows, Result as TensorResult, Segment,
+    Segments, Tensor,
 };
 
 use crate::config::{ForgetGate, ForgettingConfig, MixerConfig, ModelConfig, RecurrentShape};
+use crate::mixers::Past;
 use crate::paged::{PagePolicy, PagedState};
 use crate::recurrent_state::RecurrentState;
 use crate::{Error, Result};
@@ -47,6 +49,27 @@ impl LayerState {
         match self {
             LayerState::Attention(state) => Some(state),
             LayerState::Paged(_) | LayerState::Recurrent(_) => None,
+        }
+    }
+
+    /// What a decode step of the whole model needs; `None` in recurrent models.
+    pub fn past(&mut self) -> Option<Past<'_>> {
+        match self {
+            LayerState::Attention(state) => Some(state.past()),
+            LayerState::Paged(state) => Some(state.past()),
+            LayerState::Recurrent(_) => None,
+        }
+    }
+
+    /// Notes what such a step has left: raw rows, and with pages the new log gates `[batch, H]`.
+    pub fn stage(&mut self, last: LastRows, log_gates: &[f32]) {
+        match self {
+            LayerState::Attention(state) => {
+                let LastRows { mut k, mut v } = last;
+                (state.staged_uk, state.staged_uv) = (k.pop(), v.pop());
+            }
+            LayerState::Paged(state) => state.stage(last, log_gates),
+            LayerState::Recurrent(_) => {}
         }
     }
 
@@ -251,6 +274,21 @@ impl Cache {
         Ok(Segments::new(placed)?)
     }
 
+    /// Makes room in pages for the next token of each sequence.
+    pub(crate) fn reserve_one(&mut self) -> Result<()> {
+        for layer in &mut self.layers {
+            if let LayerState::Paged(state) = layer {
+                state.reserve_one(&self.lens, &self.device)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The step has succeeded: its tokens are now part of the past.
     pub(crate) fn commit(&mut self, new: &Segments) {
         for (len, segment) in self.lens.iter_mut().zip(new.as_slice()) {
@@ -340,12 +378,16 @@ impl AttentionState {
         }
     }
 
-    /// Notes the last raw projections of the step, for [`Cache::commit`].
-    pub fn stage(&mut self, uk: Option<Tensor>, uv: Option<Tensor>) {
-        (self.staged_uk, self.staged_uv) = (uk, uv);
+    fn past(&mut self) -> Past<'_> {
+        let (k, v, gates) = (&mut self.k, &mut self.v, self.log_gates.as_mut());
+        Past {
+            keys: DecodeKeys::Rows { k, v, gates },
+            last_k: self.last_uk.iter().collect(),
+            last_v: self.last_uv.iter().collect(),
+        }
     }
 
-    /// Finds and notes them among all rows of the step.
+    /// Finds and notes the last raw projections among all rows of the step, for [`Cache::commit`].
     pub fn stage_last(
         &mut self,
         uk: &Tensor,

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use fox_tensor::{
-    DType, Device, ParamId, Result as TensorResult, Segment, Segments, Tape, Tensor, Var,
-    WeightFormat,
+    DType, DecodeStep, Device, ParamId, Result as TensorResult, Segment, Segments, Tape, Tensor,
+    Var, WeightFormat,
 };
 
 use crate::block::{Block, BlockOutput};
@@ -377,6 +377,9 @@ impl Model {
         let segments = Segments::new(segments)?;
         let ids = self.device.from_i32(&tokens.concat(), [start])?;
         let mut tape = Tape::inference(&self.device);
+        if let Some(logits) = self.decode_step(&mut tape, &ids, &segments, cache)? {
+            return Ok(logits);
+        }
         let hidden = self.forward(&mut tape, &ids, &segments, Some(cache), options)?;
         let states = hidden.states.value();
         let mut last = self.device.zeros([tokens.len(), states.cols()], DType::F32)?;
@@ -384,5 +387,41 @@ impl Model {
             self.device.backend().copy_rows(states, s.q_start + s.q_len - 1, &mut last, b, 1)?;
         }
         Ok(self.logits(&mut tape, &Var::constant(last))?.value().clone())
+    }
+
+    /// [`Model::decode`] of one token for each sequence, where the device does that as a whole.
+    fn decode_step(
+        &self,
+        tape: &mut Tape<'_>,
+        ids: &Tensor,
+        segments: &Segments,
+        cache: &mut Cache,
+    ) -> Result<Option<Tensor>> {
+        let single = segments.as_slice().iter().all(|s| s.q_len == 1);
+        let shape = self.structure.blocks.first().and_then(Block::decode_shape);
+        let Some(shape) = shape.filter(|_| single) else { return Ok(None) };
+        let placed = cache.begin(segments)?;
+        cache.reserve_one()?;
+        let layers = self.structure.blocks.iter().zip(&mut cache.layers);
+        let blocks = layers.map(|(block, state)| block.decode(&self.params, state));
+        let Some(blocks) = blocks.collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let table = self.params.var(self.structure.embeddings);
+        let h = tape.embedding(&table, ids, self.config.untrained_token())?;
+        let step = DecodeStep {
+            h: h.value(),
+            segments: &placed,
+            shape,
+            blocks,
+            norm: self.params.value(self.structure.norm),
+            head: self.params.value(self.structure.lm_head),
+        };
+        let Some(out) = self.device.backend().decode_step(step)? else { return Ok(None) };
+        let gates = out.log_gates.as_ref().map(Tensor::to_f32).transpose()?.unwrap_or_default();
+        let each = gates.len() / self.structure.blocks.len();
+        for (l, (state, last)) in cache.layers.iter_mut().zip(out.last).enumerate() {
+            state.stage(last, &gates[l * each..][..each]);
+        }
+        cache.commit(segments);
+        Ok(Some(out.logits))
     }
 }

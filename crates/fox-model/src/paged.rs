@@ -8,9 +8,13 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{DType, KeyPages, Lease, PAGE, Page, PageMeter, Result, Segments, Tensor};
+use fox_tensor::{
+    DType, DecodeKeys, Device, LastRows, LayerPages, Lease, NewKeys, PAGE, Page, PageMeter, Result,
+    Segments, Tensor,
+};
 
 use crate::config::{ForgetGate, ForgettingConfig, MixerConfig, ModelConfig};
+use crate::mixers::Past;
 
 /// What paged caches drop, and who counts their bytes.
 #[derive(Clone, Debug)]
@@ -33,9 +37,14 @@ impl PagePolicy {
     }
 }
 
-/// Bytes of the paged cache of one sequence after `tokens` tokens of which nothing was forgotten; with a
-/// sliding window, what `step` more tokens at a time may need at most.
-pub fn paged_cache_bytes(config: &ModelConfig, tokens: usize, step: usize) -> usize {
+/// Bytes of the paged cache of one sequence on a device after `tokens` tokens of which nothing was forgotten;
+/// with a sliding window, what `step` more tokens at a time may need at most.
+pub fn paged_cache_bytes(
+    config: &ModelConfig,
+    device: &Device,
+    tokens: usize,
+    step: usize,
+) -> usize {
     let layers = config.num_layers;
     match (&config.mixer, recurrent_values(config)) {
         (MixerConfig::Forgetting(mixer), _) => {
@@ -43,12 +52,12 @@ pub fn paged_cache_bytes(config: &ModelConfig, tokens: usize, step: usize) -> us
             // The page that the window begins in, the one that it ends in, and those of the step.
             let most = |window: usize| window.saturating_add(step).div_ceil(PAGE) + 2;
             let pages = mixer.window.map_or(all, |window| all.min(most(window)));
-            let page = Page::bytes(config.head_dim(), group(mixer));
+            let page = Page::bytes(config.head_dim(), group(mixer), device.backend());
             layers.saturating_mul(
                 mixer
                     .kv_heads
                     .saturating_mul(pages.saturating_mul(page))
-                    .saturating_add(last_bytes(mixer, config.head_dim())),
+                    .saturating_add(last_bytes(mixer, config.head_dim(), device)),
             )
         }
         (_, values) => layers * values * DType::F32.size(),
@@ -66,9 +75,9 @@ fn group(mixer: &ForgettingConfig) -> usize {
 }
 
 /// Bytes of the last raw projections of one sequence.
-fn last_bytes(mixer: &ForgettingConfig, head_dim: usize) -> usize {
+fn last_bytes(mixer: &ForgettingConfig, head_dim: usize, device: &Device) -> usize {
     let shifted = usize::from(mixer.k_shift) + usize::from(mixer.v_shift);
-    shifted * mixer.kv_heads * head_dim * DType::F32.size()
+    shifted * mixer.kv_heads * head_dim * device.backend().activation_type().size()
 }
 
 /// One attention layer of a batch of sequences.
@@ -80,8 +89,7 @@ pub(crate) struct PagedState {
 /// One attention layer of one sequence.
 #[derive(Clone, Debug)]
 pub(crate) struct PagedSequence {
-    /// Per key head.
-    keys: Vec<KeyPages>,
+    pages: LayerPages,
     /// Sums of the log gates of all tokens, per query head; empty when nothing is forgotten.
     sums: Vec<f64>,
     staged_sums: Vec<f64>,
@@ -105,24 +113,25 @@ impl PagedState {
         mixer: &ForgettingConfig,
         layer: usize,
         policy: &PagePolicy,
-        device: &fox_tensor::Device,
+        device: &Device,
     ) -> Result<Self> {
         let (d, group) = (config.head_dim(), group(mixer));
         let last = |shifted: bool| -> Result<Option<Last>> {
-            let zeros = || device.zeros([1, mixer.kv_heads * d], DType::F32);
+            let kept = device.backend().activation_type();
+            let zeros = || device.zeros([1, mixer.kv_heads * d], kept);
             shifted.then(|| Ok(Last { row: zeros()?, staged: None })).transpose()
         };
         let sums = vec![0.0; group * mixer.kv_heads];
         Ok(PagedState {
             sequences: vec![PagedSequence {
-                keys: vec![KeyPages::new(d, group, &policy.meter); mixer.kv_heads],
+                pages: LayerPages::new(mixer.kv_heads, d, group, &policy.meter),
                 staged_sums: sums.clone(),
                 sums,
                 last_uk: last(mixer.k_shift)?,
                 last_uv: last(mixer.v_shift)?,
                 window: mixer.window,
                 thresholds: policy.thresholds.get(layer).filter(|_| group > 0).cloned(),
-                _lease: policy.meter.lease(last_bytes(mixer, d)),
+                _lease: policy.meter.lease(last_bytes(mixer, d, device)),
             }],
         })
     }
@@ -132,7 +141,8 @@ impl PagedState {
         let rows = |f: fn(&PagedSequence) -> Option<&Last>| -> Result<Option<Tensor>> {
             let Some(first) = self.sequences.first().and_then(f) else { return Ok(None) };
             let device = first.row.device();
-            let mut all = device.uninit([self.sequences.len(), first.row.cols()], DType::F32)?;
+            let shape = [self.sequences.len(), first.row.cols()];
+            let mut all = device.uninit(shape, first.row.dtype())?;
             for (b, last) in self.sequences.iter().filter_map(f).enumerate() {
                 device.backend().copy_rows(&last.row, 0, &mut all, b, 1)?;
             }
@@ -159,12 +169,8 @@ impl PagedState {
             }
             let own = gates.as_ref().map(|gates| &gates[s.q_start * heads..][..s.q_len * heads]);
             let sums = sequence.running_sums(own, heads, s.q_len);
-            let group = heads / sequence.keys.len();
-            let d = k.cols() / sequence.keys.len();
-            for (h, keys) in sequence.keys.iter_mut().enumerate() {
-                let sums = &sums[h * group * s.q_len..][..group * s.q_len];
-                keys.append((k, v), (s.q_start, h * d), s.q_len, sums, s.offset())?;
-            }
+            let new = NewKeys { k, v, log_gates, sums: &sums, row: s.q_start, count: s.q_len };
+            sequence.pages.append(&new, s.offset())?;
             for (last, u) in [(&mut sequence.last_uk, uk), (&mut sequence.last_uv, uv)] {
                 if let Some(last) = last {
                     last.staged = Some(u.slice_rows(s.q_start + s.q_len - 1, 1)?);
@@ -174,9 +180,48 @@ impl PagedState {
         Ok(())
     }
 
-    /// The pages of all sequences, key heads within a sequence.
-    pub fn keys(&self) -> Vec<&KeyPages> {
-        self.sequences.iter().flat_map(|sequence| &sequence.keys).collect()
+    /// The pages of all sequences.
+    pub fn pages(&self) -> Vec<&LayerPages> {
+        self.sequences.iter().map(|sequence| &sequence.pages).collect()
+    }
+
+    /// Makes room for the next token of each sequence, of which `lens` are there.
+    pub fn reserve_one(&mut self, lens: &[usize], device: &Device) -> Result<()> {
+        for (sequence, &len) in self.sequences.iter_mut().zip(lens) {
+            sequence.pages.reserve(len, 1, device)?;
+        }
+        Ok(())
+    }
+
+    /// What a decode step of the whole model needs.
+    pub fn past(&mut self) -> Past<'_> {
+        let (mut pages, mut last_k, mut last_v) = (Vec::new(), Vec::new(), Vec::new());
+        for sequence in &mut self.sequences {
+            pages.push(&mut sequence.pages);
+            last_k.extend(sequence.last_uk.as_ref().map(|last| &last.row));
+            last_v.extend(sequence.last_uv.as_ref().map(|last| &last.row));
+        }
+        Past { keys: DecodeKeys::Pages(pages), last_k, last_v }
+    }
+
+    /// Notes what such a step has left: raw rows and log gates `[batch, H]`.
+    pub fn stage(&mut self, last: LastRows, log_gates: &[f32]) {
+        let heads = log_gates.len() / self.sequences.len();
+        let (mut last_k, mut last_v) = (last.k.into_iter(), last.v.into_iter());
+        for (b, sequence) in self.sequences.iter_mut().enumerate() {
+            let own = (heads > 0).then(|| &log_gates[b * heads..][..heads]);
+            sequence.staged_sums.clone_from(&sequence.sums);
+            let sums = sequence.running_sums(own, heads, 1);
+            let len = sequence.pages.heads().first().map_or(0, |keys| keys.len());
+            sequence.pages.write_sums(len - 1, 1, &sums);
+            for (last, next) in
+                [(&mut sequence.last_uk, &mut last_k), (&mut sequence.last_uv, &mut last_v)]
+            {
+                if let Some(last) = last {
+                    last.staged = next.next();
+                }
+            }
+        }
     }
 
     /// Per query head, the decay below which a block of keys may be skipped.
@@ -213,7 +258,7 @@ impl PagedSequence {
     }
 
     fn evict(&mut self) {
-        for (h, keys) in self.keys.iter_mut().enumerate() {
+        for (h, keys) in self.pages.heads_mut().iter_mut().enumerate() {
             let (len, group) = (keys.len(), keys.group());
             let sums = &self.sums[h * group..][..group];
             let (window, thresholds) = (self.window, &self.thresholds);
@@ -231,6 +276,6 @@ impl PagedSequence {
 
     /// Pages held and dropped, per key head.
     pub fn pages(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.keys.iter().map(|keys| (keys.pages().len(), keys.dropped()))
+        self.pages.heads().iter().map(|keys| (keys.pages().len(), keys.dropped()))
     }
 }

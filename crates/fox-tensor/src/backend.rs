@@ -10,11 +10,12 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::paged::gathered_attention;
+use crate::paged::copy_to_pages;
+use crate::paged_attention::gathered_attention;
 use crate::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, BaselineOps,
-    DType, DecodeBlock, DecodeOut, Error, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec,
-    KeyPages, LossOut, MemoryStats, OpTime, PagedSpec, ParamUpdate, Result, Tensor,
+    DType, DecodeOut, DecodeStep, Error, GatedNormInputs, HeadGrads, HeadInputs, HeadSpec,
+    LayerPages, LossOut, MemoryStats, NewKeys, OpTime, PagedSpec, ParamUpdate, Result, Tensor,
 };
 
 /// Memory that belongs to a backend.
@@ -313,9 +314,26 @@ pub trait Backend: Send + Sync + Debug {
         Err(Error::Unsupported { device: self.name().to_string(), what: STICK_BREAKING })
     }
 
-    /// Attention of `q: [R, H * d]` over pages: `keys[s * H_kv + h]` belongs to segment `s` and key head
-    /// `h`. A sequence's result depends on its own rows and pages alone, to the bit.
-    fn paged_attention(&self, q: &Tensor, keys: &[&KeyPages], spec: &PagedSpec) -> Result<Tensor> {
+    /// Whether attention over pages has kernels of its own: then pages hold the log gates, too, and nothing
+    /// of a page is read that was not written.
+    fn has_page_kernels(&self) -> bool {
+        false
+    }
+
+    /// Writes new keys, values and gates into pages from position `len` on; there is room for them that
+    /// nobody shares.
+    fn write_pages(&self, new: &NewKeys<'_>, pages: &mut LayerPages, len: usize) -> Result<()> {
+        copy_to_pages(new, pages, len)
+    }
+
+    /// Attention of `q: [R, H * d]` over pages: `keys[s]` belongs to segment `s`. A sequence's result depends
+    /// on its own rows and pages alone, to the bit.
+    fn paged_attention(
+        &self,
+        q: &Tensor,
+        keys: &[&LayerPages],
+        spec: &PagedSpec,
+    ) -> Result<Tensor> {
         gathered_attention(q, keys, spec)
     }
 
@@ -354,9 +372,14 @@ pub trait Backend: Send + Sync + Debug {
         weights: Option<&Tensor>,
     ) -> Result<LossOut>;
 
-    /// One decode step of a whole block, where the device has a faster way than op by op; `None` where it
+    /// Sequences that a decode step takes at once, at most.
+    fn decode_batch(&self) -> usize {
+        EXACT_ROWS
+    }
+
+    /// One decode step of a whole model, where the device has a faster way than op by op; `None` where it
     /// has not, with nothing changed.
-    fn decode_block(&self, _block: DecodeBlock<'_>) -> Result<Option<DecodeOut>> {
+    fn decode_step(&self, _step: DecodeStep<'_>) -> Result<Option<DecodeOut>> {
         Ok(None)
     }
 

@@ -1,9 +1,9 @@
-//! One decode step of a whole block, for devices that do it in fewer launches than op by op.
+//! One decode step of a whole model, for devices that do it in fewer launches than op by op.
 
-use crate::{Activation, Rope, Segments, Tensor};
+use crate::{Activation, LayerPages, Rope, Segments, Tensor};
 
 /// A query, key or value projection of a [`DecodeBlock`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct DecodeProjection<'a> {
     /// `[heads * d, D]`.
     pub weight: &'a Tensor,
@@ -13,24 +13,32 @@ pub struct DecodeProjection<'a> {
     pub shift: Option<&'a Tensor>,
     /// Norm weights `[heads * d]` or `[d]`.
     pub norm: Option<&'a Tensor>,
-    /// The raw row of the step before `[batch, heads * d]`, with a shift.
-    pub last: Option<&'a Tensor>,
-    /// Whether its heads are rotated.
-    pub rope: bool,
+    /// The raw rows of the step before `[.., heads * d]`, one for each sequence in order; none without a
+    /// shift.
+    pub last: Vec<&'a Tensor>,
 }
 
-/// A block of a FoX model, one new token for each sequence: everything that
-/// [`Backend::decode_block`](crate::Backend::decode_block) needs. `D` is the width of the model.
+/// A FoX model, one new token for each sequence: everything that
+/// [`Backend::decode_step`](crate::Backend::decode_step) needs. `D` is the width of the model.
 #[derive(Debug)]
-pub struct DecodeBlock<'a> {
-    /// The residual stream `[batch, D]` and its last addend, not yet added.
+pub struct DecodeStep<'a> {
+    /// The embedded tokens `[batch, D]`.
     pub h: &'a Tensor,
-    /// As above; the first block has none.
-    pub delta: Option<&'a Tensor>,
-    /// Weights of the norm in front of the mixer `[D]`.
-    pub mixer_norm: &'a Tensor,
-    /// Epsilon of the norms of the stream and of the output norm.
-    pub norm_eps: f32,
+    /// Where the new tokens and all keys, the new ones included, lie.
+    pub segments: &'a Segments,
+    /// What the blocks have in common.
+    pub shape: DecodeShape,
+    /// The blocks, in order.
+    pub blocks: Vec<DecodeBlock<'a>>,
+    /// Weights of the norm after the last block `[D]`.
+    pub norm: &'a Tensor,
+    /// The output projection `[V, D]`.
+    pub head: &'a Tensor,
+}
+
+/// What all blocks of a model have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeShape {
     /// Query heads.
     pub heads: usize,
     /// Key heads.
@@ -39,22 +47,33 @@ pub struct DecodeBlock<'a> {
     pub head_dim: usize,
     /// Sliding window.
     pub window: Option<usize>,
+    /// The rotation of queries and keys.
+    pub rope: Option<Rope>,
+    /// Epsilon of the norms of the stream and of the output norm.
+    pub norm_eps: f32,
+    /// Epsilon of the norms of queries and keys.
+    pub qk_eps: f32,
+    /// Nonlinearity of the output gate.
+    pub output_act: Activation,
+    /// Nonlinearity of the MLP.
+    pub mlp_act: Activation,
+}
+
+/// A block of a [`DecodeStep`].
+#[derive(Debug)]
+pub struct DecodeBlock<'a> {
+    /// Weights of the norm in front of the mixer `[D]`.
+    pub mixer_norm: &'a Tensor,
     /// Queries.
     pub q: DecodeProjection<'a>,
     /// Keys.
     pub k: DecodeProjection<'a>,
     /// Values.
     pub v: DecodeProjection<'a>,
-    /// Epsilon of the norms of queries and keys.
-    pub qk_eps: f32,
-    /// The rotation.
-    pub rope: Option<Rope>,
     /// Weights `[H, D]` and bias `[H]` of the forget gate.
     pub gate: Option<(&'a Tensor, &'a Tensor)>,
     /// Weights of the output gate `[D, D]`.
     pub output_gate: Option<&'a Tensor>,
-    /// Its nonlinearity.
-    pub output_act: Activation,
     /// Weights of the output norm `[D]`.
     pub output_norm: Option<&'a Tensor>,
     /// `[D, D]`.
@@ -65,27 +84,42 @@ pub struct DecodeBlock<'a> {
     pub gate_up: &'a Tensor,
     /// `[D, I]`.
     pub down: &'a Tensor,
-    /// The MLP's nonlinearity.
-    pub mlp_act: Activation,
-    /// Where the new tokens and all keys, the new ones included, lie.
-    pub segments: &'a Segments,
-    /// Keys `[rows, H_kv * d]`; the new ones are written.
-    pub k_cache: &'a mut Tensor,
-    /// Values, likewise.
-    pub v_cache: &'a mut Tensor,
-    /// Log forget gates `[rows, H]`, likewise.
-    pub gate_cache: Option<&'a mut Tensor>,
+    /// Keys, values and gates of the past; the new ones are written.
+    pub keys: DecodeKeys<'a>,
 }
 
-/// Result of a decode step of a block.
+/// Where keys, values and gates of the past lie.
+#[derive(Debug)]
+pub enum DecodeKeys<'a> {
+    /// In rows that the segments name.
+    Rows {
+        /// Keys `[rows, H_kv * d]`.
+        k: &'a mut Tensor,
+        /// Values `[rows, H_kv * d]`.
+        v: &'a mut Tensor,
+        /// Log forget gates `[rows, H]`.
+        gates: Option<&'a mut Tensor>,
+    },
+    /// In pages, for each sequence, with room for one more key that nobody shares.
+    Pages(Vec<&'a mut LayerPages>),
+}
+
+/// Result of a decode step.
 #[derive(Debug)]
 pub struct DecodeOut {
-    /// The residual stream before the MLP is added `[batch, D]`.
-    pub h: Tensor,
-    /// The MLP's output `[batch, D]`.
-    pub delta: Tensor,
-    /// Raw key rows of this step `[batch, H_kv * d]`, with a shift.
-    pub last_k: Option<Tensor>,
-    /// Raw value rows, likewise.
-    pub last_v: Option<Tensor>,
+    /// `[batch, V]`.
+    pub logits: Tensor,
+    /// Per block, the raw rows of this step.
+    pub last: Vec<LastRows>,
+    /// With pages, the new log gates `[blocks * batch, H]`.
+    pub log_gates: Option<Tensor>,
+}
+
+/// Raw rows of keys and values, in tensors like those of [`DecodeProjection::last`].
+#[derive(Debug)]
+pub struct LastRows {
+    /// Of keys.
+    pub k: Vec<Tensor>,
+    /// Of values.
+    pub v: Vec<Tensor>,
 }

@@ -19,6 +19,7 @@ mod device;
 mod error;
 pub mod naive;
 mod paged;
+mod paged_attention;
 mod results;
 mod segments;
 mod shape;
@@ -32,10 +33,13 @@ pub use baseline::{
     BaselineOps, ConvGrads, ConvInputs, ConvSpec, HgrnGates, HgrnGrads, HgrnInputs, L2Norm,
     ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, TimeStepInputs, Update,
 };
-pub use decode::{DecodeBlock, DecodeOut, DecodeProjection};
+pub use decode::{
+    DecodeBlock, DecodeKeys, DecodeOut, DecodeProjection, DecodeShape, DecodeStep, LastRows,
+};
 pub use device::Device;
 pub use error::{Error, Result};
-pub use paged::{KeyPages, Lease, PAGE, Page, PageMeter, PagedSpec, gathered_attention};
+pub use paged::{KeyPages, LayerPages, Lease, NewKeys, PAGE, Page, PageMeter, PageTable};
+pub use paged_attention::PagedSpec;
 pub use results::{
     AttentionGrads, AttentionOut, HeadGrads, LossOut, MemoryStats, OpTime, ParamUpdate,
 };

@@ -1,17 +1,15 @@
 //! Keys and values in pages, so that a head's oldest ones can be freed on their own.
 //!
-//! A [`KeyPages`] belongs to one key head of one sequence. Pages are shared between sequences that
-//! begin alike and copied before they are written; a head that has forgotten its oldest pages drops
-//! them, whatever the other heads do.
+//! A [`KeyPages`] belongs to one key head of one sequence, [`LayerPages`] are those of all key heads of a
+//! layer. Pages are shared between sequences that begin alike and copied before they are written; a head
+//! that has forgotten its oldest pages drops them, whatever the other heads do.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{
-    Acp, AttentionInputs, AttentionSpec, DType, Device, Error, Mask, Result, Segment, Segments,
-    Tensor,
-};
+use crate::{Backend, DType, Device, Result, Tensor};
 
 /// Keys per page.
 pub const PAGE: usize = 64;
@@ -71,6 +69,8 @@ pub struct Page {
     pub k: Tensor,
     /// `[PAGE, d]`.
     pub v: Tensor,
+    /// Log gates `[group, PAGE]`, where the device has kernels that read them here.
+    pub gates: Option<Tensor>,
     /// Sums of the log gates up to and including each key, `[group, PAGE]` for the query heads that
     /// read this key head; empty when nothing is forgotten. On the host, in f64: differences stay
     /// accurate after millions of tokens.
@@ -80,8 +80,35 @@ pub struct Page {
 
 impl Page {
     /// Bytes of a page for heads of width `head_dim` and `group` gates.
-    pub fn bytes(head_dim: usize, group: usize) -> usize {
-        PAGE * (2 * head_dim * DType::F32.size() + group * size_of::<f64>())
+    pub fn bytes(head_dim: usize, group: usize, backend: &dyn Backend) -> usize {
+        let gate = if backend.has_page_kernels() { DType::F32.size() } else { 0 };
+        let row = 2 * head_dim * backend.activation_type().size();
+        PAGE * (row + group * (size_of::<f64>() + gate))
+    }
+
+    fn new(head_dim: usize, group: usize, device: &Device, meter: &PageMeter) -> Result<Self> {
+        let backend = device.backend();
+        let kernels = backend.has_page_kernels();
+        let room = |rows: usize, width: usize, dtype: DType| match kernels {
+            true => device.uninit([rows, width], dtype),
+            // Whole pages are read: what is not written yet must be a number.
+            false => device.zeros([rows, width], dtype),
+        };
+        let gates = (kernels && group > 0).then(|| room(group, PAGE, DType::F32));
+        Ok(Page {
+            k: room(PAGE, head_dim, backend.activation_type())?,
+            v: room(PAGE, head_dim, backend.activation_type())?,
+            gates: gates.transpose()?,
+            sums: vec![0.0; group * PAGE],
+            _lease: meter.lease(Page::bytes(head_dim, group, backend)),
+        })
+    }
+
+    /// The same in memory of its own.
+    fn copy(&self) -> Result<Self> {
+        let own = |x: &Tensor| x.slice_rows(0, x.rows());
+        let gates = self.gates.as_ref().map(own).transpose()?;
+        Ok(Page { k: own(&self.k)?, v: own(&self.v)?, gates, ..self.clone() })
     }
 }
 
@@ -141,50 +168,51 @@ impl KeyPages {
         self.group
     }
 
-    /// Writes `count` keys and values behind position `len`, forgetting what may have been there:
-    /// columns `column .. column + d` of rows `row ..` of `k` and `v` `[R, W]`, and `sums[group][count]`.
-    pub fn append(
-        &mut self,
-        (k, v): (&Tensor, &Tensor),
-        (row, column): (usize, usize),
-        count: usize,
-        sums: &[f64],
-        len: usize,
-    ) -> Result<()> {
-        let device = k.device().clone();
-        self.pages.truncate(len.div_ceil(PAGE) - self.dropped);
-        let mut done = 0;
-        while done < count {
-            let at = len + done;
-            let (page, slot) = (at / PAGE - self.dropped, at % PAGE);
-            if page == self.pages.len() {
-                self.pages.push_back(Arc::new(self.new_page(&device)?));
-            }
-            let take = (PAGE - slot).min(count - done);
-            let page = Arc::make_mut(&mut self.pages[page]);
-            let backend = device.backend();
-            let from = (row + done, column);
-            backend.copy_columns(k, from, &mut page.k, slot, take)?;
-            backend.copy_columns(v, from, &mut page.v, slot, take)?;
-            for g in 0..self.group {
-                page.sums[g * PAGE + slot..][..take]
-                    .copy_from_slice(&sums[g * count + done..][..take]);
-            }
-            done += take;
-        }
-        self.len = len + count;
-        Ok(())
+    /// Page number `index`, counted from the first token, if it is held.
+    pub fn page(&self, index: usize) -> Option<&Page> {
+        self.pages.get(index.checked_sub(self.dropped)?).map(|page| &**page)
     }
 
-    fn new_page(&self, device: &Device) -> Result<Page> {
-        // Zeros, because whole pages are read: what is not written yet must be a number.
-        let zeros = || device.zeros([PAGE, self.head_dim], DType::F32);
-        Ok(Page {
-            k: zeros()?,
-            v: zeros()?,
-            sums: vec![0.0; self.group * PAGE],
-            _lease: self.meter.lease(Page::bytes(self.head_dim, self.group)),
-        })
+    /// The same for writing. Only after `reserve`.
+    fn page_mut(&mut self, index: usize) -> Option<&mut Page> {
+        self.pages.get_mut(index.checked_sub(self.dropped)?).and_then(Arc::get_mut)
+    }
+
+    /// Makes pages for `count` keys behind position `len` that nobody shares, forgetting what may have been
+    /// there; the number of the first page that is another than before.
+    fn reserve(&mut self, len: usize, count: usize, device: &Device) -> Result<Option<usize>> {
+        self.pages.truncate(len.div_ceil(PAGE) - self.dropped);
+        let mut first = None;
+        for index in len / PAGE..(len + count).div_ceil(PAGE) {
+            let at = index - self.dropped;
+            let changed = match self.pages.get_mut(at) {
+                None => {
+                    let page = Page::new(self.head_dim, self.group, device, &self.meter)?;
+                    self.pages.push_back(Arc::new(page));
+                    true
+                }
+                Some(page) if Arc::strong_count(page) > 1 => {
+                    *page = Arc::new(page.copy()?);
+                    true
+                }
+                Some(_) => false,
+            };
+            first = first.or(changed.then_some(index));
+        }
+        self.len = len + count;
+        Ok(first)
+    }
+
+    /// Writes `sums: [group][count]` from position `len` on.
+    fn write_sums(&mut self, len: usize, count: usize, sums: &[f64]) {
+        for (index, taken, slots) in pieces(len, count) {
+            let group = self.group;
+            let Some(page) = self.page_mut(index) else { continue };
+            for g in 0..group {
+                page.sums[g * PAGE + slots.start..g * PAGE + slots.end]
+                    .copy_from_slice(&sums[g * count + taken..][..slots.len()]);
+            }
+        }
     }
 
     /// Drops full pages from the front as long as `forgotten` says so; the last page stays.
@@ -196,124 +224,111 @@ impl KeyPages {
     }
 }
 
-/// Options of attention over pages. Causal.
-#[derive(Clone, Debug)]
-pub struct PagedSpec {
-    /// Query heads `H`.
-    pub heads: usize,
-    /// Key/value heads.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Factor on `q . k`.
-    pub scale: f32,
-    /// Sliding window.
-    pub window: Option<usize>,
-    /// Per query head, the decay below which a block of keys may be skipped.
-    pub thresholds: Option<Arc<[f64]>>,
-    /// The queries of each sequence; its keys are all that were seen, the new ones included.
-    pub segments: Segments,
+/// Positions `len .. len + count` page by page: the page's number, how many came before, its slots.
+fn pieces(len: usize, count: usize) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
+    (len / PAGE..(len + count).div_ceil(PAGE)).map(move |index| {
+        let (from, to) = (len.max(index * PAGE), (len + count).min((index + 1) * PAGE));
+        (index, from - len, from - index * PAGE..to - index * PAGE)
+    })
 }
 
-/// Attention of `q: [R, H * d]` over pages, gathered and given to the backend's plain attention. Slow and
-/// correct on any device; `keys[s * H_kv + h]` belongs to segment `s` and key head `h`.
-pub fn gathered_attention(q: &Tensor, keys: &[&KeyPages], spec: &PagedSpec) -> Result<Tensor> {
-    let (device, d, group) = (q.device().clone(), spec.head_dim, spec.heads / spec.kv_heads);
-    let backend = device.backend();
-    let mut o = device.zeros(q.shape(), DType::F32)?.reshape([q.rows() * spec.heads, d])?;
-    for (s, segment) in spec.segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
-        for h in 0..spec.kv_heads {
-            let pages = keys[s * spec.kv_heads + h];
-            let kept = pages.len() - pages.first();
-            let gather = |f: fn(&Page) -> &Tensor| -> Result<Tensor> {
-                let mut all = device.uninit([kept.next_multiple_of(PAGE), d], DType::F32)?;
-                for (p, page) in pages.pages().enumerate() {
-                    backend.copy_rows(f(page), 0, &mut all, p * PAGE, PAGE)?;
-                }
-                Ok(all)
-            };
-            let (k, v) = (gather(|page| &page.k)?, gather(|page| &page.v)?);
-            let mut own = device.uninit([segment.q_len, group * d], DType::F32)?;
-            backend.copy_columns(
-                q,
-                (segment.q_start, h * group * d),
-                &mut own,
-                0,
-                segment.q_len,
-            )?;
-            let gates = gathered_gates(pages, kept, &device)?;
-            let part = AttentionSpec {
-                heads: group,
-                kv_heads: 1,
-                head_dim: d,
-                scale: spec.scale,
-                mask: Mask::Causal,
-                window: spec.window,
-                acp: Acp::Off,
-                segments: Segments::new(vec![Segment {
-                    q_start: 0,
-                    q_len: segment.q_len,
-                    k_start: 0,
-                    k_len: kept,
-                }])?,
-            };
-            let inputs = AttentionInputs { q: &own, k: &k, v: &v, log_gates: gates.as_ref() };
-            let out =
-                backend.attention_fwd(&inputs, &part)?.o.reshape([segment.q_len * group, d])?;
-            for t in 0..segment.q_len {
-                let row = (segment.q_start + t) * spec.heads + h * group;
-                backend.copy_rows(&out, t * group, &mut o, row, group)?;
+/// New keys of one layer of one sequence: rows `row .. row + count` of what a step has made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewKeys<'a> {
+    /// `[R, H_kv * d]`.
+    pub k: &'a Tensor,
+    /// `[R, H_kv * d]`.
+    pub v: &'a Tensor,
+    /// `[R, H]`.
+    pub log_gates: Option<&'a Tensor>,
+    /// Sums of all log gates at the new keys `[H][count]`.
+    pub sums: &'a [f64],
+    /// The first row.
+    pub row: usize,
+    /// Number of rows.
+    pub count: usize,
+}
+
+/// The pages of all key heads of one layer of one sequence.
+#[derive(Debug)]
+pub struct LayerPages {
+    heads: Vec<KeyPages>,
+    /// What the device wants to remember about where the pages lie.
+    pub table: PageTable,
+}
+
+/// Where pages lie, in memory of the device. Only the device writes and reads it.
+#[derive(Debug, Default)]
+pub struct PageTable {
+    /// One row per page.
+    pub rows: Option<Tensor>,
+    /// Rows that are up to date.
+    pub valid: usize,
+}
+
+impl Clone for LayerPages {
+    /// Shares the pages, not the table, which is written in place.
+    fn clone(&self) -> Self {
+        LayerPages { heads: self.heads.clone(), table: PageTable::default() }
+    }
+}
+
+impl LayerPages {
+    /// No keys yet.
+    pub fn new(kv_heads: usize, head_dim: usize, group: usize, meter: &PageMeter) -> Self {
+        let heads = vec![KeyPages::new(head_dim, group, meter); kv_heads];
+        LayerPages { heads, table: PageTable::default() }
+    }
+
+    /// Head by head.
+    pub fn heads(&self) -> &[KeyPages] {
+        &self.heads
+    }
+
+    /// Head by head, for dropping pages.
+    pub fn heads_mut(&mut self) -> &mut [KeyPages] {
+        &mut self.heads
+    }
+
+    /// Makes room for `count` keys behind position `len`, forgetting what may have been there.
+    pub fn reserve(&mut self, len: usize, count: usize, device: &Device) -> Result<()> {
+        for keys in &mut self.heads {
+            if let Some(first) = keys.reserve(len, count, device)? {
+                self.table.valid = self.table.valid.min(first);
             }
-        }
-    }
-    o.reshape(q.shape())
-}
-
-/// Log gates `[kept up to a page, group]` whose sums are those of the pages.
-fn gathered_gates(pages: &KeyPages, kept: usize, device: &Device) -> Result<Option<Tensor>> {
-    let group = pages.group();
-    if group == 0 {
-        return Ok(None);
-    }
-    let rows = kept.next_multiple_of(PAGE);
-    let mut gates = vec![0.0; rows * group];
-    for g in 0..group {
-        let sums = pages.pages().flat_map(|page| &page.sums[g * PAGE..][..PAGE]);
-        let sums: Vec<f64> = sums.copied().take(kept).collect();
-        for j in 1..kept {
-            gates[j * group + g] = sums[j] - sums[j - 1];
-        }
-    }
-    device.from_f64(&gates, [rows, group]).map(Some)
-}
-
-impl PagedSpec {
-    /// Whether queries and pages fit each other.
-    pub(crate) fn check(&self, q: &Tensor, keys: &[&KeyPages]) -> Result<()> {
-        const OP: &str = "paged_attention";
-        q.expect_shape(OP, "q", &[q.rows(), self.heads * self.head_dim])?;
-        self.segments.check(OP, q.rows(), usize::MAX)?;
-        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(Error::argument(
-                OP,
-                format!("{} heads cannot share {} key heads", self.heads, self.kv_heads),
-            ));
-        }
-        let group = self.heads / self.kv_heads;
-        let fits = |(s, segment): (usize, &Segment)| {
-            keys[s * self.kv_heads..][..self.kv_heads].iter().all(|pages| {
-                pages.head_dim() == self.head_dim
-                    && (pages.group() == 0 || pages.group() == group)
-                    && pages.len() == segment.k_len
-                    && pages.first() <= segment.k_len - segment.q_len.min(segment.k_len)
-            })
-        };
-        if keys.len() != self.segments.len() * self.kv_heads
-            || !self.segments.as_slice().iter().enumerate().all(fits)
-            || self.thresholds.as_ref().is_some_and(|t| t.len() != self.heads)
-        {
-            return Err(Error::argument(OP, "the pages do not fit heads and segments"));
         }
         Ok(())
     }
+
+    /// Writes the sums of the log gates `[H][count]` from position `len` on, where there is room.
+    pub fn write_sums(&mut self, len: usize, count: usize, sums: &[f64]) {
+        for (h, keys) in self.heads.iter_mut().enumerate() {
+            let each = keys.group * count;
+            keys.write_sums(len, count, &sums[h * each..][..each]);
+        }
+    }
+
+    /// Writes new keys behind position `len`, forgetting what may have been there.
+    pub fn append(&mut self, new: &NewKeys<'_>, len: usize) -> Result<()> {
+        let device = new.k.device().clone();
+        self.reserve(len, new.count, &device)?;
+        self.write_sums(len, new.count, new.sums);
+        device.backend().write_pages(new, self, len)
+    }
+}
+
+/// Copies new keys to their pages one by one: [`Backend::write_pages`] on any device.
+pub(crate) fn copy_to_pages(new: &NewKeys<'_>, pages: &mut LayerPages, len: usize) -> Result<()> {
+    let device = new.k.device().clone();
+    let backend = device.backend();
+    for (h, keys) in pages.heads.iter_mut().enumerate() {
+        let column = h * keys.head_dim;
+        for (index, taken, slots) in pieces(len, new.count) {
+            let Some(page) = keys.page_mut(index) else { continue };
+            let from = (new.row + taken, column);
+            backend.copy_columns(new.k, from, &mut page.k, slots.start, slots.len())?;
+            backend.copy_columns(new.v, from, &mut page.v, slots.start, slots.len())?;
+        }
+    }
+    Ok(())
 }

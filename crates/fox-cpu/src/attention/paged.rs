@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use fox_tensor::{KeyPages, Mask, PAGE, PagedSpec, Result, Segment, Tensor};
+use fox_tensor::{KeyPages, LayerPages, Mask, PAGE, PagedSpec, Result, Segment, Tensor};
 use rayon::prelude::*;
 
 use super::BLOCK;
@@ -42,14 +42,14 @@ struct Unit<'a> {
 }
 
 /// `[R, H * d]`.
-pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&KeyPages], spec: &PagedSpec) -> Result<Tensor> {
+pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&LayerPages], spec: &PagedSpec) -> Result<Tensor> {
     let mut o = cpu.pool().zeros(q.len())?;
     let mut lse = cpu.pool().take(q.rows() * spec.heads)?;
     let job = Job { cpu, spec, q: cpu.real(q), o: Shared::new(&mut o), lse: Shared::new(&mut lse) };
     let mut units = Vec::new();
     for (s, segment) in spec.segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
         for kv_head in 0..spec.kv_heads {
-            let keys = keys[s * spec.kv_heads + kv_head];
+            let keys = &keys[s].heads()[kv_head];
             let k_len = keys.len() - keys.first();
             units.push(Unit { keys, kv_head, segment: Segment { k_start: 0, k_len, ..*segment } });
         }

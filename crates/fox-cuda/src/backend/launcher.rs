@@ -100,7 +100,9 @@ pub fn op_variants() -> Vec<(Source, Vec<String>)> {
             let variant = Variant::filters(dtype, head_dim, taps);
             variants.push((Source::CONV, variant.defines(Source::CONV)));
         }
-        for source in [Source::ELEMENTWISE, Source::LOSS, Source::COLUMNS, Source::BASELINE] {
+        for source in
+            [Source::ELEMENTWISE, Source::LOSS, Source::COLUMNS, Source::BASELINE, Source::PAGED]
+        {
             variants.extend([8, 1].map(|w| (source, Variant::plain(dtype, w).defines(source))));
         }
     }
@@ -108,9 +110,8 @@ pub fn op_variants() -> Vec<(Source, Vec<String>)> {
     variants.push((Source::UPDATE, update));
     variants.extend(super::baseline::scan_add_variants());
     variants.extend(super::baseline::delta_variants());
-    for (width, head_dim) in [(768, 64), (1536, 128), (3584, 256)] {
-        variants.push((Source::DECODE, super::decode::defines(width, head_dim)));
-    }
+    variants.extend([768, 1536, 3584].map(|width| (Source::THIN, super::thin::defines(width))));
+    variants.extend(super::decode::variants().into_iter().map(|defines| (Source::DECODE, defines)));
     variants
 }
 
@@ -139,9 +140,18 @@ impl Cuda {
     }
 
     pub(super) fn kernel(&self, op: &Op<'_>) -> Result<Arc<crate::Kernel>> {
+        self.variant_kernel(op.source, op.entry, op.variant)
+    }
+
+    pub(super) fn variant_kernel(
+        &self,
+        source: Source,
+        entry: &'static str,
+        variant: Variant,
+    ) -> Result<Arc<crate::Kernel>> {
         self.gpu.bind()?;
-        self.kernels.get((op.source, op.entry, op.variant), || {
-            self.gpu.kernel(op.source, &op.variant.defines(op.source), op.entry)
+        self.kernels.get((source, entry, variant), || {
+            self.gpu.kernel(source, &variant.defines(source), entry)
         })
     }
 

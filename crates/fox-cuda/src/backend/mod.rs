@@ -20,9 +20,11 @@ mod loss;
 mod memory;
 mod norm;
 mod ops;
+mod paged;
 mod profile;
 mod rows;
 mod storage;
+mod thin;
 mod update;
 
 pub use launcher::op_variants;
@@ -56,11 +58,13 @@ pub struct Cuda {
     row_tables: RowTables,
     rope_tables: RopeTables,
     kernels: Recent<(Source, &'static str, launcher::Variant), Kernel>,
-    decode_kernels: Recent<(&'static str, usize, usize), Kernel>,
     scan_kernels: baseline::ScanKernels,
     delta_kernels: baseline::DeltaKernels,
     chunk_tables: baseline::ChunkTables,
     delta_tables: baseline::DeltaTables,
+    /// Kernels for few rows, by their defines.
+    step_kernels: Recent<Vec<String>, Kernel>,
+    mailbox: decode::Mailbox,
     gemm: Gemm,
     // Dropped last: everything above holds its memory.
     gpu: Gpu,
@@ -87,11 +91,12 @@ impl Cuda {
             row_tables: RowTables::default(),
             rope_tables: RopeTables::default(),
             kernels: Recent::default(),
-            decode_kernels: Recent::default(),
             scan_kernels: Recent::default(),
             delta_kernels: Recent::default(),
             chunk_tables: Recent::default(),
             delta_tables: Recent::default(),
+            step_kernels: Recent::default(),
+            mailbox: decode::Mailbox::default(),
             gemm: Gemm::new(&gpu)?,
             gpu,
         })

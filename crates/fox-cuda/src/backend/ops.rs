@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use fox_tensor::{
     Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
-    BaselineOps, DType, DecodeBlock, DecodeOut, Error, GatedNormInputs, HeadGrads, HeadInputs,
-    HeadSpec, LossOut, MemoryStats, OpTime, ParamUpdate, Result, Storage, Tensor, WeightFormat,
+    BaselineOps, DType, DecodeOut, DecodeStep, Error, GatedNormInputs, HeadGrads, HeadInputs,
+    HeadSpec, LayerPages, LossOut, MemoryStats, NewKeys, OpTime, PagedSpec, ParamUpdate, Result,
+    Storage, Tensor, WeightFormat,
 };
 
 use super::Cuda;
@@ -21,6 +22,14 @@ impl Backend for Cuda {
 
     fn activation_type(&self) -> DType {
         self.activations()
+    }
+
+    fn has_page_kernels(&self) -> bool {
+        true
+    }
+
+    fn decode_batch(&self) -> usize {
+        super::thin::MAX_BATCH
     }
 
     fn prefers_memory(&self) -> bool {
@@ -260,6 +269,19 @@ impl Backend for Cuda {
         Ok(self.timed("attention fwd", || self.attend(inputs, spec))?)
     }
 
+    fn write_pages(&self, new: &NewKeys<'_>, pages: &mut LayerPages, len: usize) -> Result<()> {
+        Ok(self.timed("write_pages", || self.append_to_pages(new, pages, len))?)
+    }
+
+    fn paged_attention(
+        &self,
+        q: &Tensor,
+        keys: &[&LayerPages],
+        spec: &PagedSpec,
+    ) -> Result<Tensor> {
+        Ok(self.timed("paged_attention", || self.attend_pages(q, keys, spec))?)
+    }
+
     fn attention_bwd(
         &self,
         d_out: &Tensor,
@@ -327,8 +349,8 @@ impl Backend for Cuda {
         Ok(self.timed("cross-entropy", || self.cross_entropy(x, w, labels, weights))?)
     }
 
-    fn decode_block(&self, block: DecodeBlock<'_>) -> Result<Option<DecodeOut>> {
-        Ok(self.timed("decode block", || self.decode_one(block))?)
+    fn decode_step(&self, step: DecodeStep<'_>) -> Result<Option<DecodeOut>> {
+        Ok(self.timed("decode step", || self.decode(step))?)
     }
 
     fn sum_squares(&self, tensors: &[&Tensor]) -> Result<f64> {

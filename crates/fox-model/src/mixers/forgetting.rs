@@ -12,12 +12,13 @@
 //! `b_ij = sigmoid(q_i . k_j / sqrt(d))`.
 
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, AttentionWeights, DecodeBlock, DecodeOut, DecodeProjection,
-    HeadSpec, LogitBound, Mask, PagedSpec, ParamId, Result, Rope, Segments, Tape, Tensor, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, DecodeBlock, DecodeKeys, DecodeProjection,
+    DecodeShape, HeadSpec, LogitBound, Mask, PagedSpec, ParamId, Result, Rope, Segments, Tape,
+    Tensor, Var,
 };
 
 use super::{MixerContext, MixerOutput};
-use crate::cache::{AttentionState, LayerState};
+use crate::cache::LayerState;
 use crate::config::{DecayTime, ForgetGate, ForgettingConfig, ModelConfig, QK_NORM_EPS, QkNorm};
 use crate::observe::AttentionView;
 use crate::paged::PagedState;
@@ -41,13 +42,17 @@ pub(crate) struct Forgetting {
 
 /// The rest of the block that a layer stands in, for a decode step of the whole.
 pub(crate) struct Surroundings<'a> {
-    pub h: &'a Tensor,
-    pub delta: Option<&'a Tensor>,
     pub mixer_norm: &'a Tensor,
     pub mlp_norm: &'a Tensor,
     pub gate_up: &'a Tensor,
     pub down: &'a Tensor,
-    pub mlp_act: Activation,
+}
+
+/// A layer's state as a decode step of the whole model wants it.
+pub(crate) struct Past<'a> {
+    pub keys: DecodeKeys<'a>,
+    pub last_k: Vec<&'a Tensor>,
+    pub last_v: Vec<&'a Tensor>,
 }
 
 /// A query, key or value projection and what is done to its heads.
@@ -243,67 +248,58 @@ impl Forgetting {
             thresholds: state.thresholds(),
             segments: segments.clone(),
         };
-        tape.paged_attention(q, &state.keys(), &spec)
+        tape.paged_attention(q, &state.pages(), &spec)
     }
 
-    /// One token for each sequence through the whole block this layer is part of, where the device has a
-    /// way of its own; `None` where it has not.
-    pub fn decode(
+    /// What a decode step of the whole model must know about the blocks; `None` for layers that only go op
+    /// by op.
+    pub fn decode_shape(&self, mlp_act: Activation) -> Option<DecodeShape> {
+        let per_head = matches!(self.gate, Gate::None | Gate::Projected { .. });
+        (per_head && self.options.weights == AttentionWeights::Softmax).then(|| DecodeShape {
+            heads: self.options.heads,
+            kv_heads: self.options.kv_heads,
+            head_dim: self.head_dim,
+            window: self.options.window,
+            rope: self.options.rope_base.map(|base| Rope { base }),
+            norm_eps: self.norm_eps,
+            qk_eps: QK_NORM_EPS,
+            output_act: self.options.output_gate.unwrap_or(Activation::Sigmoid),
+            mlp_act,
+        })
+    }
+
+    /// One token for each sequence through the block this layer is part of.
+    pub fn decode<'a>(
         &self,
-        around: &Surroundings<'_>,
-        context: &MixerContext<'_>,
-        state: &mut AttentionState,
-    ) -> Result<Option<DecodeOut>> {
-        let value = |id: ParamId| context.params.value(id);
-        let gate = match &self.gate {
-            Gate::None => None,
-            Gate::Projected { weight, bias } => Some((value(*weight), value(*bias))),
-            Gate::Shared { .. } | Gate::Constant { .. } => return Ok(None),
-        };
-        if self.options.weights != AttentionWeights::Softmax {
-            return Ok(None);
-        }
+        around: Surroundings<'a>,
+        params: &'a Parameters,
+        past: Past<'a>,
+    ) -> DecodeBlock<'a> {
+        let value = |id: ParamId| params.value(id);
         let projection = |p: &Projection, last| DecodeProjection {
             weight: value(p.weight),
             bias: p.bias.map(value),
             shift: p.shift.map(value),
             norm: p.norm.map(value),
             last,
-            rope: p.rope,
         };
-        let block = DecodeBlock {
-            h: around.h,
-            delta: around.delta,
+        DecodeBlock {
             mixer_norm: around.mixer_norm,
-            norm_eps: self.norm_eps,
-            heads: self.options.heads,
-            kv_heads: self.options.kv_heads,
-            head_dim: self.head_dim,
-            window: self.options.window,
-            q: projection(&self.q, None),
-            k: projection(&self.k, state.last_uk.as_ref()),
-            v: projection(&self.v, state.last_uv.as_ref()),
-            qk_eps: QK_NORM_EPS,
-            rope: self.options.rope_base.map(|base| Rope { base }),
-            gate,
+            q: projection(&self.q, Vec::new()),
+            k: projection(&self.k, past.last_k),
+            v: projection(&self.v, past.last_v),
+            gate: match &self.gate {
+                Gate::Projected { weight, bias } => Some((value(*weight), value(*bias))),
+                _ => None,
+            },
             output_gate: self.output_gate.map(value),
-            output_act: self.options.output_gate.unwrap_or(Activation::Sigmoid),
             output_norm: self.output_norm.map(value),
             o_proj: value(self.o_proj),
             mlp_norm: around.mlp_norm,
             gate_up: around.gate_up,
             down: around.down,
-            mlp_act: around.mlp_act,
-            segments: context.segments,
-            k_cache: &mut state.k,
-            v_cache: &mut state.v,
-            gate_cache: state.log_gates.as_mut(),
-        };
-        let out = around.h.device().backend().decode_block(block)?;
-        if let Some(out) = &out {
-            state.stage(out.last_k.clone(), out.last_v.clone());
+            keys: past.keys,
         }
-        Ok(out)
     }
 
     /// The projections that have one value per head, as one group.

@@ -6,7 +6,7 @@ mod forgetting;
 mod hgrn2;
 mod mamba2;
 
-pub(crate) use forgetting::Surroundings;
+pub(crate) use forgetting::{Past, Surroundings};
 
 use fox_tensor::{ParamId, Result, Segments, Tape, Tensor, Var};
 

@@ -9,12 +9,14 @@ mod attention;
 mod composed;
 mod dense;
 mod heads;
+mod paged;
 mod pointwise;
 mod recurrent;
 mod rng;
 mod update;
 
 pub use attention::{AttentionCase, Gates, Pruning, random_attention, random_stick_breaking};
+pub use paged::{PagedCase, PagedKeys};
 pub use recurrent::{Decay, ScanCase, Strength, random_scan, scan};
 pub use rng::{Rng, round};
 

@@ -3,7 +3,7 @@
 use super::saved::Saved;
 use super::{Slot, Tape, Var};
 use crate::{
-    Activation, DType, Error, GatedNormInputs, HeadInputs, HeadSpec, IGNORE_LABEL, KeyPages,
+    Activation, DType, Error, GatedNormInputs, HeadInputs, HeadSpec, IGNORE_LABEL, LayerPages,
     PagedSpec, Result, Tensor,
 };
 
@@ -181,7 +181,7 @@ impl<'m> Tape<'m> {
     pub fn paged_attention(
         &mut self,
         q: &Var,
-        keys: &[&KeyPages],
+        keys: &[&LayerPages],
         spec: &PagedSpec,
     ) -> Result<Var> {
         const OP: &str = "paged_attention";

@@ -5,8 +5,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
-use fox_model::{ForwardOptions, Model, ModelConfig, Report, Tolerances, verify_dump};
-use fox_tensor::cases::{self, Case, CaseResult, Data};
+use fox_model::{
+    Cache, ForwardOptions, MixerConfig, Model, ModelConfig, Report, Tolerances, verify_dump,
+};
+use fox_tensor::cases::{self, Case, CaseResult, Data, PagedCase};
 use fox_tensor::{DType, Device, Error, Segments, Tape};
 
 use crate::device::DeviceArgs;
@@ -49,8 +51,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for device in args.device.open_poisoned()? {
         output::print(&format!("{}\n", device.backend().description()))?;
         passed &= check_cases(args, &device)?;
-        if args.only.is_none() {
+        if args.only.as_deref().is_none_or(|text| "decoding".contains(text)) {
             passed &= check_decode(&device)?;
+        }
+        if args.only.as_deref().is_none_or(|text| "pages".contains(text)) {
+            passed &= check_pages(&device)?;
         }
         if device.backend().activation_type() == DType::F32 {
             passed &= check_dumps(args, &device)?;
@@ -187,56 +192,122 @@ fn to_bf16(x: f64) -> f64 {
     f64::from(f32::from_bits(bits.wrapping_add(up) & 0xffff_0000))
 }
 
+/// Attention over pages against the oracle.
+fn check_pages(device: &Device) -> Result<bool> {
+    const CASES: u64 = 60;
+    let narrow = device.backend().activation_type() == DType::Bf16;
+    let (mut worst, mut failures) = (0.0f64, String::new());
+    for seed in 0..CASES {
+        let case = PagedCase::random(seed)?;
+        let run =
+            |case: &PagedCase, device: &Device| case.run(device, &case.pages(device)?, &case.spec);
+        let (want, got) = (run(&case, &Device::naive())?, run(&case, device)?);
+        let tolerance = match narrow {
+            true => {
+                let mut rounded = case.clone();
+                let keys = rounded.sequences.iter_mut().flat_map(|s| [&mut s.k, &mut s.v]);
+                keys.chain([&mut rounded.q]).flatten().for_each(|x| *x = to_bf16(*x));
+                2.0 * (distance(&run(&rounded, &Device::naive())?, &want) + BF16_ROUNDING)
+            }
+            false => TOLERANCE,
+        };
+        let error = distance(&got, &want);
+        let share = if error.is_nan() { f64::INFINITY } else { error / tolerance };
+        worst = worst.max(share);
+        if share > 1.0 {
+            failures +=
+                &format!("  FAIL pages {seed}: off by {error:.1e}, {tolerance:.1e} is allowed\n");
+        }
+        if run(&case, device)? != got {
+            failures += &format!("  FAIL pages {seed}: two runs differ\n");
+        }
+    }
+    let text = format!("  {CASES} cases of pages, worst error {worst:.2} of its tolerance\n");
+    output::print(&(text + &failures))?;
+    Ok(failures.is_empty())
+}
+
+/// Relative distance of two results.
+fn distance(got: &[f64], want: &[f64]) -> f64 {
+    let difference: f64 = got.iter().zip(want).map(|(a, b)| (a - b).powi(2)).sum();
+    (difference / want.iter().map(|x| x * x).sum::<f64>().max(f64::MIN_POSITIVE)).sqrt()
+}
+
 /// Token by token through the decode state against one forward pass.
 fn check_decode(device: &Device) -> Result<bool> {
     let narrow = device.backend().activation_type() == DType::Bf16;
     let tolerance = if narrow { 0.03 } else { TOLERANCE };
     let mut text = String::new();
     let mut passed = true;
-    for (name, config) in [
-        ("FoX (Pro)", ModelConfig::fox_pro(128, 2, 2)),
-        ("FoX (LLaMA)", ModelConfig::fox_llama(128, 2, 2)),
-        ("Transformer (Pro)", ModelConfig::transformer_pro(128, 2, 2)),
-        ("Mamba-2", ModelConfig::mamba2(128, 2, 4)),
-        ("HGRN2", ModelConfig::hgrn2(128, 2, 2)),
-        ("DeltaNet", ModelConfig::delta_net(128, 2, 2)),
-        ("Gated DeltaNet", ModelConfig::gated_delta_net(128, 2, 2)),
+    let mut grouped = ModelConfig::fox_pro(512, 2, 4);
+    if let MixerConfig::Forgetting(mixer) = &mut grouped.mixer {
+        (mixer.kv_heads, mixer.window) = (2, Some(300));
+    }
+    // The long ones begin with a prompt, so that their keys are more than one thread block takes.
+    for (name, config, prompt, batch) in [
+        ("FoX (Pro)", ModelConfig::fox_pro(128, 2, 2), 0, 2),
+        ("FoX (LLaMA)", ModelConfig::fox_llama(128, 2, 2), 0, 3),
+        ("Transformer (Pro)", ModelConfig::transformer_pro(128, 2, 2), 0, 1),
+        ("FoX (Pro) after a prompt", ModelConfig::fox_pro(320, 2, 5), 480, 8),
+        ("grouped heads in a window", grouped, 480, 5),
+        ("Mamba-2", ModelConfig::mamba2(128, 2, 4), 0, 2),
+        ("HGRN2", ModelConfig::hgrn2(128, 2, 2), 0, 2),
+        ("DeltaNet", ModelConfig::delta_net(128, 2, 2), 0, 2),
+        ("Gated DeltaNet", ModelConfig::gated_delta_net(128, 2, 2), 0, 2),
     ] {
-        let config = ModelConfig { vocab_size: 97, ..config };
-        let error = decode_error(&Model::init(&config, 3, device)?)?;
-        passed &= error <= tolerance;
-        let verdict = if error <= tolerance { "" } else { "FAIL " };
-        text += &format!("  {verdict}{name}: decoding is off by {error:.1e} from a forward pass\n");
+        let config = ModelConfig { vocab_size: VOCAB, ..config };
+        let model = Model::init(&config, 3, device)?;
+        // What is dropped has a share of at most e^-20.
+        let policy = model.page_policy(Some(-20.0), 4096)?;
+        let paged: Result<Vec<Cache>, _> =
+            (0..batch).map(|_| model.new_paged_cache(&policy)).collect();
+        let caches = [model.new_cache(batch, 8)?, Cache::join(paged?)?];
+        let [rows, pages] = caches.map(|cache| decode_error(&model, prompt, cache));
+        let (rows, pages) = (rows?, pages?);
+        let right = rows <= tolerance && pages <= tolerance;
+        passed &= right;
+        let verdict = if right { "" } else { "FAIL " };
+        text += &format!(
+            "  {verdict}{name}: decoding is off by {rows:.1e}, in pages by {pages:.1e} from a forward pass\n"
+        );
     }
     output::print(&text)?;
     Ok(passed)
 }
 
-/// Relative distance of the logits of two sequences after every token.
-fn decode_error(model: &Model) -> Result<f64> {
-    const TIME: usize = 70;
+const VOCAB: usize = 97;
+
+/// Relative distance of the logits of the cache's sequences after every token; the first begins with `prompt`
+/// tokens in one go, the others are alike.
+fn decode_error(model: &Model, prompt: usize, mut cache: Cache) -> Result<f64> {
+    const STEPS: usize = 70;
+    // The others start later: their first tokens come in one go.
+    const LEAD: usize = 5;
     let (device, options) = (model.device(), ForwardOptions::default());
-    let ids: Vec<i32> = (0..2 * TIME).map(|i| (i * i * 7 + i) as i32 % 97).collect();
+    let lengths = [prompt + STEPS, STEPS];
+    let ids: Vec<i32> = (0..lengths[0] + STEPS).map(|i| ((i * i * 7 + i) % VOCAB) as i32).collect();
     let mut tape = Tape::inference(device);
-    let tokens = device.from_i32(&ids, [2 * TIME])?;
-    let segments = Segments::uniform(2, TIME);
+    let tokens = device.from_i32(&ids, [ids.len()])?;
+    let segments = Segments::packed(&[0, lengths[0], lengths[0] + STEPS])?;
     let hidden = model.forward(&mut tape, &tokens, &segments, None, &options)?;
     let want = model.logits(&mut tape, &hidden.states)?.value().to_f64()?;
-    let mut cache = model.new_cache(2, 8)?;
+    let (first, second) = ids.split_at(lengths[0]);
     let (mut difference, mut norm) = (0.0, 0.0);
-    // The second sequence starts later: its first tokens come in one go.
-    const LEAD: usize = 5;
-    for t in 0..TIME {
-        let first = &ids[t..t + 1];
+    for t in 0..STEPS {
+        let first = &first[if t == 0 { 0 } else { prompt + t }..=prompt + t];
         let second = match t {
-            0..LEAD => &ids[0..0],
-            LEAD => &ids[TIME..=TIME + LEAD],
-            _ => &ids[TIME + t..=TIME + t],
+            0..LEAD => &[],
+            LEAD => &second[..=LEAD],
+            _ => &second[t..=t],
         };
-        let logits = model.decode(&[first, second], &mut cache, &options)?.to_f64()?;
-        let rows = if t < LEAD { 1 } else { 2 };
-        for (row, got) in logits.chunks(97).take(rows).enumerate() {
-            for (got, want) in got.iter().zip(&want[(row * TIME + t) * 97..]) {
+        let mut tokens = vec![second; cache.batch()];
+        tokens[0] = first;
+        let logits = model.decode(&tokens, &mut cache, &options)?.to_f64()?;
+        let mut places = vec![lengths[0] + t; cache.batch()];
+        places[0] = prompt + t;
+        let running = if t < LEAD { 1 } else { places.len() };
+        for (place, got) in places.iter().zip(logits.chunks(VOCAB)).take(running) {
+            for (got, want) in got.iter().zip(&want[place * VOCAB..]) {
                 difference += (got - want).powi(2);
                 norm += want.powi(2);
             }
