@@ -10,7 +10,7 @@ pub struct EngineArgs {
     /// What the cache drops: off, safe (what provably has at most e^-10 of any later softmax), or the natural log
     /// of another share, e.g. -7
     #[arg(long, value_name = "WHAT", default_value = "safe", value_parser = parse_eviction,
-          allow_hyphen_values = true)]
+          allow_negative_numbers = true)]
     pub eviction: Eviction,
     /// Memory for caches, in GiB
     #[arg(long, value_name = "GIB", default_value_t = 2.0)]

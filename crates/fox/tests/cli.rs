@@ -180,3 +180,13 @@ fn help_explains_the_memory_formula() {
     let help = stdout(&fox(&["info", "--help"]));
     assert!(help.contains("weights 4P + gradients 4P + AdamW moments 8P"), "{help}");
 }
+
+#[test]
+fn a_tolerance_may_be_left_out_in_front_of_another_flag() {
+    for acp in [&["--acp"][..], &["--acp", "-5"], &["--acp=-5"]] {
+        let sizes = ["bench", "attention", "--seq", "128", "--heads", "1", "--head-dim", "8"];
+        let output = fox(&[&sizes, acp, &["--repeat", "1"]].concat());
+        assert!(output.status.success(), "{acp:?}: {}", stderr(&output));
+        assert!(stdout(&output).contains("blocks pruned"), "{acp:?}");
+    }
+}

@@ -37,7 +37,7 @@ pub struct Args {
     head_dim: u32,
     /// Prune blocks whose share of the softmax is provably below e^LN, e.g. -10
     #[arg(long, value_name = "LN", num_args = 0..=1, default_missing_value = "-10",
-          allow_hyphen_values = true)]
+          allow_negative_numbers = true)]
     acp: Option<f32>,
     /// Sliding window
     #[arg(long, value_name = "TOKENS")]

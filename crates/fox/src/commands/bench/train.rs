@@ -47,7 +47,7 @@ pub struct Args {
     vocab: u32,
     /// Prune attention blocks whose share of the softmax is provably below e^LN, e.g. -10
     #[arg(long, value_name = "LN", num_args = 0..=1, default_missing_value = "-10",
-          allow_hyphen_values = true)]
+          allow_negative_numbers = true)]
     acp: Option<f32>,
     /// Drop the activations of each block and compute them again in the backward pass
     #[arg(long)]
