@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use fox_tensor::{
-    Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Backend,
-    BaselineOps, DType, Device, EXACT_ROWS, Error, GatedNormInputs, HeadGrads, HeadInputs,
-    HeadSpec, LayerPages, LossOut, MemoryStats, PagedSpec, Result, Rope, Shape, Storage, Tensor,
-    WeightFormat,
+    Activation, AdamW, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec,
+    AttentionWeights, Backend, BaselineOps, DType, Device, EXACT_ROWS, Error, GatedNormInputs,
+    HeadGrads, HeadInputs, HeadSpec, LayerPages, LossOut, MemoryStats, PagedSpec, Result, Rope,
+    Shape, Storage, Tensor, WeightFormat,
 };
 
 use crate::linear::{Matrix, add_column_sums, multiply};
@@ -436,7 +436,10 @@ impl Backend for Cpu {
         keys: &[&LayerPages],
         spec: &PagedSpec,
     ) -> Result<Tensor> {
-        self.run(|| attention::paged_forward(self, q, keys, spec))
+        match spec.weights {
+            AttentionWeights::Softmax => self.run(|| attention::paged_forward(self, q, keys, spec)),
+            AttentionWeights::StickBreaking => fox_tensor::gathered_attention(q, keys, spec),
+        }
     }
 
     fn attention_bwd(

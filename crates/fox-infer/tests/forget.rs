@@ -63,6 +63,30 @@ fn local_heads_drop_their_pages_and_the_answer_stays() {
 }
 
 #[test]
+fn sticks_are_broken_over_pages_and_forgotten_by_their_decay_alone() {
+    let device = fox_cpu::device();
+    let config = ForgettingConfig::fox_llama(4).stick_breaking();
+    let model = || mostly_local(config.clone(), &device);
+    let request = Request { echo: true, ..Request::greedy(prompt(4, 900), 20) };
+    let engine = |eviction| Engine::start(model(), options(eviction)).unwrap();
+    let (full, _) = scores(&engine(Eviction::Off), &request);
+    // The first token of a prompt has no score.
+    let ids: Vec<i32> =
+        request.prompt[..1].iter().copied().chain(full.iter().map(|scored| scored.id)).collect();
+    let want = reference(&model(), &ids);
+    assert_eq!(full.len(), want.len());
+    for (i, (got, want)) in full.iter().zip(&want).enumerate() {
+        assert!((f64::from(got.logprob) - want).abs() < 1e-4, "token {i}");
+    }
+    let (pruned, cache) = scores(&engine(Eviction::Safe), &request);
+    let far = |(a, b): (&Scored, &Scored)| (a.logprob - b.logprob).abs();
+    assert!(full.iter().zip(&pruned).map(far).fold(0.0, f32::max) < 1e-4);
+    for layer in &cache.evicted_pages {
+        assert!(layer[..3].iter().all(|pages| *pages >= 12) && layer[3] == 0, "{layer:?}");
+    }
+}
+
+#[test]
 fn without_a_norm_the_bound_comes_from_the_weights() {
     let device = fox_cpu::device();
     let model = || mostly_local(ForgettingConfig::fox_llama(4), &device);

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{PageMeter, ParamId, Tensor};
+use fox_tensor::{AttentionWeights, PageMeter, ParamId, Tensor};
 
 use crate::config::ForgetGate;
 use crate::mixers::{Forgetting, Projection};
@@ -45,12 +45,16 @@ impl Model {
 }
 
 impl Forgetting {
-    /// Per query head, what no `|q . k| / sqrt(d)` exceeds. `norm` are the weights of the block's norm.
+    /// Per query head, what no `|q . k| / sqrt(d)` exceeds, where the weights depend on it. `norm` are the weights of the block's norm.
     fn logit_bounds(&self, params: &Parameters, norm: ParamId) -> Result<Vec<f64>> {
         let options = self.options();
         if options.gate == ForgetGate::None {
             // Nothing is ever forgotten, so nobody asks.
             return Ok(vec![f64::INFINITY; options.heads]);
+        }
+        if options.weights == AttentionWeights::StickBreaking {
+            // No share of a stick exceeds 1, so that the decay bounds the weight by itself.
+            return Ok(vec![0.0; options.heads]);
         }
         let d = self.head_dim();
         let (q, k) = self.query_and_key();

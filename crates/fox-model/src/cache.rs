@@ -11,8 +11,7 @@
 //! succeeded, so a failed step leaves the cache as it was.
 
 use fox_tensor::{
-    AttentionWeights, DType, DecodeKeys, Device, LastRows, Result as TensorResult, Segment,
-    Segments, Tensor,
+    DType, DecodeKeys, Device, LastRows, Result as TensorResult, Segment, Segments, Tensor,
 };
 
 use crate::config::{ForgetGate, ForgettingConfig, MixerConfig, ModelConfig, RecurrentShape};
@@ -129,10 +128,6 @@ impl Cache {
 
     /// An empty state of one sequence whose keys lie in pages; `policy` is the model's own.
     pub fn paged(config: &ModelConfig, policy: &PagePolicy, device: &Device) -> Result<Cache> {
-        if config.mixer.forgetting().is_some_and(|mixer| mixer.weights != AttentionWeights::Softmax)
-        {
-            return Err(Error::Argument("pages hold the keys of softmax attention only".into()));
-        }
         let recurrent = recurrent_shape(config);
         let layer = |l: usize| match (&recurrent, config.mixer.forgetting()) {
             (None, Some(mixer)) => {

@@ -39,7 +39,7 @@ pub use decode::{
 pub use device::Device;
 pub use error::{Error, Result};
 pub use paged::{KeyPages, LayerPages, Lease, NewKeys, PAGE, Page, PageMeter, PageTable};
-pub use paged_attention::PagedSpec;
+pub use paged_attention::{PagedSpec, gathered_attention};
 pub use results::{
     AttentionGrads, AttentionOut, HeadGrads, LossOut, MemoryStats, OpTime, ParamUpdate,
 };

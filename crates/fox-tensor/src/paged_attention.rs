@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use crate::{
-    Acp, AttentionInputs, AttentionSpec, DType, Device, Error, KeyPages, LayerPages, Mask, PAGE,
-    Page, Result, Segment, Segments, Tensor,
+    Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Device, Error, KeyPages,
+    LayerPages, Mask, PAGE, Page, Result, Segment, Segments, Tensor,
 };
 
 /// Options of attention over pages. Causal.
 #[derive(Clone, Debug)]
 pub struct PagedSpec {
+    /// How scores become weights.
+    pub weights: AttentionWeights,
     /// Query heads `H`.
     pub heads: usize,
     /// Key/value heads.
@@ -69,8 +71,11 @@ pub fn gathered_attention(q: &Tensor, keys: &[&LayerPages], spec: &PagedSpec) ->
                 }])?,
             };
             let inputs = AttentionInputs { q: &own, k: &k, v: &v, log_gates: gates.as_ref() };
-            let out =
-                backend.attention_fwd(&inputs, &part)?.o.reshape([segment.q_len * group, d])?;
+            let out = match spec.weights {
+                AttentionWeights::Softmax => backend.attention_fwd(&inputs, &part)?,
+                AttentionWeights::StickBreaking => backend.stick_breaking_fwd(&inputs, &part)?,
+            };
+            let out = out.o.reshape([segment.q_len * group, d])?;
             for t in 0..segment.q_len {
                 let row = (segment.q_start + t) * spec.heads + h * group;
                 backend.copy_rows(&out, t * group, &mut o, row, group)?;

@@ -1,8 +1,8 @@
 //! Keys and values in pages: where they lie, writing new ones, attention of many queries over them.
 
 use fox_tensor::{
-    Acp, AttentionInputs, AttentionSpec, DType, Device, KeyPages, LayerPages, Mask, NewKeys,
-    PagedSpec, Segment, Segments, Tensor,
+    Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Device, KeyPages, LayerPages,
+    Mask, NewKeys, PagedSpec, Segment, Segments, Tensor,
 };
 
 use super::launcher::Variant;
@@ -162,7 +162,13 @@ impl Cuda {
                 .map_err(|e| Error::argument("paged_attention", e.to_string()))?,
         };
         let log_gates = gates.as_ref().map(|(gates, _)| gates);
-        Ok(self.attend(&AttentionInputs { q, k: &k, v: &v, log_gates }, &plain)?.o)
+        let inputs = AttentionInputs { q, k: &k, v: &v, log_gates };
+        Ok(match spec.weights {
+            AttentionWeights::Softmax => self.attend(&inputs, &plain)?,
+            // Rows that a head has dropped are older than all it sees: what they take of a stick misses no one.
+            AttentionWeights::StickBreaking => self.break_sticks(&inputs, &plain)?,
+        }
+        .o)
     }
 
     fn launch_paged(&self, entry: &'static str, params: &Params) -> Result<()> {

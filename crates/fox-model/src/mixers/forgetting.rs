@@ -240,6 +240,7 @@ impl Forgetting {
         segments: &Segments,
     ) -> Result<Var> {
         let spec = PagedSpec {
+            weights: self.options.weights,
             heads: self.options.heads,
             kv_heads: self.options.kv_heads,
             head_dim: self.head_dim,

@@ -2,7 +2,8 @@
 
 use super::Rng;
 use crate::{
-    Device, LayerPages, NewKeys, PageMeter, PagedSpec, Result, Segment, Segments, Tape, Var,
+    AttentionWeights, Device, LayerPages, NewKeys, PageMeter, PagedSpec, Result, Segment, Segments,
+    Tape, Var,
 };
 
 /// A batch of sequences with different lengths, gates and queries.
@@ -54,7 +55,9 @@ impl PagedCase {
             let (k, v) = (rng.normals(k_len * width), rng.normals(k_len * width));
             sequences.push(PagedKeys { k, v, sums });
         }
+        let kinds = [AttentionWeights::Softmax, AttentionWeights::StickBreaking];
         let spec = PagedSpec {
+            weights: rng.pick(&kinds),
             heads,
             kv_heads,
             head_dim,
