@@ -12,47 +12,32 @@
 //! `b_ij = sigmoid(q_i . k_j / sqrt(d))`.
 
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, AttentionWeights, DecodeBlock, DecodeKeys, DecodeProjection,
-    DecodeShape, HeadSpec, LogitBound, Mask, PagedSpec, ParamId, Result, Rope, Segments, Tape,
-    Tensor, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LogitBound, Mask, PagedSpec,
+    ParamId, Result, Rope, Segments, Tape, Tensor, Var,
 };
 
+use super::gate::Gate;
 use super::{MixerContext, MixerOutput};
 use crate::cache::LayerState;
-use crate::config::{DecayTime, ForgetGate, ForgettingConfig, ModelConfig, QK_NORM_EPS, QkNorm};
+use crate::config::{ForgetGate, ForgettingConfig, ModelConfig, QK_NORM_EPS, QkNorm};
 use crate::observe::AttentionView;
 use crate::paged::PagedState;
-use crate::params::{Init, ParamGroup, ParamList, Parameters};
+use crate::params::{ParamGroup, ParamList, Parameters};
 use crate::{MemoryShape, Pruning};
 
 /// One layer: its options and where its parameters are.
 #[derive(Debug)]
 pub(crate) struct Forgetting {
-    options: ForgettingConfig,
-    head_dim: usize,
-    norm_eps: f32,
-    q: Projection,
-    k: Projection,
-    v: Projection,
-    gate: Gate,
-    output_gate: Option<ParamId>,
-    output_norm: Option<ParamId>,
-    o_proj: ParamId,
-}
-
-/// The rest of the block that a layer stands in, for a decode step of the whole.
-pub(crate) struct Surroundings<'a> {
-    pub mixer_norm: &'a Tensor,
-    pub mlp_norm: &'a Tensor,
-    pub gate_up: &'a Tensor,
-    pub down: &'a Tensor,
-}
-
-/// A layer's state as a decode step of the whole model wants it.
-pub(crate) struct Past<'a> {
-    pub keys: DecodeKeys<'a>,
-    pub last_k: Vec<&'a Tensor>,
-    pub last_v: Vec<&'a Tensor>,
+    pub(super) options: ForgettingConfig,
+    pub(super) head_dim: usize,
+    pub(super) norm_eps: f32,
+    pub(super) q: Projection,
+    pub(super) k: Projection,
+    pub(super) v: Projection,
+    pub(super) gate: Gate,
+    pub(super) output_gate: Option<ParamId>,
+    pub(super) output_norm: Option<ParamId>,
+    pub(super) o_proj: ParamId,
 }
 
 /// A query, key or value projection and what is done to its heads.
@@ -60,7 +45,7 @@ pub(crate) struct Past<'a> {
 pub(crate) struct Projection {
     pub weight: ParamId,
     pub bias: Option<ParamId>,
-    shift: Option<ParamId>,
+    pub(super) shift: Option<ParamId>,
     pub norm: Option<ParamId>,
     pub heads: usize,
     rope: bool,
@@ -71,25 +56,6 @@ struct HeadLogits {
     k_shift: Option<Var>,
     v_shift: Option<Var>,
     gate: Option<Var>,
-}
-
-/// Where the log gates come from.
-#[derive(Debug)]
-enum Gate {
-    None,
-    Projected {
-        weight: ParamId,
-        bias: ParamId,
-    },
-    /// One gate for this many heads.
-    Shared {
-        weight: ParamId,
-        bias: ParamId,
-        heads: usize,
-    },
-    Constant {
-        bias: ParamId,
-    },
 }
 
 impl Forgetting {
@@ -252,57 +218,6 @@ impl Forgetting {
         tape.paged_attention(q, &state.pages(), &spec)
     }
 
-    /// What a decode step of the whole model must know about the blocks; `None` for layers that only go op
-    /// by op.
-    pub fn decode_shape(&self, mlp_act: Activation) -> Option<DecodeShape> {
-        let per_head = matches!(self.gate, Gate::None | Gate::Projected { .. });
-        (per_head && self.options.weights == AttentionWeights::Softmax).then(|| DecodeShape {
-            heads: self.options.heads,
-            kv_heads: self.options.kv_heads,
-            head_dim: self.head_dim,
-            window: self.options.window,
-            rope: self.options.rope_base.map(|base| Rope { base }),
-            norm_eps: self.norm_eps,
-            qk_eps: QK_NORM_EPS,
-            output_act: self.options.output_gate.unwrap_or(Activation::Sigmoid),
-            mlp_act,
-        })
-    }
-
-    /// One token for each sequence through the block this layer is part of.
-    pub fn decode<'a>(
-        &self,
-        around: Surroundings<'a>,
-        params: &'a Parameters,
-        past: Past<'a>,
-    ) -> DecodeBlock<'a> {
-        let value = |id: ParamId| params.value(id);
-        let projection = |p: &Projection, last| DecodeProjection {
-            weight: value(p.weight),
-            bias: p.bias.map(value),
-            shift: p.shift.map(value),
-            norm: p.norm.map(value),
-            last,
-        };
-        DecodeBlock {
-            mixer_norm: around.mixer_norm,
-            q: projection(&self.q, Vec::new()),
-            k: projection(&self.k, past.last_k),
-            v: projection(&self.v, past.last_v),
-            gate: match &self.gate {
-                Gate::Projected { weight, bias } => Some((value(*weight), value(*bias))),
-                _ => None,
-            },
-            output_gate: self.output_gate.map(value),
-            output_norm: self.output_norm.map(value),
-            o_proj: value(self.o_proj),
-            mlp_norm: around.mlp_norm,
-            gate_up: around.gate_up,
-            down: around.down,
-            keys: past.keys,
-        }
-    }
-
     /// The projections that have one value per head, as one group.
     fn head_logits(&self, tape: &mut Tape<'_>, x: &Var, params: &Parameters) -> Result<HeadLogits> {
         let gate = match self.gate {
@@ -433,74 +348,5 @@ impl Forgetting {
 impl Projection {
     fn is_prepared(&self) -> bool {
         self.shift.is_some() || self.norm.is_some() || self.rope
-    }
-}
-
-impl Gate {
-    fn declare(
-        options: &ForgettingConfig,
-        width: usize,
-        std: f64,
-        prefix: &str,
-        list: &mut ParamList,
-    ) -> Self {
-        let heads = options.heads;
-        let constant = |decay_time: Option<DecayTime>| match decay_time {
-            Some(time) => Init::Given(time.gate_biases(heads)),
-            None => Init::Constant(0.0),
-        };
-        let name = format!("{prefix}.fgate_bias");
-        match options.gate {
-            ForgetGate::None => Gate::None,
-            ForgetGate::Full | ForgetGate::Shared => {
-                let shared = options.gate == ForgetGate::Shared;
-                let gates = if shared { 1 } else { heads };
-                let name = format!("{prefix}.fgate_proj.weight");
-                let weight = list.matrix(ParamGroup::Mixer, name, gates, width, std);
-                let name = format!("{prefix}.fgate_proj.bias");
-                let bias = list.vector(ParamGroup::Mixer, name, gates, 0.0);
-                match shared {
-                    true => Gate::Shared { weight, bias, heads },
-                    false => Gate::Projected { weight, bias },
-                }
-            }
-            ForgetGate::BiasOnly { decay_time } => {
-                let init = constant(decay_time);
-                Gate::Constant {
-                    bias: list.push(ParamGroup::Mixer, name, vec![heads], false, init),
-                }
-            }
-            ForgetGate::Fixed { decay_time } => {
-                let init = constant(decay_time);
-                Gate::Constant { bias: list.buffer(ParamGroup::Mixer, name, vec![heads], init) }
-            }
-        }
-    }
-
-    /// `[R, H]`, all at most 0; `None` when nothing is forgotten. `logits` are those of projected gates.
-    fn log_gates(
-        &self,
-        tape: &mut Tape<'_>,
-        x: &Var,
-        logits: Option<&Var>,
-        params: &Parameters,
-    ) -> Result<Option<Var>> {
-        let rows = x.value().rows();
-        match self {
-            Gate::None => Ok(None),
-            Gate::Projected { bias, .. } => {
-                tape.log_gate(logits, Some(&params.var(*bias)), rows).map(Some)
-            }
-            Gate::Shared { weight, bias, heads } => {
-                let z = tape.linear(x, &params.var(*weight), Some(&params.var(*bias)))?;
-                // Every head's logit is the one there is.
-                let ones = Var::constant(tape.device().full([*heads, 1], 1.0)?);
-                let z = tape.linear(&z, &ones, None)?;
-                tape.log_gate(Some(&z), None, rows).map(Some)
-            }
-            Gate::Constant { bias } => {
-                tape.log_gate(None, Some(&params.var(*bias)), rows).map(Some)
-            }
-        }
     }
 }

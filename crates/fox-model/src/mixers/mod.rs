@@ -3,10 +3,10 @@
 mod convolution;
 mod delta;
 mod forgetting;
+mod gate;
 mod hgrn2;
 mod mamba2;
-
-pub(crate) use forgetting::{Past, Surroundings};
+mod step;
 
 use fox_tensor::{ParamId, Result, Segments, Tape, Tensor, Var};
 
@@ -19,6 +19,7 @@ use delta::Delta;
 pub(crate) use forgetting::{Forgetting, Projection};
 use hgrn2::Hgrn2;
 use mamba2::Mamba2;
+pub(crate) use step::{Past, Surroundings};
 
 /// What a mixer needs besides its input.
 pub(crate) struct MixerContext<'a> {
