@@ -1,8 +1,8 @@
 //! Forgetting attention on the GPU: forward, backward, gate scans, pruning.
 //!
-//! A call goes through the same stations in both directions: [`layout`] turns segments into lists of
-//! blocks (kept for the next call), [`gates`] scans the log gates, [`prune`] bounds the logits, a plan
-//! kernel decides what to visit, and the main kernel does it. [`tiles`] holds every tile size and
+//! A call goes through the same stations in both directions: `layout` turns segments into lists of
+//! blocks (kept for the next call), `gates` scans the log gates, `prune` bounds the logits, a plan
+//! kernel decides what to visit, and the main kernel does it. `tiles` holds every tile size and
 //! chooses between the Hopper kernels and the portable ones.
 
 mod backward;
