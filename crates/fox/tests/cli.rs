@@ -190,3 +190,16 @@ fn a_tolerance_may_be_left_out_in_front_of_another_flag() {
         assert!(stdout(&output).contains("blocks pruned"), "{acp:?}");
     }
 }
+
+#[test]
+fn a_selftest_of_nothing_does_not_pass() {
+    let output = fox(&["selftest", "--device", "cpu", "--only", "atention"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("no case is called anything like `atention`"));
+    let output = fox(&["selftest", "--device", "cpu", "--only", "pages", "no-such-dump"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert!(stdout(&output).contains("no-such-dump: FAIL cannot open"), "{}", stdout(&output));
+    let output = fox(&["selftest", "--device", "cpu", "--only", "pages", &dump("fox_pro")]);
+    assert!(output.status.success(), "{}", stdout(&output));
+    assert!(stdout(&output).contains("44 comparisons agree"), "{}", stdout(&output));
+}
