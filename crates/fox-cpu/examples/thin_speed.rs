@@ -41,7 +41,7 @@ fn main() {
     for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8] {
         let pack = |_| {
             let w = device.from_f32(&values, [n, k]).unwrap();
-            backend.pack_weight(&w, format).unwrap()
+            w.packed(format).unwrap()
         };
         let weights: Vec<_> = (0..count).map(pack).collect();
         for rows in [1, 2, 4, 16, 64] {

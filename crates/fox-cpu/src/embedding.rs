@@ -1,8 +1,35 @@
 //! Rows of a table, and their gradient.
 
+use fox_tensor::{EmbeddingOps, Result, Tensor};
 use rayon::prelude::*;
 
+use crate::Cpu;
 use crate::rows::rows_per_task;
+
+impl EmbeddingOps for Cpu {
+    fn embedding_fwd(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+        let (width, rows) = (table.cols(), ids.len());
+        let (table_data, ids) = (self.real(table), self.buffer(ids).as_i32());
+        self.produce([rows, width], table.device(), |y| {
+            forward(table_data, ids, width, y);
+        })
+    }
+
+    fn embedding_bwd(
+        &self,
+        dy: &Tensor,
+        ids: &Tensor,
+        vocab: usize,
+        pad: Option<usize>,
+        acc: Option<Tensor>,
+    ) -> Result<Tensor> {
+        let (width, data, ids) = (dy.cols(), self.real(dy), self.buffer(ids).as_i32());
+        self.accumulate(acc, [vocab, width], dy.device(), |sum| {
+            backward(data, ids, width, pad, sum);
+            Ok(())
+        })
+    }
+}
 
 /// `y[R, C]`, row by row from `table[V, C]`.
 pub fn forward(table: &[f32], ids: &[i32], width: usize, y: &mut [f32]) {

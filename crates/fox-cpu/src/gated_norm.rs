@@ -1,11 +1,21 @@
 //! The output of a mixer: `rms_groups(x; norm) * act(gate)`, either part optional, in one pass.
 
-use fox_tensor::{Activation, GatedNormInputs, HeadGrads, Result, Tensor};
+use fox_tensor::{Activation, GatedNormGrads, GatedNormInputs, GatedNormOps, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::backend::Cpu;
 use crate::rows::{rows_per_task, sum_parts};
 use crate::simd::{Level, Simd, dot, map, map_two, sigmoid, simd_fn, sum, update};
+
+impl GatedNormOps for Cpu {
+    fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor> {
+        self.produce(inputs.x.shape(), inputs.x.device(), |y| forward(self, inputs, y))
+    }
+
+    fn gated_norm_bwd(&self, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<GatedNormGrads> {
+        self.run(|| backward(self, dy, inputs))
+    }
+}
 
 /// What the kernels of one call share.
 struct Job<'a> {
@@ -123,8 +133,8 @@ simd_fn! {
     }
 }
 
-/// The backward pass: `du` is the gradient of `x`, `dshift` of the gate logits.
-pub fn backward(cpu: &Cpu, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<HeadGrads> {
+/// The backward pass.
+pub fn backward(cpu: &Cpu, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<GatedNormGrads> {
     let job = Job::new(cpu, inputs);
     let (width, dy, len) = (job.width, cpu.real(dy), inputs.x.len());
     let step = rows_per_task(width);
@@ -151,9 +161,9 @@ pub fn backward(cpu: &Cpu, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<
             Some(cpu.tensor(dnorm, norm.shape(), device))
         }
     };
-    Ok(HeadGrads {
-        du: cpu.tensor(dx, inputs.x.shape(), device),
-        dshift: inputs.gate.map(|gate| cpu.tensor(dgate, gate.shape(), device)),
+    Ok(GatedNormGrads {
+        dx: cpu.tensor(dx, inputs.x.shape(), device),
+        dgate: inputs.gate.map(|gate| cpu.tensor(dgate, gate.shape(), device)),
         dnorm,
     })
 }

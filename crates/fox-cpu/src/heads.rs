@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{HeadGrads, HeadInputs, HeadSpec, Result};
+use fox_tensor::{HeadGrads, HeadInputs, HeadOps, HeadSpec, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::backend::Cpu;
@@ -10,6 +10,23 @@ use crate::rope::Table;
 use crate::rows::{Run, rows_per_task, runs, sum_parts};
 use crate::shared::Shared;
 use crate::simd::{Level, Simd, dot, map, simd_fn, sum, update};
+
+impl HeadOps for Cpu {
+    fn prepare_heads_fwd(&self, inputs: &HeadInputs<'_>, spec: &HeadSpec) -> Result<Tensor> {
+        let mut y = self.pool().zeros(inputs.u.len())?;
+        self.run(|| forward(self, inputs, spec, &mut y))?;
+        Ok(self.tensor(y, inputs.u.shape(), inputs.u.device()))
+    }
+
+    fn prepare_heads_bwd(
+        &self,
+        dy: &Tensor,
+        inputs: &HeadInputs<'_>,
+        spec: &HeadSpec,
+    ) -> Result<HeadGrads> {
+        self.run(|| backward(self, dy, inputs, spec))
+    }
+}
 
 /// What the kernels of one call share.
 struct Job<'a> {
@@ -203,7 +220,7 @@ simd_fn! {
 /// The backward pass.
 pub fn backward(
     cpu: &Cpu,
-    dy: &fox_tensor::Tensor,
+    dy: &Tensor,
     inputs: &HeadInputs<'_>,
     spec: &HeadSpec,
 ) -> Result<HeadGrads> {

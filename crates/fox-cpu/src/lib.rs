@@ -2,31 +2,36 @@
 //!
 //! - `simd`: one vector trait for AVX-512, AVX2, NEON and plain Rust, chosen at run time.
 //! - `pool`: cache-aligned memory that is reused from step to step.
-//! - `linear`: matrix products, on the `gemm` crate; `thin` for few rows, `packed` for weights in fewer bits.
-//! - `attention`: forgetting attention in tiles, forward, backward and decode.
-//! - `baseline`: what only the baselines need; linear recurrences in chunks, on matrix products.
-//! - the other files: one fused op each.
+//! - `rows`, `shared`: how rows are shared out among tasks, and how tasks write to one result.
+//! - the others: one op each, `impl XOps for Cpu` and its kernels; `attention` holds stick-breaking and
+//!   paged attention, too.
 //!
 //! Work is cut into pieces by shape alone and partial sums are added in order, so results are the
 //! same to the bit from run to run and for any number of threads.
 
+mod add;
 mod attention;
 mod backend;
-mod baseline;
-mod elementwise;
+mod columns;
+mod conv;
 mod embedding;
+mod gate;
 mod gated_norm;
+mod glu;
 mod heads;
+mod hgrn;
 mod linear;
 mod loss;
 mod norm;
-mod packed;
+mod orthogonalize;
 mod pool;
 mod rope;
 mod rows;
+mod scan;
 mod shared;
 pub mod simd;
-mod thin;
+mod time_step;
+mod update;
 
 pub use attention::BLOCK as ATTENTION_BLOCK;
 pub use backend::{Cpu, Options};

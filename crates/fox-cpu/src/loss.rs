@@ -5,12 +5,34 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{IGNORE_LABEL, Result};
+use fox_tensor::{IGNORE_LABEL, LossInputs, LossOps, LossOut, Result};
 use rayon::prelude::*;
 
+use crate::Cpu;
 use crate::linear::{Matrix, multiply};
 use crate::pool::{Buffer, Pool};
 use crate::simd::{Level, exp, simd_fn, sum, update};
+
+impl LossOps for Cpu {
+    fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> Result<LossOut> {
+        let LossInputs { x, w, labels, weights } = *inputs;
+        let (data, table, labels) = (self.real(x), self.real(w), self.buffer(labels).as_i32());
+        let weights = weights.map(|weights| self.real(weights));
+        let mut losses = self.pool().take(labels.len())?;
+        let grads = self.run(|| {
+            let (level, pool) = (self.level(), self.pool());
+            linear_cross_entropy(level, pool, data, table, labels, weights, &mut losses)
+        })?;
+        let device = x.device();
+        Ok(LossOut {
+            loss: self.tensor(losses, [labels.len()], device),
+            grads: grads.map(|grads| {
+                let dx = self.tensor(grads.dx, x.shape(), device);
+                (dx, self.tensor(grads.dw, w.shape(), device))
+            }),
+        })
+    }
+}
 
 /// Logits held at once: 64 MiB, enough rows for an efficient product at any vocabulary.
 const LOGITS: usize = 16 << 20;

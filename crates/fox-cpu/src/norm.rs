@@ -2,12 +2,49 @@
 
 use std::sync::Arc;
 
-use fox_tensor::Result;
+use fox_tensor::{DType, NormGrads, NormInputs, NormOps, NormOut, NormSaved, Result, Tensor};
 use rayon::prelude::*;
 
+use crate::Cpu;
 use crate::pool::{Buffer, Pool};
 use crate::rows::{rows_per_task, sum_parts};
 use crate::simd::{Level, dot, map, simd_fn, sum, update};
+
+impl NormOps for Cpu {
+    fn add_rms_norm_fwd(&self, inputs: &NormInputs<'_>) -> Result<NormOut> {
+        let NormInputs { h, delta, w, eps } = *inputs;
+        let (x, delta, w) = (self.real(h), delta.map(|x| self.real(x)), self.real(w));
+        let (sum, y, rstd) = self.run(|| forward(self.level(), self.pool(), x, delta, w, eps))?;
+        let (shape, device) = (h.shape(), h.device());
+        Ok(NormOut {
+            sum: sum.map_or_else(|| h.clone(), |sum| self.tensor(sum, shape, device)),
+            y: self.tensor(y, shape, device),
+            rstd: self.tensor(rstd, [h.rows()], device),
+        })
+    }
+
+    fn add_rms_norm_bwd(
+        &self,
+        dy: &Tensor,
+        dsum: Option<Tensor>,
+        saved: &NormSaved<'_>,
+        dw_acc: Option<Tensor>,
+    ) -> Result<NormGrads> {
+        let NormSaved { sum, rstd, w, .. } = *saved;
+        let add = dsum.is_some();
+        let mut dh = match dsum {
+            Some(dh) => dh,
+            None => sum.device().uninit(sum.shape(), DType::F32)?,
+        };
+        let (dy, x, weights, stats) =
+            (self.real(dy), self.real(sum), self.real(w), self.real(rstd));
+        let dx = self.buffer_mut(&mut dh)?;
+        let dw = self.accumulate(dw_acc, w.shape(), sum.device(), |dw| {
+            backward(self.level(), self.pool(), dy, x, weights, stats, add, dx, dw)
+        })?;
+        Ok(NormGrads { dh, dw })
+    }
+}
 
 simd_fn! {
     /// Some rows of the forward pass; without `delta`, `total` is empty and `h` is normalised as it is.

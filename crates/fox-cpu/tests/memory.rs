@@ -25,13 +25,13 @@ fn attention_over_65536_tokens_in_less_than_a_gibibyte() {
 
     device.reset_peak();
     let out = device.backend().attention_fwd(&inputs, &spec).unwrap();
-    let grads = device.backend().attention_bwd(&d_out, &inputs, &out.o, &out.lse, &spec).unwrap();
+    let grads = device.backend().attention_bwd(&d_out, &inputs, &out, &spec).unwrap();
     let owned = [&q, &k, &v, &d_out, &gates, &out.o, &out.lse, &grads.dq, &grads.dk, &grads.dv];
     let owned: usize = owned.iter().map(|x| 4 * x.len()).sum();
     let scratch = device.memory().peak - owned;
     assert!(scratch < 1 << 30, "{scratch} bytes beyond inputs and outputs");
 
-    let counts = out.blocks.to_i32().unwrap();
-    assert!(counts[0] < counts[1] / 100, "{counts:?}: fast gates leave few blocks");
+    let counts = out.tiles.to_i32().unwrap();
+    assert!(counts[0] < counts[1] / 100, "{counts:?}: fast gates leave few tiles");
     assert!(grads.dq.to_f32().unwrap().iter().all(|x| x.is_finite()));
 }

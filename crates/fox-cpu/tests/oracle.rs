@@ -5,7 +5,7 @@ use fox_cpu::simd::Level;
 use fox_cpu::{Options, device_with};
 use fox_tensor::{Device, cases};
 
-/// Norm-wise relative error that f32 arithmetic may have: the bound for gradients of the reference dumps.
+/// Relative error that f32 arithmetic may have, norm-wise and of the largest element: the bound for gradients of the reference dumps.
 const TOLERANCE: f64 = 2e-5;
 
 fn check(cases: &[cases::Case], level: Level) {
@@ -22,9 +22,11 @@ fn check(cases: &[cases::Case], level: Level) {
                 continue;
             }
         };
-        for (output, error) in cases::compare(&got, &want) {
-            if error.is_nan() || error > TOLERANCE {
-                failures.push(format!("{}: {output} is off by {error:.1e}", case.name));
+        for measure in [cases::relative_error, cases::largest_error] {
+            for (output, error) in cases::compare_by(measure, &got, &want) {
+                if error.is_nan() || error > TOLERANCE {
+                    failures.push(format!("{}: {output} is off by {error:.1e}", case.name));
+                }
             }
         }
     }
@@ -55,4 +57,13 @@ fn random_stick_breaking() {
 fn random_scans() {
     let cases: Vec<_> = (0..200).map(|seed| cases::random_scan(seed).unwrap()).collect();
     check(&cases, Level::detect());
+}
+
+/// The reference of the GPU's large cases is this backend, so here it is against the oracle.
+#[test]
+#[ignore = "minutes even in a release build; fox selftest --device cpu --large does the same"]
+fn large_attention() {
+    for description in cases::large_attention() {
+        check(&[description.build().unwrap()], Level::detect());
+    }
 }

@@ -4,7 +4,8 @@
 use fox_cpu::{Options, device, device_with};
 use fox_tensor::cases::{self, CaseResult, Decay, Rng, ScanCase, Strength};
 use fox_tensor::{
-    ConvSpec, Device, Gradients, L2Norm, ScanSpec, ScanVars, Segments, Tape, Tensor, Update, Var,
+    ConvSpec, Device, Gradients, L2Norm, ScanSpec, ScanVars, Segments, StateUpdate, Tape, Tensor,
+    Var,
 };
 
 fn finite(x: &Tensor, what: &str) {
@@ -15,7 +16,7 @@ fn finite(x: &Tensor, what: &str) {
 /// One head of width 8 over `len` tokens, whose log decays (per head or per channel) are `decay(t)`:
 /// output and gradients must be finite. Returns the output.
 fn run(
-    update: Update,
+    update: StateUpdate,
     channels: bool,
     len: usize,
     scale_k: f32,
@@ -55,8 +56,8 @@ fn run(
     o.value().to_f32().unwrap()
 }
 
-fn kinds() -> [(Update, bool); 3] {
-    [(Update::Add, false), (Update::Add, true), (Update::Delta, false)]
+fn kinds() -> [(StateUpdate, bool); 3] {
+    [(StateUpdate::Add, false), (StateUpdate::Add, true), (StateUpdate::Delta, false)]
 }
 
 #[test]
@@ -141,9 +142,9 @@ fn any_number_of_threads_gives_the_same_bits() {
         cases::run(case, &device).unwrap()
     };
     for (update, decay) in [
-        (Update::Add, Decay::Head(Strength::Wild)),
-        (Update::Add, Decay::Channel(Strength::Mild)),
-        (Update::Delta, Decay::Head(Strength::Mild)),
+        (StateUpdate::Add, Decay::Head(Strength::Wild)),
+        (StateUpdate::Add, Decay::Channel(Strength::Mild)),
+        (StateUpdate::Delta, Decay::Head(Strength::Mild)),
     ] {
         let case = cases::scan(ScanCase {
             update,

@@ -21,7 +21,7 @@ fn run(device: &Device, len: usize, score: f64, spread: f64, gate: f32) -> Vec<V
     let inputs = AttentionInputs { q: &q, k: &k, v: &v, log_gates };
     let spec = AttentionSpec::causal(1, D, Segments::uniform(1, len));
     let out = device.backend().stick_breaking_fwd(&inputs, &spec).unwrap();
-    let grads = device.backend().stick_breaking_bwd(&d_out, &inputs, &out.o, &spec).unwrap();
+    let grads = device.backend().stick_breaking_bwd(&d_out, &inputs, &out, &spec).unwrap();
     let mut results = vec![out.o, out.lse, grads.dq, grads.dk, grads.dv];
     results.extend(grads.dlog_gates);
     results.iter().map(|x| x.to_f64().unwrap()).collect()

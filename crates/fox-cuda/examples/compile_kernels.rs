@@ -15,8 +15,7 @@ fn main() {
         if only.as_deref().is_some_and(|only| only != architecture) {
             continue;
         }
-        let mut variants = fox_cuda::attention::all_variants(architecture == "sm_90a");
-        variants.extend(fox_cuda::op_variants());
+        let mut variants = fox_cuda::variants(architecture == "sm_90a");
         variants
             .retain(|(source, _)| source_name.as_deref().is_none_or(|name| name == source.name));
         for (source, defines) in variants {

@@ -1,6 +1,6 @@
 //! CUDA C++ to machine code, at run time and once per machine.
 //!
-//! A kernel is one source of `kernels/` and a list of `-D` options that fix its shape. The result is
+//! A kernel is one `.cu` file and a list of `-D` options that fix its shape. The result is
 //! kept in the user's cache folder, under a name that hashes the sources, the options, the
 //! architecture and the compiler's version.
 
@@ -9,110 +9,10 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 
 use cudarc::nvrtc::sys as nvrtc;
+use fox_base::{FileError, durable};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use crate::{Error, Result};
-
-/// A kernel source of this crate.
-#[derive(Debug, Clone, Copy)]
-pub struct Source {
-    /// File name without folder and extension.
-    pub name: &'static str,
-    text: &'static str,
-}
-
-// A source is its name: comparing texts at every launch would cost as much as the launch.
-impl PartialEq for Source {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-impl Eq for Source {}
-impl std::hash::Hash for Source {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.name.hash(state);
-    }
-}
-
-macro_rules! source {
-    ($name:literal) => {
-        Source { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")) }
-    };
-}
-
-impl Source {
-    /// Attention forward, Hopper.
-    pub const ATTENTION_FWD_SM90: Source = source!("attention_fwd_sm90");
-    /// Attention backward, Hopper.
-    pub const ATTENTION_BWD_SM90: Source = source!("attention_bwd_sm90");
-    /// Attention forward, Ampere and everything else.
-    pub const ATTENTION_FWD: Source = source!("attention_fwd");
-    /// Attention backward, Ampere and everything else.
-    pub const ATTENTION_BWD: Source = source!("attention_bwd");
-    /// Scans over the gates.
-    pub const ATTENTION_GATES: Source = source!("attention_gates");
-    /// Which tiles to visit, in which order.
-    pub const ATTENTION_PLAN: Source = source!("attention_plan");
-    /// Row statistics and dQ conversion.
-    pub const ATTENTION_ROWS: Source = source!("attention_rows");
-    /// Attention in single precision.
-    pub const ATTENTION_F32: Source = source!("attention_f32");
-    /// Stick-breaking attention.
-    pub const STICK: Source = source!("stick");
-    /// Residual sum and RMS norm.
-    pub const NORM: Source = source!("norm");
-    /// Sums over rows.
-    pub const COLUMNS: Source = source!("columns");
-    /// Token shift, head norms, RoPE.
-    pub const HEADS: Source = source!("heads");
-    /// Output norm and gate.
-    pub const GATED: Source = source!("gated");
-    /// Conversions, gates, gated linear units, embedding.
-    pub const ELEMENTWISE: Source = source!("elementwise");
-    /// Cross-entropy.
-    pub const LOSS: Source = source!("loss");
-    /// Keys and values in pages.
-    pub const PAGED: Source = source!("paged");
-    /// Products of few rows.
-    pub const THIN: Source = source!("thin");
-    /// Steps of one token.
-    pub const DECODE: Source = source!("decode");
-    /// AdamW and sums of squares.
-    pub const UPDATE: Source = source!("update");
-    /// Columns, time steps and gates of the recurrent baselines.
-    pub const BASELINE: Source = source!("baseline");
-    /// The additive scan: states and outputs.
-    pub const SCAN_ADD: Source = source!("scan_add");
-    /// The additive scan: gradients.
-    pub const SCAN_ADD_BWD: Source = source!("scan_add_bwd");
-    /// The short convolution.
-    pub const CONV: Source = source!("conv");
-    /// The delta rule: states and outputs.
-    pub const SCAN_DELTA: Source = source!("scan_delta");
-    /// The delta rule: gradients.
-    pub const SCAN_DELTA_BWD: Source = source!("scan_delta_bwd");
-}
-
-const HEADERS: [(&str, &str); 18] = [
-    ("pieces.cuh", include_str!("../kernels/pieces.cuh")),
-    ("decode.cuh", include_str!("../kernels/decode.cuh")),
-    ("decode_attention.cuh", include_str!("../kernels/decode_attention.cuh")),
-    ("real.cuh", include_str!("../kernels/real.cuh")),
-    ("ptx.cuh", include_str!("../kernels/ptx.cuh")),
-    ("tma.cuh", include_str!("../kernels/tma.cuh")),
-    ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
-    ("mma.cuh", include_str!("../kernels/mma.cuh")),
-    ("scan.cuh", include_str!("../kernels/scan.cuh")),
-    ("scan_add.cuh", include_str!("../kernels/scan_add.cuh")),
-    ("scan_channel.cuh", include_str!("../kernels/scan_channel.cuh")),
-    ("scan_delta.cuh", include_str!("../kernels/scan_delta.cuh")),
-    ("attention.cuh", include_str!("../kernels/attention.cuh")),
-    ("softmax.cuh", include_str!("../kernels/softmax.cuh")),
-    ("stick.cuh", include_str!("../kernels/stick.cuh")),
-    ("forward_halves.cuh", include_str!("../kernels/forward_halves.cuh")),
-    ("forward_whole.cuh", include_str!("../kernels/forward_whole.cuh")),
-    ("backward_keys.cuh", include_str!("../kernels/backward_keys.cuh")),
-];
+use crate::{Error, Result, Source};
 
 /// Machine code and the compiler's report about it.
 #[derive(Debug)]
@@ -160,18 +60,22 @@ impl Program {
     fn new(source: Source) -> Result<Self> {
         let text = c_string(source.text)?;
         let name = c_string(source.name)?;
-        let headers: Vec<CString> = HEADERS.iter().map(|h| c_string(h.1)).collect::<Result<_>>()?;
-        let names: Vec<CString> = HEADERS.iter().map(|h| c_string(h.0)).collect::<Result<_>>()?;
+        let (mut names, mut headers) = (Vec::new(), Vec::new());
+        for (name, text) in source.headers() {
+            names.push(c_string(name)?);
+            headers.push(c_string(&text)?);
+        }
+        let count = headers.len() as i32;
         let headers: Vec<*const c_char> = headers.iter().map(|h| h.as_ptr()).collect();
         let names: Vec<*const c_char> = names.iter().map(|n| n.as_ptr()).collect();
         let mut handle = ptr::null_mut();
-        // SAFETY: all strings are alive and terminated, and the two arrays have HEADERS.len() items.
+        // SAFETY: all strings are alive and terminated, and the two arrays have `count` items.
         let status = unsafe {
             nvrtc::nvrtcCreateProgram(
                 &mut handle,
                 text.as_ptr(),
                 name.as_ptr(),
-                HEADERS.len() as i32,
+                count,
                 headers.as_ptr(),
                 names.as_ptr(),
             )
@@ -270,9 +174,9 @@ fn cache_name(source: Source, architecture: &str, defines: &[String]) -> String 
         key.push_str(part);
         key.push('\0');
     }
-    for (name, text) in HEADERS {
+    for (name, text) in source.headers() {
         key.push_str(name);
-        key.push_str(text);
+        key.push_str(&text);
     }
     for define in defines {
         key.push_str(define);
@@ -290,15 +194,13 @@ fn read_cached(path: &Path) -> Option<Vec<u8>> {
     (XxHash3_64::oneshot(&bytes) == sum).then_some(bytes)
 }
 
-fn write_cached(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
+fn write_cached(path: &Path, cubin: &[u8]) -> std::result::Result<(), FileError> {
     if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
+        durable::create_folder(folder)?;
     }
-    let aside = path.with_extension(format!("{}.tmp", std::process::id()));
     let mut bytes = cubin.to_vec();
     bytes.extend_from_slice(&XxHash3_64::oneshot(cubin).to_le_bytes());
-    std::fs::write(&aside, bytes)?;
-    std::fs::rename(&aside, path)
+    durable::write_shared(path, &bytes)
 }
 
 #[cfg(test)]
@@ -322,12 +224,21 @@ mod tests {
 
     #[test]
     fn cache_names_depend_on_everything() {
-        let name = |arch: &str, define: &str| {
-            cache_name(Source::ATTENTION_PLAN, arch, &[define.to_owned()])
-        };
-        let base = name("sm_80", "A=1");
-        assert_ne!(base, name("sm_90a", "A=1"));
-        assert_ne!(base, name("sm_80", "A=2"));
-        assert_eq!(base, name("sm_80", "A=1"));
+        let source = Source { name: "probe", text: "", headers: &[], params: &[] };
+        let name =
+            |source, arch: &str, define: &str| cache_name(source, arch, &[define.to_owned()]);
+        let base = name(source, "sm_80", "A=1");
+        assert_eq!(base, name(source, "sm_80", "A=1"));
+        assert_ne!(base, name(source, "sm_90a", "A=1"));
+        assert_ne!(base, name(source, "sm_80", "A=2"));
+        let others = [
+            Source { name: "another", ..source },
+            Source { text: " ", ..source },
+            Source { headers: &[("a.cuh", "")], ..source },
+            Source { params: &[crate::params::tests::PROBE], ..source },
+        ];
+        for other in others {
+            assert_ne!(base, name(other, "sm_80", "A=1"), "{other:?}");
+        }
     }
 }

@@ -48,6 +48,20 @@ pub enum Error {
         /// What this process holds.
         reserved: usize,
     },
+    /// A number that a kernel cannot take: its integers have 32 bits, its grids have limits.
+    #[error(
+        "kernel {kernel}: {field} is {value}, and it can be at most {most}; give the op less at a time"
+    )]
+    TooLarge {
+        /// The kernel, or the table that kernels read.
+        kernel: String,
+        /// The parameter.
+        field: &'static str,
+        /// What it was to be.
+        value: usize,
+        /// What it can be.
+        most: usize,
+    },
     /// The arguments of an op do not fit together, or it cannot do what is asked.
     #[error("{op}: {detail}")]
     Argument {

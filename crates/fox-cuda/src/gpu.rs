@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use crate::compile::{Source, compile_cached};
+use crate::compile::compile_cached;
 use crate::launch::{Kernel, Module};
 use crate::pool::{Buffer, Element, Pool};
+use crate::source::Source;
 use crate::{Error, Result};
 
 /// Generation of a GPU.
@@ -84,7 +85,7 @@ pub struct Gpu {
     pool: Arc<Pool>,
     modules: Mutex<HashMap<ModuleKey, Arc<Module>>>,
     staging: Mutex<Staging>,
-    pub(crate) layouts: crate::attention::LayoutCache,
+    pub(crate) tilings: crate::attention::TilingCache,
 }
 
 // SAFETY: a CUDA context and its streams may be used from any thread that has made the context
@@ -143,7 +144,7 @@ impl Gpu {
             pool: Arc::new(Pool::new(stream)),
             modules: Mutex::default(),
             staging: Mutex::default(),
-            layouts: crate::attention::LayoutCache::default(),
+            tilings: crate::attention::TilingCache::default(),
         })
     }
 
@@ -188,7 +189,7 @@ impl Gpu {
         self.pool.reset_peak();
     }
 
-    /// Fills every buffer with NaN bits when it is handed out, so that reads of what nobody wrote
+    /// Fills every buffer with NaN bits when it is handed out, so that reads of what was not written
     /// show. For tests.
     pub fn poison(&self, on: bool) {
         self.pool.poison(on);
@@ -203,13 +204,13 @@ impl Gpu {
         bind(self.context)
     }
 
-    /// Room for `len` elements, contents unspecified.
+    /// Memory for `len` elements, contents unspecified.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         self.bind()?;
         Pool::alloc(&self.pool, len)
     }
 
-    /// Room for `len` elements, all bits zero.
+    /// Memory for `len` elements, all bits zero.
     pub fn zeros<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let buffer = self.alloc(len)?;
         self.zero(&buffer)?;
@@ -255,7 +256,7 @@ impl Gpu {
         if values.len() != buffer.len() {
             return Err(Error::argument(
                 "download",
-                format!("{} values into room for {}", buffer.len(), values.len()),
+                format!("{} values into memory for {}", buffer.len(), values.len()),
             ));
         }
         self.bind()?;
@@ -298,7 +299,7 @@ impl Gpu {
     }
 
     /// The function `entry` of `source`, compiled with `defines`; compiled and loaded once.
-    pub fn kernel(&self, source: Source, defines: &[String], entry: &str) -> Result<Kernel> {
+    pub(crate) fn kernel(&self, source: Source, defines: &[String], entry: &str) -> Result<Kernel> {
         self.bind()?;
         let key = (source, defines.to_vec());
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -328,12 +329,12 @@ fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i3
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // Errors while leaving have nobody to tell.
+        // Errors in a destructor cannot be reported.
         let _ = self.synchronize();
         if let Ok(mut modules) = self.modules.lock() {
             modules.clear();
         }
-        self.layouts.clear();
+        self.tilings.clear();
         if let Ok(mut staging) = self.staging.lock() {
             *staging = Staging::default();
         }

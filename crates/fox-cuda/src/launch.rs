@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 
+use crate::params::{Held, KernelParams};
 use crate::{Error, Result};
 
 /// Shared memory that a launch gets without asking the driver first.
-const FREE_SHARED_BYTES: u32 = 48 * 1024;
+const FREE_SHARED_BYTES: usize = 48 * 1024;
 
 pub(crate) struct Module {
     name: &'static str,
@@ -50,7 +50,7 @@ impl Module {
         // SAFETY: the function belongs to this module, which is loaded.
         let own_shared = unsafe { result::function::get_function_attribute(handle, which) }
             .map_err(|e| Error::driver(format!("attributes of {entry}"), e))?;
-        let own_shared = own_shared.unsigned_abs();
+        let own_shared = own_shared.unsigned_abs() as usize;
         Ok(Kernel { handle, stream, entry: entry.to_owned(), own_shared, module: self })
     }
 }
@@ -63,12 +63,12 @@ impl Drop for Module {
 }
 
 /// A function on the GPU.
-pub struct Kernel {
+pub(crate) struct Kernel {
     handle: sys::CUfunction,
     stream: sys::CUstream,
     entry: String,
     /// Shared memory that it declares itself, in bytes.
-    own_shared: u32,
+    own_shared: usize,
     module: Arc<Module>,
 }
 
@@ -79,84 +79,59 @@ unsafe impl Sync for Kernel {}
 
 impl Kernel {
     /// A launch of `grid` blocks of `block` threads.
-    pub fn launch(&self, grid: [u32; 3], block: u32) -> Launch<'_> {
+    pub(crate) fn launch(&self, grid: [usize; 3], block: usize) -> Launch<'_> {
         Launch {
             kernel: self,
-            grid,
-            block,
-            shared: 0,
+            size: Size { grid, block, shared: 0 },
             overlapping: false,
             cooperative: false,
-            args: Vec::with_capacity(12),
-            life: PhantomData,
+            params: Vec::with_capacity(12),
         }
     }
-
-    /// Registers per thread.
-    pub fn registers(&self) -> Result<i32> {
-        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NUM_REGS;
-        // SAFETY: the function belongs to a module that `self` keeps loaded.
-        unsafe { result::function::get_function_attribute(self.handle, which) }
-            .map_err(|e| Error::driver(format!("attributes of {}", self.entry), e))
-    }
 }
 
-/// A value that a kernel takes by value.
-///
-/// # Safety
-/// The type must have the layout of the parameter in the kernel's source.
-pub unsafe trait KernelArg: Copy {}
-// SAFETY: the same on both sides.
-unsafe impl KernelArg for i32 {}
-// SAFETY: the same on both sides.
-unsafe impl KernelArg for u32 {}
-// SAFETY: the same on both sides.
-unsafe impl KernelArg for f32 {}
-// SAFETY: a device address is a 64-bit pointer.
-unsafe impl KernelArg for u64 {}
-
-/// A parameter of one machine word or less: what the ops' kernels take.
+/// Thread blocks, their threads and their dynamic shared memory in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arg(u64);
+struct Size {
+    grid: [usize; 3],
+    block: usize,
+    shared: usize,
+}
 
-// The driver reads as many of the low bytes as the parameter has: GPUs' hosts are little-endian.
-impl From<u64> for Arg {
-    fn from(address: u64) -> Self {
-        Arg(address)
-    }
-}
-impl From<usize> for Arg {
-    fn from(count: usize) -> Self {
-        Arg(count as u64)
-    }
-}
-impl From<i32> for Arg {
-    fn from(value: i32) -> Self {
-        Arg(u64::from(value as u32))
-    }
-}
-impl From<f32> for Arg {
-    fn from(value: f32) -> Self {
-        Arg(u64::from(value.to_bits()))
+impl Size {
+    /// Checks everything against the limits of all GPUs; the driver has further ones.
+    fn check(&self, kernel: &str) -> Result<()> {
+        let [x, y, z] = self.grid;
+        let limits = [
+            ("the grid's x", x, i32::MAX as usize),
+            ("the grid's y", y, 65535),
+            ("the grid's z", z, 65535),
+            ("threads of a block", self.block, 1024),
+            ("bytes of shared memory", self.shared, i32::MAX as usize),
+        ];
+        for (field, value, most) in limits {
+            if value > most {
+                return Err(Error::TooLarge { kernel: kernel.to_owned(), field, value, most });
+            }
+        }
+        Ok(())
     }
 }
 
 /// A launch being put together.
-pub struct Launch<'a> {
+pub(crate) struct Launch<'a> {
     kernel: &'a Kernel,
-    grid: [u32; 3],
-    block: u32,
-    shared: u32,
+    size: Size,
     overlapping: bool,
     cooperative: bool,
-    args: Vec<*mut c_void>,
-    life: PhantomData<&'a ()>,
+    /// What the driver copies, in the order of the kernel's parameters.
+    params: Vec<Held>,
 }
 
-impl<'a> Launch<'a> {
+impl Launch<'_> {
     /// Dynamic shared memory, in bytes.
-    pub fn shared(mut self, bytes: u32) -> Self {
-        self.shared = bytes;
+    pub(crate) fn shared(mut self, bytes: usize) -> Self {
+        self.size.shared = bytes;
         self
     }
 
@@ -173,15 +148,15 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// The next parameter.
-    pub fn arg<T: KernelArg>(mut self, value: &'a T) -> Self {
-        self.args.push(ptr_of(value));
-        self
+    /// The next parameters; an error where a number among them does not fit.
+    pub(crate) fn params<P: KernelParams>(mut self, params: P) -> Result<Self> {
+        params.hold_all(&self.kernel.entry, &mut self.params)?;
+        Ok(self)
     }
 
-    /// The next parameters.
-    pub(crate) fn args(mut self, values: &'a [Arg]) -> Self {
-        self.args.extend(values.iter().map(|value| ptr_of(&value.0)));
+    /// The next parameter as it is: one that the driver itself has described.
+    pub(crate) fn opaque<T: Copy + 'static>(mut self, value: T) -> Self {
+        self.params.push(Held::Value(Box::new(value)));
         self
     }
 
@@ -190,8 +165,9 @@ impl<'a> Launch<'a> {
     /// # Safety
     /// The parameters must be those of the kernel, in order, and every address among them must
     /// belong to live buffers of the sizes that the kernel expects.
-    pub unsafe fn run(mut self, shapes: impl FnOnce() -> String) -> Result<()> {
-        if self.grid.contains(&0) {
+    pub(crate) unsafe fn run(self, shapes: impl FnOnce() -> String) -> Result<()> {
+        self.size.check(&self.kernel.entry)?;
+        if self.size.grid.contains(&0) {
             return Ok(());
         }
         let outcome = self.allow_shared().and_then(|()| {
@@ -200,21 +176,15 @@ impl<'a> Launch<'a> {
         });
         outcome.map_err(|e| {
             let Kernel { entry, module, .. } = self.kernel;
-            Error::driver(
-                format!(
-                    "launching {}::{entry} on a grid of {:?} for {}",
-                    module.name,
-                    self.grid,
-                    shapes()
-                ),
-                e,
-            )
+            let (name, grid) = (module.name, self.size.grid);
+            let call = format!("launching {name}::{entry} on a grid of {grid:?} for {}", shapes());
+            Error::driver(call, e)
         })
     }
 
     /// # Safety
     /// As for [`Launch::run`].
-    unsafe fn submit(&mut self) -> std::result::Result<(), cudarc::driver::DriverError> {
+    unsafe fn submit(&self) -> std::result::Result<(), cudarc::driver::DriverError> {
         use sys::CUlaunchAttributeID as Id;
         use sys::CUlaunchAttributeValue as Value;
         let overlapping = (
@@ -228,36 +198,66 @@ impl<'a> Launch<'a> {
                 .filter(|(on, _)| *on)
                 .map(|(_, (id, value))| sys::CUlaunchAttribute { id, pad: [0; 4], value })
                 .collect();
+        let Size { grid: [x, y, z], block, shared } = self.size;
+        // All of these were checked by `run`.
         let config = sys::CUlaunchConfig {
-            gridDimX: self.grid[0],
-            gridDimY: self.grid[1],
-            gridDimZ: self.grid[2],
-            blockDimX: self.block,
+            gridDimX: x as u32,
+            gridDimY: y as u32,
+            gridDimZ: z as u32,
+            blockDimX: block as u32,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: self.shared,
+            sharedMemBytes: shared as u32,
             hStream: self.kernel.stream,
             attrs: attributes.as_mut_ptr(),
             numAttrs: attributes.len() as u32,
         };
-        let (handle, args) = (self.kernel.handle, self.args.as_mut_ptr());
-        // SAFETY: the caller's promise; the configuration lives until the call returns.
-        unsafe { sys::cuLaunchKernelEx(&config, handle, args, ptr::null_mut()) }.result()
+        // The driver only reads parameters.
+        let mut params: Vec<*mut c_void> =
+            self.params.iter().map(|param| param.address().cast_mut()).collect();
+        // SAFETY: the caller's promise; configuration and parameters live until the call returns.
+        unsafe {
+            sys::cuLaunchKernelEx(&config, self.kernel.handle, params.as_mut_ptr(), ptr::null_mut())
+        }
+        .result()
     }
 
     fn allow_shared(&self) -> std::result::Result<(), cudarc::driver::DriverError> {
-        if self.shared + self.kernel.own_shared <= FREE_SHARED_BYTES {
+        if self.size.shared + self.kernel.own_shared <= FREE_SHARED_BYTES {
             return Ok(());
         }
         let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // Checked by `run`.
+        let shared = self.size.shared as i32;
         // SAFETY: the function is live; the driver checks the value.
-        unsafe {
-            result::function::set_function_attribute(self.kernel.handle, which, self.shared as i32)
-        }
+        unsafe { result::function::set_function_attribute(self.kernel.handle, which, shared) }
     }
 }
 
-fn ptr_of<T>(value: &T) -> *mut c_void {
-    // The driver only reads parameters.
-    ptr::from_ref(value).cast_mut().cast()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_beyond_the_limits_names_kernel_and_value() {
+        let fits = Size { grid: [i32::MAX as usize, 65535, 65535], block: 1024, shared: 227 << 10 };
+        assert!(fits.check("probe").is_ok());
+        let message = |size: Size| size.check("probe").map_err(|e| e.to_string()).unwrap_err();
+        let expected = |field: &str, value: usize, most: usize| {
+            format!(
+                "kernel probe: {field} is {value}, and it can be at most {most}; give the op less at a time"
+            )
+        };
+        let most = i32::MAX as usize;
+        let size = Size { grid: [most + 1, 1, 1], ..fits };
+        assert_eq!(message(size), expected("the grid's x", most + 1, most));
+        let size = Size { grid: [1, 65536, 1], ..fits };
+        assert_eq!(message(size), expected("the grid's y", 65536, 65535));
+        let size = Size { grid: [1, 1, usize::MAX], ..fits };
+        assert_eq!(message(size), expected("the grid's z", usize::MAX, 65535));
+        let size = Size { block: 1025, ..fits };
+        assert_eq!(message(size), expected("threads of a block", 1025, 1024));
+        let size = Size { shared: 1 << 31, ..fits };
+        assert_eq!(message(size), expected("bytes of shared memory", 1 << 31, most));
+    }
 }

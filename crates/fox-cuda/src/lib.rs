@@ -2,7 +2,7 @@
 //!
 //! Nothing of CUDA is needed to build this crate or to start a program that contains it: the driver,
 //! NVRTC and cuBLASLt are opened when a [`Gpu`] is asked for, and a missing library is an ordinary
-//! [`Error`]. Kernels are CUDA C++ sources in `kernels/`, compiled for the GPU at hand when first used
+//! [`Error`]. Kernels are CUDA C++ sources beside the ops in `ops/`, compiled for the GPU at hand when first used
 //! and kept on disk.
 //!
 //! Layers, from the bottom: `cudarc` opens the libraries and declares their functions; [`Gpu`] owns a
@@ -10,21 +10,25 @@
 //! ([`attention`]) turn shapes into launches, and [`Cuda`] is the [`fox_tensor::Backend`] made of them.
 
 mod arena;
-pub mod attention;
 mod backend;
 mod compile;
 mod error;
-mod gemm;
 mod gpu;
 mod launch;
+mod ops;
+mod params;
 mod pool;
+mod recent;
+mod source;
 mod timer;
 
-pub use backend::{Cuda, Precision, device, op_variants};
-pub use compile::{Compiled, Source, compile, nvrtc_is_present};
+pub use backend::{Cuda, Precision, device};
+pub use compile::{Compiled, compile, nvrtc_is_present};
 pub use error::{Error, Result};
-pub use gemm::{Gemm, Matrix, Product};
 pub use gpu::{Architecture, Gpu};
-pub use launch::{Kernel, KernelArg, Launch};
+pub use ops::attention;
+pub use ops::linear::{Gemm, Matrix, Product};
+pub use ops::variants;
 pub use pool::{Buffer, Element, Float};
+pub use source::Source;
 pub use timer::Timer;

@@ -6,6 +6,7 @@
 #[path = "../examples/attention/cases.rs"]
 #[allow(dead_code)] // the driver uses more of it
 mod cases;
+mod common;
 #[path = "../examples/attention/reference.rs"]
 mod reference;
 
@@ -15,6 +16,6 @@ use fox_cuda::Gpu;
 fn every_case_is_right() {
     match Gpu::new(0) {
         Ok(gpu) => assert!(cases::check_all(&gpu, "").unwrap()),
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => common::skipped(&e.to_string()),
     }
 }

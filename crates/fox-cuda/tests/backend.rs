@@ -1,17 +1,18 @@
 //! Every op case on the GPU in f32, where there is one. `fox selftest --device cuda` does more.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use fox_cuda::{Cuda, Gpu, Precision};
-use fox_tensor::{Device, Error, cases};
+mod common;
 
-/// Norm-wise relative error that f32 arithmetic may have.
+use fox_cuda::{Cuda, Gpu, Precision};
+use fox_tensor::{Device, cases};
+
+/// Relative error that f32 arithmetic may have, norm-wise and of the largest element.
 const TOLERANCE: f64 = 2e-5;
 
 #[test]
 fn every_case_in_f32() {
     if !Gpu::driver_is_present() {
-        println!("skipped: there is no GPU");
-        return;
+        return common::skipped("there is no GPU");
     }
     let gpu = Gpu::new(0).unwrap();
     gpu.poison(true);
@@ -20,17 +21,17 @@ fn every_case_in_f32() {
     for case in cases::all() {
         let got = match cases::run(&case, &cuda) {
             Ok(got) => got,
-            // Ops that only the recurrent models and stick-breaking need.
-            Err(Error::Unsupported { .. }) => continue,
             Err(error) => {
                 failures.push(format!("{}: {error}", case.name));
                 continue;
             }
         };
         let want = cases::run(&case, &Device::naive()).unwrap();
-        for (output, error) in cases::compare(&got, &want) {
-            if error.is_nan() || error > TOLERANCE {
-                failures.push(format!("{}: {output} is off by {error:.1e}", case.name));
+        for measure in [cases::relative_error, cases::largest_error] {
+            for (output, error) in cases::compare_by(measure, &got, &want) {
+                if error.is_nan() || error > TOLERANCE {
+                    failures.push(format!("{}: {output} is off by {error:.1e}", case.name));
+                }
             }
         }
     }

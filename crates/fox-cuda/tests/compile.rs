@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fox_cuda::{Source, attention, compile, nvrtc_is_present, op_variants};
+use fox_cuda::{Source, compile, nvrtc_is_present, variants};
 use serde::Deserialize;
 
-/// Limits of one entry of `kernels/budget.toml`.
+/// Limits of one entry of `budget.toml`.
 #[derive(Deserialize)]
 struct Budget {
     /// Name of the source, e.g. `attention_fwd_sm90`.
@@ -65,7 +65,7 @@ fn kernels_compile_within_their_budgets() {
         println!("skipped: libnvrtc was not found");
         return;
     }
-    let budgets: Budgets = toml::from_str(include_str!("../kernels/budget.toml")).unwrap();
+    let budgets: Budgets = toml::from_str(include_str!("../budget.toml")).unwrap();
     // All variants of the Hopper kernels, the usual ones of the rest: the others differ from these in
     // the mask alone.
     let usual = |defines: &[String]| {
@@ -75,8 +75,7 @@ fn kernels_compile_within_their_budgets() {
     let mut jobs = Vec::new();
     let mut counts = BTreeMap::new();
     for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"] {
-        let mut variants = attention::all_variants(architecture == "sm_90a");
-        variants.extend(op_variants());
+        let mut variants = variants(architecture == "sm_90a");
         variants.retain(|(source, defines)| source.name.ends_with("sm90") || usual(defines));
         counts.insert(architecture, variants.len());
         jobs.extend(variants.into_iter().map(|(source, defines)| (architecture, source, defines)));

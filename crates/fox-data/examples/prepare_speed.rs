@@ -1,4 +1,5 @@
-//! Compares `prepare` with the tokenizer library alone on all cores:
+//! Compares `prepare` with the tokenizer library alone on all cores, and the first reading of shards, which checks them,
+//! with the second:
 //! `cargo run -p fox-data --release --example prepare_speed -- CORPUS [TOKENIZER]`
 
 use std::ops::ControlFlow;
@@ -6,7 +7,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use fox_data::{Corpus, CorpusOptions, HeldOut, PrepareOptions, Tokenizer, prepare};
+use fox_data::{
+    Corpus, CorpusOptions, Dataset, HeldOut, PrepareOptions, PreparedDataset, Split, Tokenizer,
+    Verify, prepare,
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -42,13 +46,38 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let start = Instant::now();
     let report = prepare(&options, |_| ControlFlow::Continue(()))?;
     let prepared = start.elapsed().as_secs_f64();
+    let readings = read_twice(&out)?;
     std::fs::remove_dir_all(&out)?;
     if report.index.train.tokens() != alone as u64 {
         return Err("prepare and the library disagree about the number of tokens".into());
     }
     println!("prepare:                  {:8.1} MB/s", speed(prepared));
     println!("{alone} tokens; prepare reaches {:.2} of the library alone", library / prepared);
+    let stored = (report.index.train.tokens() * report.index.token_bytes as u64) as f64;
+    for (name, seconds) in
+        ["shards read once (checked):", "shards read again:"].iter().zip(readings)
+    {
+        println!("{name:27} {:8.1} MB/s, {:.1} ms", stored / 1e6 / seconds, 1e3 * seconds);
+    }
     Ok(())
+}
+
+/// Seconds that a first and a second reading of all tokens take.
+fn read_twice(folder: &Path) -> fox_data::Result<[f64; 2]> {
+    let data = PreparedDataset::open(folder, Split::Train, Verify::Structure)?;
+    let mut ids = vec![0; 1 << 16];
+    let mut read = || -> fox_data::Result<f64> {
+        let begin = Instant::now();
+        for document in 0..data.lengths().documents() {
+            let len = data.lengths().len_of(document).unwrap_or(0);
+            for start in (0..len).step_by(ids.len()) {
+                let count = (len - start).min(ids.len() as u64) as usize;
+                data.read(document, start, &mut ids[..count])?;
+            }
+        }
+        Ok(begin.elapsed().as_secs_f64())
+    };
+    Ok([read()?, read()?])
 }
 
 /// The number of ids, documents shared out longest first.

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fox_base::FileError;
+
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -17,23 +19,58 @@ pub enum Error {
         path: PathBuf,
     },
     /// The operating system refused something.
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(FileError),
     /// A file whose ending is not one of a known corpus format.
     #[error(
-        "{} has no known corpus ending; use .txt, .md, .jsonl, .ndjson (each also with .zst or .gz) or .parquet",
+        "{} has no known corpus ending; use .txt, .text, .jsonl, .ndjson, .json (each also with .zst or .gz) or .parquet",
         path.display()
     )]
     UnknownFormat {
         /// The file.
         path: PathBuf,
+    },
+    /// A pipe, a socket or a device in place of a file.
+    #[error(
+        "{} is {kind}, not a file, and a corpus is read more than once; write its contents to a file first",
+        path.display()
+    )]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// A link whose target is gone.
+    #[error(
+        "{} is a link to something that does not exist; restore its target or remove the link",
+        path.display()
+    )]
+    DanglingLink {
+        /// The link.
+        path: PathBuf,
+    },
+    /// A link to a folder inside of a corpus.
+    #[error(
+        "{} is a link to a folder, and those are not followed; put the folder itself there or remove the link",
+        path.display()
+    )]
+    LinkedFolder {
+        /// The link.
+        path: PathBuf,
+    },
+    /// A file that has another size than when it was found.
+    #[error(
+        "{} changed while it was read (it had {expected} bytes, now it has {found}); run the same command again when nothing writes to it",
+        path.display()
+    )]
+    ChangedWhileRead {
+        /// The file.
+        path: PathBuf,
+        /// Its size when it was found.
+        expected: u64,
+        /// Its size now.
+        found: u64,
     },
     /// Something that this build leaves out.
     #[error(
@@ -78,6 +115,17 @@ pub enum Error {
         /// Bytes of the (decompressed) file before the bad one.
         offset: u64,
     },
+    /// Text in another encoding.
+    #[error(
+        "{} is {encoding}, not UTF-8 text; convert it first, e.g. with `iconv -t UTF-8`",
+        path.display()
+    )]
+    OtherEncoding {
+        /// The file.
+        path: PathBuf,
+        /// What it seems to be.
+        encoding: &'static str,
+    },
     /// A line that is not a JSON object.
     #[error(
         "{} line {line} is not a JSON object ({detail}); correct or remove the line",
@@ -103,6 +151,21 @@ pub enum Error {
         place: String,
         /// The wanted field.
         field: String,
+    },
+    /// A text field that holds no text.
+    #[error(
+        "{} line {line} has {found} in its text field \"{field}\", expected a string; correct or remove the line",
+        path.display()
+    )]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// Line number from 1.
+        line: u64,
+        /// The field.
+        field: String,
+        /// What it holds.
+        found: &'static str,
     },
     /// Plain text where rows with columns are needed.
     #[error(
@@ -194,7 +257,10 @@ pub enum Error {
         expected: String,
     },
     /// A shard that is not what was written.
-    #[error("shard {} is damaged ({detail}); run prepare again to rebuild it", path.display())]
+    #[error(
+        "shard {} is damaged ({detail}); run the same `fox prepare` again to rebuild it, or restore it from a copy",
+        path.display()
+    )]
     BadShard {
         /// The shard.
         path: PathBuf,
@@ -202,7 +268,10 @@ pub enum Error {
         detail: String,
     },
     /// An index that is not what was written.
-    #[error("index {} is damaged ({detail}); run prepare again to rebuild it", path.display())]
+    #[error(
+        "index {} is damaged ({detail}); run the same `fox prepare` again to rebuild it, or restore it from a copy",
+        path.display()
+    )]
     BadIndex {
         /// The index.
         path: PathBuf,
@@ -239,6 +308,18 @@ pub enum Error {
         path: PathBuf,
         /// What differs.
         detail: String,
+    },
+    /// Another process prepares into the same folder.
+    #[error(
+        "another process{} is preparing into {}; wait until it has ended or choose another folder",
+        pid.map(|pid| format!(" ({pid})")).unwrap_or_default(),
+        path.display()
+    )]
+    Locked {
+        /// The folder.
+        path: PathBuf,
+        /// Its number, when it is known.
+        pid: Option<u32>,
     },
     /// An output folder with other things in it.
     #[error(
@@ -331,12 +412,19 @@ pub enum Error {
 }
 
 impl Error {
-    /// Wraps an operating system error; a missing file gets its own sentence.
+    /// For `map_err`: says what was tried with which path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_path_buf();
-        move |source| match source.kind() {
-            io::ErrorKind::NotFound => Self::Missing { path },
-            _ => Self::Io { action, path, source },
+        let named = FileError::at(action, path);
+        move |source| named(source).into()
+    }
+}
+
+impl From<FileError> for Error {
+    /// A missing file gets its own sentence.
+    fn from(error: FileError) -> Self {
+        match error.source.kind() {
+            io::ErrorKind::NotFound => Self::Missing { path: error.path },
+            _ => Self::File(error),
         }
     }
 }

@@ -29,7 +29,6 @@
 
 mod corpus;
 mod dataset;
-mod durable;
 mod error;
 mod loader;
 mod positioned;

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use fox_data::{
-    Batch, Dataset, Error, IGNORED_LABEL, Layout, Loader, LoaderConfig, LoaderState, MemoryDataset,
-    Order,
+    Batch, Dataset, DocumentLengths, Error, IGNORED_LABEL, Layout, Loader, LoaderConfig,
+    LoaderState, MemoryDataset, Order,
 };
 use proptest::prelude::*;
 
@@ -212,4 +212,80 @@ fn dropping_the_reader_ends_its_thread() {
     let mut batches = loader.prefetch(loader.state_at(0), 4).unwrap();
     batches.next().unwrap().unwrap();
     drop(batches);
+}
+
+/// Documents that exist only as a rule, so many or so long that 32 bits do not count their tokens.
+struct Vast(DocumentLengths);
+
+/// Every 64-bit place gives another id, almost always.
+fn id_at(document: u64, position: u64) -> u32 {
+    let mixed = (document.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ position)
+        .wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed >> 33) as u32
+}
+
+impl Dataset for Vast {
+    fn lengths(&self) -> &DocumentLengths {
+        &self.0
+    }
+
+    fn read(&self, document: u64, start: u64, out: &mut [u32]) -> Result<(), Error> {
+        let len = self.0.len_of(document).unwrap();
+        assert!(start + out.len() as u64 <= len);
+        for (position, id) in (start..).zip(out) {
+            *id = id_at(document, position);
+        }
+        Ok(())
+    }
+
+    fn vocab_size(&self) -> usize {
+        1 << 31
+    }
+
+    fn bos(&self) -> u32 {
+        7
+    }
+
+    fn identity(&self) -> String {
+        "vast".into()
+    }
+
+    fn tokenizer_identity(&self) -> String {
+        "test".into()
+    }
+}
+
+/// 48 billion tokens are more than 2^35.
+#[test]
+fn places_beyond_32_bits_are_reached() {
+    const K: u64 = 1 << 10;
+    let (many, long) = (1_u64 << 34, 1_u64 << 36);
+    let varied = DocumentLengths::Varied { ends: vec![long, long + 5 * K, 2 * long] };
+    for (lengths, layout) in [
+        (DocumentLengths::Uniform { documents: many, len: 4 * K }, Layout::Windows),
+        (DocumentLengths::Uniform { documents: 3, len: long }, Layout::Windows),
+        (DocumentLengths::Uniform { documents: many, len: 4 * K }, Layout::Packed),
+        (varied.clone(), Layout::Windows),
+        (varied, Layout::Packed),
+    ] {
+        let config =
+            LoaderConfig { order: Order::Sequential, layout, ..LoaderConfig::new(1024, 2) };
+        let loader = Loader::new(Arc::new(Vast(lengths.clone())), config.clone()).unwrap();
+        let tokens = lengths.tokens();
+        assert_eq!(loader.batches_per_epoch(), tokens / (2 * K));
+        for number in [0, (1 << 22) + 3, loader.batches_per_epoch() - 1] {
+            let batch = loader.batch(number).unwrap();
+            let first = number * 2 * K;
+            for at in [0, 1, K - 1, K, 2 * K - 1] {
+                let (document, position) = lengths.locate(first + at).unwrap();
+                assert_eq!(batch.labels[at as usize] as u32, id_at(document, position));
+            }
+        }
+        // Shuffled, too, every sequence lies inside, and far ones come.
+        let config = LoaderConfig { order: Order::Shuffled { seed: 1 }, ..config };
+        let shuffled = Loader::new(Arc::new(Vast(lengths)), config).unwrap();
+        let ids: std::collections::HashSet<i32> =
+            (0..64).flat_map(|n| shuffled.batch((1 << 32) + n).unwrap().labels).collect();
+        assert!(ids.len() > 100_000, "{}", ids.len());
+    }
 }

@@ -212,6 +212,25 @@ fn damaged_chunks_are_said() {
 }
 
 #[test]
+fn a_chunk_of_another_size_is_said() {
+    for blosc in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        write_array(folder.path(), [4, 64], [4, 64], Style { blosc, ..STYLE });
+        let path = folder.path().join("0.0");
+        let whole = fs::read(&path).unwrap();
+        let mut ids = vec![0; 8];
+        open(folder.path()).read(0, 0, &mut ids).unwrap();
+        // The place that is read is untouched: only the size tells.
+        for bytes in [[&whole[..], b"!"].concat(), whole[..whole.len() - 1].to_vec()] {
+            fs::write(&path, &bytes).unwrap();
+            let error = open(folder.path()).read(0, 0, &mut ids).unwrap_err().to_string();
+            let want = format!("has {} bytes instead of {}", bytes.len(), whole.len());
+            assert!(error.contains(&want) && error.contains("0.0"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn a_folder_without_data_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let error = open_dataset(folder.path(), Split::Train, None, Verify::Structure).err().unwrap();

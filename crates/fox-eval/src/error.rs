@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fox_base::FileError;
+
 /// What can go wrong in an evaluation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -35,6 +37,19 @@ pub enum Error {
         source_name: &'static str,
         /// The vocabulary it would need.
         needed: usize,
+    },
+    /// A model that computes something else than numbers.
+    #[error(
+        "the model {model} computes {what} of {value}, which is not a finite number; its weights are damaged or \
+         its training diverged, so evaluate an earlier checkpoint"
+    )]
+    NotFinite {
+        /// Name of the model.
+        model: String,
+        /// What is not finite, e.g. `a loss at position 3`.
+        what: String,
+        /// NaN or an infinity.
+        value: f64,
     },
     /// A state file belongs to another evaluation.
     #[error("{path} holds another evaluation ({found}, not {expected}); remove it or name another folder", path = path.display())]
@@ -80,15 +95,8 @@ pub enum Error {
         detail: String,
     },
     /// A file cannot be read or written.
-    #[error("cannot {action} {path}: {source}", path = path.display())]
-    Io {
-        /// What was tried, e.g. `read`.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's words.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// An argument is out of range.
     #[error("{0}")]
     Argument(String),
@@ -106,8 +114,8 @@ pub enum Error {
 impl Error {
     /// For `map_err` on file operations.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_path_buf();
-        move |source| Error::Io { action, path, source }
+        let named = FileError::at(action, path);
+        move |source| named(source).into()
     }
 }
 

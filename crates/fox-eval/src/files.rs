@@ -1,28 +1,20 @@
-//! Result files: written aside and renamed, so that a reader never meets half of one.
+//! Result files: a reader never meets half of one.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 
+use fox_base::durable;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Writes a whole file, or nothing.
+/// Writes a whole file, or nothing; creates the folders above it.
 pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
     if let Some(folder) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-        fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+        durable::create_folder(folder)?;
     }
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".tmp");
-    let aside = path.with_file_name(name);
-    let written = fs::File::create(&aside).and_then(|mut file| {
-        file.write_all(contents)?;
-        file.sync_all()
-    });
-    written.map_err(Error::io("write", &aside))?;
-    fs::rename(&aside, path).map_err(Error::io("write", path))
+    Ok(durable::write(path, contents)?)
 }
 
 /// A result, and what exactly it is a result of.

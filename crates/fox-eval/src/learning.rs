@@ -1,6 +1,6 @@
 //! Learning curves.
 
-use crate::plot::{LineChart, Series};
+use fox_plot::LineChart;
 
 /// The training losses of a run: tokens seen, and the loss of a batch in nats.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -35,8 +35,8 @@ pub fn learning_chart(runs: &[Learning]) -> LineChart {
     let mut chart = LineChart::new("Learning curves", "tokens seen", "loss, nats");
     let curves: Vec<Vec<(f64, f64)>> = runs.iter().map(Learning::smoothed).collect();
     chart.y_range = range(&curves);
-    for (color, (run, curve)) in runs.iter().zip(curves).enumerate() {
-        chart.series.push(Series::new(&run.model, color, curve));
+    for (run, curve) in runs.iter().zip(curves) {
+        chart.add_line(&run.model, curve);
     }
     chart
 }

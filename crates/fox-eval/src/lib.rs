@@ -6,7 +6,7 @@
 //! - [`tasks`]: questions with right answers, and LongBench.
 //! - [`inspect`]: forget gates, half-lives, attention, pruning.
 //! - [`compare`]: all of this side by side.
-//! - [`plot`] and [`report`]: the pictures, and the page they stand on.
+//! - [`report`]: the page that the pictures ([`fox_plot`]) stand on.
 
 pub mod compare;
 pub mod error;
@@ -15,7 +15,6 @@ pub mod inspect;
 pub mod learning;
 pub mod loss;
 pub mod needle;
-pub mod plot;
 pub mod report;
 pub mod stats;
 mod subject;

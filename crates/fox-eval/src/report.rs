@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::plot::{STYLE, escape, ink_on, sequential};
+use fox_plot::{STYLE, escape, ink_on, sequential};
 
 const PAGE_STYLE: &str = "\
 *{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);\

@@ -32,6 +32,21 @@ impl Subject<'_> {
         Err(Error::Vocabulary { model: self.name.to_string(), model_vocab, source_name, needed })
     }
 
+    /// An error if the model computed a value that is NaN or infinite; `what` names it by its place in
+    /// `values`.
+    ///
+    /// Comparisons with NaN are false, so a NaN would otherwise end as an answer: the first choice, no
+    /// entropy, a half-life of 0.
+    pub(crate) fn check_finite(
+        &self,
+        values: &[f32],
+        what: impl FnOnce(usize) -> String,
+    ) -> Result<()> {
+        let Some(at) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
+        let (model, value) = (self.name.to_string(), f64::from(values[at]));
+        Err(Error::NotFinite { model, what: what(at), value })
+    }
+
     /// A hash of the configuration and all weights: results on file belong to exactly this model.
     pub fn fingerprint(&self) -> Result<u64> {
         let mut hash = XxHash3_64::oneshot(format!("{:?}", self.model.config()).as_bytes());

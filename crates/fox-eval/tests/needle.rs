@@ -1,9 +1,13 @@
 //! The needle test on readers whose result is known beforehand.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+mod common;
+
+use common::{broken, says_not_finite};
 use fox_data::{SyntheticConfig, SyntheticTokenizer, Tokenizer};
 use fox_eval::needle::{
-    Cases, Grid, Mode, ModelReader, Needle, Reader, Reading, SyntheticCases, TextCases, run_needle,
+    Case, Cases, Grid, Mode, ModelReader, Needle, Reader, Reading, SyntheticCases, TextCases,
+    run_needle,
 };
 use fox_eval::{Result, Subject};
 use fox_model::{Model, ModelConfig, Pruning};
@@ -57,6 +61,10 @@ fn a_copier_finds_every_needle() {
     assert!(map.cells.iter().all(|c| c.accuracy == 1.0), "{map:?}");
 }
 
+fn named(model: &Model) -> Subject<'_> {
+    Subject { name: "tiny", model, training_length: None }
+}
+
 fn random_model(vocab: usize) -> Model {
     let mut config = ModelConfig::fox_pro(32, 1, 2);
     config.vocab_size = vocab;
@@ -67,7 +75,7 @@ fn random_model(vocab: usize) -> Model {
 #[test]
 fn a_random_model_prefers_the_right_answer_by_chance() {
     let model = random_model(256);
-    let mut reader = ModelReader::new(&model, Pruning::Off);
+    let mut reader = ModelReader::new(named(&model), Pruning::Off);
     let (cases, count) = (synthetic(Mode::Standard), 960);
     let grid = Grid { lengths: vec![17], depths: vec![0.5], cases: count };
     let map = run_needle("random", &mut reader, &cases, &grid, &words, None, |_| ()).unwrap();
@@ -83,7 +91,7 @@ fn a_random_model_prefers_the_right_answer_by_chance() {
 fn a_model_scores_a_continuation_as_its_own_probabilities_say() {
     let model = random_model(64);
     let prompt = [5, 9, 2, 33];
-    let mut reader = ModelReader::new(&model, Pruning::Off);
+    let mut reader = ModelReader::new(named(&model), Pruning::Off);
     let first = reader.read(&prompt, &[vec![7]], 3).unwrap();
     let longer = reader.read(&[5, 9, 2, 33, 7], &[vec![8]], 1).unwrap();
     let both = reader.read(&prompt, &[vec![7, 8], vec![7]], 0).unwrap();
@@ -131,4 +139,94 @@ fn a_vocabulary_that_is_too_small_is_said() {
         said,
         "the model m has 64 token ids, but the tokenizer has 256; evaluate it with the tokenizer it was trained with"
     );
+}
+
+/// Says the right answer up to a token, and then something else.
+struct Beginner {
+    answer: Vec<u32>,
+    right: usize,
+}
+
+impl Reader for Beginner {
+    fn read(&mut self, _: &[u32], all: &[Vec<u32>], greedy: usize) -> Result<Reading> {
+        let known = &self.answer[..self.right];
+        let said = known.iter().copied().chain(std::iter::repeat(b'#'.into()));
+        Ok(Reading { greedy: said.take(greedy).collect(), log_probs: vec![-1.0; all.len()] })
+    }
+}
+
+/// A case whose answer is compared by ids.
+struct ByIds;
+
+impl Cases for ByIds {
+    fn case(&self, length: usize, _: f64, _: u64) -> Result<Case> {
+        let answer = vec![70, 71, 72];
+        Ok(Case { prompt: vec![1; length], answer, wrong: Vec::new(), expected: None })
+    }
+    fn identity(&self) -> String {
+        "ids".into()
+    }
+    fn vocab_size(&self) -> usize {
+        256
+    }
+    fn answer_tokens(&self) -> usize {
+        3
+    }
+    fn chance(&self) -> f64 {
+        0.0
+    }
+}
+
+#[test]
+fn an_answer_that_only_begins_well_is_not_found() {
+    let tokenizer = Tokenizer::from_name("bytes").unwrap();
+    let decode = |ids: &[u32]| Ok(tokenizer.decode(ids)?);
+    let needle = Needle::default();
+    let text = "A long walk by the sea. ".repeat(100);
+    let in_words = TextCases::new(&text, &needle, Mode::Standard, &tokenizer).unwrap();
+    let grid = Grid { lengths: vec![1000], depths: vec![0.5], cases: 1 };
+    // The full stop behind the answer is not asked for.
+    let words = tokenizer.encode(&needle.answer).unwrap();
+    for (cases, answer, enough) in
+        [(&in_words as &dyn Cases, words.clone(), words.len() - 1), (&ByIds, vec![70, 71, 72], 3)]
+    {
+        for right in [0, 1, enough - 1, enough] {
+            let mut reader = Beginner { answer: answer.clone(), right };
+            let map = run_needle("m", &mut reader, cases, &grid, &decode, None, |_| ()).unwrap();
+            let found = f64::from(u8::from(right == enough));
+            assert_eq!(map.cells[0].accuracy, found, "{} {right}", cases.identity());
+            assert_eq!(map.cells[0].log_prob, -1.0 / answer.len() as f64);
+        }
+    }
+}
+
+#[test]
+fn a_model_that_computes_no_numbers_finds_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("scores.jsonl");
+    let grid = Grid { lengths: vec![64], depths: vec![0.0, 1.0], cases: 1 };
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let model = broken(random_model(256), value);
+        let mut reader = ModelReader::new(named(&model), Pruning::Off);
+        let (cases, file) = (synthetic(Mode::Easy), Some((path.as_path(), 1)));
+        let result = run_needle("tiny", &mut reader, &cases, &grid, &words, file, |_| ());
+        let said = result.unwrap_err().to_string();
+        assert!(says_not_finite(&said), "{said}");
+        // The file names the test and has no score.
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 1);
+    }
+    // A single logit is enough, also while an answer is generated.
+    let mut model = random_model(64);
+    let table = model.params().find("model.embeddings.weight").unwrap();
+    let tensor = model.params().value(table).clone();
+    let mut rows = tensor.to_f32().unwrap();
+    let first = ModelReader::new(named(&model), Pruning::Off).read(&[5, 9], &[], 1).unwrap();
+    let said = first.greedy[0] as usize;
+    rows[said * 32..(said + 1) * 32].fill(f32::NAN);
+    let poisoned = tensor.device().from_f32(&rows, tensor.shape()).unwrap();
+    model.params_mut().set(table, poisoned).unwrap();
+    let mut reader = ModelReader::new(named(&model), Pruning::Off);
+    assert_eq!(reader.read(&[5, 9], &[vec![3]], 1).unwrap().greedy, first.greedy);
+    let said = reader.read(&[5, 9], &[vec![3]], 2).unwrap_err().to_string();
+    assert!(says_not_finite(&said), "{said}");
 }

@@ -1,10 +1,10 @@
 //! Tasks on whole models, against what their plain forward pass says.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use std::path::PathBuf;
+mod common;
 
+use common::{broken, dump, says_not_finite, subject};
 use fox_data::{Record, Tokenizer};
-use fox_eval::Subject;
 use fox_eval::tasks::{
     Ending, Metric, Request, TaskOptions, TaskSpec, find, find_data, greedy, log_likelihoods,
     read_rows, result_on_file, run_task,
@@ -18,15 +18,6 @@ fn model(vocab: usize) -> Model {
     config.vocab_size = vocab;
     config.mlp.intermediate_size = Some(48);
     Model::init(&config, 5, &fox_cpu::device()).unwrap()
-}
-
-fn dump(name: &str) -> Model {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
-    Model::from_checkpoint(&path, &fox_cpu::device()).unwrap()
-}
-
-fn subject(model: &Model) -> Subject<'_> {
-    Subject { name: "tiny", model, training_length: Some(256) }
 }
 
 /// Log-probabilities after every token, from one plain forward pass.
@@ -73,10 +64,20 @@ fn likelihoods_are_those_of_the_plain_forward_pass() {
         let ending = Ending { max_tokens: 4, ..Ending::default() };
         let options = ForwardOptions::default();
         let context = requests[0].context.clone();
-        let continuation = greedy(&model, &context, &ending, &options, |_| Ok(false)).unwrap();
+        let continuation =
+            greedy(&subject(&model), &context, &ending, &options, |_| Ok(false)).unwrap();
+        // Two that it would only begin or only end so, one that stops in the middle of it.
+        let mut begun = continuation.clone();
+        begun[3] = (begun[3] + 1) % 64;
+        requests.push(Request { context: context.clone(), continuation: begun });
+        let ended = [&[(continuation[0] + 1) % 64], &continuation[1..]].concat();
+        requests.push(Request { context: context.clone(), continuation: ended });
+        let part = continuation[..2].to_vec();
+        requests.push(Request { context: context.clone(), continuation: part });
         requests.push(Request { context, continuation });
         let mut told = 0;
-        let found = log_likelihoods(&model, &requests, &options, |done| told = done).unwrap();
+        let found =
+            log_likelihoods(&subject(&model), &requests, &options, |done| told = done).unwrap();
         assert_eq!((found.len(), told), (requests.len(), requests.len()));
         assert!(found.last().unwrap().is_greedy, "{name}");
         for (request, found) in requests.iter().zip(&found) {
@@ -160,9 +161,157 @@ fn whole_texts_are_judged_in_windows() {
     );
     assert!((value(Metric::BytePerplexity) - (-total / 44.0).exp()).abs() < 1e-3);
     assert!((value(Metric::BitsPerByte) + total / 44.0 / 2f64.ln()).abs() < 1e-5);
-    // Windows of 8 tokens judge the same tokens with less context.
-    let (short, _) = run(8);
-    assert!(short.figure(Metric::BitsPerByte).unwrap().value != value(Metric::BitsPerByte));
+}
+
+/// Greek letters have two bytes, emoji four: the same text has other lengths in bytes, characters and words.
+#[test]
+fn lengths_are_bytes_of_utf8() {
+    let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
+    let spec = find("wikitext", None).unwrap();
+    let data = rows(json!([{"page": "η αλεπού τρέχει"}, {"page": "🦊🦊 fox"}]));
+    let (result, samples) =
+        run_task(&subject(&model), &tokenizer, &spec, &data, &TaskOptions::default(), |_| ())
+            .unwrap();
+    let total: f64 = samples.iter().map(|s| s["log_prob"].as_f64().unwrap()).sum();
+    let (bytes, words) = ((2.0 * 13.0 + 2.0) + (8.0 + 4.0), 5.0);
+    let value = |metric| result.figure(metric).unwrap().value;
+    let close = |found: f64, expected: f64| (found / expected - 1.0).abs() < 1e-12;
+    assert!(close(value(Metric::BitsPerByte), -total / bytes / 2f64.ln()));
+    assert!(close(value(Metric::BytePerplexity), (-total / bytes).exp()));
+    assert!(close(value(Metric::WordPerplexity), (-total / words).exp()));
+    // The tokens of this tokenizer are bytes, so a model that knows nothing needs 8 bits for each.
+    assert!((value(Metric::BitsPerByte) - 8.0).abs() < 0.2, "{}", value(Metric::BitsPerByte));
+
+    // With other tokens than bytes the divisor stays.
+    let (model, tokenizer) = (self::model(50257), Tokenizer::from_name("gpt2").unwrap());
+    let (result, samples) =
+        run_task(&subject(&model), &tokenizer, &spec, &data, &TaskOptions::default(), |_| ())
+            .unwrap();
+    let total: f64 = samples.iter().map(|s| s["log_prob"].as_f64().unwrap()).sum();
+    let found = result.figure(Metric::BitsPerByte).unwrap().value;
+    assert!(close(found, -total / bytes / 2f64.ln()), "{found}");
+}
+
+/// Choices in ASCII, in Greek and in emoji: sums of log-probabilities prefer the fewest bytes; divided by
+/// characters, the choice with the fewest bytes per character; divided by bytes, neither.
+#[test]
+fn choices_are_normalised_by_characters_or_by_bytes() {
+    let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
+    let text = "metrics = ['acc', 'acc_norm', 'acc_bytes']\n[multiple_choice]\ncontext = '{q}'\n\
+                continuation = ['{a}', '{b}', '{c}']\nanswer = '{right}'\n";
+    let spec = TaskSpec::parse(text, "t").unwrap();
+    let data: Vec<Record> = (0..3)
+        .flat_map(|right| {
+            rows(json!([
+                {"q": "why", "a": "because of it", "b": "αλεπού", "c": "🦊", "right": right},
+                {"q": "what", "a": "a long and winding answer", "b": "ναι", "c": "🐻🐻🐻", "right": right},
+            ]))
+        })
+        .collect();
+    let (result, samples) =
+        run_task(&subject(&model), &tokenizer, &spec, &data, &TaskOptions::default(), |_| ())
+            .unwrap();
+    let mut right = [0.0; 3];
+    for (row, sample) in data.iter().zip(&samples) {
+        let (mut sums, mut characters, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, name) in ["a", "b", "c"].into_iter().enumerate() {
+            let (sum, text) =
+                (sample["log_probs"][i].as_f64().unwrap(), row[name].as_str().unwrap());
+            sums.push(sum);
+            characters.push(sum / text.chars().count() as f64);
+            bytes.push(sum / text.len() as f64);
+        }
+        // What the choices were made for.
+        assert_ne!(argmax(&sums), argmax(&characters));
+        let label = row["right"].as_u64().unwrap() as u32;
+        for (right, values) in right.iter_mut().zip([&sums, &characters, &bytes]) {
+            *right += f64::from(u8::from(argmax(values) == label)) / 6.0;
+        }
+        assert_eq!(argmax(&characters), 0, "{characters:?}");
+    }
+    for (metric, right) in [Metric::Acc, Metric::AccNorm, Metric::AccBytes].into_iter().zip(right) {
+        let found = result.figure(metric).unwrap().value;
+        assert!((found - right).abs() < 1e-12, "{metric:?}: {found} {right}");
+    }
+}
+
+/// Windows of 8 tokens: every token once, after as many tokens as fit, none of them from another text.
+#[test]
+fn windows_cover_a_text_once() {
+    let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
+    let spec = find("wikitext", None).unwrap();
+    let texts = ["one two three four five", "another text of some length"];
+    let data = rows(json!([{"page": texts[0]}, {"page": texts[1]}]));
+    let options = TaskOptions { max_length: Some(8), ..TaskOptions::default() };
+    let (result, samples) =
+        run_task(&subject(&model), &tokenizer, &spec, &data, &options, |_| ()).unwrap();
+    for (text, sample) in texts.iter().zip(&samples) {
+        let ids: Vec<u32> = std::iter::once(255).chain(text.bytes().map(u32::from)).collect();
+        let (mut sum, mut judged) = (0.0, 1);
+        while judged < ids.len() {
+            let end = ids.len().min(judged + 8);
+            // What is read ends one before the last token that is judged, and has 8 tokens but at the start.
+            let read = end.saturating_sub(9)..end - 1;
+            let after = log_probs(&model, &ids[read.clone()]);
+            sum += (judged..end).map(|t| after[t - 1 - read.start][ids[t] as usize]).sum::<f64>();
+            judged = end;
+        }
+        let found = sample["log_prob"].as_f64().unwrap();
+        assert!((found - sum).abs() < 5e-5, "{text}: {found} {sum}");
+    }
+    assert_eq!(result.figure(Metric::BitsPerByte).unwrap().items, 2);
+}
+
+/// A task of each kind.
+fn kinds() -> Vec<(TaskSpec, Vec<Record>)> {
+    let generate =
+        "metrics = ['exact_match']\n[generate]\ncontext = '{q}'\nanswers = '{a}'\nmax_tokens = 3";
+    vec![
+        (find("piqa", None).unwrap(), questions()),
+        (find("lambada_openai", None).unwrap(), rows(json!([{"text": "the last word"}]))),
+        (find("wikitext", None).unwrap(), rows(json!([{"page": "a text"}]))),
+        (TaskSpec::parse(generate, "said").unwrap(), rows(json!([{"q": "Why?", "a": ["x"]}]))),
+    ]
+}
+
+#[test]
+fn a_model_that_computes_no_numbers_has_no_result() {
+    let tokenizer = Tokenizer::from_name("bytes").unwrap();
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let model = broken(model(256), value);
+        for (spec, rows) in kinds() {
+            let folder = tempfile::tempdir().unwrap();
+            let options = TaskOptions::default();
+            let subject = subject(&model);
+            let result =
+                result_on_file(folder.path(), &subject, &tokenizer, &spec, &rows, &options, |_| ());
+            let said = result.unwrap_err().to_string();
+            assert!(says_not_finite(&said), "{}: {said}", spec.name);
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{}", spec.name);
+        }
+    }
+}
+
+/// The choice whose likelihood is not a number would otherwise lose, and another would be right.
+#[test]
+fn one_logit_that_is_no_number_is_enough() {
+    let mut model = model(256);
+    let head = model.params().find("lm_head.weight").unwrap();
+    let tensor = model.params().value(head).clone();
+    for value in [f32::NAN, f32::NEG_INFINITY] {
+        let mut rows = tensor.to_f32().unwrap();
+        // No text has this byte.
+        rows[192 * 32] = value;
+        let poisoned = tensor.device().from_f32(&rows, tensor.shape()).unwrap();
+        model.params_mut().set(head, poisoned).unwrap();
+        let tokenizer = Tokenizer::from_name("bytes").unwrap();
+        for (spec, rows) in kinds() {
+            let options = TaskOptions::default();
+            let result = run_task(&subject(&model), &tokenizer, &spec, &rows, &options, |_| ());
+            let said = result.unwrap_err().to_string();
+            assert!(says_not_finite(&said) && said.contains("token 192"), "{}: {said}", spec.name);
+        }
+    }
 }
 
 #[test]
@@ -177,7 +326,7 @@ fn answers_are_generated_cut_and_judged() {
     let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
     let ending = Ending { max_tokens: 6, ids: vec![255], min_tokens: 0 };
     let options = ForwardOptions::default();
-    let said = greedy(&model, &ids("Why?"), &ending, &options, |_| Ok(false)).unwrap();
+    let said = greedy(&subject(&model), &ids("Why?"), &ending, &options, |_| Ok(false)).unwrap();
     // The same as the argmax of plain forward passes.
     let mut all = ids("Why?");
     for id in &said {
@@ -221,6 +370,7 @@ fn results_are_taken_from_the_folder() {
     // Other rows or options are another question.
     assert!(run(&questions()[..2], false).1);
     assert!(run(&questions()[..2], true).1);
+    assert!(!run(&questions()[..2], true).1);
     let samples = std::fs::read_to_string(folder.path().join("tiny.piqa.samples.jsonl")).unwrap();
     assert_eq!(samples.lines().count(), 2);
 }
@@ -262,4 +412,10 @@ fn bad_input_gets_one_sentence() {
     data[1].insert("sol2".into(), "long ".repeat(60).into());
     let long = said(&model, &data);
     assert!(long.starts_with("row 2 of task piqa: a continuation of 301 tokens"), "{long}");
+    for (spec, rows) in kinds() {
+        let options = TaskOptions { max_length: Some(0), ..options };
+        let result = run_task(&subject(&model), &tokenizer, &spec, &rows, &options, |_| ());
+        let none = result.unwrap_err().to_string();
+        assert!(none.contains("--max-length above 0"), "{}: {none}", spec.name);
+    }
 }

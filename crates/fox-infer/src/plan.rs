@@ -1,7 +1,7 @@
-//! What a request needs, at worst, before it runs and while it runs.
+//! What can be said about a request before it runs: whether it makes sense, and what it needs at worst.
 
-use fox_model::{Model, paged_cache_bytes};
-use fox_tensor::PAGE;
+use fox_cache::{Budget, CacheMeter, SequenceCost};
+use fox_model::Model;
 
 use crate::{EngineOptions, Refusal, Request};
 
@@ -10,30 +10,18 @@ use crate::{EngineOptions, Refusal, Request};
 pub(crate) struct Plan {
     pub vocab: usize,
     max_context: usize,
-    pub budget: usize,
-    /// Bytes per sequence apart from pages.
-    pub fixed: usize,
-    /// Bytes of one page of every layer and key head; 0 in recurrent models.
-    pub page: usize,
-    /// The most pages of one head at any time, when a window limits them.
-    most_pages: usize,
+    pub budget: Budget,
 }
 
 impl Plan {
-    pub fn new(model: &Model, options: &EngineOptions) -> Plan {
+    /// For a model whose caches `meter` counts.
+    pub fn new(model: &Model, options: &EngineOptions, meter: &CacheMeter) -> Plan {
         let config = model.config();
-        let device = model.device();
-        let bytes =
-            |tokens: usize| paged_cache_bytes(config, device, tokens, options.prefill_chunk);
-        let (fixed, page) = (bytes(0), bytes(1) - bytes(0));
-        let most = bytes(usize::MAX / PAGE) - fixed;
+        let cost = SequenceCost::new(config.state_specs(), options.prefill_chunk, model.device());
         Plan {
             vocab: config.vocab_size,
             max_context: options.max_context,
-            budget: options.cache_bytes,
-            fixed,
-            page,
-            most_pages: most.checked_div(page).unwrap_or(0),
+            budget: Budget::new(options.cache_bytes, meter.clone(), cost),
         }
     }
 
@@ -52,7 +40,7 @@ impl Plan {
             return Err(Refusal::TooLong { prompt, max_tokens, max_context: self.max_context });
         }
         request.sampling.check()?;
-        let (needed, budget) = (self.worst_case(request), self.budget);
+        let (needed, budget) = (self.worst_case(request), self.budget.limit());
         if needed > budget {
             return Err(Refusal::NeverFits { needed, budget });
         }
@@ -61,15 +49,6 @@ impl Plan {
 
     /// Bytes of cache the request may need from its beginning on.
     pub fn worst_case(&self, request: &Request) -> usize {
-        self.fixed + self.future(request, 0, 0)
-    }
-
-    /// Bytes of pages that the request may still take after `len` tokens, of which the fullest head holds
-    /// `held` pages. The last page counts again unless it is full: it is copied when it was shared.
-    pub fn future(&self, request: &Request, len: usize, held: usize) -> usize {
-        let total = request.prompt.len() + request.max_tokens;
-        let new = total.div_ceil(PAGE) - (len / PAGE).min(total.div_ceil(PAGE));
-        let room = (self.most_pages + 1).saturating_sub(held);
-        self.page.saturating_mul(new.min(room))
+        self.budget.cost().worst_case(request.prompt.len() + request.max_tokens)
     }
 }

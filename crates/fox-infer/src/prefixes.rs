@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fox_model::Cache;
-use fox_tensor::{Lease, PageMeter};
+use fox_cache::{Cache, CacheMeter, Lease};
 
 /// States kept, at most. They share their pages, so what counts is the length of the longest.
 const MOST: usize = 64;
@@ -33,11 +32,11 @@ pub(crate) struct Prefixes {
     /// Tokens of a chunk: states in between would cut a later prompt differently than if it were read
     /// from its beginning.
     chunk: usize,
-    meter: PageMeter,
+    meter: CacheMeter,
 }
 
 impl Prefixes {
-    pub fn new(chunk: usize, meter: PageMeter) -> Self {
+    pub fn new(chunk: usize, meter: CacheMeter) -> Self {
         Prefixes { entries: VecDeque::new(), chunk, meter }
     }
 

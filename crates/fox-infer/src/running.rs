@@ -3,11 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use fox_model::{Cache, paged_cache_bytes};
+use fox_cache::Cache;
 use fox_tensor::PAGE;
 
 use crate::engine::Job;
-use crate::plan::Plan;
 use crate::sampler::Sampler;
 use crate::scores::score;
 use crate::{CacheUse, Event, FinishReason, Finished, Scored, Usage};
@@ -65,11 +64,10 @@ impl Running {
         self.job.request.echo
     }
 
-    /// Bytes of pages that it may still take.
-    pub fn future(&self, plan: &Plan) -> usize {
-        let Some(cache) = &self.cache else { return 0 };
-        let held = cache.pages(0).iter().flatten().map(|(held, _)| *held).max();
-        plan.future(&self.job.request, cache.lens()[0], held.unwrap_or(0))
+    /// Its cache, and the tokens that this may get to.
+    pub fn demand(&self) -> Option<(&Cache, usize)> {
+        let request = &self.job.request;
+        Some((self.cache.as_ref()?, request.prompt.len() + request.max_tokens))
     }
 
     /// Goes on from a state after the first `len` tokens of the prompt.
@@ -119,7 +117,7 @@ impl Running {
     }
 
     /// Reports the end, if there is one.
-    pub fn finish(mut self, config: &fox_model::ModelConfig) {
+    pub fn finish(mut self) {
         let Some(reason) = self.ended.take() else { return };
         let seconds = |from: Instant, to: Instant| (to - from).as_secs_f64();
         let now = Instant::now();
@@ -130,27 +128,19 @@ impl Running {
             decode_s: seconds(prefilled, now),
             ..self.usage
         };
-        let cache = self.cache.as_ref().map_or_else(CacheUse::default, |c| cache_use(c, config));
+        let cache = self.cache.as_ref().map_or_else(CacheUse::default, cache_use);
         (self.job.sink)(Event::Finished(Box::new(Finished { reason, usage, cache })));
     }
 }
 
-fn cache_use(cache: &Cache, config: &fox_model::ModelConfig) -> CacheUse {
-    let (tokens, pages) = (cache.lens()[0], cache.pages(0));
-    let full = |tokens| paged_cache_bytes(config, cache.device(), tokens, 0);
-    // One page of one head.
-    let heads: usize = pages.iter().map(Vec::len).sum();
-    let page = (full(1) - full(0)).checked_div(heads).unwrap_or(0);
-    let held: usize = pages.iter().flatten().map(|(held, _)| held).sum();
-    let all: usize = pages.iter().flatten().map(|(held, dropped)| held + dropped).sum();
+fn cache_use(cache: &Cache) -> CacheUse {
+    let usage = cache.usage(0);
+    let dropped = |layer: &Vec<(usize, usize)>| layer.iter().map(|(_, dropped)| *dropped).collect();
     CacheUse {
-        tokens,
-        bytes: full(0) + held * page,
-        full_bytes: full(0) + all * page,
+        tokens: usage.tokens,
+        bytes: usage.bytes,
+        full_bytes: usage.full_bytes,
         page_tokens: PAGE,
-        evicted_pages: pages
-            .iter()
-            .map(|layer| layer.iter().map(|(_, dropped)| *dropped).collect())
-            .collect(),
+        evicted_pages: cache.pages(0).iter().map(dropped).collect(),
     }
 }

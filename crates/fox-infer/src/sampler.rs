@@ -46,7 +46,9 @@ impl Sampler {
 }
 
 fn penalise(logit: &mut f32, penalty: f32) {
-    *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+    let penalised = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+    // An extreme penalty must leave something to choose from.
+    *logit = penalised.clamp(f32::MIN, f32::MAX);
 }
 
 fn draw(sampling: &Sampling, rng: &mut Rng, logits: &[f32]) -> Option<i32> {
@@ -154,6 +156,18 @@ mod tests {
         let mut sampler = Sampler::new(greedy, &[]);
         let drawn: Vec<i32> = (0..4).filter_map(|_| sampler.choose(&LOGITS)).collect();
         assert_eq!(drawn, [1, 4, 2, 0]);
+    }
+
+    /// A penalty so small or so large that logits overflow.
+    #[test]
+    fn extreme_penalties_leave_a_choice() {
+        for penalty in [f32::MIN_POSITIVE, 1e-45, f32::MAX] {
+            let sampling = Sampling { repetition_penalty: penalty, ..Sampling::default() };
+            for logits in [[3.0, 2.0, -1.0], [-1.0, -2.0, -3.0]] {
+                let mut sampler = Sampler::new(sampling, &[0, 1, 2]);
+                assert!(sampler.choose(&logits).is_some(), "{penalty} {logits:?}");
+            }
+        }
     }
 
     #[test]

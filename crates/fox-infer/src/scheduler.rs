@@ -3,14 +3,13 @@
 //! Each round frees what was cancelled, admits requests for which there is memory even at worst, reads
 //! one chunk of the oldest unread prompt, and lets every sequence that has its prompt take one step.
 //!
-//! The budget holds by one invariant: the bytes of all caches, plus what the running requests may still
-//! take at worst, do not exceed it. A page that is taken moves from the second sum to the first, and what
-//! is evicted leaves the first.
+//! Whether there is memory is the [`Budget`](fox_cache::Budget)'s to say.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fox_model::{Cache, ForwardOptions, Model, PagePolicy};
+use fox_cache::{Cache, PagePolicy};
+use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Segments, Tape, Var};
 use rayon::prelude::*;
 
@@ -56,7 +55,7 @@ impl Scheduler {
         // A model whose cache cannot be in pages is refused here rather than at the first request.
         drop(model.new_paged_cache(&policy)?);
         Ok(Scheduler {
-            plan: Plan::new(&model, &options),
+            plan: Plan::new(&model, &options, policy.meter()),
             prefixes: Prefixes::new(options.prefill_chunk, policy.meter().clone()),
             stats: Stats { cache_budget: options.cache_bytes, ..Stats::default() },
             model: Arc::new(model),
@@ -120,15 +119,8 @@ impl Scheduler {
 
     /// Whether `bytes` more may be promised; kept prefixes are forgotten for it.
     fn make_room(&mut self, bytes: usize) -> bool {
-        let future: usize = self.running.iter().map(|r| r.future(&self.plan)).sum();
-        loop {
-            if self.policy.meter().bytes() + future + bytes <= self.plan.budget {
-                return true;
-            }
-            if !self.prefixes.forget_one() {
-                return false;
-            }
-        }
+        let running = self.running.iter().filter_map(Running::demand);
+        self.plan.budget.make_room(running, bytes, || self.prefixes.forget_one())
     }
 
     fn admit(&mut self, mut job: Job) {
@@ -207,7 +199,7 @@ impl Scheduler {
             return;
         }
         let cost = Prefixes::cost(read, logits.map_or(0, <[f32]>::len));
-        if self.make_room(self.plan.fixed + cost) {
+        if self.make_room(self.plan.budget.cost().fixed() + cost) {
             let r = &self.running[at];
             if let Some(cache) = &r.cache {
                 self.prefixes.keep(&r.prompt()[..read], cache, logits);
@@ -220,7 +212,7 @@ impl Scheduler {
         let ready = |r: &&mut Running| r.next.is_some() && r.ended.is_none();
         let mut ready: Vec<&mut Running> = self.running.iter_mut().filter(ready).collect();
         // More rows than these would be another kernel, and other bits.
-        for group in ready.chunks_mut(self.model.device().backend().decode_batch()) {
+        for group in ready.chunks_mut(self.model.device().backend().caps().decode_batch) {
             self.stats.steps += 1;
             match step(&self.model, group) {
                 Ok(logits) => {
@@ -243,7 +235,7 @@ impl Scheduler {
     fn finish(&mut self) {
         for r in self.running.extract_if(.., |r| r.ended.is_some()) {
             self.stats.finished += 1;
-            r.finish(self.model.config());
+            r.finish();
         }
     }
 

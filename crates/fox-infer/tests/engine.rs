@@ -1,4 +1,4 @@
-//! The engine against the training forward, alone and in company.
+//! The engine against the training forward.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;

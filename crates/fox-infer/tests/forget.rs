@@ -4,8 +4,9 @@
 mod common;
 
 use common::{fixture, prompt, read, reference};
+use fox_base::difference::largest_error;
 use fox_infer::{Engine, EngineOptions, Eviction, Request, Scored};
-use fox_model::{ForgettingConfig, MixerConfig, Model, ModelConfig};
+use fox_model::{ForgettingConfig, Model, ModelConfig};
 use fox_tensor::Device;
 use proptest::prelude::*;
 
@@ -13,7 +14,7 @@ use proptest::prelude::*;
 fn mostly_local(config: ForgettingConfig, device: &Device) -> Model {
     let mut model_config = ModelConfig::fox_pro(64, 2, 4);
     model_config.vocab_size = 64;
-    model_config.mixer = MixerConfig::Forgetting(config);
+    model_config.mixer = Box::new(config);
     let mut model = Model::init(&model_config, 3, device).unwrap();
     for layer in 0..2 {
         let name = format!("model.layers.{layer}.attn.fgate_proj.bias");
@@ -27,6 +28,12 @@ fn mostly_local(config: ForgettingConfig, device: &Device) -> Model {
 fn scores(engine: &Engine, request: &Request) -> (Vec<Scored>, fox_infer::CacheUse) {
     let (prompt, tokens, finished) = read(engine.submit(request.clone()).unwrap());
     (prompt.into_iter().chain(tokens).collect(), finished.cache)
+}
+
+/// Of the log-probabilities of two answers.
+fn largest_difference(a: &[Scored], b: &[Scored]) -> f64 {
+    let logprobs = |scores: &[Scored]| scores.iter().map(|s| s.logprob).collect::<Vec<f32>>();
+    largest_error(&logprobs(a), &logprobs(b))
 }
 
 fn options(eviction: Eviction) -> EngineOptions {
@@ -46,11 +53,7 @@ fn local_heads_drop_their_pages_and_the_answer_stays() {
         let engine = Engine::start(model(), options(eviction)).unwrap();
         let (pruned, cache) = scores(&engine, &request);
         let same = full.iter().zip(&pruned).take_while(|(a, b)| a.id == b.id).count();
-        let worst = full
-            .iter()
-            .zip(&pruned)
-            .take(same)
-            .fold(0.0f32, |max, (a, b)| max.max((a.logprob - b.logprob).abs()));
+        let worst = largest_difference(&full[..same], &pruned[..same]);
         assert!(same >= 900 && worst < most, "{eviction:?}: {same} tokens, {worst:e}");
         // 1,199 tokens fill 18 pages; three heads of four keep one or two, the last one all.
         for layer in &cache.evicted_pages {
@@ -79,8 +82,7 @@ fn sticks_are_broken_over_pages_and_forgotten_by_their_decay_alone() {
         assert!((f64::from(got.logprob) - want).abs() < 1e-4, "token {i}");
     }
     let (pruned, cache) = scores(&engine(Eviction::Safe), &request);
-    let far = |(a, b): (&Scored, &Scored)| (a.logprob - b.logprob).abs();
-    assert!(full.iter().zip(&pruned).map(far).fold(0.0, f32::max) < 1e-4);
+    assert!(largest_difference(&full, &pruned) < 1e-4);
     for layer in &cache.evicted_pages {
         assert!(layer[..3].iter().all(|pages| *pages >= 12) && layer[3] == 0, "{layer:?}");
     }
@@ -94,8 +96,7 @@ fn without_a_norm_the_bound_comes_from_the_weights() {
     let safe = Engine::start(model(), options(Eviction::Safe)).unwrap();
     let request = Request { echo: true, ..Request::greedy(prompt(4, 900), 0) };
     let ((full, _), (pruned, cache)) = (scores(&off, &request), scores(&safe, &request));
-    let worst =
-        full.iter().zip(&pruned).fold(0.0f32, |max, (a, b)| max.max((a.logprob - b.logprob).abs()));
+    let worst = largest_difference(&full, &pruned);
     assert!(worst < 1e-4, "{worst:e}");
     assert!(cache.evicted_pages[0][0] > 0 && cache.evicted_pages[0][3] == 0, "{cache:?}");
 }
@@ -139,6 +140,20 @@ fn any_device_can_run_the_engine() {
     for (scored, want) in got.iter().zip(reference(engine.model(), &ids)) {
         assert!((f64::from(scored.logprob) - want).abs() < 1e-6);
     }
+}
+
+#[test]
+fn pages_are_dropped_alike_whether_gates_are_read_inside_a_step_or_at_its_end() {
+    // The oracle keeps gates in pages and sums them up at the end of a step, the CPU in every layer.
+    let request = Request { echo: true, ..Request::greedy(prompt(4, 300), 20) };
+    let run = |device: &Device| {
+        let model = mostly_local(ForgettingConfig::fox_pro(4), device);
+        scores(&Engine::start(model, options(Eviction::Tolerance(-3.0))).unwrap(), &request)
+    };
+    let ((cpu, early), (naive, late)) = (run(&fox_cpu::device()), run(&Device::naive()));
+    assert_eq!(early.evicted_pages, late.evicted_pages);
+    assert!(early.evicted_pages.iter().all(|heads| heads[0] >= 3), "{early:?}");
+    assert!(largest_difference(&cpu, &naive) < 1e-4);
 }
 
 proptest! {

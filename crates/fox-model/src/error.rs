@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fox_base::FileError;
+
 use crate::TensorProblem;
 
 /// What can go wrong with a configuration, a checkpoint or a model.
@@ -37,15 +39,8 @@ pub enum Error {
         detail: String,
     },
     /// A file cannot be read or written.
-    #[error("cannot {action} {path}: {source}", path = path.display())]
-    Io {
-        /// What was tried, e.g. `read`.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's words.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A safetensors file is damaged.
     #[error("{file} is not a valid safetensors file: {detail}", file = file.display())]
     Safetensors {
@@ -88,6 +83,9 @@ pub enum Error {
     /// The caller's arguments do not fit the model.
     #[error("{0}")]
     Argument(String),
+    /// The decode state does not fit the step.
+    #[error(transparent)]
+    Cache(#[from] fox_cache::Error),
     /// The engine refused an op.
     #[error(transparent)]
     Tensor(#[from] fox_tensor::Error),
@@ -99,8 +97,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// For `map_err`: says what was tried with which path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-        let path = path.to_path_buf();
-        move |source| Error::Io { action, path, source }
+        let named = FileError::at(action, path);
+        move |source| named(source).into()
     }
 }
 

@@ -1,7 +1,6 @@
 //! How much arithmetic a model needs, for reporting speed against the floor.
 
 use crate::ModelConfig;
-use crate::config::MixerConfig;
 use crate::params::ParamGroup;
 use fox_tensor::{Segment, Segments};
 
@@ -15,36 +14,6 @@ pub fn attention_flops(seq: usize, window: Option<usize>, width: usize) -> f64 {
 
 /// The backward pass has five products where the forward has two.
 pub const ATTENTION_BACKWARD: f64 = 2.5;
-
-/// Tokens of a chunk of a linear recurrence.
-const CHUNK: usize = 64;
-
-/// A linear recurrence, for counting the products of its chunkwise form.
-struct ScanShape {
-    heads: usize,
-    key_heads: usize,
-    key_dim: usize,
-    value_dim: usize,
-    delta: bool,
-}
-
-impl ScanShape {
-    /// FLOPs per token, forward and backward. Products inside a chunk count for the visible half
-    /// only; those of queries and keys once for all heads that share them.
-    fn train_flops(&self, seq: usize) -> f64 {
-        let (chunk, heads) = (CHUNK.min(seq.max(1)) as f64, self.heads as f64);
-        let pairs = chunk * (self.key_heads * self.key_dim) as f64;
-        let mixes = chunk * heads * self.value_dim as f64;
-        let states = 2.0 * heads * (self.key_dim * self.value_dim) as f64;
-        // Forward: Q K^T; A W; Q S, K^T W. Backward: Q K^T, dA K, dA^T Q; A^T dO, dO W^T;
-        // K G, dO S^T, W G^T, Q^T dO.
-        let additive = 4.0 * pairs + 3.0 * mixes + 6.0 * states;
-        // The delta rule, forward: K K^T; the system; K S. Backward: K K^T, two of dK; both systems,
-        // dE W^T; K S, dE S^T, K^T dE.
-        let more = 4.0 * pairs + 4.0 * mixes + 4.0 * states;
-        if self.delta { additive + more } else { additive }
-    }
-}
 
 /// The arithmetic of training steps over sequences of any lengths.
 #[derive(Clone, Debug)]
@@ -87,38 +56,7 @@ impl ModelConfig {
     }
 
     fn mixing_flops_per_token(&self, seq: usize) -> f64 {
-        let layer = match &self.mixer {
-            MixerConfig::Forgetting(mixer) => {
-                let width = mixer.heads * self.head_dim();
-                let forward = attention_flops(seq, mixer.window, width) / seq.max(1) as f64;
-                forward * (1.0 + ATTENTION_BACKWARD)
-            }
-            MixerConfig::Delta(mixer) => ScanShape {
-                heads: mixer.value_heads,
-                key_heads: mixer.heads,
-                key_dim: mixer.key_dim,
-                value_dim: mixer.value_dim,
-                delta: true,
-            }
-            .train_flops(seq),
-            MixerConfig::Hgrn2(mixer) => ScanShape {
-                heads: mixer.heads,
-                key_heads: mixer.heads,
-                key_dim: mixer.expand_ratio,
-                value_dim: self.hidden_size / mixer.heads,
-                delta: false,
-            }
-            .train_flops(seq),
-            MixerConfig::Mamba2(mixer) => ScanShape {
-                heads: mixer.heads,
-                key_heads: mixer.groups,
-                key_dim: mixer.state_size,
-                value_dim: mixer.head_dim,
-                delta: false,
-            }
-            .train_flops(seq),
-        };
-        self.num_layers as f64 * layer
+        (0..self.num_layers).map(|l| self.mixer_of(l).train_flops(self, seq)).sum()
     }
 }
 

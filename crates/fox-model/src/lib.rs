@@ -1,6 +1,7 @@
 //! The models of fox: what they are, how they compute, what they remember while decoding, and how
 //! they are stored.
 //!
+//! - [`mixers`] are the halves of the blocks that look along time, one folder each; more can be registered.
 //! - [`ModelConfig`] describes a model; config.json files of the official FoX repository and of
 //!   flash-linear-attention are read and written.
 //! - [`Model`] runs it on any [`Device`](fox_tensor::Device): [`Model::forward`], [`Model::loss`],
@@ -10,37 +11,33 @@
 //! - [`verify_dump`] proves a model against a reference dump.
 
 mod block;
-mod bound;
-mod cache;
 mod checkpoint;
 mod config;
 mod error;
 mod flops;
 mod memory;
-mod mixers;
+pub mod mixers;
 mod model;
 mod observe;
-mod paged;
 mod params;
-mod recurrent_state;
+mod state;
 mod verify;
 
-pub use cache::Cache;
 pub use checkpoint::{
-    CheckpointReader, FileDtype, SafetensorsFile, TensorProblem, WriteOptions, file_tensors,
-    write_checkpoint,
+    CheckpointReader, FileDtype, FileTensor, SafetensorsFile, SafetensorsWriter, TensorProblem,
+    WriteOptions, split_mlp, whole_tensor, write_checkpoint,
 };
-pub use config::{
-    DecayTime, DeltaConfig, ForgetGate, ForgettingConfig, Hgrn2Config, Layout, LowerBounds,
-    Mamba2Config, MixerConfig, MlpConfig, ModelConfig, ModelType, PRESETS, Preset, QK_NORM_EPS,
-    QkNorm, SpecialTokens,
-};
+pub use config::{Fields, MlpConfig, ModelConfig, Preset, Rules, SpecialTokens};
 pub use error::{Error, Result};
 pub use flops::{ATTENTION_BACKWARD, TrainFlops, attention_flops};
-pub use memory::{MemoryEstimate, MemoryShape};
-pub(crate) use model::declare;
+pub use fox_cache::{Cache, LayerState, PagePolicy, RecurrentState};
+pub use memory::MemoryEstimate;
+pub use mixers::delta::DeltaConfig;
+pub use mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
+pub use mixers::hgrn2::{Hgrn2Config, LowerBounds};
+pub use mixers::mamba2::Mamba2Config;
+pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};
 pub use model::{ForwardOptions, Hidden, Model, Pruning, TokenLoss};
 pub use observe::{AttentionView, Observer};
-pub use paged::{PagePolicy, paged_cache_bytes};
-pub use params::{Init, ParamGroup, ParamSpec, Parameters};
-pub use verify::{Check, Report, Tolerances, relative_error, verify_dump};
+pub use params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
+pub use verify::{Check, Report, Tolerances, verify_dump};

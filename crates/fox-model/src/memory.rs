@@ -1,7 +1,7 @@
 //! How much memory training and decoding take, from the configuration alone.
 //!
 //! ```text
-//! training   weights 4 P + gradients 4 P + AdamW moments 8 P
+//! training   weights 4 P + gradients 4 P + optimizer state 8 P (AdamW; others say theirs)
 //!          + activations 4 B T (L a + 3 D)                      a values kept per token and block
 //!            with recomputation: 4 B T (2 L D + a + 3 D)        block inputs, and one block in full
 //! decoding   weights 4 P + cache 4 L B (N c + s)                c = 2 H_kv d + H, s = shift states
@@ -11,7 +11,7 @@
 //! f32. Scratch of single ops comes on top; a cache that grew by doubling may hold up to twice `N`.
 //!
 //! ```text
-//! training   weights 4 P + moments 8 P
+//! training   weights 4 P + optimizer state 8 P
 //! in bf16  + the larger of gradients 4 P, and activations 2 B T (L (a - r) + 2 D) with what the loss needs:
 //!            gradients 4 V D + 2 B T D and logits, 2 B T V up to 256 MiB
 //! ```
@@ -19,25 +19,15 @@
 //! `r` values per token that are computed again in the backward pass, `V` tokens in the vocabulary; gradients
 //! appear as activations go. With recomputation `L (a - r)` becomes `2 L D + a`.
 
+use crate::Result;
+use crate::block::Block;
 use crate::config::ModelConfig;
+use crate::mixers::KeptValues;
+use crate::model::declare;
 use crate::params::ParamSpec;
-use crate::{Result, declare};
 
 /// Bytes of logits that a GPU holds at once.
 const LOGITS: f64 = (256u64 << 20) as f64;
-
-/// Values (not bytes) that a block keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryShape {
-    /// For the backward pass, per token.
-    pub activations_per_token: usize,
-    /// How many of these belong to ops that a GPU runs again in the backward pass instead.
-    pub cheap_per_token: usize,
-    /// In the decode state, per token.
-    pub cache_per_token: usize,
-    /// In the decode state, per sequence.
-    pub cache_per_sequence: usize,
-}
 
 /// Bytes needed, part by part.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,7 +36,7 @@ pub struct MemoryEstimate {
     pub weights: f64,
     /// Their gradients.
     pub gradients: f64,
-    /// The optimizer's moments.
+    /// The optimizer's state.
     pub optimizer: f64,
     /// Activations of a training step.
     pub activations: f64,
@@ -60,38 +50,63 @@ pub struct MemoryEstimate {
     pub train_bf16_recomputed: f64,
 }
 
+/// Bytes of AdamW's state for every element of a parameter: two moments in f32.
+const ADAMW: f64 = 8.0;
+
 impl MemoryEstimate {
-    /// For `batch` sequences of `length` tokens.
+    /// For `batch` sequences of `length` tokens, trained with AdamW.
     pub fn new(config: &ModelConfig, batch: usize, length: usize) -> Result<Self> {
+        Self::with_state(config, batch, length, |_| ADAMW)
+    }
+
+    /// The same for an optimizer that keeps `bytes(spec)` bytes for every element of a parameter.
+    pub fn with_state(
+        config: &ModelConfig,
+        batch: usize,
+        length: usize,
+        bytes: impl Fn(&ParamSpec) -> f64,
+    ) -> Result<Self> {
         config.validate("model configuration")?;
         let (specs, structure) = declare(config);
         let count = |keep: fn(&&ParamSpec) -> bool| -> f64 {
             specs.iter().filter(keep).map(|spec| spec.count() as f64).sum()
         };
         let (all, trained) = (count(|_| true), count(|spec| spec.trainable));
-        let shape = structure.blocks[0].memory();
+        let kept: Vec<KeptValues> = structure.blocks.iter().map(Block::kept).collect();
+        let sum = |value: fn(&KeptValues) -> usize| -> f64 {
+            kept.iter().map(|kept| value(kept) as f64).sum()
+        };
+        let (blocks, cheap) = (sum(|kept| kept.per_token), sum(|kept| kept.cheap_per_token));
+        // Of blocks that are recomputed, one is there in full.
+        let largest = kept.iter().map(|kept| kept.per_token).max().unwrap_or(0) as f64;
+        let optimizer: f64 = specs
+            .iter()
+            .filter(|spec| spec.trainable)
+            .map(|spec| bytes(spec) * spec.count() as f64)
+            .sum();
         let (layers, width) = (config.num_layers as f64, config.hidden_size as f64);
         let tokens = batch as f64 * length as f64;
-        let block = shape.activations_per_token as f64;
-        let cache = batch as f64
-            * (length as f64 * shape.cache_per_token as f64 + shape.cache_per_sequence as f64);
+        let state = |layer: usize| {
+            let state = config.state_of(layer);
+            length as f64 * state.values_per_token() as f64 + state.values_per_sequence() as f64
+        };
+        let cache = batch as f64 * (0..config.num_layers).map(state).sum::<f64>();
         let vocab = config.vocab_size as f64;
         let narrow = |per_token: f64| {
             let loss =
                 4.0 * vocab * width + 2.0 * tokens * width + (2.0 * tokens * vocab).min(LOGITS);
             let activations = 2.0 * tokens * (per_token + 2.0 * width) + loss;
-            4.0 * all + 8.0 * trained + activations.max(4.0 * trained)
+            4.0 * all + optimizer + activations.max(4.0 * trained)
         };
-        let kept = block - shape.cheap_per_token as f64;
         Ok(MemoryEstimate {
-            train_bf16: narrow(layers * kept),
-            train_bf16_recomputed: narrow(2.0 * layers * width + block),
+            train_bf16: narrow(blocks - cheap),
+            train_bf16_recomputed: narrow(2.0 * layers * width + largest),
             weights: 4.0 * all,
             gradients: 4.0 * trained,
-            optimizer: 8.0 * trained,
-            activations: 4.0 * tokens * (layers * block + 3.0 * width),
-            activations_recomputed: 4.0 * tokens * (2.0 * layers * width + block + 3.0 * width),
-            cache: 4.0 * layers * cache,
+            optimizer,
+            activations: 4.0 * tokens * (blocks + 3.0 * width),
+            activations_recomputed: 4.0 * tokens * (2.0 * layers * width + largest + 3.0 * width),
+            cache: 4.0 * cache,
         })
     }
 

@@ -17,8 +17,8 @@ pub struct AttentionView<'a> {
     pub log_gates: Option<&'a Tensor>,
     /// Heads, scale, window, pruning and sequences.
     pub spec: &'a AttentionSpec,
-    /// Blocks visited and in all, per head: `[H, 2]` i32.
-    pub blocks: &'a Tensor,
+    /// Tiles visited and in all, per head: `[H, 2]` i32.
+    pub tiles: &'a Tensor,
 }
 
 /// Someone who is shown what the layers of [`Model::observe`](crate::Model::observe) work on.

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use fox_model::{
-    CheckpointReader, Error, FileDtype, Layout, Model, ModelConfig, ModelType, SafetensorsFile,
-    TensorProblem, WriteOptions, write_checkpoint,
+    CheckpointLayout, CheckpointReader, Error, FileDtype, Model, ModelConfig, ModelType,
+    SafetensorsFile, TensorProblem, WriteOptions, write_checkpoint,
 };
 use fox_tensor::{Device, ParamId};
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ fn options(model_type: ModelType) -> WriteOptions {
     WriteOptions { model_type, dtype: FileDtype::F32, max_shard_bytes: None }
 }
 
-fn convert(from: &Path, to: &Path, layout: Layout) -> fox_model::Result<()> {
+fn convert(from: &Path, to: &Path, layout: CheckpointLayout) -> fox_model::Result<()> {
     let mut reader = CheckpointReader::open(from)?;
     let config = reader.config().clone();
     write_checkpoint(to, &config, &options(config.natural_type(layout)), |id| reader.read(id))
@@ -41,8 +41,8 @@ fn official_to_fla_and_back_is_the_identity() {
         ["fox_llama", "fox_llama_qknorm", "fox_llama_qknorm_ogate", "transformer_llama_as_fox"]
     {
         let (fla, back) = (temp.path().join(name), temp.path().join(format!("{name}_back")));
-        convert(&dump(name), &fla, Layout::Fla).unwrap();
-        convert(&fla, &back, Layout::Official).unwrap();
+        convert(&dump(name), &fla, CheckpointLayout::FLA).unwrap();
+        convert(&fla, &back, CheckpointLayout::OFFICIAL).unwrap();
         let names = SafetensorsFile::open(&fla.join("model.safetensors")).unwrap();
         let names: Vec<&str> = names.names().collect();
         assert!(names.contains(&"model.layers.1.mlp.up_proj.weight"), "{names:?}");
@@ -51,9 +51,10 @@ fn official_to_fla_and_back_is_the_identity() {
         assert_eq!(all_bits(&dump(name)), all_bits(&back), "{name}");
     }
     let back = temp.path().join("fla_fox_official");
-    convert(&dump("fla_fox"), &back, Layout::Official).unwrap();
+    convert(&dump("fla_fox"), &back, CheckpointLayout::OFFICIAL).unwrap();
     assert_eq!(all_bits(&dump("fla_fox")), all_bits(&back));
-    let error = convert(&dump("fox_pro"), &temp.path().join("no"), Layout::Fla).unwrap_err();
+    let error =
+        convert(&dump("fox_pro"), &temp.path().join("no"), CheckpointLayout::FLA).unwrap_err();
     assert!(matches!(error, Error::NotExpressible { .. }), "{error}");
     assert!(!temp.path().join("no").exists());
 }

@@ -4,14 +4,25 @@
 use std::path::Path;
 
 use fox_model::{
-    DecayTime, ForgetGate, ForgettingConfig, Layout, MixerConfig, ModelConfig, ModelType, Preset,
-    QkNorm,
+    Architecture, CheckpointLayout, DecayTime, ForgetGate, ForgettingConfig, ModelConfig,
+    ModelType, Preset, QkNorm,
 };
 use fox_tensor::{Activation, AttentionWeights};
 use proptest::prelude::*;
 
 fn parse(text: &str) -> fox_model::Result<(ModelConfig, ModelType)> {
     ModelConfig::from_json(text, Path::new("some/config.json"))
+}
+
+/// The formats of attention.
+const FOX: &str = "forgetting_transformer-project_fox";
+const TRANSFORMER: &str = "transformer-project_fox";
+const FLA_FOX: &str = "forgetting_transformer";
+const FLA_TRANSFORMER: &str = "transformer";
+const NATIVE: &str = "fox";
+
+fn kind(name: &str) -> ModelType {
+    ModelType::by_name(name).unwrap()
 }
 
 fn mixer(config: &ModelConfig) -> &ForgettingConfig {
@@ -55,7 +66,7 @@ fn published_parameter_totals() {
 #[test]
 fn defaults_are_the_references() {
     let (config, kind) = parse(r#"{"model_type": "forgetting_transformer-project_fox"}"#).unwrap();
-    assert_eq!(kind, ModelType::OfficialFox);
+    assert_eq!(kind.as_str(), FOX);
     assert_eq!((config.vocab_size, config.hidden_size, config.num_layers), (32000, 2048, 24));
     assert_eq!((config.tokens.bos, config.tokens.eos, config.tokens.pad), (Some(1), Some(2), None));
     assert_eq!(mixer(&config), &ForgettingConfig::fox_llama(32));
@@ -147,30 +158,43 @@ fn bad_values_are_one_sentence_with_field_and_file() {
 fn what_a_format_lacks_is_named() {
     let pro = ModelConfig::fox_pro(64, 2, 2);
     assert_eq!(
-        pro.to_json(ModelType::FlaFox).unwrap_err().to_string(),
+        pro.to_json(kind(FLA_FOX)).unwrap_err().to_string(),
         "model_type `forgetting_transformer` cannot express use_k_shift, use_v_shift, \
          use_output_norm"
     );
     let transformer = ModelConfig::transformer_pro(64, 2, 2);
-    assert_eq!(transformer.natural_type(Layout::Fla), ModelType::FlaTransformer);
-    let error = transformer.to_json(ModelType::FlaTransformer).unwrap_err().to_string();
+    assert_eq!(transformer.natural_type(CheckpointLayout::FLA), kind(FLA_TRANSFORMER));
+    let error = transformer.to_json(kind(FLA_TRANSFORMER)).unwrap_err().to_string();
     assert!(error.contains("qk_norm with weights per head, use_output_gate"), "{error}");
-    assert_eq!(transformer.storage_type(), ModelType::OfficialFox);
-    assert_eq!(
-        ModelConfig::transformer_llama(64, 2, 2).storage_type(),
-        ModelType::OfficialTransformer
-    );
+    assert_eq!(transformer.storage_type(), kind(FOX));
+    assert_eq!(ModelConfig::transformer_llama(64, 2, 2).storage_type(), kind(TRANSFORMER));
     let mut grouped = ModelConfig::fox_pro(64, 2, 4);
     let mixer = grouped.mixer.forgetting_mut().unwrap();
     mixer.kv_heads = 2;
-    assert_eq!(grouped.storage_type(), ModelType::Native);
-    let error = grouped.to_json(ModelType::OfficialFox).unwrap_err().to_string();
+    assert_eq!(grouped.storage_type(), kind(NATIVE));
+    let error = grouped.to_json(kind(FOX)).unwrap_err().to_string();
     assert!(error.ends_with("cannot express num_kv_heads below num_heads"), "{error}");
     let stick = ModelConfig::stick_breaking(64, 2, 4);
-    assert_eq!(stick.storage_type(), ModelType::Native);
-    for layout in [Layout::Official, Layout::Fla] {
+    assert_eq!(stick.storage_type(), kind(NATIVE));
+    for layout in [CheckpointLayout::OFFICIAL, CheckpointLayout::FLA] {
         let error = stick.to_json(stick.natural_type(layout)).unwrap_err().to_string();
         assert!(error.contains("attention_weights \"stick_breaking\""), "{error}");
+    }
+}
+
+#[test]
+fn every_architecture_reads_back_from_every_format_that_can_express_it() {
+    for architecture in Architecture::all() {
+        let config = architecture.config(64, 2, 2);
+        let mut written = 0;
+        for kind in ModelType::all() {
+            let Ok(json) = config.to_json(kind) else { continue };
+            let (again, found) = parse(&json.to_string()).unwrap();
+            assert_eq!((&again, found), (&config, kind), "{}", architecture.name);
+            written += 1;
+        }
+        assert!(written > 0, "{} cannot be stored", architecture.name);
+        assert!(config.to_json(config.storage_type()).is_ok(), "{}", architecture.name);
     }
 }
 
@@ -180,13 +204,13 @@ fn options_of_the_native_format_are_refused_elsewhere_by_name() {
         let text = format!(r#"{{"model_type": "{}", {field}}}"#, kind.as_str());
         parse(&text).unwrap_err().to_string()
     };
-    for kind in ModelType::ALL.into_iter().filter(|kind| *kind != ModelType::Native) {
+    for kind in ModelType::all().into_iter().filter(|kind| kind.as_str() != NATIVE) {
         let error = message(kind, r#""attention_weights": "stick_breaking""#);
         assert!(error.ends_with("`attention_weights` needs `model_type` \"fox\""), "{error}");
     }
-    let error = message(ModelType::OfficialFox, r#""fgate_type": "shared""#);
+    let error = message(kind(FOX), r#""fgate_type": "shared""#);
     assert!(error.ends_with("`fgate_type` \"shared\" needs `model_type` \"fox\""), "{error}");
-    let error = message(ModelType::Native, r#""attention_weights": "hard""#);
+    let error = message(kind(NATIVE), r#""attention_weights": "hard""#);
     assert!(error.contains("one of \"softmax\", \"stick_breaking\""), "{error}");
 }
 
@@ -226,7 +250,7 @@ fn any_config() -> impl Strategy<Value = ModelConfig> {
             config.mlp.hidden_ratio = 3.5;
             config.tokens.pad = pad;
             config.tie_word_embeddings = tied;
-            config.mixer = MixerConfig::Forgetting(ForgettingConfig {
+            config.mixer = Box::new(ForgettingConfig {
                 heads: 4,
                 kv_heads: if grouped { 2 } else { 4 },
                 weights,
@@ -249,7 +273,7 @@ fn any_config() -> impl Strategy<Value = ModelConfig> {
 proptest! {
     #[test]
     fn written_configurations_read_back(config in any_config()) {
-        for kind in ModelType::ALL {
+        for kind in ModelType::all() {
             let Ok(json) = config.to_json(kind) else { continue };
             let (mut again, found) = parse(&json.to_string()).unwrap();
             prop_assert_eq!(found, kind);
@@ -261,7 +285,7 @@ proptest! {
             }
             prop_assert_eq!(&again, &config);
         }
-        prop_assert!(config.to_json(ModelType::Native).is_ok());
+        prop_assert!(config.to_json(kind(NATIVE)).is_ok());
     }
 
     #[test]
@@ -283,7 +307,7 @@ proptest! {
             any::<f64>().prop_map(|n| format!("{n:?}")), "\"[a-z_]{0,9}\"",
         ],
     ) {
-        for kind in ModelType::ALL {
+        for kind in ModelType::all() {
             let text = format!(r#"{{"model_type": "{}", "{field}": {value}}}"#, kind.as_str());
             if let Ok((config, _)) = parse(&text) {
                 prop_assert!(config.param_specs().len() < 200_000);

@@ -6,7 +6,7 @@ mod bodies;
 
 use bodies::{VOCAB, assert_close, small, step, variants};
 use fox_model::{
-    DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model, ModelConfig, Pruning,
+    Cache, DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model, ModelConfig, Pruning,
 };
 use fox_tensor::{Device, Segments, Tape};
 
@@ -99,8 +99,8 @@ fn a_stick_is_pruned_without_any_gate() {
         let options = ForwardOptions { pruning, ..ForwardOptions::default() };
         let out =
             model.forward(&mut tape, &ids, &Segments::uniform(1, 200), None, &options).unwrap();
-        let blocks: Vec<i32> = out.blocks.iter().flat_map(|b| b.to_i32().unwrap()).collect();
-        (out.states.value().to_f64().unwrap(), blocks.iter().step_by(2).sum::<i32>())
+        let tiles: Vec<i32> = out.tiles.iter().flat_map(|b| b.to_i32().unwrap()).collect();
+        (out.states.value().to_f64().unwrap(), tiles.iter().step_by(2).sum::<i32>())
     };
     let (exact, all) = run(Pruning::Off);
     let (pruned, fewer) = run(Pruning::Tolerance(-12.0));
@@ -113,9 +113,9 @@ fn pruning_follows_config_override_and_gate() {
     let device = Device::naive();
     let visited = |config: &ModelConfig, pruning: Pruning| {
         let model = Model::init(config, 9, &device).unwrap();
-        let (losses, _, blocks) = step(&model, &ForwardOptions { pruning, recompute: false });
-        let visited: i32 = blocks.iter().flatten().step_by(2).sum();
-        let all: i32 = blocks.iter().flatten().skip(1).step_by(2).sum();
+        let (losses, _, tiles) = step(&model, &ForwardOptions { pruning, recompute: false });
+        let visited: i32 = tiles.iter().flatten().step_by(2).sum();
+        let all: i32 = tiles.iter().flatten().skip(1).step_by(2).sum();
         (losses, visited, all)
     };
     // A gate that forgets within a fraction of a token leaves little to visit.
@@ -134,4 +134,40 @@ fn pruning_follows_config_override_and_gate() {
     let mixer = config.mixer.forgetting_mut().unwrap();
     mixer.gate = ForgetGate::None;
     assert_eq!(visited(&config, Pruning::Auto).1, visited(&config, Pruning::Off).1);
+}
+
+#[test]
+fn a_step_over_pages_downloads_its_gates_once_whatever_the_number_of_layers() {
+    let device = Device::naive();
+    for layers in [1, 2, 5] {
+        let mut config = small(ForgettingConfig::fox_pro(4));
+        config.num_layers = layers;
+        let model = Model::init(&config, 3, &device).unwrap();
+        let policy = model.page_policy(Some(-10.0), 100).unwrap();
+        let caches = (0..2).map(|_| model.new_paged_cache(&policy).unwrap()).collect();
+        let mut cache = Cache::join(caches).unwrap();
+        let steps: [[&[i32]; 2]; 3] = [[&[1, 2, 3], &[4]], [&[5], &[6]], [&[], &[7, 8]]];
+        for tokens in &steps {
+            let before = device.downloads();
+            model.decode(tokens, &mut cache, &ForwardOptions::default()).unwrap();
+            assert_eq!(device.downloads() - before, 1, "{layers} layers, {tokens:?}");
+        }
+    }
+}
+
+#[test]
+fn pages_give_the_logits_of_rows() {
+    let device = Device::naive();
+    for (name, config) in variants() {
+        let model = Model::init(&config, 3, &device).unwrap();
+        let policy = model.page_policy(None, 100).unwrap();
+        let (mut rows, mut pages) =
+            (model.new_cache(1, 8).unwrap(), model.new_paged_cache(&policy).unwrap());
+        let ids = bodies::tokens(80, 1);
+        for step in [&ids[..60], &ids[60..61], &ids[61..63], &ids[63..]] {
+            let run = |cache| model.decode(&[step], cache, &ForwardOptions::default()).unwrap();
+            let (want, got) = (run(&mut rows).to_f64().unwrap(), run(&mut pages).to_f64().unwrap());
+            assert_close(&got, &want, 1e-5, name);
+        }
+    }
 }

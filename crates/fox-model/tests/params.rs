@@ -35,6 +35,26 @@ fn matrices_are_decayed_and_vectors_are_not() {
 }
 
 #[test]
+fn stacked_matrices_say_so_and_tables_and_filters_are_none() {
+    let mlp = small().mlp_width();
+    for config in [small(), ModelConfig::mamba2(64, 1, 4), ModelConfig::hgrn2(64, 1, 2)] {
+        for spec in config.param_specs() {
+            let (rows, name) = (spec.dims[0], spec.name.as_str());
+            let want: &[usize] = match name.rsplit('.').nth(1) {
+                Some("gate_proj") if config == small() => &[mlp, mlp],
+                Some("gate_proj") => &[rows / 2, rows / 2],
+                // Gate, values, keys, queries, time steps.
+                Some("in_proj") => &[128, 128, 128, 128, 4],
+                Some("embeddings" | "lm_head") => &[],
+                _ if name.contains("lower_bounds") || spec.dims.len() != 2 => &[],
+                _ => &[rows],
+            };
+            assert_eq!(spec.matrices, want, "{name} {:?}", spec.dims);
+        }
+    }
+}
+
+#[test]
 fn a_fixed_gate_is_stored_but_not_trained() {
     let mut config = small();
     for (gate, trained) in [

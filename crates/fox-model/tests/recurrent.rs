@@ -4,14 +4,18 @@
 use std::path::PathBuf;
 
 use fox_model::{
-    DecayTime, Error, ForgetGate, ForgettingConfig, ForwardOptions, Hgrn2Config, Init, Layout,
-    LowerBounds, MixerConfig, Model, ModelConfig, ModelType, WriteOptions,
+    CheckpointLayout, DecayTime, Error, ForgetGate, ForgettingConfig, ForwardOptions, Hgrn2Config,
+    Init, LowerBounds, Model, ModelConfig, ModelType, WriteOptions,
 };
 use fox_tensor::cases::Rng;
 use fox_tensor::{AttentionSpec, Device, Segments, Tape, Var};
 
 fn dump(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
+}
+
+fn kind(name: &str) -> ModelType {
+    ModelType::by_name(name).unwrap()
 }
 
 /// Logits of some tokens.
@@ -30,13 +34,13 @@ fn files_of_both_layouts_hold_the_same_model() {
     let device = Device::naive();
     let folder = tempfile::tempdir().unwrap();
     for (name, layouts) in [
-        ("delta_net", [ModelType::OfficialDeltaNet, ModelType::FlaDeltaNet]),
-        ("mamba2", [ModelType::OfficialMamba2, ModelType::FlaMamba2]),
-        ("hgrn2", [ModelType::FlaHgrn2, ModelType::FlaHgrn2]),
+        ("delta_net", ["delta_net-project_fox", "delta_net"]),
+        ("mamba2", ["mamba2-project_fox", "mamba2"]),
+        ("hgrn2", ["hgrn2", "hgrn2"]),
     ] {
         let model = Model::from_checkpoint(&dump(name), &device).unwrap();
         let want = logits(&model);
-        for (n, model_type) in layouts.into_iter().enumerate() {
+        for (n, model_type) in layouts.map(kind).into_iter().enumerate() {
             let to = folder.path().join(format!("{name} {n}"));
             let options = WriteOptions { model_type, ..WriteOptions::for_model(model.config()) };
             model.save(&to, &options).unwrap();
@@ -54,14 +58,14 @@ fn files_of_both_layouts_hold_the_same_model() {
 fn a_format_names_what_it_cannot_express() {
     let hgrn2 = Model::from_checkpoint(&dump("hgrn2"), &Device::naive()).unwrap();
     let config = hgrn2.config();
-    assert_eq!(config.natural_type(Layout::Official), ModelType::OfficialHgrn2);
-    assert_eq!(config.storage_type(), ModelType::FlaHgrn2);
-    let error = config.to_json(ModelType::OfficialHgrn2).unwrap_err();
+    assert_eq!(config.natural_type(CheckpointLayout::OFFICIAL), kind("hgrn2-project_fox"));
+    assert_eq!(config.storage_type(), kind("hgrn2"));
+    let error = config.to_json(kind("hgrn2-project_fox")).unwrap_err();
     assert!(matches!(error, Error::NotExpressible { .. }));
     assert!(error.to_string().contains("lower bounds that have an effect"), "{error}");
-    let error = config.to_json(ModelType::OfficialFox).unwrap_err();
+    let error = config.to_json(kind("forgetting_transformer-project_fox")).unwrap_err();
     assert!(error.to_string().contains("HGRN2"), "{error}");
-    let error = ModelConfig::fox_pro(64, 2, 2).to_json(ModelType::FlaMamba2).unwrap_err();
+    let error = ModelConfig::fox_pro(64, 2, 2).to_json(kind("mamba2")).unwrap_err();
     assert!(error.to_string().contains("softmax attention"), "{error}");
 }
 
@@ -73,12 +77,8 @@ fn official_hgrn2_is_the_other_one_without_bounds() {
         let mut config = ModelConfig::hgrn2(32, 3, 2);
         config.vocab_size = 61;
         let (heads, expand_ratio) = (2, 16);
-        config.mixer = MixerConfig::Hgrn2(Hgrn2Config {
-            heads,
-            expand_ratio,
-            lower_bounds,
-            output_norm_eps: 1e-5,
-        });
+        config.mixer =
+            Box::new(Hgrn2Config { heads, expand_ratio, lower_bounds, output_norm_eps: 1e-5 });
         config
     };
     let official = Model::init(&config(LowerBounds::Stored), 4, &device).unwrap();
@@ -147,10 +147,7 @@ fn a_fixed_gate_is_alibi() {
     ] {
         let mut config = ModelConfig::fox_llama(heads * d, 1, heads);
         config.vocab_size = 8;
-        config.mixer = MixerConfig::Forgetting(ForgettingConfig {
-            gate,
-            ..ForgettingConfig::fox_llama(heads)
-        });
+        config.mixer = Box::new(ForgettingConfig { gate, ..ForgettingConfig::fox_llama(heads) });
         let model = Model::init(&config, 0, &device).unwrap();
         let id = model.params().find("model.layers.0.attn.fgate_bias").unwrap();
         let bias = Var::constant(model.params().value(id).clone());

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use fox_eval::Subject;
 use fox_eval::inspect::{HeadPicture, InspectOptions, Inspection};
-use fox_eval::plot::MatrixImage;
 use fox_infer::{CacheUse, Event, FinishReason, Request};
+use fox_plot::MatrixImage;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 

@@ -5,6 +5,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use http_body_util::BodyExt;
+use hyper::body::Bytes;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -14,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::app::{App, Served};
 use crate::patience::Patient;
-use crate::{Error, Result, ServeOptions, routes};
+use crate::{Error, Result, ServeOptions, completions, routes};
 
 /// A server that listens but does not answer yet.
 pub struct Server {
@@ -59,6 +61,26 @@ impl Server {
     /// What ends it.
     pub fn stopper(&self) -> Stopper {
         self.stop.clone()
+    }
+
+    /// Answers the body of one completion request in this process, without a connection: the status and the
+    /// body of the answer, streamed or whole.
+    ///
+    /// # Errors
+    /// No thread to run on.
+    pub fn complete(&self, body: &[u8]) -> Result<(u16, Vec<u8>)> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .map_err(Error::Runtime)?;
+        let (app, body) = (self.app.clone(), Bytes::copy_from_slice(body));
+        runtime.block_on(async move {
+            let answer = completions::complete(app, body).await;
+            let response = answer.unwrap_or_else(|error| error.response());
+            let status = response.status().as_u16();
+            let Ok(body) = response.into_body().collect().await;
+            Ok((status, body.to_bytes().into()))
+        })
     }
 
     /// Answers requests until it is stopped; then lets those that run end, closes the engine and returns.

@@ -184,3 +184,23 @@ fn a_full_queue_is_429_with_a_time_to_come_back() {
     });
     server.complete(&json!({ "prompt": "a" }));
 }
+
+/// A model of NaN answers with an error, whatever is asked: its log-probabilities are not those of unlikely tokens.
+#[test]
+fn a_broken_model_is_said() {
+    let mut model = common::model();
+    let head = model.params().find("lm_head.weight").unwrap();
+    let tensor = model.params().value(head).clone();
+    let nan = tensor.device().full(tensor.shape(), f32::NAN).unwrap();
+    model.params_mut().set(head, nan).unwrap();
+    let server = common::serve_model(model, EngineOptions::default(), ServeOptions::default());
+    for body in [
+        json!({ "prompt": "fox", "max_tokens": 2 }),
+        json!({ "prompt": "fox", "max_tokens": 2, "temperature": 0, "logprobs": 1 }),
+        json!({ "prompt": "fox", "max_tokens": 0, "echo": true, "logprobs": 1 }),
+    ] {
+        let reply = post(server.address, "/v1/completions", &body).unwrap();
+        assert_eq!(reply.status, 500, "{body}: {}", reply.text());
+        assert_eq!(reply.json()["error"]["message"], "the model's logits are not numbers");
+    }
+}

@@ -2,17 +2,25 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Backend, DType, Error, MemoryStats, Result, Shape, Tensor};
+use crate::{
+    Backend, DType, Error, LinearGroupOps, MemoryStats, RecomputeOps, Result, Shape, Tensor,
+};
 
 /// A handle to a backend. Cheap to clone; two handles are the same device when they share it.
 #[derive(Clone)]
-pub struct Device(Arc<dyn Backend>);
+pub struct Device(Arc<Handle<dyn Backend>>);
+
+struct Handle<B: ?Sized> {
+    downloads: AtomicU64,
+    backend: B,
+}
 
 impl Device {
     /// A device that runs on `backend`.
     pub fn new(backend: impl Backend + 'static) -> Self {
-        Device(Arc::new(backend))
+        Device(Arc::new(Handle { downloads: AtomicU64::new(0), backend }))
     }
 
     /// The f64 oracle.
@@ -22,7 +30,20 @@ impl Device {
 
     /// The backend behind this device.
     pub fn backend(&self) -> &dyn Backend {
-        &*self.0
+        &self.0.backend
+    }
+
+    /// The ops that a tape which recomputes relies on.
+    pub(crate) fn recompute_ops(&self) -> Result<&dyn RecomputeOps> {
+        let missing =
+            || Error::unsupported(self.0.backend.name(), "backward passes that recompute");
+        self.0.backend.caps().recompute.ok_or_else(missing)
+    }
+
+    /// The ops that a group of linear layers relies on.
+    pub(crate) fn group_ops(&self) -> Result<&dyn LinearGroupOps> {
+        let missing = || Error::unsupported(self.0.backend.name(), "groups of linear layers");
+        self.0.backend.caps().linear_group.ok_or_else(missing)
     }
 
     /// Whether two handles mean the same device.
@@ -32,53 +53,63 @@ impl Device {
 
     /// Memory in use and the most that was ever in use.
     pub fn memory(&self) -> MemoryStats {
-        self.0.memory()
+        self.0.backend.memory()
     }
 
     /// Lets the peak of [`Device::memory`] start again from what is in use now.
     pub fn reset_peak(&self) {
-        self.0.reset_peak();
+        self.0.backend.reset_peak();
+    }
+
+    /// How often a tensor's values were handed to the host. The host waits for the device each time, so
+    /// tests hold steps to a number of these that does not grow with layers or micro-batches.
+    pub fn downloads(&self) -> u64 {
+        self.0.downloads.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_download(&self) {
+        self.0.downloads.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A tensor whose contents are unspecified: for outputs that an op writes in full.
     pub fn uninit(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let shape = shape.into();
-        let storage = self.0.alloc(shape.len(), dtype)?;
+        let storage = self.0.backend.alloc(shape.len(), dtype)?;
         Ok(Tensor::from_storage(storage, shape, dtype, self.clone()))
     }
 
     /// A tensor of zeros.
     pub fn zeros(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let mut tensor = self.uninit(shape, dtype)?;
-        self.0.fill(&mut tensor, 0.0)?;
+        self.0.backend.fill(&mut tensor, 0.0)?;
         Ok(tensor)
     }
 
     /// A tensor with every element set to `value`.
     pub fn full(&self, shape: impl Into<Shape>, value: f32) -> Result<Tensor> {
         let mut tensor = self.uninit(shape, DType::F32)?;
-        self.0.fill(&mut tensor, value)?;
+        self.0.backend.fill(&mut tensor, value)?;
         Ok(tensor)
     }
 
     /// A tensor from host values.
     pub fn from_f32(&self, data: &[f32], shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = expect_len("from_f32", data.len(), shape.into())?;
-        let storage = self.0.upload(data)?;
+        let storage = self.0.backend.upload(data)?;
         Ok(Tensor::from_storage(storage, shape, DType::F32, self.clone()))
     }
 
     /// A tensor from f64 host values: exact on the oracle, rounded elsewhere.
     pub fn from_f64(&self, data: &[f64], shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = expect_len("from_f64", data.len(), shape.into())?;
-        let storage = self.0.upload_f64(data)?;
+        let storage = self.0.backend.upload_f64(data)?;
         Ok(Tensor::from_storage(storage, shape, DType::F32, self.clone()))
     }
 
     /// A tensor of integers (token ids, labels).
     pub fn from_i32(&self, data: &[i32], shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = expect_len("from_i32", data.len(), shape.into())?;
-        let storage = self.0.upload_i32(data)?;
+        let storage = self.0.backend.upload_i32(data)?;
         Ok(Tensor::from_storage(storage, shape, DType::I32, self.clone()))
     }
 }
@@ -97,12 +128,12 @@ fn expect_len(op: &'static str, len: usize, shape: Shape) -> Result<Shape> {
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.name())
+        f.write_str(self.0.backend.name())
     }
 }
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Device({})", self.0.name())
+        write!(f, "Device({})", self.0.backend.name())
     }
 }

@@ -81,6 +81,11 @@ impl Error {
     pub fn argument(op: &'static str, detail: impl Into<String>) -> Self {
         Error::Argument { op, detail: detail.into() }
     }
+
+    /// Shorthand for [`Error::Unsupported`].
+    pub fn unsupported(device: &str, what: &'static str) -> Self {
+        Error::Unsupported { device: device.to_string(), what }
+    }
 }
 
 /// Results of the engine.

@@ -101,6 +101,7 @@ impl Tensor {
     /// The elements as f32, on the host.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         self.expect_real("to_f32", "input")?;
+        self.device.count_download();
         let mut out = vec![0.0; self.len()];
         self.device.backend().download(self, &mut out)?;
         Ok(out)
@@ -109,12 +110,14 @@ impl Tensor {
     /// The elements as f64, on the host: exact for the oracle, widened elsewhere.
     pub fn to_f64(&self) -> Result<Vec<f64>> {
         self.expect_real("to_f64", "input")?;
+        self.device.count_download();
         self.device.backend().download_f64(self)
     }
 
     /// The elements of an integer tensor, on the host.
     pub fn to_i32(&self) -> Result<Vec<i32>> {
         self.expect_type("to_i32", "input", DType::I32)?;
+        self.device.count_download();
         self.device.backend().download_i32(self)
     }
 
@@ -136,7 +139,7 @@ impl Tensor {
     /// The same values in the type in which the device keeps activations. Ops take other types too, but
     /// convert them at every call.
     pub fn to_activations(&self) -> Result<Tensor> {
-        let dtype = self.device.backend().activation_type();
+        let dtype = self.device.backend().caps().activation_type;
         if dtype == self.dtype {
             return Ok(self.clone());
         }

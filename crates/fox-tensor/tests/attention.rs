@@ -27,7 +27,7 @@ struct Operands {
 struct Outcome {
     o: Vec<f64>,
     lse: Vec<f64>,
-    blocks: Vec<i32>,
+    tiles: Vec<i32>,
     grads: Vec<Vec<f64>>,
 }
 
@@ -71,7 +71,7 @@ impl Operands {
             log_gates: Some(gates.value()),
         };
         let lse = device.backend().attention_fwd(&inputs, spec).unwrap().lse.to_f64().unwrap();
-        let (o, blocks) = tape.attention(q, k, v, Some(gates), spec).unwrap();
+        let (o, tiles) = tape.attention(q, k, v, Some(gates), spec).unwrap();
         let out = o.value().to_f64().unwrap();
         let seeds = [(o, real(&self.d_out, C))];
         let grads = tape.backward_from(&seeds, &leaves, &mut Gradients::default()).unwrap();
@@ -79,7 +79,7 @@ impl Operands {
         Outcome {
             o: out,
             lse,
-            blocks: blocks.to_i32().unwrap(),
+            tiles: tiles.to_i32().unwrap(),
             grads: grads.into_iter().map(values).collect(),
         }
     }
@@ -147,7 +147,7 @@ fn packed_documents_equal_separate_documents() {
     for mask in [Mask::Causal, Mask::Bidirectional] {
         let segments = Segments::packed(&cu).unwrap();
         let together = x.run(&AttentionSpec { mask, ..AttentionSpec::causal(H, D, segments) });
-        let mut blocks = vec![0; 2 * H];
+        let mut tiles = vec![0; 2 * H];
         for w in cu.windows(2) {
             let (rows, len) = (w[0]..w[1], w[1] - w[0]);
             let alone =
@@ -157,9 +157,9 @@ fn packed_documents_equal_separate_documents() {
                 let width = if n == 3 { H } else { C };
                 assert_close(&together[w[0] * width..w[1] * width], alone, "gradient");
             }
-            blocks.iter_mut().zip(&alone.blocks).for_each(|(sum, b)| *sum += b);
+            tiles.iter_mut().zip(&alone.tiles).for_each(|(sum, b)| *sum += b);
         }
-        assert_eq!(together.blocks, blocks);
+        assert_eq!(together.tiles, tiles);
     }
 }
 
@@ -263,8 +263,8 @@ fn dropped_mass_stays_under_its_bound() {
             let tolerance = [-10.0, -3.0, -0.5][seed as usize % 3];
             let with = x.run(&pruned(tolerance, mask, 200, 330));
             let without = x.run(&AttentionSpec { mask, ..one(200, 330) });
-            assert!(with.blocks[0] < with.blocks[1], "nothing was pruned: {:?}", with.blocks);
-            assert_eq!(without.blocks[0], without.blocks[1]);
+            assert!(with.tiles[0] < with.tiles[1], "nothing was pruned: {:?}", with.tiles);
+            assert_eq!(without.tiles[0], without.tiles[1]);
             let bound = f64::from(tolerance).exp();
             for (with, without) in with.lse.iter().zip(&without.lse) {
                 let dropped = -(with - without).exp_m1();
@@ -318,7 +318,7 @@ fn pruned_blocks_are_those_without_a_pair_that_matters() {
     for (x, q_len, k_len) in pruning_problems().filter(|problem| problem.1 < 500) {
         for mask in [Mask::Causal, Mask::Bidirectional] {
             let spec = pruned(-10.0, mask, q_len, k_len);
-            let blocks = x.run(&spec).blocks;
+            let tiles = x.run(&spec).tiles;
             for h in 0..H {
                 let (c, delta) = (prefix(&x, h), delta(&x, h, -10.0));
                 let matters =
@@ -329,7 +329,7 @@ fn pruned_blocks_are_those_without_a_pair_that_matters() {
                         visited.insert((t / BM, j / BN));
                     }
                 }
-                assert_eq!(blocks[2 * h], visited.len() as i32);
+                assert_eq!(tiles[2 * h], visited.len() as i32);
             }
         }
     }
@@ -339,7 +339,7 @@ fn pruned_blocks_are_those_without_a_pair_that_matters() {
 #[test]
 fn pruned_blocks_are_those_of_the_two_pointer_passes() {
     for (x, q_len, k_len) in pruning_problems() {
-        let blocks = x.run(&pruned(-10.0, Mask::Causal, q_len, k_len)).blocks;
+        let tiles = x.run(&pruned(-10.0, Mask::Causal, q_len, k_len)).tiles;
         for h in 0..H {
             let (offset, c, delta) = (k_len - q_len, prefix(&x, h), delta(&x, h, -10.0));
             let (mut s, mut visited) = (0, 0);
@@ -350,7 +350,7 @@ fn pruned_blocks_are_those_of_the_two_pointer_passes() {
                 let diagonal = offset + (m0 + BM).min(q_len);
                 visited += diagonal.div_ceil(BN) - s / BN;
             }
-            assert_eq!(blocks[2 * h], visited as i32, "forward, {q_len} x {k_len}");
+            assert_eq!(tiles[2 * h], visited as i32, "forward, {q_len} x {k_len}");
 
             let (mut e, mut visited) = (0, 0);
             for n0 in (0..k_len).step_by(BN) {
@@ -361,7 +361,7 @@ fn pruned_blocks_are_those_of_the_two_pointer_passes() {
                 let diagonal = n0.saturating_sub(offset) / BM;
                 visited += e.div_ceil(BM).saturating_sub(diagonal);
             }
-            assert_eq!(blocks[2 * h], visited as i32, "backward, {q_len} x {k_len}");
+            assert_eq!(tiles[2 * h], visited as i32, "backward, {q_len} x {k_len}");
         }
     }
 }
@@ -385,15 +385,15 @@ fn norm_weights_bound_the_logits() {
     ] {
         let acp = Acp::On { log_tolerance: -4.0, bound: LogitBound::QkNorm { q, k } };
         let spec = AttentionSpec { acp, ..one(t, t) };
-        let blocks = x.run_on(&device, &spec).blocks;
+        let tiles = x.run_on(&device, &spec).tiles;
         for (h, bound) in bounds.into_iter().enumerate() {
             let u = bound * D as f64 * f64::from(1.0 / (D as f32).sqrt());
             let delta = -(2.0 * u + (t as f64).ln()) - 4.0;
             // Block `n` back has its nearest pair at distance `64 n - 63`.
             let near = |back: usize| back == 0 || -0.125 * (64.0 * back as f64 - 63.0) >= delta;
             let visited: usize = (0..10).map(|m| (0..=m).filter(|&back| near(back)).count()).sum();
-            assert_eq!(blocks[2 * h], visited as i32);
-            assert_eq!(blocks[2 * h + 1], 55);
+            assert_eq!(tiles[2 * h], visited as i32);
+            assert_eq!(tiles[2 * h + 1], 55);
             assert!(visited < 55);
         }
     }
@@ -418,6 +418,6 @@ fn blocks_are_counted_where_the_mask_lets_a_pair_through() {
 
 /// Blocks of the first head without forgetting.
 fn x_blocks(spec: &AttentionSpec, q_rows: usize, k_rows: usize) -> [i32; 2] {
-    let blocks = Operands::random(9, q_rows, k_rows, 0.0).run(spec).blocks;
-    [blocks[0], blocks[1]]
+    let tiles = Operands::random(9, q_rows, k_rows, 0.0).run(spec).tiles;
+    [tiles[0], tiles[1]]
 }

@@ -43,6 +43,12 @@ fn every_op_and_feature_is_there() {
         "adamw/plain/decay 0.1",
         "adamw/packed/decay 0.1",
         "sum_squares/",
+        "blend/several",
+        "orthogonalize/square",
+        "orthogonalize/wide",
+        "orthogonalize/tall",
+        "orthogonalize/stacked",
+        "orthogonalize/several",
         "rows/",
         "shift Prev+norm Shared+rope",
         "attention/causal+packed",
@@ -52,6 +58,11 @@ fn every_op_and_feature_is_there() {
         "window 1",
         "VeryStrong gates",
         "None gates",
+        "attention/causal+Closed gates",
+        "attention/causal+gqa+Closed gates+acp",
+        "log_gate/far",
+        "frozen/",
+        "linear_group/shared",
         "acp auto",
         "acp -3",
         "acp qk-norm",
@@ -91,12 +102,13 @@ fn strong_gates_prune() {
     for case in cases::all().iter().filter(|case| case.name.contains("acp")) {
         let result = cases::run_forward(case, &device).unwrap();
         let stick = case.name.starts_with("stick_breaking/");
-        let blocks = &result.outputs.iter().find(|(name, _)| name == "blocks").unwrap().1;
-        let sum = |which: usize| blocks.iter().skip(which).step_by(2).sum::<f64>();
+        let tiles = &result.outputs.iter().find(|(name, _)| name == "tiles").unwrap().1;
+        let sum = |which: usize| tiles.iter().skip(which).step_by(2).sum::<f64>();
         let (visited, visible) = (sum(0), sum(1));
         assert!(visited > 0.0 && visited <= visible);
         // A stick is used up without any gate.
-        let forgets = stick || ["Weak", "Strong"].iter().any(|gates| case.name.contains(gates));
+        let forgets =
+            stick || ["Weak", "Strong", "Closed"].iter().any(|gates| case.name.contains(gates));
         assert_eq!(visited < visible, forgets, "{}: {visited} of {visible}", case.name);
         prunes += usize::from(forgets);
     }
@@ -109,7 +121,7 @@ fn comparing_finds_what_differs() {
     let case = cases::random_attention(3).unwrap();
     let want = cases::run(&case, &device).unwrap();
     let names: Vec<String> = cases::compare(&want, &want).into_iter().map(|(n, _)| n).collect();
-    assert!(names.starts_with(&["o".into(), "lse".into(), "blocks".into(), "d q".into()]));
+    assert!(names.starts_with(&["o".into(), "lse".into(), "tiles".into(), "d q".into()]));
     let mut got = want.clone();
     got.gradients[1].1[5] += 10.0;
     let errors = cases::compare(&got, &want);
@@ -131,6 +143,37 @@ fn relative_error_treats_infinities_and_small_results() {
     // A result of size 1e-9 that should be 0 is noise, not an infinite error.
     assert!(cases::relative_error(&[1e-9], &[0.0]) <= 1e-8);
     assert_eq!(cases::relative_error(&[], &[]), 0.0);
+}
+
+#[test]
+fn one_wrong_element_of_many_is_found() {
+    let want = vec![1.0; 1_000_000];
+    let mut got = want.clone();
+    got[123_456] = 1.01;
+    assert!(cases::relative_error(&got, &want) < 2e-5);
+    assert!((cases::largest_error(&got, &want) - 0.01).abs() < 1e-12);
+    got[123_456] = f64::NAN;
+    assert_eq!(cases::largest_error(&got, &want), f64::INFINITY);
+    assert_eq!(cases::largest_error(&got[1..], &want), f64::INFINITY);
+    // Relative to the largest element, and to nothing smaller than the floor.
+    assert_eq!(cases::largest_error(&[3.0, 0.0], &[4.0, 0.0]), 0.25);
+    assert_eq!(cases::largest_error(&[0.01], &[0.0]), 0.01 / cases::FLOOR);
+    let inf = f64::NEG_INFINITY;
+    assert_eq!(cases::largest_error(&[inf, 1.0], &[inf, 2.0]), 0.5);
+    assert_eq!(cases::largest_error(&[inf, 1.0], &[0.0, 1.0]), f64::INFINITY);
+}
+
+/// The point of the large cases: more tiles of any size up to 128 rows than processors, several times over.
+#[test]
+fn large_cases_have_several_tiles_for_every_thread_block() {
+    let cases = cases::large_attention();
+    assert!(cases.len() >= 2);
+    for case in &cases {
+        let tiles: usize = case.segments.iter().map(|s| s.q_len.div_ceil(128) * case.heads).sum();
+        assert!(tiles > 4 * 132, "{}: {tiles}", case.name());
+    }
+    let has = |words: &[&str]| cases.iter().any(|c| words.iter().all(|w| c.name().contains(w)));
+    assert!(has(&["h16:16"]) && has(&["gqa", "acp"]) && has(&["stick_breaking", "acp"]));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use fox_tensor::Device;
 use fox_tensor::cases::{self, Case, Data, Rng};
+use fox_tensor::naive::Naive;
 
 const STEP: f64 = 1e-5;
 /// Truncation is of order `STEP^2`, rounding of order `1e-16 / STEP` times the objective.
@@ -26,9 +27,12 @@ fn derivative(case: &mut Case, input: usize, direction: &[f64], device: &Device)
     slope
 }
 
-fn check(mut case: Case) {
-    let device = Device::naive();
-    let result = cases::run(&case, &device).unwrap();
+fn check(case: Case) {
+    check_on(case, &Device::naive());
+}
+
+fn check_on(mut case: Case, device: &Device) {
+    let result = cases::run(&case, device).unwrap();
     let wanted: Vec<usize> = (0..case.inputs.len()).filter(|&i| case.inputs[i].grad).collect();
     for (&input, (name, gradient)) in wanted.iter().zip(&result.gradients) {
         // Half along the gradient, so that its length is tested; half at random, so that its
@@ -43,54 +47,36 @@ fn check(mut case: Case) {
                 *d = 0.0;
             }
         }
-        let expected = derivative(&mut case, input, &direction, &device);
+        let expected = derivative(&mut case, input, &direction, device);
         let error = (dot(gradient, &direction) - expected).abs() / (length + 1e-2);
         assert!(error < TOLERANCE, "{}: d {name} is off by {error:e} of {length}", case.name);
     }
 }
 
-fn check_all(of: &str) {
-    let cases: Vec<Case> =
-        cases::all().into_iter().filter(|case| case.name.starts_with(of)).collect();
+/// Ops with many or slow cases, each in a test of its own; [`every_other_op`] has all the rest.
+const APART: [&str; 6] = [
+    "attention/causal",
+    "attention/bidirectional",
+    "stick_breaking/",
+    "prepare_heads/",
+    "scan/",
+    "short_conv/",
+];
+
+fn check_all(chosen: impl Fn(&str) -> bool) {
+    let cases: Vec<Case> = cases::all().into_iter().filter(|case| chosen(&case.name)).collect();
     assert!(!cases.is_empty());
     cases.into_iter().for_each(check);
 }
 
 #[test]
-fn linear() {
-    check_all("linear/");
-}
-
-#[test]
-fn embedding() {
-    check_all("embedding/");
-}
-
-#[test]
-fn linear_cross_entropy() {
-    check_all("linear_cross_entropy/");
-}
-
-#[test]
-fn norms_gates_and_units() {
-    for of in ["add_rms_norm/", "gated_norm/", "glu/", "log_gate/"] {
-        check_all(of);
-    }
-}
-
-#[test]
-fn prepare_heads() {
-    check_all("prepare_heads/");
-}
-
-#[test]
 fn attention_causal() {
-    check_all("attention/causal");
+    check_all(|name| name.starts_with(APART[0]));
 }
 
 #[test]
 fn attention_bidirectional() {
-    check_all("attention/bidirectional");
+    check_all(|name| name.starts_with(APART[1]));
 }
 
 #[test]
@@ -100,7 +86,7 @@ fn attention_random() {
 
 #[test]
 fn stick_breaking() {
-    check_all("stick_breaking/");
+    check_all(|name| name.starts_with(APART[2]));
 }
 
 #[test]
@@ -109,13 +95,13 @@ fn stick_breaking_random() {
 }
 
 #[test]
-fn composed() {
-    check_all("composed/");
+fn prepare_heads() {
+    check_all(|name| name.starts_with(APART[3]));
 }
 
 #[test]
 fn scans() {
-    check_all("scan/");
+    check_all(|name| name.starts_with(APART[4]));
 }
 
 #[test]
@@ -125,12 +111,23 @@ fn random_scans() {
 
 #[test]
 fn short_convolutions() {
-    check_all("short_conv/");
+    check_all(|name| name.starts_with(APART[5]));
 }
 
+/// Whatever has a case is checked here: a new op needs no line in this file.
 #[test]
-fn recurrent_gates() {
-    for of in ["columns/", "time_step/", "hgrn_gates/", "lower_bound/"] {
-        check_all(of);
+fn every_other_op() {
+    check_all(|name| !APART.iter().any(|apart| name.starts_with(apart)));
+}
+
+/// Where cheap results are computed again and linear layers go in groups: frozen ops below and between
+/// trained layers, weights that serve twice.
+#[test]
+fn on_a_device_that_computes_again() {
+    let device = Device::new(Naive::thrifty());
+    let kinds = ["frozen/", "linear_group/", "linear/twice", "composed/"];
+    for kind in kinds {
+        let cases = cases::all().into_iter().filter(|case| case.name.starts_with(kind));
+        assert!(cases.map(|case| check_on(case, &device)).count() > 0, "{kind}");
     }
 }

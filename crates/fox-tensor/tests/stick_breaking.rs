@@ -78,8 +78,8 @@ fn dropped_mass_stays_under_its_bound() {
         for gated in [false, true] {
             let with = x.run(gated, Acp::On { log_tolerance: tolerance, bound: LogitBound::Norms });
             let without = x.run(gated, Acp::Off);
-            let blocks = with.blocks.to_i32().unwrap();
-            assert!(blocks[0] < blocks[1], "{blocks:?}");
+            let tiles = with.tiles.to_i32().unwrap();
+            assert!(tiles[0] < tiles[1], "{tiles:?}");
             let largest = x.v.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
             let bound = f64::from(tolerance).exp() * largest;
             let (with, without) = (with.o.to_f64().unwrap(), without.o.to_f64().unwrap());
@@ -92,18 +92,18 @@ fn dropped_mass_stays_under_its_bound() {
 #[test]
 fn without_pruning_only_what_f32_cannot_hold_is_dropped() {
     let len = 640;
-    let blocks = |score: f64| {
+    let tiles = |score: f64| {
         let x = Operands {
             q: vec![1.0; len * D],
             k: vec![score / (D as f64).sqrt(); len * D],
             v: vec![1.0; len * D],
             gates: vec![0.0; len],
         };
-        x.run(false, Acp::Off).blocks.to_i32().unwrap()
+        x.run(false, Acp::Off).tiles.to_i32().unwrap()
     };
-    assert_eq!(blocks(-6.0), [55, 55]);
+    assert_eq!(tiles(-6.0), [55, 55]);
     // ln 2 per key: 104 nats are gone after 151 keys, in the third or fourth block of a row.
-    assert_eq!(blocks(0.0), [1 + 2 + 3 + 7 * 4, 55]);
+    assert_eq!(tiles(0.0), [1 + 2 + 3 + 7 * 4, 55]);
 }
 
 #[test]

@@ -46,6 +46,9 @@ impl RunData {
                 Err(e) => return Err(e.into()),
             },
         };
+        if let (Some(data), Some(other)) = (&heldout, &recipe.data.heldout) {
+            check_heldout(recipe, (path, &*train), (other, &**data))?;
+        }
         let tokenizer = wanted.or_else(|| tokenizer_of(path, &*train));
         Ok(RunData { train, heldout, tokenizer })
     }
@@ -89,6 +92,27 @@ impl RunData {
         let rows = recipe.micro_batch() * recipe.data.sequence_length / length;
         Evaluator::new(data, recipe.evaluation.sequences, length, rows).map(Some)
     }
+}
+
+/// Held-out data from elsewhere must be of the same tokenizer, and not be what is trained on.
+fn check_heldout(
+    recipe: &Recipe,
+    (path, train): (&Path, &dyn Dataset),
+    (other, heldout): (&Path, &dyn Dataset),
+) -> Result<()> {
+    let (found, expected) = (heldout.tokenizer_identity(), train.tokenizer_identity());
+    if found != expected {
+        let path = other.to_path_buf();
+        return Err(fox_data::Error::WrongTokenizer { path, found, expected }.into());
+    }
+    // The identity of prepared data is one of their contents; that of an array is only name and shape.
+    let same_place = path.canonicalize().ok() == other.canonicalize().ok();
+    let by_contents = train.identity().starts_with("prepared");
+    if train.identity() == heldout.identity() && (same_place || by_contents) {
+        let detail = "has the documents that are trained on; give others, or leave it out for the held-out part of the data";
+        return Err(crate::Error::value(&recipe.name, "data.heldout", detail));
+    }
+    Ok(())
 }
 
 /// The tokenizer that lies with prepared data, or the one that the data name.

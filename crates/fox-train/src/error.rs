@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fox_base::FileError;
+
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -92,15 +94,8 @@ pub enum Error {
         text: String,
     },
     /// The operating system refused something.
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// What was tried, e.g. `read`.
-        action: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's words.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A checkpoint that could not be written; training stops rather than losing more work.
     #[error(
         "cannot write the checkpoint of step {step} ({cause}); {}, free some space or repair the disk and run the same command again",
@@ -141,6 +136,12 @@ pub enum Error {
     #[error("{} holds no checkpoint yet; train until the first one is written", path.display())]
     NoCheckpoint {
         /// The folder of checkpoints.
+        path: PathBuf,
+    },
+    /// A run that keeps no average of its weights.
+    #[error("{} keeps no average of the weights; train with training.ema, or export the raw ones", path.display())]
+    NoAverage {
+        /// The run folder.
         path: PathBuf,
     },
     /// Another process trains in this folder.
@@ -216,8 +217,8 @@ pub enum Error {
 impl Error {
     /// For `map_err`: says what was tried with which path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_path_buf();
-        move |source| Self::Io { action, path, source }
+        let named = FileError::at(action, path);
+        move |source| named(source).into()
     }
 
     /// Shorthand for [`Error::BadValue`].

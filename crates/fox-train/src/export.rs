@@ -1,48 +1,44 @@
 //! A model for others: a Hugging Face folder with its tokenizer.
 
-use std::fs;
 use std::path::Path;
 
+use fox_base::durable::{self, NewFolder};
 use fox_data::Tokenizer;
 use fox_model::{Model, WriteOptions};
 use fox_tensor::Device;
 
 use crate::checkpoint::CheckpointStore;
 use crate::data::RunData;
+use crate::recipe::Weights;
 use crate::run_folder::RunFolder;
-use crate::{Error, Result, files};
+use crate::{Error, Result};
 
 /// Writes a Hugging Face folder, aside first, so that it is there in full or not at all. A folder
 /// that holds something already is refused.
 pub fn export(model: &Model, tokenizer: Option<&Tokenizer>, folder: &Path) -> Result<()> {
-    if !files::names(folder)?.is_empty() {
+    if !durable::is_vacant(folder)? {
         return Err(fox_model::Error::Occupied { path: folder.to_path_buf() }.into());
     }
-    let mut name = folder.file_name().unwrap_or_default().to_owned();
-    name.push(".partial");
-    let partial = folder.with_file_name(name);
-    if partial.exists() {
-        fs::remove_dir_all(&partial).map_err(Error::io("remove", &partial))?;
-    }
-    model.save(&partial, &WriteOptions::for_model(model.config()))?;
+    let new = NewFolder::create(folder)?;
+    model.save(new.path(), &WriteOptions::for_model(model.config()))?;
     if let Some(tokenizer) = tokenizer {
-        tokenizer.save(&partial)?;
+        tokenizer.save(new.path())?;
     }
-    files::sync_folder(&partial)?;
-    if folder.exists() {
-        fs::remove_dir(folder).map_err(Error::io("remove", folder))?;
-    }
-    fs::rename(&partial, folder).map_err(Error::io("rename", &partial))?;
-    files::sync_folder(files::parent(folder))
+    Ok(new.publish()?)
 }
 
 /// Writes the newest whole checkpoint of a run as a Hugging Face folder with its tokenizer and returns its
-/// step. The run may be under way: nothing in its folder is changed.
-pub fn export_run(run: &Path, to: &Path, device: &Device) -> Result<u64> {
+/// step. The weights are those that `weights` or else the recipe's `evaluation.weights` names. The run may be
+/// under way: nothing in its folder is changed.
+pub fn export_run(run: &Path, to: &Path, weights: Option<Weights>, device: &Device) -> Result<u64> {
     let recipe = RunFolder::recipe(run)?;
+    let weights = weights.unwrap_or(recipe.evaluation.weights);
+    if weights == Weights::Ema && recipe.training.ema.is_none() {
+        return Err(Error::NoAverage { path: run.to_path_buf() });
+    }
     let store = CheckpointStore::new(run.join("checkpoints"), recipe.checkpoints);
     let step = store.newest_whole()?;
-    let model = Model::from_checkpoint(&store.model_path(step), device)?;
+    let model = store.model(step, weights, device)?;
     // Data that were moved away since cost the export only its tokenizer files.
     let tokenizer = RunData::open(&recipe).ok().and_then(|data| data.tokenizer);
     export(&model, tokenizer.as_ref(), to)?;

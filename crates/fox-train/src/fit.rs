@@ -1,11 +1,13 @@
 //! Whether a run fits its device, before it begins.
 
-use fox_model::{MemoryEstimate, ModelConfig};
+use fox_model::{MemoryEstimate, ModelConfig, ParamSpec};
 use fox_tensor::{DType, Device};
 
 use crate::recipe::Recipe;
 use crate::{Error, Result};
 
+/// Bytes of a value of the optimizer's state.
+const F32: f64 = 4.0;
 const GIB: f64 = (1u64 << 30) as f64;
 /// What a device's pool takes from the system for each byte in use: 24.6 GiB for a peak of 23.4 at 760M.
 const HOLES: f64 = 1.05;
@@ -15,8 +17,12 @@ pub(crate) fn check(recipe: &Recipe, config: &ModelConfig, device: &Device) -> R
     let backend = device.backend();
     let Some(free) = backend.free_memory() else { return Ok(()) };
     let rows = recipe.training.micro_batch.unwrap_or(recipe.training.batch);
-    let estimate = MemoryEstimate::new(config, rows, recipe.data.sequence_length)?;
-    let narrow = backend.activation_type() == DType::Bf16;
+    let rule = recipe.optimizer.rule()?;
+    let average = if recipe.training.ema.is_some() { F32 } else { 0.0 };
+    let state = |spec: &ParamSpec| F32 * rule.state(spec).len() as f64 + average;
+    let length = recipe.data.sequence_length;
+    let estimate = MemoryEstimate::with_state(config, rows, length, state)?;
+    let narrow = backend.caps().activation_type == DType::Bf16;
     let (kept, recomputed) = match narrow {
         true => (estimate.train_bf16, estimate.train_bf16_recomputed),
         false => (estimate.train(), estimate.train_recomputed()),

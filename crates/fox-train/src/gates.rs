@@ -52,13 +52,13 @@ fn median(mut values: Vec<f32>) -> f32 {
     *values.select_nth_unstable_by(middle, f32::total_cmp).1
 }
 
-/// The part of the attention blocks of each layer that was not visited, over the parts of a batch.
+/// The part of the attention tiles of each layer that was not visited, over the parts of a batch.
 ///
-/// `blocks[part][layer]` is `[H, 2]`: visited and in all.
-pub fn pruned_fractions(blocks: &[Vec<Tensor>]) -> Result<Vec<f64>> {
-    let layers = blocks.first().map_or(0, Vec::len);
+/// `tiles[part][layer]` is `[H, 2]`: visited and in all.
+pub fn pruned_fractions(tiles: &[Vec<Tensor>]) -> Result<Vec<f64>> {
+    let layers = tiles.first().map_or(0, Vec::len);
     let mut counts = vec![(0i64, 0i64); layers];
-    for part in blocks {
+    for part in tiles {
         for (count, tensor) in counts.iter_mut().zip(part) {
             for pair in tensor.to_i32()?.chunks_exact(2) {
                 count.0 += i64::from(pair[0]);
@@ -74,7 +74,7 @@ pub fn pruned_fractions(blocks: &[Vec<Tensor>]) -> Result<Vec<f64>> {
 mod tests {
     use super::*;
     use fox_data::LoaderState;
-    use fox_model::{DecayTime, ForgetGate, ForgettingConfig, MixerConfig, ModelConfig};
+    use fox_model::{DecayTime, ForgetGate, ForgettingConfig, ModelConfig};
 
     #[test]
     fn medians_and_half_lives() {
@@ -88,7 +88,7 @@ mod tests {
     fn fixed_gates_have_the_half_lives_they_were_given() {
         let mut config = ModelConfig::fox_llama(32, 2, 4);
         config.vocab_size = 16;
-        config.mixer = MixerConfig::Forgetting(ForgettingConfig {
+        config.mixer = Box::new(ForgettingConfig {
             gate: ForgetGate::Fixed { decay_time: Some(DecayTime { min: 2.0, max: 128.0 }) },
             ..ForgettingConfig::fox_llama(4)
         });

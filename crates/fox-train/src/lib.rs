@@ -2,15 +2,15 @@
 //!
 //! - [`Recipe`]: everything that decides what a run computes; [`load`](recipe::load) reads them by name or file.
 //! - [`train`]: a run from beginning to end in a folder, which resumes to the same bits after any interruption.
-//! - [`Optimizer`], [`Schedule`], [`accumulate`]: the parts of a step, for programs with a loop of their own.
-
+//! - [`Stepper`], and its parts [`Updater`], [`Schedule`] and [`accumulate`]: for programs with a loop of their own.
+//! - [`Optimizer`]: what an optimizer must be able to do; [`AdamW`] and [`Muon`] do it.
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;
 //! use fox_train::{Event, Job, recipe, train};
 //!
 //! let job = Job {
-//!     recipe: recipe::load("tiny-fox-pro", &["training.tokens=100000".into()])?,
+//!     recipe: recipe::load("tiny-fox-pro", &["training.tokens=1000000".into()])?,
 //!     out: "runs/tiny".into(),
 //!     device: fox_cpu::device(),
 //!     command: vec![],
@@ -39,15 +39,20 @@ pub mod recipe;
 mod run_folder;
 mod schedule;
 mod step;
+mod stepper;
 mod summary;
 pub mod sweep;
 mod trainer;
 
 pub use error::{Error, Result};
 pub use export::{export, export_run};
-pub use optimizer::{Moments, Optimizer, OptimizerSettings, Update};
+pub use optimizer::{
+    AdamW, Muon, Optimizer, OptimizerRecipe, Rule, Scale, StepInput, StepReport, Trained, Updater,
+    optimizer_names,
+};
 pub use recipe::Recipe;
 pub use schedule::{Decay, Schedule};
 pub use step::{BatchLoss, accumulate, segments};
+pub use stepper::{StepOutcome, Stepper};
 pub use summary::Summary;
 pub use trainer::{Event, Job, Observer, Outcome, Start, train};

@@ -9,9 +9,10 @@
 //! A folder belongs to a run when everything that decides its numbers is the same: model, data, portions,
 //! optimizer and schedule. How often it is watched and kept may change from start to start.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::path::{Path, PathBuf};
 
+use fox_base::{FolderLock, durable};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -61,8 +62,7 @@ pub struct StartFacts {
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    /// Held until this is dropped; the system releases it when the process dies.
-    _lock: File,
+    _lock: FolderLock,
 }
 
 impl RunFolder {
@@ -70,23 +70,22 @@ impl RunFolder {
     pub fn open(path: &Path, recipe: &Recipe, data: &str) -> Result<RunFolder> {
         let text = recipe.to_toml()?;
         let config = path.join(CONFIG);
-        if config.exists() {
-            compare(path, &config, &text, data)?;
-        } else if files::names(path)?.iter().any(|entry| !is_our_beginning(entry)) {
-            return Err(Error::NotARun { path: path.to_path_buf() });
-        }
-        files::create_folder(path)?;
-        let lock_path = path.join(LOCK);
-        let lock = File::create(&lock_path).map_err(Error::io("create", &lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::Locked { path: path.to_path_buf() });
+        let check = || {
+            if config.exists() {
+                compare(path, &config, &text, data)?;
+            } else if durable::entries(path)?.iter().any(|entry| !is_our_beginning(entry)) {
+                return Err(Error::NotARun { path: path.to_path_buf() });
             }
-            Err(TryLockError::Error(e)) => return Err(Error::io("lock", &lock_path)(e)),
-        }
+            Ok(())
+        };
+        check()?;
+        durable::create_folder(path)?;
+        let lock = FolderLock::take(&path.join(LOCK))?
+            .map_err(|_| Error::Locked { path: path.to_path_buf() })?;
+        // Another run may have come and gone before the lock was had.
+        check()?;
         if fs::read(&config).ok().as_deref() != Some(text.as_bytes()) {
-            files::write(&config, text.as_bytes())?;
+            durable::write(&config, text.as_bytes())?;
         }
         Ok(RunFolder { path: path.to_path_buf(), _lock: lock })
     }
@@ -120,8 +119,8 @@ impl RunFolder {
 
 /// What a start leaves behind when it is killed before the first file is whole.
 fn is_our_beginning(entry: &Path) -> bool {
-    let name = entry.file_name().unwrap_or_default().to_string_lossy();
-    name == LOCK || name == format!("{CONFIG}.partial")
+    let partial = durable::temporary_path(&entry.with_file_name(CONFIG));
+    *entry == partial || *entry == entry.with_file_name(LOCK)
 }
 
 fn compare(path: &Path, config: &Path, text: &str, data: &str) -> Result<()> {
@@ -132,7 +131,8 @@ fn compare(path: &Path, config: &Path, text: &str, data: &str) -> Result<()> {
             detail: e.message().to_string(),
         })
     };
-    let there = parse(&fs::read_to_string(config).map_err(Error::io("read", config))?)?;
+    // Read as a recipe, so that keys which are younger than the folder have their defaults on both sides.
+    let there = parse(&recipe::load(&config.to_string_lossy(), &[])?.to_toml()?)?;
     let here = parse(text)?;
     for section in DECISIVE {
         if let Some(detail) = difference(section, there.get(section), here.get(section)) {

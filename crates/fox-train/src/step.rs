@@ -1,11 +1,14 @@
 //! The gradient of a batch, in as many parts as memory allows.
 //!
 //! The gradient is that of the mean loss over all labelled positions of the whole batch, whatever the
-//! parts: every position has the weight `1 / labelled`.
+//! parts: every position has the weight `1 / labelled`. The losses of all parts stay on the device and are
+//! read once, after the last backward pass, so that the host does not wait between the parts.
+
+use std::ops::Range;
 
 use fox_data::{Batch, IGNORED_LABEL};
 use fox_model::{ForwardOptions, Model};
-use fox_tensor::{Gradients, Segments, Tape, Tensor};
+use fox_tensor::{DType, Gradients, Segments, Tape, Tensor};
 
 use crate::Result;
 
@@ -16,8 +19,8 @@ pub struct BatchLoss {
     pub mean: f64,
     /// Labelled positions.
     pub labelled: usize,
-    /// Per part and layer, attention blocks visited and in all `[H, 2]` i32, still on the device.
-    pub blocks: Vec<Vec<Tensor>>,
+    /// Per part and layer, attention tiles visited and in all `[H, 2]` i32, still on the device.
+    pub tiles: Vec<Vec<Tensor>>,
 }
 
 /// The sequences of rows `first .. first + rows` of a batch, counted from the first of these rows.
@@ -43,29 +46,32 @@ pub fn accumulate(
     let device = model.device();
     let labelled = batch.labelled();
     let weight = 1.0 / labelled.max(1) as f32;
-    let (mut sum, mut blocks, mut first) = (0.0, Vec::new(), 0);
+    let mut losses = device.uninit([batch.batch * batch.time], DType::F32)?;
+    let (mut parts, mut tiles, mut first) = (Vec::new(), Vec::new(), 0);
     while first < batch.batch {
         let rows = micro_batch.clamp(1, batch.batch - first);
         let range = first * batch.time..(first + rows) * batch.time;
         let positions = range.len();
-        let labels = &batch.labels[range.clone()];
         let mut tape = Tape::recording(device);
         let loss = model.loss(
             &mut tape,
-            &device.from_i32(&batch.inputs[range], [positions])?,
-            &device.from_i32(labels, [positions])?,
+            &device.from_i32(&batch.inputs[range.clone()], [positions])?,
+            &device.from_i32(&batch.labels[range.clone()], [positions])?,
             &device.full([positions], weight)?,
             &segments(batch, first, rows)?,
             options,
         )?;
+        device.backend().copy_rows(&loss.per_token, 0, &mut losses, range.start, positions)?;
         tape.backward(gradients)?;
-        // Read after the backward pass, so that an asynchronous device is not kept waiting.
-        let per_token = loss.per_token.to_f32()?;
-        sum += labelled_sum(&per_token, labels);
-        blocks.push(loss.blocks);
+        parts.push(range);
+        tiles.push(loss.tiles);
         first += rows;
     }
-    Ok(BatchLoss { mean: sum / labelled.max(1) as f64, labelled, blocks })
+    let losses = losses.to_f32()?;
+    // Part by part: the sums of the parts are added up, not all positions in a row.
+    let part = |range: Range<usize>| labelled_sum(&losses[range.clone()], &batch.labels[range]);
+    let sum: f64 = parts.into_iter().map(part).fold(0.0, |sum, part| sum + part);
+    Ok(BatchLoss { mean: sum / labelled.max(1) as f64, labelled, tiles })
 }
 
 /// Sum of the losses of the positions that have a label.
@@ -115,6 +121,45 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_losses_of_all_parts_are_read_at_once() {
+        let batch = batch(4, 24, None);
+        let mut config = ModelConfig::fox_pro(32, 2, 2);
+        config.vocab_size = 31;
+        let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+        let options = ForwardOptions::default();
+        for micro in [1, 2, 4] {
+            let before = model.device().downloads();
+            accumulate(&model, &batch, micro, &options, &mut Gradients::default()).unwrap();
+            assert_eq!(model.device().downloads() - before, 1, "{micro} rows at a time");
+        }
+    }
+
+    #[test]
+    fn the_loss_is_the_sum_of_the_parts_sums() {
+        let batch = batch(4, 24, None);
+        let mut config = ModelConfig::fox_pro(32, 2, 2);
+        config.vocab_size = 31;
+        let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+        let options = ForwardOptions::default();
+        let mut sum = 0.0;
+        for row in 0..4 {
+            let range = row * 24..(row + 1) * 24;
+            let device = model.device();
+            let mut tape = Tape::inference(device);
+            let tensor = |ids: &[i32]| device.from_i32(ids, [24]).unwrap();
+            let (inputs, labels) = (&batch.inputs[range.clone()], &batch.labels[range]);
+            let weights = device.full([24], 1.0).unwrap();
+            let segments = Segments::uniform(1, 24);
+            let loss = model
+                .loss(&mut tape, &tensor(inputs), &tensor(labels), &weights, &segments, &options)
+                .unwrap();
+            sum += labelled_sum(&loss.per_token.to_f32().unwrap(), labels);
+        }
+        let got = accumulate(&model, &batch, 1, &options, &mut Gradients::default()).unwrap();
+        assert_eq!(got.mean, sum / 94.0, "to the bit");
     }
 
     #[test]

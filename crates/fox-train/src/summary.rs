@@ -46,7 +46,7 @@ impl Summary {
         finished: bool,
         run: &Path,
     ) -> Result<Summary> {
-        let records = MetricsLog::read(run)?;
+        let records = MetricsLog::read(run)?.records;
         let all: Vec<f64> = records
             .iter()
             .filter_map(|record| match record {

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fox_data::{Batch, Loader, Tokenizer};
-use fox_model::{ForwardOptions, Model, TrainFlops};
+use fox_model::{Model, TrainFlops};
 use fox_tensor::speed::matmul_rate_within;
-use fox_tensor::{Device, Gradients, Tensor, WeightFormat};
+use fox_tensor::{Device, Tensor, WeightFormat};
 
 use crate::checkpoint::{CheckpointStore, Resumed, RunState};
 use crate::data::RunData;
@@ -18,10 +18,11 @@ use crate::evaluate::Evaluator;
 use crate::export::export;
 use crate::gates::{half_lives, pruned_fractions};
 use crate::metrics::{EvalRecord, MetricsLog, Record, StepRecord};
-use crate::optimizer::Optimizer;
+use crate::optimizer::Updater;
+use crate::recipe::Weights;
 use crate::run_folder::{RunFacts, RunFolder, StartFacts};
-use crate::schedule::Schedule;
-use crate::step::{BatchLoss, accumulate, segments};
+use crate::step::{BatchLoss, segments};
+use crate::stepper::{StepOutcome, Stepper};
 use crate::summary::Summary;
 use crate::{Error, Recipe, Result, fit};
 
@@ -94,7 +95,7 @@ pub type Observer<'a> = dyn FnMut(&Event<'_>) -> ControlFlow<()> + 'a;
 /// What a run leaves in memory; everything else is in its folder.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The trained model.
+    /// The trained model, with the weights that `evaluation.weights` names once the run is over.
     pub model: Model,
     /// The tokenizer that belongs to it, when it is known.
     pub tokenizer: Option<Tokenizer>,
@@ -109,6 +110,7 @@ pub struct Outcome {
 /// last good checkpoint stays in all cases.
 pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
     let recipe = &job.recipe;
+    recipe.check_length()?;
     let data = RunData::open(recipe)?;
     let config = recipe.model_config(data.train.vocab_size())?;
     fit::check(recipe, &config, &job.device)?;
@@ -117,20 +119,24 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
     let identity = data.train.identity();
     let folder = RunFolder::open(&job.out, recipe, &identity)?;
     let store = CheckpointStore::new(job.out.join("checkpoints"), recipe.checkpoints);
-    let resumed = match store.resume(recipe.optimizer, &job.device)? {
+    let (optimizer, ema) = (&recipe.optimizer, recipe.training.ema);
+    let resumed = match store.resume(optimizer, ema, &job.device)? {
         Some(resumed) => resumed,
         None => {
             let model = recipe.initial_model(&config, &job.device)?;
-            let optimizer = Optimizer::new(recipe.optimizer, model.params(), &job.device)?;
+            let updater = Updater::new(optimizer, ema, model.params(), &job.device)?;
             let state = RunState::start(loader.state_at(0));
-            Resumed { model, optimizer, state, notices: Vec::new() }
+            Resumed { model, updater, state, notices: Vec::new() }
         }
     };
-    let Resumed { mut model, optimizer, state, notices } = resumed;
+    let Resumed { mut model, updater, state, mut notices } = resumed;
     model.pack_weights(WeightFormat::F32)?;
     loader.check_state(&state.loader)?;
     let over = state.step >= recipe.steps() && job.out.join(EXPORT).exists();
     if let Some(summary) = Summary::read(&job.out)?.filter(|_| over) {
+        if recipe.evaluation.weights == Weights::Ema {
+            updater.put_average(&mut model)?;
+        }
         return Ok(Outcome { model, tokenizer: data.tokenizer, summary });
     }
     let start = Start {
@@ -144,17 +150,15 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
         data: identity,
     };
     folder.note_start(facts(job, &data, &start))?;
+    let (log, damage) = MetricsLog::open(folder.path(), state.step)?;
+    notices.extend(damage);
     let session = Session {
         recipe,
-        schedule: recipe.schedule(),
-        options: recipe.forward_options(),
         flops: TrainFlops::new(model.config()),
-        log: MetricsLog::open(folder.path(), state.step)?,
+        log,
         pace: Pace::default(),
         start,
-        model,
-        optimizer,
-        state,
+        stepper: Stepper::new(recipe, model, updater, state),
         loader,
         evaluator,
         store,
@@ -197,13 +201,9 @@ struct Pace {
 /// A run under way.
 struct Session<'a> {
     recipe: &'a Recipe,
-    schedule: Schedule,
-    options: ForwardOptions,
     flops: TrainFlops,
     start: Start,
-    model: Model,
-    optimizer: Optimizer,
-    state: RunState,
+    stepper: Stepper,
     loader: Loader,
     evaluator: Option<Evaluator>,
     store: CheckpointStore,
@@ -221,24 +221,25 @@ impl Session<'_> {
         }
         let start = self.start.clone();
         self.report(&Event::Started(&start));
-        if self.state.step < start.steps && !self.stop {
+        if self.stepper.state.step < start.steps && !self.stop {
             self.steps()?;
         }
-        let finished = self.state.step >= start.steps;
+        let finished = self.stepper.state.step >= start.steps;
         if finished {
             self.export(tokenizer.as_ref())?;
         }
-        let summary = Summary::collect(&self.start, &self.state, finished, self.folder.path())?;
+        let Stepper { state, .. } = &self.stepper;
+        let summary = Summary::collect(&self.start, state, finished, self.folder.path())?;
         if finished {
             summary.write(self.folder.path())?;
         }
-        Ok(Outcome { model: self.model, tokenizer, summary })
+        Ok(Outcome { model: self.stepper.model, tokenizer, summary })
     }
 
     /// Steps until the end or until someone asks to stop; ends with a checkpoint.
     fn steps(&mut self) -> Result<()> {
-        let mut batches = self.loader.prefetch(self.state.loader, 2)?;
-        while self.state.step < self.start.steps && !self.stop {
+        let mut batches = self.loader.prefetch(self.stepper.state.loader, 2)?;
+        while self.stepper.state.step < self.start.steps && !self.stop {
             let begin = Instant::now();
             let Some(batch) = batches.next() else {
                 let batches = self.loader.batches().unwrap_or(0);
@@ -246,7 +247,7 @@ impl Session<'_> {
             };
             let batch = batch?;
             self.step(&batch, begin)?;
-            let step = self.state.step;
+            let step = self.stepper.state.step;
             let last = step == self.start.steps;
             let due = |every: u64| last || (every > 0 && step.is_multiple_of(every));
             if due(self.recipe.evaluation.every) {
@@ -260,44 +261,33 @@ impl Session<'_> {
     }
 
     fn step(&mut self, batch: &Batch, begin: Instant) -> Result<()> {
-        let lr = self.schedule.lr(self.state.tokens);
-        let mut gradients = Gradients::default();
-        let micro = self.recipe.micro_batch();
-        let loss = accumulate(&self.model, batch, micro, &self.options, &mut gradients)?;
-        let update = self.optimizer.step(self.model.params_mut(), &gradients, lr)?;
-        drop(gradients);
-        let state = &mut self.state;
-        state.step += 1;
-        state.tokens += batch.inputs.len() as u64;
-        state.loader = batch.state;
-        state.updates = self.optimizer.updates();
-        state.skips_in_a_row = if update.skipped { state.skips_in_a_row + 1 } else { 0 };
-        state.skips += u64::from(update.skipped);
+        let StepOutcome { lr, loss, report } = self.stepper.step(batch)?;
         let seconds = begin.elapsed().as_secs_f64();
-        state.seconds += seconds;
+        self.stepper.state.seconds += seconds;
+        let state = self.stepper.state;
         self.pace.seconds += seconds;
         self.pace.tokens += batch.inputs.len() as u64;
         self.pace.flops += self.flops.of(&segments(batch, 0, batch.batch)?);
         let finite = |x: f64| x.is_finite().then_some(x);
         let record = StepRecord {
-            step: self.state.step,
-            tokens: self.state.tokens,
+            step: state.step,
+            tokens: state.tokens,
             loss: finite(loss.mean),
             lr,
-            grad_norm: finite(update.grad_norm),
-            skipped: update.skipped,
-            skips: self.state.skips,
+            grad_norm: finite(report.grad_norm),
+            skipped: report.skipped,
+            skips: state.skips,
             epoch: self.loader.epoch_of(batch.number()),
             tokens_per_second: self.pace.tokens as f64 / self.pace.seconds,
             floor_fraction: self.pace.flops / self.start.gemm_rate / self.pace.seconds,
-            memory: self.model.device().memory().into(),
-            seconds: self.state.seconds,
+            memory: self.stepper.model.device().memory().into(),
+            seconds: state.seconds,
             time: unix_time(),
             ..StepRecord::default()
         };
         self.record(record, batch, &loss)?;
-        if self.state.skips_in_a_row >= self.recipe.training.max_skips {
-            let (steps, last) = (self.state.skips_in_a_row, self.state.step);
+        if state.skips_in_a_row >= self.recipe.training.max_skips {
+            let (steps, last) = (state.skips_in_a_row, state.step);
             return Err(Error::NotFinite { steps, last });
         }
         Ok(())
@@ -312,8 +302,9 @@ impl Session<'_> {
         if due(self.recipe.metrics.every) || details || record.skipped {
             record.param_norm = Some(self.param_norm()?);
             if details {
-                record.pruned = Some(pruned_fractions(&loss.blocks)?);
-                record.half_lives = Some(half_lives(&self.model, batch, &self.options)?);
+                record.pruned = Some(pruned_fractions(&loss.tiles)?);
+                record.half_lives =
+                    Some(half_lives(&self.stepper.model, batch, self.stepper.options())?);
             }
             self.log.write(&Record::Train(record.clone()))?;
             self.pace = Pace::default();
@@ -330,23 +321,28 @@ impl Session<'_> {
     }
 
     fn param_norm(&self) -> Result<f64> {
-        let trained: Vec<&Tensor> = self
-            .model
+        let model = &self.stepper.model;
+        let trained: Vec<&Tensor> = model
             .params()
             .iter()
             .filter(|(_, spec, _)| spec.trainable)
             .map(|(_, _, value)| value)
             .collect();
-        Ok(self.model.device().backend().sum_squares(&trained)?.sqrt())
+        Ok(model.device().backend().sum_squares(&trained)?.sqrt())
     }
 
     fn evaluate(&mut self) -> Result<()> {
         let Some(evaluator) = &self.evaluator else { return Ok(()) };
         let begin = Instant::now();
-        let evaluation = evaluator.run(&self.model, &self.options)?;
+        let Stepper { model, updater, .. } = &mut self.stepper;
+        let options = self.recipe.forward_options();
+        let evaluation = match self.recipe.evaluation.weights {
+            Weights::Raw => evaluator.run(model, &options)?,
+            Weights::Ema => updater.with_average(model, |model| evaluator.run(model, &options))?,
+        };
         let record = EvalRecord {
-            step: self.state.step,
-            tokens: self.state.tokens,
+            step: self.stepper.state.step,
+            tokens: self.stepper.state.tokens,
             evaluation,
             eval_seconds: begin.elapsed().as_secs_f64(),
             time: unix_time(),
@@ -359,16 +355,22 @@ impl Session<'_> {
     fn checkpoint(&mut self) -> Result<()> {
         // A checkpoint must never be ahead of the lines that belong to it.
         self.log.sync()?;
-        let path = self.store.write(&self.model, &self.optimizer, &self.state)?;
-        let step = self.state.step;
+        let Stepper { model, updater, state, .. } = &self.stepper;
+        let path = self.store.write(model, updater, state)?;
+        let step = state.step;
         self.report(&Event::Checkpoint { step, path: &path });
         Ok(())
     }
 
+    /// Leaves the weights that were asked for in the model, and in the folder.
     fn export(&mut self, tokenizer: Option<&Tokenizer>) -> Result<()> {
+        let Stepper { model, updater, .. } = &mut self.stepper;
+        if self.recipe.evaluation.weights == Weights::Ema {
+            updater.put_average(model)?;
+        }
         let folder = self.folder.path().join(EXPORT);
         if !folder.exists() {
-            export(&self.model, tokenizer, &folder)?;
+            export(model, tokenizer, &folder)?;
             self.report(&Event::Exported(&folder));
         }
         Ok(())

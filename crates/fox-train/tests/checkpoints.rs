@@ -4,16 +4,17 @@
 use std::fs;
 use std::path::Path;
 
-use fox_data::LoaderState;
-use fox_model::{Model, ModelConfig};
-use fox_train::checkpoint::{CheckpointStore, RunState};
+use fox_data::{Batch, LoaderState};
+use fox_model::{Model, ModelConfig, SafetensorsFile};
+use fox_tensor::Tensor;
+use fox_train::checkpoint::{CheckpointStore, Resumed, RunState};
 use fox_train::recipe::CheckpointRecipe;
-use fox_train::{Optimizer, OptimizerSettings};
+use fox_train::{OptimizerRecipe, Stepper, Updater, optimizer_names, recipe};
 
 struct Bench {
     store: CheckpointStore,
     model: Model,
-    optimizer: Optimizer,
+    updater: Updater,
 }
 
 impl Bench {
@@ -21,10 +22,11 @@ impl Bench {
         let mut config = ModelConfig::fox_llama(16, 1, 2);
         config.vocab_size = 8;
         let model = Model::init(&config, 3, &fox_cpu::device()).unwrap();
-        let optimizer =
-            Optimizer::new(OptimizerSettings::default(), model.params(), model.device()).unwrap();
+        let updater =
+            Updater::new(&OptimizerRecipe::default(), None, model.params(), model.device())
+                .unwrap();
         let keep = CheckpointRecipe { every: 1, keep, keep_every };
-        Bench { store: CheckpointStore::new(folder.to_path_buf(), keep), model, optimizer }
+        Bench { store: CheckpointStore::new(folder.to_path_buf(), keep), model, updater }
     }
 
     fn write(&self, step: u64) {
@@ -33,12 +35,12 @@ impl Bench {
             tokens: step * 10,
             ..RunState::start(LoaderState { next_batch: step, fingerprint: 7 })
         };
-        self.store.write(&self.model, &self.optimizer, &state).unwrap();
+        self.store.write(&self.model, &self.updater, &state).unwrap();
     }
 
     fn resume(&self) -> (u64, Vec<String>) {
-        let resumed =
-            self.store.resume(OptimizerSettings::default(), self.model.device()).unwrap().unwrap();
+        let optimizer = OptimizerRecipe::default();
+        let resumed = self.store.resume(&optimizer, None, self.model.device()).unwrap().unwrap();
         let weights = |model: &Model| -> Vec<f32> {
             model.params().iter().flat_map(|(_, _, value)| value.to_f32().unwrap()).collect()
         };
@@ -46,6 +48,89 @@ impl Bench {
         assert_eq!(resumed.state.loader.next_batch, resumed.state.step);
         (resumed.state.step, resumed.notices)
     }
+}
+
+/// Every optimizer with and without an average: three steps, a checkpoint and three more are six steps to the bit.
+#[test]
+fn what_an_optimizer_keeps_goes_through_a_checkpoint() {
+    let set = ["training.batch=2", "data.sequence_length=16", "training.tokens=1000000"];
+    for name in optimizer_names() {
+        for ema in [None, Some(0.8)] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut overrides = set.map(String::from).to_vec();
+            overrides.push(format!("optimizer.name={name}"));
+            let recipe = recipe::load("tiny-fox-pro", &overrides).unwrap();
+            let bench = Bench::new(dir.path(), 2, 0);
+            let start = || {
+                let Bench { model, .. } = Bench::new(dir.path(), 2, 0);
+                let device = model.device().clone();
+                let updater =
+                    Updater::new(&recipe.optimizer, ema, model.params(), &device).unwrap();
+                let state = RunState::start(LoaderState { next_batch: 0, fingerprint: 7 });
+                Stepper::new(&recipe, model, updater, state)
+            };
+            let (mut whole, mut torn) = (start(), start());
+            (0..6).for_each(|step| made(&mut whole, step));
+            (0..3).for_each(|step| made(&mut torn, step));
+            bench.store.write(&torn.model, &torn.updater, &torn.state).unwrap();
+            drop(torn);
+            let device = fox_cpu::device();
+            let resumed = bench.store.resume(&recipe.optimizer, ema, &device).unwrap().unwrap();
+            let Resumed { model, updater, state, .. } = resumed;
+            let mut torn = Stepper::new(&recipe, model, updater, state);
+            (3..6).for_each(|step| made(&mut torn, step));
+            assert!(everything(&whole) == everything(&torn), "{name} {ema:?}");
+            assert_eq!(whole.state, torn.state);
+        }
+    }
+}
+
+fn made(stepper: &mut Stepper, step: u64) {
+    let ids = |shift: u64| (0..32).map(|i| ((i * i + step + shift) % 8) as i32).collect();
+    let state = LoaderState { next_batch: step + 1, fingerprint: 7 };
+    let batch =
+        Batch { inputs: ids(0), labels: ids(1), batch: 2, time: 16, boundaries: None, state };
+    assert!(!stepper.step(&batch).unwrap().report.skipped);
+}
+
+/// Weights and what the optimizer keeps of them, by name.
+fn everything(stepper: &Stepper) -> Vec<(String, Vec<u32>)> {
+    let bits = |x: &Tensor| x.to_f32().unwrap().into_iter().map(f32::to_bits).collect();
+    let mut all = Vec::new();
+    for (id, spec, value) in stepper.model.params().iter() {
+        all.push((spec.name.clone(), bits(value)));
+        for (state, tensor) in stepper.updater.state(id, spec) {
+            all.push((format!("{state}.{}", spec.name), bits(tensor)));
+        }
+    }
+    all
+}
+
+/// The names by which checkpoints of earlier versions hold AdamW's moments.
+#[test]
+fn names_in_a_checkpoint_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = Bench::new(dir.path(), 2, 0);
+    bench.write(1);
+    let file = bench.store.path(1).join("optimizer.safetensors");
+    let file = SafetensorsFile::open(&file).unwrap();
+    for (_, spec, _) in bench.model.params().iter() {
+        for state in ["m", "v"] {
+            let dims = file.dims(&format!("{state}.{}", spec.name));
+            assert_eq!(dims, Some(&spec.dims[..]), "{state}.{}", spec.name);
+        }
+        assert_eq!(file.dims(&format!("ema.{}", spec.name)), None);
+    }
+}
+
+#[test]
+fn another_optimizers_state_is_said_to_be_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = Bench::new(dir.path(), 2, 0);
+    bench.write(1);
+    let muon = OptimizerRecipe::named("muon").unwrap();
+    let error = bench.store.resume(&muon, None, bench.model.device()).unwrap_err().to_string();
+    assert!(error.contains("momentum.model.layers.0.attn.q_proj.weight is missing"), "{error}");
 }
 
 #[test]
@@ -96,7 +181,8 @@ fn whatever_is_wrong_with_the_newest_the_one_before_is_used() {
 fn pieces_are_removed_and_nothing_but_damage_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(dir.path(), 2, 0);
-    let resume = || bench.store.resume(OptimizerSettings::default(), bench.model.device());
+    let optimizer = OptimizerRecipe::default();
+    let resume = || bench.store.resume(&optimizer, None, bench.model.device());
     assert!(resume().unwrap().is_none());
     bench.write(1);
     let piece = dir.path().join("step-00000002.partial");

@@ -7,6 +7,7 @@ use fox_model::{ForgetGate, ModelConfig};
 use fox_tensor::AttentionWeights;
 use fox_train::recipe::{self, BUILTIN, SWEEPS, load};
 use fox_train::sweep::SweepList;
+use fox_train::{AdamW, Decay, Muon, Scale};
 
 const GI: u64 = 1 << 30;
 /// Family, then for each size: parameters; then peak learning rates for 125M, 360M, 760M/16B, 760M/48B.
@@ -41,10 +42,11 @@ fn published_recipes_are_the_published_ones() {
             assert_eq!(recipe.training.tokens, tokens, "{name}");
             assert_eq!(recipe.steps(), steps, "{name}");
             assert_eq!(recipe.tokens_per_step(), 524_288, "{name}");
-            let o = recipe.optimizer;
-            assert_eq!(o.peak_lr, rate, "{name}");
+            assert_eq!(recipe.optimizer.name, "adamw", "{name}");
+            let o: AdamW = recipe.optimizer.settings().unwrap();
+            assert_eq!(recipe.optimizer.peak_lr, rate, "{name}");
             assert_eq!((o.beta1, o.beta2, o.eps), (0.9, 0.95, 1e-8), "{name}");
-            assert_eq!((o.weight_decay, o.clip), (0.1, 1.0), "{name}");
+            assert_eq!((o.weight_decay, recipe.optimizer.clip), (0.1, 1.0), "{name}");
             let schedule = recipe.schedule();
             assert_eq!(schedule.lr(0), 0.0, "{name}");
             assert_eq!(schedule.lr(1 << 28), rate, "{name}");
@@ -55,7 +57,7 @@ fn published_recipes_are_the_published_ones() {
 
 #[test]
 fn published_models_are_the_presets() {
-    for preset in fox_model::PRESETS {
+    for preset in fox_model::Preset::all() {
         let recipe = load(preset.name, &[]).unwrap();
         let mut config = recipe.model_config(50257).unwrap();
         config.max_position_embeddings = preset.config().max_position_embeddings;
@@ -76,7 +78,8 @@ fn everything_built_in_loads_and_describes_itself() {
     for builtin in BUILTIN {
         let recipe = load(builtin.name, &[]).unwrap();
         assert!(!recipe.description.is_empty(), "{}", builtin.name);
-        recipe.model_config(256).unwrap();
+        // What the published ones share has no sizes.
+        assert_eq!(recipe.model_config(256).is_ok(), builtin.name != "published");
         // What is written to a run folder is a recipe again.
         let text = recipe.to_toml().unwrap();
         let again = recipe::parse_table(builtin.name, text.parse().unwrap()).unwrap();
@@ -188,10 +191,56 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
         ),
         (&["optimizer.wavelength=5"], "tiny-fox-pro: unknown key `optimizer.wavelength`"),
         (
+            &["optimizer.beta3=0.5"],
+            "tiny-fox-pro: unknown key `optimizer.beta3`; did you mean `optimizer.beta1`?",
+        ),
+        (
+            &["optimizer.peak_lt=0.5"],
+            "tiny-fox-pro: unknown key `optimizer.peak_lt`; did you mean `optimizer.peak_lr`?",
+        ),
+        (
+            &["optimizer.name=moun"],
+            "tiny-fox-pro: `optimizer.name` is \"moun\"; there are adamw and muon",
+        ),
+        (&["optimizer.name=3"], "tiny-fox-pro: `optimizer.name` must be text"),
+        (
+            &["optimizer.momentum=0.9"],
+            "tiny-fox-pro: `optimizer.momentum` is a key of muon, not of adamw; set optimizer.name=\"muon\" or leave it out",
+        ),
+        (
+            &["optimizer.beta2=1.0"],
+            "tiny-fox-pro: `optimizer.beta2` must be at least 0 and below 1",
+        ),
+        (
+            &["optimizer.name=muon", "optimizer.newton_schulz_steps=0"],
+            "tiny-fox-pro: `optimizer.newton_schulz_steps` must be between 1 and 20; 5 is usual",
+        ),
+        (&["training.ema=1.0"], "tiny-fox-pro: `training.ema` must be between 0 and 1"),
+        (
+            &["evaluation.weights=ema"],
+            "tiny-fox-pro: `evaluation.weights` is \"ema\", but no average is kept; set training.ema, e.g. to 0.999",
+        ),
+        (
+            &["schedule.shape=wsd"],
+            "tiny-fox-pro: `schedule.decay` must be linear or 1-sqrt in the shape \"wsd\"",
+        ),
+        (
+            &["schedule.decay_fraction=0.1"],
+            "tiny-fox-pro: `schedule.decay_fraction` is a key of the shape \"wsd\"; set schedule.shape=\"wsd\" or use schedule.decay_tokens",
+        ),
+        (
+            &["schedule.shape=wsd", "schedule.decay=linear", "schedule.decay_tokens=5"],
+            "tiny-fox-pro: `schedule.decay_tokens` has no place in the shape \"wsd\", whose decay is schedule.decay_fraction of the run; leave it out",
+        ),
+        (
             &["training.gate_memory=[64, 8]"],
             "tiny-fox-pro: `training.gate_memory` must be two numbers of tokens, [shortest, longest]",
         ),
         (&["training.batch=0"], "tiny-fox-pro: `training.batch` must be at least 1"),
+        (
+            &["training.batch=9000000000000000000"],
+            "tiny-fox-pro: `training.batch` times data.sequence_length is more than 2^31 tokens in a step; lower one of them",
+        ),
         (
             &["model.vocab_size=100"],
             "tiny-fox-pro: `model.vocab_size` is 100, but the data have 256 token ids",
@@ -210,6 +259,108 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
     );
     assert!(message("tiny-fox-pro+no-kv-shit", &[]).contains("did you mean `no-kv-shift`?"));
     assert!(!message("missing.toml", &[]).contains('\n'));
+}
+
+#[test]
+fn a_recipe_without_sizes_is_refused() {
+    let missing = |key: &str| {
+        format!(
+            "`model.{key}` is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads) or extend a recipe that has them"
+        )
+    };
+    assert_eq!(message("published", &[]), format!("published: {}", missing("hidden_size")));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.toml");
+    let name = path.to_string_lossy();
+    let sizes = ["hidden_size = 64", "num_hidden_layers = 2", "num_heads = 4"];
+    for (left_out, key) in ["hidden_size", "num_hidden_layers", "num_heads"].iter().enumerate() {
+        let mut given = sizes.to_vec();
+        given.remove(left_out);
+        fs::write(&path, format!("[model]\n{}\n", given.join("\n"))).unwrap();
+        assert_eq!(message(&name, &[]), format!("{name}: {}", missing(key)));
+    }
+    fs::write(&path, "[model]\n").unwrap();
+    assert_eq!(message(&name, &[]), format!("{name}: {}", missing("hidden_size")));
+    fs::write(&path, "[training]\nbatch = 4\n").unwrap();
+    assert_eq!(
+        message(&name, &[]),
+        format!(
+            "{name}: `model` is missing; give the model's sizes in a table or extend another recipe"
+        )
+    );
+    fs::write(&path, format!("[model]\n{}\n", sizes.join("\n"))).unwrap();
+    assert!(load(&name, &[]).unwrap().model_config(256).is_ok());
+    // The width of a head tells their number, too.
+    let mamba = ["model.model_type=mamba2", "model.hidden_size=64", "model.num_hidden_layers=1"];
+    fs::write(&path, "[model]\nhead_dim = 16\n").unwrap();
+    assert!(load(&name, &mamba.map(String::from)).unwrap().model_config(256).is_ok());
+}
+
+#[test]
+fn steps_are_counted_in_64_bits_and_bounded_where_they_are_not() {
+    let recipe =
+        load("tiny-fox-pro", &["training.tokens=9_000_000_000_000_000_000".into()]).unwrap();
+    assert_eq!(recipe.steps(), 9_000_000_000_000_000_000_u64.div_ceil(8 * 512));
+    let published = load("fox-pro-760m-48b", &[]).unwrap();
+    assert!(published.training.tokens > u64::from(u32::MAX) && published.steps() == 92160);
+    let largest = ["training.batch=2097151".to_string(), "data.sequence_length=1024".to_string()];
+    assert_eq!(load("tiny-fox-pro", &largest).unwrap().tokens_per_step(), 2_147_482_624);
+    for batch in ["2097152", "9223372036854775807"] {
+        assert_eq!(
+            message(
+                "tiny-fox-pro",
+                &[&format!("training.batch={batch}"), "data.sequence_length=1024"]
+            ),
+            "tiny-fox-pro: `training.batch` times data.sequence_length is more than 2^31 tokens in a step; lower one of them"
+        );
+    }
+}
+
+/// Also where the comparison with NaN could go either way.
+#[test]
+fn tolerances_that_are_no_logarithms_of_a_share_are_refused() {
+    for value in ["0", "0.0", "10000", "nan", "inf"] {
+        assert_eq!(
+            message("tiny-fox-pro", &[&format!("training.pruning={value}")]),
+            "tiny-fox-pro: `training.pruning` must be config, off, auto or a negative number"
+        );
+        let said = message("tiny-fox-pro", &[&format!("model.log_pruning_tolerance={value}")]);
+        assert!(said.contains("log_pruning_tolerance"), "{value}: {said}");
+    }
+    assert!(load("tiny-fox-pro", &["training.pruning=-0.5".into()]).is_ok());
+}
+
+#[test]
+fn warm_up_stable_decay() {
+    let set = ["training.tokens=1000000".into(), "schedule.warmup_tokens=100000".into()];
+    let recipe = load("tiny-fox-pro+wsd", &set).unwrap();
+    let (schedule, peak) = (recipe.schedule(), recipe.optimizer.peak_lr);
+    assert_eq!(schedule.lr(50_000), peak / 2.0);
+    for tokens in [100_000, 500_000, 800_000] {
+        assert_eq!(schedule.lr(tokens), peak, "{tokens}");
+    }
+    let close = |tokens: u64, part: f64| (schedule.lr(tokens) / peak - part).abs() < 1e-12;
+    assert!(close(850_000, 0.5) && close(1_000_000, 0.0));
+    // The shape's own decay, when the recipe names none.
+    let text = "[model]\nhidden_size = 64\n[schedule]\nshape = \"wsd\"\ndecay_fraction = 0.5\n";
+    let recipe = recipe::parse_table("x", text.parse().unwrap()).unwrap();
+    assert_eq!(recipe.schedule.decay, Decay::OneMinusSqrt);
+    assert_eq!(recipe.schedule().decay_tokens, Some(recipe.training.tokens / 2));
+}
+
+#[test]
+fn an_optimizer_and_its_settings_go_through_a_run_folder() {
+    let set = ["optimizer.scale=spectral", "optimizer.adamw_lr=0.1", "training.ema=0.99"];
+    let recipe = load("tiny-fox-pro+muon", &set.map(String::from)).unwrap();
+    let again = recipe::parse_table("x", recipe.to_toml().unwrap().parse().unwrap()).unwrap();
+    assert_eq!((&again.optimizer, again.training.ema), (&recipe.optimizer, Some(0.99)));
+    let muon: Muon = again.optimizer.settings().unwrap();
+    let want = Muon { scale: Scale::Spectral, adamw_lr: 0.1, ..Muon::default() };
+    assert_eq!((again.optimizer.name.as_str(), muon), ("muon", want));
+    let text = recipe.to_toml().unwrap();
+    for line in ["name = \"muon\"", "momentum = 0.95", "newton_schulz_steps = 5", "clip = 1.0"] {
+        assert!(text.contains(line), "{text}");
+    }
 }
 
 #[test]

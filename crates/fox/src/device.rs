@@ -5,6 +5,8 @@ use clap::{Args, ValueEnum};
 use fox_cuda::{Cuda, Gpu, Precision};
 use fox_tensor::Device;
 
+use crate::output;
+
 /// Where to compute.
 #[derive(Args)]
 pub struct DeviceArgs {
@@ -41,39 +43,55 @@ enum PrecisionName {
     Bf16,
 }
 
+/// What a command, rather than its user, asks of a device.
+#[derive(Clone, Copy, Default)]
+struct Options {
+    /// Fresh memory full of NaN.
+    poison: bool,
+    /// On a GPU, decode steps op by op.
+    op_by_op: bool,
+}
+
 impl DeviceArgs {
     /// Opens the device; a GPU computes in bf16 unless it was told otherwise.
     pub fn open(&self) -> Result<Device> {
-        self.open_in(Precision::Bf16, false)
+        self.open_in(Precision::Bf16, Options::default())
+    }
+
+    /// The same; a GPU decodes op by op even where one launch could do the whole step.
+    pub fn open_op_by_op(&self) -> Result<Device> {
+        self.open_in(Precision::Bf16, Options { op_by_op: true, ..Options::default() })
     }
 
     /// Opens the device to compare its results with a reference: f32 unless it was told otherwise.
     pub fn open_exact(&self) -> Result<Device> {
-        self.open_in(Precision::F32, false)
+        self.open_in(Precision::F32, Options::default())
     }
 
     /// Opens the device in every precision it has, with fresh memory full of NaN. For self-tests.
     pub fn open_poisoned(&self) -> Result<Vec<Device>> {
-        let first = self.open_in(Precision::F32, true)?;
+        let options = Options { poison: true, ..Options::default() };
+        let first = self.open_in(Precision::F32, options)?;
         if self.precision.is_some() || !first.to_string().starts_with("cuda") {
             return Ok(vec![first]);
         }
-        Ok(vec![first, self.open_in(Precision::Bf16, true)?])
+        Ok(vec![first, self.open_in(Precision::Bf16, options)?])
     }
 
-    fn open_in(&self, default: Precision, poison: bool) -> Result<Device> {
+    fn open_in(&self, default: Precision, options: Options) -> Result<Device> {
+        let Options { poison, op_by_op } = options;
         let precision = self.precision.map_or(default, Precision::from);
         let open_gpu = || -> fox_cuda::Result<Device> {
             let gpu = Gpu::new(self.gpu)?;
             gpu.poison(poison);
-            Ok(Device::new(Cuda::new(gpu, precision)?))
+            Ok(Device::new(Cuda::new(gpu, precision)?.op_by_op(op_by_op)))
         };
         match self.device {
             DeviceName::Cuda => return Ok(open_gpu()?),
             // A machine with a driver but without the rest is told what is missing, and computes anyway.
             DeviceName::Auto if Gpu::driver_is_present() => match open_gpu() {
                 Ok(device) => return Ok(device),
-                Err(error) => eprintln!("note: {error}; computing on the CPU"),
+                Err(error) => output::note(&format!("note: {error}; computing on the CPU")),
             },
             _ => {}
         }

@@ -2,7 +2,12 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use fox_data::Tokenizer;
 use fox_infer::{EngineOptions, Eviction, WeightFormat};
+
+use crate::commands::eval::subjects::Opened;
+use crate::device::DeviceArgs;
+use crate::tolerance::log_tolerance;
 
 /// How an engine runs.
 #[derive(Args)]
@@ -19,6 +24,35 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_chunk: u32,
+}
+
+/// How a model is opened and run by the commands that generate.
+#[derive(Args)]
+pub struct GenerationArgs {
+    /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
+    #[arg(long, value_name = "NAME")]
+    tokenizer: Option<String>,
+    /// How the weights are kept
+    #[arg(long, value_enum, default_value_t = Weights::F32)]
+    weights: Weights,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+impl GenerationArgs {
+    /// A checkpoint or run folder, and its tokenizer.
+    pub fn open(&self, model: &str) -> Result<(Opened, Tokenizer)> {
+        let opened = Opened::new(model, &self.device.open()?)?;
+        let tokenizer = opened.tokenizer(self.tokenizer.as_deref())?;
+        Ok((opened, tokenizer))
+    }
+
+    /// The engine's options for contexts of up to `max_context` tokens.
+    pub fn options(&self, max_context: usize) -> Result<EngineOptions> {
+        self.engine.options(max_context, self.weights)
+    }
 }
 
 /// The formats of weights.
@@ -64,9 +98,9 @@ fn parse_eviction(text: &str) -> Result<Eviction, String> {
     match text {
         "off" => Ok(Eviction::Off),
         "safe" => Ok(Eviction::Safe),
-        number => match number.parse::<f32>() {
-            Ok(x) if x < 0.0 => Ok(Eviction::Tolerance(x)),
-            _ => Err("off, safe or a negative number".into()),
+        number => match log_tolerance(number) {
+            Ok(x) => Ok(Eviction::Tolerance(x)),
+            Err(_) => Err("off, safe or a negative number, e.g. -7".into()),
         },
     }
 }

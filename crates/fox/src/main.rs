@@ -1,9 +1,13 @@
 //! The `fox` command: the Forgetting Transformer from the terminal.
+// They panic when the reader has gone; see `output`.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod commands;
 mod device;
 mod engine;
 mod output;
+mod signals;
+mod tolerance;
 
 use std::process::ExitCode;
 
@@ -23,7 +27,7 @@ fn main() -> ExitCode {
     match Cli::parse().command.run() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}", output::sentence(&error));
+            output::note(&format!("error: {}", output::sentence(&error)));
             ExitCode::FAILURE
         }
     }

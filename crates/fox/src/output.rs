@@ -1,13 +1,29 @@
-//! Printing: aligned tables, sizes for people, and a standard output that may close early.
+//! Printing: aligned tables, sizes for people, and outputs that may close early.
+//!
+//! `println!` and `eprintln!` panic when nobody reads any more. A run of days must not end because the program that showed
+//! its progress did, so nothing is printed but through this file (a lint in `main.rs` forbids the macros).
 
+use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
 /// Prints text. A reader that has seen enough (`fox info ... | head`) is no error.
 pub fn print(text: &str) -> io::Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
-        other => other,
+    print_while_read(text).map(|_| ())
+}
+
+/// Prints text at once; false when nobody reads any more, so that there is no use in going on.
+pub fn print_while_read(text: &str) -> io::Result<bool> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+        other => other.map(|()| true),
     }
+}
+
+/// Prints a line for people to the standard error. Whether it can be written does not matter to what is being done.
+pub fn note(line: &str) {
+    // One call, so that lines of several processes do not mix.
+    let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// An error with its causes in one sentence. Messages that already say their cause do not repeat it.
@@ -60,7 +76,7 @@ pub fn bytes(count: f64) -> String {
 }
 
 /// A whole number with commas, e.g. `162,508,176`.
-pub fn grouped(count: usize) -> String {
+pub fn grouped(count: impl Display) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -91,7 +107,7 @@ mod tests {
     fn a_cause_is_said_once() {
         #[derive(Debug)]
         struct Cannot(io::Error);
-        impl std::fmt::Display for Cannot {
+        impl Display for Cannot {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 write!(f, "cannot read x: {}", self.0)
             }

@@ -269,3 +269,68 @@ fn bad_input_gets_one_sentence() {
     let said = with(&[&["eval", "needle", text(&model)], &hay[..]].concat());
     assert_eq!(said, "error: cannot read gone.toml: No such file or directory (os error 2)\n");
 }
+
+/// A copy of a checkpoint whose output projection is `value` throughout.
+fn damaged(folder: &Path, model: &Path, value: f32) -> PathBuf {
+    let path = folder.join(format!("damaged{value}"));
+    let mut damaged = Model::from_checkpoint(model, &fox_cpu::device()).unwrap();
+    // What `fox inspect` looks at comes before the projection.
+    for name in ["lm_head.weight", "model.layers.1.mlp.down_proj.weight"] {
+        let id = damaged.params().find(name).unwrap();
+        let tensor = damaged.params().value(id).clone();
+        let filled = tensor.device().full(tensor.shape(), value).unwrap();
+        damaged.params_mut().set(id, filled).unwrap();
+    }
+    damaged.save(&path, &WriteOptions::for_model(damaged.config())).unwrap();
+    Tokenizer::Synthetic(SyntheticTokenizer).save(&path).unwrap();
+    path
+}
+
+/// All files below a folder that hold results: everything but the head of a list of scores.
+fn results(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut found = Vec::new();
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        let is_head = path.to_string_lossy().ends_with(".scores.jsonl")
+            && fs::read_to_string(&path).unwrap().lines().count() == 1;
+        match path.is_dir() {
+            true => found.extend(results(&path)),
+            false if is_head => {}
+            false => found.push(path),
+        }
+    }
+    found
+}
+
+/// Whatever is asked of it, a model of NaN or infinities has no result: a sentence, exit code 1, no files.
+#[test]
+fn a_model_that_computes_no_numbers_has_no_results() {
+    let (folder, model) = checkpoint();
+    let data = task_data(folder.path());
+    for value in [f32::NAN, f32::INFINITY] {
+        let bad = damaged(folder.path(), &model, value);
+        let out = folder.path().join(format!("out{value}"));
+        let page = out.join("page.html");
+        let named = format!("good={}", model.display());
+        let length = ["--length", "128", "--documents", "2"];
+        let needles = ["--lengths", "32,64", "--depths", "2", "--cases", "1"];
+        let tasks = ["--task-data", text(&data), "--tasks", "piqa"];
+        let commands: [Vec<&str>; 5] = [
+            [&["eval", "loss", text(&bad), &named, "--out", text(&out)], &length[..]].concat(),
+            [&["eval", "needle", text(&bad), "--out", text(&out)], &needles[..]].concat(),
+            [
+                &["eval", "tasks", text(&bad), "--out", text(&out), "--tokenizer", "bytes"],
+                &tasks[..],
+            ]
+            .concat(),
+            [&["compare", text(&bad), "--out", text(&out)], &length[..], &needles[..]].concat(),
+            vec!["inspect", text(&bad), "--length", "100", "--out", text(&page)],
+        ];
+        for command in commands {
+            let said = complaint(&command);
+            assert!(said.contains("which is not a finite number"), "{command:?}: {said}");
+            assert!(said.contains(&format!("damaged{value}")), "{command:?}: {said}");
+            assert_eq!(results(&out), Vec::<PathBuf>::new(), "{command:?}");
+        }
+    }
+}

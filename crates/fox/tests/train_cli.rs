@@ -295,3 +295,94 @@ fn one_process_at_a_time() {
     first.kill().unwrap();
     first.wait().unwrap();
 }
+
+/// The average is what is evaluated and exported where it is asked for, and can be had from any checkpoint.
+#[test]
+fn an_average_of_the_weights_is_kept_evaluated_and_exported() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, raw, ema) = (recipe(dir.path()), dir.path().join("raw"), dir.path().join("ema"));
+    let keep = ["--set", "training.ema=0.9"];
+    let averaged = [&keep[..], &["--set", "evaluation.weights=ema"]].concat();
+    assert!(run(&recipe, &raw, &with(&keep)).status.success());
+    let output = run(&recipe, &ema, &with(&averaged));
+    assert!(output.status.success(), "{}", stderr(&output));
+    // Training itself is the same; evaluations and exports are not.
+    assert!(result(&raw).1 == result(&ema).1 && result(&raw).0 != result(&ema).0);
+    let losses = |out: &Path, kind: &str| -> Vec<String> {
+        metrics(out).into_iter().filter(|m| m.0 == kind).map(|m| m.2).collect()
+    };
+    assert_eq!(losses(&raw, "train"), losses(&ema, "train"));
+    assert_ne!(losses(&raw, "eval"), losses(&ema, "eval"));
+    // Both weights can be had from both runs.
+    let export = |from: &Path, which: &[&str], to: &str| {
+        let to = dir.path().join(to);
+        let output = Command::new(env!("CARGO_BIN_EXE_fox"))
+            .args(["train", "--out"])
+            .arg(from)
+            .arg("--export")
+            .arg(&to)
+            .args(which)
+            .output()
+            .unwrap();
+        (output, to.join("model.safetensors"))
+    };
+    for (from, which, to, like) in [
+        (&raw, &["--weights", "ema"][..], "a", &ema),
+        (&ema, &["--weights", "raw"], "b", &raw),
+        (&ema, &[], "c", &ema),
+        (&raw, &[], "d", &raw),
+    ] {
+        let (output, file) = export(from, which, to);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(fs::read(file).unwrap() == result(like).0, "{to}");
+    }
+    let none = dir.path().join("none");
+    assert!(run(&recipe, &none, &SHORT).status.success());
+    let text = sentence(&export(&none, &["--weights", "ema"], "e").0);
+    assert!(
+        text.ends_with(
+            "keeps no average of the weights; train with training.ema, or export the raw ones"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_run_shorter_than_its_schedule_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
+    let fails = |extra: &[&'static str]| sentence(&run(&recipe, &out, &with(extra)));
+    let text = fails(&["--set", "schedule.warmup_tokens=5121"]);
+    assert!(
+        text.ends_with("`schedule.warmup_tokens` is 5121, but the run ends after 5120 tokens (training.tokens), before its learning rate is reached; lower one or raise the other"),
+        "{text}"
+    );
+    let text = fails(&["--set", "schedule.shape=wsd", "--set", "schedule.decay_fraction=0.6"]);
+    assert!(
+        text.ends_with("`schedule.warmup_tokens` is 2560, which with 3072 tokens of decay (schedule.decay_fraction) is more than the 5120 of the run (training.tokens); lower one of them"),
+        "{text}"
+    );
+    assert!(!out.exists());
+    let fits = with(&["--set", "schedule.shape=wsd", "--set", "schedule.decay_fraction=0.5"]);
+    let output = run(&recipe, &out, &fits);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+/// A folder that was begun before `optimizer.name` and other keys existed goes on.
+#[test]
+fn a_folder_of_an_older_version_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, whole, old) = (recipe(dir.path()), dir.path().join("a"), dir.path().join("b"));
+    assert!(run(&recipe, &whole, &SHORT).status.success());
+    assert!(run(&recipe, &old, &SHORT).status.success());
+    let config = fs::read_to_string(old.join("config.toml")).unwrap();
+    let young = ["name = \"adamw\"", "shape = \"decay\"", "weights = \"raw\""];
+    assert!(young.iter().all(|key| config.contains(key)), "{config}");
+    let without = config.lines().filter(|line| !young.contains(line)).collect::<Vec<_>>();
+    fs::write(old.join("config.toml"), without.join("\n")).unwrap();
+    fs::remove_dir_all(old.join("export")).unwrap();
+    fs::remove_dir_all(checkpoints(&old).pop().unwrap()).unwrap();
+    let output = run(&recipe, &old, &SHORT);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(result(&old) == result(&whole));
+}

@@ -1,30 +1,19 @@
 //! A real training process is killed at random moments, many times; what comes out is what an undisturbed
-//! run gives, bit for bit. `FOX_LONG_TESTS=1` makes it ten times as long.
+//! run gives, bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
 
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use fox_base::random::SplitMix64;
 use train_common::{checkpoints, command, metrics, recipe, result, run, stderr};
 
-/// SplitMix64, seeded by the clock: the moments should differ from run to run.
-struct Moments(u64);
-
-impl Moments {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
-    }
-}
-
 /// Waits until the process has written a checkpoint of its own, has ended, or a second has passed.
-fn wait_for_progress(child: &mut Child, out: &std::path::Path, before: usize) {
+fn wait_for_progress(child: &mut Child, out: &Path, before: usize) {
     let newest = || checkpoints(out).pop().map_or(0, |p| step_of(&p));
     let start = Instant::now();
     while newest() <= before
@@ -35,42 +24,34 @@ fn wait_for_progress(child: &mut Child, out: &std::path::Path, before: usize) {
     }
 }
 
-fn step_of(path: &std::path::Path) -> usize {
+fn step_of(path: &Path) -> usize {
     let name = path.file_name().unwrap().to_str().unwrap();
     name.strip_prefix("step-").unwrap().parse().unwrap()
 }
 
-#[test]
-fn a_killed_run_comes_to_the_same_bits() {
-    let long = std::env::var_os("FOX_LONG_TESTS").is_some_and(|v| v != "0");
-    let (kills, tokens) =
-        if long { (200, "training.tokens=512000") } else { (20, "training.tokens=51200") };
-    let dir = tempfile::tempdir().unwrap();
-    let recipe = recipe(dir.path());
-    let extra = ["--set", tokens, "--quiet"];
-
-    let whole = dir.path().join("whole");
-    let output = run(&recipe, &whole, &extra);
-    assert!(output.status.success(), "{}", stderr(&output));
-
-    let torn = dir.path().join("torn");
-    let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
-    let (mut moments, mut killed, mut starts) = (Moments(seed), 0, 0);
-    println!("seed {seed}");
-    let finished = loop {
+/// Runs to the end in `out`, killed at random moments `kills` times at most; how often it was.
+fn torn_run(
+    recipe: &Path,
+    out: &Path,
+    extra: &[&str],
+    kills: usize,
+    moments: &mut SplitMix64,
+) -> usize {
+    let (mut killed, mut starts) = (0, 0);
+    loop {
         starts += 1;
-        let before = checkpoints(&torn).pop().map_or(0, |p| step_of(&p));
-        let mut child = command(&recipe, &torn, &extra)
+        let before = checkpoints(out).pop().map_or(0, |p| step_of(&p));
+        let mut child = command(recipe, out, extra)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         if killed < kills {
             // Every third is killed while it starts; the others once they go on.
-            if moments.next(3) > 0 {
-                wait_for_progress(&mut child, &torn, before);
+            if moments.below(3) > 0 {
+                wait_for_progress(&mut child, out, before);
             }
-            sleep(Duration::from_millis(moments.next(120)));
+            sleep(Duration::from_millis(moments.below(120)));
             if child.try_wait().unwrap().is_none() {
                 child.kill().unwrap();
                 killed += 1;
@@ -78,14 +59,79 @@ fn a_killed_run_comes_to_the_same_bits() {
         }
         let output = child.wait_with_output().unwrap();
         if output.status.success() {
-            break output;
+            println!("{killed} kills in {starts} starts");
+            return killed;
         }
         // Only a kill may end it: a complaint of the program itself is a failure.
         assert_eq!(output.status.code(), None, "{}", stderr(&output));
-    };
-    println!("{killed} kills in {starts} starts");
-    assert!(killed >= 5, "only {killed} kills before the run was over");
-    assert!(finished.status.success());
-    assert_eq!(metrics(&torn), metrics(&whole), "seed {seed}");
-    assert!(result(&torn) == result(&whole), "weights or moments differ, seed {seed}");
+    }
+}
+
+/// An undisturbed run.
+fn whole_run(recipe: &Path, out: &Path, extra: &[&str]) {
+    let output = run(recipe, out, extra);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+fn clock_seed() -> u64 {
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    println!("seed {seed}");
+    seed
+}
+
+fn assert_same(torn: &Path, whole: &Path, seed: u64) {
+    assert_eq!(metrics(torn), metrics(whole), "seed {seed}");
+    assert!(result(torn) == result(whole), "weights or moments differ, seed {seed}");
+}
+
+/// Compares a run that is killed so often with one that is not.
+fn killed_and_whole(kills: usize, tokens: usize, extra: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, tokens) = (recipe(dir.path()), format!("training.tokens={tokens}"));
+    let extra = [&["--set", &tokens, "--quiet"][..], extra].concat();
+    let (whole, torn) = (dir.path().join("whole"), dir.path().join("torn"));
+    whole_run(&recipe, &whole, &extra);
+    let seed = clock_seed();
+    let killed = torn_run(&recipe, &torn, &extra, kills, &mut SplitMix64::new(seed));
+    assert!(killed >= 4, "only {killed} kills before the run was over");
+    assert_same(&torn, &whole, seed);
+}
+
+#[test]
+fn a_killed_run_comes_to_the_same_bits() {
+    killed_and_whole(20, 51200, &[]);
+}
+
+#[test]
+fn a_killed_run_of_muon_with_an_average_comes_to_the_same_bits() {
+    let average = ["--set", "training.ema=0.99", "--set", "evaluation.weights=ema"];
+    let extra = [&["--set", "optimizer.name=muon"][..], &average].concat();
+    killed_and_whole(10, 25600, &extra);
+}
+
+/// For a night: one run after the other, each killed until it ends all the same, each compared with the
+/// undisturbed one. `FOX_SOAK_KILLS` kills in all (1000), or what `FOX_SOAK_MINUTES` allow.
+#[test]
+#[ignore = "takes hours"]
+fn soak() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
+    let kills = number("FOX_SOAK_KILLS").unwrap_or(1000) as usize;
+    let limit = number("FOX_SOAK_MINUTES").map_or(Duration::MAX, |m| Duration::from_secs(60 * m));
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, extra) = (recipe(dir.path()), ["--quiet"]);
+    let whole = dir.path().join("whole");
+    whole_run(&recipe, &whole, &extra);
+    let seed = clock_seed();
+    let (mut moments, mut killed, mut runs, start) = (SplitMix64::new(seed), 0, 0, Instant::now());
+    while killed < kills && start.elapsed() < limit {
+        let torn = dir.path().join(format!("torn{runs}"));
+        killed += torn_run(&recipe, &torn, &extra, kills - killed, &mut moments);
+        assert_same(&torn, &whole, seed);
+        std::fs::remove_dir_all(&torn).unwrap();
+        runs += 1;
+        println!(
+            "{killed} kills in {runs} runs, {:.0} s: same bits",
+            start.elapsed().as_secs_f64()
+        );
+    }
 }

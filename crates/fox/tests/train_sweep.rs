@@ -36,7 +36,7 @@ fn recipes_are_compared_and_finished_runs_are_not_trained_again() {
     let csv = fs::read_to_string(out.join("comparison.csv")).unwrap();
     assert_eq!(csv.lines().count(), 4);
     let svg = fs::read_to_string(out.join("comparison.svg")).unwrap();
-    assert_eq!(svg.matches("<polyline").count(), 3);
+    assert_eq!(svg.matches("<path class=\"line\"").count(), 3);
     let json: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(out.join("comparison.json")).unwrap()).unwrap();
     assert_eq!(json["complete"], true);
@@ -59,10 +59,20 @@ fn recipes_are_compared_and_finished_runs_are_not_trained_again() {
 
 #[test]
 fn a_learning_rate_is_bracketed() {
+    bracketed("adamw");
+}
+
+#[test]
+fn a_learning_rate_of_muon_is_bracketed() {
+    bracketed("muon");
+}
+
+fn bracketed(optimizer: &str) {
     let dir = tempfile::tempdir().unwrap();
     let file = recipe(dir.path());
     let out = dir.path().join("sweep");
-    let output = sweep(&[file.to_str().unwrap()], &out, &["--search", "lr"]);
+    let name = format!("optimizer.name={optimizer}");
+    let output = sweep(&[file.to_str().unwrap()], &out, &["--search", "lr", "--set", &name]);
     assert!(output.status.success(), "{}", stderr(&output));
     let json: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(out.join("comparison.json")).unwrap()).unwrap();

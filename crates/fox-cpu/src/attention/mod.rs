@@ -13,12 +13,14 @@ mod gather;
 mod job;
 mod paged;
 mod plan;
-pub mod stick;
+mod stick;
 mod tile;
 
 use std::ops::Range;
 
-use fox_tensor::{AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, Tensor};
+use fox_tensor::{
+    AttentionGrads, AttentionInputs, AttentionOps, AttentionOut, AttentionSpec, Result, Tensor,
+};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -31,7 +33,25 @@ use gather::{GatheredKeys, GatheredQueries};
 use job::{Job, QueryBlock, Unit};
 use plan::{Prefix, Visits};
 
-pub use paged::forward as paged_forward;
+impl AttentionOps for Cpu {
+    fn attention_fwd(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut> {
+        self.run(|| forward(self, inputs, spec))
+    }
+
+    fn attention_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        out: &AttentionOut,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        self.run(|| backward(self, d_out, inputs, out, spec))
+    }
+}
 
 /// Rows of a query block and of a key block, also the granularity of pruning. 64 x 64 scores and
 /// the operands of a tile fit the second-level cache at any head dim, and the scores alone the first.
@@ -63,11 +83,11 @@ pub fn forward(
         let units = job.units();
         let parallel = units.len() >= MANY_UNITS;
         let run = |unit: &Unit| forward_unit(&job, unit, o, lse, !parallel);
-        count_blocks(&units, parallel, spec.heads, run)
+        count_tiles(&units, parallel, spec.heads, run)
     })
 }
 
-/// Makes room for output and row statistics and lets `fill` write to them; it gives the blocks.
+/// Makes room for output and row statistics and lets `fill` write to them; it gives the counts of tiles.
 fn start_output(
     cpu: &Cpu,
     inputs: &AttentionInputs<'_>,
@@ -78,12 +98,12 @@ fn start_output(
     let mut o = cpu.pool().zeros(rows * heads * spec.head_dim)?;
     let mut lse = cpu.pool().take(rows * heads)?;
     lse.fill(f32::NEG_INFINITY);
-    let blocks = fill(Shared::new(&mut o), Shared::new(&mut lse))?;
+    let tiles = fill(Shared::new(&mut o), Shared::new(&mut lse))?;
     let device = inputs.q.device();
     Ok(AttentionOut {
         o: cpu.tensor(o, inputs.q.shape(), device),
         lse: cpu.tensor(lse, [rows, heads], device),
-        blocks: device.from_i32(&blocks, [heads, 2])?,
+        tiles: device.from_i32(&tiles, [heads, 2])?,
     })
 }
 
@@ -91,7 +111,7 @@ fn start_output(
 type Counts = (usize, usize, usize);
 
 /// Runs the units, side by side or one after the other, and adds up what they visited, `[heads, 2]`.
-fn count_blocks(
+fn count_tiles(
     units: &[Unit],
     parallel: bool,
     heads: usize,
@@ -102,12 +122,12 @@ fn count_blocks(
     } else {
         units.iter().map(run).collect()
     };
-    let mut blocks = vec![0i32; heads * 2];
+    let mut tiles = vec![0i32; heads * 2];
     for (head, visited, total) in counts?.into_iter().flatten() {
-        blocks[head * 2] += visited as i32;
-        blocks[head * 2 + 1] += total as i32;
+        tiles[head * 2] += visited as i32;
+        tiles[head * 2 + 1] += total as i32;
     }
-    Ok(blocks)
+    Ok(tiles)
 }
 
 /// One unit; what each of its query heads visited.
@@ -205,12 +225,11 @@ pub fn backward(
     cpu: &Cpu,
     d_out: &Tensor,
     inputs: &AttentionInputs<'_>,
-    o: &Tensor,
-    lse: &Tensor,
+    out: &AttentionOut,
     spec: &AttentionSpec,
 ) -> Result<AttentionGrads> {
     let job = Job::new(cpu, inputs, spec);
-    let (d_out, o, lse) = (cpu.real(d_out), cpu.real(o), cpu.real(lse));
+    let (d_out, o, lse) = (cpu.real(d_out), cpu.real(&out.o), cpu.real(&out.lse));
     start_gradients(cpu, inputs, |out| {
         let units = job.units();
         let parallel = units.len() >= MANY_UNITS;

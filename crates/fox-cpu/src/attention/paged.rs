@@ -5,7 +5,10 @@
 
 use std::ops::Range;
 
-use fox_tensor::{KeyPages, LayerPages, Mask, PAGE, PagedSpec, Result, Segment, Tensor};
+use fox_tensor::{
+    AttentionWeights, Mask, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result, Segment, Tensor,
+    gathered_attention, held_pages,
+};
 use rayon::prelude::*;
 
 use super::BLOCK;
@@ -16,6 +19,24 @@ use crate::Cpu;
 use crate::pool::Buffer;
 use crate::shared::Shared;
 use crate::simd::{Kernel, Simd, dot, exp, scale_add, update};
+
+impl PagedOps for Cpu {
+    fn gates_in_pages(&self) -> bool {
+        false
+    }
+
+    fn paged_attention(
+        &self,
+        q: &Tensor,
+        keys: &[&dyn PagedKeys],
+        spec: &PagedSpec,
+    ) -> Result<Tensor> {
+        match spec.weights {
+            AttentionWeights::Softmax => self.run(|| forward(self, q, keys, spec)),
+            AttentionWeights::StickBreaking => gathered_attention(q, keys, spec),
+        }
+    }
+}
 
 /// Pages per partial result of a decode step. Fixed, so that the result does not depend on the number of
 /// threads.
@@ -35,22 +56,29 @@ struct Job<'a> {
 
 /// One sequence and one key head.
 struct Unit<'a> {
-    keys: &'a KeyPages,
+    keys: &'a dyn PagedKeys,
     kv_head: usize,
     /// Queries, and keys counted from the first that is held.
     segment: Segment,
 }
 
+impl<'a> Unit<'a> {
+    /// The pages that are held, oldest first.
+    fn pages(&self) -> impl Iterator<Item = &'a Page> {
+        held_pages(self.keys, self.kv_head)
+    }
+}
+
 /// `[R, H * d]`.
-pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&LayerPages], spec: &PagedSpec) -> Result<Tensor> {
+pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&dyn PagedKeys], spec: &PagedSpec) -> Result<Tensor> {
     let mut o = cpu.pool().zeros(q.len())?;
     let mut lse = cpu.pool().take(q.rows() * spec.heads)?;
     let job = Job { cpu, spec, q: cpu.real(q), o: Shared::new(&mut o), lse: Shared::new(&mut lse) };
     let mut units = Vec::new();
     for (s, segment) in spec.segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
         for kv_head in 0..spec.kv_heads {
-            let keys = &keys[s].heads()[kv_head];
-            let k_len = keys.len() - keys.first();
+            let keys = keys[s];
+            let k_len = keys.seen() - keys.first(kv_head);
             units.push(Unit { keys, kv_head, segment: Segment { k_start: 0, k_len, ..*segment } });
         }
     }
@@ -79,9 +107,10 @@ impl Job<'_> {
     fn tiled(&self, unit: &Unit<'_>, head: usize) -> Result<()> {
         let (d, pool, segment) = (self.spec.head_dim, self.cpu.pool(), &unit.segment);
         let padded_dim = d.next_multiple_of(16);
-        let gather = |f: fn(&fox_tensor::Page) -> &Tensor| -> Result<Buffer> {
-            let mut out = pool.take(unit.keys.pages().len() * PAGE * padded_dim)?;
-            for (page, out) in unit.keys.pages().zip(out.chunks_mut(PAGE * padded_dim)) {
+        let pages: Vec<&Page> = unit.pages().collect();
+        let gather = |f: fn(&Page) -> &Tensor| -> Result<Buffer> {
+            let mut out = pool.take(pages.len() * PAGE * padded_dim)?;
+            for (page, out) in pages.iter().zip(out.chunks_mut(PAGE * padded_dim)) {
                 let rows = self.cpu.real(f(page)).chunks(d);
                 for (row, out) in rows.zip(out.chunks_mut(padded_dim)) {
                     out[..d].copy_from_slice(row);
@@ -92,8 +121,8 @@ impl Job<'_> {
         };
         let (k, v) = (gather(|page| &page.k)?, gather(|page| &page.v)?);
         let own = head % (self.spec.heads / self.spec.kv_heads);
-        let prefix = (unit.keys.group() > 0).then(|| {
-            let sums = unit.keys.pages().flat_map(|page| &page.sums[own * PAGE..][..PAGE]);
+        let prefix = (unit.keys.shape().group > 0).then(|| {
+            let sums = pages.iter().flat_map(|page| page.sums_of(own));
             Prefix::from_sums(pool, sums.copied(), segment.k_len)
         });
         let prefix = prefix.transpose()?;
@@ -132,7 +161,6 @@ impl Job<'_> {
         let (d, segment, view) = (self.spec.head_dim, &unit.segment, self.view(unit));
         let own = head % (self.spec.heads / self.spec.kv_heads);
         let pages: Vec<PageView<'_>> = unit
-            .keys
             .pages()
             .map(|page| PageView {
                 k: self.cpu.real(&page.k),

@@ -103,8 +103,8 @@ fn measure(gpu: &Gpu, timer: &Timer<'_>, shape: &Shape, acp: Acp) -> Result<(f64
     let out = attention.forward()?;
     let backward =
         timer.median(repeats, || attention.backward(&out.o, &out.lse, &d_out).map(drop))?;
-    let blocks = gpu.download(&out.blocks)?;
-    let sum = |i: usize| blocks.iter().skip(i).step_by(2).map(|&x| f64::from(x)).sum::<f64>();
+    let tiles = gpu.download(&out.tiles)?;
+    let sum = |i: usize| tiles.iter().skip(i).step_by(2).map(|&x| f64::from(x)).sum::<f64>();
     Ok((f64::from(forward), f64::from(backward), sum(0) / sum(1)))
 }
 

@@ -1,5 +1,7 @@
 //! The cases: features, odd shapes, and what is asserted about each.
 
+use fox_base::difference::{largest_error, relative_error};
+use fox_base::random::{STEP, SplitMix64};
 use fox_cuda::attention::{Attention, AttentionInputs};
 use fox_cuda::{Gpu, Result};
 use fox_tensor::{Acp, AttentionSpec, Mask, Segment, Segments};
@@ -14,6 +16,8 @@ const TOLERANCE: f64 = 2.0;
 const STRONG_GATES_TOLERANCE: f64 = 4.0;
 /// Below this relative error nothing is compared: tiny cases have naive errors of zero.
 const FLOOR: f64 = 2e-3;
+/// Norm below which a reference counts as this large.
+const LEAST_NORM: f64 = 1e-15;
 
 /// How strongly a case forgets.
 #[derive(Clone, Copy, PartialEq)]
@@ -33,14 +37,8 @@ pub struct Case {
 }
 
 pub fn random(seed: u64) -> impl FnMut() -> f32 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678_9abc_def0;
-    let mut uniform = move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32
-    };
+    let mut stream = SplitMix64::new(seed.wrapping_mul(STEP) ^ 0x1234_5678_9abc_def0);
+    let mut uniform = move || (stream.bits() >> 40) as f32 / (1u64 << 24) as f32;
     // A normal number.
     move || {
         let (a, b) = (uniform().max(1e-7), uniform());
@@ -117,24 +115,9 @@ fn run_on_gpu(gpu: &Gpu, case: &Case, x: &Operands) -> Result<(Results, Vec<i32>
     if let Some(g) = &grads.dlog_gates {
         results.dlog_gates = gpu.download(g)?.iter().map(|&x| f64::from(x)).collect();
     }
-    let blocks = gpu.download(&out.blocks)?;
+    let tiles = gpu.download(&out.tiles)?;
     gpu.poison(false);
-    Ok((results, blocks))
-}
-
-fn relative_error(x: &[f64], reference: &[f64]) -> f64 {
-    let (mut error, mut norm) = (0.0, 0.0);
-    for (x, r) in x.iter().zip(reference) {
-        error += (x - r) * (x - r);
-        norm += r * r;
-    }
-    if error == 0.0 { 0.0 } else { (error / norm.max(1e-30)).sqrt() }
-}
-
-/// Largest error of finite values; infinite where one is infinite and the other is not.
-fn lse_error(x: &[f64], reference: &[f64]) -> f64 {
-    let difference = |(x, r): (&f64, &f64)| if x == r { 0.0 } else { (x - r).abs() };
-    x.iter().zip(reference).map(difference).fold(0.0, |a, b| if b.is_nan() { b } else { a.max(b) })
+    Ok((results, tiles))
 }
 
 fn same_bits(a: &Results, b: &Results) -> bool {
@@ -165,7 +148,7 @@ impl Expected {
 
 fn check(gpu: &Gpu, case: &Case, expected: &Expected) -> Result<bool> {
     let Expected { x, exact, naive } = expected;
-    let (got, blocks) = run_on_gpu(gpu, case, x)?;
+    let (got, tiles) = run_on_gpu(gpu, case, x)?;
     let mut good = true;
     let mut line = format!("{:<44}", case.name);
     let tensors = [
@@ -179,14 +162,15 @@ fn check(gpu: &Gpu, case: &Case, expected: &Expected) -> Result<bool> {
         if got.is_empty() {
             continue;
         }
-        let (e, n) = (relative_error(got, exact), relative_error(naive, exact));
+        let error = |x: &[f64]| relative_error(x, exact, LEAST_NORM);
+        let (e, n) = (error(got), error(naive));
         let strong = name == "dlf" && case.gates == Gates::Strong && !case.portable;
         let tolerance = if strong { STRONG_GATES_TOLERANCE } else { TOLERANCE };
         let fine = e <= tolerance * n || e <= FLOOR;
         good &= fine;
         line += &format!(" {name} {e:.1e}/{n:.1e}{}", if fine { "" } else { " WRONG" });
     }
-    let e = lse_error(&got.lse, &exact.lse);
+    let e = largest_error(&got.lse, &exact.lse);
     let fine = e < 1e-4
         + 1e-6
             * exact.lse.iter().fold(0.0f64, |a, &x| if x.is_finite() { a.max(x.abs()) } else { a });
@@ -198,7 +182,7 @@ fn check(gpu: &Gpu, case: &Case, expected: &Expected) -> Result<bool> {
         line += " NOT DETERMINISTIC";
     }
     let visited: (i64, i64) =
-        blocks.chunks_exact(2).fold((0, 0), |a, b| (a.0 + i64::from(b[0]), a.1 + i64::from(b[1])));
+        tiles.chunks_exact(2).fold((0, 0), |a, b| (a.0 + i64::from(b[0]), a.1 + i64::from(b[1])));
     line += &format!(" blocks {}/{}", visited.0, visited.1);
     println!("{} {line}", if good { "ok  " } else { "FAIL" });
     Ok(good)

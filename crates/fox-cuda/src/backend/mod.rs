@@ -7,36 +7,23 @@
 //!
 //! Waiting. Work is queued on one stream. The host waits only when it reads values back.
 
-mod attention;
-mod baseline;
-mod decode;
-mod elementwise;
-mod embedding;
-mod group;
-mod heads;
-mod launcher;
-mod linear;
-mod loss;
-mod memory;
-mod norm;
-mod ops;
-mod paged;
-mod profile;
-mod rows;
-mod storage;
-mod thin;
-mod update;
+pub(crate) mod launcher;
+pub(crate) mod memory;
+pub(crate) mod profile;
+pub(crate) mod rows;
+pub(crate) mod storage;
 
-pub use launcher::op_variants;
 pub(crate) use storage::f32_buffer;
 
 use std::fmt;
 use std::sync::Arc;
 
-use fox_tensor::{DType, Device, Shape, Tensor};
+use fox_tensor::{Backend, Caps, DType, Device, OpTime, Shape, Tensor};
 
-use crate::attention::Recent;
-use crate::{Buffer, Error, Gemm, Gpu, Kernel, Result, Source};
+use crate::launch::Kernel;
+use crate::ops::{decode, scan};
+use crate::recent::Recent;
+use crate::{Buffer, Error, Gemm, Gpu, Result, Source};
 use profile::Profiler;
 use rows::{RopeTables, RowTables};
 use storage::{Data, Memory, memory};
@@ -52,22 +39,23 @@ pub enum Precision {
 
 /// The CUDA backend.
 pub struct Cuda {
-    precision: Precision,
-    name: &'static str,
-    profiler: Profiler,
-    row_tables: RowTables,
-    rope_tables: RopeTables,
-    kernels: Recent<(Source, &'static str, launcher::Variant), Kernel>,
-    scan_kernels: baseline::ScanKernels,
-    delta_kernels: baseline::DeltaKernels,
-    chunk_tables: baseline::ChunkTables,
-    delta_tables: baseline::DeltaTables,
+    pub(crate) precision: Precision,
+    pub(crate) name: &'static str,
+    /// Whether decode steps go op by op even where one launch could do them.
+    op_by_op: bool,
+    pub(crate) profiler: Profiler,
+    pub(crate) row_tables: RowTables,
+    pub(crate) rope_tables: RopeTables,
+    pub(crate) kernels: Recent<(Source, &'static str, launcher::Variant), Kernel>,
+    pub(crate) scan_kernels: scan::add::ScanKernels,
+    pub(crate) delta_kernels: scan::delta::DeltaKernels,
+    pub(crate) chunk_tables: scan::chunks::ChunkTables,
     /// Kernels for few rows, by their defines.
-    step_kernels: Recent<Vec<String>, Kernel>,
-    mailbox: decode::Mailbox,
-    gemm: Gemm,
+    pub(crate) step_kernels: Recent<Vec<String>, Kernel>,
+    pub(crate) exchange: decode::Exchange,
+    pub(crate) gemm: Gemm,
     // Dropped last: everything above holds its memory.
-    gpu: Gpu,
+    pub(crate) gpu: Gpu,
 }
 
 /// GPU number `ordinal` as a device.
@@ -87,6 +75,7 @@ impl Cuda {
                 Precision::F32 => "cuda f32",
                 Precision::Bf16 => "cuda",
             },
+            op_by_op: false,
             profiler: Profiler::default(),
             row_tables: RowTables::default(),
             rope_tables: RopeTables::default(),
@@ -94,12 +83,17 @@ impl Cuda {
             scan_kernels: Recent::default(),
             delta_kernels: Recent::default(),
             chunk_tables: Recent::default(),
-            delta_tables: Recent::default(),
             step_kernels: Recent::default(),
-            mailbox: decode::Mailbox::default(),
+            exchange: decode::Exchange::default(),
             gemm: Gemm::new(&gpu)?,
             gpu,
         })
+    }
+
+    /// Decode steps op by op, even where one launch could do them. For comparisons.
+    pub fn op_by_op(mut self, on: bool) -> Self {
+        self.op_by_op = on;
+        self
     }
 
     /// The GPU.
@@ -282,9 +276,38 @@ pub(crate) fn address(operand: &Option<Operand<'_>>) -> u64 {
     operand.as_ref().map_or(0, Operand::address)
 }
 
-/// A dimension as kernels take it.
-pub(crate) fn int(x: usize) -> i32 {
-    i32::try_from(x).unwrap_or(i32::MAX)
+impl Backend for Cuda {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn caps(&self) -> Caps<'_> {
+        Caps {
+            activation_type: self.activations(),
+            decode_batch: crate::ops::linear::thin::MAX_BATCH,
+            recompute: Some(self),
+            linear_group: Some(self),
+            packing: Some(self),
+            paged: Some(self),
+            decode: (!self.op_by_op).then_some(self),
+        }
+    }
+
+    fn description(&self) -> String {
+        format!("{}, {}", self.gpu.name(), self.activations())
+    }
+
+    fn synchronize(&self) -> fox_tensor::Result<()> {
+        Ok(self.gpu.synchronize()?)
+    }
+
+    fn profile(&self, on: bool) {
+        self.set_profiling(on);
+    }
+
+    fn take_profile(&self) -> fox_tensor::Result<Vec<OpTime>> {
+        Ok(self.op_times()?)
+    }
 }
 
 impl fmt::Debug for Cuda {

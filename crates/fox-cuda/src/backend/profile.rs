@@ -12,14 +12,14 @@ use crate::timer::Event;
 
 /// Collects pairs of events while it is on.
 #[derive(Default)]
-pub(super) struct Profiler {
+pub(crate) struct Profiler {
     on: AtomicBool,
     spans: Mutex<Vec<(&'static str, Event, Event)>>,
 }
 
 impl Cuda {
     /// Runs `work`, and notes when it begins and ends on the GPU if anybody asked.
-    pub(super) fn timed<T>(&self, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn timed<T>(&self, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.profiler.on.load(Ordering::Relaxed) {
             return work();
         }
@@ -31,12 +31,12 @@ impl Cuda {
         Ok(value)
     }
 
-    pub(super) fn set_profiling(&self, on: bool) {
+    pub(crate) fn set_profiling(&self, on: bool) {
         self.profiler.on.store(on, Ordering::Relaxed);
     }
 
     /// Sums by op of what was noted since the last call, the longest first.
-    pub(super) fn op_times(&self) -> Result<Vec<OpTime>> {
+    pub(crate) fn op_times(&self) -> Result<Vec<OpTime>> {
         self.gpu.synchronize()?;
         let mut spans = self.profiler.spans.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sums: BTreeMap<&'static str, OpTime> = BTreeMap::new();

@@ -4,33 +4,49 @@ use std::sync::Arc;
 
 use fox_tensor::{Rope, Segments};
 
-use super::{Cuda, int};
-use crate::attention::Recent;
+use super::Cuda;
+use crate::params::{self, Param, kernel_params};
+use crate::recent::Recent;
 use crate::{Buffer, Result};
 
-/// For each row: segment (-1 for none), index among the segment's queries, position, whether the next row
-/// belongs to the segment.
-pub(super) type RowTables = Recent<(Segments, usize), Buffer<i32>>;
+kernel_params! {
+    /// Where a row stands in its segment.
+    pub(crate) table struct RowInfo align(16) {
+        /// Number of the segment, -1 outside every segment.
+        segment: i32,
+        /// Index among the segment's queries.
+        index: usize,
+        /// Position among the segment's keys.
+        position: usize,
+        /// Whether the next row belongs to the segment.
+        has_next: bool,
+    }
+}
+
+/// One entry for each row.
+pub(crate) type RowTable = Buffer<<RowInfo as Param>::Device>;
+pub(crate) type RowTables = Recent<(Segments, usize), RowTable>;
 
 /// Cosines and sines `[positions][d / 2]` by the bits of the base, the head dim and the positions.
-pub(super) type RopeTables = Recent<(u64, usize, usize), Buffer<f32>>;
+pub(crate) type RopeTables = Recent<(u64, usize, usize), Buffer<f32>>;
 
 impl Cuda {
-    pub(super) fn row_table(&self, segments: &Segments, rows: usize) -> Result<Arc<Buffer<i32>>> {
+    pub(crate) fn row_table(&self, segments: &Segments, rows: usize) -> Result<Arc<RowTable>> {
         self.row_tables.get((segments.clone(), rows), || {
-            let mut table = [-1, 0, 0, 0].repeat(rows);
+            let outside = RowInfo { segment: -1, index: 0, position: 0, has_next: false };
+            let mut table = vec![outside; rows];
             for (n, s) in segments.as_slice().iter().enumerate() {
+                let segment = params::int("the table of rows", "segment", n)?;
                 for t in 0..s.q_len {
-                    let next = i32::from(t + 1 < s.q_len);
-                    let entry = [int(n), int(t), int(s.offset() + t), next];
-                    table[4 * (s.q_start + t)..][..4].copy_from_slice(&entry);
+                    let (position, has_next) = (s.offset() + t, t + 1 < s.q_len);
+                    table[s.q_start + t] = RowInfo { segment, index: t, position, has_next };
                 }
             }
-            self.gpu.upload(&table)
+            self.gpu.upload(&params::rows("the table of rows", &table)?)
         })
     }
 
-    pub(super) fn rope_table(
+    pub(crate) fn rope_table(
         &self,
         rope: Rope,
         head_dim: usize,

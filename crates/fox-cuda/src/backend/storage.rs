@@ -37,7 +37,7 @@ impl Data {
         }
     }
 
-    /// Room for the same number of elements, kept in the same way.
+    /// Memory for the same number of elements, kept in the same way.
     pub(crate) fn alloc_like(&self, gpu: &Gpu) -> Result<Self> {
         Ok(match self {
             Data::F32(x) => Data::F32(gpu.alloc(x.len())?),

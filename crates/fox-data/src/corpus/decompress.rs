@@ -1,15 +1,16 @@
 //! Readers that undo compression, in Rust alone.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-use super::Counting;
+use super::encoding;
 use super::files::{Compression, CorpusFile};
+use super::source::SourceReader;
 use crate::error::{Error, Result};
 
 /// Text is handed on in pieces of this size.
@@ -17,22 +18,41 @@ const BUFFER: usize = 256 * 1024;
 
 pub(super) type Reader = BufReader<Box<dyn Read + Send>>;
 
+/// The decompressed bytes of a file, its byte order mark left out.
+pub(super) struct Contents {
+    pub(super) reader: Reader,
+    /// Bytes of the mark.
+    pub(super) skipped: u64,
+}
+
 /// Opens a file for reading its decompressed bytes; `count` counts the compressed ones.
-pub(super) fn open(file: &CorpusFile, count: Arc<AtomicU64>) -> Result<Reader> {
+pub(super) fn open(file: &CorpusFile, count: Arc<AtomicU64>) -> Result<Contents> {
     let opened = File::open(&file.path).map_err(Error::io("open", &file.path))?;
-    let counted = Counting { inner: opened, count };
-    let reader: Box<dyn Read + Send> = match file.compression {
-        Compression::None => Box::new(counted),
-        Compression::Zstd => Box::new(ZstdReader::new(BufReader::with_capacity(BUFFER, counted))),
-        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(
-            BufReader::with_capacity(BUFFER, counted),
-        )),
+    let source = SourceReader::new(opened, file.bytes, count);
+    let mut reader: Box<dyn Read + Send> = match file.compression {
+        Compression::None => Box::new(source),
+        Compression::Zstd => Box::new(ZstdReader::new(BufReader::with_capacity(BUFFER, source))),
+        Compression::Gzip => {
+            Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(BUFFER, source)))
+        }
     };
-    Ok(BufReader::with_capacity(BUFFER, reader))
+    let mut head = Vec::new();
+    let first = reader.by_ref().take(encoding::HEAD_BYTES).read_to_end(&mut head);
+    first.map_err(|error| read_error(file, error))?;
+    let skipped = encoding::mark_len(&file.path, &head)?;
+    let mut head = Cursor::new(head);
+    head.set_position(skipped);
+    let reader = BufReader::with_capacity(BUFFER, Box::new(head.chain(reader)) as _);
+    Ok(Contents { reader, skipped })
 }
 
 /// What to say about a read error of this file.
 pub(super) fn read_error(file: &CorpusFile, error: io::Error) -> Error {
+    let now = fs::metadata(&file.path).map_or(file.bytes, |metadata| metadata.len());
+    if now != file.bytes {
+        let (path, expected) = (file.path.clone(), file.bytes);
+        return Error::ChangedWhileRead { path, expected, found: now };
+    }
     let format = match file.compression {
         Compression::None => return Error::io("read", &file.path)(error),
         Compression::Zstd => "zstd",

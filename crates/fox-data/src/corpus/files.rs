@@ -1,6 +1,7 @@
 //! Finding the files of a corpus.
 
-use std::fs;
+use std::fs::{self, Metadata};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -40,13 +41,14 @@ pub struct CorpusFile {
 
 /// The files at `path`: itself, or those of the folder in the order of their names.
 pub(super) fn find(path: &Path) -> Result<Vec<CorpusFile>> {
-    let metadata = fs::metadata(path).map_err(Error::io("look at", path))?;
+    let metadata = look_at(path)?;
     if metadata.is_dir() {
         let mut files = Vec::new();
         collect(path, "", &mut files)?;
         files.sort_by(|a, b| a.name.cmp(&b.name));
         return Ok(files);
     }
+    check_is_file(path, &metadata)?;
     let (format, compression) =
         kind_of(path).ok_or_else(|| Error::UnknownFormat { path: path.to_path_buf() })?;
     Ok(vec![CorpusFile {
@@ -58,6 +60,8 @@ pub(super) fn find(path: &Path) -> Result<Vec<CorpusFile>> {
     }])
 }
 
+/// Hidden files and files of other kinds are passed over. What might be documents and cannot be read is an error: a corpus
+/// must not become smaller without a word.
 fn collect(folder: &Path, prefix: &str, files: &mut Vec<CorpusFile>) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
         let entry = entry.map_err(Error::io("list", folder))?;
@@ -67,18 +71,58 @@ fn collect(folder: &Path, prefix: &str, files: &mut Vec<CorpusFile>) -> Result<(
             continue;
         }
         let name = format!("{prefix}{name}");
-        // Links to folders are not followed, so that a circle of links cannot trap the walk.
         let kind = entry.file_type().map_err(Error::io("look at", &path))?;
         if kind.is_dir() {
             collect(&path, &format!("{name}/"), files)?;
-        } else if let Some((format, compression)) = kind_of(&path) {
-            let metadata = fs::metadata(&path).map_err(Error::io("look at", &path))?;
-            if metadata.is_file() {
-                files.push(CorpusFile { path, name, format, compression, bytes: metadata.len() });
-            }
+            continue;
+        }
+        let metadata = look_at(&path)?;
+        // Links to folders are not followed, so that a circle of links cannot trap the walk.
+        if metadata.is_dir() {
+            return Err(Error::LinkedFolder { path });
+        }
+        if let Some((format, compression)) = kind_of(&path) {
+            check_is_file(&path, &metadata)?;
+            files.push(CorpusFile { path, name, format, compression, bytes: metadata.len() });
         }
     }
     Ok(())
+}
+
+/// What is at a path, links followed.
+fn look_at(path: &Path) -> Result<Metadata> {
+    fs::metadata(path).map_err(|error| {
+        if error.kind() == ErrorKind::NotFound && path.is_symlink() {
+            return Error::DanglingLink { path: path.to_path_buf() };
+        }
+        Error::io("look at", path)(error)
+    })
+}
+
+/// Opening a named pipe would wait for ever for somebody to write to it.
+fn check_is_file(path: &Path, metadata: &Metadata) -> Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    Err(Error::NotAFile { path: path.to_path_buf(), kind: special_kind(metadata) })
+}
+
+#[cfg(unix)]
+fn special_kind(metadata: &Metadata) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = metadata.file_type();
+    if kind.is_fifo() {
+        "a named pipe"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    }
+}
+
+#[cfg(not(unix))]
+fn special_kind(_metadata: &Metadata) -> &'static str {
+    "something else"
 }
 
 fn kind_of(path: &Path) -> Option<(Format, Compression)> {

@@ -3,33 +3,45 @@
 use std::fmt;
 use std::io::BufRead;
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{
+    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 
-use super::decompress::{Reader, read_error};
+use super::decompress::{Contents, Reader, read_error};
 use super::files::CorpusFile;
 use super::{Document, DocumentsOfFile, Record, RecordsOfFile};
 use crate::error::{Error, Result};
 
 /// The documents of a file, read line by line.
-pub(super) fn documents(file: &CorpusFile, reader: Reader, field: &str) -> DocumentsOfFile {
+pub(super) fn documents(file: &CorpusFile, contents: Contents, field: &str) -> DocumentsOfFile {
     let field = field.to_owned();
-    Box::new(JsonLines::new(file, reader, move |lines: &Place<'_>, line: &str| {
+    Box::new(JsonLines::new(file, contents, move |lines: &Place<'_>, line: &str| {
         let mut deserializer = serde_json::Deserializer::from_str(line);
-        let text = FieldOf(&field)
+        let value = FieldOf(&field)
             .deserialize(&mut deserializer)
-            .and_then(|text| deserializer.end().map(|()| text))
+            .and_then(|value| deserializer.end().map(|()| value))
             .map_err(|error| lines.bad(&error))?;
-        text.map(|text| Document { text }).ok_or_else(|| Error::MissingField {
-            path: lines.file.path.clone(),
-            place: format!("line {}", lines.number),
-            field: field.clone(),
-        })
+        match value {
+            Some(FieldValue::Text(text)) => Ok(Document { text }),
+            Some(FieldValue::Other(found)) => Err(Error::NotText {
+                path: lines.file.path.clone(),
+                line: lines.number,
+                field: field.clone(),
+                found,
+            }),
+            None => Err(Error::MissingField {
+                path: lines.file.path.clone(),
+                place: format!("line {}", lines.number),
+                field: field.clone(),
+            }),
+        }
     }))
 }
 
 /// The objects of a file, whole, read line by line.
-pub(super) fn records(file: &CorpusFile, reader: Reader) -> RecordsOfFile {
-    Box::new(JsonLines::new(file, reader, |lines: &Place<'_>, line: &str| {
+pub(super) fn records(file: &CorpusFile, contents: Contents) -> RecordsOfFile {
+    Box::new(JsonLines::new(file, contents, |lines: &Place<'_>, line: &str| {
         serde_json::from_str::<Record>(line).map_err(|error| lines.bad(&error))
     }))
 }
@@ -61,8 +73,9 @@ struct JsonLines<P> {
 }
 
 impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> JsonLines<P> {
-    fn new(file: &CorpusFile, reader: Reader, parse: P) -> Self {
-        JsonLines { file: file.clone(), reader, parse, line: Vec::new(), line_number: 0, offset: 0 }
+    fn new(file: &CorpusFile, contents: Contents, parse: P) -> Self {
+        let Contents { reader, skipped: offset } = contents;
+        JsonLines { file: file.clone(), reader, parse, line: Vec::new(), line_number: 0, offset }
     }
 
     /// Reads the next line that is not blank; false at the end.
@@ -109,7 +122,7 @@ impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> Iterator for JsonLines<P> {
 struct FieldOf<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for FieldOf<'_> {
-    type Value = Option<String>;
+    type Value = Option<FieldValue>;
 
     fn deserialize<D: Deserializer<'de>>(self, d: D) -> std::result::Result<Self::Value, D::Error> {
         d.deserialize_map(self)
@@ -117,7 +130,7 @@ impl<'de> DeserializeSeed<'de> for FieldOf<'_> {
 }
 
 impl<'de> Visitor<'de> for FieldOf<'_> {
-    type Value = Option<String>;
+    type Value = Option<FieldValue>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "an object with the text field \"{}\"", self.0)
@@ -127,14 +140,75 @@ impl<'de> Visitor<'de> for FieldOf<'_> {
         self,
         mut map: A,
     ) -> std::result::Result<Self::Value, A::Error> {
-        let mut text = None;
+        let mut value = None;
         while let Some(key) = map.next_key::<String>()? {
-            if key == self.0 {
-                text = Some(map.next_value::<String>()?);
-            } else {
+            if key != self.0 {
                 map.next_value::<IgnoredAny>()?;
+            } else if value.replace(map.next_value::<FieldValue>()?).is_some() {
+                return Err(A::Error::custom(format!("the field \"{key}\" is there twice")));
             }
         }
-        Ok(text)
+        Ok(value)
+    }
+}
+
+/// The value of the text field.
+enum FieldValue {
+    Text(String),
+    /// What it is instead, in words.
+    Other(&'static str),
+}
+
+impl<'de> Deserialize<'de> for FieldValue {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        d.deserialize_any(FieldValueVisitor)
+    }
+}
+
+struct FieldValueVisitor;
+
+impl<'de> Visitor<'de> for FieldValueVisitor {
+    type Value = FieldValue;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E>(self, text: &str) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Text(text.to_owned()))
+    }
+
+    fn visit_string<E>(self, text: String) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Text(text))
+    }
+
+    fn visit_unit<E>(self) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Other("null"))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Other("true or false"))
+    }
+
+    fn visit_i64<E>(self, _: i64) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Other("a number"))
+    }
+
+    fn visit_u64<E>(self, _: u64) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Other("a number"))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Other("a number"))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<FieldValue, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(FieldValue::Other("a list"))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<FieldValue, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(FieldValue::Other("an object"))
     }
 }

@@ -7,18 +7,21 @@
 //! | `.parquet` | one row, text in a chosen column (feature `parquet`) |
 //!
 //! Text and JSON lines may also end in `.zst` or `.gz`. A folder gives the files of these kinds in it and below it, in the
-//! order of their paths; other files and hidden ones are passed over. Empty documents are passed over too.
+//! order of their paths; other files and hidden ones are passed over. Empty documents are passed over too, and counted. A
+//! UTF-8 byte order mark at the beginning of a file is no part of its text.
 
 mod decompress;
+mod encoding;
 mod files;
 mod jsonl;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod source;
 mod text;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 pub use files::{CorpusFile, Format};
 
@@ -66,11 +69,9 @@ impl Corpus {
                 detail: "an empty text separates nothing; leave it out or give some text".into(),
             });
         }
-        let files = files::find(path)?;
-        if files.is_empty() {
-            return Err(Error::NoDocuments { path: path.to_path_buf() });
-        }
-        Ok(Self { root: path.to_path_buf(), files, options })
+        let corpus = Self { root: path.to_path_buf(), files: files::find(path)?, options };
+        corpus.check_not_empty()?;
+        Ok(corpus)
     }
 
     /// Where the corpus lies.
@@ -81,6 +82,28 @@ impl Corpus {
     /// The files in the order in which they are read.
     pub fn files(&self) -> &[CorpusFile] {
         &self.files
+    }
+
+    /// Leaves out the files in a folder, which need not be there.
+    pub(crate) fn leave_out(&mut self, folder: &Path) -> Result<()> {
+        let (Ok(folder), Ok(root)) = (folder.canonicalize(), self.root.canonicalize()) else {
+            return Ok(());
+        };
+        // No link to a folder is followed, so names below the root tell.
+        if let Ok(inside) = folder.strip_prefix(root)
+            && inside != Path::new("")
+        {
+            let inside = self.root.join(inside);
+            self.files.retain(|file| !file.path.starts_with(&inside));
+        }
+        self.check_not_empty()
+    }
+
+    fn check_not_empty(&self) -> Result<()> {
+        if self.files.is_empty() {
+            return Err(Error::NoDocuments { path: self.root.clone() });
+        }
+        Ok(())
     }
 
     /// Bytes of all files as they lie on the disk.
@@ -94,7 +117,9 @@ impl Corpus {
             files: self.files.clone().into_iter(),
             options: self.options.clone(),
             current: None,
+            file: None,
             bytes_read: Arc::new(AtomicU64::new(0)),
+            empty: 0,
             failed: false,
         }
     }
@@ -148,7 +173,9 @@ pub struct Documents {
     files: std::vec::IntoIter<CorpusFile>,
     options: CorpusOptions,
     current: Option<DocumentsOfFile>,
+    file: Option<CorpusFile>,
     bytes_read: Arc<AtomicU64>,
+    empty: u64,
     failed: bool,
 }
 
@@ -158,15 +185,25 @@ impl Documents {
         Arc::clone(&self.bytes_read)
     }
 
+    /// The file of the last document; the last file after the end.
+    pub fn file(&self) -> Option<&CorpusFile> {
+        self.file.as_ref()
+    }
+
+    /// Empty documents passed over so far.
+    pub fn empty(&self) -> u64 {
+        self.empty
+    }
+
     fn open(&self, file: &CorpusFile) -> Result<DocumentsOfFile> {
         match file.format {
             Format::Text => {
-                let reader = decompress::open(file, Arc::clone(&self.bytes_read))?;
-                text::documents(file, reader, self.options.separator.as_deref())
+                let contents = decompress::open(file, Arc::clone(&self.bytes_read))?;
+                text::documents(file, contents, self.options.separator.as_deref())
             }
             Format::JsonLines => {
-                let reader = decompress::open(file, Arc::clone(&self.bytes_read))?;
-                Ok(jsonl::documents(file, reader, &self.options.text_field))
+                let contents = decompress::open(file, Arc::clone(&self.bytes_read))?;
+                Ok(jsonl::documents(file, contents, &self.options.text_field))
             }
             Format::Parquet => self.open_parquet(file),
         }
@@ -175,7 +212,7 @@ impl Documents {
     #[cfg(feature = "parquet")]
     fn open_parquet(&self, file: &CorpusFile) -> Result<DocumentsOfFile> {
         let documents = parquet::documents(file, &self.options.text_field)?;
-        self.bytes_read.fetch_add(file.bytes, Ordering::Relaxed);
+        self.bytes_read.fetch_add(file.bytes, std::sync::atomic::Ordering::Relaxed);
         Ok(documents)
     }
 
@@ -188,12 +225,15 @@ impl Documents {
         loop {
             if let Some(current) = &mut self.current {
                 match current.next() {
-                    Some(Ok(document)) if document.text.is_empty() => continue,
+                    Some(Ok(document)) if document.text.is_empty() => {
+                        self.empty += 1;
+                        continue;
+                    }
                     Some(document) => return Some(document),
                     None => self.current = None,
                 }
             }
-            let file = self.files.next()?;
+            let file = self.file.insert(self.files.next()?).clone();
             match self.open(&file) {
                 Ok(documents) => self.current = Some(documents),
                 Err(error) => return Some(Err(error)),
@@ -212,19 +252,5 @@ impl Iterator for Documents {
         let item = self.advance();
         self.failed = matches!(item, Some(Err(_)));
         item
-    }
-}
-
-/// Counts what passes through a reader.
-pub(crate) struct Counting<R> {
-    inner: R,
-    count: Arc<AtomicU64>,
-}
-
-impl<R: std::io::Read> std::io::Read for Counting<R> {
-    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
-        let n = self.inner.read(buf)?;
-        self.count.fetch_add(n as u64, Ordering::Relaxed);
-        Ok(n)
     }
 }

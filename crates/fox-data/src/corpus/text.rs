@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use super::decompress::{Reader, read_error};
+use super::decompress::{Contents, read_error};
 use super::files::CorpusFile;
 use super::{Document, DocumentsOfFile};
 use crate::error::{Error, Result};
@@ -12,14 +12,14 @@ use crate::error::{Error, Result};
 /// The file is read whole: a text file is meant to be one document.
 pub(super) fn documents(
     file: &CorpusFile,
-    mut reader: Reader,
+    mut contents: Contents,
     separator: Option<&str>,
 ) -> Result<DocumentsOfFile> {
     let mut bytes = Vec::new();
-    reader.read_to_end(&mut bytes).map_err(|error| read_error(file, error))?;
+    contents.reader.read_to_end(&mut bytes).map_err(|error| read_error(file, error))?;
     let text = String::from_utf8(bytes).map_err(|error| Error::NotUtf8 {
         path: file.path.clone(),
-        offset: error.utf8_error().valid_up_to() as u64,
+        offset: contents.skipped + error.utf8_error().valid_up_to() as u64,
     })?;
     let texts = match separator {
         None => vec![text],

@@ -1,6 +1,6 @@
 //! A shuffled order that needs no memory: a permutation of `0..n` that can be asked for any one place.
 
-use crate::random::mix;
+use fox_base::random::{STEP, mix};
 
 /// A Feistel network over the smallest even number of bits that covers `n`, walked until it lands inside.
 #[derive(Debug, Clone, Copy)]
@@ -19,7 +19,7 @@ impl Permutation {
         let half_bits = bits.div_ceil(2).max(1);
         let mut key = mix(seed ^ mix(epoch.wrapping_add(0x7368_7566_666c_6521)));
         let keys = std::array::from_fn(|_| {
-            key = mix(key.wrapping_add(0x9e37_79b9_7f4a_7c15));
+            key = mix(key.wrapping_add(STEP));
             key
         });
         Self { n, half_bits, keys }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicU64;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 
 use twox_hash::XxHash3_64;
@@ -44,6 +45,15 @@ impl Source {
     }
 }
 
+/// How far the reader is.
+#[derive(Default)]
+pub(super) struct Reading {
+    /// Bytes of the corpus, as they lie on the disk.
+    pub(super) bytes: AtomicU64,
+    /// Empty documents passed over.
+    pub(super) empty: AtomicU64,
+}
+
 /// What the writer is told, in the order of the corpus.
 pub(super) enum Event {
     /// A document that is in a kept shard.
@@ -78,30 +88,31 @@ struct Done {
     events: Result<Vec<Event>>,
 }
 
-/// Reads, tokenizes and calls `write` with every event in the order of the corpus.
+/// Reads, tokenizes and calls `write` with every event in the order of the corpus. Documents in kept shards are only
+/// compared: that they are the same, in the same order, and all there. Returns the number of empty documents.
 pub(super) fn run(
     options: &PrepareOptions,
     sources: Vec<Source>,
     kept: Kept,
-    mut write: impl FnMut(Event, &AtomicU64) -> Result<()>,
-) -> Result<()> {
+    mut write: impl FnMut(Event, &Reading) -> Result<()>,
+) -> Result<u64> {
     let threads = match options.threads {
         0 => thread::available_parallelism().map_or(1, usize::from),
         n => n,
     };
     let budget = Budget::default();
-    let bytes_read = Arc::new(AtomicU64::new(0));
+    let reading = Reading::default();
     let (work_sender, work_receiver) = mpsc::channel::<Work>();
     let (done_sender, done_receiver) = mpsc::channel::<Done>();
     let work_receiver = Mutex::new(work_receiver);
 
     thread::scope(|scope| {
         let reader = {
-            let budget = &budget;
-            let bytes_read = Arc::clone(&bytes_read);
+            let (budget, reading) = (&budget, &reading);
             let safe = options.tokenizer.safe_cut();
             scope.spawn(move || {
-                Bundler::new(work_sender, budget, safe).read(sources, kept, &bytes_read)
+                let bundler = Bundler::new(work_sender, budget, safe);
+                bundler.read(sources, kept, reading, &options.out)
             })
         };
         for _ in 0..threads {
@@ -110,12 +121,13 @@ pub(super) fn run(
             scope.spawn(move || encode_all(work, &done, tokenizer));
         }
         drop(done_sender);
-        let written = write_in_order(done_receiver, &budget, |event| write(event, &bytes_read));
+        let written = write_in_order(done_receiver, &budget, |event| write(event, &reading));
         // Wakes the reader if writing stopped early; its next bundle then finds nobody to send to.
         budget.close();
         let read = reader.join().unwrap_or(Err(Error::ThreadLost { thread: "reader" }));
         written.and(read)
-    })
+    })?;
+    Ok(reading.empty.into_inner())
 }
 
 /// Turns documents into bundles of work.
@@ -136,35 +148,43 @@ impl<'a> Bundler<'a> {
         Self { sender, budget, safe, pieces: Vec::new(), bytes: 0, number: 0 }
     }
 
-    fn read(mut self, sources: Vec<Source>, mut kept: Kept, bytes_read: &AtomicU64) -> Result<()> {
-        let mut before = 0;
+    fn read(
+        mut self,
+        sources: Vec<Source>,
+        mut kept: Kept,
+        reading: &Reading,
+        out: &Path,
+    ) -> Result<()> {
+        let changed =
+            |detail: String| Error::DifferentPreparation { path: out.to_path_buf(), detail };
+        let (mut bytes_before, mut empty_before) = (0, 0);
         for source in sources {
-            let documents = source.corpus.documents();
+            let mut documents = source.corpus.documents();
             let counter = documents.bytes_read();
-            for document in documents {
+            while let Some(document) = documents.next() {
                 let text = document?.text;
                 let hash = XxHash3_64::oneshot(text.as_bytes());
                 let split = match source.target {
                     Target::All(split) => split,
                     Target::ByRule(rule) => rule.split_of(hash),
                 };
-                let skip = match kept.of(split).pop_front() {
-                    Some(stored) if stored == hash => true,
-                    Some(_) => {
-                        return Err(Error::DifferentPreparation {
-                            path: source.corpus.root().to_path_buf(),
-                            detail: "the corpus changed since its first shards were written".into(),
-                        });
-                    }
-                    None => false,
-                };
-                let read = before + counter.load(std::sync::atomic::Ordering::Relaxed);
-                bytes_read.store(read, std::sync::atomic::Ordering::Relaxed);
+                let skip = kept.take(split, hash).ok_or_else(|| {
+                    let file = documents.file().map_or("", |file| file.name.as_str());
+                    changed(format!("the corpus file {file} has changed since"))
+                })?;
+                let read = bytes_before + counter.load(Ordering::Relaxed);
+                reading.bytes.store(read, Ordering::Relaxed);
+                reading.empty.store(empty_before + documents.empty(), Ordering::Relaxed);
                 if self.push_document(&text, split, hash, skip).is_err() {
                     return Ok(());
                 }
             }
-            before += source.corpus.total_bytes();
+            bytes_before += source.corpus.total_bytes();
+            empty_before += documents.empty();
+        }
+        reading.empty.store(empty_before, Ordering::Relaxed);
+        if !kept.is_empty() {
+            return Err(changed("the corpus has fewer documents than before".into()));
         }
         // A failure means that the writer has gone, and it says why.
         let _ = self.send();

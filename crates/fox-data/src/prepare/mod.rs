@@ -5,7 +5,9 @@
 //! back into order and writes shards. The text under way is bounded in bytes.
 //!
 //! A preparation that was stopped goes on when it is started again with the same options: finished shards are
-//! verified and kept, their documents are read again only to compare their hashes, and the rest is tokenized.
+//! verified and kept, their documents are read again only to compare their hashes, and the rest is tokenized. A preparation
+//! that is complete is compared in the same way: that sizes and dates of files are as they were does not tell that
+//! their contents are.
 
 mod cut;
 mod flow;
@@ -22,14 +24,14 @@ pub use split::HeldOut;
 
 use crate::corpus::{Corpus, CorpusOptions};
 use crate::dataset::Split;
-use crate::durable;
 use crate::error::{Error, Result};
 use crate::shard::{
     INDEX_FILE, Index, PreparedDataset, TokenWidth, Verify, read_index, write_index,
 };
 use crate::tokenizer::Tokenizer;
 use flow::Source;
-use output::Output;
+use fox_base::durable;
+use output::{Kept, Output};
 use plan::Plan;
 
 /// What to prepare.
@@ -86,6 +88,8 @@ pub struct PrepareProgress {
     pub shards: u64,
     /// Shards kept from an earlier run.
     pub shards_kept: u64,
+    /// Documents without any text, which are left out.
+    pub empty_documents: u64,
 }
 
 /// What was prepared.
@@ -95,16 +99,19 @@ pub struct PrepareReport {
     pub index: Index,
     /// The last state of the progress.
     pub progress: PrepareProgress,
-    /// Whether the folder was complete before, so that nothing had to be done.
+    /// Whether the folder was complete before, so that the corpus had only to be compared with it.
     pub already_complete: bool,
+    /// Held-out documents that are also among those to train on; there can be some only when they come from a
+    /// corpus of their own.
+    pub shared_documents: u64,
 }
 
 /// Prepares a corpus. `progress` is called from this thread, many times a second; `Break` stops in good order, and
 /// the same call later goes on.
 ///
 /// # Errors
-/// A corpus that cannot be read, an output folder that holds something else, a disk that is full. Finished shards
-/// stay in all cases.
+/// A corpus that cannot be read or has changed, an output folder that holds something else or is in use, a disk that
+/// is full. Finished shards stay in all cases.
 pub fn prepare(
     options: &PrepareOptions,
     mut progress: impl FnMut(&PrepareProgress) -> ControlFlow<()>,
@@ -116,26 +123,66 @@ pub fn prepare(
         });
     }
     let sources = sources(options)?;
-    let plan = Plan::new(options, &sources);
-    plan.claim(&options.out)?;
-    if let Some(index) = complete_index(&options.out)? {
-        return Ok(PrepareReport {
-            index,
-            progress: PrepareProgress::default(),
-            already_complete: true,
-        });
+    let _lock = Plan::new(options, &sources).claim(&options.out)?;
+    match complete_index(&options.out)? {
+        Some(index) => confirm(options, sources, index, &mut progress),
+        None => create(options, sources, &mut progress),
     }
+}
 
+type Progress<'a> = &'a mut dyn FnMut(&PrepareProgress) -> ControlFlow<()>;
+
+fn report_to(progress: Progress<'_>, state: &PrepareProgress) -> Result<()> {
+    match progress(state) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(Error::Stopped),
+    }
+}
+
+/// Compares the corpus with a preparation that is complete. Nothing is written.
+fn confirm(
+    options: &PrepareOptions,
+    sources: Vec<Source>,
+    index: Index,
+    progress: Progress<'_>,
+) -> Result<PrepareReport> {
+    let kept = Kept::all(&options.out, &index)?;
+    let shared_documents = kept.shared();
+    let shards = (index.train.shards.len() + index.heldout.shards.len()) as u64;
+    let mut state = PrepareProgress {
+        bytes_total: total_bytes(&sources),
+        shards_kept: shards,
+        shards,
+        tokens: index.train.tokens() + index.heldout.tokens(),
+        ..PrepareProgress::default()
+    };
+    let empty = flow::run(options, sources, kept, |_, reading| {
+        state.documents += 1;
+        state.bytes_read = reading.bytes.load(Ordering::Relaxed);
+        state.empty_documents = reading.empty.load(Ordering::Relaxed);
+        report_to(progress, &state)
+    })?;
+    state.bytes_read = state.bytes_total;
+    state.empty_documents = empty;
+    Ok(PrepareReport { index, progress: state, already_complete: true, shared_documents })
+}
+
+/// Makes what is not there yet.
+fn create(
+    options: &PrepareOptions,
+    sources: Vec<Source>,
+    progress: Progress<'_>,
+) -> Result<PrepareReport> {
     let width = TokenWidth::for_vocabulary(options.tokenizer.vocab_size());
     let mut output = Output::open(options, width)?;
     let mut state = PrepareProgress {
-        bytes_total: sources.iter().map(|s| s.corpus.total_bytes()).sum(),
+        bytes_total: total_bytes(&sources),
         shards_kept: output.shards(),
         shards: output.shards(),
         tokens: output.tokens(),
         ..PrepareProgress::default()
     };
-    flow::run(options, sources, output.kept(), |event, bytes_read| {
+    let empty = flow::run(options, sources, output.kept(), |event, reading| {
         match event {
             flow::Event::Kept => state.documents += 1,
             flow::Event::Ids { split, ids, text_bytes, ends } => {
@@ -149,11 +196,9 @@ pub fn prepare(
             }
         }
         state.shards = output.shards();
-        state.bytes_read = bytes_read.load(Ordering::Relaxed);
-        match progress(&state) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::Stopped),
-        }
+        state.bytes_read = reading.bytes.load(Ordering::Relaxed);
+        state.empty_documents = reading.empty.load(Ordering::Relaxed);
+        report_to(progress, &state)
     })?;
     let (train, heldout) = output.finish()?;
     if state.documents == 0 {
@@ -161,6 +206,7 @@ pub fn prepare(
     }
     state.shards = (train.shards.len() + heldout.shards.len()) as u64;
     state.bytes_read = state.bytes_total;
+    state.empty_documents = empty;
     let index = Index {
         version: Index::current_version(),
         tokenizer: options.tokenizer.identity().to_string(),
@@ -173,12 +219,27 @@ pub fn prepare(
     };
     options.tokenizer.save(&options.out)?;
     write_index(&options.out, &index)?;
-    Ok(PrepareReport { index, progress: state, already_complete: false })
+    let shared_documents = match options.held_out {
+        HeldOut::Path(_) => Kept::all(&options.out, &index)?.shared(),
+        // Copies of a document are on the same side.
+        HeldOut::None | HeldOut::Fraction { .. } => 0,
+    };
+    Ok(PrepareReport { index, progress: state, already_complete: false, shared_documents })
+}
+
+fn total_bytes(sources: &[Source]) -> u64 {
+    sources.iter().map(|s| s.corpus.total_bytes()).sum()
 }
 
 /// The corpora to read, in order, and where their documents go.
 fn sources(options: &PrepareOptions) -> Result<Vec<Source>> {
-    let corpus = Corpus::open(&options.corpus, options.corpus_options.clone())?;
+    let open = |path: &Path| {
+        let mut corpus = Corpus::open(path, options.corpus_options.clone())?;
+        // The output may lie inside of the corpus, and has files that end like a corpus.
+        corpus.leave_out(&options.out)?;
+        Ok::<_, Error>(corpus)
+    };
+    let corpus = open(&options.corpus)?;
     match &options.held_out {
         HeldOut::None => Ok(vec![Source::all(corpus, Split::Train)]),
         HeldOut::Fraction { fraction, seed } => {
@@ -186,7 +247,7 @@ fn sources(options: &PrepareOptions) -> Result<Vec<Source>> {
             Ok(vec![Source::by_rule(corpus, rule)])
         }
         HeldOut::Path(path) => {
-            let held_out = Corpus::open(path, options.corpus_options.clone())?;
+            let held_out = open(path)?;
             Ok(vec![Source::all(corpus, Split::Train), Source::all(held_out, Split::HeldOut)])
         }
     }

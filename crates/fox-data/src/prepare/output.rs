@@ -1,27 +1,63 @@
 //! The shards of both splits while they are written.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::PrepareOptions;
 use crate::dataset::Split;
 use crate::error::{Error, Result};
-use crate::shard::{ShardEntry, ShardReader, ShardWriter, SplitIndex, TokenWidth};
+use crate::shard::{Index, ShardEntry, ShardReader, ShardWriter, SplitIndex, TokenWidth};
 
 /// Hashes of the documents in kept shards, per split, in order.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     train: VecDeque<u64>,
     heldout: VecDeque<u64>,
+    /// Whether these are all documents, so that there must be no others.
+    complete: bool,
 }
 
 impl Kept {
-    pub(super) fn of(&mut self, split: Split) -> &mut VecDeque<u64> {
+    /// The documents of a preparation that is complete.
+    pub(super) fn all(out: &Path, index: &Index) -> Result<Self> {
+        let hashes = |split: &SplitIndex| -> Result<VecDeque<u64>> {
+            let mut hashes = VecDeque::new();
+            for shard in &split.shards {
+                let shard = ShardReader::open(&out.join(&shard.file))?;
+                hashes.extend(shard.entries().iter().map(|e| e.text_hash));
+            }
+            Ok(hashes)
+        };
+        Ok(Self { train: hashes(&index.train)?, heldout: hashes(&index.heldout)?, complete: true })
+    }
+
+    fn of(&mut self, split: Split) -> &mut VecDeque<u64> {
         match split {
             Split::Train => &mut self.train,
             Split::HeldOut => &mut self.heldout,
         }
+    }
+
+    /// Whether the next document of a split is in a kept shard; `None` if it is not the one that should be there.
+    pub(super) fn take(&mut self, split: Split, text_hash: u64) -> Option<bool> {
+        match self.of(split).pop_front() {
+            Some(stored) => (stored == text_hash).then_some(true),
+            None => (!self.complete).then_some(false),
+        }
+    }
+
+    /// Whether every document in a kept shard was taken.
+    pub(super) fn is_empty(&self) -> bool {
+        self.train.is_empty() && self.heldout.is_empty()
+    }
+
+    /// Held-out documents whose text is also among those to train on.
+    pub(super) fn shared(&self) -> u64 {
+        let heldout: HashSet<u64> = self.heldout.iter().copied().collect();
+        let trained: HashSet<u64> =
+            self.train.iter().copied().filter(|hash| heldout.contains(hash)).collect();
+        self.heldout.iter().filter(|hash| trained.contains(hash)).count() as u64
     }
 }
 

@@ -3,15 +3,16 @@
 use std::fs;
 use std::path::Path;
 
+use fox_base::{FolderLock, durable};
 use serde::{Deserialize, Serialize};
 
 use super::flow::Source;
 use super::{PrepareOptions, create_folders};
-use crate::durable;
 use crate::error::{Error, Result};
 use crate::prepare::HeldOut;
 
 const PLAN_FILE: &str = "prepare.json";
+const LOCK_FILE: &str = "prepare.lock";
 
 /// Everything that decides the bytes of the output. Paths are not in it: a corpus may be moved.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -47,30 +48,29 @@ impl Plan {
         }
     }
 
-    /// Makes the folder ours: writes the plan into an empty one, or finds the same plan there.
-    pub(super) fn claim(&self, out: &Path) -> Result<()> {
+    /// Makes the folder ours: writes the plan into an empty one, or finds the same plan there. Nobody else prepares into
+    /// it while the lock is held.
+    pub(super) fn claim(&self, out: &Path) -> Result<FolderLock> {
         let path = out.join(PLAN_FILE);
+        // Nothing is put into a folder of somebody else, not even a lock.
+        refuse_foreign(out, &path)?;
+        durable::create_folder(out)?;
+        let lock = FolderLock::take(&out.join(LOCK_FILE))?
+            .map_err(|holder| Error::Locked { path: out.to_path_buf(), pid: holder.pid })?;
+        refuse_foreign(out, &path)?;
+        create_folders(out)?;
         if path.exists() {
             let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
-            let found: Self =
-                serde_json::from_slice(&bytes).map_err(|error| Error::DifferentPreparation {
-                    path: out.to_path_buf(),
-                    detail: format!("{PLAN_FILE} is unreadable: {error}"),
-                })?;
-            return match self.difference(&found) {
-                None => create_folders(out),
-                Some(detail) => {
-                    Err(Error::DifferentPreparation { path: out.to_path_buf(), detail })
-                }
-            };
+            let different =
+                |detail| Error::DifferentPreparation { path: out.to_path_buf(), detail };
+            let found: Self = serde_json::from_slice(&bytes)
+                .map_err(|error| different(format!("{PLAN_FILE} is unreadable: {error}")))?;
+            return self.difference(&found).map_or(Ok(lock), |detail| Err(different(detail)));
         }
-        if out.exists() && !is_empty_folder(out)? {
-            return Err(Error::NotEmpty { path: out.to_path_buf() });
-        }
-        create_folders(out)?;
         let bytes = serde_json::to_vec_pretty(self)
             .map_err(|error| Error::BadIndex { path: path.clone(), detail: error.to_string() })?;
-        durable::write(&path, &bytes)
+        durable::write(&path, &bytes)?;
+        Ok(lock)
     }
 
     /// The first difference, in words.
@@ -92,10 +92,22 @@ impl Plan {
     }
 }
 
+/// An error for a folder that holds something, but no plan.
+fn refuse_foreign(out: &Path, plan: &Path) -> Result<()> {
+    if out.exists() && !plan.exists() && !is_empty_folder(out)? {
+        return Err(Error::NotEmpty { path: out.to_path_buf() });
+    }
+    Ok(())
+}
+
 /// Whether a folder holds nothing, or only what a kill before the plan was written can leave.
 fn is_empty_folder(path: &Path) -> Result<bool> {
-    let own =
-        [durable::temporary_path(&path.join(PLAN_FILE)), path.join("train"), path.join("heldout")];
+    let own = [
+        durable::temporary_path(&path.join(PLAN_FILE)),
+        path.join(LOCK_FILE),
+        path.join("train"),
+        path.join("heldout"),
+    ];
     for entry in fs::read_dir(path).map_err(Error::io("list", path))? {
         let entry = entry.map_err(Error::io("list", path))?.path();
         let ours = own.contains(&entry) && (!entry.is_dir() || is_bare(&entry)?);

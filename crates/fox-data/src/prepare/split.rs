@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use fox_base::random::mix;
+
 use crate::dataset::Split;
 use crate::error::{Error, Result};
-use crate::random::mix;
 
 /// Which documents are kept for evaluation.
 #[derive(Debug, Clone, PartialEq)]

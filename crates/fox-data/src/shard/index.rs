@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use fox_base::durable;
 use serde::{Deserialize, Serialize};
 
-use crate::durable;
 use crate::error::{Error, Result};
 use crate::tokenizer::hash_of;
 
@@ -95,7 +95,7 @@ pub(crate) fn write_index(folder: &Path, index: &Index) -> Result<()> {
         || Error::BadIndex { path: path.clone(), detail: "it cannot be put into JSON".into() };
     let file = File { checksum: checksum(index).ok_or_else(unwritable)?, index: index.clone() };
     let bytes = serde_json::to_vec_pretty(&file).map_err(|_| unwritable())?;
-    durable::write(&path, &bytes)
+    Ok(durable::write(&path, &bytes)?)
 }
 
 pub(crate) fn read_index(folder: &Path) -> Result<Index> {

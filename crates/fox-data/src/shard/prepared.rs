@@ -12,14 +12,15 @@ use crate::tokenizer::hash_of;
 /// How much of the shards is checked when they are opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verify {
-    /// The index, and of every shard its marks, sizes and table: fast for any amount of data.
+    /// The index, and of every shard its marks, sizes and table: fast for any amount of data. The tokens of a shard are
+    /// checked when the first of them is read.
     Structure,
     /// All tokens too: every shard is read once.
     Everything,
 }
 
 /// One split of a prepared folder. Shards are read by position from open files, nothing is held in memory but
-/// the ends of the documents.
+/// the ends of the documents. No token is handed out before the checksum of its shard was compared.
 #[derive(Debug)]
 pub struct PreparedDataset {
     index: Index,

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use twox_hash::XxHash3_128;
 
@@ -13,7 +14,7 @@ use super::index::ShardEntry;
 use crate::error::{Error, Result};
 use crate::positioned::read_exact_at;
 
-/// An open shard whose table has been checked.
+/// An open shard whose table has been checked. Its ids are checked before the first of them is read.
 #[derive(Debug)]
 pub(crate) struct ShardReader {
     path: PathBuf,
@@ -21,6 +22,8 @@ pub(crate) struct ShardReader {
     width: TokenWidth,
     foot: Foot,
     entries: Vec<Entry>,
+    /// Whether the ids had their checksum. Locked while they are compared: readers wait for one comparison.
+    verified: Mutex<bool>,
 }
 
 impl ShardReader {
@@ -66,7 +69,8 @@ impl ShardReader {
         {
             return Err(bad("its documents do not follow each other"));
         }
-        Ok(Self { path: path.to_path_buf(), file, width, foot, entries })
+        let verified = Mutex::new(false);
+        Ok(Self { path: path.to_path_buf(), file, width, foot, entries, verified })
     }
 
     pub(crate) fn tokenizer(&self) -> u128 {
@@ -87,32 +91,37 @@ impl ShardReader {
         ShardEntry::new(name, foot.documents, foot.tokens, foot.tokens_checksum)
     }
 
-    /// Fills `out` with the shard's ids from `start` on.
+    /// Fills `out` with the shard's ids from `start` on. The first call reads the whole shard and compares its
+    /// checksum: a changed id would otherwise be learned without a word.
     pub(crate) fn read(&self, start: u64, out: &mut [u32]) -> Result<()> {
+        self.verify()?;
         let width = self.width.bytes();
         let mut bytes = vec![0; out.len() * width];
         let offset = HEAD_BYTES as u64 + start * width as u64;
-        read_exact_at(&self.file, &mut bytes, offset).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => Error::BadShard {
-                path: self.path.clone(),
-                detail: "it became shorter while it was open".into(),
-            },
-            _ => Error::io("read", &self.path)(error),
-        })?;
+        self.read_at(&mut bytes, offset)?;
         self.width.decode(&bytes, out);
         Ok(())
     }
 
-    /// Reads all ids and compares their checksum.
+    /// Reads all ids and compares their checksum, unless that was done before.
     pub(crate) fn verify(&self) -> Result<()> {
+        // A panic leaves `false` behind, so the next reader compares again.
+        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*verified {
+            self.compare_checksum()?;
+            *verified = true;
+        }
+        Ok(())
+    }
+
+    fn compare_checksum(&self) -> Result<()> {
         let mut hasher = XxHash3_128::new();
         let mut buffer = vec![0; 1 << 20];
         let mut offset = HEAD_BYTES as u64;
         let end = offset + self.foot.tokens * self.width.bytes() as u64;
         while offset < end {
-            let n = buffer.len().min((end - offset) as usize);
-            read_exact_at(&self.file, &mut buffer[..n], offset)
-                .map_err(Error::io("read", &self.path))?;
+            let n = (buffer.len() as u64).min(end - offset) as usize;
+            self.read_at(&mut buffer[..n], offset)?;
             hasher.write(&buffer[..n]);
             offset += n as u64;
         }
@@ -124,6 +133,16 @@ impl ShardReader {
                 detail: "the checksum of its tokens differs".into(),
             })
         }
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        read_exact_at(&self.file, buffer, offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => Error::BadShard {
+                path: self.path.clone(),
+                detail: "it became shorter while it was open".into(),
+            },
+            _ => Error::io("read", &self.path)(error),
+        })
     }
 }
 
@@ -169,6 +188,28 @@ mod tests {
             shard.read(2, &mut ids).unwrap();
             assert_eq!(ids, [40_000, 9, 8]);
             shard.verify().unwrap();
+        }
+    }
+
+    /// Without a call of `verify`: what a training run does.
+    #[test]
+    fn a_changed_id_is_noticed_by_the_first_read_of_any_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        for width in [TokenWidth::Two, TokenWidth::Four] {
+            write(&path, width);
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[HEAD_BYTES + 4 * width.bytes()] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+            let shard = ShardReader::open(&path).unwrap();
+            for _ in 0..2 {
+                let error = shard.read(0, &mut [0]).unwrap_err();
+                let want = format!(
+                    "shard {} is damaged (the checksum of its tokens differs); run the same `fox prepare` again to rebuild it, or restore it from a copy",
+                    path.display()
+                );
+                assert_eq!(error.to_string(), want);
+            }
         }
     }
 

@@ -1,21 +1,17 @@
 //! Writing one shard.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use fox_base::durable::NewFile;
 use twox_hash::XxHash3_128;
 
 use super::format::{Entry, Foot, TokenWidth, head, table_checksum};
 use super::index::ShardEntry;
-use crate::durable;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A shard being written. It has its name only when it is whole.
 pub(crate) struct ShardWriter {
-    path: PathBuf,
-    temporary: PathBuf,
-    file: BufWriter<File>,
+    file: NewFile,
     hasher: XxHash3_128,
     width: TokenWidth,
     tokenizer: u128,
@@ -26,12 +22,8 @@ pub(crate) struct ShardWriter {
 
 impl ShardWriter {
     pub(crate) fn create(path: &Path, width: TokenWidth, tokenizer: u128) -> Result<Self> {
-        let temporary = durable::temporary_path(path);
-        let file = File::create(&temporary).map_err(Error::io("create", &temporary))?;
         let mut writer = Self {
-            path: path.to_path_buf(),
-            temporary,
-            file: BufWriter::with_capacity(1 << 20, file),
+            file: NewFile::create(path)?,
             hasher: XxHash3_128::new(),
             width,
             tokenizer,
@@ -39,7 +31,7 @@ impl ShardWriter {
             entries: Vec::new(),
             buffer: Vec::new(),
         };
-        writer.write(&head(width))?;
+        writer.file.write_all(&head(width))?;
         Ok(writer)
     }
 
@@ -55,9 +47,9 @@ impl ShardWriter {
         self.width.encode(ids, &mut buffer);
         self.hasher.write(&buffer);
         self.tokens += ids.len() as u64;
-        let written = self.write(&buffer);
+        let written = self.file.write_all(&buffer);
         self.buffer = buffer;
-        written
+        Ok(written?)
     }
 
     /// Ends the current document.
@@ -68,14 +60,14 @@ impl ShardWriter {
     /// Writes table and end, syncs, and gives the shard its name.
     pub(crate) fn finish(mut self, name: String) -> Result<ShardEntry> {
         let padding = self.width.padding(self.tokens);
-        self.write(&[0; 8][..padding])?;
+        self.file.write_all(&[0; 8][..padding])?;
         let table: Vec<u8> = self
             .entries
             .iter()
             .flat_map(|entry| [entry.end.to_le_bytes(), entry.text_hash.to_le_bytes()])
             .flatten()
             .collect();
-        self.write(&table)?;
+        self.file.write_all(&table)?;
         let foot = Foot {
             documents: self.entries.len() as u64,
             tokens: self.tokens,
@@ -83,16 +75,8 @@ impl ShardWriter {
             tokens_checksum: self.hasher.finish_128(),
             table_checksum: table_checksum(self.width, &table, self.tokens, self.tokenizer),
         };
-        self.write(&foot.to_bytes())?;
-        let file = self
-            .file
-            .into_inner()
-            .map_err(|error| Error::io("write", &self.temporary)(error.into_error()))?;
-        durable::finish(file, &self.temporary, &self.path)?;
+        self.file.write_all(&foot.to_bytes())?;
+        self.file.finish()?;
         Ok(ShardEntry::new(name, foot.documents, foot.tokens, foot.tokens_checksum))
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(Error::io("write", &self.temporary))
     }
 }

@@ -1,10 +1,10 @@
 //! What the synthetic corpus is like.
 
+use fox_base::random::{SplitMix64, mix};
 use serde::{Deserialize, Serialize};
 
 use super::grammar::{self, FILLERS, QUESTIONS, STATEMENTS};
 use super::words::{NAMES_PER_TITLE, TITLES};
-use crate::random::Random;
 
 /// What the synthetic corpus is like. The default is what `fox demo` trains on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ impl Default for SyntheticConfig {
 impl SyntheticConfig {
     /// The same kind of corpus with other documents, for evaluation.
     pub fn held_out(self) -> Self {
-        Self { seed: crate::random::mix(self.seed ^ 0x6865_6c64_6f75_7421), ..self }
+        Self { seed: mix(self.seed ^ 0x6865_6c64_6f75_7421), ..self }
     }
 
     /// This configuration with every number brought into its range, so that generating cannot fail.
@@ -97,7 +97,7 @@ impl SyntheticConfig {
     }
 
     /// A gap between two mentions.
-    pub(super) fn gap(&self, random: &mut Random) -> u64 {
+    pub(super) fn gap(&self, random: &mut SplitMix64) -> u64 {
         if random.below(100) < self.nearby_percent {
             return 1 + random.below(self.nearby_gap);
         }
@@ -107,7 +107,7 @@ impl SyntheticConfig {
 
     /// Time until the next mention of a title at a moment picked at random from an endless document:
     /// a gap is met in proportion to its length, at an even place inside it.
-    pub(super) fn residual_gap(&self, random: &mut Random) -> u64 {
+    pub(super) fn residual_gap(&self, random: &mut SplitMix64) -> u64 {
         let longest = self.nearby_gap.max(self.min_gap << self.octaves);
         loop {
             let gap = self.gap(random);

@@ -3,11 +3,13 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use fox_base::random::SplitMix64;
+
 use super::config::SyntheticConfig;
 use super::grammar::{self, FILLERS, Part, QUESTIONS, STATEMENTS, Template};
 use super::tokenizer::SyntheticTokenizer;
 use super::words::{THINGS, TITLES, names_of};
-use crate::random::Random;
+use crate::random::stream;
 
 /// Sentences that pass before a document begins.
 const SENTENCES_BEFORE_THE_START: usize = 32;
@@ -53,7 +55,7 @@ struct Fact {
 #[derive(Debug, Clone)]
 pub struct SyntheticDocument {
     config: SyntheticConfig,
-    random: Random,
+    random: SplitMix64,
     /// When each title is due, earliest first.
     due: BinaryHeap<Reverse<(u64, usize)>>,
     /// The fact of each title.
@@ -79,7 +81,7 @@ impl SyntheticDocument {
 
     fn build(config: &SyntheticConfig, index: u64, left_out: Option<usize>) -> Self {
         let config = config.in_range();
-        let mut random = Random::new(config.seed, index);
+        let mut random = stream(config.seed, index);
         let facts = (0..config.titles)
             .map(|_| Fact {
                 name: random.below(config.names_per_title as u64) as usize,

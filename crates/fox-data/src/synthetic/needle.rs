@@ -1,10 +1,12 @@
 //! The needle test in the words of the synthetic corpus.
 
+use fox_base::random::mix;
+
 use super::config::SyntheticConfig;
 use super::document::SyntheticDocument;
 use super::tokenizer::SyntheticTokenizer;
 use super::words::{TITLES, names_of};
-use crate::random::{Random, mix};
+use crate::random::stream;
 
 /// A haystack with one fact in it and a question for that fact at its end.
 ///
@@ -34,7 +36,7 @@ impl NeedleCase {
     pub fn new(config: &SyntheticConfig, index: u64, context: usize, depth: f64) -> Self {
         let config = &config.in_range();
         let context = context.max(Self::MIN_CONTEXT);
-        let mut random = Random::new(mix(config.seed ^ 0x6e65_6564_6c65), index);
+        let mut random = stream(mix(config.seed ^ 0x6e65_6564_6c65), index);
         let title = random.below(config.titles as u64) as usize;
         let names = &names_of(title)[..config.names_per_title];
         let name = names[random.below(names.len() as u64) as usize];

@@ -14,11 +14,11 @@
 use std::fs;
 use std::path::Path;
 
+use fox_base::durable;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{ByteTokenizer, Gpt2Tokenizer, JsonGpt2Tokenizer, Tokenizer, gpt2_files};
-use crate::durable;
 use crate::error::{Error, Result};
 use crate::synthetic::{START_WORD, SyntheticTokenizer, UNKNOWN_WORD};
 
@@ -54,7 +54,7 @@ impl Tokenizer {
         write("tokenizer_config.json", &self.config())?;
         let identity = self.identity();
         let marker = Marker { identity: identity.to_string(), tokenizer: identity.name };
-        write(MARKER_FILE, &json!(marker))
+        Ok(write(MARKER_FILE, &json!(marker))?)
     }
 
     /// The tokenizer of a folder (ours, or a Hugging Face checkpoint) or of a `tokenizer.json`.
@@ -138,7 +138,7 @@ fn write_gpt2_files(folder: &Path) -> Result<()> {
     let vocab = Value::Object(gpt2_files::vocab()).to_string();
     durable::write(&folder.join("vocab.json"), vocab.as_bytes())?;
     let merges = format!("#version: 0.2\n{}\n", gpt2_files::merges().join("\n"));
-    durable::write(&folder.join("merges.txt"), merges.as_bytes())
+    Ok(durable::write(&folder.join("merges.txt"), merges.as_bytes())?)
 }
 
 fn bytes_json() -> Value {

@@ -59,6 +59,7 @@ impl ZarrDataset {
     fn read_chunk(&self, row: u64, column: u64, start: usize, out: &mut [u8]) -> Result<()> {
         let chunk = OpenChunk::new(self.chunk_path(row, column));
         if !self.metadata.blosc {
+            chunk.check_len(self.metadata.chunk_bytes())?;
             return chunk.read_at(out, start as u64);
         }
         // Blocks of unknown size: the header is read first, and tells which blocks are needed.
@@ -171,12 +172,25 @@ impl OpenChunk {
         })
     }
 
+    /// There are no checksums in an array, but a chunk that is not the one written may at least have another size.
+    fn check_len(&self, expected: usize) -> Result<()> {
+        let len = self.file()?.metadata().map_err(Error::io("look at", &self.path))?.len();
+        match len == expected as u64 {
+            true => Ok(()),
+            false => Err(self.bad(format!("the file has {len} bytes instead of {expected}"))),
+        }
+    }
+
     fn header(&self, expected: usize) -> Result<Header> {
         let mut bytes = [0; HEADER];
         self.read_at(&mut bytes, 0)?;
         let header = Header::parse(&bytes).map_err(|problem| self.bad(problem))?;
         if header.nbytes != expected {
             return Err(self.bad(format!("{} decoded bytes instead of {expected}", header.nbytes)));
+        }
+        self.check_len(header.cbytes)?;
+        if header.plain() {
+            self.check_len(HEADER + header.nbytes)?;
         }
         Ok(header)
     }

@@ -1,8 +1,7 @@
 //! What a head looks at: rows of the attention map, averaged into a picture, and their entropy.
 
+use fox_plot::MatrixImage;
 use fox_tensor::AttentionWeights;
-
-use crate::plot::MatrixImage;
 
 /// One head of one layer, on the host.
 #[derive(Clone, Debug)]

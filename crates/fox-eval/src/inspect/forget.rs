@@ -3,9 +3,10 @@
 //! `F[i, j] = exp(c_i - c_j) = f_{j+1} ... f_i` for `j <= i`: the factor that a head puts on what it read
 //! at `j` when it writes at `i`, before anything is compared.
 
-use crate::plot::MatrixImage;
+use fox_plot::MatrixImage;
+use serde::{Deserialize, Deserializer, Serialize};
+
 use crate::stats::quantile;
-use serde::{Deserialize, Serialize};
 
 /// Heads that remember less than this many tokens by half are called local.
 pub const LOCAL_BELOW: f64 = 32.0;
@@ -48,16 +49,24 @@ impl Reach {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HalfLife {
     /// 10% quantile.
+    #[serde(deserialize_with = "or_forever")]
     pub low: f64,
     /// Median.
+    #[serde(deserialize_with = "or_forever")]
     pub median: f64,
     /// 90% quantile.
+    #[serde(deserialize_with = "or_forever")]
     pub high: f64,
     /// Share of positions whose weight had not halved when the text ended; they count as lasting as
     /// long as the average gate would make them last, and at least to the end.
     pub unfinished: f64,
     /// The median put into words.
     pub reach: Reach,
+}
+
+/// JSON has no infinity: a head that never forgets stands there with null.
+fn or_forever<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::INFINITY))
 }
 
 /// `c_i`: sums of the log gates up to and including position i, in f64.
@@ -153,6 +162,8 @@ mod tests {
         let never = half_life(&cumulative(std::iter::repeat_n(0.0, 50)));
         assert_eq!((never.median, never.unfinished), (f64::INFINITY, 1.0));
         assert_eq!(never.reach, Reach::Global);
+        let text = serde_json::to_string(&never).unwrap();
+        assert_eq!(serde_json::from_str::<HalfLife>(&text).unwrap(), never);
         // An eighth of a half-life passes in this text; the average says how long it would take.
         let slow =
             half_life(&cumulative(std::iter::repeat_n(-std::f32::consts::LN_2 / 800.0, 100)));

@@ -14,9 +14,9 @@ pub use forget::{GLOBAL_FROM, HalfLife, LOCAL_BELOW, Reach, cumulative, forget_m
 pub use output::half_life_chart;
 
 use fox_model::Pruning;
+use fox_plot::MatrixImage;
 use serde::{Deserialize, Serialize};
 
-use crate::plot::MatrixImage;
 use crate::subject::Subject;
 use crate::{Error, Result};
 use observe::Chosen;
@@ -143,7 +143,7 @@ pub struct Inspection {
 ///
 /// # Errors
 /// An empty text, ids that the model does not know, heads that it does not have, a model without
-/// attention.
+/// attention, a tolerance that is not negative, and gates or states that are not finite numbers.
 pub fn inspect(
     subject: &Subject<'_>,
     tokens: &[u32],
@@ -154,8 +154,14 @@ pub fn inspect(
     }
     let largest = tokens.iter().copied().max().unwrap_or(0) as usize;
     subject.check_vocabulary("text", largest + 1)?;
-    let pruning = Pruning::Tolerance(options.log_pruning_tolerance);
-    let layers = observe::gates(subject.model, tokens, pruning)?;
+    let tolerance = options.log_pruning_tolerance;
+    if tolerance.is_nan() || tolerance >= 0.0 {
+        return Err(Error::Argument(format!(
+            "a pruning tolerance is the natural log of a share, so negative; not {tolerance}"
+        )));
+    }
+    let pruning = Pruning::Tolerance(tolerance);
+    let layers = observe::gates(subject, tokens, pruning)?;
     if layers.is_empty() {
         return Err(Error::Argument(format!(
             "the model {} has no attention to look at",
@@ -169,7 +175,7 @@ pub fn inspect(
             close_up: close_up_of(&layers[place.0], place.1, tokens.len()),
         })
         .collect();
-    let samples = observe::attention(subject.model, tokens, options, &chosen)?;
+    let samples = observe::attention(subject, tokens, options, &chosen)?;
 
     let mut heads = Vec::new();
     for (layer, seen) in layers.iter().enumerate() {
@@ -183,8 +189,8 @@ pub fn inspect(
                 entropy: sample.entropy,
                 evenness: sample.evenness,
                 distance: sample.distance,
-                blocks_visited: seen.blocks[head].0,
-                blocks: seen.blocks[head].1,
+                blocks_visited: seen.tiles[head].0,
+                blocks: seen.tiles[head].1,
             });
         }
     }

@@ -2,7 +2,8 @@
 
 use std::cell::RefCell;
 
-use fox_model::{AttentionView, ForwardOptions, Model, Observer, Pruning};
+use fox_model::{AttentionView, ForwardOptions, Observer, Pruning};
+use fox_plot::MatrixImage;
 use fox_tensor::{Result as TensorResult, Segments};
 use rayon::prelude::*;
 
@@ -10,7 +11,7 @@ use super::InspectOptions;
 use super::attend::{AttentionSample, HeadData, sample};
 use super::forget::{HalfLife, cumulative, half_life};
 use crate::Result;
-use crate::plot::MatrixImage;
+use crate::subject::Subject;
 
 /// Blocks of queries that every head is sampled in, whether it gets a picture or not.
 const SUMMARY_BLOCKS: usize = 128;
@@ -19,7 +20,7 @@ const SUMMARY_BLOCKS: usize = 128;
 pub(super) struct LayerGates {
     pub heads: usize,
     /// Blocks visited and in all, per head.
-    pub blocks: Vec<(i64, i64)>,
+    pub tiles: Vec<(i64, i64)>,
     /// Log gates `[T, H]`; empty without gates.
     log_gates: Vec<f32>,
 }
@@ -86,30 +87,43 @@ impl<F: Fn(&AttentionView<'_>) -> TensorResult<T>, T> Observer for Collector<F, 
 }
 
 fn watch<T>(
-    model: &Model,
+    subject: &Subject<'_>,
     tokens: &[u32],
     pruning: Pruning,
     look: impl Fn(&AttentionView<'_>) -> TensorResult<T>,
 ) -> Result<Vec<T>> {
+    let model = subject.model;
     let ids: Vec<i32> = tokens.iter().map(|id| *id as i32).collect();
     let ids = model.device().from_i32(&ids, [tokens.len()])?;
     let collector = Collector { look, seen: RefCell::new(Vec::new()) };
     let options = ForwardOptions { pruning, ..ForwardOptions::default() };
-    model.observe(&ids, &Segments::uniform(1, tokens.len()), &options, &collector)?;
+    let segments = Segments::uniform(1, tokens.len());
+    let hidden = model.observe(&ids, &segments, &options, &collector)?;
+    let (states, width) = (hidden.states.value().to_f32()?, model.config().hidden_size);
+    subject.check_finite(&states, |at| format!("a state at position {}", at / width + 1))?;
     Ok(collector.seen.into_inner())
 }
 
-/// The gates and the pruned blocks of every layer.
-pub(super) fn gates(model: &Model, tokens: &[u32], pruning: Pruning) -> Result<Vec<LayerGates>> {
-    watch(model, tokens, pruning, |view| {
-        let blocks = view.blocks.to_i32()?;
+/// The gates and the pruned tiles of every layer.
+pub(super) fn gates(
+    subject: &Subject<'_>,
+    tokens: &[u32],
+    pruning: Pruning,
+) -> Result<Vec<LayerGates>> {
+    let layers = watch(subject, tokens, pruning, |view| {
+        let tiles = view.tiles.to_i32()?;
         let pair = |b: &[i32]| (i64::from(b[0]), i64::from(b[1]));
         Ok(LayerGates {
             heads: view.spec.heads,
-            blocks: blocks.chunks_exact(2).map(pair).collect(),
+            tiles: tiles.chunks_exact(2).map(pair).collect(),
             log_gates: view.log_gates.map_or(Ok(Vec::new()), |g| g.to_f32())?,
         })
-    })
+    })?;
+    for (l, layer) in layers.iter().enumerate() {
+        let gate = |at: usize| format!("a log forget gate of L{l} H{}", at % layer.heads);
+        subject.check_finite(&layer.log_gates, gate)?;
+    }
+    Ok(layers)
 }
 
 /// What the second pass keeps.
@@ -131,12 +145,12 @@ pub(super) struct Chosen {
 
 /// Samples the attention of every head, finely where a picture is wanted.
 pub(super) fn attention(
-    model: &Model,
+    subject: &Subject<'_>,
     tokens: &[u32],
     options: &InspectOptions,
     chosen: &[Chosen],
 ) -> Result<Samples> {
-    let layers = watch(model, tokens, Pruning::Off, |view| {
+    let layers = watch(subject, tokens, Pruning::Off, |view| {
         let (q, k) = (view.q.to_f32()?, view.k.to_f32()?);
         let gates = view.log_gates.map_or(Ok(Vec::new()), |g| g.to_f32())?;
         let look = |head: usize| {

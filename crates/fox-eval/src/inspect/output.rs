@@ -1,9 +1,9 @@
 //! The inspection as numbers and as a page.
 
+use fox_plot::{DotPlot, DotRow, Image, MatrixImage, Scale};
 use serde_json::{Value, json};
 
 use super::{GLOBAL_FROM, HeadPicture, HeadSummary, Inspection, LOCAL_BELOW, Reach};
-use crate::plot::{DotPlot, DotRow, Image, MatrixImage, Scale};
 use crate::report::Page;
 
 /// Tokens shown on their gates' colours.

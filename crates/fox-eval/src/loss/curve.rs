@@ -172,6 +172,46 @@ mod tests {
         assert_eq!(LossCurve::new("m", &logarithmic(64, 1), Some(64)).slope_beyond_training, None);
     }
 
+    /// Flat up to the training length, `-0.5 ln i` behind it.
+    #[test]
+    fn the_slope_beyond_training_starts_at_the_training_length() {
+        let bins = Bins::new(1024);
+        let mut losses = vec![4.0_f32; 1024];
+        for bin in bins.before(256).unwrap()..bins.len() {
+            losses[bins.range(bin)].fill((7.0 - 0.5 * bins.center(bin).ln()) as f32);
+        }
+        let mut sums = LossSums::new(1024);
+        sums.add(&losses, &bins);
+        let slope = |trained| {
+            LossCurve::new("m", &sums, Some(trained)).slope_beyond_training.unwrap().value
+        };
+        assert!((slope(256) + 0.5).abs() < 1e-5, "{}", slope(256));
+        // Flat bins before it change the slope, so none of them was taken above.
+        assert!((slope(128) + 0.5).abs() > 0.01, "{}", slope(128));
+    }
+
+    /// Documents whose mean losses have a standard deviation of 1: the mean of 100 of them is known to
+    /// 1.96 tenths.
+    #[test]
+    fn intervals_are_those_of_a_mean_over_documents() {
+        let bins = Bins::new(16);
+        let mut sums = LossSums::new(16);
+        for d in 0..100 {
+            // Positions of a document go together, so they must not count as independent.
+            sums.add(&[if d % 2 == 0 { 1.0 } else { 3.0 }; 16], &bins);
+        }
+        let curve = LossCurve::new("m", &sums, None);
+        for found in [curve.mean, curve.smooth[3].loss, curve.smooth[bins.len() - 1].loss] {
+            assert_eq!(found.value, 2.0);
+            assert!(
+                (found.low - 1.804).abs() < 0.05 && (found.high - 2.196).abs() < 0.05,
+                "{found:?}"
+            );
+        }
+        let all = curve.perplexities.last().unwrap().perplexity;
+        assert!((all.high.ln() - 2.196).abs() < 0.05, "{all:?}");
+    }
+
     #[test]
     fn perplexity_is_exp_of_the_mean_of_the_first_tokens() {
         let bins = Bins::new(1024);

@@ -49,7 +49,7 @@ pub struct LossOptions {
 ///
 /// # Errors
 /// No document of this length, a model with a smaller vocabulary than the data, a state file of another
-/// evaluation, and whatever reading and computing can fail with.
+/// evaluation, a loss that is NaN or infinite, and whatever reading and computing can fail with.
 pub fn evaluate_loss(
     subject: &Subject<'_>,
     data: &dyn Dataset,
@@ -82,6 +82,7 @@ pub fn evaluate_loss(
             break;
         }
         for losses in losses_of(subject, data.bos(), &tokens, length, options.pruning)? {
+            subject.check_finite(&losses, |at| format!("a loss at position {}", at + 1))?;
             sums.add(&losses, &bins);
         }
         file.save_now_and_then(&sums)?;

@@ -3,12 +3,13 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use fox_plot::{LineChart, Scale, Series, VerticalMark, standalone};
 use serde::Serialize;
 
-use super::LossCurve;
+use super::{CurvePoint, LossCurve};
 use crate::Result;
 use crate::files::{json, write_whole};
-use crate::plot::{LineChart, Scale, Series, VerticalMark, standalone};
+use crate::stats::Interval;
 
 /// Points of L(i) in a picture: more than a screen has pixels would only make the file larger.
 const DRAWN_POINTS: usize = 600;
@@ -73,17 +74,23 @@ pub fn loss_chart(curves: &[LossCurve]) -> LineChart {
     chart.marks = training_marks(curves);
     // The first few positions are so much worse than the rest that they would flatten everything else.
     let first = curves.iter().map(|c| c.length).max().unwrap_or(0) as f64 / 32.0;
-    for (color, curve) in curves.iter().enumerate() {
-        let points = curve.smooth.iter().filter(|p| p.position >= first);
-        let mut series = Series::new(
-            &curve.model,
-            color,
-            points.clone().map(|p| (p.position, p.loss.value)).collect(),
-        );
-        series.band = points.map(|p| (p.position, p.loss.low, p.loss.high)).collect();
-        chart.series.push(series);
-    }
+    chart.series = curves_from(curves, first, |p| p.loss);
     chart
+}
+
+/// Lines with bands from position `first` on.
+fn curves_from(
+    curves: &[LossCurve],
+    first: f64,
+    value: fn(&CurvePoint) -> Interval,
+) -> Vec<Series> {
+    let series = |(color, curve): (usize, &LossCurve)| {
+        let points = || curve.smooth.iter().filter(|p| p.position >= first);
+        let line = points().map(|p| (p.position, value(p).value)).collect();
+        let band = points().map(|p| (p.position, value(p).low, value(p).high)).collect();
+        Series { band, ..Series::new(&curve.model, color, line) }
+    };
+    curves.iter().enumerate().map(series).collect()
 }
 
 /// dL/d(ln i) with 95% bands; below 0, more context still helps.
@@ -97,16 +104,7 @@ pub fn slope_chart(curves: &[LossCurve]) -> LineChart {
     chart.marks = training_marks(curves);
     let last = curves.iter().map(|c| c.length).max().unwrap_or(0) as f64;
     let first = last / 32.0;
-    for (color, curve) in curves.iter().enumerate() {
-        let points = curve.smooth.iter().filter(|p| p.position >= first);
-        let mut series = Series::new(
-            &curve.model,
-            color,
-            points.clone().map(|p| (p.position, p.slope.value)).collect(),
-        );
-        series.band = points.map(|p| (p.position, p.slope.low, p.slope.high)).collect();
-        chart.series.push(series);
-    }
+    chart.series = curves_from(curves, first, |p| p.slope);
     let zero = Series {
         points: vec![(first.max(1.0), 0.0), (last, 0.0)],
         color: 5,

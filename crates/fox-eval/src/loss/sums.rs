@@ -42,7 +42,7 @@ impl LossSums {
         self.length
     }
 
-    /// Whether sums read from a file fit together.
+    /// Whether sums read from a file fit together and are numbers.
     pub(super) fn is_consistent(&self) -> bool {
         let bins = Bins::new(self.length.max(1)).len();
         self.length > 0
@@ -51,6 +51,8 @@ impl LossSums {
             && self.group_bits.len() <= GROUPS
             && self.group_bits.iter().all(|g| g.len() == bins)
             && self.group_documents.iter().sum::<u64>() == self.documents
+            && (self.position_bits.iter().chain(self.group_bits.iter().flatten()))
+                .all(|bits| f64::from_bits(*bits).is_finite())
     }
 
     /// Adds the losses of one document; `losses` has [`Self::length`] entries.
@@ -115,6 +117,15 @@ mod tests {
         assert_eq!(sums.bin_means(None, &bins), [3.0, 2.0, 2.0, 3.0]);
         assert_eq!(sums.bin_means(Some(&[0, 1]), &bins), [2.0, 2.0, 3.0, 3.0]);
         assert!(sums.is_consistent());
+    }
+
+    #[test]
+    fn sums_that_are_not_numbers_do_not_count() {
+        for loss in [f32::NAN, f32::INFINITY] {
+            let mut sums = LossSums::new(2);
+            sums.add(&[1.0, loss], &Bins::new(2));
+            assert!(!sums.is_consistent(), "{loss}");
+        }
     }
 
     #[test]

@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use fox_plot::{HeatMap, standalone};
 use serde::Serialize;
 
 use super::log::ScoreLog;
 use super::{Cases, Reader, Score, score};
 use crate::files::{file_stem, json, write_whole};
-use crate::plot::{HeatMap, standalone};
 use crate::{Error, Result};
 
 /// Which cells to test.
@@ -31,7 +31,8 @@ impl Grid {
 
     /// Cases in all.
     pub fn total(&self) -> u64 {
-        self.lengths.len() as u64 * self.depths.len() as u64 * self.cases
+        let cells = self.lengths.len() as u64 * self.depths.len() as u64;
+        cells.saturating_mul(self.cases)
     }
 
     fn check(&self) -> Result<()> {
@@ -321,6 +322,9 @@ mod tests {
     fn bad_grids_are_said() {
         let grid = |depths: Vec<f64>| Grid { lengths: vec![64], depths, cases: 1 };
         assert!(grid(vec![]).check().is_err());
+        // As many as there are numbers are too many to be asked, but not none.
+        let many = Grid { cases: u64::MAX, ..grid(vec![0.0, 1.0]) };
+        assert_eq!(many.total(), u64::MAX);
         let error = grid(vec![1.5]).check().unwrap_err().to_string();
         assert_eq!(error, "a depth of 1.5 is not in 0 to 1");
         assert_eq!(Grid::even_depths(5), [0.0, 0.25, 0.5, 0.75, 1.0]);

@@ -1,7 +1,8 @@
 //! Who answers: a model, or anything else that can continue a text.
 
-use fox_model::{Cache, ForwardOptions, Model, Pruning};
+use fox_model::{Cache, ForwardOptions, Pruning};
 
+use crate::subject::Subject;
 use crate::{Error, Result};
 
 /// What a reader says after a prompt.
@@ -27,24 +28,26 @@ pub trait Reader {
 /// A language model. The prompt is computed once; every continuation branches off its decode state.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelReader<'a> {
-    model: &'a Model,
+    subject: Subject<'a>,
     options: ForwardOptions,
 }
 
 impl<'a> ModelReader<'a> {
     /// A reader that skips attention blocks as `pruning` says.
-    pub fn new(model: &'a Model, pruning: Pruning) -> Self {
-        ModelReader { model, options: ForwardOptions { pruning, ..ForwardOptions::default() } }
+    pub fn new(subject: Subject<'a>, pruning: Pruning) -> Self {
+        ModelReader { subject, options: ForwardOptions { pruning, ..ForwardOptions::default() } }
     }
 
     /// Log-probabilities of the next token after `ids`.
     fn step(&self, ids: &[u32], cache: &mut Cache) -> Result<Vec<f64>> {
         let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
-        let logits = self.model.decode(&[&ids], cache, &self.options)?.to_f64()?;
-        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
+        let logits = self.subject.model.decode(&[&ids], cache, &self.options)?.to_f32()?;
+        self.subject.check_finite(&logits, |id| format!("a logit of token {id}"))?;
+        let logits = || logits.iter().map(|x| f64::from(*x));
+        let largest = logits().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = logits().map(|x| (x - largest).exp()).sum();
         let norm = largest + sum.ln();
-        Ok(logits.into_iter().map(|x| x - norm).collect())
+        Ok(logits().map(|x| x - norm).collect())
     }
 }
 
@@ -59,7 +62,7 @@ impl Reader for ModelReader<'_> {
             return Err(Error::Empty { what: "the prompt".into() });
         }
         let longest = continuations.iter().map(Vec::len).max().unwrap_or(0).max(greedy);
-        let mut cache = self.model.new_cache(1, prompt.len() + longest)?;
+        let mut cache = self.subject.model.new_cache(1, prompt.len() + longest)?;
         let first = self.step(prompt, &mut cache)?;
         let mut log_probs = Vec::with_capacity(continuations.len());
         for continuation in continuations {

@@ -81,4 +81,19 @@ mod tests {
         reader.0.greedy = vec![7, 8, 1];
         assert!(found(&mut reader, None).found);
     }
+
+    /// Answers of which only a part is right.
+    #[test]
+    fn a_needle_is_found_as_a_whole_or_not_at_all() {
+        let right = Reading { greedy: vec![7, 8], log_probs: vec![-1.0, -2.0, -2.0] };
+        for greedy in [vec![7, 1], vec![7], vec![1, 8], vec![8, 7], vec![]] {
+            let mut reader = Fixed(Reading { greedy: greedy.clone(), ..right.clone() });
+            for text in [None, Some("gh")] {
+                assert!(!score(&mut reader, &case(text), 2, &letters).unwrap().found, "{greedy:?}");
+            }
+        }
+        for text in [None, Some("gh")] {
+            assert!(score(&mut Fixed(right.clone()), &case(text), 2, &letters).unwrap().found);
+        }
+    }
 }

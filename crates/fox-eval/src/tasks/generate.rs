@@ -1,7 +1,8 @@
 //! Greedy answers.
 
-use fox_model::{ForwardOptions, Model};
+use fox_model::ForwardOptions;
 
+use crate::subject::Subject;
 use crate::{Error, Result};
 
 /// When an answer ends.
@@ -16,8 +17,11 @@ pub struct Ending {
 }
 
 /// The greedy continuation of `prompt`. `enough` is asked after every token whether it is the last.
+///
+/// # Errors
+/// An empty prompt, logits that are not finite numbers, and whatever computing can fail with.
 pub fn greedy(
-    model: &Model,
+    subject: &Subject<'_>,
     prompt: &[u32],
     ending: &Ending,
     options: &ForwardOptions,
@@ -26,11 +30,12 @@ pub fn greedy(
     if prompt.is_empty() {
         return Err(Error::Empty { what: "the prompt".into() });
     }
-    let mut cache = model.new_cache(1, prompt.len() + ending.max_tokens)?;
+    let mut cache = subject.model.new_cache(1, prompt.len() + ending.max_tokens)?;
     let mut new: Vec<i32> = prompt.iter().map(|id| *id as i32).collect();
     let mut answer = Vec::new();
     while answer.len() < ending.max_tokens {
-        let logits = model.decode(&[&new], &mut cache, options)?.to_f32()?;
+        let logits = subject.model.decode(&[&new], &mut cache, options)?.to_f32()?;
+        subject.check_finite(&logits, |id| format!("a logit of token {id}"))?;
         let barred: &[u32] = if answer.len() < ending.min_tokens { &ending.ids } else { &[] };
         let best = most_likely(&logits, barred);
         if ending.ids.contains(&best) {

@@ -203,6 +203,17 @@ mod tests {
             Item::Whole { text: " a-b, c\n".into(), words: 7, bytes: 14 }
         );
         assert_eq!((word_count(""), word_count("a b"), word_count(" a  b ")), (1, 2, 4));
+        // Bytes of UTF-8, not characters: 5 letters of 2 bytes, a space, 2 emoji of 4 bytes.
+        assert_eq!(
+            item_of(
+                "wikitext",
+                json!({"page": "\u{3b1}\u{3b2}\u{3b3}\u{3b4}\u{3b5} \u{1f98a}\u{1f98a}"})
+            ),
+            Item::Whole { text: "αβγδε 🦊🦊".into(), words: 2, bytes: 19 }
+        );
+        // A last word of several bytes per letter, with the space before it and nothing behind it.
+        let row = json!({"text": "είπε η αλεπού"});
+        assert_eq!(item_of("lambada_openai", row), Item::Pair("είπε η".into(), " αλεπού".into()));
     }
 
     #[test]

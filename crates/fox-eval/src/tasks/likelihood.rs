@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 
-use fox_model::{ForwardOptions, Model};
+use fox_model::ForwardOptions;
 use fox_tensor::{DType, Segments, Tape, Tensor, Var};
 use rayon::prelude::*;
 
+use crate::subject::Subject;
 use crate::{Error, Result};
 
 /// Tokens of a batch's contexts and longest continuations, unless a single group has more.
@@ -36,13 +37,17 @@ pub struct Likelihood {
 }
 
 /// Judges all requests, in their order. `progress` is told how many are done.
+///
+/// # Errors
+/// An empty context or continuation, ids that the model does not know, logits that are not finite numbers, and
+/// whatever computing can fail with.
 pub fn log_likelihoods(
-    model: &Model,
+    subject: &Subject<'_>,
     requests: &[Request],
     options: &ForwardOptions,
     mut progress: impl FnMut(usize),
 ) -> Result<Vec<Likelihood>> {
-    check(model, requests)?;
+    check(subject, requests)?;
     let mut found = vec![Likelihood { log_prob: 0.0, is_greedy: true }; requests.len()];
     let groups = groups(requests);
     let mut done = 0;
@@ -54,7 +59,7 @@ pub fn log_likelihoods(
             tokens <= BATCH_TOKENS
         });
         let (batch, behind) = rest.split_at(fits.count().max(1));
-        Batch { model, requests, options, groups: batch }.judge(&mut found)?;
+        Batch { subject, requests, options, groups: batch }.judge(&mut found)?;
         done += batch.iter().map(|group| group.members.len()).sum::<usize>();
         progress(done);
         rest = behind;
@@ -62,8 +67,8 @@ pub fn log_likelihoods(
     Ok(found)
 }
 
-fn check(model: &Model, requests: &[Request]) -> Result<()> {
-    let vocab = model.config().vocab_size;
+fn check(subject: &Subject<'_>, requests: &[Request]) -> Result<()> {
+    let vocab = subject.model.config().vocab_size;
     for request in requests {
         if request.context.is_empty() || request.continuation.is_empty() {
             return Err(Error::Empty { what: "a context or a continuation".into() });
@@ -115,7 +120,7 @@ struct Verdict {
 }
 
 struct Batch<'a> {
-    model: &'a Model,
+    subject: &'a Subject<'a>,
     requests: &'a [Request],
     options: &'a ForwardOptions,
     groups: &'a [Group],
@@ -124,7 +129,7 @@ struct Batch<'a> {
 impl Batch<'_> {
     fn judge(&self, found: &mut [Likelihood]) -> Result<()> {
         let longest = self.groups.iter().map(|group| group.tokens(self.requests)).max();
-        let mut cache = self.model.new_cache(self.groups.len(), longest.unwrap_or(1))?;
+        let mut cache = self.subject.model.new_cache(self.groups.len(), longest.unwrap_or(1))?;
         let contexts: Vec<&[u32]> =
             self.groups.iter().map(|group| group.context(self.requests)).collect();
         let states = self.step(&contexts, &mut cache)?;
@@ -190,17 +195,18 @@ impl Batch<'_> {
         }
         let segments = Segments::packed(&ends)?;
         let ids: Vec<i32> = tokens.concat().into_iter().map(|id| id as i32).collect();
-        let device = self.model.device();
+        let device = self.subject.model.device();
         let ids = device.from_i32(&ids, [ids.len()])?;
         let mut tape = Tape::inference(device);
-        let hidden = self.model.forward(&mut tape, &ids, &segments, Some(cache), self.options)?;
+        let hidden =
+            self.subject.model.forward(&mut tape, &ids, &segments, Some(cache), self.options)?;
         Ok(hidden.states.value().clone())
     }
 
     /// Adds the verdicts, which are in the order of their rows, to what was found before.
     fn add(&self, states: &Tensor, verdicts: &[Verdict], found: &mut [Likelihood]) -> Result<()> {
-        let vocab = self.model.config().vocab_size;
-        let device = self.model.device();
+        let vocab = self.subject.model.config().vocab_size;
+        let device = self.subject.model.device();
         let by_row: Vec<&[Verdict]> = verdicts.chunk_by(|a, b| a.row == b.row).collect();
         for rows in by_row.chunks((LOGITS / vocab).max(64)) {
             let mut chosen = device.zeros([rows.len(), states.cols()], DType::F32)?;
@@ -208,7 +214,9 @@ impl Batch<'_> {
                 device.backend().copy_rows(states, row[0].row, &mut chosen, i, 1)?;
             }
             let mut tape = Tape::inference(device);
-            let logits = self.model.logits(&mut tape, &Var::constant(chosen))?.value().to_f32()?;
+            let logits =
+                self.subject.model.logits(&mut tape, &Var::constant(chosen))?.value().to_f32()?;
+            self.subject.check_finite(&logits, |at| format!("a logit of token {}", at % vocab))?;
             let judged: Vec<Vec<(f64, bool)>> = logits
                 .par_chunks(vocab)
                 .zip(rows)

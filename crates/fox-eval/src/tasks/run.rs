@@ -65,11 +65,12 @@ pub fn run_task(
     if rows.is_empty() {
         return Err(Error::Empty { what: format!("the data of task {}", spec.name) });
     }
-    let encoder = Encoder {
-        tokenizer,
-        bos: spec.bos || options.bos,
-        max_length: options.max_length.or(subject.training_length).unwrap_or(2048),
-    };
+    let max_length = options.max_length.or(subject.training_length).unwrap_or(2048);
+    if max_length == 0 {
+        let detail = "a model that is given no tokens cannot be asked; use a --max-length above 0";
+        return Err(Error::Argument(detail.into()));
+    }
+    let encoder = Encoder { tokenizer, bos: spec.bos || options.bos, max_length };
     let items: Vec<Item> =
         rows.iter().enumerate().map(|(i, row)| item(spec, row, i + 1)).collect::<Result<_>>()?;
     let forward = ForwardOptions { pruning: options.pruning, ..ForwardOptions::default() };
@@ -138,8 +139,7 @@ fn likelihoods<'a>(
         ends.push(requests.len());
     }
     let total = requests.len() as f64;
-    let found =
-        log_likelihoods(subject.model, &requests, forward, |done| progress(done as f64 / total))?;
+    let found = log_likelihoods(subject, &requests, forward, |done| progress(done as f64 / total))?;
     let mut start = 0;
     let outcome = |(item, end): (&'a Item, usize)| {
         let part = found[start..end].to_vec();
@@ -174,7 +174,7 @@ fn said(
         let text = tokenizer.decode(answer)?;
         Ok(ask.stop.iter().any(|stop| text.contains(stop.as_str())))
     };
-    let answer = tokenizer.decode(&greedy(subject.model, &ids, &ending, forward, enough)?)?;
+    let answer = tokenizer.decode(&greedy(subject, &ids, &ending, forward, enough)?)?;
     let cut = ask.stop.iter().filter_map(|stop| answer.find(stop.as_str())).min();
     let answer = &answer[..cut.unwrap_or(answer.len())];
     Ok(if ask.first_line { first_line(answer) } else { answer }.to_string())

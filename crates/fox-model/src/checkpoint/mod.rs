@@ -5,16 +5,17 @@
 //! before it is checked against the size of the file.
 
 mod file;
+mod file_writer;
 mod header;
 mod names;
 mod reader;
-mod staging;
 mod writer;
 
 pub use file::SafetensorsFile;
-pub use names::file_tensors;
+pub use file_writer::{FileDtype, SafetensorsWriter};
+pub use names::{FileTensor, split_mlp, whole_tensor};
 pub use reader::{CheckpointReader, TensorProblem};
-pub use writer::{FileDtype, WriteOptions, write_checkpoint};
+pub use writer::{WriteOptions, write_checkpoint};
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";

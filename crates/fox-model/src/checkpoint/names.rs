@@ -2,7 +2,6 @@
 
 use fox_tensor::ParamId;
 
-use crate::config::Layout;
 use crate::params::ParamSpec;
 
 /// A tensor of a file: all or some rows of a parameter.
@@ -25,33 +24,22 @@ impl FileTensor {
     }
 }
 
-/// What a tensor is called in files of older versions of the references.
-pub fn old_name(name: &str) -> Option<String> {
-    Some(format!("backbone.embedding.{}", name.strip_prefix("backbone.embeddings.")?))
+/// A parameter that is stored as it is, under its own name.
+pub fn whole_tensor(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
+    vec![FileTensor { name: spec.name.clone(), dims: spec.dims.clone(), param: id, start: 0 }]
 }
 
-/// The file tensors of a parameter, in order; together they are the parameter.
-pub fn file_tensors(id: ParamId, spec: &ParamSpec, layout: Layout) -> Vec<FileTensor> {
-    let whole =
-        |name: String| vec![FileTensor { name, dims: spec.dims.clone(), param: id, start: 0 }];
-    if layout == Layout::Official {
-        return whole(spec.name.clone());
-    }
-    match spec.name.strip_suffix(".mlp.gate_proj.weight") {
-        Some(block) => {
-            let dims = vec![spec.dims[0] / 2, spec.dims[1]];
-            let part = |name: &str, start: usize| FileTensor {
-                name: format!("{block}.mlp.{name}.weight"),
-                dims: dims.clone(),
-                param: id,
-                start,
-            };
-            vec![part("gate_proj", 0), part("up_proj", spec.count() / 2)]
-        }
-        None => whole(
-            spec.name
-                .replace(".attn.fgate_proj.", ".attn.f_proj.")
-                .replace(".attn.ogate_proj.", ".attn.g_proj."),
-        ),
-    }
+/// As [`whole_tensor`], but the two halves of an MLP's first matrix are tensors of their own: `gate_proj` and
+/// `up_proj`.
+pub fn split_mlp(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
+    let Some(block) = spec.name.strip_suffix(".mlp.gate_proj.weight") else {
+        return whole_tensor(id, spec);
+    };
+    let part = |name: &str, start: usize| FileTensor {
+        name: format!("{block}.mlp.{name}.weight"),
+        dims: vec![spec.dims[0] / 2, spec.dims[1]],
+        param: id,
+        start,
+    };
+    vec![part("gate_proj", 0), part("up_proj", spec.count() / 2)]
 }

@@ -11,9 +11,10 @@ use fox_tensor::ParamId;
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::names::{FileTensor, file_tensors, old_name};
+use super::names::FileTensor;
 use super::{CONFIG, INDEX, SINGLE, SafetensorsFile};
-use crate::config::{ModelConfig, ModelType};
+use crate::config::ModelConfig;
+use crate::mixers::ModelType;
 use crate::{Error, ParamSpec, Result};
 
 /// An index names every tensor; this is room for a million of them.
@@ -135,7 +136,7 @@ impl CheckpointReader {
     pub fn read(&mut self, id: ParamId) -> Result<Vec<f32>> {
         let spec = &self.specs[id.0];
         let mut values = vec![0.0; spec.count()];
-        for tensor in file_tensors(id, spec, self.model_type.layout()) {
+        for tensor in self.model_type.file_tensors(id, spec) {
             let out = &mut values[tensor.start..][..tensor.count()];
             let name = self.stored_name(&tensor);
             let file = self.places.get(&name).copied().ok_or_else(|| Error::Mismatch {
@@ -149,7 +150,8 @@ impl CheckpointReader {
 
     /// The name under which the folder has a tensor: today's, unless only the old one is there.
     fn stored_name(&self, tensor: &FileTensor) -> String {
-        let old = || old_name(&tensor.name).filter(|old| self.places.contains_key(old));
+        let format = self.model_type.format();
+        let old = || format.old_name(&tensor.name).filter(|old| self.places.contains_key(old));
         match self.places.contains_key(&tensor.name) {
             true => tensor.name.clone(),
             false => old().unwrap_or_else(|| tensor.name.clone()),
@@ -158,11 +160,10 @@ impl CheckpointReader {
 
     /// Collects everything that is missing, surplus or misshapen.
     fn compare(&self, problems: &mut Vec<TensorProblem>) {
-        let layout = self.model_type.layout();
         let mut unclaimed: BTreeMap<&str, usize> =
             self.places.iter().map(|(name, &file)| (name.as_str(), file)).collect();
         for (i, spec) in self.specs.iter().enumerate() {
-            for tensor in file_tensors(ParamId(i), spec, layout) {
+            for tensor in self.model_type.file_tensors(ParamId(i), spec) {
                 let name = self.stored_name(&tensor);
                 let Some(file) = unclaimed.remove(name.as_str()) else {
                     problems.push(missing(&tensor));

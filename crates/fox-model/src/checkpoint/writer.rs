@@ -1,48 +1,17 @@
 //! Writing a checkpoint folder: config.json, the tensors in one file or in shards with an index.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use fox_base::durable::{self, NewFolder};
 use fox_tensor::ParamId;
-use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 
-use super::names::{FileTensor, file_tensors};
-use super::staging::StagedFolder;
+use super::file_writer::{FileDtype, SafetensorsWriter};
+use super::names::FileTensor;
 use super::{CONFIG, INDEX, SINGLE};
-use crate::config::{ModelConfig, ModelType};
+use crate::config::ModelConfig;
+use crate::mixers::ModelType;
 use crate::{Error, Result};
-
-/// Element type of the tensors in a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FileDtype {
-    /// 32-bit float: exact.
-    #[default]
-    F32,
-    /// bfloat16, rounded to nearest even.
-    Bf16,
-    /// 16-bit float, rounded to nearest even; values beyond its range are an error.
-    F16,
-}
-
-impl FileDtype {
-    fn bytes(self) -> usize {
-        match self {
-            FileDtype::F32 => 4,
-            FileDtype::Bf16 | FileDtype::F16 => 2,
-        }
-    }
-
-    /// The name in a safetensors header, and PyTorch's.
-    fn names(self) -> (&'static str, &'static str) {
-        match self {
-            FileDtype::F32 => ("F32", "float32"),
-            FileDtype::Bf16 => ("BF16", "bfloat16"),
-            FileDtype::F16 => ("F16", "float16"),
-        }
-    }
-}
 
 /// How a checkpoint is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,20 +44,22 @@ pub fn write_checkpoint(
 ) -> Result<()> {
     config.validate("model configuration")?;
     let mut json = config.to_json(options.model_type)?;
-    let torch_name = options.dtype.names().1;
+    let torch_name = options.dtype.torch_name();
     // Old and new versions of the reference library disagree on the name.
     json["torch_dtype"] = json!(torch_name);
     json["dtype"] = json!(torch_name);
     let specs = config.param_specs();
-    let layout = options.model_type.layout();
     let tensors: Vec<FileTensor> = specs
         .iter()
         .enumerate()
-        .flat_map(|(i, spec)| file_tensors(ParamId(i), spec, layout))
+        .flat_map(|(i, spec)| options.model_type.file_tensors(ParamId(i), spec))
         .collect();
     let shards = plan_shards(&tensors, options);
-    let folder = StagedFolder::new(dir)?;
-    write_file(&folder.path(CONFIG), |out| write_json(out, &json))?;
+    if !durable::is_vacant(dir)? {
+        return Err(Error::Occupied { path: dir.to_path_buf() });
+    }
+    let folder = NewFolder::create(dir)?;
+    write_json(&folder.path().join(CONFIG), &json)?;
     let mut values = LastParam { source, held: None };
     let mut weight_map = Map::new();
     for (i, shard) in shards.iter().enumerate() {
@@ -99,15 +70,14 @@ pub fn write_checkpoint(
         for tensor in *shard {
             weight_map.insert(tensor.name.clone(), json!(name));
         }
-        let path = folder.path(&name);
-        write_file(&path, |out| write_shard(out, &path, shard, options.dtype, &mut values))?;
+        write_shard(&folder.path().join(name), shard, options.dtype, &mut values)?;
     }
     if shards.len() > 1 {
         let total: usize = tensors.iter().map(|t| t.count() * options.dtype.bytes()).sum();
         let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
-        write_file(&folder.path(INDEX), |out| write_json(out, &index))?;
+        write_json(&folder.path().join(INDEX), &index)?;
     }
-    folder.publish()
+    Ok(folder.publish()?)
 }
 
 /// Cuts the list of tensors where a file would become too large.
@@ -146,81 +116,21 @@ impl<S: FnMut(ParamId) -> Result<Vec<f32>>> LastParam<S> {
 }
 
 fn write_shard<S: FnMut(ParamId) -> Result<Vec<f32>>>(
-    out: &mut impl Write,
     path: &Path,
     tensors: &[FileTensor],
     dtype: FileDtype,
     values: &mut LastParam<S>,
 ) -> Result<()> {
-    let failed = |e| Error::io("write", path)(e);
-    let header = header(tensors, dtype);
-    out.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
-    out.write_all(header.as_bytes()).map_err(failed)?;
+    let list: Vec<(&str, &[usize])> = tensors.iter().map(|t| (&*t.name, &*t.dims)).collect();
+    let mut file = SafetensorsWriter::create(path, dtype, &list)?;
     for tensor in tensors {
-        let values = values.part(tensor)?;
-        for part in values.chunks(1 << 14) {
-            let bytes = encode(part, dtype).ok_or_else(|| {
-                Error::Argument(format!(
-                    "{} holds values beyond the range of f16; use bf16 or f32",
-                    tensor.name
-                ))
-            })?;
-            out.write_all(&bytes).map_err(failed)?;
-        }
+        file.write(values.part(tensor)?)?;
     }
-    Ok(())
+    file.finish()
 }
 
-/// The JSON header, padded with spaces so that the data is aligned.
-fn header(tensors: &[FileTensor], dtype: FileDtype) -> String {
-    let mut map = Map::new();
-    map.insert("__metadata__".into(), json!({ "format": "pt" }));
-    let mut start = 0;
-    for tensor in tensors {
-        let end = start + tensor.count() * dtype.bytes();
-        let entry = json!({
-            "dtype": dtype.names().0, "shape": tensor.dims, "data_offsets": [start, end],
-        });
-        map.insert(tensor.name.clone(), entry);
-        start = end;
-    }
-    let mut text = Value::Object(map).to_string();
-    while !text.len().is_multiple_of(8) {
-        text.push(' ');
-    }
-    text
-}
-
-/// Little-endian bytes; `None` when a finite value does not fit an f16.
-fn encode(values: &[f32], dtype: FileDtype) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(values.len() * dtype.bytes());
-    for &value in values {
-        match dtype {
-            FileDtype::F32 => bytes.extend(value.to_le_bytes()),
-            FileDtype::Bf16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
-            FileDtype::F16 => {
-                let half = f16::from_f32(value);
-                if half.is_infinite() && value.is_finite() {
-                    return None;
-                }
-                bytes.extend(half.to_le_bytes());
-            }
-        }
-    }
-    Some(bytes)
-}
-
-fn write_json(out: &mut impl Write, value: &Value) -> Result<()> {
+fn write_json(path: &Path, value: &Value) -> Result<()> {
     // Python's bare literal: the references read a quoted one as text.
     let text = format!("{value:#}\n").replace("\"Infinity\"", "Infinity");
-    out.write_all(text.as_bytes()).map_err(Error::io("write", Path::new(CONFIG)))
-}
-
-/// Writes a file in full and makes it durable.
-fn write_file(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
-    let file = File::create_new(path).map_err(Error::io("create", path))?;
-    let mut out = BufWriter::with_capacity(1 << 20, file);
-    fill(&mut out)?;
-    let file = out.into_inner().map_err(|e| Error::io("write", path)(e.into_error()))?;
-    file.sync_all().map_err(Error::io("sync", path))
+    Ok(durable::write(path, text.as_bytes())?)
 }

@@ -4,13 +4,16 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
-/// The fields of one file.
-pub(super) struct Fields<'a> {
-    pub origin: &'a str,
-    pub map: &'a Map<String, Value>,
+/// The fields of one config.json, or of the table `[model]` of a recipe. A field that is absent has the
+/// default given; one of another type is an error that names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fields<'a> {
+    pub(super) origin: &'a str,
+    pub(super) map: &'a Map<String, Value>,
 }
 
 impl Fields<'_> {
+    /// What is wrong with a field, e.g. `must be even`.
     pub fn error(&self, field: &str, detail: impl Into<String>) -> Error {
         Error::Config {
             origin: self.origin.to_string(),
@@ -109,6 +112,16 @@ impl Fields<'_> {
                 allowed.iter().map(|(word, _)| format!("\"{word}\"")).collect();
             self.wrong_type(field, &format!("one of {}", words.join(", ")), value)
         })
+    }
+
+    /// `width * factor / parts`, when that is whole; `factor` is the value of `field`.
+    pub fn share(&self, field: &str, width: usize, factor: f64, parts: usize) -> Result<usize> {
+        let exact = width as f64 * factor / parts.max(1) as f64;
+        if !(1.0..=1e9).contains(&exact) || exact.fract() != 0.0 {
+            let detail = format!("is {factor}, which gives heads of width {exact}");
+            return Err(self.error(field, detail));
+        }
+        Ok(exact as usize)
     }
 
     /// Refuses any value but null (or absence).

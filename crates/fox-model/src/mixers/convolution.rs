@@ -1,15 +1,15 @@
 //! The short causal convolution that DeltaNet and Mamba-2 have in common.
 
+use fox_cache::RecurrentState;
 use fox_tensor::{Activation, ConvSpec, L2Norm, ParamId, Result, Tape, Var};
 
 use super::MixerContext;
 use crate::params::{Init, ParamGroup, ParamList};
-use crate::recurrent_state::RecurrentState;
 
 /// A convolution of every channel with its own taps, then silu and, for queries and keys of the delta
 /// rule, division by the norm of each head.
 #[derive(Debug)]
-pub(super) struct ShortConv {
+pub struct ShortConv {
     weight: ParamId,
     bias: Option<ParamId>,
     l2_norm: Option<L2Norm>,

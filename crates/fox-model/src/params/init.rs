@@ -1,6 +1,8 @@
 //! Initial values. Every parameter has a random stream of its own, from the seed and its name, so
 //! that adding or moving a parameter changes no other.
 
+use fox_base::random::SplitMix64;
+
 use super::{Init, ParamSpec};
 
 /// The initial values of a parameter.
@@ -53,27 +55,7 @@ fn fill_normal(values: &mut [f32], std: f64, stream: &Normal) {
 /// One value for every uniform draw from the parameter's stream.
 fn drawn(spec: &ParamSpec, seed: u64, value: impl Fn(f64) -> f64) -> Vec<f32> {
     let mut stream = Normal::new(seed, &spec.name).0;
-    (0..spec.count()).map(|_| value(stream.unit()) as f32).collect()
-}
-
-/// SplitMix64: each output is a bijective hash of a counter, so any start is a good one.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(Self::STEP);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in (0, 1]: safe for a logarithm.
-    fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 * (1.0 / (1u64 << 53) as f64)
-    }
+    (0..spec.count()).map(|_| value(stream.positive_unit()) as f32).collect()
 }
 
 /// Standard normal values by Box and Muller.
@@ -85,19 +67,19 @@ impl Normal {
         let name = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        let seed = SplitMix64(seed).next();
-        Normal(SplitMix64(seed ^ name))
+        let seed = SplitMix64::new(seed).bits();
+        Normal(SplitMix64::new(seed ^ name))
     }
 
     /// The same stream after so many pairs.
     fn after(&self, pairs: usize) -> Self {
         // Two draws to a pair.
-        Normal(SplitMix64(self.0.0.wrapping_add(SplitMix64::STEP.wrapping_mul(2 * pairs as u64))))
+        Normal(self.0.after(2 * pairs as u64))
     }
 
     fn pair(&mut self) -> (f64, f64) {
-        let radius = (-2.0 * self.0.unit().ln()).sqrt();
-        let (sin, cos) = (std::f64::consts::TAU * self.0.unit()).sin_cos();
+        let radius = (-2.0 * self.0.positive_unit().ln()).sqrt();
+        let (sin, cos) = (std::f64::consts::TAU * self.0.positive_unit()).sin_cos();
         (radius * cos, radius * sin)
     }
 }
@@ -114,6 +96,7 @@ mod tests {
             group: ParamGroup::Mlp,
             decay: true,
             trainable: true,
+            matrices: vec![101],
             init,
         }
     }
@@ -134,6 +117,14 @@ mod tests {
         assert_eq!(x, values(&spec("a", init.clone()), 1));
         assert_ne!(x, values(&spec("a", init.clone()), 2));
         assert_ne!(x, values(&spec("b", init), 1));
+    }
+
+    /// The first values for a seed and a name, from an independent program.
+    #[test]
+    fn initial_weights_never_change() {
+        let x = values(&spec("a", Init::Normal { std: 0.02, zero_row: None }), 1);
+        let bits: [u32; 4] = std::array::from_fn(|i| x[i].to_bits());
+        assert_eq!(bits, [0xbd18_b801, 0xbc92_b62c, 0xbc44_d03a, 0x3c1e_89fb]);
     }
 
     #[test]

@@ -75,6 +75,11 @@ pub struct ParamSpec {
     pub decay: bool,
     /// Whether it is trained; a buffer is only stored.
     pub trainable: bool,
+    /// Rows of each matrix of a linear layer in it, from the first row on: one for most, several where layers
+    /// with the same input are stacked into one product, none for what is no such matrix (the tables of tokens,
+    /// vectors, filters). A rule that treats matrices as a whole must treat the stacked ones by themselves: the singular
+    /// vectors of a stack are not those of its parts, and the size of one part would depend on the others.
+    pub matrices: Vec<usize>,
     /// How it starts.
     pub init: Init,
 }
@@ -86,10 +91,10 @@ impl ParamSpec {
     }
 }
 
-/// Collects declarations in order.
+/// The declarations of a model's parameters, in order. Every method adds one and gives its id.
 #[derive(Debug, Default)]
-pub(crate) struct ParamList {
-    pub specs: Vec<ParamSpec>,
+pub struct ParamList {
+    specs: Vec<ParamSpec>,
 }
 
 impl ParamList {
@@ -103,7 +108,8 @@ impl ParamList {
         std: f64,
     ) -> ParamId {
         let init = Init::Normal { std, zero_row: None };
-        self.push(group, name, vec![rows, cols], true, init)
+        let id = self.push(group, name, vec![rows, cols], true, init);
+        self.stacked(id, &[rows])
     }
 
     /// A matrix `[rows, cols]` with weight decay and uniform initialization.
@@ -114,7 +120,16 @@ impl ParamList {
         (rows, cols): (usize, usize),
         bound: f64,
     ) -> ParamId {
-        self.push(group, name, vec![rows, cols], true, Init::Uniform { bound })
+        let id = self.push(group, name, vec![rows, cols], true, Init::Uniform { bound });
+        self.stacked(id, &[rows])
+    }
+
+    /// Says that a matrix consists of several, one below the other, of so many rows each.
+    pub fn stacked(&mut self, id: ParamId, rows: &[usize]) -> ParamId {
+        let spec = &mut self.specs[id.0];
+        debug_assert_eq!(rows.iter().sum::<usize>(), spec.dims[0], "{}", spec.name);
+        spec.matrices = rows.to_vec();
+        id
     }
 
     /// A vector without weight decay, every element `start`.
@@ -138,7 +153,8 @@ impl ParamList {
         init: Init,
     ) -> ParamId {
         let name = name.into();
-        self.specs.push(ParamSpec { name, dims, group, decay, trainable: true, init });
+        let matrices = Vec::new();
+        self.specs.push(ParamSpec { name, dims, group, decay, trainable: true, matrices, init });
         ParamId(self.specs.len() - 1)
     }
 
@@ -153,6 +169,11 @@ impl ParamList {
         let id = self.push(group, name, dims, false, init);
         self.specs[id.0].trainable = false;
         id
+    }
+
+    /// What was declared.
+    pub(crate) fn into_specs(self) -> Vec<ParamSpec> {
+        self.specs
     }
 }
 
@@ -246,7 +267,7 @@ impl Parameters {
     }
 
     /// The parameter for a tape: with a gradient when it is trained.
-    pub(crate) fn var(&self, id: ParamId) -> Var {
+    pub fn var(&self, id: ParamId) -> Var {
         let value = self.values[id.0].clone();
         if self.specs[id.0].trainable { Var::param(id, value) } else { Var::constant(value) }
     }

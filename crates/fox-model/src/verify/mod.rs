@@ -7,9 +7,10 @@ mod greedy;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use fox_base::difference::relative_error;
 use fox_tensor::{Device, Gradients, Tape, Tensor};
 
-use crate::checkpoint::{CheckpointReader, file_tensors};
+use crate::checkpoint::CheckpointReader;
 use crate::{Error, ForwardOptions, Model, ModelType, Result};
 use dump::Dump;
 
@@ -67,20 +68,6 @@ impl Report {
     }
 }
 
-/// `|got - want| / |want|` in the Euclidean norm; the plain distance when `want` is zero.
-pub fn relative_error(got: &[f64], want: &[f32]) -> f64 {
-    if got.len() != want.len() {
-        return f64::INFINITY;
-    }
-    let (mut distance, mut norm) = (0.0, 0.0);
-    for (&g, &w) in got.iter().zip(want) {
-        distance += (g - f64::from(w)).powi(2);
-        norm += f64::from(w).powi(2);
-    }
-    let scale = if norm > 0.0 { norm.sqrt() } else { 1.0 };
-    distance.sqrt() / scale
-}
-
 /// Recomputes everything in the dump folder `dir` on `device` and compares.
 pub fn verify_dump(dir: &Path, device: &Device, tolerances: &Tolerances) -> Result<Report> {
     let mut reader = CheckpointReader::open(dir)?;
@@ -90,16 +77,20 @@ pub fn verify_dump(dir: &Path, device: &Device, tolerances: &Tolerances) -> Resu
     let mut check = |name: &str, error: f64, tolerance: f64| {
         checks.push(Check { name: name.to_string(), error, tolerance });
     };
-    check("logits", relative_error(&full_logits(&model, &dump)?, &dump.logits), tolerances.logits);
+    check(
+        "logits",
+        relative_error(&full_logits(&model, &dump)?, &dump.logits, 0.0),
+        tolerances.logits,
+    );
     for (name, chunk) in [("logits, cached token by token", 1), ("logits, cached in chunks", 16)] {
         let (got, want) = greedy::cached_logits(&model, &dump, chunk)?;
-        check(name, relative_error(&got, &want), tolerances.logits);
+        check(name, relative_error(&got, &want, 0.0), tolerances.logits);
     }
     let mut gradients = Gradients::default();
     let losses = losses(&model, &dump, &mut gradients)?;
-    check("loss per token", relative_error(&losses, &dump.loss), tolerances.loss);
+    check("loss per token", relative_error(&losses, &dump.loss, 0.0), tolerances.loss);
     let mean: f64 = losses.iter().zip(&dump.weights).map(|(l, w)| l * f64::from(*w)).sum();
-    check("mean loss", relative_error(&[mean], &[dump.mean_loss]), tolerances.loss);
+    check("mean loss", relative_error(&[mean], &[dump.mean_loss], 0.0), tolerances.loss);
     for (name, error) in gradient_errors(&model, &gradients, &dump, reader.model_type())? {
         check(&name, error, tolerances.grad);
     }
@@ -151,11 +142,11 @@ fn gradient_errors(
             Some(values) => values?,
             None => vec![0.0; spec.count()],
         };
-        for tensor in file_tensors(id, spec, model_type.layout()) {
+        for tensor in model_type.file_tensors(id, spec) {
             let got = &values[tensor.start..][..tensor.count()];
             match wanted.remove(tensor.name.as_str()) {
                 Some(want) => {
-                    errors.push((format!("grad.{}", tensor.name), relative_error(got, want)));
+                    errors.push((format!("grad.{}", tensor.name), relative_error(got, want, 0.0)));
                 }
                 None => disagreements.push(format!("no gradient of {}", tensor.name)),
             }

@@ -3,24 +3,24 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use fox_model::{
-    DecayTime, DeltaConfig, ForgetGate, ForgettingConfig, ForwardOptions, Hgrn2Config, LowerBounds,
-    Mamba2Config, MixerConfig, Model, ModelConfig, QkNorm,
+    Architecture, DecayTime, DeltaConfig, ForgetGate, ForgettingConfig, ForwardOptions,
+    Hgrn2Config, LowerBounds, Mamba2Config, MixerConfig, Model, ModelConfig, QkNorm,
 };
 use fox_tensor::{Activation, Device, Gradients, Segments, Tape};
 
 pub const VOCAB: usize = 37;
 
 pub fn small(mixer: ForgettingConfig) -> ModelConfig {
-    small_of(MixerConfig::Forgetting(mixer))
+    small_of(mixer)
 }
 
-fn small_of(mixer: MixerConfig) -> ModelConfig {
+fn small_of(mixer: impl MixerConfig) -> ModelConfig {
     let mut config = ModelConfig::fox_llama(32, 2, 4);
     config.vocab_size = VOCAB;
     config.mlp.intermediate_size = Some(24);
     // Large weights, so that every term matters.
     config.initializer_range = 0.3;
-    config.mixer = mixer;
+    config.mixer = Box::new(mixer);
     config
 }
 
@@ -80,7 +80,18 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
     ]
     .into_iter()
     .chain(recurrent_variants())
+    .chain(architectures())
     .collect()
+}
+
+/// Every architecture that can be asked for by name, as it is built.
+fn architectures() -> impl Iterator<Item = (&'static str, ModelConfig)> {
+    Architecture::all().into_iter().map(|architecture| {
+        let mut config = architecture.config(64, 2, 2);
+        config.vocab_size = VOCAB;
+        config.mlp.intermediate_size = Some(24);
+        (architecture.name, config)
+    })
 }
 
 /// Variants that between them have every option of the recurrent layers.
@@ -103,50 +114,40 @@ fn recurrent_variants() -> Vec<(&'static str, ModelConfig)> {
         norm_before_gate: false,
     };
     vec![
-        ("delta net", small_of(MixerConfig::Delta(delta.clone()))),
+        ("delta net", small_of(delta.clone())),
         (
             "delta net, narrow keys, gate, turning",
-            small_of(MixerConfig::Delta(DeltaConfig {
+            small_of(DeltaConfig {
                 key_dim: 8,
                 conv_size: 2,
                 output_gate: true,
                 negative_eigenvalues: true,
                 ..delta
-            })),
+            }),
         ),
-        ("gated delta net", small_of(MixerConfig::Delta(DeltaConfig::gated(3, 8)))),
+        ("gated delta net", small_of(DeltaConfig::gated(3, 8))),
         (
             "gated delta net, grouped values",
-            small_of(MixerConfig::Delta(DeltaConfig {
-                value_heads: 4,
-                ..DeltaConfig::gated(2, 8)
-            })),
+            small_of(DeltaConfig { value_heads: 4, ..DeltaConfig::gated(2, 8) }),
         ),
-        ("hgrn2 with bounds", small_of(MixerConfig::Hgrn2(hgrn2.clone()))),
+        ("hgrn2 with bounds", small_of(hgrn2.clone())),
         (
             "hgrn2 official",
-            small_of(MixerConfig::Hgrn2(Hgrn2Config {
-                lower_bounds: LowerBounds::Stored,
-                ..hgrn2.clone()
-            })),
+            small_of(Hgrn2Config { lower_bounds: LowerBounds::Stored, ..hgrn2.clone() }),
         ),
         (
             "hgrn2 without bounds, narrow",
-            small_of(MixerConfig::Hgrn2(Hgrn2Config {
-                lower_bounds: LowerBounds::None,
-                expand_ratio: 4,
-                ..hgrn2
-            })),
+            small_of(Hgrn2Config { lower_bounds: LowerBounds::None, expand_ratio: 4, ..hgrn2 }),
         ),
-        ("mamba2", small_of(MixerConfig::Mamba2(mamba2.clone()))),
+        ("mamba2", small_of(mamba2.clone())),
         (
             "mamba2, groups, norm before gate, limits",
-            small_of(MixerConfig::Mamba2(Mamba2Config {
+            small_of(Mamba2Config {
                 groups: 2,
                 norm_before_gate: true,
                 time_step_limit: (0.02, 0.6),
                 ..mamba2
-            })),
+            }),
         ),
     ]
 }
@@ -290,8 +291,8 @@ pub fn step(model: &Model, options: &ForwardOptions) -> (Vec<f64>, Vec<Vec<f64>>
     let mut gradients = Gradients::default();
     tape.backward(&mut gradients).unwrap();
     let grads = gradients.iter().map(|(_, g)| g.to_f64().unwrap()).collect();
-    let blocks = loss.blocks.iter().map(|b| b.to_i32().unwrap()).collect();
-    (loss.per_token.to_f64().unwrap(), grads, blocks)
+    let tiles = loss.tiles.iter().map(|b| b.to_i32().unwrap()).collect();
+    (loss.per_token.to_f64().unwrap(), grads, tiles)
 }
 
 pub fn recomputed_blocks_give_the_same_gradients(device: &Device) {
@@ -303,6 +304,6 @@ pub fn recomputed_blocks_give_the_same_gradients(device: &Device) {
         let trained = model.params().iter().filter(|(_, spec, _)| spec.trainable).count();
         assert_eq!(kept.1.len(), trained, "{name}");
         let attention = if config.mixer.forgetting().is_some() { 2 } else { 0 };
-        assert_eq!(kept.2.len(), attention, "{name}: one count of blocks per attention layer");
+        assert_eq!(kept.2.len(), attention, "{name}: one count of tiles per attention layer");
     }
 }

@@ -86,7 +86,7 @@ impl Choice {
         for (i, &id) in prompt.ids.iter().enumerate() {
             if self.wants_entries {
                 let scored = i.checked_sub(1).and_then(|before| scores.get(before));
-                delta.entries.push(entry(app, id, scored, offset));
+                delta.entries.push(entry(app, id, scored, offset)?);
             }
             if i >= prompt.marks {
                 let piece = stream.push(id).map_err(internal)?;
@@ -102,7 +102,7 @@ impl Choice {
     pub fn push(&mut self, app: &App, scored: &Scored) -> ApiResult<Delta> {
         if self.wants_entries {
             let offset = self.told + self.stream.held().chars().count();
-            self.waiting.push_back(entry(app, scored.id, Some(scored), offset));
+            self.waiting.push_back(entry(app, scored.id, Some(scored), offset)?);
         }
         if self.end_ids.contains(&scored.id) {
             return self.finish(&FinishReason::Stop);
@@ -142,7 +142,12 @@ fn prompt_text(app: &App, prompt: &Prompt) -> ApiResult<String> {
     Ok(app.tokenizer.decode(&ids)?)
 }
 
-fn entry(app: &App, id: i32, scored: Option<&Scored>, offset: usize) -> Entry {
+/// # Errors
+/// A log-probability that is no number: the model is broken, which must not look like an unlikely token.
+fn entry(app: &App, id: i32, scored: Option<&Scored>, offset: usize) -> ApiResult<Entry> {
+    if scored.is_some_and(|scored| scored.logprob.is_nan()) {
+        return Err(ApiError::internal("the model's logits are not numbers"));
+    }
     let token = app.token_name(id);
     let top = scored.map(|scored| {
         let mut top: Vec<(String, f32)> = Vec::with_capacity(scored.top.len() + 1);
@@ -157,7 +162,7 @@ fn entry(app: &App, id: i32, scored: Option<&Scored>, offset: usize) -> Entry {
         top
     });
     let logprob = scored.map(|scored| scored.logprob.max(LEAST));
-    Entry { token, logprob, top, offset }
+    Ok(Entry { token, logprob, top, offset })
 }
 
 fn internal(error: fox_infer::Error) -> ApiError {

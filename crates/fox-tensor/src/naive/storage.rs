@@ -8,7 +8,7 @@ use crate::{DType, Device, Error, MemoryStats, Result, Shape, Storage, Tensor};
 
 /// Elements of a tensor.
 #[derive(Clone, Debug)]
-pub(super) enum Values {
+pub(crate) enum Values {
     Real(Vec<f64>),
     Int(Vec<i32>),
 }
@@ -24,22 +24,22 @@ impl Values {
 
 /// Counts the bytes of live tensors, so that tests can see what a tape keeps.
 #[derive(Debug, Default)]
-pub(super) struct Meter {
+pub(crate) struct Meter {
     in_use: AtomicUsize,
     peak: AtomicUsize,
 }
 
 impl Meter {
-    pub(super) fn stats(&self) -> MemoryStats {
+    pub(crate) fn stats(&self) -> MemoryStats {
         let in_use = self.in_use.load(Ordering::Relaxed);
         MemoryStats { in_use, peak: self.peak.load(Ordering::Relaxed), reserved: in_use }
     }
 
-    pub(super) fn reset_peak(&self) {
+    pub(crate) fn reset_peak(&self) {
         self.peak.store(self.in_use.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    pub(super) fn store(self: &Arc<Self>, values: Values) -> Arc<dyn Storage> {
+    pub(crate) fn store(self: &Arc<Self>, values: Values) -> Arc<dyn Storage> {
         let bytes = values.bytes();
         let in_use = self.in_use.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(in_use, Ordering::Relaxed);
@@ -71,36 +71,36 @@ impl Storage for Stored {
 
 /// A row-major matrix of f64, read only.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
+pub(crate) struct Matrix<'a> {
     pub rows: usize,
     pub cols: usize,
     pub data: &'a [f64],
 }
 
 impl<'a> Matrix<'a> {
-    pub(super) fn row(&self, r: usize) -> &'a [f64] {
+    pub(crate) fn row(&self, r: usize) -> &'a [f64] {
         &self.data[r * self.cols..(r + 1) * self.cols]
     }
 
     /// Part `h` of row `r`, when a row is made of parts of width `d`: one head of one token.
-    pub(super) fn head(&self, r: usize, h: usize, d: usize) -> &'a [f64] {
+    pub(crate) fn head(&self, r: usize, h: usize, d: usize) -> &'a [f64] {
         &self.row(r)[h * d..(h + 1) * d]
     }
 }
 
 /// The values behind a tensor.
-pub(super) fn values(x: &Tensor) -> Result<&Values> {
+pub(crate) fn values(x: &Tensor) -> Result<&Values> {
     x.storage::<Stored>().map(|s| &s.values).ok_or_else(|| foreign(x.shape()))
 }
 
 /// The values behind a tensor that nobody else holds.
-pub(super) fn values_mut(x: &mut Tensor) -> Result<&mut Values> {
+pub(crate) fn values_mut(x: &mut Tensor) -> Result<&mut Values> {
     let shape = x.shape();
     x.storage_mut::<Stored>().map(|s| &mut s.values).ok_or_else(|| foreign(shape))
 }
 
 /// The elements of a real tensor.
-pub(super) fn real(x: &Tensor) -> Result<&[f64]> {
+pub(crate) fn real(x: &Tensor) -> Result<&[f64]> {
     match values(x)? {
         Values::Real(v) => Ok(v),
         Values::Int(_) => Err(wrong_type(x, DType::F32)),
@@ -108,7 +108,7 @@ pub(super) fn real(x: &Tensor) -> Result<&[f64]> {
 }
 
 /// The elements of an integer tensor.
-pub(super) fn int(x: &Tensor) -> Result<&[i32]> {
+pub(crate) fn int(x: &Tensor) -> Result<&[i32]> {
     match values(x)? {
         Values::Int(v) => Ok(v),
         Values::Real(_) => Err(wrong_type(x, DType::I32)),
@@ -116,22 +116,22 @@ pub(super) fn int(x: &Tensor) -> Result<&[i32]> {
 }
 
 /// The elements of a real tensor as rows.
-pub(super) fn matrix(x: &Tensor) -> Result<Matrix<'_>> {
+pub(crate) fn matrix(x: &Tensor) -> Result<Matrix<'_>> {
     Ok(Matrix { rows: x.rows(), cols: x.cols(), data: real(x)? })
 }
 
 /// [`matrix`] of an optional operand.
-pub(super) fn maybe_matrix<'a>(x: Option<&'a Tensor>) -> Result<Option<Matrix<'a>>> {
+pub(crate) fn maybe_matrix<'a>(x: Option<&'a Tensor>) -> Result<Option<Matrix<'a>>> {
     x.map(matrix).transpose()
 }
 
 /// [`real`] of an optional operand.
-pub(super) fn maybe_real(x: Option<&Tensor>) -> Result<Option<&[f64]>> {
+pub(crate) fn maybe_real(x: Option<&Tensor>) -> Result<Option<&[f64]>> {
     x.map(real).transpose()
 }
 
 /// A new real tensor.
-pub(super) fn tensor(
+pub(crate) fn tensor(
     meter: &Arc<Meter>,
     device: &Device,
     data: Vec<f64>,

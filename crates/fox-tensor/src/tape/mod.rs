@@ -12,16 +12,15 @@
 //! [`Tape::checkpoint`] trades memory for time: a block's activations are dropped after the forward
 //! and computed again in the backward.
 
-mod attention;
-mod baseline_ops;
-mod linear;
-mod ops;
+mod check;
+mod custom;
 mod saved;
 
-pub use baseline_ops::ScanVars;
+pub use custom::CustomOp;
 
 use crate::{Device, Result, Tensor};
-use saved::{Saved, Waiting};
+pub(crate) use saved::Saved;
+use saved::Waiting;
 
 /// Index of a parameter in the model's list, and of its gradient in [`Gradients`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,7 +28,7 @@ pub struct ParamId(pub usize);
 
 /// Where a value's gradient goes. Steps keep slots, not values, of what they only pass gradients to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
+pub(crate) enum Slot {
     /// Nowhere: a constant, or a tape that does not record.
     None,
     /// To the parameter's entry in [`Gradients`].
@@ -41,10 +40,10 @@ enum Slot {
 /// A value on the tape.
 #[derive(Clone, Debug)]
 pub struct Var {
-    value: Tensor,
-    slot: Slot,
+    pub(crate) value: Tensor,
+    pub(crate) slot: Slot,
     /// How the backward gets the value, when it is not kept.
-    again: Option<Saved>,
+    pub(crate) again: Option<Saved>,
 }
 
 impl Var {
@@ -63,12 +62,12 @@ impl Var {
         &self.value
     }
 
-    fn needs_grad(&self) -> bool {
+    pub(crate) fn needs_grad(&self) -> bool {
         self.slot != Slot::None
     }
 
     /// The value for the backward.
-    fn saved(&self) -> Saved {
+    pub(crate) fn saved(&self) -> Saved {
         self.again.clone().unwrap_or_else(|| Saved::kept(self.value.clone()))
     }
 }
@@ -90,6 +89,11 @@ impl Gradients {
         self.params.iter().enumerate().filter_map(|(i, g)| Some((ParamId(i), g.as_ref()?)))
     }
 
+    /// The same, for an optimizer that needs their memory.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (ParamId, &mut Tensor)> {
+        self.params.iter_mut().enumerate().filter_map(|(i, g)| Some((ParamId(i), g.as_mut()?)))
+    }
+
     /// Forgets all gradients; their memory goes back to the device's pool.
     pub fn clear(&mut self) {
         self.params.clear();
@@ -104,26 +108,26 @@ impl Gradients {
 }
 
 /// Gradients under way during one walk back: the tape's own values and the parameters.
-struct Flow<'g> {
+pub(crate) struct Flow<'g> {
     inner: Vec<Option<Tensor>>,
     params: &'g mut Gradients,
 }
 
 impl Flow<'_> {
     /// Takes the gradient so far: an op's finished output gradient, or a sum to be continued.
-    fn take(&mut self, slot: Slot) -> Option<Tensor> {
+    pub(crate) fn take(&mut self, slot: Slot) -> Option<Tensor> {
         self.entry(slot)?.take()
     }
 
     /// Puts a gradient in its place; dropped when nobody wants it.
-    fn put(&mut self, slot: Slot, grad: Tensor) {
+    pub(crate) fn put(&mut self, slot: Slot, grad: Tensor) {
         if let Some(entry) = self.entry(slot) {
             *entry = Some(grad);
         }
     }
 
     /// Lets `f` turn the gradient so far into the gradient with one more term, if it is wanted.
-    fn update(
+    pub(crate) fn update(
         &mut self,
         slot: Slot,
         f: impl FnOnce(Option<Tensor>) -> Result<Tensor>,
@@ -144,12 +148,17 @@ impl Flow<'_> {
     }
 
     /// Runs what waited for `value`.
-    fn serve(&mut self, waiting: Vec<Waiting>, value: &Tensor) -> Result<()> {
+    pub(crate) fn serve(&mut self, waiting: Vec<Waiting>, value: &Tensor) -> Result<()> {
         waiting.into_iter().try_for_each(|work| work(value, self))
     }
 
+    /// Adds a finished term, where there is one.
+    pub(crate) fn add_some(&mut self, slot: Slot, term: Option<Tensor>) -> Result<()> {
+        term.map_or(Ok(()), |term| self.add(slot, term))
+    }
+
     /// Adds a finished term.
-    fn add(&mut self, slot: Slot, term: Tensor) -> Result<()> {
+    pub(crate) fn add(&mut self, slot: Slot, term: Tensor) -> Result<()> {
         self.update(slot, |acc| match acc {
             None => Ok(term),
             Some(acc) => {
@@ -165,8 +174,8 @@ type Step<'m> = Box<dyn FnOnce(&mut Flow<'_>) -> Result<()> + 'm>;
 /// Records ops and walks them back. `'m` is the lifetime of the model whose blocks
 /// [`Tape::checkpoint`] may run again.
 pub struct Tape<'m> {
-    device: Device,
-    recording: bool,
+    pub(crate) device: Device,
+    pub(crate) recording: bool,
     /// Whether the results of cheap ops are computed again in the backward rather than kept.
     thrifty: bool,
     steps: Vec<Step<'m>>,
@@ -176,7 +185,7 @@ pub struct Tape<'m> {
 impl<'m> Tape<'m> {
     /// A tape that records, for training.
     pub fn recording(device: &Device) -> Self {
-        let thrifty = device.backend().prefers_memory();
+        let thrifty = device.backend().caps().recompute.is_some();
         Tape { device: device.clone(), recording: true, thrifty, steps: Vec::new(), values: 0 }
     }
 
@@ -244,9 +253,7 @@ impl<'m> Tape<'m> {
                     .collect();
                 let grads = tape.backward_from(&seeds, &leaves, flow.params)?;
                 for (input, grad) in inputs.iter().zip(grads) {
-                    if let Some(grad) = grad {
-                        flow.add(input.slot, grad)?;
-                    }
+                    flow.add_some(input.slot, grad)?;
                 }
                 Ok(())
             });
@@ -278,7 +285,7 @@ impl<'m> Tape<'m> {
     }
 
     /// An op's result; it takes part in the backward if any of its inputs does.
-    fn output(&mut self, value: Tensor, needs_grad: bool) -> Var {
+    pub(crate) fn output(&mut self, value: Tensor, needs_grad: bool) -> Var {
         let slot = self.next_slot(needs_grad);
         Var { value, slot, again: None }
     }
@@ -286,7 +293,7 @@ impl<'m> Tape<'m> {
     /// The same for an op that is cheap to run again: where the device prefers memory to time, the
     /// backward does so instead of keeping the result. With `can_wait`, what needs the value may wait for
     /// the op's own backward, which must then run it.
-    fn cheap_output(
+    pub(crate) fn cheap_output(
         &mut self,
         value: Tensor,
         needs_grad: bool,
@@ -301,9 +308,21 @@ impl<'m> Tape<'m> {
         out
     }
 
-    fn push(&mut self, step: impl FnOnce(&mut Flow<'_>) -> Result<()> + 'm) {
+    pub(crate) fn push(&mut self, step: impl FnOnce(&mut Flow<'_>) -> Result<()> + 'm) {
         if self.recording {
             self.steps.push(Box::new(step));
         }
     }
+}
+
+pub(crate) fn slot_of(var: Option<&Var>) -> Slot {
+    var.map_or(Slot::None, |var| var.slot)
+}
+
+pub(crate) fn wants(var: Option<&Var>) -> bool {
+    var.is_some_and(Var::needs_grad)
+}
+
+pub(crate) fn value_of(var: Option<&Var>) -> Option<Tensor> {
+    var.map(|var| var.value.clone())
 }

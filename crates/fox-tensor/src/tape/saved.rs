@@ -9,7 +9,7 @@ use crate::{Result, Tensor};
 /// A value for the backward. Clones share what is computed again, so that it happens once; it is dropped
 /// with the last of them.
 #[derive(Clone)]
-pub(super) struct Saved(Kind);
+pub(crate) struct Saved(Kind);
 
 #[derive(Clone)]
 enum Kind {
@@ -31,16 +31,16 @@ struct Held {
 }
 
 /// Part of a backward that needs the value and nothing else.
-pub(super) type Waiting = Box<dyn FnOnce(&Tensor, &mut Flow<'_>) -> Result<()> + Send>;
+pub(crate) type Waiting = Box<dyn FnOnce(&Tensor, &mut Flow<'_>) -> Result<()> + Send>;
 
 impl Saved {
-    pub(super) fn kept(value: Tensor) -> Self {
+    pub(crate) fn kept(value: Tensor) -> Self {
         Saved(Kind::Kept(value))
     }
 
     /// Computed again by `make`. With `can_wait`, the backward of the op that made it must run what
     /// [`Saved::take_waiting`] gives.
-    pub(super) fn again(
+    pub(crate) fn again(
         can_wait: bool,
         make: impl Fn() -> Result<Tensor> + Send + Sync + 'static,
     ) -> Self {
@@ -51,7 +51,7 @@ impl Saved {
         })))
     }
 
-    pub(super) fn get(&self) -> Result<Tensor> {
+    pub(crate) fn get(&self) -> Result<Tensor> {
         let again = match &self.0 {
             Kind::Kept(value) => return Ok(value.clone()),
             Kind::Again(again) => again,
@@ -67,7 +67,7 @@ impl Saved {
 
     /// Runs `work` with the value: now, or when the backward of the op that made it has it at hand. That
     /// one surely comes only if the value was given a gradient, `reached`.
-    pub(super) fn use_later(
+    pub(crate) fn use_later(
         &self,
         reached: bool,
         flow: &mut Flow<'_>,
@@ -87,7 +87,7 @@ impl Saved {
     }
 
     /// What waits for the value.
-    pub(super) fn take_waiting(self) -> Vec<Waiting> {
+    pub(crate) fn take_waiting(self) -> Vec<Waiting> {
         match self.0 {
             Kind::Kept(_) => Vec::new(),
             Kind::Again(again) => std::mem::take(&mut again.held().waiting),

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use fox_base::durable;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
@@ -75,10 +76,10 @@ fn entry(path: &Path) -> Result<Entry> {
 /// Files in a folder and one level below, by their name relative to it.
 fn files_below(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
-    for path in files::names(folder)? {
+    for path in durable::entries(folder)? {
         let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().to_string();
         if path.is_dir() {
-            for inner in files::names(&path)? {
+            for inner in durable::entries(&path)? {
                 found.push((format!("{}/{}", name(&path), name(&inner)), inner));
             }
         } else if name(&path) != FILE {

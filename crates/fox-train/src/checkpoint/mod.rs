@@ -3,7 +3,8 @@
 //! ```text
 //! checkpoints/step-00000100/
 //!   model/                  a Hugging Face folder (weights, exact), usable on its own
-//!   optimizer.safetensors   the moments `m.NAME` and `v.NAME`
+//!   optimizer.safetensors   what the optimizer keeps, as STATE.NAME: `m.` and `v.` for AdamW, `momentum.` for
+//!                           Muon's matrices, `ema.` for an average of the weights
 //!   state.json              step, tokens, updates, loader, skips
 //!   manifest.json           size and XXH3-128 of every file, written last
 //! ```
@@ -12,7 +13,7 @@
 //! manifest shows when it is not, whatever happened to the disk since.
 
 mod manifest;
-mod moments;
+mod optimizer_state;
 mod store;
 
 use fox_data::LoaderState;
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 pub use store::{CheckpointStore, Resumed};
 
-/// Counters of a run. With weights, moments and the recipe they determine everything that follows.
+/// Counters of a run. With weights, the optimizer's state and the recipe they determine everything that follows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunState {
     /// Version of the format.

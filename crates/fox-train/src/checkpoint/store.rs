@@ -3,19 +3,19 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use fox_base::durable::{self, NewFolder};
 use fox_model::{Model, WriteOptions};
 use fox_tensor::Device;
 
-use super::{RunState, manifest, moments};
-use crate::optimizer::{Optimizer, OptimizerSettings};
-use crate::recipe::CheckpointRecipe;
+use super::{RunState, manifest, optimizer_state};
+use crate::optimizer::{OptimizerRecipe, Updater};
+use crate::recipe::{CheckpointRecipe, Weights};
 use crate::{Error, Result, files};
 
 const PREFIX: &str = "step-";
-const PARTIAL: &str = ".partial";
 const DAMAGED: &str = ".damaged";
 const MODEL: &str = "model";
-const MOMENTS: &str = "optimizer.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
 const STATE: &str = "state.json";
 
 /// The checkpoints of a run.
@@ -30,8 +30,8 @@ pub struct CheckpointStore {
 pub struct Resumed {
     /// The weights.
     pub model: Model,
-    /// The moments.
-    pub optimizer: Optimizer,
+    /// The optimizer with its state.
+    pub updater: Updater,
     /// The counters.
     pub state: RunState,
     /// One line for each newer checkpoint that could not be used.
@@ -47,7 +47,7 @@ impl CheckpointStore {
     /// Steps of all checkpoints, ascending.
     pub fn steps(&self) -> Result<Vec<u64>> {
         let mut steps: Vec<u64> =
-            files::names(&self.folder)?.iter().filter_map(|path| step_of(path)).collect();
+            durable::entries(&self.folder)?.iter().filter_map(|path| step_of(path)).collect();
         steps.sort_unstable();
         Ok(steps)
     }
@@ -55,11 +55,6 @@ impl CheckpointStore {
     /// The folder of a step.
     pub fn path(&self, step: u64) -> PathBuf {
         self.folder.join(format!("{PREFIX}{step:08}"))
-    }
-
-    /// The Hugging Face folder of a step.
-    pub fn model_path(&self, step: u64) -> PathBuf {
-        self.path(step).join(MODEL)
     }
 
     /// The step of the newest checkpoint that is whole. Nothing is changed.
@@ -72,68 +67,48 @@ impl CheckpointStore {
     /// Writes a checkpoint, then removes those that need not be kept.
     ///
     /// When it fails, what was there before is still there.
-    pub fn write(&self, model: &Model, optimizer: &Optimizer, state: &RunState) -> Result<PathBuf> {
+    pub fn write(&self, model: &Model, updater: &Updater, state: &RunState) -> Result<PathBuf> {
         let last = self.steps()?.last().copied();
         if last == Some(state.step) {
             return Ok(self.path(state.step));
         }
-        let partial = self.folder.join(format!("{PREFIX}{:08}{PARTIAL}", state.step));
-        let written = self.write_aside(&partial, model, optimizer, state);
-        if let Err(cause) = written {
-            // The space is needed more than the pieces; the first error is the one to report.
-            let _ = fs::remove_dir_all(&partial);
+        if let Err(cause) = self.write_aside(model, updater, state) {
             return Err(Error::CheckpointWrite { step: state.step, cause: Box::new(cause), last });
         }
         self.retain()?;
         Ok(self.path(state.step))
     }
 
-    fn write_aside(
-        &self,
-        partial: &Path,
-        model: &Model,
-        optimizer: &Optimizer,
-        state: &RunState,
-    ) -> Result<()> {
-        files::create_folder(&self.folder)?;
-        if partial.exists() {
-            fs::remove_dir_all(partial).map_err(Error::io("remove", partial))?;
-        }
-        fs::create_dir(partial).map_err(Error::io("create", partial))?;
-        model.save(&partial.join(MODEL), &WriteOptions::for_model(model.config()))?;
-        moments::write(&partial.join(MOMENTS), model, optimizer)?;
-        files::write_json(&partial.join(STATE), state)?;
-        manifest::write(partial)?;
-        files::sync_folder(partial)?;
-        let finished = self.path(state.step);
-        fs::rename(partial, &finished).map_err(Error::io("rename", partial))?;
-        files::sync_folder(&self.folder)
+    fn write_aside(&self, model: &Model, updater: &Updater, state: &RunState) -> Result<()> {
+        let new = NewFolder::create(&self.path(state.step))?;
+        let folder = new.path();
+        model.save(&folder.join(MODEL), &WriteOptions::for_model(model.config()))?;
+        optimizer_state::write(&folder.join(OPTIMIZER), model, updater)?;
+        files::write_json(&folder.join(STATE), state)?;
+        manifest::write(folder)?;
+        Ok(new.publish()?)
     }
 
     /// The newest checkpoint that is whole; `None` when there is none at all.
     ///
     /// Damaged ones are set aside under another name and reported; pieces of unfinished ones are
     /// removed.
-    pub fn resume(&self, settings: OptimizerSettings, device: &Device) -> Result<Option<Resumed>> {
-        for path in files::names(&self.folder)? {
-            if path.to_string_lossy().ends_with(PARTIAL) {
-                fs::remove_dir_all(&path).map_err(Error::io("remove", &path))?;
-            }
-        }
+    pub fn resume(
+        &self,
+        optimizer: &OptimizerRecipe,
+        ema: Option<f64>,
+        device: &Device,
+    ) -> Result<Option<Resumed>> {
+        durable::remove_leftovers(&self.folder)?;
         let mut problems: Vec<(u64, String)> = Vec::new();
         for step in self.steps()?.into_iter().rev() {
-            match self.read(step, settings, device) {
-                Ok((model, optimizer, state)) => {
+            match self.read(step, optimizer, ema, device) {
+                Ok((model, updater, state)) => {
                     self.set_aside(&problems)?;
                     let notices = problems.into_iter().map(|(_, why)| {
                         format!("{why}; going on from the checkpoint of step {step}")
                     });
-                    return Ok(Some(Resumed {
-                        model,
-                        optimizer,
-                        state,
-                        notices: notices.collect(),
-                    }));
+                    return Ok(Some(Resumed { model, updater, state, notices: notices.collect() }));
                 }
                 Err(e) => problems
                     .push((step, format!("the checkpoint of step {step} cannot be used: {e}"))),
@@ -148,9 +123,10 @@ impl CheckpointStore {
     fn read(
         &self,
         step: u64,
-        settings: OptimizerSettings,
+        optimizer: &OptimizerRecipe,
+        ema: Option<f64>,
         device: &Device,
-    ) -> Result<(Model, Optimizer, RunState)> {
+    ) -> Result<(Model, Updater, RunState)> {
         let folder = self.path(step);
         manifest::verify(&folder)?;
         let state_file = folder.join(STATE);
@@ -164,10 +140,19 @@ impl CheckpointStore {
             return Err(Error::Damaged { path: state_file, detail });
         }
         let model = Model::from_checkpoint(&folder.join(MODEL), device)?;
-        let mut optimizer = Optimizer::new(settings, model.params(), device)?;
-        moments::read(&folder.join(MOMENTS), &model, &mut optimizer)?;
-        optimizer.restore_updates(state.updates);
-        Ok((model, optimizer, state))
+        let mut updater = Updater::new(optimizer, ema, model.params(), device)?;
+        optimizer_state::read(&folder.join(OPTIMIZER), &model, &mut updater)?;
+        updater.restore_updates(state.updates);
+        Ok((model, updater, state))
+    }
+
+    /// The model of a checkpoint that is whole, with the weights asked for.
+    pub fn model(&self, step: u64, weights: Weights, device: &Device) -> Result<Model> {
+        let mut model = Model::from_checkpoint(&self.path(step).join(MODEL), device)?;
+        if weights == Weights::Ema {
+            optimizer_state::read_average(&self.path(step).join(OPTIMIZER), &mut model)?;
+        }
+        Ok(model)
     }
 
     /// Renames damaged checkpoints, so that their steps can be written again.
@@ -190,11 +175,8 @@ impl CheckpointStore {
         let forever =
             |step: u64| self.keep.keep_every > 0 && step.is_multiple_of(self.keep.keep_every);
         for step in steps[..newest].iter().filter(|step| !forever(**step)) {
-            let from = self.path(*step);
-            // Renamed first: a folder `step-*` must never be half removed.
-            let partial = self.folder.join(format!("{PREFIX}{step:08}{PARTIAL}"));
-            fs::rename(&from, &partial).map_err(Error::io("rename", &from))?;
-            fs::remove_dir_all(&partial).map_err(Error::io("remove", &partial))?;
+            // A folder `step-*` must never be half removed.
+            durable::remove_folder(&self.path(*step))?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ mod events;
 mod log;
 
 pub use events::{EventWriter, crc32c};
-pub use log::MetricsLog;
+pub use log::{Logged, MetricsLog};
 
 use fox_tensor::MemoryStats;
 use serde::{Deserialize, Serialize};

@@ -15,7 +15,7 @@ use toml::{Table, Value};
 
 use super::builtin::{BUILTIN, variants};
 use super::{Recipe, nearest};
-use crate::{Error, Result};
+use crate::{Error, OptimizerRecipe, Result};
 
 /// How deep recipes may extend each other.
 const MAX_DEPTH: usize = 16;
@@ -152,13 +152,14 @@ pub fn parse_table(name: &str, mut table: Table) -> Result<Recipe> {
         let detail = "is missing; give the model's sizes in a table or extend another recipe";
         return Err(Error::value(name, "model", detail));
     };
+    let optimizer = section(name, &mut table, "optimizer")?;
     let recipe = Recipe {
         name: name.to_string(),
         description,
         model,
         data: section(name, &mut table, "data")?,
         training: section(name, &mut table, "training")?,
-        optimizer: section(name, &mut table, "optimizer")?,
+        optimizer: OptimizerRecipe::read(name, optimizer)?,
         schedule: section(name, &mut table, "schedule")?,
         evaluation: section(name, &mut table, "evaluation")?,
         checkpoints: section(name, &mut table, "checkpoints")?,
@@ -171,6 +172,11 @@ pub fn parse_table(name: &str, mut table: Table) -> Result<Recipe> {
 /// One section; a missing one has its defaults.
 fn section<T: DeserializeOwned>(origin: &str, table: &mut Table, name: &str) -> Result<T> {
     let value = table.remove(name).unwrap_or_else(|| Value::Table(Table::new()));
+    typed(origin, name, value)
+}
+
+/// The value of a section as its type; an error that names the key.
+pub(crate) fn typed<T: DeserializeOwned>(origin: &str, name: &str, value: Value) -> Result<T> {
     value.clone().try_into().map_err(|e: toml::de::Error| {
         let message = e.message();
         match unknown_field(message) {

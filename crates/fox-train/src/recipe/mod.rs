@@ -7,21 +7,24 @@
 
 mod builtin;
 mod load;
+mod schedule;
 mod suggest;
+mod validate;
 
 use std::path::{Path, PathBuf};
 
 use fox_data::{Layout, Order, SyntheticConfig};
-use fox_model::{DecayTime, ForwardOptions, Model, ModelConfig, Pruning};
+use fox_model::{DecayTime, ForwardOptions, Model, ModelConfig, ModelType, Pruning};
 use fox_tensor::Device;
 use serde::{Deserialize, Serialize};
 
 pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
+pub(crate) use load::typed;
 pub use load::{apply_override, load, load_table, merge, parse_table};
+pub use schedule::{ScheduleRecipe, Shape};
 pub(crate) use suggest::nearest;
 
-use crate::schedule::{Decay, Schedule};
-use crate::{Error, OptimizerSettings, Result};
+use crate::{Error, OptimizerRecipe, Result};
 
 /// A whole recipe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -37,8 +40,8 @@ pub struct Recipe {
     pub data: DataRecipe,
     /// How long, and in what portions.
     pub training: TrainingRecipe,
-    /// AdamW.
-    pub optimizer: OptimizerSettings,
+    /// How gradients change weights.
+    pub optimizer: OptimizerRecipe,
     /// The learning rate over time.
     pub schedule: ScheduleRecipe,
     /// Held-out loss during training.
@@ -139,6 +142,10 @@ pub struct TrainingRecipe {
     pub pruning: PruningRecipe,
     /// Stop after this many steps in a row whose gradient is not finite.
     pub max_skips: u64,
+    /// Decay of an exponential moving average of the weights, e.g. 0.999; no average without it. Checkpoints
+    /// keep it; `evaluation.weights` says whether it is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema: Option<f64>,
 }
 
 impl Default for TrainingRecipe {
@@ -152,6 +159,7 @@ impl Default for TrainingRecipe {
             recompute: false,
             pruning: PruningRecipe::Word(PruningWord::Config),
             max_skips: 10,
+            ema: None,
         }
     }
 }
@@ -178,32 +186,6 @@ pub enum PruningWord {
     Auto,
 }
 
-/// The learning rate over time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ScheduleRecipe {
-    /// How it falls.
-    pub decay: Decay,
-    /// Tokens of linear warm-up.
-    pub warmup_tokens: u64,
-    /// Tokens of decay at the end; everything after the warm-up without it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub decay_tokens: Option<u64>,
-    /// Learning rate at the end, relative to the peak.
-    pub final_fraction: f64,
-}
-
-impl Default for ScheduleRecipe {
-    fn default() -> Self {
-        ScheduleRecipe {
-            decay: Decay::Cosine,
-            warmup_tokens: 0,
-            decay_tokens: None,
-            final_fraction: 0.0,
-        }
-    }
-}
-
 /// Held-out loss during training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -215,11 +197,24 @@ pub struct EvaluationRecipe {
     /// Tokens in a sequence; as in training without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<usize>,
+    /// Which weights are evaluated and, at the end, exported.
+    pub weights: Weights,
+}
+
+/// Weights of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Weights {
+    /// As the last step left them.
+    #[default]
+    Raw,
+    /// Their average, which `training.ema` asks for.
+    Ema,
 }
 
 impl Default for EvaluationRecipe {
     fn default() -> Self {
-        EvaluationRecipe { every: 100, sequences: 16, length: None }
+        EvaluationRecipe { every: 100, sequences: 16, length: None, weights: Weights::Raw }
     }
 }
 
@@ -273,18 +268,6 @@ impl Recipe {
         self.training.micro_batch.unwrap_or(self.training.batch).min(self.training.batch)
     }
 
-    /// The learning rate.
-    pub fn schedule(&self) -> Schedule {
-        Schedule {
-            peak: self.optimizer.peak_lr,
-            warmup: self.schedule.warmup_tokens,
-            total: self.training.tokens,
-            decay_tokens: self.schedule.decay_tokens,
-            decay: self.schedule.decay,
-            final_fraction: self.schedule.final_fraction,
-        }
-    }
-
     /// How the model is run in training.
     pub fn forward_options(&self) -> ForwardOptions {
         let pruning = match self.training.pruning {
@@ -298,11 +281,16 @@ impl Recipe {
 
     /// The model, for data with this many token ids.
     pub fn model_config(&self, data_vocab: usize) -> Result<ModelConfig> {
-        let mut fields = match serde_json::to_value(&self.model) {
-            Ok(serde_json::Value::Object(fields)) => fields,
-            Ok(_) => return Err(Error::value(&self.name, "model", "must be a table")),
-            Err(e) => return Err(Error::value(&self.name, "model", e.to_string())),
-        };
+        self.require_size(&["hidden_size"])?;
+        self.require_size(&["num_hidden_layers"])?;
+        // A mixer from another crate may have no heads.
+        let model_type = self.model.get("model_type").and_then(toml::Value::as_str);
+        if model_type.and_then(ModelType::by_name).is_none_or(ModelType::is_built_in) {
+            // Some families derive the number of heads from their width.
+            self.require_size(&["num_heads", "head_dim", "expand_ratio"])?;
+        }
+        let fields = self.model.iter().map(|(key, value)| (key.clone(), json(value)));
+        let mut fields: serde_json::Map<_, _> = fields.collect();
         let mut default = |key: &str, value: serde_json::Value| {
             fields.entry(key).or_insert(value);
         };
@@ -335,6 +323,16 @@ impl Recipe {
         Ok(config)
     }
 
+    /// A config.json without sizes means those of the reference, which nobody wants to train by mistake: one
+    /// of these fields must be given.
+    fn require_size(&self, names: &[&str]) -> Result<()> {
+        if names.iter().any(|name| self.model.contains_key(*name)) {
+            return Ok(());
+        }
+        let detail = "is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads) or extend a recipe that has them";
+        Err(Error::value(&self.name, &format!("model.{}", names[0]), detail))
+    }
+
     /// The model before the first step.
     pub fn initial_model(&self, config: &ModelConfig, device: &Device) -> Result<Model> {
         let mut model = Model::init(config, self.training.seed, device)?;
@@ -355,47 +353,24 @@ impl Recipe {
             detail: e.to_string(),
         })
     }
+}
 
-    fn validate(&self) -> Result<()> {
-        let rule = |holds: bool, key: &str, detail: &str| match holds {
-            true => Ok(()),
-            false => Err(Error::value(&self.name, key, detail)),
-        };
-        let (o, s, t) = (&self.optimizer, &self.schedule, &self.training);
-        let unit = |x: f64| (0.0..1.0).contains(&x);
-        rule(t.tokens > 0, "training.tokens", "must be at least 1")?;
-        rule(t.batch > 0, "training.batch", "must be at least 1")?;
-        rule(t.micro_batch != Some(0), "training.micro_batch", "must be at least 1")?;
-        rule(t.max_skips > 0, "training.max_skips", "must be at least 1")?;
-        rule(
-            self.data.sequence_length > 0 && self.data.sequence_length <= 1 << 30,
-            "data.sequence_length",
-            "must be between 1 and 2^30",
-        )?;
-        rule(o.peak_lr >= 0.0 && o.peak_lr.is_finite(), "optimizer.peak_lr", "must be at least 0")?;
-        rule(unit(o.beta1), "optimizer.beta1", "must be at least 0 and below 1")?;
-        rule(unit(o.beta2), "optimizer.beta2", "must be at least 0 and below 1")?;
-        rule(o.eps > 0.0, "optimizer.eps", "must be above 0")?;
-        rule(o.weight_decay >= 0.0, "optimizer.weight_decay", "must be at least 0")?;
-        rule(o.clip > 0.0, "optimizer.clip", "must be above 0; use inf for no clipping")?;
-        rule(
-            (0.0..=1.0).contains(&s.final_fraction),
-            "schedule.final_fraction",
-            "must be between 0 and 1",
-        )?;
-        rule(self.checkpoints.keep > 0, "checkpoints.keep", "must be at least 1")?;
-        rule(self.metrics.every > 0, "metrics.every", "must be at least 1")?;
-        rule(self.evaluation.length != Some(0), "evaluation.length", "must be at least 1")?;
-        if let Some([min, max]) = t.gate_memory {
-            rule(
-                0.0 < min && min <= max && max <= 1e30,
-                "training.gate_memory",
-                "must be two numbers of tokens, [shortest, longest]",
-            )?;
+/// A value of the table `model` as config.json has it. JSON has no numbers that are not finite; like in the
+/// files of the references they are words, so that nothing takes them for a field that is not set.
+fn json(value: &toml::Value) -> serde_json::Value {
+    use serde_json::Value;
+    match value {
+        toml::Value::String(text) => Value::from(text.as_str()),
+        toml::Value::Integer(x) => Value::from(*x),
+        toml::Value::Float(x) if x.is_nan() => Value::from("NaN"),
+        toml::Value::Float(x) if x.is_infinite() && *x > 0.0 => Value::from("Infinity"),
+        toml::Value::Float(x) if x.is_infinite() => Value::from("-Infinity"),
+        toml::Value::Float(x) => Value::from(*x),
+        toml::Value::Boolean(x) => Value::from(*x),
+        toml::Value::Datetime(time) => Value::from(time.to_string()),
+        toml::Value::Array(values) => Value::Array(values.iter().map(json).collect()),
+        toml::Value::Table(table) => {
+            Value::Object(table.iter().map(|(key, value)| (key.clone(), json(value))).collect())
         }
-        if let PruningRecipe::Tolerance(x) = t.pruning {
-            rule(x < 0.0, "training.pruning", "must be config, off, auto or a negative number")?;
-        }
-        Ok(())
     }
 }

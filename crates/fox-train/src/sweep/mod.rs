@@ -6,7 +6,6 @@
 //! ```
 
 mod list;
-mod plot;
 mod search;
 mod table;
 
@@ -14,15 +13,15 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use fox_base::durable;
 use fox_tensor::Device;
 
 pub use list::{Search, SweepItem, SweepList};
-pub use plot::{Series, line_chart};
 pub use search::{Bracket, learning_rate_grid};
 pub use table::{Comparison, Row};
 
 use crate::trainer::{Event, Job, train};
-use crate::{Error, Recipe, Result, files};
+use crate::{Error, Recipe, Result};
 
 /// Where the runs of a sweep go.
 pub struct SweepJob {
@@ -51,7 +50,7 @@ pub fn sweep(
             return Err(Error::SameLabel { label: item.label.clone() });
         }
     }
-    files::create_folder(&job.out.join("runs"))?;
+    durable::create_folder(&job.out.join("runs"))?;
     let mut comparison = Comparison::default();
     for item in items {
         let complete = match search {
@@ -93,7 +92,7 @@ fn run_one(
             Ok(outcome) if !outcome.summary.finished => return Ok(None),
             Ok(outcome) => Row::finished(label, recipe, outcome.summary, &out)?,
             Err(error @ Error::NotFinite { .. }) => {
-                files::write(&diverged, error.to_string().as_bytes())?;
+                durable::write(&diverged, error.to_string().as_bytes())?;
                 Row::diverged(label, recipe, error.to_string())
             }
             Err(error) => return Err(error),

@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use fox_base::durable;
+use fox_plot::{LineChart, standalone};
 use serde::Serialize;
 
-use super::plot::{Series, line_chart};
 use crate::metrics::{MetricsLog, Record};
 use crate::{Recipe, Result, Summary, files};
 
@@ -41,7 +42,7 @@ impl Row {
         summary: Summary,
         run: &Path,
     ) -> Result<Row> {
-        let curve = curve(&MetricsLog::read(run)?);
+        let curve = curve(&MetricsLog::read(run)?.records);
         Ok(Row {
             label: label.to_string(),
             peak_lr: recipe.optimizer.peak_lr,
@@ -90,15 +91,19 @@ impl Comparison {
     /// Writes comparison.md, .csv, .json and .svg.
     pub fn write(&self, out: &Path) -> Result<()> {
         files::write_json(&out.join("comparison.json"), self)?;
-        files::write(&out.join("comparison.md"), self.markdown().as_bytes())?;
-        files::write(&out.join("comparison.csv"), self.csv().as_bytes())?;
-        let series: Vec<Series> = self
-            .rows
-            .iter()
-            .map(|row| Series { name: row.label.clone(), points: row.curve.clone() })
-            .collect();
-        let picture = line_chart("Loss over training", "tokens", "nats per token", &series);
-        files::write(&out.join("comparison.svg"), picture.as_bytes())
+        durable::write(&out.join("comparison.md"), self.markdown().as_bytes())?;
+        durable::write(&out.join("comparison.csv"), self.csv().as_bytes())?;
+        let picture = standalone(&self.chart().fragment());
+        Ok(durable::write(&out.join("comparison.svg"), picture.as_bytes())?)
+    }
+
+    /// The losses of all runs over the tokens seen.
+    fn chart(&self) -> LineChart {
+        let mut chart = LineChart::new("Loss over training", "tokens", "nats per token");
+        for row in &self.rows {
+            chart.add_line(&row.label, row.curve.clone());
+        }
+        chart
     }
 
     fn best(&self) -> Option<f64> {
@@ -163,5 +168,29 @@ impl Comparison {
             text.push('\n');
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_picture_has_every_run_and_survives_odd_values() {
+        let row = |label: &str, curve: &[(f64, f64)]| Row {
+            label: label.into(),
+            peak_lr: 1e-3,
+            summary: None,
+            diverged: None,
+            curve: curve.to_vec(),
+        };
+        let rows = vec![
+            row("lr<1", &[(0.0, 3.0), (10.0, f64::NAN), (20.0, 2.0), (30.0, 1.5)]),
+            row("diverged", &[]),
+        ];
+        let svg = Comparison { complete: true, rows }.chart().fragment();
+        // One sample in the legend and one line for each.
+        assert_eq!(svg.matches("class=\"line\"").count(), 4);
+        assert!(svg.contains("lr&lt;1") && !svg.contains("NaN"), "{svg}");
     }
 }

@@ -11,8 +11,7 @@ use fox_eval::inspect::{InspectOptions, inspect};
 use fox_eval::learning::Learning;
 use fox_eval::loss::LossReport;
 use fox_eval::needle::{Grid, ModelReader, NeedleReport, run_needle};
-use fox_model::{ForgetGate, MixerConfig, ModelConfig, Pruning};
-use fox_tensor::AttentionWeights;
+use fox_model::Pruning;
 use fox_train::metrics::{MetricsLog, Record};
 
 use super::eval::loss::DocumentArgs;
@@ -112,33 +111,18 @@ fn facts(opened: &Opened) -> ModelFacts {
     ModelFacts {
         name: opened.name.clone(),
         folder: opened.folder.display().to_string(),
-        architecture: architecture(opened.model.config()).into(),
+        architecture: opened.model.config().mixer.name().into(),
         parameters: opened.model.params().count(),
         training_length: opened.subject(None).training_length,
     }
 }
 
-fn architecture(config: &ModelConfig) -> &'static str {
-    match &config.mixer {
-        MixerConfig::Forgetting(mixer) if mixer.weights == AttentionWeights::StickBreaking => {
-            "stick-breaking"
-        }
-        MixerConfig::Forgetting(mixer) => match (mixer.gate, mixer.k_shift) {
-            (ForgetGate::None, true) => "Transformer (Pro)",
-            (ForgetGate::None, false) => "Transformer",
-            (_, true) => "FoX (Pro)",
-            (_, false) => "FoX",
-        },
-        MixerConfig::Delta(_) => "DeltaNet",
-        MixerConfig::Hgrn2(_) => "HGRN2",
-        MixerConfig::Mamba2(_) => "Mamba-2",
-    }
-}
-
 /// The training losses, when the model was exported by a run.
 fn learning(opened: &Opened) -> Option<Learning> {
-    let records = MetricsLog::read(opened.folder.parent()?).ok()?;
-    let losses: Vec<(f64, f64)> = records
+    let logged = MetricsLog::read(opened.folder.parent()?).ok()?;
+    logged.notice.iter().for_each(|notice| output::note(notice));
+    let losses: Vec<(f64, f64)> = logged
+        .records
         .iter()
         .filter_map(|record| match record {
             Record::Train(step) => step.loss.map(|loss| (step.tokens as f64, loss)),
@@ -197,7 +181,7 @@ fn add_needles(
     let cases = args.hay.cases(tokenizer)?;
     let subject = opened.subject(None);
     subject.check_vocabulary("tokenizer", cases.vocab_size())?;
-    let mut reader = ModelReader::new(&opened.model, Pruning::Config);
+    let mut reader = ModelReader::new(subject, Pruning::Config);
     let decode = |ids: &[u32]| Ok(tokenizer.decode(ids)?);
     let path = args.out.join(format!("{}.scores.jsonl", file_stem(&opened.name)));
     let file = Some((path.as_path(), subject.fingerprint()?));
@@ -224,7 +208,7 @@ fn add_heads(
 ) -> Result<()> {
     let reason = "The heads are looked at while they read a text that is named with --haystack.";
     if !has_text(&args.hay.haystack, tokenizer, reason, found)
-        || !matches!(opened.model.config().mixer, MixerConfig::Forgetting(_))
+        || !opened.model.config().has_attention()
     {
         return Ok(());
     }

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use fox_model::{CheckpointReader, FileDtype, Layout, ModelType, WriteOptions, write_checkpoint};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use fox_model::{CheckpointLayout, CheckpointReader, FileDtype, WriteOptions, write_checkpoint};
 
 use crate::output;
 
@@ -23,8 +24,8 @@ pub struct Args {
     #[arg(value_name = "OUT")]
     output: PathBuf,
     /// Format to write
-    #[arg(long, value_enum)]
-    to: Target,
+    #[arg(long, value_parser = layouts())]
+    to: CheckpointLayout,
     /// Element type of the tensors
     #[arg(long, value_enum, default_value_t = DtypeName::F32)]
     dtype: DtypeName,
@@ -33,12 +34,13 @@ pub struct Args {
     max_shard_size: Option<u64>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Target {
-    /// The official FoX repository's (`...-project_fox`)
-    Official,
-    /// flash-linear-attention's
-    Fla,
+/// The layouts that other software reads, by name.
+fn layouts() -> impl TypedValueParser<Value = CheckpointLayout> {
+    let all = CheckpointLayout::foreign();
+    let value = |layout: &CheckpointLayout| PossibleValue::new(layout.name).help(layout.owner);
+    PossibleValuesParser::new(all.iter().map(value).collect::<Vec<_>>()).try_map(move |name| {
+        all.iter().find(|layout| layout.name == name).copied().ok_or("no such layout")
+    })
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -51,15 +53,11 @@ enum DtypeName {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut reader = CheckpointReader::open(&args.input)?;
     let config = reader.config().clone();
-    let layout = match args.to {
-        Target::Official => Layout::Official,
-        Target::Fla => Layout::Fla,
-    };
-    // A model that has this layout already keeps its type, as far as the references know it.
+    // A model that has this layout already keeps its type.
     let from = reader.model_type();
-    let model_type = match from.layout() == layout && from != ModelType::Native {
+    let model_type = match from.layout() == args.to {
         true => from,
-        false => config.natural_type(layout),
+        false => config.natural_type(args.to),
     };
     let dtype = match args.dtype {
         DtypeName::F32 => FileDtype::F32,

@@ -1,6 +1,6 @@
 //! `fox generate`: a model continues a text.
 
-use std::io::{IsTerminal, Read, Write, stderr, stdin, stdout};
+use std::io::{IsTerminal, Read, stderr, stdin};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -8,9 +8,7 @@ use anyhow::{Context, Result, bail};
 use fox_infer::{Engine, Event, FinishReason, Finished, Request, Sampling, Scored, TextStream};
 use serde_json::json;
 
-use super::eval::subjects::Opened;
-use crate::device::DeviceArgs;
-use crate::engine::{EngineArgs, Weights};
+use crate::engine::GenerationArgs;
 use crate::output;
 
 /// Continue a text, token by token
@@ -59,32 +57,26 @@ pub struct Args {
     /// Go on after the marker that ends a document
     #[arg(long)]
     ignore_end: bool,
-    /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
-    #[arg(long, value_name = "NAME")]
-    tokenizer: Option<String>,
-    /// How the weights are kept
-    #[arg(long, value_enum, default_value_t = Weights::F32)]
-    weights: Weights,
     #[command(flatten)]
-    engine: EngineArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
+    run: GenerationArgs,
     /// Print JSON: text, ids and log-probabilities, usage, cache
     #[arg(long)]
     json: bool,
 }
 
 /// One continuation.
+#[derive(Default)]
 struct Answer {
     text: String,
     tokens: Vec<Scored>,
     stopped: bool,
+    /// Whether the standard output was closed meanwhile.
+    unread: bool,
     finished: Option<Finished>,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let opened = Opened::new(&args.model, &args.device.open()?)?;
-    let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
+    let (opened, tokenizer) = args.run.open(&args.model)?;
     let ids = tokenizer.encode_prompt(&args.text()?)?;
     let prompt: Vec<i32> = ids.into_iter().map(|id| id as i32).collect();
     let mut stop_ids = Vec::new();
@@ -92,7 +84,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         stop_ids.push(tokenizer.bos() as i32);
         stop_ids.extend(opened.model.config().tokens.eos.map(|id| id as i32));
     }
-    let mut options = args.engine.options(prompt.len() + args.max_tokens as usize, args.weights)?;
+    let mut options = args.run.options(prompt.len() + args.max_tokens as usize)?;
     // Kept prompts would only hold on to what is evicted.
     options.share_prefixes = args.n > 1;
     let engine = Engine::start(opened.model, options)?;
@@ -115,13 +107,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if !args.json && args.n > 1 {
             output::print(&format!("{}--- {} ---\n", if i > 0 { "\n" } else { "" }, i + 1))?;
         }
-        texts.push(read(completion, stream, !args.json)?);
+        let answer = read(completion, stream, !args.json)?;
+        if answer.unread {
+            return Ok(ExitCode::SUCCESS);
+        }
+        texts.push(answer);
     }
     if args.json {
         output::print(&format!("{:#}\n", report(args, &opened.name, &prompt, &texts)))?;
     } else {
         output::print("\n")?;
-        texts.iter().filter_map(summary).for_each(|line| eprintln!("{line}"));
+        texts.iter().filter_map(summary).for_each(|line| output::note(&line));
     }
     let failed = |answer: &Answer| match &answer.finished {
         Some(Finished { reason: FinishReason::Failed(words), .. }) => Some(words.clone()),
@@ -142,7 +138,7 @@ impl Args {
                 .with_context(|| format!("cannot read {}", path.display())),
             (None, None) => {
                 if stdin().is_terminal() && stderr().is_terminal() {
-                    eprintln!("reading the prompt from the terminal; end it with Ctrl-D");
+                    output::note("reading the prompt from the terminal; end it with Ctrl-D");
                 }
                 let mut text = String::new();
                 stdin().read_to_string(&mut text).context("cannot read standard input")?;
@@ -163,9 +159,9 @@ impl Args {
     }
 }
 
-/// Reads an answer to its end, printing it as it comes when `live`.
+/// Reads an answer to its end, printing it as it comes when `live`; ends when nobody reads that.
 fn read(events: impl Iterator<Item = Event>, mut stream: TextStream, live: bool) -> Result<Answer> {
-    let mut answer = Answer { text: String::new(), tokens: vec![], stopped: false, finished: None };
+    let mut answer = Answer::default();
     for event in events {
         let piece = match event {
             Event::Prompt(_) => continue,
@@ -179,9 +175,9 @@ fn read(events: impl Iterator<Item = Event>, mut stream: TextStream, live: bool)
                 stream.finish()?
             }
         };
-        if live && !piece.text.is_empty() {
-            output::print(&piece.text)?;
-            drop(stdout().flush());
+        if live && !piece.text.is_empty() && !output::print_while_read(&piece.text)? {
+            answer.unread = true;
+            break;
         }
         answer.text.push_str(&piece.text);
         answer.stopped |= piece.stopped;

@@ -4,11 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use fox_model::{
-    ForgetGate, ForgettingConfig, LowerBounds, MemoryEstimate, MixerConfig, ModelConfig, PRESETS,
-    ParamGroup, ParamSpec, Preset, QkNorm,
-};
-use fox_tensor::{Activation, AttentionWeights};
+use fox_model::{MemoryEstimate, ModelConfig, ParamGroup, ParamSpec, Preset};
 use serde_json::json;
 
 use crate::output;
@@ -68,10 +64,9 @@ fn find(model: &str) -> Result<(ModelConfig, String)> {
     }
     match Preset::by_name(model) {
         Some(preset) => Ok((preset.config(), "published configuration".to_string())),
-        None => bail!(
-            "`{model}` is neither a folder nor a config.json nor one of {}",
-            PRESETS.map(|preset| preset.name).join(", ")
-        ),
+        None => {
+            bail!("`{model}` is neither a folder nor a config.json nor one of {}", Preset::names())
+        }
     }
 }
 
@@ -99,7 +94,7 @@ impl Facts<'_> {
 
     fn text(&self) -> String {
         let (c, m) = (self.config, &self.memory);
-        let ((count, width), key_heads) = (c.heads(), key_heads(c));
+        let ((count, width), key_heads) = (c.heads(), c.mixer.key_heads(c));
         let heads = match key_heads == count {
             true => format!("{count} x {width}"),
             false => format!("{count} x {width} ({key_heads} for keys)"),
@@ -140,7 +135,7 @@ impl Facts<'_> {
             self.name,
             self.format,
             output::table(&architecture),
-            options(c).join(", "),
+            c.options().join(", "),
             output::table(&parameters),
             self.args.batch,
             self.args.seq,
@@ -164,11 +159,11 @@ impl Facts<'_> {
             "hidden_size": c.hidden_size,
             "num_hidden_layers": c.num_layers,
             "num_heads": heads,
-            "num_kv_heads": key_heads(c),
+            "num_kv_heads": c.mixer.key_heads(c),
             "head_dim": head_dim,
             "intermediate_size": c.mlp_width(),
             "vocab_size": c.vocab_size,
-            "options": options(c),
+            "options": c.options(),
             "parameters": parameters,
             "memory": {
                 "batch": self.args.batch, "seq": self.args.seq,
@@ -183,89 +178,4 @@ impl Facts<'_> {
         });
         format!("{document:#}\n")
     }
-}
-
-/// Heads of keys.
-fn key_heads(config: &ModelConfig) -> usize {
-    match &config.mixer {
-        MixerConfig::Forgetting(mixer) => mixer.kv_heads,
-        MixerConfig::Delta(mixer) => mixer.heads,
-        MixerConfig::Hgrn2(mixer) => mixer.heads,
-        MixerConfig::Mamba2(mixer) => mixer.groups,
-    }
-}
-
-/// The options of a model, in words.
-fn options(config: &ModelConfig) -> Vec<String> {
-    let chosen = |words: &[(bool, &str)]| -> Vec<String> {
-        words.iter().filter(|(on, _)| *on).map(|(_, word)| word.to_string()).collect()
-    };
-    let mut words = match &config.mixer {
-        MixerConfig::Forgetting(mixer) => attention_options(mixer),
-        MixerConfig::Delta(mixer) => {
-            let state = format!("states of {} x {} per head", mixer.key_dim, mixer.value_dim);
-            let conv = format!("convolutions of {} taps", mixer.conv_size);
-            let mut words = vec!["delta rule".to_string(), state, conv];
-            words.extend(chosen(&[
-                (mixer.decay, "decay per head from the input"),
-                (mixer.output_gate, "output gate (silu)"),
-                (mixer.negative_eigenvalues, "negative eigenvalues"),
-            ]));
-            words
-        }
-        MixerConfig::Hgrn2(mixer) => {
-            let values = config.hidden_size / mixer.heads;
-            let state = format!("states of {} x {values} per head", mixer.expand_ratio);
-            let mut words = vec!["decay per channel from the input".to_string(), state];
-            words.extend(chosen(&[
-                (mixer.lower_bounds == LowerBounds::Used, "lower bounds of the gates"),
-                (mixer.lower_bounds == LowerBounds::Stored, "lower bounds stored without effect"),
-            ]));
-            words
-        }
-        MixerConfig::Mamba2(mixer) => {
-            let state = format!("states of {} x {} per head", mixer.state_size, mixer.head_dim);
-            let conv = format!("convolution of {} taps", mixer.conv_size);
-            let mut words = vec!["decay per head from the time step".to_string(), state, conv];
-            words.extend(chosen(&[(mixer.norm_before_gate, "norm before the output gate")]));
-            words
-        }
-    };
-    words.extend(chosen(&[
-        (config.tie_word_embeddings, "tied embeddings"),
-        (config.mlp.activation == Activation::Sigmoid, "sigmoid MLP"),
-    ]));
-    words
-}
-
-/// The options of an attention layer, in words.
-fn attention_options(mixer: &ForgettingConfig) -> Vec<String> {
-    let mut words = Vec::new();
-    if mixer.weights == AttentionWeights::StickBreaking {
-        words.push("stick-breaking attention".to_string());
-    }
-    words.push(match mixer.gate {
-        ForgetGate::None => "no forget gate".to_string(),
-        ForgetGate::Full => "forget gate from the input".to_string(),
-        ForgetGate::Shared => "one forget gate for all heads, from the input".to_string(),
-        ForgetGate::BiasOnly { .. } => "forget gate learned per head".to_string(),
-        ForgetGate::Fixed { .. } => "forget gate fixed per head".to_string(),
-    });
-    let mut add = |has: bool, word: &str| {
-        if has {
-            words.push(word.to_string());
-        }
-    };
-    add(mixer.qk_norm == Some(QkNorm::PerHead), "QK-norm per head");
-    add(mixer.qk_norm == Some(QkNorm::Shared), "QK-norm shared by the heads");
-    add(mixer.k_shift, "key shift");
-    add(mixer.v_shift, "value shift");
-    add(mixer.output_norm, "output norm");
-    add(mixer.output_gate == Some(Activation::Sigmoid), "output gate (sigmoid)");
-    add(mixer.output_gate == Some(Activation::Silu), "output gate (silu)");
-    add(mixer.qkv_bias, "q, k, v bias");
-    words.extend(mixer.rope_base.map(|base| format!("RoPE {base}")));
-    words.extend(mixer.window.map(|window| format!("window {window}")));
-    words.extend(mixer.log_pruning_tolerance.map(|ln| format!("pruning at e^{ln}")));
-    words
 }

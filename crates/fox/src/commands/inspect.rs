@@ -11,6 +11,7 @@ use fox_eval::inspect::{InspectOptions, inspect};
 use super::eval::subjects::{Opened, text};
 use crate::device::DeviceArgs;
 use crate::output;
+use crate::tolerance::log_tolerance;
 
 /// Look inside a model while it reads a text
 ///
@@ -33,7 +34,8 @@ pub struct Args {
     #[arg(long, value_name = "L:H,...", value_delimiter = ',', value_parser = parse_head)]
     heads: Vec<(usize, usize)>,
     /// Tolerance of the pruning that is counted, natural log
-    #[arg(long, value_name = "X", default_value_t = -10.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = -10.0, allow_negative_numbers = true,
+          value_parser = log_tolerance)]
     log_pruning_tolerance: f32,
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]

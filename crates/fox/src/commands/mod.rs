@@ -4,7 +4,7 @@ mod bench;
 mod compare;
 mod convert;
 mod demo;
-mod eval;
+pub mod eval;
 mod generate;
 mod info;
 mod inspect;

@@ -12,13 +12,13 @@ use fox_data::{HeldOut, PrepareOptions, PrepareProgress, Tokenizer, prepare};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use super::train::stop_on_signals;
-use crate::output;
+use crate::{output, signals};
 
 /// Turn text into token shards for training
 ///
 /// CORPUS is a text file, JSON lines, either of them compressed (.zst, .gz), or a folder of such files. The shards
-/// are the same for any number of threads. The same command goes on with a preparation that was stopped.
+/// are the same for any number of threads. The same command goes on with a preparation that was stopped; one that is
+/// complete is compared with the corpus, document by document.
 #[derive(clap::Args)]
 pub struct Args {
     /// File or folder of text
@@ -94,15 +94,15 @@ fn bar() -> ProgressBar {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let options = args.options()?;
-    let stop = stop_on_signals()?;
+    let stop = signals::on_stop(|| output::note("\nstopping; finished shards stay"))?;
     let (bar, start) = (bar(), Instant::now());
     let report = prepare(&options, |progress: &PrepareProgress| {
         bar.set_length(progress.bytes_total);
         bar.set_position(progress.bytes_read);
         bar.set_message(format!(
             "{} documents, {} tokens",
-            output::grouped(progress.documents as usize),
-            output::grouped(progress.tokens as usize)
+            output::grouped(progress.documents),
+            output::grouped(progress.tokens)
         ));
         match stop.load(Ordering::Relaxed) {
             true => ControlFlow::Break(()),
@@ -116,12 +116,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("stopped; the same command goes on from {} finished shards", report.progress.shards);
     }
     let (index, done) = (&report.index, &report.progress);
+    if done.empty_documents > 0 {
+        let count = output::grouped(done.empty_documents);
+        output::note(&format!("note: empty documents are left out ({count})"));
+    }
+    if report.shared_documents > 0 {
+        output::note(&format!(
+            "note: {} of {} held-out documents are also trained on; a loss on them says little about new text",
+            output::grouped(report.shared_documents),
+            output::grouped(index.heldout.documents()),
+        ));
+    }
     let rate = done.text_bytes as f64 / seconds / 1e6;
     if args.json {
         let report = json!({
             "out": args.out, "tokenizer": index.tokenizer, "vocab_size": index.vocab_size,
             "train_documents": index.train.documents(), "train_tokens": index.train.tokens(),
             "heldout_documents": index.heldout.documents(), "heldout_tokens": index.heldout.tokens(),
+            "empty_documents": done.empty_documents, "shared_documents": report.shared_documents,
             "shards_kept": done.shards_kept, "seconds": seconds, "text_mb_per_s": rate,
             "already_complete": report.already_complete,
         });
@@ -129,11 +141,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let split = |name: &str, documents: u64, tokens: u64| {
-        let count = |n: u64| output::grouped(n as usize);
         vec![
             name.to_string(),
-            format!("{} documents", count(documents)),
-            format!("{} tokens", count(tokens)),
+            format!("{} documents", output::grouped(documents)),
+            format!("{} tokens", output::grouped(tokens)),
         ]
     };
     let how = match report.already_complete {

@@ -2,16 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use fox_infer::Engine;
 use fox_serve::{ServeOptions, Served, Server};
 
-use super::eval::subjects::Opened;
-use crate::device::DeviceArgs;
-use crate::engine::{EngineArgs, Weights};
+use crate::engine::GenerationArgs;
+use crate::{output, signals};
 
 /// Serve a model: OpenAI-compatible completions, and a page to play with
 ///
@@ -50,23 +48,14 @@ pub struct Args {
     /// Seconds that running requests get when the server stops
     #[arg(long, value_name = "S", default_value_t = 30.0)]
     drain: f64,
-    /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
-    #[arg(long, value_name = "NAME")]
-    tokenizer: Option<String>,
-    /// How the weights are kept
-    #[arg(long, value_enum, default_value_t = Weights::F32)]
-    weights: Weights,
     #[command(flatten)]
-    engine: EngineArgs,
-    #[command(flatten)]
-    device: DeviceArgs,
+    run: GenerationArgs,
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let serve_options = args.options()?;
-    let opened = Opened::new(&args.model, &args.device.open()?)?;
-    let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
-    let mut options = args.engine.options(args.max_context as usize, args.weights)?;
+    let (opened, tokenizer) = args.run.open(&args.model)?;
+    let mut options = args.run.options(args.max_context as usize)?;
     options.max_batch = args.max_batch as usize;
     options.max_queue = args.max_queue as usize;
     let name = opened.name.clone();
@@ -74,7 +63,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let server = Server::bind(Served { name: opened.name, engine, tokenizer }, serve_options)?;
     let address = server.address()?;
     stop_on_signal(&server)?;
-    eprintln!("{name} at http://{address} (page) and http://{address}/v1 (API); Ctrl-C ends it");
+    output::note(&format!(
+        "{name} at http://{address} (page) and http://{address}/v1 (API); Ctrl-C ends it"
+    ));
     server.run()?;
     Ok(ExitCode::SUCCESS)
 }
@@ -86,7 +77,10 @@ impl Args {
             bail!("the API key is empty; leave it out to serve without one");
         }
         if key.is_none() && !self.host.is_loopback() {
-            eprintln!("note: anyone who reaches {} may use this server; see --api-key", self.host);
+            output::note(&format!(
+                "note: anyone who reaches {} may use this server; see --api-key",
+                self.host
+            ));
         }
         Ok(ServeOptions {
             address: SocketAddr::new(self.host, self.port),
@@ -105,13 +99,9 @@ fn seconds(flag: &str, value: f64) -> Result<Duration> {
 /// The first signal drains, the second ends the process.
 fn stop_on_signal(server: &Server) -> Result<()> {
     let stopper = server.stopper();
-    let asked = AtomicBool::new(false);
-    ctrlc::set_handler(move || {
-        if asked.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        eprintln!("stopping: running requests may end; once more to stop at once");
+    signals::on_stop(move || {
+        output::note("stopping: running requests may end; once more to stop at once");
         stopper.stop();
-    })
-    .context("cannot watch for signals")
+    })?;
+    Ok(())
 }

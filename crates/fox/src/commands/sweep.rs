@@ -10,9 +10,9 @@ use clap::ValueEnum;
 use fox_train::Event;
 use fox_train::sweep::{Search, SweepJob, SweepList, sweep};
 
-use super::train::{Progress, stop_on_signals};
+use super::train::{Progress, say_stopping};
 use crate::device::DeviceArgs;
-use crate::output;
+use crate::{output, signals};
 
 /// Train several recipes on the same data and compare them in one table and picture
 ///
@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         device: args.device.open()?,
         command: std::env::args().collect(),
     };
-    let stop = stop_on_signals()?;
+    let stop = signals::on_stop(say_stopping)?;
     let (mut progress, mut current) = (Progress::new(args.quiet), String::new());
     let comparison = sweep(&job, &items, search, &mut |label, event| {
         if matches!(event, Event::Started(_)) && label != current {

@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Ok(report) if args.json => documents.push(document(dir, &report)),
             Ok(report) => output::print(&text(dir, &report))?,
             Err(error) => {
-                eprintln!("error: {error}");
+                output::note(&format!("error: {error}"));
                 documents.push(json!({
                     "dir": dir.display().to_string(), "passed": false, "error": error.to_string(),
                 }));

@@ -61,7 +61,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).to_string()
 }
 
-/// Everything that must be equal bit for bit: the exported weights, and the last checkpoint's moments.
+/// Everything that must be equal bit for bit: the exported weights, and what the optimizer keeps in the last checkpoint.
 pub fn result(out: &Path) -> (Vec<u8>, Vec<u8>) {
     let weights = fs::read(out.join("export/model.safetensors")).unwrap();
     let last = checkpoints(out).pop().unwrap();

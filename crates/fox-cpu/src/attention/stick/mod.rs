@@ -15,7 +15,9 @@ mod forward;
 
 use std::ops::Range;
 
-use fox_tensor::{AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, Tensor};
+use fox_tensor::{
+    AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, StickOps, Tensor,
+};
 use rayon::prelude::*;
 
 use super::forward::Forward;
@@ -23,7 +25,7 @@ use super::gather::{self, GatheredKeys, GatheredQueries};
 use super::job::{Job, QueryBlock, Unit};
 use super::plan::{Prefix, Visits};
 use super::{
-    BLOCK, Counts, MANY_UNITS, Outputs, count_blocks, run_all, start_gradients, start_output,
+    BLOCK, Counts, MANY_UNITS, Outputs, count_tiles, run_all, start_gradients, start_output,
 };
 use crate::Cpu;
 use crate::pool::Buffer;
@@ -31,6 +33,26 @@ use crate::shared::Shared;
 use backward::StickBackward;
 use decode::StickDecode;
 use forward::StickForward;
+
+impl StickOps for Cpu {
+    fn stick_breaking_fwd(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut> {
+        self.run(|| forward(self, inputs, spec))
+    }
+
+    fn stick_breaking_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        out: &AttentionOut,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        self.run(|| backward(self, d_out, inputs, &out.o, spec))
+    }
+}
 
 /// Into how many runs the query blocks of a unit are dealt out when it has all cores to itself.
 const RUNS: usize = 8;
@@ -71,7 +93,7 @@ pub fn forward(
         let units = job.units();
         let parallel = units.len() >= MANY_UNITS;
         let run = |unit: &Unit| forward_unit(&job, unit, o, lse, !parallel);
-        count_blocks(&units, parallel, spec.heads, run)
+        count_tiles(&units, parallel, spec.heads, run)
     })
 }
 

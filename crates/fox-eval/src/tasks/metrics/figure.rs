@@ -19,7 +19,8 @@ pub struct Figure {
     /// The result; shares are between 0 and 1.
     pub value: f64,
     /// Its standard error: of a mean, the sample's standard deviation over the root of the number of items; of
-    /// a perplexity, the standard deviation over bootstrap resamples. `None` for a single item.
+    /// a perplexity, the standard deviation over bootstrap resamples. `None` for a single item, and where
+    /// perplexities exceed all numbers.
     pub stderr: Option<f64>,
     /// Number of items.
     pub items: usize,
@@ -81,14 +82,14 @@ fn bootstrapped(pairs: &[(f64, f64)], finish: impl Fn(f64) -> f64) -> (f64, Opti
         finish(sums.0 / sums.1)
     };
     let value = estimate(&|_| 1.0);
-    let stderr = (pairs.len() > 1).then(|| {
-        let resampled: Vec<f64> = bootstrap_weights(pairs.len(), REPLICATES, SEED)
+    let resampled: Vec<f64> = match pairs.len() {
+        0 | 1 => Vec::new(),
+        units => bootstrap_weights(units, REPLICATES, SEED)
             .iter()
             .map(|weights| estimate(&|i| f64::from(weights[i])))
-            .collect();
-        deviation(&resampled).unwrap_or(f64::NAN)
-    });
-    (value, stderr, pairs.len())
+            .collect(),
+    };
+    (value, deviation(&resampled).filter(|error| error.is_finite()), pairs.len())
 }
 
 #[cfg(test)]
@@ -124,5 +125,26 @@ mod tests {
         let found = figure.stderr.unwrap();
         assert!((found / expected - 1.0).abs() < 0.1, "{found} {expected}");
         assert_eq!(Values::Perplexity(values).figure(Metric::Perplexity), figure);
+    }
+
+    /// Texts of different lengths, all equally likely per byte: whatever is drawn, the figure is the same.
+    #[test]
+    fn a_resample_takes_the_lengths_with_the_likelihoods() {
+        let pairs: Vec<(f64, f64)> = (1..50).map(|n| (-2.0 * f64::from(n), f64::from(n))).collect();
+        for (values, value) in [
+            (Values::PerLength(pairs.clone()), 2f64.exp()),
+            (Values::BitsPerLength(pairs), 2.0 / std::f64::consts::LN_2),
+        ] {
+            let figure = values.figure(Metric::BytePerplexity);
+            assert!((figure.value - value).abs() < 1e-12 && figure.items == 49, "{figure:?}");
+            assert!(figure.stderr.unwrap() < 1e-12, "{figure:?}");
+        }
+    }
+
+    #[test]
+    fn a_perplexity_beyond_all_numbers_has_no_error() {
+        let figure =
+            Values::PerLength(vec![(-1e4, 1.0), (-2e4, 1.0)]).figure(Metric::BytePerplexity);
+        assert_eq!((figure.value, figure.stderr), (f64::INFINITY, None));
     }
 }

@@ -6,10 +6,10 @@ use anyhow::Result;
 use fox_model::{ForwardOptions, Model, ModelConfig, Pruning};
 use fox_tensor::speed::matmul_rate;
 use fox_tensor::{Device, Gradients};
-use fox_train::{Optimizer, OptimizerSettings};
+use fox_train::{OptimizerRecipe, Updater};
 use serde_json::json;
 
-use super::train::{Arch, Batch, pruned};
+use super::train::{Batch, pruned};
 use super::{machine, median, seconds};
 use crate::device::DeviceArgs;
 use crate::output;
@@ -55,22 +55,29 @@ impl Args {
         let heads = (width / self.head_dim as usize).max(1);
         let wide = (heads / 2).max(1);
         let (off, acp) = (Pruning::Off, Pruning::Tolerance(-10.0));
-        let list = [
-            ("FoX (Pro)", Arch::FoxPro, layers, heads, off),
-            ("FoX (Pro), pruned", Arch::FoxPro, layers, heads, acp),
-            ("FoX (LLaMA)", Arch::FoxLlama, layers, heads, off),
-            ("FoX (LLaMA), pruned", Arch::FoxLlama, layers, heads, acp),
-            ("Transformer (LLaMA)", Arch::TransformerLlama, layers, heads, off),
-            ("Stick-breaking", Arch::StickBreaking, layers, heads, off),
-            ("Stick-breaking, pruned", Arch::StickBreaking, layers, heads, acp),
-            ("Stick-breaking with gates, pruned", Arch::StickBreakingFox, layers, heads, acp),
-            ("DeltaNet", Arch::DeltaNet, layers, wide, off),
-            ("Gated DeltaNet", Arch::GatedDeltaNet, layers, wide, off),
-            ("HGRN2", Arch::Hgrn2, layers, wide, off),
-            ("Mamba-2", Arch::Mamba2, 2 * layers, 2 * heads, off),
+        type Build = fn(usize, usize, usize) -> ModelConfig;
+        let list: [(_, Build, _, _, _); 12] = [
+            ("FoX (Pro)", ModelConfig::fox_pro, layers, heads, off),
+            ("FoX (Pro), pruned", ModelConfig::fox_pro, layers, heads, acp),
+            ("FoX (LLaMA)", ModelConfig::fox_llama, layers, heads, off),
+            ("FoX (LLaMA), pruned", ModelConfig::fox_llama, layers, heads, acp),
+            ("Transformer (LLaMA)", ModelConfig::transformer_llama, layers, heads, off),
+            ("Stick-breaking", ModelConfig::stick_breaking, layers, heads, off),
+            ("Stick-breaking, pruned", ModelConfig::stick_breaking, layers, heads, acp),
+            (
+                "Stick-breaking with gates, pruned",
+                ModelConfig::stick_breaking_fox,
+                layers,
+                heads,
+                acp,
+            ),
+            ("DeltaNet", ModelConfig::delta_net, layers, wide, off),
+            ("Gated DeltaNet", ModelConfig::gated_delta_net, layers, wide, off),
+            ("HGRN2", ModelConfig::hgrn2, layers, wide, off),
+            ("Mamba-2", ModelConfig::mamba2, 2 * layers, 2 * heads, off),
         ];
-        let config = |(name, arch, layers, heads, pruning): (_, Arch, _, _, _)| {
-            let mut config = arch.config(width, layers, heads);
+        let config = |(name, build, layers, heads, pruning): (_, Build, _, _, _)| {
+            let mut config = build(width, layers, heads);
             config.vocab_size = self.vocab as usize;
             (name, config, pruning)
         };
@@ -96,18 +103,18 @@ fn measure(
     config.validate("the flags")?;
     let (batch_size, seq) = (args.batch as usize, args.seq as usize);
     let mut model = Model::init(&config, 0, device)?;
-    let settings = OptimizerSettings::default();
-    let mut optimizer = Optimizer::new(settings, model.params(), device)?;
+    let settings = OptimizerRecipe::default();
+    let mut updater = Updater::new(&settings, None, model.params(), device)?;
     let batch = Batch::new(device, batch_size, seq, config.vocab_size)?;
     let options = ForwardOptions { pruning, recompute: false };
     let (mut steps, mut rate, mut share) = (Vec::new(), 0.0f64, 0.0);
     for round in 0..=args.repeat {
         rate = rate.max(matmul_rate(device)?);
         let mut gradients = Gradients::default();
-        let (_, blocks, forward, backward) = batch.gradients(&model, &options, &mut gradients)?;
+        let (_, tiles, forward, backward) = batch.gradients(&model, &options, &mut gradients)?;
         let (_, update) =
-            seconds(|| Ok(optimizer.step(model.params_mut(), &gradients, settings.peak_lr)?))?;
-        share = pruned(&blocks)?;
+            seconds(|| Ok(updater.step(model.params_mut(), gradients, settings.peak_lr)?))?;
+        share = pruned(&tiles)?;
         // The first step takes its memory from the system.
         if round > 0 {
             steps.push(forward + backward + update);

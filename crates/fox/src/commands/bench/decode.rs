@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use fox_base::difference::largest;
 use fox_infer::{Engine, EngineOptions, Event, Eviction, FinishReason, Finished, Request, Scored};
-use fox_model::{ForwardOptions, Model, PRESETS, Preset};
+use fox_model::{ForwardOptions, Model, Preset};
 use fox_tensor::cases::Rng;
 use fox_tensor::speed::memory_rate;
 use fox_tensor::{Device, Segments, Tape};
@@ -60,7 +61,7 @@ const BATCH_PROMPT: usize = 32;
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
     let mut rate = memory_rate(&device)?;
-    let (mut streams, mut batches, mut worst) = (Vec::new(), Vec::new(), 0.0f64);
+    let (mut streams, mut batches, mut errors) = (Vec::new(), Vec::new(), Vec::new());
     let text = Text::new(args, &device)?;
     let agreement = match args.agree {
         0 => Value::Null,
@@ -78,7 +79,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             ..args.engine.options(context, weights)?
         };
         let engine = Engine::start(model, options)?;
-        worst = worst.max(check(&engine, &text)?);
+        errors.push(check(&engine, &text)?);
         rate = rate.max(memory_rate(&device)?);
         let name = format!("{weights:?}").to_lowercase();
         for &context in &args.contexts {
@@ -96,7 +97,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let report = json!({
         "machine": machine(&device), "model": args.model, "memory_gb_per_s": rate / 1e9,
-        "error_vs_training_forward": worst, "single": streams, "batched": batches,
+        "error_vs_training_forward": largest(errors), "single": streams, "batched": batches,
         "agreement": agreement,
     });
     let printed = if args.json { format!("{report:#}\n") } else { describe(&report) };
@@ -109,8 +110,7 @@ fn open(name: &str, device: &Device) -> Result<Model> {
         return Ok(Model::init(&preset.config(), 1, device)?);
     }
     if !std::path::Path::new(name).exists() {
-        let names = PRESETS.map(|preset| preset.name).join(", ");
-        bail!("`{name}` is neither a checkpoint folder nor one of {names}");
+        bail!("`{name}` is neither a checkpoint folder nor one of {}", Preset::names());
     }
     Ok(Opened::new(name, device)?.model)
 }
@@ -163,9 +163,8 @@ fn agreement(args: &Args, device: &Device, text: &Text, length: usize) -> Result
     };
     let ((full, _), (pruned, finished)) = (run(Eviction::Off)?, run(args.engine.eviction)?);
     let differences = full.iter().zip(&pruned).map(|(a, b)| f64::from(a.logprob - b.logprob).abs());
-    let worst = differences.clone().fold(0.0, f64::max);
     Ok(json!({
-        "tokens": length, "worst_difference": worst,
+        "tokens": length, "worst_difference": largest(differences.clone()),
         "mean_difference": differences.sum::<f64>() / full.len() as f64,
         "evicted_fraction": finished.cache.evicted_fraction(),
         "cache_bytes": finished.cache.bytes, "full_bytes": finished.cache.full_bytes,
@@ -200,12 +199,11 @@ fn check(engine: &Engine, text: &Text) -> Result<f64> {
     let (segments, options) = (Segments::uniform(1, ids.len()), ForwardOptions::default());
     let hidden = model.forward(&mut tape, &tokens, &segments, None, &options)?;
     let logits = model.logits(&mut tape, &hidden.states)?.value().to_f64()?;
-    let mut worst = 0.0f64;
-    for (row, scored) in logits.chunks(model.config().vocab_size).zip(&scores) {
+    let rows = logits.chunks(model.config().vocab_size).zip(&scores);
+    Ok(largest(rows.map(|(row, scored)| {
         let norm = row.iter().map(|x| x.exp()).sum::<f64>().ln();
-        worst = worst.max((row[scored.id as usize] - norm - f64::from(scored.logprob)).abs());
-    }
-    Ok(worst)
+        (row[scored.id as usize] - norm - f64::from(scored.logprob)).abs()
+    })))
 }
 
 /// One request after a prompt.

@@ -4,13 +4,12 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
-use fox_model::{ForwardOptions, Model, ParamGroup};
+use fox_model::{Architecture, ForwardOptions, Model, ParamGroup};
 use fox_tensor::cases::Rng;
 use fox_tensor::{DType, Device};
 use serde_json::json;
 
-use super::train::Arch;
-use super::{machine, median};
+use super::{architectures, machine, median};
 use crate::device::DeviceArgs;
 use crate::output;
 
@@ -21,8 +20,8 @@ use crate::output;
 #[derive(clap::Args)]
 pub struct Args {
     /// The model
-    #[arg(long, value_enum, default_value_t = Arch::FoxPro)]
-    arch: Arch,
+    #[arg(long, default_value = "fox-pro", value_parser = architectures())]
+    arch: Architecture,
     /// Width of the model
     #[arg(long, default_value_t = 768, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     d_model: u32,
@@ -44,6 +43,9 @@ pub struct Args {
     /// Tokens to generate; the median step counts
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
+    /// Decode op by op on a GPU, even where one launch does the whole step
+    #[arg(long)]
+    op_by_op: bool,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON
@@ -56,7 +58,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut config = args.arch.config(sizes.0, sizes.1, sizes.2);
     config.vocab_size = args.vocab as usize;
     config.validate("the flags")?;
-    let device = args.device.open()?;
+    let device = if args.op_by_op { args.device.open_op_by_op()? } else { args.device.open()? };
     let model = Model::init(&config, 0, &device)?;
     let (batch, prompt) = (args.batch as usize, args.prompt as usize);
     let room = prompt + args.tokens as usize + 1;
@@ -80,7 +82,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         steps.push(begin.elapsed().as_secs_f64());
     }
     let (step, launch) = (median(steps), median(launches));
-    let weight = device.backend().activation_type().size();
+    let weight = device.backend().caps().activation_type.size();
     let read = |spec: &&fox_model::ParamSpec| {
         spec.dims.len() == 2 && (spec.group != ParamGroup::Embedding || config.tie_word_embeddings)
     };

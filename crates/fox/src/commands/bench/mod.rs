@@ -11,6 +11,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Subcommand;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use fox_model::Architecture;
 use fox_tensor::Device;
 use fox_tensor::cases::Rng;
 
@@ -65,4 +67,11 @@ fn machine(device: &Device) -> String {
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     format!("{device}, {}, {threads} cores", fox_cpu::simd::Level::detect().name())
+}
+
+/// The architectures of all mixers, by name.
+fn architectures() -> impl TypedValueParser<Value = Architecture> {
+    let names = Architecture::all().into_iter().map(|architecture| architecture.name);
+    PossibleValuesParser::new(names)
+        .try_map(|name| Architecture::by_name(&name).ok_or("no such architecture"))
 }

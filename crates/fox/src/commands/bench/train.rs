@@ -3,27 +3,28 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use clap::ValueEnum;
-use fox_model::{ForwardOptions, Model, ModelConfig, Pruning};
-use fox_tensor::cases::{Rng, relative_error};
+use fox_base::difference::{largest, relative_error};
+use fox_model::{Architecture, ForwardOptions, Model, ModelConfig, Pruning};
+use fox_tensor::cases::{self, Rng};
 use fox_tensor::speed::matmul_rate;
 use fox_tensor::{DType, Device, Gradients, OpTime, Segments, Tape, Tensor, WeightFormat};
-use fox_train::{Optimizer, OptimizerSettings};
+use fox_train::{OptimizerRecipe, Updater};
 use serde_json::json;
 
-use super::{machine, median, seconds};
+use super::{architectures, machine, median, seconds};
 use crate::device::DeviceArgs;
 use crate::output;
+use crate::tolerance::log_tolerance;
 
-/// A training step: forward, backward, clipping and AdamW
+/// A training step: forward, backward, clipping and the optimizer
 ///
 /// The floor is 6 FLOPs per weight of a matrix product and token, plus causal attention forward
 /// and backward (less the blocks pruned) or the products of a chunkwise scan, at the rate of the best square matrix product in this run.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model
-    #[arg(long, value_enum, default_value_t = Arch::FoxLlama)]
-    arch: Arch,
+    #[arg(long, default_value = "fox-llama", value_parser = architectures())]
+    arch: Architecture,
     /// Width of the model
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     d_model: u32,
@@ -47,11 +48,14 @@ pub struct Args {
     vocab: u32,
     /// Prune attention blocks whose share of the softmax is provably below e^LN, e.g. -10
     #[arg(long, value_name = "LN", num_args = 0..=1, default_missing_value = "-10",
-          allow_negative_numbers = true)]
+          allow_negative_numbers = true, value_parser = log_tolerance)]
     acp: Option<f32>,
     /// Drop the activations of each block and compute them again in the backward pass
     #[arg(long)]
     recompute: bool,
+    /// The optimizer: adamw or muon
+    #[arg(long, value_name = "NAME", default_value = "adamw")]
+    optimizer: String,
     /// Steps to measure; the median counts
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -63,39 +67,6 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub(super) enum Arch {
-    FoxLlama,
-    FoxPro,
-    TransformerLlama,
-    TransformerPro,
-    StickBreaking,
-    StickBreakingFox,
-    DeltaNet,
-    GatedDeltaNet,
-    Hgrn2,
-    Mamba2,
-}
-
-impl Arch {
-    /// A model of this width, number of blocks and number of heads.
-    pub(super) fn config(self, width: usize, layers: usize, heads: usize) -> ModelConfig {
-        let build = match self {
-            Arch::FoxLlama => ModelConfig::fox_llama,
-            Arch::FoxPro => ModelConfig::fox_pro,
-            Arch::TransformerLlama => ModelConfig::transformer_llama,
-            Arch::TransformerPro => ModelConfig::transformer_pro,
-            Arch::StickBreaking => ModelConfig::stick_breaking,
-            Arch::StickBreakingFox => ModelConfig::stick_breaking_fox,
-            Arch::DeltaNet => ModelConfig::delta_net,
-            Arch::GatedDeltaNet => ModelConfig::gated_delta_net,
-            Arch::Hgrn2 => ModelConfig::hgrn2,
-            Arch::Mamba2 => ModelConfig::mamba2,
-        };
-        build(width, layers, heads)
-    }
 }
 
 impl Args {
@@ -137,7 +108,7 @@ impl Batch {
         })
     }
 
-    /// Losses `[R]` and blocks visited; gradients are added to `gradients`.
+    /// Losses `[R]` and tiles visited; gradients are added to `gradients`.
     pub(super) fn gradients(
         &self,
         model: &Model,
@@ -162,7 +133,7 @@ impl Batch {
             tape.backward(gradients)?;
             Ok(backend.synchronize()?)
         })?;
-        Ok((loss.per_token, loss.blocks, forward, backward))
+        Ok((loss.per_token, loss.tiles, forward, backward))
     }
 }
 
@@ -188,17 +159,15 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
     };
     let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
     let (got, want) = (run(device)?, run(&Device::naive())?);
-    let largest = want[1..].iter().map(|x| norm(x)).fold(0.0, f64::max);
-    let mut worst = relative_error(&got[0], &want[0]);
-    for (got, want) in got[1..].iter().zip(&want[1..]) {
-        let difference: Vec<f64> = got.iter().zip(want).map(|(a, b)| a - b).collect();
-        worst = worst.max(norm(&difference) / norm(want).max(1e-3 * largest));
-    }
-    let tolerance = match device.backend().activation_type() {
+    let largest_norm = want[1..].iter().map(|x| norm(x)).fold(0.0, f64::max);
+    let gradients = got[1..].iter().zip(&want[1..]);
+    let errors = gradients.map(|(got, want)| relative_error(got, want, 1e-3 * largest_norm));
+    let worst = largest(errors.chain([cases::relative_error(&got[0], &want[0])]));
+    let tolerance = match device.backend().caps().activation_type {
         DType::F32 => 1e-4,
         _ => 5e-2,
     };
-    if worst.is_nan() || worst > tolerance {
+    if worst > tolerance {
         bail!(
             "a result is off by {worst:.1e} from the oracle; the speed of a wrong result is no use"
         );
@@ -206,7 +175,7 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
     Ok(worst)
 }
 
-/// Blocks not visited over all blocks, over all layers.
+/// Tiles not visited over all tiles, over all layers.
 pub(super) fn pruned(layers: &[Tensor]) -> Result<f64> {
     let (mut visited, mut total) = (0.0, 0.0);
     for layer in layers {
@@ -226,8 +195,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (batch_size, seq) = (args.batch as usize, args.seq as usize);
     let mut model = Model::init(&config, 0, &device)?;
     model.pack_weights(WeightFormat::F32)?;
-    let settings = OptimizerSettings::default();
-    let mut optimizer = Optimizer::new(settings, model.params(), &device)?;
+    let settings = OptimizerRecipe::named(&args.optimizer)?;
+    let mut updater = Updater::new(&settings, None, model.params(), &device)?;
     let batch = Batch::new(&device, batch_size, seq, config.vocab_size)?;
     let (mut steps, mut parts) = (Vec::new(), [Vec::new(), Vec::new(), Vec::new()]);
     let (mut rate, mut last_loss, mut first_loss) = (0.0f64, 0.0, None);
@@ -240,15 +209,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             reserved = device.memory().reserved;
         }
         let mut gradients = Gradients::default();
-        let (loss, blocks, forward, backward) =
+        let (loss, tiles, forward, backward) =
             batch.gradients(&model, &args.options(), &mut gradients)?;
         let (_, update) = seconds(|| {
-            optimizer.step(model.params_mut(), &gradients, settings.peak_lr)?;
+            updater.step(model.params_mut(), gradients, settings.peak_lr)?;
             Ok(device.backend().synchronize()?)
         })?;
         last_loss = mean(&loss.to_f64()?);
         first_loss.get_or_insert(last_loss);
-        pruned_fraction = pruned(&blocks)?;
+        pruned_fraction = pruned(&tiles)?;
         if round >= warm_up {
             steps.push(forward + backward + update);
             for (part, value) in parts.iter_mut().zip([forward, backward, update]) {
@@ -258,7 +227,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let memory = device.memory();
     let profile = match args.profile {
-        true => profile(&mut model, &mut optimizer, &batch, args)?,
+        true => profile(&mut model, &mut updater, settings.peak_lr, &batch, args)?,
         false => Vec::new(),
     };
     let tokens = (batch_size * seq) as f64;
@@ -271,7 +240,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let report = json!({
         "machine": machine(&device),
         "parameters": config.param_specs().iter().map(|spec| spec.count()).sum::<usize>(),
-        "batch": batch_size, "seq": seq, "acp": args.acp, "recompute": args.recompute,
+        "batch": batch_size, "seq": seq, "optimizer": args.optimizer, "acp": args.acp, "recompute": args.recompute,
         "error_vs_oracle": error, "first_loss": first_loss, "last_loss": last_loss,
         "fwd_ms": forward * 1e3, "bwd_ms": backward * 1e3, "update_ms": update * 1e3,
         "ms_per_step": step * 1e3, "tokens_per_s": tokens / step,
@@ -315,7 +284,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// One more step, with the time of every op on the device.
 fn profile(
     model: &mut Model,
-    optimizer: &mut Optimizer,
+    updater: &mut Updater,
+    lr: f64,
     batch: &Batch,
     args: &Args,
 ) -> Result<Vec<OpTime>> {
@@ -323,7 +293,7 @@ fn profile(
     device.backend().profile(true);
     let mut gradients = Gradients::default();
     batch.gradients(model, &args.options(), &mut gradients)?;
-    optimizer.step(model.params_mut(), &gradients, OptimizerSettings::default().peak_lr)?;
+    updater.step(model.params_mut(), gradients, lr)?;
     device.backend().profile(false);
     Ok(device.backend().take_profile()?)
 }

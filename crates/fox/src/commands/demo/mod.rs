@@ -6,11 +6,9 @@ mod train;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use fox_data::{Dataset, SyntheticConfig, SyntheticDataset, SyntheticTokenizer};
 use fox_eval::files::write_whole;
 use fox_eval::inspect::{InspectOptions, Inspection, inspect};
@@ -19,8 +17,9 @@ use fox_eval::needle::{Cases, Grid, Mode, ModelReader, NeedleMap, SyntheticCases
 use fox_model::Pruning;
 use fox_tensor::Device;
 
+use crate::commands::train::say_stopping;
 use crate::device::DeviceArgs;
-use crate::output;
+use crate::{output, signals};
 use train::{Contestant, Trained};
 
 /// Evaluation goes this many times beyond the training length.
@@ -74,10 +73,7 @@ struct Findings {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&stop);
-    ctrlc::set_handler(move || asked.store(true, Ordering::Relaxed))
-        .context("cannot listen for signals")?;
+    let stop = signals::on_stop(say_stopping)?;
     let train = |contestant: Contestant| -> Result<Trained> {
         let trained = contestant.train(&args.out, args.tokens, &device, &stop)?;
         if !trained.finished {
@@ -112,15 +108,18 @@ fn evaluate(args: &Args, device: &Device, fox: Trained, transformer: Trained) ->
     let decode = |ids: &[u32]| Ok(SyntheticTokenizer.decode(ids)?);
     let (mut curves, mut needles) = (Vec::new(), Vec::new());
     for trained in [&fox, &transformer] {
-        eprintln!("{}: loss at every position of {} documents", trained.name, args.documents);
+        output::note(&format!(
+            "{}: loss at every position of {} documents",
+            trained.name, args.documents
+        ));
         let subject = trained.subject();
         let sums = evaluate_loss(&subject, &data, &options, None, |_| ())?;
         curves.push(LossCurve::new(&trained.name, &sums, Some(trained_on)));
-        eprintln!("{}: {} needles", trained.name, grid.total());
-        let mut reader = ModelReader::new(&trained.model, Pruning::Tolerance(-10.0));
+        output::note(&format!("{}: {} needles", trained.name, grid.total()));
+        let mut reader = ModelReader::new(subject, Pruning::Tolerance(-10.0));
         needles.push(run_needle(&trained.name, &mut reader, &cases, &grid, &decode, None, |_| ())?);
     }
-    eprintln!("looking inside");
+    output::note("looking inside");
     let mut ids = vec![0; length];
     data.read(0, 0, &mut ids)?;
     ids.insert(0, SyntheticTokenizer::BOS);

@@ -2,8 +2,8 @@
 
 use fox_eval::learning::learning_chart;
 use fox_eval::loss::{LossCurve, loss_chart, slope_chart};
-use fox_eval::plot::{DotPlot, DotRow, Scale, Series};
 use fox_eval::report::Page;
+use fox_plot::{DotPlot, DotRow, Scale, Series};
 use serde_json::{Value, json};
 
 use super::train::Trained;
@@ -53,7 +53,7 @@ pub fn page(f: &Findings, args: &Args) -> Page {
         &format!(
             "FoX (Pro) and the same layer with RoPE instead of a forget gate: two models of {:.2}M parameters, trained from scratch on {} tokens of the embedded corpus in sequences of {}, then evaluated on sequences of {}. {:.0} seconds on {}.",
             f.fox.parameters as f64 / 1e6,
-            output::grouped(args.tokens as usize),
+            output::grouped(args.tokens),
             f.trained_on(),
             BEYOND * f.trained_on(),
             f.seconds,
@@ -241,7 +241,7 @@ fn speed(page: &mut Page, f: &Findings) {
         rows.push(vec![
             trained.name.clone(),
             format!("{:.0} s", trained.seconds),
-            output::grouped(trained.tokens_per_second as usize),
+            output::grouped(trained.tokens_per_second as u64),
             format!("{:.0}%", 100.0 * trained.floor_fraction),
         ]);
     }

@@ -19,7 +19,7 @@ use crate::commands::train::Progress;
 pub const TOKENS: u64 = 3_600_000;
 
 /// What the demo sets besides: both recipes are made for longer runs.
-const CHANGES: [&str; 12] = [
+const CHANGES: [&str; 11] = [
     // Two wide heads find what was said earlier sooner than four narrow ones.
     "model.num_heads=2",
     "model.intermediate_size=256",
@@ -29,12 +29,14 @@ const CHANGES: [&str; 12] = [
     "data.synthetic.min_gap=8",
     "data.sequence_length=128",
     "training.batch=16",
-    "schedule.warmup_tokens=100000",
     "evaluation.every=0",
     "evaluation.sequences=64",
     "checkpoints.every=500",
     "metrics.details_every=0",
 ];
+
+/// Tokens of warm-up.
+const WARMUP: u64 = 100_000;
 
 /// Which of the two.
 #[derive(Clone, Copy)]
@@ -115,7 +117,11 @@ impl Contestant {
     ) -> Result<Trained> {
         let (name, recipe_name, folder) = self.names();
         let mut changes: Vec<String> = CHANGES.map(String::from).to_vec();
-        changes.extend([self.change().to_string(), format!("training.tokens={tokens}")]);
+        changes.extend([
+            self.change().to_string(),
+            format!("training.tokens={tokens}"),
+            format!("schedule.warmup_tokens={}", tokens.min(WARMUP)),
+        ]);
         let recipe = recipe::load(recipe_name, &changes)?;
         let (training_length, corpus) = (recipe.data.sequence_length, recipe.data.synthetic);
         let folder = out.join(folder);
@@ -136,7 +142,7 @@ impl Contestant {
         })?;
         progress.finish();
         let (mut losses, mut heldout, mut floors) = (Vec::new(), Vec::new(), Vec::new());
-        for record in MetricsLog::read(&folder)? {
+        for record in MetricsLog::read(&folder)?.records {
             match record {
                 Record::Train(step) => {
                     losses.extend(step.loss.map(|loss| (step.tokens as f64, loss)));

@@ -87,7 +87,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let cases = args.hay.cases(&tokenizer)?;
         let subject = opened.subject(None);
         subject.check_vocabulary("tokenizer", cases.vocab_size())?;
-        let mut reader = ModelReader::new(&opened.model, Pruning::Config);
+        let mut reader = ModelReader::new(subject, Pruning::Config);
         let decode = |ids: &[u32]| Ok(tokenizer.decode(ids)?);
         let path = args.out.join(format!("{}.scores.jsonl", file_stem(&opened.name)));
         let file = Some((path.as_path(), subject.fingerprint()?));

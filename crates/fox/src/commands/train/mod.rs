@@ -5,14 +5,14 @@ mod progress;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+use fox_train::recipe::Weights;
 use fox_train::{Job, Recipe, Summary, recipe, train};
 
 use crate::device::DeviceArgs;
-use crate::output;
+use crate::{output, signals};
 pub use progress::Progress;
 
 /// Train a model from a recipe; the same command goes on with a run that was stopped
@@ -49,6 +49,27 @@ pub struct Args {
     /// Write the newest checkpoint of the run in --out as a Hugging Face folder and stop
     #[arg(long, value_name = "DIR", requires = "out")]
     export: Option<PathBuf>,
+    /// Which weights --export writes; by default those that evaluation.weights of the recipe names
+    #[arg(long, value_name = "WHICH", requires = "export")]
+    weights: Option<WhichWeights>,
+}
+
+/// Weights of a run.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum WhichWeights {
+    /// As the last step left them
+    Raw,
+    /// Their average (training.ema)
+    Ema,
+}
+
+impl From<WhichWeights> for Weights {
+    fn from(which: WhichWeights) -> Self {
+        match which {
+            WhichWeights::Raw => Weights::Raw,
+            WhichWeights::Ema => Weights::Ema,
+        }
+    }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -57,7 +78,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let (Some(to), Some(run)) = (&args.export, &args.out) {
-        let step = fox_train::export_run(run, to, &args.device.open()?)?;
+        let weights = args.weights.map(Weights::from);
+        let step = fox_train::export_run(run, to, weights, &args.device.open()?)?;
         output::print(&format!("{}: the model after step {step}\n", to.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -70,7 +92,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         device: args.device.open()?,
         command: std::env::args().collect(),
     };
-    let stop = stop_on_signals()?;
+    let stop = signals::on_stop(say_stopping)?;
     let mut progress = Progress::new(args.quiet);
     let outcome = train(&job, &mut |event| {
         progress.show(event);
@@ -83,6 +105,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     progress.finish();
     output::print(&report(&outcome.summary, &out))?;
     Ok(if outcome.summary.finished { ExitCode::SUCCESS } else { ExitCode::from(130) })
+}
+
+/// What the first signal is answered with.
+pub fn say_stopping() {
+    output::note("\nstopping after this step with a checkpoint; once more to stop at once");
 }
 
 /// A recipe with the command line's data and changes.
@@ -100,28 +127,14 @@ fn default_out(name: &str) -> PathBuf {
     Path::new("runs").join(stem)
 }
 
-/// A flag that the first interrupt or termination sets; the second ends the program at once.
-pub fn stop_on_signals() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        eprintln!("\nstopping after this step with a checkpoint; once more to stop at once");
-    })
-    .context("cannot listen for signals")?;
-    Ok(stop)
-}
-
 fn report(summary: &Summary, out: &Path) -> String {
     let row = |name: &str, value: String| vec![format!("  {name}"), value];
     let loss = |x: f64| format!("{x:.4}");
     let mut rows = vec![
         row("parameters", output::grouped(summary.parameters)),
-        row("steps", output::grouped(summary.steps as usize)),
-        row("tokens", output::grouped(summary.tokens as usize)),
-        row("tokens/s", output::grouped(summary.tokens_per_second as usize)),
+        row("steps", output::grouped(summary.steps)),
+        row("tokens", output::grouped(summary.tokens)),
+        row("tokens/s", output::grouped(summary.tokens_per_second as u64)),
     ];
     rows.extend(summary.train_loss.map(|x| row("training loss", loss(x))));
     if let Some(evaluation) = &summary.evaluation {
@@ -132,7 +145,7 @@ fn report(summary: &Summary, out: &Path) -> String {
         }
     }
     if summary.skips > 0 {
-        rows.push(row("steps left out", output::grouped(summary.skips as usize)));
+        rows.push(row("steps left out", output::grouped(summary.skips)));
     }
     let end = match summary.finished {
         true => format!("{} holds the model for others\n", out.join("export").display()),

@@ -7,6 +7,8 @@ use fox_train::Event;
 use fox_train::metrics::StepRecord;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output;
+
 /// Time between lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
@@ -83,7 +85,7 @@ impl Progress {
             }
             None => {
                 self.last_line = Some(Instant::now());
-                eprintln!("step {:>6}/{}  {text}", step.step, self.steps);
+                output::note(&format!("step {:>6}/{}  {text}", step.step, self.steps));
             }
         }
     }
@@ -110,7 +112,7 @@ impl Progress {
     fn always(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
-            None => eprintln!("{text}"),
+            None => output::note(text),
         }
     }
 }

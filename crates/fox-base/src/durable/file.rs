@@ -1,0 +1,156 @@
+//! A file that has its name only when it is whole.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::{Result, call, parent, sync_folder, temporary_path};
+
+/// A file under a temporary name. Dropped without [`NewFile::finish`], it is removed, and what stood at its
+/// path before stays.
+#[derive(Debug)]
+pub struct NewFile {
+    path: PathBuf,
+    temporary: PathBuf,
+    out: BufWriter<File>,
+    renamed: bool,
+}
+
+impl NewFile {
+    /// Starts the file that will stand at `path`, in a folder that exists.
+    pub fn create(path: &Path) -> Result<NewFile> {
+        NewFile::create_as(path, temporary_path(path))
+    }
+
+    fn create_as(path: &Path, temporary: PathBuf) -> Result<NewFile> {
+        let file = call("create", &temporary, || File::create(&temporary))?;
+        let out = BufWriter::with_capacity(1 << 20, file);
+        Ok(NewFile { path: path.to_path_buf(), temporary, out, renamed: false })
+    }
+
+    /// Where the file will stand.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends bytes.
+    pub fn write_all(&mut self, bytes: &[u8]) -> Result<()> {
+        call("write", &self.temporary, || self.out.write_all(bytes))
+    }
+
+    /// Syncs the file, gives it its name in place of what stood there, and makes the name last.
+    pub fn finish(mut self) -> Result<()> {
+        let temporary = &self.temporary;
+        call("write", temporary, || self.out.flush())?;
+        call("sync", temporary, || self.out.get_ref().sync_all())?;
+        call("rename", temporary, || fs::rename(temporary, &self.path))?;
+        self.renamed = true;
+        sync_folder(parent(&self.path))
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // The error that led here is the one to report; the next writer replaces what stays.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Writes a file whole, in a folder that exists.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    fill(NewFile::create(path)?, bytes)
+}
+
+/// [`write`] for a file that several processes may write at the same time, such as one of a cache: the last
+/// one stands. What a killed writer left behind is not removed.
+pub fn write_shared(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    let temporary = temporary_path(&path.with_file_name(name));
+    fill(NewFile::create_as(path, temporary)?, bytes)
+}
+
+fn fill(mut file: NewFile, bytes: &[u8]) -> Result<()> {
+    file.write_all(bytes)?;
+    file.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{entries, probe};
+    use super::*;
+
+    #[test]
+    fn the_calls_come_in_the_order_that_survives_a_crash() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().file_name().unwrap().to_str().unwrap().to_string();
+        probe::take();
+        write(&dir.path().join("a"), b"one").unwrap();
+        let mut wanted = vec![
+            "create a.partial".to_string(),
+            "write a.partial".into(),
+            // What the buffer holds.
+            "write a.partial".into(),
+            "sync a.partial".into(),
+            "rename a.partial".into(),
+        ];
+        if cfg!(unix) {
+            wanted.push(format!("sync {folder}"));
+        }
+        assert_eq!(probe::take(), wanted);
+    }
+
+    #[test]
+    fn files_are_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        for text in [&b"one and more"[..], b"two"] {
+            write(&path, text).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), text);
+            assert_eq!(entries(dir.path()).unwrap(), [path.as_path()]);
+        }
+        write_shared(&path, b"three").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"three");
+        assert_eq!(entries(dir.path()).unwrap(), [path.as_path()]);
+    }
+
+    #[test]
+    fn a_failure_leaves_the_old_file_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        write(&path, b"old").unwrap();
+        for action in ["create", "write", "sync", "rename"] {
+            let error = probe::failing(action, || write(&path, b"new")).unwrap_err();
+            assert_eq!((error.action, &error.path), (action, &temporary_path(&path)));
+            assert_eq!(fs::read(&path).unwrap(), b"old", "{action}");
+            assert_eq!(entries(dir.path()).unwrap(), [path.as_path()], "{action}");
+        }
+        // Given up half-way without an error, too.
+        NewFile::create(&path).unwrap().write_all(b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(entries(dir.path()).unwrap(), [path]);
+    }
+
+    #[test]
+    fn a_killed_writers_leftover_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        fs::write(temporary_path(&path), b"longer than what follows").unwrap();
+        write(&path, b"whole").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        assert_eq!(entries(dir.path()).unwrap(), [path]);
+    }
+
+    #[test]
+    fn nothing_is_visible_before_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let mut file = NewFile::create(&path).unwrap();
+        file.write_all(&vec![7; 3 << 20]).unwrap();
+        assert!(!path.exists());
+        file.finish().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 3 << 20);
+    }
+}

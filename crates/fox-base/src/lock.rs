@@ -1,0 +1,83 @@
+//! One writer per folder.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::path::Path;
+
+use crate::FileError;
+
+/// A folder that its holder alone writes to, by a lock on a file in it.
+///
+/// The lock is the operating system's and ends with the process, however that ends: a file left by a kill locks nothing.
+/// The file holds the number of the process, for the message that others get.
+#[derive(Debug)]
+pub struct FolderLock {
+    file: File,
+}
+
+/// Who holds a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockHolder {
+    /// The number of the process, when it can be read.
+    pub pid: Option<u32>,
+}
+
+impl FolderLock {
+    /// Locks by the file at `path`, which is created when it is not there; says who holds the lock when it is taken.
+    pub fn take(path: &Path) -> Result<Result<FolderLock, LockHolder>, FileError> {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(FileError::at("open", path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Ok(Err(LockHolder { pid: read_pid(&mut file) }));
+            }
+            Err(TryLockError::Error(error)) => return Err(FileError::at("lock", path)(error)),
+        }
+        file.set_len(0).map_err(FileError::at("write", path))?;
+        write!(file, "{}", std::process::id()).map_err(FileError::at("write", path))?;
+        Ok(Ok(FolderLock { file }))
+    }
+}
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        // The file stays: removing it could take it from under a process that is about to lock it. A number that
+        // stays in it does no harm.
+        let _ = self.file.set_len(0);
+    }
+}
+
+/// The number in the file. There may be none yet, and where locks keep others from reading it cannot be had.
+fn read_pid(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_and_a_file_alone_locks_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        for left_behind in ["", "1", "no number"] {
+            std::fs::write(&path, left_behind).unwrap();
+            let held = FolderLock::take(&path).unwrap().unwrap();
+            let pid = Some(std::process::id());
+            assert_eq!(FolderLock::take(&path).unwrap().unwrap_err(), LockHolder { pid });
+            drop(held);
+            assert_eq!(std::fs::read(&path).unwrap(), b"");
+        }
+        drop(FolderLock::take(&path).unwrap().unwrap());
+        let error = FolderLock::take(&dir.path().join("missing/lock")).unwrap_err();
+        assert_eq!(error.action, "open");
+    }
+}

@@ -1,0 +1,194 @@
+//! The memory that decode states may take, and who may start.
+//!
+//! One invariant keeps the states inside the budget: the bytes of all states, plus what the running
+//! sequences may still take at worst, do not exceed it. A page that is taken moves from the second sum to
+//! the first, and what is evicted leaves the first; so the invariant holds from one admission to the next
+//! without anybody looking, and only whoever wants to add something has to ask.
+
+use fox_tensor::{Device, PAGE};
+
+use crate::cache::Cache;
+use crate::meter::CacheMeter;
+use crate::spec::StateSpec;
+
+/// What sequences of a model take at worst.
+#[derive(Clone, Debug)]
+pub struct SequenceCost {
+    fixed: usize,
+    layers: Vec<LayerCost>,
+}
+
+/// Pages of one attention layer.
+#[derive(Clone, Debug)]
+struct LayerCost {
+    kv_heads: usize,
+    /// Bytes of one page of one head.
+    page: usize,
+    /// The most pages of one head at any time, when a window limits them.
+    most: Option<usize>,
+}
+
+impl SequenceCost {
+    /// Of a model with these layers, to which at most `step` tokens of a sequence are fed at a time.
+    pub fn new(
+        specs: impl IntoIterator<Item = StateSpec>,
+        step: usize,
+        device: &Device,
+    ) -> SequenceCost {
+        let mut cost = SequenceCost { fixed: 0, layers: Vec::new() };
+        for spec in specs {
+            match spec {
+                StateSpec::Attention(spec) => {
+                    cost.fixed += spec.last_bytes(device);
+                    // The page that the window begins in, the one that it ends in, and those of the step.
+                    let most = |window: usize| window.saturating_add(step).div_ceil(PAGE) + 2;
+                    cost.layers.push(LayerCost {
+                        kv_heads: spec.kv_heads,
+                        page: spec.page_shape().page_bytes(device.backend()),
+                        most: spec.window.map(most),
+                    });
+                }
+                StateSpec::Recurrent(spec) => cost.fixed += spec.bytes(),
+            }
+        }
+        cost
+    }
+
+    /// Bytes per sequence apart from pages.
+    pub fn fixed(&self) -> usize {
+        self.fixed
+    }
+
+    /// Bytes that a sequence of `tokens` tokens may take, from its beginning on.
+    pub fn worst_case(&self, tokens: usize) -> usize {
+        let new = tokens.div_ceil(PAGE);
+        let layer = |layer: &LayerCost| layer.kv_heads.saturating_mul(layer.future(new, 0));
+        let pages = self.layers.iter().map(layer).fold(0, usize::saturating_add);
+        self.fixed.saturating_add(pages)
+    }
+
+    /// Bytes of pages that the only sequence of `cache` may still take until it has `tokens` tokens. The
+    /// last page counts again unless it is full: it is copied when it was shared.
+    pub fn outstanding(&self, cache: &Cache, tokens: usize) -> usize {
+        let full = cache.lens()[0] / PAGE;
+        let new = tokens.div_ceil(PAGE).saturating_sub(full);
+        let pages = cache.pages(0);
+        let layers = self.layers.iter().zip(&pages);
+        let heads = layers.flat_map(|(layer, heads)| heads.iter().map(move |head| (layer, head.0)));
+        heads.map(|(layer, held)| layer.future(new, held)).fold(0, usize::saturating_add)
+    }
+}
+
+impl LayerCost {
+    /// Bytes of at most `new` pages of one head that holds `held`.
+    fn future(&self, new: usize, held: usize) -> usize {
+        let room = self.most.map_or(usize::MAX, |most| (most + 1).saturating_sub(held));
+        self.page.saturating_mul(new.min(room))
+    }
+}
+
+/// The bytes that all decode states together may take.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    limit: usize,
+    meter: CacheMeter,
+    cost: SequenceCost,
+}
+
+impl Budget {
+    /// Of `limit` bytes, counted by `meter`, for sequences of one model.
+    pub fn new(limit: usize, meter: CacheMeter, cost: SequenceCost) -> Budget {
+        Budget { limit, meter, cost }
+    }
+
+    /// Bytes in all.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// What sequences take.
+    pub fn cost(&self) -> &SequenceCost {
+        &self.cost
+    }
+
+    /// Whether `bytes` more may be taken or promised beside the running sequences, each given by its cache
+    /// and the tokens it may get to. As long as they do not fit, `release` is asked to free something; it
+    /// says whether it did.
+    pub fn make_room<'a>(
+        &self,
+        running: impl Iterator<Item = (&'a Cache, usize)>,
+        bytes: usize,
+        mut release: impl FnMut() -> bool,
+    ) -> bool {
+        let promised = running.map(|(cache, tokens)| self.cost.outstanding(cache, tokens));
+        let wanted = promised.fold(bytes, usize::saturating_add);
+        loop {
+            if self.meter.bytes().saturating_add(wanted) <= self.limit {
+                return true;
+            }
+            if !release() {
+                return false;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{AttentionStateSpec, RecurrentStateSpec};
+    use fox_tensor::AttentionWeights;
+
+    fn attention(window: Option<usize>) -> StateSpec {
+        StateSpec::Attention(AttentionStateSpec {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            gated: true,
+            k_shift: true,
+            v_shift: false,
+            window,
+            weights: AttentionWeights::Softmax,
+        })
+    }
+
+    /// Bytes of a page of one head on the CPU: keys and values, and the sums of two gates.
+    const CPU_PAGE: usize = 64 * (2 * 8 * 4 + 2 * 8);
+
+    #[test]
+    fn the_worst_case_is_all_pages_or_what_a_window_leaves() {
+        let device = fox_cpu::device();
+        let recurrent = StateSpec::Recurrent(RecurrentStateSpec { convs: Vec::new(), scan: 10 });
+        let specs = [attention(None), attention(Some(100)), recurrent];
+        let cost = SequenceCost::new(specs, 28, &device);
+        // The last raw keys of two layers, and the scan.
+        assert_eq!(cost.fixed(), 2 * 16 * 4 + 40);
+        assert_eq!(cost.worst_case(0), cost.fixed());
+        assert_eq!(cost.worst_case(65), cost.fixed() + (2 + 2) * 2 * CPU_PAGE);
+        // 128 keys of window and step lie in two pages and the two at the ends; one may be a copy.
+        assert_eq!(cost.worst_case(6400), cost.fixed() + (100 + 5) * 2 * CPU_PAGE);
+        assert_eq!(cost.worst_case(usize::MAX), usize::MAX);
+    }
+
+    #[test]
+    fn promises_count_beside_what_is_held() {
+        let device = fox_cpu::device();
+        let cost = SequenceCost::new([attention(None)], 64, &device);
+        let meter = CacheMeter::default();
+        let policy = crate::PagePolicy::keep_all();
+        let cache = Cache::paged([attention(None)], &policy, &device).unwrap();
+        assert_eq!(cost.outstanding(&cache, 65), 4 * CPU_PAGE);
+        let budget = Budget::new(10 * CPU_PAGE, meter.clone(), cost);
+        let mut held = vec![meter.lease(CPU_PAGE), meter.lease(2 * CPU_PAGE)];
+        let running = || std::iter::once((&cache, 65));
+        let fits = |bytes: usize| budget.make_room(running(), bytes, || false);
+        assert!(fits(3 * CPU_PAGE), "3 held, 4 promised, 3 new");
+        assert!(!fits(3 * CPU_PAGE + 1));
+        assert!(!fits(usize::MAX));
+        // Something is released, one at a time, only as long as it is needed.
+        assert!(budget.make_room(running(), 5 * CPU_PAGE, || held.pop().is_some()));
+        assert_eq!(meter.bytes(), CPU_PAGE);
+        assert!(!budget.make_room(running(), 7 * CPU_PAGE, || held.pop().is_some()));
+        assert_eq!(meter.bytes(), 0);
+    }
+}

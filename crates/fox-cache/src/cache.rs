@@ -1,0 +1,330 @@
+//! The decode state of a batch of sequences.
+//!
+//! Without pages, rows `b * capacity ..` of every layer's tensors belong to sequence `b`, so the keys of one
+//! sequence are contiguous, as [`Segments`] asks. Pads are never stored: a sequence starts at its first real
+//! token, and so do its positions. The capacity doubles when it is reached. [`Cache::paged`] keeps the keys
+//! in pages instead, which can be dropped when they are forgotten and shared between sequences; such caches
+//! can be joined for a step and split again.
+//!
+//! A step may bring any number of new tokens per sequence, also none:
+//!
+//! ```text
+//! begin     makes room and says where queries and keys lie; forgets what a failed step has left
+//! layers    write keys behind the past and note ("stage") what is overwritten otherwise
+//! commit    reads the gates where eviction needs them, then makes the step part of the past and evicts
+//! ```
+
+use fox_tensor::{DType, Device, LastRows, Result as TensorResult, Segment, Segments, Tensor};
+
+use crate::eviction::PagePolicy;
+use crate::layer::LayerState;
+use crate::paged::PagedState;
+use crate::recurrent::RecurrentState;
+use crate::rows::RowState;
+use crate::spec::StateSpec;
+use crate::{Error, Result};
+
+/// Capacity is rounded up to this many tokens.
+const GRANULE: usize = 16;
+
+/// The decode state of a batch of sequences. A clone shares the past and is written on its own: the way
+/// to try several continuations of one prefix.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    device: Device,
+    lens: Vec<usize>,
+    capacity: usize,
+    layers: Vec<LayerState>,
+    /// Log gates `[layers * batch, H]` that a decode step of the whole model has left.
+    staged_gates: Option<Tensor>,
+}
+
+/// What one sequence of a paged state takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens seen.
+    pub tokens: usize,
+    /// Bytes held, shared pages included.
+    pub bytes: usize,
+    /// Bytes that would be held had nothing been dropped.
+    pub full_bytes: usize,
+}
+
+impl Cache {
+    /// An empty state for `batch` sequences with room for `capacity` tokens each, to begin with.
+    pub fn new(
+        specs: impl IntoIterator<Item = StateSpec>,
+        batch: usize,
+        capacity: usize,
+        device: &Device,
+    ) -> Result<Cache> {
+        if batch == 0 {
+            return Err(Error::NoSequences);
+        }
+        let (capacity, rows) = checked_rows(batch, capacity.max(1))?;
+        let layer = |spec: StateSpec| match spec {
+            StateSpec::Attention(spec) => {
+                let state = RowState::new(&spec, batch, rows, device)?;
+                Ok(LayerState::Rows(Box::new(state)))
+            }
+            StateSpec::Recurrent(spec) => {
+                RecurrentState::new(&spec, batch, device).map(LayerState::Recurrent)
+            }
+        };
+        let layers = specs.into_iter().map(layer).collect::<TensorResult<_>>()?;
+        let lens = vec![0; batch];
+        Ok(Cache { device: device.clone(), lens, capacity, layers, staged_gates: None })
+    }
+
+    /// An empty state of one sequence whose keys lie in pages; `policy` is the model's own.
+    pub fn paged(
+        specs: impl IntoIterator<Item = StateSpec>,
+        policy: &PagePolicy,
+        device: &Device,
+    ) -> Result<Cache> {
+        let layer = |(l, spec): (usize, StateSpec)| match spec {
+            StateSpec::Attention(spec) => {
+                PagedState::new(&spec, l, policy, device).map(LayerState::Paged)
+            }
+            StateSpec::Recurrent(spec) => {
+                let lease = policy.meter().lease(spec.bytes());
+                let state = RecurrentState::new(&spec, 1, device)?;
+                Ok(LayerState::Recurrent(state.counted(lease)))
+            }
+        };
+        let layers = specs.into_iter().enumerate().map(layer).collect::<TensorResult<_>>()?;
+        Ok(Cache::of_pages(device.clone(), vec![0], layers))
+    }
+
+    fn of_pages(device: Device, lens: Vec<usize>, layers: Vec<LayerState>) -> Cache {
+        Cache { device, lens, capacity: 0, layers, staged_gates: None }
+    }
+
+    /// One state of all sequences of paged states of one model, in order. At least one.
+    pub fn join(caches: Vec<Cache>) -> Result<Cache> {
+        let mut caches = caches.into_iter();
+        let mut joined = caches.next().ok_or(Error::NoSequences)?;
+        for cache in caches {
+            if joined.layers.len() != cache.layers.len() {
+                return Err(Error::LayerMismatch(joined.layers.len(), cache.layers.len()));
+            }
+            joined.lens.extend(cache.lens);
+            for (layer, other) in joined.layers.iter_mut().zip(cache.layers) {
+                match (layer, other) {
+                    (LayerState::Paged(all), LayerState::Paged(other)) => all.extend(other),
+                    (LayerState::Recurrent(all), LayerState::Recurrent(other)) => all.extend(other),
+                    _ => return Err(Error::NotPaged("joined")),
+                }
+            }
+        }
+        for layer in joined.layers.iter_mut().filter_map(LayerState::recurrent) {
+            layer.merge()?;
+        }
+        Ok(joined)
+    }
+
+    /// The states of the single sequences of a paged state.
+    pub fn split(self) -> Result<Vec<Cache>> {
+        let single = |&len: &usize| Cache::of_pages(self.device.clone(), vec![len], Vec::new());
+        let mut caches: Vec<Cache> = self.lens.iter().map(single).collect();
+        let count = caches.len();
+        for layer in self.layers {
+            let parts: Vec<LayerState> = match layer {
+                LayerState::Paged(state) => state.split().map(LayerState::Paged).collect(),
+                LayerState::Recurrent(state) => {
+                    state.split(count)?.into_iter().map(LayerState::Recurrent).collect()
+                }
+                LayerState::Rows(_) => return Err(Error::NotPaged("split")),
+            };
+            for (cache, part) in caches.iter_mut().zip(parts) {
+                cache.layers.push(part);
+            }
+        }
+        Ok(caches)
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Number of sequences.
+    pub fn batch(&self) -> usize {
+        self.lens.len()
+    }
+
+    /// Tokens seen so far, per sequence.
+    pub fn lens(&self) -> &[usize] {
+        &self.lens
+    }
+
+    /// Tokens per sequence that fit without growing; 0 for a paged state, which grows by pages.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// The state of every layer, for a step between [`Cache::begin`] and [`Cache::commit`].
+    pub fn layers_mut(&mut self) -> &mut [LayerState] {
+        &mut self.layers
+    }
+
+    /// Log forget gates of a layer `[batch * capacity, H]`: those of sequence `b` are the first
+    /// `lens()[b]` rows from row `b * capacity()` on. `None` in pages, and where nothing is forgotten.
+    pub fn log_gates(&self, layer: usize) -> Option<&Tensor> {
+        match self.layers.get(layer)? {
+            LayerState::Rows(state) => state.log_gates(),
+            LayerState::Paged(_) | LayerState::Recurrent(_) => None,
+        }
+    }
+
+    /// Pages held and dropped, per layer and key head, of sequence `b` of a paged state; no layers in
+    /// other states.
+    pub fn pages(&self, b: usize) -> Vec<Vec<(usize, usize)>> {
+        let pages = |layer: &LayerState| match layer {
+            LayerState::Paged(state) => state.page_counts(b),
+            LayerState::Rows(_) | LayerState::Recurrent(_) => None,
+        };
+        self.layers.iter().filter_map(pages).collect()
+    }
+
+    /// What sequence `b` of a paged state takes.
+    pub fn usage(&self, b: usize) -> Usage {
+        let mut usage = Usage { tokens: self.lens[b], ..Usage::default() };
+        for layer in &self.layers {
+            let (bytes, full_bytes) = match layer {
+                LayerState::Paged(state) => state.bytes(b, &self.device),
+                LayerState::Recurrent(state) => (state.bytes(b), state.bytes(b)),
+                LayerState::Rows(_) => (0, 0),
+            };
+            usage.bytes += bytes;
+            usage.full_bytes += full_bytes;
+        }
+        usage
+    }
+
+    /// Makes room for the new tokens and says where queries and keys of each sequence lie.
+    /// `new[b]` are the rows of the step that belong to sequence `b`; rows between are pads.
+    pub fn begin(&mut self, new: &Segments) -> Result<Segments> {
+        if new.len() != self.batch() {
+            return Err(Error::BatchMismatch { step: new.len(), cache: self.batch() });
+        }
+        if let Some(s) = new.as_slice().iter().find(|s| s.q_len != s.k_len) {
+            return Err(Error::ForeignKeys { queries: s.q_len, keys: s.k_len });
+        }
+        self.discard();
+        let lens = self.lens.iter().zip(new.as_slice()).map(|(len, s)| len + s.q_len);
+        let needed = lens.max().unwrap_or(0);
+        let in_rows = self.layers.iter().any(|layer| matches!(layer, LayerState::Rows(_)));
+        if needed > self.capacity && in_rows {
+            self.grow(needed.max(2 * self.capacity))?;
+        }
+        // Pages lie anywhere; their keys only have to be told apart.
+        let stride = if in_rows { self.capacity } else { needed };
+        let place = |(b, (len, s)): (usize, (&usize, &Segment))| Segment {
+            q_start: s.q_start,
+            q_len: s.q_len,
+            k_start: b * stride,
+            k_len: len + s.q_len,
+        };
+        let placed = self.lens.iter().zip(new.as_slice()).enumerate().map(place).collect();
+        Ok(Segments::new(placed)?)
+    }
+
+    /// Makes room in pages for the next token of each sequence.
+    pub fn reserve_one(&mut self) -> Result<()> {
+        for layer in self.layers.iter_mut().filter_map(LayerState::paged) {
+            layer.reserve_one(&self.lens, &self.device)?;
+        }
+        Ok(())
+    }
+
+    /// Notes what a decode step of the whole model has left, for [`Cache::commit`].
+    /// `log_gates` are those of [`DecodeOut`](fox_tensor::DecodeOut).
+    pub fn stage(&mut self, last: Vec<LastRows>, log_gates: Option<Tensor>) {
+        for (layer, last) in self.layers.iter_mut().zip(last) {
+            layer.stage_last(last);
+        }
+        self.staged_gates = log_gates;
+    }
+
+    /// The step has succeeded: its tokens are now part of the past, and what they make forgotten is
+    /// dropped. At most one download, whatever the number of layers.
+    ///
+    /// # Errors
+    /// The device's, from that download; nothing has changed then.
+    pub fn commit(&mut self, new: &Segments) -> Result<()> {
+        let gates = self.read_gates()?;
+        if !gates.is_empty() {
+            let heads: usize = self.layers.iter().map(LayerState::gated_heads).sum();
+            let (mut rest, rows) = (&gates[..], gates.len() / heads);
+            for layer in self.layers.iter_mut().filter_map(LayerState::paged) {
+                let (own, others) = rest.split_at(rows * layer.gated_heads());
+                layer.add_gates(own, new);
+                rest = others;
+            }
+        }
+        for (len, segment) in self.lens.iter_mut().zip(new.as_slice()) {
+            *len += segment.q_len;
+        }
+        self.layers.iter_mut().for_each(LayerState::commit);
+        self.staged_gates = None;
+        Ok(())
+    }
+
+    /// The log gates `[R, H]` of the step under way, layer after layer, where they are still on the device
+    /// alone.
+    fn read_gates(&self) -> Result<Vec<f32>> {
+        if let Some(gates) = &self.staged_gates {
+            return Ok(gates.to_f32()?);
+        }
+        let staged: Vec<&Tensor> =
+            self.layers.iter().filter_map(LayerState::staged_gates).collect();
+        let len = staged.iter().map(|gates| gates.len()).sum();
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        let mut all = self.device.uninit([len], DType::F32)?;
+        let mut at = 0;
+        for gates in staged {
+            let gates = gates.reshape([gates.len()])?;
+            self.device.backend().copy_rows(&gates, 0, &mut all, at, gates.len())?;
+            at += gates.len();
+        }
+        Ok(all.to_f32()?)
+    }
+
+    /// Forgets what a step has left that was not committed.
+    fn discard(&mut self) {
+        self.staged_gates = None;
+        self.layers.iter_mut().for_each(|layer| layer.discard(&self.lens));
+    }
+
+    fn grow(&mut self, capacity: usize) -> Result<()> {
+        let (capacity, rows) = checked_rows(self.batch(), capacity)?;
+        let (device, lens, old) = (&self.device, &self.lens, self.capacity);
+        let moved = |tensor: &Tensor| -> TensorResult<Tensor> {
+            let mut larger = device.zeros([rows, tensor.cols()], tensor.dtype())?;
+            for (b, &len) in lens.iter().enumerate() {
+                device.backend().copy_rows(tensor, b * old, &mut larger, b * capacity, len)?;
+            }
+            Ok(larger)
+        };
+        // All layers or none: a cache whose layers disagree could not be used again.
+        let mut larger = Vec::with_capacity(self.layers.len());
+        for layer in self.layers.iter_mut().filter_map(LayerState::rows) {
+            larger.push(layer.map_rows(moved)?);
+        }
+        for (layer, rows) in self.layers.iter_mut().filter_map(LayerState::rows).zip(larger) {
+            layer.set_rows(rows);
+        }
+        self.capacity = capacity;
+        Ok(())
+    }
+}
+
+/// The capacity that is taken, and rows in all.
+fn checked_rows(batch: usize, capacity: usize) -> Result<(usize, usize)> {
+    let rounded = capacity.checked_next_multiple_of(GRANULE);
+    let sizes = rounded.and_then(|rounded| Some((rounded, batch.checked_mul(rounded)?)));
+    sizes.ok_or(Error::TooLarge { batch, capacity })
+}

@@ -1,0 +1,117 @@
+//! The state of one layer, of whatever kind.
+
+use fox_tensor::{DecodeKeys, LastRows, Tensor};
+
+use crate::paged::PagedState;
+use crate::recurrent::RecurrentState;
+use crate::rows::RowState;
+
+/// The state of one layer.
+// There is one of these per layer, so the size of the larger variant does not matter.
+#[allow(clippy::large_enum_variant)]
+#[derive(Clone, Debug)]
+pub enum LayerState {
+    /// Attention over contiguous rows.
+    Rows(Box<RowState>),
+    /// Attention over pages.
+    Paged(PagedState),
+    /// A recurrent layer.
+    Recurrent(RecurrentState),
+}
+
+/// A layer's state as a decode step of the whole model wants it.
+#[derive(Debug)]
+pub struct Past<'a> {
+    /// Keys, values and gates.
+    pub keys: DecodeKeys<'a>,
+    /// Last raw key projections; see [`DecodeProjection::last`](fox_tensor::DecodeProjection::last).
+    pub last_k: Vec<&'a Tensor>,
+    /// Last raw value projections.
+    pub last_v: Vec<&'a Tensor>,
+}
+
+impl LayerState {
+    /// The state of a recurrent layer.
+    pub fn recurrent(&mut self) -> Option<&mut RecurrentState> {
+        match self {
+            LayerState::Rows(_) | LayerState::Paged(_) => None,
+            LayerState::Recurrent(state) => Some(state),
+        }
+    }
+
+    /// The last raw key and value projections before the step, `[batch, H_kv * d]` each, where they are
+    /// remembered.
+    pub fn last(&self) -> fox_tensor::Result<(Option<Tensor>, Option<Tensor>)> {
+        match self {
+            LayerState::Rows(state) => Ok(state.last()),
+            LayerState::Paged(state) => state.last(),
+            LayerState::Recurrent(_) => Ok((None, None)),
+        }
+    }
+
+    /// What a decode step of the whole model needs; `None` for recurrent layers.
+    pub fn past(&mut self) -> Option<Past<'_>> {
+        match self {
+            LayerState::Rows(state) => Some(state.past()),
+            LayerState::Paged(state) => Some(state.past()),
+            LayerState::Recurrent(_) => None,
+        }
+    }
+
+    pub(crate) fn rows(&mut self) -> Option<&mut RowState> {
+        match self {
+            LayerState::Rows(state) => Some(state),
+            LayerState::Paged(_) | LayerState::Recurrent(_) => None,
+        }
+    }
+
+    pub(crate) fn paged(&mut self) -> Option<&mut PagedState> {
+        match self {
+            LayerState::Paged(state) => Some(state),
+            LayerState::Rows(_) | LayerState::Recurrent(_) => None,
+        }
+    }
+
+    /// Notes the raw rows that a decode step of the whole model has left.
+    pub(crate) fn stage_last(&mut self, last: LastRows) {
+        match self {
+            LayerState::Rows(state) => state.stage_rows(last),
+            LayerState::Paged(state) => state.stage_rows(last),
+            LayerState::Recurrent(_) => {}
+        }
+    }
+
+    /// Log gates `[R, H]` of the step under way that are still on the device alone.
+    pub(crate) fn staged_gates(&self) -> Option<&Tensor> {
+        match self {
+            LayerState::Paged(state) => state.staged_gates(),
+            LayerState::Rows(_) | LayerState::Recurrent(_) => None,
+        }
+    }
+
+    /// Query heads whose gates a paged state sums up.
+    pub(crate) fn gated_heads(&self) -> usize {
+        match self {
+            LayerState::Paged(state) => state.gated_heads(),
+            LayerState::Rows(_) | LayerState::Recurrent(_) => 0,
+        }
+    }
+
+    /// Forgets what a step has left that did not succeed; `lens` are the tokens of each sequence.
+    pub(crate) fn discard(&mut self, lens: &[usize]) {
+        match self {
+            LayerState::Rows(state) => state.discard(),
+            LayerState::Paged(state) => state.discard(lens),
+            LayerState::Recurrent(state) => state.discard(),
+        }
+    }
+
+    /// The step has succeeded.
+    pub(crate) fn commit(&mut self) {
+        match self {
+            LayerState::Rows(state) => state.commit(),
+            LayerState::Paged(state) => state.commit(),
+            LayerState::Recurrent(state) => state.commit(),
+        }
+    }
+}

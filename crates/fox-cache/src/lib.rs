@@ -1,0 +1,35 @@
+//! The decode state: what a model must remember of the tokens it has seen, and the memory it takes.
+//!
+//! - A layer says with a [`StateSpec`] what it asks to have remembered; [`Cache::new`] and
+//!   [`Cache::paged`] build the states of all layers from these.
+//! - A step begins with [`Cache::begin`], gives every layer its [`LayerState`], and ends with
+//!   [`Cache::commit`]. Until then nothing of the past changes, so a failed step can be repeated.
+//! - [`PagePolicy`] says what may be dropped: keys whose share of every later softmax is provably below a
+//!   tolerance. [`bound`] has the bound on the logits that this rests on.
+//! - [`CacheMeter`] counts the bytes of all states, shared pages once; [`Budget`] decides with it whether
+//!   another sequence may start.
+
+pub mod bound;
+mod budget;
+mod cache;
+mod error;
+mod eviction;
+mod layer;
+mod meter;
+mod paged;
+mod pages;
+mod recurrent;
+mod rows;
+mod spec;
+
+pub use budget::{Budget, SequenceCost};
+pub use cache::{Cache, Usage};
+pub use error::{Error, Result};
+pub use eviction::{EvictionRule, PagePolicy};
+pub use layer::{LayerState, Past};
+pub use meter::{CacheMeter, Lease};
+pub use paged::PagedState;
+pub use pages::LayerPages;
+pub use recurrent::RecurrentState;
+pub use rows::RowState;
+pub use spec::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};

@@ -1,0 +1,77 @@
+//! How many bytes all decode states take together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts the bytes of all pages and recurrent states that were made with it and still exist, shared
+/// pages once. Clones count into the same sum.
+#[derive(Clone, Debug, Default)]
+pub struct CacheMeter(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    now: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl CacheMeter {
+    /// Bytes held now.
+    pub fn bytes(&self) -> usize {
+        self.0.now.load(Ordering::Relaxed)
+    }
+
+    /// The most that was ever held at once.
+    pub fn peak(&self) -> usize {
+        self.0.peak.load(Ordering::Relaxed)
+    }
+
+    /// Counts `bytes` until the result is dropped.
+    pub fn lease(&self, bytes: usize) -> Lease {
+        let now = self.0.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.0.peak.fetch_max(now, Ordering::Relaxed);
+        Lease { bytes, meter: self.clone() }
+    }
+}
+
+/// Bytes that are counted as long as this exists. A clone is counted again.
+#[derive(Debug)]
+pub struct Lease {
+    bytes: usize,
+    meter: CacheMeter,
+}
+
+impl Lease {
+    /// How many they are.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Clone for Lease {
+    fn clone(&self) -> Self {
+        self.meter.lease(self.bytes)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.meter.0.now.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_are_counted_again_and_the_peak_stays() {
+        let meter = CacheMeter::default();
+        let first = meter.lease(10);
+        let second = first.clone();
+        assert_eq!((meter.clone().bytes(), meter.peak()), (20, 20));
+        drop(first);
+        assert_eq!((meter.bytes(), meter.peak()), (10, 20));
+        drop(second);
+        assert_eq!((meter.bytes(), meter.peak()), (0, 20));
+    }
+}

@@ -1,0 +1,263 @@
+//! The decode state of an attention layer in pages, one list of pages per sequence and key head.
+//!
+//! Eviction needs the sums of the log gates on the host. A device that reads gates from the pages does
+//! not need them there while it computes: the gates of a step stay on the device until the step ends, and
+//! [`Cache::commit`](crate::Cache::commit) downloads those of all layers at once. Any other device reads
+//! the sums inside the layer, so they are computed when the keys are written.
+
+use std::sync::Arc;
+
+use fox_tensor::{
+    DecodeKeys, Device, LastRows, NewKeys, PagedKeys, Result, Segment, Segments, Tensor,
+    floored_log_gate,
+};
+
+use crate::eviction::{EvictionRule, PagePolicy};
+use crate::layer::Past;
+use crate::meter::Lease;
+use crate::pages::LayerPages;
+use crate::spec::AttentionStateSpec;
+
+/// One attention layer of a batch of sequences.
+#[derive(Clone, Debug)]
+pub struct PagedState {
+    sequences: Vec<PagedSequence>,
+    /// Log gates `[R, H]` of the step under way that are not part of the sums yet.
+    staged_gates: Option<Tensor>,
+}
+
+/// One attention layer of one sequence.
+#[derive(Clone, Debug)]
+struct PagedSequence {
+    pages: LayerPages,
+    /// Sums of the log gates of all tokens, per query head; empty when nothing is forgotten.
+    sums: Vec<f64>,
+    staged_sums: Vec<f64>,
+    last_uk: Option<Last>,
+    last_uv: Option<Last>,
+    rule: EvictionRule,
+    /// Of the last raw projections.
+    lease: Lease,
+}
+
+/// The last raw projection `[1, H_kv * d]`, and that of the step under way.
+#[derive(Clone, Debug)]
+struct Last {
+    row: Tensor,
+    staged: Option<Tensor>,
+}
+
+impl PagedState {
+    /// One sequence of layer `layer` without tokens.
+    pub(crate) fn new(
+        spec: &AttentionStateSpec,
+        layer: usize,
+        policy: &PagePolicy,
+        device: &Device,
+    ) -> Result<Self> {
+        let last = |shifted: bool| -> Result<Option<Last>> {
+            let kept = device.backend().caps().activation_type;
+            let zeros = || device.zeros([1, spec.width()], kept);
+            shifted.then(|| Ok(Last { row: zeros()?, staged: None })).transpose()
+        };
+        let sums = vec![0.0; if spec.gated { spec.heads } else { 0 }];
+        let sequence = PagedSequence {
+            pages: LayerPages::new(spec.page_shape(), policy.meter()),
+            staged_sums: sums.clone(),
+            sums,
+            last_uk: last(spec.k_shift)?,
+            last_uv: last(spec.v_shift)?,
+            rule: policy.rule(layer, spec.window, spec.gated),
+            lease: policy.meter().lease(spec.last_bytes(device)),
+        };
+        Ok(PagedState { sequences: vec![sequence], staged_gates: None })
+    }
+
+    /// Takes further sequences along.
+    pub(crate) fn extend(&mut self, other: PagedState) {
+        self.sequences.extend(other.sequences);
+    }
+
+    /// The states of the single sequences.
+    pub(crate) fn split(self) -> impl Iterator<Item = PagedState> {
+        let single = |sequence| PagedState { sequences: vec![sequence], staged_gates: None };
+        self.sequences.into_iter().map(single)
+    }
+
+    /// The last raw key and value projections before the step, `[batch, H_kv * d]` each.
+    pub(crate) fn last(&self) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let rows = |f: fn(&PagedSequence) -> Option<&Last>| -> Result<Option<Tensor>> {
+            let Some(first) = self.sequences.first().and_then(f) else { return Ok(None) };
+            let device = first.row.device();
+            let shape = [self.sequences.len(), first.row.cols()];
+            let mut all = device.uninit(shape, first.row.dtype())?;
+            for (b, last) in self.sequences.iter().filter_map(f).enumerate() {
+                device.backend().copy_rows(&last.row, 0, &mut all, b, 1)?;
+            }
+            Ok(Some(all))
+        };
+        Ok((rows(|s| s.last_uk.as_ref())?, rows(|s| s.last_uv.as_ref())?))
+    }
+
+    /// Writes the new keys and values `[R, H_kv * d]` and log gates `[R, H]` behind those of each
+    /// sequence, and notes the last raw projections `[R, H_kv * d]`.
+    pub fn append(
+        &mut self,
+        (k, v): (&Tensor, &Tensor),
+        log_gates: Option<&Tensor>,
+        (uk, uv): (&Tensor, &Tensor),
+        segments: &Segments,
+    ) -> Result<()> {
+        for (sequence, s) in self.sequences.iter_mut().zip(segments.as_slice()) {
+            if s.q_len == 0 {
+                continue;
+            }
+            let new = NewKeys { k, v, log_gates, row: s.q_start, count: s.q_len };
+            sequence.pages.append(&new, s.offset())?;
+            for (last, u) in [(&mut sequence.last_uk, uk), (&mut sequence.last_uv, uv)] {
+                if let Some(last) = last {
+                    last.staged = Some(u.slice_rows(s.q_start + s.q_len - 1, 1)?);
+                }
+            }
+        }
+        match log_gates {
+            Some(gates) if k.device().backend().caps().gates_in_pages() => {
+                self.staged_gates = Some(gates.clone());
+            }
+            Some(gates) => self.add_gates(&gates.to_f32()?, segments),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The pages of all sequences.
+    pub fn pages(&self) -> Vec<&dyn PagedKeys> {
+        self.sequences.iter().map(|sequence| &sequence.pages as &dyn PagedKeys).collect()
+    }
+
+    /// Pages held and dropped, per key head, of sequence `b`.
+    pub(crate) fn page_counts(&self, b: usize) -> Option<Vec<(usize, usize)>> {
+        let pages = &self.sequences.get(b)?.pages;
+        let heads = 0..pages.shape().kv_heads;
+        Some(heads.map(|head| (pages.held(head), pages.dropped(head))).collect())
+    }
+
+    /// Bytes that sequence `b` holds, and would hold had nothing been dropped.
+    pub(crate) fn bytes(&self, b: usize, device: &Device) -> (usize, usize) {
+        let Some(sequence) = self.sequences.get(b) else { return (0, 0) };
+        let page = sequence.pages.shape().page_bytes(device.backend());
+        let pages = self.page_counts(b).unwrap_or_default();
+        let held: usize = pages.iter().map(|(held, _)| held).sum();
+        let dropped: usize = pages.iter().map(|(_, dropped)| dropped).sum();
+        let fixed = sequence.lease.bytes();
+        (fixed + held * page, fixed + (held + dropped) * page)
+    }
+
+    /// Makes room for the next token of each sequence, of which `lens` are there.
+    pub(crate) fn reserve_one(&mut self, lens: &[usize], device: &Device) -> Result<()> {
+        for (sequence, &len) in self.sequences.iter_mut().zip(lens) {
+            sequence.pages.reserve(len, 1, device)?;
+        }
+        Ok(())
+    }
+
+    /// What a decode step of the whole model needs.
+    pub(crate) fn past(&mut self) -> Past<'_> {
+        let (mut pages, mut last_k, mut last_v) = (Vec::new(), Vec::new(), Vec::new());
+        for sequence in &mut self.sequences {
+            pages.push(&mut sequence.pages as &mut dyn PagedKeys);
+            last_k.extend(sequence.last_uk.as_ref().map(|last| &last.row));
+            last_v.extend(sequence.last_uv.as_ref().map(|last| &last.row));
+        }
+        Past { keys: DecodeKeys::Pages(pages), last_k, last_v }
+    }
+
+    /// Notes the raw rows that such a step has left.
+    pub(crate) fn stage_rows(&mut self, last: LastRows) {
+        let (mut last_k, mut last_v) = (last.k.into_iter(), last.v.into_iter());
+        for sequence in &mut self.sequences {
+            for (last, next) in
+                [(&mut sequence.last_uk, &mut last_k), (&mut sequence.last_uv, &mut last_v)]
+            {
+                if let Some(last) = last {
+                    last.staged = next.next();
+                }
+            }
+        }
+    }
+
+    /// Log gates `[R, H]` of the step under way that are still on the device alone.
+    pub(crate) fn staged_gates(&self) -> Option<&Tensor> {
+        self.staged_gates.as_ref()
+    }
+
+    /// Query heads with gates; 0 when nothing is forgotten.
+    pub(crate) fn gated_heads(&self) -> usize {
+        self.sequences.first().map_or(0, |sequence| sequence.sums.len())
+    }
+
+    /// Adds the step's log gates `[R, H]` to the sums, after its keys were written.
+    pub(crate) fn add_gates(&mut self, gates: &[f32], segments: &Segments) {
+        for (sequence, s) in self.sequences.iter_mut().zip(segments.as_slice()) {
+            sequence.add_gates(gates, s);
+        }
+    }
+
+    /// Per query head, the decay below which a block of keys may be skipped.
+    pub fn thresholds(&self) -> Option<Arc<[f64]>> {
+        self.sequences.first().and_then(|sequence| sequence.rule.thresholds.clone())
+    }
+
+    /// Forgets what a step has left that did not succeed; `lens` are the tokens of each sequence.
+    pub(crate) fn discard(&mut self, lens: &[usize]) {
+        self.staged_gates = None;
+        for (sequence, &len) in self.sequences.iter_mut().zip(lens) {
+            sequence.staged_sums.clone_from(&sequence.sums);
+            sequence.pages.truncate(len);
+            for last in [&mut sequence.last_uk, &mut sequence.last_uv].into_iter().flatten() {
+                last.staged = None;
+            }
+        }
+    }
+
+    /// The step has succeeded: its tokens are part of the past, and what they make forgotten is dropped.
+    pub(crate) fn commit(&mut self) {
+        self.staged_gates = None;
+        for sequence in &mut self.sequences {
+            for last in [&mut sequence.last_uk, &mut sequence.last_uv].into_iter().flatten() {
+                if let Some(staged) = last.staged.take() {
+                    last.row = staged;
+                }
+            }
+            sequence.sums.clone_from(&sequence.staged_sums);
+            sequence.evict();
+        }
+    }
+}
+
+impl PagedSequence {
+    /// Adds the log gates of the sequence's rows of `gates: [R, H]` to the sums.
+    fn add_gates(&mut self, gates: &[f32], s: &Segment) {
+        let (heads, count) = (self.sums.len(), s.q_len);
+        if count == 0 {
+            return;
+        }
+        let own = &gates[s.q_start * heads..][..count * heads];
+        let mut sums = vec![0.0; heads * count];
+        for (h, sum) in self.staged_sums.iter_mut().enumerate() {
+            for t in 0..count {
+                *sum += floored_log_gate(f64::from(own[t * heads + h]));
+                sums[h * count + t] = *sum;
+            }
+        }
+        self.pages.write_sums(self.pages.seen() - count, count, &sums);
+    }
+
+    fn evict(&mut self) {
+        let (len, group) = (self.pages.seen(), self.pages.shape().group);
+        for head in 0..self.pages.shape().kv_heads {
+            let (rule, now) = (&self.rule, &self.sums[head * group..][..group]);
+            self.pages.drop_while(head, |first, page| rule.forgets(head, (first, page), len, now));
+        }
+    }
+}

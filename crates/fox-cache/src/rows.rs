@@ -1,0 +1,147 @@
+//! The decode state of an attention layer in contiguous rows, `capacity` of them for each sequence.
+
+use fox_tensor::{DType, DecodeKeys, Device, LastRows, Result, Segments, Tensor};
+
+use crate::layer::Past;
+use crate::spec::AttentionStateSpec;
+
+/// One attention layer of a batch of sequences.
+#[derive(Clone, Debug)]
+pub struct RowState {
+    k: Tensor,
+    v: Tensor,
+    log_gates: Option<Tensor>,
+    last_uk: Option<Tensor>,
+    last_uv: Option<Tensor>,
+    staged_uk: Option<Tensor>,
+    staged_uv: Option<Tensor>,
+}
+
+impl RowState {
+    /// `rows` rows for `batch` sequences.
+    pub(crate) fn new(
+        spec: &AttentionStateSpec,
+        batch: usize,
+        rows: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let kept = device.backend().caps().activation_type;
+        let zeros = |rows: usize| device.zeros([rows, spec.width()], kept);
+        let last = |shifted: bool| shifted.then(|| zeros(batch)).transpose();
+        Ok(RowState {
+            k: zeros(rows)?,
+            v: zeros(rows)?,
+            log_gates: spec
+                .gated
+                .then(|| device.zeros([rows, spec.heads], DType::F32))
+                .transpose()?,
+            last_uk: last(spec.k_shift)?,
+            last_uv: last(spec.v_shift)?,
+            staged_uk: None,
+            staged_uv: None,
+        })
+    }
+
+    /// Keys after shift, norm and rotation `[batch * capacity, H_kv * d]`.
+    pub fn keys(&self) -> &Tensor {
+        &self.k
+    }
+
+    /// Values after the shift `[batch * capacity, H_kv * d]`.
+    pub fn values(&self) -> &Tensor {
+        &self.v
+    }
+
+    /// Log forget gates `[batch * capacity, H]`.
+    pub fn log_gates(&self) -> Option<&Tensor> {
+        self.log_gates.as_ref()
+    }
+
+    /// Last raw key and value projections `[batch, H_kv * d]`, where they are shifted.
+    pub(crate) fn last(&self) -> (Option<Tensor>, Option<Tensor>) {
+        (self.last_uk.clone(), self.last_uv.clone())
+    }
+
+    /// Writes new keys and values `[R, H_kv * d]` and log gates `[R, H]` behind those of each sequence,
+    /// and notes the last raw projections among `uk` and `uv: [R, H_kv * d]`.
+    pub fn append(
+        &mut self,
+        (k, v): (&Tensor, &Tensor),
+        log_gates: Option<&Tensor>,
+        (uk, uv): (&Tensor, &Tensor),
+        segments: &Segments,
+    ) -> Result<()> {
+        self.staged_uk = staged(self.last_uk.as_ref(), uk, segments)?;
+        self.staged_uv = staged(self.last_uv.as_ref(), uv, segments)?;
+        write_rows(k, &mut self.k, segments)?;
+        write_rows(v, &mut self.v, segments)?;
+        match (log_gates, &mut self.log_gates) {
+            (Some(new), Some(gates)) => write_rows(new, gates, segments),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn past(&mut self) -> Past<'_> {
+        let (k, v, gates) = (&mut self.k, &mut self.v, self.log_gates.as_mut());
+        Past {
+            keys: DecodeKeys::Rows { k, v, gates },
+            last_k: self.last_uk.iter().collect(),
+            last_v: self.last_uv.iter().collect(),
+        }
+    }
+
+    /// Notes what a decode step of the whole model has left.
+    pub(crate) fn stage_rows(&mut self, last: LastRows) {
+        let LastRows { mut k, mut v } = last;
+        (self.staged_uk, self.staged_uv) = (k.pop(), v.pop());
+    }
+
+    pub(crate) fn discard(&mut self) {
+        (self.staged_uk, self.staged_uv) = (None, None);
+    }
+
+    pub(crate) fn commit(&mut self) {
+        for (last, staged) in
+            [(&mut self.last_uk, &mut self.staged_uk), (&mut self.last_uv, &mut self.staged_uv)]
+        {
+            if let Some(staged) = staged.take() {
+                *last = Some(staged);
+            }
+        }
+    }
+
+    /// The rows of all tensors, for [`RowState::set_rows`].
+    pub(crate) fn map_rows(&self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Rows> {
+        let log_gates = self.log_gates.as_ref().map(&f).transpose()?;
+        Ok(Rows { k: f(&self.k)?, v: f(&self.v)?, log_gates })
+    }
+
+    pub(crate) fn set_rows(&mut self, rows: Rows) {
+        (self.k, self.v, self.log_gates) = (rows.k, rows.v, rows.log_gates);
+    }
+}
+
+/// The tensors that have a row for every token.
+pub(crate) struct Rows {
+    k: Tensor,
+    v: Tensor,
+    log_gates: Option<Tensor>,
+}
+
+fn write_rows(new: &Tensor, all: &mut Tensor, segments: &Segments) -> Result<()> {
+    let device = new.device().clone();
+    for s in segments.as_slice().iter().filter(|s| s.q_len > 0) {
+        device.backend().copy_rows(new, s.q_start, all, s.k_start + s.offset(), s.q_len)?;
+    }
+    Ok(())
+}
+
+/// The last rows after the step: sequences without new tokens keep theirs.
+fn staged(last: Option<&Tensor>, u: &Tensor, segments: &Segments) -> Result<Option<Tensor>> {
+    let Some(last) = last else { return Ok(None) };
+    let mut next = last.slice_rows(0, last.rows())?;
+    for (b, s) in segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
+        u.device().backend().copy_rows(u, s.q_start + s.q_len - 1, &mut next, b, 1)?;
+    }
+    Ok(Some(next))
+}

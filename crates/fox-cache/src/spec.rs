@@ -1,0 +1,107 @@
+//! What a layer asks to have remembered while decoding, as a description from which a cache is built.
+
+use fox_tensor::{AttentionWeights, DType, Device, PageShape};
+
+/// What one layer asks to have remembered of each sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StateSpec {
+    /// Keys, values and log gates of all tokens, or of those that are not forgotten.
+    Attention(AttentionStateSpec),
+    /// A state whose size does not depend on the number of tokens.
+    Recurrent(RecurrentStateSpec),
+}
+
+/// What an attention layer asks to have remembered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionStateSpec {
+    /// Query heads `H`.
+    pub heads: usize,
+    /// Key heads `H_kv`.
+    pub kv_heads: usize,
+    /// Width of a head `d`.
+    pub head_dim: usize,
+    /// Whether every query head has log gates.
+    pub gated: bool,
+    /// Whether a key depends on the raw key projection of the token before.
+    pub k_shift: bool,
+    /// Whether a value depends on the raw value projection of the token before.
+    pub v_shift: bool,
+    /// Sliding window: the keys that a query sees, its own included.
+    pub window: Option<usize>,
+    /// How scores become weights.
+    pub weights: AttentionWeights,
+}
+
+/// Sizes of the decode state of a recurrent layer, per sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecurrentStateSpec {
+    /// The short convolutions.
+    pub convs: Vec<ConvStateSpec>,
+    /// Elements of the states of all heads.
+    pub scan: usize,
+}
+
+/// A short convolution, whose last `taps - 1` inputs are remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvStateSpec {
+    /// Channels.
+    pub channels: usize,
+    /// Taps, at least 1.
+    pub taps: usize,
+}
+
+impl StateSpec {
+    /// Values kept for every token.
+    pub fn values_per_token(&self) -> usize {
+        match self {
+            StateSpec::Attention(spec) => {
+                2 * spec.width() + if spec.gated { spec.heads } else { 0 }
+            }
+            StateSpec::Recurrent(_) => 0,
+        }
+    }
+
+    /// Values kept once for a sequence, however long it is.
+    pub fn values_per_sequence(&self) -> usize {
+        match self {
+            StateSpec::Attention(spec) => spec.shifts() * spec.width(),
+            StateSpec::Recurrent(spec) => spec.values(),
+        }
+    }
+}
+
+impl AttentionStateSpec {
+    /// Width of a row of keys.
+    pub fn width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// What pages of such a layer have in common.
+    pub fn page_shape(&self) -> PageShape {
+        let group = if self.gated { self.heads / self.kv_heads } else { 0 };
+        PageShape { kv_heads: self.kv_heads, head_dim: self.head_dim, group }
+    }
+
+    /// How many of keys and values are shifted.
+    fn shifts(&self) -> usize {
+        usize::from(self.k_shift) + usize::from(self.v_shift)
+    }
+
+    /// Bytes of the last raw projections of one sequence.
+    pub(crate) fn last_bytes(&self, device: &Device) -> usize {
+        self.shifts() * self.width() * device.backend().caps().activation_type.size()
+    }
+}
+
+impl RecurrentStateSpec {
+    /// Elements in all.
+    fn values(&self) -> usize {
+        let convs: usize = self.convs.iter().map(|conv| conv.channels * (conv.taps - 1)).sum();
+        self.scan + convs
+    }
+
+    /// Bytes of one sequence.
+    pub(crate) fn bytes(&self) -> usize {
+        self.values() * DType::F32.size()
+    }
+}

@@ -1,0 +1,162 @@
+//! Steps: what they cost, and what they leave when they fail.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod common;
+
+use common::{Toy, attention, recurrent};
+use fox_cache::{Cache, PagePolicy, StateSpec};
+use fox_tensor::{Device, LastRows};
+
+/// Layers of every kind, with different numbers of heads.
+fn mixed() -> Vec<StateSpec> {
+    vec![
+        attention(4, 2, true, None),
+        recurrent(),
+        attention(2, 2, false, None),
+        attention(3, 1, true, Some(90)),
+    ]
+}
+
+fn toy(specs: Vec<StateSpec>, device: Device) -> Toy {
+    let bounds: Vec<Option<Vec<f64>>> = specs.iter().map(|_| Some(vec![0.5; 8])).collect();
+    let policy = PagePolicy::forgetting(&bounds, -2.0, 1000);
+    Toy { specs, policy, device, decay: |head| [0.001, 0.4, 0.1, 0.2][head] }
+}
+
+/// Three sequences in steps of different lengths, joined and split on the way.
+fn run(toy: &Toy) -> Cache {
+    let mut caches: Vec<Cache> = (0..3).map(|_| toy.cache()).collect();
+    toy.step(&mut caches[0], &[0], &[130]);
+    toy.step(&mut caches[1], &[1], &[63]);
+    let mut cache = Cache::join(caches).unwrap();
+    for step in 0..40 {
+        toy.step(&mut cache, &[0, 1, 2], &[1 + step % 3, step % 2, 1]);
+    }
+    cache
+}
+
+#[test]
+fn a_step_downloads_once_whatever_the_number_of_layers() {
+    for layers in [1, 2, 7] {
+        let specs = (0..layers).map(|_| attention(4, 2, true, None)).collect();
+        let toy = toy(specs, Device::naive());
+        let mut cache = Cache::join(vec![toy.cache(), toy.cache()]).unwrap();
+        for counts in [[70, 3], [1, 1], [0, 5]] {
+            let before = toy.device.downloads();
+            toy.step(&mut cache, &[0, 1], &counts);
+            assert_eq!(toy.device.downloads() - before, 1, "{layers} layers, {counts:?} tokens");
+        }
+    }
+}
+
+#[test]
+fn gates_read_at_the_end_of_a_step_give_the_sums_of_gates_read_inside() {
+    // The oracle keeps gates in pages, the CPU does not.
+    let (late, early) = (toy(mixed(), Device::naive()), toy(mixed(), fox_cpu::device()));
+    let (mut a, mut b) = (run(&late), run(&early));
+    assert!(late.contents(&mut a) == early.contents(&mut b));
+    assert_eq!(a.pages(0), b.pages(0));
+    let dropped: usize = a.pages(0).iter().flatten().map(|(_, dropped)| dropped).sum();
+    assert!(dropped > 0, "{:?}", a.pages(0));
+    assert_eq!(a.pages(0)[1], [(4, 0); 2], "without gates nothing goes");
+}
+
+#[test]
+fn gates_of_a_whole_model_step_give_the_same_sums() {
+    let specs = vec![attention(4, 2, true, None); 3];
+    let toy = toy(specs, Device::naive());
+    let (mut whole, mut layers) = (toy.cache(), toy.cache());
+    for cache in [&mut whole, &mut layers] {
+        toy.step(cache, &[5], &[64]);
+    }
+    toy.step(&mut layers, &[5], &[1]);
+    // As a device would: keys are written, and gates and raw rows of all layers come back.
+    let new = fox_tensor::Segments::uniform(1, 1);
+    whole.begin(&new).unwrap();
+    whole.reserve_one().unwrap();
+    let gates: Vec<f64> = (0..3)
+        .flat_map(|l| toy.gates(&whole, &[5], &Toy::segments(&[1]), l).to_f64().unwrap())
+        .filter(|gate| !gate.is_nan())
+        .collect();
+    let last = |l: usize| {
+        let (k, _) = layers.clone().layers_mut()[l].last().unwrap();
+        LastRows { k: k.into_iter().collect(), v: Vec::new() }
+    };
+    let gates = toy.device.from_f64(&gates, [3, 4]).unwrap();
+    whole.stage((0..3).map(last).collect(), Some(gates));
+    let before = toy.device.downloads();
+    whole.commit(&new).unwrap();
+    assert_eq!(toy.device.downloads() - before, 1);
+    assert!(toy.contents(&mut whole) == toy.contents(&mut layers));
+}
+
+#[test]
+fn a_step_that_did_not_end_leaves_nothing() {
+    for device in [Device::naive(), fox_cpu::device()] {
+        let toy = toy(mixed(), device);
+        let mut calm = run(&toy);
+        let bytes = toy.policy.meter().bytes();
+        let mut disturbed = run(&toy);
+        let held = toy.policy.meter().bytes() - bytes;
+        // A later layer failed: this step has no end.
+        toy.layers(&mut disturbed, &[0, 1, 2], &[200, 1, 7]).unwrap();
+        assert!(toy.policy.meter().bytes() > bytes + held, "pages were taken");
+        // The first sequence has no new tokens now, so nothing writes over what was noted for it.
+        for cache in [&mut calm, &mut disturbed] {
+            toy.step(cache, &[0, 1, 2], &[0, 1, 1]);
+        }
+        assert!(toy.contents(&mut calm) == toy.contents(&mut disturbed));
+        drop(calm);
+        assert_eq!(toy.policy.meter().bytes(), held, "its pages went");
+    }
+}
+
+#[test]
+fn a_download_that_fails_changes_nothing() {
+    let toy = toy(vec![attention(4, 2, true, None)], Device::naive());
+    let (mut calm, mut disturbed) = (toy.cache(), toy.cache());
+    for cache in [&mut calm, &mut disturbed] {
+        toy.step(cache, &[0], &[70]);
+    }
+    let new = toy.layers(&mut disturbed, &[0], &[3]).unwrap();
+    // Integers cannot be read as gates.
+    let bad = toy.device.from_i32(&[1; 12], [3, 4]).unwrap();
+    disturbed.stage(Vec::new(), Some(bad));
+    assert!(disturbed.commit(&new).is_err());
+    assert_eq!(disturbed.lens(), [70]);
+    for cache in [&mut calm, &mut disturbed] {
+        toy.step(cache, &[0], &[2]);
+    }
+    assert!(toy.contents(&mut calm) == toy.contents(&mut disturbed));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_in_words() {
+    let toy = toy(mixed(), Device::naive());
+    let device = &toy.device;
+    let words = |error: fox_cache::Error| error.to_string();
+    let refuse = |batch, capacity| Cache::new(toy.specs.clone(), batch, capacity, device);
+    assert_eq!(words(refuse(0, 1).unwrap_err()), "a cache needs at least one sequence");
+    let huge = words(refuse(2, usize::MAX / 2).unwrap_err());
+    assert!(huge.contains("is too large; ask for less"), "{huge}");
+    let mut rows = refuse(2, 8).unwrap();
+    let error = words(rows.begin(&Toy::segments(&[1])).unwrap_err());
+    assert_eq!(error, "a step has 1 sequences, but the cache has 2");
+    let error = words(Cache::join(vec![rows.clone(), rows.clone()]).unwrap_err());
+    assert_eq!(error, "only paged states can be joined; make them with `Cache::paged`");
+    assert!(rows.split().is_err());
+    let shorter = Cache::paged(mixed()[..2].to_vec(), &toy.policy, device).unwrap();
+    let error = words(Cache::join(vec![toy.cache(), shorter]).unwrap_err());
+    assert!(error.starts_with("states with 4 and 2 layers"), "{error}");
+}
+
+#[test]
+fn usage_is_what_the_meter_counts() {
+    let toy = toy(mixed(), fox_cpu::device());
+    let cache = run(&toy);
+    let usage: Vec<_> = (0..3).map(|b| cache.usage(b)).collect();
+    let bytes: usize = usage.iter().map(|usage| usage.bytes).sum();
+    assert_eq!(bytes, toy.policy.meter().bytes());
+    assert_eq!(usage[0].tokens, cache.lens()[0]);
+    assert!(usage[0].full_bytes > usage[0].bytes);
+}

@@ -1,0 +1,262 @@
+//! The short convolution, with bias, nonlinearity and norm in one pass over each row.
+
+use fox_tensor::{
+    Activation, ConvGrads, ConvInputs, ConvOps, ConvSpec, L2Norm, Result, Segment, Segments, Tensor,
+};
+use rayon::prelude::*;
+
+use crate::Cpu;
+use crate::gated_norm::activate;
+use crate::pool::Buffer;
+use crate::rows::{Run, runs, sum_parts};
+use crate::shared::Shared;
+use crate::simd::{Level, Simd, dot, map, simd_fn, update};
+
+impl ConvOps for Cpu {
+    fn short_conv_fwd(&self, inputs: &ConvInputs<'_>, spec: &ConvSpec) -> Result<Tensor> {
+        self.run(|| forward(self, inputs, spec))
+    }
+
+    fn short_conv_bwd(
+        &self,
+        dy: &Tensor,
+        inputs: &ConvInputs<'_>,
+        spec: &ConvSpec,
+    ) -> Result<ConvGrads> {
+        self.run(|| backward(self, dy, inputs, spec))
+    }
+}
+
+/// The passes, for [`Job::filtered`].
+const FORWARD: usize = 0;
+const BACKWARD: usize = 1;
+
+/// What the kernels of one call share.
+struct Job<'a> {
+    level: Level,
+    width: usize,
+    taps: usize,
+    x: &'a [f32],
+    /// Filters tap by tap, the current row's first: `[K, C]`.
+    filters: Buffer,
+    bias: Option<&'a [f32]>,
+    before: Option<&'a [f32]>,
+    activation: Option<Activation>,
+    l2_norm: Option<L2Norm>,
+    segments: &'a [Segment],
+}
+
+impl<'a> Job<'a> {
+    fn new(cpu: &'a Cpu, inputs: &ConvInputs<'a>, spec: &'a ConvSpec) -> Result<Self> {
+        let (width, taps) = (inputs.x.cols(), inputs.taps());
+        let mut filters = cpu.pool().take(width * taps)?;
+        for (c, filter) in cpu.real(inputs.weight).chunks_exact(taps).enumerate() {
+            for (back, w) in filter.iter().rev().enumerate() {
+                filters[back * width + c] = *w;
+            }
+        }
+        Ok(Job {
+            level: cpu.level(),
+            width,
+            taps,
+            x: cpu.real(inputs.x),
+            filters,
+            bias: inputs.bias.map(|bias| cpu.real(bias)),
+            before: inputs.before.map(|before| cpu.real(before)),
+            activation: spec.activation,
+            l2_norm: spec.l2_norm,
+            segments: spec.segments.as_slice(),
+        })
+    }
+
+    fn filter(&self, back: usize) -> &[f32] {
+        &self.filters[back * self.width..][..self.width]
+    }
+
+    /// The row `back` rows before row `t` of a run; `None` is a row of zeros.
+    fn input(&self, run: &Run, t: usize, back: usize) -> Option<&'a [f32]> {
+        let in_segment = run.row + t - self.segments[run.segment].q_start;
+        if back <= in_segment {
+            return Some(&self.x[(run.row + t - back) * self.width..][..self.width]);
+        }
+        let rows = self.taps - 1;
+        let row = run.segment * rows + rows - (back - in_segment);
+        self.before.map(|before| &before[row * self.width..][..self.width])
+    }
+
+    /// The convolution of row `t` of a run, with its bias. `PASS` tells forward from backward: each has
+    /// copies of the closures here and below that are called at one place only, and so are inlined.
+    #[inline(always)]
+    fn filtered<S: Simd, const PASS: usize>(&self, s: S, run: &Run, t: usize, y: &mut [f32]) {
+        match self.bias {
+            Some(bias) => y.copy_from_slice(bias),
+            None => y.fill(0.0),
+        }
+        for back in 0..self.taps {
+            if let Some(x) = self.input(run, t, back) {
+                update(s, [x, self.filter(back)], y, |[x, w], y| s.mul_add(x, w, y));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn activate<S: Simd, const PASS: usize>(&self, s: S, y: &mut [f32]) {
+        if let Some(act) = self.activation {
+            update(s, [], y, |[], y| activate(s, act, y).0);
+        }
+    }
+}
+
+/// Runs longer than usual: at the end of each, the backward pass does some rows twice.
+fn long_runs(segments: &Segments, width: usize) -> Vec<Run> {
+    runs(segments, width.div_ceil(4))
+}
+
+simd_fn! {
+    /// One run of the forward pass; `y` holds the run's rows.
+    fn forward_run<'k, S>(s, job: &'k Job<'k>, run: &'k Run, y: &'k mut [f32]) {
+        for (t, y) in y.chunks_exact_mut(job.width).enumerate() {
+            job.filtered::<S, FORWARD>(s, run, t, y);
+            job.activate::<S, FORWARD>(s, y);
+            if let Some(norm) = job.l2_norm {
+                for y in y.chunks_exact_mut(norm.width) {
+                    let scale = s.splat(1.0 / (dot(s, y, y) + norm.eps).sqrt());
+                    update(s, [], y, |[], y| s.mul(y, scale));
+                }
+            }
+        }
+    }
+}
+
+/// The forward pass, `[R, C]`.
+pub fn forward(cpu: &Cpu, inputs: &ConvInputs<'_>, spec: &ConvSpec) -> Result<Tensor> {
+    let job = Job::new(cpu, inputs, spec)?;
+    let width = job.width;
+    let mut y = cpu.pool().zeros(inputs.x.len())?;
+    {
+        let y = Shared::new(&mut y);
+        long_runs(&spec.segments, width).par_iter().for_each(|run| {
+            // SAFETY: runs are disjoint, because segments are.
+            let y = unsafe { y.slice(run.row * width, run.len * width) };
+            forward_run(job.level, &job, run, y);
+        });
+    }
+    Ok(cpu.tensor(y, inputs.x.shape(), inputs.x.device()))
+}
+
+impl Job<'_> {
+    /// Gradient of the convolution's output at row `t` of a run, from that of the op's.
+    #[inline(always)]
+    fn inner_gradient<S: Simd>(
+        &self,
+        s: S,
+        run: &Run,
+        t: usize,
+        dy: &[f32],
+        d: &mut [f32],
+        (raw, y): (&mut [f32], &mut [f32]),
+    ) {
+        d.copy_from_slice(dy);
+        if self.activation.is_none() && self.l2_norm.is_none() {
+            return;
+        }
+        self.filtered::<S, BACKWARD>(s, run, t, raw);
+        if let Some(norm) = self.l2_norm {
+            y.copy_from_slice(raw);
+            self.activate::<S, BACKWARD>(s, y);
+            for (y, d) in y.chunks_exact(norm.width).zip(d.chunks_exact_mut(norm.width)) {
+                let r = 1.0 / (dot(s, y, y) + norm.eps).sqrt();
+                let (scale, slope) = (s.splat(r), s.splat(-dot(s, y, d) * r * r * r));
+                update(s, [y], d, |[y], d| s.mul_add(slope, y, s.mul(scale, d)));
+            }
+        }
+        if let Some(act) = self.activation {
+            update(s, [raw], d, |[x], d| s.mul(d, activate(s, act, x).1));
+        }
+    }
+}
+
+simd_fn! {
+    /// One run of the backward pass. `dx` holds the run's rows; `part` its share of the gradients of
+    /// filters (tap by tap) and bias, `[K + 1, C]`, zeroed; `scratch` has `K + 2` rows.
+    fn backward_run<'k, S>(
+        s, job: &'k Job<'k>, run: &'k Run, dy: &'k [f32],
+        dx: &'k mut [f32], part: &'k mut [f32], scratch: &'k mut [f32],
+    ) {
+        let (width, taps, segment) = (job.width, job.taps, &job.segments[run.segment]);
+        let (raw, rest) = scratch.split_at_mut(width);
+        let (y, ring) = rest.split_at_mut(width);
+        let left = segment.q_start + segment.q_len - (run.row + run.len);
+        let ahead = left.min(taps - 1);
+        for t in (0..run.len + ahead).rev() {
+            // Row t + back of the inner gradient lies in slot (t + back) % taps.
+            let d = &mut ring[t % taps * width..][..width];
+            let dy = &dy[(run.row + t) * width..][..width];
+            job.inner_gradient(s, run, t, dy, d, (&mut *raw, &mut *y));
+            if t >= run.len {
+                continue;
+            }
+            let d = &ring[t % taps * width..][..width];
+            for back in 0..taps {
+                if let Some(x) = job.input(run, t, back) {
+                    let dw = &mut part[back * width..][..width];
+                    update(s, [d, x], dw, |[d, x], dw| s.mul_add(d, x, dw));
+                }
+            }
+            update(s, [d], &mut part[taps * width..][..width], |[d], db| s.add(d, db));
+            let dx = &mut dx[t * width..][..width];
+            map(s, [d, job.filter(0)], dx, |[d, w]| s.mul(d, w));
+            for back in 1..taps {
+                if t + back < run.len + ahead {
+                    let d = &ring[(t + back) % taps * width..][..width];
+                    update(s, [d, job.filter(back)], dx, |[d, w], dx| s.mul_add(d, w, dx));
+                }
+            }
+        }
+    }
+}
+
+/// The backward pass.
+pub fn backward(
+    cpu: &Cpu,
+    dy: &Tensor,
+    inputs: &ConvInputs<'_>,
+    spec: &ConvSpec,
+) -> Result<ConvGrads> {
+    let job = Job::new(cpu, inputs, spec)?;
+    let (width, taps, dy) = (job.width, job.taps, cpu.real(dy));
+    let runs = long_runs(&spec.segments, width);
+    let part_len = (taps + 1) * width;
+    let mut dx = cpu.pool().zeros(inputs.x.len())?;
+    let mut parts = cpu.pool().zeros(runs.len() * part_len)?;
+    {
+        let dx = Shared::new(&mut dx);
+        runs.par_iter().zip(parts.par_chunks_mut(part_len)).try_for_each(|(run, part)| {
+            let mut scratch = cpu.pool().take((taps + 2) * width)?;
+            // SAFETY: runs are disjoint, because segments are.
+            let dx = unsafe { dx.slice(run.row * width, run.len * width) };
+            backward_run(job.level, &job, run, dy, dx, part, &mut scratch);
+            Ok::<_, fox_tensor::Error>(())
+        })?;
+    }
+    let mut sums = cpu.pool().zeros(part_len)?;
+    sum_parts(&parts, &mut sums);
+    let mut dweight = cpu.pool().take(width * taps)?;
+    for (c, filter) in dweight.chunks_exact_mut(taps).enumerate() {
+        filter.iter_mut().rev().enumerate().for_each(|(back, w)| *w = sums[back * width + c]);
+    }
+    let device = inputs.x.device();
+    let dbias = match inputs.bias {
+        None => None,
+        Some(bias) => {
+            let mut dbias = cpu.pool().take(width)?;
+            dbias.copy_from_slice(&sums[taps * width..]);
+            Some(cpu.tensor(dbias, bias.shape(), device))
+        }
+    };
+    Ok(ConvGrads {
+        dx: cpu.tensor(dx, inputs.x.shape(), device),
+        dweight: cpu.tensor(dweight, inputs.weight.shape(), device),
+        dbias,
+    })
+}

@@ -1,0 +1,105 @@
+//! Linear layers: `product` is the general matrix product, `thin` the one for few rows, `packed` keeps
+//! weights in fewer bits.
+
+pub mod packed;
+mod product;
+pub mod thin;
+
+use std::sync::Arc;
+
+use fox_tensor::{Device, EXACT_ROWS, LinearOps, PackOps, Result, Tensor, WeightFormat};
+
+use crate::Cpu;
+use packed::Packed;
+use product::add_column_sums;
+pub use product::{Matrix, multiply, multiply_here};
+use thin::{Plain, multiply_thin};
+
+impl LinearOps for Cpu {
+    fn linear_fwd(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let (rows, inner, width) = (x.rows(), x.cols(), w.rows());
+        let (level, pool, device) = (self.level(), self.pool(), x.device());
+        let (x, bias) = (self.real(x), bias.map(|bias| self.real(bias)));
+        let packed = w.storage::<Packed>();
+        let mut y = self.pool().take(rows * width)?;
+        self.run(|| -> Result<()> {
+            if rows <= EXACT_ROWS && inner > 0 {
+                match packed {
+                    Some(packed) => packed.multiply_thin(level, pool, x, bias, &mut y)?,
+                    None => {
+                        let w = Plain { data: self.real(w), inner };
+                        multiply_thin(level, w, x, inner, bias, &mut y, width);
+                    }
+                }
+                return Ok(());
+            }
+            if let Some(bias) = bias {
+                y.chunks_exact_mut(width).for_each(|y| y.copy_from_slice(bias));
+            } else if packed.is_some() {
+                y.fill(0.0);
+            }
+            match packed {
+                Some(packed) => packed.multiply(pool, x, &mut y)?,
+                None => {
+                    let b = Matrix::new(self.real(w), width, inner).t();
+                    multiply(Matrix::new(x, rows, inner), b, &mut y, bias.is_some());
+                }
+            }
+            Ok(())
+        })?;
+        Ok(self.tensor(y, [rows, width], device))
+    }
+
+    fn linear_bwd_input(&self, dy: &Tensor, w: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        let (rows, width, inner) = (dy.rows(), dy.cols(), w.cols());
+        let a = Matrix::new(self.real(dy), rows, width);
+        let b = Matrix::new(self.real(w), width, inner);
+        self.sum_product(a, b, [rows, inner], acc, dy.device())
+    }
+
+    fn linear_bwd_weight(&self, dy: &Tensor, x: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        let (rows, width, inner) = (dy.rows(), dy.cols(), x.cols());
+        let a = Matrix::new(self.real(dy), rows, width).t();
+        let b = Matrix::new(self.real(x), rows, inner);
+        self.sum_product(a, b, [width, inner], acc, dy.device())
+    }
+
+    fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        let x = self.real(dy);
+        self.accumulate(acc, [dy.cols()], dy.device(), |sum| add_column_sums(x, sum))
+    }
+}
+
+impl PackOps for Cpu {
+    fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> Result<Option<Tensor>> {
+        let data = self.real(w);
+        let packed = self.run(|| Packed::new(self.pool(), data, w.rows(), w.cols(), format))?;
+        Ok(Some(match packed {
+            Some(packed) => {
+                Tensor::from_storage(Arc::new(packed), w.shape(), w.dtype(), w.device().clone())
+            }
+            None => w.clone(),
+        }))
+    }
+}
+
+impl Cpu {
+    /// `a b` on top of `acc`, or alone.
+    fn sum_product(
+        &self,
+        a: Matrix<'_>,
+        b: Matrix<'_>,
+        shape: [usize; 2],
+        acc: Option<Tensor>,
+        device: &Device,
+    ) -> Result<Tensor> {
+        match acc {
+            None => self.produce(shape, device, |c| multiply(a, b, c, false)),
+            Some(mut acc) => {
+                let sum = self.buffer_mut(&mut acc)?;
+                self.run(|| multiply(a, b, sum, true));
+                Ok(acc)
+            }
+        }
+    }
+}

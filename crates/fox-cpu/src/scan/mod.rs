@@ -1,0 +1,311 @@
+//! Linear recurrences in chunks, on matrix products.
+//!
+//! Over a chunk of tokens the recurrence `S_t = a_t S_{t-1} + k_t w_t^T` unrolls to products of small
+//! matrices. With `D_ij = a_{j+1} ... a_i` for `j <= i` and 0 above, `p_i = a_1 ... a_i` from the
+//! chunk's start and `s_j = a_{j+1} ... a_n` to its end:
+//!
+//! ```text
+//! O  = scale (diag(p) Q S + ((Q K^T) * D) W)            S' = p_n S + K^T diag(s) W
+//! W  = diag(b) V                                        additive update
+//! W  = diag(b) E,  E = V - diag(p) K S - ((K K^T) * D, strictly below the diagonal) W      delta rule
+//! ```
+//!
+//! `E` comes from a triangular system. Decays are multiplied up, never divided and never taken as
+//! differences of logarithms: every factor lies between 0 and 1, so nothing overflows and nothing
+//! cancels however strong they are. A decay per channel does not factor out of `Q K^T`; see `channel`.
+//!
+//! The gradient of a log decay needs no `D` of its own: each token's decay multiplies all that passes
+//! from earlier to later tokens, so it is a running sum of what queries receive minus what keys give.
+//!
+//! Work is cut into units, one per segment and up to [`HEADS_PER_UNIT`] heads that share their keys;
+//! a unit's chunks follow one another, units run side by side.
+
+mod backward;
+mod channel;
+mod chunk;
+mod forward;
+mod kernels;
+mod solve;
+
+use fox_tensor::{
+    Result, ScanGrads, ScanInputs, ScanKeep, ScanOps, ScanOut, ScanSpec, Segment, StateUpdate,
+    Tensor,
+};
+use rayon::prelude::*;
+
+use crate::Cpu;
+use crate::linear::Matrix;
+use crate::pool::Buffer;
+use crate::rows::{rows_per_task, sum_parts};
+use crate::shared::Shared;
+use backward::{Backward, Outputs};
+use forward::Forward;
+
+impl ScanOps for Cpu {
+    fn scan_fwd(
+        &self,
+        inputs: &ScanInputs<'_>,
+        spec: &ScanSpec,
+        keep: ScanKeep,
+    ) -> Result<ScanOut> {
+        self.run(|| forward(self, inputs, spec, keep))
+    }
+
+    fn scan_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &ScanInputs<'_>,
+        saved: Option<&Tensor>,
+        spec: &ScanSpec,
+    ) -> Result<ScanGrads> {
+        self.run(|| backward(self, d_out, inputs, saved, spec))
+    }
+}
+
+/// Tokens of a chunk. The work inside a chunk grows with its length and that on the state shrinks;
+/// at the usual widths of 64 to 128 they balance around here.
+pub const CHUNK: usize = 64;
+
+/// Heads that share one product of queries and keys, when the keys are shared.
+const HEADS_PER_UNIT: usize = 4;
+
+/// Everything the kernels of one call share.
+struct Job<'a> {
+    cpu: &'a Cpu,
+    spec: &'a ScanSpec,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    log_decay: Option<&'a [f32]>,
+    by_channel: bool,
+    write: Option<&'a [f32]>,
+    skip: Option<&'a [f32]>,
+    state: Option<&'a [f32]>,
+}
+
+/// Some heads of one segment that share their keys.
+#[derive(Clone, Copy)]
+struct Unit {
+    index: usize,
+    segment: Segment,
+    key_head: usize,
+    first_head: usize,
+    heads: usize,
+    /// Which of the units that share a key head.
+    part: usize,
+    /// Number of chunks of the segments before.
+    chunks_before: usize,
+}
+
+impl<'a> Job<'a> {
+    fn new(cpu: &'a Cpu, inputs: &ScanInputs<'a>, spec: &'a ScanSpec) -> Self {
+        Job {
+            cpu,
+            spec,
+            q: cpu.real(inputs.q),
+            k: cpu.real(inputs.k),
+            v: cpu.real(inputs.v),
+            log_decay: inputs.log_decay.map(|x| cpu.real(x)),
+            by_channel: inputs.log_decay.is_some_and(|x| x.cols() != spec.heads),
+            write: inputs.write.map(|x| cpu.real(x)),
+            skip: inputs.skip.map(|x| cpu.real(x)),
+            state: inputs.state.map(|x| cpu.real(x)),
+        }
+    }
+
+    /// Heads per head of keys.
+    fn group(&self) -> usize {
+        self.spec.heads / self.spec.key_heads
+    }
+
+    /// Units that share a head of keys.
+    fn parts(&self) -> usize {
+        self.group().div_ceil(HEADS_PER_UNIT)
+    }
+
+    fn is_delta(&self) -> bool {
+        self.spec.update == StateUpdate::Delta
+    }
+
+    fn units(&self) -> Vec<Unit> {
+        let (mut units, mut chunks_before) = (Vec::new(), 0);
+        for (index, &segment) in self.spec.segments.as_slice().iter().enumerate() {
+            for key_head in 0..self.spec.key_heads {
+                for part in 0..self.parts() {
+                    let first = part * HEADS_PER_UNIT;
+                    units.push(Unit {
+                        index,
+                        segment,
+                        key_head,
+                        first_head: key_head * self.group() + first,
+                        heads: HEADS_PER_UNIT.min(self.group() - first),
+                        part,
+                        chunks_before,
+                    });
+                }
+            }
+            chunks_before += segment.q_len.div_ceil(CHUNK);
+        }
+        units
+    }
+
+    fn chunks(&self) -> usize {
+        self.spec.segments.as_slice().iter().map(|s| s.q_len.div_ceil(CHUNK)).sum()
+    }
+
+    /// Width of a unit's values.
+    fn width(&self, unit: &Unit) -> usize {
+        unit.heads * self.spec.value_dim
+    }
+
+    /// Rows of queries or keys of a unit.
+    fn keys(&self, x: &'a [f32], unit: &Unit, row: usize, n: usize) -> Matrix<'a> {
+        let (dk, stride) = (self.spec.key_dim, self.spec.key_heads * self.spec.key_dim);
+        Matrix::strided(&x[row * stride + unit.key_head * dk..], n, dk, stride)
+    }
+
+    /// Where the values of a unit's row begin in a `[R, H * dv]` tensor, and how far rows are apart.
+    fn value_at(&self, unit: &Unit, row: usize) -> (usize, usize) {
+        let stride = self.spec.heads * self.spec.value_dim;
+        (row * stride + unit.first_head * self.spec.value_dim, stride)
+    }
+
+    /// A unit's state before its segment, heads side by side `[dk, heads * dv]`.
+    fn load_state(&self, unit: &Unit, state: &mut [f32]) {
+        let (dk, dv) = (self.spec.key_dim, self.spec.value_dim);
+        let Some(all) = self.state else { return state.fill(0.0) };
+        let own = &all[(unit.index * self.spec.heads + unit.first_head) * dk * dv..];
+        for (c, row) in state.chunks_exact_mut(unit.heads * dv).enumerate() {
+            for (h, row) in row.chunks_exact_mut(dv).enumerate() {
+                row.copy_from_slice(&own[(h * dk + c) * dv..][..dv]);
+            }
+        }
+    }
+
+    /// Where the saved state of a chunk begins.
+    fn saved_at(&self, unit: &Unit, chunk: usize) -> usize {
+        (unit.chunks_before + chunk) * self.spec.state_len()
+            + unit.first_head * self.spec.key_dim * self.spec.value_dim
+    }
+}
+
+/// The inverse of [`Job::load_state`], to `[segments, H, dk, dv]`.
+fn store_state(job: &Job<'_>, unit: &Unit, state: &[f32], out: Shared<'_>) {
+    let (dk, dv) = (job.spec.key_dim, job.spec.value_dim);
+    let first = (unit.index * job.spec.heads + unit.first_head) * dk * dv;
+    // SAFETY: the states of a unit's heads are adjacent, and no other unit has them.
+    let own = unsafe { out.slice(first, unit.heads * dk * dv) };
+    for (c, row) in state.chunks_exact(unit.heads * dv).enumerate() {
+        for (h, row) in row.chunks_exact(dv).enumerate() {
+            own[(h * dk + c) * dv..][..dv].copy_from_slice(row);
+        }
+    }
+}
+
+/// The forward pass. What it saves are the states at the start of every chunk.
+pub fn forward(
+    cpu: &Cpu,
+    inputs: &ScanInputs<'_>,
+    spec: &ScanSpec,
+    keep: ScanKeep,
+) -> Result<ScanOut> {
+    let job = Job::new(cpu, inputs, spec);
+    let segments = spec.segments.len();
+    let mut o = cpu.pool().zeros(inputs.v.len())?;
+    let optional = |on: bool, len: usize| cpu.pool().take(if on { len } else { 0 });
+    let mut state = optional(keep.state, segments * spec.state_len())?;
+    let mut saved = optional(keep.backward, job.chunks() * spec.state_len())?;
+    {
+        let (o, state) = (Shared::new(&mut o), Shared::new(&mut state));
+        let saved = keep.backward.then(|| Shared::new(&mut saved));
+        job.units().par_iter().try_for_each(|unit| {
+            let mut pass = Forward::new(&job, unit)?;
+            pass.run(o, saved);
+            if keep.state {
+                store_state(&job, unit, pass.state(), state);
+            }
+            Ok::<_, fox_tensor::Error>(())
+        })?;
+    }
+    let device = inputs.v.device();
+    let (chunks, len) = (job.chunks(), spec.state_len());
+    Ok(ScanOut {
+        o: cpu.tensor(o, inputs.v.shape(), device),
+        state: keep.state.then(|| cpu.tensor(state, [segments, len], device)),
+        saved: keep.backward.then(|| cpu.tensor(saved, [chunks, len], device)),
+    })
+}
+
+/// The backward pass.
+pub fn backward(
+    cpu: &Cpu,
+    d_out: &Tensor,
+    inputs: &ScanInputs<'_>,
+    saved: Option<&Tensor>,
+    spec: &ScanSpec,
+) -> Result<ScanGrads> {
+    let recomputed;
+    let saved = match saved {
+        Some(saved) => saved,
+        None => {
+            let keep = ScanKeep { state: false, backward: true };
+            recomputed = forward(cpu, inputs, spec, keep)?.saved;
+            match &recomputed {
+                Some(saved) => saved,
+                None => return Err(fox_tensor::Error::argument("scan", "no states were saved")),
+            }
+        }
+    };
+    let job = Job::new(cpu, inputs, spec);
+    let (parts, keys) = (job.parts(), inputs.k.len());
+    let mut dq = cpu.pool().zeros(parts * keys)?;
+    let mut dk = cpu.pool().zeros(parts * keys)?;
+    let mut dv = cpu.pool().zeros(inputs.v.len())?;
+    let len = |x: Option<&Tensor>| x.map_or(0, Tensor::len);
+    let mut dlog_decay = cpu.pool().zeros(len(inputs.log_decay))?;
+    let mut dwrite = cpu.pool().zeros(len(inputs.write))?;
+    let mut dskip_parts = cpu.pool().zeros(spec.segments.len() * spec.heads)?;
+    {
+        let out = Outputs {
+            dq: Shared::new(&mut dq),
+            dk: Shared::new(&mut dk),
+            part_len: keys,
+            dv: Shared::new(&mut dv),
+            dlog_decay: Shared::new(&mut dlog_decay),
+            dwrite: Shared::new(&mut dwrite),
+            dskip: Shared::new(&mut dskip_parts),
+        };
+        let (d_out, saved) = (cpu.real(d_out), cpu.real(saved));
+        job.units()
+            .par_iter()
+            .try_for_each(|unit| Backward::new(&job, unit, d_out, saved)?.run(&out))?;
+    }
+    let device = inputs.v.device();
+    let mut dskip = cpu.pool().zeros(spec.heads)?;
+    sum_parts(&dskip_parts, &mut dskip);
+    let like = |data: Buffer, x: &Tensor| cpu.tensor(data, x.shape(), device);
+    Ok(ScanGrads {
+        dq: like(sum_units(cpu, dq, keys)?, inputs.q),
+        dk: like(sum_units(cpu, dk, keys)?, inputs.k),
+        dv: like(dv, inputs.v),
+        dlog_decay: inputs.log_decay.map(|x| like(dlog_decay, x)),
+        dwrite: inputs.write.map(|x| like(dwrite, x)),
+        dskip: inputs.skip.map(|x| like(dskip, x)),
+    })
+}
+
+/// Adds up what the units that share keys found, in order.
+fn sum_units(cpu: &Cpu, parts: Buffer, len: usize) -> Result<Buffer> {
+    if parts.len() == len {
+        return Ok(parts);
+    }
+    let mut sum = cpu.pool().take(len)?;
+    let step = rows_per_task(1);
+    sum.par_chunks_mut(step).enumerate().for_each(|(at, sum)| {
+        sum.copy_from_slice(&parts[at * step..][..sum.len()]);
+        for part in parts[len..].chunks_exact(len) {
+            kernels::add(cpu.level(), &part[at * step..][..sum.len()], sum);
+        }
+    });
+    Ok(sum)
+}

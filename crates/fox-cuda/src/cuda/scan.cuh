@@ -1,0 +1,345 @@
+// Tiles in shared memory and their products, for the scans: bf16 on matrix instructions, or f32 as it is.
+//
+// A tile is rows of `real`, 16 bytes longer than they are wide, so that the rows of one access lie in
+// different banks. A product is spread over the warps of a block, four high and WARPS_ACROSS wide, each with
+// whole 16 x 16 pieces; products that cannot be dealt out so leave warps idle. Either type has the same elements in the
+// same threads, so what is done with a product does not depend on it.
+//
+// Compile-time: BF16, VEC (8 where all widths are multiples of it, else 1), and WARPS_ACROSS (4 unless the
+// including file says otherwise).
+#pragma once
+#include "mma.cuh"
+#include "params.cuh"
+#include "real.cuh"
+
+#ifndef WARPS_ACROSS
+#define WARPS_ACROSS 4
+#endif
+constexpr int WARP_ROWS = 4, WARP_COLUMNS = WARPS_ACROSS;
+constexpr int THREADS = 32 * WARP_ROWS * WARP_COLUMNS;
+
+// The most of `warps` among which `pieces` can be dealt out evenly.
+DEVICE constexpr int dealt(int pieces, int warps) {
+    while (pieces % warps != 0) --warps;
+    return warps;
+}
+
+// Elements from one row of a tile of this width to the next.
+DEVICE constexpr int pitch(int columns) { return columns + 16 / int(sizeof(real)); }
+// Elements of a tile.
+DEVICE constexpr int tile_size(int rows, int columns) { return rows * pitch(columns); }
+
+// Elements of 16 bytes.
+constexpr int PIECE = 16 / sizeof(real);
+
+// f(0) ... f(COUNT - 1), spread over the block.
+template <int COUNT, class F>
+DEVICE void spread(F f) {
+#pragma unroll
+    for (int n = 0; n < COUNT; n += THREADS) {
+        const int i = n + threadIdx.x;
+        if (COUNT % THREADS == 0 || i < COUNT) f(i);
+    }
+}
+
+// Two neighbours.
+DEVICE float2 load_pair(const u16* p) {
+    const u32 x = *reinterpret_cast<const u32*>(p);
+    return make_float2(bf16_lo(x), bf16_hi(x));
+}
+DEVICE float2 load_pair(const float* p) { return *reinterpret_cast<const float2*>(p); }
+
+// How an operand lies in its tile. Left operands M x K: Plain has a row per row; right operands K x N
+// likewise. Turned is the transpose: a row per column.
+enum Lie { Plain, Turned };
+
+// M x N elements in f32, spread over the block.
+template <int M, int N>
+struct Product {
+    static constexpr int DOWN = dealt(M / 16, WARP_ROWS), ACROSS = dealt(N / 16, WARP_COLUMNS);
+    static constexpr int FM = M / DOWN / 16, FN = N / ACROSS / 8;
+    float c[FM][FN][4];
+
+    DEVICE static int warp_row() { return threadIdx.x / 32 / WARP_COLUMNS; }
+    DEVICE static int warp_column() { return threadIdx.x / 32 % WARP_COLUMNS; }
+    // Whether this warp has a part of the product.
+    DEVICE static bool active() { return warp_row() < DOWN && warp_column() < ACROSS; }
+    DEVICE static int row_of(int f, int e) {
+        return warp_row() * 16 * FM + f * 16 + e / 2 * 8 + threadIdx.x % 32 / 4;
+    }
+    DEVICE static int column_of(int g, int e) {
+        return warp_column() * 8 * FN + g * 8 + threadIdx.x % 4 * 2 + e % 2;
+    }
+
+    DEVICE void clear() {
+#pragma unroll
+        for (int i = 0; i < FM * FN * 4; ++i) (&c[0][0][0])[i] = 0.f;
+    }
+
+    DEVICE void plus(const Product& other) {
+#pragma unroll
+        for (int i = 0; i < FM * FN * 4; ++i) (&c[0][0][0])[i] += (&other.c[0][0][0])[i];
+    }
+
+    // f(row, column, element) for all elements of this thread.
+    template <class F>
+    DEVICE void each(F f) {
+        if (!active()) return;
+#pragma unroll
+        for (int m = 0; m < FM; ++m)
+#pragma unroll
+            for (int n = 0; n < FN; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) f(row_of(m, e), column_of(n, e), c[m][n][e]);
+    }
+    // f(row, column, element, next element) for pairs of neighbours in a row.
+    template <class F>
+    DEVICE void each_pair(F f) {
+        if (!active()) return;
+#pragma unroll
+        for (int m = 0; m < FM; ++m)
+#pragma unroll
+            for (int n = 0; n < FN; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; e += 2)
+                    f(row_of(m, e), column_of(n, e), c[m][n][e], c[m][n][e + 1]);
+    }
+
+    // The same with the pair at the same place in another product.
+    template <class F>
+    DEVICE void each_pair_with(const Product& other, F f) {
+        if (!active()) return;
+#pragma unroll
+        for (int m = 0; m < FM; ++m)
+#pragma unroll
+            for (int n = 0; n < FN; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; e += 2)
+                    f(row_of(m, e), column_of(n, e), make_float2(c[m][n][e], c[m][n][e + 1]),
+                      make_float2(other.c[m][n][e], other.c[m][n][e + 1]));
+    }
+
+    // += A B over K terms. `a` and `b` point at the first row and column of the operands.
+    template <int K, Lie A, Lie B>
+    DEVICE void add(const real* a, int a_pitch, const real* b, int b_pitch) {
+        if (!active()) return;
+#if BF16
+        const int lane = threadIdx.x % 32, low = lane % 16, high = lane / 16 * 8;
+        const int mixed = lane % 8 + lane / 16 * 8, middle = lane / 8 % 2 * 8;
+        const int row = warp_row() * 16 * FM, column = warp_column() * 8 * FN;
+        a += A == Plain ? (row + low) * a_pitch + high : mixed * a_pitch + row + middle;
+        b += B == Plain ? low * b_pitch + column + high : (column + mixed) * b_pitch + middle;
+        // One matrix instruction waits for the one before it on the same sums: few sums get a second set.
+        constexpr int SETS = FM * FN <= 2 ? 2 : 1;
+        float sets[SETS][FM][FN][4] = {};
+#pragma unroll
+        for (int k = 0; k < K; k += 16) {
+            u32 fa[FM][4];
+#pragma unroll
+            for (int m = 0; m < FM; ++m) {
+                if (A == Plain) ldmatrix(fa[m], a + m * 16 * a_pitch + k);
+                else ldmatrix_transposed(fa[m], a + k * a_pitch + m * 16);
+            }
+#pragma unroll
+            for (int n = 0; n < FN; n += 2) {
+                u32 fb[4];
+                if (B == Plain) ldmatrix_transposed(fb, b + k * b_pitch + n * 8);
+                else ldmatrix(fb, b + n * 8 * b_pitch + k);
+#pragma unroll
+                for (int m = 0; m < FM; ++m) {
+                    float(*to)[4] = k / 16 % SETS ? sets[1 % SETS][m] : c[m];
+                    mma(to[n], fa[m], fb[0], fb[1]);
+                    mma(to[n + 1], fa[m], fb[2], fb[3]);
+                }
+            }
+        }
+        if constexpr (SETS == 2) {
+#pragma unroll
+            for (int i = 0; i < FM * FN * 4; ++i) (&c[0][0][0])[i] += (&sets[1][0][0][0])[i];
+        }
+#else
+        for (int k = 0; k < K; ++k) {
+            float left[FM][2], right[FN][2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                for (int m = 0; m < FM; ++m) {
+                    const int at = row_of(m, 2 * i);
+                    left[m][i] = a[A == Plain ? at * a_pitch + k : k * a_pitch + at];
+                }
+#pragma unroll
+                for (int n = 0; n < FN; ++n) {
+                    const int at = column_of(n, i);
+                    right[n][i] = b[B == Plain ? k * b_pitch + at : at * b_pitch + k];
+                }
+            }
+#pragma unroll
+            for (int m = 0; m < FM; ++m)
+#pragma unroll
+                for (int n = 0; n < FN; ++n)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        c[m][n][e] = fmaf(left[m][e / 2], right[n][e % 2], c[m][n][e]);
+        }
+#endif
+    }
+
+    // Into a tile.
+    DEVICE void store(real* tile, int tile_pitch) {
+        each_pair([&](int row, int column, float x, float y) {
+            store_pair(tile + row * tile_pitch + column, x, y);
+        });
+    }
+
+    // Into the first `rows` rows and `width` columns of a matrix in device memory.
+    DEVICE void store_rows(real* x, int rows, size_t stride, int width) {
+        each_pair([&](int row, int column, float a, float b) {
+            if (row >= rows) return;
+            real* at = x + row * stride + column;
+            if constexpr (VEC == 8) {
+                if (column < width) store_pair(at, a, b);
+            } else {
+                if (column < width) at[0] = to_real(a);
+                if (column + 1 < width) at[1] = to_real(b);
+            }
+        });
+    }
+
+    DEVICE static void store_pair(real* p, float x, float y) {
+#if BF16
+        *reinterpret_cast<u32*>(p) = pack_bf16(x, y);
+#else
+        *reinterpret_cast<float2*>(p) = make_float2(x, y);
+#endif
+    }
+
+    // sum over columns of `f(row, column, element)`, one for every row, into `sums[row]` after
+    // `finish_row_sums`; `parts` has ACROSS times M elements. Between the two: __syncthreads().
+    template <class F>
+    DEVICE void row_sums(float* parts, F f) {
+        if (!active()) return;
+#pragma unroll
+        for (int m = 0; m < FM; ++m)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float sum = 0.f;
+#pragma unroll
+                for (int n = 0; n < FN; ++n)
+#pragma unroll
+                    for (int e = 2 * i; e < 2 * i + 2; ++e)
+                        sum += f(row_of(m, e), column_of(n, e), c[m][n][e]);
+                sum = quad_sum(sum);
+                if (threadIdx.x % 4 == 0) parts[warp_column() * M + row_of(m, 2 * i)] = sum;
+            }
+    }
+    // Likewise the dot products of all rows with those of a tile.
+    DEVICE void row_dots(float* parts, const real* tile, int tile_pitch) {
+        if (!active()) return;
+#pragma unroll
+        for (int m = 0; m < FM; ++m)
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                float sum = 0.f;
+#pragma unroll
+                for (int n = 0; n < FN; ++n) {
+                    const float2 x = load_pair(tile + row_of(m, e) * tile_pitch + column_of(n, e));
+                    sum = fmaf(c[m][n][e], x.x, fmaf(c[m][n][e + 1], x.y, sum));
+                }
+                sum = quad_sum(sum);
+                if (threadIdx.x % 4 == 0) parts[warp_column() * M + row_of(m, e)] = sum;
+            }
+    }
+    // The same from sums that were collected before: of rows row_of(0, 0) and row_of(0, 2).
+    DEVICE static void store_row_parts(float* parts, const float (&sums)[2]) {
+        static_assert(FM == 1);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float sum = quad_sum(sums[i]);
+            if (active() && threadIdx.x % 4 == 0) parts[warp_column() * M + row_of(0, 2 * i)] = sum;
+        }
+    }
+    DEVICE static float finish_row_sum(const float* parts, int row) {
+        float sum = 0.f;
+#pragma unroll
+        for (int w = 0; w < ACROSS; ++w) sum += parts[w * M + row];
+        return sum;
+    }
+};
+
+// Copies `rows` rows of `width` elements, `stride` apart, into a tile of ROWS x COLUMNS; the rest of it
+// becomes zero. Asynchronous where VEC allows: copy_commit() and copy_wait() follow.
+template <int ROWS, int COLUMNS>
+DEVICE void copy_tile(real* tile, const real* x, int rows, size_t stride, int width) {
+    if constexpr (VEC == 8) {
+        // A thread has the same columns of every STEP-th row. Where rows do not fill the block, some are copied twice.
+        constexpr int PIECES = COLUMNS / PIECE, STEP = THREADS / PIECES;
+        constexpr bool EVEN = THREADS % PIECES == 0 && ROWS % STEP == 0;
+        const int row = threadIdx.x / PIECES, column = threadIdx.x % PIECES * PIECE;
+        const int rest = column < width ? rows - row : 0;
+        tile += row * pitch(COLUMNS) + column;
+        x += row * stride + column;
+#pragma unroll
+        for (int r = 0; r < ROWS; r += STEP) {
+            if (EVEN || row + r < ROWS) {
+                copy_async(reinterpret_cast<u16*>(tile + r * pitch(COLUMNS)),
+                           reinterpret_cast<const u16*>(x + r * stride), r < rest);
+            }
+        }
+    } else {
+        for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
+            const int row = i / COLUMNS, column = i % COLUMNS;
+            const bool valid = row < rows && column < width;
+            tile[row * pitch(COLUMNS) + column] = valid ? x[row * stride + column] : to_real(0.f);
+        }
+    }
+}
+
+// Multiplies row t of a tile by factor(t). Every thread changes what it copied with copy_tile.
+template <int ROWS, int COLUMNS, class F>
+DEVICE void scale_tile(real* tile, F factor) {
+    constexpr int SIZE = VEC == 8 ? PIECE : 1;
+    spread<ROWS * (COLUMNS / SIZE)>([&](int i) {
+        const int row = i / (COLUMNS / SIZE);
+        real* at = tile + row * pitch(COLUMNS) + i % (COLUMNS / SIZE) * SIZE;
+        float values[SIZE];
+        load(values, at);
+        const float by = factor(row);
+#pragma unroll
+        for (int e = 0; e < SIZE; ++e) values[e] *= by;
+        store(at, values);
+    });
+}
+
+// Elements from one row of queries or keys to the next, and of values.
+DEVICE size_t key_stride(const ScanOperands& x) { return size_t(x.key_heads) * x.key_dim; }
+DEVICE size_t value_stride(const ScanOperands& x) { return size_t(x.heads) * x.value_dim; }
+
+// Sums of log decays from the start of a chunk, in the log2 domain and to twice the precision of f32:
+// differences of large sums stay exact. For up to 64 tokens; one warp.
+DEVICE void decay_sums(float2* sums, const float* log_decay, int tokens, int count, size_t stride) {
+    const int lane = threadIdx.x % 32;
+    double x[2], sum = 0.0;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const int t = 2 * lane + e;
+        sum += t < tokens && log_decay ? double(log_decay[t * stride]) * 1.4426950408889634 : 0.0;
+        x[e] = sum;
+    }
+    double before = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const double other = __shfl_up_sync(~0u, before, step);
+        if (lane >= step) before += other;
+    }
+    before -= sum;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        const double total = before + x[e];
+        const float high = float(total);
+        if (2 * lane + e < count) sums[2 * lane + e] = make_float2(high, float(total - high));
+    }
+}
+// What is left of token `from` at token `to >= from`.
+DEVICE float decay_between(float2 from, float2 to) {
+    return exp2_fast((to.x - from.x) + (to.y - from.y));
+}

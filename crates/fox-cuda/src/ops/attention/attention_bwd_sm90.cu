@@ -1,0 +1,272 @@
+// Forgetting attention backward for Hopper, causal: dK, dV, dQ and the column sums of dS in one pass.
+//
+// A block of threads owns BLOCK_N keys of one key head and walks over the blocks of queries that see
+// them, from the diagonal on. Each of two consumer warpgroups holds 64 keys: it computes S^T and dP^T,
+// so that P^T and dS^T are already the left operands of dV += P^T dO and dK += dS^T Q, in registers.
+// Only dS crosses warpgroups, through shared memory, for dQ = dS K.
+//
+// The warpgroups take turns at the tensor cores: one has its products while the other has its
+// exponentials, half a step apart. So that neither waits for the other's dS, dQ follows one step later.
+//
+// dQ needs contributions from many blocks of keys. They are added in f32 by the copy engine, in a fixed
+// order: for a block of queries the diagonal block of keys first, then its predecessors one by one,
+// each waiting for a semaphore. Tiles are scheduled in that same order (last keys first), so a thread
+// block only waits for one that is already running; and as each starts at its diagonal, the one before
+// is one step ahead. No float atomics, same bits every time. (The opposite order, first keys first, would
+// start the longest tiles first, but then all tiles of a head need the same queries at the same time and
+// wait for each other, wave after wave: 14 % slower.)
+//
+// But last keys first ends with the longest tiles, and a tail of 8 % of the time. The last heads are therefore
+// turned round: first keys first, from the last queries to the diagonal, dQ from the first keys on. Their tiles
+// start one after the other anyway, as others end, so they do not wait for each other; and the shortest come
+// last. (All heads turned round: better than none at head dim 128, worse at 64 and with pruning, because then
+// tiles that begin together follow each other in step, and the first of them always misses the L2 cache.)
+//
+// backward_keys.cuh has what the consumers do. Compile-time: HEAD_DIM (64, 96, 128), BLOCK_M (128 for 64, else 64), GATES, WINDOW.
+#include "attention.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+constexpr int BLOCK_N = 128;
+constexpr int STAGES = 2;
+constexpr int THREADS = 384;
+constexpr int SLABS = (HEAD_DIM + 63) / 64;
+constexpr u32 Q_SLAB = BLOCK_M * SLAB_ROW_BYTES;
+constexpr u32 KV_SLAB = BLOCK_N * SLAB_ROW_BYTES;
+constexpr int DS_SLABS = BLOCK_M / 64;
+static_assert(DS_SLABS * SLABS == 2, "two warpgroups share dQ as two 64 x 64 pieces");
+
+// A warpgroup's piece of dQ of a tile in the order of the accumulators, then the sums of dS over each eighth of
+// the queries, per warp: more of them would not fit the registers of head dim 64.
+constexpr int SUMS = 8;
+constexpr int GROUPS_PER_SUM = BLOCK_M / 8 / SUMS;
+constexpr int DQ_PIECE = 64 * 64;
+constexpr int DQ_FLOATS = DQ_PIECE + 4 * SUMS;
+
+// Everything about one block of keys.
+struct alignas(16) BackwardTile {
+    int kv_head;  // < 0: no more work
+    int n, n_index;
+    int q_start, offset, m_tile0;
+    int k_start, k_len;
+    int c_base;
+    int turned;  // last queries first
+    int unused[2];
+};
+
+struct alignas(1024) Shared {
+    u8 k[SLABS * KV_SLAB];
+    u8 v[SLABS * KV_SLAB];
+    u8 q[STAGES][SLABS * Q_SLAB];
+    u8 d_out[STAGES][SLABS * Q_SLAB];
+    u8 ds[3][DS_SLABS * KV_SLAB];  // dS^T: keys down, 64 queries to a slab
+    float dq[2][DQ_FLOATS];
+    float row_base[STAGES][BLOCK_M];
+    float row_delta[STAGES][BLOCK_M];
+    BackwardTile tile[2];
+    u64 kv_full, kv_empty;
+    u64 q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
+    u64 rows_full[STAGES], rows_empty[STAGES];
+    u64 ds_full[3];
+    u64 dq_full[2], dq_empty[2];  // one for each warpgroup's piece
+    u64 tile_full[2], tile_empty[2];
+};
+static_assert(sizeof(Shared) <= SHARED_BYTES);
+
+constexpr int CONSUMER_WARPS = 8;
+constexpr int TURN_BARRIER = 1;  // and 2: for taking turns at the tensor cores
+
+DEVICE void init_barriers(Shared& sh) {
+    mbarrier_init(&sh.kv_full, 1);
+    mbarrier_init(&sh.kv_empty, CONSUMER_WARPS);
+    for (int i = 0; i < STAGES; ++i) {
+        mbarrier_init(&sh.q_full[i], 1);
+        mbarrier_init(&sh.q_empty[i], CONSUMER_WARPS);
+        mbarrier_init(&sh.do_full[i], 1);
+        mbarrier_init(&sh.do_empty[i], CONSUMER_WARPS);
+        mbarrier_init(&sh.rows_full[i], 32);
+        mbarrier_init(&sh.rows_empty[i], CONSUMER_WARPS);
+    }
+    for (int i = 0; i < 3; ++i) mbarrier_init(&sh.ds_full[i], CONSUMER_WARPS);
+    for (int i = 0; i < 2; ++i) {
+        mbarrier_init(&sh.dq_full[i], CONSUMER_WARPS / 2);
+        mbarrier_init(&sh.dq_empty[i], 1);
+        mbarrier_init(&sh.tile_full[i], 1);
+        mbarrier_init(&sh.tile_empty[i], CONSUMER_WARPS + 3);
+    }
+    mbarrier_init_fence();
+}
+
+DEVICE BackwardTile fetch_tile(const BackwardParams& p) {
+    BackwardTile t = {};
+    t.kv_head = -1;
+    int index = atomicAdd(p.next_tile, 1);
+    if (index >= p.n_tile_count * p.kv_heads) return t;
+    const int straight = p.kv_heads - p.turned_heads;
+    const int rest = index - straight * p.n_tile_count;
+    t.turned = rest >= 0;
+    if (t.turned) {
+        t.kv_head = straight + rest % p.turned_heads;
+        t.n_index = p.n_tile_count - 1 - rest / p.turned_heads;
+    } else {
+        int per_group = p.n_tile_count * p.group_heads;
+        int group = index / per_group;
+        int heads = min(p.group_heads, straight - group * p.group_heads);
+        int rest = index - group * per_group;
+        t.kv_head = group * p.group_heads + rest % heads;
+        t.n_index = rest / heads;
+    }
+    BlockRef ref = p.n_tiles[t.n_index];
+    Segment s = p.segments[ref.segment];
+    t.n = ref.block;
+    t.q_start = s.q_start;
+    t.offset = s.k_len - s.q_len;
+    t.m_tile0 = s.m_tile0;
+    t.k_start = s.k_start;
+    t.k_len = s.k_len;
+    t.c_base = s.c_base;
+    return t;
+}
+
+// Calls f(head, m, step) for all the blocks of queries of a tile, in the order of work. `step` counts
+// over the life of the thread block and addresses the rings.
+template <typename F>
+DEVICE void for_each_step(const BackwardParams& p, const BackwardTile& t, u32& step, F f) {
+    const int group = p.heads / p.kv_heads;
+    for (int head = t.kv_head * group; head < (t.kv_head + 1) * group; ++head) {
+        int2 range = p.ranges[head * p.n_tile_count + t.n_index];
+        for (int i = 0; i < range.y - range.x; ++i, ++step) {
+            f(head, t.turned ? range.y - 1 - i : range.x + i, step);
+        }
+    }
+}
+
+// One thread: takes tiles and keeps the copy engine busy.
+DEVICE void load_tiles(Shared& sh, const BackwardParams& p, const TensorMap* q_map,
+                       const TensorMap* k_map, const TensorMap* v_map, const TensorMap* do_map) {
+    u32 step = 0;
+    for (u32 count = 0;; ++count) {
+        const int slot = count % 2;
+        mbarrier_wait(&sh.tile_empty[slot], count / 2 % 2 ^ 1);
+        sh.tile[slot] = fetch_tile(p);
+        mbarrier_arrive(&sh.tile_full[slot]);
+        const BackwardTile& t = sh.tile[slot];
+        if (t.kv_head < 0) return;
+
+        mbarrier_wait(&sh.kv_empty, count % 2 ^ 1);
+        mbarrier_expect(&sh.kv_full, 2 * SLABS * KV_SLAB);
+        for (int i = 0; i < SLABS; ++i) {
+            int row = t.k_start + t.n * BLOCK_N;
+            tma_load(sh.k + i * KV_SLAB, k_map, 64 * i, t.kv_head, row, &sh.kv_full);
+            tma_load(sh.v + i * KV_SLAB, v_map, 64 * i, t.kv_head, row, &sh.kv_full);
+        }
+        for_each_step(p, t, step, [&](int head, int m, u32 step) {
+            const int stage = step % STAGES;
+            const u32 free = step / STAGES % 2 ^ 1;
+            const int row = t.q_start + m * BLOCK_M;
+            mbarrier_wait(&sh.q_empty[stage], free);
+            mbarrier_expect(&sh.q_full[stage], SLABS * Q_SLAB);
+            for (int i = 0; i < SLABS; ++i) {
+                tma_load(sh.q[stage] + i * Q_SLAB, q_map, 64 * i, head, row, &sh.q_full[stage]);
+            }
+            mbarrier_wait(&sh.do_empty[stage], free);
+            mbarrier_expect(&sh.do_full[stage], SLABS * Q_SLAB);
+            for (int i = 0; i < SLABS; ++i) {
+                tma_load(sh.d_out[stage] + i * Q_SLAB, do_map, 64 * i, head, row,
+                         &sh.do_full[stage]);
+            }
+        });
+    }
+}
+
+// One warp: per-query numbers. base = c_i - c_reference - lse_i, so that P = 2^(s + base - w_j).
+DEVICE void load_rows(Shared& sh, const BackwardParams& p) {
+    const int lane = threadIdx.x % 32;
+    u32 step = 0;
+    for (u32 count = 0;; ++count) {
+        const int slot = count % 2;
+        mbarrier_wait(&sh.tile_full[slot], count / 2 % 2);
+        const BackwardTile& t = sh.tile[slot];
+        if (t.kv_head < 0) return;
+        const int last = min((t.n + 1) * BLOCK_N, t.k_len) - 1;
+        for_each_step(p, t, step, [&](int head, int m, u32 step) {
+            const int stage = step % STAGES;
+            float2 reference = make_float2(0.f, 0.f);
+            if (GATES) reference = p.gates[size_t(head) * p.gate_stride + t.c_base + last];
+            const float4* rows =
+                p.rows + (size_t(head) * p.m_tile_count + t.m_tile0 + m) * BLOCK_M + lane;
+            float4 x[BLOCK_M / 32];
+#pragma unroll
+            for (int i = 0; i < BLOCK_M / 32; ++i) x[i] = rows[32 * i];
+            mbarrier_wait(&sh.rows_empty[stage], step / STAGES % 2 ^ 1);
+#pragma unroll
+            for (int i = 0; i < BLOCK_M / 32; ++i) {
+                sh.row_base[stage][32 * i + lane] =
+                    gate_difference(make_float2(x[i].x, x[i].y), reference) - x[i].w;
+                sh.row_delta[stage][32 * i + lane] = x[i].z;
+            }
+            mbarrier_arrive(&sh.rows_full[stage]);
+        });
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&sh.tile_empty[slot]);
+    }
+}
+
+// One thread of each of two warps, one for each warpgroup's piece of dQ: adds those of finished tiles to device
+// memory, in turn. (With one buffer for both pieces a warpgroup waited for the other's: 2 % slower.)
+DEVICE void store_dq(Shared& sh, const BackwardParams& p, int piece) {
+    u32 step = 0;
+    for (u32 count = 0;; ++count) {
+        const int slot = count % 2;
+        mbarrier_wait(&sh.tile_full[slot], count / 2 % 2);
+        const BackwardTile& t = sh.tile[slot];
+        if (t.kv_head < 0) return;
+        for_each_step(p, t, step, [&](int head, int m, u32 step) {
+            const size_t tile = size_t(head) * p.m_tile_count + t.m_tile0 + m;
+            const size_t index = 2 * tile + piece;
+            // Blocks of keys that come before this one for these queries: those nearer the diagonal, or those
+            // farther away.
+            const int diagonal = min(t.offset + m * BLOCK_M + BLOCK_M - 1, t.k_len - 1) / BLOCK_N;
+            const int turn = t.turned ? t.n - p.spans[tile].x : diagonal - t.n;
+            float* dst = p.dq + index * DQ_FLOATS;
+            mbarrier_wait(&sh.dq_full[piece], step % 2);
+            if (turn == 0) {
+                bulk_store(dst, sh.dq[piece], sizeof(sh.dq[piece]));
+            } else {
+                while (load_acquire(p.semaphores + index) != turn) {
+                }
+                asm volatile("fence.proxy.async;" ::: "memory");
+                bulk_add_f32(dst, sh.dq[piece], sizeof(sh.dq[piece]));
+            }
+            bulk_commit();
+            bulk_wait_read();
+            mbarrier_arrive(&sh.dq_empty[piece]);
+            bulk_wait();
+            asm volatile("fence.proxy.async;" ::: "memory");
+            store_release(p.semaphores + index, turn + 1);
+        });
+        mbarrier_arrive(&sh.tile_empty[slot]);
+    }
+}
+
+#include "backward_keys.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_bwd(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                  const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap do_map,
+                  const __grid_constant__ BackwardParams p) {
+    extern __shared__ __align__(1024) u8 memory[];
+    Shared& sh = *reinterpret_cast<Shared*>(memory);
+    if (threadIdx.x == 0) init_barriers(sh);
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        registers_shrink<40>();
+        if (threadIdx.x == 0) load_tiles(sh, p, &q_map, &k_map, &v_map, &do_map);
+        if (threadIdx.x == 32) store_dq(sh, p, 0);
+        if (threadIdx.x == 64) store_dq(sh, p, 1);
+        if (threadIdx.x / 32 == 3) load_rows(sh, p);
+    } else {
+        registers_grow<232>();
+        Consumer{sh, p, 0, __shfl_sync(~0u, int(threadIdx.x) / 128 - 1, 0)}.run();
+    }
+}

@@ -1,0 +1,79 @@
+// Passes over rows around the backward: statistics before it, dQ after it.
+//
+// Compile-time: WIDE, whether operands are f32 rather than bf16.
+#define BF16 !WIDE
+#include "attention.cuh"
+#include "real.cuh"
+
+// rows[head][m_tile * block_m + r] = (gate prefix hi, gate prefix lo, delta, log2(e) lse), with
+// delta = <do, o>. Rows that do not exist get probability zero. Grid (m_tiles, heads), block
+// 4 * block_m: four lanes share a row.
+extern "C" __global__ void backward_rows(PARAMS(BackwardRows)) {
+    const BlockRef ref = m_tiles[blockIdx.x];
+    const Segment s = segments[ref.segment];
+    const int block_m = blockDim.x / 4, row = threadIdx.x / 4, part = threadIdx.x % 4;
+    const int i = ref.block * block_m + row, head = blockIdx.y;
+    float delta = 0.f;
+    const size_t index = size_t(s.q_start + i) * heads + head;
+    if (i < s.q_len) {
+        for (int j = 8 * part; j < head_dim; j += 32) {
+            float x[8], y[8];
+            load<8>(x, o + index * head_dim + j);
+            load<8>(y, d_out + index * head_dim + j);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) delta += x[k] * y[k];
+        }
+    }
+    delta = quad_sum(delta);
+    if (part == 0) {
+        float4 out = make_float4(0.f, 0.f, 0.f, -NEG_INF);
+        if (i < s.q_len) {
+            float2 c = make_float2(0.f, 0.f);
+            if (gates) c = gates[size_t(head) * gate_stride + s.c_base + s.k_len - s.q_len + i];
+            out = make_float4(c.x, c.y, delta, lse[index] * LOG2_E);
+        }
+        rows[(size_t(head) * gridDim.x + blockIdx.x) * block_m + row] = out;
+    }
+}
+
+// dQ from the order of the Hopper kernel's accumulators to rows of bf16, and the sums of dS over each
+// eighth of a tile, row_sums[head][m_tile][8]. Grid (m_tiles, heads), block 256: thread =
+// accumulator owner.
+extern "C" __global__ void finish_dq(PARAMS(FinishDq)) {
+    const BlockRef ref = m_tiles[blockIdx.x];
+    const Segment s = segments[ref.segment];
+    const int head = blockIdx.y, floats = 64 * 64, sums = 8;  // of a warpgroup's piece, and of a warp
+    const size_t tile = size_t(head) * gridDim.x + blockIdx.x;
+    const float* pieces = scratch + tile * 2 * (floats + 4 * sums);
+    const int piece = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
+    const float* src = pieces + piece * (floats + 4 * sums);
+    const int row = thread / 32 * 16 + lane / 4 + (block_m == 128 ? 64 * piece : 0);
+    const int column0 = block_m == 128 ? 0 : 64 * piece;
+    // Pairs of lanes swap halves, so that each stores eight bytes of one row.
+    const bool odd = lane % 2;
+    const int i = ref.block * block_m + row + (odd ? 8 : 0);
+#pragma unroll
+    for (int g = 0; g < 8; ++g) {
+        float4 x = reinterpret_cast<const float4*>(src)[g * 128 + thread];
+        u32 top = pack_bf16(x.x * scale, x.y * scale), bottom = pack_bf16(x.z * scale, x.w * scale);
+        u32 other = __shfl_xor_sync(~0u, odd ? top : bottom, 1);
+        uint2 out = odd ? make_uint2(other, bottom) : make_uint2(top, other);
+        int column = column0 + 8 * g + 4 * (lane % 4 / 2);
+        if (i < s.q_len && column < head_dim) {
+            *reinterpret_cast<uint2*>(dq + (size_t(s.q_start + i) * heads + head) * head_dim +
+                                      column) = out;
+        }
+    }
+    if (threadIdx.x < sums) {
+        float sum = 0.f;
+        for (int w = 0; w < 8; ++w) {
+            sum += pieces[w / 4 * (floats + 4 * sums) + floats + w % 4 * sums + threadIdx.x];
+        }
+        row_sums[tile * sums + threadIdx.x] = sum;
+    }
+}
+
+extern "C" __global__ void fill(PARAMS(FillRows)) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) x[i] = value;
+}

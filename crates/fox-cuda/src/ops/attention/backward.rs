@@ -1,0 +1,251 @@
+//! Attention backward: row statistics, plan, main kernel, dQ to rows, gate gradient.
+
+use std::sync::Arc;
+
+use half::bf16;
+
+use super::Attention;
+use super::gates::GradientInputs;
+use super::plan::{PlanRanges, PlanSpans};
+use super::rows::{SUMS, dq_floats};
+use super::tensor_map::TensorMap;
+use super::tiles::{self, Tile};
+use super::tiling::{BlockRef, Segment, Tiling};
+use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Error, Float, Result, Source};
+
+pub(super) const BACKWARD_SM90: Source =
+    source!("attention_bwd_sm90", ["backward_keys.cuh"], [Segment, BlockRef, BackwardParams]);
+
+/// Result of the backward.
+#[derive(Debug)]
+pub struct AttentionGrads<T> {
+    /// `[R_q, H * d]`.
+    pub dq: Buffer<T>,
+    /// `[R_k, H_kv * d]`.
+    pub dk: Buffer<T>,
+    /// `[R_k, H_kv * d]`.
+    pub dv: Buffer<T>,
+    /// `[R_k, H]`; present when there are gates.
+    pub dlog_gates: Option<Buffer<f32>>,
+}
+
+kernel_params! {
+    struct BackwardParams {
+        /// `[R_k, H_kv * d]`, like `dv`.
+        dk: Ptr<bf16>,
+        dv: Ptr<bf16>,
+        /// `[heads][gate_stride]`.
+        column_sums: Ptr<f32>,
+        /// `[heads][m_tiles][2][DQ_FLOATS]`.
+        dq: Ptr<f32>,
+        /// `[heads][m_tiles][2]`.
+        semaphores: Ptr<i32>,
+        /// `[heads][gate_stride]`.
+        gates: ConstPtr<Float2>,
+        /// Gate prefix hi, lo, delta, lse, `[heads][m_tiles * BLOCK_M]`.
+        rows: ConstPtr<Float4>,
+        segments: ConstPtr<Segment>,
+        /// In the order of work.
+        n_tiles: ConstPtr<BlockRef>,
+        /// Tiles of queries that see the keys `[heads][n_tiles]`.
+        ranges: ConstPtr<Int2>,
+        /// Tiles of keys that the queries see `[heads][m_tiles]`.
+        spans: ConstPtr<Int2>,
+        next_tile: Ptr<i32>,
+        n_tile_count: usize,
+        m_tile_count: usize,
+        heads: usize,
+        kv_heads: usize,
+        /// Heads that are worked on together, for the L2 cache.
+        group_heads: usize,
+        /// The last ones, first keys first.
+        turned_heads: usize,
+        head_dim: usize,
+        gate_stride: usize,
+        window: usize,
+        scale: f32,
+        scale_log2: f32,
+    }
+}
+
+/// What the blocks see of each other.
+pub(in crate::ops) struct BackwardPlan {
+    /// Blocks of keys that a block of queries sees, from and to, `[heads][m_tiles][2]`.
+    pub(in crate::ops) spans: Buffer<i32>,
+    /// Blocks of queries that see a block of keys, from and to, `[heads][n_tiles][2]`; causal only.
+    ranges: Buffer<i32>,
+}
+
+impl<T: Float> Attention<'_, T> {
+    /// Gradients of [`forward`](Attention::forward) from its result and the gradient of its output,
+    /// `[R_q, H * d]`.
+    pub fn backward(
+        &self,
+        o: &Buffer<T>,
+        lse: &Buffer<f32>,
+        d_out: &Buffer<T>,
+    ) -> Result<AttentionGrads<T>> {
+        let hopper = tiles::hopper_backward(self.spec.head_dim, self.features());
+        let hopper = hopper.filter(|_| self.hopper());
+        let tile = match &hopper {
+            _ if T::WIDE => tiles::single(self.spec.head_dim, false),
+            Some(tile) => tile.clone(),
+            None => tiles::portable_backward(self.spec.head_dim, self.features()),
+        };
+        let tiling = self.tiling(&tile)?;
+        let grads = self.start_gradients(&tiling, d_out)?;
+        if tiling.m_tile_count == 0 {
+            return Ok(grads);
+        }
+        if hopper.is_some() {
+            self.backward_hopper(&tiling, &tile, (o, lse), d_out, &grads)?;
+        } else {
+            self.backward_two_pass(&tiling, &tile, (o, lse), d_out, &grads)?;
+        }
+        Ok(grads)
+    }
+
+    /// Memory of the gradients; what no query reaches has its zeros.
+    pub(in crate::ops) fn start_gradients(
+        &self,
+        tiling: &Tiling,
+        d_out: &Buffer<T>,
+    ) -> Result<AttentionGrads<T>> {
+        if d_out.len() != self.inputs.q.len() {
+            return Err(Error::argument(
+                "attention_bwd",
+                format!("d_out has {} elements, q {}", d_out.len(), self.inputs.q.len()),
+            ));
+        }
+        let grads = AttentionGrads {
+            dq: self.gpu.alloc(self.inputs.q.len())?,
+            dk: self.gpu.alloc(self.inputs.k.len())?,
+            dv: self.gpu.alloc(self.inputs.v.len())?,
+            dlog_gates: match self.inputs.log_gates {
+                Some(g) => Some(self.gpu.alloc(g.len())?),
+                None => None,
+            },
+        };
+        self.clear_uncovered(tiling, &grads)?;
+        Ok(grads)
+    }
+
+    /// Rows outside every segment, and keys without queries, have gradient zero.
+    fn clear_uncovered(&self, tiling: &Tiling, grads: &AttentionGrads<T>) -> Result<()> {
+        if tiling.q_covered < self.q_rows {
+            self.gpu.zero(&grads.dq)?;
+        }
+        if tiling.k_covered < self.k_rows || tiling.m_tile_count == 0 {
+            self.gpu.zero(&grads.dk)?;
+            self.gpu.zero(&grads.dv)?;
+            if let Some(dlog_gates) = &grads.dlog_gates {
+                self.gpu.zero(dlog_gates)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn backward_hopper(
+        &self,
+        tiling: &Tiling,
+        tile: &Tile,
+        (o, lse): (&Buffer<T>, &Buffer<f32>),
+        d_out: &Buffer<T>,
+        grads: &AttentionGrads<T>,
+    ) -> Result<()> {
+        let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
+        let head_dim = self.spec.head_dim;
+        let gates = self.gate_prefix(tiling)?;
+        let rows = self.backward_rows(tiling, tile, (o, lse), d_out, gates.as_ref())?;
+        let plan = self.plan_backward(tiling, tile, gates.as_ref())?;
+        let m_tiles = heads * tiling.m_tile_count;
+        let dq = self.gpu.alloc::<f32>(m_tiles * dq_floats())?;
+        let column_sums = self.gpu.alloc::<f32>(heads * tiling.gate_stride)?;
+        // The tile counter and the semaphores are cleared by one memset.
+        let counters = self.gpu.zeros::<i32>(32 + 2 * m_tiles)?;
+        // Q, dO and the f32 dQ of a head's queries are read again and again.
+        let group_heads = self.heads_per_group(tiling.longest_q * (heads / kv_heads), 8 * head_dim);
+        // Enough heads to fill the GPU twice, turned round: see the kernel.
+        let turned_heads =
+            (2 * self.gpu.processors() as usize).div_ceil(tiling.n_tile_count).min(kv_heads / 2);
+        let params = BackwardParams {
+            dk: grads.dk.address().into(),
+            dv: grads.dv.address().into(),
+            column_sums: column_sums.address().into(),
+            dq: dq.address().into(),
+            semaphores: (counters.address() + 4 * 32).into(),
+            gates: gates.as_ref().map_or(0, Buffer::address).into(),
+            rows: rows.address().into(),
+            segments: tiling.segments.address().into(),
+            n_tiles: tiling.n_tiles.address().into(),
+            ranges: plan.ranges.address().into(),
+            spans: plan.spans.address().into(),
+            next_tile: counters.address().into(),
+            n_tile_count: tiling.n_tile_count,
+            m_tile_count: tiling.m_tile_count,
+            heads,
+            kv_heads,
+            group_heads,
+            turned_heads,
+            head_dim,
+            gate_stride: tiling.gate_stride,
+            window: self.window(),
+            scale: self.spec.scale,
+            scale_log2: self.scale_log2(),
+        };
+        let q = TensorMap::new(self.inputs.q, heads, head_dim, tile.block_m)?;
+        let k = TensorMap::new(self.inputs.k, kv_heads, head_dim, tile.block_n)?;
+        let v = TensorMap::new(self.inputs.v, kv_heads, head_dim, tile.block_n)?;
+        let d = TensorMap::new(d_out, heads, head_dim, tile.block_m)?;
+        let kernel = self.gpu.kernel(tile.source, &tile.defines, "attention_bwd")?;
+        let work = tiling.n_tile_count * kv_heads;
+        let blocks = (self.gpu.processors() as usize).min(work);
+        let launch = kernel.launch([blocks, 1, 1], tile.threads).shared(tile.shared);
+        let launch = launch.opaque(q).opaque(k).opaque(v).opaque(d).params(params)?;
+        // SAFETY: `new` and `backward` checked the sizes of the operands, scratch is allocated here by the
+        // same formulas.
+        unsafe { launch.run(|| self.shapes())? };
+        let row_sums = self.finish_dq(tiling, tile, &dq, &grads.dq)?;
+        if let Some(dlog_gates) = &grads.dlog_gates {
+            let inputs = GradientInputs {
+                column_sums: column_sums.address().into(),
+                row_sums: row_sums.address().into(),
+                gate_stride: tiling.gate_stride,
+                m_tile_count: tiling.m_tile_count,
+                block_m: tile.block_m,
+                rows_per_sum: tile.block_m / SUMS,
+            };
+            self.gate_gradient(tiling, inputs, dlog_gates)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn plan_backward(
+        &self,
+        tiling: &Tiling,
+        tile: &Tile,
+        gates: Option<&Buffer<f32>>,
+    ) -> Result<Arc<BackwardPlan>> {
+        self.plan(tiling, &tiling.backward_plans, |bounds| {
+            let (heads, m_count, n_count) =
+                (self.spec.heads, tiling.m_tile_count, tiling.n_tile_count);
+            let p = self.plan_params(tiling, tile, gates, bounds);
+            let spans = self.gpu.alloc::<i32>(2 * heads * m_count)?;
+            let ranges = self.gpu.alloc::<i32>(2 * heads * n_count)?;
+            let grid = |tiles: usize| [(heads * tiles).div_ceil(128), 1, 1];
+            let params = PlanSpans { p, spans: spans.address().into() };
+            self.run_plan("plan_backward_spans", grid(m_count), 128, params)?;
+            let params = PlanRanges {
+                p,
+                spans: spans.address().into(),
+                n_tiles: tiling.n_tiles.address().into(),
+                n_tile_count: n_count,
+                ranges: ranges.address().into(),
+            };
+            self.run_plan("plan_backward_ranges", grid(n_count), 128, params)?;
+            Ok(BackwardPlan { spans, ranges })
+        })
+    }
+}

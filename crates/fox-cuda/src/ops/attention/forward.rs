@@ -1,0 +1,285 @@
+//! Attention forward: prefix, plan, main kernel.
+
+use std::sync::Arc;
+
+use half::bf16;
+
+use super::Attention;
+use super::plan::PlanParams;
+use super::tensor_map::TensorMap;
+use super::tiles::{self, Features, Tile};
+use super::tiling::{BlockRef, Segment, Tiling};
+use crate::params::{ConstPtr, Float2, Param, Ptr, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Float, Result, Source};
+
+pub(super) const FORWARD: Source = source!(
+    "attention_fwd",
+    ["softmax.cuh"],
+    [Segment, BlockRef, ForwardTile, Operands, ForwardParams]
+);
+pub(super) const FORWARD_SM90: Source = source!(
+    "attention_fwd_sm90",
+    ["softmax.cuh", "forward_halves.cuh", "forward_whole.cuh"],
+    [Segment, BlockRef, ForwardTile, ForwardParams]
+);
+
+/// Result of the forward.
+#[derive(Debug)]
+pub struct AttentionOut<T> {
+    /// Output `[R_q, H * d]`; zero for rows outside every segment.
+    pub o: Buffer<T>,
+    /// Natural log of the softmax denominator `[R_q, H]`; `-inf` for rows outside every segment.
+    pub lse: Buffer<f32>,
+    /// Tiles visited, and tiles the mask alone would leave, per head: `[H, 2]`.
+    pub tiles: Arc<Buffer<i32>>,
+}
+
+kernel_params! {
+    /// All that the forward needs to know about one tile of queries of one head. Made by a kernel.
+    #[allow(dead_code)] // Rust allocates memory for them
+    pub(super) table struct ForwardTile align(16) {
+        /// Negative: no more work.
+        head: i32,
+        kv_head: i32,
+        /// First row in the tensor, rows that exist.
+        q_row: i32,
+        q_valid: i32,
+        /// Position of the first row, counted from the segment's first key.
+        position: i32,
+        k_row: i32,
+        k_len: i32,
+        c_base: i32,
+        /// Tiles of keys to visit.
+        n_begin: i32,
+        n_end: i32,
+        unused: [i32; 2],
+    }
+}
+
+kernel_params! {
+    /// For sorting the tiles by length.
+    pub(super) struct SortParams {
+        /// `[heads * m_tiles]`.
+        keys: Ptr<i32>,
+        /// `[groups * bins]`, zeroed.
+        histogram: Ptr<i32>,
+        /// `[heads * m_tiles]`.
+        order: Ptr<i32>,
+        bins: usize,
+        group_heads: usize,
+        longest: usize,
+    }
+}
+
+kernel_params! {
+    pub(super) list struct PlanForward {
+        p: PlanParams,
+        sort: SortParams,
+        /// `[heads * m_tiles]`.
+        tiles: Ptr<ForwardTile>,
+        /// `[heads][2]`: visited, and left by the mask alone.
+        blocks: Ptr<i32>,
+    }
+}
+
+kernel_params! {
+    pub(super) list struct PlanScan {
+        histogram: Ptr<i32>,
+        count: usize,
+    }
+}
+
+kernel_params! {
+    pub(super) list struct PlanScatter {
+        sort: SortParams,
+        count: usize,
+    }
+}
+
+kernel_params! {
+    struct ForwardParams {
+        /// `[R_q, H * d]`.
+        o: Ptr<bf16>,
+        /// `[R_q, H]`.
+        lse: Ptr<f32>,
+        /// `[heads][gate_stride]`.
+        gates: ConstPtr<Float2>,
+        tiles: ConstPtr<ForwardTile>,
+        order: ConstPtr<i32>,
+        /// A counter; on Hopper alone.
+        next_tile: Ptr<i32>,
+        tile_count: usize,
+        heads: usize,
+        head_dim: usize,
+        gate_stride: usize,
+        window: usize,
+        /// Times log2(e).
+        scale: f32,
+    }
+}
+
+kernel_params! {
+    /// What the portable kernel reads without tensor maps.
+    struct Operands {
+        /// `[R_q, H * d]`.
+        q: ConstPtr<bf16>,
+        /// `[R_k, H_kv * d]`, like `v`.
+        k: ConstPtr<bf16>,
+        v: ConstPtr<bf16>,
+        kv_heads: usize,
+    }
+}
+
+/// Lengths are sorted to this precision: enough to start the longest first.
+const SORT_BINS: usize = 256;
+
+/// Tiles of the forward and their order.
+pub(super) struct ForwardPlan {
+    tiles: Buffer<<ForwardTile as Param>::Device>,
+    order: Buffer<i32>,
+    blocks: Arc<Buffer<i32>>,
+    count: usize,
+}
+
+impl<T: Float> Attention<'_, T> {
+    /// Softmax attention with forget gates.
+    pub fn forward(&self) -> Result<AttentionOut<T>> {
+        let tile = self.forward_tile();
+        let tiling = self.tiling(&tile)?;
+        let (o, lse) = self.start_output(&tiling)?;
+        if tiling.m_tile_count == 0 {
+            let blocks = Arc::new(self.gpu.zeros(2 * self.spec.heads)?);
+            return Ok(AttentionOut { o, lse, tiles: blocks });
+        }
+        let gates = self.gate_prefix(&tiling)?;
+        let plan = self.plan(&tiling, &tiling.forward_plans, |bounds| {
+            self.make_forward_plan(&tiling, &tile, gates.as_ref(), bounds)
+        })?;
+        if T::WIDE {
+            self.forward_single(&tiling, &tile, gates.as_ref(), &o, &lse)?;
+        } else {
+            self.forward_bf16(&tiling, &tile, &plan, gates.as_ref(), (&o, &lse))?;
+        }
+        Ok(AttentionOut { o, lse, tiles: Arc::clone(&plan.blocks) })
+    }
+
+    fn forward_bf16(
+        &self,
+        tiling: &Tiling,
+        tile: &Tile,
+        plan: &ForwardPlan,
+        gates: Option<&Buffer<f32>>,
+        (o, lse): (&Buffer<T>, &Buffer<f32>),
+    ) -> Result<()> {
+        let (heads, kv_heads, head_dim) = (self.spec.heads, self.spec.kv_heads, self.spec.head_dim);
+        let next_tile = self.gpu.zeros::<i32>(1)?;
+        let params = ForwardParams {
+            o: o.address().into(),
+            lse: lse.address().into(),
+            gates: gates.map_or(0, Buffer::address).into(),
+            tiles: plan.tiles.address().into(),
+            order: plan.order.address().into(),
+            next_tile: next_tile.address().into(),
+            tile_count: plan.count,
+            heads,
+            head_dim,
+            gate_stride: tiling.gate_stride,
+            window: self.window(),
+            scale: self.scale_log2(),
+        };
+        let kernel = self.gpu.kernel(tile.source, &tile.defines, "attention_fwd")?;
+        if self.hopper() {
+            let blocks = (self.gpu.processors() as usize).min(plan.count);
+            let q = TensorMap::new(self.inputs.q, heads, head_dim, tile.block_m)?;
+            let k = TensorMap::new(self.inputs.k, kv_heads, head_dim, tile.block_n)?;
+            let v = TensorMap::new(self.inputs.v, kv_heads, head_dim, tile.block_n)?;
+            let launch = kernel.launch([blocks, 1, 1], tile.threads).shared(tile.shared);
+            let launch = launch.opaque(q).opaque(k).opaque(v).params(params)?;
+            // SAFETY: `new` checked the sizes of the operands, and the plan's tiles stay inside the
+            // segments.
+            return unsafe { launch.run(|| self.shapes()) };
+        }
+        let operands = Operands {
+            q: self.inputs.q.address().into(),
+            k: self.inputs.k.address().into(),
+            v: self.inputs.v.address().into(),
+            kv_heads,
+        };
+        let launch = kernel.launch([plan.count, 1, 1], tile.threads).shared(tile.shared);
+        // SAFETY: as above.
+        unsafe { launch.params(operands)?.params(params)?.run(|| self.shapes()) }
+    }
+
+    /// Memory of output and row statistics; rows outside every segment have theirs.
+    pub(in crate::ops) fn start_output(&self, tiling: &Tiling) -> Result<(Buffer<T>, Buffer<f32>)> {
+        let o = self.gpu.alloc::<T>(self.inputs.q.len())?;
+        let lse = self.gpu.alloc::<f32>(self.q_rows * self.spec.heads)?;
+        if tiling.q_covered < self.q_rows {
+            self.gpu.zero(&o)?;
+            self.fill_minus_infinity(&lse)?;
+        }
+        Ok((o, lse))
+    }
+
+    pub(super) fn features(&self) -> Features {
+        Features {
+            gates: self.inputs.log_gates.is_some(),
+            mask: self.spec.mask,
+            window: self.spec.window.is_some(),
+        }
+    }
+
+    fn forward_tile(&self) -> Tile {
+        if T::WIDE {
+            return tiles::single(self.spec.head_dim, true);
+        }
+        let choose = if self.hopper() { tiles::hopper_forward } else { tiles::portable_forward };
+        choose(self.spec.head_dim, self.features())
+    }
+
+    /// How many key heads to work on together, so that their keys and values (`bytes_per_row` per
+    /// position and head) stay in half of the L2 cache.
+    pub(super) fn heads_per_group(&self, rows: usize, bytes_per_row: usize) -> usize {
+        let budget = self.gpu.l2_bytes() / 2;
+        (budget / (rows * bytes_per_row).max(1)).clamp(1, self.spec.kv_heads)
+    }
+
+    fn make_forward_plan(
+        &self,
+        tiling: &Tiling,
+        tile: &Tile,
+        gates: Option<&Buffer<f32>>,
+        bounds: Option<&Buffer<f32>>,
+    ) -> Result<ForwardPlan> {
+        let heads = self.spec.heads;
+        let count = heads * tiling.m_tile_count;
+        let group_heads = self.heads_per_group(tiling.longest_k, 4 * self.spec.head_dim);
+        let bins = self.spec.kv_heads.div_ceil(group_heads) * SORT_BINS;
+        let tiles = self.gpu.alloc(count)?;
+        let keys = self.gpu.alloc::<i32>(count)?;
+        let order = self.gpu.alloc::<i32>(count)?;
+        let blocks = self.gpu.zeros::<i32>(2 * heads)?;
+        let histogram = self.gpu.zeros::<i32>(bins)?;
+        let sort = SortParams {
+            keys: keys.address().into(),
+            histogram: histogram.address().into(),
+            order: order.address().into(),
+            bins: SORT_BINS,
+            group_heads,
+            longest: tiling.longest_k.div_ceil(tile.block_n),
+        };
+        let params = PlanForward {
+            p: self.plan_params(tiling, tile, gates, bounds),
+            sort,
+            tiles: Buffer::address(&tiles).into(),
+            blocks: blocks.address().into(),
+        };
+        let grid = [count.div_ceil(128), 1, 1];
+        self.run_plan("plan_forward", grid, 128, params)?;
+        let scan = PlanScan { histogram: sort.histogram, count: bins };
+        self.run_plan("plan_scan", [1, 1, 1], 1024, scan)?;
+        self.run_plan("plan_scatter", grid, 128, PlanScatter { sort, count })?;
+        Ok(ForwardPlan { tiles, order, blocks: Arc::new(blocks), count })
+    }
+}

@@ -1,0 +1,177 @@
+//! Prefix sums of the log gates and the scan of their gradient, safe over millions of positions.
+
+use super::Attention;
+use super::tiles::Tile;
+use super::tiling::{BlockRef, CHUNK, ChunkRef, Segment, Tiling};
+use crate::params::{ConstPtr, Float2, KernelParams, Ptr, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Float, Result, Source};
+
+const GATES: Source = source!(
+    "attention_gates",
+    [],
+    [
+        Segment,
+        BlockRef,
+        ChunkRef,
+        GateTotals,
+        GatePrefix,
+        GradientInputs,
+        GradientTotals,
+        GateGradient
+    ]
+);
+
+kernel_params! {
+    list struct GateTotals {
+        /// `[heads][chunks]`.
+        totals: Ptr<f64>,
+        /// `[R_k, H]`.
+        log_gates: ConstPtr<f32>,
+        segments: ConstPtr<Segment>,
+        chunks: ConstPtr<ChunkRef>,
+        heads: usize,
+    }
+}
+
+kernel_params! {
+    list struct GatePrefix {
+        /// `[heads][gate_stride]`.
+        gates: Ptr<Float2>,
+        /// `[heads][chunks]`.
+        totals: ConstPtr<f64>,
+        /// `[R_k, H]`.
+        log_gates: ConstPtr<f32>,
+        segments: ConstPtr<Segment>,
+        chunks: ConstPtr<ChunkRef>,
+        heads: usize,
+        gate_stride: usize,
+    }
+}
+
+kernel_params! {
+    /// Where the sums of dS come from.
+    pub(super) struct GradientInputs {
+        /// `[heads][gate_stride]`.
+        pub(super) column_sums: ConstPtr<f32>,
+        /// `[heads][m_tiles][block_m / rows_per_sum]`.
+        pub(super) row_sums: ConstPtr<f32>,
+        pub(super) gate_stride: usize,
+        pub(super) m_tile_count: usize,
+        pub(super) block_m: usize,
+        /// Queries that a row sum is over.
+        pub(super) rows_per_sum: usize,
+    }
+}
+
+kernel_params! {
+    list struct GradientTotals {
+        /// `[heads][chunks]`.
+        totals: Ptr<f64>,
+        inputs: GradientInputs,
+        segments: ConstPtr<Segment>,
+        chunks: ConstPtr<ChunkRef>,
+    }
+}
+
+kernel_params! {
+    list struct GateGradient {
+        /// `[R_k, H]`.
+        dlog_gates: Ptr<f32>,
+        /// `[heads][chunks]`.
+        totals: ConstPtr<f64>,
+        inputs: GradientInputs,
+        segments: ConstPtr<Segment>,
+        chunks: ConstPtr<ChunkRef>,
+        heads: usize,
+    }
+}
+
+/// The only variant, for compilation checks.
+pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
+    vec![(GATES, Vec::new())]
+}
+
+impl<T: Float> Attention<'_, T> {
+    /// Pairs hi + lo of the prefix sums in the log2 domain, `[heads][gate_stride]`; `None` without
+    /// gates.
+    pub(in crate::ops) fn gate_prefix(&self, tiling: &Tiling) -> Result<Option<Buffer<f32>>> {
+        let Some(log_gates) = self.inputs.log_gates else { return Ok(None) };
+        let heads = self.spec.heads;
+        let prefix = self.gpu.alloc::<f32>(2 * heads * tiling.gate_stride)?;
+        let totals = self.gpu.alloc::<f64>(heads * tiling.chunk_count)?;
+        let params = GateTotals {
+            totals: totals.address().into(),
+            log_gates: log_gates.address().into(),
+            segments: tiling.segments.address().into(),
+            chunks: tiling.chunks.address().into(),
+            heads,
+        };
+        self.over_gates("gate_totals", tiling, params)?;
+        let params = GatePrefix {
+            gates: prefix.address().into(),
+            totals: totals.address().into(),
+            log_gates: log_gates.address().into(),
+            segments: tiling.segments.address().into(),
+            chunks: tiling.chunks.address().into(),
+            heads,
+            gate_stride: tiling.gate_stride,
+        };
+        self.over_gates("gate_prefix", tiling, params)?;
+        Ok(Some(prefix))
+    }
+
+    /// The gradient of the gates, if it is wanted, from column sums `[heads][gate_stride]` and row sums
+    /// `[heads][m_tiles * block_m]` of dS.
+    pub(in crate::ops) fn gate_gradient_of_rows(
+        &self,
+        tiling: &Tiling,
+        tile: &Tile,
+        (column_sums, row_sums): (&Buffer<f32>, &Buffer<f32>),
+        dlog_gates: Option<&Buffer<f32>>,
+    ) -> Result<()> {
+        let Some(dlog_gates) = dlog_gates else { return Ok(()) };
+        let inputs = GradientInputs {
+            column_sums: column_sums.address().into(),
+            row_sums: row_sums.address().into(),
+            gate_stride: tiling.gate_stride,
+            m_tile_count: tiling.m_tile_count,
+            block_m: tile.block_m,
+            rows_per_sum: 1,
+        };
+        self.gate_gradient(tiling, inputs, dlog_gates)
+    }
+
+    /// `[R_k, H]`: sums over later positions of row sums minus column sums of dS.
+    pub(super) fn gate_gradient(
+        &self,
+        tiling: &Tiling,
+        inputs: GradientInputs,
+        out: &Buffer<f32>,
+    ) -> Result<()> {
+        let totals = self.gpu.alloc::<f64>(self.spec.heads * tiling.chunk_count)?;
+        let params = GradientTotals {
+            totals: totals.address().into(),
+            inputs,
+            segments: tiling.segments.address().into(),
+            chunks: tiling.chunks.address().into(),
+        };
+        self.over_gates("gate_gradient_totals", tiling, params)?;
+        let params = GateGradient {
+            dlog_gates: out.address().into(),
+            totals: totals.address().into(),
+            inputs,
+            segments: tiling.segments.address().into(),
+            chunks: tiling.chunks.address().into(),
+            heads: self.spec.heads,
+        };
+        self.over_gates("gate_gradient", tiling, params)
+    }
+
+    fn over_gates<P: KernelParams>(&self, entry: &str, tiling: &Tiling, params: P) -> Result<()> {
+        let kernel = self.gpu.kernel(GATES, &[], entry)?;
+        let launch = kernel.launch([tiling.chunk_count, self.spec.heads, 1], CHUNK);
+        // SAFETY: all buffers have the sizes that the tiling says.
+        unsafe { launch.params(params)?.run(|| self.shapes()) }
+    }
+}

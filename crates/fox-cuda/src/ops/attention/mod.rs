@@ -1,0 +1,154 @@
+//! Forgetting attention on the GPU: forward, backward, gate scans, pruning.
+//!
+//! A call goes through the same stages in both directions: `tiling` cuts segments into lists of tiles
+//! (kept for the next call), `gates` scans the log gates, `plan` bounds the logits and decides what to
+//! visit, and the main kernel does it. `tiles` holds every tile size and chooses between the Hopper kernels
+//! and the portable ones. `tensors` is the way from tensors to buffers and back.
+
+mod backward;
+mod forward;
+mod gates;
+mod plan;
+mod rows;
+mod single;
+mod tensor_map;
+mod tensors;
+pub(in crate::ops) mod tiles;
+pub(in crate::ops) mod tiling;
+mod two_pass;
+
+pub use backward::AttentionGrads;
+pub use forward::AttentionOut;
+pub(crate) use tiling::TilingCache;
+
+use fox_tensor::{AttentionSpec, Mask};
+
+use crate::params::KernelParams;
+use crate::{Buffer, Error, Float, Gpu, Result, Source};
+
+/// Operands of forgetting attention, in bf16 or f32.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionInputs<'a, T> {
+    /// Queries `[R_q, H * d]`.
+    pub q: &'a Buffer<T>,
+    /// Keys `[R_k, H_kv * d]`.
+    pub k: &'a Buffer<T>,
+    /// Values `[R_k, H_kv * d]`. Rows between segments must be finite.
+    pub v: &'a Buffer<T>,
+    /// Log forget gates of the key rows `[R_k, H]`; `None` means no forgetting.
+    pub log_gates: Option<&'a Buffer<f32>>,
+}
+
+/// One attention call: the GPU, the options and the operands, checked against each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a, T> {
+    pub(in crate::ops) gpu: &'a Gpu,
+    pub(in crate::ops) spec: &'a AttentionSpec,
+    pub(in crate::ops) inputs: AttentionInputs<'a, T>,
+    q_rows: usize,
+    k_rows: usize,
+    portable: bool,
+}
+
+impl<'a, T: Float> Attention<'a, T> {
+    /// Checks that the operands fit the options.
+    pub fn new(
+        gpu: &'a Gpu,
+        spec: &'a AttentionSpec,
+        inputs: AttentionInputs<'a, T>,
+    ) -> Result<Self> {
+        let AttentionSpec { heads, kv_heads, head_dim, .. } = *spec;
+        let fail = |detail: String| Err(Error::argument("attention", detail));
+        if !head_dim.is_multiple_of(8) || !(8..=256).contains(&head_dim) {
+            return fail(format!("head dim {head_dim} is not a multiple of 8 from 8 to 256"));
+        }
+        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return fail(format!("{heads} heads cannot share {kv_heads} key heads"));
+        }
+        let (q_width, k_width) = (heads * head_dim, kv_heads * head_dim);
+        let (q_rows, k_rows) = (inputs.q.len() / q_width, inputs.k.len() / k_width);
+        let gates = inputs.log_gates.map_or(k_rows * heads, Buffer::len);
+        if inputs.q.len() != q_rows * q_width
+            || inputs.k.len() != k_rows * k_width
+            || inputs.v.len() != inputs.k.len()
+            || gates != k_rows * heads
+        {
+            return fail(format!(
+                "q has {} elements, k {}, v {}, gates {gates}: they do not fit {heads} heads, {kv_heads} key heads of {head_dim}",
+                inputs.q.len(),
+                inputs.k.len(),
+                inputs.v.len()
+            ));
+        }
+        if let Some(s) = spec.segments.as_slice().last()
+            && (s.q_start + s.q_len > q_rows || s.k_start + s.k_len > k_rows)
+        {
+            return fail(format!("{s:?} reaches beyond {q_rows} query or {k_rows} key rows"));
+        }
+        if spec.window == Some(0) {
+            return fail("a window of 0 leaves queries without keys".into());
+        }
+        Ok(Attention { gpu, spec, inputs, q_rows, k_rows, portable: false })
+    }
+
+    /// Uses the portable kernels even where better ones exist. For comparisons.
+    pub fn portable(mut self) -> Self {
+        self.portable = true;
+        self
+    }
+
+    fn hopper(&self) -> bool {
+        self.gpu.architecture().is_hopper() && !self.portable && !T::WIDE
+    }
+
+    /// Factor on q.k in the log2 domain.
+    fn scale_log2(&self) -> f32 {
+        self.spec.scale * std::f32::consts::LOG2_E
+    }
+
+    fn mask_code(&self) -> i32 {
+        match self.spec.mask {
+            Mask::Causal => 0,
+            Mask::Bidirectional => 1,
+        }
+    }
+
+    /// The window, 0 for none. One that is longer than all keys hides as little as one of their length.
+    pub(in crate::ops) fn window(&self) -> usize {
+        self.spec.window.map_or(0, |window| window.min(self.k_rows.max(1)))
+    }
+
+    /// Runs a kernel around the main one, compiled for the operands' type.
+    fn run_around<P: KernelParams>(
+        &self,
+        source: Source,
+        entry: &str,
+        grid: [usize; 3],
+        block: usize,
+        params: P,
+    ) -> Result<()> {
+        let defines = [format!("WIDE={}", i32::from(T::WIDE))];
+        let kernel = self.gpu.kernel(source, &defines, entry)?;
+        // SAFETY: the operands' sizes were checked by `new`, the rest is allocated as the tiling says.
+        unsafe { kernel.launch(grid, block).params(params)?.run(|| self.shapes()) }
+    }
+
+    /// For error messages.
+    pub(in crate::ops) fn shapes(&self) -> String {
+        format!(
+            "q [{}, {} x {d}], k [{}, {} x {d}], {} segments, {:?}",
+            self.q_rows,
+            self.spec.heads,
+            self.k_rows,
+            self.spec.kv_heads,
+            self.spec.segments.len(),
+            self.spec.mask,
+            d = self.spec.head_dim,
+        )
+    }
+}
+
+/// All variants that a device can be asked for, for compilation checks.
+pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
+    [tiles::variants(hopper), gates::variants(), plan::variants(), rows::variants()].concat()
+}

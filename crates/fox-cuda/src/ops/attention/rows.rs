@@ -1,0 +1,143 @@
+//! Passes over rows: statistics before the backward, dQ after it.
+
+use half::bf16;
+
+use super::Attention;
+use super::tiles::Tile;
+use super::tiling::{BlockRef, Segment, Tiling};
+use crate::params::{ConstPtr, Float2, Float4, KernelParams, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Float, Result, Source};
+
+const ROWS: Source =
+    source!("attention_rows", [], [Segment, BlockRef, BackwardRows, FinishDq, FillRows]);
+
+kernel_params! {
+    list struct BackwardRows {
+        /// Gate prefix hi, lo, delta, log2(e) lse, `[heads][m_tiles * block_m]`.
+        rows: Ptr<Float4>,
+        /// `[R_q, H * d]`.
+        o: ConstPtr<Real>,
+        /// `[R_q, H * d]`.
+        d_out: ConstPtr<Real>,
+        /// `[R_q, H]`.
+        lse: ConstPtr<f32>,
+        /// `[heads][gate_stride]`, or null.
+        gates: ConstPtr<Float2>,
+        segments: ConstPtr<Segment>,
+        m_tiles: ConstPtr<BlockRef>,
+        heads: usize,
+        head_dim: usize,
+        gate_stride: usize,
+    }
+}
+
+kernel_params! {
+    list struct FinishDq {
+        /// `[R_q, H * d]`.
+        dq: Ptr<bf16>,
+        /// `[heads][m_tiles][SUMS]`.
+        row_sums: Ptr<f32>,
+        /// `[heads][m_tiles]` tiles of [`dq_floats`].
+        scratch: ConstPtr<f32>,
+        segments: ConstPtr<Segment>,
+        m_tiles: ConstPtr<BlockRef>,
+        heads: usize,
+        head_dim: usize,
+        block_m: usize,
+        scale: f32,
+    }
+}
+
+kernel_params! {
+    list struct FillRows {
+        x: Ptr<f32>,
+        value: f32,
+        count: usize,
+    }
+}
+
+/// The Hopper kernel sums dS over each eighth of a tile of queries.
+pub(super) const SUMS: usize = 8;
+
+/// Floats of dQ of a tile of the Hopper kernel: two pieces of 64 x 64, each with the sums of dS of its four
+/// warps.
+pub(super) fn dq_floats() -> usize {
+    2 * (64 * 64 + 4 * SUMS)
+}
+
+/// All variants, for compilation checks.
+pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
+    [0, 1].map(|wide| (ROWS, vec![format!("WIDE={wide}")])).into()
+}
+
+impl<T: Float> Attention<'_, T> {
+    /// Per query and head: gate prefix hi, lo, delta, log2(e) lse, `[heads][m_tiles * block_m][4]`.
+    pub(super) fn backward_rows(
+        &self,
+        tiling: &Tiling,
+        tile: &Tile,
+        (o, lse): (&Buffer<T>, &Buffer<f32>),
+        d_out: &Buffer<T>,
+        gates: Option<&Buffer<f32>>,
+    ) -> Result<Buffer<f32>> {
+        let heads = self.spec.heads;
+        let rows = self.gpu.alloc::<f32>(4 * heads * tiling.m_tile_count * tile.block_m)?;
+        let params = BackwardRows {
+            rows: rows.address().into(),
+            o: o.address().into(),
+            d_out: d_out.address().into(),
+            lse: lse.address().into(),
+            gates: gates.map_or(0, Buffer::address).into(),
+            segments: tiling.segments.address().into(),
+            m_tiles: tiling.m_tiles.address().into(),
+            heads,
+            head_dim: self.spec.head_dim,
+            gate_stride: tiling.gate_stride,
+        };
+        let grid = [tiling.m_tile_count, heads, 1];
+        self.run_rows("backward_rows", grid, 4 * tile.block_m, params)?;
+        Ok(rows)
+    }
+
+    /// dQ to rows; returns the sums of dS over each eighth of a tile.
+    pub(super) fn finish_dq(
+        &self,
+        tiling: &Tiling,
+        tile: &Tile,
+        scratch: &Buffer<f32>,
+        dq: &Buffer<T>,
+    ) -> Result<Buffer<f32>> {
+        let heads = self.spec.heads;
+        let row_sums = self.gpu.alloc::<f32>(heads * tiling.m_tile_count * SUMS)?;
+        let params = FinishDq {
+            dq: dq.address().into(),
+            row_sums: row_sums.address().into(),
+            scratch: scratch.address().into(),
+            segments: tiling.segments.address().into(),
+            m_tiles: tiling.m_tiles.address().into(),
+            heads,
+            head_dim: self.spec.head_dim,
+            block_m: tile.block_m,
+            scale: self.spec.scale,
+        };
+        self.run_rows("finish_dq", [tiling.m_tile_count, heads, 1], 256, params)?;
+        Ok(row_sums)
+    }
+
+    pub(super) fn fill_minus_infinity(&self, x: &Buffer<f32>) -> Result<()> {
+        let count = x.len();
+        let params = FillRows { x: x.address().into(), value: f32::NEG_INFINITY, count };
+        self.run_rows("fill", [count.div_ceil(256), 1, 1], 256, params)
+    }
+
+    fn run_rows<P: KernelParams>(
+        &self,
+        entry: &str,
+        grid: [usize; 3],
+        block: usize,
+        params: P,
+    ) -> Result<()> {
+        self.run_around(ROWS, entry, grid, block, params)
+    }
+}

@@ -1,0 +1,53 @@
+//! Descriptions of tensors for Hopper's copy engine.
+
+use std::ptr;
+
+use cudarc::driver::sys;
+
+use crate::{Buffer, Error, Result};
+
+/// A tensor `[rows, heads, head_dim]` seen through boxes of 64 columns and some rows of one head.
+/// Columns beyond the head and rows beyond the tensor read as zeros. 128 opaque bytes, aligned to 64, for the
+/// kernels too.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct TensorMap(sys::CUtensorMap);
+
+impl TensorMap {
+    pub(in crate::ops) fn new<T>(
+        buffer: &Buffer<T>,
+        heads: usize,
+        head_dim: usize,
+        box_rows: usize,
+    ) -> Result<Self> {
+        let rows = buffer.len() / (heads * head_dim);
+        let dims = [head_dim as u64, heads as u64, rows as u64];
+        // Bytes from one head to the next and from one row to the next.
+        let strides = [2 * head_dim as u64, 2 * (heads * head_dim) as u64];
+        let boxes = [64u32, 1, box_rows as u32];
+        let steps = [1u32; 3];
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the arrays have the lengths that rank 3 asks for, and the map is a valid place to
+        // write. The address is only used by kernels, while the buffer lives.
+        let status = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                3,
+                ptr::with_exposed_provenance_mut(buffer.address() as usize),
+                dims.as_ptr(),
+                strides.as_ptr(),
+                boxes.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        status.result().map_err(|e| {
+            Error::driver(format!("cuTensorMapEncodeTiled of [{rows}, {heads}, {head_dim}]"), e)
+        })?;
+        Ok(TensorMap(map))
+    }
+}

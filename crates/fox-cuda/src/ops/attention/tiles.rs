@@ -1,0 +1,223 @@
+//! Every tile size, with its reason, and the choice of kernel.
+//!
+//! Shared memory of a Hopper block is 227 KiB, its registers 64 Ki: with three consumer warpgroups a
+//! thread gets 160 of them, with two 240.
+
+use fox_tensor::Mask;
+
+use super::backward::BACKWARD_SM90;
+use super::forward::{FORWARD, FORWARD_SM90};
+use super::single::SINGLE;
+use super::two_pass::BACKWARD;
+use crate::Source;
+
+/// Bytes of dynamic shared memory that one block may have on Hopper, and on the least of the others.
+pub(in crate::ops) const HOPPER_SHARED: usize = 227 * 1024;
+#[cfg(test)]
+pub(in crate::ops) const LEAST_SHARED: usize = 99 * 1024;
+
+/// Shape of a main kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Tile {
+    pub(crate) source: Source,
+    pub(crate) block_m: usize,
+    pub(crate) block_n: usize,
+    pub(crate) threads: usize,
+    pub(crate) shared: usize,
+    pub(crate) defines: Vec<String>,
+}
+
+/// What a kernel is specialised on besides the head dim.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Features {
+    pub(crate) gates: bool,
+    pub(crate) mask: Mask,
+    pub(crate) window: bool,
+}
+
+impl Features {
+    fn defines(self) -> [String; 3] {
+        [
+            format!("GATES={}", i32::from(self.gates)),
+            format!("MASK={}", i32::from(self.mask == Mask::Bidirectional)),
+            format!("WINDOW={}", i32::from(self.window)),
+        ]
+    }
+}
+
+/// Head dims are padded with zeros to one of these.
+pub(crate) const HEAD_DIMS: [usize; 5] = [64, 96, 128, 192, 256];
+
+pub(crate) fn padded_head_dim(head_dim: usize) -> usize {
+    HEAD_DIMS.into_iter().find(|&d| d >= head_dim).unwrap_or(256)
+}
+
+/// Forward on Hopper.
+pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> Tile {
+    let head_dim = padded_head_dim(head_dim);
+    // (warpgroups, keys per block, stages, in halves)
+    let (warpgroups, block_n, stages, halves) = match head_dim {
+        // Exponentials weigh as much as products: three warpgroups to overlap, and 192 rows so that
+        // the L2 cache delivers K and V a third less often. Halves of 48 keys: S, P, O and Q take 48 + 24 +
+        // 32 + 16 registers; with halves of 64 keys there would be none for Q.
+        // The three are up to two blocks apart, so two stages would run dry.
+        64 => (3, 96, 4, true),
+        // 64 + 32 + 64 + 32 registers: only two warpgroups have room. 160 KiB.
+        96 | 128 => (2, 128, 2, true),
+        // The output alone takes 96 (128) registers, and Q 48 (64) KiB: fewer keys at a time.
+        192 => (2, 96, 2, false),
+        _ => (2, 64, 2, false),
+    };
+    let slabs = head_dim.div_ceil(64);
+    let tiles = slabs * 128 * (64 * warpgroups + 2 * stages * block_n);
+    let mut defines = vec![
+        format!("HEAD_DIM={head_dim}"),
+        format!("BLOCK_N={block_n}"),
+        format!("STAGES={stages}"),
+        format!("WARPGROUPS={warpgroups}"),
+        format!("HALVES={}", i32::from(halves)),
+    ];
+    defines.extend(features.defines());
+    tile(FORWARD_SM90, 64 * warpgroups, block_n, warpgroups + 1, tiles, defines)
+}
+
+/// Backward on Hopper, where it exists: causal, head dims to 128.
+pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<Tile> {
+    let head_dim = padded_head_dim(head_dim);
+    // Two warpgroups of 64 keys hold dK and dV in registers. With head dim 64 there is room for S and
+    // dP of 128 queries beside them, with 128 for 64 queries.
+    let block_m = match head_dim {
+        64 => 128,
+        96 | 128 => 64,
+        _ => return None,
+    };
+    if features.mask != Mask::Causal {
+        return None;
+    }
+    let (block_n, slabs) = (128, head_dim.div_ceil(64));
+    let kv = 2 * slabs * block_n * 128;
+    let queries = 2 * 2 * slabs * block_m * 128;
+    let ds = 3 * (block_m / 64) * block_n * 128;
+    let dq = 2 * 64 * 64 * 4;
+    let [gates, _, window] = features.defines();
+    let defines = vec![format!("HEAD_DIM={head_dim}"), format!("BLOCK_M={block_m}"), gates, window];
+    Some(tile(BACKWARD_SM90, block_m, block_n, 3, kv + queries + ds + dq, defines))
+}
+
+/// Forward on everything else: 64 queries to a block, tiles small enough for 99 KiB of shared memory.
+pub(crate) fn portable_forward(head_dim: usize, features: Features) -> Tile {
+    let head_dim = padded_head_dim(head_dim);
+    let block_n = if head_dim <= 128 { 64 } else { 32 };
+    let shared = (64 + 2 * block_n) * (head_dim + 8) * 2 + 4 * block_n;
+    let mut defines = vec![format!("HEAD_DIM={head_dim}"), format!("BLOCK_N={block_n}")];
+    defines.extend(features.defines());
+    defines.push(format!("SHARED_BYTES={shared}"));
+    Tile { source: FORWARD, block_m: 64, block_n, threads: 128, shared, defines }
+}
+
+/// Backward on everything else, and of what the Hopper kernel does not do.
+pub(crate) fn portable_backward(head_dim: usize, features: Features) -> Tile {
+    let head_dim = padded_head_dim(head_dim);
+    // The side that streams by comes in steps: wide heads leave room for 16 rows.
+    let step = if head_dim <= 128 { 64 } else { 16 };
+    let shared = (2 * 64 + 2 * step) * (head_dim + 8) * 2 + 20 * step;
+    let mut defines = vec![format!("HEAD_DIM={head_dim}"), format!("STEP={step}")];
+    defines.extend(features.defines());
+    defines.push(format!("SHARED_BYTES={shared}"));
+    Tile { source: BACKWARD, block_m: 64, block_n: 64, threads: 128, shared, defines }
+}
+
+/// Rows of a block of 64 that one thread block of the single-precision kernels holds, and the rows that it
+/// reads at a time: wide heads leave room for fewer.
+fn single_rows(head_dim: usize) -> (usize, usize) {
+    if head_dim > 128 { (32, 8) } else { (64, 16) }
+}
+
+/// Thread blocks that share a block of 64 rows in the single-precision kernels.
+pub(crate) fn single_parts(head_dim: usize) -> usize {
+    64 / single_rows(head_dim).0
+}
+
+/// Both directions in single precision; the forward holds queries alone, the backward two operands.
+pub(crate) fn single(head_dim: usize, forward: bool) -> Tile {
+    let head_dim = if head_dim <= 64 { 64 } else { head_dim.next_power_of_two() };
+    let (own, step) = single_rows(head_dim);
+    let operands = if forward { 1 } else { 2 };
+    let floats = operands * ((own + step) * (head_dim + 1) + own * step);
+    Tile {
+        source: SINGLE,
+        block_m: 64,
+        block_n: 64,
+        threads: 256,
+        shared: 4 * floats,
+        defines: vec![format!("HEAD_DIM={head_dim}")],
+    }
+}
+
+/// Thread blocks that share the columns of dK and dV in the portable and the stick-breaking backward.
+pub(crate) fn portable_parts(head_dim: usize) -> usize {
+    if padded_head_dim(head_dim) > 128 { 2 } else { 1 }
+}
+
+fn tile(
+    source: Source,
+    block_m: usize,
+    block_n: usize,
+    warpgroups: usize,
+    tile_bytes: usize,
+    mut defines: Vec<String>,
+) -> Tile {
+    // Barriers, numbers per row or key, tile descriptions.
+    let shared = tile_bytes + 3 * 1024;
+    debug_assert!(shared <= HOPPER_SHARED);
+    defines.push(format!("SHARED_BYTES={shared}"));
+    Tile { source, block_m, block_n, threads: 128 * warpgroups, shared, defines }
+}
+
+/// Every variant of the main kernels that a device of this architecture can be asked for, for
+/// compilation checks: source and defines.
+pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
+    let mut variants = Vec::new();
+    for gates in [true, false] {
+        for mask in [Mask::Causal, Mask::Bidirectional] {
+            for window in [false, true] {
+                let features = Features { gates, mask, window };
+                for head_dim in HEAD_DIMS {
+                    for portable in [portable_forward, portable_backward] {
+                        let tile = portable(head_dim, features);
+                        variants.push((tile.source, tile.defines));
+                    }
+                    if hopper {
+                        let fwd = hopper_forward(head_dim, features);
+                        variants.push((fwd.source, fwd.defines));
+                        let bwd = hopper_backward(head_dim, features);
+                        variants.extend(bwd.map(|t| (t.source, t.defines)));
+                    }
+                }
+            }
+        }
+    }
+    for head_dim in [64, 128, 256] {
+        variants.push((SINGLE, single(head_dim, true).defines));
+    }
+    variants
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_tiles_fit_the_shared_memory() {
+        for head_dim in [8, 64, 72, 96, 128, 160, 192, 256] {
+            let features = Features { gates: true, mask: Mask::Causal, window: false };
+            assert!(hopper_forward(head_dim, features).shared <= HOPPER_SHARED, "{head_dim}");
+            assert!(portable_forward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
+            assert!(portable_backward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
+            assert!(single(head_dim, false).shared <= LEAST_SHARED, "{head_dim}");
+            if let Some(tile) = hopper_backward(head_dim, features) {
+                assert!(tile.shared <= HOPPER_SHARED, "{head_dim}");
+            }
+        }
+    }
+}

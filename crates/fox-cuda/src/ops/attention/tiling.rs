@@ -1,0 +1,162 @@
+//! Segments as the kernels want them: lists of tiles of queries, tiles of keys and chunks of gates.
+
+use std::sync::Arc;
+
+use fox_tensor::{Mask, Segments};
+
+use super::Attention;
+use super::backward::BackwardPlan;
+use super::forward::ForwardPlan;
+use super::tiles::Tile;
+use crate::params::{self, Param, kernel_params};
+use crate::recent::Recent;
+use crate::{Buffer, Error, Float, Gpu, Result};
+
+/// Positions per block of the gate scans; the kernels' `CHUNK`.
+pub(super) const CHUNK: usize = 256;
+/// Alignment of a segment's gate prefixes.
+const GATE_ALIGN: usize = 128;
+/// Blocks of keys may reach beyond the last segment's prefixes by less than this.
+const GATE_GUARD: usize = 256;
+
+kernel_params! {
+    /// One sequence, with derived offsets.
+    pub(crate) table struct Segment {
+        q_start: usize,
+        q_len: usize,
+        k_start: usize,
+        k_len: usize,
+        /// First padded position of the gate prefixes.
+        c_base: usize,
+        /// Index of its first tile of queries in the list of these.
+        m_tile0: usize,
+        /// The same for tiles of keys.
+        n_tile0: usize,
+        unused: usize,
+    }
+}
+
+kernel_params! {
+    /// A tile of queries or keys: which segment, which tile of it.
+    pub(crate) table struct BlockRef {
+        segment: usize,
+        block: usize,
+    }
+}
+
+kernel_params! {
+    /// A chunk of positions of a segment.
+    pub(super) table struct ChunkRef {
+        segment: usize,
+        chunk: usize,
+        /// Index of the segment's first chunk in the list of chunks.
+        first: usize,
+        /// Chunks of the segment.
+        count: usize,
+    }
+}
+
+/// Lists for one set of segments and one pair of tile sizes.
+pub(crate) struct Tiling {
+    pub(in crate::ops) segments: Buffer<<Segment as Param>::Device>,
+    pub(in crate::ops) m_tiles: Buffer<<BlockRef as Param>::Device>,
+    pub(in crate::ops) m_tile_count: usize,
+    /// Last keys of each segment first: the order of work of the backward, see its kernel.
+    pub(in crate::ops) n_tiles: Buffer<<BlockRef as Param>::Device>,
+    pub(in crate::ops) n_tile_count: usize,
+    pub(super) chunks: Buffer<<ChunkRef as Param>::Device>,
+    pub(super) chunk_count: usize,
+    pub(in crate::ops) gate_stride: usize,
+    pub(super) longest_q: usize,
+    pub(in crate::ops) longest_k: usize,
+    /// Rows that belong to some segment.
+    pub(super) q_covered: usize,
+    pub(super) k_covered: usize,
+    pub(super) forward_plans: Recent<PlanKey, ForwardPlan>,
+    pub(super) backward_plans: Recent<PlanKey, BackwardPlan>,
+}
+
+impl Tiling {
+    fn new(gpu: &Gpu, segments: &Segments, block_m: usize, block_n: usize) -> Result<Self> {
+        let (mut table, mut m_tiles, mut n_tiles, mut chunks) = (vec![], vec![], vec![], vec![]);
+        let mut gate_stride = 0;
+        let (mut longest_q, mut longest_k, mut q_covered, mut k_covered) = (1, 1, 0, 0);
+        for (segment, s) in segments.as_slice().iter().enumerate() {
+            let (m_count, n_count) = (s.q_len.div_ceil(block_m), s.k_len.div_ceil(block_n));
+            table.push(Segment {
+                q_start: s.q_start,
+                q_len: s.q_len,
+                k_start: s.k_start,
+                k_len: s.k_len,
+                c_base: gate_stride,
+                m_tile0: m_tiles.len(),
+                n_tile0: n_tiles.len(),
+                unused: 0,
+            });
+            m_tiles.extend((0..m_count).map(|block| BlockRef { segment, block }));
+            n_tiles.extend((0..n_count).rev().map(|block| BlockRef { segment, block }));
+            let (first, count) = (chunks.len(), s.k_len.div_ceil(CHUNK));
+            chunks.extend((0..count).map(|chunk| ChunkRef { segment, chunk, first, count }));
+            gate_stride += s.k_len.next_multiple_of(GATE_ALIGN);
+            longest_q = longest_q.max(s.q_len);
+            longest_k = longest_k.max(s.k_len);
+            q_covered += s.q_len;
+            k_covered += s.k_len;
+        }
+        gate_stride += GATE_GUARD;
+        if gate_stride > i32::MAX as usize / 2 {
+            return Err(Error::argument(
+                "attention",
+                format!("{gate_stride} positions in one call are too many"),
+            ));
+        }
+        Ok(Tiling {
+            segments: gpu.upload(&params::rows("attention's segments", &table)?)?,
+            m_tile_count: m_tiles.len(),
+            m_tiles: gpu.upload(&params::rows("attention's tiles of queries", &m_tiles)?)?,
+            n_tile_count: n_tiles.len(),
+            n_tiles: gpu.upload(&params::rows("attention's tiles of keys", &n_tiles)?)?,
+            chunk_count: chunks.len(),
+            chunks: gpu.upload(&params::rows("attention's chunks of gates", &chunks)?)?,
+            gate_stride,
+            longest_q,
+            longest_k,
+            q_covered,
+            k_covered,
+            forward_plans: Recent::default(),
+            backward_plans: Recent::default(),
+        })
+    }
+}
+
+/// What a plan without pruning depends on besides the tiling.
+#[derive(Clone, PartialEq)]
+pub(super) struct PlanKey {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    mask: Mask,
+    window: Option<usize>,
+}
+
+/// Tilings by segments and tile sizes.
+pub(crate) type TilingCache = Recent<(Segments, usize, usize), Tiling>;
+
+impl<T: Float> Attention<'_, T> {
+    pub(in crate::ops) fn tiling(&self, tile: &Tile) -> Result<Arc<Tiling>> {
+        let segments = &self.spec.segments;
+        self.gpu.tilings.get((segments.clone(), tile.block_m, tile.block_n), || {
+            Tiling::new(self.gpu, segments, tile.block_m, tile.block_n)
+        })
+    }
+
+    pub(super) fn plan_key(&self) -> PlanKey {
+        PlanKey {
+            heads: self.spec.heads,
+            kv_heads: self.spec.kv_heads,
+            head_dim: self.spec.head_dim,
+            mask: self.spec.mask,
+            window: self.spec.window,
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Sums over rows; columns of a matrix as matrices of their own, and back.
+
+use fox_tensor::{ColumnOps, DType, Device, Tensor};
+
+use crate::backend::launcher::{FLAT_THREADS, Op, Variant};
+use crate::backend::storage::memory;
+use crate::backend::{Cuda, Operand};
+use crate::params::{ConstPtr, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Result, Source};
+
+const COLUMNS: Source = source!("columns", [], [ColumnSums, AddBias, ColumnCopy, ColumnCopies]);
+
+/// Copies of one launch, at most.
+const COPIES: usize = 8;
+
+kernel_params! {
+    list struct ColumnSums {
+        /// `[slices, C]`.
+        out: Ptr<f32>,
+        /// Added to the sums of all slices `[C]`, or null.
+        acc: ConstPtr<f32>,
+        /// `[R, C]`.
+        x: ConstPtr<Real>,
+        rows: usize,
+        width: usize,
+        rows_per_slice: usize,
+    }
+}
+
+kernel_params! {
+    list struct AddBias {
+        /// `[R, C]`.
+        x: Ptr<Real>,
+        /// `[C]`.
+        bias: ConstPtr<f32>,
+        /// `R * C`.
+        count: u64,
+        width: usize,
+    }
+}
+
+kernel_params! {
+    /// Some columns from one matrix to another.
+    #[derive(Default)]
+    struct ColumnCopy {
+        /// Null for zeros.
+        from: ConstPtr<()>,
+        to: Ptr<()>,
+        /// Columns that are copied.
+        width: usize,
+        /// Elements from one row to the next.
+        from_stride: usize,
+        to_stride: usize,
+        /// Accesses to each matrix.
+        pieces: usize,
+        /// Whether an access has eight elements rather than one.
+        eights: bool,
+        /// Whether the columns are added to what is there.
+        add: bool,
+    }
+}
+
+kernel_params! {
+    struct ColumnCopies {
+        copies: [ColumnCopy; COPIES],
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    [DType::F32, DType::Bf16].map(|dtype| (COLUMNS, Variant::plain(dtype, 1).defines())).into()
+}
+
+/// A matrix whose columns are those of several parts, one after the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Whole {
+    /// Where it begins.
+    pub(crate) address: u64,
+    pub(crate) dtype: DType,
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
+}
+
+/// Some columns as a matrix of its own, without gaps between its rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    /// Where it begins; 0 for zeros that are joined with others.
+    pub(crate) address: u64,
+    pub(crate) width: usize,
+    /// Whether columns that are split off are added to what is there.
+    pub(crate) add: bool,
+}
+
+impl ColumnCopy {
+    /// `rows` rows of `width` columns; the type of each matrix after it.
+    fn new(
+        (from, from_stride, from_type): (u64, usize, DType),
+        (to, to_stride, to_type): (u64, usize, DType),
+        [rows, width]: [usize; 2],
+    ) -> Self {
+        let even = |address: u64, stride: usize, dtype: DType| {
+            stride.is_multiple_of(8) && address.is_multiple_of(8 * dtype.size() as u64)
+        };
+        let eights = width.is_multiple_of(8)
+            && even(to, to_stride, to_type)
+            && even(from, from_stride, from_type);
+        ColumnCopy {
+            from: from.into(),
+            to: to.into(),
+            width,
+            from_stride,
+            to_stride,
+            pieces: rows * width / if eights { 8 } else { 1 },
+            eights,
+            add: false,
+        }
+    }
+}
+
+impl Cuda {
+    fn copy_columns(&self, entry: &'static str, dtype: DType, copies: &[ColumnCopy]) -> Result<()> {
+        for some in copies.chunks(COPIES) {
+            let mut copies = [ColumnCopy::default(); COPIES];
+            copies[..some.len()].copy_from_slice(some);
+            let most = some.iter().map(|copy| copy.pieces).max().unwrap_or(0);
+            let op = Op {
+                source: COLUMNS,
+                entry,
+                variant: Variant::plain(dtype, 1),
+                grid: [self.flat_blocks(most), some.len()],
+                block: FLAT_THREADS,
+                shared: 0,
+            };
+            // SAFETY: the callers' matrices have these rows and columns.
+            unsafe { self.launch(&op, ColumnCopies { copies })? };
+        }
+        Ok(())
+    }
+
+    /// The first columns of the whole to its parts, which have its type.
+    pub(crate) fn split_whole(&self, whole: &Whole, parts: &[Part]) -> Result<()> {
+        let Whole { mut address, dtype, rows, width } = *whole;
+        let mut copies = Vec::with_capacity(parts.len());
+        for part in parts {
+            let (from, to) = ((address, width, dtype), (part.address, part.width, dtype));
+            let copy = ColumnCopy::new(from, to, [rows, part.width]);
+            copies.push(ColumnCopy { add: part.add, ..copy });
+            address += (part.width * dtype.size()) as u64;
+        }
+        self.copy_columns("copy_columns", dtype, &copies)
+    }
+
+    /// The columns of the whole from its parts, which have its type or are f32. Columns after the last part
+    /// become zero.
+    pub(crate) fn join_parts(&self, whole: &Whole, parts: &[Part], part_type: DType) -> Result<()> {
+        let Whole { mut address, dtype, rows, width } = *whole;
+        let rest = width - parts.iter().map(|part| part.width).sum::<usize>();
+        let padding = (rest > 0).then_some(Part { address: 0, width: rest, add: false });
+        let mut copies = Vec::with_capacity(parts.len() + 1);
+        for part in parts.iter().chain(&padding) {
+            let (from, to) = ((part.address, part.width, part_type), (address, width, dtype));
+            copies.push(ColumnCopy::new(from, to, [rows, part.width]));
+            address += (part.width * dtype.size()) as u64;
+        }
+        let entry = if part_type == dtype { "copy_columns" } else { "convert_columns" };
+        self.copy_columns(entry, dtype, &copies)
+    }
+
+    /// Parts of these widths `[R, w]` of `x: [R, C]`, in its type.
+    pub(crate) fn split(&self, x: &Tensor, widths: &[usize]) -> Result<Vec<Tensor>> {
+        let (rows, dtype) = (x.rows(), x.dtype());
+        let (mut parts, mut tensors) = (Vec::new(), Vec::new());
+        for &width in widths {
+            let (tensor, address) = self.output([rows, width], dtype, x.device())?;
+            parts.push(Part { address, width, add: false });
+            tensors.push(tensor);
+        }
+        let address = memory(x)?.data.address();
+        self.split_whole(&Whole { address, dtype, rows, width: x.cols() }, &parts)?;
+        Ok(tensors)
+    }
+
+    /// Parts `[R, w]` side by side `[R, C]`, in the type of activations.
+    pub(crate) fn join(&self, tensors: &[Tensor]) -> Result<Tensor> {
+        let (rows, dtype) = (tensors[0].rows(), self.activations());
+        let width = tensors.iter().map(Tensor::cols).sum();
+        let (whole, address) = self.output([rows, width], dtype, tensors[0].device())?;
+        let held: Vec<_> = tensors.iter().map(|x| self.activation(x)).collect::<Result<_>>()?;
+        let part = |(x, operand): (&Tensor, &Operand<'_>)| Part {
+            address: operand.address(),
+            width: x.cols(),
+            add: false,
+        };
+        let parts: Vec<Part> = tensors.iter().zip(&held).map(part).collect();
+        self.join_parts(&Whole { address, dtype, rows, width }, &parts, dtype)?;
+        Ok(whole)
+    }
+
+    /// `x[R, C] += bias[C]`, for `x` of this type.
+    pub(crate) fn add_bias(
+        &self,
+        x: u64,
+        dtype: DType,
+        bias: u64,
+        rows: usize,
+        width: usize,
+    ) -> Result<()> {
+        let count = rows * width;
+        let params = AddBias { x: x.into(), bias: bias.into(), count: count as u64, width };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch_flat(COLUMNS, "add_bias", Variant::plain(dtype, 1), count, params) }
+    }
+
+    /// Sums of `rows` rows of `width`, on top of `acc`, in f32 and in fixed order.
+    pub(crate) fn column_sums(
+        &self,
+        x: u64,
+        dtype: DType,
+        rows: usize,
+        width: usize,
+        acc: Option<Tensor>,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let acc_at = match &acc {
+            Some(acc) => self.real(acc)?.address(),
+            None => 0,
+        };
+        // Enough slices to fill the GPU, each long enough to be worth a block.
+        let wanted = 4 * self.gpu.processors() as usize / width.div_ceil(32).max(1);
+        // One launch where a column is short: a second one costs more than it saves.
+        let slices = if rows <= 2048 { 1 } else { wanted.min(rows / 512).max(1) };
+        let (out, at) = self.output([width], DType::F32, device)?;
+        if slices == 1 {
+            self.sum_slices(at, acc_at, x, dtype, rows, width, 1)?;
+            return Ok(out);
+        }
+        let partial: Buffer<f32> = self.gpu.alloc(slices * width)?;
+        self.sum_slices(partial.address(), 0, x, dtype, rows, width, slices)?;
+        self.sum_slices(at, acc_at, partial.address(), DType::F32, slices, width, 1)?;
+        Ok(out)
+    }
+
+    fn sum_slices(
+        &self,
+        out: u64,
+        acc: u64,
+        x: u64,
+        dtype: DType,
+        rows: usize,
+        width: usize,
+        slices: usize,
+    ) -> Result<()> {
+        let params = ColumnSums {
+            out: out.into(),
+            acc: acc.into(),
+            x: x.into(),
+            rows,
+            width,
+            rows_per_slice: rows.div_ceil(slices),
+        };
+        let op = Op {
+            source: COLUMNS,
+            entry: "column_sums",
+            variant: Variant::plain(dtype, 1),
+            grid: [width.div_ceil(32), slices],
+            block: 1024,
+            shared: 0,
+        };
+        // SAFETY: the caller's sizes.
+        unsafe { self.launch(&op, params) }
+    }
+}
+
+impl ColumnOps for Cuda {
+    fn split_columns(&self, x: &Tensor, widths: &[usize]) -> fox_tensor::Result<Vec<Tensor>> {
+        Ok(self.timed("split_columns", || self.split(x, widths))?)
+    }
+
+    fn join_columns(&self, parts: &[Tensor]) -> fox_tensor::Result<Tensor> {
+        Ok(self.timed("join_columns", || self.join(parts))?)
+    }
+}

@@ -1,0 +1,180 @@
+//! Conversions, fills and sums, element by element.
+
+use fox_tensor::{DType, PackOps, Tensor, WeightFormat};
+use half::bf16;
+
+use crate::backend::Cuda;
+use crate::backend::launcher::{Variant, plain_variants};
+use crate::backend::storage::{Data, memory};
+use crate::params::{ConstPtr, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Result, Source};
+
+const SOURCE: Source = source!("elementwise", [], [Narrow, Widen, Fill, FillInts, Add]);
+
+kernel_params! {
+    list struct Narrow {
+        y: Ptr<bf16>,
+        x: ConstPtr<f32>,
+        count: u64,
+    }
+}
+
+kernel_params! {
+    list struct Widen {
+        y: Ptr<f32>,
+        x: ConstPtr<bf16>,
+        count: u64,
+    }
+}
+
+kernel_params! {
+    list struct Fill {
+        x: Ptr<Real>,
+        value: f32,
+        count: u64,
+    }
+}
+
+kernel_params! {
+    list struct FillInts {
+        x: Ptr<i32>,
+        value: i32,
+        count: u64,
+    }
+}
+
+kernel_params! {
+    list struct Add {
+        /// May be `a` or `b`.
+        y: Ptr<Real>,
+        a: ConstPtr<Real>,
+        b: ConstPtr<Real>,
+        count: u64,
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    plain_variants(SOURCE)
+}
+
+/// Accesses of 8 elements need addresses to match: rows in the middle of a tensor may not.
+fn copy_variant(to: u64, from: u64, count: usize) -> Variant {
+    let aligned = to.is_multiple_of(32) && from.is_multiple_of(32);
+    Variant::plain(DType::F32, if aligned { count } else { 1 })
+}
+
+impl Cuda {
+    /// f32 to bf16, rounded to nearest.
+    pub(crate) fn narrow(&self, x: &Buffer<f32>) -> Result<Buffer<bf16>> {
+        let y = self.gpu.alloc::<bf16>(x.len())?;
+        self.narrow_values("narrow", y.address(), x.address(), x.len())?;
+        Ok(y)
+    }
+
+    /// bf16 to f32, exact.
+    pub(crate) fn widen(&self, x: &Buffer<bf16>) -> Result<Buffer<f32>> {
+        let y = self.gpu.alloc::<f32>(x.len())?;
+        self.widen_values("widen", y.address(), x.address(), x.len())?;
+        Ok(y)
+    }
+
+    /// Weights of products as two halves, see [`Data::Halves`], where products are in bf16: no further
+    /// copy is needed then.
+    pub(crate) fn in_halves(&self, w: &Tensor) -> Result<Tensor> {
+        let narrow = self.activations() == DType::Bf16;
+        match &memory(w)?.data {
+            // The optimizer reads and writes fours of them.
+            Data::F32(x) if narrow && x.len().is_multiple_of(4) => {
+                let y = self.gpu.alloc::<f32>(x.len())?;
+                self.narrow_values("to_halves_all", y.address(), x.address(), x.len())?;
+                Ok(self.tensor(Data::Halves(y), w.shape(), w.device()))
+            }
+            _ => Ok(w.clone()),
+        }
+    }
+
+    /// Two halves as f32, exact.
+    pub(crate) fn whole(&self, x: &Buffer<f32>) -> Result<Buffer<f32>> {
+        let y = self.gpu.alloc::<f32>(x.len())?;
+        self.widen_values("from_halves_all", y.address(), x.address(), x.len())?;
+        Ok(y)
+    }
+
+    /// `count` f32 values to 16 bits each, or to two halves.
+    pub(crate) fn narrow_values(
+        &self,
+        entry: &'static str,
+        to: u64,
+        from: u64,
+        count: usize,
+    ) -> Result<()> {
+        let params = Narrow { y: to.into(), x: from.into(), count: count as u64 };
+        // SAFETY: the callers have `count` elements in both places.
+        unsafe { self.launch_flat(SOURCE, entry, copy_variant(to, from, count), count, params) }
+    }
+
+    /// `count` values of 16 bits each, or in two halves, to f32.
+    pub(crate) fn widen_values(
+        &self,
+        entry: &'static str,
+        to: u64,
+        from: u64,
+        count: usize,
+    ) -> Result<()> {
+        let params = Widen { y: to.into(), x: from.into(), count: count as u64 };
+        // SAFETY: the callers have `count` elements in both places.
+        unsafe { self.launch_flat(SOURCE, entry, copy_variant(to, from, count), count, params) }
+    }
+
+    pub(crate) fn fill_with(&self, x: &mut Tensor, value: f32) -> Result<()> {
+        let (count, dtype) = (x.len(), x.dtype());
+        let at = self.writable(x)?.write().address();
+        let variant = Variant::plain(dtype, 1);
+        // SAFETY: the tensor has `count` elements of its type.
+        unsafe {
+            if dtype == DType::I32 {
+                // Out of range saturates, as in any conversion of Rust.
+                let params = FillInts { x: at.into(), value: value as i32, count: count as u64 };
+                return self.launch_flat(SOURCE, "fill_i32", variant, count, params);
+            }
+            let params = Fill { x: at.into(), value, count: count as u64 };
+            self.launch_flat(SOURCE, "fill", variant, count, params)
+        }
+    }
+
+    pub(crate) fn add_to(&self, mut acc: Tensor, x: &Tensor) -> Result<Tensor> {
+        let (count, dtype) = (x.len(), acc.dtype());
+        let x = self.operand(x, dtype)?;
+        if matches!(memory(&acc)?.data, Data::Halves(_)) {
+            self.writable(&mut acc)?;
+        }
+        let shared = acc.is_shared();
+        let from = memory(&acc)?.data.address();
+        // A shared sum is read where it is and written elsewhere: no copy is needed first.
+        let to = match shared {
+            true => {
+                let (out, to) = self.output(acc.shape(), dtype, acc.device())?;
+                // `acc` itself lives on with whoever shares it until the stream has passed.
+                acc = out;
+                to
+            }
+            false => self.writable(&mut acc)?.write().address(),
+        };
+        let (a, b) = (from.into(), x.address().into());
+        let params = Add { y: to.into(), a, b, count: count as u64 };
+        // SAFETY: shapes are equal.
+        unsafe { self.launch_flat(SOURCE, "add", Variant::plain(dtype, count), count, params)? };
+        Ok(acc)
+    }
+}
+
+impl PackOps for Cuda {
+    fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> fox_tensor::Result<Option<Tensor>> {
+        match format {
+            WeightFormat::F32 => Ok(Some(self.in_halves(w)?)),
+            _ => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Output norm and gate.
+
+use fox_tensor::{DType, GatedNormGrads, GatedNormInputs, GatedNormOps, Tensor};
+
+use super::pieces::{self, Division, activation_code};
+use crate::backend::{Cuda, Operand, address};
+use crate::params::{ConstPtr, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Result, Source};
+
+const GATED: Source = source!("gated", [], [GatedParams, GatedForward, GatedBackward]);
+
+kernel_params! {
+    struct GatedParams {
+        /// `[R, C]`.
+        x: ConstPtr<Real>,
+        /// `[C]`, or null.
+        norm: ConstPtr<f32>,
+        /// `[R, C]`, or null.
+        gate: ConstPtr<Real>,
+        rows: usize,
+        groups: usize,
+        width: usize,
+        act: i32,
+        rows_per_slice: usize,
+        eps: f32,
+    }
+}
+
+kernel_params! {
+    list struct GatedForward {
+        /// `[R, C]`.
+        y: Ptr<Real>,
+        p: GatedParams,
+    }
+}
+
+kernel_params! {
+    list struct GatedBackward {
+        /// `[R, C]`.
+        dx: Ptr<Real>,
+        /// `[R, C]`; null without a gate.
+        dgate: Ptr<Real>,
+        /// The output once more `[R, C]`, or null.
+        y: Ptr<Real>,
+        /// Sums for the norm's weights `[slices, C]`; null without a norm.
+        partial: Ptr<f32>,
+        /// `[R, C]`.
+        dy: ConstPtr<Real>,
+        p: GatedParams,
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    pieces::variants(GATED)
+}
+
+impl Cuda {
+    pub(crate) fn gated_forward(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor> {
+        let dtype = self.activations();
+        let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
+        let division = division_of(dtype, inputs, false);
+        let (x, norm, gate) = self.gated_operands(inputs)?;
+        let p = params(inputs, &division, &x, &norm, &gate);
+        // SAFETY: the tape checked the shapes.
+        unsafe {
+            self.launch(
+                &division.op(GATED, "gated_norm_fwd", 0),
+                GatedForward { y: at.into(), p },
+            )?;
+        }
+        Ok(y)
+    }
+
+    pub(crate) fn gated_backward(
+        &self,
+        dy: &Tensor,
+        inputs: &GatedNormInputs<'_>,
+    ) -> Result<GatedNormGrads> {
+        let dy = self.activation(dy)?;
+        self.gated_gradients(dy.address(), 0, inputs)
+    }
+
+    /// With the output once more, in the place of `dy` if that is free.
+    pub(crate) fn gated_backward_again(
+        &self,
+        dy: Tensor,
+        inputs: &GatedNormInputs<'_>,
+    ) -> Result<(GatedNormGrads, Tensor)> {
+        let y = self.replaced(dy)?;
+        let grads = self.gated_gradients(y.from, y.to, inputs)?;
+        Ok((grads, y.out))
+    }
+
+    fn gated_gradients(
+        &self,
+        dy: u64,
+        y: u64,
+        inputs: &GatedNormInputs<'_>,
+    ) -> Result<GatedNormGrads> {
+        let (width, device, dtype) = (inputs.x.cols(), inputs.x.device(), self.activations());
+        let division = division_of(dtype, inputs, true);
+        let (dx, dx_at) = self.output(inputs.x.shape(), dtype, device)?;
+        let dgate = match inputs.gate {
+            Some(gate) => Some(self.output(gate.shape(), dtype, device)?),
+            None => None,
+        };
+        let partial = match inputs.norm {
+            Some(_) => Some(self.gpu.alloc::<f32>(division.slices * width)?),
+            None => None,
+        };
+        let (x, norm, gate) = self.gated_operands(inputs)?;
+        let params = GatedBackward {
+            dx: dx_at.into(),
+            dgate: dgate.as_ref().map_or(0, |(_, at)| *at).into(),
+            y: y.into(),
+            partial: partial.as_ref().map_or(0, Buffer::address).into(),
+            dy: dy.into(),
+            p: params(inputs, &division, &x, &norm, &gate),
+        };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&division.op(GATED, "gated_norm_bwd", 0), params)? };
+        let dnorm = match partial {
+            Some(partial) => {
+                Some(self.head_weights(&partial, division.slices, width, width, device)?)
+            }
+            None => None,
+        };
+        Ok(GatedNormGrads { dx, dgate: dgate.map(|(dgate, _)| dgate), dnorm })
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn gated_operands<'a>(
+        &self,
+        inputs: &GatedNormInputs<'a>,
+    ) -> Result<(Operand<'a>, Option<Operand<'a>>, Option<Operand<'a>>)> {
+        Ok((
+            self.activation(inputs.x)?,
+            inputs.norm.map(|x| self.real(x)).transpose()?,
+            inputs.gate.map(|x| self.activation(x)).transpose()?,
+        ))
+    }
+}
+
+fn division_of(dtype: DType, inputs: &GatedNormInputs<'_>, backward: bool) -> Division {
+    let (rows, width) = (inputs.x.rows(), inputs.x.cols());
+    Division::new(dtype, width / inputs.groups, inputs.groups, rows, backward)
+}
+
+fn params(
+    inputs: &GatedNormInputs<'_>,
+    division: &Division,
+    x: &Operand<'_>,
+    norm: &Option<Operand<'_>>,
+    gate: &Option<Operand<'_>>,
+) -> GatedParams {
+    GatedParams {
+        x: x.address().into(),
+        norm: address(norm).into(),
+        gate: address(gate).into(),
+        rows: inputs.x.rows(),
+        groups: inputs.groups,
+        width: inputs.x.cols(),
+        act: activation_code(inputs.act),
+        rows_per_slice: division.rows_per_slice,
+        eps: inputs.eps,
+    }
+}
+
+impl GatedNormOps for Cuda {
+    fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> fox_tensor::Result<Tensor> {
+        Ok(self.timed("gated_norm fwd", || self.gated_forward(inputs))?)
+    }
+
+    fn gated_norm_bwd(
+        &self,
+        dy: &Tensor,
+        inputs: &GatedNormInputs<'_>,
+    ) -> fox_tensor::Result<GatedNormGrads> {
+        Ok(self.timed("gated_norm bwd", || self.gated_backward(dy, inputs))?)
+    }
+}

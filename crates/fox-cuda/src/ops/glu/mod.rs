@@ -1,0 +1,125 @@
+//! Gated linear units.
+
+use fox_tensor::{Activation, GluOps, Tensor};
+
+use super::pieces::activation_code;
+use crate::backend::Cuda;
+use crate::backend::launcher::{Variant, plain_variants};
+use crate::params::{ConstPtr, KernelParams, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Error, Result, Source};
+
+const GLU: Source = source!("glu", [], [GluForward, GluBackward]);
+
+kernel_params! {
+    list struct GluForward {
+        /// `[R, C]`.
+        y: Ptr<Real>,
+        /// Gates and values side by side `[R, 2 C]`.
+        x: ConstPtr<Real>,
+        /// `R * C`.
+        count: u64,
+        inner: usize,
+        act: i32,
+    }
+}
+
+kernel_params! {
+    list struct GluBackward {
+        /// `[R, 2 C]`; may be `x`.
+        dx: Ptr<Real>,
+        /// The output once more `[R, C]`, or null; may be `dy`.
+        y: Ptr<Real>,
+        /// `[R, C]`.
+        dy: ConstPtr<Real>,
+        /// `[R, 2 C]`.
+        x: ConstPtr<Real>,
+        /// `R * C`.
+        count: u64,
+        inner: usize,
+        act: i32,
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    plain_variants(GLU)
+}
+
+impl Cuda {
+    pub(crate) fn glu_forward(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
+        let (inner, dtype) = (x.cols() / 2, self.activations());
+        let (y, at) = self.output([x.rows(), inner], dtype, x.device())?;
+        let x = self.activation(x)?;
+        let params = GluForward {
+            y: at.into(),
+            x: x.address().into(),
+            count: y.len() as u64,
+            inner,
+            act: activation_code(act),
+        };
+        self.glu("glu_fwd", inner, y.len(), params)?;
+        Ok(y)
+    }
+
+    pub(crate) fn glu_backward(&self, dy: &Tensor, x: &Tensor, act: Activation) -> Result<Tensor> {
+        let (dx, at) = self.output(x.shape(), self.activations(), x.device())?;
+        let (dy_at, x_at) = (self.activation(dy)?, self.activation(x)?);
+        self.glu_gradient([at, 0, dy_at.address(), x_at.address()], x, act)?;
+        Ok(dx)
+    }
+
+    /// `(dx, y)`, in the places of `x` and `dy` if these are free.
+    pub(crate) fn glu_backward_again(
+        &self,
+        dy: Tensor,
+        x: Tensor,
+        act: Activation,
+    ) -> Result<(Tensor, Tensor)> {
+        let (dx, y) = (self.replaced(x)?, self.replaced(dy)?);
+        self.glu_gradient([dx.to, y.to, y.from, dx.from], &dx.out, act)?;
+        Ok((dx.out, y.out))
+    }
+
+    fn glu_gradient(&self, [dx, y, dy, x]: [u64; 4], like: &Tensor, act: Activation) -> Result<()> {
+        let (inner, count) = (like.cols() / 2, like.len() / 2);
+        let params = GluBackward {
+            dx: dx.into(),
+            y: y.into(),
+            dy: dy.into(),
+            x: x.into(),
+            count: count as u64,
+            inner,
+            act: activation_code(act),
+        };
+        self.glu("glu_bwd", inner, count, params)
+    }
+
+    fn glu<P: KernelParams>(
+        &self,
+        entry: &'static str,
+        inner: usize,
+        count: usize,
+        params: P,
+    ) -> Result<()> {
+        let variant = Variant::plain(self.activations(), inner);
+        let (value, most) = (count / variant.vec, u32::MAX as usize);
+        if value > most {
+            // The kernels divide in 32 bits.
+            let (kernel, field) = (entry.to_owned(), "the number of pieces");
+            return Err(Error::TooLarge { kernel, field, value, most });
+        }
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch_flat(GLU, entry, variant, count, params) }
+    }
+}
+
+impl GluOps for Cuda {
+    fn glu_fwd(&self, x: &Tensor, act: Activation) -> fox_tensor::Result<Tensor> {
+        Ok(self.timed("glu fwd", || self.glu_forward(x, act))?)
+    }
+
+    fn glu_bwd(&self, dy: &Tensor, x: &Tensor, act: Activation) -> fox_tensor::Result<Tensor> {
+        Ok(self.timed("glu bwd", || self.glu_backward(dy, x, act))?)
+    }
+}

@@ -1,0 +1,166 @@
+//! Products with weights and their gradients, sums over rows.
+
+use fox_tensor::{DType, Device, LinearOps, Tensor};
+
+mod gemm;
+mod group;
+pub(crate) mod thin;
+
+pub use gemm::{Gemm, Matrix, Product};
+
+use crate::Result;
+use crate::backend::Cuda;
+
+/// Projections up to this wide are logits of gates, which stay in f32.
+pub(crate) const GATE_WIDTH: usize = 64;
+
+/// `c[m, n] = a[m, k] b[k, n]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+}
+
+pub(crate) fn plain(address: u64) -> Matrix {
+    Matrix { address, transposed: false }
+}
+
+pub(crate) fn transposed(address: u64) -> Matrix {
+    Matrix { address, transposed: true }
+}
+
+impl Cuda {
+    pub(crate) fn linear(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let sizes = Sizes { m: x.rows(), n: w.rows(), k: x.cols() };
+        let wide = x.dtype() == DType::F32 || sizes.n <= GATE_WIDTH;
+        let dtype = if wide { DType::F32 } else { self.activations() };
+        let (y, at) = self.output([sizes.m, sizes.n], dtype, x.device())?;
+        let (x, w) = (self.activation(x)?, self.weights(w)?);
+        if self.is_thin(sizes.m, sizes.k) {
+            self.thin_product(&x, &w, at, [sizes.m, sizes.n, sizes.k], wide)?;
+        } else {
+            self.multiply(plain(x.address()), transposed(w.address()), at, sizes, dtype, false)?;
+        }
+        if let Some(bias) = bias {
+            let bias = self.real(bias)?;
+            self.add_bias(at, dtype, bias.address(), sizes.m, sizes.n)?;
+        }
+        Ok(y)
+    }
+
+    pub(crate) fn linear_input_gradient(
+        &self,
+        dy: &Tensor,
+        w: &Tensor,
+        acc: Option<Tensor>,
+    ) -> Result<Tensor> {
+        let sizes = Sizes { m: dy.rows(), n: w.cols(), k: dy.cols() };
+        let (dx, at, add) =
+            self.sum_of(acc, [sizes.m, sizes.n], self.activations(), dy.device())?;
+        let (dy, w) = (self.activation(dy)?, self.weights(w)?);
+        self.multiply(plain(dy.address()), plain(w.address()), at, sizes, dx.dtype(), add)?;
+        Ok(dx)
+    }
+
+    pub(crate) fn linear_weight_gradient(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        acc: Option<Tensor>,
+    ) -> Result<Tensor> {
+        let sizes = Sizes { m: dy.cols(), n: x.cols(), k: dy.rows() };
+        let (dw, at, add) = self.sum_of(acc, [sizes.m, sizes.n], DType::F32, dy.device())?;
+        let (dy, x) = (self.activation(dy)?, self.activation(x)?);
+        self.multiply(transposed(dy.address()), plain(x.address()), at, sizes, dw.dtype(), add)?;
+        Ok(dw)
+    }
+
+    /// Where a product goes: a sum that exists, or a new tensor; and whether it adds.
+    pub(crate) fn sum_of(
+        &self,
+        acc: Option<Tensor>,
+        shape: [usize; 2],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<(Tensor, u64, bool)> {
+        match acc {
+            Some(mut acc) => {
+                let at = self.writable(&mut acc)?.write().address();
+                Ok((acc, at, true))
+            }
+            None => {
+                let (out, at) = self.output(shape, dtype, device)?;
+                Ok((out, at, false))
+            }
+        }
+    }
+
+    /// A product of operands in the type of activations. Sizes that the library cannot do in bf16 are
+    /// left to it to refuse.
+    pub(crate) fn multiply(
+        &self,
+        a: Matrix,
+        b: Matrix,
+        c: u64,
+        sizes: Sizes,
+        result: DType,
+        accumulate: bool,
+    ) -> Result<()> {
+        let product = Product {
+            m: sizes.m,
+            n: sizes.n,
+            k: sizes.k,
+            a,
+            b,
+            c,
+            wide_operands: self.activations() == DType::F32,
+            wide_result: result == DType::F32,
+            accumulate,
+        };
+        // SAFETY: the callers' operands have the sizes of the product.
+        unsafe { self.gemm.run(&self.gpu, &product) }
+    }
+
+    pub(crate) fn bias_gradient(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        let (rows, width, dtype) = (dy.rows(), dy.cols(), dy.dtype());
+        let x = self.operand(dy, dtype)?;
+        self.column_sums(x.address(), dtype, rows, width, acc, dy.device())
+    }
+}
+
+impl LinearOps for Cuda {
+    fn linear_fwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> fox_tensor::Result<Tensor> {
+        let op = if w.rows() <= 64 { "narrow linear fwd" } else { "linear fwd" };
+        Ok(self.timed(op, || self.linear(x, w, bias))?)
+    }
+
+    fn linear_bwd_input(
+        &self,
+        dy: &Tensor,
+        w: &Tensor,
+        acc: Option<Tensor>,
+    ) -> fox_tensor::Result<Tensor> {
+        let op = if w.rows() <= 64 { "narrow linear bwd input" } else { "linear bwd input" };
+        Ok(self.timed(op, || self.linear_input_gradient(dy, w, acc))?)
+    }
+
+    fn linear_bwd_weight(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        acc: Option<Tensor>,
+    ) -> fox_tensor::Result<Tensor> {
+        let op = if dy.cols() <= 64 { "narrow linear bwd weight" } else { "linear bwd weight" };
+        Ok(self.timed(op, || self.linear_weight_gradient(dy, x, acc))?)
+    }
+
+    fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> fox_tensor::Result<Tensor> {
+        Ok(self.timed("linear bwd bias", || self.bias_gradient(dy, acc))?)
+    }
+}

@@ -1,0 +1,117 @@
+// y[batch, rows] = x[batch, width] w[rows, width]^T for few sequences: bound by how fast the weights are read.
+//
+// Compile-time: CHUNKS (pieces of 256 columns that a thread block reads at once).
+#define BF16 1
+#define VEC 8
+#include "mma.cuh"
+#include "params.cuh"
+#include "real.cuh"
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
+constexpr int BATCH = 8;   // columns of a matrix instruction
+constexpr int TILE = 16;   // its rows
+
+// A launch may begin before the one in front of it has ended: the weights do not depend on that.
+DEVICE void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Rows lane / 4 of a tile's upper and lower half, or null beyond the last.
+struct Tile {
+    int row;
+    const u16 *top, *bottom;
+};
+DEVICE Tile find_tile(const Product& p, int n) {
+    const int row = n * TILE, top = row + threadIdx.x % 32 / 4, bottom = top + TILE / 2;
+    return Tile{row, top < p.rows ? p.w + size_t(top) * p.width : nullptr,
+                bottom < p.rows ? p.w + size_t(bottom) * p.width : nullptr};
+}
+
+// Columns that a lane reads of a row in turn k of its warp: the warps of a block share a row, 32 columns
+// each, a quarter of them to a lane.
+DEVICE int column_of(int k) {
+    return 32 * (k * WARPS + int(threadIdx.x) / 32) + 8 * (threadIdx.x % 4);
+}
+
+// CHUNKS turns from turn `first` on.
+DEVICE void load_weights(uint4 (&w)[CHUNKS][2], const Tile& t, int first, int width) {
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k) {
+        const int column = column_of(first + k);
+        const uint4 zero = make_uint4(0, 0, 0, 0);
+        const bool inside = column < width;
+        w[k][0] = inside && t.top ? __ldcs(reinterpret_cast<const uint4*>(t.top + column)) : zero;
+        w[k][1] = inside && t.bottom ? __ldcs(reinterpret_cast<const uint4*>(t.bottom + column)) : zero;
+    }
+}
+
+// c[16 rows][8 sequences] += w x^T. A lane's eight columns are as good as any for the sum, so what it has
+// read is the operand of two matrix instructions, if the right operand takes the same columns.
+DEVICE void multiply(float (&c)[4], const uint4 (&w)[CHUNKS][2], const u16* x, int first,
+                     const Product& p) {
+    const int sequence = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int k = 0; k < CHUNKS; ++k) {
+        const int column = column_of(first + k);
+        uint4 b = make_uint4(0, 0, 0, 0);
+        if (sequence < p.batch && column < p.width) {
+            b = *reinterpret_cast<const uint4*>(x + sequence * p.width + column);
+        }
+        const u32 left[4] = {w[k][0].x, w[k][1].x, w[k][0].y, w[k][1].y};
+        const u32 right[4] = {w[k][0].z, w[k][1].z, w[k][0].w, w[k][1].w};
+        mma(c, left, b.x, b.y);
+        mma(c, right, b.z, b.w);
+    }
+}
+
+// The warps' sums of one tile, added up and written.
+DEVICE void finish_tile(float* sums, const float (&c)[4], const Tile& t, const Product& p) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float* own = sums + warp * TILE * BATCH + lane / 4 * BATCH + 2 * (lane % 4);
+    __syncthreads();
+    own[0] = c[0], own[1] = c[1];
+    own[TILE / 2 * BATCH] = c[2], own[TILE / 2 * BATCH + 1] = c[3];
+    __syncthreads();
+    const int row = threadIdx.x / BATCH, b = threadIdx.x % BATCH;
+    if (row >= TILE || b >= p.batch || t.row + row >= p.rows) return;
+    float sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) sum += sums[(w * TILE + row) * BATCH + b];
+    const size_t at = size_t(b) * p.rows + t.row + row;
+    if (p.wide) static_cast<float*>(p.y)[at] = sum;
+    else static_cast<u16*>(p.y)[at] = float_to_bf16(sum);
+}
+
+// A thread block takes tiles of 16 rows in turn; its warps share the columns. All of a tile that fits is on
+// its way before anything else happens.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) thin_product(const __grid_constant__ Product p) {
+    extern __shared__ __align__(16) u16 x[];
+    __shared__ float sums[WARPS * TILE * BATCH];
+    uint4 w[CHUNKS][2];
+    Tile t = find_tile(p, blockIdx.x);
+    load_weights(w, t, 0, p.width);
+    wait_for_predecessor();
+    for (int i = 8 * threadIdx.x; i < p.batch * p.width; i += 8 * THREADS) {
+        *reinterpret_cast<uint4*>(x + i) = *reinterpret_cast<const uint4*>(p.x + i);
+    }
+    __syncthreads();
+    const int tiles = (p.rows + TILE - 1) / TILE;
+    for (int n = blockIdx.x; n < tiles;) {
+        float c[4] = {};
+        multiply(c, w, x, 0, p);
+        for (int k = CHUNKS; 32 * WARPS * k < p.width; k += CHUNKS) {
+            load_weights(w, t, k, p.width);
+            multiply(c, w, x, k, p);
+        }
+        const Tile done = t;
+        n += gridDim.x;
+        if (n < tiles) {
+            t = find_tile(p, n);
+            load_weights(w, t, 0, p.width);
+        }
+        finish_tile(sums, c, done, p);
+    }
+}

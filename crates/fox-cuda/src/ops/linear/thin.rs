@@ -1,0 +1,85 @@
+//! Products of a few rows.
+
+use half::bf16;
+
+use crate::backend::{Cuda, Operand, Precision};
+use crate::params::{ConstPtr, Ptr, kernel_params};
+use crate::source::source;
+use crate::{Result, Source};
+
+/// Rows of one launch, at most; the kernels' `BATCH`.
+pub(crate) const MAX_BATCH: usize = 8;
+const THREADS: usize = 256;
+/// Rows of weights in a matrix instruction.
+const TILE: usize = 16;
+/// Shared memory that every supported GPU gives to one block.
+const SHARED: usize = 99 * 1024;
+
+const THIN: Source = source!("thin", [], [Product]);
+
+kernel_params! {
+    struct Product {
+        /// `[batch, width]`.
+        x: ConstPtr<bf16>,
+        /// `[rows, width]`.
+        w: ConstPtr<bf16>,
+        /// `[batch, rows]`, f32 if `wide`, else bf16.
+        y: Ptr<()>,
+        rows: usize,
+        width: usize,
+        batch: usize,
+        wide: bool,
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    [768, 1536, 3584].map(|width| (THIN, defines(width))).into()
+}
+
+/// Defines of the kernel for products of such a width.
+fn defines(width: usize) -> Vec<String> {
+    let pieces = width.div_ceil(256);
+    vec![format!("CHUNKS={}", pieces.div_ceil(pieces.div_ceil(8)))]
+}
+
+impl Cuda {
+    /// Whether products of so many rows of this width go through the kernel for few rows.
+    pub(crate) fn is_thin(&self, rows: usize, width: usize) -> bool {
+        self.precision == Precision::Bf16
+            && (1..=MAX_BATCH).contains(&rows)
+            && width.is_multiple_of(8)
+            && 2 * rows * width <= SHARED
+    }
+
+    /// `y[R, N] = x[R, K] w[N, K]^T` for few rows.
+    pub(crate) fn thin_product(
+        &self,
+        x: &Operand<'_>,
+        w: &Operand<'_>,
+        y: u64,
+        [rows, n, k]: [usize; 3],
+        wide: bool,
+    ) -> Result<()> {
+        self.gpu.bind()?;
+        let kernel = self
+            .step_kernels
+            .get(defines(k), || self.gpu.kernel(THIN, &defines(k), "thin_product"))?;
+        let product = Product {
+            x: x.address().into(),
+            w: w.address().into(),
+            y: y.into(),
+            rows: n,
+            width: k,
+            batch: rows,
+            wide,
+        };
+        // As many blocks as may run at once.
+        let blocks = n.div_ceil(TILE).min(2 * self.gpu.processors() as usize);
+        let launch = kernel.launch([blocks, 1, 1], THREADS).shared(2 * rows * k).params(product)?;
+        // Since Hopper a launch may begin before the one in front of it has ended.
+        let launch = launch.overlapping(self.gpu.architecture().major >= 9);
+        // SAFETY: the operands have the sizes named.
+        unsafe { launch.run(|| format!("{rows} rows of {k} to {n}")) }
+    }
+}

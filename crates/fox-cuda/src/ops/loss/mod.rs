@@ -1,0 +1,107 @@
+//! Output projection and cross-entropy, some rows at a time: all logits are never there at once.
+
+use fox_tensor::{DType, LossInputs, LossOps, LossOut};
+
+use super::linear::{Matrix, Sizes};
+use crate::backend::Cuda;
+use crate::backend::launcher::{Op, Variant, plain_variants};
+use crate::backend::storage::{Data, memory};
+use crate::params::{ConstPtr, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Result, Source};
+
+const LOSS: Source = source!("loss", [], [CrossEntropy]);
+
+kernel_params! {
+    list struct CrossEntropy {
+        /// `[R]`.
+        loss: Ptr<f32>,
+        /// `[R, V]`; the gradient takes their place.
+        logits: Ptr<Real>,
+        /// `[R]`.
+        labels: ConstPtr<i32>,
+        /// `[R]`; null where no gradient is wanted.
+        weights: ConstPtr<f32>,
+        vocab: usize,
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    plain_variants(LOSS)
+}
+
+/// Logits that are held at once.
+const LOGITS: usize = 128 << 20;
+
+impl Cuda {
+    pub(crate) fn cross_entropy(&self, inputs: &LossInputs<'_>) -> Result<LossOut> {
+        let LossInputs { x, w, labels, weights } = *inputs;
+        let (rows, width, vocab, device) = (x.rows(), x.cols(), w.rows(), x.device());
+        let dtype = self.activations();
+        let (loss, loss_at) = self.output([rows], DType::F32, device)?;
+        let grads = match weights {
+            Some(_) => {
+                let dx = self.output(x.shape(), dtype, device)?;
+                Some((dx, self.output(w.shape(), DType::F32, device)?))
+            }
+            None => None,
+        };
+        let (x, w) = (self.activation(x)?, self.weights(w)?);
+        let weights = weights.map(|x| self.real(x)).transpose()?;
+        let labels = memory(labels)?.data.address();
+        let step = (LOGITS / vocab).clamp(1, rows.max(1));
+        // Gradients take the logits' place, in the type that products want. Losses alone are worth f32.
+        let logit_type = if grads.is_some() { dtype } else { DType::F32 };
+        let logits = Data::alloc(&self.gpu, step * vocab, logit_type)?;
+        let matrix = |address: u64, transposed: bool| Matrix { address, transposed };
+        let variant = Variant::plain(logit_type, vocab);
+        for first in (0..rows).step_by(step) {
+            let count = step.min(rows - first);
+            let x_at = x.address() + (first * width * dtype.size()) as u64;
+            let sizes = Sizes { m: count, n: vocab, k: width };
+            let (left, right) = (matrix(x_at, false), matrix(w.address(), true));
+            self.multiply(left, right, logits.address(), sizes, logit_type, false)?;
+            let offset = 4 * first as u64;
+            let params = CrossEntropy {
+                loss: (loss_at + offset).into(),
+                logits: logits.address().into(),
+                labels: (labels + offset).into(),
+                weights: weights.as_ref().map_or(0, |w| w.address() + offset).into(),
+                vocab,
+            };
+            let op = Op {
+                source: LOSS,
+                entry: "cross_entropy",
+                variant,
+                grid: [count, 1],
+                block: 512,
+                shared: 0,
+            };
+            // SAFETY: the tape checked labels and shapes.
+            unsafe { self.launch(&op, params)? };
+            let Some(((_, dx_at), (_, dw_at))) = &grads else { continue };
+            let dx_at = dx_at + (first * width * dtype.size()) as u64;
+            let sizes = Sizes { m: count, n: width, k: vocab };
+            let d = logits.address();
+            self.multiply(
+                matrix(d, false),
+                matrix(w.address(), false),
+                dx_at,
+                sizes,
+                dtype,
+                false,
+            )?;
+            let sizes = Sizes { m: vocab, n: width, k: count };
+            let (left, right) = (matrix(d, true), matrix(x_at, false));
+            self.multiply(left, right, *dw_at, sizes, DType::F32, first > 0)?;
+        }
+        Ok(LossOut { loss, grads: grads.map(|((dx, _), (dw, _))| (dx, dw)) })
+    }
+}
+
+impl LossOps for Cuda {
+    fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> fox_tensor::Result<LossOut> {
+        Ok(self.timed("cross-entropy", || self.cross_entropy(inputs))?)
+    }
+}

@@ -1,0 +1,92 @@
+//! The ops of the backend: each folder has an op's launches and its kernels.
+//!
+//! A kernel is declared where it is launched: its source with `source!`, its parameters with
+//! `kernel_params!`. `variants` below is the list of all of them.
+
+pub mod attention;
+pub(crate) mod columns;
+mod conv;
+pub(crate) mod decode;
+mod elementwise;
+mod embedding;
+mod gate;
+mod gated_norm;
+mod glu;
+mod heads;
+mod hgrn;
+pub(crate) mod linear;
+mod loss;
+mod norm;
+mod orthogonalize;
+pub(crate) mod paged;
+mod pieces;
+mod recompute;
+pub(crate) mod scan;
+mod stick;
+mod time_step;
+mod update;
+
+use crate::Source;
+
+/// Typical variants of all kernels, and every variant of the attention kernels that a device can be asked
+/// for: source and defines. For compilation checks.
+pub fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
+    let ops = [
+        columns::variants,
+        conv::variants,
+        decode::variants,
+        elementwise::variants,
+        embedding::variants,
+        gate::variants,
+        gated_norm::variants,
+        glu::variants,
+        heads::variants,
+        hgrn::variants,
+        linear::thin::variants,
+        loss::variants,
+        norm::variants,
+        orthogonalize::variants,
+        paged::variants,
+        scan::add::variants,
+        scan::delta::variants,
+        stick::variants,
+        time_step::variants,
+        update::variants,
+    ];
+    let mut all = attention::variants(hopper);
+    all.extend(ops.iter().flat_map(|variants| variants()));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::path::Path;
+
+    use super::*;
+
+    /// Names without extension of the `.cu` files below a folder.
+    fn files(folder: &Path, found: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                files(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "cu") {
+                found.push(path.file_stem().unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+
+    #[test]
+    fn every_kernel_is_in_the_list_under_a_name_of_its_own() {
+        let mut names = Vec::new();
+        files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops"), &mut names);
+        let files: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(files.len(), names.len(), "two files have the same name: {names:?}");
+        let mut texts = BTreeMap::new();
+        for (source, _) in variants(true) {
+            assert_eq!(*texts.entry(source.name).or_insert(source.text), source.text);
+        }
+        assert_eq!(files, texts.into_keys().collect());
+    }
+}

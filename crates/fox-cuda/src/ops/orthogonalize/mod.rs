@@ -1,0 +1,278 @@
+//! Newton-Schulz steps as batched products; see [`MatrixOps::orthogonalize`].
+//!
+//! Matrices of one shape (a model has the same ones in every layer) go together: three products and one
+//! small kernel a step. Products are in the type of activations with sums in f32, as is usual for this
+//! iteration, whose singular values wander between 0.7 and 1.2 anyway; norms are summed in f64.
+
+use std::collections::BTreeMap;
+
+use fox_tensor::{DType, MatrixOps, MatrixStack, NEWTON_SCHULZ};
+
+use crate::backend::Cuda;
+use crate::backend::launcher::{Op, Variant};
+use crate::backend::storage::Data;
+use crate::ops::linear::{Matrix, Product, plain, transposed};
+use crate::params::{self, ConstPtr, KernelParams, Param, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Error, Result, Source};
+
+const ORTHOGONALIZE: Source =
+    source!("orthogonalize", [], [OrthogonalizeEntry, SquarePieces, Normalize, Polynomial, Unpad]);
+
+kernel_params! {
+    /// A matrix in f32.
+    table struct OrthogonalizeEntry {
+        matrix: Ptr<f32>,
+        /// What the result is multiplied with.
+        factor: f32,
+        unused: i32,
+    }
+}
+
+kernel_params! {
+    list struct SquarePieces {
+        /// `[matrices, pieces]`.
+        partial: Ptr<f64>,
+        entries: ConstPtr<OrthogonalizeEntry>,
+        /// Elements of a matrix.
+        count: u64,
+    }
+}
+
+kernel_params! {
+    list struct Normalize {
+        /// `[matrices, padded_rows, padded_cols]`.
+        x: Ptr<Real>,
+        entries: ConstPtr<OrthogonalizeEntry>,
+        rows: usize,
+        cols: usize,
+        padded_rows: usize,
+        padded_cols: usize,
+        /// `[matrices, pieces]`.
+        partial: ConstPtr<f64>,
+        pieces: usize,
+    }
+}
+
+kernel_params! {
+    list struct Polynomial {
+        /// `[matrices, n, n]`, as all below.
+        square: Ptr<Real>,
+        gram: ConstPtr<Real>,
+        n: usize,
+        a: f32,
+        b: f32,
+        c: f32,
+    }
+}
+
+kernel_params! {
+    list struct Unpad {
+        entries: ConstPtr<OrthogonalizeEntry>,
+        /// `[matrices, padded_rows, padded_cols]`.
+        x: ConstPtr<Real>,
+        rows: usize,
+        cols: usize,
+        padded_rows: usize,
+        padded_cols: usize,
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    let of = |dtype| (ORTHOGONALIZE, Variant::plain(dtype, 1).defines());
+    [DType::F32, DType::Bf16].map(of).to_vec()
+}
+
+/// Threads of a block, and elements to a block that sums squares.
+const THREADS: usize = 256;
+const PIECE: usize = 16 * 1024;
+/// Sides are padded to multiples of this: products of bf16 want rows of 16 bytes, and matrices of a batch
+/// should begin at the 256 bytes that the library takes for granted.
+const SIDE: usize = 16;
+/// Bytes that a group may take beside its matrices; a single matrix may take more.
+const SCRATCH: usize = 256 << 20;
+/// Matrices of a group, at most: what a grid's second side can hold.
+const MOST: usize = 65535;
+
+impl MatrixOps for Cuda {
+    fn orthogonalize(
+        &self,
+        stacks: &mut [MatrixStack<'_>],
+        steps: usize,
+    ) -> fox_tensor::Result<()> {
+        Ok(self.timed("orthogonalize", || self.orthogonalize_all(stacks, steps))?)
+    }
+}
+
+impl Cuda {
+    fn orthogonalize_all(&self, stacks: &mut [MatrixStack<'_>], steps: usize) -> Result<()> {
+        let mut groups: BTreeMap<[usize; 2], Vec<OrthogonalizeEntry>> = BTreeMap::new();
+        for stack in stacks {
+            let (cols, parts) = (stack.cols(), stack.parts().to_vec());
+            if stack.x().dtype() != DType::F32 {
+                return Err(Error::argument("orthogonalize", "the matrices must be f32"));
+            }
+            let mut at = self.writable(stack.x())?.write().address();
+            for part in parts.iter().filter(|part| part.rows * cols > 0) {
+                let (matrix, factor) = (at.into(), part.factor);
+                let entry = OrthogonalizeEntry { matrix, factor, unused: 0 };
+                groups.entry([part.rows, cols]).or_default().push(entry);
+                at += (part.rows * cols * DType::F32.size()) as u64;
+            }
+        }
+        for ([rows, cols], entries) in groups {
+            let shape = GroupShape::new(rows, cols);
+            let bytes = shape.scratch() * self.activations().size();
+            for group in entries.chunks((SCRATCH / bytes).clamp(1, MOST)) {
+                Group::new(self, shape, group)?.run(steps)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The sides of a group's matrices, as they are and as products see them.
+#[derive(Clone, Copy)]
+struct GroupShape {
+    rows: usize,
+    cols: usize,
+    padded: [usize; 2],
+}
+
+impl GroupShape {
+    fn new(rows: usize, cols: usize) -> Self {
+        GroupShape { rows, cols, padded: [rows, cols].map(|side| side.next_multiple_of(SIDE)) }
+    }
+
+    /// The shorter side: what `A` has.
+    fn short(&self) -> usize {
+        self.padded[0].min(self.padded[1])
+    }
+
+    /// Elements of the matrix before and after a step, of `A` and `A^2`.
+    fn scratch(&self) -> usize {
+        2 * self.padded[0] * self.padded[1] + 2 * self.short() * self.short()
+    }
+}
+
+/// Matrices of one shape on their way through the steps.
+struct Group<'a> {
+    cuda: &'a Cuda,
+    shape: GroupShape,
+    count: usize,
+    entries: Buffer<<OrthogonalizeEntry as Param>::Device>,
+    /// The matrices `[count, rows, cols]` before a step and after it.
+    x: Data,
+    next: Data,
+    /// `A` and `A^2` `[count, n, n]`.
+    gram: Data,
+    square: Data,
+}
+
+impl<'a> Group<'a> {
+    fn new(cuda: &'a Cuda, shape: GroupShape, entries: &[OrthogonalizeEntry]) -> Result<Self> {
+        let (count, dtype) = (entries.len(), cuda.activations());
+        let matrices = || Data::alloc(&cuda.gpu, count * shape.padded[0] * shape.padded[1], dtype);
+        let squares = || Data::alloc(&cuda.gpu, count * shape.short() * shape.short(), dtype);
+        Ok(Group {
+            cuda,
+            shape,
+            count,
+            entries: cuda.gpu.upload(&params::rows("orthogonalize", entries)?)?,
+            x: matrices()?,
+            next: matrices()?,
+            gram: squares()?,
+            square: squares()?,
+        })
+    }
+
+    fn run(mut self, steps: usize) -> Result<()> {
+        self.normalize()?;
+        for _ in 0..steps {
+            self.step()?;
+        }
+        let GroupShape { rows, cols, padded: [padded_rows, padded_cols] } = self.shape;
+        let params = Unpad {
+            entries: self.entries.address().into(),
+            x: self.x.address().into(),
+            rows,
+            cols,
+            padded_rows,
+            padded_cols,
+        };
+        self.launch("unpad", self.blocks(rows * cols), params)
+    }
+
+    fn normalize(&self) -> Result<()> {
+        let GroupShape { rows, cols, padded: [padded_rows, padded_cols] } = self.shape;
+        let (entries, count) = (self.entries.address().into(), rows * cols);
+        let pieces = count.div_ceil(PIECE);
+        let partial = self.cuda.gpu.alloc::<f64>(self.count * pieces)?;
+        let params =
+            SquarePieces { partial: partial.address().into(), entries, count: count as u64 };
+        self.launch("square_pieces", pieces, params)?;
+        let params = Normalize {
+            x: self.x.address().into(),
+            entries,
+            rows,
+            cols,
+            padded_rows,
+            padded_cols,
+            partial: partial.address().into(),
+            pieces,
+        };
+        self.launch("normalize", self.blocks(padded_rows * padded_cols), params)
+    }
+
+    /// `X = (a + b A + c A^2) X`, or the same from the right where `X` is tall.
+    fn step(&mut self) -> Result<()> {
+        let (n, [rows, cols]) = (self.shape.short(), self.shape.padded);
+        let (x, gram, square) = (self.x.address(), self.gram.address(), self.square.address());
+        let wide = self.shape.rows <= self.shape.cols;
+        let (left, right) = match wide {
+            true => (plain(x), transposed(x)),
+            false => (transposed(x), plain(x)),
+        };
+        self.multiply([n, n, rows.max(cols)], left, right, gram)?;
+        self.multiply([n, n, n], plain(gram), plain(gram), square)?;
+        let [a, b, c] = NEWTON_SCHULZ.map(|x| x as f32);
+        let params = Polynomial { square: square.into(), gram: gram.into(), n, a, b, c };
+        self.launch("polynomial", self.blocks(n * n), params)?;
+        let (left, right) = match wide {
+            true => (plain(square), plain(x)),
+            false => (plain(x), plain(square)),
+        };
+        self.multiply([rows, cols, n], left, right, self.next.address())?;
+        std::mem::swap(&mut self.x, &mut self.next);
+        Ok(())
+    }
+
+    /// `c[m, n] = a[m, k] b[k, n]` for every matrix.
+    fn multiply(&self, [m, n, k]: [usize; 3], a: Matrix, b: Matrix, c: u64) -> Result<()> {
+        let wide = self.cuda.activations() == DType::F32;
+        let product =
+            Product { m, n, k, a, b, c, wide_operands: wide, wide_result: wide, accumulate: false };
+        // SAFETY: the buffers hold `count` matrices of these sizes.
+        unsafe { self.cuda.gemm.run_batch(&self.cuda.gpu, &product, self.count) }
+    }
+
+    /// Blocks for `elements` of every matrix: together about as many as the GPU runs at once.
+    fn blocks(&self, elements: usize) -> usize {
+        let most = (self.cuda.gpu.processors() as usize * 16).div_ceil(self.count);
+        elements.div_ceil(THREADS).clamp(1, most)
+    }
+
+    fn launch<P: KernelParams>(&self, entry: &'static str, blocks: usize, params: P) -> Result<()> {
+        let op = Op {
+            source: ORTHOGONALIZE,
+            entry,
+            variant: Variant::plain(self.cuda.activations(), 1),
+            grid: [blocks, self.count],
+            block: THREADS,
+            shared: 0,
+        };
+        // SAFETY: the buffers have the sizes that the shape says.
+        unsafe { self.cuda.launch(&op, params) }
+    }
+}

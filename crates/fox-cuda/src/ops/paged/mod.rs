@@ -1,0 +1,87 @@
+//! Keys and values in pages: where they lie, writing new ones, attention of many queries over them.
+
+mod pages;
+
+use fox_tensor::{NewKeys, PagedKeys, PagedOps, PagedSpec, Tensor};
+
+use crate::backend::Cuda;
+use crate::backend::launcher::{Variant, plain_variants};
+use crate::params::{ConstPtr, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Result, Source};
+
+const PAGED: Source = source!("paged", [], [Page, PagedParams]);
+
+kernel_params! {
+    /// Where a page of one head lies.
+    #[derive(Default)]
+    pub(crate) table struct Page {
+        /// `[64, d]`, like `v`.
+        pub(crate) k: Ptr<Real>,
+        pub(crate) v: Ptr<Real>,
+        /// Log gates `[group, 64]`, or null.
+        pub(crate) gates: Ptr<f32>,
+    }
+}
+
+kernel_params! {
+    pub(crate) struct PagedParams {
+        /// `[page][kv_heads]`.
+        pub(crate) table: ConstPtr<Page>,
+        /// New keys: rows from `row` on. Gathered keys: all rows. `[rows, kv_heads * d]`, like `v`.
+        pub(crate) k: Ptr<Real>,
+        pub(crate) v: Ptr<Real>,
+        /// `[rows, kv_heads * group]`, or null.
+        pub(crate) gates: Ptr<f32>,
+        /// Pages gone from the front `[kv_heads]`.
+        pub(crate) dropped: ConstPtr<i32>,
+        pub(crate) row: usize,
+        /// Position of the first key.
+        pub(crate) first: usize,
+        /// Keys.
+        pub(crate) count: usize,
+        pub(crate) kv_heads: usize,
+        pub(crate) head_dim: usize,
+        pub(crate) group: usize,
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
+    plain_variants(PAGED)
+}
+
+impl Cuda {
+    /// Launches `write_pages` or `gather_pages`; the table's pages and the rows have the sizes that the
+    /// parameters name.
+    fn launch_paged(&self, entry: &'static str, params: PagedParams) -> Result<()> {
+        let variant = Variant::plain(self.activations(), params.head_dim);
+        let count = params.count * params.kv_heads * params.head_dim;
+        // SAFETY: as above.
+        unsafe { self.launch_flat(PAGED, entry, variant, count, params) }
+    }
+}
+
+impl PagedOps for Cuda {
+    fn gates_in_pages(&self) -> bool {
+        true
+    }
+
+    fn write_pages(
+        &self,
+        new: &NewKeys<'_>,
+        keys: &mut dyn PagedKeys,
+        first: usize,
+    ) -> fox_tensor::Result<()> {
+        Ok(self.timed("write_pages", || self.append_to_pages(new, keys, first))?)
+    }
+
+    fn paged_attention(
+        &self,
+        q: &Tensor,
+        keys: &[&dyn PagedKeys],
+        spec: &PagedSpec,
+    ) -> fox_tensor::Result<Tensor> {
+        Ok(self.timed("paged_attention", || self.attend_pages(q, keys, spec))?)
+    }
+}

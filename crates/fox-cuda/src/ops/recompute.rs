@@ -1,0 +1,38 @@
+//! Backward passes that give the result of the forward once more.
+
+use fox_tensor::{
+    Activation, GatedNormGrads, GatedNormInputs, NormGrads, NormSaved, RecomputeOps, Tensor,
+};
+
+use crate::backend::Cuda;
+
+impl RecomputeOps for Cuda {
+    fn add_rms_norm_bwd_again(
+        &self,
+        dy: &Tensor,
+        dsum: Option<Tensor>,
+        saved: &NormSaved<'_>,
+        dw_acc: Option<Tensor>,
+    ) -> fox_tensor::Result<(NormGrads, Tensor)> {
+        let y = self.uninit(saved.sum.shape(), self.activations(), saved.sum.device())?;
+        let work = || self.norm_backward(dy, dsum, saved, dw_acc, Some(&y));
+        Ok((self.timed("add_rms_norm bwd", work)?, y))
+    }
+
+    fn gated_norm_bwd_again(
+        &self,
+        dy: Tensor,
+        inputs: &GatedNormInputs<'_>,
+    ) -> fox_tensor::Result<(GatedNormGrads, Tensor)> {
+        Ok(self.timed("gated_norm bwd", || self.gated_backward_again(dy, inputs))?)
+    }
+
+    fn glu_bwd_again(
+        &self,
+        dy: Tensor,
+        x: Tensor,
+        act: Activation,
+    ) -> fox_tensor::Result<(Tensor, Tensor)> {
+        Ok(self.timed("glu bwd", || self.glu_backward_again(dy, x, act))?)
+    }
+}

@@ -1,0 +1,357 @@
+//! The additive scan in chunks: Mamba-2's decay per head, HGRN2's per channel, or none.
+//!
+//! The kernels and their mathematics are in `scan_add.cu` and `scan_add_bwd.cu`. Here: which variant, in
+//! which order, and the memory between them.
+
+use std::sync::Arc;
+
+use fox_tensor::{DType, Device, ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, Tensor};
+
+mod shape;
+
+use super::chunks::{Chunk, ChunkTable, Run};
+use super::operands::{HeldOperands, ScanOperands};
+use crate::backend::Cuda;
+use crate::launch::Kernel;
+use crate::params::{ConstPtr, Ptr, Real, kernel_params};
+use crate::recent::Recent;
+use crate::source::source;
+use crate::{Buffer, Result, Source};
+use shape::ScanShape;
+
+/// Threads of the kernels that work on chunks, that carry states, that go token by token,
+/// and that sum.
+const CHUNK_THREADS: usize = 512;
+const CARRY_THREADS: usize = 128;
+const STEP_THREADS: usize = 256;
+const SUM_THREADS: usize = 256;
+/// Elements of a state that a thread carries.
+const CARRIED: usize = 4;
+/// Heads that one block can work on, as in `scan_add.cuh`.
+const MOST_HEADS: usize = 16;
+/// Segments up to this length are scanned token by token.
+const SHORT: usize = 8;
+/// Kernels by source, entry and shape.
+pub(crate) type ScanKernels = Recent<(Source, &'static str, ScanShape), Kernel>;
+
+kernel_params! {
+    #[derive(Default)]
+    struct Params {
+        x: ScanOperands,
+        /// `[R, H * dv]`.
+        o: Ptr<Real>,
+        /// As `state`, after the segments; or null.
+        last: Ptr<f32>,
+        /// Before each chunk `[chunks][heads][DK][DV]`.
+        states: Ptr<Real>,
+        /// Likewise the gradient of the state after each chunk.
+        d_states: Ptr<Real>,
+        /// Decay over the chunk `[chunks][heads][CHANNELS ? DK : 1]`.
+        totals: Ptr<f32>,
+        /// Gradient of the log decay right after the chunk `[chunks][heads][DK]`, or null.
+        flows: Ptr<f32>,
+        /// Of the type of activations `[R, G * dk]`, or f32 with `[parts]` in front; like `dk`.
+        dq: Ptr<()>,
+        dk: Ptr<()>,
+        /// `[R, H * dv]`.
+        dv: Ptr<Real>,
+        d_log_decay: Ptr<f32>,
+        d_write: Ptr<f32>,
+        /// `[chunks][heads]`.
+        d_skip: Ptr<f32>,
+        chunks: ConstPtr<Chunk>,
+        /// `[segments]`.
+        runs: ConstPtr<Run>,
+        row_count: usize,
+        /// Thread blocks that share a head of keys.
+        parts: usize,
+        /// Heads of each of them.
+        heads_per_block: usize,
+        /// States and carry: gradients of states, from the last chunk to the first.
+        reverse: bool,
+    }
+}
+
+kernel_params! {
+    list struct ScanSum {
+        /// `[count]`.
+        to: Ptr<Real>,
+        /// `[parts][count]`.
+        from: ConstPtr<f32>,
+        parts: usize,
+        count: u64,
+    }
+}
+
+const SCAN_ADD: Source =
+    source!("scan_add", ["scan_add.cuh", "scan_channel.cuh"], [Chunk, Run, ScanOperands, Params]);
+const SCAN_ADD_BWD: Source = source!(
+    "scan_add_bwd",
+    ["scan_add.cuh", "scan_channel.cuh"],
+    [Chunk, Run, ScanOperands, Params, ScanSum]
+);
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    let shapes = shape::typical();
+    let of = |source| shapes.iter().map(move |shape| (source, shape.defines()));
+    of(SCAN_ADD).chain(of(SCAN_ADD_BWD)).collect()
+}
+
+/// A call on its way to the kernels.
+struct Job<'a> {
+    cuda: &'a Cuda,
+    shape: ScanShape,
+    table: Arc<ChunkTable>,
+    /// Blocks that share a head of keys.
+    parts: usize,
+    /// Whether every row belongs to a segment.
+    covered: bool,
+    /// Operands and options; kernels get a copy with their own places.
+    params: Params,
+    spec: &'a ScanSpec,
+    _operands: HeldOperands<'a>,
+}
+
+impl<'a> Job<'a> {
+    fn new(
+        cuda: &'a Cuda,
+        inputs: &ScanInputs<'a>,
+        spec: &'a ScanSpec,
+        backward: bool,
+    ) -> Result<Self> {
+        let channels = inputs.log_decay.is_some_and(|x| x.cols() != spec.heads);
+        let (dtype, shared_bytes) = (cuda.activations(), cuda.gpu.shared_bytes());
+        let shape = ScanShape::new(dtype, spec, channels, backward, shared_bytes)?;
+        let table = cuda.chunk_table(&spec.segments, shape.chunk)?;
+        let (rows, group) = (inputs.q.rows(), spec.heads / spec.key_heads);
+        // Blocks share the work of their heads; but there must be enough of them.
+        let enough = 2 * cuda.gpu.processors() as usize;
+        let wanted = enough.div_ceil((table.count * spec.key_heads).max(1)).min(group);
+        let heads_per_block = group.div_ceil(wanted.max(group.div_ceil(MOST_HEADS)));
+        let parts = group.div_ceil(heads_per_block);
+        let (x, operands) = cuda.scan_operands(inputs, spec)?;
+        let params = Params {
+            x,
+            chunks: table.chunks.address().into(),
+            runs: table.runs.address().into(),
+            row_count: rows,
+            parts,
+            heads_per_block,
+            ..Params::default()
+        };
+        let covered = table.covered == rows;
+        Ok(Job { cuda, shape, table, parts, covered, params, spec, _operands: operands })
+    }
+
+    /// A tensor for results by row: zeros first where no segment has the row.
+    fn rows_output(
+        &self,
+        shape: fox_tensor::Shape,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<(Tensor, u64)> {
+        let (mut tensor, at) = self.cuda.output(shape, dtype, device)?;
+        if !self.covered {
+            self.cuda.fill_with(&mut tensor, 0.0)?;
+        }
+        Ok((tensor, at))
+    }
+
+    fn kernel(&self, source: Source, entry: &'static str) -> Result<Arc<Kernel>> {
+        let (cuda, shape) = (self.cuda, self.shape);
+        cuda.gpu.bind()?;
+        cuda.scan_kernels
+            .get((source, entry, shape), || cuda.gpu.kernel(source, &shape.defines(), entry))
+    }
+
+    fn launch(&self, entry: &'static str, params: Params) -> Result<()> {
+        let chunk_grid = [self.table.count, self.spec.key_heads * self.parts];
+        let state_len = self.spec.heads * self.shape.state_len();
+        let state_grid = [self.spec.segments.len(), state_len / (CARRIED * CARRY_THREADS)];
+        let (source, grid, threads, shared) = match entry {
+            "scan_states" => (SCAN_ADD, chunk_grid, CHUNK_THREADS, self.shape.states_bytes()),
+            "scan_read" => (SCAN_ADD, chunk_grid, CHUNK_THREADS, self.shape.read_bytes()),
+            "scan_carry" | "scan_carry_back" => (SCAN_ADD, state_grid, CARRY_THREADS, 0),
+            "scan_step" => {
+                let grid = [self.spec.segments.len(), self.spec.heads];
+                (SCAN_ADD, grid, STEP_THREADS, 0)
+            }
+            _ => (SCAN_ADD_BWD, chunk_grid, CHUNK_THREADS, self.shape.grads_bytes()),
+        };
+        let kernel = self.kernel(source, entry)?;
+        let launch = kernel.launch([grid[0], grid[1], 1], threads).shared(shared).params(params)?;
+        // SAFETY: the tape checked the shapes.
+        self.cuda.timed(entry, || unsafe { launch.run(|| format!("{:?}", self.shape)) })
+    }
+
+    /// Memory for a state per chunk and head.
+    fn state_buffer(&self, device: &Device) -> Result<(Tensor, u64)> {
+        let shape = [self.table.count, self.spec.heads * self.shape.state_len()];
+        self.cuda.output(shape, self.cuda.activations(), device)
+    }
+
+    /// Decays over the chunks.
+    fn totals(&self) -> Result<Buffer<f32>> {
+        let width = if self.shape.channels { self.shape.dk } else { 1 };
+        self.cuda.gpu.alloc(self.table.count * self.spec.heads * width)
+    }
+
+    /// The states before every chunk and, if there is a place for them, after every segment.
+    fn states(&self, last: u64, device: &Device) -> Result<Tensor> {
+        let (states, at) = self.state_buffer(device)?;
+        let totals = self.totals()?;
+        let params = Params {
+            states: at.into(),
+            totals: totals.address().into(),
+            last: last.into(),
+            ..self.params
+        };
+        self.launch("scan_states", params)?;
+        self.launch("scan_carry", params)?;
+        Ok(states)
+    }
+
+    /// A gradient of queries or keys: where the kernel puts it, and what becomes of that.
+    fn key_output(&self, like: &Tensor) -> Result<KeyOutput> {
+        if self.parts == 1 {
+            let dtype = self.cuda.activations();
+            return Ok(KeyOutput::Whole(self.rows_output(like.shape(), dtype, like.device())?));
+        }
+        let shape = [self.parts, like.len()];
+        Ok(KeyOutput::Parts(self.rows_output(shape.into(), DType::F32, like.device())?))
+    }
+
+    /// The sum over parts.
+    fn key_gradient(&self, output: KeyOutput, like: &Tensor) -> Result<Tensor> {
+        let (_held, from) = match output {
+            KeyOutput::Whole((tensor, _)) => return Ok(tensor),
+            KeyOutput::Parts(parts) => parts,
+        };
+        let (sum, at) = self.cuda.output(like.shape(), self.cuda.activations(), like.device())?;
+        let (parts, count) = (self.parts, like.len() as u64);
+        let params = ScanSum { to: at.into(), from: from.into(), parts, count };
+        let kernel = self.kernel(SCAN_ADD_BWD, "scan_sum")?;
+        let blocks = like.len().div_ceil(self.shape.vec * SUM_THREADS);
+        let launch = kernel.launch([blocks, 1, 1], SUM_THREADS).params(params)?;
+        // SAFETY: there are so many parts of the size of the sum.
+        self.cuda.timed("scan_sum", || unsafe { launch.run(|| format!("{:?}", self.shape)) })?;
+        Ok(sum)
+    }
+}
+
+/// Where a gradient of queries or keys goes.
+enum KeyOutput {
+    /// As the operand.
+    Whole((Tensor, u64)),
+    /// In f32, a part for each of the blocks that share keys.
+    Parts((Tensor, u64)),
+}
+
+impl KeyOutput {
+    fn address(&self) -> u64 {
+        match self {
+            KeyOutput::Whole((_, at)) | KeyOutput::Parts((_, at)) => *at,
+        }
+    }
+}
+
+impl Cuda {
+    /// The forward pass. What it saves are the states at the start of every chunk.
+    pub(crate) fn scan_add_forward(
+        &self,
+        inputs: &ScanInputs<'_>,
+        spec: &ScanSpec,
+        keep: ScanKeep,
+    ) -> Result<ScanOut> {
+        let (job, device) = (Job::new(self, inputs, spec, keep.backward)?, inputs.v.device());
+        let (o, o_at) = job.rows_output(inputs.v.shape(), self.activations(), device)?;
+        let state = match keep.state {
+            true => {
+                Some(self.output([spec.segments.len(), spec.state_len()], DType::F32, device)?)
+            }
+            false => None,
+        };
+        let last = state.as_ref().map_or(0, |(_, at)| *at);
+        let state = state.map(|(state, _)| state);
+        if job.table.longest <= SHORT {
+            job.launch("scan_step", Params { o: o_at.into(), last: last.into(), ..job.params })?;
+            return Ok(ScanOut { o, state, saved: None });
+        }
+        let states = job.states(last, device)?;
+        let at = self.activation(&states)?.address();
+        job.launch("scan_read", Params { o: o_at.into(), states: at.into(), ..job.params })?;
+        Ok(ScanOut { o, state, saved: keep.backward.then_some(states) })
+    }
+
+    /// The backward pass.
+    pub(crate) fn scan_add_backward(
+        &self,
+        d_out: &Tensor,
+        inputs: &ScanInputs<'_>,
+        saved: Option<&Tensor>,
+        spec: &ScanSpec,
+    ) -> Result<ScanGrads> {
+        let (job, device) = (Job::new(self, inputs, spec, true)?, inputs.v.device());
+        let states = match saved {
+            Some(saved) => saved.clone(),
+            None => job.states(0, device)?,
+        };
+        let (states_at, d_out) = (self.activation(&states)?, self.activation(d_out)?);
+        let (d_states, d_states_at) = job.state_buffer(device)?;
+        let totals = job.totals()?;
+        let chunk_heads = job.table.count * spec.heads;
+        let flows: Option<Buffer<f32>> = match inputs.log_decay {
+            Some(_) => Some(self.gpu.alloc(chunk_heads * job.shape.dk)?),
+            None => None,
+        };
+        let params = Params {
+            states: states_at.address().into(),
+            d_states: d_states_at.into(),
+            x: job.params.x.with_gradient(d_out.address()),
+            totals: totals.address().into(),
+            flows: flows.as_ref().map_or(0, Buffer::address).into(),
+            ..job.params
+        };
+        let reverse = Params { reverse: true, ..params };
+        job.launch("scan_states", reverse)?;
+        job.launch("scan_carry_back", reverse)?;
+        let like = |x: Option<&Tensor>| {
+            x.map(|x| job.rows_output(x.shape(), DType::F32, device)).transpose()
+        };
+        let (dlog_decay, dwrite) = (like(inputs.log_decay)?, like(inputs.write)?);
+        let (dv, dv_at) = job.rows_output(inputs.v.shape(), self.activations(), device)?;
+        let (dq, dk) = (job.key_output(inputs.q)?, job.key_output(inputs.k)?);
+        let skip_parts: Option<Buffer<f32>> = match inputs.skip {
+            Some(_) => Some(self.gpu.alloc(chunk_heads)?),
+            None => None,
+        };
+        let at = |x: &Option<(Tensor, u64)>| x.as_ref().map_or(0, |(_, at)| *at);
+        let grads = Params {
+            dq: dq.address().into(),
+            dk: dk.address().into(),
+            dv: dv_at.into(),
+            d_log_decay: at(&dlog_decay).into(),
+            d_write: at(&dwrite).into(),
+            d_skip: skip_parts.as_ref().map_or(0, Buffer::address).into(),
+            ..params
+        };
+        job.launch("scan_grads", grads)?;
+        drop(d_states);
+        let dskip = match skip_parts {
+            Some(parts) => {
+                let (at, chunks) = (parts.address(), job.table.count);
+                Some(self.column_sums(at, DType::F32, chunks, spec.heads, None, device)?)
+            }
+            None => None,
+        };
+        Ok(ScanGrads {
+            dq: job.key_gradient(dq, inputs.q)?,
+            dk: job.key_gradient(dk, inputs.k)?,
+            dv,
+            dlog_decay: dlog_decay.map(|(x, _)| x),
+            dwrite: dwrite.map(|(x, _)| x),
+            dskip,
+        })
+    }
+}

@@ -1,0 +1,344 @@
+//! The delta rule in chunks: forward, backward, and token by token for a few tokens.
+
+use std::sync::Arc;
+
+use fox_tensor::{
+    DType, ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, Shape as Dims, Tensor,
+};
+
+mod shape;
+
+use super::chunks::{Chunk, ChunkTable, Run};
+use super::operands::{HeldOperands, ScanOperands};
+use crate::backend::Cuda;
+use crate::backend::storage::{Data, memory};
+use crate::launch::Kernel;
+use crate::params::{ConstPtr, KernelParams, Ptr, Real, kernel_params};
+use crate::recent::Recent;
+use crate::source::source;
+use crate::{Buffer, Error, Result, Source};
+use shape::{CHUNK, NARROW, Pass, Shape};
+
+/// Segments up to this long are walked token by token when no gradient is asked for.
+const FEW_TOKENS: usize = 16;
+/// Threads of a block.
+const THREADS: usize = 256;
+
+pub(crate) type DeltaKernels = Recent<(Source, &'static str, Shape), Kernel>;
+
+kernel_params! {
+    #[derive(Default)]
+    struct DeltaParams {
+        x: ScanOperands,
+        /// The same after the segments, or null.
+        last_state: Ptr<f32>,
+        /// `[R, H * dv]`.
+        o: Ptr<Real>,
+        /// Before each chunk `[chunks, H, DK, DV]`.
+        states: Ptr<Real>,
+        /// `M V`, then `E`, `[chunks, H, 64, DV]`.
+        errors: Ptr<Real>,
+        /// `[chunks, H, 64, DK]`.
+        y: Ptr<Real>,
+        /// `M`, `[chunks, H, 64, 64]`.
+        inverse: Ptr<Real>,
+        /// `[chunks, H, 5, 64]`.
+        factors: Ptr<f32>,
+        /// `G`, `[chunks, H, DK, DV]`.
+        d_states: Ptr<Real>,
+        /// `scale (Q K^T * D)^T dO`, then `F`, `[chunks, H, 64, DV]`.
+        d_errors: Ptr<Real>,
+        /// As `q`, `k` and `v`.
+        dq: Ptr<Real>,
+        dk: Ptr<Real>,
+        dv: Ptr<Real>,
+        /// `[R, H * dk]` where heads share keys, else null.
+        dq_parts: Ptr<f32>,
+        dk_parts: Ptr<f32>,
+        /// `[R, H]`, or null.
+        dlog_decay: Ptr<f32>,
+        /// `[R, H]`, or null.
+        dwrite: Ptr<f32>,
+        /// `[chunks, H]`, or null.
+        dskip: Ptr<f32>,
+        chunks: ConstPtr<Chunk>,
+        /// `[segments]`.
+        runs: ConstPtr<Run>,
+        /// Heads that share keys.
+        group: usize,
+    }
+}
+
+kernel_params! {
+    list struct ShareKeys {
+        /// `[R, G, dk]`.
+        out: Ptr<Real>,
+        /// `[R, H, dk]`.
+        parts: ConstPtr<f32>,
+        /// `R * G * dk`.
+        count: u64,
+        p: DeltaParams,
+    }
+}
+
+const SCAN_DELTA: Source =
+    source!("scan_delta", ["scan_delta.cuh"], [Chunk, Run, ScanOperands, DeltaParams]);
+const SCAN_DELTA_BWD: Source = source!(
+    "scan_delta_bwd",
+    ["scan_delta.cuh"],
+    [Chunk, Run, ScanOperands, DeltaParams, ShareKeys]
+);
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    let shapes = shape::typical();
+    let of = |source| shapes.iter().map(move |shape| (source, shape.defines()));
+    of(SCAN_DELTA).chain(of(SCAN_DELTA_BWD)).collect()
+}
+
+/// One call: the variant, the chunks and the operands, which live as long as it.
+struct Call<'a> {
+    cuda: &'a Cuda,
+    shape: Shape,
+    table: Arc<ChunkTable>,
+    segments: usize,
+    heads: usize,
+    source: Source,
+    params: DeltaParams,
+    _operands: HeldOperands<'a>,
+}
+
+impl<'a> Call<'a> {
+    fn new(cuda: &'a Cuda, pass: Pass, inputs: &ScanInputs<'a>, spec: &ScanSpec) -> Result<Self> {
+        let bf16 = cuda.activations() == DType::Bf16;
+        let shape = Shape::new(spec, bf16, cuda.gpu.shared_bytes(), pass)?;
+        let source = match pass {
+            Pass::Forward => SCAN_DELTA,
+            Pass::Backward => SCAN_DELTA_BWD,
+        };
+        let table = cuda.chunk_table(&spec.segments, CHUNK)?;
+        let (x, operands) = cuda.scan_operands(inputs, spec)?;
+        let params = DeltaParams {
+            x,
+            chunks: table.chunks.address().into(),
+            runs: table.runs.address().into(),
+            group: spec.heads / spec.key_heads,
+            ..DeltaParams::default()
+        };
+        let (segments, heads) = (spec.segments.len(), spec.heads);
+        Ok(Call { cuda, shape, table, segments, heads, source, params, _operands: operands })
+    }
+
+    /// Chunks times heads: the number of tiles of each kind of scratch.
+    fn tiles(&self) -> usize {
+        self.table.count * self.heads
+    }
+
+    /// Scratch for `len` activations in each tile.
+    fn scratch(&self, len: usize) -> Result<Data> {
+        Data::alloc(&self.cuda.gpu, self.tiles() * len, self.cuda.activations())
+    }
+
+    fn factors(&self) -> Result<Buffer<f32>> {
+        self.cuda.gpu.alloc(self.tiles() * 5 * CHUNK)
+    }
+
+    /// An output whose rows outside every segment are zero.
+    fn rows(&self, like: &Tensor, dtype: DType) -> Result<(Tensor, u64)> {
+        self.rows_of(like.shape(), like, dtype)
+    }
+
+    fn rows_of(
+        &self,
+        shape: impl Into<Dims>,
+        like: &Tensor,
+        dtype: DType,
+    ) -> Result<(Tensor, u64)> {
+        let (mut out, _) = self.cuda.output(shape, dtype, like.device())?;
+        if self.table.covered < like.rows() {
+            self.cuda.fill_with(&mut out, 0.0)?;
+        }
+        let at = memory(&out)?.data.address();
+        Ok((out, at))
+    }
+
+    /// Launches a kernel over all chunks and heads.
+    ///
+    /// # Safety
+    /// As for [`crate::Launch::run`].
+    unsafe fn over_chunks(&self, entry: &'static str, shared: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(entry, [self.table.count, self.heads, 1], shared, self.params) }
+    }
+
+    /// Launches a kernel whose blocks walk over the chunks of a segment.
+    ///
+    /// # Safety
+    /// As for [`crate::Launch::run`].
+    unsafe fn over_segments(&self, entry: &'static str, shared: usize) -> Result<()> {
+        let grid = [self.shape.dv / NARROW, self.heads, self.segments];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(entry, grid, shared, self.params) }
+    }
+
+    unsafe fn launch<P: KernelParams>(
+        &self,
+        entry: &'static str,
+        grid: [usize; 3],
+        shared: usize,
+        params: P,
+    ) -> Result<()> {
+        let gpu = &self.cuda.gpu;
+        gpu.bind()?;
+        let kernel = self.cuda.delta_kernels.get((self.source, entry, self.shape), || {
+            gpu.kernel(self.source, &self.shape.defines(), entry)
+        })?;
+        let launch = kernel.launch(grid, THREADS).shared(shared).params(params)?;
+        // SAFETY: the caller's promise.
+        self.cuda.timed(entry, || unsafe { launch.run(|| format!("{:?}", self.shape)) })
+    }
+
+    /// Elements per tile of what the backward pass wants: the states, then the errors.
+    fn saved_len(&self) -> (usize, usize) {
+        (self.shape.dk * self.shape.dv, CHUNK * self.shape.dv)
+    }
+
+    fn set_saved(&mut self, at: u64) {
+        let states = self.tiles() * self.saved_len().0 * self.cuda.activations().size();
+        (self.params.states, self.params.errors) = (at.into(), (at + states as u64).into());
+    }
+}
+
+impl Cuda {
+    /// The forward pass. What it saves are the states before all chunks and what the chunks write.
+    pub(crate) fn delta_forward(
+        &self,
+        inputs: &ScanInputs<'_>,
+        spec: &ScanSpec,
+        keep: ScanKeep,
+    ) -> Result<ScanOut> {
+        let mut call = Call::new(self, Pass::Forward, inputs, spec)?;
+        let (o, o_at) = call.rows(inputs.v, self.activations())?;
+        call.params.o = o_at.into();
+        let mut state = None;
+        if keep.state {
+            let dims = [spec.segments.len(), spec.state_len()];
+            let (last, at) = self.output(dims, DType::F32, inputs.v.device())?;
+            call.params.last_state = at.into();
+            state = Some(last);
+        }
+        if !keep.backward && call.table.longest <= FEW_TOKENS {
+            // SAFETY: parameters as declared in scan_delta.cuh; the tape checked the shapes.
+            unsafe { call.over_segments("delta_steps", 0)? };
+            return Ok(ScanOut { o, state, saved: None });
+        }
+        let (states, errors) = call.saved_len();
+        let dims = [call.tiles(), states + errors];
+        let (saved, saved_at) = self.output(dims, self.activations(), inputs.v.device())?;
+        call.set_saved(saved_at);
+        let (y, factors) = (call.scratch(CHUNK * call.shape.dk)?, call.factors()?);
+        call.params.y = y.address().into();
+        call.params.factors = factors.address().into();
+        // SAFETY: parameters as declared in scan_delta.cuh; scratch has the sizes that stand there.
+        unsafe {
+            call.over_chunks("delta_prepare", call.shape.prepare())?;
+            call.over_segments("delta_states", call.shape.states())?;
+            call.over_chunks("delta_output", call.shape.output())?;
+        }
+        Ok(ScanOut { o, state, saved: keep.backward.then_some(saved) })
+    }
+
+    pub(crate) fn delta_backward(
+        &self,
+        d_out: &Tensor,
+        inputs: &ScanInputs<'_>,
+        saved: Option<&Tensor>,
+        spec: &ScanSpec,
+    ) -> Result<ScanGrads> {
+        let saved = match saved {
+            Some(saved) => saved.clone(),
+            None => {
+                let keep = ScanKeep { state: false, backward: true };
+                let saved = self.delta_forward(inputs, spec, keep)?.saved;
+                saved.ok_or_else(|| Error::argument("scan", "no states were saved"))?
+            }
+        };
+        let mut call = Call::new(self, Pass::Backward, inputs, spec)?;
+        let (shape, dtype, device) = (call.shape, self.activations(), inputs.v.device());
+        let d_out = self.activation(d_out)?;
+        let shared_keys = spec.heads != spec.key_heads;
+        let (dq, dq_at) = call.rows(inputs.q, dtype)?;
+        let (dk, dk_at) = call.rows(inputs.k, dtype)?;
+        let (dv, dv_at) = call.rows(inputs.v, dtype)?;
+        let gates = |x: Option<&Tensor>| x.map(|x| call.rows(x, DType::F32)).transpose();
+        let (dlog_decay, dwrite) = (gates(inputs.log_decay)?, gates(inputs.write)?);
+        let parts = match shared_keys {
+            true => {
+                let part = || {
+                    call.rows_of([inputs.k.rows(), spec.heads * spec.key_dim], inputs.k, DType::F32)
+                };
+                Some((part()?, part()?))
+            }
+            false => None,
+        };
+        let dskip = match inputs.skip {
+            Some(_) => Some(self.gpu.alloc::<f32>(call.tiles())?),
+            None => None,
+        };
+        let (y, inverse, factors) =
+            (call.scratch(CHUNK * shape.dk)?, call.scratch(CHUNK * CHUNK)?, call.factors()?);
+        let (d_states, d_errors) =
+            (call.scratch(shape.dk * shape.dv)?, call.scratch(CHUNK * shape.dv)?);
+        let at = |x: &Option<(Tensor, u64)>| x.as_ref().map_or(0, |(_, at)| *at);
+        call.params = DeltaParams {
+            x: call.params.x.with_gradient(d_out.address()),
+            y: y.address().into(),
+            inverse: inverse.address().into(),
+            factors: factors.address().into(),
+            d_states: d_states.address().into(),
+            d_errors: d_errors.address().into(),
+            dq: dq_at.into(),
+            dk: dk_at.into(),
+            dv: dv_at.into(),
+            dq_parts: parts.as_ref().map_or(0, |(dq, _)| dq.1).into(),
+            dk_parts: parts.as_ref().map_or(0, |(_, dk)| dk.1).into(),
+            dlog_decay: at(&dlog_decay).into(),
+            dwrite: at(&dwrite).into(),
+            dskip: dskip.as_ref().map_or(0, Buffer::address).into(),
+            ..call.params
+        };
+        call.set_saved(memory(&saved)?.data.address());
+        // SAFETY: parameters as declared in scan_delta.cuh; scratch has the sizes that stand there.
+        unsafe {
+            call.over_chunks("delta_prepare_bwd", shape.prepare_bwd())?;
+            call.over_segments("delta_states_bwd", shape.states_bwd())?;
+            call.over_chunks("delta_gradients", shape.gradients())?;
+        }
+        if let Some((dq_parts, dk_parts)) = &parts {
+            let count = inputs.k.len();
+            let grid = [count.div_ceil(THREADS), 1, 1];
+            for (out, parts) in [(dq_at, dq_parts.1), (dk_at, dk_parts.1)] {
+                let (out, parts) = (out.into(), parts.into());
+                let params = ShareKeys { out, parts, count: count as u64, p: call.params };
+                // SAFETY: as above; `parts` has as many elements for each head.
+                unsafe { call.launch("delta_share_keys", grid, 0, params)? };
+            }
+        }
+        let dskip = match &dskip {
+            Some(sums) => {
+                let at = sums.address();
+                Some(self.column_sums(
+                    at,
+                    DType::F32,
+                    call.table.count,
+                    spec.heads,
+                    None,
+                    device,
+                )?)
+            }
+            None => None,
+        };
+        let tensor = |x: Option<(Tensor, u64)>| x.map(|(x, _)| x);
+        Ok(ScanGrads { dq, dk, dv, dlog_decay: tensor(dlog_decay), dwrite: tensor(dwrite), dskip })
+    }
+}

@@ -1,0 +1,204 @@
+// The delta rule forward; scan_delta.cuh says how.
+#include "scan_delta.cuh"
+
+// Grid (chunks, heads): factors, Y, and M V in `errors`.
+extern "C" __global__ void __launch_bounds__(THREADS) delta_prepare(const DeltaParams p) {
+    extern __shared__ __align__(16) u8 memory[];
+    PrepareShared& sh = *reinterpret_cast<PrepareShared*>(memory);
+    const Place at = place(p);
+    copy_keys(sh.k, p.x.k, p, at);
+    copy_values<WIDE>(sh.values, p.x.v, p, at, 0);
+    copy_commit();
+    prepare(sh, p, at);
+    for (int column = 0; column < DV; column += WIDE) {
+        if (column > 0) {
+            __syncthreads();
+            copy_values<WIDE>(sh.values, p.x.v, p, at, column);
+            copy_commit();
+            copy_wait<0>();
+            __syncthreads();
+        }
+        Product<CHUNK, WIDE> u = {};
+        u.template add<CHUNK, Plain, Plain>(sh.m, SQUARE, sh.values, pitch(WIDE));
+        store_scratch<DV>(p.errors, u, at, column);
+    }
+}
+
+struct StatesShared {
+    struct Stage {
+        alignas(16) real y[tile_size(CHUNK, DK)], k[tile_size(CHUNK, DK)];
+        alignas(16) real u[tile_size(CHUNK, NARROW)];
+        Factors factors;
+    } stages[STAGES];
+    alignas(16) real state[tile_size(DK, NARROW)];
+    alignas(16) real writes[tile_size(CHUNK, NARROW)];
+};
+static_assert(sizeof(StatesShared) <= STATES_BYTES);
+
+// f(element of the state, where it is in [segments, H, dk, dv]) for those of a block that exist.
+template <typename F>
+DEVICE void each_element(State& state, const DeltaParams& p, F f) {
+    const int column = blockIdx.x * NARROW, width = p.x.value_dim;
+    const size_t first = (size_t(blockIdx.z) * p.x.heads + blockIdx.y) * p.x.key_dim * width + column;
+    state.each([&](int i, int j, float& x) {
+        if (i < p.x.key_dim && column + j < width) f(x, first + size_t(i) * width + j);
+    });
+}
+
+// Grid (DV / 32, heads, segments): the states before all chunks, and E.
+extern "C" __global__ void __launch_bounds__(THREADS) delta_states(const DeltaParams p) {
+    extern __shared__ __align__(16) u8 memory[];
+    StatesShared& sh = *reinterpret_cast<StatesShared*>(memory);
+    const int column0 = blockIdx.x * NARROW, head = blockIdx.y;
+    const Run run = p.runs[blockIdx.z];
+    State state = {};
+    if (p.x.state) each_element(state, p, [&](float& x, size_t at) { x = p.x.state[at]; });
+    state.store(sh.state, COLUMNS);
+    auto ask = [&](int n) {
+        const Place at = place(p, run.first + n, chunk_of(run, n), head);
+        StatesShared::Stage& stage = sh.stages[n % STAGES];
+        copy_scratch<CHUNK, DK, DK>(stage.y, p.y, at, 0);
+        copy_keys(stage.k, p.x.k, p, at);
+        copy_scratch<CHUNK, NARROW, DV>(stage.u, p.errors, at, column0);
+        copy_factors(stage.factors, p, at);
+    };
+    begin<STAGES>(run.count, ask);
+    for (int n = 0; n < run.count; ++n) {
+        arrive<STAGES>(n, ask);
+        const StatesShared::Stage& stage = sh.stages[n % STAGES];
+        const Factors& f = stage.factors;
+        const Place at = place(p, run.first + n, chunk_of(run, n), head);
+        Product<CHUNK, NARROW> e = {};
+        e.template add<DK, Plain, Plain>(stage.y, KEYS, sh.state, COLUMNS);
+        // While the product is under way.
+        refill<STAGES>(n, run.count, ask);
+        keep(p.states + at.tile * DK * DV + column0, sh.state);
+        e.each_pair([&](int i, int j, float& x, float& y) {
+            const float2 u = load_pair(stage.u + i * COLUMNS + j);
+            x = u.x - x, y = u.y - y;
+        });
+        store_scratch<DV>(p.errors, e, at, column0);
+        e.each([&](int i, int, float& x) { x *= f.s[i] * f.b[i]; });
+        e.store(sh.writes, COLUMNS);
+        __syncthreads();
+        state.each([&](int, int, float& x) { x *= f.p[CHUNK - 1]; });
+        state.template add<CHUNK, Turned, Plain>(stage.k, KEYS, sh.writes, COLUMNS);
+        state.store(sh.state, COLUMNS);
+    }
+    if (p.last_state) each_element(state, p, [&](float x, size_t at) { p.last_state[at] = x; });
+}
+
+struct OutputShared {
+    alignas(16) real q[tile_size(CHUNK, DK)], k[tile_size(CHUNK, DK)];
+    alignas(16) real state[tile_size(DK, WIDE)];
+    alignas(16) real errors[tile_size(CHUNK, WIDE)];
+    alignas(16) real scores[tile_size(CHUNK, CHUNK)];
+    Factors factors;
+};
+static_assert(sizeof(OutputShared) <= OUTPUT_BYTES);
+
+// Grid (chunks, heads): the output, from the states and E.
+extern "C" __global__ void __launch_bounds__(THREADS) delta_output(const DeltaParams p) {
+    extern __shared__ __align__(16) u8 memory[];
+    OutputShared& sh = *reinterpret_cast<OutputShared*>(memory);
+    const Place at = place(p);
+    const Factors& f = sh.factors;
+    auto ask = [&](int column) {
+        copy_scratch<DK, WIDE, DV>(sh.state, p.states, at, column);
+        copy_scratch<CHUNK, WIDE, DV>(sh.errors, p.errors, at, column);
+        copy_commit();
+    };
+    copy_keys(sh.q, p.x.q, p, at);
+    copy_keys(sh.k, p.x.k, p, at);
+    copy_factors(sh.factors, p, at);
+    copy_commit();
+    ask(0);
+    copy_wait<1>();
+    __syncthreads();
+    Product<CHUNK, CHUNK> scores = {};
+    scores.template add<DK, Plain, Turned>(sh.q, KEYS, sh.k, KEYS);
+    apply_decays(scores, f, p);
+    scores.each([&](int i, int j, float& x) { x = j <= i ? x * f.b[j] : 0.f; });
+    scores.store(sh.scores, SQUARE);
+    const float skip = p.x.skip ? p.x.skip[at.head] : 0.f;
+    for (int column = 0; column < DV; column += WIDE) {
+        if (column > 0) {
+            __syncthreads();
+            ask(column);
+        }
+        copy_wait<0>();
+        __syncthreads();
+        Product<CHUNK, WIDE> o = {};
+        o.template add<DK, Plain, Plain>(sh.q, KEYS, sh.state, pitch(WIDE));
+        o.each([&](int i, int, float& x) { x *= f.p[i]; });
+        o.template add<CHUNK, Plain, Plain>(sh.scores, SQUARE, sh.errors, pitch(WIDE));
+        const real* v = value_rows(p.x.v, p, at) + column;
+        const int width = p.x.value_dim - column;
+        o.each([&](int i, int j, float& x) {
+            x *= p.x.scale;
+            if (p.x.skip && i < at.chunk.rows && j < width) x += skip * to_float(v[i * value_stride(p.x) + j]);
+        });
+        o.store_rows(value_rows(p.o, p, at) + column, at.chunk.rows, value_stride(p.x), width);
+    }
+}
+
+// Token by token, for a few tokens: the state of 32 columns in the registers of a block, rows over warps. Grid as
+// delta_states.
+extern "C" __global__ void __launch_bounds__(THREADS) delta_steps(const DeltaParams p) {
+    constexpr int WARPS = THREADS / 32, ROWS = DK / WARPS;
+    __shared__ float key[DK], query[DK], parts[2][WARPS][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row0 = warp * ROWS;
+    const int column = blockIdx.x * 32 + lane, head = blockIdx.y, segment = blockIdx.z;
+    const Run run = p.runs[segment];
+    const bool inside = column < p.x.value_dim;
+    const size_t whole = (size_t(segment) * p.x.heads + head) * p.x.key_dim * p.x.value_dim + column;
+    float state[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        const bool there = p.x.state && inside && row0 + r < p.x.key_dim;
+        state[r] = there ? p.x.state[whole + size_t(row0 + r) * p.x.value_dim] : 0.f;
+    }
+    auto over_warps = [&](float (&sums)[WARPS][32], float x) {
+        sums[warp][lane] = x;
+        __syncthreads();
+        float sum = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) sum += sums[w][lane];
+        return sum;
+    };
+    for (int n = 0; n < run.count; ++n) {
+        const Place at = place(p, run.first + n, chunk_of(run, n), head);
+        for (int t = 0; t < at.chunk.rows; ++t) {
+            const size_t gate = size_t(at.chunk.row + t) * p.x.heads + head;
+            const size_t value = t * value_stride(p.x) + column;
+            __syncthreads();
+            for (int i = threadIdx.x; i < DK; i += THREADS) {
+                const size_t from = t * key_stride(p.x) + i;
+                key[i] = i < p.x.key_dim ? to_float(key_rows(p.x.k, p, at)[from]) : 0.f;
+                query[i] = i < p.x.key_dim ? to_float(key_rows(p.x.q, p, at)[from]) : 0.f;
+            }
+            __syncthreads();
+            const float a = p.x.log_decay ? expf(p.x.log_decay[gate]) : 1.f, b = p.x.write ? p.x.write[gate] : 1.f;
+            const float v = inside ? to_float(value_rows(p.x.v, p, at)[value]) : 0.f;
+            float held = 0.f, read = 0.f;
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                state[r] *= a;
+                held += key[row0 + r] * state[r];
+            }
+            const float written = b * (v - over_warps(parts[0], held));
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                state[r] += key[row0 + r] * written;
+                read += query[row0 + r] * state[r];
+            }
+            const float o = p.x.scale * over_warps(parts[1], read) + (p.x.skip ? p.x.skip[head] * v : 0.f);
+            if (warp == 0 && inside) value_rows(p.o, p, at)[value] = to_real(o);
+        }
+    }
+    if (!p.last_state || !inside) return;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        if (row0 + r < p.x.key_dim) p.last_state[whole + size_t(row0 + r) * p.x.value_dim] = state[r];
+    }
+}

@@ -1,0 +1,243 @@
+// The delta rule, S_t = a_t S_{t-1} + k_t (b_t e_t)^T with e_t = v_t - (a_t S_{t-1})^T k_t, in chunks of 64 tokens.
+//
+// With D_ij = a_{j+1} ... a_i (j <= i), p_i = a_1 ... a_i and s_j = a_{j+1} ... a_n of a chunk, and the triangular
+// M = (I + strictly lower (K K^T * D) diag(b))^-1:
+//
+//     E = M V - Y S,   Y = M diag(p) K           what the chunk writes, given the state S before it
+//     O = scale (diag(p) Q S + (Q K^T * D) diag(b) E)               S' = p_n S + K^T diag(s b) E
+//
+// Only S and E depend on the chunk before. So M, Y and M V are made for all chunks at once (delta_prepare), then
+// one thread block per head and 32 columns of the state walks over the chunks with two products each (delta_states),
+// then all outputs follow at once (delta_output). Backward likewise, with G the gradient of the state after a chunk:
+//
+//     F = diag(b) (scale (Q K^T * D)^T dO + diag(s) K G)            delta_prepare_bwd, delta_states_bwd
+//     G' = p_n G + scale Q^T diag(p) dO - Y^T F                     delta_states_bwd
+//     dV = X = M^T F, and from X, E, S, G, dO everything else       delta_gradients
+//
+// Scratch is laid out in tiles, one per chunk and head, of widths rounded up to DK and DV.
+//
+// Compile-time: BF16, VEC, DK and DV (multiples of 32), WIDE (columns of values at a time in delta_prepare and
+// delta_output), STAGES, STAGES_BWD and STAGES_GRADIENTS (steps whose operands are on their way at a time), and
+// the *_BYTES of shared memory that each kernel gets.
+#pragma once
+#define WARPS_ACROSS 2
+#include "scan.cuh"
+
+constexpr int CHUNK = 64;
+constexpr int NARROW = 32;  // columns of the state per walking block, and at a time in delta_gradients
+constexpr int KEYS = pitch(DK), COLUMNS = pitch(NARROW), SQUARE = pitch(CHUNK);  // pitches
+constexpr int SYSTEM = CHUNK + 4;
+// A write of zero counts as this, so that dividing by it gives the gradient of its strength.
+constexpr float LEAST_WRITE = 1e-20f;
+
+// Chunk n of a segment.
+DEVICE Chunk chunk_of(const Run& run, int n) {
+    return Chunk{run.row + n * CHUNK, min(CHUNK, run.rows - n * CHUNK)};
+}
+
+// One head of one chunk.
+struct Place {
+    Chunk chunk;
+    int head, key_head;
+    size_t tile;  // number of its tiles
+};
+DEVICE Place place(const DeltaParams& p, int number, Chunk chunk, int head) {
+    return Place{chunk, head, head / p.group, size_t(number) * p.x.heads + head};
+}
+// Of a kernel whose grid is (chunks, heads).
+DEVICE Place place(const DeltaParams& p) { return place(p, blockIdx.x, p.chunks[blockIdx.x], blockIdx.y); }
+// The first row of a place in queries or keys, and in values.
+template <typename T>
+DEVICE T* key_rows(T* x, const DeltaParams& p, const Place& at) {
+    return x + at.chunk.row * key_stride(p.x) + at.key_head * p.x.key_dim;
+}
+template <typename T>
+DEVICE T* value_rows(T* x, const DeltaParams& p, const Place& at) {
+    return x + at.chunk.row * value_stride(p.x) + at.head * p.x.value_dim;
+}
+DEVICE void copy_keys(real* tile, const real* x, const DeltaParams& p, const Place& at) {
+    copy_tile<CHUNK, DK>(tile, key_rows(x, p, at), at.chunk.rows, key_stride(p.x), p.x.key_dim);
+}
+// N columns from `column` on.
+template <int N>
+DEVICE void copy_values(real* tile, const real* x, const DeltaParams& p, const Place& at, int column) {
+    copy_tile<CHUNK, N>(tile, value_rows(x, p, at) + column, at.chunk.rows, value_stride(p.x), p.x.value_dim - column);
+}
+// ROWS x N elements of a tile of scratch, whose rows are WIDTH elements.
+template <int ROWS, int N, int WIDTH>
+DEVICE void copy_scratch(real* tile, const real* x, const Place& at, int column) {
+    copy_tile<ROWS, N>(tile, x + at.tile * ROWS * WIDTH + column, ROWS, WIDTH, N);
+}
+// And back, from a product of these rows and columns.
+template <int WIDTH, int ROWS, int N>
+DEVICE void store_scratch(real* x, Product<ROWS, N>& c, const Place& at, int column) {
+    c.store(x + at.tile * ROWS * WIDTH + column, WIDTH);
+}
+
+// A chunk's decays and writes: running sums of log decays, p, s, b.
+struct alignas(16) Factors {
+    float2 sums[CHUNK];
+    float p[CHUNK], s[CHUNK], b[CHUNK];
+
+};
+
+// c * D on and below the diagonal, undefined above it; c where nothing decays.
+DEVICE void apply_decays(Product<CHUNK, CHUNK>& c, const Factors& f, const DeltaParams& p) {
+    if (p.x.log_decay) c.each([&](int i, int j, float& x) { x *= decay_between(f.sums[j], f.sums[i]); });
+}
+
+// The factors of a place, by the first warp.
+DEVICE void make_factors(Factors& f, const DeltaParams& p, const Place& at) {
+    const size_t first = size_t(at.chunk.row) * p.x.heads + at.head;
+    decay_sums(f.sums, p.x.log_decay ? p.x.log_decay + first : nullptr, at.chunk.rows, CHUNK, p.x.heads);
+    __syncwarp();
+    for (int t = threadIdx.x; t < CHUNK; t += 32) {
+        const float write = p.x.write && t < at.chunk.rows ? p.x.write[first + size_t(t) * p.x.heads] : 1.f;
+        f.p[t] = decay_between(make_float2(0.f, 0.f), f.sums[t]);
+        f.s[t] = decay_between(f.sums[t], f.sums[CHUNK - 1]);
+        f.b[t] = fabsf(write) < LEAST_WRITE ? LEAST_WRITE : write;
+    }
+}
+DEVICE void copy_factors(Factors& f, const DeltaParams& p, const Place& at) {
+    const u16* from = reinterpret_cast<const u16*>(p.factors + at.tile * (sizeof(Factors) / 4));
+    spread<sizeof(Factors) / 16>([&](int i) { copy_async(reinterpret_cast<u16*>(&f) + 8 * i, from + 8 * i, true); });
+}
+
+// inverse = (I + system)^-1 for a strictly lower `system`: blocks of 16 on the diagonal by substitution, then the
+// blocks at distance 1, 2 and 3 from it as products. Blocks above the diagonal of `inverse` are not written, those of
+// `system` are scratch.
+DEVICE void invert(float* inverse, float* system) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (warp < 4 && lane < 16) {
+        const float* own = system + warp * 16 * (SYSTEM + 1);
+        float x[16];
+#pragma unroll
+        for (int r = 0; r < 16; ++r) {
+            float line[4][4], sums[2] = {r == lane ? 1.f : 0.f, 0.f};
+#pragma unroll
+            for (int k = 0; k < r; k += 4) load<4>(line[k / 4], own + r * SYSTEM + k);
+#pragma unroll
+            for (int k = 0; k < r; ++k) sums[k % 2] -= line[k / 4][k % 4] * x[k];
+            x[r] = sums[0] + sums[1];
+            inverse[(warp * 16 + r) * SYSTEM + warp * 16 + lane] = x[r];
+        }
+    }
+    __syncthreads();
+    // Half of the threads to a block, two rows to a thread.
+    const int row = threadIdx.x / 16 % 8, column = threadIdx.x % 16;
+    // Rows `row` and `row + 8` of A B, for A of 16 rows and `count` columns, at these places.
+    auto rows_of = [&](const float* a, const float* b, int count) {
+        float2 sum = make_float2(0.f, 0.f);
+        for (int k = 0; k < count; k += 4) {
+            const float4 upper = *reinterpret_cast<const float4*>(a + row * SYSTEM + k);
+            const float4 lower = *reinterpret_cast<const float4*>(a + (row + 8) * SYSTEM + k);
+            const float* x = b + k * SYSTEM + column;
+            const float x0 = x[0], x1 = x[SYSTEM], x2 = x[2 * SYSTEM], x3 = x[3 * SYSTEM];
+            sum.x += upper.x * x0 + upper.y * x1 + upper.z * x2 + upper.w * x3;
+            sum.y += lower.x * x0 + lower.y * x1 + lower.z * x2 + lower.w * x3;
+        }
+        return sum;
+    };
+#pragma unroll 1
+    for (int distance = 1; distance < 4; ++distance) {
+        for (int block = threadIdx.x / 128; block < 4 - distance; block += 2) {
+            const int i = 16 * (block + distance), j = 16 * block;
+            const float2 sum = rows_of(system + i * SYSTEM + j, inverse + j * SYSTEM + j, i - j);
+            float* out = system + (j + row) * SYSTEM + i + column;
+            out[0] = sum.x, out[8 * SYSTEM] = sum.y;
+        }
+        __syncthreads();
+        for (int block = threadIdx.x / 128; block < 4 - distance; block += 2) {
+            const int i = 16 * (block + distance), j = 16 * block;
+            const float2 sum = rows_of(inverse + i * SYSTEM + i, system + j * SYSTEM + i, 16);
+            float* out = inverse + (i + row) * SYSTEM + j + column;
+            out[0] = -sum.x, out[8 * SYSTEM] = -sum.y;
+        }
+        __syncthreads();
+    }
+}
+
+struct PrepareShared {
+    alignas(16) real k[tile_size(CHUNK, DK)];
+    alignas(16) real values[tile_size(CHUNK, WIDE)];
+    // The system; then, backward, scale Q K^T * D.
+    alignas(16) float system[CHUNK * SYSTEM];
+    alignas(16) float inverse[CHUNK * SYSTEM];
+    alignas(16) real m[tile_size(CHUNK, CHUNK)], mp[tile_size(CHUNK, CHUNK)];  // M, M diag(p)
+    Factors factors;
+    alignas(16) real q[tile_size(CHUNK, DK)];  // backward only: forward has no memory here
+};
+static_assert(sizeof(PrepareShared) <= PREPARE_BYTES);
+static_assert(sizeof(real) * SQUARE <= sizeof(float) * SYSTEM);
+
+// Factors, M and Y of a chunk and head, whose keys are on their way. M is in `sh.m` after the next barrier.
+DEVICE void prepare(PrepareShared& sh, const DeltaParams& p, const Place& at) {
+    const Factors& f = sh.factors;
+    if (threadIdx.x < 32) make_factors(sh.factors, p, at);
+    copy_wait<0>();
+    __syncthreads();
+    spread<sizeof(Factors) / 4>([&](int i) {
+        p.factors[at.tile * (sizeof(Factors) / 4) + i] = reinterpret_cast<const float*>(&f)[i];
+    });
+    Product<CHUNK, CHUNK> overlaps = {};
+    overlaps.template add<DK, Plain, Turned>(sh.k, KEYS, sh.k, KEYS);
+    apply_decays(overlaps, f, p);
+    overlaps.each([&](int i, int j, float x) { sh.system[i * SYSTEM + j] = j < i ? x * f.b[j] : 0.f; });
+    __syncthreads();
+    invert(sh.inverse, sh.system);
+    spread<CHUNK * CHUNK / 4>([&](int n) {
+        const int i = n / (CHUNK / 4), j = n % (CHUNK / 4) * 4;
+        float x[4] = {}, scaled[4];
+        if (j / 16 <= i / 16) load<4>(x, sh.inverse + i * SYSTEM + j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scaled[e] = x[e] * f.p[j + e];
+        store<4>(sh.m + i * SQUARE + j, x);
+        store<4>(sh.mp + i * SQUARE + j, scaled);
+    });
+    __syncthreads();
+    Product<CHUNK, DK> y = {};
+    y.template add<CHUNK, Plain, Plain>(sh.mp, SQUARE, sh.k, KEYS);
+    store_scratch<DK>(p.y, y, at, 0);
+}
+
+// Operands on their way while others are worked on: `ask(n)` asks for those of step n. After `arrive` they are there,
+// and `refill`, some time later in the same step, asks for those of a later one.
+template <int STEPS_AHEAD, typename F>
+DEVICE void begin(int count, F ask) {
+#pragma unroll
+    for (int n = 0; n + 1 < STEPS_AHEAD; ++n) {
+        if (n < count) ask(n);
+        copy_commit();
+    }
+}
+template <int STEPS_AHEAD, typename F>
+DEVICE void arrive(int n, F ask) {
+    if constexpr (STEPS_AHEAD == 1) {
+        __syncthreads();
+        ask(n);
+        copy_commit();
+        copy_wait<0>();
+    } else {
+        copy_wait<STEPS_AHEAD - 2>();
+    }
+    __syncthreads();
+}
+template <int STEPS_AHEAD, typename F>
+DEVICE void refill(int n, int count, F ask) {
+    if constexpr (STEPS_AHEAD > 1) {
+        if (n + STEPS_AHEAD - 1 < count) ask(n + STEPS_AHEAD - 1);
+        copy_commit();
+    }
+}
+
+// The columns of a state that a walking block has.
+typedef Product<DK, NARROW> State;
+// From the tile that products read to memory.
+DEVICE void keep(real* out, const real* tile) {
+    constexpr int PIECES = NARROW / PIECE;
+    spread<DK * PIECES>([&](int i) {
+        const int row = i / PIECES, column = i % PIECES * PIECE;
+        *reinterpret_cast<uint4*>(out + row * DV + column) =
+            *reinterpret_cast<const uint4*>(tile + row * COLUMNS + column);
+    });
+}

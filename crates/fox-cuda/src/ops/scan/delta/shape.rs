@@ -1,0 +1,210 @@
+//! What the delta rule's kernels are specialised on, and how much shared memory each of them takes.
+
+use fox_tensor::ScanSpec;
+
+use crate::{Error, Result};
+
+/// Tokens of a chunk.
+pub(crate) const CHUNK: usize = 64;
+/// Columns of the state that a walking block has.
+pub(crate) const NARROW: usize = 32;
+/// Widths of keys beyond this have no kernel.
+const WIDEST_KEY: usize = 256;
+/// Bytes of the decays and writes of a chunk.
+const FACTORS: usize = 4 * 5 * CHUNK;
+/// Left free for what kernels have besides: the sums of a block.
+const RESERVE: usize = 1024;
+
+/// Which kernels must fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    Forward,
+    Backward,
+}
+
+/// A variant of the kernels: see the head of scan_delta.cuh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    bf16: bool,
+    /// Elements per access.
+    vec: usize,
+    /// Widths of keys and values, rounded up.
+    pub(crate) dk: usize,
+    pub(crate) dv: usize,
+    wide: usize,
+    stages: usize,
+    stages_bwd: usize,
+    stages_gradients: usize,
+}
+
+impl Shape {
+    /// The variant for heads of these widths, on a GPU whose blocks may have `limit` bytes; an error where they are not
+    /// enough for the forward or the backward kernels.
+    pub(crate) fn new(spec: &ScanSpec, bf16: bool, limit: usize, pass: Pass) -> Result<Self> {
+        let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
+        let limit = limit - RESERVE;
+        // Few sizes, few compilations.
+        let rounded = |width: usize| width.next_multiple_of(32).max(64);
+        let dv = rounded(value_dim);
+        let mut shape = Shape {
+            bf16,
+            vec: if key_dim.is_multiple_of(8) && value_dim.is_multiple_of(8) { 8 } else { 1 },
+            dk: rounded(key_dim),
+            dv,
+            wide: NARROW,
+            stages: 1,
+            stages_bwd: 1,
+            stages_gradients: 1,
+        };
+        let needed = shape.needed(pass);
+        if key_dim > WIDEST_KEY || needed > limit {
+            return Err(Error::argument(
+                "scan",
+                format!(
+                    "the delta rule's {pass:?} pass with keys of width {key_dim} takes {needed} bytes of shared memory; this GPU has {limit} to spare, and keys are at most {WIDEST_KEY} wide"
+                ),
+            ));
+        }
+        // The first size that fits; for the kernels that run many blocks, twice on a multiprocessor.
+        let half = limit / 2;
+        let best = |sizes: &[usize], fits: &dyn Fn(usize) -> bool, least: usize| {
+            sizes.iter().copied().find(|&size| fits(size)).unwrap_or(least)
+        };
+        let of = |wide| Shape { wide, ..shape };
+        let fits = |wide: usize| {
+            dv.is_multiple_of(wide) && of(wide).prepare_bwd().max(of(wide).output()) <= half
+        };
+        let wide = best(&[128, 96, 64], &fits, NARROW);
+        let stages = best(&[3, 2], &|n| Shape { stages: n, ..shape }.states() <= limit, 1);
+        let stages_bwd =
+            best(&[3, 2], &|n| Shape { stages_bwd: n, ..shape }.states_bwd() <= limit, 1);
+        let stages_gradients =
+            best(&[2], &|n| Shape { stages_gradients: n, ..shape }.gradients() <= limit, 1);
+        shape = Shape { wide, stages, stages_bwd, stages_gradients, ..shape };
+        Ok(shape)
+    }
+
+    pub(crate) fn defines(self) -> Vec<String> {
+        let numbers = [
+            ("BF16", usize::from(self.bf16)),
+            ("VEC", self.vec),
+            ("DK", self.dk),
+            ("DV", self.dv),
+            ("WIDE", self.wide),
+            ("STAGES", self.stages),
+            ("STAGES_BWD", self.stages_bwd),
+            ("STAGES_GRADIENTS", self.stages_gradients),
+            ("PREPARE_BYTES", self.prepare_bwd()),
+            ("STATES_BYTES", self.states()),
+            ("STATES_BWD_BYTES", self.states_bwd()),
+            ("OUTPUT_BYTES", self.output()),
+            ("GRADIENTS_BYTES", self.gradients()),
+        ];
+        numbers.iter().map(|(name, n)| format!("{name}={n}")).collect()
+    }
+
+    fn needed(&self, pass: Pass) -> usize {
+        match pass {
+            Pass::Forward => self.prepare().max(self.states()).max(self.output()),
+            Pass::Backward => self.prepare_bwd().max(self.states_bwd()).max(self.gradients()),
+        }
+    }
+
+    /// Bytes of a tile, whose rows have 16 bytes to spare.
+    fn tile(&self, rows: usize, columns: usize) -> usize {
+        rows * (columns * if self.bf16 { 2 } else { 4 } + 16)
+    }
+
+    fn keys(&self) -> usize {
+        self.tile(CHUNK, self.dk)
+    }
+
+    fn square(&self) -> usize {
+        self.tile(CHUNK, CHUNK)
+    }
+
+    fn narrow(&self) -> usize {
+        self.tile(CHUNK, NARROW)
+    }
+
+    fn state(&self) -> usize {
+        self.tile(self.dk, NARROW)
+    }
+
+    /// Shared memory of `delta_prepare`, and likewise below.
+    pub(crate) fn prepare(&self) -> usize {
+        let system = 2 * 4 * CHUNK * (CHUNK + 4);
+        self.keys() + self.tile(CHUNK, self.wide) + system + 2 * self.square() + FACTORS
+    }
+
+    pub(crate) fn prepare_bwd(&self) -> usize {
+        self.prepare() + self.keys()
+    }
+
+    pub(crate) fn states(&self) -> usize {
+        let stage = 2 * self.keys() + self.narrow() + FACTORS;
+        self.stages * stage + self.state() + self.narrow()
+    }
+
+    pub(crate) fn states_bwd(&self) -> usize {
+        let stage = 3 * self.keys() + 2 * self.narrow() + FACTORS;
+        self.stages_bwd * stage + self.state() + 2 * self.narrow()
+    }
+
+    pub(crate) fn output(&self) -> usize {
+        let slice = self.tile(self.dk, self.wide) + self.tile(CHUNK, self.wide);
+        2 * self.keys() + slice + self.square() + FACTORS
+    }
+
+    pub(crate) fn gradients(&self) -> usize {
+        let stage = 2 * self.state() + 3 * self.narrow();
+        let sums = 4 * 14 * CHUNK;
+        let held = 2 * self.keys() + 3 * self.square() + self.narrow();
+        self.stages_gradients * stage + held + FACTORS + sums
+    }
+}
+
+/// Typical shapes, for compilation checks.
+pub(super) fn typical() -> Vec<Shape> {
+    let of = |(bf16, key_dim, value_dim)| {
+        Shape::new(&one_head(key_dim, value_dim), bf16, 227 * 1024, Pass::Backward).ok()
+    };
+    [(true, 128, 128), (true, 5, 3), (false, 5, 3)].into_iter().filter_map(of).collect()
+}
+
+fn one_head(key_dim: usize, value_dim: usize) -> ScanSpec {
+    ScanSpec {
+        heads: 1,
+        key_heads: 1,
+        key_dim,
+        value_dim,
+        scale: 1.0,
+        update: fox_tensor::StateUpdate::Delta,
+        segments: fox_tensor::Segments::uniform(1, 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOPPER: usize = 227 * 1024;
+    const SMALL: usize = 99 * 1024;
+
+    #[test]
+    fn published_heads_run_two_blocks_on_a_hopper_multiprocessor() {
+        let shape = Shape::new(&one_head(128, 128), true, HOPPER, Pass::Backward).unwrap();
+        assert_eq!((shape.dk, shape.dv, shape.wide, shape.vec), (128, 128, 128, 8));
+        assert!(2 * shape.prepare_bwd() <= HOPPER && 2 * shape.output() <= HOPPER);
+        assert_eq!((shape.stages, shape.stages_bwd, shape.stages_gradients), (3, 3, 2));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_said() {
+        let of = |key_dim, limit, pass| Shape::new(&one_head(key_dim, 128), true, limit, pass);
+        assert!(of(128, SMALL, Pass::Forward).is_ok());
+        assert!(of(128, SMALL, Pass::Backward).is_err());
+        assert!(of(64, SMALL, Pass::Backward).is_ok());
+        assert!(of(257, HOPPER, Pass::Forward).is_err());
+    }
+}

@@ -1,0 +1,40 @@
+//! The scans of the recurrent models.
+
+pub(crate) mod add;
+pub(crate) mod chunks;
+pub(crate) mod delta;
+mod operands;
+
+use fox_tensor::{
+    ScanGrads, ScanInputs, ScanKeep, ScanOps, ScanOut, ScanSpec, StateUpdate, Tensor,
+};
+
+use crate::backend::Cuda;
+
+// The scans note the time of each of their kernels themselves.
+impl ScanOps for Cuda {
+    fn scan_fwd(
+        &self,
+        inputs: &ScanInputs<'_>,
+        spec: &ScanSpec,
+        keep: ScanKeep,
+    ) -> fox_tensor::Result<ScanOut> {
+        match spec.update {
+            StateUpdate::Add => Ok(self.scan_add_forward(inputs, spec, keep)?),
+            StateUpdate::Delta => Ok(self.delta_forward(inputs, spec, keep)?),
+        }
+    }
+
+    fn scan_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &ScanInputs<'_>,
+        saved: Option<&Tensor>,
+        spec: &ScanSpec,
+    ) -> fox_tensor::Result<ScanGrads> {
+        match spec.update {
+            StateUpdate::Add => Ok(self.scan_add_backward(d_out, inputs, saved, spec)?),
+            StateUpdate::Delta => Ok(self.delta_backward(d_out, inputs, saved, spec)?),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! The optimizer's ops: each one launch for all parameters.
+
+use fox_tensor::{AdamW, Blend, DType, ParamUpdate, Tensor, UpdateOps};
+use half::bf16;
+
+use crate::backend::launcher::{Op, Variant};
+use crate::backend::storage::{Data, memory};
+use crate::backend::{Cuda, Operand};
+use crate::params::{self, ConstPtr, KernelParams, Ptr, kernel_params};
+use crate::source::source;
+use crate::{Error, Result, Source};
+
+const UPDATE: Source = source!(
+    "update",
+    [],
+    [AdamParams, AdamEntry, BlendEntry, SquaresEntry, AdamWAll, BlendAll, SumSquares, SumDoubles]
+);
+
+kernel_params! {
+    /// A step of AdamW.
+    table struct AdamParams {
+        lr: f32,
+        beta1: f32,
+        beta2: f32,
+        eps: f32,
+        decay: f32,
+        scale: f32,
+        /// `1 / (1 - beta^step)`.
+        correct1: f32,
+        correct2: f32,
+    }
+}
+
+kernel_params! {
+    /// A parameter and what belongs to it.
+    table struct AdamEntry {
+        param: Ptr<f32>,
+        m: Ptr<f32>,
+        v: Ptr<f32>,
+        /// In bf16, or null.
+        copy: Ptr<bf16>,
+        grad: ConstPtr<f32>,
+        count: u64,
+        /// Number of its first piece.
+        first: usize,
+        /// Whether the parameter is kept as two halves, all high ones first.
+        halves: bool,
+        step: AdamParams,
+    }
+}
+
+kernel_params! {
+    /// `param = keep * param + add * x`.
+    table struct BlendEntry {
+        param: Ptr<f32>,
+        /// In bf16, or null.
+        copy: Ptr<bf16>,
+        x: ConstPtr<f32>,
+        count: u64,
+        /// Number of its first piece.
+        first: usize,
+        /// Whether the parameter is kept as two halves, and whether what is added is.
+        halves: bool,
+        x_halves: bool,
+        keep: f32,
+        add: f32,
+        unused: i32,
+    }
+}
+
+kernel_params! {
+    /// A tensor whose squares are summed.
+    table struct SquaresEntry {
+        x: ConstPtr<()>,
+        count: u64,
+        /// Number of its first piece.
+        first: usize,
+        /// f32, bf16 or two halves.
+        kind: i32,
+    }
+}
+
+kernel_params! {
+    list struct AdamWAll {
+        entries: ConstPtr<AdamEntry>,
+        count: usize,
+    }
+}
+
+kernel_params! {
+    list struct BlendAll {
+        entries: ConstPtr<BlendEntry>,
+        count: usize,
+    }
+}
+
+kernel_params! {
+    list struct SumSquares {
+        /// `[pieces]`.
+        partial: Ptr<f64>,
+        entries: ConstPtr<SquaresEntry>,
+        count: usize,
+    }
+}
+
+kernel_params! {
+    list struct SumDoubles {
+        /// `[1]`.
+        out: Ptr<f64>,
+        /// `[count]`.
+        x: ConstPtr<f64>,
+        count: usize,
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    vec![(UPDATE, Variant::plain(DType::F32, 1).defines())]
+}
+
+/// Threads of a block of these kernels.
+const THREADS: usize = 256;
+/// Elements to a thread block.
+const PIECE: usize = 16 * 1024;
+
+impl AdamParams {
+    fn new(step: &AdamW) -> Self {
+        let correct = |beta: f32| (1.0 / (1.0 - f64::from(beta).powf(step.step as f64))) as f32;
+        AdamParams {
+            lr: step.lr,
+            beta1: step.beta1,
+            beta2: step.beta2,
+            eps: step.eps,
+            decay: step.weight_decay,
+            scale: step.grad_scale,
+            correct1: correct(step.beta1),
+            correct2: correct(step.beta2),
+        }
+    }
+}
+
+impl Cuda {
+    pub(crate) fn adamw_steps(&self, updates: &mut [ParamUpdate<'_>]) -> Result<()> {
+        let (mut entries, mut grads) = (Vec::with_capacity(updates.len()), Vec::new());
+        let mut pieces = 0;
+        for u in updates.iter_mut() {
+            let count = u.param.len();
+            let held = self.unshared(u.param)?;
+            // The copy for products is written along with the parameter, so it stays valid.
+            let copy = held.narrow_copy();
+            let grad = self.real(u.grad)?;
+            entries.push(AdamEntry {
+                param: held.data.address().into(),
+                m: self.writable(u.m)?.write().address().into(),
+                v: self.writable(u.v)?.write().address().into(),
+                copy: copy.map_or(0, |copy| copy.address()).into(),
+                grad: grad.address().into(),
+                count: count as u64,
+                first: pieces,
+                halves: matches!(held.data, Data::Halves(_)),
+                step: AdamParams::new(&u.step),
+            });
+            grads.push(grad);
+            pieces += count.div_ceil(PIECE);
+        }
+        let table = self.gpu.upload(&params::rows("adamw", &entries)?)?;
+        let params = AdamWAll { entries: table.address().into(), count: entries.len() };
+        self.launch_pieces("adamw", pieces, params)
+    }
+
+    fn blend_all(&self, blends: &mut [Blend<'_>]) -> Result<()> {
+        let (mut entries, mut added) = (Vec::with_capacity(blends.len()), Vec::new());
+        let mut pieces = 0;
+        for blend in blends.iter_mut() {
+            let (keep, add) = blend.factors();
+            let (x, y) = blend.pair();
+            let count = y.len();
+            let x_halves = matches!(memory(x)?.data, Data::Halves(_));
+            // Two halves are read as they are.
+            let x = if x_halves { Operand::Own(&memory(x)?.data) } else { self.real(x)? };
+            let held = self.unshared(y)?;
+            if held.data.dtype() != DType::F32 {
+                return Err(Error::argument("blend", "what is changed must be f32"));
+            }
+            entries.push(BlendEntry {
+                param: held.data.address().into(),
+                // As for AdamW: it stays valid.
+                copy: held.narrow_copy().map_or(0, |copy| copy.address()).into(),
+                x: x.address().into(),
+                count: count as u64,
+                first: pieces,
+                halves: matches!(held.data, Data::Halves(_)),
+                x_halves,
+                keep,
+                add,
+                unused: 0,
+            });
+            added.push(x);
+            pieces += count.div_ceil(PIECE);
+        }
+        if pieces == 0 {
+            return Ok(());
+        }
+        let table = self.gpu.upload(&params::rows("blend", &entries)?)?;
+        let params = BlendAll { entries: table.address().into(), count: entries.len() };
+        self.launch_pieces("blend", pieces, params)
+    }
+
+    /// Waits for the result: the host decides by it.
+    pub(crate) fn squares(&self, tensors: &[&Tensor]) -> Result<f64> {
+        let (mut entries, mut pieces) = (Vec::with_capacity(tensors.len()), 0);
+        for x in tensors {
+            let data = &memory(x)?.data;
+            entries.push(SquaresEntry {
+                x: data.address().into(),
+                count: x.len() as u64,
+                first: pieces,
+                kind: match data {
+                    Data::Bf16(_) => 1,
+                    Data::Halves(_) => 2,
+                    _ => 0,
+                },
+            });
+            pieces += x.len().div_ceil(PIECE);
+        }
+        if pieces == 0 {
+            return Ok(0.0);
+        }
+        let partial = self.gpu.alloc::<f64>(pieces)?;
+        let out = self.gpu.alloc::<f64>(1)?;
+        let table = self.gpu.upload(&params::rows("sum_squares", &entries)?)?;
+        let (partial_at, count) = (partial.address(), entries.len());
+        let params =
+            SumSquares { partial: partial_at.into(), entries: table.address().into(), count };
+        self.launch_pieces("sum_squares", pieces, params)?;
+        let params = SumDoubles { out: out.address().into(), x: partial_at.into(), count: pieces };
+        self.launch_pieces("sum_f64", 1, params)?;
+        Ok(self.gpu.download(&out)?.first().copied().unwrap_or(0.0))
+    }
+
+    fn launch_pieces<P: KernelParams>(
+        &self,
+        entry: &'static str,
+        pieces: usize,
+        params: P,
+    ) -> Result<()> {
+        let op = Op {
+            source: UPDATE,
+            entry,
+            variant: Variant::plain(DType::F32, 1),
+            grid: [pieces, 1],
+            block: THREADS,
+            shared: 0,
+        };
+        // SAFETY: the tables' tensors have the lengths they say.
+        unsafe { self.launch(&op, params) }
+    }
+}
+
+impl UpdateOps for Cuda {
+    fn sum_squares(&self, tensors: &[&Tensor]) -> fox_tensor::Result<f64> {
+        Ok(self.timed("sum_squares", || self.squares(tensors))?)
+    }
+
+    fn adamw(
+        &self,
+        param: &mut Tensor,
+        grad: &Tensor,
+        m: &mut Tensor,
+        v: &mut Tensor,
+        step: &AdamW,
+    ) -> fox_tensor::Result<()> {
+        self.adamw_all(&mut [ParamUpdate { param, grad, m, v, step: *step }])
+    }
+
+    fn adamw_all(&self, updates: &mut [ParamUpdate<'_>]) -> fox_tensor::Result<()> {
+        Ok(self.timed("adamw", || self.adamw_steps(updates))?)
+    }
+
+    fn blend(&self, blends: &mut [Blend<'_>]) -> fox_tensor::Result<()> {
+        Ok(self.timed("blend", || self.blend_all(blends))?)
+    }
+}

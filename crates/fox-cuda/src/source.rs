@@ -1,0 +1,70 @@
+//! Kernel sources. Each op declares its own with [`source!`], beside its launches.
+
+use crate::params::{Declaration, header};
+
+/// A kernel source of this crate: a `.cu` file, its headers and the structs of its parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// File name without folder and extension; no two sources have the same.
+    pub name: &'static str,
+    pub(crate) text: &'static str,
+    /// Headers of the op's own, name and text.
+    pub(crate) headers: &'static [(&'static str, &'static str)],
+    /// What the source sees as `params.cuh`.
+    pub(crate) params: &'static [Declaration],
+}
+
+// A source is its name: comparing texts at every launch would cost as much as the launch.
+impl PartialEq for Source {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+impl Eq for Source {}
+impl std::hash::Hash for Source {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+/// `source!("norm", [headers], [structs])`: the file `norm.cu` of this folder with further headers of this
+/// folder and structs defined by `kernel_params!`.
+macro_rules! source {
+    ($name:literal, [$($header:literal),*], [$($params:ty),* $(,)?]) => {
+        $crate::Source {
+            name: $name,
+            text: include_str!(concat!($name, ".cu")),
+            headers: &[$(($header, include_str!($header))),*],
+            params: &[$(<$params as $crate::params::KernelParams>::DECLARATION),*],
+        }
+    };
+}
+pub(crate) use source;
+
+macro_rules! shared {
+    ($($name:literal),*) => {
+        &[$(($name, include_str!(concat!("cuda/", $name)))),*]
+    };
+}
+/// Headers that several ops include.
+const SHARED: &[(&str, &str)] = shared!(
+    "attention.cuh",
+    "flat.cuh",
+    "mma.cuh",
+    "pieces.cuh",
+    "ptx.cuh",
+    "real.cuh",
+    "scan.cuh",
+    "tma.cuh",
+    "wgmma.cuh"
+);
+
+impl Source {
+    /// All that the source can include, name and text.
+    pub(crate) fn headers(&self) -> Vec<(&'static str, String)> {
+        let files = SHARED.iter().chain(self.headers);
+        let mut all: Vec<_> = files.map(|&(name, text)| (name, text.to_owned())).collect();
+        all.push(("params.cuh", header(self.params)));
+        all
+    }
+}

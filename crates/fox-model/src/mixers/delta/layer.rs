@@ -1,0 +1,205 @@
+//! DeltaNet, and Gated DeltaNet when the state decays.
+//!
+//! ```text
+//! q, k, v = silu(conv(x Wq^T)), silu(conv(x Wk^T)), silu(conv(x Wv^T))      q, k of length 1 per head
+//! b = sigmoid(x Wb^T)                                a = exp(-exp(A_log) softplus(x Wa^T + dt_bias))
+//! S_t = a_t S_{t-1} + b_t k_t (v_t - a_t S_{t-1}^T k_t)^T                   o_t = S_t^T q_t / sqrt(dk)
+//! out = (rms(o) * silu(x Wg^T)) Wo^T                                        a and the gate if there are
+//! ```
+
+use fox_cache::LayerState;
+use fox_tensor::{
+    Activation, HeadSpec, L2Norm, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var,
+};
+
+use super::DeltaConfig;
+use crate::config::ModelConfig;
+use crate::mixers::{
+    KeptValues, Mixer, MixerContext, MixerOutput, ShortConv, kept_states, scan, xavier_bound,
+};
+use crate::params::{Init, ParamGroup, ParamList};
+
+/// Inside the square root of the norm of queries and keys.
+const L2_EPS: f32 = 1e-6;
+
+/// One layer: its options and where its parameters are.
+#[derive(Debug)]
+pub(super) struct DeltaLayer {
+    options: DeltaConfig,
+    norm_eps: f32,
+    q: Branch,
+    k: Branch,
+    v: Branch,
+    b_proj: ParamId,
+    decay: Option<Decay>,
+    output_gate: Option<ParamId>,
+    output_norm: ParamId,
+    o_proj: ParamId,
+}
+
+/// A projection and its convolution.
+#[derive(Debug)]
+struct Branch {
+    weight: ParamId,
+    conv: ShortConv,
+}
+
+/// Where the decay comes from.
+#[derive(Debug)]
+struct Decay {
+    weight: ParamId,
+    a_log: ParamId,
+    bias: ParamId,
+}
+
+impl DeltaLayer {
+    /// Declares the layer's parameters under `prefix`, e.g. `model.layers.0.attn`.
+    pub fn declare(
+        config: &ModelConfig,
+        options: &DeltaConfig,
+        prefix: &str,
+        list: &mut ParamList,
+    ) -> Self {
+        let (width, heads) = (config.hidden_size, options.value_heads);
+        let (keys, values) = (options.heads * options.key_dim, heads * options.value_dim);
+        let matrix = |list: &mut ParamList, name: &str, dims: (usize, usize)| {
+            let name = format!("{prefix}.{name}.weight");
+            list.uniform_matrix(ParamGroup::Mixer, name, dims, xavier_bound(dims))
+        };
+        let [wq, wk, wv] = [("q_proj", keys), ("k_proj", keys), ("v_proj", values)]
+            .map(|(name, rows)| matrix(list, name, (rows, width)));
+        let b_proj = matrix(list, "b_proj", (heads, width));
+        let decay = options.decay.then(|| Decay {
+            weight: matrix(list, "a_proj", (heads, width)),
+            a_log: list.push(
+                ParamGroup::Mixer,
+                format!("{prefix}.A_log"),
+                vec![heads],
+                false,
+                Init::LogOfUniform { low: 0.0, high: 16.0 },
+            ),
+            bias: list.push(
+                ParamGroup::Mixer,
+                format!("{prefix}.dt_bias"),
+                vec![heads],
+                false,
+                Init::TimeStep { min: 0.001, max: 0.1, floor: 1e-4 },
+            ),
+        });
+        let mut conv = |name: &str, channels: usize, index: usize| {
+            let norm = L2Norm { width: options.key_dim, eps: L2_EPS };
+            let (name, shape) = (format!("{prefix}.{name}"), (channels, options.conv_size));
+            ShortConv::declare(&name, shape, false, (index < 2).then_some(norm), index, list)
+        };
+        let convs =
+            (conv("q_conv1d", keys, 0), conv("k_conv1d", keys, 1), conv("v_conv1d", values, 2));
+        let output_gate = options.output_gate.then(|| matrix(list, "g_proj", (values, width)));
+        let norm = format!("{prefix}.o_norm.weight");
+        DeltaLayer {
+            options: options.clone(),
+            norm_eps: config.norm_eps as f32,
+            q: Branch { weight: wq, conv: convs.0 },
+            k: Branch { weight: wk, conv: convs.1 },
+            v: Branch { weight: wv, conv: convs.2 },
+            b_proj,
+            decay,
+            output_gate,
+            output_norm: list.vector(ParamGroup::Mixer, norm, options.value_dim, 1.0),
+            o_proj: matrix(list, "o_proj", (width, values)),
+        }
+    }
+}
+
+impl Mixer for DeltaLayer {
+    fn forward(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        context: &MixerContext<'_>,
+        state: Option<&mut LayerState>,
+    ) -> Result<MixerOutput> {
+        let mut state = state.and_then(LayerState::recurrent);
+        let var = |id: ParamId| context.params.var(id);
+        let mut branch = |tape: &mut Tape<'_>, branch: &Branch| {
+            let raw = tape.linear(x, &var(branch.weight), None)?;
+            branch.conv.forward(tape, &raw, context, state.as_deref_mut())
+        };
+        let (q, k, v) = (branch(tape, &self.q)?, branch(tape, &self.k)?, branch(tape, &self.v)?);
+        let write = self.write(tape, x, context)?;
+        let log_decay = match &self.decay {
+            None => None,
+            Some(decay) => {
+                let z = tape.linear(x, &var(decay.weight), None)?;
+                let (bias, a_log) = (var(decay.bias), var(decay.a_log));
+                Some(tape.time_step(&z, &bias, &a_log, (0.0, f32::INFINITY))?.1)
+            }
+        };
+        let spec = ScanSpec {
+            heads: self.options.value_heads,
+            key_heads: self.options.heads,
+            key_dim: self.options.key_dim,
+            value_dim: self.options.value_dim,
+            scale: 1.0 / (self.options.key_dim as f32).sqrt(),
+            update: StateUpdate::Delta,
+            segments: context.segments.clone(),
+        };
+        let vars = ScanVars {
+            q: &q,
+            k: &k,
+            v: &v,
+            log_decay: log_decay.as_ref(),
+            write: Some(&write),
+            skip: None,
+        };
+        let o = scan(tape, &vars, &spec, state)?;
+        let y = self.gate_output(tape, x, &o, context)?;
+        Ok(tape.linear(&y, &var(self.o_proj), None)?.into())
+    }
+
+    fn kept(&self) -> KeptValues {
+        let (heads, o) = (self.options.value_heads, &self.options);
+        let (keys, values) = (o.heads * o.key_dim, heads * o.value_dim);
+        // Raw and convolved projections, the logits, the most and the strength of the writes.
+        let mut kept = 2 * (2 * keys + values) + 3 * heads;
+        kept += if self.decay.is_some() { 2 * heads } else { 0 };
+        // Output, its norm, and the gate's logits and result.
+        kept += if self.output_gate.is_some() { 4 * values } else { 2 * values };
+        KeptValues { per_token: kept + kept_states(o.shape().scan), cheap_per_token: 0 }
+    }
+}
+
+impl DeltaLayer {
+    /// Strengths of the writes `[R, H]`: `sigmoid(x Wb^T)`, or twice that.
+    fn write(&self, tape: &mut Tape<'_>, x: &Var, context: &MixerContext<'_>) -> Result<Var> {
+        let z = tape.linear(x, &context.params.var(self.b_proj), None)?;
+        let most = if self.options.negative_eigenvalues { 2.0 } else { 1.0 };
+        let most = Var::constant(tape.device().full(z.value().shape(), most)?);
+        tape.gated_norm(&most, None, Some(&z), 1, 0.0, Activation::Sigmoid)
+    }
+
+    /// `rms(o)` per head with weights that the heads share, and the gate.
+    fn gate_output(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        o: &Var,
+        context: &MixerContext<'_>,
+    ) -> Result<Var> {
+        let spec = HeadSpec {
+            heads: self.options.value_heads,
+            head_dim: self.options.value_dim,
+            norm_eps: self.norm_eps,
+            rope: None,
+            segments: context.segments.clone(),
+        };
+        let norm = context.params.var(self.output_norm);
+        let y = tape.prepare_heads(o, None, None, Some(&norm), &spec)?;
+        match self.output_gate {
+            None => Ok(y),
+            Some(id) => {
+                let z = tape.linear(x, &context.params.var(id), None)?;
+                tape.gated_norm(&y, None, Some(&z), 1, 0.0, Activation::Silu)
+            }
+        }
+    }
+}

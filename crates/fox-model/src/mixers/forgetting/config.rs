@@ -1,0 +1,294 @@
+//! Options of attention, and what follows from them.
+
+use fox_tensor::{Activation, AttentionWeights};
+
+use super::layer::ForgettingLayer;
+use crate::Result;
+use crate::config::{ModelConfig, Rules};
+use crate::flops::{ATTENTION_BACKWARD, attention_flops};
+use crate::mixers::{AttentionStateSpec, LayerPlace, Mixer, MixerConfig, StateSpec, chosen};
+use crate::params::ParamList;
+
+/// Epsilon of the QK-norm, whatever `norm_eps` says.
+pub const QK_NORM_EPS: f32 = 1e-5;
+
+/// Options of the attention layer. FoX and the Transformer are the same layer with other options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ForgettingConfig {
+    /// Query heads `H`.
+    pub heads: usize,
+    /// Key and value heads; query head `h` reads `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// How scores become weights.
+    pub weights: AttentionWeights,
+    /// Where the forget gate comes from.
+    pub gate: ForgetGate,
+    /// Whether the query, key and value projections have a bias.
+    pub qkv_bias: bool,
+    /// Mix each key with its predecessor.
+    pub k_shift: bool,
+    /// Mix each value with its predecessor.
+    pub v_shift: bool,
+    /// Normalise queries and keys per head.
+    pub qk_norm: Option<QkNorm>,
+    /// Base of the rotary embedding, when there is one.
+    pub rope_base: Option<f64>,
+    /// Sliding window: a query sees this many keys, itself included.
+    pub window: Option<usize>,
+    /// Normalise the attention output per head.
+    pub output_norm: bool,
+    /// Gate the attention output.
+    pub output_gate: Option<Activation>,
+    /// Adaptive computation pruning: natural log of the share of attention that may be dropped.
+    pub log_pruning_tolerance: Option<f64>,
+}
+
+impl ForgettingConfig {
+    /// A layer with all options off and the data-dependent gate: FoX (LLaMA).
+    pub fn fox_llama(heads: usize) -> Self {
+        ForgettingConfig {
+            heads,
+            kv_heads: heads,
+            weights: AttentionWeights::Softmax,
+            gate: ForgetGate::Full,
+            qkv_bias: false,
+            k_shift: false,
+            v_shift: false,
+            qk_norm: None,
+            rope_base: None,
+            window: None,
+            output_norm: false,
+            output_gate: None,
+            log_pruning_tolerance: None,
+        }
+    }
+
+    /// FoX (Pro): QK-norm, output norm and gate, key and value shift.
+    pub fn fox_pro(heads: usize) -> Self {
+        ForgettingConfig {
+            k_shift: true,
+            v_shift: true,
+            qk_norm: Some(QkNorm::PerHead),
+            output_norm: true,
+            output_gate: Some(Activation::Sigmoid),
+            ..Self::fox_llama(heads)
+        }
+    }
+
+    /// Stick-breaking instead of the softmax: order comes from the sticks, so there is no RoPE.
+    /// Applies to any variant; gates, where there are any, multiply the weights.
+    #[must_use]
+    pub fn stick_breaking(self) -> Self {
+        ForgettingConfig { weights: AttentionWeights::StickBreaking, rope_base: None, ..self }
+    }
+
+    /// The Transformer: RoPE instead of forgetting. Applies to either variant.
+    #[must_use]
+    pub fn without_forgetting(self) -> Self {
+        ForgettingConfig { gate: ForgetGate::None, rope_base: Some(500_000.0), ..self }
+    }
+}
+
+/// Where the forget gate comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ForgetGate {
+    /// Nothing is forgotten.
+    None,
+    /// From the input: `sigmoid(w_f . x + b_f)`.
+    Full,
+    /// From the input, one gate for all heads: an ablation.
+    Shared,
+    /// A learned constant per head.
+    BiasOnly {
+        /// How the constants start; at a gate of one half without.
+        decay_time: Option<DecayTime>,
+    },
+    /// A constant per head that is stored, but not learned.
+    Fixed {
+        /// How the constants are set.
+        decay_time: Option<DecayTime>,
+    },
+}
+
+/// The heads' memory lengths: geometric from `min` (head 0) to `max` (last head), in tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DecayTime {
+    /// Of the first head.
+    pub min: f64,
+    /// Of the last head.
+    pub max: f64,
+}
+
+impl DecayTime {
+    /// Biases `[heads]` such that head `h` forgets `1 / T_h` nat per token, `T_h` being its memory length.
+    pub fn gate_biases(&self, heads: usize) -> Vec<f32> {
+        let (low, high) = (self.min.ln(), self.max.ln());
+        let bias = |h: usize| {
+            let share = if heads > 1 { h as f64 / (heads - 1) as f64 } else { 0.0 };
+            let decay = 1.0 / (low + (high - low) * share).exp();
+            -decay.exp_m1().ln() as f32
+        };
+        (0..heads).map(bias).collect()
+    }
+
+    fn validate(self, rules: &Rules<'_>) -> Result<()> {
+        rules.positive("decay_time_min", self.min, 1e30)?;
+        rules.positive("decay_time_max", self.max, 1e30)?;
+        rules.require(self.min <= self.max, "decay_time_min", || {
+            format!("is {}, above `decay_time_max` {}", self.min, self.max)
+        })
+    }
+}
+
+/// Whether the heads have norm weights of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Weights of the full width.
+    PerHead,
+    /// One vector of `head_dim` weights for all heads.
+    Shared,
+}
+
+impl MixerConfig for ForgettingConfig {
+    fn name(&self) -> &'static str {
+        match (self.weights, self.gate, self.k_shift) {
+            (AttentionWeights::StickBreaking, ..) => "stick-breaking",
+            (AttentionWeights::Softmax, ForgetGate::None, true) => "Transformer (Pro)",
+            (AttentionWeights::Softmax, ForgetGate::None, false) => "Transformer",
+            (AttentionWeights::Softmax, _, true) => "FoX (Pro)",
+            (AttentionWeights::Softmax, _, false) => "FoX",
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.weights {
+            AttentionWeights::Softmax => "softmax attention",
+            AttentionWeights::StickBreaking => "stick-breaking attention",
+        }
+    }
+
+    fn heads(&self, model: &ModelConfig) -> (usize, usize) {
+        (self.heads, model.hidden_size / self.heads)
+    }
+
+    fn key_heads(&self, _: &ModelConfig) -> usize {
+        self.kv_heads
+    }
+
+    fn options(&self, _: &ModelConfig) -> Vec<String> {
+        let gate = match self.gate {
+            ForgetGate::None => "no forget gate",
+            ForgetGate::Full => "forget gate from the input",
+            ForgetGate::Shared => "one forget gate for all heads, from the input",
+            ForgetGate::BiasOnly { .. } => "forget gate learned per head",
+            ForgetGate::Fixed { .. } => "forget gate fixed per head",
+        };
+        let stick = self.weights == AttentionWeights::StickBreaking;
+        let found = chosen(&[
+            (stick, "stick-breaking attention"),
+            (true, gate),
+            (self.qk_norm == Some(QkNorm::PerHead), "QK-norm per head"),
+            (self.qk_norm == Some(QkNorm::Shared), "QK-norm shared by the heads"),
+            (self.k_shift, "key shift"),
+            (self.v_shift, "value shift"),
+            (self.output_norm, "output norm"),
+            (self.output_gate == Some(Activation::Sigmoid), "output gate (sigmoid)"),
+            (self.output_gate == Some(Activation::Silu), "output gate (silu)"),
+            (self.qkv_bias, "q, k, v bias"),
+        ]);
+        let mut words: Vec<String> = found.into_iter().map(String::from).collect();
+        words.extend(self.rope_base.map(|base| format!("RoPE {base}")));
+        words.extend(self.window.map(|window| format!("window {window}")));
+        words.extend(self.log_pruning_tolerance.map(|ln| format!("pruning at e^{ln}")));
+        words
+    }
+
+    fn validate(&self, model: &ModelConfig, rules: &Rules<'_>) -> Result<()> {
+        let (width, heads) = (model.hidden_size, self.heads);
+        rules.range("num_heads", heads, 1, width)?;
+        rules.require(width.is_multiple_of(heads), "num_heads", || {
+            format!("is {heads}, which does not divide `hidden_size` {width}")
+        })?;
+        let head_dim = width / heads;
+        rules.require(head_dim.is_multiple_of(8) && head_dim <= 256, "num_heads", || {
+            format!("gives heads of width {head_dim}; the width must be a multiple of 8 up to 256")
+        })?;
+        rules.range("num_kv_heads", self.kv_heads, 1, heads)?;
+        rules.require(heads.is_multiple_of(self.kv_heads), "num_kv_heads", || {
+            format!("is {}, which does not divide `num_heads` {heads}", self.kv_heads)
+        })?;
+        if let Some(window) = self.window {
+            rules.range("window_size", window, 1, Rules::MAX_LENGTH)?;
+        }
+        if let Some(base) = self.rope_base {
+            rules.positive("rope_base", base, 1e30)?;
+        }
+        if let Some(ln) = self.log_pruning_tolerance {
+            rules.require(ln.is_finite() && ln < 0.0, "log_pruning_tolerance", || {
+                format!("is {ln}; it is the logarithm of a probability, so it is negative")
+            })?;
+        }
+        rules.require(
+            !(self.output_norm && self.output_gate == Some(Activation::Silu)),
+            "ogate_act",
+            || "must be \"sigmoid\" when `use_output_norm` is true".to_string(),
+        )?;
+        match self.gate {
+            ForgetGate::BiasOnly { decay_time: Some(time) }
+            | ForgetGate::Fixed { decay_time: Some(time) } => time.validate(rules),
+            _ => Ok(()),
+        }
+    }
+
+    fn declare(
+        &self,
+        model: &ModelConfig,
+        place: &LayerPlace<'_>,
+        list: &mut ParamList,
+    ) -> Box<dyn Mixer> {
+        Box::new(ForgettingLayer::declare(model, self, place.prefix, list))
+    }
+
+    fn state(&self, model: &ModelConfig) -> StateSpec {
+        StateSpec::Attention(AttentionStateSpec {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: model.hidden_size / self.heads,
+            gated: self.gate != ForgetGate::None,
+            k_shift: self.k_shift,
+            v_shift: self.v_shift,
+            window: self.window,
+            weights: self.weights,
+        })
+    }
+
+    fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64 {
+        let width = self.heads * (model.hidden_size / self.heads);
+        let forward = attention_flops(seq, self.window, width) / seq.max(1) as f64;
+        forward * (1.0 + ATTENTION_BACKWARD)
+    }
+
+    fn forgetting(&self) -> Option<&ForgettingConfig> {
+        Some(self)
+    }
+
+    fn forgetting_mut(&mut self) -> Option<&mut ForgettingConfig> {
+        Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decay_times_are_geometric_and_give_the_decay_they_name() {
+        let bias = DecayTime { min: 2.0, max: 128.0 }.gate_biases(4);
+        for (h, b) in bias.iter().enumerate() {
+            let log_gate = -(-f64::from(*b)).exp().ln_1p();
+            let want = -1.0 / (2.0 * 4f64.powi(h as i32));
+            assert!((log_gate / want - 1.0).abs() < 1e-5, "head {h}: {log_gate} {want}");
+        }
+        assert_eq!(DecayTime { min: 2.0, max: 9.0 }.gate_biases(1).len(), 1);
+    }
+}

@@ -1,0 +1,206 @@
+//! Formats of the official FoX repository.
+
+use fox_tensor::{Activation, AttentionWeights};
+use serde_json::{Map, Value, json};
+
+use super::{fox_only, gate_name, stick, write_heads};
+use crate::Result;
+use crate::config::{Fields, ModelConfig, object};
+use crate::mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QkNorm};
+use crate::mixers::{CheckpointLayout, CommonFields, Format, chosen};
+
+/// FoX with every published option.
+pub(super) static FOX: Format<ForgettingConfig> = Format {
+    common: CommonFields { sigmoid_mlp: true, ..CommonFields::USUAL },
+    lacks: |mixer, _| {
+        chosen(&[
+            stick(mixer),
+            (mixer.kv_heads != mixer.heads, "num_kv_heads below num_heads"),
+            (mixer.window.is_some(), "window_size"),
+            (mixer.qkv_bias, "qkv_bias"),
+            (mixer.gate == ForgetGate::Shared, gate_name(mixer.gate)),
+        ])
+    },
+    ..Format::new(
+        "forgetting_transformer-project_fox",
+        CheckpointLayout::OFFICIAL,
+        "ForgettingTransformerForCausalLM",
+        read_fox,
+        write_fox,
+    )
+};
+
+/// The LLaMA-style baseline, with window and grouped heads.
+pub(super) static TRANSFORMER: Format<ForgettingConfig> = Format {
+    suits: |mixer, _| mixer.gate == ForgetGate::None,
+    lacks: |mixer, _| {
+        let mut found = vec![stick(mixer)];
+        found.extend(fox_only(mixer));
+        found.extend([
+            (mixer.gate != ForgetGate::None, gate_name(mixer.gate)),
+            (mixer.qk_norm.is_some(), "qk_norm"),
+            (mixer.output_gate.is_some(), "use_output_gate"),
+            (mixer.qkv_bias, "qkv_bias"),
+        ]);
+        chosen(&found)
+    },
+    ..Format::new(
+        "transformer-project_fox",
+        CheckpointLayout::OFFICIAL,
+        "TransformerForCausalLM",
+        read_transformer,
+        write_transformer,
+    )
+};
+
+/// The reference ignores `window_size`.
+fn read_fox(fields: &Fields<'_>) -> Result<ForgettingConfig> {
+    let layer = read_layer(fields)?;
+    if layer.gate == ForgetGate::Shared {
+        return Err(fields.error("fgate_type", "\"shared\" needs `model_type` \"fox\""));
+    }
+    match fields.optional_size("num_kv_heads", None)? {
+        Some(n) if n != layer.heads => Err(fields.error(
+            "num_kv_heads",
+            format!("must be null or equal to `num_heads` ({}) for this model_type", layer.heads),
+        )),
+        _ => Ok(layer),
+    }
+}
+
+fn read_transformer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
+    fields.require_false("qk_norm", "the layer of this model_type has no QK-norm")?;
+    let heads = fields.size("num_heads", 32)?;
+    let rope_base = fields.real("rope_base", 500_000.0)?;
+    Ok(ForgettingConfig {
+        gate: ForgetGate::None,
+        kv_heads: fields.optional_size("num_kv_heads", None)?.unwrap_or(heads),
+        window: fields.optional_size("window_size", None)?,
+        rope_base: fields.flag("use_rope", true)?.then_some(rope_base),
+        ..ForgettingConfig::fox_llama(heads)
+    })
+}
+
+/// The fields of the FoX layer. `num_kv_heads` and `window_size` are left to the caller.
+pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
+    #[derive(Clone, Copy)]
+    enum Gate {
+        Full,
+        Shared,
+        BiasOnly,
+        Fixed,
+        None,
+    }
+    let gate = fields.word(
+        "fgate_type",
+        Gate::Full,
+        &[
+            ("full", Gate::Full),
+            ("shared", Gate::Shared),
+            ("bias_only", Gate::BiasOnly),
+            ("fixed", Gate::Fixed),
+            ("none", Gate::None),
+        ],
+    )?;
+    let decay_time = decay_time(fields)?;
+    if decay_time.is_some() && matches!(gate, Gate::Full | Gate::Shared | Gate::None) {
+        return Err(fields.error(
+            "fgate_bias_init",
+            "needs `fgate_type` \"bias_only\" or \"fixed\": other gates have no bias to set",
+        ));
+    }
+    let heads = fields.size("num_heads", 32)?;
+    let shared = fields.flag("qk_norm_share_param_across_head", false)?;
+    let qk_norm = match (fields.flag("qk_norm", false)?, shared) {
+        (false, _) => None,
+        (true, false) => Some(QkNorm::PerHead),
+        (true, true) => Some(QkNorm::Shared),
+    };
+    let ogate_act = fields.word(
+        "ogate_act",
+        Activation::Sigmoid,
+        &[
+            ("sigmoid", Activation::Sigmoid),
+            ("silu", Activation::Silu),
+            ("swish", Activation::Silu),
+        ],
+    )?;
+    let rope_base = fields.real("rope_base", 500_000.0)?;
+    Ok(ForgettingConfig {
+        heads,
+        kv_heads: heads,
+        weights: AttentionWeights::Softmax,
+        gate: match gate {
+            Gate::Full => ForgetGate::Full,
+            Gate::Shared => ForgetGate::Shared,
+            Gate::BiasOnly => ForgetGate::BiasOnly { decay_time },
+            Gate::Fixed => ForgetGate::Fixed { decay_time },
+            Gate::None => ForgetGate::None,
+        },
+        qkv_bias: false,
+        k_shift: fields.flag("use_k_shift", false)?,
+        v_shift: fields.flag("use_v_shift", false)?,
+        qk_norm,
+        rope_base: fields.flag("use_rope", false)?.then_some(rope_base),
+        window: None,
+        output_norm: fields.flag("use_output_norm", false)?,
+        output_gate: fields.flag("use_output_gate", false)?.then_some(ogate_act),
+        log_pruning_tolerance: fields.optional_real("log_pruning_tolerance")?,
+    })
+}
+
+fn decay_time(fields: &Fields<'_>) -> Result<Option<DecayTime>> {
+    let bounds = (fields.optional_real("decay_time_min")?, fields.optional_real("decay_time_max")?);
+    if !fields.flag("fgate_bias_init", false)? {
+        return Ok(None);
+    }
+    match bounds {
+        (Some(min), Some(max)) => Ok(Some(DecayTime { min, max })),
+        _ => Err(fields.error("fgate_bias_init", "needs `decay_time_min` and `decay_time_max`")),
+    }
+}
+
+fn write_fox(mixer: &ForgettingConfig, _: &ModelConfig, map: &mut Map<String, Value>) {
+    write_heads(mixer, map);
+    write_layer(mixer, map);
+}
+
+fn write_transformer(mixer: &ForgettingConfig, _: &ModelConfig, map: &mut Map<String, Value>) {
+    write_heads(mixer, map);
+    map.insert("attention_bias".into(), json!(false));
+    map.insert("use_rope".into(), json!(mixer.rope_base.is_some()));
+    map.insert("rope_base".into(), json!(mixer.rope_base.unwrap_or(500_000.0)));
+    map.insert("qk_norm".into(), json!(false));
+}
+
+/// The fields of the FoX layer, without its heads.
+pub(super) fn write_layer(mixer: &ForgettingConfig, map: &mut Map<String, Value>) {
+    let (gate, decay_time) = match mixer.gate {
+        ForgetGate::None => ("none", None),
+        ForgetGate::Full => ("full", None),
+        ForgetGate::Shared => ("shared", None),
+        ForgetGate::BiasOnly { decay_time } => ("bias_only", decay_time),
+        ForgetGate::Fixed { decay_time } => ("fixed", decay_time),
+    };
+    let ogate_act = match mixer.output_gate {
+        Some(Activation::Silu) => "silu",
+        Some(Activation::Sigmoid) | None => "sigmoid",
+    };
+    map.extend(object(json!({
+        "attention_bias": false,
+        "use_rope": mixer.rope_base.is_some(),
+        "rope_base": mixer.rope_base.unwrap_or(500_000.0),
+        "fgate_type": gate,
+        "fgate_bias_init": decay_time.is_some(),
+        "decay_time_min": decay_time.map(|time: DecayTime| time.min),
+        "decay_time_max": decay_time.map(|time: DecayTime| time.max),
+        "use_output_gate": mixer.output_gate.is_some(),
+        "ogate_act": ogate_act,
+        "use_output_norm": mixer.output_norm,
+        "qk_norm": mixer.qk_norm.is_some(),
+        "qk_norm_share_param_across_head": mixer.qk_norm == Some(QkNorm::Shared),
+        "use_k_shift": mixer.k_shift,
+        "use_v_shift": mixer.v_shift,
+        "log_pruning_tolerance": mixer.log_pruning_tolerance,
+    })));
+}

@@ -1,0 +1,353 @@
+//! The FoX layer with all its options; the Transformer is the same layer with other options.
+//!
+//! ```text
+//! q, uk, uv = x Wq^T, x Wk^T, x Wv^T                 a = sigmoid(x Wa^T) per head
+//! k_t = norm(a_t uk_{t-1} + (1 - a_t) uk_t)          v_t likewise, without a norm
+//! log f = logsigmoid(x Wf^T + bf)                    c = cumsum(log f)
+//! o_i = sum_j softmax_j(q_i . k_j / sqrt(d) + c_i - c_j) v_j
+//! out = (rms(o) * sigmoid(x Wg^T)) Wo^T
+//! ```
+//!
+//! With stick-breaking the weights are `b_ij prod_{j < l < i} (1 - b_il) exp(c_i - c_j)` over `j < i`, with
+//! `b_ij = sigmoid(q_i . k_j / sqrt(d))`.
+
+use fox_cache::{LayerState, PagedState};
+use fox_tensor::{
+    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LogitBound, Mask, PagedSpec,
+    ParamId, Result, Rope, Segments, Tape, Tensor, Var,
+};
+
+use super::gate::Gate;
+use super::{ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
+use crate::Pruning;
+use crate::config::ModelConfig;
+use crate::mixers::{KeptValues, Mixer, MixerContext, MixerOutput};
+use crate::observe::AttentionView;
+use crate::params::{ParamGroup, ParamList, Parameters};
+
+/// One attention layer: its options and where its parameters are.
+#[derive(Debug)]
+pub struct ForgettingLayer {
+    pub(super) options: ForgettingConfig,
+    pub(super) head_dim: usize,
+    pub(super) norm_eps: f32,
+    pub(super) q: Projection,
+    pub(super) k: Projection,
+    pub(super) v: Projection,
+    pub(super) gate: Gate,
+    pub(super) output_gate: Option<ParamId>,
+    pub(super) output_norm: Option<ParamId>,
+    pub(super) o_proj: ParamId,
+}
+
+/// A query, key or value projection and what is done to its heads.
+#[derive(Debug)]
+pub(crate) struct Projection {
+    pub weight: ParamId,
+    pub bias: Option<ParamId>,
+    pub(super) shift: Option<ParamId>,
+    pub norm: Option<ParamId>,
+    pub heads: usize,
+    rope: bool,
+}
+
+/// Projections of the input with one value per head, `[R, heads]`, where the layer has them.
+struct HeadLogits {
+    k_shift: Option<Var>,
+    v_shift: Option<Var>,
+    gate: Option<Var>,
+}
+
+impl ForgettingLayer {
+    /// Declares the layer's parameters under `prefix`, e.g. `model.layers.0.attn`.
+    pub(super) fn declare(
+        config: &ModelConfig,
+        options: &ForgettingConfig,
+        prefix: &str,
+        list: &mut ParamList,
+    ) -> Self {
+        let (width, std) = (config.hidden_size, config.initializer_range);
+        let head_dim = width / options.heads;
+        let mut projection = |name: &str, heads: usize, shift: bool, norm: Option<&str>| {
+            let dims = (heads * head_dim, width);
+            let matrix = if shift { format!("{name}.linear") } else { name.to_string() };
+            let path = |rest: &str| format!("{prefix}.{rest}");
+            Projection {
+                weight: list.matrix(
+                    ParamGroup::Mixer,
+                    path(&format!("{matrix}.weight")),
+                    dims.0,
+                    dims.1,
+                    std,
+                ),
+                bias: options.qkv_bias.then(|| {
+                    list.vector(ParamGroup::Mixer, path(&format!("{matrix}.bias")), dims.0, 0.0)
+                }),
+                shift: shift.then(|| {
+                    let name = path(&format!("{name}.shift_proj.weight"));
+                    list.matrix(ParamGroup::Mixer, name, heads, width, std)
+                }),
+                norm: options.qk_norm.zip(norm).map(|(kind, name)| {
+                    let len = match kind {
+                        QkNorm::PerHead => dims.0,
+                        QkNorm::Shared => head_dim,
+                    };
+                    list.vector(ParamGroup::Mixer, path(&format!("{name}.weight")), len, 1.0)
+                }),
+                heads,
+                rope: options.rope_base.is_some() && norm.is_some(),
+            }
+        };
+        let q = projection("q_proj", options.heads, false, Some("q_norm"));
+        let k = projection("k_proj", options.kv_heads, options.k_shift, Some("k_norm"));
+        let v = projection("v_proj", options.kv_heads, options.v_shift, None);
+        let gate = Gate::declare(options, width, std, prefix, list);
+        let mut matrix = |name: &str| {
+            list.matrix(ParamGroup::Mixer, format!("{prefix}.{name}.weight"), width, width, std)
+        };
+        let output_gate = options.output_gate.map(|_| matrix("ogate_proj"));
+        let o_proj = matrix("o_proj");
+        let output_norm = options.output_norm.then(|| {
+            list.vector(ParamGroup::Mixer, format!("{prefix}.output_norm.weight"), width, 1.0)
+        });
+        ForgettingLayer {
+            options: options.clone(),
+            head_dim,
+            norm_eps: config.norm_eps as f32,
+            q,
+            k,
+            v,
+            gate,
+            output_gate,
+            output_norm,
+            o_proj,
+        }
+    }
+
+    /// What the layer is.
+    pub fn options(&self) -> &ForgettingConfig {
+        &self.options
+    }
+
+    /// The projections that make the logits.
+    pub(crate) fn query_and_key(&self) -> (&Projection, &Projection) {
+        (&self.q, &self.k)
+    }
+
+    /// The bias of gates that depend on the input, `[H]` or `[1]`.
+    pub(crate) fn gate_bias(&self) -> Option<ParamId> {
+        match self.gate {
+            Gate::Projected { bias, .. } | Gate::Shared { bias, .. } => Some(bias),
+            Gate::None | Gate::Constant { .. } => None,
+        }
+    }
+}
+
+impl Mixer for ForgettingLayer {
+    fn forward(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        context: &MixerContext<'_>,
+        state: Option<&mut LayerState>,
+    ) -> Result<MixerOutput> {
+        let (params, segments) = (context.params, context.segments);
+        let (prev_k, prev_v) = match &state {
+            Some(state) => state.last()?,
+            None => (None, None),
+        };
+        let logits = self.head_logits(tape, x, params)?;
+        let (_, q) = self.project(tape, x, &self.q, context, None, None)?;
+        let shift = (logits.k_shift.as_ref(), logits.v_shift.as_ref());
+        let (uk, mut k) = self.project(tape, x, &self.k, context, shift.0, prev_k.as_ref())?;
+        let (uv, mut v) = self.project(tape, x, &self.v, context, shift.1, prev_v.as_ref())?;
+        let mut log_gates = self.gate.log_gates(tape, x, logits.gate.as_ref(), params)?;
+        let new = (k.value(), v.value());
+        let (gates, raw) = (log_gates.as_ref().map(Var::value), (uk.value(), uv.value()));
+        match state {
+            Some(LayerState::Paged(state)) => {
+                state.append(new, gates, raw, segments)?;
+                let o = self.attend_pages(tape, &q, state, segments)?;
+                let y = self.gate_output(tape, x, o, params)?;
+                let out = tape.linear(&y, &params.var(self.o_proj), None)?;
+                return Ok(MixerOutput { out, tiles: None });
+            }
+            Some(LayerState::Rows(state)) => {
+                state.append(new, gates, raw, segments)?;
+                k = Var::constant(state.keys().clone());
+                v = Var::constant(state.values().clone());
+                log_gates = state.log_gates().cloned().map(Var::constant);
+            }
+            Some(LayerState::Recurrent(_)) | None => {}
+        }
+        let weights = self.options.weights;
+        let spec = AttentionSpec {
+            heads: self.options.heads,
+            kv_heads: self.options.kv_heads,
+            head_dim: self.head_dim,
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+            mask: Mask::Causal,
+            window: self.options.window,
+            acp: self.pruning(context),
+            segments: segments.clone(),
+        };
+        let (o, tiles) = tape.attend(weights, &q, &k, &v, log_gates.as_ref(), &spec)?;
+        if let Some((observer, layer)) = context.observer {
+            let log_gates = log_gates.as_ref().map(Var::value);
+            let (q, k, tiles) = (q.value(), k.value(), &tiles);
+            let view = AttentionView { layer, weights, q, k, log_gates, spec: &spec, tiles };
+            observer.attention(&view)?;
+        }
+        let y = self.gate_output(tape, x, o, params)?;
+        let out = tape.linear(&y, &params.var(self.o_proj), None)?;
+        Ok(MixerOutput { out, tiles: Some(tiles) })
+    }
+
+    fn kept(&self) -> KeptValues {
+        let (heads, width) = (self.options.heads, self.options.heads * self.head_dim);
+        let (mut kept, mut cheap) = (0, 0);
+        for p in [&self.q, &self.k, &self.v] {
+            let raw = p.heads * self.head_dim;
+            let shift = if p.shift.is_some() { p.heads } else { 0 };
+            kept += raw + if p.is_prepared() { raw + shift } else { 0 };
+            cheap += if p.is_prepared() { raw } else { 0 };
+        }
+        kept += match self.gate {
+            Gate::None => 0,
+            Gate::Projected { .. } => 2 * heads,
+            Gate::Shared { .. } => 1 + 2 * heads,
+            Gate::Constant { .. } => heads,
+        };
+        // The output and the statistic of every row.
+        kept += width + heads;
+        if self.output_gate.is_some() {
+            kept += width;
+        }
+        if self.output_gate.is_some() || self.output_norm.is_some() {
+            kept += width;
+            cheap += width;
+        }
+        KeptValues { per_token: kept, cheap_per_token: cheap }
+    }
+
+    fn attention(&self) -> Option<&ForgettingLayer> {
+        Some(self)
+    }
+}
+
+impl ForgettingLayer {
+    /// Attention over the pages of the cache, `[R, H * d]`.
+    fn attend_pages(
+        &self,
+        tape: &mut Tape<'_>,
+        q: &Var,
+        state: &PagedState,
+        segments: &Segments,
+    ) -> Result<Var> {
+        let spec = PagedSpec {
+            weights: self.options.weights,
+            heads: self.options.heads,
+            kv_heads: self.options.kv_heads,
+            head_dim: self.head_dim,
+            scale: 1.0 / (self.head_dim as f32).sqrt(),
+            window: self.options.window,
+            thresholds: state.thresholds(),
+            segments: segments.clone(),
+        };
+        tape.paged_attention(q, &state.pages(), &spec)
+    }
+
+    /// The projections that have one value per head, as one group.
+    fn head_logits(&self, tape: &mut Tape<'_>, x: &Var, params: &Parameters) -> Result<HeadLogits> {
+        let gate = match self.gate {
+            Gate::Projected { weight, .. } => Some(weight),
+            _ => None,
+        };
+        let ids = [self.k.shift, self.v.shift, gate];
+        let weights: Vec<Var> = ids.iter().flatten().map(|id| params.var(*id)).collect();
+        let mut outs = match weights.is_empty() {
+            true => Vec::new(),
+            false => tape.linear_group(x, &weights)?,
+        }
+        .into_iter();
+        let [k_shift, v_shift, gate] = ids.map(|id| id.and_then(|_| outs.next()));
+        Ok(HeadLogits { k_shift, v_shift, gate })
+    }
+
+    /// The raw projection and the prepared heads, both `[R, heads * d]`.
+    fn project(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        p: &Projection,
+        context: &MixerContext<'_>,
+        shift: Option<&Var>,
+        prev: Option<&Tensor>,
+    ) -> Result<(Var, Var)> {
+        let var = |id: ParamId| context.params.var(id);
+        let u = tape.linear(x, &var(p.weight), p.bias.map(var).as_ref())?;
+        if !p.is_prepared() {
+            return Ok((u.clone(), u));
+        }
+        let rope = self.options.rope_base.filter(|_| p.rope).map(|base| Rope { base });
+        let spec = HeadSpec {
+            heads: p.heads,
+            head_dim: self.head_dim,
+            norm_eps: QK_NORM_EPS,
+            rope,
+            segments: context.segments.clone(),
+        };
+        let heads = tape.prepare_heads(&u, shift, prev, p.norm.map(var).as_ref(), &spec)?;
+        Ok((u, heads))
+    }
+
+    /// `rms(o) * act(x Wg^T)`, each part when the layer has it.
+    fn gate_output(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        o: Var,
+        params: &Parameters,
+    ) -> Result<Var> {
+        if self.output_norm.is_none() && self.output_gate.is_none() {
+            return Ok(o);
+        }
+        let z = match self.output_gate {
+            Some(id) => Some(tape.linear(x, &params.var(id), None)?),
+            None => None,
+        };
+        let norm = self.output_norm.map(|id| params.var(id));
+        let act = self.options.output_gate.unwrap_or(Activation::Sigmoid);
+        tape.gated_norm(&o, norm.as_ref(), z.as_ref(), self.options.heads, self.norm_eps, act)
+    }
+
+    fn pruning(&self, context: &MixerContext<'_>) -> Acp {
+        let stick = self.options.weights == AttentionWeights::StickBreaking;
+        let tolerance = match context.pruning {
+            // Softmax without gates: nothing decays, so there is nothing to prune.
+            _ if self.options.gate == ForgetGate::None && !stick => return Acp::Off,
+            Pruning::Off => return Acp::Off,
+            Pruning::Auto => return Acp::auto(),
+            Pruning::Tolerance(tolerance) => tolerance,
+            Pruning::Config => match self.options.log_pruning_tolerance {
+                Some(tolerance) => tolerance as f32,
+                None => return Acp::Off,
+            },
+        };
+        let bound = match (self.q.norm, self.k.norm) {
+            // A stick needs no bound on the logits.
+            (Some(q), Some(k)) if !stick => LogitBound::QkNorm {
+                q: context.params.value(q).clone(),
+                k: context.params.value(k).clone(),
+            },
+            _ => LogitBound::Norms,
+        };
+        Acp::On { log_tolerance: tolerance, bound }
+    }
+}
+
+impl Projection {
+    fn is_prepared(&self) -> bool {
+        self.shift.is_some() || self.norm.is_some() || self.rope
+    }
+}

@@ -1,0 +1,106 @@
+//! HGRN2: a state whose every row decays at its own rate, and keys that are what was forgotten.
+//!
+//! ```text
+//! q = silu(x Wq^T)       f = lb + (1 - lb) sigmoid(x Wf^T)       k = 1 - f       v = x Wi^T
+//! S_t = diag(f_t) S_{t-1} + k_t v_t^T                            o_t = S_t^T q_t / sqrt(e)
+//! out = rms(o) Wo^T                                              one norm over the full width
+//! ```
+
+use fox_cache::LayerState;
+use fox_tensor::{Activation, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var};
+
+use super::{Hgrn2Config, LowerBounds};
+use crate::config::ModelConfig;
+use crate::mixers::{
+    KeptValues, LayerPlace, Mixer, MixerContext, MixerOutput, kept_states, scan, xavier_bound,
+};
+use crate::params::{ParamGroup, ParamList};
+
+/// One layer: its options and where its parameters are.
+#[derive(Debug)]
+pub(super) struct Hgrn2Layer {
+    options: Hgrn2Config,
+    width: usize,
+    layer: usize,
+    /// The table of lower bounds, where it has an effect.
+    lower_bounds: Option<ParamId>,
+    q_proj: ParamId,
+    f_proj: ParamId,
+    i_proj: ParamId,
+    output_norm: ParamId,
+    o_proj: ParamId,
+}
+
+impl Hgrn2Layer {
+    /// Declares the layer's parameters.
+    pub fn declare(
+        config: &ModelConfig,
+        options: &Hgrn2Config,
+        place: &LayerPlace<'_>,
+        list: &mut ParamList,
+    ) -> Self {
+        let (width, gates) = (config.hidden_size, options.heads * options.expand_ratio);
+        let matrix = |list: &mut ParamList, name: &str, rows: usize| {
+            let (name, dims) = (format!("{}.{name}.weight", place.prefix), (rows, width));
+            list.uniform_matrix(ParamGroup::Mixer, name, dims, xavier_bound(dims))
+        };
+        let [q_proj, f_proj, i_proj] = [("q_proj", gates), ("f_proj", gates), ("i_proj", width)]
+            .map(|(name, rows)| matrix(list, name, rows));
+        let norm = format!("{}.g_norm.weight", place.prefix);
+        // The first layer's bounds are 0.
+        let used = options.lower_bounds == LowerBounds::Used && place.index > 0;
+        Hgrn2Layer {
+            options: options.clone(),
+            width,
+            layer: place.index,
+            lower_bounds: place.shared.filter(|_| used),
+            q_proj,
+            f_proj,
+            i_proj,
+            output_norm: list.vector(ParamGroup::Mixer, norm, width, 1.0),
+            o_proj: matrix(list, "o_proj", width),
+        }
+    }
+}
+
+impl Mixer for Hgrn2Layer {
+    fn forward(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        context: &MixerContext<'_>,
+        state: Option<&mut LayerState>,
+    ) -> Result<MixerOutput> {
+        let var = |id: ParamId| context.params.var(id);
+        let (q, z) =
+            (tape.linear(x, &var(self.q_proj), None)?, tape.linear(x, &var(self.f_proj), None)?);
+        let v = tape.linear(x, &var(self.i_proj), None)?;
+        let lower = match self.lower_bounds {
+            Some(table) => Some(tape.lower_bound(&var(table), self.layer)?),
+            None => None,
+        };
+        let (q, k, log_f) = tape.hgrn_gates(&q, &z, lower.as_ref())?;
+        let spec = ScanSpec {
+            heads: self.options.heads,
+            key_heads: self.options.heads,
+            key_dim: self.options.expand_ratio,
+            value_dim: self.width / self.options.heads,
+            scale: 1.0 / (self.options.expand_ratio as f32).sqrt(),
+            update: StateUpdate::Add,
+            segments: context.segments.clone(),
+        };
+        let vars =
+            ScanVars { q: &q, k: &k, v: &v, log_decay: Some(&log_f), write: None, skip: None };
+        let o = scan(tape, &vars, &spec, state.and_then(LayerState::recurrent))?;
+        let (norm, eps) = (var(self.output_norm), self.options.output_norm_eps as f32);
+        let y = tape.gated_norm(&o, Some(&norm), None, 1, eps, Activation::Sigmoid)?;
+        Ok(tape.linear(&y, &var(self.o_proj), None)?.into())
+    }
+
+    /// Raw projections, gates, the output and its norm.
+    fn kept(&self) -> KeptValues {
+        let gates = self.options.heads * self.options.expand_ratio;
+        let states = kept_states(self.options.shape(self.width).scan);
+        KeptValues { per_token: 5 * gates + 3 * self.width + states, cheap_per_token: 0 }
+    }
+}

@@ -1,0 +1,145 @@
+//! Mamba-2: a state that decays as a whole, by as much as is written to it.
+//!
+//! ```text
+//! [z | xBC | dtr] = x Win^T              [u | B | C] = silu(conv(xBC) + bias)
+//! dt = softplus(dtr + dt_bias)           a = exp(-exp(A_log) dt)
+//! S_t = a_t S_{t-1} + B_t (dt_t u_t)^T   y_t = S_t^T C_t + D u_t
+//! out = rms(y * silu(z)) Wout^T
+//! ```
+
+use fox_cache::LayerState;
+use fox_tensor::{Activation, ParamId, Result, ScanSpec, ScanVars, StateUpdate, Tape, Var};
+
+use super::Mamba2Config;
+use crate::config::ModelConfig;
+use crate::mixers::{KeptValues, Mixer, MixerContext, MixerOutput, ShortConv, kept_states, scan};
+use crate::params::{Init, ParamGroup, ParamList};
+
+/// One layer: its options and where its parameters are.
+#[derive(Debug)]
+pub(super) struct Mamba2Layer {
+    options: Mamba2Config,
+    norm_eps: f32,
+    in_proj: ParamId,
+    conv: ShortConv,
+    dt_bias: ParamId,
+    a_log: ParamId,
+    skip: ParamId,
+    norm: ParamId,
+    out_proj: ParamId,
+}
+
+impl Mamba2Layer {
+    /// Declares the layer's parameters under `prefix`, e.g. `backbone.layers.0.mixer`.
+    pub fn declare(
+        config: &ModelConfig,
+        options: &Mamba2Config,
+        prefix: &str,
+        list: &mut ParamList,
+    ) -> Self {
+        let (width, inner, heads) = (config.hidden_size, options.inner(), options.heads);
+        let path = |name: &str| format!("{prefix}.{name}");
+        let (min, max, floor) = options.time_step_init;
+        let mut vector = |name: &str, init: Init| {
+            list.push(ParamGroup::Mixer, path(name), vec![heads], false, init)
+        };
+        let dt_bias = vector("dt_bias", Init::TimeStep { min, max, floor });
+        let a_log = vector("A_log", Init::Given((1..=heads).map(|h| (h as f32).ln()).collect()));
+        let skip = vector("D", Init::Constant(1.0));
+        let rows = inner + options.conv_width() + heads;
+        let out_bound = 1.0 / ((inner * config.num_layers) as f64).sqrt();
+        let conv_shape = (options.conv_width(), options.conv_size);
+        let in_proj = list.uniform_matrix(
+            ParamGroup::Mixer,
+            path("in_proj.weight"),
+            (rows, width),
+            1.0 / (width as f64).sqrt(),
+        );
+        // Gates, values, keys, queries, time steps.
+        let state = (options.conv_width() - inner) / 2;
+        Mamba2Layer {
+            options: options.clone(),
+            norm_eps: config.norm_eps as f32,
+            in_proj: list.stacked(in_proj, &[inner, inner, state, state, heads]),
+            conv: ShortConv::declare(&path("conv1d"), conv_shape, true, None, 0, list),
+            dt_bias,
+            a_log,
+            skip,
+            norm: list.vector(ParamGroup::Mixer, path("norm.weight"), inner, 1.0),
+            out_proj: list.uniform_matrix(
+                ParamGroup::Mixer,
+                path("out_proj.weight"),
+                (width, inner),
+                out_bound,
+            ),
+        }
+    }
+}
+
+impl Mixer for Mamba2Layer {
+    fn forward(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        context: &MixerContext<'_>,
+        state: Option<&mut LayerState>,
+    ) -> Result<MixerOutput> {
+        let mut state = state.and_then(LayerState::recurrent);
+        let var = |id: ParamId| context.params.var(id);
+        let o = &self.options;
+        let keys = o.groups * o.state_size;
+        let (z, raw, dt_raw) = {
+            let all = tape.linear(x, &var(self.in_proj), None)?;
+            three(tape.split_columns(&all, &[o.inner(), o.conv_width(), o.heads])?)?
+        };
+        let (u, b, c) = {
+            let all = self.conv.forward(tape, &raw, context, state.as_deref_mut())?;
+            three(tape.split_columns(&all, &[o.inner(), keys, keys])?)?
+        };
+        let limits = (o.time_step_limit.0 as f32, o.time_step_limit.1 as f32);
+        let (dt, log_decay) =
+            tape.time_step(&dt_raw, &var(self.dt_bias), &var(self.a_log), limits)?;
+        let spec = ScanSpec {
+            heads: o.heads,
+            key_heads: o.groups,
+            key_dim: o.state_size,
+            value_dim: o.head_dim,
+            scale: 1.0,
+            update: StateUpdate::Add,
+            segments: context.segments.clone(),
+        };
+        let skip = var(self.skip);
+        let vars = ScanVars {
+            q: &c,
+            k: &b,
+            v: &u,
+            log_decay: Some(&log_decay),
+            write: Some(&dt),
+            skip: Some(&skip),
+        };
+        let y = scan(tape, &vars, &spec, state)?;
+        let (norm, eps, silu) = (var(self.norm), self.norm_eps, Activation::Silu);
+        let y = if o.norm_before_gate {
+            tape.gated_norm(&y, Some(&norm), Some(&z), o.groups, eps, silu)?
+        } else {
+            let gated = tape.gated_norm(&y, None, Some(&z), 1, eps, silu)?;
+            tape.gated_norm(&gated, Some(&norm), None, o.groups, eps, silu)?
+        };
+        Ok(tape.linear(&y, &var(self.out_proj), None)?.into())
+    }
+
+    fn kept(&self) -> KeptValues {
+        let o = &self.options;
+        // Gate logits, raw and convolved channels, time steps and their source, the outputs of the
+        // scan, of the gate and of the norm.
+        let outputs = if o.norm_before_gate { 2 } else { 3 };
+        let kept = (1 + outputs) * o.inner() + 2 * o.conv_width() + 3 * o.heads;
+        KeptValues { per_token: kept + kept_states(o.shape().scan), cheap_per_token: 0 }
+    }
+}
+
+fn three(parts: Vec<Var>) -> Result<(Var, Var, Var)> {
+    <[Var; 3]>::try_from(parts)
+        .map(|[a, b, c]| (a, b, c))
+        .map_err(|_| fox_tensor::Error::argument("mamba2", "a projection has three parts"))
+}

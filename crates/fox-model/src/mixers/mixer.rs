@@ -1,0 +1,239 @@
+//! What a mixer is: options that are plain data, and the layer that they declare.
+
+use std::any::Any;
+use std::fmt::Debug;
+
+use fox_cache::LayerState;
+use fox_tensor::{ParamId, Result as TensorResult, Segments, Tape, Tensor, Var};
+
+use super::StateSpec;
+use super::forgetting::{ForgettingConfig, ForgettingLayer};
+use crate::config::{ModelConfig, Rules};
+use crate::observe::Observer;
+use crate::params::{Init, ParamList, Parameters};
+use crate::{Pruning, Result};
+
+/// The options of a mixer, and everything that follows from them without a device.
+///
+/// An implementation is plain data with `#[derive(Clone, Debug, PartialEq)]`. The `model` handed to the
+/// methods is the one that the mixer is part of; it gives the sizes that all parts share. All methods but
+/// [`MixerConfig::validate`] may rely on a valid configuration.
+pub trait MixerConfig: MixerData + Debug + Send + Sync {
+    /// What a model with this mixer is called in tables, e.g. `FoX (Pro)`.
+    fn name(&self) -> &'static str;
+
+    /// What a file format of another family cannot express; the name, unless the family has a word for all
+    /// of its models.
+    fn kind(&self) -> &'static str {
+        self.name()
+    }
+
+    /// Number of heads, and the width of their queries (or whatever width describes them best).
+    fn heads(&self, model: &ModelConfig) -> (usize, usize);
+
+    /// Number of heads of keys; fewer than heads when several heads share keys.
+    fn key_heads(&self, model: &ModelConfig) -> usize {
+        self.heads(model).0
+    }
+
+    /// The options in words, for people.
+    fn options(&self, model: &ModelConfig) -> Vec<String>;
+
+    /// Checks every value of this configuration; those of the rest of `model` are checked already.
+    fn validate(&self, model: &ModelConfig, rules: &Rules<'_>) -> Result<()>;
+
+    /// Declares what the layers of a model share, before the first of them; [`LayerPlace::shared`] hands it
+    /// to each.
+    fn declare_shared(&self, _model: &ModelConfig, _list: &mut ParamList) -> Option<ParamId> {
+        None
+    }
+
+    /// Declares the parameters of one layer under [`LayerPlace::prefix`].
+    fn declare(
+        &self,
+        model: &ModelConfig,
+        place: &LayerPlace<'_>,
+        list: &mut ParamList,
+    ) -> Box<dyn Mixer>;
+
+    /// What a layer must remember of the tokens it has seen, while decoding.
+    fn state(&self, model: &ModelConfig) -> StateSpec;
+
+    /// FLOPs per token of what mixes tokens in one layer, forward and backward, in sequences of `seq`
+    /// tokens. Products with parameters are counted elsewhere.
+    fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64;
+
+    /// Whether an MLP follows in each block.
+    fn has_mlp(&self) -> bool {
+        true
+    }
+
+    /// What the parts around the mixer are called.
+    fn names(&self) -> BlockNames {
+        BlockNames::USUAL
+    }
+
+    /// Standard deviation of the initial weights of the MLP's second matrix.
+    fn mlp_down_std(&self, model: &ModelConfig) -> f64 {
+        model.initializer_range
+    }
+
+    /// How the output projection starts, where it is not the embedding table.
+    fn head_init(&self, model: &ModelConfig) -> Init {
+        Init::Normal { std: model.initializer_range, zero_row: None }
+    }
+
+    /// Whether the embedding of the pad token is trained like any other, instead of staying 0.
+    fn trains_pad(&self) -> bool {
+        false
+    }
+
+    /// The options of attention, if that is what it is.
+    fn forgetting(&self) -> Option<&ForgettingConfig> {
+        None
+    }
+
+    /// The options of attention, if that is what it is.
+    fn forgetting_mut(&mut self) -> Option<&mut ForgettingConfig> {
+        None
+    }
+}
+
+/// What a configuration behind a box needs from `Clone` and `PartialEq`; every [`MixerConfig`] has it.
+pub trait MixerData: Any {
+    /// A copy.
+    fn boxed(&self) -> Box<dyn MixerConfig>;
+
+    /// Whether the other one is of the same type and equal.
+    fn equals(&self, other: &dyn MixerConfig) -> bool;
+}
+
+impl<C: MixerConfig + Clone + PartialEq> MixerData for C {
+    fn boxed(&self) -> Box<dyn MixerConfig> {
+        Box::new(self.clone())
+    }
+
+    fn equals(&self, other: &dyn MixerConfig) -> bool {
+        other.downcast_ref::<C>() == Some(self)
+    }
+}
+
+impl dyn MixerConfig {
+    /// The configuration itself, if it is of type `C`.
+    pub fn downcast_ref<C: MixerConfig>(&self) -> Option<&C> {
+        let any: &dyn Any = self;
+        any.downcast_ref()
+    }
+}
+
+impl Clone for Box<dyn MixerConfig> {
+    fn clone(&self) -> Self {
+        (**self).boxed()
+    }
+}
+
+impl PartialEq for dyn MixerConfig {
+    fn eq(&self, other: &Self) -> bool {
+        self.equals(other)
+    }
+}
+
+// What `#[derive(PartialEq)]` of a struct with such a box needs: rust-lang/rust#31740.
+impl PartialEq<&Self> for Box<dyn MixerConfig> {
+    fn eq(&self, other: &&Self) -> bool {
+        self.equals(&***other)
+    }
+}
+
+/// One layer of a model: where its parameters are, and how it computes.
+pub trait Mixer: Debug + Send + Sync {
+    /// `x: [R, D]`, the normalised residual stream, to `[R, D]`.
+    ///
+    /// `state` is what [`MixerConfig::state`] asked for: `None` in training, where sequences begin with the
+    /// first row of their segment. What a step leaves in it is staged there and becomes current when all
+    /// layers have succeeded.
+    fn forward(
+        &self,
+        tape: &mut Tape<'_>,
+        x: &Var,
+        context: &MixerContext<'_>,
+        state: Option<&mut LayerState>,
+    ) -> TensorResult<MixerOutput>;
+
+    /// What a training step keeps of it for the backward pass.
+    fn kept(&self) -> KeptValues;
+
+    /// The attention layer, if that is what it is: for eviction, and for devices that decode a whole model
+    /// at once.
+    fn attention(&self) -> Option<&ForgettingLayer> {
+        None
+    }
+}
+
+/// What a mixer needs besides its input.
+#[derive(Clone, Copy)]
+pub struct MixerContext<'a> {
+    /// The values of all parameters; see [`Parameters::var`].
+    pub params: &'a Parameters,
+    /// Queries and keys of each sequence; with a cache, the keys are the cache's rows.
+    pub segments: &'a Segments,
+    /// What attention may leave out.
+    pub pruning: Pruning,
+    /// Who is shown what attention works on, and the number of the layer.
+    pub observer: Option<(&'a dyn Observer, usize)>,
+}
+
+/// What a mixer gives.
+#[derive(Debug)]
+pub struct MixerOutput {
+    /// `[R, D]`, to be added to the residual stream.
+    pub out: Var,
+    /// Attention tiles visited and in all, `[H, 2]`; `None` for what is no attention.
+    pub tiles: Option<Tensor>,
+}
+
+impl From<Var> for MixerOutput {
+    /// The output of a mixer that is no attention.
+    fn from(out: Var) -> Self {
+        MixerOutput { out, tiles: None }
+    }
+}
+
+/// Where a layer stands, and what the layers share.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerPlace<'a> {
+    /// Number of the layer, from 0.
+    pub index: usize,
+    /// What its parameters' names begin with, e.g. `model.layers.0.attn`.
+    pub prefix: &'a str,
+    /// What [`MixerConfig::declare_shared`] declared.
+    pub shared: Option<ParamId>,
+}
+
+/// Values per token (not bytes) that a training step keeps for the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptValues {
+    /// All of them.
+    pub per_token: usize,
+    /// How many of these belong to ops that a GPU runs again in the backward pass instead.
+    pub cheap_per_token: usize,
+}
+
+/// What the parts around the mixers are called in files: `STEM.layers.0.NORM.weight` and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockNames {
+    /// The model without its output projection.
+    pub stem: &'static str,
+    /// The norm in front of a mixer.
+    pub mixer_norm: &'static str,
+    /// The mixer.
+    pub mixer: &'static str,
+    /// The norm after the last block.
+    pub final_norm: &'static str,
+}
+
+impl BlockNames {
+    /// Those of most models.
+    pub const USUAL: BlockNames =
+        BlockNames { stem: "model", mixer_norm: "attn_norm", mixer: "attn", final_norm: "norm" };
+}

@@ -1,0 +1,71 @@
+//! What the mixers that are linear recurrences have in common.
+
+use fox_cache::RecurrentState;
+use fox_tensor::{Result, ScanSpec, ScanVars, Tape, Var};
+
+/// Tokens of a chunk of a linear recurrence.
+const CHUNK: usize = 64;
+
+/// One state is kept for about this many tokens in training.
+const TOKENS_PER_STATE: usize = 64;
+
+/// `tape.scan` from the state on, `[R, H * dv]`; the state after the last tokens is noted in it. Without a
+/// state every sequence begins with zeros.
+pub fn scan(
+    tape: &mut Tape<'_>,
+    vars: &ScanVars<'_>,
+    spec: &ScanSpec,
+    state: Option<&mut RecurrentState>,
+) -> Result<Var> {
+    let before = state.as_ref().map(|state| state.scan().clone());
+    let (out, after) = tape.scan(vars, before.as_ref(), before.is_some(), spec)?;
+    if let Some((state, after)) = state.zip(after) {
+        state.stage_scan(after);
+    }
+    Ok(out)
+}
+
+/// A linear recurrence, for counting the products of its chunkwise form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScanShape {
+    /// Heads, each with a state.
+    pub heads: usize,
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Width of a query and of a key.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Whether states are updated by the delta rule, and not only added to.
+    pub delta: bool,
+}
+
+impl ScanShape {
+    /// FLOPs per token, forward and backward. Products inside a chunk count for the visible half
+    /// only; those of queries and keys once for all heads that share them.
+    pub fn train_flops(&self, seq: usize) -> f64 {
+        let (chunk, heads) = (CHUNK.min(seq.max(1)) as f64, self.heads as f64);
+        let pairs = chunk * (self.key_heads * self.key_dim) as f64;
+        let mixes = chunk * heads * self.value_dim as f64;
+        let states = 2.0 * heads * (self.key_dim * self.value_dim) as f64;
+        // Forward: Q K^T; A W; Q S, K^T W. Backward: Q K^T, dA K, dA^T Q; A^T dO, dO W^T;
+        // K G, dO S^T, W G^T, Q^T dO.
+        let additive = 4.0 * pairs + 3.0 * mixes + 6.0 * states;
+        // The delta rule, forward: K K^T; the system; K S. Backward: K K^T, two of dK; both systems,
+        // dE W^T; K S, dE S^T, K^T dE.
+        let more = 4.0 * pairs + 4.0 * mixes + 4.0 * states;
+        if self.delta { additive + more } else { additive }
+    }
+}
+
+/// Values per token of the states that a training step keeps for the backward pass of a scan whose states
+/// have `elements` elements in all heads together.
+pub fn kept_states(elements: usize) -> usize {
+    elements.div_ceil(TOKENS_PER_STATE)
+}
+
+/// The bound of Xavier's uniform initialization with gain `2^-2.5`, for the linear layers of DeltaNet
+/// and HGRN2.
+pub(super) fn xavier_bound((rows, cols): (usize, usize)) -> f64 {
+    2f64.powf(-2.5) * (6.0 / (rows + cols) as f64).sqrt()
+}

@@ -1,0 +1,177 @@
+//! The forward pass of a model, with or without a decode state, and the loss.
+
+use fox_cache::Cache;
+use fox_tensor::{Result as TensorResult, Segments, Tape, Tensor, Var};
+
+use super::Model;
+use crate::block::{Block, BlockOutput};
+use crate::mixers::MixerContext;
+use crate::observe::Observer;
+use crate::{Error, Result};
+
+/// Which attention blocks may be skipped (adaptive computation pruning).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Pruning {
+    /// As the configuration says.
+    #[default]
+    Config,
+    /// None.
+    Off,
+    /// Those whose share of a row's softmax is provably below `e^tolerance`.
+    Tolerance(f32),
+    /// With a tolerance of -10 and a bound from the norms of queries and keys.
+    Auto,
+}
+
+/// How a forward pass is run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ForwardOptions {
+    /// Which attention blocks may be skipped.
+    pub pruning: Pruning,
+    /// Drop the activations of each block and compute them again in the backward pass.
+    pub recompute: bool,
+}
+
+/// The result of the blocks.
+#[derive(Debug)]
+pub struct Hidden {
+    /// The normalised stream `[R, D]`, ready for the output projection.
+    pub states: Var,
+    /// Per attention layer, tiles visited and in all `[H, 2]` i32; empty in recurrent models.
+    pub tiles: Vec<Tensor>,
+}
+
+/// The result of a loss.
+#[derive(Debug)]
+pub struct TokenLoss {
+    /// Cross-entropy of every row `[R]`; 0 where the label is ignored.
+    pub per_token: Tensor,
+    /// Per attention layer, tiles visited and in all `[H, 2]` i32; empty in recurrent models.
+    pub tiles: Vec<Tensor>,
+}
+
+impl Model {
+    /// Embedding, blocks and final norm of `tokens: [R]`.
+    ///
+    /// `segments` says which rows form a sequence. With a cache, segment `b` holds the new tokens of
+    /// sequence `b`, which see all earlier ones; the tape must not record then.
+    pub fn forward<'m>(
+        &'m self,
+        tape: &mut Tape<'m>,
+        tokens: &Tensor,
+        segments: &Segments,
+        cache: Option<&mut Cache>,
+        options: &ForwardOptions,
+    ) -> Result<Hidden> {
+        self.run(tape, tokens, segments, cache, options, None)
+    }
+
+    /// A forward pass for its inner life: `observer` is shown what every attention layer works on, one
+    /// layer at a time, so that only one has to be in memory.
+    pub fn observe(
+        &self,
+        tokens: &Tensor,
+        segments: &Segments,
+        options: &ForwardOptions,
+        observer: &dyn Observer,
+    ) -> Result<Hidden> {
+        let mut tape = Tape::inference(&self.device);
+        self.run(&mut tape, tokens, segments, None, options, Some(observer))
+    }
+
+    fn run<'m>(
+        &'m self,
+        tape: &mut Tape<'m>,
+        tokens: &Tensor,
+        segments: &Segments,
+        mut cache: Option<&mut Cache>,
+        options: &ForwardOptions,
+        observer: Option<&dyn Observer>,
+    ) -> Result<Hidden> {
+        if cache.is_some() && tape.is_recording() {
+            return Err(Error::Argument("gradients do not pass through a cache".into()));
+        }
+        let placed = match cache.as_deref_mut() {
+            Some(cache) => cache.begin(segments)?,
+            None => segments.clone(),
+        };
+        let table = self.params.var(self.structure.embeddings);
+        let mut h = tape.embedding(&table, tokens, self.config.untrained_token())?;
+        let mut delta: Option<Var> = None;
+        let mut tiles = Vec::with_capacity(self.config.num_layers);
+        for (l, block) in self.structure.blocks.iter().enumerate() {
+            let out = if options.recompute && tape.is_recording() {
+                self.forward_again(tape, block, &h, delta.as_ref(), &placed, options.pruning)?
+            } else {
+                let mut context = self.context(&placed, options.pruning);
+                context.observer = observer.map(|observer| (observer, l));
+                let state = cache.as_deref_mut().map(|cache| &mut cache.layers_mut()[l]);
+                block.forward(tape, &h, delta.as_ref(), &context, state)?
+            };
+            tiles.extend(out.tiles);
+            (h, delta) = (out.h, Some(out.delta));
+        }
+        let norm = self.params.var(self.structure.norm);
+        let eps = self.config.norm_eps as f32;
+        let (_, states) = tape.add_rms_norm(&h, delta.as_ref(), &norm, eps)?;
+        if let Some(cache) = cache {
+            cache.commit(segments)?;
+        }
+        Ok(Hidden { states, tiles })
+    }
+
+    /// A block whose activations are dropped now and computed again in the backward pass.
+    fn forward_again<'m>(
+        &'m self,
+        tape: &mut Tape<'m>,
+        block: &'m Block,
+        h: &Var,
+        delta: Option<&Var>,
+        segments: &Segments,
+        pruning: Pruning,
+    ) -> Result<BlockOutput> {
+        let inputs: Vec<Var> = std::iter::once(h).chain(delta).cloned().collect();
+        let segments = segments.clone();
+        let outputs = tape.checkpoint(&inputs, move |tape, inputs| {
+            let context = self.context(&segments, pruning);
+            let out = block.forward(tape, &inputs[0], inputs.get(1), &context, None)?;
+            let tiles = out.tiles.map(Var::constant);
+            Ok([out.h, out.delta].into_iter().chain(tiles).collect())
+        })?;
+        let mut outputs = outputs.into_iter();
+        match (outputs.next(), outputs.next(), outputs.next()) {
+            (Some(h), Some(delta), tiles) => {
+                Ok(BlockOutput { h, delta, tiles: tiles.map(|t| t.value().clone()) })
+            }
+            _ => Err(Error::Argument("a recomputed block gave fewer than two values".into())),
+        }
+    }
+
+    fn context<'a>(&'a self, segments: &'a Segments, pruning: Pruning) -> MixerContext<'a> {
+        MixerContext { params: &self.params, segments, pruning, observer: None }
+    }
+
+    /// Logits `[R, V]` of normalised states `[R, D]`.
+    pub fn logits(&self, tape: &mut Tape<'_>, states: &Var) -> TensorResult<Var> {
+        tape.linear(states, &self.params.var(self.structure.lm_head), None)
+    }
+
+    /// Loss of every token; a backward pass starts from `sum_r weights[r] * loss[r]`.
+    ///
+    /// `tokens`, `labels` (already shifted) and `weights` are `[R]`; a mean over all rows has weights
+    /// `1 / R`.
+    pub fn loss<'m>(
+        &'m self,
+        tape: &mut Tape<'m>,
+        tokens: &Tensor,
+        labels: &Tensor,
+        weights: &Tensor,
+        segments: &Segments,
+        options: &ForwardOptions,
+    ) -> Result<TokenLoss> {
+        let hidden = self.forward(tape, tokens, segments, None, options)?;
+        let head = self.params.var(self.structure.lm_head);
+        let per_token = tape.linear_cross_entropy(&hidden.states, &head, labels, weights)?;
+        Ok(TokenLoss { per_token, tiles: hidden.tiles })
+    }
+}

@@ -1,0 +1,127 @@
+//! The language model: embedding, blocks, final norm, output projection.
+
+mod decode;
+mod forward;
+mod structure;
+
+use std::path::Path;
+
+use fox_tensor::{Device, ParamId, WeightFormat};
+
+use crate::Result;
+use crate::block::Block;
+use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
+use crate::config::ModelConfig;
+use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
+use crate::params::{ParamGroup, ParamSpec, Parameters};
+pub use forward::{ForwardOptions, Hidden, Pruning, TokenLoss};
+pub(crate) use structure::{Structure, declare};
+
+/// A model with its parameters on a device.
+#[derive(Debug)]
+pub struct Model {
+    config: ModelConfig,
+    params: Parameters,
+    structure: Structure,
+    device: Device,
+}
+
+impl Model {
+    /// A fresh model; the same seed gives the same weights.
+    pub fn init(config: &ModelConfig, seed: u64, device: &Device) -> Result<Model> {
+        config.validate("model configuration")?;
+        let (specs, structure) = declare(config);
+        let params = Parameters::init(specs, seed, device)?;
+        Ok(Model { config: config.clone(), params, structure, device: device.clone() })
+    }
+
+    /// Lets the gates that depend on the input begin with these memory lengths, instead of forgetting
+    /// half at every token. False when the model has no such gates.
+    pub fn begin_with_memory(&mut self, time: DecayTime) -> Result<bool> {
+        let biases: Vec<ParamId> =
+            self.attention_layers().flatten().filter_map(|(layer, _)| layer.gate_bias()).collect();
+        for &id in &biases {
+            let heads = self.params.spec(id).count();
+            let start = self.device.from_f32(&time.gate_biases(heads), [heads])?;
+            self.params.set(id, start)?;
+        }
+        Ok(!biases.is_empty())
+    }
+
+    /// Reads a checkpoint folder in any supported format.
+    pub fn from_checkpoint(dir: &Path, device: &Device) -> Result<Model> {
+        Self::from_reader(&mut CheckpointReader::open(dir)?, device)
+    }
+
+    /// Reads a checkpoint that is open already.
+    pub fn from_reader(reader: &mut CheckpointReader, device: &Device) -> Result<Model> {
+        let config = reader.config().clone();
+        let (specs, structure) = declare(&config);
+        let params = Parameters::build(specs, device, |id, _| reader.read(id))?;
+        Ok(Model { config, params, structure, device: device.clone() })
+    }
+
+    /// Writes a checkpoint folder, aside first, so that it is there in full or not at all.
+    pub fn save(&self, dir: &Path, options: &WriteOptions) -> Result<()> {
+        write_checkpoint(dir, &self.config, options, |id| Ok(self.params.value(id).to_f32()?))
+    }
+
+    /// What the model is.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Its parameters.
+    pub fn params(&self) -> &Parameters {
+        &self.params
+    }
+
+    /// Its parameters, for an optimizer.
+    pub fn params_mut(&mut self) -> &mut Parameters {
+        &mut self.params
+    }
+
+    /// Keeps the large matrices of linear layers in another format, for inference, or in F32 as the device
+    /// likes them best, which is for training as well. Per-head scalars (gates, shifts), norms, convolutions
+    /// and the embedding stay as they are.
+    pub fn pack_weights(&mut self, format: WeightFormat) -> Result<()> {
+        let params = self.params.iter().filter(|(_, spec, _)| self.is_packed(spec));
+        let ids: Vec<ParamId> = params.map(|(id, _, _)| id).collect();
+        for id in ids {
+            let packed = self.params.value(id).packed(format)?;
+            self.params.set(id, packed)?;
+        }
+        Ok(())
+    }
+
+    fn is_packed(&self, spec: &ParamSpec) -> bool {
+        let linear = matches!(spec.group, ParamGroup::Mixer | ParamGroup::Mlp | ParamGroup::Head);
+        let matrix = spec.dims.len() == 2 && spec.dims[0] > self.config.heads().0 && spec.decay;
+        linear && matrix && !spec.name.contains("conv1d")
+    }
+
+    /// Bytes of weights that one decode step has to read, in the format given: all of them, except that
+    /// only a row of the embedding is read, unless it is also the output projection.
+    pub fn weight_bytes_per_step(&self, format: WeightFormat) -> f64 {
+        let read = |spec: &&ParamSpec| {
+            spec.group != ParamGroup::Embedding || self.config.tie_word_embeddings
+        };
+        let bytes = |spec: &ParamSpec| {
+            let each = if self.is_packed(spec) { format.bytes_per_value() } else { 4.0 };
+            each * spec.count() as f64
+        };
+        self.params.iter().map(|(_, spec, _)| spec).filter(read).map(bytes).sum()
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// For every layer, the attention layer and the weights of the norm in front of it, if it is one.
+    pub(crate) fn attention_layers(
+        &self,
+    ) -> impl Iterator<Item = Option<(&ForgettingLayer, ParamId)>> {
+        self.structure.blocks.iter().map(Block::attention)
+    }
+}

@@ -1,0 +1,305 @@
+//! Line charts: series with bands, a legend, and a marked place on the x axis.
+
+use std::fmt::Write as _;
+
+use super::axis::Axis;
+use super::{
+    Anchor, COLORS, Scale, WIDTH, escape, n, open, segment, series_color, text, text_width,
+};
+
+/// One line.
+#[derive(Clone, Debug, Default)]
+pub struct Series {
+    /// In the legend.
+    pub name: String,
+    /// The points, in order of `x`.
+    pub points: Vec<(f64, f64)>,
+    /// A band around the line: `(x, low, high)`.
+    pub band: Vec<(f64, f64, f64)>,
+    /// Which of the series colours.
+    pub color: usize,
+    /// Drawn in dashes: a reference, or one of more lines than there are colours.
+    pub dashed: bool,
+}
+
+impl Series {
+    /// A solid line without a band.
+    pub fn new(name: impl Into<String>, color: usize, points: Vec<(f64, f64)>) -> Self {
+        Series { name: name.into(), points, color, ..Series::default() }
+    }
+}
+
+/// A place on the x axis that matters, such as the training length.
+#[derive(Clone, Debug)]
+pub struct VerticalMark {
+    /// Where.
+    pub x: f64,
+    /// What it is.
+    pub label: String,
+}
+
+/// A line chart.
+#[derive(Clone, Debug)]
+pub struct LineChart {
+    /// Above the chart.
+    pub title: String,
+    /// Under the x axis.
+    pub x_label: String,
+    /// Beside the y axis.
+    pub y_label: String,
+    /// Layout of the x axis.
+    pub x_scale: Scale,
+    /// Layout of the y axis.
+    pub y_scale: Scale,
+    /// The lines.
+    pub series: Vec<Series>,
+    /// Marked places.
+    pub marks: Vec<VerticalMark>,
+    /// A fixed range of the y axis; lines are cut where they leave it.
+    pub y_range: Option<(f64, f64)>,
+}
+
+impl LineChart {
+    /// A chart with linear axes, no lines and no marks.
+    pub fn new(
+        title: impl Into<String>,
+        x_label: impl Into<String>,
+        y_label: impl Into<String>,
+    ) -> Self {
+        LineChart {
+            title: title.into(),
+            x_label: x_label.into(),
+            y_label: y_label.into(),
+            x_scale: Scale::Linear,
+            y_scale: Scale::Linear,
+            series: Vec::new(),
+            marks: Vec::new(),
+            y_range: None,
+        }
+    }
+
+    /// Adds a line in the next colour; in dashes where all colours are taken.
+    pub fn add_line(&mut self, name: impl Into<String>, points: Vec<(f64, f64)>) {
+        let index = self.series.len();
+        let dashed = (index / COLORS) % 2 == 1;
+        self.series.push(Series { dashed, ..Series::new(name, index, points) });
+    }
+
+    /// The SVG fragment.
+    pub fn fragment(&self) -> String {
+        let (left, right) = (56.0, WIDTH - 12.0);
+        let legend_rows = self.legend_rows(right - left);
+        let top = 30.0 + 18.0 * legend_rows.len() as f64;
+        let bottom = top + 220.0;
+        let x = Axis::around(self.xs(), self.x_scale).placed(left, right);
+        let y = match self.y_range {
+            Some((low, high)) => Axis::around([low, high].into_iter(), self.y_scale),
+            None => Axis::around(self.ys(), self.y_scale).padded(0.05),
+        }
+        .placed(bottom, top);
+
+        let mut svg = open(bottom + 42.0, &self.title);
+        text(&mut svg, (left, 17.0), Anchor::Start, "title", &self.title);
+        self.legend(&mut svg, left, &legend_rows);
+        for (value, label) in y.ticks(5) {
+            let Some(at) = y.place(value) else { continue };
+            segment(&mut svg, "grid", (left, at), (right, at));
+            text(&mut svg, (left - 6.0, at + 4.0), Anchor::End, "dim", &label);
+        }
+        for (value, label) in x.ticks(6) {
+            let Some(at) = x.place(value) else { continue };
+            segment(&mut svg, "grid", (at, top), (at, bottom));
+            text(&mut svg, (at, bottom + 16.0), Anchor::Middle, "dim", &label);
+        }
+        segment(&mut svg, "axis", (left, bottom), (right, bottom));
+        self.marks(&mut svg, &x, (top, bottom), right);
+        let clip = format!("clip-{:x}", fingerprint(&self.title));
+        let _ = write!(
+            svg,
+            "<clipPath id=\"{clip}\"><rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/></clipPath><g clip-path=\"url(#{clip})\">",
+            n(left),
+            n(top),
+            n(right - left),
+            n(bottom - top)
+        );
+        for series in &self.series {
+            band(&mut svg, series, &x, &y);
+        }
+        for series in &self.series {
+            line(&mut svg, series, &x, &y);
+        }
+        svg.push_str("</g>");
+        text(&mut svg, ((left + right) / 2.0, bottom + 35.0), Anchor::Middle, "", &self.x_label);
+        vertical_label(&mut svg, (13.0, (top + bottom) / 2.0), &self.y_label);
+        svg.push_str("</svg>");
+        svg
+    }
+
+    fn xs(&self) -> impl Iterator<Item = f64> {
+        let points = self.series.iter().flat_map(|s| s.points.iter().map(|p| p.0));
+        points.chain(self.marks.iter().map(|m| m.x))
+    }
+
+    fn ys(&self) -> impl Iterator<Item = f64> {
+        self.series.iter().flat_map(|s| {
+            s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.1, b.2]))
+        })
+    }
+
+    /// The entries of the legend, broken into rows that fit.
+    fn legend_rows(&self, width: f64) -> Vec<Vec<usize>> {
+        let mut rows: Vec<Vec<usize>> = Vec::new();
+        let mut used = f64::INFINITY;
+        for (i, series) in self.series.iter().enumerate().filter(|(_, s)| !s.name.is_empty()) {
+            let needed = 40.0 + text_width(&series.name);
+            match rows.last_mut() {
+                Some(row) if used + needed <= width => row.push(i),
+                _ => {
+                    used = 0.0;
+                    rows.push(vec![i]);
+                }
+            }
+            used += needed;
+        }
+        rows
+    }
+
+    fn legend(&self, svg: &mut String, left: f64, rows: &[Vec<usize>]) {
+        for (r, row) in rows.iter().enumerate() {
+            let (mut at, y) = (left, 35.0 + 18.0 * r as f64);
+            for series in row.iter().map(|&i| &self.series[i]) {
+                let _ = write!(
+                    svg,
+                    "<line class=\"line\" x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" style=\"stroke:{}{}\"/>",
+                    n(at),
+                    n(y - 4.0),
+                    n(at + 20.0),
+                    n(y - 4.0),
+                    series_color(series.color),
+                    dash(series),
+                );
+                text(svg, (at + 26.0, y), Anchor::Start, "", &series.name);
+                at += 40.0 + text_width(&series.name);
+            }
+        }
+    }
+
+    fn marks(&self, svg: &mut String, x: &Axis, (top, bottom): (f64, f64), right: f64) {
+        for mark in &self.marks {
+            let Some(at) = x.place(mark.x) else { continue };
+            segment(svg, "mark", (at, top), (at, bottom));
+            let fits = at + 5.0 + text_width(&mark.label) < right;
+            let (place, anchor) =
+                if fits { (at + 5.0, Anchor::Start) } else { (at - 5.0, Anchor::End) };
+            text(svg, (place, top + 12.0), anchor, "dim", &mark.label);
+        }
+    }
+}
+
+fn dash(series: &Series) -> &'static str {
+    if series.dashed { ";stroke-dasharray:5 4;stroke-width:1.5" } else { "" }
+}
+
+fn line(svg: &mut String, series: &Series, x: &Axis, y: &Axis) {
+    let mut path = String::new();
+    let mut drawing = false;
+    for &(px, py) in &series.points {
+        // A value that cannot be shown interrupts the line instead of bending it.
+        match (x.place(px), y.place(py)) {
+            (Some(px), Some(py)) => {
+                let _ = write!(path, "{}{} {}", if drawing { "L" } else { "M" }, n(px), n(py));
+                drawing = true;
+            }
+            _ => drawing = false,
+        }
+    }
+    let _ = write!(
+        svg,
+        "<path class=\"line\" d=\"{path}\" style=\"stroke:{}{}\"><title>{}</title></path>",
+        series_color(series.color),
+        dash(series),
+        escape(&series.name)
+    );
+}
+
+fn band(svg: &mut String, series: &Series, x: &Axis, y: &Axis) {
+    let edge = |pick: fn(&(f64, f64, f64)) -> f64| -> Vec<String> {
+        let point = |b: &(f64, f64, f64)| {
+            let (px, py) = (x.place(b.0)?, y.place(pick(b))?);
+            Some(format!("{} {}", n(px), n(py)))
+        };
+        series.band.iter().filter_map(point).collect()
+    };
+    let (upper, mut lower) = (edge(|b| b.2), edge(|b| b.1));
+    lower.reverse();
+    if upper.len() > 1 {
+        let _ = write!(
+            svg,
+            "<path class=\"band\" d=\"M{}Z\" style=\"fill:{}\"/>",
+            [upper, lower].concat().join("L"),
+            series_color(series.color)
+        );
+    }
+}
+
+pub(super) fn vertical_label(svg: &mut String, at: (f64, f64), content: &str) {
+    let _ = write!(
+        svg,
+        "<text transform=\"translate({} {}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
+        n(at.0),
+        n(at.1),
+        escape(content)
+    );
+}
+
+/// Distinguishes the clip paths of charts on one page.
+fn fingerprint(title: &str) -> u64 {
+    twox_hash::XxHash3_64::oneshot(title.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart() -> LineChart {
+        let mut chart = LineChart::new("L(i) <test>", "position", "loss");
+        chart.x_scale = Scale::Log2;
+        let mut series = Series::new("FoX", 0, vec![(1.0, 2.0), (2.0, f64::NAN), (4.0, 1.0)]);
+        series.band = vec![(1.0, 1.9, 2.1), (4.0, 0.9, 1.1)];
+        chart.series.push(series);
+        chart.marks.push(VerticalMark { x: 2.0, label: "training length".into() });
+        chart
+    }
+
+    #[test]
+    fn a_chart_has_lines_bands_marks_and_a_legend() {
+        let svg = chart().fragment();
+        assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>"));
+        assert!(svg.contains("L(i) &lt;test&gt;"), "{svg}");
+        assert_eq!(svg.matches("class=\"band\"").count(), 1);
+        assert_eq!(svg.matches("class=\"mark\"").count(), 1);
+        // The legend's sample and the line itself, broken where there is no value.
+        assert_eq!(svg.matches("class=\"line\"").count(), 2);
+        assert!(svg.contains("d=\"M56 "), "{svg}");
+        assert!(svg.contains("M448 "), "{svg}");
+    }
+
+    #[test]
+    fn lines_beyond_the_colours_are_dashed() {
+        let mut chart = LineChart::new("many", "x", "y");
+        for i in 0..2 * COLORS {
+            chart.add_line(format!("run {i}"), vec![(0.0, i as f64), (1.0, i as f64)]);
+        }
+        let style = |s: &Series| (series_color(s.color), s.dashed);
+        let styles: std::collections::HashSet<_> = chart.series.iter().map(style).collect();
+        assert_eq!(styles.len(), 2 * COLORS);
+        assert!(!chart.series[COLORS - 1].dashed && chart.series[COLORS].dashed);
+    }
+
+    #[test]
+    fn an_empty_chart_is_still_a_picture() {
+        let svg = LineChart::new("nothing", "x", "y").fragment();
+        assert!(svg.ends_with("</svg>"));
+        assert!(!svg.contains("NaN"));
+    }
+}

@@ -1,0 +1,204 @@
+//! Softmax attention with forget gates.
+//!
+//! `R_q` and `R_k` are rows of queries and keys, `H` heads, `d` the head dim, `C = H * d`.
+
+pub(crate) mod cases;
+pub(crate) mod naive;
+mod tape;
+
+use crate::{Result, Segments, Tensor};
+
+/// Which keys a query may see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// Keys at or before the query. Bias `c_i - c_j`.
+    Causal,
+    /// All keys of the segment. The decay grows with distance on both sides: bias `-|c_i - c_j|`,
+    /// the gates of the later of the two positions down to, but not including, the earlier one.
+    /// On the causal half it is the causal bias.
+    Bidirectional,
+}
+
+/// How scores become weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionWeights {
+    /// `softmax_j(s_ij + c_i - c_j)`.
+    Softmax,
+    /// Stick-breaking: from the newest key to the oldest, each takes its share of what is left,
+    /// `b_ij prod_{j < l < i} (1 - b_il)` with `b = sigmoid(s)`. A query does not see itself.
+    StickBreaking,
+}
+
+/// Adaptive computation pruning: skip tiles (blocks of queries against blocks of keys) whose softmax mass is
+/// provably negligible.
+///
+/// What is bounded is the share of the softmax, not the output: of the weights that a query would give to all
+/// the keys it sees, those of the skipped keys add up to at most `exp(log_tolerance)`. How far the output
+/// moves also depends on the values, see [`output_change_bound`], and how far a later logit moves on
+/// everything after.
+///
+/// A query `i` sees itself with a score of at least `-U`, and key `j` has a score of at most
+/// `U + c_i - c_j`. Key `j` has therefore a share of at most `exp(2 U + c_i - c_j)`, which is below
+/// `exp(log_tolerance) / N` in every tile that is skipped, and there are at most `N` such keys.
+#[derive(Clone, Debug)]
+pub enum Acp {
+    /// Visit every tile.
+    Off,
+    /// Skip a tile when the decay across it is below `-(2 U + ln N) + log_tolerance` for `N` keys.
+    On {
+        /// Natural logarithm of the share of a row's softmax that may be dropped, e.g. -10.
+        log_tolerance: f32,
+        /// Where the bound `U` on the magnitude of the logits comes from.
+        bound: LogitBound,
+    },
+}
+
+impl Acp {
+    /// Norm-based bound with tolerance `e^-10`, as the published kernel's automatic mode.
+    pub fn auto() -> Self {
+        Acp::On { log_tolerance: -10.0, bound: LogitBound::Norms }
+    }
+}
+
+/// How far an output of attention moves at most, in any norm, when keys with together a share `share < 1` of
+/// the softmax are dropped, and `largest_value` is the largest such norm of a value of that head:
+/// `2 * share * largest_value`.
+///
+/// With weights `p_j` that add up to 1, `o = sum_j p_j v_j`. Without the dropped keys the weights of the
+/// others become `p_j / (1 - share)`, so
+///
+/// ```text
+/// o - o' = sum_dropped p_j v_j + (1 - 1 / (1 - share)) sum_kept p_j v_j
+///        = sum_dropped p_j v_j - share / (1 - share) sum_kept p_j v_j
+/// ```
+///
+/// The weights of the first sum add up to `share`, those of the second to `1 - share`, and so either has a
+/// norm of at most `share * max|v|`. Both are reached when dropped and kept values are opposite.
+pub fn output_change_bound(share: f64, largest_value: f64) -> f64 {
+    2.0 * share * largest_value
+}
+
+/// The bound `U >= max |q_i . k_j| * scale`, per head.
+#[derive(Clone, Debug)]
+pub enum LogitBound {
+    /// `max_i |q_i| * max_j |k_j| * scale`, over the segment at hand.
+    Norms,
+    /// `max|w_q| * max|w_k| * d * scale` from QK-norm weights: `q` `[C]` or `[d]`, `k` `[C_kv]` or `[d]`.
+    /// Where queries and keys are rounded to bf16 it is larger by `(1 + 2^-8)^2`, since rounding makes the
+    /// norm of either at most `1 + 2^-8` times as large.
+    QkNorm {
+        /// Weights of the query norm.
+        q: Tensor,
+        /// Weights of the key norm.
+        k: Tensor,
+    },
+}
+
+/// Log gates below this count as this, in every prefix sum: nothing is left of what is behind such a gate, and
+/// sums of gates of `-3e38` would be infinite, their differences no numbers.
+pub const LOG_GATE_FLOOR: f64 = -1e3;
+
+/// A log gate as prefix sums count it: not below [`LOG_GATE_FLOOR`]. NaN stays NaN, which `f64::max` would lose.
+pub fn floored_log_gate(gate: f64) -> f64 {
+    if gate < LOG_GATE_FLOOR { LOG_GATE_FLOOR } else { gate }
+}
+
+/// Operands of forgetting attention.
+#[derive(Clone, Debug)]
+pub struct AttentionInputs<'a> {
+    /// Queries `[R_q, H * d]`.
+    pub q: &'a Tensor,
+    /// Keys `[R_k, H_kv * d]`.
+    pub k: &'a Tensor,
+    /// Values `[R_k, H_kv * d]`.
+    pub v: &'a Tensor,
+    /// Log forget gates of the key rows `[R_k, H]`, all <= 0; `None` means no forgetting. See
+    /// [`LOG_GATE_FLOOR`].
+    pub log_gates: Option<&'a Tensor>,
+}
+
+/// Options of forgetting attention.
+#[derive(Clone, Debug)]
+pub struct AttentionSpec {
+    /// Query heads `H`.
+    pub heads: usize,
+    /// Key/value heads; query head `h` reads key head `h / (H / H_kv)`.
+    pub kv_heads: usize,
+    /// Width of a head, a multiple of 8 from 8 to 256.
+    pub head_dim: usize,
+    /// Factor on `q . k`, usually `1 / sqrt(d)`.
+    pub scale: f32,
+    /// Which keys a query may see.
+    pub mask: Mask,
+    /// Sliding window `W`: query `i` sees keys `i - W + 1 ..= i` (bidirectional: `|i - j| < W`).
+    pub window: Option<usize>,
+    /// Adaptive computation pruning.
+    pub acp: Acp,
+    /// The sequences.
+    pub segments: Segments,
+}
+
+impl AttentionSpec {
+    /// Causal attention with as many key heads as query heads, no window, no pruning.
+    pub fn causal(heads: usize, head_dim: usize, segments: Segments) -> Self {
+        AttentionSpec {
+            heads,
+            kv_heads: heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            mask: Mask::Causal,
+            window: None,
+            acp: Acp::Off,
+            segments,
+        }
+    }
+
+    /// Whether position `i` may see position `j` (both counted from the segment's first key).
+    pub fn sees(&self, i: usize, j: usize) -> bool {
+        let near = self.window.is_none_or(|w| i.abs_diff(j) < w);
+        near && (self.mask == Mask::Bidirectional || j <= i)
+    }
+}
+
+/// Result of the attention forward.
+#[derive(Clone, Debug)]
+pub struct AttentionOut {
+    /// Output `[R_q, H * d]`; zero for rows outside every segment.
+    pub o: Tensor,
+    /// Natural log of the softmax denominator, or of what is left of the stick, `[R_q, H]`; `-inf`
+    /// for rows outside every segment.
+    pub lse: Tensor,
+    /// Tiles visited and tiles a plain causal (or windowed) pass would visit, per head: `[H, 2]` i32.
+    pub tiles: Tensor,
+}
+
+/// Result of the attention backward.
+#[derive(Clone, Debug)]
+pub struct AttentionGrads {
+    /// `[R_q, H * d]`.
+    pub dq: Tensor,
+    /// `[R_k, H_kv * d]`.
+    pub dk: Tensor,
+    /// `[R_k, H_kv * d]`.
+    pub dv: Tensor,
+    /// `[R_k, H]`; present when there are gates.
+    pub dlog_gates: Option<Tensor>,
+}
+
+/// A device's attention.
+pub trait AttentionOps {
+    /// Softmax attention with forget gates; see [`AttentionSpec`].
+    fn attention_fwd(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut>;
+    /// Gradients of `attention_fwd`, from its result.
+    fn attention_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        out: &AttentionOut,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads>;
+}

@@ -1,0 +1,315 @@
+//! Forgetting attention, one row of scores at a time, with the pruning rule per tile.
+
+use crate::naive::{Matrix, Naive, axpy, dot, logsumexp, matrix, maybe_matrix, real};
+use crate::{
+    Acp, AttentionGrads, AttentionInputs, AttentionOps, AttentionOut, AttentionSpec, LogitBound,
+    Mask, Result, Segment, Tensor, floored_log_gate,
+};
+
+impl AttentionOps for Naive {
+    fn attention_fwd(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut> {
+        let out = Attention::new(inputs, spec)?.forward();
+        Ok(self.attention_out(out, inputs, spec))
+    }
+
+    fn attention_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        out: &AttentionOut,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        let (o, lse) = (matrix(&out.o)?, real(&out.lse)?);
+        let grads = Attention::new(inputs, spec)?.backward(matrix(d_out)?, o, lse);
+        Ok(self.attention_grads(grads, inputs))
+    }
+}
+
+impl Naive {
+    pub(crate) fn attention_out(
+        &self,
+        out: Forward,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> AttentionOut {
+        let device = inputs.q.device();
+        AttentionOut {
+            o: self.like(inputs.q, out.o),
+            lse: self.tensor(device, out.lse, [inputs.q.rows(), spec.heads]),
+            tiles: self.ints(device, out.tiles, [spec.heads, 2]),
+        }
+    }
+
+    pub(crate) fn attention_grads(
+        &self,
+        grads: Backward,
+        inputs: &AttentionInputs<'_>,
+    ) -> AttentionGrads {
+        AttentionGrads {
+            dq: self.like(inputs.q, grads.dq),
+            dk: self.like(inputs.k, grads.dk),
+            dv: self.like(inputs.v, grads.dv),
+            dlog_gates: inputs.log_gates.map(|lf| self.like(lf, grads.dlog_gates)),
+        }
+    }
+}
+
+/// Rows of a query block: blocks are counted from a segment's first query.
+pub const BM: usize = 64;
+/// Rows of a key block: blocks are counted from a segment's first key.
+pub const BN: usize = 64;
+
+/// Operands as matrices.
+pub(crate) struct Attention<'a> {
+    q: Matrix<'a>,
+    k: Matrix<'a>,
+    v: Matrix<'a>,
+    log_gates: Option<Matrix<'a>>,
+    spec: &'a AttentionSpec,
+    /// Weights of the query and the key norm, for the bound of [`LogitBound::QkNorm`].
+    norms: Option<(&'a [f64], &'a [f64])>,
+}
+
+/// One head of one segment, with what does not depend on the row.
+struct Job<'a> {
+    head: usize,
+    kv_head: usize,
+    segment: &'a Segment,
+    /// `c[j]`: sum of the log gates of the segment's keys up to and including `j`.
+    c: Vec<f64>,
+    tiles: Tiles,
+}
+
+/// Which tiles of one head and segment are visited.
+struct Tiles {
+    /// `[query block][key block]`.
+    visit: Vec<Vec<bool>>,
+    /// Tiles with at least one pair that the mask lets through.
+    visible: usize,
+}
+
+/// Results of the forward.
+pub(crate) struct Forward {
+    pub o: Vec<f64>,
+    pub lse: Vec<f64>,
+    pub tiles: Vec<i32>,
+}
+
+/// Results of the backward.
+pub(crate) struct Backward {
+    pub dq: Vec<f64>,
+    pub dk: Vec<f64>,
+    pub dv: Vec<f64>,
+    pub dlog_gates: Vec<f64>,
+}
+
+impl Backward {
+    pub(crate) fn zeros(q: &Matrix<'_>, k: &Matrix<'_>, heads: usize) -> Self {
+        Backward {
+            dq: vec![0.0; q.data.len()],
+            dk: vec![0.0; k.data.len()],
+            dv: vec![0.0; k.data.len()],
+            dlog_gates: vec![0.0; k.rows * heads],
+        }
+    }
+
+    /// Every later `c` holds a gate: `dlf_t = sum_{s >= t} dc_s`.
+    pub(crate) fn add_gates(&mut self, dc: &[f64], segment: &Segment, heads: usize, head: usize) {
+        let mut sum = 0.0;
+        for j in (0..segment.k_len).rev() {
+            sum += dc[j];
+            self.dlog_gates[(segment.k_start + j) * heads + head] = sum;
+        }
+    }
+}
+
+impl<'a> Attention<'a> {
+    pub(crate) fn new(inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Result<Self> {
+        let norms = match &spec.acp {
+            Acp::On { bound: LogitBound::QkNorm { q, k }, .. } => Some((real(q)?, real(k)?)),
+            _ => None,
+        };
+        Ok(Attention {
+            q: matrix(inputs.q)?,
+            k: matrix(inputs.k)?,
+            v: matrix(inputs.v)?,
+            log_gates: maybe_matrix(inputs.log_gates)?,
+            spec,
+            norms,
+        })
+    }
+
+    fn jobs(&self) -> impl Iterator<Item = Job<'a>> {
+        let spec = self.spec;
+        spec.segments.as_slice().iter().flat_map(move |segment| {
+            (0..spec.heads).map(move |head| {
+                let kv_head = head / (spec.heads / spec.kv_heads);
+                let c = prefix(self.log_gates, segment, head);
+                let delta = self.delta(segment, head, kv_head);
+                let tiles = Tiles::new(spec, segment, &c, delta);
+                Job { head, kv_head, segment, c, tiles }
+            })
+        })
+    }
+
+    /// The decay below which a pair may be dropped: `-(2 U + ln N) + log_tolerance`.
+    fn delta(&self, segment: &Segment, head: usize, kv_head: usize) -> f64 {
+        let Acp::On { log_tolerance, .. } = self.spec.acp else { return f64::NEG_INFINITY };
+        let bound = self.logit_bound(segment, head, kv_head);
+        -(2.0 * bound + (segment.k_len as f64).ln()) + f64::from(log_tolerance)
+    }
+
+    /// `U >= max |q_i . k_j| * scale`.
+    fn logit_bound(&self, segment: &Segment, head: usize, kv_head: usize) -> f64 {
+        let (d, scale) = (self.spec.head_dim, f64::from(self.spec.scale));
+        let max = |x: &mut dyn Iterator<Item = f64>| x.fold(0.0, f64::max);
+        if let Some((q, k)) = self.norms {
+            let of = |w: &'a [f64], h: usize| if w.len() == d { w } else { &w[h * d..][..d] };
+            let largest = |w: &[f64]| max(&mut w.iter().map(|w| w.abs()));
+            return largest(of(q, head)) * largest(of(k, kv_head)) * d as f64 * scale;
+        }
+        let norm = |x: &[f64]| dot(x, x).sqrt();
+        let q =
+            max(&mut (0..segment.q_len).map(|t| norm(self.q.head(segment.q_start + t, head, d))));
+        let k = max(
+            &mut (0..segment.k_len).map(|j| norm(self.k.head(segment.k_start + j, kv_head, d)))
+        );
+        q * k * scale
+    }
+
+    /// Scores of query `t` of the segment against all its keys; `-inf` where masked or pruned.
+    fn scores(&self, job: &Job<'_>, t: usize) -> Vec<f64> {
+        let (d, segment) = (self.spec.head_dim, job.segment);
+        let q = self.q.head(segment.q_start + t, job.head, d);
+        let i = segment.offset() + t;
+        (0..segment.k_len)
+            .map(|j| {
+                if !self.spec.sees(i, j) || !job.tiles.visit[t / BM][j / BN] {
+                    return f64::NEG_INFINITY;
+                }
+                let k = self.k.head(segment.k_start + j, job.kv_head, d);
+                dot(q, k) * f64::from(self.spec.scale) + decay(&job.c, i, j)
+            })
+            .collect()
+    }
+
+    pub(crate) fn forward(&self) -> Forward {
+        let (heads, d) = (self.spec.heads, self.spec.head_dim);
+        let mut out = Forward {
+            o: vec![0.0; self.q.data.len()],
+            lse: vec![f64::NEG_INFINITY; self.q.rows * heads],
+            tiles: vec![0; heads * 2],
+        };
+        for job in self.jobs() {
+            out.tiles[job.head * 2] += job.tiles.visited() as i32;
+            out.tiles[job.head * 2 + 1] += job.tiles.visible as i32;
+            for t in 0..job.segment.q_len {
+                let row = job.segment.q_start + t;
+                let s = self.scores(&job, t);
+                let lse = logsumexp(&s);
+                out.lse[row * heads + job.head] = lse;
+                let o = &mut out.o[row * self.q.cols + job.head * d..][..d];
+                for j in 0..s.len() {
+                    let v = self.v.head(job.segment.k_start + j, job.kv_head, d);
+                    axpy(o, (s[j] - lse).exp(), v);
+                }
+            }
+        }
+        out
+    }
+
+    /// `dS = P (dP - <do, o>)`, and from it everything else.
+    pub(crate) fn backward(&self, d_out: Matrix<'_>, o: Matrix<'_>, lse: &[f64]) -> Backward {
+        let (heads, d) = (self.spec.heads, self.spec.head_dim);
+        let (scale, kv_width) = (f64::from(self.spec.scale), self.k.cols);
+        let mut grads = Backward::zeros(&self.q, &self.k, heads);
+        for job in self.jobs() {
+            let segment = job.segment;
+            let mut dc = vec![0.0; segment.k_len];
+            for t in 0..segment.q_len {
+                let (row, i) = (segment.q_start + t, segment.offset() + t);
+                let (q, d_o) = (self.q.head(row, job.head, d), d_out.head(row, job.head, d));
+                let delta = dot(d_o, o.head(row, job.head, d));
+                let s = self.scores(&job, t);
+                for j in 0..s.len() {
+                    let p = (s[j] - lse[row * heads + job.head]).exp();
+                    if p == 0.0 {
+                        continue;
+                    }
+                    let key = segment.k_start + j;
+                    let (k, v) =
+                        (self.k.head(key, job.kv_head, d), self.v.head(key, job.kv_head, d));
+                    let ds = p * (dot(d_o, v) - delta);
+                    let at = key * kv_width + job.kv_head * d;
+                    axpy(&mut grads.dv[at..][..d], p, d_o);
+                    axpy(&mut grads.dk[at..][..d], ds * scale, q);
+                    axpy(&mut grads.dq[row * self.q.cols + job.head * d..][..d], ds * scale, k);
+                    // The bias is c_i - c_j looking back and c_j - c_i looking ahead.
+                    let sign = if j <= i { 1.0 } else { -1.0 };
+                    dc[i] += sign * ds;
+                    dc[j] -= sign * ds;
+                }
+            }
+            grads.add_gates(&dc, segment, heads, job.head);
+        }
+        grads
+    }
+}
+
+/// `c[j] = sum_{l <= j} log f[l]`, from the segment's first key; zeros without gates.
+pub(crate) fn prefix(log_gates: Option<Matrix<'_>>, segment: &Segment, head: usize) -> Vec<f64> {
+    let mut sum = 0.0;
+    (0..segment.k_len)
+        .map(|j| {
+            let gate = log_gates.map_or(0.0, |lf| lf.row(segment.k_start + j)[head]);
+            sum += floored_log_gate(gate);
+            sum
+        })
+        .collect()
+}
+
+/// Bias of the score: `c_i - c_j` looking back, `c_j - c_i` looking ahead, never positive.
+fn decay(c: &[f64], i: usize, j: usize) -> f64 {
+    c[i.max(j)] - c[i.min(j)]
+}
+
+impl Tiles {
+    /// Applies the mask and the pruning rule to every tile.
+    fn new(spec: &AttentionSpec, segment: &Segment, c: &[f64], delta: f64) -> Self {
+        let mut tiles = Tiles { visit: Vec::new(), visible: 0 };
+        for m0 in (0..segment.q_len).step_by(BM) {
+            // Positions of the block's first and last query.
+            let first = segment.offset() + m0;
+            let last = segment.offset() + (m0 + BM).min(segment.q_len) - 1;
+            let mut row = Vec::new();
+            for n0 in (0..segment.k_len).step_by(BN) {
+                let n1 = (n0 + BN).min(segment.k_len) - 1;
+                let seen = (first..=last).any(|i| (n0..=n1).any(|j| spec.sees(i, j)));
+                tiles.visible += usize::from(seen);
+                row.push(seen && nearest_decay(spec.mask, c, (first, last), (n0, n1)) >= delta);
+            }
+            tiles.visit.push(row);
+        }
+        tiles
+    }
+
+    fn visited(&self) -> usize {
+        self.visit.iter().flatten().filter(|&&visit| visit).count()
+    }
+}
+
+/// The weakest decay in a tile: that of its nearest pair, since gates only ever add decay. A
+/// tile that holds a query's own position has a pair without decay. A window is not looked at.
+fn nearest_decay(mask: Mask, c: &[f64], queries: (usize, usize), keys: (usize, usize)) -> f64 {
+    if keys.1 < queries.0 {
+        decay(c, queries.0, keys.1)
+    } else if mask == Mask::Bidirectional && keys.0 > queries.1 {
+        decay(c, queries.1, keys.0)
+    } else {
+        0.0
+    }
+}

@@ -1,0 +1,72 @@
+//! The short convolution in front of a recurrence, with what follows it.
+
+pub(crate) mod cases;
+mod naive;
+mod tape;
+
+use crate::{Activation, Result, Segments, Tensor};
+
+/// Operands of the short convolution.
+#[derive(Clone, Debug)]
+pub struct ConvInputs<'a> {
+    /// Input `[R, C]`.
+    pub x: &'a Tensor,
+    /// Filters, `K` taps for every channel, the last one for the current row: `C * K` elements.
+    pub weight: &'a Tensor,
+    /// `[C]`.
+    pub bias: Option<&'a Tensor>,
+    /// The `K - 1` rows before each segment, oldest first `[segments * (K - 1), C]`; zeros when
+    /// absent. No gradient.
+    pub before: Option<&'a Tensor>,
+}
+
+impl ConvInputs<'_> {
+    /// Number of taps `K`.
+    pub fn taps(&self) -> usize {
+        self.weight.len() / self.x.cols().max(1)
+    }
+}
+
+/// Options of the short convolution: `y = l2(act(conv(x) + bias))`.
+#[derive(Clone, Debug)]
+pub struct ConvSpec {
+    /// Nonlinearity after the bias.
+    pub activation: Option<Activation>,
+    /// Division by the Euclidean norm, head by head.
+    pub l2_norm: Option<L2Norm>,
+    /// The sequences (query rows). Rows outside come out as zeros.
+    pub segments: Segments,
+}
+
+/// `x / sqrt(sum x^2 + eps)` over every `width` channels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct L2Norm {
+    /// Width of a head.
+    pub width: usize,
+    /// Inside the square root.
+    pub eps: f32,
+}
+
+/// Gradients of the short convolution.
+#[derive(Clone, Debug)]
+pub struct ConvGrads {
+    /// `[R, C]`.
+    pub dx: Tensor,
+    /// As the filters.
+    pub dweight: Tensor,
+    /// `[C]`; present when there is a bias.
+    pub dbias: Option<Tensor>,
+}
+
+/// A device's short convolution.
+pub trait ConvOps {
+    /// Causal convolution of every channel with its own filter; see [`ConvSpec`].
+    fn short_conv_fwd(&self, inputs: &ConvInputs<'_>, spec: &ConvSpec) -> Result<Tensor>;
+    /// Gradients of `short_conv_fwd`; everything is recomputed from the inputs.
+    fn short_conv_bwd(
+        &self,
+        dy: &Tensor,
+        inputs: &ConvInputs<'_>,
+        spec: &ConvSpec,
+    ) -> Result<ConvGrads>;
+}

@@ -1,0 +1,68 @@
+//! `prepare_heads`: token shift, per-head RMS norm and RoPE of a projection.
+//!
+//! `R` is a number of rows (tokens), `H` heads, `d` the head dim.
+
+pub(crate) mod cases;
+mod naive;
+mod tape;
+
+use crate::{Result, Segments, Tensor};
+
+/// Rotary position embedding, half-split pairs over the whole head dim.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rope {
+    /// Base of the geometric series of frequencies.
+    pub base: f64,
+}
+
+/// Operands of `prepare_heads`: token shift, then per-head RMS norm, then RoPE.
+#[derive(Clone, Debug)]
+pub struct HeadInputs<'a> {
+    /// Raw projection `[R, H * d]`.
+    pub u: &'a Tensor,
+    /// Logits of the shift coefficient `[R, H]`: `a = sigmoid(.)` weighs the previous row of `u`.
+    pub shift: Option<&'a Tensor>,
+    /// The row of `u` before each segment's first `[segments, H * d]`; zeros when absent.
+    pub prev: Option<&'a Tensor>,
+    /// Norm weights, `[H * d]`, or `[d]` shared by the heads.
+    pub norm: Option<&'a Tensor>,
+}
+
+/// Options of `prepare_heads`. Rows outside every segment come out as zeros.
+#[derive(Clone, Debug)]
+pub struct HeadSpec {
+    /// Number of heads `H`.
+    pub heads: usize,
+    /// Width of a head `d`.
+    pub head_dim: usize,
+    /// Epsilon inside the norm's square root.
+    pub norm_eps: f32,
+    /// Rotate, with positions counted from each segment's first key.
+    pub rope: Option<Rope>,
+    /// The sequences (query rows).
+    pub segments: Segments,
+}
+
+/// Gradients of `prepare_heads`.
+#[derive(Clone, Debug)]
+pub struct HeadGrads {
+    /// Gradient of the raw projection, shape of `u`.
+    pub du: Tensor,
+    /// Gradient of the shift logits.
+    pub dshift: Option<Tensor>,
+    /// Gradient of the norm weights.
+    pub dnorm: Option<Tensor>,
+}
+
+/// A device's preparation of queries, keys and values.
+pub trait HeadOps {
+    /// Token shift, per-head RMS norm, RoPE: `[R, H * d]`.
+    fn prepare_heads_fwd(&self, inputs: &HeadInputs<'_>, spec: &HeadSpec) -> Result<Tensor>;
+    /// Gradients of `prepare_heads_fwd`; everything is recomputed from the inputs.
+    fn prepare_heads_bwd(
+        &self,
+        dy: &Tensor,
+        inputs: &HeadInputs<'_>,
+        spec: &HeadSpec,
+    ) -> Result<HeadGrads>;
+}

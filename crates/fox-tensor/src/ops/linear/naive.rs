@@ -1,0 +1,99 @@
+//! Matrix products.
+
+use crate::naive::{Matrix, Naive, axpy, dot, matrix, maybe_real};
+use crate::{Error, LinearGroupOps, LinearOps, Result, Tensor};
+
+impl LinearOps for Naive {
+    fn linear_fwd(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let y = forward(matrix(x)?, matrix(w)?, maybe_real(bias)?);
+        Ok(self.tensor(x.device(), y, [x.rows(), w.rows()]))
+    }
+
+    fn linear_bwd_input(&self, dy: &Tensor, w: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        let dx = backward_input(matrix(dy)?, matrix(w)?);
+        self.plus(acc, self.tensor(dy.device(), dx, [dy.rows(), w.cols()]))
+    }
+
+    fn linear_bwd_weight(&self, dy: &Tensor, x: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        let dw = backward_weight(matrix(dy)?, matrix(x)?);
+        self.plus(acc, self.tensor(dy.device(), dw, [dy.cols(), x.cols()]))
+    }
+
+    fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        let db = backward_bias(matrix(dy)?);
+        self.plus(acc, self.tensor(dy.device(), db, [dy.cols()]))
+    }
+}
+
+/// One by one: for tests of the tape.
+impl LinearGroupOps for Naive {
+    fn linear_group_fwd(&self, x: &Tensor, weights: &[&Tensor]) -> Result<Option<Vec<Tensor>>> {
+        weights.iter().map(|w| self.linear_fwd(x, w, None)).collect::<Result<_>>().map(Some)
+    }
+
+    fn linear_group_bwd_input(
+        &self,
+        dys: &[&Tensor],
+        weights: &[&Tensor],
+        acc: Option<Tensor>,
+    ) -> Result<Tensor> {
+        let (Some((dy, dys)), Some((w, weights))) = (dys.split_first(), weights.split_first())
+        else {
+            return Err(Error::argument("linear_group", "there is no gradient"));
+        };
+        let first = self.linear_bwd_input(dy, w, acc)?;
+        let mut rest = dys.iter().zip(weights);
+        rest.try_fold(first, |acc, (dy, w)| self.linear_bwd_input(dy, w, Some(acc)))
+    }
+
+    fn linear_group_bwd_weight(
+        &self,
+        dys: &[&Tensor],
+        x: &Tensor,
+        accs: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Tensor>> {
+        dys.iter().zip(accs).map(|(dy, acc)| self.linear_bwd_weight(dy, x, acc)).collect()
+    }
+}
+
+/// `y[r, n] = <x[r], w[n]> + bias[n]`.
+fn forward(x: Matrix<'_>, w: Matrix<'_>, bias: Option<&[f64]>) -> Vec<f64> {
+    let mut y = Vec::with_capacity(x.rows * w.rows);
+    for r in 0..x.rows {
+        for n in 0..w.rows {
+            y.push(dot(x.row(r), w.row(n)) + bias.map_or(0.0, |b| b[n]));
+        }
+    }
+    y
+}
+
+/// `dx[r] = sum_n dy[r, n] w[n]`.
+fn backward_input(dy: Matrix<'_>, w: Matrix<'_>) -> Vec<f64> {
+    let mut dx = vec![0.0; dy.rows * w.cols];
+    for r in 0..dy.rows {
+        for n in 0..w.rows {
+            axpy(&mut dx[r * w.cols..][..w.cols], dy.row(r)[n], w.row(n));
+        }
+    }
+    dx
+}
+
+/// `dw[n] = sum_r dy[r, n] x[r]`.
+fn backward_weight(dy: Matrix<'_>, x: Matrix<'_>) -> Vec<f64> {
+    let mut dw = vec![0.0; dy.cols * x.cols];
+    for r in 0..dy.rows {
+        for n in 0..dy.cols {
+            axpy(&mut dw[n * x.cols..][..x.cols], dy.row(r)[n], x.row(r));
+        }
+    }
+    dw
+}
+
+/// `db[n] = sum_r dy[r, n]`.
+fn backward_bias(dy: Matrix<'_>) -> Vec<f64> {
+    let mut db = vec![0.0; dy.cols];
+    for r in 0..dy.rows {
+        axpy(&mut db, 1.0, dy.row(r));
+    }
+    db
+}

@@ -1,0 +1,82 @@
+//! The ops, one folder each, with everything that belongs to it:
+//!
+//! - `mod.rs`: operands, options and results with their shapes, and the trait that a device implements;
+//! - `tape.rs`: the op as a model calls it (check, run, record);
+//! - `naive.rs`: the oracle, in f64 and with obvious loops;
+//! - `cases.rs`: the inputs on which every device is compared with the oracle.
+//!
+//! A new op is such a folder and its two lines below: nothing else in this crate changes. Names must be
+//! unique among the ops, because the crate root exports them all.
+//!
+//! [`recompute`], [`paged`] and [`decode`] declare what a device need not have; see [`Caps`](crate::Caps).
+
+pub(crate) mod attention;
+mod columns;
+mod conv;
+mod decode;
+mod embedding;
+mod gate;
+mod gated_norm;
+mod glu;
+mod heads;
+mod hgrn;
+mod linear;
+mod loss;
+mod norm;
+mod orthogonalize;
+pub(crate) mod paged;
+mod recompute;
+pub(crate) mod scan;
+pub(crate) mod stick;
+mod time_step;
+mod update;
+
+pub use decode::{
+    DecodeBlock, DecodeKeys, DecodeOps, DecodeOut, DecodeProjection, DecodeShape, DecodeStep,
+    LastRows,
+};
+pub use paged::{
+    NewKeys, PAGE, Page, PagePart, PageShape, PageTable, PagedKeys, PagedOps, PagedSpec,
+    gathered_attention, held_pages, page_parts, write_pages,
+};
+pub use recompute::RecomputeOps;
+
+use crate::cases::Case;
+
+/// Lists every op once: its folder and its trait.
+macro_rules! ops {
+    ($($op:ident: $ops:ident,)*) => {
+        $(pub use $op::*;)*
+
+        /// Every op that a device must have. Nobody implements this: a type with all of them has it.
+        pub trait Ops: $($ops +)* {}
+        impl<T: $($ops +)* ?Sized> Ops for T {}
+
+        /// The cases of every op.
+        pub(crate) fn cases() -> Vec<Case> {
+            let mut cases = Vec::new();
+            $(cases.extend($op::cases::cases());)*
+            cases
+        }
+    };
+}
+
+ops! {
+    linear: LinearOps,
+    embedding: EmbeddingOps,
+    norm: NormOps,
+    heads: HeadOps,
+    gate: GateOps,
+    attention: AttentionOps,
+    stick: StickOps,
+    gated_norm: GatedNormOps,
+    glu: GluOps,
+    loss: LossOps,
+    update: UpdateOps,
+    orthogonalize: MatrixOps,
+    columns: ColumnOps,
+    conv: ConvOps,
+    scan: ScanOps,
+    time_step: TimeStepOps,
+    hgrn: HgrnOps,
+}

@@ -1,0 +1,197 @@
+//! Cases of attention over pages.
+
+use super::{
+    NewKeys, PAGE, Page, PageShape, PageTable, PagedKeys, PagedSpec, page_parts, write_pages,
+};
+use crate::cases::Rng;
+use crate::{AttentionWeights, Device, Result, Segment, Segments, Tape, Tensor, Var};
+
+/// A batch of sequences with different lengths, gates and queries.
+#[derive(Clone, Debug)]
+pub struct PagedCase {
+    /// What attention is asked for.
+    pub spec: PagedSpec,
+    /// The sequences.
+    pub sequences: Vec<PagedSequence>,
+    /// Queries `[R, H * d]`.
+    pub q: Vec<f64>,
+    gated: bool,
+}
+
+/// Keys of one sequence of a [`PagedCase`].
+#[derive(Clone, Debug)]
+pub struct PagedSequence {
+    /// `[k_len, H_kv * d]`.
+    pub k: Vec<f64>,
+    /// `[k_len, H_kv * d]`.
+    pub v: Vec<f64>,
+    /// Sums of the log gates `[H, k_len]`.
+    pub sums: Vec<f64>,
+}
+
+impl PagedCase {
+    /// A case of its own for every seed.
+    pub fn random(seed: u64) -> Result<Self> {
+        let mut rng = Rng::new(seed);
+        let head_dim = rng.pick(&[8, 16, 24, 32, 64]);
+        let (kv_heads, group) = (rng.between(1, 2), rng.between(1, 2));
+        let (heads, gated) = (kv_heads * group, rng.chance(0.8));
+        let strength = rng.pick(&[0.001, 0.05, 1.0]);
+        let (mut sequences, mut segments, mut row, mut key) = (vec![], vec![], 0, 0);
+        for _ in 0..rng.between(1, 3) {
+            let k_len = rng.between(1, 300);
+            let q_len = rng.pick(&[1, 3, 9, 70]).min(k_len);
+            segments.push(Segment { q_start: row, q_len, k_start: key, k_len });
+            (row, key) = (row + q_len, key + k_len);
+            let mut sums = vec![0.0; heads * k_len];
+            for h in 0..heads {
+                let mut sum = -1e4;
+                for j in 0..k_len {
+                    sum -= strength * rng.normal().abs();
+                    sums[h * k_len + j] = sum;
+                }
+            }
+            let width = kv_heads * head_dim;
+            let (k, v) = (rng.normals(k_len * width), rng.normals(k_len * width));
+            sequences.push(PagedSequence { k, v, sums });
+        }
+        let kinds = [AttentionWeights::Softmax, AttentionWeights::StickBreaking];
+        let spec = PagedSpec {
+            weights: rng.pick(&kinds),
+            heads,
+            kv_heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            window: rng.chance(0.3).then(|| rng.between(1, 150)),
+            thresholds: None,
+            segments: Segments::new(segments)?,
+        };
+        Ok(PagedCase { spec, sequences, q: rng.normals(row * heads * head_dim), gated })
+    }
+
+    /// What the pages have in common.
+    pub fn shape(&self) -> PageShape {
+        let PagedSpec { heads, kv_heads, head_dim, .. } = self.spec;
+        PageShape { kv_heads, head_dim, group: if self.gated { heads / kv_heads } else { 0 } }
+    }
+
+    /// Keys and values `[k_len, H_kv * d]` of a sequence and, when it is gated, log gates `[k_len, H]`.
+    pub fn tensors(
+        &self,
+        sequence: &PagedSequence,
+        device: &Device,
+    ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+        let (heads, width) = (self.spec.heads, self.spec.kv_heads * self.spec.head_dim);
+        let rows = sequence.k.len() / width;
+        let tensor = |x: &[f64]| device.from_f64(x, [rows, width]);
+        let sum = |t: usize, h: usize| sequence.sums[h * rows + t];
+        let gate = |t: usize, h: usize| sum(t, h) - sum(t.saturating_sub(1), h);
+        let gates: Vec<f64> = (0..rows).flat_map(|t| (0..heads).map(move |h| gate(t, h))).collect();
+        let gates = self.gated.then(|| device.from_f64(&gates, [rows, heads])).transpose()?;
+        Ok((tensor(&sequence.k)?, tensor(&sequence.v)?, gates))
+    }
+
+    /// The pages of each sequence, appended in two parts, as a cache grows.
+    pub fn pages(&self, device: &Device) -> Result<Vec<CasePages>> {
+        self.sequences.iter().map(|sequence| self.pages_of(sequence, device)).collect()
+    }
+
+    fn pages_of(&self, sequence: &PagedSequence, device: &Device) -> Result<CasePages> {
+        let (k, v, gates) = self.tensors(sequence, device)?;
+        let mut pages = CasePages::new(self.shape());
+        let rows = k.rows();
+        for (row, count) in [(0, rows / 3), (rows / 3, rows - rows / 3)] {
+            pages.reserve(count, device)?;
+            pages.write_sums(&sequence.sums, row, count);
+            let new = NewKeys { k: &k, v: &v, log_gates: gates.as_ref(), row, count };
+            write_pages(&new, &mut pages, row)?;
+        }
+        Ok(pages)
+    }
+
+    /// Attention over such pages `[R, H * d]`.
+    pub fn run(
+        &self,
+        device: &Device,
+        pages: &[impl PagedKeys],
+        spec: &PagedSpec,
+    ) -> Result<Vec<f64>> {
+        let width = self.spec.heads * self.spec.head_dim;
+        let q = device.from_f64(&self.q, [self.q.len() / width, width])?;
+        let keys: Vec<&dyn PagedKeys> = pages.iter().map(|pages| pages as &dyn PagedKeys).collect();
+        let o = Tape::inference(device).paged_attention(&Var::constant(q), &keys, spec)?;
+        o.value().to_f64()
+    }
+}
+
+/// Pages that nobody shares and that are all held.
+#[derive(Debug)]
+pub struct CasePages {
+    shape: PageShape,
+    heads: Vec<Vec<Page>>,
+    seen: usize,
+    table: PageTable,
+}
+
+impl CasePages {
+    fn new(shape: PageShape) -> Self {
+        let heads = (0..shape.kv_heads).map(|_| Vec::new()).collect();
+        CasePages { shape, heads, seen: 0, table: PageTable::default() }
+    }
+
+    /// Makes room for `count` more keys.
+    fn reserve(&mut self, count: usize, device: &Device) -> Result<()> {
+        self.seen += count;
+        for pages in &mut self.heads {
+            while pages.len() * PAGE < self.seen {
+                pages.push(Page::new(&self.shape, device)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes columns `first .. first + count` of `sums: [H, k_len]`.
+    fn write_sums(&mut self, sums: &[f64], first: usize, count: usize) {
+        let PageShape { kv_heads, group, .. } = self.shape;
+        let all = sums.len() / (kv_heads * group).max(1);
+        for (h, pages) in self.heads.iter_mut().enumerate() {
+            for part in page_parts(first, count) {
+                for g in 0..group {
+                    let own = &sums[(h * group + g) * all + first + part.before..];
+                    let slots = g * PAGE + part.slots.start..g * PAGE + part.slots.end;
+                    pages[part.index].sums[slots].copy_from_slice(&own[..part.slots.len()]);
+                }
+            }
+        }
+    }
+}
+
+impl PagedKeys for CasePages {
+    fn shape(&self) -> PageShape {
+        self.shape
+    }
+
+    fn seen(&self) -> usize {
+        self.seen
+    }
+
+    fn dropped(&self, _head: usize) -> usize {
+        0
+    }
+
+    fn page(&self, head: usize, index: usize) -> Option<&Page> {
+        self.heads[head].get(index)
+    }
+
+    fn page_mut(&mut self, head: usize, index: usize) -> Option<&mut Page> {
+        self.heads[head].get_mut(index)
+    }
+
+    fn table(&self) -> &PageTable {
+        &self.table
+    }
+
+    fn table_mut(&mut self) -> &mut PageTable {
+        &mut self.table
+    }
+}

@@ -1,0 +1,278 @@
+//! Attention over keys and values in pages: an optional ability of a device. One without it gathers the
+//! pages in rows and attends to those.
+//!
+//! A page holds [`PAGE`] keys of one head. The pages of one layer of one sequence are an operand behind
+//! the trait [`PagedKeys`]: ops read and write single pages and know nothing of who owns, shares, counts
+//! or frees them. A trait rather than a list, because a device that keeps a [`PageTable`] looks only at
+//! the pages that are new to it, and a list of all pages for every layer and step would cost more than
+//! the step's other host work.
+
+pub(crate) mod cases;
+mod gathered;
+mod naive;
+mod tape;
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+pub use gathered::gathered_attention;
+
+use crate::{AttentionWeights, Backend, DType, Device, Error, Result, Segment, Segments, Tensor};
+
+/// Keys per page.
+pub const PAGE: usize = 64;
+
+/// What the pages of a layer have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageShape {
+    /// Key heads.
+    pub kv_heads: usize,
+    /// Width of a head `d`.
+    pub head_dim: usize,
+    /// Query heads with gates of their own that read one key head; 0 when nothing is forgotten.
+    pub group: usize,
+}
+
+impl PageShape {
+    /// Bytes of one page of one head on a device.
+    pub fn page_bytes(&self, backend: &dyn Backend) -> usize {
+        let gate = if backend.caps().gates_in_pages() { DType::F32.size() } else { 0 };
+        let row = 2 * self.head_dim * backend.caps().activation_type.size();
+        PAGE * (row + self.group * (size_of::<f64>() + gate))
+    }
+}
+
+/// Room for [`PAGE`] keys of one head.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// `[PAGE, d]`.
+    pub k: Tensor,
+    /// `[PAGE, d]`.
+    pub v: Tensor,
+    /// Log gates `[group, PAGE]`, where the device reads them here.
+    pub gates: Option<Tensor>,
+    /// Sums of the log gates up to and including each key, `[group, PAGE]` for the query heads that
+    /// read this key head; empty when nothing is forgotten. On the host, in f64: differences stay
+    /// accurate after millions of tokens. Ops of devices that read `gates` do not look at them.
+    pub sums: Vec<f64>,
+}
+
+impl Page {
+    /// An empty page.
+    pub fn new(shape: &PageShape, device: &Device) -> Result<Self> {
+        let backend = device.backend();
+        let kernels = backend.caps().gates_in_pages();
+        let room = |rows: usize, width: usize, dtype: DType| match kernels {
+            true => device.uninit([rows, width], dtype),
+            // Whole pages are read: what is not written yet must be a number.
+            false => device.zeros([rows, width], dtype),
+        };
+        let gates = (kernels && shape.group > 0).then(|| room(shape.group, PAGE, DType::F32));
+        Ok(Page {
+            k: room(PAGE, shape.head_dim, backend.caps().activation_type)?,
+            v: room(PAGE, shape.head_dim, backend.caps().activation_type)?,
+            gates: gates.transpose()?,
+            sums: vec![0.0; shape.group * PAGE],
+        })
+    }
+
+    /// The same in memory of its own.
+    pub fn copy(&self) -> Result<Self> {
+        let own = |x: &Tensor| x.slice_rows(0, x.rows());
+        let gates = self.gates.as_ref().map(own).transpose()?;
+        Ok(Page { k: own(&self.k)?, v: own(&self.v)?, gates, sums: self.sums.clone() })
+    }
+
+    /// The sums of gate `g` of the page's group, `[PAGE]`.
+    pub fn sums_of(&self, g: usize) -> &[f64] {
+        &self.sums[g * PAGE..][..PAGE]
+    }
+}
+
+/// Where pages lie, in memory of the device. Only the device writes and reads it.
+#[derive(Debug, Default)]
+pub struct PageTable {
+    /// One row per page.
+    pub rows: Option<Tensor>,
+    /// Rows that are up to date.
+    pub valid: usize,
+}
+
+/// Keys and values of one layer of one sequence, in pages. All heads have seen the same number of keys;
+/// a head may have dropped its oldest pages.
+pub trait PagedKeys: Debug + Send + Sync {
+    /// What the pages have in common.
+    fn shape(&self) -> PageShape;
+    /// Keys seen, dropped ones included.
+    fn seen(&self) -> usize;
+    /// Pages of key head `head` that were dropped.
+    fn dropped(&self, head: usize) -> usize;
+    /// Page number `index` of key head `head`, counted from the first token, if it is held.
+    fn page(&self, head: usize, index: usize) -> Option<&Page>;
+    /// The same for writing; `None` also when another sequence shares the page.
+    fn page_mut(&mut self, head: usize, index: usize) -> Option<&mut Page>;
+    /// What the device has noted about where the pages lie.
+    fn table(&self) -> &PageTable;
+    /// The same for the device to write.
+    fn table_mut(&mut self) -> &mut PageTable;
+
+    /// Pages of each head, dropped ones included.
+    fn page_count(&self) -> usize {
+        self.seen().div_ceil(PAGE)
+    }
+
+    /// Position of the first key that `head` holds.
+    fn first(&self, head: usize) -> usize {
+        self.dropped(head) * PAGE
+    }
+
+    /// Position of the first key that any head holds.
+    fn first_of_all(&self) -> usize {
+        (0..self.shape().kv_heads).map(|head| self.first(head)).min().unwrap_or(0)
+    }
+}
+
+/// The pages that a head holds, oldest first.
+pub fn held_pages(keys: &dyn PagedKeys, head: usize) -> impl Iterator<Item = &Page> {
+    (keys.dropped(head)..keys.page_count()).filter_map(move |index| keys.page(head, index))
+}
+
+/// Part of a run of keys that lies in one page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PagePart {
+    /// Number of the page, counted from the first token.
+    pub index: usize,
+    /// Keys of the run that lie in earlier pages.
+    pub before: usize,
+    /// Where in the page.
+    pub slots: Range<usize>,
+}
+
+/// Positions `first .. first + count`, page by page.
+pub fn page_parts(first: usize, count: usize) -> impl Iterator<Item = PagePart> {
+    (first / PAGE..(first + count).div_ceil(PAGE)).map(move |index| {
+        let (from, to) = (first.max(index * PAGE), (first + count).min((index + 1) * PAGE));
+        PagePart { index, before: from - first, slots: from - index * PAGE..to - index * PAGE }
+    })
+}
+
+/// New keys of one layer of one sequence: rows `row .. row + count` of what a step has made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewKeys<'a> {
+    /// `[R, H_kv * d]`.
+    pub k: &'a Tensor,
+    /// `[R, H_kv * d]`.
+    pub v: &'a Tensor,
+    /// `[R, H]`.
+    pub log_gates: Option<&'a Tensor>,
+    /// The first row.
+    pub row: usize,
+    /// Number of rows.
+    pub count: usize,
+}
+
+/// A device's attention over pages; see [`Caps`](crate::Caps).
+pub trait PagedOps {
+    /// Whether pages hold the log gates, too; then nothing of a page is read that was not written, and
+    /// nobody reads the sums.
+    fn gates_in_pages(&self) -> bool;
+
+    /// Writes new keys, values and gates into pages from position `first` on; there is room for them that
+    /// nobody shares.
+    fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
+        copy_to_pages(new, keys, first)
+    }
+
+    /// Attention of `q: [R, H * d]` over pages: `keys[s]` belongs to segment `s`. A sequence's result
+    /// depends on its own rows and pages alone, to the bit.
+    fn paged_attention(
+        &self,
+        q: &Tensor,
+        keys: &[&dyn PagedKeys],
+        spec: &PagedSpec,
+    ) -> Result<Tensor>;
+}
+
+/// [`PagedOps::write_pages`] on any device.
+pub fn write_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
+    match new.k.device().backend().caps().paged {
+        Some(ops) => ops.write_pages(new, keys, first),
+        None => copy_to_pages(new, keys, first),
+    }
+}
+
+/// Copies new keys and values to their pages one by one.
+fn copy_to_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
+    let backend = new.k.device().backend();
+    let PageShape { kv_heads, head_dim, .. } = keys.shape();
+    for head in 0..kv_heads {
+        for part in page_parts(first, new.count) {
+            let Some(page) = keys.page_mut(head, part.index) else {
+                return Err(unwritable(part.index));
+            };
+            let (from, slots) = ((new.row + part.before, head * head_dim), part.slots);
+            backend.copy_columns(new.k, from, &mut page.k, slots.start, slots.len())?;
+            backend.copy_columns(new.v, from, &mut page.v, slots.start, slots.len())?;
+        }
+    }
+    Ok(())
+}
+
+/// A page that cannot be written.
+fn unwritable(index: usize) -> Error {
+    let detail = format!("page {index} is missing or shared: reserve it before writing");
+    Error::argument("write_pages", detail)
+}
+
+/// Options of attention over pages. Causal.
+#[derive(Clone, Debug)]
+pub struct PagedSpec {
+    /// How scores become weights.
+    pub weights: AttentionWeights,
+    /// Query heads `H`.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Factor on `q . k`.
+    pub scale: f32,
+    /// Sliding window.
+    pub window: Option<usize>,
+    /// Per query head, the decay below which a block of keys may be skipped.
+    pub thresholds: Option<Arc<[f64]>>,
+    /// The queries of each sequence; its keys are all that were seen, the new ones included.
+    pub segments: Segments,
+}
+
+impl PagedSpec {
+    /// Whether queries and pages fit each other.
+    pub(crate) fn check(&self, q: &Tensor, keys: &[&dyn PagedKeys]) -> Result<()> {
+        const OP: &str = "paged_attention";
+        q.expect_shape(OP, "q", &[q.rows(), self.heads * self.head_dim])?;
+        self.segments.check(OP, q.rows(), usize::MAX)?;
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(Error::argument(
+                OP,
+                format!("{} heads cannot share {} key heads", self.heads, self.kv_heads),
+            ));
+        }
+        let group = self.heads / self.kv_heads;
+        let fits = |(keys, segment): (&&dyn PagedKeys, &Segment)| {
+            let shape = keys.shape();
+            let before = segment.k_len - segment.q_len.min(segment.k_len);
+            (shape.kv_heads, shape.head_dim) == (self.kv_heads, self.head_dim)
+                && (shape.group == 0 || shape.group == group)
+                && keys.seen() == segment.k_len
+                && (0..self.kv_heads).all(|head| keys.first(head) <= before)
+        };
+        if keys.len() != self.segments.len()
+            || !keys.iter().zip(self.segments.as_slice()).all(fits)
+            || self.thresholds.as_ref().is_some_and(|t| t.len() != self.heads)
+        {
+            return Err(Error::argument(OP, "the pages do not fit heads and segments"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! The oracle: pages hold the log gates, as on a GPU, and attention reads them there.
+
+use super::gathered::gathered;
+use super::{
+    NewKeys, PAGE, PagedKeys, PagedOps, PagedSpec, copy_to_pages, held_pages, page_parts,
+    unwritable,
+};
+use crate::naive::{Naive, Values, matrix, real, values_mut};
+use crate::{Result, Tensor};
+
+impl PagedOps for Naive {
+    fn gates_in_pages(&self) -> bool {
+        true
+    }
+
+    fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
+        copy_to_pages(new, keys, first)?;
+        let Some(gates) = new.log_gates else { return Ok(()) };
+        let gates = matrix(gates)?;
+        let group = keys.shape().group;
+        for head in 0..keys.shape().kv_heads {
+            for part in page_parts(first, new.count) {
+                let page = keys.page_mut(head, part.index);
+                let Some(own) = page.and_then(|page| page.gates.as_mut()) else {
+                    return Err(unwritable(part.index));
+                };
+                let Values::Real(own) = values_mut(own)? else { continue };
+                for (t, slot) in part.slots.enumerate() {
+                    let row = gates.head(new.row + part.before + t, head, group);
+                    row.iter().enumerate().for_each(|(g, gate)| own[g * PAGE + slot] = *gate);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn paged_attention(
+        &self,
+        q: &Tensor,
+        keys: &[&dyn PagedKeys],
+        spec: &PagedSpec,
+    ) -> Result<Tensor> {
+        gathered(q, keys, spec, gates_of_pages)
+    }
+}
+
+/// The log gates `[group][kept]` of a head.
+fn gates_of_pages(keys: &dyn PagedKeys, head: usize) -> Result<Vec<f64>> {
+    let kept = keys.seen() - keys.first(head);
+    let mut gates = Vec::with_capacity(keys.shape().group * kept);
+    for g in 0..keys.shape().group {
+        let mut left = kept;
+        for page in held_pages(keys, head) {
+            let Some(own) = &page.gates else { continue };
+            gates.extend(&real(own)?[g * PAGE..][..left.min(PAGE)]);
+            left -= left.min(PAGE);
+        }
+    }
+    Ok(gates)
+}

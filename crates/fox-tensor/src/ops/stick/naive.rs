@@ -1,0 +1,207 @@
+//! Stick-breaking attention, key by key from the newest to the oldest, with the stopping rule per
+//! block.
+
+use crate::naive::{Matrix, Naive, axpy, dot, matrix, maybe_matrix};
+use crate::ops::attention::naive::{BM, BN, Backward, Forward, prefix};
+use crate::{
+    AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, Segment, StickOps, Tensor,
+};
+
+impl StickOps for Naive {
+    fn stick_breaking_fwd(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionOut> {
+        let out = StickBreaking::new(inputs, spec)?.forward();
+        Ok(self.attention_out(out, inputs, spec))
+    }
+
+    fn stick_breaking_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        _: &AttentionOut,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        let grads = StickBreaking::new(inputs, spec)?.backward(matrix(d_out)?);
+        Ok(self.attention_grads(grads, inputs))
+    }
+}
+
+/// Operands as matrices.
+struct StickBreaking<'a> {
+    q: Matrix<'a>,
+    k: Matrix<'a>,
+    v: Matrix<'a>,
+    log_gates: Option<Matrix<'a>>,
+    spec: &'a AttentionSpec,
+}
+
+/// One head of one segment.
+struct Job<'a> {
+    head: usize,
+    kv_head: usize,
+    segment: &'a Segment,
+    /// `c[j]`: sum of the log gates of the segment's keys up to and including `j`.
+    c: Vec<f64>,
+}
+
+/// What a query does to the keys of its segment.
+struct Row {
+    /// Position of the query.
+    position: usize,
+    /// `b_ij`: the share that key `j` takes of what is left; 0 for keys not seen.
+    shares: Vec<f64>,
+    /// `b_ij prod_{j < l < i} (1 - b_il) exp(c_i - c_j)`.
+    weights: Vec<f64>,
+    /// `sum ln(1 - b_il)` over the keys that had their turn.
+    log_rest: f64,
+}
+
+/// Up to [`BM`] queries, and how many blocks of keys they visit of those they could.
+struct Block {
+    rows: Vec<Row>,
+    visited: i32,
+    visible: i32,
+}
+
+impl<'a> StickBreaking<'a> {
+    fn new(inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Result<Self> {
+        Ok(StickBreaking {
+            q: matrix(inputs.q)?,
+            k: matrix(inputs.k)?,
+            v: matrix(inputs.v)?,
+            log_gates: maybe_matrix(inputs.log_gates)?,
+            spec,
+        })
+    }
+
+    fn jobs(&self) -> impl Iterator<Item = Job<'a>> {
+        let spec = self.spec;
+        spec.segments.as_slice().iter().flat_map(move |segment| {
+            (0..spec.heads).map(move |head| Job {
+                head,
+                kv_head: head / (spec.heads / spec.kv_heads),
+                segment,
+                c: prefix(self.log_gates, segment, head),
+            })
+        })
+    }
+
+    fn sees(&self, i: usize, j: usize) -> bool {
+        j < i && self.spec.sees(i, j)
+    }
+
+    /// Breaks the sticks of the queries from `m0` on.
+    fn block(&self, job: &Job<'_>, m0: usize) -> Block {
+        let segment = job.segment;
+        let row = |t: usize| Row {
+            position: segment.offset() + t,
+            shares: vec![0.0; segment.k_len],
+            weights: vec![0.0; segment.k_len],
+            log_rest: 0.0,
+        };
+        let rows = (m0..(m0 + BM).min(segment.q_len)).map(row).collect();
+        let mut block = Block { rows, visited: 0, visible: 0 };
+        let (mut done, tolerance) = (false, f64::from(self.spec.stick_tolerance()));
+        for n0 in (0..segment.k_len).step_by(BN).rev() {
+            let keys = n0..(n0 + BN).min(segment.k_len);
+            let seen = |row: &Row| keys.clone().any(|j| self.sees(row.position, j));
+            if !block.rows.iter().any(seen) {
+                continue;
+            }
+            block.visible += 1;
+            if done {
+                continue;
+            }
+            block.visited += 1;
+            for row in &mut block.rows {
+                let position = row.position;
+                for j in keys.clone().rev().filter(|&j| self.sees(position, j)) {
+                    self.take(job, row, j);
+                }
+            }
+            // What is left for all older keys together, and the decay of the newest of them.
+            let little = |row: &Row| {
+                row.log_rest + job.c[row.position] - job.c[n0.saturating_sub(1)] < tolerance
+            };
+            done = block.rows.iter().all(little);
+        }
+        block
+    }
+
+    /// Key `j` takes its share.
+    fn take(&self, job: &Job<'_>, row: &mut Row, j: usize) {
+        let (d, i, segment) = (self.spec.head_dim, row.position, job.segment);
+        let query = segment.q_start + i - segment.offset();
+        let (q, k) =
+            (self.q.head(query, job.head, d), self.k.head(segment.k_start + j, job.kv_head, d));
+        let score = dot(q, k) * f64::from(self.spec.scale);
+        row.shares[j] = 1.0 / (1.0 + (-score).exp());
+        row.weights[j] = row.shares[j] * (row.log_rest + job.c[i] - job.c[j]).exp();
+        // ln(1 - sigmoid(s)) = -softplus(s).
+        row.log_rest -= score.max(0.0) + (-score.abs()).exp().ln_1p();
+    }
+
+    fn forward(&self) -> Forward {
+        let (heads, d) = (self.spec.heads, self.spec.head_dim);
+        let mut out = Forward {
+            o: vec![0.0; self.q.data.len()],
+            lse: vec![f64::NEG_INFINITY; self.q.rows * heads],
+            tiles: vec![0; heads * 2],
+        };
+        for job in self.jobs() {
+            for m0 in (0..job.segment.q_len).step_by(BM) {
+                let block = self.block(&job, m0);
+                out.tiles[job.head * 2] += block.visited;
+                out.tiles[job.head * 2 + 1] += block.visible;
+                for (t, row) in block.rows.iter().enumerate() {
+                    let query = job.segment.q_start + m0 + t;
+                    out.lse[query * heads + job.head] = row.log_rest;
+                    let o = &mut out.o[query * self.q.cols + job.head * d..][..d];
+                    for (j, &weight) in row.weights.iter().enumerate() {
+                        axpy(o, weight, self.v.head(job.segment.k_start + j, job.kv_head, d));
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    /// With `g_j = w_j dw_j`, the gradient of `ln w_j`: a score is in the own weight and in those of
+    /// all older keys, so `ds_j = (1 - b_j) g_j - b_j sum_{l < j} g_l`.
+    fn backward(&self, d_out: Matrix<'_>) -> Backward {
+        let (heads, d) = (self.spec.heads, self.spec.head_dim);
+        let (scale, kv_width) = (f64::from(self.spec.scale), self.k.cols);
+        let mut grads = Backward::zeros(&self.q, &self.k, heads);
+        for job in self.jobs() {
+            let segment = job.segment;
+            let mut dc = vec![0.0; segment.k_len];
+            let blocks = (0..segment.q_len).step_by(BM).map(|m0| self.block(&job, m0));
+            for row in blocks.flat_map(|block| block.rows) {
+                let i = row.position;
+                let query = segment.q_start + i - segment.offset();
+                let (q, d_o) = (self.q.head(query, job.head, d), d_out.head(query, job.head, d));
+                // The sum of `g` over older keys.
+                let mut older = 0.0;
+                for j in (0..segment.k_len).filter(|&j| row.shares[j] > 0.0) {
+                    let key = segment.k_start + j;
+                    let (k, v) =
+                        (self.k.head(key, job.kv_head, d), self.v.head(key, job.kv_head, d));
+                    let g = row.weights[j] * dot(d_o, v);
+                    let ds = (1.0 - row.shares[j]) * g - row.shares[j] * older;
+                    older += g;
+                    let at = key * kv_width + job.kv_head * d;
+                    axpy(&mut grads.dv[at..][..d], row.weights[j], d_o);
+                    axpy(&mut grads.dk[at..][..d], ds * scale, q);
+                    axpy(&mut grads.dq[query * self.q.cols + job.head * d..][..d], ds * scale, k);
+                    dc[i] += g;
+                    dc[j] -= g;
+                }
+            }
+            grads.add_gates(&dc, segment, heads, job.head);
+        }
+        grads
+    }
+}

@@ -1,0 +1,83 @@
+//! Ops that are defined outside of this library.
+
+use super::{Saved, Slot, Tape, Var};
+use crate::{DType, Error, Result, Tensor};
+
+/// An op of one's own, for [`Tape::custom`]: a forward and a backward on plain tensors. Both may call any
+/// op of the device ([`Device::backend`](crate::Device::backend)) or go through host values
+/// ([`Tensor::to_f32`], [`Device::from_f32`](crate::Device::from_f32)), which works on every device.
+pub trait CustomOp {
+    /// For messages.
+    fn name(&self) -> &'static str;
+
+    /// The outputs, on the device of the inputs.
+    fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>>;
+
+    /// Gradients of the inputs, in order, from those of the outputs, in order; `None` for an input that has
+    /// none. An output that nothing depends on has a gradient of zeros.
+    fn backward(
+        &self,
+        inputs: &[&Tensor],
+        outputs: &[&Tensor],
+        grads: &[&Tensor],
+    ) -> Result<Vec<Option<Tensor>>>;
+}
+
+impl<'m> Tape<'m> {
+    /// Runs an op of one's own and records it like any other.
+    pub fn custom(&mut self, op: impl CustomOp + 'm, inputs: &[&Var]) -> Result<Vec<Var>> {
+        let values: Vec<&Tensor> = inputs.iter().map(|input| input.value()).collect();
+        for value in &values {
+            value.expect_device(op.name(), "input", &self.device)?;
+        }
+        let outputs = op.forward(&values)?;
+        for output in &outputs {
+            output.expect_device(op.name(), "output", &self.device)?;
+        }
+        let needs_grad = inputs.iter().any(|input| input.needs_grad());
+        let outs: Vec<Var> =
+            outputs.iter().map(|output| self.output(output.clone(), needs_grad)).collect();
+        if !needs_grad {
+            return Ok(outs);
+        }
+        let slots: Vec<Slot> = inputs.iter().map(|input| input.slot).collect();
+        let saved: Vec<Saved> = inputs.iter().map(|input| input.saved()).collect();
+        let out_slots: Vec<Slot> = outs.iter().map(|out| out.slot).collect();
+        let device = self.device.clone();
+        self.push(move |flow| {
+            let grads: Vec<Option<Tensor>> =
+                out_slots.into_iter().map(|slot| flow.take(slot)).collect();
+            if grads.iter().all(Option::is_none) {
+                return Ok(());
+            }
+            let whole = |(grad, output): (Option<Tensor>, &Tensor)| match grad {
+                Some(grad) => Ok(grad),
+                None => device.zeros(output.shape(), DType::F32),
+            };
+            let grads = grads.into_iter().zip(&outputs).map(whole).collect::<Result<Vec<_>>>()?;
+            let inputs = saved.iter().map(Saved::get).collect::<Result<Vec<_>>>()?;
+            let (inputs, outputs): (Vec<_>, Vec<_>) =
+                (inputs.iter().collect(), outputs.iter().collect());
+            let found = op.backward(&inputs, &outputs, &grads.iter().collect::<Vec<_>>())?;
+            check(&op, &inputs, &found)?;
+            slots.into_iter().zip(found).try_for_each(|(slot, grad)| flow.add_some(slot, grad))
+        });
+        Ok(outs)
+    }
+}
+
+/// One gradient for each input, if any, on its device and of its shape.
+fn check(op: &impl CustomOp, inputs: &[&Tensor], grads: &[Option<Tensor>]) -> Result<()> {
+    if grads.len() != inputs.len() {
+        let detail = format!("{} gradients for {} inputs", grads.len(), inputs.len());
+        return Err(Error::argument(op.name(), detail));
+    }
+    for (grad, input) in grads.iter().zip(inputs) {
+        if let Some(grad) = grad {
+            grad.expect_device(op.name(), "gradient", input.device())?;
+            grad.expect_real(op.name(), "gradient")?;
+            grad.expect_shape(op.name(), "gradient", input.dims())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! An exponential moving average of the weights: often a better model than the last weights themselves.
+//!
+//! ```text
+//! average = d average + (1 - d) weights      after every update, d = min(decay, (1 + n) / (10 + n)) at the n-th
+//! ```
+//!
+//! The smaller `d` of the first updates keeps the initial weights from weighing on a short run.
+
+use fox_model::{Model, Parameters};
+use fox_tensor::{Blend, Device, ParamId, Tensor, WeightFormat};
+
+use crate::Result;
+
+/// The name of an average among the state of a parameter.
+pub(crate) const EMA: &str = "ema";
+
+/// Averages of all trained parameters.
+#[derive(Debug)]
+pub(super) struct Ema {
+    decay: f64,
+    /// In the order of the parameters; `None` for buffers.
+    averages: Vec<Option<Tensor>>,
+}
+
+impl Ema {
+    /// Averages that begin with the weights as they are.
+    pub fn new(decay: f64, params: &Parameters) -> Self {
+        let value =
+            |spec: &fox_model::ParamSpec, value: &Tensor| spec.trainable.then(|| value.clone());
+        Ema { decay, averages: params.iter().map(|(_, spec, x)| value(spec, x)).collect() }
+    }
+
+    /// The average of a parameter, with its name.
+    pub fn state(&self, id: ParamId) -> Option<(&'static str, &Tensor)> {
+        Some((EMA, self.averages[id.0].as_ref()?))
+    }
+
+    pub fn restore(&mut self, id: ParamId, average: Option<Tensor>) {
+        self.averages[id.0] = average;
+    }
+
+    /// Takes in the weights after the update with this number, counted from 1.
+    pub fn update(&mut self, device: &Device, params: &Parameters, update: u64) -> Result<()> {
+        let early = (1 + update) as f64 / (10 + update) as f64;
+        let decay = self.decay.min(early);
+        let mut blends = Vec::with_capacity(params.len());
+        for ((_, _, value), average) in params.iter().zip(&mut self.averages) {
+            if let Some(average) = average {
+                blends.push(Blend::new(average, value, decay as f32, (1.0 - decay) as f32)?);
+            }
+        }
+        Ok(device.backend().blend(&mut blends)?)
+    }
+
+    /// Puts the averages in the place of the weights, which it returns.
+    pub fn replace(&self, model: &mut Model) -> Result<Vec<(ParamId, Tensor)>> {
+        let mut weights = Vec::with_capacity(self.averages.len());
+        for (i, average) in self.averages.iter().enumerate() {
+            let (id, Some(average)) = (ParamId(i), average) else { continue };
+            weights.push((id, model.params().value(id).clone()));
+            model.params_mut().set(id, average.clone())?;
+        }
+        model.pack_weights(WeightFormat::F32)?;
+        Ok(weights)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{gradients, model, values};
+    use super::super::{OptimizerRecipe, Updater};
+
+    #[test]
+    fn the_average_is_the_weighted_sum_of_the_weights() {
+        let mut model = model(&fox_cpu::device());
+        let device = model.device().clone();
+        let recipe = OptimizerRecipe::default();
+        let mut updater = Updater::new(&recipe, Some(0.3), model.params(), &device).unwrap();
+        let mut want = values(&model);
+        // (1 + n) / (10 + n) is below 0.3 for two updates and above it from the third on.
+        for decay in [2.0 / 11.0, 3.0 / 12.0, 0.3, 0.3f32] {
+            let gradients = gradients(&model);
+            updater.step(model.params_mut(), gradients, 0.05).unwrap();
+            for (want, now) in want.iter_mut().zip(values(&model)) {
+                want.iter_mut().zip(now).for_each(|(w, x)| *w = decay * *w + (1.0 - decay) * x);
+            }
+        }
+        let weights = values(&model);
+        let seen = updater.with_average(&mut model, |model| Ok(values(model))).unwrap();
+        assert_eq!(values(&model), weights, "the weights are back");
+        let mut moved = 0;
+        for ((_, spec, _), ((seen, want), weights)) in
+            model.params().iter().zip(seen.iter().zip(&want).zip(&weights))
+        {
+            for (seen, want) in seen.iter().zip(want) {
+                assert!((seen - want).abs() <= 1e-6 * want.abs().max(0.1), "{}", spec.name);
+            }
+            moved += usize::from(seen != weights);
+        }
+        assert!(moved > 10, "{moved}");
+        updater.put_average(&mut model).unwrap();
+        assert_eq!(values(&model), seen);
+    }
+}

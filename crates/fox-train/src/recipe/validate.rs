@@ -1,0 +1,53 @@
+//! What no recipe may say.
+
+use super::{PruningRecipe, Recipe, Weights};
+use crate::{Error, Result};
+
+impl Recipe {
+    /// The first value that cannot be right.
+    pub(super) fn validate(&self) -> Result<()> {
+        let rule = |holds: bool, key: &str, detail: &str| match holds {
+            true => Ok(()),
+            false => Err(Error::value(&self.name, key, detail)),
+        };
+        let (o, t) = (&self.optimizer, &self.training);
+        rule(t.tokens > 0, "training.tokens", "must be at least 1")?;
+        rule(t.batch > 0, "training.batch", "must be at least 1")?;
+        rule(t.micro_batch != Some(0), "training.micro_batch", "must be at least 1")?;
+        rule(t.max_skips > 0, "training.max_skips", "must be at least 1")?;
+        rule(
+            self.data.sequence_length > 0 && self.data.sequence_length <= 1 << 30,
+            "data.sequence_length",
+            "must be between 1 and 2^30",
+        )?;
+        let step = t.batch.checked_mul(self.data.sequence_length);
+        rule(
+            step.is_some_and(|tokens| tokens <= i32::MAX as usize),
+            "training.batch",
+            "times data.sequence_length is more than 2^31 tokens in a step; lower one of them",
+        )?;
+        rule(o.peak_lr >= 0.0 && o.peak_lr.is_finite(), "optimizer.peak_lr", "must be at least 0")?;
+        rule(o.clip > 0.0, "optimizer.clip", "must be above 0; use inf for no clipping")?;
+        rule(t.ema.is_none_or(|x| x > 0.0 && x < 1.0), "training.ema", "must be between 0 and 1")?;
+        rule(
+            t.ema.is_some() || self.evaluation.weights == Weights::Raw,
+            "evaluation.weights",
+            "is \"ema\", but no average is kept; set training.ema, e.g. to 0.999",
+        )?;
+        self.schedule.validate(&self.name)?;
+        rule(self.checkpoints.keep > 0, "checkpoints.keep", "must be at least 1")?;
+        rule(self.metrics.every > 0, "metrics.every", "must be at least 1")?;
+        rule(self.evaluation.length != Some(0), "evaluation.length", "must be at least 1")?;
+        if let Some([min, max]) = t.gate_memory {
+            rule(
+                0.0 < min && min <= max && max <= 1e30,
+                "training.gate_memory",
+                "must be two numbers of tokens, [shortest, longest]",
+            )?;
+        }
+        if let PruningRecipe::Tolerance(x) = t.pruning {
+            rule(x < 0.0, "training.pruning", "must be config, off, auto or a negative number")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,71 @@
+//! Interrupt, termination and hang-up: the first asks to stop in good order, the second ends the program at once.
+//!
+//! What was ignored when the program started stays ignored, as is the custom: `nohup fox train ... &` goes on when its
+//! terminal has gone, and what a script runs in the background does not end with an interrupt that is not for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// The exit code of a program that was interrupted.
+const INTERRUPTED: i32 = 130;
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+#[cfg(unix)]
+const SIGNALS: &[i32] = &[SIGINT, SIGTERM, signal_hook::consts::SIGHUP];
+#[cfg(not(unix))]
+const SIGNALS: &[i32] = &[SIGINT, SIGTERM];
+
+/// A flag that the first signal sets. `act` is called soon after, in a thread of its own.
+pub fn on_stop(act: impl FnOnce() + Send + 'static) -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let ignored = ignored_signals();
+    for &signal in SIGNALS.iter().filter(|&signal| !has(ignored, *signal)) {
+        // In this order: the first signal finds the flag unset.
+        flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&stop))
+            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            .context("cannot listen for signals")?;
+    }
+    let asked = Arc::clone(&stop);
+    thread::spawn(move || {
+        while !asked.load(Ordering::Relaxed) {
+            thread::sleep(LOOK_EVERY);
+        }
+        act();
+    });
+    Ok(stop)
+}
+
+/// The signals that are ignored, as a set of bits; none where the system does not say.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ignored_in(&status)
+}
+
+fn ignored_in(status: &str) -> u64 {
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
+}
+
+fn has(set: u64, signal: i32) -> bool {
+    (1..=64).contains(&signal) && set >> (signal - 1) & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_set_of_ignored_signals_is_read() {
+        let set = ignored_in("Name:\tfox\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000002\n");
+        let ignored: Vec<i32> = (0..70).filter(|&signal| has(set, signal)).collect();
+        assert_eq!(ignored, [1, 13]);
+        assert_eq!(ignored_in(""), 0);
+        assert_eq!(ignored_in("SigIgn:\tnonsense"), 0);
+    }
+}

@@ -1,0 +1,189 @@
+//! Whoever reads the output may leave at any time: work goes on, and only a command whose output is all it makes ends.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+#![cfg(unix)]
+
+mod train_common;
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use fox_data::{SyntheticTokenizer, Tokenizer};
+use fox_model::{Model, ModelConfig, WriteOptions};
+use train_common::{checkpoints, command, metrics, recipe, result, run, stderr};
+
+/// Starts a command and closes the reading ends of both its outputs before it can have written anything.
+fn unheard(command: &mut Command) -> Child {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop((child.stdout.take(), child.stderr.take()));
+    child
+}
+
+fn fox(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+    command.args(args);
+    command
+}
+
+/// How a process ends, which it has to do within a minute.
+fn end_of(child: &mut Child) -> ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if start.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            panic!("it does not end");
+        }
+        sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until a run has written so many lines of its log.
+fn wait_for_lines(out: &Path, lines: usize) {
+    let start = Instant::now();
+    while fs::read_to_string(out.join("metrics.jsonl")).unwrap_or_default().lines().count() < lines
+    {
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not train");
+        sleep(Duration::from_millis(1));
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A small untrained model of the embedded corpus.
+fn model(folder: &Path) -> PathBuf {
+    let mut config = ModelConfig::fox_pro(32, 2, 2);
+    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
+    config.mlp.intermediate_size = Some(48);
+    config.max_position_embeddings = 64;
+    let path = folder.join("small");
+    let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+    model.save(&path, &WriteOptions::for_model(&config)).unwrap();
+    Tokenizer::Synthetic(SyntheticTokenizer).save(&path).unwrap();
+    path
+}
+
+#[test]
+fn training_goes_on_to_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, whole, torn) = (recipe(dir.path()), dir.path().join("a"), dir.path().join("b"));
+    // Not quiet: there are lines that cannot be written, and notices of updates left out would be others.
+    let extra = ["--set", "training.tokens=5120"];
+    let output = run(&recipe, &whole, &extra);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).lines().count() > 2, "nothing is said: {}", stderr(&output));
+
+    let status = end_of(&mut unheard(&mut command(&recipe, &torn, &extra)));
+    assert!(status.success(), "{status}");
+    assert!(result(&torn) == result(&whole));
+    assert_eq!(metrics(&torn), metrics(&whole));
+    assert!(torn.join("summary.json").exists());
+}
+
+#[test]
+fn a_signal_still_stops_an_unheard_run_with_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
+    let extra = ["--set", "training.tokens=5120000", "--set", "checkpoints.every=0"];
+    let mut child = unheard(&mut command(&recipe, &out, &extra));
+    wait_for_lines(&out, 3);
+    signal(&child, "-TERM");
+    assert_eq!(end_of(&mut child).code(), Some(130));
+    assert_eq!(checkpoints(&out).len(), 1);
+}
+
+/// `nohup`: the hang-up of a terminal is ignored before the program starts.
+#[test]
+fn a_hang_up_that_is_ignored_stays_ignored_and_another_stops_with_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, whole) = (recipe(dir.path()), dir.path().join("whole"));
+    let extra = ["--quiet", "--set", "training.tokens=51200", "--set", "checkpoints.every=0"];
+    assert!(run(&recipe, &whole, &extra).status.success());
+    for (trap, code) in [("trap '' HUP; ", 0), ("", 130)] {
+        let out = dir.path().join(format!("run-{code}"));
+        let inner = command(&recipe, &out, &extra);
+        let mut outer = Command::new("sh");
+        outer.args(["-c", &format!("{trap}exec \"$@\""), "sh"]);
+        let mut child = unheard(outer.arg(inner.get_program()).args(inner.get_args()));
+        wait_for_lines(&out, 3);
+        signal(&child, "-HUP");
+        assert_eq!(end_of(&mut child).code(), Some(code), "{trap}");
+        assert_eq!(checkpoints(&out).len(), 1);
+        if code == 0 {
+            assert!(result(&out) == result(&whole));
+        }
+    }
+}
+
+#[test]
+fn preparing_and_evaluating_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = dir.path().join("corpus.txt");
+    fs::write(&corpus, "some text to prepare").unwrap();
+    // An empty document gives a note.
+    fs::write(dir.path().join("empty.txt"), "").unwrap();
+    let out = dir.path().join("data");
+    let prepare = ["prepare", text(dir.path()), text(&out), "--tokenizer", "bytes"];
+    assert!(end_of(&mut unheard(&mut fox(&prepare))).success());
+    assert!(out.join("index.json").exists());
+
+    let model = model(dir.path());
+    let out = dir.path().join("loss");
+    let eval = ["eval", "loss", text(&model), "--length", "64", "--documents", "3"];
+    let status = end_of(&mut unheard(&mut fox(&[&eval[..], &["--out", text(&out)]].concat())));
+    assert!(status.success(), "{status}");
+    for file in ["loss.json", "loss.csv", "loss.svg"] {
+        assert!(out.join(file).exists(), "{file}");
+    }
+    let out = dir.path().join("needle");
+    let eval = ["eval", "needle", text(&model), "--lengths", "64", "--cases", "1"];
+    let status = end_of(&mut unheard(&mut fox(&[&eval[..], &["--out", text(&out)]].concat())));
+    assert!(status.success(), "{status}");
+    assert!(out.join("needle.json").exists());
+}
+
+/// The tokens asked for would take many minutes.
+#[test]
+fn generating_ends_when_nobody_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(dir.path());
+    let args = ["generate", text(&model), "-p", "the fox", "--ignore-end", "--cache", "16"];
+    let mut command = fox(&[&args[..], &["-m", "3000000"]].concat());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut some = [0; 10];
+    child.stdout.as_mut().unwrap().read_exact(&mut some).unwrap();
+    drop(child.stdout.take());
+    let status = end_of(&mut child);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn answers_that_nobody_reads_are_no_failure_and_failures_keep_their_code() {
+    for (args, code) in [
+        (&["info", "fox-pro-125m"][..], 0),
+        (&["info", "fox-pro-125m", "--json"], 0),
+        (&["train", "--list"], 0),
+        (&["--help"], 0),
+        (&["no-such-command"], 2),
+        (&["info", "no-such-model"], 1),
+        (&["verify", "no/such/dump"], 1),
+        (&["train", "no-such-recipe"], 1),
+    ] {
+        let status = end_of(&mut unheard(&mut fox(args)));
+        assert_eq!(status.code(), Some(code), "{args:?}");
+    }
+}

@@ -1,0 +1,162 @@
+//! `fox prepare` from the outside: two at once, kills, and what it says.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+fn command(corpus: &Path, out: &Path, extra: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+    command.arg("prepare").arg(corpus).arg(out).args(["--tokenizer", "bytes"]);
+    command.args(["--shard-tokens", "200000", "--heldout", "0.2"]).args(extra);
+    command
+}
+
+fn run(corpus: &Path, out: &Path, extra: &[&str]) -> Output {
+    command(corpus, out, extra).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).to_string()
+}
+
+/// Some 12 MB of text in short documents.
+fn write_corpus(folder: &Path) -> PathBuf {
+    let path = folder.join("corpus.jsonl");
+    let line = |i: u64| {
+        let text = format!("document {i} of a corpus that takes a while ").repeat(4);
+        format!("{{\"text\": \"{text}\"}}\n")
+    };
+    fs::write(&path, (0..60_000).map(line).collect::<String>()).unwrap();
+    path
+}
+
+/// All files below a folder with their contents.
+fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(contents(&path));
+        } else {
+            files.insert(path.clone(), fs::read(&path).unwrap());
+        }
+    }
+    files
+}
+
+/// The contents of two folders are the same, names included.
+fn same(a: &Path, b: &Path) -> bool {
+    let inside = |folder: &Path| -> Vec<(PathBuf, Vec<u8>)> {
+        let below = |path: PathBuf| path.strip_prefix(folder).unwrap().to_path_buf();
+        contents(folder).into_iter().map(|(path, bytes)| (below(path), bytes)).collect()
+    };
+    inside(a) == inside(b)
+}
+
+fn wait_for(what: &Path, child: &mut Child) {
+    let start = Instant::now();
+    while !what.exists() && child.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{} does not come", what.display());
+        sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn two_at_once_kills_and_stale_locks() {
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = write_corpus(dir.path());
+    let (whole, torn) = (dir.path().join("whole"), dir.path().join("torn"));
+    let output = run(&corpus, &whole, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    // Killed again and again, each time a little further on; every kill leaves the lock's file behind.
+    let (mut kills, mut refused) = (0, 0);
+    for shard in [0, 2, 4, 6, 9] {
+        let mut child = command(&corpus, &torn, &[])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_for(&torn.join(format!("train/{shard:05}.tokens")), &mut child);
+        let second = run(&corpus, &torn, &[]);
+        if child.try_wait().unwrap().is_none() {
+            let want = format!(
+                "error: another process ({}) is preparing into {}; wait until it has ended or choose another folder\n",
+                child.id(),
+                torn.display()
+            );
+            assert_eq!((second.status.code(), stderr(&second)), (Some(1), want));
+            refused += 1;
+            child.kill().unwrap();
+            kills += 1;
+        }
+        child.wait().unwrap();
+    }
+    assert!(kills > 0 && refused > 0, "{kills} kills, {refused} refused");
+    let output = run(&corpus, &torn, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(same(&whole, &torn));
+}
+
+#[test]
+fn a_changed_corpus_of_the_same_size_is_refused_in_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, out) = (dir.path().join("corpus.jsonl"), dir.path().join("out"));
+    let lines: String = (10..60).map(|i| format!("{{\"text\": \"document {i}\"}}\n")).collect();
+    fs::write(&corpus, &lines).unwrap();
+    assert!(run(&corpus, &out, &[]).status.success());
+    let again = run(&corpus, &out, &[]);
+    assert!(String::from_utf8_lossy(&again.stdout).contains("was complete already"));
+    let before = contents(&out);
+    fs::write(&corpus, lines.replace("document 33", "document 88")).unwrap();
+    let output = run(&corpus, &out, &[]);
+    let want = format!(
+        "error: {} holds another preparation (the corpus file corpus.jsonl has changed since); choose another folder or remove this one\n",
+        out.display()
+    );
+    assert_eq!((output.status.code(), stderr(&output)), (Some(1), want));
+    assert!(contents(&out) == before);
+}
+
+#[test]
+fn what_is_left_out_or_doubled_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let (corpus, heldout) = (dir.path().join("a.jsonl"), dir.path().join("b.jsonl"));
+    fs::write(&corpus, "{\"text\": \"one\"}\n{\"text\": \"\"}\n{\"text\": \"two\"}\n").unwrap();
+    fs::write(&heldout, "{\"text\": \"two\"}\n{\"text\": \"three\"}\n").unwrap();
+    let out = dir.path().join("out");
+    let extra = ["--heldout-corpus", heldout.to_str().unwrap(), "--json"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+    command.arg("prepare").arg(&corpus).arg(&out).args(["--tokenizer", "bytes"]).args(extra);
+    for complete in [false, true] {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(
+            stderr(&output),
+            "note: empty documents are left out (1)\nnote: 1 of 2 held-out documents are also trained on; a loss on them says little about new text\n"
+        );
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(json["already_complete"], complete);
+        assert_eq!((&json["empty_documents"], &json["shared_documents"]), (&1.into(), &1.into()));
+    }
+}
+
+/// A pipe without a writer must not be waited for.
+#[cfg(unix)]
+#[test]
+fn a_named_pipe_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("a.jsonl");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for corpus in [&pipe, dir.path()] {
+        let output = run(corpus, &dir.path().join("out"), &[]);
+        assert_eq!(output.status.code(), Some(1));
+        let said = stderr(&output);
+        assert!(said.contains("a.jsonl is a named pipe, not a file"), "{said}");
+        assert!(!dir.path().join("out").exists(), "a failed start leaves nothing behind");
+    }
+}

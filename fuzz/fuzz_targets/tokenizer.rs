@@ -1,0 +1,105 @@
+//! Tokenizers: text through those that are built in, and files that claim to be one.
+//!
+//! The first byte of the input says which; the rest is the text or the file.
+#![no_main]
+
+use std::fs;
+use std::sync::LazyLock;
+
+use fox_data::{SafeCut, Tokenizer};
+use fox_fuzz::{check_sentence, folder};
+use fox_infer::TextStream;
+use libfuzzer_sys::fuzz_target;
+use tempfile::TempDir;
+
+static FOLDER: LazyLock<TempDir> = LazyLock::new(folder);
+static KNOWN: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
+    let known = ["bytes", "gpt2", "json-gpt2", "synthetic"];
+    known.map(|name| Tokenizer::from_name(name).expect("a built-in name")).to_vec()
+});
+const FILES: [&str; 4] =
+    ["tokenizer.json", "fox_tokenizer.json", "tokenizer_config.json", "vocab.json"];
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((&first, rest)) = bytes.split_first() else { return };
+    let which = usize::from(first) % (KNOWN.len() + FILES.len());
+    match KNOWN.get(which) {
+        Some(tokenizer) => {
+            if let Ok(text) = std::str::from_utf8(rest) {
+                check_text(tokenizer, text);
+            }
+            check_ids(tokenizer, rest);
+        }
+        None => check_file(FILES[which - KNOWN.len()], rest),
+    }
+});
+
+fn check_text(tokenizer: &Tokenizer, text: &str) {
+    let ids = tokenizer.encode(text).expect("a built-in tokenizer takes any text");
+    assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()));
+    let decoded = tokenizer.decode(&ids).expect("ids of the tokenizer");
+    if !matches!(tokenizer, Tokenizer::Synthetic(_)) {
+        assert_eq!(decoded, text);
+    }
+    // In pieces, and up to a string that ends it: a part of the text itself.
+    assert_eq!(stream(tokenizer, &ids, None), decoded);
+    let mut starts = decoded.char_indices().skip(2).map(|(at, _)| at);
+    if let (Some(from), Some(to)) = (starts.next(), starts.nth(1)) {
+        let stop = &decoded[from..to];
+        let before = &decoded[..decoded.find(stop).expect("a part of it")];
+        assert_eq!(stream(tokenizer, &ids, Some(stop)), before, "stop {stop:?}");
+    }
+    // Cut where it is safe, the parts have the ids of the whole.
+    let safe = |(at, c): &(usize, char)| match tokenizer.safe_cut() {
+        SafeCut::AnyCharacter => true,
+        SafeCut::BeforeSpace => {
+            *c == ' ' && text[..*at].chars().next_back().is_some_and(|c| !c.is_whitespace())
+        }
+        SafeCut::Nowhere => false,
+    };
+    for (at, _) in text.char_indices().filter(safe).take(4) {
+        let (a, b) = text.split_at(at);
+        let parts = [a, b].map(|part| tokenizer.encode(part).expect("any text")).concat();
+        assert_eq!(parts, ids, "cut at {at}");
+    }
+}
+
+fn check_ids(tokenizer: &Tokenizer, bytes: &[u8]) {
+    let ids: Vec<u32> =
+        bytes.chunks_exact(2).map(|b| u32::from(u16::from_le_bytes([b[0], b[1]]))).collect();
+    match tokenizer.decode(&ids) {
+        Ok(text) => drop(tokenizer.encode(&text).expect("any text")),
+        Err(error) => return check_sentence(&error),
+    }
+    stream(tokenizer, &ids, Some("\n"));
+}
+
+/// The text that a client gets, piece by piece.
+fn stream(tokenizer: &Tokenizer, ids: &[u32], stop: Option<&str>) -> String {
+    let stops: Vec<String> = stop.into_iter().map(str::to_owned).collect();
+    let mut stream = TextStream::new(tokenizer, &[], &stops);
+    let mut text = String::new();
+    for &id in ids {
+        let piece = stream.push(id as i32).expect("ids of the tokenizer");
+        text.push_str(&piece.text);
+        if piece.stopped {
+            return text;
+        }
+    }
+    text + &stream.finish().expect("ids of the tokenizer").text
+}
+
+fn check_file(name: &str, bytes: &[u8]) {
+    let path = FOLDER.path().join(name);
+    fs::write(&path, bytes).expect("memory");
+    for place in [FOLDER.path(), &path] {
+        match Tokenizer::load(place) {
+            Ok(tokenizer) => {
+                let ids = tokenizer.encode("a b").expect("plain text");
+                tokenizer.decode(&ids).expect("ids of the tokenizer");
+            }
+            Err(error) => check_sentence(&error),
+        }
+    }
+    fs::remove_file(&path).expect("memory");
+}
