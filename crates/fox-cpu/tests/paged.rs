@@ -13,8 +13,10 @@ fn random_cases_at_every_level() {
     for level in Level::available() {
         let options = Options { level: Some(level), poison: true, ..Options::default() };
         let cpu = device_with(options).unwrap();
-        for seed in 0..60 {
-            let case = PagedCase::random(seed).unwrap();
+        let random = (0..60).map(|seed| (seed, PagedCase::random(seed)));
+        let dropped = (0..20).map(|seed| (1000 + seed, PagedCase::with_dropped_pages(seed)));
+        for (seed, case) in random.chain(dropped) {
+            let case = case.unwrap();
             let run = |device| case.run(device, &case.pages(device).unwrap(), &case.spec).unwrap();
             let (want, got) = (run(&naive), run(&cpu));
             let error = largest_error(&got, &want);

@@ -48,8 +48,15 @@ pub fn compile(source: Source, architecture: &str, defines: &[String]) -> Result
         "--ptxas-options=-v".to_owned(),
     ];
     options.extend(defines.iter().map(|d| format!("-D{d}")));
+    if defines.iter().any(|d| d == RACECHECK) {
+        options.push("--generate-line-info".to_owned());
+    }
     program.compile(architecture, &options)
 }
+
+/// Makes kernels that compute-sanitizer can follow: line numbers, and barriers on which every reader arrives for
+/// itself (`tma.cuh`). The arithmetic is the same.
+const RACECHECK: &str = "RACECHECK=1";
 
 struct Program {
     handle: nvrtc::nvrtcProgram,
@@ -139,12 +146,17 @@ fn check(status: nvrtc::nvrtcResult, call: &str) -> Result<()> {
 }
 
 /// Machine code from the cache, or compiled now and put there. A cache that cannot be read or
-/// written costs time, never correctness.
+/// written costs time, never correctness. With the environment variable `FOX_RACECHECK=1`, the code is the variant for
+/// `compute-sanitizer --tool racecheck`.
 pub(crate) fn compile_cached(
     source: Source,
     architecture: &str,
     defines: &[String],
 ) -> Result<Vec<u8>> {
+    let racecheck = std::env::var_os("FOX_RACECHECK").is_some_and(|set| set == "1");
+    let mut defines = defines.to_vec();
+    defines.extend(racecheck.then(|| RACECHECK.to_owned()));
+    let defines = &defines;
     let path = cache_folder().map(|folder| folder.join(cache_name(source, architecture, defines)));
     if let Some(cubin) = path.as_deref().and_then(read_cached) {
         return Ok(cubin);

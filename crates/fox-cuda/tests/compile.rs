@@ -1,5 +1,6 @@
 //! Every kernel compiles for every supported architecture and keeps to its budget of registers and
-//! spills. Needs NVRTC, no GPU; without it the test says so and passes.
+//! spills. Needs NVRTC, no GPU; without it the test says so and passes. `FOX_COMPILE_ONLY=scan_delta` compiles only the
+//! sources whose name contains this.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -72,11 +73,13 @@ fn kernels_compile_within_their_budgets() {
         let has = |d: &str| defines.iter().any(|x| x == d);
         !has("GATES=0") && !has("MASK=1") && !has("WINDOW=1")
     };
+    let only = std::env::var("FOX_COMPILE_ONLY").unwrap_or_default();
     let mut jobs = Vec::new();
     let mut counts = BTreeMap::new();
     for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"] {
         let mut variants = variants(architecture == "sm_90a");
         variants.retain(|(source, defines)| source.name.ends_with("sm90") || usual(defines));
+        variants.retain(|(source, _)| source.name.contains(&only));
         counts.insert(architecture, variants.len());
         jobs.extend(variants.into_iter().map(|(source, defines)| (architecture, source, defines)));
     }
@@ -94,5 +97,22 @@ fn kernels_compile_within_their_budgets() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     println!("variants compiled: {counts:?}");
+    assert!(!jobs.is_empty(), "no kernel source is called anything like {only}");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn the_variants_for_racecheck_compile() {
+    if !nvrtc_is_present() {
+        println!("skipped: libnvrtc was not found");
+        return;
+    }
+    for name in ["attention_fwd_sm90", "attention_bwd_sm90", "decode"] {
+        let mut variants = variants(true);
+        variants.retain(|(source, _)| source.name == name);
+        let (source, mut defines) =
+            variants.pop().unwrap_or_else(|| panic!("no variant of {name}"));
+        defines.push("RACECHECK=1".to_owned());
+        compile(source, "sm_90a", &defines).unwrap();
+    }
 }

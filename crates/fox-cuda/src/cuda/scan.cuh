@@ -271,7 +271,8 @@ struct Product {
 template <int ROWS, int COLUMNS>
 DEVICE void copy_tile(real* tile, const real* x, int rows, size_t stride, int width) {
     if constexpr (VEC == 8) {
-        // A thread has the same columns of every STEP-th row. Where rows do not fill the block, some are copied twice.
+        // A thread has the same columns of every STEP-th row. Where rows do not fill the block, its last threads are idle:
+        // two copies of a row would be two writes without a barrier between them.
         constexpr int PIECES = COLUMNS / PIECE, STEP = THREADS / PIECES;
         constexpr bool EVEN = THREADS % PIECES == 0 && ROWS % STEP == 0;
         const int row = threadIdx.x / PIECES, column = threadIdx.x % PIECES * PIECE;
@@ -280,7 +281,7 @@ DEVICE void copy_tile(real* tile, const real* x, int rows, size_t stride, int wi
         x += row * stride + column;
 #pragma unroll
         for (int r = 0; r < ROWS; r += STEP) {
-            if (EVEN || row + r < ROWS) {
+            if (EVEN || (row < STEP && row + r < ROWS)) {
                 copy_async(reinterpret_cast<u16*>(tile + r * pitch(COLUMNS)),
                            reinterpret_cast<const u16*>(x + r * stride), r < rest);
             }

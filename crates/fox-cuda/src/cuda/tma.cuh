@@ -16,6 +16,16 @@ DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cl
 DEVICE void mbarrier_arrive(u64* bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
 }
+// Arrivals of a warp that has read: one, of the first lane after __syncwarp. With RACECHECK every lane arrives for
+// itself, because compute-sanitizer does not follow what __syncwarp orders.
+#if RACECHECK
+constexpr int WARP_ARRIVALS = 32;
+#else
+constexpr int WARP_ARRIVALS = 1;
+#endif
+DEVICE void mbarrier_arrive_warp(u64* bar) {
+    if (threadIdx.x % 32 < WARP_ARRIVALS) mbarrier_arrive(bar);
+}
 DEVICE void mbarrier_expect(u64* bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)),
                  "r"(bytes)

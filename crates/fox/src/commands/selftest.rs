@@ -276,10 +276,14 @@ fn to_bf16(x: f64) -> f64 {
 /// Attention over pages against the oracle.
 fn check_pages(device: &Device) -> Result<bool> {
     const CASES: u64 = 60;
+    const DROPPED: u64 = 20;
     let narrow = device.backend().caps().activation_type == DType::Bf16;
     let (mut worst, mut failures) = (0.0f64, String::new());
-    for seed in 0..CASES {
-        let case = PagedCase::random(seed)?;
+    let random = (0..CASES).map(|seed| (format!("pages {seed}"), PagedCase::random(seed)));
+    let dropped = (0..DROPPED)
+        .map(|seed| (format!("dropped pages {seed}"), PagedCase::with_dropped_pages(seed)));
+    for (name, case) in random.chain(dropped) {
+        let case = case?;
         let run =
             |case: &PagedCase, device: &Device| case.run(device, &case.pages(device)?, &case.spec);
         let (want, got) = (run(&case, &Device::naive())?, run(&case, device)?);
@@ -296,14 +300,14 @@ fn check_pages(device: &Device) -> Result<bool> {
         let share = if error.is_finite() { error / tolerance } else { f64::INFINITY };
         worst = worst.max(share);
         if share > 1.0 {
-            failures +=
-                &format!("  FAIL pages {seed}: off by {error:.1e}, {tolerance:.1e} is allowed\n");
+            failures += &format!("  FAIL {name}: off by {error:.1e}, {tolerance:.1e} is allowed\n");
         }
         if run(&case, device)? != got {
-            failures += &format!("  FAIL pages {seed}: two runs differ\n");
+            failures += &format!("  FAIL {name}: two runs differ\n");
         }
     }
-    let text = format!("  {CASES} cases of pages, worst error {worst:.2} of its tolerance\n");
+    let text =
+        format!("  {} cases of pages, worst error {worst:.2} of its tolerance\n", CASES + DROPPED);
     output::print(&(text + &failures))?;
     Ok(failures.is_empty())
 }

@@ -73,26 +73,26 @@ struct alignas(1024) Shared {
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES);
 
-constexpr int CONSUMER_WARPS = 8;
+constexpr int CONSUMERS = 8 * WARP_ARRIVALS;  // that arrive, of eight warps
 constexpr int TURN_BARRIER = 1;  // and 2: for taking turns at the tensor cores
 
 DEVICE void init_barriers(Shared& sh) {
     mbarrier_init(&sh.kv_full, 1);
-    mbarrier_init(&sh.kv_empty, CONSUMER_WARPS);
+    mbarrier_init(&sh.kv_empty, CONSUMERS);
     for (int i = 0; i < STAGES; ++i) {
         mbarrier_init(&sh.q_full[i], 1);
-        mbarrier_init(&sh.q_empty[i], CONSUMER_WARPS);
+        mbarrier_init(&sh.q_empty[i], CONSUMERS);
         mbarrier_init(&sh.do_full[i], 1);
-        mbarrier_init(&sh.do_empty[i], CONSUMER_WARPS);
+        mbarrier_init(&sh.do_empty[i], CONSUMERS);
         mbarrier_init(&sh.rows_full[i], 32);
-        mbarrier_init(&sh.rows_empty[i], CONSUMER_WARPS);
+        mbarrier_init(&sh.rows_empty[i], CONSUMERS);
     }
-    for (int i = 0; i < 3; ++i) mbarrier_init(&sh.ds_full[i], CONSUMER_WARPS);
+    for (int i = 0; i < 3; ++i) mbarrier_init(&sh.ds_full[i], CONSUMERS);
     for (int i = 0; i < 2; ++i) {
-        mbarrier_init(&sh.dq_full[i], CONSUMER_WARPS / 2);
+        mbarrier_init(&sh.dq_full[i], CONSUMERS / 2);
         mbarrier_init(&sh.dq_empty[i], 1);
         mbarrier_init(&sh.tile_full[i], 1);
-        mbarrier_init(&sh.tile_empty[i], CONSUMER_WARPS + 3);
+        mbarrier_init(&sh.tile_empty[i], CONSUMERS + WARP_ARRIVALS + 2);
     }
     mbarrier_init_fence();
 }
@@ -208,7 +208,7 @@ DEVICE void load_rows(Shared& sh, const BackwardParams& p) {
             mbarrier_arrive(&sh.rows_full[stage]);
         });
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(&sh.tile_empty[slot]);
+        mbarrier_arrive_warp(&sh.tile_empty[slot]);
     }
 }
 

@@ -32,22 +32,22 @@ struct alignas(1024) Shared {
 static_assert(sizeof(Shared) <= SHARED_BYTES);
 
 DEVICE void init_barriers(Shared& sh) {
-    const int warps = 4 * WARPGROUPS;
+    const int readers = 4 * WARPGROUPS * WARP_ARRIVALS;
     mbarrier_init(&sh.q_full, 1);
-    mbarrier_init(&sh.q_empty, warps);
+    mbarrier_init(&sh.q_empty, readers);
     for (int i = 0; i < STAGES; ++i) {
         mbarrier_init(&sh.k_full[i], 1);
-        mbarrier_init(&sh.k_empty[i], warps);
+        mbarrier_init(&sh.k_empty[i], readers);
         mbarrier_init(&sh.v_full[i], 1);
-        mbarrier_init(&sh.v_empty[i], warps);
+        mbarrier_init(&sh.v_empty[i], readers);
     }
     for (int i = 0; i < BIAS_STAGES; ++i) {
         mbarrier_init(&sh.bias_full[i], 32);
-        mbarrier_init(&sh.bias_empty[i], warps);
+        mbarrier_init(&sh.bias_empty[i], readers);
     }
     for (int i = 0; i < 2; ++i) {
         mbarrier_init(&sh.tile_full[i], 1);
-        mbarrier_init(&sh.tile_empty[i], warps + GATES);
+        mbarrier_init(&sh.tile_empty[i], readers + GATES * WARP_ARRIVALS);
     }
     mbarrier_init_fence();
 }
@@ -111,7 +111,7 @@ DEVICE void load_biases(Shared& sh, const ForwardParams& p) {
         mbarrier_wait(&sh.tile_full[slot.stage], slot.phase);
         ForwardTile t = sh.tile[slot.stage];
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(&sh.tile_empty[slot.stage]);
+        mbarrier_arrive_warp(&sh.tile_empty[slot.stage]);
         slot.next();
         if (t.head < 0) return;
         const float2* gates = p.gates + size_t(t.head) * p.gate_stride + t.c_base;
@@ -143,9 +143,7 @@ struct ForwardRows {
     // Row of the tile that this thread's first accumulator row is.
     static DEVICE int row() { return int(threadIdx.x) / 32 * 16 - 64 + lane() / 4; }
 
-    static DEVICE void release(u64* bar) {
-        if (lane() == 0) mbarrier_arrive(bar);
-    }
+    static DEVICE void release(u64* bar) { mbarrier_arrive_warp(bar); }
 
     DEVICE const u8* queries() const { return sh.q + warpgroup * 64 * SLAB_ROW_BYTES; }
 

@@ -10,9 +10,7 @@ struct Consumer {
     static DEVICE int lane() { return threadIdx.x % 32; }
     // Key of the tile that this thread's first accumulator row is.
     static DEVICE int row() { return int(threadIdx.x) / 32 * 16 - 64 + lane() / 4; }
-    static DEVICE void release(u64* bar) {
-        if (lane() == 0) mbarrier_arrive(bar);
-    }
+    static DEVICE void release(u64* bar) { mbarrier_arrive_warp(bar); }
 
     // S^T of this tile becomes P^T.
     template <bool MASKED>

@@ -288,7 +288,7 @@ DEVICE void product(const Memory& m, const Params& p, const Layer& layer, int n_
                     }
                 }
                 __syncwarp();
-                if (lane == 0) mbarrier_arrive(m.empty + at.stage);
+                mbarrier_arrive_warp(m.empty + at.stage);
                 at.next();
             }
 #pragma unroll
@@ -333,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(const 
     }
     if (threadIdx.x < RING) {
         mbarrier_init(m.full + threadIdx.x, 1);
-        mbarrier_init(m.empty + threadIdx.x, WARPS);
+        mbarrier_init(m.empty + threadIdx.x, WARPS * WARP_ARRIVALS);
         mbarrier_init_fence();
     }
     __syncthreads();

@@ -34,6 +34,8 @@ DEVICE float2 suffix_sums(float own, float* parts) {
         if (lane >= step) sum += other;
     }
     if (lane == 31) parts[warp] = sum;
+    // Not sum - own: a strong gate would take the digits of the others along.
+    const float last = __shfl_up_sync(~0u, sum, 1);
     sync();
     float before = 0.f, all = 0.f;
 #pragma unroll
@@ -41,7 +43,7 @@ DEVICE float2 suffix_sums(float own, float* parts) {
         if (w < warp) before += parts[w];
         all += parts[w];
     }
-    return make_float2(before + (sum - own), all);
+    return make_float2(before + (lane > 0 ? last : 0.f), all);
 }
 
 // A piece of work: some keys of one sequence and key head.
@@ -177,7 +179,7 @@ struct Role {
             const float gate = log_sigmoid(receive(raw(p, from, FORGET, unit.b, at), from.epoch) + bias);
             *unit.gate(p, layer, unit.count - 1, lane) = gate;
             if (layer.new_gates) layer.new_gates[unit.b * p.heads + at] = gate;
-            sh.new_gate[lane] = gate;
+            sh.new_gate[lane] = floored_log_gate(gate);
             return;
         }
         const int own = part == QUERY ? head : unit.kv_head;
@@ -388,7 +390,7 @@ DEVICE void attention(const Memory& m, const Params& p, const Layer& layer, int 
         past.load(p, layer, unit);
         const int own = unit.count - 1 - int(threadIdx.x), newest = unit.is_last() ? unit.count - 1 : -1;
         const bool has_gate = p.gated && own >= 0 && own != newest;
-        float gate = has_gate ? *unit.gate(p, layer, own, 0) : 0.f;
+        float gate = has_gate ? floored_log_gate(*unit.gate(p, layer, own, 0)) : 0.f;
         for (int role = threadIdx.x / 32, more = 1; more; role += WARPS) {
             const Role own_role(p, layer, unit, role);
             // The scratch memory may still be in use.
@@ -399,7 +401,7 @@ DEVICE void attention(const Memory& m, const Params& p, const Layer& layer, int 
         sync();
         for (int g = 0; g < group; ++g) {
             attend_head(sh, p, layer, unit, past, g, gate, from, to);
-            if (has_gate && g + 1 < group) gate = *unit.gate(p, layer, own, g + 1);
+            if (has_gate && g + 1 < group) gate = floored_log_gate(*unit.gate(p, layer, own, g + 1));
         }
     }
     if (p.splits == 1) return;

@@ -75,8 +75,9 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 /// and Hopper have.
 fn stick_tile(head_dim: usize, gates: bool, wide: bool) -> Tile {
     let head_dim = padded_head_dim(head_dim);
-    let (rows, size) = if wide { (8, 4) } else { (64 * (head_dim + 8), 2) };
-    let shared = (4 * rows + 2 * 64 * 72) * size + 5 * 64 * 4 + 16;
+    // The gate prefixes of the keys are pairs in single precision.
+    let (rows, size, prefixes) = if wide { (8, 4, 2) } else { (64 * (head_dim + 8), 2, 1) };
+    let shared = (4 * rows + 2 * 64 * 72) * size + (prefixes + 4) * 64 * 4 + 16;
     let defines = vec![
         format!("HEAD_DIM={head_dim}"),
         format!("WIDE={}", i32::from(wide)),

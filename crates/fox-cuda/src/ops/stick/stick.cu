@@ -21,7 +21,7 @@ struct Shared {
     alignas(16) real rows[4][ROWS_LEN];
     alignas(16) real weights[BLOCK * WEIGHT_PITCH];
     alignas(16) real grads[BLOCK * WEIGHT_PITCH];
-    float bias[BLOCK];
+    Prefix prefixes[BLOCK];
     float columns[THREADS / 32][BLOCK];
     u32 visitors[THREADS / 32];
 };
@@ -91,19 +91,18 @@ DEVICE float2 shares(float x) {
     return make_float2(fminf(x, 0.f) - m, -fmaxf(x, 0.f) - m);
 }
 
-// Gate prefixes of a block of keys, relative to its last, go to shared memory; `frame` gets those of the
-// thread's rows.
-DEVICE void gate_frame(Shared& sh, const Queries& m, int n, float (&frame)[2]) {
+// Gate prefixes of a block of keys go to shared memory; `frame` gets those of the thread's rows.
+DEVICE void gate_frame(Shared& sh, const Queries& m, int n, Prefix (&frame)[2]) {
     if (!GATES) return;
     const int first = n * BLOCK, last = min(first + BLOCK, m.s.k_len) - 1;
     const float2 reference = m.gates[last];
     if (threadIdx.x < BLOCK) {
-        sh.bias[threadIdx.x] = gate_difference(m.gates[min(first + int(threadIdx.x), last)], reference);
+        sh.prefixes[threadIdx.x] = prefix_from(m.gates[min(first + int(threadIdx.x), last)], reference);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int i = min(m.position + fragment_row() + 8 * r, m.s.k_len - 1);
-        frame[r] = gate_difference(m.gates[i], reference);
+        frame[r] = prefix_from(m.gates[i], reference);
     }
 }
 
@@ -114,7 +113,7 @@ enum Mode { WEIGHTS, SUMS, GRADIENTS };
 // adds g to `columns`, the sums over the thread's rows.
 template <Mode MODE>
 DEVICE void break_sticks(Shared& sh, const Params& p, const Queries& m, int n, const float (&s)[BLOCK / 2],
-                         const float (&dp)[BLOCK / 2], Carry& carry, const float (&frame)[2],
+                         const float (&dp)[BLOCK / 2], Carry& carry, const Prefix (&frame)[2],
                          const float (&total)[2], float (&columns)[BLOCK / 4]) {
     const int first = n * BLOCK;
 #pragma unroll
@@ -140,7 +139,7 @@ DEVICE void break_sticks(Shared& sh, const Params& p, const Queries& m, int n, c
             float w[2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const float decay = GATES ? frame[r] - sh.bias[column + e] : 0.f;
+                const float decay = GATES ? decay_between(sh.prefixes[column + e], frame[r]) : 0.f;
                 const float left = e ? rest : rest + share[1].y;
                 w[e] = seen[e] ? power(share[e].x + left + decay) : 0.f;
             }
@@ -186,7 +185,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_fwd(const __grid_con
     const Queries m = queries(p, p.m_tiles[blockIdx.x], blockIdx.y);
     const Rows q = fetch(sh.rows[0], Source{p.q, p.heads, m.head, p.head_dim}, m.s.q_start + m.first,
                          m.count);
-    float o[HEAD_DIM / 2] = {}, none[BLOCK / 2], frame[2] = {}, total[2] = {}, columns[BLOCK / 4];
+    float o[HEAD_DIM / 2] = {}, none[BLOCK / 2], total[2] = {}, columns[BLOCK / 4];
+    Prefix frame[2] = {};
     Carry carry;
     int n = m.end;
     while (n > m.begin) {
@@ -221,7 +221,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_carries(const __grid
     Shared& sh = *reinterpret_cast<Shared*>(memory);
     const Queries m = queries(p, p.m_tiles[blockIdx.x], p.head0 + blockIdx.y);
     const Both own = fetch_queries(sh, p, m, 0);
-    float frame[2] = {}, total[2] = {}, columns[BLOCK / 4];
+    float total[2] = {}, columns[BLOCK / 4];
+    Prefix frame[2] = {};
     Carry carry;
     float2* carries = p.carries + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * p.key_blocks * BLOCK;
     const size_t tile = size_t(m.head) * p.m_tile_count + blockIdx.x;
@@ -301,7 +302,8 @@ DEVICE void add_visitor(Shared& sh, const Params& p, const Queries& m, int n, in
                         int column0) {
     __syncthreads();
     const Both own = fetch_queries(sh, p, m, 2);
-    float frame[2] = {}, total[2];
+    float total[2];
+    Prefix frame[2] = {};
     gate_frame(sh, m, n, frame);
     Carry carry = begin_at(p, m.head, m_tile, n, total);
     wait_for_rows();
@@ -356,7 +358,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_bwd_queries(const __
     for (int n = m.end - 1; n >= oldest; --n) {
         __syncthreads();
         const Both kv = fetch_keys(sh, p, m, n, 2);
-        float frame[2] = {}, total[2];
+        float total[2];
+        Prefix frame[2] = {};
         gate_frame(sh, m, n, frame);
         Carry carry = begin_at(p, m.head, blockIdx.x, n, total);
         wait_for_rows();

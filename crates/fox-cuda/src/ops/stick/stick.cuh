@@ -74,6 +74,11 @@ DEVICE void add_product(float (&c)[N / 2], const real* w, const Rows& b, int col
 }
 
 DEVICE void put_pair(real* p, float x, float y) { p[0] = x, p[1] = y; }
+// A gate prefix as tiles hold it: both floats, because a strong gate between two tokens and the last key of their block
+// would leave no digits of a difference of differences.
+typedef float2 Prefix;
+DEVICE Prefix prefix_from(float2 prefix, float2) { return prefix; }
+DEVICE float decay_between(Prefix key, Prefix query) { return gate_difference(query, key); }
 DEVICE float power(float x) { return exp2f(x); }
 // log2(1 + x)
 DEVICE float log2_above(float x) { return log1pf(x) * LOG2_E; }
@@ -110,6 +115,10 @@ DEVICE void add_product(float (&c)[N / 2], const real* w, const Rows& b, int col
 }
 
 DEVICE void put_pair(real* p, float x, float y) { *reinterpret_cast<u32*>(p) = pack_bf16(x, y); }
+// A gate prefix as tiles hold it: relative to that of the last key of the block.
+typedef float Prefix;
+DEVICE Prefix prefix_from(float2 prefix, float2 reference) { return gate_difference(prefix, reference); }
+DEVICE float decay_between(Prefix key, Prefix query) { return query - key; }
 DEVICE float power(float x) { return exp2_fast(x); }
 DEVICE float log2_above(float x) { return log2_fast(1.f + x); }
 #endif

@@ -1,6 +1,6 @@
 //! Losses with ignored labels, for every size of vocabulary.
 
-use crate::cases::{Case, Output, Rng};
+use crate::cases::{Case, Data, Output, Rng, round};
 use crate::{IGNORE_LABEL, LossInputs};
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -12,6 +12,8 @@ pub(crate) fn cases() -> Vec<Case> {
         loss(799, 3, 65, 0.5),
         loss(7, 16, 33, 1.0),
     ]);
+    // A thread of a GPU reads several pieces of a row, of one element or of eight: 4099 is odd, 8208 is not.
+    cases.extend([loss(5, 16, 4099, 0.2), rising_loss(5, 16, 8208)]);
     cases.push(loss_twice());
     cases
 }
@@ -45,6 +47,25 @@ fn loss(rows: usize, width: usize, vocab: usize, ignored: f64) -> Case {
         .normal("w", &[vocab, width])
         .int("labels", &[rows], labels)
         .constant("weights", &[rows], weights)
+}
+
+/// Logits that rise along the vocabulary by 40: whoever sums exponentials in passing must scale the sum down again and
+/// again.
+fn rising_loss(rows: usize, width: usize, vocab: usize) -> Case {
+    let mut case = loss(rows, width, vocab, 0.2);
+    case.name = format!("linear_cross_entropy/rising/{rows}x{width}/v{vocab}");
+    for input in &mut case.inputs {
+        let Data::Real(values) = &mut input.data else { continue };
+        match input.name {
+            "x" => values.iter_mut().step_by(width).for_each(|x| *x = 4.0),
+            "w" => {
+                let first = values.iter_mut().step_by(width).enumerate();
+                first.for_each(|(id, w)| *w = round(10.0 * id as f64 / vocab as f64));
+            }
+            _ => {}
+        }
+    }
+    case
 }
 
 /// Two losses on one projection, as micro-batches accumulate.

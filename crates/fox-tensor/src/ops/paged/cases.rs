@@ -27,6 +27,8 @@ pub struct PagedSequence {
     pub v: Vec<f64>,
     /// Sums of the log gates `[H, k_len]`.
     pub sums: Vec<f64>,
+    /// Pages that each key head drops after they were written `[H_kv]`.
+    pub dropped: Vec<usize>,
 }
 
 impl PagedCase {
@@ -53,7 +55,7 @@ impl PagedCase {
             }
             let width = kv_heads * head_dim;
             let (k, v) = (rng.normals(k_len * width), rng.normals(k_len * width));
-            sequences.push(PagedSequence { k, v, sums });
+            sequences.push(PagedSequence { k, v, sums, dropped: vec![0; kv_heads] });
         }
         let kinds = [AttentionWeights::Softmax, AttentionWeights::StickBreaking];
         let spec = PagedSpec {
@@ -67,6 +69,34 @@ impl PagedCase {
             segments: Segments::new(segments)?,
         };
         Ok(PagedCase { spec, sequences, q: rng.normals(row * heads * head_dim), gated })
+    }
+
+    /// A case of [`PagedCase::random`] whose key heads drop different numbers of pages, although their gates forget
+    /// next to nothing: a key that is gone and still counted would show.
+    pub fn with_dropped_pages(seed: u64) -> Result<Self> {
+        let mut rng = Rng::new(seed ^ 0xd509);
+        let (kv_heads, group, head_dim) = (3, rng.between(1, 2), rng.pick(&[8, 24, 64]));
+        let heads = kv_heads * group;
+        let (k_len, q_len) = (rng.between(200, 400), rng.pick(&[1, 3, 9, 70]));
+        let sums = (0..heads).flat_map(|_| (0..k_len).map(|j| -1e-3 * j as f64)).collect();
+        let (k, v) =
+            (rng.normals(k_len * kv_heads * head_dim), rng.normals(k_len * kv_heads * head_dim));
+        let dropped = vec![0, (k_len - q_len) / PAGE, 1];
+        let kinds = [AttentionWeights::Softmax, AttentionWeights::StickBreaking];
+        let segment = Segment { q_start: 0, q_len, k_start: 0, k_len };
+        let spec = PagedSpec {
+            weights: rng.pick(&kinds),
+            heads,
+            kv_heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            window: None,
+            thresholds: None,
+            segments: Segments::new(vec![segment])?,
+        };
+        let q = rng.normals(q_len * heads * head_dim);
+        let sequences = vec![PagedSequence { k, v, sums, dropped }];
+        Ok(PagedCase { spec, sequences, q, gated: true })
     }
 
     /// What the pages have in common.
@@ -106,6 +136,7 @@ impl PagedCase {
             let new = NewKeys { k: &k, v: &v, log_gates: gates.as_ref(), row, count };
             write_pages(&new, &mut pages, row)?;
         }
+        pages.dropped.clone_from(&sequence.dropped);
         Ok(pages)
     }
 
@@ -124,11 +155,13 @@ impl PagedCase {
     }
 }
 
-/// Pages that nobody shares and that are all held.
+/// Pages that nobody shares.
 #[derive(Debug)]
 pub struct CasePages {
     shape: PageShape,
     heads: Vec<Vec<Page>>,
+    /// Pages gone from the front of each head.
+    dropped: Vec<usize>,
     seen: usize,
     table: PageTable,
 }
@@ -136,7 +169,8 @@ pub struct CasePages {
 impl CasePages {
     fn new(shape: PageShape) -> Self {
         let heads = (0..shape.kv_heads).map(|_| Vec::new()).collect();
-        CasePages { shape, heads, seen: 0, table: PageTable::default() }
+        let dropped = vec![0; shape.kv_heads];
+        CasePages { shape, heads, dropped, seen: 0, table: PageTable::default() }
     }
 
     /// Makes room for `count` more keys.
@@ -175,16 +209,16 @@ impl PagedKeys for CasePages {
         self.seen
     }
 
-    fn dropped(&self, _head: usize) -> usize {
-        0
+    fn dropped(&self, head: usize) -> usize {
+        self.dropped[head]
     }
 
     fn page(&self, head: usize, index: usize) -> Option<&Page> {
-        self.heads[head].get(index)
+        self.heads[head].get(index).filter(|_| index >= self.dropped[head])
     }
 
     fn page_mut(&mut self, head: usize, index: usize) -> Option<&mut Page> {
-        self.heads[head].get_mut(index)
+        self.heads[head].get_mut(index).filter(|_| index >= self.dropped[head])
     }
 
     fn table(&self) -> &PageTable {
