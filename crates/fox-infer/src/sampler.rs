@@ -26,8 +26,12 @@ impl Sampler {
         Sampler { sampling, rng, seen }
     }
 
-    /// The next id; `None` when no logit is a number.
+    /// The next id; `None` when a logit is NaN, because a model that gives one is broken and the rest of the row with it,
+    /// or when all are minus infinity.
     pub fn choose(&mut self, logits: &[f32]) -> Option<i32> {
+        if logits.iter().any(|logit| logit.is_nan()) {
+            return None;
+        }
         let id = match &self.seen {
             None => draw(&self.sampling, &mut self.rng, logits),
             Some(seen) => {
@@ -61,7 +65,7 @@ fn draw(sampling: &Sampling, rng: &mut Rng, logits: &[f32]) -> Option<i32> {
     let mut kept: Vec<(usize, f64)> = logits
         .iter()
         .enumerate()
-        .map(|(id, &logit)| (id, if logit.is_nan() { 0.0 } else { weight(logit) }))
+        .map(|(id, &logit)| (id, weight(logit)))
         .filter(|(_, weight)| *weight > 0.0)
         .collect();
     let descending = |a: &(usize, f64), b: &(usize, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
@@ -171,12 +175,15 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_of_the_largest_and_no_number_gives_nothing() {
+    fn greedy_takes_the_first_of_the_largest_and_a_nan_gives_nothing() {
         let mut sampler = Sampler::new(Sampling::greedy(), &[]);
         assert_eq!(sampler.choose(&LOGITS), Some(1));
-        assert_eq!(sampler.choose(&[f32::NAN, 0.5, f32::NAN]), Some(1));
-        assert_eq!(sampler.choose(&[f32::NAN; 3]), None);
-        assert_eq!(Sampler::new(Sampling::default(), &[]).choose(&[f32::NAN, 0.5]), Some(1));
+        let penalised = Sampling { repetition_penalty: 3.0, ..Sampling::default() };
+        for sampling in [Sampling::greedy(), Sampling::default(), penalised] {
+            let mut sampler = Sampler::new(sampling, &[0, 2]);
+            assert_eq!(sampler.choose(&[0.25, 0.5, f32::NAN]), None);
+            assert_eq!(sampler.choose(&[f32::NAN; 3]), None);
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use fox_tensor::speed::matmul_rate;
 use fox_tensor::{Acp, AttentionInputs, AttentionSpec, DType, Device, Mask, Segments, Tensor};
 use serde_json::json;
 
+use super::sampled::{self, Run};
 use super::{machine, median, normals, seconds};
 use crate::device::DeviceArgs;
 use crate::output;
@@ -19,6 +20,8 @@ use crate::tolerance::log_tolerance;
 /// Gates decay with times log-spaced from 8 to 100,000 tokens over the heads, plus noise. FLOPs
 /// are counted causal: 4 B H T^2 d / 2 forward, 2.5 times that backward; with pruning, the share of
 /// the blocks visited. The floor is that work at the rate of the best square matrix product in this run.
+///
+/// Results are compared with the oracle at a short length, and at the length that is timed in rows drawn at random.
 #[derive(clap::Args)]
 pub struct Args {
     /// Sequences
@@ -135,6 +138,7 @@ type Results = Vec<(&'static str, Tensor)>;
 /// Output and gradients, counts of tiles, seconds of a forward and of a backward pass.
 struct Measured {
     results: Results,
+    lse: Tensor,
     tiles: Tensor,
     forward: f64,
     backward: f64,
@@ -155,7 +159,7 @@ fn forward_backward(
     let (grads, backward) = repeated(device, calls, backward)?;
     let mut results = vec![("o", out.o), ("dq", grads.dq), ("dk", grads.dk), ("dv", grads.dv)];
     results.extend(grads.dlog_gates.map(|d| ("dlog_gates", d)));
-    Ok(Measured { results, tiles: out.tiles, forward, backward })
+    Ok(Measured { results, lse: out.lse, tiles: out.tiles, forward, backward })
 }
 
 /// What the last of so many calls gives, and the seconds of one.
@@ -175,6 +179,47 @@ fn repeated<T>(
     Ok((last, time / f64::from(calls)))
 }
 
+/// What the results of a device may be off by, relative to their norm. A logit is a sum of `d` products, off by at most
+/// `d u` of what its factors' norms allow, `u` the unit roundoff, and enters an exponent; with its bias it is of size 32 at
+/// most where it still counts, and is rounded there; sums over `T` tokens add roundings of either sign, `sqrt(T) u`; the
+/// backward chains four such products. In bf16 the probabilities, the gradients of the scores, the output and the result
+/// itself are rounded, each by at most 2^-9 of its norm: twice their sum, and a quarter more for the rest.
+fn tolerance(device: &Device, head_dim: usize, seq: usize) -> f64 {
+    let roundoff = f64::from(f32::EPSILON) / 2.0;
+    match device.backend().caps().activation_type {
+        DType::F32 => 4.0 * roundoff * (head_dim as f64 + 32.0 + (seq as f64).sqrt()),
+        _ => 2e-2,
+    }
+}
+
+/// The sampled rows of what was measured against the oracle's formulas: the worst relative error.
+fn check_sampled(device: &Device, args: &Args, x: &Operands, measured: &Measured) -> Result<f64> {
+    let (batch, seq) = (args.batch as usize, args.seq as usize);
+    let result = |name: &str| -> Result<Vec<f32>> {
+        match measured.results.iter().find(|(own, _)| *own == name) {
+            Some((_, x)) => Ok(x.to_f32()?),
+            None => bail!("attention gave no {name}"),
+        }
+    };
+    let spec = args.spec(batch, seq);
+    let run = Run {
+        spec: &spec,
+        batch,
+        seq,
+        q: x.q.to_f32()?,
+        k: x.k.to_f32()?,
+        v: x.v.to_f32()?,
+        log_gates: x.log_gates.as_ref().map(Tensor::to_f32).transpose()?,
+        d_out: x.d_out.to_f32()?,
+        o: result("o")?,
+        lse: measured.lse.to_f32()?,
+        dq: result("dq")?,
+        dk: result("dk")?,
+        dv: result("dv")?,
+    };
+    sampled::check(&run, tolerance(device, spec.head_dim, seq))
+}
+
 /// A short sequence on this device against the oracle: the worst relative error.
 fn check(device: &Device, args: &Args) -> Result<f64> {
     let spec = args.spec(1, args.seq.min(200) as usize);
@@ -186,11 +231,7 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
     let mut worst = 0.0f64;
     for ((name, got), (_, want)) in run(device)?.iter().zip(run(&Device::naive())?) {
         let error = relative_error(&got.to_f64()?, &want.to_f64()?);
-        let tolerance = match device.backend().caps().activation_type {
-            DType::F32 => 2e-5,
-            _ => 2e-2,
-        };
-        if error > tolerance {
+        if error.is_nan() || error > tolerance(device, spec.head_dim, args.seq.min(200) as usize) {
             bail!(
                 "{name} is off by {error:.1e} from the oracle; the speed of a wrong result is no use"
             );
@@ -220,7 +261,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("--window 0 leaves no key to see; use 1 or more");
     }
     let device = args.device.open()?;
-    let error = check(&device, args)?;
+    let mut error = check(&device, args)?;
     let (batch, seq) = (args.batch as usize, args.seq as usize);
     let spec = args.spec(batch, seq);
     let operands = Operands::new(&device, &spec, batch * seq, !args.no_gates)?;
@@ -240,6 +281,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             backward.push(measured.backward);
         } else {
             calls = (LONG_ENOUGH / measured.forward).clamp(1.0, 20.0) as u32;
+            error = error.max(check_sampled(&device, args, &operands, &measured)?);
         }
     }
     let (fwd, bwd) = (median(forward), median(backward));
@@ -295,4 +337,42 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     );
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// Every result counts: scaled by a part in a thousand, it is noticed at the size that is timed.
+    #[test]
+    fn sampled_rows_judge_every_result() {
+        let device = fox_cpu::device();
+        for options in ["", "--window 40", "--bidirectional", "--no-gates", "--acp=-12"] {
+            let sizes = "bench --batch 2 --heads 4 --kv-heads 2 --seq 150 --head-dim 8 ";
+            let line = format!("{sizes}{options}");
+            let args = Cli::try_parse_from(line.split_whitespace()).unwrap().args;
+            let spec = args.spec(2, 150);
+            let x = Operands::new(&device, &spec, 300, !args.no_gates).unwrap();
+            let mut measured = forward_backward(&device, &x, &spec, 1).unwrap();
+            let error = check_sampled(&device, &args, &x, &measured).unwrap();
+            assert!(error > 0.0 && error < 1e-4, "{options}: {error:e}");
+            let judged = measured.results.len() - usize::from(!args.no_gates);
+            for n in 0..judged {
+                let right = measured.results[n].1.clone();
+                let wrong: Vec<f32> = right.to_f32().unwrap().iter().map(|x| x * 1.001).collect();
+                measured.results[n].1 = device.from_f32(&wrong, right.shape()).unwrap();
+                let said = check_sampled(&device, &args, &x, &measured).unwrap_err().to_string();
+                assert!(said.starts_with(measured.results[n].0), "{options}: {said}");
+                measured.results[n].1 = right;
+            }
+        }
+    }
 }

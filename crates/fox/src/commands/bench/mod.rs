@@ -4,6 +4,7 @@ mod attention;
 mod compare;
 mod decode;
 mod greedy;
+mod sampled;
 mod train;
 
 use std::process::ExitCode;
