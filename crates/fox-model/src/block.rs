@@ -37,7 +37,7 @@ pub(crate) struct BlockOutput {
     pub h: Var,
     /// The last half's output `[R, D]`, not yet added.
     pub delta: Var,
-    /// Attention tiles visited and in all `[H, 2]`; `None` for what is no attention.
+    /// Attention tiles visited and in all `[H, 4]` i32; `None` for what is no attention.
     pub tiles: Option<Tensor>,
 }
 

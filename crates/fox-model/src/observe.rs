@@ -17,7 +17,7 @@ pub struct AttentionView<'a> {
     pub log_gates: Option<&'a Tensor>,
     /// Heads, scale, window, pruning and sequences.
     pub spec: &'a AttentionSpec,
-    /// Tiles visited and in all, per head: `[H, 2]` i32.
+    /// Tiles visited and in all, per head: `[H, 4]` i32 ([`fox_tensor::tile_counts`]).
     pub tiles: &'a Tensor,
 }
 

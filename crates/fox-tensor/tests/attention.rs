@@ -6,7 +6,7 @@ use fox_tensor::cases::{Rng, relative_error};
 use fox_tensor::naive::{BM, BN};
 use fox_tensor::{
     Acp, AttentionInputs, AttentionSpec, Device, Gradients, LogitBound, Mask, Segment, Segments,
-    Tape, Tensor,
+    Tape, Tensor, tile_counts, tile_words,
 };
 
 const H: usize = 2;
@@ -27,7 +27,7 @@ struct Operands {
 struct Outcome {
     o: Vec<f64>,
     lse: Vec<f64>,
-    tiles: Vec<i32>,
+    tiles: Vec<u64>,
     grads: Vec<Vec<f64>>,
 }
 
@@ -79,7 +79,7 @@ impl Operands {
         Outcome {
             o: out,
             lse,
-            tiles: tiles.to_i32().unwrap(),
+            tiles: tile_counts(&tiles).unwrap().concat(),
             grads: grads.into_iter().map(values).collect(),
         }
     }
@@ -329,7 +329,7 @@ fn pruned_blocks_are_those_without_a_pair_that_matters() {
                         visited.insert((t / BM, j / BN));
                     }
                 }
-                assert_eq!(tiles[2 * h], visited.len() as i32);
+                assert_eq!(tiles[2 * h], visited.len() as u64);
             }
         }
     }
@@ -350,7 +350,7 @@ fn pruned_blocks_are_those_of_the_two_pointer_passes() {
                 let diagonal = offset + (m0 + BM).min(q_len);
                 visited += diagonal.div_ceil(BN) - s / BN;
             }
-            assert_eq!(tiles[2 * h], visited as i32, "forward, {q_len} x {k_len}");
+            assert_eq!(tiles[2 * h], visited as u64, "forward, {q_len} x {k_len}");
 
             let (mut e, mut visited) = (0, 0);
             for n0 in (0..k_len).step_by(BN) {
@@ -361,7 +361,7 @@ fn pruned_blocks_are_those_of_the_two_pointer_passes() {
                 let diagonal = n0.saturating_sub(offset) / BM;
                 visited += e.div_ceil(BM).saturating_sub(diagonal);
             }
-            assert_eq!(tiles[2 * h], visited as i32, "backward, {q_len} x {k_len}");
+            assert_eq!(tiles[2 * h], visited as u64, "backward, {q_len} x {k_len}");
         }
     }
 }
@@ -392,7 +392,7 @@ fn norm_weights_bound_the_logits() {
             // Block `n` back has its nearest pair at distance `64 n - 63`.
             let near = |back: usize| back == 0 || -0.125 * (64.0 * back as f64 - 63.0) >= delta;
             let visited: usize = (0..10).map(|m| (0..=m).filter(|&back| near(back)).count()).sum();
-            assert_eq!(tiles[2 * h], visited as i32);
+            assert_eq!(tiles[2 * h], visited as u64);
             assert_eq!(tiles[2 * h + 1], 55);
             assert!(visited < 55);
         }
@@ -416,8 +416,17 @@ fn blocks_are_counted_where_the_mask_lets_a_pair_through() {
     assert_eq!(count(AttentionSpec { acp, ..one(129, 129) }, 129, 129), [6, 6]);
 }
 
+/// A sequence of 10 million tokens has more tiles than 32 bits count.
+#[test]
+fn tiles_are_counted_in_64_bits() {
+    let device = Device::naive();
+    let counts = [[7, 12_207_109_375], [u64::from(u32::MAX), 1 << 40]];
+    let tiles = device.from_i32(&tile_words(&counts), [2, 4]).unwrap();
+    assert_eq!(tile_counts(&tiles).unwrap(), counts);
+}
+
 /// Blocks of the first head without forgetting.
-fn x_blocks(spec: &AttentionSpec, q_rows: usize, k_rows: usize) -> [i32; 2] {
+fn x_blocks(spec: &AttentionSpec, q_rows: usize, k_rows: usize) -> [u64; 2] {
     let tiles = Operands::random(9, q_rows, k_rows, 0.0).run(spec).tiles;
     [tiles[0], tiles[1]]
 }

@@ -2,7 +2,7 @@
 
 use fox_data::Batch;
 use fox_model::{ForwardOptions, Model};
-use fox_tensor::{Tape, Tensor};
+use fox_tensor::{Tape, Tensor, tile_counts};
 
 use crate::Result;
 use crate::step::segments;
@@ -54,19 +54,19 @@ fn median(mut values: Vec<f32>) -> f32 {
 
 /// The part of the attention tiles of each layer that was not visited, over the parts of a batch.
 ///
-/// `tiles[part][layer]` is `[H, 2]`: visited and in all.
+/// `tiles[part][layer]` are those of [`fox_tensor::AttentionOut`].
 pub fn pruned_fractions(tiles: &[Vec<Tensor>]) -> Result<Vec<f64>> {
     let layers = tiles.first().map_or(0, Vec::len);
-    let mut counts = vec![(0i64, 0i64); layers];
+    let mut counts = vec![(0u64, 0u64); layers];
     for part in tiles {
         for (count, tensor) in counts.iter_mut().zip(part) {
-            for pair in tensor.to_i32()?.chunks_exact(2) {
-                count.0 += i64::from(pair[0]);
-                count.1 += i64::from(pair[1]);
+            for [visited, all] in tile_counts(tensor)? {
+                count.0 += visited;
+                count.1 += all;
             }
         }
     }
-    let fraction = |(visited, all): (i64, i64)| 1.0 - visited as f64 / all.max(1) as f64;
+    let fraction = |(visited, all): (u64, u64)| 1.0 - visited as f64 / all.max(1) as f64;
     Ok(counts.into_iter().map(fraction).collect())
 }
 

@@ -19,7 +19,7 @@ pub struct BatchLoss {
     pub mean: f64,
     /// Labelled positions.
     pub labelled: usize,
-    /// Per part and layer, attention tiles visited and in all `[H, 2]` i32, still on the device.
+    /// Per part and layer, attention tiles visited and in all `[H, 4]` i32 ([`fox_tensor::tile_counts`]), still on the device.
     pub tiles: Vec<Vec<Tensor>>,
 }
 

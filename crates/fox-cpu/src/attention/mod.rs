@@ -20,6 +20,7 @@ use std::ops::Range;
 
 use fox_tensor::{
     AttentionGrads, AttentionInputs, AttentionOps, AttentionOut, AttentionSpec, Result, Tensor,
+    tile_words,
 };
 use rayon::prelude::*;
 
@@ -92,7 +93,7 @@ fn start_output(
     cpu: &Cpu,
     inputs: &AttentionInputs<'_>,
     spec: &AttentionSpec,
-    fill: impl FnOnce(Shared<'_>, Shared<'_>) -> Result<Vec<i32>>,
+    fill: impl FnOnce(Shared<'_>, Shared<'_>) -> Result<Vec<[u64; 2]>>,
 ) -> Result<AttentionOut> {
     let (rows, heads) = (inputs.q.rows(), spec.heads);
     let mut o = cpu.pool().zeros(rows * heads * spec.head_dim)?;
@@ -103,29 +104,29 @@ fn start_output(
     Ok(AttentionOut {
         o: cpu.tensor(o, inputs.q.shape(), device),
         lse: cpu.tensor(lse, [rows, heads], device),
-        tiles: device.from_i32(&tiles, [heads, 2])?,
+        tiles: device.from_i32(&tile_words(&tiles), [heads, 4])?,
     })
 }
 
 /// Blocks visited and in all of a query head: `(head, visited, total)`.
 type Counts = (usize, usize, usize);
 
-/// Runs the units, side by side or one after the other, and adds up what they visited, `[heads, 2]`.
+/// Runs the units, side by side or one after the other, and adds up what they visited and could have, per head.
 fn count_tiles(
     units: &[Unit],
     parallel: bool,
     heads: usize,
     run: impl Fn(&Unit) -> Result<Vec<Counts>> + Send + Sync,
-) -> Result<Vec<i32>> {
+) -> Result<Vec<[u64; 2]>> {
     let counts: Result<Vec<_>> = if parallel {
         units.par_iter().map(run).collect()
     } else {
         units.iter().map(run).collect()
     };
-    let mut tiles = vec![0i32; heads * 2];
+    let mut tiles = vec![[0; 2]; heads];
     for (head, visited, total) in counts?.into_iter().flatten() {
-        tiles[head * 2] += visited as i32;
-        tiles[head * 2 + 1] += total as i32;
+        tiles[head][0] += visited as u64;
+        tiles[head][1] += total as u64;
     }
     Ok(tiles)
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use fox_model::{AttentionView, ForwardOptions, Observer, Pruning};
 use fox_plot::MatrixImage;
-use fox_tensor::{Result as TensorResult, Segments};
+use fox_tensor::{Result as TensorResult, Segments, tile_counts};
 use rayon::prelude::*;
 
 use super::InspectOptions;
@@ -111,11 +111,10 @@ pub(super) fn gates(
     pruning: Pruning,
 ) -> Result<Vec<LayerGates>> {
     let layers = watch(subject, tokens, pruning, |view| {
-        let tiles = view.tiles.to_i32()?;
-        let pair = |b: &[i32]| (i64::from(b[0]), i64::from(b[1]));
+        let pair = |[visited, all]: [u64; 2]| (visited as i64, all as i64);
         Ok(LayerGates {
             heads: view.spec.heads,
-            tiles: tiles.chunks_exact(2).map(pair).collect(),
+            tiles: tile_counts(view.tiles)?.into_iter().map(pair).collect(),
             log_gates: view.log_gates.map_or(Ok(Vec::new()), |g| g.to_f32())?,
         })
     })?;

@@ -188,7 +188,7 @@ pub struct MixerContext<'a> {
 pub struct MixerOutput {
     /// `[R, D]`, to be added to the residual stream.
     pub out: Var,
-    /// Attention tiles visited and in all, `[H, 2]`; `None` for what is no attention.
+    /// Attention tiles visited and in all, `[H, 4]` i32; `None` for what is no attention.
     pub tiles: Option<Tensor>,
 }
 

@@ -37,7 +37,7 @@ pub struct ForwardOptions {
 pub struct Hidden {
     /// The normalised stream `[R, D]`, ready for the output projection.
     pub states: Var,
-    /// Per attention layer, tiles visited and in all `[H, 2]` i32; empty in recurrent models.
+    /// Per attention layer, tiles visited and in all `[H, 4]` i32 ([`fox_tensor::tile_counts`]); empty in recurrent models.
     pub tiles: Vec<Tensor>,
 }
 
@@ -46,7 +46,7 @@ pub struct Hidden {
 pub struct TokenLoss {
     /// Cross-entropy of every row `[R]`; 0 where the label is ignored.
     pub per_token: Tensor,
-    /// Per attention layer, tiles visited and in all `[H, 2]` i32; empty in recurrent models.
+    /// Per attention layer, tiles visited and in all `[H, 4]` i32 ([`fox_tensor::tile_counts`]); empty in recurrent models.
     pub tiles: Vec<Tensor>,
 }
 

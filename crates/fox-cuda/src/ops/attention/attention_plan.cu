@@ -78,8 +78,8 @@ extern "C" __global__ void plan_forward(PARAMS(PlanForward)) {
     t.n_end = r.end;
     t.unused[0] = t.unused[1] = 0;
     tiles[index] = t;
-    atomicAdd(blocks + 2 * head, r.end - r.begin);
-    atomicAdd(blocks + 2 * head + 1, all.end - all.begin);
+    atomicAdd(blocks + 2 * head, u64(r.end - r.begin));
+    atomicAdd(blocks + 2 * head + 1, u64(all.end - all.begin));
     int length = min(r.end - r.begin, sort.longest) * (sort.bins - 1) / sort.longest;
     int key = t.kv_head / sort.group_heads * sort.bins + sort.bins - 1 - length;
     sort.keys[index] = key;

@@ -31,7 +31,7 @@ pub struct AttentionOut<T> {
     pub o: Buffer<T>,
     /// Natural log of the softmax denominator `[R_q, H]`; `-inf` for rows outside every segment.
     pub lse: Buffer<f32>,
-    /// Tiles visited, and tiles the mask alone would leave, per head: `[H, 2]`.
+    /// Tiles visited, and tiles the mask alone would leave, per head: `[H, 2]` in 64 bits, low halves first.
     pub tiles: Arc<Buffer<i32>>,
 }
 
@@ -79,7 +79,7 @@ kernel_params! {
         /// `[heads * m_tiles]`.
         tiles: Ptr<ForwardTile>,
         /// `[heads][2]`: visited, and left by the mask alone.
-        blocks: Ptr<i32>,
+        blocks: Ptr<u64>,
     }
 }
 
@@ -149,7 +149,7 @@ impl<T: Float> Attention<'_, T> {
         let tiling = self.tiling(&tile)?;
         let (o, lse) = self.start_output(&tiling)?;
         if tiling.m_tile_count == 0 {
-            let blocks = Arc::new(self.gpu.zeros(2 * self.spec.heads)?);
+            let blocks = Arc::new(self.gpu.zeros(4 * self.spec.heads)?);
             return Ok(AttentionOut { o, lse, tiles: blocks });
         }
         let gates = self.gate_prefix(&tiling)?;
@@ -259,7 +259,7 @@ impl<T: Float> Attention<'_, T> {
         let tiles = self.gpu.alloc(count)?;
         let keys = self.gpu.alloc::<i32>(count)?;
         let order = self.gpu.alloc::<i32>(count)?;
-        let blocks = self.gpu.zeros::<i32>(2 * heads)?;
+        let blocks = self.gpu.zeros::<i32>(4 * heads)?;
         let histogram = self.gpu.zeros::<i32>(bins)?;
         let sort = SortParams {
             keys: keys.address().into(),

@@ -81,7 +81,7 @@ impl Cuda {
         Ok(AttentionOut {
             o: self.tensor(T::wrap(out.o), inputs.q.shape(), device),
             lse: self.tensor(Data::F32(out.lse), [rows, spec.heads], device),
-            tiles: self.tensor(Data::I32(out.tiles), [spec.heads, 2], device),
+            tiles: self.tensor(Data::I32(out.tiles), [spec.heads, 4], device),
         })
     }
 

@@ -32,7 +32,7 @@ kernel_params! {
         /// Natural logarithm of what is left of the stick `[R_q, H]`.
         lse: Ptr<f32>,
         /// Visited and visible tiles `[heads][2]`.
-        blocks: Ptr<i32>,
+        blocks: Ptr<u64>,
         /// `[heads][gate_stride]`.
         gates: ConstPtr<Float2>,
         segments: ConstPtr<Segment>,
@@ -94,7 +94,7 @@ impl<T: Float> Attention<'_, T> {
         let tile = self.tile_of_sticks();
         let tiling = self.tiling(&tile)?;
         let (o, lse) = self.start_output(&tiling)?;
-        let blocks = Arc::new(self.gpu.zeros::<i32>(2 * heads)?);
+        let blocks = Arc::new(self.gpu.zeros::<i32>(4 * heads)?);
         if tiling.m_tile_count > 0 {
             let gates = self.gate_prefix(&tiling)?;
             let params = Params {

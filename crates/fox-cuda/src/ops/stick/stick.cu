@@ -210,8 +210,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_fwd(const __grid_con
         }
     }
     if (threadIdx.x == 0) {
-        atomicAdd(p.blocks + 2 * m.head, m.end - n);
-        atomicAdd(p.blocks + 2 * m.head + 1, m.end - m.begin);
+        atomicAdd(p.blocks + 2 * m.head, u64(m.end - n));
+        atomicAdd(p.blocks + 2 * m.head + 1, u64(m.end - m.begin));
     }
 }
 

@@ -168,8 +168,24 @@ pub struct AttentionOut {
     /// Natural log of the softmax denominator, or of what is left of the stick, `[R_q, H]`; `-inf`
     /// for rows outside every segment.
     pub lse: Tensor,
-    /// Tiles visited and tiles a plain causal (or windowed) pass would visit, per head: `[H, 2]` i32.
+    /// Tiles visited and tiles a plain causal (or windowed) pass would visit, per head: `[H, 4]` i32, the halves of
+    /// two counts in 64 bits; [`tile_counts`] reads them.
     pub tiles: Tensor,
+}
+
+/// Tiles visited and tiles in all, per head: [`AttentionOut::tiles`] as numbers.
+pub fn tile_counts(tiles: &Tensor) -> Result<Vec<[u64; 2]>> {
+    let count = |low: i32, high: i32| {
+        u64::from(low.cast_unsigned()) | u64::from(high.cast_unsigned()) << 32
+    };
+    let words = tiles.to_i32()?;
+    Ok(words.chunks_exact(4).map(|w| [count(w[0], w[1]), count(w[2], w[3])]).collect())
+}
+
+/// Counts as the words of [`AttentionOut::tiles`].
+pub fn tile_words(counts: &[[u64; 2]]) -> Vec<i32> {
+    let words = |n: &u64| [*n as u32, (*n >> 32) as u32].map(u32::cast_signed);
+    counts.iter().flatten().flat_map(words).collect()
 }
 
 /// Result of the attention backward.

@@ -3,7 +3,7 @@
 use crate::naive::{Matrix, Naive, axpy, dot, logsumexp, matrix, maybe_matrix, real};
 use crate::{
     Acp, AttentionGrads, AttentionInputs, AttentionOps, AttentionOut, AttentionSpec, LogitBound,
-    Mask, Result, Segment, Tensor, floored_log_gate,
+    Mask, Result, Segment, Tensor, floored_log_gate, tile_words,
 };
 
 impl AttentionOps for Naive {
@@ -40,7 +40,7 @@ impl Naive {
         AttentionOut {
             o: self.like(inputs.q, out.o),
             lse: self.tensor(device, out.lse, [inputs.q.rows(), spec.heads]),
-            tiles: self.ints(device, out.tiles, [spec.heads, 2]),
+            tiles: self.ints(device, tile_words(&out.tiles), [spec.heads, 4]),
         }
     }
 
@@ -96,7 +96,8 @@ struct Tiles {
 pub(crate) struct Forward {
     pub o: Vec<f64>,
     pub lse: Vec<f64>,
-    pub tiles: Vec<i32>,
+    /// Visited and in all `[H]`.
+    pub tiles: Vec<[u64; 2]>,
 }
 
 /// Results of the backward.
@@ -202,11 +203,11 @@ impl<'a> Attention<'a> {
         let mut out = Forward {
             o: vec![0.0; self.q.data.len()],
             lse: vec![f64::NEG_INFINITY; self.q.rows * heads],
-            tiles: vec![0; heads * 2],
+            tiles: vec![[0; 2]; heads],
         };
         for job in self.jobs() {
-            out.tiles[job.head * 2] += job.tiles.visited() as i32;
-            out.tiles[job.head * 2 + 1] += job.tiles.visible as i32;
+            out.tiles[job.head][0] += job.tiles.visited() as u64;
+            out.tiles[job.head][1] += job.tiles.visible as u64;
             for t in 0..job.segment.q_len {
                 let row = job.segment.q_start + t;
                 let s = self.scores(&job, t);

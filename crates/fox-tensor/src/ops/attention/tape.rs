@@ -6,7 +6,7 @@ use crate::{
 };
 
 impl Tape<'_> {
-    /// Forgetting attention: the output `[R_q, H * d]`, and tiles visited and in all, `[H, 2]`.
+    /// Forgetting attention: the output `[R_q, H * d]`, and tiles visited and in all ([`tile_counts`](crate::tile_counts)).
     pub fn attention(
         &mut self,
         q: &Var,

@@ -62,8 +62,8 @@ struct Row {
 /// Up to [`BM`] queries, and how many blocks of keys they visit of those they could.
 struct Block {
     rows: Vec<Row>,
-    visited: i32,
-    visible: i32,
+    visited: u64,
+    visible: u64,
 }
 
 impl<'a> StickBreaking<'a> {
@@ -149,13 +149,13 @@ impl<'a> StickBreaking<'a> {
         let mut out = Forward {
             o: vec![0.0; self.q.data.len()],
             lse: vec![f64::NEG_INFINITY; self.q.rows * heads],
-            tiles: vec![0; heads * 2],
+            tiles: vec![[0; 2]; heads],
         };
         for job in self.jobs() {
             for m0 in (0..job.segment.q_len).step_by(BM) {
                 let block = self.block(&job, m0);
-                out.tiles[job.head * 2] += block.visited;
-                out.tiles[job.head * 2 + 1] += block.visible;
+                out.tiles[job.head][0] += block.visited;
+                out.tiles[job.head][1] += block.visible;
                 for (t, row) in block.rows.iter().enumerate() {
                     let query = job.segment.q_start + m0 + t;
                     out.lse[query * heads + job.head] = row.log_rest;

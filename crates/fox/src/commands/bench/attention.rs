@@ -10,6 +10,7 @@ use fox_tensor::{Acp, AttentionInputs, AttentionSpec, DType, Device, Mask, Segme
 use serde_json::json;
 
 use super::sampled::{self, Run};
+use super::train::pruned;
 use super::{machine, median, normals, seconds};
 use crate::device::DeviceArgs;
 use crate::output;
@@ -241,14 +242,6 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
     Ok(worst)
 }
 
-/// Tiles not visited over all tiles.
-fn pruned(tiles: &Tensor) -> Result<f64> {
-    let counts = tiles.to_i32()?;
-    let sum = |from: usize| counts.iter().skip(from).step_by(2).map(|&n| f64::from(n)).sum::<f64>();
-    let (visited, total) = (sum(0), sum(1));
-    Ok(if total > 0.0 { 1.0 - visited / total } else { 0.0 })
-}
-
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.head_dim == 0 || args.head_dim > 256 || !args.head_dim.is_multiple_of(8) {
         bail!("--head-dim {} is no multiple of 8 up to 256", args.head_dim);
@@ -274,7 +267,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let measured = forward_backward(&device, &operands, &spec, calls)?;
         peak = peak.max(device.memory().peak);
         outputs = measured.results.iter().map(|(_, x)| bytes(x)).sum();
-        pruned_fraction = pruned(&measured.tiles)?;
+        pruned_fraction = pruned(std::slice::from_ref(&measured.tiles))?;
         // The first round warms up: it fills the pool, and says how many calls take long enough.
         if round > 0 {
             forward.push(measured.forward);

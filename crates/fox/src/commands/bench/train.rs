@@ -7,7 +7,9 @@ use fox_base::difference::{largest, relative_error};
 use fox_model::{Architecture, ForwardOptions, Model, ModelConfig, Pruning};
 use fox_tensor::cases::{self, Rng};
 use fox_tensor::speed::matmul_rate;
-use fox_tensor::{DType, Device, Gradients, OpTime, Segments, Tape, Tensor, WeightFormat};
+use fox_tensor::{
+    DType, Device, Gradients, OpTime, Segments, Tape, Tensor, WeightFormat, tile_counts,
+};
 use fox_train::{OptimizerRecipe, Updater};
 use serde_json::json;
 
@@ -179,9 +181,9 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
 pub(super) fn pruned(layers: &[Tensor]) -> Result<f64> {
     let (mut visited, mut total) = (0.0, 0.0);
     for layer in layers {
-        for pair in layer.to_i32()?.chunks_exact(2) {
-            visited += f64::from(pair[0]);
-            total += f64::from(pair[1]);
+        for pair in tile_counts(layer)? {
+            visited += pair[0] as f64;
+            total += pair[1] as f64;
         }
     }
     Ok(if total > 0.0 { 1.0 - visited / total } else { 0.0 })

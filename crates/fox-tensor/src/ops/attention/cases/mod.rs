@@ -8,7 +8,7 @@ pub use list::{large_attention, random_attention};
 use crate::cases::{Args, Case, Output, Rng, round};
 use crate::{
     Acp, AttentionInputs, AttentionSpec, AttentionWeights, LogitBound, Mask, Result, Segment,
-    Segments, Tape,
+    Segments, Tape, tile_counts,
 };
 
 /// How strongly a case forgets.
@@ -323,6 +323,9 @@ fn attend(
     Ok(vec![
         Output::Var("o", o),
         Output::Plain("lse", lse.to_f64()?),
-        Output::Plain("tiles", tiles.to_i32()?.into_iter().map(f64::from).collect()),
+        Output::Plain(
+            "tiles",
+            tile_counts(&tiles)?.into_iter().flatten().map(|n| n as f64).collect(),
+        ),
     ])
 }
