@@ -54,8 +54,8 @@ pub fn compile(source: Source, architecture: &str, defines: &[String]) -> Result
     program.compile(architecture, &options)
 }
 
-/// Makes kernels that compute-sanitizer can follow: line numbers, and barriers on which every reader arrives for
-/// itself (`tma.cuh`). The arithmetic is the same.
+/// Makes kernels that compute-sanitizer can follow: line numbers, barriers on which every reader arrives for itself
+/// (`tma.cuh`), waits for all copies rather than for some (`mma.cuh`). The arithmetic is the same.
 const RACECHECK: &str = "RACECHECK=1";
 
 struct Program {

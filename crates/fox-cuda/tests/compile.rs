@@ -107,7 +107,7 @@ fn the_variants_for_racecheck_compile() {
         println!("skipped: libnvrtc was not found");
         return;
     }
-    for name in ["attention_fwd_sm90", "attention_bwd_sm90", "decode"] {
+    for name in ["attention_fwd_sm90", "attention_bwd_sm90", "decode", "scan_delta"] {
         let mut variants = variants(true);
         variants.retain(|(source, _)| source.name == name);
         let (source, mut defines) =
