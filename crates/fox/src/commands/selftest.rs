@@ -336,13 +336,17 @@ fn check_decode(device: &Device) -> Result<bool> {
         ("Transformer (Pro)", ModelConfig::transformer_pro(128, 2, 2), 0, 1),
         ("FoX (Pro) after a prompt", ModelConfig::fox_pro(320, 2, 5), 480, 8),
         ("grouped heads in a window", grouped, 480, 5),
+        (CLOSED, ModelConfig::fox_pro(320, 2, 5), 480, 3),
         ("Mamba-2", ModelConfig::mamba2(128, 2, 4), 0, 2),
         ("HGRN2", ModelConfig::hgrn2(128, 2, 2), 0, 2),
         ("DeltaNet", ModelConfig::delta_net(128, 2, 2), 0, 2),
         ("Gated DeltaNet", ModelConfig::gated_delta_net(128, 2, 2), 0, 2),
     ] {
         let config = ModelConfig { vocab_size: VOCAB, ..config };
-        let model = Model::init(&config, 3, device)?;
+        let mut model = Model::init(&config, 3, device)?;
+        if name == CLOSED {
+            close_first_heads(&mut model)?;
+        }
         // What is dropped has a share of at most e^-20.
         let policy = model.page_policy(Some(-20.0), 4096)?;
         let paged: Result<Vec<Cache>, _> =
@@ -362,6 +366,21 @@ fn check_decode(device: &Device) -> Result<bool> {
 }
 
 const VOCAB: usize = 97;
+/// A model with gates that let nothing through.
+const CLOSED: &str = "FoX (Pro) with closed gates";
+
+/// Gives the first head of every layer gates of -3e38, of which two add up to infinity.
+fn close_first_heads(model: &mut Model) -> Result<()> {
+    let device = model.device().clone();
+    for (_, spec, bias) in model.params_mut().iter_mut() {
+        if spec.name.ends_with("fgate_proj.bias") {
+            let mut values = bias.to_f32()?;
+            values[0] = -3e38;
+            *bias = device.from_f32(&values, bias.shape())?;
+        }
+    }
+    Ok(())
+}
 
 /// Relative distance of the logits of the cache's sequences after every token; the first begins with `prompt`
 /// tokens in one go, the others are alike.
