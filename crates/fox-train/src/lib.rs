@@ -51,6 +51,7 @@ pub use optimizer::{
     optimizer_names,
 };
 pub use recipe::Recipe;
+pub use run_folder::finished_run;
 pub use schedule::{Decay, Schedule};
 pub use step::{BatchLoss, accumulate, segments};
 pub use stepper::{StepOutcome, Stepper};
