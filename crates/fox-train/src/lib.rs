@@ -36,6 +36,7 @@ pub mod gates;
 pub mod metrics;
 mod optimizer;
 pub mod recipe;
+pub mod reproduce;
 mod run_folder;
 mod schedule;
 mod step;

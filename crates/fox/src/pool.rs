@@ -79,6 +79,7 @@ impl Pool {
             pool: self,
             running: Vec::new(),
             held: None,
+            waiting: false,
             started: 0,
             bars: (!self.quiet && stderr().is_terminal()).then(MultiProgress::new),
             sender,
@@ -99,6 +100,8 @@ struct Round<'a> {
     running: Vec<Running>,
     /// A task that waits to be alone.
     held: Option<Task>,
+    /// Whether there is no next task until one has ended.
+    waiting: bool,
     started: u64,
     bars: Option<MultiProgress>,
     sender: Sender<Word>,
@@ -129,11 +132,13 @@ impl Round<'_> {
     fn fill(&mut self, work: &mut dyn Work) -> Result<()> {
         while self.running.len() < self.pool.jobs && !self.running.iter().any(|r| r.alone) {
             let task = match self.held.take() {
-                Some(task) => task,
-                None => match work.next()? {
-                    Some(task) => task,
-                    None => return Ok(()),
-                },
+                Some(task) => Some(task),
+                None if self.waiting => None,
+                None => work.next()?,
+            };
+            let Some(task) = task else {
+                self.waiting = true;
+                return Ok(());
             };
             if task.alone && !self.running.is_empty() {
                 self.held = Some(task);
@@ -193,6 +198,7 @@ impl Round<'_> {
     fn end(&mut self, number: u64, work: &mut dyn Work) -> Result<()> {
         let Some(at) = self.running.iter().position(|r| r.number == number) else { return Ok(()) };
         let mut running = self.running.remove(at);
+        self.waiting = false;
         let status = running.child.wait().context("cannot wait for a process")?;
         if let Some(bar) = &running.bar {
             bar.finish_and_clear();
