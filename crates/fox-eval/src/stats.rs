@@ -1,10 +1,10 @@
 //! Means, quantiles and the bootstrap.
 
 use fox_base::random::SplitMix64;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A value with the ends of a 95% interval.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// The estimate from all data.
     pub value: f64,

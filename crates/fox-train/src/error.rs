@@ -193,6 +193,16 @@ pub enum Error {
         /// Their name.
         label: String,
     },
+    /// A part of a reproduction that does not exist.
+    #[error("there is no {what} `{name}`; choose from {known}")]
+    UnknownPart {
+        /// Experiment or scale.
+        what: &'static str,
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
     /// A value that cannot be put into a file.
     #[error("cannot write {} as {format}: {detail}", path.display())]
     Encode {

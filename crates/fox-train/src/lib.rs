@@ -36,6 +36,7 @@ pub mod gates;
 pub mod metrics;
 mod optimizer;
 pub mod recipe;
+pub mod reproduce;
 mod run_folder;
 mod schedule;
 mod step;
@@ -51,6 +52,7 @@ pub use optimizer::{
     optimizer_names,
 };
 pub use recipe::Recipe;
+pub use run_folder::finished_run;
 pub use schedule::{Decay, Schedule};
 pub use step::{BatchLoss, accumulate, segments};
 pub use stepper::{StepOutcome, Stepper};

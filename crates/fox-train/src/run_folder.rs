@@ -16,7 +16,8 @@ use fox_base::{FolderLock, durable};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::{Error, Recipe, Result, files, recipe};
+use crate::data::RunData;
+use crate::{Error, Recipe, Result, Summary, files, recipe};
 
 const CONFIG: &str = "config.toml";
 const FACTS: &str = "run.json";
@@ -115,6 +116,20 @@ impl RunFolder {
         }
         files::write_json(&path, &all)
     }
+}
+
+/// The figures of a run that is over; `None` when there is no run in the folder or it is not finished.
+///
+/// # Errors
+/// A folder that holds another run than the recipe's on the recipe's data.
+pub fn finished_run(path: &Path, recipe: &Recipe) -> Result<Option<Summary>> {
+    let config = path.join(CONFIG);
+    if !config.exists() {
+        return Ok(None);
+    }
+    let data = RunData::open(recipe)?.train.identity();
+    compare(path, &config, &recipe.to_toml()?, &data)?;
+    Ok(Summary::read(path)?.filter(|summary| summary.finished))
 }
 
 /// What a start leaves behind when it is killed before the first file is whole.

@@ -53,6 +53,22 @@ struct Options {
 }
 
 impl DeviceArgs {
+    /// The same choice as arguments for one of `jobs` processes: each gets its part of the CPU's threads.
+    pub fn arguments(&self, jobs: usize) -> Vec<String> {
+        let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
+            value().map(|value| value.get_name().to_string()).unwrap_or_default()
+        };
+        let mut arguments = vec!["--device".into(), name(&|| self.device.to_possible_value())];
+        arguments.extend(["--gpu".into(), self.gpu.to_string()]);
+        if let Some(precision) = self.precision {
+            arguments.extend(["--precision".into(), name(&|| precision.to_possible_value())]);
+        }
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = self.threads.unwrap_or_else(cores) / jobs.max(1);
+        arguments.extend(["--threads".into(), threads.max(1).to_string()]);
+        arguments
+    }
+
     /// Opens the device; a GPU computes in bf16 unless it was told otherwise.
     pub fn open(&self) -> Result<Device> {
         self.open_in(Precision::Bf16, Options::default())

@@ -6,6 +6,7 @@ mod commands;
 mod device;
 mod engine;
 mod output;
+mod pool;
 mod signals;
 mod tolerance;
 
@@ -23,6 +24,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
+    signals::follow_input();
     // Clap itself answers wrong usage, with exit code 2.
     match Cli::parse().command.run() {
         Ok(code) => code,

@@ -12,6 +12,8 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+/// The environment variable of a process that ends with its standard input; see [`follow_input`].
+pub const FOLLOW_INPUT: &str = "FOX_FOLLOW_INPUT";
 /// The exit code of a program that was interrupted.
 const INTERRUPTED: i32 = 130;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -39,6 +41,18 @@ pub fn on_stop(act: impl FnOnce() + Send + 'static) -> Result<Arc<AtomicBool>> {
         act();
     });
     Ok(stop)
+}
+
+/// Where [`FOLLOW_INPUT`] is set, the end of the standard input counts as a signal to terminate: the process that
+/// holds the other end is gone, or wants this one to stop.
+pub fn follow_input() {
+    if std::env::var_os(FOLLOW_INPUT).is_none() {
+        return;
+    }
+    thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = signal_hook::low_level::raise(SIGTERM);
+    });
 }
 
 /// The signals that are ignored, as a set of bits; none where the system does not say.

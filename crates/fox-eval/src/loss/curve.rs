@@ -1,6 +1,6 @@
 //! What the sums say: the smoothed curve, its slope, and perplexities, each with an interval.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Bins, LossSums};
 use crate::stats::{Interval, bootstrap_weights, interval};
@@ -13,7 +13,7 @@ const SLOPE_REACH: usize = 4;
 const SEED: u64 = 0x666f_7821;
 
 /// One place of the smoothed curve.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CurvePoint {
     /// Position, counted from 1: the geometric middle of the bin.
     pub position: f64,
@@ -24,7 +24,7 @@ pub struct CurvePoint {
 }
 
 /// Perplexity of the first tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Perplexity {
     /// How many tokens.
     pub length: usize,
@@ -33,7 +33,7 @@ pub struct Perplexity {
 }
 
 /// The results of one model.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossCurve {
     /// Name of the model.
     pub model: String,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use fox_plot::{LineChart, Scale, Series, VerticalMark, standalone};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{CurvePoint, LossCurve};
 use crate::Result;
@@ -15,7 +15,7 @@ use crate::stats::Interval;
 const DRAWN_POINTS: usize = 600;
 
 /// The curves of several models on the same data.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LossReport {
     /// Which data.
     pub data: String,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use fox_plot::{HeatMap, standalone};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::log::ScoreLog;
 use super::{Cases, Reader, Score, score};
@@ -12,7 +12,7 @@ use crate::files::{file_stem, json, write_whole};
 use crate::{Error, Result};
 
 /// Which cells to test.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Grid {
     /// Tokens of the prompt.
     pub lengths: Vec<usize>,
@@ -47,7 +47,7 @@ impl Grid {
 }
 
 /// The result of one cell.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
     /// Tokens of the prompt.
     pub length: usize,
@@ -66,7 +66,7 @@ pub struct Cell {
 }
 
 /// The cells of one model, length by length.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NeedleMap {
     /// Name of the model.
     pub model: String,
@@ -214,7 +214,7 @@ fn trim(ratio: f64) -> String {
 }
 
 /// The maps of several models on the same cases.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NeedleReport {
     /// What was asked.
     pub cases: String,

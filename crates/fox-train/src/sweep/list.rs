@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
+use super::grid;
 use crate::recipe::{self, SWEEPS};
 use crate::{Error, Recipe, Result};
 
@@ -41,8 +42,27 @@ pub struct SweepList {
 pub struct SweepItem {
     /// For tables and folders.
     pub label: String,
+    /// The label without the seed: runs of one group are repetitions.
+    pub group: String,
+    /// The recipe as it is named, for `fox train`.
+    pub spec: String,
+    /// `key=value` over the named recipe.
+    pub settings: Vec<String>,
     /// The recipe.
     pub recipe: Recipe,
+}
+
+impl SweepItem {
+    /// The same with one more setting, which its label tells.
+    pub(super) fn with(&self, told: &str, setting: String) -> Result<SweepItem> {
+        let add = |label: &str| format!("{label} {told}");
+        let mut settings = self.settings.clone();
+        settings.push(setting);
+        let mut recipe = recipe::load(&self.spec, &settings)?;
+        recipe.data.path.clone_from(&self.recipe.data.path);
+        let (label, group) = (add(&self.label), add(&self.group));
+        Ok(SweepItem { label, group, spec: self.spec.clone(), settings, recipe })
+    }
 }
 
 impl SweepList {
@@ -76,22 +96,33 @@ impl SweepList {
         Ok((lists, search))
     }
 
-    /// The recipes with the list's keys, the given overrides and the data laid over them.
+    /// The recipes with the list's keys, the data and every place of the grid of overrides laid over them.
     pub fn items(&self, overrides: &[String], data: Option<&Path>) -> Result<Vec<SweepItem>> {
-        let item = |name: &String| {
-            let mut table = recipe::load_table(name)?;
-            recipe::merge(&mut table, self.set.clone());
-            for text in overrides {
-                recipe::apply_override(&mut table, text)?;
+        let points = grid::points(overrides)?;
+        let mut items = Vec::new();
+        for name in &self.recipes {
+            for point in &points {
+                let mut settings = flat(&self.set, "");
+                settings.extend(point.settings.iter().cloned());
+                let mut recipe = recipe::load(name, &settings)?;
+                if let Some(path) = data {
+                    recipe.data.path = Some(path.to_path_buf());
+                }
+                let (label, group) = point.labels(&label(name));
+                items.push(SweepItem { label, group, spec: name.clone(), settings, recipe });
             }
-            let mut recipe = recipe::parse_table(name, table)?;
-            if let Some(path) = data {
-                recipe.data.path = Some(path.to_path_buf());
-            }
-            Ok(SweepItem { label: label(name), recipe })
-        };
-        self.recipes.iter().map(item).collect()
+        }
+        Ok(items)
     }
+}
+
+/// A table as `section.key=value` settings.
+fn flat(table: &Table, above: &str) -> Vec<String> {
+    let setting = |(key, value): (&String, &toml::Value)| match value {
+        toml::Value::Table(inner) => flat(inner, &format!("{above}{key}.")),
+        value => vec![format!("{above}{key}={value}")],
+    };
+    table.iter().flat_map(setting).collect()
 }
 
 /// A recipe's name without the folder and ending of a file.

@@ -35,15 +35,21 @@ impl Bracket {
         self.known.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(index, _)| *index)
     }
 
-    /// The next point to try; `None` when both neighbours of the best are known.
-    pub fn next(&self) -> Option<i32> {
-        let Some(best) = self.best() else { return Some(self.start) };
+    /// The points to try next, in order of preference; none when both neighbours of the best are known.
+    pub fn wanted(&self) -> Vec<i32> {
+        let Some(best) = self.best() else { return vec![self.start] };
         // When everything diverges, only smaller ones can help; 60 points are 20 decades.
         if self.known[&best].is_infinite() {
             let lowest = self.known.keys().next().copied().unwrap_or(self.start);
-            return (self.known.len() < 60).then_some(lowest - 1);
+            return if self.known.len() < 60 { vec![lowest - 1] } else { Vec::new() };
         }
-        [best - 1, best + 1].into_iter().find(|index| !self.known.contains_key(index))
+        let neighbours = [best - 1, best + 1].into_iter();
+        neighbours.filter(|index| !self.known.contains_key(index)).collect()
+    }
+
+    /// The points that are known, with their losses, from the smallest rate on.
+    pub fn known(&self) -> impl Iterator<Item = (i32, f64)> + '_ {
+        self.known.iter().map(|(index, loss)| (*index, *loss))
     }
 }
 
@@ -61,7 +67,7 @@ mod tests {
     fn search(start: f64, loss: impl Fn(f64) -> f64) -> (f64, Vec<f64>) {
         let mut bracket = Bracket::around(start);
         let mut tried = Vec::new();
-        while let Some(index) = bracket.next() {
+        while let Some(&index) = bracket.wanted().first() {
             let lr = learning_rate_grid(index);
             tried.push(lr);
             bracket.record(index, loss(lr));

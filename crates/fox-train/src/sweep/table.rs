@@ -7,8 +7,9 @@ use fox_base::durable;
 use fox_plot::{LineChart, standalone};
 use serde::Serialize;
 
+use super::{Spread, SweepItem};
 use crate::metrics::{MetricsLog, Record};
-use crate::{Recipe, Result, Summary, files};
+use crate::{Result, Summary, files};
 
 /// All runs of a sweep so far.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -17,6 +18,17 @@ pub struct Comparison {
     pub complete: bool,
     /// One per run, in order.
     pub rows: Vec<Row>,
+    /// Runs that differ only in their seed, as one; empty where seeds do not vary.
+    pub seeds: Vec<Repeated>,
+}
+
+/// Runs that differ only in their seed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Repeated {
+    /// What they have in common.
+    pub label: String,
+    /// The loss that runs are compared by.
+    pub loss: Spread,
 }
 
 /// One run.
@@ -24,42 +36,39 @@ pub struct Comparison {
 pub struct Row {
     /// Its name in the sweep.
     pub label: String,
+    /// Its name without the seed.
+    pub group: String,
     /// Its peak learning rate.
     pub peak_lr: f64,
-    /// Its figures; `None` when it diverged.
+    /// Its figures; `None` when it diverged or failed.
     pub summary: Option<Summary>,
-    /// Why there are none.
+    /// Why there are none: the gradients stayed non-finite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diverged: Option<String>,
+    /// Why there are none: anything else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
     /// Loss over tokens: held-out where it was measured, else in training.
     pub curve: Vec<(f64, f64)>,
 }
 
 impl Row {
-    pub(super) fn finished(
-        label: &str,
-        recipe: &Recipe,
-        summary: Summary,
-        run: &Path,
-    ) -> Result<Row> {
-        let curve = curve(&MetricsLog::read(run)?.records);
-        Ok(Row {
-            label: label.to_string(),
-            peak_lr: recipe.optimizer.peak_lr,
-            summary: Some(summary),
-            diverged: None,
-            curve,
-        })
-    }
-
-    pub(super) fn diverged(label: &str, recipe: &Recipe, why: String) -> Row {
+    /// A run without figures.
+    pub(super) fn new(item: &SweepItem) -> Row {
         Row {
-            label: label.to_string(),
-            peak_lr: recipe.optimizer.peak_lr,
+            label: item.label.clone(),
+            group: item.group.clone(),
+            peak_lr: item.recipe.optimizer.peak_lr,
             summary: None,
-            diverged: Some(why),
+            diverged: None,
+            failed: None,
             curve: Vec::new(),
         }
+    }
+
+    pub(super) fn finished(item: &SweepItem, summary: Summary, run: &Path) -> Result<Row> {
+        let curve = curve(&MetricsLog::read(run)?.records);
+        Ok(Row { summary: Some(summary), curve, ..Row::new(item) })
     }
 
     /// The loss that runs are compared by: held-out where it was measured, else in training.
@@ -106,6 +115,20 @@ impl Comparison {
         chart
     }
 
+    /// Means over the seeds, in the order of the first runs.
+    pub(super) fn repeated(rows: &[Row]) -> Vec<Repeated> {
+        let mut groups: Vec<&str> = rows.iter().map(|row| row.group.as_str()).collect();
+        let mut seen = Vec::new();
+        groups.retain(|group| !seen.contains(group) && { seen.push(group); true });
+        let of = |group: &str| {
+            let same = rows.iter().filter(|row| row.group == group);
+            let losses: Vec<f64> = same.filter_map(Row::loss).collect();
+            let loss = Spread::of(&losses).filter(|loss| loss.count > 1)?;
+            Some(Repeated { label: group.to_string(), loss })
+        };
+        groups.into_iter().filter_map(of).collect()
+    }
+
     fn best(&self) -> Option<f64> {
         self.rows.iter().filter_map(Row::loss).min_by(f64::total_cmp)
     }
@@ -120,8 +143,9 @@ impl Comparison {
         let number = |x: Option<f64>| x.map_or("".to_string(), |x| format!("{x:.4}"));
         for row in &self.rows {
             let Some(summary) = &row.summary else {
-                let _ =
-                    writeln!(text, "| {} | | | {:e} | diverged | | | | |", row.label, row.peak_lr);
+                let (label, lr) = (&row.label, row.peak_lr);
+                let word = if row.failed.is_some() { "failed" } else { "diverged" };
+                let _ = writeln!(text, "| {label} | | | {lr:e} | {word} | | | | |");
                 continue;
             };
             let loss = number(row.loss());
@@ -141,13 +165,24 @@ impl Comparison {
                 summary.tokens_per_second,
             );
         }
+        if !self.seeds.is_empty() {
+            text += "\n| mean over seeds | seeds | loss, 95% interval |\n|---|---:|---:|\n";
+            for Repeated { label, loss } in &self.seeds {
+                let _ = writeln!(text, "| {label} | {} | {} |", loss.count, loss.text(4));
+            }
+        }
+        for row in &self.rows {
+            if let Some(why) = &row.failed {
+                let _ = writeln!(text, "\n{} failed: {why}", row.label);
+            }
+        }
         text
     }
 
     /// The same for programs.
     pub fn csv(&self) -> String {
         let mut text = String::from(
-            "run,parameters,tokens,peak_lr,loss,last_positions_loss,train_loss,tokens_per_second,seconds,diverged\n",
+            "run,parameters,tokens,peak_lr,loss,last_positions_loss,train_loss,tokens_per_second,seconds,diverged,failed\n",
         );
         let number = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
         for row in &self.rows {
@@ -163,6 +198,7 @@ impl Comparison {
                 number(s.map(|s| s.tokens_per_second)),
                 number(s.map(|s| s.seconds)),
                 row.diverged.is_some().to_string(),
+                row.failed.is_some().to_string(),
             ];
             text += &cells.join(",");
             text.push('\n');
@@ -179,16 +215,18 @@ mod tests {
     fn the_picture_has_every_run_and_survives_odd_values() {
         let row = |label: &str, curve: &[(f64, f64)]| Row {
             label: label.into(),
+            group: label.into(),
             peak_lr: 1e-3,
             summary: None,
             diverged: None,
+            failed: None,
             curve: curve.to_vec(),
         };
         let rows = vec![
             row("lr<1", &[(0.0, 3.0), (10.0, f64::NAN), (20.0, 2.0), (30.0, 1.5)]),
             row("diverged", &[]),
         ];
-        let svg = Comparison { complete: true, rows }.chart().fragment();
+        let svg = Comparison { complete: true, rows, seeds: Vec::new() }.chart().fragment();
         // One sample in the legend and one line for each.
         assert_eq!(svg.matches("class=\"line\"").count(), 4);
         assert!(svg.contains("lr&lt;1") && !svg.contains("NaN"), "{svg}");

@@ -9,6 +9,7 @@ mod generate;
 mod info;
 mod inspect;
 mod prepare;
+mod reproduce;
 mod selftest;
 mod serve;
 mod sweep;
@@ -27,6 +28,7 @@ pub enum Command {
     Prepare(prepare::Args),
     Train(train::Args),
     Sweep(sweep::Args),
+    Reproduce(reproduce::Args),
     Eval(eval::Args),
     Inspect(inspect::Args),
     Generate(generate::Args),
@@ -47,6 +49,7 @@ impl Command {
             Command::Prepare(args) => prepare::run(&args),
             Command::Train(args) => train::run(&args),
             Command::Sweep(args) => sweep::run(&args),
+            Command::Reproduce(args) => reproduce::run(&args),
             Command::Eval(args) => eval::run(&args),
             Command::Inspect(args) => inspect::run(&args),
             Command::Generate(args) => generate::run(&args),

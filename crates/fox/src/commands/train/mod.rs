@@ -12,6 +12,7 @@ use fox_train::recipe::Weights;
 use fox_train::{Job, Recipe, Summary, recipe, train};
 
 use crate::device::DeviceArgs;
+use crate::pool::DIVERGED;
 use crate::{output, signals};
 pub use progress::Progress;
 
@@ -94,15 +95,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let stop = signals::on_stop(say_stopping)?;
     let mut progress = Progress::new(args.quiet);
-    let outcome = train(&job, &mut |event| {
+    let trained = train(&job, &mut |event| {
         progress.show(event);
         if stop.load(Ordering::Relaxed) {
             ControlFlow::Break(())
         } else {
             ControlFlow::Continue(())
         }
-    })?;
+    });
     progress.finish();
+    let outcome = match trained {
+        Err(error @ fox_train::Error::NotFinite { .. }) => {
+            output::note(&format!("error: {error}"));
+            return Ok(ExitCode::from(DIVERGED));
+        }
+        other => other?,
+    };
     output::print(&report(&outcome.summary, &out))?;
     Ok(if outcome.summary.finished { ExitCode::SUCCESS } else { ExitCode::from(130) })
 }

@@ -1,0 +1,206 @@
+//! The main comparison: the loss at every position, and what the paper says about it.
+
+use fox_eval::learning::{Learning, learning_chart};
+use fox_plot::{LineChart, Scale, VerticalMark};
+use fox_train::metrics::Record;
+use fox_train::reproduce::Place;
+use fox_train::sweep::Spread;
+
+use super::doc::Doc;
+use crate::commands::reproduce::found::{Found, RunFound};
+use crate::output;
+
+/// The lines of a chart may rise this far above the highest loss at the training length before they are cut.
+const HEADROOM: f64 = 0.15;
+
+/// Table, pictures and claims.
+pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
+    let experiment = &found.plan.experiments[e];
+    doc.heading(&experiment.title);
+    doc.text(&experiment.about);
+    doc.table(&table(found, e));
+    let mut pictures = Vec::new();
+    if let Some(chart) = position_chart(found, e) {
+        pictures.push(("loss by position".to_string(), chart.fragment()));
+    }
+    let learning = learning(found, e);
+    if !learning.is_empty() {
+        pictures.push(("learning curves".to_string(), learning_chart(&learning).fragment()));
+    }
+    if !pictures.is_empty() {
+        doc.pictures(pictures);
+        doc.text(
+            "Lines are means over seeds, bands reach from the lowest to the highest seed. Lines are cut where they leave \
+             the picture.",
+        );
+    }
+    claims(doc, found, e);
+}
+
+/// Mean loss of the second half of the training length.
+fn inside(found: &Found<'_>, run: &RunFound) -> Option<f64> {
+    let length = found.plan.training_length;
+    let curve = run.curve.as_ref().filter(|curve| curve.length >= length)?;
+    Some(curve.mean_over(length / 2..length))
+}
+
+/// Mean loss of everything after twice the training length.
+fn beyond(found: &Found<'_>, run: &RunFound) -> Option<f64> {
+    let length = 2 * found.plan.training_length;
+    let curve = run.curve.as_ref().filter(|curve| curve.length > length)?;
+    Some(curve.mean_over(length..curve.length))
+}
+
+/// One of the two, over the seeds of a row.
+pub fn at(found: &Found<'_>, e: usize, row: usize, place: Place) -> Option<Spread> {
+    found.spread(e, row, |run| match place {
+        Place::Inside => inside(found, run),
+        Place::Beyond => beyond(found, run),
+    })
+}
+
+/// A row per model.
+pub fn table(found: &Found<'_>, e: usize) -> Vec<Vec<String>> {
+    let (plan, length) = (found.plan, found.plan.training_length);
+    let head = vec![
+        "model".to_string(),
+        "parameters".into(),
+        "seeds".into(),
+        "peak lr".into(),
+        format!("loss at {}..{}", length / 2, length - 1),
+        format!("loss at {}..{}", 2 * length, plan.scale.length - 1),
+        "mean loss".into(),
+        "slope beyond".into(),
+        "tokens/s".into(),
+    ];
+    let mut rows = vec![head];
+    for (r, row) in plan.experiments[e].rows.iter().enumerate() {
+        let finished: Vec<&RunFound> = found.of(e, r).filter(|run| run.summary.is_some()).collect();
+        let text = |spread: Option<Spread>, digits: usize| {
+            spread.map_or("-".to_string(), |spread| spread.text(digits))
+        };
+        let figure = |figure: fn(&RunFound) -> Option<f64>| found.spread(e, r, figure);
+        let speed = figure(|run| Some(run.summary.as_ref()?.tokens_per_second));
+        let parameters = finished.first().and_then(|run| run.summary.as_ref());
+        let diverged = found.of(e, r).any(|run| run.diverged);
+        rows.push(vec![
+            row.name.clone(),
+            parameters.map_or("-".into(), |s| format!("{:.2}M", s.parameters as f64 / 1e6)),
+            finished.len().to_string(),
+            finished.first().map_or("-".into(), |run| format!("{:e}", run.lr)),
+            if diverged { "diverged".into() } else { text(at(found, e, r, Place::Inside), 4) },
+            text(at(found, e, r, Place::Beyond), 4),
+            text(figure(|run| Some(run.curve.as_ref()?.mean.value)), 4),
+            text(figure(|run| Some(run.curve.as_ref()?.slope_beyond_training?.value)), 3),
+            speed.map_or("-".into(), |s| output::grouped(s.mean.round() as u64)),
+        ]);
+    }
+    rows
+}
+
+/// The smoothed loss at every position, means over seeds.
+fn position_chart(found: &Found<'_>, e: usize) -> Option<LineChart> {
+    let (plan, length) = (found.plan, found.plan.training_length as f64);
+    let mut chart =
+        LineChart::new("Loss at every position", "position i (tokens)", "loss L(i), nats");
+    chart.x_scale = Scale::Log2;
+    chart.marks = vec![VerticalMark { x: length, label: "training length".into() }];
+    let first = length / 16.0;
+    let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+    for (r, row) in plan.experiments[e].rows.iter().enumerate() {
+        let curves: Vec<_> = found.of(e, r).filter_map(|run| run.curve.as_ref()).collect();
+        let Some(one) = curves.first() else { continue };
+        let (mut line, mut band) = (Vec::new(), Vec::new());
+        for (i, point) in one.smooth.iter().enumerate().filter(|(_, p)| p.position >= first) {
+            let losses: Vec<f64> =
+                curves.iter().filter_map(|c| Some(c.smooth.get(i)?.loss.value)).collect();
+            let Some(spread) = Spread::of(&losses) else { continue };
+            let lowest = losses.iter().copied().fold(f64::INFINITY, f64::min);
+            let highest = losses.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            line.push((point.position, spread.mean));
+            band.push((point.position, lowest, highest));
+            low = low.min(spread.mean);
+            if point.position <= length {
+                high = high.max(spread.mean);
+            }
+        }
+        let color = chart.series.len();
+        chart.add_line(&row.name, line);
+        if curves.len() > 1 {
+            chart.series[color].band = band;
+        }
+    }
+    if low < high {
+        chart.y_range = Some((low - 0.02, high + HEADROOM));
+    }
+    (!chart.series.is_empty()).then_some(chart)
+}
+
+/// Training losses of the first seeds.
+fn learning(found: &Found<'_>, e: usize) -> Vec<Learning> {
+    let rows = found.plan.experiments[e].rows.iter().enumerate();
+    rows.filter_map(|(r, row)| {
+        let run = found.of(e, r).next()?;
+        let losses: Vec<(f64, f64)> = run
+            .records
+            .iter()
+            .filter_map(|record| match record {
+                Record::Train(step) => Some((step.tokens as f64, step.loss?)),
+                Record::Eval(_) => None,
+            })
+            .collect();
+        (!losses.is_empty()).then(|| Learning { model: row.name.clone(), losses })
+    })
+    .collect()
+}
+
+/// A claim, and what was found.
+pub struct Verdict {
+    /// In words.
+    pub claim: String,
+    /// Loss of the better row less that of the worse one; below 0, the claim holds.
+    pub difference: f64,
+    /// Whether the intervals of both leave no doubt; unknown for single runs.
+    pub clear: Option<bool>,
+}
+
+/// The claims that can be judged.
+pub fn verdicts(found: &Found<'_>, e: usize) -> Vec<Verdict> {
+    let experiment = &found.plan.experiments[e];
+    let row = |name: &str| experiment.rows.iter().position(|row| row.name == name);
+    let judge = |claim: &fox_train::reproduce::Claim| {
+        let (better, worse) = (row(&claim.better)?, row(&claim.worse)?);
+        let (a, b) = (at(found, e, better, claim.at)?, at(found, e, worse, claim.at)?);
+        let place = match claim.at {
+            Place::Inside => "inside the training length",
+            Place::Beyond => "beyond twice the training length",
+        };
+        let repeated = a.half_width.is_some() && b.half_width.is_some();
+        let apart = a.ends().1 < b.ends().0 || b.ends().1 < a.ends().0;
+        Some(Verdict {
+            claim: format!("{} below {}, {place}", claim.better, claim.worse),
+            difference: a.mean - b.mean,
+            clear: repeated.then_some(apart),
+        })
+    };
+    experiment.claims.iter().filter_map(judge).collect()
+}
+
+fn claims(doc: &mut Doc, found: &Found<'_>, e: usize) {
+    let verdicts = verdicts(found, e);
+    if verdicts.is_empty() {
+        return;
+    }
+    let head = ["the paper says: the loss of", "difference here", "holds", "intervals apart"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let yes = |holds: bool| if holds { "yes" } else { "no" }.to_string();
+    for v in &verdicts {
+        rows.push(vec![
+            v.claim.clone(),
+            format!("{:+.4}", v.difference),
+            yes(v.difference < 0.0),
+            v.clear.map_or("one seed".into(), yes),
+        ]);
+    }
+    doc.table(&rows);
+}
