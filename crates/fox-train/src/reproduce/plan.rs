@@ -131,6 +131,8 @@ impl Plan {
                 }
             }
         }
+        // First seeds of all rows first: a report of what is there has every row.
+        runs.sort_by_key(|run: &PlannedRun| (run.experiment, run.seed));
         let search_only = self.options.only.iter().any(|name| name == RATES);
         if !search_only && !self.options.only.is_empty() {
             let needed = |model: &str| runs.iter().any(|run: &PlannedRun| run.rate == model);

@@ -142,7 +142,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let vocab = data.train.vocab_size();
     output::note(&estimate::table(&plan, &speed, vocab, args.jobs.into())?);
     let device = args.device.arguments(args.jobs.into());
-    let mut schedule = Schedule::new(&plan, out, device, vocab)?;
+    let mut schedule = Schedule::new(&plan, out, device, vocab, args.quiet)?;
     let complete = pool.run(&mut schedule);
     schedule.note_session(begin.elapsed().as_secs_f64(), args.jobs.into(), &speed)?;
     let complete = complete?;

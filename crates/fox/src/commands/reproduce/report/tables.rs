@@ -141,25 +141,27 @@ pub fn rates(doc: &mut Doc, found: &Found<'_>, e: usize) {
     begin(doc, found, e);
     let mut chart = LineChart::new("Held-out loss", "peak learning rate", "nats per token");
     chart.x_scale = Scale::Log10;
-    let mut table = vec![["model", "best", "loss", "tried"].map(String::from).to_vec()];
+    let mut indexes: Vec<i32> =
+        found.rates.values().flat_map(|bracket| bracket.known().map(|(index, _)| index)).collect();
+    indexes.sort_unstable();
+    indexes.dedup();
+    let mut table = vec![vec!["model".to_string(), "best".into()]];
+    table[0].extend(indexes.iter().map(|index| format!("{:e}", learning_rate_grid(*index))));
     for run in &found.plan.searches {
         let name = &found.plan.experiments[e].rows[run.row].name;
         let Some(bracket) = found.rates.get(&run.rate) else { continue };
-        let tried: Vec<(f64, f64)> =
-            bracket.known().map(|(index, loss)| (learning_rate_grid(index), loss)).collect();
         let best = bracket.best().map(learning_rate_grid);
-        let loss = best.and_then(|best| tried.iter().find(|(lr, _)| *lr == best));
-        let word = |(lr, loss): &(f64, f64)| match loss.is_finite() {
-            true => format!("{lr:e}: {loss:.4}"),
-            false => format!("{lr:e}: diverged"),
-        };
-        table.push(vec![
-            name.clone(),
-            best.map_or("-".into(), |lr| format!("{lr:e}")),
-            loss.map_or("-".into(), |(_, loss)| format!("{loss:.4}")),
-            tried.iter().map(word).collect::<Vec<_>>().join(", "),
-        ]);
-        chart.add_line(name, tried.into_iter().filter(|(_, loss)| loss.is_finite()).collect());
+        let mut cells = vec![name.clone(), best.map_or("-".into(), |lr| format!("{lr:e}"))];
+        cells.extend(indexes.iter().map(|index| {
+            match bracket.known().find(|(known, _)| known == index) {
+                Some((_, loss)) if loss.is_finite() => format!("{loss:.4}"),
+                Some(_) => "diverged".into(),
+                None => String::new(),
+            }
+        }));
+        table.push(cells);
+        let finite = bracket.known().filter(|(_, loss)| loss.is_finite());
+        chart.add_line(name, finite.map(|(i, loss)| (learning_rate_grid(i), loss)).collect());
     }
     doc.table(&table);
     doc.pictures(vec![("learning rates".into(), chart.fragment())]);
