@@ -24,18 +24,14 @@ fn loss_text(found: &Found<'_>, e: usize, r: usize) -> String {
     }
 }
 
-fn optional(value: Option<f64>, digits: usize) -> String {
-    value.map_or("-".into(), |value| format!("{value:.digits$}"))
-}
-
 /// Table 3: the parts of every row, the loss here, the perplexity there, and the order of both.
 pub fn ablation(doc: &mut Doc, found: &Found<'_>, e: usize) -> Result<()> {
     begin(doc, found, e);
     let plan = found.plan;
     let names = ["RoPE", "forget gate", "QK-norm", "output gate", "output norm", "KV-shift"];
-    let mut head = vec!["model".to_string()];
+    let figures = ["model", "loss", "above FoX (Pro)", "place", "paper", "its place"];
+    let mut head: Vec<String> = figures.map(String::from).to_vec();
     head.extend(names.map(String::from));
-    head.extend(["loss", "above FoX (Pro)", "place", "paper: perplexity", "place"].map(String::from));
     let rows = &plan.experiments[e].rows;
     let losses: Vec<Option<Spread>> =
         (0..rows.len()).map(|r| found.spread(e, r, RunFound::loss)).collect();
@@ -57,13 +53,15 @@ pub fn ablation(doc: &mut Doc, found: &Found<'_>, e: usize) -> Result<()> {
             is("use_output_norm"),
             is("use_k_shift"),
         ];
-        let mut cells = vec![row.name.clone()];
+        let mut cells = vec![
+            row.name.clone(),
+            loss_text(found, e, r),
+            means[r].zip(base).map_or("-".into(), |(a, b)| format!("{:+.4}", a - b)),
+            place(&means, r),
+            row.paper.map_or("-".into(), |perplexity| format!("{perplexity:.2}")),
+            place(&papers, r),
+        ];
         cells.extend(parts.map(|has| if has { "✓".to_string() } else { String::new() }));
-        cells.push(loss_text(found, e, r));
-        cells.push(means[r].zip(base).map_or("-".into(), |(a, b)| format!("{:+.4}", a - b)));
-        cells.push(place(&means, r));
-        cells.push(optional(row.paper, 2));
-        cells.push(place(&papers, r));
         table.push(cells);
         if let Some(loss) = losses[r] {
             let spread = loss.half_width.map(|_| loss.ends());
