@@ -79,7 +79,9 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
     std::thread::sleep(Duration::from_secs(2));
     let before: Vec<(PathBuf, std::time::SystemTime)> = finished(&out)
         .into_iter()
-        .map(|run| (run.clone(), fs::metadata(run.join("metrics.jsonl")).unwrap().modified().unwrap()))
+        .map(|run| {
+            (run.clone(), fs::metadata(run.join("metrics.jsonl")).unwrap().modified().unwrap())
+        })
         .collect();
 
     // A report of what is there needs no training.
@@ -105,7 +107,10 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
     assert_eq!(gates["name"], "gates");
     let names: Vec<&str> =
         gates["rows"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
-    assert_eq!(names[..3], ["data-dependent", "data-independent, T_max 64", "data-independent, T_max 256"]);
+    assert_eq!(
+        names[..3],
+        ["data-dependent", "data-independent, T_max 64", "data-independent, T_max 256"]
+    );
     assert!(gates["rows"][0]["loss"]["mean"].as_f64().unwrap() > 0.0);
     // Every rate was found by the search: the best is between two worse ones.
     let tried = whole["rates"]["fox-llama"]["tried"].as_array().unwrap();
@@ -114,7 +119,8 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
     assert!(at > 0 && at + 1 < tried.len(), "{tried:?}");
     assert_eq!(gates["rows"][1]["runs"][0]["peak_lr"], best);
     let markdown = fs::read_to_string(out.join("report.md")).unwrap();
-    for part in ["## Kinds of forget gate", "## Adaptive computation pruning", "pictures/gates.svg"] {
+    for part in ["## Kinds of forget gate", "## Adaptive computation pruning", "pictures/gates.svg"]
+    {
         assert!(markdown.contains(part), "{part}\n{markdown}");
     }
     let html = fs::read_to_string(out.join("report.html")).unwrap();
@@ -122,7 +128,13 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
     for outside in ["<script", "src=", "href=\"http"] {
         assert!(!html.contains(outside), "{outside}");
     }
-    assert!(!out.join("runs").read_dir().unwrap().any(|run| run.unwrap().path().join("checkpoints").exists()));
+    assert!(
+        !out.join("runs").read_dir().unwrap().any(|run| run
+            .unwrap()
+            .path()
+            .join("checkpoints")
+            .exists())
+    );
 
     let other = command(&scale, &out, &["--data", "elsewhere"]).output().unwrap();
     assert!(stderr(&other).contains("holds a reproduction at scale"), "{}", stderr(&other));
@@ -196,7 +208,10 @@ fn bad_input_gets_one_sentence() {
         text
     };
     let text = error(&scale, &["--only", "table4"]);
-    assert!(text.starts_with("error: there is no experiment `table4`; choose from rates, main"), "{text}");
+    assert!(
+        text.starts_with("error: there is no experiment `table4`; choose from rates, main"),
+        "{text}"
+    );
     let text = error(Path::new("huge"), &[]);
     assert_eq!(text, "error: there is no scale `huge`; choose from laptop, small, 125m\n");
     let short = prepare(dir.path(), &["A short text.".to_string()]);

@@ -152,10 +152,15 @@ fn a_run_that_fails_does_not_end_the_others() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let table = String::from_utf8_lossy(&output.stdout).to_string();
     assert!(table.contains("| bad | | | 5e-3 | failed | | | | |"), "{table}");
-    assert!(table.contains("bad failed: ") && table.contains("`data.tokenizer` is bytes"), "{table}");
+    assert!(
+        table.contains("bad failed: ") && table.contains("`data.tokenizer` is bytes"),
+        "{table}"
+    );
     assert!(table.contains("| test | "), "{table}");
     let csv = fs::read_to_string(out.join("comparison.csv")).unwrap();
-    assert!(csv.lines().any(|line| line.starts_with("\"test\",") && line.ends_with(",false,false")));
+    assert!(
+        csv.lines().any(|line| line.starts_with("\"test\",") && line.ends_with(",false,false"))
+    );
 }
 
 #[test]
@@ -174,7 +179,8 @@ fn runs_end_when_the_sweep_is_killed_and_the_same_command_goes_on() {
     let tokens = "training.tokens=50000000";
     let mut parent = start(tokens);
     let runs = ["test_seed_0", "test_seed_1"].map(|name| out.join("runs").join(name));
-    let lines = |run: &Path| fs::read_to_string(run.join("metrics.jsonl")).map_or(0, |t| t.lines().count());
+    let lines =
+        |run: &Path| fs::read_to_string(run.join("metrics.jsonl")).map_or(0, |t| t.lines().count());
     wait(|| runs.iter().all(|run| lines(run) > 5));
     parent.kill().unwrap();
     parent.wait().unwrap();

@@ -110,8 +110,14 @@ impl Plan {
         let mut table = recipe::load_table(&base)?;
         recipe::merge(&mut table, scale.set.clone());
         let training_length = recipe::parse_table(&base, table)?.data.sequence_length;
-        let mut plan =
-            Plan { scale, options, experiments, runs: Vec::new(), searches: Vec::new(), training_length };
+        let mut plan = Plan {
+            scale,
+            options,
+            experiments,
+            runs: Vec::new(),
+            searches: Vec::new(),
+            training_length,
+        };
         plan.add_runs()?;
         Ok(plan)
     }
@@ -305,7 +311,10 @@ mod tests {
     #[test]
     fn unknown_names_get_one_sentence() {
         let error = plan(only(&["table4"])).unwrap_err().to_string();
-        assert!(error.starts_with("there is no experiment `table4`; choose from rates, main"), "{error}");
+        assert!(
+            error.starts_with("there is no experiment `table4`; choose from rates, main"),
+            "{error}"
+        );
         let error = ScalePlan::load("huge").unwrap_err().to_string();
         assert_eq!(error, "there is no scale `huge`; choose from laptop, small, 125m");
     }

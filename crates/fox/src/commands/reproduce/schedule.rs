@@ -32,7 +32,11 @@ struct Job {
 #[derive(Clone, Debug)]
 enum Kind {
     /// A training; in a search with its number and the point of the grid.
-    Training { run: Box<PlannedRun>, lr: f64, search: Option<(usize, i32)> },
+    Training {
+        run: Box<PlannedRun>,
+        lr: f64,
+        search: Option<(usize, i32)>,
+    },
     Measurement,
 }
 

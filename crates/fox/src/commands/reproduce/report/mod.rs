@@ -37,9 +37,10 @@ pub fn write(settings: &Settings, found: &Found<'_>, out: &Path) -> Result<()> {
     order.sort_by_key(|e| found.plan.experiments[*e].shape == Shape::Rates);
     for e in order {
         let experiment = &found.plan.experiments[e];
-        let any = found.plan.runs.iter().zip(&found.runs).any(|(run, found)| {
-            run.experiment == e && (found.summary.is_some() || found.diverged)
-        });
+        let any =
+            found.plan.runs.iter().zip(&found.runs).any(|(run, found)| {
+                run.experiment == e && (found.summary.is_some() || found.diverged)
+            });
         if !any && experiment.shape != Shape::Rates {
             continue;
         }

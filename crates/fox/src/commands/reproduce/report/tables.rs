@@ -183,8 +183,7 @@ fn plain_table(doc: &mut Doc, found: &Found<'_>, e: usize) {
             run.map_or("-".into(), |run| format!("{:e}", run.lr)),
             loss_text(found, e, r),
             found.spread(e, r, RunFound::tail).map_or("-".into(), |spread| spread.text(4)),
-            summary
-                .map_or("-".into(), |s| output::grouped(s.tokens_per_second.round() as u64)),
+            summary.map_or("-".into(), |s| output::grouped(s.tokens_per_second.round() as u64)),
         ]);
     }
     doc.table(&table);
@@ -194,11 +193,13 @@ fn plain_table(doc: &mut Doc, found: &Found<'_>, e: usize) {
 pub fn pruning(doc: &mut Doc, found: &Found<'_>, e: usize) {
     begin(doc, found, e);
     let rows = &found.plan.experiments[e].rows;
-    let mut chart =
-        LineChart::new("Attention blocks pruned over training", "tokens seen", "share of all blocks");
-    let mut table = vec![
-        ["", "loss", "tokens/s, last tenth", "pruned at the end"].map(String::from).to_vec(),
-    ];
+    let mut chart = LineChart::new(
+        "Attention blocks pruned over training",
+        "tokens seen",
+        "share of all blocks",
+    );
+    let mut table =
+        vec![["", "loss", "tokens/s, last tenth", "pruned at the end"].map(String::from).to_vec()];
     let mut speeds = Vec::new();
     for (r, row) in rows.iter().enumerate() {
         let Some(run) = found.of(e, r).next() else { continue };
