@@ -69,6 +69,8 @@ fn facts(doc: &mut Doc, found: &Found<'_>) {
         format!("{} of {}", found.over(), found.runs.len()),
         "runs finished, searches not counted".to_string(),
     )];
+    let main = found.plan.experiments.iter().position(|e| e.shape == Shape::Main);
+    facts.extend(main.and_then(|e| losses::change(found, e)));
     if let Some((seconds, busy)) = numbers::busy(found) {
         facts.push((format!("{:.0} min", seconds / 60.0), "from start to end".into()));
         facts.push((
