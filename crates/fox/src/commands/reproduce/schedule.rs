@@ -153,6 +153,13 @@ impl<'a> Schedule<'a> {
         } else {
             let recipe = run.recipe(lr, self.plan.options.data.as_deref())?;
             let summary = finished_run(&folder, &recipe)?;
+            // Without its weights a run cannot be measured any more; it is trained again if it still has to be.
+            let weights = folder.join("export").exists();
+            let usable = weights || self.next_measurement(run, lr)?.is_none();
+            let summary = summary.filter(|_| usable);
+            if summary.is_some() {
+                self.tidy(run, lr)?;
+            }
             summary.map(|summary| found::loss(&summary).unwrap_or(f64::INFINITY))
         };
         self.known.insert(label, known);
