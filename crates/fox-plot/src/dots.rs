@@ -39,7 +39,7 @@ impl DotPlot {
     /// The SVG fragment.
     pub fn fragment(&self) -> String {
         let longest = self.rows.iter().map(|r| text_width(&r.name)).fold(20.0, f64::max);
-        let (left, right) = (longest.min(160.0) + 12.0, WIDTH - 18.0);
+        let (left, right) = (longest.min(190.0) + 12.0, WIDTH - 18.0);
         let legend = if self.legend.is_empty() { 0.0 } else { 18.0 };
         // Marks have names of their own, above the frame.
         let names = if self.marks.is_empty() { 0.0 } else { 14.0 };

@@ -207,7 +207,8 @@ impl Round<'_> {
         if status.success() {
             return work.ended(&running.label, Ended::Well, seconds);
         }
-        // Whatever ends badly after the wish to stop was stopped.
+        // Whatever ends badly with the wish to stop was stopped. A signal may reach the child before this process.
+        thread::sleep(LOOK_EVERY);
         if self.pool.stop.load(Ordering::Relaxed) {
             return Ok(());
         }

@@ -102,3 +102,110 @@ fn equal_names_and_unknown_recipes_get_one_sentence() {
     assert!(stderr(&output).contains("did you mean `tiny-fox-pro`?"), "{}", stderr(&output));
     assert!(!out.exists());
 }
+
+/// Label, tokens and losses of every line of comparison.csv.
+fn figures(out: &Path) -> Vec<String> {
+    let csv = fs::read_to_string(out.join("comparison.csv")).unwrap();
+    csv.lines().map(|line| line.split(',').take(7).collect::<Vec<_>>().join(",")).collect()
+}
+
+#[test]
+fn a_grid_with_seeds_gives_the_same_figures_for_any_number_of_jobs() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = recipe(dir.path());
+    let grid = ["--set", "training.seed=0..1", "--set", "optimizer.peak_lr=1e-3,5e-3"];
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    let output = sweep(&[file.to_str().unwrap()], &one, &grid);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let jobs = [&grid[..], &["--jobs", "3"]].concat();
+    let output = sweep(&[file.to_str().unwrap()], &two, &jobs);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(figures(&one), figures(&two));
+    let table = String::from_utf8_lossy(&output.stdout).to_string();
+    for lr in ["1e-3", "5e-3"] {
+        let row = format!("| test peak_lr {lr} seed 1 |");
+        assert_eq!(table.matches(&row).count(), 1, "{table}");
+        assert_eq!(table.matches(&format!("| test peak_lr {lr} | 2 |")).count(), 1, "{table}");
+    }
+    // The mean of two values and their interval, by hand: 12.706 times half their difference.
+    let text = fs::read_to_string(two.join("comparison.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let loss = |row: usize| json["rows"][row]["summary"]["evaluation"]["loss"].as_f64().unwrap();
+    let same = |row: usize| json["rows"][row]["group"] == json["rows"][0]["group"];
+    let other = (1..4).find(|row| same(*row)).unwrap();
+    let found = &json["seeds"][0]["loss"];
+    let (a, b) = (loss(0), loss(other));
+    assert!((found["mean"].as_f64().unwrap() - (a + b) / 2.0).abs() < 1e-12);
+    let half = 12.706 * (a - b).abs() / 2.0;
+    assert!((found["half_width"].as_f64().unwrap() - half).abs() < 1e-9);
+}
+
+#[test]
+fn a_run_that_fails_does_not_end_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = recipe(dir.path());
+    let bad = dir.path().join("bad.toml");
+    fs::write(&bad, "extends = \"test.toml\"\n[data]\ntokenizer = \"bytes\"\n").unwrap();
+    let out = dir.path().join("sweep");
+    let items = [bad.to_str().unwrap(), good.to_str().unwrap()];
+    let output = sweep(&items, &out, &["--jobs", "2"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let table = String::from_utf8_lossy(&output.stdout).to_string();
+    assert!(table.contains("| bad | | | 5e-3 | failed | | | | |"), "{table}");
+    assert!(
+        table.contains("bad failed: ") && table.contains("`data.tokenizer` is bytes"),
+        "{table}"
+    );
+    assert!(table.contains("| test | "), "{table}");
+    let csv = fs::read_to_string(out.join("comparison.csv")).unwrap();
+    assert!(
+        csv.lines().any(|line| line.starts_with("\"test\",") && line.ends_with(",false,false"))
+    );
+}
+
+#[test]
+fn runs_end_when_the_sweep_is_killed_and_the_same_command_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = recipe(dir.path());
+    let out = dir.path().join("sweep");
+    let start = |tokens: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+        command.arg("sweep").arg(&file).arg("--out").arg(&out);
+        command.args(["--quiet", "--jobs", "2", "--set", "training.seed=0..1"]);
+        command.args(["--set", tokens]).args(["--device", "cpu"]);
+        command.stdout(std::process::Stdio::null()).spawn().unwrap()
+    };
+    // Minutes, if nobody stops it.
+    let tokens = "training.tokens=50000000";
+    let mut parent = start(tokens);
+    let runs = ["test_seed_0", "test_seed_1"].map(|name| out.join("runs").join(name));
+    let lines =
+        |run: &Path| fs::read_to_string(run.join("metrics.jsonl")).map_or(0, |t| t.lines().count());
+    wait(|| runs.iter().all(|run| lines(run) > 5));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    for run in &runs {
+        wait(|| {
+            let before = lines(run);
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            before == lines(run)
+        });
+        assert!(!run.join("summary.json").exists());
+        let stopped = lines(run);
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        assert_eq!(lines(run), stopped, "{} is still being trained", run.display());
+    }
+    let mut again = start(tokens);
+    let before: Vec<usize> = runs.iter().map(|run| lines(run)).collect();
+    wait(|| runs.iter().zip(&before).all(|(run, before)| lines(run) > before + 5));
+    again.kill().unwrap();
+    again.wait().unwrap();
+}
+
+fn wait(mut done: impl FnMut() -> bool) {
+    let begin = std::time::Instant::now();
+    while !done() {
+        assert!(begin.elapsed().as_secs() < 60, "waited for a minute");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}

@@ -110,8 +110,14 @@ impl Plan {
         let mut table = recipe::load_table(&base)?;
         recipe::merge(&mut table, scale.set.clone());
         let training_length = recipe::parse_table(&base, table)?.data.sequence_length;
-        let mut plan =
-            Plan { scale, options, experiments, runs: Vec::new(), searches: Vec::new(), training_length };
+        let mut plan = Plan {
+            scale,
+            options,
+            experiments,
+            runs: Vec::new(),
+            searches: Vec::new(),
+            training_length,
+        };
         plan.add_runs()?;
         Ok(plan)
     }
@@ -131,6 +137,8 @@ impl Plan {
                 }
             }
         }
+        // First seeds of all rows first: a report of what is there has every row.
+        runs.sort_by_key(|run: &PlannedRun| (run.experiment, run.seed));
         let search_only = self.options.only.iter().any(|name| name == RATES);
         if !search_only && !self.options.only.is_empty() {
             let needed = |model: &str| runs.iter().any(|run: &PlannedRun| run.rate == model);
@@ -303,7 +311,10 @@ mod tests {
     #[test]
     fn unknown_names_get_one_sentence() {
         let error = plan(only(&["table4"])).unwrap_err().to_string();
-        assert!(error.starts_with("there is no experiment `table4`; choose from rates, main"), "{error}");
+        assert!(
+            error.starts_with("there is no experiment `table4`; choose from rates, main"),
+            "{error}"
+        );
         let error = ScalePlan::load("huge").unwrap_err().to_string();
         assert_eq!(error, "there is no scale `huge`; choose from laptop, small, 125m");
     }

@@ -107,7 +107,8 @@ mod tests {
 
     #[test]
     fn lists_and_ranges_are_multiplied() {
-        let points = grid(&["training.seed=0..1", "optimizer.peak_lr=1e-3,3e-3", "training.batch=4"]);
+        let points =
+            grid(&["training.seed=0..1", "optimizer.peak_lr=1e-3,3e-3", "training.batch=4"]);
         let labels: Vec<(String, String)> = points.iter().map(|p| p.labels("r")).collect();
         let label = |run: &str, group: &str| (run.to_string(), group.to_string());
         assert_eq!(

@@ -86,7 +86,7 @@ impl Sweep {
     }
 
     /// The next run to train; `None` when all are under way or known.
-    pub fn next(&mut self) -> Result<Option<SweepItem>> {
+    pub fn next_run(&mut self) -> Result<Option<SweepItem>> {
         for number in 0..self.chains.len() {
             while let Some(item) = self.chains[number].next()? {
                 match self.known(&item)? {

@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn quantiles_beyond_the_table() {
-        for (freedom, quantile) in [(1, 12.706), (30, 2.042), (40, 2.021), (60, 2.000), (120, 1.980)]
+        for (freedom, quantile) in
+            [(1, 12.706), (30, 2.042), (40, 2.021), (60, 2.000), (120, 1.980)]
         {
             assert!((t_quantile(freedom) - quantile).abs() < 1e-3, "{freedom}");
         }

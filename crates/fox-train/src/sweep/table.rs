@@ -119,7 +119,12 @@ impl Comparison {
     pub(super) fn repeated(rows: &[Row]) -> Vec<Repeated> {
         let mut groups: Vec<&str> = rows.iter().map(|row| row.group.as_str()).collect();
         let mut seen = Vec::new();
-        groups.retain(|group| !seen.contains(group) && { seen.push(group); true });
+        groups.retain(|group| {
+            !seen.contains(group) && {
+                seen.push(group);
+                true
+            }
+        });
         let of = |group: &str| {
             let same = rows.iter().filter(|row| row.group == group);
             let losses: Vec<f64> = same.filter_map(Row::loss).collect();

@@ -95,7 +95,7 @@ struct Runs {
 
 impl Work for Runs {
     fn next(&mut self) -> Result<Option<Task>> {
-        let Some(item) = self.sweep.next()? else { return Ok(None) };
+        let Some(item) = self.sweep.next_run()? else { return Ok(None) };
         let out = self.sweep.folder(&item.label);
         let data = item.recipe.data.path.as_deref();
         let mut arguments = training(&item.spec, &item.settings, data, &out);

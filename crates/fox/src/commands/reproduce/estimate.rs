@@ -74,11 +74,11 @@ pub fn warm_up(plan: &Plan, out: &Path, pool: &Pool, device: &[String]) -> Resul
         Some((Ended::Diverged(why) | Ended::Failed(why), _)) => bail!("{why}"),
     };
     let records = MetricsLog::read(&folder)?.records;
-    let steps = records.iter().filter_map(|record| match record {
+    let mut steps = records.iter().rev().filter_map(|record| match record {
         Record::Train(step) => Some(step),
         Record::Eval(_) => None,
     });
-    let Some(last) = steps.last() else { bail!("the warm-up left no figures") };
+    let Some(last) = steps.next() else { bail!("the warm-up left no figures") };
     let start: serde_json::Value = serde_json::from_slice(&fs::read(folder.join("run.json"))?)?;
     let speed = Speed {
         tokens_per_second: last.tokens_per_second,

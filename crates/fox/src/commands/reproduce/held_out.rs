@@ -60,7 +60,8 @@ impl Pieces {
 
     /// Writes them as text and as prepared data.
     pub fn write(&self, out: &Path) -> Result<()> {
-        let lines: String = self.texts.iter().map(|t| format!("{}\n", json!({ "text": t }))).collect();
+        let lines: String =
+            self.texts.iter().map(|t| format!("{}\n", json!({ "text": t }))).collect();
         let file = text(out);
         if std::fs::read(&file).ok().as_deref() != Some(lines.as_bytes()) {
             write_whole(&file, lines.as_bytes())?;

@@ -113,7 +113,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::print(&estimate::runs(&plan))?;
         return Ok(ExitCode::SUCCESS);
     }
-    settings.check(out)?;
+    let joined = settings.joined(out)?;
     // Data that are too short are said before anything is written.
     let base = plan.searches.first().or(plan.runs.first());
     let Some(base) = base else { bail!("nothing is to be trained; name other experiments") };
@@ -125,7 +125,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     data.loader(&recipe)?;
     let pieces = held_out::Pieces::find(&data, args.data.as_deref(), &plan.scale)?;
     durable::create_folder(out)?;
-    settings.write(out)?;
+    joined.write(out)?;
     if let Some(pieces) = pieces {
         pieces.write(out)?;
     }
@@ -142,12 +142,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let vocab = data.train.vocab_size();
     output::note(&estimate::table(&plan, &speed, vocab, args.jobs.into())?);
     let device = args.device.arguments(args.jobs.into());
-    let mut schedule = Schedule::new(&plan, out, device, vocab)?;
+    let mut schedule = Schedule::new(&plan, out, device, vocab, args.quiet)?;
     let complete = pool.run(&mut schedule);
     schedule.note_session(begin.elapsed().as_secs_f64(), args.jobs.into(), &speed)?;
     let complete = complete?;
+    let plan = joined.plan(out)?;
     let found = found::Found::read(&plan, out)?;
-    report::write(&settings, &found, out)?;
+    report::write(&joined, &found, out)?;
     output::print(&report::summary(&found))?;
     for (label, why) in &schedule.failed {
         output::print(&format!("{label} failed: {why}\n"))?;

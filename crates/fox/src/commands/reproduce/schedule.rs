@@ -32,7 +32,11 @@ struct Job {
 #[derive(Clone, Debug)]
 enum Kind {
     /// A training; in a search with its number and the point of the grid.
-    Training { run: Box<PlannedRun>, lr: f64, search: Option<(usize, i32)> },
+    Training {
+        run: Box<PlannedRun>,
+        lr: f64,
+        search: Option<(usize, i32)>,
+    },
     Measurement,
 }
 
@@ -49,6 +53,7 @@ pub struct Schedule<'a> {
     plan: &'a Plan,
     out: PathBuf,
     device: Vec<String>,
+    quiet: bool,
     vocab: usize,
     searches: Vec<Search>,
     /// Labels that were handed out.
@@ -64,7 +69,13 @@ pub struct Schedule<'a> {
 
 impl<'a> Schedule<'a> {
     /// Everything that is not on the disk yet.
-    pub fn new(plan: &'a Plan, out: &Path, device: Vec<String>, vocab: usize) -> Result<Self> {
+    pub fn new(
+        plan: &'a Plan,
+        out: &Path,
+        device: Vec<String>,
+        vocab: usize,
+        quiet: bool,
+    ) -> Result<Self> {
         durable::create_folder(&out.join("runs"))?;
         let search = |run: &PlannedRun| -> Result<Search> {
             let own = fox_train::recipe::load(&run.spec, &[])?.optimizer.peak_lr;
@@ -75,6 +86,7 @@ impl<'a> Schedule<'a> {
             plan,
             out: out.to_path_buf(),
             device,
+            quiet,
             vocab,
             searches: plan.searches.iter().map(search).collect::<Result<_>>()?,
             asked: Vec::new(),
@@ -141,6 +153,13 @@ impl<'a> Schedule<'a> {
         } else {
             let recipe = run.recipe(lr, self.plan.options.data.as_deref())?;
             let summary = finished_run(&folder, &recipe)?;
+            // Without its weights a run cannot be measured any more; it is trained again if it still has to be.
+            let weights = folder.join("export").exists();
+            let usable = weights || self.next_measurement(run, lr)?.is_none();
+            let summary = summary.filter(|_| usable);
+            if summary.is_some() {
+                self.tidy(run, lr)?;
+            }
             summary.map(|summary| found::loss(&summary).unwrap_or(f64::INFINITY))
         };
         self.known.insert(label, known);
@@ -263,6 +282,12 @@ impl<'a> Schedule<'a> {
         (out.with_extension("json"), self.measurement("heads", run, lr, arguments))
     }
 
+    fn say(&self, line: &str) {
+        if !self.quiet {
+            output::note(line);
+        }
+    }
+
     /// Checkpoints of a finished run are for going on only, and large.
     fn tidy(&self, run: &PlannedRun, lr: f64) -> Result<()> {
         let checkpoints = self.folder(run, lr).join("checkpoints");
@@ -306,11 +331,11 @@ impl Work for Schedule<'_> {
                 self.tidy(&run, lr)?;
                 let loss = summary.as_ref().and_then(found::loss);
                 let loss = loss.map_or(String::new(), |loss| format!(", held-out loss {loss:.4}"));
-                output::note(&format!("{label}: {seconds:.0} s{loss}"));
+                self.say(&format!("{label}: {seconds:.0} s{loss}"));
             }
             Ended::Diverged(why) => {
                 durable::write(&self.folder(&run, lr).join(found::DIVERGED), why.as_bytes())?;
-                output::note(&format!("{label}: diverged"));
+                self.say(&format!("{label}: diverged"));
             }
             Ended::Failed(why) => self.failed.push((job.label, why.clone())),
         }

@@ -41,10 +41,14 @@ impl Settings {
         serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))
     }
 
-    /// An error when the folder holds a reproduction at another scale or on other data.
-    pub fn check(&self, out: &Path) -> Result<()> {
+    /// The same with the experiments that the folder has already, so that one report covers all of them.
+    ///
+    /// # Errors
+    /// A folder that holds a reproduction at another scale or on other data.
+    pub fn joined(&self, out: &Path) -> Result<Settings> {
+        let mut all = self.clone();
         if !out.join(FILE).exists() {
-            return Ok(());
+            return Ok(all);
         }
         let there = Settings::read(out)?;
         if there.scale != self.scale || there.data != self.data {
@@ -60,7 +64,13 @@ impl Settings {
                 data(self)
             );
         }
-        Ok(())
+        // No names are all experiments.
+        if all.only.is_empty() || there.only.is_empty() {
+            all.only.clear();
+        } else {
+            all.only.extend(there.only.into_iter().filter(|name| !self.only.contains(name)));
+        }
+        Ok(all)
     }
 
     /// Writes them to the folder.

@@ -9,7 +9,7 @@ use crate::commands::reproduce::found::Found;
 
 /// Pictures of the models with gates, and a table of all with attention.
 pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
-    let mut pictures = Vec::new();
+    let (mut lives, mut pictures) = (Vec::new(), Vec::new());
     let head = ["model", "local heads", "medium", "global", "blocks pruned at e^-10"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for (r, row) in found.plan.experiments[e].rows.iter().enumerate() {
@@ -18,7 +18,7 @@ pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
         rows.push(counts(&row.name, &heads));
         let Some(mut chart) = half_life_chart(&heads) else { continue };
         chart.title = format!("{}: half-life of every head", row.name);
-        pictures.push((format!("half-lives {}", row.name), chart.fragment()));
+        lives.push((format!("half-lives {}", row.name), chart.fragment()));
         for picture in seen["pictures"].as_array().into_iter().flatten() {
             pictures.extend(matrices(&row.name, picture, seen));
         }
@@ -33,6 +33,7 @@ pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
          the share) of the heads with the shortest, a middle and the longest memories.",
     );
     doc.table(&rows);
+    doc.pictures(lives);
     doc.pictures(pictures);
 }
 

@@ -24,17 +24,23 @@ pub fn write(settings: &Settings, found: &Found<'_>, out: &Path) -> Result<()> {
         &format!("The Forgetting Transformer on {}", settings.corpus),
         &format!(
             "The experiments of Lin et al., ICLR 2025 (arXiv 2503.02130), at the scale {}: {}. {} tokens a run in the \
-             main comparison. Losses are in nats per token of the data. Intervals over seeds are 95% (Student's t).",
+             main comparison. Losses are in nats per token of the data. A seed decides the initial weights and the order of the \
+             data; intervals over seeds are 95% (Student's t).",
             scale.name,
             scale.description,
             output::grouped(found.plan.tokens()),
         ),
     );
     facts(&mut doc, found);
-    for (e, experiment) in found.plan.experiments.iter().enumerate() {
-        let any = found.plan.runs.iter().zip(&found.runs).any(|(run, found)| {
-            run.experiment == e && (found.summary.is_some() || found.diverged)
-        });
+    // The search comes before everything else in time, and after the main results in the report.
+    let mut order: Vec<usize> = (0..found.plan.experiments.len()).collect();
+    order.sort_by_key(|e| found.plan.experiments[*e].shape == Shape::Rates);
+    for e in order {
+        let experiment = &found.plan.experiments[e];
+        let any =
+            found.plan.runs.iter().zip(&found.runs).any(|(run, found)| {
+                run.experiment == e && (found.summary.is_some() || found.diverged)
+            });
         if !any && experiment.shape != Shape::Rates {
             continue;
         }
@@ -63,6 +69,8 @@ fn facts(doc: &mut Doc, found: &Found<'_>) {
         format!("{} of {}", found.over(), found.runs.len()),
         "runs finished, searches not counted".to_string(),
     )];
+    let main = found.plan.experiments.iter().position(|e| e.shape == Shape::Main);
+    facts.extend(main.and_then(|e| losses::change(found, e)));
     if let Some((seconds, busy)) = numbers::busy(found) {
         facts.push((format!("{:.0} min", seconds / 60.0), "from start to end".into()));
         facts.push((

@@ -22,7 +22,10 @@ pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
             let map = report.as_ref().and_then(|report| Some((report, report.maps.first()?)));
             cells.extend(lengths.iter().map(|length| {
                 map.map_or("-".into(), |(_, map)| {
-                    format!("{:.0}%", 100.0 * map.accuracy_at(*length))
+                    let cells = map.cells.iter().filter(|cell| cell.length == *length);
+                    let logs: Vec<f64> = cells.map(|cell| cell.log_prob).collect();
+                    let mean = logs.iter().sum::<f64>() / logs.len().max(1) as f64;
+                    format!("{:.0}% ({mean:.2})", 100.0 * map.accuracy_at(*length))
                 })
             }));
             let Some((report, map)) = map else { continue };
@@ -38,7 +41,8 @@ pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
     doc.heading("Needles");
     doc.text(
         "A sentence is hidden in held-out text and asked for at the end; a needle is found when the greedy answer \
-         contains it. In the easy mode the hidden sentence contains the question. Mean over depths, first seed.",
+         contains it. In the easy mode the hidden sentence contains the question. Means over depths, first seed; in \
+         parentheses the log-probability of the right answer per token.",
     );
     doc.table(&rows);
     doc.pictures(pictures);

@@ -64,7 +64,7 @@ pub fn json(settings: &Settings, found: &Found<'_>) -> Result<Value> {
         let rows: Vec<Value> = experiment.rows.iter().enumerate().map(row).collect();
         let claims: Vec<Value> = losses::verdicts(found, e)
             .iter()
-            .map(|v| json!({"claim": v.claim, "difference": v.difference, "clear": v.clear}))
+            .map(|v| json!({"claim": v.claim, "difference": v.difference, "clear": v.clear()}))
             .collect();
         let agreement = match experiment.shape {
             Shape::Ablation => agreement(found, e),

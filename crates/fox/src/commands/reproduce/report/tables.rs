@@ -24,18 +24,14 @@ fn loss_text(found: &Found<'_>, e: usize, r: usize) -> String {
     }
 }
 
-fn optional(value: Option<f64>, digits: usize) -> String {
-    value.map_or("-".into(), |value| format!("{value:.digits$}"))
-}
-
 /// Table 3: the parts of every row, the loss here, the perplexity there, and the order of both.
 pub fn ablation(doc: &mut Doc, found: &Found<'_>, e: usize) -> Result<()> {
     begin(doc, found, e);
     let plan = found.plan;
     let names = ["RoPE", "forget gate", "QK-norm", "output gate", "output norm", "KV-shift"];
-    let mut head = vec!["model".to_string()];
+    let figures = ["model", "loss", "above FoX (Pro)", "place", "paper", "its place"];
+    let mut head: Vec<String> = figures.map(String::from).to_vec();
     head.extend(names.map(String::from));
-    head.extend(["loss", "above FoX (Pro)", "place", "paper: perplexity", "place"].map(String::from));
     let rows = &plan.experiments[e].rows;
     let losses: Vec<Option<Spread>> =
         (0..rows.len()).map(|r| found.spread(e, r, RunFound::loss)).collect();
@@ -57,13 +53,15 @@ pub fn ablation(doc: &mut Doc, found: &Found<'_>, e: usize) -> Result<()> {
             is("use_output_norm"),
             is("use_k_shift"),
         ];
-        let mut cells = vec![row.name.clone()];
+        let mut cells = vec![
+            row.name.clone(),
+            loss_text(found, e, r),
+            means[r].zip(base).map_or("-".into(), |(a, b)| format!("{:+.4}", a - b)),
+            place(&means, r),
+            row.paper.map_or("-".into(), |perplexity| format!("{perplexity:.2}")),
+            place(&papers, r),
+        ];
         cells.extend(parts.map(|has| if has { "✓".to_string() } else { String::new() }));
-        cells.push(loss_text(found, e, r));
-        cells.push(means[r].zip(base).map_or("-".into(), |(a, b)| format!("{:+.4}", a - b)));
-        cells.push(place(&means, r));
-        cells.push(optional(row.paper, 2));
-        cells.push(place(&papers, r));
         table.push(cells);
         if let Some(loss) = losses[r] {
             let spread = loss.half_width.map(|_| loss.ends());
@@ -141,25 +139,27 @@ pub fn rates(doc: &mut Doc, found: &Found<'_>, e: usize) {
     begin(doc, found, e);
     let mut chart = LineChart::new("Held-out loss", "peak learning rate", "nats per token");
     chart.x_scale = Scale::Log10;
-    let mut table = vec![["model", "best", "loss", "tried"].map(String::from).to_vec()];
+    let mut indexes: Vec<i32> =
+        found.rates.values().flat_map(|bracket| bracket.known().map(|(index, _)| index)).collect();
+    indexes.sort_unstable();
+    indexes.dedup();
+    let mut table = vec![vec!["model".to_string(), "best".into()]];
+    table[0].extend(indexes.iter().map(|index| format!("{:e}", learning_rate_grid(*index))));
     for run in &found.plan.searches {
         let name = &found.plan.experiments[e].rows[run.row].name;
         let Some(bracket) = found.rates.get(&run.rate) else { continue };
-        let tried: Vec<(f64, f64)> =
-            bracket.known().map(|(index, loss)| (learning_rate_grid(index), loss)).collect();
         let best = bracket.best().map(learning_rate_grid);
-        let loss = best.and_then(|best| tried.iter().find(|(lr, _)| *lr == best));
-        let word = |(lr, loss): &(f64, f64)| match loss.is_finite() {
-            true => format!("{lr:e}: {loss:.4}"),
-            false => format!("{lr:e}: diverged"),
-        };
-        table.push(vec![
-            name.clone(),
-            best.map_or("-".into(), |lr| format!("{lr:e}")),
-            loss.map_or("-".into(), |(_, loss)| format!("{loss:.4}")),
-            tried.iter().map(word).collect::<Vec<_>>().join(", "),
-        ]);
-        chart.add_line(name, tried.into_iter().filter(|(_, loss)| loss.is_finite()).collect());
+        let mut cells = vec![name.clone(), best.map_or("-".into(), |lr| format!("{lr:e}"))];
+        cells.extend(indexes.iter().map(|index| {
+            match bracket.known().find(|(known, _)| known == index) {
+                Some((_, loss)) if loss.is_finite() => format!("{loss:.4}"),
+                Some(_) => "diverged".into(),
+                None => String::new(),
+            }
+        }));
+        table.push(cells);
+        let finite = bracket.known().filter(|(_, loss)| loss.is_finite());
+        chart.add_line(name, finite.map(|(i, loss)| (learning_rate_grid(i), loss)).collect());
     }
     doc.table(&table);
     doc.pictures(vec![("learning rates".into(), chart.fragment())]);
@@ -183,8 +183,7 @@ fn plain_table(doc: &mut Doc, found: &Found<'_>, e: usize) {
             run.map_or("-".into(), |run| format!("{:e}", run.lr)),
             loss_text(found, e, r),
             found.spread(e, r, RunFound::tail).map_or("-".into(), |spread| spread.text(4)),
-            summary
-                .map_or("-".into(), |s| output::grouped(s.tokens_per_second.round() as u64)),
+            summary.map_or("-".into(), |s| output::grouped(s.tokens_per_second.round() as u64)),
         ]);
     }
     doc.table(&table);
@@ -194,11 +193,13 @@ fn plain_table(doc: &mut Doc, found: &Found<'_>, e: usize) {
 pub fn pruning(doc: &mut Doc, found: &Found<'_>, e: usize) {
     begin(doc, found, e);
     let rows = &found.plan.experiments[e].rows;
-    let mut chart =
-        LineChart::new("Attention blocks pruned over training", "tokens seen", "share of all blocks");
-    let mut table = vec![
-        ["", "loss", "tokens/s, last tenth", "pruned at the end"].map(String::from).to_vec(),
-    ];
+    let mut chart = LineChart::new(
+        "Attention blocks pruned over training",
+        "tokens seen",
+        "share of all blocks",
+    );
+    let mut table =
+        vec![["", "loss", "tokens/s, last tenth", "pruned at the end"].map(String::from).to_vec()];
     let mut speeds = Vec::new();
     for (r, row) in rows.iter().enumerate() {
         let Some(run) = found.of(e, r).next() else { continue };

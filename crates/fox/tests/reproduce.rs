@@ -1,0 +1,225 @@
+//! `fox reproduce`: a tiny reproduction from the first run to the report, stopped and gone on with.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod train_common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use train_common::stderr;
+
+/// A few steps of the laptop's models.
+const SCALE: &str = r#"
+description = "A scale for tests"
+suffix = "1m"
+tokens = 2048
+seeds = 2
+warmup = 0.1
+length = 512
+documents = 3
+needles = { lengths = [256, 300], depths = 2, cases = 1 }
+inspect = 128
+window = "window-32"
+memory = [64, 256]
+[set.training]
+batch = 2
+[set.data]
+sequence_length = 64
+[set.evaluation]
+sequences = 4
+[set.metrics]
+every = 2
+details_every = 2
+"#;
+
+fn scale(dir: &Path) -> PathBuf {
+    let path = dir.join("scale.toml");
+    fs::write(&path, SCALE).unwrap();
+    path
+}
+
+fn command(scale: &Path, out: &Path, extra: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+    command.args(["reproduce", "tests"]).arg("--scale").arg(scale).arg("--out").arg(out);
+    command.args(["--device", "cpu", "--jobs", "2", "--quiet"]).args(extra);
+    command
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).to_string()
+}
+
+/// Run folders with a summary.
+fn finished(out: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(out.join("runs")) else { return Vec::new() };
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.join("summary.json").exists()).collect()
+}
+
+#[test]
+fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (scale, out) = (scale(dir.path()), dir.path().join("out"));
+    let only = ["--only", "gates,pruning"];
+    let mut first = command(&scale, &out, &only).stdout(Stdio::null()).spawn().unwrap();
+    let begin = Instant::now();
+    while finished(&out).len() < 4 {
+        assert!(begin.elapsed() < Duration::from_secs(120), "no run was finished");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    // What was under way stops by itself.
+    std::thread::sleep(Duration::from_secs(2));
+    let before: Vec<(PathBuf, std::time::SystemTime)> = finished(&out)
+        .into_iter()
+        .map(|run| {
+            (run.clone(), fs::metadata(run.join("metrics.jsonl")).unwrap().modified().unwrap())
+        })
+        .collect();
+
+    // A report of what is there needs no training.
+    let report = |out: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+        command.args(["reproduce", "--report"]).arg(out).output().unwrap()
+    };
+    let partial = report(&out);
+    assert!(partial.status.success(), "{}", stderr(&partial));
+    let runs = json(&out.join("report.json"));
+    assert!(runs["finished"].as_u64() < runs["runs"].as_u64(), "{runs}");
+
+    let second = command(&scale, &out, &only).output().unwrap();
+    assert!(second.status.success(), "{}{}", stdout(&second), stderr(&second));
+    for (run, time) in &before {
+        let now = fs::metadata(run.join("metrics.jsonl")).unwrap().modified().unwrap();
+        assert_eq!(now, *time, "{} was trained again", run.display());
+    }
+    let whole = json(&out.join("report.json"));
+    assert_eq!(whole["finished"], whole["runs"]);
+    assert_eq!(whole["runs"], 1 + 2 + 2 + 2);
+    let gates = &whole["experiments"][1];
+    assert_eq!(gates["name"], "gates");
+    let names: Vec<&str> =
+        gates["rows"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        names[..3],
+        ["data-dependent", "data-independent, T_max 64", "data-independent, T_max 256"]
+    );
+    assert!(gates["rows"][0]["loss"]["mean"].as_f64().unwrap() > 0.0);
+    // Every rate was found by the search: the best is between two worse ones.
+    let tried = whole["rates"]["fox-llama"]["tried"].as_array().unwrap();
+    let best = whole["rates"]["fox-llama"]["best"].as_f64().unwrap();
+    let at = tried.iter().position(|point| point["peak_lr"] == best).unwrap();
+    assert!(at > 0 && at + 1 < tried.len(), "{tried:?}");
+    assert_eq!(gates["rows"][1]["runs"][0]["peak_lr"], best);
+    let markdown = fs::read_to_string(out.join("report.md")).unwrap();
+    for part in ["## Kinds of forget gate", "## Adaptive computation pruning", "pictures/gates.svg"]
+    {
+        assert!(markdown.contains(part), "{part}\n{markdown}");
+    }
+    let html = fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(html.contains("<svg"));
+    for outside in ["<script", "src=", "href=\"http"] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+    assert!(
+        !out.join("runs").read_dir().unwrap().any(|run| run
+            .unwrap()
+            .path()
+            .join("checkpoints")
+            .exists())
+    );
+
+    let other = command(&scale, &out, &["--data", "elsewhere"]).output().unwrap();
+    assert!(stderr(&other).contains("holds a reproduction at scale"), "{}", stderr(&other));
+}
+
+/// Words in an order of their own, some thousand bytes of them.
+fn story(words: usize, seed: usize) -> String {
+    const WORDS: [&str; 8] = ["the", "fox", "forgot", "what", "it", "read", "yesterday", "again."];
+    (0..words).map(|i| WORDS[(i * i + seed * i + i / 7) % 8]).collect::<Vec<_>>().join(" ")
+}
+
+fn prepare(dir: &Path, heldout: &[String]) -> PathBuf {
+    let lines = |texts: &[String]| -> String {
+        texts.iter().map(|text| format!("{}\n", serde_json::json!({ "text": text }))).collect()
+    };
+    fs::write(dir.join("train.jsonl"), lines(&[story(2000, 1), story(2000, 3)])).unwrap();
+    fs::write(dir.join("heldout.jsonl"), lines(heldout)).unwrap();
+    let out = dir.join("data");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+    command.arg("prepare").arg(dir.join("train.jsonl")).arg(&out).args(["--tokenizer", "bytes"]);
+    match heldout.is_empty() {
+        true => command.args(["--heldout", "0"]),
+        false => command.arg("--heldout-corpus").arg(dir.join("heldout.jsonl")),
+    };
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    out
+}
+
+#[test]
+fn the_main_comparison_on_given_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = prepare(dir.path(), &[story(400, 5), story(300, 7)]);
+    let (scale, out) = (scale(dir.path()), dir.path().join("out"));
+    let extra = ["--data", data.to_str().unwrap(), "--only", "main", "--seeds", "1"];
+    let output = command(&scale, &out, &extra).output().unwrap();
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    assert!(stderr(&output).contains("estimate from"), "{}", stderr(&output));
+    assert!(stdout(&output).contains("8 of 8 runs finished"), "{}", stdout(&output));
+    // Pieces of both held-out documents, in turn.
+    assert_eq!(fs::read_to_string(out.join("held-out.jsonl")).unwrap().lines().count(), 3);
+    let report = json(&out.join("report.json"));
+    let main = &report["experiments"][1];
+    assert_eq!(main["rows"].as_array().unwrap().len(), 8);
+    for row in main["rows"].as_array().unwrap() {
+        for place in ["inside", "beyond", "loss"] {
+            assert!(row[place]["mean"].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
+    assert_eq!(main["claims"].as_array().unwrap().len(), 9);
+    assert!(report["busy"].as_f64().unwrap() > 0.0);
+    let markdown = fs::read_to_string(out.join("report.md")).unwrap();
+    for part in ["## Needles", "## What heads remember", "## Time of every run"] {
+        assert!(markdown.contains(part), "{part}");
+    }
+    for picture in ["loss-by-position", "needles-Mamba-2-easy", "half-lives-FoX--Pro"] {
+        assert!(out.join(format!("pictures/{picture}.svg")).exists(), "{picture}");
+    }
+}
+
+#[test]
+fn bad_input_gets_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let (scale, out) = (scale(dir.path()), dir.path().join("out"));
+    let error = |scale: &Path, extra: &[&str]| {
+        let output = command(scale, &out, extra).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(!out.exists());
+        let text = stderr(&output);
+        assert_eq!(text.lines().count(), 1, "{text}");
+        text
+    };
+    let text = error(&scale, &["--only", "table4"]);
+    assert!(
+        text.starts_with("error: there is no experiment `table4`; choose from rates, main"),
+        "{text}"
+    );
+    let text = error(Path::new("huge"), &[]);
+    assert_eq!(text, "error: there is no scale `huge`; choose from laptop, small, 125m\n");
+    let short = prepare(dir.path(), &["A short text.".to_string()]);
+    let text = error(&scale, &["--data", short.to_str().unwrap()]);
+    assert!(text.contains("the longest held-out document of"), "{text}");
+    assert!(text.contains("has 14 tokens, but the scale"), "{text}");
+    let alone = tempfile::tempdir().unwrap();
+    let none = prepare(alone.path(), &[]);
+    let text = error(&scale, &["--data", none.to_str().unwrap()]);
+    assert!(text.contains("has no held-out documents; prepare it with --heldout-corpus"), "{text}");
+}
