@@ -40,7 +40,7 @@ mod tokenizer;
 mod zarr;
 
 pub use corpus::{Corpus, CorpusFile, CorpusOptions, Document, Documents, Format, Record};
-pub use dataset::{Dataset, DocumentLengths, MemoryDataset, Split, open_dataset};
+pub use dataset::{Dataset, DocumentLengths, MemoryDataset, Piece, Pieces, Split, open_dataset};
 pub use error::{Error, Result};
 pub use loader::{
     Batch, IGNORED_LABEL, Layout, Loader, LoaderConfig, LoaderState, Order, Prefetcher,

@@ -97,6 +97,11 @@ impl Default for DataRecipe {
 }
 
 impl DataRecipe {
+    /// Whether the embedded synthetic corpus is read.
+    pub fn is_synthetic(&self) -> bool {
+        self.path.is_none()
+    }
+
     /// The loader's order.
     pub fn loader_order(&self) -> Order {
         match self.order {

@@ -1,5 +1,6 @@
 //! `fox eval`: what models predict and find again.
 
+pub mod corpus;
 pub mod loss;
 pub mod needle;
 pub mod subjects;
