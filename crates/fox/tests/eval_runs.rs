@@ -188,7 +188,7 @@ fn prepared(dir: &Path, name: &str, lens: &[usize]) -> PathBuf {
     let (corpus, heldout) =
         (dir.join(format!("{name}.jsonl")), dir.join(format!("{name}-h.jsonl")));
     let line = |salt: usize, len: usize| {
-        let word = |i: usize| ["sea ", "sun ", "fox ", "den "][(i * i + salt * i + salt) % 4];
+        let word = |i: usize| ["sea ", "sun ", "fox ", "den "][(i * i / 3 + salt * i + salt) % 4];
         let text: String = (0..len / 4).map(word).collect();
         format!("{{\"text\": \"{}\"}}\n", &text)
     };
@@ -223,7 +223,7 @@ fn prepared_data_are_found_again() {
     let said = complaint(&["eval", "loss", text(&run), "--out", text(&dir.path().join("long"))]);
     assert_eq!(
         said,
-        "error: no document has 2048 tokens (the longest has 400); use a shorter length"
+        "error: no document has 2048 tokens (the longest has 401); use a shorter length"
     );
     fs::rename(&data, dir.path().join("away")).unwrap();
     let said =
@@ -234,14 +234,14 @@ fn prepared_data_are_found_again() {
 #[test]
 fn documents_that_are_too_short_and_a_single_one_are_said() {
     let dir = tempfile::tempdir().unwrap();
-    let short = prepared(dir.path(), "short", &[100, 100, 100]);
+    let short = prepared(dir.path(), "short", &[100, 100, 100, 100, 100]);
     let out = dir.path().join("run");
     let file = recipe(dir.path());
     let long = ["--data", text(&short), "--set", "evaluation.length=128"];
     let output = run(&file, &out, &[&SHORT[..], &long].concat());
     assert_eq!(
         stderr(&output),
-        "error: no held-out document has 128 tokens (the longest has 100); lower evaluation.length, or set \
+        "error: no held-out document has 128 tokens (the longest has 101); lower evaluation.length, or set \
          evaluation.sequences to 0 for no evaluation\n"
     );
     assert!(!out.exists());
