@@ -5,7 +5,7 @@
 //! ```text
 //! corpus (text, JSON lines, Parquet)  --prepare-->  token shards  --+
 //! LongCrawl64 Zarr array, read where it lies  ----------------------+--> Dataset --> Loader --> Batch
-//! synthetic corpus, generated while it is read  --------------------+
+//! synthetic corpus, small tasks: generated while they are read  -------+
 //! ```
 //!
 //! Text exists only on the left; from the [`Dataset`] on there are token ids. A [`Batch`] carries the
@@ -36,6 +36,7 @@ mod prepare;
 mod random;
 mod shard;
 pub mod synthetic;
+pub mod task;
 mod tokenizer;
 mod zarr;
 

@@ -145,6 +145,8 @@ fn summarize(sequences: usize, sums: &[f64], counts: &[u64]) -> Evaluation {
     let by_position = starts
         .iter()
         .zip(ends)
+        // Tasks have windows without an answer.
+        .filter(|(from, to)| counts[**from..*to].iter().any(|count| *count > 0))
         .map(|(&from, to)| PositionLoss { from, to, loss: mean(from..to) })
         .collect();
     Evaluation {

@@ -51,7 +51,7 @@ pub use optimizer::{
     optimizer_names,
 };
 pub use recipe::Recipe;
-pub use run_folder::{Newest, RunFolder};
+pub use run_folder::{Newest, RunFacts, RunFolder};
 pub use schedule::{Decay, Schedule};
 pub use step::{BatchLoss, accumulate, segments};
 pub use stepper::{StepOutcome, Stepper};

@@ -114,6 +114,11 @@ impl RunFolder {
         recipe::load(&config.to_string_lossy(), &[])
     }
 
+    /// What is known about a run and its starts.
+    pub fn facts(path: &Path) -> Result<RunFacts> {
+        files::read_json(&path.join(FACTS))
+    }
+
     /// Whether a folder holds a run.
     pub fn is_run(path: &Path) -> bool {
         path.join(CONFIG).is_file() && path.join(FACTS).is_file()

@@ -99,6 +99,12 @@ fn of_run(recipe: &Recipe, folder: &Path, length: usize) -> Result<Arc<dyn Datas
         return Ok(Arc::new(synthetic(recipe.data.synthetic, length)));
     }
     let run = folder.display();
+    if let Some(task) = &recipe.data.task {
+        bail!(
+            "{run} was trained on the task {}, which is no text; use `fox eval accuracy`",
+            task.name
+        );
+    }
     let data = RunData::open(recipe)
         .map_err(|e| anyhow!("the data of {run} cannot be read: {e}; name them with --data"))?;
     data.heldout.ok_or_else(|| anyhow!("{run} has no held-out data; name some with --data"))
