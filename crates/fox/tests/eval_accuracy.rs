@@ -133,14 +133,14 @@ fn what_cannot_be_scored_gets_one_sentence() {
         ),
         "{said}"
     );
-    let export = dir.path().join("export");
+    let bare = dir.path().join("bare");
     let (done, ..) =
-        fox(&["train", "--out", text(&flip), "--export", text(&export), "--device", "cpu"]);
+        fox(&["train", "--out", text(&flip), "--export", text(&bare), "--device", "cpu"]);
     assert!(done);
     assert_eq!(
-        with(&["eval", "accuracy", text(&export)]),
-        "error: export is no run of a task; train one, e.g. `fox train task-mqar+fox-pro`, and give its folder"
+        with(&["eval", "accuracy", text(&bare)]),
+        "error: bare is no run of a task; train one, e.g. `fox train task-mqar+fox-pro`, and give its folder"
     );
-    let said = with(&["train", "task-flop"]);
+    let said = with(&["train", "task-flipflop"]);
     assert!(said.contains("did you mean `task-flip-flop`?"), "{said}");
 }
