@@ -18,6 +18,20 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
+    /// A task that does not exist.
+    #[error("there is no task {name}; the tasks are {}", crate::task::names().collect::<Vec<_>>().join(", "))]
+    UnknownTask {
+        /// What was asked for.
+        name: String,
+    },
+    /// A task of sizes that no case can be written in.
+    #[error("task {name}: {detail}")]
+    BadTask {
+        /// Name of the task.
+        name: String,
+        /// The key, what is wrong with it and what would be right.
+        detail: String,
+    },
     /// The operating system refused something.
     #[error(transparent)]
     File(FileError),

@@ -5,7 +5,7 @@
 //! ```text
 //! corpus (text, JSON lines, Parquet)  --prepare-->  token shards  --+
 //! LongCrawl64 Zarr array, read where it lies  ----------------------+--> Dataset --> Loader --> Batch
-//! synthetic corpus, generated while it is read  --------------------+
+//! synthetic corpus, small tasks: generated while they are read  -------+
 //! ```
 //!
 //! Text exists only on the left; from the [`Dataset`] on there are token ids. A [`Batch`] carries the
@@ -36,11 +36,12 @@ mod prepare;
 mod random;
 mod shard;
 pub mod synthetic;
+pub mod task;
 mod tokenizer;
 mod zarr;
 
 pub use corpus::{Corpus, CorpusFile, CorpusOptions, Document, Documents, Format, Record};
-pub use dataset::{Dataset, DocumentLengths, MemoryDataset, Split, open_dataset};
+pub use dataset::{Dataset, DocumentLengths, MemoryDataset, Piece, Pieces, Split, open_dataset};
 pub use error::{Error, Result};
 pub use loader::{
     Batch, IGNORED_LABEL, Layout, Loader, LoaderConfig, LoaderState, Order, Prefetcher,

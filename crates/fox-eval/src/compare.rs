@@ -74,8 +74,8 @@ impl Comparison {
     pub fn overview(&self) -> Vec<Vec<String>> {
         let mut head = vec!["model".to_string(), "architecture".into(), "parameters".into()];
         head.push("trained on".into());
-        if self.loss.is_some() {
-            head.extend(["loss", "dL/d ln i beyond"].map(String::from));
+        if let Some(loss) = &self.loss {
+            head.extend([loss.mean_name(), "dL/d ln i beyond".into()]);
         }
         if let Some(needle) = &self.needle {
             let longest = needle.grid.lengths.iter().max().copied().unwrap_or(0);
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn a_page_has_what_was_measured_and_says_what_was_not() {
         let mut sums = LossSums::new(16);
-        sums.add(&[2.0; 16], &Bins::new(16));
+        sums.add(0, &[2.0; 16], &Bins::new(16));
         let curves = vec![LossCurve::new("a", &sums, Some(8)), LossCurve::new("b", &sums, Some(8))];
         let figure = Figure { metric: Metric::Acc, value: 0.5, stderr: None, items: 2 };
         let result =

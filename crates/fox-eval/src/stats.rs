@@ -50,6 +50,35 @@ pub fn interval(value: f64, resampled: impl Iterator<Item = f64>) -> Interval {
     Interval { value, low: quantile(&sorted, 0.025), high: quantile(&sorted, 0.975) }
 }
 
+/// 97.5% quantiles of Student's t distribution for 1 to 30 degrees of freedom.
+const STUDENT: [f64; 30] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+];
+/// That of the normal distribution.
+const NORMAL: f64 = 1.96;
+
+/// Wilson's 95% interval of a share that was found in `trials` trials; unlike others it has a width at 0 and 1.
+pub fn wilson(share: f64, trials: u64) -> Interval {
+    let n = trials.max(1) as f64;
+    let square = NORMAL * NORMAL;
+    let middle = (share + square / (2.0 * n)) / (1.0 + square / n);
+    let reach =
+        NORMAL / (1.0 + square / n) * (share * (1.0 - share) / n + square / (4.0 * n * n)).sqrt();
+    Interval { value: share, low: (middle - reach).max(0.0), high: (middle + reach).min(1.0) }
+}
+
+/// The mean of shares from several seeds with Student's 95% interval, cut to 0..1; a single one has no width.
+pub fn over_seeds(shares: &[f64]) -> Interval {
+    let n = shares.len() as f64;
+    let value = shares.iter().sum::<f64>() / n;
+    let variance = shares.iter().map(|share| (share - value).powi(2)).sum::<f64>();
+    let error = (variance / (n - 1.0).max(1.0) / n).sqrt();
+    let reach = error * STUDENT.get(shares.len().saturating_sub(2)).copied().unwrap_or(NORMAL);
+    Interval { value, low: (value - reach).max(0.0), high: (value + reach).min(1.0) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,6 +110,28 @@ mod tests {
     fn the_interval_of_a_constant_is_a_point() {
         let found = interval(3.0, [3.0; 9].into_iter());
         assert_eq!(found, Interval { value: 3.0, low: 3.0, high: 3.0 });
+    }
+
+    /// Shares of 0 of 10 and 1 of 10: Wilson 1927, as in common tables (0..0.2775, 0.0179..0.4042).
+    #[test]
+    fn shares_have_wilsons_interval() {
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-4;
+        let none = wilson(0.0, 10);
+        assert!(none.low == 0.0 && near(none.high, 0.2775), "{none:?}");
+        let one = wilson(0.1, 10);
+        assert!(near(one.low, 0.0179) && near(one.high, 0.4042), "{one:?}");
+        assert!(near(wilson(1.0, 10).low, 1.0 - 0.2775));
+    }
+
+    #[test]
+    fn seeds_have_students_interval() {
+        let found = over_seeds(&[0.5, 0.6]);
+        // Half of the difference is the standard error, 12.706 times of it is too much.
+        assert_eq!((found.value, found.low, found.high), (0.55, 0.0, 1.0));
+        let found = over_seeds(&[0.50, 0.51, 0.52, 0.53, 0.54]);
+        let reach = 2.776 * (0.00025f64 / 5.0).sqrt();
+        assert!((found.value - 0.52).abs() < 1e-12 && (found.high - 0.52 - reach).abs() < 1e-9);
+        assert_eq!(over_seeds(&[0.25; 4]), Interval { value: 0.25, low: 0.25, high: 0.25 });
     }
 
     #[test]

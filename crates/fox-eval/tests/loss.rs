@@ -100,6 +100,30 @@ fn short_documents_are_passed_over_and_counted() {
     assert_eq!((sums.documents, sums.skipped), (3, 2));
 }
 
+/// A document that is long enough for several pieces.
+#[test]
+fn few_documents_give_all_their_pieces() {
+    let model = common::dump("fox_pro");
+    let text =
+        |d: u32, len: u32| (0..len).map(|i| (i * i * (d + 3) + d) % 64).collect::<Vec<u32>>();
+    let texts = [text(0, 25), text(1, 61)];
+    let run = |texts: &[Vec<u32>], count| {
+        let data = MemoryDataset::new(texts.to_vec(), 64, 5, "test");
+        evaluate_loss(&subject(&model), &data, &options(20, count), None, |_| ()).unwrap()
+    };
+    let sums = run(&texts, 9);
+    assert_eq!((sums.pieces, sums.documents, sums.groups()), (4, 2, 2));
+    let pieces = [&texts[0][..20], &texts[1][..20], &texts[1][20..40], &texts[1][40..60]];
+    let each = pieces.map(|piece| alone(&model, piece.to_vec(), 5));
+    for i in 0..20 {
+        let expected = each.iter().map(|losses| losses[i]).sum::<f64>() / 4.0;
+        assert!((sums.mean()[i] - expected).abs() < 1e-5, "position {i}");
+    }
+    // A single document leaves nothing but its pieces to draw.
+    let sums = run(&texts[1..], 2);
+    assert_eq!((sums.pieces, sums.documents, sums.groups()), (2, 1, 2));
+}
+
 #[test]
 fn bad_input_gets_one_sentence() {
     let model = tiny();
@@ -253,7 +277,7 @@ fn nothing_is_kept_of_a_loss_that_is_not_finite() {
     let data = MemoryDataset::new(vec![vec![1; 20], [1, 2, 63, 4].repeat(5)], 64, 0, "test");
     let run =
         |count| evaluate_loss(&subject(&model), &data, &options(20, count), Some(&path), |_| ());
-    assert_eq!(run(1).unwrap().documents, 1);
+    assert_eq!(run(1).unwrap().pieces, 1);
     let kept = std::fs::read(&path).unwrap();
     let said = run(2).unwrap_err().to_string();
     assert!(says_not_finite(&said) && said.contains("a loss at position"), "{said}");

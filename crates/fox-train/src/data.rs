@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use fox_data::task::{TaskConfig, TaskDataset};
 use fox_data::{
     Dataset, Loader, LoaderConfig, Split, SyntheticDataset, Tokenizer, Verify, open_dataset,
 };
@@ -21,8 +22,11 @@ pub struct RunData {
 }
 
 impl RunData {
-    /// Opens what the recipe names; the embedded synthetic corpus without a path.
+    /// Opens what the recipe names: a path, a task, or else the embedded synthetic corpus.
     pub fn open(recipe: &Recipe) -> Result<RunData> {
+        if let Some(task) = &recipe.data.task {
+            return RunData::task(recipe, task);
+        }
         let wanted = recipe.data.tokenizer.as_deref().map(Tokenizer::from_name).transpose()?;
         let Some(path) = &recipe.data.path else {
             return RunData::synthetic(recipe, wanted);
@@ -51,6 +55,27 @@ impl RunData {
         }
         let tokenizer = wanted.or_else(|| tokenizer_of(path, &*train));
         Ok(RunData { train, heldout, tokenizer })
+    }
+
+    /// The cases of a task. Their tokens are not text, so there is no tokenizer.
+    fn task(recipe: &Recipe, task: &TaskConfig) -> Result<RunData> {
+        let data = &recipe.data;
+        let places = [
+            ("data.path", data.path.is_some()),
+            ("data.heldout", data.heldout.is_some()),
+            ("data.tokenizer", data.tokenizer.is_some()),
+        ];
+        if let Some((key, _)) = places.iter().find(|(_, given)| *given) {
+            let detail =
+                "is given beside data.task, which has data of its own; leave one of them out";
+            return Err(crate::Error::value(&recipe.name, key, detail));
+        }
+        let heldout = TaskDataset::held_out(task.clone())?;
+        Ok(RunData {
+            train: Arc::new(TaskDataset::train(task.clone())?),
+            heldout: Some(Arc::new(heldout)),
+            tokenizer: None,
+        })
     }
 
     fn synthetic(recipe: &Recipe, wanted: Option<Tokenizer>) -> Result<RunData> {

@@ -187,6 +187,16 @@ pub enum Error {
         /// Batches there are.
         batches: u64,
     },
+    /// Held-out data without a document that is long enough.
+    #[error(
+        "no held-out document has {length} tokens (the longest has {longest}); lower evaluation.length, or set evaluation.sequences to 0 for no evaluation"
+    )]
+    HeldOutTooShort {
+        /// Tokens that were asked for.
+        length: usize,
+        /// Tokens of the longest document.
+        longest: u64,
+    },
     /// Two recipes of a sweep that a table could not tell apart.
     #[error("two recipes of the sweep are called `{label}`; rename a file or leave one out")]
     SameLabel {

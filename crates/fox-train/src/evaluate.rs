@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use fox_data::{Dataset, IGNORED_LABEL, Layout, Loader, LoaderConfig, Order};
+use fox_data::{Dataset, IGNORED_LABEL, Piece, Pieces};
 use fox_model::{ForwardOptions, Model};
-use fox_tensor::Tape;
+use fox_tensor::{Segments, Tape};
 use serde::{Deserialize, Serialize};
 
-use crate::Result;
-use crate::step::segments;
+use crate::{Error, Result};
 
 /// Mean loss of the positions `from .. to` of their sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,10 +25,25 @@ pub struct PositionLoss {
 pub struct Evaluation {
     /// Mean over all positions, in nats per token.
     pub loss: f64,
+    /// Sequences that were read; 0 in files of earlier versions.
+    #[serde(default)]
+    pub sequences: u64,
     /// Positions that were predicted.
     pub predictions: u64,
     /// Means by position, in windows that double: 0-15, 16-31, 32-63 and so on.
     pub by_position: Vec<PositionLoss>,
+}
+
+impl Evaluation {
+    /// What the mean is called: a figure of this name is the same wherever it stands.
+    pub fn name(&self) -> String {
+        let length = self.by_position.last().map_or(0, |window| window.to);
+        match self.predictions == self.sequences * length as u64 {
+            true => format!("held-out loss ({} x {length} tokens)", self.sequences),
+            // In the data of tasks only answers are predicted.
+            false => format!("held-out loss ({} answers)", self.predictions),
+        }
+    }
 }
 
 /// Where position windows begin: 0, 16, 32, 64 and so on, below `length`.
@@ -38,68 +52,90 @@ fn window_starts(length: usize) -> Vec<usize> {
     std::iter::once(0).chain(doubling.take_while(|start| *start < length)).collect()
 }
 
-/// The first sequences of held-out data, always the same ones.
+/// The first pieces of all held-out documents, then their second pieces ([`Pieces`]): always the same ones, and those
+/// that `fox eval loss` measures.
 pub struct Evaluator {
-    loader: Loader,
-    batches: u64,
+    data: Arc<dyn Dataset>,
+    pieces: Vec<Piece>,
     length: usize,
+    rows: usize,
 }
 
 impl Evaluator {
     /// `sequences` sequences of `length` tokens, `rows` at a time; fewer when the data have fewer.
+    ///
+    /// # Errors
+    /// No document of that length.
     pub fn new(
         data: Arc<dyn Dataset>,
         sequences: usize,
         length: usize,
         rows: usize,
     ) -> Result<Evaluator> {
-        let rows = rows.clamp(1, sequences.max(1));
-        let config = |batch| LoaderConfig {
-            layout: Layout::Windows,
-            order: Order::Sequential,
-            epochs: Some(1),
-            ..LoaderConfig::new(length, batch)
-        };
-        // Data with fewer sequences than one portion are read one by one.
-        let loader = match Loader::new(data.clone(), config(rows)) {
-            Err(fox_data::Error::BatchTooLarge { .. }) => Loader::new(data, config(1))?,
-            other => other?,
-        };
-        let wanted = sequences.div_ceil(loader.config().batch) as u64;
-        let batches = loader.batches_per_epoch().min(wanted);
-        Ok(Evaluator { loader, batches, length })
+        let pieces: Vec<Piece> = Pieces::new(data.lengths(), length).take(sequences).collect();
+        if pieces.is_empty() {
+            return Err(Error::HeldOutTooShort { length, longest: data.lengths().longest() });
+        }
+        Ok(Evaluator { data, pieces, length, rows: rows.max(1) })
     }
 
     /// The loss of a model.
     pub fn run(&self, model: &Model, options: &ForwardOptions) -> Result<Evaluation> {
         let mut sums = vec![0.0; self.length];
         let mut counts = vec![0u64; self.length];
-        let device = model.device();
-        for number in 0..self.batches {
-            let batch = self.loader.batch(number)?;
-            let positions = batch.inputs.len();
-            let mut tape = Tape::inference(device);
-            let loss = model.loss(
-                &mut tape,
-                &device.from_i32(&batch.inputs, [positions])?,
-                &device.from_i32(&batch.labels, [positions])?,
-                &device.full([positions], 0.0)?,
-                &segments(&batch, 0, batch.batch)?,
-                options,
-            )?;
-            let losses = loss.per_token.to_f32()?;
-            for (i, (loss, label)) in losses.iter().zip(&batch.labels).enumerate() {
+        for pieces in self.pieces.chunks(self.rows) {
+            let (inputs, labels) = self.read(pieces)?;
+            let losses = self.losses(model, &inputs, &labels, options)?;
+            for (i, (loss, label)) in losses.iter().zip(&labels).enumerate() {
                 if *label != IGNORED_LABEL {
                     sums[i % self.length] += f64::from(*loss);
                     counts[i % self.length] += 1;
                 }
             }
         }
-        Ok(summarize(&sums, &counts))
+        Ok(summarize(self.pieces.len(), &sums, &counts))
+    }
+
+    /// What the model reads and should predict, `[pieces, length]` each.
+    fn read(&self, pieces: &[Piece]) -> Result<(Vec<i32>, Vec<i32>)> {
+        let bos = self.data.bos() as i32;
+        let (mut ids, mut labelled) = (vec![0; self.length], vec![true; self.length]);
+        let (mut inputs, mut labels) = (Vec::new(), Vec::new());
+        for piece in pieces {
+            self.data.read_labelled(piece.document, piece.start, &mut ids, &mut labelled)?;
+            inputs.push(bos);
+            inputs.extend(ids[..self.length - 1].iter().map(|id| *id as i32));
+            let label = |(id, labelled): (&u32, &bool)| match labelled {
+                true => *id as i32,
+                false => IGNORED_LABEL,
+            };
+            labels.extend(ids.iter().zip(&labelled).map(label));
+        }
+        Ok((inputs, labels))
+    }
+
+    fn losses(
+        &self,
+        model: &Model,
+        inputs: &[i32],
+        labels: &[i32],
+        options: &ForwardOptions,
+    ) -> Result<Vec<f32>> {
+        let (device, positions) = (model.device(), inputs.len());
+        let mut tape = Tape::inference(device);
+        let loss = model.loss(
+            &mut tape,
+            &device.from_i32(inputs, [positions])?,
+            &device.from_i32(labels, [positions])?,
+            &device.full([positions], 0.0)?,
+            &Segments::uniform(positions / self.length, self.length),
+            options,
+        )?;
+        Ok(loss.per_token.to_f32()?)
     }
 }
 
-fn summarize(sums: &[f64], counts: &[u64]) -> Evaluation {
+fn summarize(sequences: usize, sums: &[f64], counts: &[u64]) -> Evaluation {
     let mean = |range: std::ops::Range<usize>| {
         let count: u64 = counts[range.clone()].iter().sum();
         sums[range].iter().sum::<f64>() / count.max(1) as f64
@@ -109,9 +145,16 @@ fn summarize(sums: &[f64], counts: &[u64]) -> Evaluation {
     let by_position = starts
         .iter()
         .zip(ends)
+        // Tasks have windows without an answer.
+        .filter(|(from, to)| counts[**from..*to].iter().any(|count| *count > 0))
         .map(|(&from, to)| PositionLoss { from, to, loss: mean(from..to) })
         .collect();
-    Evaluation { loss: mean(0..sums.len()), predictions: counts.iter().sum(), by_position }
+    Evaluation {
+        loss: mean(0..sums.len()),
+        sequences: sequences as u64,
+        predictions: counts.iter().sum(),
+        by_position,
+    }
 }
 
 #[cfg(test)]
@@ -130,7 +173,8 @@ mod tests {
     #[test]
     fn means_are_by_window() {
         let sums: Vec<f64> = (0..20).map(|i| if i < 16 { 2.0 } else { 8.0 }).collect();
-        let evaluation = summarize(&sums, &[2; 20]);
+        let evaluation = summarize(2, &sums, &[2; 20]);
+        assert_eq!(evaluation.name(), "held-out loss (2 x 20 tokens)");
         assert_eq!(evaluation.loss, (16.0 + 16.0) / 20.0);
         assert_eq!(evaluation.predictions, 40);
         assert_eq!(evaluation.by_position[0], PositionLoss { from: 0, to: 16, loss: 1.0 });

@@ -7,11 +7,10 @@ use fox_data::Tokenizer;
 use fox_model::{Model, WriteOptions};
 use fox_tensor::Device;
 
-use crate::checkpoint::CheckpointStore;
+use crate::Result;
 use crate::data::RunData;
 use crate::recipe::Weights;
 use crate::run_folder::RunFolder;
-use crate::{Error, Result};
 
 /// Writes a Hugging Face folder, aside first, so that it is there in full or not at all. A folder
 /// that holds something already is refused.
@@ -31,16 +30,9 @@ pub fn export(model: &Model, tokenizer: Option<&Tokenizer>, folder: &Path) -> Re
 /// step. The weights are those that `weights` or else the recipe's `evaluation.weights` names. The run may be
 /// under way: nothing in its folder is changed.
 pub fn export_run(run: &Path, to: &Path, weights: Option<Weights>, device: &Device) -> Result<u64> {
-    let recipe = RunFolder::recipe(run)?;
-    let weights = weights.unwrap_or(recipe.evaluation.weights);
-    if weights == Weights::Ema && recipe.training.ema.is_none() {
-        return Err(Error::NoAverage { path: run.to_path_buf() });
-    }
-    let store = CheckpointStore::new(run.join("checkpoints"), recipe.checkpoints);
-    let step = store.newest_whole()?;
-    let model = store.model(step, weights, device)?;
+    let newest = RunFolder::newest_model(run, weights, device)?;
     // Data that were moved away since cost the export only its tokenizer files.
-    let tokenizer = RunData::open(&recipe).ok().and_then(|data| data.tokenizer);
-    export(&model, tokenizer.as_ref(), to)?;
-    Ok(step)
+    let tokenizer = RunData::open(&RunFolder::recipe(run)?).ok().and_then(|data| data.tokenizer);
+    export(&newest.model, tokenizer.as_ref(), to)?;
+    Ok(newest.step)
 }

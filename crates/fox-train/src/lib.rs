@@ -52,7 +52,7 @@ pub use optimizer::{
     optimizer_names,
 };
 pub use recipe::Recipe;
-pub use run_folder::finished_run;
+pub use run_folder::{Newest, RunFacts, RunFolder, finished_run};
 pub use schedule::{Decay, Schedule};
 pub use step::{BatchLoss, accumulate, segments};
 pub use stepper::{StepOutcome, Stepper};

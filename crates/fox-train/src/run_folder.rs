@@ -13,10 +13,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use fox_base::{FolderLock, durable};
+use fox_model::Model;
+use fox_tensor::Device;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use crate::checkpoint::CheckpointStore;
 use crate::data::RunData;
+use crate::recipe::Weights;
 use crate::{Error, Recipe, Result, Summary, files, recipe};
 
 const CONFIG: &str = "config.toml";
@@ -59,6 +63,17 @@ pub struct StartFacts {
     pub time: f64,
 }
 
+/// The newest checkpoint of a run.
+#[derive(Debug)]
+pub struct Newest {
+    /// Steps done.
+    pub step: u64,
+    /// The Hugging Face folder of its weights.
+    pub folder: PathBuf,
+    /// The model, with the weights asked for.
+    pub model: Model,
+}
+
 /// A run folder that this process alone writes to.
 #[derive(Debug)]
 pub struct RunFolder {
@@ -98,6 +113,40 @@ impl RunFolder {
             return Err(Error::NoRun { path: path.to_path_buf() });
         }
         recipe::load(&config.to_string_lossy(), &[])
+    }
+
+    /// What is known about a run and its starts.
+    pub fn facts(path: &Path) -> Result<RunFacts> {
+        files::read_json(&path.join(FACTS))
+    }
+
+    /// Whether a folder holds a run.
+    pub fn is_run(path: &Path) -> bool {
+        path.join(CONFIG).is_file() && path.join(FACTS).is_file()
+    }
+
+    /// The run folder that a checkpoint's folder lies in, if it does: `RUN/export`, or
+    /// `RUN/checkpoints/step-NUMBER/model`.
+    pub fn around(checkpoint: &Path) -> Option<PathBuf> {
+        let full = checkpoint.canonicalize().ok()?;
+        full.ancestors().take(4).find(|folder| Self::is_run(folder)).map(Path::to_path_buf)
+    }
+
+    /// The model of the newest whole checkpoint, with the weights that `weights` or else the recipe's
+    /// `evaluation.weights` names. The run may be under way: nothing in its folder is changed.
+    ///
+    /// # Errors
+    /// A folder without a run or a checkpoint, a run without the average that is asked for.
+    pub fn newest_model(path: &Path, weights: Option<Weights>, device: &Device) -> Result<Newest> {
+        let recipe = Self::recipe(path)?;
+        let weights = weights.unwrap_or(recipe.evaluation.weights);
+        if weights == Weights::Ema && recipe.training.ema.is_none() {
+            return Err(Error::NoAverage { path: path.to_path_buf() });
+        }
+        let store = CheckpointStore::new(path.join("checkpoints"), recipe.checkpoints);
+        let step = store.newest_whole()?;
+        let model = store.model(step, weights, device)?;
+        Ok(Newest { step, folder: store.path(step).join("model"), model })
     }
 
     /// The folder.

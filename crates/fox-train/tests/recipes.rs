@@ -100,6 +100,59 @@ fn everything_built_in_loads_and_describes_itself() {
 }
 
 #[test]
+fn a_model_variant_keeps_only_the_sizes() {
+    for (name, layer) in [
+        ("fox-llama", "FoX"),
+        ("fox-pro", "FoX (Pro)"),
+        ("transformer-llama", "Transformer"),
+        ("transformer-pro", "Transformer"),
+        ("mamba2", "Mamba-2"),
+        ("hgrn2", "HGRN2"),
+        ("delta-net", "DeltaNet"),
+        ("gated-delta-net", "Gated DeltaNet"),
+    ] {
+        let config = |spec: String| load(&spec, &[]).unwrap().model_config(256).unwrap();
+        let found = config(format!("books-small+{name}"));
+        let base = config("books-small".into());
+        assert_eq!((found.hidden_size, found.num_layers), (base.hidden_size, base.num_layers));
+        assert!(found.mixer.name().starts_with(layer), "{name}: {}", found.mixer.name());
+        // The sequence of variants counts: what comes after a model changes it.
+        if name == "fox-llama" {
+            let changed = config(format!("books-small+{name}+qk-norm"));
+            assert_ne!(changed, found);
+            assert_eq!(config(format!("books-small+qk-norm+{name}")), found);
+        }
+    }
+}
+
+#[test]
+fn every_task_has_every_model() {
+    let tasks: Vec<&str> = fox_data::task::names().collect();
+    for task in tasks {
+        let list = SweepList::load(task).unwrap();
+        let items = list.items(&[], None).unwrap();
+        assert_eq!(items.len(), 9, "{task}");
+        let mut layers = Vec::new();
+        for item in items {
+            let config = item.recipe.data.task.as_ref().unwrap();
+            assert_eq!(config.name, task);
+            // The same bits from a run folder.
+            let text = item.recipe.to_toml().unwrap();
+            let again = recipe::parse_table(&item.recipe.name, text.parse().unwrap()).unwrap();
+            assert_eq!(again, item.recipe);
+            let data = fox_train::data::RunData::open(&item.recipe).unwrap();
+            let model = item.recipe.model_config(data.train.vocab_size()).unwrap();
+            assert_eq!(model.vocab_size as u32, config.vocabulary);
+            layers.push(format!("{:?}", model.mixer));
+            let warmup = item.recipe.schedule.warmup_tokens;
+            assert!(warmup * 10 < item.recipe.training.tokens && warmup > 0, "{task}");
+        }
+        layers.dedup();
+        assert_eq!(layers.len(), 9, "{task}: no model twice");
+    }
+}
+
+#[test]
 fn tiny_pairs_have_equal_sizes() {
     for (a, b) in [
         ("tiny-fox-pro", "tiny-transformer"),
@@ -249,6 +302,38 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
         (&["tokens"], "`tokens` is no override; write key=value, e.g. training.tokens=1000000"),
     ] {
         assert_eq!(message("tiny-fox-pro", overrides), want);
+    }
+    for (overrides, want) in [
+        (
+            "data.task.name=mqqr",
+            "task-mqar: `data.task.name` is `mqqr`, which is no task; did you mean `mqar`?",
+        ),
+        (
+            "data.task.name=chess-endgames",
+            "task-mqar: `data.task.name` is `chess-endgames`, which is no task; the tasks are mqar, mqar-rebound, \
+             n-back, flip-flop, selective-copy, parity",
+        ),
+        (
+            "data.task.test=[[64, 40]]",
+            "task-mqar: `data.task.test` has cases of 64 tokens, but difficulty 40 needs 160",
+        ),
+        (
+            "data.sequence_length=512",
+            "task-mqar: `data.sequence_length` is 512, but the longest case of data.task.train has 256 tokens; make \
+             them equal",
+        ),
+        (
+            "data.task.vocabulry=9",
+            "task-mqar: unknown key `data.task.vocabulry`; did you mean `data.task.vocabulary`?",
+        ),
+        (
+            "data.path=books",
+            "task-mqar: `data.path` is given beside data.task, which has data of its own; leave one of them out",
+        ),
+    ] {
+        let said = load("task-mqar", &[overrides.into()])
+            .and_then(|recipe| fox_train::data::RunData::open(&recipe).map(|_| ()));
+        assert_eq!(said.unwrap_err().to_string(), want);
     }
     let wrong_type = message("tiny-fox-pro", &["training.tokens=many"]);
     assert!(wrong_type.starts_with("tiny-fox-pro: `training.tokens` does not fit"), "{wrong_type}");

@@ -3,10 +3,12 @@
 mod lengths;
 mod memory;
 mod open;
+mod pieces;
 
 pub use lengths::DocumentLengths;
 pub use memory::MemoryDataset;
 pub use open::{Split, open_dataset};
+pub use pieces::{Piece, Pieces};
 
 use crate::error::{Error, Result};
 
@@ -23,6 +25,22 @@ pub trait Dataset: Send + Sync {
     /// # Errors
     /// A place outside the document, or storage that cannot be read.
     fn read(&self, document: u64, start: u64, out: &mut [u32]) -> Result<()>;
+
+    /// As [`Self::read`], and which of these tokens have a loss: all of them, but for the data of tasks, where only
+    /// the answers have one.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn read_labelled(
+        &self,
+        document: u64,
+        start: u64,
+        out: &mut [u32],
+        labelled: &mut [bool],
+    ) -> Result<()> {
+        labelled.fill(true);
+        self.read(document, start, out)
+    }
 
     /// Number of different token ids; every id is below it.
     fn vocab_size(&self) -> usize;

@@ -54,14 +54,15 @@ impl Batch {
         self.labels.iter().filter(|&&l| l != IGNORED_LABEL).count()
     }
 
-    /// Puts a sequence into a row: the start marker and all ids but the last as inputs, the ids as labels.
-    pub(super) fn put(&mut self, row: usize, at: usize, bos: u32, ids: &[u32]) {
+    /// Puts a sequence into a row: the start marker and all ids but the last as inputs, the ids as labels where
+    /// they are `labelled`.
+    pub(super) fn put(&mut self, row: usize, at: usize, bos: u32, ids: &[u32], labelled: &[bool]) {
         let start = row * self.time + at;
         let mut previous = bos;
-        for (i, &id) in ids.iter().enumerate() {
+        for (i, (&id, &labelled)) in ids.iter().zip(labelled).enumerate() {
             // Ids are below the vocabulary's size, which is far below 2^31.
             self.inputs[start + i] = previous as i32;
-            self.labels[start + i] = id as i32;
+            self.labels[start + i] = if labelled { id as i32 } else { IGNORED_LABEL };
             previous = id;
         }
     }

@@ -1,7 +1,8 @@
 //! Batches of training sequences, in an order in which any step can be reached at once.
 //!
 //! A sequence of `window` tokens is independent of all others: `labels` are its tokens, `inputs` are the start marker
-//! and all its tokens but the last, and every position has a loss. Nothing is carried from one to the next.
+//! and all its tokens but the last. Every position has a loss, except in the data of tasks, where only answers have one.
+//! Nothing is carried from one to the next.
 //!
 //! The order is a function of the batch number, so the whole state of a loader is the number of the next batch. A
 //! fingerprint of data and settings travels with it, so that a state is not used with other data by mistake.
@@ -134,7 +135,7 @@ impl Loader {
         let first = (self.config.rank * rows) as u64;
         let time = self.config.window;
         let mut batch = Batch::new(rows, time, self.state_at(number + 1));
-        let mut tokens = vec![0; time];
+        let mut tokens = (vec![0; time], vec![true; time]);
         let mut starts = Vec::new();
         for row in 0..rows {
             let window = self.window_of(number, first + row as u64);
@@ -181,21 +182,21 @@ impl Loader {
         batch: &mut Batch,
         row: usize,
         window: u64,
-        tokens: &mut [u32],
+        (tokens, labelled): &mut (Vec<u32>, Vec<bool>),
         starts: &mut Vec<usize>,
     ) -> Result<()> {
         let mut at = 0;
         for Sequence { document, start, len } in
             self.windows.sequences(self.dataset.lengths(), window)
         {
-            let ids = &mut tokens[..len];
-            self.dataset.read(document, start, ids)?;
+            let (ids, labelled) = (&mut tokens[..len], &mut labelled[..len]);
+            self.dataset.read_labelled(document, start, ids, labelled)?;
             let vocab_size = self.dataset.vocab_size();
             if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
                 return Err(Error::UnknownToken { id, vocab_size });
             }
             starts.push(row * self.config.window + at);
-            batch.put(row, at, self.dataset.bos(), ids);
+            batch.put(row, at, self.dataset.bos(), ids, labelled);
             at += len;
         }
         batch.pad(row, at, self.dataset.bos());

@@ -37,9 +37,11 @@ pub struct Perplexity {
 pub struct LossCurve {
     /// Name of the model.
     pub model: String,
-    /// Tokens of a document.
+    /// Tokens of a piece.
     pub length: usize,
-    /// Documents evaluated.
+    /// Pieces evaluated.
+    pub pieces: u64,
+    /// Documents they are from.
     pub documents: u64,
     /// Documents too short to be evaluated.
     pub skipped: u64,
@@ -87,6 +89,7 @@ impl LossCurve {
         LossCurve {
             model: model.to_string(),
             length: sums.length(),
+            pieces: sums.pieces,
             documents: sums.documents,
             skipped: sums.skipped,
             training_length,
@@ -103,6 +106,11 @@ impl LossCurve {
             smooth,
             per_position: sums.mean(),
         }
+    }
+
+    /// What the mean over all positions is called: a figure of this name is the same wherever it stands.
+    pub fn mean_name(&self) -> String {
+        format!("held-out loss ({} x {} tokens)", self.pieces, self.length)
     }
 
     /// Mean of L(i) over positions `range`, counted from 0.
@@ -154,7 +162,7 @@ mod tests {
                 let value = 5.0 - 0.25 * bins.center(bin).ln() + 0.01 * (d as f64 - 1.0);
                 losses[bins.range(bin)].fill(value as f32);
             }
-            sums.add(&losses, &bins);
+            sums.add(d as u64, &losses, &bins);
         }
         sums
     }
@@ -181,7 +189,7 @@ mod tests {
             losses[bins.range(bin)].fill((7.0 - 0.5 * bins.center(bin).ln()) as f32);
         }
         let mut sums = LossSums::new(1024);
-        sums.add(&losses, &bins);
+        sums.add(0, &losses, &bins);
         let slope = |trained| {
             LossCurve::new("m", &sums, Some(trained)).slope_beyond_training.unwrap().value
         };
@@ -198,7 +206,7 @@ mod tests {
         let mut sums = LossSums::new(16);
         for d in 0..100 {
             // Positions of a document go together, so they must not count as independent.
-            sums.add(&[if d % 2 == 0 { 1.0 } else { 3.0 }; 16], &bins);
+            sums.add(d, &[if d % 2 == 0 { 1.0 } else { 3.0 }; 16], &bins);
         }
         let curve = LossCurve::new("m", &sums, None);
         for found in [curve.mean, curve.smooth[3].loss, curve.smooth[bins.len() - 1].loss] {
@@ -218,7 +226,7 @@ mod tests {
         let mut sums = LossSums::new(1024);
         let mut losses = vec![1.0_f32; 1024];
         losses[512..].fill(3.0);
-        sums.add(&losses, &bins);
+        sums.add(0, &losses, &bins);
         let curve = LossCurve::new("m", &sums, None);
         let found: Vec<(usize, f64)> =
             curve.perplexities.iter().map(|p| (p.length, p.perplexity.value)).collect();

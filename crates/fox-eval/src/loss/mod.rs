@@ -3,8 +3,9 @@
 //! A model that uses long context has a per-token loss L(i) that keeps falling with the position i. The
 //! slope dL/d(ln i) shows this; a perplexity, which averages over positions, does not.
 //!
-//! Documents are read one batch after the other and only sums are kept ([`LossSums`]), so memory does
-//! not depend on their number. The logits of a document are never held at once: the output projection
+//! The first pieces of all documents are read, then their second pieces ([`fox_data::Pieces`]), as in the evaluations
+//! during training: the same number of pieces of the same length gives the same loss. Only sums are kept
+//! ([`LossSums`]), so memory does not depend on the number of documents. The logits of a document are never held at once: the output projection
 //! and the cross-entropy are one op that works in blocks.
 
 mod bins;
@@ -20,7 +21,7 @@ pub use sums::{GROUPS, LossSums};
 
 use std::path::Path;
 
-use fox_data::Dataset;
+use fox_data::{Dataset, Piece, Pieces};
 use fox_model::{ForwardOptions, Pruning};
 use fox_tensor::{Segments, Tape};
 
@@ -34,18 +35,19 @@ const BATCH_TOKENS: usize = 4096;
 /// What to evaluate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossOptions {
-    /// Tokens of every document, from its start; shorter documents are passed over.
+    /// Tokens of a piece; shorter documents are passed over.
     pub length: usize,
-    /// How many documents, at most.
+    /// How many pieces, at most: of as many documents, and further ones of the same where there are fewer.
     pub documents: u64,
     /// Which attention blocks may be skipped.
     pub pruning: Pruning,
 }
 
-/// Sums the losses of the first documents that are long enough.
+/// Sums the losses of the first pieces of documents that are long enough.
 ///
 /// With a state file the sums are kept there: an evaluation that was stopped goes on, and one that is
-/// asked for more documents adds only those. `progress` is told the documents done.
+/// asked for more documents adds only those. `progress` is told the pieces done. The bootstrap's unit is the document;
+/// with a single one it is the piece.
 ///
 /// # Errors
 /// No document of this length, a model with a smaller vocabulary than the data, a state file of another
@@ -74,41 +76,39 @@ pub fn evaluate_loss(
     let mut file = StateFile::open(state, subject, data, options)?;
     let bins = Bins::new(length);
     let mut sums = file.take_sums();
+    let mut pieces = Pieces::new(data.lengths(), length);
+    let single = pieces.clone().nth(1).is_none_or(|second| second.start > 0);
+    for _ in 0..sums.pieces {
+        pieces.next();
+    }
     let batch = (BATCH_TOKENS / length).max(1) as u64;
-    while sums.documents < documents {
-        let wanted = batch.min(documents - sums.documents);
-        let tokens = next_documents(data, &mut sums, wanted as usize)?;
-        if tokens.is_empty() {
+    while sums.pieces < documents {
+        let wanted = batch.min(documents - sums.pieces);
+        let read: Vec<Piece> = pieces.by_ref().take(wanted as usize).collect();
+        sums.skipped = pieces.passed_over();
+        if read.is_empty() {
             break;
         }
-        for losses in losses_of(subject, data.bos(), &tokens, length, options.pruning)? {
+        let tokens = tokens_of(data, &read, length)?;
+        let losses = losses_of(subject, data.bos(), &tokens, length, options.pruning)?;
+        for (piece, losses) in read.iter().zip(losses) {
             subject.check_finite(&losses, |at| format!("a loss at position {}", at + 1))?;
-            sums.add(&losses, &bins);
+            sums.documents = sums.documents.max(piece.ordinal + 1);
+            let unit = if single { sums.pieces } else { piece.ordinal };
+            sums.add(unit, &losses, &bins);
         }
         file.save_now_and_then(&sums)?;
-        progress(sums.documents);
+        progress(sums.pieces);
     }
     file.save(&sums)?;
     Ok(sums)
 }
 
-/// The next documents that are long enough, cut to the length, end to end; fewer than wanted at the end
-/// of the data.
-fn next_documents(data: &dyn Dataset, sums: &mut LossSums, wanted: usize) -> Result<Vec<u32>> {
-    let length = sums.length();
-    let mut tokens = Vec::with_capacity(wanted * length);
-    let mut next = sums.documents + sums.skipped;
-    while tokens.len() < wanted * length {
-        match data.lengths().len_of(next) {
-            None => break,
-            Some(len) if len < length as u64 => sums.skipped += 1,
-            Some(_) => {
-                let start = tokens.len();
-                tokens.resize(start + length, 0);
-                data.read(next, 0, &mut tokens[start..])?;
-            }
-        }
-        next += 1;
+/// The tokens of pieces, end to end.
+fn tokens_of(data: &dyn Dataset, pieces: &[Piece], length: usize) -> Result<Vec<u32>> {
+    let mut tokens = vec![0; pieces.len() * length];
+    for (piece, out) in pieces.iter().zip(tokens.chunks_mut(length)) {
+        data.read(piece.document, piece.start, out)?;
     }
     Ok(tokens)
 }

@@ -15,7 +15,7 @@ use crate::stats::Interval;
 const DRAWN_POINTS: usize = 600;
 
 /// The curves of several models on the same data.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LossReport {
     /// Which data.
     pub data: String,
@@ -24,6 +24,11 @@ pub struct LossReport {
 }
 
 impl LossReport {
+    /// What the mean losses are called: a figure of this name is the same wherever it stands.
+    pub fn mean_name(&self) -> String {
+        self.curves.first().map_or("held-out loss".into(), LossCurve::mean_name)
+    }
+
     /// Writes `loss.json` (everything), `loss.csv` (L(i) per position and model), `loss.svg` and
     /// `slope.svg` into a folder; returns their paths.
     pub fn write(&self, folder: &Path) -> Result<Vec<PathBuf>> {
@@ -140,7 +145,7 @@ mod tests {
 
     fn curve(name: &str, length: usize) -> LossCurve {
         let mut sums = LossSums::new(length);
-        sums.add(&vec![2.0; length], &Bins::new(length));
+        sums.add(0, &vec![2.0; length], &Bins::new(length));
         LossCurve::new(name, &sums, Some(length / 2))
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Bins;
 
 /// Documents are dealt to this many groups; up to as many documents, each is a group of its own. The
-/// bootstrap draws groups.
+/// bootstrap draws groups, so that pieces of one document never count as independent.
 pub const GROUPS: usize = 256;
 
 /// Sums of losses by position, and by bin for every group of documents.
@@ -15,29 +15,32 @@ pub const GROUPS: usize = 256;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossSums {
     length: usize,
-    /// Documents added so far, the next one to be added.
+    /// Pieces of documents added so far.
+    pub pieces: u64,
+    /// Different documents among them.
     pub documents: u64,
     /// Documents passed over because they were too short.
     pub skipped: u64,
     position_bits: Vec<u64>,
     group_bits: Vec<Vec<u64>>,
-    group_documents: Vec<u64>,
+    group_pieces: Vec<u64>,
 }
 
 impl LossSums {
-    /// Nothing yet, for documents of `length` tokens.
+    /// Nothing yet, for pieces of `length` tokens.
     pub fn new(length: usize) -> Self {
         LossSums {
             length,
+            pieces: 0,
             documents: 0,
             skipped: 0,
             position_bits: vec![0; length],
             group_bits: Vec::new(),
-            group_documents: Vec::new(),
+            group_pieces: Vec::new(),
         }
     }
 
-    /// Tokens of a document.
+    /// Tokens of a piece.
     pub fn length(&self) -> usize {
         self.length
     }
@@ -47,20 +50,22 @@ impl LossSums {
         let bins = Bins::new(self.length.max(1)).len();
         self.length > 0
             && self.position_bits.len() == self.length
-            && self.group_bits.len() == self.group_documents.len()
+            && self.group_bits.len() == self.group_pieces.len()
             && self.group_bits.len() <= GROUPS
             && self.group_bits.iter().all(|g| g.len() == bins)
-            && self.group_documents.iter().sum::<u64>() == self.documents
+            && self.group_pieces.iter().sum::<u64>() == self.pieces
+            && self.documents <= self.pieces
             && (self.position_bits.iter().chain(self.group_bits.iter().flatten()))
                 .all(|bits| f64::from_bits(*bits).is_finite())
     }
 
-    /// Adds the losses of one document; `losses` has [`Self::length`] entries.
-    pub fn add(&mut self, losses: &[f32], bins: &Bins) {
-        let group = (self.documents % GROUPS as u64) as usize;
-        if group == self.group_bits.len() {
-            self.group_bits.push(vec![0; bins.len()]);
-            self.group_documents.push(0);
+    /// Adds the losses of a piece; `losses` has [`Self::length`] entries. Pieces that are not independent, those of one
+    /// document, have the same `unit`.
+    pub fn add(&mut self, unit: u64, losses: &[f32], bins: &Bins) {
+        let group = (unit % GROUPS as u64) as usize;
+        if group >= self.group_bits.len() {
+            self.group_bits.resize(group + 1, vec![0; bins.len()]);
+            self.group_pieces.resize(group + 1, 0);
         }
         for (bits, loss) in self.position_bits.iter_mut().zip(losses) {
             add(bits, f64::from(*loss));
@@ -69,13 +74,13 @@ impl LossSums {
             let sum = losses[bins.range(bin)].iter().map(|l| f64::from(*l)).sum();
             add(&mut self.group_bits[group][bin], sum);
         }
-        self.group_documents[group] += 1;
-        self.documents += 1;
+        self.group_pieces[group] += 1;
+        self.pieces += 1;
     }
 
     /// L(i): the mean loss at every position.
     pub fn mean(&self) -> Vec<f64> {
-        let n = self.documents as f64;
+        let n = self.pieces as f64;
         self.position_bits.iter().map(|b| f64::from_bits(*b) / n).collect()
     }
 
@@ -87,13 +92,13 @@ impl LossSums {
     /// Mean loss of every bin, with the groups weighted.
     pub fn bin_means(&self, weights: Option<&[u32]>, bins: &Bins) -> Vec<f64> {
         let weight = |g: usize| weights.map_or(1.0, |w| f64::from(w[g]));
-        let documents: f64 =
-            self.group_documents.iter().enumerate().map(|(g, n)| weight(g) * *n as f64).sum();
+        let pieces: f64 =
+            self.group_pieces.iter().enumerate().map(|(g, n)| weight(g) * *n as f64).sum();
         (0..bins.len())
             .map(|bin| {
                 let sums = self.group_bits.iter().enumerate();
                 let sum: f64 = sums.map(|(g, s)| weight(g) * f64::from_bits(s[bin])).sum();
-                sum / (documents * bins.range(bin).len() as f64)
+                sum / (pieces * bins.range(bin).len() as f64)
             })
             .collect()
     }
@@ -111,8 +116,8 @@ mod tests {
     fn sums_of_two_documents_by_hand() {
         let bins = Bins::new(4);
         let mut sums = LossSums::new(4);
-        sums.add(&[4.0, 2.0, 1.0, 3.0], &bins);
-        sums.add(&[2.0, 2.0, 3.0, 3.0], &bins);
+        sums.add(0, &[4.0, 2.0, 1.0, 3.0], &bins);
+        sums.add(1, &[2.0, 2.0, 3.0, 3.0], &bins);
         assert_eq!(sums.mean(), [3.0, 2.0, 2.0, 3.0]);
         assert_eq!(sums.bin_means(None, &bins), [3.0, 2.0, 2.0, 3.0]);
         assert_eq!(sums.bin_means(Some(&[0, 1]), &bins), [2.0, 2.0, 3.0, 3.0]);
@@ -120,10 +125,22 @@ mod tests {
     }
 
     #[test]
+    fn pieces_of_a_document_are_one_group() {
+        let bins = Bins::new(1);
+        let mut sums = LossSums::new(1);
+        for (document, loss) in [(0, 1.0), (1, 2.0), (0, 3.0)] {
+            sums.add(document, &[loss], &bins);
+        }
+        assert_eq!((sums.pieces, sums.groups()), (3, 2));
+        assert_eq!(sums.bin_means(Some(&[2, 0]), &bins), [2.0]);
+        assert_eq!(sums.mean(), [2.0]);
+    }
+
+    #[test]
     fn sums_that_are_not_numbers_do_not_count() {
         for loss in [f32::NAN, f32::INFINITY] {
             let mut sums = LossSums::new(2);
-            sums.add(&[1.0, loss], &Bins::new(2));
+            sums.add(0, &[1.0, loss], &Bins::new(2));
             assert!(!sums.is_consistent(), "{loss}");
         }
     }
@@ -132,8 +149,8 @@ mod tests {
     fn memory_does_not_grow_with_documents() {
         let bins = Bins::new(8);
         let mut sums = LossSums::new(8);
-        for _ in 0..1000 {
-            sums.add(&[1.0; 8], &bins);
+        for document in 0..1000 {
+            sums.add(document, &[1.0; 8], &bins);
         }
         assert_eq!(sums.groups(), GROUPS);
         assert!(sums.mean().iter().all(|m| *m == 1.0));
@@ -143,7 +160,7 @@ mod tests {
     fn sums_survive_a_file_bit_by_bit() {
         let bins = Bins::new(3);
         let mut sums = LossSums::new(3);
-        sums.add(&[0.1, 1.0 / 3.0, 2e-7], &bins);
+        sums.add(0, &[0.1, 1.0 / 3.0, 2e-7], &bins);
         let text = serde_json::to_string(&sums).unwrap();
         assert_eq!(serde_json::from_str::<LossSums>(&text).unwrap(), sums);
     }

@@ -79,6 +79,12 @@ pub const BUILTIN: &[BuiltinRecipe] = builtin!("":
     "mamba2-26m",
     "shared-26m",
     "published",
+    "task-mqar",
+    "task-mqar-rebound",
+    "task-n-back",
+    "task-flip-flop",
+    "task-selective-copy",
+    "task-parity",
 );
 
 /// The sweeps of `recipes/sweeps/`.
@@ -87,6 +93,12 @@ pub const SWEEPS: &[BuiltinRecipe] = builtin!("sweeps/":
     "gates",
     "tiny-table3",
     "tiny-gates",
+    "mqar",
+    "mqar-rebound",
+    "n-back",
+    "flip-flop",
+    "selective-copy",
+    "parity",
 );
 
 /// A named change to any recipe.
@@ -96,6 +108,8 @@ pub struct Variant {
     pub name: String,
     /// One sentence about it.
     pub about: String,
+    /// The keys of `[model]` that stay beside those it sets; all without a list. For variants that are another model.
+    pub keeps: Option<Vec<String>>,
     /// The keys it sets.
     pub changes: Table,
 }
@@ -110,7 +124,8 @@ pub fn variants() -> Result<Vec<Variant>> {
     let variant = |(name, value): (String, Value)| {
         let Value::Table(mut changes) = value else { return None };
         let about = changes.remove("about").and_then(|v| v.as_str().map(str::to_string));
-        Some(Variant { name, about: about.unwrap_or_default(), changes })
+        let keeps = changes.remove("keeps").and_then(|keys| keys.try_into().ok());
+        Some(Variant { name, about: about.unwrap_or_default(), keeps, changes })
     };
     Ok(table.into_iter().filter_map(variant).collect())
 }

@@ -49,6 +49,9 @@ pub fn load_table(spec: &str) -> Result<Table> {
                 nearest: nearest(name, known.iter().map(|v| v.name.as_str())),
             });
         };
+        if let (Some(keeps), Some(Value::Table(model))) = (&variant.keeps, table.get_mut("model")) {
+            model.retain(|key, _| keeps.iter().any(|kept| kept == key));
+        }
         merge(&mut table, variant.changes.clone());
     }
     Ok(table)

@@ -13,6 +13,7 @@ mod validate;
 
 use std::path::{Path, PathBuf};
 
+use fox_data::task::TaskConfig;
 use fox_data::{Layout, Order, SyntheticConfig};
 use fox_model::{DecayTime, ForwardOptions, Model, ModelConfig, ModelType, Pruning};
 use fox_tensor::Device;
@@ -56,7 +57,7 @@ pub struct Recipe {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataRecipe {
-    /// Prepared folder or Zarr array; the embedded synthetic corpus without one.
+    /// Prepared folder or Zarr array; a task or the embedded synthetic corpus without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// Data to evaluate on; the held-out part of `path` without it.
@@ -76,8 +77,11 @@ pub struct DataRecipe {
     /// Passes over the data; repeated for ever without a number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epochs: Option<u64>,
-    /// The synthetic corpus, used when there is no path.
+    /// The synthetic corpus, used when there is neither a path nor a task.
     pub synthetic: SyntheticConfig,
+    /// A small task, whose answers alone have a loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskConfig>,
 }
 
 impl Default for DataRecipe {
@@ -92,11 +96,17 @@ impl Default for DataRecipe {
             shuffle_seed: 0,
             epochs: None,
             synthetic: SyntheticConfig::default(),
+            task: None,
         }
     }
 }
 
 impl DataRecipe {
+    /// Whether the embedded synthetic corpus is read.
+    pub fn is_synthetic(&self) -> bool {
+        self.path.is_none() && self.task.is_none()
+    }
+
     /// The loader's order.
     pub fn loader_order(&self) -> Order {
         match self.order {

@@ -1,6 +1,6 @@
 //! What no recipe may say.
 
-use super::{PruningRecipe, Recipe, Weights};
+use super::{PruningRecipe, Recipe, Weights, nearest};
 use crate::{Error, Result};
 
 impl Recipe {
@@ -20,6 +20,7 @@ impl Recipe {
             "data.sequence_length",
             "must be between 1 and 2^30",
         )?;
+        self.validate_task()?;
         let step = t.batch.checked_mul(self.data.sequence_length);
         rule(
             step.is_some_and(|tokens| tokens <= i32::MAX as usize),
@@ -49,5 +50,31 @@ impl Recipe {
             rule(x < 0.0, "training.pruning", "must be config, off, auto or a negative number")?;
         }
         Ok(())
+    }
+
+    fn validate_task(&self) -> Result<()> {
+        let Some(task) = &self.data.task else { return Ok(()) };
+        let bad = |key: &str, detail: String| Err(Error::value(&self.name, key, detail));
+        if task.task().is_none() {
+            let known: Vec<&str> = fox_data::task::names().collect();
+            let meant = match nearest(&task.name, known.iter().copied()) {
+                Some(name) => format!("did you mean `{name}`?"),
+                None => format!("the tasks are {}", known.join(", ")),
+            };
+            return bad("data.task.name", format!("is `{}`, which is no task; {meant}", task.name));
+        }
+        if let Err(problem) = task.check() {
+            return bad(&format!("data.task.{}", problem.key), problem.detail);
+        }
+        let (length, longest) = (self.data.sequence_length, task.training_length());
+        match length == longest {
+            true => Ok(()),
+            false => bad(
+                "data.sequence_length",
+                format!(
+                    "is {length}, but the longest case of data.task.train has {longest} tokens; make them equal"
+                ),
+            ),
+        }
     }
 }

@@ -4,19 +4,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use fox_data::{Dataset, SyntheticConfig, SyntheticDataset, Tokenizer};
+use fox_data::Tokenizer;
 use fox_eval::compare::{Comparison, ModelFacts, ModelHeads};
 use fox_eval::files::{file_stem, kept, write_whole};
 use fox_eval::inspect::{InspectOptions, inspect};
 use fox_eval::learning::Learning;
-use fox_eval::loss::LossReport;
-use fox_eval::needle::{Grid, ModelReader, NeedleReport, run_needle};
-use fox_model::Pruning;
+use fox_eval::needle::{Grid, ModelReader, run_needle};
 use fox_train::metrics::{MetricsLog, Record};
 
+use super::eval::corpus::{documents, first_tokens, has_own, text};
 use super::eval::loss::DocumentArgs;
-use super::eval::needle::Hay;
-use super::eval::subjects::{Opened, bar, locate, text};
+use super::eval::needle::{Hay, add};
+use super::eval::subjects::{Named, Opened, bar};
 use super::eval::tasks::TaskArgs;
 use crate::device::DeviceArgs;
 use crate::output;
@@ -27,7 +26,8 @@ const INSPECTED: usize = 2048;
 /// Compare checkpoints or run folders in one report
 ///
 /// Loss at every position and its slope, perplexities, needles, tasks, learning curves of run folders, and the
-/// half-lives of the heads, side by side. OUT gets report.html (self-contained) and compare.json, and what every
+/// half-lives of the heads, side by side. Runs are evaluated on the held-out part of their own data, which must be the
+/// same, or on what --data and --haystack name; a run that is not finished, at its newest checkpoint. OUT gets report.html (self-contained) and compare.json, and what every
 /// part keeps while it runs: a comparison that is run again, also with more models, only adds what is missing.
 #[derive(clap::Args)]
 pub struct Args {
@@ -60,17 +60,13 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let names: Vec<String> = args.models.iter().map(|argument| locate(argument).0).collect();
-    if let Some(twice) = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
-        bail!("two models are called {}; name them with NAME=PATH", twice.1);
-    }
     let device = args.device.open()?;
     let tasks = if args.tasks.any() { args.tasks.load()? } else { Vec::new() };
     let mut found = Comparison::default();
     let mut first: Option<String> = None;
-    for argument in &args.models {
+    for model in Named::all(&args.models)? {
         // One model is in memory at a time.
-        let opened = Opened::new(argument, &device)?;
+        let opened = model.open(&device)?;
         let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
         let identity = tokenizer.identity().to_string();
         if *first.get_or_insert(identity.clone()) != identity {
@@ -119,7 +115,7 @@ fn facts(opened: &Opened) -> ModelFacts {
 
 /// The training losses, when the model was exported by a run.
 fn learning(opened: &Opened) -> Option<Learning> {
-    let logged = MetricsLog::read(opened.folder.parent()?).ok()?;
+    let logged = MetricsLog::read(&opened.run.as_ref()?.folder).ok()?;
     logged.notice.iter().for_each(|notice| output::note(notice));
     let losses: Vec<(f64, f64)> = logged
         .records
@@ -132,14 +128,15 @@ fn learning(opened: &Opened) -> Option<Learning> {
     (!losses.is_empty()).then(|| Learning { model: opened.name.clone(), losses })
 }
 
-/// Whether a part that needs text has it: the embedded corpus is for models that were trained on it.
+/// Whether a part that needs text has it: a run has its own, the embedded corpus is for models that know its words.
 fn has_text(
     given: &Option<PathBuf>,
+    opened: &Opened,
     tokenizer: &Tokenizer,
     reason: &str,
     found: &mut Comparison,
 ) -> bool {
-    let has = given.is_some() || matches!(tokenizer, Tokenizer::Synthetic(_));
+    let has = given.is_some() || has_own(opened, tokenizer);
     if !has && !found.left_out.iter().any(|r| r == reason) {
         found.left_out.push(reason.into());
     }
@@ -153,14 +150,11 @@ fn add_loss(
     found: &mut Comparison,
 ) -> Result<()> {
     let reason = "The loss at every position needs text or prepared data, named with --data.";
-    if !has_text(&args.documents.data, tokenizer, reason, found) {
+    if !has_text(&args.documents.data, opened, tokenizer, reason, found) {
         return Ok(());
     }
-    let subject = opened.subject(None);
-    let (data, curve) = args.documents.measure(&subject, Ok(tokenizer.clone()), &args.out)?;
-    let report = found.loss.get_or_insert_with(|| LossReport { data, curves: Vec::new() });
-    report.curves.push(curve);
-    Ok(())
+    let report = found.loss.get_or_insert_default();
+    args.documents.measure(opened, Ok(tokenizer.clone()), None, &args.out, report)
 }
 
 fn add_needles(
@@ -170,7 +164,7 @@ fn add_needles(
     found: &mut Comparison,
 ) -> Result<()> {
     let reason = "Needles are hidden in a text that is named with --haystack.";
-    if !has_text(&args.hay.haystack, tokenizer, reason, found) {
+    if !has_text(&args.hay.haystack, opened, tokenizer, reason, found) {
         return Ok(());
     }
     let grid = Grid {
@@ -178,10 +172,10 @@ fn add_needles(
         depths: Grid::even_depths(args.hay.depths),
         cases: args.cases,
     };
-    let cases = args.hay.cases(tokenizer)?;
+    let cases = args.hay.cases(opened, tokenizer, &grid)?;
     let subject = opened.subject(None);
     subject.check_vocabulary("tokenizer", cases.vocab_size())?;
-    let mut reader = ModelReader::new(subject, Pruning::Config);
+    let mut reader = ModelReader::new(subject, opened.pruning());
     let decode = |ids: &[u32]| Ok(tokenizer.decode(ids)?);
     let path = args.out.join(format!("{}.scores.jsonl", file_stem(&opened.name)));
     let file = Some((path.as_path(), subject.fingerprint()?));
@@ -190,14 +184,7 @@ fn add_needles(
         progress.set_position(done);
     })?;
     progress.finish_and_clear();
-    let report = found.needle.get_or_insert_with(|| NeedleReport {
-        cases: cases.identity(),
-        chance: cases.chance(),
-        grid,
-        maps: Vec::new(),
-    });
-    report.maps.push(map);
-    Ok(())
+    add(&mut found.needle, &*cases, &grid, map)
 }
 
 fn add_heads(
@@ -207,7 +194,7 @@ fn add_heads(
     found: &mut Comparison,
 ) -> Result<()> {
     let reason = "The heads are looked at while they read a text that is named with --haystack.";
-    if !has_text(&args.hay.haystack, tokenizer, reason, found)
+    if !has_text(&args.hay.haystack, opened, tokenizer, reason, found)
         || !opened.model.config().has_attention()
     {
         return Ok(());
@@ -217,10 +204,9 @@ fn add_heads(
     match &args.hay.haystack {
         Some(path) => ids.extend(tokenizer.encode(&text(path)?)?),
         None => {
-            let config = SyntheticConfig { document_len: length as u64, ..Default::default() };
-            let mut document = vec![0; length];
-            SyntheticDataset::new(config.held_out()).read(0, 0, &mut document)?;
-            ids.extend(document);
+            let data = args.documents.data.as_deref();
+            let data = documents(data, opened, Ok(tokenizer.clone()), length, 1)?;
+            ids.extend(first_tokens(&*data, length)?);
         }
     }
     ids.truncate(length);

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use fox_data::{Dataset, SyntheticConfig, SyntheticDataset, Tokenizer};
+use fox_data::Tokenizer;
 use fox_eval::files::write_whole;
 use fox_eval::inspect::{InspectOptions, inspect};
 
-use super::eval::subjects::{Opened, text};
+use super::eval::corpus::{documents, first_tokens, has_own, text};
+use super::eval::subjects::Opened;
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::tolerance::log_tolerance;
@@ -23,7 +24,7 @@ pub struct Args {
     /// Checkpoint or run folder
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Text to read: a file or folder; a held-out document of the embedded corpus without it
+    /// Text to read: a file or folder; without it a held-out document of the run's own data, or of the embedded corpus
     #[arg(long, value_name = "PATH")]
     text: Option<PathBuf>,
     /// Tokens to read, at most
@@ -53,7 +54,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
     let subject = opened.subject(None);
     subject.check_vocabulary("tokenizer", tokenizer.vocab_size())?;
-    let ids = tokens(args, &tokenizer)?;
+    let ids = tokens(args, &opened, &tokenizer)?;
     let options = InspectOptions {
         heads: args.heads.clone(),
         log_pruning_tolerance: args.log_pruning_tolerance,
@@ -90,17 +91,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The start marker and the first tokens of the text.
-fn tokens(args: &Args, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+fn tokens(args: &Args, opened: &Opened, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let length = args.length as usize;
-    let mut ids = match (&args.text, tokenizer) {
-        (Some(path), _) => tokenizer.encode(&text(path)?)?,
-        (None, Tokenizer::Synthetic(_)) => {
-            let config = SyntheticConfig { document_len: length as u64, ..Default::default() };
-            let mut ids = vec![0; length];
-            SyntheticDataset::new(config.held_out()).read(0, 0, &mut ids)?;
-            ids
+    let mut ids = match &args.text {
+        Some(path) => tokenizer.encode(&text(path)?)?,
+        None if has_own(opened, tokenizer) => {
+            first_tokens(&*documents(None, opened, Ok(tokenizer.clone()), length, 1)?, length)?
         }
-        (None, _) => bail!("the model has a tokenizer of its own; give it a text with --text"),
+        None => bail!("the model has a tokenizer of its own; give it a text with --text"),
     };
     if ids.is_empty() {
         bail!("the text is empty");

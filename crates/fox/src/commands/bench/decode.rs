@@ -12,7 +12,8 @@ use fox_tensor::{Device, Segments, Tape};
 use serde_json::{Value, json};
 
 use super::{machine, seconds};
-use crate::commands::eval::subjects::{Opened, documents};
+use crate::commands::eval::corpus::documents;
+use crate::commands::eval::subjects::Opened;
 use crate::device::DeviceArgs;
 use crate::engine::{EngineArgs, Weights};
 use crate::output;
@@ -130,11 +131,13 @@ impl Text {
         }
         let opened = Opened::new(&args.model, device)?;
         let vocab = opened.model.config().vocab_size;
-        let data = documents(None, opened.tokenizer(None), longest as usize, 1);
+        let data = documents(None, &opened, opened.tokenizer(None), longest as usize, 1);
         let mut document = vec![0; longest as usize];
         match data {
-            Ok(data) => data.read(0, 0, &mut document)?,
-            Err(_) => document.clear(),
+            Ok(data) if data.lengths().len_of(0) >= Some(u64::from(longest)) => {
+                data.read(0, 0, &mut document)?;
+            }
+            _ => document.clear(),
         }
         Ok(Text { document: document.into_iter().map(|id| id as i32).collect(), vocab })
     }

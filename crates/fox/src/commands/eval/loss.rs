@@ -3,22 +3,22 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use fox_data::Tokenizer;
-use fox_eval::Subject;
 use fox_eval::files::file_stem;
 use fox_eval::loss::{LossCurve, LossOptions, LossReport, evaluate_loss};
 use fox_eval::stats::Interval;
-use fox_model::Pruning;
 
-use super::subjects::{Opened, bar, documents};
+use super::corpus::documents;
+use super::subjects::{Named, Opened, bar};
 use crate::device::DeviceArgs;
 use crate::output;
 
 /// Measure the loss at every position over held-out documents
 ///
 /// Perplexity averages over positions and so hides whether a model uses long context; the slope of the
-/// per-token loss shows it. OUT gets loss.json (everything, with 95% bootstrap intervals over documents),
+/// per-token loss shows it. A run folder is evaluated on the held-out part of its own data, with the same weights and
+/// in the same pieces as in training; a run that is not finished, at its newest checkpoint. OUT gets loss.json (everything, with 95% bootstrap intervals over documents),
 /// loss.csv (L(i) of every position), loss.svg and slope.svg. A stopped evaluation goes on when the same
 /// command is run again, and more documents can be asked for later.
 #[derive(clap::Args)]
@@ -47,52 +47,69 @@ pub struct Args {
 /// The documents whose losses are measured.
 #[derive(clap::Args)]
 pub struct DocumentArgs {
-    /// Data for the losses: prepared data, a Zarr array, or text; held-out documents of the embedded corpus
-    /// without it
+    /// Data for the losses: prepared data, a Zarr array, text, or a run folder whose data are to be used; without it
+    /// the held-out part of the run's own data, or documents of the embedded corpus
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
-    /// Tokens of every document, from its start
+    /// Tokens of a piece of a document
     #[arg(long, value_name = "N", default_value_t = 2048,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub length: u32,
-    /// Documents, at most
+    /// Pieces, at most: the first one of every document, then the second ones where there are fewer documents
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u64).range(1..))]
     pub documents: u64,
 }
 
 impl DocumentArgs {
-    /// The losses of one model, and what they were measured on. What is measured is kept in `out`, and not
+    /// Adds the losses of a model to those of others on the same data. What is measured is kept in `out`, and not
     /// measured again.
     pub fn measure(
         &self,
-        subject: &Subject<'_>,
+        opened: &Opened,
         tokenizer: Result<Tokenizer>,
+        training_length: Option<usize>,
         out: &Path,
-    ) -> Result<(String, LossCurve)> {
+        report: &mut LossReport,
+    ) -> Result<()> {
         let length = self.length as usize;
-        let options = LossOptions { length, documents: self.documents, pruning: Pruning::Config };
-        let data = documents(self.data.as_deref(), tokenizer, length, self.documents)?;
-        let state = out.join(format!("{}.state.json", file_stem(subject.name)));
-        let progress = bar(&format!("{} loss", subject.name), self.documents);
-        let sums = evaluate_loss(subject, &*data, &options, Some(&state), |done| {
+        let options = LossOptions { length, documents: self.documents, pruning: opened.pruning() };
+        let data = documents(self.data.as_deref(), opened, tokenizer, length, self.documents)?;
+        let (name, subject) = (&opened.name, opened.subject(training_length));
+        match report.curves.first() {
+            Some(first) if report.data != data.identity() => bail!(
+                "{name} has other held-out data than {}, so their losses cannot be compared; name data for both with \
+                 --data, e.g. one of the run folders",
+                first.model
+            ),
+            _ => report.data = data.identity(),
+        }
+        let state = out.join(format!("{}.state.json", file_stem(name)));
+        let progress = bar(&format!("{name} loss"), self.documents);
+        let sums = evaluate_loss(&subject, &*data, &options, Some(&state), |done| {
             progress.set_position(done);
         })?;
         progress.finish_and_clear();
-        Ok((data.identity(), LossCurve::new(subject.name, &sums, subject.training_length)))
+        if sums.documents == 1 {
+            output::note(&format!(
+                "only one document has {length} tokens, so the intervals are over its {} pieces, which are not \
+                 independent",
+                sums.pieces
+            ));
+        }
+        report.curves.push(LossCurve::new(name, &sums, subject.training_length));
+        Ok(())
     }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
-    let mut report = LossReport { data: String::new(), curves: Vec::new() };
-    for argument in &args.models {
-        let opened = Opened::new(argument, &device)?;
+    let mut report = LossReport::default();
+    for model in Named::all(&args.models)? {
+        let opened = model.open(&device)?;
         let tokenizer = opened.tokenizer(args.tokenizer.as_deref());
-        let subject = opened.subject(args.training_length);
-        let (data, curve) = args.documents.measure(&subject, tokenizer, &args.out)?;
-        report.data = data;
-        report.curves.push(curve);
+        let trained = args.training_length;
+        args.documents.measure(&opened, tokenizer, trained, &args.out, &mut report)?;
     }
     let written = report.write(&args.out)?;
     if args.json {
@@ -100,7 +117,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         curves.iter_mut().for_each(|curve| curve.per_position.clear());
         output::print(&format!("{:#}\n", serde_json::to_value(curves)?))?;
     } else {
-        output::print(&table(&report.curves))?;
+        output::print(&table(&report))?;
         let names: Vec<String> = written.iter().map(|p| p.display().to_string()).collect();
         output::print(&format!("written: {}\n", names.join(", ")))?;
     }
@@ -108,11 +125,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// One row per model: documents, loss, perplexities, and the slope behind the training length.
-fn table(curves: &[LossCurve]) -> String {
+fn table(report: &LossReport) -> String {
+    let curves = &report.curves;
     let range = |i: &Interval, digits: usize| {
         format!("{:.digits$} ({:.digits$}..{:.digits$})", i.value, i.low, i.high)
     };
-    let mut head = vec!["model".to_string(), "documents".into(), "mean loss".into()];
+    let mut head = vec!["model".to_string(), "documents".into(), report.mean_name()];
     if let Some(first) = curves.first() {
         head.extend(first.perplexities.iter().map(|p| format!("P({})", p.length)));
     }

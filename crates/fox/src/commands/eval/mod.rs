@@ -1,5 +1,7 @@
 //! `fox eval`: what models predict and find again.
 
+mod accuracy;
+pub mod corpus;
 pub mod loss;
 pub mod needle;
 pub mod subjects;
@@ -9,7 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-/// Evaluate checkpoints: loss at every position, needles in a haystack, tasks
+/// Evaluate checkpoints: loss at every position, needles in a haystack, tasks, accuracy on small tasks
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -18,6 +20,7 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum What {
+    Accuracy(accuracy::Args),
     Loss(loss::Args),
     Needle(needle::Args),
     Tasks(tasks::Args),
@@ -25,6 +28,7 @@ enum What {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
+        What::Accuracy(args) => accuracy::run(args),
         What::Loss(args) => loss::run(args),
         What::Needle(args) => needle::run(args),
         What::Tasks(args) => tasks::run(args),

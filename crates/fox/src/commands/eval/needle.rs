@@ -5,22 +5,24 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
-use fox_data::{SyntheticConfig, Tokenizer};
+use fox_data::Tokenizer;
 use fox_eval::files::file_stem;
 use fox_eval::needle::{
-    Cases, Grid, Mode, ModelReader, Needle, NeedleReport, SyntheticCases, TextCases, run_needle,
+    Cases, Grid, Mode, ModelReader, Needle, NeedleMap, NeedleReport, SyntheticCases, TextCases,
+    run_needle,
 };
-use fox_model::Pruning;
 
-use super::subjects::{Opened, bar, text};
+use super::corpus::{documents, has_own, synthetic_config, text, text_of};
+use super::subjects::{Named, Opened, bar};
 use crate::device::DeviceArgs;
 use crate::output;
 
 /// Hide a sentence in a long text and ask for it at the end
 ///
 /// Scored by whether the greedy answer contains what was hidden, and by the log-probability of the right
-/// answer, also against wrong ones where they are known. Models of the embedded corpus are asked for its
-/// names; others need a --haystack. A needle file is TOML with `needle`, `question`, `answer`, and
+/// answer, also against wrong ones where they are known. Models of the embedded corpus, as the run's recipe has it, are
+/// asked for its names; for other runs the needle lies in the held-out part of their own data, or in the --haystack.
+/// A run that is not finished is evaluated at its newest checkpoint. A needle file is TOML with `needle`, `question`, `answer`, and
 /// optionally `expected` (what the answer must contain) and `wrong` (a list).
 #[derive(clap::Args)]
 pub struct Args {
@@ -81,13 +83,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         cases: args.cases,
     };
     let mut report: Option<NeedleReport> = None;
-    for argument in &args.models {
-        let opened = Opened::new(argument, &device)?;
+    for model in Named::all(&args.models)? {
+        let opened = model.open(&device)?;
         let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
-        let cases = args.hay.cases(&tokenizer)?;
+        let cases = args.hay.cases(&opened, &tokenizer, &grid)?;
         let subject = opened.subject(None);
         subject.check_vocabulary("tokenizer", cases.vocab_size())?;
-        let mut reader = ModelReader::new(subject, Pruning::Config);
+        let mut reader = ModelReader::new(subject, opened.pruning());
         let decode = |ids: &[u32]| Ok(tokenizer.decode(ids)?);
         let path = args.out.join(format!("{}.scores.jsonl", file_stem(&opened.name)));
         let file = Some((path.as_path(), subject.fingerprint()?));
@@ -96,15 +98,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             progress.set_position(done);
         })?;
         progress.finish_and_clear();
-        report
-            .get_or_insert_with(|| NeedleReport {
-                cases: cases.identity(),
-                chance: cases.chance(),
-                grid: grid.clone(),
-                maps: Vec::new(),
-            })
-            .maps
-            .push(map);
+        add(&mut report, &*cases, &grid, map)?;
     }
     let Some(report) = report else { bail!("no model was given") };
     let written = report.write(&args.out)?;
@@ -119,29 +113,64 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 impl Hay {
-    /// The cases for models of a tokenizer.
-    pub fn cases(&self, tokenizer: &Tokenizer) -> Result<Box<dyn Cases>> {
+    /// The cases for a model.
+    pub fn cases(
+        &self,
+        opened: &Opened,
+        tokenizer: &Tokenizer,
+        grid: &Grid,
+    ) -> Result<Box<dyn Cases>> {
         let mode = match self.mode {
             ModeName::Easy => Mode::Easy,
             ModeName::Standard => Mode::Standard,
         };
-        match (&self.haystack, tokenizer) {
-            (None, Tokenizer::Synthetic(_)) => {
-                let config = SyntheticConfig::default().held_out();
-                Ok(Box::new(SyntheticCases { config, mode }))
-            }
-            (None, _) => {
-                bail!("the model has a tokenizer of its own; give it a text with --haystack")
-            }
-            (Some(path), _) => {
-                let needle = match &self.needle {
-                    Some(file) => Needle::from_file(file)?,
-                    None => Needle::default(),
-                };
-                Ok(Box::new(TextCases::new(&text(path)?, &needle, mode, tokenizer)?))
-            }
-        }
+        let hay = match &self.haystack {
+            Some(path) => text(path)?,
+            None => match synthetic_config(opened, tokenizer) {
+                Some(config) => {
+                    return Ok(Box::new(SyntheticCases { config: config.held_out(), mode }));
+                }
+                None if has_own(opened, tokenizer) => {
+                    let longest = grid.lengths.iter().copied().max().unwrap_or(0);
+                    let data = documents(None, opened, Ok(tokenizer.clone()), longest, grid.cases)?;
+                    text_of(&*data, tokenizer, longest as u64 * grid.cases.max(1))?
+                }
+                None => {
+                    bail!("the model has a tokenizer of its own; give it a text with --haystack")
+                }
+            },
+        };
+        let needle = match &self.needle {
+            Some(file) => Needle::from_file(file)?,
+            None => Needle::default(),
+        };
+        Ok(Box::new(TextCases::new(&hay, &needle, mode, tokenizer)?))
     }
+}
+
+/// Adds the map of a model to those of others with the same cases.
+pub fn add(
+    report: &mut Option<NeedleReport>,
+    cases: &dyn Cases,
+    grid: &Grid,
+    map: NeedleMap,
+) -> Result<()> {
+    let report = report.get_or_insert_with(|| NeedleReport {
+        cases: cases.identity(),
+        chance: cases.chance(),
+        grid: grid.clone(),
+        maps: Vec::new(),
+    });
+    if report.cases != cases.identity() {
+        bail!(
+            "{} has other needles than {}, so what they find cannot be compared; evaluate them one by one, or hide \
+             the same needle for both with --haystack",
+            map.model,
+            report.maps[0].model
+        );
+    }
+    report.maps.push(map);
+    Ok(())
 }
 
 /// One row per model and depth, one column per length.

@@ -1,20 +1,89 @@
-//! The models of an evaluation, and the text they are evaluated on.
+//! The models of an evaluation: what they are called, and where their weights are.
 
 use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use fox_data::{
-    Corpus, CorpusOptions, Dataset, MemoryDataset, Split, SyntheticConfig, SyntheticDataset,
-    Tokenizer, Verify, open_dataset,
-};
+use fox_data::Tokenizer;
 use fox_eval::Subject;
-use fox_model::Model;
+use fox_model::{Model, Pruning};
 use fox_tensor::Device;
+use fox_train::data::RunData;
+use fox_train::{Recipe, RunFolder};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A checkpoint that was opened.
+use crate::output;
+
+/// A model that was named, but not opened yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Named {
+    /// What reports call it; no two models of a command have the same name.
+    pub name: String,
+    path: PathBuf,
+}
+
+impl Named {
+    /// The models of a command, each `PATH` or `NAME=PATH`. Without a name, a model is called after its folder; where
+    /// folders have the same name, the folders above tell them apart.
+    pub fn all(arguments: &[String]) -> Result<Vec<Named>> {
+        let parsed: Vec<(Option<&str>, &Path)> = arguments.iter().map(|a| parse(a)).collect();
+        let paths: Vec<PathBuf> = parsed
+            .iter()
+            .filter(|(name, _)| name.is_none())
+            .map(|(_, p)| p.to_path_buf())
+            .collect();
+        let mut from_folders = folder_names(&paths)?.into_iter();
+        let mut models: Vec<Named> = Vec::new();
+        for (name, path) in parsed {
+            let name = match name {
+                Some(name) => name.to_string(),
+                None => from_folders.next().unwrap_or_default(),
+            };
+            if models.iter().any(|other| other.name == name) {
+                bail!("two models are called {name}; give them other names with NAME=PATH");
+            }
+            models.push(Named { name, path: path.to_path_buf() });
+        }
+        Ok(models)
+    }
+
+    /// Reads the model.
+    pub fn open(&self, device: &Device) -> Result<Opened> {
+        let Named { name, path } = self;
+        let export = path.join("export");
+        let folder = match path.join("config.json").exists() {
+            false if export.join("config.json").exists() => export,
+            false if RunFolder::is_run(path) => return self.open_unfinished(device),
+            _ => path.clone(),
+        };
+        let run = match RunFolder::around(&folder) {
+            Some(run) => Some(Run { recipe: RunFolder::recipe(&run)?, folder: run }),
+            None => None,
+        };
+        let model = Model::from_checkpoint(&folder, device)?;
+        Ok(Opened { name: name.clone(), folder, model, run })
+    }
+
+    /// A run that has exported nothing yet, as its newest checkpoint has it.
+    fn open_unfinished(&self, device: &Device) -> Result<Opened> {
+        let recipe = RunFolder::recipe(&self.path)?;
+        let newest = RunFolder::newest_model(&self.path, None, device)?;
+        output::note(&format!(
+            "{} is not finished: evaluated after step {} of {}",
+            self.path.display(),
+            newest.step,
+            recipe.steps()
+        ));
+        Ok(Opened {
+            name: format!("{}@{}", self.name, newest.step),
+            folder: newest.folder,
+            model: newest.model,
+            run: Some(Run { folder: self.path.clone(), recipe }),
+        })
+    }
+}
+
+/// A model that was opened.
 pub struct Opened {
     /// What reports call it.
     pub name: String,
@@ -22,112 +91,96 @@ pub struct Opened {
     pub folder: PathBuf,
     /// The model.
     pub model: Model,
-    training_length: usize,
+    /// The run it comes from, when its folder lies in one.
+    pub run: Option<Run>,
+}
+
+/// Where a model was trained, and how.
+pub struct Run {
+    /// The run folder.
+    pub folder: PathBuf,
+    /// What it was trained with.
+    pub recipe: Recipe,
 }
 
 impl Opened {
-    /// Opens `PATH` or `NAME=PATH`: a checkpoint folder, or a run folder with an export in it.
+    /// Opens a single `PATH` or `NAME=PATH`: a checkpoint folder or a run folder.
     pub fn new(argument: &str, device: &Device) -> Result<Opened> {
-        let (name, folder) = locate(argument);
-        let model = Model::from_checkpoint(&folder, device)?;
-        let training_length = model.config().max_position_embeddings;
-        Ok(Opened { name, folder, model, training_length })
+        let mut models = Named::all(&[argument.to_string()])?;
+        models.remove(0).open(device)
     }
 
     /// For the evaluation; `training_length` overrules what the checkpoint says.
     pub fn subject(&self, training_length: Option<usize>) -> Subject<'_> {
+        let told = self.model.config().max_position_embeddings;
         Subject {
             name: &self.name,
             model: &self.model,
-            training_length: Some(training_length.unwrap_or(self.training_length)),
+            training_length: Some(training_length.unwrap_or(told)),
         }
     }
 
-    /// The tokenizer that was asked for, or the checkpoint's own.
+    /// Which attention blocks may be skipped: as in the evaluations of its training.
+    pub fn pruning(&self) -> Pruning {
+        self.run.as_ref().map_or(Pruning::Config, |run| run.recipe.forward_options().pruning)
+    }
+
+    /// The tokenizer that was asked for, or the model's own.
     pub fn tokenizer(&self, asked: Option<&str>) -> Result<Tokenizer> {
-        match asked {
-            Some(name) => Ok(Tokenizer::from_name(name)?),
-            None => {
-                Tokenizer::load(&self.folder).context("name the model's tokenizer with --tokenizer")
+        if let Some(name) = asked {
+            return Ok(Tokenizer::from_name(name)?);
+        }
+        let stored = Tokenizer::load(&self.folder);
+        // A checkpoint has none beside it; the data of its run do.
+        let of_run = || RunData::open(&self.run.as_ref()?.recipe).ok()?.tokenizer;
+        match stored {
+            Err(error) => {
+                of_run().ok_or(error).context("name the model's tokenizer with --tokenizer")
             }
+            stored => Ok(stored?),
         }
     }
 }
 
-/// Name and checkpoint folder of `PATH` or `NAME=PATH`.
-pub fn locate(argument: &str) -> (String, PathBuf) {
-    let (name, path) = match argument.split_once('=') {
-        Some((name, path)) if !name.is_empty() => (Some(name.to_string()), Path::new(path)),
+/// Name and path of `PATH` or `NAME=PATH`.
+fn parse(argument: &str) -> (Option<&str>, &Path) {
+    match argument.split_once('=') {
+        Some((name, path)) if !name.is_empty() => (Some(name), Path::new(path)),
         _ => (None, Path::new(argument)),
-    };
-    let export = path.join("export");
-    let is_run = !path.join("config.json").exists() && export.join("config.json").exists();
-    let folder = if is_run { export } else { path.to_path_buf() };
-    (name.unwrap_or_else(|| folder_name(&folder)), folder)
+    }
 }
 
-/// The last part of a path that says something.
-fn folder_name(folder: &Path) -> String {
-    let full = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
-    let told = full.iter().rev().filter_map(|part| part.to_str());
-    let mut told = told.filter(|part| !["export", "model", "checkpoint"].contains(part));
-    told.next().unwrap_or("model").to_string()
+/// The parts of a path that say something, the last one first.
+fn telling_parts(path: &Path) -> Vec<String> {
+    const SILENT: [&str; 4] = ["export", "model", "checkpoint", "checkpoints"];
+    let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let names = full.iter().rev().filter_map(|part| part.to_str());
+    names.filter(|name| !SILENT.contains(name) && *name != "/").map(String::from).collect()
 }
 
-/// The documents at `path`: prepared data, a Zarr array or text; without a path, held-out documents of
-/// the embedded corpus.
-pub fn documents(
-    path: Option<&Path>,
-    tokenizer: Result<Tokenizer>,
-    length: usize,
-    count: u64,
-) -> Result<Arc<dyn Dataset>> {
-    let Some(path) = path else {
-        let config = SyntheticConfig { document_len: length as u64, ..SyntheticConfig::default() };
-        let data = SyntheticDataset::new(config.held_out());
-        if let Ok(own) = tokenizer
-            && own.identity().to_string() != data.tokenizer_identity()
-        {
-            bail!(
-                "the model has a tokenizer of its own; give it text or prepared data with --data"
-            );
+/// The last part of every path; where some agree, those above it that tell them apart, in parentheses.
+fn folder_names(paths: &[PathBuf]) -> Result<Vec<String>> {
+    let parts: Vec<Vec<String>> = paths.iter().map(|path| telling_parts(path)).collect();
+    let last = |i: usize| parts[i].first().map_or("model", String::as_str);
+    let mut names = Vec::new();
+    for i in 0..parts.len() {
+        let same = || (0..parts.len()).filter(move |j| *j != i).filter(|j| last(*j) == last(i));
+        if let Some(j) = same().find(|j| parts[*j] == parts[i]) {
+            let (a, b) = (paths[i].display(), paths[j].display());
+            bail!("{a} and {b} are the same model; give them other names with NAME=PATH");
         }
-        return Ok(Arc::new(data));
-    };
-    let as_tokens = open_dataset(path, Split::HeldOut, tokenizer.as_ref().ok(), Verify::Structure);
-    match as_tokens {
-        Err(fox_data::Error::NotADataset { .. }) => {}
-        other => return Ok(other?),
+        let depth = |j: usize| (1..).find(|k| parts[i].get(*k) != parts[j].get(*k)).unwrap_or(1);
+        let name = match same().map(depth).max() {
+            None => last(i).to_string(),
+            Some(depth) => {
+                let above: Vec<&str> =
+                    parts[i].iter().take(depth + 1).skip(1).rev().map(String::as_str).collect();
+                format!("{} ({})", last(i), above.join("/"))
+            }
+        };
+        names.push(name);
     }
-    let tokenizer = tokenizer?;
-    let mut documents = Vec::new();
-    for document in Corpus::open(path, CorpusOptions::default())?.documents() {
-        let ids = tokenizer.encode(&document?.text)?;
-        // Only what will be looked at stays in memory.
-        if ids.len() >= length {
-            documents.push(ids[..length].to_vec());
-        } else {
-            documents.push(ids);
-        }
-        if documents.iter().filter(|d| d.len() >= length).count() as u64 >= count {
-            break;
-        }
-    }
-    let (vocab, bos, identity) =
-        (tokenizer.vocab_size(), tokenizer.bos(), tokenizer.identity().to_string());
-    Ok(Arc::new(MemoryDataset::new(documents, vocab, bos, identity)))
-}
-
-/// All text at `path`, document after document.
-pub fn text(path: &Path) -> Result<String> {
-    let mut text = String::new();
-    for document in Corpus::open(path, CorpusOptions::default())?.documents() {
-        if !text.is_empty() {
-            text.push('\n');
-        }
-        text.push_str(&document?.text);
-    }
-    Ok(text)
+    Ok(names)
 }
 
 /// A bar on a terminal, nothing elsewhere.
@@ -140,4 +193,32 @@ pub fn bar(name: &str, total: u64) -> ProgressBar {
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_message(name.to_string());
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(arguments: &[&str]) -> Result<Vec<String>, String> {
+        let arguments: Vec<String> = arguments.iter().map(|a| a.to_string()).collect();
+        let models = Named::all(&arguments).map_err(|error| error.to_string())?;
+        Ok(models.into_iter().map(|model| model.name).collect())
+    }
+
+    #[test]
+    fn names_come_from_folders_and_are_unique() {
+        let told = |arguments: &[&str]| names(arguments).unwrap();
+        assert_eq!(told(&["/runs/tiny/export"]), ["tiny"]);
+        assert_eq!(told(&["/a/tiny", "/b/tiny", "/b/other"]), ["tiny (a)", "tiny (b)", "other"]);
+        assert_eq!(told(&["/a/x/tiny", "/b/x/tiny"]), ["tiny (a/x)", "tiny (b/x)"]);
+        assert_eq!(told(&["mine=/a/tiny", "/b/tiny"]), ["mine", "tiny"]);
+        // A path may be the end of another one.
+        assert_eq!(told(&["/x/tiny", "/a/x/tiny"]), ["tiny (x)", "tiny (a/x)"]);
+        assert_eq!(
+            names(&["/a/tiny", "/a/tiny/export"]).unwrap_err(),
+            "/a/tiny and /a/tiny/export are the same model; give them other names with NAME=PATH"
+        );
+        let said = names(&["m=/a/tiny", "m=/b/tiny"]).unwrap_err();
+        assert_eq!(said, "two models are called m; give them other names with NAME=PATH");
+    }
 }

@@ -12,7 +12,7 @@ use fox_eval::tasks::{
 };
 use fox_model::Pruning;
 
-use super::subjects::{Opened, bar};
+use super::subjects::{Named, Opened, bar};
 use crate::device::DeviceArgs;
 use crate::output;
 
@@ -158,8 +158,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
     let tasks = args.tasks.load()?;
     let mut report = TaskReport::default();
-    for argument in &args.models {
-        let opened = Opened::new(argument, &device)?;
+    for model in Named::all(&args.models)? {
+        let opened = model.open(&device)?;
         report.results.extend(args.tasks.ask(
             &tasks,
             &opened,

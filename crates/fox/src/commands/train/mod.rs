@@ -146,7 +146,7 @@ fn report(summary: &Summary, out: &Path) -> String {
     ];
     rows.extend(summary.train_loss.map(|x| row("training loss", loss(x))));
     if let Some(evaluation) = &summary.evaluation {
-        rows.push(row("held-out loss", loss(evaluation.loss)));
+        rows.push(row(&evaluation.name(), loss(evaluation.loss)));
         for window in &evaluation.by_position {
             let name = format!("  positions {} to {}", window.from, window.to - 1);
             rows.push(row(&name, loss(window.loss)));

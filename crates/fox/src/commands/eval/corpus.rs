@@ -1,0 +1,147 @@
+//! What models are evaluated on: the held-out part of a run's own data, or what a user names.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow, bail};
+use fox_data::{
+    Corpus, CorpusOptions, Dataset, MemoryDataset, Piece, Pieces, Split, SyntheticConfig,
+    SyntheticDataset, Tokenizer, Verify, open_dataset,
+};
+use fox_train::data::RunData;
+use fox_train::{Recipe, RunFolder};
+
+use super::subjects::Opened;
+
+/// Held-out documents for a model: those at `path`, or those of its own run; without either, documents of the embedded
+/// corpus as it comes. A `path` is prepared data, a Zarr array, text, or a run folder, whose data are then taken.
+pub fn documents(
+    path: Option<&Path>,
+    opened: &Opened,
+    tokenizer: Result<Tokenizer>,
+    length: usize,
+    count: u64,
+) -> Result<Arc<dyn Dataset>> {
+    match (path, &opened.run) {
+        (Some(path), _) if RunFolder::is_run(path) => {
+            of_run(&RunFolder::recipe(path)?, path, length)
+        }
+        (Some(path), _) => at(path, tokenizer, length, count),
+        (None, Some(run)) => of_run(&run.recipe, &run.folder, length),
+        (None, None) => {
+            let data = synthetic(SyntheticConfig::default(), length);
+            if tokenizer.is_ok_and(|own| own.identity().to_string() != data.tokenizer_identity()) {
+                bail!(
+                    "the model has a tokenizer of its own; give it text or prepared data with --data"
+                );
+            }
+            Ok(Arc::new(data))
+        }
+    }
+}
+
+/// The configuration of the embedded corpus that a model was trained on, if it was.
+pub fn synthetic_config(opened: &Opened, tokenizer: &Tokenizer) -> Option<SyntheticConfig> {
+    match &opened.run {
+        Some(run) => run.recipe.data.is_synthetic().then_some(run.recipe.data.synthetic),
+        None => matches!(tokenizer, Tokenizer::Synthetic(_)).then(SyntheticConfig::default),
+    }
+}
+
+/// Whether there is anything to evaluate a model on that nobody has named.
+pub fn has_own(opened: &Opened, tokenizer: &Tokenizer) -> bool {
+    opened.run.is_some() || matches!(tokenizer, Tokenizer::Synthetic(_))
+}
+
+/// The first `length` tokens of the first held-out document, or all of the longest when none has as many.
+pub fn first_tokens(data: &dyn Dataset, length: usize) -> Result<Vec<u32>> {
+    let length = length.min(data.lengths().longest() as usize);
+    let Some(Piece { document, .. }) = Pieces::new(data.lengths(), length).next() else {
+        bail!("the held-out data are empty; name other data");
+    };
+    let mut ids = vec![0; length];
+    data.read(document, 0, &mut ids)?;
+    Ok(ids)
+}
+
+/// About `tokens` tokens of held-out documents as text.
+pub fn text_of(data: &dyn Dataset, tokenizer: &Tokenizer, tokens: u64) -> Result<String> {
+    let mut text = String::new();
+    let (mut document, mut read) = (0, 0);
+    while let Some(len) = data.lengths().len_of(document).filter(|_| read < tokens) {
+        let mut ids = vec![0; len.min(tokens - read) as usize];
+        data.read(document, 0, &mut ids)?;
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&tokenizer.decode(&ids)?);
+        read += ids.len() as u64;
+        document += 1;
+    }
+    Ok(text)
+}
+
+/// All text at `path`, document after document.
+pub fn text(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    for document in Corpus::open(path, CorpusOptions::default())?.documents() {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&document?.text);
+    }
+    Ok(text)
+}
+
+/// The held-out data of a run.
+fn of_run(recipe: &Recipe, folder: &Path, length: usize) -> Result<Arc<dyn Dataset>> {
+    if recipe.data.is_synthetic() {
+        return Ok(Arc::new(synthetic(recipe.data.synthetic, length)));
+    }
+    let run = folder.display();
+    if let Some(task) = &recipe.data.task {
+        bail!(
+            "{run} was trained on the task {}, which is no text; use `fox eval accuracy`",
+            task.name
+        );
+    }
+    let data = RunData::open(recipe)
+        .map_err(|e| anyhow!("the data of {run} cannot be read: {e}; name them with --data"))?;
+    data.heldout.ok_or_else(|| anyhow!("{run} has no held-out data; name some with --data"))
+}
+
+/// Held-out documents of the embedded corpus, as long as they need be.
+fn synthetic(config: SyntheticConfig, length: usize) -> SyntheticDataset {
+    let document_len = config.document_len.max(length as u64);
+    SyntheticDataset::new(SyntheticConfig { document_len, ..config }.held_out())
+}
+
+/// The documents at `path`: prepared data, a Zarr array or text.
+fn at(
+    path: &Path,
+    tokenizer: Result<Tokenizer>,
+    length: usize,
+    count: u64,
+) -> Result<Arc<dyn Dataset>> {
+    let as_tokens = open_dataset(path, Split::HeldOut, tokenizer.as_ref().ok(), Verify::Structure);
+    match as_tokens {
+        Err(fox_data::Error::NotADataset { .. }) => {}
+        other => return Ok(other?),
+    }
+    let tokenizer = tokenizer?;
+    let mut documents: Vec<Vec<u32>> = Vec::new();
+    let mut long_enough = 0;
+    for document in Corpus::open(path, CorpusOptions::default())?.documents() {
+        let ids = tokenizer.encode(&document?.text)?;
+        long_enough += u64::from(ids.len() >= length);
+        documents.push(ids);
+        // The first pieces of these are all that will be read.
+        if long_enough >= count {
+            documents.iter_mut().for_each(|ids| ids.truncate(length));
+            break;
+        }
+    }
+    let (vocab, bos, identity) =
+        (tokenizer.vocab_size(), tokenizer.bos(), tokenizer.identity().to_string());
+    Ok(Arc::new(MemoryDataset::new(documents, vocab, bos, identity)))
+}

@@ -1,0 +1,261 @@
+//! Evaluations of run folders: on their own data, at their newest checkpoint, under names that tell them apart.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod train_common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use train_common::{recipe, run, stderr};
+
+/// 20 steps on a corpus that is not the default one.
+const SHORT: [&str; 8] = [
+    "--set",
+    "training.tokens=5120",
+    "--set",
+    "data.synthetic.seed=7",
+    "--set",
+    "optimizer.peak_lr=2e-2",
+    "--device",
+    "cpu",
+];
+
+fn fox(args: &[&str]) -> (bool, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.success(), text(&output.stdout), text(&output.stderr))
+}
+
+fn json(args: &[&str]) -> Value {
+    let (done, printed, said) = fox(&[args, &["--json", "--device", "cpu"]].concat());
+    assert!(done, "{said}");
+    serde_json::from_str(&printed).unwrap()
+}
+
+/// The one sentence that a failing command says.
+fn complaint(args: &[&str]) -> String {
+    let (done, _, said) = fox(args);
+    assert!(!done && said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{said}");
+    said.trim_end().to_string()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Trains a run and gives its folder and what was printed.
+fn trained(dir: &Path, name: &str, extra: &[&str]) -> (PathBuf, String) {
+    let out = dir.join(name);
+    let output = run(&recipe(dir), &out, &[&SHORT[..], extra].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    (out, String::from_utf8(output.stdout).unwrap())
+}
+
+/// The held-out loss at the end of training.
+fn loss_of(run: &Path) -> f64 {
+    let summary: Value =
+        serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap();
+    summary["evaluation"]["loss"].as_f64().unwrap()
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-5
+}
+
+#[test]
+fn a_loss_of_one_name_is_one_figure() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, printed) = trained(dir.path(), "run", &[]);
+    let name = "held-out loss (4 x 64 tokens)";
+    assert!(printed.contains(name), "{printed}");
+    let figure = format!("{:.4}", loss_of(&run));
+    let out = dir.path().join("loss");
+    let args =
+        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let (done, printed, said) = fox(&args);
+    assert!(done && printed.contains(name) && printed.contains(&figure), "{printed}{said}");
+    let found = json(&args)[0]["mean"]["value"].as_f64().unwrap();
+    assert!(near(found, loss_of(&run)), "{found} {}", loss_of(&run));
+
+    let out = dir.path().join("compare");
+    let small =
+        ["--length", "64", "--documents", "4", "--lengths", "32", "--cases", "1", "--depths", "1"];
+    let args = [&["compare", text(&run)], &small[..], &["--out", text(&out)]].concat();
+    let (done, printed, said) = fox(&args);
+    assert!(done && printed.contains(name) && printed.contains(&figure), "{printed}{said}");
+    let html = fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(html.contains("Learning curves"));
+
+    // The same weights outside of their run know nothing about its corpus.
+    let bare = dir.path().join("bare");
+    copy(&run.join("export"), &bare);
+    let out = dir.path().join("bare-loss");
+    let args =
+        ["eval", "loss", text(&bare), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let other = json(&args)[0]["mean"]["value"].as_f64().unwrap();
+    assert!((other - found).abs() > 1e-3, "{other} {found}");
+    // But they can be asked about it.
+    let out = dir.path().join("lent-loss");
+    let with = ["--length", "64", "--documents", "4", "--out", text(&out), "--data", text(&run)];
+    let same = json(&[&["eval", "loss", text(&bare)], &with[..]].concat());
+    assert!(near(same[0]["mean"]["value"].as_f64().unwrap(), found));
+    let both = ["eval", "loss", text(&run), text(&bare), "--length", "64", "--documents", "4"];
+    let out = dir.path().join("both");
+    let said = complaint(&[&both[..], &["--out", text(&out)]].concat());
+    assert_eq!(
+        said,
+        "error: bare has other held-out data than run, so their losses cannot be compared; name data for both with \
+         --data, e.g. one of the run folders"
+    );
+}
+
+#[test]
+fn needles_are_those_of_the_runs_corpus() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, _) = trained(dir.path(), "run", &[]);
+    let bare = dir.path().join("bare");
+    copy(&run.join("export"), &bare);
+    let cases = |model: &Path, name: &str| {
+        let out = dir.path().join(name);
+        let args =
+            ["eval", "needle", text(model), "--lengths", "64", "--cases", "1", "--depths", "1"];
+        json(&[&args[..], &["--out", text(&out)]].concat())["cases"].as_str().unwrap().to_string()
+    };
+    let seed = |seed| fox_data::SyntheticConfig { seed, ..Default::default() }.held_out().seed;
+    let (own, default) = (cases(&run, "own"), cases(&bare, "default"));
+    assert!(own.contains(&seed(7).to_string()), "{own}");
+    assert!(default.contains(&seed(0).to_string()), "{default}");
+    let out = dir.path().join("both");
+    let args = ["eval", "needle", text(&run), text(&bare), "--lengths", "64", "--cases", "1"];
+    let said = complaint(&[&args[..], &["--depths", "1", "--out", text(&out)]].concat());
+    assert!(said.contains("bare has other needles than run"), "{said}");
+}
+
+#[test]
+fn a_run_that_is_not_finished_is_evaluated_at_its_newest_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, _) = trained(dir.path(), "run", &[]);
+    let loss = loss_of(&run);
+    fs::remove_dir_all(run.join("export")).unwrap();
+    fs::remove_file(run.join("summary.json")).unwrap();
+    let out = dir.path().join("loss");
+    let args =
+        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let (done, printed, said) = fox(&args);
+    assert!(done && printed.contains("run@20"), "{printed}{said}");
+    assert_eq!(said, format!("{} is not finished: evaluated after step 20 of 20\n", run.display()));
+    assert!(near(json(&args)[0]["mean"]["value"].as_f64().unwrap(), loss));
+    // The newest one is lost; the one before it counts.
+    fs::remove_file(run.join("checkpoints/step-00000020/manifest.json")).unwrap();
+    let (done, printed, said) = fox(&args);
+    assert!(done && printed.contains("run@18") && said.contains("after step 18 of 20"), "{said}");
+    fs::remove_dir_all(run.join("checkpoints")).unwrap();
+    let said = complaint(&args);
+    assert!(
+        said.contains("holds no checkpoint yet; train until the first one is written"),
+        "{said}"
+    );
+}
+
+#[test]
+fn runs_of_the_same_name_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, _) = trained(dir.path(), "a/tiny", &[]);
+    let (b, _) = trained(dir.path(), "b/tiny", &["--set", "training.seed=1"]);
+    let out = dir.path().join("loss");
+    let args = ["eval", "loss", text(&a), text(&b), "--length", "64", "--documents", "4"];
+    let found = json(&[&args[..], &["--out", text(&out)]].concat());
+    assert_eq!((&found[0]["model"], &found[1]["model"]), (&"tiny (a)".into(), &"tiny (b)".into()));
+    for (i, run) in [&a, &b].into_iter().enumerate() {
+        assert!(near(found[i]["mean"]["value"].as_f64().unwrap(), loss_of(run)), "{i}");
+    }
+    let svg = fs::read_to_string(out.join("loss.svg")).unwrap();
+    assert!(svg.contains("tiny (a)") && svg.contains("tiny (b)"));
+}
+
+/// Prepares documents of these lengths (in bytes), half of them held out.
+fn prepared(dir: &Path, name: &str, lens: &[usize]) -> PathBuf {
+    let (corpus, heldout) =
+        (dir.join(format!("{name}.jsonl")), dir.join(format!("{name}-h.jsonl")));
+    let line = |salt: usize, len: usize| {
+        let word = |i: usize| ["sea ", "sun ", "fox ", "den "][(i * i / 3 + salt * i + salt) % 4];
+        let text: String = (0..len / 4).map(word).collect();
+        format!("{{\"text\": \"{}\"}}\n", &text)
+    };
+    let lines = |salt: usize| -> String {
+        lens.iter().enumerate().map(|(i, len)| line(salt + 2 * i, *len)).collect()
+    };
+    fs::write(&corpus, lines(0)).unwrap();
+    fs::write(&heldout, lines(1)).unwrap();
+    let out = dir.join(name);
+    let args = ["prepare", text(&corpus), text(&out), "--tokenizer", "bytes"];
+    let (done, _, said) = fox(&[&args[..], &["--heldout-corpus", text(&heldout)]].concat());
+    assert!(done, "{said}");
+    out
+}
+
+#[test]
+fn prepared_data_are_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = prepared(dir.path(), "data", &[400, 400, 60, 400]);
+    let (run, _) = trained(dir.path(), "run", &["--data", text(&data)]);
+    let out = dir.path().join("loss");
+    let args =
+        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let found = json(&args);
+    assert!(near(found[0]["mean"]["value"].as_f64().unwrap(), loss_of(&run)), "{found}");
+    assert_eq!((&found[0]["documents"], &found[0]["pieces"]), (&3.into(), &4.into()));
+    // Needles lie in the held-out text.
+    let out = dir.path().join("needle");
+    let args = ["eval", "needle", text(&run), "--lengths", "256", "--cases", "1", "--depths", "1"];
+    json(&[&args[..], &["--out", text(&out)]].concat());
+
+    let said = complaint(&["eval", "loss", text(&run), "--out", text(&dir.path().join("long"))]);
+    assert_eq!(
+        said,
+        "error: no document has 2048 tokens (the longest has 401); use a shorter length"
+    );
+    fs::rename(&data, dir.path().join("away")).unwrap();
+    let said =
+        complaint(&["eval", "loss", text(&run), "--out", text(&dir.path().join("away-loss"))]);
+    assert!(said.contains("the data of ") && said.ends_with("; name them with --data"), "{said}");
+}
+
+#[test]
+fn documents_that_are_too_short_and_a_single_one_are_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let short = prepared(dir.path(), "short", &[100, 100, 100, 100, 100]);
+    let out = dir.path().join("run");
+    let file = recipe(dir.path());
+    let long = ["--data", text(&short), "--set", "evaluation.length=128"];
+    let output = run(&file, &out, &[&SHORT[..], &long].concat());
+    assert_eq!(
+        stderr(&output),
+        "error: no held-out document has 128 tokens (the longest has 101); lower evaluation.length, or set \
+         evaluation.sequences to 0 for no evaluation\n"
+    );
+    assert!(!out.exists());
+    let single = prepared(dir.path(), "single", &[1000]);
+    let (run, _) = trained(dir.path(), "one", &["--data", text(&single)]);
+    let out = dir.path().join("loss");
+    let args =
+        ["eval", "loss", text(&run), "--length", "64", "--documents", "4", "--out", text(&out)];
+    let (done, _, said) = fox(&args);
+    assert!(done, "{said}");
+    assert_eq!(
+        said,
+        "only one document has 64 tokens, so the intervals are over its 4 pieces, which are not independent\n"
+    );
+    let found = &json(&args)[0]["mean"];
+    assert!(found["low"].as_f64() < found["high"].as_f64(), "{found}");
+}
