@@ -94,7 +94,11 @@ impl TextStream {
         let open = match &self.tokenizer {
             Tokenizer::JsonGpt2(_) => {
                 let body = Gpt2Tokenizer.decode(&self.ids)?;
-                body.ends_with('\u{fffd}') || ends_inside_escape(&body)
+                // However many tokens: each of a run of backslashes may end inside an escape.
+                if ends_inside_escape(&body) {
+                    return Ok(true);
+                }
+                body.ends_with('\u{fffd}')
             }
             _ => text.ends_with('\u{fffd}'),
         };
@@ -182,6 +186,15 @@ mod tests {
     fn characters_come_whole() {
         let (pieces, _) = pieces("bytes", "x", "aé😀b", &[]);
         assert_eq!(pieces, ["a", "", "é", "", "", "", "😀", "b", ""]);
+    }
+
+    /// Found by fuzzing: the text came out with a backslash too many.
+    #[test]
+    fn a_run_of_backslashes_that_tokens_cut_inside_escapes_comes_back() {
+        for count in 1..130 {
+            let text = format!(" \t {}can't", "\\".repeat(count));
+            assert_eq!(pieces("json-gpt2", "x", &text, &[]).0.concat(), text, "{count}");
+        }
     }
 
     #[test]

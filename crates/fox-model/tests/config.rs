@@ -270,6 +270,18 @@ fn any_config() -> impl Strategy<Value = ModelConfig> {
     )
 }
 
+/// Found by fuzzing: numbers were read a unit in the last place off.
+#[test]
+fn numbers_are_read_exactly() {
+    for (text, number) in [("1e-60", 1e-60), ("1.2345678901234567e-31", 1.2345678901234567e-31)] {
+        let json = ModelConfig::fox_pro(64, 1, 1).to_json(kind(NATIVE)).unwrap().to_string();
+        let at = json.find("\"norm_eps\":").unwrap() + 11;
+        let end = at + json[at..].find(',').unwrap();
+        let json = format!("{}{text}{}", &json[..at], &json[end..]);
+        assert_eq!(parse(&json).unwrap().0.norm_eps, number);
+    }
+}
+
 proptest! {
     #[test]
     fn written_configurations_read_back(config in any_config()) {
