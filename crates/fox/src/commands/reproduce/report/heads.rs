@@ -28,9 +28,9 @@ pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
     }
     doc.heading("What heads remember");
     doc.text(
-        "The half-life is how many tokens it takes until what a head has read weighs half: dots are medians over held-out \
-         text, lines reach from the 10% to the 90% quantile. Below, the forget matrix F and the attention map A (log10 of \
-         the share) of the heads with the shortest, a middle and the longest memories.",
+        "The half-life is how many tokens it takes until what a head has read weighs half: dots are medians over \
+         held-out text, lines reach from the 10% to the 90% quantile. Below, the forget matrix F and the attention map \
+         A (log10 of the share) of the heads with the shortest, a middle and the longest memories.",
     );
     doc.table(&rows);
     doc.pictures(lives);

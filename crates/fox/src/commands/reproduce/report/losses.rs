@@ -30,8 +30,8 @@ pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
     if !pictures.is_empty() {
         doc.pictures(pictures);
         doc.text(
-            "Lines are means over seeds, bands reach from the lowest to the highest seed. Lines are cut where they leave \
-             the picture.",
+            "Lines are means over seeds, bands reach from the lowest to the highest seed. Lines are cut where they \
+             leave the picture.",
         );
     }
     claims(doc, found, e);

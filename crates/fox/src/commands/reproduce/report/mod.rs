@@ -23,8 +23,8 @@ pub fn write(settings: &Settings, found: &Found<'_>, out: &Path) -> Result<()> {
     let mut doc = Doc::new(
         &format!("The Forgetting Transformer on {}", settings.corpus),
         &format!(
-            "The experiments of Lin et al., ICLR 2025 (arXiv 2503.02130), at the scale {}: {}. {} tokens a run in the \
-             main comparison. Losses are in nats per token of the data. A seed decides the initial weights and the order of the \
+            "The experiments of Lin et al., ICLR 2025 (arXiv 2503.02130), at the scale {}: {}. {} tokens a run in \
+             the main comparison. Losses are in nats per token of the data. A seed decides the initial weights and the order of the \
              data; intervals over seeds are 95% (Student's t).",
             scale.name,
             scale.description,
