@@ -126,6 +126,11 @@ fn what_cannot_be_scored_gets_one_sentence() {
         with(&["eval", "accuracy", text(&flip), "--settings", "15x0.5"]),
         "error: task flip-flop: test has cases of 15 tokens; give an even number"
     );
+    let said = with(&["compare", text(&flip)]);
+    assert_eq!(
+        said,
+        "error: flip was trained on the task flip-flop, which is no text; use `fox eval accuracy`"
+    );
     let said = with(&["eval", "loss", text(&flip)]);
     assert!(
         said.ends_with(
