@@ -204,7 +204,17 @@ fn batches_have_labels_at_answers_alone() {
                 let next = inputs.get(i + 1).copied();
                 assert!(labels[i] == IGNORED_LABEL || next.is_none_or(|next| next == labels[i]));
             }
-            labelled += labels.iter().filter(|label| **label != IGNORED_LABEL).count();
+            let here = labels.iter().filter(|label| **label != IGNORED_LABEL).count();
+            let expected = match config.name.as_str() {
+                "mqar" => 8,
+                "mqar-rebound" | "selective-copy" => 4,
+                "parity" => 1,
+                "flip-flop" => inputs.iter().filter(|id| **id == 2).count(),
+                // All steps but the first four, whose answers are padding.
+                _ => inputs[2..].iter().step_by(2).filter(|id| **id != 0).count() - 4,
+            };
+            assert_eq!(here, expected, "{}: {inputs:?}", config.name);
+            labelled += here;
             let tail = &labels[32..];
             padded += usize::from(
                 inputs[33..].iter().all(|id| *id == 0)

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::color::{hex, ink_on, sequential};
-use super::{Anchor, WIDTH, escape, n, open, text};
+use super::{Anchor, WIDTH, escape, n, open, text, text_width};
 
 /// A heat map of `rows.len() * cols.len()` cells.
 #[derive(Clone, Debug)]
@@ -29,15 +29,24 @@ pub struct HeatMap {
 impl HeatMap {
     /// The SVG fragment.
     pub fn fragment(&self) -> String {
-        let (left, top, right) = (64.0, 28.0, WIDTH - 12.0);
+        // Long names of rows stand above their cells.
+        let above = self.rows.iter().any(|name| text_width(name) > 52.0);
+        let (left, top, right) = (if above { 12.0 } else { 64.0 }, 28.0, WIDTH - 12.0);
         let width = (right - left) / self.cols.len().max(1) as f64;
-        let height = 34.0;
-        let bottom = top + height * self.rows.len() as f64;
-        let mut svg = open(bottom + 40.0, &self.title);
+        let (name_height, height) = (if above { 18.0 } else { 0.0 }, 34.0);
+        let bottom = top + (name_height + height) * self.rows.len() as f64;
+        let lines = self.cols.iter().map(|name| name.lines().count()).max().unwrap_or(1).max(1);
+        let below = bottom + 16.0 * lines as f64;
+        let mut svg = open(below + 24.0, &self.title);
         text(&mut svg, (left, 17.0), Anchor::Start, "title", &self.title);
         for (r, name) in self.rows.iter().enumerate() {
-            let y = top + height * r as f64;
-            text(&mut svg, (left - 8.0, y + height / 2.0 + 4.0), Anchor::End, "dim", name);
+            let y = top + (name_height + height) * r as f64 + name_height;
+            match above {
+                true => text(&mut svg, (left, y - 5.0), Anchor::Start, "dim", name),
+                false => {
+                    text(&mut svg, (left - 8.0, y + height / 2.0 + 4.0), Anchor::End, "dim", name)
+                }
+            }
             for c in 0..self.cols.len() {
                 let value = self.values.get(r * self.cols.len() + c).copied().unwrap_or(f64::NAN);
                 self.cell(&mut svg, (left + width * c as f64, y), (width, height), (r, c), value);
@@ -45,9 +54,12 @@ impl HeatMap {
         }
         for (c, name) in self.cols.iter().enumerate() {
             let x = left + width * (c as f64 + 0.5);
-            text(&mut svg, (x, bottom + 16.0), Anchor::Middle, "dim", name);
+            for (line, part) in name.lines().enumerate() {
+                let y = bottom + 16.0 * (line + 1) as f64;
+                text(&mut svg, (x, y), Anchor::Middle, "dim", part);
+            }
         }
-        text(&mut svg, ((left + right) / 2.0, bottom + 34.0), Anchor::Middle, "", &self.x_label);
+        text(&mut svg, ((left + right) / 2.0, below + 18.0), Anchor::Middle, "", &self.x_label);
         super::line::vertical_label(&mut svg, (13.0, (top + bottom) / 2.0), &self.y_label);
         svg.push_str("</svg>");
         svg
@@ -72,7 +84,7 @@ impl HeatMap {
             n(at.1 + 1.0),
             n(width - 2.0),
             n(height - 2.0),
-            escape(&self.cols[col]),
+            escape(&self.cols[col].replace('\n', " ")),
             escape(&self.rows[row]),
             escape(&shown)
         );
@@ -110,5 +122,27 @@ mod tests {
         assert!(svg.contains(">100</text>") && svg.contains(">50</text>"));
         assert_eq!(svg.matches("fill:var(--grid)").count(), 2);
         assert!(!svg.contains("NaN"));
+    }
+
+    #[test]
+    fn long_names_stand_above_their_cells_and_columns_have_lines() {
+        let map = HeatMap {
+            title: "t".into(),
+            x_label: String::new(),
+            y_label: String::new(),
+            cols: vec!["64\nx 4".into(), "1024\nx 256".into()],
+            rows: vec!["a model with a long name".into(), "b".into()],
+            values: vec![0.0; 4],
+            range: (0.0, 1.0),
+            label: |v| format!("{v:.0}"),
+        };
+        let svg = map.fragment();
+        // Both names begin where the cells do, each above its own.
+        for (name, y) in [("a model with a long name", 41), ("b", 93)] {
+            let at = format!("<text x=\"12\" y=\"{y}\" class=\"dim\">{name}</text>");
+            assert!(svg.contains(&at), "{at} in {svg}");
+        }
+        assert!(svg.contains(">1024</text>") && svg.contains(">x 256</text>"));
+        assert!(svg.contains("<title>1024 x 256, b: 0</title>"));
     }
 }

@@ -73,7 +73,7 @@ fn runs_of_a_task_are_scored_by_setting_and_seed() {
     let json: Value =
         serde_json::from_slice(&fs::read(out.join("accuracy.json")).unwrap()).unwrap();
     let models = json["models"].as_array().unwrap();
-    assert_eq!(models[0]["name"], "task-flip-flop+fox-llama (2 seeds)");
+    assert_eq!(models[0]["name"], "fox-llama (2 seeds)");
     assert_eq!((&models[1]["name"], models.len()), (&"hgrn2".into(), 2));
     assert_eq!(models[0]["runs"][1]["seed"], 1);
     let shares: Vec<f64> = models[0]["runs"]
@@ -125,6 +125,11 @@ fn what_cannot_be_scored_gets_one_sentence() {
     assert_eq!(
         with(&["eval", "accuracy", text(&flip), "--settings", "15x0.5"]),
         "error: task flip-flop: test has cases of 15 tokens; give an even number"
+    );
+    let said = with(&["compare", text(&flip)]);
+    assert_eq!(
+        said,
+        "error: flip was trained on the task flip-flop, which is no text; use `fox eval accuracy`"
     );
     let said = with(&["eval", "loss", text(&flip)]);
     assert!(

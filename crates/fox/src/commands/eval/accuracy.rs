@@ -109,7 +109,7 @@ fn scored_run(args: &Args, model: &Named, device: &Device) -> Result<(Scored, Ta
             seed: run.recipe.training.seed,
             scores: scores(&args.out, &opened, run, &task)?,
         },
-        recipe: recipe_name(&run.folder),
+        recipe: recipe_name(&run.folder, &task),
         without_seed: without_seed(&run.recipe)?,
     };
     Ok((scored, task))
@@ -160,10 +160,12 @@ fn same_tests(a: &TaskConfig, b: &TaskConfig) -> bool {
     tests(a) == tests(b)
 }
 
-/// The recipe's name as it was given, without folders and ending.
-fn recipe_name(run: &Path) -> String {
+/// The recipe's name as it was given, without folders and ending, and without the task: all rows have the same.
+fn recipe_name(run: &Path, task: &TaskConfig) -> String {
     let name = RunFolder::facts(run).map_or_else(|_| String::new(), |facts| facts.recipe);
-    name.rsplit(['/', '\\']).next().unwrap_or(&name).replace(".toml", "")
+    let name = name.rsplit(['/', '\\']).next().unwrap_or(&name).replace(".toml", "");
+    let model = name.strip_prefix(&format!("task-{}+", task.name)).map(String::from);
+    model.unwrap_or(name)
 }
 
 /// All that decides a run but its seeds.

@@ -130,6 +130,13 @@ impl Opened {
         if let Some(name) = asked {
             return Ok(Tokenizer::from_name(name)?);
         }
+        if let Some(task) = self.run.as_ref().and_then(|run| run.recipe.data.task.as_ref()) {
+            bail!(
+                "{} was trained on the task {}, which is no text; use `fox eval accuracy`",
+                self.name,
+                task.name
+            );
+        }
         let stored = Tokenizer::load(&self.folder);
         // A checkpoint has none beside it; the data of its run do.
         let of_run = || RunData::open(&self.run.as_ref()?.recipe).ok()?.tokenizer;
