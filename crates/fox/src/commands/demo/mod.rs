@@ -13,7 +13,7 @@ use fox_data::{Dataset, SyntheticConfig, SyntheticDataset, SyntheticTokenizer};
 use fox_eval::files::write_whole;
 use fox_eval::inspect::{InspectOptions, Inspection, inspect};
 use fox_eval::loss::{LossCurve, LossOptions, evaluate_loss};
-use fox_eval::needle::{Cases, Grid, Mode, ModelReader, NeedleMap, SyntheticCases, run_needle};
+use fox_eval::needle::{Cases, Grid, ModelReader, NeedleMap, SyntheticCases, run_needle};
 use fox_model::Pruning;
 use fox_tensor::Device;
 
@@ -104,7 +104,7 @@ fn evaluate(args: &Args, device: &Device, fox: Trained, transformer: Trained) ->
         depths: Grid::even_depths(5),
         cases: args.needles,
     };
-    let cases = SyntheticCases { config: heldout, mode: Mode::Easy };
+    let cases = SyntheticCases { config: heldout };
     let decode = |ids: &[u32]| Ok(SyntheticTokenizer.decode(ids)?);
     let (mut curves, mut needles) = (Vec::new(), Vec::new());
     for trained in [&fox, &transformer] {

@@ -20,7 +20,7 @@ use crate::output;
 ///
 /// Scored by whether the greedy answer contains what was hidden, and by the log-probability of the right
 /// answer, also against wrong ones where they are known. Models of the embedded corpus are asked for its
-/// names; others need a --haystack. A needle file is TOML with `needle`, `question`, `answer`, and
+/// facts; others need a --haystack. A needle file is TOML with `needle`, `question`, `answer`, and
 /// optionally `expected` (what the answer must contain) and `wrong` (a list).
 #[derive(clap::Args)]
 pub struct Args {
@@ -127,8 +127,13 @@ impl Hay {
         };
         match (&self.haystack, tokenizer) {
             (None, Tokenizer::Synthetic(_)) => {
+                if let Mode::Standard = mode {
+                    bail!(
+                        "the embedded corpus states a fact as it asks for it; --mode standard needs a --haystack"
+                    );
+                }
                 let config = SyntheticConfig::default().held_out();
-                Ok(Box::new(SyntheticCases { config, mode }))
+                Ok(Box::new(SyntheticCases { config }))
             }
             (None, _) => {
                 bail!("the model has a tokenizer of its own; give it a text with --haystack")
