@@ -5,9 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use super::words::{ACTIONS, PEOPLE};
 
-/// The least common multiple of 1 to 32: every `ZIPF / rank` is a whole number.
-const ZIPF: u64 = 144_403_552_893_600;
-
 /// What the synthetic corpus is like. The default is what `fox demo` trains on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -18,8 +15,12 @@ pub struct SyntheticConfig {
     pub documents: u64,
     /// Tokens in every document.
     pub document_len: u64,
-    /// How many people occur; 2 to 32. Person number n is mentioned in proportion to 1/n.
+    /// How many people occur; 2 to 32.
     pub people: usize,
+    /// How many of them are the main characters of a document; at least 1, and fewer than all.
+    pub main_people: usize,
+    /// How many of a hundred facts are about the main characters; 1 to 99.
+    pub main_percent: u64,
     /// How many things a person may do; 2 to 32.
     pub actions: usize,
     /// How many of a hundred sentences are filler; 0 to 99.
@@ -32,20 +33,25 @@ pub struct SyntheticConfig {
 
 impl Default for SyntheticConfig {
     fn default() -> Self {
-        Self {
-            seed: 0,
-            documents: 1 << 32,
-            document_len: 1 << 12,
-            people: 16,
-            actions: 16,
-            filler_percent: 30,
-            shortest_chapter: 32,
-            octaves: 6,
-        }
+        Self::DEFAULT
     }
 }
 
 impl SyntheticConfig {
+    /// What recipes read that name no data and change nothing.
+    pub const DEFAULT: Self = Self {
+        seed: 0,
+        documents: 1 << 32,
+        document_len: 1 << 12,
+        people: 16,
+        main_people: 4,
+        main_percent: 70,
+        actions: 16,
+        filler_percent: 30,
+        shortest_chapter: 32,
+        octaves: 6,
+    };
+
     /// The same kind of corpus with other documents, for evaluation.
     pub fn held_out(self) -> Self {
         Self { seed: mix(self.seed ^ 0x6865_6c64_6f75_7421), ..self }
@@ -53,8 +59,11 @@ impl SyntheticConfig {
 
     /// This configuration with every number brought into its range, so that generating cannot fail.
     pub(super) fn in_range(self) -> Self {
+        let people = self.people.clamp(2, PEOPLE.len());
         Self {
-            people: self.people.clamp(2, PEOPLE.len()),
+            people,
+            main_people: self.main_people.clamp(1, people - 1),
+            main_percent: self.main_percent.clamp(1, 99),
             actions: self.actions.clamp(2, ACTIONS.len()),
             filler_percent: self.filler_percent.min(99),
             shortest_chapter: self.shortest_chapter.clamp(1, 1 << 20),
@@ -84,27 +93,26 @@ impl SyntheticConfig {
         (f64::from(octave) + inside) / f64::from(self.octaves)
     }
 
-    /// One of the people, by index.
-    pub(super) fn person(&self, random: &mut SplitMix64) -> usize {
-        let mut drawn = random.below(self.mentions());
-        (0..self.people)
-            .find(|&person| {
-                let weight = ZIPF / (person as u64 + 1);
-                let here = drawn < weight;
-                drawn = drawn.saturating_sub(weight);
-                here
-            })
-            .unwrap_or(0)
+    /// The people in an order of their own for a document, the main characters first.
+    pub(super) fn cast(&self, random: &mut SplitMix64) -> Vec<usize> {
+        let mut cast: Vec<usize> = (0..self.people).collect();
+        for i in 0..self.main_people {
+            cast.swap(i, i + random.below((self.people - i) as u64) as usize);
+        }
+        cast
     }
 
-    /// Part of all facts that are about this person.
-    pub(super) fn person_share(&self, person: usize) -> f64 {
-        (ZIPF / (person as u64 + 1)) as f64 / self.mentions() as f64
+    /// The person of a fact, from the cast of its document.
+    pub(super) fn person(&self, cast: &[usize], random: &mut SplitMix64) -> usize {
+        let (main, others) = cast.split_at(self.main_people);
+        let group = if random.below(100) < self.main_percent { main } else { others };
+        group[random.below(group.len() as u64) as usize]
     }
 
-    /// Sum of the people's weights.
-    fn mentions(&self) -> u64 {
-        (1..=self.people as u64).map(|rank| ZIPF / rank).sum()
+    /// Part of all facts that are about a person who is a main character, and about one who is not.
+    pub(super) fn person_shares(&self) -> [f64; 2] {
+        let main = self.main_percent as f64 / 100.0;
+        [main / self.main_people as f64, (1.0 - main) / (self.people - self.main_people) as f64]
     }
 }
 
@@ -113,22 +121,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn people_are_mentioned_in_proportion_to_their_rank() {
-        let config = SyntheticConfig { people: 3, ..SyntheticConfig::default() };
-        let shares: Vec<f64> = (0..3).map(|p| config.person_share(p)).collect();
-        assert!((shares[0] - 6.0 / 11.0).abs() < 1e-12 && (shares[2] - 2.0 / 11.0).abs() < 1e-12);
+    fn people_are_mentioned_as_often_as_their_part_says() {
+        let config = SyntheticConfig { people: 5, main_people: 2, ..SyntheticConfig::default() };
         let mut random = SplitMix64::new(1);
-        let mut counts = [0_u32; 3];
-        for _ in 0..110_000 {
-            counts[config.person(&mut random)] += 1;
+        let cast = config.cast(&mut random);
+        let mut counts = [0_u32; 5];
+        for _ in 0..100_000 {
+            counts[config.person(&cast, &mut random)] += 1;
         }
-        for (count, want) in counts.iter().zip([60_000_u32, 30_000, 20_000]) {
-            // Four standard deviations of the largest.
-            assert!(count.abs_diff(want) < 660, "{counts:?}");
+        let [main, other] = config.person_shares();
+        assert!((main - 0.35).abs() < 1e-12 && (other - 0.1).abs() < 1e-12);
+        for (i, person) in cast.iter().enumerate() {
+            let want = if i < 2 { 35_000_u32 } else { 10_000 };
+            assert!(counts[*person].abs_diff(want) < 600, "{cast:?} {counts:?}");
         }
-        for rank in 1..=PEOPLE.len() as u64 {
-            assert_eq!(ZIPF % rank, 0);
+    }
+
+    #[test]
+    fn everybody_can_be_a_main_character() {
+        let config = SyntheticConfig::default();
+        let mut random = SplitMix64::new(3);
+        let mut counts = [0_u32; 16];
+        for _ in 0..8000 {
+            let cast = config.cast(&mut random);
+            cast[..4].iter().for_each(|person| counts[*person] += 1);
         }
+        assert!(counts.iter().all(|count| count.abs_diff(2000) < 200), "{counts:?}");
     }
 
     #[test]

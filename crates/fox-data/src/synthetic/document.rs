@@ -16,9 +16,6 @@ pub struct SyntheticToken {
     pub id: u32,
     /// What kind of token it is.
     pub kind: TokenKind,
-    /// Its negative log-probability in nats, given all tokens before it and the rules of the corpus: no
-    /// predictor has a lower mean.
-    pub surprise: f64,
 }
 
 /// What a token is for.
@@ -51,14 +48,14 @@ struct Fact {
 pub struct SyntheticDocument {
     config: SyntheticConfig,
     random: SplitMix64,
+    /// The people, the main characters first.
+    cast: Vec<usize>,
     /// What was said about each person in this chapter.
     facts: Vec<Option<Fact>>,
     /// Tokens of the chapter, those still to come included; `None` for a chapter without end.
     chapter_len: Option<u64>,
     /// Tokens of the chapter so far.
     age: u64,
-    /// The same before the last sentence.
-    age_before: u64,
     /// A person who is never mentioned.
     left_out: Option<usize>,
     /// Tokens of the current sentence not yet handed out.
@@ -88,17 +85,17 @@ impl SyntheticDocument {
 
     fn build(
         config: SyntheticConfig,
-        random: SplitMix64,
+        mut random: SplitMix64,
         chapter_len: Option<u64>,
         left_out: Option<usize>,
     ) -> Self {
         Self {
+            cast: config.cast(&mut random),
             facts: vec![None; config.people],
             config,
             random,
             chapter_len,
             age: 0,
-            age_before: 0,
             left_out,
             sentence: VecDeque::new(),
             produced: 0,
@@ -111,66 +108,52 @@ impl SyntheticDocument {
     }
 
     fn produce_sentence(&mut self) {
-        let ends = self.probability_of_end();
         if self.chapter_len.is_some_and(|len| self.age >= len) {
-            return self.open_chapter(-ends.ln());
+            return self.open_chapter();
         }
-        self.age_before = self.age;
         let start = self.produced;
-        let goes_on = -(1.0 - ends).ln();
-        let filler_share = self.config.filler_percent as f64 / 100.0;
         if self.random.below(100) < self.config.filler_percent {
-            self.fill(goes_on - filler_share.ln());
+            self.fill();
         } else {
-            self.mention(goes_on - (1.0 - filler_share).ln());
+            self.mention();
         }
         self.age += self.produced - start;
     }
 
-    /// Probability that the chapter ends here, given that it did not end before the last sentence.
-    fn probability_of_end(&self) -> f64 {
-        let [before, now] = [self.age_before, self.age].map(|age| self.config.chapter_within(age));
-        (now - before) / (1.0 - before)
-    }
-
-    fn open_chapter(&mut self, surprise: f64) {
-        for (i, word) in CHAPTER.iter().enumerate() {
-            self.produce(word, TokenKind::Chapter, if i == 0 { surprise } else { 0.0 });
+    fn open_chapter(&mut self) {
+        for word in CHAPTER {
+            self.produce(word, TokenKind::Chapter);
         }
         self.facts.fill(None);
-        (self.age, self.age_before) = (0, 0);
+        self.age = 0;
         self.chapter_len = Some(self.config.chapter_len(&mut self.random));
     }
 
-    fn fill(&mut self, surprise: f64) {
+    fn fill(&mut self) {
         let thing = self.random.below(THINGS.len() as u64) as usize;
-        self.produce(FILLER, TokenKind::Filler, surprise);
-        self.produce(THINGS[thing], TokenKind::Filler, (THINGS.len() as f64).ln());
-        self.produce(DOES[thing], TokenKind::Filler, 0.0);
+        for word in [FILLER, THINGS[thing], DOES[thing]] {
+            self.produce(word, TokenKind::Filler);
+        }
     }
 
-    fn mention(&mut self, surprise: f64) {
-        let mut person = self.config.person(&mut self.random);
+    fn mention(&mut self) {
+        let mut person = self.config.person(&self.cast, &mut self.random);
         while Some(person) == self.left_out {
-            person = self.config.person(&mut self.random);
+            person = self.config.person(&self.cast, &mut self.random);
         }
-        let share = self.config.person_share(person);
-        self.produce(PEOPLE[person], TokenKind::Person, surprise - share.ln());
+        self.produce(PEOPLE[person], TokenKind::Person);
         let here = self.produced;
-        let (action, distance, surprise) = match self.facts[person] {
-            Some(fact) => (fact.action, Some(here - fact.mentioned), 0.0),
-            None => {
-                let actions = self.config.actions;
-                (self.random.below(actions as u64) as usize, None, (actions as f64).ln())
-            }
+        let (action, distance) = match self.facts[person] {
+            Some(fact) => (fact.action, Some(here - fact.mentioned)),
+            None => (self.random.below(self.config.actions as u64) as usize, None),
         };
         self.facts[person] = Some(Fact { action, mentioned: here });
-        self.produce(ACTIONS[action], TokenKind::Action { distance }, surprise);
+        self.produce(ACTIONS[action], TokenKind::Action { distance });
     }
 
-    fn produce(&mut self, word: &str, kind: TokenKind, surprise: f64) {
+    fn produce(&mut self, word: &str, kind: TokenKind) {
         let id = SyntheticTokenizer.document_id(word);
-        self.sentence.push_back(SyntheticToken { id, kind, surprise });
+        self.sentence.push_back(SyntheticToken { id, kind });
         self.produced += 1;
     }
 }
@@ -225,12 +208,10 @@ mod tests {
             match last.insert(person, (token.id, i)) {
                 Some((action, at)) => {
                     assert_eq!((token.id, distance), (action, Some((i - at) as u64)));
-                    assert_eq!(token.surprise, 0.0);
                     recalled += 1;
                 }
                 None => {
                     assert_eq!(distance, None);
-                    assert_eq!(token.surprise, 16f64.ln());
                     match old.get(&person) {
                         Some(action) if *action == token.id => kept += 1,
                         Some(_) => rebound += 1,
@@ -258,8 +239,8 @@ mod tests {
         let text = SyntheticTokenizer.decode(&ids(0, 24)).unwrap();
         assert_eq!(
             text,
-            "The fire burns. Ben cooks. The fire burns. The snow melts. Ann writes. The wind turns. \
-             Ann writes. Dan cooks. Eva digs. Max dances."
+            "The clock ticks. Ben hunts. The fire burns. The wind turns. Ben hunts. Kai knits. Ben hunts. \
+             Eva sings. Kai knits. Dan dances. Kai"
         );
     }
 
@@ -267,6 +248,8 @@ mod tests {
     fn absurd_configurations_still_give_tokens() {
         let config = SyntheticConfig {
             people: 0,
+            main_people: 77,
+            main_percent: 0,
             actions: 1000,
             filler_percent: 100,
             shortest_chapter: 0,

@@ -7,17 +7,18 @@
 //! said before is void. A word is a token, and the last word of a sentence includes its full stop, so a fact is two
 //! tokens.
 //!
+//! Every document has its main characters, who are mentioned more often than the others, in all chapters.
+//!
 //! # Lengths
 //! The length of a chapter is drawn from `[shortest_chapter, shortest_chapter * 2^octaves)`, each doubling equally
-//! likely; a document begins with a new chapter. People are mentioned in proportion to 1, 1/2, 1/3, ..., so
-//! long chapters have rare facts that were last said hundreds of tokens ago. Both together make the attainable
-//! loss fall with the position, far beyond the sequences that a small model is trained on, for a model that
+//! likely; a document begins with a new chapter. So the longer a document is read, the longer are the chapters one is in
+//! the middle of, and facts about minor characters may have been said hundreds of tokens ago. The
+//! attainable loss falls with the position, far beyond the sequences that a small model is trained on, for a model that
 //! remembers a fact for as long as the chapter lasts and drops it when the chapter ends.
 //!
 //! # What is attainable
-//! Nothing is hidden but the length of the chapter and what was not said yet, so the probability of every token given
-//! all before it is known exactly: [`SyntheticToken::surprise`]. Its mean is the lowest loss there is
-//! ([`SyntheticConfig::attainable_loss`]); the example `synthetic_corpus` prints it.
+//! The probability of every token given all before it is known exactly ([`IdealReader`]); its mean is the lowest loss
+//! there is ([`SyntheticConfig::attainable_loss`]). The example `synthetic_corpus` prints it.
 //!
 //! # Why it is like this
 //! It must be learned from one to two million tokens by a model of 0.4 million parameters. What was tried before: a free
@@ -32,6 +33,7 @@ mod needle;
 mod tokenizer;
 mod words;
 
+pub use attainable::IdealReader;
 pub use config::SyntheticConfig;
 pub use dataset::SyntheticDataset;
 pub use document::{SyntheticDocument, SyntheticToken, TokenKind};

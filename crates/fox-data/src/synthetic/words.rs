@@ -27,7 +27,7 @@ pub(super) const DOES: [&str; 10] = [
     "settles.",
 ];
 
-/// The people: the keys of the facts, the most talked about first.
+/// The people: the keys of the facts.
 pub const PEOPLE: [&str; 32] = [
     "Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "June", "Kai", "Lea", "Max",
     "Nina", "Otto", "Pia", "Quin", "Rosa", "Sam", "Tess", "Uma", "Vera", "Will", "Xena", "Yuri",
