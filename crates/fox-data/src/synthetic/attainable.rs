@@ -44,9 +44,9 @@ enum Next {
 /// A reader who knows the rules of the corpus and reads a document from its start: the probability of every token is
 /// the exact one given all tokens before it.
 ///
-/// Hidden from the reader are the length of the chapter, what has not been said yet, and who the main characters
-/// are. The chapter is only known to be longer than it was before the last sentence. Of all sets of main characters,
-/// each counts as much as it explains the mentions so far.
+/// Hidden from the reader are the length of the chapter, what has not been said yet, and who belongs to
+/// which circle. The chapter is only known to be longer than it was before the last sentence. Of all ways to assign
+/// people to circles, each counts as much as it explains the mentions so far.
 #[derive(Debug, Clone)]
 pub struct IdealReader {
     config: SyntheticConfig,
@@ -70,8 +70,8 @@ impl IdealReader {
         Self {
             reach,
             next: Next::Start,
-            facts: vec![None; config.people],
-            mentions: vec![0; config.people],
+            facts: vec![None; config.people()],
+            mentions: vec![0; config.people()],
             age: 0,
             age_before: 0,
             position: 0,
@@ -134,7 +134,7 @@ impl IdealReader {
             self.next = Next::Thing;
             return -((1.0 - ends) * filler).ln();
         }
-        let Some(person) = PEOPLE[..self.config.people].iter().position(|w| *w == word) else {
+        let Some(person) = PEOPLE[..self.config.people()].iter().position(|w| *w == word) else {
             return f64::INFINITY;
         };
         self.next = Next::Action(person);
@@ -143,35 +143,61 @@ impl IdealReader {
         -((1.0 - ends) * (1.0 - filler) * share).ln()
     }
 
-    /// Probability that a fact is about this person.
+    /// Probability that a fact is about this person: the mean share of a person of each circle, weighted by how
+    /// likely the person belongs to it.
     ///
-    /// A set of main characters explains the mentions in proportion to the product of `(main / other)^mentions` over its
-    /// members, so sums over all sets are elementary symmetric polynomials of these powers.
+    /// A fact is about a given person of circle c with probability `2^-c / circles`, so an assignment of people to
+    /// circles explains the mentions in proportion to the product of `2^(-c * mentions)` over all people. The sum over
+    /// all assignments of the others is made person by person, over the numbers of places taken in the circles.
     fn share_of(&self, person: usize) -> f64 {
-        let [main, other] = self.config.person_shares();
-        let (m, ratio) = (self.config.main_people, (main / other).ln());
-        let logs: Vec<f64> = self.mentions.iter().map(|n| f64::from(*n) * ratio).collect();
-        // Relative to the m-th largest, so that the sum neither overflows nor vanishes.
-        let mut sorted = logs.clone();
-        sorted.sort_by(|a, b| b.total_cmp(a));
-        let powers: Vec<f64> = logs.iter().map(|l| (l - sorted[m - 1]).exp()).collect();
-        let all = symmetric(&powers, m);
-        let others: Vec<f64> = [&powers[..person], &powers[person + 1..]].concat();
-        let is_main = powers[person] * symmetric(&others, m - 1) / all;
-        is_main * main + (1.0 - is_main) * other
+        let circles = self.config.circles as usize;
+        let weight = |p: usize, circle: usize| (-((circle as u32 * self.mentions[p]) as f64)).exp2();
+        let places = Places::new(circles);
+        let mut sums = vec![0.0; places.states];
+        sums[0] = 1.0;
+        for other in (0..self.mentions.len()).filter(|p| *p != person) {
+            let mut after = vec![0.0; places.states];
+            for (state, sum) in sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
+                for circle in (0..circles).filter(|c| places.free(state, *c)) {
+                    after[state + places.strides[circle]] += sum * weight(other, circle);
+                }
+            }
+            // Only ratios count, so the largest may be 1.
+            let largest = after.iter().copied().fold(0.0, f64::max);
+            sums = after.iter().map(|sum| sum / largest).collect();
+        }
+        let full = places.states - 1;
+        let (mut total, mut share) = (0.0, 0.0);
+        for circle in 0..circles {
+            let likely = sums[full - places.strides[circle]] * weight(person, circle);
+            total += likely;
+            share += likely * (-(circle as f64)).exp2() / circles as f64;
+        }
+        share / total
     }
 }
 
-/// The elementary symmetric polynomial of this degree: the sum over all products of `degree` different values.
-fn symmetric(values: &[f64], degree: usize) -> f64 {
-    let mut sums = vec![0.0; degree + 1];
-    sums[0] = 1.0;
-    for value in values {
-        for d in (1..=degree).rev() {
-            sums[d] += value * sums[d - 1];
+/// Numbers of places taken in the circles, all in one number: circle c has 2^c places.
+struct Places {
+    /// What one more place taken in a circle adds to a state.
+    strides: Vec<usize>,
+    /// How many states there are; the last has all places taken.
+    states: usize,
+}
+
+impl Places {
+    fn new(circles: usize) -> Self {
+        let mut strides = vec![1];
+        for circle in 0..circles {
+            strides.push(strides[circle] * ((1 << circle) + 1));
         }
+        let states = strides.pop().unwrap_or(1);
+        Places { strides, states }
     }
-    sums[degree]
+
+    fn free(&self, state: usize, circle: usize) -> bool {
+        state / self.strides[circle] % ((1 << circle) + 1) < 1 << circle
+    }
 }
 
 #[cfg(test)]
@@ -181,39 +207,39 @@ mod tests {
     use super::super::document::TokenKind;
     use super::*;
 
-    /// Everything the generator hides: tokens left of the chapter, what each person does, a bit for each main character.
-    type Hidden = (i64, Vec<usize>, u32);
+    /// Everything the generator hides: tokens left of the chapter, what each person does, the circle of each person.
+    type Hidden = (i64, Vec<usize>, [u32; 3]);
 
     /// The generator as a hidden Markov model over whole sentences: the probability of all texts that begin with
     /// `ids` (whole sentences and at most one broken one), by summing over every chapter length, every assignment
-    /// of actions to people and every set of main characters.
+    /// of actions to people and of people to circles.
     fn probability(config: &SyntheticConfig, ids: &[u32]) -> f64 {
         let words: Vec<&str> = ids.iter().map(|id| SyntheticTokenizer.word(*id).unwrap()).collect();
-        let sets = (0..1_u32 << config.people)
-            .filter(|set| set.count_ones() as usize == config.main_people);
-        let count = sets.clone().count() as f64;
+        // Two circles: one of the three people is alone in the first.
+        let sets = [[0, 1, 1], [1, 0, 1], [1, 1, 0]];
         let mut states: HashMap<Hidden, f64> = sets
-            .flat_map(|set| new_chapter(config, set))
-            .map(|(state, p)| (state, p / count))
+            .into_iter()
+            .flat_map(|circles| new_chapter(config, circles))
+            .map(|(state, p)| (state, p / 3.0))
             .collect();
         let mut at = 0;
         while at < words.len() {
             let mut after: HashMap<Hidden, f64> = HashMap::new();
             let rest = &words[at..];
             let mut len = 0;
-            for ((left, actions, main), p) in &states {
-                for (sentence, q, ends) in sentences(config, *left, actions, *main) {
+            for ((left, actions, circles), p) in &states {
+                for (sentence, q, ends) in sentences(config, *left, actions, *circles) {
                     if !sentence.iter().zip(rest).all(|(a, b)| a == b) {
                         continue;
                     }
                     len = sentence.len();
                     if ends {
-                        for (state, r) in new_chapter(config, *main) {
+                        for (state, r) in new_chapter(config, *circles) {
                             *after.entry(state).or_default() += p * q * r;
                         }
                     } else {
                         let left = left - sentence.len() as i64;
-                        *after.entry((left, actions.clone(), *main)).or_default() += p * q;
+                        *after.entry((left, actions.clone(), *circles)).or_default() += p * q;
                     }
                 }
             }
@@ -228,33 +254,29 @@ mod tests {
         config: &SyntheticConfig,
         left: i64,
         actions: &[usize],
-        main: u32,
+        circles: [u32; 3],
     ) -> Vec<(Vec<&'static str>, f64, bool)> {
         if left <= 0 {
             return vec![(CHAPTER.to_vec(), 1.0, true)];
         }
         let filler = config.filler_percent as f64 / 100.0;
-        let main_share = config.main_percent as f64 / 100.0;
         let fillers =
             THINGS.iter().zip(DOES).map(|(t, d)| (vec![FILLER, *t, d], filler / 10.0, false));
         let facts = actions.iter().enumerate().map(|(p, action)| {
-            let share = match main >> p & 1 {
-                1 => main_share / config.main_people as f64,
-                _ => (1.0 - main_share) / (config.people - config.main_people) as f64,
-            };
+            let share = [0.5, 0.25][circles[p] as usize];
             (vec![PEOPLE[p], ACTIONS[*action]], (1.0 - filler) * share, false)
         });
         fillers.chain(facts).collect()
     }
 
     /// All beginnings of a chapter with their probabilities.
-    fn new_chapter(config: &SyntheticConfig, main: u32) -> HashMap<Hidden, f64> {
+    fn new_chapter(config: &SyntheticConfig, circles: [u32; 3]) -> HashMap<Hidden, f64> {
         let mut states = HashMap::new();
         for octave in 0..config.octaves {
             let low = config.shortest_chapter << octave;
             for len in low..2 * low {
-                for mut code in 0..config.actions.pow(config.people as u32) {
-                    let actions = (0..config.people)
+                for mut code in 0..config.actions.pow(3) {
+                    let actions = (0..3)
                         .map(|_| {
                             let action = code % config.actions;
                             code /= config.actions;
@@ -262,8 +284,8 @@ mod tests {
                         })
                         .collect();
                     let p = 1.0 / (f64::from(config.octaves) * low as f64);
-                    let q = p / (config.actions as f64).powi(config.people as i32);
-                    states.insert((len as i64, actions, main), q);
+                    let q = p / (config.actions as f64).powi(3);
+                    states.insert((len as i64, actions, circles), q);
                 }
             }
         }
@@ -273,8 +295,7 @@ mod tests {
     #[test]
     fn the_surprise_of_every_token_is_that_of_the_summed_up_generator() {
         let config = SyntheticConfig {
-            people: 4,
-            main_people: 2,
+            circles: 2,
             actions: 2,
             shortest_chapter: 4,
             octaves: 2,
@@ -311,17 +332,36 @@ mod tests {
         }
     }
 
+    /// Three circles, seven people: all 105 assignments one by one.
     #[test]
-    fn symmetric_polynomials_by_hand() {
-        assert_eq!(symmetric(&[2.0, 3.0, 5.0], 2), 31.0);
-        assert_eq!((symmetric(&[2.0, 3.0], 0), symmetric(&[2.0], 3)), (1.0, 0.0));
+    fn the_share_of_a_person_is_the_mean_over_all_assignments() {
+        let config = SyntheticConfig { circles: 3, ..SyntheticConfig::default() };
+        let mut reader = IdealReader::new(&config, u64::MAX);
+        reader.mentions = vec![5, 0, 2, 1, 0, 3, 1];
+        let (mut total, mut shares) = (0.0, [0.0; 7]);
+        for code in 0..3_usize.pow(7) {
+            let circles: [usize; 7] = std::array::from_fn(|p| code / 3_usize.pow(p as u32) % 3);
+            let size = |c: usize| circles.iter().filter(|other| **other == c).count();
+            if [size(0), size(1), size(2)] != [1, 2, 4] {
+                continue;
+            }
+            let share = |p: usize| 1.0 / (3 << circles[p]) as f64;
+            let likely: f64 =
+                (0..7).map(|p| share(p).powi(reader.mentions[p] as i32)).product();
+            total += likely;
+            (0..7).for_each(|p| shares[p] += likely * share(p));
+        }
+        for (person, sum) in shares.iter().enumerate() {
+            let (got, want) = (reader.share_of(person), sum / total);
+            assert!((got - want).abs() < 1e-12, "{person}: {got} {want}");
+        }
     }
 
     #[test]
     fn longer_memory_lowers_the_loss_far_beyond_any_training_length() {
         let config = SyntheticConfig::default();
         let mean = |range: std::ops::Range<usize>, reach: u64| {
-            let losses = config.attainable_loss(512, 1024, reach);
+            let losses = config.attainable_loss(200, 1024, reach);
             losses[range.clone()].iter().sum::<f64>() / range.len() as f64
         };
         let early = mean(128..256, u64::MAX);

@@ -3,7 +3,7 @@
 use fox_base::random::{SplitMix64, mix};
 use serde::{Deserialize, Serialize};
 
-use super::words::{ACTIONS, PEOPLE};
+use super::words::ACTIONS;
 
 /// What the synthetic corpus is like. The default is what `fox demo` trains on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,12 +15,9 @@ pub struct SyntheticConfig {
     pub documents: u64,
     /// Tokens in every document.
     pub document_len: u64,
-    /// How many people occur; 2 to 32.
-    pub people: usize,
-    /// How many of them are the main characters of a document; at least 1, and fewer than all.
-    pub main_people: usize,
-    /// How many of a hundred facts are about the main characters; 1 to 99.
-    pub main_percent: u64,
+    /// How many circles the people of a document form; 2 to 5. The first has one person, each of the others twice as
+    /// many as the one before, and all circles have as many facts.
+    pub circles: u32,
     /// How many things a person may do; 2 to 32.
     pub actions: usize,
     /// How many of a hundred sentences are filler; 0 to 99.
@@ -43,9 +40,7 @@ impl SyntheticConfig {
         seed: 0,
         documents: 1 << 32,
         document_len: 1 << 12,
-        people: 16,
-        main_people: 4,
-        main_percent: 70,
+        circles: 4,
         actions: 16,
         filler_percent: 30,
         shortest_chapter: 32,
@@ -59,11 +54,8 @@ impl SyntheticConfig {
 
     /// This configuration with every number brought into its range, so that generating cannot fail.
     pub(super) fn in_range(self) -> Self {
-        let people = self.people.clamp(2, PEOPLE.len());
         Self {
-            people,
-            main_people: self.main_people.clamp(1, people - 1),
-            main_percent: self.main_percent.clamp(1, 99),
+            circles: self.circles.clamp(2, 5),
             actions: self.actions.clamp(2, ACTIONS.len()),
             filler_percent: self.filler_percent.min(99),
             shortest_chapter: self.shortest_chapter.clamp(1, 1 << 20),
@@ -93,60 +85,59 @@ impl SyntheticConfig {
         (f64::from(octave) + inside) / f64::from(self.octaves)
     }
 
-    /// The people in an order of their own for a document, the main characters first.
+    /// How many people there are: 3, 7, 15 or 31.
+    pub fn people(&self) -> usize {
+        (1 << self.in_range().circles) - 1
+    }
+
+    /// The people in an order of their own for a document, circle after circle.
     pub(super) fn cast(&self, random: &mut SplitMix64) -> Vec<usize> {
-        let mut cast: Vec<usize> = (0..self.people).collect();
-        for i in 0..self.main_people {
-            cast.swap(i, i + random.below((self.people - i) as u64) as usize);
+        let mut cast: Vec<usize> = (0..self.people()).collect();
+        for i in 1..cast.len() {
+            cast.swap(i, random.below(i as u64 + 1) as usize);
         }
         cast
     }
 
-    /// The person of a fact, from the cast of its document.
+    /// The person of a fact, from the cast of its document: a circle evenly, then one of its people evenly.
     pub(super) fn person(&self, cast: &[usize], random: &mut SplitMix64) -> usize {
-        let (main, others) = cast.split_at(self.main_people);
-        let group = if random.below(100) < self.main_percent { main } else { others };
-        group[random.below(group.len() as u64) as usize]
-    }
-
-    /// Part of all facts that are about a person who is a main character, and about one who is not.
-    pub(super) fn person_shares(&self) -> [f64; 2] {
-        let main = self.main_percent as f64 / 100.0;
-        [main / self.main_people as f64, (1.0 - main) / (self.people - self.main_people) as f64]
+        let size = 1 << random.below(u64::from(self.circles));
+        // The circles before it have one person fewer than it has.
+        cast[size - 1 + random.below(size as u64) as usize]
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::words::PEOPLE;
     use super::*;
 
     #[test]
-    fn people_are_mentioned_as_often_as_their_part_says() {
-        let config = SyntheticConfig { people: 5, main_people: 2, ..SyntheticConfig::default() };
+    fn every_circle_has_as_many_facts_and_twice_as_many_people() {
+        let config = SyntheticConfig { circles: 3, ..SyntheticConfig::default() };
         let mut random = SplitMix64::new(1);
         let cast = config.cast(&mut random);
-        let mut counts = [0_u32; 5];
-        for _ in 0..100_000 {
+        let mut counts = [0_u32; 7];
+        for _ in 0..120_000 {
             counts[config.person(&cast, &mut random)] += 1;
         }
-        let [main, other] = config.person_shares();
-        assert!((main - 0.35).abs() < 1e-12 && (other - 0.1).abs() < 1e-12);
         for (i, person) in cast.iter().enumerate() {
-            let want = if i < 2 { 35_000_u32 } else { 10_000 };
-            assert!(counts[*person].abs_diff(want) < 600, "{cast:?} {counts:?}");
+            let want = [40_000_u32, 20_000, 20_000, 10_000, 10_000, 10_000, 10_000][i];
+            // Four standard deviations of the largest.
+            assert!(counts[*person].abs_diff(want) < 660, "{cast:?} {counts:?}");
         }
     }
 
     #[test]
-    fn everybody_can_be_a_main_character() {
+    fn everybody_can_be_the_first() {
         let config = SyntheticConfig::default();
         let mut random = SplitMix64::new(3);
-        let mut counts = [0_u32; 16];
-        for _ in 0..8000 {
-            let cast = config.cast(&mut random);
-            cast[..4].iter().for_each(|person| counts[*person] += 1);
+        let mut counts = [0_u32; 15];
+        for _ in 0..30_000 {
+            counts[config.cast(&mut random)[0]] += 1;
         }
-        assert!(counts.iter().all(|count| count.abs_diff(2000) < 200), "{counts:?}");
+        assert!(counts.iter().all(|count| count.abs_diff(2000) < 180), "{counts:?}");
+        assert!(PEOPLE.len() >= SyntheticConfig { circles: 99, ..config }.people());
     }
 
     #[test]

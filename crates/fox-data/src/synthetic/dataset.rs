@@ -52,13 +52,11 @@ impl Dataset for SyntheticDataset {
     fn identity(&self) -> String {
         let c = &self.config;
         format!(
-            "synthetic-v2 seed {} documents {} x {} facts {} ({} main {}%) x {} filler {}% chapters {} x 2^{}",
+            "synthetic-v2 seed {} documents {} x {} circles {} actions {} filler {}% chapters {} x 2^{}",
             c.seed,
             c.documents,
             c.document_len,
-            c.people,
-            c.main_people,
-            c.main_percent,
+            c.circles,
             c.actions,
             c.filler_percent,
             c.shortest_chapter,

@@ -48,7 +48,7 @@ struct Fact {
 pub struct SyntheticDocument {
     config: SyntheticConfig,
     random: SplitMix64,
-    /// The people, the main characters first.
+    /// The people, circle after circle.
     cast: Vec<usize>,
     /// What was said about each person in this chapter.
     facts: Vec<Option<Fact>>,
@@ -91,7 +91,7 @@ impl SyntheticDocument {
     ) -> Self {
         Self {
             cast: config.cast(&mut random),
-            facts: vec![None; config.people],
+            facts: vec![None; config.people()],
             config,
             random,
             chapter_len,
@@ -239,17 +239,15 @@ mod tests {
         let text = SyntheticTokenizer.decode(&ids(0, 24)).unwrap();
         assert_eq!(
             text,
-            "The clock ticks. Ben hunts. The fire burns. The wind turns. Ben hunts. Kai knits. Ben hunts. \
-             Eva sings. Kai knits. Dan dances. Kai"
+            "Finn digs. The snow melts. Dan hunts. Finn digs. The moon shines. The moon shines. Kai dances. \
+             Finn digs. Nina waits. Nina waits. Finn"
         );
     }
 
     #[test]
     fn absurd_configurations_still_give_tokens() {
         let config = SyntheticConfig {
-            people: 0,
-            main_people: 77,
-            main_percent: 0,
+            circles: 0,
             actions: 1000,
             filler_percent: 100,
             shortest_chapter: 0,

@@ -7,12 +7,13 @@
 //! said before is void. A word is a token, and the last word of a sentence includes its full stop, so a fact is two
 //! tokens.
 //!
-//! Every document has its main characters, who are mentioned more often than the others, in all chapters.
+//! The people of a document form circles of 1, 2, 4 and 8; all circles have as many facts, so the one person of the first
+//! is mentioned eight times as often as one of the last. Who is who, each document decides anew.
 //!
 //! # Lengths
 //! The length of a chapter is drawn from `[shortest_chapter, shortest_chapter * 2^octaves)`, each doubling equally
 //! likely; a document begins with a new chapter. So the longer a document is read, the longer are the chapters one is in
-//! the middle of, and facts about minor characters may have been said hundreds of tokens ago. The
+//! the middle of, and facts about people of the last circle may have been said hundreds of tokens ago. The
 //! attainable loss falls with the position, far beyond the sequences that a small model is trained on, for a model that
 //! remembers a fact for as long as the chapter lasts and drops it when the chapter ends.
 //!

@@ -42,7 +42,7 @@ impl NeedleCase {
         let depth = if depth.is_finite() { depth.clamp(0.0, 1.0) } else { 0.0 };
         let cell = mix(mix(context as u64) ^ depth.to_bits());
         let mut random = stream(mix(config.seed ^ 0x6e65_6564_6c65) ^ cell, index);
-        let person = random.below(config.people as u64) as usize;
+        let person = random.below(config.people() as u64) as usize;
         let answer = random.below(config.actions as u64) as usize;
         // Any other action.
         let other = 1 + random.below(config.actions as u64 - 1) as usize;

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use super::words::{self, START_WORD, UNKNOWN_WORD};
 use crate::error::{Error, Result};
 
-/// Word-level tokenizer over the 91 words of the synthetic corpus.
+/// Word-level tokenizer over the 90 words of the synthetic corpus.
 ///
 /// Text is split at white space; the last word of a sentence includes its full stop. A word outside the vocabulary
 /// becomes [`SyntheticTokenizer::UNKNOWN`].
@@ -15,7 +15,7 @@ pub struct SyntheticTokenizer;
 
 impl SyntheticTokenizer {
     /// Number of token ids.
-    pub const VOCAB_SIZE: usize = 91;
+    pub const VOCAB_SIZE: usize = 90;
     /// The id put in front of every model input.
     pub const BOS: u32 = 0;
     /// The id of every word outside the vocabulary.
@@ -82,13 +82,13 @@ mod tests {
     #[test]
     fn unknown_words_and_ids_are_said() {
         assert_eq!(SyntheticTokenizer.encode("A xyzzy begins."), [2, 1, 5]);
-        let error = SyntheticTokenizer.decode(&[91]).unwrap_err();
-        assert!(error.to_string().contains("91"), "{error}");
+        let error = SyntheticTokenizer.decode(&[90]).unwrap_err();
+        assert!(error.to_string().contains("90"), "{error}");
     }
 
     #[test]
     fn every_word_keeps_its_id() {
-        for id in 0..91 {
+        for id in 0..90 {
             let word = SyntheticTokenizer.word(id).unwrap();
             assert_eq!(SyntheticTokenizer.id(word), Some(id));
         }

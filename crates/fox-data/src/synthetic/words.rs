@@ -1,4 +1,4 @@
-//! The closed vocabulary of the synthetic corpus: 91 words, one token each.
+//! The closed vocabulary of the synthetic corpus: 90 words, one token each.
 //!
 //! The last word of a sentence carries its full stop, so a fact is two tokens and still reads as a sentence. The order
 //! of the lists fixes the token ids, so entries are never reordered: a checkpoint trained on this corpus would
@@ -28,10 +28,10 @@ pub(super) const DOES: [&str; 10] = [
 ];
 
 /// The people: the keys of the facts.
-pub const PEOPLE: [&str; 32] = [
+pub const PEOPLE: [&str; 31] = [
     "Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "June", "Kai", "Lea", "Max",
     "Nina", "Otto", "Pia", "Quin", "Rosa", "Sam", "Tess", "Uma", "Vera", "Will", "Xena", "Yuri",
-    "Zoe", "Abe", "Bea", "Carl", "Dora", "Emil", "Fay",
+    "Zoe", "Abe", "Bea", "Carl", "Dora", "Emil",
 ];
 
 /// What people do: the values of the facts, shared by all people.
@@ -55,10 +55,10 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn the_vocabulary_has_91_different_words() {
+    fn the_vocabulary_has_90_different_words() {
         let words: Vec<_> = vocabulary().collect();
-        assert_eq!(words.len(), 91);
-        assert_eq!(words.iter().collect::<HashSet<_>>().len(), 91);
+        assert_eq!(words.len(), 90);
+        assert_eq!(words.iter().collect::<HashSet<_>>().len(), 90);
     }
 
     #[test]

@@ -186,7 +186,7 @@ mod tests {
             ("bytes", 256, 255),
             ("gpt2", 50257, 50256),
             ("json-gpt2", 50257, 50256),
-            ("synthetic", 91, 0),
+            ("synthetic", 90, 0),
         ] {
             let tokenizer = Tokenizer::from_name(name).unwrap();
             assert_eq!(tokenizer.vocab_size(), vocab);

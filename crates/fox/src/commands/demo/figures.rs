@@ -141,29 +141,21 @@ impl Figures {
     /// What came out, in one sentence, whatever it is; with intervals or without.
     pub fn verdict(&self, questions: &Questions, intervals: bool) -> String {
         let (t, length) = (questions.trained_on, questions.length());
-        let list = |parts: Vec<String>| parts.join(", ");
-        let losses = self.models.iter().map(|m| {
+        let range = |text: String| if intervals { format!(" ({text})") } else { String::new() };
+        let mut losses = Vec::new();
+        let mut needles = Vec::new();
+        for m in &self.models {
             let change = m.change.interval();
-            let range = match intervals {
-                true => format!(" ({:+.3} to {:+.3})", change.low, change.high),
-                false => String::new(),
-            };
-            format!("{} {}{range}", m.name, moves(&change))
-        });
-        let needles = self.models.iter().map(|m| {
+            let ends = range(format!("{:+.3} to {:+.3}", change.low, change.high));
+            losses.push(format!("the loss of {} {}{ends}", m.name, moves(&change)));
             let found = m.needles_at(length).interval();
-            let range = match intervals {
-                true => format!(" ({:.0} to {:.0})", 100.0 * found.low, 100.0 * found.high),
-                false => String::new(),
-            };
-            format!("{} {:.0}%{range}", m.name, 100.0 * found.value)
-        });
+            let ends = range(format!("{:.0} to {:.0}", 100.0 * found.low, 100.0 * found.high));
+            needles.push(format!("{} {:.0}%{ends}", m.name, 100.0 * found.value));
+        }
         format!(
-            "Trained on {t} tokens and read on to {length}, the loss of {}; of the needles at {length} tokens {}.",
-            list(losses.collect()),
-            match list(needles.collect()) {
-                found => format!("{found} are found"),
-            }
+            "Trained on {t} tokens and read on to {length}, {}; needles found at {length} tokens: {}.",
+            losses.join(", "),
+            needles.join(", ")
         )
     }
 
@@ -192,7 +184,7 @@ fn moves(change: &Interval) -> String {
     match change {
         c if c.high < 0.0 => format!("falls by {:.3}", -c.value),
         c if c.low > 0.0 => format!("rises by {:.3}", c.value),
-        c => format!("does not clearly change ({:+.3})", c.value),
+        c => format!("does not clearly change, {:+.3}", c.value),
     }
 }
 
@@ -377,7 +369,7 @@ mod tests {
     fn words_follow_the_figures() {
         assert_eq!(moves(&figure(-0.05).interval()), "falls by 0.050");
         assert_eq!(moves(&figure(0.05).interval()), "rises by 0.050");
-        assert_eq!(moves(&figure(0.004).interval()), "does not clearly change (+0.004)");
+        assert_eq!(moves(&figure(0.004).interval()), "does not clearly change, +0.004");
     }
 
     #[test]
