@@ -108,12 +108,12 @@ fn forgotten(page: &mut Page, f: &Findings) {
     let kept: f64 = gates[sentence.clone()].iter().map(|g| f64::from(*g)).product();
     let lowest = sentence.min_by(|a, b| gates[*a].total_cmp(&gates[*b])).unwrap_or(chapter);
     page.text(&format!(
-        "The sentence \"A new chapter begins.\" voids what was said before, and the head drops it there: of what it remembers, {:.1}% is left when the sentence has been read. Inside a chapter it keeps {:.0}% on average, across chapters {:.1}%. Below, the words around the first dot on the head's gate (yellow: kept, dark: forgotten); the lowest gate of the sentence is that of \"{}\", {:.3}.",
+        "\"A new chapter begins.\" voids all that was said before. Of what this head remembers, {:.1}% is left when it has read that sentence. Two words of the same chapter: {:.0}% left on average; of different chapters: {:.1}%. Below, the words around the first dot on the head's gates (yellow: kept, dark: forgotten); the lowest gate of the sentence is {:.3}, at \"{}\".",
         100.0 * kept,
         100.0 * f.head.inside,
         100.0 * f.head.across,
-        word(tokens[lowest]).trim(),
         gates[lowest],
+        word(tokens[lowest]).trim(),
     ));
     let around = chapter.saturating_sub(AROUND).max(1)..(chapter + 4 + AROUND).min(tokens.len());
     let shown: Vec<(String, f64)> =
@@ -196,7 +196,7 @@ fn changes(f: &Findings) -> DotPlot {
         rows.extend(m.seeds.iter().map(seed));
     }
     DotPlot {
-        title: "Change of the loss beyond the training length".into(),
+        title: "Change of the loss by seed".into(),
         x_label: "nats; below 0: better the more is read".into(),
         x_scale: Scale::Linear,
         rows,
@@ -231,7 +231,7 @@ fn found(f: &Findings) -> LineChart {
 fn needles(page: &mut Page, f: &Findings) {
     page.heading("Needles in a haystack");
     page.text(&format!(
-        "The prompt says what somebody does, opens a new chapter, and says that the same person does something else, once, somewhere in a long text; at its end the model is given the name and must say what the person does now. {} texts per cell and seed, no text twice; guessing finds {:.0}%.",
+        "The prompt says what somebody does, opens a new chapter, and says that the same person does something else, once, somewhere in a long text; at its end the model is given the name and must say what the person does now. Texts per cell and seed: {}, no text twice; guessing finds {:.0}%.",
         f.questions.grid.cases,
         100.0 * f.chance
     ));
