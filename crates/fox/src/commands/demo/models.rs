@@ -9,7 +9,7 @@ use fox_train::{Recipe, recipe};
 use super::Args;
 
 /// Training tokens of each model, chosen so that the whole demo takes less than four minutes on two cores.
-pub const TOKENS: u64 = 1_200_000;
+pub const TOKENS: u64 = 1_000_000;
 
 /// What the demo reads: the corpus that recipes read when they name no data.
 pub const CORPUS: SyntheticConfig = SyntheticConfig::DEFAULT;
@@ -50,14 +50,14 @@ impl Contestant {
     pub fn all() -> Vec<Contestant> {
         let rope = |name, folder, change| Contestant {
             name,
-            recipe: "tiny-transformer-pro",
+            recipe: "tiny-transformer-pro+muon",
             folder,
             change,
         };
         vec![
             Contestant {
                 name: "FoX",
-                recipe: "tiny-fox-pro",
+                recipe: "tiny-fox-pro+muon",
                 folder: "fox",
                 // Gates that begin half open hide everything but the last few tokens for most of the demo.
                 change: "training.gate_memory=[64, 4096]",
