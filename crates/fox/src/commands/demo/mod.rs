@@ -56,7 +56,7 @@ pub struct Args {
           value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
     /// Documents for the loss at every position
-    #[arg(long, value_name = "N", default_value_t = 128,
+    #[arg(long, value_name = "N", default_value_t = 256,
           value_parser = clap::value_parser!(u64).range(1..))]
     documents: u64,
     /// Needles per length and depth
