@@ -87,7 +87,8 @@ impl IdealReader {
         let surprise = match self.next {
             Next::Start => return self.begin(word),
             Next::Chapter(at) => {
-                self.next = if at + 1 < CHAPTER.len() { Next::Chapter(at + 1) } else { Next::Start };
+                self.next =
+                    if at + 1 < CHAPTER.len() { Next::Chapter(at + 1) } else { Next::Start };
                 self.position += 1;
                 return certain(word == CHAPTER[at]);
             }
@@ -151,7 +152,8 @@ impl IdealReader {
     /// all assignments of the others is made person by person, over the numbers of places taken in the circles.
     fn share_of(&self, person: usize) -> f64 {
         let circles = self.config.circles as usize;
-        let weight = |p: usize, circle: usize| (-((circle as u32 * self.mentions[p]) as f64)).exp2();
+        let weight =
+            |p: usize, circle: usize| (-((circle as u32 * self.mentions[p]) as f64)).exp2();
         let places = Places::new(circles);
         let mut sums = vec![0.0; places.states];
         sums[0] = 1.0;
@@ -346,8 +348,7 @@ mod tests {
                 continue;
             }
             let share = |p: usize| 1.0 / (3 << circles[p]) as f64;
-            let likely: f64 =
-                (0..7).map(|p| share(p).powi(reader.mentions[p] as i32)).product();
+            let likely: f64 = (0..7).map(|p| share(p).powi(reader.mentions[p] as i32)).product();
             total += likely;
             (0..7).for_each(|p| shares[p] += likely * share(p));
         }

@@ -202,7 +202,10 @@ impl Progress {
             bar.set_message(format!("training {runs} models"));
         } else {
             bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
-            output::note(&format!("training {runs} models on {} tokens each", output::grouped(tokens)));
+            output::note(&format!(
+                "training {runs} models on {} tokens each",
+                output::grouped(tokens)
+            ));
         }
         Progress { bar, last_line: (!terminal).then(|| Mutex::new(Instant::now())) }
     }

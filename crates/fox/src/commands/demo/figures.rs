@@ -167,14 +167,19 @@ impl Figures {
         let equal = self.comparisons.iter().filter(|c| c.better.is_none()).count();
         let unclear = match equal {
             0 => String::new(),
-            n => format!(" In {n} of the {} comparisons neither is clearly better.", self.comparisons.len()),
+            n => format!(
+                " In {n} of the {} comparisons neither is clearly better.",
+                self.comparisons.len()
+            ),
         };
         match worse.is_empty() {
             true => format!(
                 "In none of these {} comparisons FoX is clearly worse than the best Transformer.{unclear}",
                 self.comparisons.len()
             ),
-            false => format!("FoX is worse than the best Transformer in: {}.{unclear}", worse.join("; ")),
+            false => {
+                format!("FoX is worse than the best Transformer in: {}.{unclear}", worse.join("; "))
+            }
         }
     }
 }
@@ -294,8 +299,10 @@ fn needles(runs: &[Run], seeds: &[Vec<u32>], length: usize, cases: u64) -> Figur
 }
 
 fn comparisons(models: &[OfModel], t: usize) -> Vec<Comparison> {
-    let lower = |what: String, pick: &dyn Fn(&OfModel) -> &Figure| compare(models, what, pick, -1.0);
-    let higher = |what: String, pick: &dyn Fn(&OfModel) -> &Figure| compare(models, what, pick, 1.0);
+    let lower =
+        |what: String, pick: &dyn Fn(&OfModel) -> &Figure| compare(models, what, pick, -1.0);
+    let higher =
+        |what: String, pick: &dyn Fn(&OfModel) -> &Figure| compare(models, what, pick, 1.0);
     let mut list = vec![
         lower(format!("loss at positions 1 to {}", t / 4), &|m| &m.start),
         lower(format!("loss at positions {} to {t}", t / 2 + 1), &|m| &m.inside),
@@ -382,8 +389,13 @@ mod tests {
         let list = comparisons(&models, 256);
         let found: Vec<_> = list.iter().map(|c| (c.other_name, c.better)).collect();
         // Start: equal; inside: worse than A; beyond: better than B; needles: better than B; speed: slower than A.
-        let want =
-            [("B", None), ("A", Some(false)), ("B", Some(true)), ("B", Some(true)), ("A", Some(false))];
+        let want = [
+            ("B", None),
+            ("A", Some(false)),
+            ("B", Some(true)),
+            ("B", Some(true)),
+            ("A", Some(false)),
+        ];
         assert_eq!(found, want);
         let figures = Figures { models: models.into(), comparisons: list, attainable: [1.0, 1.0] };
         assert_eq!(

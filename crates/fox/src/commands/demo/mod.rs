@@ -73,7 +73,9 @@ pub struct Args {
 /// Training lengths whose parts are edges of the bins that losses are summed over.
 fn training_length(text: &str) -> Result<u64, String> {
     let length = text.parse().ok().filter(|n: &u64| n.is_power_of_two());
-    length.filter(|n| (128..=4096).contains(n)).ok_or_else(|| "128, 256, 512, 1024, 2048 or 4096".into())
+    length
+        .filter(|n| (128..=4096).contains(n))
+        .ok_or_else(|| "128, 256, 512, 1024, 2048 or 4096".into())
 }
 
 /// What every model is asked.
@@ -92,8 +94,7 @@ impl Questions {
     fn new(args: &Args) -> Self {
         let trained_on = args.length as usize;
         let length = BEYOND * trained_on;
-        let corpus =
-            SyntheticConfig { document_len: length as u64, ..models::CORPUS }.held_out();
+        let corpus = SyntheticConfig { document_len: length as u64, ..models::CORPUS }.held_out();
         Questions {
             corpus,
             data: SyntheticDataset::new(corpus),
@@ -154,7 +155,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         sample: sample::generate(&fox.folder, prompt, &devices[0])?,
         figures: Figures::new(&models, &questions, &attainable[0]),
         chance: questions.cases.chance(),
-        machine_seconds: models.iter().flat_map(|m| &m.1).map(|r| r.seconds + r.evaluation_seconds).sum(),
+        machine_seconds: models
+            .iter()
+            .flat_map(|m| &m.1)
+            .map(|r| r.seconds + r.evaluation_seconds)
+            .sum(),
         seconds: start.elapsed().as_secs_f64(),
         device: match devices.len() {
             1 => devices[0].to_string(),

@@ -20,8 +20,7 @@ const EXAMPLE: usize = 60;
 
 /// The page.
 pub fn page(f: &Findings, args: &Args) -> Page {
-    let mut page =
-        Page::new("What a forget gate is for", &f.figures.verdict(&f.questions, false));
+    let mut page = Page::new("What a forget gate is for", &f.figures.verdict(&f.questions, false));
     page.charts(&[loss_chart(f).fragment(), forget_chart(f)]);
     forgotten(&mut page, f);
     corpus(&mut page, f, args);
@@ -207,8 +206,7 @@ fn changes(f: &Findings) -> DotPlot {
 
 /// Needles found by length.
 fn found(f: &Findings) -> LineChart {
-    let mut chart =
-        LineChart::new("Needles found", "length of the prompt (tokens)", "share found");
+    let mut chart = LineChart::new("Needles found", "length of the prompt (tokens)", "share found");
     chart.x_scale = Scale::Log2;
     chart.y_range = Some((0.0, 1.02));
     let t = f.questions.trained_on as f64;
