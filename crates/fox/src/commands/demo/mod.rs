@@ -74,8 +74,8 @@ pub struct Args {
 fn training_length(text: &str) -> Result<u64, String> {
     let length = text.parse().ok().filter(|n: &u64| n.is_power_of_two());
     length
-        .filter(|n| (128..=4096).contains(n))
-        .ok_or_else(|| "128, 256, 512, 1024, 2048 or 4096".into())
+        .filter(|n| (64..=4096).contains(n))
+        .ok_or_else(|| "64, 128, 256, 512, 1024, 2048 or 4096".into())
 }
 
 /// What every model is asked.
@@ -105,7 +105,7 @@ impl Questions {
             },
             cases: SyntheticCases { config: corpus },
             grid: Grid {
-                lengths: vec![trained_on / 4, trained_on, 2 * trained_on, length],
+                lengths: vec![trained_on / 2, trained_on, 2 * trained_on, length],
                 depths: Grid::even_depths(5),
                 cases: args.needles,
             },
