@@ -9,7 +9,7 @@ use fox_train::{Recipe, recipe};
 use super::Args;
 
 /// Training tokens of each model, chosen so that the whole demo takes less than four minutes on two cores.
-pub const TOKENS: u64 = 1_000_000;
+pub const TOKENS: u64 = 1_200_000;
 
 /// What the demo reads: the corpus that recipes read when they name no data.
 pub const CORPUS: SyntheticConfig = SyntheticConfig::DEFAULT;
