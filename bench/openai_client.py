@@ -2,7 +2,7 @@
 
     python -m venv /tmp/openai && /tmp/openai/bin/pip install openai
     fox serve runs/tiny-fox-pro &
-    /tmp/openai/bin/python bench/openai_client.py http://127.0.0.1:8080 --prompt 'meet the new captain'
+    /tmp/openai/bin/python bench/openai_client.py http://127.0.0.1:8080 --prompt 'Ann sings. Ben cooks. Ann'
 """
 
 import argparse

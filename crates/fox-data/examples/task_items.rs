@@ -2,14 +2,15 @@
 //!
 //! `cargo run -p fox-data --example task_items -- bench/tasks` writes
 //!
-//! - `fox_needles.jsonl`: a text with a fact and a question for it, the names that may answer, the right one;
+//! - `fox_needles.jsonl`: a text with a fact and a question for it, the actions that may answer, the right one;
 //! - `fox_texts.jsonl`: documents, each as a text and its last word.
 
 use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
 
-use fox_data::{NeedleCase, SyntheticConfig, SyntheticDataset, SyntheticTokenizer};
+use fox_data::synthetic::SyntheticDocument;
+use fox_data::{NeedleCase, SyntheticConfig, SyntheticTokenizer};
 use serde_json::json;
 
 const NEEDLES: u64 = 100;
@@ -33,29 +34,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     fs::write(folder.join("fox_needles.jsonl"), lines)?;
     let mut lines = String::new();
-    let data =
-        SyntheticDataset::new(SyntheticConfig { document_len: TEXT_TOKENS as u64, ..config });
     for i in 0..TEXTS {
-        let ids = first_tokens(&data, i, TEXT_TOKENS)?;
+        let document = SyntheticDocument::new(&config, i).take(TEXT_TOKENS);
+        let ids: Vec<u32> = document.map(|token| token.id).collect();
         let (text, last) = ids.split_at(ids.len() - 1);
         let (text, last) = (SyntheticTokenizer.decode(text)?, SyntheticTokenizer.decode(last)?);
         lines.push_str(&format!("{}\n", json!({ "text": text, "last": last })));
     }
     fs::write(folder.join("fox_texts.jsonl"), lines)?;
     Ok(())
-}
-
-/// The beginning of a document, up to and without its last full stop, so that a word comes last.
-fn first_tokens(
-    data: &SyntheticDataset,
-    index: u64,
-    count: usize,
-) -> Result<Vec<u32>, Box<dyn Error>> {
-    use fox_data::Dataset;
-    let mut ids = vec![0; count];
-    data.read(index, 0, &mut ids)?;
-    let stop = SyntheticTokenizer.id(".").ok_or("no full stop")?;
-    let end = ids.iter().rposition(|id| *id == stop).unwrap_or(count);
-    ids.truncate(end);
-    Ok(ids)
 }

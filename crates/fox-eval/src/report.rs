@@ -21,7 +21,8 @@ pre{background:var(--card);border:1px solid var(--edge);border-radius:8px;paddin
 font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}pre.prose{white-space:pre-wrap}\
 .tokens{font:13px/2 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}\
 .tokens span{padding:2px 1px;border-radius:3px;white-space:pre-wrap}footer{color:var(--dim);font-size:.85rem;margin-top:3em}\
-@media (max-width:480px){body{font-size:15px}main{padding:14px 12px 48px}.card{padding:8px}}";
+@media (max-width:480px){body{font-size:15px}main{padding:14px 12px 48px}.card{padding:8px}\
+table{font-size:.8rem}th,td{white-space:normal;padding:5px 7px 5px 0}}";
 
 /// A page under construction.
 #[derive(Clone, Debug)]

@@ -33,8 +33,8 @@ impl Reader for Copier {
     }
 }
 
-fn synthetic(mode: Mode) -> SyntheticCases {
-    SyntheticCases { config: SyntheticConfig::default(), mode }
+fn synthetic() -> SyntheticCases {
+    SyntheticCases { config: SyntheticConfig::default() }
 }
 
 fn words(ids: &[u32]) -> Result<String> {
@@ -44,13 +44,10 @@ fn words(ids: &[u32]) -> Result<String> {
 #[test]
 fn a_copier_finds_every_needle() {
     let grid = Grid { lengths: vec![64, 300], depths: Grid::even_depths(5), cases: 8 };
-    for mode in [Mode::Easy, Mode::Standard] {
-        let cases = synthetic(mode);
-        let map = run_needle("copier", &mut Copier, &cases, &grid, &words, None, |_| ()).unwrap();
-        assert_eq!(map.cells.len(), 10);
-        for cell in &map.cells {
-            assert_eq!((cell.accuracy, cell.preferred, cell.margin), (1.0, Some(1.0), Some(9.0)));
-        }
+    let map = run_needle("copier", &mut Copier, &synthetic(), &grid, &words, None, |_| ()).unwrap();
+    assert_eq!(map.cells.len(), 10);
+    for cell in &map.cells {
+        assert_eq!((cell.accuracy, cell.preferred, cell.margin), (1.0, Some(1.0), Some(9.0)));
     }
     let tokenizer = Tokenizer::from_name("bytes").unwrap();
     let text = "A long walk by the sea. ".repeat(100);
@@ -76,7 +73,7 @@ fn random_model(vocab: usize) -> Model {
 fn a_random_model_prefers_the_right_answer_by_chance() {
     let model = random_model(256);
     let mut reader = ModelReader::new(named(&model), Pruning::Off);
-    let (cases, count) = (synthetic(Mode::Standard), 960);
+    let (cases, count) = (synthetic(), 960);
     let grid = Grid { lengths: vec![17], depths: vec![0.5], cases: count };
     let map = run_needle("random", &mut reader, &cases, &grid, &words, None, |_| ()).unwrap();
     let (preferred, chance) = (map.cells[0].preferred.unwrap(), cases.chance());
@@ -124,7 +121,7 @@ fn a_stopped_test_asks_only_what_is_missing() {
         let grid = Grid { lengths: vec![64], depths: vec![0.0, 1.0], cases };
         let mut reader = Counting(Copier, &mut asked);
         let file = Some((path.as_path(), 7));
-        let cases = synthetic(Mode::Easy);
+        let cases = synthetic();
         run_needle("m", &mut reader, &cases, &grid, &words, file, |_| ()).unwrap();
         assert_eq!(asked, expected);
     }
@@ -208,7 +205,7 @@ fn a_model_that_computes_no_numbers_finds_nothing() {
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let model = broken(random_model(256), value);
         let mut reader = ModelReader::new(named(&model), Pruning::Off);
-        let (cases, file) = (synthetic(Mode::Easy), Some((path.as_path(), 1)));
+        let (cases, file) = (synthetic(), Some((path.as_path(), 1)));
         let result = run_needle("tiny", &mut reader, &cases, &grid, &words, file, |_| ());
         let said = result.unwrap_err().to_string();
         assert!(says_not_finite(&said), "{said}");

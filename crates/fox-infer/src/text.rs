@@ -203,7 +203,7 @@ mod tests {
             ("bytes", "naïve ≤ 𝔸\n end"),
             ("gpt2", "naïve ≤ 𝔸\n  the end 😀😀"),
             ("json-gpt2", "a\n\"quoted\" naïve 😀 \\ end"),
-            ("synthetic", "the fox likes the river. the"),
+            ("synthetic", "Ann sings. The rain falls. A"),
         ] {
             let tokenizer = Tokenizer::from_name(name).unwrap();
             let whole = tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap();
@@ -214,10 +214,10 @@ mod tests {
 
     #[test]
     fn words_are_set_off_from_the_prompt() {
-        let (parts, _) = pieces("synthetic", "the", "fox .", &[]);
+        let (parts, _) = pieces("synthetic", "Ann", "sings. The", &[]);
         let tokenizer = Tokenizer::from_name("synthetic").unwrap();
-        let all = tokenizer.decode(&tokenizer.encode("the fox.").unwrap()).unwrap();
-        assert_eq!(format!("the{}", parts.concat()), all);
+        let all = tokenizer.decode(&tokenizer.encode("Ann sings. The").unwrap()).unwrap();
+        assert_eq!(format!("Ann{}", parts.concat()), all);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::color::{Rgb, sequential};
-use super::{Anchor, WIDTH, axis, n, open, png, text};
+use super::{Anchor, WIDTH, axis, n, open, png, text, text_width};
 
 /// A matrix that is to be shown, already averaged over blocks.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +35,9 @@ pub struct Image {
     pub aspect: f64,
     /// Labels of the rows instead of a scale.
     pub row_names: Vec<String>,
+    /// Places on the diagonal, on the scale of `x_max`, each with its name: written to the right of it, where a
+    /// triangular matrix is empty, if there is room.
+    pub diagonal: Vec<(f64, String)>,
 }
 
 impl MatrixImage {
@@ -87,6 +90,19 @@ impl MatrixImage {
                 let label = axis::label((image.y_max * share).round(), 0);
                 let y = top + height * share + 4.0 + 5.0 * (1.0 - 2.0 * share);
                 text(&mut svg, (left - 6.0, y), Anchor::End, "dim", &label);
+            }
+        }
+        for (place, name) in &image.diagonal {
+            let share = (place / image.x_max).clamp(0.0, 1.0);
+            let (x, y) = (left + width * share, top + height * share);
+            let _ = write!(
+                svg,
+                "<circle cx=\"{}\" cy=\"{}\" r=\"3.5\" style=\"fill:var(--s0);stroke:var(--card);stroke-width:1\"/>",
+                n(x),
+                n(y)
+            );
+            if x + 9.0 + text_width(name) < left + width {
+                text(&mut svg, (x + 9.0, y + 4.0), Anchor::Start, "", name);
             }
         }
         for (i, name) in image.row_names.iter().enumerate() {
@@ -142,10 +158,13 @@ mod tests {
             range: (0.0, 1.0),
             aspect: 1.0,
             row_names: Vec::new(),
+            diagonal: vec![(16.0, "here".into()), (60.0, "no room".into())],
         };
         let svg = matrix.fragment(&image);
         assert_eq!(svg.matches("<image ").count(), 1);
         assert!(svg.contains("data:image/png;base64,iVBORw0KGgo"), "{svg}");
         assert!(svg.len() < 12_000, "{}", svg.len());
+        assert_eq!(svg.matches("<circle ").count(), 2);
+        assert!(svg.contains(">here<") && !svg.contains("no room"), "{svg}");
     }
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use fox_cpu::simd::Level;
 use fox_cuda::{Cuda, Gpu, Precision};
 use fox_tensor::Device;
 
@@ -23,6 +24,9 @@ pub struct DeviceArgs {
     /// Threads for the CPU; all cores by default
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Instruction set for the CPU: avx512, avx2, neon or portable; the best it has by default
+    #[arg(long, value_name = "NAME")]
+    simd: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -94,6 +98,41 @@ impl DeviceArgs {
         Ok(vec![first, self.open_in(Precision::Bf16, options)?])
     }
 
+    /// Opens devices for as many jobs as can run side by side: one GPU, or the cores of the CPU shared evenly.
+    pub fn open_shared(&self, jobs: usize) -> Result<Vec<Device>> {
+        let first = self.open()?;
+        if !first.to_string().starts_with("cpu") {
+            return Ok(vec![first]);
+        }
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = self.threads.unwrap_or(cores).max(1);
+        let side_by_side = jobs.clamp(1, threads);
+        let level = self.simd_level()?;
+        (0..side_by_side)
+            .map(|i| {
+                // The first devices get what does not divide evenly.
+                let share = threads / side_by_side + usize::from(i < threads % side_by_side);
+                let options =
+                    fox_cpu::Options { threads: Some(share), level, ..Default::default() };
+                Ok(fox_cpu::device_with(options)?)
+            })
+            .collect()
+    }
+
+    /// The instruction set that was asked for.
+    fn simd_level(&self) -> Result<Option<Level>> {
+        let Some(wanted) = &self.simd else { return Ok(None) };
+        let levels = Level::available();
+        let short = |level: &Level| level.name().split('+').next() == Some(wanted);
+        match levels.iter().find(|level| level.name() == wanted || short(level)) {
+            Some(level) => Ok(Some(*level)),
+            None => {
+                let names: Vec<&str> = levels.iter().map(|level| level.name()).collect();
+                bail!("--simd {wanted}: this CPU has {}; name one of them", names.join(", "))
+            }
+        }
+    }
+
     fn open_in(&self, default: Precision, options: Options) -> Result<Device> {
         let Options { poison, op_by_op } = options;
         let precision = self.precision.map_or(default, Precision::from);
@@ -117,7 +156,8 @@ impl DeviceArgs {
         if self.device == DeviceName::Naive {
             return Ok(Device::naive());
         }
-        let options = fox_cpu::Options { threads: self.threads, poison, ..Default::default() };
+        let level = self.simd_level()?;
+        let options = fox_cpu::Options { threads: self.threads, level, poison };
         Ok(fox_cpu::device_with(options)?)
     }
 }

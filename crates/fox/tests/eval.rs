@@ -42,7 +42,8 @@ fn dump(name: &str) -> String {
 fn checkpoint() -> (TempDir, PathBuf) {
     let folder = tempdir().unwrap();
     let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
+    // Enough for bytes, too.
+    config.vocab_size = 256;
     config.mlp.intermediate_size = Some(48);
     config.max_position_embeddings = 64;
     let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
@@ -234,7 +235,7 @@ fn bad_input_gets_one_sentence() {
     // The dumps know 64 ids only, and have no tokenizer.
     let small = dump("fox_pro");
     let said = with(&["eval", "loss", &small, "--tokenizer", "synthetic"]);
-    assert!(said.contains("has 64 token ids, but the data has 256"), "{said}");
+    assert!(said.contains("has 64 token ids, but the data has 90"), "{said}");
     let said = with(&["eval", "needle", &small]);
     assert!(said.contains("--tokenizer"), "{said}");
     let said = with(&["inspect", &small, "--tokenizer", "gpt2"]);

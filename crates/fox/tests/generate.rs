@@ -39,11 +39,11 @@ fn checkpoint() -> (TempDir, String) {
 fn the_same_command_gives_the_same_text_from_flag_file_and_stdin() {
     let (folder, model) = checkpoint();
     let run = ["generate", &model, "--max-tokens", "20", "--ignore-end"];
-    let (text, said) = succeed(&[&run[..], &["--prompt", "the fox"]].concat());
+    let (text, said) = succeed(&[&run[..], &["--prompt", "Ann sings."]].concat());
     assert_eq!(text.split_whitespace().count(), 20, "{text}");
     assert!(said.starts_with("20 tokens, ") && said.contains("cache"), "{said}");
     let file = folder.path().join("prompt.txt");
-    std::fs::write(&file, "the fox").unwrap();
+    std::fs::write(&file, "Ann sings.").unwrap();
     assert_eq!(succeed(&[&run[..], &["--file", file.to_str().unwrap()]].concat()).0, text);
     let mut child = Command::new(env!("CARGO_BIN_EXE_fox"))
         .args(run)
@@ -52,16 +52,16 @@ fn the_same_command_gives_the_same_text_from_flag_file_and_stdin() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(b"the fox").unwrap();
+    child.stdin.take().unwrap().write_all(b"Ann sings.").unwrap();
     assert_eq!(String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap(), text);
-    let other = succeed(&[&run[..], &["--prompt", "the fox", "--seed", "1"]].concat()).0;
+    let other = succeed(&[&run[..], &["--prompt", "Ann sings.", "--seed", "1"]].concat()).0;
     assert_ne!(other, text);
 }
 
 #[test]
 fn json_has_ids_scores_usage_and_the_cache() {
     let (_folder, model) = checkpoint();
-    let run = ["generate", &model, "--prompt", "the fox", "--max-tokens", "9", "--ignore-end"];
+    let run = ["generate", &model, "--prompt", "Ann sings.", "--max-tokens", "9", "--ignore-end"];
     let (plain, _) = succeed(&run);
     let (json, _) = succeed(&[&run[..], &["--json", "--n", "2", "--weights", "f32"]].concat());
     let json: Value = serde_json::from_str(&json).unwrap();
@@ -83,7 +83,7 @@ fn json_has_ids_scores_usage_and_the_cache() {
 #[test]
 fn stop_strings_end_the_text_before_them() {
     let (_folder, model) = checkpoint();
-    let run = ["generate", &model, "--prompt", "the fox", "--max-tokens", "30", "--ignore-end"];
+    let run = ["generate", &model, "--prompt", "Ann sings.", "--max-tokens", "30", "--ignore-end"];
     let (all, _) = succeed(&run);
     let word = all.split_whitespace().nth(4).unwrap().trim_end_matches(['.', '?']).to_string();
     let (text, _) = succeed(&[&run[..], &["--stop", &word]].concat());

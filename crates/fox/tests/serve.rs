@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-use fox_data::Tokenizer;
+use fox_data::{SyntheticTokenizer, Tokenizer};
 use fox_model::{Model, ModelConfig, WriteOptions};
 
 fn fox(arguments: &[&str]) -> Command {
@@ -21,7 +21,7 @@ fn fixture() -> String {
 /// A checkpoint of the embedded corpus's vocabulary, with its tokenizer.
 fn checkpoint(folder: &std::path::Path) -> String {
     let mut config = ModelConfig::fox_pro(32, 2, 2);
-    config.vocab_size = 256;
+    config.vocab_size = SyntheticTokenizer::VOCAB_SIZE;
     let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     let path = folder.join("small");
     model.save(&path, &WriteOptions::for_model(&config)).unwrap();
@@ -60,7 +60,7 @@ fn a_server_answers_and_ends_when_told_to() {
     let model = format!("storm={}", checkpoint(folder.path()));
     let mut command = fox(&["serve", &model, "--port", "0"]);
     let (mut child, mut words, address) = start(command.env("FOX_API_KEY", "secret"));
-    let body = r#"{"prompt": "meet the new captain", "max_tokens": 5, "model": "storm"}"#;
+    let body = r#"{"prompt": "Ann sings. Ben cooks. Ann", "max_tokens": 5, "model": "storm"}"#;
     assert!(post(&address, "", body).starts_with("HTTP/1.0 401"));
     let answer = post(&address, "authorization: Bearer secret\r\n", body);
     assert!(

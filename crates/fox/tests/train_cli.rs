@@ -61,7 +61,7 @@ fn a_run_leaves_everything_it_should() {
         checkpoints(&out).iter().map(|p| p.file_name().unwrap().to_owned()).collect();
     assert_eq!(kept, ["step-00000018", "step-00000020"]);
     let facts = fs::read_to_string(out.join("run.json")).unwrap();
-    assert!(facts.contains("synthetic-v1") && facts.contains("\"train\""), "{facts}");
+    assert!(facts.contains("synthetic-v2") && facts.contains("\"train\""), "{facts}");
 
     // The same command again does nothing but say how it ended.
     let before = result(&out);

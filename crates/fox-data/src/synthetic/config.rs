@@ -3,8 +3,7 @@
 use fox_base::random::{SplitMix64, mix};
 use serde::{Deserialize, Serialize};
 
-use super::grammar::{self, FILLERS, QUESTIONS, STATEMENTS};
-use super::words::{NAMES_PER_TITLE, TITLES};
+use super::words::ACTIONS;
 
 /// What the synthetic corpus is like. The default is what `fox demo` trains on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,40 +15,38 @@ pub struct SyntheticConfig {
     pub documents: u64,
     /// Tokens in every document.
     pub document_len: u64,
-    /// How many of the titles occur; 2 to 24. Each has one fact at a time.
-    pub titles: usize,
-    /// How many names each title can have; 2 to 8.
-    pub names_per_title: usize,
-    /// How many of a hundred mentions are followed by another mention of the same title nearby; 0 to 99.
-    pub nearby_percent: u64,
-    /// Longest gap to a mention nearby, in tokens; at least 1.
-    pub nearby_gap: u64,
-    /// Shortest gap to a mention far away, in tokens; at least 1.
-    pub min_gap: u64,
-    /// How many times the gap can double: the longest is `min_gap * 2^octaves - 1`. 1 to 40.
+    /// How many circles the people of a document form; 2 to 5. The first has one person, each of the others twice as
+    /// many as the one before, and all circles have as many facts.
+    pub circles: u32,
+    /// How many things a person may do; 2 to 32.
+    pub actions: usize,
+    /// How many of a hundred sentences are filler; 0 to 99.
+    pub filler_percent: u64,
+    /// Shortest chapter, in tokens; at least 1.
+    pub shortest_chapter: u64,
+    /// How many times a chapter can double: the longest has `shortest_chapter * 2^octaves - 1` tokens. 1 to 40.
     pub octaves: u32,
-    /// Mean number of mentions of a fact: one statement, the others questions; at least 1.
-    pub mentions_per_fact: u64,
 }
 
 impl Default for SyntheticConfig {
     fn default() -> Self {
-        Self {
-            seed: 0,
-            documents: 1 << 32,
-            document_len: 1 << 14,
-            titles: TITLES.len(),
-            names_per_title: 4,
-            nearby_percent: 20,
-            nearby_gap: 16,
-            min_gap: 16,
-            octaves: 6,
-            mentions_per_fact: 16,
-        }
+        Self::DEFAULT
     }
 }
 
 impl SyntheticConfig {
+    /// What recipes read that name no data and change nothing.
+    pub const DEFAULT: Self = Self {
+        seed: 0,
+        documents: 1 << 32,
+        document_len: 1 << 12,
+        circles: 4,
+        actions: 16,
+        filler_percent: 30,
+        shortest_chapter: 32,
+        octaves: 6,
+    };
+
     /// The same kind of corpus with other documents, for evaluation.
     pub fn held_out(self) -> Self {
         Self { seed: mix(self.seed ^ 0x6865_6c64_6f75_7421), ..self }
@@ -58,62 +55,102 @@ impl SyntheticConfig {
     /// This configuration with every number brought into its range, so that generating cannot fail.
     pub(super) fn in_range(self) -> Self {
         Self {
-            titles: self.titles.clamp(2, TITLES.len()),
-            names_per_title: self.names_per_title.clamp(2, NAMES_PER_TITLE),
-            nearby_percent: self.nearby_percent.min(99),
-            nearby_gap: self.nearby_gap.clamp(1, 1 << 20),
-            min_gap: self.min_gap.clamp(1, 1 << 20),
+            circles: self.circles.clamp(2, 5),
+            actions: self.actions.clamp(2, ACTIONS.len()),
+            filler_percent: self.filler_percent.min(99),
+            shortest_chapter: self.shortest_chapter.clamp(1, 1 << 20),
             octaves: self.octaves.clamp(1, 40),
-            mentions_per_fact: self.mentions_per_fact.max(1),
             ..self
         }
     }
 
-    /// Mean gap between two mentions of a title, in tokens.
-    pub fn mean_gap(&self) -> f64 {
-        let config = self.in_range();
-        let far = (0..config.octaves)
-            .map(|octave| {
-                let low = (config.min_gap << octave) as f64;
-                low + (low - 1.0) / 2.0
-            })
-            .sum::<f64>()
-            / f64::from(config.octaves);
-        let nearby = (config.nearby_gap + 1) as f64 / 2.0;
-        let share = config.nearby_percent as f64 / 100.0;
-        share * nearby + (1.0 - share) * far
-    }
-
-    /// Part of all sentences that mention a title, when the queue of due titles stays short.
-    pub fn mention_share(&self) -> f64 {
-        let config = self.in_range();
-        let per_token = config.titles as f64 / self.mean_gap();
-        let stated = 1.0 / config.mentions_per_fact as f64;
-        let mention_len = stated * grammar::mean_len(&STATEMENTS)
-            + (1.0 - stated) * grammar::mean_len(&QUESTIONS);
-        let filler_len = grammar::mean_len(&FILLERS);
-        let share = per_token * filler_len / (1.0 - per_token * (mention_len - filler_len));
-        if (0.0..1.0).contains(&share) { share } else { 1.0 }
-    }
-
-    /// A gap between two mentions.
-    pub(super) fn gap(&self, random: &mut SplitMix64) -> u64 {
-        if random.below(100) < self.nearby_percent {
-            return 1 + random.below(self.nearby_gap);
-        }
-        let low = self.min_gap << random.below(u64::from(self.octaves));
+    /// The length of a chapter: an octave evenly, then a length inside it evenly, so that each doubling of the
+    /// length is equally likely (log-uniform by steps).
+    pub(super) fn chapter_len(&self, random: &mut SplitMix64) -> u64 {
+        let low = self.shortest_chapter << random.below(u64::from(self.octaves));
         low + random.below(low)
     }
 
-    /// Time until the next mention of a title at a moment picked at random from an endless document:
-    /// a gap is met in proportion to its length, at an even place inside it.
-    pub(super) fn residual_gap(&self, random: &mut SplitMix64) -> u64 {
-        let longest = self.nearby_gap.max(self.min_gap << self.octaves);
-        loop {
-            let gap = self.gap(random);
-            if random.below(longest) < gap {
-                return random.below(gap);
-            }
+    /// Probability that a chapter has at most `len` tokens.
+    pub(super) fn chapter_within(&self, len: u64) -> f64 {
+        if len < self.shortest_chapter {
+            return 0.0;
         }
+        let octave = (len / self.shortest_chapter).ilog2();
+        if octave >= self.octaves {
+            return 1.0;
+        }
+        let low = self.shortest_chapter << octave;
+        let inside = (len - low + 1) as f64 / low as f64;
+        (f64::from(octave) + inside) / f64::from(self.octaves)
+    }
+
+    /// How many people there are: 3, 7, 15 or 31.
+    pub fn people(&self) -> usize {
+        (1 << self.in_range().circles) - 1
+    }
+
+    /// The people in an order of their own for a document, circle after circle.
+    pub(super) fn cast(&self, random: &mut SplitMix64) -> Vec<usize> {
+        let mut cast: Vec<usize> = (0..self.people()).collect();
+        for i in 1..cast.len() {
+            cast.swap(i, random.below(i as u64 + 1) as usize);
+        }
+        cast
+    }
+
+    /// The person of a fact, from the cast of its document: a circle evenly, then one of its people evenly.
+    pub(super) fn person(&self, cast: &[usize], random: &mut SplitMix64) -> usize {
+        let size = 1 << random.below(u64::from(self.circles));
+        // The circles before it have one person fewer than it has.
+        cast[size - 1 + random.below(size as u64) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::words::PEOPLE;
+    use super::*;
+
+    #[test]
+    fn every_circle_has_as_many_facts_and_twice_as_many_people() {
+        let config = SyntheticConfig { circles: 3, ..SyntheticConfig::default() };
+        let mut random = SplitMix64::new(1);
+        let cast = config.cast(&mut random);
+        let mut counts = [0_u32; 7];
+        for _ in 0..120_000 {
+            counts[config.person(&cast, &mut random)] += 1;
+        }
+        for (i, person) in cast.iter().enumerate() {
+            let want = [40_000_u32, 20_000, 20_000, 10_000, 10_000, 10_000, 10_000][i];
+            // Four standard deviations of the largest.
+            assert!(counts[*person].abs_diff(want) < 660, "{cast:?} {counts:?}");
+        }
+    }
+
+    #[test]
+    fn everybody_can_be_the_first() {
+        let config = SyntheticConfig::default();
+        let mut random = SplitMix64::new(3);
+        let mut counts = [0_u32; 15];
+        for _ in 0..30_000 {
+            counts[config.cast(&mut random)[0]] += 1;
+        }
+        assert!(counts.iter().all(|count| count.abs_diff(2000) < 180), "{counts:?}");
+        assert!(PEOPLE.len() >= SyntheticConfig { circles: 99, ..config }.people());
+    }
+
+    #[test]
+    fn the_distribution_of_chapter_lengths_is_the_one_drawn_from() {
+        let config =
+            SyntheticConfig { shortest_chapter: 3, octaves: 3, ..SyntheticConfig::default() };
+        let mut random = SplitMix64::new(2);
+        let drawn: Vec<u64> = (0..30_000).map(|_| config.chapter_len(&mut random)).collect();
+        for len in 0..30 {
+            let within = drawn.iter().filter(|d| **d <= len).count() as f64 / 30_000.0;
+            let want = config.chapter_within(len);
+            assert!((within - want).abs() < 0.012, "{len}: {within} {want}");
+        }
+        assert_eq!((config.chapter_within(2), config.chapter_within(23)), (0.0, 1.0));
     }
 }

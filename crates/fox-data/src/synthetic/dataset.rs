@@ -52,17 +52,15 @@ impl Dataset for SyntheticDataset {
     fn identity(&self) -> String {
         let c = &self.config;
         format!(
-            "synthetic-v1 seed {} documents {} x {} facts {} x {} nearby {}% within {} far {} x 2^{} mentions {}",
+            "synthetic-v2 seed {} documents {} x {} circles {} actions {} filler {}% chapters {} x 2^{}",
             c.seed,
             c.documents,
             c.document_len,
-            c.titles,
-            c.names_per_title,
-            c.nearby_percent,
-            c.nearby_gap,
-            c.min_gap,
-            c.octaves,
-            c.mentions_per_fact
+            c.circles,
+            c.actions,
+            c.filler_percent,
+            c.shortest_chapter,
+            c.octaves
         )
     }
 

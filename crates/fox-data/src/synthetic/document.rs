@@ -1,18 +1,13 @@
 //! One synthetic document as a stream of tokens.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 
 use fox_base::random::SplitMix64;
 
 use super::config::SyntheticConfig;
-use super::grammar::{self, FILLERS, Part, QUESTIONS, STATEMENTS, Template};
 use super::tokenizer::SyntheticTokenizer;
-use super::words::{THINGS, TITLES, names_of};
+use super::words::{ACTIONS, CHAPTER, DOES, FILLER, PEOPLE, THINGS};
 use crate::random::stream;
-
-/// Sentences that pass before a document begins.
-const SENTENCES_BEFORE_THE_START: usize = 32;
 
 /// A token and what the generator knows about it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,32 +18,29 @@ pub struct SyntheticToken {
     pub kind: TokenKind,
 }
 
-/// What can be known about a token before it is read.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What a token is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenKind {
-    /// A word of the grammar, with its surprise in nats for a reader who knows the grammar.
-    Grammar {
-        /// Negative log-probability.
-        surprise: f32,
-    },
-    /// A title; which one comes cannot be known.
-    Title,
-    /// The name in a statement; it cannot be known.
-    Stated,
-    /// The name in a question.
-    Asked {
-        /// Tokens back to the name's previous mention, if that is inside the document.
+    /// A word of the sentence that opens a chapter.
+    Chapter,
+    /// A word of a sentence without a fact.
+    Filler,
+    /// A person.
+    Person,
+    /// What the person does.
+    Action {
+        /// Tokens back to the last time this was said, if it was in this chapter.
         distance: Option<u64>,
     },
 }
 
-/// What a document knows about one title.
+/// What a person does in this chapter.
 #[derive(Debug, Clone, Copy)]
 struct Fact {
-    /// Index of the name among those of the title.
-    name: usize,
-    /// Position of the name's last mention in this document.
-    mentioned: Option<u64>,
+    /// Index of the action.
+    action: usize,
+    /// Position of the last mention.
+    mentioned: u64,
 }
 
 /// One document as an endless stream of tokens: a function of the configuration and the document's index.
@@ -56,65 +48,57 @@ struct Fact {
 pub struct SyntheticDocument {
     config: SyntheticConfig,
     random: SplitMix64,
-    /// When each title is due, earliest first.
-    due: BinaryHeap<Reverse<(u64, usize)>>,
-    /// The fact of each title.
-    facts: Vec<Fact>,
+    /// The people, circle after circle.
+    cast: Vec<usize>,
+    /// What was said about each person in this chapter.
+    facts: Vec<Option<Fact>>,
+    /// Tokens of the chapter, those still to come included; `None` for a chapter without end.
+    chapter_len: Option<u64>,
+    /// Tokens of the chapter so far.
+    age: u64,
+    /// A person who is never mentioned.
+    left_out: Option<usize>,
     /// Tokens of the current sentence not yet handed out.
     sentence: VecDeque<SyntheticToken>,
-    /// Tokens produced so far, those in `sentence` and those before the start included.
+    /// Tokens produced so far, those in `sentence` included.
     produced: u64,
-    mention_share: f64,
 }
 
 impl SyntheticDocument {
     /// The document with this index.
     pub fn new(config: &SyntheticConfig, index: u64) -> Self {
-        Self::build(config, index, None)
-    }
-
-    /// The document with this index in a world without one of the titles (by its index in
-    /// [`super::TITLES`]): the haystack of a needle test.
-    pub fn without_title(config: &SyntheticConfig, index: u64, title: usize) -> Self {
-        Self::build(config, index, Some(title))
-    }
-
-    fn build(config: &SyntheticConfig, index: u64, left_out: Option<usize>) -> Self {
         let config = config.in_range();
         let mut random = stream(config.seed, index);
-        let facts = (0..config.titles)
-            .map(|_| Fact {
-                name: random.below(config.names_per_title as u64) as usize,
-                mentioned: None,
-            })
-            .collect();
-        let due = (0..config.titles)
-            .map(|title| (config.residual_gap(&mut random), title))
-            .filter(|&(_, title)| Some(title) != left_out)
-            .map(Reverse)
-            .collect();
-        let mention_share = config.mention_share();
-        let mut document = Self {
-            config,
-            random,
-            due,
-            facts,
-            sentence: VecDeque::new(),
-            produced: 0,
-            mention_share,
-        };
-        document.open_in_the_middle();
-        document
+        let chapter_len = Some(config.chapter_len(&mut random));
+        Self::build(config, random, chapter_len, None)
     }
 
-    /// Throws away the first sentences, so that the queue of due titles is as long at the start as later on.
-    fn open_in_the_middle(&mut self) {
-        for _ in 0..SENTENCES_BEFORE_THE_START {
-            self.produce_sentence();
-        }
-        self.sentence.clear();
-        for fact in &mut self.facts {
-            fact.mentioned = None;
+    /// A chapter without end in which one of the people (by index in [`super::PEOPLE`]) is never mentioned: the
+    /// haystack of a needle test.
+    pub(super) fn chapter_without(
+        config: &SyntheticConfig,
+        random: SplitMix64,
+        person: usize,
+    ) -> Self {
+        Self::build(config.in_range(), random, None, Some(person))
+    }
+
+    fn build(
+        config: SyntheticConfig,
+        mut random: SplitMix64,
+        chapter_len: Option<u64>,
+        left_out: Option<usize>,
+    ) -> Self {
+        Self {
+            cast: config.cast(&mut random),
+            facts: vec![None; config.people()],
+            config,
+            random,
+            chapter_len,
+            age: 0,
+            left_out,
+            sentence: VecDeque::new(),
+            produced: 0,
         }
     }
 
@@ -123,82 +107,54 @@ impl SyntheticDocument {
         self.sentence.is_empty()
     }
 
-    /// Produces the next sentence: about the title that is due longest, or about nothing if none is.
     fn produce_sentence(&mut self) {
-        match self.due.peek() {
-            Some(&Reverse((due, title))) if due <= self.produced => {
-                self.due.pop();
-                let stated = self.random.below(self.config.mentions_per_fact) == 0;
-                let stated_share = 1.0 / self.config.mentions_per_fact as f64;
-                if stated {
-                    self.facts[title].name =
-                        self.random.below(self.config.names_per_title as u64) as usize;
-                    self.produce(&STATEMENTS, self.mention_share * stated_share, title, true);
-                } else {
-                    let share = self.mention_share * (1.0 - stated_share);
-                    self.produce(&QUESTIONS, share, title, false);
-                }
-                let next = self.produced + self.config.gap(&mut self.random);
-                self.due.push(Reverse((next, title)));
-            }
-            // No filler mentions its title, so any will do.
-            _ => self.produce(&FILLERS, 1.0 - self.mention_share, 0, false),
+        if self.chapter_len.is_some_and(|len| self.age >= len) {
+            return self.open_chapter();
+        }
+        let start = self.produced;
+        if self.random.below(100) < self.config.filler_percent {
+            self.fill();
+        } else {
+            self.mention();
+        }
+        self.age += self.produced - start;
+    }
+
+    fn open_chapter(&mut self) {
+        for word in CHAPTER {
+            self.produce(word, TokenKind::Chapter);
+        }
+        self.facts.fill(None);
+        self.age = 0;
+        self.chapter_len = Some(self.config.chapter_len(&mut self.random));
+    }
+
+    fn fill(&mut self) {
+        let thing = self.random.below(THINGS.len() as u64) as usize;
+        for word in [FILLER, THINGS[thing], DOES[thing]] {
+            self.produce(word, TokenKind::Filler);
         }
     }
 
-    /// Produces a sentence from one of the templates, which together make up `share` of all sentences.
-    fn produce(&mut self, templates: &[Template], share: f64, title: usize, stated: bool) {
-        let template = templates[self.random.below(templates.len() as u64) as usize];
-        // A share of nothing happens only where rounding or a crowded queue makes the estimate miss.
-        let first = -(share.max(1e-3) / templates.len() as f64).ln() as f32;
-        let mut thing = 0;
-        for (i, part) in template.iter().enumerate() {
-            let (word, kind) = self.part(*part, title, stated, &mut thing);
-            let kind = match kind {
-                TokenKind::Grammar { .. } if i == 0 => TokenKind::Grammar { surprise: first },
-                other => other,
-            };
-            let id = SyntheticTokenizer.grammar_id(word);
-            self.sentence.push_back(SyntheticToken { id, kind });
-            self.produced += 1;
+    fn mention(&mut self) {
+        let mut person = self.config.person(&self.cast, &mut self.random);
+        while Some(person) == self.left_out {
+            person = self.config.person(&self.cast, &mut self.random);
         }
+        self.produce(PEOPLE[person], TokenKind::Person);
+        let here = self.produced;
+        let (action, distance) = match self.facts[person] {
+            Some(fact) => (fact.action, Some(here - fact.mentioned)),
+            None => (self.random.below(self.config.actions as u64) as usize, None),
+        };
+        self.facts[person] = Some(Fact { action, mentioned: here });
+        self.produce(ACTIONS[action], TokenKind::Action { distance });
     }
 
-    /// One word of a sentence; `thing` remembers the thing a verb has to fit.
-    fn part(
-        &mut self,
-        part: Part,
-        title: usize,
-        stated: bool,
-        thing: &mut usize,
-    ) -> (&'static str, TokenKind) {
-        let grammar = |choices: usize| TokenKind::Grammar { surprise: (choices as f32).ln() };
-        match part {
-            Part::Word(word) => (word, grammar(1)),
-            Part::Any(list) => {
-                let drawn = self.random.below(list.len() as u64) as usize;
-                if list == THINGS {
-                    *thing = drawn;
-                }
-                (list[drawn], grammar(list.len()))
-            }
-            Part::VerbOfThing => {
-                let drawn = self.random.below(2) as usize;
-                (grammar::verbs_of(*thing)[drawn], grammar(2))
-            }
-            Part::Title => (TITLES[title], TokenKind::Title),
-            Part::Name => {
-                let here = self.produced;
-                let fact = &mut self.facts[title];
-                let before = fact.mentioned.replace(here);
-                let kind = if stated {
-                    TokenKind::Stated
-                } else {
-                    TokenKind::Asked { distance: before.map(|position| here - position) }
-                };
-                (names_of(title)[fact.name], kind)
-            }
-        }
+    fn produce(&mut self, word: &str, kind: TokenKind) {
+        let id = SyntheticTokenizer.document_id(word);
+        self.sentence.push_back(SyntheticToken { id, kind });
+        self.produced += 1;
     }
 }
 
@@ -235,40 +191,47 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_answered_by_the_last_mention() {
-        let tokens: Vec<_> =
-            SyntheticDocument::new(&SyntheticConfig::default(), 9).take(30_000).collect();
+    fn a_fact_holds_in_its_chapter_and_is_void_after_it() {
         let mut last: HashMap<u32, (u32, usize)> = HashMap::new();
-        let mut answered = 0;
+        let (mut recalled, mut chapters, mut rebound, mut kept) = (0, 0, 0, 0);
+        let mut old: HashMap<u32, u32> = HashMap::new();
+        let tokens: Vec<_> =
+            SyntheticDocument::new(&SyntheticConfig::default(), 9).take(60_000).collect();
+        let opens = SyntheticTokenizer.id(CHAPTER[0]).unwrap();
         for (i, token) in tokens.iter().enumerate() {
-            match token.kind {
-                TokenKind::Asked { distance } => {
-                    let title = tokens[i - 1].id;
-                    match last.get(&title) {
-                        Some(&(name, at)) => {
-                            assert_eq!(distance, Some((i - at) as u64));
-                            assert_eq!(name, token.id);
-                            answered += 1;
-                        }
-                        None => assert_eq!(distance, None),
+            if token.id == opens {
+                chapters += 1;
+                old = last.drain().map(|(person, (action, _))| (person, action)).collect();
+            }
+            let TokenKind::Action { distance } = token.kind else { continue };
+            let person = tokens[i - 1].id;
+            match last.insert(person, (token.id, i)) {
+                Some((action, at)) => {
+                    assert_eq!((token.id, distance), (action, Some((i - at) as u64)));
+                    recalled += 1;
+                }
+                None => {
+                    assert_eq!(distance, None);
+                    match old.get(&person) {
+                        Some(action) if *action == token.id => kept += 1,
+                        Some(_) => rebound += 1,
+                        None => {}
                     }
-                    last.insert(title, (token.id, i));
                 }
-                TokenKind::Stated => {
-                    last.insert(tokens[i - 1].id, (token.id, i));
-                }
-                _ => {}
             }
         }
-        assert!(answered > 1500, "{answered}");
+        assert!(recalled > 10_000 && chapters > 80, "{recalled} {chapters}");
+        // What a person does in a new chapter has nothing to do with the old one: the same by chance, 1 in 16.
+        let share = f64::from(kept) / f64::from(kept + rebound);
+        assert!((0.03..0.1).contains(&share) && rebound > 400, "{kept} {rebound}");
     }
 
     #[test]
-    fn the_left_out_title_never_comes() {
-        let title = SyntheticTokenizer.id(TITLES[5]).unwrap();
+    fn the_left_out_person_never_comes_and_no_chapter_either() {
         let config = SyntheticConfig::default();
-        let mut haystack = SyntheticDocument::without_title(&config, 1, 5).take(30_000);
-        assert!(haystack.all(|t| t.id != title));
+        let [person, chapter] = [PEOPLE[0], CHAPTER[2]].map(|w| SyntheticTokenizer.id(w).unwrap());
+        let mut haystack = SyntheticDocument::chapter_without(&config, stream(1, 2), 0);
+        assert!(haystack.by_ref().take(30_000).all(|t| t.id != person && t.id != chapter));
     }
 
     #[test]
@@ -276,21 +239,19 @@ mod tests {
         let text = SyntheticTokenizer.decode(&ids(0, 24)).unwrap();
         assert_eq!(
             text,
-            "it was bright. then port Bexley spoke. meet the new uncle Frida. \
-             ask for painter Asa. then sister Jenny spoke"
+            "Finn digs. The snow melts. Dan hunts. Finn digs. The moon shines. The moon shines. Kai dances. \
+             Finn digs. Nina waits. Nina waits. Finn"
         );
     }
 
     #[test]
     fn absurd_configurations_still_give_tokens() {
         let config = SyntheticConfig {
-            titles: 0,
-            names_per_title: 1000,
-            nearby_percent: 100,
-            nearby_gap: 0,
-            min_gap: 0,
+            circles: 0,
+            actions: 1000,
+            filler_percent: 100,
+            shortest_chapter: 0,
             octaves: 99,
-            mentions_per_fact: 0,
             ..SyntheticConfig::default()
         };
         assert_eq!(SyntheticDocument::new(&config, 0).take(1000).count(), 1000);

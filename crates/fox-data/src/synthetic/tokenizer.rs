@@ -6,16 +6,16 @@ use std::sync::OnceLock;
 use super::words::{self, START_WORD, UNKNOWN_WORD};
 use crate::error::{Error, Result};
 
-/// Word-level tokenizer over the 256 words of the synthetic corpus.
+/// Word-level tokenizer over the 90 words of the synthetic corpus.
 ///
-/// Text is split at white space, and `.` and `?` at the end of a word stand alone. A word outside the
-/// vocabulary becomes [`SyntheticTokenizer::UNKNOWN`].
+/// Text is split at white space; the last word of a sentence includes its full stop. A word outside the vocabulary
+/// becomes [`SyntheticTokenizer::UNKNOWN`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SyntheticTokenizer;
 
 impl SyntheticTokenizer {
     /// Number of token ids.
-    pub const VOCAB_SIZE: usize = 256;
+    pub const VOCAB_SIZE: usize = 90;
     /// The id put in front of every model input.
     pub const BOS: u32 = 0;
     /// The id of every word outside the vocabulary.
@@ -23,21 +23,10 @@ impl SyntheticTokenizer {
 
     /// The ids of the words of `text`.
     pub fn encode(self, text: &str) -> Vec<u32> {
-        let mut ids = Vec::new();
-        for word in text.split_whitespace() {
-            let bare = word.trim_end_matches(['.', '?']);
-            if !bare.is_empty() {
-                ids.push(self.id(bare).unwrap_or(Self::UNKNOWN));
-            }
-            for mark in word[bare.len()..].chars() {
-                ids.push(if mark == '.' { 2 } else { 3 });
-            }
-        }
-        ids
+        text.split_whitespace().map(|word| self.id(word).unwrap_or(Self::UNKNOWN)).collect()
     }
 
-    /// The text of `ids`: words joined by spaces, `.` and `?` attached to the word before. The start
-    /// marker is left out.
+    /// The text of `ids`: words joined by spaces. The start marker is left out.
     ///
     /// # Errors
     /// An id outside the vocabulary.
@@ -49,7 +38,7 @@ impl SyntheticTokenizer {
             if word == START_WORD {
                 continue;
             }
-            if !text.is_empty() && word != "." && word != "?" {
+            if !text.is_empty() {
                 text.push(' ');
             }
             text.push_str(word);
@@ -71,9 +60,8 @@ impl SyntheticTokenizer {
         WORDS.get_or_init(|| words::vocabulary().collect()).get(id as usize).copied()
     }
 
-    /// The id of a word that the grammar uses; words outside the vocabulary become unknown, which the
-    /// tests rule out for the grammar.
-    pub(super) fn grammar_id(self, word: &str) -> u32 {
+    /// The id of a word of a document; words outside the vocabulary become unknown, which the tests rule out.
+    pub(super) fn document_id(self, word: &str) -> u32 {
         debug_assert!(word != UNKNOWN_WORD);
         self.id(word).unwrap_or(Self::UNKNOWN)
     }
@@ -85,7 +73,7 @@ mod tests {
 
     #[test]
     fn text_round_trips() {
-        let text = "recall captain Abel? meet the new doctor Zora.";
+        let text = "Ann sings. The rain falls. A new chapter begins. Ann";
         let ids = SyntheticTokenizer.encode(text);
         assert_eq!(ids.len(), 10);
         assert_eq!(SyntheticTokenizer.decode(&ids).unwrap(), text);
@@ -93,14 +81,14 @@ mod tests {
 
     #[test]
     fn unknown_words_and_ids_are_said() {
-        assert_eq!(SyntheticTokenizer.encode("meet xyzzy."), [6, 1, 2]);
-        let error = SyntheticTokenizer.decode(&[256]).unwrap_err();
-        assert!(error.to_string().contains("256"), "{error}");
+        assert_eq!(SyntheticTokenizer.encode("A xyzzy begins."), [2, 1, 5]);
+        let error = SyntheticTokenizer.decode(&[90]).unwrap_err();
+        assert!(error.to_string().contains("90"), "{error}");
     }
 
     #[test]
     fn every_word_keeps_its_id() {
-        for id in 0..256 {
+        for id in 0..90 {
             let word = SyntheticTokenizer.word(id).unwrap();
             assert_eq!(SyntheticTokenizer.id(word), Some(id));
         }

@@ -1,70 +1,51 @@
-//! The closed vocabulary of the synthetic corpus: 256 words, one token each.
+//! The closed vocabulary of the synthetic corpus: 90 words, one token each.
 //!
-//! The order of the lists fixes the token ids, so entries are never reordered: a checkpoint trained on
-//! this corpus would otherwise read a different language.
+//! The last word of a sentence carries its full stop, so a fact is two tokens and still reads as a sentence. The order
+//! of the lists fixes the token ids, so entries are never reordered: a checkpoint trained on this corpus would
+//! otherwise read a different language.
 
 /// Marks the start of every model input; never occurs inside a document.
 pub const START_WORD: &str = "<doc>";
 /// Stands for any word outside the vocabulary.
 pub const UNKNOWN_WORD: &str = "<unk>";
 
-pub(super) const SPECIALS: [&str; 4] = [START_WORD, UNKNOWN_WORD, ".", "?"];
+const SPECIALS: [&str; 2] = [START_WORD, UNKNOWN_WORD];
 
-pub(super) const FUNCTION_WORDS: [&str; 10] =
-    ["the", "new", "meet", "recall", "ask", "for", "then", "spoke", "it", "was"];
+/// The sentence that opens a chapter.
+pub(super) const CHAPTER: [&str; 4] = ["A", "new", "chapter", "begins."];
 
-pub(super) const ADJECTIVES: [&str; 8] =
-    ["old", "young", "tall", "quiet", "small", "grey", "proud", "tired"];
+/// The first word of every filler sentence.
+pub(super) const FILLER: &str = "The";
 
-pub(super) const THINGS: [&str; 8] =
-    ["dog", "cart", "bell", "horse", "boat", "lamp", "crow", "clock"];
+/// What fills the text: each thing does only one thing.
+pub(super) const THINGS: [&str; 10] =
+    ["rain", "wind", "clock", "river", "fire", "moon", "bell", "snow", "tide", "dust"];
 
-pub(super) const VERBS: [&str; 6] = ["waited", "turned", "moved", "slept", "stopped", "fell"];
-
-pub(super) const WEATHER: [&str; 4] = ["cold", "warm", "dark", "bright"];
-
-/// Titles of people and places: the keys of the facts.
-pub const TITLES: [&str; 24] = [
-    "captain", "doctor", "judge", "baker", "sailor", "teacher", "miller", "painter", "uncle",
-    "aunt", "sister", "brother", "river", "lake", "mount", "port", "fort", "castle", "colonel",
-    "lady", "lord", "pastor", "clerk", "widow",
+/// What the thing at the same index does.
+pub(super) const DOES: [&str; 10] = [
+    "falls.", "turns.", "ticks.", "bends.", "burns.", "shines.", "rings.", "melts.", "rises.",
+    "settles.",
 ];
 
-/// How many names each title can go with.
-pub const NAMES_PER_TITLE: usize = 8;
-
-/// Names, the values of the facts: the first [`NAMES_PER_TITLE`] belong to the first title, and so on.
-pub const NAMES: [&str; 192] = [
-    "Abel", "Clara", "Erik", "Hugo", "Klaus", "Mira", "Ralph", "Xenia", "Ada", "Cleo", "Esme",
-    "Ida", "Lara", "Moses", "Rhoda", "Zora", "Agnes", "Cora", "Ethel", "Igor", "Laszlo", "Nadia",
-    "Robin", "Amber", "Alma", "Cyrus", "Ezra", "Ines", "Leah", "Nell", "Rosa", "Arrow", "Amos",
-    "Dalia", "Fanny", "Ingrid", "Lena", "Nico", "Rufus", "Ash", "Anna", "Dana", "Felix", "Ira",
-    "Leon", "Nina", "Ruth", "Barley", "Arlo", "Daria", "Fiona", "Iris", "Lewis", "Nora", "Selma",
-    "Birch", "Asa", "Denis", "Flora", "Isaac", "Linus", "Odette", "Silas", "Bishop", "Basil",
-    "Dora", "Frida", "Ivan", "Lotta", "Olaf", "Simon", "Bloom", "Bela", "Drew", "Gale", "Jasper",
-    "Lucy", "Olga", "Sonia", "Brook", "Bess", "Edda", "Gideon", "Jenny", "Luka", "Orson", "Sven",
-    "Candle", "Blake", "Edgar", "Gilda", "Jonas", "Mabel", "Oscar", "Tessa", "Cedar", "Alder",
-    "Calder", "Elgin", "Harlow", "Leeds", "Newry", "Ripon", "Tring", "Ashford", "Carlow", "Ely",
-    "Hexham", "Lincoln", "Norwich", "Rugby", "Wells", "Barrow", "Crewe", "Exeter", "Ilford",
-    "Ludlow", "Oban", "Selby", "Whitby", "Bexley", "Dover", "Fenwick", "Kells", "Malton", "Oxford",
-    "Sligo", "Wick", "Bolton", "Dunmore", "Galway", "Kendal", "Matlock", "Penrith", "Stroud",
-    "Yarm", "Bray", "Durham", "Hale", "Lanark", "Navan", "Perth", "Tralee", "York", "Boris",
-    "Edith", "Greta", "Judith", "Magda", "Otto", "Theo", "Clay", "Bram", "Elias", "Gus", "Jules",
-    "Marlow", "Pablo", "Tilda", "Copper", "Calla", "Ella", "Hanna", "Karin", "Martha", "Paula",
-    "Ursula", "Cotton", "Carl", "Elmer", "Hazel", "Kaspar", "Matilda", "Perry", "Vera", "Crane",
-    "Cato", "Emil", "Hector", "Kate", "Max", "Petra", "Victor", "Dale", "Celia", "Enid", "Helga",
-    "Kira", "Mina", "Quinn", "Wanda", "Dove",
+/// The people: the keys of the facts.
+pub const PEOPLE: [&str; 31] = [
+    "Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "June", "Kai", "Lea", "Max",
+    "Nina", "Otto", "Pia", "Quin", "Rosa", "Sam", "Tess", "Uma", "Vera", "Will", "Xena", "Yuri",
+    "Zoe", "Abe", "Bea", "Carl", "Dora", "Emil",
 ];
 
-/// The names that can go with a title, by its index in [`TITLES`].
-pub(super) fn names_of(title: usize) -> &'static [&'static str] {
-    &NAMES[title * NAMES_PER_TITLE..][..NAMES_PER_TITLE]
-}
+/// What people do: the values of the facts, shared by all people.
+pub const ACTIONS: [&str; 32] = [
+    "sings.", "cooks.", "reads.", "paints.", "runs.", "swims.", "writes.", "sleeps.", "dances.",
+    "digs.", "knits.", "rides.", "sails.", "fishes.", "hunts.", "waits.", "bakes.", "climbs.",
+    "draws.", "farms.", "hikes.", "jokes.", "juggles.", "mends.", "mows.", "plays.", "rows.",
+    "sews.", "skates.", "teaches.", "travels.", "weaves.",
+];
 
 /// All words in the order of their ids.
 pub(super) fn vocabulary() -> impl Iterator<Item = &'static str> {
-    let lists: [&'static [&'static str]; 8] =
-        [&SPECIALS, &FUNCTION_WORDS, &ADJECTIVES, &THINGS, &VERBS, &WEATHER, &TITLES, &NAMES];
+    let lists: [&'static [&'static str]; 7] =
+        [&SPECIALS, &CHAPTER, &[FILLER], &THINGS, &DOES, &PEOPLE, &ACTIONS];
     lists.into_iter().flatten().copied()
 }
 
@@ -74,16 +55,17 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn every_title_has_its_own_names() {
-        assert_eq!(NAMES.len(), TITLES.len() * NAMES_PER_TITLE);
-        assert_eq!(names_of(0)[0], NAMES[0]);
-        assert_eq!(names_of(23)[7], NAMES[191]);
+    fn the_vocabulary_has_90_different_words() {
+        let words: Vec<_> = vocabulary().collect();
+        assert_eq!(words.len(), 90);
+        assert_eq!(words.iter().collect::<HashSet<_>>().len(), 90);
     }
 
     #[test]
-    fn the_vocabulary_has_256_different_words() {
-        let words: Vec<_> = vocabulary().collect();
-        assert_eq!(words.len(), 256);
-        assert_eq!(words.iter().collect::<HashSet<_>>().len(), 256);
+    fn a_full_stop_ends_a_sentence_and_nothing_else() {
+        let last = CHAPTER[3..].iter().chain(&DOES).chain(&ACTIONS);
+        assert!(last.clone().all(|word| word.ends_with('.')));
+        let ends = vocabulary().filter(|word| word.contains('.')).count();
+        assert_eq!(ends, last.count());
     }
 }

@@ -171,7 +171,7 @@ fn synthetic_json() -> Value {
             gpt2_files::added_token(SyntheticTokenizer::UNKNOWN, UNKNOWN_WORD),
         ],
         "normalizer": null,
-        "pre_tokenizer": { "type": "Whitespace" },
+        "pre_tokenizer": { "type": "WhitespaceSplit" },
         "post_processor": null,
         "decoder": null,
         "model": { "type": "WordLevel", "vocab": vocab, "unk_token": UNKNOWN_WORD },

@@ -136,7 +136,7 @@ mod tests {
             assert_eq!(library.vocab_size(), ours.vocab_size(), "{name}");
         }
         let (ours, library) = through_the_library("synthetic");
-        let text = "recall captain Abel? meet xyzzy.";
+        let text = "Ann sings. A xyzzy. begins.";
         assert_eq!(library.encode(text).unwrap(), ours.encode(text).unwrap());
         assert_eq!(library.bos(), ours.bos());
     }

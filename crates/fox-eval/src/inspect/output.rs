@@ -104,6 +104,7 @@ impl Inspection {
                 range: (0.0, 1.0),
                 aspect: (18.0 / strip.rows as f64).clamp(1.2, 5.0),
                 row_names: (0..strip.rows).map(|h| format!("H{h}")).collect(),
+                diagonal: Vec::new(),
             }));
         }
         if !charts.is_empty() {
@@ -135,6 +136,7 @@ impl Inspection {
                 range,
                 aspect: 1.0,
                 row_names: Vec::new(),
+                diagonal: Vec::new(),
             };
             if let Some(forget) = &picture.forget {
                 charts

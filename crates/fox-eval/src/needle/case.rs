@@ -46,13 +46,11 @@ pub trait Cases {
     fn chance(&self) -> f64;
 }
 
-/// The facts of the synthetic corpus: the answer is one token.
+/// The facts of the synthetic corpus: the answer is one token, and an older answer is void.
 #[derive(Clone, Copy, Debug)]
 pub struct SyntheticCases {
-    /// The documents that make the haystacks.
+    /// The corpus of the haystacks.
     pub config: SyntheticConfig,
-    /// In the easy mode the needle is the question with its answer.
-    pub mode: Mode,
 }
 
 impl Cases for SyntheticCases {
@@ -65,17 +63,13 @@ impl Cases for SyntheticCases {
         }
         // One token is the start marker.
         let case = NeedleCase::new(&self.config, index, length - 1, depth);
-        let mut prompt = vec![SyntheticTokenizer::BOS];
-        match self.mode {
-            Mode::Standard => prompt.extend_from_slice(&case.prompt),
-            Mode::Easy => prompt.extend(with_question_as_needle(&case)),
-        }
+        let prompt = [&[SyntheticTokenizer::BOS], &case.prompt[..]].concat();
         let wrong = case.candidates.iter().filter(|id| **id != case.answer).map(|id| vec![*id]);
         Ok(Case { prompt, answer: vec![case.answer], wrong: wrong.collect(), expected: None })
     }
 
     fn identity(&self) -> String {
-        format!("synthetic {:?} {:?}", self.mode, self.config)
+        format!("synthetic-v2 {:?}", self.config)
     }
 
     fn vocab_size(&self) -> usize {
@@ -91,20 +85,6 @@ impl Cases for SyntheticCases {
         1.0 / candidates.len() as f64
     }
 }
-
-/// The prompt with the statement replaced by the question and its answer.
-fn with_question_as_needle(case: &NeedleCase) -> Vec<u32> {
-    let sentence_end = |id: &u32| *id == END[0] || *id == END[1];
-    let after_last = |ids: &[u32]| ids.iter().rposition(sentence_end).map_or(0, |at| at + 1);
-    let start = after_last(&case.prompt[..case.needle_position]);
-    let end = case.prompt[case.needle_position..].iter().position(sentence_end);
-    let end = case.needle_position + end.map_or(1, |at| at + 1);
-    let question = &case.prompt[after_last(&case.prompt)..];
-    [&case.prompt[..start], question, &[case.answer, END[1]], &case.prompt[end..]].concat()
-}
-
-/// Ids of `.` and `?` in the synthetic vocabulary.
-const END: [u32; 2] = [2, 3];
 
 /// A needle in words, for any tokenizer and any haystack.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -263,24 +243,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_easy_needle_is_the_question_with_its_answer() {
-        let config = SyntheticConfig::default();
-        let cases = |mode| SyntheticCases { config, mode };
+    fn a_case_of_the_synthetic_corpus_asks_for_the_only_fact_of_its_chapter() {
+        let cases = SyntheticCases { config: SyntheticConfig::default() };
         for index in 0..20 {
-            let standard = cases(Mode::Standard).case(300, 0.5, index).unwrap();
-            let easy = cases(Mode::Easy).case(300, 0.5, index).unwrap();
-            assert_eq!(standard.answer, easy.answer);
-            assert_eq!(standard.answer.len(), 1);
-            assert_eq!(standard.wrong.len() as f64 + 1.0, 1.0 / cases(Mode::Easy).chance());
-            let text = SyntheticTokenizer.decode(&easy.prompt).unwrap();
-            let question = text.rsplit(['.', '?']).next().unwrap().trim();
-            let answer = SyntheticTokenizer.decode(&easy.answer).unwrap();
-            let sentence = format!("{question} {answer}?");
-            assert_eq!(text.matches(&sentence).count(), 1, "{sentence} in {text}");
-            let text = SyntheticTokenizer.decode(&standard.prompt).unwrap();
-            assert_eq!(text.matches(&sentence).count(), 0, "{sentence} in {text}");
+            let case = cases.case(300, 0.5, index).unwrap();
+            assert!((295..=300).contains(&case.prompt.len()) && case.prompt[0] == 0);
+            assert_eq!((case.answer.len(), case.wrong.len()), (1, 15));
+            let text = SyntheticTokenizer.decode(&case.prompt).unwrap();
+            let (before, chapter) = text.split_once(" A new chapter begins. ").unwrap();
+            let (haystack, person) = chapter.rsplit_once(' ').unwrap();
+            let fact = format!("{person} {}", SyntheticTokenizer.decode(&case.answer).unwrap());
+            assert_eq!(haystack.matches(&fact).count(), 1, "{fact} in {text}");
+            assert!(before.starts_with(person) && before != fact, "{text}");
         }
-        assert!(cases(Mode::Easy).case(5, 0.5, 0).is_err());
+        assert_eq!(cases.chance(), 1.0 / 16.0);
+        assert!(cases.case(5, 0.5, 0).is_err());
     }
 
     #[test]

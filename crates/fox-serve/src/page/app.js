@@ -37,7 +37,7 @@ async function connect() {
     document.title = `fox: ${model.id}`;
     if (!$("prompt").value) {
       $("prompt").value = info.tokenizer_class === "synthetic"
-        ? "meet the new captain Abel. meet the new doctor Zora. recall captain" : "Once upon a time";
+        ? "Ann sings. Ben cooks. The rain falls. Ann" : "Once upon a time";
     }
     complain($("error"));
   } catch (error) {

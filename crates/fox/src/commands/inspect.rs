@@ -112,7 +112,7 @@ fn tokens(args: &Args, opened: &Opened, tokenizer: &Tokenizer) -> Result<Vec<u32
 pub fn decode_one(tokenizer: &Tokenizer, id: u32) -> String {
     let text = tokenizer.decode(&[id]).unwrap_or_default();
     match tokenizer {
-        Tokenizer::Synthetic(_) if !matches!(text.as_str(), "." | "?" | "") => format!(" {text}"),
+        Tokenizer::Synthetic(_) if !text.is_empty() => format!(" {text}"),
         _ => text,
     }
 }

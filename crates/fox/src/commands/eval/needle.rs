@@ -21,7 +21,7 @@ use crate::output;
 ///
 /// Scored by whether the greedy answer contains what was hidden, and by the log-probability of the right
 /// answer, also against wrong ones where they are known. Models of the embedded corpus, as the run's recipe has it, are
-/// asked for its names; for other runs the needle lies in the held-out part of their own data, or in the --haystack.
+/// asked for its facts; for other runs the needle lies in the held-out part of their own data, or in the --haystack.
 /// A run that is not finished is evaluated at its newest checkpoint. A needle file is TOML with `needle`, `question`, `answer`, and
 /// optionally `expected` (what the answer must contain) and `wrong` (a list).
 #[derive(clap::Args)]
@@ -128,7 +128,12 @@ impl Hay {
             Some(path) => text(path)?,
             None => match synthetic_config(opened, tokenizer) {
                 Some(config) => {
-                    return Ok(Box::new(SyntheticCases { config: config.held_out(), mode }));
+                    if let Mode::Standard = mode {
+                        bail!(
+                            "the embedded corpus states a fact as it asks for it; --mode standard needs a --haystack"
+                        );
+                    }
+                    return Ok(Box::new(SyntheticCases { config: config.held_out() }));
                 }
                 None if has_own(opened, tokenizer) => {
                     let longest = grid.lengths.iter().copied().max().unwrap_or(0);
