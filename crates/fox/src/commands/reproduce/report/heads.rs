@@ -71,6 +71,7 @@ fn matrices(model: &str, picture: &Value, seen: &Value) -> Vec<(String, String)>
         range,
         aspect: 1.0,
         row_names: Vec::new(),
+        diagonal: Vec::new(),
     };
     let mut pictures = Vec::new();
     if let Some(forget) = matrix(&picture["forget_matrix"]) {
