@@ -1,26 +1,35 @@
 //! The engine's thread: who runs next.
 //!
-//! Each round frees what was cancelled, admits requests for which there is memory even at worst, reads
-//! one chunk of the oldest unread prompt, and lets every sequence that has its prompt take one step.
+//! Each round frees what was cancelled, admits requests that are expected to fit, lets every sequence that has its
+//! prompt decode, and reads pieces of prompts, as [`step`](crate::step) says.
 //!
-//! Whether there is memory is the [`Budget`](fox_cache::Budget)'s to say.
+//! The [`Budget`](fox_cache::Budget) is asked before every step. When there is no memory for one, kept prefixes are
+//! forgotten, and then the youngest request is put back; the oldest one is never, so that all get to their end.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use fox_cache::{Cache, PagePolicy};
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Segments, Tape, Var};
 use rayon::prelude::*;
 
-use crate::engine::{Job, Shared};
+use crate::capacity::Kept;
+use crate::engine::{Job, Shared, State};
 use crate::plan::Plan;
 use crate::prefixes::{Found, Prefixes};
 use crate::running::Running;
+use crate::step::{Pace, PromptOrder};
 use crate::{EngineOptions, FinishReason, HeadPages, Result, Stats};
 
 /// Logits that make a task.
 const TASK_LOGITS: usize = 1 << 14;
+
+/// How often later requests may go before one that there is no memory for, and how many are looked at.
+const MAX_PASSED: u32 = 64;
+const LOOK_AHEAD: usize = 32;
 
 /// The thread's state.
 pub(crate) struct Scheduler {
@@ -30,7 +39,14 @@ pub(crate) struct Scheduler {
     policy: PagePolicy,
     prefixes: Prefixes,
     shared: Arc<Shared>,
+    /// Oldest first.
     running: Vec<Running>,
+    /// Requests that were put back, oldest first. They go before those that have not run.
+    waiting: VecDeque<Running>,
+    arrivals: u64,
+    kept: Kept,
+    order: PromptOrder,
+    pace: Pace,
     stats: Stats,
 }
 
@@ -63,6 +79,11 @@ impl Scheduler {
             policy,
             shared,
             running: Vec::new(),
+            waiting: VecDeque::new(),
+            arrivals: 0,
+            kept: Kept::default(),
+            order: PromptOrder::default(),
+            pace: Pace::default(),
         })
     }
 
@@ -80,8 +101,8 @@ impl Scheduler {
         while self.wait_for_work() {
             // On a thread of the pool, so that the ops of a step need not get there one by one.
             rayon::scope(|_| {
-                self.prefill();
                 self.decode();
+                self.read_prompts();
                 self.finish();
             });
         }
@@ -92,19 +113,18 @@ impl Scheduler {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         loop {
-            let before = self.running.len() + state.queue.len();
+            let count = |this: &Self, state: &State| {
+                this.running.len() + this.waiting.len() + state.queue.len()
+            };
+            let before = count(self, &state);
             self.running.retain(|r| !r.is_cancelled());
+            self.waiting.retain(|r| !r.is_cancelled());
             state.queue.retain(|job| !job.cancelled.load(Ordering::Relaxed));
-            self.stats.cancelled += (before - self.running.len() - state.queue.len()) as u64;
-            while self.running.len() < self.options.max_batch {
-                let Some(job) = state.queue.front() else { break };
-                if !self.make_room(self.plan.worst_case(&job.request)) {
-                    break;
-                }
-                if let Some(job) = state.queue.pop_front() {
-                    self.admit(job);
-                }
+            self.stats.cancelled += (before - count(self, &state)) as u64;
+            if state.interrupted {
+                self.interrupt(&mut state);
             }
+            while self.running.len() < self.options.max_batch && self.admit_one(&mut state) {}
             self.measure();
             state.stats = self.stats.clone();
             if !self.running.is_empty() {
@@ -117,30 +137,159 @@ impl Scheduler {
         }
     }
 
-    /// Whether `bytes` more may be promised; kept prefixes are forgotten for it.
+    /// Lets in one request that is expected to fit, those that were put back first; whether there was one.
+    fn admit_one(&mut self, state: &mut State) -> bool {
+        if let Some(r) = self.waiting.front() {
+            let (tokens, need) = (r.tokens(), r.need);
+            return self.has_room(tokens, need) && self.resume();
+        }
+        for at in 0..state.queue.len().min(LOOK_AHEAD) {
+            let request = &state.queue[at].request;
+            if self.has_room(request.prompt.len() + request.max_tokens, 0) {
+                state.queue.iter_mut().take(at).for_each(|job| job.passed += 1);
+                if let Some(job) = state.queue.remove(at) {
+                    self.admit(job);
+                }
+                return true;
+            }
+            // It has waited long enough: whatever comes free is for this one.
+            if state.queue[at].passed >= MAX_PASSED {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Whether a request of `tokens` tokens, which is known to need `need` bytes, is expected to fit beside those
+    /// that run. Alone, it may try: nobody knows what it will forget.
+    fn has_room(&mut self, tokens: usize, need: usize) -> bool {
+        let cost = self.plan.budget.cost();
+        let bytes = match self.running.is_empty() {
+            true => cost.fixed() + cost.step(self.plan.piece),
+            false => self.kept.expected(cost, tokens, self.plan.piece).max(need),
+        };
+        // A budget of less than a step's worst case still fits requests of a few tokens.
+        let bytes = bytes.min(cost.worst_case(tokens).max(need));
+        self.make_room(bytes)
+    }
+
+    /// Whether `bytes` more may be promised beside what the running sequences are expected to take; kept prefixes
+    /// are forgotten for it.
     fn make_room(&mut self, bytes: usize) -> bool {
-        let running = self.running.iter().filter_map(Running::demand);
-        self.plan.budget.make_room(running, bytes, || self.prefixes.forget_one())
+        let cost = self.plan.budget.cost();
+        let promised = |r: &Running| {
+            let held = r.cache.as_ref().map_or(0, |cache| cache.usage(0).bytes);
+            self.kept.expected(cost, r.tokens(), self.plan.piece).max(r.need).saturating_sub(held)
+        };
+        let promised = self.running.iter().map(promised).fold(bytes, usize::saturating_add);
+        self.plan.budget.make_room(std::iter::empty(), promised, || self.prefixes.forget_one())
     }
 
     fn admit(&mut self, mut job: Job) {
+        self.arrivals += 1;
         match self.model.new_paged_cache(&self.policy) {
-            Ok(cache) => self.running.push(Running::new(job, cache)),
-            Err(error) => job.fail(error.to_string()),
+            Ok(cache) => self.running.push(Running::new(job, cache, self.arrivals)),
+            Err(error) => job.end(FinishReason::Failed(error.to_string())),
         }
     }
 
-    /// Reads one chunk of the oldest unread prompt.
-    fn prefill(&mut self) {
-        let Some(at) = self.running.iter().position(|r| r.next.is_none()) else { return };
-        if self.running[at].read == 0 && self.share_prefix(at) {
-            return;
+    /// Lets the first request that was put back begin again.
+    fn resume(&mut self) -> bool {
+        let Some(mut r) = self.waiting.pop_front() else { return false };
+        match self.model.new_paged_cache(&self.policy) {
+            Ok(cache) => r.cache = Some(cache),
+            Err(error) => r.ended = Some(FinishReason::Failed(error.to_string())),
+        }
+        let at = self.running.partition_point(|other| other.arrival < r.arrival);
+        self.running.insert(at, r);
+        true
+    }
+
+    /// Ends everything where it is.
+    fn interrupt(&mut self, state: &mut State) {
+        for mut r in self.running.drain(..).chain(self.waiting.drain(..)) {
+            self.stats.finished += 1;
+            r.ended = Some(FinishReason::Interrupted);
+            r.finish();
+        }
+        for mut job in state.queue.drain(..) {
+            job.end(FinishReason::Interrupted);
+        }
+    }
+
+    /// Makes room for the next step of the running requests that `takes_part`: forgets prefixes, then puts the
+    /// youngest requests back. A request that has all the memory and needs more ends.
+    fn make_room_for_step(&mut self, takes_part: impl Fn(&Running) -> bool) {
+        loop {
+            let piece = self.plan.piece;
+            let demand = self.running.iter().filter(|r| r.ended.is_none() && takes_part(r));
+            // Nearly always there is room for the worst that a step can do, and nobody has to count pages.
+            let cost = self.plan.budget.cost();
+            let tokens = |r: &Running| if r.next().is_some() { 1 } else { piece };
+            let most = demand.clone().map(|r| cost.step(tokens(r))).fold(0, usize::saturating_add);
+            let budget = &self.plan.budget;
+            if budget.make_room(std::iter::empty(), most, || false) {
+                return;
+            }
+            let exact = demand.filter_map(|r| r.demand(piece));
+            if budget.make_room(exact, 0, || self.prefixes.forget_one()) {
+                return;
+            }
+            let alone = self.running.iter().filter(|r| r.cache.is_some()).count() == 1;
+            let youngest = self.running.iter().rposition(|r| r.cache.is_some());
+            let Some(at) = youngest else { return };
+            if alone {
+                let words = format!(
+                    "the request has filled the cache of {} bytes and needs more; see --cache",
+                    self.options.cache_bytes
+                );
+                let r = &mut self.running[at];
+                r.ended = Some(FinishReason::Failed(words));
+                r.cache = None;
+                return;
+            }
+            let mut r = self.running.remove(at);
+            if let Some(cache) = &r.cache {
+                self.kept.observe(cache);
+                r.need = cache.usage(0).bytes + self.plan.budget.cost().step(piece);
+            }
+            r.put_back();
+            self.stats.preempted += 1;
+            let at = self.waiting.partition_point(|other| other.arrival < r.arrival);
+            self.waiting.insert(at, r);
+        }
+    }
+
+    /// Reads pieces of prompts, for about as long as the decode rows of this step took.
+    fn read_prompts(&mut self) {
+        let piece = self.plan.piece;
+        let mut unread: Vec<usize> = self.running.iter().map(Running::unread).collect();
+        let decodes = self.running.iter().any(|r| r.next().is_some());
+        // Without decode rows, a piece at a time: whoever comes need not wait for more.
+        let budget = if decodes { self.pace.prompt_tokens(self.options.step_tokens) } else { 0 };
+        let arrivals: Vec<u64> = self.running.iter().map(|r| r.arrival).collect();
+        for at in self.order.form(&mut unread, piece, budget) {
+            let start = Instant::now();
+            self.make_room_for_step(|r| r.arrival == arrivals[at]);
+            // Whoever was put back meanwhile is not there any more.
+            let Some(at) = self.running.iter().position(|r| r.arrival == arrivals[at]) else {
+                continue;
+            };
+            let tokens = self.read_piece(at);
+            self.pace.read(tokens, start.elapsed());
+        }
+    }
+
+    /// Reads the next piece of a prompt; its tokens.
+    fn read_piece(&mut self, at: usize) -> usize {
+        if self.running[at].read == 0 && self.share_prefix(at) || self.running[at].unread() == 0 {
+            return 0;
         }
         let r = &mut self.running[at];
         let (first, echo) = (r.read, r.echoes());
-        let end = r.prompt().len().min(first + self.options.prefill_chunk);
+        let end = r.prompt().len().min(first + self.plan.piece);
         let is_last = end == r.prompt().len();
-        let Some(mut cache) = r.cache.take() else { return };
+        let Some(mut cache) = r.cache.take() else { return 0 };
         let rows = match (echo, is_last) {
             (true, _) => Rows::All,
             (false, true) => Rows::Last,
@@ -155,7 +304,7 @@ impl Scheduler {
             Ok(logits) => logits,
             Err(error) => {
                 r.ended = Some(FinishReason::Failed(error.to_string()));
-                return;
+                return end - first;
             }
         };
         if echo {
@@ -164,9 +313,13 @@ impl Scheduler {
         let last = is_last.then(|| &logits[logits.len() - self.plan.vocab..]);
         self.keep_prefix(at, last);
         if let Some(logits) = last {
+            if let Some(cache) = &self.running[at].cache {
+                self.kept.observe(cache);
+            }
             let taken = self.running[at].take(logits);
             self.stats.generated_tokens += u64::from(taken);
         }
+        end - first
     }
 
     /// Goes on where an earlier prompt with the same beginning was; whether that is all of it.
@@ -193,9 +346,7 @@ impl Scheduler {
     /// Keeps the state of a prompt for others that begin alike, if there is room.
     fn keep_prefix(&mut self, at: usize, logits: Option<&[f32]>) {
         let read = self.running[at].read;
-        if !self.options.share_prefixes
-            || !(logits.is_some() || read.is_multiple_of(self.options.prefill_chunk))
-        {
+        if !self.options.share_prefixes || !(logits.is_some() || self.prefixes.is_place(read)) {
             return;
         }
         let cost = Prefixes::cost(read, logits.map_or(0, <[f32]>::len));
@@ -209,15 +360,22 @@ impl Scheduler {
 
     /// One step of every sequence that has its prompt.
     fn decode(&mut self) {
-        let ready = |r: &&mut Running| r.next.is_some() && r.ended.is_none();
+        let start = Instant::now();
+        if self.running.iter().any(|r| r.next().is_some()) {
+            self.make_room_for_step(|r| r.next().is_some());
+        }
+        let ready = |r: &&mut Running| r.next().is_some();
         let mut ready: Vec<&mut Running> = self.running.iter_mut().filter(ready).collect();
+        if ready.is_empty() {
+            return;
+        }
         // More rows than these would be another kernel, and other bits.
         for group in ready.chunks_mut(self.model.device().backend().caps().decode_batch) {
             self.stats.steps += 1;
             match step(&self.model, group) {
                 Ok(logits) => {
                     let rows = logits.par_chunks(self.plan.vocab);
-                    let taken = group.par_iter_mut().zip(rows).map(|(r, row)| r.take(row));
+                    let taken = group.par_iter_mut().zip(rows).map(|(r, row)| r.stepped(row));
                     // Rows of a small vocabulary are not worth a task each.
                     let taken = taken.with_min_len((TASK_LOGITS / self.plan.vocab).max(1));
                     self.stats.generated_tokens += taken.filter(|taken| *taken).count() as u64;
@@ -229,11 +387,15 @@ impl Scheduler {
                 }
             }
         }
+        self.pace.decoded(start.elapsed());
     }
 
     /// Reports and removes what has ended.
     fn finish(&mut self) {
         for r in self.running.extract_if(.., |r| r.ended.is_some()) {
+            if let Some(cache) = &r.cache {
+                self.kept.observe(cache);
+            }
             self.stats.finished += 1;
             r.finish();
         }
@@ -242,6 +404,7 @@ impl Scheduler {
     fn measure(&mut self) {
         let stats = &mut self.stats;
         stats.running = self.running.len();
+        stats.queued = self.waiting.len();
         stats.cache_bytes = self.policy.meter().bytes();
         stats.peak_cache_bytes = self.policy.meter().peak();
         stats.heads.clear();
@@ -290,7 +453,7 @@ fn read(
 
 /// Feeds every sequence its next token; the logits after them, `[n, V]`.
 fn step(model: &Model, group: &mut [&mut Running]) -> fox_model::Result<Vec<f32>> {
-    let tokens: Vec<i32> = group.iter().filter_map(|r| r.next).collect();
+    let tokens: Vec<i32> = group.iter().filter_map(|r| r.next()).collect();
     let caches: Vec<Cache> = group.iter_mut().filter_map(|r| r.cache.take()).collect();
     let mut joined = Cache::join(caches)?;
     let rows: Vec<&[i32]> = tokens.chunks(1).collect();
