@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 /// The exit code of a program that was interrupted.
-const INTERRUPTED: i32 = 130;
+pub const INTERRUPTED: i32 = 130;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[cfg(unix)]
