@@ -22,6 +22,7 @@
 //!   kept; when that was too little, the youngest is put back and computed again later, to the same bits.
 //! - Text exists only at the edge: [`TextStream`] turns ids into text as they come and finds stop strings.
 
+mod admission;
 mod capacity;
 mod cut;
 mod engine;

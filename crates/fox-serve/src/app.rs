@@ -10,6 +10,7 @@ use hyper::body::Bytes;
 use tokio::sync::Semaphore;
 
 use crate::chat::Chat;
+use crate::completions::longest_token;
 use crate::error::{ApiError, ApiResult};
 use crate::metrics::Metrics;
 use crate::{Error, Result, ServeOptions};
@@ -40,6 +41,8 @@ pub(crate) struct App {
     pub created: u64,
     /// Ids that end an answer.
     pub end_ids: Vec<i32>,
+    /// Bytes of text that a token stands for, at most.
+    pub longest_token: usize,
     pub chat: Chat,
     /// Parsing and tokenizing large bodies, a few at a time.
     parsing: Semaphore,
@@ -69,6 +72,7 @@ impl App {
             metrics: Metrics::default(),
             inspecting: Semaphore::new(1),
             parsing: Semaphore::new(PARSERS),
+            longest_token: longest_token(&tokenizer),
             chat: Chat::new(options.chat.clone())?,
             name,
             engine,

@@ -8,7 +8,7 @@ mod request;
 mod wire;
 
 pub(crate) use events::Events;
-pub(crate) use prompt::Prompt;
+pub(crate) use prompt::{Prompt, longest_token};
 pub(crate) use request::Kind;
 
 use std::sync::Arc;

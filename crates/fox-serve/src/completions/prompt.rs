@@ -21,8 +21,8 @@ impl Prompt {
     /// A text, with the start marker in front when `mark` is set.
     pub fn text(app: &App, text: &str, mark: bool) -> ApiResult<Prompt> {
         // Before the work: a text that cannot fit whatever its tokens are.
-        let (context, longest) = (app.engine.options().max_context, longest_token(&app.tokenizer));
-        if text.len() > context.saturating_mul(longest) {
+        let context = app.engine.options().max_context;
+        if text.len() > context.saturating_mul(app.longest_token) {
             let message =
                 format!("a text of {} bytes exceeds the context of {context} tokens", text.len());
             return Err(ApiError::invalid("prompt", message).with_code("context_length_exceeded"));
@@ -57,7 +57,7 @@ impl Prompt {
 }
 
 /// Bytes of text that a token stands for, at most.
-fn longest_token(tokenizer: &Tokenizer) -> usize {
+pub(crate) fn longest_token(tokenizer: &Tokenizer) -> usize {
     match tokenizer {
         Tokenizer::Bytes(_) => 1,
         Tokenizer::Gpt2(_) | Tokenizer::JsonGpt2(_) => {
