@@ -101,7 +101,7 @@ fn what_cannot_run_is_said_in_one_sentence() {
     let said = complaint(&["--cache", "0.000001"]);
     assert!(said.contains("--cache") && said.contains("bytes"), "{said}");
     assert!(complaint(&["--top-p", "2"]).contains("--top-p must be above 0 and at most 1, not 2"));
-    assert!(complaint(&["--min-p", "-1"]).contains("--min-p must be from 0 to 1"));
+    assert!(complaint(&["--min-p", "2"]).contains("--min-p must be from 0 to 1"));
     assert_eq!(fox(&["generate", &model, "--eviction", "1"]).status.code(), Some(2));
 }
 

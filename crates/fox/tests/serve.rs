@@ -136,6 +136,6 @@ fn what_cannot_be_served_is_said() {
     std::fs::write(format!("{model}/chat_template.jinja"), "{% for").unwrap();
     let told = words(&["serve", &model, "--port", "0"]);
     assert!(told.contains("chat template has a mistake"), "{told}");
-    let told = words(&["serve", &model, "--cache", "-1"]);
+    let told = words(&["serve", &model, "--cache", "0"]);
     assert!(told.contains("--cache"), "{told}");
 }
