@@ -35,9 +35,8 @@ pub(crate) fn check_host(
     if local || allowed.iter().any(is_named) {
         return Ok(());
     }
-    let message = format!(
-        "the server listens on loopback and does not answer as {name}; use localhost, or allow the site with --allow-origin"
-    );
+    let remedy = "use localhost, or allow the site with --allow-origin";
+    let message = format!("the server listens on loopback and does not answer as {name}; {remedy}");
     Err(ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
         .with_code("host_not_allowed"))
 }
