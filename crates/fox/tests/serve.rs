@@ -87,7 +87,7 @@ fn names_templates_and_the_log_are_as_asked_for() {
     let mut values: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
     values["chat_template"] =
-        "{{ bos_token }}{% for m in messages %}{{ m.content }} {% endfor %}".into();
+        "{{ bos_token }} {% for m in messages %}{{ m.content }} {% endfor %}".into();
     std::fs::write(&config, values.to_string()).unwrap();
     let flags = ["--host", "localhost", "--alias", "gpt-4o", "--strict", "--access-log", "json"];
     let mut command = fox(&["serve", &model, "--port", "0"]);
