@@ -55,7 +55,7 @@ fn forgetful(seed: usize, len: usize) -> Vec<i32> {
     prompt(seed, len)
         .into_iter()
         .enumerate()
-        .map(|(i, id)| if i % 16 == 0 { FORGET } else { id.max(1) })
+        .map(|(i, id)| if i.is_multiple_of(16) { FORGET } else { id.max(1) })
         .collect()
 }
 
@@ -107,7 +107,7 @@ fn requests_that_were_put_back_give_the_same_bits() {
         read(tight.submit(Request::greedy(forgetful(i, 1024), 1)).unwrap());
     }
     let request = |i: usize| Request {
-        echo: i % 2 == 0,
+        echo: i.is_multiple_of(2),
         ..sampled(memorable(i, 700 + 50 * i), 200, i as u64)
     };
     let answers: Vec<_> = (0..5).map(|i| tight.submit(request(i)).unwrap()).collect();

@@ -32,8 +32,11 @@ pub(crate) async fn inspect(app: Arc<App>, body: Bytes) -> ApiResult<Response<Bo
     Ok(unknown.tell(json_response(StatusCode::OK, &describe(&app, &seen, &cache))))
 }
 
+/// A layer and a head of it.
+type Place = (usize, usize);
+
 /// The ids to look at, and the head.
-fn parse(app: &App, body: &[u8]) -> ApiResult<(Vec<i32>, Option<(usize, usize)>, Unknown)> {
+fn parse(app: &App, body: &[u8]) -> ApiResult<(Vec<i32>, Option<Place>, Unknown)> {
     let mut fields = Fields::parse(body)?;
     let prompt = fields.take::<Value>("prompt")?;
     let head = fields.take("head")?;
