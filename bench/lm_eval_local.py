@@ -10,7 +10,7 @@ repository, so nothing is downloaded. The harness takes the tokenizer from the s
 
 The real tasks are run in the same way, with whatever they download:
 
-    /tmp/lm-eval/bin/python bench/lm_eval_local.py MODEL --tasks lambada_openai,piqa,hellaswag
+    /tmp/lm-eval/bin/python bench/lm_eval_local.py MODEL --tasks lambada_openai,piqa --batch-size 64 --concurrent 8
 """
 
 import argparse
@@ -34,7 +34,7 @@ def start_server(fox, model):
     sys.exit(f"{' '.join(command)} did not start")
 
 
-def evaluate(url, tasks, batch_size):
+def evaluate(url, tasks, batch_size, concurrent):
     """The harness's results, by task."""
     # Local files only, unless a real task is named.
     if all(task.startswith("fox_") for task in tasks):
@@ -50,7 +50,7 @@ def evaluate(url, tasks, batch_size):
         "base_url": f"{url}/v1/completions",
         "tokenizer_backend": "remote",
         "max_length": card["max_model_len"] - 1,
-        "num_concurrent": 1,
+        "num_concurrent": concurrent,
     }
     answer = lm_eval.simple_evaluate(
         model="local-completions",
@@ -68,12 +68,13 @@ def main():
     parser.add_argument("--fox", default="target/release/fox", help="the binary")
     parser.add_argument("--tasks", default="fox_needles,fox_last_word,fox_texts")
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--concurrent", type=int, default=1, help="requests at a time")
     parser.add_argument("--json", help="file for the results")
     args = parser.parse_args()
     process, url = start_server(args.fox, args.model)
     try:
         start = time.time()
-        results = evaluate(url, args.tasks.split(","), args.batch_size)
+        results = evaluate(url, args.tasks.split(","), args.batch_size, args.concurrent)
         seconds = time.time() - start
     finally:
         process.send_signal(signal.SIGTERM)

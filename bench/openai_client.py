@@ -1,4 +1,4 @@
-"""The official `openai` client against `fox serve`: completes, streams, and is told what is wrong.
+"""The official `openai` client against `fox serve`: completes, chats, streams, and is told what is wrong.
 
     python -m venv /tmp/openai && /tmp/openai/bin/pip install openai
     fox serve runs/tiny-fox-pro &
@@ -10,6 +10,31 @@ import os
 import time
 
 import openai
+
+
+def chat(client, model, args):
+    """A conversation, whole and streamed."""
+    messages = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": args.prompt}]
+    ask = dict(model=model, messages=messages, max_tokens=args.max_tokens, temperature=0.8, seed=7)
+    whole = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2, user="me", store=False)
+    choice = whole.choices[0]
+    print(f"chat: {choice.message.content!r}")
+    assert choice.message.role == "assistant" and len(choice.logprobs.content[0].top_logprobs) == 2
+    text, reason = "", None
+    for chunk in client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
+        if not chunk.choices:
+            assert chunk.usage == whole.usage
+            continue
+        text += chunk.choices[0].delta.content or ""
+        reason = chunk.choices[0].finish_reason or reason
+    assert text == choice.message.content and reason == choice.finish_reason
+    for call in [lambda: client.responses.create(model=model, input="x"),
+                 lambda: client.embeddings.create(model=model, input="x")]:
+        try:
+            call()
+            raise SystemExit("an endpoint that is not there was answered")
+        except openai.APIStatusError as error:
+            print(f"{error.status_code}, {error.body['message']}")
 
 
 def main():
@@ -49,6 +74,8 @@ def main():
     several = client.completions.create(**{**ask, "prompt": [args.prompt, args.prompt], "n": 2})
     assert [c.index for c in several.choices] == [0, 1, 2, 3]
     assert several.choices[0].text == several.choices[2].text == choice.text
+
+    chat(client, model, args)
 
     for wrong, kind in [({"suffix": "x"}, openai.BadRequestError), ({"model": "x"}, openai.NotFoundError)]:
         try:

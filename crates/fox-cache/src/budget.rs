@@ -1,9 +1,9 @@
-//! The memory that decode states may take, and who may start.
+//! The memory that decode states may take, and who may take some.
 //!
-//! One invariant keeps the states inside the budget: the bytes of all states, plus what the running
-//! sequences may still take at worst, do not exceed it. A page that is taken moves from the second sum to
-//! the first, and what is evicted leaves the first; so the invariant holds from one admission to the next
-//! without anybody looking, and only whoever wants to add something has to ask.
+//! One invariant keeps the states inside the budget: the bytes of all states, plus what sequences were promised,
+//! do not exceed it. A page that is taken moves from the second sum to the first, and what is evicted leaves the
+//! first. Whoever promises a sequence all that it may ever take need not look again; whoever promises it the next
+//! step has to ask before every step, and fits more sequences in, because most of them forget.
 
 use fox_tensor::{Device, PAGE};
 
@@ -65,6 +65,25 @@ impl SequenceCost {
         let layer = |layer: &LayerCost| layer.kv_heads.saturating_mul(layer.future(new, 0));
         let pages = self.layers.iter().map(layer).fold(0, usize::saturating_add);
         self.fixed.saturating_add(pages)
+    }
+
+    /// Bytes that a sequence of `tokens` tokens takes even if it forgets all it can, when it is fed `step` tokens
+    /// at a time: per head, the pages of a step and the two at its ends.
+    pub fn least(&self, tokens: usize, step: usize) -> usize {
+        let new = tokens.div_ceil(PAGE).min(step.div_ceil(PAGE) + 2);
+        self.fixed.saturating_add(self.pages(new))
+    }
+
+    /// Bytes that the next `tokens` tokens of any sequence take at most, copies of shared pages included.
+    pub fn step(&self, tokens: usize) -> usize {
+        self.pages(tokens.div_ceil(PAGE) + 1)
+    }
+
+    /// Bytes of `count` pages of every head.
+    fn pages(&self, count: usize) -> usize {
+        let bytes = |layer: &LayerCost| layer.kv_heads.saturating_mul(layer.page);
+        let page = self.layers.iter().map(bytes).fold(0, usize::saturating_add);
+        page.saturating_mul(count)
     }
 
     /// Bytes of pages that the only sequence of `cache` may still take until it has `tokens` tokens. The
@@ -168,6 +187,15 @@ mod tests {
         // 128 keys of window and step lie in two pages and the two at the ends; one may be a copy.
         assert_eq!(cost.worst_case(6400), cost.fixed() + (100 + 5) * 2 * CPU_PAGE);
         assert_eq!(cost.worst_case(usize::MAX), usize::MAX);
+    }
+
+    #[test]
+    fn a_sequence_that_forgets_keeps_the_pages_of_a_step() {
+        let cost = SequenceCost::new([attention(None)], 64, &fox_cpu::device());
+        assert_eq!(cost.least(40, 64), cost.fixed() + 2 * CPU_PAGE, "it has one page per head");
+        assert_eq!(cost.least(64_000, 64), cost.fixed() + 3 * 2 * CPU_PAGE);
+        assert_eq!(cost.least(64_000, 65), cost.fixed() + 4 * 2 * CPU_PAGE);
+        assert_eq!((cost.step(1), cost.step(65)), (2 * 2 * CPU_PAGE, 3 * 2 * CPU_PAGE));
     }
 
     #[test]

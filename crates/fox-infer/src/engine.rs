@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub queue: VecDeque<Job>,
     /// Whether no more requests are taken.
     pub closed: bool,
+    /// Whether the requests there are shall end where they are.
+    pub interrupted: bool,
     /// Whether the thread has ended.
     pub ended: bool,
     /// As of the last step.
@@ -54,13 +56,15 @@ pub(crate) struct Job {
     pub sink: Sink,
     pub cancelled: Arc<AtomicBool>,
     pub submitted: Instant,
+    /// How often later requests went first, because there was memory for them and not for this one.
+    pub passed: u32,
 }
 
 impl Job {
-    /// Reports that the request cannot run after all.
-    pub fn fail(&mut self, words: String) {
+    /// Reports the end of a request that did not run.
+    pub fn end(&mut self, reason: FinishReason) {
         let usage = Usage { prompt_tokens: self.request.prompt.len(), ..Usage::default() };
-        let (reason, cache) = (FinishReason::Failed(words), CacheUse::default());
+        let cache = CacheUse::default();
         (self.sink)(Event::Finished(Box::new(Finished { reason, usage, cache })));
     }
 }
@@ -142,6 +146,7 @@ impl Engine {
             sink: Box::new(sink),
             cancelled: cancelled.clone(),
             submitted: Instant::now(),
+            passed: 0,
         };
         let mut state = handle.shared.lock();
         if state.closed || state.ended {
@@ -156,10 +161,18 @@ impl Engine {
         Ok(Ticket { cancelled, shared: handle.shared.clone() })
     }
 
+    /// Whether a request would be accepted if there were a place.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self, request: &Request) -> std::result::Result<(), Refusal> {
+        self.0.plan.check(request)
+    }
+
     /// What the engine is doing, as of its last step.
     pub fn stats(&self) -> Stats {
         let state = self.0.shared.lock();
-        Stats { queued: state.queue.len(), ..state.stats.clone() }
+        Stats { queued: state.queue.len() + state.stats.queued, ..state.stats.clone() }
     }
 
     /// Whether requests are taken.
@@ -181,6 +194,12 @@ impl Engine {
     /// Takes no more requests; those it has are finished.
     pub fn close(&self) {
         self.0.shared.close();
+    }
+
+    /// Takes no more requests, and ends those it has where they are, with [`FinishReason::Interrupted`].
+    pub fn interrupt(&self) {
+        self.0.shared.lock().interrupted = true;
+        self.close();
     }
 
     /// Closes, and waits until the last request has ended.

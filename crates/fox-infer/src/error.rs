@@ -56,9 +56,11 @@ pub enum Refusal {
         max_context: usize,
     },
     /// Even alone, the request would need more memory than the caches may take.
-    #[error("the request may need {needed} bytes of cache, but {budget} are all there are")]
+    #[error(
+        "the request needs {needed} bytes of cache, but {budget} are all there are; see --cache"
+    )]
     NeverFits {
-        /// Bytes at worst.
+        /// Bytes at least.
         needed: usize,
         /// The engine's budget.
         budget: usize,

@@ -13,15 +13,22 @@
 //!
 //! - [`Engine`] is a cheap handle; requests queue, share steps with others and may be dropped at any time.
 //! - A request's tokens and log-probabilities depend on the request alone, to the bit, not on what else
-//!   runs: prompts are read one at a time in chunks of fixed length, and the matrix products of decode
-//!   steps give every row the same sums whatever the number of rows.
+//!   runs: prompts are read in pieces of fixed length, and the matrix products of decode steps give every
+//!   row the same sums whatever the number of rows.
+//! - A step lets every sequence decode, then reads pieces of prompts, the shortest first, for about as long
+//!   as the decoding took: a short prompt does not wait for long ones, and streams keep their pace.
 //! - The cache forgets: what every later query has provably forgotten is freed ([`Eviction`]), and its
-//!   bytes never exceed [`EngineOptions::cache_bytes`].
+//!   bytes never exceed [`EngineOptions::cache_bytes`]. Requests are let in by what others like them have
+//!   kept; when that was too little, the youngest is put back and computed again later, to the same bits.
 //! - Text exists only at the edge: [`TextStream`] turns ids into text as they come and finds stop strings.
 
+mod admission;
+mod capacity;
+mod cut;
 mod engine;
 mod error;
 mod options;
+mod penalties;
 mod plan;
 mod prefixes;
 mod request;
@@ -30,6 +37,7 @@ mod sampler;
 mod scheduler;
 mod scores;
 mod stats;
+mod step;
 mod text;
 
 pub use engine::{Completion, Engine, Ticket};

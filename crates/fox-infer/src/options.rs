@@ -35,8 +35,12 @@ pub struct EngineOptions {
     pub cache_bytes: usize,
     /// Sequences that decode together, at most.
     pub max_batch: usize,
-    /// Tokens of a prompt that are read in one step.
+    /// Tokens of a piece of a prompt. Longer pieces are read faster, shorter ones delay others less; the
+    /// last bits of log-probabilities depend on it.
     pub prefill_chunk: usize,
+    /// Tokens of prompts that a step may read beside the sequences that decode, at most; a step has one piece
+    /// in any case, and as many as take about as long as its decode rows.
+    pub step_tokens: usize,
     /// What is dropped from the cache.
     pub eviction: Eviction,
     /// Tokens of prompt and answer together, at most.
@@ -54,7 +58,8 @@ impl Default for EngineOptions {
         EngineOptions {
             cache_bytes: 1 << 30,
             max_batch: 32,
-            prefill_chunk: 256,
+            prefill_chunk: 64,
+            step_tokens: 2048,
             eviction: Eviction::Safe,
             max_context: 1 << 16,
             max_queue: 256,

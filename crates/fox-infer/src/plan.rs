@@ -1,6 +1,6 @@
-//! What can be said about a request before it runs: whether it makes sense, and what it needs at worst.
+//! What can be said about a request before it runs: whether it makes sense, and whether it can fit.
 
-use fox_cache::{Budget, CacheMeter, SequenceCost};
+use fox_cache::{Budget, CacheMeter, SequenceCost, StateSpec};
 use fox_model::Model;
 
 use crate::{EngineOptions, Refusal, Request};
@@ -11,6 +11,10 @@ pub(crate) struct Plan {
     pub vocab: usize,
     max_context: usize,
     pub budget: Budget,
+    /// Tokens of a sequence that are fed at a time, at most.
+    pub piece: usize,
+    /// Whether sequences may need less than everything.
+    forgets: bool,
 }
 
 impl Plan {
@@ -18,7 +22,11 @@ impl Plan {
     pub fn new(model: &Model, options: &EngineOptions, meter: &CacheMeter) -> Plan {
         let config = model.config();
         let cost = SequenceCost::new(config.state_specs(), options.prefill_chunk, model.device());
+        let gated = |spec: StateSpec| matches!(spec, StateSpec::Attention(spec) if spec.gated);
         Plan {
+            piece: options.prefill_chunk,
+            forgets: options.eviction.log_tolerance().is_some()
+                && config.state_specs().into_iter().any(gated),
             vocab: config.vocab_size,
             max_context: options.max_context,
             budget: Budget::new(options.cache_bytes, meter.clone(), cost),
@@ -40,15 +48,22 @@ impl Plan {
             return Err(Refusal::TooLong { prompt, max_tokens, max_context: self.max_context });
         }
         request.sampling.check()?;
-        let (needed, budget) = (self.worst_case(request), self.budget.limit());
+        if let Some((id, value)) = request.logit_bias.iter().find(|b| bad(b.0) || !b.1.is_finite())
+        {
+            let words =
+                format!("logit_bias must be numbers for ids below {vocab}, not {value} for {id}");
+            return Err(Refusal::Sampling(words));
+        }
+        let (needed, budget) = (self.least(request), self.budget.limit());
         if needed > budget {
             return Err(Refusal::NeverFits { needed, budget });
         }
         Ok(())
     }
 
-    /// Bytes of cache the request may need from its beginning on.
-    pub fn worst_case(&self, request: &Request) -> usize {
-        self.budget.cost().worst_case(request.prompt.len() + request.max_tokens)
+    /// Bytes of cache without which the request cannot end.
+    fn least(&self, request: &Request) -> usize {
+        let (cost, tokens) = (self.budget.cost(), request.prompt.len() + request.max_tokens);
+        if self.forgets { cost.least(tokens, self.piece) } else { cost.worst_case(tokens) }
     }
 }

@@ -56,6 +56,14 @@ impl Prefixes {
         Some(found)
     }
 
+    /// Whether the state after `len` tokens is one of those that are kept: all of the first pieces, then every
+    /// second, every fourth and so on, so that one long prompt does not take all places.
+    pub fn is_place(&self, len: usize) -> bool {
+        let pieces = len / self.chunk;
+        let stride = (pieces / 4).checked_ilog2().map_or(1, |log| 1 << log);
+        len.is_multiple_of(self.chunk) && pieces.is_multiple_of(stride)
+    }
+
     /// Bytes that keeping a state takes at once, apart from `fixed` for the state itself.
     pub fn cost(tokens: usize, logits: usize) -> usize {
         4 * (tokens + logits)
@@ -83,5 +91,19 @@ impl Prefixes {
     /// Forgets the state that was not used for longest; whether there was one.
     pub fn forget_one(&mut self) -> bool {
         self.entries.pop_back().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_get_rarer_along_a_prompt() {
+        let prefixes = Prefixes::new(10, CacheMeter::default());
+        let places: Vec<usize> = (1..300).filter(|len| prefixes.is_place(*len)).collect();
+        let want = [10, 20, 30, 40, 50, 60, 70, 80, 100, 120, 140, 160, 200, 240, 280];
+        assert_eq!(places, want);
+        assert!((1..10_000_000).step_by(10).filter(|at| prefixes.is_place(at - 1)).count() < 100);
     }
 }

@@ -14,8 +14,14 @@ pub struct Request {
     pub max_tokens: usize,
     /// How the next token is chosen.
     pub sampling: Sampling,
-    /// Ids that end the answer. The one that did is not reported.
+    /// Ids that end the answer.
     pub stop_ids: Vec<i32>,
+    /// Whether the id that ended the answer is reported as its last token.
+    pub report_stop: bool,
+    /// Tokens before which none of `stop_ids` is chosen.
+    pub min_tokens: usize,
+    /// What is added to the logits of ids before a choice.
+    pub logit_bias: Vec<(i32, f32)>,
     /// How many of the likeliest ids are reported with each token.
     pub top_logprobs: usize,
     /// Whether the log-probabilities of the prompt's tokens are reported. They are computed afresh,
@@ -31,13 +37,16 @@ impl Request {
             max_tokens,
             sampling: Sampling::greedy(),
             stop_ids: Vec::new(),
+            report_stop: false,
+            min_tokens: 0,
+            logit_bias: Vec::new(),
             top_logprobs: 0,
             echo: false,
         }
     }
 }
 
-/// How the next token is chosen: penalty, temperature, then the filters in the order of the fields.
+/// How the next token is chosen: penalties, temperature, then the filters in the order of the fields.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 takes the likeliest token, the lowest id among equals.
@@ -51,6 +60,10 @@ pub struct Sampling {
     /// Logits of tokens that occurred are divided by this when positive, multiplied when negative; 1
     /// changes nothing.
     pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens that occurred in the answer.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of tokens for every time they occurred in the answer.
+    pub frequency_penalty: f32,
     /// Seed of the choices. The same request with the same seed gives the same tokens.
     pub seed: u64,
 }
@@ -63,6 +76,8 @@ impl Default for Sampling {
             top_p: 1.0,
             min_p: 0.0,
             repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             seed: 0,
         }
     }
@@ -85,6 +100,8 @@ impl Sampling {
                 self.repetition_penalty > 0.0,
                 "above 0",
             ),
+            ("presence_penalty", self.presence_penalty, true, "a number"),
+            ("frequency_penalty", self.frequency_penalty, true, "a number"),
         ];
         match rules.iter().find(|(_, value, holds, _)| !holds || !value.is_finite()) {
             Some((name, value, _, range)) => {
@@ -125,6 +142,8 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` were generated.
     Length,
+    /// [`Engine::interrupt`](crate::Engine::interrupt) was called.
+    Interrupted,
     /// The engine failed, in these words; the request may be tried again.
     Failed(String),
 }

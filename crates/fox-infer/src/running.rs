@@ -13,14 +13,21 @@ use crate::{CacheUse, Event, FinishReason, Finished, Scored, Usage};
 
 pub(crate) struct Running {
     job: Job,
+    /// Its place in the order of requests: the last one is the first to be put back.
+    pub arrival: u64,
+    /// Bytes that it is known to need, once it was put back for lack of them.
+    pub need: usize,
+    /// Whether the scores of the prompt were reported.
+    told_prompt: bool,
     sampler: Sampler,
     /// Absent only while a step has it.
     pub cache: Option<Cache>,
     /// Prompt tokens that the cache has.
     pub read: usize,
-    /// The token that the next step feeds, once the prompt is read.
-    pub next: Option<i32>,
-    generated: usize,
+    /// Tokens chosen so far.
+    answer: Vec<i32>,
+    /// Those of them that the cache has.
+    fed: usize,
     prompt_scores: Vec<Scored>,
     usage: Usage,
     started: Instant,
@@ -30,7 +37,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub fn new(job: Job, cache: Cache) -> Self {
+    pub fn new(job: Job, cache: Cache, arrival: u64) -> Self {
         let started = Instant::now();
         let usage = Usage {
             prompt_tokens: job.request.prompt.len(),
@@ -38,12 +45,15 @@ impl Running {
             ..Usage::default()
         };
         Running {
-            sampler: Sampler::new(job.request.sampling, &job.request.prompt),
+            sampler: Sampler::new(&job.request),
             job,
+            arrival,
+            need: 0,
+            told_prompt: false,
             cache: Some(cache),
             read: 0,
-            next: None,
-            generated: 0,
+            answer: Vec::new(),
+            fed: 0,
             prompt_scores: Vec::new(),
             usage,
             started,
@@ -60,14 +70,50 @@ impl Running {
         &self.job.request.prompt
     }
 
+    /// Whether the scores of the prompt are still to be reported.
     pub fn echoes(&self) -> bool {
-        self.job.request.echo
+        self.job.request.echo && !self.told_prompt
     }
 
-    /// Its cache, and the tokens that this may get to.
-    pub fn demand(&self) -> Option<(&Cache, usize)> {
-        let request = &self.job.request;
-        Some((self.cache.as_ref()?, request.prompt.len() + request.max_tokens))
+    /// Gives up its cache. What was reported stays so: the prompt is read again, and the answer's tokens are fed
+    /// again one by one, in steps like those before, so that the bits are the same.
+    pub fn put_back(&mut self) {
+        self.cache = None;
+        (self.read, self.fed) = (0, 0);
+        self.prompt_scores.clear();
+    }
+
+    /// Tokens of the prompt that are still to be read.
+    pub fn unread(&self) -> usize {
+        match self.ended {
+            None => self.prompt().len() - self.read,
+            Some(_) => 0,
+        }
+    }
+
+    /// The token that the next step feeds, once the prompt is read.
+    pub fn next(&self) -> Option<i32> {
+        let ready = self.ended.is_none() && self.read == self.prompt().len();
+        self.answer.get(self.fed).copied().filter(|_| ready)
+    }
+
+    /// The step that fed the token is over, with these logits; whether a token was chosen.
+    pub fn stepped(&mut self, logits: &[f32]) -> bool {
+        self.fed += 1;
+        self.take(logits)
+    }
+
+    /// Tokens of prompt and answer, at most.
+    pub fn tokens(&self) -> usize {
+        self.job.request.prompt.len() + self.job.request.max_tokens
+    }
+
+    /// Its cache, and the tokens that this has after the next step of a decoding sequence or of a prompt that is
+    /// read in pieces.
+    pub fn demand(&self, piece: usize) -> Option<(&Cache, usize)> {
+        let cache = self.cache.as_ref()?;
+        let next = if self.next().is_some() { 1 } else { self.unread().min(piece) };
+        Some((cache, cache.lens()[0] + next))
     }
 
     /// Goes on from a state after the first `len` tokens of the prompt.
@@ -86,6 +132,7 @@ impl Running {
             self.prompt_scores.push(score(row, id, request.top_logprobs));
         }
         if self.read == request.prompt.len() {
+            self.told_prompt = true;
             (self.job.sink)(Event::Prompt(std::mem::take(&mut self.prompt_scores)));
         }
     }
@@ -93,8 +140,12 @@ impl Running {
     /// Chooses and reports the token after a row of logits; whether there was one.
     pub fn take(&mut self, logits: &[f32]) -> bool {
         self.prefilled.get_or_insert_with(Instant::now);
+        // What was chosen before it was put back is not chosen again.
+        if self.fed < self.answer.len() {
+            return false;
+        }
         let request = &self.job.request;
-        if self.generated == request.max_tokens {
+        if self.answer.len() == request.max_tokens {
             self.ended = Some(FinishReason::Length);
             return false;
         }
@@ -105,12 +156,13 @@ impl Running {
         };
         if request.stop_ids.contains(&id) {
             self.ended = Some(FinishReason::Stop);
-            return false;
+            if !request.report_stop {
+                return false;
+            }
         }
         (self.job.sink)(Event::Token(score(logits, id, request.top_logprobs)));
-        self.generated += 1;
-        self.next = Some(id);
-        if self.generated == request.max_tokens {
+        self.answer.push(id);
+        if self.answer.len() == request.max_tokens && self.ended.is_none() {
             self.ended = Some(FinishReason::Length);
         }
         true
@@ -123,7 +175,7 @@ impl Running {
         let now = Instant::now();
         let prefilled = self.prefilled.unwrap_or(now);
         let usage = Usage {
-            generated_tokens: self.generated,
+            generated_tokens: self.answer.len(),
             prefill_s: seconds(self.started, prefilled),
             decode_s: seconds(prefilled, now),
             ..self.usage

@@ -1,22 +1,26 @@
 //! The engine's thread: who runs next.
 //!
-//! Each round frees what was cancelled, admits requests for which there is memory even at worst, reads
-//! one chunk of the oldest unread prompt, and lets every sequence that has its prompt take one step.
+//! Each round frees what was cancelled, admits requests that are expected to fit, lets every sequence that has its
+//! prompt decode, and reads pieces of prompts, as [`step`](crate::step) says.
 //!
-//! Whether there is memory is the [`Budget`](fox_cache::Budget)'s to say.
+//! Who is admitted, and who is put back when memory is short, stands in [`admission`](crate::admission).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use fox_cache::{Cache, PagePolicy};
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Segments, Tape, Var};
 use rayon::prelude::*;
 
-use crate::engine::{Job, Shared};
+use crate::capacity::Kept;
+use crate::engine::{Shared, State};
 use crate::plan::Plan;
 use crate::prefixes::{Found, Prefixes};
 use crate::running::Running;
+use crate::step::{Pace, PromptOrder};
 use crate::{EngineOptions, FinishReason, HeadPages, Result, Stats};
 
 /// Logits that make a task.
@@ -24,14 +28,21 @@ const TASK_LOGITS: usize = 1 << 14;
 
 /// The thread's state.
 pub(crate) struct Scheduler {
-    model: Arc<Model>,
-    options: EngineOptions,
-    plan: Plan,
-    policy: PagePolicy,
-    prefixes: Prefixes,
+    pub(crate) model: Arc<Model>,
+    pub(crate) options: EngineOptions,
+    pub(crate) plan: Plan,
+    pub(crate) policy: PagePolicy,
+    pub(crate) prefixes: Prefixes,
     shared: Arc<Shared>,
-    running: Vec<Running>,
-    stats: Stats,
+    /// Oldest first.
+    pub(crate) running: Vec<Running>,
+    /// Requests that were put back, oldest first. They go before those that have not run.
+    pub(crate) waiting: VecDeque<Running>,
+    pub(crate) arrivals: u64,
+    pub(crate) kept: Kept,
+    order: PromptOrder,
+    pace: Pace,
+    pub(crate) stats: Stats,
 }
 
 /// Tells everybody that the thread is gone, however it went.
@@ -63,6 +74,11 @@ impl Scheduler {
             policy,
             shared,
             running: Vec::new(),
+            waiting: VecDeque::new(),
+            arrivals: 0,
+            kept: Kept::default(),
+            order: PromptOrder::default(),
+            pace: Pace::default(),
         })
     }
 
@@ -80,8 +96,8 @@ impl Scheduler {
         while self.wait_for_work() {
             // On a thread of the pool, so that the ops of a step need not get there one by one.
             rayon::scope(|_| {
-                self.prefill();
                 self.decode();
+                self.read_prompts();
                 self.finish();
             });
         }
@@ -92,19 +108,18 @@ impl Scheduler {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         loop {
-            let before = self.running.len() + state.queue.len();
+            let count = |this: &Self, state: &State| {
+                this.running.len() + this.waiting.len() + state.queue.len()
+            };
+            let before = count(self, &state);
             self.running.retain(|r| !r.is_cancelled());
+            self.waiting.retain(|r| !r.is_cancelled());
             state.queue.retain(|job| !job.cancelled.load(Ordering::Relaxed));
-            self.stats.cancelled += (before - self.running.len() - state.queue.len()) as u64;
-            while self.running.len() < self.options.max_batch {
-                let Some(job) = state.queue.front() else { break };
-                if !self.make_room(self.plan.worst_case(&job.request)) {
-                    break;
-                }
-                if let Some(job) = state.queue.pop_front() {
-                    self.admit(job);
-                }
+            self.stats.cancelled += (before - count(self, &state)) as u64;
+            if state.interrupted {
+                self.interrupt(&mut state);
             }
+            while self.running.len() < self.options.max_batch && self.admit_one(&mut state) {}
             self.measure();
             state.stats = self.stats.clone();
             if !self.running.is_empty() {
@@ -117,30 +132,51 @@ impl Scheduler {
         }
     }
 
-    /// Whether `bytes` more may be promised; kept prefixes are forgotten for it.
-    fn make_room(&mut self, bytes: usize) -> bool {
-        let running = self.running.iter().filter_map(Running::demand);
-        self.plan.budget.make_room(running, bytes, || self.prefixes.forget_one())
-    }
-
-    fn admit(&mut self, mut job: Job) {
-        match self.model.new_paged_cache(&self.policy) {
-            Ok(cache) => self.running.push(Running::new(job, cache)),
-            Err(error) => job.fail(error.to_string()),
+    /// Ends everything where it is.
+    fn interrupt(&mut self, state: &mut State) {
+        for mut r in self.running.drain(..).chain(self.waiting.drain(..)) {
+            self.stats.finished += 1;
+            r.ended = Some(FinishReason::Interrupted);
+            r.finish();
+        }
+        for mut job in state.queue.drain(..) {
+            job.end(FinishReason::Interrupted);
         }
     }
 
-    /// Reads one chunk of the oldest unread prompt.
-    fn prefill(&mut self) {
-        let Some(at) = self.running.iter().position(|r| r.next.is_none()) else { return };
-        if self.running[at].read == 0 && self.share_prefix(at) {
-            return;
+    /// Reads pieces of prompts, for about as long as the decode rows of this step took.
+    fn read_prompts(&mut self) {
+        let piece = self.plan.piece;
+        let mut unread: Vec<usize> = self.running.iter().map(Running::unread).collect();
+        let decodes = self.running.iter().any(|r| r.next().is_some());
+        // Without decode rows, a piece at a time: whoever comes need not wait for more.
+        let budget = if decodes { self.pace.prompt_tokens(self.options.step_tokens) } else { 0 };
+        let arrivals: Vec<u64> = self.running.iter().map(|r| r.arrival).collect();
+        for at in self.order.form(&mut unread, piece, budget) {
+            let start = Instant::now();
+            // Whoever was put back meanwhile is not there any more.
+            let place = |this: &Self| this.running.iter().position(|r| r.arrival == arrivals[at]);
+            let Some(here) = place(self) else { continue };
+            if self.running[here].read == 0 {
+                self.share_prefix(here);
+            }
+            self.make_room_for_step(|r| r.arrival == arrivals[at]);
+            let Some(here) = place(self) else { continue };
+            let tokens = self.read_piece(here);
+            self.pace.read(tokens, start.elapsed());
+        }
+    }
+
+    /// Reads the next piece of a prompt; its tokens.
+    fn read_piece(&mut self, at: usize) -> usize {
+        if self.running[at].unread() == 0 {
+            return 0;
         }
         let r = &mut self.running[at];
         let (first, echo) = (r.read, r.echoes());
-        let end = r.prompt().len().min(first + self.options.prefill_chunk);
+        let end = r.prompt().len().min(first + self.plan.piece);
         let is_last = end == r.prompt().len();
-        let Some(mut cache) = r.cache.take() else { return };
+        let Some(mut cache) = r.cache.take() else { return 0 };
         let rows = match (echo, is_last) {
             (true, _) => Rows::All,
             (false, true) => Rows::Last,
@@ -155,7 +191,7 @@ impl Scheduler {
             Ok(logits) => logits,
             Err(error) => {
                 r.ended = Some(FinishReason::Failed(error.to_string()));
-                return;
+                return end - first;
             }
         };
         if echo {
@@ -164,38 +200,40 @@ impl Scheduler {
         let last = is_last.then(|| &logits[logits.len() - self.plan.vocab..]);
         self.keep_prefix(at, last);
         if let Some(logits) = last {
+            if let Some(cache) = &self.running[at].cache {
+                self.kept.observe(cache);
+            }
             let taken = self.running[at].take(logits);
             self.stats.generated_tokens += u64::from(taken);
         }
+        end - first
     }
 
-    /// Goes on where an earlier prompt with the same beginning was; whether that is all of it.
-    fn share_prefix(&mut self, at: usize) -> bool {
+    /// Goes on where an earlier prompt with the same beginning was.
+    fn share_prefix(&mut self, at: usize) {
         let r = &mut self.running[at];
         if !self.options.share_prefixes || r.echoes() {
-            return false;
+            return;
         }
         // The fresh cache goes first, so that its bytes and those of the copy are not there at once.
         let fresh = r.cache.take();
         let Some(Found { cache, len, logits }) = self.prefixes.find(r.prompt()) else {
             r.cache = fresh;
-            return false;
+            return;
         };
         drop(fresh);
         r.share(cache, len);
         self.stats.shared_tokens += len as u64;
-        let Some(logits) = logits else { return false };
-        let taken = r.take(&logits);
-        self.stats.generated_tokens += u64::from(taken);
-        true
+        if let Some(logits) = logits {
+            let taken = r.take(&logits);
+            self.stats.generated_tokens += u64::from(taken);
+        }
     }
 
     /// Keeps the state of a prompt for others that begin alike, if there is room.
     fn keep_prefix(&mut self, at: usize, logits: Option<&[f32]>) {
         let read = self.running[at].read;
-        if !self.options.share_prefixes
-            || !(logits.is_some() || read.is_multiple_of(self.options.prefill_chunk))
-        {
+        if !self.options.share_prefixes || !(logits.is_some() || self.prefixes.is_place(read)) {
             return;
         }
         let cost = Prefixes::cost(read, logits.map_or(0, <[f32]>::len));
@@ -209,15 +247,22 @@ impl Scheduler {
 
     /// One step of every sequence that has its prompt.
     fn decode(&mut self) {
-        let ready = |r: &&mut Running| r.next.is_some() && r.ended.is_none();
+        let start = Instant::now();
+        if self.running.iter().any(|r| r.next().is_some()) {
+            self.make_room_for_step(|r| r.next().is_some());
+        }
+        let ready = |r: &&mut Running| r.next().is_some();
         let mut ready: Vec<&mut Running> = self.running.iter_mut().filter(ready).collect();
+        if ready.is_empty() {
+            return;
+        }
         // More rows than these would be another kernel, and other bits.
         for group in ready.chunks_mut(self.model.device().backend().caps().decode_batch) {
             self.stats.steps += 1;
             match step(&self.model, group) {
                 Ok(logits) => {
                     let rows = logits.par_chunks(self.plan.vocab);
-                    let taken = group.par_iter_mut().zip(rows).map(|(r, row)| r.take(row));
+                    let taken = group.par_iter_mut().zip(rows).map(|(r, row)| r.stepped(row));
                     // Rows of a small vocabulary are not worth a task each.
                     let taken = taken.with_min_len((TASK_LOGITS / self.plan.vocab).max(1));
                     self.stats.generated_tokens += taken.filter(|taken| *taken).count() as u64;
@@ -229,11 +274,15 @@ impl Scheduler {
                 }
             }
         }
+        self.pace.decoded(start.elapsed());
     }
 
     /// Reports and removes what has ended.
     fn finish(&mut self) {
         for r in self.running.extract_if(.., |r| r.ended.is_some()) {
+            if let Some(cache) = &r.cache {
+                self.kept.observe(cache);
+            }
             self.stats.finished += 1;
             r.finish();
         }
@@ -242,6 +291,7 @@ impl Scheduler {
     fn measure(&mut self) {
         let stats = &mut self.stats;
         stats.running = self.running.len();
+        stats.queued = self.waiting.len();
         stats.cache_bytes = self.policy.meter().bytes();
         stats.peak_cache_bytes = self.policy.meter().peak();
         stats.heads.clear();
@@ -290,7 +340,7 @@ fn read(
 
 /// Feeds every sequence its next token; the logits after them, `[n, V]`.
 fn step(model: &Model, group: &mut [&mut Running]) -> fox_model::Result<Vec<f32>> {
-    let tokens: Vec<i32> = group.iter().filter_map(|r| r.next).collect();
+    let tokens: Vec<i32> = group.iter().filter_map(|r| r.next()).collect();
     let caches: Vec<Cache> = group.iter_mut().filter_map(|r| r.cache.take()).collect();
     let mut joined = Cache::join(caches)?;
     let rows: Vec<&[i32]> = tokens.chunks(1).collect();

@@ -30,6 +30,19 @@ pub(crate) fn score(logits: &[f32], id: i32, count: usize) -> Scored {
     Scored { id, logprob: logprob(id as usize), top }
 }
 
+/// `e^((logit - top) * heat)` of every logit; 0 where that is nothing beside the likeliest, or no number.
+pub(crate) fn weights(logits: &[f32], top: f32, heat: f32) -> Vec<f32> {
+    let mut weights = vec![0.0; logits.len()];
+    for (weights, logits) in weights.chunks_mut(LANES).zip(logits.chunks(LANES)) {
+        for (weight, logit) in weights.iter_mut().zip(logits) {
+            let x = (logit - top) * heat;
+            // False also for what is no number.
+            *weight = if x > -87.0 { exp_of_negative(x) } else { 0.0 };
+        }
+    }
+    weights
+}
+
 fn log_sum_exp(logits: &[f32]) -> f64 {
     let top = largest(logits);
     // Lanes of f32 inside short runs, f64 between them: fast, and right to f32 rounding.

@@ -13,6 +13,8 @@ pub struct Stats {
     pub finished: u64,
     /// Requests that were dropped before their end.
     pub cancelled: u64,
+    /// Times that a running request was put back to wait because memory was short.
+    pub preempted: u64,
     /// Prompt tokens computed.
     pub prefilled_tokens: u64,
     /// Prompt tokens taken from a shared prefix.

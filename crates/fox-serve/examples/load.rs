@@ -207,7 +207,7 @@ fn leave(address: SocketAddr, rng: &mut Rng) -> std::io::Result<(String, bool)> 
         let body = request(rng, 3000, false).to_string();
         let mut socket = std::net::TcpStream::connect(address)?;
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         std::io::Write::write_all(&mut socket, head.as_bytes())?;

@@ -6,40 +6,52 @@ use fox_eval::Subject;
 use fox_eval::inspect::{HeadPicture, InspectOptions, Inspection};
 use fox_infer::{CacheUse, Event, FinishReason, Request};
 use fox_plot::MatrixImage;
+use hyper::body::Bytes;
+use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::app::App;
+use crate::body::{Body, json_response};
 use crate::completions::Prompt;
 use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
+use crate::fields::{Fields, Unknown};
 
 /// Rows and columns of a picture, at most.
 const PIXELS: usize = 128;
 
 /// `{"prompt": TEXT or [ID, ...], "head": [LAYER, HEAD]}`; heads are chosen by half-life when none is named.
-pub(crate) async fn inspect(app: Arc<App>, body: &[u8]) -> ApiResult<Value> {
-    let mut fields = Fields::parse(body)?;
-    let prompt = fields.take::<Value>("prompt")?;
-    let head: Option<(usize, usize)> = fields.take("head")?;
-    fields.finish()?;
-    let prompt = prompt.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
-    let prompts = Prompt::parse(&app.tokenizer, &prompt, true)?;
-    let [prompt] = &prompts[..] else {
-        return Err(ApiError::invalid("prompt", "look at one text at a time"));
-    };
-    let (ids, most) = (prompt.ids.clone(), app.options.max_inspect);
-    if ids.len() > most {
-        let message = format!("{} tokens are more than the {most} to look at", ids.len());
-        return Err(ApiError::invalid("prompt", message));
-    }
+pub(crate) async fn inspect(app: Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
+    let (ids, head, unknown) = app.parse(body, parse).await?;
     // The engine checks the ids, and its cache is the one that is asked about.
     let cache = cache_after(&app, ids.clone()).await?;
     let _turn = app.inspecting.acquire().await.map_err(|e| ApiError::internal(e.to_string()))?;
     let shared = app.clone();
     let seen = tokio::task::spawn_blocking(move || look(&shared, &ids, head)).await;
     let seen = seen.map_err(|error| ApiError::internal(error.to_string()))??;
-    Ok(describe(&app, &seen, &cache))
+    Ok(unknown.tell(json_response(StatusCode::OK, &describe(&app, &seen, &cache))))
+}
+
+/// A layer and a head of it.
+type Place = (usize, usize);
+
+/// The ids to look at, and the head.
+fn parse(app: &App, body: &[u8]) -> ApiResult<(Vec<i32>, Option<Place>, Unknown)> {
+    let mut fields = Fields::parse(body)?;
+    let prompt = fields.take::<Value>("prompt")?;
+    let head = fields.take("head")?;
+    let unknown = fields.finish(app.options.strict)?;
+    let prompt = prompt.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
+    let mut prompts = Prompt::parse(app, &prompt, true)?;
+    let (Some(prompt), true) = (prompts.pop(), prompts.is_empty()) else {
+        return Err(ApiError::invalid("prompt", "look at one text at a time"));
+    };
+    let (ids, most) = (prompt.ids, app.options.max_inspect);
+    if ids.len() > most {
+        let message = format!("{} tokens are more than the {most} to look at", ids.len());
+        return Err(ApiError::invalid("prompt", message));
+    }
+    Ok((ids, head, unknown))
 }
 
 /// The cache of the engine after it has read a text.

@@ -12,8 +12,10 @@
 //! chunks. An answer is pulled by the connection that wants it, so a client that goes away drops the
 //! answer, and with it the engine's work.
 
+mod access;
 mod app;
 mod body;
+mod chat;
 mod completions;
 mod error;
 mod fields;
@@ -21,13 +23,16 @@ mod inspect;
 mod metrics;
 mod models;
 mod options;
+mod origin;
 mod page;
 mod patience;
 mod routes;
 mod server;
 mod tokens;
 
+pub use access::AccessLog;
 pub use app::Served;
+pub use chat::ChatTemplate;
 pub use error::{Error, Result};
 pub use options::ServeOptions;
 pub use server::{Server, Stopper};

@@ -9,7 +9,10 @@ use std::time::Duration;
 use fox_infer::Stats;
 
 /// Upper bounds of the buckets of times, in seconds.
-const BUCKETS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0];
+const BUCKETS: [f64; 18] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    120.0, 300.0, 600.0,
+];
 
 /// What is counted besides the engine's own figures.
 #[derive(Default)]
@@ -20,6 +23,10 @@ pub(crate) struct Metrics {
     pub request_time: Times,
     /// From a completion request to its first token.
     pub first_token_time: Times,
+    /// Between two tokens of an answer.
+    pub inter_token_time: Times,
+    /// Of an answer in the engine's queue.
+    pub queue_time: Times,
 }
 
 /// How often a time fell into each bucket.
@@ -67,9 +74,14 @@ impl Metrics {
             let labels = format!("{name}{{path=\"{path}\",status=\"{status}\"}}");
             line(&mut text, &labels, *count as f64);
         }
-        let (request, first) = (&self.request_time, &self.first_token_time);
-        request.write(&mut text, "fox_request_seconds", "Completions, from request to end.");
-        first.write(&mut text, "fox_first_token_seconds", "Completions, to the first token.");
+        for (times, name, help) in [
+            (&self.request_time, "fox_request_seconds", "Completions, from request to end."),
+            (&self.first_token_time, "fox_first_token_seconds", "Completions, to the first token."),
+            (&self.inter_token_time, "fox_inter_token_seconds", "Between two tokens of an answer."),
+            (&self.queue_time, "fox_queue_seconds", "Answers, before they begin to run."),
+        ] {
+            times.write(&mut text, name, help);
+        }
         engine(&mut text, stats);
         if let Some(bytes) = resident_bytes() {
             let name = "process_resident_memory_bytes";
@@ -95,6 +107,7 @@ fn engine(text: &mut String, stats: &Stats) {
     let counters = [
         ("fox_requests_finished_total", "Requests that ended.", stats.finished),
         ("fox_requests_cancelled_total", "Requests that were given up.", stats.cancelled),
+        ("fox_requests_preempted_total", "Times a request was put back.", stats.preempted),
         ("fox_prompt_tokens_total", "Prompt tokens computed.", stats.prefilled_tokens),
         ("fox_shared_tokens_total", "Prompt tokens found in the cache.", stats.shared_tokens),
         ("fox_generated_tokens_total", "Tokens generated.", stats.generated_tokens),

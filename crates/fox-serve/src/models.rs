@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 
-/// What is known about it.
-pub(crate) fn card(app: &App) -> Value {
+/// What is known about it, under one of its names.
+pub(crate) fn card(app: &App, name: &str) -> Value {
     let config = app.engine.model().config();
     json!({
-        "id": app.name,
+        "id": name,
         "object": "model",
         "created": app.created,
         "owned_by": "fox",
@@ -20,14 +20,16 @@ pub(crate) fn card(app: &App) -> Value {
     })
 }
 
-/// As a list.
+/// As a list of all its names.
 pub(crate) fn list(app: &App) -> Value {
-    json!({ "object": "list", "data": [card(app)] })
+    let names = std::iter::once(&app.name).chain(&app.options.aliases);
+    let cards: Vec<Value> = names.map(|name| card(app, name)).collect();
+    json!({ "object": "list", "data": cards })
 }
 
-/// An error for every name but one.
+/// An error for every name but its own.
 pub(crate) fn check_name(app: &App, name: &str) -> ApiResult<()> {
-    if name == app.name {
+    if name == app.name || app.options.aliases.iter().any(|alias| alias == name) {
         return Ok(());
     }
     let message = format!("there is no model {name}; this server has {}", app.name);

@@ -1,13 +1,66 @@
-//! A connection that does not wait forever for a client that does not read.
+//! A connection that does not wait forever for a client that does not read, and tells one that has finished
+//! writing from one that has left.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
+
+/// How often a connection whose other side has stopped writing is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Sent to a client that has stopped writing while its answer is being made: one that has left resets the
+/// connection, any other one skips it.
+const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// How far a request has come: it arrives, it is whole, its answer was sent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flight(Arc<AtomicU8>);
+
+impl Flight {
+    const IDLE: u8 = 0;
+    /// The head is there, and perhaps the body.
+    const ARRIVES: u8 = 1;
+    const ASKED: u8 = 2;
+    /// As asked, by a client that knows interim answers.
+    const ASKED_1_1: u8 = 3;
+
+    /// A request has begun to arrive.
+    pub fn arrive(&self) {
+        self.0.store(Self::ARRIVES, Ordering::Relaxed);
+    }
+
+    /// It has arrived: its client may stop writing and still wants its answer.
+    pub fn begin(&self, version: hyper::Version) {
+        let state = if version == hyper::Version::HTTP_11 { Self::ASKED_1_1 } else { Self::ASKED };
+        self.0.store(state, Ordering::Relaxed);
+    }
+
+    /// Its answer was sent, or will not be.
+    pub fn end(&self) {
+        self.0.store(Self::IDLE, Ordering::Relaxed);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::IDLE
+    }
+
+    fn is_arriving(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::ARRIVES
+    }
+
+    /// Whether an interim answer may be sent; once.
+    fn take_interim(&self) -> bool {
+        let (from, to) = (Self::ASKED_1_1, Self::ASKED);
+        self.0.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
 
 /// A TCP stream whose writes fail when nothing could be written for a time.
 pub(crate) struct Patient {
@@ -15,11 +68,14 @@ pub(crate) struct Patient {
     limit: Duration,
     /// Runs while a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
+    flight: Flight,
+    /// Runs after the client has stopped writing.
+    half_closed: Option<Pin<Box<Sleep>>>,
 }
 
 impl Patient {
-    pub fn new(stream: TcpStream, limit: Duration) -> Self {
-        Patient { stream, limit, stalled: None }
+    pub fn new(stream: TcpStream, limit: Duration, flight: Flight) -> Self {
+        Patient { stream, limit, stalled: None, flight, half_closed: None }
     }
 
     fn judge<T>(
@@ -27,6 +83,8 @@ impl Patient {
         cx: &mut Context<'_>,
         result: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
+        // Something of the answer is on its way: writing shows whether somebody reads.
+        self.flight.take_interim();
         if result.is_ready() {
             self.stalled = None;
             return result;
@@ -34,6 +92,29 @@ impl Patient {
         let limit = self.limit;
         let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep(limit)));
         timer.as_mut().poll(cx).map(|()| Err(ErrorKind::TimedOut.into()))
+    }
+
+    /// The client writes no more: an end once its answer is sent, an error once it has left.
+    fn watch(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            if self.flight.is_idle() {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(error) = self.stream.take_error()? {
+                return Poll::Ready(Err(error));
+            }
+            let timer = self.half_closed.get_or_insert_with(|| Box::pin(sleep(LOOK_EVERY)));
+            ready!(timer.as_mut().poll(cx));
+            // A request that is not whole by now never will be.
+            if self.flight.is_arriving() {
+                return Poll::Ready(Ok(()));
+            }
+            if self.flight.take_interim() {
+                // So few bytes fit; if they cannot be written, the next look finds out why.
+                drop(self.stream.try_write(INTERIM));
+            }
+            self.half_closed = Some(Box::pin(sleep(LOOK_EVERY)));
+        }
     }
 }
 
@@ -43,7 +124,15 @@ impl AsyncRead for Patient {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        if self.half_closed.is_some() {
+            return self.watch(cx);
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        if buffer.filled().len() > before || buffer.remaining() == 0 || self.flight.is_idle() {
+            return Poll::Ready(Ok(()));
+        }
+        self.watch(cx)
     }
 }
 

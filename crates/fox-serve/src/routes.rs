@@ -1,18 +1,22 @@
 //! Who answers what.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use hyper::body::Incoming;
-use hyper::header::{ALLOW, AUTHORIZATION, HeaderValue};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::json;
 use subtle::ConstantTimeEq;
 
+use crate::access::{Followed, Record};
 use crate::app::App;
 use crate::body::{Body, json_response, read_json, response};
+use crate::completions::Kind;
 use crate::error::{ApiError, ApiResult};
-use crate::{completions, inspect, models, page, tokens};
+use crate::patience::Flight;
+use crate::{completions, inspect, models, origin, page, tokens};
 
 /// The places there are; anything else is told to be missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,6 +28,9 @@ enum Route<'a> {
     Model(&'a str),
     TokenizerInfo,
     Completions,
+    ChatCompletions,
+    /// A place of OpenAI's that this server does not have, and why.
+    Refused(&'static str),
     Tokenize,
     Detokenize,
     Inspect,
@@ -39,6 +46,13 @@ impl<'a> Route<'a> {
             "/metrics" => Route::Metrics,
             "/v1/models" => Route::Models,
             "/v1/completions" => Route::Completions,
+            "/v1/chat/completions" => Route::ChatCompletions,
+            "/v1/responses" => {
+                Route::Refused("/v1/responses is not supported; use /v1/chat/completions")
+            }
+            "/v1/embeddings" => Route::Refused(
+                "/v1/embeddings is not supported: the model continues text and has no embeddings",
+            ),
             "/tokenize" => Route::Tokenize,
             "/detokenize" => Route::Detokenize,
             "/tokenizer_info" => Route::TokenizerInfo,
@@ -49,9 +63,12 @@ impl<'a> Route<'a> {
 
     fn method(self) -> Method {
         match self {
-            Route::Completions | Route::Tokenize | Route::Detokenize | Route::Inspect => {
-                Method::POST
-            }
+            Route::Completions
+            | Route::ChatCompletions
+            | Route::Refused(_)
+            | Route::Tokenize
+            | Route::Detokenize
+            | Route::Inspect => Method::POST,
             _ => Method::GET,
         }
     }
@@ -59,6 +76,11 @@ impl<'a> Route<'a> {
     /// Whether a key is asked for, where there is one.
     fn is_guarded(self) -> bool {
         !matches!(self, Route::Page(_) | Route::Health)
+    }
+
+    /// Whether it is answered also when there are too many connections.
+    fn is_reserved(self) -> bool {
+        matches!(self, Route::Health | Route::Metrics)
     }
 
     /// For the count of requests: paths are limited in number.
@@ -70,6 +92,8 @@ impl<'a> Route<'a> {
             Route::Models | Route::Model(_) => "/v1/models",
             Route::TokenizerInfo => "/tokenizer_info",
             Route::Completions => "/v1/completions",
+            Route::ChatCompletions => "/v1/chat/completions",
+            Route::Refused(_) => "refused",
             Route::Tokenize => "/tokenize",
             Route::Detokenize => "/detokenize",
             Route::Inspect => "/inspect",
@@ -77,27 +101,62 @@ impl<'a> Route<'a> {
     }
 }
 
+/// How a request came.
+#[derive(Clone)]
+pub(crate) struct Arrival {
+    pub peer: SocketAddr,
+    /// Whether the connection is one beyond those for everybody.
+    pub reserve: bool,
+    pub flight: Flight,
+}
+
 /// Answers a request, whatever it is.
 pub(crate) async fn answer(
     app: Arc<App>,
     request: Request<Incoming>,
-) -> Result<Response<Body>, Infallible> {
+    arrival: Arrival,
+) -> Result<Response<Followed>, Infallible> {
+    let log = app.options.access_log;
+    let record = Record::new(&request, arrival.peer, log, arrival.flight.clone());
     let path = request.uri().path().to_string();
     let route = Route::find(&path);
+    let origin = origin::allowed_origin(request.headers(), &app.options.allow_origins);
     let result = match route {
-        Some(route) => dispatch(&app, route, request).await,
+        Some(route) => dispatch(&app, route, request, &arrival, origin.is_some()).await,
         None => Err(ApiError::missing(format!("there is nothing at {path}"), None)),
     };
-    let response = result.unwrap_or_else(|error| error.response());
+    let mut response = result.unwrap_or_else(|error| error.response());
+    if let Some(origin) = origin {
+        origin::allow(&mut response, origin);
+    }
+    if arrival.reserve {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     app.metrics.count(route.map_or("other", Route::name), response.status().as_u16());
-    Ok(response)
+    Ok(record.follow(response))
+}
+
+/// Too many connections.
+fn crowded() -> ApiError {
+    let message = "the server has too many connections; try again later";
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).with_code("crowded")
 }
 
 async fn dispatch(
     app: &Arc<App>,
     route: Route<'_>,
     request: Request<Incoming>,
+    arrival: &Arrival,
+    is_allowed_origin: bool,
 ) -> ApiResult<Response<Body>> {
+    if arrival.reserve && !route.is_reserved() {
+        return Err(crowded());
+    }
+    let is_loopback = app.options.address.ip().is_loopback();
+    origin::check_host(request.headers(), is_loopback, &app.options.allow_origins)?;
+    if request.method() == Method::OPTIONS && is_allowed_origin {
+        return Ok(origin::preflight());
+    }
     let method = match request.method() {
         &Method::HEAD => Method::GET,
         other => other.clone(),
@@ -119,22 +178,41 @@ async fn dispatch(
         Route::Models => ok(models::list(app)),
         Route::Model(name) => {
             models::check_name(app, name)?;
-            ok(models::card(app))
+            ok(models::card(app, name))
         }
         Route::TokenizerInfo => ok(tokens::info(app)),
-        Route::Completions => {
-            let body = read_json(request, &app.options).await?;
-            completions::complete(app.clone(), body).await
+        Route::Refused(why) => {
+            let status = StatusCode::NOT_IMPLEMENTED;
+            Err(ApiError::new(status, "invalid_request_error", why)
+                .with_code("unsupported_endpoint"))
         }
-        Route::Tokenize => ok(tokens::tokenize(app, &read_json(request, &app.options).await?)?),
-        Route::Detokenize => ok(tokens::detokenize(app, &read_json(request, &app.options).await?)?),
+        Route::Completions => {
+            let body = read(app, request, arrival).await?;
+            completions::complete(app.clone(), Kind::Text, body).await
+        }
+        Route::ChatCompletions => {
+            let body = read(app, request, arrival).await?;
+            completions::complete(app.clone(), Kind::Chat, body).await
+        }
+        Route::Tokenize => app.parse(read(app, request, arrival).await?, tokens::tokenize).await,
+        Route::Detokenize => {
+            app.parse(read(app, request, arrival).await?, tokens::detokenize).await
+        }
         Route::Inspect => {
-            let body = read_json(request, &app.options).await?;
-            let seen = inspect::inspect(app.clone(), &body);
+            let body = read(app, request, arrival).await?;
+            let seen = inspect::inspect(app.clone(), body);
             let timely = tokio::time::timeout(app.options.request_time, seen).await;
-            ok(timely.map_err(|_| ApiError::late(app.options.request_time))??)
+            timely.map_err(|_| ApiError::late(app.options.request_time))?
         }
     }
+}
+
+/// The JSON body of a request that is then whole.
+async fn read(app: &App, request: Request<Incoming>, arrival: &Arrival) -> ApiResult<Bytes> {
+    let version = request.version();
+    let body = read_json(request, &app.options).await?;
+    arrival.flight.begin(version);
+    Ok(body)
 }
 
 fn wrong_method(route: Route<'_>) -> Response<Body> {
@@ -158,7 +236,11 @@ fn health(app: &App) -> Response<Body> {
 fn check_key(app: &App, request: &Request<Incoming>) -> ApiResult<()> {
     let Some(key) = &app.options.api_key else { return Ok(()) };
     let header = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or(b"");
-    let given = header.strip_prefix(b"Bearer ").unwrap_or(b"");
+    // The name of a scheme has no case.
+    let given = match header.split_at_checked(b"bearer ".len()) {
+        Some((scheme, given)) if scheme.eq_ignore_ascii_case(b"bearer ") => given,
+        _ => b"",
+    };
     // Takes as long for a wrong key as for a right one.
     if bool::from(given.ct_eq(key.as_bytes())) {
         return Ok(());

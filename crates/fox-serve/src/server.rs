@@ -15,8 +15,15 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
 use crate::app::{App, Served};
-use crate::patience::Patient;
+use crate::completions::Kind;
+use crate::patience::{Flight, Patient};
+use crate::routes::Arrival;
 use crate::{Error, Result, ServeOptions, completions, routes};
+
+/// Connections beyond the limit that are let in for `/health` and `/metrics`.
+const RESERVE: usize = 32;
+/// How long one of them may take to ask.
+const RESERVE_TIME: Duration = Duration::from_secs(2);
 
 /// A server that listens but does not answer yet.
 pub struct Server {
@@ -75,7 +82,7 @@ impl Server {
             .map_err(Error::Runtime)?;
         let (app, body) = (self.app.clone(), Bytes::copy_from_slice(body));
         runtime.block_on(async move {
-            let answer = completions::complete(app, body).await;
+            let answer = completions::complete(app, Kind::Text, body).await;
             let response = answer.unwrap_or_else(|error| error.response());
             let status = response.status().as_u16();
             let Ok(body) = response.into_body().collect().await;
@@ -89,7 +96,7 @@ impl Server {
     /// No threads to run on.
     pub fn run(self) -> Result<()> {
         let Server { listener, app, stop } = self;
-        // The engine computes on threads of its own; these two only read, write and tokenize.
+        // The engine computes on threads of its own; these two only read and write.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("fox-serve")
@@ -111,17 +118,29 @@ impl Server {
 
 async fn serve(listener: tokio::net::TcpListener, app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let places = Arc::new(Semaphore::new(app.options.max_connections));
+    let reserve = Arc::new(Semaphore::new(RESERVE));
     let connections = GracefulShutdown::new();
     let mut stopping = std::pin::pin!(async move { drop(stop.wait_for(|stop| *stop).await) });
     loop {
         let next = async {
-            let place = places.clone().acquire_owned().await.ok();
+            let place = match places.clone().try_acquire_owned() {
+                Ok(place) => (Some(place), false),
+                Err(_) => (reserve.clone().acquire_owned().await.ok(), true),
+            };
             (listener.accept().await, place)
         };
-        let Some((accepted, place)) = unless(&mut stopping, next).await else { break };
+        let Some((accepted, (mut place, mut is_reserve))) = unless(&mut stopping, next).await
+        else {
+            break;
+        };
         match accepted {
-            Ok((stream, _)) => {
-                let connection = connections.watch(connection(stream, app.clone()));
+            Ok((stream, peer)) => {
+                // A place may have become free while nobody came.
+                if let (true, Ok(free)) = (is_reserve, places.clone().try_acquire_owned()) {
+                    (place, is_reserve) = (Some(free), false);
+                }
+                let arrival = Arrival { peer, reserve: is_reserve, flight: Flight::default() };
+                let connection = connections.watch(connection(stream, app.clone(), arrival));
                 tokio::spawn(async move {
                     // A connection that broke has told nobody anything: there is nothing to say.
                     drop(connection.await);
@@ -155,12 +174,19 @@ async fn unless<T>(
 fn connection(
     stream: TcpStream,
     app: Arc<App>,
+    arrival: Arrival,
 ) -> impl hyper_util::server::graceful::GracefulConnection<Error = hyper::Error> {
     // Tokens are sent as they come. A socket that refuses this works all the same.
     drop(stream.set_nodelay(true));
-    let limit = app.options.stall_time;
-    let io = TokioIo::new(Patient::new(stream, limit));
-    let service = service_fn(move |request| routes::answer(app.clone(), request));
+    let limit = match arrival.reserve {
+        false => app.options.stall_time,
+        true => app.options.stall_time.min(RESERVE_TIME),
+    };
+    let io = TokioIo::new(Patient::new(stream, limit, arrival.flight.clone()));
+    let service = service_fn(move |request| {
+        arrival.flight.arrive();
+        routes::answer(app.clone(), request, arrival.clone())
+    });
     http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limit)

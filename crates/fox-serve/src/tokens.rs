@@ -1,16 +1,18 @@
 //! `/tokenize`, `/detokenize`, `/tokenizer_info`: the tokenizer, for clients that have none.
 
 use fox_data::{Gpt2Tokenizer, START_WORD, Tokenizer};
+use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::body::{Body, json_response};
 use crate::completions::Prompt;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::models;
 
 /// `{"prompt": TEXT, "add_special_tokens": true, "return_token_strs": false}` to ids.
-pub(crate) fn tokenize(app: &App, body: &[u8]) -> ApiResult<Value> {
+pub(crate) fn tokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
     let mut fields = Fields::parse(body)?;
     if let Some(model) = fields.take::<String>("model")? {
         models::check_name(app, &model)?;
@@ -18,30 +20,31 @@ pub(crate) fn tokenize(app: &App, body: &[u8]) -> ApiResult<Value> {
     let text: Option<String> = fields.take("prompt")?;
     let mark = fields.take("add_special_tokens")?.unwrap_or(true);
     let names = fields.take("return_token_strs")?.unwrap_or(false);
-    fields.finish()?;
+    let unknown = fields.finish(app.options.strict)?;
     let text = text.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
-    let ids = Prompt::text(&app.tokenizer, &text, mark)?.ids;
+    let ids = Prompt::text(app, &text, mark)?.ids;
     let names = names.then(|| ids.iter().map(|&id| app.token_name(id)).collect::<Vec<_>>());
-    Ok(json!({
+    let value = json!({
         "count": ids.len(),
         "max_model_len": app.engine.options().max_context,
         "tokens": ids,
         "token_strs": names,
-    }))
+    });
+    Ok(unknown.tell(json_response(StatusCode::OK, &value)))
 }
 
 /// `{"tokens": [ID, ...]}` to text.
-pub(crate) fn detokenize(app: &App, body: &[u8]) -> ApiResult<Value> {
+pub(crate) fn detokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
     let mut fields = Fields::parse(body)?;
     if let Some(model) = fields.take::<String>("model")? {
         models::check_name(app, &model)?;
     }
     let ids: Option<Vec<u32>> = fields.take("tokens")?;
-    fields.finish()?;
+    let unknown = fields.finish(app.options.strict)?;
     let ids = ids.ok_or_else(|| ApiError::invalid("tokens", "tokens is missing"))?;
     let text = app.tokenizer.decode(&ids);
     let text = text.map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
-    Ok(json!({ "prompt": text }))
+    Ok(unknown.tell(json_response(StatusCode::OK, &json!({ "prompt": text }))))
 }
 
 /// Which tokenizer this is, and its markers.
@@ -56,7 +59,7 @@ pub(crate) fn info(app: &App) -> Value {
         "bos_token_id": app.tokenizer.bos(),
         "eos_token_id": app.tokenizer.bos(),
         "model_max_length": app.engine.options().max_context,
-        "chat_template": null,
+        "chat_template": app.options.chat.source,
     })
 }
 

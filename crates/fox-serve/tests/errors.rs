@@ -38,41 +38,54 @@ const TABLE: &[(&str, u16, Option<&str>, &str)] = &[
     (r#"{"prompt": "a", "repetition_penalty": 0}"#, 400, Some("repetition_penalty"), "above 0"),
     (r#"{"prompt": "a", "seed": "x"}"#, 400, Some("seed"), "seed"),
     (r#"{"prompt": "a", "n": 0}"#, 400, Some("n"), "at least 1"),
-    (r#"{"prompt": "a", "n": 129}"#, 400, Some("n"), "more than 128"),
-    (r#"{"prompt": ["a", "b"], "n": 100}"#, 400, Some("n"), "2 prompts times n = 100"),
+    (r#"{"prompt": "a", "n": 1025}"#, 400, Some("n"), "more than 1024"),
+    (r#"{"prompt": ["a", "b"], "n": 600}"#, 400, Some("n"), "2 prompts times n = 600"),
     (r#"{"prompt": "a", "logprobs": 21}"#, 400, Some("logprobs"), "at most 20"),
     (r#"{"prompt": "a", "logprobs": true}"#, 400, Some("logprobs"), "true"),
     (r#"{"prompt": "a", "stop": 5}"#, 400, Some("stop"), "a text or a list of texts"),
     (r#"{"prompt": "a", "stop": [""]}"#, 400, Some("stop"), "empty"),
     (r#"{"prompt": "a", "stream": 1}"#, 400, Some("stream"), "stream"),
-    (
-        r#"{"prompt": "a", "stream_options": {"include_usage": true}}"#,
-        400,
-        Some("stream_options"),
-        "stream = true",
-    ),
-    (
-        r#"{"prompt": "a", "stream": true, "stream_options": {"x": 1}}"#,
-        400,
-        Some("x"),
-        "unknown field",
-    ),
+    (r#"{"prompt": "a", "stream_options": 1}"#, 400, Some("stream_options"), "stream_options"),
     (r#"{"prompt": "a", "suffix": "b"}"#, 400, Some("suffix"), "not supported"),
-    (r#"{"prompt": "a", "best_of": 2}"#, 400, Some("best_of"), "not supported"),
     (
-        r#"{"prompt": "a", "frequency_penalty": 0.5}"#,
+        r#"{"prompt": "a", "response_format": {"type": "json_object"}}"#,
+        400,
+        Some("response_format"),
+        "plain text",
+    ),
+    (r#"{"prompt": "a", "best_of": 2, "n": 3}"#, 400, Some("best_of"), "less than n = 3"),
+    (r#"{"prompt": "a", "best_of": 2, "stream": true}"#, 400, Some("best_of"), "stream = false"),
+    (
+        r#"{"prompt": "a", "frequency_penalty": 2.5}"#,
         400,
         Some("frequency_penalty"),
-        "repetition_penalty",
+        "from -2 to 2",
     ),
     (
-        r#"{"prompt": "a", "presence_penalty": 0.5}"#,
+        r#"{"prompt": "a", "presence_penalty": "x"}"#,
         400,
         Some("presence_penalty"),
-        "repetition_penalty",
+        "presence_penalty",
     ),
-    (r#"{"prompt": "a", "logit_bias": {"5": 1}}"#, 400, Some("logit_bias"), "not supported"),
-    (r#"{"prompt": "a", "max_token": 5}"#, 400, Some("max_token"), "unknown field: max_token"),
+    (r#"{"prompt": "a", "logit_bias": {"x": 1}}"#, 400, Some("logit_bias"), "1 for x"),
+    (r#"{"prompt": "a", "logit_bias": {"5": 101}}"#, 400, Some("logit_bias"), "101 for 5"),
+    (r#"{"prompt": "a", "logit_bias": {"256": 1}}"#, 400, Some("logit_bias"), "ids below 256"),
+    (r#"{"prompt": "a", "logit_bias": [5]}"#, 400, Some("logit_bias"), "logit_bias"),
+    (
+        r#"{"prompt": "a", "min_tokens": 9, "max_tokens": 8}"#,
+        400,
+        Some("min_tokens"),
+        "max_tokens = 8",
+    ),
+    (r#"{"prompt": "a", "stop_token_ids": ["x"]}"#, 400, Some("stop_token_ids"), "stop_token_ids"),
+    (r#"{"prompt": "a", "prompt_logprobs": 21}"#, 400, Some("prompt_logprobs"), "at most 20"),
+    (
+        r#"{"prompt": "a", "prompt_logprobs": 1, "stream": true}"#,
+        400,
+        Some("prompt_logprobs"),
+        "stream = false",
+    ),
+    (r#"{"prompt": "a", "max_tokens": 2.5}"#, 400, Some("max_tokens"), "2.5"),
     (r#"{"prompt": "a", "model": "gpt-5"}"#, 404, Some("model"), "this server has tiny"),
 ];
 
@@ -99,8 +112,38 @@ fn fields_that_ask_for_nothing_are_no_error() {
     server.complete(
         &json!({ "prompt": "a", "suffix": null, "best_of": 1, "logit_bias": {}, "user": "me",
         "frequency_penalty": 0.0, "presence_penalty": 0, "stream": false, "stop": null, "n": null,
-        "model": "tiny", "max_tokens": 1, "logprobs": null, "seed": -5 }),
+        "model": "tiny", "max_tokens": 1, "logprobs": null, "seed": -5, "metadata": { "a": "b" },
+        "store": true, "response_format": { "type": "text" }, "stream_options": { "include_usage": true } }),
     );
+    let answer = server
+        .complete(&json!({ "prompt": [97.0, 98.0], "max_tokens": 3.0, "n": 2.0, "top_k": 0.0,
+        "seed": 7.0, "ignore_eos": true }));
+    assert_eq!(answer["usage"]["completion_tokens"], 6);
+}
+
+#[test]
+fn unknown_fields_are_named_in_a_header_or_refused_when_strict() {
+    let body = json!({ "prompt": "a", "max_token": 5, "stream_options": { "x": 1 } });
+    let server = serve();
+    let reply = post(server.address, "/v1/completions", &body).unwrap();
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.header("x-fox-warning"), Some("ignored unknown fields: x, max_token"));
+    let known = post(server.address, "/v1/completions", &json!({ "prompt": "a" })).unwrap();
+    assert_eq!(known.header("x-fox-warning"), None);
+    let reply = post(server.address, "/tokenize", &json!({ "prompt": "a", "y": 1 })).unwrap();
+    assert_eq!(reply.header("x-fox-warning"), Some("ignored unknown fields: y"));
+    let options = ServeOptions { strict: true, ..ServeOptions::default() };
+    let strict = serve_with(EngineOptions::default(), options);
+    for (path, body, name) in [
+        ("/v1/completions", json!({ "prompt": "a", "max_token": 5 }), "max_token"),
+        ("/v1/completions", body, "x"),
+        ("/tokenize", json!({ "prompt": "a", "y": 1 }), "y"),
+    ] {
+        let reply = post(strict.address, path, &body).unwrap();
+        let error = &reply.json()["error"];
+        assert_eq!((reply.status, error["param"].as_str()), (400, Some(name)), "{error}");
+        assert_eq!(error["message"], format!("unknown field: {name}"));
+    }
 }
 
 #[test]
@@ -148,10 +191,14 @@ fn a_key_opens_what_is_guarded_and_nothing_else_does() {
             Some("Bearer secre"),
             Some("Bearer secret2"),
             Some("secret"),
+            Some("bearer"),
+            Some("Basic secret"),
         ] {
             assert_eq!(status(path, wrong), 401, "{path} {wrong:?}");
         }
-        assert_eq!(status(path, Some("Bearer secret")), 200);
+        for right in ["Bearer secret", "bearer secret", "BEARER secret"] {
+            assert_eq!(status(path, Some(right)), 200);
+        }
     }
     assert_eq!((status("/health", None), status("/", None)), (200, 200));
     let reply = post(server.address, "/v1/completions", &json!({ "prompt": "a" })).unwrap();
@@ -172,10 +219,6 @@ fn a_full_queue_is_429_with_a_time_to_come_back() {
     let reply = post(server.address, "/v1/completions", &json!({ "prompt": "a" })).unwrap();
     assert_eq!((reply.status, reply.header("retry-after")), (429, Some("1")));
     assert_eq!(reply.json()["error"]["code"], "queue_full");
-    // A list that can never fit is another matter.
-    let reply =
-        post(server.address, "/v1/completions", &json!({ "prompt": ["a", "b", "c"] })).unwrap();
-    assert_eq!(reply.status, 400);
     drop(waiting);
     drop(first);
     common::wait_for("there is room again", || {
@@ -183,6 +226,32 @@ fn a_full_queue_is_429_with_a_time_to_come_back() {
         stats.running + stats.queued == 0
     });
     server.complete(&json!({ "prompt": "a" }));
+}
+
+/// More prompts than may run and wait: they are asked for one after the other.
+#[test]
+fn long_lists_wait() {
+    let engine = EngineOptions { max_batch: 2, max_queue: 2, ..EngineOptions::default() };
+    let server = serve_with(engine, ServeOptions::default());
+    let prompts: Vec<String> = (0..40).map(|i| format!("prompt {i}")).collect();
+    let body = json!({ "prompt": prompts, "max_tokens": 3, "temperature": 0, "ignore_eos": true });
+    let clients: Vec<_> = (0..2)
+        .map(|_| {
+            let (address, body) = (server.address, body.clone());
+            std::thread::spawn(move || post(address, "/v1/completions", &body).unwrap().json())
+        })
+        .collect();
+    let answers: Vec<Value> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    assert_eq!(answers[0]["choices"], answers[1]["choices"]);
+    assert_eq!(answers[0]["usage"]["completion_tokens"], 120);
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let ends = server
+        .stream(&streamed)
+        .iter()
+        .filter(|c| !c["choices"][0]["finish_reason"].is_null())
+        .count();
+    assert_eq!(ends, 40);
 }
 
 /// A model of NaN answers with an error, whatever is asked: its log-probabilities are not those of unlikely tokens.

@@ -24,7 +24,7 @@ fn a_client_that_leaves_frees_its_place() {
         let body = endless(stream).to_string();
         let mut socket = TcpStream::connect(server.address).unwrap();
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         socket.write_all(head.as_bytes()).unwrap();

@@ -52,6 +52,8 @@ fn metrics_count_what_happened() {
         "fox_requests_running 0",
         "fox_request_seconds_count 1",
         r#"fox_first_token_seconds_bucket{le="+Inf"} 1"#,
+        r#"fox_inter_token_seconds_bucket{le="300"} 4"#,
+        "fox_queue_seconds_count 1",
         "# TYPE fox_request_seconds histogram",
     ] {
         assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");

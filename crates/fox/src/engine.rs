@@ -4,10 +4,21 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use fox_data::Tokenizer;
 use fox_infer::{EngineOptions, Eviction, WeightFormat};
+use fox_tensor::Device;
 
 use crate::commands::eval::subjects::Opened;
 use crate::device::DeviceArgs;
 use crate::tolerance::log_tolerance;
+
+/// Tokens of a piece of a prompt: short pieces on a CPU, where they cost little and delay others less.
+const CPU_PIECE: usize = 64;
+const PIECE: usize = 256;
+
+/// Share of the free memory that caches take unless told otherwise: on a host, others need some, too.
+const HOST_SHARE: f64 = 0.5;
+const DEVICE_SHARE: f64 = 0.8;
+/// Memory for caches where nobody knows what is free.
+const UNKNOWN_FREE: usize = 2 << 30;
 
 /// How an engine runs.
 #[derive(Args)]
@@ -17,13 +28,12 @@ pub struct EngineArgs {
     #[arg(long, value_name = "WHAT", default_value = "safe", value_parser = parse_eviction,
           allow_negative_numbers = true)]
     pub eviction: Eviction,
-    /// Memory for caches, in GiB
-    #[arg(long, value_name = "GIB", default_value_t = 2.0)]
-    pub cache: f64,
-    /// Tokens of a prompt that are read in one step
-    #[arg(long, value_name = "N", default_value_t = 256,
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub prefill_chunk: u32,
+    /// Memory for caches, in GiB; without it, half of the host's free memory or 80% of a GPU's
+    #[arg(long, value_name = "GIB")]
+    pub cache: Option<f64>,
+    /// Tokens of a prompt that are read at a time; without it, 64 on a CPU and 256 elsewhere
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub prefill_chunk: Option<u32>,
 }
 
 /// How a model is opened and run by the commands that generate.
@@ -49,9 +59,9 @@ impl GenerationArgs {
         Ok((opened, tokenizer))
     }
 
-    /// The engine's options for contexts of up to `max_context` tokens.
-    pub fn options(&self, max_context: usize) -> Result<EngineOptions> {
-        self.engine.options(max_context, self.weights)
+    /// The engine's options for contexts of up to `max_context` tokens of a model on `device`.
+    pub fn options(&self, max_context: usize, device: &Device) -> Result<EngineOptions> {
+        self.engine.options(max_context, self.weights, device)
     }
 }
 
@@ -78,20 +88,49 @@ impl Weights {
 }
 
 impl EngineArgs {
-    /// The engine's options for contexts of up to `max_context` tokens.
-    pub fn options(&self, max_context: usize, weights: Weights) -> Result<EngineOptions> {
-        if !(self.cache > 0.0 && self.cache < 1e6) {
-            bail!("--cache must be a size in GiB, not {}", self.cache);
-        }
+    /// The engine's options for contexts of up to `max_context` tokens of a model that lies on `device` already.
+    pub fn options(
+        &self,
+        max_context: usize,
+        weights: Weights,
+        device: &Device,
+    ) -> Result<EngineOptions> {
+        let cache_bytes = match self.cache {
+            None => free_for_caches(device),
+            Some(size) if size > 0.0 && size < 1e6 => (size * (1u64 << 30) as f64) as usize,
+            Some(size) => bail!("--cache must be a size in GiB, not {size}"),
+        };
+        let usual = if device.backend().name() == "cpu" { CPU_PIECE } else { PIECE };
         Ok(EngineOptions {
-            cache_bytes: (self.cache * (1u64 << 30) as f64) as usize,
-            prefill_chunk: self.prefill_chunk as usize,
+            cache_bytes,
+            prefill_chunk: self.prefill_chunk.map_or(usual, |tokens| tokens as usize),
             eviction: self.eviction,
             max_context,
             weights: weights.format(),
             ..EngineOptions::default()
         })
     }
+}
+
+/// What caches may take of the memory that is free.
+fn free_for_caches(device: &Device) -> usize {
+    let share = |free: usize, share: f64| (free as f64 * share) as usize;
+    match (device.backend().free_memory(), free_on_host()) {
+        (Some(free), _) => share(free, DEVICE_SHARE),
+        (None, Some(free)) => share(free, HOST_SHARE),
+        (None, None) => UNKNOWN_FREE,
+    }
+}
+
+/// Bytes of memory that programs can still take, where the system tells.
+fn free_on_host() -> Option<usize> {
+    available(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn available(meminfo: &str) -> Option<usize> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kilobytes: usize = line.split_whitespace().next()?.parse().ok()?;
+    Some(kilobytes << 10)
 }
 
 fn parse_eviction(text: &str) -> Result<Eviction, String> {
@@ -102,5 +141,18 @@ fn parse_eviction(text: &str) -> Result<Eviction, String> {
             Ok(x) => Ok(Eviction::Tolerance(x)),
             Err(_) => Err("off, safe or a negative number, e.g. -7".into()),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_memory_is_what_the_system_calls_available() {
+        let text = "MemTotal:       24000000 kB\nMemFree: 5 kB\nMemAvailable:   12000000 kB\n";
+        assert_eq!(available(text), Some(12_000_000 << 10));
+        assert_eq!(available("MemTotal: 1 kB\n"), None);
+        assert_eq!(available("MemAvailable: many kB\n"), None);
     }
 }

@@ -20,6 +20,24 @@ pub fn print_while_read(text: &str) -> io::Result<bool> {
     }
 }
 
+/// Calls `act` once nobody reads the standard output any more, in a thread of its own; so that work whose result is
+/// printed at its end need not be finished.
+pub fn on_closed(act: impl FnOnce() + Send + 'static) {
+    #[cfg(unix)]
+    std::thread::spawn(move || {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let stdout = io::stdout();
+        // Nothing is asked for but what is always told: that the other side is gone.
+        let mut watched = [PollFd::new(&stdout, PollFlags::empty())];
+        while poll(&mut watched, None).is_err_and(|error| error == rustix::io::Errno::INTR) {}
+        if watched[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
+            act();
+        }
+    });
+    #[cfg(not(unix))]
+    drop(act);
+}
+
 /// Prints a line for people to the standard error. Whether it can be written does not matter to what is being done.
 pub fn note(line: &str) {
     // One call, so that lines of several processes do not mix.

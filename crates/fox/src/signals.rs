@@ -15,7 +15,7 @@ use signal_hook::flag;
 /// The environment variable of a process that ends with its standard input; see [`follow_input`].
 pub const FOLLOW_INPUT: &str = "FOX_FOLLOW_INPUT";
 /// The exit code of a program that was interrupted.
-const INTERRUPTED: i32 = 130;
+pub const INTERRUPTED: i32 = 130;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[cfg(unix)]

@@ -100,8 +100,51 @@ fn what_cannot_run_is_said_in_one_sentence() {
     };
     let said = complaint(&["--cache", "0.000001"]);
     assert!(said.contains("--cache") && said.contains("bytes"), "{said}");
-    assert!(complaint(&["--top-p", "2"]).contains("top_p"));
+    assert!(complaint(&["--top-p", "2"]).contains("--top-p must be above 0 and at most 1, not 2"));
+    assert!(complaint(&["--min-p", "2"]).contains("--min-p must be from 0 to 1"));
     assert_eq!(fox(&["generate", &model, "--eviction", "1"]).status.code(), Some(2));
+}
+
+/// A run that would go on for very long.
+fn endless(model: &str, extra: &[&str]) -> std::process::Child {
+    let args =
+        ["generate", model, "--prompt", "the fox", "--max-tokens", "2000000", "--ignore-end"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+    command.args(args).args(extra).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn an_interrupt_ends_the_text_and_prints_the_summary() {
+    let (_folder, model) = checkpoint();
+    for extra in [&[][..], &["--n", "3"]] {
+        let mut child = endless(&model, extra);
+        let mut first = [0; 64];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
+        let asked = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        assert!(asked.success());
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(130), "{said}");
+        assert!(said.contains(" tokens/s; prompt of 3 tokens"), "{said}");
+    }
+}
+
+#[test]
+fn a_closed_pipe_stops_the_work() {
+    let (_folder, model) = checkpoint();
+    for extra in [&[][..], &["--json"]] {
+        let mut child = endless(&model, extra);
+        drop(child.stdout.take());
+        let start = std::time::Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(start.elapsed() < std::time::Duration::from_secs(60), "it goes on: {extra:?}");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        };
+        assert!(status.success(), "{extra:?}");
+    }
 }
 
 #[test]

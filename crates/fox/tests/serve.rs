@@ -43,9 +43,13 @@ fn start(command: &mut Command) -> (Child, BufReader<ChildStderr>, String) {
 }
 
 fn post(address: &str, headers: &str, body: &str) -> String {
+    post_to(address, "/v1/completions", headers, body)
+}
+
+fn post_to(address: &str, path: &str, headers: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     let head = format!(
-        "POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\n{headers}content-length: {}\r\n\r\n",
+        "POST {path} HTTP/1.0\r\ncontent-type: application/json\r\n{headers}content-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all((head + body).as_bytes()).unwrap();
@@ -76,6 +80,41 @@ fn a_server_answers_and_ends_when_told_to() {
 }
 
 #[test]
+fn names_templates_and_the_log_are_as_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = checkpoint(folder.path());
+    let config = std::path::Path::new(&model).join("tokenizer_config.json");
+    let mut values: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    values["chat_template"] =
+        "{{ bos_token }} {% for m in messages %}{{ m.content }} {% endfor %}".into();
+    std::fs::write(&config, values.to_string()).unwrap();
+    let flags = ["--host", "localhost", "--alias", "gpt-4o", "--strict", "--access-log", "json"];
+    let mut command = fox(&["serve", &model, "--port", "0"]);
+    let (mut child, mut words, address) = start(command.args(flags));
+    assert!(address.starts_with("127.0.0.1:"), "{address}");
+    let body = r#"{"model": "gpt-4o", "messages": [{"role": "user", "content": "the fox"}], "max_tokens": 3}"#;
+    let id = "x-request-id: mine\r\n";
+    let answer = post_to(&address, "/v1/chat/completions", id, body);
+    assert!(
+        answer.starts_with("HTTP/1.0 200") && answer.contains("\"chat.completion\""),
+        "{answer}"
+    );
+    assert!(answer.contains("\"prompt_tokens\":3"), "the marker and two words: {answer}");
+    let refused = post(&address, "", r#"{"prompt": "the", "max_token": 3}"#);
+    assert!(refused.starts_with("HTTP/1.0 400") && refused.contains("unknown field"), "{refused}");
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    child.wait().unwrap();
+    let mut rest = String::new();
+    words.read_to_string(&mut rest).unwrap();
+    let line =
+        rest.lines().find(|line| line.contains("\"mine\"")).unwrap_or_else(|| panic!("{rest}"));
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!((&line["path"], &line["status"]), (&"/v1/chat/completions".into(), &200.into()));
+    assert!(line["bytes"].as_u64().unwrap() > 100 && line["ms"].as_f64().unwrap() > 0.0, "{line}");
+}
+
+#[test]
 fn what_cannot_be_served_is_said() {
     let words = |arguments: &[&str]| {
         let output = fox(arguments).output().unwrap();
@@ -88,4 +127,15 @@ fn what_cannot_be_served_is_said() {
     assert!(told.contains("256 ids, but the model tiny has 64"), "{told}");
     let told = words(&["serve", &fixture(), "--tokenizer", "bytes", "--api-key", ""]);
     assert!(told.contains("API key is empty"), "{told}");
+    let told = words(&["serve", &fixture(), "--host", "no host"]);
+    assert!(told.contains("cannot find the host no host") && told.contains("--host"), "{told}");
+    let told = words(&["serve", &fixture(), "--allow-origin", "app.example"]);
+    assert!(told.contains("https://app.example"), "{told}");
+    let folder = tempfile::tempdir().unwrap();
+    let model = checkpoint(folder.path());
+    std::fs::write(format!("{model}/chat_template.jinja"), "{% for").unwrap();
+    let told = words(&["serve", &model, "--port", "0"]);
+    assert!(told.contains("chat template has a mistake"), "{told}");
+    let told = words(&["serve", &model, "--cache", "0"]);
+    assert!(told.contains("--cache"), "{told}");
 }

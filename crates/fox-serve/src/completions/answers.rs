@@ -5,89 +5,137 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use fox_infer::{Event, Request, Sampling, Ticket};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use fox_infer::{Event, Refusal, Request, Sampling, Ticket};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Sleep, sleep};
 
-use super::Prompt;
 use super::choice::{Choice, Delta};
 use super::request::CompletionRequest;
 use super::wire::Usage;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 
+/// How soon a place in the engine's queue is asked for again.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+
 /// Answers that are being made. Dropping them frees what the engine holds for them.
+///
+/// A request for many answers asks the engine for as many as can run at a time, and for the others as these
+/// end: a long list waits here, and leaves room in the engine's queue.
 pub(crate) struct Answers {
     app: Arc<App>,
-    prompts: Vec<Prompt>,
-    /// Answers per prompt.
-    n: usize,
+    request: CompletionRequest,
     choices: Vec<Choice>,
-    /// The right to each answer; gone when it has ended.
+    /// The right to each answer; absent before it was asked for and after it has ended.
     tickets: Vec<Option<Ticket>>,
+    /// Answers that the engine was asked for; those after them wait.
+    asked: usize,
+    /// Answers that have ended.
+    ended: usize,
+    /// When to ask for a place that there was not.
+    again: Option<Pin<Box<Sleep>>>,
+    /// For the answers that are still to be asked for.
+    sender: Option<UnboundedSender<(usize, Event)>>,
     /// Which answer, and what happened to it. The channel has no limit, because the engine must not wait;
     /// what it holds is limited by `max_tokens` and by how long a client may be slow.
     events: UnboundedReceiver<(usize, Event)>,
     ready: VecDeque<Delta>,
     deadline: Pin<Box<Sleep>>,
-    asked: Instant,
+    since: Instant,
+    /// When the last token of each answer came.
+    last_token: Vec<Option<Instant>>,
     usage: Usage,
 }
 
 impl Answers {
-    /// Asks the engine for everything that the request wants, or for nothing.
+    /// Asks the engine for what the request wants, or for nothing.
     pub fn ask(app: Arc<App>, request: CompletionRequest) -> ApiResult<Answers> {
         let (sender, events) = unbounded_channel();
-        let (mut choices, mut tickets, mut ready) = (Vec::new(), Vec::new(), VecDeque::new());
-        // The engine keeps the marker that ends an answer to itself, but whoever wants log-probabilities
-        // counts on an entry for every token.
-        let (ends, none) = (&app.end_ids[..], &[][..]);
-        let (engine_ends, told_ends) = match (request.ignore_end, request.logprobs) {
-            (true, _) => (none, none),
-            (false, None) => (ends, none),
-            (false, Some(_)) => (none, ends),
-        };
-        let scored_echo = request.echo && request.logprobs.is_some();
-        for prompt in &request.prompts {
-            for i in 0..request.n {
-                let index = choices.len();
-                let seed = request.sampling.seed.wrapping_add(i as u64);
-                let sender = sender.clone();
-                let ticket = app.engine.submit_to(
-                    Request {
-                        prompt: prompt.ids.clone(),
-                        max_tokens: request.max_tokens,
-                        sampling: Sampling { seed, ..request.sampling },
-                        stop_ids: engine_ends.to_vec(),
-                        top_logprobs: request.logprobs.unwrap_or(0),
-                        echo: scored_echo,
-                    },
-                    // A receiver that is gone has dropped its tickets, too.
-                    move |event| drop(sender.send((index, event))),
-                )?;
-                let choice = Choice::new(&app, prompt, &request, told_ends, index)?;
-                if request.echo && !scored_echo {
-                    ready.push_back(choice.echo(&app, prompt, &[])?);
-                }
-                choices.push(choice);
-                tickets.push(Some(ticket));
-            }
-        }
-        let usage = Usage::of_prompts(&request.prompts);
-        Ok(Answers {
+        let count = request.prompts.len() * request.best_of;
+        let mut answers = Answers {
             deadline: Box::pin(sleep(app.options.request_time)),
-            asked: Instant::now(),
-            n: request.n,
-            prompts: request.prompts,
-            app,
-            choices,
-            tickets,
+            since: Instant::now(),
+            usage: Usage::of_prompts(&request.prompts),
+            choices: Vec::with_capacity(count),
+            tickets: (0..count).map(|_| None).collect(),
+            last_token: vec![None; count],
+            asked: 0,
+            ended: 0,
+            again: None,
+            ready: VecDeque::new(),
+            sender: Some(sender),
             events,
-            ready,
-            usage,
-        })
+            app,
+            request,
+        };
+        for index in 0..count {
+            if index % answers.request.best_of == 0 {
+                answers.app.engine.check(&answers.engine_request(index))?;
+            }
+            let choice = Choice::new(&answers.app, &answers.request, answers.end_ids(), index)?;
+            if answers.request.echo && answers.request.logprobs.is_none() {
+                answers.ready.push_back(choice.echo(&answers.app, &answers.request, &[])?);
+            }
+            answers.choices.push(choice);
+        }
+        answers.submit()?;
+        Ok(answers)
+    }
+
+    /// Ids that end an answer.
+    fn end_ids(&self) -> Vec<i32> {
+        let marks = self.app.end_ids.iter().filter(|_| !self.request.ignore_end);
+        marks.chain(&self.request.stop_ids).copied().collect()
+    }
+
+    fn engine_request(&self, index: usize) -> Request {
+        let request = &self.request;
+        let seed = request.sampling.seed.wrapping_add((index % request.best_of) as u64);
+        Request {
+            prompt: request.prompts[index / request.best_of].ids.clone(),
+            max_tokens: request.max_tokens,
+            sampling: Sampling { seed, ..request.sampling },
+            stop_ids: self.end_ids(),
+            // Whoever wants log-probabilities counts on an entry for every token, the end marker included.
+            report_stop: request.logprobs.is_some(),
+            min_tokens: request.min_tokens,
+            logit_bias: request.logit_bias.clone(),
+            top_logprobs: request.logprobs.max(request.prompt_logprobs).unwrap_or(0),
+            echo: request.prompt_logprobs.is_some() || (request.echo && request.logprobs.is_some()),
+        }
+    }
+
+    /// Asks for as many answers as may run; those of a list wait for a place, a single one does not.
+    fn submit(&mut self) -> ApiResult<()> {
+        let most = self.app.engine.options().max_batch;
+        self.again = None;
+        while self.asked < self.choices.len() && self.asked - self.ended < most {
+            let Some(sender) = self.sender.clone() else { break };
+            let index = self.asked;
+            // A receiver that is gone has dropped its tickets, too.
+            let sink = move |event| drop(sender.send((index, event)));
+            match self.app.engine.submit_to(self.engine_request(index), sink) {
+                Ok(ticket) => self.tickets[index] = Some(ticket),
+                Err(Refusal::QueueFull(_)) if self.choices.len() > 1 => {
+                    self.again = Some(Box::pin(sleep(ASK_AGAIN)));
+                    return Ok(());
+                }
+                Err(refusal) => return Err(refusal.into()),
+            }
+            self.asked += 1;
+        }
+        if self.asked == self.choices.len() {
+            // From now on the channel ends with the engine.
+            self.sender = None;
+        }
+        Ok(())
+    }
+
+    /// What was asked for.
+    pub fn request(&self) -> &CompletionRequest {
+        &self.request
     }
 
     /// Number of answers.
@@ -110,9 +158,13 @@ impl Answers {
             if let Some(delta) = self.ready.pop_front() {
                 return Poll::Ready(Ok(Some(delta)));
             }
-            if self.tickets.iter().all(Option::is_none) {
-                self.app.metrics.request_time.observe(self.asked.elapsed());
+            if self.ended == self.choices.len() {
+                self.app.metrics.request_time.observe(self.since.elapsed());
                 return Poll::Ready(Ok(None));
+            }
+            if self.again.as_mut().is_some_and(|again| again.as_mut().poll(cx).is_ready()) {
+                self.submit()?;
+                continue;
             }
             match self.events.poll_recv(cx) {
                 Poll::Ready(Some((index, event))) => match self.take(index, event) {
@@ -138,20 +190,29 @@ impl Answers {
             return Ok(Delta::default());
         }
         let delta = match event {
-            Event::Prompt(scores) => {
-                choice.echo(&self.app, &self.prompts[index / self.n], &scores)?
-            }
+            Event::Prompt(scores) => choice.echo(&self.app, &self.request, &scores)?,
             Event::Token(scored) => {
+                let metrics = &self.app.metrics;
+                let now = Instant::now();
                 if self.usage.completion_tokens == 0 {
-                    self.app.metrics.first_token_time.observe(self.asked.elapsed());
+                    metrics.first_token_time.observe(now - self.since);
+                }
+                if let Some(before) = self.last_token[index].replace(now) {
+                    metrics.inter_token_time.observe(now - before);
                 }
                 self.usage.completion_tokens += 1;
                 choice.push(&self.app, &scored)?
             }
-            Event::Finished(finished) => choice.finish(&finished.reason)?,
+            Event::Finished(finished) => {
+                let waited = Duration::try_from_secs_f64(finished.usage.queue_s);
+                self.app.metrics.queue_time.observe(waited.unwrap_or_default());
+                choice.finish(&finished.reason)?
+            }
         };
         if choice.ended {
             self.tickets[index] = None;
+            self.ended += 1;
+            self.submit()?;
         }
         Ok(delta)
     }

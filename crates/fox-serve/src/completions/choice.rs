@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use fox_infer::{FinishReason, Scored, TextStream};
 
+use serde_json::{Map, Value, json};
+
 use super::Prompt;
 use super::request::CompletionRequest;
 use crate::app::App;
@@ -20,8 +22,18 @@ pub(crate) struct Entry {
     pub logprob: Option<f32>,
     /// The likeliest tokens, best first, and the token itself.
     pub top: Option<Vec<(String, f32)>>,
+    /// How many of `top` were asked for.
+    pub count: usize,
     /// Characters of prompt and answer before it.
     pub offset: usize,
+}
+
+impl Entry {
+    /// The likeliest tokens that were asked for.
+    pub fn alternatives(&self) -> &[(String, f32)] {
+        let top = self.top.as_deref().unwrap_or(&[]);
+        &top[..top.len().min(self.count)]
+    }
 }
 
 /// What is new about an answer.
@@ -32,10 +44,23 @@ pub(crate) struct Delta {
     /// Tokens whose text has begun to be told; empty when no log-probabilities are wanted.
     pub entries: Vec<Entry>,
     pub finish: Option<&'static str>,
+    /// Tokens and the sum of their log-probabilities.
+    pub score: (usize, f64),
+    /// The prompt's, as vLLM writes them, when they are wanted.
+    pub prompt_logprobs: Option<Value>,
 }
 
 impl Delta {
     pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+            && self.entries.is_empty()
+            && self.finish.is_none()
+            && self.score.0 == 0
+            && self.prompt_logprobs.is_none()
+    }
+
+    /// Whether there is something to stream.
+    pub fn is_silent(&self) -> bool {
         self.text.is_empty() && self.entries.is_empty() && self.finish.is_none()
     }
 }
@@ -44,8 +69,9 @@ impl Delta {
 pub(crate) struct Choice {
     index: usize,
     stream: TextStream,
-    wants_entries: bool,
-    /// Ids that end the answer here, because the engine was not told to end at them.
+    /// Alternatives per token, when log-probabilities are wanted.
+    logprobs: Option<usize>,
+    /// Ids that end the answer and have no text.
     end_ids: Vec<i32>,
     /// Characters told so far, those of the prompt included.
     told: usize,
@@ -57,36 +83,50 @@ pub(crate) struct Choice {
 impl Choice {
     pub fn new(
         app: &App,
-        prompt: &Prompt,
         request: &CompletionRequest,
-        end_ids: &[i32],
+        end_ids: Vec<i32>,
         index: usize,
     ) -> ApiResult<Self> {
-        let wants_entries = request.logprobs.is_some();
-        let told = match wants_entries {
-            true => prompt_text(app, prompt)?.chars().count(),
-            false => 0,
+        let prompt = &request.prompts[index / request.best_of];
+        let told = match request.logprobs {
+            Some(_) => prompt_text(app, prompt)?.chars().count(),
+            None => 0,
         };
         Ok(Choice {
             index,
             stream: TextStream::new(&app.tokenizer, &prompt.ids, &request.stops),
-            wants_entries,
-            end_ids: end_ids.to_vec(),
+            logprobs: request.logprobs,
+            end_ids,
             told,
             waiting: VecDeque::new(),
             ended: false,
         })
     }
 
-    /// The prompt, with the scores of its tokens from the second on, or without any.
-    pub fn echo(&self, app: &App, prompt: &Prompt, scores: &[Scored]) -> ApiResult<Delta> {
+    /// What is told about the prompt, with the scores of its tokens from the second on, or without any.
+    pub fn echo(
+        &self,
+        app: &App,
+        request: &CompletionRequest,
+        scores: &[Scored],
+    ) -> ApiResult<Delta> {
+        let prompt = &request.prompts[self.index / request.best_of];
         let mut delta = Delta { index: self.index, ..Delta::default() };
+        if let Some(count) =
+            request.prompt_logprobs.filter(|_| scores.len() + 1 == prompt.ids.len())
+        {
+            delta.prompt_logprobs = Some(prompt_logprobs(app, scores, count)?);
+        }
+        // Without log-probabilities the text has been told before.
+        if !request.echo || (request.logprobs.is_none() && !scores.is_empty()) {
+            return Ok(delta);
+        }
         let mut stream = TextStream::new(&app.tokenizer, &[], &[]);
         let mut offset = 0;
         for (i, &id) in prompt.ids.iter().enumerate() {
-            if self.wants_entries {
+            if let Some(count) = self.logprobs {
                 let scored = i.checked_sub(1).and_then(|before| scores.get(before));
-                delta.entries.push(entry(app, id, scored, offset)?);
+                delta.entries.push(entry(app, id, scored, count, offset)?);
             }
             if i >= prompt.marks {
                 let piece = stream.push(id).map_err(internal)?;
@@ -100,15 +140,17 @@ impl Choice {
 
     /// The next token.
     pub fn push(&mut self, app: &App, scored: &Scored) -> ApiResult<Delta> {
-        if self.wants_entries {
+        if let Some(count) = self.logprobs {
             let offset = self.told + self.stream.held().chars().count();
-            self.waiting.push_back(entry(app, scored.id, Some(scored), offset)?);
+            self.waiting.push_back(entry(app, scored.id, Some(scored), count, offset)?);
         }
-        if self.end_ids.contains(&scored.id) {
-            return self.finish(&FinishReason::Stop);
-        }
-        let piece = self.stream.push(scored.id).map_err(internal)?;
-        Ok(self.tell(piece.text, piece.stopped.then_some("stop")))
+        let delta = if self.end_ids.contains(&scored.id) {
+            self.finish(&FinishReason::Stop)?
+        } else {
+            let piece = self.stream.push(scored.id).map_err(internal)?;
+            self.tell(piece.text, piece.stopped.then_some("stop"))
+        };
+        Ok(Delta { score: (1, f64::from(scored.logprob)), ..delta })
     }
 
     /// The end, as the engine sees it.
@@ -118,6 +160,7 @@ impl Choice {
             FinishReason::Stop => "stop",
             FinishReason::Length if piece.stopped => "stop",
             FinishReason::Length => "length",
+            FinishReason::Interrupted => return Err(fox_infer::Refusal::Closed.into()),
             FinishReason::Failed(words) => return Err(ApiError::internal(words)),
         };
         let mut delta = self.tell(piece.text, Some(reason));
@@ -132,7 +175,7 @@ impl Choice {
         self.ended = finish.is_some();
         let begun = self.waiting.iter().take_while(|entry| entry.offset < self.told).count();
         let entries = self.waiting.drain(..begun).collect();
-        Delta { index: self.index, text, entries, finish }
+        Delta { index: self.index, text, entries, finish, ..Delta::default() }
     }
 }
 
@@ -144,7 +187,13 @@ fn prompt_text(app: &App, prompt: &Prompt) -> ApiResult<String> {
 
 /// # Errors
 /// A log-probability that is no number: the model is broken, which must not look like an unlikely token.
-fn entry(app: &App, id: i32, scored: Option<&Scored>, offset: usize) -> ApiResult<Entry> {
+fn entry(
+    app: &App,
+    id: i32,
+    scored: Option<&Scored>,
+    count: usize,
+    offset: usize,
+) -> ApiResult<Entry> {
     if scored.is_some_and(|scored| scored.logprob.is_nan()) {
         return Err(ApiError::internal("the model's logits are not numbers"));
     }
@@ -152,7 +201,7 @@ fn entry(app: &App, id: i32, scored: Option<&Scored>, offset: usize) -> ApiResul
     let top = scored.map(|scored| {
         let mut top: Vec<(String, f32)> = Vec::with_capacity(scored.top.len() + 1);
         let own = (id, scored.logprob);
-        for (id, logprob) in scored.top.iter().chain([&own]) {
+        for (id, logprob) in scored.top.iter().take(count).chain([&own]) {
             let name = app.token_name(*id);
             // Names are keys in JSON; the first is the likeliest.
             if !top.iter().any(|(other, _)| *other == name) {
@@ -162,7 +211,35 @@ fn entry(app: &App, id: i32, scored: Option<&Scored>, offset: usize) -> ApiResul
         top
     });
     let logprob = scored.map(|scored| scored.logprob.max(LEAST));
-    Ok(Entry { token, logprob, top, offset })
+    Ok(Entry { token, logprob, top, count, offset })
+}
+
+/// A list with null for the first token and `{ID: {logprob, rank, decoded_token}}` for the others; the rank is
+/// known for the likeliest `count`.
+fn prompt_logprobs(app: &App, scores: &[Scored], count: usize) -> ApiResult<Value> {
+    let mut list = vec![Value::Null];
+    for scored in scores {
+        if scored.logprob.is_nan() {
+            return Err(ApiError::internal("the model's logits are not numbers"));
+        }
+        let about = |id: i32, logprob: f32, rank: Option<usize>| {
+            let (logprob, token) = (shortest(logprob.max(LEAST)), app.token_name(id));
+            json!({ "logprob": logprob, "rank": rank, "decoded_token": token })
+        };
+        let mut tokens = Map::new();
+        for (rank, &(id, logprob)) in scored.top.iter().take(count).enumerate() {
+            tokens.insert(id.to_string(), about(id, logprob, Some(rank + 1)));
+        }
+        let own = tokens.entry(scored.id.to_string());
+        own.or_insert_with(|| about(scored.id, scored.logprob, None));
+        list.push(Value::Object(tokens));
+    }
+    Ok(Value::Array(list))
+}
+
+/// The f64 that is written with the digits of an f32, so that equal numbers are equal texts everywhere.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 fn internal(error: fox_infer::Error) -> ApiError {

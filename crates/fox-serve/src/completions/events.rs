@@ -12,25 +12,35 @@ use super::wire::Head;
 pub(crate) struct Events {
     answers: Answers,
     head: Head,
-    include_usage: bool,
+    begun: bool,
     over: bool,
 }
 
 impl Events {
-    pub fn new(answers: Answers, head: Head, include_usage: bool) -> Events {
-        Events { answers, head, include_usage, over: false }
+    pub fn new(answers: Answers, head: Head) -> Events {
+        Events { answers, head, begun: false, over: false }
     }
 
     /// The next event, or several that are there already.
     pub fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let mut bytes = Vec::new();
+        let include_usage = self.answers.request().include_usage;
+        if !self.begun {
+            self.begun = true;
+            for index in 0..self.answers.len() {
+                if let Some(chunk) = self.head.first_chunk(index, include_usage) {
+                    write(&mut bytes, &chunk);
+                }
+            }
+        }
         while !self.over {
             match self.answers.poll_next(cx) {
+                Poll::Ready(Ok(Some(delta))) if delta.is_silent() => {}
                 Poll::Ready(Ok(Some(delta))) => {
-                    write(&mut bytes, &self.head.chunk(&delta, self.include_usage));
+                    write(&mut bytes, &self.head.chunk(&delta, include_usage));
                 }
                 Poll::Ready(Ok(None)) => {
-                    if self.include_usage {
+                    if include_usage {
                         write(&mut bytes, &self.head.usage_chunk(self.answers.usage()));
                     }
                     bytes.extend_from_slice(b"data: [DONE]\n\n");

@@ -1,4 +1,4 @@
-//! `/v1/completions`: from JSON to the engine and back, whole or as events.
+//! `/v1/completions` and `/v1/chat/completions`: from JSON to the engine and back, whole or as events.
 
 mod answers;
 mod choice;
@@ -8,7 +8,8 @@ mod request;
 mod wire;
 
 pub(crate) use events::Events;
-pub(crate) use prompt::Prompt;
+pub(crate) use prompt::{Prompt, longest_token};
+pub(crate) use request::Kind;
 
 use std::sync::Arc;
 
@@ -23,18 +24,38 @@ use request::CompletionRequest;
 use wire::{Head, WholeChoice};
 
 /// Answers a request.
-pub(crate) async fn complete(app: Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
-    let request = CompletionRequest::parse(&app, &body)?;
-    let head = Head::new(&app.name);
-    let include_usage = request.include_usage;
+pub(crate) async fn complete(app: Arc<App>, kind: Kind, body: Bytes) -> ApiResult<Response<Body>> {
+    let request =
+        app.parse(body, move |app, body| CompletionRequest::parse(app, kind, body)).await?;
+    let head = Head::new(&app.name, kind);
+    let unknown = request.unknown.clone();
     let stream = request.stream;
     let mut answers = Answers::ask(app, request)?;
     if stream {
-        return Ok(event_response(Events::new(answers, head, include_usage)));
+        return Ok(unknown.tell(event_response(Events::new(answers, head))));
     }
     let mut choices: Vec<WholeChoice> = (0..answers.len()).map(WholeChoice::new).collect();
     while let Some(delta) = answers.next().await? {
         choices[delta.index].add(delta);
     }
-    Ok(json_response(StatusCode::OK, &head.whole(&choices, answers.usage())))
+    let usage = answers.usage();
+    let (n, best_of) = (answers.request().n, answers.request().best_of);
+    let choices = best(choices, n, best_of);
+    Ok(unknown.tell(json_response(StatusCode::OK, &head.whole(&choices, usage))))
+}
+
+/// The `n` answers of every `best_of` with the largest mean log-probability, best first; all in order when
+/// there is nothing to choose.
+fn best(mut choices: Vec<WholeChoice>, n: usize, best_of: usize) -> Vec<WholeChoice> {
+    if n == best_of {
+        return choices;
+    }
+    let mut kept = Vec::new();
+    while !choices.is_empty() {
+        let mut group: Vec<WholeChoice> = choices.drain(..best_of).collect();
+        group.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
+        kept.extend(group.into_iter().take(n));
+    }
+    kept.iter_mut().enumerate().for_each(|(index, choice)| choice.set_index(index));
+    kept
 }

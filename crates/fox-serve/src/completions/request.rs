@@ -1,37 +1,77 @@
 //! A completion request, checked.
 
+use std::collections::BTreeMap;
+
 use fox_infer::Sampling;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Prompt;
 use crate::app::{App, random};
+use crate::chat;
 use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
+use crate::fields::{Fields, Unknown};
 use crate::models;
 
-/// Tokens that are generated when the request does not say.
+/// Tokens that are generated when the request does not say: as OpenAI has it for completions; an answer in a
+/// chat ends by itself, or here.
 const DEFAULT_MAX_TOKENS: usize = 16;
-/// Strings that may end an answer.
+const DEFAULT_CHAT_TOKENS: usize = 1024;
+/// Strings or ids that may end an answer.
 const MAX_STOPS: usize = 64;
+/// Ids whose logits may be changed.
+const MAX_BIASES: usize = 1024;
+
+/// Fields of clients that change nothing about an answer.
+const HARMLESS: [&str; 10] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+    "modalities",
+];
+
+/// Which of the two it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A text is continued.
+    Text,
+    /// A conversation is.
+    Chat,
+}
 
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub(crate) struct CompletionRequest {
+    pub kind: Kind,
     pub prompts: Vec<Prompt>,
     /// Answers per prompt.
     pub n: usize,
+    /// Answers per prompt that are made, of which the `n` with the largest mean log-probability are given.
+    pub best_of: usize,
     pub max_tokens: usize,
+    pub min_tokens: usize,
     /// Of the first answer to a prompt; the next ones have the next seeds.
     pub sampling: Sampling,
+    pub logit_bias: Vec<(i32, f32)>,
     pub stops: Vec<String>,
+    /// Ids that end an answer besides the end marker.
+    pub stop_ids: Vec<i32>,
     /// Whether to go on after the marker that ends a document.
     pub ignore_end: bool,
     pub echo: bool,
     /// Alternatives per token, when log-probabilities are wanted.
     pub logprobs: Option<usize>,
+    /// Alternatives per token of the prompt, when theirs are wanted as vLLM gives them.
+    pub prompt_logprobs: Option<usize>,
     pub stream: bool,
     pub include_usage: bool,
+    pub unknown: Unknown,
 }
 
 /// `stop` is one string or several.
@@ -43,56 +83,132 @@ enum Stop {
 }
 
 impl CompletionRequest {
-    pub fn parse(app: &App, body: &[u8]) -> ApiResult<Self> {
+    pub fn parse(app: &App, kind: Kind, body: &[u8]) -> ApiResult<Self> {
         let mut fields = Fields::parse(body)?;
         if let Some(model) = fields.take::<String>("model")? {
             models::check_name(app, &model)?;
         }
-        refuse_unsupported(&mut fields)?;
-        let mark = fields.take("add_special_tokens")?.unwrap_or(true);
-        let prompt = fields.take::<Value>("prompt")?;
+        refuse_unsupported(&mut fields, kind)?;
+        fields.drop(&HARMLESS);
         let stream = fields.take("stream")?.unwrap_or(false);
-        let request = CompletionRequest {
-            n: fields.take::<u32>("n")?.unwrap_or(1) as usize,
-            max_tokens: fields
-                .take::<u32>("max_tokens")?
-                .map_or(DEFAULT_MAX_TOKENS, |count| count as usize),
+        let (include_usage, unknown) = include_usage(&mut fields, app.options.strict)?;
+        let n = count(&mut fields, "n")?.unwrap_or(1);
+        let mut request = CompletionRequest {
+            kind,
+            n,
+            best_of: count(&mut fields, "best_of")?.unwrap_or(n),
+            max_tokens: max_tokens(&mut fields, kind)?,
+            min_tokens: count(&mut fields, "min_tokens")?.unwrap_or(0),
             sampling: sampling(&mut fields)?,
+            logit_bias: logit_bias(&mut fields)?,
             stops: stops(&mut fields)?,
+            stop_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
             ignore_end: fields.take("ignore_eos")?.unwrap_or(false),
             echo: fields.take("echo")?.unwrap_or(false),
-            logprobs: fields.take::<u32>("logprobs")?.map(|count| count as usize),
-            include_usage: include_usage(&mut fields, stream)?,
+            logprobs: logprobs(&mut fields, kind)?,
+            prompt_logprobs: count(&mut fields, "prompt_logprobs")?,
+            include_usage: include_usage && stream,
             stream,
-            prompts: match prompt {
-                Some(value) => Prompt::parse(&app.tokenizer, &value, mark)?,
-                None => return Err(ApiError::invalid("prompt", "prompt is missing")),
-            },
+            prompts: Vec::new(),
+            unknown,
         };
-        fields.finish()?;
+        request.prompts = match kind {
+            Kind::Text => text_prompts(app, &mut fields)?,
+            Kind::Chat => vec![chat_prompt(app, &mut fields)?],
+        };
+        if kind == Kind::Chat {
+            request.stops.extend(app.chat.stops().iter().map(|stop| stop.to_string()));
+        }
+        let unknown = fields.finish(app.options.strict)?;
+        request.unknown = request.unknown.and(unknown);
         request.check(app)?;
         Ok(request)
     }
 
     fn check(&self, app: &App) -> ApiResult<()> {
-        let most = app.options.max_choices.min(app.engine.options().max_queue);
+        let most = app.options.max_choices;
         if self.n == 0 {
             return Err(ApiError::invalid("n", "n must be at least 1"));
         }
-        if self.prompts.len().saturating_mul(self.n) > most {
+        if self.best_of < self.n {
+            let message = format!("best_of = {} is less than n = {}", self.best_of, self.n);
+            return Err(ApiError::invalid("best_of", message));
+        }
+        if self.best_of > self.n && (self.stream || self.echo) {
+            let message = "best_of needs stream = false and echo = false";
+            return Err(ApiError::invalid("best_of", message));
+        }
+        if self.prompts.len().saturating_mul(self.best_of) > most {
             let message = format!(
                 "{} prompts times n = {} are more than {most} answers",
                 self.prompts.len(),
-                self.n
+                self.best_of
             );
             return Err(ApiError::invalid("n", message));
         }
+        if self.prompt_logprobs.is_some() && self.stream {
+            let message = "prompt_logprobs needs stream = false";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
+        if self.min_tokens > self.max_tokens {
+            let (min, max) = (self.min_tokens, self.max_tokens);
+            let message = format!("min_tokens = {min} is more than max_tokens = {max}");
+            return Err(ApiError::invalid("min_tokens", message));
+        }
+        if self.stop_ids.len() > MAX_STOPS {
+            let message = format!("stop_token_ids has more than {MAX_STOPS} ids");
+            return Err(ApiError::invalid("stop_token_ids", message));
+        }
         let most = app.options.max_logprobs;
-        if self.logprobs.is_some_and(|count| count > most) {
-            return Err(ApiError::invalid("logprobs", format!("logprobs must be at most {most}")));
+        let name = if self.kind == Kind::Chat { "top_logprobs" } else { "logprobs" };
+        for (name, asked) in [(name, self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+            if asked.is_some_and(|count| count > most) {
+                return Err(ApiError::invalid(name, format!("{name} must be at most {most}")));
+            }
         }
         Ok(())
     }
+}
+
+fn count(fields: &mut Fields, name: &'static str) -> ApiResult<Option<usize>> {
+    Ok(fields.take::<u32>(name)?.map(|count| count as usize))
+}
+
+fn text_prompts(app: &App, fields: &mut Fields) -> ApiResult<Vec<Prompt>> {
+    let mark = fields.take("add_special_tokens")?.unwrap_or(true);
+    match fields.take::<Value>("prompt")? {
+        Some(value) => Prompt::parse(app, &value, mark),
+        None => Err(ApiError::invalid("prompt", "prompt is missing")),
+    }
+}
+
+fn chat_prompt(app: &App, fields: &mut Fields) -> ApiResult<Prompt> {
+    let messages = chat::messages(fields.take("messages")?)?;
+    let add = fields.take("add_generation_prompt")?.unwrap_or(true);
+    let mark = fields.take("add_special_tokens")?.unwrap_or(app.chat.needs_mark());
+    let text = app.chat.prompt(&messages, add)?;
+    Prompt::text(app, &text, mark).map_err(|error| error.with_param(Some("messages".into())))
+}
+
+fn max_tokens(fields: &mut Fields, kind: Kind) -> ApiResult<usize> {
+    let (old, new) = (count(fields, "max_tokens")?, count(fields, "max_completion_tokens")?);
+    Ok(new.or(old).unwrap_or(match kind {
+        Kind::Text => DEFAULT_MAX_TOKENS,
+        Kind::Chat => DEFAULT_CHAT_TOKENS,
+    }))
+}
+
+/// A number in completions; whether, and a number, in chats.
+fn logprobs(fields: &mut Fields, kind: Kind) -> ApiResult<Option<usize>> {
+    if kind == Kind::Text {
+        return count(fields, "logprobs");
+    }
+    let (wanted, most) =
+        (fields.take("logprobs")?.unwrap_or(false), count(fields, "top_logprobs")?);
+    if most.is_some_and(|count| count > 0) && !wanted {
+        return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs = true"));
+    }
+    Ok(wanted.then(|| most.unwrap_or(0)))
 }
 
 fn sampling(fields: &mut Fields) -> ApiResult<Sampling> {
@@ -103,9 +219,36 @@ fn sampling(fields: &mut Fields) -> ApiResult<Sampling> {
         top_p: fields.take("top_p")?.unwrap_or(usual.top_p),
         min_p: fields.take("min_p")?.unwrap_or(usual.min_p),
         repetition_penalty: fields.take("repetition_penalty")?.unwrap_or(usual.repetition_penalty),
+        presence_penalty: penalty(fields, "presence_penalty")?,
+        frequency_penalty: penalty(fields, "frequency_penalty")?,
         // Any whole number is a seed, also a negative one.
         seed: fields.take::<i64>("seed")?.map_or_else(random, |seed| seed as u64),
     })
+}
+
+fn penalty(fields: &mut Fields, name: &'static str) -> ApiResult<f32> {
+    let value = fields.take(name)?.unwrap_or(0.0);
+    if (-2.0..=2.0).contains(&value) {
+        return Ok(value);
+    }
+    Err(ApiError::invalid(name, format!("{name} must be from -2 to 2, not {value}")))
+}
+
+/// `{"ID": BIAS}`, from -100 to 100.
+fn logit_bias(fields: &mut Fields) -> ApiResult<Vec<(i32, f32)>> {
+    let map: BTreeMap<String, f32> = fields.take("logit_bias")?.unwrap_or_default();
+    if map.len() > MAX_BIASES {
+        let message = format!("logit_bias has more than {MAX_BIASES} ids");
+        return Err(ApiError::invalid("logit_bias", message));
+    }
+    let entry = |(id, bias): (String, f32)| match id.parse() {
+        Ok(id) if (-100.0..=100.0).contains(&bias) => Ok((id, bias)),
+        _ => {
+            let form = "must give token ids numbers from -100 to 100";
+            Err(ApiError::invalid("logit_bias", format!("logit_bias {form}, not {bias} for {id}")))
+        }
+    };
+    map.into_iter().map(entry).collect()
 }
 
 /// Some clients say -1 where others say 0: all tokens.
@@ -133,23 +276,25 @@ fn stops(fields: &mut Fields) -> ApiResult<Vec<String>> {
     Ok(stops)
 }
 
-fn include_usage(fields: &mut Fields, stream: bool) -> ApiResult<bool> {
+/// Of a stream; without one it has no effect.
+fn include_usage(fields: &mut Fields, strict: bool) -> ApiResult<(bool, Unknown)> {
     let mut options = fields.inner("stream_options")?;
-    let include = options.take("include_usage")?;
-    options.finish()?;
-    if include.is_some() && !stream {
-        return Err(ApiError::invalid("stream_options", "stream_options needs stream = true"));
-    }
-    Ok(include.unwrap_or(false))
+    let include = options.take("include_usage")?.unwrap_or(false);
+    options.drop(&["include_obfuscation", "continuous_usage_stats"]);
+    Ok((include, options.finish(strict)?))
 }
 
 /// Fields of OpenAI's that would change the answer if they were not ignored.
-fn refuse_unsupported(fields: &mut Fields) -> ApiResult<()> {
-    fields.ignore("suffix", &[json!("")], "the model only continues what stands before")?;
-    fields.ignore("best_of", &[json!(1)], "ask for n answers and choose by log-probability")?;
-    fields.ignore("frequency_penalty", &[json!(0)], "use repetition_penalty")?;
-    fields.ignore("presence_penalty", &[json!(0)], "use repetition_penalty")?;
-    fields.ignore("logit_bias", &[json!({})], "there is no way to favour tokens")?;
-    // Who asks is no concern of ours.
-    fields.take::<Value>("user").map(drop)
+fn refuse_unsupported(fields: &mut Fields, kind: Kind) -> ApiResult<()> {
+    let text = [json!({ "type": "text" })];
+    fields.ignore("response_format", &text, "the model writes plain text only")?;
+    if kind == Kind::Text {
+        let why = "the model only continues what stands before";
+        return fields.ignore("suffix", &[json!("")], why);
+    }
+    let none = [json!([]), json!("none"), json!("auto")];
+    for name in ["tools", "tool_choice", "functions", "function_call"] {
+        fields.ignore(name, &none, "the model calls no functions")?;
+    }
+    fields.ignore("audio", &[], "the model writes plain text only")
 }

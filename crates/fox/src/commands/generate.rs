@@ -3,18 +3,21 @@
 use std::io::{IsTerminal, Read, stderr, stdin};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
-use fox_infer::{Engine, Event, FinishReason, Finished, Request, Sampling, Scored, TextStream};
+use fox_infer::{
+    Engine, Event, FinishReason, Finished, Refusal, Request, Sampling, Scored, TextStream,
+};
 use serde_json::json;
 
 use crate::engine::GenerationArgs;
-use crate::output;
+use crate::{output, signals};
 
 /// Continue a text, token by token
 ///
 /// The text goes to standard output as it comes; speed, memory of the cache and the share that was evicted go to
-/// standard error at the end. The same command gives the same text; another --seed another one.
+/// standard error at the end, also after Ctrl-C. The same command gives the same text; another --seed another one.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint or run folder
@@ -44,6 +47,12 @@ pub struct Args {
     /// Make tokens that occurred less likely when above 1
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     repetition_penalty: f32,
+    /// Make tokens that occurred in the answer less likely when above 0
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// The same, for every time they occurred
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    frequency_penalty: f32,
     /// Seed of the random choices
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -84,10 +93,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         stop_ids.push(tokenizer.bos() as i32);
         stop_ids.extend(opened.model.config().tokens.eos.map(|id| id as i32));
     }
-    let mut options = args.run.options(prompt.len() + args.max_tokens as usize)?;
+    let max_context = prompt.len() + args.max_tokens as usize;
+    let mut options = args.run.options(max_context, opened.model.device())?;
     // Kept prompts would only hold on to what is evicted.
     options.share_prefixes = args.n > 1;
     let engine = Engine::start(opened.model, options)?;
+    // What is asked to stop, or has no reader, ends where it is.
+    let (stopped, unread) = (engine.clone(), engine.clone());
+    let stop = signals::on_stop(move || stopped.interrupt())?;
+    output::on_closed(move || unread.interrupt());
     let mut answers = Vec::new();
     for i in 0..args.n {
         let request = Request {
@@ -95,11 +109,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             max_tokens: args.max_tokens as usize,
             sampling: args.sampling(i),
             stop_ids: stop_ids.clone(),
-            top_logprobs: 0,
-            echo: false,
+            ..Request::greedy(Vec::new(), 0)
         };
-        let completion = engine.submit(request);
-        let completion = completion.context("see --cache and --max-tokens")?;
+        let completion = match engine.submit(request) {
+            Err(Refusal::Closed) if stop.load(Ordering::Relaxed) => break,
+            other => other.map_err(|refusal| anyhow::anyhow!(advice(&refusal)))?,
+        };
         answers.push((completion, TextStream::new(&tokenizer, &prompt, &args.stop)));
     }
     let mut texts = Vec::new();
@@ -126,7 +141,25 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     match texts.iter().find_map(failed) {
         Some(words) => bail!(words),
+        None if stop.load(Ordering::Relaxed) => Ok(ExitCode::from(signals::INTERRUPTED as u8)),
         None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// A refusal in words that name the flag to change.
+fn advice(refusal: &Refusal) -> String {
+    let words = refusal.to_string();
+    match refusal {
+        // The engine's sentence begins with the name of the option.
+        Refusal::Sampling(_) => match words.split_once(' ') {
+            Some((name, rest)) => format!("--{} {rest}", name.replace('_', "-")),
+            None => words,
+        },
+        Refusal::UnknownToken { .. } => {
+            format!("{words}; name the model's own tokenizer with --tokenizer")
+        }
+        Refusal::TooLong { .. } => format!("{words}; ask for fewer with --max-tokens"),
+        _ => words,
     }
 }
 
@@ -154,6 +187,8 @@ impl Args {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
             seed: self.seed.wrapping_add(u64::from(index)),
         }
     }

@@ -1,19 +1,23 @@
 //! `fox serve`: a model behind HTTP.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use fox_infer::Engine;
-use fox_serve::{ServeOptions, Served, Server};
+use fox_serve::{AccessLog, ChatTemplate, ServeOptions, Served, Server};
+use serde_json::Value;
 
 use crate::engine::GenerationArgs;
 use crate::{output, signals};
 
 /// Serve a model: OpenAI-compatible completions, and a page to play with
 ///
-/// POST /v1/completions answers as OpenAI's does, with exact log-probabilities for prompts (echo) and answers.
+/// POST /v1/completions and /v1/chat/completions answer as OpenAI's do, with exact log-probabilities for prompts
+/// (echo) and answers. Conversations are written as the chat template of the checkpoint's tokenizer says.
 /// GET / is a page that shows what the model writes and what it forgets. Ctrl-C lets the requests that run end; a
 /// second one does not wait.
 #[derive(clap::Args)]
@@ -21,15 +25,27 @@ pub struct Args {
     /// Checkpoint or run folder, or NAME=FOLDER
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Address to listen on; other machines reach the server only if this is not a loopback address
-    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
-    host: IpAddr,
+    /// Address or name to listen on; other machines reach the server only if this is not a loopback address
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    host: String,
     /// Port; 0 takes any that is free
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
     /// Key that clients must send as `Authorization: Bearer KEY`; better given as FOX_API_KEY in the environment
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
+    /// Another name of the model that requests may use; may be given several times
+    #[arg(long, value_name = "NAME")]
+    alias: Vec<String>,
+    /// Site whose pages may use the server, e.g. https://app.example, or *; may be given several times
+    #[arg(long, value_name = "ORIGIN", value_parser = parse_origin)]
+    allow_origin: Vec<String>,
+    /// Refuse requests with unknown fields, instead of naming these in a header of the answer
+    #[arg(long)]
+    strict: bool,
+    /// Write a line to standard error for every answer
+    #[arg(long, value_enum, value_name = "FORM")]
+    access_log: Option<LogForm>,
     /// Tokens of prompt and answer together, at most
     #[arg(long, value_name = "N", default_value_t = 65536,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -38,7 +54,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 32,
           value_parser = clap::value_parser!(u32).range(1..))]
     max_batch: u32,
-    /// Answers that may wait; more get 429
+    /// Requests that may wait; more get 429
     #[arg(long, value_name = "N", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(1..))]
     max_queue: u32,
@@ -52,19 +68,30 @@ pub struct Args {
     run: GenerationArgs,
 }
 
+/// The form of the access log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogForm {
+    /// Words between spaces
+    Text,
+    /// A JSON object
+    Json,
+}
+
 pub fn run(args: Args) -> Result<ExitCode> {
-    let serve_options = args.options()?;
+    let mut serve_options = args.options()?;
     let (opened, tokenizer) = args.run.open(&args.model)?;
-    let mut options = args.run.options(args.max_context as usize)?;
+    serve_options.chat = chat_template(&opened.folder)?;
+    let mut options = args.run.options(args.max_context as usize, opened.model.device())?;
     options.max_batch = args.max_batch as usize;
     options.max_queue = args.max_queue as usize;
     let name = opened.name.clone();
     let engine = Engine::start(opened.model, options)?;
+    let cache = output::bytes(engine.options().cache_bytes as f64);
     let server = Server::bind(Served { name: opened.name, engine, tokenizer }, serve_options)?;
     let address = server.address()?;
     stop_on_signal(&server)?;
     output::note(&format!(
-        "{name} at http://{address} (page) and http://{address}/v1 (API); Ctrl-C ends it"
+        "{name} at http://{address} (page) and http://{address}/v1 (API), {cache} for caches; Ctrl-C ends it"
     ));
     server.run()?;
     Ok(ExitCode::SUCCESS)
@@ -76,20 +103,75 @@ impl Args {
         if key.as_deref() == Some("") {
             bail!("the API key is empty; leave it out to serve without one");
         }
-        if key.is_none() && !self.host.is_loopback() {
+        let address = resolve(&self.host, self.port)?;
+        if key.is_none() && !address.ip().is_loopback() {
             output::note(&format!(
                 "note: anyone who reaches {} may use this server; see --api-key",
                 self.host
             ));
         }
         Ok(ServeOptions {
-            address: SocketAddr::new(self.host, self.port),
+            address,
             api_key: key,
+            aliases: self.alias.clone(),
+            allow_origins: self.allow_origin.clone(),
+            strict: self.strict,
+            access_log: self.access_log.map(|form| match form {
+                LogForm::Text => AccessLog::Text,
+                LogForm::Json => AccessLog::Json,
+            }),
             request_time: seconds("--timeout", self.timeout)?,
             drain_time: seconds("--drain", self.drain)?,
             ..ServeOptions::default()
         })
     }
+}
+
+/// The address of a name, IPv4 where there are both.
+fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
+    let hint = "give an address of this machine with --host";
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let found = (host, port).to_socket_addrs();
+    let found: Vec<SocketAddr> =
+        found.with_context(|| format!("cannot find the host {host}; {hint}"))?.collect();
+    let address = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    address.copied().with_context(|| format!("the host {host} has no address; {hint}"))
+}
+
+fn parse_origin(text: &str) -> Result<String, String> {
+    let is_origin = |text: &str| {
+        let host = text.split_once("://").map(|(_, host)| host);
+        host.is_some_and(|host| !host.is_empty() && !host.contains('/'))
+    };
+    match text.trim_end_matches('/') {
+        origin if origin == "*" || is_origin(origin) => Ok(origin.to_string()),
+        _ => Err("a scheme and a host, e.g. https://app.example, or *".into()),
+    }
+}
+
+/// The chat template of a checkpoint: `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`.
+fn chat_template(folder: &Path) -> Result<ChatTemplate> {
+    let path = folder.join("tokenizer_config.json");
+    let config: Value = match std::fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} is not valid JSON", path.display()))?,
+        Err(_) => Value::Null,
+    };
+    // Several templates have names; a marker is a text or an object that has one.
+    let listed = config["chat_template"].as_array().and_then(|list| {
+        let own = list.iter().find(|entry| entry["name"] == "default").or(list.first());
+        own?["template"].as_str()
+    });
+    let inside = config["chat_template"].as_str().or(listed).map(str::to_string);
+    let marker = |name: &str| {
+        let text = config[name].as_str().or(config[name]["content"].as_str());
+        text.unwrap_or_default().to_string()
+    };
+    Ok(ChatTemplate {
+        source: std::fs::read_to_string(folder.join("chat_template.jinja")).ok().or(inside),
+        bos_token: marker("bos_token"),
+        eos_token: marker("eos_token"),
+    })
 }
 
 fn seconds(flag: &str, value: f64) -> Result<Duration> {

@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let options = EngineOptions {
             share_prefixes: false,
             max_batch: 64,
-            ..args.engine.options(context, weights)?
+            ..args.engine.options(context, weights, &device)?
         };
         let engine = Engine::start(model, options)?;
         errors.push(check(&engine, &text)?);
@@ -158,7 +158,7 @@ fn agreement(args: &Args, device: &Device, text: &Text, length: usize) -> Result
         let options = EngineOptions {
             eviction,
             share_prefixes: false,
-            ..args.engine.options(length, Weights::F32)?
+            ..args.engine.options(length, Weights::F32, device)?
         };
         let engine = Engine::start(open(&args.model, device)?, options)?;
         let request = Request { echo: true, ..Request::greedy(text.ids(2, length), 0) };

@@ -1,0 +1,39 @@
+//! How many bytes a request is expected to need: what is left of its cache after forgetting, as seen so far.
+
+use fox_cache::{Cache, SequenceCost};
+
+/// How much one more sequence counts against the earlier ones.
+const FRESH: f64 = 0.2;
+/// Sequences differ: this much more than what is expected is set aside.
+const MARGIN: f64 = 1.25;
+/// Tokens below which a sequence has had nothing to forget, and says nothing.
+const TELLING: usize = 512;
+
+/// The share of the cache that sequences keep.
+#[derive(Debug)]
+pub(crate) struct Kept(f64);
+
+impl Default for Kept {
+    /// Everything, as long as nothing is known.
+    fn default() -> Self {
+        Kept(1.0)
+    }
+}
+
+impl Kept {
+    /// Looks at the cache of a sequence that has got somewhere.
+    pub fn observe(&mut self, cache: &Cache) {
+        let usage = cache.usage(0);
+        if usage.tokens >= TELLING && usage.full_bytes > 0 {
+            let kept = usage.bytes as f64 / usage.full_bytes as f64;
+            self.0 += FRESH * (kept - self.0);
+        }
+    }
+
+    /// Bytes that a sequence of `tokens` tokens is expected to need, when it is fed `step` at a time.
+    pub fn expected(&self, cost: &SequenceCost, tokens: usize, step: usize) -> usize {
+        let worst = cost.worst_case(tokens);
+        let pages = (worst - cost.fixed()) as f64 * (self.0 * MARGIN).min(1.0);
+        worst.min(cost.fixed() + cost.step(step) + pages as usize)
+    }
+}

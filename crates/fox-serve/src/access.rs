@@ -1,0 +1,202 @@
+//! Request ids, and a line in the log for every answer.
+
+use std::convert::Infallible;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use hyper::body::{Bytes, Frame, SizeHint};
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{Request, Response};
+use serde_json::json;
+
+use crate::app::random;
+use crate::body::Body;
+use crate::patience::Flight;
+
+/// The header that names a request.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Characters of a client's own id, at most.
+const MAX_ID: usize = 64;
+
+/// The form of the lines on standard error, one for every answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessLog {
+    /// Words between spaces.
+    Text,
+    /// A JSON object.
+    Json,
+}
+
+/// What is known about a request before it is answered.
+pub(crate) struct Record {
+    log: Option<AccessLog>,
+    peer: SocketAddr,
+    id: String,
+    method: String,
+    path: String,
+    start: Instant,
+    status: u16,
+    bytes: usize,
+    flight: Flight,
+}
+
+impl Record {
+    pub fn new<B>(
+        request: &Request<B>,
+        peer: SocketAddr,
+        log: Option<AccessLog>,
+        flight: Flight,
+    ) -> Record {
+        let own = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
+        let fits = |id: &&str| {
+            let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
+            !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(plain)
+        };
+        let id = own.filter(fits).map_or_else(|| format!("req-{:016x}", random()), str::to_string);
+        Record {
+            log,
+            peer,
+            id,
+            method: request.method().to_string(),
+            path: request.uri().path().to_string(),
+            start: Instant::now(),
+            status: 0,
+            bytes: 0,
+            flight,
+        }
+    }
+
+    /// Follows an answer to its end.
+    pub fn follow(mut self, mut response: Response<Body>) -> Response<Followed> {
+        self.status = response.status().as_u16();
+        if let Ok(id) = HeaderValue::from_str(&self.id) {
+            response.headers_mut().insert(REQUEST_ID, id);
+        }
+        response.map(|body| Followed { body, record: self })
+    }
+
+    fn line(&self, log: AccessLog, now: SystemTime) -> String {
+        let time = rfc3339(now);
+        let ms = self.start.elapsed().as_secs_f64() * 1e3;
+        let Record { peer, id, method, path, status, bytes, .. } = self;
+        match log {
+            AccessLog::Text => {
+                format!("{time} {peer} {method} {path} {status} {bytes} bytes {ms:.1} ms {id}\n")
+            }
+            AccessLog::Json => {
+                let ms = (ms * 10.0).round() / 10.0;
+                let line = json!({ "time": time, "client": peer.to_string(), "method": method,
+                    "path": path, "status": status, "bytes": bytes, "ms": ms, "request_id": id });
+                format!("{line}\n")
+            }
+        }
+    }
+}
+
+/// However the answer ended: sent, given up, or refused by the connection.
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.flight.end();
+        if let Some(log) = self.log {
+            // One call, so that lines do not mix. A log that cannot be written must not end the server.
+            drop(std::io::stderr().write_all(self.line(log, SystemTime::now()).as_bytes()));
+        }
+    }
+}
+
+/// The body of an answer that is followed.
+pub(crate) struct Followed {
+    body: Body,
+    record: Record,
+}
+
+impl hyper::body::Body for Followed {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &frame {
+            self.record.bytes += frame.data_ref().map_or(0, Bytes::len);
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// UTC, as `2026-11-16T04:05:06.789Z`.
+fn rfc3339(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    let (year, month, day) = civil(days);
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z",
+        second / 3600,
+        second / 60 % 60,
+        second % 60,
+        since.subsec_millis()
+    )
+}
+
+/// The Gregorian date of a number of days since 1970-01-01, counted in years that begin in March.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (era * 400 + year + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn times_are_dates() {
+        let at = |s: u64| rfc3339(UNIX_EPOCH + Duration::from_millis(s));
+        assert_eq!(at(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(at(951_782_399_999), "2000-02-28T23:59:59.999Z");
+        assert_eq!(at(951_782_400_000), "2000-02-29T00:00:00.000Z");
+        assert_eq!(at(1_794_801_906_789), "2026-11-16T04:05:06.789Z");
+    }
+
+    #[test]
+    fn a_line_has_what_is_asked_about_and_an_id_is_plain() {
+        let request = |id: &str| {
+            Request::builder().uri("/v1/models?x=1").header(REQUEST_ID, id).body(()).unwrap()
+        };
+        let peer = ([127, 0, 0, 1], 9).into();
+        let record = Record::new(&request("mine-7"), peer, None, Flight::default());
+        let line = record.line(AccessLog::Json, UNIX_EPOCH);
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((&line["request_id"], &line["path"]), (&json!("mine-7"), &json!("/v1/models")));
+        assert_eq!(line["time"], "1970-01-01T00:00:00.000Z");
+        let line = record.line(AccessLog::Text, UNIX_EPOCH);
+        assert!(line.contains(" 127.0.0.1:9 GET /v1/models 0 0 bytes "), "{line}");
+        for bad in ["", "a b", "x\u{7f}y", &"x".repeat(65)] {
+            if let Ok(value) = HeaderValue::from_str(bad) {
+                let mut request = request("x");
+                request.headers_mut().insert(REQUEST_ID, value);
+                let record = Record::new(&request, peer, None, Flight::default());
+                assert!(record.id.starts_with("req-"), "{bad}");
+            }
+        }
+    }
+}
