@@ -97,6 +97,19 @@ impl Group {
         self.all_gather(&[]).map(drop)
     }
 
+    /// Whether any rank says yes.
+    pub fn any(&self, own: bool) -> Result<bool> {
+        Ok(self.all_gather(&[u8::from(own)])?.iter().any(|answer| answer == &[1]))
+    }
+
+    /// Numbers that every rank gives, those of rank 0 first.
+    pub fn all_numbers(&self, own: &[f64]) -> Result<Vec<f64>> {
+        let bytes: Vec<u8> = own.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let all = self.all_gather(&bytes)?;
+        Ok(all.iter().flat_map(|part| part.chunks_exact(8).map(number)).collect())
+    }
+
     /// Tells the others why this rank cannot go on, so that they say so too.
     pub fn fail(&self, words: &str) {
         if let Some(watch) = &self.watch {

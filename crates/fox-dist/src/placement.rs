@@ -14,6 +14,8 @@ pub struct Placement {
     pub size: usize,
     /// Number of this process on its machine, from 0: which GPU it takes.
     pub local_rank: usize,
+    /// Number of processes on its machine, as far as the launcher says it; else all of them.
+    pub local_size: usize,
     /// The machine of rank 0.
     pub host: String,
     /// Where rank 0 listens.
@@ -28,21 +30,30 @@ struct Names {
     rank: &'static str,
     size: &'static str,
     local_rank: &'static str,
+    local_size: &'static str,
 }
 
 const LAUNCHERS: [Names; 3] = [
-    Names { launcher: "torchrun", rank: "RANK", size: "WORLD_SIZE", local_rank: "LOCAL_RANK" },
+    Names {
+        launcher: "torchrun",
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_size: "LOCAL_WORLD_SIZE",
+    },
     Names {
         launcher: "mpirun",
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
     },
     Names {
         launcher: "srun",
         rank: "SLURM_PROCID",
         size: "SLURM_NTASKS",
         local_rank: "SLURM_LOCALID",
+        local_size: "SLURM_NTASKS_PER_NODE",
     },
 ];
 
@@ -72,9 +83,12 @@ impl Placement {
             return Ok(None);
         }
         let local_rank = number(var, names.local_rank)?;
-        let host = host(var, names, size)?;
-        let port = port(var)?;
-        Ok(Some(Placement { rank, size, local_rank, host, port, launcher: names.launcher }))
+        let local_size = match var(names.local_size) {
+            Some(_) => number(var, names.local_size)?.max(1),
+            None => size,
+        };
+        let (host, port, launcher) = (host(var, names, size)?, port(var)?, names.launcher);
+        Ok(Some(Placement { rank, size, local_rank, local_size, host, port, launcher }))
     }
 
     /// Host and port of rank 0.
@@ -156,7 +170,8 @@ mod tests {
         let (host, port) = address.rsplit_once(':').unwrap();
         let launcher = LAUNCHERS.iter().find(|n| n.launcher == who).unwrap().launcher;
         let (host, port) = (host.to_string(), port.parse().unwrap());
-        Placement { rank, size, local_rank: local, host, port, launcher }
+        let local_size = if who == "mpirun" { 2 } else { size };
+        Placement { rank, size, local_rank: local, local_size, host, port, launcher }
     }
 
     const TORCH: [(&str, &str); 6] = [

@@ -13,7 +13,7 @@ fn free_port() -> u16 {
 
 fn placement(rank: usize, size: usize, port: u16) -> Placement {
     let host = "127.0.0.1".to_string();
-    Placement { rank, size, local_rank: rank, host, port, launcher: "torchrun" }
+    Placement { rank, size, local_rank: rank, local_size: size, host, port, launcher: "torchrun" }
 }
 
 fn meeting(recipe: &str) -> Meeting {

@@ -50,12 +50,20 @@ pub struct StartFacts {
     pub command: Vec<String>,
     /// Where it computes.
     pub device: String,
+    /// Processes that work together; gradients are added in the order of a binary tree over them.
+    #[serde(default = "one")]
+    pub processes: usize,
     /// Operating system and architecture.
     pub system: String,
     /// The step it goes on from.
     pub from_step: u64,
     /// Seconds since 1970.
     pub time: f64,
+}
+
+/// Runs from before there were several.
+fn one() -> usize {
+    1
 }
 
 /// A run folder that this process alone writes to.

@@ -8,6 +8,7 @@ pub mod eval;
 mod generate;
 mod info;
 mod inspect;
+mod launch;
 mod prepare;
 mod selftest;
 mod serve;
@@ -26,6 +27,7 @@ pub enum Command {
     Demo(demo::Args),
     Prepare(prepare::Args),
     Train(train::Args),
+    Launch(launch::Args),
     Sweep(sweep::Args),
     Eval(eval::Args),
     Inspect(inspect::Args),
@@ -46,6 +48,7 @@ impl Command {
             Command::Demo(args) => demo::run(&args),
             Command::Prepare(args) => prepare::run(&args),
             Command::Train(args) => train::run(&args),
+            Command::Launch(args) => launch::run(&args),
             Command::Sweep(args) => sweep::run(&args),
             Command::Eval(args) => eval::run(&args),
             Command::Inspect(args) => inspect::run(&args),
