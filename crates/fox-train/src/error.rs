@@ -223,6 +223,19 @@ pub enum Error {
         /// The library's words.
         detail: String,
     },
+    /// A number of processes that the recipe cannot be divided among.
+    #[error("{origin}: {ranks} processes cannot share it: {detail}")]
+    Ranks {
+        /// The recipe.
+        origin: String,
+        /// How many there are.
+        ranks: usize,
+        /// What does not fit, and what would.
+        detail: String,
+    },
+    /// The other processes of the run.
+    #[error(transparent)]
+    Group(#[from] fox_dist::Error),
     /// The data or tokenizer.
     #[error(transparent)]
     Data(#[from] fox_data::Error),

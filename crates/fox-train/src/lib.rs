@@ -54,7 +54,7 @@ pub use optimizer::{
 pub use recipe::Recipe;
 pub use run_folder::{Newest, RunFacts, RunFolder, finished_run};
 pub use schedule::{Decay, Schedule};
-pub use step::{BatchLoss, accumulate, segments};
+pub use step::{BatchLoss, Portion, PortionLoss, gradient, segments};
 pub use stepper::{StepOutcome, Stepper};
 pub use summary::Summary;
-pub use trainer::{Event, Job, Observer, Outcome, Start, train};
+pub use trainer::{Event, Job, Observer, Outcome, Start, train, train_in};

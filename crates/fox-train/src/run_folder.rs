@@ -55,6 +55,9 @@ pub struct StartFacts {
     pub command: Vec<String>,
     /// Where it computes.
     pub device: String,
+    /// Processes that work together; gradients are added in the order of a binary tree over them.
+    #[serde(default = "one")]
+    pub processes: usize,
     /// Operating system and architecture.
     pub system: String,
     /// The step it goes on from.
@@ -72,6 +75,11 @@ pub struct Newest {
     pub folder: PathBuf,
     /// The model, with the weights asked for.
     pub model: Model,
+}
+
+/// Runs from before there were several.
+fn one() -> usize {
+    1
 }
 
 /// A run folder that this process alone writes to.

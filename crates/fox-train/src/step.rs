@@ -11,6 +11,7 @@ use fox_model::{ForwardOptions, Model};
 use fox_tensor::{DType, Gradients, Segments, Tape, Tensor};
 
 use crate::Result;
+use crate::recipe::Reduction;
 
 /// The loss of a batch and what the attention visited.
 #[derive(Debug)]
@@ -19,7 +20,36 @@ pub struct BatchLoss {
     pub mean: f64,
     /// Labelled positions.
     pub labelled: usize,
-    /// Per part and layer, attention tiles visited and in all `[H, 4]` i32 ([`fox_tensor::tile_counts`]), still on the device.
+    /// Per part and layer, attention tiles visited and in all `[H, 4]` i32 ([`fox_tensor::tile_counts`]), still on the
+    /// device; those of this process's own rows.
+    pub tiles: Vec<Vec<Tensor>>,
+}
+
+/// The rows of a batch that a process works on, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Portion {
+    /// The rows.
+    pub rows: Range<usize>,
+    /// Rows in memory at once: a part.
+    pub micro_batch: usize,
+    /// How the gradients of the parts are added.
+    pub reduction: Reduction,
+}
+
+impl Portion {
+    /// All rows of a batch, this many at once, added one after the other.
+    #[cfg(test)]
+    fn whole(batch: &Batch, micro_batch: usize) -> Portion {
+        Portion { rows: 0..batch.batch, micro_batch, reduction: Reduction::Running }
+    }
+}
+
+/// The loss of a portion.
+#[derive(Debug)]
+pub struct PortionLoss {
+    /// Sum of the losses of the labelled positions of every part.
+    pub sums: Vec<f64>,
+    /// As in [`BatchLoss`].
     pub tiles: Vec<Vec<Tensor>>,
 }
 
@@ -35,21 +65,21 @@ pub fn segments(batch: &Batch, first: usize, rows: usize) -> Result<Segments> {
     Ok(Segments::packed(&own)?)
 }
 
-/// Adds the gradient of the mean loss of `batch` to `gradients`, `micro_batch` rows at a time.
-pub fn accumulate(
+/// The part of the gradient of the mean loss of `batch` that comes from the rows of `portion`.
+pub fn gradient(
     model: &Model,
     batch: &Batch,
-    micro_batch: usize,
+    portion: &Portion,
     options: &ForwardOptions,
-    gradients: &mut Gradients,
-) -> Result<BatchLoss> {
+) -> Result<(Gradients, PortionLoss)> {
     let device = model.device();
-    let labelled = batch.labelled();
-    let weight = 1.0 / labelled.max(1) as f32;
-    let mut losses = device.uninit([batch.batch * batch.time], DType::F32)?;
-    let (mut parts, mut tiles, mut first) = (Vec::new(), Vec::new(), 0);
-    while first < batch.batch {
-        let rows = micro_batch.clamp(1, batch.batch - first);
+    let weight = 1.0 / batch.labelled().max(1) as f32;
+    let (begin, end) = (portion.rows.start, portion.rows.end);
+    let mut losses = device.uninit([(end - begin) * batch.time], DType::F32)?;
+    let (mut parts, mut tiles, mut first) = (Vec::new(), Vec::new(), begin);
+    let mut sum = Sum::new(portion.reduction);
+    while first < end {
+        let rows = portion.micro_batch.clamp(1, end - first);
         let range = first * batch.time..(first + rows) * batch.time;
         let positions = range.len();
         let mut tape = Tape::recording(device);
@@ -61,17 +91,69 @@ pub fn accumulate(
             &segments(batch, first, rows)?,
             options,
         )?;
-        device.backend().copy_rows(&loss.per_token, 0, &mut losses, range.start, positions)?;
-        tape.backward(gradients)?;
-        parts.push(range);
+        let at = range.start - begin * batch.time;
+        device.backend().copy_rows(&loss.per_token, 0, &mut losses, at, positions)?;
+        sum.backward(tape)?;
+        parts.push((at..at + positions, range));
         tiles.push(loss.tiles);
         first += rows;
     }
     let losses = losses.to_f32()?;
-    // Part by part: the sums of the parts are added up, not all positions in a row.
-    let part = |range: Range<usize>| labelled_sum(&losses[range.clone()], &batch.labels[range]);
-    let sum: f64 = parts.into_iter().map(part).fold(0.0, |sum, part| sum + part);
-    Ok(BatchLoss { mean: sum / labelled.max(1) as f64, labelled, tiles })
+    let part = |(own, all): (Range<usize>, Range<usize>)| {
+        labelled_sum(&losses[own], &batch.labels[all])
+    };
+    let sums = parts.into_iter().map(part).collect();
+    Ok((sum.finish()?, PortionLoss { sums, tiles }))
+}
+
+/// A sum of the gradients of several parts.
+enum Sum {
+    /// One after the other, in one place.
+    Running(Gradients),
+    /// As a binary tree of the parts: the sums of complete subtrees, the largest first, with the number of
+    /// their parts.
+    Tree(Vec<(usize, Gradients)>),
+}
+
+impl Sum {
+    fn new(reduction: Reduction) -> Sum {
+        match reduction {
+            Reduction::Running => Sum::Running(Gradients::default()),
+            Reduction::Tree => Sum::Tree(Vec::new()),
+        }
+    }
+
+    /// Adds the gradients of one part.
+    fn backward(&mut self, tape: Tape<'_>) -> Result<()> {
+        match self {
+            Sum::Running(gradients) => tape.backward(gradients)?,
+            Sum::Tree(subtrees) => {
+                let mut gradients = Gradients::default();
+                tape.backward(&mut gradients)?;
+                let mut parts = 1;
+                while let Some((_, mut left)) = subtrees.pop_if(|(n, _)| *n == parts) {
+                    left.add(gradients)?;
+                    (gradients, parts) = (left, 2 * parts);
+                }
+                subtrees.push((parts, gradients));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Gradients> {
+        match self {
+            Sum::Running(gradients) => Ok(gradients),
+            Sum::Tree(mut subtrees) => {
+                let mut sum = subtrees.pop().map(|(_, last)| last).unwrap_or_default();
+                while let Some((_, mut left)) = subtrees.pop() {
+                    left.add(sum)?;
+                    sum = left;
+                }
+                Ok(sum)
+            }
+        }
+    }
 }
 
 /// Sum of the losses of the positions that have a label.
@@ -95,15 +177,15 @@ mod tests {
         Batch { inputs: ids(0), labels, batch: rows, time, boundaries, state }
     }
 
-    fn gradient(batch: &Batch, micro: usize, recompute: bool) -> (f64, Vec<f32>) {
+    fn whole_gradient(batch: &Batch, micro: usize, recompute: bool) -> (f64, Vec<f32>) {
         let mut config = ModelConfig::fox_pro(32, 2, 2);
         config.vocab_size = 31;
         let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
         let options = ForwardOptions { recompute, ..Default::default() };
-        let mut gradients = Gradients::default();
-        let loss = accumulate(&model, batch, micro, &options, &mut gradients).unwrap();
+        let portion = Portion::whole(batch, micro);
+        let (gradients, loss) = gradient(&model, batch, &portion, &options).unwrap();
         let all = gradients.iter().flat_map(|(_, grad)| grad.to_f32().unwrap()).collect();
-        (loss.mean, all)
+        (loss.sums.iter().sum(), all)
     }
 
     #[test]
@@ -111,9 +193,9 @@ mod tests {
         let cuts = vec![0, 9, 24, 48, 50, 72, 96];
         for boundaries in [None, Some(cuts)] {
             let batch = batch(4, 24, boundaries);
-            let (loss, whole) = gradient(&batch, 4, false);
+            let (loss, whole) = whole_gradient(&batch, 4, false);
             for (micro, recompute) in [(1, false), (2, false), (3, true)] {
-                let (again, parts) = gradient(&batch, micro, recompute);
+                let (again, parts) = whole_gradient(&batch, micro, recompute);
                 assert!((again / loss - 1.0).abs() < 1e-6, "{again} {loss}");
                 let scale = whole.iter().fold(0f32, |a, b| a.max(b.abs()));
                 for (a, b) in whole.iter().zip(&parts) {
@@ -132,7 +214,7 @@ mod tests {
         let options = ForwardOptions::default();
         for micro in [1, 2, 4] {
             let before = model.device().downloads();
-            accumulate(&model, &batch, micro, &options, &mut Gradients::default()).unwrap();
+            gradient(&model, &batch, &Portion::whole(&batch, micro), &options).unwrap();
             assert_eq!(model.device().downloads() - before, 1, "{micro} rows at a time");
         }
     }
@@ -158,8 +240,37 @@ mod tests {
                 .unwrap();
             sum += labelled_sum(&loss.per_token.to_f32().unwrap(), labels);
         }
-        let got = accumulate(&model, &batch, 1, &options, &mut Gradients::default()).unwrap();
-        assert_eq!(got.mean, sum / 94.0, "to the bit");
+        let (_, got) = gradient(&model, &batch, &Portion::whole(&batch, 1), &options).unwrap();
+        assert_eq!(got.sums.iter().sum::<f64>(), sum, "to the bit");
+    }
+
+    /// With trees, the rows of a batch may be divided among any power of two of processes.
+    #[test]
+    fn trees_of_parts_can_be_divided() {
+        let batch = batch(8, 24, None);
+        let mut config = ModelConfig::fox_pro(32, 2, 2);
+        config.vocab_size = 31;
+        let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+        let options = ForwardOptions::default();
+        let sum = |rows: Range<usize>| {
+            let portion = Portion { rows, micro_batch: 1, reduction: Reduction::Tree };
+            gradient(&model, &batch, &portion, &options).unwrap()
+        };
+        let values = |gradients: &Gradients| -> Vec<Vec<f32>> {
+            gradients.iter().map(|(_, grad)| grad.to_f32().unwrap()).collect()
+        };
+        let (whole, loss) = sum(0..8);
+        for ranks in [2, 4, 8] {
+            let own = 8 / ranks;
+            let parts: Vec<_> = (0..ranks).map(|r| sum(r * own..(r + 1) * own)).collect();
+            let sums: Vec<f64> = parts.iter().flat_map(|(_, loss)| loss.sums.clone()).collect();
+            assert_eq!(sums, loss.sums);
+            let lists: Vec<Vec<Vec<f32>>> = parts.iter().map(|(grads, _)| values(grads)).collect();
+            for (i, want) in values(&whole).iter().enumerate() {
+                let got = fox_dist::tree_sum(lists.iter().map(|list| list[i].clone()).collect());
+                assert_eq!(&got, want, "{ranks} processes, parameter {i}");
+            }
+        }
     }
 
     #[test]

@@ -3,12 +3,13 @@
 
 use fox_data::Batch;
 use fox_model::{ForwardOptions, Model};
-use fox_tensor::Gradients;
+use fox_tensor::WeightFormat;
 
 use crate::checkpoint::RunState;
 use crate::optimizer::{StepReport, Updater};
+use crate::recipe::Reduction;
 use crate::schedule::Schedule;
-use crate::step::{BatchLoss, accumulate};
+use crate::step::{BatchLoss, Portion, gradient};
 use crate::{Recipe, Result};
 
 /// A model in training.
@@ -22,7 +23,7 @@ pub struct Stepper {
     pub state: RunState,
     schedule: Schedule,
     options: ForwardOptions,
-    micro_batch: usize,
+    portion: Portion,
 }
 
 /// What a step came to.
@@ -38,14 +39,20 @@ pub struct StepOutcome {
 
 impl Stepper {
     /// Goes on from these weights, this state of the optimizer and these counters, as the recipe says.
-    pub fn new(recipe: &Recipe, model: Model, updater: Updater, state: RunState) -> Self {
+    pub fn new(recipe: &Recipe, model: Model, mut updater: Updater, state: RunState) -> Self {
+        let reduction = recipe.training.reduction;
+        if reduction == Reduction::Tree {
+            updater.sum_norm_by_parameter();
+        }
+        let (rank, own) = (updater.group().rank(), recipe.training.batch / updater.group().size());
+        let rows = rank * own..(rank + 1) * own;
         Stepper {
             model,
             updater,
             state,
             schedule: recipe.schedule(),
             options: recipe.forward_options(),
-            micro_batch: recipe.micro_batch(),
+            portion: Portion { rows, micro_batch: recipe.micro_batch(), reduction },
         }
     }
 
@@ -57,10 +64,18 @@ impl Stepper {
     /// One step. The learning rate is that of the tokens before it, so that of the first step of a warm-up is 0.
     pub fn step(&mut self, batch: &Batch) -> Result<StepOutcome> {
         let lr = self.schedule.lr(self.state.tokens);
-        let mut gradients = Gradients::default();
-        let micro = self.micro_batch;
-        let loss = accumulate(&self.model, batch, micro, &self.options, &mut gradients)?;
+        let (gradients, own) = gradient(&self.model, batch, &self.portion, &self.options)?;
+        let group = self.updater.group().clone();
+        // Part by part, in the order of the rows: the same sum for any number of processes.
+        let sum = group.all_numbers(&own.sums)?.into_iter().fold(0.0, |sum, part| sum + part);
+        let labelled = batch.labelled();
+        let mean = sum / labelled.max(1) as f64;
+        let loss = BatchLoss { mean, labelled, tiles: own.tiles };
         let report = self.updater.step(self.model.params_mut(), gradients, lr)?;
+        if group.size() > 1 {
+            // What came from the others is as it was sent.
+            self.model.pack_weights(WeightFormat::F32)?;
+        }
         let state = &mut self.state;
         state.step += 1;
         state.tokens += batch.inputs.len() as u64;

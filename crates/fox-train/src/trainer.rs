@@ -5,12 +5,16 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fox_data::{Batch, Loader, Tokenizer};
+use fox_dist::Group;
 use fox_model::{Model, TrainFlops};
 use fox_tensor::speed::matmul_rate_within;
 use fox_tensor::{Device, Tensor, WeightFormat};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::checkpoint::{CheckpointStore, Resumed, RunState};
 use crate::data::RunData;
@@ -109,22 +113,48 @@ pub struct Outcome {
 /// A recipe, data or folder that do not fit; a disk that is full; gradients that stay non-finite. The
 /// last good checkpoint stays in all cases.
 pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
+    train_in(job, &Arc::new(Group::alone()), observe)
+}
+
+/// [`train`] as one of several processes that all call this with the same recipe and data. Each computes the gradient of
+/// its rows of every batch and updates its share of the parameters. The first one writes the run folder; the others
+/// report to their callback, too, and any of them may stop the run.
+///
+/// # Errors
+/// As [`train`], and the loss of a process, which ends all of them.
+pub fn train_in(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outcome> {
+    let outcome = run(job, group, observe);
+    match &outcome {
+        Ok(_) => group.leave()?,
+        // The others have said it already, or are gone.
+        Err(Error::Group(_)) => {}
+        Err(error) => group.fail(&error.to_string()),
+    }
+    outcome
+}
+
+fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outcome> {
     let recipe = &job.recipe;
     recipe.check_length()?;
+    recipe.check_ranks(group.size())?;
     let data = RunData::open(recipe)?;
     let config = recipe.model_config(data.train.vocab_size())?;
     fit::check(recipe, &config, &job.device)?;
     let loader = data.loader(recipe)?;
     let evaluator = data.evaluator(recipe)?;
     let identity = data.train.identity();
-    let folder = RunFolder::open(&job.out, recipe, &identity)?;
+    check_same_data(group, &identity)?;
+    let folder = match group.is_first() {
+        true => Some(RunFolder::open(&job.out, recipe, &identity)?),
+        false => None,
+    };
     let store = CheckpointStore::new(job.out.join("checkpoints"), recipe.checkpoints);
     let (optimizer, ema) = (&recipe.optimizer, recipe.training.ema);
-    let resumed = match store.resume(optimizer, ema, &job.device)? {
+    let resumed = match store.resume_in(optimizer, ema, &job.device, group)? {
         Some(resumed) => resumed,
         None => {
             let model = recipe.initial_model(&config, &job.device)?;
-            let updater = Updater::new(optimizer, ema, model.params(), &job.device)?;
+            let updater = Updater::in_group(optimizer, ema, model.params(), &job.device, group)?;
             let state = RunState::start(loader.state_at(0));
             Resumed { model, updater, state, notices: Vec::new() }
         }
@@ -133,7 +163,11 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
     model.pack_weights(WeightFormat::F32)?;
     loader.check_state(&state.loader)?;
     let over = state.step >= recipe.steps() && job.out.join(EXPORT).exists();
-    if let Some(summary) = Summary::read(&job.out)?.filter(|_| over) {
+    let finished = match group.is_first() {
+        true => Summary::read(&job.out)?.filter(|_| over),
+        false => None,
+    };
+    if let Some(summary) = agree(group, finished)? {
         if recipe.evaluation.weights == Weights::Ema {
             updater.put_average(&mut model)?;
         }
@@ -149,27 +183,55 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
         device: job.device.to_string(),
         data: identity,
     };
-    folder.note_start(facts(job, &data, &start))?;
-    let (log, damage) = MetricsLog::open(folder.path(), state.step)?;
-    notices.extend(damage);
+    let records = match folder {
+        None => None,
+        Some(folder) => {
+            folder.note_start(facts(job, &data, &start, group))?;
+            let (log, damage) = MetricsLog::open(folder.path(), state.step)?;
+            notices.extend(damage);
+            Some(Records { folder, log })
+        }
+    };
     let session = Session {
         recipe,
         flops: TrainFlops::new(model.config()),
-        log,
+        records,
+        group: group.clone(),
         pace: Pace::default(),
         start,
         stepper: Stepper::new(recipe, model, updater, state),
         loader,
         evaluator,
         store,
-        folder,
         observe,
         stop: false,
     };
     session.run(&notices, data.tokenizer)
 }
 
-fn facts(job: &Job, data: &RunData, start: &Start) -> RunFacts {
+/// What the first process says, for all.
+fn agree<T: Serialize + DeserializeOwned>(group: &Group, own: Option<T>) -> Result<Option<T>> {
+    if group.size() == 1 {
+        return Ok(own);
+    }
+    let text = serde_json::to_vec(&own).unwrap_or_default();
+    Ok(serde_json::from_slice(&group.broadcast(0, &text)?).unwrap_or_default())
+}
+
+/// Everybody must read the same data.
+fn check_same_data(group: &Group, identity: &str) -> Result<()> {
+    let all = group.all_gather(identity.as_bytes())?;
+    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+    let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Err(fox_dist::Error::Refused(format!(
+        "rank {rank} has other data than rank 0 ({} and {}); give all ranks the same --data",
+        name(&all[rank]),
+        name(&all[0])
+    ))
+    .into())
+}
+
+fn facts(job: &Job, data: &RunData, start: &Start, group: &Group) -> RunFacts {
     RunFacts {
         recipe: start.recipe.clone(),
         data: start.data.clone(),
@@ -179,6 +241,7 @@ fn facts(job: &Job, data: &RunData, start: &Start) -> RunFacts {
             version: env!("CARGO_PKG_VERSION").to_string(),
             command: job.command.clone(),
             device: start.device.clone(),
+            processes: group.size(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             from_step: start.from_step,
             time: unix_time(),
@@ -198,6 +261,12 @@ struct Pace {
     flops: f64,
 }
 
+/// The files of a run, which one process alone writes.
+struct Records {
+    folder: RunFolder,
+    log: MetricsLog,
+}
+
 /// A run under way.
 struct Session<'a> {
     recipe: &'a Recipe,
@@ -207,9 +276,10 @@ struct Session<'a> {
     loader: Loader,
     evaluator: Option<Evaluator>,
     store: CheckpointStore,
-    log: MetricsLog,
+    /// In the first process.
+    records: Option<Records>,
+    group: Arc<Group>,
     pace: Pace,
-    folder: RunFolder,
     observe: &'a mut Observer<'a>,
     stop: bool,
 }
@@ -229,10 +299,18 @@ impl Session<'_> {
             self.export(tokenizer.as_ref())?;
         }
         let Stepper { state, .. } = &self.stepper;
-        let summary = Summary::collect(&self.start, state, finished, self.folder.path())?;
-        if finished {
-            summary.write(self.folder.path())?;
-        }
+        let summary = match &self.records {
+            None => None,
+            Some(Records { folder, .. }) => {
+                let summary = Summary::collect(&self.start, state, finished, folder.path())?;
+                if finished {
+                    summary.write(folder.path())?;
+                }
+                Some(summary)
+            }
+        };
+        let gone = || fox_dist::Error::Refused("rank 0 sent no summary of the run".into());
+        let summary = agree(&self.group, summary)?.ok_or_else(gone)?;
         Ok(Outcome { model: self.stepper.model, tokenizer, summary })
     }
 
@@ -247,6 +325,8 @@ impl Session<'_> {
             };
             let batch = batch?;
             self.step(&batch, begin)?;
+            // All stop after the same step.
+            self.stop = self.group.any(self.stop)?;
             let step = self.stepper.state.step;
             let last = step == self.start.steps;
             let due = |every: u64| last || (every > 0 && step.is_multiple_of(every));
@@ -279,7 +359,9 @@ impl Session<'_> {
             skips: state.skips,
             epoch: self.loader.epoch_of(batch.number()),
             tokens_per_second: self.pace.tokens as f64 / self.pace.seconds,
-            floor_fraction: self.pace.flops / self.start.gemm_rate / self.pace.seconds,
+            floor_fraction: self.pace.flops
+                / (self.start.gemm_rate * self.group.size() as f64)
+                / self.pace.seconds,
             memory: self.stepper.model.device().memory().into(),
             seconds: state.seconds,
             time: unix_time(),
@@ -299,15 +381,18 @@ impl Session<'_> {
         let edge = step == 1 || step == self.start.steps;
         let due = |every: u64| every > 0 && (step.is_multiple_of(every) || edge);
         let details = due(self.recipe.metrics.details_every);
-        if due(self.recipe.metrics.every) || details || record.skipped {
+        let written = due(self.recipe.metrics.every) || details || record.skipped;
+        if written {
+            self.pace = Pace::default();
+        }
+        if written && self.records.is_some() {
             record.param_norm = Some(self.param_norm()?);
             if details {
                 record.pruned = Some(pruned_fractions(&loss.tiles)?);
                 record.half_lives =
                     Some(half_lives(&self.stepper.model, batch, self.stepper.options())?);
             }
-            self.log.write(&Record::Train(record.clone()))?;
-            self.pace = Pace::default();
+            self.write(&Record::Train(record.clone()))?;
         }
         self.report(&Event::Step(&record));
         if record.skipped {
@@ -336,10 +421,14 @@ impl Session<'_> {
         let begin = Instant::now();
         let Stepper { model, updater, .. } = &mut self.stepper;
         let options = self.recipe.forward_options();
+        // The averages are with their owners, so that all take part in bringing them together.
+        let first = self.group.is_first();
+        let run = |model: &Model| first.then(|| evaluator.run(model, &options)).transpose();
         let evaluation = match self.recipe.evaluation.weights {
-            Weights::Raw => evaluator.run(model, &options)?,
-            Weights::Ema => updater.with_average(model, |model| evaluator.run(model, &options))?,
+            Weights::Raw => run(model)?,
+            Weights::Ema => updater.with_average(model, run)?,
         };
+        let Some(evaluation) = evaluation else { return Ok(()) };
         let record = EvalRecord {
             step: self.stepper.state.step,
             tokens: self.stepper.state.tokens,
@@ -347,14 +436,16 @@ impl Session<'_> {
             eval_seconds: begin.elapsed().as_secs_f64(),
             time: unix_time(),
         };
-        self.log.write(&Record::Eval(record.clone()))?;
+        self.write(&Record::Eval(record.clone()))?;
         self.report(&Event::Evaluated(&record));
         Ok(())
     }
 
     fn checkpoint(&mut self) -> Result<()> {
         // A checkpoint must never be ahead of the lines that belong to it.
-        self.log.sync()?;
+        if let Some(records) = &mut self.records {
+            records.log.sync()?;
+        }
         let Stepper { model, updater, state, .. } = &self.stepper;
         let path = self.store.write(model, updater, state)?;
         let step = state.step;
@@ -368,12 +459,18 @@ impl Session<'_> {
         if self.recipe.evaluation.weights == Weights::Ema {
             updater.put_average(model)?;
         }
-        let folder = self.folder.path().join(EXPORT);
+        let Some(records) = &self.records else { return Ok(()) };
+        let folder = records.folder.path().join(EXPORT);
         if !folder.exists() {
             export(model, tokenizer, &folder)?;
             self.report(&Event::Exported(&folder));
         }
         Ok(())
+    }
+
+    /// Writes a line of the log, in the process that has it.
+    fn write(&mut self, record: &Record) -> Result<()> {
+        self.records.as_mut().map_or(Ok(()), |records| records.log.write(record))
     }
 
     fn report(&mut self, event: &Event<'_>) {

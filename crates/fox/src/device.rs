@@ -1,9 +1,12 @@
 //! The choice of a device, common to the commands that compute.
 
+use std::thread;
+
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use fox_cpu::simd::Level;
 use fox_cuda::{Cuda, Gpu, Precision};
+use fox_dist::Placement;
 use fox_tensor::Device;
 
 use crate::output;
@@ -14,9 +17,9 @@ pub struct DeviceArgs {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
     device: DeviceName,
-    /// Number of the GPU
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    gpu: usize,
+    /// Number of the GPU; 0 by default, and one for each process of `fox launch`
+    #[arg(long, value_name = "N")]
+    gpu: Option<usize>,
     /// What a GPU computes in: bf16 activations and products, or f32 throughout; bf16 by default, f32 where
     /// results are compared with a reference
     #[arg(long, value_enum)]
@@ -54,6 +57,8 @@ struct Options {
     poison: bool,
     /// On a GPU, decode steps op by op.
     op_by_op: bool,
+    /// This process among those of its machine, and their number.
+    place: Option<(usize, usize)>,
 }
 
 impl DeviceArgs {
@@ -76,6 +81,12 @@ impl DeviceArgs {
     /// Opens the device; a GPU computes in bf16 unless it was told otherwise.
     pub fn open(&self) -> Result<Device> {
         self.open_in(Precision::Bf16, Options::default())
+    }
+
+    /// The same for one of several processes: each takes a GPU of its own, or its share of the cores.
+    pub fn open_at(&self, placement: Option<&Placement>) -> Result<Device> {
+        let place = placement.map(|place| (place.local_rank, place.local_size));
+        self.open_in(Precision::Bf16, Options { place, ..Options::default() })
     }
 
     /// The same; a GPU decodes op by op even where one launch could do the whole step.
@@ -104,7 +115,7 @@ impl DeviceArgs {
         if !first.to_string().starts_with("cpu") {
             return Ok(vec![first]);
         }
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or(cores).max(1);
         let side_by_side = jobs.clamp(1, threads);
         let level = self.simd_level()?;
@@ -134,10 +145,10 @@ impl DeviceArgs {
     }
 
     fn open_in(&self, default: Precision, options: Options) -> Result<Device> {
-        let Options { poison, op_by_op } = options;
+        let Options { poison, op_by_op, place } = options;
         let precision = self.precision.map_or(default, Precision::from);
         let open_gpu = || -> fox_cuda::Result<Device> {
-            let gpu = Gpu::new(self.gpu)?;
+            let gpu = Gpu::new(self.gpu.or(place.map(|(own, _)| own)).unwrap_or(0))?;
             gpu.poison(poison);
             Ok(Device::new(Cuda::new(gpu, precision)?.op_by_op(op_by_op)))
         };
@@ -156,8 +167,10 @@ impl DeviceArgs {
         if self.device == DeviceName::Naive {
             return Ok(Device::naive());
         }
-        let level = self.simd_level()?;
-        let options = fox_cpu::Options { threads: self.threads, level, poison };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let share = place.map(|(_, size)| (cores / size).max(1));
+        let (threads, level) = (self.threads.or(share), self.simd_level()?);
+        let options = fox_cpu::Options { threads, level, poison };
         Ok(fox_cpu::device_with(options)?)
     }
 }

@@ -4,7 +4,7 @@
 //! child to stop or is gone, however it went, the child stops as if it had been sent a signal.
 
 use std::io::{BufRead, BufReader, IsTerminal, stderr};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -150,15 +150,12 @@ impl Round<'_> {
     }
 
     fn start(&mut self, task: Task) -> Result<()> {
-        let program = std::env::current_exe().context("cannot find this program's own file")?;
-        let mut child = Command::new(&program)
+        let mut child = signals::follower()?
             .args(&task.arguments)
-            .env(signals::FOLLOW_INPUT, "1")
-            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+            .with_context(|| format!("cannot start {}", task.label))?;
         let number = self.started;
         self.started += 1;
         if let Some(errors) = child.stderr.take() {

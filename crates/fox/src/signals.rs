@@ -3,6 +3,7 @@
 //! What was ignored when the program started stays ignored, as is the custom: `nohup fox train ... &` goes on when its
 //! terminal has gone, and what a script runs in the background does not end with an interrupt that is not for it.
 
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,7 +14,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 /// The environment variable of a process that ends with its standard input; see [`follow_input`].
-pub const FOLLOW_INPUT: &str = "FOX_FOLLOW_INPUT";
+const FOLLOW_INPUT: &str = "FOX_FOLLOW_INPUT";
 /// The exit code of a program that was interrupted.
 pub const INTERRUPTED: i32 = 130;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -41,6 +42,17 @@ pub fn on_stop(act: impl FnOnce() + Send + 'static) -> Result<Arc<AtomicBool>> {
         act();
     });
     Ok(stop)
+}
+
+/// This program once more, as a process that stops when its standard input is closed. Signals of the terminal do not
+/// reach it: one that came with the end of the input would count as the second.
+pub fn follower() -> Result<Command> {
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let mut command = Command::new(program);
+    command.env(FOLLOW_INPUT, "1").stdin(Stdio::piped());
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    Ok(command)
 }
 
 /// Where [`FOLLOW_INPUT`] is set, the end of the standard input counts as a signal to terminate: the process that

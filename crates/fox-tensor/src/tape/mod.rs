@@ -94,6 +94,22 @@ impl Gradients {
         self.params.iter_mut().enumerate().filter_map(|(i, g)| Some((ParamId(i), g.as_mut()?)))
     }
 
+    /// Adds other gradients of the same parameters.
+    pub fn add(&mut self, other: Gradients) -> Result<()> {
+        for (i, term) in other.params.into_iter().enumerate() {
+            let Some(term) = term else { continue };
+            let slot = self.slot(ParamId(i));
+            *slot = Some(match slot.take() {
+                None => term,
+                Some(sum) => {
+                    let device = sum.device().clone();
+                    device.backend().add(sum, &term)?
+                }
+            });
+        }
+        Ok(())
+    }
+
     /// Forgets all gradients; their memory goes back to the device's pool.
     pub fn clear(&mut self) {
         self.params.clear();

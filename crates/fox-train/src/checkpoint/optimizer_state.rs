@@ -8,26 +8,50 @@ use fox_tensor::{ParamId, Tensor};
 use crate::optimizer::{EMA, Updater};
 use crate::{Error, Result};
 
-/// Writes the state of every trained parameter and makes the file durable.
+/// Writes the state of every trained parameter and makes the file durable. Of several processes, the first one writes
+/// and the others call [`send`].
 pub(super) fn write(path: &Path, model: &Model, updater: &Updater) -> Result<()> {
-    let mut tensors: Vec<(String, &Tensor)> = Vec::new();
-    for (id, spec, _) in model.params().iter() {
-        let states = updater.state(id, spec).into_iter();
-        tensors.extend(states.map(|(state, tensor)| (key(state, &spec.name), tensor)));
+    let mut names: Vec<(String, &[usize])> = Vec::new();
+    for (_, spec, value) in model.params().iter() {
+        let states = updater.state_names(spec).into_iter();
+        names.extend(states.map(|state| (key(state, &spec.name), value.dims())));
     }
     let list: Vec<(&str, &[usize])> =
-        tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.dims())).collect();
+        names.iter().map(|(name, dims)| (name.as_str(), *dims)).collect();
     let mut file = SafetensorsWriter::create(path, FileDtype::F32, &list)?;
-    for (_, tensor) in &tensors {
-        file.write(&tensor.to_f32()?)?;
-    }
+    gather(model, updater, |values| Ok(file.write(&values)?))?;
     Ok(file.finish()?)
+}
+
+/// Sends what is kept here to the process that writes.
+pub(super) fn send(model: &Model, updater: &Updater) -> Result<()> {
+    gather(model, updater, |_| Ok(()))
+}
+
+/// Gives `take`, in the first process, the values of every state in the order of the file.
+fn gather(
+    model: &Model,
+    updater: &Updater,
+    mut take: impl FnMut(Vec<f32>) -> Result<()>,
+) -> Result<()> {
+    for (id, spec, value) in model.params().iter() {
+        let kept = updater.state(id, spec);
+        for (i, _) in updater.state_names(spec).iter().enumerate() {
+            let own = kept.get(i).map(|(_, tensor)| *tensor);
+            let values = updater.group().bring(updater.owner(id), own, value.len())?;
+            values.map_or(Ok(()), &mut take)?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads the state of every trained parameter.
 pub(super) fn read(path: &Path, model: &Model, updater: &mut Updater) -> Result<()> {
     let mut file = SafetensorsFile::open(path)?;
     for (id, spec, value) in model.params().iter() {
+        if updater.owner(id) != updater.group().rank() {
+            continue;
+        }
         let names: Vec<&str> = updater.state(id, spec).iter().map(|(name, _)| *name).collect();
         let mut saved = Vec::with_capacity(names.len());
         for state in names {

@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use fox_base::durable::{self, NewFolder};
+use fox_dist::Group;
 use fox_model::{Model, WriteOptions};
 use fox_tensor::Device;
 
@@ -66,10 +68,16 @@ impl CheckpointStore {
 
     /// Writes a checkpoint, then removes those that need not be kept.
     ///
-    /// When it fails, what was there before is still there.
+    /// When it fails, what was there before is still there. Of several processes, all call this and the first one
+    /// writes.
     pub fn write(&self, model: &Model, updater: &Updater, state: &RunState) -> Result<PathBuf> {
-        let last = self.steps()?.last().copied();
-        if last == Some(state.step) {
+        let group = updater.group();
+        let last = if group.is_first() { self.steps()?.last().copied() } else { None };
+        let needed = group.broadcast(0, &[u8::from(last != Some(state.step))])? == [1];
+        if needed && !group.is_first() {
+            optimizer_state::send(model, updater)?;
+        }
+        if !needed || !group.is_first() {
             return Ok(self.path(state.step));
         }
         if let Err(cause) = self.write_aside(model, updater, state) {
@@ -99,10 +107,40 @@ impl CheckpointStore {
         ema: Option<f64>,
         device: &Device,
     ) -> Result<Option<Resumed>> {
+        self.resume_in(optimizer, ema, device, &Arc::new(Group::alone()))
+    }
+
+    /// The same for one of several processes: the first one chooses, each keeps the state of its own parameters.
+    pub fn resume_in(
+        &self,
+        optimizer: &OptimizerRecipe,
+        ema: Option<f64>,
+        device: &Device,
+        group: &Arc<Group>,
+    ) -> Result<Option<Resumed>> {
+        if !group.is_first() {
+            let step = group.broadcast(0, &[])?;
+            let Ok(step) = step.try_into().map(u64::from_le_bytes) else { return Ok(None) };
+            let (model, updater, state) = self.read(step, optimizer, ema, device, group)?;
+            return Ok(Some(Resumed { model, updater, state, notices: Vec::new() }));
+        }
+        let resumed = self.resume_first(optimizer, ema, device, group)?;
+        let step = resumed.as_ref().map(|resumed| resumed.state.step.to_le_bytes());
+        group.broadcast(0, step.as_ref().map_or(&[][..], |step| &step[..]))?;
+        Ok(resumed)
+    }
+
+    fn resume_first(
+        &self,
+        optimizer: &OptimizerRecipe,
+        ema: Option<f64>,
+        device: &Device,
+        group: &Arc<Group>,
+    ) -> Result<Option<Resumed>> {
         durable::remove_leftovers(&self.folder)?;
         let mut problems: Vec<(u64, String)> = Vec::new();
         for step in self.steps()?.into_iter().rev() {
-            match self.read(step, optimizer, ema, device) {
+            match self.read(step, optimizer, ema, device, group) {
                 Ok((model, updater, state)) => {
                     self.set_aside(&problems)?;
                     let notices = problems.into_iter().map(|(_, why)| {
@@ -126,6 +164,7 @@ impl CheckpointStore {
         optimizer: &OptimizerRecipe,
         ema: Option<f64>,
         device: &Device,
+        group: &Arc<Group>,
     ) -> Result<(Model, Updater, RunState)> {
         let folder = self.path(step);
         manifest::verify(&folder)?;
@@ -140,7 +179,7 @@ impl CheckpointStore {
             return Err(Error::Damaged { path: state_file, detail });
         }
         let model = Model::from_checkpoint(&folder.join(MODEL), device)?;
-        let mut updater = Updater::new(optimizer, ema, model.params(), device)?;
+        let mut updater = Updater::in_group(optimizer, ema, model.params(), device, group)?;
         optimizer_state::read(&folder.join(OPTIMIZER), &model, &mut updater)?;
         updater.restore_updates(state.updates);
         Ok((model, updater, state))

@@ -6,8 +6,8 @@
 //!
 //! The smaller `d` of the first updates keeps the initial weights from weighing on a short run.
 
-use fox_model::{Model, Parameters};
-use fox_tensor::{Blend, Device, ParamId, Tensor, WeightFormat};
+use fox_model::{Model, ParamSpec, Parameters};
+use fox_tensor::{Blend, Device, ParamId, Tensor};
 
 use crate::Result;
 
@@ -18,16 +18,18 @@ pub(crate) const EMA: &str = "ema";
 #[derive(Debug)]
 pub(super) struct Ema {
     decay: f64,
-    /// In the order of the parameters; `None` for buffers.
+    /// In the order of the parameters; `None` for buffers and for what belongs to another process.
     averages: Vec<Option<Tensor>>,
 }
 
 impl Ema {
-    /// Averages that begin with the weights as they are.
-    pub fn new(decay: f64, params: &Parameters) -> Self {
-        let value =
-            |spec: &fox_model::ParamSpec, value: &Tensor| spec.trainable.then(|| value.clone());
-        Ema { decay, averages: params.iter().map(|(_, spec, x)| value(spec, x)).collect() }
+    /// Averages, of the parameters that `owned` says, that begin with the weights as they are.
+    pub fn new(decay: f64, params: &Parameters, owned: impl Fn(ParamId) -> bool) -> Self {
+        let kept = |id: ParamId, spec: &ParamSpec| spec.trainable && owned(id);
+        let average = |(id, spec, value): (ParamId, &ParamSpec, &Tensor)| {
+            kept(id, spec).then(|| value.clone())
+        };
+        Ema { decay, averages: params.iter().map(average).collect() }
     }
 
     /// The average of a parameter, with its name.
@@ -52,15 +54,15 @@ impl Ema {
         Ok(device.backend().blend(&mut blends)?)
     }
 
-    /// Puts the averages in the place of the weights, which it returns.
+    /// Puts the averages that are kept here in the place of the weights; returns the weights of all trained
+    /// parameters.
     pub fn replace(&self, model: &mut Model) -> Result<Vec<(ParamId, Tensor)>> {
-        let mut weights = Vec::with_capacity(self.averages.len());
+        let trained = model.params().iter().filter(|(_, spec, _)| spec.trainable);
+        let weights = trained.map(|(id, _, value)| (id, value.clone())).collect();
         for (i, average) in self.averages.iter().enumerate() {
             let (id, Some(average)) = (ParamId(i), average) else { continue };
-            weights.push((id, model.params().value(id).clone()));
             model.params_mut().set(id, average.clone())?;
         }
-        model.pack_weights(WeightFormat::F32)?;
         Ok(weights)
     }
 }

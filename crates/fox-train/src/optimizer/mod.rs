@@ -14,9 +14,11 @@ mod registry;
 mod tests;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
+use fox_dist::{Group, Owned, owners};
 use fox_model::{Model, ParamSpec, Parameters};
-use fox_tensor::{DType, Device, Gradients, ParamId, Tensor};
+use fox_tensor::{DType, Device, Gradients, ParamId, Tensor, WeightFormat};
 
 pub use adamw::AdamW;
 pub(crate) use ema::EMA;
@@ -71,15 +73,22 @@ pub struct StepReport {
     pub skipped: bool,
 }
 
-/// An optimizer at work: the rule and its state on the device.
+/// An optimizer at work: the rule and its state on the device. In a group of processes every parameter belongs to
+/// one of them, which keeps its state, updates it and gives the result to the others (ZeRO, stage 1).
 #[derive(Debug)]
 pub struct Updater {
     rule: Box<dyn Optimizer>,
     clip: f64,
-    /// What the rule keeps, in the order of the parameters; nothing for buffers.
+    /// What the rule keeps, in the order of the parameters; nothing for buffers and for what belongs to others.
     states: Vec<Vec<Tensor>>,
     ema: Option<Ema>,
     updates: u64,
+    group: Arc<Group>,
+    /// The process that each parameter belongs to.
+    owners: Vec<usize>,
+    /// Whether the norm of the gradient is summed parameter by parameter, so that it does not depend on the number of
+    /// processes.
+    norm_by_parameter: bool,
 }
 
 impl Updater {
@@ -90,15 +99,55 @@ impl Updater {
         params: &Parameters,
         device: &Device,
     ) -> Result<Updater> {
+        Updater::in_group(recipe, ema, params, device, &Arc::new(Group::alone()))
+    }
+
+    /// The same, for one of several processes that have the same parameters.
+    pub fn in_group(
+        recipe: &OptimizerRecipe,
+        ema: Option<f64>,
+        params: &Parameters,
+        device: &Device,
+        group: &Arc<Group>,
+    ) -> Result<Updater> {
         let rule = recipe.rule()?;
+        let sizes: Vec<usize> = params.iter().map(|(_, spec, _)| spec.count()).collect();
+        let owners = owners(&sizes, group.size());
         let mut states = Vec::with_capacity(params.len());
-        for (_, spec, value) in params.iter() {
-            let names = if spec.trainable { rule.state(spec) } else { &[] };
+        for (id, spec, value) in params.iter() {
+            let kept = spec.trainable && owners[id.0] == group.rank();
+            let names = if kept { rule.state(spec) } else { &[] };
             let zeros = names.iter().map(|_| device.zeros(value.shape(), DType::F32));
             states.push(zeros.collect::<fox_tensor::Result<Vec<_>>>()?);
         }
-        let ema = ema.map(|decay| Ema::new(decay, params));
-        Ok(Updater { rule, clip: recipe.clip, states, ema, updates: 0 })
+        let ema = ema.map(|decay| Ema::new(decay, params, |id| owners[id.0] == group.rank()));
+        let (clip, group, updates) = (recipe.clip, group.clone(), 0);
+        let norm_by_parameter = group.size() > 1;
+        Ok(Updater { rule, clip, states, ema, updates, group, owners, norm_by_parameter })
+    }
+
+    /// Sums the norm of the gradient parameter by parameter, so that its bits are those of any number of processes.
+    pub fn sum_norm_by_parameter(&mut self) {
+        self.norm_by_parameter = true;
+    }
+
+    /// The processes that share the work.
+    pub fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    /// The process that a parameter belongs to.
+    pub(crate) fn owner(&self, id: ParamId) -> usize {
+        self.owners[id.0]
+    }
+
+    /// Names of what is kept of a parameter, here or by the process it belongs to; nothing for a buffer.
+    pub(crate) fn state_names(&self, spec: &ParamSpec) -> Vec<&'static str> {
+        if !spec.trainable {
+            return Vec::new();
+        }
+        let own = self.rule.state(spec).iter().copied();
+        own.chain(self.ema.is_some().then_some(EMA)).collect()
     }
 
     /// Number of updates made so far.
@@ -106,7 +155,7 @@ impl Updater {
         self.updates
     }
 
-    /// What is kept of a parameter, by name; nothing for a buffer.
+    /// What is kept here of a parameter, by name; nothing for a buffer or what belongs to another process.
     pub fn state(&self, id: ParamId, spec: &ParamSpec) -> Vec<(&'static str, &Tensor)> {
         let own = self.rule.state(spec).iter().copied().zip(&self.states[id.0]);
         own.chain(self.ema.as_ref().and_then(|ema| ema.state(id))).collect()
@@ -133,11 +182,15 @@ impl Updater {
         mut gradients: Gradients,
         lr: f64,
     ) -> Result<StepReport> {
-        let all: Vec<&Tensor> = gradients.iter().map(|(_, grad)| grad).collect();
-        let Some(device) = all.first().map(|grad| grad.device().clone()) else {
+        let Some(device) = gradients.iter().next().map(|(_, grad)| grad.device().clone()) else {
             return Ok(StepReport { grad_norm: 0.0, clip_scale: 1.0, skipped: true });
         };
-        let grad_norm = device.backend().sum_squares(&all)?.sqrt();
+        let shared = gradients.iter_mut().map(|(id, tensor)| {
+            let owner = self.owners[id.0];
+            Owned { owner, tensor }
+        });
+        self.group.sum_at_owners(&mut shared.collect::<Vec<_>>())?;
+        let grad_norm = self.squares(&device, &gradients)?.sqrt();
         if !grad_norm.is_finite() {
             return Ok(StepReport { grad_norm, clip_scale: 0.0, skipped: true });
         }
@@ -148,9 +201,10 @@ impl Updater {
             grads[id.0] = Some(grad);
         }
         let mut trained = Vec::with_capacity(params.len());
-        for (((_, spec, value), state), grad) in params.iter_mut().zip(&mut self.states).zip(grads)
+        for (((id, spec, value), state), grad) in params.iter_mut().zip(&mut self.states).zip(grads)
         {
-            if let (true, Some(grad)) = (spec.trainable, grad) {
+            let owned = self.owners[id.0] == self.group.rank();
+            if let (true, Some(grad)) = (spec.trainable && owned, grad) {
                 trained.push(Trained { spec, value, grad, state });
             }
         }
@@ -159,12 +213,36 @@ impl Updater {
         if let Some(ema) = &mut self.ema {
             ema.update(&device, params, self.updates)?;
         }
+        let updated = params.iter_mut().filter(|(_, spec, _)| spec.trainable);
+        let shared = updated.map(|(id, _, tensor)| Owned { owner: self.owners[id.0], tensor });
+        self.group.share(&mut shared.collect::<Vec<_>>())?;
         Ok(StepReport { grad_norm, clip_scale, skipped: false })
+    }
+
+    /// Sum of the squares of all gradients, each at the process that it belongs to.
+    fn squares(&self, device: &Device, gradients: &Gradients) -> Result<f64> {
+        if !self.norm_by_parameter {
+            let all: Vec<&Tensor> = gradients.iter().map(|(_, grad)| grad).collect();
+            return Ok(device.backend().sum_squares(&all)?);
+        }
+        let mut own = vec![0.0; self.owners.len()];
+        for (id, grad) in gradients.iter().filter(|(id, _)| self.owner(*id) == self.group.rank()) {
+            own[id.0] = device.backend().sum_squares(&[grad])?;
+        }
+        let all = self.group.all_numbers(&own)?;
+        let of = |(id, &owner): (usize, &usize)| all[owner * self.owners.len() + id];
+        Ok(self.owners.iter().enumerate().map(of).sum())
     }
 
     /// Puts the averages of the weights, where they are kept, into the model and returns what was there.
     pub fn put_average(&self, model: &mut Model) -> Result<Vec<(ParamId, Tensor)>> {
-        self.ema.as_ref().map_or(Ok(Vec::new()), |ema| ema.replace(model))
+        let Some(ema) = &self.ema else { return Ok(Vec::new()) };
+        let weights = ema.replace(model)?;
+        let params = model.params_mut().iter_mut().filter(|(_, spec, _)| spec.trainable);
+        let shared = params.map(|(id, _, tensor)| Owned { owner: self.owners[id.0], tensor });
+        self.group.share(&mut shared.collect::<Vec<_>>())?;
+        model.pack_weights(WeightFormat::F32)?;
+        Ok(weights)
     }
 
     /// Runs `f` on the model with the averages of its weights, and puts the weights back.

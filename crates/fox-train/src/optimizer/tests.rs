@@ -2,6 +2,8 @@
 
 use super::*;
 use fox_data::{Batch, LoaderState};
+use crate::Portion;
+use crate::recipe::Reduction;
 use fox_model::{DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model, ModelConfig};
 
 /// A small model with buffers, vectors, tables and matrices, some of them stacked.
@@ -20,9 +22,8 @@ pub(super) fn gradients(model: &Model) -> Gradients {
     let state = LoaderState { next_batch: 1, fingerprint: 0 };
     let labels = ids.iter().map(|id| (id + 1) % 16).collect();
     let batch = Batch { inputs: ids, labels, batch: 1, time: 24, boundaries: None, state };
-    let (options, mut gradients) = (ForwardOptions::default(), Gradients::default());
-    crate::accumulate(model, &batch, 1, &options, &mut gradients).unwrap();
-    gradients
+    let portion = Portion { rows: 0..1, micro_batch: 1, reduction: Reduction::Running };
+    crate::gradient(model, &batch, &portion, &ForwardOptions::default()).unwrap().0
 }
 
 pub(super) fn values(model: &Model) -> Vec<Vec<f32>> {

@@ -152,6 +152,10 @@ pub struct TrainingRecipe {
     pub pruning: PruningRecipe,
     /// Stop after this many steps in a row whose gradient is not finite.
     pub max_skips: u64,
+    /// How the gradients of the parts of a batch are added: `running`, or `tree`, whose bits do not depend on the
+    /// number of processes, as long as that is a power of two.
+    #[serde(skip_serializing_if = "Reduction::is_default")]
+    pub reduction: Reduction,
     /// Decay of an exponential moving average of the weights, e.g. 0.999; no average without it. Checkpoints
     /// keep it; `evaluation.weights` says whether it is used.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -169,8 +173,27 @@ impl Default for TrainingRecipe {
             recompute: false,
             pruning: PruningRecipe::Word(PruningWord::Config),
             max_skips: 10,
+            reduction: Reduction::default(),
             ema: None,
         }
+    }
+}
+
+/// How the gradients of the parts of a batch (`training.micro_batch` rows each) are added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reduction {
+    /// One after the other within a process, then over the processes.
+    #[default]
+    Running,
+    /// As a binary tree over all parts: the same bits for 1, 2, 4 ... processes, for one more copy of the gradients
+    /// per level of the tree.
+    Tree,
+}
+
+impl Reduction {
+    fn is_default(&self) -> bool {
+        *self == Reduction::default()
     }
 }
 
@@ -271,6 +294,29 @@ impl Recipe {
     /// Steps in the whole run.
     pub fn steps(&self) -> u64 {
         self.training.tokens.div_ceil(self.tokens_per_step())
+    }
+
+    /// Whether this many processes can share the batch.
+    pub(crate) fn check_ranks(&self, ranks: usize) -> Result<()> {
+        let (batch, micro) = (self.training.batch, self.micro_batch());
+        let refuse = |detail: String| {
+            Err(Error::Ranks { origin: self.name.clone(), ranks, detail })
+        };
+        if !batch.is_multiple_of(ranks) {
+            return refuse(format!(
+                "training.batch is {batch}; set it to a multiple of their number"
+            ));
+        }
+        if self.training.reduction == Reduction::Tree {
+            let parts = batch / micro;
+            if !batch.is_multiple_of(micro) || !parts.is_power_of_two() || !parts.is_multiple_of(ranks)
+            {
+                return refuse(format!(
+                    "training.reduction=\"tree\" needs batch / micro_batch ({batch} / {micro}) to be a power of two and a multiple of their number; set training.micro_batch"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Sequences in memory at once.

@@ -8,6 +8,7 @@ pub mod eval;
 mod generate;
 mod info;
 mod inspect;
+mod launch;
 mod prepare;
 mod reproduce;
 mod selftest;
@@ -27,6 +28,7 @@ pub enum Command {
     Demo(demo::Args),
     Prepare(prepare::Args),
     Train(train::Args),
+    Launch(launch::Args),
     Sweep(sweep::Args),
     Reproduce(reproduce::Args),
     Eval(eval::Args),
@@ -48,6 +50,7 @@ impl Command {
             Command::Demo(args) => demo::run(&args),
             Command::Prepare(args) => prepare::run(&args),
             Command::Train(args) => train::run(&args),
+            Command::Launch(args) => launch::run(&args),
             Command::Sweep(args) => sweep::run(&args),
             Command::Reproduce(args) => reproduce::run(&args),
             Command::Eval(args) => eval::run(&args),

@@ -1,6 +1,7 @@
 //! `fox train`: a recipe on some data, in a folder that can be gone on with.
 
 mod progress;
+mod ranks;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -8,8 +9,9 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, bail};
+use fox_dist::Placement;
 use fox_train::recipe::Weights;
-use fox_train::{Job, Recipe, Summary, recipe, train};
+use fox_train::{Job, Recipe, Summary, recipe, train_in};
 
 use crate::device::DeviceArgs;
 use crate::pool::DIVERGED;
@@ -87,20 +89,28 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(name) = &args.recipe else { bail!("name a recipe; `fox train --list` shows them") };
     let recipe = load(name, args.data.as_deref(), &args.overrides)?;
     let out = args.out.clone().unwrap_or_else(|| default_out(name));
+    let placement = Placement::from_env()?;
+    let group = ranks::meet(placement.as_ref(), &recipe)?;
     let job = Job {
         recipe,
         out: out.clone(),
-        device: args.device.open()?,
+        device: args.device.open_at(placement.as_ref())?,
         command: std::env::args().collect(),
     };
-    let stop = signals::on_stop(say_stopping)?;
-    let mut progress = Progress::new(args.quiet);
-    let trained = train(&job, &mut |event| {
-        progress.show(event);
-        if stop.load(Ordering::Relaxed) {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
+    let speaks = group.is_first();
+    let stop = signals::on_stop(move || {
+        if speaks {
+            say_stopping();
+        }
+    })?;
+    let mut progress = Progress::new(args.quiet || !speaks);
+    let trained = train_in(&job, &group, &mut |event| {
+        if speaks {
+            progress.show(event);
+        }
+        match stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
     });
     progress.finish();
@@ -111,7 +121,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         other => other?,
     };
-    output::print(&report(&outcome.summary, &out))?;
+    if speaks {
+        output::print(&report(&outcome.summary, &out))?;
+    }
     Ok(if outcome.summary.finished { ExitCode::SUCCESS } else { ExitCode::from(130) })
 }
 

@@ -1,0 +1,183 @@
+//! The ranks of a run, and what they say to each other.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::link::Link;
+use crate::meeting::{Connections, Meeting};
+use crate::watch::Watch;
+use crate::{Error, Placement, Result};
+
+/// The ranks that work together. All of them call the same methods in the same order.
+#[derive(Debug)]
+pub struct Group {
+    rank: usize,
+    size: usize,
+    links: Mutex<Links>,
+    watch: Option<Watch>,
+}
+
+/// The data links, in the order of the ranks, and the number of the collective under way.
+#[derive(Debug, Default)]
+struct Links {
+    links: Vec<Option<Link>>,
+    number: u32,
+}
+
+impl Group {
+    /// A process without others.
+    pub fn alone() -> Group {
+        Group { rank: 0, size: 1, links: Mutex::default(), watch: None }
+    }
+
+    /// Meets the other ranks.
+    ///
+    /// # Errors
+    /// Ranks that do not come in time, or that run something else; an address that cannot be used.
+    pub fn meet(placement: &Placement, meeting: &Meeting) -> Result<Group> {
+        let Connections { control, data } = meeting.hold(placement)?;
+        let wrong = |cause| Error::connection("preparing the connections")(cause);
+        let mut links = Vec::with_capacity(data.len());
+        let mut closers = Vec::with_capacity(data.len());
+        for stream in data {
+            let link = stream.map(Link::new).transpose().map_err(wrong)?;
+            closers.extend(link.as_ref().map(Link::closer).transpose().map_err(wrong)?);
+            links.push(link);
+        }
+        let watch = Watch::start(placement.rank, control, closers).map_err(wrong)?;
+        Ok(Group {
+            rank: placement.rank,
+            size: placement.size,
+            links: Mutex::new(Links { links, number: 0 }),
+            watch: Some(watch),
+        })
+    }
+
+    /// Number of this rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Whether this rank writes files and talks to the user.
+    pub fn is_first(&self) -> bool {
+        self.rank == 0
+    }
+
+    /// What every rank gives, in the order of the ranks.
+    pub fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.exchange(|links| {
+            for other in links.others() {
+                links.send(other, own);
+            }
+            (0..self.size)
+                .map(|r| if r == self.rank { Ok(own.to_vec()) } else { links.receive(r) })
+                .collect()
+        })
+    }
+
+    /// What rank `root` gives.
+    pub fn broadcast(&self, root: usize, own: &[u8]) -> Result<Vec<u8>> {
+        self.exchange(|links| {
+            if self.rank != root {
+                return links.receive(root);
+            }
+            for other in links.others() {
+                links.send(other, own);
+            }
+            Ok(own.to_vec())
+        })
+    }
+
+    /// Waits until all ranks are here.
+    pub fn barrier(&self) -> Result<()> {
+        self.all_gather(&[]).map(drop)
+    }
+
+    /// Whether any rank says yes.
+    pub fn any(&self, own: bool) -> Result<bool> {
+        Ok(self.all_gather(&[u8::from(own)])?.iter().any(|answer| answer == &[1]))
+    }
+
+    /// Numbers that every rank gives, those of rank 0 first.
+    pub fn all_numbers(&self, own: &[f64]) -> Result<Vec<f64>> {
+        let bytes: Vec<u8> = own.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let all = self.all_gather(&bytes)?;
+        Ok(all.iter().flat_map(|part| part.chunks_exact(8).map(number)).collect())
+    }
+
+    /// Tells the others why this rank cannot go on, so that they say so too.
+    pub fn fail(&self, words: &str) {
+        if let Some(watch) = &self.watch {
+            watch.fail(words);
+        }
+    }
+
+    /// Parts in good order: nobody is reported as lost afterwards.
+    pub fn leave(&self) -> Result<()> {
+        self.barrier()?;
+        if let Some(watch) = &self.watch {
+            watch.leave();
+        }
+        Ok(())
+    }
+
+    /// One collective: every message in it has its number.
+    pub(crate) fn exchange<T>(&self, work: impl FnOnce(&mut Step<'_>) -> Result<T>) -> Result<T> {
+        let mut links = self.lock();
+        links.number = links.number.wrapping_add(1);
+        let result = work(&mut Step { group: self, links: &mut links });
+        drop(links);
+        match (result, &self.watch) {
+            // The reason is worth more than the symptom.
+            (Err(Error::Connection { action, cause }), Some(watch)) => {
+                Err(match watch.failure(true) {
+                    Some(words) => Error::Lost(words),
+                    None => Error::Connection { action, cause },
+                })
+            }
+            (result, _) => result,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The links during one collective.
+pub(crate) struct Step<'a> {
+    group: &'a Group,
+    links: &'a mut Links,
+}
+
+impl Step<'_> {
+    /// All ranks but this one.
+    pub fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.group.rank;
+        (0..self.group.size).filter(move |&r| r != own)
+    }
+
+    pub fn send(&self, to: usize, payload: &[u8]) {
+        if let Some(link) = self.links.links.get(to).and_then(Option::as_ref) {
+            link.send(self.links.number, payload);
+        }
+    }
+
+    pub fn receive(&mut self, from: usize) -> Result<Vec<u8>> {
+        let (rank, expected) = (self.group.rank, self.links.number);
+        let action = || format!("rank {rank} hearing from rank {from}");
+        let Some(link) = self.links.links.get_mut(from).and_then(Option::as_mut) else {
+            return Err(Error::connection(action())(std::io::ErrorKind::NotConnected.into()));
+        };
+        let (found, payload) = link.receive().map_err(|e| Error::connection(action())(e))?;
+        if found != expected {
+            return Err(Error::OutOfStep { rank, other: from, found, expected });
+        }
+        Ok(payload)
+    }
+}

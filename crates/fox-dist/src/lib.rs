@@ -1,0 +1,31 @@
+//! Several processes ("ranks") that work on one model.
+//!
+//! - [`Placement`] reads from the environment which rank this process is: torchrun, mpirun, srun and `fox launch`
+//!   each say it in their own way.
+//! - [`Group::meet`] lets the ranks find each other over TCP, within a time limit, and refuses ranks that run something
+//!   else. [`Group::alone`] is the group of a process without others, so that callers need no second way.
+//! - A group exchanges bytes ([`Group::all_gather`], [`Group::broadcast`]) and tensors
+//!   ([`Group::sum_at_owners`], [`Group::share`]). Sums are made in a fixed order, see [`tree_sum`].
+//! - A rank that is killed, hangs or fails ends every wait of the others with one sentence, within
+//!   [`SILENCE`] and a second.
+//!
+//! ```text
+//! rank 0 <- hello (version, facts, port) - every other rank       control links: heartbeats, failures, goodbyes
+//! rank 0 - roster (addresses) -> every other rank
+//! rank i - connects -> rank j, for all j < i                      data links: collectives
+//! ```
+
+mod error;
+mod exchange;
+mod group;
+mod link;
+mod meeting;
+mod placement;
+mod watch;
+
+pub use error::{Error, Result};
+pub use exchange::{Owned, owners, tree_sum};
+pub use group::Group;
+pub use meeting::{Fact, Meeting};
+pub use placement::Placement;
+pub use watch::SILENCE;

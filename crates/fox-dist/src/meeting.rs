@@ -1,0 +1,331 @@
+//! How the ranks find each other.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Placement, Result};
+
+/// What every message of the meeting begins with; a stranger's does not.
+const MAGIC: [u8; 8] = *b"fox-dist";
+/// No message of the meeting is longer.
+const LONGEST: u32 = 1 << 20;
+/// A connection that says nothing for so long is a stranger's.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between two looks for a connection.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Something that must be the same for all ranks, such as the version of the program or the recipe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fact {
+    /// What it is, e.g. `recipe`.
+    pub name: String,
+    /// Its value, or a hash of it.
+    pub value: String,
+}
+
+/// The conditions of a meeting.
+#[derive(Clone, Debug)]
+pub struct Meeting {
+    /// What must be the same for all.
+    pub facts: Vec<Fact>,
+    /// How long to wait for the others.
+    pub limit: Duration,
+}
+
+/// What a rank says to rank 0.
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    rank: usize,
+    size: usize,
+    facts: Vec<Fact>,
+    /// Where it takes data links.
+    port: u16,
+}
+
+/// What rank 0 answers.
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    /// Everybody is there. Entry `r` is where rank `r` takes data links; its host is missing for rank 0.
+    Roster { token: u64, places: Vec<(Option<IpAddr>, u16)> },
+    /// It is over, for this reason.
+    Refused(String),
+}
+
+/// What a rank says first on a data link.
+#[derive(Serialize, Deserialize)]
+struct Introduction {
+    token: u64,
+    rank: usize,
+}
+
+/// The connections of a rank.
+pub(crate) struct Connections {
+    /// Rank 0: one to every other rank. Others: one to rank 0.
+    pub control: Vec<(usize, TcpStream)>,
+    /// One to every other rank.
+    pub data: Vec<Option<TcpStream>>,
+}
+
+impl Meeting {
+    pub(crate) fn hold(&self, placement: &Placement) -> Result<Connections> {
+        let deadline = Instant::now() + self.limit;
+        let listener = listen((Ipv4Addr::UNSPECIFIED, 0).into())
+            .map_err(Error::connection("listening for data links"))?;
+        let address = listener.local_addr().map_err(Error::connection("reading an own address"))?;
+        let (control, token, places) = match placement.rank {
+            0 => self.gather(placement, deadline, address.port())?,
+            _ => self.join(placement, deadline, address.port())?,
+        };
+        let data = self.link_all(placement, &listener, (token, &places), deadline)?;
+        Ok(Connections { control, data })
+    }
+
+    /// Rank 0: waits for all others and tells each where they are.
+    fn gather(&self, placement: &Placement, deadline: Instant, port: u16) -> Result<Gathered> {
+        let (address, size) = (placement.address(), placement.size);
+        let listener = listen_at(&address)
+            .map_err(|cause| Error::Listen { address: address.clone(), cause })?;
+        let mut found: Vec<Option<(TcpStream, Hello)>> = (0..size).map(|_| None).collect();
+        while found.iter().flatten().count() + 1 < size {
+            let Some(mut stream) = accept(&listener, deadline)? else {
+                let missing = (1..size).filter(|&r| found[r].is_none());
+                let missing = in_words(&missing.collect::<Vec<_>>());
+                let words = format!("{missing} of {size} did not come");
+                refuse_all(&mut found, &words);
+                return Err(Error::Missing {
+                    address,
+                    seconds: self.limit.as_secs(),
+                    missing,
+                    size,
+                });
+            };
+            // A connection that does not say a proper hello is a stranger's, and none of our business.
+            let Ok(hello) = hear::<Hello>(&mut stream) else { continue };
+            let taken = found.get(hello.rank).is_some_and(Option::is_some);
+            if let Some(words) = self.objection(&hello, size, taken) {
+                let _ = say(&mut stream, &Answer::Refused(words.clone()));
+                refuse_all(&mut found, &words);
+                return Err(Error::Refused(words));
+            }
+            let rank = hello.rank;
+            found[rank] = Some((stream, hello));
+        }
+        let token = token();
+        let place = |entry: &Option<(TcpStream, Hello)>| match entry {
+            None => (None, port),
+            Some((stream, hello)) => (stream.peer_addr().ok().map(|peer| peer.ip()), hello.port),
+        };
+        let places: Vec<_> = found.iter().map(place).collect();
+        let mut control = Vec::with_capacity(size - 1);
+        for (rank, entry) in found.into_iter().enumerate() {
+            let Some((mut stream, _)) = entry else { continue };
+            let roster = Answer::Roster { token, places: places.clone() };
+            say(&mut stream, &roster)
+                .map_err(Error::connection(format!("answering rank {rank}")))?;
+            control.push((rank, stream));
+        }
+        Ok((control, token, places))
+    }
+
+    /// Why a rank cannot take part.
+    fn objection(&self, hello: &Hello, size: usize, taken: bool) -> Option<String> {
+        let rank = hello.rank;
+        if hello.size != size {
+            return Some(format!(
+                "rank {rank} was told of {} ranks and rank 0 of {size}; start all of them by one command",
+                hello.size
+            ));
+        }
+        if rank == 0 || rank >= size || taken {
+            return Some(format!(
+                "two processes say that they are rank {rank} of {size}; start every rank once"
+            ));
+        }
+        let differs = self.facts.iter().zip(&hello.facts).find(|(own, other)| own != other);
+        let (own, other) = differs?;
+        Some(format!(
+            "rank {rank} has another {} than rank 0 ({} and {}); give all ranks the same",
+            own.name, other.value, own.value
+        ))
+    }
+
+    /// Every other rank: finds rank 0 and hears where the others are.
+    fn join(&self, placement: &Placement, deadline: Instant, port: u16) -> Result<Gathered> {
+        let (rank, size, address) = (placement.rank, placement.size, placement.address());
+        let nobody = |cause: String| Error::NoRankZero {
+            rank,
+            address: address.clone(),
+            seconds: self.limit.as_secs(),
+            cause,
+        };
+        let hello = Hello { rank, size, facts: self.facts.clone(), port };
+        let mut stream = loop {
+            match connect(&address, deadline) {
+                Ok(stream) => break stream,
+                Err(cause) if Instant::now() >= deadline => return Err(nobody(cause.to_string())),
+                Err(_) => std::thread::sleep(10 * PAUSE),
+            }
+        };
+        let answer = say(&mut stream, &hello).and_then(|()| {
+            // Rank 0 answers when all are there.
+            let left = deadline.saturating_duration_since(Instant::now()) + PATIENCE;
+            stream.set_read_timeout(Some(left))?;
+            hear_now::<Answer>(&mut stream)
+        });
+        let own_view = stream.peer_addr().map(|peer| peer.ip()).ok();
+        match answer.map_err(|cause| nobody(cause.to_string()))? {
+            Answer::Refused(words) => Err(Error::Refused(words)),
+            Answer::Roster { token, places } => {
+                let seen = |(host, port): (Option<IpAddr>, u16)| match (host, own_view) {
+                    // A neighbour of rank 0 that it knows under a name of that machine only.
+                    (Some(host), Some(zero)) if host.is_loopback() && !zero.is_loopback() => {
+                        (Some(zero), port)
+                    }
+                    (host, zero) => (host.or(zero), port),
+                };
+                Ok((vec![(0, stream)], token, places.into_iter().map(seen).collect()))
+            }
+        }
+    }
+
+    /// Data links: a rank calls all before it and is called by all after it.
+    fn link_all(
+        &self,
+        placement: &Placement,
+        listener: &TcpListener,
+        (token, places): (u64, &[(Option<IpAddr>, u16)]),
+        deadline: Instant,
+    ) -> Result<Vec<Option<TcpStream>>> {
+        let (rank, size) = (placement.rank, placement.size);
+        let mut links: Vec<Option<TcpStream>> = (0..size).map(|_| None).collect();
+        for (other, &(host, port)) in places.iter().enumerate().take(rank) {
+            let host = host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+            let address = SocketAddr::new(host, port).to_string();
+            let action = || format!("rank {rank} calling rank {other} at {address}");
+            let mut stream =
+                connect(&address, deadline).map_err(|cause| Error::connection(action())(cause))?;
+            say(&mut stream, &Introduction { token, rank })
+                .map_err(|cause| Error::connection(action())(cause))?;
+            links[other] = Some(stream);
+        }
+        while links.iter().flatten().count() + 1 < size {
+            let Some(mut stream) = accept(listener, deadline)? else {
+                let missing = (rank + 1..size).filter(|&r| links[r].is_none()).collect::<Vec<_>>();
+                let words = format!("{} did not call rank {rank} in time", in_words(&missing));
+                return Err(Error::Refused(words));
+            };
+            match hear::<Introduction>(&mut stream) {
+                Ok(who) if who.token == token && who.rank > rank && who.rank < size => {
+                    links[who.rank] = Some(stream);
+                }
+                _ => {} // a stranger
+            }
+        }
+        Ok(links)
+    }
+}
+
+/// Control links, the token of the meeting, and where every rank is.
+type Gathered = (Vec<(usize, TcpStream)>, u64, Vec<(Option<IpAddr>, u16)>);
+
+fn refuse_all(found: &mut [Option<(TcpStream, Hello)>], words: &str) {
+    for (stream, _) in found.iter_mut().flatten() {
+        let _ = say(stream, &Answer::Refused(words.to_string()));
+    }
+}
+
+/// `rank 2`, or `ranks 1, 2 and 3`.
+fn in_words(ranks: &[usize]) -> String {
+    match ranks {
+        [] => "no rank".into(),
+        [one] => format!("rank {one}"),
+        [first @ .., last] => {
+            let first: Vec<String> = first.iter().map(ToString::to_string).collect();
+            format!("ranks {} and {last}", first.join(", "))
+        }
+    }
+}
+
+/// Tells this meeting from others on the same machines.
+fn token() -> u64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    time.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40)
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn listen_at(address: &str) -> io::Result<TcpListener> {
+    let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
+    let listener = TcpListener::bind(&addresses[..])?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// The next connection; `None` when the time is over.
+fn accept(listener: &TcpListener, deadline: Instant) -> Result<Option<TcpStream>> {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream
+                    .set_nonblocking(false)
+                    .map_err(Error::connection("preparing a connection"))?;
+                return Ok(Some(stream));
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                if Instant::now() >= deadline {
+                    return Ok(None);
+                }
+                std::thread::sleep(PAUSE);
+            }
+            // A caller that has hung up again.
+            Err(e) if e.kind() == ErrorKind::ConnectionAborted => {}
+            Err(cause) => return Err(Error::connection("waiting for the other ranks")(cause)),
+        }
+    }
+}
+
+fn connect(address: &str, deadline: Instant) -> io::Result<TcpStream> {
+    let left = deadline.saturating_duration_since(Instant::now()).max(PAUSE);
+    let mut last = io::Error::from(ErrorKind::AddrNotAvailable);
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn say(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec(message)?;
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend((text.len() as u32).to_le_bytes());
+    bytes.extend(text);
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(&bytes)
+}
+
+fn hear<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    hear_now(stream)
+}
+
+fn hear_now<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
+    let mut header = [0; 12];
+    stream.read_exact(&mut header)?;
+    let len = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
+    if header[..8] != MAGIC || len > LONGEST {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut text = vec![0; len as usize];
+    stream.read_exact(&mut text)?;
+    Ok(serde_json::from_slice(&text)?)
+}

@@ -1,0 +1,169 @@
+//! Whether the others are still there.
+//!
+//! Every rank but rank 0 has one control link, to rank 0. Both sides send a heartbeat every second, from threads
+//! of their own, so that a long step is no silence. What one rank finds out, rank 0 tells all; then every data link
+//! is closed, which ends whatever waits on it.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A rank that has sent nothing for so long counts as lost.
+pub const SILENCE: Duration = Duration::from_secs(8);
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long a broken data link waits for the reason.
+const REASON: Duration = Duration::from_secs(10);
+/// No reason is longer.
+const LONGEST: u32 = 1 << 16;
+
+/// First byte of a message on a control link.
+const BEAT: u8 = 0;
+const GOODBYE: u8 = 1;
+const FAILED: u8 = 2;
+
+/// The watch over the other ranks; it ends with [`Watch::leave`] or when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Watch(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    rank: usize,
+    links: Vec<(usize, Mutex<TcpStream>)>,
+    /// Handles of the data links.
+    data: Vec<TcpStream>,
+    failure: Mutex<Option<String>>,
+    changed: Condvar,
+    leaving: AtomicBool,
+}
+
+impl Watch {
+    pub fn start(
+        rank: usize,
+        control: Vec<(usize, TcpStream)>,
+        data: Vec<TcpStream>,
+    ) -> io::Result<Watch> {
+        let mut links = Vec::with_capacity(control.len());
+        let mut readers = Vec::with_capacity(control.len());
+        for (other, stream) in control {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(SILENCE))?;
+            stream.set_write_timeout(Some(SILENCE))?;
+            readers.push((other, stream.try_clone()?));
+            links.push((other, Mutex::new(stream)));
+        }
+        let (failure, changed) = (Mutex::new(None), Condvar::new());
+        let leaving = AtomicBool::new(false);
+        let state = Arc::new(State { rank, links, data, failure, changed, leaving });
+        for (other, stream) in readers {
+            let state = state.clone();
+            spawn("fox-watch", move || state.listen(other, stream))?;
+        }
+        let beating = state.clone();
+        spawn("fox-heartbeat", move || beating.beat())?;
+        Ok(Watch(state))
+    }
+
+    /// Why it is over, if it is; waits for the reason when `broken` says that a link is.
+    pub fn failure(&self, broken: bool) -> Option<String> {
+        let deadline = Instant::now() + REASON;
+        let mut failure = lock(&self.0.failure);
+        while failure.is_none() && broken && Instant::now() < deadline {
+            let wait = self.0.changed.wait_timeout(failure, Duration::from_millis(50));
+            failure = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        failure.clone()
+    }
+
+    /// Tells the others that this rank cannot go on.
+    pub fn fail(&self, words: &str) {
+        self.0.lost(format!("rank {} failed: {words}", self.0.rank));
+    }
+
+    /// Ends the watch in good order.
+    pub fn leave(&self) {
+        self.0.leaving.store(true, Ordering::SeqCst);
+        self.0.send_all(&[GOODBYE]);
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.leaving.store(true, Ordering::SeqCst);
+        for (_, link) in &self.0.links {
+            let _ = lock(link).shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl State {
+    /// Reads what a rank sends until it leaves or is lost.
+    fn listen(&self, other: usize, mut stream: TcpStream) {
+        loop {
+            let mut kind = [0];
+            let words = match stream.read_exact(&mut kind) {
+                Ok(()) if kind[0] == BEAT => continue,
+                Ok(()) if kind[0] == FAILED => read_words(&mut stream).unwrap_or_default(),
+                Ok(()) => return,
+                Err(_) if self.leaving.load(Ordering::SeqCst) => return,
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    format!("rank {other} has not answered for {} s", SILENCE.as_secs())
+                }
+                Err(_) => format!("rank {other} is gone (its connection closed)"),
+            };
+            self.lost(words);
+            return;
+        }
+    }
+
+    fn beat(&self) {
+        while !self.leaving.load(Ordering::SeqCst) && lock(&self.failure).is_none() {
+            self.send_all(&[BEAT]);
+            std::thread::sleep(HEARTBEAT);
+        }
+    }
+
+    /// Notes the first reason, passes it on, and ends all waits.
+    fn lost(&self, words: String) {
+        {
+            let mut failure = lock(&self.failure);
+            if failure.is_some() {
+                return;
+            }
+            *failure = Some(words.clone());
+        }
+        self.changed.notify_all();
+        let mut message = vec![FAILED];
+        message.extend((words.len() as u32).to_le_bytes());
+        message.extend(words.as_bytes());
+        self.send_all(&message);
+        for stream in &self.data {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn send_all(&self, message: &[u8]) {
+        for (_, link) in &self.links {
+            // A link that is gone is the listener's to report.
+            let _ = lock(link).write_all(message);
+        }
+    }
+}
+
+fn read_words(stream: &mut TcpStream) -> io::Result<String> {
+    let mut len = [0; 4];
+    stream.read_exact(&mut len)?;
+    let mut words = vec![0; u32::from_le_bytes(len).min(LONGEST) as usize];
+    stream.read_exact(&mut words)?;
+    Ok(String::from_utf8_lossy(&words).into_owned())
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.into()).spawn(work).map(drop)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Streams and a text are valid whatever a holder did.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,182 @@
+//! Ranks as threads of one process: what they exchange, and how they notice a loss.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use fox_dist::{Error, Fact, Group, Meeting, Owned, Placement, tree_sum};
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn placement(rank: usize, size: usize, port: u16) -> Placement {
+    let host = "127.0.0.1".to_string();
+    Placement { rank, size, local_rank: rank, local_size: size, host, port, launcher: "torchrun" }
+}
+
+fn meeting(recipe: &str) -> Meeting {
+    let facts = vec![
+        Fact { name: "version".into(), value: "1".into() },
+        Fact { name: "recipe".into(), value: recipe.into() },
+    ];
+    Meeting { facts, limit: Duration::from_secs(20) }
+}
+
+/// What each of `size` ranks comes to, run side by side.
+fn ranks<T: Send>(size: usize, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let start = |rank| {
+            let work = &work;
+            scope.spawn(move || {
+                work(Group::meet(&placement(rank, size, port), &meeting("a")).unwrap())
+            })
+        };
+        // The first comes last: the others must wait for it.
+        let threads: Vec<_> = (0..size).rev().map(start).collect();
+        let mut results: Vec<T> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        results.reverse();
+        results
+    })
+}
+
+#[test]
+fn everybody_hears_everybody() {
+    for size in [2, 3, 5] {
+        let heard = ranks(size, |group| {
+            let own = vec![group.rank() as u8; group.rank() + 1];
+            let all = group.all_gather(&own).unwrap();
+            let root = group.broadcast(size - 1, &own).unwrap();
+            group.leave().unwrap();
+            (all, root)
+        });
+        let all: Vec<Vec<u8>> = (0..size).map(|r| vec![r as u8; r + 1]).collect();
+        for (rank, (heard, root)) in heard.into_iter().enumerate() {
+            assert_eq!(heard, all, "rank {rank}");
+            assert_eq!(root, all[size - 1], "rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn tensors_are_summed_at_their_owners_and_shared() {
+    let value = |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 / 7.0;
+    // Large enough that both directions fill the system's buffers at once.
+    let len = 300_000;
+    let results = ranks(3, |group| {
+        let device = fox_cpu::device();
+        let make = |shift: usize| {
+            let values: Vec<f32> = (0..len).map(|i| value(group.rank(), i + shift)).collect();
+            device.from_f32(&values, [len]).unwrap()
+        };
+        let (mut a, mut b) = (make(0), make(5));
+        let mut both =
+            [Owned { owner: 2, tensor: &mut a }, Owned { owner: 0, tensor: &mut b }];
+        group.sum_at_owners(&mut both).unwrap();
+        group.share(&mut both).unwrap();
+        group.leave().unwrap();
+        (a.to_f32().unwrap(), b.to_f32().unwrap())
+    });
+    let want = |shift: usize| {
+        tree_sum((0..3).map(|r| (0..len).map(|i| value(r, i + shift)).collect()).collect())
+    };
+    for (a, b) in results {
+        assert!(a == want(0) && b == want(5));
+    }
+}
+
+#[test]
+fn one_is_a_group_too() {
+    let group = Group::alone();
+    assert_eq!((group.rank(), group.size(), group.is_first()), (0, 1, true));
+    assert_eq!(group.all_gather(b"x").unwrap(), [b"x"]);
+    assert_eq!(group.broadcast(0, b"y").unwrap(), b"y");
+    group.leave().unwrap();
+}
+
+#[test]
+fn a_rank_that_is_gone_ends_the_waits_of_all() {
+    let start = Instant::now();
+    let errors = ranks(3, |group| match group.rank() {
+        1 => None, // its group is dropped without a word
+        _ => Some(group.barrier().unwrap_err().to_string()),
+    });
+    for error in errors.into_iter().flatten() {
+        assert!(error.starts_with("rank 1 is gone (its connection closed); the last"), "{error}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_failure_is_told_to_all() {
+    let errors = ranks(4, |group| {
+        if group.rank() == 2 {
+            group.fail("the disk is full");
+            return "rank 2 failed: the disk is full".to_string();
+        }
+        group.barrier().unwrap_err().to_string()
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        assert!(error.starts_with("rank 2 failed: the disk is full"), "{rank}: {error}");
+    }
+}
+
+#[test]
+fn leaving_is_no_loss() {
+    let results = ranks(2, |group| {
+        let left = group.leave();
+        // The other may be gone by now; nobody minds.
+        std::thread::sleep(Duration::from_millis(50 * group.rank() as u64));
+        left.is_ok()
+    });
+    assert_eq!(results, [true, true]);
+}
+
+#[test]
+fn ranks_that_run_something_else_are_refused() {
+    let port = free_port();
+    let meet = |rank: usize, size: usize, recipe: &str| {
+        Group::meet(&placement(rank, size, port), &meeting(recipe)).unwrap_err().to_string()
+    };
+    for (size, recipe, words) in [
+        (2, "b", "rank 1 has another recipe than rank 0 (b and a); give all ranks the same"),
+        (3, "a", "rank 1 was told of 3 ranks and rank 0 of 2; start all of them by one command"),
+    ] {
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| meet(0, 2, "a"));
+            assert_eq!(meet(1, size, recipe), words);
+            assert_eq!(first.join().unwrap(), words);
+        });
+    }
+}
+
+#[test]
+fn strangers_do_not_disturb_and_absences_are_named() {
+    let port = free_port();
+    let short = Meeting { limit: Duration::from_millis(700), ..meeting("a") };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| Group::meet(&placement(0, 4, port), &short).unwrap_err());
+        let second = scope.spawn(|| Group::meet(&placement(1, 4, port), &meeting("a")).unwrap_err());
+        std::thread::sleep(Duration::from_millis(100));
+        let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let error = first.join().unwrap().to_string();
+        assert!(error.contains("and ranks 2 and 3 of 4 did not come"), "{error}");
+        let error = second.join().unwrap().to_string();
+        assert!(error.contains("ranks 2 and 3 of 4 did not come"), "{error}");
+    });
+}
+
+#[test]
+fn a_port_that_is_taken_and_a_first_rank_that_is_not_there() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = Group::meet(&placement(0, 2, port), &meeting("a")).unwrap_err();
+    assert!(matches!(error, Error::Listen { .. }), "{error}");
+    assert!(error.to_string().contains("give another port with FOX_PORT"), "{error}");
+    let short = Meeting { limit: Duration::from_millis(200), ..meeting("a") };
+    let error = Group::meet(&placement(1, 2, free_port()), &short).unwrap_err();
+    assert!(error.to_string().starts_with("rank 1 found no rank 0 at 127.0.0.1:"), "{error}");
+}

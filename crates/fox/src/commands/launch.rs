@@ -1,0 +1,128 @@
+//! `fox launch`: several processes of one command on this machine.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, ExitCode, ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{output, signals};
+
+/// The others end by themselves when one is lost; those that do not within this time are killed.
+const GRACE: Duration = Duration::from_secs(15);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Start several processes of a command on this machine that train one model together
+///
+/// Each process computes the gradient of its share of every batch and updates its share of the parameters. On GPUs, process N
+/// takes GPU N; on the CPU the cores are divided. torchrun, mpirun and srun do the same over several machines: start
+/// `fox train` under them without `fox launch`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Number of processes
+    #[arg(long, visible_alias = "gpus", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    ranks: u16,
+    /// The command, after `--`: train RECIPE ...
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.command.first().map(String::as_str) != Some("train") {
+        bail!("fox launch starts `train`, e.g. fox launch --ranks 2 -- train tiny-fox-pro");
+    }
+    let stop = signals::on_stop(|| {
+        output::note("\nwaiting until all processes have stopped; once more to stop at once");
+    })?;
+    let mut ranks = start(args)?;
+    let mut first: Option<(usize, ExitStatus, Instant)> = None;
+    loop {
+        let mut running = 0;
+        for (rank, child) in ranks.0.iter_mut().enumerate() {
+            match child.try_wait().context("cannot wait for a process")? {
+                None => running += 1,
+                Some(status) if !status.success() && first.is_none() => {
+                    first = Some((rank, status, Instant::now()));
+                }
+                Some(_) => {}
+            }
+        }
+        if running == 0 {
+            break;
+        }
+        if first.is_some_and(|(_, _, when)| when.elapsed() > GRACE) {
+            ranks.kill();
+        }
+        if stop.load(Ordering::Relaxed) && first.is_none() {
+            ranks.stop();
+        }
+        sleep(LOOK_EVERY);
+    }
+    match first {
+        None => Ok(ExitCode::SUCCESS),
+        Some((_, status, _)) if status.code() == Some(130) => Ok(ExitCode::from(130)),
+        Some((rank, status, _)) => bail!("rank {rank} ended first, with {status}"),
+    }
+}
+
+/// The processes; they do not outlive this one.
+struct Ranks(Vec<Child>);
+
+impl Ranks {
+    fn kill(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+        }
+    }
+
+    /// Asks all to stop with a checkpoint: they do when their standard input ends.
+    fn stop(&mut self) {
+        for child in &mut self.0 {
+            drop(child.stdin.take());
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn start(args: &Args) -> Result<Ranks> {
+    let port = free_port()?;
+    let mut ranks = Ranks(Vec::new());
+    for rank in 0..args.ranks {
+        let mut command = signals::follower()?;
+        command
+            .args(&args.command)
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", args.ranks.to_string())
+            .env("LOCAL_WORLD_SIZE", args.ranks.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("FOX_PORT", port.to_string());
+        if rank > 0 {
+            command.stdout(Stdio::null()).stderr(Stdio::piped());
+        }
+        let mut child = command.spawn().context("cannot start a process")?;
+        if let Some(errors) = child.stderr.take() {
+            thread::spawn(move || {
+                for line in BufReader::new(errors).lines().map_while(|line| line.ok()) {
+                    output::note(&format!("rank {rank}: {line}"));
+                }
+            });
+        }
+        ranks.0.push(child);
+    }
+    Ok(ranks)
+}
+
+/// A port that nobody had a moment ago.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("cannot find a free port")?;
+    Ok(listener.local_addr().context("cannot find a free port")?.port())
+}
