@@ -16,7 +16,9 @@ pub enum Error {
         detail: String,
     },
     /// The address of rank 0 cannot be listened at.
-    #[error("rank 0 cannot listen at {address} ({cause}); give another port with FOX_PORT, the same for all ranks")]
+    #[error(
+        "rank 0 cannot listen at {address} ({cause}); give another port with FOX_PORT, the same for all ranks"
+    )]
     Listen {
         /// Host and port.
         address: String,
@@ -56,7 +58,9 @@ pub enum Error {
     #[error("{0}; the last checkpoint is whole, run the same command again to go on from it")]
     Lost(String),
     /// Ranks that are not at the same place of the program.
-    #[error("rank {rank} is not in step with rank {other}: message {found} came where {expected} was expected")]
+    #[error(
+        "rank {rank} is not in step with rank {other}: message {found} came where {expected} was expected"
+    )]
     OutOfStep {
         /// This rank.
         rank: usize,

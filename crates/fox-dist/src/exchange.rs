@@ -69,7 +69,12 @@ impl Group {
     }
 
     /// The values of a tensor that rank `owner` has, at rank 0; `None` elsewhere.
-    pub fn bring(&self, owner: usize, own: Option<&Tensor>, len: usize) -> Result<Option<Vec<f32>>> {
+    pub fn bring(
+        &self,
+        owner: usize,
+        own: Option<&Tensor>,
+        len: usize,
+    ) -> Result<Option<Vec<f32>>> {
         let own = || own.map(Tensor::to_f32).transpose();
         if owner == 0 {
             return Ok(if self.is_first() { own()? } else { None });
@@ -133,7 +138,10 @@ mod tests {
             };
             let loads: Vec<usize> = (0..ranks).map(load).collect();
             assert_eq!(loads.iter().sum::<usize>(), 301);
-            assert!(*loads.iter().max().unwrap() <= 301usize.div_ceil(ranks).max(100) + 7, "{loads:?}");
+            assert!(
+                *loads.iter().max().unwrap() <= 301usize.div_ceil(ranks).max(100) + 7,
+                "{loads:?}"
+            );
         }
         assert_eq!(owners(&[5], 4), [0]);
         assert!(owners(&[], 2).is_empty());
@@ -144,7 +152,9 @@ mod tests {
     fn trees_can_be_cut() {
         let mut random = fox_base::random::SplitMix64::new(3);
         let mut list = || -> Vec<f32> {
-            (0..50).map(|_| (random.unit() as f32 - 0.5) * 10f32.powi(random.below(9) as i32)).collect()
+            (0..50)
+                .map(|_| (random.unit() as f32 - 0.5) * 10f32.powi(random.below(9) as i32))
+                .collect()
         };
         let leaves: Vec<Vec<f32>> = (0..8).map(|_| list()).collect();
         let whole = tree_sum(leaves.clone());

@@ -107,7 +107,9 @@ impl State {
                 Ok(()) if kind[0] == FAILED => read_words(&mut stream).unwrap_or_default(),
                 Ok(()) => return,
                 Err(_) if self.leaving.load(Ordering::SeqCst) => return,
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                Err(e)
+                    if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+                {
                     format!("rank {other} has not answered for {} s", SILENCE.as_secs())
                 }
                 Err(_) => format!("rank {other} is gone (its connection closed)"),

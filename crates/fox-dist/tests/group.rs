@@ -72,8 +72,7 @@ fn tensors_are_summed_at_their_owners_and_shared() {
             device.from_f32(&values, [len]).unwrap()
         };
         let (mut a, mut b) = (make(0), make(5));
-        let mut both =
-            [Owned { owner: 2, tensor: &mut a }, Owned { owner: 0, tensor: &mut b }];
+        let mut both = [Owned { owner: 2, tensor: &mut a }, Owned { owner: 0, tensor: &mut b }];
         group.sum_at_owners(&mut both).unwrap();
         group.share(&mut both).unwrap();
         group.leave().unwrap();
@@ -158,7 +157,8 @@ fn strangers_do_not_disturb_and_absences_are_named() {
     let short = Meeting { limit: Duration::from_millis(700), ..meeting("a") };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| Group::meet(&placement(0, 4, port), &short).unwrap_err());
-        let second = scope.spawn(|| Group::meet(&placement(1, 4, port), &meeting("a")).unwrap_err());
+        let second =
+            scope.spawn(|| Group::meet(&placement(1, 4, port), &meeting("a")).unwrap_err());
         std::thread::sleep(Duration::from_millis(100));
         let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();

@@ -99,9 +99,8 @@ pub fn gradient(
         first += rows;
     }
     let losses = losses.to_f32()?;
-    let part = |(own, all): (Range<usize>, Range<usize>)| {
-        labelled_sum(&losses[own], &batch.labels[all])
-    };
+    let part =
+        |(own, all): (Range<usize>, Range<usize>)| labelled_sum(&losses[own], &batch.labels[all]);
     let sums = parts.into_iter().map(part).collect();
     Ok((sum.finish()?, PortionLoss { sums, tiles }))
 }

@@ -68,11 +68,15 @@ impl DeviceArgs {
             value().map(|value| value.get_name().to_string()).unwrap_or_default()
         };
         let mut arguments = vec!["--device".into(), name(&|| self.device.to_possible_value())];
-        arguments.extend(["--gpu".into(), self.gpu.to_string()]);
+        let gpu = self.gpu.map(|gpu| ["--gpu".into(), gpu.to_string()]);
+        arguments.extend(gpu.into_iter().flatten());
         if let Some(precision) = self.precision {
             arguments.extend(["--precision".into(), name(&|| precision.to_possible_value())]);
         }
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        if let Some(simd) = &self.simd {
+            arguments.extend(["--simd".into(), simd.clone()]);
+        }
+        let cores = || thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or_else(cores) / jobs.max(1);
         arguments.extend(["--threads".into(), threads.max(1).to_string()]);
         arguments

@@ -1,9 +1,9 @@
 //! What all optimizers have in common, and AdamW.
 
 use super::*;
-use fox_data::{Batch, LoaderState};
 use crate::Portion;
 use crate::recipe::Reduction;
+use fox_data::{Batch, LoaderState};
 use fox_model::{DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model, ModelConfig};
 
 /// A small model with buffers, vectors, tables and matrices, some of them stacked.

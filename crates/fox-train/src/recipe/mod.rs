@@ -299,9 +299,8 @@ impl Recipe {
     /// Whether this many processes can share the batch.
     pub(crate) fn check_ranks(&self, ranks: usize) -> Result<()> {
         let (batch, micro) = (self.training.batch, self.micro_batch());
-        let refuse = |detail: String| {
-            Err(Error::Ranks { origin: self.name.clone(), ranks, detail })
-        };
+        let refuse =
+            |detail: String| Err(Error::Ranks { origin: self.name.clone(), ranks, detail });
         if !batch.is_multiple_of(ranks) {
             return refuse(format!(
                 "training.batch is {batch}; set it to a multiple of their number"
@@ -309,7 +308,9 @@ impl Recipe {
         }
         if self.training.reduction == Reduction::Tree {
             let parts = batch / micro;
-            if !batch.is_multiple_of(micro) || !parts.is_power_of_two() || !parts.is_multiple_of(ranks)
+            if !batch.is_multiple_of(micro)
+                || !parts.is_power_of_two()
+                || !parts.is_multiple_of(ranks)
             {
                 return refuse(format!(
                     "training.reduction=\"tree\" needs batch / micro_batch ({batch} / {micro}) to be a power of two and a multiple of their number; set training.micro_batch"

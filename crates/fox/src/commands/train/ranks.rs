@@ -16,9 +16,9 @@ pub fn meet(placement: Option<&Placement>, recipe: &Recipe) -> Result<Arc<Group>
     let Some(placement) = placement else { return Ok(Arc::new(Group::alone())) };
     let seconds = match std::env::var("FOX_MEETING_SECONDS") {
         Err(_) => LIMIT,
-        Ok(text) => text.parse().with_context(|| {
-            format!("FOX_MEETING_SECONDS is `{text}`, not a number of seconds")
-        })?,
+        Ok(text) => text
+            .parse()
+            .with_context(|| format!("FOX_MEETING_SECONDS is `{text}`, not a number of seconds"))?,
     };
     let mut hash = DefaultHasher::new();
     // Where the data lie may differ from machine to machine; what they are is compared later.
