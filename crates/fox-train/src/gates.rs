@@ -109,8 +109,10 @@ mod tests {
     #[test]
     fn fractions_count_blocks() {
         let device = fox_cpu::device();
-        let tensor = |values: [i32; 4]| device.from_i32(&values, [2, 2]).unwrap();
-        let parts = [vec![tensor([1, 2, 2, 2])], vec![tensor([0, 2, 1, 2])]];
+        let tensor = |counts: [[u64; 2]; 2]| {
+            device.from_i32(&fox_tensor::tile_words(&counts), [2, 4]).unwrap()
+        };
+        let parts = [vec![tensor([[1, 2], [2, 2]])], vec![tensor([[0, 2], [1, 2]])]];
         assert_eq!(pruned_fractions(&parts).unwrap(), [0.5]);
         assert!(pruned_fractions(&[]).unwrap().is_empty());
     }

@@ -279,7 +279,10 @@ fn one_failed_step(name: &str, config: &ModelConfig, device: &Device) {
 }
 
 /// Losses and all gradients of one step.
-pub fn step(model: &Model, options: &ForwardOptions) -> (Vec<f64>, Vec<Vec<f64>>, Vec<Vec<i32>>) {
+pub fn step(
+    model: &Model,
+    options: &ForwardOptions,
+) -> (Vec<f64>, Vec<Vec<f64>>, Vec<Vec<[u64; 2]>>) {
     let device = model.device();
     let rows = 34;
     let ids = device.from_i32(&tokens(rows, 1), [rows]).unwrap();
@@ -291,7 +294,7 @@ pub fn step(model: &Model, options: &ForwardOptions) -> (Vec<f64>, Vec<Vec<f64>>
     let mut gradients = Gradients::default();
     tape.backward(&mut gradients).unwrap();
     let grads = gradients.iter().map(|(_, g)| g.to_f64().unwrap()).collect();
-    let tiles = loss.tiles.iter().map(|b| b.to_i32().unwrap()).collect();
+    let tiles = loss.tiles.iter().map(|b| fox_tensor::tile_counts(b).unwrap()).collect();
     (loss.per_token.to_f64().unwrap(), grads, tiles)
 }
 
