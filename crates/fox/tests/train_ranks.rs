@@ -1,0 +1,171 @@
+//! Several real processes train one model: to the bits of one process, and none is left behind when one is lost.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod train_common;
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use train_common::{checkpoints, command, metrics, recipe, result, run, stderr};
+
+/// Eight parts in a batch, so that up to eight processes can share it.
+const TREE: [&str; 9] = [
+    "--quiet",
+    "--set",
+    "training.batch=8",
+    "--set",
+    "training.micro_batch=1",
+    "--set",
+    "training.reduction=tree",
+    "--set",
+    "training.tokens=25600",
+];
+
+/// `fox launch` of `fox train`.
+fn launch(ranks: usize, recipe: &Path, out: &Path, extra: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+    let count = ranks.to_string();
+    command.args(["launch", "--ranks", &count, "--", "train"]).arg(recipe);
+    command.arg("--out").arg(out).args(["--device", "cpu"]).args(extra);
+    command
+}
+
+fn assert_success(output: &Output) {
+    assert!(output.status.success(), "{}", stderr(output));
+}
+
+/// One rank of several, started by hand.
+fn rank(rank: usize, size: usize, port: u16, command: &mut Command) -> Child {
+    command
+        .env("RANK", rank.to_string())
+        .env("LOCAL_RANK", rank.to_string())
+        .env("WORLD_SIZE", size.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn wait_for_checkpoint(out: &Path, count: usize) {
+    let start = Instant::now();
+    while checkpoints(out).len() < count {
+        assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint in {}", out.display());
+        sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn trees_give_the_bits_of_one_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    for optimizer in ["adamw", "muon"] {
+        let name = format!("optimizer.name={optimizer}");
+        let average = ["--set", "training.ema=0.9", "--set", "evaluation.weights=ema"];
+        let extra = [&TREE[..], &["--set", &name], &average].concat();
+        let alone = dir.path().join(format!("{optimizer}-alone"));
+        assert_success(&run(&recipe, &alone, &[&["--device", "cpu"][..], &extra].concat()));
+        for ranks in [2, 4] {
+            let out = dir.path().join(format!("{optimizer}-{ranks}"));
+            assert_success(&launch(ranks, &recipe, &out, &extra).output().unwrap());
+            let same = metrics(&out).iter().zip(metrics(&alone)).all(|(a, b)| {
+                // Pruned shares are those of the first process's own rows.
+                a.0 == b.0 && a.1 == b.1 && a.2.split(' ').take(4).eq(b.2.split(' ').take(4))
+            });
+            assert!(same && metrics(&out).len() == metrics(&alone).len(), "{ranks} {optimizer}");
+            assert!(result(&out) == result(&alone), "{ranks} processes, {optimizer}");
+        }
+    }
+}
+
+#[test]
+fn without_a_tree_a_number_of_processes_has_its_own_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    let short = ["--quiet", "--set", "training.tokens=12800"];
+    let runs: Vec<_> = ["a", "b"].map(|name| dir.path().join(name)).to_vec();
+    for out in &runs {
+        assert_success(&launch(2, &recipe, out, &short).output().unwrap());
+    }
+    assert!(result(&runs[0]) == result(&runs[1]));
+}
+
+/// Killed with four processes, gone on with two, killed again, finished by one.
+#[test]
+fn a_lost_process_ends_all_and_any_number_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    let whole = dir.path().join("whole");
+    let on_cpu = [&["--device", "cpu"][..], &TREE].concat();
+    assert_success(&run(&recipe, &whole, &on_cpu));
+    let out = dir.path().join("torn");
+    for (ranks, lost, before) in [(4, 2, 1), (2, 0, 2)] {
+        let port = free_port();
+        let mut children: Vec<Child> = (0..ranks)
+            .map(|r| rank(r, ranks, port, &mut command(&recipe, &out, &on_cpu)))
+            .collect();
+        let known = checkpoints(&out).len();
+        wait_for_checkpoint(&out, before.max(known));
+        children[lost].kill().unwrap();
+        let start = Instant::now();
+        for (r, child) in children.into_iter().enumerate() {
+            let output = child.wait_with_output().unwrap();
+            if r != lost {
+                assert_eq!(output.status.code(), Some(1), "rank {r} of {ranks}");
+                let said = stderr(&output);
+                assert_eq!(said.lines().count(), 1, "{said}");
+                assert!(said.contains(&format!("rank {lost} is gone")), "{said}");
+                assert!(said.contains("run the same command again"), "{said}");
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
+    assert_success(&run(&recipe, &out, &on_cpu));
+    assert!(result(&out) == result(&whole));
+}
+
+#[test]
+fn what_does_not_fit_is_said_by_every_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    let out = dir.path().join("out");
+    let output = launch(3, &recipe, &out, &["--quiet"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    assert!(said.contains("3 processes cannot share it: training.batch is 4"), "{said}");
+    let tree = ["--quiet", "--set", "training.reduction=tree", "--set", "training.micro_batch=4"];
+    let said = stderr(&launch(2, &recipe, &out, &tree).output().unwrap());
+    assert!(said.contains("set training.micro_batch"), "{said}");
+    assert!(!out.exists(), "nothing was written");
+
+    let port = free_port();
+    let other = ["--set", "training.seed=7"];
+    let first = rank(0, 2, port, &mut command(&recipe, &out, &[]));
+    let second = rank(1, 2, port, &mut command(&recipe, &out, &other));
+    for child in [first, second] {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let said = stderr(&output);
+        assert!(said.contains("rank 1 has another recipe than rank 0"), "{said}");
+    }
+    assert!(!out.exists(), "nothing was written");
+
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let output = rank(0, 2, port, &mut command(&recipe, &out, &[])).wait_with_output().unwrap();
+    let said = stderr(&output);
+    assert!(said.contains("rank 0 cannot listen at 127.0.0.1:"), "{said}");
+    let output = Command::new(env!("CARGO_BIN_EXE_fox"))
+        .args(["launch", "--ranks", "2", "--", "demo"])
+        .output()
+        .unwrap();
+    assert!(stderr(&output).contains("fox launch starts `train`"), "{}", stderr(&output));
+}
