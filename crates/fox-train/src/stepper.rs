@@ -86,3 +86,33 @@ impl Stepper {
         Ok(StepOutcome { lr, loss, report })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::RunData;
+
+    /// The loss that a step of four rows reports, `micro` rows at a time.
+    fn loss(micro: usize) -> f64 {
+        let set = ["training.batch=4", "data.sequence_length=32", "model.num_hidden_layers=1"];
+        let mut set = set.map(String::from).to_vec();
+        set.push(format!("training.micro_batch={micro}"));
+        let recipe = crate::recipe::load("tiny-fox-pro", &set).unwrap();
+        let data = RunData::open(&recipe).unwrap();
+        let (device, loader) = (fox_cpu::device(), data.loader(&recipe).unwrap());
+        let config = recipe.model_config(data.train.vocab_size()).unwrap();
+        let model = recipe.initial_model(&config, &device).unwrap();
+        let updater = Updater::new(&recipe.optimizer, None, model.params(), &device).unwrap();
+        let state = RunState::start(loader.state_at(0));
+        let mut stepper = Stepper::new(&recipe, model, updater, state);
+        stepper.step(&loader.batch(0).unwrap()).unwrap().loss.mean
+    }
+
+    #[test]
+    fn the_loss_of_a_batch_is_that_of_all_its_parts() {
+        let whole = loss(4);
+        for micro in [1, 2, 3] {
+            assert!((loss(micro) / whole - 1.0).abs() < 1e-6, "{micro}: {} {whole}", loss(micro));
+        }
+    }
+}
