@@ -25,6 +25,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod agreement;
 pub mod checkpoint;
 pub mod data;
 mod error;
@@ -33,6 +34,7 @@ mod export;
 mod files;
 mod fit;
 pub mod gates;
+mod job;
 pub mod metrics;
 mod optimizer;
 pub mod recipe;
@@ -47,6 +49,7 @@ mod trainer;
 
 pub use error::{Error, Result};
 pub use export::{export, export_run};
+pub use job::{Event, Job, Observer, Outcome, Start};
 pub use optimizer::{
     AdamW, Muon, Optimizer, OptimizerRecipe, Rule, Scale, StepInput, StepReport, Trained, Updater,
     optimizer_names,
@@ -57,4 +60,4 @@ pub use schedule::{Decay, Schedule};
 pub use step::{BatchLoss, Portion, PortionLoss, gradient, segments};
 pub use stepper::{StepOutcome, Stepper};
 pub use summary::Summary;
-pub use trainer::{Event, Job, Observer, Outcome, Start, train, train_in};
+pub use trainer::{train, train_in};

@@ -3,8 +3,6 @@
 //! [`train`] is all that a program needs. It reports through a callback and stops in good order,
 //! with a checkpoint, when the callback asks for it.
 
-use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,15 +10,15 @@ use fox_data::{Batch, Loader, Tokenizer};
 use fox_dist::Group;
 use fox_model::{Model, TrainFlops};
 use fox_tensor::speed::matmul_rate_within;
-use fox_tensor::{Device, Tensor, WeightFormat};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use fox_tensor::{Tensor, WeightFormat};
 
+use crate::agreement::{agree, check_same_data};
 use crate::checkpoint::{CheckpointStore, Resumed, RunState};
 use crate::data::RunData;
 use crate::evaluate::Evaluator;
 use crate::export::export;
 use crate::gates::{half_lives, pruned_fractions};
+use crate::job::{Event, Job, Observer, Outcome, Start};
 use crate::metrics::{EvalRecord, MetricsLog, Record, StepRecord};
 use crate::optimizer::Updater;
 use crate::recipe::Weights;
@@ -33,79 +31,8 @@ use crate::{Error, Recipe, Result, fit};
 /// The Hugging Face folder in a run folder.
 const EXPORT: &str = "export";
 
-/// What to train, and where.
-#[derive(Clone, Debug)]
-pub struct Job {
-    /// The recipe, with the path of the data in it.
-    pub recipe: Recipe,
-    /// The run folder: new, empty, or holding the same run, which then goes on.
-    pub out: PathBuf,
-    /// Where to compute.
-    pub device: Device,
-    /// The command line, for the record.
-    pub command: Vec<String>,
-}
-
-/// What happens during a run.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Event<'a> {
-    /// Everything is open; steps follow.
-    Started(&'a Start),
-    /// Something that a user should read, in one line.
-    Notice(&'a str),
-    /// A step was made; every one is reported, whether it is written down or not.
-    Step(&'a StepRecord),
-    /// The held-out loss was measured.
-    Evaluated(&'a EvalRecord),
-    /// A checkpoint is on the disk.
-    Checkpoint {
-        /// Its step.
-        step: u64,
-        /// Its folder.
-        path: &'a Path,
-    },
-    /// The Hugging Face folder is on the disk.
-    Exported(&'a Path),
-}
-
 /// How long a run may measure the device before it begins.
 const RATE_LIMIT: Duration = Duration::from_millis(150);
-
-/// What is known when a run starts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Start {
-    /// Name or file of the recipe.
-    pub recipe: String,
-    /// Number of parameters.
-    pub parameters: usize,
-    /// Steps in the whole run.
-    pub steps: u64,
-    /// Tokens in a step.
-    pub tokens_per_step: u64,
-    /// The step that the run goes on from; 0 for a new one.
-    pub from_step: u64,
-    /// FLOP/s of a plain matrix product on the device.
-    pub gemm_rate: f64,
-    /// Where it computes.
-    pub device: String,
-    /// What the data are.
-    pub data: String,
-}
-
-/// The callback of a run: it may stop it.
-pub type Observer<'a> = dyn FnMut(&Event<'_>) -> ControlFlow<()> + 'a;
-
-/// What a run leaves in memory; everything else is in its folder.
-#[derive(Debug)]
-pub struct Outcome {
-    /// The trained model, with the weights that `evaluation.weights` names once the run is over.
-    pub model: Model,
-    /// The tokenizer that belongs to it, when it is known.
-    pub tokenizer: Option<Tokenizer>,
-    /// The figures of the run; `finished` is false when it was stopped.
-    pub summary: Summary,
-}
 
 /// Trains, or goes on with a run that was stopped in whatever way. A run that is over is only read.
 ///
@@ -207,28 +134,6 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         stop: false,
     };
     session.run(&notices, data.tokenizer)
-}
-
-/// What the first process says, for all.
-fn agree<T: Serialize + DeserializeOwned>(group: &Group, own: Option<T>) -> Result<Option<T>> {
-    if group.size() == 1 {
-        return Ok(own);
-    }
-    let text = serde_json::to_vec(&own).unwrap_or_default();
-    Ok(serde_json::from_slice(&group.broadcast(0, &text)?).unwrap_or_default())
-}
-
-/// Everybody must read the same data.
-fn check_same_data(group: &Group, identity: &str) -> Result<()> {
-    let all = group.all_gather(identity.as_bytes())?;
-    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
-    let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Err(fox_dist::Error::Refused(format!(
-        "rank {rank} has other data than rank 0 ({} and {}); give all ranks the same --data",
-        name(&all[rank]),
-        name(&all[0])
-    ))
-    .into())
 }
 
 fn facts(job: &Job, data: &RunData, start: &Start, group: &Group) -> RunFacts {

@@ -278,11 +278,11 @@ fn one_failed_step(name: &str, config: &ModelConfig, device: &Device) {
     assert_eq!(after(&mut disturbed), after(&mut calm), "{name}");
 }
 
+/// Tiles visited and in all, by attention layer and head.
+pub type Tiles = Vec<Vec<[u64; 2]>>;
+
 /// Losses and all gradients of one step.
-pub fn step(
-    model: &Model,
-    options: &ForwardOptions,
-) -> (Vec<f64>, Vec<Vec<f64>>, Vec<Vec<[u64; 2]>>) {
+pub fn step(model: &Model, options: &ForwardOptions) -> (Vec<f64>, Vec<Vec<f64>>, Tiles) {
     let device = model.device();
     let rows = 34;
     let ids = device.from_i32(&tokens(rows, 1), [rows]).unwrap();

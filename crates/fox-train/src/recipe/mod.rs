@@ -7,6 +7,7 @@
 
 mod builtin;
 mod load;
+mod ranks;
 mod schedule;
 mod suggest;
 mod validate;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
 pub(crate) use load::typed;
 pub use load::{apply_override, load, load_table, merge, parse_table};
+pub use ranks::Reduction;
 pub use schedule::{ScheduleRecipe, Shape};
 pub(crate) use suggest::nearest;
 
@@ -179,24 +181,6 @@ impl Default for TrainingRecipe {
     }
 }
 
-/// How the gradients of the parts of a batch (`training.micro_batch` rows each) are added.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Reduction {
-    /// One after the other within a process, then over the processes.
-    #[default]
-    Running,
-    /// As a binary tree over all parts: the same bits for 1, 2, 4 ... processes, for one more copy of the gradients
-    /// per level of the tree.
-    Tree,
-}
-
-impl Reduction {
-    fn is_default(&self) -> bool {
-        *self == Reduction::default()
-    }
-}
-
 /// Adaptive computation pruning: a word, or the tolerance itself.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -294,30 +278,6 @@ impl Recipe {
     /// Steps in the whole run.
     pub fn steps(&self) -> u64 {
         self.training.tokens.div_ceil(self.tokens_per_step())
-    }
-
-    /// Whether this many processes can share the batch.
-    pub(crate) fn check_ranks(&self, ranks: usize) -> Result<()> {
-        let (batch, micro) = (self.training.batch, self.micro_batch());
-        let refuse =
-            |detail: String| Err(Error::Ranks { origin: self.name.clone(), ranks, detail });
-        if !batch.is_multiple_of(ranks) {
-            return refuse(format!(
-                "training.batch is {batch}; set it to a multiple of their number"
-            ));
-        }
-        if self.training.reduction == Reduction::Tree {
-            let parts = batch / micro;
-            if !batch.is_multiple_of(micro)
-                || !parts.is_power_of_two()
-                || !parts.is_multiple_of(ranks)
-            {
-                return refuse(format!(
-                    "training.reduction=\"tree\" needs batch / micro_batch ({batch} / {micro}) to be a power of two and a multiple of their number; set training.micro_batch"
-                ));
-            }
-        }
-        Ok(())
     }
 
     /// Sequences in memory at once.
