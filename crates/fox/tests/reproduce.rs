@@ -138,6 +138,10 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
 
     let other = command(&scale, &out, &["--data", "elsewhere"]).output().unwrap();
     assert!(stderr(&other).contains("holds a reproduction at scale"), "{}", stderr(&other));
+    let foreign = out.join("runs");
+    let other = command(&scale, &foreign, &[]).output().unwrap();
+    assert!(stderr(&other).contains("holds something else"), "{}", stderr(&other));
+    assert!(!foreign.join("report.html").exists());
 }
 
 /// Words in an order of their own, some thousand bytes of them.

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use fox_base::durable;
 use fox_eval::files::write_whole;
 use fox_train::reproduce::{Plan, PlanOptions, ScalePlan};
 use serde::{Deserialize, Serialize};
@@ -44,10 +45,16 @@ impl Settings {
     /// The same with the experiments that the folder has already, so that one report covers all of them.
     ///
     /// # Errors
-    /// A folder that holds a reproduction at another scale or on other data.
+    /// A folder that holds a reproduction at another scale or on other data, or something else.
     pub fn joined(&self, out: &Path) -> Result<Settings> {
         let mut all = self.clone();
         if !out.join(FILE).exists() {
+            if !durable::is_vacant(out)? {
+                bail!(
+                    "{} holds something else than a reproduction; choose another --out",
+                    out.display()
+                );
+            }
             return Ok(all);
         }
         let there = Settings::read(out)?;
