@@ -3,7 +3,8 @@
 use std::io::{IsTerminal, Read, stderr, stdin};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use fox_infer::{
@@ -101,7 +102,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     // What is asked to stop, or has no reader, ends where it is.
     let (stopped, unread) = (engine.clone(), engine.clone());
     let stop = signals::on_stop(move || stopped.interrupt())?;
-    output::on_closed(move || unread.interrupt());
+    let gone = Arc::new(AtomicBool::new(false));
+    let nobody_reads = gone.clone();
+    output::on_closed(move || {
+        nobody_reads.store(true, Ordering::Relaxed);
+        unread.interrupt();
+    });
     let mut answers = Vec::new();
     for i in 0..args.n {
         let request = Request {
@@ -112,7 +118,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             ..Request::greedy(Vec::new(), 0)
         };
         let completion = match engine.submit(request) {
-            Err(Refusal::Closed) if stop.load(Ordering::Relaxed) => break,
+            // It may come before the first request does.
+            Err(Refusal::Closed)
+                if stop.load(Ordering::Relaxed) || gone.load(Ordering::Relaxed) =>
+            {
+                break;
+            }
             other => other.map_err(|refusal| anyhow::anyhow!(advice(&refusal)))?,
         };
         answers.push((completion, TextStream::new(&tokenizer, &prompt, &args.stop)));
