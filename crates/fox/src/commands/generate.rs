@@ -134,7 +134,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             output::print(&format!("{}--- {} ---\n", if i > 0 { "\n" } else { "" }, i + 1))?;
         }
         let answer = read(completion, stream, !args.json)?;
-        if answer.unread {
+        // Either side may notice first: the print that fails, or the watch that interrupts the engine.
+        if answer.unread || gone.load(Ordering::Relaxed) {
             return Ok(ExitCode::SUCCESS);
         }
         texts.push(answer);
