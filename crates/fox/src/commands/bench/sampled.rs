@@ -3,7 +3,9 @@
 //!
 //! For some queries of every head, `o`, `lse` and `dq` are recomputed in f64 from the operands alone. For some keys of
 //! every key head, `dk` and `dv` are: the sums over all queries take `lse` and `o` from the device, which the queries
-//! have judged. The gradient of the gates is a sum over all pairs and is compared at a short length only.
+//! have judged. The gradient of a gate is a sum over all pairs on either side of it, too many to recompute; but
+//! neighbours differ only by the pairs of one position, and at the first position it is zero. So the differences at the
+//! same positions are recomputed, and the first gradients of all sequences compared with zero.
 
 use std::thread;
 
@@ -41,6 +43,8 @@ pub(super) struct Run<'a> {
     pub dk: Vec<f32>,
     /// `[R, H_kv * d]`.
     pub dv: Vec<f32>,
+    /// `[R, H]`, or nothing.
+    pub dlog_gates: Option<Vec<f32>>,
 }
 
 /// Squares of the error and of what should be there, by result.
@@ -63,7 +67,9 @@ impl Sums {
     }
 }
 
-const NAMES: [&str; 5] = ["o", "lse", "dq", "dk", "dv"];
+const NAMES: [&str; 6] = ["o", "lse", "dq", "dk", "dv", "dlog_gates"];
+/// The gradient of the gates has the errors of two scores, and of the output in between.
+const FACTORS: [f64; 6] = [1.0, 1.0, 1.0, 1.0, 1.0, 3.0];
 
 /// The worst relative error, by norm, of the sampled rows of all results; an error where one is above `tolerance`.
 pub(super) fn check(run: &Run<'_>, tolerance: f64) -> Result<f64> {
@@ -94,8 +100,8 @@ pub(super) fn check(run: &Run<'_>, tolerance: f64) -> Result<f64> {
         }
     }
     let mut worst = 0.0f64;
-    for (name, sum) in NAMES.iter().zip(sums) {
-        let (error, allowed) = (sum.relative(), tolerance + pruned);
+    for ((name, factor), sum) in NAMES.iter().zip(FACTORS).zip(sums) {
+        let (error, allowed) = (sum.relative(), factor * tolerance + pruned);
         if error.is_nan() || error > allowed {
             bail!(
                 "{name} of {heads} heads x {} tokens is off by {error:.1e} in rows drawn at random ({allowed:.1e} is allowed); the speed of a wrong result is no use",
@@ -103,6 +109,15 @@ pub(super) fn check(run: &Run<'_>, tolerance: f64) -> Result<f64> {
             );
         }
         worst = worst.max(error);
+    }
+    if let Some(first) = run.first_gates() {
+        let allowed = 3.0 * tolerance + pruned;
+        if first.is_nan() || first > allowed {
+            bail!(
+                "dlog_gates at the first of {} tokens is {first:.1e} of the others' size and should be 0 ({allowed:.1e} is allowed); the speed of a wrong result is no use",
+                run.seq
+            );
+        }
     }
     Ok(worst)
 }
@@ -121,7 +136,21 @@ impl Run<'_> {
         for n in 0..KEYS.min(self.seq) {
             let (sequence, key) = (n % self.batch, rng.between(0, self.seq - 1));
             self.check_key(sequence, key, kv_head, sums);
+            for head in kv_head * group..(kv_head + 1) * group {
+                self.check_gate(sequence, key, head, sums);
+            }
         }
+    }
+
+    /// The largest gradient of a first gate, relative to the root mean square of all: every pair is on one side of it.
+    fn first_gates(&self) -> Option<f64> {
+        let (grads, heads) = (self.dlog_gates.as_ref()?, self.spec.heads);
+        let squares: f64 = grads.iter().map(|g| f64::from(*g).powi(2)).sum();
+        let size = (squares / grads.len() as f64).sqrt().max(f64::MIN_POSITIVE);
+        let first = |b: usize| &grads[b * self.seq * heads..][..heads];
+        // As a sum of squares, so that a NaN is not passed over.
+        let worst = |b: usize| first(b).iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+        Some((0..self.batch).map(worst).sum::<f64>() / size)
     }
 
     /// Sums of the log gates of a sequence and head; zeros without gates.
@@ -218,6 +247,35 @@ impl Run<'_> {
         }
         sums[3].add(own(&self.dk).iter().copied(), &dk);
         sums[4].add(own(&self.dv).iter().copied(), &dv);
+    }
+
+    /// What the gradient of the gate at `t` has more than that of the next gate: the pairs that end at `t` less those that
+    /// begin there.
+    fn check_gate(&self, b: usize, t: usize, head: usize, sums: &mut [Sums; NAMES.len()]) {
+        let Some(grads) = &self.dlog_gates else { return };
+        let AttentionSpec { heads, kv_heads, scale, .. } = *self.spec;
+        let (scale, kv_head) = (f64::from(scale), head / (heads / kv_heads));
+        let c = self.prefix(b, head);
+        let d_score = |i: usize, j: usize| {
+            let of = |x| self.part(x, heads, b, i, head);
+            let key = |x| self.part(x, kv_heads, b, j, kv_head);
+            let (d_out, lse) = (of(&self.d_out), self.lse[(b * self.seq + i) * heads + head]);
+            let score = scale * dot(of(&self.q), key(&self.k)) + Self::bias(&c, i, j);
+            (score - f64::from(lse)).exp() * (dot(d_out, key(&self.v)) - dot(d_out, of(&self.o)))
+        };
+        // A pair counts for the later position, and against the earlier one.
+        let signed = |other: usize, d: f64| match other.cmp(&t) {
+            std::cmp::Ordering::Less => d,
+            std::cmp::Ordering::Equal => 0.0,
+            std::cmp::Ordering::Greater => -d,
+        };
+        let as_query: f64 = self.near(t, false).map(|j| signed(j, d_score(t, j))).sum();
+        let as_key: f64 = self.near(t, true).map(|i| signed(i, d_score(i, t))).sum();
+        let grad = |t: usize| match t < self.seq {
+            true => f64::from(grads[(b * self.seq + t) * heads + head]),
+            false => 0.0,
+        };
+        sums[5].add([(grad(t) - grad(t + 1)) as f32], &[as_query + as_key]);
     }
 }
 
