@@ -31,7 +31,7 @@ pub struct Args {
     /// Dump folders to prove, see `fox verify`
     #[arg(value_name = "DIR")]
     dumps: Vec<PathBuf>,
-    /// Only cases whose name contains this, e.g. attention; also decoding and pages
+    /// Only cases whose name contains this, e.g. attention, decoding/mamba2 or pages
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Random cases of each kind of attention and of scans beside the list
@@ -58,10 +58,9 @@ const TOLERANCE: f64 = 2e-5;
 const BF16_ROUNDING: f64 = 1.0 / 256.0;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let wanted = |name: &str| args.only.as_deref().is_none_or(|text| name.contains(text));
-    let (cases, decoding, pages) =
-        (!all_cases(args)?.is_empty(), wanted("decoding"), wanted("pages"));
-    let cases = cases || !large_cases(args).is_empty();
+    let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
+    let decoding = decoding_cases().iter().any(|(name, ..)| args.wants(name));
+    let pages = args.wants("pages");
     if let (Some(text), false) = (&args.only, cases || decoding || pages) {
         bail!("no case is called anything like `{text}`; --verbose lists the names of all");
     }
@@ -72,7 +71,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             passed &= check_cases(args, &device)?;
         }
         if decoding {
-            passed &= check_decode(&device)?;
+            passed &= check_decode(args, &device)?;
         }
         if pages {
             passed &= check_pages(&device)?;
@@ -85,12 +84,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+impl Args {
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_deref().is_none_or(|text| name.contains(text))
+    }
+}
+
 /// Descriptions of the large cases: their operands take long to draw.
 fn large_cases(args: &Args) -> Vec<AttentionCase> {
     let mut cases = cases::large_attention();
-    if let Some(text) = &args.only {
-        cases.retain(|case| case.name().contains(text.as_str()));
-    }
+    cases.retain(|case| args.wants(&case.name()));
     cases
 }
 
@@ -101,9 +104,7 @@ fn all_cases(args: &Args) -> Result<Vec<Case>> {
         cases.push(cases::random_stick_breaking(seed)?);
         cases.push(cases::random_scan(seed)?);
     }
-    if let Some(text) = &args.only {
-        cases.retain(|case| case.name.contains(text.as_str()));
-    }
+    cases.retain(|case| args.wants(&case.name));
     Ok(cases)
 }
 
@@ -319,29 +320,36 @@ fn distance(got: &[f64], want: &[f64]) -> f64 {
     relative_error(got, want, f64::MIN_POSITIVE)
 }
 
-/// Token by token through the decode state against one forward pass.
-fn check_decode(device: &Device) -> Result<bool> {
-    let narrow = device.backend().caps().activation_type == DType::Bf16;
-    let tolerance = if narrow { 0.03 } else { TOLERANCE };
-    let mut text = String::new();
-    let mut passed = true;
+/// Name, model, tokens of the prompt, sequences. The long ones begin with a prompt, so that their keys are more than one
+/// thread block takes.
+fn decoding_cases() -> Vec<(&'static str, ModelConfig, usize, usize)> {
     let mut grouped = ModelConfig::fox_pro(512, 2, 4);
     if let Some(mixer) = grouped.mixer.forgetting_mut() {
         (mixer.kv_heads, mixer.window) = (2, Some(300));
     }
-    // The long ones begin with a prompt, so that their keys are more than one thread block takes.
-    for (name, config, prompt, batch) in [
-        ("FoX (Pro)", ModelConfig::fox_pro(128, 2, 2), 0, 2),
-        ("FoX (LLaMA)", ModelConfig::fox_llama(128, 2, 2), 0, 3),
-        ("Transformer (Pro)", ModelConfig::transformer_pro(128, 2, 2), 0, 1),
-        ("FoX (Pro) after a prompt", ModelConfig::fox_pro(320, 2, 5), 480, 8),
-        ("grouped heads in a window", grouped, 480, 5),
+    vec![
+        ("decoding/fox-pro", ModelConfig::fox_pro(128, 2, 2), 0, 2),
+        ("decoding/fox-llama", ModelConfig::fox_llama(128, 2, 2), 0, 3),
+        ("decoding/transformer-pro", ModelConfig::transformer_pro(128, 2, 2), 0, 1),
+        ("decoding/fox-pro-after-a-prompt", ModelConfig::fox_pro(320, 2, 5), 480, 8),
+        ("decoding/grouped-heads-in-a-window", grouped, 480, 5),
         (CLOSED, ModelConfig::fox_pro(320, 2, 5), 480, 3),
-        ("Mamba-2", ModelConfig::mamba2(128, 2, 4), 0, 2),
-        ("HGRN2", ModelConfig::hgrn2(128, 2, 2), 0, 2),
-        ("DeltaNet", ModelConfig::delta_net(128, 2, 2), 0, 2),
-        ("Gated DeltaNet", ModelConfig::gated_delta_net(128, 2, 2), 0, 2),
-    ] {
+        ("decoding/mamba2", ModelConfig::mamba2(128, 2, 4), 0, 2),
+        ("decoding/hgrn2", ModelConfig::hgrn2(128, 2, 2), 0, 2),
+        ("decoding/delta-net", ModelConfig::delta_net(128, 2, 2), 0, 2),
+        ("decoding/gated-delta-net", ModelConfig::gated_delta_net(128, 2, 2), 0, 2),
+    ]
+}
+
+/// Token by token through the decode state against one forward pass.
+fn check_decode(args: &Args, device: &Device) -> Result<bool> {
+    let narrow = device.backend().caps().activation_type == DType::Bf16;
+    let tolerance = if narrow { 0.03 } else { TOLERANCE };
+    let mut text = String::new();
+    let mut passed = true;
+    for (name, config, prompt, batch) in
+        decoding_cases().into_iter().filter(|(name, ..)| args.wants(name))
+    {
         let config = ModelConfig { vocab_size: VOCAB, ..config };
         let mut model = Model::init(&config, 3, device)?;
         if name == CLOSED {
@@ -358,7 +366,7 @@ fn check_decode(device: &Device) -> Result<bool> {
         passed &= right;
         let verdict = if right { "" } else { "FAIL " };
         text += &format!(
-            "  {verdict}{name}: decoding is off by {rows:.1e}, in pages by {pages:.1e} from a forward pass\n"
+            "  {verdict}{name} is off by {rows:.1e}, in pages by {pages:.1e} from a forward pass\n"
         );
     }
     output::print(&text)?;
@@ -367,7 +375,7 @@ fn check_decode(device: &Device) -> Result<bool> {
 
 const VOCAB: usize = 97;
 /// A model with gates that let nothing through.
-const CLOSED: &str = "FoX (Pro) with closed gates";
+const CLOSED: &str = "decoding/fox-pro-with-closed-gates";
 
 /// Gives the first head of every layer gates of -3e38, of which two add up to infinity.
 fn close_first_heads(model: &mut Model) -> Result<()> {

@@ -24,6 +24,10 @@ fn descriptions() -> Vec<AttentionCase> {
     // More blocks than any plausible tile holds, and the widest head over several of them.
     list.push(one(577, 577).heads(2, 1, 8));
     list.push(one(150, 321).heads(1, 1, 256));
+    // The usual widths, over so many blocks that every buffer of a kernel is used again.
+    for d in [64, 128] {
+        list.push(one(400, 400).heads(2, 1, d));
+    }
     for gates in [Gates::None, Gates::Zero, Gates::Strong, Gates::VeryStrong] {
         list.push(one(113, 113).heads(2, 2, 16).gates(gates));
         list.push(one(70, 70).heads(2, 1, 8).gates(gates).bidirectional());
