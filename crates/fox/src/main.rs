@@ -9,6 +9,7 @@ mod output;
 mod pool;
 mod signals;
 mod tolerance;
+mod version;
 
 use std::process::ExitCode;
 
@@ -17,7 +18,7 @@ use clap::Parser;
 /// The Forgetting Transformer (FoX): prepare data, train, evaluate, look inside, generate, serve, prove and
 /// convert models.
 #[derive(Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(name = "fox", version = version::VERSION, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: commands::Command,

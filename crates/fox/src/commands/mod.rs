@@ -2,6 +2,7 @@
 
 mod bench;
 mod compare;
+mod completions;
 mod convert;
 mod demo;
 pub mod eval;
@@ -41,6 +42,8 @@ pub enum Command {
     Selftest(selftest::Args),
     Info(info::Args),
     Convert(convert::Args),
+    Completions(completions::Args),
+    Man(completions::ManArgs),
 }
 
 impl Command {
@@ -63,6 +66,8 @@ impl Command {
             Command::Selftest(args) => selftest::run(&args),
             Command::Info(args) => info::run(&args),
             Command::Convert(args) => convert::run(&args),
+            Command::Completions(args) => completions::run(&args),
+            Command::Man(args) => completions::man(&args),
         }
     }
 }

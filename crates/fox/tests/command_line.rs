@@ -1,0 +1,67 @@
+//! What is generated from the command line's own description.
+
+use std::process::{Command, Output};
+
+fn fox(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap()
+}
+
+fn printed(args: &[&str]) -> String {
+    let output = fox(args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Names of all commands, as the help lists them.
+fn commands() -> Vec<String> {
+    let help = printed(&["--help"]);
+    let list = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let first = |line: &str| line.split_whitespace().next().unwrap().to_owned();
+    list.lines()
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .map(first)
+        .collect()
+}
+
+#[test]
+fn the_version_names_commit_and_features() {
+    let version = printed(&["--version"]);
+    let inside =
+        version.trim().strip_prefix(concat!("fox ", env!("CARGO_PKG_VERSION"), " (")).unwrap();
+    let facts: Vec<&str> = inside.strip_suffix(')').unwrap().split(", ").collect();
+    let commit = facts[0].len() == 9 && facts[0].chars().all(|c| c.is_ascii_hexdigit());
+    assert!(commit || facts[0] == "no commit", "{version}");
+    assert_eq!(facts.contains(&"hf-tokenizers"), cfg!(feature = "hf-tokenizers"), "{version}");
+}
+
+#[test]
+fn every_shell_completes_every_command() {
+    let commands = commands();
+    assert!(commands.len() > 15, "{commands:?}");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = printed(&["completions", shell]);
+        for command in &commands {
+            assert!(script.contains(command), "{shell}: {command}");
+        }
+    }
+    let refused = fox(&["completions", "nosh"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("possible values: bash"));
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let pages = dir.path().join("man1");
+    printed(&["man", pages.to_str().unwrap()]);
+    for command in commands().iter().filter(|command| *command != "help") {
+        let page = std::fs::read_to_string(pages.join(format!("fox-{command}.1"))).unwrap();
+        assert!(page.contains(".SH DESCRIPTION"), "{command}");
+    }
+    let file = dir.path().join("file");
+    std::fs::write(&file, "mine").unwrap();
+    let refused = fox(&["man", file.join("x").to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("cannot write manual pages to"));
+    assert_eq!(std::fs::read_to_string(file).unwrap(), "mine");
+}
