@@ -37,7 +37,7 @@ pub enum Error {
     File(FileError),
     /// A file whose ending is not one of a known corpus format.
     #[error(
-        "{} has no known corpus ending; use .txt, .text, .jsonl, .ndjson, .json (each also with .zst or .gz) or .parquet",
+        "{} has no known corpus ending; use .txt, .text, .md, .jsonl, .ndjson, .json (each also with .zst or .gz) or .parquet",
         path.display()
     )]
     UnknownFormat {

@@ -286,3 +286,44 @@ fn a_bad_line_stops_with_its_place_and_keeps_finished_shards() {
     assert!(out.join("train/00000.tokens").exists());
     assert!(!out.join("index.json").exists());
 }
+
+/// Few documents: all of them are trained on but for their ends, and nothing is on both sides.
+#[test]
+fn the_ends_of_documents_are_held_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (corpus, out) = (folder.path().join("in"), folder.path().join("out"));
+    fs::create_dir(&corpus).unwrap();
+    let text = |name: &str| (0..400).map(|n| format!("{name} {n}\n")).collect::<String>();
+    let texts = ["a", "b"].map(text);
+    for (name, text) in ["a.txt", "b.md"].iter().zip(&texts) {
+        fs::write(corpus.join(name), text).unwrap();
+    }
+    let options = PrepareOptions {
+        held_out: HeldOut::Ends { fraction: 0.1 },
+        end_mark: false,
+        // So that an interrupted preparation keeps a shard of each side.
+        shard_tokens: 100,
+        ..PrepareOptions::new(&corpus, &out, Tokenizer::from_name("bytes").unwrap())
+    };
+    run(&options).unwrap();
+    let read = |split| {
+        let data = PreparedDataset::open(&out, split, Verify::Everything).unwrap();
+        let text = |ids: &Vec<u32>| ids.iter().map(|id| *id as u8 as char).collect::<String>();
+        documents(&data).iter().map(text).collect::<Vec<_>>()
+    };
+    let (train, heldout) = (read(Split::Train), read(Split::HeldOut));
+    assert_eq!((train.len(), heldout.len()), (2, 2));
+    for (n, text) in texts.iter().enumerate() {
+        assert_eq!(format!("{}{}", train[n], heldout[n]), *text);
+        let part = heldout[n].len() as f64 / text.len() as f64;
+        assert!((0.09..=0.1).contains(&part) && heldout[n].starts_with(["a", "b"][n]), "{part}");
+    }
+    assert!(run(&options).unwrap().already_complete);
+    // What was there before an interruption is compared, part by part.
+    let whole = contents(&out);
+    fs::remove_file(out.join("index.json")).unwrap();
+    run(&options).unwrap();
+    assert_eq!(contents(&out), whole);
+    let none = PrepareOptions { held_out: HeldOut::Ends { fraction: 1.5 }, ..options };
+    assert!(run(&none).unwrap_err().to_string().contains("not between 0 and 1"));
+}

@@ -4,6 +4,7 @@
 //! config.toml     the whole recipe, every default written out
 //! run.json        versions, commands, device, data
 //! metrics.jsonl   tensorboard/   checkpoints/   export/   summary.json
+//! data/           text that was prepared for this run alone, and input.txt, where it came through a pipe
 //! ```
 //!
 //! A folder belongs to a run when everything that decides its numbers is the same: model, data, portions,
@@ -189,10 +190,11 @@ pub fn finished_run(path: &Path, recipe: &Recipe) -> Result<Option<Summary>> {
     Ok(Summary::read(path)?.filter(|summary| summary.finished))
 }
 
-/// What a start leaves behind when it is killed before the first file is whole.
+/// What is there before a run starts: its text, and what a start that is killed before the first file is whole leaves.
 fn is_our_beginning(entry: &Path) -> bool {
     let partial = durable::temporary_path(&entry.with_file_name(CONFIG));
-    *entry == partial || *entry == entry.with_file_name(LOCK)
+    let own = [LOCK, "data", "input.txt"].map(|name| entry.with_file_name(name));
+    *entry == partial || own.contains(&entry.to_path_buf())
 }
 
 fn compare(path: &Path, config: &Path, text: &str, data: &str) -> Result<()> {

@@ -31,6 +31,9 @@ use crate::{Error, Recipe, Result, fit};
 /// The Hugging Face folder in a run folder.
 const EXPORT: &str = "export";
 
+/// What a user should know before a run, not after it.
+const NO_HELD_OUT: &str = "WARNING: no data are held out, so nothing will tell whether the model learns or only remembers; prepare the text with --heldout or --heldout-ends, or name other data with data.heldout";
+
 /// How long a run may measure the device before it begins.
 const RATE_LIMIT: Duration = Duration::from_millis(150);
 
@@ -87,6 +90,9 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         }
     };
     let Resumed { mut model, updater, state, mut notices } = resumed;
+    if data.heldout.is_none() {
+        notices.push(NO_HELD_OUT.to_owned());
+    }
     model.pack_weights(WeightFormat::F32)?;
     loader.check_state(&state.loader)?;
     let over = state.step >= recipe.steps() && job.out.join(EXPORT).exists();

@@ -135,7 +135,7 @@ fn kind_of(path: &Path) -> Option<(Format, Compression)> {
         (name.as_str(), Compression::None)
     };
     let format = match stem.rsplit_once('.')?.1 {
-        "txt" | "text" => Format::Text,
+        "txt" | "text" | "md" => Format::Text,
         "jsonl" | "ndjson" | "json" => Format::JsonLines,
         "parquet" if compression == Compression::None => Format::Parquet,
         _ => return None,
@@ -155,7 +155,8 @@ mod tests {
         assert_eq!(kind("c4.json.gz"), Some((Format::JsonLines, Compression::Gzip)));
         assert_eq!(kind("x.parquet"), Some((Format::Parquet, Compression::None)));
         assert_eq!(kind("x.parquet.gz"), None);
-        assert_eq!(kind("README.md"), None);
+        assert_eq!(kind("README.md"), Some((Format::Text, Compression::None)));
+        assert_eq!(kind("paper.pdf"), None);
         assert_eq!(kind("noending"), None);
     }
 
@@ -163,7 +164,7 @@ mod tests {
     fn a_folder_is_walked_in_order_of_names() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("b/c")).unwrap();
-        for name in ["z.txt", "a.jsonl", "b/c/d.txt", "b/.hidden.txt", "notes.md"] {
+        for name in ["z.txt", "a.jsonl", "b/c/d.txt", "b/.hidden.txt", "notes.pdf"] {
             fs::write(folder.path().join(name), "x").unwrap();
         }
         let names: Vec<_> = find(folder.path()).unwrap().into_iter().map(|f| f.name).collect();

@@ -2,7 +2,7 @@
 //!
 //! | ending | documents |
 //! |---|---|
-//! | `.txt`, `.text` | the whole file, or its parts between separators |
+//! | `.txt`, `.text`, `.md` | the whole file, or its parts between separators |
 //! | `.jsonl`, `.ndjson`, `.json` | one JSON object per line, text in a chosen field |
 //! | `.parquet` | one row, text in a chosen column (feature `parquet`) |
 //!

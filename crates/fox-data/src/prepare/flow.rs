@@ -12,7 +12,7 @@ use twox_hash::XxHash3_64;
 
 use super::output::Kept;
 use super::split::SplitRule;
-use super::{PrepareOptions, cut};
+use super::{PrepareOptions, cut, split};
 use crate::corpus::Corpus;
 use crate::dataset::Split;
 use crate::error::{Error, Result};
@@ -33,6 +33,28 @@ pub(super) struct Source {
 enum Target {
     All(Split),
     ByRule(SplitRule),
+    /// The end of every document, this part of it, is held out.
+    Ends(f64),
+}
+
+impl Target {
+    /// Where the parts of a document go; each is a document of its own. Empty ones are left out.
+    fn parts<'t>(&self, text: &'t str) -> impl Iterator<Item = (Split, &'t str)> + use<'t> {
+        let (head, end) = match self {
+            Target::Ends(fraction) => split::cut_end(text, *fraction),
+            _ => (text, ""),
+        };
+        let split = match self {
+            Target::All(split) => *split,
+            Target::ByRule(rule) => rule.split_of(hash(text)),
+            Target::Ends(_) => Split::Train,
+        };
+        [(split, head), (Split::HeldOut, end)].into_iter().filter(|(_, text)| !text.is_empty())
+    }
+}
+
+fn hash(text: &str) -> u64 {
+    XxHash3_64::oneshot(text.as_bytes())
 }
 
 impl Source {
@@ -42,6 +64,10 @@ impl Source {
 
     pub(super) fn by_rule(corpus: Corpus, rule: SplitRule) -> Self {
         Self { corpus, target: Target::ByRule(rule) }
+    }
+
+    pub(super) fn ends(corpus: Corpus, fraction: f64) -> Self {
+        Self { corpus, target: Target::Ends(fraction) }
     }
 }
 
@@ -163,20 +189,18 @@ impl<'a> Bundler<'a> {
             let counter = documents.bytes_read();
             while let Some(document) = documents.next() {
                 let text = document?.text;
-                let hash = XxHash3_64::oneshot(text.as_bytes());
-                let split = match source.target {
-                    Target::All(split) => split,
-                    Target::ByRule(rule) => rule.split_of(hash),
-                };
-                let skip = kept.take(split, hash).ok_or_else(|| {
-                    let file = documents.file().map_or("", |file| file.name.as_str());
-                    changed(format!("the corpus file {file} has changed since"))
-                })?;
                 let read = bytes_before + counter.load(Ordering::Relaxed);
                 reading.bytes.store(read, Ordering::Relaxed);
                 reading.empty.store(empty_before + documents.empty(), Ordering::Relaxed);
-                if self.push_document(&text, split, hash, skip).is_err() {
-                    return Ok(());
+                for (split, text) in source.target.parts(&text) {
+                    let hash = hash(text);
+                    let skip = kept.take(split, hash).ok_or_else(|| {
+                        let file = documents.file().map_or("", |file| file.name.as_str());
+                        changed(format!("the corpus file {file} has changed since"))
+                    })?;
+                    if self.push_document(text, split, hash, skip).is_err() {
+                        return Ok(());
+                    }
                 }
             }
             bytes_before += source.corpus.total_bytes();

@@ -222,7 +222,7 @@ fn create(
     let shared_documents = match options.held_out {
         HeldOut::Path(_) => Kept::all(&options.out, &index)?.shared(),
         // Copies of a document are on the same side.
-        HeldOut::None | HeldOut::Fraction { .. } => 0,
+        HeldOut::None | HeldOut::Fraction { .. } | HeldOut::Ends { .. } => 0,
     };
     Ok(PrepareReport { index, progress: state, already_complete: false, shared_documents })
 }
@@ -245,6 +245,10 @@ fn sources(options: &PrepareOptions) -> Result<Vec<Source>> {
         HeldOut::Fraction { fraction, seed } => {
             let rule = split::SplitRule::new(*fraction, *seed)?;
             Ok(vec![Source::by_rule(corpus, rule)])
+        }
+        HeldOut::Ends { fraction } => {
+            split::check_fraction(*fraction)?;
+            Ok(vec![Source::ends(corpus, *fraction)])
         }
         HeldOut::Path(path) => {
             let held_out = open(path)?;

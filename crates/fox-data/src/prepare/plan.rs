@@ -36,6 +36,7 @@ impl Plan {
             held_out: match &options.held_out {
                 HeldOut::None => "none".to_owned(),
                 HeldOut::Fraction { fraction, seed } => format!("{fraction} with seed {seed}"),
+                HeldOut::Ends { fraction } => format!("{fraction} of every end"),
                 HeldOut::Path(_) => "the last files".to_owned(),
             },
             shard_tokens: options.shard_tokens,

@@ -20,6 +20,12 @@ pub enum HeldOut {
         /// Another seed chooses others.
         seed: u64,
     },
+    /// The end of every document, for a corpus of few documents: this part of its text, cut at the end of a line or
+    /// else before a space.
+    Ends {
+        /// Part of each text, 0 to 1.
+        fraction: f64,
+    },
     /// All documents of another corpus.
     Path(PathBuf),
 }
@@ -32,14 +38,34 @@ pub(super) struct SplitRule {
     seed: u64,
 }
 
+/// An error for what is no part of anything.
+pub(super) fn check_fraction(fraction: f64) -> Result<()> {
+    if (0.0..=1.0).contains(&fraction) {
+        return Ok(());
+    }
+    Err(Error::BadOption {
+        option: "held-out fraction",
+        detail: format!("{fraction} is not between 0 and 1"),
+    })
+}
+
+/// A text without its end, and its end, which is at most this part of it; either may be empty.
+pub(super) fn cut_end(text: &str, fraction: f64) -> (&str, &str) {
+    let target = ((1.0 - fraction) * text.len() as f64).ceil() as usize;
+    let start = (target..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
+    let rest = &text[start..];
+    let at = match (rest.find('\n'), rest.find(' ')) {
+        _ if start == 0 => 0,
+        (Some(line), _) if line + 1 < rest.len() => line + 1,
+        (_, Some(space)) => space,
+        _ => 0,
+    };
+    text.split_at(start + at)
+}
+
 impl SplitRule {
     pub(super) fn new(fraction: f64, seed: u64) -> Result<Self> {
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(Error::BadOption {
-                option: "held-out fraction",
-                detail: format!("{fraction} is not between 0 and 1"),
-            });
-        }
+        check_fraction(fraction)?;
         // Exact: a power of two times the fraction.
         let threshold = (fraction * 2_f64.powi(64)) as u128;
         Ok(Self { threshold, seed })
@@ -57,6 +83,19 @@ impl SplitRule {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_end_begins_a_line_or_a_word() {
+        let lines = "one two\nthree four\nfive six\nseven";
+        assert_eq!(cut_end(lines, 0.5), ("one two\nthree four\n", "five six\nseven"));
+        // A line's end that is the text's end is no place to cut.
+        assert_eq!(cut_end("one two three\n", 0.5), ("one two", " three\n"));
+        assert_eq!(cut_end("oneword", 0.5), ("onew", "ord"));
+        assert_eq!(cut_end("ééé", 0.5), ("éé", "é"));
+        assert_eq!(cut_end("some text", 0.0), ("some text", ""));
+        assert_eq!(cut_end("some text", 1.0), ("", "some text"));
+        assert_eq!(cut_end("", 0.5), ("", ""));
+    }
 
     #[test]
     fn the_fraction_is_met_and_the_seed_matters() {

@@ -10,7 +10,7 @@ mod generate;
 mod info;
 mod inspect;
 mod launch;
-mod prepare;
+pub mod prepare;
 mod reproduce;
 mod selftest;
 mod serve;

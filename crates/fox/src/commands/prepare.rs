@@ -4,11 +4,11 @@ use std::io::{IsTerminal, stderr};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use fox_data::{HeldOut, PrepareOptions, PrepareProgress, Tokenizer, prepare};
+use fox_data::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, Tokenizer, prepare};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -44,6 +44,9 @@ pub struct Args {
         conflicts_with = "heldout_corpus"
     )]
     heldout: f64,
+    /// Hold out this part of every document instead, its end: for a corpus of few documents
+    #[arg(long, value_name = "FRACTION", conflicts_with_all = ["heldout", "heldout_corpus"])]
+    heldout_ends: Option<f64>,
     /// Another corpus to hold out, instead of a part of this one
     #[arg(long, value_name = "CORPUS")]
     heldout_corpus: Option<PathBuf>,
@@ -70,10 +73,11 @@ impl Args {
         let mut options = PrepareOptions::new(&self.corpus, &self.out, tokenizer);
         options.corpus_options.text_field = self.field.clone();
         options.corpus_options.separator = self.separator.clone();
-        options.held_out = match &self.heldout_corpus {
-            Some(path) => HeldOut::Path(path.clone()),
-            None if self.heldout == 0.0 => HeldOut::None,
-            None => HeldOut::Fraction { fraction: self.heldout, seed: self.seed },
+        options.held_out = match (&self.heldout_corpus, self.heldout_ends) {
+            (Some(path), _) => HeldOut::Path(path.clone()),
+            (None, Some(fraction)) => HeldOut::Ends { fraction },
+            (None, None) if self.heldout == 0.0 => HeldOut::None,
+            (None, None) => HeldOut::Fraction { fraction: self.heldout, seed: self.seed },
         };
         options.shard_tokens = self.shard_tokens;
         options.end_mark = !self.no_end_mark;
@@ -92,11 +96,10 @@ fn bar() -> ProgressBar {
     ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-pub fn run(args: &Args) -> Result<ExitCode> {
-    let options = args.options()?;
-    let stop = signals::on_stop(|| output::note("\nstopping; finished shards stay"))?;
-    let (bar, start) = (bar(), Instant::now());
-    let report = prepare(&options, |progress: &PrepareProgress| {
+/// Prepares, with a bar on a terminal. An error when it was stopped.
+pub fn prepare_with_bar(options: &PrepareOptions, stop: &AtomicBool) -> Result<PrepareReport> {
+    let bar = bar();
+    let report = prepare(options, |progress: &PrepareProgress| {
         bar.set_length(progress.bytes_total);
         bar.set_position(progress.bytes_read);
         bar.set_message(format!(
@@ -110,11 +113,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     });
     bar.finish_and_clear();
-    let seconds = start.elapsed().as_secs_f64();
     let report = report?;
     if stop.load(Ordering::Relaxed) {
         bail!("stopped; the same command goes on from {} finished shards", report.progress.shards);
     }
+    Ok(report)
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let options = args.options()?;
+    let stop = signals::on_stop(|| output::note("\nstopping; finished shards stay"))?;
+    let start = Instant::now();
+    let report = prepare_with_bar(&options, &stop)?;
+    let seconds = start.elapsed().as_secs_f64();
     let (index, done) = (&report.index, &report.progress);
     if done.empty_documents > 0 {
         let count = output::grouped(done.empty_documents);

@@ -2,14 +2,17 @@
 
 mod progress;
 mod ranks;
+mod text;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail};
 use fox_dist::Placement;
+use fox_tensor::Device;
 use fox_train::recipe::Weights;
 use fox_train::{Job, Recipe, Summary, recipe, train_in};
 
@@ -24,18 +27,25 @@ pub use progress::Progress;
 /// tiny-fox-pro, fox-pro-125m+rope or my.toml+no-kv-shift. Without --data the embedded synthetic corpus
 /// is read.
 ///
+/// --data may also be text: a file (.txt, .md, JSON lines, also compressed), a folder of such files, or - for the
+/// standard input. It is prepared in the run folder first; without a RECIPE one is chosen by the size of the data and
+/// by what computes, and named.
+///
 /// The run folder gets config.toml (the whole recipe), run.json, metrics.jsonl, tensorboard/,
 /// checkpoints/ and, at the end, export/ (a Hugging Face folder with the tokenizer) and summary.json. A run that was
 /// stopped, killed or lost its power goes on from its last checkpoint to the same bits.
 #[derive(clap::Args)]
 pub struct Args {
     /// Recipe: a TOML file or a built-in name, with +VARIANTs
-    #[arg(value_name = "RECIPE", required_unless_present_any = ["list", "export"])]
+    #[arg(value_name = "RECIPE", required_unless_present_any = ["list", "export", "data"])]
     recipe: Option<String>,
-    /// Prepared data (fox prepare) or a Zarr array; the embedded corpus by default
+    /// Text, prepared data (fox prepare) or a Zarr array; the embedded corpus by default
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
-    /// Run folder; runs/RECIPE by default
+    /// For text: bytes, gpt2, json-gpt2, or the file or folder of a tokenizer; the recipe's, or else by the text's size
+    #[arg(long, value_name = "NAME", requires = "data")]
+    tokenizer: Option<String>,
+    /// Run folder; runs/RECIPE by default, or runs/ and the name of the data without a recipe
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Change a key of the recipe, e.g. training.tokens=1e6
@@ -86,23 +96,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::print(&format!("{}: the model after step {step}\n", to.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let Some(name) = &args.recipe else { bail!("name a recipe; `fox train --list` shows them") };
-    let recipe = load(name, args.data.as_deref(), &args.overrides)?;
-    let out = args.out.clone().unwrap_or_else(|| default_out(name));
+    let out = args.out()?;
     let placement = Placement::from_env()?;
-    let group = ranks::meet(placement.as_ref(), &recipe)?;
-    let job = Job {
-        recipe,
-        out: out.clone(),
-        device: args.device.open_at(placement.as_ref())?,
-        command: std::env::args().collect(),
-    };
-    let speaks = group.is_first();
-    let stop = signals::on_stop(move || {
-        if speaks {
-            say_stopping();
-        }
+    let device = args.device.open_at(placement.as_ref())?;
+    let speaks = placement.as_ref().is_none_or(|place| place.rank == 0);
+    let trains = Arc::new(AtomicBool::new(false));
+    let training = Arc::clone(&trains);
+    let stop = signals::on_stop(move || match training.load(Ordering::Relaxed) {
+        true if speaks => say_stopping(),
+        true => {}
+        false => output::note("\nstopping; what is prepared stays"),
     })?;
+    let recipe = args.recipe(&out, &device, placement.is_some(), &stop)?;
+    trains.store(true, Ordering::Relaxed);
+    let group = ranks::meet(placement.as_ref(), &recipe)?;
+    let job = Job { recipe, out: out.clone(), device, command: std::env::args().collect() };
     let mut progress = Progress::new(args.quiet || !speaks);
     let trained = train_in(&job, &group, &mut |event| {
         if speaks {
@@ -125,6 +133,52 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::print(&report(&outcome.summary, &out))?;
     }
     Ok(if outcome.summary.finished { ExitCode::SUCCESS } else { ExitCode::from(130) })
+}
+
+impl Args {
+    fn out(&self) -> Result<PathBuf> {
+        match (&self.out, &self.recipe, &self.data) {
+            (Some(out), ..) => Ok(out.clone()),
+            (None, Some(name), _) => Ok(default_out(name)),
+            (None, None, Some(data)) if data != Path::new(text::STANDARD_INPUT) => {
+                Ok(Path::new("runs").join(data.file_stem().unwrap_or_else(|| "text".as_ref())))
+            }
+            (None, None, Some(_)) => bail!("name a folder for the run with --out"),
+            (None, None, None) => bail!("name a recipe; `fox train --list` shows them"),
+        }
+    }
+
+    /// The recipe that is named or fits the data, which are prepared first if they are text.
+    fn recipe(
+        &self,
+        out: &Path,
+        device: &Device,
+        ranks: bool,
+        stop: &AtomicBool,
+    ) -> Result<Recipe> {
+        let mut data = self.data.clone();
+        if let Some(text) = self.data.as_deref().filter(|path| text::is_text(path)) {
+            if ranks {
+                bail!(
+                    "several processes cannot prepare {} at once; do it before with `fox prepare`",
+                    text.display()
+                );
+            }
+            let named =
+                self.recipe.as_ref().map(|name| recipe::load(name, &self.overrides)).transpose()?;
+            let tokenizer =
+                self.tokenizer.clone().or(named.and_then(|recipe| recipe.data.tokenizer));
+            data = Some(text::prepare(text, out, tokenizer.as_deref(), stop)?);
+        } else if self.tokenizer.is_some() {
+            bail!("--tokenizer is for text; the data that --data names were prepared with theirs");
+        }
+        if let Some(name) = &self.recipe {
+            return load(name, data.as_deref(), &self.overrides);
+        }
+        let Some(path) = &data else { bail!("name a recipe; `fox train --list` shows them") };
+        let choice = text::choose(path, device.backend().name().starts_with("cuda"))?;
+        load(choice.name, Some(path), &[choice.overrides, self.overrides.clone()].concat())
+    }
 }
 
 /// What the first signal is answered with.

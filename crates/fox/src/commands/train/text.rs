@@ -1,0 +1,206 @@
+//! `fox train --data TEXT`: text is prepared in the run folder, and a recipe chosen where none is named.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, bail};
+use fox_base::durable;
+use fox_data::{
+    Corpus, CorpusOptions, HeldOut, PrepareOptions, Split, Tokenizer, Verify, open_dataset,
+};
+use fox_train::recipe;
+
+use crate::commands::prepare::prepare_with_bar;
+use crate::output;
+
+/// The name of the standard input.
+pub const STANDARD_INPUT: &str = "-";
+/// Where a run keeps its prepared text, and text that came through the standard input.
+const DATA: &str = "data";
+const INPUT: &str = "input.txt";
+/// With fewer documents than this, a part of each is held out instead of a part of them.
+const FEW_DOCUMENTS: usize = 100;
+/// The part that is held out of each of few documents, and of many documents.
+const OF_EACH: f64 = 0.05;
+const OF_MANY: f64 = 0.01;
+/// Beyond this many bytes, tokens of several bytes are worth their larger vocabulary.
+const BYTES_UP_TO: u64 = 200 << 20;
+/// How often a text is read at most, and the shortest sequences that are worth training on.
+const PASSES: u64 = 20;
+const SHORTEST: u64 = 64;
+
+/// Whether this is text, and not data that are prepared.
+pub fn is_text(path: &Path) -> bool {
+    let prepared = ["index.json", ".zarray", "zarr.json", "train.zarr", "heldout.zarr"];
+    path == Path::new(STANDARD_INPUT)
+        || path.is_file()
+        || path.is_dir()
+            && !prepared.iter().any(|name| path.join(name).exists())
+            && Corpus::open(path, CorpusOptions::default()).is_ok()
+}
+
+/// Prepares a text in the folder of its run; a preparation that is there already is compared with it. Returns where the
+/// shards are.
+pub fn prepare(
+    text: &Path,
+    run: &Path,
+    tokenizer: Option<&str>,
+    stop: &AtomicBool,
+) -> Result<PathBuf> {
+    let text = match text == Path::new(STANDARD_INPUT) {
+        true => keep_input(run)?,
+        false => text.to_path_buf(),
+    };
+    let corpus = Corpus::open(&text, CorpusOptions::default())?;
+    let tokenizer = match tokenizer {
+        Some(name) => Tokenizer::from_name(name)?,
+        None if corpus.total_bytes() <= BYTES_UP_TO => Tokenizer::from_name("bytes")?,
+        None => Tokenizer::from_name("gpt2")?,
+    };
+    let few = corpus.documents().take(FEW_DOCUMENTS).count() < FEW_DOCUMENTS;
+    let data = run.join(DATA);
+    let mut options = PrepareOptions::new(&text, &data, tokenizer);
+    options.held_out = match few {
+        true => HeldOut::Ends { fraction: OF_EACH },
+        false => HeldOut::Fraction { fraction: OF_MANY, seed: 0 },
+    };
+    let report = prepare_with_bar(&options, stop)?;
+    if !report.already_complete {
+        let (index, held_out) =
+            (&report.index, if few { "the end of each document" } else { "documents" });
+        output::note(&format!(
+            "prepared {} in {}: {} tokens ({}) to train on, {} held out ({held_out})",
+            text.display(),
+            data.display(),
+            output::grouped(index.train.tokens()),
+            index.tokenizer,
+            output::grouped(index.heldout.tokens()),
+        ));
+    }
+    Ok(data)
+}
+
+/// Writes the standard input into the run folder, whole or not at all. When the run goes on, its text is there.
+fn keep_input(run: &Path) -> Result<PathBuf> {
+    let path = run.join(INPUT);
+    if path.exists() {
+        output::note(&format!(
+            "the text is in {} already; the standard input is not read",
+            path.display()
+        ));
+        return Ok(path);
+    }
+    fs::create_dir_all(run).with_context(|| format!("cannot create {}", run.display()))?;
+    let partial = durable::temporary_path(&path);
+    let copy = || {
+        let mut file = File::create(&partial)?;
+        let bytes = io::copy(&mut io::stdin().lock(), &mut file)?;
+        file.sync_all()?;
+        Ok::<_, io::Error>(bytes)
+    };
+    let bytes = copy()
+        .with_context(|| format!("cannot copy the standard input to {}", partial.display()))?;
+    if bytes == 0 {
+        fs::remove_file(&partial)
+            .with_context(|| format!("cannot remove {}", partial.display()))?;
+        bail!("the standard input is empty; pipe a text into it, or name a file with --data");
+    }
+    fs::rename(&partial, &path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
+/// A recipe for some data.
+#[derive(Debug, PartialEq)]
+pub struct Choice {
+    /// A built-in recipe.
+    pub name: &'static str,
+    /// What is changed in it.
+    pub overrides: Vec<String>,
+}
+
+/// Chooses a recipe for prepared data by their size and by what computes, and says so.
+pub fn choose(data: &Path, on_gpu: bool) -> Result<Choice> {
+    let train = open_dataset(data, Split::Train, None, Verify::Structure)?;
+    let held_out = open_dataset(data, Split::HeldOut, None, Verify::Structure).ok();
+    let longest = held_out.map_or(u64::MAX, |data| data.lengths().longest());
+    let tokens = train.lengths().tokens();
+    let choice = choose_for(tokens, longest.min(train.lengths().longest()), on_gpu)?;
+    let Some(choice) = choice else {
+        bail!(
+            "{} has {tokens} tokens, too few to learn from; give it at least {} kB of text",
+            data.display(),
+            PASSES * SHORTEST / 1000 + 1,
+        );
+    };
+    output::note(&format!(
+        "no recipe was named: {} for {} tokens on a {}{}",
+        choice.name,
+        output::grouped(tokens),
+        if on_gpu { "GPU" } else { "CPU" },
+        choice.overrides.iter().map(|set| format!(" --set {set}")).collect::<String>(),
+    ));
+    Ok(choice)
+}
+
+/// The choice for so many tokens in documents of at most this length; none where they are too short.
+fn choose_for(tokens: u64, longest: u64, on_gpu: bool) -> Result<Option<Choice>> {
+    let name = match (on_gpu, tokens) {
+        (true, 1_000_000_000..) => "fox-pro-125m",
+        (true, 2_000_000..) => "fox-pro-26m",
+        (true, _) => "fox-pro-1m",
+        (false, 1_000_000..) => "books-small",
+        (false, _) => "tiny-fox-pro",
+    };
+    let usual = recipe::load(name, &[])?;
+    let mut overrides = Vec::new();
+    let mut length = usual.data.sequence_length as u64;
+    while length > longest {
+        length /= 2;
+    }
+    if length < SHORTEST {
+        return Ok(None);
+    }
+    if length < usual.data.sequence_length as u64 {
+        overrides.push(format!("data.sequence_length={length}"));
+    }
+    let seen = usual.training.tokens.min(PASSES * tokens);
+    if seen < usual.training.tokens {
+        overrides.push(format!("training.tokens={seen}"));
+    }
+    if usual.schedule.warmup_tokens > seen / 10 {
+        overrides.push(format!("schedule.warmup_tokens={}", seen / 10));
+    }
+    Ok(Some(Choice { name, overrides }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(tokens: u64, longest: u64, on_gpu: bool) -> Option<Choice> {
+        choose_for(tokens, longest, on_gpu).unwrap()
+    }
+
+    #[test]
+    fn larger_data_get_larger_models_and_every_choice_is_a_recipe() {
+        let mut sizes = Vec::new();
+        for (tokens, on_gpu) in
+            [(20_000, false), (1 << 30, false), (20_000, true), (10_000_000, true), (1 << 32, true)]
+        {
+            let choice = chosen(tokens, tokens / 20, on_gpu).unwrap();
+            let recipe = recipe::load(choice.name, &choice.overrides).unwrap();
+            assert!(recipe.training.tokens <= PASSES * tokens, "{choice:?}");
+            sizes.push(recipe.model_config(257).unwrap().param_specs().len());
+        }
+        assert!(sizes[0] < sizes[1] && sizes[2] < sizes[3] && sizes[3] < sizes[4], "{sizes:?}");
+    }
+
+    #[test]
+    fn sequences_fit_into_the_documents() {
+        let choice = chosen(5_000_000, 300, false).unwrap();
+        assert_eq!(choice.overrides, ["data.sequence_length=256"]);
+        assert_eq!(chosen(5_000_000, 63, false), None);
+    }
+}

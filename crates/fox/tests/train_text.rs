@@ -1,0 +1,123 @@
+//! `fox train --data TEXT`: from a text to a model in one command.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// Some text, with enough in it to hold a part out.
+fn text(lines: usize) -> String {
+    (0..lines).map(|n| format!("On day {n} the fox forgot {} hens.\n", n * n % 97)).collect()
+}
+
+/// A short run in `dir` that makes only a few steps.
+fn train(dir: &Path, args: &[&str], input: Option<&str>) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+    command.current_dir(dir).arg("train").args(args).args(["--device", "cpu", "--threads", "1"]);
+    let short = ["training.tokens=4096", "schedule.warmup_tokens=512", "data.sequence_length=128"];
+    short.iter().for_each(|set| _ = command.args(["--set", set]));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // A command that refuses at once does not read it.
+    let _ = child.stdin.take().unwrap().write_all(input.unwrap_or_default().as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn succeeds(output: &Output) -> String {
+    assert!(output.status.success(), "{}", said(output));
+    said(output)
+}
+
+/// The one sentence of a failure.
+fn fails(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{}", said(output));
+    let said = said(output);
+    let line = said.lines().last().unwrap();
+    line.strip_prefix("error: ").unwrap().to_owned()
+}
+
+#[test]
+fn a_text_file_becomes_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("hens.txt"), text(1000)).unwrap();
+    let first = train(dir.path(), &["--data", "hens.txt"], None);
+    let words = succeeds(&first);
+    assert!(words.contains("prepared hens.txt in runs/hens/data"), "{words}");
+    assert!(words.contains("held out (the end of each document)"), "{words}");
+    assert!(words.contains("no recipe was named: tiny-fox-pro"), "{words}");
+    let printed = String::from_utf8_lossy(&first.stdout).into_owned();
+    assert!(printed.contains("held-out loss"), "{printed}");
+    let run = dir.path().join("runs/hens");
+    for file in ["data/index.json", "config.toml", "export/config.json", "summary.json"] {
+        assert!(run.join(file).is_file(), "{file}");
+    }
+    // The same command finds a run that is over, and another text is not taken for it.
+    let again = train(dir.path(), &["--data", "hens.txt"], None);
+    succeeds(&again);
+    assert_eq!(again.stdout, first.stdout);
+    fs::write(dir.path().join("hens.txt"), text(1001)).unwrap();
+    let other = fails(&train(dir.path(), &["--data", "hens.txt"], None));
+    assert!(other.contains("runs/hens/data"), "{other}");
+}
+
+#[test]
+fn a_named_recipe_a_folder_and_the_standard_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = dir.path().join("corpus");
+    fs::create_dir(&corpus).unwrap();
+    fs::write(corpus.join("a.md"), text(500)).unwrap();
+    let lines: String = (0..150).map(|_| format!("{:?}\n", text(60))).collect();
+    let objects: String = lines.lines().map(|text| format!("{{\"text\": {text}}}\n")).collect();
+    fs::write(corpus.join("b.jsonl"), objects).unwrap();
+    let args = ["tiny-fox-pro", "--data", "corpus", "--out", "run", "--tokenizer", "bytes"];
+    let words = succeeds(&train(dir.path(), &args, None));
+    assert!(words.contains("held out (documents)") && !words.contains("no recipe"), "{words}");
+
+    let input = text(900);
+    let args = ["--data", "-", "--out", "piped"];
+    let words = succeeds(&train(dir.path(), &args, Some(&input)));
+    assert!(words.contains("no recipe was named"), "{words}");
+    assert_eq!(fs::read_to_string(dir.path().join("piped/input.txt")).unwrap(), input);
+    let words = succeeds(&train(dir.path(), &args, Some("something else")));
+    assert!(words.contains("the standard input is not read"), "{words}");
+}
+
+#[test]
+fn what_cannot_be_trained_on_is_refused_in_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("empty.txt"), "").unwrap();
+    fs::write(dir.path().join("short.txt"), "Too short.").unwrap();
+    fs::write(dir.path().join("picture.png"), "x").unwrap();
+    for (args, part) in [
+        (&["--data", "empty.txt"][..], "empty.txt"),
+        (&["--data", "short.txt"], "too few to learn from"),
+        (&["--data", "picture.png"], "no known corpus ending"),
+        (&["--data", "missing.txt"], "missing.txt"),
+        (&["--data", "-"], "--out"),
+        (&["--data", "-", "--out", "piped"], "the standard input is empty"),
+        (&["--data", "short.txt", "--tokenizer", "nosuch"], "nosuch"),
+    ] {
+        let sentence = fails(&train(dir.path(), args, None));
+        assert!(sentence.contains(part), "{args:?}: {sentence}");
+    }
+    assert!(!dir.path().join("piped/input.txt").exists());
+}
+
+#[test]
+fn data_without_a_held_out_part_are_trained_on_with_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("hens.txt"), text(300)).unwrap();
+    let prepared = Command::new(env!("CARGO_BIN_EXE_fox"))
+        .current_dir(dir.path())
+        .args(["prepare", "hens.txt", "data", "--tokenizer", "bytes", "--heldout", "0"])
+        .output()
+        .unwrap();
+    succeeds(&prepared);
+    let words = succeeds(&train(dir.path(), &["tiny-fox-pro", "--data", "data"], None));
+    assert!(words.contains("WARNING: no data are held out"), "{words}");
+}
