@@ -1,5 +1,7 @@
 //! What is generated from the command line's own description.
 
+#![allow(clippy::unwrap_used)] // helpers of tests
+
 use std::process::{Command, Output};
 
 fn fox(args: &[&str]) -> Output {
