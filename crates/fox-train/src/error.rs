@@ -30,10 +30,7 @@ pub enum Error {
         recomputed: Option<f64>,
     },
     /// A recipe that is neither a file nor built in.
-    #[error(
-        "`{name}` is neither a file nor a built-in recipe{}; `fox train --list` shows them all",
-        hint(nearest)
-    )]
+    #[error("`{name}` is neither a file nor a built-in recipe; {}", nearest_or_list(nearest))]
     UnknownRecipe {
         /// What was asked for.
         name: String,
@@ -41,10 +38,7 @@ pub enum Error {
         nearest: Option<String>,
     },
     /// A `+variant` that is not known.
-    #[error(
-        "`{name}` is no variant of a recipe{}; `fox train --list` shows them all",
-        hint(nearest)
-    )]
+    #[error("`{name}` is no variant of a recipe; {}", nearest_or_list(nearest))]
     UnknownVariant {
         /// What was asked for.
         name: String,
@@ -264,6 +258,13 @@ fn recompute_hint(needed: &Option<f64>) -> String {
     needed.map_or_else(String::new, |gib| {
         format!(" or set training.recompute=true, which needs about {gib:.1} GiB")
     })
+}
+
+fn nearest_or_list(nearest: &Option<String>) -> String {
+    match nearest {
+        Some(name) => format!("did you mean `{name}`? (`fox train --list` shows all)"),
+        None => "`fox train --list` shows all".into(),
+    }
 }
 
 fn hint(nearest: &Option<String>) -> String {

@@ -98,7 +98,9 @@ impl RunFolder {
         let check = || {
             if config.exists() {
                 compare(path, &config, &text, data)?;
-            } else if durable::entries(path)?.iter().any(|entry| !is_our_beginning(entry)) {
+            } else if path.is_file()
+                || durable::entries(path)?.iter().any(|entry| !is_our_beginning(entry))
+            {
                 return Err(Error::NotARun { path: path.to_path_buf() });
             }
             Ok(())

@@ -25,7 +25,7 @@ pub struct DeviceArgs {
     #[arg(long, value_enum)]
     precision: Option<PrecisionName>,
     /// Threads for the CPU; all cores by default
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_threads)]
     threads: Option<usize>,
     /// Instruction set for the CPU: avx512, avx2, neon or portable; the best it has by default
     #[arg(long, value_name = "NAME")]
@@ -48,6 +48,13 @@ enum DeviceName {
 enum PrecisionName {
     F32,
     Bf16,
+}
+
+fn parse_threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(threads @ 1..=4096) => Ok(threads),
+        _ => Err("a number from 1 to 4096; all cores without the flag".into()),
+    }
 }
 
 /// What a command, rather than its user, asks of a device.

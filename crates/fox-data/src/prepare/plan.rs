@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::flow::Source;
 use super::{PrepareOptions, create_folders};
+use crate::dataset::Split;
 use crate::error::{Error, Result};
 use crate::prepare::HeldOut;
 
@@ -60,7 +61,8 @@ impl Plan {
             .map_err(|holder| Error::Locked { path: out.to_path_buf(), pid: holder.pid })?;
         refuse_foreign(out, &path)?;
         create_folders(out)?;
-        if path.exists() {
+        // What failed before it had finished anything may be tried again in another way.
+        if path.exists() && has_shards(out)? {
             let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
             let different =
                 |detail| Error::DifferentPreparation { path: out.to_path_buf(), detail };
@@ -117,6 +119,20 @@ fn is_empty_folder(path: &Path) -> Result<bool> {
         }
     }
     Ok(true)
+}
+
+/// Whether an earlier preparation has finished a shard.
+fn has_shards(out: &Path) -> Result<bool> {
+    for split in [Split::Train, Split::HeldOut] {
+        let folder = out.join(split.name());
+        for entry in fs::read_dir(&folder).map_err(Error::io("list", &folder))? {
+            let path = entry.map_err(Error::io("list", &folder))?.path();
+            if path.extension().is_some_and(|ending| ending == "tokens") {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 fn is_bare(folder: &Path) -> Result<bool> {

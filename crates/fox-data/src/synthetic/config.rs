@@ -52,6 +52,28 @@ impl SyntheticConfig {
         Self { seed: mix(self.seed ^ 0x6865_6c64_6f75_7421), ..self }
     }
 
+    /// The first key whose number is out of its range, and what is wrong with it.
+    ///
+    /// # Errors
+    /// That key and the words.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        let ranged = self.in_range();
+        let pairs = [
+            ("circles", self.circles as u64, ranged.circles as u64),
+            ("actions", self.actions as u64, ranged.actions as u64),
+            ("filler_percent", self.filler_percent.into(), ranged.filler_percent.into()),
+            ("shortest_chapter", self.shortest_chapter, ranged.shortest_chapter),
+            ("octaves", self.octaves.into(), ranged.octaves.into()),
+        ];
+        match pairs.into_iter().find(|(_, asked, ranged)| asked != ranged) {
+            Some((key, asked, ranged)) => {
+                let bound = if asked < ranged { "at least" } else { "at most" };
+                Err((key, format!("is {asked}, but must be {bound} {ranged}")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// This configuration with every number brought into its range, so that generating cannot fail.
     pub(super) fn in_range(self) -> Self {
         Self {

@@ -9,7 +9,6 @@ mod builtin;
 mod load;
 mod ranks;
 mod schedule;
-mod suggest;
 mod validate;
 
 use std::path::{Path, PathBuf};
@@ -21,11 +20,11 @@ use fox_tensor::Device;
 use serde::{Deserialize, Serialize};
 
 pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
+pub(crate) use fox_base::nearest::nearest;
 pub(crate) use load::typed;
 pub use load::{apply_override, load, load_table, merge, parse_table};
 pub use ranks::Reduction;
 pub use schedule::{ScheduleRecipe, Shape};
-pub(crate) use suggest::nearest;
 
 use crate::{Error, OptimizerRecipe, Result};
 

@@ -41,11 +41,13 @@ pub struct Args {
         long,
         default_value_t = 0.01,
         value_name = "FRACTION",
+        allow_negative_numbers = true,
         conflicts_with = "heldout_corpus"
     )]
     heldout: f64,
     /// Hold out this part of every document instead, its end: for a corpus of few documents
-    #[arg(long, value_name = "FRACTION", conflicts_with_all = ["heldout", "heldout_corpus"])]
+    #[arg(long, value_name = "FRACTION", allow_negative_numbers = true,
+          conflicts_with_all = ["heldout", "heldout_corpus"])]
     heldout_ends: Option<f64>,
     /// Another corpus to hold out, instead of a part of this one
     #[arg(long, value_name = "CORPUS")]

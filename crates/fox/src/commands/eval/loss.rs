@@ -107,7 +107,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut report = LossReport::default();
     for model in Named::all(&args.models)? {
         let opened = model.open(&device)?;
-        let tokenizer = opened.tokenizer(args.tokenizer.as_deref());
+        let mut tokenizer = opened.tokenizer(args.tokenizer.as_deref());
+        // Data of its own need none; but one that was asked for must be there.
+        if args.tokenizer.is_some() {
+            tokenizer = Ok(tokenizer?);
+        }
         let trained = args.training_length;
         args.documents.measure(&opened, tokenizer, trained, &args.out, &mut report)?;
     }

@@ -4,6 +4,7 @@ use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use fox_base::nearest::nearest;
 use fox_data::Tokenizer;
 use fox_eval::Subject;
 use fox_model::{Model, Pruning};
@@ -54,7 +55,8 @@ impl Named {
         let folder = match path.join("config.json").exists() {
             false if export.join("config.json").exists() => export,
             false if RunFolder::is_run(path) => return self.open_unfinished(device),
-            _ => path.clone(),
+            false => bail!(no_model(path)),
+            true => path.clone(),
         };
         let run = match RunFolder::around(&folder) {
             Some(run) => Some(Run { recipe: RunFolder::recipe(&run)?, folder: run }),
@@ -147,6 +149,32 @@ impl Opened {
             stored => Ok(stored?),
         }
     }
+}
+
+/// Why there is no model at a path, and which one may have been meant.
+fn no_model(path: &Path) -> String {
+    let shown = path.display();
+    if path.exists() {
+        return format!(
+            "{shown} has no config.json; give the folder of a checkpoint, or of a run of `fox train`"
+        );
+    }
+    let beside = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut models = Vec::new();
+    for place in [beside, Path::new("runs")] {
+        let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+        let folders = entries.map(|entry| entry.path());
+        models.extend(folders.filter(|p| p.join("config.json").exists() || RunFolder::is_run(p)));
+    }
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let names: Vec<String> = models.iter().map(|path| name(path)).collect();
+    let meant = nearest(&name(path), names.iter().map(String::as_str));
+    let found = meant.and_then(|meant| models.iter().find(|path| name(path) == meant));
+    let hint = match found {
+        Some(path) => format!("did you mean {}?", path.strip_prefix(".").unwrap_or(path).display()),
+        None => "give the folder of a checkpoint, or of a run of `fox train`".to_owned(),
+    };
+    format!("{shown} does not exist; {hint}")
 }
 
 /// Name and path of `PATH` or `NAME=PATH`.

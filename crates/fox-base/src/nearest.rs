@@ -1,10 +1,7 @@
 //! The nearest known name to one that is not known.
 
 /// The candidate with the fewest edits, when it is near enough to be meant.
-pub(crate) fn nearest<'a>(
-    wrong: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<String> {
+pub fn nearest<'a>(wrong: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let best = candidates.into_iter().map(|name| (distance(wrong, name), name)).min()?;
     let limit = (wrong.chars().count() / 2).max(2);
     (best.0 <= limit).then(|| best.1.to_string())

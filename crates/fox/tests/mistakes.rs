@@ -1,0 +1,242 @@
+//! A hundred mistakes: each gets one sentence that names the thing, an exit code that is not 0, and nothing is lost.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// Exit codes: what was asked cannot be done, and what was asked is not understood.
+const REFUSED: i32 = 1;
+const USAGE: i32 = 2;
+
+/// The command line, its exit code, and a part of what it says.
+const MISTAKES: &[(&str, i32, &str)] = &[
+    ("nosuch", USAGE, "unrecognized subcommand 'nosuch'"),
+    // Recipes.
+    ("train", USAGE, "<RECIPE>"),
+    ("train nosuch", REFUSED, "neither a file nor a built-in recipe"),
+    ("train tiny-fox-pr", REFUSED, "did you mean `tiny-fox-pro`?"),
+    ("train tiny-fox-pro+nosuch", REFUSED, "`nosuch` is no variant"),
+    ("train tiny-fox-pro+rop", REFUSED, "did you mean `rope`?"),
+    ("train syntax.toml", REFUSED, "syntax.toml is not valid TOML"),
+    ("train key.toml", REFUSED, "did you mean `training.tokens`?"),
+    ("train sizes.toml", REFUSED, "`model` is missing"),
+    ("train missing.toml", REFUSED, "cannot read missing.toml"),
+    ("train tiny-fox-pro --set training.tokens", REFUSED, "write key=value"),
+    ("train tiny-fox-pro --set training.tokens=many", REFUSED, "`training.tokens` does not fit"),
+    ("train tiny-fox-pro --set training.tokens=-5", REFUSED, "`training.tokens` does not fit"),
+    ("train tiny-fox-pro --set training.tokens=0", REFUSED, "must be at least 1"),
+    ("train tiny-fox-pro --set training.nosuch=1", REFUSED, "unknown key `training.nosuch`"),
+    ("train tiny-fox-pro --set training.batch=0", REFUSED, "`training.batch` must be at least 1"),
+    ("train tiny-fox-pro --set training.ema=2", REFUSED, "`training.ema` must be between 0 and 1"),
+    ("train tiny-fox-pro --set training.reduction=ring", REFUSED, "`running` or `tree`"),
+    ("train tiny-fox-pro --set training.pruning=5", REFUSED, "a negative number"),
+    ("train tiny-fox-pro --set optimizer.peak_lr=-1", REFUSED, "`optimizer.peak_lr`"),
+    ("train tiny-fox-pro --set optimizer.peak_lr=nan", REFUSED, "`optimizer.peak_lr`"),
+    ("train tiny-fox-pro --set optimizer.name=sgdd", REFUSED, "there are adamw and muon"),
+    (
+        "train tiny-fox-pro --set schedule.warmup_tokens=9e9",
+        REFUSED,
+        "before its learning rate is reached",
+    ),
+    ("train tiny-fox-pro --set schedule.decay=steps", REFUSED, "expected one of `cosine`"),
+    ("train tiny-fox-pro --set evaluation.weights=ema", REFUSED, "set training.ema"),
+    ("train tiny-fox-pro --set evaluation.length=0", REFUSED, "`evaluation.length`"),
+    ("train tiny-fox-pro --set model.num_heads=3", REFUSED, "does not divide `hidden_size`"),
+    ("train tiny-fox-pro --set model.hidden_size=0", REFUSED, "must be between 1 and"),
+    ("train tiny-fox-pro --set model.hiden_size=64", REFUSED, "did you mean `model.hidden_size`?"),
+    ("train tiny-fox-pro --set data.sequence_length=0", REFUSED, "must be between 1 and 2^30"),
+    ("train tiny-fox-pro --set data.synthetic.actions=0", REFUSED, "must be at least 2"),
+    ("train tiny-fox-pro --set data.synthetic.octaves=99", REFUSED, "must be at most 40"),
+    ("train task-mqar --set data.task.name=mqqr", REFUSED, "did you mean `mqar`?"),
+    ("train task-mqar --set data.task.name=nosuch", REFUSED, "the tasks are mqar"),
+    // Data and folders of training.
+    ("train tiny-fox-pro --data missing", REFUSED, "missing does not exist"),
+    ("train --data missing.txt", REFUSED, "missing.txt does not exist"),
+    ("train --data empty.txt", REFUSED, "empty.txt holds no documents"),
+    ("train --data lines.jsonl --out tried", REFUSED, "lines.jsonl line 2 has no text field"),
+    ("train --data picture.png --out tried", REFUSED, "no known corpus ending"),
+    ("train --data -", REFUSED, "--out"),
+    ("train --data - --out new2", REFUSED, "the standard input is empty"),
+    ("train tiny-fox-pro --data data --tokenizer gpt2", REFUSED, "--tokenizer is for text"),
+    ("train tiny-fox-pro --tokenizer gpt2", USAGE, "--data"),
+    ("train tiny-fox-pro --set data.tokenizer=gpt2 --data data", REFUSED, "tokenizer"),
+    ("train tiny-fox-pro --out run", REFUSED, "run holds another run"),
+    ("train tiny-fox-pro --out text.txt", REFUSED, "holds no run of fox; choose another --out"),
+    ("train tiny-fox-pro --out model", REFUSED, "holds no run of fox; choose another --out"),
+    ("train tiny-fox-pro --device tpu", USAGE, "possible values: auto, cpu, cuda, naive"),
+    ("train tiny-fox-pro --device cpu --threads 0", USAGE, "a number from 1 to 4096"),
+    ("train tiny-fox-pro --device cpu --simd sse9", REFUSED, "--simd sse9"),
+    ("train tiny-fox-pro --export new", USAGE, "--out <DIR>"),
+    ("train --export new --out missing", REFUSED, "missing holds no run of fox"),
+    ("train --export text.txt --out run", REFUSED, "is not an empty folder"),
+    ("train --export new --out run --weights ema", REFUSED, "keeps no average of the weights"),
+    // Preparation.
+    ("prepare missing new", REFUSED, "missing does not exist"),
+    ("prepare empty.txt new", REFUSED, "empty.txt holds no documents"),
+    ("prepare lines.jsonl new", REFUSED, "lines.jsonl line 2 has no text field"),
+    ("prepare text.txt model", REFUSED, "model is not empty"),
+    ("prepare text.txt new --tokenizer nosuch", REFUSED, "\"nosuch\" is not a tokenizer"),
+    ("prepare text.txt new --heldout 2", REFUSED, "2 is not between 0 and 1"),
+    ("prepare text.txt new --heldout -1", REFUSED, "-1 is not between 0 and 1"),
+    ("prepare text.txt new --heldout-ends 1.5", REFUSED, "1.5 is not between 0 and 1"),
+    (
+        "prepare text.txt new --heldout-ends 0.1 --heldout-corpus empty.txt",
+        USAGE,
+        "cannot be used with",
+    ),
+    ("prepare text.txt new --shard-tokens 0", REFUSED, "at least one token"),
+    ("prepare text.txt new --separator=", REFUSED, "an empty text separates nothing"),
+    ("prepare text.txt data --tokenizer gpt2", REFUSED, "data holds another preparation"),
+    // Models that are none.
+    ("eval loss missing", REFUSED, "missing does not exist"),
+    ("eval loss rum", REFUSED, "did you mean run?"),
+    ("eval loss data", REFUSED, "data has no config.json"),
+    ("eval loss unknown", REFUSED, "unknown model_type `gpt5`"),
+    ("eval loss cut", REFUSED, "cut/model.safetensors is not a valid safetensors file"),
+    ("generate missing -p a", REFUSED, "missing does not exist"),
+    ("serve missing", REFUSED, "missing does not exist"),
+    ("inspect missing", REFUSED, "missing does not exist"),
+    ("compare missing", REFUSED, "missing does not exist"),
+    ("convert missing new --to fla", REFUSED, "missing"),
+    ("convert model new --to nosuch", USAGE, "possible values"),
+    ("verify missing", REFUSED, "missing"),
+    ("info nosuch", REFUSED, "`nosuch` is neither a folder nor"),
+    ("info unknown", REFUSED, "unknown model_type `gpt5`"),
+    ("info fox-pro-125m --seq 0", USAGE, "--seq"),
+    // Evaluation.
+    ("eval loss run --length 0", USAGE, "--length"),
+    ("eval loss run --documents 0", USAGE, "--documents"),
+    ("eval loss run run", REFUSED, "are the same model"),
+    ("eval loss run --data missing", REFUSED, "missing does not exist"),
+    ("eval loss run --tokenizer nosuch", REFUSED, "\"nosuch\" is not a tokenizer"),
+    ("eval loss model", REFUSED, "evaluate it with the tokenizer it was trained with"),
+    ("eval needle run --lengths 0", REFUSED, "need 17 tokens, not 0"),
+    ("eval needle run --lengths a", USAGE, "--lengths"),
+    ("eval needle run --cases 0", REFUSED, "a needle test needs lengths, depths and cases"),
+    ("eval needle run --haystack missing", REFUSED, "missing does not exist"),
+    ("eval accuracy run", REFUSED, "run is no run of a task"),
+    ("eval tasks run --tasks nosuch", REFUSED, "there is no task nosuch"),
+    ("eval tasks run --tasks piqa", REFUSED, "name the folder of piqa.jsonl"),
+    ("inspect run --heads 9:9", REFUSED, "the model has 2 layers of 4 heads"),
+    ("inspect run --heads x", USAGE, "a head is LAYER:HEAD"),
+    ("inspect run --text missing", REFUSED, "missing does not exist"),
+    ("inspect run --log-pruning-tolerance 3", USAGE, "a negative number"),
+    // Generating and serving.
+    ("generate run -p a --top-p 2", REFUSED, "--top-p must be above 0"),
+    ("generate run -p a --min-p 7", REFUSED, "--min-p must be from 0 to 1"),
+    ("generate run -p a --n 0", USAGE, "--n"),
+    ("generate run -p a --eviction sometimes", USAGE, "off, safe or a negative number"),
+    ("generate run -p a --cache 0", REFUSED, "--cache must be a size in GiB"),
+    ("generate run --file missing", REFUSED, "cannot read missing"),
+    ("generate model -p a", REFUSED, "name the model's tokenizer with --tokenizer"),
+    ("serve run --port 99999", USAGE, "--port"),
+    ("serve run --max-batch 0", USAGE, "--max-batch"),
+    ("serve run --allow-origin nosuch", USAGE, "a scheme and a host"),
+    // Many runs.
+    ("launch --ranks 0 -- train tiny-fox-pro", USAGE, "--ranks"),
+    ("launch --ranks 2 -- nosuch", REFUSED, "fox launch starts"),
+    ("sweep nosuch --out new", REFUSED, "neither a file nor a built-in recipe"),
+    ("sweep tiny-fox-pro --out new --set training.seed=5..1", REFUSED, "a range is FIRST..LAST"),
+    ("sweep tiny-fox-pro --out new --jobs 0", USAGE, "--jobs"),
+    ("demo --seeds 0", USAGE, "--seeds"),
+    ("demo --length 1", USAGE, "64, 128, 256"),
+    // Measuring.
+    ("bench attention --head-dim 7", REFUSED, "no multiple of 8"),
+    ("bench attention --acp=100", USAGE, "a negative number"),
+    ("bench attention --heads 3 --kv-heads 2", REFUSED, "no multiple of --kv-heads"),
+    ("selftest --only nosuch", REFUSED, "no case is called anything like `nosuch`"),
+    ("completions nosh", USAGE, "possible values: bash"),
+    ("man text.txt/pages", REFUSED, "cannot write manual pages"),
+];
+
+fn fox(dir: &Path, line: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fox"))
+        .current_dir(dir)
+        .args(line.split_whitespace())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// A folder with some of everything.
+fn sandbox() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let text: String = (0..900).map(|n| format!("On day {n} the fox slept.\n")).collect();
+    for (name, text) in [
+        ("text.txt", text.as_str()),
+        ("empty.txt", ""),
+        ("picture.png", "x"),
+        ("lines.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n"),
+        ("syntax.toml", "[model\nhidden = 3"),
+        ("key.toml", "extends = \"tiny-fox-pro\"\n[training]\ntoken = 3\n"),
+        ("sizes.toml", "[training]\ntokens = 1000\n"),
+    ] {
+        fs::write(at(name), text).unwrap();
+    }
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/fox_pro");
+    for folder in ["model", "cut", "unknown"] {
+        fs::create_dir(at(folder)).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            fs::copy(fixture.join(file), at(folder).join(file)).unwrap();
+        }
+    }
+    let weights = fs::read(at("cut/model.safetensors")).unwrap();
+    fs::write(at("cut/model.safetensors"), &weights[..weights.len() / 2]).unwrap();
+    fs::write(at("unknown/config.json"), "{\"model_type\": \"gpt5\"}").unwrap();
+    for line in [
+        "prepare text.txt data --tokenizer bytes --heldout-ends 0.1",
+        "train tiny-fox-pro --device cpu --out run --quiet --set training.tokens=2048 \
+         --set schedule.warmup_tokens=256 --set data.sequence_length=128",
+    ] {
+        let output = fox(dir.path(), line);
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    dir
+}
+
+/// Every file of a folder and its contents.
+fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files.extend(contents(&path)),
+            false => drop(files.insert(path.clone(), fs::read(&path).unwrap())),
+        }
+    }
+    files
+}
+
+#[test]
+fn a_hundred_mistakes() {
+    assert!(MISTAKES.len() >= 100, "{}", MISTAKES.len());
+    let dir = sandbox();
+    let before = contents(dir.path());
+    let mut wrong = String::new();
+    for (line, code, part) in MISTAKES {
+        let output = fox(dir.path(), line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let sentence = match *code {
+            USAGE => said.contains("error: ") || said.contains("Usage: "),
+            // The error is one line, the last; notes may stand before it.
+            _ => {
+                let last = said.trim_end().lines().last().unwrap_or_default();
+                last.starts_with("error: ") && last.contains(part)
+            }
+        };
+        if output.status.code() != Some(*code) || !sentence || !said.contains(part) {
+            wrong += &format!(
+                "fox {line}\n  {:?}, not {code} with {part:?}: {said}\n",
+                output.status.code()
+            );
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    let after = contents(dir.path());
+    for (path, bytes) in &before {
+        assert!(after.get(path) == Some(bytes), "{} has changed", path.display());
+    }
+}
