@@ -341,7 +341,7 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
     assert!(heads.contains("num_heads") && heads.contains("does not divide"), "{heads}");
     assert_eq!(
         message("tiny-fox-por", &[]),
-        "`tiny-fox-por` is neither a file nor a built-in recipe; did you mean `tiny-fox-pro`?; `fox train --list` shows them all"
+        "`tiny-fox-por` is neither a file nor a built-in recipe; did you mean `tiny-fox-pro`? (`fox train --list` shows all)"
     );
     assert!(message("tiny-fox-pro+no-kv-shit", &[]).contains("did you mean `no-kv-shift`?"));
     assert!(!message("missing.toml", &[]).contains('\n'));
