@@ -43,6 +43,9 @@ export class Pane {
     });
     text.addEventListener("pointerleave", () => this.hover(null, null));
     text.addEventListener("keydown", (event) => this.key(event));
+    text.addEventListener("wheel", () => requestAnimationFrame(() => {
+      this.isAtEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
+    }), { passive: true });
   }
 
   key(event) {
@@ -73,7 +76,7 @@ export class Pane {
   }
 
   clear() {
-    Object.assign(this, { spans: [], at: null, facts: new Map() });
+    Object.assign(this, { spans: [], at: null, facts: new Map(), isAtEnd: true });
     this.parts.text.replaceChildren();
     this.parts.token.replaceChildren();
     this.parts.readout.textContent = "";
@@ -119,8 +122,6 @@ export class Pane {
 
   /// Adds a part of a stream, a span per token.
   show(part, isPrompt) {
-    const box = this.parts.text;
-    const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
     const list = part.logprobs;
     if (!list) {
       if (part.text) this.append(part.text, { isPrompt });
@@ -137,7 +138,16 @@ export class Pane {
         if (words) this.tint(this.append(words, { isPrompt }), facts);
       });
     }
-    if (atEnd) box.scrollTop = box.scrollHeight;
+    this.followEnd();
+  }
+
+  /// Keeps the end of a growing text in sight, once per frame, unless somebody has scrolled away from it.
+  followEnd() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = null;
+      if (this.isAtEnd) this.parts.text.scrollTop = this.parts.text.scrollHeight;
+    });
   }
 
   tint(span, facts) {
