@@ -129,12 +129,11 @@ export class Pane {
       // Offsets count characters, not the halves of them that strings are made of.
       const characters = Array.from(part.text);
       const start = list.text_offset[0];
-      list.tokens.forEach((name, i) => {
+      list.tokens.forEach((_, i) => {
         const offset = list.text_offset[i];
         const end = list.text_offset[i + 1] ?? start + characters.length;
         const words = characters.slice(offset - start, end - start).join("");
-        const facts = { name, logprob: list.token_logprobs[i], top: list.top_logprobs[i] };
-        this.facts.set(`${offset}|${name}`, facts);
+        const facts = this.learn(list, i);
         if (words) this.tint(this.append(words, { isPrompt }), facts);
       });
     }
@@ -150,6 +149,20 @@ export class Pane {
     });
   }
 
+  /// Learns the probabilities of a text that was not written here.
+  async score(text) {
+    const request = { prompt: text, max_tokens: 0, echo: true, logprobs: 5 };
+    const list = (await this.server.ask("/v1/completions", request)).choices[0].logprobs;
+    list.tokens.forEach((_, i) => this.learn(list, i));
+  }
+
+  /// Notes what a list of log-probabilities says about its token `i`.
+  learn(list, i) {
+    const facts = { name: list.tokens[i], logprob: list.token_logprobs[i], top: list.top_logprobs[i] };
+    this.facts.set(`${list.text_offset[i]}|${facts.name}`, facts);
+    return facts;
+  }
+
   tint(span, facts) {
     span.facts = facts;
     if (typeof facts?.logprob === "number") span.style.setProperty("--doubt", Math.min(1, -facts.logprob / 8));
@@ -161,6 +174,7 @@ export class Pane {
     let seen;
     try {
       seen = await this.server.ask("/inspect", { prompt: text });
+      if (!this.facts.size) await this.score(text);
     } catch (problem) {
       this.memory.clear();
       if (!this.spans.length) this.append(text, { isPrompt: true });
@@ -264,7 +278,7 @@ export class Pane {
     const row = make("div", "", { class: "row tight" });
     if (this.memory.seen && this.at > 0) row.append(again);
     if (typeof facts?.logprob !== "number") {
-      return box.replaceChildren(make("p", "No probability: the model did not predict this token.", { class: "hint" }), row);
+      return box.replaceChildren(make("p", "No probability is known for this token.", { class: "hint" }), row);
     }
     const table = make("table", "", { "aria-label": "Likeliest tokens here" });
     for (const [name, logprob] of Object.entries(facts.top ?? {})) {
