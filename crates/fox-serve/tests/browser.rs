@@ -11,6 +11,7 @@ mod common;
 use browser::Browser;
 use common::{model, serve, serve_model, serve_with};
 use fox_infer::EngineOptions;
+use fox_model::{Model, ModelConfig};
 use fox_serve::ServeOptions;
 
 /// A browser at a server's page, or `None` where there is no Chromium.
@@ -254,6 +255,35 @@ fn two_models_stand_side_by_side() {
         "[...document.querySelectorAll('.text .chosen')].map((s) => s.textContent).join() === 'd,d'",
     );
     page.picture("two.png");
+    assert_eq!(page.complaints, Vec::<String>::new());
+}
+
+/// A random model with 24 layers of 24 heads.
+fn many_heads() -> Model {
+    let mut config = ModelConfig::fox_pro(384, 24, 24);
+    config.vocab_size = 256;
+    Model::init(&config, 7, &fox_cpu::device()).unwrap()
+}
+
+#[test]
+#[ignore = "needs Chromium"]
+fn a_map_of_576_heads_fits_a_phone_and_is_sorted() {
+    let server = serve_model(many_heads(), EngineOptions::default(), ServeOptions::default());
+    let Some(mut page) = open(&format!("http://{}/#prompt=heads&mode=memory", server.address))
+    else {
+        return;
+    };
+    wait_for_memory(&mut page);
+    page.resize(390, 844, "light");
+    page.wait_for("innerWidth === 390");
+    assert_eq!(page.value("document.documentElement.scrollWidth"), 390);
+    assert_eq!(page.value("document.querySelectorAll('.heads button').length"), 576);
+    let sorted = "[...Array(24).keys()].every((layer) => { \
+        const row = [...document.querySelectorAll(`.heads [data-place^='${layer},']`)]; \
+        const reach = row.map((b) => Number(b.style.getPropertyValue('--reach'))); \
+        return row.length === 24 && reach.every((x, i) => i === 0 || reach[i - 1] <= x); })";
+    assert_eq!(page.value(sorted), true);
+    page.picture("phone-576-heads.png");
     assert_eq!(page.complaints, Vec::<String>::new());
 }
 
