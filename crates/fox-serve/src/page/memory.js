@@ -1,6 +1,6 @@
 // What a model remembers of a text: the map of its heads, decay, attention, gates, cache pages.
 
-import { Picture, make, short } from "./draw.js";
+import { Picture, complain, make, short } from "./draw.js";
 
 const name = ([layer, head]) => `${layer},${head}`;
 
@@ -54,7 +54,7 @@ export class Memory {
     this.keep(seen);
     const { parts } = this;
     parts.memory.hidden = false;
-    parts.memoryError.hidden = true;
+    complain(parts.memoryError);
     parts.position.max = seen.tokens.length - 1;
     const { cache } = seen;
     parts.cache.textContent = `The cache of this text takes ${size(cache.bytes)}; `
@@ -148,9 +148,7 @@ export class Memory {
       try {
         this.keep(await this.server.ask("/inspect", { prompt: this.text, head: place }));
       } catch (error) {
-        this.parts.memoryError.textContent = error.message;
-        this.parts.memoryError.hidden = false;
-        return;
+        return complain(this.parts.memoryError, error.message);
       }
     }
     // Somebody may have chosen another one meanwhile, or another text.
@@ -188,7 +186,8 @@ export class Memory {
     if (gates.length) {
       this.gates.show({
         rows: gates, columns: gates[0].length, color: "--fox", strength: (gate) => Math.sqrt(1 - gate),
-        scale: ["1", "0.75", "0"], unit: seen.tokens_per_column, names: gates.map((_, head) => `head ${head}`), tokens: count,
+        scale: ["1", "0.75", "0"], unit: seen.tokens_per_column, tokens: count,
+        names: gates.map((_, head) => `head ${head}`),
       });
     }
     this.drawPages(count);
@@ -241,12 +240,20 @@ export class Memory {
     if (!this.picture) return null;
     if (mode === "memory") return this.left(at);
     if (this.unit === 1) return this.picture.attention[at];
+    const { rows } = this;
     const key = `${name(this.chosen)},${at}`;
-    if (!this.rows.has(key)) {
-      const asked = this.server.ask("/inspect", { prompt: this.text, head: this.chosen, position: at });
-      this.rows.set(key, asked.then((answer) => answer.attention, () => null));
+    if (!rows.has(key)) {
+      // Keys may be held down: only where they stop is worth a question.
+      await new Promise((resolve) => setTimeout(resolve, 150));
+      if (this.position !== at || this.rows !== rows) return null;
+      const request = { prompt: this.text, head: this.chosen, position: at };
+      try {
+        rows.set(key, (await this.server.ask("/inspect", request)).attention);
+      } catch (error) {
+        complain(this.parts.memoryError, error.message);
+      }
     }
-    return this.rows.get(key);
+    return rows.get(key) ?? null;
   }
 
   /// exp(c_i - c_j) for all j up to i: the products of the gates after j; all 1 without gates.
@@ -268,7 +275,8 @@ export class Memory {
       const share = this.left(row)[column];
       told.push(`at ${row}: “${seen.tokens[row]}” ${short(100 * share)}% of it is left`);
       const weight = picture.attention[Math.floor(row / this.unit)]?.[Math.floor(column / this.unit)];
-      if (weight !== undefined) told.push(`attention ${short(weight)}${this.unit > 1 ? ` to its ${this.unit} tokens` : ""}`);
+      const where = this.unit > 1 ? ` to its ${this.unit} tokens` : "";
+      if (weight !== undefined) told.push(`attention ${short(weight)}${where}`);
     } else {
       told.push(`comes after ${row}`);
     }

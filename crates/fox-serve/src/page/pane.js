@@ -18,7 +18,7 @@ export class Pane {
     for (const element of this.root.querySelectorAll("[data-part]")) this.parts[element.dataset.part] = element;
     this.server = new Server(base, () => { this.parts.keyForm.hidden = false; });
     Object.assign(this, { onChoose, onRewrite, mode: "probability", modeWasChosen: false });
-    Object.assign(this, { spans: [], at: null, facts: new Map(), promptEnd: 0, seen: null });
+    Object.assign(this, { spans: [], at: null, facts: new Map(), promptEnd: 0, seen: null, turn: 0 });
     this.memory = new Memory(this.parts, this.server, {
       onHover: (row, column) => this.hover(row, column),
       onPick: (position) => this.choose(position),
@@ -76,7 +76,7 @@ export class Pane {
   }
 
   clear() {
-    Object.assign(this, { spans: [], at: null, facts: new Map(), isAtEnd: true });
+    Object.assign(this, { spans: [], at: null, facts: new Map(), seen: null, isAtEnd: true, turn: this.turn + 1 });
     this.parts.text.replaceChildren();
     this.parts.token.replaceChildren();
     this.parts.readout.textContent = "";
@@ -114,7 +114,9 @@ export class Pane {
   }
 
   append(words, { isPrompt = false, label = "" } = {}) {
-    const span = make("span", words, { ...(isPrompt ? { class: "prompt" } : {}), ...(label ? { "data-label": label } : {}) });
+    const span = make("span", words);
+    if (isPrompt) span.className = "prompt";
+    if (label) span.dataset.label = label;
     this.parts.text.append(span);
     this.spans.push(span);
     return span;
@@ -171,15 +173,18 @@ export class Pane {
   /// Looks inside the model while it reads a text; the spans become the tokens it read, one per position.
   async look(text, { head = null, at = null } = {}) {
     const { error } = this.parts;
+    const { turn } = this;
     let seen;
     try {
       seen = await this.server.ask("/inspect", { prompt: text });
       if (!this.facts.size) await this.score(text);
     } catch (problem) {
+      if (this.turn !== turn) return;
       this.memory.clear();
       if (!this.spans.length) this.append(text, { isPrompt: true });
       return complain(error, problem.message);
     }
+    if (this.turn !== turn) return; // another text has come meanwhile
     complain(error);
     this.seen = seen;
     this.parts.text.replaceChildren();
@@ -188,12 +193,18 @@ export class Pane {
     seen.tokens.forEach((name, i) => {
       const offset = seen.text_offset[i];
       const words = characters.slice(offset, seen.text_offset[i + 1] ?? characters.length).join("");
-      const label = words ? (words.trim() ? "" : words.includes("\n") ? "⏎" : "") : i === 0 && seen.ids[0] === this.bos ? "start" : "·";
-      const span = this.append(words, { isPrompt: offset < this.promptEnd, label });
+      const span = this.append(words, { isPrompt: offset < this.promptEnd, label: this.labelOf(words, seen.ids[i]) });
       this.tint(span, this.facts.get(`${offset}|${name}`));
     });
     await this.memory.show(seen, text, head);
-    this.choose(Math.min(at ?? seen.tokens.length - 1, seen.tokens.length - 1), { quietly: true });
+    const last = seen.tokens.length - 1;
+    if (this.turn === turn) this.choose(Math.min(at ?? last, last), { quietly: true });
+  }
+
+  /// What stands for a token that cannot be seen: a marker, a part of a character, a line break.
+  labelOf(words, id) {
+    if (!words) return id === this.bos ? "start" : "·";
+    return words.includes("\n") && !words.trim() ? "⏎" : "";
   }
 
   setMode(mode) {
@@ -247,7 +258,7 @@ export class Pane {
       if (value === undefined || !Number.isFinite(value)) span.style.removeProperty("--part");
       else span.style.setProperty("--part", value / most);
     });
-    if (mode === "attention") this.parts.legendHigh.textContent = row ? `${short(most)}, the most` : LEGENDS.attention[1];
+    if (mode === "attention" && row) this.parts.legendHigh.textContent = `${short(most)}, the most`;
   }
 
   hoverToken(position) {
@@ -284,7 +295,8 @@ export class Pane {
     for (const [name, logprob] of Object.entries(facts.top ?? {})) {
       const line = make("tr");
       const cell = make("td");
-      const take = make("button", name.trim() ? name : JSON.stringify(name), { type: "button", class: "take", title: "Write on with this token" });
+      const shown = name.trim() ? name : JSON.stringify(name);
+      const take = make("button", shown, { type: "button", class: "take", title: "Write on with this token" });
       take.disabled = name.startsWith("token_id:") || !this.memory.seen;
       take.addEventListener("click", () => this.rewrite(name));
       cell.append(take);

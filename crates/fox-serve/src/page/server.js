@@ -10,7 +10,8 @@ export class Server {
 
   /// Sends a request; an error has the server's words.
   async send(path, body, signal) {
-    const headers = { "Content-Type": "application/json", ...(this.key ? { Authorization: `Bearer ${this.key}` } : {}) };
+    const headers = { "Content-Type": "application/json" };
+    if (this.key) headers.Authorization = `Bearer ${this.key}`;
     const options = { headers, signal, ...(body ? { method: "POST", body: JSON.stringify(body) } : {}) };
     let response;
     try {

@@ -156,7 +156,8 @@ fn parse_origin(text: &str) -> Result<String, String> {
 
 /// An origin that stands for one server.
 fn parse_server(text: &str) -> Result<String, String> {
-    let is_plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || ":/.-_[]".contains(c));
+    let is_plain =
+        |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || ":/.-_[]".contains(c));
     match parse_origin(text) {
         Ok(origin) if origin.starts_with("http") && is_plain(&origin) => Ok(origin),
         _ => Err("the address of a server, e.g. http://127.0.0.1:8081".into()),
