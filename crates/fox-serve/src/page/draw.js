@@ -33,7 +33,7 @@ function ink(name) {
 }
 
 const FONT = 11;
-const MARGIN = { left: 34, top: 6, bottom: 20, right: 48 };
+const MARGIN = { left: 34, top: 6, bottom: 20, right: 54 };
 
 /// A table of numbers on a canvas.
 export class Picture {

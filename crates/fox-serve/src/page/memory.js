@@ -176,10 +176,12 @@ export class Memory {
     const side = picture.attention.length;
     parts.forgetFigure.hidden = !picture.forget;
     if (picture.forget) this.forget.show({ rows: picture.forget, columns: side, color: "--fox", unit, tokens: count });
-    const most = Math.max(1e-12, ...picture.attention.flat().filter(Number.isFinite));
+    // The first tokens have nothing else to look at, so the largest weights say little: full colour comes before them.
+    const weights = picture.attention.flat().filter((x) => x > 0).sort((a, b) => a - b);
+    const most = weights[Math.floor(0.995 * weights.length)] ?? 1;
     this.attention.show({
       rows: picture.attention, columns: side, color: "--look", strength: (x) => Math.sqrt(x / most),
-      scale: ["0", short(most / 4), short(most)], unit, tokens: count,
+      scale: ["0", short(most / 4), `≥${short(most)}`], unit, tokens: count,
     });
     const gates = seen.gates[this.chosen[0]] ?? [];
     parts.gatesFigure.hidden = gates.length === 0;
