@@ -1,16 +1,14 @@
-//! Which tokens the filters of sampling leave, without sorting the vocabulary.
+//! Draws from what the filters of sampling leave, without sorting the vocabulary.
 //!
-//! In descending order of weight, the lowest id first among equals, every filter keeps a beginning. Its last
-//! token, the [`Cut`], is found by adding up buckets of similar weights; only the bucket it lies in is sorted.
+//! In descending order of weight, the lowest id first among equals, every filter keeps a beginning; its last token is
+//! the [`Cut`]. Top-k finds its cut among a few candidates. Top-p needs none: a token is drawn from everything, and it
+//! is kept if the tokens before it have less than the share. Otherwise the next is drawn from those before it. What
+//! comes out is distributed as in the kept beginning, after about `1 / p` passes (rejection sampling; FlashInfer's
+//! "Sorting-Free GPU Kernels for LLM Sampling", 2025).
 
-/// Bits of a weight below those that name its bucket: the exponent and four bits of the fraction remain.
-const BUCKET_SHIFT: u32 = 19;
-/// Buckets of the weights from 0 to 1.
-const BUCKETS: usize = (1.0f32.to_bits() >> BUCKET_SHIFT) as usize + 1;
-/// Weights that are added up at once when one is drawn.
-const BLOCK: usize = 256;
-/// Lanes of those sums.
-const LANES: usize = 16;
+use fox_tensor::cases::Rng;
+
+use crate::scores::{BLOCK, likeliest, sum_of};
 
 /// The last token that is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +26,20 @@ impl Cut {
         Cut { weight, ..Cut::ALL }
     }
 
+    /// The `count` largest of the weights; everything where there are fewer.
+    pub fn largest(weights: &[f32], count: usize) -> Cut {
+        let last = likeliest(weights, count).last().copied();
+        last.map_or(Cut::ALL, |id| Cut::ALL.and(Cut { weight: weights[id], id }))
+    }
+
+    /// Everything before a token.
+    fn before(id: usize, weight: f32) -> Cut {
+        match id.checked_sub(1) {
+            Some(id) => Cut { weight, id },
+            None => Cut::from_weight(weight.next_up()),
+        }
+    }
+
     /// Whether a token is kept.
     #[inline]
     fn keeps(self, id: usize, weight: f32) -> bool {
@@ -40,160 +52,117 @@ impl Cut {
     }
 }
 
-/// Weights of all ids from 0 to 1, the likeliest having 1, in buckets.
-pub(crate) struct Buckets<'a> {
+/// What a cut leaves of the weights: sums of blocks, for draws.
+pub(crate) struct Kept<'a> {
     weights: &'a [f32],
-    /// Number and sum of the weights of each bucket.
-    sums: Vec<(usize, f64)>,
+    cut: Cut,
+    sums: Vec<f64>,
+    total: f64,
 }
 
-impl<'a> Buckets<'a> {
-    pub fn new(weights: &'a [f32]) -> Self {
-        let mut sums = vec![(0, 0.0); BUCKETS];
-        for &weight in weights {
-            let sum = &mut sums[bucket(weight)];
-            *sum = (sum.0 + 1, sum.1 + f64::from(weight));
+impl<'a> Kept<'a> {
+    pub fn new(weights: &'a [f32], cut: Cut) -> Self {
+        let mut kept = Kept { weights, cut, sums: Vec::new(), total: 0.0 };
+        kept.restrict(cut);
+        kept
+    }
+
+    fn restrict(&mut self, cut: Cut) {
+        self.cut = cut;
+        self.sums.clear();
+        let blocks = self.weights.chunks(BLOCK).enumerate();
+        self.sums.extend(blocks.map(|(block, weights)| {
+            let (first, end) = (block * BLOCK, block * BLOCK + weights.len());
+            if (first..end).contains(&cut.id) {
+                let kept = |(at, weight): (usize, &f32)| cut.keeps(first + at, *weight);
+                let kept = weights.iter().enumerate().filter(|&token| kept(token));
+                return kept.map(|(_, weight)| f64::from(*weight)).sum();
+            }
+            // On one side of the id, a comparison of weights is enough.
+            let least = if first > cut.id { cut.weight.next_up() } else { cut.weight };
+            f64::from(sum_of(weights, |weight| if weight >= least { weight } else { 0.0 }))
+        }));
+        self.total = self.sums.iter().sum();
+    }
+
+    /// One of the largest that have this share of what is kept, and that weigh at least `least`, each as likely as its
+    /// weight says; `None` when none has a weight.
+    pub fn draw_within(mut self, share: f32, least: f32, rng: &mut Rng) -> Option<usize> {
+        let enough = f64::from(share) * self.total;
+        if least > 0.0 {
+            self.restrict(self.cut.and(Cut::from_weight(least)));
         }
-        Buckets { weights, sums }
+        loop {
+            let id = self.draw(rng.uniform())?;
+            if share >= 1.0 {
+                return Some(id);
+            }
+            self.restrict(Cut::before(id, self.weights[id]));
+            if self.total < enough || self.total == 0.0 {
+                return Some(id);
+            }
+        }
     }
 
-    /// The `count` largest.
-    pub fn largest(&self, count: usize) -> Cut {
-        self.find(|number, _| number >= count).0
-    }
-
-    /// The largest until they have this share of what `cut` keeps.
-    pub fn share(&self, share: f32, cut: Cut) -> Cut {
-        let (_, whole) = self.find(|_, _| false);
-        let kept = match cut {
-            Cut::ALL => whole,
-            cut => total(self.weights, cut),
-        };
-        let enough = f64::from(share) * kept;
-        self.find(|_, sum| sum >= enough).0
-    }
-
-    /// The first token in descending order at which number and sum so far are enough, and that sum; all of
-    /// them where they never are.
-    fn find(&self, is_enough: impl Fn(usize, f64) -> bool) -> (Cut, f64) {
-        let (mut number, mut sum) = (0, 0.0);
-        for (at, &(more, weight)) in self.sums.iter().enumerate().skip(1).rev() {
-            if is_enough(number + more, sum + weight) {
-                let mut inside: Vec<(usize, f32)> = self.inside(at).collect();
-                inside.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-                for (id, weight) in inside {
-                    (number, sum) = (number + 1, sum + f64::from(weight));
-                    if is_enough(number, sum) {
-                        return (Cut { weight, id }, sum);
+    /// One of the kept ids; `uniform` is from 0 to 1.
+    fn draw(&self, uniform: f64) -> Option<usize> {
+        let (cut, mut left) = (self.cut, uniform * self.total);
+        let mut last = None;
+        for (block, &sum) in self.sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
+            last = Some(block);
+            if left >= sum {
+                left -= sum;
+                continue;
+            }
+            let first = block * BLOCK;
+            for (at, &weight) in self.weights[first..].iter().take(BLOCK).enumerate() {
+                if cut.keeps(first + at, weight) {
+                    left -= f64::from(weight);
+                    if left < 0.0 {
+                        return Some(first + at);
                     }
                 }
-            } else {
-                (number, sum) = (number + more, sum + weight);
             }
+            break;
         }
-        (Cut::ALL, sum)
+        // What rounding left over: the last one that is kept.
+        let first = last? * BLOCK;
+        let ids = (first..self.weights.len().min(first + BLOCK)).rev();
+        ids.into_iter().find(|&id| cut.keeps(id, self.weights[id]))
     }
-
-    fn inside(&self, at: usize) -> impl Iterator<Item = (usize, f32)> {
-        let all = self.weights.iter().copied().enumerate();
-        all.filter(move |(_, weight)| bucket(*weight) == at)
-    }
-}
-
-fn bucket(weight: f32) -> usize {
-    ((weight.to_bits() >> BUCKET_SHIFT) as usize).min(BUCKETS - 1)
-}
-
-/// The sum of the weights that are kept.
-fn total(weights: &[f32], cut: Cut) -> f64 {
-    block_sums(weights, cut).sum()
-}
-
-fn block_sums(weights: &[f32], cut: Cut) -> impl Iterator<Item = f64> {
-    weights.chunks(BLOCK).enumerate().map(move |(block, weights)| {
-        let mut sums = [0.0f32; LANES];
-        for (part, weights) in weights.chunks(LANES).enumerate() {
-            for (lane, (sum, &weight)) in sums.iter_mut().zip(weights).enumerate() {
-                let id = block * BLOCK + part * LANES + lane;
-                *sum += if cut.keeps(id, weight) { weight } else { 0.0 };
-            }
-        }
-        f64::from(sums.iter().sum::<f32>())
-    })
-}
-
-/// One of the kept ids, each as likely as its weight says; `uniform` is from 0 to 1. `None` when none has a
-/// weight.
-pub(crate) fn draw(weights: &[f32], cut: Cut, uniform: f64) -> Option<usize> {
-    let sums: Vec<f64> = block_sums(weights, cut).collect();
-    let mut left = uniform * sums.iter().sum::<f64>();
-    let mut last = None;
-    for (block, sum) in sums.into_iter().enumerate() {
-        if sum == 0.0 {
-            continue;
-        }
-        if left >= sum {
-            left -= sum;
-            last = Some(block);
-            continue;
-        }
-        let first = block * BLOCK;
-        for (at, &weight) in weights[first..].iter().take(BLOCK).enumerate() {
-            if cut.keeps(first + at, weight) {
-                left -= f64::from(weight);
-                if left < 0.0 {
-                    return Some(first + at);
-                }
-            }
-        }
-        last = Some(block);
-        break;
-    }
-    // What rounding left over: the last one that is kept.
-    let first = last? * BLOCK;
-    let ids = (first..weights.len().min(first + BLOCK)).rev();
-    ids.into_iter().find(|&id| cut.keeps(id, weights[id]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fox_tensor::cases::Rng;
 
-    /// Ids that top-k, then top-p, leave, by sorting everything.
-    fn by_sorting(weights: &[f32], top_k: usize, top_p: f32, min_p: f32) -> Vec<usize> {
+    /// Probabilities that top-k, then top-p, then min-p leave, by sorting everything, in f64; and how close to the
+    /// border of top-p the nearest token is, as a share of everything.
+    fn by_sorting(weights: &[f32], top_k: usize, top_p: f32, min_p: f32) -> (Vec<f64>, f64) {
         let mut kept: Vec<(usize, f64)> =
             weights.iter().map(|w| f64::from(*w)).enumerate().filter(|(_, w)| *w > 0.0).collect();
         kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         if top_k > 0 {
             kept.truncate(top_k);
         }
-        let enough = f64::from(top_p) * kept.iter().map(|(_, w)| w).sum::<f64>();
-        let mut sum = 0.0;
+        let all: f64 = kept.iter().map(|(_, w)| w).sum();
+        let (mut sum, mut nearest) = (0.0, f64::INFINITY);
         kept.retain(|(_, weight)| {
-            let before = sum;
+            let before = sum / all;
+            nearest = nearest.min((before - f64::from(top_p)).abs());
             sum += weight;
-            before < enough
+            before < f64::from(top_p)
         });
-        let mut ids: Vec<usize> =
-            kept.iter().filter(|(_, w)| *w >= f64::from(min_p)).map(|(id, _)| *id).collect();
-        ids.sort_unstable();
-        ids
+        kept.retain(|(_, weight)| *weight >= f64::from(min_p));
+        let left: f64 = kept.iter().map(|(_, w)| w).sum();
+        let mut shares = vec![0.0; weights.len()];
+        kept.iter().for_each(|(id, weight)| shares[*id] = weight / left);
+        (shares, nearest)
     }
 
-    fn by_cut(weights: &[f32], top_k: usize, top_p: f32, min_p: f32) -> Vec<usize> {
-        let buckets = Buckets::new(weights);
-        let mut cut = Cut::ALL;
-        if top_k > 0 {
-            cut = cut.and(buckets.largest(top_k));
-        }
-        if top_p < 1.0 {
-            cut = cut.and(buckets.share(top_p, cut));
-        }
-        if min_p > 0.0 {
-            cut = cut.and(Cut::from_weight(min_p));
-        }
-        (0..weights.len()).filter(|&id| cut.keeps(id, weights[id])).collect()
+    fn draw(weights: &[f32], (top_k, top_p, min_p): (usize, f32, f32), rng: &mut Rng) -> usize {
+        let cut = if top_k > 0 { Cut::largest(weights, top_k) } else { Cut::ALL };
+        Kept::new(weights, cut).draw_within(top_p, min_p, rng).unwrap()
     }
 
     /// Random weights with ties and zeros, the largest being 1.
@@ -209,48 +178,90 @@ mod tests {
         weights
     }
 
+    const FILTERS: [(usize, f32, f32); 8] = [
+        (0, 0.9, 0.0),
+        (0, 0.3, 0.0),
+        (7, 1.0, 0.0),
+        (40, 0.5, 0.0),
+        (0, 1.0, 0.25),
+        (40, 0.95, 0.1),
+        (1, 0.1, 1.0),
+        (5000, 0.999, 0.0),
+    ];
+
     #[test]
-    fn cuts_keep_what_sorting_keeps() {
+    fn nothing_is_drawn_that_sorting_cuts_away() {
         let mut rng = Rng::new(5);
-        for case in 0..300 {
+        for case in 0..200 {
             let len = rng.between(1, 3000);
-            let spread = [0.01, 1.0, 20.0, 80.0][case % 4];
-            let weights = weights(&mut rng, len, spread);
-            for (top_k, top_p, min_p) in [
-                (0, 0.9, 0.0),
-                (0, 0.3, 0.0),
-                (7, 1.0, 0.0),
-                (40, 0.5, 0.0),
-                (0, 1.0, 0.25),
-                (40, 0.95, 0.1),
-                (1, 0.1, 1.0),
-                (5000, 0.999, 0.0),
-            ] {
-                let got = by_cut(&weights, top_k, top_p, min_p);
-                let want = by_sorting(&weights, top_k, top_p, min_p);
-                // Sums in another order may differ in the last bit, and with them one token at the border.
-                let differ = got.iter().filter(|id| !want.contains(id)).count()
-                    + want.iter().filter(|id| !got.contains(id)).count();
-                assert!(differ <= 1, "case {case}: {top_k} {top_p} {min_p}: {differ}");
+            let weights = weights(&mut rng, len, [0.01, 1.0, 20.0, 80.0][case % 4]);
+            for filters in FILTERS {
+                let (shares, nearest) = by_sorting(&weights, filters.0, filters.1, filters.2);
+                // Sums in another order differ in the last bits, and with them a token at the border.
+                if nearest < 1e-6 {
+                    continue;
+                }
+                for _ in 0..20 {
+                    let id = draw(&weights, filters, &mut rng);
+                    assert!(shares[id] > 0.0, "case {case}, {filters:?}: {id}");
+                }
+            }
+        }
+    }
+
+    /// Pearson's statistic against the shares of the f64 oracle.
+    #[test]
+    fn draws_have_the_distribution_that_sorting_gives() {
+        let mut rng = Rng::new(6);
+        for (case, spread) in [(0, 0.5), (1, 3.0), (2, 12.0)] {
+            let weights = weights(&mut rng, 60, spread);
+            for filters in FILTERS {
+                let (shares, _) = by_sorting(&weights, filters.0, filters.1, filters.2);
+                let (draws, mut counts) = (20_000, vec![0.0; weights.len()]);
+                (0..draws).for_each(|_| counts[draw(&weights, filters, &mut rng)] += 1.0);
+                let expected = shares.iter().map(|share| share * f64::from(draws));
+                let (mut statistic, mut cells) = (0.0, 0.0);
+                for (count, expected) in counts.iter().zip(expected).filter(|(_, e)| *e >= 5.0) {
+                    statistic += (count - expected).powi(2) / expected;
+                    cells += 1.0;
+                }
+                // Mean `cells`, variance twice that; five standard deviations for the 24 of them.
+                let most = cells + 5.0 * f64::sqrt(2.0 * cells) + 5.0;
+                assert!(statistic <= most, "case {case}, {filters:?}: {statistic} > {most}");
             }
         }
     }
 
     #[test]
-    fn draws_follow_the_weights_that_are_kept() {
+    fn a_uniform_number_finds_its_place_among_the_kept() {
         let weights = [0.5, 0.0, 1.0, 0.25, 0.25];
-        let cut = Buckets::new(&weights).largest(4);
-        let cut = cut.and(Cut { weight: 0.25, id: 3 });
+        let cut = Cut::largest(&weights, 4).and(Cut { weight: 0.25, id: 3 });
+        let kept = Kept::new(&weights, cut);
         let mut counts = [0; 5];
         for i in 0..7000 {
-            counts[draw(&weights, cut, (f64::from(i) + 0.5) / 7000.0).unwrap()] += 1;
+            counts[kept.draw((f64::from(i) + 0.5) / 7000.0).unwrap()] += 1;
         }
         assert_eq!(counts, [2000, 0, 4000, 1000, 0]);
-        assert_eq!(draw(&weights, cut, 1.0), Some(3), "rounding at the end");
-        assert_eq!(draw(&[0.0; 300], Cut::ALL, 0.5), None);
+        assert_eq!(kept.draw(1.0), Some(3), "rounding at the end");
+        assert_eq!(Kept::new(&[0.0; 300], Cut::ALL).draw(0.5), None);
         let mut long = vec![0.0; 1000];
         (long[3], long[999]) = (1.0, 1.0);
-        assert_eq!((draw(&long, Cut::ALL, 0.4), draw(&long, Cut::ALL, 0.6)), (Some(3), Some(999)));
-        assert_eq!(draw(&long, Cut::ALL, 1.0), Some(999));
+        let long = Kept::new(&long, Cut::ALL);
+        assert_eq!((long.draw(0.4), long.draw(0.6)), (Some(3), Some(999)));
+        assert_eq!(long.draw(1.0), Some(999));
+    }
+
+    #[test]
+    fn sums_of_blocks_count_what_is_kept() {
+        let mut rng = Rng::new(7);
+        let weights = weights(&mut rng, 1000, 2.0);
+        for id in [0, 3, 255, 256, 700, 999] {
+            for cut in [Cut { weight: 0.25, id }, Cut::before(id, weights[id]), Cut::ALL] {
+                let kept = weights.iter().enumerate().filter(|(id, w)| cut.keeps(*id, **w));
+                let want: f64 = kept.map(|(_, w)| f64::from(*w)).sum();
+                let got = Kept::new(&weights, cut).total;
+                assert!((got - want).abs() <= 1e-6 * want, "{cut:?}: {got} {want}");
+            }
+        }
     }
 }

@@ -2,9 +2,9 @@
 
 use fox_tensor::cases::Rng;
 
-use crate::cut::{self, Buckets, Cut};
+use crate::cut::{Cut, Kept};
 use crate::penalties::Penalties;
-use crate::scores::{argmax, weights};
+use crate::scores::{largest, weights};
 use crate::{Request, Sampling};
 
 /// Chooses the tokens of one request.
@@ -13,6 +13,8 @@ pub(crate) struct Sampler {
     sampling: Sampling,
     rng: Rng,
     penalties: Option<Penalties>,
+    /// Of the last draw; kept for its memory.
+    weights: Vec<f32>,
 }
 
 impl Sampler {
@@ -21,48 +23,38 @@ impl Sampler {
         // Neighbouring seeds give unrelated streams.
         let mut rng = Rng::new(sampling.seed ^ 0x5eed_f0c5);
         rng.bits();
-        Sampler { sampling, rng, penalties: Penalties::new(request) }
+        Sampler { sampling, rng, penalties: Penalties::new(request), weights: Vec::new() }
     }
 
-    /// The next id; `None` when a logit is NaN, because a model that gives one is broken and the rest of the row with it,
-    /// or when all are minus infinity.
+    /// The next id; `None` when a logit is NaN or all are minus infinity.
     pub fn choose(&mut self, logits: &[f32]) -> Option<i32> {
-        if logits.iter().any(|logit| logit.is_nan()) {
-            return None;
+        let top = largest(logits)?;
+        let Some(penalties) = &self.penalties else { return self.draw(logits, top) };
+        let logits = penalties.apply(logits);
+        let id = self.draw(&logits, largest(&logits)?)?;
+        if let Some(penalties) = &mut self.penalties {
+            penalties.note(id);
         }
-        let Some(penalties) = &mut self.penalties else {
-            return draw(&self.sampling, &mut self.rng, logits);
-        };
-        let id = draw(&self.sampling, &mut self.rng, &penalties.apply(logits))?;
-        penalties.note(id);
         Some(id)
     }
-}
 
-fn draw(sampling: &Sampling, rng: &mut Rng, logits: &[f32]) -> Option<i32> {
-    let best = argmax(logits)?;
-    if sampling.temperature == 0.0 {
-        return Some(best as i32);
-    }
-    // A temperature that is next to nothing must not make the likeliest 0 times infinity.
-    let heat = (1.0 / sampling.temperature).min(f32::MAX);
-    let weights = weights(logits, logits[best], heat);
-    let mut cut = Cut::ALL;
-    let top_k = Some(sampling.top_k).filter(|count| (1..logits.len()).contains(count));
-    if top_k.is_some() || sampling.top_p < 1.0 {
-        let buckets = Buckets::new(&weights);
-        if let Some(count) = top_k {
-            cut = buckets.largest(count);
+    /// One of the ids; `top` is the largest logit.
+    fn draw(&mut self, logits: &[f32], top: f32) -> Option<i32> {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        if temperature == 0.0 {
+            return logits.iter().position(|&logit| logit == top).map(|id| id as i32);
         }
-        if sampling.top_p < 1.0 {
-            cut = cut.and(buckets.share(sampling.top_p, cut));
-        }
-    }
-    if sampling.min_p > 0.0 {
+        // A temperature that is next to nothing must not make the likeliest 0 times infinity.
+        let heat = (1.0 / temperature).min(f32::MAX);
+        weights(logits, top, heat, &mut self.weights);
+        let cut = match top_k {
+            0 => Cut::ALL,
+            count => Cut::largest(&self.weights, count),
+        };
         // The likeliest weighs 1, so a weight is its share of the likeliest one's.
-        cut = cut.and(Cut::from_weight(sampling.min_p));
+        let id = Kept::new(&self.weights, cut).draw_within(top_p, min_p, &mut self.rng);
+        id.map(|id| id as i32)
     }
-    cut::draw(&weights, cut, rng.uniform()).map(|id| id as i32)
 }
 
 #[cfg(test)]
@@ -136,6 +128,7 @@ mod tests {
     fn greedy_takes_the_first_of_the_largest_and_a_nan_gives_nothing() {
         let mut sampler = sampler_of(Sampling::greedy(), &[]);
         assert_eq!(sampler.choose(&LOGITS), Some(1));
+        assert_eq!(sampler.choose(&[f32::NEG_INFINITY; 5]), None);
         let penalised = Sampling { repetition_penalty: 3.0, ..Sampling::default() };
         for sampling in [Sampling::greedy(), Sampling::default(), penalised] {
             let mut sampler = sampler_of(sampling, &[0, 2]);

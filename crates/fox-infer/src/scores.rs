@@ -1,25 +1,32 @@
-//! From logits to log-probabilities.
+//! From a row of logits to log-probabilities and weights.
+//!
+//! A vocabulary has tens of thousands of ids, and a small model's step is hardly longer than a few passes over
+//! them. The loops work on arrays of [`LANES`] numbers, of which the compiler makes vectors.
 
 use crate::Scored;
 
-/// Lanes of the loops over a vocabulary, of which the compiler makes vectors.
-const LANES: usize = 16;
+/// Numbers that are computed at once.
+pub(crate) const LANES: usize = 16;
+/// Numbers that are added up in f32; sums of more are f64.
+pub(crate) const BLOCK: usize = 256;
+/// Numbers of a group of which only the largest is looked at first.
+const GROUP: usize = 64;
 
-/// Index of the first of the largest values; `None` when none is a number.
-pub(crate) fn argmax(values: &[f32]) -> Option<usize> {
-    let top = largest(values);
-    values.iter().position(|&value| value == top)
-}
-
-/// The largest number, or minus infinity.
-fn largest(values: &[f32]) -> f32 {
+/// The largest logit; `None` when one is NaN, because a model that gives one is broken and the rest of the row with
+/// it, or when all are minus infinity.
+pub(crate) fn largest(logits: &[f32]) -> Option<f32> {
     let mut tops = [f32::NEG_INFINITY; LANES];
-    for part in values.chunks(LANES) {
-        for (top, &value) in tops.iter_mut().zip(part) {
-            *top = if value > *top { value } else { *top };
+    let mut strange = [false; LANES];
+    let (parts, rest) = logits.as_chunks::<LANES>();
+    for part in parts {
+        for lane in 0..LANES {
+            tops[lane] = if part[lane] > tops[lane] { part[lane] } else { tops[lane] };
+            strange[lane] |= part[lane].is_nan();
         }
     }
-    tops.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    let has_nan = strange.contains(&true) || rest.iter().any(|logit| logit.is_nan());
+    let top = tops.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
+    (!has_nan && top > f32::NEG_INFINITY).then_some(top)
 }
 
 /// A token's log-probability and the `count` likeliest, from a row of logits.
@@ -30,40 +37,52 @@ pub(crate) fn score(logits: &[f32], id: i32, count: usize) -> Scored {
     Scored { id, logprob: logprob(id as usize), top }
 }
 
-/// `e^((logit - top) * heat)` of every logit; 0 where that is nothing beside the likeliest, or no number.
-pub(crate) fn weights(logits: &[f32], top: f32, heat: f32) -> Vec<f32> {
-    let mut weights = vec![0.0; logits.len()];
-    for (weights, logits) in weights.chunks_mut(LANES).zip(logits.chunks(LANES)) {
-        for (weight, logit) in weights.iter_mut().zip(logits) {
-            let x = (logit - top) * heat;
-            // False also for what is no number.
-            *weight = if x > -87.0 { exp_of_negative(x) } else { 0.0 };
-        }
-    }
-    weights
-}
-
 fn log_sum_exp(logits: &[f32]) -> f64 {
-    let top = largest(logits);
-    // Lanes of f32 inside short runs, f64 between them: fast, and right to f32 rounding.
-    let run = |run: &[f32]| {
-        let mut sums = [0.0f32; LANES];
-        for part in run.chunks(LANES) {
-            for (sum, x) in sums.iter_mut().zip(part) {
-                *sum += exp_of_negative(x - top);
-            }
-        }
-        sums.iter().sum::<f32>()
-    };
-    let sum: f64 = logits.chunks(8 * LANES).map(|x| f64::from(run(x))).sum();
+    let Some(top) = largest(logits) else { return f64::NAN };
+    let sum: f64 = logits.chunks(BLOCK).map(|x| f64::from(sum_of(x, |x| exp(x - top)))).sum();
     f64::from(top) + sum.ln()
 }
 
+/// The sum of a function of at most [`BLOCK`] numbers.
+pub(crate) fn sum_of(values: &[f32], of: impl Fn(f32) -> f32) -> f32 {
+    let mut sums = [0.0; LANES];
+    let (parts, rest) = values.as_chunks::<LANES>();
+    for part in parts {
+        for lane in 0..LANES {
+            sums[lane] += of(part[lane]);
+        }
+    }
+    sums.iter().sum::<f32>() + rest.iter().map(|&value| of(value)).sum::<f32>()
+}
+
+/// `e^((logit - top) * heat)` of every logit; 0 where that is nothing beside the likeliest, or no number.
+pub(crate) fn weights(logits: &[f32], top: f32, heat: f32, weights: &mut Vec<f32>) {
+    let weight = |logit: f32| {
+        let x = (logit - top) * heat;
+        // Computed in any case, so that there is no branch. False also for what is no number.
+        let weight = exp(x);
+        if x > -87.0 { weight } else { 0.0 }
+    };
+    weights.resize(logits.len(), 0.0);
+    let (parts, rest) = logits.as_chunks::<LANES>();
+    let (into, into_rest) = weights.as_chunks_mut::<LANES>();
+    for (into, part) in into.iter_mut().zip(parts) {
+        for lane in 0..LANES {
+            into[lane] = weight(part[lane]);
+        }
+    }
+    for (into, &logit) in into_rest.iter_mut().zip(rest) {
+        *into = weight(logit);
+    }
+}
+
 /// `e^x` for `x <= 0` to f32 rounding, without a call: 2^n times a polynomial for what is left.
-fn exp_of_negative(x: f32) -> f32 {
+#[inline(always)]
+fn exp(x: f32) -> f32 {
     // The sum's low bits are the nearest integer; what is smaller than this is nothing beside e^0.
     const ROUND: f32 = 12_582_912.0;
-    let y = (x * std::f32::consts::LOG2_E).max(-126.0);
+    let y = x * std::f32::consts::LOG2_E;
+    let y = if y > -126.0 { y } else { -126.0 };
     let shifted = y + ROUND;
     let (n, f) = (shifted.to_bits().wrapping_sub(ROUND.to_bits()), y - (shifted - ROUND));
     const TERMS: [f32; 7] = [
@@ -79,25 +98,50 @@ fn exp_of_negative(x: f32) -> f32 {
     fraction * f32::from_bits(n.wrapping_add(127) << 23)
 }
 
-/// Ids of the `count` largest logits, the lowest id first among equals.
-fn likeliest(logits: &[f32], count: usize) -> Vec<usize> {
-    let count = count.min(logits.len());
-    if count == 0 {
-        return Vec::new();
-    }
-    let descending = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
-    let mut ids: Vec<usize> = (0..logits.len()).collect();
-    if count < ids.len() {
+/// Ids of the `count` largest values, in descending order, the lowest id first among equals.
+pub(crate) fn likeliest(values: &[f32], count: usize) -> Vec<usize> {
+    let descending = |a: &usize, b: &usize| values[*b].total_cmp(&values[*a]).then(a.cmp(b));
+    let mut ids = candidates(values, count);
+    if count < ids.len() && count > 0 {
         ids.select_nth_unstable_by(count - 1, descending);
-        ids.truncate(count);
     }
+    ids.truncate(count);
     ids.sort_unstable_by(descending);
     ids
+}
+
+/// A few ids, among which are those of the `count` largest values: where as many groups have something larger than
+/// all of a group, none of it is among them.
+fn candidates(values: &[f32], count: usize) -> Vec<usize> {
+    // Lane `l` of a block of lanes is a group.
+    let tops = values.chunks(GROUP * LANES).flat_map(|block| {
+        let mut tops = [f32::NEG_INFINITY; LANES];
+        for part in block.chunks(LANES) {
+            for (top, &value) in tops.iter_mut().zip(part) {
+                *top = if value > *top { value } else { *top };
+            }
+        }
+        tops
+    });
+    let tops: Vec<f32> = tops.collect();
+    if count == 0 || count >= tops.len() {
+        return (0..values.len()).collect();
+    }
+    let mut order = tops.clone();
+    let (_, &mut least, _) = order.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a));
+    let groups = tops.iter().enumerate().filter(|(_, top)| **top >= least);
+    let ids = groups.flat_map(|(group, _)| {
+        let first = group / LANES * GROUP * LANES;
+        let end = values.len().min(first + GROUP * LANES);
+        (first + group % LANES..end).step_by(LANES)
+    });
+    ids.collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fox_tensor::cases::Rng;
 
     #[test]
     fn probabilities_sum_to_one_and_the_best_come_first() {
@@ -106,10 +150,23 @@ mod tests {
         let sum: f64 = scored.top.iter().map(|(_, l)| f64::from(*l).exp()).sum();
         assert!((sum - 1.0).abs() < 1e-5, "{sum}");
         assert!(scored.top.windows(2).all(|w| (w[0].1, -w[0].0) > (w[1].1, -w[1].0)));
-        assert_eq!(scored.top[0].0 as usize, argmax(&logits).unwrap());
         assert!(scored.top.contains(&(5, scored.logprob)));
         assert_eq!(score(&logits, 5, 3).top, scored.top[..3]);
         assert!(score(&logits, 5, 0).top.is_empty());
+    }
+
+    #[test]
+    fn the_likeliest_are_those_of_sorting() {
+        let mut rng = Rng::new(3);
+        for len in [1, 5, 16, 255, 1024, 1025, 5000] {
+            // Few different values, so that there are many equals.
+            let values: Vec<f32> = (0..len).map(|_| rng.between(0, len / 3) as f32 - 9.0).collect();
+            let mut sorted: Vec<usize> = (0..len).collect();
+            sorted.sort_by(|&a, &b| values[b].total_cmp(&values[a]).then(a.cmp(&b)));
+            for count in [0, 1, 2, 7, 20, 79, 80, 100, len, len + 1] {
+                assert_eq!(likeliest(&values, count), sorted[..count.min(len)], "{count} of {len}");
+            }
+        }
     }
 
     #[test]
@@ -117,19 +174,27 @@ mod tests {
         for i in 0..20_000 {
             let x = -0.004 * i as f32;
             let want = f64::from(x).exp();
-            let error = (f64::from(exp_of_negative(x)) - want).abs();
+            let error = (f64::from(exp(x)) - want).abs();
             // The product with log2(e) is rounded, too.
             assert!(error <= 3e-7 * (1.0 + f64::from(-x)) * want, "{x}: {error:e}");
         }
-        assert!(exp_of_negative(f32::NEG_INFINITY) < 1e-37);
+        assert!(exp(f32::NEG_INFINITY) < 1e-37);
     }
 
     #[test]
-    fn the_best_is_the_first_of_equals_and_a_number() {
-        let mut values = vec![f32::NAN; 40];
-        assert_eq!(argmax(&values), None);
-        (values[21], values[37]) = (2.0, 2.0);
-        assert_eq!(argmax(&values), Some(21));
+    fn a_row_with_one_nan_or_without_a_number_has_no_largest() {
+        for len in [1, 15, 16, 40, 300] {
+            let mut values: Vec<f32> = (0..len).map(|i| -(i as f32)).collect();
+            values[len / 2] = 2.0;
+            assert_eq!(largest(&values), Some(2.0));
+            for at in [0, len / 2, len - 1] {
+                let mut broken = values.clone();
+                broken[at] = f32::NAN;
+                assert_eq!(largest(&broken), None, "{at} of {len}");
+                assert!(score(&broken, 0, 1).logprob.is_nan());
+            }
+            assert_eq!(largest(&vec![f32::NEG_INFINITY; len]), None);
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fox_eval::Subject;
 use fox_eval::inspect::{HeadPicture, InspectOptions, Inspection};
-use fox_infer::{CacheUse, Event, FinishReason, Request};
+use fox_infer::{CacheUse, Event, FinishReason, Request, TextStream};
 use fox_plot::MatrixImage;
 use hyper::body::Bytes;
 use hyper::{Response, StatusCode};
@@ -17,41 +17,72 @@ use crate::completions::Prompt;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, Unknown};
 
-/// Rows and columns of a picture, at most.
-const PIXELS: usize = 128;
+/// Rows and columns of a picture, at most: of several, and of one that is asked for.
+const PIXELS: (usize, usize) = (128, 256);
 
-/// `{"prompt": TEXT or [ID, ...], "head": [LAYER, HEAD]}`; heads are chosen by half-life when none is named.
+/// `{"prompt": TEXT or [ID, ...], "head": [LAYER, HEAD]}`; heads are chosen by half-life when none is named. With
+/// `"position"`, only the attention of that head at that token.
 pub(crate) async fn inspect(app: Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
-    let (ids, head, unknown) = app.parse(body, parse).await?;
+    let Asked { ids, marks, head, position, unknown } = app.parse(body, parse).await?;
+    if let (Some(place), Some(position)) = (head, position) {
+        let answer = run(&app, move |app| attention_at(app, &ids, place, position)).await?;
+        return Ok(unknown.tell(json_response(StatusCode::OK, &answer)));
+    }
     // The engine checks the ids, and its cache is the one that is asked about.
     let cache = cache_after(&app, ids.clone()).await?;
+    let seen = run(&app, move |app| look(app, &ids, head)).await?;
+    let answer = describe(&app, &seen, marks, &cache)?;
+    Ok(unknown.tell(json_response(StatusCode::OK, &answer)))
+}
+
+/// Works off the threads that read and write, when it is its turn.
+async fn run<T: Send + 'static>(
+    app: &Arc<App>,
+    work: impl FnOnce(&App) -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
     let _turn = app.inspecting.acquire().await.map_err(|e| ApiError::internal(e.to_string()))?;
     let shared = app.clone();
-    let seen = tokio::task::spawn_blocking(move || look(&shared, &ids, head)).await;
-    let seen = seen.map_err(|error| ApiError::internal(error.to_string()))??;
-    Ok(unknown.tell(json_response(StatusCode::OK, &describe(&app, &seen, &cache))))
+    let done = tokio::task::spawn_blocking(move || work(&shared)).await;
+    done.map_err(|error| ApiError::internal(error.to_string()))?
+}
+
+/// What is to be looked at.
+struct Asked {
+    ids: Vec<i32>,
+    /// Ids in front that are no part of the text.
+    marks: usize,
+    head: Option<Place>,
+    position: Option<usize>,
+    unknown: Unknown,
 }
 
 /// A layer and a head of it.
 type Place = (usize, usize);
 
-/// The ids to look at, and the head.
-fn parse(app: &App, body: &[u8]) -> ApiResult<(Vec<i32>, Option<Place>, Unknown)> {
+fn parse(app: &App, body: &[u8]) -> ApiResult<Asked> {
     let mut fields = Fields::parse(body)?;
     let prompt = fields.take::<Value>("prompt")?;
     let head = fields.take("head")?;
+    let position: Option<usize> = fields.take("position")?;
     let unknown = fields.finish(app.options.strict)?;
     let prompt = prompt.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
     let mut prompts = Prompt::parse(app, &prompt, true)?;
     let (Some(prompt), true) = (prompts.pop(), prompts.is_empty()) else {
         return Err(ApiError::invalid("prompt", "look at one text at a time"));
     };
-    let (ids, most) = (prompt.ids, app.options.max_inspect);
+    let (Prompt { ids, marks }, most) = (prompt, app.options.max_inspect);
     if ids.len() > most {
         let message = format!("{} tokens are more than the {most} to look at", ids.len());
         return Err(ApiError::invalid("prompt", message));
     }
-    Ok((ids, head, unknown))
+    match (head, position) {
+        (None, Some(_)) => Err(ApiError::invalid("head", "position needs head: [LAYER, HEAD]")),
+        (_, Some(at)) if at >= ids.len() => {
+            let message = format!("there is no position {at}: the text has {} tokens", ids.len());
+            Err(ApiError::invalid("position", message))
+        }
+        _ => Ok(Asked { ids, marks, head, position, unknown }),
+    }
 }
 
 /// The cache of the engine after it has read a text.
@@ -72,28 +103,47 @@ async fn cache_after(app: &App, ids: Vec<i32>) -> ApiResult<CacheUse> {
     }
 }
 
-fn look(app: &App, ids: &[i32], head: Option<(usize, usize)>) -> ApiResult<Inspection> {
-    let subject = Subject { name: &app.name, model: app.engine.model(), training_length: None };
-    let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
+fn look(app: &App, ids: &[i32], head: Option<Place>) -> ApiResult<Inspection> {
     let options = InspectOptions {
         heads: head.into_iter().collect(),
-        pixels: PIXELS,
+        pixels: if head.is_some() { PIXELS.1 } else { PIXELS.0 },
         ..InspectOptions::default()
     };
-    let seen = fox_eval::inspect::inspect(&subject, &ids, &options);
+    let seen = fox_eval::inspect::inspect(&subject(app), &unsigned(ids), &options);
     seen.map_err(|error| ApiError::invalid(None, error.to_string()))
 }
 
-fn describe(app: &App, seen: &Inspection, cache: &CacheUse) -> Value {
+/// The attention of a head at a position, over the tokens up to it.
+fn attention_at(app: &App, ids: &[i32], place: Place, position: usize) -> ApiResult<Value> {
+    let ids = unsigned(&ids[..=position]);
+    let row = fox_eval::inspect::last_attention(&subject(app), &ids, place);
+    let row = row.map_err(|error| ApiError::invalid(None, error.to_string()))?;
+    let row: Vec<Value> = row.into_iter().map(|x| significant(f64::from(x))).collect();
+    Ok(json!({ "layer": place.0, "head": place.1, "position": position, "attention": row }))
+}
+
+fn subject(app: &App) -> Subject<'_> {
+    Subject { name: &app.name, model: app.engine.model(), training_length: None }
+}
+
+fn unsigned(ids: &[i32]) -> Vec<u32> {
+    ids.iter().map(|&id| id as u32).collect()
+}
+
+fn describe(app: &App, seen: &Inspection, marks: usize, cache: &CacheUse) -> ApiResult<Value> {
     let names: Vec<String> = seen.tokens.iter().map(|&id| app.token_name(id as i32)).collect();
+    let (text, offsets) = offsets(app, &seen.tokens, marks)?;
     let columns = seen.gate_strips.first().map_or(0, |strip| strip.cols);
     let strips = seen.gate_strips.iter().map(|strip| {
         let rows = strip.values.chunks(strip.cols.max(1));
         rows.map(|row| row.iter().copied().map(rounded).collect()).collect()
     });
     let strips: Vec<Vec<Vec<Value>>> = strips.collect();
-    json!({
+    Ok(json!({
         "tokens": names,
+        "ids": seen.tokens,
+        "text": text,
+        "text_offset": offsets,
         "heads": seen.heads,
         "tokens_per_column": seen.tokens.len().div_ceil(columns.max(1)),
         "gates": strips,
@@ -106,13 +156,32 @@ fn describe(app: &App, seen: &Inspection, cache: &CacheUse) -> Value {
             "pages": cache.tokens.div_ceil(cache.page_tokens.max(1)),
             "evicted_pages": cache.evicted_pages,
         },
-    })
+    }))
+}
+
+/// The text of the ids after `marks` markers, and for every id the characters before it.
+fn offsets(app: &App, ids: &[u32], marks: usize) -> ApiResult<(String, Vec<usize>)> {
+    let internal = |error: fox_infer::Error| ApiError::internal(error.to_string());
+    let mut stream = TextStream::new(&app.tokenizer, &[], &[]);
+    let (mut text, mut offset, mut offsets) = (String::new(), 0, Vec::with_capacity(ids.len()));
+    for (i, &id) in ids.iter().enumerate() {
+        offsets.push(offset);
+        if i >= marks {
+            let piece = stream.push(id as i32).map_err(internal)?.text;
+            offset += piece.chars().count();
+            text.push_str(&piece);
+        }
+    }
+    text.push_str(&stream.finish().map_err(internal)?.text);
+    Ok((text, offsets))
 }
 
 fn picture(picture: &HeadPicture) -> Value {
     json!({
         "layer": picture.place.0,
         "head": picture.place.1,
+        // Of every token, as precise as they are: their product over a long text is wanted.
+        "gates": picture.gates,
         "forget": picture.forget.as_ref().map(lower_triangle),
         "attention": lower_triangle(&picture.attention.map),
     })
@@ -122,6 +191,11 @@ fn picture(picture: &HeadPicture) -> Value {
 fn lower_triangle(image: &MatrixImage) -> Vec<Vec<Value>> {
     let rows = image.values.chunks(image.cols.max(1)).enumerate();
     rows.map(|(i, row)| row.iter().take(i + 1).copied().map(rounded).collect()).collect()
+}
+
+/// A share that may be small.
+fn significant(value: f64) -> Value {
+    json!(format!("{value:.4e}").parse::<f64>().unwrap_or(0.0))
 }
 
 /// Four digits are enough for a picture.

@@ -22,6 +22,9 @@ pub struct ServeOptions {
     /// Sites whose pages may use the server, such as `https://app.example`, or `*`. On loopback they are also
     /// the hosts besides localhost that it answers as.
     pub allow_origins: Vec<String>,
+    /// Another server, such as `http://127.0.0.1:8081`, whose model the page shows beside this one's. It must allow
+    /// this server's origin.
+    pub compare: Option<String>,
     /// Whether every answer gets a line on standard error.
     pub access_log: Option<AccessLog>,
     /// Bytes of a request's body, at most.
@@ -52,6 +55,7 @@ impl Default for ServeOptions {
             chat: ChatTemplate::default(),
             strict: false,
             allow_origins: Vec::new(),
+            compare: None,
             access_log: None,
             max_body: 16 << 20,
             max_choices: 1024,

@@ -22,6 +22,7 @@ use crate::{completions, inspect, models, origin, page, tokens};
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Route<'a> {
     Page(&'static page::File),
+    PageSettings,
     Health,
     Metrics,
     Models,
@@ -42,6 +43,7 @@ impl<'a> Route<'a> {
             return Some(Route::Page(file));
         }
         Some(match path {
+            "/page.json" => Route::PageSettings,
             "/health" => Route::Health,
             "/metrics" => Route::Metrics,
             "/v1/models" => Route::Models,
@@ -75,7 +77,7 @@ impl<'a> Route<'a> {
 
     /// Whether a key is asked for, where there is one.
     fn is_guarded(self) -> bool {
-        !matches!(self, Route::Page(_) | Route::Health)
+        !matches!(self, Route::Page(_) | Route::PageSettings | Route::Health)
     }
 
     /// Whether it is answered also when there are too many connections.
@@ -86,7 +88,7 @@ impl<'a> Route<'a> {
     /// For the count of requests: paths are limited in number.
     fn name(self) -> &'static str {
         match self {
-            Route::Page(_) => "/",
+            Route::Page(_) | Route::PageSettings => "/",
             Route::Health => "/health",
             Route::Metrics => "/metrics",
             Route::Models | Route::Model(_) => "/v1/models",
@@ -169,7 +171,8 @@ async fn dispatch(
     }
     let ok = |value| Ok(json_response(StatusCode::OK, &value));
     match route {
-        Route::Page(file) => Ok(file.response()),
+        Route::Page(file) => Ok(file.response(&app.options)),
+        Route::PageSettings => ok(page::settings(&app.options)),
         Route::Health => Ok(health(app)),
         Route::Metrics => {
             let text = app.metrics.text(&app.engine.stats());

@@ -22,7 +22,10 @@ pub(crate) fn tokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
     let names = fields.take("return_token_strs")?.unwrap_or(false);
     let unknown = fields.finish(app.options.strict)?;
     let text = text.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
-    let ids = Prompt::text(app, &text, mark)?.ids;
+    let ids = match text == marker(&app.tokenizer) {
+        true => vec![app.tokenizer.bos() as i32; 1 + usize::from(mark)],
+        false => Prompt::text(app, &text, mark)?.ids,
+    };
     let names = names.then(|| ids.iter().map(|&id| app.token_name(id)).collect::<Vec<_>>());
     let value = json!({
         "count": ids.len(),
@@ -63,11 +66,12 @@ pub(crate) fn info(app: &App) -> Value {
     })
 }
 
-/// A text that becomes the marker when it is tokenized; null where there is none.
-fn marker(tokenizer: &Tokenizer) -> Option<String> {
+/// The text of the marker: one that becomes it when it is tokenized. Bytes have none, so there `/tokenize` takes a
+/// stand-in for it when that is the whole text: clients such as lm-evaluation-harness know markers by their text.
+fn marker(tokenizer: &Tokenizer) -> String {
     let bos = tokenizer.bos();
     let own = tokenizer.decode(&[bos]).unwrap_or_default();
     let known = [own.as_str(), Gpt2Tokenizer::END_OF_TEXT_TEXT, START_WORD];
     let is_marker = |text: &&str| tokenizer.encode(text).is_ok_and(|ids| ids == [bos]);
-    known.iter().copied().find(is_marker).map(str::to_string)
+    known.into_iter().find(is_marker).unwrap_or(Gpt2Tokenizer::END_OF_TEXT_TEXT).to_string()
 }

@@ -1,4 +1,4 @@
-//! Everything that is not a completion.
+//! Everything that is neither a completion nor the page.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -31,7 +31,13 @@ fn text_becomes_ids_and_text_again() {
     assert_eq!(text.json(), json!({ "prompt": "fé" }));
     let info = get(server.address, "/tokenizer_info").unwrap().json();
     assert_eq!((&info["tokenizer_class"], &info["bos_token_id"]), (&json!("bytes"), &json!(255)));
-    assert!(info.as_object().unwrap().contains_key("eos_token"));
+    // Bytes have no text for the marker, but clients know markers by their text.
+    let marker = info["eos_token"].clone();
+    assert_eq!((&marker, &info["bos_token"]), (&json!("<|endoftext|>"), &marker));
+    let plain = tokenize(json!({ "prompt": marker, "add_special_tokens": false }));
+    assert_eq!(plain["tokens"], json!([255]));
+    let inside = tokenize(json!({ "prompt": "a<|endoftext|>", "add_special_tokens": false }));
+    assert_eq!(inside["count"], 14, "inside a text it is text");
 }
 
 #[test]
@@ -93,20 +99,43 @@ fn a_look_inside_has_gates_decay_attention_and_pages() {
 }
 
 #[test]
-fn the_page_needs_nothing_from_elsewhere() {
+fn the_attention_of_one_token_is_exact_and_the_text_is_given_by_offsets() {
     let server = serve();
-    for (path, kind) in [
-        ("/", "text/html"),
-        ("/style.css", "text/css"),
-        ("/app.js", "text/javascript"),
-        ("/memory.js", "text/javascript"),
-        ("/draw.js", "text/javascript"),
+    let text = "é😀 and more text ".repeat(20);
+    let look = |body| post(server.address, "/inspect", &body).unwrap();
+    let seen = look(json!({ "prompt": text })).json();
+    assert_eq!((&seen["text"], &seen["ids"][0]), (&json!(text), &json!(255)));
+    // The marker, two bytes of é, four of the emoji, a space: characters before each.
+    let offsets: Vec<u64> = seen["text_offset"].as_array().unwrap()[..9]
+        .iter()
+        .map(|offset| offset.as_u64().unwrap())
+        .collect();
+    assert_eq!(offsets, [0, 0, 0, 1, 1, 1, 1, 2, 3]);
+    let count = seen["ids"].as_array().unwrap().len();
+    assert_eq!(seen["pictures"][0]["gates"].as_array().unwrap().len(), count);
+
+    // 441 tokens in at most 256 rows: the picture averages two, the row is of one token.
+    let row = look(json!({ "prompt": text, "head": [1, 0], "position": 300 })).json();
+    let row: Vec<f64> =
+        row["attention"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+    assert_eq!(row.len(), 301);
+    assert!((row.iter().sum::<f64>() - 1.0).abs() < 1e-3);
+    let short = look(json!({ "prompt": seen["ids"].as_array().unwrap()[..101], "head": [1, 0] }));
+    let short = &short.json()["pictures"][0]["attention"][100];
+    let row = look(json!({ "prompt": text, "head": [1, 0], "position": 100 })).json();
+    for (a, b) in row["attention"].as_array().unwrap().iter().zip(short.as_array().unwrap()) {
+        assert!((a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 1e-4, "{a} {b}");
+    }
+
+    for (body, words) in [
+        (json!({ "prompt": "ab", "position": 1 }), "position needs head: [LAYER, HEAD]"),
+        (
+            json!({ "prompt": "ab", "head": [0, 0], "position": 3 }),
+            "there is no position 3: the text has 3 tokens",
+        ),
+        (json!({ "prompt": "ab", "head": [2, 0], "position": 1 }), "there is no head 0 in layer 2"),
     ] {
-        let reply = get(server.address, path).unwrap();
-        assert_eq!(reply.status, 200);
-        assert!(reply.header("content-type").unwrap().starts_with(kind));
-        let policy = reply.header("content-security-policy").unwrap();
-        assert!(policy.starts_with("default-src 'none'"));
-        assert!(!reply.text().contains("http://") && !reply.text().contains("https://"), "{path}");
+        let reply = look(body);
+        assert_eq!((reply.status, &reply.json()["error"]["message"]), (400, &json!(words)));
     }
 }

@@ -131,6 +131,10 @@ fn what_cannot_be_served_is_said() {
     assert!(told.contains("cannot find the host no host") && told.contains("--host"), "{told}");
     let told = words(&["serve", &fixture(), "--allow-origin", "app.example"]);
     assert!(told.contains("https://app.example"), "{told}");
+    for wrong in ["*", "127.0.0.1:8081", "http://a; script-src *"] {
+        let told = words(&["serve", &fixture(), "--compare", wrong]);
+        assert!(told.contains("the address of a server, e.g. http://127.0.0.1:8081"), "{told}");
+    }
     let folder = tempfile::tempdir().unwrap();
     let model = checkpoint(folder.path());
     std::fs::write(format!("{model}/chat_template.jinja"), "{% for").unwrap();

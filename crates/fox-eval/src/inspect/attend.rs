@@ -94,6 +94,15 @@ fn plogp(p: f64) -> f64 {
     if p > 0.0 { -p * p.ln() } else { 0.0 }
 }
 
+/// The attention weights of query `i`, over all keys up to it.
+pub(super) fn row(head: &HeadData, i: usize) -> Vec<f32> {
+    let mut weights = Vec::new();
+    let mut row = vec![0.0; row_weights(head, i, &mut weights)];
+    row.append(&mut weights);
+    row.resize(i + 1, 0.0);
+    row
+}
+
 /// The attention weights of query `i`, over the keys from the returned one on.
 fn row_weights(head: &HeadData, i: usize, weights: &mut Vec<f32>) -> usize {
     let d = head.dim;
@@ -228,5 +237,8 @@ mod tests {
         data.q[6..8].copy_from_slice(&[9.0, 0.0]);
         let seen = sample(&data, usize::MAX, 4, 1);
         assert!(seen.map.values[3 * 4 + 1] > 0.999);
+        assert_eq!(row(&data, 3)[1], seen.map.values[3 * 4 + 1] as f32);
+        let window = HeadData { window: Some(2), ..data };
+        assert_eq!(row(&window, 3)[..2], [0.0, 0.0], "what a window leaves out");
     }
 }

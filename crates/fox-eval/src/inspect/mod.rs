@@ -224,6 +224,25 @@ pub fn inspect(
     })
 }
 
+/// The attention weights of one head at the last of `tokens`, over all of them: `[T]`, exact.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn last_attention(
+    subject: &Subject<'_>,
+    tokens: &[u32],
+    place: (usize, usize),
+) -> Result<Vec<f32>> {
+    if tokens.is_empty() {
+        return Err(Error::Empty { what: "the text".into() });
+    }
+    let largest = tokens.iter().copied().max().unwrap_or(0) as usize;
+    subject.check_vocabulary("text", largest + 1)?;
+    let row = observe::last_row(subject, tokens, place)?;
+    let (layer, head) = place;
+    row.ok_or_else(|| Error::Argument(format!("there is no head {head} in layer {layer}")))
+}
+
 /// How many of the last tokens show a head whose memory is too short to be seen in a picture of all `tokens`:
 /// eight of its longer half-lives. `None` when the whole picture shows it.
 fn close_up_of(layer: &observe::LayerGates, head: usize, tokens: usize) -> Option<usize> {

@@ -8,7 +8,7 @@ use fox_tensor::{Result as TensorResult, Segments, tile_counts};
 use rayon::prelude::*;
 
 use super::InspectOptions;
-use super::attend::{AttentionSample, HeadData, sample};
+use super::attend::{AttentionSample, HeadData, row, sample};
 use super::forget::{HalfLife, cumulative, half_life};
 use crate::Result;
 use crate::subject::Subject;
@@ -171,6 +171,23 @@ pub(super) fn attention(
         pictures: pictures.collect(),
         summaries: layers.into_iter().map(|l| l.into_iter().map(|h| h.0).collect()).collect(),
     })
+}
+
+/// The attention of one head at the last of the tokens; `None` where there is no such head.
+pub(super) fn last_row(
+    subject: &Subject<'_>,
+    tokens: &[u32],
+    (layer, head): (usize, usize),
+) -> Result<Option<Vec<f32>>> {
+    let rows = watch(subject, tokens, Pruning::Off, |view| {
+        if view.layer != layer || head >= view.spec.heads {
+            return Ok(None);
+        }
+        let (q, k) = (view.q.to_f32()?, view.k.to_f32()?);
+        let gates = view.log_gates.map_or(Ok(Vec::new()), |g| g.to_f32())?;
+        Ok(Some(row(&head_data(view, &q, &k, &gates, head), tokens.len() - 1)))
+    })?;
+    Ok(rows.into_iter().flatten().next())
 }
 
 /// One head's part of the layer's tensors.

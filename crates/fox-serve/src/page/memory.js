@@ -1,47 +1,8 @@
-// What the model remembers of a text: half-lives, gates, decay, attention, cache pages.
+// What a model remembers of a text: the map of its heads, decay, attention, gates, cache pages.
 
-import { complain, make, paint } from "./draw.js";
+import { Picture, complain, make, short } from "./draw.js";
 
-const $ = (id) => document.getElementById(id);
-let seen = null; // what /inspect said last
-let chosen = null; // [layer, head]
-let pictures = new Map(); // by "layer,head"
-let text = ""; // what was looked at
-
-/// Looks at `prompt`; `ask` sends JSON and gives JSON.
-export async function look(ask, prompt) {
-  text = prompt;
-  pictures = new Map();
-  complain($("memory-error"));
-  try {
-    seen = await ask("/inspect", { prompt });
-  } catch (error) {
-    $("memory").hidden = true;
-    $("cache").textContent = "";
-    return complain($("memory-error"), error.message);
-  }
-  keepPictures(seen);
-  $("memory").hidden = false;
-  $("position").max = seen.tokens.length - 1;
-  $("position").value = seen.tokens.length - 1;
-  $("cache").textContent = `cache ${size(seen.cache.bytes)}; ${size(seen.cache.full_bytes)} if nothing were forgotten`;
-  const known = chosen && seen.heads.some((h) => h.layer === chosen[0] && h.head === chosen[1]);
-  if (!known) {
-    // The one with the longest memory.
-    const first = seen.pictures[seen.pictures.length - 1];
-    chosen = [first.layer, first.head];
-  }
-  drawHeads(ask);
-  await choose(ask, chosen);
-}
-
-function keepPictures(answer) {
-  for (const p of answer.pictures) pictures.set(`${p.layer},${p.head}`, p);
-}
-
-function size(bytes) {
-  return bytes < 1 << 20 ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / 2 ** 20).toFixed(1)} MiB`;
-}
+const name = ([layer, head]) => `${layer},${head}`;
 
 /// A number of tokens in few characters; JSON has no infinity, so that is null.
 function tokens(count) {
@@ -50,112 +11,277 @@ function tokens(count) {
   return count >= 10 ? count.toFixed(0) : count.toFixed(1);
 }
 
-function drawHeads(ask) {
-  const grid = $("heads");
-  const widest = Math.max(...seen.heads.map((h) => h.head)) + 1;
-  grid.style.gridTemplateColumns = `max-content repeat(${widest}, minmax(3rem, 1fr))`;
-  grid.replaceChildren();
-  for (const h of seen.heads) {
-    if (h.head === 0) {
-      const label = make("span", `layer ${h.layer}`, { class: "layer" });
-      label.style.gridColumn = 1;
-      grid.append(label);
-    }
+function size(bytes) {
+  return bytes < 1 << 20 ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / 2 ** 20).toFixed(1)} MiB`;
+}
+
+export class Memory {
+  /// `onHover(row, column)` gets positions under the pointer, `onPick(position)` the clicked one, `onHead()` is told
+  /// when the pictures of another head are there.
+  constructor(parts, server, { onHover, onPick, onHead }) {
+    Object.assign(this, { parts, server, onHover, onPick, onHead, seen: null, chosen: null, position: 0 });
+    const square = {
+      onHover: (row, column) => this.hoverSquare(row, column),
+      onPick: (row) => onPick(this.positionOf(row, this.unit)),
+    };
+    const wide = (unit) => ({
+      onHover: (row, column) => onHover(null, column === null ? null : this.positionOf(column, unit())),
+      onPick: (row, column) => onPick(this.positionOf(column, unit())),
+    });
+    this.forget = new Picture(parts.forget, square);
+    this.attention = new Picture(parts.attention, square);
+    this.gates = new Picture(parts.gates, wide(() => this.seen.tokens_per_column));
+    this.pages = new Picture(parts.pages, wide(() => this.seen.cache.page_tokens));
+    parts.position.addEventListener("input", () => onPick(Number(parts.position.value)));
+    parts.shorter.addEventListener("click", () => this.step(-1));
+    parts.longer.addEventListener("click", () => this.step(1));
+    parts.heads.addEventListener("click", (event) => {
+      const place = event.target.closest("button")?.dataset.place;
+      if (place) this.choose(place.split(",").map(Number));
+    });
+    parts.heads.addEventListener("keydown", (event) => this.headKey(event));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (this.seen) this.draw(); });
+  }
+
+  clear() {
+    this.seen = null;
+    this.parts.memory.hidden = true;
+  }
+
+  /// Shows what the server saw in a text; `head` is the one to begin with.
+  async show(seen, text, head) {
+    Object.assign(this, { seen, text, pictures: new Map(), rows: new Map() });
+    this.keep(seen);
+    const { parts } = this;
+    parts.memory.hidden = false;
+    complain(parts.memoryError);
+    parts.position.max = seen.tokens.length - 1;
+    const { cache } = seen;
+    parts.cache.textContent = `The cache of this text takes ${size(cache.bytes)}; `
+      + `${size(cache.full_bytes)} if nothing were forgotten.`;
+    const exists = (place) => place && seen.heads.some((h) => h.layer === place[0] && h.head === place[1]);
+    this.drawHeads();
+    await this.choose([head, this.chosen].find(exists) ?? this.telling());
+  }
+
+  /// A head that forgets within the text, but not at once: there is most to see.
+  telling() {
+    const aim = Math.log(Math.max(2, this.seen.tokens.length / 6));
+    const distance = (h) => Math.abs(Math.log(Math.max(1e-3, h.half_life?.median ?? 1e9)) - aim);
+    const best = this.seen.heads.reduce((a, b) => (distance(b) < distance(a) ? b : a));
+    return [best.layer, best.head];
+  }
+
+  keep(answer) {
+    for (const p of answer.pictures) this.pictures.set(name([p.layer, p.head]), p);
+  }
+
+  /// The heads by half-life, the shortest first; those that do not forget come last.
+  sorted(layer = null) {
+    const life = (h) => h.half_life?.median ?? Infinity;
+    const heads = this.seen.heads.filter((h) => layer === null || h.layer === layer);
+    return heads.sort((a, b) => (life(a) === life(b) ? a.layer - b.layer || a.head - b.head : life(a) - life(b)));
+  }
+
+  drawHeads() {
+    const layers = [...new Set(this.seen.heads.map((h) => h.layer))];
+    const rows = layers.map((layer) => this.sorted(layer));
+    const widest = Math.max(...rows.map((row) => row.length));
+    const grid = this.parts.heads;
+    grid.classList.toggle("compact", widest > 8);
+    grid.style.setProperty("--heads", widest);
+    grid.replaceChildren(...rows.flatMap((row, at) => [
+      make("span", widest > 8 ? layers[at] : `layer ${layers[at]}`, { class: "layer" }),
+      ...row.map((h) => this.headButton(h)),
+      ...Array.from({ length: widest - row.length }, () => make("span")),
+    ]));
+  }
+
+  headButton(h) {
     const life = h.half_life ? h.half_life.median : null;
-    const name = h.half_life ? `half-life ${tokens(life)} tokens` : "does not forget";
+    const words = h.half_life ? `half-life ${tokens(life)} tokens` : "does not forget";
+    const label = `Layer ${h.layer}, head ${h.head}: ${words}`;
     const button = make("button", tokens(life), {
-      type: "button", "aria-pressed": "false", "data-place": `${h.layer},${h.head}`,
-      "aria-label": `Layer ${h.layer}, head ${h.head}: ${name}`,
+      type: "button", tabindex: "-1", "aria-pressed": "false", "data-place": name([h.layer, h.head]),
+      "aria-label": label, title: label,
     });
     // One token is nothing, 4096 is everything.
     const reach = life === null ? 1 : Math.min(1, Math.log2(Math.max(1, life)) / 12);
     button.style.setProperty("--reach", reach);
-    button.addEventListener("click", () => choose(ask, [h.layer, h.head]));
-    grid.append(button);
+    return button;
   }
-}
 
-async function choose(ask, place) {
-  chosen = place;
-  const name = place.join(",");
-  for (const button of $("heads").querySelectorAll("button")) {
-    button.setAttribute("aria-pressed", String(button.dataset.place === name));
+  headKey(event) {
+    const buttons = [...this.parts.heads.querySelectorAll("button")];
+    const at = buttons.indexOf(document.activeElement);
+    const across = Number(getComputedStyle(this.parts.heads).getPropertyValue("--heads"));
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: across, ArrowUp: -across }[event.key];
+    const next = buttons[at + step];
+    if (at < 0 || !next) return;
+    event.preventDefault();
+    next.focus();
+    this.choose(next.dataset.place.split(",").map(Number));
   }
-  const h = seen.heads.find((h) => `${h.layer},${h.head}` === name);
-  const life = h.half_life;
-  $("head-title").textContent = `Layer ${h.layer}, head ${h.head}` + (life
-    ? `: half-life ${tokens(life.low)} to ${tokens(life.high)} tokens, ${life.reach}` : "");
-  drawStrips();
-  drawPages();
-  if (!pictures.has(name)) {
-    try {
-      keepPictures(await ask("/inspect", { prompt: text, head: place }));
-    } catch (error) {
-      return complain($("memory-error"), error.message);
+
+  step(by) {
+    const heads = this.sorted();
+    const at = heads.findIndex((h) => name([h.layer, h.head]) === name(this.chosen));
+    const next = heads[Math.min(heads.length - 1, Math.max(0, at + by))];
+    this.choose([next.layer, next.head]);
+  }
+
+  async choose(place) {
+    this.chosen = place;
+    for (const button of this.parts.heads.querySelectorAll("button")) {
+      const isChosen = button.dataset.place === name(place);
+      button.setAttribute("aria-pressed", String(isChosen));
+      button.tabIndex = isChosen ? 0 : -1;
     }
+    const h = this.seen.heads.find((h) => name([h.layer, h.head]) === name(place));
+    const life = h.half_life;
+    this.parts.headTitle.textContent = `Layer ${h.layer}, head ${h.head}`;
+    this.parts.headLife.textContent = life
+      ? `Half-life ${tokens(life.median)} tokens here (${tokens(life.low)} to ${tokens(life.high)}): ${life.reach}.`
+      : "Does not forget.";
+    const { seen } = this;
+    if (!this.pictures.has(name(place))) {
+      try {
+        this.keep(await this.server.ask("/inspect", { prompt: this.text, head: place }));
+      } catch (error) {
+        return complain(this.parts.memoryError, error.message);
+      }
+    }
+    // Somebody may have chosen another one meanwhile, or another text.
+    if (this.seen !== seen || name(this.chosen) !== name(place)) return;
+    this.draw();
+    this.onHead();
   }
-  // Somebody may have chosen another one meanwhile.
-  if (chosen.join(",") === name) drawPictures(pictures.get(name));
-}
 
-function drawPictures(picture) {
-  $("forget").parentElement.hidden = !picture.forget;
-  if (picture.forget) paint($("forget"), picture.forget, "--fox");
-  paint($("attention"), picture.attention, "--look", Math.sqrt);
-  read();
-}
+  get picture() {
+    return this.pictures.get(name(this.chosen));
+  }
 
-function drawStrips() {
-  const box = $("strips");
-  box.replaceChildren();
-  const rows = seen.gates[chosen[0]] ?? [];
-  rows.forEach((gates, head) => {
-    const strip = make("div", "", { class: "strip" });
-    const canvas = make("canvas", "", { role: "img", "aria-label": `Gates of head ${head}` });
-    paint(canvas, [gates], "--fox", (gate) => Math.sqrt(1 - gate));
-    strip.append(canvas, make("i"));
-    const move = (event) => {
-      if (event.type === "pointermove" && event.buttons === 0 && event.pointerType !== "mouse") return;
-      const area = strip.getBoundingClientRect();
-      const share = (event.clientX - area.left) / area.width;
-      const at = Math.floor(share * seen.tokens.length);
-      $("position").value = Math.min(seen.tokens.length - 1, Math.max(0, at));
-      read();
-    };
-    strip.addEventListener("pointerdown", move);
-    strip.addEventListener("pointermove", move);
-    box.append(make("span", `head ${head}`), strip);
-  });
-}
+  /// Tokens per cell of the square pictures.
+  get unit() {
+    return Math.ceil(this.seen.tokens.length / this.picture.attention.length);
+  }
 
-function drawPages() {
-  const { evicted_pages, pages, page_tokens, tokens: count } = seen.cache;
-  const rows = evicted_pages[chosen[0]] ?? [];
-  $("pages-hint").textContent = rows.length
-    ? `A box is ${page_tokens} tokens of keys and values; dashed ones were provably forgotten and dropped.`
-    : `A state of constant size covers all ${count} tokens.`;
-  $("pages").replaceChildren(...rows.flatMap((gone, head) => {
-    const row = make("div", "", { class: "page-row", role: "img", "aria-label": `${gone} of ${pages} pages dropped` });
-    for (let i = 0; i < pages; i++) row.append(make("i", "", i < gone ? { class: "gone" } : {}));
-    return [make("span", `head ${head}`), row, make("span", `${gone} of ${pages} dropped`)];
-  }));
-}
+  positionOf(cell, unit) {
+    return Math.min(this.seen.tokens.length - 1, cell * unit + unit - 1);
+  }
 
-/// Reads the gates at the chosen position.
-function read() {
-  const at = Number($("position").value);
-  const rows = seen.gates[chosen[0]] ?? [];
-  const column = Math.floor(at / seen.tokens_per_column);
-  const values = rows.map((gates, head) => `head ${head}: ${(gates[column] ?? 0).toFixed(3)}`);
-  $("reading").textContent = `${at}: “${seen.tokens[at]}”  ` + values.join("  ");
-  const share = `${(100 * (at + 0.5)) / seen.tokens.length}%`;
-  for (const line of document.querySelectorAll(".strip i")) line.style.left = share;
-}
+  draw() {
+    const { seen, picture, parts, unit } = this;
+    const count = seen.tokens.length;
+    const side = picture.attention.length;
+    parts.forgetFigure.hidden = !picture.forget;
+    if (picture.forget) this.forget.show({ rows: picture.forget, columns: side, color: "--fox", unit, tokens: count });
+    // The first tokens have nothing else to look at, so the largest weights say little: full colour comes before them.
+    const weights = picture.attention.flat().filter((x) => x > 0).sort((a, b) => a - b);
+    const most = weights[Math.floor(0.995 * weights.length)] ?? 1;
+    this.attention.show({
+      rows: picture.attention, columns: side, color: "--look", strength: (x) => Math.sqrt(x / most),
+      scale: ["0", short(most / 4), `≥${short(most)}`], unit, tokens: count,
+    });
+    const gates = seen.gates[this.chosen[0]] ?? [];
+    parts.gatesFigure.hidden = gates.length === 0;
+    if (gates.length) {
+      this.gates.show({
+        rows: gates, columns: gates[0].length, color: "--fox", strength: (gate) => Math.sqrt(1 - gate),
+        scale: ["1", "0.75", "0"], unit: seen.tokens_per_column, tokens: count,
+        names: gates.map((_, head) => `head ${head}`),
+      });
+    }
+    this.drawPages(count);
+    parts.gates.style.setProperty("--rows", gates.length);
+    this.mark(this.position, this.position);
+  }
 
-$("position").addEventListener("input", read);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  if (!seen || $("memory").hidden) return;
-  drawStrips();
-  const picture = pictures.get(chosen.join(","));
-  if (picture) drawPictures(picture);
-});
+  drawPages(count) {
+    const { evicted_pages, pages, page_tokens } = this.seen.cache;
+    const rows = evicted_pages[this.chosen[0]] ?? [];
+    this.parts.pages.hidden = rows.length === 0;
+    this.parts.pagesHint.textContent = rows.length
+      ? `Cache of the layer in pages of ${page_tokens} tokens: empty ones were provably forgotten and dropped`
+      : `A state of constant size covers all ${count} tokens.`;
+    this.parts.pages.style.setProperty("--rows", rows.length);
+    if (!rows.length) return;
+    this.pages.show({
+      rows: rows.map((gone) => Array.from({ length: pages }, (_, page) => (page < gone ? 0 : 1))), columns: pages,
+      color: "--look", strength: (kept) => 0.7 * kept, scale: ["gone", "", "kept"], unit: page_tokens,
+      names: rows.map((_, head) => `head ${head}`), tokens: count,
+    });
+  }
+
+  setPosition(position) {
+    this.position = position;
+    if (!this.seen) return;
+    this.parts.position.value = position;
+    this.parts.at.textContent = `${position} of ${this.seen.tokens.length - 1}: “${this.seen.tokens[position]}”`;
+    this.mark(position, position);
+  }
+
+  /// Marks a row (a later token) and a column (an earlier one) on every picture.
+  mark(row, column) {
+    if (!this.seen || !this.picture || row === null || column === null) return;
+    const { unit, seen } = this;
+    this.forget.mark(Math.floor(row / unit), Math.floor(column / unit));
+    this.attention.mark(Math.floor(row / unit), Math.floor(column / unit));
+    this.gates.mark(null, Math.floor(column / seen.tokens_per_column));
+    this.pages.mark(null, Math.floor(column / seen.cache.page_tokens));
+  }
+
+  hoverSquare(row, column) {
+    // Above the diagonal is the future.
+    if (row === null || column > row) return this.onHover(null, null);
+    this.onHover(this.positionOf(row, this.unit), this.positionOf(column, this.unit));
+  }
+
+  /// What the chosen head remembers (`memory`) of every token up to `at`, or gives them of its attention.
+  async row(mode, at) {
+    if (!this.picture) return null;
+    if (mode === "memory") return this.left(at);
+    if (this.unit === 1) return this.picture.attention[at];
+    const { rows } = this;
+    const key = `${name(this.chosen)},${at}`;
+    if (!rows.has(key)) {
+      // Keys may be held down: only where they stop is worth a question.
+      await new Promise((resolve) => setTimeout(resolve, 150));
+      if (this.position !== at || this.rows !== rows) return null;
+      const request = { prompt: this.text, head: this.chosen, position: at };
+      try {
+        rows.set(key, (await this.server.ask("/inspect", request)).attention);
+      } catch (error) {
+        complain(this.parts.memoryError, error.message);
+      }
+    }
+    return rows.get(key) ?? null;
+  }
+
+  /// exp(c_i - c_j) for all j up to i: the products of the gates after j; all 1 without gates.
+  left(at) {
+    const { gates } = this.picture;
+    const row = new Array(at + 1).fill(1);
+    for (let j = at - 1; j >= 0 && gates.length; j--) row[j] = row[j + 1] * gates[j + 1];
+    return row;
+  }
+
+  /// The values at a pair of positions, in a line.
+  describe(row, column) {
+    const { seen, picture } = this;
+    if (!picture) return "";
+    const told = [`${column}: “${seen.tokens[column]}”`];
+    const gate = picture.gates[column];
+    if (gate !== undefined) told.push(`gate ${gate.toFixed(4)}`);
+    if (column <= row) {
+      const share = this.left(row)[column];
+      told.push(`at ${row}: “${seen.tokens[row]}” ${short(100 * share)}% of it is left`);
+      const weight = picture.attention[Math.floor(row / this.unit)]?.[Math.floor(column / this.unit)];
+      const where = this.unit > 1 ? ` to its ${this.unit} tokens` : "";
+      if (weight !== undefined) told.push(`attention ${short(weight)}${where}`);
+    } else {
+      told.push(`comes after ${row}`);
+    }
+    return told.join(" · ");
+  }
+}

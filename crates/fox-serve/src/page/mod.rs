@@ -1,13 +1,11 @@
-//! The page at `/`: three files that need nothing from outside.
+//! The page at `/`: files that need nothing from outside.
 
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use hyper::{Response, StatusCode};
+use serde_json::{Value, json};
 
+use crate::ServeOptions;
 use crate::body::{Body, response};
-
-/// Nothing from elsewhere, and nothing to elsewhere.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
-     img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// One of them.
 #[derive(PartialEq, Eq)]
@@ -17,27 +15,50 @@ pub(crate) struct File {
     text: &'static str,
 }
 
-static FILES: [File; 5] = [
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+static FILES: [File; 8] = [
     File { path: "/", kind: "text/html; charset=utf-8", text: include_str!("index.html") },
     File { path: "/style.css", kind: "text/css; charset=utf-8", text: include_str!("style.css") },
     File { path: "/app.js", kind: SCRIPT, text: include_str!("app.js") },
+    File { path: "/state.js", kind: SCRIPT, text: include_str!("state.js") },
+    File { path: "/server.js", kind: SCRIPT, text: include_str!("server.js") },
+    File { path: "/pane.js", kind: SCRIPT, text: include_str!("pane.js") },
     File { path: "/memory.js", kind: SCRIPT, text: include_str!("memory.js") },
     File { path: "/draw.js", kind: SCRIPT, text: include_str!("draw.js") },
 ];
-const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// The file at a path.
 pub(crate) fn file(path: &str) -> Option<&'static File> {
     FILES.iter().find(|file| file.path == path)
 }
 
+/// What the page asks first: the server to compare with.
+pub(crate) fn settings(options: &ServeOptions) -> Value {
+    json!({ "compare": options.compare })
+}
+
 impl File {
-    pub fn response(&self) -> Response<Body> {
+    pub fn response(&self, options: &ServeOptions) -> Response<Body> {
         let mut response = response(StatusCode::OK, self.kind, self.text);
         let headers = response.headers_mut();
-        headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+        headers.insert(CONTENT_SECURITY_POLICY, policy(options.compare.as_deref()));
         headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         response
     }
+}
+
+/// Nothing from elsewhere, and nothing to elsewhere but to the server that is named for comparison: so no link can
+/// make the page send a text to a third one.
+fn policy(compare: Option<&str>) -> HeaderValue {
+    let policy = |more: &str| {
+        format!(
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'{more}; \
+             img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+    };
+    // An origin that could not stand in a header was not named as one.
+    let own = HeaderValue::from_str(&policy(&compare.map_or(String::new(), |c| format!(" {c}"))));
+    own.unwrap_or(HeaderValue::from_static("default-src 'none'"))
 }

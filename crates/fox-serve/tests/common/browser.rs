@@ -48,6 +48,7 @@ impl Browser {
         let made = Command::new("mkfifo").args([&from, &to]).status().unwrap();
         assert!(made.success());
         let script = r#"exec "$0" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
+            --disable-background-networking --disable-component-update --disable-sync \
             --user-data-dir="$1/profile" --remote-debugging-pipe 3<"$1/commands" 4>"$1/answers""#;
         let process = Command::new("sh")
             .args([Path::new("-c"), Path::new(script), program, &folder])
@@ -126,10 +127,12 @@ impl Browser {
         answer["result"]["value"].clone()
     }
 
-    /// Waits until an expression holds.
+    /// Waits until an expression holds; one that throws does not, e.g. because an element is not there yet.
     pub fn wait_for(&mut self, expression: &str) {
         let start = Instant::now();
-        while self.value(expression) != true {
+        let safe =
+            format!("(() => {{ try {{ return {expression}; }} catch {{ return false; }} }})()");
+        while self.value(&safe) != true {
             let page = "document.body.innerText";
             assert!(
                 start.elapsed() < Duration::from_secs(60),
@@ -142,12 +145,28 @@ impl Browser {
 
     /// Clicks into the middle of an element with the mouse.
     pub fn click(&mut self, selector: &str) {
+        self.click_at(selector, 0.5, 0.5);
+    }
+
+    /// Clicks into an element, at shares of its width and height.
+    pub fn click_at(&mut self, selector: &str, across: f64, down: f64) {
+        self.mouse(&["mouseMoved", "mousePressed", "mouseReleased"], selector, across, down);
+    }
+
+    /// Moves the mouse over an element.
+    pub fn hover(&mut self, selector: &str, across: f64, down: f64) {
+        self.mouse(&["mouseMoved"], selector, across, down);
+    }
+
+    fn mouse(&mut self, kinds: &[&str], selector: &str, across: f64, down: f64) {
         let place = self.value(&format!(
             "(() => {{ const e = document.querySelector({selector:?}); e.scrollIntoView({{ block: 'center' }}); \
-             const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; }})()"
+             const r = e.getBoundingClientRect(); \
+             return [r.x + {across} * r.width, r.y + {down} * r.height]; }})()"
         ));
-        for kind in ["mousePressed", "mouseReleased"] {
-            let params = json!({ "type": kind, "x": place[0], "y": place[1], "button": "left",
+        for kind in kinds {
+            let button = if *kind == "mouseMoved" { "none" } else { "left" };
+            let params = json!({ "type": kind, "x": place[0], "y": place[1], "button": button,
                 "clickCount": 1 });
             self.call("Input.dispatchMouseEvent", params);
         }

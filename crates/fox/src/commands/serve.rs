@@ -40,6 +40,10 @@ pub struct Args {
     /// Site whose pages may use the server, e.g. https://app.example, or *; may be given several times
     #[arg(long, value_name = "ORIGIN", value_parser = parse_origin)]
     allow_origin: Vec<String>,
+    /// Server whose model the page shows beside this one's, e.g. http://127.0.0.1:8081; it needs --allow-origin with
+    /// this server's address
+    #[arg(long, value_name = "ORIGIN", value_parser = parse_server)]
+    compare: Option<String>,
     /// Refuse requests with unknown fields, instead of naming these in a header of the answer
     #[arg(long)]
     strict: bool,
@@ -115,6 +119,7 @@ impl Args {
             api_key: key,
             aliases: self.alias.clone(),
             allow_origins: self.allow_origin.clone(),
+            compare: self.compare.clone(),
             strict: self.strict,
             access_log: self.access_log.map(|form| match form {
                 LogForm::Text => AccessLog::Text,
@@ -146,6 +151,16 @@ fn parse_origin(text: &str) -> Result<String, String> {
     match text.trim_end_matches('/') {
         origin if origin == "*" || is_origin(origin) => Ok(origin.to_string()),
         _ => Err("a scheme and a host, e.g. https://app.example, or *".into()),
+    }
+}
+
+/// An origin that stands for one server.
+fn parse_server(text: &str) -> Result<String, String> {
+    let is_plain =
+        |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || ":/.-_[]".contains(c));
+    match parse_origin(text) {
+        Ok(origin) if origin.starts_with("http") && is_plain(&origin) => Ok(origin),
+        _ => Err("the address of a server, e.g. http://127.0.0.1:8081".into()),
     }
 }
 
