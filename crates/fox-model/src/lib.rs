@@ -25,7 +25,7 @@ mod verify;
 
 pub use checkpoint::{
     CheckpointReader, FileDtype, FileTensor, SafetensorsFile, SafetensorsWriter, TensorProblem,
-    WriteOptions, split_mlp, whole_tensor, write_checkpoint,
+    WriteOptions, convert_checkpoint, copy_companions, split_mlp, whole_tensor, write_checkpoint,
 };
 pub use config::{Fields, MlpConfig, ModelConfig, Preset, Rules, SpecialTokens};
 pub use error::{Error, Result};

@@ -117,6 +117,11 @@ impl CheckpointReader {
         Err(Error::Mismatch { dir: reader.dir, problems })
     }
 
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// What the model is.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -184,6 +189,8 @@ impl CheckpointReader {
                 }
             }
         }
+        let format = self.model_type.format();
+        unclaimed.retain(|name, _| !format.may_hold(name));
         for (name, file) in unclaimed {
             let found = self.files[file].dims(name).unwrap_or_default().to_vec();
             problems.push(TensorProblem::Surplus { name: name.to_string(), found });

@@ -179,6 +179,8 @@ pub struct MixerContext<'a> {
     pub segments: &'a Segments,
     /// What attention may leave out.
     pub pruning: Pruning,
+    /// Factor on the angles of RoPE, instead of what the options say.
+    pub rope_strength: Option<f64>,
     /// Who is shown what attention works on, and the number of the layer.
     pub observer: Option<(&'a dyn Observer, usize)>,
 }

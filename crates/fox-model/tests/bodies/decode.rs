@@ -6,7 +6,7 @@ use fox_model::{
     Architecture, DecayTime, DeltaConfig, ForgetGate, ForgettingConfig, ForwardOptions,
     Hgrn2Config, LowerBounds, Mamba2Config, MixerConfig, Model, ModelConfig, QkNorm,
 };
-use fox_tensor::{Activation, Device, Gradients, Segments, Tape};
+use fox_tensor::{Activation, Device, Gradients, Rope, RopeScaling, Segments, Tape};
 
 pub const VOCAB: usize = 37;
 
@@ -28,6 +28,12 @@ fn small_of(mixer: impl MixerConfig) -> ModelConfig {
 pub fn variants() -> Vec<(&'static str, ModelConfig)> {
     let (llama, pro) = (ForgettingConfig::fox_llama(4), ForgettingConfig::fox_pro(4));
     let decay_time = Some(DecayTime { min: 1.5, max: 20.0 });
+    let scaling = RopeScaling {
+        factor: 4.0,
+        low_freq_factor: 0.5,
+        high_freq_factor: 2.0,
+        original_length: 16,
+    };
     vec![
         ("llama", small(llama.clone())),
         ("pro", small(pro.clone())),
@@ -35,7 +41,7 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
         (
             "pro rope window grouped",
             small(ForgettingConfig {
-                rope_base: Some(100.0),
+                rope: Some(Rope::new(100.0)),
                 window: Some(5),
                 kv_heads: 1,
                 qk_norm: Some(QkNorm::Shared),
@@ -73,6 +79,16 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
                 kv_heads: 2,
                 window: Some(6),
                 ..pro.clone().stick_breaking()
+            }),
+        ),
+        (
+            "wide heads, scaled and faded rope",
+            small(ForgettingConfig {
+                rope: Some(Rope { strength: 0.75, scaling: Some(scaling), ..Rope::new(100.0) }),
+                head_dim: Some(24),
+                kv_heads: 2,
+                qk_norm_eps: 1e-3,
+                ..pro.clone()
             }),
         ),
         ("transformer pro", small(pro.without_forgetting())),

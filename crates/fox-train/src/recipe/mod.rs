@@ -293,7 +293,7 @@ impl Recipe {
             PruningRecipe::Word(PruningWord::Auto) => Pruning::Auto,
             PruningRecipe::Tolerance(tolerance) => Pruning::Tolerance(tolerance),
         };
-        ForwardOptions { pruning, recompute: self.training.recompute }
+        ForwardOptions { pruning, recompute: self.training.recompute, rope_strength: None }
     }
 
     /// The model, for data with this many token ids.

@@ -18,7 +18,7 @@ use fox_tensor::{
 };
 
 use super::gate::Gate;
-use super::{ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
+use super::{ForgetGate, ForgettingConfig, QkNorm};
 use crate::Pruning;
 use crate::config::ModelConfig;
 use crate::mixers::{KeptValues, Mixer, MixerContext, MixerOutput};
@@ -30,6 +30,7 @@ use crate::params::{ParamGroup, ParamList, Parameters};
 pub struct ForgettingLayer {
     pub(super) options: ForgettingConfig,
     pub(super) head_dim: usize,
+    pub(super) width: usize,
     pub(super) norm_eps: f32,
     pub(super) q: Projection,
     pub(super) k: Projection,
@@ -67,7 +68,7 @@ impl ForgettingLayer {
         list: &mut ParamList,
     ) -> Self {
         let (width, std) = (config.hidden_size, config.initializer_range);
-        let head_dim = width / options.heads;
+        let head_dim = options.head_width(width);
         let mut projection = |name: &str, heads: usize, shift: bool, norm: Option<&str>| {
             let dims = (heads * head_dim, width);
             let matrix = if shift { format!("{name}.linear") } else { name.to_string() };
@@ -95,24 +96,26 @@ impl ForgettingLayer {
                     list.vector(ParamGroup::Mixer, path(&format!("{name}.weight")), len, 1.0)
                 }),
                 heads,
-                rope: options.rope_base.is_some() && norm.is_some(),
+                rope: options.rope.is_some() && norm.is_some(),
             }
         };
         let q = projection("q_proj", options.heads, false, Some("q_norm"));
         let k = projection("k_proj", options.kv_heads, options.k_shift, Some("k_norm"));
         let v = projection("v_proj", options.kv_heads, options.v_shift, None);
         let gate = Gate::declare(options, width, std, prefix, list);
-        let mut matrix = |name: &str| {
-            list.matrix(ParamGroup::Mixer, format!("{prefix}.{name}.weight"), width, width, std)
+        let inner = options.heads * head_dim;
+        let mut matrix = |name: &str, rows: usize, cols: usize| {
+            list.matrix(ParamGroup::Mixer, format!("{prefix}.{name}.weight"), rows, cols, std)
         };
-        let output_gate = options.output_gate.map(|_| matrix("ogate_proj"));
-        let o_proj = matrix("o_proj");
+        let output_gate = options.output_gate.map(|_| matrix("ogate_proj", inner, width));
+        let o_proj = matrix("o_proj", width, inner);
         let output_norm = options.output_norm.then(|| {
-            list.vector(ParamGroup::Mixer, format!("{prefix}.output_norm.weight"), width, 1.0)
+            list.vector(ParamGroup::Mixer, format!("{prefix}.output_norm.weight"), inner, 1.0)
         });
         ForgettingLayer {
             options: options.clone(),
             head_dim,
+            width,
             norm_eps: config.norm_eps as f32,
             q,
             k,
@@ -289,11 +292,15 @@ impl ForgettingLayer {
         if !p.is_prepared() {
             return Ok((u.clone(), u));
         }
-        let rope = self.options.rope_base.filter(|_| p.rope).map(|base| Rope { base });
+        let faded = |rope: Rope| match context.rope_strength {
+            Some(strength) => Rope { strength, ..rope },
+            None => rope,
+        };
+        let rope = self.options.rope.filter(|_| p.rope).map(faded);
         let spec = HeadSpec {
             heads: p.heads,
             head_dim: self.head_dim,
-            norm_eps: QK_NORM_EPS,
+            norm_eps: self.options.qk_norm_eps as f32,
             rope,
             segments: context.segments.clone(),
         };
