@@ -35,6 +35,8 @@ pub use memory::MemoryEstimate;
 pub use mixers::delta::DeltaConfig;
 pub use mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
 pub use mixers::hgrn2::{Hgrn2Config, LowerBounds};
+pub use mixers::hybrid::{HybridConfig, LayerKind, MlpRatios};
+pub use mixers::mamba1::Mamba1Config;
 pub use mixers::mamba2::Mamba2Config;
 pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};
 pub use model::{ForwardOptions, Hidden, Model, Pruning, TokenLoss};

@@ -153,7 +153,7 @@ fn bad_values_are_one_sentence_with_field_and_file() {
     for (text, want) in [
         ("{}", "the field `model_type` is missing"),
         (r#"{"model_type": "gpt2"}"#, "unknown model_type `gpt2`; supported are"),
-        (r#"{"model_type": "samba-project_fox"}"#, "unknown model_type `samba-project_fox`"),
+        (r#"{"model_type": "rwkv-project_fox"}"#, "unknown model_type `rwkv-project_fox`"),
         ("[]", "a configuration is an object"),
         ("{\"a\": ", "is not valid JSON"),
     ] {
@@ -213,7 +213,8 @@ fn options_of_the_native_format_are_refused_elsewhere_by_name() {
         let text = format!(r#"{{"model_type": "{}", {field}}}"#, kind.as_str());
         parse(&text).unwrap_err().to_string()
     };
-    for kind in ModelType::all().into_iter().filter(|kind| kind.as_str() != NATIVE) {
+    let native = CheckpointLayout::NATIVE;
+    for kind in ModelType::all().into_iter().filter(|kind| kind.layout() != native) {
         let error = message(kind, r#""attention_weights": "stick_breaking""#);
         assert!(error.ends_with("`attention_weights` needs `model_type` \"fox\""), "{error}");
     }

@@ -159,3 +159,33 @@ fn what_the_library_cannot_say_is_named() {
         "model_type `llama` cannot express fgate_type \"full\", use_rope false"
     );
 }
+
+/// transformers loads what is written and computes the same logits. FOX_TRANSFORMERS names a Python that has it.
+#[test]
+fn transformers_computes_the_same_logits() {
+    let Some(python) = std::env::var_os("FOX_TRANSFORMERS") else {
+        eprintln!("skipped: FOX_TRANSFORMERS does not name a Python with transformers");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/transformers_logits.py");
+    let mut command = std::process::Command::new(python);
+    command.arg(script);
+    for name in DUMPS {
+        let (native, written) =
+            (folder.path().join(format!("{name}-fox")), folder.path().join(name));
+        convert(&dump(name), &native, CheckpointLayout::NATIVE, None);
+        convert(&native, &written, CheckpointLayout::HUGGING_FACE, Some(20_000));
+        command.arg(written).arg(dump(name));
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), DUMPS.len(), "{text}");
+    for (name, line) in DUMPS.iter().zip(lines) {
+        println!("{name}: {line}");
+        let error: f64 = line.split(' ').nth(1).unwrap().parse().unwrap();
+        assert!(error < 5e-6, "{name}: {line}");
+    }
+}

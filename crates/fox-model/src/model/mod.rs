@@ -8,12 +8,12 @@ use std::path::Path;
 
 use fox_tensor::{Device, ParamId, WeightFormat};
 
-use crate::Result;
 use crate::block::Block;
 use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
 use crate::config::ModelConfig;
 use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
 use crate::params::{ParamGroup, ParamSpec, Parameters};
+use crate::{Error, Result};
 pub use forward::{ForwardOptions, Hidden, Pruning, TokenLoss};
 pub(crate) use structure::{Structure, declare};
 
@@ -59,6 +59,59 @@ impl Model {
         let (specs, structure) = declare(&config);
         let params = Parameters::build(specs, device, |id, _| reader.read(id))?;
         Ok(Model { config, params, structure, device: device.clone() })
+    }
+
+    /// Reads a checkpoint that is open already into a model of other options that has the same parameters, e.g. another
+    /// base of RoPE.
+    ///
+    /// # Errors
+    /// A parameter that only one of them has, or that has another shape.
+    pub fn from_reader_as(
+        reader: &mut CheckpointReader,
+        config: &ModelConfig,
+        device: &Device,
+    ) -> Result<Model> {
+        config.validate("model configuration")?;
+        let (specs, structure) = declare(config);
+        let dir = reader.dir().display().to_string();
+        let stored: Vec<(String, Vec<usize>)> =
+            reader.specs().iter().map(|spec| (spec.name.clone(), spec.dims.clone())).collect();
+        let surplus = |(name, _): &&(String, Vec<usize>)| specs.iter().all(|s| s.name != *name);
+        if let Some((name, dims)) = stored.iter().find(surplus) {
+            return Err(Error::Argument(format!(
+                "{dir} has {name} of shape {dims:?}, which the model that begins with it does not have"
+            )));
+        }
+        let params = Parameters::build(specs, device, |_, spec| {
+            let here =
+                |(name, dims): &(String, Vec<usize>)| *name == spec.name && *dims == spec.dims;
+            let at = stored.iter().position(here).ok_or_else(|| {
+                Error::Argument(format!(
+                    "{dir} has no {} of shape {:?}, which the model that begins with it needs",
+                    spec.name, spec.dims
+                ))
+            })?;
+            reader.read(ParamId(at))
+        })?;
+        Ok(Model { config: config.clone(), params, structure, device: device.clone() })
+    }
+
+    /// Gives the model other options that leave its parameters as they are.
+    ///
+    /// # Errors
+    /// Options that ask for other parameters.
+    pub fn reconfigure(&mut self, config: &ModelConfig) -> Result<()> {
+        config.validate("model configuration")?;
+        let (specs, structure) = declare(config);
+        let same = |(spec, (_, own, _)): (&ParamSpec, (ParamId, &ParamSpec, _))| {
+            spec.name == own.name && spec.dims == own.dims
+        };
+        if specs.len() != self.params.len() || !specs.iter().zip(self.params.iter()).all(same) {
+            let detail = "a model cannot be given options that ask for other parameters";
+            return Err(Error::Argument(detail.into()));
+        }
+        (self.config, self.structure) = (config.clone(), structure);
+        Ok(())
     }
 
     /// Writes a checkpoint folder, aside first, so that it is there in full or not at all.

@@ -2,9 +2,11 @@
 //! same bodies run on every device.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+use fox_model::mixers::hybrid::Parts;
 use fox_model::{
     Architecture, DecayTime, DeltaConfig, ForgetGate, ForgettingConfig, ForwardOptions,
-    Hgrn2Config, LowerBounds, Mamba2Config, MixerConfig, Model, ModelConfig, QkNorm,
+    Hgrn2Config, HybridConfig, LayerKind, LowerBounds, Mamba2Config, MixerConfig, Model,
+    ModelConfig, QkNorm,
 };
 use fox_tensor::{Activation, Device, Gradients, Rope, RopeScaling, Segments, Tape};
 
@@ -96,6 +98,7 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
     ]
     .into_iter()
     .chain(recurrent_variants())
+    .chain(hybrids())
     .chain(architectures())
     .collect()
 }
@@ -108,6 +111,20 @@ fn architectures() -> impl Iterator<Item = (&'static str, ModelConfig)> {
         config.mlp.intermediate_size = Some(24);
         (architecture.name, config)
     })
+}
+
+/// Layers of every kind, and attention of different kinds.
+fn hybrids() -> Vec<(&'static str, ModelConfig)> {
+    let of = |words: &[&str]| {
+        let pattern = words.iter().map(|word| LayerKind::parse(word).unwrap()).collect();
+        let mut config = small_of(HybridConfig::new(pattern, Parts::usual(32, 4)));
+        config.num_layers = 5;
+        config
+    };
+    vec![
+        ("fox, window, gated delta net", of(&["fox", "window:4", "gated-delta-net", "fox"])),
+        ("mamba2, attention, mamba1", of(&["mamba2", "attention", "mamba1"])),
+    ]
 }
 
 /// Variants that between them have every option of the recurrent layers.
@@ -322,7 +339,8 @@ pub fn recomputed_blocks_give_the_same_gradients(device: &Device) {
         assert_eq!(kept, again, "{name}");
         let trained = model.params().iter().filter(|(_, spec, _)| spec.trainable).count();
         assert_eq!(kept.1.len(), trained, "{name}");
-        let attention = if config.mixer.forgetting().is_some() { 2 } else { 0 };
+        let is_attention = |l: &usize| config.mixer_of(*l).forgetting().is_some();
+        let attention = (0..config.num_layers).filter(is_attention).count();
         assert_eq!(kept.2.len(), attention, "{name}: one count of tiles per attention layer");
     }
 }

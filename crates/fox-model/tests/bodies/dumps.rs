@@ -53,6 +53,7 @@ macro_rules! prove_dumps {
     hf_qwen3
     hgrn2
     mamba2
+    samba
     stick_breaking_gates
     transformer_llama_as_fox
     transformer_pro

@@ -303,8 +303,9 @@ impl Recipe {
         // A mixer from another crate may have no heads.
         let model_type = self.model.get("model_type").and_then(toml::Value::as_str);
         if model_type.and_then(ModelType::by_name).is_none_or(ModelType::is_built_in) {
-            // Some families derive the number of heads from their width.
-            self.require_size(&["num_heads", "head_dim", "expand_ratio"])?;
+            // Some families derive the number of heads from their width, or call it otherwise.
+            let names = ["num_heads", "head_dim", "expand_ratio", "attn", "num_attention_heads"];
+            self.require_size(&names)?;
         }
         let fields = self.model.iter().map(|(key, value)| (key.clone(), json(value)));
         let mut fields: serde_json::Map<_, _> = fields.collect();

@@ -3,7 +3,7 @@
 
 mod fla;
 mod huggingface;
-mod native;
+pub(crate) mod native;
 mod official;
 
 use fox_tensor::AttentionWeights;
