@@ -20,6 +20,7 @@ pub mod mixers;
 mod model;
 mod observe;
 mod params;
+mod retrofit;
 mod state;
 mod verify;
 
@@ -42,4 +43,5 @@ pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};
 pub use model::{ForwardOptions, Hidden, Model, Pruning, TokenLoss};
 pub use observe::{AttentionView, Observer};
 pub use params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
+pub use retrofit::{Retrofit, Retrofitted, retrofit_checkpoint};
 pub use verify::{Check, Report, Tolerances, verify_dump};

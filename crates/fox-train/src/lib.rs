@@ -46,6 +46,7 @@ mod stepper;
 mod summary;
 pub mod sweep;
 mod trainer;
+mod tuning;
 
 pub use error::{Error, Result};
 pub use export::{export, export_run};

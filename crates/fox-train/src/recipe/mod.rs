@@ -12,6 +12,7 @@ mod schedule;
 mod suggest;
 mod validate;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use fox_data::task::TaskConfig;
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
 pub(crate) use load::typed;
-pub use load::{apply_override, load, load_table, merge, parse_table};
+pub use load::{apply_override, load, load_from, load_table, merge, parse_table};
 pub use ranks::Reduction;
 pub use schedule::{ScheduleRecipe, Shape};
 pub(crate) use suggest::nearest;
@@ -144,6 +145,20 @@ pub struct TrainingRecipe {
     pub micro_batch: Option<usize>,
     /// Seed of the initial weights.
     pub seed: u64,
+    /// Checkpoint to begin with instead of random weights: a Hugging Face folder, or a run folder. Its model is that of
+    /// a recipe without a table `[model]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init: Option<PathBuf>,
+    /// What is trained: `gates`, `attention`, `mlp`, `norms`, `embedding`, `head`, `all`, or patterns on names such as
+    /// `model.layers.3.*`. Everything without it; the rest has no gradient and no state of the optimizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train: Option<Vec<String>>,
+    /// Factors on the learning rate by word or pattern, e.g. `{ gates = 10.0 }`; they multiply.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub rates: BTreeMap<String, f64>,
+    /// Tokens after which RoPE begins to fade and after which it is gone; its angles shrink linearly between.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_fade: Option<[u64; 2]>,
     /// Memory lengths, in tokens, with which gates that depend on the input begin: first head, last
     /// head, geometric between. Without it they forget half at every token, as published.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -171,6 +186,10 @@ impl Default for TrainingRecipe {
             batch: 8,
             micro_batch: None,
             seed: 0,
+            init: None,
+            train: None,
+            rates: BTreeMap::new(),
+            rope_fade: None,
             gate_memory: None,
             recompute: false,
             pruning: PruningRecipe::Word(PruningWord::Config),
@@ -321,7 +340,12 @@ impl Recipe {
         }
         let text = serde_json::Value::Object(fields.clone()).to_string();
         let origin = format!("{}, [model]", self.name);
-        let (config, model_type) = ModelConfig::from_json(&text, Path::new(&origin))?;
+        let (mut config, model_type) = ModelConfig::from_json(&text, Path::new(&origin))?;
+        if self.training.init.is_some() {
+            // It is meant for the length it is tuned to.
+            let length = self.data.sequence_length;
+            config.max_position_embeddings = config.max_position_embeddings.max(length);
+        }
         let known = config.to_json(model_type)?;
         if let Some(unknown) = fields.keys().find(|key| known.get(key.as_str()).is_none()) {
             let keys = known.as_object().into_iter().flat_map(|map| map.keys());
@@ -353,7 +377,11 @@ impl Recipe {
 
     /// The model before the first step.
     pub fn initial_model(&self, config: &ModelConfig, device: &Device) -> Result<Model> {
-        let mut model = Model::init(config, self.training.seed, device)?;
+        let mut model = match self.init_folder()? {
+            Some(folder) => self.tuned_model(&folder, config, device)?,
+            None => Model::init(config, self.training.seed, device)?,
+        };
+        self.training.freeze(model.params_mut());
         if let Some([min, max]) = self.training.gate_memory
             && !model.begin_with_memory(DecayTime { min, max })?
         {

@@ -11,6 +11,7 @@ mod inspect;
 mod launch;
 mod prepare;
 mod reproduce;
+mod retrofit;
 mod selftest;
 mod serve;
 mod sweep;
@@ -41,6 +42,7 @@ pub enum Command {
     Selftest(selftest::Args),
     Info(info::Args),
     Convert(convert::Args),
+    Retrofit(retrofit::Args),
 }
 
 impl Command {
@@ -63,6 +65,7 @@ impl Command {
             Command::Selftest(args) => selftest::run(&args),
             Command::Info(args) => info::run(&args),
             Command::Convert(args) => convert::run(&args),
+            Command::Retrofit(args) => retrofit::run(&args),
         }
     }
 }

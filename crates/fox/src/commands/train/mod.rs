@@ -35,6 +35,10 @@ pub struct Args {
     /// Prepared data (fox prepare) or a Zarr array; the embedded corpus by default
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
+    /// Begin with the weights of this checkpoint: a Hugging Face folder or a run folder; its model replaces the
+    /// recipe's, --set model.KEY=VALUE still changes options
+    #[arg(long, value_name = "CHECKPOINT")]
+    init: Option<PathBuf>,
     /// Run folder; runs/RECIPE by default
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -87,7 +91,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let Some(name) = &args.recipe else { bail!("name a recipe; `fox train --list` shows them") };
-    let recipe = load(name, args.data.as_deref(), &args.overrides)?;
+    let recipe = match &args.init {
+        Some(init) => {
+            with_data(recipe::load_from(name, init, &args.overrides)?, args.data.as_deref())
+        }
+        None => load(name, args.data.as_deref(), &args.overrides)?,
+    };
     let out = args.out.clone().unwrap_or_else(|| default_out(name));
     let placement = Placement::from_env()?;
     let group = ranks::meet(placement.as_ref(), &recipe)?;
@@ -134,11 +143,14 @@ pub fn say_stopping() {
 
 /// A recipe with the command line's data and changes.
 pub fn load(name: &str, data: Option<&Path>, overrides: &[String]) -> Result<Recipe> {
-    let mut recipe = recipe::load(name, overrides)?;
+    Ok(with_data(recipe::load(name, overrides)?, data))
+}
+
+fn with_data(mut recipe: Recipe, data: Option<&Path>) -> Recipe {
     if let Some(path) = data {
         recipe.data.path = Some(path.to_path_buf());
     }
-    Ok(recipe)
+    recipe
 }
 
 /// `runs/` and the recipe's name without its folder and ending.
