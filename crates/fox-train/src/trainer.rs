@@ -72,16 +72,19 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     let evaluator = data.evaluator(recipe)?;
     let identity = data.train.identity();
     check_same_data(group, &identity)?;
+    let store = CheckpointStore::of_run(&job.out, recipe);
+    if store.steps()?.is_empty() {
+        // Before the folder belongs to a run that cannot begin.
+        recipe.check_init(&config, &data)?;
+    }
     let folder = match group.is_first() {
         true => Some(RunFolder::open(&job.out, recipe, &identity)?),
         false => None,
     };
-    let store = CheckpointStore::of_run(&job.out, recipe);
     let (optimizer, ema) = (&recipe.optimizer, recipe.training.ema);
     let resumed = match store.resume_in(optimizer, ema, &job.device, group)? {
         Some(resumed) => resumed,
         None => {
-            recipe.check_tokenizer(&data)?;
             let model = recipe.initial_model(&config, &job.device)?;
             let updater = Updater::in_group(optimizer, ema, model.params(), &job.device, group)?;
             let state = RunState::start(loader.state_at(0));
@@ -103,6 +106,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         }
         return Ok(Outcome { model, tokenizer: data.tokenizer, summary });
     }
+    recipe.give_teacher(&mut model)?;
     let start = Start {
         recipe: recipe.name.clone(),
         parameters: model.params().count(),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use fox_data::Tokenizer;
 use fox_model::{CheckpointReader, Model, ModelConfig, ParamGroup, ParamSpec, Parameters};
-use fox_tensor::{Device, Rope};
+use fox_tensor::{Device, Rope, WeightFormat};
 use toml::{Table, Value};
 
 use crate::data::RunData;
@@ -122,9 +122,20 @@ impl Recipe {
         Ok(Model::from_reader_as(&mut reader, config, device)?)
     }
 
-    /// Refuses data of another tokenizer than the checkpoint's, where that is known.
-    pub(crate) fn check_tokenizer(&self, data: &RunData) -> Result<()> {
+    /// Gives a model in training the teacher that the recipe asks for: what it began with.
+    pub(crate) fn give_teacher(&self, model: &mut Model) -> Result<()> {
+        let (Some(weight), Some(folder)) = (self.training.distill, self.init_folder()?) else {
+            return Ok(());
+        };
+        let mut teacher = Model::from_checkpoint(&folder, model.device())?;
+        teacher.pack_weights(WeightFormat::F32)?;
+        Ok(model.distil_from(teacher, weight)?)
+    }
+
+    /// Refuses a checkpoint to begin with whose parameters or, where it is known, whose tokenizer are others.
+    pub(crate) fn check_init(&self, config: &ModelConfig, data: &RunData) -> Result<()> {
         let Some(folder) = self.init_folder()? else { return Ok(()) };
+        CheckpointReader::open(&folder)?.check_fits(config)?;
         let Ok(tokenizer) = Tokenizer::load(&folder) else { return Ok(()) };
         let (own, found) = (tokenizer.identity().to_string(), data.train.tokenizer_identity());
         if own == found {

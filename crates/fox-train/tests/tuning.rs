@@ -198,6 +198,32 @@ fn rates_multiply_the_learning_rate() {
     assert!(!found.is_empty() && found.iter().all(|name| !name.contains("mlp.")), "{found:?}");
 }
 
+/// With nothing to learn from itself and no labels, a model stays as it is; another one moves towards its teacher.
+#[test]
+fn a_model_can_be_held_to_what_it_was() {
+    let bench = Bench::new();
+    let first = bench.original(&[]);
+    let start = weights(&first.join("export"));
+    let distance = |name: &str, set: &[&str]| -> f64 {
+        let mut all = vec!["optimizer.weight_decay=0.0", "optimizer.eps=1e-3"];
+        all.extend(set);
+        run(bench.from(&first, &all).unwrap(), &bench.path(name));
+        let end = weights(&bench.path(name).join("export"));
+        let square = |(name, values): (&String, &Vec<f32>)| -> f64 {
+            values.iter().zip(&end[name]).map(|(a, b)| f64::from(a - b).powi(2)).sum()
+        };
+        start.iter().map(square).sum::<f64>().sqrt()
+    };
+    let free = distance("free", &[]);
+    let half = distance("half", &["training.distill=0.9"]);
+    let held = distance("held", &["training.distill=1.0"]);
+    assert!(held < 1e-3 * free && held < half && half < free, "{held} {half} {free}");
+    let error = recipe::load(&bench.recipe, &strings(&["training.distill=0.5"])).unwrap_err();
+    assert!(
+        error.to_string().ends_with("needs a teacher; give the checkpoint to begin with by --init")
+    );
+}
+
 #[test]
 fn what_does_not_fit_is_refused_in_one_sentence() {
     let bench = Bench::new();
@@ -239,5 +265,5 @@ fn what_does_not_fit_is_refused_in_one_sentence() {
         format!("whose tokenizer is {}, but the data were made with synthetic", bytes.identity());
     assert!(text.contains(&want) && !text.contains('\n'), "{text}");
     assert!(text.ends_with("prepare them with the tokenizer of the checkpoint"), "{text}");
-    assert!(!out.join("checkpoints").exists());
+    assert!(!out.exists(), "nothing is written");
 }

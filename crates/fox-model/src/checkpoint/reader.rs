@@ -137,6 +137,27 @@ impl CheckpointReader {
         &self.specs
     }
 
+    /// Refuses a model that does not have exactly the parameters of this checkpoint.
+    pub fn check_fits(&self, model: &ModelConfig) -> Result<()> {
+        let (wanted, dir) = (model.param_specs(), self.dir.display());
+        let lacks = |list: &[ParamSpec], spec: &ParamSpec| {
+            !list.iter().any(|other| other.name == spec.name && other.dims == spec.dims)
+        };
+        if let Some(spec) = wanted.iter().find(|spec| lacks(&self.specs, spec)) {
+            return Err(Error::Argument(format!(
+                "{dir} has no {} of shape {:?}, which the model that begins with it needs",
+                spec.name, spec.dims
+            )));
+        }
+        if let Some(spec) = self.specs.iter().find(|spec| lacks(&wanted, spec)) {
+            return Err(Error::Argument(format!(
+                "{dir} has {} of shape {:?}, which the model that begins with it does not have",
+                spec.name, spec.dims
+            )));
+        }
+        Ok(())
+    }
+
     /// The values of a parameter, under its official shape.
     pub fn read(&mut self, id: ParamId) -> Result<Vec<f32>> {
         let spec = &self.specs[id.0];

@@ -1,6 +1,7 @@
 //! The language model: embedding, blocks, final norm, output projection.
 
 mod decode;
+mod distill;
 mod forward;
 mod structure;
 
@@ -24,6 +25,7 @@ pub struct Model {
     params: Parameters,
     structure: Structure,
     device: Device,
+    teacher: Option<distill::Teacher>,
 }
 
 impl Model {
@@ -32,7 +34,13 @@ impl Model {
         config.validate("model configuration")?;
         let (specs, structure) = declare(config);
         let params = Parameters::init(specs, seed, device)?;
-        Ok(Model { config: config.clone(), params, structure, device: device.clone() })
+        Ok(Model {
+            config: config.clone(),
+            params,
+            structure,
+            device: device.clone(),
+            teacher: None,
+        })
     }
 
     /// Lets the gates that depend on the input begin with these memory lengths, instead of forgetting
@@ -58,7 +66,7 @@ impl Model {
         let config = reader.config().clone();
         let (specs, structure) = declare(&config);
         let params = Parameters::build(specs, device, |id, _| reader.read(id))?;
-        Ok(Model { config, params, structure, device: device.clone() })
+        Ok(Model { config, params, structure, device: device.clone(), teacher: None })
     }
 
     /// Reads a checkpoint that is open already into a model of other options that has the same parameters, e.g. another
@@ -72,28 +80,20 @@ impl Model {
         device: &Device,
     ) -> Result<Model> {
         config.validate("model configuration")?;
+        reader.check_fits(config)?;
         let (specs, structure) = declare(config);
-        let dir = reader.dir().display().to_string();
-        let stored: Vec<(String, Vec<usize>)> =
-            reader.specs().iter().map(|spec| (spec.name.clone(), spec.dims.clone())).collect();
-        let surplus = |(name, _): &&(String, Vec<usize>)| specs.iter().all(|s| s.name != *name);
-        if let Some((name, dims)) = stored.iter().find(surplus) {
-            return Err(Error::Argument(format!(
-                "{dir} has {name} of shape {dims:?}, which the model that begins with it does not have"
-            )));
-        }
+        let stored: Vec<String> = reader.specs().iter().map(|spec| spec.name.clone()).collect();
         let params = Parameters::build(specs, device, |_, spec| {
-            let here =
-                |(name, dims): &(String, Vec<usize>)| *name == spec.name && *dims == spec.dims;
-            let at = stored.iter().position(here).ok_or_else(|| {
-                Error::Argument(format!(
-                    "{dir} has no {} of shape {:?}, which the model that begins with it needs",
-                    spec.name, spec.dims
-                ))
-            })?;
-            reader.read(ParamId(at))
+            let at = stored.iter().position(|name| *name == spec.name);
+            reader.read(ParamId(at.unwrap_or_default()))
         })?;
-        Ok(Model { config: config.clone(), params, structure, device: device.clone() })
+        Ok(Model {
+            config: config.clone(),
+            params,
+            structure,
+            device: device.clone(),
+            teacher: None,
+        })
     }
 
     /// Gives the model other options that leave its parameters as they are.

@@ -156,6 +156,10 @@ pub struct TrainingRecipe {
     /// Factors on the learning rate by word or pattern, e.g. `{ gates = 10.0 }`; they multiply.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rates: BTreeMap<String, f64>,
+    /// Weight, from 0 to 1, of the divergence from the model of `init` as it was, against the loss of the labels;
+    /// nothing is distilled without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distill: Option<f64>,
     /// Tokens after which RoPE begins to fade and after which it is gone; its angles shrink linearly between.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_fade: Option<[u64; 2]>,
@@ -189,6 +193,7 @@ impl Default for TrainingRecipe {
             init: None,
             train: None,
             rates: BTreeMap::new(),
+            distill: None,
             rope_fade: None,
             gate_memory: None,
             recompute: false,

@@ -57,6 +57,16 @@ impl Recipe {
             "is empty, so nothing would be trained; name a part of the model, e.g. \"gates\"",
         )?;
         rule(
+            t.distill.is_none_or(|weight| (0.0..=1.0).contains(&weight)),
+            "training.distill",
+            "must be a weight between 0 and 1",
+        )?;
+        rule(
+            t.distill.is_none() || t.init.is_some(),
+            "training.distill",
+            "needs a teacher; give the checkpoint to begin with by --init",
+        )?;
+        rule(
             t.rope_fade.is_none_or(|[from, to]| from < to),
             "training.rope_fade",
             "must be two numbers of tokens, [begin, end]",
