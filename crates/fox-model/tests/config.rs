@@ -288,6 +288,7 @@ fn any_config() -> impl Strategy<Value = ModelConfig> {
                 qk_norm_eps: if qk_norm.is_some() && norm_out { 1e-6 } else { 1e-5 },
                 rope,
                 window,
+                sink: bias && weights == AttentionWeights::Softmax,
                 output_norm: norm_out && ogate != Some(Activation::Silu),
                 output_gate: ogate,
                 log_pruning_tolerance,

@@ -35,6 +35,7 @@ mod files;
 mod fit;
 pub mod gates;
 mod job;
+pub mod messages;
 pub mod metrics;
 mod optimizer;
 pub mod recipe;

@@ -225,6 +225,35 @@ fn a_model_can_be_held_to_what_it_was() {
 }
 
 #[test]
+fn conversations_are_tuned_on_with_the_tokenizer_of_the_checkpoint() {
+    let bench = Bench::new();
+    let first = bench.original(&[]);
+    // The embedded corpus is text of words, so that any of them are tokens.
+    let line = r#"{"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "a"}]}"#;
+    let chats = bench.path("chats.jsonl");
+    fs::write(&chats, format!("{line}\n").repeat(9)).unwrap();
+    let path = format!(
+        "data.messages={{path = {chats:?}, heldout = {chats:?}, template = \" {{role}} {{content}} .\"}}"
+    );
+    let recipe = bench.from(&first, &[&path, "optimizer.peak_lr=2e-2"]).unwrap();
+    let data = fox_train::data::RunData::open(&recipe).unwrap();
+    let batch = data.loader(&recipe).unwrap().batch(0).unwrap();
+    let answers = batch.labels.iter().filter(|label| **label >= 0).count();
+    assert!(answers > 0 && answers <= 4 * 8, "{answers} labels in 4 conversations");
+    let config = recipe.model_config(data.train.vocab_size()).unwrap();
+    let start = recipe.initial_model(&config, &fox_cpu::device()).unwrap();
+    let evaluator = data.evaluator(&recipe).unwrap().unwrap();
+    let before = evaluator.run(&start, &recipe.forward_options()).unwrap().loss;
+    let out = bench.path("tuned");
+    let trained = train(&job(recipe, &out), &mut |_| ControlFlow::Continue(())).unwrap();
+    let after = trained.summary.evaluation.unwrap().loss;
+    assert!(after < 0.7 * before, "nine times the same answer: {before} {after}");
+    let error = recipe::load(&bench.recipe, &strings(&[&path]))
+        .map(|recipe| fox_train::data::RunData::open(&recipe).map(|_| ()).unwrap_err().to_string());
+    assert!(error.unwrap().contains("`data.tokenizer` is missing; name the tokenizer"));
+}
+
+#[test]
 fn what_does_not_fit_is_refused_in_one_sentence() {
     let bench = Bench::new();
     let first = bench.original(&[]);

@@ -93,6 +93,15 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
                 ..pro.clone()
             }),
         ),
+        ("sinks, grouped", small(ForgettingConfig { sink: true, kv_heads: 2, ..pro.clone() })),
+        (
+            "sinks, window, no gate",
+            small(ForgettingConfig {
+                sink: true,
+                window: Some(5),
+                ..llama.clone().without_forgetting()
+            }),
+        ),
         ("transformer pro", small(pro.without_forgetting())),
         ("one gate for all heads", small(ForgettingConfig { gate: ForgetGate::Shared, ..llama })),
     ]

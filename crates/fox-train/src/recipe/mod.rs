@@ -28,6 +28,7 @@ pub use ranks::Reduction;
 pub use schedule::{ScheduleRecipe, Shape};
 pub(crate) use suggest::nearest;
 
+use crate::messages::MessagesRecipe;
 use crate::{Error, OptimizerRecipe, Result};
 
 /// A whole recipe.
@@ -85,6 +86,9 @@ pub struct DataRecipe {
     /// A small task, whose answers alone have a loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskConfig>,
+    /// Conversations, whose answers alone have a loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub messages: Option<MessagesRecipe>,
 }
 
 impl Default for DataRecipe {
@@ -100,6 +104,7 @@ impl Default for DataRecipe {
             epochs: None,
             synthetic: SyntheticConfig::default(),
             task: None,
+            messages: None,
         }
     }
 }
@@ -107,7 +112,7 @@ impl Default for DataRecipe {
 impl DataRecipe {
     /// Whether the embedded synthetic corpus is read.
     pub fn is_synthetic(&self) -> bool {
-        self.path.is_none() && self.task.is_none()
+        self.path.is_none() && self.task.is_none() && self.messages.is_none()
     }
 
     /// The loader's order.

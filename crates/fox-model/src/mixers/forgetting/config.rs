@@ -39,6 +39,8 @@ pub struct ForgettingConfig {
     pub rope: Option<Rope>,
     /// Sliding window: a query sees this many keys, itself included.
     pub window: Option<usize>,
+    /// A learned logit per head in the denominator of the softmax: attention that need not go to any key.
+    pub sink: bool,
     /// Normalise the attention output per head.
     pub output_norm: bool,
     /// Gate the attention output.
@@ -63,6 +65,7 @@ impl ForgettingConfig {
             qk_norm_eps: QK_NORM_EPS,
             rope: None,
             window: None,
+            sink: false,
             output_norm: false,
             output_gate: None,
             log_pruning_tolerance: None,
@@ -209,6 +212,7 @@ impl MixerConfig for ForgettingConfig {
             (self.qk_norm == Some(QkNorm::Shared), "QK-norm shared by the heads"),
             (self.k_shift, "key shift"),
             (self.v_shift, "value shift"),
+            (self.sink, "attention sinks"),
             (self.output_norm, "output norm"),
             (self.output_gate == Some(Activation::Sigmoid), "output gate (sigmoid)"),
             (self.output_gate == Some(Activation::Silu), "output gate (silu)"),
@@ -257,6 +261,10 @@ impl MixerConfig for ForgettingConfig {
                 format!("is {ln}; it is the logarithm of a probability, so it is negative")
             })?;
         }
+        let sticks = self.weights == AttentionWeights::StickBreaking;
+        rules.require(!(self.sink && sticks), "use_sink", || {
+            "needs `attention_weights` \"softmax\": a stick has its own rest".to_string()
+        })?;
         rules.require(
             !(self.output_norm && self.output_gate == Some(Activation::Silu)),
             "ogate_act",

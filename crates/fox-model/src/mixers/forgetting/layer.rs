@@ -14,10 +14,11 @@
 use fox_cache::{LayerState, PagedState};
 use fox_tensor::{
     Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LogitBound, Mask, PagedSpec,
-    ParamId, Result, Rope, Segments, Tape, Tensor, Var,
+    ParamId, Result, Rope, Tape, Tensor, Var,
 };
 
 use super::gate::Gate;
+use super::sink;
 use super::{ForgetGate, ForgettingConfig, QkNorm};
 use crate::Pruning;
 use crate::config::ModelConfig;
@@ -38,6 +39,7 @@ pub struct ForgettingLayer {
     pub(super) gate: Gate,
     pub(super) output_gate: Option<ParamId>,
     pub(super) output_norm: Option<ParamId>,
+    pub(super) sinks: Option<ParamId>,
     pub(super) o_proj: ParamId,
 }
 
@@ -112,6 +114,9 @@ impl ForgettingLayer {
         let output_norm = options.output_norm.then(|| {
             list.vector(ParamGroup::Mixer, format!("{prefix}.output_norm.weight"), inner, 1.0)
         });
+        let sinks = options
+            .sink
+            .then(|| list.vector(ParamGroup::Mixer, format!("{prefix}.sinks"), options.heads, 0.0));
         ForgettingLayer {
             options: options.clone(),
             head_dim,
@@ -123,6 +128,7 @@ impl ForgettingLayer {
             gate,
             output_gate,
             output_norm,
+            sinks,
             o_proj,
         }
     }
@@ -170,7 +176,7 @@ impl Mixer for ForgettingLayer {
         match state {
             Some(LayerState::Paged(state)) => {
                 state.append(new, gates, raw, segments)?;
-                let o = self.attend_pages(tape, &q, state, segments)?;
+                let o = self.attend_pages(tape, &q, state, context)?;
                 let y = self.gate_output(tape, x, o, params)?;
                 let out = tape.linear(&y, &params.var(self.o_proj), None)?;
                 return Ok(MixerOutput { out, tiles: None });
@@ -194,7 +200,11 @@ impl Mixer for ForgettingLayer {
             acp: self.pruning(context),
             segments: segments.clone(),
         };
-        let (o, tiles) = tape.attend(weights, &q, &k, &v, log_gates.as_ref(), &spec)?;
+        let gates = log_gates.as_ref();
+        let (o, tiles) = match self.sinks {
+            None => tape.attend(weights, &q, &k, &v, gates, &spec)?,
+            Some(id) => sink::attend(tape, [&q, &k, &v], gates, &params.var(id), &spec)?,
+        };
         if let Some((observer, layer)) = context.observer {
             let log_gates = log_gates.as_ref().map(Var::value);
             let (q, k, tiles) = (q.value(), k.value(), &tiles);
@@ -245,7 +255,7 @@ impl ForgettingLayer {
         tape: &mut Tape<'_>,
         q: &Var,
         state: &PagedState,
-        segments: &Segments,
+        context: &MixerContext<'_>,
     ) -> Result<Var> {
         let spec = PagedSpec {
             weights: self.options.weights,
@@ -255,8 +265,12 @@ impl ForgettingLayer {
             scale: 1.0 / (self.head_dim as f32).sqrt(),
             window: self.options.window,
             thresholds: state.thresholds(),
-            segments: segments.clone(),
+            segments: context.segments.clone(),
         };
+        if let Some(id) = self.sinks {
+            let sinks = context.params.value(id);
+            return Ok(Var::constant(sink::attend_pages(q.value(), &state.pages(), &spec, sinks)?));
+        }
         tape.paged_attention(q, &state.pages(), &spec)
     }
 

@@ -4,6 +4,7 @@ mod config;
 mod formats;
 mod gate;
 mod layer;
+mod sink;
 mod step;
 
 pub use config::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};

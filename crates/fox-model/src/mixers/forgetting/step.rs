@@ -24,7 +24,7 @@ impl ForgettingLayer {
         let per_head = matches!(self.gate, Gate::None | Gate::Projected { .. });
         let usual = self.options.heads * self.head_dim == self.width;
         let softmax = self.options.weights == AttentionWeights::Softmax;
-        (per_head && usual && softmax).then(|| DecodeShape {
+        (per_head && usual && softmax && self.sinks.is_none()).then(|| DecodeShape {
             heads: self.options.heads,
             kv_heads: self.options.kv_heads,
             head_dim: self.head_dim,

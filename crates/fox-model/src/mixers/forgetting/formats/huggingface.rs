@@ -92,6 +92,7 @@ fn lacks(
         (mixer.gate != ForgetGate::None, gate_name(mixer.gate)),
         (mixer.rope.is_none(), "use_rope false"),
         (faded(mixer), "rope_strength"),
+        (mixer.sink, "use_sink"),
         (mixer.output_gate.is_some(), "use_output_gate"),
     ];
     found.extend(fox_only(mixer));

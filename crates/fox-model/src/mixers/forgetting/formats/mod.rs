@@ -34,7 +34,7 @@ fn write_heads(mixer: &ForgettingConfig, map: &mut Map<String, Value>) {
 }
 
 /// What none of the references' formats can say.
-fn native_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 5] {
+fn native_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 6] {
     let stick = mixer.weights == AttentionWeights::StickBreaking;
     let eps = mixer.qk_norm.is_some() && mixer.qk_norm_eps != QK_NORM_EPS;
     [
@@ -43,6 +43,7 @@ fn native_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 5] {
         (eps, "qk_norm_eps"),
         (mixer.rope.is_some_and(|rope| rope.scaling.is_some()), "rope_scaling"),
         (faded(mixer), "rope_strength"),
+        (mixer.sink, "use_sink"),
     ]
 }
 

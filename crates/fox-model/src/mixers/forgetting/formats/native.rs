@@ -41,6 +41,7 @@ pub(crate) fn read(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         )?,
         window: fields.optional_size("window_size", None)?,
         qkv_bias: fields.flag("qkv_bias", false)?,
+        sink: fields.flag("use_sink", false)?,
         qk_norm_eps: fields.real("qk_norm_eps", layer.qk_norm_eps)?,
         rope,
         ..layer
@@ -52,6 +53,7 @@ pub(crate) fn write(mixer: &ForgettingConfig, _: &ModelConfig, map: &mut Map<Str
     write_heads(mixer, map);
     official::write_layer(mixer, map);
     map.insert("qkv_bias".into(), json!(mixer.qkv_bias));
+    map.insert("use_sink".into(), json!(mixer.sink));
     let weights = match mixer.weights {
         AttentionWeights::Softmax => "softmax",
         AttentionWeights::StickBreaking => "stick_breaking",

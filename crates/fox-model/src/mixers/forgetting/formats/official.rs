@@ -146,6 +146,7 @@ pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         qk_norm_eps: QK_NORM_EPS,
         rope: fields.flag("use_rope", false)?.then_some(Rope::new(rope_base)),
         window: None,
+        sink: false,
         output_norm: fields.flag("use_output_norm", false)?,
         output_gate: fields.flag("use_output_gate", false)?.then_some(ogate_act),
         log_pruning_tolerance: fields.optional_real("log_pruning_tolerance")?,
