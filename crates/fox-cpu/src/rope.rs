@@ -15,8 +15,7 @@ pub struct Table {
 impl Table {
     fn new(rope: Rope, head_dim: usize, positions: usize) -> Self {
         let half = head_dim / 2;
-        let angle =
-            |t: usize, m: usize| t as f64 * rope.base.powf(-2.0 * m as f64 / head_dim as f64);
+        let angle = |t: usize, m: usize| t as f64 * rope.frequency(m, head_dim);
         let pairs = || (0..positions).flat_map(|t| (0..half).map(move |m| (t, m)));
         let cosines = pairs().map(|(t, m)| angle(t, m).cos() as f32);
         let sines = pairs().map(|(t, m)| angle(t, m).sin() as f32);
@@ -31,15 +30,22 @@ impl Table {
     }
 }
 
-/// Tables by base and head dim, grown as longer sequences come.
+/// Tables that are kept. A model has one or a few; a fading embedding has another one at every step.
+const KEPT: usize = 16;
+
+/// Tables by embedding and head dim, grown as longer sequences come.
 #[derive(Default)]
-pub struct Tables(Mutex<HashMap<(u64, usize), Arc<Table>>>);
+pub struct Tables(Mutex<HashMap<([u64; 6], usize), Arc<Table>>>);
 
 impl Tables {
     /// A table that covers at least `positions` positions.
     pub fn get(&self, rope: Rope, head_dim: usize, positions: usize) -> Arc<Table> {
         let mut tables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = tables.entry((rope.base.to_bits(), head_dim));
+        let key = (rope.key(), head_dim);
+        if tables.len() >= KEPT && !tables.contains_key(&key) {
+            tables.clear();
+        }
+        let entry = tables.entry(key);
         let table = entry.or_insert_with(|| Arc::new(Table::new(rope, head_dim, 0)));
         if table.positions < positions {
             *table = Arc::new(Table::new(rope, head_dim, positions.next_power_of_two()));

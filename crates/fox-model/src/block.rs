@@ -50,7 +50,7 @@ impl Block {
         list: &mut ParamList,
     ) -> Self {
         let (mixer, width) = (config.mixer_of(index), config.hidden_size);
-        let names = mixer.names();
+        let names = config.mixer.names();
         let block = format!("{}.layers.{index}", names.stem);
         let norm = format!("{block}.{}.weight", names.mixer_norm);
         let prefix = format!("{block}.{}", names.mixer);
@@ -58,9 +58,7 @@ impl Block {
         Block {
             mixer_norm: list.vector(ParamGroup::Norm, norm, width, 1.0),
             mixer: mixer.declare(config, &place, list),
-            mlp: mixer
-                .has_mlp()
-                .then(|| Mlp::declare(config, mixer.mlp_down_std(config), &block, list)),
+            mlp: config.has_mlp().then(|| Mlp::declare(config, index, &block, list)),
             norm_eps: config.norm_eps as f32,
             width,
         }
@@ -130,9 +128,10 @@ impl Block {
 }
 
 impl Mlp {
-    fn declare(config: &ModelConfig, down_std: f64, prefix: &str, list: &mut ParamList) -> Self {
+    fn declare(config: &ModelConfig, index: usize, prefix: &str, list: &mut ParamList) -> Self {
         let (width, inner, std) =
-            (config.hidden_size, config.mlp_width(), config.initializer_range);
+            (config.hidden_size, config.mlp_width_of(index), config.initializer_range);
+        let down_std = config.mixer.mlp_down_std(config);
         let path = |name: &str| format!("{prefix}.{name}.weight");
         let norm = list.vector(ParamGroup::Norm, path("mlp_norm"), width, 1.0);
         let gate_up = list.matrix(ParamGroup::Mlp, path("mlp.gate_proj"), 2 * inner, width, std);

@@ -20,12 +20,13 @@ pub mod mixers;
 mod model;
 mod observe;
 mod params;
+mod retrofit;
 mod state;
 mod verify;
 
 pub use checkpoint::{
     CheckpointReader, FileDtype, FileTensor, SafetensorsFile, SafetensorsWriter, TensorProblem,
-    WriteOptions, split_mlp, whole_tensor, write_checkpoint,
+    WriteOptions, convert_checkpoint, copy_companions, split_mlp, whole_tensor, write_checkpoint,
 };
 pub use config::{Fields, MlpConfig, ModelConfig, Preset, Rules, SpecialTokens};
 pub use error::{Error, Result};
@@ -35,9 +36,12 @@ pub use memory::MemoryEstimate;
 pub use mixers::delta::DeltaConfig;
 pub use mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
 pub use mixers::hgrn2::{Hgrn2Config, LowerBounds};
+pub use mixers::hybrid::{HybridConfig, LayerKind, MlpRatios};
+pub use mixers::mamba1::Mamba1Config;
 pub use mixers::mamba2::Mamba2Config;
 pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};
 pub use model::{ForwardOptions, Hidden, Model, Pruning, TokenLoss};
 pub use observe::{AttentionView, Observer};
 pub use params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
+pub use retrofit::{Retrofit, Retrofitted, retrofit_checkpoint};
 pub use verify::{Check, Report, Tolerances, verify_dump};

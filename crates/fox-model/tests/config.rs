@@ -7,11 +7,19 @@ use fox_model::{
     Architecture, CheckpointLayout, DecayTime, ForgetGate, ForgettingConfig, ModelConfig,
     ModelType, Preset, QkNorm,
 };
-use fox_tensor::{Activation, AttentionWeights};
+use fox_tensor::{Activation, AttentionWeights, Rope, RopeScaling};
 use proptest::prelude::*;
 
 fn parse(text: &str) -> fox_model::Result<(ModelConfig, ModelType)> {
     ModelConfig::from_json(text, Path::new("some/config.json"))
+}
+
+/// Hugging Face's formats have the width of the MLP outright.
+fn outright_width(again: &mut ModelConfig, config: &ModelConfig, kind: ModelType) {
+    if kind.layout() == CheckpointLayout::HUGGING_FACE {
+        assert_eq!(again.mlp_width(), config.mlp_width());
+        again.mlp = config.mlp.clone();
+    }
 }
 
 /// The formats of attention.
@@ -74,7 +82,7 @@ fn defaults_are_the_references() {
     let (config, _) = parse(r#"{"model_type": "transformer-project_fox"}"#).unwrap();
     assert_eq!(mixer(&config), &ForgettingConfig::fox_llama(32).without_forgetting());
     let (config, _) = parse(r#"{"model_type": "transformer", "qk_norm": true}"#).unwrap();
-    assert_eq!(mixer(&config).rope_base, Some(10_000.0));
+    assert_eq!(mixer(&config).rope, Some(Rope::new(10_000.0)));
     assert_eq!(mixer(&config).qk_norm, Some(QkNorm::Shared));
 }
 
@@ -145,7 +153,7 @@ fn bad_values_are_one_sentence_with_field_and_file() {
     for (text, want) in [
         ("{}", "the field `model_type` is missing"),
         (r#"{"model_type": "gpt2"}"#, "unknown model_type `gpt2`; supported are"),
-        (r#"{"model_type": "samba-project_fox"}"#, "unknown model_type `samba-project_fox`"),
+        (r#"{"model_type": "rwkv-project_fox"}"#, "unknown model_type `rwkv-project_fox`"),
         ("[]", "a configuration is an object"),
         ("{\"a\": ", "is not valid JSON"),
     ] {
@@ -189,7 +197,8 @@ fn every_architecture_reads_back_from_every_format_that_can_express_it() {
         let mut written = 0;
         for kind in ModelType::all() {
             let Ok(json) = config.to_json(kind) else { continue };
-            let (again, found) = parse(&json.to_string()).unwrap();
+            let (mut again, found) = parse(&json.to_string()).unwrap();
+            outright_width(&mut again, &config, kind);
             assert_eq!((&again, found), (&config, kind), "{}", architecture.name);
             written += 1;
         }
@@ -204,7 +213,8 @@ fn options_of_the_native_format_are_refused_elsewhere_by_name() {
         let text = format!(r#"{{"model_type": "{}", {field}}}"#, kind.as_str());
         parse(&text).unwrap_err().to_string()
     };
-    for kind in ModelType::all().into_iter().filter(|kind| kind.as_str() != NATIVE) {
+    let native = CheckpointLayout::NATIVE;
+    for kind in ModelType::all().into_iter().filter(|kind| kind.layout() != native) {
         let error = message(kind, r#""attention_weights": "stick_breaking""#);
         assert!(error.ends_with("`attention_weights` needs `model_type` \"fox\""), "{error}");
     }
@@ -225,13 +235,28 @@ fn any_gate() -> impl Strategy<Value = ForgetGate> {
     ]
 }
 
+fn any_rope() -> impl Strategy<Value = Rope> {
+    let scaling = RopeScaling {
+        factor: 8.0,
+        low_freq_factor: 1.5,
+        high_freq_factor: 4.0,
+        original_length: 512,
+    };
+    let plain = Rope::new(12_345.5);
+    prop_oneof![
+        Just(plain),
+        Just(Rope { scaling: Some(scaling), ..plain }),
+        Just(Rope { strength: 0.25, ..plain }),
+    ]
+}
+
 fn any_config() -> impl Strategy<Value = ModelConfig> {
     let flags = proptest::array::uniform5(any::<bool>());
     let norm = proptest::option::of(prop_oneof![Just(QkNorm::PerHead), Just(QkNorm::Shared)]);
     let ogate =
         proptest::option::of(prop_oneof![Just(Activation::Sigmoid), Just(Activation::Silu)]);
     let numbers = (
-        proptest::option::of(Just(12_345.5)),
+        proptest::option::of(any_rope()),
         proptest::option::of(1usize..9),
         proptest::option::of(Just(-10.0)),
         proptest::option::of(1usize..99),
@@ -244,7 +269,7 @@ fn any_config() -> impl Strategy<Value = ModelConfig> {
     (kinds, flags, norm, ogate, numbers, any::<bool>()).prop_map(
         |(kinds, [k_shift, v_shift, norm_out, bias, grouped], qk_norm, ogate, numbers, tied)| {
             let (gate, weights) = kinds;
-            let (rope_base, window, log_pruning_tolerance, intermediate_size, pad) = numbers;
+            let (rope, window, log_pruning_tolerance, intermediate_size, pad) = numbers;
             let mut config = ModelConfig::fox_llama(64, 2, 4);
             config.mlp.intermediate_size = intermediate_size;
             config.mlp.hidden_ratio = 3.5;
@@ -253,14 +278,17 @@ fn any_config() -> impl Strategy<Value = ModelConfig> {
             config.mixer = Box::new(ForgettingConfig {
                 heads: 4,
                 kv_heads: if grouped { 2 } else { 4 },
+                head_dim: grouped.then_some(24),
                 weights,
                 gate,
                 qkv_bias: bias,
                 k_shift,
                 v_shift,
                 qk_norm,
-                rope_base,
+                qk_norm_eps: if qk_norm.is_some() && norm_out { 1e-6 } else { 1e-5 },
+                rope,
                 window,
+                sink: bias && weights == AttentionWeights::Softmax,
                 output_norm: norm_out && ogate != Some(Activation::Silu),
                 output_gate: ogate,
                 log_pruning_tolerance,
@@ -295,6 +323,7 @@ proptest! {
             if wanted.gate == ForgetGate::None {
                 mixer.log_pruning_tolerance = wanted.log_pruning_tolerance;
             }
+            outright_width(&mut again, &config, kind);
             prop_assert_eq!(&again, &config);
         }
         prop_assert!(config.to_json(kind(NATIVE)).is_ok());

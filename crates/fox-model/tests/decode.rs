@@ -114,7 +114,8 @@ fn pruning_follows_config_override_and_gate() {
     let device = Device::naive();
     let visited = |config: &ModelConfig, pruning: Pruning| {
         let model = Model::init(config, 9, &device).unwrap();
-        let (losses, _, tiles) = step(&model, &ForwardOptions { pruning, recompute: false });
+        let (losses, _, tiles) =
+            step(&model, &ForwardOptions { pruning, ..ForwardOptions::default() });
         let visited: u64 = tiles.iter().flatten().map(|[visited, _]| visited).sum();
         let all: u64 = tiles.iter().flatten().map(|[_, all]| all).sum();
         (losses, visited, all)

@@ -49,7 +49,7 @@ fn a_layout_from_outside_is_written_and_read() {
     register(&FAMILY).unwrap();
     register(&FAMILY).unwrap();
     let layouts: Vec<&str> = CheckpointLayout::foreign().iter().map(|layout| layout.name).collect();
-    assert_eq!(layouts, ["official", "fla", "other"]);
+    assert_eq!(layouts, ["official", "fla", "hf", "other"]);
     let device = Device::naive();
     let dump = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/delta_net");
     let model = Model::from_checkpoint(&dump, &device).unwrap();

@@ -90,7 +90,7 @@ fn heads_and_attention() {
     says(prepare(&u, None, Some(&of(&[9])), &heads), &["prepare_heads", "norm", "[9]", "[16]"]);
     let long = HeadSpec { segments: Segments::uniform(1, 5), ..heads.clone() };
     says(prepare(&u, None, None, &long), &["prepare_heads", "reaches beyond", "4 query rows"]);
-    let odd = HeadSpec { heads: 1, head_dim: 5, rope: Some(Rope { base: 1e4 }), ..heads };
+    let odd = HeadSpec { heads: 1, head_dim: 5, rope: Some(Rope::new(1e4)), ..heads };
     says(prepare(&of(&[4, 5]), None, None, &odd), &["prepare_heads", "RoPE", "5"]);
 
     let spec = AttentionSpec::causal(2, 8, Segments::uniform(1, 4));

@@ -95,7 +95,7 @@ fn shift_norm_and_rotation() {
     let (a, b) = (1.0 / 40f64.sqrt(), 1.0 / 200f64.sqrt());
     assert_close(&y, &[0.0, 0.0, 4.0 * a, 16.0 * a, 12.0 * b, 32.0 * b]);
     // The only pair of a head of width 2 turns by its position.
-    spec.rope = Some(Rope { base: 500_000.0 });
+    spec.rope = Some(Rope::new(500_000.0));
     let y = tape.prepare_heads(&u, None, None, None, &spec).unwrap();
     let turn = |t: f64, x: f64, y: f64| [x * t.cos() - y * t.sin(), x * t.sin() + y * t.cos()];
     assert_close(&y, &[&[0.0; 2][..], &turn(1.0, 4.0, 8.0), &turn(2.0, 12.0, 16.0)].concat());
@@ -108,7 +108,7 @@ fn rotation_pairs_halves() {
     let tape = &mut Tape::inference(&device);
     let segments =
         Segments::new(vec![Segment { q_start: 0, q_len: 1, k_start: 0, k_len: 4 }]).unwrap();
-    let rope = Some(Rope { base: 100.0 });
+    let rope = Some(Rope::new(100.0));
     let spec = HeadSpec { heads: 1, head_dim: 4, norm_eps: 0.0, rope, segments };
     let u = var(&device, &[1.0, 1.0, 0.0, 0.0], &[1, 4]);
     let y = tape.prepare_heads(&u, None, None, None, &spec).unwrap();

@@ -9,6 +9,7 @@ use fox_data::{
 };
 
 use crate::evaluate::Evaluator;
+use crate::messages::{MessagesDataset, MessagesRecipe};
 use crate::{Recipe, Result};
 
 /// The data of a run.
@@ -28,6 +29,9 @@ impl RunData {
             return RunData::task(recipe, task);
         }
         let wanted = recipe.data.tokenizer.as_deref().map(Tokenizer::from_name).transpose()?;
+        if let Some(messages) = &recipe.data.messages {
+            return RunData::messages(recipe, messages, wanted);
+        }
         let Some(path) = &recipe.data.path else {
             return RunData::synthetic(recipe, wanted);
         };
@@ -76,6 +80,31 @@ impl RunData {
             heldout: Some(Arc::new(heldout)),
             tokenizer: None,
         })
+    }
+
+    /// Conversations, in the tokens of the recipe's tokenizer or else of the checkpoint that the run begins with.
+    fn messages(
+        recipe: &Recipe,
+        messages: &MessagesRecipe,
+        wanted: Option<Tokenizer>,
+    ) -> Result<RunData> {
+        let of_checkpoint = || {
+            let folder = recipe.init_folder().ok().flatten()?;
+            Tokenizer::load(&folder).ok()
+        };
+        let Some(tokenizer) = wanted.or_else(of_checkpoint) else {
+            let detail = "is missing; name the tokenizer of data.messages, or begin with a checkpoint that has one";
+            return Err(crate::Error::value(&recipe.name, "data.tokenizer", detail));
+        };
+        let open = |file: &Path, length: usize| -> Result<Arc<dyn Dataset>> {
+            let origin = &recipe.name;
+            Ok(Arc::new(MessagesDataset::open(origin, messages, file, &tokenizer, length)?))
+        };
+        let length = recipe.data.sequence_length;
+        let train = open(&messages.path, length)?;
+        let judged = recipe.evaluation.length.unwrap_or(length);
+        let heldout = messages.heldout.as_deref().map(|file| open(file, judged)).transpose()?;
+        Ok(RunData { train, heldout, tokenizer: Some(tokenizer) })
     }
 
     fn synthetic(recipe: &Recipe, wanted: Option<Tokenizer>) -> Result<RunData> {

@@ -19,7 +19,10 @@ pub(crate) fn check(recipe: &Recipe, config: &ModelConfig, device: &Device) -> R
     let rows = recipe.training.micro_batch.unwrap_or(recipe.training.batch);
     let rule = recipe.optimizer.rule()?;
     let average = if recipe.training.ema.is_some() { F32 } else { 0.0 };
-    let state = |spec: &ParamSpec| F32 * rule.state(spec).len() as f64 + average;
+    let state = |spec: &ParamSpec| match recipe.training.trains(spec) {
+        true => F32 * rule.state(spec).len() as f64 + average,
+        false => 0.0,
+    };
     let length = recipe.data.sequence_length;
     let estimate = MemoryEstimate::with_state(config, rows, length, state)?;
     let narrow = backend.caps().activation_type == DType::Bf16;

@@ -35,6 +35,7 @@ mod files;
 mod fit;
 pub mod gates;
 mod job;
+pub mod messages;
 pub mod metrics;
 mod optimizer;
 pub mod recipe;
@@ -46,6 +47,7 @@ mod stepper;
 mod summary;
 pub mod sweep;
 mod trainer;
+mod tuning;
 
 pub use error::{Error, Result};
 pub use export::{export, export_run};

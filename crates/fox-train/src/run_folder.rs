@@ -154,10 +154,16 @@ impl RunFolder {
         if weights == Weights::Ema && recipe.training.ema.is_none() {
             return Err(Error::NoAverage { path: path.to_path_buf() });
         }
-        let store = CheckpointStore::new(path.join("checkpoints"), recipe.checkpoints);
+        let store = CheckpointStore::of_run(path, &recipe);
         let step = store.newest_whole()?;
         let model = store.model(step, weights, device)?;
         Ok(Newest { step, folder: store.path(step).join("model"), model })
+    }
+
+    /// The Hugging Face folder of the newest whole checkpoint of a run.
+    pub(crate) fn newest_folder(path: &Path) -> Result<PathBuf> {
+        let store = CheckpointStore::of_run(path, &Self::recipe(path)?);
+        Ok(store.path(store.newest_whole()?).join("model"))
     }
 
     /// The folder.

@@ -7,7 +7,7 @@ use fox_tensor::WeightFormat;
 
 use crate::checkpoint::RunState;
 use crate::optimizer::{StepReport, Updater};
-use crate::recipe::Reduction;
+use crate::recipe::{Reduction, TrainingRecipe};
 use crate::schedule::Schedule;
 use crate::step::{BatchLoss, Portion, gradient};
 use crate::{Recipe, Result};
@@ -23,6 +23,7 @@ pub struct Stepper {
     pub state: RunState,
     schedule: Schedule,
     options: ForwardOptions,
+    training: TrainingRecipe,
     portion: Portion,
 }
 
@@ -41,6 +42,7 @@ impl Stepper {
     /// Goes on from these weights, this state of the optimizer and these counters, as the recipe says.
     pub fn new(recipe: &Recipe, model: Model, mut updater: Updater, state: RunState) -> Self {
         let reduction = recipe.training.reduction;
+        updater.set_rates(recipe.training.rate_factors(model.params()));
         if reduction == Reduction::Tree {
             updater.sum_norm_by_parameter();
         }
@@ -52,19 +54,21 @@ impl Stepper {
             state,
             schedule: recipe.schedule(),
             options: recipe.forward_options(),
+            training: recipe.training.clone(),
             portion: Portion { rows, micro_batch: recipe.micro_batch(), reduction },
         }
     }
 
-    /// How the model is run.
-    pub fn options(&self) -> &ForwardOptions {
-        &self.options
+    /// How the model is run after the steps so far.
+    pub fn options_now(&self) -> ForwardOptions {
+        let rope_strength = self.training.rope_strength(self.state.tokens);
+        ForwardOptions { rope_strength, ..self.options }
     }
 
     /// One step. The learning rate is that of the tokens before it, so that of the first step of a warm-up is 0.
     pub fn step(&mut self, batch: &Batch) -> Result<StepOutcome> {
         let lr = self.schedule.lr(self.state.tokens);
-        let (gradients, own) = gradient(&self.model, batch, &self.portion, &self.options)?;
+        let (gradients, own) = gradient(&self.model, batch, &self.portion, &self.options_now())?;
         let group = self.updater.group().clone();
         // Part by part, in the order of the rows: the same sum for any number of processes.
         let sum = group.all_numbers(&own.sums)?.into_iter().fold(0.0, |sum, part| sum + part);

@@ -26,7 +26,7 @@ use crate::run_folder::{RunFacts, RunFolder, StartFacts};
 use crate::step::{BatchLoss, segments};
 use crate::stepper::{StepOutcome, Stepper};
 use crate::summary::Summary;
-use crate::{Error, Recipe, Result, fit};
+use crate::{Error, Recipe, Result, fit, tuning};
 
 /// The Hugging Face folder in a run folder.
 const EXPORT: &str = "export";
@@ -69,16 +69,21 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     recipe.check_ranks(group.size())?;
     let data = RunData::open(recipe)?;
     let config = recipe.model_config(data.train.vocab_size())?;
+    recipe.check_tuning(&config)?;
     fit::check(recipe, &config, &job.device)?;
     let loader = data.loader(recipe)?;
     let evaluator = data.evaluator(recipe)?;
     let identity = data.train.identity();
     check_same_data(group, &identity)?;
+    let store = CheckpointStore::of_run(&job.out, recipe);
+    if store.steps()?.is_empty() {
+        // Before the folder belongs to a run that cannot begin.
+        recipe.check_init(&config, &data)?;
+    }
     let folder = match group.is_first() {
         true => Some(RunFolder::open(&job.out, recipe, &identity)?),
         false => None,
     };
-    let store = CheckpointStore::new(job.out.join("checkpoints"), recipe.checkpoints);
     let (optimizer, ema) = (&recipe.optimizer, recipe.training.ema);
     let resumed = match store.resume_in(optimizer, ema, &job.device, group)? {
         Some(resumed) => resumed,
@@ -101,11 +106,13 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         false => None,
     };
     if let Some(summary) = agree(group, finished)? {
+        tuning::settle_rope(&mut model, recipe.training.rope_strength(state.tokens))?;
         if recipe.evaluation.weights == Weights::Ema {
             updater.put_average(&mut model)?;
         }
         return Ok(Outcome { model, tokenizer: data.tokenizer, summary });
     }
+    recipe.give_teacher(&mut model)?;
     let start = Start {
         recipe: recipe.name.clone(),
         parameters: model.params().count(),
@@ -301,7 +308,7 @@ impl Session<'_> {
             if details {
                 record.pruned = Some(pruned_fractions(&loss.tiles)?);
                 record.half_lives =
-                    Some(half_lives(&self.stepper.model, batch, self.stepper.options())?);
+                    Some(half_lives(&self.stepper.model, batch, &self.stepper.options_now())?);
             }
             self.write(&Record::Train(record.clone()))?;
         }
@@ -330,8 +337,8 @@ impl Session<'_> {
     fn evaluate(&mut self) -> Result<()> {
         let Some(evaluator) = &self.evaluator else { return Ok(()) };
         let begin = Instant::now();
+        let options = self.stepper.options_now();
         let Stepper { model, updater, .. } = &mut self.stepper;
-        let options = self.recipe.forward_options();
         // The averages are with their owners, so that all take part in bringing them together.
         let first = self.group.is_first();
         let run = |model: &Model| first.then(|| evaluator.run(model, &options)).transpose();
@@ -370,10 +377,12 @@ impl Session<'_> {
         if self.recipe.evaluation.weights == Weights::Ema {
             updater.put_average(model)?;
         }
+        let strength = self.recipe.training.rope_strength(self.stepper.state.tokens);
+        tuning::settle_rope(&mut self.stepper.model, strength)?;
         let Some(records) = &self.records else { return Ok(()) };
         let folder = records.folder.path().join(EXPORT);
         if !folder.exists() {
-            export(model, tokenizer, &folder)?;
+            export(&self.stepper.model, tokenizer, &folder)?;
             self.report(&Event::Exported(&folder));
         }
         Ok(())

@@ -17,7 +17,8 @@ fn held(config: &ModelConfig, batch: usize, time: usize, recompute: bool) -> f64
     let segments = Segments::uniform(batch, time);
     let loss = model.loss(&mut tape, &ids, &ids, &weights, &segments, &options).unwrap();
     let after = device.memory().in_use;
-    let attention = if config.mixer.forgetting().is_some() { config.num_layers } else { 0 };
+    let is_attention = |layer: &usize| config.mixer_of(*layer).forgetting().is_some();
+    let attention = (0..config.num_layers).filter(is_attention).count();
     assert_eq!(loss.tiles.len(), attention);
     drop(tape);
     // The output projection's gradient is there already; it counts as a gradient.

@@ -27,8 +27,8 @@ kernel_params! {
 pub(crate) type RowTable = Buffer<<RowInfo as Param>::Device>;
 pub(crate) type RowTables = Recent<(Segments, usize), RowTable>;
 
-/// Cosines and sines `[positions][d / 2]` by the bits of the base, the head dim and the positions.
-pub(crate) type RopeTables = Recent<(u64, usize, usize), Buffer<f32>>;
+/// Cosines and sines `[positions][d / 2]` by embedding, head dim and positions.
+pub(crate) type RopeTables = Recent<([u64; 6], usize, usize), Buffer<f32>>;
 
 impl Cuda {
     pub(crate) fn row_table(&self, segments: &Segments, rows: usize) -> Result<Arc<RowTable>> {
@@ -55,12 +55,12 @@ impl Cuda {
         let longest = segments.as_slice().iter().map(|s| s.k_len).max().unwrap_or(0);
         // Few sizes, so that a growing sequence does not make a table at every step.
         let positions = longest.max(256).next_power_of_two();
-        self.rope_tables.get((rope.base.to_bits(), head_dim, positions), || {
+        self.rope_tables.get((rope.key(), head_dim, positions), || {
             let half = head_dim / 2;
             let mut table = Vec::with_capacity(2 * positions * half);
             for position in 0..positions {
                 for m in 0..half {
-                    let step = rope.base.powf(-2.0 * m as f64 / head_dim as f64);
+                    let step = rope.frequency(m, head_dim);
                     let (sin, cos) = (position as f64 * step).sin_cos();
                     table.extend([cos as f32, sin as f32]);
                 }

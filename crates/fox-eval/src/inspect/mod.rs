@@ -258,7 +258,7 @@ fn choose(layers: &[observe::LayerGates], asked: &[(usize, usize)]) -> Result<Ve
         return Err(Error::Argument(format!(
             "there is no head {h} in layer {l}: the model has {} layers of {} heads, counted from 0",
             layers.len(),
-            layers[0].heads
+            layers.iter().map(|layer| layer.heads).max().unwrap_or(0)
         )));
     }
     if !asked.is_empty() {

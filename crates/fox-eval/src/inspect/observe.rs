@@ -16,7 +16,8 @@ use crate::subject::Subject;
 /// Blocks of queries that every head is sampled in, whether it gets a picture or not.
 const SUMMARY_BLOCKS: usize = 128;
 
-/// What the first pass keeps of a layer.
+/// What the first pass keeps of a layer; no heads where it is no attention.
+#[derive(Default)]
 pub(super) struct LayerGates {
     pub heads: usize,
     /// Blocks visited and in all, per head.
@@ -60,7 +61,7 @@ impl LayerGates {
 
     /// The gates over the text: a row per head, columns averaged over blocks.
     pub fn strip(&self, pixels: usize) -> Option<MatrixImage> {
-        let n = self.log_gates.len() / self.heads;
+        let n = self.log_gates.len() / self.heads.max(1);
         let block = n.div_ceil(pixels.max(1)).max(1);
         let row = |head| -> Vec<f64> {
             let mean =
@@ -72,21 +73,23 @@ impl LayerGates {
     }
 }
 
-/// Collects one thing per layer.
+/// Collects one thing per layer; the default for layers without attention.
 struct Collector<F, T> {
     look: F,
     seen: RefCell<Vec<T>>,
 }
 
-impl<F: Fn(&AttentionView<'_>) -> TensorResult<T>, T> Observer for Collector<F, T> {
+impl<F: Fn(&AttentionView<'_>) -> TensorResult<T>, T: Default> Observer for Collector<F, T> {
     fn attention(&self, view: &AttentionView<'_>) -> TensorResult<()> {
         let one = (self.look)(view)?;
-        self.seen.borrow_mut().push(one);
+        let mut seen = self.seen.borrow_mut();
+        seen.resize_with(view.layer, T::default);
+        seen.push(one);
         Ok(())
     }
 }
 
-fn watch<T>(
+fn watch<T: Default>(
     subject: &Subject<'_>,
     tokens: &[u32],
     pruning: Pruning,

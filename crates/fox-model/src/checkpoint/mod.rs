@@ -4,6 +4,7 @@
 //! from the file to its place. A file is never in memory as a whole, and nothing in it is believed
 //! before it is checked against the size of the file.
 
+mod companions;
 mod file;
 mod file_writer;
 mod header;
@@ -11,6 +12,7 @@ mod names;
 mod reader;
 mod writer;
 
+pub use companions::{convert_checkpoint, copy_companions};
 pub use file::SafetensorsFile;
 pub use file_writer::{FileDtype, SafetensorsWriter};
 pub use names::{FileTensor, split_mlp, whole_tensor};

@@ -117,6 +117,11 @@ impl CheckpointReader {
         Err(Error::Mismatch { dir: reader.dir, problems })
     }
 
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// What the model is.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -130,6 +135,27 @@ impl CheckpointReader {
     /// The model's parameters, in order.
     pub fn specs(&self) -> &[ParamSpec] {
         &self.specs
+    }
+
+    /// Refuses a model that does not have exactly the parameters of this checkpoint.
+    pub fn check_fits(&self, model: &ModelConfig) -> Result<()> {
+        let (wanted, dir) = (model.param_specs(), self.dir.display());
+        let lacks = |list: &[ParamSpec], spec: &ParamSpec| {
+            !list.iter().any(|other| other.name == spec.name && other.dims == spec.dims)
+        };
+        if let Some(spec) = wanted.iter().find(|spec| lacks(&self.specs, spec)) {
+            return Err(Error::Argument(format!(
+                "{dir} has no {} of shape {:?}, which the model that begins with it needs",
+                spec.name, spec.dims
+            )));
+        }
+        if let Some(spec) = self.specs.iter().find(|spec| lacks(&wanted, spec)) {
+            return Err(Error::Argument(format!(
+                "{dir} has {} of shape {:?}, which the model that begins with it does not have",
+                spec.name, spec.dims
+            )));
+        }
+        Ok(())
     }
 
     /// The values of a parameter, under its official shape.
@@ -184,6 +210,8 @@ impl CheckpointReader {
                 }
             }
         }
+        let format = self.model_type.format();
+        unclaimed.retain(|name, _| !format.may_hold(name));
         for (name, file) in unclaimed {
             let found = self.files[file].dims(name).unwrap_or_default().to_vec();
             problems.push(TensorProblem::Surplus { name: name.to_string(), found });

@@ -83,6 +83,37 @@ impl Fields<'_> {
         .ok_or_else(|| self.wrong_type(field, "a number", value))
     }
 
+    /// The fields of a table within; null is none.
+    pub fn table(&self, field: &str) -> Result<Option<Fields<'_>>> {
+        match self.present(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Fields { origin: self.origin, map })),
+            Some(value) => Err(self.wrong_type(field, "a table", value)),
+        }
+    }
+
+    /// A list of words; null is none.
+    pub fn words(&self, field: &str) -> Result<Option<Vec<&str>>> {
+        let Some(value) = self.present(field).filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
+        let words = value.as_array().map(|list| list.iter().map(Value::as_str).collect());
+        match words {
+            Some(Some(words)) => Ok(Some(words)),
+            _ => Err(self.wrong_type(field, "a list of words", value)),
+        }
+    }
+
+    /// A whole number, the first of a list of them, or null for none.
+    pub fn first_size(&self, field: &str, default: Option<usize>) -> Result<Option<usize>> {
+        match self.present(field) {
+            Some(Value::Array(list)) => {
+                list.first().map(|value| self.as_size(field, value)).transpose()
+            }
+            _ => self.optional_size(field, default),
+        }
+    }
+
     /// Two real numbers.
     pub fn real_pair(&self, field: &str, default: (f64, f64)) -> Result<(f64, f64)> {
         let Some(value) = self.present(field) else { return Ok(default) };

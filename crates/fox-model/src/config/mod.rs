@@ -99,9 +99,9 @@ impl ModelConfig {
         }
     }
 
-    /// The mixer of a layer. All layers have the same one.
-    pub fn mixer_of(&self, _layer: usize) -> &dyn MixerConfig {
-        &*self.mixer
+    /// The mixer of a layer.
+    pub fn mixer_of(&self, layer: usize) -> &dyn MixerConfig {
+        self.mixer.at(layer).unwrap_or(&*self.mixer)
     }
 
     /// What a layer asks to have remembered while decoding.
@@ -134,9 +134,14 @@ impl ModelConfig {
         self.mixer.has_mlp()
     }
 
-    /// Width of the MLP `I`; 0 without one.
+    /// Width of the MLP `I` of the first block; 0 without one.
     pub fn mlp_width(&self) -> usize {
-        if self.has_mlp() { self.mlp.width(self.hidden_size) } else { 0 }
+        self.mlp_width_of(0)
+    }
+
+    /// Width of the MLP of a block; 0 without one.
+    pub fn mlp_width_of(&self, layer: usize) -> usize {
+        if self.has_mlp() { self.mixer.mlp_width(self, layer) } else { 0 }
     }
 
     /// The options of the model, in words.

@@ -6,7 +6,6 @@ use crate::{Error, Result};
 /// Far above every real model, and low enough that no product of sizes overflows and that a hostile
 /// file cannot make the list of tensors itself a burden.
 const MAX_LAYERS: usize = 10_000;
-const MAX_MLP_WIDTH: usize = 1 << 24;
 const MAX_VOCAB: usize = 1 << 28;
 
 impl ModelConfig {
@@ -22,7 +21,7 @@ impl ModelConfig {
                 Some(_) => "intermediate_size",
                 None => "hidden_ratio",
             };
-            rules.range(width_field, self.mlp_width(), 1, MAX_MLP_WIDTH)?;
+            rules.range(width_field, self.mlp_width(), 1, Rules::MAX_MLP_WIDTH)?;
         }
         rules.positive("norm_eps", self.norm_eps, 1.0)?;
         if self.initializer_range != 0.0 {
@@ -58,6 +57,8 @@ pub struct Rules<'a> {
 impl Rules<'_> {
     /// Far above every real width.
     pub const MAX_WIDTH: usize = 1 << 20;
+    /// Far above every real MLP.
+    pub const MAX_MLP_WIDTH: usize = 1 << 24;
     /// Longest sequence.
     pub const MAX_LENGTH: usize = 1 << 40;
     /// Widest head of a recurrent layer: a state is a square of it.

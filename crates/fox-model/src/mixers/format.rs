@@ -32,6 +32,11 @@ impl CheckpointLayout {
     /// flash-linear-attention's.
     pub const FLA: CheckpointLayout =
         CheckpointLayout { name: "fla", owner: "flash-linear-attention's" };
+    /// Hugging Face's.
+    pub const HUGGING_FACE: CheckpointLayout = CheckpointLayout {
+        name: "hf",
+        owner: "Hugging Face transformers' (`llama`, `mistral`, `qwen2`, `qwen3`)",
+    };
     /// This project's own, for what no reference can express.
     pub const NATIVE: CheckpointLayout =
         CheckpointLayout { name: "native", owner: "fox's own, which no reference reads" };
@@ -72,6 +77,8 @@ pub struct Format<C> {
     pub tensors: fn(ParamId, &ParamSpec) -> Vec<FileTensor>,
     /// What a tensor was called in files of older versions.
     pub old_name: fn(&str) -> Option<String>,
+    /// Whether files may hold this tensor although no parameter asks for it.
+    pub may_hold: fn(&str) -> bool,
 }
 
 impl<C> Format<C> {
@@ -94,6 +101,7 @@ impl<C> Format<C> {
             lacks: |_, _| Vec::new(),
             tensors: whole_tensor,
             old_name: |_| None,
+            may_hold: |_| false,
         }
     }
 }
@@ -146,6 +154,8 @@ pub trait FileFormat: Sync {
     fn tensors(&self, id: ParamId, spec: &ParamSpec) -> Vec<FileTensor>;
     /// See [`Format::old_name`].
     fn old_name(&self, name: &str) -> Option<String>;
+    /// See [`Format::may_hold`].
+    fn may_hold(&self, name: &str) -> bool;
 }
 
 impl<C: MixerConfig> FileFormat for Format<C> {
@@ -192,6 +202,10 @@ impl<C: MixerConfig> FileFormat for Format<C> {
 
     fn old_name(&self, name: &str) -> Option<String> {
         (self.old_name)(name)
+    }
+
+    fn may_hold(&self, name: &str) -> bool {
+        (self.may_hold)(name)
     }
 }
 

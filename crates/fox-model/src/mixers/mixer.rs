@@ -42,6 +42,16 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
     /// Checks every value of this configuration; those of the rest of `model` are checked already.
     fn validate(&self, model: &ModelConfig, rules: &Rules<'_>) -> Result<()>;
 
+    /// The mixer of a layer, where layers have different ones; all other methods are then those of the whole.
+    fn at(&self, _layer: usize) -> Option<&dyn MixerConfig> {
+        None
+    }
+
+    /// Width of the MLP of a block that has one.
+    fn mlp_width(&self, model: &ModelConfig, _layer: usize) -> usize {
+        model.mlp.width(model.hidden_size)
+    }
+
     /// Declares what the layers of a model share, before the first of them; [`LayerPlace::shared`] hands it
     /// to each.
     fn declare_shared(&self, _model: &ModelConfig, _list: &mut ParamList) -> Option<ParamId> {
@@ -179,6 +189,8 @@ pub struct MixerContext<'a> {
     pub segments: &'a Segments,
     /// What attention may leave out.
     pub pruning: Pruning,
+    /// Factor on the angles of RoPE, instead of what the options say.
+    pub rope_strength: Option<f64>,
     /// Who is shown what attention works on, and the number of the layer.
     pub observer: Option<(&'a dyn Observer, usize)>,
 }

@@ -51,8 +51,11 @@ impl Model {
     ) -> Result<Option<Tensor>> {
         let Some(decode) = self.device.backend().caps().decode else { return Ok(None) };
         let single = segments.as_slice().iter().all(|s| s.q_len == 1);
-        let shape = self.structure.blocks.first().and_then(Block::decode_shape);
-        let Some(shape) = shape.filter(|_| single) else { return Ok(None) };
+        let mut shapes = self.structure.blocks.iter().map(Block::decode_shape);
+        let Some(Some(shape)) = shapes.next().filter(|_| single) else { return Ok(None) };
+        if shapes.any(|other| other != Some(shape)) {
+            return Ok(None);
+        }
         let placed = cache.begin(segments)?;
         cache.reserve_one()?;
         let layers = self.structure.blocks.iter().zip(cache.layers_mut());

@@ -30,6 +30,8 @@ pub struct ForwardOptions {
     pub pruning: Pruning,
     /// Drop the activations of each block and compute them again in the backward pass.
     pub recompute: bool,
+    /// Factor on the angles of RoPE, from 1 to 0, while it is faded out; as the configuration says without it.
+    pub rope_strength: Option<f64>,
 }
 
 /// The result of the blocks.
@@ -101,9 +103,9 @@ impl Model {
         let mut tiles = Vec::with_capacity(self.config.num_layers);
         for (l, block) in self.structure.blocks.iter().enumerate() {
             let out = if options.recompute && tape.is_recording() {
-                self.forward_again(tape, block, &h, delta.as_ref(), &placed, options.pruning)?
+                self.forward_again(tape, block, &h, delta.as_ref(), &placed, options)?
             } else {
-                let mut context = self.context(&placed, options.pruning);
+                let mut context = self.context(&placed, options);
                 context.observer = observer.map(|observer| (observer, l));
                 let state = cache.as_deref_mut().map(|cache| &mut cache.layers_mut()[l]);
                 block.forward(tape, &h, delta.as_ref(), &context, state)?
@@ -128,12 +130,12 @@ impl Model {
         h: &Var,
         delta: Option<&Var>,
         segments: &Segments,
-        pruning: Pruning,
+        options: &ForwardOptions,
     ) -> Result<BlockOutput> {
         let inputs: Vec<Var> = std::iter::once(h).chain(delta).cloned().collect();
-        let segments = segments.clone();
+        let (segments, options) = (segments.clone(), *options);
         let outputs = tape.checkpoint(&inputs, move |tape, inputs| {
-            let context = self.context(&segments, pruning);
+            let context = self.context(&segments, &options);
             let out = block.forward(tape, &inputs[0], inputs.get(1), &context, None)?;
             let tiles = out.tiles.map(Var::constant);
             Ok([out.h, out.delta].into_iter().chain(tiles).collect())
@@ -147,8 +149,14 @@ impl Model {
         }
     }
 
-    fn context<'a>(&'a self, segments: &'a Segments, pruning: Pruning) -> MixerContext<'a> {
-        MixerContext { params: &self.params, segments, pruning, observer: None }
+    fn context<'a>(&'a self, segments: &'a Segments, options: &ForwardOptions) -> MixerContext<'a> {
+        MixerContext {
+            params: &self.params,
+            segments,
+            pruning: options.pruning,
+            rope_strength: options.rope_strength,
+            observer: None,
+        }
     }
 
     /// Logits `[R, V]` of normalised states `[R, D]`.
@@ -171,7 +179,14 @@ impl Model {
     ) -> Result<TokenLoss> {
         let hidden = self.forward(tape, tokens, segments, None, options)?;
         let head = self.params.var(self.structure.lm_head);
-        let per_token = tape.linear_cross_entropy(&hidden.states, &head, labels, weights)?;
+        let Some(teacher) = self.teacher.as_ref().filter(|_| tape.is_recording()) else {
+            let per_token = tape.linear_cross_entropy(&hidden.states, &head, labels, weights)?;
+            return Ok(TokenLoss { per_token, tiles: hidden.tiles });
+        };
+        let (student, targets) = ((&hidden.states, &head), (labels, weights));
+        let states = teacher.teach(tape, student, tokens, targets, segments)?;
+        let rest = teacher.rest(weights)?;
+        let per_token = tape.linear_cross_entropy(&states, &head, labels, &rest)?;
         Ok(TokenLoss { per_token, tiles: hidden.tiles })
     }
 }

@@ -1,6 +1,7 @@
 //! The language model: embedding, blocks, final norm, output projection.
 
 mod decode;
+mod distill;
 mod forward;
 mod structure;
 
@@ -8,12 +9,12 @@ use std::path::Path;
 
 use fox_tensor::{Device, ParamId, WeightFormat};
 
-use crate::Result;
 use crate::block::Block;
 use crate::checkpoint::{CheckpointReader, WriteOptions, write_checkpoint};
 use crate::config::ModelConfig;
 use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
 use crate::params::{ParamGroup, ParamSpec, Parameters};
+use crate::{Error, Result};
 pub use forward::{ForwardOptions, Hidden, Pruning, TokenLoss};
 pub(crate) use structure::{Structure, declare};
 
@@ -24,6 +25,7 @@ pub struct Model {
     params: Parameters,
     structure: Structure,
     device: Device,
+    teacher: Option<distill::Teacher>,
 }
 
 impl Model {
@@ -32,7 +34,13 @@ impl Model {
         config.validate("model configuration")?;
         let (specs, structure) = declare(config);
         let params = Parameters::init(specs, seed, device)?;
-        Ok(Model { config: config.clone(), params, structure, device: device.clone() })
+        Ok(Model {
+            config: config.clone(),
+            params,
+            structure,
+            device: device.clone(),
+            teacher: None,
+        })
     }
 
     /// Lets the gates that depend on the input begin with these memory lengths, instead of forgetting
@@ -58,7 +66,52 @@ impl Model {
         let config = reader.config().clone();
         let (specs, structure) = declare(&config);
         let params = Parameters::build(specs, device, |id, _| reader.read(id))?;
-        Ok(Model { config, params, structure, device: device.clone() })
+        Ok(Model { config, params, structure, device: device.clone(), teacher: None })
+    }
+
+    /// Reads a checkpoint that is open already into a model of other options that has the same parameters, e.g. another
+    /// base of RoPE.
+    ///
+    /// # Errors
+    /// A parameter that only one of them has, or that has another shape.
+    pub fn from_reader_as(
+        reader: &mut CheckpointReader,
+        config: &ModelConfig,
+        device: &Device,
+    ) -> Result<Model> {
+        config.validate("model configuration")?;
+        reader.check_fits(config)?;
+        let (specs, structure) = declare(config);
+        let stored: Vec<String> = reader.specs().iter().map(|spec| spec.name.clone()).collect();
+        let params = Parameters::build(specs, device, |_, spec| {
+            let at = stored.iter().position(|name| *name == spec.name);
+            reader.read(ParamId(at.unwrap_or_default()))
+        })?;
+        Ok(Model {
+            config: config.clone(),
+            params,
+            structure,
+            device: device.clone(),
+            teacher: None,
+        })
+    }
+
+    /// Gives the model other options that leave its parameters as they are.
+    ///
+    /// # Errors
+    /// Options that ask for other parameters.
+    pub fn reconfigure(&mut self, config: &ModelConfig) -> Result<()> {
+        config.validate("model configuration")?;
+        let (specs, structure) = declare(config);
+        let same = |(spec, (_, own, _)): (&ParamSpec, (ParamId, &ParamSpec, _))| {
+            spec.name == own.name && spec.dims == own.dims
+        };
+        if specs.len() != self.params.len() || !specs.iter().zip(self.params.iter()).all(same) {
+            let detail = "a model cannot be given options that ask for other parameters";
+            return Err(Error::Argument(detail.into()));
+        }
+        (self.config, self.structure) = (config.clone(), structure);
+        Ok(())
     }
 
     /// Writes a checkpoint folder, aside first, so that it is there in full or not at all.

@@ -266,6 +266,13 @@ impl Parameters {
         Ok(())
     }
 
+    /// Leaves all parameters but these as they are: like buffers they have no gradient.
+    pub fn train_only(&mut self, trained: impl Fn(&ParamSpec) -> bool) {
+        for spec in &mut self.specs {
+            spec.trainable &= trained(spec);
+        }
+    }
+
     /// The parameter for a tape: with a gradient when it is trained.
     pub fn var(&self, id: ParamId) -> Var {
         let value = self.values[id.0].clone();

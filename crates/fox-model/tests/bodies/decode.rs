@@ -2,11 +2,13 @@
 //! same bodies run on every device.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+use fox_model::mixers::hybrid::Parts;
 use fox_model::{
     Architecture, DecayTime, DeltaConfig, ForgetGate, ForgettingConfig, ForwardOptions,
-    Hgrn2Config, LowerBounds, Mamba2Config, MixerConfig, Model, ModelConfig, QkNorm,
+    Hgrn2Config, HybridConfig, LayerKind, LowerBounds, Mamba2Config, MixerConfig, Model,
+    ModelConfig, QkNorm,
 };
-use fox_tensor::{Activation, Device, Gradients, Segments, Tape};
+use fox_tensor::{Activation, Device, Gradients, Rope, RopeScaling, Segments, Tape};
 
 pub const VOCAB: usize = 37;
 
@@ -28,6 +30,12 @@ fn small_of(mixer: impl MixerConfig) -> ModelConfig {
 pub fn variants() -> Vec<(&'static str, ModelConfig)> {
     let (llama, pro) = (ForgettingConfig::fox_llama(4), ForgettingConfig::fox_pro(4));
     let decay_time = Some(DecayTime { min: 1.5, max: 20.0 });
+    let scaling = RopeScaling {
+        factor: 4.0,
+        low_freq_factor: 0.5,
+        high_freq_factor: 2.0,
+        original_length: 16,
+    };
     vec![
         ("llama", small(llama.clone())),
         ("pro", small(pro.clone())),
@@ -35,7 +43,7 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
         (
             "pro rope window grouped",
             small(ForgettingConfig {
-                rope_base: Some(100.0),
+                rope: Some(Rope::new(100.0)),
                 window: Some(5),
                 kv_heads: 1,
                 qk_norm: Some(QkNorm::Shared),
@@ -75,11 +83,31 @@ pub fn variants() -> Vec<(&'static str, ModelConfig)> {
                 ..pro.clone().stick_breaking()
             }),
         ),
+        (
+            "wide heads, scaled and faded rope",
+            small(ForgettingConfig {
+                rope: Some(Rope { strength: 0.75, scaling: Some(scaling), ..Rope::new(100.0) }),
+                head_dim: Some(24),
+                kv_heads: 2,
+                qk_norm_eps: 1e-3,
+                ..pro.clone()
+            }),
+        ),
+        ("sinks, grouped", small(ForgettingConfig { sink: true, kv_heads: 2, ..pro.clone() })),
+        (
+            "sinks, window, no gate",
+            small(ForgettingConfig {
+                sink: true,
+                window: Some(5),
+                ..llama.clone().without_forgetting()
+            }),
+        ),
         ("transformer pro", small(pro.without_forgetting())),
         ("one gate for all heads", small(ForgettingConfig { gate: ForgetGate::Shared, ..llama })),
     ]
     .into_iter()
     .chain(recurrent_variants())
+    .chain(hybrids())
     .chain(architectures())
     .collect()
 }
@@ -92,6 +120,20 @@ fn architectures() -> impl Iterator<Item = (&'static str, ModelConfig)> {
         config.mlp.intermediate_size = Some(24);
         (architecture.name, config)
     })
+}
+
+/// Layers of every kind, and attention of different kinds.
+fn hybrids() -> Vec<(&'static str, ModelConfig)> {
+    let of = |words: &[&str]| {
+        let pattern = words.iter().map(|word| LayerKind::parse(word).unwrap()).collect();
+        let mut config = small_of(HybridConfig::new(pattern, Parts::usual(32, 4)));
+        config.num_layers = 5;
+        config
+    };
+    vec![
+        ("fox, window, gated delta net", of(&["fox", "window:4", "gated-delta-net", "fox"])),
+        ("mamba2, attention, mamba1", of(&["mamba2", "attention", "mamba1"])),
+    ]
 }
 
 /// Variants that between them have every option of the recurrent layers.
@@ -306,7 +348,8 @@ pub fn recomputed_blocks_give_the_same_gradients(device: &Device) {
         assert_eq!(kept, again, "{name}");
         let trained = model.params().iter().filter(|(_, spec, _)| spec.trainable).count();
         assert_eq!(kept.1.len(), trained, "{name}");
-        let attention = if config.mixer.forgetting().is_some() { 2 } else { 0 };
+        let is_attention = |l: &usize| config.mixer_of(*l).forgetting().is_some();
+        let attention = (0..config.num_layers).filter(is_attention).count();
         assert_eq!(kept.2.len(), attention, "{name}: one count of tiles per attention layer");
     }
 }

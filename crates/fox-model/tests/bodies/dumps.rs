@@ -39,8 +39,22 @@ macro_rules! prove_dumps {
     fox_pro_no_qknorm
     fox_pro_rope
     fox_pro_shared_qknorm
+    gated_deltanet
+    gated_deltanet_gva_neg
+    gated_deltanet_no_gate
+    hf_llama
+    hf_llama_bf16
+    hf_llama_gqa_tied
+    hf_llama_head_dim
+    hf_llama_rope_llama3
+    hf_llama_sharded
+    hf_mistral_window
+    hf_qwen2
+    hf_qwen3
     hgrn2
     mamba2
+    samba
+    stick_breaking_gates
     transformer_llama_as_fox
     transformer_pro
     } };

@@ -44,7 +44,7 @@ pub struct DecodeStep<'a> {
 }
 
 /// What all blocks of a model have in common.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecodeShape {
     /// Query heads.
     pub heads: usize,

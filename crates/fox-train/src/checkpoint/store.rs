@@ -11,8 +11,8 @@ use fox_tensor::Device;
 
 use super::{RunState, manifest, optimizer_state};
 use crate::optimizer::{OptimizerRecipe, Updater};
-use crate::recipe::{CheckpointRecipe, Weights};
-use crate::{Error, Result, files};
+use crate::recipe::{CheckpointRecipe, TrainingRecipe, Weights};
+use crate::{Error, Recipe, Result, files, tuning};
 
 const PREFIX: &str = "step-";
 const DAMAGED: &str = ".damaged";
@@ -25,6 +25,8 @@ const STATE: &str = "state.json";
 pub struct CheckpointStore {
     folder: PathBuf,
     keep: CheckpointRecipe,
+    /// What of the models is trained, and how they change by themselves.
+    training: TrainingRecipe,
 }
 
 /// A run as a checkpoint holds it.
@@ -43,7 +45,13 @@ pub struct Resumed {
 impl CheckpointStore {
     /// The checkpoints in `folder`. Nothing is read or written yet.
     pub fn new(folder: PathBuf, keep: CheckpointRecipe) -> CheckpointStore {
-        CheckpointStore { folder, keep }
+        CheckpointStore { folder, keep, training: TrainingRecipe::default() }
+    }
+
+    /// The checkpoints of a run in `folder`, of which only a part may be trained.
+    pub fn of_run(folder: &Path, recipe: &Recipe) -> CheckpointStore {
+        let training = recipe.training.clone();
+        CheckpointStore { training, ..Self::new(folder.join("checkpoints"), recipe.checkpoints) }
     }
 
     /// Steps of all checkpoints, ascending.
@@ -178,7 +186,8 @@ impl CheckpointStore {
             );
             return Err(Error::Damaged { path: state_file, detail });
         }
-        let model = Model::from_checkpoint(&folder.join(MODEL), device)?;
+        let mut model = Model::from_checkpoint(&folder.join(MODEL), device)?;
+        self.training.freeze(model.params_mut());
         let mut updater = Updater::in_group(optimizer, ema, model.params(), device, group)?;
         optimizer_state::read(&folder.join(OPTIMIZER), &model, &mut updater)?;
         updater.restore_updates(state.updates);
@@ -188,8 +197,13 @@ impl CheckpointStore {
     /// The model of a checkpoint that is whole, with the weights asked for.
     pub fn model(&self, step: u64, weights: Weights, device: &Device) -> Result<Model> {
         let mut model = Model::from_checkpoint(&self.path(step).join(MODEL), device)?;
+        self.training.freeze(model.params_mut());
         if weights == Weights::Ema {
             optimizer_state::read_average(&self.path(step).join(OPTIMIZER), &mut model)?;
+        }
+        if self.training.rope_fade.is_some() {
+            let state: RunState = files::read_json(&self.path(step).join(STATE))?;
+            tuning::settle_rope(&mut model, self.training.rope_strength(state.tokens))?;
         }
         Ok(model)
     }

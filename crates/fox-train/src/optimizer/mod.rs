@@ -86,6 +86,8 @@ pub struct Updater {
     group: Arc<Group>,
     /// The process that each parameter belongs to.
     owners: Vec<usize>,
+    /// Factors on the learning rate, in the order of the parameters; empty for none.
+    rates: Vec<f64>,
     /// Whether the norm of the gradient is summed parameter by parameter, so that it does not depend on the number of
     /// processes.
     norm_by_parameter: bool,
@@ -123,7 +125,13 @@ impl Updater {
         let ema = ema.map(|decay| Ema::new(decay, params, |id| owners[id.0] == group.rank()));
         let (clip, group, updates) = (recipe.clip, group.clone(), 0);
         let norm_by_parameter = group.size() > 1;
-        Ok(Updater { rule, clip, states, ema, updates, group, owners, norm_by_parameter })
+        let rates = Vec::new();
+        Ok(Updater { rule, clip, states, ema, updates, group, owners, rates, norm_by_parameter })
+    }
+
+    /// Multiplies the learning rate of each parameter by a factor.
+    pub fn set_rates(&mut self, rates: Vec<f64>) {
+        self.rates = rates;
     }
 
     /// Sums the norm of the gradient parameter by parameter, so that its bits are those of any number of processes.
@@ -200,16 +208,24 @@ impl Updater {
         for (id, grad) in gradients.iter_mut() {
             grads[id.0] = Some(grad);
         }
-        let mut trained = Vec::with_capacity(params.len());
+        // By factor on the learning rate; without factors all are in one list.
+        let mut trained: Vec<(f64, Vec<Trained<'_>>)> = Vec::new();
         for (((id, spec, value), state), grad) in params.iter_mut().zip(&mut self.states).zip(grads)
         {
             let owned = self.owners[id.0] == self.group.rank();
             if let (true, Some(grad)) = (spec.trainable && owned, grad) {
-                trained.push(Trained { spec, value, grad, state });
+                let rate = self.rates.get(id.0).copied().unwrap_or(1.0);
+                let param = Trained { spec, value, grad, state };
+                match trained.iter_mut().find(|(other, _)| *other == rate) {
+                    Some((_, list)) => list.push(param),
+                    None => trained.push((rate, vec![param])),
+                }
             }
         }
-        let input = StepInput { lr, update: self.updates, grad_scale: clip_scale };
-        self.rule.step(&device, trained, &input)?;
+        for (rate, list) in trained {
+            let input = StepInput { lr: lr * rate, update: self.updates, grad_scale: clip_scale };
+            self.rule.step(&device, list, &input)?;
+        }
         if let Some(ema) = &mut self.ema {
             ema.update(&device, params, self.updates)?;
         }

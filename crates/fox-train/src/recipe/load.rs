@@ -15,7 +15,7 @@ use toml::{Table, Value};
 
 use super::builtin::{BUILTIN, variants};
 use super::{Recipe, nearest};
-use crate::{Error, OptimizerRecipe, Result};
+use crate::{Error, OptimizerRecipe, Result, tuning};
 
 /// How deep recipes may extend each other.
 const MAX_DEPTH: usize = 16;
@@ -26,6 +26,21 @@ const SECTIONS: [&str; 8] =
 /// Reads a recipe by name or file, with variants and `key=value` overrides.
 pub fn load(spec: &str, overrides: &[String]) -> Result<Recipe> {
     let mut table = load_table(spec)?;
+    for text in overrides {
+        apply_override(&mut table, text)?;
+    }
+    parse_table(spec, table)
+}
+
+/// [`load`], but the model is that of a checkpoint, and its weights are what the run begins with. Overrides may still
+/// change options of the model that leave its parameters as they are.
+pub fn load_from(spec: &str, init: &Path, overrides: &[String]) -> Result<Recipe> {
+    let mut table = load_table(spec)?;
+    table.insert("model".into(), Value::Table(tuning::model_table(init)?));
+    let path = std::path::absolute(init).map_err(Error::io("find", init))?;
+    let path = Value::String(path.to_string_lossy().into_owned());
+    let training = Table::from_iter([("init".to_string(), path)]);
+    merge(&mut table, Table::from_iter([("training".to_string(), Value::Table(training))]));
     for text in overrides {
         apply_override(&mut table, text)?;
     }
@@ -151,7 +166,13 @@ pub fn parse_table(name: &str, mut table: Table) -> Result<Recipe> {
             nearest: nearest(unknown, known),
         });
     }
-    let Some(Value::Table(model)) = table.remove("model") else {
+    let init =
+        table.get("training").and_then(|section| section.get("init")).and_then(Value::as_str);
+    let of_checkpoint = match (table.contains_key("model"), init) {
+        (false, Some(path)) => Some(Value::Table(tuning::model_table(Path::new(path))?)),
+        _ => None,
+    };
+    let Some(Value::Table(model)) = table.remove("model").or(of_checkpoint) else {
         let detail = "is missing; give the model's sizes in a table or extend another recipe";
         return Err(Error::value(name, "model", detail));
     };

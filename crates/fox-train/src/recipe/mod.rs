@@ -11,6 +11,7 @@ mod ranks;
 mod schedule;
 mod validate;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use fox_data::task::TaskConfig;
@@ -22,10 +23,11 @@ use serde::{Deserialize, Serialize};
 pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
 pub(crate) use fox_base::nearest::nearest;
 pub(crate) use load::typed;
-pub use load::{apply_override, load, load_table, merge, parse_table};
+pub use load::{apply_override, load, load_from, load_table, merge, parse_table};
 pub use ranks::Reduction;
 pub use schedule::{ScheduleRecipe, Shape};
 
+use crate::messages::MessagesRecipe;
 use crate::{Error, OptimizerRecipe, Result};
 
 /// A whole recipe.
@@ -83,6 +85,9 @@ pub struct DataRecipe {
     /// A small task, whose answers alone have a loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskConfig>,
+    /// Conversations, whose answers alone have a loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub messages: Option<MessagesRecipe>,
 }
 
 impl Default for DataRecipe {
@@ -98,6 +103,7 @@ impl Default for DataRecipe {
             epochs: None,
             synthetic: SyntheticConfig::default(),
             task: None,
+            messages: None,
         }
     }
 }
@@ -105,7 +111,7 @@ impl Default for DataRecipe {
 impl DataRecipe {
     /// Whether the embedded synthetic corpus is read.
     pub fn is_synthetic(&self) -> bool {
-        self.path.is_none() && self.task.is_none()
+        self.path.is_none() && self.task.is_none() && self.messages.is_none()
     }
 
     /// The loader's order.
@@ -143,6 +149,24 @@ pub struct TrainingRecipe {
     pub micro_batch: Option<usize>,
     /// Seed of the initial weights.
     pub seed: u64,
+    /// Checkpoint to begin with instead of random weights: a Hugging Face folder, or a run folder. Its model is that of
+    /// a recipe without a table `[model]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init: Option<PathBuf>,
+    /// What is trained: `gates`, `attention`, `mlp`, `norms`, `embedding`, `head`, `all`, or patterns on names such as
+    /// `model.layers.3.*`. Everything without it; the rest has no gradient and no state of the optimizer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train: Option<Vec<String>>,
+    /// Factors on the learning rate by word or pattern, e.g. `{ gates = 10.0 }`; they multiply.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub rates: BTreeMap<String, f64>,
+    /// Weight, from 0 to 1, of the divergence from the model of `init` as it was, against the loss of the labels;
+    /// nothing is distilled without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distill: Option<f64>,
+    /// Tokens after which RoPE begins to fade and after which it is gone; its angles shrink linearly between.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_fade: Option<[u64; 2]>,
     /// Memory lengths, in tokens, with which gates that depend on the input begin: first head, last
     /// head, geometric between. Without it they forget half at every token, as published.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -170,6 +194,11 @@ impl Default for TrainingRecipe {
             batch: 8,
             micro_batch: None,
             seed: 0,
+            init: None,
+            train: None,
+            rates: BTreeMap::new(),
+            distill: None,
+            rope_fade: None,
             gate_memory: None,
             recompute: false,
             pruning: PruningRecipe::Word(PruningWord::Config),
@@ -292,7 +321,7 @@ impl Recipe {
             PruningRecipe::Word(PruningWord::Auto) => Pruning::Auto,
             PruningRecipe::Tolerance(tolerance) => Pruning::Tolerance(tolerance),
         };
-        ForwardOptions { pruning, recompute: self.training.recompute }
+        ForwardOptions { pruning, recompute: self.training.recompute, rope_strength: None }
     }
 
     /// The model, for data with this many token ids.
@@ -302,8 +331,9 @@ impl Recipe {
         // A mixer from another crate may have no heads.
         let model_type = self.model.get("model_type").and_then(toml::Value::as_str);
         if model_type.and_then(ModelType::by_name).is_none_or(ModelType::is_built_in) {
-            // Some families derive the number of heads from their width.
-            self.require_size(&["num_heads", "head_dim", "expand_ratio"])?;
+            // Some families derive the number of heads from their width, or call it otherwise.
+            let names = ["num_heads", "head_dim", "expand_ratio", "attn", "num_attention_heads"];
+            self.require_size(&names)?;
         }
         let fields = self.model.iter().map(|(key, value)| (key.clone(), json(value)));
         let mut fields: serde_json::Map<_, _> = fields.collect();
@@ -319,7 +349,12 @@ impl Recipe {
         }
         let text = serde_json::Value::Object(fields.clone()).to_string();
         let origin = format!("{}, [model]", self.name);
-        let (config, model_type) = ModelConfig::from_json(&text, Path::new(&origin))?;
+        let (mut config, model_type) = ModelConfig::from_json(&text, Path::new(&origin))?;
+        if self.training.init.is_some() {
+            // It is meant for the length it is tuned to.
+            let length = self.data.sequence_length;
+            config.max_position_embeddings = config.max_position_embeddings.max(length);
+        }
         let known = config.to_json(model_type)?;
         if let Some(unknown) = fields.keys().find(|key| known.get(key.as_str()).is_none()) {
             let keys = known.as_object().into_iter().flat_map(|map| map.keys());
@@ -351,7 +386,11 @@ impl Recipe {
 
     /// The model before the first step.
     pub fn initial_model(&self, config: &ModelConfig, device: &Device) -> Result<Model> {
-        let mut model = Model::init(config, self.training.seed, device)?;
+        let mut model = match self.init_folder()? {
+            Some(folder) => self.tuned_model(&folder, config, device)?,
+            None => Model::init(config, self.training.seed, device)?,
+        };
+        self.training.freeze(model.params_mut());
         if let Some([min, max]) = self.training.gate_memory
             && !model.begin_with_memory(DecayTime { min, max })?
         {

@@ -46,6 +46,31 @@ impl Recipe {
                 "must be two numbers of tokens, [shortest, longest]",
             )?;
         }
+        rule(
+            t.rates.values().all(|factor| *factor >= 0.0 && factor.is_finite()),
+            "training.rates",
+            "must be factors of at least 0",
+        )?;
+        rule(
+            t.train.as_ref().is_none_or(|list| !list.is_empty()),
+            "training.train",
+            "is empty, so nothing would be trained; name a part of the model, e.g. \"gates\"",
+        )?;
+        rule(
+            t.distill.is_none_or(|weight| (0.0..=1.0).contains(&weight)),
+            "training.distill",
+            "must be a weight between 0 and 1",
+        )?;
+        rule(
+            t.distill.is_none() || t.init.is_some(),
+            "training.distill",
+            "needs a teacher; give the checkpoint to begin with by --init",
+        )?;
+        rule(
+            t.rope_fade.is_none_or(|[from, to]| from < to),
+            "training.rope_fade",
+            "must be two numbers of tokens, [begin, end]",
+        )?;
         if let PruningRecipe::Tolerance(x) = t.pruning {
             rule(x < 0.0, "training.pruning", "must be config, off, auto or a negative number")?;
         }

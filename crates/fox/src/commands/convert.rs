@@ -6,18 +6,18 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use fox_model::{CheckpointLayout, CheckpointReader, FileDtype, WriteOptions, write_checkpoint};
+use fox_model::{CheckpointLayout, CheckpointReader, FileDtype, WriteOptions, convert_checkpoint};
 
 use crate::output;
 
 /// Write a checkpoint in another format
 ///
-/// One tensor is in memory at a time. OUT is written aside and renamed when it is complete; an OUT
-/// that holds something already is refused, and so is a model with options that the format cannot
-/// express.
+/// Tokenizer, chat template and generation settings are carried along. One tensor is in memory at a time. OUT
+/// is written aside and renamed when it is complete; an OUT that holds something already is refused, and so is
+/// a model with options that the format cannot express.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Checkpoint folder to read: official, flash-linear-attention or fox
+    /// Checkpoint folder to read: official, flash-linear-attention, Hugging Face or fox
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// Folder to write
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         DtypeName::F16 => FileDtype::F16,
     };
     let options = WriteOptions { model_type, dtype, max_shard_bytes: args.max_shard_size };
-    write_checkpoint(&args.output, &config, &options, |id| reader.read(id))
+    convert_checkpoint(&mut reader, &args.output, &options)
         .with_context(|| format!("cannot convert {}", args.input.display()))?;
     let total: usize = reader.specs().iter().map(|spec| spec.count()).sum();
     output::print(&format!(

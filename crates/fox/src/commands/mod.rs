@@ -12,6 +12,7 @@ mod inspect;
 mod launch;
 pub mod prepare;
 mod reproduce;
+mod retrofit;
 mod selftest;
 mod serve;
 mod sweep;
@@ -42,6 +43,7 @@ pub enum Command {
     Selftest(selftest::Args),
     Info(info::Args),
     Convert(convert::Args),
+    Retrofit(retrofit::Args),
     Completions(completions::Args),
     Man(completions::ManArgs),
 }
@@ -66,6 +68,7 @@ impl Command {
             Command::Selftest(args) => selftest::run(&args),
             Command::Info(args) => info::run(&args),
             Command::Convert(args) => convert::run(&args),
+            Command::Retrofit(args) => retrofit::run(&args),
             Command::Completions(args) => completions::run(&args),
             Command::Man(args) => completions::man(&args),
         }

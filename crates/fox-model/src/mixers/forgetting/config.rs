@@ -1,6 +1,6 @@
 //! Options of attention, and what follows from them.
 
-use fox_tensor::{Activation, AttentionWeights};
+use fox_tensor::{Activation, AttentionWeights, Rope};
 
 use super::layer::ForgettingLayer;
 use crate::Result;
@@ -9,8 +9,8 @@ use crate::flops::{ATTENTION_BACKWARD, attention_flops};
 use crate::mixers::{AttentionStateSpec, LayerPlace, Mixer, MixerConfig, StateSpec, chosen};
 use crate::params::ParamList;
 
-/// Epsilon of the QK-norm, whatever `norm_eps` says.
-pub const QK_NORM_EPS: f32 = 1e-5;
+/// Epsilon of the QK-norm in both references, whatever `norm_eps` says.
+pub const QK_NORM_EPS: f64 = 1e-5;
 
 /// Options of the attention layer. FoX and the Transformer are the same layer with other options.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +19,8 @@ pub struct ForgettingConfig {
     pub heads: usize,
     /// Key and value heads; query head `h` reads `h / (heads / kv_heads)`.
     pub kv_heads: usize,
+    /// Width of a head `d`, where it is not `hidden_size / heads`.
+    pub head_dim: Option<usize>,
     /// How scores become weights.
     pub weights: AttentionWeights,
     /// Where the forget gate comes from.
@@ -31,10 +33,14 @@ pub struct ForgettingConfig {
     pub v_shift: bool,
     /// Normalise queries and keys per head.
     pub qk_norm: Option<QkNorm>,
-    /// Base of the rotary embedding, when there is one.
-    pub rope_base: Option<f64>,
+    /// Epsilon of that norm.
+    pub qk_norm_eps: f64,
+    /// The rotary embedding, when there is one.
+    pub rope: Option<Rope>,
     /// Sliding window: a query sees this many keys, itself included.
     pub window: Option<usize>,
+    /// A learned logit per head in the denominator of the softmax: attention that need not go to any key.
+    pub sink: bool,
     /// Normalise the attention output per head.
     pub output_norm: bool,
     /// Gate the attention output.
@@ -49,14 +55,17 @@ impl ForgettingConfig {
         ForgettingConfig {
             heads,
             kv_heads: heads,
+            head_dim: None,
             weights: AttentionWeights::Softmax,
             gate: ForgetGate::Full,
             qkv_bias: false,
             k_shift: false,
             v_shift: false,
             qk_norm: None,
-            rope_base: None,
+            qk_norm_eps: QK_NORM_EPS,
+            rope: None,
             window: None,
+            sink: false,
             output_norm: false,
             output_gate: None,
             log_pruning_tolerance: None,
@@ -79,13 +88,25 @@ impl ForgettingConfig {
     /// Applies to any variant; gates, where there are any, multiply the weights.
     #[must_use]
     pub fn stick_breaking(self) -> Self {
-        ForgettingConfig { weights: AttentionWeights::StickBreaking, rope_base: None, ..self }
+        ForgettingConfig { weights: AttentionWeights::StickBreaking, rope: None, ..self }
+    }
+
+    /// Width of a head in a model of this width.
+    pub fn head_width(&self, hidden_size: usize) -> usize {
+        self.head_dim.unwrap_or(hidden_size / self.heads.max(1))
+    }
+
+    /// Gives the heads this width, which is not noted where it is the usual one.
+    #[must_use]
+    pub fn with_head_dim(self, hidden_size: usize, head_dim: Option<usize>) -> Self {
+        let usual = |d: &usize| self.heads.checked_mul(*d) == Some(hidden_size);
+        ForgettingConfig { head_dim: head_dim.filter(|d| !usual(d)), ..self }
     }
 
     /// The Transformer: RoPE instead of forgetting. Applies to either variant.
     #[must_use]
     pub fn without_forgetting(self) -> Self {
-        ForgettingConfig { gate: ForgetGate::None, rope_base: Some(500_000.0), ..self }
+        ForgettingConfig { gate: ForgetGate::None, rope: Some(Rope::new(500_000.0)), ..self }
     }
 }
 
@@ -168,7 +189,7 @@ impl MixerConfig for ForgettingConfig {
     }
 
     fn heads(&self, model: &ModelConfig) -> (usize, usize) {
-        (self.heads, model.hidden_size / self.heads)
+        (self.heads, self.head_width(model.hidden_size))
     }
 
     fn key_heads(&self, _: &ModelConfig) -> usize {
@@ -191,13 +212,21 @@ impl MixerConfig for ForgettingConfig {
             (self.qk_norm == Some(QkNorm::Shared), "QK-norm shared by the heads"),
             (self.k_shift, "key shift"),
             (self.v_shift, "value shift"),
+            (self.sink, "attention sinks"),
             (self.output_norm, "output norm"),
             (self.output_gate == Some(Activation::Sigmoid), "output gate (sigmoid)"),
             (self.output_gate == Some(Activation::Silu), "output gate (silu)"),
             (self.qkv_bias, "q, k, v bias"),
         ]);
         let mut words: Vec<String> = found.into_iter().map(String::from).collect();
-        words.extend(self.rope_base.map(|base| format!("RoPE {base}")));
+        words.extend(self.rope.map(|rope| format!("RoPE {}", rope.base)));
+        words.extend(
+            self.rope
+                .and_then(|rope| rope.scaling)
+                .map(|scaling| format!("slow frequencies of RoPE divided by {}", scaling.factor)),
+        );
+        let strength = self.rope.map(|rope| rope.strength).filter(|strength| *strength != 1.0);
+        words.extend(strength.map(|strength| format!("RoPE angles times {strength}")));
         words.extend(self.window.map(|window| format!("window {window}")));
         words.extend(self.log_pruning_tolerance.map(|ln| format!("pruning at e^{ln}")));
         words
@@ -206,11 +235,14 @@ impl MixerConfig for ForgettingConfig {
     fn validate(&self, model: &ModelConfig, rules: &Rules<'_>) -> Result<()> {
         let (width, heads) = (model.hidden_size, self.heads);
         rules.range("num_heads", heads, 1, width)?;
-        rules.require(width.is_multiple_of(heads), "num_heads", || {
+        let given = self.head_dim.is_some();
+        rules.require(given || width.is_multiple_of(heads), "num_heads", || {
             format!("is {heads}, which does not divide `hidden_size` {width}")
         })?;
-        let head_dim = width / heads;
-        rules.require(head_dim.is_multiple_of(8) && head_dim <= 256, "num_heads", || {
+        let head_dim = self.head_width(width);
+        let field = if given { "head_dim" } else { "num_heads" };
+        let fits = head_dim > 0 && head_dim.is_multiple_of(8) && head_dim <= 256;
+        rules.require(fits, field, || {
             format!("gives heads of width {head_dim}; the width must be a multiple of 8 up to 256")
         })?;
         rules.range("num_kv_heads", self.kv_heads, 1, heads)?;
@@ -220,14 +252,19 @@ impl MixerConfig for ForgettingConfig {
         if let Some(window) = self.window {
             rules.range("window_size", window, 1, Rules::MAX_LENGTH)?;
         }
-        if let Some(base) = self.rope_base {
-            rules.positive("rope_base", base, 1e30)?;
+        rules.positive("qk_norm_eps", self.qk_norm_eps, 1.0)?;
+        if let Some(rope) = self.rope {
+            validate_rope(&rope, rules)?;
         }
         if let Some(ln) = self.log_pruning_tolerance {
             rules.require(ln.is_finite() && ln < 0.0, "log_pruning_tolerance", || {
                 format!("is {ln}; it is the logarithm of a probability, so it is negative")
             })?;
         }
+        let sticks = self.weights == AttentionWeights::StickBreaking;
+        rules.require(!(self.sink && sticks), "use_sink", || {
+            "needs `attention_weights` \"softmax\": a stick has its own rest".to_string()
+        })?;
         rules.require(
             !(self.output_norm && self.output_gate == Some(Activation::Silu)),
             "ogate_act",
@@ -253,7 +290,7 @@ impl MixerConfig for ForgettingConfig {
         StateSpec::Attention(AttentionStateSpec {
             heads: self.heads,
             kv_heads: self.kv_heads,
-            head_dim: model.hidden_size / self.heads,
+            head_dim: self.head_width(model.hidden_size),
             gated: self.gate != ForgetGate::None,
             k_shift: self.k_shift,
             v_shift: self.v_shift,
@@ -263,7 +300,7 @@ impl MixerConfig for ForgettingConfig {
     }
 
     fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64 {
-        let width = self.heads * (model.hidden_size / self.heads);
+        let width = self.heads * self.head_width(model.hidden_size);
         let forward = attention_flops(seq, self.window, width) / seq.max(1) as f64;
         forward * (1.0 + ATTENTION_BACKWARD)
     }
@@ -275,6 +312,23 @@ impl MixerConfig for ForgettingConfig {
     fn forgetting_mut(&mut self) -> Option<&mut ForgettingConfig> {
         Some(self)
     }
+}
+
+fn validate_rope(rope: &Rope, rules: &Rules<'_>) -> Result<()> {
+    rules.positive("rope_base", rope.base, 1e30)?;
+    let strength = rope.strength;
+    rules.require((0.0..=1.0).contains(&strength), "rope_strength", || {
+        format!("is {strength}; it must be between 0 and 1")
+    })?;
+    let Some(scaling) = rope.scaling else { return Ok(()) };
+    rules.positive("factor", scaling.factor, 1e6)?;
+    rules.positive("low_freq_factor", scaling.low_freq_factor, 1e6)?;
+    let (low, high) = (scaling.low_freq_factor, scaling.high_freq_factor);
+    rules.require(high > low && high <= 1e6, "high_freq_factor", || {
+        format!("is {high}; it must be above `low_freq_factor` {low}")
+    })?;
+    let length = scaling.original_length;
+    rules.range("original_max_position_embeddings", length, 1, Rules::MAX_LENGTH)
 }
 
 #[cfg(test)]

@@ -14,11 +14,12 @@
 use fox_cache::{LayerState, PagedState};
 use fox_tensor::{
     Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LogitBound, Mask, PagedSpec,
-    ParamId, Result, Rope, Segments, Tape, Tensor, Var,
+    ParamId, Result, Rope, Tape, Tensor, Var,
 };
 
 use super::gate::Gate;
-use super::{ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
+use super::sink;
+use super::{ForgetGate, ForgettingConfig, QkNorm};
 use crate::Pruning;
 use crate::config::ModelConfig;
 use crate::mixers::{KeptValues, Mixer, MixerContext, MixerOutput};
@@ -30,6 +31,7 @@ use crate::params::{ParamGroup, ParamList, Parameters};
 pub struct ForgettingLayer {
     pub(super) options: ForgettingConfig,
     pub(super) head_dim: usize,
+    pub(super) width: usize,
     pub(super) norm_eps: f32,
     pub(super) q: Projection,
     pub(super) k: Projection,
@@ -37,6 +39,7 @@ pub struct ForgettingLayer {
     pub(super) gate: Gate,
     pub(super) output_gate: Option<ParamId>,
     pub(super) output_norm: Option<ParamId>,
+    pub(super) sinks: Option<ParamId>,
     pub(super) o_proj: ParamId,
 }
 
@@ -67,7 +70,7 @@ impl ForgettingLayer {
         list: &mut ParamList,
     ) -> Self {
         let (width, std) = (config.hidden_size, config.initializer_range);
-        let head_dim = width / options.heads;
+        let head_dim = options.head_width(width);
         let mut projection = |name: &str, heads: usize, shift: bool, norm: Option<&str>| {
             let dims = (heads * head_dim, width);
             let matrix = if shift { format!("{name}.linear") } else { name.to_string() };
@@ -95,24 +98,29 @@ impl ForgettingLayer {
                     list.vector(ParamGroup::Mixer, path(&format!("{name}.weight")), len, 1.0)
                 }),
                 heads,
-                rope: options.rope_base.is_some() && norm.is_some(),
+                rope: options.rope.is_some() && norm.is_some(),
             }
         };
         let q = projection("q_proj", options.heads, false, Some("q_norm"));
         let k = projection("k_proj", options.kv_heads, options.k_shift, Some("k_norm"));
         let v = projection("v_proj", options.kv_heads, options.v_shift, None);
         let gate = Gate::declare(options, width, std, prefix, list);
-        let mut matrix = |name: &str| {
-            list.matrix(ParamGroup::Mixer, format!("{prefix}.{name}.weight"), width, width, std)
+        let inner = options.heads * head_dim;
+        let mut matrix = |name: &str, rows: usize, cols: usize| {
+            list.matrix(ParamGroup::Mixer, format!("{prefix}.{name}.weight"), rows, cols, std)
         };
-        let output_gate = options.output_gate.map(|_| matrix("ogate_proj"));
-        let o_proj = matrix("o_proj");
+        let output_gate = options.output_gate.map(|_| matrix("ogate_proj", inner, width));
+        let o_proj = matrix("o_proj", width, inner);
         let output_norm = options.output_norm.then(|| {
-            list.vector(ParamGroup::Mixer, format!("{prefix}.output_norm.weight"), width, 1.0)
+            list.vector(ParamGroup::Mixer, format!("{prefix}.output_norm.weight"), inner, 1.0)
         });
+        let sinks = options
+            .sink
+            .then(|| list.vector(ParamGroup::Mixer, format!("{prefix}.sinks"), options.heads, 0.0));
         ForgettingLayer {
             options: options.clone(),
             head_dim,
+            width,
             norm_eps: config.norm_eps as f32,
             q,
             k,
@@ -120,6 +128,7 @@ impl ForgettingLayer {
             gate,
             output_gate,
             output_norm,
+            sinks,
             o_proj,
         }
     }
@@ -167,7 +176,7 @@ impl Mixer for ForgettingLayer {
         match state {
             Some(LayerState::Paged(state)) => {
                 state.append(new, gates, raw, segments)?;
-                let o = self.attend_pages(tape, &q, state, segments)?;
+                let o = self.attend_pages(tape, &q, state, context)?;
                 let y = self.gate_output(tape, x, o, params)?;
                 let out = tape.linear(&y, &params.var(self.o_proj), None)?;
                 return Ok(MixerOutput { out, tiles: None });
@@ -191,7 +200,11 @@ impl Mixer for ForgettingLayer {
             acp: self.pruning(context),
             segments: segments.clone(),
         };
-        let (o, tiles) = tape.attend(weights, &q, &k, &v, log_gates.as_ref(), &spec)?;
+        let gates = log_gates.as_ref();
+        let (o, tiles) = match self.sinks {
+            None => tape.attend(weights, &q, &k, &v, gates, &spec)?,
+            Some(id) => sink::attend(tape, [&q, &k, &v], gates, &params.var(id), &spec)?,
+        };
         if let Some((observer, layer)) = context.observer {
             let log_gates = log_gates.as_ref().map(Var::value);
             let (q, k, tiles) = (q.value(), k.value(), &tiles);
@@ -242,7 +255,7 @@ impl ForgettingLayer {
         tape: &mut Tape<'_>,
         q: &Var,
         state: &PagedState,
-        segments: &Segments,
+        context: &MixerContext<'_>,
     ) -> Result<Var> {
         let spec = PagedSpec {
             weights: self.options.weights,
@@ -252,8 +265,12 @@ impl ForgettingLayer {
             scale: 1.0 / (self.head_dim as f32).sqrt(),
             window: self.options.window,
             thresholds: state.thresholds(),
-            segments: segments.clone(),
+            segments: context.segments.clone(),
         };
+        if let Some(id) = self.sinks {
+            let sinks = context.params.value(id);
+            return Ok(Var::constant(sink::attend_pages(q.value(), &state.pages(), &spec, sinks)?));
+        }
         tape.paged_attention(q, &state.pages(), &spec)
     }
 
@@ -289,11 +306,15 @@ impl ForgettingLayer {
         if !p.is_prepared() {
             return Ok((u.clone(), u));
         }
-        let rope = self.options.rope_base.filter(|_| p.rope).map(|base| Rope { base });
+        let faded = |rope: Rope| match context.rope_strength {
+            Some(strength) => Rope { strength, ..rope },
+            None => rope,
+        };
+        let rope = self.options.rope.filter(|_| p.rope).map(faded);
         let spec = HeadSpec {
             heads: p.heads,
             head_dim: self.head_dim,
-            norm_eps: QK_NORM_EPS,
+            norm_eps: self.options.qk_norm_eps as f32,
             rope,
             segments: context.segments.clone(),
         };

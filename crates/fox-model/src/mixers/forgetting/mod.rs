@@ -4,10 +4,11 @@ mod config;
 mod formats;
 mod gate;
 mod layer;
+mod sink;
 mod step;
 
 pub use config::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
-pub(crate) use formats::NATIVE;
+pub(crate) use formats::{NATIVE, native};
 pub use layer::ForgettingLayer;
 pub(crate) use layer::Projection;
 pub(crate) use step::Surroundings;

@@ -2,10 +2,9 @@
 
 use fox_cache::Past;
 use fox_tensor::{
-    Activation, AttentionWeights, DecodeBlock, DecodeProjection, DecodeShape, ParamId, Rope, Tensor,
+    Activation, AttentionWeights, DecodeBlock, DecodeProjection, DecodeShape, ParamId, Tensor,
 };
 
-use super::QK_NORM_EPS;
 use super::gate::Gate;
 use super::layer::{ForgettingLayer, Projection};
 use crate::params::Parameters;
@@ -23,14 +22,16 @@ impl ForgettingLayer {
     /// by op.
     pub(crate) fn decode_shape(&self, mlp_act: Activation) -> Option<DecodeShape> {
         let per_head = matches!(self.gate, Gate::None | Gate::Projected { .. });
-        (per_head && self.options.weights == AttentionWeights::Softmax).then(|| DecodeShape {
+        let usual = self.options.heads * self.head_dim == self.width;
+        let softmax = self.options.weights == AttentionWeights::Softmax;
+        (per_head && usual && softmax && self.sinks.is_none()).then(|| DecodeShape {
             heads: self.options.heads,
             kv_heads: self.options.kv_heads,
             head_dim: self.head_dim,
             window: self.options.window,
-            rope: self.options.rope_base.map(|base| Rope { base }),
+            rope: self.options.rope,
             norm_eps: self.norm_eps,
-            qk_eps: QK_NORM_EPS,
+            qk_eps: self.options.qk_norm_eps as f32,
             output_act: self.options.output_gate.unwrap_or(Activation::Sigmoid),
             mlp_act,
         })

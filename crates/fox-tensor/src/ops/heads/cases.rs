@@ -33,7 +33,7 @@ pub(crate) fn cases() -> Vec<Case> {
                         heads,
                         head_dim,
                         norm_eps: 1e-5,
-                        rope: rope.then_some(Rope { base: 500_000.0 }),
+                        rope: rope.then_some(Rope::new(500_000.0)),
                         segments: segments.clone(),
                     };
                     cases.push(case(name, *rows, shift, norm, spec));

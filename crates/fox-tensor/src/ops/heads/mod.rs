@@ -4,16 +4,11 @@
 
 pub(crate) mod cases;
 mod naive;
+mod rope;
 mod tape;
 
 use crate::{Result, Segments, Tensor};
-
-/// Rotary position embedding, half-split pairs over the whole head dim.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rope {
-    /// Base of the geometric series of frequencies.
-    pub base: f64,
-}
+pub use rope::{Rope, RopeScaling};
 
 /// Operands of `prepare_heads`: token shift, then per-head RMS norm, then RoPE.
 #[derive(Clone, Debug)]

@@ -118,7 +118,7 @@ impl<'a> Heads<'a> {
     fn rotate(&self, x: &mut [f64], at: &Place<'_>, sign: f64) {
         let (d, Some(rope)) = (x.len(), self.spec.rope) else { return };
         for m in 0..d / 2 {
-            let angle = sign * at.position() * rope.base.powf(-2.0 * m as f64 / d as f64);
+            let angle = sign * at.position() * rope.frequency(m, d);
             let (sin, cos) = angle.sin_cos();
             let (a, b) = (x[m], x[m + d / 2]);
             x[m] = a * cos - b * sin;

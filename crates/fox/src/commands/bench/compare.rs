@@ -106,7 +106,7 @@ fn measure(
     let settings = OptimizerRecipe::default();
     let mut updater = Updater::new(&settings, None, model.params(), device)?;
     let batch = Batch::new(device, batch_size, seq, config.vocab_size)?;
-    let options = ForwardOptions { pruning, recompute: false };
+    let options = ForwardOptions { pruning, ..ForwardOptions::default() };
     let (mut steps, mut rate, mut share) = (Vec::new(), 0.0f64, 0.0);
     for round in 0..=args.repeat {
         rate = rate.max(matmul_rate(device)?);

@@ -86,6 +86,7 @@ impl Args {
         ForwardOptions {
             pruning: self.acp.map_or(Pruning::Off, Pruning::Tolerance),
             recompute: self.recompute,
+            ..ForwardOptions::default()
         }
     }
 }

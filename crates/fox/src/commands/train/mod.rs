@@ -42,9 +42,14 @@ pub struct Args {
     /// Text, prepared data (fox prepare) or a Zarr array; the embedded corpus by default
     #[arg(long, value_name = "PATH")]
     data: Option<PathBuf>,
-    /// For text: bytes, gpt2, json-gpt2, or the file or folder of a tokenizer; the recipe's, or else by the text's size
+    /// For text: bytes, gpt2, json-gpt2, or the file or folder of a tokenizer; without it the recipe's, the one of
+    /// --init, or one that fits the text's size
     #[arg(long, value_name = "NAME", requires = "data")]
     tokenizer: Option<String>,
+    /// Begin with the weights of this checkpoint: a Hugging Face folder or a run folder; its model replaces the
+    /// recipe's, --set model.KEY=VALUE still changes options
+    #[arg(long, value_name = "CHECKPOINT")]
+    init: Option<PathBuf>,
     /// Run folder; runs/RECIPE by default, or runs/ and the name of the data without a recipe
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -164,20 +169,41 @@ impl Args {
                     text.display()
                 );
             }
-            let named =
-                self.recipe.as_ref().map(|name| recipe::load(name, &self.overrides)).transpose()?;
-            let tokenizer =
-                self.tokenizer.clone().or(named.and_then(|recipe| recipe.data.tokenizer));
-            data = Some(text::prepare(text, out, tokenizer.as_deref(), stop)?);
+            data = Some(text::prepare(text, out, self.text_tokenizer()?.as_deref(), stop)?);
         } else if self.tokenizer.is_some() {
             bail!("--tokenizer is for text; the data that --data names were prepared with theirs");
         }
         if let Some(name) = &self.recipe {
-            return load(name, data.as_deref(), &self.overrides);
+            return self.load(name, data.as_deref(), &[]);
         }
         let Some(path) = &data else { bail!("name a recipe; `fox train --list` shows them") };
         let choice = text::choose(path, device.backend().name().starts_with("cuda"))?;
-        load(choice.name, Some(path), &[choice.overrides, self.overrides.clone()].concat())
+        self.load(choice.name, Some(path), &choice.overrides)
+    }
+
+    /// A recipe with the command line's data and changes; what was chosen for the user comes before what they ask for.
+    fn load(&self, name: &str, data: Option<&Path>, chosen: &[String]) -> Result<Recipe> {
+        let overrides = [chosen, &self.overrides].concat();
+        match &self.init {
+            Some(init) => Ok(with_data(recipe::load_from(name, init, &overrides)?, data)),
+            None => load(name, data, &overrides),
+        }
+    }
+
+    /// The tokenizer for a text: what is asked for, what the recipe says, or that of the checkpoint to begin with.
+    fn text_tokenizer(&self) -> Result<Option<String>> {
+        if self.tokenizer.is_some() {
+            return Ok(self.tokenizer.clone());
+        }
+        if let Some(name) = &self.recipe
+            && let Some(tokenizer) = self.load(name, None, &[])?.data.tokenizer
+        {
+            return Ok(Some(tokenizer));
+        }
+        let Some(init) = &self.init else { return Ok(None) };
+        let export = init.join("export");
+        let folder = if export.is_dir() { &export } else { init };
+        Ok(Some(folder.display().to_string()))
     }
 }
 
@@ -188,11 +214,14 @@ pub fn say_stopping() {
 
 /// A recipe with the command line's data and changes.
 pub fn load(name: &str, data: Option<&Path>, overrides: &[String]) -> Result<Recipe> {
-    let mut recipe = recipe::load(name, overrides)?;
+    Ok(with_data(recipe::load(name, overrides)?, data))
+}
+
+fn with_data(mut recipe: Recipe, data: Option<&Path>) -> Recipe {
     if let Some(path) = data {
         recipe.data.path = Some(path.to_path_buf());
     }
-    Ok(recipe)
+    recipe
 }
 
 /// `runs/` and the recipe's name without its folder and ending.

@@ -1,9 +1,9 @@
 //! Formats of flash-linear-attention.
 
-use fox_tensor::{Activation, ParamId};
+use fox_tensor::{Activation, ParamId, Rope};
 use serde_json::{Map, Value, json};
 
-use super::{fox_only, gate_name, stick, write_heads};
+use super::{fox_only, gate_name, native_only, write_heads};
 use crate::Result;
 use crate::checkpoint::{FileTensor, split_mlp};
 use crate::config::{Fields, ModelConfig, object};
@@ -15,11 +15,11 @@ use crate::params::ParamSpec;
 pub(super) static FOX: Format<ForgettingConfig> = Format {
     suits: |mixer, _| mixer.gate != ForgetGate::None,
     lacks: |mixer, _| {
-        let mut found = vec![stick(mixer)];
+        let mut found = native_only(mixer).to_vec();
         found.extend(fox_only(mixer));
         found.extend([
             (mixer.gate != ForgetGate::Full, gate_name(mixer.gate)),
-            (mixer.rope_base.is_some(), "use_rope"),
+            (mixer.rope.is_some(), "use_rope"),
             (mixer.qk_norm == Some(QkNorm::Shared), "qk_norm_share_param_across_head"),
             (mixer.output_gate == Some(Activation::Silu), "ogate_act \"silu\""),
             (mixer.window.is_some(), "window_size"),
@@ -40,11 +40,11 @@ pub(super) static FOX: Format<ForgettingConfig> = Format {
 pub(super) static TRANSFORMER: Format<ForgettingConfig> = Format {
     suits: |mixer, _| mixer.gate == ForgetGate::None,
     lacks: |mixer, _| {
-        let mut found = vec![stick(mixer)];
+        let mut found = native_only(mixer).to_vec();
         found.extend(fox_only(mixer));
         found.extend([
             (mixer.gate != ForgetGate::None, gate_name(mixer.gate)),
-            (mixer.rope_base.is_none(), "use_rope false"),
+            (mixer.rope.is_none(), "use_rope false"),
             (mixer.qk_norm == Some(QkNorm::PerHead), "qk_norm with weights per head"),
             (mixer.output_gate.is_some(), "use_output_gate"),
         ]);
@@ -95,7 +95,7 @@ fn read_transformer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         kv_heads: fields.optional_size("num_kv_heads", None)?.unwrap_or(heads),
         qkv_bias: fields.flag("qkv_bias", false)?,
         qk_norm: fields.flag("qk_norm", false)?.then_some(QkNorm::Shared),
-        rope_base: Some(fields.real("rope_theta", 10_000.0)?),
+        rope: Some(Rope::new(fields.real("rope_theta", 10_000.0)?)),
         window: fields.optional_size("window_size", None)?,
         ..ForgettingConfig::fox_llama(heads)
     })
@@ -108,7 +108,7 @@ fn write_fox(mixer: &ForgettingConfig, _: &ModelConfig, map: &mut Map<String, Va
 
 fn write_transformer(mixer: &ForgettingConfig, _: &ModelConfig, map: &mut Map<String, Value>) {
     write_layer(mixer, map);
-    map.insert("rope_theta".into(), json!(mixer.rope_base));
+    map.insert("rope_theta".into(), json!(mixer.rope.map(|rope| rope.base)));
 }
 
 fn write_layer(mixer: &ForgettingConfig, map: &mut Map<String, Value>) {

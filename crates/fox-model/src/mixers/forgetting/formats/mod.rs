@@ -1,19 +1,29 @@
-//! Files of attention models: FoX and the Transformer of both references, and the native format, which has
-//! every option.
+//! Files of attention models: FoX and the Transformer of both references, Transformers of Hugging Face's
+//! library, and the native format, which has every option.
 
 mod fla;
-mod native;
+mod huggingface;
+pub(crate) mod native;
 mod official;
 
 use fox_tensor::AttentionWeights;
 use serde_json::{Map, Value, json};
 
-use super::{ForgetGate, ForgettingConfig};
+use super::{ForgetGate, ForgettingConfig, QK_NORM_EPS};
 use crate::mixers::FileFormat;
 pub(crate) use native::NATIVE;
 
-pub(super) static FORMATS: [&dyn FileFormat; 5] =
-    [&official::TRANSFORMER, &official::FOX, &NATIVE, &fla::TRANSFORMER, &fla::FOX];
+pub(super) static FORMATS: [&dyn FileFormat; 9] = [
+    &official::TRANSFORMER,
+    &official::FOX,
+    &NATIVE,
+    &fla::TRANSFORMER,
+    &fla::FOX,
+    &huggingface::QWEN3,
+    &huggingface::QWEN2,
+    &huggingface::MISTRAL,
+    &huggingface::LLAMA,
+];
 
 /// The heads, which all formats write.
 fn write_heads(mixer: &ForgettingConfig, map: &mut Map<String, Value>) {
@@ -23,10 +33,23 @@ fn write_heads(mixer: &ForgettingConfig, map: &mut Map<String, Value>) {
     map.insert("window_size".into(), json!(mixer.window));
 }
 
-/// What only the native format can say about weights.
-fn stick(mixer: &ForgettingConfig) -> (bool, &'static str) {
+/// What none of the references' formats can say.
+fn native_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 6] {
     let stick = mixer.weights == AttentionWeights::StickBreaking;
-    (stick, "attention_weights \"stick_breaking\"")
+    let eps = mixer.qk_norm.is_some() && mixer.qk_norm_eps != QK_NORM_EPS;
+    [
+        (stick, "attention_weights \"stick_breaking\""),
+        (mixer.head_dim.is_some(), "head_dim"),
+        (eps, "qk_norm_eps"),
+        (mixer.rope.is_some_and(|rope| rope.scaling.is_some()), "rope_scaling"),
+        (faded(mixer), "rope_strength"),
+        (mixer.sink, "use_sink"),
+    ]
+}
+
+/// Whether angles are smaller than usual.
+fn faded(mixer: &ForgettingConfig) -> bool {
+    mixer.rope.is_some_and(|rope| rope.strength != 1.0)
 }
 
 /// What only FoX of the official repository and the native format can say.

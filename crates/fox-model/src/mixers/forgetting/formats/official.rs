@@ -1,25 +1,26 @@
 //! Formats of the official FoX repository.
 
-use fox_tensor::{Activation, AttentionWeights};
+use fox_tensor::{Activation, AttentionWeights, Rope};
 use serde_json::{Map, Value, json};
 
-use super::{fox_only, gate_name, stick, write_heads};
+use super::{fox_only, gate_name, native_only, write_heads};
 use crate::Result;
 use crate::config::{Fields, ModelConfig, object};
-use crate::mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QkNorm};
+use crate::mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
 use crate::mixers::{CheckpointLayout, CommonFields, Format, chosen};
 
 /// FoX with every published option.
 pub(super) static FOX: Format<ForgettingConfig> = Format {
     common: CommonFields { sigmoid_mlp: true, ..CommonFields::USUAL },
     lacks: |mixer, _| {
-        chosen(&[
-            stick(mixer),
+        let mut found = native_only(mixer).to_vec();
+        found.extend([
             (mixer.kv_heads != mixer.heads, "num_kv_heads below num_heads"),
             (mixer.window.is_some(), "window_size"),
             (mixer.qkv_bias, "qkv_bias"),
             (mixer.gate == ForgetGate::Shared, gate_name(mixer.gate)),
-        ])
+        ]);
+        chosen(&found)
     },
     ..Format::new(
         "forgetting_transformer-project_fox",
@@ -34,7 +35,7 @@ pub(super) static FOX: Format<ForgettingConfig> = Format {
 pub(super) static TRANSFORMER: Format<ForgettingConfig> = Format {
     suits: |mixer, _| mixer.gate == ForgetGate::None,
     lacks: |mixer, _| {
-        let mut found = vec![stick(mixer)];
+        let mut found = native_only(mixer).to_vec();
         found.extend(fox_only(mixer));
         found.extend([
             (mixer.gate != ForgetGate::None, gate_name(mixer.gate)),
@@ -76,7 +77,7 @@ fn read_transformer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         gate: ForgetGate::None,
         kv_heads: fields.optional_size("num_kv_heads", None)?.unwrap_or(heads),
         window: fields.optional_size("window_size", None)?,
-        rope_base: fields.flag("use_rope", true)?.then_some(rope_base),
+        rope: fields.flag("use_rope", true)?.then_some(Rope::new(rope_base)),
         ..ForgettingConfig::fox_llama(heads)
     })
 }
@@ -129,6 +130,7 @@ pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     Ok(ForgettingConfig {
         heads,
         kv_heads: heads,
+        head_dim: None,
         weights: AttentionWeights::Softmax,
         gate: match gate {
             Gate::Full => ForgetGate::Full,
@@ -141,12 +143,19 @@ pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         k_shift: fields.flag("use_k_shift", false)?,
         v_shift: fields.flag("use_v_shift", false)?,
         qk_norm,
-        rope_base: fields.flag("use_rope", false)?.then_some(rope_base),
+        qk_norm_eps: QK_NORM_EPS,
+        rope: fields.flag("use_rope", false)?.then_some(Rope::new(rope_base)),
         window: None,
+        sink: false,
         output_norm: fields.flag("use_output_norm", false)?,
         output_gate: fields.flag("use_output_gate", false)?.then_some(ogate_act),
         log_pruning_tolerance: fields.optional_real("log_pruning_tolerance")?,
     })
+}
+
+/// Written even where nothing is rotated.
+fn rope_base(mixer: &ForgettingConfig) -> f64 {
+    mixer.rope.map_or(500_000.0, |rope| rope.base)
 }
 
 fn decay_time(fields: &Fields<'_>) -> Result<Option<DecayTime>> {
@@ -168,8 +177,8 @@ fn write_fox(mixer: &ForgettingConfig, _: &ModelConfig, map: &mut Map<String, Va
 fn write_transformer(mixer: &ForgettingConfig, _: &ModelConfig, map: &mut Map<String, Value>) {
     write_heads(mixer, map);
     map.insert("attention_bias".into(), json!(false));
-    map.insert("use_rope".into(), json!(mixer.rope_base.is_some()));
-    map.insert("rope_base".into(), json!(mixer.rope_base.unwrap_or(500_000.0)));
+    map.insert("use_rope".into(), json!(mixer.rope.is_some()));
+    map.insert("rope_base".into(), json!(rope_base(mixer)));
     map.insert("qk_norm".into(), json!(false));
 }
 
@@ -188,8 +197,8 @@ pub(super) fn write_layer(mixer: &ForgettingConfig, map: &mut Map<String, Value>
     };
     map.extend(object(json!({
         "attention_bias": false,
-        "use_rope": mixer.rope_base.is_some(),
-        "rope_base": mixer.rope_base.unwrap_or(500_000.0),
+        "use_rope": mixer.rope.is_some(),
+        "rope_base": rope_base(mixer),
         "fgate_type": gate,
         "fgate_bias_init": decay_time.is_some(),
         "decay_time_min": decay_time.map(|time: DecayTime| time.min),

@@ -1,0 +1,182 @@
+//! Options of a hybrid: its pattern, and the mixers that the words of the pattern stand for.
+
+use fox_tensor::Rope;
+
+use super::LayerKind;
+use crate::Result;
+use crate::config::{MlpConfig, ModelConfig, Rules};
+use crate::mixers::delta::DeltaConfig;
+use crate::mixers::forgetting::{ForgetGate, ForgettingConfig};
+use crate::mixers::mamba1::Mamba1Config;
+use crate::mixers::mamba2::Mamba2Config;
+use crate::mixers::{LayerPlace, Mixer, MixerConfig, StateSpec};
+use crate::params::ParamList;
+
+/// Layers with different mixers. Every block has an MLP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HybridConfig {
+    pattern: Vec<LayerKind>,
+    parts: Parts,
+    /// One mixer for every word of the pattern.
+    mixers: Vec<Box<dyn MixerConfig>>,
+    /// Widths of the MLPs by what stands before them; as the model says without it.
+    mlp_ratios: Option<MlpRatios>,
+}
+
+/// What the words of a pattern stand for. Those that a pattern does not use have no effect.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parts {
+    /// `fox` as it is; `attention` and `window` without its gate and with RoPE.
+    pub attention: ForgettingConfig,
+    /// `gated-delta-net`.
+    pub delta: DeltaConfig,
+    /// `mamba2`.
+    pub mamba2: Mamba2Config,
+    /// `mamba1`.
+    pub mamba1: Mamba1Config,
+}
+
+/// Widths of MLPs relative to the residual stream, as [`MlpConfig::hidden_ratio`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MlpRatios {
+    /// After a recurrent layer.
+    pub recurrent: f64,
+    /// After attention.
+    pub attention: f64,
+}
+
+/// RoPE of `attention` and `window` layers where none is given.
+const ROPE_BASE: f64 = 500_000.0;
+
+impl HybridConfig {
+    /// Layers by a pattern that repeats; the last repetition may be cut.
+    pub fn new(pattern: Vec<LayerKind>, parts: Parts) -> Self {
+        let mixers = pattern.iter().map(|kind| parts.mixer(*kind)).collect();
+        HybridConfig { pattern, parts, mixers, mlp_ratios: None }
+    }
+
+    /// The same with these widths of MLPs.
+    #[must_use]
+    pub fn with_mlp_ratios(self, mlp_ratios: Option<MlpRatios>) -> Self {
+        HybridConfig { mlp_ratios, ..self }
+    }
+
+    /// Widths of the MLPs, where they depend on what stands before them.
+    pub fn mlp_ratios(&self) -> Option<MlpRatios> {
+        self.mlp_ratios
+    }
+
+    /// The words of the pattern.
+    pub fn pattern(&self) -> &[LayerKind] {
+        &self.pattern
+    }
+
+    /// What the words stand for.
+    pub fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// The word of a layer.
+    fn kind(&self, layer: usize) -> Option<LayerKind> {
+        self.pattern.get(layer % self.pattern.len().max(1)).copied()
+    }
+
+    /// The mixer that gives the figures where only one can be named: attention, if there is any.
+    fn main(&self) -> Option<&dyn MixerConfig> {
+        let attention = self.mixers.iter().find(|mixer| mixer.forgetting().is_some());
+        attention.or(self.mixers.first()).map(|mixer| &**mixer)
+    }
+}
+
+impl Parts {
+    fn mixer(&self, kind: LayerKind) -> Box<dyn MixerConfig> {
+        let plain = |window: Option<usize>| ForgettingConfig {
+            gate: ForgetGate::None,
+            log_pruning_tolerance: None,
+            rope: Some(self.attention.rope.unwrap_or(Rope::new(ROPE_BASE))),
+            window,
+            ..self.attention.clone()
+        };
+        match kind {
+            LayerKind::Fox => Box::new(self.attention.clone()),
+            LayerKind::Attention => Box::new(plain(None)),
+            LayerKind::Window(length) => Box::new(plain(Some(length))),
+            LayerKind::GatedDeltaNet => Box::new(self.delta.clone()),
+            LayerKind::Mamba2 => Box::new(self.mamba2.clone()),
+            LayerKind::Mamba1 => Box::new(self.mamba1.clone()),
+        }
+    }
+}
+
+impl MixerConfig for HybridConfig {
+    fn name(&self) -> &'static str {
+        "hybrid"
+    }
+
+    fn heads(&self, model: &ModelConfig) -> (usize, usize) {
+        self.main().map_or((1, model.hidden_size), |mixer| mixer.heads(model))
+    }
+
+    fn key_heads(&self, model: &ModelConfig) -> usize {
+        self.main().map_or(1, |mixer| mixer.key_heads(model))
+    }
+
+    fn options(&self, model: &ModelConfig) -> Vec<String> {
+        let words: Vec<String> = self.pattern.iter().map(LayerKind::to_string).collect();
+        let mut options = vec![format!("layers: {}", words.join(", "))];
+        for (i, kind) in self.pattern.iter().enumerate() {
+            if !self.pattern[..i].contains(kind) {
+                options.push(format!("{kind}: {}", self.mixers[i].options(model).join("; ")));
+            }
+        }
+        options
+    }
+
+    fn validate(&self, model: &ModelConfig, rules: &Rules<'_>) -> Result<()> {
+        let (words, layers) = (self.pattern.len(), model.num_layers);
+        rules.require((1..=layers).contains(&words), "mixers", || {
+            format!("names {words} layers; it must name between 1 and the model's {layers}")
+        })?;
+        for layer in 0..words {
+            rules.range("hidden_ratio", self.mlp_width(model, layer), 1, Rules::MAX_MLP_WIDTH)?;
+        }
+        self.mixers.iter().try_for_each(|mixer| mixer.validate(model, rules))
+    }
+
+    fn at(&self, layer: usize) -> Option<&dyn MixerConfig> {
+        self.mixers.get(layer % self.mixers.len().max(1)).map(|mixer| &**mixer)
+    }
+
+    /// The layer of its place; a valid hybrid has one.
+    fn declare(
+        &self,
+        model: &ModelConfig,
+        place: &LayerPlace<'_>,
+        list: &mut ParamList,
+    ) -> Box<dyn Mixer> {
+        let mixer = self.at(place.index).unwrap_or(&self.parts.attention);
+        mixer.declare(model, place, list)
+    }
+
+    fn state(&self, model: &ModelConfig) -> StateSpec {
+        self.main().unwrap_or(&self.parts.attention).state(model)
+    }
+
+    fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64 {
+        self.main().map_or(0.0, |mixer| mixer.train_flops(model, seq))
+    }
+
+    fn mlp_width(&self, model: &ModelConfig, layer: usize) -> usize {
+        let (Some(ratios), Some(kind)) = (self.mlp_ratios, self.kind(layer)) else {
+            return model.mlp.width(model.hidden_size);
+        };
+        let hidden_ratio = if kind.is_attention() { ratios.attention } else { ratios.recurrent };
+        let mlp = MlpConfig { hidden_ratio, intermediate_size: None, ..model.mlp };
+        mlp.width(model.hidden_size)
+    }
+
+    /// Of its attention, if it has any: the first kind in the pattern.
+    fn forgetting(&self) -> Option<&ForgettingConfig> {
+        self.mixers.iter().find_map(|mixer| mixer.forgetting())
+    }
+}

@@ -1,0 +1,58 @@
+//! The words of a pattern.
+
+use std::fmt;
+
+/// The mixer of a layer, by the word that a pattern has for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerKind {
+    /// `fox`: attention with the forget gate that the options name.
+    Fox,
+    /// `attention`: the same layer with RoPE and without a forget gate.
+    Attention,
+    /// `window:N`: the same over the last `N` tokens.
+    Window(usize),
+    /// `gated-delta-net`.
+    GatedDeltaNet,
+    /// `mamba2`.
+    Mamba2,
+    /// `mamba1`.
+    Mamba1,
+}
+
+impl LayerKind {
+    /// All words, for messages.
+    pub const WORDS: &'static str = "fox, attention, window:N, gated-delta-net, mamba2, mamba1";
+
+    /// The mixer that a word names.
+    pub fn parse(word: &str) -> Option<LayerKind> {
+        if let Some(length) = word.strip_prefix("window:") {
+            return length.parse().ok().map(LayerKind::Window);
+        }
+        match word {
+            "fox" => Some(LayerKind::Fox),
+            "attention" => Some(LayerKind::Attention),
+            "gated-delta-net" => Some(LayerKind::GatedDeltaNet),
+            "mamba2" => Some(LayerKind::Mamba2),
+            "mamba1" => Some(LayerKind::Mamba1),
+            _ => None,
+        }
+    }
+
+    /// Whether it is attention of any kind.
+    pub fn is_attention(self) -> bool {
+        matches!(self, LayerKind::Fox | LayerKind::Attention | LayerKind::Window(_))
+    }
+}
+
+impl fmt::Display for LayerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LayerKind::Fox => f.write_str("fox"),
+            LayerKind::Attention => f.write_str("attention"),
+            LayerKind::Window(length) => write!(f, "window:{length}"),
+            LayerKind::GatedDeltaNet => f.write_str("gated-delta-net"),
+            LayerKind::Mamba2 => f.write_str("mamba2"),
+            LayerKind::Mamba1 => f.write_str("mamba1"),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Hybrids: patterns, what they make of the layers, and patterns that are refused.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::path::Path;
+
+use fox_model::{MemoryEstimate, Model, ModelConfig, ModelType, WriteOptions};
+use fox_tensor::Device;
+
+fn parse(mixers: &str) -> fox_model::Result<ModelConfig> {
+    let text = format!(
+        r#"{{"model_type": "fox_hybrid", "hidden_size": 64, "num_hidden_layers": 6, "num_heads": 4,
+            "vocab_size": 31, "intermediate_size": 48, "mixers": {mixers}}}"#
+    );
+    Ok(ModelConfig::from_json(&text, Path::new("config.json"))?.0)
+}
+
+fn names(config: &ModelConfig) -> Vec<&'static str> {
+    (0..config.num_layers).map(|layer| config.mixer_of(layer).name()).collect()
+}
+
+#[test]
+fn a_pattern_repeats_and_may_be_cut() {
+    let config = parse(r#"["fox", "window:16", "gated-delta-net", "mamba2"]"#).unwrap();
+    let want = ["FoX", "Transformer", "Gated DeltaNet", "Mamba-2", "FoX", "Transformer"];
+    assert_eq!(names(&config), want);
+    let window = config.mixer_of(5).forgetting().unwrap();
+    assert_eq!((window.window, window.rope.map(|rope| rope.base)), (Some(16), Some(500_000.0)));
+    let fox = config.mixer_of(4).forgetting().unwrap();
+    assert_eq!((fox.window, fox.rope), (None, None));
+}
+
+#[test]
+fn patterns_that_make_no_model_are_refused_in_one_sentence() {
+    let refused = |mixers: &str| parse(mixers).unwrap_err().to_string();
+    assert_eq!(
+        refused(r#"["fox", "window"]"#),
+        "config.json: `mixers` names `window`, which is no mixer; there are fox, attention, window:N, \
+         gated-delta-net, mamba2, mamba1"
+    );
+    assert_eq!(
+        refused(r#"["fox", "fox", "fox", "fox", "fox", "fox", "mamba2"]"#),
+        "config.json: `mixers` names 7 layers; it must name between 1 and the model's 6"
+    );
+    assert_eq!(
+        refused("[]"),
+        "config.json: `mixers` names 0 layers; it must name between 1 and the model's 6"
+    );
+    assert_eq!(refused("\"fox\""), "config.json: `mixers` must be a list of words, not \"fox\"");
+    assert_eq!(
+        refused(r#"["window:0"]"#),
+        "config.json: `window_size` is 0; it must be between 1 and 1099511627776"
+    );
+}
+
+#[test]
+fn hybrids_are_stored_and_read_back() {
+    let device = Device::naive();
+    let folder = tempfile::tempdir().unwrap();
+    for (i, mixers) in
+        [r#"["fox", "window:16", "gated-delta-net"]"#, r#"["mamba1", "attention", "mamba2"]"#]
+            .into_iter()
+            .enumerate()
+    {
+        let model = Model::init(&parse(mixers).unwrap(), 7, &device).unwrap();
+        let options = WriteOptions::for_model(model.config());
+        assert_eq!(options.model_type, ModelType::by_name("fox_hybrid").unwrap());
+        let dir = folder.path().join(i.to_string());
+        model.save(&dir, &options).unwrap();
+        let again = Model::from_checkpoint(&dir, &device).unwrap();
+        assert_eq!(again.config(), model.config());
+        for ((_, spec, a), (_, _, b)) in model.params().iter().zip(again.params().iter()) {
+            assert_eq!(a.to_f32().unwrap(), b.to_f32().unwrap(), "{}", spec.name);
+        }
+    }
+}
+
+/// What planners say of a hybrid is the sum of what they say of its layers.
+#[test]
+fn planners_add_up_the_layers() {
+    let model = |mixers: &str| parse(mixers).unwrap();
+    let (fox, delta) = (model(r#"["fox"]"#), model(r#"["gated-delta-net"]"#));
+    let both = model(r#"["fox", "gated-delta-net"]"#);
+    let (a, b) = (fox.train_flops_per_token(512), delta.train_flops_per_token(512));
+    assert_eq!(both.train_flops_per_token(512), (a + b) / 2.0);
+    let cache = |config: &ModelConfig| MemoryEstimate::new(config, 2, 512).unwrap().cache;
+    assert_eq!(cache(&both), (cache(&fox) + cache(&delta)) / 2.0);
+    let kept = |config: &ModelConfig| MemoryEstimate::new(config, 2, 512).unwrap().activations;
+    assert_eq!(kept(&both), (kept(&fox) + kept(&delta)) / 2.0);
+}

@@ -1,0 +1,83 @@
+//! `fox retrofit`, `fox convert --to hf` and `fox train --init` from the outside.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod train_common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use train_common::{recipe, result, run, stderr};
+
+fn fox(args: &[&dyn AsRef<std::ffi::OsStr>]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fox"))
+        .args(args.iter().map(|arg| arg.as_ref()))
+        .output()
+        .unwrap()
+}
+
+fn dump(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
+}
+
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{}", stderr(output));
+    String::from_utf8_lossy(&output.stdout).to_string()
+}
+
+fn refused(output: &Output) -> String {
+    assert!(!output.status.success(), "it should have failed");
+    let text = stderr(output);
+    assert_eq!(text.trim_end().lines().count(), 1, "not one sentence: {text}");
+    text
+}
+
+#[test]
+fn a_model_of_hugging_face_gets_gates_and_is_described() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("gated");
+    let said = text(&fox(&[&"retrofit", &dump("hf_qwen3"), &out]));
+    assert!(
+        said.contains("(qwen3) -> ") && said.contains("(fox), 19,812 parameters, 132"),
+        "{said}"
+    );
+    assert!(said.ends_with(" of them new; a gate forgets 3.9e-9 nat per token\n"), "{said}");
+    let said = text(&fox(&[&"info", &out]));
+    assert!(said.contains("forget gate from the input") && said.contains("RoPE 1000000"), "{said}");
+    // Gates have no place in the library's formats.
+    let said = refused(&fox(&[&"convert", &out, &dir.path().join("back"), &"--to", &"hf"]));
+    assert!(said.contains("cannot express fgate_type \"full\""), "{said}");
+    let said = refused(&fox(&[&"retrofit", &dump("hf_qwen3"), &out]));
+    assert!(said.contains("exists and is not an empty folder"), "{said}");
+    let said = refused(&fox(&[
+        &"retrofit",
+        &dump("hf_qwen3"),
+        &dir.path().join("x"),
+        &"--memory",
+        &"9,9,9",
+    ]));
+    assert!(said.ends_with("3 memory lengths do not fit 2 heads; give one or 2\n"), "{said}");
+}
+
+#[test]
+fn a_run_is_tuned_from_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, first) = (recipe(dir.path()), dir.path().join("first"));
+    let short = ["--set", "training.tokens=2560", "--quiet"];
+    assert!(run(&recipe, &first, &short).status.success());
+    let tune = |out: &Path, init: &Path| {
+        let mut extra = short.to_vec();
+        let init = init.to_str().unwrap();
+        extra.extend(["--init", init, "--set", "training.train=[\"gates\"]"]);
+        let output = run(&recipe, out, &extra);
+        assert!(output.status.success(), "{}", stderr(&output));
+        result(out)
+    };
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    // A run folder means its export.
+    let tuned = tune(&a, &first.join("export"));
+    assert!(tuned == tune(&b, &first));
+    assert!(tuned.0 != result(&first).0);
+    let missing = dir.path().join("nowhere");
+    let output = run(&recipe, &dir.path().join("c"), &["--init", missing.to_str().unwrap()]);
+    assert!(refused(&output).contains("nowhere/config.json"), "{}", stderr(&output));
+}
