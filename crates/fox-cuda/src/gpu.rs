@@ -290,6 +290,14 @@ impl Gpu {
             .map_err(|e| Error::driver("cuMemcpyDtoDAsync", e))
     }
 
+    /// The same values in memory of their own.
+    pub(crate) fn copy_of<T: Element>(&self, buffer: &Buffer<T>) -> Result<Buffer<T>> {
+        let copy = self.alloc(buffer.len())?;
+        // SAFETY: both are live and have the same length.
+        unsafe { self.copy(copy.address(), buffer.address(), buffer.len() * size_of::<T>()) }?;
+        Ok(copy)
+    }
+
     /// Waits for everything that was asked for so far.
     pub fn synchronize(&self) -> Result<()> {
         self.bind()?;

@@ -1,0 +1,123 @@
+"""The ops on PyTorch tensors: registered with `torch.library`, outputs allocated by PyTorch.
+
+Tensors are `[batch, time, heads, dim]` here, with any strides: a head-first tensor comes as a transposed view.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _checks, _core
+
+_TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_LIBRARY = torch.library.Library("foxlm", "DEF")
+
+_OPTIONS = (
+    "Tensor? log_gates, Tensor? bounds, Tensor? seq_start, Tensor? cu_seqlens, "
+    "float scale, bool causal, int? window, float? log_tolerance"
+)
+_LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    f"attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_OPTIONS})"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def describe(x: torch.Tensor):
+    """`(address, type, shape, strides)` of a tensor; it must be held while this is used."""
+    name = _TYPES.get(x.dtype)
+    if name is None:
+        raise ValueError(f"a tensor is {str(x.dtype).removeprefix('torch.')}; use float32, bfloat16 or float16")
+    return x.data_ptr(), name, tuple(x.shape), x.stride()
+
+
+def _output(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Room for the output `[B, M, H, dv]`, laid out as the queries are."""
+    if v.shape[3] == q.shape[3]:
+        return torch.empty_like(q)
+    return q.new_empty((*q.shape[:3], v.shape[3]))
+
+
+def _packed(k, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance):
+    starts, ends = _checks.segment_lists(seq_start, cu_seqlens, k.shape[1])
+    described = None if bounds is None else describe(bounds)
+    return scale, causal, window, log_tolerance, described, starts, ends
+
+
+def _attention_cpu(q, k, v, log_gates, bounds, *options):
+    o, lse = _output(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
+    gates = None if log_gates is None else describe(log_gates)
+    packed = _packed(k, bounds, *options)
+    _core.attention_forward(describe(q), describe(k), describe(v), gates, describe(o), describe(lse), packed)
+    return o, lse
+
+
+def _attention_backward_cpu(d_out, q, k, v, o, lse, log_gates, bounds, *options):
+    made = _gradients(d_out, q, k, v, o, lse, log_gates)
+    gates = None if log_gates is None else describe(log_gates)
+    gradients = (*[describe(x) for x in made[:3]], None if log_gates is None else describe(made[3]))
+    packed = _packed(k, bounds, *options)
+    operands = [describe(x) for x in (d_out, q, k, v)]
+    _core.attention_backward(*operands, gates, describe(o), describe(lse), gradients, packed)
+    return made
+
+
+def _gradients(d_out, q, k, v, o, lse, log_gates, *_):
+    """Room for gradients; one without elements where there are no gates."""
+    d_gates = q.new_empty(0) if log_gates is None else torch.empty_like(log_gates)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_gates
+
+
+def _setup(ctx, inputs, output):
+    q, k, v, log_gates, bounds, seq_start, cu_seqlens, *ctx.options = inputs
+    o, lse = output
+    ctx.save_for_backward(q, k, v, o, lse, log_gates, bounds, seq_start, cu_seqlens)
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, d_out, _):
+    nothing = (None,) * 11
+    if d_out is None:
+        return nothing
+    q, k, v, o, lse, log_gates, *tensors = ctx.saved_tensors
+    grads = torch.ops.foxlm.attention_backward(d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options)
+    return (*grads[:3], None if log_gates is None else grads[3], *nothing[4:])
+
+
+_LIBRARY.impl("attention", _attention_cpu, "CPU")
+_LIBRARY.impl("attention_backward", _attention_backward_cpu, "CPU")
+torch.library.register_fake(
+    "foxlm::attention", lambda q, k, v, *_: (_output(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)), lib=_LIBRARY
+)
+torch.library.register_fake("foxlm::attention_backward", _gradients, lib=_LIBRARY)
+torch.library.register_autograd("foxlm::attention", _backward, setup_context=_setup, lib=_LIBRARY)
+
+
+def _bounds(threshold, q, k, seq_start, cu_seqlens):
+    """Bounds on the logits `[1, segments, H]` for which a block is skipped below `threshold`, broadcast to `[B, H]`."""
+    b, h, n = q.shape[0], q.shape[2], k.shape[1]
+    threshold = torch.as_tensor(threshold, dtype=torch.float32, device=q.device).expand(b, h)
+    if cu_seqlens is not None:
+        lengths = cu_seqlens.diff()
+    elif seq_start is not None:
+        lengths = n - seq_start
+    else:
+        lengths = torch.full((b,), n, device=q.device)
+    logs = lengths.clamp(min=1).float().log()
+    return (-(logs[:, None] + threshold.detach()) / 2)[None].contiguous()
+
+
+def attention(q, k, v, log_gates, *, seq_start, cu_seqlens, scale, causal, window, log_tolerance, threshold):
+    """Forgetting attention with gradients; shapes as in `foxlm.forgetting_attention`, time before heads."""
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        # The gates keep their precision: their sums over a long sequence need it.
+        dtype = torch.get_autocast_dtype(kind)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    bounds = None
+    if threshold is not None:
+        bounds, log_tolerance = _bounds(threshold, q, k, seq_start, cu_seqlens), 0.0
+    return torch.ops.foxlm.attention(
+        q, k, v, log_gates, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance
+    )
