@@ -10,14 +10,14 @@ import torch
 from . import _checks, _core
 
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-_LIBRARY = torch.library.Library("foxlm", "DEF")
+LIBRARY = torch.library.Library("foxlm", "DEF")
 
 _OPTIONS = (
     "Tensor? log_gates, Tensor? bounds, Tensor? seq_start, Tensor? cu_seqlens, "
     "float scale, bool causal, int? window, float? log_tolerance"
 )
-_LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
-_LIBRARY.define(
+LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
+LIBRARY.define(
     f"attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_OPTIONS})"
     " -> (Tensor, Tensor, Tensor, Tensor)"
 )
@@ -31,11 +31,10 @@ def describe(x: torch.Tensor):
     return x.data_ptr(), name, tuple(x.shape), x.stride()
 
 
-def _output(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Room for the output `[B, M, H, dv]`, laid out as the queries are."""
-    if v.shape[3] == q.shape[3]:
-        return torch.empty_like(q)
-    return q.new_empty((*q.shape[:3], v.shape[3]))
+def results(q, k, v, *_):
+    """Room for the output `[B, M, H, dv]`, laid out as the queries are, and for the log sums `[B, M, H]`."""
+    o = torch.empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
+    return o, torch.empty_like(q.select(3, 0), dtype=torch.float32)
 
 
 def _packed(k, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance):
@@ -45,7 +44,7 @@ def _packed(k, bounds, seq_start, cu_seqlens, scale, causal, window, log_toleran
 
 
 def _attention_cpu(q, k, v, log_gates, bounds, *options):
-    o, lse = _output(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
+    o, lse = results(q, k, v)
     gates = None if log_gates is None else describe(log_gates)
     packed = _packed(k, bounds, *options)
     _core.attention_forward(describe(q), describe(k), describe(v), gates, describe(o), describe(lse), packed)
@@ -53,7 +52,7 @@ def _attention_cpu(q, k, v, log_gates, bounds, *options):
 
 
 def _attention_backward_cpu(d_out, q, k, v, o, lse, log_gates, bounds, *options):
-    made = _gradients(d_out, q, k, v, o, lse, log_gates)
+    made = gradient_room(d_out, q, k, v, o, lse, log_gates)
     gates = None if log_gates is None else describe(log_gates)
     gradients = (*[describe(x) for x in made[:3]], None if log_gates is None else describe(made[3]))
     packed = _packed(k, bounds, *options)
@@ -62,7 +61,7 @@ def _attention_backward_cpu(d_out, q, k, v, o, lse, log_gates, bounds, *options)
     return made
 
 
-def _gradients(d_out, q, k, v, o, lse, log_gates, *_):
+def gradient_room(d_out, q, k, v, o, lse, log_gates, *_):
     """Room for gradients; one without elements where there are no gates."""
     d_gates = q.new_empty(0) if log_gates is None else torch.empty_like(log_gates)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_gates
@@ -85,13 +84,11 @@ def _backward(ctx, d_out, _):
     return (*grads[:3], None if log_gates is None else grads[3], *nothing[4:])
 
 
-_LIBRARY.impl("attention", _attention_cpu, "CPU")
-_LIBRARY.impl("attention_backward", _attention_backward_cpu, "CPU")
-torch.library.register_fake(
-    "foxlm::attention", lambda q, k, v, *_: (_output(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)), lib=_LIBRARY
-)
-torch.library.register_fake("foxlm::attention_backward", _gradients, lib=_LIBRARY)
-torch.library.register_autograd("foxlm::attention", _backward, setup_context=_setup, lib=_LIBRARY)
+LIBRARY.impl("attention", _attention_cpu, "CPU")
+LIBRARY.impl("attention_backward", _attention_backward_cpu, "CPU")
+torch.library.register_fake("foxlm::attention", results, lib=LIBRARY)
+torch.library.register_fake("foxlm::attention_backward", gradient_room, lib=LIBRARY)
+torch.library.register_autograd("foxlm::attention", _backward, setup_context=_setup, lib=LIBRARY)
 
 
 def _bounds(threshold, q, k, seq_start, cu_seqlens):
@@ -121,3 +118,7 @@ def attention(q, k, v, log_gates, *, seq_start, cu_seqlens, scale, causal, windo
     return torch.ops.foxlm.attention(
         q, k, v, log_gates, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance
     )
+
+
+# What follows adds to the library that is defined above.
+from . import _cuda  # noqa: E402, F401

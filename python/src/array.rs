@@ -78,7 +78,9 @@ impl Array {
         let (shape, strides) = match (&shape[..], &strides[..]) {
             (&[b, t, h, d], &[sb, st, sh, sd]) => ([b, t, h, d], [sb, st, sh, sd]),
             (&[b, t, d], &[sb, st, sd]) => ([b, t, 1, d], [sb, st, 0, sd]),
-            _ => return Err(value_error(format!("{name} has shape {shape:?}, not of rank 3 or 4"))),
+            _ => {
+                return Err(value_error(format!("{name} has shape {shape:?}, not of rank 3 or 4")));
+            }
         };
         let size = if element == Element::F32 { 4 } else { 2 };
         if address % size != 0 || (address == 0 && !shape.contains(&0)) {

@@ -12,7 +12,8 @@ use crate::runtime::runtime;
 
 /// Scale, whether causal, window, log tolerance of pruning, bounds on the logits `[1, segments, H]`, first visible key
 /// of each sequence, ends of packed sequences.
-type Options = (f32, bool, Option<usize>, Option<f32>, Option<Raw>, Option<Vec<usize>>, Option<Vec<usize>>);
+type Options =
+    (f32, bool, Option<usize>, Option<f32>, Option<Raw>, Option<Vec<usize>>, Option<Vec<usize>>);
 
 /// Queries, keys, values, log gates.
 struct Operands {
@@ -49,7 +50,9 @@ impl Operands {
             return Err(value_error(format!("head dim {widest} is not from 1 to 256")));
         }
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return Err(value_error(format!("{heads} query heads do not share {kv_heads} key heads")));
+            return Err(value_error(format!(
+                "{heads} query heads do not share {kv_heads} key heads"
+            )));
         }
         if m > n {
             return Err(value_error(format!("{m} queries, but only {n} keys")));
@@ -76,12 +79,7 @@ impl Operands {
         }
         let segment = |(b, &start): (usize, &usize)| {
             let q_len = m.min(n - start);
-            Segment {
-                q_start: b * m + m - q_len,
-                q_len,
-                k_start: b * n + start,
-                k_len: n - start,
-            }
+            Segment { q_start: b * m + m - q_len, q_len, k_start: b * n + start, k_len: n - start }
         };
         Segments::new(starts.iter().enumerate().map(segment).collect()).map_err(exception)
     }
@@ -112,8 +110,7 @@ impl Operands {
             scale,
             mask: if causal { Mask::Causal } else { Mask::Bidirectional },
             window,
-            acp: log_tolerance
-                .map_or(Acp::Off, |log_tolerance| Acp::On { log_tolerance, bound }),
+            acp: log_tolerance.map_or(Acp::Off, |log_tolerance| Acp::On { log_tolerance, bound }),
             segments,
         })
     }
@@ -163,8 +160,7 @@ pub fn attention_forward(
         unsafe {
             let tensors = operands.tensors(&runtime.device)?;
             let backend = runtime.device.backend();
-            let out =
-                backend.attention_fwd(&tensors.inputs(), &tensors.spec).map_err(exception)?;
+            let out = backend.attention_fwd(&tensors.inputs(), &tensors.spec).map_err(exception)?;
             o.write(&out.o, operands.width)?;
             lse.write(&out.lse, heads)
         }

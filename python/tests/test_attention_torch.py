@@ -35,12 +35,14 @@ CASES = {
 }
 
 
-def make(b=2, m=100, n=100, h=3, hk=3, d=16, dv=None, gated=True, dtype=torch.float32, head_first=False, **_):
+def make(b=2, m=100, n=100, h=3, hk=3, d=16, dv=None, gated=True, dtype=torch.float32, head_first=False,
+         device="cpu", **_):
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator)
     gates = torch.nn.functional.logsigmoid(2 * draw(b, n, h) + 1) if gated else None
     x = [draw(b, m, h, d), draw(b, n, hk, d), draw(b, n, hk, dv or d)]
     x = [a.to(dtype) for a in x] + [gates]
+    x = [None if a is None else a.to(device) for a in x]
     if head_first:
         x = [None if a is None else a.transpose(1, 2).contiguous() for a in x]
     return [None if a is None else a.requires_grad_() for a in x]
@@ -52,20 +54,21 @@ def naive(q, k, v, gates, scale=None, causal=True, window=None, starts=None, end
     q, k, v = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(h // x.shape[1], 1) for x in (k, v))
     s = q @ k.transpose(2, 3) * (d**-0.5 if scale is None else scale)
-    i, j = torch.arange(n - m, n)[:, None], torch.arange(n)[None]
+    j = torch.arange(n, device=q.device)[None]
+    i = j[0, n - m :, None]
     if gates is not None:
         c = gates.to(torch.float64).cumsum(1).transpose(1, 2)
         decay = c[:, :, n - m :, None] - c[:, :, None]
         s = s + (decay if causal else -decay.abs()).to(s.dtype)
-    seen = (j <= i) if causal else torch.ones(m, n, dtype=torch.bool)
+    seen = (j <= i) if causal else torch.ones_like(j <= i)
     if window is not None:
         seen = seen & ((i - j).abs() < window)
     seen = seen[None]
     if starts is not None:
-        start = torch.tensor(starts)[:, None, None]
+        start = torch.tensor(starts, device=q.device)[:, None, None]
         seen = seen & (j[None] >= start) & (i[None] >= start)
     if ends is not None:
-        document = torch.bucketize(torch.arange(n), torch.tensor(ends[1:]), right=True)
+        document = torch.bucketize(j[0], torch.tensor(ends[1:], device=q.device), right=True)
         seen = seen & (document[n - m :, None] == document[None])
     p = torch.softmax(s.masked_fill(~seen[:, None], torch.finfo(s.dtype).min / 2), -1) * seen[:, None]
     return (p.to(dtype) @ v).transpose(1, 2)
@@ -75,8 +78,8 @@ def ours(q, k, v, gates, scale=None, causal=True, window=None, starts=None, ends
          threshold=None, head_first=False, **_):
     return foxlm.forgetting_attention(
         q, k, v, gates, sm_scale=scale, causal=causal, window=window, log_tolerance=log_tolerance,
-        seq_start=None if starts is None else torch.tensor(starts),
-        cu_seqlens=None if ends is None else torch.tensor(ends),
+        seq_start=None if starts is None else torch.tensor(starts, device=q.device),
+        cu_seqlens=None if ends is None else torch.tensor(ends, device=q.device),
         adaptive_threshold=threshold, head_first=head_first,
     )  # fmt: skip
 
