@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from . import _checks, _core
-from ._torch import LIBRARY, describe
+from ._torch import LIBRARY, below_autograd, describe, with_gradients
 
 _OPTIONS = (
     "Tensor? decay, Tensor? write, Tensor? skip, Tensor? state, Tensor? cu_seqlens, float scale, bool delta"
@@ -72,27 +72,33 @@ def _scan_backward_cpu(d_out, q, k, v, decay, write, skip, state, cu_seqlens, sc
     return made
 
 
-def _setup(ctx, inputs, output):
-    *tensors, ctx.scale, ctx.delta, _ = inputs
-    ctx.save_for_backward(*tensors)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
+class _Scan(torch.autograd.Function):
+    """The op with its gradients."""
 
+    @staticmethod
+    def forward(ctx, *arguments):
+        o, last = below_autograd(torch.ops.foxlm.scan.default, *arguments)
+        ctx.save_for_backward(*arguments[:8])
+        ctx.options = arguments[8:10]
+        ctx.mark_non_differentiable(last)
+        ctx.set_materialize_grads(False)
+        return o, last
 
-def _backward(ctx, d_out, _):
-    nothing = (None,) * 11
-    if d_out is None:
-        return nothing
-    tensors = ctx.saved_tensors
-    grads = torch.ops.foxlm.scan_backward(d_out, *tensors, ctx.scale, ctx.delta)
-    return (*[None if x is None else g for x, g in zip(tensors[:6], grads)], *nothing[6:])
+    @staticmethod
+    def backward(ctx, d_out, _):
+        nothing = (None,) * 11
+        if d_out is None:
+            return nothing
+        tensors = ctx.saved_tensors
+        grads = torch.ops.foxlm.scan_backward.default(d_out, *tensors, *ctx.options)
+        return (*[None if x is None else g for x, g in zip(tensors[:6], grads)], *nothing[6:])
 
 
 LIBRARY.impl("scan", _scan_cpu, "CPU")
 LIBRARY.impl("scan_backward", _scan_backward_cpu, "CPU")
 torch.library.register_fake("foxlm::scan", results, lib=LIBRARY)
 torch.library.register_fake("foxlm::scan_backward", gradient_room, lib=LIBRARY)
-torch.library.register_autograd("foxlm::scan", _backward, setup_context=_setup, lib=LIBRARY)
+LIBRARY.impl("scan", with_gradients(_Scan, torch.ops.foxlm.scan.default), "Autograd")
 
 
 def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state):
@@ -103,4 +109,4 @@ def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_stat
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    return torch.ops.foxlm.scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state)
+    return torch.ops.foxlm.scan.default(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state)

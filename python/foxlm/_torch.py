@@ -67,28 +67,57 @@ def gradient_room(d_out, q, k, v, o, lse, log_gates, *_):
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_gates
 
 
-def _setup(ctx, inputs, output):
-    q, k, v, log_gates, bounds, seq_start, cu_seqlens, *ctx.options = inputs
-    o, lse = output
-    ctx.save_for_backward(q, k, v, o, lse, log_gates, bounds, seq_start, cu_seqlens)
-    ctx.mark_non_differentiable(lse)
-    ctx.set_materialize_grads(False)
+class _Attention(torch.autograd.Function):
+    """The op with its gradients."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options):
+        o, lse = below_autograd(
+            torch.ops.foxlm.attention.default, q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options
+        )
+        ctx.save_for_backward(q, k, v, o, lse, log_gates, bounds, seq_start, cu_seqlens)
+        ctx.options = options
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, d_out, _):
+        nothing = (None,) * 11
+        if d_out is None:
+            return nothing
+        q, k, v, o, lse, log_gates, *tensors = ctx.saved_tensors
+        grads = torch.ops.foxlm.attention_backward.default(
+            d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options
+        )
+        return (*grads[:3], None if log_gates is None else grads[3], *nothing[4:])
 
 
-def _backward(ctx, d_out, _):
-    nothing = (None,) * 11
-    if d_out is None:
-        return nothing
-    q, k, v, o, lse, log_gates, *tensors = ctx.saved_tensors
-    grads = torch.ops.foxlm.attention_backward(d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options)
-    return (*grads[:3], None if log_gates is None else grads[3], *nothing[4:])
+def below_autograd(op, *arguments):
+    """Runs the op itself, past what is registered for gradients."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
+
+
+def with_gradients(function, op):
+    """What autograd calls: `function` where a gradient may be asked for, else the op alone.
+
+    Registered directly: `torch.library.register_autograd` adds more to a call than all the rest of the way to the kernel.
+    """
+
+    def call(*arguments):
+        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments):
+            return function.apply(*arguments)
+        return below_autograd(op, *arguments)
+
+    return call
 
 
 LIBRARY.impl("attention", _attention_cpu, "CPU")
 LIBRARY.impl("attention_backward", _attention_backward_cpu, "CPU")
 torch.library.register_fake("foxlm::attention", results, lib=LIBRARY)
 torch.library.register_fake("foxlm::attention_backward", gradient_room, lib=LIBRARY)
-torch.library.register_autograd("foxlm::attention", _backward, setup_context=_setup, lib=LIBRARY)
+LIBRARY.impl("attention", with_gradients(_Attention, torch.ops.foxlm.attention.default), "Autograd")
 
 
 def _bounds(threshold, q, k, seq_start, cu_seqlens):
@@ -115,7 +144,7 @@ def attention(q, k, v, log_gates, *, seq_start, cu_seqlens, scale, causal, windo
     bounds = None
     if threshold is not None:
         bounds, log_tolerance = _bounds(threshold, q, k, seq_start, cu_seqlens), 0.0
-    return torch.ops.foxlm.attention(
+    return torch.ops.foxlm.attention.default(
         q, k, v, log_gates, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance
     )
 
