@@ -150,7 +150,7 @@ def test_scans(make, dtype, stand, monkeypatch):
     x, ours, _ = make()
     x = [a.detach().to(dtype).requires_grad_() for a in x]
     seen = []
-    original = torch.ops.foxlm.scan
+    original = torch.ops.foxlm.scan.default
 
     def watch(*arguments):
         seen.append([a.detach() if isinstance(a, torch.Tensor) else a for a in arguments])
@@ -161,7 +161,7 @@ def test_scans(make, dtype, stand, monkeypatch):
             class scan:
                 default = staticmethod(watch)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, torch.no_grad():
         patch.setattr(foxlm._scan_torch.torch, "ops", Ops)
         ours(*x)
     (arguments,) = seen

@@ -94,11 +94,11 @@ def mamba():
     x, dt, a, b, c, d, z = draw((B, T, 4, V), (B, T, 4), (4,), (B, T, 2, K), (B, T, 2, K), (4,), (B, T, 4, V))
     bias = torch.tensor([0.1, -0.2, 0.3, 0.0])
     ours = lambda x, dt, a, b, c, d, z: foxlm.mamba_chunk_scan_combined(
-        x, dt, -a.exp(), b, c, 64, D=d, z=z, dt_bias=bias, dt_softplus=True, return_final_states=True
+        x, dt, -a.exp(), b, c, 64, D=d, z=z, dt_bias=bias.to(dt.device), dt_softplus=True, return_final_states=True
     )
 
     def naive(x, dt, a, b, c, d, z):
-        step = torch.nn.functional.softplus(dt + bias)
+        step = torch.nn.functional.softplus(dt + bias.to(dt.device))
         o, s = recur(c, b, x, (-a.exp() * step)[..., None], step, d)
         return o * torch.nn.functional.silu(z), s.transpose(2, 3)
 
