@@ -86,7 +86,7 @@ impl Cpu {
     /// A tensor's storage for writing; copied first when someone else holds it too.
     #[allow(clippy::expect_used)]
     pub(crate) fn buffer_mut<'a>(&self, x: &'a mut Tensor) -> Result<&'a mut Buffer> {
-        if x.is_shared() {
+        if x.is_shared() || self.buffer(x).is_lent() {
             let mut copy = self.pool.take(x.len())?;
             copy.copy_from_slice(self.real(x));
             *x = Tensor::from_storage(Arc::new(copy), x.shape(), x.dtype(), x.device().clone());

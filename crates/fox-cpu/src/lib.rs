@@ -15,6 +15,7 @@ mod backend;
 mod columns;
 mod conv;
 mod embedding;
+mod foreign;
 mod gate;
 mod gated_norm;
 mod glu;
@@ -35,6 +36,7 @@ mod update;
 
 pub use attention::BLOCK as ATTENTION_BLOCK;
 pub use backend::{Cpu, Options};
+pub use foreign::{borrowed, values, values_mut};
 
 use fox_tensor::{Device, Result};
 

@@ -7,6 +7,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fox_tensor::{Error, MemoryStats, Result, Storage};
@@ -63,7 +64,7 @@ impl Pool {
             Some(memory) => memory,
             None => self.fresh(lines)?,
         };
-        let mut buffer = Buffer { memory, len, pool: self.clone() };
+        let mut buffer = Buffer { memory: Memory::Pooled(memory, self.clone()), len };
         if self.poison {
             buffer.fill(f32::NAN);
         }
@@ -124,14 +125,38 @@ fn size_class(lines: usize) -> usize {
     lines.next_multiple_of(step)
 }
 
-/// Words on loan from a [`Pool`]; tensor storage and kernels' scratch alike.
+/// Words on loan from a [`Pool`], or from someone else; tensor storage and kernels' scratch alike.
 pub struct Buffer {
-    memory: Vec<Line>,
+    memory: Memory,
     len: usize,
-    pool: Arc<Pool>,
 }
 
+enum Memory {
+    /// Lines of a pool, which get them back.
+    Pooled(Vec<Line>, Arc<Pool>),
+    /// Words of someone else, which are read only.
+    Lent(NonNull<f32>),
+}
+
+// SAFETY: pooled lines are owned; lent words are only read, and stay where they are by the promise of `lent`.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
 impl Buffer {
+    /// `len` words of someone else, for reading.
+    ///
+    /// # Safety
+    /// They must be initialised, aligned for f32, and neither move nor change while the buffer lives.
+    pub unsafe fn lent(start: NonNull<f32>, len: usize) -> Self {
+        Buffer { memory: Memory::Lent(start), len }
+    }
+
+    /// Whether the words are someone else's, and must not be written.
+    pub fn is_lent(&self) -> bool {
+        matches!(self.memory, Memory::Lent(_))
+    }
+
     /// The words as integers.
     pub fn as_i32(&self) -> &[i32] {
         let words: &[f32] = self;
@@ -178,22 +203,31 @@ impl Buffer {
 impl Deref for Buffer {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
-        // SAFETY: a `Line` is exactly `LINE` initialised f32, and `len` never exceeds their number.
-        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.len) }
+        let start = match &self.memory {
+            Memory::Pooled(lines, _) => lines.as_ptr().cast(),
+            Memory::Lent(start) => start.as_ptr().cast_const(),
+        };
+        // SAFETY: a `Line` is exactly `LINE` initialised f32, and `len` never exceeds their number; lent words are
+        // there by the promise of `lent`.
+        unsafe { std::slice::from_raw_parts(start, self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
+        let Memory::Pooled(lines, _) = &mut self.memory else {
+            unreachable!("lent words are copied before they are written")
+        };
         // SAFETY: as above; the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), self.len) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let memory = std::mem::take(&mut self.memory);
-        let mut shelves = self.pool.lock();
+        let Memory::Pooled(memory, pool) = &mut self.memory else { return };
+        let memory = std::mem::take(memory);
+        let mut shelves = pool.lock();
         shelves.stats.in_use -= memory.len() * size_of::<Line>();
         shelves.free.entry(memory.len()).or_default().push(memory);
     }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
@@ -39,7 +40,7 @@ const STAGING: usize = 4 << 20;
 
 /// Page-locked memory, allocated when it is first needed.
 #[derive(Default)]
-struct Staging(Option<std::ptr::NonNull<u8>>);
+struct Staging(Option<ptr::NonNull<u8>>);
 
 impl Staging {
     fn slice(&mut self) -> Result<&mut [u8]> {
@@ -49,7 +50,7 @@ impl Staging {
                 // SAFETY: a context is current; freed in `drop`.
                 let start = unsafe { result::malloc_host(STAGING, 0) }
                     .map_err(|e| Error::driver("cuMemHostAlloc", e))?;
-                let start = std::ptr::NonNull::new(start.cast())
+                let start = ptr::NonNull::new(start.cast())
                     .ok_or_else(|| Error::driver("cuMemHostAlloc", "no memory"))?;
                 // SAFETY: all of it was just allocated.
                 unsafe { start.write_bytes(0, STAGING) };
@@ -78,6 +79,8 @@ pub struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    /// Whether the stream was created here.
+    own_stream: bool,
     architecture: Architecture,
     processors: u32,
     l2_bytes: usize,
@@ -103,6 +106,28 @@ impl Gpu {
 
     /// Opens GPU number `ordinal`.
     pub fn new(ordinal: usize) -> Result<Self> {
+        Self::open(ordinal, None)
+    }
+
+    /// Opens GPU number `ordinal` with all work going to a stream of someone else, such as PyTorch's current one; 0
+    /// is the default stream.
+    ///
+    /// # Safety
+    /// The stream must belong to the GPU's primary context and outlive this.
+    pub unsafe fn on_stream(ordinal: usize, stream: u64) -> Result<Self> {
+        Self::open(ordinal, Some(ptr::with_exposed_provenance_mut(stream as usize)))
+    }
+
+    /// `len` elements of someone else, in place.
+    ///
+    /// # Safety
+    /// They must lie on this GPU, and stay while the buffer and the work queued on it live.
+    pub unsafe fn borrow<T: Element>(&self, address: u64, len: usize) -> Buffer<T> {
+        // SAFETY: the caller's promise.
+        unsafe { Buffer::lent(&self.pool, address, len) }
+    }
+
+    fn open(ordinal: usize, lent: Option<sys::CUstream>) -> Result<Self> {
         if !Self::driver_is_present() {
             return Err(Error::MissingLibrary {
                 library: "libcuda",
@@ -124,8 +149,11 @@ impl Gpu {
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(|e| Error::driver("cuDevicePrimaryCtxRetain", e))?;
         bind(context)?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(|e| Error::driver("cuStreamCreate", e))?;
+        let stream = match lent {
+            Some(stream) => stream,
+            None => result::stream::create(result::stream::StreamKind::NonBlocking)
+                .map_err(|e| Error::driver("cuStreamCreate", e))?,
+        };
         use sys::CUdevice_attribute as A;
         let major = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
@@ -137,6 +165,7 @@ impl Gpu {
             device,
             context,
             stream,
+            own_stream: lent.is_none(),
             architecture: Architecture { major, minor },
             processors: processors.unsigned_abs(),
             l2_bytes: l2.unsigned_abs() as usize,
@@ -290,6 +319,14 @@ impl Gpu {
             .map_err(|e| Error::driver("cuMemcpyDtoDAsync", e))
     }
 
+    /// The same values in memory of their own.
+    pub(crate) fn copy_of<T: Element>(&self, buffer: &Buffer<T>) -> Result<Buffer<T>> {
+        let copy = self.alloc(buffer.len())?;
+        // SAFETY: both are live and have the same length.
+        unsafe { self.copy(copy.address(), buffer.address(), buffer.len() * size_of::<T>()) }?;
+        Ok(copy)
+    }
+
     /// Waits for everything that was asked for so far.
     pub fn synchronize(&self) -> Result<()> {
         self.bind()?;
@@ -339,9 +376,11 @@ impl Drop for Gpu {
             *staging = Staging::default();
         }
         self.pool.release_free();
-        // SAFETY: created in `new`, not used any more.
+        // SAFETY: created in `open`, not used any more.
         unsafe {
-            let _ = result::stream::destroy(self.stream);
+            if self.own_stream {
+                let _ = result::stream::destroy(self.stream);
+            }
             let _ = result::primary_ctx::release(self.device);
         }
     }

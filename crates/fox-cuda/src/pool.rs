@@ -101,7 +101,8 @@ impl Pool {
         state.stats.peak = state.stats.peak.max(state.stats.in_use);
         let poison = state.poison;
         drop(state);
-        let buffer = Buffer { address, bytes, len, pool: Arc::clone(pool), element: PhantomData };
+        let (pool, element) = (Arc::clone(pool), PhantomData);
+        let buffer = Buffer { address, bytes, len, pool, lent: false, element };
         if poison {
             buffer.set_bytes(0xff)?;
         }
@@ -162,10 +163,21 @@ pub struct Buffer<T> {
     bytes: usize,
     len: usize,
     pool: Arc<Pool>,
+    /// Whether the memory is someone else's, who keeps it while this lives.
+    lent: bool,
     element: PhantomData<T>,
 }
 
 impl<T> Buffer<T> {
+    /// `len` elements of someone else.
+    ///
+    /// # Safety
+    /// They must lie on the pool's GPU, and stay while the buffer and the work queued on it live.
+    pub(crate) unsafe fn lent(pool: &Arc<Pool>, address: u64, len: usize) -> Self {
+        let (bytes, pool) = (len * size_of::<T>(), Arc::clone(pool));
+        Buffer { address, bytes, len, pool, lent: true, element: PhantomData }
+    }
+
     /// Where it lies on the device.
     pub fn address(&self) -> u64 {
         self.address
@@ -190,6 +202,9 @@ impl<T> Buffer<T> {
 
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
+        if self.lent {
+            return;
+        }
         let mut state = self.pool.state();
         state.stats.in_use -= self.bytes;
         state.arena(self.bytes).put(self.address, self.bytes);

@@ -26,13 +26,16 @@ pub struct Job<'a> {
     pub padded_dim: usize,
     /// Whether a query sees its own position.
     pub own: bool,
-    /// Bound on the logits from QK-norm weights, per head.
-    pub weight_bounds: Option<Vec<f64>>,
+    /// Bounds on the logits that are known before queries and keys are: from QK-norm weights, per head, or given,
+    /// per segment and head.
+    pub known_bounds: Option<Vec<f64>>,
 }
 
 /// One segment and one key head.
 #[derive(Clone, Copy)]
 pub struct Unit {
+    /// Number of the segment.
+    pub index: usize,
     pub segment: Segment,
     pub kv_head: usize,
 }
@@ -56,15 +59,16 @@ impl<'a> Job<'a> {
             log_gates: inputs.log_gates.map(|gates| cpu.real(gates)),
             padded_dim: spec.head_dim.next_multiple_of(16),
             own: true,
-            weight_bounds: weight_bounds(cpu, spec),
+            known_bounds: known_bounds(cpu, spec),
         }
     }
 
     pub fn units(&self) -> Vec<Unit> {
-        let segments = self.spec.segments.as_slice().iter().filter(|s| s.q_len > 0);
+        let segments =
+            self.spec.segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0);
         segments
-            .flat_map(|&segment| {
-                (0..self.spec.kv_heads).map(move |kv_head| Unit { segment, kv_head })
+            .flat_map(|(index, &segment)| {
+                (0..self.spec.kv_heads).map(move |kv_head| Unit { index, segment, kv_head })
             })
             .collect()
     }
@@ -97,8 +101,8 @@ impl<'a> Job<'a> {
         let prefix = self.prefix(unit, head)?;
         let threshold = match &self.spec.acp {
             Acp::On { log_tolerance, .. } if prefix.is_some() => {
-                let bound = match &self.weight_bounds {
-                    Some(bounds) => bounds[head],
+                let bound = match &self.known_bounds {
+                    Some(bounds) => bounds[(unit.index * self.spec.heads + head) % bounds.len()],
                     None => self.norm_bound(unit, head),
                 };
                 let keys = (unit.segment.k_len as f64).ln();
@@ -166,8 +170,15 @@ impl<'a> Job<'a> {
     }
 }
 
-fn weight_bounds(cpu: &Cpu, spec: &AttentionSpec) -> Option<Vec<f64>> {
-    let Acp::On { bound: LogitBound::QkNorm { q, k }, .. } = &spec.acp else { return None };
+fn known_bounds(cpu: &Cpu, spec: &AttentionSpec) -> Option<Vec<f64>> {
+    let Acp::On { bound, .. } = &spec.acp else { return None };
+    let (q, k) = match bound {
+        LogitBound::Norms => return None,
+        LogitBound::Given(bounds) => {
+            return Some(cpu.real(bounds).iter().map(|u| *u as f64).collect());
+        }
+        LogitBound::QkNorm { q, k } => (q, k),
+    };
     let (d, group) = (spec.head_dim, spec.heads / spec.kv_heads);
     let largest = |weights: &[f32], head: usize| {
         let own = if weights.len() == d { weights } else { &weights[head * d..][..d] };

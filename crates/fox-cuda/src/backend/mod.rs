@@ -7,6 +7,7 @@
 //!
 //! Waiting. Work is queued on one stream. The host waits only when it reads values back.
 
+mod foreign;
 pub(crate) mod launcher;
 pub(crate) mod memory;
 pub(crate) mod profile;
@@ -55,7 +56,7 @@ pub struct Cuda {
     pub(crate) exchange: decode::Exchange,
     pub(crate) gemm: Gemm,
     // Dropped last: everything above holds its memory.
-    pub(crate) gpu: Gpu,
+    pub(crate) gpu: Arc<Gpu>,
 }
 
 /// GPU number `ordinal` as a device.
@@ -65,7 +66,8 @@ pub fn device(ordinal: usize, precision: Precision) -> Result<Device> {
 
 impl Cuda {
     /// A backend on this GPU.
-    pub fn new(gpu: Gpu, precision: Precision) -> Result<Self> {
+    pub fn new(gpu: impl Into<Arc<Gpu>>, precision: Precision) -> Result<Self> {
+        let gpu = gpu.into();
         if !crate::nvrtc_is_present() {
             return Err(crate::compile::missing_nvrtc());
         }

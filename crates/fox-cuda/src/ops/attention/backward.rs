@@ -87,6 +87,27 @@ impl<T: Float> Attention<'_, T> {
         lse: &Buffer<f32>,
         d_out: &Buffer<T>,
     ) -> Result<AttentionGrads<T>> {
+        let grads = self.gradient_room()?;
+        self.backward_into((o, lse), d_out, &grads)?;
+        Ok(grads)
+    }
+
+    /// The same into memory that is there already, of the operands' sizes.
+    pub fn backward_into(
+        &self,
+        (o, lse): (&Buffer<T>, &Buffer<f32>),
+        d_out: &Buffer<T>,
+        grads: &AttentionGrads<T>,
+    ) -> Result<()> {
+        let gates = |g: Option<&Buffer<f32>>| g.map(Buffer::len);
+        let made = (grads.dq.len(), grads.dk.len(), grads.dv.len());
+        let inputs = &self.inputs;
+        if made != (inputs.q.len(), inputs.k.len(), inputs.v.len())
+            || gates(grads.dlog_gates.as_ref()) != gates(inputs.log_gates)
+        {
+            let detail = format!("gradients of {made:?} elements do not fit the operands");
+            return Err(Error::argument("attention_bwd", detail));
+        }
         let hopper = tiles::hopper_backward(self.spec.head_dim, self.features());
         let hopper = hopper.filter(|_| self.hopper());
         let tile = match &hopper {
@@ -95,16 +116,16 @@ impl<T: Float> Attention<'_, T> {
             None => tiles::portable_backward(self.spec.head_dim, self.features()),
         };
         let tiling = self.tiling(&tile)?;
-        let grads = self.start_gradients(&tiling, d_out)?;
+        self.check_gradient(d_out)?;
+        self.clear_uncovered(&tiling, grads)?;
         if tiling.m_tile_count == 0 {
-            return Ok(grads);
+            return Ok(());
         }
         if hopper.is_some() {
-            self.backward_hopper(&tiling, &tile, (o, lse), d_out, &grads)?;
+            self.backward_hopper(&tiling, &tile, (o, lse), d_out, grads)
         } else {
-            self.backward_two_pass(&tiling, &tile, (o, lse), d_out, &grads)?;
+            self.backward_two_pass(&tiling, &tile, (o, lse), d_out, grads)
         }
-        Ok(grads)
     }
 
     /// Memory of the gradients; what no query reaches has its zeros.
@@ -113,13 +134,24 @@ impl<T: Float> Attention<'_, T> {
         tiling: &Tiling,
         d_out: &Buffer<T>,
     ) -> Result<AttentionGrads<T>> {
+        self.check_gradient(d_out)?;
+        let grads = self.gradient_room()?;
+        self.clear_uncovered(tiling, &grads)?;
+        Ok(grads)
+    }
+
+    fn check_gradient(&self, d_out: &Buffer<T>) -> Result<()> {
         if d_out.len() != self.inputs.q.len() {
             return Err(Error::argument(
                 "attention_bwd",
                 format!("d_out has {} elements, q {}", d_out.len(), self.inputs.q.len()),
             ));
         }
-        let grads = AttentionGrads {
+        Ok(())
+    }
+
+    fn gradient_room(&self) -> Result<AttentionGrads<T>> {
+        Ok(AttentionGrads {
             dq: self.gpu.alloc(self.inputs.q.len())?,
             dk: self.gpu.alloc(self.inputs.k.len())?,
             dv: self.gpu.alloc(self.inputs.v.len())?,
@@ -127,9 +159,7 @@ impl<T: Float> Attention<'_, T> {
                 Some(g) => Some(self.gpu.alloc(g.len())?),
                 None => None,
             },
-        };
-        self.clear_uncovered(tiling, &grads)?;
-        Ok(grads)
+        })
     }
 
     /// Rows outside every segment, and keys without queries, have gradient zero.

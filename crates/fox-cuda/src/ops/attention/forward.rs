@@ -11,7 +11,7 @@ use super::tiles::{self, Features, Tile};
 use super::tiling::{BlockRef, Segment, Tiling};
 use crate::params::{ConstPtr, Float2, Param, Ptr, kernel_params};
 use crate::source::source;
-use crate::{Buffer, Float, Result, Source};
+use crate::{Buffer, Error, Float, Result, Source};
 
 pub(super) const FORWARD: Source = source!(
     "attention_fwd",
@@ -145,9 +145,19 @@ pub(super) struct ForwardPlan {
 impl<T: Float> Attention<'_, T> {
     /// Softmax attention with forget gates.
     pub fn forward(&self) -> Result<AttentionOut<T>> {
+        let (o, lse) = self.output_room()?;
+        self.forward_into(o, lse)
+    }
+
+    /// The same into memory that is there already: `o` `[R_q, H * d]` and `lse` `[R_q, H]`.
+    pub fn forward_into(&self, o: Buffer<T>, lse: Buffer<f32>) -> Result<AttentionOut<T>> {
+        if o.len() != self.inputs.q.len() || lse.len() != self.q_rows * self.spec.heads {
+            let detail = format!("{} and {} elements for o and lse", o.len(), lse.len());
+            return Err(Error::argument("attention", detail));
+        }
         let tile = self.forward_tile();
         let tiling = self.tiling(&tile)?;
-        let (o, lse) = self.start_output(&tiling)?;
+        self.clear_output(&tiling, &o, &lse)?;
         if tiling.m_tile_count == 0 {
             let blocks = Arc::new(self.gpu.zeros(4 * self.spec.heads)?);
             return Ok(AttentionOut { o, lse, tiles: blocks });
@@ -213,13 +223,22 @@ impl<T: Float> Attention<'_, T> {
 
     /// Memory of output and row statistics; rows outside every segment have theirs.
     pub(in crate::ops) fn start_output(&self, tiling: &Tiling) -> Result<(Buffer<T>, Buffer<f32>)> {
-        let o = self.gpu.alloc::<T>(self.inputs.q.len())?;
-        let lse = self.gpu.alloc::<f32>(self.q_rows * self.spec.heads)?;
-        if tiling.q_covered < self.q_rows {
-            self.gpu.zero(&o)?;
-            self.fill_minus_infinity(&lse)?;
-        }
+        let (o, lse) = self.output_room()?;
+        self.clear_output(tiling, &o, &lse)?;
         Ok((o, lse))
+    }
+
+    fn output_room(&self) -> Result<(Buffer<T>, Buffer<f32>)> {
+        let o = self.gpu.alloc::<T>(self.inputs.q.len())?;
+        Ok((o, self.gpu.alloc::<f32>(self.q_rows * self.spec.heads)?))
+    }
+
+    fn clear_output(&self, tiling: &Tiling, o: &Buffer<T>, lse: &Buffer<f32>) -> Result<()> {
+        if tiling.q_covered < self.q_rows {
+            self.gpu.zero(o)?;
+            self.fill_minus_infinity(lse)?;
+        }
+        Ok(())
     }
 
     pub(super) fn features(&self) -> Features {

@@ -140,10 +140,11 @@ impl<T: Float> Attention<'_, T> {
         if self.inputs.log_gates.is_none() {
             return Ok(None);
         }
-        if let LogitBound::QkNorm { q, k } = bound {
-            return self.bounds_from_weights(q, k).map(Some);
+        match bound {
+            LogitBound::QkNorm { q, k } => self.bounds_from_weights(q, k).map(Some),
+            LogitBound::Given(bounds) => self.gpu.copy_of(f32_buffer(bounds)?).map(Some),
+            LogitBound::Norms => self.bounds_from_norms(tiling).map(Some),
         }
-        self.bounds_from_norms(tiling).map(Some)
     }
 
     /// `[segments][heads]` from the largest norms of queries and keys.

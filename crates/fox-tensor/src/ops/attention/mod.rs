@@ -92,6 +92,9 @@ pub enum LogitBound {
         /// Weights of the key norm.
         k: Tensor,
     },
+    /// Known already, `[segments, H]`. With `U = (log_tolerance - ln N - threshold) / 2` a tile is skipped
+    /// when the decay across it is below `threshold`, which may make `U` negative.
+    Given(Tensor),
 }
 
 /// Log gates below this count as this, in every prefix sum: nothing is left of what is behind such a gate, and

@@ -72,6 +72,8 @@ pub(crate) struct Attention<'a> {
     spec: &'a AttentionSpec,
     /// Weights of the query and the key norm, for the bound of [`LogitBound::QkNorm`].
     norms: Option<(&'a [f64], &'a [f64])>,
+    /// The bounds of [`LogitBound::Given`].
+    given: Option<&'a [f64]>,
 }
 
 /// One head of one segment, with what does not depend on the row.
@@ -134,6 +136,10 @@ impl<'a> Attention<'a> {
             Acp::On { bound: LogitBound::QkNorm { q, k }, .. } => Some((real(q)?, real(k)?)),
             _ => None,
         };
+        let given = match &spec.acp {
+            Acp::On { bound: LogitBound::Given(bounds), .. } => Some(real(bounds)?),
+            _ => None,
+        };
         Ok(Attention {
             q: matrix(inputs.q)?,
             k: matrix(inputs.k)?,
@@ -141,16 +147,18 @@ impl<'a> Attention<'a> {
             log_gates: maybe_matrix(inputs.log_gates)?,
             spec,
             norms,
+            given,
         })
     }
 
     fn jobs(&self) -> impl Iterator<Item = Job<'a>> {
         let spec = self.spec;
-        spec.segments.as_slice().iter().flat_map(move |segment| {
+        spec.segments.as_slice().iter().enumerate().flat_map(move |(index, segment)| {
             (0..spec.heads).map(move |head| {
                 let kv_head = head / (spec.heads / spec.kv_heads);
                 let c = prefix(self.log_gates, segment, head);
-                let delta = self.delta(segment, head, kv_head);
+                let given = self.given.map(|bounds| bounds[index * spec.heads + head]);
+                let delta = self.delta(segment, head, kv_head, given);
                 let tiles = Tiles::new(spec, segment, &c, delta);
                 Job { head, kv_head, segment, c, tiles }
             })
@@ -158,9 +166,9 @@ impl<'a> Attention<'a> {
     }
 
     /// The decay below which a pair may be dropped: `-(2 U + ln N) + log_tolerance`.
-    fn delta(&self, segment: &Segment, head: usize, kv_head: usize) -> f64 {
+    fn delta(&self, segment: &Segment, head: usize, kv_head: usize, given: Option<f64>) -> f64 {
         let Acp::On { log_tolerance, .. } = self.spec.acp else { return f64::NEG_INFINITY };
-        let bound = self.logit_bound(segment, head, kv_head);
+        let bound = given.unwrap_or_else(|| self.logit_bound(segment, head, kv_head));
         -(2.0 * bound + (segment.k_len as f64).ln()) + f64::from(log_tolerance)
     }
 

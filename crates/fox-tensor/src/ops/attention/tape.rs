@@ -109,6 +109,9 @@ impl Tape<'_> {
             self.check_head_weights(OP, "q_norm weights", q, d, spec.heads * d)?;
             self.check_head_weights(OP, "k_norm weights", k, d, spec.kv_heads * d)?;
         }
+        if let Acp::On { bound: LogitBound::Given(bounds), .. } = &spec.acp {
+            self.check(OP, "logit bounds", bounds, &[spec.segments.len(), spec.heads])?;
+        }
         spec.segments.check(OP, q.rows(), k.rows())
     }
 }

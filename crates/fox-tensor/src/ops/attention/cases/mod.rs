@@ -49,6 +49,8 @@ pub enum Pruning {
     /// log tolerance. Queries agree with the older half of the keys and disagree with the rest, so that
     /// the older half has most of the weight until it has decayed by nearly what the bound allows.
     UnevenQkNorm(f32),
+    /// Bounds that put the threshold of head `h` at `h + 1` times this, whatever queries and keys are.
+    Given(f32),
 }
 
 /// A description of an attention case, to be made into one.
@@ -189,6 +191,7 @@ impl AttentionCase {
             Pruning::QkNorm(tolerance, false) => add(format!("acp qk-norm {tolerance}")),
             Pruning::QkNorm(tolerance, true) => add(format!("acp shared qk-norm {tolerance}")),
             Pruning::UnevenQkNorm(tolerance) => add(format!("acp uneven qk-norm {tolerance}")),
+            Pruning::Given(threshold) => add(format!("acp below {threshold}")),
         }
         let AttentionCase { heads, kv_heads, head_dim, rows, .. } = self;
         let (queries, keys) = rows;
@@ -227,6 +230,10 @@ impl AttentionCase {
                     let (q, k) = (args.tensor("q_norm")?.clone(), args.tensor("k_norm")?.clone());
                     Acp::On { log_tolerance, bound: LogitBound::QkNorm { q, k } }
                 }
+                Pruning::Given(_) => {
+                    let bounds = args.tensor("bounds")?.clone();
+                    Acp::On { log_tolerance: 0.0, bound: LogitBound::Given(bounds) }
+                }
             };
             attend(tape, args, weights, &AttentionSpec { acp, ..spec.clone() })
         });
@@ -258,6 +265,13 @@ impl AttentionCase {
                 normalise(x, &w, d);
                 case = case.constant(name, &[width], w);
             }
+        }
+        if let Pruning::Given(threshold) = self.pruning {
+            let threshold = |h: usize| (h + 1) as f64 * f64::from(threshold);
+            let bound = |s: &Segment, h| round(-((s.k_len as f64).ln() + threshold(h)) / 2.0);
+            let of = |s| (0..self.heads).map(move |h| bound(s, h));
+            let bounds = self.segments.iter().flat_map(of).collect();
+            case = case.constant("bounds", &[self.segments.len(), self.heads], bounds);
         }
         let case = case
             .real("q", &[self.rows.0, q_width], q)

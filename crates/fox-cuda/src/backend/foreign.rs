@@ -1,0 +1,53 @@
+//! Tensors over memory of others, and results into it: for programs in which arrays belong to another library.
+
+use std::sync::Arc;
+
+use fox_tensor::{DType, Device, Shape, Tensor};
+
+use super::storage::{Data, Memory, memory};
+use crate::{Error, Gpu, Result};
+
+impl Gpu {
+    /// A tensor of a device on this GPU that reads f32 or bf16 values where they lie.
+    ///
+    /// # Safety
+    /// As many elements as the shape has must lie at `address` on this GPU, and stay unchanged while the tensor, its
+    /// clones and the work queued on them live. `device` must be a [`Cuda`](crate::Cuda) on this GPU.
+    pub unsafe fn tensor(
+        &self,
+        device: &Device,
+        address: u64,
+        shape: impl Into<Shape>,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let shape = shape.into();
+        // SAFETY: the caller's promise.
+        let data = unsafe {
+            match dtype {
+                DType::F32 => Data::F32(self.borrow(address, shape.len())),
+                DType::Bf16 => Data::Bf16(self.borrow(address, shape.len())),
+                DType::I32 => {
+                    return Err(Error::argument("cuda", "integers cannot be borrowed"));
+                }
+            }
+        };
+        Ok(Tensor::from_storage(Arc::new(Memory::new(data)), shape, dtype, device.clone()))
+    }
+
+    /// Copies a tensor's elements to `address`, converted to `dtype` where they are of another type.
+    ///
+    /// # Safety
+    /// There must be room for them on this GPU, which nobody else uses meanwhile.
+    pub unsafe fn copy_to(&self, x: &Tensor, address: u64, dtype: DType) -> fox_tensor::Result<()> {
+        if x.dtype() != dtype {
+            let mut converted = x.device().uninit(x.dims(), dtype)?;
+            x.device().backend().copy_rows(x, 0, &mut converted, 0, x.rows())?;
+            // SAFETY: the caller's promise.
+            return unsafe { self.copy_to(&converted, address, dtype) };
+        }
+        let bytes = x.len() * dtype.size();
+        // SAFETY: the tensor is live and has this many bytes; the caller's promise for the rest.
+        unsafe { self.copy(address, memory(x)?.data.address(), bytes) }?;
+        Ok(())
+    }
+}

@@ -1,0 +1,135 @@
+"""Forgetting attention, under the names and signatures that people use already."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import _checks, _numpy
+from ._arrays import is_tensor
+
+
+def forgetting_attention(
+    q,
+    k,
+    v,
+    log_fgate=None,
+    *,
+    head_first=False,
+    seq_start=None,
+    sm_scale=None,
+    adaptive_threshold=None,
+    cu_seqlens=None,
+    window=None,
+    causal=True,
+    log_tolerance=None,
+    return_lse=False,
+):
+    """Softmax attention with forget gates, as in the Forgetting Transformer (arXiv 2503.02130).
+
+    `o_i = sum_j softmax_j(sm_scale q_i . k_j + c_i - c_j) v_j` over the keys `j` that query `i` sees, where `c_i` is the
+    sum of the log gates up to and including `i`. Queries are the last `M` of the `N` positions.
+
+    Takes tensors of PyTorch, with gradients, or arrays of NumPy. The first eight arguments are those of the published
+    `forgetting_attention`.
+
+    Args:
+        q: queries `[B, M, H, d]`; `[B, H, M, d]` with `head_first`. float32, bfloat16 or float16, any strides.
+        k: keys `[B, N, Hk, d]`, `N >= M`; query head `h` reads key head `h // (H / Hk)`. `d` is from 1 to 256.
+        v: values `[B, N, Hk, dv]`.
+        log_fgate: logs of the forget gates, at most 0, `[B, N, H]`, best in float32; None for no forgetting.
+        head_first: whether the axis of heads comes before that of time, in all operands and in the result.
+        seq_start: `[B]` integers: keys before these are padding. A query that sees no key gives 0.
+        sm_scale: factor on `q . k`; `1 / sqrt(d)` when absent.
+        adaptive_threshold: skips blocks across which the gates decay by more than this (a negative number, or one for
+            each sequence and head `[B, H]`); "auto" finds it from the norms of queries and keys, such that at most
+            `e^-10` of a row's softmax is dropped.
+        cu_seqlens: packed sequences: 0 and the end of each, `[sequences + 1]`. Needs `B = 1` and `M = N`.
+        window: a query sees only the last `window` keys (with `causal=False` those nearer than `window`).
+        causal: False lets queries see later keys, too, with a bias of `-|c_i - c_j|`.
+        log_tolerance: as `adaptive_threshold="auto"`, with another natural logarithm of the share than -10.
+        return_lse: also return the log of the softmax denominators, `[B, M, H]` (or `[B, H, M]`), without gradient.
+
+    Returns:
+        `[B, M, H, dv]`, or `[B, H, M, dv]` with `head_first`, of the type of `q`.
+
+    Raises:
+        ValueError: an argument does not fit; the message says which, and what would.
+    """
+    if not is_tensor(q):
+        q, k, v = (np.asarray(x) for x in (q, k, v))
+        log_fgate = None if log_fgate is None else np.asarray(log_fgate)
+        seq_start = None if seq_start is None else np.asarray(seq_start)
+        cu_seqlens = None if cu_seqlens is None else np.asarray(cu_seqlens)
+    _checks.attention_shapes(q, k, v, log_fgate, head_first)
+    _checks.attention_options(q, k, head_first, seq_start, cu_seqlens, window, log_tolerance, adaptive_threshold)
+    if head_first:
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        log_fgate = None if log_fgate is None else log_fgate.swapaxes(1, 2)
+    threshold = adaptive_threshold
+    if isinstance(adaptive_threshold, str):
+        threshold, log_tolerance = None, -10.0
+    options = {
+        "seq_start": seq_start,
+        "cu_seqlens": cu_seqlens,
+        "scale": q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale),
+        "causal": causal,
+        "window": window,
+        "log_tolerance": log_tolerance,
+        "threshold": threshold,
+    }
+    if is_tensor(q):
+        from . import _torch
+
+        o, lse = _torch.attention(q, k, v, log_fgate, **options)
+    else:
+        o, lse = _numpy.attention_forward(q, k, v, log_fgate, **options)
+    if head_first:
+        o, lse = o.swapaxes(1, 2), lse.swapaxes(1, 2)
+    return (o, lse) if return_lse else o
+
+
+def forgetting_attention_backward(d_out, q, k, v, log_fgate, o, lse, *, sm_scale=None, causal=True, window=None,
+                                  seq_start=None, cu_seqlens=None, log_tolerance=None, adaptive_threshold=None):
+    """Gradients of `forgetting_attention` for NumPy arrays (PyTorch has its own way to ask for them).
+
+    Args:
+        d_out: gradient of the output `[B, M, H, dv]`.
+        q, k, v, log_fgate: the operands, time before heads; the other options as in the forward.
+        o, lse: what `forgetting_attention(..., return_lse=True)` gave.
+
+    Returns:
+        Gradients of q, k, v and log_fgate (None without gates), each shaped as what it belongs to.
+    """
+    _checks.attention_shapes(q, k, v, log_fgate, False)
+    _checks.attention_options(q, k, False, seq_start, cu_seqlens, window, log_tolerance, adaptive_threshold)
+    threshold = adaptive_threshold
+    if isinstance(adaptive_threshold, str):
+        threshold, log_tolerance = None, -10.0
+    return _numpy.attention_backward(
+        d_out, q, k, v, log_fgate, o, lse, seq_start=seq_start, cu_seqlens=cu_seqlens,
+        scale=q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale), causal=causal, window=window,
+        log_tolerance=log_tolerance, threshold=threshold,
+    )
+
+
+def parallel_forgetting_attn(q, k, v, g, scale=None, window_size=None, cu_seqlens=None, head_first=False, **kwargs):
+    """Forgetting attention with the signature of flash-linear-attention.
+
+    Args:
+        q: queries `[B, T, HQ, K]`.
+        k: keys `[B, T, H, K]`; `HQ` is a multiple of `H`.
+        v: values `[B, T, H, V]`.
+        g: logs of the forget gates `[B, T, HQ]`.
+        scale: factor on `q . k`; `1 / sqrt(K)` when absent.
+        window_size: a query sees only the last `window_size` keys.
+        cu_seqlens: 0 and the ends of packed sequences `[sequences + 1]`; needs `B = 1`.
+
+    Returns:
+        `[B, T, HQ, V]`.
+    """
+    unknown = sorted(key for key, value in kwargs.items() if value is not None)
+    if unknown:
+        raise ValueError(f"parallel_forgetting_attn has no argument {unknown[0]}")
+    return forgetting_attention(
+        q, k, v, g, head_first=head_first, sm_scale=scale, window=window_size, cu_seqlens=cu_seqlens
+    )

@@ -1,0 +1,184 @@
+"""The ops on a GPU: on PyTorch's current stream, results in PyTorch's memory.
+
+The kernels take contiguous tensors, `[B, T, H, d]`, or `[B, H, T, d]` where every query head has a key head: then each head is
+a sequence of its own. Tensors that lie in one of these orders are passed as they are; others are copied.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+
+import torch
+from torch.nn.functional import pad
+
+from . import _checks, _core, _scan_torch, _torch
+
+_nvrtc_is_loaded = False
+
+
+def _load_nvrtc():
+    """Opens the run-time compiler that came with PyTorch, so that the library finds it by name."""
+    global _nvrtc_is_loaded
+    if _nvrtc_is_loaded:
+        return
+    import ctypes
+
+    site = os.path.dirname(os.path.dirname(torch.__file__))
+    for name in ("libnvrtc-builtins.so*", "libnvrtc.so*", "libcublasLt.so*"):
+        for folder in (f"{site}/nvidia/*/lib", f"{site}/torch/lib"):
+            found = [path for path in sorted(glob.glob(f"{folder}/{name}")) if ".alt." not in path]
+            if found:
+                ctypes.CDLL(found[0], mode=ctypes.RTLD_GLOBAL)
+                break
+    _nvrtc_is_loaded = True
+
+
+def _place(x):
+    _load_nvrtc()
+    return x.device.index, torch.cuda.current_stream(x.device).cuda_stream
+
+
+def _lies_head_first(x):
+    return x.transpose(1, 2).is_contiguous()
+
+
+class _Layout:
+    """The order in which all tensors of a call lie: heads before time, or after."""
+
+    def __init__(self, q, k, v, cu_seqlens):
+        alike = q.shape[2] == k.shape[2] and cu_seqlens is None
+        head_first = alike and all(_lies_head_first(x) for x in (q, k, v))
+        self.head_first = head_first and not all(x.is_contiguous() for x in (q, k, v))
+
+    def fits(self, x):
+        in_order = _lies_head_first(x) if self.head_first else x.is_contiguous()
+        # The copy engine reads 16 bytes at a time.
+        return in_order and x.data_ptr() % 16 == 0
+
+    def arrange(self, x, dtype, width=None):
+        """`x` in this order and type, heads filled up with zeros to `width`; itself where nothing has to be done."""
+        if x is None:
+            return None
+        x = x.to(dtype)
+        if width is not None and x.shape[3] != width:
+            x = pad(x, (0, width - x.shape[3]))
+        if self.fits(x):
+            return x
+        if self.head_first:
+            return x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def target(self, out, dtype, width=None):
+        """Where to compute what goes to `out`: there, if it fits."""
+        if out.dtype == dtype and (width is None or out.shape[3] == width) and self.fits(out):
+            return out
+        shape = list(out.shape)
+        if width is not None:
+            shape[3] = width
+        if self.head_first:
+            shape[1], shape[2] = shape[2], shape[1]
+            return out.new_empty(shape, dtype=dtype).transpose(1, 2)
+        return out.new_empty(shape, dtype=dtype)
+
+
+def _finish(out, computed):
+    if out is not computed:
+        out.copy_(computed[..., : out.shape[-1]] if out.ndim == 4 else computed)
+
+
+def _address(x):
+    return 0 if x is None else x.data_ptr()
+
+
+def _call(q, k, v, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance):
+    """What the library needs to know besides addresses. float16 is computed in float32."""
+    (b, m, h, d), (_, n, hk, dv) = q.shape, v.shape
+    dtype = torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32
+    width = (max(d, dv) + 7) // 8 * 8
+    layout = _Layout(q, k, v, cu_seqlens)
+    starts, ends = _checks.segment_lists(seq_start, cu_seqlens, n)
+    flags = (dtype == torch.float32, layout.head_first)
+    tail = (scale, causal, window, log_tolerance, None if bounds is None else bounds.data_ptr(), starts, ends)
+    return layout, dtype, width, [b, m, n, h, hk, width], (flags, tail)
+
+
+def _attention(q, k, v, log_gates, bounds, *options):
+    o, lse = _torch.results(q, k, v)
+    if q.numel() == 0:
+        return o, lse
+    layout, dtype, width, dims, packed = _call(q, k, v, bounds, *options)
+    x = [layout.arrange(a, dtype, width) for a in (q, k, v)]
+    gates = layout.arrange(log_gates, torch.float32)
+    made, sums = layout.target(o, dtype, width), layout.target(lse, torch.float32)
+    at = [_address(a) for a in (*x, gates)]
+    _core.cuda_attention_forward(_place(q), at, [made.data_ptr(), sums.data_ptr()], dims, packed)
+    _finish(o, made)
+    _finish(lse, sums)
+    return o, lse
+
+
+def _attention_backward(d_out, q, k, v, o, lse, log_gates, bounds, *options):
+    made = _torch.gradient_room(d_out, q, k, v, o, lse, log_gates)
+    if q.numel() == 0:
+        for x in made:
+            x.zero_()
+        return made
+    layout, dtype, width, dims, packed = _call(q, k, v, bounds, *options)
+    x = [layout.arrange(a, dtype, width) for a in (q, k, v)]
+    gates = layout.arrange(log_gates, torch.float32)
+    saved = [layout.arrange(a, dtype, width) for a in (d_out, o)] + [layout.arrange(lse, torch.float32)]
+    targets = [layout.target(a, dtype, width) for a in made[:3]]
+    targets.append(None if log_gates is None else layout.target(made[3], torch.float32))
+    at = [_address(a) for a in (*x, gates)]
+    gradients = [_address(a) for a in targets]
+    _core.cuda_attention_backward(_place(q), at, [a.data_ptr() for a in saved], gradients, dims, packed)
+    for out, computed in zip(made, targets):
+        if computed is not None:
+            _finish(out, computed)
+    return made
+
+
+def _scan_call(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta):
+    dtype = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
+    x = [a.to(dtype).contiguous() for a in (q, k, v)]
+    extras = [None if a is None else a.float().contiguous() for a in (decay, write, skip, state)]
+    shape = (tuple(q.shape), tuple(v.shape), decay is not None and decay.shape[3] != 1, dtype == torch.float32)
+    ends = _checks.segment_lists(None, cu_seqlens, q.shape[1])[1]
+    return dtype, x + extras, shape, (scale, delta, ends)
+
+
+def _scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state):
+    o, last = _scan_torch.results(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state)
+    dtype, held, shape, packed = _scan_call(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta)
+    made = o if o.dtype == dtype and o.is_contiguous() else o.new_empty(o.shape, dtype=dtype)
+    addresses = [made.data_ptr(), last.data_ptr() if keep_state else 0]
+    _core.cuda_scan_forward(_place(q), [_address(a) for a in held], addresses, shape, packed)
+    _finish(o, made)
+    return o, last
+
+
+def _scan_backward(d_out, q, k, v, decay, write, skip, state, cu_seqlens, scale, delta):
+    made = _scan_torch.gradient_room(d_out, q, k, v, decay, write, skip)
+    dtype, held, shape, packed = _scan_call(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta)
+    d_out = d_out.to(dtype).contiguous()
+    targets = []
+    for n, (out, x) in enumerate(zip(made, (q, k, v, decay, write, skip))):
+        kind = dtype if n < 3 else torch.float32
+        fits = x is not None and out.dtype == kind and out.is_contiguous()
+        targets.append(None if x is None else out if fits else out.new_empty(out.shape, dtype=kind))
+    gradients = [_address(a) for a in targets]
+    _core.cuda_scan_backward(_place(q), d_out.data_ptr(), [_address(a) for a in held], gradients, shape, packed)
+    for out, computed in zip(made, targets):
+        if computed is not None and computed is not out:
+            out.copy_(computed)
+    return made
+
+
+for _name, _function in (
+    ("attention", _attention),
+    ("attention_backward", _attention_backward),
+    ("scan", _scan),
+    ("scan_backward", _scan_backward),
+):
+    _torch.LIBRARY.impl(_name, _function, "CUDA")

@@ -1,0 +1,112 @@
+"""Linear recurrences on PyTorch tensors, registered with `torch.library`.
+
+Queries and keys are `[B, T, G, dk]`, values `[B, T, H, dv]`, the log decay `[B, T, H, 1]` or `[B, T, H, dk]`, the strength of
+a write `[B, T, H]`, the skip `[H]`, states `[sequences, H, dk, dv]`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _checks, _core
+from ._torch import LIBRARY, below_autograd, describe, with_gradients
+
+_OPTIONS = (
+    "Tensor? decay, Tensor? write, Tensor? skip, Tensor? state, Tensor? cu_seqlens, float scale, bool delta"
+)
+LIBRARY.define(f"scan(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool keep_state) -> (Tensor, Tensor)")
+LIBRARY.define(
+    f"scan_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, {_OPTIONS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def results(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state):
+    """Room for the output, laid out as the values, and for the last states in float32."""
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (sequences, v.shape[2], q.shape[3], v.shape[3]) if keep_state else (0,)
+    return torch.empty_like(v), v.new_empty(shape, dtype=torch.float32)
+
+
+def gradient_room(d_out, q, k, v, decay, write, skip, *_):
+    """Room for gradients; one without elements for what is absent."""
+    return tuple(v.new_empty(0) if x is None else torch.empty_like(x) for x in (q, k, v, decay, write, skip))
+
+
+def _flat(state):
+    """States `[N, H, dk, dv]` as one row for each sequence."""
+    return None if state is None else describe(state.reshape(1, state.shape[0], -1))
+
+
+def _extras(decay, write, skip, state):
+    return [
+        None if decay is None else describe(decay),
+        None if write is None else describe(write),
+        None if skip is None else describe(skip.reshape(1, 1, -1)),
+        _flat(state),
+    ]
+
+
+def _options(q, cu_seqlens, scale, delta):
+    return scale, delta, _checks.segment_lists(None, cu_seqlens, q.shape[1])[1]
+
+
+def _scan_cpu(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state):
+    o, last = results(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state)
+    state = None if state is None else state.contiguous()
+    operands, extras = [describe(x) for x in (q, k, v)], _extras(decay, write, skip, state)
+    kept = _flat(last) if keep_state else None
+    _core.scan_forward(operands, extras, describe(o), kept, _options(q, cu_seqlens, scale, delta))
+    return o, last
+
+
+def _scan_backward_cpu(d_out, q, k, v, decay, write, skip, state, cu_seqlens, scale, delta):
+    made = gradient_room(d_out, q, k, v, decay, write, skip)
+    state = None if state is None else state.contiguous()
+    gradients = [describe(x) for x in made[:3]]
+    gradients.append(None if decay is None else describe(made[3]))
+    gradients.append(None if write is None else describe(made[4]))
+    gradients.append(None if skip is None else describe(made[5].reshape(1, 1, -1)))
+    operands, extras = [describe(x) for x in (q, k, v)], _extras(decay, write, skip, state)
+    _core.scan_backward(describe(d_out), operands, extras, gradients, _options(q, cu_seqlens, scale, delta))
+    return made
+
+
+class _Scan(torch.autograd.Function):
+    """The op with its gradients."""
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        o, last = below_autograd(torch.ops.foxlm.scan.default, *arguments)
+        ctx.save_for_backward(*arguments[:8])
+        ctx.options = arguments[8:10]
+        ctx.mark_non_differentiable(last)
+        ctx.set_materialize_grads(False)
+        return o, last
+
+    @staticmethod
+    def backward(ctx, d_out, _):
+        nothing = (None,) * 11
+        if d_out is None:
+            return nothing
+        tensors = ctx.saved_tensors
+        grads = torch.ops.foxlm.scan_backward.default(d_out, *tensors, *ctx.options)
+        return (*[None if x is None else g for x, g in zip(tensors[:6], grads)], *nothing[6:])
+
+
+LIBRARY.impl("scan", _scan_cpu, "CPU")
+LIBRARY.impl("scan_backward", _scan_backward_cpu, "CPU")
+torch.library.register_fake("foxlm::scan", results, lib=LIBRARY)
+torch.library.register_fake("foxlm::scan_backward", gradient_room, lib=LIBRARY)
+LIBRARY.impl("scan", with_gradients(_Scan, torch.ops.foxlm.scan.default), "Autograd")
+
+
+def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state):
+    """The recurrence with gradients; the last states only if `keep_state`."""
+    if state is not None and state.requires_grad:
+        raise ValueError("initial_state needs a gradient, which scans do not give; detach it")
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    return torch.ops.foxlm.scan.default(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state)

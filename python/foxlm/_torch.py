@@ -1,0 +1,153 @@
+"""The ops on PyTorch tensors: registered with `torch.library`, outputs allocated by PyTorch.
+
+Tensors are `[batch, time, heads, dim]` here, with any strides: a head-first tensor comes as a transposed view.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _checks, _core
+
+_TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+LIBRARY = torch.library.Library("foxlm", "DEF")
+
+_OPTIONS = (
+    "Tensor? log_gates, Tensor? bounds, Tensor? seq_start, Tensor? cu_seqlens, "
+    "float scale, bool causal, int? window, float? log_tolerance"
+)
+LIBRARY.define(f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
+LIBRARY.define(
+    f"attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_OPTIONS})"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def describe(x: torch.Tensor):
+    """`(address, type, shape, strides)` of a tensor; it must be held while this is used."""
+    name = _TYPES.get(x.dtype)
+    if name is None:
+        raise ValueError(f"a tensor is {str(x.dtype).removeprefix('torch.')}; use float32, bfloat16 or float16")
+    return x.data_ptr(), name, tuple(x.shape), x.stride()
+
+
+def results(q, k, v, *_):
+    """Room for the output `[B, M, H, dv]`, laid out as the queries are, and for the log sums `[B, M, H]`."""
+    o = torch.empty_like(q) if v.shape[3] == q.shape[3] else q.new_empty((*q.shape[:3], v.shape[3]))
+    return o, torch.empty_like(q.select(3, 0), dtype=torch.float32)
+
+
+def _packed(k, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance):
+    starts, ends = _checks.segment_lists(seq_start, cu_seqlens, k.shape[1])
+    described = None if bounds is None else describe(bounds)
+    return scale, causal, window, log_tolerance, described, starts, ends
+
+
+def _attention_cpu(q, k, v, log_gates, bounds, *options):
+    o, lse = results(q, k, v)
+    gates = None if log_gates is None else describe(log_gates)
+    packed = _packed(k, bounds, *options)
+    _core.attention_forward(describe(q), describe(k), describe(v), gates, describe(o), describe(lse), packed)
+    return o, lse
+
+
+def _attention_backward_cpu(d_out, q, k, v, o, lse, log_gates, bounds, *options):
+    made = gradient_room(d_out, q, k, v, o, lse, log_gates)
+    gates = None if log_gates is None else describe(log_gates)
+    gradients = (*[describe(x) for x in made[:3]], None if log_gates is None else describe(made[3]))
+    packed = _packed(k, bounds, *options)
+    operands = [describe(x) for x in (d_out, q, k, v)]
+    _core.attention_backward(*operands, gates, describe(o), describe(lse), gradients, packed)
+    return made
+
+
+def gradient_room(d_out, q, k, v, o, lse, log_gates, *_):
+    """Room for gradients; one without elements where there are no gates."""
+    d_gates = q.new_empty(0) if log_gates is None else torch.empty_like(log_gates)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_gates
+
+
+class _Attention(torch.autograd.Function):
+    """The op with its gradients."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options):
+        o, lse = below_autograd(
+            torch.ops.foxlm.attention.default, q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options
+        )
+        ctx.save_for_backward(q, k, v, o, lse, log_gates, bounds, seq_start, cu_seqlens)
+        ctx.options = options
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, d_out, _):
+        nothing = (None,) * 11
+        if d_out is None:
+            return nothing
+        q, k, v, o, lse, log_gates, *tensors = ctx.saved_tensors
+        grads = torch.ops.foxlm.attention_backward.default(
+            d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options
+        )
+        return (*grads[:3], None if log_gates is None else grads[3], *nothing[4:])
+
+
+def below_autograd(op, *arguments):
+    """Runs the op itself, past what is registered for gradients."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
+
+
+def with_gradients(function, op):
+    """What autograd calls: `function` where a gradient may be asked for, else the op alone.
+
+    Registered directly: `torch.library.register_autograd` adds more to a call than all the rest of the way to the kernel.
+    """
+
+    def call(*arguments):
+        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments):
+            return function.apply(*arguments)
+        return below_autograd(op, *arguments)
+
+    return call
+
+
+LIBRARY.impl("attention", _attention_cpu, "CPU")
+LIBRARY.impl("attention_backward", _attention_backward_cpu, "CPU")
+torch.library.register_fake("foxlm::attention", results, lib=LIBRARY)
+torch.library.register_fake("foxlm::attention_backward", gradient_room, lib=LIBRARY)
+LIBRARY.impl("attention", with_gradients(_Attention, torch.ops.foxlm.attention.default), "Autograd")
+
+
+def _bounds(threshold, q, k, seq_start, cu_seqlens):
+    """Bounds on the logits `[1, segments, H]` for which a block is skipped below `threshold`, broadcast to `[B, H]`."""
+    b, h, n = q.shape[0], q.shape[2], k.shape[1]
+    threshold = torch.as_tensor(threshold, dtype=torch.float32, device=q.device).expand(b, h)
+    if cu_seqlens is not None:
+        lengths = cu_seqlens.diff()
+    elif seq_start is not None:
+        lengths = n - seq_start
+    else:
+        lengths = torch.full((b,), n, device=q.device)
+    logs = lengths.clamp(min=1).float().log()
+    return (-(logs[:, None] + threshold.detach()) / 2)[None].contiguous()
+
+
+def attention(q, k, v, log_gates, *, seq_start, cu_seqlens, scale, causal, window, log_tolerance, threshold):
+    """Forgetting attention with gradients; shapes as in `foxlm.forgetting_attention`, time before heads."""
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        # The gates keep their precision: their sums over a long sequence need it.
+        dtype = torch.get_autocast_dtype(kind)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    bounds = None
+    if threshold is not None:
+        bounds, log_tolerance = _bounds(threshold, q, k, seq_start, cu_seqlens), 0.0
+    return torch.ops.foxlm.attention.default(
+        q, k, v, log_gates, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance
+    )
+
+
+# What follows adds to the library that is defined above.
+from . import _cuda  # noqa: E402, F401

@@ -1,0 +1,165 @@
+"""Configurations of FoX models, with the field names of the checkpoints."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig
+
+
+class FoxConfig(PretrainedConfig):
+    """The official layout. `FoxConfig.pro(...)` and `FoxConfig.llama(...)` are the published architectures.
+
+    Args:
+        vocab_size, hidden_size, num_hidden_layers, num_heads: V, D, L, H; the head dim is D / H.
+        hidden_ratio, intermediate_size, hidden_act: the gated MLP; its width is given, or two thirds of
+            `hidden_ratio * D` rounded up to a multiple of 256.
+        norm_eps: of the norms around blocks and of the output norm.
+        fgate_type: "full" (depends on the input), "bias_only", "fixed" or "none".
+        fgate_bias_init, decay_time_min, decay_time_max: memory lengths with which "bias_only" and "fixed" gates begin.
+        use_rope, rope_base: rotary positions.
+        use_output_gate, ogate_act, use_output_norm: after attention.
+        qk_norm, qk_norm_share_param_across_head: norms of queries and keys, before rotation.
+        use_k_shift, use_v_shift: data-dependent mixing with the previous token.
+        log_pruning_tolerance: natural log of the share of a softmax that may be skipped; None skips nothing.
+        num_kv_heads, window_size: grouped heads and sliding window, of the Transformer alone.
+    """
+
+    model_type = "forgetting_transformer-project_fox"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads"}
+    layout = "official"
+    positions_by_default = False
+    gates_by_default = "full"
+
+    def __init__(
+        self,
+        vocab_size=32000,
+        hidden_size=2048,
+        num_hidden_layers=24,
+        num_heads=32,
+        num_kv_heads=None,
+        hidden_ratio=4,
+        intermediate_size=None,
+        hidden_act="swish",
+        norm_eps=1e-6,
+        fgate_type=None,
+        fgate_bias_init=False,
+        decay_time_min=None,
+        decay_time_max=None,
+        use_rope=None,
+        rope_base=500000.0,
+        use_output_gate=False,
+        ogate_act="sigmoid",
+        use_output_norm=False,
+        qk_norm=False,
+        qk_norm_share_param_across_head=False,
+        qkv_bias=False,
+        use_k_shift=False,
+        use_v_shift=False,
+        log_pruning_tolerance=None,
+        window_size=None,
+        initializer_range=0.02,
+        max_position_embeddings=2048,
+        use_cache=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        tie_word_embeddings=False,
+        **kwargs,
+    ):
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.hidden_ratio = hidden_ratio
+        self.intermediate_size = intermediate_size
+        self.hidden_act = hidden_act
+        self.norm_eps = norm_eps
+        self.fgate_type = self.gates_by_default if fgate_type is None else fgate_type
+        self.fgate_bias_init = fgate_bias_init
+        self.decay_time_min = decay_time_min
+        self.decay_time_max = decay_time_max
+        self.use_rope = self.positions_by_default if use_rope is None else use_rope
+        self.rope_base = rope_base
+        self.use_output_gate = use_output_gate
+        self.ogate_act = ogate_act
+        self.use_output_norm = use_output_norm
+        self.qk_norm = qk_norm
+        self.qk_norm_share_param_across_head = qk_norm_share_param_across_head
+        self.qkv_bias = qkv_bias
+        self.use_k_shift = use_k_shift
+        self.use_v_shift = use_v_shift
+        self.log_pruning_tolerance = log_pruning_tolerance
+        self.window_size = window_size
+        self.initializer_range = initializer_range
+        self.max_position_embeddings = max_position_embeddings
+        self.use_cache = use_cache
+        super().__init__(
+            bos_token_id=bos_token_id, eos_token_id=eos_token_id, pad_token_id=pad_token_id,
+            tie_word_embeddings=tie_word_embeddings, **kwargs,
+        )  # fmt: skip
+        self.pad_token_id, self.tie_word_embeddings = pad_token_id, tie_word_embeddings
+        self._check()
+
+    def _check(self):
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        choices = {
+            "fgate_type": ("full", "bias_only", "fixed", "none"),
+            "hidden_act": ("swish", "silu", "sigmoid"),
+            "ogate_act": ("sigmoid", "silu"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)}; use one of {', '.join(allowed)}")
+        if self.use_output_norm and self.use_output_gate and self.ogate_act != "sigmoid":
+            raise ValueError("an output norm goes with ogate_act sigmoid only")
+        if self.kv_heads != self.num_heads and (self.use_k_shift or self.use_v_shift):
+            raise ValueError("num_kv_heads with use_k_shift or use_v_shift; shifts need a key head for each head")
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the MLP."""
+        if self.intermediate_size is not None:
+            return self.intermediate_size
+        ratio = 4 if self.hidden_ratio is None else self.hidden_ratio
+        return 256 * -(-int(self.hidden_size * ratio * 2 / 3) // 256)
+
+    @classmethod
+    def llama(cls, **fields):
+        """FoX (LLaMA): forget gates and nothing else."""
+        return cls(**fields)
+
+    @classmethod
+    def pro(cls, **fields):
+        """FoX (Pro): QK-norm, output gate and norm, shifts of keys and values."""
+        pro = {name: True for name in ("qk_norm", "use_output_gate", "use_output_norm", "use_k_shift", "use_v_shift")}
+        return cls(**({"hidden_ratio": 3.5} | pro | fields))
+
+
+class FoxTransformerConfig(FoxConfig):
+    """The official Transformer: rotary positions, no forget gates."""
+
+    model_type = "transformer-project_fox"
+    positions_by_default = True
+    gates_by_default = "none"
+
+    # Without one of its own, a subclass gets an __init__ from the library that knows none of the fields.
+    def __init__(self, **fields):
+        super().__init__(**fields)
+
+
+class FlaFoxConfig(FoxConfig):
+    """FoX as flash-linear-attention stores it. Its `window_size` bounds only the cache of its own code; here it is not
+    used."""
+
+    model_type = "forgetting_transformer"
+    layout = "fla"
+
+    def __init__(self, **fields):
+        super().__init__(**fields)

@@ -1,0 +1,160 @@
+"""The scans against their definition, token by token in float64, with gradients."""
+
+import pytest
+from conftest import need
+
+torch = need("torch")
+
+import foxlm  # noqa: E402
+
+
+def recur(q, k, v, decay=None, write=None, skip=None, scale=1.0, delta=False, state=None, ends=None):
+    """The definition. decay `[B, T, H, 1 or dk]`, write `[B, T, H]`: o and the last states."""
+    double = lambda x: None if x is None else x.double()
+    q, k, v, decay, write, skip, state = map(double, (q, k, v, decay, write, skip, state))
+    if ends is not None:
+        parts = []
+        for n, (a, e) in enumerate(zip(ends, ends[1:])):
+            cut = [None if x is None else x[:, a:e] for x in (q, k, v, decay, write)]
+            parts.append(recur(*cut, skip, scale, delta, None if state is None else state[n : n + 1]))
+        return torch.cat([o for o, _ in parts], 1), torch.cat([s for _, s in parts])
+    h = v.shape[2]
+    q, k = (x.repeat_interleave(h // x.shape[2], 2) for x in (q, k))
+    s = q.new_zeros(q.shape[0], h, q.shape[3], v.shape[3]) if state is None else state
+    out = []
+    for t in range(q.shape[1]):
+        if decay is not None:
+            s = s * decay[:, t].exp()[..., None]
+        value = v[:, t]
+        if delta:
+            value = value - torch.einsum("bhkv,bhk->bhv", s, k[:, t])
+        if write is not None:
+            value = value * write[:, t, :, None]
+        s = s + k[:, t, :, :, None] * value[:, :, None]
+        o = scale * torch.einsum("bhkv,bhk->bhv", s, q[:, t])
+        out.append(o if skip is None else o + skip[:, None] * v[:, t])
+    return torch.stack(out, 1), s
+
+
+def draw(*shapes):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(*shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+B, T, H, K, V = 2, 150, 2, 24, 40
+
+
+def error(a, b):
+    a, b = a.double(), b.double()
+    assert a.shape == b.shape and a.isfinite().all()
+    return ((a - b).norm() / b.norm()).item()
+
+
+def delta_rule(**options):
+    q, k, v, b = draw((B, T, H, K), (B, T, H, K), (B, T, H, V), (B, T, H))
+    ours = lambda q, k, v, b: foxlm.chunk_delta_rule(q, k, v, b.sigmoid(), use_qk_l2norm_in_kernel=True, **options)
+    unit = lambda x: x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+    naive = lambda q, k, v, b: recur(unit(q), unit(k), v, None, b.sigmoid(), scale=K**-0.5, delta=True)
+    return (q, k, v, b), ours, naive
+
+
+def gated_delta_rule():
+    q, k, v, g, b = draw((B, T, H, K), (B, T, H, K), (B, T, 2 * H, V), (B, T, 2 * H), (B, T, 2 * H))
+    low = torch.nn.functional.logsigmoid
+    ours = lambda q, k, v, g, b: foxlm.chunk_gated_delta_rule(
+        q, k, v, low(g), b.sigmoid(), use_qk_l2norm_in_kernel=True, output_final_state=True
+    )
+    unit = lambda x: x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+    naive = lambda q, k, v, g, b: recur(
+        unit(q), unit(k), v, low(g)[..., None], b.sigmoid(), scale=K**-0.5, delta=True
+    )
+    return (q, k, v, g, b), ours, naive
+
+
+def gla():
+    q, k, v, g = draw((B, T, H, K), (B, T, H, K), (B, T, H, V), (B, T, H, K))
+    low = torch.nn.functional.logsigmoid
+    ours = lambda q, k, v, g: foxlm.chunk_gla(q, k, v, low(g), scale=0.3, output_final_state=True)
+    return (q, k, v, g), ours, lambda q, k, v, g: recur(q, k, v, low(g), scale=0.3)
+
+
+def hgrn2():
+    q, f, v = draw((B, T, H, K), (B, T, H, K), (B, T, H, V))
+    ours = lambda q, f, v: foxlm.chunk_gla(q, 1 - f.sigmoid(), v, torch.nn.functional.logsigmoid(f))
+    naive = lambda q, f, v: recur(q, 1 - f.sigmoid(), v, torch.nn.functional.logsigmoid(f), scale=K**-0.5)
+    return (q, f, v), ours, naive
+
+
+def simple_gla():
+    q, k, v = draw((B, T, H, K), (B, T, H, K), (B, T, H, V))
+    return (q, k, v), lambda *x: foxlm.chunk_simple_gla(*x), lambda *x: recur(*x, scale=K**-0.5)
+
+
+def mamba():
+    x, dt, a, b, c, d, z = draw((B, T, 4, V), (B, T, 4), (4,), (B, T, 2, K), (B, T, 2, K), (4,), (B, T, 4, V))
+    bias = torch.tensor([0.1, -0.2, 0.3, 0.0])
+    ours = lambda x, dt, a, b, c, d, z: foxlm.mamba_chunk_scan_combined(
+        x, dt, -a.exp(), b, c, 64, D=d, z=z, dt_bias=bias.to(dt.device), dt_softplus=True, return_final_states=True
+    )
+
+    def naive(x, dt, a, b, c, d, z):
+        step = torch.nn.functional.softplus(dt + bias.to(dt.device))
+        o, s = recur(c, b, x, (-a.exp() * step)[..., None], step, d)
+        return o * torch.nn.functional.silu(z), s.transpose(2, 3)
+
+    return (x, dt, a, b, c, d, z), ours, naive
+
+
+@pytest.mark.parametrize("make", [delta_rule, gated_delta_rule, gla, hgrn2, simple_gla, mamba])
+def test_values_and_gradients(make):
+    x, ours, naive = make()
+    (o, state), (want, last) = ours(*x), naive(*x)
+    assert error(o, want) < 1e-5
+    if state is not None:
+        assert error(state, last) < 1e-5 and not state.requires_grad
+    w = torch.randn(o.shape)
+    for n, (a, b) in enumerate(zip(torch.autograd.grad(o, x, w), torch.autograd.grad(want, x, w.double()))):
+        assert error(a, b) < 3e-5, n
+
+
+def test_states_and_packed_sequences():
+    q, k, v, b = (x.detach() for x in delta_rule()[0])
+    b, k = b.sigmoid(), torch.nn.functional.normalize(k, dim=-1)
+    _, middle = foxlm.chunk_delta_rule(q[:, :70], k[:, :70], v[:, :70], b[:, :70], output_final_state=True)
+    o, last = foxlm.chunk_delta_rule(q[:, 70:], k[:, 70:], v[:, 70:], b[:, 70:], None, middle, True)
+    whole, end = foxlm.chunk_delta_rule(q, k, v, b, output_final_state=True)
+    assert error(o, whole[:, 70:]) < 1e-5 and error(last, end) < 1e-5
+    one = lambda x: x.reshape(1, -1, *x.shape[2:])
+    ends = torch.tensor([0, T, 2 * T])
+    packed, states = foxlm.chunk_delta_rule(one(q), one(k), one(v), one(b), output_final_state=True, cu_seqlens=ends)
+    assert torch.equal(packed, one(whole)) and torch.equal(states, end)
+
+
+@pytest.mark.parametrize("make", [delta_rule, gla])
+def test_half_precision_views_and_compile(make):
+    x, ours, naive = make()
+    low = [a.detach().bfloat16().requires_grad_() for a in x]
+    o = ours(*low)[0]
+    assert o.dtype == torch.bfloat16 and error(o, naive(*low)[0]) < 2e-2
+    head_first = [a.detach().transpose(1, 2).contiguous().transpose(1, 2) for a in x]
+    assert torch.equal(ours(*head_first)[0], ours(*x)[0])
+    fast = torch.compile(lambda *a: ours(*a)[0].sin().sum(), fullgraph=True, backend="aot_eager")
+    got, want = torch.autograd.grad(fast(*x), x), torch.autograd.grad(ours(*x)[0].sin().sum(), x)
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_opcheck():
+    q, k, v, g = (x.detach() for x in gla()[0])
+    x = [a.requires_grad_() for a in (q, k, v, torch.nn.functional.logsigmoid(g))]
+    torch.library.opcheck(torch.ops.foxlm.scan, (*x, None, None, None, None, 0.3, False, True))
+
+
+def test_complaints():
+    q, k, v, b = delta_rule()[0]
+    with pytest.raises(ValueError, match=r"beta has shape \[2, 2, 150\], expected \[2, 150, 2\]"):
+        foxlm.chunk_delta_rule(q, k, v, b.transpose(1, 2))
+    with pytest.raises(ValueError, match="initial_state needs a gradient, which scans do not give; detach it"):
+        foxlm.chunk_delta_rule(q, k, v, b, initial_state=torch.zeros(B, H, K, V, requires_grad=True))
+    with pytest.raises(ValueError, match=r"initial_state has shape \[1, 2, 24, 40\], expected \[2, 2, 24, 40\]"):
+        foxlm.chunk_delta_rule(q, k, v, b, initial_state=torch.zeros(1, H, K, V))
