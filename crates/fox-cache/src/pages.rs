@@ -106,6 +106,17 @@ impl LayerPages {
         }
     }
 
+    /// The page that ends at position `len` is full; `sums: [H]` are the sums of the log gates there.
+    pub fn write_end(&mut self, len: usize, sums: &[f64]) {
+        self.seen = len;
+        let group = self.shape.group;
+        for (h, sum) in sums.iter().enumerate() {
+            if let Some(page) = self.page_mut(h / group, len / PAGE - 1) {
+                page.sums[h % group * PAGE + PAGE - 1] = *sum;
+            }
+        }
+    }
+
     /// Drops full pages of a head from the front as long as `forgotten` says so of a page and the position
     /// of its first key; the last page stays.
     pub fn drop_while(&mut self, head: usize, mut forgotten: impl FnMut(usize, &Page) -> bool) {

@@ -111,8 +111,10 @@ impl Scheduler {
                 let r = &mut self.running[at];
                 r.ended = Some(FinishReason::Failed(words));
                 r.cache = None;
+                self.pages_changed = true;
                 return;
             }
+            self.pages_changed = true;
             let mut r = self.running.remove(at);
             if let Some(cache) = &r.cache {
                 self.kept.observe(cache);

@@ -32,6 +32,7 @@ mod penalties;
 mod plan;
 mod prefixes;
 mod request;
+mod resident;
 mod running;
 mod sampler;
 mod scheduler;

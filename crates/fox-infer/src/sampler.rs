@@ -1,5 +1,6 @@
 //! The choice of the next token.
 
+use fox_tensor::StreamDraw;
 use fox_tensor::cases::Rng;
 
 use crate::cut::{self, Buckets, Cut};
@@ -22,6 +23,19 @@ impl Sampler {
         let mut rng = Rng::new(sampling.seed ^ 0x5eed_f0c5);
         rng.bits();
         Sampler { sampling, rng, penalties: Penalties::new(request) }
+    }
+
+    /// Whether a device can choose: it knows nothing of penalties.
+    pub fn is_plain(&self) -> bool {
+        self.penalties.is_none()
+    }
+
+    /// How a device draws the next token, with the number that [`Sampler::choose`] would draw it with; `None` for the
+    /// likeliest.
+    pub fn draw(&mut self) -> Option<StreamDraw> {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let draws = self.is_plain() && temperature > 0.0;
+        draws.then(|| StreamDraw { temperature, top_k, top_p, min_p, uniform: self.rng.uniform() })
     }
 
     /// The next id; `None` when a logit is NaN, because a model that gives one is broken and the rest of the row with it,

@@ -23,6 +23,7 @@ mod pieces;
 mod recompute;
 pub(crate) mod scan;
 mod stick;
+mod streams;
 mod time_step;
 mod update;
 
@@ -50,6 +51,7 @@ pub fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
         scan::add::variants,
         scan::delta::variants,
         stick::variants,
+        streams::variants,
         time_step::variants,
         update::variants,
     ];

@@ -2,6 +2,7 @@
 
 mod decode;
 mod forward;
+mod streams;
 mod structure;
 
 use std::path::Path;

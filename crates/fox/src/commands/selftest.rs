@@ -1,5 +1,7 @@
 //! `fox selftest`: is what this machine computes what the oracle computes?
 
+mod streams;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -31,7 +33,7 @@ pub struct Args {
     /// Dump folders to prove, see `fox verify`
     #[arg(value_name = "DIR")]
     dumps: Vec<PathBuf>,
-    /// Only cases whose name contains this, e.g. attention; also decoding and pages
+    /// Only cases whose name contains this, e.g. attention; also decoding, pages, row products and streams
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Random cases of each kind of attention and of scans beside the list
@@ -61,8 +63,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let wanted = |name: &str| args.only.as_deref().is_none_or(|text| name.contains(text));
     let (cases, decoding, pages) =
         (!all_cases(args)?.is_empty(), wanted("decoding"), wanted("pages"));
+    let (products, streams) = (wanted("row products"), wanted("streams"));
     let cases = cases || !large_cases(args).is_empty();
-    if let (Some(text), false) = (&args.only, cases || decoding || pages) {
+    if let (Some(text), false) = (&args.only, cases || decoding || pages || products || streams) {
         bail!("no case is called anything like `{text}`; --verbose lists the names of all");
     }
     let mut passed = true;
@@ -76,6 +79,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         if pages {
             passed &= check_pages(&device)?;
+        }
+        if products {
+            passed &= streams::check_products(&device)?;
+        }
+        if streams {
+            passed &= streams::check_steps(&device)?;
         }
         if device.backend().caps().activation_type == DType::F32 {
             passed &= check_dumps(args, &device)?;
