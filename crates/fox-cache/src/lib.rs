@@ -19,6 +19,7 @@ mod meter;
 mod paged;
 mod pages;
 mod recurrent;
+mod recycled;
 mod resident;
 mod rows;
 mod spec;

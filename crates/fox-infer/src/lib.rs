@@ -40,6 +40,7 @@ mod scores;
 mod stats;
 mod step;
 mod text;
+mod warm;
 
 pub use engine::{Completion, Engine, Ticket};
 pub use error::{Error, Refusal, Result};

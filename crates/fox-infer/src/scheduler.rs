@@ -22,6 +22,7 @@ use crate::prefixes::{Found, Prefixes};
 use crate::resident::Resident;
 use crate::running::Running;
 use crate::step::{Pace, PromptOrder};
+use crate::warm::warm_up;
 use crate::{EngineOptions, FinishReason, HeadPages, Result, Stats};
 
 /// Logits that make a task.
@@ -70,6 +71,10 @@ impl Scheduler {
         let policy = model.page_policy(options.eviction.log_tolerance(), options.max_context)?;
         // A model whose cache cannot be in pages is refused here rather than at the first request.
         drop(model.new_paged_cache(&policy)?);
+        let piece = options.prefill_chunk.min(options.max_context);
+        // With a meter of its own.
+        let log_tolerance = options.eviction.log_tolerance();
+        warm_up(&model, &model.page_policy(log_tolerance, options.max_context)?, piece)?;
         let resident = Resident::open(&model, &options, &policy)?;
         let slots = resident.as_ref().map_or(0, Resident::slots);
         if resident.is_some() {

@@ -56,9 +56,20 @@ struct Ends {
     room: usize,
 }
 
-/// Whether launches are recorded; `FOX_GRAPHS=0` runs them one by one, to find out which of them fails.
-fn records_graphs() -> bool {
-    std::env::var("FOX_GRAPHS").map_or(true, |value| value != "0")
+/// How launches get to the GPU.
+#[derive(Clone, Copy)]
+struct Launching {
+    recorded: bool,
+    overlapping: bool,
+}
+
+impl Launching {
+    /// Recorded and overlapping, unless the environment's `FOX_GRAPHS` says otherwise: `0` runs them one by one, to find
+    /// out which of them fails, and `serial` records them without overlap.
+    fn from_environment() -> Self {
+        let value = std::env::var("FOX_GRAPHS").unwrap_or_default();
+        Launching { recorded: value != "0", overlapping: value != "0" && value != "serial" }
+    }
 }
 
 impl Cuda {
@@ -68,11 +79,11 @@ impl Cuda {
         }
         let weights = self.stream_weights(model)?;
         let (slots, layers, shape) = (model.slots, model.blocks.len(), &model.shape);
-        let buckets = bucket_of(slots) + 1;
+        let (buckets, launching) = (bucket_of(slots) + 1, Launching::from_environment());
         let raw = 2 * shape.kv_heads * shape.head_dim;
         let mut streams = CudaStreams {
             graphs: Vec::new(),
-            steps: Steps::new(&self.gpu, buckets, &weights)?,
+            steps: Steps::new(&self.gpu, buckets, &weights, launching.overlapping)?,
             work: Work::new(&self.gpu, BUCKETS[buckets - 1], &weights)?,
             slots: Slots {
                 tables: self.gpu.zeros(slots * layers)?,
@@ -93,7 +104,7 @@ impl Cuda {
             streams.launch(bucket, 1)?;
         }
         self.gpu.synchronize()?;
-        if records_graphs() {
+        if launching.recorded {
             let most = runs(model.max_context.saturating_sub(1)).next_power_of_two().ilog2();
             for bucket in 0..buckets {
                 let record =
@@ -261,7 +272,7 @@ impl Cuda {
         unsafe { self.gpu.write(at, &rows("the slots", &tables)?) }
     }
 
-    /// `[count, V]`, the first rows of the last step.
+    /// Logits `[V]` of a row of the last step.
     fn read_logits(&self, streams: &CudaStreams, row: usize) -> Result<Vec<f32>> {
         let vocab = streams.weights.vocab;
         if row >= streams.rows {

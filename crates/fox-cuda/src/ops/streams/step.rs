@@ -151,12 +151,18 @@ pub(super) unsafe fn launch_product(
 }
 
 impl Steps {
-    pub(super) fn new(gpu: &Gpu, buckets: usize, weights: &StreamWeights) -> Result<Self> {
+    /// `overlapping` launches may begin before those in front of them have ended, where the GPU can.
+    pub(super) fn new(
+        gpu: &Gpu,
+        buckets: usize,
+        weights: &StreamWeights,
+        overlapping: bool,
+    ) -> Result<Self> {
         let products = BUCKETS[..buckets].iter().map(|rows| Products::new(gpu, *rows, weights));
         Ok(Steps {
             kernels: Kernels::new(gpu, weights.width, weights.shape.head_dim)?,
             products: products.collect::<Result<_>>()?,
-            overlapping: gpu.architecture().major >= 9,
+            overlapping: overlapping && gpu.architecture().major >= 9,
         })
     }
 

@@ -61,7 +61,8 @@ DEVICE float warp_max(float x) {
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const __grid_constant__ StreamAttention p) {
     __shared__ float scores[WARPS][PAGE];
-    __shared__ float outs[WARPS][HEAD_DIM], tops[WARPS], weights[WARPS];
+    __shared__ __align__(16) float outs[WARPS][HEAD_DIM];
+    __shared__ float tops[WARPS], weights[WARPS];
     const StreamToken row = p.rows[blockIdx.z];
     const int run = blockIdx.x, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row.slot < 0) return;

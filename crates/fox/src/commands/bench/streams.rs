@@ -65,7 +65,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let (bytes, vocab) =
             (model.weight_bytes_per_step(args.weights.format()), model.config().vocab_size);
         // The device's own format where it is asked for none.
-        let bytes = if device.backend().name() == "cuda" { bytes.min(bytes_in_bf16(&model)) } else { bytes };
+        let bytes = if device.backend().name() == "cuda" {
+            bytes.min(bytes_in_bf16(&model))
+        } else {
+            bytes
+        };
         let longest = (args.context + args.tokens).max(args.prompt) as usize + 2;
         let most = args.streams.iter().copied().max().unwrap_or(1) as usize;
         let options = EngineOptions {
@@ -106,7 +110,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     }
     for row in &mut rows {
-        let step = row["streams"].as_f64().unwrap_or(0.0) / row["tokens_per_s"].as_f64().unwrap_or(0.0);
+        let step =
+            row["streams"].as_f64().unwrap_or(0.0) / row["tokens_per_s"].as_f64().unwrap_or(0.0);
         row["floor_fraction"] = json!(row["bytes_per_step"].as_f64().unwrap_or(0.0) / rate / step);
     }
     let report = json!({
@@ -171,7 +176,9 @@ fn together(engine: &Engine, requests: Vec<Request>) -> Result<Together> {
     let inside = times.iter().flatten().filter(|time| **time > begin && **time <= end).count();
     let seconds = end.saturating_duration_since(begin).as_secs_f64();
     if inside == 0 || seconds == 0.0 {
-        bail!("{count} sequences never decoded all at once; ask for more --tokens or a shorter --context");
+        bail!(
+            "{count} sequences never decoded all at once; ask for more --tokens or a shorter --context"
+        );
     }
     Ok(Together { rate: inside as f64 / seconds, cache_bytes, first })
 }
@@ -194,8 +201,14 @@ fn describe(report: &Value) -> String {
     let word = |row: &Value, key: &str| row[key].as_str().unwrap_or("").to_string();
     let header = |cells: &[&str]| cells.iter().map(|cell| cell.to_string()).collect();
     let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
-    let mut streams: Vec<Vec<String>> =
-        vec![header(&["in slots", "streams", "tokens/s", "ms a step", "of the floor", "bits as alone"])];
+    let mut streams: Vec<Vec<String>> = vec![header(&[
+        "in slots",
+        "streams",
+        "tokens/s",
+        "ms a step",
+        "of the floor",
+        "bits as alone",
+    ])];
     for row in list("streams") {
         let in_slots = if number(&row, "slots") > 0.0 { "yes" } else { "no" };
         let same = if row["same_bits_as_alone"] == json!(true) { "same" } else { "others" };
@@ -218,8 +231,10 @@ fn describe(report: &Value) -> String {
     );
     for row in list("prompts") {
         let speeds = row["tokens_per_s"].as_array().cloned().unwrap_or_default();
-        let speeds: Vec<String> =
-            speeds.iter().map(|speed| format!("{:.0}", speed.as_f64().unwrap_or(f64::NAN))).collect();
+        let speeds: Vec<String> = speeds
+            .iter()
+            .map(|speed| format!("{:.0}", speed.as_f64().unwrap_or(f64::NAN)))
+            .collect();
         text += &format!(
             "slots {}: a prompt of {} tokens is read at {} tokens/s (three times); the first request decoded at {:.0} \
              tokens/s; the engine started in {:.1} s\n",

@@ -22,9 +22,8 @@ pub(super) fn check_products(device: &Device) -> Result<bool> {
     let (mut worst, mut count, mut failures) = (0.0f64, 0, String::new());
     for (results, width) in [(24, 64), (200, 96), (1000, 1536), (130, 4096), (77, 2080)] {
         let mut rng = Rng::new(width as u64);
-        let mut normals = |len: usize| -> Vec<f64> {
-            (0..len).map(|_| to_bf16(rng.normal())).collect()
-        };
+        let mut normals =
+            |len: usize| -> Vec<f64> { (0..len).map(|_| to_bf16(rng.normal())).collect() };
         let most = ROWS[ROWS.len() - 1];
         let (x, w) = (normals(most * width), normals(results * width));
         let weights = device.from_f64(&w, [results, width])?;
@@ -45,8 +44,7 @@ pub(super) fn check_products(device: &Device) -> Result<bool> {
             worst = worst.max(error);
             count += 1;
             let name = format!("product of {rows} rows of {width} to {results}");
-            // Also when the error is NaN.
-            if !(error <= TOLERANCE) {
+            if error.is_nan() || error > TOLERANCE {
                 failures += &format!("  FAIL {name} is off by {error:.1e}\n");
             }
             for row in [0, rows / 2, rows - 1] {
@@ -56,7 +54,8 @@ pub(super) fn check_products(device: &Device) -> Result<bool> {
             }
         }
     }
-    let text = format!("  {count} products of rows, worst error {worst:.1e}, rows alone and in company\n");
+    let text =
+        format!("  {count} products of rows, worst error {worst:.1e}, rows alone and in company\n");
     output::print(&(text + &failures))?;
     Ok(failures.is_empty())
 }
@@ -224,7 +223,12 @@ impl Checker<'_> {
                     cache.reserve_one()?;
                     self.streams.extend(*slot, &mut cache.stream_keys())?;
                 }
-                rows.push(StreamRow { slot: *slot, token: ids[position], position, draw: draw(step) });
+                rows.push(StreamRow {
+                    slot: *slot,
+                    token: ids[position],
+                    position,
+                    draw: draw(step),
+                });
             }
             self.streams.begin(&rows)?;
             let choices = self.streams.finish()?;
