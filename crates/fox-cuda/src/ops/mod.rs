@@ -29,6 +29,15 @@ mod update;
 
 use crate::Source;
 
+/// The sources of decode steps over slots.
+pub fn stream_sources() -> Vec<Source> {
+    let mut sources: Vec<Source> =
+        streams::variants().into_iter().map(|(source, _)| source).collect();
+    sources.sort_by_key(|source| source.name);
+    sources.dedup();
+    sources
+}
+
 /// Typical variants of all kernels, and every variant of the attention kernels that a device can be asked
 /// for: source and defines. For compilation checks.
 pub fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {

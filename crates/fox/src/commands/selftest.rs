@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             passed &= check_pages(&device)?;
         }
         if products {
-            passed &= streams::check_products(&device)?;
+            passed &= streams::check_products(&device, &streams::PRODUCTS)?;
         }
         if streams {
             passed &= streams::check_steps(&device)?;
