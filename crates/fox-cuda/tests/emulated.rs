@@ -1,6 +1,8 @@
 //! The kernels of decode steps on a CPU: compiled by the host's C++ compiler, with the threads of a block as fibers
 //! (`emulated/cuda.h`). Without a compiler the tests say so and pass.
 
+#![allow(clippy::unwrap_used)] // helpers of tests
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

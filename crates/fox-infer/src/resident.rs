@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fox_cache::PagePolicy;
+use fox_cache::{Cache, PagePolicy};
 use fox_model::Model;
 use fox_tensor::{PAGE, StreamRow, Streams};
 
@@ -30,6 +30,8 @@ struct FreeSlots(Arc<Mutex<Vec<usize>>>);
 #[derive(Debug)]
 pub(crate) struct Slot {
     index: usize,
+    /// Tokens of its sequence that there are pages for.
+    room: usize,
     free: FreeSlots,
 }
 
@@ -43,7 +45,7 @@ pub(crate) struct Stepped {
 impl FreeSlots {
     fn take(&self) -> Option<Slot> {
         let index = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
-        Some(Slot { index, free: self.clone() })
+        Some(Slot { index, room: 0, free: self.clone() })
     }
 }
 
@@ -77,8 +79,13 @@ impl Resident {
         self.streams.slots()
     }
 
-    /// Feeds every sequence its next token.
-    pub fn step(&mut self, group: &mut [&mut Running]) -> fox_model::Result<Stepped> {
+    /// Feeds every sequence its next token. Where there is room, pages that the step fills get their successors while it
+    /// runs.
+    pub fn step(
+        &mut self,
+        group: &mut [&mut Running],
+        is_roomy: bool,
+    ) -> fox_model::Result<Stepped> {
         let mut rows = Vec::with_capacity(group.len());
         let mut pages_changed = false;
         for r in group.iter_mut() {
@@ -92,36 +99,46 @@ impl Resident {
             rows.push(StreamRow { slot, token, position, draw: r.draw() });
         }
         self.streams.begin(&rows)?;
-        let choices = self.streams.finish()?;
-        let mut next = Vec::with_capacity(group.len());
-        for (row, (r, choice)) in group.iter_mut().zip(choices).enumerate() {
-            if let Some(cache) = &mut r.cache
-                && cache.advance()
-            {
-                cache.turn_page(&self.streams.sums(rows[row].slot)?);
-                pages_changed = true;
+        let mut full = Vec::new();
+        for (row, r) in group.iter_mut().enumerate() {
+            if r.cache.as_mut().is_some_and(Cache::advance) {
+                full.push(row);
+                if is_roomy {
+                    self.make_ready(r)?;
+                }
             }
+        }
+        let choices = self.streams.finish()?;
+        for &row in &full {
+            if let Some(cache) = &mut group[row].cache {
+                cache.turn_page(&self.streams.sums(rows[row].slot)?);
+            }
+        }
+        let mut next = Vec::with_capacity(group.len());
+        for (row, (r, choice)) in group.iter().zip(choices).enumerate() {
             next.push(match r.needs_logits() {
                 true => Next::Logits(self.streams.logits(row)?),
                 false => Next::Choice(choice),
             });
         }
-        Ok(Stepped { next, pages_changed })
+        Ok(Stepped { next, pages_changed: pages_changed || !full.is_empty() })
     }
 
     /// Gives the sequence a slot, or room for its next page; whether either was needed.
     fn make_ready(&mut self, r: &mut Running) -> fox_model::Result<bool> {
         let Some(cache) = &mut r.cache else { return Ok(false) };
         let len = cache.lens()[0];
-        match &r.slot {
+        match &mut r.slot {
             None => {
-                let Some(slot) = self.free.take() else { return Ok(false) };
+                let Some(mut slot) = self.free.take() else { return Ok(false) };
                 self.streams.enter(slot.index, len, &mut cache.stream_past()?)?;
+                slot.room = (len + 1).next_multiple_of(PAGE);
                 r.slot = Some(slot);
             }
-            Some(slot) if len.is_multiple_of(PAGE) => {
+            Some(slot) if len == slot.room => {
                 cache.reserve_one()?;
                 self.streams.extend(slot.index, &mut cache.stream_keys())?;
+                slot.room += PAGE;
             }
             Some(_) => return Ok(false),
         }

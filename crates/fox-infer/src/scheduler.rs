@@ -269,9 +269,10 @@ impl Scheduler {
     /// One step of every sequence that has its prompt.
     fn decode(&mut self) {
         let start = Instant::now();
-        if self.running.iter().any(|r| r.next().is_some()) {
-            self.make_room_for_step(|r| r.next().is_some());
+        if self.running.iter().all(|r| r.next().is_none()) {
+            return;
         }
+        let is_roomy = self.make_room_for_step(|r| r.next().is_some());
         let ready = |r: &&mut Running| r.next().is_some();
         let mut ready: Vec<&mut Running> = self.running.iter_mut().filter(ready).collect();
         if ready.is_empty() {
@@ -279,7 +280,7 @@ impl Scheduler {
         }
         if let Some(resident) = &mut self.resident {
             self.stats.steps += 1;
-            match resident.step(&mut ready) {
+            match resident.step(&mut ready, is_roomy) {
                 Ok(stepped) => {
                     self.pages_changed |= stepped.pages_changed;
                     let taken = ready.par_iter_mut().zip(&stepped.next);

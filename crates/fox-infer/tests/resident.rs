@@ -131,7 +131,9 @@ fn a_request_that_is_put_back_continues_with_the_same_bits() {
     for (seed, answer) in answers.into_iter().enumerate() {
         assert_eq!(read(answer).1, read(plenty.submit(request(seed)).unwrap()).1, "{seed}");
     }
-    assert!(tight.stats().preempted > 0, "there was too little memory for all of them");
+    let stats = tight.stats();
+    assert!(stats.preempted > 0, "there was too little memory for all of them");
+    assert!(stats.peak_cache_bytes <= stats.cache_budget, "{stats:?}");
 }
 
 #[test]
