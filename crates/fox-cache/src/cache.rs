@@ -158,6 +158,10 @@ impl Cache {
         &self.lens
     }
 
+    pub(crate) fn lens_mut(&mut self) -> &mut [usize] {
+        &mut self.lens
+    }
+
     /// Tokens per sequence that fit without growing; 0 for a paged state, which grows by pages.
     pub fn capacity(&self) -> usize {
         self.capacity

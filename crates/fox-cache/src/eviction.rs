@@ -59,10 +59,14 @@ impl PagePolicy {
         &self.meter
     }
 
+    /// Per query head of a layer, the decay below which a key is forgotten; `None` where none is for its gates.
+    pub fn thresholds(&self, layer: usize) -> Option<Arc<[f64]>> {
+        self.thresholds.get(layer).cloned().flatten()
+    }
+
     /// The rule of layer `layer`.
     pub(crate) fn rule(&self, layer: usize, window: Option<usize>, gated: bool) -> EvictionRule {
-        let thresholds = self.thresholds.get(layer).cloned().flatten();
-        EvictionRule { window, thresholds: thresholds.filter(|_| gated) }
+        EvictionRule { window, thresholds: self.thresholds(layer).filter(|_| gated) }
     }
 }
 

@@ -19,6 +19,8 @@ mod meter;
 mod paged;
 mod pages;
 mod recurrent;
+mod recycled;
+mod resident;
 mod rows;
 mod spec;
 

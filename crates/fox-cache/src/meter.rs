@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::recycled::FreePages;
+
 /// Counts the bytes of all pages and recurrent states that were made with it and still exist, shared
 /// pages once. Clones count into the same sum.
 #[derive(Clone, Debug, Default)]
-pub struct CacheMeter(Arc<Counts>);
+pub struct CacheMeter(Arc<Counts>, FreePages);
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -23,6 +25,11 @@ impl CacheMeter {
     /// The most that was ever held at once.
     pub fn peak(&self) -> usize {
         self.0.peak.load(Ordering::Relaxed)
+    }
+
+    /// Pages that are not counted, because nobody holds them.
+    pub(crate) fn free_pages(&self) -> &FreePages {
+        &self.1
     }
 
     /// Counts `bytes` until the result is dropped.

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use fox_tensor::{
-    DecodeKeys, Device, LastRows, NewKeys, PagedKeys, Result, Segment, Segments, Tensor,
-    floored_log_gate,
+    DecodeKeys, Device, LastRows, NewKeys, PagedKeys, Result, Segment, Segments, StreamPast,
+    Tensor, floored_log_gate,
 };
 
 use crate::eviction::{EvictionRule, PagePolicy};
@@ -170,6 +170,31 @@ impl PagedState {
             last_v.extend(sequence.last_uv.as_ref().map(|last| &last.row));
         }
         Past { keys: DecodeKeys::Pages(pages), last_k, last_v }
+    }
+
+    /// What a slot takes over of the first sequence.
+    pub(crate) fn stream_past(&mut self) -> Option<StreamPast<'_>> {
+        let PagedSequence { pages, sums, last_uk, last_uv, .. } = self.sequences.first_mut()?;
+        Some(StreamPast {
+            keys: pages,
+            last_k: last_uk.as_ref().map(|last| &last.row),
+            last_v: last_uv.as_ref().map(|last| &last.row),
+            sums,
+        })
+    }
+
+    /// The pages of the first sequence.
+    pub(crate) fn keys_mut(&mut self) -> Option<&mut dyn PagedKeys> {
+        self.sequences.first_mut().map(|sequence| &mut sequence.pages as &mut dyn PagedKeys)
+    }
+
+    /// The first sequence has filled a page with its `len` tokens, whose log gates have these sums `[H]`.
+    pub(crate) fn turn_page(&mut self, len: usize, sums: &[f64]) {
+        let Some(sequence) = self.sequences.first_mut() else { return };
+        sequence.sums.clone_from_slice(sums);
+        sequence.staged_sums.clone_from_slice(sums);
+        sequence.pages.write_end(len, sums);
+        sequence.evict();
     }
 
     /// Notes the raw rows that such a step has left.

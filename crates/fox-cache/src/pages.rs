@@ -78,7 +78,8 @@ impl LayerPages {
     pub fn truncate(&mut self, len: usize) {
         let pages = len.div_ceil(PAGE);
         for keys in &mut self.heads {
-            keys.pages.truncate(pages.saturating_sub(keys.dropped));
+            let kept = pages.saturating_sub(keys.dropped).min(keys.pages.len());
+            keys.pages.drain(kept..).for_each(|page| recycle(page, self.shape, &self.meter));
         }
         self.table.valid = self.table.valid.min(pages);
         self.seen = self.seen.min(len);
@@ -106,15 +107,44 @@ impl LayerPages {
         }
     }
 
+    /// The page that ends at position `len` is full; `sums: [H]` are the sums of the log gates there.
+    pub fn write_end(&mut self, len: usize, sums: &[f64]) {
+        self.seen = len;
+        let group = self.shape.group;
+        for (h, sum) in sums.iter().enumerate() {
+            if let Some(page) = self.page_mut(h / group, len / PAGE - 1) {
+                page.sums[h % group * PAGE + PAGE - 1] = *sum;
+            }
+        }
+    }
+
     /// Drops full pages of a head from the front as long as `forgotten` says so of a page and the position
     /// of its first key; the last page stays.
     pub fn drop_while(&mut self, head: usize, mut forgotten: impl FnMut(usize, &Page) -> bool) {
         let keys = &mut self.heads[head];
         let first = |dropped: usize| dropped * PAGE;
         while keys.pages.len() > 1 && forgotten(first(keys.dropped), &keys.pages[0].page) {
-            keys.pages.pop_front();
+            keys.pages
+                .pop_front()
+                .into_iter()
+                .for_each(|page| recycle(page, self.shape, &self.meter));
             keys.dropped += 1;
         }
+    }
+}
+
+impl Drop for LayerPages {
+    fn drop(&mut self) {
+        for keys in &mut self.heads {
+            keys.pages.drain(..).for_each(|page| recycle(page, self.shape, &self.meter));
+        }
+    }
+}
+
+/// Keeps the page for others, if nobody holds it any more.
+fn recycle(page: Arc<Counted>, shape: PageShape, meter: &CacheMeter) {
+    if let Some(counted) = Arc::into_inner(page) {
+        meter.free_pages().put(shape, counted.page);
     }
 }
 
@@ -133,7 +163,7 @@ impl KeyPages {
             Arc::new(Counted { page, _lease: lease })
         };
         match self.pages.get_mut(index - self.dropped) {
-            None => self.pages.push_back(count(Page::new(shape, device)?)),
+            None => self.pages.push_back(count(meter.free_pages().take(shape, device)?)),
             Some(shared) if Arc::strong_count(shared) > 1 => *shared = count(shared.page.copy()?),
             Some(_) => return Ok(false),
         }

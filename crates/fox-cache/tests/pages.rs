@@ -6,6 +6,7 @@ use std::sync::Arc;
 use fox_base::difference::largest_error;
 use fox_cache::{CacheMeter, EvictionRule, LayerPages};
 use fox_tensor::cases::{PagedCase, PagedSequence};
+use fox_tensor::naive::Naive;
 use fox_tensor::{Device, NewKeys, PAGE, PageShape, PagedKeys, PagedSpec, write_pages};
 
 /// The pages of one sequence of a case.
@@ -110,4 +111,33 @@ fn a_page_that_another_sequence_reads_is_not_written() {
     // Without `reserve`, which would have made a copy.
     let error = write_pages(&new, &mut pages, 0).unwrap_err();
     assert!(error.to_string().contains("page 0 is missing or shared"), "{error}");
+}
+
+#[test]
+fn pages_that_nobody_holds_are_used_again_where_memory_is_slow() {
+    let shape = PageShape { kv_heads: 2, head_dim: 8, group: 1 };
+    for (device, again) in [(Device::new(Naive::thrifty()), true), (Device::naive(), false)] {
+        let meter = CacheMeter::default();
+        let mut pages = LayerPages::new(shape, &meter);
+        pages.reserve(0, 3 * PAGE, &device).unwrap();
+        let all = device.memory().in_use;
+        let shared = pages.clone();
+        // What a clone holds is not free.
+        drop(pages);
+        let mut more = LayerPages::new(shape, &meter);
+        more.reserve(0, PAGE, &device).unwrap();
+        assert_eq!(device.memory().in_use, all / 3 * 4);
+        drop((shared, more));
+        assert_eq!(meter.bytes(), 0, "what is free is not counted");
+        let left = device.memory().in_use;
+        assert_eq!(left, if again { all / 3 * 4 } else { 0 });
+        let mut pages = LayerPages::new(shape, &meter);
+        pages.reserve(0, 4 * PAGE, &device).unwrap();
+        assert_eq!(device.memory().in_use, all / 3 * 4);
+        // Another shape has other pages.
+        let mut wide = LayerPages::new(PageShape { head_dim: 16, ..shape }, &meter);
+        pages.truncate(0);
+        wide.reserve(0, PAGE, &device).unwrap();
+        assert_eq!(wide.page(0, 0).unwrap().k.cols(), 16);
+    }
 }

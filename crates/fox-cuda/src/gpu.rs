@@ -273,6 +273,26 @@ impl Gpu {
             .map_err(|e| Error::driver("cuMemcpyHtoDAsync", e))
     }
 
+    /// Values at a device address to the host; waits for the stream.
+    ///
+    /// # Safety
+    /// The range must belong to a live buffer of this GPU.
+    pub(crate) unsafe fn read<T: Element>(&self, address: u64, values: &mut [T]) -> Result<()> {
+        self.bind()?;
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        // Memory that the device can reach by itself: the copy needs no help from the driver.
+        let pinned = staging.slice()?;
+        for (n, part) in bytemuck::cast_slice_mut::<T, u8>(values).chunks_mut(STAGING).enumerate() {
+            let from = address + (n * STAGING) as u64;
+            // SAFETY: the caller vouches for the range; the staging memory is locked until the values were taken out.
+            unsafe { result::memcpy_dtoh_async(&mut pinned[..part.len()], from, self.stream) }
+                .map_err(|e| Error::driver("cuMemcpyDtoHAsync", e))?;
+            self.synchronize()?;
+            part.copy_from_slice(&pinned[..part.len()]);
+        }
+        Ok(())
+    }
+
     /// Device values to the host; waits for the stream.
     pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); buffer.len()];

@@ -60,6 +60,25 @@ const SHARED: &[(&str, &str)] = shared!(
 );
 
 impl Source {
+    /// The texts of some sources and of all that they can include, by file name; `params.cuh` has the parameters of all
+    /// of them. For tests that compile them otherwise.
+    pub fn files(sources: &[Source]) -> Vec<(String, String)> {
+        let mut params: Vec<Declaration> = Vec::new();
+        let mut files = Vec::new();
+        for source in sources {
+            files.push((format!("{}.cu", source.name), source.text.to_owned()));
+            files.extend(source.headers().into_iter().map(|(name, text)| (name.to_owned(), text)));
+            for declaration in source.params {
+                if params.iter().all(|known| known.name != declaration.name) {
+                    params.push(*declaration);
+                }
+            }
+        }
+        files.retain(|(name, _)| name != "params.cuh");
+        files.push(("params.cuh".to_owned(), header(&params)));
+        files
+    }
+
     /// All that the source can include, name and text.
     pub(crate) fn headers(&self) -> Vec<(&'static str, String)> {
         let files = SHARED.iter().chain(self.headers);

@@ -83,8 +83,9 @@ impl Scheduler {
     }
 
     /// Makes room for the next step of the running requests that `takes_part`: forgets prefixes, then puts the
-    /// youngest requests back. A request that has all the memory and needs more ends.
-    pub(crate) fn make_room_for_step(&mut self, takes_part: impl Fn(&Running) -> bool) {
+    /// youngest requests back. A request that has all the memory and needs more ends. Whether there was room for a page
+    /// of every head more than the step can take.
+    pub(crate) fn make_room_for_step(&mut self, takes_part: impl Fn(&Running) -> bool) -> bool {
         loop {
             let piece = self.plan.piece;
             let demand = self.running.iter().filter(|r| r.ended.is_none() && takes_part(r));
@@ -94,15 +95,15 @@ impl Scheduler {
             let most = demand.clone().map(|r| cost.step(tokens(r))).fold(0, usize::saturating_add);
             let budget = &self.plan.budget;
             if budget.make_room(std::iter::empty(), most, || false) {
-                return;
+                return true;
             }
             let exact = demand.filter_map(|r| r.demand(piece));
             if budget.make_room(exact, 0, || self.prefixes.forget_one()) {
-                return;
+                return false;
             }
             let alone = self.running.iter().filter(|r| r.cache.is_some()).count() == 1;
             let youngest = self.running.iter().rposition(|r| r.cache.is_some());
-            let Some(at) = youngest else { return };
+            let Some(at) = youngest else { return false };
             if alone {
                 let words = format!(
                     "the request has filled the cache of {} bytes and needs more; see --cache",
@@ -111,8 +112,10 @@ impl Scheduler {
                 let r = &mut self.running[at];
                 r.ended = Some(FinishReason::Failed(words));
                 r.cache = None;
-                return;
+                self.pages_changed = true;
+                return false;
             }
+            self.pages_changed = true;
             let mut r = self.running.remove(at);
             if let Some(cache) = &r.cache {
                 self.kept.observe(cache);

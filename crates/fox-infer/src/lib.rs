@@ -32,6 +32,7 @@ mod penalties;
 mod plan;
 mod prefixes;
 mod request;
+mod resident;
 mod running;
 mod sampler;
 mod scheduler;
@@ -39,6 +40,7 @@ mod scores;
 mod stats;
 mod step;
 mod text;
+mod warm;
 
 pub use engine::{Completion, Engine, Ticket};
 pub use error::{Error, Refusal, Result};

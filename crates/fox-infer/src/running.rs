@@ -4,12 +4,22 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fox_cache::Cache;
-use fox_tensor::PAGE;
+use fox_tensor::{Choice, PAGE, StreamDraw};
 
 use crate::engine::Job;
+use crate::resident::Slot;
 use crate::sampler::Sampler;
 use crate::scores::score;
 use crate::{CacheUse, Event, FinishReason, Finished, Scored, Usage};
+
+/// What a step says about the next token.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Logits of all tokens `[V]`.
+    Logits(Vec<f32>),
+    /// The token itself, for requests that want no more.
+    Choice(Choice),
+}
 
 pub(crate) struct Running {
     job: Job,
@@ -22,6 +32,8 @@ pub(crate) struct Running {
     sampler: Sampler,
     /// Absent only while a step has it.
     pub cache: Option<Cache>,
+    /// Where its state is on the device, once it decodes there.
+    pub slot: Option<Slot>,
     /// Prompt tokens that the cache has.
     pub read: usize,
     /// Tokens chosen so far.
@@ -51,6 +63,7 @@ impl Running {
             need: 0,
             told_prompt: false,
             cache: Some(cache),
+            slot: None,
             read: 0,
             answer: Vec::new(),
             fed: 0,
@@ -78,7 +91,7 @@ impl Running {
     /// Gives up its cache. What was reported stays so: the prompt is read again, and the answer's tokens are fed
     /// again one by one, in steps like those before, so that the bits are the same.
     pub fn put_back(&mut self) {
-        self.cache = None;
+        (self.cache, self.slot) = (None, None);
         (self.read, self.fed) = (0, 0);
         self.prompt_scores.clear();
     }
@@ -97,10 +110,34 @@ impl Running {
         self.answer.get(self.fed).copied().filter(|_| ready)
     }
 
+    /// Whether a choice needs the logits of all tokens.
+    pub fn needs_logits(&self) -> bool {
+        !self.sampler.is_plain() || self.job.request.top_logprobs > 0
+    }
+
+    /// How a device draws the token after the next step, if it is to draw one.
+    pub fn draw(&mut self) -> Option<StreamDraw> {
+        // A step that repeats an earlier one chooses nothing.
+        let repeats = self.fed + 1 < self.answer.len();
+        if repeats || self.needs_logits() { None } else { self.sampler.draw_on_device() }
+    }
+
     /// The step that fed the token is over, with these logits; whether a token was chosen.
     pub fn stepped(&mut self, logits: &[f32]) -> bool {
         self.fed += 1;
         self.take(logits)
+    }
+
+    /// The same for a step on the device.
+    pub fn stepped_to(&mut self, next: &Next) -> bool {
+        match next {
+            Next::Logits(logits) => self.stepped(logits),
+            Next::Choice(choice) => {
+                self.fed += 1;
+                let scored = |id| Scored { id, logprob: choice.logprob, top: Vec::new() };
+                self.take_chosen(|_| choice.id, scored)
+            }
+        }
     }
 
     /// Tokens of prompt and answer, at most.
@@ -139,6 +176,16 @@ impl Running {
 
     /// Chooses and reports the token after a row of logits; whether there was one.
     pub fn take(&mut self, logits: &[f32]) -> bool {
+        let top_logprobs = self.job.request.top_logprobs;
+        self.take_chosen(|sampler| sampler.choose(logits), |id| score(logits, id, top_logprobs))
+    }
+
+    /// [`Running::take`] with a choice, and the score of the token chosen.
+    fn take_chosen(
+        &mut self,
+        choose: impl FnOnce(&mut Sampler) -> Option<i32>,
+        scored: impl FnOnce(i32) -> Scored,
+    ) -> bool {
         self.prefilled.get_or_insert_with(Instant::now);
         // What was chosen before it was put back is not chosen again.
         if self.fed < self.answer.len() {
@@ -149,7 +196,7 @@ impl Running {
             self.ended = Some(FinishReason::Length);
             return false;
         }
-        let Some(id) = self.sampler.choose(logits) else {
+        let Some(id) = choose(&mut self.sampler) else {
             let words = "the model's logits are not numbers";
             self.ended = Some(FinishReason::Failed(words.into()));
             return false;
@@ -160,7 +207,7 @@ impl Running {
                 return false;
             }
         }
-        (self.job.sink)(Event::Token(score(logits, id, request.top_logprobs)));
+        (self.job.sink)(Event::Token(scored(id)));
         self.answer.push(id);
         if self.answer.len() == request.max_tokens && self.ended.is_none() {
             self.ended = Some(FinishReason::Length);

@@ -1,5 +1,6 @@
 //! The choice of the next token.
 
+use fox_tensor::StreamDraw;
 use fox_tensor::cases::Rng;
 
 use crate::cut::{Cut, Kept};
@@ -24,6 +25,18 @@ impl Sampler {
         let mut rng = Rng::new(sampling.seed ^ 0x5eed_f0c5);
         rng.bits();
         Sampler { sampling, rng, penalties: Penalties::new(request), weights: Vec::new() }
+    }
+
+    /// Whether a device can choose: it knows nothing of penalties.
+    pub fn is_plain(&self) -> bool {
+        self.penalties.is_none()
+    }
+
+    /// How a device draws the next token; `None` for the likeliest.
+    pub fn draw_on_device(&mut self) -> Option<StreamDraw> {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let draws = self.is_plain() && temperature > 0.0;
+        draws.then(|| StreamDraw { temperature, top_k, top_p, min_p, uniform: self.rng.uniform() })
     }
 
     /// The next id; `None` when a logit is NaN or all are minus infinity.

@@ -19,8 +19,10 @@ use crate::capacity::Kept;
 use crate::engine::{Shared, State};
 use crate::plan::Plan;
 use crate::prefixes::{Found, Prefixes};
+use crate::resident::Resident;
 use crate::running::Running;
 use crate::step::{Pace, PromptOrder};
+use crate::warm::warm_up;
 use crate::{EngineOptions, FinishReason, HeadPages, Result, Stats};
 
 /// Logits that make a task.
@@ -33,6 +35,8 @@ pub(crate) struct Scheduler {
     pub(crate) plan: Plan,
     pub(crate) policy: PagePolicy,
     pub(crate) prefixes: Prefixes,
+    /// The slots of decoding sequences, where the device keeps them.
+    resident: Option<Resident>,
     shared: Arc<Shared>,
     /// Oldest first.
     pub(crate) running: Vec<Running>,
@@ -43,6 +47,8 @@ pub(crate) struct Scheduler {
     order: PromptOrder,
     pace: Pace,
     pub(crate) stats: Stats,
+    /// Whether the pages of the running sequences may be others than when they were counted.
+    pub(crate) pages_changed: bool,
 }
 
 /// Tells everybody that the thread is gone, however it went.
@@ -60,18 +66,28 @@ impl Drop for End {
 }
 
 impl Scheduler {
-    pub fn new(mut model: Model, options: EngineOptions, shared: Arc<Shared>) -> Result<Self> {
+    pub fn new(mut model: Model, mut options: EngineOptions, shared: Arc<Shared>) -> Result<Self> {
         model.pack_weights(options.weights)?;
         let policy = model.page_policy(options.eviction.log_tolerance(), options.max_context)?;
         // A model whose cache cannot be in pages is refused here rather than at the first request.
         drop(model.new_paged_cache(&policy)?);
+        let piece = options.prefill_chunk.min(options.max_context);
+        // With a meter of its own.
+        let log_tolerance = options.eviction.log_tolerance();
+        warm_up(&model, &model.page_policy(log_tolerance, options.max_context)?, piece)?;
+        let resident = Resident::open(&model, &options, &policy)?;
+        let slots = resident.as_ref().map_or(0, Resident::slots);
+        if resident.is_some() {
+            options.max_batch = slots;
+        }
         Ok(Scheduler {
             plan: Plan::new(&model, &options, policy.meter()),
             prefixes: Prefixes::new(options.prefill_chunk, policy.meter().clone()),
-            stats: Stats { cache_budget: options.cache_bytes, ..Stats::default() },
+            stats: Stats { cache_budget: options.cache_bytes, slots, ..Stats::default() },
             model: Arc::new(model),
             options,
             policy,
+            resident,
             shared,
             running: Vec::new(),
             waiting: VecDeque::new(),
@@ -79,6 +95,7 @@ impl Scheduler {
             kept: Kept::default(),
             order: PromptOrder::default(),
             pace: Pace::default(),
+            pages_changed: true,
         })
     }
 
@@ -115,7 +132,9 @@ impl Scheduler {
             self.running.retain(|r| !r.is_cancelled());
             self.waiting.retain(|r| !r.is_cancelled());
             state.queue.retain(|job| !job.cancelled.load(Ordering::Relaxed));
-            self.stats.cancelled += (before - count(self, &state)) as u64;
+            let cancelled = before - count(self, &state);
+            self.stats.cancelled += cancelled as u64;
+            self.pages_changed |= cancelled > 0;
             if state.interrupted {
                 self.interrupt(&mut state);
             }
@@ -134,6 +153,7 @@ impl Scheduler {
 
     /// Ends everything where it is.
     fn interrupt(&mut self, state: &mut State) {
+        self.pages_changed = true;
         for mut r in self.running.drain(..).chain(self.waiting.drain(..)) {
             self.stats.finished += 1;
             r.ended = Some(FinishReason::Interrupted);
@@ -153,6 +173,7 @@ impl Scheduler {
         let budget = if decodes { self.pace.prompt_tokens(self.options.step_tokens) } else { 0 };
         let arrivals: Vec<u64> = self.running.iter().map(|r| r.arrival).collect();
         for at in self.order.form(&mut unread, piece, budget) {
+            self.pages_changed = true;
             let start = Instant::now();
             // Whoever was put back meanwhile is not there any more.
             let place = |this: &Self| this.running.iter().position(|r| r.arrival == arrivals[at]);
@@ -248,12 +269,29 @@ impl Scheduler {
     /// One step of every sequence that has its prompt.
     fn decode(&mut self) {
         let start = Instant::now();
-        if self.running.iter().any(|r| r.next().is_some()) {
-            self.make_room_for_step(|r| r.next().is_some());
+        if self.running.iter().all(|r| r.next().is_none()) {
+            return;
         }
+        let is_roomy = self.make_room_for_step(|r| r.next().is_some());
         let ready = |r: &&mut Running| r.next().is_some();
         let mut ready: Vec<&mut Running> = self.running.iter_mut().filter(ready).collect();
         if ready.is_empty() {
+            return;
+        }
+        if let Some(resident) = &mut self.resident {
+            self.stats.steps += 1;
+            match resident.step(&mut ready, is_roomy) {
+                Ok(stepped) => {
+                    self.pages_changed |= stepped.pages_changed;
+                    let taken = ready.par_iter_mut().zip(&stepped.next);
+                    // Only a choice from logits is worth a task.
+                    let taken = taken.with_min_len((TASK_LOGITS / self.plan.vocab).max(1));
+                    let taken = taken.filter_map(|(r, next)| r.stepped_to(next).then_some(()));
+                    self.stats.generated_tokens += taken.count() as u64;
+                }
+                Err(error) => fail(&mut ready, &error),
+            }
+            self.pace.decoded(start.elapsed());
             return;
         }
         // More rows than these would be another kernel, and other bits.
@@ -267,19 +305,17 @@ impl Scheduler {
                     let taken = taken.with_min_len((TASK_LOGITS / self.plan.vocab).max(1));
                     self.stats.generated_tokens += taken.filter(|taken| *taken).count() as u64;
                 }
-                Err(error) => {
-                    for r in group {
-                        r.ended = Some(FinishReason::Failed(error.to_string()));
-                    }
-                }
+                Err(error) => fail(group, &error),
             }
         }
+        self.pages_changed = true;
         self.pace.decoded(start.elapsed());
     }
 
     /// Reports and removes what has ended.
     fn finish(&mut self) {
         for r in self.running.extract_if(.., |r| r.ended.is_some()) {
+            self.pages_changed = true;
             if let Some(cache) = &r.cache {
                 self.kept.observe(cache);
             }
@@ -294,6 +330,10 @@ impl Scheduler {
         stats.queued = self.waiting.len();
         stats.cache_bytes = self.policy.meter().bytes();
         stats.peak_cache_bytes = self.policy.meter().peak();
+        // Counting takes longer than the rest of what a step on a device leaves to the host.
+        if !std::mem::take(&mut self.pages_changed) {
+            return;
+        }
         stats.heads.clear();
         for r in &self.running {
             let Some(cache) = &r.cache else { continue };
@@ -307,6 +347,13 @@ impl Scheduler {
                 }
             }
         }
+    }
+}
+
+/// Ends the requests of a step that failed.
+fn fail(group: &mut [&mut Running], error: &fox_model::Error) {
+    for r in group {
+        r.ended = Some(FinishReason::Failed(error.to_string()));
     }
 }
 

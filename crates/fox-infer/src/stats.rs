@@ -29,6 +29,8 @@ pub struct Stats {
     pub peak_cache_bytes: usize,
     /// Bytes they may hold.
     pub cache_budget: usize,
+    /// Sequences that the device keeps at a time; 0 where steps gather their states.
+    pub slots: usize,
     /// Pages of the running sequences, per layer and key head.
     pub heads: Vec<Vec<HeadPages>>,
 }

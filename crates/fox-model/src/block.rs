@@ -3,7 +3,7 @@
 //! The stream travels as `(h, delta)`, the sum so far and the last addend, because adding and
 //! normalising are one op.
 
-use fox_cache::LayerState;
+use fox_cache::{LayerState, Past};
 use fox_tensor::{Activation, DecodeBlock, DecodeShape, ParamId, Result, Tape, Tensor, Var};
 
 use crate::config::ModelConfig;
@@ -96,12 +96,8 @@ impl Block {
         self.mixer.attention()?.decode_shape(self.mlp.as_ref()?.activation)
     }
 
-    /// A step of one token for each sequence; `None` where the state is not of the right kind.
-    pub fn decode<'a>(
-        &self,
-        params: &'a Parameters,
-        state: &'a mut LayerState,
-    ) -> Option<DecodeBlock<'a>> {
+    /// A step of one token for each sequence, whose past this is; `None` for blocks that only go op by op.
+    pub fn decode<'a>(&self, params: &'a Parameters, past: Past<'a>) -> Option<DecodeBlock<'a>> {
         let (mixer, mlp) = (self.mixer.attention()?, self.mlp.as_ref()?);
         let around = Surroundings {
             mixer_norm: params.value(self.mixer_norm),
@@ -109,7 +105,7 @@ impl Block {
             gate_up: params.value(mlp.gate_up),
             down: params.value(mlp.down),
         };
-        Some(mixer.decode(around, params, state.past()?))
+        Some(mixer.decode(around, params, past))
     }
 
     /// The mixer's values, and here a sum with its norm and scale for each half, `[g | u]` and the gated

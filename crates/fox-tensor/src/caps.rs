@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::{DType, DecodeOps, EXACT_ROWS, LinearGroupOps, PackOps, PagedOps, RecomputeOps};
+use crate::{
+    DType, DecodeOps, EXACT_ROWS, LinearGroupOps, PackOps, PagedOps, RecomputeOps, StreamOps,
+};
 
 /// What a device can do besides its ops: facts, and optional traits. The default is a device that has
 /// none of them and computes in f32.
@@ -22,6 +24,8 @@ pub struct Caps<'a> {
     pub paged: Option<&'a dyn PagedOps>,
     /// Decode steps of a whole model.
     pub decode: Option<&'a dyn DecodeOps>,
+    /// Decode steps of sequences whose state stays on the device.
+    pub streams: Option<&'a dyn StreamOps>,
 }
 
 impl Default for Caps<'_> {
@@ -34,6 +38,7 @@ impl Default for Caps<'_> {
             packing: None,
             paged: None,
             decode: None,
+            streams: None,
         }
     }
 }
@@ -55,6 +60,7 @@ impl fmt::Debug for Caps<'_> {
             .field("packing", &self.packing.is_some())
             .field("paged", &self.paged.is_some())
             .field("decode", &self.decode.is_some())
+            .field("streams", &self.streams.is_some())
             .finish()
     }
 }

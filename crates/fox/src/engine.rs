@@ -10,9 +10,10 @@ use crate::commands::eval::subjects::Opened;
 use crate::device::DeviceArgs;
 use crate::tolerance::log_tolerance;
 
-/// Tokens of a piece of a prompt: short pieces on a CPU, where they cost little and delay others less.
+/// Tokens of a piece of a prompt: short pieces on a CPU, where they cost little and delay others less; a GPU has next to
+/// nothing to do in fewer than these.
 const CPU_PIECE: usize = 64;
-const PIECE: usize = 256;
+const PIECE: usize = 1024;
 
 /// Share of the free memory that caches take unless told otherwise: on a host, others need some, too.
 const HOST_SHARE: f64 = 0.5;
@@ -31,7 +32,7 @@ pub struct EngineArgs {
     /// Memory for caches, in GiB; without it, half of the host's free memory or 80% of a GPU's
     #[arg(long, value_name = "GIB")]
     pub cache: Option<f64>,
-    /// Tokens of a prompt that are read at a time; without it, 64 on a CPU and 256 elsewhere
+    /// Tokens of a prompt that are read at a time; without it, 64 on a CPU and 1024 elsewhere
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_chunk: Option<u32>,
 }

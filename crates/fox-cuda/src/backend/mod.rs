@@ -292,6 +292,7 @@ impl Backend for Cuda {
             packing: Some(self),
             paged: Some(self),
             decode: (!self.op_by_op).then_some(self),
+            streams: (!self.op_by_op).then_some(self),
         }
     }
 

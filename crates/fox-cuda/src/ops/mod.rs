@@ -23,10 +23,20 @@ mod pieces;
 mod recompute;
 pub(crate) mod scan;
 mod stick;
+mod streams;
 mod time_step;
 mod update;
 
 use crate::Source;
+
+/// The sources of decode steps over slots.
+pub fn stream_sources() -> Vec<Source> {
+    let mut sources: Vec<Source> =
+        streams::variants().into_iter().map(|(source, _)| source).collect();
+    sources.sort_by_key(|source| source.name);
+    sources.dedup();
+    sources
+}
 
 /// Typical variants of all kernels, and every variant of the attention kernels that a device can be asked
 /// for: source and defines. For compilation checks.
@@ -50,6 +60,7 @@ pub fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
         scan::add::variants,
         scan::delta::variants,
         stick::variants,
+        streams::variants,
         time_step::variants,
         update::variants,
     ];

@@ -59,7 +59,7 @@ impl Model {
         let placed = cache.begin(segments)?;
         cache.reserve_one()?;
         let layers = self.structure.blocks.iter().zip(cache.layers_mut());
-        let blocks = layers.map(|(block, state)| block.decode(&self.params, state));
+        let blocks = layers.map(|(block, state)| block.decode(&self.params, state.past()?));
         let Some(blocks) = blocks.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let table = self.params.var(self.structure.embeddings);
         let h = tape.embedding(&table, ids, self.config.untrained_token())?;

@@ -3,6 +3,7 @@
 mod decode;
 mod distill;
 mod forward;
+mod streams;
 mod structure;
 
 use std::path::Path;

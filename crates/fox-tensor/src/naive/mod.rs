@@ -28,10 +28,13 @@ pub struct Naive {
 }
 
 impl Naive {
-    /// One that prefers memory to time and takes linear layers in groups, as a GPU does: for tests of the
-    /// tape.
+    /// One that prefers memory to time, takes linear layers in groups and uses pages again, as a GPU does: for tests.
     pub fn thrifty() -> Self {
         Naive { thrifty: true, ..Naive::default() }
+    }
+
+    pub(crate) fn is_thrifty(&self) -> bool {
+        self.thrifty
     }
 
     pub(crate) fn tensor(
@@ -80,7 +83,7 @@ impl Backend for Naive {
     fn caps(&self) -> Caps<'_> {
         let recompute = self.thrifty.then_some(self as &dyn RecomputeOps);
         let linear_group = self.thrifty.then_some(self as &dyn LinearGroupOps);
-        Caps { recompute, linear_group, paged: Some(self), ..Caps::default() }
+        Caps { recompute, linear_group, paged: Some(self), streams: Some(self), ..Caps::default() }
     }
 }
 

@@ -8,7 +8,7 @@
 //! A new op is such a folder and its two lines below: nothing else in this crate changes. Names must be
 //! unique among the ops, because the crate root exports them all.
 //!
-//! [`recompute`], [`paged`] and [`decode`] declare what a device need not have; see [`Caps`](crate::Caps).
+//! [`recompute`], [`paged`], [`decode`] and [`streams`] declare what a device need not have; see [`Caps`](crate::Caps).
 
 pub(crate) mod attention;
 mod columns;
@@ -28,6 +28,7 @@ pub(crate) mod paged;
 mod recompute;
 pub(crate) mod scan;
 pub(crate) mod stick;
+mod streams;
 mod time_step;
 mod update;
 
@@ -40,6 +41,9 @@ pub use paged::{
     gathered_attention, held_pages, page_parts, write_pages,
 };
 pub use recompute::RecomputeOps;
+pub use streams::{
+    Choice, StreamDraw, StreamModel, StreamOps, StreamPast, StreamRow, Streams, stream_state,
+};
 
 use crate::cases::Case;
 

@@ -1,5 +1,7 @@
 //! `fox selftest`: is what this machine computes what the oracle computes?
 
+mod streams;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -31,7 +33,7 @@ pub struct Args {
     /// Dump folders to prove, see `fox verify`
     #[arg(value_name = "DIR")]
     dumps: Vec<PathBuf>,
-    /// Only cases whose name contains this, e.g. attention, decoding/mamba2 or pages
+    /// Only cases whose name contains this, e.g. attention, decoding/mamba2, pages, row products or streams
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Random cases of each kind of attention and of scans beside the list
@@ -60,8 +62,9 @@ const BF16_ROUNDING: f64 = 1.0 / 256.0;
 pub fn run(args: &Args) -> Result<ExitCode> {
     let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
     let decoding = decoding_cases().iter().any(|(name, ..)| args.wants(name));
-    let pages = args.wants("pages");
-    if let (Some(text), false) = (&args.only, cases || decoding || pages) {
+    let (pages, products, streams) =
+        (args.wants("pages"), args.wants("row products"), args.wants("streams"));
+    if let (Some(text), false) = (&args.only, cases || decoding || pages || products || streams) {
         bail!("no case is called anything like `{text}`; --verbose lists the names of all");
     }
     let mut passed = true;
@@ -75,6 +78,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         if pages {
             passed &= check_pages(&device)?;
+        }
+        if products {
+            passed &= streams::check_products(&device, &streams::PRODUCTS)?;
+        }
+        if streams {
+            passed &= streams::check_steps(&device)?;
         }
         if device.backend().caps().activation_type == DType::F32 {
             passed &= check_dumps(args, &device)?;

@@ -67,6 +67,10 @@ impl PagedOps for Cuda {
         true
     }
 
+    fn recycles_pages(&self) -> bool {
+        true
+    }
+
     fn write_pages(
         &self,
         new: &NewKeys<'_>,

@@ -178,6 +178,12 @@ pub trait PagedOps {
     /// nobody reads the sums.
     fn gates_in_pages(&self) -> bool;
 
+    /// Whether pages that nobody holds any more should be kept for those who need one next, because memory is slow to
+    /// get.
+    fn recycles_pages(&self) -> bool {
+        false
+    }
+
     /// Writes new keys, values and gates into pages from position `first` on; there is room for them that
     /// nobody shares.
     fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {

@@ -13,6 +13,10 @@ impl PagedOps for Naive {
         true
     }
 
+    fn recycles_pages(&self) -> bool {
+        self.is_thrifty()
+    }
+
     fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
         copy_to_pages(new, keys, first)?;
         let Some(gates) = new.log_gates else { return Ok(()) };

@@ -106,7 +106,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn open(name: &str, device: &Device) -> Result<Model> {
+/// A checkpoint, or a published model with random weights.
+pub(super) fn open(name: &str, device: &Device) -> Result<Model> {
     if let Some(preset) = Preset::by_name(name) {
         return Ok(Model::init(&preset.config(), 1, device)?);
     }

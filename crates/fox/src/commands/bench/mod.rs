@@ -5,6 +5,7 @@ mod compare;
 mod decode;
 mod greedy;
 mod sampled;
+mod streams;
 mod train;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ enum What {
     Attention(attention::Args),
     Train(train::Args),
     Decode(decode::Args),
+    Streams(streams::Args),
     Greedy(greedy::Args),
     Compare(compare::Args),
 }
@@ -38,6 +40,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         What::Attention(args) => attention::run(args),
         What::Train(args) => train::run(args),
         What::Decode(args) => decode::run(args),
+        What::Streams(args) => streams::run(args),
         What::Greedy(args) => greedy::run(args),
         What::Compare(args) => compare::run(args),
     }

@@ -1,0 +1,330 @@
+//! A decode step as launches: one set for all rows.
+
+use super::kernels::{
+    ATTENTION_THREADS, BUCKETS, CHOICE_THREADS, Kernels, MAX_ROWS, MAX_RUNS, ROW_THREADS, Tiling,
+    product,
+};
+use super::model::StreamWeights;
+use super::params::{
+    PARTS, StreamAttention, StreamChoice, StreamDraw, StreamHeads, StreamMerge, StreamNorm,
+    StreamPart, StreamProduct, StreamTable, StreamToken,
+};
+use crate::launch::{Kernel, Launch};
+use crate::ops::pieces::activation_code;
+use crate::params::Param;
+use crate::{Buffer, Gpu, Result};
+
+/// Warps of a block of the kernels of `stream_rows`.
+const ROW_WARPS: usize = ROW_THREADS / 32;
+
+/// The kernels of the products of a bucket.
+struct Products {
+    /// Projections and output projection, and logits.
+    wide: Kernel,
+    wide_tiling: Tiling,
+    /// Output of the heads.
+    heads: Kernel,
+    heads_tiling: Tiling,
+    /// Gate and up.
+    glu: Kernel,
+    glu_tiling: Tiling,
+    /// Down.
+    down: Kernel,
+    down_tiling: Tiling,
+}
+
+impl Products {
+    fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
+        let tiling = |width: usize, glu: bool| Tiling::new(rows, width, glu);
+        let (wide_tiling, heads_tiling) =
+            (tiling(weights.width, false), tiling(weights.heads_width, false));
+        let (glu_tiling, down_tiling) = (tiling(weights.width, true), tiling(weights.inner, false));
+        Ok(Products {
+            wide: product(gpu, wide_tiling)?,
+            wide_tiling,
+            heads: product(gpu, heads_tiling)?,
+            heads_tiling,
+            glu: product(gpu, glu_tiling)?,
+            glu_tiling,
+            down: product(gpu, down_tiling)?,
+            down_tiling,
+        })
+    }
+}
+
+/// Memory of a step, for [`MAX_ROWS`] rows.
+pub(super) struct Work {
+    /// `[rows]`.
+    pub(super) rows: Buffer<<StreamToken as Param>::Device>,
+    /// `[rows]`.
+    pub(super) draws: Buffer<<StreamDraw as Param>::Device>,
+    h: Buffer<f32>,
+    delta: Buffer<f32>,
+    x: Buffer<u16>,
+    raw: Buffer<f32>,
+    q: Buffer<f32>,
+    parts: Buffer<f32>,
+    mixed: Buffer<u16>,
+    inner: Buffer<u16>,
+    /// `[rows, V]`.
+    pub(super) logits: Buffer<f32>,
+    /// Ids, then scores `[2, MAX_ROWS]`.
+    pub(super) choices: Buffer<u32>,
+}
+
+impl Work {
+    pub(super) fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
+        let shape = &weights.shape;
+        Ok(Work {
+            rows: gpu.alloc(rows)?,
+            draws: gpu.zeros(rows)?,
+            h: gpu.alloc(rows * weights.width)?,
+            delta: gpu.alloc(rows * weights.width)?,
+            x: gpu.alloc(rows * weights.width)?,
+            raw: gpu.alloc(rows * weights.stride)?,
+            q: gpu.alloc(rows * weights.heads_width)?,
+            parts: gpu.alloc(rows * shape.heads * MAX_RUNS * (shape.head_dim + 4))?,
+            mixed: gpu.alloc(rows * weights.heads_width)?,
+            inner: gpu.alloc(rows * weights.inner)?,
+            logits: gpu.alloc(rows * weights.vocab)?,
+            choices: gpu.zeros(2 * MAX_ROWS)?,
+        })
+    }
+}
+
+/// What the slots remember beside their pages.
+pub(super) struct Slots {
+    /// `[slots][layers]`.
+    pub(super) tables: Buffer<<StreamTable as Param>::Device>,
+    /// Sums of the log gates `[slots][layers][heads]`.
+    pub(super) now: Buffer<f64>,
+    /// Raw rows of keys and values `[slots][layers][2][kv_heads * d]`.
+    pub(super) last: Buffer<u16>,
+}
+
+/// The kernels of steps of a model.
+pub(super) struct Steps {
+    kernels: Kernels,
+    /// By bucket.
+    products: Vec<Products>,
+    overlapping: bool,
+}
+
+/// A product of one matrix.
+fn single(w: u64, rows: usize) -> [StreamPart; PARTS] {
+    let mut parts = [StreamPart::default(); PARTS];
+    parts[0] = StreamPart { w: w.into(), rows, ..StreamPart::default() };
+    parts
+}
+
+/// Numbers the thread blocks of the parts that are there and moves those to the front; the parts and thread blocks.
+fn number_blocks(parts: &mut [StreamPart; PARTS], tiling: Tiling) -> (usize, usize) {
+    let (mut count, mut blocks) = (0, 0);
+    for n in 0..PARTS {
+        if parts[n].rows > 0 {
+            parts[count] = StreamPart { first_block: blocks, ..parts[n] };
+            blocks += tiling.blocks(parts[n].rows);
+            count += 1;
+        }
+    }
+    (count, blocks)
+}
+
+/// Launches a product.
+///
+/// # Safety
+/// The addresses belong to live buffers of the sizes that the product implies.
+pub(super) unsafe fn launch_product(
+    kernel: &Kernel,
+    tiling: Tiling,
+    rows: usize,
+    mut params: StreamProduct,
+    overlapping: bool,
+) -> Result<()> {
+    let (count, blocks) = number_blocks(&mut params.parts, tiling);
+    params.part_count = count;
+    let width = params.width;
+    let grid = [tiling.row_blocks(rows), blocks, 1];
+    let launch = kernel.launch(grid, tiling.threads()).overlapping(overlapping).params(params)?;
+    // SAFETY: the caller's promise.
+    unsafe { launch.run(|| format!("{rows} rows of {width}")) }
+}
+
+impl Steps {
+    /// `overlapping` launches may begin before those in front of them have ended, where the GPU can.
+    pub(super) fn new(
+        gpu: &Gpu,
+        buckets: usize,
+        weights: &StreamWeights,
+        overlapping: bool,
+    ) -> Result<Self> {
+        let products = BUCKETS[..buckets].iter().map(|rows| Products::new(gpu, *rows, weights));
+        Ok(Steps {
+            kernels: Kernels::new(gpu, weights.width, weights.shape.head_dim)?,
+            products: products.collect::<Result<_>>()?,
+            overlapping: overlapping && gpu.architecture().major >= 9,
+        })
+    }
+
+    /// All launches of a step of a bucket whose sequences have at most `runs` runs of pages.
+    pub(super) fn launch(
+        &self,
+        bucket: usize,
+        runs: usize,
+        weights: &StreamWeights,
+        work: &Work,
+        slots: &Slots,
+    ) -> Result<()> {
+        let (rows, products) = (BUCKETS[bucket], &self.products[bucket]);
+        let (shape, width) = (&weights.shape, weights.width);
+        let run = |launch: Launch<'_>| -> Result<()> {
+            let launch = launch.overlapping(self.overlapping);
+            // SAFETY: the buffers have room for the rows of any bucket, the slots for all that rows may name.
+            unsafe { launch.run(|| format!("{rows} rows of {width}")) }
+        };
+        let multiply = |kernel: &Kernel, tiling: Tiling, params: StreamProduct| {
+            // SAFETY: as above.
+            unsafe { launch_product(kernel, tiling, rows, params, self.overlapping) }
+        };
+        let norm = |norm: u64, embeddings: u64| -> Result<()> {
+            let params = StreamNorm {
+                rows: work.rows.address().into(),
+                embeddings: embeddings.into(),
+                h: work.h.address().into(),
+                delta: work.delta.address().into(),
+                norm: norm.into(),
+                x: work.x.address().into(),
+                width,
+                eps: shape.norm_eps,
+            };
+            run(self.kernels.norm.launch([rows, 1, 1], ROW_THREADS).params(params)?)
+        };
+        let on_x = StreamProduct {
+            x: work.x.address().into(),
+            y: work.raw.address().into(),
+            inner: work.inner.address().into(),
+            width,
+            stride: weights.stride,
+            act: activation_code(shape.mlp_act),
+            ..StreamProduct::default()
+        };
+        for (l, layer) in weights.layers.iter().enumerate() {
+            norm(layer.mixer_norm, if l == 0 { weights.embeddings } else { 0 })?;
+            let params = StreamProduct { parts: layer.parts, ..on_x };
+            multiply(&products.wide, products.wide_tiling, params)?;
+            self.attend(l, rows, runs, weights, work, slots)?;
+            let params = StreamProduct {
+                x: work.mixed.address().into(),
+                y: work.delta.address().into(),
+                parts: single(layer.o_proj, width),
+                width: weights.heads_width,
+                stride: width,
+                ..StreamProduct::default()
+            };
+            multiply(&products.heads, products.heads_tiling, params)?;
+            norm(layer.mlp_norm, 0)?;
+            let params = StreamProduct { parts: single(layer.gate_up, weights.inner), ..on_x };
+            multiply(&products.glu, products.glu_tiling, params)?;
+            let params = StreamProduct {
+                x: work.inner.address().into(),
+                y: work.delta.address().into(),
+                parts: single(layer.down, width),
+                width: weights.inner,
+                stride: width,
+                ..StreamProduct::default()
+            };
+            multiply(&products.down, products.down_tiling, params)?;
+        }
+        norm(weights.norm, 0)?;
+        let params = StreamProduct {
+            y: work.logits.address().into(),
+            parts: single(weights.head, weights.vocab),
+            stride: weights.vocab,
+            ..on_x
+        };
+        multiply(&products.wide, products.wide_tiling, params)?;
+        let choices = work.choices.address();
+        let params = StreamChoice {
+            logits: work.logits.address().into(),
+            draws: work.draws.address().into(),
+            ids: choices.into(),
+            scores: (choices + 4 * MAX_ROWS as u64).into(),
+            vocab: weights.vocab,
+        };
+        run(self.kernels.choice.launch([rows, 1, 1], CHOICE_THREADS).params(params)?)
+    }
+
+    /// From the raw projections of layer `l` to the input of its output projection.
+    fn attend(
+        &self,
+        l: usize,
+        rows: usize,
+        runs: usize,
+        weights: &StreamWeights,
+        work: &Work,
+        slots: &Slots,
+    ) -> Result<()> {
+        let (shape, layer) = (&weights.shape, &weights.layers[l]);
+        let (heads, kv_heads, layers) = (shape.heads, shape.kv_heads, weights.layers.len());
+        let run = |launch: Launch<'_>| -> Result<()> {
+            let launch = launch.overlapping(self.overlapping);
+            // SAFETY: the buffers have room for the rows of any bucket, the slots for all that rows may name.
+            unsafe { launch.run(|| format!("{rows} rows of {heads} heads")) }
+        };
+        let [q, k, v, k_shift, v_shift, gate, output_gate] = weights.start;
+        let params = StreamHeads {
+            rows: work.rows.address().into(),
+            raw: work.raw.address().into(),
+            q: work.q.address().into(),
+            tables: slots.tables.address().into(),
+            last: slots.last.address().into(),
+            now: slots.now.address().into(),
+            q_norm: layer.q_norm.into(),
+            k_norm: layer.k_norm.into(),
+            gate_bias: layer.gate_bias.into(),
+            rope: weights.rope.as_ref().map_or(0, |table| table.address()).into(),
+            start: [q, k, v, k_shift, v_shift, gate],
+            stride: weights.stride,
+            layers,
+            layer: l,
+            heads,
+            kv_heads,
+            q_shared: layer.q_shared,
+            k_shared: layer.k_shared,
+            qk_eps: shape.qk_eps,
+            scale: 1.0 / (shape.head_dim as f32).sqrt(),
+        };
+        let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
+        run(self.kernels.heads.launch([units, rows, 1], ROW_THREADS).params(params)?)?;
+        let params = StreamAttention {
+            rows: work.rows.address().into(),
+            tables: slots.tables.address().into(),
+            q: work.q.address().into(),
+            now: slots.now.address().into(),
+            thresholds: (weights.thresholds.address() + (8 * l * heads) as u64).into(),
+            parts: work.parts.address().into(),
+            layers,
+            layer: l,
+            heads,
+            kv_heads,
+            window: shape.window.unwrap_or(0),
+            gated: gate >= 0,
+        };
+        let grid = [runs, kv_heads, rows];
+        run(self.kernels.attention.launch(grid, ATTENTION_THREADS).params(params)?)?;
+        let params = StreamMerge {
+            rows: work.rows.address().into(),
+            parts: work.parts.address().into(),
+            raw: work.raw.address().into(),
+            norm: layer.output_norm.into(),
+            y: work.mixed.address().into(),
+            stride: weights.stride,
+            heads,
+            gate: output_gate,
+            act: activation_code(shape.output_act),
+            eps: shape.norm_eps,
+        };
+        let grid = [heads.div_ceil(ROW_WARPS), rows, 1];
+        run(self.kernels.merge.launch(grid, ROW_THREADS).params(params)?)
+    }
+}

@@ -1,0 +1,37 @@
+// What the kernels of decode steps share.
+#pragma once
+#define BF16 1
+#define VEC 8
+#include "real.cuh"
+
+constexpr int PAGE = 64;
+// Runs of pages that a sequence's keys are divided into, at most.
+constexpr int MAX_RUNS = 64;
+
+// A launch may begin before the one in front of it has ended: it must wait before it touches what others write.
+DEVICE void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEVICE void let_successor_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Where element (row, column) of the right operand of a product lies: blocks of 8 rows and 32 columns.
+DEVICE size_t blocked(int row, int column, int width) {
+    return (size_t(row / 8) * (width / 32) + column / 32) * 256 + row % 8 * 32 + column % 32;
+}
+
+// How the keys up to `position` are divided: a matter of the sequence's own length.
+struct Runs {
+    int pages, each, count;
+    DEVICE explicit Runs(int position) {
+        pages = position / PAGE + 1;
+        each = 4;
+        while (each * MAX_RUNS < pages) each *= 2;
+        count = (pages + each - 1) / each;
+    }
+};

@@ -1,0 +1,176 @@
+// Attention of one query per sequence over its pages, pruned by each head's threshold.
+//
+// A thread block takes one run of pages of one key head of one sequence, a warp a page at a time. A page whose last
+// key has decayed below the threshold of the query head is skipped, whether or not it is still there: what may be read
+// follows from the sums of the gates alone, so the result does not depend on when a page is freed.
+//
+// Compile-time: HEAD_DIM.
+#include "stream.cuh"
+#include "params.cuh"
+
+constexpr int WARPS = 4;
+constexpr int LANES = HEAD_DIM / 8;       // of a key
+constexpr int KEYS = 32 / LANES;          // that a warp reads at once
+constexpr int TURNS = PAGE / KEYS;
+constexpr int AT_ONCE = 16;               // turns whose rows are on their way together
+
+// Decay from each key of a page to its end, of which a lane has keys 2 lane and 2 lane + 1; gates beyond the last key
+// are 0. Sums of the gates behind a key, not differences: a strong gate would take the digits of the others along.
+DEVICE float2 decay_behind(float2 gate) {
+    const int lane = threadIdx.x % 32;
+    float sum = gate.x + gate.y;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const float other = __shfl_down_sync(~0u, sum, step);
+        if (lane + step < 32) sum += other;
+    }
+    float behind = __shfl_down_sync(~0u, sum, 1);
+    if (lane == 31) behind = 0.f;
+    return make_float2(behind + gate.y, behind);
+}
+
+// Eight columns of the keys or values of some turns. A page has room for all its keys: what was not written yet is read,
+// and not used.
+DEVICE void read_rows(uint4 (&rows)[AT_ONCE], const u16* own, int turn) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+        rows[i] = *reinterpret_cast<const uint4*>(own + (turn + i) * KEYS * HEAD_DIM);
+    }
+}
+DEVICE float dot_of(const float (&q)[8], const uint4& row) {
+    const u32 words[4] = {row.x, row.y, row.z, row.w};
+    float dot = 0.f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) dot += q[2 * i] * bf16_lo(words[i]) + q[2 * i + 1] * bf16_hi(words[i]);
+    return dot;
+}
+DEVICE void add_row(float (&o)[8], float share, const uint4& row) {
+    const u32 words[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        o[2 * i] += share * bf16_lo(words[i]);
+        o[2 * i + 1] += share * bf16_hi(words[i]);
+    }
+}
+
+DEVICE float warp_max(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const __grid_constant__ StreamAttention p) {
+    __shared__ float scores[WARPS][PAGE];
+    __shared__ __align__(16) float outs[WARPS][HEAD_DIM];
+    __shared__ float tops[WARPS], weights[WARPS];
+    const StreamToken row = p.rows[blockIdx.z];
+    const int run = blockIdx.x, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row.slot < 0) return;
+    const Runs runs(row.position);
+    if (run >= runs.count) return;
+    wait_for_predecessor();
+    let_successor_begin();
+    const StreamTable table = p.tables[size_t(row.slot) * p.layers + p.layer];
+    const int group = p.heads / p.kv_heads;
+    const int end = min((run + 1) * runs.each, runs.pages);
+    const int part = lane % LANES, key_of_lane = lane / LANES;
+
+    for (int g = 0; g < group; ++g) {
+        const int head = kv_head * group + g;
+        // With the scale of the softmax in base 2.
+        float q[8], o[8] = {}, top = NEG_INF, weight = 0.f;
+        load<8>(q, p.q + (size_t(blockIdx.z) * p.heads + head) * HEAD_DIM + 8 * part);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) q[i] *= LOG2_E;
+        const double now = p.gated ? p.now[(size_t(row.slot) * p.layers + p.layer) * p.heads + head] : 0.0;
+        for (int n = run * runs.each + warp; n < end; n += WARPS) {
+            const int first = n * PAGE, count = min(PAGE, row.position + 1 - first);
+            // Keys from here on are inside of the window.
+            const int visible = p.window > 0 ? row.position + 1 - p.window - first : 0;
+            if (visible >= PAGE) continue;
+            float decay = 0.f;
+            if (p.gated && count == PAGE) {
+                const double behind = now - table.ends[size_t(n) * p.heads + head];
+                if (behind < p.thresholds[head]) continue;
+                decay = float(behind);
+            }
+            const Page page = table.pages[size_t(n) * p.kv_heads + kv_head];
+            const int own = key_of_lane * HEAD_DIM + 8 * part;
+            uint4 rows[AT_ONCE];
+#pragma unroll
+            for (int base = 0; base < TURNS; base += AT_ONCE) {
+                read_rows(rows, page.k + own, base);
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    const float dot = lanes_sum<LANES>(dot_of(q, rows[i]));
+                    if (part == 0) scores[warp][(base + i) * KEYS + key_of_lane] = dot;
+                }
+            }
+            // The first values are on their way while the weights are computed.
+            read_rows(rows, page.v + own, 0);
+            float2 bias = make_float2(0.f, 0.f);
+            if (p.gated) {
+                const float* gates = page.gates + g * PAGE + 2 * lane;
+                bias.x = 2 * lane < count ? floored_log_gate(gates[0]) : 0.f;
+                bias.y = 2 * lane + 1 < count ? floored_log_gate(gates[1]) : 0.f;
+                bias = decay_behind(bias);
+            }
+            __syncwarp();
+            float s[2] = {scores[warp][2 * lane] + LOG2_E * (decay + bias.x),
+                          scores[warp][2 * lane + 1] + LOG2_E * (decay + bias.y)};
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int key = 2 * lane + i;
+                if (key >= count || key < visible) s[i] = NEG_INF;
+            }
+            const float higher = fmaxf(top, warp_max(fmaxf(s[0], s[1])));
+            // Nothing is visible only where scores are no numbers.
+            const float base = higher == NEG_INF ? 0.f : higher;
+            const float shrink = exp2_fast(top - base);
+            const float e[2] = {exp2_fast(s[0] - base), exp2_fast(s[1] - base)};
+            weight = weight * shrink + warp_sum(e[0] + e[1]);
+            top = higher;
+            scores[warp][2 * lane] = e[0];
+            scores[warp][2 * lane + 1] = e[1];
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < 8; ++i) o[i] *= shrink;
+#pragma unroll
+            for (int base = 0; base < TURNS; base += AT_ONCE) {
+                if (base > 0) read_rows(rows, page.v + own, base);
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    const int key = (base + i) * KEYS + key_of_lane;
+                    add_row(o, scores[warp][key], key < count ? rows[i] : make_uint4(0, 0, 0, 0));
+                }
+            }
+            __syncwarp();
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+#pragma unroll
+            for (int step = LANES; step < 32; step *= 2) o[i] += __shfl_xor_sync(~0u, o[i], step);
+        }
+        if (key_of_lane == 0) store<8>(outs[warp] + 8 * part, o);
+        if (lane == 0) tops[warp] = top, weights[warp] = weight;
+        __syncthreads();
+        float highest = tops[0];
+#pragma unroll
+        for (int w = 1; w < WARPS; ++w) highest = fmaxf(highest, tops[w]);
+        float share[WARPS], sum = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            share[w] = highest == NEG_INF ? 0.f : exp2_fast(tops[w] - highest);
+            sum += share[w] * weights[w];
+        }
+        float* to = p.parts + ((size_t(blockIdx.z) * p.heads + head) * MAX_RUNS + run) * (HEAD_DIM + 4);
+        for (int c = threadIdx.x; c < HEAD_DIM; c += 32 * WARPS) {
+            float out = 0.f;
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) out += share[w] * outs[w][c];
+            to[c] = out;
+        }
+        if (threadIdx.x == 0) to[HEAD_DIM] = highest, to[HEAD_DIM + 1] = sum;
+        __syncthreads();
+    }
+}

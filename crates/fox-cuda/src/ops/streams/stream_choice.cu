@@ -1,0 +1,206 @@
+// The next token of each row and its log-probability: the likeliest, or one drawn as the row asks. One thread block for
+// each row; no compile-time choices.
+//
+// As on the host, in descending order of weight, the lowest id first among equals, every filter keeps a beginning. Its
+// end is found by bisection on the bits of the weights, whose order is that of the weights. All sums have a fixed order.
+#include "stream.cuh"
+#include "params.cuh"
+
+constexpr int THREADS = 1024;
+constexpr int WARPS = THREADS / 32;
+constexpr u32 ONE = 0x3f800000u;    // bits of the largest weight
+constexpr u32 LEAST = 0x00800000u;  // and of the smallest that counts
+
+// The lowest index of the largest value; a NaN beats everything.
+struct Best {
+    float value;
+    int at;
+    DEVICE void take(float other, int where) {
+        const bool nan = other != other, mine = value != value;
+        const bool higher = nan ? !mine || where < at : !mine && (other > value || (other == value && where < at));
+        if (higher) value = other, at = where;
+    }
+};
+
+DEVICE Best find_best(const float* logits, int vocab) {
+    __shared__ float values[WARPS];
+    __shared__ int places[WARPS];
+    Best best{NEG_INF, 0x7fffffff};
+    for (int i = threadIdx.x; i < vocab; i += THREADS) best.take(logits[i], i);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const float value = __shfl_xor_sync(~0u, best.value, step);
+        const int at = __shfl_xor_sync(~0u, best.at, step);
+        best.take(value, at);
+    }
+    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = best.value, places[threadIdx.x / 32] = best.at;
+    __syncthreads();
+    for (int w = 0; w < WARPS; ++w) best.take(values[w], places[w]);
+    return best;
+}
+
+// Sum over the block, known to all; may be called again and again.
+DEVICE double sum_all(double x) {
+    __shared__ double parts[WARPS];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    double sum = 0.0;
+    for (int w = 0; w < WARPS; ++w) sum += parts[w];
+    return sum;
+}
+
+// Sum over the threads in front of this one.
+DEVICE double sum_before(double x) {
+    __shared__ double parts[WARPS];
+    const int lane = threadIdx.x % 32;
+    double sum = x;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const double other = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += other;
+    }
+    double before = __shfl_up_sync(~0u, sum, 1);
+    if (lane == 0) before = 0.0;
+    __syncthreads();
+    if (lane == 31) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    double front = 0.0;
+    for (int w = 0; w < int(threadIdx.x) / 32; ++w) front += parts[w];
+    return front + before;
+}
+
+// The weights of a row, of which those are kept whose bits are above `cut`, and of those at `cut` the ones up to `last`.
+struct Weights {
+    const float* logits;
+    int vocab;
+    float top, heat;
+    u32 cut;
+    int last;
+
+    DEVICE u32 bits(int i) const {
+        const float x = (logits[i] - top) * heat;
+        // False also for what is no number.
+        return x > -87.f ? __float_as_uint(fminf(expf(x), 1.f)) : 0u;
+    }
+    DEVICE bool keeps(u32 own, int i) const { return own > cut || (own == cut && i <= last); }
+
+    // Number and sum of the weights from `from` on.
+    DEVICE double count(u32 from) const {
+        int number = 0;
+        for (int i = threadIdx.x; i < vocab; i += THREADS) number += bits(i) >= from;
+        return sum_all(number);
+    }
+    DEVICE double sum(u32 from) const {
+        double sum = 0.0;
+        for (int i = threadIdx.x; i < vocab; i += THREADS) {
+            const u32 own = bits(i);
+            if (own >= from) sum += __uint_as_float(own);
+        }
+        return sum_all(sum);
+    }
+    // Ids that a thread has when order matters: neighbours.
+    DEVICE int first() const { return min(vocab, int(threadIdx.x) * each()); }
+    DEVICE int each() const { return (vocab + THREADS - 1) / THREADS; }
+    DEVICE int end() const { return min(vocab, first() + each()); }
+
+    // Keeps those above `at`, and the first `number` of those at it.
+    DEVICE void keep_first(u32 at, double number) {
+        __shared__ int found;
+        int own = 0;
+        for (int i = first(); i < end(); ++i) own += bits(i) == at;
+        double before = sum_before(own);
+        if (threadIdx.x == 0) found = 0x7fffffff;
+        __syncthreads();
+        if (before < number && before + own >= number) {
+            for (int i = first(); i < end(); ++i) {
+                if (bits(i) == at && ++before >= number) {
+                    found = i;
+                    break;
+                }
+            }
+        }
+        __syncthreads();
+        // What both cuts keep.
+        if (at > cut || (at == cut && found < last)) cut = at, last = found;
+        __syncthreads();
+    }
+    // The largest bits from which on number or sum are enough; LEAST where they never are.
+    template <class Enough>
+    DEVICE u32 bisect(Enough enough) const {
+        u32 low = LEAST, high = ONE;
+        while (low < high) {
+            const u32 middle = low + (high - low + 1) / 2;
+            if (enough(middle)) low = middle;
+            else high = middle - 1;
+        }
+        return low;
+    }
+};
+
+DEVICE int draw(Weights& w, const StreamDraw& d) {
+    __shared__ int chosen;
+    if (d.top_k > 0 && d.top_k < w.vocab) {
+        const u32 at = w.bisect([&](u32 from) { return w.count(from) >= d.top_k; });
+        w.keep_first(at, d.top_k - w.count(at + 1));
+    }
+    if (d.top_p < 1.f) {
+        double kept = 0.0;
+        for (int i = threadIdx.x; i < w.vocab; i += THREADS) {
+            const u32 own = w.bits(i);
+            if (w.keeps(own, i)) kept += __uint_as_float(own);
+        }
+        const double wanted = double(d.top_p) * sum_all(kept);
+        const u32 at = w.bisect([&](u32 from) { return w.sum(from) >= wanted; });
+        w.keep_first(at, fmax(1.0, ceil((wanted - w.sum(at + 1)) / __uint_as_float(at))));
+    }
+    if (d.min_p > 0.f && __float_as_uint(d.min_p) > w.cut) w.cut = __float_as_uint(d.min_p), w.last = 0x7fffffff;
+    double own = 0.0;
+    for (int i = w.first(); i < w.end(); ++i) {
+        const u32 bits = w.bits(i);
+        if (w.keeps(bits, i)) own += __uint_as_float(bits);
+    }
+    const double before = sum_before(own), target = __longlong_as_double(d.uniform) * sum_all(own);
+    if (threadIdx.x == 0) chosen = -1;
+    __syncthreads();
+    // The thread in whose range the target lies; rounding may put it behind the last.
+    const bool is_mine = own > 0.0 && before <= target && target < before + own;
+    if (is_mine) {
+        double sum = before;
+        int last = -1;
+        for (int i = w.first(); i < w.end(); ++i) {
+            const u32 bits = w.bits(i);
+            if (!w.keeps(bits, i)) continue;
+            last = i;
+            sum += __uint_as_float(bits);
+            if (target < sum) break;
+        }
+        chosen = last;
+    }
+    __syncthreads();
+    return chosen;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) stream_choice(const __grid_constant__ StreamChoice p) {
+    wait_for_predecessor();
+    let_successor_begin();
+    const float* logits = p.logits + size_t(blockIdx.x) * p.vocab;
+    const Best best = find_best(logits, p.vocab);
+    double sum = 0.0;
+    for (int i = threadIdx.x; i < p.vocab; i += THREADS) sum += expf(logits[i] - best.value);
+    sum = sum_all(sum);
+    // A row that has a NaN, or nothing but minus infinity, has no next token.
+    const bool none = best.value != best.value || best.value == NEG_INF;
+    const StreamDraw d = p.draws[blockIdx.x];
+    int id = best.at;
+    if (!none && d.heat > 0.f) {
+        Weights w{logits, p.vocab, best.value, d.heat, LEAST, 0x7fffffff};
+        id = draw(w, d);
+        if (id < 0) id = best.at;
+    }
+    if (threadIdx.x > 0) return;
+    p.ids[blockIdx.x] = none ? -1 : id;
+    p.scores[blockIdx.x] = none ? 0.f : float(double(logits[id]) - best.value - log(sum));
+}

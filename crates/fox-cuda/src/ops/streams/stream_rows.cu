@@ -1,0 +1,170 @@
+// What decode steps do row by row: the residual stream and its norms, queries, keys, values and gates, and the output
+// of attention.
+//
+// Compile-time: HEAD_DIM (of the entries that know heads), ITEMS (1024 columns of the stream each).
+#include "stream.cuh"
+#include "params.cuh"
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
+constexpr int OWN = HEAD_DIM / 32;
+
+// h = the embedded token, or h + delta; x = rms(h) * w, blocked. One thread block for each row.
+extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_constant__ StreamNorm p) {
+    const int row = blockIdx.x, token = p.rows[row].token;
+    float w[ITEMS][4], h[ITEMS][4];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const int column = 4 * (threadIdx.x + i * THREADS);
+        if (column < p.width) load<4>(w[i], p.norm + column);
+    }
+    wait_for_predecessor();
+    let_successor_begin();
+    float squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const int column = 4 * (threadIdx.x + i * THREADS);
+        if (column >= p.width) continue;
+        const size_t at = size_t(row) * p.width + column;
+        if (p.embeddings) {
+            load<4>(h[i], p.embeddings + size_t(token) * p.width + column);
+        } else {
+            float delta[4];
+            load<4>(h[i], p.h + at);
+            load<4>(delta, p.delta + at);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) h[i][k] += delta[k];
+        }
+        store<4>(p.h + at, h[i]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) squares += h[i][k] * h[i][k];
+    }
+    const float scale = 1.f / sqrtf(block_sum<WARPS>(squares) / p.width + p.eps);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const int column = 4 * (threadIdx.x + i * THREADS);
+        if (column >= p.width) continue;
+        float x[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) x[k] = h[i][k] * scale * w[i][k];
+        store<4>(p.x + blocked(row, column, p.width), x);
+    }
+}
+
+// Rows of a tensor as a product wants them.
+extern "C" __global__ void __launch_bounds__(THREADS) stream_block(const __grid_constant__ StreamBlocked p) {
+    for (size_t i = blockIdx.x * size_t(THREADS) + threadIdx.x; i < size_t(p.rows) * p.width;
+         i += size_t(gridDim.x) * THREADS) {
+        p.to[blocked(i / p.width, i % p.width, p.width)] = p.from[i];
+    }
+}
+
+// x = rope(rms(x) * w), of which a lane has the elements lane + 32 i.
+DEVICE void prepare(float (&x)[OWN], const StreamHeads& p, const float* norm, int head, bool shared, int position) {
+    const int lane = threadIdx.x % 32;
+    if (norm) {
+        float squares = 0.f;
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) squares += x[i] * x[i];
+        const float scale = 1.f / sqrtf(warp_sum(squares) / HEAD_DIM + p.qk_eps);
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) x[i] *= scale * norm[(shared ? 0 : head * HEAD_DIM) + lane + 32 * i];
+    }
+    if (!p.rope) return;
+    const float2* angles = p.rope + size_t(position) * (HEAD_DIM / 2);
+#pragma unroll
+    for (int i = 0; i < OWN / 2; ++i) {
+        const float2 angle = angles[lane + 32 * i];
+        const float a = x[i], b = x[i + OWN / 2];
+        x[i] = a * angle.x - b * angle.y;
+        x[i + OWN / 2] = a * angle.y + b * angle.x;
+    }
+}
+
+// Queries to `q`, keys, values and gates to their pages; the sums of the gates and the raw rows of the slot. A warp
+// for each head of queries, keys and values of each row.
+extern "C" __global__ void __launch_bounds__(THREADS) stream_heads(const __grid_constant__ StreamHeads p) {
+    const int unit = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const StreamToken row = p.rows[blockIdx.y];
+    if (unit >= p.heads + 2 * p.kv_heads || row.slot < 0) return;
+    wait_for_predecessor();
+    let_successor_begin();
+    const float* raw = p.raw + size_t(blockIdx.y) * p.stride;
+    float x[OWN];
+    if (unit < p.heads) {
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) x[i] = raw[p.start[0] + unit * HEAD_DIM + lane + 32 * i];
+        prepare(x, p, p.q_norm, unit, p.q_shared, row.position);
+        float* q = p.q + (size_t(blockIdx.y) * p.heads + unit) * HEAD_DIM;
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) q[lane + 32 * i] = x[i] * p.scale;
+        return;
+    }
+    const bool is_value = unit >= p.heads + p.kv_heads;
+    const int head = unit - p.heads - (is_value ? p.kv_heads : 0), slot = row.position % PAGE;
+    const StreamTable table = p.tables[size_t(row.slot) * p.layers + p.layer];
+    const Page page = table.pages[size_t(row.position / PAGE) * p.kv_heads + head];
+    const int start = p.start[is_value ? 2 : 1], shift = p.start[is_value ? 4 : 3];
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) x[i] = raw[start + head * HEAD_DIM + lane + 32 * i];
+    if (shift >= 0) {
+        const float a = sigmoid(raw[shift + head]);
+        u16* last = p.last + ((size_t(row.slot) * p.layers + p.layer) * 2 + is_value) * p.kv_heads * HEAD_DIM +
+                    head * HEAD_DIM;
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            const float before = bf16_to_float(last[lane + 32 * i]);
+            last[lane + 32 * i] = float_to_bf16(x[i]);
+            x[i] = a * before + (1.f - a) * x[i];
+        }
+    }
+    if (!is_value) prepare(x, p, p.k_norm, head, p.k_shared, row.position);
+    u16* to = (is_value ? page.v : page.k) + slot * HEAD_DIM;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) to[lane + 32 * i] = float_to_bf16(x[i]);
+    const int group = p.heads / p.kv_heads;
+    if (is_value || p.start[5] < 0 || lane >= group) return;
+    const int at = head * group + lane;
+    const float gate = log_sigmoid(raw[p.start[5] + at] + p.gate_bias[at]);
+    page.gates[lane * PAGE + slot] = gate;
+    double* now = p.now + (size_t(row.slot) * p.layers + p.layer) * p.heads + at;
+    const double sum = *now + floored_log_gate(gate);
+    *now = sum;
+    if (slot == PAGE - 1) table.ends[size_t(row.position / PAGE) * p.heads + at] = sum;
+}
+
+// The runs of a head's keys put together, in order, then output norm and gate: y blocked. A warp for each head.
+extern "C" __global__ void __launch_bounds__(THREADS) stream_merge(const __grid_constant__ StreamMerge p) {
+    const int head = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const StreamToken row = p.rows[blockIdx.y];
+    if (head >= p.heads || row.slot < 0) return;
+    wait_for_predecessor();
+    let_successor_begin();
+    const int runs = Runs(row.position).count;
+    const float* parts = p.parts + (size_t(blockIdx.y) * p.heads + head) * MAX_RUNS * (HEAD_DIM + 4);
+    float top = NEG_INF;
+    for (int run = 0; run < runs; ++run) top = fmaxf(top, parts[run * (HEAD_DIM + 4) + HEAD_DIM]);
+    float o[OWN] = {}, weight = 0.f;
+    for (int run = 0; run < runs; ++run) {
+        const float* part = parts + run * (HEAD_DIM + 4);
+        // The newest key is never hidden, so `top` is a number.
+        const float share = exp2_fast(part[HEAD_DIM] - top);
+        weight += share * part[HEAD_DIM + 1];
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) o[i] += share * part[lane + 32 * i];
+    }
+    float squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        o[i] /= weight;
+        squares += o[i] * o[i];
+    }
+    const float scale = 1.f / sqrtf(warp_sum(squares) / HEAD_DIM + p.eps);
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        const int column = head * HEAD_DIM + lane + 32 * i;
+        if (p.norm) o[i] *= scale * p.norm[column];
+        if (p.gate >= 0) o[i] *= activation(p.act, p.raw[size_t(blockIdx.y) * p.stride + p.gate + column]).x;
+        p.y[blocked(blockIdx.y, column, p.heads * HEAD_DIM)] = float_to_bf16(o[i]);
+    }
+}

@@ -1,0 +1,84 @@
+//! The kernels of decode steps on a CPU: compiled by the host's C++ compiler, with the threads of a block as fibers
+//! (`emulated/cuda.h`). Without a compiler the tests say so and pass.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use fox_cuda::{Source, stream_sources};
+
+/// The compiler, if there is one.
+fn compiler() -> Option<&'static str> {
+    let works = |name: &&str| Command::new(name).arg("--version").output().is_ok();
+    ["c++", "g++", "clang++"].into_iter().find(works)
+}
+
+/// Compiles a program with sources of the crate, once for each list of defines, and runs it.
+fn run(program: &str, sources: &[&str], variants: &[&str]) {
+    let Some(compiler) = compiler() else {
+        println!("skipped: there is no C++ compiler");
+        return;
+    };
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{program}"));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut all = stream_sources();
+    all.retain(|source| sources.contains(&source.name));
+    assert_eq!(all.len(), sources.len(), "a source has another name now");
+    for (name, text) in Source::files(&all) {
+        // NVRTC's way to say this, and the one of others.
+        let text =
+            text.replace("__INTADDR__(&((type*)0)->field)", "__builtin_offsetof(type, field)");
+        std::fs::write(folder.join(name), text).unwrap();
+    }
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated");
+    for name in ["ptx.cuh", "mma.cuh"] {
+        std::fs::write(folder.join(name), "#include \"cuda.h\"\n").unwrap();
+    }
+    for (n, variant) in variants.iter().enumerate() {
+        let executable = folder.join(format!("program-{n}"));
+        let compiled = Command::new(compiler)
+            .args(["-std=c++17", "-O1", "-w", "-DEMULATED=1"])
+            .args(variant.split_whitespace().map(|define| format!("-D{define}")))
+            .arg("-I")
+            .arg(&folder)
+            .arg("-I")
+            .arg(&own)
+            .arg("-include")
+            .arg(own.join("cuda.h"))
+            .arg(own.join(format!("{program}.cpp")))
+            .arg("-o")
+            .arg(&executable)
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&compiled.stderr);
+        assert!(compiled.status.success(), "{program} {variant}: {errors}");
+        let ran = Command::new(&executable).output().unwrap();
+        let words = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success(), "{program} {variant}: {words}");
+    }
+}
+
+#[test]
+fn products_are_right_whatever_a_warp_carries() {
+    let variants = [
+        "NT=1 MT=1 GROUPS=1 PARTS=4 DEPTH=12 GLU=0",
+        "NT=4 MT=1 GROUPS=2 PARTS=8 DEPTH=4 GLU=1",
+        "NT=8 MT=2 GROUPS=2 PARTS=4 DEPTH=2 GLU=0",
+    ];
+    run("product", &["stream_product"], &variants);
+}
+
+#[test]
+fn heads_attention_and_norms_are_right() {
+    run(
+        "steps",
+        &["stream_rows", "stream_attention"],
+        &["HEAD_DIM=64 ITEMS=2", "HEAD_DIM=128 ITEMS=2"],
+    );
+}
+
+#[test]
+fn choices_are_those_of_a_sorted_vocabulary() {
+    run("choice", &["stream_choice"], &[""]);
+}

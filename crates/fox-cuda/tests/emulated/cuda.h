@@ -1,0 +1,227 @@
+// Just enough of CUDA to run kernels on a CPU: the threads of a block are fibers that switch where they wait for each
+// other, and blocks run one after the other. Stands in for ptx.cuh and mma.cuh.
+#pragma once
+#include <csetjmp>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <ucontext.h>
+#include <vector>
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define __global__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define DEVICE inline
+#define NEG_INF (-INFINITY)
+
+struct Index {
+    unsigned x, y, z;
+};
+static Index threadIdx, blockIdx, gridDim;
+
+struct alignas(16) uint4 {
+    u32 x, y, z, w;
+};
+struct alignas(8) uint2 {
+    u32 x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline int min(int a, int b) { return a < b ? a : b; }
+
+template <class To, class From>
+To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From), "as many bits");
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+inline float __uint_as_float(u32 x) { return bits_as<float>(x); }
+inline u32 __float_as_uint(float x) { return bits_as<u32>(x); }
+inline double __longlong_as_double(u64 x) { return bits_as<double>(x); }
+
+constexpr float LOG2_E = 1.4426950408889634f;
+inline float __expf(float x) { return expf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+inline float exp2_fast(float x) { return exp2f(x); }
+inline u16 float_to_bf16(float x) {
+    const u32 bits = __float_as_uint(x);
+    return x != x ? 0x7fff : u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float bf16_to_float(u16 x) { return __uint_as_float(u32(x) << 16); }
+inline float bf16_lo(u32 x) { return bf16_to_float(u16(x)); }
+inline float bf16_hi(u32 x) { return bf16_to_float(u16(x >> 16)); }
+inline u32 pack_bf16(float lo, float hi) { return float_to_bf16(lo) | u32(float_to_bf16(hi)) << 16; }
+inline float floored_log_gate(float x) { return x < -1e3f ? -1e3f : x; }
+
+// Fibers that wait for each other: those of a warp, or of the block.
+struct Meeting {
+    int members = 0, arrived = 0;
+    long round = 0;
+    void check() {
+        if (arrived > 0 && arrived >= members) arrived = 0, ++round;
+    }
+};
+struct Fiber {
+    std::unique_ptr<char[]> stack;
+    ucontext_t start;
+    jmp_buf at;
+    bool begun, ended;
+};
+static std::vector<Fiber> fibers;
+static std::vector<Meeting> warps;
+static Meeting block;
+static jmp_buf scheduler;
+static int current;
+static std::function<void()> kernel;
+
+inline void meet(Meeting& meeting) {
+    const long round = meeting.round;
+    ++meeting.arrived;
+    for (meeting.check(); meeting.round == round; meeting.check()) {
+        if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
+    }
+}
+inline void __syncthreads() { meet(block); }
+inline void __syncwarp() { meet(warps[current / 32]); }
+
+inline void run_fiber() {
+    kernel();
+    fibers[current].ended = true;
+    --block.members, --warps[current / 32].members;
+    _longjmp(scheduler, 1);
+}
+inline void run_block(int threads) {
+    constexpr size_t STACK = 64 << 10;
+    fibers.resize(threads);
+    warps.assign(threads / 32, Meeting{32});
+    block = Meeting{threads};
+    for (Fiber& fiber : fibers) {
+        if (!fiber.stack) fiber.stack.reset(new char[STACK]);
+        fiber.begun = fiber.ended = false;
+        getcontext(&fiber.start);
+        fiber.start.uc_stack.ss_sp = fiber.stack.get();
+        fiber.start.uc_stack.ss_size = STACK;
+        fiber.start.uc_link = nullptr;
+        makecontext(&fiber.start, run_fiber, 0);
+    }
+    while (block.members > 0) {
+        for (current = 0; current < threads; ++current) {
+            Fiber& fiber = fibers[current];
+            if (fiber.ended) continue;
+            threadIdx = {unsigned(current), 0, 0};
+            if (_setjmp(scheduler) != 0) continue;
+            if (fiber.begun) _longjmp(fiber.at, 1);
+            fiber.begun = true;
+            setcontext(&fiber.start);
+        }
+    }
+}
+inline void launch(Index grid, int threads, std::function<void()> body) {
+    kernel = body;
+    gridDim = grid;
+    for (unsigned z = 0; z < grid.z; ++z) {
+        for (unsigned y = 0; y < grid.y; ++y) {
+            for (unsigned x = 0; x < grid.x; ++x) {
+                blockIdx = {x, y, z};
+                run_block(threads);
+            }
+        }
+    }
+}
+
+// Values of the lanes of every warp, exchanged.
+template <class T>
+T shuffle(T value, int from) {
+    static u64 values[32][32];
+    const int warp = current / 32, lane = current % 32;
+    memcpy(&values[warp][lane], &value, sizeof value);
+    __syncwarp();
+    T other;
+    memcpy(&other, &values[warp][from], sizeof other);
+    __syncwarp();
+    return other;
+}
+template <class T>
+T __shfl_xor_sync(u32, T value, int mask) {
+    return shuffle(value, current % 32 ^ mask);
+}
+template <class T>
+T __shfl_down_sync(u32, T value, int by) {
+    const int lane = current % 32;
+    return shuffle(value, lane + by < 32 ? lane + by : lane);
+}
+template <class T>
+T __shfl_up_sync(u32, T value, int by) {
+    const int lane = current % 32;
+    return shuffle(value, lane >= by ? lane - by : lane);
+}
+inline float warp_sum(float x) {
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+// c[16][8] += a[16][16] b[8][16]^T, spread over the lanes as mma.m16n8k16 has them.
+inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
+    static u32 left[32][32][4], right[32][32][2];
+    const int warp = current / 32, lane = current % 32;
+    memcpy(left[warp][lane], a, sizeof left[warp][lane]);
+    right[warp][lane][0] = b0, right[warp][lane][1] = b1;
+    __syncwarp();
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + i % 2;
+        float sum = 0.f;
+        for (int k = 0; k < 16; ++k) {
+            const u32 x = left[warp][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            const u32 y = right[warp][column * 4 + k % 8 / 2][k / 8];
+            sum += k % 2 ? bf16_hi(x) * bf16_hi(y) : bf16_lo(x) * bf16_lo(y);
+        }
+        c[i] += sum;
+    }
+    __syncwarp();
+}
+
+// For the tests: normal-like numbers, the same each time, and a check that also fails for NaN.
+inline float number() {
+    static u64 state = 88172645463325252ull;
+    float sum = 0.f;
+    for (int i = 0; i < 4; ++i) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        sum += float(state >> 40) / float(1 << 24) - 0.5f;
+    }
+    return 1.7f * sum;
+}
+inline std::vector<float> numbers(size_t count, float offset = 0.f, float scale = 1.f) {
+    std::vector<float> all(count);
+    for (float& x : all) x = offset + scale * number();
+    return all;
+}
+inline std::vector<u16> narrow_numbers(size_t count) {
+    std::vector<u16> all(count);
+    for (u16& x : all) x = float_to_bf16(number());
+    return all;
+}
+inline void expect_close(double got, double want, double tolerance, const char* what, int row, int column) {
+    if (fabs(got - want) <= tolerance * (1.0 + fabs(want))) return;
+    printf("%s [%d, %d] is %g, and should be %g\n", what, row, column, got, want);
+    exit(1);
+}

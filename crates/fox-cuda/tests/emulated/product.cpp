@@ -1,0 +1,49 @@
+// Products of several matrices for two row blocks, against sums in f64.
+#include "stream_product.cu"
+
+// With GLU one matrix of gates and values.
+static void check(int width) {
+    const int sizes[3] = {GLU ? 64 : 40, 24, 129}, count = GLU ? 1 : 3, rows = 16 * NT;
+    const std::vector<u16> x = narrow_numbers(rows * width);
+    std::vector<u16> input(x.size()), inner(rows * sizes[0], 0x7fff), w[3];
+    for (int i = 0; i < rows * width; ++i) input[blocked(i / width, i % width, width)] = x[i];
+    const std::vector<float> bias = numbers(sizes[0]);
+    StreamProduct p{};
+    int blocks = 0;
+    for (int n = 0; n < count; ++n) {
+        w[n] = narrow_numbers(sizes[n] * width * (GLU ? 2 : 1));
+        p.parts[n] = StreamPart{w[n].data(), n == 0 && !GLU ? bias.data() : nullptr, sizes[n], p.stride, blocks};
+        p.stride += sizes[n];
+        blocks += (sizes[n] + GROUPS * MT * RESULTS - 1) / (GROUPS * MT * RESULTS);
+    }
+    std::vector<float> y(rows * p.stride, NAN);
+    p.x = input.data(), p.y = y.data(), p.inner = inner.data();
+    p.part_count = count, p.width = width, p.act = ACT_SILU;
+    launch({2, unsigned(blocks), 1}, THREADS, [&] { stream_product(p); });
+
+    const auto dot = [&](int n, int result, int row) {
+        double sum = 0.0;
+        for (int c = 0; c < width; ++c) {
+            sum += double(bf16_to_float(w[n][result * width + c])) * bf16_to_float(x[row * width + c]);
+        }
+        return sum;
+    };
+    for (int row = 0; row < rows; ++row) {
+        for (int n = 0; n < count; ++n) {
+            for (int i = 0; i < sizes[n]; ++i) {
+                const double sum = dot(n, i, row);
+                if (GLU) {
+                    const double want = sum / (1.0 + exp(-sum)) * dot(n, sizes[n] + i, row);
+                    expect_close(bf16_to_float(inner[blocked(row, i, sizes[n])]), want, 0.01, "inner", row, i);
+                } else {
+                    const double got = y[row * p.stride + p.parts[n].start + i];
+                    expect_close(got, sum + (n == 0 ? bias[i] : 0.f), 1e-4, "y", row, i);
+                }
+            }
+        }
+    }
+}
+
+int main() {
+    for (int width : {32, 96, 1056}) check(width);
+}

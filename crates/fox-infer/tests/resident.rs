@@ -1,0 +1,156 @@
+//! Sequences in slots of the device give what steps that gather their states give. The oracle has slots, too.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::{prompt, read};
+use fox_infer::{Engine, EngineOptions, Eviction, Request, Sampling, Scored};
+use fox_model::Model;
+use fox_tensor::Device;
+
+const OPTIONS: [&str; 6] =
+    ["fox_pro", "fox_llama", "fox_pro_rope", "transformer_pro", "fla_fox", "fox_pro_shared_qknorm"];
+
+fn model(name: &str) -> Model {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+    Model::from_checkpoint(&root.join(name), &Device::naive()).unwrap()
+}
+
+/// A model whose gates forget half of everything at each token, so that pages are dropped.
+fn forgetful() -> Model {
+    let mut model = model("fox_pro");
+    for layer in 0..2 {
+        let name = format!("model.layers.{layer}.attn.fgate_proj.bias");
+        let id = model.params().find(&name).unwrap();
+        let shape = model.params().value(id).shape();
+        let bias = model.device().from_f64(&vec![0.0; shape.len()], shape).unwrap();
+        model.params_mut().set(id, bias).unwrap();
+    }
+    model
+}
+
+fn options(resident: bool) -> EngineOptions {
+    EngineOptions { prefill_chunk: 20, max_context: 1024, resident, ..EngineOptions::default() }
+}
+
+/// Prompts that end before, at and behind the end of a page; greedy, sampled and with alternatives.
+fn requests() -> Vec<Request> {
+    let lengths = [3, 61, 64, 65, 127, 128, 30];
+    let request = |(seed, &len): (usize, &usize)| Request {
+        sampling: match seed % 3 {
+            0 => Sampling { seed: seed as u64, temperature: 0.8, top_k: 40, ..Sampling::default() },
+            2 => Sampling { seed: 7, top_p: 0.9, min_p: 0.001, ..Sampling::default() },
+            _ => Sampling::greedy(),
+        },
+        top_logprobs: if seed % 3 == 1 { 2 } else { 0 },
+        ..Request::greedy(prompt(seed, len), 40 + 17 * seed % 50)
+    };
+    lengths.iter().enumerate().map(request).collect()
+}
+
+fn assert_close(got: &[Scored], want: &[Scored], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (t, (got, want)) in got.iter().zip(want).enumerate() {
+        assert_eq!(got.id, want.id, "{what}, token {t}");
+        assert!((got.logprob - want.logprob).abs() < 1e-5, "{what}, token {t}: {got:?} {want:?}");
+        assert_eq!(got.top.len(), want.top.len());
+    }
+}
+
+#[test]
+fn slots_give_what_gathered_steps_give() {
+    for name in OPTIONS {
+        let (slots, gathered) = (
+            Engine::start(model(name), options(true)).unwrap(),
+            Engine::start(model(name), options(false)).unwrap(),
+        );
+        let answers: Vec<_> =
+            requests().into_iter().map(|r| (slots.submit(r.clone()).unwrap(), r)).collect();
+        for (n, (answer, request)) in answers.into_iter().enumerate() {
+            let (_, tokens, finished) = read(answer);
+            assert_eq!(tokens.len(), finished.usage.generated_tokens);
+            let (_, want, _) = read(gathered.submit(request).unwrap());
+            assert_close(&tokens, &want, &format!("{name}, request {n}"));
+        }
+        assert_eq!((slots.stats().slots, gathered.stats().slots), (32, 0), "{name}");
+    }
+}
+
+#[test]
+fn a_request_gives_the_same_bits_alone_and_in_company() {
+    let engine = || Engine::start(model("fox_pro"), options(true)).unwrap();
+    let (alone, company) = (engine(), engine());
+    let answers: Vec<_> =
+        requests().into_iter().map(|r| (company.submit(r.clone()).unwrap(), r)).collect();
+    for (answer, request) in answers {
+        assert_eq!(read(answer).1, read(alone.submit(request).unwrap()).1);
+    }
+}
+
+#[test]
+fn pages_are_dropped_at_their_ends_and_change_next_to_nothing() {
+    let run = |eviction: Eviction, resident: bool| {
+        let options = EngineOptions { eviction, ..options(resident) };
+        let engine = Engine::start(forgetful(), options).unwrap();
+        let (_, tokens, finished) =
+            read(engine.submit(Request::greedy(prompt(5, 100), 150)).unwrap());
+        let dropped: usize = finished.cache.evicted_pages.iter().flatten().sum();
+        (tokens, dropped, finished.cache.bytes)
+    };
+    let (want, kept, all) = run(Eviction::Off, true);
+    let (got, dropped, left) = run(Eviction::Safe, true);
+    assert_eq!(kept, 0);
+    // 250 tokens fill three pages of each of four heads, of which the newest one may still be remembered.
+    assert!((8..=12).contains(&dropped), "{dropped}");
+    assert!(left < all);
+    assert_eq!(got.len(), want.len());
+    for (got, want) in got.iter().zip(&want) {
+        assert!((got.logprob - want.logprob).abs() < 1e-3, "{got:?} {want:?}");
+    }
+    let (gathered, _, _) = run(Eviction::Safe, false);
+    assert_close(&got, &gathered, "a forgetful model");
+}
+
+#[test]
+fn a_request_that_is_put_back_continues_with_the_same_bits() {
+    let plenty = Engine::start(model("fox_pro"), options(true)).unwrap();
+    let page = plenty.model().device().backend().caps().activation_type.size();
+    // Two layers of two heads of width 16 with a gate: keys, values, log gates and sums.
+    let page = 2 * 2 * 64 * (2 * 16 * page + 8 + 4);
+    let tight = EngineOptions {
+        cache_bytes: 7 * page,
+        eviction: Eviction::Off,
+        share_prefixes: false,
+        ..options(true)
+    };
+    let tight = Engine::start(model("fox_pro"), tight).unwrap();
+    let request = |seed| Request::greedy(prompt(seed, 50), 130);
+    let answers: Vec<_> = (0..4).map(|seed| tight.submit(request(seed)).unwrap()).collect();
+    for (seed, answer) in answers.into_iter().enumerate() {
+        assert_eq!(read(answer).1, read(plenty.submit(request(seed)).unwrap()).1, "{seed}");
+    }
+    let stats = tight.stats();
+    assert!(stats.preempted > 0, "there was too little memory for all of them");
+    assert!(stats.peak_cache_bytes <= stats.cache_budget, "{stats:?}");
+}
+
+#[test]
+fn models_without_slots_run_as_before() {
+    let engine = Engine::start(model("hgrn2"), options(true)).unwrap();
+    assert_eq!(read(engine.submit(Request::greedy(prompt(1, 9), 5)).unwrap()).1.len(), 5);
+    assert_eq!(engine.stats().slots, 0);
+}
+
+#[test]
+fn cancelled_requests_free_their_slots() {
+    let options = EngineOptions { max_batch: 2, ..options(true) };
+    let engine = Engine::start(model("fox_pro"), options).unwrap();
+    for seed in 0..6 {
+        let mut answer = engine.submit(Request::greedy(prompt(seed, 10), 900)).unwrap();
+        assert!(answer.next().is_some() && answer.next().is_some());
+    }
+    let (_, tokens, _) = read(engine.submit(Request::greedy(prompt(9, 10), 3)).unwrap());
+    assert_eq!(tokens.len(), 3);
+}

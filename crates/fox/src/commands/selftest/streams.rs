@@ -1,0 +1,274 @@
+//! Decode steps in slots: products against the oracle, logits against a forward pass, and the bits of a row alone and
+//! in company.
+
+use anyhow::Result;
+use fox_model::{Cache, ForwardOptions, Model, ModelConfig, PagePolicy};
+use fox_tensor::cases::Rng;
+use fox_tensor::{DType, Device, PAGE, Segments, StreamDraw, StreamRow, Streams, Tape};
+
+use super::{CLOSED, TOLERANCE, VOCAB, close_first_heads, distance, to_bf16};
+use crate::output;
+
+/// Slots of the checks, and rows of a step.
+const SLOTS: usize = 80;
+/// Tokens that each sequence is fed in its slot: beyond the end of a page.
+const STEPS: usize = 70;
+/// Rows of the products, around the sizes at which the kernels change.
+const ROWS: [usize; 14] = [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256];
+
+/// Results and widths of the products.
+pub(super) const PRODUCTS: [(usize, usize); 5] =
+    [(24, 64), (200, 96), (1000, 1536), (130, 4096), (77, 2080)];
+
+/// Products of rows: errors against f64, and every row alone.
+pub(super) fn check_products(device: &Device, products: &[(usize, usize)]) -> Result<bool> {
+    let Some(ops) = device.backend().caps().streams else { return Ok(true) };
+    let (mut worst, mut count, mut failures) = (0.0f64, 0, String::new());
+    for &(results, width) in products {
+        let mut rng = Rng::new(width as u64);
+        let mut normals =
+            |len: usize| -> Vec<f64> { (0..len).map(|_| to_bf16(rng.normal())).collect() };
+        let most = ROWS[ROWS.len() - 1];
+        let (x, w) = (normals(most * width), normals(results * width));
+        let weights = device.from_f64(&w, [results, width])?;
+        let multiply = |first: usize, rows: usize| -> Result<Option<Vec<f64>>> {
+            let own = &x[first * width..][..rows * width];
+            let out = ops.rows_product(&device.from_f64(own, [rows, width])?, &weights)?;
+            Ok(out.map(|out| out.to_f64()).transpose()?)
+        };
+        let want: Vec<f64> = x
+            .chunks(width)
+            .flat_map(|x| w.chunks(width).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum()))
+            .collect();
+        // A row alone, whatever its place was.
+        let alone = |row: usize| multiply(row, 1);
+        for rows in ROWS {
+            let Some(got) = multiply(0, rows)? else { return Ok(true) };
+            let error = distance(&got, &want[..rows * results]);
+            worst = worst.max(error);
+            count += 1;
+            let name = format!("product of {rows} rows of {width} to {results}");
+            if error.is_nan() || error > TOLERANCE {
+                failures += &format!("  FAIL {name} is off by {error:.1e}\n");
+            }
+            for row in [0, rows / 2, rows - 1] {
+                if alone(row)?.as_deref() != Some(&got[row * results..][..results]) {
+                    failures += &format!("  FAIL {name}: row {row} alone has other bits\n");
+                }
+            }
+        }
+    }
+    let text =
+        format!("  {count} products of rows, worst error {worst:.1e}, rows alone and in company\n");
+    output::print(&(text + &failures))?;
+    Ok(failures.is_empty())
+}
+
+/// Steps of whole models.
+pub(super) fn check_steps(device: &Device) -> Result<bool> {
+    let mut passed = true;
+    let mut grouped = ModelConfig::fox_pro(512, 2, 4);
+    if let Some(mixer) = grouped.mixer.forgetting_mut() {
+        (mixer.kv_heads, mixer.window) = (2, Some(300));
+    }
+    let mut models = vec![
+        ("FoX (Pro)", ModelConfig::fox_pro(128, 2, 2), 30),
+        ("FoX (LLaMA)", ModelConfig::fox_llama(128, 2, 2), 130),
+        ("Transformer (Pro)", ModelConfig::transformer_pro(128, 2, 2), 64),
+        ("grouped heads in a window", grouped, 700),
+        (CLOSED, ModelConfig::fox_pro(320, 2, 5), 480),
+    ];
+    if device.backend().name().starts_with("cuda") {
+        // More pages than runs of four.
+        models.push(("17,000 tokens", ModelConfig::fox_pro(128, 2, 2), 17_000));
+        models.push(("wide heads", ModelConfig::fox_pro(512, 2, 2), 300));
+    }
+    let mut text = String::new();
+    for (name, config, prompt) in models {
+        let config = ModelConfig { vocab_size: VOCAB, ..config };
+        let mut model = Model::init(&config, 3, device)?;
+        if name == CLOSED {
+            close_first_heads(&mut model)?;
+        }
+        let Some(checked) = check_model(&model, prompt)? else { continue };
+        passed &= checked.passed(device);
+        text += &checked.describe(name, device);
+    }
+    output::print(&text)?;
+    Ok(passed)
+}
+
+/// What was found of a model.
+struct Checked {
+    /// Of the logits from those of a forward pass.
+    error: f64,
+    /// Steps whose bits were others in company.
+    differences: usize,
+    /// Steps whose choice was not the oracle's from the same logits.
+    wrong_choices: usize,
+}
+
+impl Checked {
+    fn tolerance(device: &Device) -> f64 {
+        match device.backend().caps().activation_type {
+            DType::Bf16 => 0.03,
+            _ => TOLERANCE,
+        }
+    }
+
+    fn passed(&self, device: &Device) -> bool {
+        self.error <= Self::tolerance(device) && self.differences + self.wrong_choices == 0
+    }
+
+    fn describe(&self, name: &str, device: &Device) -> String {
+        let verdict = if self.passed(device) { "" } else { "FAIL " };
+        format!(
+            "  {verdict}{name}: steps in slots are off by {:.1e} from a forward pass; of {STEPS} steps {} have other \
+             bits in company and {} choose another token\n",
+            self.error, self.differences, self.wrong_choices
+        )
+    }
+}
+
+/// A model that decodes in slots what it has also read in one go.
+struct Checker<'m> {
+    model: &'m Model,
+    policy: PagePolicy,
+    streams: Streams,
+}
+
+/// `None` where the device has no slots for the model.
+fn check_model(model: &Model, prompt: usize) -> Result<Option<Checked>> {
+    // What is dropped has a share of at most e^-20.
+    let max_context = prompt + STEPS + 1;
+    let policy = model.page_policy(Some(-20.0), max_context)?;
+    let Some(streams) = model.open_streams(SLOTS, max_context, &policy)? else { return Ok(None) };
+    let mut checker = Checker { model, policy, streams };
+    let ids = ids(0, prompt + STEPS);
+    let want = checker.forward(&ids)?;
+    let (got, wrong_choices) = checker.decode(&ids, prompt, 0, 3)?;
+    let error = distance(&got, &want[prompt * VOCAB..][..STEPS * VOCAB]);
+    let mut differences = 0;
+    for (company, slot) in [(6, 5), (63, 70)] {
+        let (other, _) = checker.decode(&ids, prompt, company, slot)?;
+        let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let steps = got.chunks(VOCAB).zip(other.chunks(VOCAB));
+        differences += steps.filter(|(a, b)| bits(a) != bits(b)).count();
+    }
+    Ok(Some(Checked { error, differences, wrong_choices }))
+}
+
+/// How the token of a step is chosen: each filter alone and all together, and none.
+fn draw(step: usize) -> Option<StreamDraw> {
+    let all = StreamDraw {
+        temperature: 0.8,
+        top_k: 20,
+        top_p: 0.9,
+        min_p: 0.05,
+        uniform: (step as f64 * 0.618).fract(),
+    };
+    match step % 6 {
+        0 | 1 => None,
+        2 => Some(StreamDraw { top_k: 0, top_p: 1.0, min_p: 0.0, ..all }),
+        3 => Some(StreamDraw { top_p: 1.0, min_p: 0.0, ..all }),
+        4 => Some(StreamDraw { top_k: 0, min_p: 0.0, ..all }),
+        _ => Some(all),
+    }
+}
+
+fn ids(seed: usize, len: usize) -> Vec<i32> {
+    (0..len).map(|i| ((i * i * 7 + i + 13 * seed) % VOCAB) as i32).collect()
+}
+
+impl Checker<'_> {
+    /// Logits after every token, by one forward pass.
+    fn forward(&self, ids: &[i32]) -> Result<Vec<f64>> {
+        let device = self.model.device();
+        let mut tape = Tape::inference(device);
+        let tokens = device.from_i32(ids, [ids.len()])?;
+        let segments = Segments::uniform(1, ids.len());
+        let options = ForwardOptions::default();
+        let hidden = self.model.forward(&mut tape, &tokens, &segments, None, &options)?;
+        Ok(self.model.logits(&mut tape, &hidden.states)?.value().to_f64()?)
+    }
+
+    /// Reads a prompt and takes a slot.
+    fn enter(&mut self, prompt: &[i32], slot: usize) -> Result<Cache> {
+        let mut cache = self.model.new_paged_cache(&self.policy)?;
+        self.model.decode(&[prompt], &mut cache, &ForwardOptions::default())?;
+        self.streams.enter(slot, prompt.len(), &mut cache.stream_past()?)?;
+        Ok(cache)
+    }
+
+    /// Logits of [`STEPS`] tokens after the prompt, in a slot, beside `company` other sequences of other lengths; and
+    /// the steps whose choice was wrong. The row moves from step to step.
+    fn decode(
+        &mut self,
+        ids_of: &[i32],
+        prompt: usize,
+        company: usize,
+        slot: usize,
+    ) -> Result<(Vec<f64>, usize)> {
+        let mut sequences = vec![(slot, ids_of.to_vec(), self.enter(&ids_of[..prompt], slot)?)];
+        for other in 0..company {
+            let (own, len) = ((slot + 1 + other) % SLOTS, 1 + 11 * other % 150);
+            let text = ids(1 + other, len.min(prompt) + STEPS);
+            let cache = self.enter(&text[..len.min(prompt)], own)?;
+            sequences.push((own, text, cache));
+        }
+        let (mut logits, mut wrong_choices) = (Vec::new(), 0);
+        for step in 0..STEPS {
+            let count = sequences.len();
+            sequences.rotate_left(step % count);
+            let mut rows = Vec::with_capacity(count);
+            for (slot, ids, cache) in &mut sequences {
+                let position = cache.lens()[0];
+                if step > 0 && position.is_multiple_of(PAGE) {
+                    cache.reserve_one()?;
+                    self.streams.extend(*slot, &mut cache.stream_keys())?;
+                }
+                rows.push(StreamRow {
+                    slot: *slot,
+                    token: ids[position],
+                    position,
+                    draw: draw(step),
+                });
+            }
+            self.streams.begin(&rows)?;
+            let choices = self.streams.finish()?;
+            for (row, (own, _, cache)) in sequences.iter_mut().enumerate() {
+                if cache.advance() {
+                    cache.turn_page(&self.streams.sums(*own)?);
+                }
+                if *own == slot {
+                    let values = self.streams.logits(row)?;
+                    let values: Vec<f64> = values.into_iter().map(f64::from).collect();
+                    let top = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let best = match draw(step) {
+                        Some(draw) => Some(draw.choose(&values)),
+                        None => values.iter().position(|x| *x == top),
+                    };
+                    let best = best.map(|id| id as i32);
+                    wrong_choices += usize::from(best.is_none() || best != choices[row].id);
+                    logits.extend(values);
+                }
+            }
+        }
+        Ok((logits, wrong_choices))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oracle_passes() {
+        let device = Device::naive();
+        assert!(check_products(&device, &PRODUCTS[..1]).unwrap());
+        let config = ModelConfig { vocab_size: VOCAB, ..ModelConfig::fox_pro(32, 1, 2) };
+        let checked = check_model(&Model::init(&config, 3, &device).unwrap(), 100).unwrap();
+        let checked = checked.expect("the oracle has slots");
+        assert!(checked.passed(&device), "{}", checked.describe("FoX (Pro)", &device));
+    }
+}
