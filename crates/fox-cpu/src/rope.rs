@@ -33,9 +33,12 @@ impl Table {
 /// Tables that are kept. A model has one or a few; a fading embedding has another one at every step.
 const KEPT: usize = 16;
 
+/// An embedding and a head dim.
+type Key = ([u64; 6], usize);
+
 /// Tables by embedding and head dim, grown as longer sequences come.
 #[derive(Default)]
-pub struct Tables(Mutex<HashMap<([u64; 6], usize), Arc<Table>>>);
+pub struct Tables(Mutex<HashMap<Key, Arc<Table>>>);
 
 impl Tables {
     /// A table that covers at least `positions` positions.

@@ -7,7 +7,11 @@ use std::cell::RefCell;
 
 use common::{fill, says_not_finite, subject};
 use fox_eval::inspect::{InspectOptions, Inspection, inspect};
-use fox_model::{AttentionView, ForgettingConfig, ForwardOptions, Model, ModelConfig, Observer};
+use fox_model::mixers::hybrid::Parts;
+use fox_model::{
+    AttentionView, ForgettingConfig, ForwardOptions, HybridConfig, LayerKind, Model, ModelConfig,
+    Observer,
+};
 use fox_tensor::{Result as TensorResult, Segments};
 
 /// Four query heads on two key heads, gates that differ from head to head.
@@ -58,6 +62,28 @@ fn raw(model: &Model, tokens: &[u32]) -> Vec<[Vec<f32>; 3]> {
     let (seen, options) = (Raw(RefCell::new(Vec::new())), ForwardOptions::default());
     model.observe(&ids, &Segments::uniform(1, tokens.len()), &options, &seen).unwrap();
     seen.0.into_inner()
+}
+
+/// Layers keep their numbers where some are no attention.
+#[test]
+fn heads_of_hybrids_are_named_by_their_layer() {
+    let pattern = [LayerKind::GatedDeltaNet, LayerKind::Fox, LayerKind::Window(8)].to_vec();
+    let mixer = HybridConfig::new(pattern, Parts::usual(32, 4));
+    let mut config = ModelConfig::with_mixer(32, 5, mixer, 4.0);
+    config.vocab_size = 64;
+    config.mlp.intermediate_size = Some(48);
+    let model = Model::init(&config, 9, &fox_cpu::device()).unwrap();
+    let options = InspectOptions { heads: vec![(4, 3)], ..InspectOptions::default() };
+    let seen = inspect(&subject(&model), &tokens(40), &options).unwrap();
+    let layers: Vec<usize> = seen.heads.iter().map(|head| head.layer).collect();
+    assert_eq!(layers, [[1; 4], [2; 4], [4; 4]].concat());
+    assert_eq!(seen.pictures[0].place, (4, 3));
+    // Only FoX has gates.
+    let gated: Vec<bool> = seen.heads.iter().map(|head| head.half_life.is_some()).collect();
+    assert_eq!(gated, [[true; 4], [false; 4], [true; 4]].concat());
+    let options = InspectOptions { heads: vec![(0, 0)], ..InspectOptions::default() };
+    let error = inspect(&subject(&model), &tokens(40), &options).unwrap_err().to_string();
+    assert!(error.starts_with("there is no head 0 in layer 0"), "{error}");
 }
 
 /// Heads 0 and 1 share key head 0, heads 2 and 3 share key head 1; gates are those of the query head.

@@ -15,8 +15,10 @@ use crate::recipe::TrainingRecipe;
 use crate::run_folder::RunFolder;
 use crate::{Error, Recipe, Result};
 
-/// The words for parts of a model.
-const WORDS: [(&str, fn(&ParamSpec) -> bool); 8] = [
+/// A word for a part of a model, and what belongs to it.
+type Word = (&'static str, fn(&ParamSpec) -> bool);
+
+const WORDS: [Word; 8] = [
     ("all", |_| true),
     ("gates", |spec| spec.name.contains(".fgate_")),
     ("attention", |spec| spec.group == ParamGroup::Mixer),

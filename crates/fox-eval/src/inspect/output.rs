@@ -94,7 +94,11 @@ impl Inspection {
     pub fn add_memory(&self, page: &mut Page) {
         let mut charts: Vec<String> =
             half_life_chart(&self.heads).into_iter().map(|c| c.fragment()).collect();
-        for (layer, strip) in self.gate_strips.iter().enumerate() {
+        // Layers without gates have no strip.
+        let gated = self.heads.iter().filter(|head| head.half_life.is_some());
+        let mut layers: Vec<usize> = gated.map(|head| head.layer).collect();
+        layers.dedup();
+        for (layer, strip) in layers.into_iter().zip(&self.gate_strips) {
             charts.push(strip.fragment(&Image {
                 title: format!("Gates of layer {layer} over the text"),
                 x_label: "position (tokens)".into(),
