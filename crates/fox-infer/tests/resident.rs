@@ -126,7 +126,11 @@ fn a_request_that_is_put_back_continues_with_the_same_bits() {
         ..options(true)
     };
     let tight = Engine::start(model("fox_pro"), tight).unwrap();
-    let request = |seed| Request::greedy(prompt(seed, 50), 130);
+    let sampled = |seed: usize| Sampling { seed: seed as u64, ..Sampling::default() };
+    let request = |seed| Request {
+        sampling: if seed > 1 { sampled(seed) } else { Sampling::greedy() },
+        ..Request::greedy(prompt(seed, 50), 130)
+    };
     let answers: Vec<_> = (0..4).map(|seed| tight.submit(request(seed)).unwrap()).collect();
     for (seed, answer) in answers.into_iter().enumerate() {
         assert_eq!(read(answer).1, read(plenty.submit(request(seed)).unwrap()).1, "{seed}");

@@ -7,8 +7,8 @@ use fox_tensor::{Backend, Caps, DType, Device, EXACT_ROWS, IdRange, WeightFormat
 
 /// The names of the optional traits that are there.
 fn present(caps: Caps<'_>) -> Vec<&'static str> {
-    let Caps { activation_type, decode_batch, recompute, linear_group, packing, paged, decode } =
-        caps;
+    let Caps { activation_type, decode_batch, recompute, linear_group, packing, .. } = caps;
+    let Caps { paged, decode, streams, .. } = caps;
     assert_eq!((activation_type, decode_batch), (DType::F32, EXACT_ROWS));
     let all = [
         (recompute.is_some(), "recompute"),
@@ -16,16 +16,17 @@ fn present(caps: Caps<'_>) -> Vec<&'static str> {
         (packing.is_some(), "packing"),
         (paged.is_some(), "paged"),
         (decode.is_some(), "decode"),
+        (streams.is_some(), "streams"),
     ];
     all.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect()
 }
 
 #[test]
-fn the_oracle_has_pages_and_recomputes_and_groups_on_request() {
+fn the_oracle_has_pages_and_slots_and_recomputes_and_groups_on_request() {
     assert!(present(Caps::default()).is_empty());
-    assert_eq!(present(Naive::default().caps()), ["paged"]);
+    assert_eq!(present(Naive::default().caps()), ["paged", "streams"]);
     assert!(Naive::default().caps().gates_in_pages());
-    assert_eq!(present(Naive::thrifty().caps()), ["recompute", "linear_group", "paged"]);
+    assert_eq!(present(Naive::thrifty().caps()), ["recompute", "linear_group", "paged", "streams"]);
 }
 
 #[test]

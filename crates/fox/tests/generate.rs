@@ -158,3 +158,18 @@ fn bench_decode_checks_itself_and_prints_the_floor() {
     assert!(json["agreement"]["worst_difference"].as_f64().unwrap() < 1e-3);
     assert!(json["single"][0]["floor_fraction"].as_f64().unwrap() > 0.0);
 }
+
+#[test]
+fn bench_streams_compares_bits_and_reads_prompts() {
+    let (_folder, model) = checkpoint();
+    let args = ["--streams", "1", "--context", "10", "--tokens", "8", "--prompt", "100"];
+    let command = ["bench", "streams", &model, "--json", "--resident", "yes"];
+    let (json, _) = succeed(&[&command, &args[..]].concat());
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let row = &json["streams"][0];
+    assert_eq!(row["same_bits_as_alone"], true);
+    assert_eq!(row["slots"], 0, "a CPU has none");
+    assert!(row["tokens_per_s"].as_f64().unwrap() > 0.0);
+    assert!(row["floor_fraction"].as_f64().unwrap() > 0.0);
+    assert_eq!(json["prompts"][0]["tokens_per_s"].as_array().unwrap().len(), 3);
+}

@@ -222,7 +222,8 @@ static void check_norms() {
 
 int main() {
     check(Options{4, 4, true, 0, true, false, true, false, -INFINITY}, {700, 63, 0});
-    check(Options{4, 2, true, 0, true, true, true, true, -8.0}, {700, 64, 1});
+    // A threshold at which what is skipped matters.
+    check(Options{4, 2, true, 0, true, true, true, true, -1.0}, {700, 64, 1});
     check(Options{8, 2, true, 150, false, false, false, false, -20.0}, {400, 127, 65});
     check(Options{2, 2, false, 0, true, true, true, false, -INFINITY}, {300, 5, 63});
     check_norms();

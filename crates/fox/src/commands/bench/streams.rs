@@ -247,3 +247,30 @@ fn describe(report: &Value) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_says_how_many_at_what_rate() {
+        let row = json!({
+            "resident": "yes", "slots": 64, "streams": 64, "tokens_per_s": 32_000.0,
+            "floor_fraction": 0.5, "same_bits_as_alone": true,
+        });
+        let prompt = json!({
+            "resident": "yes", "tokens": 100, "tokens_per_s": [1.0, 2.0, 3.0],
+            "first_stream_tokens_per_s": 700.0, "engine_start_s": 1.5,
+        });
+        let report = json!({
+            "machine": "a machine", "model": "m", "memory_gb_per_s": 10.0, "context": 128,
+            "streams": [row], "prompts": [prompt],
+        });
+        let want = "m, a machine; memory 10.0 GB/s\n128 tokens before the measured ones\n\
+            in slots  streams  tokens/s  ms a step  of the floor  bits as alone\n\
+            yes            64     32000      2.000         50.0%           same\n\
+            slots yes: a prompt of 100 tokens is read at 1, 2, 3 tokens/s (three times); the first request decoded at \
+            700 tokens/s; the engine started in 1.5 s\n";
+        assert_eq!(describe(&report), want);
+    }
+}
