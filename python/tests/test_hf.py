@@ -1,5 +1,7 @@
 """The Hugging Face model against the reference dumps, and the ways in which transformers uses a model."""
 
+import json
+
 import numpy as np
 import pytest
 from conftest import need
@@ -39,6 +41,31 @@ def test_logits_and_gradients_equal_the_dump(name):
     assert wanted.keys() == grads.keys()
     for key, value in wanted.items():
         assert error(grads[key], value) < 2e-5, key
+
+
+@pytest.mark.parametrize("name", ["fox_pro", "fox_llama", "transformer_llama"])
+def test_training_follows_the_reference_run(name):
+    path = folder(name, "training")
+    run, dump = json.loads((path / "run.json").read_text()), tensors(path / "run.safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).train()
+    # Weight decay on matrices only.
+    groups = [[p for p in model.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False)]
+    optimizer = torch.optim.AdamW(
+        [{"params": groups[0], "weight_decay": run["weight_decay"]}, {"params": groups[1], "weight_decay": 0.0}],
+        betas=run["betas"], eps=run["eps"],
+    )  # fmt: skip
+    losses = []
+    for ids, labels, lr in zip(dump["input_ids"], dump["labels"], dump["lr"].tolist()):
+        loss = model(torch.from_numpy(ids).long(), shift_labels=torch.from_numpy(labels).long()).loss
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run["clip"])
+        assert norm.item() == pytest.approx(dump["grad_norm"][len(losses)], rel=5e-3)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        losses.append(loss.item())
+    np.testing.assert_allclose(losses, dump["loss"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in DUMPS if name != "fox_pro_left_padded"])
