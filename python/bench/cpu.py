@@ -1,7 +1,7 @@
 """Forgetting attention on the CPU beside PyTorch's own attention with a bias matrix: python bench/cpu.py
 
-Checks the values first. Rounds alternate between the two; medians of processor time are printed, which other programs on the
-machine disturb less than wall time.
+Checks the values first. Rounds alternate between the two; medians of processor time are printed, which other programs
+on the machine disturb less than wall time.
 """
 
 import os
@@ -28,7 +28,9 @@ def pruned(q, k, v, g):
 def biased(q, k, v, g):
     """What one writes without a kernel: the decay as a matrix, with its gradient."""
     c = g.cumsum(-1)
-    bias = (c[..., None] - c[..., None, :]).masked_fill(~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(), float("-inf"))
+    bias = (c[..., None] - c[..., None, :]).masked_fill(
+        ~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(), float("-inf")
+    )
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
@@ -46,7 +48,10 @@ def main():
     pairs = [(got, want), *zip(torch.autograd.grad(got, x, w), torch.autograd.grad(want, x, w))]
     worst = max(((a - b).norm() / b.norm()).item() for a, b in pairs)
     assert worst < 1e-4, worst
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, PyTorch {torch.__version__}, foxlm {foxlm.__version__}")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
+        f"PyTorch {torch.__version__}, foxlm {foxlm.__version__}"
+    )
     print(f"{HEADS} heads x {LENGTH} x {DIM}, float32; values and gradients agree to {worst:.1e}")
     times = {name: ([], []) for name in functions}
     for _ in range(ROUNDS):

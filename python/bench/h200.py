@@ -1,9 +1,10 @@
-"""Everything that foxlm promises on a GPU, in one call: python bench/h200.py [--published FOLDER] [--fox BINARY] [--quick]
+"""Everything that foxlm promises on a GPU, in one call: python bench/h200.py (--help for its options)
 
-Correctness first: values and gradients of every feature against a naive version in float64, layouts, streams, compilation, CUDA
-graphs, memory. Then speeds, beside PyTorch's attention, the published kernel and flash-linear-attention where they can be
-imported (`--published` adds a folder to the import path), beside `fox bench attention` (`--fox`), and of the published model
-before and after the swap. A check that fails is named and makes the exit status 1; the others still run.
+Correctness first: values and gradients of every feature against a naive version in float64, layouts, streams,
+compilation, CUDA graphs, memory. Then speeds, beside PyTorch's attention, the published kernel and
+flash-linear-attention where they can be imported (`--published` adds a folder to the import path), beside `fox bench
+attention` (`--fox`), and of the published model before and after the swap. A check that fails is named and makes the
+exit status 1; the others still run.
 """
 
 import argparse
@@ -43,7 +44,8 @@ def check(name, holds, detail=""):
 
 
 def values():
-    """Values and gradients against float64: bf16 error at most twice that of a naive bf16 version, float32 below 2e-5"""
+    """Values and gradients against float64: bf16 error at most twice that of a naive bf16 version, float32 below
+    2e-5"""
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
         for name, case in attention.CASES.items():
             for head_first in (False, True):
@@ -55,15 +57,21 @@ def values():
                          for a in x]  # fmt: skip
                 d_out = torch.randn(*x[0].shape[:3], x[2].shape[3], device="cuda").to(dtype)
                 try:
-                    got, want = attention.run(attention.ours, x, case, d_out), attention.run(attention.naive, x, case, d_out)
+                    got, want = (
+                        attention.run(attention.ours, x, case, d_out),
+                        attention.run(attention.naive, x, case, d_out),
+                    )
                     low = torch.bfloat16 if dtype == torch.bfloat16 else dtype
                     rough = attention.run(lambda *a, **c: attention.naive(*a, dtype=low, **c), x, case, d_out)
                     worst = 0.0
                     for a, b, c in zip(got, want, rough):
                         for error, allowed in zip(attention.errors(a, b), attention.errors(c, b)):
                             worst = max(worst, error / (2e-5 if dtype == torch.float32 else 2 * allowed))
-                    check(f"{name}, {str(dtype)[6:]}, {'head' if head_first else 'time'} first", worst <= 1,
-                          f"{worst:.2f} of what is allowed")
+                    check(
+                        f"{name}, {str(dtype)[6:]}, {'head' if head_first else 'time'} first",
+                        worst <= 1,
+                        f"{worst:.2f} of what is allowed",
+                    )
                 except Exception as error:
                     check(f"{name}, {str(dtype)[6:]}, {'head' if head_first else 'time'} first", False, repr(error))
 
@@ -77,7 +85,10 @@ def recurrences():
                 x = [a.detach().cuda().to(dtype).requires_grad_() for a in x]
                 o, want = ours(*x)[0], naive(*x)[0]
                 w = torch.randn(o.shape, device="cuda")
-                pairs = [(o, want), *zip(torch.autograd.grad(o, x, w.to(o.dtype)), torch.autograd.grad(want, x, w.to(want.dtype)))]
+                pairs = [
+                    (o, want),
+                    *zip(torch.autograd.grad(o, x, w.to(o.dtype)), torch.autograd.grad(want, x, w.to(want.dtype))),
+                ]
                 worst = max(scans.error(a, b) for a, b in pairs)
                 check(f"{make.__name__}, {str(dtype)[6:]}", worst < limit, f"{worst:.1e}")
             except Exception as error:
@@ -106,7 +117,11 @@ def machinery():
         before = torch.cuda.memory_allocated()
         o = f(*x, head_first=head_first)
         used = torch.cuda.max_memory_allocated() - before
-        check(f"{'head' if head_first else 'time'} first: PyTorch allocates the results alone", used < 1.2 * o.nbytes, f"{used >> 10} KiB")
+        check(
+            f"{'head' if head_first else 'time'} first: PyTorch allocates the results alone",
+            used < 1.2 * o.nbytes,
+            f"{used >> 10} KiB",
+        )
     x = make(2, 2048, 12, 64)
     want = f(*x).detach()
     torch.cuda.synchronize()
@@ -146,8 +161,16 @@ def machinery():
     torch.cuda.synchronize()
     now = (torch.cuda.memory_allocated(), foxlm.cuda_memory())
     grown = free - torch.cuda.mem_get_info()[0]
-    check("1,000 steps take no more memory", now == held and grown < 64 << 20, f"{grown >> 20} MiB, scratch {now[1] >> 20} MiB")
-    for name, y in (("forward", [a.detach() for a in make(1, 64, 1, 64)]), ("forward and backward", make(1, 64, 1, 64))):
+    check(
+        "1,000 steps take no more memory",
+        now == held and grown < 64 << 20,
+        f"{grown >> 20} MiB, scratch {now[1] >> 20} MiB",
+    )
+    for name, y in (
+        ("forward", [a.detach() for a in make(1, 64, 1, 64)]),
+        ("forward and backward", make(1, 64, 1, 64)),
+    ):
+
         def call():
             o = f(*y)
             if o.requires_grad:
@@ -220,9 +243,9 @@ def speeds():
                 o = f(*x)
                 needed = x if "without" not in name else x[:3]
                 backward = clock(lambda: torch.autograd.grad(o, needed, w, retain_graph=True))
-                print(f"B{b} H{h} T{t} d{d}  {name:24} {forward:8.3f} + {backward:8.3f} ms   "
-                      f"{flops / forward / 1e9:5.0f} / {2.5 * flops / backward / 1e9:5.0f} TFLOP/s", flush=True)  # fmt: skip
-                del o
+                rates = f"{flops / forward / 1e9:5.0f} / {2.5 * flops / backward / 1e9:5.0f} TFLOP/s"
+                print(f"B{b} H{h} T{t} d{d}  {name:24} {forward:8.3f} + {backward:8.3f} ms   {rates}", flush=True)
+                o = None
             except Exception as error:
                 print(f"B{b} H{h} T{t} d{d}  {name:24} failed: {type(error).__name__}: {str(error)[:100]}")
     if ARGUMENTS.fox:

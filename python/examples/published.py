@@ -1,7 +1,8 @@
 """The published FoX model with fox's attention: python examples/published.py
 
-Needs the package `forgetting_transformer` (github.com/zhixuan-lin/forgetting-transformer) with its dependencies, and a GPU, on
-which its own kernels run. Trains the same model twice for a few steps, before and after the swap, and prints losses and speed.
+Needs the package `forgetting_transformer` (github.com/zhixuan-lin/forgetting-transformer) with its dependencies, and a
+GPU, on which its own kernels run. Trains the same model twice for a few steps, before and after the swap, and prints
+losses and speed.
 """
 
 import importlib

@@ -26,8 +26,8 @@ def forgetting_attention(
 ):
     """Softmax attention with forget gates, as in the Forgetting Transformer (arXiv 2503.02130).
 
-    `o_i = sum_j softmax_j(sm_scale q_i . k_j + c_i - c_j) v_j` over the keys `j` that query `i` sees, where `c_i` is the
-    sum of the log gates up to and including `i`. Queries are the last `M` of the `N` positions.
+    `o_i = sum_j softmax_j(sm_scale q_i . k_j + c_i - c_j) v_j` over the keys `j` that query `i` sees, where `c_i` is
+    the sum of the log gates up to and including `i`. Queries are the last `M` of the `N` positions.
 
     Takes tensors of PyTorch, with gradients, or arrays of NumPy. The first eight arguments are those of the published
     `forgetting_attention`.
@@ -88,8 +88,23 @@ def forgetting_attention(
     return (o, lse) if return_lse else o
 
 
-def forgetting_attention_backward(d_out, q, k, v, log_fgate, o, lse, *, sm_scale=None, causal=True, window=None,
-                                  seq_start=None, cu_seqlens=None, log_tolerance=None, adaptive_threshold=None):
+def forgetting_attention_backward(
+    d_out,
+    q,
+    k,
+    v,
+    log_fgate,
+    o,
+    lse,
+    *,
+    sm_scale=None,
+    causal=True,
+    window=None,
+    seq_start=None,
+    cu_seqlens=None,
+    log_tolerance=None,
+    adaptive_threshold=None,
+):
     """Gradients of `forgetting_attention` for NumPy arrays (PyTorch has its own way to ask for them).
 
     Args:
@@ -106,9 +121,20 @@ def forgetting_attention_backward(d_out, q, k, v, log_fgate, o, lse, *, sm_scale
     if isinstance(adaptive_threshold, str):
         threshold, log_tolerance = None, -10.0
     return _numpy.attention_backward(
-        d_out, q, k, v, log_fgate, o, lse, seq_start=seq_start, cu_seqlens=cu_seqlens,
-        scale=q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale), causal=causal, window=window,
-        log_tolerance=log_tolerance, threshold=threshold,
+        d_out,
+        q,
+        k,
+        v,
+        log_fgate,
+        o,
+        lse,
+        seq_start=seq_start,
+        cu_seqlens=cu_seqlens,
+        scale=q.shape[-1] ** -0.5 if sm_scale is None else float(sm_scale),
+        causal=causal,
+        window=window,
+        log_tolerance=log_tolerance,
+        threshold=threshold,
     )
 
 

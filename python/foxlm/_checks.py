@@ -29,7 +29,8 @@ def attention_shapes(q, k, v, log_fgate, head_first: bool) -> None:
         expected = [b, h, n] if head_first else [b, n, h]
         if list(log_fgate.shape) != expected:
             raise ValueError(
-                f"log_fgate has shape {list(log_fgate.shape)}, expected {expected}: one gate for each key and query head"
+                f"log_fgate has shape {list(log_fgate.shape)}, expected {expected}: "
+                "one gate for each key and query head"
             )
 
 
@@ -48,7 +49,9 @@ def attention_options(q, k, head_first, seq_start, cu_seqlens, window, log_toler
                 "packed sequences need batch 1 and as many queries as keys"
             )
         if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 2:
-            raise ValueError(f"cu_seqlens has shape {list(cu_seqlens.shape)}; it must hold 0 and the end of each sequence")
+            raise ValueError(
+                f"cu_seqlens has shape {list(cu_seqlens.shape)}; it must hold 0 and the end of each sequence"
+            )
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} keys; use 1 or more, or None for all")
     if log_tolerance is not None and adaptive_threshold is not None:
@@ -56,7 +59,9 @@ def attention_options(q, k, head_first, seq_start, cu_seqlens, window, log_toler
     if log_tolerance is not None and not log_tolerance <= 0:
         raise ValueError(f"log_tolerance is {log_tolerance}, but must be at most 0")
     if isinstance(adaptive_threshold, str) and adaptive_threshold != "auto":
-        raise ValueError(f'adaptive_threshold is "{adaptive_threshold}"; it must be "auto", a number or an array [B, H]')
+        raise ValueError(
+            f'adaptive_threshold is "{adaptive_threshold}"; it must be "auto", a number or an array [B, H]'
+        )
 
 
 def segment_lists(seq_start, cu_seqlens, n: int):

@@ -1,4 +1,5 @@
-"""The compiled library: addresses, shapes and strides in, results in arrays that the caller made. Not for direct use."""
+"""The compiled library: addresses, shapes and strides in, results in arrays that the caller made. Not for direct
+use."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -24,7 +24,8 @@ def _options(q, k, seq_start, cu_seqlens, scale, causal, window, log_tolerance, 
 
 
 def attention_forward(q, k, v, log_gates, **options):
-    """q `[B, M, H, d]`, k `[B, N, Hk, d]`, v `[B, N, Hk, dv]`, log_gates `[B, N, H]`: o `[B, M, H, dv]`, lse `[B, M, H]`."""
+    """q `[B, M, H, d]`, k `[B, N, Hk, d]`, v `[B, N, Hk, dv]`, log_gates `[B, N, H]`: o `[B, M, H, dv]`, lse `[B, M,
+    H]`."""
     o = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     lse = np.empty(q.shape[:3], np.float32)
     packed, held = _options(q, k, **options)

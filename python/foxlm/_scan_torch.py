@@ -1,7 +1,7 @@
 """Linear recurrences on PyTorch tensors, registered with `torch.library`.
 
-Queries and keys are `[B, T, G, dk]`, values `[B, T, H, dv]`, the log decay `[B, T, H, 1]` or `[B, T, H, dk]`, the strength of
-a write `[B, T, H]`, the skip `[H]`, states `[sequences, H, dk, dv]`.
+Queries and keys are `[B, T, G, dk]`, values `[B, T, H, dv]`, the log decay `[B, T, H, 1]` or `[B, T, H, dk]`, the
+strength of a write `[B, T, H]`, the skip `[H]`, states `[sequences, H, dk, dv]`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import torch
 from . import _checks, _core
 from ._torch import LIBRARY, below_autograd, describe, with_gradients
 
-_OPTIONS = (
-    "Tensor? decay, Tensor? write, Tensor? skip, Tensor? state, Tensor? cu_seqlens, float scale, bool delta"
-)
+_OPTIONS = "Tensor? decay, Tensor? write, Tensor? skip, Tensor? state, Tensor? cu_seqlens, float scale, bool delta"
 LIBRARY.define(f"scan(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool keep_state) -> (Tensor, Tensor)")
 LIBRARY.define(
     f"scan_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, {_OPTIONS})"

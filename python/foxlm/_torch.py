@@ -87,9 +87,7 @@ class _Attention(torch.autograd.Function):
         if d_out is None:
             return nothing
         q, k, v, o, lse, log_gates, *tensors = ctx.saved_tensors
-        grads = torch.ops.foxlm.attention_backward.default(
-            d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options
-        )
+        grads = torch.ops.foxlm.attention_backward.default(d_out, q, k, v, o, lse, log_gates, *tensors, *ctx.options)
         return (*grads[:3], None if log_gates is None else grads[3], *nothing[4:])
 
 
@@ -102,7 +100,8 @@ def below_autograd(op, *arguments):
 def with_gradients(function, op):
     """What autograd calls: `function` where a gradient may be asked for, else the op alone.
 
-    Registered directly: `torch.library.register_autograd` adds more to a call than all the rest of the way to the kernel.
+    Registered directly: `torch.library.register_autograd` adds more to a call than all the rest of the way to the
+    kernel.
     """
 
     def call(*arguments):

@@ -35,8 +35,9 @@ class Model:
         self.vocab_size, self.hidden_size, self.num_layers, self.num_parameters = core.sizes()
 
     @staticmethod
-    def load(folder: str | os.PathLike, device: str = "auto", dtype: str | None = None,
-             cache_bytes: int = 1 << 30) -> Model:
+    def load(
+        folder: str | os.PathLike, device: str = "auto", dtype: str | None = None, cache_bytes: int = 1 << 30
+    ) -> Model:
         """Reads a checkpoint folder (config.json and safetensors).
 
         Args:
@@ -73,9 +74,19 @@ class Model:
         """Mean cross-entropy of the tokens from the second on, in nats."""
         return float(-self.logprobs(ids).astype(np.float64).mean())
 
-    def stream(self, ids, max_tokens: int = 64, *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
-               min_p: float = 0.0, repetition_penalty: float = 1.0, seed: int = 0,
-               stop_ids: Sequence[int] = ()) -> Iterator[tuple[int, float]]:
+    def stream(
+        self,
+        ids,
+        max_tokens: int = 64,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop_ids: Sequence[int] = (),
+    ) -> Iterator[tuple[int, float]]:
         """Tokens as they are generated: pairs of an id and its log-probability. Dropping the iterator ends the work.
 
         Args:
@@ -87,8 +98,9 @@ class Model:
             seed: the same seed gives the same tokens.
             stop_ids: ids that end the answer; they are not part of it.
         """
-        return self._core.generate(_sequence(ids), max_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
-                                   seed, list(stop_ids))
+        return self._core.generate(
+            _sequence(ids), max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, list(stop_ids)
+        )
 
     def generate(self, ids, max_tokens: int = 64, **options) -> list[int]:
         """The tokens that `stream` gives, all at once, without the prompt."""

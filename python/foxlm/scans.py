@@ -52,8 +52,17 @@ def _normalise(x):
     return x * (x.float().square().sum(-1, keepdim=True) + 1e-6).rsqrt().to(x.dtype)
 
 
-def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final_state=False,
-                     use_qk_l2norm_in_kernel=False, cu_seqlens=None):
+def chunk_delta_rule(
+    q,
+    k,
+    v,
+    beta,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    cu_seqlens=None,
+):
     """The delta rule: `S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T`, `o_t = scale S_t^T q_t`.
 
     Args:
@@ -75,8 +84,18 @@ def chunk_delta_rule(q, k, v, beta, scale=None, initial_state=None, output_final
     return _run(q, k, v, None, beta, None, scale, initial_state, output_final_state, cu_seqlens, True)
 
 
-def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False,
-                           use_qk_l2norm_in_kernel=False, cu_seqlens=None):
+def chunk_gated_delta_rule(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    cu_seqlens=None,
+):
     """The gated delta rule: as `chunk_delta_rule`, with the state decayed by `exp(g_t)` before each token.
 
     Args:
@@ -114,7 +133,9 @@ def chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=Fal
     _shapes(q, k, v, cu_seqlens, initial_state)
     _gate_shape("g", g, v, q.shape[3])
     if q.shape[2] != v.shape[2]:
-        raise ValueError(f"{v.shape[2]} heads of values and {q.shape[2]} of keys; a decay for each channel needs as many")
+        raise ValueError(
+            f"{v.shape[2]} heads of values and {q.shape[2]} of keys; a decay for each channel needs as many"
+        )
     return _run(q, k, v, g, None, None, scale, initial_state, output_final_state, cu_seqlens, False)
 
 
@@ -127,14 +148,29 @@ def chunk_simple_gla(q, k, v, g=None, scale=None, initial_state=None, output_fin
     return _run(q, k, v, g, None, None, scale, initial_state, output_final_state, cu_seqlens, False)
 
 
-def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size=None, D=None, z=None, dt_bias=None, initial_states=None,
-                              dt_softplus=False, dt_limit=(0.0, float("inf")), return_final_states=False,
-                              cu_seqlens=None):
-    """Mamba-2: `S_t = exp(A dt_t) S_{t-1} + dt_t x_t B_t^T`, `y_t = S_t C_t + D x_t`, times `silu(z_t)` where `z` is given.
+def mamba_chunk_scan_combined(
+    x,
+    dt,
+    A,
+    B,
+    C,
+    chunk_size=None,
+    D=None,
+    z=None,
+    dt_bias=None,
+    initial_states=None,
+    dt_softplus=False,
+    dt_limit=(0.0, float("inf")),
+    return_final_states=False,
+    cu_seqlens=None,
+):
+    """Mamba-2: `S_t = exp(A dt_t) S_{t-1} + dt_t x_t B_t^T`, `y_t = S_t C_t + D x_t`, times `silu(z_t)` where `z` is
+    given.
 
     Args:
         x: `[batch, time, heads, headdim]`.
-        dt: steps `[batch, time, heads]`, plus `dt_bias` `[heads]`, through softplus if `dt_softplus`, within `dt_limit`.
+        dt: steps `[batch, time, heads]`, plus `dt_bias` `[heads]`, through softplus if `dt_softplus`, within
+        `dt_limit`.
         A: `[heads]`, negative.
         B, C: `[batch, time, groups, dstate]`; `heads` is a multiple of `groups`.
         chunk_size: no effect; the library chooses.

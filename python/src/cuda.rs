@@ -67,8 +67,8 @@ pub fn cuda_memory() -> usize {
 /// `[B, M, N, H, Hk, d]`.
 type Dims = [usize; 6];
 
-/// Whether f32 rather than bf16, whether heads come before time; scale, whether causal, window, log tolerance, address of
-/// bounds `[segments, H]`, first keys, ends of packed sequences.
+/// Whether f32 rather than bf16, whether heads come before time; scale, whether causal, window, log tolerance, address
+/// of bounds `[segments, H]`, first keys, ends of packed sequences.
 type Options = (
     (bool, bool),
     (f32, bool, Option<usize>, Option<f32>, Option<u64>, Option<Vec<usize>>, Option<Vec<usize>>),

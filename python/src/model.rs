@@ -153,8 +153,8 @@ impl Model {
         Ok((config.vocab_size, config.hidden_size, config.num_layers, parameters))
     }
 
-    /// Log-probabilities of `labels` `[B * T]` (-100 for none, which gives 0) after each of `ids` `[B * T]`, of sequences
-    /// of `time` tokens.
+    /// Log-probabilities of `labels` `[B * T]` (-100 for none, which gives 0) after each of `ids` `[B * T]`, of
+    /// sequences of `time` tokens.
     fn logprobs(
         &self,
         py: Python<'_>,
@@ -217,8 +217,8 @@ impl Model {
         })
     }
 
-    /// What a layer's attention works on: queries `[T, H * d]`, keys `[T, Hk * d]`, log gates `[T, H]` or None; heads, key
-    /// heads, head dim, scale, window.
+    /// What a layer's attention works on: queries `[T, H * d]`, keys `[T, Hk * d]`, log gates `[T, H]` or None; heads,
+    /// key heads, head dim, scale, window.
     fn attention_operands(
         &self,
         py: Python<'_>,

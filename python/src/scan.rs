@@ -10,8 +10,8 @@ use crate::runtime::{Runtime, runtime};
 /// Scale, whether the delta rule, ends of packed sequences.
 pub type Options = (f32, bool, Option<Vec<usize>>);
 
-/// Queries and keys `[B, T, G, dk]`, values `[B, T, H, dv]`; log decay `[B, T, H, 1]` or `[B, T, H, dk]`; write strength
-/// `[B, T, H]`; skip `[1, 1, H]`; states `[1, segments, H * dk * dv]`.
+/// Queries and keys `[B, T, G, dk]`, values `[B, T, H, dv]`; log decay `[B, T, H, 1]` or `[B, T, H, dk]`; write
+/// strength `[B, T, H]`; skip `[1, 1, H]`; states `[1, segments, H * dk * dv]`.
 struct Operands {
     q: Array,
     k: Array,

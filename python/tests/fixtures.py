@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-MODELS = Path(__file__).resolve().parents[2] / "fixtures" / "models"
-TYPES = {"F32": np.float32, "I32": np.int32, "I64": np.int64}
+ROOT = Path(__file__).resolve().parents[2] / "fixtures"
+TYPES = {"F64": np.float64, "F32": np.float32, "I32": np.int32, "I64": np.int64}
 
 
-def folder(name):
+def folder(name, kind="models"):
     """The folder of a dump, or a skipped test where the repository's fixtures are not at hand."""
-    path = MODELS / name
+    path = ROOT / kind / name
     if not path.is_dir():
         pytest.skip(f"{path} is not there: the reference dumps are part of the repository, not of the package")
     return path

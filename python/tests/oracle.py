@@ -80,6 +80,4 @@ def error(got, want):
     assert np.isfinite(got).all()
     size, largest = np.linalg.norm(want), np.abs(want).max(initial=0)
     difference = got - want
-    return max(
-        np.linalg.norm(difference) / max(size, 1e-30), np.abs(difference).max(initial=0) / max(largest, 1e-30)
-    )
+    return max(np.linalg.norm(difference) / max(size, 1e-30), np.abs(difference).max(initial=0) / max(largest, 1e-30))

@@ -28,15 +28,33 @@ CASES = {
     "own scale": {"scale": 0.3},
     "pruned": {"n": 300, "m": 300, "log_tolerance": -20.0},
     "threshold": {"n": 300, "m": 300, "threshold": -40.0},
-    "everything": {"h": 4, "hk": 2, "m": 50, "n": 90, "d": 20, "window": 33, "starts": [5, 60], "scale": 0.4,
-                   "log_tolerance": -20.0},
-    "everything, bidirectional": {"h": 4, "hk": 2, "b": 1, "d": 36, "causal": False, "window": 33,
-                                  "ends": [0, 40, 100], "log_tolerance": -20.0},
+    "everything": {
+        "h": 4,
+        "hk": 2,
+        "m": 50,
+        "n": 90,
+        "d": 20,
+        "window": 33,
+        "starts": [5, 60],
+        "scale": 0.4,
+        "log_tolerance": -20.0,
+    },
+    "everything, bidirectional": {
+        "h": 4,
+        "hk": 2,
+        "b": 1,
+        "d": 36,
+        "causal": False,
+        "window": 33,
+        "ends": [0, 40, 100],
+        "log_tolerance": -20.0,
+    },
 }
 
 
-def make(b=2, m=100, n=100, h=3, hk=3, d=16, dv=None, gated=True, dtype=torch.float32, head_first=False,
-         device="cpu", **_):
+def make(
+    b=2, m=100, n=100, h=3, hk=3, d=16, dv=None, gated=True, dtype=torch.float32, head_first=False, device="cpu", **_
+):
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator)
     gates = torch.nn.functional.logsigmoid(2 * draw(b, n, h) + 1) if gated else None
@@ -50,7 +68,7 @@ def make(b=2, m=100, n=100, h=3, hk=3, d=16, dv=None, gated=True, dtype=torch.fl
 
 def naive(q, k, v, gates, scale=None, causal=True, window=None, starts=None, ends=None, dtype=torch.float64, **_):
     """The definition, with a matrix of scores, in any precision."""
-    (b, m, h, d), n = q.shape, k.shape[1]
+    (m, h, d), n = q.shape[1:], k.shape[1]
     q, k, v = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(h // x.shape[1], 1) for x in (k, v))
     s = q @ k.transpose(2, 3) * (d**-0.5 if scale is None else scale)
@@ -74,8 +92,21 @@ def naive(q, k, v, gates, scale=None, causal=True, window=None, starts=None, end
     return (p.to(dtype) @ v).transpose(1, 2)
 
 
-def ours(q, k, v, gates, scale=None, causal=True, window=None, starts=None, ends=None, log_tolerance=None,
-         threshold=None, head_first=False, **_):
+def ours(
+    q,
+    k,
+    v,
+    gates,
+    scale=None,
+    causal=True,
+    window=None,
+    starts=None,
+    ends=None,
+    log_tolerance=None,
+    threshold=None,
+    head_first=False,
+    **_,
+):
     return foxlm.forgetting_attention(
         q, k, v, gates, sm_scale=scale, causal=causal, window=window, log_tolerance=log_tolerance,
         seq_start=None if starts is None else torch.tensor(starts, device=q.device),
@@ -159,14 +190,21 @@ def test_opcheck(name):
     x = make(**case)
     tensor = lambda key: None if key not in case else torch.tensor(case[key])
     bounds = torch.full((1, 2, 3), 10.0) if name == "threshold" else None
-    arguments = (*x, bounds, tensor("starts"), tensor("ends"), 0.25, True, case.get("window"), case.get("log_tolerance"))
+    arguments = (
+        *x,
+        bounds,
+        tensor("starts"),
+        tensor("ends"),
+        0.25,
+        True,
+        case.get("window"),
+        case.get("log_tolerance"),
+    )
     torch.library.opcheck(torch.ops.foxlm.attention, arguments)
     o, lse = torch.ops.foxlm.attention(*arguments)
     q, k, v, gates = (None if a is None else a.detach() for a in x)
     backward = (torch.randn_like(o), q, k, v, o.detach(), lse, gates, *arguments[4:])
-    torch.library.opcheck(
-        torch.ops.foxlm.attention_backward, backward, test_utils=("test_schema", "test_faketensor")
-    )
+    torch.library.opcheck(torch.ops.foxlm.attention_backward, backward, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_gradients_agree_with_finite_differences():

@@ -1,7 +1,7 @@
-"""The way to a GPU without one: kernels of the CPU stand in for those of the GPU, at the addresses that these would get.
+"""The way to a GPU without one: kernels of the CPU stand in for those of the GPU, at the same addresses.
 
-So layouts, padding of heads, types and the order of arguments are tested where there is no GPU; the kernels are tested by
-`bench/h200.py`.
+So layouts, padding of heads, types and the order of arguments are tested where there is no GPU; the kernels are tested
+by `bench/h200.py`.
 """
 
 import pytest
@@ -57,9 +57,7 @@ class Stand:
     def cuda_attention_backward(self, place, at, saved, gradients, dims, options):
         x, gates, rows, lse, packed = operands(at, dims, options)
         made, d_gates, *_ = operands(gradients, dims, options)
-        _core.attention_backward(
-            rows(saved[0]), *x, gates, rows(saved[1]), lse(saved[2]), (*made, d_gates), packed
-        )
+        _core.attention_backward(rows(saved[0]), *x, gates, rows(saved[1]), lse(saved[2]), (*made, d_gates), packed)
 
     @staticmethod
     def scan(at, shape):

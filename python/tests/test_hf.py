@@ -1,5 +1,7 @@
 """The Hugging Face model against the reference dumps, and the ways in which transformers uses a model."""
 
+import json
+
 import numpy as np
 import pytest
 from conftest import need
@@ -12,9 +14,9 @@ import foxlm.hf as hf  # noqa: E402
 
 DUMPS = [
     "fla_fox", "fox_llama", "fox_llama_qknorm", "fox_llama_qknorm_ogate", "fox_llama_rope", "fox_llama_silu_ogate",
-    "fox_pro", "fox_pro_bias_only", "fox_pro_fixed_alibi", "fox_pro_left_padded", "fox_pro_no_fgate", "fox_pro_no_kvshift",
-    "fox_pro_no_ogate", "fox_pro_no_onorm", "fox_pro_no_qknorm", "fox_pro_rope", "fox_pro_shared_qknorm",
-    "transformer_llama_as_fox", "transformer_pro",
+    "fox_pro", "fox_pro_bias_only", "fox_pro_fixed_alibi", "fox_pro_left_padded", "fox_pro_no_fgate",
+    "fox_pro_no_kvshift", "fox_pro_no_ogate", "fox_pro_no_onorm", "fox_pro_no_qknorm", "fox_pro_rope",
+    "fox_pro_shared_qknorm", "transformer_llama_as_fox", "transformer_pro",
 ]  # fmt: skip
 
 
@@ -41,13 +43,45 @@ def test_logits_and_gradients_equal_the_dump(name):
         assert error(grads[key], value) < 2e-5, key
 
 
+@pytest.mark.parametrize("name", ["fox_pro", "fox_llama", "transformer_llama"])
+def test_training_follows_the_reference_run(name):
+    path = folder(name, "training")
+    run, dump = json.loads((path / "run.json").read_text()), tensors(path / "run.safetensors")
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).train()
+    # Weight decay on matrices only.
+    groups = [[p for p in model.parameters() if (p.ndim > 1) == matrix] for matrix in (True, False)]
+    optimizer = torch.optim.AdamW(
+        [{"params": groups[0], "weight_decay": run["weight_decay"]}, {"params": groups[1], "weight_decay": 0.0}],
+        betas=run["betas"], eps=run["eps"],
+    )  # fmt: skip
+    losses = []
+    for ids, labels, lr in zip(dump["input_ids"], dump["labels"], dump["lr"].tolist()):
+        loss = model(torch.from_numpy(ids).long(), shift_labels=torch.from_numpy(labels).long()).loss
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run["clip"])
+        assert norm.item() == pytest.approx(dump["grad_norm"][len(losses)], rel=5e-3)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        losses.append(loss.item())
+    np.testing.assert_allclose(losses, dump["loss"], rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", [name for name in DUMPS if name != "fox_pro_left_padded"])
 def test_generate_with_a_cache_gives_the_greedy_tokens(name):
     model, dump = load(name).eval(), tensors(folder(name) / "io.safetensors")
     greedy = torch.from_numpy(dump["greedy"]).long()
     for use_cache in (True, False):
-        out = model.generate(greedy[:, :9], attention_mask=torch.ones_like(greedy[:, :9]), max_new_tokens=12,
-                             do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=use_cache)
+        out = model.generate(
+            greedy[:, :9],
+            attention_mask=torch.ones_like(greedy[:, :9]),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            use_cache=use_cache,
+        )
         assert torch.equal(out, greedy), use_cache
 
 
@@ -100,7 +134,10 @@ SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "intermedi
     [
         (hf.FoxConfig.pro(num_heads=2, **SIZES), hf.FoxForCausalLM),
         (hf.FoxTransformerConfig(num_heads=4, num_kv_heads=2, window_size=7, **SIZES), hf.FoxTransformerForCausalLM),
-        (hf.FlaFoxConfig(num_heads=4, num_kv_heads=2, qk_norm=True, use_output_gate=True, **SIZES), hf.FlaFoxForCausalLM),
+        (
+            hf.FlaFoxConfig(num_heads=4, num_kv_heads=2, qk_norm=True, use_output_gate=True, **SIZES),
+            hf.FlaFoxForCausalLM,
+        ),
     ],
 )
 def test_save_and_load_give_the_same_model(config, kind, tmp_path):
@@ -118,8 +155,16 @@ def test_save_and_load_give_the_same_model(config, kind, tmp_path):
 
 
 def test_fixed_gates_begin_with_their_memory():
-    config = hf.FoxConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_heads=4, fgate_type="fixed",
-                          fgate_bias_init=True, decay_time_min=2.0, decay_time_max=128.0)
+    config = hf.FoxConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_heads=4,
+        fgate_type="fixed",
+        fgate_bias_init=True,
+        decay_time_min=2.0,
+        decay_time_max=128.0,
+    )
     bias = hf.FoxForCausalLM(config).model.layers[0].attn.fgate_bias
     times = -1 / torch.nn.functional.logsigmoid(bias)
     torch.testing.assert_close(times, torch.tensor([2.0, 8.0, 32.0, 128.0]))

@@ -65,9 +65,7 @@ def gated_delta_rule():
         q, k, v, low(g), b.sigmoid(), use_qk_l2norm_in_kernel=True, output_final_state=True
     )
     unit = lambda x: x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-    naive = lambda q, k, v, g, b: recur(
-        unit(q), unit(k), v, low(g)[..., None], b.sigmoid(), scale=K**-0.5, delta=True
-    )
+    naive = lambda q, k, v, g, b: recur(unit(q), unit(k), v, low(g)[..., None], b.sigmoid(), scale=K**-0.5, delta=True)
     return (q, k, v, g, b), ours, naive
 
 

@@ -1,7 +1,7 @@
 """FoX as a Hugging Face model. Importing this registers it with `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`:
 
-- `forgetting_transformer-project_fox`, `transformer-project_fox`: checkpoints of the official repository, FoX and Transformer,
-  LLaMA and Pro;
+- `forgetting_transformer-project_fox`, `transformer-project_fox`: checkpoints of the official repository, FoX and
+  Transformer, LLaMA and Pro;
 - `forgetting_transformer`: checkpoints of flash-linear-attention.
 """
 

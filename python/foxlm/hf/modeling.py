@@ -42,7 +42,8 @@ class ShiftLinear(nn.Module):
 
 
 class FoxLayerCache:
-    """What one layer remembers: keys, values `[B, N, Hk, d]`, log gates `[B, N, H]`, the last raw projections `[B, D]`."""
+    """What one layer remembers: keys, values `[B, N, Hk, d]`, log gates `[B, N, H]`, the last raw projections `[B,
+    D]`."""
 
     def __init__(self):
         self.keys = self.values = self.log_gates = self.raw_key = self.raw_value = None
@@ -285,8 +286,17 @@ class FoxModel(FoxPreTrainedModel):
     def set_input_embeddings(self, value):
         self.embeddings = value
 
-    def forward(self, input_ids=None, attention_mask=None, inputs_embeds=None, past_key_values=None, use_cache=None,
-                output_hidden_states=None, return_dict=None, **_):
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        inputs_embeds=None,
+        past_key_values=None,
+        use_cache=None,
+        output_hidden_states=None,
+        return_dict=None,
+        **_,
+    ):
         """`input_ids` `[B, T]`; `attention_mask` `[B, past + T]`, 0 for padding on the left (on the right it has no
         effect: later tokens are not seen)."""
         if (input_ids is None) == (inputs_embeds is None):
@@ -296,7 +306,9 @@ class FoxModel(FoxPreTrainedModel):
         cache = past_key_values
         if not isinstance(cache, FoxCache):
             if cache is not None and cache.get_seq_length() > 0:
-                raise ValueError(f"past_key_values is a {type(cache).__name__}; use the FoxCache that the model returned")
+                raise ValueError(
+                    f"past_key_values is a {type(cache).__name__}; use the FoxCache that the model returned"
+                )
             cache = FoxCache(len(self.layers)) if use_cache else None
         mask, seq_start = _padding(attention_mask)
         hidden = [h]
@@ -328,8 +340,8 @@ def _padding(attention_mask):
 
 
 class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
-    """FoX with an output projection. `labels` are shifted inside, as everywhere in this library; pass `shift_labels` for
-    labels that are shifted already, as the official trainer's are."""
+    """FoX with an output projection. `labels` are shifted inside, as everywhere in this library; pass `shift_labels`
+    for labels that are shifted already, as the official trainer's are."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
     model_class = FoxModel
@@ -352,11 +364,26 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value):
         self.lm_head = value
 
-    def forward(self, input_ids=None, attention_mask=None, inputs_embeds=None, past_key_values=None, labels=None,
-                shift_labels=None, use_cache=None, output_hidden_states=None, return_dict=None, logits_to_keep=0,
-                **kwargs):
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        inputs_embeds=None,
+        past_key_values=None,
+        labels=None,
+        shift_labels=None,
+        use_cache=None,
+        output_hidden_states=None,
+        return_dict=None,
+        logits_to_keep=0,
+        **kwargs,
+    ):
         out = self.model(
-            input_ids, attention_mask, inputs_embeds, past_key_values, use_cache,
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            past_key_values,
+            use_cache,
             output_hidden_states=output_hidden_states,
         )
         h = out.last_hidden_state

@@ -49,7 +49,8 @@ pub enum Pruning {
     /// log tolerance. Queries agree with the older half of the keys and disagree with the rest, so that
     /// the older half has most of the weight until it has decayed by nearly what the bound allows.
     UnevenQkNorm(f32),
-    /// Bounds that put the threshold of head `h` at `h + 1` times this, whatever queries and keys are.
+    /// Bounds that put the threshold of head `h` of segment `n` at `1 + h + n` times this, whatever queries and keys
+    /// are.
     Given(f32),
 }
 
@@ -267,10 +268,12 @@ impl AttentionCase {
             }
         }
         if let Pruning::Given(threshold) = self.pruning {
-            let threshold = |h: usize| (h + 1) as f64 * f64::from(threshold);
-            let bound = |s: &Segment, h| round(-((s.k_len as f64).ln() + threshold(h)) / 2.0);
-            let of = |s| (0..self.heads).map(move |h| bound(s, h));
-            let bounds = self.segments.iter().flat_map(of).collect();
+            let bound = |(n, s): (usize, &Segment), h: usize| {
+                let threshold = (1 + h + n) as f64 * f64::from(threshold);
+                round(-((s.k_len as f64).ln() + threshold) / 2.0)
+            };
+            let of = |segment| (0..self.heads).map(move |h| bound(segment, h));
+            let bounds = self.segments.iter().enumerate().flat_map(of).collect();
             case = case.constant("bounds", &[self.segments.len(), self.heads], bounds);
         }
         let case = case
