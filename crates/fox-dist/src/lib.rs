@@ -15,6 +15,7 @@
 //! rank i - connects -> rank j, for all j < i                      data links: collectives
 //! ```
 
+pub mod context;
 mod error;
 mod exchange;
 mod group;

@@ -20,7 +20,7 @@ pub(crate) fn check(recipe: &Recipe, config: &ModelConfig, device: &Device) -> R
     let rule = recipe.optimizer.rule()?;
     let average = if recipe.training.ema.is_some() { F32 } else { 0.0 };
     let state = |spec: &ParamSpec| F32 * rule.state(spec).len() as f64 + average;
-    let length = recipe.data.sequence_length;
+    let length = recipe.data.sequence_length / recipe.parallel.context;
     let estimate = MemoryEstimate::with_state(config, rows, length, state)?;
     let narrow = backend.caps().activation_type == DType::Bf16;
     let (kept, recomputed) = match narrow {

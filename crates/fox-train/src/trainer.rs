@@ -66,6 +66,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     recipe.check_ranks(group.size())?;
     let data = RunData::open(recipe)?;
     let config = recipe.model_config(data.train.vocab_size())?;
+    recipe.check_context(&config)?;
     fit::check(recipe, &config, &job.device)?;
     let loader = data.loader(recipe)?;
     let evaluator = data.evaluator(recipe)?;
@@ -126,7 +127,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         group: group.clone(),
         pace: Pace::default(),
         start,
-        stepper: Stepper::new(recipe, model, updater, state),
+        stepper: Stepper::new(recipe, model, updater, state)?,
         loader,
         evaluator,
         store,
@@ -292,10 +293,14 @@ impl Session<'_> {
         }
         if written && self.records.is_some() {
             record.param_norm = Some(self.param_norm()?);
+            record.exchanged = Some(loss.traffic.iter().map(|t| [t.fetched, t.full]).collect())
+                .filter(|layers: &Vec<_>| !layers.is_empty());
             if details {
                 record.pruned = Some(pruned_fractions(&loss.tiles)?);
-                record.half_lives =
-                    Some(half_lives(&self.stepper.model, batch, self.stepper.options())?);
+                // As many tokens as a process has in memory anyhow.
+                let tokens = batch.time / self.recipe.parallel.context;
+                let (model, options) = (&self.stepper.model, self.stepper.options());
+                record.half_lives = Some(half_lives(model, batch, tokens, options)?);
             }
             self.write(&Record::Train(record.clone()))?;
         }
@@ -326,14 +331,11 @@ impl Session<'_> {
         let begin = Instant::now();
         let Stepper { model, updater, .. } = &mut self.stepper;
         let options = self.recipe.forward_options();
-        // The averages are with their owners, so that all take part in bringing them together.
-        let first = self.group.is_first();
-        let run = |model: &Model| first.then(|| evaluator.run(model, &options)).transpose();
+        let run = |model: &Model| evaluator.run_in(model, &options, &self.group);
         let evaluation = match self.recipe.evaluation.weights {
             Weights::Raw => run(model)?,
             Weights::Ema => updater.with_average(model, run)?,
         };
-        let Some(evaluation) = evaluation else { return Ok(()) };
         let record = EvalRecord {
             step: self.stepper.state.step,
             tokens: self.stepper.state.tokens,

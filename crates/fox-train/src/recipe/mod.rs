@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
 pub(crate) use load::typed;
 pub use load::{apply_override, load, load_table, merge, parse_table};
-pub use ranks::Reduction;
+pub use ranks::{ParallelRecipe, Reduction};
 pub use schedule::{ScheduleRecipe, Shape};
 pub(crate) use suggest::nearest;
 
@@ -53,6 +53,9 @@ pub struct Recipe {
     pub checkpoints: CheckpointRecipe,
     /// What is written down.
     pub metrics: MetricsRecipe,
+    /// How several processes share the work.
+    #[serde(skip_serializing_if = "ParallelRecipe::is_default")]
+    pub parallel: ParallelRecipe,
 }
 
 /// What is read.

@@ -5,6 +5,11 @@
 pub(crate) mod cases;
 pub(crate) mod naive;
 mod tape;
+mod whole;
+
+use std::sync::Arc;
+
+pub use whole::Whole;
 
 use crate::{Result, Segments, Tensor};
 
@@ -136,6 +141,8 @@ pub struct AttentionSpec {
     pub acp: Acp,
     /// The sequences.
     pub segments: Segments,
+    /// What the segments are the ends of, where they are not whole.
+    pub whole: Option<Arc<Whole>>,
 }
 
 impl AttentionSpec {
@@ -150,6 +157,7 @@ impl AttentionSpec {
             window: None,
             acp: Acp::Off,
             segments,
+            whole: None,
         }
     }
 
