@@ -22,6 +22,7 @@ mod group;
 mod link;
 mod meeting;
 mod placement;
+mod speed;
 mod watch;
 
 pub use error::{Error, Result};

@@ -148,3 +148,15 @@ fn a_port_that_is_taken_and_a_first_rank_that_is_not_there() {
     let error = Group::meet(&placement(1, 2, free_port()), &short).unwrap_err();
     assert!(error.to_string().starts_with("rank 1 found no rank 0 at 127.0.0.1:"), "{error}");
 }
+
+#[test]
+fn the_link_has_a_speed() {
+    let speeds = ranks(3, |group| {
+        let speed = group.link_speed(&fox_cpu::device()).unwrap();
+        group.leave().unwrap();
+        speed.unwrap()
+    });
+    assert!(speeds[0] > 0.0 && speeds[0].is_finite());
+    assert_eq!((speeds[1], speeds[2]), (speeds[0], speeds[0]), "all know the same figure");
+    assert_eq!(Group::alone().link_speed(&fox_cpu::device()).unwrap(), None);
+}

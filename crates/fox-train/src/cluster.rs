@@ -5,10 +5,12 @@
 //!
 //! ```text
 //! compute    C = (products + mixing of the last part) / rate      the last part of a causal sequence has the most pairs:
-//!                                                                 (2 c - 1) / c^2 of all, for c = context
+//!                                                                 (2 c - 1) / c^2 of all, for c = context; of these
+//!                                                                 pruning leaves a share
 //! gradients  G = 2 passes of 4 P / n bytes to each other rank     to the owner of each parameter, and its new value back
 //! keys       X = what the last part fetches of the c - 1 others, in every layer, and its gradients back:
 //!                b T (c - 1) / c x share x (2 W_kv + H) values    share: `exchanged` in metrics.jsonl
+//!            blocks that are recomputed run forward, and fetch, twice: C is 4/3 of that above
 //! bytes      go over the link within a node and over the network between nodes at once, each per device and direction:
 //!            the slower one counts
 //! step       C + G + X
@@ -43,6 +45,8 @@ pub struct Cluster {
     pub rate: f64,
     /// Share of the earlier keys that a part of a sequence fetches, up to 1.
     pub fetched: f64,
+    /// Share of the attention that pruning leaves, up to 1.
+    pub visited: f64,
     /// Whether activations are kept in bf16.
     pub narrow: bool,
 }
@@ -129,7 +133,8 @@ impl Plan {
             forward += earlier * (keys * width + heads as f64 * F32);
             backward += earlier * (keys + heads as f64) * F32;
         }
-        let key_bytes = rows as f64 * (forward + backward);
+        let passes = if recipe.training.recompute { 2.0 } else { 1.0 };
+        let key_bytes = rows as f64 * (passes * forward + backward);
         let peers = context - 1;
         let each = key_bytes / peers.max(1) as f64;
         Ok(Plan {
@@ -138,25 +143,28 @@ impl Plan {
             memory: memory(recipe, config, cluster, forward)?,
             gradient_bytes: 2.0 * share * (ranks - 1) as f64,
             key_bytes,
-            compute: rows as f64 * last_part_flops(config, length, context) / cluster.rate,
+            compute: rows as f64 * part_flops(recipe, config, cluster.visited) / cluster.rate,
             gradients: 2.0 * cluster.exchange(share, ranks - 1, cluster.gpus - 1),
             keys: cluster.exchange(each, peers, peers.min(cluster.gpus - 1)),
         })
     }
 }
 
-/// FLOPs of a step over a whole batch of a recipe, on one device.
-pub fn batch_flops(recipe: &Recipe, config: &ModelConfig) -> f64 {
-    recipe.training.batch as f64 * last_part_flops(config, recipe.data.sequence_length, 1)
+/// FLOPs of a step over a whole batch of a recipe, on one device, when pruning leaves the share `visited` of attention.
+pub fn batch_flops(recipe: &Recipe, config: &ModelConfig, visited: f64) -> f64 {
+    let whole = Recipe { parallel: ParallelRecipe { context: 1 }, ..recipe.clone() };
+    recipe.training.batch as f64 * part_flops(&whole, config, visited)
 }
 
-/// FLOPs of a step over the last of `parts` parts of a sequence.
-fn last_part_flops(config: &ModelConfig, length: usize, parts: usize) -> f64 {
+/// FLOPs of a step over the last part of a sequence.
+fn part_flops(recipe: &Recipe, config: &ModelConfig, visited: f64) -> f64 {
+    let (length, parts) = (recipe.data.sequence_length, recipe.parallel.context as f64);
     let layers = 0..config.num_layers;
     let mixing: f64 = layers.map(|l| config.mixer_of(l).train_flops(config, length)).sum();
     let products = config.train_flops_per_token(length) - mixing;
-    let (tokens, parts) = (length as f64, parts as f64);
-    tokens * (products / parts + mixing * (2.0 * parts - 1.0) / (parts * parts))
+    let share = visited * (2.0 * parts - 1.0) / (parts * parts);
+    let again = if recipe.training.recompute { 4.0 / 3.0 } else { 1.0 };
+    again * length as f64 * (products / parts + mixing * share)
 }
 
 /// Bytes at the rank that needs the most; `keys` are those of the earlier keys of one row, over all layers.
@@ -191,13 +199,15 @@ mod tests {
     use crate::recipe;
 
     fn cluster(gpus: usize, nodes: usize) -> Cluster {
-        Cluster { gpus, nodes, link: 450e9, network: 50e9, rate: 4e14, fetched: 1.0, narrow: true }
+        let (link, network, rate) = (450e9, 50e9, 4e14);
+        let (fetched, visited, narrow) = (1.0, 1.0, true);
+        Cluster { gpus, nodes, link, network, rate, fetched, visited, narrow }
     }
 
     fn recipe(set: &[&str]) -> (Recipe, ModelConfig) {
         let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
         let recipe = recipe::load("fox-pro-760m", &set).unwrap();
-        let config = recipe.model_config(50_304).unwrap();
+        let config = recipe.model_config(50_257).unwrap();
         (recipe, config)
     }
 
@@ -209,7 +219,7 @@ mod tests {
             (one.gradient_bytes, one.key_bytes, one.gradients, one.keys),
             (0.0, 0.0, 0.0, 0.0)
         );
-        assert_eq!(one.compute, batch_flops(&recipe, &config) / 4e14);
+        assert_eq!(one.compute, batch_flops(&recipe, &config, 1.0) / 4e14);
         assert_eq!((one.step(), one.overlapped()), (one.compute, one.compute));
     }
 
@@ -256,7 +266,7 @@ mod tests {
     #[test]
     fn what_cannot_be_divided_has_no_plan() {
         let recipe = recipe::load("mamba2-125m", &["training.batch=8".to_string()]).unwrap();
-        let config = recipe.model_config(50_304).unwrap();
+        let config = recipe.model_config(50_257).unwrap();
         let plans = Plan::all(&recipe, &config, &cluster(8, 1)).unwrap();
         assert_eq!(plans.iter().map(|plan| plan.context).collect::<Vec<_>>(), [1]);
         assert!(Plan::all(&recipe, &config, &cluster(3, 1)).unwrap().is_empty());

@@ -109,12 +109,14 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         from_step: state.step,
         gemm_rate: matmul_rate_within(&job.device, RATE_LIMIT)?,
         device: job.device.to_string(),
+        processes: group.size(),
+        link: group.link_speed(&job.device)?,
         data: identity,
     };
     let records = match folder {
         None => None,
         Some(folder) => {
-            folder.note_start(facts(job, &data, &start, group))?;
+            folder.note_start(facts(job, &data, &start))?;
             let (log, damage) = MetricsLog::open(folder.path(), state.step)?;
             notices.extend(damage);
             Some(Records { folder, log })
@@ -137,7 +139,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     session.run(&notices, data.tokenizer)
 }
 
-fn facts(job: &Job, data: &RunData, start: &Start, group: &Group) -> RunFacts {
+fn facts(job: &Job, data: &RunData, start: &Start) -> RunFacts {
     RunFacts {
         recipe: start.recipe.clone(),
         data: start.data.clone(),
@@ -147,7 +149,8 @@ fn facts(job: &Job, data: &RunData, start: &Start, group: &Group) -> RunFacts {
             version: env!("CARGO_PKG_VERSION").to_string(),
             command: job.command.clone(),
             device: start.device.clone(),
-            processes: group.size(),
+            processes: start.processes,
+            link: start.link,
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             from_step: start.from_step,
             time: unix_time(),

@@ -249,3 +249,23 @@ fn sequences_that_cannot_be_shared_are_refused_in_one_sentence() {
         assert!(!out.exists(), "nothing is left behind");
     }
 }
+
+/// Every process writes its part of a checkpoint, so all must see the folder.
+#[test]
+fn a_folder_that_is_not_shared_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    let outs = ["here", "elsewhere"].map(|name| dir.path().join(name));
+    let (port, quiet) = (free_port(), ["--quiet", "--device", "cpu"]);
+    let start = |r: usize| rank(r, 2, port, &mut command(&recipe, &outs[r], &quiet));
+    let children: Vec<Child> = (0..2).map(start).collect();
+    let words =
+        "which rank 0 is writing; give all ranks the same --out on a file system that they share";
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert!(!output.status.success());
+        let said = stderr(&output);
+        assert!(said.contains("rank 1 does not find") && said.contains(words), "{said}");
+    }
+    assert!(checkpoints(&outs[0]).is_empty(), "no half checkpoint");
+}

@@ -140,18 +140,18 @@ mod tests {
         let (left, right) = (told(0), told(256));
         let sums = Sums::new(&split, 3, &[&left, &right]);
         let reach = Reach { heads: 3, kv_heads: 3, window: None };
-        let need = &needs(&split, 1, reach, Some(&sums), |_, _| -20.0)[0];
+        let need = &needs(&split, 1, reach, Some(&sums), |_, _| -15.0)[0];
         // Decay from the query at 256 to the end of a block at 64 b + 63: 193 - 64 b tokens.
         assert_eq!(need.starts, [192, 64, 0]);
         assert_eq!((need.first, need.key_row), (0, 0));
         assert_eq!(sums.before(0, 64, 1), c(63)[1]);
         let strict = &needs(&split, 1, reach, Some(&sums), |_, _| -0.5)[0];
-        assert_eq!(strict.starts, [256, 256, 0], "nothing at all");
+        assert_eq!(strict.starts, [256, 192, 0], "the first head needs nothing at all");
         let windowed = Reach { window: Some(100), ..reach };
-        let need = &needs(&split, 1, windowed, Some(&sums), |_, _| -20.0)[0];
+        let need = &needs(&split, 1, windowed, Some(&sums), |_, _| -15.0)[0];
         assert_eq!((need.first, &need.starts[..]), (128, &[192, 128, 128][..]));
         let shared = Reach { kv_heads: 1, ..reach };
-        assert_eq!(needs(&split, 1, shared, Some(&sums), |_, _| -20.0)[0].starts, [0]);
-        assert_eq!(needs(&split, 0, reach, Some(&sums), |_, _| -20.0)[0].starts, [0, 0, 0]);
+        assert_eq!(needs(&split, 1, shared, Some(&sums), |_, _| -15.0)[0].starts, [0]);
+        assert_eq!(needs(&split, 0, reach, Some(&sums), |_, _| -15.0)[0].starts, [0, 0, 0]);
     }
 }

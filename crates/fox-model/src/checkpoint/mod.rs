@@ -8,12 +8,14 @@ mod file;
 mod file_writer;
 mod header;
 mod names;
+mod ranges;
 mod reader;
 mod writer;
 
 pub use file::SafetensorsFile;
 pub use file_writer::{FileDtype, SafetensorsWriter};
 pub use names::{FileTensor, split_mlp, whole_tensor};
+pub use ranges::SafetensorsRanges;
 pub use reader::{CheckpointReader, TensorProblem};
 pub use writer::{WriteOptions, write_checkpoint};
 

@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use fox_model::{ModelConfig, Preset};
+use fox_model::ModelConfig;
 use fox_train::cluster::{Cluster, Plan, batch_flops};
+use fox_train::data::RunData;
 use fox_train::{Recipe, recipe};
 use serde_json::json;
 
@@ -13,9 +14,6 @@ use crate::output;
 /// FLOP/s of a training step on one H200: FoX (Pro) 760M in bf16 at 16,384 tokens without pruning, 53,577 tokens/s
 /// (`fox bench train`, docs/log.md).
 const H200_RATE: f64 = 478e12;
-
-/// Vocabulary where the recipe does not say: that of GPT-2, rounded up, like the published models.
-const VOCABULARY: usize = 50_304;
 
 /// Devices, what connects them, and how fast they are.
 #[derive(clap::Args)]
@@ -41,6 +39,9 @@ pub struct ClusterArgs {
     /// Share of the earlier keys that parts of a sequence fetch (`exchanged` in metrics.jsonl)
     #[arg(long, value_name = "SHARE", default_value_t = 1.0, requires = "gpus")]
     fetched: f64,
+    /// Share of the attention that pruning leaves (1 - `pruned` in metrics.jsonl)
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, requires = "gpus")]
+    visited: f64,
     /// Bytes of memory of a device
     #[arg(long, value_name = "BYTES", default_value = "141GB", requires = "gpus", value_parser = rate)]
     memory: f64,
@@ -63,12 +64,16 @@ impl ClusterArgs {
 pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
     let recipe = recipe::load(name, &args.overrides)?;
     let config = model(&recipe)?;
-    if !(0.0..=1.0).contains(&args.fetched) {
-        bail!("--fetched is {}; it is a share between 0 and 1", args.fetched);
+    for (name, share) in [("--fetched", args.fetched), ("--visited", args.visited)] {
+        if !(0.0..=1.0).contains(&share) {
+            bail!("{name} is {share}; it is a share between 0 and 1");
+        }
     }
     let rate = match (args.flops, args.step) {
         (Some(rate), _) => rate,
-        (None, Some(seconds)) if seconds > 0.0 => batch_flops(&recipe, &config) / seconds,
+        (None, Some(seconds)) if seconds > 0.0 => {
+            batch_flops(&recipe, &config, args.visited) / seconds
+        }
         (None, Some(seconds)) => bail!("--step is {seconds}; give the seconds of a measured step"),
         (None, None) => H200_RATE,
     };
@@ -79,6 +84,7 @@ pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
         network: args.network,
         rate,
         fetched: args.fetched,
+        visited: args.visited,
         narrow: !args.f32,
     };
     let plans = Plan::all(&recipe, &config, &cluster)?;
@@ -100,9 +106,13 @@ pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The model of a recipe; its vocabulary may be that of the data.
 fn model(recipe: &Recipe) -> Result<ModelConfig> {
-    let preset = Preset::by_name(&recipe.name).map(|preset| preset.config().vocab_size);
-    Ok(recipe.model_config(preset.unwrap_or(VOCABULARY))?)
+    let vocabulary = match recipe.model.contains_key("vocab_size") {
+        true => 0,
+        false => RunData::open(recipe)?.train.vocab_size(),
+    };
+    Ok(recipe.model_config(vocabulary)?)
 }
 
 fn text(
@@ -152,12 +162,12 @@ fn text(
             plan.context, plan.data, plan.context
         ),
         None => format!(
-            "none fits {}; set training.micro_batch=1 and training.recompute=true, or take more devices",
+            "none fits {}; take more devices, or set training.micro_batch=1 and training.recompute=true",
             output::bytes(memory)
         ),
     };
     format!(
-        "{}: {} parameters, {} x {} tokens a step, on {} x {} devices\n{:.0} TFLOP/s each, {:.0} GB/s within a node, {:.1} GB/s between nodes, {:.0}% of the earlier keys\n{}{end}\n",
+        "{}: {} parameters, {} x {} tokens a step, on {} x {} devices\n{:.0} TFLOP/s each, {:.0} GB/s within a node, {:.1} GB/s between nodes, {:.0}% of the earlier keys, {:.0}% of the attention\n{}{end}\n",
         recipe.name,
         output::grouped(parameters),
         recipe.training.batch,
@@ -168,6 +178,7 @@ fn text(
         cluster.link / 1e9,
         cluster.network / 1e9,
         100.0 * cluster.fetched,
+        100.0 * cluster.visited,
         output::table(&rows),
     )
 }
@@ -194,7 +205,7 @@ fn seconds(s: f64) -> String {
     match s {
         s if s < 1.0 => format!("{:.1} ms", s * 1e3),
         s if s < 100.0 => format!("{s:.2} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 7200.0 => format!("{:.1} min", s / 60.0),
         s if s < 2.0 * 86400.0 => format!("{:.1} h", s / 3600.0),
         s => format!("{:.1} d", s / 86400.0),
     }
@@ -238,6 +249,6 @@ mod tests {
     #[test]
     fn times_are_readable() {
         let all = [0.0123, 1.5, 600.0, 36_000.0, 864_000.0].map(seconds);
-        assert_eq!(all, ["12.3 ms", "1.50 s", "10 min", "10.0 h", "10.0 d"]);
+        assert_eq!(all, ["12.3 ms", "1.50 s", "10.0 min", "10.0 h", "10.0 d"]);
     }
 }
