@@ -238,3 +238,31 @@ fn contexts_of_a_larger_group_keep_to_themselves() {
     let error = Context::new(&alone, 2).unwrap_err().to_string();
     assert_eq!(error, "1 ranks cannot share sequences 2 by 2; start a multiple of 2 ranks");
 }
+
+/// An op can only say that it failed; the part knows of whom.
+#[test]
+fn a_rank_that_fails_ends_the_pass_of_the_others() {
+    let run = Run { time: 256, ..Run::new(pro(), MIXED) };
+    let errors = ranks(2, |group| {
+        let group = Arc::new(group);
+        if group.rank() == 1 {
+            group.fail("no memory");
+            return "rank 1 failed: no memory".to_string();
+        }
+        let device = fox_cpu::device();
+        let model = Model::init(&run.config, 5, &device).unwrap();
+        let context = Context::new(&group, 2).unwrap();
+        let part = Part::new(&context, Split::new(&run.sequences(), run.time, 2).unwrap());
+        let ids = device.from_i32(&[7; 128], [128]).unwrap();
+        let mut tape = part.tape(Tape::recording(&device));
+        let segments = part.segments().unwrap();
+        let weights = device.full([128], 1.0).unwrap();
+        let error = model.loss(&mut tape, &ids, &ids, &weights, &segments, &run.options);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("rank 1 failed: no memory"), "{error}");
+        part.failure().unwrap().to_string()
+    });
+    for error in errors {
+        assert!(error.starts_with("rank 1 failed: no memory"), "{error}");
+    }
+}
