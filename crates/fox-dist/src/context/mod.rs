@@ -4,10 +4,10 @@
 //! ranks before, through [`EarlierRows`](fox_tensor::EarlierRows), so that a model computes with part of its sequences as
 //! if it had all of them:
 //!
-//! - the token shift needs one row, that before the first one ([`row`]);
-//! - forgetting attention needs the earlier keys that the first query has not forgotten ([`keys`]). The sums of the log
-//!   gates run from rank to rank; each rank then tells the others the sums at the ends of its blocks of keys. From these
-//!   all of them know, without asking, who needs which keys ([`plan`]).
+//! - the token shift needs one row, that before the first one (`row.rs`);
+//! - forgetting attention needs the earlier keys that the first query has not forgotten (`keys.rs`). The sums of the log
+//!   gates run from rank to rank; each rank then tells the others the sums at the ends of its blocks of keys
+//!   (`agree.rs`). From these all of them know, without asking, who needs which keys (`plan.rs`).
 //!
 //! Gradients go back to where the values came from, and are added there in the order of the ranks.
 //!
@@ -16,6 +16,7 @@
 //! whole blocks and of more than 64 rows, below which matrix products take another path; and, with pruning, for
 //! sequences that begin with a row of the batch.
 
+mod agree;
 mod keys;
 mod plan;
 mod row;
