@@ -4,17 +4,17 @@
 //! columns. Per rank:
 //!
 //! ```text
-//! compute    C = (products + mixing of the last part) / rate      the last part of a causal sequence has the most pairs:
-//!                                                                 (2 c - 1) / c^2 of all, for c = context; of these
-//!                                                                 pruning leaves a share
-//! gradients  G = 2 passes of 4 P / n bytes to each other rank     to the owner of each parameter, and its new value back
+//! compute    C = (products + mixing of the last part) / rate    the last part of a causal sequence has the most pairs:
+//!                                                               (2 c - 1) / c^2 of all, for c = context; of these
+//!                                                               pruning leaves a share
+//! gradients  G = 2 passes of 4 P / n bytes to each other rank   to the owner of each parameter, its new value back
 //! keys       X = what the last part fetches of the c - 1 others, in every layer, and its gradients back:
-//!                b T (c - 1) / c x share x (2 W_kv + H) values    share: `exchanged` in metrics.jsonl
+//!                b T (c - 1) / c x share x (2 W_kv + H) values  share: `exchanged` in metrics.jsonl
 //!            blocks that are recomputed run forward, and fetch, twice: C is 4/3 of that above
 //! bytes      go over the link within a node and over the network between nodes at once, each per device and direction:
 //!            the slower one counts
 //! step       C + G + X
-//! overlapped C + max(0, G / 2 - 2/3 C) + G / 2 + X                sums of gradients travel during the backward pass
+//! overlapped C + max(0, G / 2 - 2/3 C) + G / 2 + X              sums of gradients travel during the backward pass
 //! memory     weights, gradients and activations as on one device, but only the largest share of the optimizer's state,
 //!            and the keys that were fetched
 //! ```

@@ -1,12 +1,12 @@
 //! One sequence over several ranks (context parallelism).
 //!
 //! Every rank of a [`Context`] holds a range of the columns of a batch. Ops that look back get what they need from the
-//! ranks before, through [`EarlierRows`](fox_tensor::EarlierRows), so that a model computes with part of its sequences as
-//! if it had all of them:
+//! ranks before, through [`EarlierRows`](fox_tensor::EarlierRows), so that a model computes with part of its sequences
+//! as if it had all of them:
 //!
 //! - the token shift needs one row, that before the first one (`row.rs`);
-//! - forgetting attention needs the earlier keys that the first query has not forgotten (`keys.rs`). The sums of the log
-//!   gates run from rank to rank; each rank then tells the others the sums at the ends of its blocks of keys
+//! - forgetting attention needs the earlier keys that the first query has not forgotten (`keys.rs`). The sums of the
+//!   log gates run from rank to rank; each rank then tells the others the sums at the ends of its blocks of keys
 //!   (`agree.rs`). From these all of them know, without asking, who needs which keys (`plan.rs`).
 //!
 //! Gradients go back to where the values came from, and are added there in the order of the ranks.

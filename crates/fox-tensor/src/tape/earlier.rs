@@ -17,8 +17,8 @@ pub trait EarlierRows: Send + Sync {
     fn with_earlier(&self, tape: &mut Tape<'_>, own: &OwnKeys<'_>) -> Result<WithEarlier>;
 }
 
-/// The operands of attention as far as they are at hand. The segments of `spec` hold the queries' rows, and as many keys
-/// as there are up to their last query.
+/// The operands of attention as far as they are at hand. The segments of `spec` hold the queries' rows, and as many
+/// keys as there are up to their last query.
 pub struct OwnKeys<'a> {
     /// Queries `[R, H * d]`.
     pub q: &'a Tensor,
