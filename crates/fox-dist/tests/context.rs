@@ -120,7 +120,7 @@ impl Run {
             let error = relative_error(&sum, &want, 1e-3 * largest);
             // Gradients of gates are small differences: what f32 makes of them on one rank is the measure.
             let exact = oracle.gradients.get(id).unwrap().to_f64().unwrap();
-            let limit = f64::max(1e-5, 2.0 * relative_error(&want, &exact, 1e-3 * largest));
+            let limit = f64::max(1e-5, 4.0 * relative_error(&want, &exact, 1e-3 * largest));
             assert!(error < limit, "{what}: {id:?} of {size} ranks: {error:.1e}, {limit:.1e}");
         }
         let all = parts.iter().flat_map(|part| &part.traffic);
