@@ -141,18 +141,18 @@ fn summed(parts: &[Found], id: ParamId, len: usize) -> Vec<f32> {
 }
 
 fn llama() -> ModelConfig {
-    ModelConfig::fox_llama(64, 2, 4)
+    ModelConfig::fox_llama(64, 2, 8)
 }
 
 fn pro() -> ModelConfig {
-    ModelConfig::fox_pro(64, 2, 4)
+    ModelConfig::fox_pro(64, 2, 8)
 }
 
 /// Two query heads for each key head. Products with only two columns (the shifts of two key heads) depend on the number
-/// of rows, on the CPU, so there are four.
+/// of rows, on the CPU, so there are eight key heads.
 fn grouped() -> ModelConfig {
-    let mut config = ModelConfig::fox_pro(64, 2, 8);
-    config.mixer.forgetting_mut().unwrap().kv_heads = 4;
+    let mut config = ModelConfig::fox_pro(128, 1, 16);
+    config.mixer.forgetting_mut().unwrap().kv_heads = 8;
     config
 }
 
