@@ -68,28 +68,6 @@ impl Group {
         })
     }
 
-    /// The values of a tensor that rank `owner` has, at rank 0; `None` elsewhere.
-    pub fn bring(
-        &self,
-        owner: usize,
-        own: Option<&Tensor>,
-        len: usize,
-    ) -> Result<Option<Vec<f32>>> {
-        let own = || own.map(Tensor::to_f32).transpose();
-        if owner == 0 {
-            return Ok(if self.is_first() { own()? } else { None });
-        }
-        self.exchange(|links| match self.rank() {
-            0 => values(0, owner, &links.receive(owner)?, len).map(Some),
-            rank => {
-                if rank == owner {
-                    links.send(0, bytemuck::cast_slice(&own()?.unwrap_or_default()));
-                }
-                Ok(None)
-            }
-        })
-    }
-
     /// Replaces every tensor by that of the rank that owns it.
     pub fn share(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
         if self.size() == 1 {

@@ -110,6 +110,13 @@ impl Group {
         Ok(all.iter().flat_map(|part| part.chunks_exact(8).map(number)).collect())
     }
 
+    /// Values that every rank gives, those of rank 0 first.
+    pub fn all_values(&self, own: &[f32]) -> Result<Vec<f32>> {
+        let all = self.all_gather(bytemuck::cast_slice(own))?;
+        let value = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap_or_default());
+        Ok(all.iter().flat_map(|part| part.chunks_exact(4).map(value)).collect())
+    }
+
     /// Tells the others why this rank cannot go on, so that they say so too.
     pub fn fail(&self, words: &str) {
         if let Some(watch) = &self.watch {

@@ -6,6 +6,7 @@
 //!   else. [`Group::alone`] is the group of a process without others, so that callers need no second way.
 //! - A group exchanges bytes ([`Group::all_gather`], [`Group::broadcast`]) and tensors
 //!   ([`Group::sum_at_owners`], [`Group::share`]). Sums are made in a fixed order, see [`tree_sum`].
+//! - Ranks that share sequences instead of a batch find the earlier rows with each other: [`context`].
 //! - A rank that is killed, hangs or fails ends every wait of the others with one sentence, within
 //!   [`SILENCE`] and a second.
 //!
@@ -15,12 +16,14 @@
 //! rank i - connects -> rank j, for all j < i                      data links: collectives
 //! ```
 
+pub mod context;
 mod error;
 mod exchange;
 mod group;
 mod link;
 mod meeting;
 mod placement;
+mod speed;
 mod watch;
 
 pub use error::{Error, Result};

@@ -1,46 +1,14 @@
 //! Ranks as threads of one process: what they exchange, and how they notice a loss.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
+mod common;
+
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use fox_dist::{Error, Fact, Group, Meeting, Owned, Placement, tree_sum};
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn placement(rank: usize, size: usize, port: u16) -> Placement {
-    let host = "127.0.0.1".to_string();
-    Placement { rank, size, local_rank: rank, local_size: size, host, port, launcher: "torchrun" }
-}
-
-fn meeting(recipe: &str) -> Meeting {
-    let facts = vec![
-        Fact { name: "version".into(), value: "1".into() },
-        Fact { name: "recipe".into(), value: recipe.into() },
-    ];
-    Meeting { facts, limit: Duration::from_secs(20) }
-}
-
-/// What each of `size` ranks comes to, run side by side.
-fn ranks<T: Send>(size: usize, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    let port = free_port();
-    std::thread::scope(|scope| {
-        let start = |rank| {
-            let work = &work;
-            scope.spawn(move || {
-                work(Group::meet(&placement(rank, size, port), &meeting("a")).unwrap())
-            })
-        };
-        // The first comes last: the others must wait for it.
-        let threads: Vec<_> = (0..size).rev().map(start).collect();
-        let mut results: Vec<T> = threads.into_iter().map(|t| t.join().unwrap()).collect();
-        results.reverse();
-        results
-    })
-}
+use common::{free_port, meeting, placement, ranks};
+use fox_dist::{Error, Group, Meeting, Owned, tree_sum};
 
 #[test]
 fn everybody_hears_everybody() {
@@ -179,4 +147,16 @@ fn a_port_that_is_taken_and_a_first_rank_that_is_not_there() {
     let short = Meeting { limit: Duration::from_millis(200), ..meeting("a") };
     let error = Group::meet(&placement(1, 2, free_port()), &short).unwrap_err();
     assert!(error.to_string().starts_with("rank 1 found no rank 0 at 127.0.0.1:"), "{error}");
+}
+
+#[test]
+fn the_link_has_a_speed() {
+    let speeds = ranks(3, |group| {
+        let speed = group.link_speed(&fox_cpu::device()).unwrap();
+        group.leave().unwrap();
+        speed.unwrap()
+    });
+    assert!(speeds[0] > 0.0 && speeds[0].is_finite());
+    assert_eq!((speeds[1], speeds[2]), (speeds[0], speeds[0]), "all know the same figure");
+    assert_eq!(Group::alone().link_speed(&fox_cpu::device()).unwrap(), None);
 }

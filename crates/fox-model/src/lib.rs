@@ -25,8 +25,9 @@ mod state;
 mod verify;
 
 pub use checkpoint::{
-    CheckpointReader, FileDtype, FileTensor, SafetensorsFile, SafetensorsWriter, TensorProblem,
-    WriteOptions, convert_checkpoint, copy_companions, split_mlp, whole_tensor, write_checkpoint,
+    CheckpointReader, FileDtype, FileTensor, SafetensorsFile, SafetensorsRanges, SafetensorsWriter,
+    TensorProblem, WriteOptions, convert_checkpoint, copy_companions, split_mlp, whole_tensor,
+    write_checkpoint,
 };
 pub use config::{Fields, MlpConfig, ModelConfig, Preset, Rules, SpecialTokens};
 pub use error::{Error, Result};

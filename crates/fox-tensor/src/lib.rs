@@ -35,5 +35,5 @@ pub use memory::{IdRange, Memory, MemoryStats, Storage};
 pub use ops::*;
 pub use segments::{Segment, Segments};
 pub use shape::{DType, Shape};
-pub use tape::{CustomOp, Gradients, ParamId, Tape, Var};
+pub use tape::{CustomOp, EarlierRows, Gradients, OwnKeys, ParamId, Tape, Var, WithEarlier};
 pub use tensor::Tensor;

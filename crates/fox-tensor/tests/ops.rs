@@ -85,7 +85,7 @@ fn shift_norm_and_rotation() {
     let mut spec = HeadSpec { heads: 1, head_dim: 2, norm_eps: 0.0, rope: None, segments };
     let u = var(&device, &[9.0, 9.0, 4.0, 8.0, 12.0, 16.0], &[3, 2]);
     let shift = var(&device, &[0.0, 0.0, 3f64.ln()], &[3, 1]);
-    let prev = device.from_f64(&[2.0, 4.0], [1, 2]).unwrap();
+    let prev = var(&device, &[2.0, 4.0], &[1, 2]);
     let y = tape.prepare_heads(&u, Some(&shift), None, None, &spec).unwrap();
     assert_close(&y, &[0.0, 0.0, 2.0, 4.0, 6.0, 10.0]);
     let y = tape.prepare_heads(&u, Some(&shift), Some(&prev), None, &spec).unwrap();

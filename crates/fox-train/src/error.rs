@@ -103,6 +103,17 @@ pub enum Error {
         /// Step of the newest complete checkpoint.
         last: Option<u64>,
     },
+    /// A checkpoint that another process writes and this one does not see.
+    #[error(
+        "rank {rank} does not find {}, which rank 0 is writing; give all ranks the same --out on a file system that they share",
+        path.display()
+    )]
+    NotShared {
+        /// The folder.
+        path: PathBuf,
+        /// This process.
+        rank: usize,
+    },
     /// A run folder that belongs to another run.
     #[error(
         "{} holds another run ({detail}); choose another --out or remove that folder",

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use fox_data::{Dataset, IGNORED_LABEL, Piece, Pieces};
+use fox_dist::Group;
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Segments, Tape};
 use serde::{Deserialize, Serialize};
@@ -81,16 +82,32 @@ impl Evaluator {
 
     /// The loss of a model.
     pub fn run(&self, model: &Model, options: &ForwardOptions) -> Result<Evaluation> {
+        self.run_in(model, options, &Group::alone())
+    }
+
+    /// The loss of a model that several processes have: each computes its share of the sequences, and all add up the
+    /// losses of all tokens in the same order, so that the result has the bits of one process.
+    pub fn run_in(
+        &self,
+        model: &Model,
+        options: &ForwardOptions,
+        group: &Group,
+    ) -> Result<Evaluation> {
+        let parts: Vec<&[Piece]> = self.pieces.chunks(self.rows).collect();
+        let share = |rank: usize| rank * parts.len() / group.size();
+        let mut own: Vec<f32> = Vec::new();
+        for pieces in &parts[share(group.rank())..share(group.rank() + 1)] {
+            let (inputs, labels) = self.read(pieces)?;
+            own.extend(self.losses(model, &inputs, &labels, options)?);
+        }
+        let losses = group.all_values(&own)?;
+        let (_, labels) = self.read(&self.pieces)?;
         let mut sums = vec![0.0; self.length];
         let mut counts = vec![0u64; self.length];
-        for pieces in self.pieces.chunks(self.rows) {
-            let (inputs, labels) = self.read(pieces)?;
-            let losses = self.losses(model, &inputs, &labels, options)?;
-            for (i, (loss, label)) in losses.iter().zip(&labels).enumerate() {
-                if *label != IGNORED_LABEL {
-                    sums[i % self.length] += f64::from(*loss);
-                    counts[i % self.length] += 1;
-                }
+        for (i, (loss, label)) in losses.iter().zip(&labels).enumerate() {
+            if *label != IGNORED_LABEL {
+                sums[i % self.length] += f64::from(*loss);
+                counts[i % self.length] += 1;
             }
         }
         Ok(summarize(self.pieces.len(), &sums, &counts))

@@ -23,7 +23,7 @@ pub(crate) fn check(recipe: &Recipe, config: &ModelConfig, device: &Device) -> R
         true => F32 * rule.state(spec).len() as f64 + average,
         false => 0.0,
     };
-    let length = recipe.data.sequence_length;
+    let length = recipe.data.sequence_length / recipe.parallel.context;
     let estimate = MemoryEstimate::with_state(config, rows, length, state)?;
     let narrow = backend.caps().activation_type == DType::Bf16;
     let (kept, recomputed) = match narrow {

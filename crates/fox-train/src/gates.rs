@@ -2,7 +2,7 @@
 
 use fox_data::Batch;
 use fox_model::{ForwardOptions, Model};
-use fox_tensor::{Tape, Tensor, tile_counts};
+use fox_tensor::{Segments, Tape, Tensor, tile_counts};
 
 use crate::Result;
 use crate::step::segments;
@@ -10,14 +10,21 @@ use crate::step::segments;
 /// A gate that is 1 to the last bit forgets nothing; JSON has no infinity.
 const LONGEST: f64 = 1e9;
 
-/// The median half-life in tokens, `ln(1/2) / lf`, per layer and head over the first row of a batch.
+/// The median half-life in tokens, `ln(1/2) / lf`, per layer and head over the first `tokens` of a batch's first row.
 ///
 /// Empty inner lists for layers without gates. This runs an inference pass of its own.
-pub fn half_lives(model: &Model, batch: &Batch, options: &ForwardOptions) -> Result<Vec<Vec<f64>>> {
+pub fn half_lives(
+    model: &Model,
+    batch: &Batch,
+    tokens: usize,
+    options: &ForwardOptions,
+) -> Result<Vec<Vec<f64>>> {
     let device = model.device();
-    let segments = segments(batch, 0, 1)?;
-    let mut cache = model.new_cache(segments.len(), batch.time)?;
-    let ids = device.from_i32(&batch.inputs[..batch.time], [batch.time])?;
+    let starts = segments(batch, 0, 1)?.as_slice().iter().map(|s| s.q_start).collect::<Vec<_>>();
+    let cuts = starts.into_iter().filter(|start| *start < tokens).chain([tokens]);
+    let segments = Segments::packed(&cuts.collect::<Vec<_>>())?;
+    let mut cache = model.new_cache(segments.len(), tokens)?;
+    let ids = device.from_i32(&batch.inputs[..tokens], [tokens])?;
     let mut tape = Tape::inference(device);
     model.forward(&mut tape, &ids, &segments, Some(&mut cache), options)?;
     let rows: Vec<usize> = (0..cache.batch())
@@ -98,7 +105,7 @@ mod tests {
         let boundaries = Some(vec![0, 7, 20, 40]);
         let batch =
             Batch { inputs: ids.clone(), labels: ids, batch: 2, time: 20, boundaries, state };
-        let lives = half_lives(&model, &batch, &ForwardOptions::default()).unwrap();
+        let lives = half_lives(&model, &batch, batch.time, &ForwardOptions::default()).unwrap();
         assert_eq!(lives.len(), 2);
         for (h, life) in lives[1].iter().enumerate() {
             let want = 2f64.ln() * 2.0 * 4f64.powi(h as i32);

@@ -63,6 +63,10 @@ pub struct Start {
     pub gemm_rate: f64,
     /// Where it computes.
     pub device: String,
+    /// Processes that work together.
+    pub processes: usize,
+    /// Bytes per second that each of them sends when all exchange tensors, where there are several.
+    pub link: Option<f64>,
     /// What the data are.
     pub data: String,
 }

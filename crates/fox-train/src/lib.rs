@@ -27,6 +27,7 @@
 
 mod agreement;
 pub mod checkpoint;
+pub mod cluster;
 pub mod data;
 mod error;
 pub mod evaluate;

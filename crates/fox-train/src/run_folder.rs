@@ -59,6 +59,9 @@ pub struct StartFacts {
     /// Processes that work together; gradients are added in the order of a binary tree over them.
     #[serde(default = "one")]
     pub processes: usize,
+    /// Bytes per second that each of several processes sends when all exchange tensors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<f64>,
     /// Operating system and architecture.
     pub system: String,
     /// The step it goes on from.

@@ -7,11 +7,12 @@
 use std::ops::Range;
 
 use fox_data::{Batch, IGNORED_LABEL};
+use fox_dist::context::{Context, Part, Split, Traffic};
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{DType, Gradients, Segments, Tape, Tensor};
 
-use crate::Result;
 use crate::recipe::Reduction;
+use crate::{Error, Result};
 
 /// The loss of a batch and what the attention visited.
 #[derive(Debug)]
@@ -23,13 +24,17 @@ pub struct BatchLoss {
     /// Per part and layer, attention tiles visited and in all `[H, 4]` i32 ([`fox_tensor::tile_counts`]), still on the
     /// device; those of this process's own rows.
     pub tiles: Vec<Vec<Tensor>>,
+    /// Per attention layer, the earlier keys that travelled between all processes that share sequences.
+    pub traffic: Vec<Traffic>,
 }
 
-/// The rows of a batch that a process works on, and how.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The tokens of a batch that a process works on, and how.
+#[derive(Clone, Debug)]
 pub struct Portion {
     /// The rows.
     pub rows: Range<usize>,
+    /// The processes that share the columns of these rows; `None` when all are here.
+    pub context: Option<Context>,
     /// Rows in memory at once: a part.
     pub micro_batch: usize,
     /// How the gradients of the parts are added.
@@ -40,7 +45,21 @@ impl Portion {
     /// All rows of a batch, this many at once, added one after the other.
     #[cfg(test)]
     fn whole(batch: &Batch, micro_batch: usize) -> Portion {
-        Portion { rows: 0..batch.batch, micro_batch, reduction: Reduction::Running }
+        let (rows, reduction) = (0..batch.batch, Reduction::Running);
+        Portion { rows, context: None, micro_batch, reduction }
+    }
+
+    /// The columns of rows of `time` tokens.
+    fn columns(&self, time: usize) -> Range<usize> {
+        let context = self.context.as_ref().map_or((0, 1), |c| (c.index(), c.size()));
+        Split::columns(time, context.0, context.1)
+    }
+
+    /// The part of the sequences of some rows that is here, where they are shared.
+    fn part(&self, batch: &Batch, first: usize, rows: usize) -> Result<Option<Part>> {
+        let Some(context) = &self.context else { return Ok(None) };
+        let split = Split::new(&segments(batch, first, rows)?, batch.time, context.size())?;
+        Ok(Some(Part::new(context, split)))
     }
 }
 
@@ -51,6 +70,8 @@ pub struct PortionLoss {
     pub sums: Vec<f64>,
     /// As in [`BatchLoss`].
     pub tiles: Vec<Vec<Tensor>>,
+    /// What came to this process.
+    pub traffic: Vec<Traffic>,
 }
 
 /// The sequences of rows `first .. first + rows` of a batch, counted from the first of these rows.
@@ -65,7 +86,7 @@ pub fn segments(batch: &Batch, first: usize, rows: usize) -> Result<Segments> {
     Ok(Segments::packed(&own)?)
 }
 
-/// The part of the gradient of the mean loss of `batch` that comes from the rows of `portion`.
+/// The part of the gradient of the mean loss of `batch` that comes from the tokens of `portion`.
 pub fn gradient(
     model: &Model,
     batch: &Batch,
@@ -75,34 +96,59 @@ pub fn gradient(
     let device = model.device();
     let weight = 1.0 / batch.labelled().max(1) as f32;
     let (begin, end) = (portion.rows.start, portion.rows.end);
-    let mut losses = device.uninit([(end - begin) * batch.time], DType::F32)?;
-    let (mut parts, mut tiles, mut first) = (Vec::new(), Vec::new(), begin);
+    let columns = portion.columns(batch.time);
+    let own = |ids: &[i32], first: usize, rows: usize| -> Vec<i32> {
+        let rows = ids[first * batch.time..(first + rows) * batch.time].chunks(batch.time);
+        rows.flat_map(|row| &row[columns.clone()]).copied().collect()
+    };
+    let mut losses = device.uninit([(end - begin) * columns.len()], DType::F32)?;
+    let (mut parts, mut tiles, mut traffic) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut first, mut at) = (begin, 0);
     let mut sum = Sum::new(portion.reduction);
     while first < end {
         let rows = portion.micro_batch.clamp(1, end - first);
-        let range = first * batch.time..(first + rows) * batch.time;
-        let positions = range.len();
-        let mut tape = Tape::recording(device);
+        let (inputs, labels) = (own(&batch.inputs, first, rows), own(&batch.labels, first, rows));
+        let positions = inputs.len();
+        let part = portion.part(batch, first, rows)?;
+        let (mut tape, sequences) = match &part {
+            None => (Tape::recording(device), segments(batch, first, rows)?),
+            Some(part) => (part.tape(Tape::recording(device)), part.segments()?),
+        };
+        // The engine knows of no other processes: the reason is with the part.
+        let reason =
+            |error: Error| part.as_ref().and_then(Part::failure).map_or(error, Error::Group);
         let loss = model.loss(
             &mut tape,
-            &device.from_i32(&batch.inputs[range.clone()], [positions])?,
-            &device.from_i32(&batch.labels[range.clone()], [positions])?,
+            &device.from_i32(&inputs, [positions])?,
+            &device.from_i32(&labels, [positions])?,
             &device.full([positions], weight)?,
-            &segments(batch, first, rows)?,
+            &sequences,
             options,
-        )?;
-        let at = range.start - begin * batch.time;
+        );
+        let loss = loss.map_err(|error| reason(error.into()))?;
         device.backend().copy_rows(&loss.per_token, 0, &mut losses, at, positions)?;
-        sum.backward(tape)?;
-        parts.push((at..at + positions, range));
+        sum.backward(tape).map_err(reason)?;
+        if let Some(part) = &part {
+            // Blocks that are recomputed fetch twice, the second time in the backward pass.
+            add_traffic(&mut traffic, &part.traffic()[..loss.tiles.len()]);
+        }
+        parts.push((at..at + positions, labels));
         tiles.push(loss.tiles);
-        first += rows;
+        (first, at) = (first + rows, at + positions);
     }
     let losses = losses.to_f32()?;
-    let part =
-        |(own, all): (Range<usize>, Range<usize>)| labelled_sum(&losses[own], &batch.labels[all]);
+    let part = |(range, labels): (Range<usize>, Vec<i32>)| labelled_sum(&losses[range], &labels);
     let sums = parts.into_iter().map(part).collect();
-    Ok((sum.finish()?, PortionLoss { sums, tiles }))
+    Ok((sum.finish()?, PortionLoss { sums, tiles, traffic }))
+}
+
+/// Adds layer by layer.
+pub fn add_traffic(sum: &mut Vec<Traffic>, terms: &[Traffic]) {
+    sum.resize(sum.len().max(terms.len()), Traffic::default());
+    for (sum, term) in sum.iter_mut().zip(terms) {
+        sum.fetched += term.fetched;
+        sum.full += term.full;
+    }
 }
 
 /// A sum of the gradients of several parts.
@@ -252,7 +298,8 @@ mod tests {
         let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
         let options = ForwardOptions::default();
         let sum = |rows: Range<usize>| {
-            let portion = Portion { rows, micro_batch: 1, reduction: Reduction::Tree };
+            let (micro_batch, reduction) = (1, Reduction::Tree);
+            let portion = Portion { rows, context: None, micro_batch, reduction };
             gradient(&model, &batch, &portion, &options).unwrap()
         };
         let values = |gradients: &Gradients| -> Vec<Vec<f32>> {

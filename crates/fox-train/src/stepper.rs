@@ -2,6 +2,8 @@
 //! [trainer](crate::train) adds what is written down and kept.
 
 use fox_data::Batch;
+use fox_dist::Group;
+use fox_dist::context::{Context, Traffic};
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::WeightFormat;
 
@@ -9,7 +11,7 @@ use crate::checkpoint::RunState;
 use crate::optimizer::{StepReport, Updater};
 use crate::recipe::{Reduction, TrainingRecipe};
 use crate::schedule::Schedule;
-use crate::step::{BatchLoss, Portion, gradient};
+use crate::step::{BatchLoss, Portion, add_traffic, gradient};
 use crate::{Recipe, Result};
 
 /// A model in training.
@@ -40,23 +42,31 @@ pub struct StepOutcome {
 
 impl Stepper {
     /// Goes on from these weights, this state of the optimizer and these counters, as the recipe says.
-    pub fn new(recipe: &Recipe, model: Model, mut updater: Updater, state: RunState) -> Self {
+    pub fn new(
+        recipe: &Recipe,
+        model: Model,
+        mut updater: Updater,
+        state: RunState,
+    ) -> Result<Self> {
         let reduction = recipe.training.reduction;
         updater.set_rates(recipe.training.rate_factors(model.params()));
         if reduction == Reduction::Tree {
             updater.sum_norm_by_parameter();
         }
-        let (rank, own) = (updater.group().rank(), recipe.training.batch / updater.group().size());
-        let rows = rank * own..(rank + 1) * own;
-        Stepper {
+        let group = updater.group();
+        let context = Context::new(group, recipe.parallel.context)?;
+        let own = recipe.training.batch / (group.size() / context.size());
+        let rows = context.number() * own..(context.number() + 1) * own;
+        let context = Some(context).filter(|context| context.size() > 1);
+        Ok(Stepper {
             model,
             updater,
             state,
             schedule: recipe.schedule(),
             options: recipe.forward_options(),
             training: recipe.training.clone(),
-            portion: Portion { rows, micro_batch: recipe.micro_batch(), reduction },
-        }
+            portion: Portion { rows, context, micro_batch: recipe.micro_batch(), reduction },
+        })
     }
 
     /// How the model is run after the steps so far.
@@ -74,7 +84,8 @@ impl Stepper {
         let sum = group.all_numbers(&own.sums)?.into_iter().fold(0.0, |sum, part| sum + part);
         let labelled = batch.labelled();
         let mean = sum / labelled.max(1) as f64;
-        let loss = BatchLoss { mean, labelled, tiles: own.tiles };
+        let traffic = all_traffic(&group, &own.traffic)?;
+        let loss = BatchLoss { mean, labelled, tiles: own.tiles, traffic };
         let report = self.updater.step(self.model.params_mut(), gradients, lr)?;
         if group.size() > 1 {
             // What came from the others is as it was sent.
@@ -89,6 +100,20 @@ impl Stepper {
         state.skips += u64::from(report.skipped);
         Ok(StepOutcome { lr, loss, report })
     }
+}
+
+/// What came to all processes, layer by layer. All of them have as many layers, or none that shares sequences.
+fn all_traffic(group: &Group, own: &[Traffic]) -> Result<Vec<Traffic>> {
+    let mut sum = Vec::new();
+    if own.is_empty() {
+        return Ok(sum);
+    }
+    let numbers: Vec<f64> = own.iter().flat_map(|t| [t.fetched as f64, t.full as f64]).collect();
+    for part in group.all_numbers(&numbers)?.chunks(numbers.len()) {
+        let traffic = |pair: &[f64]| Traffic { fetched: pair[0] as u64, full: pair[1] as u64 };
+        add_traffic(&mut sum, &part.chunks(2).map(traffic).collect::<Vec<_>>());
+    }
+    Ok(sum)
 }
 
 #[cfg(test)]
@@ -108,7 +133,7 @@ mod tests {
         let model = recipe.initial_model(&config, &device).unwrap();
         let updater = Updater::new(&recipe.optimizer, None, model.params(), &device).unwrap();
         let state = RunState::start(loader.state_at(0));
-        let mut stepper = Stepper::new(&recipe, model, updater, state);
+        let mut stepper = Stepper::new(&recipe, model, updater, state).unwrap();
         stepper.step(&loader.batch(0).unwrap()).unwrap().loss.mean
     }
 

@@ -70,6 +70,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     let data = RunData::open(recipe)?;
     let config = recipe.model_config(data.train.vocab_size())?;
     recipe.check_tuning(&config)?;
+    recipe.check_context(&config)?;
     fit::check(recipe, &config, &job.device)?;
     let loader = data.loader(recipe)?;
     let evaluator = data.evaluator(recipe)?;
@@ -121,12 +122,14 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         from_step: state.step,
         gemm_rate: matmul_rate_within(&job.device, RATE_LIMIT)?,
         device: job.device.to_string(),
+        processes: group.size(),
+        link: group.link_speed(&job.device)?,
         data: identity,
     };
     let records = match folder {
         None => None,
         Some(folder) => {
-            folder.note_start(facts(job, &data, &start, group))?;
+            folder.note_start(facts(job, &data, &start))?;
             let (log, damage) = MetricsLog::open(folder.path(), state.step)?;
             notices.extend(damage);
             Some(Records { folder, log })
@@ -139,7 +142,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         group: group.clone(),
         pace: Pace::default(),
         start,
-        stepper: Stepper::new(recipe, model, updater, state),
+        stepper: Stepper::new(recipe, model, updater, state)?,
         loader,
         evaluator,
         store,
@@ -149,7 +152,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     session.run(&notices, data.tokenizer)
 }
 
-fn facts(job: &Job, data: &RunData, start: &Start, group: &Group) -> RunFacts {
+fn facts(job: &Job, data: &RunData, start: &Start) -> RunFacts {
     RunFacts {
         recipe: start.recipe.clone(),
         data: start.data.clone(),
@@ -159,7 +162,8 @@ fn facts(job: &Job, data: &RunData, start: &Start, group: &Group) -> RunFacts {
             version: env!("CARGO_PKG_VERSION").to_string(),
             command: job.command.clone(),
             device: start.device.clone(),
-            processes: group.size(),
+            processes: start.processes,
+            link: start.link,
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             from_step: start.from_step,
             time: unix_time(),
@@ -305,10 +309,14 @@ impl Session<'_> {
         }
         if written && self.records.is_some() {
             record.param_norm = Some(self.param_norm()?);
+            record.exchanged = Some(loss.traffic.iter().map(|t| [t.fetched, t.full]).collect())
+                .filter(|layers: &Vec<_>| !layers.is_empty());
             if details {
                 record.pruned = Some(pruned_fractions(&loss.tiles)?);
-                record.half_lives =
-                    Some(half_lives(&self.stepper.model, batch, &self.stepper.options_now())?);
+                // As many tokens as a process has in memory anyhow.
+                let tokens = batch.time / self.recipe.parallel.context;
+                let options = self.stepper.options_now();
+                record.half_lives = Some(half_lives(&self.stepper.model, batch, tokens, &options)?);
             }
             self.write(&Record::Train(record.clone()))?;
         }
@@ -339,14 +347,11 @@ impl Session<'_> {
         let begin = Instant::now();
         let options = self.stepper.options_now();
         let Stepper { model, updater, .. } = &mut self.stepper;
-        // The averages are with their owners, so that all take part in bringing them together.
-        let first = self.group.is_first();
-        let run = |model: &Model| first.then(|| evaluator.run(model, &options)).transpose();
+        let run = |model: &Model| evaluator.run_in(model, &options, &self.group);
         let evaluation = match self.recipe.evaluation.weights {
             Weights::Raw => run(model)?,
             Weights::Ema => updater.with_average(model, run)?,
         };
-        let Some(evaluation) = evaluation else { return Ok(()) };
         let record = EvalRecord {
             step: self.stepper.state.step,
             tokens: self.stepper.state.tokens,

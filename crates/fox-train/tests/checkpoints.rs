@@ -67,7 +67,7 @@ fn what_an_optimizer_keeps_goes_through_a_checkpoint() {
                 let updater =
                     Updater::new(&recipe.optimizer, ema, model.params(), &device).unwrap();
                 let state = RunState::start(LoaderState { next_batch: 0, fingerprint: 7 });
-                Stepper::new(&recipe, model, updater, state)
+                Stepper::new(&recipe, model, updater, state).unwrap()
             };
             let (mut whole, mut torn) = (start(), start());
             (0..6).for_each(|step| made(&mut whole, step));
@@ -77,7 +77,7 @@ fn what_an_optimizer_keeps_goes_through_a_checkpoint() {
             let device = fox_cpu::device();
             let resumed = bench.store.resume(&recipe.optimizer, ema, &device).unwrap().unwrap();
             let Resumed { model, updater, state, .. } = resumed;
-            let mut torn = Stepper::new(&recipe, model, updater, state);
+            let mut torn = Stepper::new(&recipe, model, updater, state).unwrap();
             (3..6).for_each(|step| made(&mut torn, step));
             assert!(everything(&whole) == everything(&torn), "{name} {ema:?}");
             assert_eq!(whole.state, torn.state);

@@ -65,6 +65,52 @@ fn verify_prints_json_and_one_bad_folder_does_not_hide_the_others() {
     assert!(names.contains(&"grad.model.layers.0.attn.f_proj.bias"), "{names:?}");
 }
 
+/// Figures that the formulas of `fox_train::cluster` give by hand.
+#[test]
+fn info_plans_a_step_on_many_devices() {
+    let small = ["info", "fox-pro-125m", "--set", "training.batch=32"];
+    let plan = |more: &[&str]| fox(&[&small[..], more].concat());
+    let output = plan(&[
+        "--gpus",
+        "8",
+        "--nodes",
+        "4",
+        "--link",
+        "450GB/s",
+        "--network",
+        "50GB/s",
+        "--json",
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let json: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let contexts: Vec<u64> =
+        json["plans"].as_array().unwrap().iter().map(|p| p["context"].as_u64().unwrap()).collect();
+    assert_eq!(contexts, [1, 2, 4, 8, 16, 32]);
+    assert_eq!(json["best_context"], 1, "rows that fit need no division of sequences");
+    let first = &json["plans"][0];
+    let number = |name: &str| first[name].as_f64().unwrap();
+    let parameters = 8.0 * 31.0 / 32.0 * 162_508_176.0;
+    assert!((number("gradient_bytes") / parameters - 1.0).abs() < 1e-9, "{first}");
+    assert!((number("gradient_seconds") / (parameters / 31.0 * 24.0 / 50e9) - 1.0).abs() < 1e-9);
+    let sum = number("compute_seconds") + number("gradient_seconds") + number("key_seconds");
+    assert_eq!(number("step_seconds"), sum);
+    assert!(number("overlapped_seconds") < sum);
+    let printed = stdout(&plan(&["--gpus", "2", "--step", "3"]));
+    assert!(printed.contains("1.50 s"), "half of a measured step: {printed}");
+    assert!(printed.ends_with("best: parallel.context=1, 2 x 1 ranks\n"), "{printed}");
+    for (more, words) in [
+        (
+            &["--gpus", "7"][..],
+            "no way to divide training.batch=32 x data.sequence_length=16384 among 7 ranks",
+        ),
+        (&["--gpus", "8", "--link", "quick"], "`quick` is no number of bytes, e.g. 450GB/s"),
+        (&["--gpus", "8", "--fetched", "2"], "--fetched is 2; it is a share between 0 and 1"),
+    ] {
+        let output = plan(more);
+        assert!(!output.status.success() && stderr(&output).contains(words), "{}", stderr(&output));
+    }
+}
+
 #[test]
 fn info_counts_parameters_and_memory() {
     let output = fox(&["info", "fox-pro-125m", "--seq", "16384", "--json"]);

@@ -169,3 +169,103 @@ fn what_does_not_fit_is_said_by_every_process() {
         .unwrap();
     assert!(stderr(&output).contains("fox launch starts `train`"), "{}", stderr(&output));
 }
+
+/// Numbers of every line of metrics.jsonl of a kind.
+fn numbers(out: &Path, kind: &str) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.filter(|line| line["kind"] == kind).collect()
+}
+
+#[test]
+fn processes_share_sequences() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    let set = [
+        "data.sequence_length=256",
+        "training.tokens=20480",
+        "training.gate_memory=[0.4, 1000.0]",
+        "parallel.context=2",
+    ];
+    let shared: Vec<&str> =
+        ["--quiet"].into_iter().chain(set.iter().flat_map(|set| ["--set", set])).collect();
+    let alone = dir.path().join("alone");
+    let one = [&["--device", "cpu"][..], &shared[..7]].concat();
+    assert_success(&run(&recipe, &alone, &one));
+    for ranks in [2, 4] {
+        let out = dir.path().join(format!("ranks-{ranks}"));
+        assert_success(&launch(ranks, &recipe, &out, &shared).output().unwrap());
+        for kind in ["train", "eval"] {
+            let (got, want) = (numbers(&out, kind), numbers(&alone, kind));
+            assert!(got.len() == want.len() && !got.is_empty(), "{kind}");
+            for (got, want) in got.iter().zip(&want) {
+                let (a, b) = (got["loss"].as_f64().unwrap(), want["loss"].as_f64().unwrap());
+                assert!((a / b - 1.0).abs() < 1e-4, "{ranks} ranks, {kind}: {a} {b}");
+            }
+        }
+        let last = numbers(&out, "train").pop().unwrap();
+        let layers = last["exchanged"].as_array().unwrap();
+        assert_eq!(layers.len(), 2, "{last}");
+        for layer in layers {
+            // Keys, values and gates of half of every sequence, for the other half.
+            assert_eq!(layer[1].as_u64().unwrap(), 4 * 128 * (2 * 32 + 2) * 4);
+            assert!(layer[0].as_u64().unwrap() < layer[1].as_u64().unwrap(), "{layer}");
+        }
+        assert!(numbers(&alone, "train")[0].get("exchanged").is_none());
+    }
+}
+
+#[test]
+fn sequences_that_cannot_be_shared_are_refused_in_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    for (ranks, set, words) in [
+        (
+            1,
+            vec![],
+            "1 processes cannot share it: parallel.context is 2; set it to a divisor of their number, or to 1 for whole sequences",
+        ),
+        (
+            2,
+            vec![],
+            "2 processes cannot share it: data.sequence_length is 64; parts for parallel.context=2 need a multiple of 128",
+        ),
+        (
+            2,
+            vec![
+                "data.sequence_length=128",
+                "model.model_type=fox",
+                "model.attention_weights=stick_breaking",
+            ],
+            "stick-breaking cannot be computed on parts of a sequence; set it to 1, and the processes share the batch",
+        ),
+    ] {
+        let mut extra = vec!["--quiet", "--set", "parallel.context=2"];
+        extra.extend(set.iter().flat_map(|set| ["--set", set]));
+        let out = dir.path().join("refused");
+        let output = launch(ranks, &recipe, &out, &extra).output().unwrap();
+        assert!(!output.status.success());
+        assert!(stderr(&output).contains(words), "{}", stderr(&output));
+        assert!(!out.exists(), "nothing is left behind");
+    }
+}
+
+/// Every process writes its part of a checkpoint, so all must see the folder.
+#[test]
+fn a_folder_that_is_not_shared_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    let outs = ["here", "elsewhere"].map(|name| dir.path().join(name));
+    let (port, quiet) = (free_port(), ["--quiet", "--device", "cpu"]);
+    let start = |r: usize| rank(r, 2, port, &mut command(&recipe, &outs[r], &quiet));
+    let children: Vec<Child> = (0..2).map(start).collect();
+    let words =
+        "which rank 0 is writing; give all ranks the same --out on a file system that they share";
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert!(!output.status.success());
+        let said = stderr(&output);
+        assert!(said.contains("rank 1 does not find") && said.contains(words), "{said}");
+    }
+    assert!(checkpoints(&outs[0]).is_empty(), "no half checkpoint");
+}

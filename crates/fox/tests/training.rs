@@ -67,7 +67,7 @@ fn follow(name: &str, rows: Rows, device: &Device) -> [f64; 3] {
     let model = Model::from_checkpoint(&dir, device).unwrap();
     let updater = Updater::new(&recipe.optimizer, None, model.params(), device).unwrap();
     let state = |batches: u64| LoaderState { next_batch: batches, fingerprint: 0 };
-    let mut stepper = Stepper::new(&recipe, model, updater, RunState::start(state(0)));
+    let mut stepper = Stepper::new(&recipe, model, updater, RunState::start(state(0))).unwrap();
     let mut errors = [0.0f64; 3];
     for step in 0..steps {
         let row = |values: &[i32], place: Option<usize>, without: i32| match place {

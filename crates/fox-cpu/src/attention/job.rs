@@ -86,14 +86,18 @@ impl<'a> Job<'a> {
         View { mask, own: self.own, window, k_len: segment.k_len }
     }
 
-    /// Whether the tiles would be almost empty.
+    /// Whether the tiles would be almost empty. The end of a longer sequence gets the bits that tiles give.
     pub fn is_decode(&self, segment: &Segment) -> bool {
-        segment.q_len < decode::MAX_QUERIES && segment.q_len < segment.k_len
+        segment.q_len < decode::MAX_QUERIES
+            && segment.q_len < segment.k_len
+            && self.spec.whole.is_none()
     }
 
     pub fn prefix(&self, unit: &Unit, head: usize) -> Result<Option<Prefix>> {
         let Some(gates) = self.log_gates else { return Ok(None) };
-        Prefix::new(self.pool, gates, self.spec.heads, head, &unit.segment).map(Some)
+        let whole = self.spec.whole.as_deref();
+        let before = whole.map_or(0.0, |w| w.gate_sums[unit.index * self.spec.heads + head]);
+        Prefix::new(self.pool, gates, self.spec.heads, head, &unit.segment, before).map(Some)
     }
 
     /// Prefix sums and visited blocks of one query head.
@@ -101,12 +105,15 @@ impl<'a> Job<'a> {
         let prefix = self.prefix(unit, head)?;
         let threshold = match &self.spec.acp {
             Acp::On { log_tolerance, .. } if prefix.is_some() => {
-                let bound = match &self.known_bounds {
-                    Some(bounds) => bounds[(unit.index * self.spec.heads + head) % bounds.len()],
-                    None => self.norm_bound(unit, head),
+                let whole = self.spec.whole.as_deref();
+                let at = unit.index * self.spec.heads + head;
+                let known = match &self.known_bounds {
+                    Some(bounds) => Some(bounds[at % bounds.len()]),
+                    None => whole.and_then(|whole| whole.bounds.get(at).copied()),
                 };
-                let keys = (unit.segment.k_len as f64).ln();
-                Some(-(2.0 * bound + keys) + *log_tolerance as f64)
+                let bound = known.unwrap_or_else(|| self.norm_bound(unit, head));
+                let keys = whole.map_or(unit.segment.k_len, |whole| whole.keys[unit.index]) as f64;
+                Some(-(2.0 * bound + keys.ln()) + *log_tolerance as f64)
             }
             _ => None,
         };

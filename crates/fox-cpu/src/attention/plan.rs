@@ -70,19 +70,20 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Sums column `head` of `log_gates[R, heads]` over the rows of a segment. Two blocks more than
-    /// there are keys, so that whole vectors can be read past the end.
+    /// Sums column `head` of `log_gates[R, heads]` over the rows of a segment, on top of `before`. Two blocks more
+    /// than there are keys, so that whole vectors can be read past the end.
     pub fn new(
         pool: &Arc<Pool>,
         log_gates: &[f32],
         heads: usize,
         head: usize,
         segment: &Segment,
+        before: f64,
     ) -> Result<Self> {
         let len = segment.k_len + 2 * BLOCK;
         let mut memory = pool.take(2 * len)?;
         let (high, low) = memory.split_at_mut(len);
-        let mut sum = 0.0f64;
+        let mut sum = before;
         for j in 0..len {
             if j < segment.k_len {
                 sum += floored_log_gate(log_gates[(segment.k_start + j) * heads + head] as f64);
@@ -218,7 +219,7 @@ mod tests {
         let n = 2_000_000;
         let gates: Vec<f32> = (0..n).map(|t| -0.3 - ((t * 7919) % 1000) as f32 * 1e-4).collect();
         let pool = Pool::new(false);
-        let prefix = Prefix::new(&pool, &gates, 1, 0, &segment(1, n)).unwrap();
+        let prefix = Prefix::new(&pool, &gates, 1, 0, &segment(1, n), 0.0).unwrap();
         let (mut exact, mut worst) = (0.0f64, 0.0f64);
         for j in (n - 200..n - 1).rev() {
             exact += gates[j + 1] as f64;
@@ -259,7 +260,7 @@ mod tests {
         let gates = vec![-1.0; 640];
         let pool = Pool::new(false);
         let segment = segment(640, 640);
-        let prefix = Prefix::new(&pool, &gates, 1, 0, &segment).unwrap();
+        let prefix = Prefix::new(&pool, &gates, 1, 0, &segment, 0.0).unwrap();
         for (mask, threshold, width) in
             [(Mask::Causal, -60.0, 2), (Mask::Causal, -1.0, 2), (Mask::Causal, -70.0, 3)]
         {

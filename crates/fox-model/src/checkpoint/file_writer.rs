@@ -106,7 +106,7 @@ impl SafetensorsWriter {
 }
 
 /// The JSON header, padded with spaces so that the data is aligned.
-fn header(tensors: &[(&str, &[usize])], dtype: FileDtype) -> String {
+pub(super) fn header(tensors: &[(&str, &[usize])], dtype: FileDtype) -> String {
     let mut map = Map::new();
     map.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut start = 0;
@@ -126,7 +126,7 @@ fn header(tensors: &[(&str, &[usize])], dtype: FileDtype) -> String {
 }
 
 /// Little-endian bytes; `None` when a finite value does not fit an f16.
-fn encode(values: &[f32], dtype: FileDtype) -> Option<Vec<u8>> {
+pub(super) fn encode(values: &[f32], dtype: FileDtype) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(values.len() * dtype.bytes());
     for &value in values {
         match dtype {

@@ -9,6 +9,7 @@ mod file;
 mod file_writer;
 mod header;
 mod names;
+mod ranges;
 mod reader;
 mod writer;
 
@@ -16,6 +17,7 @@ pub use companions::{convert_checkpoint, copy_companions};
 pub use file::SafetensorsFile;
 pub use file_writer::{FileDtype, SafetensorsWriter};
 pub use names::{FileTensor, split_mlp, whole_tensor};
+pub use ranges::SafetensorsRanges;
 pub use reader::{CheckpointReader, TensorProblem};
 pub use writer::{WriteOptions, write_checkpoint};
 

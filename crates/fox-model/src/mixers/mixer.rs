@@ -78,6 +78,11 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         true
     }
 
+    /// Whether its layers find the beginnings of sequences elsewhere ([`Tape::earlier`]).
+    fn continues_sequences(&self) -> bool {
+        false
+    }
+
     /// What the parts around the mixer are called.
     fn names(&self) -> BlockNames {
         BlockNames::USUAL

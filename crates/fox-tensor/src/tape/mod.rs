@@ -14,9 +14,13 @@
 
 mod check;
 mod custom;
+mod earlier;
 mod saved;
 
 pub use custom::CustomOp;
+pub use earlier::{EarlierRows, OwnKeys, WithEarlier};
+
+use std::sync::Arc;
 
 use crate::{Device, Result, Tensor};
 pub(crate) use saved::Saved;
@@ -194,6 +198,8 @@ pub struct Tape<'m> {
     pub(crate) recording: bool,
     /// Whether the results of cheap ops are computed again in the backward rather than kept.
     thrifty: bool,
+    /// Where the beginnings of its sequences are.
+    earlier: Option<Arc<dyn EarlierRows>>,
     steps: Vec<Step<'m>>,
     values: usize,
 }
@@ -202,7 +208,14 @@ impl<'m> Tape<'m> {
     /// A tape that records, for training.
     pub fn recording(device: &Device) -> Self {
         let thrifty = device.backend().caps().recompute.is_some();
-        Tape { device: device.clone(), recording: true, thrifty, steps: Vec::new(), values: 0 }
+        Tape {
+            device: device.clone(),
+            recording: true,
+            thrifty,
+            earlier: None,
+            steps: Vec::new(),
+            values: 0,
+        }
     }
 
     /// A tape that records nothing, for inference.
@@ -249,7 +262,8 @@ impl<'m> Tape<'m> {
     where
         F: Fn(&mut Tape<'m>, &[Var]) -> Result<Vec<Var>> + 'm,
     {
-        let mut quiet = Tape::inference(&self.device);
+        let earlier = self.earlier.clone();
+        let mut quiet = Tape { earlier: earlier.clone(), ..Tape::inference(&self.device) };
         let outputs = block(&mut quiet, inputs)?;
         let outputs: Vec<Var> =
             outputs.into_iter().map(|out| self.output(out.value, true)).collect();
@@ -258,7 +272,7 @@ impl<'m> Tape<'m> {
             let outs: Vec<Slot> = outputs.iter().map(|out| out.slot).collect();
             self.push(move |flow| {
                 // One block at a time: its cheap results need not be computed a third time.
-                let mut tape = Tape { thrifty: false, ..Tape::recording(&device) };
+                let mut tape = Tape { thrifty: false, earlier, ..Tape::recording(&device) };
                 let leaves: Vec<Var> =
                     inputs.iter().map(|input| tape.leaf(input.value.clone())).collect();
                 let again = block(&mut tape, &leaves)?;

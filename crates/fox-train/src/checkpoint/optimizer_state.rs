@@ -1,48 +1,46 @@
-//! What an optimizer keeps, as a safetensors file of tensors `STATE.PARAMETER`, one in memory at a time.
+//! What an optimizer keeps, as a safetensors file of tensors `STATE.PARAMETER`, one in memory at a time. Every process
+//! writes and reads those of its own parameters; the bytes do not depend on the number of processes.
 
 use std::path::Path;
 
-use fox_model::{FileDtype, Model, SafetensorsFile, SafetensorsWriter};
+use fox_model::{Model, SafetensorsFile, SafetensorsRanges};
 use fox_tensor::{ParamId, Tensor};
 
 use crate::optimizer::{EMA, Updater};
 use crate::{Error, Result};
 
-/// Writes the state of every trained parameter and makes the file durable. Of several processes, the first one writes
-/// and the others call [`send`].
+/// The tensors of the file: name and extents of each.
+fn tensors<'a>(model: &'a Model, updater: &Updater) -> Vec<(String, &'a [usize])> {
+    let params = model.params().iter();
+    let states = params.flat_map(|(_, spec, value)| {
+        let names = updater.state_names(spec).into_iter();
+        names.map(move |state| (key(state, &spec.name), value.dims()))
+    });
+    states.collect()
+}
+
+/// Starts the file, which all processes then [write to](write).
+pub(super) fn create(path: &Path, model: &Model, updater: &Updater) -> Result<()> {
+    let names = tensors(model, updater);
+    SafetensorsRanges::create(path, &borrowed(&names))?;
+    Ok(())
+}
+
+/// Writes the state of the parameters that belong to this process into a file that is [there](create) already, and
+/// makes it durable.
 pub(super) fn write(path: &Path, model: &Model, updater: &Updater) -> Result<()> {
-    let mut names: Vec<(String, &[usize])> = Vec::new();
-    for (_, spec, value) in model.params().iter() {
-        let states = updater.state_names(spec).into_iter();
-        names.extend(states.map(|state| (key(state, &spec.name), value.dims())));
+    let names = tensors(model, updater);
+    let mut file = SafetensorsRanges::open(path, &borrowed(&names))?;
+    for (id, spec, _) in model.params().iter() {
+        for (state, tensor) in updater.state(id, spec) {
+            file.write(&key(state, &spec.name), &tensor.to_f32()?)?;
+        }
     }
-    let list: Vec<(&str, &[usize])> =
-        names.iter().map(|(name, dims)| (name.as_str(), *dims)).collect();
-    let mut file = SafetensorsWriter::create(path, FileDtype::F32, &list)?;
-    gather(model, updater, |values| Ok(file.write(&values)?))?;
     Ok(file.finish()?)
 }
 
-/// Sends what is kept here to the process that writes.
-pub(super) fn send(model: &Model, updater: &Updater) -> Result<()> {
-    gather(model, updater, |_| Ok(()))
-}
-
-/// Gives `take`, in the first process, the values of every state in the order of the file.
-fn gather(
-    model: &Model,
-    updater: &Updater,
-    mut take: impl FnMut(Vec<f32>) -> Result<()>,
-) -> Result<()> {
-    for (id, spec, value) in model.params().iter() {
-        let kept = updater.state(id, spec);
-        for (i, _) in updater.state_names(spec).iter().enumerate() {
-            let own = kept.get(i).map(|(_, tensor)| *tensor);
-            let values = updater.group().bring(updater.owner(id), own, value.len())?;
-            values.map_or(Ok(()), &mut take)?;
-        }
-    }
-    Ok(())
+fn borrowed<'a>(names: &'a [(String, &'a [usize])]) -> Vec<(&'a str, &'a [usize])> {
+    names.iter().map(|(name, dims)| (name.as_str(), *dims)).collect()
 }
 
 /// Reads the state of every trained parameter.

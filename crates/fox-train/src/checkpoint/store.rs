@@ -76,31 +76,47 @@ impl CheckpointStore {
 
     /// Writes a checkpoint, then removes those that need not be kept.
     ///
-    /// When it fails, what was there before is still there. Of several processes, all call this and the first one
-    /// writes.
+    /// When it fails, what was there before is still there. Of several processes, all call this: the first one writes
+    /// the weights, each the optimizer's state of its own parameters, and the folder gets its name when all are done.
     pub fn write(&self, model: &Model, updater: &Updater, state: &RunState) -> Result<PathBuf> {
         let group = updater.group();
         let last = if group.is_first() { self.steps()?.last().copied() } else { None };
         let needed = group.broadcast(0, &[u8::from(last != Some(state.step))])? == [1];
-        if needed && !group.is_first() {
-            optimizer_state::send(model, updater)?;
+        if needed {
+            let written = self.write_aside(model, updater, state);
+            written.map_err(|cause| match cause {
+                // Not for want of space: another process has failed, or cannot see the folder.
+                Error::Group(_) | Error::NotShared { .. } => cause,
+                cause => Error::CheckpointWrite { step: state.step, cause: Box::new(cause), last },
+            })?;
+            if group.is_first() {
+                self.retain()?;
+            }
         }
-        if !needed || !group.is_first() {
-            return Ok(self.path(state.step));
-        }
-        if let Err(cause) = self.write_aside(model, updater, state) {
-            return Err(Error::CheckpointWrite { step: state.step, cause: Box::new(cause), last });
-        }
-        self.retain()?;
         Ok(self.path(state.step))
     }
 
     fn write_aside(&self, model: &Model, updater: &Updater, state: &RunState) -> Result<()> {
+        let group = updater.group();
+        if !group.is_first() {
+            // Where the folder is may differ from machine to machine; what it is called does not.
+            let name = String::from_utf8_lossy(&group.broadcast(0, &[])?).into_owned();
+            let folder = self.folder.join(name);
+            if !folder.is_dir() {
+                return Err(Error::NotShared { path: folder, rank: group.rank() });
+            }
+            optimizer_state::write(&folder.join(OPTIMIZER), model, updater)?;
+            return Ok(group.barrier()?);
+        }
         let new = NewFolder::create(&self.path(state.step))?;
         let folder = new.path();
+        optimizer_state::create(&folder.join(OPTIMIZER), model, updater)?;
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        group.broadcast(0, name.as_bytes())?;
         model.save(&folder.join(MODEL), &WriteOptions::for_model(model.config()))?;
         optimizer_state::write(&folder.join(OPTIMIZER), model, updater)?;
         files::write_json(&folder.join(STATE), state)?;
+        group.barrier()?;
         manifest::write(folder)?;
         Ok(new.publish()?)
     }

@@ -57,6 +57,10 @@ impl EventWriter {
                 for (layer, pruned) in r.pruned.iter().flatten().enumerate() {
                     values.push((format!("pruned/layer_{layer}"), *pruned));
                 }
+                for (layer, [sent, full]) in r.exchanged.iter().flatten().enumerate() {
+                    let share = *sent as f64 / (*full).max(1) as f64;
+                    values.push((format!("exchanged/layer_{layer}"), share));
+                }
                 for (layer, heads) in r.half_lives.iter().flatten().enumerate() {
                     for (head, life) in heads.iter().enumerate() {
                         values.push((format!("half_life/layer_{layer}/head_{head}"), *life));

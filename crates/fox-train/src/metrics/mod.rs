@@ -66,6 +66,10 @@ pub struct StepRecord {
     /// Part of the attention blocks left out, per layer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pruned: Option<Vec<f64>>,
+    /// Bytes of earlier keys, values and gates that processes which share sequences sent each other in the forward
+    /// pass, and those of a full exchange, per layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exchanged: Option<Vec<[u64; 2]>>,
     /// Median half-life of the forget gates in tokens, per layer and head.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub half_lives: Option<Vec<Vec<f64>>>,

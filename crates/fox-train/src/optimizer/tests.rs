@@ -22,7 +22,8 @@ pub(super) fn gradients(model: &Model) -> Gradients {
     let state = LoaderState { next_batch: 1, fingerprint: 0 };
     let labels = ids.iter().map(|id| (id + 1) % 16).collect();
     let batch = Batch { inputs: ids, labels, batch: 1, time: 24, boundaries: None, state };
-    let portion = Portion { rows: 0..1, micro_batch: 1, reduction: Reduction::Running };
+    let (micro_batch, reduction) = (1, Reduction::Running);
+    let portion = Portion { rows: 0..1, context: None, micro_batch, reduction };
     crate::gradient(model, &batch, &portion, &ForwardOptions::default()).unwrap().0
 }
 

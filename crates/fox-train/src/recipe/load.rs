@@ -20,8 +20,17 @@ use crate::{Error, OptimizerRecipe, Result, tuning};
 /// How deep recipes may extend each other.
 const MAX_DEPTH: usize = 16;
 
-const SECTIONS: [&str; 8] =
-    ["model", "data", "training", "optimizer", "schedule", "evaluation", "checkpoints", "metrics"];
+const SECTIONS: [&str; 9] = [
+    "model",
+    "data",
+    "training",
+    "optimizer",
+    "schedule",
+    "evaluation",
+    "checkpoints",
+    "metrics",
+    "parallel",
+];
 
 /// Reads a recipe by name or file, with variants and `key=value` overrides.
 pub fn load(spec: &str, overrides: &[String]) -> Result<Recipe> {
@@ -188,6 +197,7 @@ pub fn parse_table(name: &str, mut table: Table) -> Result<Recipe> {
         evaluation: section(name, &mut table, "evaluation")?,
         checkpoints: section(name, &mut table, "checkpoints")?,
         metrics: section(name, &mut table, "metrics")?,
+        parallel: section(name, &mut table, "parallel")?,
     };
     recipe.validate()?;
     Ok(recipe)

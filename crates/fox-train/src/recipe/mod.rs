@@ -24,7 +24,7 @@ pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
 pub(crate) use fox_base::nearest::nearest;
 pub(crate) use load::typed;
 pub use load::{apply_override, load, load_from, load_table, merge, parse_table};
-pub use ranks::Reduction;
+pub use ranks::{ParallelRecipe, Reduction};
 pub use schedule::{ScheduleRecipe, Shape};
 
 use crate::messages::MessagesRecipe;
@@ -54,6 +54,9 @@ pub struct Recipe {
     pub checkpoints: CheckpointRecipe,
     /// What is written down.
     pub metrics: MetricsRecipe,
+    /// How several processes share the work.
+    #[serde(skip_serializing_if = "ParallelRecipe::is_default")]
+    pub parallel: ParallelRecipe,
 }
 
 /// What is read.

@@ -1,9 +1,33 @@
 //! How a batch is divided among processes and parts, and how their gradients are added.
 
+use fox_model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
 use super::Recipe;
 use crate::{Error, Result};
+
+/// Parts of a sequence are whole blocks of attention, so that their results have the bits of one process.
+const BLOCK: usize = 64;
+
+/// How several processes share the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelRecipe {
+    /// Processes that share a sequence: each holds as many successive tokens of it. The others share the batch.
+    pub context: usize,
+}
+
+impl Default for ParallelRecipe {
+    fn default() -> Self {
+        ParallelRecipe { context: 1 }
+    }
+}
+
+impl ParallelRecipe {
+    pub(super) fn is_default(&self) -> bool {
+        *self == ParallelRecipe::default()
+    }
+}
 
 /// How the gradients of the parts of a batch (`training.micro_batch` rows each) are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,15 +48,32 @@ impl Reduction {
 }
 
 impl Recipe {
-    /// Whether this many processes can share the batch.
+    /// Whether this many processes can share the work.
     pub(crate) fn check_ranks(&self, ranks: usize) -> Result<()> {
         let (batch, micro) = (self.training.batch, self.micro_batch());
         let refuse =
             |detail: String| Err(Error::Ranks { origin: self.name.clone(), ranks, detail });
-        if !batch.is_multiple_of(ranks) {
+        let (context, length) = (self.parallel.context, self.data.sequence_length);
+        if context == 0 || !ranks.is_multiple_of(context) {
             return refuse(format!(
-                "training.batch is {batch}; set it to a multiple of their number"
+                "parallel.context is {context}; set it to a divisor of their number, or to 1 for whole sequences"
             ));
+        }
+        if context > 1 && !length.is_multiple_of(context * BLOCK) {
+            return refuse(format!(
+                "data.sequence_length is {length}; parts for parallel.context={context} need a multiple of {}",
+                context * BLOCK
+            ));
+        }
+        // As many processes share the batch.
+        let ranks = ranks / context;
+        if !batch.is_multiple_of(ranks) {
+            return refuse(match context {
+                1 => format!("training.batch is {batch}; set it to a multiple of their number"),
+                _ => format!(
+                    "training.batch is {batch}; with parallel.context={context} set it to a multiple of {ranks}"
+                ),
+            });
         }
         if self.training.reduction == Reduction::Tree {
             let parts = batch / micro;
@@ -46,5 +87,23 @@ impl Recipe {
             }
         }
         Ok(())
+    }
+
+    /// Whether every layer can work on a part of a sequence, where it must.
+    pub(crate) fn check_context(&self, config: &ModelConfig) -> Result<()> {
+        let context = self.parallel.context;
+        let mixers = (0..config.num_layers).map(|layer| config.mixer_of(layer));
+        let unfit = mixers.into_iter().find(|mixer| !mixer.continues_sequences());
+        match unfit.filter(|_| context > 1) {
+            None => Ok(()),
+            Some(mixer) => Err(Error::value(
+                &self.name,
+                "parallel.context",
+                format!(
+                    "is {context}, but {} cannot be computed on parts of a sequence; set it to 1, and the processes share the batch",
+                    mixer.name()
+                ),
+            )),
+        }
     }
 }

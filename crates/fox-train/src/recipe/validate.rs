@@ -14,6 +14,7 @@ impl Recipe {
         rule(t.tokens > 0, "training.tokens", "must be at least 1")?;
         rule(t.batch > 0, "training.batch", "must be at least 1")?;
         rule(t.micro_batch != Some(0), "training.micro_batch", "must be at least 1")?;
+        rule(self.parallel.context > 0, "parallel.context", "must be at least 1")?;
         rule(t.max_skips > 0, "training.max_skips", "must be at least 1")?;
         rule(
             self.data.sequence_length > 0 && self.data.sequence_length <= 1 << 30,

@@ -18,7 +18,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Start several processes of a command on this machine that train one model together
 ///
 /// Each process computes the gradient of its share of every batch and updates its share of the parameters. On GPUs, process N
-/// takes GPU N; on the CPU the cores are divided. torchrun, mpirun and srun do the same over several machines: start
+/// takes GPU N; on the CPU the cores are divided. With parallel.context=2 in the recipe, every two processes share
+/// their sequences instead of the batch. torchrun, mpirun and srun do the same over several machines: start
 /// `fox train` under them without `fox launch`.
 #[derive(clap::Args)]
 pub struct Args {

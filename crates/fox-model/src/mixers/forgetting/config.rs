@@ -305,6 +305,10 @@ impl MixerConfig for ForgettingConfig {
         forward * (1.0 + ATTENTION_BACKWARD)
     }
 
+    fn continues_sequences(&self) -> bool {
+        self.weights == AttentionWeights::Softmax
+    }
+
     fn forgetting(&self) -> Option<&ForgettingConfig> {
         Some(self)
     }

@@ -13,8 +13,8 @@
 
 use fox_cache::{LayerState, PagedState};
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LogitBound, Mask, PagedSpec,
-    ParamId, Result, Rope, Tape, Tensor, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LogitBound, Mask, OwnKeys,
+    PagedSpec, ParamId, Result, Rope, Tape, Var,
 };
 
 use super::gate::Gate;
@@ -165,6 +165,8 @@ impl Mixer for ForgettingLayer {
             Some(state) => state.last()?,
             None => (None, None),
         };
+        let (prev_k, prev_v) = (prev_k.map(Var::constant), prev_v.map(Var::constant));
+        let earlier = tape.earlier().filter(|_| state.is_none());
         let logits = self.head_logits(tape, x, params)?;
         let (_, q) = self.project(tape, x, &self.q, context, None, None)?;
         let shift = (logits.k_shift.as_ref(), logits.v_shift.as_ref());
@@ -190,7 +192,7 @@ impl Mixer for ForgettingLayer {
             Some(LayerState::Recurrent(_)) | None => {}
         }
         let weights = self.options.weights;
-        let spec = AttentionSpec {
+        let mut spec = AttentionSpec {
             heads: self.options.heads,
             kv_heads: self.options.kv_heads,
             head_dim: self.head_dim,
@@ -199,7 +201,15 @@ impl Mixer for ForgettingLayer {
             window: self.options.window,
             acp: self.pruning(context),
             segments: segments.clone(),
+            whole: None,
         };
+        if let Some(earlier) = earlier {
+            let (bound, q) = (&self.logit_bound(context), q.value());
+            let own =
+                OwnKeys { q, k: &k, v: &v, log_gates: log_gates.as_ref(), spec: &spec, bound };
+            let with = earlier.with_earlier(tape, &own)?;
+            (k, v, log_gates, spec) = (with.k, with.v, with.log_gates, with.spec);
+        }
         let gates = log_gates.as_ref();
         let (o, tiles) = match self.sinks {
             None => tape.attend(weights, &q, &k, &v, gates, &spec)?,
@@ -299,7 +309,7 @@ impl ForgettingLayer {
         p: &Projection,
         context: &MixerContext<'_>,
         shift: Option<&Var>,
-        prev: Option<&Tensor>,
+        prev: Option<&Var>,
     ) -> Result<(Var, Var)> {
         let var = |id: ParamId| context.params.var(id);
         let u = tape.linear(x, &var(p.weight), p.bias.map(var).as_ref())?;
@@ -318,7 +328,12 @@ impl ForgettingLayer {
             rope,
             segments: context.segments.clone(),
         };
-        let heads = tape.prepare_heads(&u, shift, prev, p.norm.map(var).as_ref(), &spec)?;
+        let before = match tape.earlier().filter(|_| shift.is_some() && prev.is_none()) {
+            Some(earlier) => Some(earlier.row_before(tape, &u)?),
+            None => prev.cloned(),
+        };
+        let heads =
+            tape.prepare_heads(&u, shift, before.as_ref(), p.norm.map(var).as_ref(), &spec)?;
         Ok((u, heads))
     }
 
@@ -355,15 +370,19 @@ impl ForgettingLayer {
                 None => return Acp::Off,
             },
         };
-        let bound = match (self.q.norm, self.k.norm) {
-            // A stick needs no bound on the logits.
-            (Some(q), Some(k)) if !stick => LogitBound::QkNorm {
+        // A stick needs no bound on the logits.
+        let bound = if stick { LogitBound::Norms } else { self.logit_bound(context) };
+        Acp::On { log_tolerance: tolerance, bound }
+    }
+
+    fn logit_bound(&self, context: &MixerContext<'_>) -> LogitBound {
+        match (self.q.norm, self.k.norm) {
+            (Some(q), Some(k)) => LogitBound::QkNorm {
                 q: context.params.value(q).clone(),
                 k: context.params.value(k).clone(),
             },
             _ => LogitBound::Norms,
-        };
-        Acp::On { log_tolerance: tolerance, bound }
+        }
     }
 }
 

@@ -5,6 +5,11 @@
 pub(crate) mod cases;
 pub(crate) mod naive;
 mod tape;
+mod whole;
+
+use std::sync::Arc;
+
+pub use whole::Whole;
 
 use crate::{Result, Segments, Tensor};
 
@@ -139,6 +144,8 @@ pub struct AttentionSpec {
     pub acp: Acp,
     /// The sequences.
     pub segments: Segments,
+    /// What the segments are the ends of, where they are not whole.
+    pub whole: Option<Arc<Whole>>,
 }
 
 impl AttentionSpec {
@@ -153,6 +160,7 @@ impl AttentionSpec {
             window: None,
             acp: Acp::Off,
             segments,
+            whole: None,
         }
     }
 

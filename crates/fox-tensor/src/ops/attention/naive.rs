@@ -156,9 +156,10 @@ impl<'a> Attention<'a> {
         spec.segments.as_slice().iter().enumerate().flat_map(move |(index, segment)| {
             (0..spec.heads).map(move |head| {
                 let kv_head = head / (spec.heads / spec.kv_heads);
+                // Where the sums begin makes no difference in f64.
                 let c = prefix(self.log_gates, segment, head);
                 let given = self.given.map(|bounds| bounds[index * spec.heads + head]);
-                let delta = self.delta(segment, head, kv_head, given);
+                let delta = self.delta((index, segment), head, kv_head, given);
                 let tiles = Tiles::new(spec, segment, &c, delta);
                 Job { head, kv_head, segment, c, tiles }
             })
@@ -166,10 +167,19 @@ impl<'a> Attention<'a> {
     }
 
     /// The decay below which a pair may be dropped: `-(2 U + ln N) + log_tolerance`.
-    fn delta(&self, segment: &Segment, head: usize, kv_head: usize, given: Option<f64>) -> f64 {
+    fn delta(
+        &self,
+        (index, segment): (usize, &Segment),
+        head: usize,
+        kv_head: usize,
+        given: Option<f64>,
+    ) -> f64 {
         let Acp::On { log_tolerance, .. } = self.spec.acp else { return f64::NEG_INFINITY };
-        let bound = given.unwrap_or_else(|| self.logit_bound(segment, head, kv_head));
-        -(2.0 * bound + (segment.k_len as f64).ln()) + f64::from(log_tolerance)
+        let (whole, at) = (self.spec.whole.as_deref(), index * self.spec.heads + head);
+        let known = given.or_else(|| whole.and_then(|whole| whole.bounds.get(at).copied()));
+        let bound = known.unwrap_or_else(|| self.logit_bound(segment, head, kv_head));
+        let keys = whole.map_or(segment.k_len, |whole| whole.keys[index]) as f64;
+        -(2.0 * bound + keys.ln()) + f64::from(log_tolerance)
     }
 
     /// `U >= max |q_i . k_j| * scale`.

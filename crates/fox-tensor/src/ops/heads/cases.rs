@@ -1,6 +1,6 @@
 //! `prepare_heads` with every subset of its options, over every kind of segments.
 
-use crate::cases::{Case, Output, Rng};
+use crate::cases::{Case, Output};
 use crate::{HeadSpec, Rope, Segment, Segments};
 
 /// Where the shift gets its first predecessor from.
@@ -67,8 +67,7 @@ fn case(layout: &str, rows: usize, shift: Shift, norm: Norm, spec: HeadSpec) -> 
     let name =
         format!("prepare_heads/shift {shift:?}+norm {norm:?}{rope}/{layout}/{rows}x{heads}/d{d}");
     let mut case = Case::new(name, move |tape, args| {
-        let prev = args.get("prev").map(|prev| prev.value());
-        let (shift, norm) = (args.get("shift"), args.get("norm"));
+        let (shift, prev, norm) = (args.get("shift"), args.get("prev"), args.get("norm"));
         let y = tape.prepare_heads(args.var("u")?, shift, prev, norm, &spec)?;
         Ok(vec![Output::Var("y", y)])
     })
@@ -77,8 +76,7 @@ fn case(layout: &str, rows: usize, shift: Shift, norm: Norm, spec: HeadSpec) -> 
         case = case.normal("shift", &[rows, heads]);
     }
     if shift == Shift::Prev {
-        let prev = Rng::new(case.seed).normals(segments * heads * d);
-        case = case.constant("prev", &[segments, heads * d], prev);
+        case = case.normal("prev", &[segments, heads * d]);
     }
     match norm {
         Norm::None => case,

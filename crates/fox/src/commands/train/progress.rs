@@ -44,8 +44,11 @@ impl Progress {
                     0 => String::new(),
                     step => format!(", going on from step {step}"),
                 };
+                let others = start.link.map_or_else(String::new, |link| {
+                    format!(", {} processes that send {:.2} GB/s each", start.processes, link / 1e9)
+                });
                 self.line(&format!(
-                    "{}: {:.2}M parameters, {} steps of {} tokens on {} ({:.0} GFLOP/s in a matrix product){resumed}",
+                    "{}: {:.2}M parameters, {} steps of {} tokens on {} ({:.0} GFLOP/s in a matrix product){others}{resumed}",
                     start.recipe,
                     start.parameters as f64 / 1e6,
                     start.steps,

@@ -1,5 +1,7 @@
 //! `fox info`: what a model is and what it needs.
 
+mod cluster;
+
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -21,10 +23,14 @@ use crate::output;
 ///   log gates) and s = the last raw keys and values when the layer shifts them.
 ///
 /// Scratch of single ops comes on top, and a cache that grew by doubling may hold up to twice T.
+///
+/// With --gpus, MODEL is a recipe, and the figures are those of a training step on many devices: how the batch and
+/// the sequences can be divided (data x context), the memory and the bytes sent per rank, and the time of a step, with
+/// and without sums of gradients during the backward pass. Speeds are given or measured; latencies are not counted.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
-    /// Checkpoint folder, config.json, or a published model such as fox-pro-125m
+    /// Checkpoint folder, config.json, or a published model such as fox-pro-125m; a recipe with --gpus
     #[arg(value_name = "MODEL")]
     model: String,
     /// Tokens per sequence for the memory figures
@@ -38,9 +44,14 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    cluster: cluster::ClusterArgs,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.cluster.is_given() {
+        return cluster::run(&args.model, &args.cluster, args.json);
+    }
     let (config, format) = find(&args.model)?;
     let facts = Facts {
         name: &args.model,

@@ -1,0 +1,186 @@
+//! One sequence over several ranks (context parallelism).
+//!
+//! Every rank of a [`Context`] holds a range of the columns of a batch. Ops that look back get what they need from the
+//! ranks before, through [`EarlierRows`](fox_tensor::EarlierRows), so that a model computes with part of its sequences
+//! as if it had all of them:
+//!
+//! - the token shift needs one row, that before the first one (`row.rs`);
+//! - forgetting attention needs the earlier keys that the first query has not forgotten (`keys.rs`). The sums of the
+//!   log gates run from rank to rank; each rank then tells the others the sums at the ends of its blocks of keys
+//!   (`agree.rs`). From these all of them know, without asking, who needs which keys (`plan.rs`).
+//!
+//! Gradients go back to where the values came from, and are added there in the order of the ranks.
+//!
+//! The outputs have the bits of a single rank on the CPU: sums of gates are those of a single rank, blocks of keys have
+//! the same borders, and keys that do not travel have a weight of 0 in f32, or would be pruned. This holds for parts of
+//! whole blocks and of more than 64 rows, below which matrix products take another path; and, with pruning, for
+//! sequences that begin with a row of the batch.
+
+mod agree;
+mod keys;
+mod plan;
+mod row;
+mod split;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fox_tensor::{EarlierRows, OwnKeys, Segments, Tape, Var, WithEarlier};
+
+pub use split::Split;
+
+use crate::group::Step;
+use crate::{Error, Group, Result};
+
+/// The ranks that hold the parts of the same sequences: this one and its neighbours. A group of `data * size` ranks has
+/// `data` such contexts of `size` successive ranks each.
+#[derive(Clone, Debug)]
+pub struct Context {
+    group: Arc<Group>,
+    first: usize,
+    size: usize,
+}
+
+impl Context {
+    /// The context of this rank, when every `size` ranks of a group share their sequences.
+    ///
+    /// # Errors
+    /// A size that does not divide the number of ranks.
+    pub fn new(group: &Arc<Group>, size: usize) -> Result<Context> {
+        if size == 0 || !group.size().is_multiple_of(size) {
+            return Err(Error::Refused(format!(
+                "{} ranks cannot share sequences {size} by {size}; start a multiple of {size} ranks",
+                group.size()
+            )));
+        }
+        let first = group.rank() / size * size;
+        Ok(Context { group: group.clone(), first, size })
+    }
+
+    /// Ranks that share a sequence.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Which part of the sequences is here.
+    pub fn index(&self) -> usize {
+        self.group.rank() - self.first
+    }
+
+    /// Number of this context in the group.
+    pub fn number(&self) -> usize {
+        self.first / self.size
+    }
+
+    fn step<T>(&self, work: impl FnOnce(&mut Neighbours<'_, '_>) -> Result<T>) -> Result<T> {
+        self.group.exchange(|step| work(&mut Neighbours { step, first: self.first }))
+    }
+
+    /// What each rank of the context gives, in order.
+    fn gather(&self, own: &[f64]) -> Result<Vec<Vec<f64>>> {
+        self.step(|ranks| {
+            let others = (0..self.size).filter(|&r| r != self.index());
+            others.for_each(|r| ranks.send(r, own));
+            (0..self.size)
+                .map(|r| if r == self.index() { Ok(own.to_vec()) } else { ranks.receive(r) })
+                .collect()
+        })
+    }
+}
+
+/// The links to the ranks of a context during one collective, by their index in it.
+struct Neighbours<'s, 'g> {
+    step: &'s mut Step<'g>,
+    first: usize,
+}
+
+impl Neighbours<'_, '_> {
+    fn send<T: bytemuck::NoUninit>(&self, to: usize, values: &[T]) {
+        self.step.send(self.first + to, bytemuck::cast_slice(values));
+    }
+
+    fn receive<T: bytemuck::AnyBitPattern>(&mut self, from: usize) -> Result<Vec<T>> {
+        let bytes = self.step.receive(self.first + from)?;
+        Ok(bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
+    }
+}
+
+/// Bytes of earlier keys, values and gates that came to a rank for one layer, and those of all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// That came.
+    pub fetched: u64,
+    /// That a full exchange would have brought.
+    pub full: u64,
+}
+
+/// The part of some sequences that is here, for one pass over a tape.
+#[derive(Clone)]
+pub struct Part(Arc<Inner>);
+
+struct Inner {
+    context: Context,
+    split: Split,
+    traffic: Mutex<Vec<Traffic>>,
+    failure: Mutex<Option<Error>>,
+}
+
+impl Part {
+    /// The part that rank [`Context::index`] has of these sequences.
+    pub fn new(context: &Context, split: Split) -> Part {
+        let (traffic, failure) = (Mutex::default(), Mutex::default());
+        Part(Arc::new(Inner { context: context.clone(), split, traffic, failure }))
+    }
+
+    /// The rows that are here as segments: their queries are the rows, their keys all up to the last of these.
+    pub fn segments(&self) -> fox_tensor::Result<Segments> {
+        self.0.split.segments(self.0.context.index())
+    }
+
+    /// A tape that finds the beginnings of its sequences with the other ranks.
+    pub fn tape<'m>(&self, tape: Tape<'m>) -> Tape<'m> {
+        tape.continuing(Arc::new(self.clone()))
+    }
+
+    /// What came for each attention layer, in the order of the calls.
+    pub fn traffic(&self) -> Vec<Traffic> {
+        self.0.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Why an op failed, if it was for another rank.
+    pub fn failure(&self) -> Option<Error> {
+        self.0.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn note_traffic(&self, traffic: Traffic) {
+        self.0.traffic.lock().unwrap_or_else(PoisonError::into_inner).push(traffic);
+    }
+
+    /// An op can only report errors of the engine: keeps the real one for [`Part::failure`].
+    fn keep_failure<T>(&self, result: Result<T>) -> fox_tensor::Result<T> {
+        result.map_err(|error| match error {
+            Error::Tensor(error) => error,
+            error => {
+                let outside = fox_tensor::Error::Argument {
+                    op: "sequence over several processes",
+                    detail: error.to_string(),
+                };
+                *self.0.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                outside
+            }
+        })
+    }
+}
+
+impl EarlierRows for Part {
+    fn row_before(&self, tape: &mut Tape<'_>, u: &Var) -> fox_tensor::Result<Var> {
+        row::row_before(self, tape, u)
+    }
+
+    fn with_earlier(
+        &self,
+        tape: &mut Tape<'_>,
+        own: &OwnKeys<'_>,
+    ) -> fox_tensor::Result<WithEarlier> {
+        keys::with_earlier(self, tape, own)
+    }
+}

@@ -1,0 +1,139 @@
+//! Which rank holds which positions of which sequence.
+
+use std::ops::Range;
+
+use fox_tensor::{Segment, Segments};
+
+use crate::{Error, Result};
+
+/// How the sequences of some rows of tokens are divided: every rank has as many successive columns of each row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// Tokens of each sequence.
+    lengths: Vec<usize>,
+    /// For each rank, in the order of its rows.
+    pieces: Vec<Vec<Piece>>,
+}
+
+/// The part of a sequence that one rank holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Number of the sequence.
+    pub sequence: usize,
+    /// Position of its first token in the sequence.
+    pub position: usize,
+    /// Tokens.
+    pub len: usize,
+    /// Row of its first token at the rank.
+    pub row: usize,
+}
+
+impl Piece {
+    /// The positions.
+    pub fn positions(&self) -> Range<usize> {
+        self.position..self.position + self.len
+    }
+}
+
+impl Split {
+    /// Divides `sequences`, whose rows of `time` tokens are whole, among `ranks` ranks.
+    ///
+    /// # Errors
+    /// A `time` that is no multiple of `ranks`.
+    pub fn new(sequences: &Segments, time: usize, ranks: usize) -> Result<Split> {
+        if ranks == 0 || !time.is_multiple_of(ranks) {
+            return Err(Error::Refused(format!(
+                "{ranks} ranks cannot share sequences of {time} tokens; choose a multiple of their number"
+            )));
+        }
+        let width = time / ranks;
+        let mut split = Split { lengths: Vec::new(), pieces: vec![Vec::new(); ranks] };
+        for segment in sequences.as_slice().iter().filter(|s| s.q_len > 0) {
+            let (line, start) = (segment.q_start / time, segment.q_start % time);
+            for (rank, pieces) in split.pieces.iter_mut().enumerate() {
+                let from = start.max(rank * width);
+                let to = (start + segment.q_len).min((rank + 1) * width);
+                if from < to {
+                    pieces.push(Piece {
+                        sequence: split.lengths.len(),
+                        position: from - start,
+                        len: to - from,
+                        row: line * width + from - rank * width,
+                    });
+                }
+            }
+            split.lengths.push(segment.q_len);
+        }
+        Ok(split)
+    }
+
+    /// The columns of a row of `time` tokens that a rank holds.
+    pub fn columns(time: usize, rank: usize, ranks: usize) -> Range<usize> {
+        rank * (time / ranks)..(rank + 1) * (time / ranks)
+    }
+
+    pub(super) fn length(&self, sequence: usize) -> usize {
+        self.lengths[sequence]
+    }
+
+    pub(super) fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    pub(super) fn pieces(&self, rank: usize) -> &[Piece] {
+        &self.pieces[rank]
+    }
+
+    /// The piece of a sequence at a rank, if it has one.
+    pub(super) fn piece(&self, rank: usize, sequence: usize) -> Option<&Piece> {
+        let pieces = self.pieces.get(rank)?;
+        let found = pieces.binary_search_by_key(&sequence, |piece| piece.sequence);
+        found.ok().map(|at| &pieces[at])
+    }
+
+    /// Pieces at a rank whose sequences go on at the next one: their number there.
+    pub(super) fn crossing(&self, rank: usize) -> Vec<usize> {
+        let (own, next) = (&self.pieces[rank], rank + 1);
+        let goes_on = |p: &Piece| self.piece(next, p.sequence).is_some();
+        own.iter().enumerate().filter(|(_, p)| goes_on(p)).map(|(i, _)| i).collect()
+    }
+
+    /// Pieces at a rank whose sequences begin before.
+    pub(super) fn continued(&self, rank: usize) -> Vec<usize> {
+        let own = self.pieces[rank].iter().enumerate();
+        own.filter(|(_, piece)| piece.position > 0).map(|(i, _)| i).collect()
+    }
+
+    /// The rows of a rank: queries are its own, keys all up to them.
+    pub(super) fn segments(&self, rank: usize) -> fox_tensor::Result<Segments> {
+        let mut k_start = 0;
+        let segment = |piece: &Piece| {
+            let k_len = piece.position + piece.len;
+            k_start += k_len;
+            Segment { q_start: piece.row, q_len: piece.len, k_start: k_start - k_len, k_len }
+        };
+        Segments::new(self.pieces[rank].iter().map(segment).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_divided_by_columns() {
+        // Two rows of 8 tokens: one sequence of 8, then two of 3 and 5.
+        let sequences = Segments::packed(&[0, 8, 11, 16]).unwrap();
+        let split = Split::new(&sequences, 8, 2).unwrap();
+        let piece = |sequence, position, len, row| Piece { sequence, position, len, row };
+        assert_eq!(split.pieces[0], [piece(0, 0, 4, 0), piece(1, 0, 3, 4), piece(2, 0, 1, 7)]);
+        assert_eq!(split.pieces[1], [piece(0, 4, 4, 0), piece(2, 1, 4, 4)]);
+        assert_eq!((split.crossing(0), split.continued(1)), (vec![0, 2], vec![0, 1]));
+        assert_eq!((split.crossing(1), split.continued(0)), (vec![], vec![]));
+        let keys: Vec<usize> =
+            split.segments(1).unwrap().as_slice().iter().map(|s| s.k_len).collect();
+        assert_eq!(keys, [8, 5]);
+        assert_eq!(Split::columns(8, 1, 2), 4..8);
+        assert!(Split::new(&sequences, 8, 3).is_err());
+    }
+}

@@ -1,0 +1,274 @@
+//! What a step takes on many devices: memory, bytes and time, from the recipe alone.
+//!
+//! `n = data x context` ranks, `P` parameters, `b` rows of `T` tokens at each rank of which it holds `T / context`
+//! columns. Per rank:
+//!
+//! ```text
+//! compute    C = (products + mixing of the last part) / rate    the last part of a causal sequence has the most pairs:
+//!                                                               (2 c - 1) / c^2 of all, for c = context; of these
+//!                                                               pruning leaves a share
+//! gradients  G = 2 passes of 4 P / n bytes to each other rank   to the owner of each parameter, its new value back
+//! keys       X = what the last part fetches of the c - 1 others, in every layer, and its gradients back:
+//!                b T (c - 1) / c x share x (2 W_kv + H) values  share: `exchanged` in metrics.jsonl
+//!            blocks that are recomputed run forward, and fetch, twice: C is 4/3 of that above
+//! bytes      go over the link within a node and over the network between nodes at once, each per device and direction:
+//!            the slower one counts
+//! step       C + G + X
+//! overlapped C + max(0, G / 2 - 2/3 C) + G / 2 + X              sums of gradients travel during the backward pass
+//! memory     weights, gradients and activations as on one device, but only the largest share of the optimizer's state,
+//!            and the keys that were fetched
+//! ```
+//!
+//! Latencies are not counted: a step has few large messages.
+
+use fox_dist::owners;
+use fox_model::{MemoryEstimate, ModelConfig, ParamSpec};
+
+use crate::recipe::ParallelRecipe;
+use crate::{Recipe, Result};
+
+/// Bytes of a gradient, a parameter, or an element of the optimizer's state.
+const F32: f64 = 4.0;
+
+/// Devices and what connects them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cluster {
+    /// Devices in a node.
+    pub gpus: usize,
+    /// Nodes.
+    pub nodes: usize,
+    /// Bytes per second between two devices of a node, per device and direction.
+    pub link: f64,
+    /// The same between nodes.
+    pub network: f64,
+    /// FLOP/s of a training step on one device.
+    pub rate: f64,
+    /// Share of the earlier keys that a part of a sequence fetches, up to 1.
+    pub fetched: f64,
+    /// Share of the attention that pruning leaves, up to 1.
+    pub visited: f64,
+    /// Whether activations are kept in bf16.
+    pub narrow: bool,
+}
+
+impl Cluster {
+    /// Devices in all.
+    pub fn ranks(&self) -> usize {
+        self.gpus * self.nodes
+    }
+
+    /// Seconds to exchange `bytes` with each of `peers` ranks, of which `near` are in the same node.
+    fn exchange(&self, bytes: f64, peers: usize, near: usize) -> f64 {
+        let far = (peers - near) as f64 * bytes / self.network;
+        far.max(near as f64 * bytes / self.link)
+    }
+}
+
+/// A step with the work divided in one way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// Ranks that share a sequence.
+    pub context: usize,
+    /// Ranks that share the batch.
+    pub data: usize,
+    /// Bytes of device memory at the rank that needs the most.
+    pub memory: f64,
+    /// Bytes of gradients and parameters that a rank sends in a step.
+    pub gradient_bytes: f64,
+    /// Bytes of keys, values, gates and their gradients that go to and from the last part of a sequence in a step.
+    pub key_bytes: f64,
+    /// Seconds of arithmetic.
+    pub compute: f64,
+    /// Seconds for the gradients, there and back.
+    pub gradients: f64,
+    /// Seconds for the keys.
+    pub keys: f64,
+}
+
+impl Plan {
+    /// Seconds of a step, one thing after the other.
+    pub fn step(&self) -> f64 {
+        self.compute + self.gradients + self.keys
+    }
+
+    /// Seconds of a step when gradients are added during the backward pass, which is two thirds of the arithmetic.
+    pub fn overlapped(&self) -> f64 {
+        let summed = self.gradients / 2.0;
+        let visible = (summed - self.compute * 2.0 / 3.0).max(0.0);
+        self.compute + visible + summed + self.keys
+    }
+
+    /// All ways to divide a recipe's work among all devices of a cluster, by the number of ranks that share a sequence.
+    pub fn all(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster) -> Result<Vec<Plan>> {
+        let ranks = cluster.ranks();
+        let mut plans = Vec::new();
+        for context in (1..=ranks).filter(|context| ranks.is_multiple_of(*context)) {
+            let divided = Recipe { parallel: ParallelRecipe { context }, ..recipe.clone() };
+            if divided.check_ranks(ranks).and_then(|()| divided.check_context(config)).is_ok() {
+                plans.push(Plan::new(&divided, config, cluster)?);
+            }
+        }
+        Ok(plans)
+    }
+
+    /// The step of a recipe as it is, which must fit the number of devices.
+    pub fn new(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster) -> Result<Plan> {
+        let (ranks, context) = (cluster.ranks(), recipe.parallel.context);
+        recipe.check_ranks(ranks)?;
+        recipe.check_context(config)?;
+        let data = ranks / context;
+        let (rows, length) = (recipe.training.batch / data, recipe.data.sequence_length);
+        let specs = config.param_specs();
+        let parameters: usize = specs.iter().map(ParamSpec::count).sum();
+        let share = F32 * parameters as f64 / ranks as f64;
+        // Keys that the last part of one row fetches in one layer.
+        let parts = context as f64;
+        let earlier = length as f64 * (parts - 1.0) / parts * cluster.fetched;
+        let width = if cluster.narrow { 2.0 } else { F32 };
+        let (mut forward, mut backward) = (0.0, 0.0);
+        for layer in 0..config.num_layers {
+            let mixer = config.mixer_of(layer);
+            let (heads, head_dim) = mixer.heads(config);
+            let keys = (2 * mixer.key_heads(config) * head_dim) as f64;
+            forward += earlier * (keys * width + heads as f64 * F32);
+            backward += earlier * (keys + heads as f64) * F32;
+        }
+        let passes = if recipe.training.recompute { 2.0 } else { 1.0 };
+        let key_bytes = rows as f64 * (passes * forward + backward);
+        let peers = context - 1;
+        let each = key_bytes / peers.max(1) as f64;
+        Ok(Plan {
+            context,
+            data,
+            memory: memory(recipe, config, cluster, forward)?,
+            gradient_bytes: 2.0 * share * (ranks - 1) as f64,
+            key_bytes,
+            compute: rows as f64 * part_flops(recipe, config, cluster.visited) / cluster.rate,
+            gradients: 2.0 * cluster.exchange(share, ranks - 1, cluster.gpus - 1),
+            keys: cluster.exchange(each, peers, peers.min(cluster.gpus - 1)),
+        })
+    }
+}
+
+/// FLOPs of a step over a whole batch of a recipe, on one device, when pruning leaves the share `visited` of attention.
+pub fn batch_flops(recipe: &Recipe, config: &ModelConfig, visited: f64) -> f64 {
+    let whole = Recipe { parallel: ParallelRecipe { context: 1 }, ..recipe.clone() };
+    recipe.training.batch as f64 * part_flops(&whole, config, visited)
+}
+
+/// FLOPs of a step over the last part of a sequence.
+fn part_flops(recipe: &Recipe, config: &ModelConfig, visited: f64) -> f64 {
+    let (length, parts) = (recipe.data.sequence_length, recipe.parallel.context as f64);
+    let layers = 0..config.num_layers;
+    let mixing: f64 = layers.map(|l| config.mixer_of(l).train_flops(config, length)).sum();
+    let products = config.train_flops_per_token(length) - mixing;
+    let share = visited * (2.0 * parts - 1.0) / (parts * parts);
+    let again = if recipe.training.recompute { 4.0 / 3.0 } else { 1.0 };
+    again * length as f64 * (products / parts + mixing * share)
+}
+
+/// Bytes at the rank that needs the most; `keys` are those of the earlier keys of one row, over all layers.
+fn memory(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster, keys: f64) -> Result<f64> {
+    let (ranks, context) = (cluster.ranks(), recipe.parallel.context);
+    let rows = recipe.micro_batch().min(recipe.training.batch * context / ranks);
+    let (rule, average) = (recipe.optimizer.rule()?, recipe.training.ema.map_or(0.0, |_| F32));
+    let state = |spec: &ParamSpec| F32 * rule.state(spec).len() as f64 + average;
+    let length = recipe.data.sequence_length / context;
+    let estimate = MemoryEstimate::with_state(config, rows, length, state)?;
+    let whole = match (cluster.narrow, recipe.training.recompute) {
+        (true, false) => estimate.train_bf16,
+        (true, true) => estimate.train_bf16_recomputed,
+        (false, false) => estimate.train(),
+        (false, true) => estimate.train_recomputed(),
+    };
+    let specs = config.param_specs();
+    let sizes: Vec<usize> = specs.iter().map(ParamSpec::count).collect();
+    let mut kept = vec![0.0; ranks];
+    for (spec, owner) in specs.iter().zip(owners(&sizes, ranks)) {
+        kept[owner] += if spec.trainable { state(spec) * spec.count() as f64 } else { 0.0 };
+    }
+    // Blocks that are recomputed keep no keys from one to the next.
+    let held =
+        if recipe.training.recompute { keys / config.num_layers.max(1) as f64 } else { keys };
+    Ok(whole - estimate.optimizer + kept.iter().copied().fold(0.0, f64::max) + rows as f64 * held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe;
+
+    fn cluster(gpus: usize, nodes: usize) -> Cluster {
+        let (link, network, rate) = (450e9, 50e9, 4e14);
+        let (fetched, visited, narrow) = (1.0, 1.0, true);
+        Cluster { gpus, nodes, link, network, rate, fetched, visited, narrow }
+    }
+
+    fn recipe(set: &[&str]) -> (Recipe, ModelConfig) {
+        let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
+        let recipe = recipe::load("fox-pro-760m", &set).unwrap();
+        let config = recipe.model_config(50_257).unwrap();
+        (recipe, config)
+    }
+
+    #[test]
+    fn one_device_sends_nothing_and_computes_everything() {
+        let (recipe, config) = recipe(&["training.batch=8"]);
+        let one = Plan::new(&recipe, &config, &cluster(1, 1)).unwrap();
+        assert_eq!(
+            (one.gradient_bytes, one.key_bytes, one.gradients, one.keys),
+            (0.0, 0.0, 0.0, 0.0)
+        );
+        assert_eq!(one.compute, batch_flops(&recipe, &config, 1.0) / 4e14);
+        assert_eq!((one.step(), one.overlapped()), (one.compute, one.compute));
+    }
+
+    #[test]
+    fn eight_devices_by_hand() {
+        let (recipe, config) = recipe(&["training.batch=8"]);
+        let (one, eight) = (cluster(1, 1), cluster(8, 1));
+        let (one, eight) = (
+            Plan::new(&recipe, &config, &one).unwrap(),
+            Plan::new(&recipe, &config, &eight).unwrap(),
+        );
+        let parameters: usize = config.param_specs().iter().map(ParamSpec::count).sum();
+        assert!((eight.compute * 8.0 / one.compute - 1.0).abs() < 1e-12);
+        let bytes = 2.0 * 4.0 * parameters as f64 * 7.0 / 8.0;
+        assert!((eight.gradient_bytes / bytes - 1.0).abs() < 1e-12);
+        assert!((eight.gradients / (bytes / 450e9) - 1.0).abs() < 1e-12);
+        // Only the optimizer's state is divided: 8 bytes of 7 / 8 of the parameters.
+        let saved = one.memory - eight.memory;
+        assert!((saved / (parameters as f64 * 7.0) - 1.0).abs() < 0.02, "{saved}");
+        // Over two nodes, half of the peers are behind the slower network.
+        let apart = Plan::new(&recipe, &config, &cluster(4, 2)).unwrap();
+        assert!((apart.gradients / (bytes / 7.0 * 4.0 / 50e9) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn sequences_are_divided_where_the_batch_cannot_be() {
+        let (recipe, config) = recipe(&["training.batch=2", "data.sequence_length=131072"]);
+        let plans = Plan::all(&recipe, &config, &cluster(8, 1)).unwrap();
+        let contexts: Vec<usize> = plans.iter().map(|plan| plan.context).collect();
+        assert_eq!(contexts, [4, 8], "a batch of 2 for at most 2 ranks");
+        let (four, eight) = (plans[0], plans[1]);
+        assert!(eight.memory < four.memory && eight.key_bytes > four.key_bytes);
+        // Keys and values of 24 layers of width 1536 in bf16 with gates in f32, and f32 gradients of all, for 7/8 of
+        // the tokens of both rows.
+        let values = 24.0 * 2.0 * 131_072.0 * 7.0 / 8.0;
+        let bytes = values * (2.0 * 1536.0 * 6.0 + 24.0 * 8.0);
+        assert!((eight.key_bytes / bytes - 1.0).abs() < 1e-12, "{} {bytes}", eight.key_bytes);
+        let forgetful = Cluster { fetched: 0.1, ..cluster(8, 1) };
+        let less = Plan::all(&recipe, &config, &forgetful).unwrap()[1];
+        assert!((less.key_bytes / eight.key_bytes - 0.1).abs() < 1e-12);
+        assert!(less.memory < eight.memory && less.step() < eight.step());
+    }
+
+    #[test]
+    fn what_cannot_be_divided_has_no_plan() {
+        let recipe = recipe::load("mamba2-125m", &["training.batch=8".to_string()]).unwrap();
+        let config = recipe.model_config(50_257).unwrap();
+        let plans = Plan::all(&recipe, &config, &cluster(8, 1)).unwrap();
+        assert_eq!(plans.iter().map(|plan| plan.context).collect::<Vec<_>>(), [1]);
+        assert!(Plan::all(&recipe, &config, &cluster(3, 1)).unwrap().is_empty());
+    }
+}
