@@ -63,8 +63,8 @@ fn run(program: &str, sources: &[&str], variants: &[&str]) {
 fn products_are_right_whatever_a_warp_carries() {
     let variants = [
         "NT=1 MT=1 GROUPS=1 PARTS=4 DEPTH=12 GLU=0",
-        "NT=4 MT=1 GROUPS=2 PARTS=8 DEPTH=4 GLU=1",
-        "NT=8 MT=2 GROUPS=2 PARTS=4 DEPTH=2 GLU=0",
+        "NT=4 MT=1 GROUPS=1 PARTS=8 DEPTH=4 GLU=1",
+        "NT=16 MT=2 GROUPS=2 PARTS=4 DEPTH=2 GLU=0",
     ];
     run("product", &["stream_product"], &variants);
 }
