@@ -201,8 +201,9 @@ inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
 }
 
 // For the tests: normal-like numbers, the same each time, and a check that also fails for NaN.
+static u64 state = 88172645463325252ull;
+inline void reset_numbers() { state = 88172645463325252ull; }
 inline float number() {
-    static u64 state = 88172645463325252ull;
     float sum = 0.f;
     for (int i = 0; i < 4; ++i) {
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;

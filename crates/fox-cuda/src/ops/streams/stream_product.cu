@@ -18,6 +18,9 @@ constexpr int WARPS = PARTS * GROUPS;
 constexpr int THREADS = 32 * WARPS;
 // Tiles of eight rows whose runs are added up at once.
 constexpr int AT_ONCE = NT < 2 ? NT : 2;
+// Tiles of eight rows and steps that are on their way together, as far as registers allow.
+constexpr int CARRIED = NT < 8 ? NT : 8;
+constexpr int TOGETHER = NT * DEPTH <= 16 ? DEPTH : 1;
 constexpr int TILE = 128;  // values of 16 weights times 8 rows
 // Rows of weights of a tile that are results.
 constexpr int RESULTS = GLU ? 8 : 16;
@@ -51,6 +54,21 @@ struct Rows {
         w[1] = bottom ? stream_weights(bottom + column) : zero;
     }
 };
+
+// A step of 32 columns for the tiles of rows from `first` on.
+DEVICE void multiply(float (&c)[MT][NT][4], const uint4 (&w)[MT][2], const uint4 (&b)[CARRIED], int first) {
+#pragma unroll
+    for (int t = 0; t < CARRIED; ++t) {
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+            const uint4 &top = w[m][0], &bottom = w[m][1];
+            const u32 left[4] = {top.x, bottom.x, top.y, bottom.y};
+            const u32 right[4] = {top.z, bottom.z, top.w, bottom.w};
+            mma(c[m][first + t], left, b[t].x, b[t].y);
+            mma(c[m][first + t], right, b[t].z, b[t].w);
+        }
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __grid_constant__ StreamProduct p) {
     __shared__ float sums[WARPS * MT * AT_ONCE * TILE];
@@ -88,24 +106,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __gri
     const u16* x = p.x + (size_t(blockIdx.x) * NT * steps + begin) * 256 + 8 * lane;
     for (int base = 0; base < count; base += DEPTH) {
 #pragma unroll
-        for (int j = 0; j < DEPTH; ++j) {
-            const int i = base + j;
-            if (i >= count) break;
+        for (int first = 0; first < DEPTH; first += TOGETHER) {
 #pragma unroll
-            for (int t = 0; t < NT; ++t) {
-                const uint4 b = *reinterpret_cast<const uint4*>(x + (size_t(t) * steps + i) * 256);
+            for (int half = 0; half < NT; half += CARRIED) {
+                uint4 b[TOGETHER][CARRIED];
 #pragma unroll
-                for (int m = 0; m < MT; ++m) {
-                    const uint4 &top = w[j][m][0], &bottom = w[j][m][1];
-                    const u32 left[4] = {top.x, bottom.x, top.y, bottom.y};
-                    const u32 right[4] = {top.z, bottom.z, top.w, bottom.w};
-                    mma(c[m][t], left, b.x, b.y);
-                    mma(c[m][t], right, b.z, b.w);
+                for (int j = 0; j < TOGETHER; ++j) {
+                    const int i = base + first + j;
+#pragma unroll
+                    for (int t = 0; t < CARRIED; ++t) {
+                        const u16* own = x + (size_t(half + t) * steps + i) * 256;
+                        if (i < count) b[j][t] = *reinterpret_cast<const uint4*>(own);
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < TOGETHER; ++j) {
+                    if (base + first + j < count) multiply(c, w[first + j], b[j], half);
                 }
             }
-            if (i + DEPTH < count) {
 #pragma unroll
-                for (int m = 0; m < MT; ++m) rows[m].load(w[j][m], begin + i + DEPTH);
+            for (int j = 0; j < TOGETHER; ++j) {
+                const int next = base + first + j + DEPTH;
+                if (next < count) {
+#pragma unroll
+                    for (int m = 0; m < MT; ++m) rows[m].load(w[first + j][m], begin + next);
+                }
             }
         }
     }
