@@ -175,10 +175,20 @@ def _scan_backward(d_out, q, k, v, decay, write, skip, state, cu_seqlens, scale,
     return made
 
 
+def _on_its_device(function):
+    """The library makes the GPU of its operands the current one; afterwards it is PyTorch's choice again."""
+
+    def call(first, *rest):
+        with torch.cuda.device(first.device):
+            return function(first, *rest)
+
+    return call
+
+
 for _name, _function in (
     ("attention", _attention),
     ("attention_backward", _attention_backward),
     ("scan", _scan),
     ("scan_backward", _scan_backward),
 ):
-    _torch.LIBRARY.impl(_name, _function, "CUDA")
+    _torch.LIBRARY.impl(_name, _on_its_device(_function), "CUDA")

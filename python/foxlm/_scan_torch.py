@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from . import _checks, _core
-from ._torch import LIBRARY, below_autograd, describe, with_gradients
+from ._torch import LIBRARY, below_autograd, describe, same_device, with_gradients
 
 _OPTIONS = "Tensor? decay, Tensor? write, Tensor? skip, Tensor? state, Tensor? cu_seqlens, float scale, bool delta"
 LIBRARY.define(f"scan(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool keep_state) -> (Tensor, Tensor)")
@@ -103,6 +103,7 @@ def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_stat
     """The recurrence with gradients; the last states only if `keep_state`."""
     if state is not None and state.requires_grad:
         raise ValueError("initial_state needs a gradient, which scans do not give; detach it")
+    same_device(q=q, k=k, v=v, g=decay, beta=write, D=skip, initial_state=state)
     kind = q.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)

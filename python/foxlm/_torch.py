@@ -119,6 +119,14 @@ torch.library.register_fake("foxlm::attention_backward", gradient_room, lib=LIBR
 LIBRARY.impl("attention", with_gradients(_Attention, torch.ops.foxlm.attention.default), "Autograd")
 
 
+def same_device(**tensors):
+    """An error unless all tensors are where the first is: an address says nothing without its device."""
+    (first, where), *others = [(name, x.device) for name, x in tensors.items() if x is not None]
+    for name, device in others:
+        if device != where:
+            raise ValueError(f"{name} is on {device}, but {first} on {where}; move one of them")
+
+
 def _bounds(threshold, q, k, seq_start, cu_seqlens):
     """Bounds on the logits `[1, segments, H]` for which a block is skipped below `threshold`, broadcast to `[B, H]`."""
     b, h, n = q.shape[0], q.shape[2], k.shape[1]
@@ -129,12 +137,13 @@ def _bounds(threshold, q, k, seq_start, cu_seqlens):
         lengths = n - seq_start
     else:
         lengths = torch.full((b,), n, device=q.device)
-    logs = lengths.clamp(min=1).float().log()
+    logs = lengths.to(q.device).clamp(min=1).float().log()
     return (-(logs[:, None] + threshold.detach()) / 2)[None].contiguous()
 
 
 def attention(q, k, v, log_gates, *, seq_start, cu_seqlens, scale, causal, window, log_tolerance, threshold):
     """Forgetting attention with gradients; shapes as in `foxlm.forgetting_attention`, time before heads."""
+    same_device(q=q, k=k, v=v, log_fgate=log_gates)
     kind = q.device.type
     if torch.is_autocast_enabled(kind):
         # The gates keep their precision: their sums over a long sequence need it.

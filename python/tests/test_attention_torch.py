@@ -288,5 +288,7 @@ def test_complaints_are_python_exceptions():
         foxlm.forgetting_attention(torch.zeros(2, 200, 3, 16), k, v, g)
     with pytest.raises(ValueError, match="a tensor is float64; use float32, bfloat16 or float16"):
         foxlm.forgetting_attention(q.double(), k, v, g)
+    with pytest.raises(ValueError, match="log_fgate is on meta, but q on cpu; move one of them"):
+        foxlm.forgetting_attention(q, k, v, g.to("meta"))
     with pytest.raises(ValueError, match="seq_start is .*each must be from 0 to 100"):
         foxlm.forgetting_attention(q, k, v, g, seq_start=torch.tensor([0, 101]))
