@@ -329,6 +329,10 @@ fn check_decode(device: &Device) -> Result<bool> {
     if let Some(mixer) = grouped.mixer.forgetting_mut() {
         (mixer.kv_heads, mixer.window) = (2, Some(300));
     }
+    let mut sinks = ModelConfig::fox_llama(128, 2, 2);
+    if let Some(mixer) = sinks.mixer.forgetting_mut() {
+        mixer.sink = true;
+    }
     // The long ones begin with a prompt, so that their keys are more than one thread block takes.
     for (name, config, prompt, batch) in [
         ("FoX (Pro)", ModelConfig::fox_pro(128, 2, 2), 0, 2),
@@ -341,6 +345,11 @@ fn check_decode(device: &Device) -> Result<bool> {
         ("HGRN2", ModelConfig::hgrn2(128, 2, 2), 0, 2),
         ("DeltaNet", ModelConfig::delta_net(128, 2, 2), 0, 2),
         ("Gated DeltaNet", ModelConfig::gated_delta_net(128, 2, 2), 0, 2),
+        ("FoX and windows", ModelConfig::fox_window(128, 2, 2), 0, 2),
+        ("FoX and Gated DeltaNet", ModelConfig::fox_gated_delta_net(128, 4, 2), 0, 2),
+        ("Mamba-2 and windows", ModelConfig::mamba2_window(128, 2, 2), 0, 2),
+        ("Samba", ModelConfig::samba(128, 2, 2), 0, 2),
+        ("attention sinks", sinks, 0, 2),
     ] {
         let config = ModelConfig { vocab_size: VOCAB, ..config };
         let mut model = Model::init(&config, 3, device)?;
