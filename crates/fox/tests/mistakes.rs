@@ -136,6 +136,8 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("serve run --allow-origin nosuch", USAGE, "a scheme and a host"),
     // Many runs.
     ("launch --ranks 0 -- train tiny-fox-pro", USAGE, "--ranks"),
+    ("launch -- train tiny-fox-pro", USAGE, "--ranks"),
+    ("launch --ranks 2 --gpus 2 -- train tiny-fox-pro", USAGE, "cannot be used with"),
     ("launch --ranks 2 -- nosuch", REFUSED, "fox launch starts"),
     ("sweep nosuch --out new", REFUSED, "neither a file nor a built-in recipe"),
     ("sweep tiny-fox-pro --out new --set training.seed=5..1", REFUSED, "a range is FIRST..LAST"),

@@ -68,6 +68,11 @@ impl Recipe {
             "needs a teacher; give the checkpoint to begin with by --init",
         )?;
         rule(
+            t.distill.is_none() || self.parallel.context == 1,
+            "training.distill",
+            "needs whole sequences for the teacher; set parallel.context to 1",
+        )?;
+        rule(
             t.rope_fade.is_none_or(|[from, to]| from < to),
             "training.rope_fade",
             "must be two numbers of tokens, [begin, end]",

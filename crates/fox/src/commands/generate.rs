@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, short, value_name = "N", default_value_t = 128)]
     max_tokens: u32,
     /// Randomness; 0 always takes the likeliest token
-    #[arg(long, short, value_name = "X", default_value_t = 0.8)]
+    #[arg(long, short, value_name = "X", default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f32,
     /// Keep this many of the likeliest tokens; 0 keeps all
     #[arg(long, value_name = "N", default_value_t = 0)]

@@ -24,8 +24,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of processes
-    #[arg(long, visible_alias = "gpus", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    ranks: u16,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
+          required_unless_present = "gpus", conflicts_with = "gpus")]
+    ranks: Option<u16>,
+    /// Number of processes, each with a GPU of its own
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    gpus: Option<u16>,
     /// The command, after `--`: train RECIPE ...
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -96,14 +100,18 @@ impl Drop for Ranks {
 fn start(args: &Args) -> Result<Ranks> {
     let port = free_port()?;
     let mut ranks = Ranks(Vec::new());
-    for rank in 0..args.ranks {
+    let count = args.gpus.or(args.ranks).unwrap_or(1);
+    // Without it a machine that lacks a GPU or a driver would compute on its CPU.
+    let device: &[&str] = if args.gpus.is_some() { &["--device", "cuda"] } else { &[] };
+    for rank in 0..count {
         let mut command = signals::follower()?;
         command
             .args(&args.command)
+            .args(device)
             .env("RANK", rank.to_string())
             .env("LOCAL_RANK", rank.to_string())
-            .env("WORLD_SIZE", args.ranks.to_string())
-            .env("LOCAL_WORLD_SIZE", args.ranks.to_string())
+            .env("WORLD_SIZE", count.to_string())
+            .env("LOCAL_WORLD_SIZE", count.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
             .env("FOX_PORT", port.to_string());
         if rank > 0 {

@@ -336,6 +336,10 @@ fn decoding_cases() -> Vec<(&'static str, ModelConfig, usize, usize)> {
     if let Some(mixer) = grouped.mixer.forgetting_mut() {
         (mixer.kv_heads, mixer.window) = (2, Some(300));
     }
+    let mut sinks = ModelConfig::fox_llama(128, 2, 2);
+    if let Some(mixer) = sinks.mixer.forgetting_mut() {
+        mixer.sink = true;
+    }
     vec![
         ("decoding/fox-pro", ModelConfig::fox_pro(128, 2, 2), 0, 2),
         ("decoding/fox-llama", ModelConfig::fox_llama(128, 2, 2), 0, 3),
@@ -347,6 +351,11 @@ fn decoding_cases() -> Vec<(&'static str, ModelConfig, usize, usize)> {
         ("decoding/hgrn2", ModelConfig::hgrn2(128, 2, 2), 0, 2),
         ("decoding/delta-net", ModelConfig::delta_net(128, 2, 2), 0, 2),
         ("decoding/gated-delta-net", ModelConfig::gated_delta_net(128, 2, 2), 0, 2),
+        ("decoding/fox-window", ModelConfig::fox_window(128, 2, 2), 0, 2),
+        ("decoding/fox-gated-delta-net", ModelConfig::fox_gated_delta_net(128, 4, 2), 0, 2),
+        ("decoding/mamba2-window", ModelConfig::mamba2_window(128, 2, 2), 0, 2),
+        ("decoding/samba", ModelConfig::samba(128, 2, 2), 0, 2),
+        ("decoding/sinks", sinks, 0, 2),
     ]
 }
 
