@@ -133,7 +133,7 @@ fn a_request_that_is_put_back_continues_with_the_same_bits() {
     };
     // The engine waits in the sink of the first request until all others are there.
     let (go, wait) = std::sync::mpsc::channel::<()>();
-    let first = tight.submit_to(Request::greedy(vec![1], 1), move |_| drop(wait.recv())).unwrap();
+    let first = tight.submit_to(Request::greedy(vec![1], 1), move |_| _ = wait.recv()).unwrap();
     let answers: Vec<_> = (0..4).map(|seed| tight.submit(request(seed)).unwrap()).collect();
     drop(go);
     for (seed, answer) in answers.into_iter().enumerate() {
