@@ -131,11 +131,16 @@ fn a_request_that_is_put_back_continues_with_the_same_bits() {
         sampling: if seed > 1 { sampled(seed) } else { Sampling::greedy() },
         ..Request::greedy(prompt(seed, 50), 130)
     };
+    // The engine waits in the sink of the first request until all others are there.
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let first = tight.submit_to(Request::greedy(vec![1], 1), move |_| _ = wait.recv()).unwrap();
     let answers: Vec<_> = (0..4).map(|seed| tight.submit(request(seed)).unwrap()).collect();
+    drop(go);
     for (seed, answer) in answers.into_iter().enumerate() {
         assert_eq!(read(answer).1, read(plenty.submit(request(seed)).unwrap()).1, "{seed}");
     }
     let stats = tight.stats();
+    drop(first);
     assert!(stats.preempted > 0, "there was too little memory for all of them");
     assert!(stats.peak_cache_bytes <= stats.cache_budget, "{stats:?}");
 }
