@@ -157,11 +157,18 @@ impl Array {
         out.par_chunks_mut(heads * width).with_min_len(64).enumerate().for_each(|(row, out)| {
             for (h, out) in out.chunks_exact_mut(width).enumerate() {
                 let start = self.at::<N>(row / time, row % time, h);
-                for (c, x) in out[..own].iter_mut().enumerate() {
-                    // SAFETY: an element of the array, by its shape and strides.
-                    *x = unsafe { *start.offset(c as isize * self.strides[3]) }.wide();
+                let (head, rest) = out.split_at_mut(own);
+                if self.strides[3] == 1 {
+                    // SAFETY: a whole head of the array, by its shape and strides.
+                    let values = unsafe { std::slice::from_raw_parts(start, own) };
+                    head.iter_mut().zip(values).for_each(|(x, value)| *x = value.wide());
+                } else {
+                    for (c, x) in head.iter_mut().enumerate() {
+                        // SAFETY: an element of the array, by its shape and strides.
+                        *x = unsafe { *start.offset(c as isize * self.strides[3]) }.wide();
+                    }
                 }
-                out[own..].fill(0.0);
+                rest.fill(0.0);
             }
         });
     }
@@ -203,6 +210,12 @@ impl Array {
         values.par_chunks(heads * width).with_min_len(64).enumerate().for_each(|(row, values)| {
             for (h, values) in values.chunks_exact(width).enumerate() {
                 let start = self.at::<N>(row / time, row % time, h);
+                if self.strides[3] == 1 {
+                    // SAFETY: a whole head of the array, by its shape and strides; no other task has this row.
+                    let head = unsafe { std::slice::from_raw_parts_mut(start, own) };
+                    head.iter_mut().zip(values).for_each(|(out, x)| *out = N::narrow(*x));
+                    continue;
+                }
                 for (c, x) in values[..own].iter().enumerate() {
                     // SAFETY: an element of the array, by its shape and strides; no other task has this row.
                     unsafe { *start.offset(c as isize * self.strides[3]) = N::narrow(*x) };
