@@ -96,7 +96,7 @@ fn a_folder_gives_all_its_files_in_order() {
     fs::write(folder.path().join("z.txt"), "last").unwrap();
     fs::write(folder.path().join("sub/m.jsonl"), "{\"text\":\"middle\"}").unwrap();
     fs::write(folder.path().join("a.txt"), "first").unwrap();
-    fs::write(folder.path().join("README.md"), "not this").unwrap();
+    fs::write(folder.path().join("README.pdf"), "not this").unwrap();
     let corpus = Corpus::open(folder.path(), CorpusOptions::default()).unwrap();
     assert_eq!(corpus.total_bytes(), 5 + 17 + 4);
     let found = texts(folder.path(), CorpusOptions::default()).unwrap();

@@ -97,7 +97,7 @@ fn a_folder_without_documents_is_said() {
         folder.path().display()
     );
     fs::create_dir(folder.path().join("empty")).unwrap();
-    fs::write(folder.path().join("README.md"), "not a corpus").unwrap();
+    fs::write(folder.path().join("README.pdf"), "not a corpus").unwrap();
     fs::write(folder.path().join(".hidden.txt"), "hidden").unwrap();
     assert_eq!(error_of(folder.path()), want);
 }

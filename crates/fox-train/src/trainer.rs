@@ -77,7 +77,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     let identity = data.train.identity();
     check_same_data(group, &identity)?;
     let store = CheckpointStore::of_run(&job.out, recipe);
-    if store.steps()?.is_empty() {
+    if recipe.training.init.is_some() && store.steps()?.is_empty() {
         // Before the folder belongs to a run that cannot begin.
         recipe.check_init(&config, &data)?;
     }

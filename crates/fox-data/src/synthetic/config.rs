@@ -61,7 +61,7 @@ impl SyntheticConfig {
         let pairs = [
             ("circles", self.circles as u64, ranged.circles as u64),
             ("actions", self.actions as u64, ranged.actions as u64),
-            ("filler_percent", self.filler_percent.into(), ranged.filler_percent.into()),
+            ("filler_percent", self.filler_percent, ranged.filler_percent),
             ("shortest_chapter", self.shortest_chapter, ranged.shortest_chapter),
             ("octaves", self.octaves.into(), ranged.octaves.into()),
         ];
