@@ -123,6 +123,7 @@ fn spec(session: &Session, dims: Dims, options: &Options) -> PyResult<AttentionS
         window: *window,
         acp: log_tolerance.map_or(Acp::Off, |log_tolerance| Acp::On { log_tolerance, bound }),
         segments,
+        whole: None,
     })
 }
 
