@@ -1,5 +1,6 @@
 //! `fox selftest`: is what this machine computes what the oracle computes?
 
+mod decoding;
 mod streams;
 
 use std::path::PathBuf;
@@ -8,9 +9,9 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_base::difference::relative_error;
-use fox_model::{Cache, ForwardOptions, Model, ModelConfig, Report, Tolerances, verify_dump};
+use fox_model::{Report, Tolerances, verify_dump};
 use fox_tensor::cases::{self, AttentionCase, Case, CaseResult, Data, PagedCase};
-use fox_tensor::{DType, Device, Error, Segments, Tape};
+use fox_tensor::{DType, Device, Error};
 
 use crate::device::DeviceArgs;
 use crate::output;
@@ -61,7 +62,7 @@ const BF16_ROUNDING: f64 = 1.0 / 256.0;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
-    let decoding = decoding_cases().iter().any(|(name, ..)| args.wants(name));
+    let decoding = decoding::cases().iter().any(|(name, ..)| args.wants(name));
     let (pages, products, streams) =
         (args.wants("pages"), args.wants("row products"), args.wants("streams"));
     if let (Some(text), false) = (&args.only, cases || decoding || pages || products || streams) {
@@ -74,7 +75,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             passed &= check_cases(args, &device)?;
         }
         if decoding {
-            passed &= check_decode(args, &device)?;
+            passed &= decoding::check(args, &device)?;
         }
         if pages {
             passed &= check_pages(&device)?;
@@ -327,122 +328,6 @@ fn check_pages(device: &Device) -> Result<bool> {
 /// Relative distance of two results; what should be zero must be.
 fn distance(got: &[f64], want: &[f64]) -> f64 {
     relative_error(got, want, f64::MIN_POSITIVE)
-}
-
-/// Name, model, tokens of the prompt, sequences. The long ones begin with a prompt, so that their keys are more than one
-/// thread block takes.
-fn decoding_cases() -> Vec<(&'static str, ModelConfig, usize, usize)> {
-    let mut grouped = ModelConfig::fox_pro(512, 2, 4);
-    if let Some(mixer) = grouped.mixer.forgetting_mut() {
-        (mixer.kv_heads, mixer.window) = (2, Some(300));
-    }
-    let mut sinks = ModelConfig::fox_llama(128, 2, 2);
-    if let Some(mixer) = sinks.mixer.forgetting_mut() {
-        mixer.sink = true;
-    }
-    vec![
-        ("decoding/fox-pro", ModelConfig::fox_pro(128, 2, 2), 0, 2),
-        ("decoding/fox-llama", ModelConfig::fox_llama(128, 2, 2), 0, 3),
-        ("decoding/transformer-pro", ModelConfig::transformer_pro(128, 2, 2), 0, 1),
-        ("decoding/fox-pro-after-a-prompt", ModelConfig::fox_pro(320, 2, 5), 480, 8),
-        ("decoding/grouped-heads-in-a-window", grouped, 480, 5),
-        (CLOSED, ModelConfig::fox_pro(320, 2, 5), 480, 3),
-        ("decoding/mamba2", ModelConfig::mamba2(128, 2, 4), 0, 2),
-        ("decoding/hgrn2", ModelConfig::hgrn2(128, 2, 2), 0, 2),
-        ("decoding/delta-net", ModelConfig::delta_net(128, 2, 2), 0, 2),
-        ("decoding/gated-delta-net", ModelConfig::gated_delta_net(128, 2, 2), 0, 2),
-        ("decoding/fox-window", ModelConfig::fox_window(128, 2, 2), 0, 2),
-        ("decoding/fox-gated-delta-net", ModelConfig::fox_gated_delta_net(128, 4, 2), 0, 2),
-        ("decoding/mamba2-window", ModelConfig::mamba2_window(128, 2, 2), 0, 2),
-        ("decoding/samba", ModelConfig::samba(128, 2, 2), 0, 2),
-        ("decoding/sinks", sinks, 0, 2),
-    ]
-}
-
-/// Token by token through the decode state against one forward pass.
-fn check_decode(args: &Args, device: &Device) -> Result<bool> {
-    let narrow = device.backend().caps().activation_type == DType::Bf16;
-    let tolerance = if narrow { 0.03 } else { TOLERANCE };
-    let mut text = String::new();
-    let mut passed = true;
-    for (name, config, prompt, batch) in
-        decoding_cases().into_iter().filter(|(name, ..)| args.wants(name))
-    {
-        let config = ModelConfig { vocab_size: VOCAB, ..config };
-        let mut model = Model::init(&config, 3, device)?;
-        if name == CLOSED {
-            close_first_heads(&mut model)?;
-        }
-        // What is dropped has a share of at most e^-20.
-        let policy = model.page_policy(Some(-20.0), 4096)?;
-        let paged: Result<Vec<Cache>, _> =
-            (0..batch).map(|_| model.new_paged_cache(&policy)).collect();
-        let caches = [model.new_cache(batch, 8)?, Cache::join(paged?)?];
-        let [rows, pages] = caches.map(|cache| decode_error(&model, prompt, cache));
-        let (rows, pages) = (rows?, pages?);
-        let right = rows <= tolerance && pages <= tolerance;
-        passed &= right;
-        let verdict = if right { "" } else { "FAIL " };
-        text += &format!(
-            "  {verdict}{name} is off by {rows:.1e}, in pages by {pages:.1e} from a forward pass\n"
-        );
-    }
-    output::print(&text)?;
-    Ok(passed)
-}
-
-const VOCAB: usize = 97;
-/// A model with gates that let nothing through.
-const CLOSED: &str = "decoding/fox-pro-with-closed-gates";
-
-/// Gives the first head of every layer gates of -3e38, of which two add up to infinity.
-fn close_first_heads(model: &mut Model) -> Result<()> {
-    let device = model.device().clone();
-    for (_, spec, bias) in model.params_mut().iter_mut() {
-        if spec.name.ends_with("fgate_proj.bias") {
-            let mut values = bias.to_f32()?;
-            values[0] = -3e38;
-            *bias = device.from_f32(&values, bias.shape())?;
-        }
-    }
-    Ok(())
-}
-
-/// Relative distance of the logits of the cache's sequences after every token; the first begins with `prompt`
-/// tokens in one go, the others are alike.
-fn decode_error(model: &Model, prompt: usize, mut cache: Cache) -> Result<f64> {
-    const STEPS: usize = 70;
-    // The others start later: their first tokens come in one go.
-    const LEAD: usize = 5;
-    let (device, options) = (model.device(), ForwardOptions::default());
-    let lengths = [prompt + STEPS, STEPS];
-    let ids: Vec<i32> = (0..lengths[0] + STEPS).map(|i| ((i * i * 7 + i) % VOCAB) as i32).collect();
-    let mut tape = Tape::inference(device);
-    let tokens = device.from_i32(&ids, [ids.len()])?;
-    let segments = Segments::packed(&[0, lengths[0], lengths[0] + STEPS])?;
-    let hidden = model.forward(&mut tape, &tokens, &segments, None, &options)?;
-    let want = model.logits(&mut tape, &hidden.states)?.value().to_f64()?;
-    let (first, second) = ids.split_at(lengths[0]);
-    let (mut decoded, mut wanted) = (Vec::new(), Vec::new());
-    for t in 0..STEPS {
-        let first = &first[if t == 0 { 0 } else { prompt + t }..=prompt + t];
-        let second = match t {
-            0..LEAD => &[],
-            LEAD => &second[..=LEAD],
-            _ => &second[t..=t],
-        };
-        let mut tokens = vec![second; cache.batch()];
-        tokens[0] = first;
-        let logits = model.decode(&tokens, &mut cache, &options)?.to_f64()?;
-        let mut places = vec![lengths[0] + t; cache.batch()];
-        places[0] = prompt + t;
-        let running = if t < LEAD { 1 } else { places.len() };
-        for (place, got) in places.iter().zip(logits.chunks(VOCAB)).take(running) {
-            decoded.extend_from_slice(got);
-            wanted.extend_from_slice(&want[place * VOCAB..][..VOCAB]);
-        }
-    }
-    Ok(distance(&decoded, &wanted))
 }
 
 fn check_dumps(args: &Args, device: &Device) -> Result<bool> {

@@ -11,9 +11,9 @@ use serde_json::json;
 
 use crate::output;
 
-/// FLOP/s of a training step on one H200: FoX (Pro) 760M in bf16 at 16,384 tokens without pruning, 53,577 tokens/s
+/// FLOP/s of a training step on one H200: FoX (Pro) 760M in bf16 at 16,384 tokens without pruning, 57,105 tokens/s
 /// (`fox bench train`, docs/log.md).
-const H200_RATE: f64 = 478e12;
+const H200_RATE: f64 = 509e12;
 
 /// Devices, what connects them, and how fast they are.
 #[derive(clap::Args)]
@@ -30,7 +30,7 @@ pub struct ClusterArgs {
     /// Bytes per second between nodes, per device and direction
     #[arg(long, value_name = "RATE", default_value = "50GB/s", requires = "gpus", value_parser = rate)]
     network: f64,
-    /// FLOP/s that a training step reaches on one device, e.g. 478T, which is an H200 in bf16
+    /// FLOP/s that a training step reaches on one device, e.g. 509T, which is an H200 in bf16
     #[arg(long, value_name = "RATE", requires = "gpus", conflicts_with = "step", value_parser = quantity)]
     flops: Option<f64>,
     /// Instead: seconds of a step of this recipe on one device
@@ -218,7 +218,7 @@ fn rate(text: &str) -> std::result::Result<f64, String> {
         .map_err(|_| format!("`{text}` is no number of bytes, e.g. 450GB/s"))
 }
 
-/// `478T`: a number above 0 with a decimal prefix.
+/// `509T`: a number above 0 with a decimal prefix.
 fn quantity(text: &str) -> std::result::Result<f64, String> {
     let (digits, factor) = match text.chars().last() {
         Some('k' | 'K') => (&text[..text.len() - 1], 1e3),
@@ -229,7 +229,7 @@ fn quantity(text: &str) -> std::result::Result<f64, String> {
         _ => (text, 1.0),
     };
     let number = digits.trim().parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
-    number.map(|x| x * factor).ok_or_else(|| format!("`{text}` is no number, e.g. 478T"))
+    number.map(|x| x * factor).ok_or_else(|| format!("`{text}` is no number, e.g. 509T"))
 }
 
 #[cfg(test)]
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(rate("450GB/s"), Ok(450e9));
         assert_eq!(rate("141GB"), Ok(141e9));
         assert_eq!(rate("2.5e9"), Ok(2.5e9));
-        assert_eq!(quantity("478T"), Ok(478e12));
+        assert_eq!(quantity("509T"), Ok(509e12));
         assert_eq!(rate("fast").unwrap_err(), "`fast` is no number of bytes, e.g. 450GB/s");
         assert!(rate("-1GB/s").is_err() && rate("0").is_err() && quantity("").is_err());
     }

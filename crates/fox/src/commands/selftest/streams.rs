@@ -6,7 +6,8 @@ use fox_model::{Cache, ForwardOptions, Model, ModelConfig, PagePolicy};
 use fox_tensor::cases::Rng;
 use fox_tensor::{DType, Device, PAGE, Segments, StreamDraw, StreamRow, Streams, Tape};
 
-use super::{CLOSED, TOLERANCE, VOCAB, close_first_heads, distance, to_bf16};
+use super::decoding::{CLOSED, VOCAB, close_first_heads};
+use super::{TOLERANCE, distance, to_bf16};
 use crate::output;
 
 /// Slots of the checks, and rows of a step.

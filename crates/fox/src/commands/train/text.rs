@@ -75,7 +75,7 @@ pub fn prepare(
             text.display(),
             data.display(),
             output::grouped(index.train.tokens()),
-            index.tokenizer,
+            index.tokenizer.split(':').next().unwrap_or_default(),
             output::grouped(index.heldout.tokens()),
         ));
     }
