@@ -42,7 +42,7 @@ def train(size, steps=50, length=16384, **fields):
     losses, start = [], None
     for step in range(steps):
         with torch.autocast("cuda", torch.bfloat16):
-            loss = model(ids[step, :, :-1], labels=ids[step, :, 1:]).loss.mean()
+            loss = model(ids[step, :, :-1], labels=ids[step, :, 1:].contiguous()).loss.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
