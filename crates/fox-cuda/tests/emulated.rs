@@ -68,16 +68,30 @@ fn run(program: &str, sources: &[&str], variants: &[&str]) -> Vec<String> {
 
 #[test]
 fn products_are_right_and_have_the_same_bits_whatever_a_warp_carries() {
-    let variants = [
-        "NT=1 MT=1 GROUPS=1 PARTS=4 DEPTH=12 GLU=0",
-        "NT=16 MT=2 GROUPS=2 PARTS=4 DEPTH=2 GLU=0",
-        "NT=2 MT=1 GROUPS=1 PARTS=8 DEPTH=8 GLU=1",
-        "NT=4 MT=1 GROUPS=1 PARTS=8 DEPTH=4 GLU=1",
-    ];
     // The same runs of columns give the same bits.
-    for pair in run("product", &["stream_product"], &variants).chunks(2) {
-        assert_eq!(pair[0], pair[1]);
-        assert_eq!(pair[0].split_whitespace().count(), 3, "{pair:?}");
+    let groups: [&[&str]; 3] = [
+        &[
+            "TILES=0 NT=1 PARTS=4 DEPTH=12 GLU=0",
+            "TILES=0 NT=2 PARTS=4 DEPTH=8 GLU=0",
+            "TILES=1 BM=64 BN=32 WM=4 WN=1 PARTS=4 STAGES=8 GLU=0 SPLIT=0",
+            "TILES=1 BM=64 BN=128 WM=2 WN=2 PARTS=4 STAGES=3 GLU=0 SPLIT=0",
+        ],
+        &[
+            "TILES=0 NT=2 PARTS=8 DEPTH=3 GLU=1",
+            "TILES=1 BM=64 BN=64 WM=2 WN=2 PARTS=8 STAGES=6 GLU=1 SPLIT=0",
+            "TILES=1 BM=128 BN=128 WM=2 WN=4 PARTS=8 STAGES=5 GLU=1 SPLIT=0",
+        ],
+        &[
+            "TILES=1 BM=64 BN=64 WM=2 WN=2 PARTS=8 STAGES=6 GLU=0 SPLIT=1",
+            "TILES=1 BM=128 BN=128 WM=2 WN=4 PARTS=8 STAGES=5 GLU=0 SPLIT=1",
+        ],
+    ];
+    for variants in groups {
+        let printed = run("product", &["stream_product", "stream_tiles"], variants);
+        for words in &printed {
+            assert_eq!(words, &printed[0], "{variants:?}");
+            assert_eq!(words.split_whitespace().count(), 3, "{words}");
+        }
     }
 }
 

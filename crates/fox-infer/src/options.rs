@@ -52,7 +52,6 @@ pub struct EngineOptions {
     /// Whether prompts that begin alike share that part of the cache.
     pub share_prefixes: bool,
     /// Whether the state of decoding sequences stays on the device, in slots, where the device has them for the model.
-    /// The environment's `FOX_RESIDENT=1` asks for it.
     pub resident: bool,
 }
 
@@ -68,7 +67,7 @@ impl Default for EngineOptions {
             max_queue: 256,
             weights: WeightFormat::F32,
             share_prefixes: true,
-            resident: std::env::var_os("FOX_RESIDENT").is_some_and(|value| value == "1"),
+            resident: true,
         }
     }
 }

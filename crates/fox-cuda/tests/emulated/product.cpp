@@ -1,27 +1,41 @@
 // Products of several matrices for two row blocks, against sums in f64. Prints a checksum of the first 16 rows, which
 // are the same in all variants.
+#if TILES
+#include "stream_tiles.cu"
+constexpr int ROWS = 2 * BN, WIDE = BM / 16, RUNS = SPLIT ? PARTS : 1;
+#else
 #include "stream_product.cu"
+constexpr int ROWS = 16 * NT, WIDE = 1, RUNS = 1;
+#endif
 
 // With GLU one matrix of gates and values.
 static void check(int width) {
-    const int sizes[3] = {GLU ? 64 : 40, 24, 129}, count = GLU ? 1 : 3, rows = 16 * NT;
+    const int sizes[3] = {GLU ? 64 : 40, 24, 129}, count = GLU ? 1 : 3, rows = ROWS;
     std::vector<u16> inner(rows * sizes[0], 0x7fff), w[3];
     const std::vector<float> bias = numbers(sizes[0]);
     StreamProduct p{};
     int blocks = 0;
     for (int n = 0; n < count; ++n) {
         w[n] = narrow_numbers(sizes[n] * width * (GLU ? 2 : 1));
-        p.parts[n] = StreamPart{w[n].data(), n == 0 && !GLU ? bias.data() : nullptr, sizes[n], p.stride, blocks};
+        p.parts[n] = StreamPart{w[n].data(), n == 0 && !GLU && RUNS == 1 ? bias.data() : nullptr, sizes[n], p.stride, blocks};
         p.stride += sizes[n];
-        blocks += (sizes[n] + GROUPS * MT * RESULTS - 1) / (GROUPS * MT * RESULTS);
+        blocks += (sizes[n] + WIDE * RESULTS - 1) / (WIDE * RESULTS);
     }
     const std::vector<u16> x = narrow_numbers(rows * width);
     std::vector<u16> input(x.size());
     for (int i = 0; i < rows * width; ++i) input[blocked(i / width, i % width, width)] = x[i];
-    std::vector<float> y(rows * p.stride, NAN);
+    std::vector<float> y(RUNS * rows * p.stride, NAN);
     p.x = input.data(), p.y = y.data(), p.inner = inner.data();
     p.part_count = count, p.width = width, p.act = ACT_SILU;
+#if TILES
+    launch({2, unsigned(blocks), RUNS}, THREADS, [&] { stream_tiles(p); });
+    // As stream_norm does.
+    for (int run = 1; run < RUNS && !GLU; ++run) {
+        for (int i = 0; i < rows * p.stride; ++i) y[i] += y[run * rows * p.stride + i];
+    }
+#else
     launch({2, unsigned(blocks), 1}, THREADS, [&] { stream_product(p); });
+#endif
 
     u64 checksum = 0;
     for (int i = 0; i < 16 * p.stride; ++i) {
@@ -47,7 +61,7 @@ static void check(int width) {
                     expect_close(bf16_to_float(inner[blocked(row, i, sizes[n])]), want, 0.01, "inner", row, i);
                 } else {
                     const double got = y[row * p.stride + p.parts[n].start + i];
-                    expect_close(got, sum + (n == 0 ? bias[i] : 0.f), 1e-4, "y", row, i);
+                    expect_close(got, sum + (n == 0 && RUNS == 1 ? bias[i] : 0.f), 1e-4, "y", row, i);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Decoding: new tokens of each sequence against a decode state.
 
 use fox_cache::Cache;
-use fox_tensor::{DType, DecodeStep, Segment, Segments, Tape, Tensor, Var};
+use fox_tensor::{DType, DecodeShape, DecodeStep, Segment, Segments, Tape, Tensor, Var};
 
 use super::{ForwardOptions, Model};
 use crate::block::Block;
@@ -41,6 +41,13 @@ impl Model {
         Ok(self.logits(&mut tape, &Var::constant(last))?.value().clone())
     }
 
+    /// What all blocks have in common; `None` where they differ, or only go op by op.
+    pub(super) fn decode_shape(&self) -> Option<DecodeShape> {
+        let mut shapes = self.structure.blocks.iter().map(Block::decode_shape);
+        let first = shapes.next()?;
+        if shapes.all(|other| other == first) { first } else { None }
+    }
+
     /// [`Model::decode`] of one token for each sequence, where the device does that as a whole.
     fn decode_step(
         &self,
@@ -51,11 +58,7 @@ impl Model {
     ) -> Result<Option<Tensor>> {
         let Some(decode) = self.device.backend().caps().decode else { return Ok(None) };
         let single = segments.as_slice().iter().all(|s| s.q_len == 1);
-        let mut shapes = self.structure.blocks.iter().map(Block::decode_shape);
-        let Some(Some(shape)) = shapes.next().filter(|_| single) else { return Ok(None) };
-        if shapes.any(|other| other != Some(shape)) {
-            return Ok(None);
-        }
+        let Some(shape) = self.decode_shape().filter(|_| single) else { return Ok(None) };
         let placed = cache.begin(segments)?;
         cache.reserve_one()?;
         let layers = self.structure.blocks.iter().zip(cache.layers_mut());

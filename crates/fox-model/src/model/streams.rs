@@ -5,7 +5,6 @@ use fox_tensor::{DecodeKeys, StreamModel, Streams};
 
 use super::Model;
 use crate::Result;
-use crate::block::Block;
 
 impl Model {
     /// Opens `slots` slots for sequences of at most `max_context` tokens whose caches have this policy; `None` where
@@ -16,8 +15,7 @@ impl Model {
         max_context: usize,
         policy: &PagePolicy,
     ) -> Result<Option<Streams>> {
-        let shape = self.structure.blocks.first().and_then(Block::decode_shape);
-        let Some(shape) = shape else { return Ok(None) };
+        let Some(shape) = self.decode_shape() else { return Ok(None) };
         let nobody =
             || Past { keys: DecodeKeys::Pages(Vec::new()), last_k: Vec::new(), last_v: Vec::new() };
         let blocks = self.structure.blocks.iter();

@@ -1,5 +1,6 @@
 //! The kernels of decode steps, and how their work is divided.
 
+use super::model::STEP;
 use super::params::{
     StreamAttention, StreamBlocked, StreamChoice, StreamDraw, StreamHeads, StreamMerge, StreamNorm,
     StreamPart, StreamProduct, StreamTable, StreamToken,
@@ -10,6 +11,7 @@ use crate::source::source;
 use crate::{Gpu, Result, Source};
 
 const PRODUCT: Source = source!("stream_product", ["stream.cuh"], [StreamPart, StreamProduct]);
+const TILES: Source = source!("stream_tiles", ["stream.cuh"], [StreamPart, StreamProduct]);
 const ROWS: Source = source!(
     "stream_rows",
     ["stream.cuh"],
@@ -33,6 +35,9 @@ pub(super) const MAX_ROWS: usize = 256;
 /// Runs of pages that a sequence's keys are divided into, at most; the kernels' `MAX_RUNS`.
 pub(super) const MAX_RUNS: usize = 64;
 
+/// Runs of columns of a product, at most.
+pub(super) const MAX_PARTS: usize = 8;
+
 /// The bucket of a step of so many rows, as an index.
 pub(super) fn bucket_of(rows: usize) -> usize {
     BUCKETS.iter().position(|&bucket| rows <= bucket).unwrap_or(BUCKETS.len() - 1)
@@ -48,65 +53,133 @@ pub(super) fn runs(position: usize) -> usize {
     pages.div_ceil(each)
 }
 
-/// How a product is divided; only `parts` decides bits, and it follows from the width alone.
+/// How a product is divided; only `parts`, the runs of columns, decides bits, and it follows from the width alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tiling {
-    /// Tiles of 8 rows of a warp.
-    nt: usize,
-    /// Tiles of 16 weights of a warp.
-    mt: usize,
-    /// Warps that share the rows.
-    groups: usize,
-    /// Runs of columns, a warp for each.
-    parts: usize,
-    /// Steps of 32 columns of weights on their way to a warp.
-    depth: usize,
-    glu: bool,
+pub(super) enum Tiling {
+    /// Weights go to registers, a warp for each run of columns of 16 of them; many bytes are on their way.
+    Few {
+        /// Tiles of 8 rows.
+        nt: usize,
+        parts: usize,
+        /// Steps of 32 columns of weights on their way to a warp.
+        depth: usize,
+        glu: bool,
+    },
+    /// Tiles of `bm` weights and `bn` rows go through shared memory, so that each is used often.
+    Many {
+        bm: usize,
+        bn: usize,
+        /// Warps along the weights and along the rows.
+        warps: [usize; 2],
+        parts: usize,
+        stages: usize,
+        glu: bool,
+        /// Whether a thread block does one run, and the runs are added up by whoever reads the results.
+        split: bool,
+    },
 }
 
 impl Tiling {
-    /// Few rows: many bytes on their way. Many rows: each weight and each row that is read is used often.
     pub(super) fn new(rows: usize, width: usize, glu: bool) -> Self {
         let parts = if width > 2048 { 8 } else { 4 };
-        let (nt, mt, groups, depth) = match rows {
-            ..=8 => (1, 1, 1, 12),
-            9..=16 => (2, 1, 1, 8),
-            17..=32 => (4, 1, 8 / parts, 4),
-            33..=64 => (8, 2, 8 / parts, 2),
-            _ => (16, 2, 8 / parts, 2),
+        let many = |bm, bn, warps, stages| Tiling::Many {
+            bm,
+            bn,
+            warps,
+            parts,
+            stages,
+            glu,
+            split: false,
         };
-        Tiling { nt, mt, groups, parts, depth, glu }
+        match rows {
+            // All of a run at once, if registers allow.
+            ..=8 => {
+                let depth = (width / STEP).div_ceil(parts).clamp(1, 14);
+                Tiling::Few { nt: 1, parts, depth, glu }
+            }
+            9..=16 => Tiling::Few { nt: 2, parts, depth: 8, glu },
+            17..=32 => many(64, 32, [4, 1], 8),
+            33..=64 => many(64, 64, [2, 2], 6),
+            65..=128 => many(64, 128, [2, 4], 4),
+            _ => many(128, 128, [2, 4], 5),
+        }
+    }
+
+    /// The same for a matrix with so few results that its tiles would not occupy the GPU.
+    pub(super) fn split(self) -> Self {
+        match self {
+            Tiling::Many { bm, bn, warps, parts, stages, glu, .. } => {
+                Tiling::Many { bm, bn, warps, parts, stages, glu, split: true }
+            }
+            few => few,
+        }
+    }
+
+    /// Runs of columns that whoever reads the results adds up.
+    pub(super) fn runs(self) -> usize {
+        match self {
+            Tiling::Many { parts, split: true, .. } => parts,
+            _ => 1,
+        }
     }
 
     pub(super) fn threads(self) -> usize {
-        32 * self.parts * self.groups
+        match self {
+            Tiling::Few { parts, .. } => 32 * parts,
+            Tiling::Many { warps, .. } => 32 * warps[0] * warps[1],
+        }
     }
 
-    /// Results of a thread block.
-    fn results(self) -> usize {
-        self.groups * self.mt * if self.glu { 8 } else { 16 }
+    /// Dynamic shared memory, in bytes.
+    pub(super) fn shared(self) -> usize {
+        match self {
+            Tiling::Few { .. } => 0,
+            // Two steps of 32 columns in two bytes each.
+            Tiling::Many { bm, bn, stages, .. } => stages * (bm + bn) * 2 * STEP * 2,
+        }
     }
 
     /// Thread blocks for a matrix with so many results.
     pub(super) fn blocks(self, results: usize) -> usize {
-        results.div_ceil(self.results())
+        let (weights, glu) = match self {
+            Tiling::Few { glu, .. } => (16, glu),
+            Tiling::Many { bm, glu, .. } => (bm, glu),
+        };
+        results.div_ceil(if glu { weights / 2 } else { weights })
     }
 
     /// Thread blocks side by side for so many rows.
     pub(super) fn row_blocks(self, rows: usize) -> usize {
-        rows.div_ceil(8 * self.nt)
+        rows.div_ceil(match self {
+            Tiling::Few { nt, .. } => 8 * nt,
+            Tiling::Many { bn, .. } => bn,
+        })
+    }
+
+    fn source(self) -> (Source, &'static str) {
+        match self {
+            Tiling::Few { .. } => (PRODUCT, "stream_product"),
+            Tiling::Many { .. } => (TILES, "stream_tiles"),
+        }
     }
 
     fn defines(self) -> Vec<String> {
-        let Tiling { nt, mt, groups, parts, depth, glu } = self;
-        vec![
-            format!("NT={nt}"),
-            format!("MT={mt}"),
-            format!("GROUPS={groups}"),
-            format!("PARTS={parts}"),
-            format!("DEPTH={depth}"),
-            format!("GLU={}", i32::from(glu)),
-        ]
+        let values = match self {
+            Tiling::Few { nt, parts, depth, glu } => {
+                vec![("NT", nt), ("PARTS", parts), ("DEPTH", depth), ("GLU", glu.into())]
+            }
+            Tiling::Many { bm, bn, warps: [wm, wn], parts, stages, glu, split } => vec![
+                ("BM", bm),
+                ("BN", bn),
+                ("WM", wm),
+                ("WN", wn),
+                ("PARTS", parts),
+                ("STAGES", stages),
+                ("GLU", glu.into()),
+                ("SPLIT", split.into()),
+            ],
+        };
+        values.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
     }
 }
 
@@ -117,9 +190,10 @@ fn row_defines(width: usize, head_dim: usize) -> Vec<String> {
 /// Typical variants, for compilation checks.
 pub(in crate::ops) fn variants() -> Vec<(Source, Vec<String>)> {
     let mut all = Vec::new();
-    for rows in BUCKETS.iter().filter(|rows| **rows < MAX_ROWS) {
-        for (width, glu) in [(1536, false), (1536, true), (4096, false)] {
-            all.push((PRODUCT, Tiling::new(*rows, width, glu).defines()));
+    for rows in BUCKETS {
+        let tiling = |width, glu| Tiling::new(rows, width, glu);
+        for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).split()] {
+            all.push((tiling.source().0, tiling.defines()));
         }
     }
     for (width, head_dim) in [(1536, 64), (1024, 128), (2560, 256)] {
@@ -132,7 +206,8 @@ pub(in crate::ops) fn variants() -> Vec<(Source, Vec<String>)> {
 
 /// The kernel of a product.
 pub(super) fn product(gpu: &Gpu, tiling: Tiling) -> Result<Kernel> {
-    gpu.kernel(PRODUCT, &tiling.defines(), "stream_product")
+    let (source, entry) = tiling.source();
+    gpu.kernel(source, &tiling.defines(), entry)
 }
 
 /// The kernel that blocks rows.
@@ -169,10 +244,18 @@ mod tests {
 
     #[test]
     fn the_order_of_additions_depends_on_the_width_alone() {
+        let parts = |tiling: Tiling| match tiling {
+            Tiling::Few { parts, .. } | Tiling::Many { parts, .. } => parts,
+        };
         for width in [128, 1536, 2048, 2080, 4096] {
-            let parts = |rows: usize, glu: bool| Tiling::new(rows, width, glu).parts;
+            let expected = parts(Tiling::new(1, width, true));
             for rows in 1..=MAX_ROWS {
-                assert_eq!(parts(rows, false), parts(1, true), "{rows} rows of {width}");
+                let tiling = Tiling::new(rows, width, false);
+                assert_eq!(
+                    [parts(tiling), parts(tiling.split())],
+                    [expected; 2],
+                    "{rows} rows of {width}"
+                );
             }
         }
     }
@@ -184,8 +267,10 @@ mod tests {
             assert!(bucket >= rows && (bucket == 8 || bucket < 2 * rows));
             for width in [64, 1536, 4096] {
                 let tiling = Tiling::new(bucket, width, false);
-                assert_eq!(tiling.row_blocks(bucket) * 8 * tiling.nt, bucket);
-                assert!(tiling.threads() <= 512);
+                let each = bucket / tiling.row_blocks(bucket);
+                assert_eq!(tiling.row_blocks(bucket) * each, bucket);
+                assert!(tiling.threads() <= 256 && tiling.shared() <= 163 << 10);
+                assert!(tiling.split().runs() <= MAX_PARTS);
             }
         }
     }

@@ -129,9 +129,6 @@ impl Cuda {
             let slot = int("a step", "slot", own.slot)?;
             *row = StreamToken { slot, token: own.token, position: own.position, unused: 0 };
         }
-        let all = rows("a step", &all)?;
-        // SAFETY: there is room for the rows of every bucket.
-        unsafe { self.gpu.write(streams.work.rows.address(), &all)? };
         let mut draws = vec![StreamDraw::default(); BUCKETS[bucket]];
         for (to, draw) in draws.iter_mut().zip(own.iter().map(|row| row.draw)) {
             *to = draw.map_or_else(StreamDraw::default, |draw| StreamDraw {
@@ -143,8 +140,11 @@ impl Cuda {
                 top_k: draw.top_k,
             });
         }
-        // SAFETY: as above.
-        unsafe { self.gpu.write(streams.work.draws.address(), &rows("a step", &draws)?)? };
+        // In one piece: each copy takes longer than its bytes.
+        let mut input: Vec<u8> = bytemuck::cast_slice(&rows("a step", &all)?).to_vec();
+        input.extend_from_slice(bytemuck::cast_slice(&rows("a step", &draws)?));
+        // SAFETY: there is room for the rows of every bucket.
+        unsafe { self.gpu.write(streams.work.input.address(), &input)? };
         streams.rows = own.len();
         Ok(())
     }

@@ -30,7 +30,7 @@ kernel_params! {
     pub(super) struct StreamProduct {
         /// Blocked `[rows, width]`.
         pub(super) x: ConstPtr<bf16>,
-        /// `[rows, stride]`.
+        /// `[rows, stride]`; that for each run of columns where they are split.
         pub(super) y: Ptr<f32>,
         /// With GLU, blocked `[rows, part rows]`.
         pub(super) inner: Ptr<bf16>,
@@ -73,13 +73,14 @@ kernel_params! {
         pub(super) embeddings: ConstPtr<bf16>,
         /// `[rows, width]`.
         pub(super) h: Ptr<f32>,
-        /// `[rows, width]`.
+        /// `[runs][rows, width]`.
         pub(super) delta: ConstPtr<f32>,
         /// `[width]`.
         pub(super) norm: ConstPtr<f32>,
         /// Blocked `[rows, width]`.
         pub(super) x: Ptr<bf16>,
         pub(super) width: usize,
+        pub(super) runs: usize,
         pub(super) eps: f32,
     }
 }

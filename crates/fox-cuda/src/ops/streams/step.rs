@@ -1,8 +1,8 @@
 //! A decode step as launches: one set for all rows.
 
 use super::kernels::{
-    ATTENTION_THREADS, BUCKETS, CHOICE_THREADS, Kernels, MAX_ROWS, MAX_RUNS, ROW_THREADS, Tiling,
-    product,
+    ATTENTION_THREADS, BUCKETS, CHOICE_THREADS, Kernels, MAX_PARTS, MAX_ROWS, MAX_RUNS,
+    ROW_THREADS, Tiling, product,
 };
 use super::model::StreamWeights;
 use super::params::{
@@ -37,8 +37,9 @@ impl Products {
     fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
         let tiling = |width: usize, glu: bool| Tiling::new(rows, width, glu);
         let (wide_tiling, heads_tiling) =
-            (tiling(weights.width, false), tiling(weights.heads_width, false));
-        let (glu_tiling, down_tiling) = (tiling(weights.width, true), tiling(weights.inner, false));
+            (tiling(weights.width, false), tiling(weights.heads_width, false).split());
+        let (glu_tiling, down_tiling) =
+            (tiling(weights.width, true), tiling(weights.inner, false).split());
         Ok(Products {
             wide: product(gpu, wide_tiling)?,
             wide_tiling,
@@ -52,13 +53,15 @@ impl Products {
     }
 }
 
+const ROW_BYTES: usize = size_of::<<StreamToken as Param>::Device>();
+const DRAW_BYTES: usize = size_of::<<StreamDraw as Param>::Device>();
+
 /// Memory of a step, for [`MAX_ROWS`] rows.
 pub(super) struct Work {
-    /// `[rows]`.
-    pub(super) rows: Buffer<<StreamToken as Param>::Device>,
-    /// `[rows]`.
-    pub(super) draws: Buffer<<StreamDraw as Param>::Device>,
+    /// The rows of a step, and behind them how each draws its next token: [`StreamToken`]s and [`StreamDraw`]s.
+    pub(super) input: Buffer<u8>,
     h: Buffer<f32>,
+    /// `[runs][rows, width]`.
     delta: Buffer<f32>,
     x: Buffer<u16>,
     raw: Buffer<f32>,
@@ -76,10 +79,9 @@ impl Work {
     pub(super) fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
         let shape = &weights.shape;
         Ok(Work {
-            rows: gpu.alloc(rows)?,
-            draws: gpu.zeros(rows)?,
+            input: gpu.zeros(rows * (ROW_BYTES + DRAW_BYTES))?,
             h: gpu.alloc(rows * weights.width)?,
-            delta: gpu.alloc(rows * weights.width)?,
+            delta: gpu.alloc(MAX_PARTS * rows * weights.width)?,
             x: gpu.alloc(rows * weights.width)?,
             raw: gpu.alloc(rows * weights.stride)?,
             q: gpu.alloc(rows * weights.heads_width)?,
@@ -144,8 +146,9 @@ pub(super) unsafe fn launch_product(
     let (count, blocks) = number_blocks(&mut params.parts, tiling);
     params.part_count = count;
     let width = params.width;
-    let grid = [tiling.row_blocks(rows), blocks, 1];
-    let launch = kernel.launch(grid, tiling.threads()).overlapping(overlapping).params(params)?;
+    let grid = [tiling.row_blocks(rows), blocks, tiling.runs()];
+    let launch = kernel.launch(grid, tiling.threads()).shared(tiling.shared());
+    let launch = launch.overlapping(overlapping).params(params)?;
     // SAFETY: the caller's promise.
     unsafe { launch.run(|| format!("{rows} rows of {width}")) }
 }
@@ -186,15 +189,17 @@ impl Steps {
             // SAFETY: as above.
             unsafe { launch_product(kernel, tiling, rows, params, self.overlapping) }
         };
-        let norm = |norm: u64, embeddings: u64| -> Result<()> {
+        // After a product, whose runs it adds up.
+        let norm = |norm: u64, embeddings: u64, product: Tiling| -> Result<()> {
             let params = StreamNorm {
-                rows: work.rows.address().into(),
+                rows: work.input.address().into(),
                 embeddings: embeddings.into(),
                 h: work.h.address().into(),
                 delta: work.delta.address().into(),
                 norm: norm.into(),
                 x: work.x.address().into(),
                 width,
+                runs: product.runs(),
                 eps: shape.norm_eps,
             };
             run(self.kernels.norm.launch([rows, 1, 1], ROW_THREADS).params(params)?)
@@ -209,7 +214,8 @@ impl Steps {
             ..StreamProduct::default()
         };
         for (l, layer) in weights.layers.iter().enumerate() {
-            norm(layer.mixer_norm, if l == 0 { weights.embeddings } else { 0 })?;
+            let embeddings = if l == 0 { weights.embeddings } else { 0 };
+            norm(layer.mixer_norm, embeddings, products.down_tiling)?;
             let params = StreamProduct { parts: layer.parts, ..on_x };
             multiply(&products.wide, products.wide_tiling, params)?;
             self.attend(l, rows, runs, weights, work, slots)?;
@@ -222,7 +228,7 @@ impl Steps {
                 ..StreamProduct::default()
             };
             multiply(&products.heads, products.heads_tiling, params)?;
-            norm(layer.mlp_norm, 0)?;
+            norm(layer.mlp_norm, 0, products.heads_tiling)?;
             let params = StreamProduct { parts: single(layer.gate_up, weights.inner), ..on_x };
             multiply(&products.glu, products.glu_tiling, params)?;
             let params = StreamProduct {
@@ -235,7 +241,7 @@ impl Steps {
             };
             multiply(&products.down, products.down_tiling, params)?;
         }
-        norm(weights.norm, 0)?;
+        norm(weights.norm, 0, products.down_tiling)?;
         let params = StreamProduct {
             y: work.logits.address().into(),
             parts: single(weights.head, weights.vocab),
@@ -246,7 +252,7 @@ impl Steps {
         let choices = work.choices.address();
         let params = StreamChoice {
             logits: work.logits.address().into(),
-            draws: work.draws.address().into(),
+            draws: (work.input.address() + (rows * ROW_BYTES) as u64).into(),
             ids: choices.into(),
             scores: (choices + 4 * MAX_ROWS as u64).into(),
             vocab: weights.vocab,
@@ -273,7 +279,7 @@ impl Steps {
         };
         let [q, k, v, k_shift, v_shift, gate, output_gate] = weights.start;
         let params = StreamHeads {
-            rows: work.rows.address().into(),
+            rows: work.input.address().into(),
             raw: work.raw.address().into(),
             q: work.q.address().into(),
             tables: slots.tables.address().into(),
@@ -297,7 +303,7 @@ impl Steps {
         let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
         run(self.kernels.heads.launch([units, rows, 1], ROW_THREADS).params(params)?)?;
         let params = StreamAttention {
-            rows: work.rows.address().into(),
+            rows: work.input.address().into(),
             tables: slots.tables.address().into(),
             q: work.q.address().into(),
             now: slots.now.address().into(),
@@ -313,7 +319,7 @@ impl Steps {
         let grid = [runs, kv_heads, rows];
         run(self.kernels.attention.launch(grid, ATTENTION_THREADS).params(params)?)?;
         let params = StreamMerge {
-            rows: work.rows.address().into(),
+            rows: work.input.address().into(),
             parts: work.parts.address().into(),
             raw: work.raw.address().into(),
             norm: layer.output_norm.into(),

@@ -8,7 +8,9 @@ constexpr int PAGE = 64;
 // Runs of pages that a sequence's keys are divided into, at most.
 constexpr int MAX_RUNS = 64;
 
-// A launch may begin before the one in front of it has ended: it must wait before it touches what others write.
+// A launch may begin before the one in front of it has ended, as soon as all its thread blocks have begun: it must wait
+// before it touches what others write. The wait is for the end of the launch in front, which itself has waited, so all
+// earlier ones are over too. What never changes during a step may be read before the wait.
 DEVICE void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

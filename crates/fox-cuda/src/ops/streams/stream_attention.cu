@@ -13,6 +13,13 @@ constexpr int LANES = HEAD_DIM / 8;       // of a key
 constexpr int KEYS = 32 / LANES;          // that a warp reads at once
 constexpr int TURNS = PAGE / KEYS;
 constexpr int AT_ONCE = 16;               // turns whose rows are on their way together
+constexpr int LINE = 64;                  // values of a line of the cache
+
+DEVICE void prefetch(const u16* p) {
+#if !EMULATED
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
 
 // Decay from each key of a page to its end, of which a lane has keys 2 lane and 2 lane + 1; gates beyond the last key
 // are 0. Sums of the gates behind a key, not differences: a strong gate would take the digits of the others along.
@@ -63,17 +70,26 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const 
     __shared__ float scores[WARPS][PAGE];
     __shared__ __align__(16) float outs[WARPS][HEAD_DIM];
     __shared__ float tops[WARPS], weights[WARPS];
+    let_successor_begin();
     const StreamToken row = p.rows[blockIdx.z];
     const int run = blockIdx.x, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row.slot < 0) return;
     const Runs runs(row.position);
     if (run >= runs.count) return;
-    wait_for_predecessor();
-    let_successor_begin();
     const StreamTable table = p.tables[size_t(row.slot) * p.layers + p.layer];
     const int group = p.heads / p.kv_heads;
     const int end = min((run + 1) * runs.each, runs.pages);
     const int part = lane % LANES, key_of_lane = lane / LANES;
+    const int first_page = run * runs.each + warp;
+    // Full pages do not change any more: the first one of each warp comes nearer while others still compute.
+    if (first_page < end && (first_page + 1) * PAGE <= row.position) {
+        const Page page = table.pages[size_t(first_page) * p.kv_heads + kv_head];
+        for (int at = lane * LINE; page.k && at < PAGE * HEAD_DIM; at += 32 * LINE) {
+            prefetch(page.k + at);
+            prefetch(page.v + at);
+        }
+    }
+    wait_for_predecessor();
 
     for (int g = 0; g < group; ++g) {
         const int head = kv_head * group + g;
@@ -83,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const 
 #pragma unroll
         for (int i = 0; i < 8; ++i) q[i] *= LOG2_E;
         const double now = p.gated ? p.now[(size_t(row.slot) * p.layers + p.layer) * p.heads + head] : 0.0;
-        for (int n = run * runs.each + warp; n < end; n += WARPS) {
+        for (int n = first_page; n < end; n += WARPS) {
             const int first = n * PAGE, count = min(PAGE, row.position + 1 - first);
             // Keys from here on are inside of the window.
             const int visible = p.window > 0 ? row.position + 1 - p.window - first : 0;

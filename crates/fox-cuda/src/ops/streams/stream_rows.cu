@@ -9,8 +9,10 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr int OWN = HEAD_DIM / 32;
 
-// h = the embedded token, or h + delta; x = rms(h) * w, blocked. One thread block for each row.
+// h = the embedded token, or h + delta; x = rms(h) * w, blocked. One thread block for each row. A product that was split
+// left the runs of delta behind one another.
 extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_constant__ StreamNorm p) {
+    let_successor_begin();
     const int row = blockIdx.x, token = p.rows[row].token;
     float w[ITEMS][4], h[ITEMS][4];
 #pragma unroll
@@ -19,7 +21,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
         if (column < p.width) load<4>(w[i], p.norm + column);
     }
     wait_for_predecessor();
-    let_successor_begin();
     float squares = 0.f;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -29,9 +30,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
         if (p.embeddings) {
             load<4>(h[i], p.embeddings + size_t(token) * p.width + column);
         } else {
-            float delta[4];
+            float delta[4], next[4];
             load<4>(h[i], p.h + at);
             load<4>(delta, p.delta + at);
+            for (int run = 1; run < p.runs; ++run) {
+                load<4>(next, p.delta + size_t(run) * gridDim.x * p.width + at);
+#pragma unroll
+                for (int k = 0; k < 4; ++k) delta[k] += next[k];
+            }
 #pragma unroll
             for (int k = 0; k < 4; ++k) h[i][k] += delta[k];
         }
@@ -84,11 +90,11 @@ DEVICE void prepare(float (&x)[OWN], const StreamHeads& p, const float* norm, in
 // Queries to `q`, keys, values and gates to their pages; the sums of the gates and the raw rows of the slot. A warp
 // for each head of queries, keys and values of each row.
 extern "C" __global__ void __launch_bounds__(THREADS) stream_heads(const __grid_constant__ StreamHeads p) {
+    let_successor_begin();
     const int unit = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     const StreamToken row = p.rows[blockIdx.y];
     if (unit >= p.heads + 2 * p.kv_heads || row.slot < 0) return;
     wait_for_predecessor();
-    let_successor_begin();
     const float* raw = p.raw + size_t(blockIdx.y) * p.stride;
     float x[OWN];
     if (unit < p.heads) {
@@ -135,11 +141,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_heads(const __grid_
 
 // The runs of a head's keys put together, in order, then output norm and gate: y blocked. A warp for each head.
 extern "C" __global__ void __launch_bounds__(THREADS) stream_merge(const __grid_constant__ StreamMerge p) {
+    let_successor_begin();
     const int head = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     const StreamToken row = p.rows[blockIdx.y];
     if (head >= p.heads || row.slot < 0) return;
     wait_for_predecessor();
-    let_successor_begin();
     const int runs = Runs(row.position).count;
     const float* parts = p.parts + (size_t(blockIdx.y) * p.heads + head) * MAX_RUNS * (HEAD_DIM + 4);
     float top = NEG_INF;

@@ -1,0 +1,178 @@
+// y[rows, N] = x[rows, K] w[N, K]^T for many decode rows: tiles of weights and of rows go through shared memory.
+//
+// A result has the bits that stream_product gives it: the columns of K are divided into the same PARTS runs, a run is
+// added up in the same order, by the same instructions for the same columns, and the runs are added in order. Here a
+// warp does all runs, one after the other. With SPLIT a thread block does one of them, and whoever reads the results
+// adds up the runs: y is [PARTS][rows, stride] then.
+//
+// Compile-time: BM rows of weights (with GLU half of them gates), BN rows, WM x WN warps, PARTS, STAGES, SPLIT, GLU.
+#include "stream.cuh"
+#include "mma.cuh"
+#include "params.cuh"
+
+constexpr int WARPS = WM * WN;
+constexpr int THREADS = 32 * WARPS;
+constexpr int MT = BM / 16 / WM, NT = BN / 8 / WN;  // tiles of a warp
+constexpr int RESULTS = GLU ? 8 : 16;               // of 16 rows of weights
+constexpr int STEPS = 2;                            // of 32 columns in a stage
+constexpr int CHUNKS = 4 * STEPS;                   // of 16 bytes in a row of a stage
+constexpr int WEIGHTS = STEPS * BM * 32;            // values of a stage
+constexpr int STAGE = WEIGHTS + STEPS * BN * 32;
+constexpr int OWN_WEIGHTS = BM * CHUNKS / THREADS, OWN_ROWS = BN * CHUNKS / THREADS;  // chunks of a thread
+static_assert(BM * CHUNKS % THREADS == 0 && BN * CHUNKS % THREADS == 0, "every thread copies as much");
+
+// Goes through the steps of a thread block's runs, a stage at a time.
+struct Cursor {
+    int steps, run, last, at, end;
+
+    DEVICE Cursor(int steps, int run, int last) : steps(steps), run(run), last(last) { begin(); }
+    DEVICE bool is_inside() const { return run < last; }
+    DEVICE void next() {
+        at += STEPS;
+        if (at >= end && ++run < last) begin();
+    }
+    DEVICE bool ends_run() const { return at + STEPS >= end; }
+
+  private:
+    // The run's first stage, or that of the next one which has any.
+    DEVICE void begin() {
+        for (; run < last; ++run) {
+            at = run * steps / PARTS, end = (run + 1) * steps / PARTS;
+            if (at < end) return;
+        }
+    }
+};
+
+DEVICE uint4 read_shared(const u16* p) { return *reinterpret_cast<const uint4*>(p); }
+
+extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_constant__ StreamProduct p) {
+#if EMULATED
+    static __align__(16) u16 memory[STAGES * STAGE];
+#else
+    extern __shared__ __align__(16) u16 memory[];
+#endif
+    let_successor_begin();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_m = warp % WM, warp_n = warp / WM;
+    // The part that this block's weights belong to, and its first tile in it.
+    int n = 0;
+    while (n + 1 < p.part_count && int(blockIdx.y) >= p.parts[n + 1].first_block) ++n;
+    const StreamPart part = p.parts[n];
+    const int first_tile = (blockIdx.y - part.first_block) * (BM / 16);
+    const int steps = p.width / 32;
+    const int first_run = SPLIT ? blockIdx.z : 0, last_run = SPLIT ? first_run + 1 : PARTS;
+
+    // Where this thread's chunks of the weights begin; null beyond the last row.
+    const u16* own[OWN_WEIGHTS];
+#pragma unroll
+    for (int i = 0; i < OWN_WEIGHTS; ++i) {
+        const int row = (threadIdx.x + i * THREADS) / CHUNKS, half = row % 16 / 8;
+        const int result = (first_tile + row / 16) * RESULTS + (GLU ? row % 8 : row % 16);
+        const int source = GLU && half ? part.rows + result : result;
+        own[i] = result < part.rows ? part.w + size_t(source) * p.width : nullptr;
+    }
+    const auto copy_weights = [&](int slot, const Cursor& c) {
+#pragma unroll
+        for (int i = 0; i < OWN_WEIGHTS; ++i) {
+            const int e = threadIdx.x + i * THREADS, row = e / CHUNKS, chunk = e % CHUNKS, step = chunk / 4;
+            u16* to = memory + slot * STAGE + (step * BM + row) * 32 + chunk % 4 * 8;
+            if (c.at + step < c.end) copy_async(to, own[i] ? own[i] + 32 * c.at + 8 * chunk : part.w, own[i]);
+        }
+    };
+    const u16* x = p.x + size_t(blockIdx.x) * (BN / 8) * steps * 256;
+    const auto copy_rows = [&](int slot, const Cursor& c) {
+#pragma unroll
+        for (int i = 0; i < OWN_ROWS; ++i) {
+            const int e = threadIdx.x + i * THREADS, tile = e / (8 * CHUNKS), chunk = e % (8 * CHUNKS), step = chunk / 32;
+            u16* to = memory + slot * STAGE + WEIGHTS + (step * (BN / 8) + tile) * 256 + chunk % 32 * 8;
+            if (c.at + step < c.end) copy_async(to, x + (size_t(tile) * steps + c.at) * 256 + 8 * chunk, true);
+        }
+    };
+
+    // The weights do not depend on what came before; all else does.
+    Cursor ahead(steps, first_run, last_run), now = ahead;
+    for (int s = 0; s < STAGES - 1 && ahead.is_inside(); ++s, ahead.next()) copy_weights(s, ahead);
+    wait_for_predecessor();
+    ahead = now;
+    for (int s = 0; s < STAGES - 1; ++s) {
+        if (ahead.is_inside()) copy_rows(s, ahead), ahead.next();
+        copy_commit();
+    }
+
+    float c[MT][NT][4], total[MT][NT][4];
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+#pragma unroll
+        for (int t = 0; t < NT; ++t) {
+#pragma unroll
+            for (int r = 0; r < 4; ++r) c[m][t][r] = total[m][t][r] = 0.f;
+        }
+    }
+    for (int slot = 0; now.is_inside(); now.next(), slot = (slot + 1) % STAGES) {
+        copy_wait<STAGES - 2>();
+        __syncthreads();
+        // Everybody is done with the slot before this one.
+        if (ahead.is_inside()) {
+            const int free = (slot + STAGES - 1) % STAGES;
+            copy_weights(free, ahead);
+            copy_rows(free, ahead);
+            ahead.next();
+        }
+        copy_commit();
+        const u16* stage = memory + slot * STAGE;
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            if (now.at + step >= now.end) break;
+            uint4 b[NT];
+#pragma unroll
+            for (int t = 0; t < NT; ++t) {
+                b[t] = read_shared(stage + WEIGHTS + (step * (BN / 8) + warp_n * NT + t) * 256 + 8 * lane);
+            }
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+                const u16* a = stage + (step * BM + (warp_m * MT + m) * 16) * 32 + 8 * lane;
+                const uint4 top = read_shared(a), bottom = read_shared(a + 8 * 32);
+                const u32 left[4] = {top.x, bottom.x, top.y, bottom.y};
+                const u32 right[4] = {top.z, bottom.z, top.w, bottom.w};
+#pragma unroll
+                for (int t = 0; t < NT; ++t) {
+                    mma(c[m][t], left, b[t].x, b[t].y);
+                    mma(c[m][t], right, b[t].z, b[t].w);
+                }
+            }
+        }
+        if (now.ends_run()) {
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+#pragma unroll
+                for (int t = 0; t < NT; ++t) {
+#pragma unroll
+                    for (int r = 0; r < 4; ++r) total[m][t][r] += c[m][t][r], c[m][t][r] = 0.f;
+                }
+            }
+        }
+    }
+
+    float* y = p.y + (SPLIT ? size_t(first_run) * gridDim.x * BN * p.stride : 0);
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+        const int tile = first_tile + warp_m * MT + m;
+#pragma unroll
+        for (int t = 0; t < NT; ++t) {
+#pragma unroll
+            for (int r = 0; r < (GLU ? 2 : 4); ++r) {
+                const int row = blockIdx.x * BN + (warp_n * NT + t) * 8 + 2 * (lane % 4) + r % 2;
+                const int result = tile * RESULTS + lane / 4 + (r >= 2 ? 8 : 0);
+                if (result >= part.rows) continue;
+                float sum = total[m][t][r];
+                if (GLU) {
+                    const float up = total[m][t][r + 2];
+                    p.inner[blocked(row, result, part.rows)] = float_to_bf16(activation(p.act, sum).x * up);
+                } else {
+                    if (part.bias) sum += part.bias[result];
+                    y[size_t(row) * p.stride + part.start + result] = sum;
+                }
+            }
+        }
+    }
+}
