@@ -60,14 +60,19 @@ pub fn train_in(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Re
     let outcome = run(job, group, observe);
     match &outcome {
         Ok(_) => group.leave()?,
-        // The others have said it already, or are gone.
-        Err(Error::Group(_)) => {}
         Err(error) => {
             // A device may be the first to notice that a rank is gone.
-            if let (Error::Tensor(_) | Error::Model(_), Some(words)) = (error, group.loss()) {
+            let device = matches!(
+                error,
+                Error::Tensor(_) | Error::Model(_) | Error::Group(fox_dist::Error::Tensor(_))
+            );
+            if let Some(words) = device.then(|| group.loss()).flatten() {
                 return Err(fox_dist::Error::Lost(words).into());
             }
-            group.fail(&error.to_string());
+            // Other errors of the group have been said already.
+            if device || !matches!(error, Error::Group(_)) {
+                group.fail(&error.to_string());
+            }
         }
     }
     outcome
