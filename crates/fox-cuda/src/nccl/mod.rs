@@ -11,10 +11,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::result;
-use fox_tensor::{DType, OwnedTensor, PeerOps, PeerPlace};
+use fox_tensor::{OwnedTensor, PeerOps, PeerPlace};
 
 use crate::backend::Cuda;
-use crate::backend::storage::memory;
+use crate::backend::storage::{Data, memory};
 use crate::ops::elementwise;
 use crate::{Error, Result};
 use peers::{Move, Peers, Piece, rounds, tree};
@@ -48,11 +48,9 @@ impl Cuda {
         let PeerPlace { rank, size, .. } = peers.place;
         let mut whole = Vec::with_capacity(tensors.len());
         for (owner, tensor) in tensors.iter_mut() {
-            if tensor.dtype() != DType::F32 {
-                return Err(Error::argument(
-                    "sum over ranks",
-                    format!("{} tensors", tensor.dtype()),
-                ));
+            if let Data::Bf16(narrow) = &memory(tensor)?.data {
+                let wide = Data::F32(self.widen(narrow)?);
+                **tensor = self.tensor(wide, tensor.shape(), tensor.device());
             }
             let len = tensor.len();
             let address = self.writable(tensor)?.write().address();

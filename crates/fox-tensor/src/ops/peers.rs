@@ -36,8 +36,8 @@ pub trait PeerOps {
     /// Connects this device with those of all others; waits for them. Returns what carries the tensors, in words.
     fn join_peers(&self, place: PeerPlace, invitation: &[u8]) -> Result<String>;
 
-    /// Begins to replace every f32 tensor, at the process that it belongs to, by the sum over all processes in the order
-    /// of a binary tree whose left half is the largest power of two: `(0 + 1) + (2 + 3)`.
+    /// Begins to replace every real tensor, at the process that it belongs to, by the sum over all processes in f32, in
+    /// the order of a binary tree whose left half is the largest power of two: `(0 + 1) + (2 + 3)`.
     fn begin_sum(&self, tensors: &mut [OwnedTensor<'_>]) -> Result<()>;
 
     /// Begins to replace every tensor by that of the process it belongs to. Weights must be packed in the same way
