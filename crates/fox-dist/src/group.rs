@@ -15,7 +15,6 @@ use crate::{Error, Placement, Result};
 pub struct Group {
     rank: usize,
     size: usize,
-    one_machine: bool,
     links: Mutex<Links>,
     watch: Option<Watch>,
     /// Exchanges tensors with those of the others.
@@ -33,7 +32,7 @@ impl Group {
     /// A process without others.
     pub fn alone() -> Group {
         let (links, device) = (Mutex::default(), OnceLock::new());
-        Group { rank: 0, size: 1, one_machine: true, links, watch: None, device }
+        Group { rank: 0, size: 1, links, watch: None, device }
     }
 
     /// Meets the other ranks.
@@ -54,7 +53,6 @@ impl Group {
         Ok(Group {
             rank: placement.rank,
             size: placement.size,
-            one_machine: placement.local_size == placement.size,
             links: Mutex::new(Links { links, number: 0 }),
             watch: Some(watch),
             device: OnceLock::new(),
@@ -136,10 +134,6 @@ impl Group {
         if let Some(watch) = &self.watch {
             watch.on_loss(Box::new(act));
         }
-    }
-
-    pub(crate) fn on_one_machine(&self) -> bool {
-        self.one_machine
     }
 
     /// The device that exchanges tensors with others, once it is connected.

@@ -29,7 +29,9 @@ impl Group {
         }
         let Some(peers) = peers else { return Ok(self.by_host()) };
         let shares_device = all.iter().filter(|other| **other == identity).count() > 1;
-        let (rank, size, one_machine) = (self.rank(), self.size(), self.on_one_machine());
+        let machines = self.all_gather(machine().as_bytes())?;
+        let one_machine = machines.iter().all(|other| *other == machines[0]);
+        let (rank, size) = (self.rank(), self.size());
         let place = PeerPlace { rank, size, shares_device, one_machine };
         let invitation = match rank {
             0 => peers.peer_invitation(place)?,
@@ -98,6 +100,14 @@ impl Group {
 
 /// How tensors travel without such devices.
 const BY_HOST: &str = "TCP, sent to the owner and added there";
+
+/// What tells this machine from others, containers on one machine included.
+fn machine() -> String {
+    let read = |name: &str| {
+        std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default()
+    };
+    read("hostname") + &read("random/boot_id")
+}
 
 fn pairs<'a>(tensors: &'a mut [Owned<'_>]) -> Vec<OwnedTensor<'a>> {
     tensors.iter_mut().map(|owned| (owned.owner, &mut *owned.tensor)).collect()

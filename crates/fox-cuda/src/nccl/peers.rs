@@ -76,8 +76,8 @@ pub(super) fn invitation() -> Result<Vec<u8>> {
     Ok(id.0.to_vec())
 }
 
-/// What NCCL must know before it begins: ranks may share a GPU only if they seem to be on different machines, and ranks of
-/// one machine need no network.
+/// What NCCL must know before it begins: ranks may share a GPU only if they seem to be on different machines. They then
+/// exchange over sockets, which need no network.
 pub(super) fn prepare_environment(place: PeerPlace) {
     let default = |name: &str, value: String| {
         if std::env::var_os(name).is_none() {
@@ -88,9 +88,9 @@ pub(super) fn prepare_environment(place: PeerPlace) {
     };
     if place.shares_device {
         default("NCCL_HOSTID", format!("fox-rank-{}", place.rank));
-    }
-    if place.one_machine {
-        default("NCCL_SOCKET_IFNAME", "lo".into());
+        if place.one_machine {
+            default("NCCL_SOCKET_IFNAME", "lo".into());
+        }
     }
 }
 
