@@ -228,6 +228,10 @@ impl Gpu {
         self.stream
     }
 
+    pub(crate) fn device(&self) -> sys::CUdevice {
+        self.device
+    }
+
     /// Makes this GPU the current one of the calling thread.
     pub(crate) fn bind(&self) -> Result<()> {
         bind(self.context)
@@ -357,6 +361,17 @@ impl Gpu {
 
     /// The function `entry` of `source`, compiled with `defines`; compiled and loaded once.
     pub(crate) fn kernel(&self, source: Source, defines: &[String], entry: &str) -> Result<Kernel> {
+        self.kernel_on(self.stream, source, defines, entry)
+    }
+
+    /// The same for launches on another stream of this GPU.
+    pub(crate) fn kernel_on(
+        &self,
+        stream: sys::CUstream,
+        source: Source,
+        defines: &[String],
+        entry: &str,
+    ) -> Result<Kernel> {
         self.bind()?;
         let key = (source, defines.to_vec());
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -369,7 +384,7 @@ impl Gpu {
                 module
             }
         };
-        module.function(entry, self.stream)
+        module.function(entry, stream)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The CUDA backend: NVIDIA GPUs from Ampere on, with kernels of their own for Hopper.
 //!
 //! Nothing of CUDA is needed to build this crate or to start a program that contains it: the driver,
-//! NVRTC and cuBLASLt are opened when a [`Gpu`] is asked for, and a missing library is an ordinary
-//! [`Error`]. Kernels are CUDA C++ sources beside the ops in `ops/`, compiled for the GPU at hand when first used
+//! NVRTC and cuBLASLt are opened when a [`Gpu`] is asked for, NCCL when it is connected with others, and a missing
+//! library is an ordinary [`Error`]. Kernels are CUDA C++ sources beside the ops in `ops/`, compiled for the GPU at hand when first used
 //! and kept on disk.
 //!
 //! Layers, from the bottom: `cudarc` opens the libraries and declares their functions; [`Gpu`] owns a
@@ -15,6 +15,7 @@ mod compile;
 mod error;
 mod gpu;
 mod launch;
+mod nccl;
 mod ops;
 mod params;
 mod pool;

@@ -49,6 +49,11 @@ impl Group {
         if self.size() == 1 {
             return Ok(());
         }
+        self.begin_sums(tensors)?;
+        self.finish_sums()
+    }
+
+    pub(crate) fn sum_by_host(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
         self.exchange(|links| {
             for Owned { owner, tensor } in tensors.iter().filter(|t| t.owner != self.rank()) {
                 links.send(*owner, bytemuck::cast_slice(&tensor.to_f32()?));
@@ -68,10 +73,14 @@ impl Group {
         })
     }
 
-    /// Replaces every tensor by that of the rank that owns it.
+    /// Replaces every tensor by that of the rank that owns it. Weights must be packed in the same way everywhere, and
+    /// stay so.
     pub fn share(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
         if self.size() == 1 {
             return Ok(());
+        }
+        if let Some(device) = self.connected() {
+            return self.share_by_devices(device, tensors);
         }
         self.exchange(|links| {
             for Owned { tensor, .. } in tensors.iter().filter(|t| t.owner == self.rank()) {

@@ -1,6 +1,9 @@
 //! The ranks of a run, and what they say to each other.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::fmt::Display;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use fox_tensor::Device;
 
 use crate::link::Link;
 use crate::meeting::{Connections, Meeting};
@@ -14,6 +17,8 @@ pub struct Group {
     size: usize,
     links: Mutex<Links>,
     watch: Option<Watch>,
+    /// Exchanges tensors with those of the others.
+    device: OnceLock<Device>,
 }
 
 /// The data links, in the order of the ranks, and the number of the collective under way.
@@ -26,7 +31,8 @@ struct Links {
 impl Group {
     /// A process without others.
     pub fn alone() -> Group {
-        Group { rank: 0, size: 1, links: Mutex::default(), watch: None }
+        let (links, device) = (Mutex::default(), OnceLock::new());
+        Group { rank: 0, size: 1, links, watch: None, device }
     }
 
     /// Meets the other ranks.
@@ -49,6 +55,7 @@ impl Group {
             size: placement.size,
             links: Mutex::new(Links { links, number: 0 }),
             watch: Some(watch),
+            device: OnceLock::new(),
         })
     }
 
@@ -117,6 +124,37 @@ impl Group {
         Ok(all.iter().flat_map(|part| part.chunks_exact(4).map(value)).collect())
     }
 
+    /// Why the group is at an end, if it is because a rank is lost; waits a moment for the reason.
+    pub fn loss(&self) -> Option<String> {
+        self.watch.as_ref().and_then(Watch::loss_soon)
+    }
+
+    /// Lets `act` run with the reason when a rank is lost, in a thread of its own, whatever this rank is doing.
+    pub fn on_loss(&self, act: impl FnOnce(&str) + Send + 'static) {
+        if let Some(watch) = &self.watch {
+            watch.on_loss(Box::new(act));
+        }
+    }
+
+    /// The device that exchanges tensors with others, once it is connected.
+    pub(crate) fn connected(&self) -> Option<&Device> {
+        self.device.get()
+    }
+
+    pub(crate) fn note_device(&self, device: &Device) {
+        // A second connection is refused by the device.
+        let _ = self.device.set(device.clone());
+    }
+
+    pub(crate) fn abort_on_loss(&self, device: &Device) {
+        let device = device.clone();
+        self.on_loss(move |_| {
+            if let Some(peers) = device.backend().caps().peers {
+                peers.abort_exchange();
+            }
+        });
+    }
+
     /// Tells the others why this rank cannot go on, so that they say so too.
     pub fn fail(&self, words: &str) {
         if let Some(watch) = &self.watch {
@@ -124,8 +162,24 @@ impl Group {
         }
     }
 
+    /// Parts in good order after work that went well, and tells the others what went wrong otherwise.
+    pub fn ending_all<T, E: Display + From<Error>>(
+        &self,
+        outcome: std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        match &outcome {
+            Ok(_) => self.leave()?,
+            Err(error) => self.fail(&error.to_string()),
+        }
+        outcome
+    }
+
     /// Parts in good order: nobody is reported as lost afterwards.
     pub fn leave(&self) -> Result<()> {
+        if let Some(device) = self.connected() {
+            self.finish_sums()?;
+            device.backend().synchronize()?;
+        }
         self.barrier()?;
         if let Some(watch) = &self.watch {
             watch.leave();
@@ -141,12 +195,10 @@ impl Group {
         drop(links);
         match (result, &self.watch) {
             // The reason is worth more than the symptom.
-            (Err(Error::Connection { action, cause }), Some(watch)) => {
-                Err(match watch.failure(true) {
-                    Some(words) => Error::Lost(words),
-                    None => Error::Connection { action, cause },
-                })
-            }
+            (Err(Error::Connection { action, cause }), Some(watch)) => Err(match watch.failure() {
+                Some(words) => Error::Lost(words),
+                None => Error::Connection { action, cause },
+            }),
             (result, _) => result,
         }
     }

@@ -5,7 +5,8 @@
 //! - [`Group::meet`] lets the ranks find each other over TCP, within a time limit, and refuses ranks that run something
 //!   else. [`Group::alone`] is the group of a process without others, so that callers need no second way.
 //! - A group exchanges bytes ([`Group::all_gather`], [`Group::broadcast`]) and tensors
-//!   ([`Group::sum_at_owners`], [`Group::share`]). Sums are made in a fixed order, see [`tree_sum`].
+//!   ([`Group::sum_at_owners`], [`Group::share`]). Sums are made in a fixed order, see [`tree_sum`]. Devices that can
+//!   do it exchange tensors without the host, beside other work: [`Group::connect`], [`Group::begin_sums`].
 //! - Ranks that share sequences instead of a batch find the earlier rows with each other: [`context`].
 //! - A rank that is killed, hangs or fails ends every wait of the others with one sentence, within
 //!   [`SILENCE`] and a second.
@@ -22,6 +23,7 @@ mod exchange;
 mod group;
 mod link;
 mod meeting;
+mod peers;
 mod placement;
 mod speed;
 mod watch;

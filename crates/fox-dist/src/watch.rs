@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 /// A rank that has sent nothing for so long counts as lost.
 pub const SILENCE: Duration = Duration::from_secs(8);
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long an error of a device waits for a reason that may lie with another rank.
+const SOON: Duration = Duration::from_secs(1);
 /// How long a broken data link waits for the reason.
 const REASON: Duration = Duration::from_secs(10);
 /// No reason is longer.
@@ -27,7 +29,6 @@ const FAILED: u8 = 2;
 #[derive(Debug)]
 pub(crate) struct Watch(Arc<State>);
 
-#[derive(Debug)]
 struct State {
     rank: usize,
     links: Vec<(usize, Mutex<TcpStream>)>,
@@ -36,7 +37,12 @@ struct State {
     failure: Mutex<Option<String>>,
     changed: Condvar,
     leaving: AtomicBool,
+    /// To do when a rank is lost.
+    actions: Mutex<Vec<Action>>,
 }
+
+/// What is done with the reason when a rank is lost.
+pub(crate) type Action = Box<dyn FnOnce(&str) + Send>;
 
 impl Watch {
     pub fn start(
@@ -55,7 +61,8 @@ impl Watch {
         }
         let (failure, changed) = (Mutex::new(None), Condvar::new());
         let leaving = AtomicBool::new(false);
-        let state = Arc::new(State { rank, links, data, failure, changed, leaving });
+        let actions = Mutex::default();
+        let state = Arc::new(State { rank, links, data, failure, changed, leaving, actions });
         for (other, stream) in readers {
             let state = state.clone();
             spawn("fox-watch", move || state.listen(other, stream))?;
@@ -65,11 +72,33 @@ impl Watch {
         Ok(Watch(state))
     }
 
-    /// Why it is over, if it is; waits for the reason when `broken` says that a link is.
-    pub fn failure(&self, broken: bool) -> Option<String> {
-        let deadline = Instant::now() + REASON;
+    /// Why it is over, once a link is known to be broken; waits for the reason.
+    pub fn failure(&self) -> Option<String> {
+        self.failure_within(REASON)
+    }
+
+    /// Why it is over, if it is or soon will be: a device may notice before the watch does.
+    pub fn loss_soon(&self) -> Option<String> {
+        self.failure_within(SOON)
+    }
+
+    /// Does something when a rank is lost; at once if one is.
+    pub fn on_loss(&self, action: Action) {
+        let failure = lock(&self.0.failure);
+        match failure.clone() {
+            // Under the lock: a loss that comes now finds it.
+            None => lock(&self.0.actions).push(action),
+            Some(words) => {
+                drop(failure);
+                action(&words);
+            }
+        }
+    }
+
+    fn failure_within(&self, limit: Duration) -> Option<String> {
+        let deadline = Instant::now() + limit;
         let mut failure = lock(&self.0.failure);
-        while failure.is_none() && broken && Instant::now() < deadline {
+        while failure.is_none() && Instant::now() < deadline {
             let wait = self.0.changed.wait_timeout(failure, Duration::from_millis(50));
             failure = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -84,6 +113,7 @@ impl Watch {
     /// Ends the watch in good order.
     pub fn leave(&self) {
         self.0.leaving.store(true, Ordering::SeqCst);
+        lock(&self.0.actions).clear();
         self.0.send_all(&[GOODBYE]);
     }
 }
@@ -94,6 +124,12 @@ impl Drop for Watch {
         for (_, link) in &self.0.links {
             let _ = lock(link).shutdown(Shutdown::Both);
         }
+    }
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "State(rank {}, {:?})", self.rank, lock(&self.failure))
     }
 }
 
@@ -142,6 +178,12 @@ impl State {
         self.send_all(&message);
         for stream in &self.data {
             let _ = stream.shutdown(Shutdown::Both);
+        }
+        let actions = std::mem::take(&mut *lock(&self.actions));
+        for action in actions {
+            let words = words.clone();
+            // Each in a thread of its own: none can hold up another one.
+            let _ = spawn("fox-loss", move || action(&words));
         }
     }
 

@@ -5,6 +5,7 @@ mod common;
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use common::{free_port, meeting, placement, ranks};
@@ -40,6 +41,8 @@ fn tensors_are_summed_at_their_owners_and_shared() {
             device.from_f32(&values, [len]).unwrap()
         };
         let (mut a, mut b) = (make(0), make(5));
+        let exchange = group.connect(&device).unwrap();
+        assert_eq!(exchange.as_deref(), Some("TCP, sent to the owner and added there"));
         let mut both = [Owned { owner: 2, tensor: &mut a }, Owned { owner: 0, tensor: &mut b }];
         group.sum_at_owners(&mut both).unwrap();
         group.share(&mut both).unwrap();
@@ -87,6 +90,31 @@ fn a_failure_is_told_to_all() {
     });
     for (rank, error) in errors.iter().enumerate() {
         assert!(error.starts_with("rank 2 failed: the disk is full"), "{rank}: {error}");
+    }
+}
+
+/// Whatever the rank itself is doing: it may wait for its device.
+#[test]
+fn a_loss_is_acted_on_at_once_or_when_it_comes() {
+    let heard = ranks(3, |group| {
+        if group.rank() == 1 {
+            return Vec::new(); // its group is dropped without a word
+        }
+        let (say, hear) = channel();
+        for _ in 0..2 {
+            let say = say.clone();
+            group.on_loss(move |words| say.send(words.to_owned()).unwrap());
+        }
+        let limit = Duration::from_secs(60);
+        let mut heard: Vec<String> = (0..2).map(|_| hear.recv_timeout(limit).unwrap()).collect();
+        group.on_loss(move |words| say.send(words.to_owned()).unwrap());
+        heard.push(hear.recv_timeout(limit).unwrap());
+        heard.push(group.loss().unwrap());
+        heard
+    });
+    for words in [&heard[0], &heard[2]] {
+        assert_eq!(words.len(), 4);
+        assert!(words.iter().all(|w| w == "rank 1 is gone (its connection closed)"), "{words:?}");
     }
 }
 

@@ -109,6 +109,9 @@ pub enum Error {
     /// The data's error.
     #[error(transparent)]
     Data(#[from] fox_data::Error),
+    /// Another process is lost or does not fit.
+    #[error(transparent)]
+    Group(#[from] fox_dist::Error),
 }
 
 impl Error {

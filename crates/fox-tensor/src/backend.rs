@@ -27,6 +27,19 @@ pub struct OpTime {
     pub seconds: f64,
 }
 
+/// When an op ran on a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// The queue that it ran on: `compute` or `exchange`.
+    pub queue: &'static str,
+    /// The op and its direction.
+    pub op: &'static str,
+    /// Seconds from the call of [`Backend::profile`] to its begin.
+    pub begin: f64,
+    /// And to its end.
+    pub end: f64,
+}
+
 /// A device: its memory, its ops, and what it can do besides.
 pub trait Backend: Memory + Ops + Send + Sync + Debug {
     /// Short name for messages, e.g. `cpu`.
@@ -46,6 +59,10 @@ pub trait Backend: Memory + Ops + Send + Sync + Debug {
     fn profile(&self, _on: bool) {}
     /// What was noted since the last call, the longest first; nothing where the device cannot tell.
     fn take_profile(&self) -> Result<Vec<OpTime>> {
+        Ok(Vec::new())
+    }
+    /// The same op by op, queue by queue, in the order in which they were asked for.
+    fn take_timeline(&self) -> Result<Vec<Span>> {
         Ok(Vec::new())
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use crate::{
-    DType, DecodeOps, EXACT_ROWS, LinearGroupOps, PackOps, PagedOps, RecomputeOps, StreamOps,
+    DType, DecodeOps, EXACT_ROWS, LinearGroupOps, PackOps, PagedOps, PeerOps, RecomputeOps,
+    StreamOps,
 };
 
 /// What a device can do besides its ops: facts, and optional traits. The default is a device that has
@@ -26,6 +27,8 @@ pub struct Caps<'a> {
     pub decode: Option<&'a dyn DecodeOps>,
     /// Decode steps of sequences whose state stays on the device.
     pub streams: Option<&'a dyn StreamOps>,
+    /// Exchange of tensors with devices of other processes without the host.
+    pub peers: Option<&'a dyn PeerOps>,
 }
 
 impl Default for Caps<'_> {
@@ -39,6 +42,7 @@ impl Default for Caps<'_> {
             paged: None,
             decode: None,
             streams: None,
+            peers: None,
         }
     }
 }
@@ -61,6 +65,7 @@ impl fmt::Debug for Caps<'_> {
             .field("paged", &self.paged.is_some())
             .field("decode", &self.decode.is_some())
             .field("streams", &self.streams.is_some())
+            .field("peers", &self.peers.is_some())
             .finish()
     }
 }

@@ -27,7 +27,7 @@ mod tape;
 mod tensor;
 
 pub use activation::Activation;
-pub use backend::{Backend, OpTime};
+pub use backend::{Backend, OpTime, Span};
 pub use caps::Caps;
 pub use device::Device;
 pub use error::{Error, Result};
@@ -35,5 +35,5 @@ pub use memory::{IdRange, Memory, MemoryStats, Storage};
 pub use ops::*;
 pub use segments::{Segment, Segments};
 pub use shape::{DType, Shape};
-pub use tape::{CustomOp, EarlierRows, Gradients, OwnKeys, ParamId, Tape, Var, WithEarlier};
+pub use tape::{CustomOp, EarlierRows, Gradients, OwnKeys, ParamId, Taker, Tape, Var, WithEarlier};
 pub use tensor::Tensor;

@@ -103,7 +103,10 @@ impl Plan {
         let ranks = cluster.ranks();
         let mut plans = Vec::new();
         for context in (1..=ranks).filter(|context| ranks.is_multiple_of(*context)) {
-            let divided = Recipe { parallel: ParallelRecipe { context }, ..recipe.clone() };
+            let divided = Recipe {
+                parallel: ParallelRecipe { context, ..recipe.parallel },
+                ..recipe.clone()
+            };
             if divided.check_ranks(ranks).and_then(|()| divided.check_context(config)).is_ok() {
                 plans.push(Plan::new(&divided, config, cluster)?);
             }
@@ -152,7 +155,8 @@ impl Plan {
 
 /// FLOPs of a step over a whole batch of a recipe, on one device, when pruning leaves the share `visited` of attention.
 pub fn batch_flops(recipe: &Recipe, config: &ModelConfig, visited: f64) -> f64 {
-    let whole = Recipe { parallel: ParallelRecipe { context: 1 }, ..recipe.clone() };
+    let whole =
+        Recipe { parallel: ParallelRecipe { context: 1, ..recipe.parallel }, ..recipe.clone() };
     recipe.training.batch as f64 * part_flops(&whole, config, visited)
 }
 

@@ -67,6 +67,8 @@ pub struct Start {
     pub processes: usize,
     /// Bytes per second that each of them sends when all exchange tensors, where there are several.
     pub link: Option<f64>,
+    /// How tensors travel between them.
+    pub exchange: Option<String>,
     /// What the data are.
     pub data: String,
 }

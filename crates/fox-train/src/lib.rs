@@ -29,6 +29,7 @@ mod agreement;
 pub mod checkpoint;
 pub mod cluster;
 pub mod data;
+mod early;
 mod error;
 pub mod evaluate;
 mod export;
@@ -47,6 +48,7 @@ mod step;
 mod stepper;
 mod summary;
 pub mod sweep;
+mod timeline;
 mod trainer;
 mod tuning;
 

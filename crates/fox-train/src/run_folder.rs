@@ -62,6 +62,9 @@ pub struct StartFacts {
     /// Bytes per second that each of several processes sends when all exchange tensors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<f64>,
+    /// How tensors travel between processes, and where they are added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<String>,
     /// Operating system and architecture.
     pub system: String,
     /// The step it goes on from.

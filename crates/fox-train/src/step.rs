@@ -11,6 +11,7 @@ use fox_dist::context::{Context, Part, Split, Traffic};
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{DType, Gradients, Segments, Tape, Tensor};
 
+use crate::early::EarlySums;
 use crate::recipe::Reduction;
 use crate::{Error, Result};
 
@@ -93,6 +94,17 @@ pub fn gradient(
     portion: &Portion,
     options: &ForwardOptions,
 ) -> Result<(Gradients, PortionLoss)> {
+    gradient_with(model, batch, portion, options, &mut EarlySums::default())
+}
+
+/// [`gradient`]; sums over all processes may begin before it returns.
+pub(crate) fn gradient_with(
+    model: &Model,
+    batch: &Batch,
+    portion: &Portion,
+    options: &ForwardOptions,
+    early: &mut EarlySums,
+) -> Result<(Gradients, PortionLoss)> {
     let device = model.device();
     let weight = 1.0 / batch.labelled().max(1) as f32;
     let (begin, end) = (portion.rows.start, portion.rows.end);
@@ -127,7 +139,8 @@ pub fn gradient(
         );
         let loss = loss.map_err(|error| reason(error.into()))?;
         device.backend().copy_rows(&loss.per_token, 0, &mut losses, at, positions)?;
-        sum.backward(tape).map_err(reason)?;
+        let last = first + rows == end;
+        sum.backward(tape, Some(&mut *early).filter(|_| last)).map_err(reason)?;
         if let Some(part) = &part {
             // Blocks that are recomputed fetch twice, the second time in the backward pass.
             add_traffic(&mut traffic, &part.traffic()[..loss.tiles.len()]);
@@ -168,13 +181,20 @@ impl Sum {
         }
     }
 
-    /// Adds the gradients of one part.
-    fn backward(&mut self, tape: Tape<'_>) -> Result<()> {
+    /// Adds the gradients of one part. Those of the `last` one are complete when the backward pass is through with
+    /// them, unless a tree is still to be added up.
+    fn backward(&mut self, tape: Tape<'_>, last: Option<&mut EarlySums>) -> Result<()> {
         match self {
-            Sum::Running(gradients) => tape.backward(gradients)?,
+            Sum::Running(gradients) => match last {
+                Some(early) => early.backward(tape, gradients)?,
+                None => tape.backward(gradients)?,
+            },
             Sum::Tree(subtrees) => {
                 let mut gradients = Gradients::default();
-                tape.backward(&mut gradients)?;
+                match last.filter(|_| subtrees.is_empty()) {
+                    Some(early) => early.backward(tape, &mut gradients)?,
+                    None => tape.backward(&mut gradients)?,
+                }
                 let mut parts = 1;
                 while let Some((_, mut left)) = subtrees.pop_if(|(n, _)| *n == parts) {
                     left.add(gradients)?;
@@ -259,7 +279,8 @@ mod tests {
         let options = ForwardOptions::default();
         for micro in [1, 2, 4] {
             let before = model.device().downloads();
-            gradient(&model, &batch, &Portion::whole(&batch, micro), &options).unwrap();
+            let portion = Portion::whole(&batch, micro);
+            gradient(&model, &batch, &portion, &options).unwrap();
             assert_eq!(model.device().downloads() - before, 1, "{micro} rows at a time");
         }
     }
@@ -285,7 +306,8 @@ mod tests {
                 .unwrap();
             sum += labelled_sum(&loss.per_token.to_f32().unwrap(), labels);
         }
-        let (_, got) = gradient(&model, &batch, &Portion::whole(&batch, 1), &options).unwrap();
+        let portion = Portion::whole(&batch, 1);
+        let (_, got) = gradient(&model, &batch, &portion, &options).unwrap();
         assert_eq!(got.sums.iter().sum::<f64>(), sum, "to the bit");
     }
 

@@ -5,13 +5,14 @@ use fox_data::Batch;
 use fox_dist::Group;
 use fox_dist::context::{Context, Traffic};
 use fox_model::{ForwardOptions, Model};
-use fox_tensor::WeightFormat;
+use fox_tensor::{Gradients, WeightFormat};
 
 use crate::checkpoint::RunState;
+use crate::early::EarlySums;
 use crate::optimizer::{StepReport, Updater};
 use crate::recipe::{Reduction, TrainingRecipe};
 use crate::schedule::Schedule;
-use crate::step::{BatchLoss, Portion, add_traffic, gradient};
+use crate::step::{BatchLoss, Portion, PortionLoss, add_traffic, gradient_with};
 use crate::{Recipe, Result};
 
 /// A model in training.
@@ -27,6 +28,7 @@ pub struct Stepper {
     options: ForwardOptions,
     training: TrainingRecipe,
     portion: Portion,
+    early: EarlySums,
 }
 
 /// What a step came to.
@@ -58,7 +60,9 @@ impl Stepper {
         let own = recipe.training.batch / (group.size() / context.size());
         let rows = context.number() * own..(context.number() + 1) * own;
         let context = Some(context).filter(|context| context.size() > 1);
+        let early = EarlySums::new(&updater, recipe.parallel.bucket);
         Ok(Stepper {
+            early,
             model,
             updater,
             state,
@@ -75,10 +79,15 @@ impl Stepper {
         ForwardOptions { rope_strength, ..self.options }
     }
 
+    fn gradient(&mut self, batch: &Batch) -> Result<(Gradients, PortionLoss)> {
+        let options = self.options_now();
+        gradient_with(&self.model, batch, &self.portion, &options, &mut self.early)
+    }
+
     /// One step. The learning rate is that of the tokens before it, so that of the first step of a warm-up is 0.
     pub fn step(&mut self, batch: &Batch) -> Result<StepOutcome> {
         let lr = self.schedule.lr(self.state.tokens);
-        let (gradients, own) = gradient(&self.model, batch, &self.portion, &self.options_now())?;
+        let (gradients, own) = self.gradient(batch)?;
         let group = self.updater.group().clone();
         // Part by part, in the order of the rows: the same sum for any number of processes.
         let sum = group.all_numbers(&own.sums)?.into_iter().fold(0.0, |sum, part| sum + part);

@@ -21,15 +21,19 @@ use crate::gates::{half_lives, pruned_fractions};
 use crate::job::{Event, Job, Observer, Outcome, Start};
 use crate::metrics::{EvalRecord, MetricsLog, Record, StepRecord};
 use crate::optimizer::Updater;
-use crate::recipe::Weights;
+use crate::recipe::{Exchange, Weights};
 use crate::run_folder::{RunFacts, RunFolder, StartFacts};
 use crate::step::{BatchLoss, segments};
 use crate::stepper::{StepOutcome, Stepper};
 use crate::summary::Summary;
+use crate::timeline::Timeline;
 use crate::{Error, Recipe, Result, fit, tuning};
 
 /// The Hugging Face folder in a run folder.
 const EXPORT: &str = "export";
+
+/// When the ops of one step ran, in a run folder.
+const TIMELINE: &str = "timeline.json";
 
 /// What a user should know before a run, not after it.
 const NO_HELD_OUT: &str = "WARNING: no data are held out, so nothing will tell whether the model learns or only remembers; prepare the text with --heldout or --heldout-ends, or name other data with data.heldout";
@@ -56,9 +60,20 @@ pub fn train_in(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Re
     let outcome = run(job, group, observe);
     match &outcome {
         Ok(_) => group.leave()?,
-        // The others have said it already, or are gone.
-        Err(Error::Group(_)) => {}
-        Err(error) => group.fail(&error.to_string()),
+        Err(error) => {
+            // A device may be the first to notice that a rank is gone.
+            let device = matches!(
+                error,
+                Error::Tensor(_) | Error::Model(_) | Error::Group(fox_dist::Error::Tensor(_))
+            );
+            if let Some(words) = device.then(|| group.loss()).flatten() {
+                return Err(fox_dist::Error::Lost(words).into());
+            }
+            // Other errors of the group have been said already.
+            if device || !matches!(error, Error::Group(_)) {
+                group.fail(&error.to_string());
+            }
+        }
     }
     outcome
 }
@@ -76,6 +91,10 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     let evaluator = data.evaluator(recipe)?;
     let identity = data.train.identity();
     check_same_data(group, &identity)?;
+    let exchange = match recipe.parallel.exchange {
+        Exchange::Device => group.connect(&job.device)?,
+        Exchange::Host => group.by_host(),
+    };
     let store = CheckpointStore::of_run(&job.out, recipe);
     if recipe.training.init.is_some() && store.steps()?.is_empty() {
         // Before the folder belongs to a run that cannot begin.
@@ -124,6 +143,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         device: job.device.to_string(),
         processes: group.size(),
         link: group.link_speed(&job.device)?,
+        exchange,
         data: identity,
     };
     let records = match folder {
@@ -136,6 +156,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         }
     };
     let session = Session {
+        timeline: recipe.metrics.timeline.then(|| Timeline::new(job.out.join(TIMELINE))),
         recipe,
         flops: TrainFlops::new(model.config()),
         records,
@@ -164,6 +185,7 @@ fn facts(job: &Job, data: &RunData, start: &Start) -> RunFacts {
             device: start.device.clone(),
             processes: start.processes,
             link: start.link,
+            exchange: start.exchange.clone(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             from_step: start.from_step,
             time: unix_time(),
@@ -204,6 +226,8 @@ struct Session<'a> {
     pace: Pace,
     observe: &'a mut Observer<'a>,
     stop: bool,
+    /// Still to be written, by the first process.
+    timeline: Option<Timeline>,
 }
 
 impl Session<'_> {
@@ -263,7 +287,16 @@ impl Session<'_> {
     }
 
     fn step(&mut self, batch: &Batch, begin: Instant) -> Result<()> {
+        let watched = self.timeline.take_if(|timeline| timeline.is_due());
+        let device = self.stepper.model.device().clone();
+        if watched.is_some() {
+            device.backend().profile(true);
+        }
         let StepOutcome { lr, loss, report } = self.stepper.step(batch)?;
+        if let Some(timeline) = watched {
+            let words = timeline.write(&device, self.group.is_first())?;
+            self.report(&Event::Notice(&words));
+        }
         let seconds = begin.elapsed().as_secs_f64();
         self.stepper.state.seconds += seconds;
         let state = self.stepper.state;

@@ -7,6 +7,7 @@ mod device;
 mod engine;
 mod output;
 mod pool;
+mod ranks;
 mod signals;
 mod tolerance;
 mod version;
@@ -30,7 +31,8 @@ fn main() -> ExitCode {
     match Cli::parse().command.run() {
         Ok(code) => code,
         Err(error) => {
-            output::note(&format!("error: {}", output::sentence(&error)));
+            output::last_words(&format!("error: {}", output::sentence(&error)));
+            ranks::end_after_failure();
             ExitCode::FAILURE
         }
     }

@@ -5,6 +5,7 @@
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Prints text. A reader that has seen enough (`fox info ... | head`) is no error.
 pub fn print(text: &str) -> io::Result<()> {
@@ -42,6 +43,14 @@ pub fn on_closed(act: impl FnOnce() + Send + 'static) {
 pub fn note(line: &str) {
     // One call, so that lines of several processes do not mix.
     let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Prints why the program ends. Of several threads that say so, only the first one is heard.
+pub fn last_words(line: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::SeqCst) {
+        note(line);
+    }
 }
 
 /// An error with its causes in one sentence. Messages that already say their cause do not repeat it.

@@ -87,15 +87,24 @@ fn trees_give_the_bits_of_one_process() {
 }
 
 #[test]
-fn without_a_tree_a_number_of_processes_has_its_own_bits() {
+fn the_bits_do_not_depend_on_when_gradients_are_summed() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
-    let short = ["--quiet", "--set", "training.tokens=12800"];
-    let runs: Vec<_> = ["a", "b"].map(|name| dir.path().join(name)).to_vec();
-    for out in &runs {
-        assert_success(&launch(2, &recipe, out, &short).output().unwrap());
+    let short =
+        ["--quiet", "--set", "training.tokens=12800", "--set", "training.micro_batch=1", "--set"];
+    let runs: Vec<_> =
+        ["0", "1000", "20000"].map(|bucket| (bucket, dir.path().join(bucket))).into();
+    for (bucket, out) in &runs {
+        let bucket = format!("parallel.bucket={bucket}");
+        let extra = [&short[..], &[&bucket]].concat();
+        assert_success(&launch(2, &recipe, out, &extra).output().unwrap());
     }
-    assert!(result(&runs[0]) == result(&runs[1]));
+    for (bucket, out) in &runs[1..] {
+        assert!(result(&runs[0].1) == result(out), "buckets of {bucket} bytes");
+    }
+    let facts = std::fs::read_to_string(runs[0].1.join("run.json")).unwrap();
+    let facts: serde_json::Value = serde_json::from_str(&facts).unwrap();
+    assert_eq!(facts["starts"][0]["exchange"], "TCP, sent to the owner and added there");
 }
 
 /// Killed with four processes, gone on with two, killed again, finished by one.
@@ -247,6 +256,41 @@ fn sequences_that_cannot_be_shared_are_refused_in_one_sentence() {
         assert!(!output.status.success());
         assert!(stderr(&output).contains(words), "{}", stderr(&output));
         assert!(!out.exists(), "nothing is left behind");
+    }
+}
+
+#[test]
+fn evaluations_are_divided_and_have_the_figures_of_one_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    let model = dir.path().join("model");
+    let short = ["--quiet", "--device", "cpu", "--set", "training.tokens=5120"];
+    assert_success(&run(&recipe, &model, &short));
+    let evaluate = |ranks: usize, documents: &str| {
+        let out = dir.path().join(format!("eval-{ranks}"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+        if ranks > 1 {
+            command.args(["launch", "--ranks", &ranks.to_string(), "--"]);
+        }
+        command.args(["eval", "loss"]).arg(&model).args([
+            "--length",
+            "64",
+            "--documents",
+            documents,
+        ]);
+        let output = command.arg("--out").arg(&out).args(["--device", "cpu", "--json"]).output();
+        let output = output.unwrap();
+        assert_success(&output);
+        let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (printed, std::fs::read(out.join("loss.csv")).unwrap())
+    };
+    // 64 pieces of this length are computed at once: the last process gets a part of a batch, or nothing.
+    for documents in ["150", "200"] {
+        let alone = evaluate(1, documents);
+        assert_eq!(alone.0[0]["pieces"], documents.parse::<u64>().unwrap(), "{}", alone.0);
+        for ranks in [2, 3] {
+            assert!(evaluate(ranks, documents) == alone, "{ranks} processes, {documents}");
+        }
     }
 }
 

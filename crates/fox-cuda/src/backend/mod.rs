@@ -19,9 +19,10 @@ pub(crate) use storage::f32_buffer;
 use std::fmt;
 use std::sync::Arc;
 
-use fox_tensor::{Backend, Caps, DType, Device, OpTime, Shape, Tensor};
+use fox_tensor::{Backend, Caps, DType, Device, OpTime, Shape, Span, Tensor};
 
 use crate::launch::Kernel;
+use crate::nccl::Connection;
 use crate::ops::{decode, scan};
 use crate::recent::Recent;
 use crate::{Buffer, Error, Gemm, Gpu, Result, Source};
@@ -54,6 +55,7 @@ pub struct Cuda {
     /// Kernels for few rows, by their defines.
     pub(crate) step_kernels: Recent<Vec<String>, Kernel>,
     pub(crate) exchange: decode::Exchange,
+    pub(crate) connection: Connection,
     pub(crate) gemm: Gemm,
     // Dropped last: everything above holds its memory.
     pub(crate) gpu: Arc<Gpu>,
@@ -87,6 +89,7 @@ impl Cuda {
             chunk_tables: Recent::default(),
             step_kernels: Recent::default(),
             exchange: decode::Exchange::default(),
+            connection: Connection::default(),
             gemm: Gemm::new(&gpu)?,
             gpu,
         })
@@ -293,6 +296,7 @@ impl Backend for Cuda {
             paged: Some(self),
             decode: (!self.op_by_op).then_some(self),
             streams: (!self.op_by_op).then_some(self),
+            peers: Some(self),
         }
     }
 
@@ -305,11 +309,16 @@ impl Backend for Cuda {
     }
 
     fn profile(&self, on: bool) {
-        self.set_profiling(on);
+        // Without a beginning there is nothing to note.
+        let _ = self.set_profiling(on);
     }
 
     fn take_profile(&self) -> fox_tensor::Result<Vec<OpTime>> {
         Ok(self.op_times()?)
+    }
+
+    fn take_timeline(&self) -> fox_tensor::Result<Vec<Span>> {
+        Ok(self.timeline()?)
     }
 }
 

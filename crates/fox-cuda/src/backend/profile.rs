@@ -1,10 +1,11 @@
-//! Time per op on the GPU, by events in its stream.
+//! Time per op on the GPU, by events in its streams.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use fox_tensor::OpTime;
+use cudarc::driver::sys;
+use fox_tensor::{OpTime, Span};
 
 use super::Cuda;
 use crate::Result;
@@ -14,33 +15,72 @@ use crate::timer::Event;
 #[derive(Default)]
 pub(crate) struct Profiler {
     on: AtomicBool,
-    spans: Mutex<Vec<(&'static str, Event, Event)>>,
+    noted: Mutex<Noted>,
+}
+
+#[derive(Default)]
+struct Noted {
+    /// Where the times begin.
+    origin: Option<Event>,
+    /// Queue, op, begin and end.
+    spans: Vec<(&'static str, &'static str, Event, Event)>,
 }
 
 impl Cuda {
     /// Runs `work`, and notes when it begins and ends on the GPU if anybody asked.
     pub(crate) fn timed<T>(&self, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.timed_on(self.gpu.stream(), op, work)
+    }
+
+    /// The same for work on another stream: the exchange with other processes.
+    pub(crate) fn timed_on<T>(
+        &self,
+        stream: sys::CUstream,
+        op: &'static str,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         if !self.profiler.on.load(Ordering::Relaxed) {
             return work();
         }
-        let begin = Event::record(&self.gpu)?;
+        let queue = if stream == self.gpu.stream() { "compute" } else { "exchange" };
+        let begin = Event::record_on(stream)?;
         let value = work()?;
-        let end = Event::record(&self.gpu)?;
-        let mut spans = self.profiler.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        spans.push((op, begin, end));
+        let end = Event::record_on(stream)?;
+        self.noted().spans.push((queue, op, begin, end));
         Ok(value)
     }
 
-    pub(crate) fn set_profiling(&self, on: bool) {
+    pub(crate) fn set_profiling(&self, on: bool) -> Result<()> {
+        if on {
+            self.gpu.bind()?;
+            self.noted().origin = Some(Event::record(&self.gpu)?);
+        }
         self.profiler.on.store(on, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.profiler.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was noted since the last call, when it ran.
+    pub(crate) fn timeline(&self) -> Result<Vec<Span>> {
+        self.gpu.synchronize()?;
+        let Noted { origin, spans } = &mut *self.noted();
+        let Some(origin) = origin else { return Ok(Vec::new()) };
+        let mut timeline = Vec::with_capacity(spans.len());
+        for (queue, op, begin, end) in spans.drain(..) {
+            let seconds = |event: &Event| Ok(f64::from(origin.milliseconds_to(event)?) / 1e3);
+            timeline.push(Span { queue, op, begin: seconds(&begin)?, end: seconds(&end)? });
+        }
+        Ok(timeline)
     }
 
     /// Sums by op of what was noted since the last call, the longest first.
     pub(crate) fn op_times(&self) -> Result<Vec<OpTime>> {
         self.gpu.synchronize()?;
-        let mut spans = self.profiler.spans.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sums: BTreeMap<&'static str, OpTime> = BTreeMap::new();
-        for (op, begin, end) in spans.drain(..) {
+        for (_, op, begin, end) in self.noted().spans.drain(..) {
             let sum = sums.entry(op).or_insert(OpTime { op, calls: 0, seconds: 0.0 });
             sum.calls += 1;
             sum.seconds += f64::from(begin.milliseconds_to(&end)?) / 1e3;

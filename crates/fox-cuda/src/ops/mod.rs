@@ -7,7 +7,7 @@ pub mod attention;
 pub(crate) mod columns;
 mod conv;
 pub(crate) mod decode;
-mod elementwise;
+pub(crate) mod elementwise;
 mod embedding;
 mod gate;
 mod gated_norm;

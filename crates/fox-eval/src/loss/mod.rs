@@ -22,6 +22,7 @@ pub use sums::{GROUPS, LossSums};
 use std::path::Path;
 
 use fox_data::{Dataset, Piece, Pieces};
+use fox_dist::Group;
 use fox_model::{ForwardOptions, Pruning};
 use fox_tensor::{Segments, Tape};
 
@@ -43,16 +44,29 @@ pub struct LossOptions {
     pub pruning: Pruning,
 }
 
-/// Sums the losses of the first pieces of documents that are long enough.
+/// [`evaluate_loss_in`] a process without others.
+pub fn evaluate_loss(
+    subject: &Subject<'_>,
+    data: &dyn Dataset,
+    options: &LossOptions,
+    state: Option<&Path>,
+    progress: impl FnMut(u64),
+) -> Result<LossSums> {
+    evaluate_loss_in(&Group::alone(), subject, data, options, state, progress)
+}
+
+/// Sums the losses of the first pieces of documents that are long enough. Several processes that call this with the same
+/// model and data share the pieces; each gets the sums of all, with the bits of one process.
 ///
 /// With a state file the sums are kept there: an evaluation that was stopped goes on, and one that is
-/// asked for more documents adds only those. `progress` is told the pieces done. The bootstrap's unit is the document;
+/// asked for more documents adds only those; the first process alone reads and writes it. `progress` is told the pieces done. The bootstrap's unit is the document;
 /// with a single one it is the piece.
 ///
 /// # Errors
 /// No document of this length, a model with a smaller vocabulary than the data, a state file of another
 /// evaluation, a loss that is NaN or infinite, and whatever reading and computing can fail with.
-pub fn evaluate_loss(
+pub fn evaluate_loss_in(
+    group: &Group,
     subject: &Subject<'_>,
     data: &dyn Dataset,
     options: &LossOptions,
@@ -73,9 +87,9 @@ pub fn evaluate_loss(
     if longest < length as u64 {
         return Err(Error::TooShort { length, longest });
     }
-    let mut file = StateFile::open(state, subject, data, options)?;
+    let mut file = StateFile::open(state.filter(|_| group.is_first()), subject, data, options)?;
     let bins = Bins::new(length);
-    let mut sums = file.take_sums();
+    let mut sums = first_sums(group, file.take_sums())?;
     let mut pieces = Pieces::new(data.lengths(), length);
     let single = pieces.clone().nth(1).is_none_or(|second| second.start > 0);
     for _ in 0..sums.pieces {
@@ -83,25 +97,42 @@ pub fn evaluate_loss(
     }
     let batch = (BATCH_TOKENS / length).max(1) as u64;
     while sums.pieces < documents {
-        let wanted = batch.min(documents - sums.pieces);
+        // A batch for each process.
+        let wanted = (batch * group.size() as u64).min(documents - sums.pieces);
         let read: Vec<Piece> = pieces.by_ref().take(wanted as usize).collect();
         sums.skipped = pieces.passed_over();
         if read.is_empty() {
             break;
         }
-        let tokens = tokens_of(data, &read, length)?;
-        let losses = losses_of(subject, data.bos(), &tokens, length, options.pruning)?;
-        for (piece, losses) in read.iter().zip(losses) {
-            subject.check_finite(&losses, |at| format!("a loss at position {}", at + 1))?;
+        let own = match read.chunks(batch as usize).nth(group.rank()) {
+            Some(read) => {
+                let tokens = tokens_of(data, read, length)?;
+                losses_of(subject, data.bos(), &tokens, length, options.pruning)?
+            }
+            None => Vec::new(),
+        };
+        let losses = group.all_values(&own)?;
+        for (piece, losses) in read.iter().zip(losses.chunks(length)) {
+            subject.check_finite(losses, |at| format!("a loss at position {}", at + 1))?;
             sums.documents = sums.documents.max(piece.ordinal + 1);
             let unit = if single { sums.pieces } else { piece.ordinal };
-            sums.add(unit, &losses, &bins);
+            sums.add(unit, losses, &bins);
         }
         file.save_now_and_then(&sums)?;
         progress(sums.pieces);
     }
     file.save(&sums)?;
     Ok(sums)
+}
+
+/// The sums that the first process begins with.
+fn first_sums(group: &Group, own: LossSums) -> Result<LossSums> {
+    if group.size() == 1 {
+        return Ok(own);
+    }
+    let wrong = |e: serde_json::Error| Error::Argument(format!("sums of another process: {e}"));
+    let text = serde_json::to_vec(&own).map_err(wrong)?;
+    serde_json::from_slice(&group.broadcast(0, &text)?).map_err(wrong)
 }
 
 /// The tokens of pieces, end to end.
@@ -113,14 +144,14 @@ fn tokens_of(data: &dyn Dataset, pieces: &[Piece], length: usize) -> Result<Vec<
     Ok(tokens)
 }
 
-/// The loss of every token of documents of equal length.
+/// The loss of every token of documents of equal length, end to end.
 fn losses_of(
     subject: &Subject<'_>,
     bos: u32,
     tokens: &[u32],
     length: usize,
     pruning: Pruning,
-) -> Result<Vec<Vec<f32>>> {
+) -> Result<Vec<f32>> {
     let device = subject.model.device();
     let rows = tokens.len();
     let mut inputs = Vec::with_capacity(rows);
@@ -136,5 +167,5 @@ fn losses_of(
     let mut tape = Tape::inference(device);
     let options = ForwardOptions { pruning, ..ForwardOptions::default() };
     let loss = subject.model.loss(&mut tape, &inputs, &labels, &weights, &segments, &options)?;
-    Ok(loss.per_token.to_f32()?.chunks(length).map(<[f32]>::to_vec).collect())
+    Ok(loss.per_token.to_f32()?)
 }

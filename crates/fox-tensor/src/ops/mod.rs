@@ -8,7 +8,7 @@
 //! A new op is such a folder and its two lines below: nothing else in this crate changes. Names must be
 //! unique among the ops, because the crate root exports them all.
 //!
-//! [`recompute`], [`paged`], [`decode`] and [`streams`] declare what a device need not have; see [`Caps`](crate::Caps).
+//! [`peers`], [`recompute`], [`paged`], [`decode`] and [`streams`] declare what a device need not have; see [`Caps`](crate::Caps).
 
 pub(crate) mod attention;
 mod columns;
@@ -25,6 +25,7 @@ mod loss;
 mod norm;
 mod orthogonalize;
 pub(crate) mod paged;
+mod peers;
 mod recompute;
 pub(crate) mod scan;
 pub(crate) mod stick;
@@ -40,6 +41,7 @@ pub use paged::{
     NewKeys, PAGE, Page, PagePart, PageShape, PageTable, PagedKeys, PagedOps, PagedSpec,
     gathered_attention, held_pages, page_parts, write_pages,
 };
+pub use peers::{OwnedTensor, PeerOps, PeerPlace};
 pub use recompute::RecomputeOps;
 pub use streams::{
     Choice, StreamDraw, StreamModel, StreamOps, StreamPast, StreamRow, Streams, stream_state,

@@ -12,17 +12,20 @@
 //! [`Tape::checkpoint`] trades memory for time: a block's activations are dropped after the forward
 //! and computed again in the backward.
 
+mod buckets;
 mod check;
 mod custom;
 mod earlier;
 mod saved;
 
+pub use buckets::Taker;
 pub use custom::CustomOp;
 pub use earlier::{EarlierRows, OwnKeys, WithEarlier};
 
 use std::sync::Arc;
 
 use crate::{Device, Result, Tensor};
+use buckets::Buckets;
 pub(crate) use saved::Saved;
 use saved::Waiting;
 
@@ -80,6 +83,9 @@ impl Var {
 #[derive(Debug, Default)]
 pub struct Gradients {
     params: Vec<Option<Tensor>>,
+    /// How many terms each parameter got.
+    terms: Vec<u32>,
+    buckets: Option<Buckets>,
 }
 
 impl Gradients {
@@ -116,7 +122,7 @@ impl Gradients {
 
     /// Forgets all gradients; their memory goes back to the device's pool.
     pub fn clear(&mut self) {
-        self.params.clear();
+        *self = Gradients::default();
     }
 
     fn slot(&mut self, id: ParamId) -> &mut Option<Tensor> {
@@ -143,6 +149,9 @@ impl Flow<'_> {
     pub(crate) fn put(&mut self, slot: Slot, grad: Tensor) {
         if let Some(entry) = self.entry(slot) {
             *entry = Some(grad);
+        }
+        if let Slot::Param(id) = slot {
+            self.params.count_term(id);
         }
     }
 
@@ -302,6 +311,7 @@ impl<'m> Tape<'m> {
         // Each step is dropped as soon as it ran, and with it the activations it kept.
         for step in self.steps.into_iter().rev() {
             step(&mut flow)?;
+            flow.params.empty_full_bucket()?;
         }
         Ok(flow)
     }

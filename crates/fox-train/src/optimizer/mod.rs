@@ -144,6 +144,11 @@ impl Updater {
         &self.group
     }
 
+    /// The process that each parameter belongs to.
+    pub(crate) fn owners(&self) -> &[usize] {
+        &self.owners
+    }
+
     /// The process that a parameter belongs to.
     pub(crate) fn owner(&self, id: ParamId) -> usize {
         self.owners[id.0]
@@ -193,7 +198,8 @@ impl Updater {
         let Some(device) = gradients.iter().next().map(|(_, grad)| grad.device().clone()) else {
             return Ok(StepReport { grad_norm: 0.0, clip_scale: 1.0, skipped: true });
         };
-        let shared = gradients.iter_mut().map(|(id, tensor)| {
+        // Some may be on their way since the backward pass.
+        let shared = gradients.remaining_mut().map(|(id, tensor)| {
             let owner = self.owners[id.0];
             Owned { owner, tensor }
         });
@@ -242,8 +248,10 @@ impl Updater {
             return Ok(device.backend().sum_squares(&all)?);
         }
         let mut own = vec![0.0; self.owners.len()];
-        for (id, grad) in gradients.iter().filter(|(id, _)| self.owner(*id) == self.group.rank()) {
-            own[id.0] = device.backend().sum_squares(&[grad])?;
+        let here = gradients.iter().filter(|(id, _)| self.owner(*id) == self.group.rank());
+        let (ids, grads): (Vec<ParamId>, Vec<&Tensor>) = here.unzip();
+        for (id, sum) in ids.into_iter().zip(device.backend().sum_squares_each(&grads)?) {
+            own[id.0] = sum;
         }
         let all = self.group.all_numbers(&own)?;
         let of = |(id, &owner): (usize, &usize)| all[owner * self.owners.len() + id];
@@ -254,6 +262,8 @@ impl Updater {
     pub fn put_average(&self, model: &mut Model) -> Result<Vec<(ParamId, Tensor)>> {
         let Some(ema) = &self.ema else { return Ok(Vec::new()) };
         let weights = ema.replace(model)?;
+        // As the others have theirs.
+        model.pack_weights(WeightFormat::F32)?;
         let params = model.params_mut().iter_mut().filter(|(_, spec, _)| spec.trainable);
         let shared = params.map(|(id, _, tensor)| Owned { owner: self.owners[id.0], tensor });
         self.group.share(&mut shared.collect::<Vec<_>>())?;

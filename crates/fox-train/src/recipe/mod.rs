@@ -24,7 +24,7 @@ pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
 pub(crate) use fox_base::nearest::nearest;
 pub(crate) use load::typed;
 pub use load::{apply_override, load, load_from, load_table, merge, parse_table};
-pub use ranks::{ParallelRecipe, Reduction};
+pub use ranks::{Exchange, ParallelRecipe, Reduction};
 pub use schedule::{ScheduleRecipe, Shape};
 
 use crate::messages::MessagesRecipe;
@@ -292,11 +292,14 @@ pub struct MetricsRecipe {
     pub every: u64,
     /// Steps between lines that also have pruned fractions and gate half-lives; 0 for never.
     pub details_every: u64,
+    /// Whether timeline.json gets the times of all ops of one step, and of what travelled between processes.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub timeline: bool,
 }
 
 impl Default for MetricsRecipe {
     fn default() -> Self {
-        MetricsRecipe { every: 1, details_every: 50 }
+        MetricsRecipe { every: 1, details_every: 50, timeline: false }
     }
 }
 

@@ -9,18 +9,37 @@ use crate::{Error, Result};
 /// Parts of a sequence are whole blocks of attention, so that their results have the bits of one process.
 const BLOCK: usize = 64;
 
+/// Enough for the full speed of a link, and few enough that the last bucket, which nothing hides, is short.
+const BUCKET: usize = 32 << 20;
+
 /// How several processes share the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelRecipe {
     /// Processes that share a sequence: each holds as many successive tokens of it. The others share the batch.
     pub context: usize,
+    /// How tensors travel between GPUs.
+    pub exchange: Exchange,
+    /// Bytes of complete gradients that are summed over the processes at once, while the backward pass goes on; 0: all
+    /// are summed after it. The sums have the same bits.
+    pub bucket: usize,
 }
 
 impl Default for ParallelRecipe {
     fn default() -> Self {
-        ParallelRecipe { context: 1 }
+        ParallelRecipe { context: 1, exchange: Exchange::Device, bucket: BUCKET }
     }
+}
+
+/// How tensors travel between the GPUs of several processes. Between CPUs there is only the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exchange {
+    /// From GPU to GPU, over NCCL.
+    #[default]
+    Device,
+    /// Through the memory of the host, over TCP.
+    Host,
 }
 
 impl ParallelRecipe {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use fox_data::Tokenizer;
+use fox_dist::Group;
 use fox_eval::compare::{Comparison, ModelFacts, ModelHeads};
 use fox_eval::files::{file_stem, kept, write_whole};
 use fox_eval::inspect::{InspectOptions, inspect};
@@ -154,7 +155,7 @@ fn add_loss(
         return Ok(());
     }
     let report = found.loss.get_or_insert_default();
-    args.documents.measure(opened, Ok(tokenizer.clone()), None, &args.out, report)
+    args.documents.measure(&Group::alone(), opened, Ok(tokenizer.clone()), None, &args.out, report)
 }
 
 fn add_needles(

@@ -15,11 +15,11 @@ use crate::{output, signals};
 const GRACE: Duration = Duration::from_secs(15);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Start several processes of a command on this machine that train one model together
+/// Start several processes of a command on this machine that train or evaluate one model together
 ///
 /// Each process computes the gradient of its share of every batch and updates its share of the parameters. On GPUs, process N
 /// takes GPU N; on the CPU the cores are divided. With parallel.context=2 in the recipe, every two processes share
-/// their sequences instead of the batch. torchrun, mpirun and srun do the same over several machines: start
+/// their sequences instead of the batch. Processes of `eval loss` share the documents. torchrun, mpirun and srun do the same over several machines: start
 /// `fox train` under them without `fox launch`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -30,14 +30,17 @@ pub struct Args {
     /// Number of processes, each with a GPU of its own
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     gpus: Option<u16>,
-    /// The command, after `--`: train RECIPE ...
+    /// The command, after `--`: train RECIPE ... or eval loss MODEL ...
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    if args.command.first().map(String::as_str) != Some("train") {
-        bail!("fox launch starts `train`, e.g. fox launch --ranks 2 -- train tiny-fox-pro");
+    let mut words = args.command.iter().map(String::as_str);
+    if !matches!((words.next(), words.next()), (Some("train"), _) | (Some("eval"), Some("loss"))) {
+        bail!(
+            "fox launch starts `train` and `eval loss`, e.g. fox launch --ranks 2 -- train tiny-fox-pro"
+        );
     }
     let stop = signals::on_stop(|| {
         output::note("\nwaiting until all processes have stopped; once more to stop at once");

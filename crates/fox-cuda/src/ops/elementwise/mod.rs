@@ -1,10 +1,11 @@
 //! Conversions, fills and sums, element by element.
 
+use cudarc::driver::sys;
 use fox_tensor::{DType, PackOps, Tensor, WeightFormat};
 use half::bf16;
 
 use crate::backend::Cuda;
-use crate::backend::launcher::{Variant, plain_variants};
+use crate::backend::launcher::{FLAT_THREADS, Variant, plain_variants};
 use crate::backend::storage::{Data, memory};
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
@@ -63,6 +64,26 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 fn copy_variant(to: u64, from: u64, count: usize) -> Variant {
     let aligned = to.is_multiple_of(32) && from.is_multiple_of(32);
     Variant::plain(DType::F32, if aligned { count } else { 1 })
+}
+
+/// `y = a + b` of f32 values at addresses `[y, a, b]`, on a stream other than that of the ops.
+///
+/// # Safety
+/// All three must belong to live buffers with `count` values, which stay until the stream has passed.
+pub(crate) unsafe fn add_on(
+    cuda: &Cuda,
+    stream: sys::CUstream,
+    [y, a, b]: [u64; 3],
+    count: usize,
+) -> Result<()> {
+    let aligned = [y, a, b].iter().all(|at| at.is_multiple_of(32));
+    let variant = Variant::plain(DType::F32, if aligned { count } else { 1 });
+    let kernel = cuda.gpu.kernel_on(stream, SOURCE, &variant.defines(), "add")?;
+    let params = Add { y: y.into(), a: a.into(), b: b.into(), count: count as u64 };
+    let blocks = cuda.flat_blocks(count.div_ceil(variant.vec));
+    let launch = kernel.launch([blocks, 1, 1], FLAT_THREADS).params(params)?;
+    // SAFETY: the caller's promise.
+    unsafe { launch.run(|| format!("{count} values")) }
 }
 
 impl Cuda {

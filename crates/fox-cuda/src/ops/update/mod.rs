@@ -206,36 +206,55 @@ impl Cuda {
         self.launch_pieces("blend", pieces, params)
     }
 
-    /// Waits for the result: the host decides by it.
-    pub(crate) fn squares(&self, tensors: &[&Tensor]) -> Result<f64> {
-        let (mut entries, mut pieces) = (Vec::with_capacity(tensors.len()), 0);
+    /// Waits for the result: the host decides by it. Tensors of one group are summed together.
+    pub(crate) fn squares(&self, groups: &[&[&Tensor]]) -> Result<Vec<f64>> {
+        let (mut entries, mut pieces) = (Vec::new(), 0);
+        let mut ends = Vec::with_capacity(groups.len());
+        for group in groups {
+            self.square_entries(group, &mut entries, &mut pieces)?;
+            ends.push(pieces);
+        }
+        if pieces == 0 {
+            return Ok(vec![0.0; groups.len()]);
+        }
+        let partial = self.gpu.alloc::<f64>(pieces)?;
+        let out = self.gpu.alloc::<f64>(groups.len())?;
+        let table = self.gpu.upload(&params::rows("sum_squares", &entries)?)?;
+        let (partial_at, count) = (partial.address(), entries.len());
+        let params =
+            SumSquares { partial: partial_at.into(), entries: table.address().into(), count };
+        self.launch_pieces("sum_squares", pieces, params)?;
+        let mut first = 0;
+        for (i, end) in ends.into_iter().enumerate() {
+            let at = |base: u64, index: usize| base + (index * size_of::<f64>()) as u64;
+            let (out, x) = (at(out.address(), i).into(), at(partial_at, first).into());
+            self.launch_pieces("sum_f64", 1, SumDoubles { out, x, count: end - first })?;
+            first = end;
+        }
+        self.gpu.download(&out)
+    }
+
+    fn square_entries(
+        &self,
+        tensors: &[&Tensor],
+        entries: &mut Vec<SquaresEntry>,
+        pieces: &mut usize,
+    ) -> Result<()> {
         for x in tensors {
             let data = &memory(x)?.data;
             entries.push(SquaresEntry {
                 x: data.address().into(),
                 count: x.len() as u64,
-                first: pieces,
+                first: *pieces,
                 kind: match data {
                     Data::Bf16(_) => 1,
                     Data::Halves(_) => 2,
                     _ => 0,
                 },
             });
-            pieces += x.len().div_ceil(PIECE);
+            *pieces += x.len().div_ceil(PIECE);
         }
-        if pieces == 0 {
-            return Ok(0.0);
-        }
-        let partial = self.gpu.alloc::<f64>(pieces)?;
-        let out = self.gpu.alloc::<f64>(1)?;
-        let table = self.gpu.upload(&params::rows("sum_squares", &entries)?)?;
-        let (partial_at, count) = (partial.address(), entries.len());
-        let params =
-            SumSquares { partial: partial_at.into(), entries: table.address().into(), count };
-        self.launch_pieces("sum_squares", pieces, params)?;
-        let params = SumDoubles { out: out.address().into(), x: partial_at.into(), count: pieces };
-        self.launch_pieces("sum_f64", 1, params)?;
-        Ok(self.gpu.download(&out)?.first().copied().unwrap_or(0.0))
+        Ok(())
     }
 
     fn launch_pieces<P: KernelParams>(
@@ -259,7 +278,13 @@ impl Cuda {
 
 impl UpdateOps for Cuda {
     fn sum_squares(&self, tensors: &[&Tensor]) -> fox_tensor::Result<f64> {
-        Ok(self.timed("sum_squares", || self.squares(tensors))?)
+        let sums = self.timed("sum_squares", || self.squares(&[tensors]))?;
+        Ok(sums.first().copied().unwrap_or(0.0))
+    }
+
+    fn sum_squares_each(&self, tensors: &[&Tensor]) -> fox_tensor::Result<Vec<f64>> {
+        let each: Vec<&[&Tensor]> = tensors.iter().map(std::slice::from_ref).collect();
+        Ok(self.timed("sum_squares", || self.squares(&each))?)
     }
 
     fn adamw(

@@ -75,6 +75,10 @@ impl<'a> Blend<'a> {
 pub trait UpdateOps {
     /// Sum of squares over all tensors, in f64 and in fixed order.
     fn sum_squares(&self, tensors: &[&Tensor]) -> Result<f64>;
+    /// The sum of squares of each tensor, with the bits of [`UpdateOps::sum_squares`] of that one alone.
+    fn sum_squares_each(&self, tensors: &[&Tensor]) -> Result<Vec<f64>> {
+        tensors.iter().map(|tensor| self.sum_squares(&[tensor])).collect()
+    }
     /// One AdamW update of `param` and its moments.
     fn adamw(
         &self,

@@ -5,14 +5,17 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use fox_data::Tokenizer;
+use fox_dist::{Group, Placement};
 use fox_eval::files::file_stem;
-use fox_eval::loss::{LossCurve, LossOptions, LossReport, evaluate_loss};
+use fox_eval::loss::{LossCurve, LossOptions, LossReport, evaluate_loss_in};
 use fox_eval::stats::Interval;
+use fox_tensor::Device;
+use indicatif::ProgressBar;
 
 use super::corpus::documents;
 use super::subjects::{Named, Opened, bar};
 use crate::device::DeviceArgs;
-use crate::output;
+use crate::{output, ranks};
 
 /// Measure the loss at every position over held-out documents
 ///
@@ -20,7 +23,8 @@ use crate::output;
 /// per-token loss shows it. A run folder is evaluated on the held-out part of its own data, with the same weights and
 /// in the same pieces as in training; a run that is not finished, at its newest checkpoint. OUT gets loss.json (everything, with 95% bootstrap intervals over documents),
 /// loss.csv (L(i) of every position), loss.svg and slope.svg. A stopped evaluation goes on when the same
-/// command is run again, and more documents can be asked for later.
+/// command is run again, and more documents can be asked for later. Under `fox launch`, torchrun, mpirun or srun the
+/// processes share the documents; the figures are those of one process.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint or run folders, each PATH or NAME=PATH
@@ -62,10 +66,11 @@ pub struct DocumentArgs {
 }
 
 impl DocumentArgs {
-    /// Adds the losses of a model to those of others on the same data. What is measured is kept in `out`, and not
-    /// measured again.
+    /// Adds the losses of a model to those of others on the same data; the processes of a group share the work. What is
+    /// measured is kept in `out`, and not measured again.
     pub fn measure(
         &self,
+        group: &Group,
         opened: &Opened,
         tokenizer: Result<Tokenizer>,
         training_length: Option<usize>,
@@ -85,12 +90,15 @@ impl DocumentArgs {
             _ => report.data = data.identity(),
         }
         let state = out.join(format!("{}.state.json", file_stem(name)));
-        let progress = bar(&format!("{name} loss"), self.documents);
-        let sums = evaluate_loss(&subject, &*data, &options, Some(&state), |done| {
+        let progress = match group.is_first() {
+            true => bar(&format!("{name} loss"), self.documents),
+            false => ProgressBar::hidden(),
+        };
+        let sums = evaluate_loss_in(group, &subject, &*data, &options, Some(&state), |done| {
             progress.set_position(done);
         })?;
         progress.finish_and_clear();
-        if sums.documents == 1 {
+        if sums.documents == 1 && group.is_first() {
             output::note(&format!(
                 "only one document has {length} tokens, so the intervals are over its {} pieces, which are not \
                  independent",
@@ -103,17 +111,14 @@ impl DocumentArgs {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let device = args.device.open()?;
-    let mut report = LossReport::default();
-    for model in Named::all(&args.models)? {
-        let opened = model.open(&device)?;
-        let mut tokenizer = opened.tokenizer(args.tokenizer.as_deref());
-        // Data of its own need none; but one that was asked for must be there.
-        if args.tokenizer.is_some() {
-            tokenizer = Ok(tokenizer?);
-        }
-        let trained = args.training_length;
-        args.documents.measure(&opened, tokenizer, trained, &args.out, &mut report)?;
+    let placement = Placement::from_env()?;
+    let device = args.device.open_at(placement.as_ref())?;
+    let DocumentArgs { length, documents, .. } = args.documents;
+    let about = format!("{} at {documents} x {length} tokens", args.models.join(" "));
+    let group = ranks::meet(placement.as_ref(), vec![ranks::fact("evaluation", about)])?;
+    let report = group.ending_all(measure_all(args, &group, &device))?;
+    if !group.is_first() {
+        return Ok(ExitCode::SUCCESS);
     }
     let written = report.write(&args.out)?;
     if args.json {
@@ -126,6 +131,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::print(&format!("written: {}\n", names.join(", ")))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn measure_all(args: &Args, group: &Group, device: &Device) -> Result<LossReport> {
+    let mut report = LossReport::default();
+    for model in Named::all(&args.models)? {
+        let opened = model.open(device)?;
+        let mut tokenizer = opened.tokenizer(args.tokenizer.as_deref());
+        // Data of its own need none; but one that was asked for must be there.
+        if args.tokenizer.is_some() {
+            tokenizer = Ok(tokenizer?);
+        }
+        let trained = args.training_length;
+        args.documents.measure(group, &opened, tokenizer, trained, &args.out, &mut report)?;
+    }
+    Ok(report)
 }
 
 /// One row per model: documents, loss, perplexities, and the slope behind the training length.

@@ -1,0 +1,161 @@
+//! Tensors between GPUs of several processes, over NCCL, on a stream beside that of the ops.
+//!
+//! Only copies travel: a tensor goes to the rank that it belongs to, and is added there in the order of the ranks. So
+//! the bits depend neither on NCCL's algorithms nor, with gradients that are trees themselves, on the number of ranks.
+//! Each rank sends and receives as many bytes as in a reduce-scatter.
+
+mod library;
+mod peers;
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cudarc::driver::result;
+use fox_tensor::{OwnedTensor, PeerOps, PeerPlace};
+
+use crate::backend::Cuda;
+use crate::backend::storage::{Data, memory};
+use crate::ops::elementwise;
+use crate::{Error, Result};
+use peers::{Move, Peers, Piece, rounds, tree};
+
+/// The connection of a backend to those of other processes, where there is one.
+#[derive(Default)]
+pub(crate) struct Connection {
+    peers: OnceLock<Peers>,
+    over: AtomicBool,
+}
+
+impl Cuda {
+    fn peers(&self) -> Result<&Peers> {
+        let missing = || Error::argument("peers", "the GPU is not connected with others yet");
+        self.connection.peers.get().ok_or_else(missing)
+    }
+
+    fn join_all(&self, place: PeerPlace, invitation: &[u8]) -> Result<String> {
+        peers::prepare_environment(place);
+        let fresh = Peers::new(&self.gpu, place)?;
+        if self.connection.peers.set(fresh).is_err() {
+            return Err(Error::argument("peers", "the GPU is connected with others already"));
+        }
+        let version =
+            self.peers()?.join(invitation, || self.connection.over.load(Ordering::SeqCst))?;
+        Ok(format!("NCCL {version}, sent to the owner and added there"))
+    }
+
+    fn sum_over_peers(&self, tensors: &mut [OwnedTensor<'_>]) -> Result<()> {
+        let peers = self.peers()?;
+        let PeerPlace { rank, size, .. } = peers.place;
+        let mut whole = Vec::with_capacity(tensors.len());
+        for (owner, tensor) in tensors.iter_mut() {
+            if let Data::Bf16(narrow) = &memory(tensor)?.data {
+                let wide = Data::F32(self.widen(narrow)?);
+                **tensor = self.tensor(wide, tensor.shape(), tensor.device());
+            }
+            let len = tensor.len();
+            let address = self.writable(tensor)?.write().address();
+            whole.push(Piece { owner: *owner, address, len });
+        }
+        let rounds = rounds(&whole, size);
+        // Where the values of the others come to: piece after piece, rank after rank.
+        let padded = |piece: &Piece| piece.len.next_multiple_of(8);
+        let own = |piece: &&Piece| piece.owner == rank;
+        let need =
+            |round: &Vec<Piece>| round.iter().filter(own).map(padded).sum::<usize>() * (size - 1);
+        let scratch = peers.scratch_for(rounds.iter().map(need).max().unwrap_or(0))?;
+        peers.follow_ops()?;
+        for round in &rounds {
+            let (mut moves, mut sums, mut free) = (Vec::new(), Vec::new(), scratch);
+            for piece in round {
+                let (address, bytes) = (piece.address, piece.len * size_of::<f32>());
+                if piece.owner != rank {
+                    moves.push(Move::Send { to: piece.owner, address, bytes });
+                    continue;
+                }
+                let mut ranges = Vec::with_capacity(size);
+                for from in 0..size {
+                    if from == rank {
+                        ranges.push(address);
+                        continue;
+                    }
+                    moves.push(Move::Receive { from, address: free, bytes });
+                    ranges.push(free);
+                    free += (padded(piece) * size_of::<f32>()) as u64;
+                }
+                let mut steps = Vec::with_capacity(size - 1);
+                tree(&ranges, address, &mut steps);
+                sums.extend(steps.into_iter().map(|step| (step, piece.len)));
+            }
+            self.timed_on(peers.stream, "sum", || {
+                // SAFETY: the tensors and the scratch memory are live and large enough; the caller keeps the tensors.
+                unsafe { peers.run(&moves)? };
+                for ([y, a, b], len) in sums {
+                    // SAFETY: as above.
+                    unsafe { elementwise::add_on(self, peers.stream, [y, a, b], len)? };
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn share_with_peers(&self, tensors: &mut [OwnedTensor<'_>]) -> Result<()> {
+        let peers = self.peers()?;
+        let PeerPlace { rank, size, .. } = peers.place;
+        let mut moves = Vec::new();
+        for (owner, tensor) in tensors.iter_mut() {
+            let bytes = tensor.len() * tensor.dtype().size();
+            if *owner == rank {
+                let address = memory(tensor)?.data.address();
+                let others = (0..size).filter(|&other| other != rank);
+                moves.extend(others.map(|to| Move::Send { to, address, bytes }));
+            } else {
+                // In place, kept as it is: two halves stay two halves.
+                let address = self.unshared(tensor)?.write().address();
+                moves.push(Move::Receive { from: *owner, address, bytes });
+            }
+        }
+        peers.follow_ops()?;
+        // SAFETY: the tensors are live; the caller keeps them.
+        self.timed_on(peers.stream, "share", || unsafe { peers.run(&moves) })
+    }
+}
+
+impl PeerOps for Cuda {
+    fn peer_identity(&self) -> fox_tensor::Result<Vec<u8>> {
+        let uuid = result::device::get_uuid(self.gpu.device())
+            .map_err(|e| Error::driver("cuDeviceGetUuid", e))?;
+        Ok(uuid.bytes.iter().map(|byte| *byte as u8).collect())
+    }
+
+    fn peer_invitation(&self, place: PeerPlace) -> fox_tensor::Result<Vec<u8>> {
+        self.gpu.bind()?;
+        peers::prepare_environment(place);
+        Ok(peers::invitation()?)
+    }
+
+    fn join_peers(&self, place: PeerPlace, invitation: &[u8]) -> fox_tensor::Result<String> {
+        Ok(self.join_all(place, invitation)?)
+    }
+
+    fn begin_sum(&self, tensors: &mut [OwnedTensor<'_>]) -> fox_tensor::Result<()> {
+        Ok(self.sum_over_peers(tensors)?)
+    }
+
+    fn begin_share(&self, tensors: &mut [OwnedTensor<'_>]) -> fox_tensor::Result<()> {
+        Ok(self.share_with_peers(tensors)?)
+    }
+
+    fn finish_exchange(&self) -> fox_tensor::Result<()> {
+        Ok(self.peers()?.lead_ops()?)
+    }
+
+    fn abort_exchange(&self) {
+        self.connection.over.store(true, Ordering::SeqCst);
+        if let Some(peers) = self.connection.peers.get() {
+            // The thread that calls may never have used the GPU.
+            let _ = self.gpu.bind();
+            peers.abort();
+        }
+    }
+}
