@@ -8,10 +8,14 @@ mod agreement;
 mod experiment;
 mod plan;
 mod scale;
+mod start;
 
 pub use agreement::Agreement;
-pub use experiment::{Claim, EXPERIMENTS, Experiment, Measure, Place, RATES, RowPlan, Shape};
+pub use experiment::{
+    Claim, EXPERIMENTS, Experiment, Measure, Place, RATES, RowPlan, Shape, StartPlan,
+};
 pub use plan::{Plan, PlanOptions, PlannedRun};
+pub use start::PlannedStart;
 pub use scale::{Needles, SCALES, ScalePlan};
 
 use serde::de::DeserializeOwned;
