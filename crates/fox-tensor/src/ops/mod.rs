@@ -27,6 +27,7 @@ mod orthogonalize;
 pub(crate) mod paged;
 mod recompute;
 pub(crate) mod scan;
+mod sink;
 pub(crate) mod stick;
 mod streams;
 mod time_step;
@@ -72,6 +73,7 @@ ops! {
     heads: HeadOps,
     gate: GateOps,
     attention: AttentionOps,
+    sink: SinkOps,
     stick: StickOps,
     gated_norm: GatedNormOps,
     glu: GluOps,

@@ -15,8 +15,8 @@ pub use experiment::{
     Claim, EXPERIMENTS, Experiment, Measure, Place, RATES, RowPlan, Shape, StartPlan,
 };
 pub use plan::{Plan, PlanOptions, PlannedRun};
-pub use start::PlannedStart;
 pub use scale::{Needles, SCALES, ScalePlan};
+pub use start::PlannedStart;
 
 use serde::de::DeserializeOwned;
 

@@ -202,8 +202,7 @@ impl Plan {
                     return Err(Error::value(&row.name, "start.row", detail));
                 };
                 let run = self.run((e, experiment), (first, &experiment.rows[first]), seed)?;
-                let start =
-                    PlannedStart::new(plan, run, self.training_length, &self.options.out)?;
+                let start = PlannedStart::new(plan, run, self.training_length, &self.options.out)?;
                 let (more, tells) = start.settings(plan, tokens, own.data.sequence_length)?;
                 settings.extend(more);
                 told.extend(tells);

@@ -233,7 +233,10 @@ impl<'a> Schedule<'a> {
             let jobs = match measure {
                 Measure::Loss => vec![self.loss(run, lr)],
                 Measure::Needle => {
-                    vec![self.needle(run, lr, Mode::Easy), self.needle(run, lr, Mode::Standard)]
+                    // The embedded corpus states facts as it asks for them.
+                    let standard = self.plan.options.data.is_some().then_some(Mode::Standard);
+                    let modes = [Mode::Easy].into_iter().chain(standard);
+                    modes.map(|mode| self.needle(run, lr, mode)).collect()
                 }
                 Measure::Inspect if has_attention => vec![self.inspect(run, lr)],
                 Measure::Inspect => continue,

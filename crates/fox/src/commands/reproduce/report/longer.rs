@@ -31,9 +31,8 @@ pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
 /// The lengths that rows are trained at, the shortest first.
 fn lengths(found: &Found<'_>, e: usize) -> Vec<usize> {
     let runs = found.plan.runs.iter().filter(|run| run.experiment == e);
-    let mut lengths: Vec<usize> = runs
-        .filter_map(|run| Some(run.recipe(1e-3, None).ok()?.data.sequence_length))
-        .collect();
+    let mut lengths: Vec<usize> =
+        runs.filter_map(|run| Some(run.recipe(1e-3, None).ok()?.data.sequence_length)).collect();
     lengths.sort_unstable();
     lengths.dedup();
     lengths
@@ -42,8 +41,7 @@ fn lengths(found: &Found<'_>, e: usize) -> Vec<usize> {
 /// The positions whose losses are shown: the second half of every length, and everything after twice the longest.
 fn places(found: &Found<'_>, e: usize) -> Vec<Range<usize>> {
     let lengths = lengths(found, e);
-    let mut places: Vec<Range<usize>> =
-        lengths.iter().map(|length| length / 2..*length).collect();
+    let mut places: Vec<Range<usize>> = lengths.iter().map(|length| length / 2..*length).collect();
     places.extend(lengths.last().map(|length| 2 * length..found.plan.scale.length));
     places.retain(|place| place.start < place.end && place.end <= found.plan.scale.length);
     places
@@ -70,9 +68,10 @@ pub fn table(found: &Found<'_>, e: usize) -> Vec<Vec<String>> {
         if found.of(e, r).any(|run| run.diverged) {
             cells[1] = "diverged".into();
         }
-        let seen = found.plan.runs_of(e, r).next().map_or(0, |run| {
-            run.tokens + run.start.as_ref().map_or(0, |start| start.run.tokens)
-        });
+        let seen =
+            found.plan.runs_of(e, r).next().map_or(0, |run| {
+                run.tokens + run.start.as_ref().map_or(0, |start| start.run.tokens)
+            });
         let speed = found.spread(e, r, |run| Some(run.summary.as_ref()?.tokens_per_second));
         cells.extend([
             output::grouped(seen),
