@@ -27,6 +27,8 @@ pub struct Stepper {
     options: ForwardOptions,
     training: TrainingRecipe,
     portion: Portion,
+    /// Tokens in a sequence of the last stage, which the portion is counted in.
+    length: usize,
 }
 
 /// What a step came to.
@@ -66,6 +68,7 @@ impl Stepper {
             options: recipe.forward_options(),
             training: recipe.training.clone(),
             portion: Portion { rows, context, micro_batch: recipe.micro_batch(), reduction },
+            length: recipe.data.sequence_length,
         })
     }
 
@@ -78,7 +81,8 @@ impl Stepper {
     /// One step. The learning rate is that of the tokens before it, so that of the first step of a warm-up is 0.
     pub fn step(&mut self, batch: &Batch) -> Result<StepOutcome> {
         let lr = self.schedule.lr(self.state.tokens);
-        let (gradients, own) = gradient(&self.model, batch, &self.portion, &self.options_now())?;
+        let portion = self.portion.of_stage(self.length / batch.time);
+        let (gradients, own) = gradient(&self.model, batch, &portion, &self.options_now())?;
         let group = self.updater.group().clone();
         // Part by part, in the order of the rows: the same sum for any number of processes.
         let sum = group.all_numbers(&own.sums)?.into_iter().fold(0.0, |sum, part| sum + part);
