@@ -164,6 +164,9 @@ mod tests {
         let text = message("[{ length = 32, tokens = 1024 }]");
         assert!(text.contains("have 1024 tokens in all"), "{text}");
         let text = message("[{ length = 32, token = 1 }]");
-        assert!(text.contains("data.stages"), "{text}");
+        assert!(
+            text.ends_with("unknown key `data.stages.token`; did you mean `data.stages.tokens`?"),
+            "{text}"
+        );
     }
 }

@@ -66,11 +66,12 @@ fn a_checkpoint_is_taken_to_longer_sequences() {
     for record in &records {
         match record {
             Record::Train(step) => steps.push(step.tokens),
-            Record::Eval(eval) => judged.push((eval.step, eval.evaluation.length)),
+            Record::Eval(eval) => judged.push((eval.step, eval.evaluation.name())),
         }
     }
     assert!(steps.windows(2).all(|pair| pair[1] - pair[0] == 1024), "{steps:?}");
-    assert_eq!(judged, [(8, 256), (16, 256), (24, 256)]);
+    let name = "held-out loss (8 x 256 tokens)".to_string();
+    assert_eq!(judged, [(8, name.clone()), (16, name.clone()), (24, name)]);
 
     for stop in [5, 8, 17] {
         let out = path(&format!("stopped{stop}"));

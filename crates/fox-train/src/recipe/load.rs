@@ -260,6 +260,9 @@ fn unknown_field(message: &str) -> Option<(String, Vec<String>)> {
 
 /// The inner table, with a dot behind it, that has a key; empty for the section itself.
 fn path_of(value: &Value, key: &str) -> Option<String> {
+    if let Value::Array(list) = value {
+        return list.iter().find_map(|inner| path_of(inner, key));
+    }
     let table = value.as_table()?;
     if table.contains_key(key) {
         return Some(String::new());
