@@ -214,7 +214,7 @@ fn a_transformer_is_taken_to_longer_sequences() {
     let kept = rows.iter().find(|row| row["name"] == "gates added, RoPE kept").unwrap();
     let folder = out.join("runs").join(kept["runs"][0]["folder"].as_str().unwrap());
     let config = fs::read_to_string(folder.join("config.toml")).unwrap();
-    assert!(config.contains("_gates2048") && config.contains("sequence_length = 128"), "{config}");
+    assert!(config.contains("_gates128") && config.contains("sequence_length = 128"), "{config}");
     // RoPE that has faded out is no part of the model any more.
     let faded = rows.iter().find(|row| row["name"] == "gates added, RoPE faded out").unwrap();
     let folder = out.join("runs").join(faded["runs"][0]["folder"].as_str().unwrap());

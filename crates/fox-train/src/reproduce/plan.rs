@@ -366,7 +366,7 @@ mod tests {
         let (run, recipe) = recipe_of("gates added, RoPE faded out", 1);
         let start = run.start.unwrap();
         assert_eq!((*start.run).clone(), first);
-        assert_eq!(start.memory, Some(32.0 * 256.0));
+        assert_eq!(start.memory, Some(2.0 * 256.0));
         assert_eq!(recipe.training.init, Some(start.folder));
         assert_eq!(recipe.training.rope_fade, Some([0, 50_000]));
         let (_, recipe) = recipe_of("RoPE frequencies of YaRN", 0);
