@@ -31,6 +31,7 @@ mod rows;
 mod scan;
 mod shared;
 pub mod simd;
+mod sink;
 mod time_step;
 mod update;
 

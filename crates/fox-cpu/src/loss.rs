@@ -15,13 +15,15 @@ use crate::simd::{Level, exp, simd_fn, sum, update};
 
 impl LossOps for Cpu {
     fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> Result<LossOut> {
-        let LossInputs { x, w, labels, weights } = *inputs;
+        let LossInputs { x, w, labels, weights, teacher } = *inputs;
         let (data, table, labels) = (self.real(x), self.real(w), self.buffer(labels).as_i32());
         let weights = weights.map(|weights| self.real(weights));
+        let teacher = teacher.map(|t| (self.real(t.x), self.real(t.w), t.weight));
         let mut losses = self.pool().take(labels.len())?;
         let grads = self.run(|| {
             let (level, pool) = (self.level(), self.pool());
-            linear_cross_entropy(level, pool, data, table, labels, weights, &mut losses)
+            let targets = Targets { labels, weights, teacher };
+            linear_cross_entropy(level, pool, data, table, &targets, &mut losses)
         })?;
         let device = x.device();
         Ok(LossOut {
@@ -80,6 +82,39 @@ simd_fn! {
     }
 }
 
+/// What rows are drawn to.
+pub struct Targets<'a> {
+    /// `[R]`.
+    pub labels: &'a [i32],
+    /// `[R]`, where gradients are wanted.
+    pub weights: Option<&'a [f32]>,
+    /// States `[R, C']`, projection `[V, C']` and weight of a teacher.
+    pub teacher: Option<(&'a [f32], &'a [f32], f32)>,
+}
+
+/// Takes a teacher's part from the gradient of the logits of the rows from `first` on, which is the student's alone so
+/// far: with `g = softmax - onehot` of either, the whole is `weight (g_student - a g_teacher)`.
+fn teach(
+    level: Level,
+    pool: &Arc<Pool>,
+    (x, w, a): (&[f32], &[f32], f32),
+    (first, labels, weights): (usize, &[i32], &[f32]),
+    d_logits: &mut [f32],
+) -> Result<()> {
+    let count = labels.len();
+    let vocab = d_logits.len() / count.max(1);
+    let width = w.len() / vocab.max(1);
+    let mut logits = pool.take(count * vocab)?;
+    let x = Matrix::new(&x[first * width..(first + count) * width], count, width);
+    multiply(x, Matrix::new(w, vocab, width).t(), &mut logits, false);
+    let rows = logits.par_chunks_mut(vocab).zip(d_logits.par_chunks_mut(vocab)).enumerate();
+    rows.for_each(|(r, (logits, d_logits))| {
+        row_loss(level, logits, labels[r], Some(a * weights[r]));
+        d_logits.iter_mut().zip(logits).for_each(|(d, taught)| *d -= *taught);
+    });
+    Ok(())
+}
+
 /// Losses `[R]` of `x[R, C]` against `labels[R]`, and the gradient of their weighted sum when there
 /// are `weights[R]`.
 pub fn linear_cross_entropy(
@@ -87,10 +122,10 @@ pub fn linear_cross_entropy(
     pool: &Arc<Pool>,
     x: &[f32],
     w: &[f32],
-    labels: &[i32],
-    weights: Option<&[f32]>,
+    targets: &Targets<'_>,
     losses: &mut [f32],
 ) -> Result<Option<Grads>> {
+    let Targets { labels, weights, teacher } = *targets;
     let rows = labels.len();
     let width = x.len() / rows.max(1);
     let vocab = w.len() / width.max(1);
@@ -113,6 +148,11 @@ pub fn linear_cross_entropy(
                 *loss = row_loss(level, logits, labels[first + r], weight);
             },
         );
+        if let (Some(weights), Some(teacher)) = (weights, teacher) {
+            let labels = &labels[first..first + count];
+            let weights = &weights[first..first + count];
+            teach(level, pool, teacher, (first, labels, weights), logits)?;
+        }
         if let Some(Grads { dx, dw }) = &mut grads {
             let d_logits = Matrix::new(logits, count, vocab);
             multiply(d_logits, w, &mut dx[part], false);

@@ -30,6 +30,9 @@ pub enum Error {
         /// What was found and what is supported.
         detail: String,
     },
+    /// A place that should hold a checkpoint does not, in a sentence that says what it holds.
+    #[error("{0}")]
+    NoCheckpoint(String),
     /// A JSON file cannot be parsed.
     #[error("{file} is not valid JSON: {detail}", file = file.display())]
     Json {

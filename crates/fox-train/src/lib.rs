@@ -44,6 +44,7 @@ pub mod recipe;
 pub mod reproduce;
 mod run_folder;
 mod schedule;
+mod stages;
 mod step;
 mod stepper;
 mod summary;

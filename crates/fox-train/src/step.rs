@@ -50,6 +50,12 @@ impl Portion {
         Portion { rows, context: None, micro_batch, reduction }
     }
 
+    /// The same tokens in `times` as many rows, each that much shorter.
+    pub fn of_stage(&self, times: usize) -> Portion {
+        let rows = self.rows.start * times..self.rows.end * times;
+        Portion { rows, micro_batch: self.micro_batch * times, ..self.clone() }
+    }
+
     /// The columns of rows of `time` tokens.
     fn columns(&self, time: usize) -> Range<usize> {
         let context = self.context.as_ref().map_or((0, 1), |c| (c.index(), c.size()));

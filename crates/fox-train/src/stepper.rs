@@ -29,6 +29,8 @@ pub struct Stepper {
     training: TrainingRecipe,
     portion: Portion,
     early: EarlySums,
+    /// Tokens in a sequence of the last stage, which the portion is counted in.
+    length: usize,
 }
 
 /// What a step came to.
@@ -70,6 +72,7 @@ impl Stepper {
             options: recipe.forward_options(),
             training: recipe.training.clone(),
             portion: Portion { rows, context, micro_batch: recipe.micro_batch(), reduction },
+            length: recipe.data.sequence_length,
         })
     }
 
@@ -81,7 +84,8 @@ impl Stepper {
 
     fn gradient(&mut self, batch: &Batch) -> Result<(Gradients, PortionLoss)> {
         let options = self.options_now();
-        gradient_with(&self.model, batch, &self.portion, &options, &mut self.early)
+        let portion = self.portion.of_stage(self.length / batch.time);
+        gradient_with(&self.model, batch, &portion, &options, &mut self.early)
     }
 
     /// One step. The learning rate is that of the tokens before it, so that of the first step of a warm-up is 0.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use fox_data::{Batch, Loader, Tokenizer};
+use fox_data::{Batch, Tokenizer};
 use fox_dist::Group;
 use fox_model::{Model, TrainFlops};
 use fox_tensor::speed::matmul_rate_within;
@@ -23,6 +23,7 @@ use crate::metrics::{EvalRecord, MetricsLog, Record, StepRecord};
 use crate::optimizer::Updater;
 use crate::recipe::{Exchange, Weights};
 use crate::run_folder::{RunFacts, RunFolder, StartFacts};
+use crate::stages::Stages;
 use crate::step::{BatchLoss, segments};
 use crate::stepper::{StepOutcome, Stepper};
 use crate::summary::Summary;
@@ -87,7 +88,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     recipe.check_tuning(&config)?;
     recipe.check_context(&config)?;
     fit::check(recipe, &config, &job.device)?;
-    let loader = data.loader(recipe)?;
+    let stages = Stages::new(&data, recipe)?;
     let evaluator = data.evaluator(recipe)?;
     let identity = data.train.identity();
     check_same_data(group, &identity)?;
@@ -110,7 +111,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         None => {
             let model = recipe.initial_model(&config, &job.device)?;
             let updater = Updater::in_group(optimizer, ema, model.params(), &job.device, group)?;
-            let state = RunState::start(loader.state_at(0));
+            let state = RunState::start(stages.start());
             Resumed { model, updater, state, notices: Vec::new() }
         }
     };
@@ -119,7 +120,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         notices.push(NO_HELD_OUT.to_owned());
     }
     model.pack_weights(WeightFormat::F32)?;
-    loader.check_state(&state.loader)?;
+    stages.check(&state)?;
     let over = state.step >= recipe.steps() && job.out.join(EXPORT).exists();
     let finished = match group.is_first() {
         true => Summary::read(&job.out)?.filter(|_| over),
@@ -164,7 +165,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         pace: Pace::default(),
         start,
         stepper: Stepper::new(recipe, model, updater, state)?,
-        loader,
+        stages,
         evaluator,
         store,
         observe,
@@ -217,7 +218,7 @@ struct Session<'a> {
     flops: TrainFlops,
     start: Start,
     stepper: Stepper,
-    loader: Loader,
+    stages: Stages,
     evaluator: Option<Evaluator>,
     store: CheckpointStore,
     /// In the first process.
@@ -262,11 +263,12 @@ impl Session<'_> {
 
     /// Steps until the end or until someone asks to stop; ends with a checkpoint.
     fn steps(&mut self) -> Result<()> {
-        let mut batches = self.loader.prefetch(self.stepper.state.loader, 2)?;
+        let mut batches = self.stages.prefetch(&self.stepper.state, 2)?;
         while self.stepper.state.step < self.start.steps && !self.stop {
             let begin = Instant::now();
             let Some(batch) = batches.next() else {
-                let batches = self.loader.batches().unwrap_or(0);
+                let loader = self.stages.loader(self.stepper.state.step);
+                let batches = loader.batches().unwrap_or(0);
                 return Err(Error::DataEnd { batches });
             };
             let batch = batch?;
@@ -274,13 +276,18 @@ impl Session<'_> {
             // All stop after the same step.
             self.stop = self.group.any(self.stop)?;
             let step = self.stepper.state.step;
-            let last = step == self.start.steps;
+            let (last, change) = (step == self.start.steps, self.stages.change_after(step));
             let due = |every: u64| last || (every > 0 && step.is_multiple_of(every));
-            if due(self.recipe.evaluation.every) {
+            if change || due(self.recipe.evaluation.every) {
                 self.evaluate()?;
             }
             if due(self.recipe.checkpoints.every) || self.stop {
                 self.checkpoint()?;
+            }
+            if change && !last {
+                batches = self.stages.prefetch(&self.stepper.state, 2)?;
+                let length = self.stages.loader(step).config().window;
+                self.report(&Event::Notice(&format!("step {step}: sequences of {length} tokens")));
             }
         }
         Ok(())
@@ -312,7 +319,7 @@ impl Session<'_> {
             grad_norm: finite(report.grad_norm),
             skipped: report.skipped,
             skips: state.skips,
-            epoch: self.loader.epoch_of(batch.number()),
+            epoch: self.stages.loader(state.step - 1).epoch_of(batch.number()),
             tokens_per_second: self.pace.tokens as f64 / self.pace.seconds,
             floor_fraction: self.pace.flops
                 / (self.start.gemm_rate * self.group.size() as f64)

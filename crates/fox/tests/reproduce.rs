@@ -199,6 +199,38 @@ fn the_main_comparison_on_given_text() {
     }
 }
 
+/// Two stages, gates added between them: every second stage begins with the first one of its seed, and a report of what
+/// is there comes from the disk.
+#[test]
+fn a_transformer_is_taken_to_longer_sequences() {
+    let dir = tempfile::tempdir().unwrap();
+    let (scale, out) = (scale(dir.path()), dir.path().join("out"));
+    let extra = ["--only", "longer", "--seeds", "1"];
+    let output = command(&scale, &out, &extra).output().unwrap();
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    let report = json(&out.join("report.json"));
+    assert_eq!((report["finished"].as_u64(), report["runs"].as_u64()), (Some(7), Some(7)));
+    let rows = report["experiments"][1]["rows"].as_array().unwrap();
+    let kept = rows.iter().find(|row| row["name"] == "gates added, RoPE kept").unwrap();
+    let folder = out.join("runs").join(kept["runs"][0]["folder"].as_str().unwrap());
+    let config = fs::read_to_string(folder.join("config.toml")).unwrap();
+    assert!(config.contains("_gates128") && config.contains("sequence_length = 128"), "{config}");
+    // RoPE that has faded out is no part of the model any more.
+    let faded = rows.iter().find(|row| row["name"] == "gates added, RoPE faded out").unwrap();
+    let folder = out.join("runs").join(faded["runs"][0]["folder"].as_str().unwrap());
+    assert_eq!(json(&folder.join("export/config.json"))["use_rope"], false);
+    let markdown = fs::read_to_string(out.join("report.md")).unwrap();
+    for part in
+        ["| loss at 8..15 | loss at 64..127 | loss at 256..511 |", "pictures/longer-contexts.svg"]
+    {
+        assert!(markdown.contains(part), "{part}\n{markdown}");
+    }
+    // Nothing is computed again.
+    let again = command(&scale, &out, &extra).output().unwrap();
+    assert!(again.status.success(), "{}", stderr(&again));
+    assert_eq!(json(&out.join("report.json"))["experiments"], report["experiments"]);
+}
+
 #[test]
 fn bad_input_gets_one_sentence() {
     let dir = tempfile::tempdir().unwrap();

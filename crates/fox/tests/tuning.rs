@@ -77,7 +77,17 @@ fn a_run_is_tuned_from_a_checkpoint() {
     let tuned = tune(&a, &first.join("export"));
     assert!(tuned == tune(&b, &first));
     assert!(tuned.0 != result(&first).0);
-    let missing = dir.path().join("nowhere");
+    let missing = dir.path().join("frist");
     let output = run(&recipe, &dir.path().join("c"), &["--init", missing.to_str().unwrap()]);
-    assert!(refused(&output).contains("nowhere/config.json"), "{}", stderr(&output));
+    let hint = format!("did you mean {}?", first.display());
+    assert!(refused(&output).contains(&hint), "{}", stderr(&output));
+    for command in ["info", "verify", "inspect"] {
+        let said = refused(&fox(&[&command, &dir.path()]));
+        assert!(
+            said.contains("config.json") || said.contains("expected.json"),
+            "{command}: {said}"
+        );
+    }
+    let said = refused(&fox(&[&"retrofit", &dir.path().join("nothing"), &dir.path().join("d")]));
+    assert!(said.contains("a checkpoint folder holds config.json"), "{said}");
 }

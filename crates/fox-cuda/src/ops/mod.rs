@@ -22,6 +22,7 @@ pub(crate) mod paged;
 mod pieces;
 mod recompute;
 pub(crate) mod scan;
+mod sink;
 mod stick;
 mod streams;
 mod time_step;
@@ -59,6 +60,7 @@ pub fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
         paged::variants,
         scan::add::variants,
         scan::delta::variants,
+        sink::variants,
         stick::variants,
         streams::variants,
         time_step::variants,

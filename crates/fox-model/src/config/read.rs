@@ -1,7 +1,7 @@
 //! config.json to [`ModelConfig`]: what all formats have in common.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use fox_tensor::Activation;
@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::fields::Fields;
 use super::relaxed_json::quote_literals;
 use super::{MlpConfig, ModelConfig, SpecialTokens};
+use crate::checkpoint::missing;
 use crate::mixers::{CheckpointLayout, CommonFields, MixerConfig, ModelType};
 use crate::{Error, Result};
 
@@ -20,7 +21,10 @@ impl ModelConfig {
     /// Reads `config.json` of a Hugging Face folder.
     pub fn from_file(file: &Path) -> Result<(ModelConfig, ModelType)> {
         let mut text = String::new();
-        let opened = File::open(file).map_err(Error::io("open", file))?;
+        let opened = File::open(file).map_err(|source| match source.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => Error::NoCheckpoint(missing(file)),
+            _ => Error::io("open", file)(source),
+        })?;
         let mut limited = opened.take(MAX_CONFIG_BYTES + 1);
         limited.read_to_string(&mut text).map_err(Error::io("read", file))?;
         if text.len() as u64 > MAX_CONFIG_BYTES {

@@ -179,14 +179,13 @@ impl Model {
     ) -> Result<TokenLoss> {
         let hidden = self.forward(tape, tokens, segments, None, options)?;
         let head = self.params.var(self.structure.lm_head);
-        let Some(teacher) = self.teacher.as_ref().filter(|_| tape.is_recording()) else {
-            let per_token = tape.linear_cross_entropy(&hidden.states, &head, labels, weights)?;
-            return Ok(TokenLoss { per_token, tiles: hidden.tiles });
+        let per_token = match self.teacher.as_ref().filter(|_| tape.is_recording()) {
+            None => tape.linear_cross_entropy(&hidden.states, &head, labels, weights)?,
+            Some(teacher) => {
+                let (student, targets) = ((&hidden.states, &head), (labels, weights));
+                teacher.loss(tape, student, tokens, targets, segments)?
+            }
         };
-        let (student, targets) = ((&hidden.states, &head), (labels, weights));
-        let states = teacher.teach(tape, student, tokens, targets, segments)?;
-        let rest = teacher.rest(weights)?;
-        let per_token = tape.linear_cross_entropy(&states, &head, labels, &rest)?;
         Ok(TokenLoss { per_token, tiles: hidden.tiles })
     }
 }

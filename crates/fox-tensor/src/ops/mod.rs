@@ -28,6 +28,7 @@ pub(crate) mod paged;
 mod peers;
 mod recompute;
 pub(crate) mod scan;
+mod sink;
 pub(crate) mod stick;
 mod streams;
 mod time_step;
@@ -74,6 +75,7 @@ ops! {
     heads: HeadOps,
     gate: GateOps,
     attention: AttentionOps,
+    sink: SinkOps,
     stick: StickOps,
     gated_norm: GatedNormOps,
     glu: GluOps,

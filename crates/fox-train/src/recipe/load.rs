@@ -113,11 +113,19 @@ pub fn apply_override(table: &mut Table, text: &str) -> Result<()> {
 fn parse_value(text: &str) -> Value {
     let parsed = format!("x = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("x"));
     match parsed {
-        Some(Value::Float(x)) if x.fract() == 0.0 && x.abs() < 9e15 && !text.contains('.') => {
-            Value::Integer(x as i64)
-        }
-        Some(value) => value,
+        Some(value) if text.contains('.') => value,
+        Some(value) => whole(value),
         None => Value::String(text.to_string()),
+    }
+}
+
+/// A value in which whole numbers are integers, in lists and tables too.
+fn whole(value: Value) -> Value {
+    match value {
+        Value::Float(x) if x.fract() == 0.0 && x.abs() < 9e15 => Value::Integer(x as i64),
+        Value::Array(list) => Value::Array(list.into_iter().map(whole).collect()),
+        Value::Table(map) => Value::Table(map.into_iter().map(|(k, v)| (k, whole(v))).collect()),
+        other => other,
     }
 }
 
@@ -252,6 +260,9 @@ fn unknown_field(message: &str) -> Option<(String, Vec<String>)> {
 
 /// The inner table, with a dot behind it, that has a key; empty for the section itself.
 fn path_of(value: &Value, key: &str) -> Option<String> {
+    if let Value::Array(list) = value {
+        return list.iter().find_map(|inner| path_of(inner, key));
+    }
     let table = value.as_table()?;
     if table.contains_key(key) {
         return Some(String::new());

@@ -28,6 +28,7 @@ pub use ranks::{Exchange, ParallelRecipe, Reduction};
 pub use schedule::{ScheduleRecipe, Shape};
 
 use crate::messages::MessagesRecipe;
+pub use crate::stages::StageRecipe;
 use crate::{Error, OptimizerRecipe, Result};
 
 /// A whole recipe.
@@ -74,6 +75,9 @@ pub struct DataRecipe {
     pub tokenizer: Option<String>,
     /// Tokens in a sequence.
     pub sequence_length: usize,
+    /// Shorter sequences that come first, each length for so many tokens; a step has the same tokens throughout.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageRecipe>,
     /// How sequences are cut from documents.
     pub layout: Layout,
     /// `shuffled`, `sequential` or `longcrawl64`.
@@ -100,6 +104,7 @@ impl Default for DataRecipe {
             heldout: None,
             tokenizer: None,
             sequence_length: 512,
+            stages: Vec::new(),
             layout: Layout::Windows,
             order: OrderName::Shuffled,
             shuffle_seed: 0,

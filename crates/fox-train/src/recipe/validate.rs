@@ -22,6 +22,7 @@ impl Recipe {
             "must be between 1 and 2^30",
         )?;
         self.validate_task()?;
+        self.check_stages()?;
         let step = t.batch.checked_mul(self.data.sequence_length);
         rule(
             step.is_some_and(|tokens| tokens <= i32::MAX as usize),

@@ -19,7 +19,7 @@ pub const RATES: &str = "rates";
 
 /// The experiments, in the order of the report: name and TOML.
 pub const EXPERIMENTS: &[(&str, &str)] = experiments!(
-    "rates", "main", "table3", "gates", "lengths", "sizes", "short", "heads", "pruning",
+    "rates", "main", "table3", "gates", "lengths", "sizes", "short", "heads", "pruning", "longer",
 );
 
 /// How the report shows an experiment.
@@ -38,6 +38,8 @@ pub enum Shape {
     Table,
     /// Speeds and pruned shares; its runs are trained alone.
     Pruning,
+    /// Losses at every position and needles of models that were trained at one length and then at another.
+    Longer,
 }
 
 /// What is measured after training, besides the held-out loss at the training length.
@@ -46,7 +48,7 @@ pub enum Shape {
 pub enum Measure {
     /// The loss at every position.
     Loss,
-    /// Needles, easy and standard; of the first seed.
+    /// Needles, easy and standard; of the first seed, or of all where they are what is asked for.
     Needle,
     /// Gates, attention and half-lives; of the first seed.
     Inspect,
@@ -60,6 +62,24 @@ pub enum Place {
     Inside,
     /// Everything after twice the training length.
     Beyond,
+}
+
+/// The run of another row that a run begins with, and how its model is changed before it goes on.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartPlan {
+    /// Name of that row, which comes earlier; the run with the same seed is taken.
+    pub row: String,
+    /// Forget gates are added, with this memory in multiples of the training length.
+    #[serde(default)]
+    pub memory: Option<f64>,
+    /// Parts of the run after which RoPE begins to fade and after which it is gone.
+    #[serde(default)]
+    pub fade: Option<[f64; 2]>,
+    /// RoPE's slow frequencies are divided by the growth of the length, those that turn 32 times within the old
+    /// length stay, those between are divided in part: YaRN's interpolation "by parts" (arXiv 2309.00071).
+    #[serde(default)]
+    pub stretch: bool,
 }
 
 /// A row of an experiment.
@@ -76,6 +96,12 @@ pub struct RowPlan {
     /// The model whose learning rate it takes.
     #[serde(default)]
     rate: Option<String>,
+    /// Its peak learning rate in multiples of the recipe's own, instead of a searched one.
+    #[serde(default)]
+    pub lr: Option<f64>,
+    /// The run that it begins with instead of random weights. Both rows have an `lr`.
+    #[serde(default)]
+    pub start: Option<StartPlan>,
     /// Whole numbers of the recipe that are multiplied.
     #[serde(default)]
     pub times: BTreeMap<String, f64>,
@@ -125,6 +151,9 @@ pub struct Experiment {
     pub shape: Shape,
     /// Part of the scale's tokens that every run gets.
     pub share: f64,
+    /// Whether it is no experiment of the paper, and done only when its name is given.
+    #[serde(default)]
+    pub extra: bool,
     /// What is measured.
     #[serde(default)]
     pub evaluate: Vec<Measure>,

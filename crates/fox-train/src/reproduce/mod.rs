@@ -8,11 +8,15 @@ mod agreement;
 mod experiment;
 mod plan;
 mod scale;
+mod start;
 
 pub use agreement::Agreement;
-pub use experiment::{Claim, EXPERIMENTS, Experiment, Measure, Place, RATES, RowPlan, Shape};
+pub use experiment::{
+    Claim, EXPERIMENTS, Experiment, Measure, Place, RATES, RowPlan, Shape, StartPlan,
+};
 pub use plan::{Plan, PlanOptions, PlannedRun};
 pub use scale::{Needles, SCALES, ScalePlan};
+pub use start::PlannedStart;
 
 use serde::de::DeserializeOwned;
 

@@ -4,15 +4,17 @@ use std::path::{Path, PathBuf};
 
 use toml::Value;
 
-use super::{EXPERIMENTS, Experiment, Measure, RATES, RowPlan, ScalePlan, Shape};
+use super::{EXPERIMENTS, Experiment, Measure, PlannedStart, RATES, RowPlan, ScalePlan, Shape};
 use crate::sweep::folder_name;
 use crate::{Error, Recipe, Result, recipe};
 
 /// What is asked for besides the scale.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// Experiments by name; all when empty.
+    /// Experiments by name; all of the paper's when empty.
     pub only: Vec<String>,
+    /// Folder of runs and report.
+    pub out: PathBuf,
     /// Tokens instead of the scale's.
     pub tokens: Option<u64>,
     /// Seeds instead of the scale's.
@@ -36,8 +38,12 @@ pub struct PlannedRun {
     pub tokens: u64,
     /// The recipe's name, with variants.
     pub spec: String,
-    /// The model whose learning rate it takes.
+    /// The model whose learning rate it takes, where `lr` is not given.
     pub rate: String,
+    /// Its peak learning rate, where none is searched.
+    pub lr: Option<f64>,
+    /// What it begins with instead of random weights.
+    pub start: Option<PlannedStart>,
     /// What is measured when it is trained.
     pub measures: Vec<Measure>,
     /// Whether nothing else may run meanwhile.
@@ -97,12 +103,13 @@ impl Plan {
         for name in &options.only {
             Experiment::load(name)?;
         }
-        let asked = |name: &str| options.only.is_empty() || options.only.iter().any(|n| n == name);
         let mut experiments = Vec::new();
         for (name, _) in EXPERIMENTS {
+            let experiment = Experiment::load(name)?;
+            let named = options.only.iter().any(|n| n == name);
+            let asked = named || (options.only.is_empty() && !experiment.extra);
             // Every other experiment needs the rates.
-            if asked(name) || *name == RATES {
-                let experiment = Experiment::load(name)?;
+            if asked || *name == RATES {
                 experiments.push(experiment.filled(&scale.window, &scale.memory));
             }
         }
@@ -141,7 +148,9 @@ impl Plan {
         runs.sort_by_key(|run: &PlannedRun| (run.experiment, run.seed));
         let search_only = self.options.only.iter().any(|name| name == RATES);
         if !search_only && !self.options.only.is_empty() {
-            let needed = |model: &str| runs.iter().any(|run: &PlannedRun| run.rate == model);
+            let needed = |model: &str| {
+                runs.iter().any(|run: &PlannedRun| run.lr.is_none() && run.rate == model)
+            };
             searches.retain(|search| needed(&search.rate));
         }
         (self.runs, self.searches) = (runs, searches);
@@ -182,8 +191,27 @@ impl Plan {
             settings.push(format!("data.heldout={}", Value::from(path.display().to_string())));
         }
         settings.extend(told.iter().cloned());
-        // Pictures and needles of one seed are enough.
-        let first = |measure: &Measure| seed == 0 || *measure == Measure::Loss;
+        let mut told: Vec<String> = told.iter().map(|setting| short(setting)).collect();
+        let own = recipe::load(&spec, &settings)?;
+        let start = match &row.start {
+            None => None,
+            Some(plan) => {
+                let earlier = experiment.rows[..r].iter().position(|row| row.name == plan.row);
+                let Some(first) = earlier else {
+                    let detail = format!("is `{}`, which is no earlier row", plan.row);
+                    return Err(Error::value(&row.name, "start.row", detail));
+                };
+                let run = self.run((e, experiment), (first, &experiment.rows[first]), seed)?;
+                let start = PlannedStart::new(plan, run, self.training_length, &self.options.out)?;
+                let (more, tells) = start.settings(plan, tokens, own.data.sequence_length)?;
+                settings.extend(more);
+                told.extend(tells);
+                Some(start)
+            }
+        };
+        // Pictures and needles of one seed are enough where many other things are compared.
+        let all = experiment.shape == Shape::Longer;
+        let first = |measure: &Measure| all || seed == 0 || *measure == Measure::Loss;
         let run = PlannedRun {
             experiment: e,
             row: r,
@@ -191,10 +219,12 @@ impl Plan {
             tokens,
             spec,
             rate: row.rate().to_string(),
+            lr: row.lr.map(|times| times * own.optimizer.peak_lr),
+            start,
             measures: experiment.evaluate.iter().copied().filter(first).collect(),
             alone: experiment.shape == Shape::Pruning,
             settings,
-            told: told.iter().map(|setting| short(setting)).collect(),
+            told,
         };
         // Whatever is wrong with it is said before anything is trained.
         run.recipe(1e-3, self.options.data.as_deref())?;
@@ -264,7 +294,7 @@ mod tests {
         for (name, _) in super::super::SCALES {
             let scale = ScalePlan::load(name).unwrap();
             let plan = Plan::new(scale.clone(), PlanOptions::default()).unwrap();
-            assert_eq!(plan.experiments.len(), EXPERIMENTS.len());
+            assert_eq!(plan.experiments.len(), EXPERIMENTS.len() - 1, "all but the one extra");
             assert_eq!(plan.searches.len(), 7);
             let main = plan.runs.iter().filter(|run| run.experiment == 1).count() as u64;
             assert_eq!(main, 4 * scale.seeds + 4, "{name}");
@@ -298,7 +328,8 @@ mod tests {
 
     #[test]
     fn equal_runs_have_equal_folders_and_others_do_not() {
-        let plan = plan(PlanOptions::default()).unwrap();
+        let mut plan = plan(PlanOptions::default()).unwrap();
+        plan.runs.extend(self::plan(only(&["longer"])).unwrap().runs);
         let folders: Vec<String> = plan.runs.iter().map(|run| run.folder(1e-3)).collect();
         for (i, a) in plan.runs.iter().enumerate() {
             for (j, b) in plan.runs.iter().enumerate() {
@@ -306,6 +337,43 @@ mod tests {
                 assert_eq!(same && a.alone == b.alone, folders[i] == folders[j]);
             }
         }
+    }
+
+    #[test]
+    fn a_second_stage_begins_with_the_first_of_its_seed() {
+        let options = PlanOptions {
+            tokens: Some(100_000),
+            seeds: Some(2),
+            out: PathBuf::from("out"),
+            ..only(&["longer"])
+        };
+        let plan = plan(options).unwrap();
+        assert!(plan.searches.is_empty());
+        assert_eq!(plan.runs.len(), 2 * 7);
+        let rows = &plan.experiments[1].rows;
+        let recipe_of = |name: &str, seed: u64| {
+            let run = plan.runs.iter().find(|run| rows[run.row].name == name && run.seed == seed);
+            let run = run.unwrap();
+            (run.clone(), run.recipe(run.lr.unwrap(), None).unwrap())
+        };
+        let (first, recipe) = recipe_of("Transformer, first stage", 1);
+        assert_eq!((recipe.data.sequence_length, recipe.training.batch), (64, 32));
+        assert_eq!((first.lr, recipe.training.init), (Some(2.5e-3), None));
+        let (_, recipe) = recipe_of("larger RoPE base", 1);
+        let export = Path::new("out/runs").join(first.folder(2.5e-3)).join("export");
+        assert_eq!(recipe.training.init, Some(export));
+        assert_eq!((recipe.data.sequence_length, recipe.training.batch), (512, 4));
+        let (run, recipe) = recipe_of("gates added, RoPE faded out", 1);
+        let start = run.start.unwrap();
+        assert_eq!((*start.run).clone(), first);
+        assert_eq!(start.memory, Some(2.0 * 256.0));
+        assert_eq!(recipe.training.init, Some(start.folder));
+        assert_eq!(recipe.training.rope_fade, Some([0, 50_000]));
+        let (_, recipe) = recipe_of("RoPE frequencies of YaRN", 0);
+        let rope = recipe.model_config(64).unwrap().mixer.forgetting().unwrap().rope.unwrap();
+        let scaling = rope.scaling.unwrap();
+        assert_eq!((scaling.factor, scaling.original_length), (8.0, 64));
+        assert_eq!((scaling.low_freq_factor, scaling.high_freq_factor), (1.0, 32.0));
     }
 
     #[test]

@@ -7,21 +7,8 @@ constexpr int WARPS = 16;
 constexpr int THREADS = 32 * WARPS;
 constexpr int IGNORE = -100;
 
-// One block per row. loss[row]; with weights also the gradient weight (softmax - one-hot), in place of the
-// logits. Rows whose label is ignored get 0.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    cross_entropy(PARAMS(CrossEntropy)) {
-    const int row = blockIdx.x, label = labels[row];
-    real* x = logits + size_t(row) * vocab;
-    if (label == IGNORE) {
-        if (threadIdx.x == 0) loss[row] = 0.f;
-        if (!weights) return;
-        const float zeros[VEC] = {};
-        for (int c = threadIdx.x * VEC; c < vocab; c += THREADS * VEC) store<VEC>(x + c, zeros);
-        return;
-    }
-    // Read before anybody writes: there are barriers in between.
-    const float own = to_float(x[label]);
+// Logarithm of the sum of the exponentials of a row, known to all threads of the block.
+DEVICE float row_lse(const real* x, int vocab) {
     float top = NEG_INF, sum = 0.f;
     for (int c = threadIdx.x * VEC; c < vocab; c += THREADS * VEC) {
         float v[VEC], next = top;
@@ -37,10 +24,46 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     const float all = block_max<WARPS>(top);
     sum = block_sum<WARPS>(top == NEG_INF ? 0.f : sum * exponential(top - all));
-    const float lse = all + logf(sum);
+    return all + logf(sum);
+}
+
+// One block per row. loss[row]; with weights also the gradient weight (softmax - target), in place of the logits. The
+// target is the label, or, with a teacher's logits, (1 - share) label + share softmax(teacher). Rows whose label is
+// ignored get 0.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cross_entropy(PARAMS(CrossEntropy)) {
+    const int row = blockIdx.x, label = labels[row];
+    real* x = logits + size_t(row) * vocab;
+    if (label == IGNORE) {
+        if (threadIdx.x == 0) loss[row] = 0.f;
+        if (!weights) return;
+        const float zeros[VEC] = {};
+        for (int c = threadIdx.x * VEC; c < vocab; c += THREADS * VEC) store<VEC>(x + c, zeros);
+        return;
+    }
+    // Read before anybody writes: there are barriers in between.
+    const float own = to_float(x[label]);
+    const float lse = row_lse(x, vocab);
     if (threadIdx.x == 0) loss[row] = lse - own;
     if (!weights) return;
     const float weight = weights[row];
+    if (teacher) {
+        const real* t = teacher + size_t(row) * vocab;
+        const float taught = row_lse(t, vocab);
+        for (int c = threadIdx.x * VEC; c < vocab; c += THREADS * VEC) {
+            float v[VEC], u[VEC];
+            load<VEC>(v, x + c);
+            load<VEC>(u, t + c);
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) {
+                const float target =
+                    (c + i == label ? 1.f - share : 0.f) + share * exponential(u[i] - taught);
+                v[i] = weight * (exponential(v[i] - lse) - target);
+            }
+            store<VEC>(x + c, v);
+        }
+        return;
+    }
     for (int c = threadIdx.x * VEC; c < vocab; c += THREADS * VEC) {
         float v[VEC];
         load<VEC>(v, x + c);

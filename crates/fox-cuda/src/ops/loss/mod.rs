@@ -22,7 +22,11 @@ kernel_params! {
         labels: ConstPtr<i32>,
         /// `[R]`; null where no gradient is wanted.
         weights: ConstPtr<f32>,
+        /// A teacher's logits `[R, V]`, or null.
+        teacher: ConstPtr<Real>,
         vocab: usize,
+        /// The teacher's part of the target.
+        share: f32,
     }
 }
 
@@ -36,7 +40,7 @@ const LOGITS: usize = 128 << 20;
 
 impl Cuda {
     pub(crate) fn cross_entropy(&self, inputs: &LossInputs<'_>) -> Result<LossOut> {
-        let LossInputs { x, w, labels, weights } = *inputs;
+        let LossInputs { x, w, labels, weights, teacher } = *inputs;
         let (rows, width, vocab, device) = (x.rows(), x.cols(), w.rows(), x.device());
         let dtype = self.activations();
         let (loss, loss_at) = self.output([rows], DType::F32, device)?;
@@ -54,6 +58,14 @@ impl Cuda {
         // Gradients take the logits' place, in the type that products want. Losses alone are worth f32.
         let logit_type = if grads.is_some() { dtype } else { DType::F32 };
         let logits = Data::alloc(&self.gpu, step * vocab, logit_type)?;
+        // A teacher has a part in the gradient alone.
+        let teacher = match teacher.filter(|_| grads.is_some()) {
+            Some(t) => {
+                let logits = Data::alloc(&self.gpu, step * vocab, logit_type)?;
+                Some((self.activation(t.x)?, self.weights(t.w)?, t.x.cols(), t.weight, logits))
+            }
+            None => None,
+        };
         let matrix = |address: u64, transposed: bool| Matrix { address, transposed };
         let variant = Variant::plain(logit_type, vocab);
         for first in (0..rows).step_by(step) {
@@ -62,13 +74,21 @@ impl Cuda {
             let sizes = Sizes { m: count, n: vocab, k: width };
             let (left, right) = (matrix(x_at, false), matrix(w.address(), true));
             self.multiply(left, right, logits.address(), sizes, logit_type, false)?;
+            if let Some((x, w, width, _, logits)) = &teacher {
+                let x_at = x.address() + (first * width * dtype.size()) as u64;
+                let sizes = Sizes { m: count, n: vocab, k: *width };
+                let (left, right) = (matrix(x_at, false), matrix(w.address(), true));
+                self.multiply(left, right, logits.address(), sizes, logit_type, false)?;
+            }
             let offset = 4 * first as u64;
             let params = CrossEntropy {
                 loss: (loss_at + offset).into(),
                 logits: logits.address().into(),
                 labels: (labels + offset).into(),
                 weights: weights.as_ref().map_or(0, |w| w.address() + offset).into(),
+                teacher: teacher.as_ref().map_or(0, |(.., logits)| logits.address()).into(),
                 vocab,
+                share: teacher.as_ref().map_or(0.0, |(.., share, _)| *share),
             };
             let op = Op {
                 source: LOSS,

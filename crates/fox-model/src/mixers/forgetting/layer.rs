@@ -213,7 +213,7 @@ impl Mixer for ForgettingLayer {
         let gates = log_gates.as_ref();
         let (o, tiles) = match self.sinks {
             None => tape.attend(weights, &q, &k, &v, gates, &spec)?,
-            Some(id) => sink::attend(tape, [&q, &k, &v], gates, &params.var(id), &spec)?,
+            Some(id) => tape.sink_attention([&q, &k, &v], gates, &params.var(id), &spec)?,
         };
         if let Some((observer, layer)) = context.observer {
             let log_gates = log_gates.as_ref().map(Var::value);

@@ -64,7 +64,7 @@ impl Tape<'_> {
         Ok((out, tiles))
     }
 
-    fn check_attention(
+    pub(crate) fn check_attention(
         &self,
         weights: AttentionWeights,
         q: &Tensor,

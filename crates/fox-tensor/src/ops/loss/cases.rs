@@ -1,7 +1,8 @@
 //! Losses with ignored labels, for every size of vocabulary.
 
 use crate::cases::{Case, Data, Output, Rng, round};
-use crate::{IGNORE_LABEL, LossInputs};
+use crate::naive::{dot, logsumexp};
+use crate::{IGNORE_LABEL, LossInputs, Result, Teacher, Tensor};
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> =
@@ -15,7 +16,62 @@ pub(crate) fn cases() -> Vec<Case> {
     // A thread of a GPU reads several pieces of a row, of one element or of eight: 4099 is odd, 8208 is not.
     cases.extend([loss(5, 16, 4099, 0.2), rising_loss(5, 16, 8208)]);
     cases.push(loss_twice());
+    for vocab in [1, 3, 64, 1000, 8208] {
+        cases.push(taught(13, (24, 40), vocab, 0.25));
+    }
+    cases.extend([taught(113, (40, 16), 203, 1.0), taught(65, (16, 16), 257, 0.0)]);
     cases
+}
+
+/// A part of the objective is the divergence from a teacher of another width.
+fn taught(rows: usize, (width, other): (usize, usize), vocab: usize, weight: f32) -> Case {
+    let name = format!("linear_cross_entropy/taught {weight}/{rows}x{width}:{other}/v{vocab}");
+    let case = Case::new(name, move |tape, args| {
+        let (x, w) = (args.var("x")?, args.var("w")?);
+        let (labels, weights) = (args.tensor("labels")?, args.tensor("weights")?);
+        let teacher = Teacher { x: args.tensor("tx")?, w: args.tensor("tw")?, weight };
+        let loss = tape.taught_cross_entropy(x, w, labels, weights, Some(teacher))?;
+        let divergences = divergences([x.value(), w.value(), teacher.x, teacher.w], labels)?;
+        let a = f64::from(weight);
+        let both = loss.to_f64()?.into_iter().zip(divergences);
+        let objective: Vec<f64> = both.map(|(loss, kl)| (1.0 - a) * loss + a * kl).collect();
+        let objective = tape.device().from_f64(&objective, loss.shape())?;
+        Ok(vec![
+            Output::Plain("loss", loss.to_f64()?),
+            Output::Loss("objective", objective, weights.clone()),
+        ])
+    });
+    let mut rng = case.stream("labels");
+    let labels = loss_labels(&mut rng, rows, vocab, 0.2);
+    let weights = rng.normals(rows);
+    let (tx, tw) = (rng.normals(rows * other), rng.normals(vocab * other));
+    case.normal("x", &[rows, width])
+        .normal("w", &[vocab, width])
+        .int("labels", &[rows], labels)
+        .constant("weights", &[rows], weights)
+        .constant("tx", &[rows, other], tx)
+        .constant("tw", &[vocab, other], tw)
+}
+
+/// `KL(teacher_r || student_r)` of the labelled rows, on the host; the student's states and projection, then those of
+/// the teacher.
+fn divergences(tensors: [&Tensor; 4], labels: &Tensor) -> Result<Vec<f64>> {
+    let [x, w, tx, tw] = tensors;
+    let probabilities = |x: &Tensor, w: &Tensor| -> Result<Vec<Vec<f64>>> {
+        let (width, x, w) = (x.cols(), x.to_f64()?, w.to_f64()?);
+        let row = |x: &[f64]| {
+            let logits: Vec<f64> = w.chunks(width).map(|w| dot(x, w)).collect();
+            let lse = logsumexp(&logits);
+            logits.iter().map(|logit| (logit - lse).exp()).collect()
+        };
+        Ok(x.chunks(width).map(row).collect())
+    };
+    let both = probabilities(tx, tw)?.into_iter().zip(probabilities(x, w)?);
+    let divergence = |(p, q): (Vec<f64>, Vec<f64>)| -> f64 {
+        p.iter().zip(&q).map(|(p, q)| p * (p / q).ln()).sum()
+    };
+    let labelled = labels.to_i32()?.into_iter().map(|label| label != IGNORE_LABEL);
+    Ok(both.zip(labelled).map(|(pair, on)| if on { divergence(pair) } else { 0.0 }).collect())
 }
 
 fn loss_labels(rng: &mut Rng, rows: usize, vocab: usize, ignored: f64) -> Vec<i32> {
@@ -33,7 +89,8 @@ fn loss(rows: usize, width: usize, vocab: usize, ignored: f64) -> Case {
         let (x, w) = (args.var("x")?, args.var("w")?);
         let (labels, weights) = (args.tensor("labels")?, args.tensor("weights")?);
         let loss = tape.linear_cross_entropy(x, w, labels, weights)?;
-        let inputs = LossInputs { x: x.value(), w: w.value(), labels, weights: None };
+        let (x, w) = (x.value(), w.value());
+        let inputs = LossInputs { x, w, labels, weights: None, teacher: None };
         let quiet = tape.device().backend().linear_cross_entropy(&inputs)?;
         Ok(vec![
             Output::Loss("loss", loss, weights.clone()),

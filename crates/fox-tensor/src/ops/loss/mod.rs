@@ -20,6 +20,25 @@ pub struct LossInputs<'a> {
     pub labels: &'a Tensor,
     /// Weights of the losses `[R]`, when gradients are wanted.
     pub weights: Option<&'a Tensor>,
+    /// Whose distributions the gradient draws to, besides the labels.
+    pub teacher: Option<Teacher<'a>>,
+}
+
+/// A second model over the same vocabulary. With weight `a` the gradient is that of
+///
+/// ```text
+/// sum_r weights[r] ((1 - a) loss[r] + a KL(teacher_r || student_r))      over the rows with a label
+/// ```
+///
+/// whose gradient of the logits is `weights[r] (student_r - (1 - a) onehot_r - a teacher_r)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Teacher<'a> {
+    /// `[R, C']`.
+    pub x: &'a Tensor,
+    /// Its output projection `[V, C']`.
+    pub w: &'a Tensor,
+    /// `a`, between 0 and 1.
+    pub weight: f32,
 }
 
 /// Result of the fused output projection and cross-entropy.
@@ -27,8 +46,8 @@ pub struct LossInputs<'a> {
 pub struct LossOut {
     /// Loss of every row `[R]`, unweighted; 0 where the label is ignored.
     pub loss: Tensor,
-    /// Gradient of `sum_r weights[r] * loss[r]` with respect to `x` and the projection; present
-    /// when asked for.
+    /// Gradient of `sum_r weights[r] * loss[r]`, or of what [`Teacher`] says, with respect to `x` and the projection;
+    /// present when asked for.
     pub grads: Option<(Tensor, Tensor)>,
 }
 

@@ -4,6 +4,7 @@ mod attention;
 mod compare;
 mod decode;
 mod greedy;
+mod hybrid;
 mod sampled;
 mod streams;
 mod train;
@@ -29,6 +30,7 @@ pub struct Args {
 enum What {
     Attention(attention::Args),
     Train(train::Args),
+    Hybrid(hybrid::Args),
     Decode(decode::Args),
     Streams(streams::Args),
     Greedy(greedy::Args),
@@ -39,6 +41,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Attention(args) => attention::run(args),
         What::Train(args) => train::run(args),
+        What::Hybrid(args) => hybrid::run(args),
         What::Decode(args) => decode::run(args),
         What::Streams(args) => streams::run(args),
         What::Greedy(args) => greedy::run(args),

@@ -149,11 +149,21 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
     let mut config = args.arch.config(width, layers, heads as usize);
     config.vocab_size = args.vocab.min(1000) as usize;
     config.mlp.intermediate_size = args.mlp.map(|mlp| mlp as usize * width / args.d_model as usize);
+    check_model(device, &config, seq, &args.options())
+}
+
+/// A sequence of `seq` tokens through a small model, against the oracle.
+pub(super) fn check_model(
+    device: &Device,
+    config: &ModelConfig,
+    seq: usize,
+    options: &ForwardOptions,
+) -> Result<f64> {
     let run = |device: &Device| -> Result<Vec<Vec<f64>>> {
-        let model = Model::init(&config, 0, device)?;
+        let model = Model::init(config, 0, device)?;
         let batch = Batch::new(device, 1, seq, config.vocab_size)?;
         let mut gradients = Gradients::default();
-        let (loss, ..) = batch.gradients(&model, &args.options(), &mut gradients)?;
+        let (loss, ..) = batch.gradients(&model, options, &mut gradients)?;
         let mut values = vec![loss.to_f64()?];
         for (_, gradient) in gradients.iter() {
             values.push(gradient.to_f64()?);

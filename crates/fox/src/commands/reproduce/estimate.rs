@@ -34,9 +34,12 @@ pub struct Speed {
 pub fn runs(plan: &Plan) -> String {
     let mut text = String::new();
     for (e, experiment) in plan.experiments.iter().enumerate() {
-        text += &format!("{}: {}\n", experiment.name, experiment.title);
-        let searches = plan.searches.iter().filter(|run| run.experiment == e);
-        for run in searches.chain(plan.runs.iter().filter(|run| run.experiment == e)) {
+        let all = plan.searches.iter().chain(&plan.runs);
+        let runs: Vec<&PlannedRun> = all.filter(|run| run.experiment == e).collect();
+        if !runs.is_empty() {
+            text += &format!("{}: {}\n", experiment.name, experiment.title);
+        }
+        for run in runs {
             let name = &experiment.rows[run.row].name;
             let tokens = output::grouped(run.tokens);
             text += &format!("  {name}, seed {}: {}, {tokens} tokens\n", run.seed, run.spec);

@@ -104,7 +104,8 @@ impl<'a> Found<'a> {
         let rates = schedule::rates(plan, out)?;
         let mut runs = Vec::new();
         for run in &plan.runs {
-            let lr = rates.get(&run.rate).and_then(Bracket::best).map_or(1e-3, learning_rate_grid);
+            let searched = || rates.get(&run.rate)?.best().map(learning_rate_grid);
+            let lr = run.lr.or_else(searched).unwrap_or(1e-3);
             let folder = run.folder(lr);
             let path = out.join("runs").join(&folder);
             let measured = evaluation(out, &folder);

@@ -5,6 +5,7 @@
 //! OUT/held-out.jsonl      held-out text in pieces, and OUT/held-out/ the same as prepared data
 //! OUT/warm-up.json        the measured speed
 //! OUT/runs/RUN/           a run folder each
+//! OUT/starts/RUN/         weights of a run with forget gates added, for runs that begin with them
 //! OUT/evaluation/RUN/     what was measured of it
 //! OUT/sessions.jsonl      how long the command was at work
 //! OUT/report.{md,html,json}, OUT/pictures/*.svg
@@ -54,7 +55,8 @@ pub struct Args {
     /// Folder for runs and report
     #[arg(long, value_name = "DIR", required_unless_present = "report")]
     out: Option<PathBuf>,
-    /// Experiments: main, table3, gates, lengths, sizes, short, heads, pruning, rates; all by default
+    /// Experiments: main, table3, gates, lengths, sizes, short, heads, pruning, rates; all of these by default. And
+    /// longer: a trained Transformer is taken to longer sequences, with and without forget gates
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
     /// Tokens of a run of the main comparison; the others change in proportion

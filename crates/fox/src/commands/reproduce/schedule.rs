@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use fox_base::durable;
 use fox_eval::needle::Mode;
+use fox_model::{Retrofit, retrofit_checkpoint};
 use fox_train::finished_run;
 use fox_train::reproduce::{Measure, Plan, PlannedRun};
 use fox_train::sweep::{Bracket, Ended, learning_rate_grid};
@@ -188,10 +189,13 @@ impl<'a> Schedule<'a> {
         for alone in [false, true] {
             let plan = self.plan;
             for run in plan.runs.iter().filter(|run| run.alone == alone) {
-                let Some(lr) = self.rate(&run.rate) else { continue };
+                let Some(lr) = run.lr.or_else(|| self.rate(&run.rate)) else { continue };
                 let label = run.folder(lr);
                 match self.known(run, lr)? {
                     None if !self.asked.contains(&label) => {
+                        if !self.can_start(run)? {
+                            continue;
+                        }
                         return Ok(Some(self.training(run, lr, None)));
                     }
                     Some(loss) if loss.is_finite() => {
@@ -206,6 +210,22 @@ impl<'a> Schedule<'a> {
         Ok(None)
     }
 
+    /// Whether what a run begins with is there; gates are added to it here.
+    fn can_start(&mut self, run: &PlannedRun) -> Result<bool> {
+        let Some(start) = &run.start else { return Ok(true) };
+        let known = self.known(&start.run, start.run.lr.unwrap_or_default())?;
+        let export = start.export(&self.out);
+        if !known.is_some_and(f64::is_finite) || !export.exists() {
+            return Ok(false);
+        }
+        if let Some(memory) = start.memory.filter(|_| !start.folder.exists()) {
+            durable::create_folder(&self.out.join("starts"))?;
+            let options = Retrofit { memory: vec![memory], output_gate: false };
+            retrofit_checkpoint(&export, &start.folder, &options)?;
+        }
+        Ok(true)
+    }
+
     fn next_measurement(&self, run: &PlannedRun, lr: f64) -> Result<Option<Job>> {
         let recipe = run.recipe(lr, self.plan.options.data.as_deref())?;
         let has_attention = recipe.model_config(self.vocab)?.has_attention();
@@ -213,7 +233,10 @@ impl<'a> Schedule<'a> {
             let jobs = match measure {
                 Measure::Loss => vec![self.loss(run, lr)],
                 Measure::Needle => {
-                    vec![self.needle(run, lr, Mode::Easy), self.needle(run, lr, Mode::Standard)]
+                    // The embedded corpus states facts as it asks for them.
+                    let standard = self.plan.options.data.is_some().then_some(Mode::Standard);
+                    let modes = [Mode::Easy].into_iter().chain(standard);
+                    modes.map(|mode| self.needle(run, lr, mode)).collect()
                 }
                 Measure::Inspect if has_attention => vec![self.inspect(run, lr)],
                 Measure::Inspect => continue,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use fox_base::durable;
 use fox_eval::files::write_whole;
-use fox_train::reproduce::{Plan, PlanOptions, ScalePlan};
+use fox_train::reproduce::{EXPERIMENTS, Experiment, Plan, PlanOptions, ScalePlan};
 use serde::{Deserialize, Serialize};
 
 use super::held_out;
@@ -22,7 +22,7 @@ pub struct Settings {
     pub data: Option<PathBuf>,
     /// Name or file of the scale.
     pub scale: String,
-    /// Experiments; all when empty.
+    /// Experiments; all of the paper's when empty.
     pub only: Vec<String>,
     /// Tokens instead of the scale's.
     pub tokens: Option<u64>,
@@ -71,12 +71,10 @@ impl Settings {
                 data(self)
             );
         }
-        // No names are all experiments.
-        if all.only.is_empty() || there.only.is_empty() {
-            all.only.clear();
-        } else {
-            all.only.extend(there.only.into_iter().filter(|name| !self.only.contains(name)));
-        }
+        // No names are all experiments of the paper.
+        let (own, there) = (named(&self.only)?, named(&there.only)?);
+        all.only.clone_from(&own);
+        all.only.extend(there.into_iter().filter(|name| !own.contains(name)));
         Ok(all)
     }
 
@@ -89,6 +87,7 @@ impl Settings {
     pub fn plan(&self, out: &Path) -> Result<Plan> {
         let options = PlanOptions {
             only: self.only.clone(),
+            out: out.to_path_buf(),
             tokens: self.tokens,
             seeds: self.seeds,
             data: self.data.clone(),
@@ -96,4 +95,18 @@ impl Settings {
         };
         Ok(Plan::new(ScalePlan::load(&self.scale)?, options)?)
     }
+}
+
+/// The names of experiments; those of the paper's when none is given.
+fn named(only: &[String]) -> Result<Vec<String>> {
+    if !only.is_empty() {
+        return Ok(only.to_vec());
+    }
+    let mut names = Vec::new();
+    for (name, _) in EXPERIMENTS {
+        if !Experiment::load(name)?.extra {
+            names.push(name.to_string());
+        }
+    }
+    Ok(names)
 }

@@ -113,7 +113,7 @@ pub fn table(found: &Found<'_>, e: usize) -> Vec<Vec<String>> {
 }
 
 /// The smoothed loss at every position, means over seeds.
-fn position_chart(found: &Found<'_>, e: usize) -> Option<LineChart> {
+pub fn position_chart(found: &Found<'_>, e: usize) -> Option<LineChart> {
     let (plan, length) = (found.plan, found.plan.training_length as f64);
     let mut chart =
         LineChart::new("Loss at every position", "position i (tokens)", "loss L(i), nats");

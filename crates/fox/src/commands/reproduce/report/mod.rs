@@ -2,6 +2,7 @@
 
 mod doc;
 mod heads;
+mod longer;
 mod losses;
 mod needles;
 mod numbers;
@@ -55,6 +56,10 @@ pub fn write(settings: &Settings, found: &Found<'_>, out: &Path) -> Result<()> {
             Shape::Rates => tables::rates(&mut doc, found, e),
             Shape::Table => tables::plain(&mut doc, found, e),
             Shape::Pruning => tables::pruning(&mut doc, found, e),
+            Shape::Longer => {
+                longer::add(&mut doc, found, e);
+                needles::add(&mut doc, found, e);
+            }
         }
     }
     times(&mut doc, found);
@@ -115,6 +120,9 @@ pub fn summary(found: &Found<'_>) -> String {
         match experiment.shape {
             Shape::Main if found.of(e, 0).next().is_some() => {
                 text += &output::table(&losses::table(found, e));
+            }
+            Shape::Longer if found.of(e, 0).next().is_some() => {
+                text += &output::table(&longer::table(found, e));
             }
             Shape::Ablation => {
                 if let Some(agreement) = numbers::agreement(found, e) {

@@ -13,22 +13,26 @@ pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
         rows[0].extend(lengths.iter().map(|length| format!("{mode}, {length}")));
     }
     for (r, row) in experiment.rows.iter().enumerate() {
-        let Some(run) = found.of(e, r).next() else { continue };
-        if run.needles.iter().all(Option::is_none) {
+        if found.of(e, r).all(|run| run.needles.iter().all(Option::is_none)) {
             continue;
         }
         let mut cells = vec![row.name.clone()];
-        for (report, mode) in run.needles.iter().zip(["easy", "standard"]) {
-            let map = report.as_ref().and_then(|report| Some((report, report.maps.first()?)));
+        for (m, mode) in ["easy", "standard"].into_iter().enumerate() {
+            let reports = found.of(e, r).filter_map(|run| run.needles[m].as_ref());
+            let maps: Vec<_> =
+                reports.filter_map(|report| Some((report, report.maps.first()?))).collect();
             cells.extend(lengths.iter().map(|length| {
-                map.map_or("-".into(), |(_, map)| {
-                    let cells = map.cells.iter().filter(|cell| cell.length == *length);
-                    let logs: Vec<f64> = cells.map(|cell| cell.log_prob).collect();
-                    let mean = logs.iter().sum::<f64>() / logs.len().max(1) as f64;
-                    format!("{:.0}% ({mean:.2})", 100.0 * map.accuracy_at(*length))
-                })
+                let cells = maps.iter().flat_map(|(_, map)| &map.cells);
+                let logs: Vec<f64> =
+                    cells.filter(|cell| cell.length == *length).map(|cell| cell.log_prob).collect();
+                let right: Vec<f64> =
+                    maps.iter().map(|(_, map)| map.accuracy_at(*length)).collect();
+                match (mean(&right), mean(&logs)) {
+                    (Some(right), Some(log)) => format!("{:.0}% ({log:.2})", 100.0 * right),
+                    _ => "-".into(),
+                }
             }));
-            let Some((report, map)) = map else { continue };
+            let Some((report, map)) = maps.first() else { continue };
             let mut chart = map.accuracy_chart(&report.grid, Some(found.plan.training_length));
             chart.title = format!("{}, {mode}: needles found (%)", row.name);
             pictures.push((format!("needles {} {mode}", row.name), chart.fragment()));
@@ -41,9 +45,13 @@ pub fn add(doc: &mut Doc, found: &Found<'_>, e: usize) {
     doc.heading("Needles");
     doc.text(
         "A sentence is hidden in held-out text and asked for at the end; a needle is found when the greedy answer \
-         contains it. In the easy mode the hidden sentence contains the question. Means over depths, first seed; in \
-         parentheses the log-probability of the right answer per token.",
+         contains it. In the easy mode the hidden sentence contains the question. Means over depths and the seeds that \
+         were asked; in parentheses the log-probability of the right answer per token. Pictures: first seed.",
     );
     doc.table(&rows);
     doc.pictures(pictures);
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }

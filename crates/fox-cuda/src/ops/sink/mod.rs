@@ -1,0 +1,139 @@
+//! Attention sinks.
+
+use fox_tensor::{DType, SinkOps, Tensor};
+
+use crate::backend::Cuda;
+use crate::backend::launcher::{Op, Variant, plain_variants};
+use crate::params::{ConstPtr, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Result, Source};
+
+const SINK: Source = source!("sink", [], [SinkForward, SinkBackward]);
+
+kernel_params! {
+    list struct SinkForward {
+        /// `[R, H * d]`.
+        new_o: Ptr<Real>,
+        /// `[R, H]`.
+        new_lse: Ptr<f32>,
+        /// `[R, H * d]`.
+        o: ConstPtr<Real>,
+        /// `[R, H]`.
+        lse: ConstPtr<f32>,
+        /// `[H]`.
+        sinks: ConstPtr<f32>,
+        /// `R * H`.
+        units: u64,
+        heads: usize,
+        head_dim: usize,
+    }
+}
+
+kernel_params! {
+    list struct SinkBackward {
+        /// Shares of the gradient, `[R, H]`.
+        shares: Ptr<f32>,
+        /// `[R, H * d]`.
+        d_out: ConstPtr<Real>,
+        /// With sinks, `[R, H * d]`.
+        o: ConstPtr<Real>,
+        /// With sinks, `[R, H]`.
+        lse: ConstPtr<f32>,
+        /// `[H]`.
+        sinks: ConstPtr<f32>,
+        /// `R * H`.
+        units: u64,
+        heads: usize,
+        head_dim: usize,
+    }
+}
+
+/// Threads of a block of the backward, a warp for a head of a row.
+const THREADS: usize = 256;
+
+/// Typical variants, for compilation checks.
+pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
+    plain_variants(SINK)
+}
+
+impl Cuda {
+    fn sink_forward(&self, o: &Tensor, lse: &Tensor, sinks: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (device, dtype, heads) = (o.device(), self.activations(), sinks.len());
+        let head_dim = o.cols() / heads;
+        let (new_o, o_at) = self.output(o.shape(), dtype, device)?;
+        let (new_lse, lse_at) = self.output(lse.shape(), DType::F32, device)?;
+        let (count, units) = (o.len(), lse.len());
+        let (o, lse, sinks) = (self.activation(o)?, self.real(lse)?, self.real(sinks)?);
+        let params = SinkForward {
+            new_o: o_at.into(),
+            new_lse: lse_at.into(),
+            o: o.address().into(),
+            lse: lse.address().into(),
+            sinks: sinks.address().into(),
+            units: units as u64,
+            heads,
+            head_dim,
+        };
+        let variant = Variant::plain(dtype, head_dim);
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch_flat(SINK, "sink_fwd", variant, count, params)? };
+        Ok((new_o, new_lse))
+    }
+
+    fn sink_backward(
+        &self,
+        d_out: &Tensor,
+        o: &Tensor,
+        lse: &Tensor,
+        sinks: &Tensor,
+    ) -> Result<Tensor> {
+        let (device, rows, heads) = (o.device(), o.rows(), sinks.len());
+        let (head_dim, units) = (o.cols() / heads, rows * heads);
+        let shares = self.gpu.alloc::<f32>(units)?;
+        let (d_out, o) = (self.activation(d_out)?, self.activation(o)?);
+        let (lse, sinks) = (self.real(lse)?, self.real(sinks)?);
+        let params = SinkBackward {
+            shares: shares.address().into(),
+            d_out: d_out.address().into(),
+            o: o.address().into(),
+            lse: lse.address().into(),
+            sinks: sinks.address().into(),
+            units: units as u64,
+            heads,
+            head_dim,
+        };
+        let blocks = units.div_ceil(THREADS / 32).clamp(1, self.gpu.processors() as usize * 16);
+        let op = Op {
+            source: SINK,
+            entry: "sink_bwd",
+            variant: Variant::plain(self.activations(), head_dim),
+            grid: [blocks, 1],
+            block: THREADS,
+            shared: 0,
+        };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&op, params)? };
+        self.column_sums(shares.address(), DType::F32, rows, heads, None, device)
+    }
+}
+
+impl SinkOps for Cuda {
+    fn sink_fwd(
+        &self,
+        o: &Tensor,
+        lse: &Tensor,
+        sinks: &Tensor,
+    ) -> fox_tensor::Result<(Tensor, Tensor)> {
+        Ok(self.timed("sink fwd", || self.sink_forward(o, lse, sinks))?)
+    }
+
+    fn sink_bwd(
+        &self,
+        d_out: &Tensor,
+        o: &Tensor,
+        lse: &Tensor,
+        sinks: &Tensor,
+    ) -> fox_tensor::Result<Tensor> {
+        Ok(self.timed("sink bwd", || self.sink_backward(d_out, o, lse, sinks))?)
+    }
+}

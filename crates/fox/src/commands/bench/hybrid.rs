@@ -1,0 +1,182 @@
+//! `fox bench hybrid`: a training step of a hybrid against the sum of its layers.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use fox_model::{ForwardOptions, Model, ModelConfig};
+use fox_tensor::{Device, Gradients, WeightFormat};
+use fox_train::{OptimizerRecipe, Updater, recipe};
+use serde_json::json;
+
+use super::train::{Batch, check_model};
+use super::{machine, median, seconds};
+use crate::device::DeviceArgs;
+use crate::output;
+
+/// A training step of a hybrid against the sum of its layers
+///
+/// For every mixer of the hybrid, a model of the same sizes with this mixer in all layers is timed too, in turns with
+/// the hybrid. With n of N layers a mixer's part of the sum is n / N of its model's step, so that embeddings, loss and
+/// optimizer are counted once.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Recipes with model.mixers
+    #[arg(value_name = "RECIPE", default_values_t =
+          ["fox-window-125m", "fox-gated-delta-net-125m", "mamba2-window-125m"].map(String::from))]
+    recipes: Vec<String>,
+    /// Change a key of the recipes, e.g. model.num_hidden_layers=4
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Tokens per sequence
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    seq: u32,
+    /// Sequences
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// Size of the vocabulary
+    #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(2..=1 << 24))]
+    vocab: u32,
+    /// Steps of each model to measure; the median counts
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A model in training and its times.
+struct Subject {
+    name: String,
+    model: Model,
+    updater: Updater,
+    times: Vec<f64>,
+}
+
+impl Subject {
+    fn new(name: &str, config: &ModelConfig, device: &Device) -> Result<Subject> {
+        let mut model = Model::init(config, 0, device)?;
+        model.pack_weights(WeightFormat::F32)?;
+        let updater = Updater::new(&OptimizerRecipe::default(), None, model.params(), device)?;
+        Ok(Subject { name: name.to_string(), model, updater, times: Vec::new() })
+    }
+
+    /// One step, whose time counts unless it warms up.
+    fn step(&mut self, batch: &Batch, counts: bool) -> Result<()> {
+        let mut gradients = Gradients::default();
+        let options = ForwardOptions::default();
+        let (_, _, forward, backward) = batch.gradients(&self.model, &options, &mut gradients)?;
+        let (_, update) = seconds(|| {
+            self.updater.step(self.model.params_mut(), gradients, 1e-4)?;
+            Ok(self.model.device().backend().synchronize()?)
+        })?;
+        if counts {
+            self.times.push(forward + backward + update);
+        }
+        Ok(())
+    }
+}
+
+/// The mixers of a recipe, layer by layer.
+fn layers(spec: &str, overrides: &[String]) -> Result<Vec<String>> {
+    let model = recipe::load(spec, overrides)?.model;
+    let words = model.get("mixers").and_then(|list| list.as_array());
+    let words: Vec<String> =
+        words.into_iter().flatten().filter_map(|w| Some(w.as_str()?.to_string())).collect();
+    if words.is_empty() {
+        bail!(
+            "{spec} has no model.mixers, so it is no hybrid; name a recipe such as fox-window-125m"
+        );
+    }
+    let count = model.get("num_hidden_layers").and_then(|count| count.as_integer());
+    let count = count.map_or(words.len(), |count| count.max(1) as usize);
+    Ok(words.iter().cycle().take(count).cloned().collect())
+}
+
+/// What is added to the settings for a model with these mixers.
+fn with_mixers(overrides: &[String], mixers: &[&str]) -> Vec<String> {
+    let words: Vec<String> = mixers.iter().map(|word| format!("{word:?}")).collect();
+    let mut all = overrides.to_vec();
+    all.push(format!("model.mixers=[{}]", words.join(", ")));
+    all
+}
+
+/// Small enough for the oracle, with every mixer once.
+fn check(spec: &str, device: &Device, overrides: &[String], mixers: &[&str]) -> Result<f64> {
+    let mut small = with_mixers(overrides, mixers);
+    let sizes = [("hidden_size", 64), ("num_heads", 4), ("num_hidden_layers", mixers.len())];
+    small.extend(sizes.map(|(key, value)| format!("model.{key}={value}")));
+    let config = recipe::load(spec, &small)?.model_config(100)?;
+    check_model(device, &config, 80, &ForwardOptions::default())
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let device = args.device.open()?;
+    let (seq, rows, vocab) = (args.seq as usize, args.batch as usize, args.vocab as usize);
+    let batch = Batch::new(&device, rows, seq, vocab)?;
+    let mut report = Vec::new();
+    let head = ["hybrid", "ms per step", "sum of its layers", "step / sum", "tokens/s"];
+    let mut table = vec![head.map(String::from).to_vec()];
+    let mut notes = String::new();
+    for spec in &args.recipes {
+        let layers = layers(spec, &args.overrides)?;
+        let mut kinds: Vec<&str> = layers.iter().map(String::as_str).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let error = check(spec, &device, &args.overrides, &kinds)?;
+        let config = |overrides: &[String]| -> Result<ModelConfig> {
+            Ok(recipe::load(spec, overrides)?.model_config(vocab)?)
+        };
+        let mut subjects = vec![Subject::new(spec, &config(&args.overrides)?, &device)?];
+        for kind in &kinds {
+            let alone = config(&with_mixers(&args.overrides, &[kind]))?;
+            subjects.push(Subject::new(kind, &alone, &device)?);
+        }
+        let warm_up = 2;
+        for round in 0..args.repeat + warm_up {
+            for subject in &mut subjects {
+                subject.step(&batch, round >= warm_up)?;
+            }
+        }
+        let times: Vec<f64> = subjects.iter().map(|s| median(s.times.clone())).collect();
+        let part = |(kind, time): (&&str, &f64)| {
+            let count = layers.iter().filter(|layer| layer == kind).count();
+            time * count as f64 / layers.len() as f64
+        };
+        let sum: f64 = kinds.iter().zip(&times[1..]).map(part).sum();
+        let tokens = (rows * seq) as f64 / times[0];
+        table.push(vec![
+            spec.clone(),
+            format!("{:.2}", times[0] * 1e3),
+            format!("{:.2}", sum * 1e3),
+            format!("{:.3}", times[0] / sum),
+            output::grouped(tokens.round() as u64),
+        ]);
+        notes += &format!("{spec}: worst error against the oracle {error:.1e}; alone");
+        for (subject, time) in subjects[1..].iter().zip(&times[1..]) {
+            notes += &format!(" {} {:.2} ms,", subject.name, time * 1e3);
+        }
+        notes.pop();
+        notes += &format!(" in all {} layers\n", layers.len());
+        let alone: serde_json::Map<String, serde_json::Value> =
+            kinds.iter().zip(&times[1..]).map(|(k, t)| (k.to_string(), json!(t * 1e3))).collect();
+        report.push(json!({
+            "recipe": spec, "layers": layers, "error_vs_oracle": error,
+            "ms_per_step": times[0] * 1e3, "sum_ms": sum * 1e3, "ratio": times[0] / sum,
+            "tokens_per_s": tokens, "alone_ms": alone,
+        }));
+    }
+    if args.json {
+        let all =
+            json!({ "machine": machine(&device), "batch": rows, "seq": seq, "hybrids": report });
+        output::print(&format!("{all:#}\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    output::print(&format!(
+        "training steps, {rows} x {seq} tokens, {}\n{notes}{}",
+        machine(&device),
+        output::table(&table)
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
