@@ -220,7 +220,7 @@ impl<T: Float> Attention<'_, T> {
 
     pub(super) fn run_plan<P: KernelParams>(
         &self,
-        entry: &str,
+        entry: &'static str,
         grid: [usize; 3],
         block: usize,
         params: P,
