@@ -25,6 +25,7 @@ try:
 except ImportError:  # a PyTorch without CUDA, or with other names for these
     _possible = False
 
+_is_cuda = Tensor.is_cuda.__get__
 _ordinal = Tensor.get_device
 _NUMBER = (float, int, type(None))
 # By everything that a kind follows from; cleared when it has grown to this size.
@@ -142,7 +143,7 @@ def attention(q, k, v, gates, head_first, scale, threshold, window, causal, log_
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
     where = _ordinal(q)
-    if where < 0 or where != _ordinal(k) or where != _ordinal(v) or where != _current():
+    if not _is_cuda(q) or where != _ordinal(k) or where != _ordinal(v) or where != _current():
         return None
     if gates is not None and (type(gates) is not Tensor or where != _ordinal(gates)):
         return None

@@ -124,7 +124,7 @@ def direct(stand, monkeypatch):
     monkeypatch.setattr(short, "_kinds", {})
     monkeypatch.setattr(short, "_possible", True)
     monkeypatch.setattr(cuda, "load_nvrtc", lambda: None)
-    for name, value in (("_ordinal", 0), ("_current", 0), ("_stream", 0)):
+    for name, value in (("_is_cuda", True), ("_ordinal", 0), ("_current", 0), ("_stream", 0)):
         monkeypatch.setattr(short, name, lambda *_, value=value: value, raising=False)
     return stand
 
