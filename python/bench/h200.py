@@ -4,8 +4,7 @@ Correctness first: values and gradients of every feature against a naive version
 compilation, CUDA graphs, memory. Then the host's time of a call, and speeds beside PyTorch's attention, the published
 kernel and flash-linear-attention where they can be imported (`--published` adds a folder to the import path), beside
 `fox bench attention` (`--fox`), and of the published model before and after the swap. A check that fails is named and
-makes the exit status 1; the others still run. `--only` picks parts by name; speeds that are not measured after
-`--seconds` are left out, and said to be.
+makes the exit status 1; the others still run. `--only` picks parts by name.
 """
 
 import argparse
@@ -278,7 +277,7 @@ def both(f, x, needed, w):
 
 def speeds():
     """Attention, milliseconds and TFLOP/s (causal: forward 2 B H T^2 d, backward 2.5 times that)"""
-    found = peers()
+    start, found = time.monotonic(), peers()
     shapes = [(b, t, h * 64 // d, d) for b, t, h in ((4, 4096, 24), (1, 16384, 24), (1, 65536, 24)) for d in (64, 128)]
     for b, t, h, d in shapes[: 2 if ARGUMENTS.quick else None]:
         x = make(b, t, h, d)
@@ -287,7 +286,7 @@ def speeds():
         times = {}
         for name, f in found.items():
             line = f"B{b} H{h} T{t} d{d}  {name:24}"
-            if time.monotonic() - START > ARGUMENTS.seconds:
+            if time.monotonic() - start > ARGUMENTS.seconds:
                 print(f"{line} not measured: {ARGUMENTS.seconds} s are over")
                 continue
             try:
@@ -347,13 +346,12 @@ def model():
 PARTS = (values, recurrences, machinery, overhead, as_fox, speeds, model)
 
 if __name__ == "__main__":
-    START = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--published", action="append", default=[], help="folder to import other packages from")
     parser.add_argument("--fox", help="the fox binary, for its own figures")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, no training")
     parser.add_argument("--only", action="append", help=f"only this part: {', '.join(p.__name__ for p in PARTS)}")
-    parser.add_argument("--seconds", type=float, default=100, help="after these, speeds are left out")
+    parser.add_argument("--seconds", type=float, default=100, help="after these, further speeds are left out")
     ARGUMENTS = parser.parse_args()
     sys.path[:0] = ARGUMENTS.published
     if not torch.cuda.is_available():

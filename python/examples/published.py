@@ -38,7 +38,7 @@ def train(size, length=16384, **fields):
         use_v_shift=True, **shape, **fields,
     )  # fmt: skip
     with torch.device("cuda"):
-        model = ForgettingTransformerForCausalLM(config)
+        model = ForgettingTransformerForCausalLM(config).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, fused=True)
     ids = torch.randint(50304, (steps, batch, length + 1), device="cuda")
     losses, start = [], None
