@@ -1,13 +1,14 @@
 """Everything that foxlm promises on a GPU, in one call: python bench/h200.py (--help for its options)
 
 Correctness first: values and gradients of every feature against a naive version in float64, layouts, streams,
-compilation, CUDA graphs, memory. Then speeds, beside PyTorch's attention, the published kernel and
-flash-linear-attention where they can be imported (`--published` adds a folder to the import path), beside `fox bench
-attention` (`--fox`), and of the published model before and after the swap. A check that fails is named and makes the
-exit status 1; the others still run.
+compilation, CUDA graphs, memory. Then the host's time of a call, and speeds beside PyTorch's attention, the published
+kernel and flash-linear-attention where they can be imported (`--published` adds a folder to the import path), beside
+`fox bench attention` (`--fox`), and of the published model before and after the swap. A check that fails is named and
+makes the exit status 1; the others still run. `--only` picks parts by name.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -166,41 +167,78 @@ def machinery():
         now == held and grown < 64 << 20,
         f"{grown >> 20} MiB, scratch {now[1] >> 20} MiB",
     )
-    for name, y in (
-        ("forward", [a.detach() for a in make(1, 64, 1, 64)]),
-        ("forward and backward", make(1, 64, 1, 64)),
-    ):
 
-        def call():
-            o = f(*y)
-            if o.requires_grad:
-                torch.autograd.grad(o, y, o.detach())
 
-        for _ in range(100):
-            call()
+def call_times(f):
+    """Microseconds of a call on the host, and until the device is done too, medians over rounds that are too short to
+    fill the queue of launches."""
+    host, device = [], []
+    for _ in range(40):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for _ in range(1000):
-            call()
-        each = 1e3 * (time.perf_counter() - start)
+        for _ in range(50):
+            f()
+        host.append(2e4 * (time.perf_counter() - start))
         torch.cuda.synchronize()
-        print(f"     host time of a call, {name}: {each:.1f} us (bar: 15 for a forward)")
+        device.append(2e4 * (time.perf_counter() - start))
+    return sorted(host)[20], sorted(device)[20]
 
 
-def clock(f, count=20):
-    """Milliseconds, median over rounds."""
-    for _ in range(3):
-        f()
-    rounds = []
-    for _ in range(5):
+def overhead():
+    """Microseconds of a call on the host, and with the device, 1 x 64 x 1 x 64"""
+    from foxlm import _cuda, _direct, _torch
+
+    y = make(1, 64, 1, 64)
+    x, w = [a.detach() for a in y], torch.randn_like(y[0])
+    f = foxlm.forgetting_attention
+    place, options = _cuda._place(x[0]), (0.125, True, None, None)
+    core = _cuda.Call(*x[:3], None, None, *options).core
+    at = [a.data_ptr() for a in x]
+    o, lse = _torch.results(*x[:3])
+    made = [torch.empty_like(a) for a in x]
+    saved = o.data_ptr(), lse.data_ptr(), w.data_ptr(), *[a.data_ptr() for a in made]
+    launches = lambda: core.forward(*place, *at, 0, o.data_ptr(), lse.data_ptr())
+    launches_back = lambda: core.backward(*place, *at, 0, *saved)
+    operands = (*x, None, None, None, *options)
+    _direct._kinds.clear()
+    kept = f(*y)
+    (kind,) = _direct._kinds.values()
+    check("plain calls take the short way", kind is not None)
+    sdpa = lambda x: F.scaled_dot_product_attention(*[a.transpose(1, 2) for a in x[:3]], is_causal=True)
+    rows = {
+        "launches of a forward": launches,
+        "launches of a backward": launches_back,
+        "forward": lambda: f(*x),
+        "forward, the registered op": lambda: torch.ops.foxlm.attention.default(*operands),
+        "forward that keeps for the backward": lambda: f(*y),
+        "backward": lambda: torch.autograd.grad(kept, y, w, retain_graph=True),
+        "backward, without autograd": torch.no_grad()(lambda: kind.backward(w, *x[:3], o, lse, x[3], None)),
+        "forward and backward": lambda: torch.autograd.grad(f(*y), y, w),
+        "SDPA forward": lambda: sdpa(x),
+        "SDPA forward and backward": lambda: torch.autograd.grad(sdpa(y), y[:3], w.transpose(1, 2)),
+    }
+    times = {}
+    for name, g in rows.items():
+        times[name], device = call_times(g)
+        print(f"     {name:36} {times[name]:7.1f} {device:7.1f}", flush=True)
+    above = times["forward"] - times["launches of a forward"]
+    check("a forward costs less than 15 us above its launches", above < 15, f"{above:.1f}")
+
+
+def clock(f):
+    """Milliseconds of the device, median over five rounds."""
+    rounds, count = [], 1
+    for n in range(7):
         a, b = torch.cuda.Event(True), torch.cuda.Event(True)
         a.record()
-        for _ in range(max(count // 5, 1)):
+        for _ in range(count):
             f()
         b.record()
         torch.cuda.synchronize()
-        rounds.append(a.elapsed_time(b) / max(count // 5, 1))
-    return sorted(rounds)[2]
+        rounds.append(a.elapsed_time(b) / count)
+        if n == 1:  # the first compiled the kernels
+            count = max(1, min(10, int(20 / rounds[1])))
+    return sorted(rounds[2:])[2]
 
 
 def peers():
@@ -229,27 +267,68 @@ def peers():
     return found
 
 
+def both(f, x, needed, w):
+    """Milliseconds of a forward and of a backward."""
+    detached = [a.detach() for a in x]
+    forward = clock(lambda: f(*detached))
+    o = f(*x)
+    return forward, clock(lambda: torch.autograd.grad(o, needed, w, retain_graph=True))
+
+
 def speeds():
     """Attention, milliseconds and TFLOP/s (causal: forward 2 B H T^2 d, backward 2.5 times that)"""
-    found = peers()
-    shapes = [(4, 4096, 24, 64), (2, 16384, 12, 64), (1, 16384, 24, 64), (1, 16384, 12, 128), (1, 65536, 24, 64)]
+    start, found = time.monotonic(), peers()
+    shapes = [(b, t, h * 64 // d, d) for b, t, h in ((4, 4096, 24), (1, 16384, 24), (1, 65536, 24)) for d in (64, 128)]
     for b, t, h, d in shapes[: 2 if ARGUMENTS.quick else None]:
         x = make(b, t, h, d)
         flops = 2 * b * h * t * t * d
         w = torch.randn_like(x[0])
+        times = {}
         for name, f in found.items():
+            line = f"B{b} H{h} T{t} d{d}  {name:24}"
+            if time.monotonic() - start > ARGUMENTS.seconds:
+                print(f"{line} not measured: {ARGUMENTS.seconds} s are over")
+                continue
             try:
-                forward = clock(lambda: f(*[a.detach() for a in x]))
-                o = f(*x)
-                needed = x if "without" not in name else x[:3]
-                backward = clock(lambda: torch.autograd.grad(o, needed, w, retain_graph=True))
+                forward, backward = times[name] = both(f, x, x if "without" not in name else x[:3], w)
                 rates = f"{flops / forward / 1e9:5.0f} / {2.5 * flops / backward / 1e9:5.0f} TFLOP/s"
-                print(f"B{b} H{h} T{t} d{d}  {name:24} {forward:8.3f} + {backward:8.3f} ms   {rates}", flush=True)
-                o = None
+                print(f"{line} {forward:8.3f} + {backward:8.3f} ms   {rates}", flush=True)
             except Exception as error:
-                print(f"B{b} H{h} T{t} d{d}  {name:24} failed: {type(error).__name__}: {str(error)[:100]}")
-    if ARGUMENTS.fox:
-        subprocess.run([ARGUMENTS.fox, "bench", "attention", "--device", "cuda"], check=False)
+                print(f"{line} failed: {type(error).__name__}: {str(error)[:100]}")
+        for ours, theirs in (
+            ("foxlm", "published"),
+            ("foxlm", "flash-linear-attention"),
+            ("foxlm", "SDPA without gates"),
+            ("foxlm, pruned", "published, pruned"),
+        ):
+            if ours in times and theirs in times:
+                ratio = sum(times[theirs]) / sum(times[ours])
+                print(f"     {ours}: {ratio:.2f}x as fast as {theirs}, forward and backward", flush=True)
+
+
+def as_fox():
+    """Through Python and by `fox bench attention`, milliseconds: within 3%"""
+    if not ARGUMENTS.fox:
+        print("     not run: --fox names no executable")
+        return
+    for t, h, d, pruning in ((16384, 24, 64, False), (16384, 12, 128, False), (16384, 24, 64, True)):
+        command = [ARGUMENTS.fox, *"bench attention --device cuda --repeat 3 --json".split()]
+        command += ["--seq", str(t), "--heads", str(h), "--head-dim", str(d), *(["--acp=-10"] if pruning else [])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            check(" ".join(command[1:]), False, done.stderr.strip())
+            continue
+        theirs = json.loads(done.stdout)
+        x = make(1, t, h, d)
+        # The gates of the command, which decide what is pruned.
+        times = torch.logspace(torch.log10(torch.tensor(8.0)), 5, h, device="cuda")
+        with torch.no_grad():
+            x[3].copy_(-(1 + torch.randn(1, t, h, device="cuda") / 2).abs() / times)
+        option = {"log_tolerance": -10.0} if pruning else {}
+        forward, backward = both(lambda *x: foxlm.forgetting_attention(*x, **option), x, x, torch.randn_like(x[0]))
+        for name, own, other in (("forward", forward, theirs["fwd_ms"]), ("backward", backward, theirs["bwd_ms"])):
+            what = f"{name}, H{h} T{t} d{d}{', pruned' if pruning else ''}"
+            check(what, own < 1.03 * other, f"{own:.3f} ms, fox bench attention {other:.3f}: {own / other:.3f}")
 
 
 def model():
@@ -264,17 +343,26 @@ def model():
     published.main()
 
 
+PARTS = (values, recurrences, machinery, overhead, as_fox, speeds, model)
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--published", action="append", default=[], help="folder to import other packages from")
     parser.add_argument("--fox", help="the fox binary, for its own figures")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, no training")
+    parser.add_argument("--only", action="append", help=f"only this part: {', '.join(p.__name__ for p in PARTS)}")
+    parser.add_argument("--seconds", type=float, default=100, help="after these, further speeds are left out")
     ARGUMENTS = parser.parse_args()
     sys.path[:0] = ARGUMENTS.published
     if not torch.cuda.is_available():
         sys.exit("no GPU that PyTorch can use; this script is for one")
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "foxlm", foxlm.__version__)
-    for part in (values, recurrences, machinery, speeds, *([] if ARGUMENTS.quick else [model])):
-        section(part)
+    unknown = set(ARGUMENTS.only or []) - {part.__name__ for part in PARTS}
+    if unknown:
+        sys.exit(f"there is no part {unknown.pop()}; --help lists them")
+    wanted = ARGUMENTS.only or [part.__name__ for part in PARTS if not (ARGUMENTS.quick and part is model)]
+    for part in PARTS:
+        if part.__name__ in wanted:
+            section(part)
     print(f"\n{len(FAILED)} failed{': ' + ', '.join(FAILED) if FAILED else ''}")
     sys.exit(1 if FAILED else 0)

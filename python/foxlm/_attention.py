@@ -55,7 +55,16 @@ def forgetting_attention(
     Raises:
         ValueError: an argument does not fit; the message says which, and what would.
     """
-    if not is_tensor(q):
+    if is_tensor(q):
+        from . import _direct
+
+        if seq_start is None and cu_seqlens is None and not return_lse:
+            o = _direct.attention(
+                q, k, v, log_fgate, head_first, sm_scale, adaptive_threshold, window, causal, log_tolerance
+            )
+            if o is not None:
+                return o
+    else:
         q, k, v = (np.asarray(x) for x in (q, k, v))
         log_fgate = None if log_fgate is None else np.asarray(log_fgate)
         seq_start = None if seq_start is None else np.asarray(seq_start)

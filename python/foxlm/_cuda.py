@@ -17,7 +17,7 @@ from . import _checks, _core, _scan_torch, _torch
 _nvrtc_is_loaded = False
 
 
-def _load_nvrtc():
+def load_nvrtc():
     """Opens the run-time compiler that came with PyTorch, so that the library finds it by name."""
     global _nvrtc_is_loaded
     if _nvrtc_is_loaded:
@@ -35,7 +35,7 @@ def _load_nvrtc():
 
 
 def _place(x):
-    _load_nvrtc()
+    load_nvrtc()
     return x.device.index, torch.cuda.current_stream(x.device).cuda_stream
 
 
@@ -51,10 +51,12 @@ class _Layout:
         head_first = alike and all(_lies_head_first(x) for x in (q, k, v))
         self.head_first = head_first and not all(x.is_contiguous() for x in (q, k, v))
 
+    def lies(self, x):
+        return _lies_head_first(x) if self.head_first else x.is_contiguous()
+
     def fits(self, x):
-        in_order = _lies_head_first(x) if self.head_first else x.is_contiguous()
         # The copy engine reads 16 bytes at a time.
-        return in_order and x.data_ptr() % 16 == 0
+        return self.lies(x) and x.data_ptr() % 16 == 0
 
     def arrange(self, x, dtype, width=None):
         """`x` in this order and type, heads filled up with zeros to `width`; itself where nothing has to be done."""
@@ -91,28 +93,48 @@ def _address(x):
     return 0 if x is None else x.data_ptr()
 
 
-def _call(q, k, v, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance):
-    """What the library needs to know besides addresses. float16 is computed in float32."""
-    (b, m, h, d), (_, n, hk, dv) = q.shape, v.shape
-    dtype = torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32
-    width = (max(d, dv) + 7) // 8 * 8
-    layout = _Layout(q, k, v, cu_seqlens)
-    starts, ends = _checks.segment_lists(seq_start, cu_seqlens, n)
-    flags = (dtype == torch.float32, layout.head_first)
-    tail = (scale, causal, window, log_tolerance, None if bounds is None else bounds.data_ptr(), starts, ends)
-    return layout, dtype, width, [b, m, n, h, hk, width], (flags, tail)
+class Call:
+    """A call of attention: the order of its tensors, and the library's object for such calls."""
+
+    __slots__ = ("core", "dtype", "layout", "width")
+
+    def __init__(self, q, k, v, seq_start, cu_seqlens, *options):
+        (b, m, h, d), (_, n, hk, dv) = q.shape, v.shape
+        # float16 is computed in float32.
+        self.dtype = torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32
+        self.width = (max(d, dv) + 7) // 8 * 8
+        self.layout = _Layout(q, k, v, cu_seqlens)
+        wide, head_first = self.dtype == torch.float32, self.layout.head_first
+        dims = [b, m, n, h, hk, self.width]
+        lists = _checks.segment_lists(seq_start, cu_seqlens, n)
+        self.core = _core.CudaAttention(dims, wide, head_first, *options, *lists)
+
+    def takes(self, q, k, v, gates):
+        """Whether operands that lie like these can be passed as they are, but for their addresses."""
+        fitting = all(x.dtype == self.dtype and x.shape[3] == self.width and self.layout.lies(x) for x in (q, k, v))
+        return fitting and (gates is None or (gates.dtype == torch.float32 and self.layout.lies(gates)))
+
+    def arrange(self, x):
+        return self.layout.arrange(x, self.dtype, self.width)
+
+    def target(self, out):
+        return self.layout.target(out, self.dtype, self.width)
+
+    def arrange_gates(self, x):
+        return self.layout.arrange(x, torch.float32)
+
+    def target_gates(self, out):
+        return self.layout.target(out, torch.float32)
 
 
 def _attention(q, k, v, log_gates, bounds, *options):
     o, lse = _torch.results(q, k, v)
     if q.numel() == 0:
         return o, lse
-    layout, dtype, width, dims, packed = _call(q, k, v, bounds, *options)
-    x = [layout.arrange(a, dtype, width) for a in (q, k, v)]
-    gates = layout.arrange(log_gates, torch.float32)
-    made, sums = layout.target(o, dtype, width), layout.target(lse, torch.float32)
-    at = [_address(a) for a in (*x, gates)]
-    _core.cuda_attention_forward(_place(q), at, [made.data_ptr(), sums.data_ptr()], dims, packed)
+    call = Call(q, k, v, *options)
+    x = (*[call.arrange(a) for a in (q, k, v)], call.arrange_gates(log_gates), bounds)
+    made, sums = call.target(o), call.target_gates(lse)
+    call.core.forward(*_place(q), *[_address(a) for a in (*x, made, sums)])
     _finish(o, made)
     _finish(lse, sums)
     return o, lse
@@ -124,15 +146,12 @@ def _attention_backward(d_out, q, k, v, o, lse, log_gates, bounds, *options):
         for x in made:
             x.zero_()
         return made
-    layout, dtype, width, dims, packed = _call(q, k, v, bounds, *options)
-    x = [layout.arrange(a, dtype, width) for a in (q, k, v)]
-    gates = layout.arrange(log_gates, torch.float32)
-    saved = [layout.arrange(a, dtype, width) for a in (d_out, o)] + [layout.arrange(lse, torch.float32)]
-    targets = [layout.target(a, dtype, width) for a in made[:3]]
-    targets.append(None if log_gates is None else layout.target(made[3], torch.float32))
-    at = [_address(a) for a in (*x, gates)]
-    gradients = [_address(a) for a in targets]
-    _core.cuda_attention_backward(_place(q), at, [a.data_ptr() for a in saved], gradients, dims, packed)
+    call = Call(q, k, v, *options)
+    x = (*[call.arrange(a) for a in (q, k, v)], call.arrange_gates(log_gates), bounds)
+    saved = call.arrange(o), call.arrange_gates(lse), call.arrange(d_out)
+    targets = [call.target(a) for a in made[:3]]
+    targets.append(None if log_gates is None else call.target_gates(made[3]))
+    call.core.backward(*_place(q), *[_address(a) for a in (*x, *saved, *targets)])
     for out, computed in zip(made, targets):
         if computed is not None:
             _finish(out, computed)

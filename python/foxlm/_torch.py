@@ -127,31 +127,35 @@ def same_device(**tensors):
             raise ValueError(f"{name} is on {device}, but {first} on {where}; move one of them")
 
 
-def _bounds(threshold, q, k, seq_start, cu_seqlens):
+def bounds_of(threshold, b, h, n, device, seq_start=None, cu_seqlens=None):
     """Bounds on the logits `[1, segments, H]` for which a block is skipped below `threshold`, broadcast to `[B, H]`."""
-    b, h, n = q.shape[0], q.shape[2], k.shape[1]
-    threshold = torch.as_tensor(threshold, dtype=torch.float32, device=q.device).expand(b, h)
+    threshold = torch.as_tensor(threshold, dtype=torch.float32, device=device).expand(b, h)
     if cu_seqlens is not None:
         lengths = cu_seqlens.diff()
     elif seq_start is not None:
         lengths = n - seq_start
     else:
-        lengths = torch.full((b,), n, device=q.device)
-    logs = lengths.to(q.device).clamp(min=1).float().log()
+        lengths = torch.full((b,), n, device=device)
+    logs = lengths.to(device).clamp(min=1).float().log()
     return (-(logs[:, None] + threshold.detach()) / 2)[None].contiguous()
+
+
+def autocast(kind, q, k, v):
+    """The operands as autocast wants them. The gates keep their precision: their sums over a long sequence need it."""
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        return q.to(dtype), k.to(dtype), v.to(dtype)
+    return q, k, v
 
 
 def attention(q, k, v, log_gates, *, seq_start, cu_seqlens, scale, causal, window, log_tolerance, threshold):
     """Forgetting attention with gradients; shapes as in `foxlm.forgetting_attention`, time before heads."""
     same_device(q=q, k=k, v=v, log_fgate=log_gates)
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        # The gates keep their precision: their sums over a long sequence need it.
-        dtype = torch.get_autocast_dtype(kind)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = autocast(q.device.type, q, k, v)
     bounds = None
     if threshold is not None:
-        bounds, log_tolerance = _bounds(threshold, q, k, seq_start, cu_seqlens), 0.0
+        b, h, n = q.shape[0], q.shape[2], k.shape[1]
+        bounds, log_tolerance = bounds_of(threshold, b, h, n, q.device, seq_start, cu_seqlens), 0.0
     return torch.ops.foxlm.attention.default(
         q, k, v, log_gates, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance
     )

@@ -3,6 +3,7 @@
 //! Everything here takes addresses of contiguous tensors. The package makes them so; it copies nothing that lies in
 //! order already, whether heads come before time or after.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -67,64 +68,152 @@ pub fn cuda_memory() -> usize {
 /// `[B, M, N, H, Hk, d]`.
 type Dims = [usize; 6];
 
-/// Whether f32 rather than bf16, whether heads come before time; scale, whether causal, window, log tolerance, address
-/// of bounds `[segments, H]`, first keys, ends of packed sequences.
-type Options = (
-    (bool, bool),
-    (f32, bool, Option<usize>, Option<f32>, Option<u64>, Option<Vec<usize>>, Option<Vec<usize>>),
-);
-
-/// The sequences, each head one where heads come before time.
-fn segments([b, m, n, h, _, _]: Dims, options: &Options) -> PyResult<Segments> {
-    let ((_, head_first), (.., starts, ends)) = options;
+/// The sequences, each head one where heads come before time; `starts` are the first keys of each, `ends` those of packed
+/// sequences.
+fn segments(
+    [b, m, n, h, _, _]: Dims,
+    head_first: bool,
+    starts: Option<&[usize]>,
+    ends: Option<&[usize]>,
+) -> PyResult<Segments> {
     if let Some(ends) = ends {
-        if *head_first || b != 1 || m != n || ends.last() != Some(&n) {
+        if head_first || b != 1 || m != n || ends.last() != Some(&n) {
             return Err(value_error("packed sequences need time before heads and batch 1"));
         }
         return Segments::packed(ends).map_err(exception);
     }
-    let copies = if *head_first { h } else { 1 };
+    if starts.is_some_and(|s| s.len() != b || s.iter().any(|&start| start > n)) {
+        return Err(value_error(format!("seq_start must be {b} numbers from 0 to {n}")));
+    }
+    let copies = if head_first { h } else { 1 };
     let segment = |row: usize| {
-        let start = starts.as_ref().map_or(0, |starts| starts[row / copies]);
+        let start = starts.map_or(0, |starts| starts[row / copies]);
         let q_len = m.min(n - start);
         Segment { q_start: row * m + m - q_len, q_len, k_start: row * n + start, k_len: n - start }
     };
-    if starts.as_ref().is_some_and(|s| s.len() != b || s.iter().any(|&start| start > n)) {
-        return Err(value_error(format!("seq_start must be {b} numbers from 0 to {n}")));
-    }
     Segments::new((0..b * copies).map(segment).collect()).map_err(exception)
 }
 
-/// The heads of one row, and the options.
-fn spec(session: &Session, dims: Dims, options: &Options) -> PyResult<AttentionSpec> {
-    let [_, m, n, h, hk, d] = dims;
-    let ((_, head_first), (scale, causal, window, log_tolerance, bounds, ..)) = options;
-    if m > n || hk == 0 || !h.is_multiple_of(hk) || (*head_first && h != hk) {
-        return Err(value_error(format!("{m} queries, {n} keys, {h} heads, {hk} key heads")));
-    }
-    let segments = segments(dims, options)?;
-    let (heads, kv_heads) = if *head_first { (1, 1) } else { (h, hk) };
-    let bound = match bounds {
-        None => LogitBound::Norms,
-        Some(address) => {
-            let shape = [segments.len(), heads];
-            // SAFETY: the package made them of this size and holds them during the call; work on them is ordered by
-            // the stream, as is the reuse of their memory.
-            let tensor = unsafe { session.gpu.tensor(&session.wide, *address, shape, DType::F32) };
-            LogitBound::Given(tensor.map_err(fail)?)
+/// Forgetting attention of one shape with one set of options; calls differ in addresses, GPU and stream.
+#[pyclass(frozen)]
+pub struct CudaAttention {
+    dims: Dims,
+    /// Whether f32 rather than bf16.
+    wide: bool,
+    /// The heads of one row, and the options; bounds on the logits come with a call.
+    spec: AttentionSpec,
+}
+
+#[pymethods]
+impl CudaAttention {
+    /// `dims` are `[B, M, N, H, Hk, d]`. `log_tolerance` prunes; `starts` and `ends` are `seq_start` and `cu_seqlens`.
+    #[new]
+    fn new(
+        dims: Dims,
+        wide: bool,
+        head_first: bool,
+        scale: f32,
+        causal: bool,
+        window: Option<usize>,
+        log_tolerance: Option<f32>,
+        starts: Option<Vec<usize>>,
+        ends: Option<Vec<usize>>,
+    ) -> PyResult<Self> {
+        let [_, m, n, h, hk, d] = dims;
+        if m > n || hk == 0 || !h.is_multiple_of(hk) || (head_first && h != hk) {
+            return Err(value_error(format!("{m} queries, {n} keys, {h} heads, {hk} key heads")));
         }
-    };
-    Ok(AttentionSpec {
-        heads,
-        kv_heads,
-        head_dim: d,
-        scale: *scale,
-        mask: if *causal { Mask::Causal } else { Mask::Bidirectional },
-        window: *window,
-        acp: log_tolerance.map_or(Acp::Off, |log_tolerance| Acp::On { log_tolerance, bound }),
-        segments,
-        whole: None,
-    })
+        let (heads, kv_heads) = if head_first { (1, 1) } else { (h, hk) };
+        let norms = |log_tolerance| Acp::On { log_tolerance, bound: LogitBound::Norms };
+        let spec = AttentionSpec {
+            heads,
+            kv_heads,
+            head_dim: d,
+            scale,
+            mask: if causal { Mask::Causal } else { Mask::Bidirectional },
+            window,
+            acp: log_tolerance.map_or(Acp::Off, norms),
+            segments: segments(dims, head_first, starts.as_deref(), ends.as_deref())?,
+            whole: None,
+        };
+        Ok(CudaAttention { dims, wide, spec })
+    }
+
+    /// Queues the forward on the stream; results go to `o` and `lse`. 0 for what there is not: gates, bounds
+    /// `[segments, H]`, or an `lse` that is wanted.
+    fn forward(
+        &self,
+        py: Python<'_>,
+        device: usize,
+        stream: u64,
+        q: u64,
+        k: u64,
+        v: u64,
+        gates: u64,
+        bounds: u64,
+        o: u64,
+        lse: u64,
+    ) -> PyResult<()> {
+        let at = [q, k, v, gates];
+        py.detach(|| {
+            let session = session((device, stream))?;
+            let spec = self.bounded(&session, bounds)?;
+            // SAFETY: the package passes tensors of these sizes; PyTorch reuses memory in the order of the stream.
+            unsafe {
+                match self.wide {
+                    true => forward::<f32>(&session.gpu, at, [o, lse], self.dims, &spec),
+                    false => forward::<bf16>(&session.gpu, at, [o, lse], self.dims, &spec),
+                }
+            }
+        })
+    }
+
+    /// Queues the backward on the stream; gradients go to the last four addresses.
+    fn backward(
+        &self,
+        py: Python<'_>,
+        device: usize,
+        stream: u64,
+        q: u64,
+        k: u64,
+        v: u64,
+        gates: u64,
+        bounds: u64,
+        o: u64,
+        lse: u64,
+        d_out: u64,
+        dq: u64,
+        dk: u64,
+        dv: u64,
+        dgates: u64,
+    ) -> PyResult<()> {
+        let (at, saved, gradients) = ([q, k, v, gates], [d_out, o, lse], [dq, dk, dv, dgates]);
+        py.detach(|| {
+            let session = session((device, stream))?;
+            let spec = self.bounded(&session, bounds)?;
+            // SAFETY: as in the forward.
+            unsafe {
+                let backward = if self.wide { backward::<f32> } else { backward::<bf16> };
+                backward(&session.gpu, at, saved, gradients, self.dims, &spec)
+            }
+        })
+    }
+}
+
+impl CudaAttention {
+    /// The options with the bounds at this address, if it is not 0.
+    fn bounded(&self, session: &Session, bounds: u64) -> PyResult<Cow<'_, AttentionSpec>> {
+        let (Acp::On { log_tolerance, .. }, true) = (&self.spec.acp, bounds != 0) else {
+            return Ok(Cow::Borrowed(&self.spec));
+        };
+        let shape = [self.spec.segments.len(), self.spec.heads];
+        // SAFETY: the package made them of this size and holds them during the call; work on them is ordered by
+        // the stream, as is the reuse of their memory.
+        let tensor = unsafe { session.gpu.tensor(&session.wide, bounds, shape, DType::F32) };
+        let bound = LogitBound::Given(tensor.map_err(fail)?);
+        let acp = Acp::On { log_tolerance: *log_tolerance, bound };
+        Ok(Cow::Owned(AttentionSpec { acp, ..self.spec.clone() }))
+    }
 }
 
 /// Addresses of q, k, v and log gates (0 for none).
@@ -160,20 +249,21 @@ impl<T: Float> Operands<T> {
 /// # Safety
 /// As [`Operands::new`], for `o` `[B, M, H, d]` and `lse` `[B, M, H]` too.
 unsafe fn forward<T: Float>(
-    session: &Session,
+    gpu: &Gpu,
     at: Addresses,
     [o, lse]: [u64; 2],
-    dims: Dims,
-    options: &Options,
+    dims @ [b, m, _, h, _, d]: Dims,
+    spec: &AttentionSpec,
 ) -> PyResult<()> {
-    let (gpu, [b, m, _, h, _, d]) = (&*session.gpu, dims);
-    let spec = spec(session, dims, options)?;
     // SAFETY: the caller's promise.
     unsafe {
         let operands = Operands::<T>::new(gpu, at, dims);
-        let attention = Attention::new(gpu, &spec, operands.inputs()).map_err(fail)?;
-        let (o, lse) = (gpu.borrow(o, b * m * h * d), gpu.borrow(lse, b * m * h));
-        attention.forward_into(o, lse).map_err(fail)?;
+        let attention = Attention::new(gpu, spec, operands.inputs()).map_err(fail)?;
+        let lse = match lse {
+            0 => gpu.alloc(b * m * h).map_err(fail)?,
+            lse => gpu.borrow(lse, b * m * h),
+        };
+        attention.forward_into(gpu.borrow(o, b * m * h * d), lse).map_err(fail)?;
     }
     Ok(())
 }
@@ -181,19 +271,17 @@ unsafe fn forward<T: Float>(
 /// # Safety
 /// As [`forward`], for the gradients too.
 unsafe fn backward<T: Float>(
-    session: &Session,
+    gpu: &Gpu,
     at: Addresses,
     [d_out, o, lse]: [u64; 3],
     [dq, dk, dv, dgates]: Addresses,
-    dims: Dims,
-    options: &Options,
+    dims @ [b, m, n, h, hk, d]: Dims,
+    spec: &AttentionSpec,
 ) -> PyResult<()> {
-    let (gpu, [b, m, n, h, hk, d]) = (&*session.gpu, dims);
-    let spec = spec(session, dims, options)?;
     // SAFETY: the caller's promise.
     unsafe {
         let operands = Operands::<T>::new(gpu, at, dims);
-        let attention = Attention::new(gpu, &spec, operands.inputs()).map_err(fail)?;
+        let attention = Attention::new(gpu, spec, operands.inputs()).map_err(fail)?;
         let grads = AttentionGrads {
             dq: gpu.borrow(dq, b * m * h * d),
             dk: gpu.borrow(dk, b * n * hk * d),
@@ -205,51 +293,6 @@ unsafe fn backward<T: Float>(
         let lse = gpu.borrow(lse, b * m * h);
         attention.backward_into((&o, &lse), &d_out, &grads).map_err(fail)
     }
-}
-
-/// Queues the forward on the stream; results go to `o` and `lse`.
-#[pyfunction]
-pub fn cuda_attention_forward(
-    py: Python<'_>,
-    place: Place,
-    at: Addresses,
-    results: [u64; 2],
-    dims: Dims,
-    options: Options,
-) -> PyResult<()> {
-    py.detach(|| {
-        let session = session(place)?;
-        // SAFETY: the package passes tensors of these sizes; PyTorch reuses memory in the order of the stream.
-        unsafe {
-            match options.0.0 {
-                true => forward::<f32>(&session, at, results, dims, &options),
-                false => forward::<bf16>(&session, at, results, dims, &options),
-            }
-        }
-    })
-}
-
-/// Queues the backward on the stream.
-#[pyfunction]
-pub fn cuda_attention_backward(
-    py: Python<'_>,
-    place: Place,
-    at: Addresses,
-    saved: [u64; 3],
-    gradients: Addresses,
-    dims: Dims,
-    options: Options,
-) -> PyResult<()> {
-    py.detach(|| {
-        let session = session(place)?;
-        // SAFETY: as in the forward.
-        unsafe {
-            match options.0.0 {
-                true => backward::<f32>(&session, at, saved, gradients, dims, &options),
-                false => backward::<bf16>(&session, at, saved, gradients, dims, &options),
-            }
-        }
-    })
 }
 
 /// Shapes of queries `[B, T, G, dk]` and values `[B, T, H, dv]`, whether the decay is per channel, whether f32.

@@ -22,10 +22,7 @@ mod _core {
     #[pymodule_export]
     use super::attention::{attention_backward, attention_forward};
     #[pymodule_export]
-    use super::cuda::{
-        cuda_attention_backward, cuda_attention_forward, cuda_memory, cuda_scan_backward,
-        cuda_scan_forward,
-    };
+    use super::cuda::{CudaAttention, cuda_memory, cuda_scan_backward, cuda_scan_forward};
     #[pymodule_export]
     use super::model::{Model, Tokens};
     #[pymodule_export]

@@ -88,7 +88,7 @@ pub struct Gpu {
     pool: Arc<Pool>,
     modules: Mutex<HashMap<ModuleKey, Arc<Module>>>,
     staging: Mutex<Staging>,
-    pub(crate) tilings: crate::attention::TilingCache,
+    pub(crate) attention: crate::attention::Kept,
 }
 
 // SAFETY: a CUDA context and its streams may be used from any thread that has made the context
@@ -173,7 +173,7 @@ impl Gpu {
             pool: Arc::new(Pool::new(stream)),
             modules: Mutex::default(),
             staging: Mutex::default(),
-            tilings: crate::attention::TilingCache::default(),
+            attention: crate::attention::Kept::default(),
         })
     }
 
@@ -351,6 +351,15 @@ impl Gpu {
         Ok(copy)
     }
 
+    /// Whether work is being recorded as a graph instead of being done; also when the driver cannot say.
+    pub(crate) fn is_capturing(&self) -> bool {
+        use sys::CUstreamCaptureStatus as Status;
+        let mut status = Status::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        // SAFETY: the stream lives as long as `self`, and `status` is a valid place to write.
+        let outcome = unsafe { sys::cuStreamIsCapturing(self.stream, &mut status) };
+        outcome.result().is_err() || status != Status::CU_STREAM_CAPTURE_STATUS_NONE
+    }
+
     /// Waits for everything that was asked for so far.
     pub fn synchronize(&self) -> Result<()> {
         self.bind()?;
@@ -403,10 +412,10 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         // Errors in a destructor cannot be reported.
         let _ = self.synchronize();
+        self.attention.clear();
         if let Ok(mut modules) = self.modules.lock() {
             modules.clear();
         }
-        self.tilings.clear();
         if let Ok(mut staging) = self.staging.lock() {
             *staging = Staging::default();
         }

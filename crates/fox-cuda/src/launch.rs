@@ -13,12 +13,23 @@ use crate::{Error, Result};
 /// Shared memory that a launch gets without asking the driver first.
 const FREE_SHARED_BYTES: usize = 48 * 1024;
 
+/// A function of a module, and what the driver was told about it.
+struct Function {
+    handle: sys::CUfunction,
+    /// Dynamic shared memory that its launches may have, in bytes.
+    allowed: Mutex<usize>,
+}
+
 pub(crate) struct Module {
     name: &'static str,
     handle: sys::CUmodule,
-    functions: Mutex<HashMap<String, usize>>,
+    functions: Mutex<HashMap<String, Arc<Function>>>,
 }
 
+// SAFETY: a function handle may be used from any thread that has made the context current.
+unsafe impl Send for Function {}
+// SAFETY: as above; what changes is behind a mutex.
+unsafe impl Sync for Function {}
 // SAFETY: a module handle may be used from any thread; the map is behind a mutex.
 unsafe impl Send for Module {}
 // SAFETY: as above.
@@ -34,24 +45,30 @@ impl Module {
 
     pub(crate) fn function(self: Arc<Self>, entry: &str, stream: sys::CUstream) -> Result<Kernel> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        let handle = match functions.get(entry) {
-            Some(&handle) => handle as sys::CUfunction,
+        let function = match functions.get(entry) {
+            Some(function) => Arc::clone(function),
             None => {
-                let name = CString::new(entry).map_err(|e| Error::driver(entry, e))?;
-                // SAFETY: the module is loaded.
-                let handle = unsafe { result::module::get_function(self.handle, name) }
-                    .map_err(|e| Error::driver(format!("{}: finding {entry}", self.name), e))?;
-                functions.insert(entry.to_owned(), handle as usize);
-                handle
+                let function = Arc::new(self.find(entry)?);
+                functions.insert(entry.to_owned(), Arc::clone(&function));
+                function
             }
         };
         drop(functions);
+        Ok(Kernel { function, stream, entry: entry.to_owned(), module: self })
+    }
+
+    fn find(&self, entry: &str) -> Result<Function> {
+        let name = CString::new(entry).map_err(|e| Error::driver(entry, e))?;
+        // SAFETY: the module is loaded.
+        let handle = unsafe { result::module::get_function(self.handle, name) }
+            .map_err(|e| Error::driver(format!("{}: finding {entry}", self.name), e))?;
         let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         // SAFETY: the function belongs to this module, which is loaded.
         let own_shared = unsafe { result::function::get_function_attribute(handle, which) }
             .map_err(|e| Error::driver(format!("attributes of {entry}"), e))?;
         let own_shared = own_shared.unsigned_abs() as usize;
-        Ok(Kernel { handle, stream, entry: entry.to_owned(), own_shared, module: self })
+        let allowed = Mutex::new(FREE_SHARED_BYTES.saturating_sub(own_shared));
+        Ok(Function { handle, allowed })
     }
 }
 
@@ -64,11 +81,9 @@ impl Drop for Module {
 
 /// A function on the GPU.
 pub(crate) struct Kernel {
-    handle: sys::CUfunction,
+    function: Arc<Function>,
     stream: sys::CUstream,
     entry: String,
-    /// Shared memory that it declares itself, in bytes.
-    own_shared: usize,
     module: Arc<Module>,
 }
 
@@ -217,20 +232,26 @@ impl Launch<'_> {
             self.params.iter().map(|param| param.address().cast_mut()).collect();
         // SAFETY: the caller's promise; configuration and parameters live until the call returns.
         unsafe {
-            sys::cuLaunchKernelEx(&config, self.kernel.handle, params.as_mut_ptr(), ptr::null_mut())
+            let function = self.kernel.function.handle;
+            sys::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), ptr::null_mut())
         }
         .result()
     }
 
+    /// Asks the driver for the shared memory, unless a launch of this function has had as much.
     fn allow_shared(&self) -> std::result::Result<(), cudarc::driver::DriverError> {
-        if self.size.shared + self.kernel.own_shared <= FREE_SHARED_BYTES {
+        let Function { handle, ref allowed } = *self.kernel.function;
+        let mut allowed = allowed.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.size.shared <= *allowed {
             return Ok(());
         }
         let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // Checked by `run`.
         let shared = self.size.shared as i32;
         // SAFETY: the function is live; the driver checks the value.
-        unsafe { result::function::set_function_attribute(self.kernel.handle, which, shared) }
+        unsafe { result::function::set_function_attribute(handle, which, shared) }?;
+        *allowed = self.size.shared;
+        Ok(())
     }
 }
 

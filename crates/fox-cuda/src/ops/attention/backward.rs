@@ -6,10 +6,11 @@ use half::bf16;
 
 use super::Attention;
 use super::gates::GradientInputs;
+use super::kept::TileKey;
 use super::plan::{PlanRanges, PlanSpans};
 use super::rows::{SUMS, dq_floats};
 use super::tensor_map::TensorMap;
-use super::tiles::{self, Tile};
+use super::tiles::Tile;
 use super::tiling::{BlockRef, Segment, Tiling};
 use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, kernel_params};
 use crate::source::source;
@@ -108,23 +109,18 @@ impl<T: Float> Attention<'_, T> {
             let detail = format!("gradients of {made:?} elements do not fit the operands");
             return Err(Error::argument("attention_bwd", detail));
         }
-        let hopper = tiles::hopper_backward(self.spec.head_dim, self.features());
-        let hopper = hopper.filter(|_| self.hopper());
-        let tile = match &hopper {
-            _ if T::WIDE => tiles::single(self.spec.head_dim, false),
-            Some(tile) => tile.clone(),
-            None => tiles::portable_backward(self.spec.head_dim, self.features()),
-        };
+        let key = self.tile_key(false);
+        let tile = self.tile(key)?;
         let tiling = self.tiling(&tile)?;
         self.check_gradient(d_out)?;
         self.clear_uncovered(&tiling, grads)?;
         if tiling.m_tile_count == 0 {
             return Ok(());
         }
-        if hopper.is_some() {
-            self.backward_hopper(&tiling, &tile, (o, lse), d_out, grads)
+        if tile.source == BACKWARD_SM90 {
+            self.backward_hopper(&tiling, (key, &tile), (o, lse), d_out, grads)
         } else {
-            self.backward_two_pass(&tiling, &tile, (o, lse), d_out, grads)
+            self.backward_two_pass(&tiling, (key, &tile), (o, lse), d_out, grads)
         }
     }
 
@@ -180,7 +176,7 @@ impl<T: Float> Attention<'_, T> {
     fn backward_hopper(
         &self,
         tiling: &Tiling,
-        tile: &Tile,
+        (key, tile): (TileKey, &Tile),
         (o, lse): (&Buffer<T>, &Buffer<f32>),
         d_out: &Buffer<T>,
         grads: &AttentionGrads<T>,
@@ -194,7 +190,7 @@ impl<T: Float> Attention<'_, T> {
         let dq = self.gpu.alloc::<f32>(m_tiles * dq_floats())?;
         let column_sums = self.gpu.alloc::<f32>(heads * tiling.gate_stride)?;
         // The tile counter and the semaphores are cleared by one memset.
-        let counters = self.gpu.zeros::<i32>(32 + 2 * m_tiles)?;
+        let counters = self.cleared(32 + 2 * m_tiles)?;
         // Q, dO and the f32 dQ of a head's queries are read again and again.
         let group_heads = self.heads_per_group(tiling.longest_q * (heads / kv_heads), 8 * head_dim);
         // Enough heads to fill the GPU twice, turned round: see the kernel.
@@ -229,7 +225,7 @@ impl<T: Float> Attention<'_, T> {
         let k = TensorMap::new(self.inputs.k, kv_heads, head_dim, tile.block_n)?;
         let v = TensorMap::new(self.inputs.v, kv_heads, head_dim, tile.block_n)?;
         let d = TensorMap::new(d_out, heads, head_dim, tile.block_m)?;
-        let kernel = self.gpu.kernel(tile.source, &tile.defines, "attention_bwd")?;
+        let kernel = self.main_kernel(key, tile, "attention_bwd")?;
         let work = tiling.n_tile_count * kv_heads;
         let blocks = (self.gpu.processors() as usize).min(work);
         let launch = kernel.launch([blocks, 1, 1], tile.threads).shared(tile.shared);

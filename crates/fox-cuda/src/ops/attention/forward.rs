@@ -5,9 +5,10 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::Attention;
+use super::kept::TileKey;
 use super::plan::PlanParams;
 use super::tensor_map::TensorMap;
-use super::tiles::{self, Features, Tile};
+use super::tiles::{Features, Tile};
 use super::tiling::{BlockRef, Segment, Tiling};
 use crate::params::{ConstPtr, Float2, Param, Ptr, kernel_params};
 use crate::source::source;
@@ -155,7 +156,8 @@ impl<T: Float> Attention<'_, T> {
             let detail = format!("{} and {} elements for o and lse", o.len(), lse.len());
             return Err(Error::argument("attention", detail));
         }
-        let tile = self.forward_tile();
+        let key = self.tile_key(true);
+        let tile = self.tile(key)?;
         let tiling = self.tiling(&tile)?;
         self.clear_output(&tiling, &o, &lse)?;
         if tiling.m_tile_count == 0 {
@@ -167,9 +169,9 @@ impl<T: Float> Attention<'_, T> {
             self.make_forward_plan(&tiling, &tile, gates.as_ref(), bounds)
         })?;
         if T::WIDE {
-            self.forward_single(&tiling, &tile, gates.as_ref(), &o, &lse)?;
+            self.forward_single(&tiling, (key, &tile), gates.as_ref(), &o, &lse)?;
         } else {
-            self.forward_bf16(&tiling, &tile, &plan, gates.as_ref(), (&o, &lse))?;
+            self.forward_bf16(&tiling, (key, &tile), &plan, gates.as_ref(), (&o, &lse))?;
         }
         Ok(AttentionOut { o, lse, tiles: Arc::clone(&plan.blocks) })
     }
@@ -177,13 +179,13 @@ impl<T: Float> Attention<'_, T> {
     fn forward_bf16(
         &self,
         tiling: &Tiling,
-        tile: &Tile,
+        (key, tile): (TileKey, &Tile),
         plan: &ForwardPlan,
         gates: Option<&Buffer<f32>>,
         (o, lse): (&Buffer<T>, &Buffer<f32>),
     ) -> Result<()> {
         let (heads, kv_heads, head_dim) = (self.spec.heads, self.spec.kv_heads, self.spec.head_dim);
-        let next_tile = self.gpu.zeros::<i32>(1)?;
+        let next_tile = self.cleared(1)?;
         let params = ForwardParams {
             o: o.address().into(),
             lse: lse.address().into(),
@@ -198,7 +200,7 @@ impl<T: Float> Attention<'_, T> {
             window: self.window(),
             scale: self.scale_log2(),
         };
-        let kernel = self.gpu.kernel(tile.source, &tile.defines, "attention_fwd")?;
+        let kernel = self.main_kernel(key, tile, "attention_fwd")?;
         if self.hopper() {
             let blocks = (self.gpu.processors() as usize).min(plan.count);
             let q = TensorMap::new(self.inputs.q, heads, head_dim, tile.block_m)?;
@@ -249,14 +251,6 @@ impl<T: Float> Attention<'_, T> {
         }
     }
 
-    fn forward_tile(&self) -> Tile {
-        if T::WIDE {
-            return tiles::single(self.spec.head_dim, true);
-        }
-        let choose = if self.hopper() { tiles::hopper_forward } else { tiles::portable_forward };
-        choose(self.spec.head_dim, self.features())
-    }
-
     /// How many key heads to work on together, so that their keys and values (`bytes_per_row` per
     /// position and head) stay in half of the L2 cache.
     pub(super) fn heads_per_group(&self, rows: usize, bytes_per_row: usize) -> usize {
@@ -279,7 +273,7 @@ impl<T: Float> Attention<'_, T> {
         let keys = self.gpu.alloc::<i32>(count)?;
         let order = self.gpu.alloc::<i32>(count)?;
         let blocks = self.gpu.zeros::<i32>(4 * heads)?;
-        let histogram = self.gpu.zeros::<i32>(bins)?;
+        let histogram = self.cleared(bins)?;
         let sort = SortParams {
             keys: keys.address().into(),
             histogram: histogram.address().into(),

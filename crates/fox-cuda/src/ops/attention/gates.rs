@@ -1,6 +1,7 @@
 //! Prefix sums of the log gates and the scan of their gradient, safe over millions of positions.
 
 use super::Attention;
+use super::kept::Variant;
 use super::tiles::Tile;
 use super::tiling::{BlockRef, CHUNK, ChunkRef, Segment, Tiling};
 use crate::params::{ConstPtr, Float2, KernelParams, Ptr, kernel_params};
@@ -38,7 +39,7 @@ kernel_params! {
     list struct GatePrefix {
         /// `[heads][gate_stride]`.
         gates: Ptr<Float2>,
-        /// `[heads][chunks]`.
+        /// `[heads][chunks]`; null where every sequence is one chunk.
         totals: ConstPtr<f64>,
         /// `[R_k, H]`.
         log_gates: ConstPtr<f32>,
@@ -78,7 +79,7 @@ kernel_params! {
     list struct GateGradient {
         /// `[R_k, H]`.
         dlog_gates: Ptr<f32>,
-        /// `[heads][chunks]`.
+        /// `[heads][chunks]`; null where every sequence is one chunk.
         totals: ConstPtr<f64>,
         inputs: GradientInputs,
         segments: ConstPtr<Segment>,
@@ -99,18 +100,20 @@ impl<T: Float> Attention<'_, T> {
         let Some(log_gates) = self.inputs.log_gates else { return Ok(None) };
         let heads = self.spec.heads;
         let prefix = self.gpu.alloc::<f32>(2 * heads * tiling.gate_stride)?;
-        let totals = self.gpu.alloc::<f64>(heads * tiling.chunk_count)?;
-        let params = GateTotals {
-            totals: totals.address().into(),
-            log_gates: log_gates.address().into(),
-            segments: tiling.segments.address().into(),
-            chunks: tiling.chunks.address().into(),
-            heads,
-        };
-        self.over_gates("gate_totals", tiling, params)?;
+        let totals = self.chunk_totals(tiling)?;
+        if let Some(totals) = &totals {
+            let params = GateTotals {
+                totals: totals.address().into(),
+                log_gates: log_gates.address().into(),
+                segments: tiling.segments.address().into(),
+                chunks: tiling.chunks.address().into(),
+                heads,
+            };
+            self.over_gates("gate_totals", tiling, params)?;
+        }
         let params = GatePrefix {
             gates: prefix.address().into(),
-            totals: totals.address().into(),
+            totals: totals.as_ref().map_or(0, Buffer::address).into(),
             log_gates: log_gates.address().into(),
             segments: tiling.segments.address().into(),
             chunks: tiling.chunks.address().into(),
@@ -149,17 +152,19 @@ impl<T: Float> Attention<'_, T> {
         inputs: GradientInputs,
         out: &Buffer<f32>,
     ) -> Result<()> {
-        let totals = self.gpu.alloc::<f64>(self.spec.heads * tiling.chunk_count)?;
-        let params = GradientTotals {
-            totals: totals.address().into(),
-            inputs,
-            segments: tiling.segments.address().into(),
-            chunks: tiling.chunks.address().into(),
-        };
-        self.over_gates("gate_gradient_totals", tiling, params)?;
+        let totals = self.chunk_totals(tiling)?;
+        if let Some(totals) = &totals {
+            let params = GradientTotals {
+                totals: totals.address().into(),
+                inputs,
+                segments: tiling.segments.address().into(),
+                chunks: tiling.chunks.address().into(),
+            };
+            self.over_gates("gate_gradient_totals", tiling, params)?;
+        }
         let params = GateGradient {
             dlog_gates: out.address().into(),
-            totals: totals.address().into(),
+            totals: totals.as_ref().map_or(0, Buffer::address).into(),
             inputs,
             segments: tiling.segments.address().into(),
             chunks: tiling.chunks.address().into(),
@@ -168,8 +173,20 @@ impl<T: Float> Attention<'_, T> {
         self.over_gates("gate_gradient", tiling, params)
     }
 
-    fn over_gates<P: KernelParams>(&self, entry: &str, tiling: &Tiling, params: P) -> Result<()> {
-        let kernel = self.gpu.kernel(GATES, &[], entry)?;
+    /// Room for the sums of chunks `[heads][chunks]`; `None` where every sequence is one chunk, so that no scan reads the
+    /// sum of another.
+    fn chunk_totals(&self, tiling: &Tiling) -> Result<Option<Buffer<f64>>> {
+        let several = tiling.longest_k > CHUNK;
+        several.then(|| self.gpu.alloc(self.spec.heads * tiling.chunk_count)).transpose()
+    }
+
+    fn over_gates<P: KernelParams>(
+        &self,
+        entry: &'static str,
+        tiling: &Tiling,
+        params: P,
+    ) -> Result<()> {
+        let kernel = self.kernel(GATES, entry, Variant::Only, Vec::new)?;
         let launch = kernel.launch([tiling.chunk_count, self.spec.heads, 1], CHUNK);
         // SAFETY: all buffers have the sizes that the tiling says.
         unsafe { launch.params(params)?.run(|| self.shapes()) }

@@ -2,12 +2,13 @@
 //!
 //! A call goes through the same stages in both directions: `tiling` cuts segments into lists of tiles
 //! (kept for the next call), `gates` scans the log gates, `plan` bounds the logits and decides what to
-//! visit, and the main kernel does it. `tiles` holds every tile size and chooses between the Hopper kernels
-//! and the portable ones. `tensors` is the way from tensors to buffers and back.
+//! visit, and the main kernel does it. `tiles` holds every tile size, for the Hopper kernels and the portable
+//! ones; `kept` chooses between them and keeps what the next call needs again. `tensors` is the way from tensors to buffers and back.
 
 mod backward;
 mod forward;
 mod gates;
+mod kept;
 mod plan;
 mod rows;
 mod single;
@@ -19,9 +20,11 @@ mod two_pass;
 
 pub use backward::AttentionGrads;
 pub use forward::AttentionOut;
-pub(crate) use tiling::TilingCache;
+pub(crate) use kept::Kept;
 
 use fox_tensor::{AttentionSpec, Mask};
+
+use kept::Variant;
 
 use crate::params::KernelParams;
 use crate::{Buffer, Error, Float, Gpu, Result, Source};
@@ -122,13 +125,13 @@ impl<'a, T: Float> Attention<'a, T> {
     fn run_around<P: KernelParams>(
         &self,
         source: Source,
-        entry: &str,
+        entry: &'static str,
         grid: [usize; 3],
         block: usize,
         params: P,
     ) -> Result<()> {
-        let defines = [format!("WIDE={}", i32::from(T::WIDE))];
-        let kernel = self.gpu.kernel(source, &defines, entry)?;
+        let defines = || vec![format!("WIDE={}", i32::from(T::WIDE))];
+        let kernel = self.kernel(source, entry, Variant::Wide(T::WIDE), defines)?;
         // SAFETY: the operands' sizes were checked by `new`, the rest is allocated as the tiling says.
         unsafe { kernel.launch(grid, block).params(params)?.run(|| self.shapes()) }
     }

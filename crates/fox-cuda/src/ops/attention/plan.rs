@@ -152,7 +152,7 @@ impl<T: Float> Attention<'_, T> {
         let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
         let segments = self.spec.segments.len();
         let bounds = self.gpu.alloc::<f32>(segments * heads)?;
-        let largest = self.gpu.zeros::<u32>(segments * (heads + kv_heads) + 1)?;
+        let largest = self.cleared(segments * (heads + kv_heads) + 1)?;
         let params = NormParams {
             bounds: bounds.address().into(),
             largest: largest.address().into(),
@@ -220,7 +220,7 @@ impl<T: Float> Attention<'_, T> {
 
     pub(super) fn run_plan<P: KernelParams>(
         &self,
-        entry: &str,
+        entry: &'static str,
         grid: [usize; 3],
         block: usize,
         params: P,

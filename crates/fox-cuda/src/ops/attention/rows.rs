@@ -133,7 +133,7 @@ impl<T: Float> Attention<'_, T> {
 
     fn run_rows<P: KernelParams>(
         &self,
-        entry: &str,
+        entry: &'static str,
         grid: [usize; 3],
         block: usize,
         params: P,

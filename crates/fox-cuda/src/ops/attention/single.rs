@@ -1,6 +1,7 @@
 //! The forward in single precision, for the mode that must agree with the oracle to f32 rounding.
 
 use super::Attention;
+use super::kept::TileKey;
 use super::tiles::{self, Tile};
 use super::tiling::{BlockRef, Segment, Tiling};
 use super::two_pass::TwoPassParams;
@@ -14,7 +15,7 @@ impl<T: Float> Attention<'_, T> {
     pub(super) fn forward_single(
         &self,
         tiling: &Tiling,
-        tile: &Tile,
+        (key, tile): (TileKey, &Tile),
         gates: Option<&Buffer<f32>>,
         o: &Buffer<T>,
         lse: &Buffer<f32>,
@@ -25,6 +26,6 @@ impl<T: Float> Attention<'_, T> {
         params.lse = lse.address().into();
         let parts = tiles::single_parts(self.spec.head_dim);
         let grid = [tiling.m_tile_count, self.spec.heads, parts];
-        self.run_two_pass(tile, "attention_fwd_f32", grid, params)
+        self.run_two_pass((key, tile), "attention_fwd_f32", grid, params)
     }
 }

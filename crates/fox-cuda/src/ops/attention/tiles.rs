@@ -28,7 +28,7 @@ pub(crate) struct Tile {
 }
 
 /// What a kernel is specialised on besides the head dim.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Features {
     pub(crate) gates: bool,
     pub(crate) mask: Mask,

@@ -139,13 +139,10 @@ pub(super) struct PlanKey {
     window: Option<usize>,
 }
 
-/// Tilings by segments and tile sizes.
-pub(crate) type TilingCache = Recent<(Segments, usize, usize), Tiling>;
-
 impl<T: Float> Attention<'_, T> {
     pub(in crate::ops) fn tiling(&self, tile: &Tile) -> Result<Arc<Tiling>> {
         let segments = &self.spec.segments;
-        self.gpu.tilings.get((segments.clone(), tile.block_m, tile.block_n), || {
+        self.gpu.attention.tilings.get((segments.clone(), tile.block_m, tile.block_n), || {
             Tiling::new(self.gpu, segments, tile.block_m, tile.block_n)
         })
     }

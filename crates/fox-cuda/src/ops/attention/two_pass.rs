@@ -1,6 +1,7 @@
 //! Backward in two passes, over keys and over queries: with plain matrix instructions, for GPUs that are not
 //! Hopper, and for wide heads and bidirectional masks everywhere; and in single precision.
 
+use super::kept::TileKey;
 use super::tiles::{self, Tile};
 use super::tiling::{BlockRef, Segment, Tiling};
 use super::{Attention, AttentionGrads};
@@ -87,7 +88,7 @@ impl<T: Float> Attention<'_, T> {
     pub(super) fn backward_two_pass(
         &self,
         tiling: &Tiling,
-        tile: &Tile,
+        (key, tile): (TileKey, &Tile),
         (o, lse): (&Buffer<T>, &Buffer<f32>),
         d_out: &Buffer<T>,
         grads: &AttentionGrads<T>,
@@ -119,21 +120,21 @@ impl<T: Float> Attention<'_, T> {
             }
         };
         let grid = [tiling.n_tile_count, kv_heads, parts[0]];
-        self.run_two_pass(tile, over_keys, grid, params)?;
+        self.run_two_pass((key, tile), over_keys, grid, params)?;
         let grid = [tiling.m_tile_count, heads, parts[1]];
-        self.run_two_pass(tile, over_queries, grid, params)?;
+        self.run_two_pass((key, tile), over_queries, grid, params)?;
         let sums = (&column_sums, &row_sums);
         self.gate_gradient_of_rows(tiling, tile, sums, grads.dlog_gates.as_ref())
     }
 
     pub(super) fn run_two_pass(
         &self,
-        tile: &Tile,
-        entry: &str,
+        (key, tile): (TileKey, &Tile),
+        entry: &'static str,
         grid: [usize; 3],
         params: TwoPassParams,
     ) -> Result<()> {
-        let kernel = self.gpu.kernel(tile.source, &tile.defines, entry)?;
+        let kernel = self.main_kernel(key, tile, entry)?;
         let launch = kernel.launch(grid, tile.threads).shared(tile.shared);
         // SAFETY: `new` and `backward` checked the sizes of the operands, scratch is allocated by the same
         // formulas.
