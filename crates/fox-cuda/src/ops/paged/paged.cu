@@ -1,4 +1,5 @@
-// Keys and values in pages: new ones to their places, and all of them into rows for attention of many queries.
+// Keys and values in pages: new ones to their places, and all of them into rows for attention of many queries. Sums of
+// the gates of what was written.
 // (Attention of one query per sequence reads the pages where they lie: decode_attention.cuh.)
 //
 // Compile-time: BF16, VEC.
@@ -57,4 +58,18 @@ extern "C" __global__ void gather_pages(const __grid_constant__ PagedParams p) {
             p.gates[head * p.group + g] = gate;
         }
     }
+}
+
+// totals[run][head] = sum of the log gates of the run's rows: a warp for each, in one order.
+extern "C" __global__ void gate_totals(const __grid_constant__ TotalsParams p) {
+    const int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if (i >= p.count) return;
+    const GateRun run = p.runs[i / p.heads];
+    double sum = 0.0;
+    for (int t = run.first + lane; t < run.end; t += 32) {
+        sum += floored_log_gate(p.gates[size_t(t) * p.heads + i % p.heads]);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (lane == 0) p.totals[i] = sum;
 }
