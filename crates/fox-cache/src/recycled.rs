@@ -41,7 +41,11 @@ impl HeldPage {
 
     /// Whether others hold it, too.
     pub fn is_shared(&self) -> bool {
-        self.holders().load(Ordering::Acquire) > 1
+        match self.slab.holders.len() {
+            // Whoever has given the page back may not have let go of the slab yet, and it could not be written.
+            1 => Arc::strong_count(&self.slab) > 1,
+            _ => self.holders().load(Ordering::Acquire) > 1,
+        }
     }
 
     /// Where it lies.
@@ -122,6 +126,10 @@ impl CacheMeter {
 
     /// Gives pages back. Those that nobody else holds are not counted any more.
     pub(crate) fn give_back(&self, shape: &PageShape, pages: impl Iterator<Item = HeldPage>) {
+        let mut pages = pages.peekable();
+        if pages.peek().is_none() {
+            return;
+        }
         let (mut freed, mut bytes) = (0, 0);
         let mut lists = self.free_pages().lock();
         let list = list_of(&mut lists, shape);

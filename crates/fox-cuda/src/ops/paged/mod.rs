@@ -39,7 +39,7 @@ kernel_params! {
         pub(crate) v: Ptr<Real>,
         /// `[rows, kv_heads * group]`, or null.
         pub(crate) gates: Ptr<f32>,
-        /// Pages gone from the front `[kv_heads]`.
+        /// Pages gone from the front `[kv_heads]`; null when none are.
         pub(crate) dropped: ConstPtr<i32>,
         pub(crate) row: usize,
         /// Position of the first key.

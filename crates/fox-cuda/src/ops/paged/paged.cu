@@ -17,10 +17,26 @@ DEVICE void copy(real* to, const real* from) {
     store<VEC>(to, x);
 }
 
+// Number `i` of all pieces of rows of heads.
+struct Piece {
+    int piece, h, t;
+};
+
+DEVICE Piece piece_of(size_t i, const PagedParams& p) {
+    const u32 pieces = p.head_dim / VEC, heads = p.kv_heads;
+    // Divisions of 64 bits take several times as long.
+    if (i >> 32 == 0) {
+        const u32 head = u32(i) / pieces;
+        return {int(u32(i) % pieces), int(head % heads), int(head / heads)};
+    }
+    const size_t head = i / pieces;
+    return {int(i % pieces), int(head % heads), int(head / heads)};
+}
+
 extern "C" __global__ void write_pages(const __grid_constant__ PagedParams p) {
     const int pieces = p.head_dim / VEC;
     FOR_EACH(i, size_t(p.count) * p.kv_heads * pieces) {
-        const int piece = i % pieces, h = i / pieces % p.kv_heads, t = i / pieces / p.kv_heads;
+        const auto [piece, h, t] = piece_of(i, p);
         const int position = p.first + t, slot = position % PAGE;
         const Page page = p.table[size_t(position / PAGE) * p.kv_heads + h];
         const size_t head = size_t(p.row + t) * p.kv_heads + h;
@@ -38,8 +54,8 @@ extern "C" __global__ void write_pages(const __grid_constant__ PagedParams p) {
 extern "C" __global__ void gather_pages(const __grid_constant__ PagedParams p) {
     const int pieces = p.head_dim / VEC;
     FOR_EACH(i, size_t(p.count) * p.kv_heads * pieces) {
-        const int piece = i % pieces, h = i / pieces % p.kv_heads, t = i / pieces / p.kv_heads;
-        const int position = p.first + t, slot = position % PAGE, held = p.dropped[h] * PAGE;
+        const auto [piece, h, t] = piece_of(i, p);
+        const int position = p.first + t, slot = position % PAGE, held = p.dropped ? p.dropped[h] * PAGE : 0;
         const Page page = p.table[size_t(position / PAGE) * p.kv_heads + h];
         const size_t head = size_t(p.row + t) * p.kv_heads + h;
         const size_t to = head * p.head_dim + piece * VEC, from = size_t(slot) * p.head_dim + piece * VEC;

@@ -9,7 +9,7 @@ use super::{Page, PagedParams};
 use crate::backend::Cuda;
 use crate::backend::storage::memory;
 use crate::params::{self, Param, int};
-use crate::{Error, Result};
+use crate::{Buffer, Error, Result};
 
 /// Bytes of the table for one page of one head.
 const PAGE_BYTES: usize = size_of::<<Page as Param>::Device>();
@@ -146,13 +146,14 @@ impl Cuda {
             };
             let dropped = |head: usize| int("gather_pages", "dropped", keys.dropped(head));
             let dropped: Vec<i32> = (0..spec.kv_heads).map(dropped).collect::<Result<_>>()?;
-            let dropped = self.gpu.upload(&dropped)?;
+            let any = dropped.iter().any(|pages| *pages > 0);
+            let dropped = any.then(|| self.gpu.upload(&dropped)).transpose()?;
             let params = PagedParams {
                 table: address(table)?.into(),
                 k: k_at.into(),
                 v: v_at.into(),
                 gates: gates.as_ref().map_or(0, |(_, at)| *at).into(),
-                dropped: dropped.address().into(),
+                dropped: dropped.as_ref().map_or(0, Buffer::address).into(),
                 row,
                 first,
                 count,

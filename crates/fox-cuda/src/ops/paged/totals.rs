@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fox_tensor::{DType, Tensor};
+use fox_tensor::Tensor;
 
 use super::{GateRun, PAGED, TotalsParams};
 use crate::Result;
@@ -34,7 +34,7 @@ impl Cuda {
             let op = Op {
                 source: PAGED,
                 entry: "gate_totals",
-                variant: Variant::plain(DType::F32, 8),
+                variant: Variant::plain(self.activations(), 8),
                 grid: [(32 * count).div_ceil(FLAT_THREADS), 1],
                 block: FLAT_THREADS,
                 shared: 0,
