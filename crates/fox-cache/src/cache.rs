@@ -11,10 +11,15 @@
 //! ```text
 //! begin     makes room and says where queries and keys lie; forgets what a failed step has left
 //! layers    write keys behind the past and note ("stage") what is overwritten otherwise
-//! commit    reads the gates where eviction needs them, then makes the step part of the past and evicts
+//! commit    reads sums of the gates where eviction needs them, then makes the step part of the past and evicts
 //! ```
 
-use fox_tensor::{DType, Device, LastRows, Result as TensorResult, Segment, Segments, Tensor};
+use std::ops::Range;
+
+use fox_tensor::{
+    Device, LastRows, Result as TensorResult, Segment, Segments, Tensor, floored_log_gate,
+    gate_totals, page_parts,
+};
 
 use crate::eviction::PagePolicy;
 use crate::layer::LayerState;
@@ -257,13 +262,13 @@ impl Cache {
     /// # Errors
     /// The device's, from that download; nothing has changed then.
     pub fn commit(&mut self, new: &Segments) -> Result<()> {
-        let gates = self.read_gates()?;
-        if !gates.is_empty() {
+        let totals = self.read_totals(new)?;
+        if !totals.is_empty() {
             let heads: usize = self.layers.iter().map(LayerState::gated_heads).sum();
-            let (mut rest, rows) = (&gates[..], gates.len() / heads);
+            let (mut rest, parts) = (&totals[..], totals.len() / heads);
             for layer in self.layers.iter_mut().filter_map(LayerState::paged) {
-                let (own, others) = rest.split_at(rows * layer.gated_heads());
-                layer.add_gates(own, new);
+                let (own, others) = rest.split_at(parts * layer.gated_heads());
+                layer.add_totals(own, new);
                 rest = others;
             }
         }
@@ -275,26 +280,23 @@ impl Cache {
         Ok(())
     }
 
-    /// The log gates `[R, H]` of the step under way, layer after layer, where they are still on the device
-    /// alone.
-    fn read_gates(&self) -> Result<Vec<f32>> {
+    /// Sums of the log gates of the step under way, where they are still on the device alone: `[layer][part][H]`, for
+    /// the parts of pages that the new tokens of one sequence after the other lie in.
+    fn read_totals(&self, new: &Segments) -> Result<Vec<f64>> {
         if let Some(gates) = &self.staged_gates {
-            return Ok(gates.to_f32()?);
+            // One token of each sequence.
+            let gates = gates.to_f32()?;
+            return Ok(gates.iter().map(|gate| floored_log_gate(f64::from(*gate))).collect());
         }
         let staged: Vec<&Tensor> =
             self.layers.iter().filter_map(LayerState::staged_gates).collect();
-        let len = staged.iter().map(|gates| gates.len()).sum();
-        if len == 0 {
-            return Ok(Vec::new());
-        }
-        let mut all = self.device.uninit([len], DType::F32)?;
-        let mut at = 0;
-        for gates in staged {
-            let gates = gates.reshape([gates.len()])?;
-            self.device.backend().copy_rows(&gates, 0, &mut all, at, gates.len())?;
-            at += gates.len();
-        }
-        Ok(all.to_f32()?)
+        let rows = |(&len, s): (&usize, &Segment)| {
+            let first = s.q_start;
+            page_parts(len, s.q_len)
+                .map(move |part| first + part.before..first + part.before + part.slots.len())
+        };
+        let rows: Vec<Range<usize>> = self.lens.iter().zip(new.as_slice()).flat_map(rows).collect();
+        Ok(gate_totals(&staged, &rows)?)
     }
 
     /// Forgets what a step has left that was not committed.

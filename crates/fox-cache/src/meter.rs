@@ -34,9 +34,17 @@ impl CacheMeter {
 
     /// Counts `bytes` until the result is dropped.
     pub fn lease(&self, bytes: usize) -> Lease {
+        self.add(bytes);
+        Lease { bytes, meter: self.clone() }
+    }
+
+    pub(crate) fn add(&self, bytes: usize) {
         let now = self.0.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.0.peak.fetch_max(now, Ordering::Relaxed);
-        Lease { bytes, meter: self.clone() }
+    }
+
+    pub(crate) fn subtract(&self, bytes: usize) {
+        self.0.now.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -62,7 +70,7 @@ impl Clone for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.meter.0.now.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.meter.subtract(self.bytes);
     }
 }
 

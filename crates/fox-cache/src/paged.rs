@@ -1,15 +1,15 @@
 //! The decode state of an attention layer in pages, one list of pages per sequence and key head.
 //!
-//! Eviction needs the sums of the log gates on the host. A device that reads gates from the pages does
-//! not need them there while it computes: the gates of a step stay on the device until the step ends, and
-//! [`Cache::commit`](crate::Cache::commit) downloads those of all layers at once. Any other device reads
-//! the sums inside the layer, so they are computed when the keys are written.
+//! Eviction needs the sums of the log gates at the ends of pages on the host. A device that reads gates from the pages
+//! does not need them while it computes: the gates of a step stay on the device until the step ends, and
+//! [`Cache::commit`](crate::Cache::commit) has it sum up those of all layers page by page, and downloads the sums at
+//! once. Any other device reads the sums at every key inside the layer, so they are computed when the keys are written.
 
 use std::sync::Arc;
 
 use fox_tensor::{
-    DecodeKeys, Device, LastRows, NewKeys, PagedKeys, Result, Segment, Segments, StreamPast,
-    Tensor, floored_log_gate,
+    DecodeKeys, Device, LastRows, NewKeys, PAGE, PagedKeys, Result, Segment, Segments, StreamPast,
+    Tensor, floored_log_gate, page_parts,
 };
 
 use crate::eviction::{EvictionRule, PagePolicy};
@@ -193,7 +193,8 @@ impl PagedState {
         let Some(sequence) = self.sequences.first_mut() else { return };
         sequence.sums.clone_from_slice(sums);
         sequence.staged_sums.clone_from_slice(sums);
-        sequence.pages.write_end(len, sums);
+        sequence.pages.set_seen(len);
+        sequence.pages.write_end(len / PAGE - 1, sums);
         sequence.evict();
     }
 
@@ -222,10 +223,24 @@ impl PagedState {
     }
 
     /// Adds the step's log gates `[R, H]` to the sums, after its keys were written.
-    pub(crate) fn add_gates(&mut self, gates: &[f32], segments: &Segments) {
+    fn add_gates(&mut self, gates: &[f32], segments: &Segments) {
         for (sequence, s) in self.sequences.iter_mut().zip(segments.as_slice()) {
             sequence.add_gates(gates, s);
         }
+    }
+
+    /// Adds the totals of the step's log gates to the sums, after its keys were written: `[part, H]` for the parts of
+    /// pages that the new tokens of one sequence after the other lie in.
+    pub(crate) fn add_totals(&mut self, totals: &[f64], new: &Segments) {
+        let mut totals = totals.chunks(self.gated_heads().max(1));
+        for (sequence, s) in self.sequences.iter_mut().zip(new.as_slice()) {
+            sequence.add_totals(&mut totals, s.q_len);
+        }
+    }
+
+    /// Sums of the log gates of all tokens so far, `[H]` for each sequence; empty when nothing is forgotten.
+    pub fn sums(&self) -> Vec<&[f64]> {
+        self.sequences.iter().map(|sequence| &sequence.sums[..]).collect()
     }
 
     /// Per query head, the decay below which a block of keys may be skipped.
@@ -278,11 +293,22 @@ impl PagedSequence {
         self.pages.write_sums(self.pages.seen() - count, count, &sums);
     }
 
+    /// Adds the next `totals: [part, H]` of `count` new tokens to the sums.
+    fn add_totals<'a>(&mut self, totals: &mut impl Iterator<Item = &'a [f64]>, count: usize) {
+        for part in page_parts(self.pages.seen() - count, count) {
+            let Some(totals) = totals.next() else { return };
+            self.staged_sums.iter_mut().zip(totals).for_each(|(sum, total)| *sum += total);
+            if part.slots.end == PAGE {
+                self.pages.write_end(part.index, &self.staged_sums);
+            }
+        }
+    }
+
     fn evict(&mut self) {
         let (len, group) = (self.pages.seen(), self.pages.shape().group);
         for head in 0..self.pages.shape().kv_heads {
             let (rule, now) = (&self.rule, &self.sums[head * group..][..group]);
-            self.pages.drop_while(head, |first, page| rule.forgets(head, (first, page), len, now));
+            self.pages.drop_while(head, |first, end| rule.forgets(head, (first, end), len, now));
         }
     }
 }

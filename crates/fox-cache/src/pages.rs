@@ -4,13 +4,14 @@
 //! that has forgotten its oldest pages drops them, whatever the other heads do.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use fox_tensor::{
-    Device, NewKeys, PAGE, Page, PageShape, PageTable, PagedKeys, Result, page_parts, write_pages,
+    Device, NewKeys, PAGE, Page, PageMut, PageShape, PageTable, PagedKeys, Result, page_parts,
+    write_pages,
 };
 
-use crate::meter::{CacheMeter, Lease};
+use crate::meter::CacheMeter;
+use crate::recycled::HeldPage;
 
 /// Pages of all key heads of one layer of one sequence.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub struct LayerPages {
     shape: PageShape,
     meter: CacheMeter,
     heads: Vec<KeyPages>,
+    /// Sums of the log gates at the ends of full pages `[page, H]`, dropped ones included.
+    ends: Vec<f64>,
     /// Keys seen, dropped ones included.
     seen: usize,
     table: PageTable,
@@ -26,31 +29,36 @@ pub struct LayerPages {
 /// The pages of one key head.
 #[derive(Clone, Debug, Default)]
 struct KeyPages {
-    pages: VecDeque<Arc<Counted>>,
+    pages: VecDeque<HeldPage>,
     /// Pages dropped from the front.
     dropped: usize,
-}
-
-/// A page and the count of its bytes.
-#[derive(Debug)]
-struct Counted {
-    page: Page,
-    _lease: Lease,
 }
 
 impl Clone for LayerPages {
     /// Shares the pages, not the table, which is written in place.
     fn clone(&self) -> Self {
-        let (meter, heads) = (self.meter.clone(), self.heads.clone());
-        LayerPages { shape: self.shape, meter, heads, seen: self.seen, table: PageTable::default() }
+        LayerPages {
+            shape: self.shape,
+            meter: self.meter.clone(),
+            heads: self.heads.clone(),
+            ends: self.ends.clone(),
+            seen: self.seen,
+            table: PageTable::default(),
+        }
     }
 }
 
 impl LayerPages {
     /// No keys yet.
     pub fn new(shape: PageShape, meter: &CacheMeter) -> Self {
-        let heads = vec![KeyPages::default(); shape.kv_heads];
-        LayerPages { shape, meter: meter.clone(), heads, seen: 0, table: PageTable::default() }
+        LayerPages {
+            shape,
+            meter: meter.clone(),
+            heads: vec![KeyPages::default(); shape.kv_heads],
+            ends: Vec::new(),
+            seen: 0,
+            table: PageTable::default(),
+        }
     }
 
     /// Pages of key head `head` that are held.
@@ -62,14 +70,36 @@ impl LayerPages {
     /// been there.
     pub fn reserve(&mut self, first: usize, count: usize, device: &Device) -> Result<()> {
         self.truncate(first);
-        for keys in &mut self.heads {
-            for part in page_parts(first, count) {
-                let changed = keys.reserve(part.index, &self.shape, device, &self.meter)?;
-                if changed {
-                    self.table.valid = self.table.valid.min(part.index);
+        let indices = first / PAGE..(first + count).div_ceil(PAGE);
+        let missing = |keys: &KeyPages| indices.clone().filter(|&n| keys.needs(n)).count();
+        let missing = self.heads.iter().map(missing).sum();
+        let mut fresh = self.meter.take_pages(&self.shape, missing, device)?.into_iter();
+        let mut old = Vec::new();
+        let mut replace = || -> Result<()> {
+            for keys in &mut self.heads {
+                for index in indices.clone() {
+                    if !keys.needs(index) {
+                        continue;
+                    }
+                    let Some(mut page) = fresh.next() else { continue };
+                    self.table.valid = self.table.valid.min(index);
+                    let Some(shared) = keys.pages.get_mut(index - keys.dropped) else {
+                        keys.pages.push_back(page);
+                        continue;
+                    };
+                    let copied = page.copy_from(shared);
+                    if copied.is_ok() {
+                        std::mem::swap(shared, &mut page);
+                    }
+                    old.push(page);
+                    copied?;
                 }
             }
-        }
+            Ok(())
+        };
+        let replaced = replace();
+        self.meter.give_back(&self.shape, old.into_iter().chain(fresh));
+        replaced?;
         self.seen = first + count;
         Ok(())
     }
@@ -77,10 +107,12 @@ impl LayerPages {
     /// Forgets the keys from position `len` on.
     pub fn truncate(&mut self, len: usize) {
         let pages = len.div_ceil(PAGE);
-        for keys in &mut self.heads {
+        let gone = self.heads.iter_mut().flat_map(|keys| {
             let kept = pages.saturating_sub(keys.dropped).min(keys.pages.len());
-            keys.pages.drain(kept..).for_each(|page| recycle(page, self.shape, &self.meter));
-        }
+            keys.pages.drain(kept..)
+        });
+        self.meter.give_back(&self.shape, gone);
+        self.ends.truncate(len / PAGE * self.gates());
         self.table.valid = self.table.valid.min(pages);
         self.seen = self.seen.min(len);
     }
@@ -95,79 +127,75 @@ impl LayerPages {
     /// Writes the sums of the log gates `[H][count]` from position `first` on, where there is room.
     pub fn write_sums(&mut self, first: usize, count: usize, sums: &[f64]) {
         let group = self.shape.group;
-        for head in 0..self.heads.len() {
-            for part in page_parts(first, count) {
-                let Some(page) = self.page_mut(head, part.index) else { continue };
+        for part in page_parts(first, count) {
+            let (len, of) = (part.slots.len(), |h: usize| &sums[h * count + part.before..]);
+            for head in 0..self.heads.len() {
+                let Some(PageMut { slab, place }) = self.page_mut(head, part.index) else {
+                    continue;
+                };
                 for g in 0..group {
-                    let own = &sums[(head * group + g) * count + part.before..];
-                    let slots = part.slots.start + g * PAGE..;
-                    page.sums[slots][..part.slots.len()].copy_from_slice(&own[..part.slots.len()]);
+                    let slots = (place * group + g) * PAGE + part.slots.start;
+                    if let Some(slots) = slab.sums.get_mut(slots..slots + len) {
+                        slots.copy_from_slice(&of(head * group + g)[..len]);
+                    }
                 }
             }
-        }
-    }
-
-    /// The page that ends at position `len` is full; `sums: [H]` are the sums of the log gates there.
-    pub fn write_end(&mut self, len: usize, sums: &[f64]) {
-        self.seen = len;
-        let group = self.shape.group;
-        for (h, sum) in sums.iter().enumerate() {
-            if let Some(page) = self.page_mut(h / group, len / PAGE - 1) {
-                page.sums[h % group * PAGE + PAGE - 1] = *sum;
+            if part.slots.end == PAGE {
+                let ends: Vec<f64> = (0..self.gates()).map(|h| of(h)[len - 1]).collect();
+                self.write_end(part.index, &ends);
             }
         }
     }
 
-    /// Drops full pages of a head from the front as long as `forgotten` says so of a page and the position
-    /// of its first key; the last page stays.
-    pub fn drop_while(&mut self, head: usize, mut forgotten: impl FnMut(usize, &Page) -> bool) {
+    /// Notes the sums of the log gates `[H]` at the end of page number `index`.
+    pub fn write_end(&mut self, index: usize, sums: &[f64]) {
+        self.ends.truncate(index * sums.len());
+        self.ends.extend(sums);
+    }
+
+    /// The first `len` keys are there: a device has written them.
+    pub(crate) fn set_seen(&mut self, len: usize) {
+        self.seen = len;
+    }
+
+    /// Drops full pages of a head from the front as long as `forgotten` says so of the position of the page's first
+    /// key and the sums of the log gates at its end, `[group]`; the last page stays.
+    pub fn drop_while(&mut self, head: usize, mut forgotten: impl FnMut(usize, &[f64]) -> bool) {
+        let (group, gates) = (self.shape.group, self.gates());
         let keys = &mut self.heads[head];
-        let first = |dropped: usize| dropped * PAGE;
-        while keys.pages.len() > 1 && forgotten(first(keys.dropped), &keys.pages[0].page) {
-            keys.pages
-                .pop_front()
-                .into_iter()
-                .for_each(|page| recycle(page, self.shape, &self.meter));
-            keys.dropped += 1;
+        let mut gone = 0;
+        while keys.pages.len() > gone + 1 {
+            let index = keys.dropped + gone;
+            let end =
+                self.ends.get(index * gates + head * group..).and_then(|end| end.get(..group));
+            if !end.is_some_and(|end| forgotten(index * PAGE, end)) {
+                break;
+            }
+            gone += 1;
         }
+        if gone > 0 {
+            keys.dropped += gone;
+            self.meter.give_back(&self.shape, keys.pages.drain(..gone));
+        }
+    }
+
+    /// Query heads with gates.
+    fn gates(&self) -> usize {
+        self.shape.kv_heads * self.shape.group
     }
 }
 
 impl Drop for LayerPages {
     fn drop(&mut self) {
-        for keys in &mut self.heads {
-            keys.pages.drain(..).for_each(|page| recycle(page, self.shape, &self.meter));
-        }
-    }
-}
-
-/// Keeps the page for others, if nobody holds it any more.
-fn recycle(page: Arc<Counted>, shape: PageShape, meter: &CacheMeter) {
-    if let Some(counted) = Arc::into_inner(page) {
-        meter.free_pages().put(shape, counted.page);
+        let pages = self.heads.iter_mut().flat_map(|keys| keys.pages.drain(..));
+        self.meter.give_back(&self.shape, pages);
     }
 }
 
 impl KeyPages {
-    /// Makes sure that page number `index` is there and shared with nobody; whether it is another one than
-    /// before.
-    fn reserve(
-        &mut self,
-        index: usize,
-        shape: &PageShape,
-        device: &Device,
-        meter: &CacheMeter,
-    ) -> Result<bool> {
-        let count = |page: Page| {
-            let lease = meter.lease(shape.page_bytes(device.backend()));
-            Arc::new(Counted { page, _lease: lease })
-        };
-        match self.pages.get_mut(index - self.dropped) {
-            None => self.pages.push_back(count(meter.free_pages().take(shape, device)?)),
-            Some(shared) if Arc::strong_count(shared) > 1 => *shared = count(shared.page.copy()?),
-            Some(_) => return Ok(false),
-        }
-        Ok(true)
+    /// Whether page number `index` is missing or shared.
+    fn needs(&self, index: usize) -> bool {
+        self.pages.get(index - self.dropped).is_none_or(HeldPage::is_shared)
     }
 }
 
@@ -184,15 +212,18 @@ impl PagedKeys for LayerPages {
         self.heads[head].dropped
     }
 
-    fn page(&self, head: usize, index: usize) -> Option<&Page> {
+    fn page(&self, head: usize, index: usize) -> Option<Page<'_>> {
         let keys = &self.heads[head];
-        keys.pages.get(index.checked_sub(keys.dropped)?).map(|counted| &counted.page)
+        keys.pages.get(index.checked_sub(keys.dropped)?).map(HeldPage::page)
     }
 
-    fn page_mut(&mut self, head: usize, index: usize) -> Option<&mut Page> {
+    fn page_mut(&mut self, head: usize, index: usize) -> Option<PageMut<'_>> {
         let keys = &mut self.heads[head];
-        let counted = keys.pages.get_mut(index.checked_sub(keys.dropped)?)?;
-        Arc::get_mut(counted).map(|counted| &mut counted.page)
+        keys.pages.get_mut(index.checked_sub(keys.dropped)?)?.page_mut()
+    }
+
+    fn ends(&self) -> &[f64] {
+        &self.ends
     }
 
     fn table(&self) -> &PageTable {

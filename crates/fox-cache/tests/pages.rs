@@ -51,8 +51,8 @@ fn what_is_dropped_has_at_most_its_share() {
                 let now: Vec<f64> = (0..group)
                     .map(|g| sums[(head * group + g) * segment.k_len + position])
                     .collect();
-                pages[s].drop_while(head, |first, page| {
-                    first + PAGE <= position && rule.forgets(head, (first, page), position, &now)
+                pages[s].drop_while(head, |first, end| {
+                    first + PAGE <= position && rule.forgets(head, (first, end), position, &now)
                 });
                 dropped += pages[s].dropped(head);
             }
@@ -84,8 +84,9 @@ fn shared_pages_are_copied_before_they_are_written() {
     assert_eq!(meter.bytes(), 2 * page, "a clone shares");
     append(&mut second, 2.0, 10, 100);
     assert_eq!(meter.bytes(), 3 * page, "the full page is still shared");
-    let value =
-        |pages: &LayerPages, slot: usize| pages.page(0, 1).unwrap().k.to_f32().unwrap()[slot * 8];
+    let value = |pages: &LayerPages, slot: usize| {
+        pages.page(0, 1).unwrap().slab.k.to_f32().unwrap()[slot * 8]
+    };
     assert_eq!((value(&first, 36), value(&second, 36)), (0.0, 2.0));
     assert_eq!((value(&first, 35), value(&second, 35)), (1.0, 1.0));
     drop(first);
@@ -138,6 +139,6 @@ fn pages_that_nobody_holds_are_used_again_where_memory_is_slow() {
         let mut wide = LayerPages::new(PageShape { head_dim: 16, ..shape }, &meter);
         pages.truncate(0);
         wide.reserve(0, PAGE, &device).unwrap();
-        assert_eq!(wide.page(0, 0).unwrap().k.cols(), 16);
+        assert_eq!(wide.page(0, 0).unwrap().slab.k.cols(), 16);
     }
 }

@@ -140,7 +140,7 @@ impl Toy {
         cache.commit(&new).unwrap();
     }
 
-    /// Everything that a state remembers: sums and keys of the pages, last rows, recurrent states.
+    /// Everything that a state remembers: sums of the gates, last rows, recurrent states.
     pub fn contents(&self, cache: &mut Cache) -> Vec<Vec<f64>> {
         let lens = cache.lens().to_vec();
         let mut all = vec![lens.iter().map(|&len| len as f64).collect()];
@@ -149,17 +149,12 @@ impl Toy {
             all.extend([last_k, last_v].iter().flatten().map(|x| x.to_f64().unwrap()));
             match layer {
                 LayerState::Paged(state) => {
+                    all.extend(state.sums().into_iter().map(<[f64]>::to_vec));
                     for keys in state.pages() {
                         all.push(vec![keys.seen() as f64]);
-                        for head in 0..keys.shape().kv_heads {
-                            all.push(vec![keys.dropped(head) as f64]);
-                            let kept = keys.seen() - keys.first(head);
-                            for g in 0..keys.shape().group {
-                                let pages = fox_tensor::held_pages(keys, head);
-                                let sums = pages.flat_map(|page| page.sums_of(g));
-                                all.push(sums.take(kept).copied().collect());
-                            }
-                        }
+                        all.push(keys.ends().to_vec());
+                        let heads = 0..keys.shape().kv_heads;
+                        all.push(heads.map(|head| keys.dropped(head) as f64).collect());
                     }
                 }
                 LayerState::Recurrent(state) => {

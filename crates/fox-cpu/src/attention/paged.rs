@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use fox_tensor::{
-    AttentionWeights, Mask, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result, Segment, Tensor,
-    gathered_attention, held_pages,
+    AttentionWeights, Mask, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result, Segment, Slab,
+    Tensor, gathered_attention, held_pages,
 };
 use rayon::prelude::*;
 
@@ -64,7 +64,7 @@ struct Unit<'a> {
 
 impl<'a> Unit<'a> {
     /// The pages that are held, oldest first.
-    fn pages(&self) -> impl Iterator<Item = &'a Page> {
+    fn pages(&self) -> impl Iterator<Item = Page<'a>> {
         held_pages(self.keys, self.kv_head)
     }
 }
@@ -107,11 +107,11 @@ impl Job<'_> {
     fn tiled(&self, unit: &Unit<'_>, head: usize) -> Result<()> {
         let (d, pool, segment) = (self.spec.head_dim, self.cpu.pool(), &unit.segment);
         let padded_dim = d.next_multiple_of(16);
-        let pages: Vec<&Page> = unit.pages().collect();
-        let gather = |f: fn(&Page) -> &Tensor| -> Result<Buffer> {
+        let pages: Vec<Page<'_>> = unit.pages().collect();
+        let gather = |f: fn(&Slab) -> &Tensor| -> Result<Buffer> {
             let mut out = pool.take(pages.len() * PAGE * padded_dim)?;
             for (page, out) in pages.iter().zip(out.chunks_mut(PAGE * padded_dim)) {
-                let rows = self.cpu.real(f(page)).chunks(d);
+                let rows = self.cpu.real(f(page.slab))[page.row() * d..].chunks(d);
                 for (row, out) in rows.zip(out.chunks_mut(padded_dim)) {
                     out[..d].copy_from_slice(row);
                     out[d..].fill(0.0);
@@ -119,10 +119,11 @@ impl Job<'_> {
             }
             Ok(out)
         };
-        let (k, v) = (gather(|page| &page.k)?, gather(|page| &page.v)?);
+        let (k, v) = (gather(|slab| &slab.k)?, gather(|slab| &slab.v)?);
         let own = head % (self.spec.heads / self.spec.kv_heads);
-        let prefix = (unit.keys.shape().group > 0).then(|| {
-            let sums = pages.iter().flat_map(|page| page.sums_of(own));
+        let group = unit.keys.shape().group;
+        let prefix = (group > 0).then(|| {
+            let sums = pages.iter().filter_map(|page| page.sums(own, group)).flatten();
             Prefix::from_sums(pool, sums.copied(), segment.k_len)
         });
         let prefix = prefix.transpose()?;
@@ -160,12 +161,13 @@ impl Job<'_> {
     fn decode(&self, unit: &Unit<'_>, head: usize) -> Result<()> {
         let (d, segment, view) = (self.spec.head_dim, &unit.segment, self.view(unit));
         let own = head % (self.spec.heads / self.spec.kv_heads);
+        let group = unit.keys.shape().group;
         let pages: Vec<PageView<'_>> = unit
             .pages()
             .map(|page| PageView {
-                k: self.cpu.real(&page.k),
-                v: self.cpu.real(&page.v),
-                sums: page.sums.get(own * PAGE..(own + 1) * PAGE),
+                k: &self.cpu.real(&page.slab.k)[page.row() * d..],
+                v: &self.cpu.real(&page.slab.v)[page.row() * d..],
+                sums: page.sums(own, group),
             })
             .collect();
         for t in 0..segment.q_len {

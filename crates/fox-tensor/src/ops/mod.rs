@@ -39,8 +39,8 @@ pub use decode::{
     LastRows,
 };
 pub use paged::{
-    NewKeys, PAGE, Page, PagePart, PageShape, PageTable, PagedKeys, PagedOps, PagedSpec,
-    gathered_attention, held_pages, page_parts, write_pages,
+    NewKeys, PAGE, Page, PageMut, PagePart, PageShape, PageTable, PagedKeys, PagedOps, PagedSpec,
+    Slab, gate_totals, gathered_attention, held_pages, page_parts, write_pages,
 };
 pub use peers::{OwnedTensor, PeerOps, PeerPlace};
 pub use recompute::RecomputeOps;

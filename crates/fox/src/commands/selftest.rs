@@ -2,6 +2,7 @@
 
 mod decoding;
 mod streams;
+mod totals;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -79,6 +80,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         if pages {
             passed &= check_pages(&device)?;
+            passed &= totals::check(&device)?;
         }
         if products {
             passed &= streams::check_products(&device, &streams::PRODUCTS)?;

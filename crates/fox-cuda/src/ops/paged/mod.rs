@@ -1,6 +1,9 @@
-//! Keys and values in pages: where they lie, writing new ones, attention of many queries over them.
+//! Keys and values in pages: where they lie, writing new ones, attention of many queries over them; sums of gates.
 
 mod pages;
+mod totals;
+
+use std::ops::Range;
 
 use fox_tensor::{NewKeys, PagedKeys, PagedOps, PagedSpec, Tensor};
 
@@ -10,7 +13,10 @@ use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Result, Source};
 
-const PAGED: Source = source!("paged", [], [Page, PagedParams]);
+const PAGED: Source = source!("paged", [], [Page, PagedParams, GateRun, TotalsParams]);
+
+/// Pages for which memory is taken at once: 4 MB with heads of 64 in bf16.
+const SLAB_PAGES: usize = 256;
 
 kernel_params! {
     /// Where a page of one head lies.
@@ -33,7 +39,7 @@ kernel_params! {
         pub(crate) v: Ptr<Real>,
         /// `[rows, kv_heads * group]`, or null.
         pub(crate) gates: Ptr<f32>,
-        /// Pages gone from the front `[kv_heads]`.
+        /// Pages gone from the front `[kv_heads]`; null when none are.
         pub(crate) dropped: ConstPtr<i32>,
         pub(crate) row: usize,
         /// Position of the first key.
@@ -43,6 +49,26 @@ kernel_params! {
         pub(crate) kv_heads: usize,
         pub(crate) head_dim: usize,
         pub(crate) group: usize,
+    }
+}
+
+kernel_params! {
+    /// Rows of gates that are summed up.
+    pub(crate) table struct GateRun {
+        pub(crate) first: usize,
+        pub(crate) end: usize,
+    }
+}
+
+kernel_params! {
+    pub(crate) struct TotalsParams {
+        /// `[runs][heads]`.
+        pub(crate) totals: Ptr<f64>,
+        /// `[R, H]`.
+        pub(crate) gates: ConstPtr<f32>,
+        pub(crate) runs: ConstPtr<GateRun>,
+        pub(crate) count: usize,
+        pub(crate) heads: usize,
     }
 }
 
@@ -67,8 +93,24 @@ impl PagedOps for Cuda {
         true
     }
 
-    fn recycles_pages(&self) -> bool {
-        true
+    fn slab_pages(&self) -> Option<usize> {
+        Some(SLAB_PAGES)
+    }
+
+    fn copy_page(
+        &self,
+        from: fox_tensor::Page<'_>,
+        to: fox_tensor::Page<'_>,
+    ) -> fox_tensor::Result<()> {
+        Ok(self.timed("copy_page", || self.copy_one_page(from, to))?)
+    }
+
+    fn gate_totals(
+        &self,
+        log_gates: &[&Tensor],
+        runs: &[Range<usize>],
+    ) -> fox_tensor::Result<Vec<f64>> {
+        Ok(self.timed("gate_totals", || self.sum_gates(log_gates, runs))?)
     }
 
     fn write_pages(

@@ -1,15 +1,15 @@
 //! Keys and values in pages: where they lie, writing new ones, attention of many queries over them.
 
 use fox_tensor::{
-    Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Device, Mask, NewKeys, PageShape,
-    PagedKeys, PagedSpec, Segment, Segments, Tensor,
+    Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Device, Mask, NewKeys, PAGE,
+    PageShape, PagedKeys, PagedSpec, Segment, Segments, Slab, Tensor,
 };
 
 use super::{Page, PagedParams};
 use crate::backend::Cuda;
 use crate::backend::storage::memory;
 use crate::params::{self, Param, int};
-use crate::{Error, Result};
+use crate::{Buffer, Error, Result};
 
 /// Bytes of the table for one page of one head.
 const PAGE_BYTES: usize = size_of::<<Page as Param>::Device>();
@@ -18,28 +18,62 @@ fn address(x: &Tensor) -> Result<u64> {
     Ok(memory(x)?.data.address())
 }
 
+/// Bytes that a page takes of each of keys, values and gates.
+fn page_sizes(slab: &Slab) -> [usize; 3] {
+    let size = |x: &Tensor| x.len() * x.dtype().size() / (slab.k.rows() / PAGE);
+    [size(&slab.k), size(&slab.v), slab.gates.as_ref().map_or(0, size)]
+}
+
+/// Where keys, values and gates of a page lie; 0 without gates.
+fn addresses(page: fox_tensor::Page<'_>, sizes: [usize; 3]) -> Result<[u64; 3]> {
+    let slab = page.slab;
+    let bases = [address(&slab.k)?, address(&slab.v)?, slab.gates.as_ref().map_or(Ok(0), address)?];
+    Ok([0, 1, 2].map(|n| bases[n] + (page.place * sizes[n]) as u64))
+}
+
 impl Cuda {
+    /// Copies a page to another place.
+    pub(super) fn copy_one_page(
+        &self,
+        from: fox_tensor::Page<'_>,
+        to: fox_tensor::Page<'_>,
+    ) -> Result<()> {
+        let sizes = page_sizes(to.slab);
+        let (from, to) = (addresses(from, sizes)?, addresses(to, sizes)?);
+        for (n, bytes) in sizes.into_iter().enumerate().filter(|(_, bytes)| *bytes > 0) {
+            // SAFETY: pages of one shape have these sizes, and lie inside their slabs.
+            unsafe { self.gpu.copy(to[n], from[n], bytes)? };
+        }
+        Ok(())
+    }
+
     /// Where the table of a layer's pages lies, `[page][kv_heads]` of the kernels' `Page`; brought up to date.
     pub(crate) fn page_table(&self, keys: &mut dyn PagedKeys, device: &Device) -> Result<u64> {
         let (heads, count) = (keys.shape().kv_heads, keys.page_count());
         let room = keys.table().rows.as_ref().map_or(0, |rows| rows.rows());
         if room < count {
             let shape = [(2 * count).max(16), PAGE_BYTES / DType::I32.size() * heads];
-            let table = keys.table_mut();
-            table.rows = Some(self.uninit(shape, DType::I32, device)?);
-            table.valid = 0;
+            let (table, rows) = (keys.table_mut(), self.uninit(shape, DType::I32, device)?);
+            if let Some(old) = table.rows.as_ref().filter(|_| table.valid > 0) {
+                let bytes = PAGE_BYTES * heads * table.valid;
+                // SAFETY: both have room for the rows that are up to date.
+                unsafe { self.gpu.copy(address(&rows)?, address(old)?, bytes)? };
+            }
+            table.rows = Some(rows);
         }
         let Some(rows) = &keys.table().rows else { return Ok(0) };
         let (table, first) = (address(rows)?, keys.table().valid);
         let mut new = Vec::with_capacity((count - first.min(count)) * heads);
+        // Pages of a layer have one shape.
+        let mut sizes = None;
         for index in first..count {
             for head in 0..heads {
                 let Some(page) = keys.page(head, index) else {
                     new.push(Page::default());
                     continue;
                 };
-                let gates = page.gates.as_ref().map_or(Ok(0), address)?;
-                let (k, v) = (address(&page.k)?, address(&page.v)?);
+                let sizes = *sizes.get_or_insert_with(|| page_sizes(page.slab));
+                let [k, v, gates] = addresses(page, sizes)?;
                 new.push(Page { k: k.into(), v: v.into(), gates: gates.into() });
             }
         }
@@ -112,13 +146,14 @@ impl Cuda {
             };
             let dropped = |head: usize| int("gather_pages", "dropped", keys.dropped(head));
             let dropped: Vec<i32> = (0..spec.kv_heads).map(dropped).collect::<Result<_>>()?;
-            let dropped = self.gpu.upload(&dropped)?;
+            let any = dropped.iter().any(|pages| *pages > 0);
+            let dropped = any.then(|| self.gpu.upload(&dropped)).transpose()?;
             let params = PagedParams {
                 table: address(table)?.into(),
                 k: k_at.into(),
                 v: v_at.into(),
                 gates: gates.as_ref().map_or(0, |(_, at)| *at).into(),
-                dropped: dropped.address().into(),
+                dropped: dropped.as_ref().map_or(0, Buffer::address).into(),
                 row,
                 first,
                 count,

@@ -205,8 +205,8 @@ impl Cuda {
             for n in 0..full {
                 let own = &mut ends[(l * room + n) * heads..][..heads];
                 for (h, end) in own.iter_mut().enumerate() {
-                    if let Some(page) = past.keys.page(h / group, n) {
-                        *end = page.sums_of(h % group)[PAGE - 1];
+                    if n >= past.keys.dropped(h / group) {
+                        *end = past.keys.ends()[n * heads + h];
                     }
                 }
             }

@@ -1,8 +1,8 @@
 //! Attention over pages with a sink ([`fox_tensor::SinkOps`]).
 
 use fox_tensor::{
-    Acp, AttentionInputs, AttentionSpec, DType, Mask, PAGE, Page, PagedKeys, PagedSpec, Result,
-    Segment, Segments, Tensor, held_pages,
+    Acp, AttentionInputs, AttentionSpec, DType, Mask, PAGE, PagedKeys, PagedSpec, Result, Segment,
+    Segments, Slab, Tensor, held_pages,
 };
 
 /// Attention of `q: [R, H * d]` over pages, with sinks `[H]`. The pages of each head are gathered, as devices do that
@@ -19,14 +19,15 @@ pub(super) fn attend_pages(
     for (s, segment) in spec.segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
         for h in 0..spec.kv_heads {
             let kept = keys[s].seen() - keys[s].first(h);
-            let gather = |f: fn(&Page) -> &Tensor| -> Result<Tensor> {
+            let gather = |f: fn(&Slab) -> &Tensor| -> Result<Tensor> {
                 let mut rows = device.uninit([kept.next_multiple_of(PAGE), d], DType::F32)?;
                 for (p, page) in held_pages(keys[s], h).enumerate() {
-                    device.backend().copy_rows(f(page), 0, &mut rows, p * PAGE, PAGE)?;
+                    let (from, row) = (f(page.slab), page.row());
+                    device.backend().copy_rows(from, row, &mut rows, p * PAGE, PAGE)?;
                 }
                 Ok(rows)
             };
-            let (k, v) = (gather(|page| &page.k)?, gather(|page| &page.v)?);
+            let (k, v) = (gather(|slab| &slab.k)?, gather(|slab| &slab.v)?);
             let gates = gates(keys[s], h, kept)?;
             let rows = kept.next_multiple_of(PAGE);
             let gates = gates.map(|gates| device.from_f64(&gates, [rows, group])).transpose()?;
@@ -71,14 +72,17 @@ fn gates(keys: &dyn PagedKeys, head: usize, kept: usize) -> Result<Option<Vec<f6
     let mut rows = vec![0.0; kept.next_multiple_of(PAGE) * group];
     let mut before = vec![None; group];
     for (p, page) in held_pages(keys, head).enumerate() {
-        let in_page = page.gates.as_ref().map(Tensor::to_f64).transpose()?;
+        let in_page = match &page.slab.gates {
+            Some(gates) => Some(gates.slice_rows(page.place * group, group)?.to_f64()?),
+            None => None,
+        };
         for at in p * PAGE..kept.min((p + 1) * PAGE) {
             for (g, before) in before.iter_mut().enumerate() {
-                let i = g * PAGE + at % PAGE;
+                let sum = || page.sums(g, group).map_or(0.0, |sums| sums[at % PAGE]);
                 // Of the first key no score depends on the gate.
                 rows[at * group + g] = match &in_page {
-                    Some(gates) => gates[i],
-                    None => before.replace(page.sums[i]).map_or(0.0, |last| page.sums[i] - last),
+                    Some(gates) => gates[g * PAGE + at % PAGE],
+                    None => before.replace(sum()).map_or(0.0, |last| sum() - last),
                 };
             }
         }

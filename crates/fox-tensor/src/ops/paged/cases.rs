@@ -1,7 +1,8 @@
 //! Cases of attention over pages.
 
 use super::{
-    NewKeys, PAGE, Page, PageShape, PageTable, PagedKeys, PagedSpec, page_parts, write_pages,
+    NewKeys, PAGE, Page, PageMut, PageShape, PageTable, PagedKeys, PagedSpec, Slab, page_parts,
+    write_pages,
 };
 use crate::cases::Rng;
 use crate::{AttentionWeights, Device, Result, Segment, Segments, Tape, Tensor, Var};
@@ -131,6 +132,7 @@ impl PagedCase {
         let mut pages = CasePages::new(self.shape());
         let rows = k.rows();
         for (row, count) in [(0, rows / 3), (rows / 3, rows - rows / 3)] {
+            pages.move_last_pages(device)?;
             pages.reserve(count, device)?;
             pages.write_sums(&sequence.sums, row, count);
             let new = NewKeys { k: &k, v: &v, log_gates: gates.as_ref(), row, count };
@@ -159,7 +161,9 @@ impl PagedCase {
 #[derive(Debug)]
 pub struct CasePages {
     shape: PageShape,
-    heads: Vec<Vec<Page>>,
+    slabs: Vec<Slab>,
+    /// Slab and place of every page of each head.
+    heads: Vec<Vec<(usize, usize)>>,
     /// Pages gone from the front of each head.
     dropped: Vec<usize>,
     seen: usize,
@@ -170,17 +174,49 @@ impl CasePages {
     fn new(shape: PageShape) -> Self {
         let heads = (0..shape.kv_heads).map(|_| Vec::new()).collect();
         let dropped = vec![0; shape.kv_heads];
-        CasePages { shape, heads, dropped, seen: 0, table: PageTable::default() }
+        CasePages { shape, slabs: vec![], heads, dropped, seen: 0, table: PageTable::default() }
     }
 
-    /// Makes room for `count` more keys.
+    /// Makes room for `count` more keys, in one slab whose last page comes first.
     fn reserve(&mut self, count: usize, device: &Device) -> Result<()> {
         self.seen += count;
-        for pages in &mut self.heads {
-            while pages.len() * PAGE < self.seen {
-                pages.push(Page::new(&self.shape, device)?);
-            }
+        let new = self.seen.div_ceil(PAGE) - self.heads[0].len();
+        if new == 0 {
+            return Ok(());
         }
+        let slab = self.new_slab(new * self.heads.len(), device)?;
+        let mut places = (0..new * self.heads.len()).rev();
+        for own in &mut self.heads {
+            own.extend(places.by_ref().take(new).map(|place| (self.slabs.len(), place)));
+        }
+        self.slabs.push(slab);
+        Ok(())
+    }
+
+    /// Room for gates and for their sums, whichever a device reads.
+    fn new_slab(&self, pages: usize, device: &Device) -> Result<Slab> {
+        let mut slab = Slab::new(&self.shape, pages, device)?;
+        slab.sums.resize(pages * self.shape.group * PAGE, 0.0);
+        Ok(slab)
+    }
+
+    /// Copies the last page of every head to another place, as happens to one that was shared before it is written.
+    fn move_last_pages(&mut self, device: &Device) -> Result<()> {
+        for head in 0..self.heads.len() {
+            let Some(&(from, old)) = self.heads[head].last() else { continue };
+            let mut slab = self.new_slab(3, device)?;
+            let page = Page { slab: &self.slabs[from], place: old };
+            match device.backend().caps().paged {
+                Some(ops) if ops.slab_pages().is_some_and(|pages| pages > 1) => {
+                    ops.copy_page(page, Page { slab: &slab, place: 2 })?;
+                }
+                _ => slab.copy_page(2, page)?,
+            }
+            self.heads[head].pop();
+            self.heads[head].push((self.slabs.len(), 2));
+            self.slabs.push(slab);
+        }
+        self.table.valid = self.table.valid.min(self.heads[0].len().saturating_sub(1));
         Ok(())
     }
 
@@ -188,12 +224,13 @@ impl CasePages {
     fn write_sums(&mut self, sums: &[f64], first: usize, count: usize) {
         let PageShape { kv_heads, group, .. } = self.shape;
         let all = sums.len() / (kv_heads * group).max(1);
-        for (h, pages) in self.heads.iter_mut().enumerate() {
+        for (h, pages) in self.heads.iter().enumerate() {
             for part in page_parts(first, count) {
+                let (slab, place) = pages[part.index];
                 for g in 0..group {
                     let own = &sums[(h * group + g) * all + first + part.before..];
-                    let slots = g * PAGE + part.slots.start..g * PAGE + part.slots.end;
-                    pages[part.index].sums[slots].copy_from_slice(&own[..part.slots.len()]);
+                    let slots = &mut self.slabs[slab].sums[(place * group + g) * PAGE..];
+                    slots[part.slots.clone()].copy_from_slice(&own[..part.slots.len()]);
                 }
             }
         }
@@ -213,12 +250,18 @@ impl PagedKeys for CasePages {
         self.dropped[head]
     }
 
-    fn page(&self, head: usize, index: usize) -> Option<&Page> {
-        self.heads[head].get(index).filter(|_| index >= self.dropped[head])
+    fn page(&self, head: usize, index: usize) -> Option<Page<'_>> {
+        let &(slab, place) = self.heads[head].get(index).filter(|_| index >= self.dropped[head])?;
+        Some(Page { slab: &self.slabs[slab], place })
     }
 
-    fn page_mut(&mut self, head: usize, index: usize) -> Option<&mut Page> {
-        self.heads[head].get_mut(index).filter(|_| index >= self.dropped[head])
+    fn page_mut(&mut self, head: usize, index: usize) -> Option<PageMut<'_>> {
+        let &(slab, place) = self.heads[head].get(index).filter(|_| index >= self.dropped[head])?;
+        Some(PageMut { slab: &mut self.slabs[slab], place })
+    }
+
+    fn ends(&self) -> &[f64] {
+        &[]
     }
 
     fn table(&self) -> &PageTable {

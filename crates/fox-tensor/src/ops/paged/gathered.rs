@@ -1,6 +1,6 @@
 //! Attention over pages on any device: gather the pages of each head and use plain attention.
 
-use super::{PAGE, Page, PagedKeys, PagedSpec, held_pages};
+use super::{PAGE, PagedKeys, PagedSpec, Slab, held_pages};
 use crate::{
     Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Device, Mask, Result, Segment,
     Segments, Tensor,
@@ -25,14 +25,14 @@ pub(super) fn gathered(
     for (s, segment) in spec.segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
         for h in 0..spec.kv_heads {
             let kept = keys[s].seen() - keys[s].first(h);
-            let gather = |f: fn(&Page) -> &Tensor| -> Result<Tensor> {
+            let gather = |f: fn(&Slab) -> &Tensor| -> Result<Tensor> {
                 let mut all = device.uninit([kept.next_multiple_of(PAGE), d], DType::F32)?;
                 for (p, page) in held_pages(keys[s], h).enumerate() {
-                    backend.copy_rows(f(page), 0, &mut all, p * PAGE, PAGE)?;
+                    backend.copy_rows(f(page.slab), page.row(), &mut all, p * PAGE, PAGE)?;
                 }
                 Ok(all)
             };
-            let (k, v) = (gather(|page| &page.k)?, gather(|page| &page.v)?);
+            let (k, v) = (gather(|slab| &slab.k)?, gather(|slab| &slab.v)?);
             let mut own = device.uninit([segment.q_len, group * d], DType::F32)?;
             backend.copy_columns(
                 q,
@@ -79,9 +79,10 @@ pub(super) fn gathered(
 /// depends on.
 fn gates_of_sums(keys: &dyn PagedKeys, head: usize) -> Result<Vec<f64>> {
     let kept = keys.seen() - keys.first(head);
-    let mut gates = Vec::with_capacity(keys.shape().group * kept);
-    for g in 0..keys.shape().group {
-        let sums = held_pages(keys, head).flat_map(|page| page.sums_of(g));
+    let group = keys.shape().group;
+    let mut gates = Vec::with_capacity(group * kept);
+    for g in 0..group {
+        let sums = held_pages(keys, head).filter_map(|page| page.sums(g, group)).flatten();
         let sums: Vec<f64> = sums.copied().take(kept).collect();
         gates.push(0.0);
         gates.extend(sums.windows(2).map(|pair| pair[1] - pair[0]));

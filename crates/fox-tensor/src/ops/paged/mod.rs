@@ -10,6 +10,7 @@
 pub(crate) mod cases;
 mod gathered;
 mod naive;
+mod slab;
 mod tape;
 
 use std::fmt::Debug;
@@ -17,78 +18,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use gathered::gathered_attention;
+pub use slab::{Page, PageMut, PageShape, Slab};
 
-use crate::{AttentionWeights, Backend, DType, Device, Error, Result, Segment, Segments, Tensor};
+use crate::{AttentionWeights, Error, Result, Segment, Segments, Tensor, floored_log_gate};
 
 /// Keys per page.
 pub const PAGE: usize = 64;
-
-/// What the pages of a layer have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageShape {
-    /// Key heads.
-    pub kv_heads: usize,
-    /// Width of a head `d`.
-    pub head_dim: usize,
-    /// Query heads with gates of their own that read one key head; 0 when nothing is forgotten.
-    pub group: usize,
-}
-
-impl PageShape {
-    /// Bytes of one page of one head on a device.
-    pub fn page_bytes(&self, backend: &dyn Backend) -> usize {
-        let gate = if backend.caps().gates_in_pages() { DType::F32.size() } else { 0 };
-        let row = 2 * self.head_dim * backend.caps().activation_type.size();
-        PAGE * (row + self.group * (size_of::<f64>() + gate))
-    }
-}
-
-/// Room for [`PAGE`] keys of one head.
-#[derive(Clone, Debug)]
-pub struct Page {
-    /// `[PAGE, d]`.
-    pub k: Tensor,
-    /// `[PAGE, d]`.
-    pub v: Tensor,
-    /// Log gates `[group, PAGE]`, where the device reads them here.
-    pub gates: Option<Tensor>,
-    /// Sums of the log gates up to and including each key, `[group, PAGE]` for the query heads that
-    /// read this key head; empty when nothing is forgotten. On the host, in f64: differences stay
-    /// accurate after millions of tokens. Ops of devices that read `gates` do not look at them.
-    pub sums: Vec<f64>,
-}
-
-impl Page {
-    /// An empty page.
-    pub fn new(shape: &PageShape, device: &Device) -> Result<Self> {
-        let backend = device.backend();
-        let kernels = backend.caps().gates_in_pages();
-        let room = |rows: usize, width: usize, dtype: DType| match kernels {
-            true => device.uninit([rows, width], dtype),
-            // Whole pages are read: what is not written yet must be a number.
-            false => device.zeros([rows, width], dtype),
-        };
-        let gates = (kernels && shape.group > 0).then(|| room(shape.group, PAGE, DType::F32));
-        Ok(Page {
-            k: room(PAGE, shape.head_dim, backend.caps().activation_type)?,
-            v: room(PAGE, shape.head_dim, backend.caps().activation_type)?,
-            gates: gates.transpose()?,
-            sums: vec![0.0; shape.group * PAGE],
-        })
-    }
-
-    /// The same in memory of its own.
-    pub fn copy(&self) -> Result<Self> {
-        let own = |x: &Tensor| x.slice_rows(0, x.rows());
-        let gates = self.gates.as_ref().map(own).transpose()?;
-        Ok(Page { k: own(&self.k)?, v: own(&self.v)?, gates, sums: self.sums.clone() })
-    }
-
-    /// The sums of gate `g` of the page's group, `[PAGE]`.
-    pub fn sums_of(&self, g: usize) -> &[f64] {
-        &self.sums[g * PAGE..][..PAGE]
-    }
-}
 
 /// Where pages lie, in memory of the device. Only the device writes and reads it.
 #[derive(Debug, Default)]
@@ -109,9 +44,12 @@ pub trait PagedKeys: Debug + Send + Sync {
     /// Pages of key head `head` that were dropped.
     fn dropped(&self, head: usize) -> usize;
     /// Page number `index` of key head `head`, counted from the first token, if it is held.
-    fn page(&self, head: usize, index: usize) -> Option<&Page>;
-    /// The same for writing; `None` also when another sequence shares the page.
-    fn page_mut(&mut self, head: usize, index: usize) -> Option<&mut Page>;
+    fn page(&self, head: usize, index: usize) -> Option<Page<'_>>;
+    /// The same for writing; `None` also when another sequence shares the page, or others its slab.
+    fn page_mut(&mut self, head: usize, index: usize) -> Option<PageMut<'_>>;
+    /// Sums of the log gates at the ends of full pages, `[page, H]`, dropped ones included; empty when nothing is
+    /// forgotten.
+    fn ends(&self) -> &[f64];
     /// What the device has noted about where the pages lie.
     fn table(&self) -> &PageTable;
     /// The same for the device to write.
@@ -134,7 +72,7 @@ pub trait PagedKeys: Debug + Send + Sync {
 }
 
 /// The pages that a head holds, oldest first.
-pub fn held_pages(keys: &dyn PagedKeys, head: usize) -> impl Iterator<Item = &Page> {
+pub fn held_pages(keys: &dyn PagedKeys, head: usize) -> impl Iterator<Item = Page<'_>> {
     (keys.dropped(head)..keys.page_count()).filter_map(move |index| keys.page(head, index))
 }
 
@@ -178,10 +116,21 @@ pub trait PagedOps {
     /// nobody reads the sums.
     fn gates_in_pages(&self) -> bool;
 
-    /// Whether pages that nobody holds any more should be kept for those who need one next, because memory is slow to
-    /// get.
-    fn recycles_pages(&self) -> bool {
-        false
+    /// Where memory is slow to get, for how many pages it is taken at once; pages that nobody holds any more are then
+    /// kept for those who need some next. A device that answers more than 1 writes and copies pages by itself.
+    fn slab_pages(&self) -> Option<usize> {
+        None
+    }
+
+    /// Copies a page to one of another place that nobody reads or writes.
+    fn copy_page(&self, from: Page<'_>, to: Page<'_>) -> Result<()> {
+        let (from, to) = (from.place, to.place);
+        Err(Error::argument("copy_page", format!("place {from} to {to} of a slab of one page")))
+    }
+
+    /// Sums of log gates over runs of rows, `[tensor][run][H]`; see [`gate_totals`].
+    fn gate_totals(&self, log_gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Vec<f64>> {
+        totals_on_the_host(log_gates, runs)
     }
 
     /// Writes new keys, values and gates into pages from position `first` on; there is room for them that
@@ -214,15 +163,49 @@ fn copy_to_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> R
     let PageShape { kv_heads, head_dim, .. } = keys.shape();
     for head in 0..kv_heads {
         for part in page_parts(first, new.count) {
-            let Some(page) = keys.page_mut(head, part.index) else {
+            let Some(PageMut { slab, place }) = keys.page_mut(head, part.index) else {
                 return Err(unwritable(part.index));
             };
             let (from, slots) = ((new.row + part.before, head * head_dim), part.slots);
-            backend.copy_columns(new.k, from, &mut page.k, slots.start, slots.len())?;
-            backend.copy_columns(new.v, from, &mut page.v, slots.start, slots.len())?;
+            let row = place * PAGE + slots.start;
+            backend.copy_columns(new.k, from, &mut slab.k, row, slots.len())?;
+            backend.copy_columns(new.v, from, &mut slab.v, row, slots.len())?;
         }
     }
     Ok(())
+}
+
+/// Sums of log gates `[R, H]` over runs of rows, `[tensor][run][H]`, each gate counted as [`floored_log_gate`] says. All
+/// tensors lie on one device, which the host waits for once.
+pub fn gate_totals(log_gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Vec<f64>> {
+    let Some(first) = log_gates.first() else { return Ok(Vec::new()) };
+    let last = runs.iter().map(|run| run.end).max().unwrap_or(0);
+    if let Some(short) = log_gates.iter().find(|gates| gates.rows() < last) {
+        let detail = format!("{last} rows of gates {short:?}");
+        return Err(Error::argument("gate_totals", detail));
+    }
+    let device = first.device();
+    device.count_download();
+    match device.backend().caps().paged {
+        Some(ops) => ops.gate_totals(log_gates, runs),
+        None => totals_on_the_host(log_gates, runs),
+    }
+}
+
+fn totals_on_the_host(log_gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Vec<f64>> {
+    let mut totals = Vec::new();
+    for gates in log_gates {
+        let (values, heads) = (gates.device().backend().download_f64(gates)?, gates.cols());
+        for run in runs {
+            let own = totals.len();
+            totals.resize(own + heads, 0.0);
+            for row in values[run.start * heads..run.end * heads].chunks(heads) {
+                let sums = totals[own..].iter_mut().zip(row);
+                sums.for_each(|(sum, gate)| *sum += floored_log_gate(*gate));
+            }
+        }
+    }
+    Ok(totals)
 }
 
 /// A page that cannot be written.

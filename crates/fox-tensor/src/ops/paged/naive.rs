@@ -2,8 +2,8 @@
 
 use super::gathered::gathered;
 use super::{
-    NewKeys, PAGE, PagedKeys, PagedOps, PagedSpec, copy_to_pages, held_pages, page_parts,
-    unwritable,
+    NewKeys, PAGE, PageMut, PagedKeys, PagedOps, PagedSpec, Slab, copy_to_pages, held_pages,
+    page_parts, unwritable,
 };
 use crate::naive::{Naive, Values, matrix, real, values_mut};
 use crate::{Result, Tensor};
@@ -13,8 +13,9 @@ impl PagedOps for Naive {
         true
     }
 
-    fn recycles_pages(&self) -> bool {
-        self.is_thrifty()
+    fn slab_pages(&self) -> Option<usize> {
+        // Pages that share a slab, for tests of who holds them; the oracle writes to slabs of one page alone.
+        self.is_thrifty().then_some(2)
     }
 
     fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
@@ -25,10 +26,11 @@ impl PagedOps for Naive {
         for head in 0..keys.shape().kv_heads {
             for part in page_parts(first, new.count) {
                 let page = keys.page_mut(head, part.index);
-                let Some(own) = page.and_then(|page| page.gates.as_mut()) else {
+                let Some(PageMut { slab: Slab { gates: Some(own), .. }, place }) = page else {
                     return Err(unwritable(part.index));
                 };
                 let Values::Real(own) = values_mut(own)? else { continue };
+                let own = &mut own[place * group * PAGE..];
                 for (t, slot) in part.slots.enumerate() {
                     let row = gates.head(new.row + part.before + t, head, group);
                     row.iter().enumerate().for_each(|(g, gate)| own[g * PAGE + slot] = *gate);
@@ -51,12 +53,13 @@ impl PagedOps for Naive {
 /// The log gates `[group][kept]` of a head.
 fn gates_of_pages(keys: &dyn PagedKeys, head: usize) -> Result<Vec<f64>> {
     let kept = keys.seen() - keys.first(head);
-    let mut gates = Vec::with_capacity(keys.shape().group * kept);
-    for g in 0..keys.shape().group {
+    let group = keys.shape().group;
+    let mut gates = Vec::with_capacity(group * kept);
+    for g in 0..group {
         let mut left = kept;
         for page in held_pages(keys, head) {
-            let Some(own) = &page.gates else { continue };
-            gates.extend(&real(own)?[g * PAGE..][..left.min(PAGE)]);
+            let Some(own) = &page.slab.gates else { continue };
+            gates.extend(&real(own)?[(page.place * group + g) * PAGE..][..left.min(PAGE)]);
             left -= left.min(PAGE);
         }
     }

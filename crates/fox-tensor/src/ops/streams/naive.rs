@@ -236,18 +236,25 @@ impl Past {
         };
         for position in 0..len {
             let (mut k, mut v) = (vec![0.0; heads * d], vec![0.0; heads * d]);
-            let mut sums = vec![f64::INFINITY; heads * group];
             for head in 0..heads {
                 let Some(page) = past.keys.page(head, position / PAGE) else { continue };
-                let slot = position % PAGE;
-                k[head * d..][..d].copy_from_slice(&real(&page.k)?[slot * d..][..d]);
-                v[head * d..][..d].copy_from_slice(&real(&page.v)?[slot * d..][..d]);
-                (0..group).for_each(|g| sums[head * group + g] = page.sums_of(g)[slot]);
+                let row = page.row() + position % PAGE;
+                k[head * d..][..d].copy_from_slice(&real(&page.slab.k)?[row * d..][..d]);
+                v[head * d..][..d].copy_from_slice(&real(&page.slab.v)?[row * d..][..d]);
             }
             own.k.push(k);
             own.v.push(v);
-            if group > 0 {
-                own.sums.push(sums);
+        }
+        own.sums = vec![vec![f64::INFINITY; heads * group]; if group > 0 { len } else { 0 }];
+        for (h, &now) in past.sums.iter().enumerate() {
+            // From the last key back, because pages hold gates and not their sums.
+            let mut sum = now;
+            for position in (past.keys.first(h / group)..len).rev() {
+                let Some(page) = past.keys.page(h / group, position / PAGE) else { break };
+                let Some(gates) = &page.slab.gates else { break };
+                own.sums[position][h] = sum;
+                let row = page.place * group + h % group;
+                sum -= floored_log_gate(real(gates)?[row * PAGE + position % PAGE]);
             }
         }
         Ok(own)
