@@ -3,11 +3,11 @@
 
 #![allow(clippy::unwrap_used)] // the cases are test code, whatever folder they lie in
 
-#[path = "../examples/attention/cases.rs"]
+#[path = "../benches/attention/cases.rs"]
 #[allow(dead_code)] // the driver uses more of it
 mod cases;
 mod common;
-#[path = "../examples/attention/reference.rs"]
+#[path = "../benches/attention/reference.rs"]
 mod reference;
 
 use fox_cuda::Gpu;

@@ -7,7 +7,7 @@ use common::{broken, dump, says_not_finite, subject};
 use fox_data::{Record, Tokenizer};
 use fox_eval::tasks::{
     Ending, Metric, Request, TaskOptions, TaskSpec, find, find_data, greedy, log_likelihoods,
-    read_rows, result_on_file, run_task,
+    read_rows, result_on_file, run_task, with_shots,
 };
 use fox_model::{ForwardOptions, Model, ModelConfig};
 use fox_tensor::{Segments, Tape};
@@ -389,6 +389,48 @@ fn data_are_found_by_name() {
     assert_eq!(read_rows(&path, None).unwrap()[1]["goal"], "h");
     std::fs::write(&path, "\n").unwrap();
     assert!(read_rows(&path, None).unwrap_err().to_string().ends_with("is empty"));
+}
+
+/// Examples come from the training part where there is one, and are never asked.
+#[test]
+fn examples_are_found_and_not_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |goal: &str| {
+        format!("{{\"goal\": \"{goal}\", \"sol1\": \"a\", \"sol2\": \"b\", \"label\": 0}}\n")
+    };
+    let write = |name: &str, goals: &[&str]| {
+        let text: String = goals.iter().map(|goal| line(goal)).collect();
+        std::fs::write(folder.path().join(name), text).unwrap();
+    };
+    let load = |shots, limit| {
+        with_shots(find("piqa", None).unwrap(), shots, Some(folder.path()), limit)
+            .map_err(|error| error.to_string())
+    };
+    write("piqa.jsonl", &["one", "two", "three"]);
+    let (spec, rows) = load(0, None).unwrap();
+    assert_eq!((spec.name.as_str(), spec.examples.as_str(), rows.len()), ("piqa", "", 3));
+    let (spec, rows) = load(2, None).unwrap();
+    assert_eq!((spec.name.as_str(), rows.len()), ("piqa 2-shot", 1));
+    assert_eq!(rows[0]["goal"], "three");
+    assert_eq!(spec.examples, "Question: one\nAnswer: a\n\nQuestion: two\nAnswer: a\n\n");
+    assert_eq!(load(1, Some(1)).unwrap().1[0]["goal"], "two");
+    let said = load(3, None).unwrap_err();
+    assert!(
+        said.ends_with(
+            "piqa.jsonl has too few rows for 3 examples and a question; ask for fewer with --shots"
+        ),
+        "{said}"
+    );
+    write("piqa.train.jsonl", &["four"]);
+    let (spec, rows) = load(1, None).unwrap();
+    assert_eq!((spec.examples.as_str(), rows.len()), ("Question: four\nAnswer: a\n\n", 3));
+    let said = load(2, None).unwrap_err();
+    assert!(
+        said.ends_with(
+            "piqa.train.jsonl has too few rows for 2 examples; ask for fewer with --shots"
+        ),
+        "{said}"
+    );
 }
 
 #[test]

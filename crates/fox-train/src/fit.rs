@@ -14,24 +14,9 @@ const HOLES: f64 = 1.05;
 
 /// Compares the estimate of a training step with what the device has free, where it knows.
 pub(crate) fn check(recipe: &Recipe, config: &ModelConfig, device: &Device) -> Result<()> {
-    let backend = device.backend();
-    let Some(free) = backend.free_memory() else { return Ok(()) };
-    let rows = recipe.training.micro_batch.unwrap_or(recipe.training.batch);
-    let rule = recipe.optimizer.rule()?;
-    let average = if recipe.training.ema.is_some() { F32 } else { 0.0 };
-    let state = |spec: &ParamSpec| match recipe.training.trains(spec) {
-        true => F32 * rule.state(spec).len() as f64 + average,
-        false => 0.0,
-    };
-    let length = recipe.data.sequence_length / recipe.parallel.context;
-    let estimate = MemoryEstimate::with_state(config, rows, length, state)?;
-    let narrow = backend.caps().activation_type == DType::Bf16;
-    let (kept, recomputed) = match narrow {
-        true => (estimate.train_bf16, estimate.train_bf16_recomputed),
-        false => (estimate.train(), estimate.train_recomputed()),
-    };
+    let Some(free) = device.backend().free_memory() else { return Ok(()) };
     let recompute = recipe.training.recompute;
-    let (kept, recomputed) = (kept * HOLES, recomputed * HOLES);
+    let (kept, recomputed) = estimates(recipe, config, device)?;
     let needed = if recompute { recomputed } else { kept };
     if needed > free as f64 {
         // Worth a word only where it helps.
@@ -40,9 +25,33 @@ pub(crate) fn check(recipe: &Recipe, config: &ModelConfig, device: &Device) -> R
             needed: needed / GIB,
             free: free as f64 / GIB,
             device: device.to_string(),
-            rows,
+            rows: recipe.micro_batch(),
             recomputed: helps.then_some(recomputed / GIB),
         });
     }
     Ok(())
+}
+
+/// Bytes that a training step takes of the device.
+pub(crate) fn needed(recipe: &Recipe, config: &ModelConfig, device: &Device) -> Result<f64> {
+    let (kept, recomputed) = estimates(recipe, config, device)?;
+    Ok(if recipe.training.recompute { recomputed } else { kept })
+}
+
+/// The same with all activations kept, and with blocks recomputed.
+fn estimates(recipe: &Recipe, config: &ModelConfig, device: &Device) -> Result<(f64, f64)> {
+    let rule = recipe.optimizer.rule()?;
+    let average = if recipe.training.ema.is_some() { F32 } else { 0.0 };
+    let state = |spec: &ParamSpec| match recipe.training.trains(spec) {
+        true => F32 * rule.state(spec).len() as f64 + average,
+        false => 0.0,
+    };
+    let length = recipe.data.sequence_length / recipe.parallel.context;
+    let estimate = MemoryEstimate::with_state(config, recipe.micro_batch(), length, state)?;
+    let narrow = device.backend().caps().activation_type == DType::Bf16;
+    let (kept, recomputed) = match narrow {
+        true => (estimate.train_bf16, estimate.train_bf16_recomputed),
+        false => (estimate.train(), estimate.train_recomputed()),
+    };
+    Ok((kept * HOLES, recomputed * HOLES))
 }

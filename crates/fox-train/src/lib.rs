@@ -2,16 +2,19 @@
 //!
 //! - [`Recipe`]: everything that decides what a run computes; [`load`](recipe::load) reads them by name or file.
 //! - [`train`]: a run from beginning to end in a folder, which resumes to the same bits after any interruption.
-//! - [`Stepper`], and its parts [`Updater`], [`Schedule`] and [`accumulate`]: for programs with a loop of their own.
+//! - [`rehearse`]: the memory and time a run would take.
+//! - [`Stepper`], and its parts [`Updater`], [`Schedule`] and [`gradient`]: for programs with a loop of their own.
 //! - [`Optimizer`]: what an optimizer must be able to do; [`AdamW`] and [`Muon`] do it.
 //!
-//! ```no_run
+//! ```
 //! use std::ops::ControlFlow;
 //! use fox_train::{Event, Job, recipe, train};
 //!
+//! let set = ["training.tokens=4096", "schedule.warmup_tokens=512", "data.sequence_length=128"];
+//! let folder = tempfile::tempdir()?;
 //! let job = Job {
-//!     recipe: recipe::load("tiny-fox-pro", &["training.tokens=1000000".into()])?,
-//!     out: "runs/tiny".into(),
+//!     recipe: recipe::load("tiny-fox-pro", &set.map(String::from))?,
+//!     out: folder.path().join("run"),
 //!     device: fox_cpu::device(),
 //!     command: vec![],
 //! };
@@ -21,9 +24,12 @@
 //!     }
 //!     ControlFlow::Continue(())
 //! })?;
+//! assert_eq!(outcome.summary.tokens, 4096);
 //! println!("{:?}", outcome.summary.evaluation);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! `examples/train.rs` makes a model of a text file.
 
 mod agreement;
 pub mod checkpoint;
@@ -41,6 +47,7 @@ pub mod messages;
 pub mod metrics;
 mod optimizer;
 pub mod recipe;
+mod rehearsal;
 pub mod reproduce;
 mod run_folder;
 mod schedule;
@@ -61,6 +68,7 @@ pub use optimizer::{
     optimizer_names,
 };
 pub use recipe::Recipe;
+pub use rehearsal::{Rehearsal, rehearse};
 pub use run_folder::{Newest, RunFacts, RunFolder, finished_run};
 pub use schedule::{Decay, Schedule};
 pub use step::{BatchLoss, Portion, PortionLoss, gradient, segments};

@@ -40,7 +40,7 @@ const TIMELINE: &str = "timeline.json";
 const NO_HELD_OUT: &str = "WARNING: no data are held out, so nothing will tell whether the model learns or only remembers; prepare the text with --heldout or --heldout-ends, or name other data with data.heldout";
 
 /// How long a run may measure the device before it begins.
-const RATE_LIMIT: Duration = Duration::from_millis(150);
+pub(crate) const RATE_LIMIT: Duration = Duration::from_millis(150);
 
 /// Trains, or goes on with a run that was stopped in whatever way. A run that is over is only read.
 ///

@@ -2,9 +2,11 @@
 // They panic when the reader has gone; see `output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod bar;
 mod commands;
 mod device;
 mod engine;
+mod hints;
 mod output;
 mod pool;
 mod ranks;

@@ -102,6 +102,17 @@ pub fn bytes(count: f64) -> String {
     }
 }
 
+/// A time for people: `45s`, `12m 05s`, `3h 20m`, `2d 4h`.
+pub fn duration(seconds: f64) -> String {
+    let s = seconds.round() as u64;
+    match s {
+        0..60 => format!("{s}s"),
+        60..3600 => format!("{}m {:02}s", s / 60, s % 60),
+        3600..86400 => format!("{}h {:02}m", s / 3600, s / 60 % 60),
+        _ => format!("{}d {}h", s / 86400, s / 3600 % 24),
+    }
+}
+
 /// A whole number with commas, e.g. `162,508,176`.
 pub fn grouped(count: impl Display) -> String {
     let digits = count.to_string();
@@ -128,6 +139,14 @@ mod tests {
         assert_eq!(bytes(1536.0), "1.50 KiB");
         assert_eq!(bytes(650_032_704.0), "620 MiB");
         assert_eq!(bytes(1e18), "888 PiB");
+    }
+
+    #[test]
+    fn durations_are_short() {
+        assert_eq!(duration(45.4), "45s");
+        assert_eq!(duration(725.0), "12m 05s");
+        assert_eq!(duration(12_000.0), "3h 20m");
+        assert_eq!(duration(187_200.0), "2d 4h");
     }
 
     #[test]

@@ -13,6 +13,8 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use crate::output;
+
 /// The environment variable of a process that ends with its standard input; see [`follow_input`].
 const FOLLOW_INPUT: &str = "FOX_FOLLOW_INPUT";
 /// The exit code of a program that was interrupted.
@@ -53,6 +55,15 @@ pub fn follower() -> Result<Command> {
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     Ok(command)
+}
+
+/// Ends the program with `words` at the first signal: for work that keeps what is finished as it goes.
+pub fn end_with(words: &'static str) -> Result<()> {
+    on_stop(move || {
+        output::note(&format!("\n{words}"));
+        signal_hook::low_level::exit(INTERRUPTED);
+    })?;
+    Ok(())
 }
 
 /// Where [`FOLLOW_INPUT`] is set, the end of the standard input counts as a signal to terminate: the process that

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::tempdir;
 
 fn fox(args: &[&str]) -> Output {
@@ -200,6 +200,31 @@ fn bf16_is_half_the_size() {
     };
     let (full, half) = (size("f32"), size("bf16"));
     assert!(half * 2 < full + 4096 && half * 2 > full, "{half} {full}");
+}
+
+/// A recipe describes a model, too; its sequences are those of the memory figures.
+#[test]
+fn info_describes_recipes_and_runs() {
+    let dir = tempdir().unwrap();
+    let file = dir.path().join("mine.toml");
+    let recipe = "extends = \"tiny-fox-pro\"\n[training]\ntokens = 8192\nbatch = 4\n";
+    fs::write(&file, format!("{recipe}[data]\nsequence_length = 128\n")).unwrap();
+    let file = file.to_str().unwrap();
+    let printed = stdout(&fox(&["info", file]));
+    assert!(printed.starts_with(&format!("{file} (recipe)\n")), "{printed}");
+    assert!(printed.contains("memory for 4 x 128 tokens"), "{printed}");
+    let told: Value = serde_json::from_str(&stdout(&fox(&["info", file, "--json"]))).unwrap();
+    assert_eq!(told["training"], json!({ "tokens": 8192, "steps": 16, "tokens_per_step": 512 }));
+    let built_in: Value =
+        serde_json::from_str(&stdout(&fox(&["info", "tiny-fox-pro", "--seq", "64", "--json"])))
+            .unwrap();
+    assert_eq!(built_in["parameters"], told["parameters"]);
+    assert_eq!(built_in["memory"]["seq"], 64);
+    // The published configuration of a name comes first, as ever.
+    assert!(
+        stdout(&fox(&["info", "fox-pro-125m"]))
+            .starts_with("fox-pro-125m (published configuration)")
+    );
 }
 
 #[test]

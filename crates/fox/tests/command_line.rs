@@ -36,6 +36,25 @@ fn the_version_names_commit_and_features() {
     assert_eq!(facts.contains(&"hf-tokenizers"), cfg!(feature = "hf-tokenizers"), "{version}");
 }
 
+/// NO_COLOR takes the colours away even where they are asked for (no-color.org).
+#[test]
+fn colours_can_be_turned_off() {
+    let help = |no_color: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+        command
+            .arg("--help")
+            .env("CLICOLOR_FORCE", "1")
+            .env_remove("NO_COLOR")
+            .env("TERM", "xterm");
+        if !no_color.is_empty() {
+            command.env("NO_COLOR", no_color);
+        }
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    assert!(help("").contains('\u{1b}'), "no colour to turn off");
+    assert!(!help("1").contains('\u{1b}'));
+}
+
 #[test]
 fn every_shell_completes_every_command() {
     let commands = commands();

@@ -259,3 +259,28 @@ fn documents_that_are_too_short_and_a_single_one_are_said() {
     let found = &json(&args)[0]["mean"];
     assert!(found["low"].as_f64() < found["high"].as_f64(), "{found}");
 }
+
+/// Training documents are others than the held-out ones, and what is measured says which it was.
+#[test]
+fn either_split_can_be_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = prepared(dir.path(), "data", &[300, 200, 100]);
+    let (run, _) = trained(dir.path(), "run", &["--data", text(&data)]);
+    let out = dir.path().join("out");
+    let evaluate = |split: &str| {
+        let args = ["eval", "loss", text(&run), "--split", split, "--length", "32"];
+        let (done, printed, said) =
+            fox(&[&args[..], &["--out", text(&out), "--device", "cpu"]].concat());
+        assert!(done, "{said}");
+        printed
+    };
+    let (train, heldout) = (evaluate("train"), evaluate("heldout"));
+    assert!(train.contains("training loss (") && !train.contains("held-out"), "{train}");
+    assert!(heldout.contains("held-out loss ("), "{heldout}");
+    let report = fs::read_to_string(out.join("loss.json")).unwrap();
+    assert!(report.contains("\"trained_on\": false"), "{report}");
+    // Each keeps its own state: neither is in the way of the other.
+    for name in ["run.state.json", "run.train.state.json"] {
+        assert!(out.join(name).is_file(), "{name}");
+    }
+}

@@ -51,6 +51,14 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("train tiny-fox-pro --set data.synthetic.octaves=99", REFUSED, "must be at most 40"),
     ("train task-mqar --set data.task.name=mqqr", REFUSED, "did you mean `mqar`?"),
     ("train task-mqar --set data.task.name=nosuch", REFUSED, "the tasks are mqar"),
+    ("train run", REFUSED, "run is a run, not a recipe"),
+    ("train model", REFUSED, "model is a checkpoint, not a recipe"),
+    // Dry runs.
+    ("train tiny-fox-pro --dry-run --list", USAGE, "cannot be used with"),
+    ("train tiny-fox-pro --dry-run --set training.batch=0", REFUSED, "`training.batch` must be"),
+    ("train tiny-fox-pro --dry-run --data missing", REFUSED, "missing does not exist"),
+    ("train --dry-run --data empty.txt", REFUSED, "too few to learn from"),
+    ("train --dry-run --data - --out new3", REFUSED, "does not read the standard input"),
     // Data and folders of training.
     ("train tiny-fox-pro --data missing", REFUSED, "missing does not exist"),
     ("train --data missing.txt", REFUSED, "missing.txt does not exist"),
@@ -70,6 +78,8 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("train tiny-fox-pro --device cpu --simd sse9", REFUSED, "--simd sse9"),
     ("train tiny-fox-pro --export new", USAGE, "--out <DIR>"),
     ("train --export new --out missing", REFUSED, "missing holds no run of fox"),
+    ("train --export new --out rum", REFUSED, "did you mean run?"),
+    ("train --export new --out run/export", REFUSED, "is part of the run"),
     ("train --export text.txt --out run", REFUSED, "is not an empty folder"),
     ("train --export new --out run --weights ema", REFUSED, "keeps no average of the weights"),
     // Preparation.
@@ -103,12 +113,20 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("convert model new --to nosuch", USAGE, "possible values"),
     ("verify missing", REFUSED, "missing"),
     ("info nosuch", REFUSED, "`nosuch` is neither a folder nor"),
+    ("info fox-pro-125n", REFUSED, "did you mean `fox-pro-125m`?"),
+    ("info tiny-fox-pr", REFUSED, "did you mean `tiny-fox-pro`?"),
+    ("info rum", REFUSED, "did you mean run?"),
+    ("info tiny-fox-pro+rop", REFUSED, "did you mean `rope`?"),
+    ("info syntax.toml", REFUSED, "syntax.toml is not valid TOML"),
+    ("info missing.toml", REFUSED, "cannot read missing.toml"),
     ("info unknown", REFUSED, "unknown model_type `gpt5`"),
     ("info fox-pro-125m --seq 0", USAGE, "--seq"),
     // Evaluation.
     ("eval loss run --length 0", USAGE, "--length"),
     ("eval loss run --documents 0", USAGE, "--documents"),
     ("eval loss run run", REFUSED, "are the same model"),
+    ("eval loss run --split test", USAGE, "possible values: heldout, train"),
+    ("eval loss run --split train --data text.txt", REFUSED, "has no part that was trained on"),
     ("eval loss run --data missing", REFUSED, "missing does not exist"),
     ("eval loss run --tokenizer nosuch", REFUSED, "\"nosuch\" is not a tokenizer"),
     ("eval loss model", REFUSED, "evaluate it with the tokenizer it was trained with"),
@@ -119,6 +137,13 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("eval accuracy run", REFUSED, "run is no run of a task"),
     ("eval tasks run --tasks nosuch", REFUSED, "there is no task nosuch"),
     ("eval tasks run --tasks piqa", REFUSED, "name the folder of piqa.jsonl"),
+    (
+        "eval tasks run --tasks piqa --task-data tasks --shots 2",
+        REFUSED,
+        "too few rows for 2 examples",
+    ),
+    ("eval tasks run --tasks wikitext --task-data tasks --shots 1", REFUSED, "leave out --shots"),
+    ("eval tasks run --tasks piqa --task-data tasks --shots few", USAGE, "--shots"),
     ("inspect run --heads 9:9", REFUSED, "the model has 2 layers of 4 heads"),
     ("inspect run --heads x", USAGE, "a head is LAYER:HEAD"),
     ("inspect run --text missing", REFUSED, "missing does not exist"),
@@ -178,6 +203,10 @@ fn sandbox() -> tempfile::TempDir {
     ] {
         fs::write(at(name), text).unwrap();
     }
+    fs::create_dir(at("tasks")).unwrap();
+    let question = "{\"goal\": \"g\", \"sol1\": \"a\", \"sol2\": \"b\", \"label\": 0}\n";
+    fs::write(at("tasks/piqa.jsonl"), question.repeat(2)).unwrap();
+    fs::write(at("tasks/wikitext.jsonl"), "{\"page\": \"a\"}\n{\"page\": \"b\"}\n").unwrap();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/fox_pro");
     for folder in ["model", "cut", "unknown"] {
         fs::create_dir(at(folder)).unwrap();

@@ -42,6 +42,36 @@ fn contents(dir: &Path) -> Vec<(String, Vec<u8>)> {
     found
 }
 
+/// What a dry run prints is the recipe itself, with what it would take as comments.
+#[test]
+fn a_dry_run_tells_everything_and_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
+    let output = run(&recipe, &out, &with(&["--dry-run"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    for line in
+        ["nothing was written", "steps             20", "tokens of a step  256", "time ", "memory "]
+    {
+        assert!(printed.contains(line), "{line}: {printed}");
+    }
+    assert!(!out.exists());
+    // The printed recipe is a recipe, and the one that would be run.
+    let own = dir.path().join("own.toml");
+    fs::write(&own, &printed).unwrap();
+    let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+    for (recipe, out) in [(&recipe, &first), (&own, &second)] {
+        let output = run(recipe, out, &with(&["--device", "cpu"]));
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    assert_eq!(result(&first), result(&second));
+    // A folder that holds a run is named as such, and stays as it is.
+    let before = contents(&first);
+    let output = run(&recipe, &first, &with(&["--dry-run"]));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("holds a run, which would go on"));
+    assert_eq!(contents(&first), before);
+}
+
 #[test]
 fn a_run_leaves_everything_it_should() {
     let dir = tempfile::tempdir().unwrap();

@@ -65,6 +65,23 @@ fn a_text_file_becomes_a_model() {
     assert!(other.contains("runs/hens/data"), "{other}");
 }
 
+/// A dry run chooses as the run would, prints a recipe that can be run, and writes nothing.
+#[test]
+fn a_dry_run_of_a_text_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("hens.txt"), text(1000)).unwrap();
+    let output = train(dir.path(), &["--data", "hens.txt", "--dry-run"], None);
+    let words = succeeds(&output);
+    assert!(words.contains("no recipe was named: tiny-fox-pro"), "{words}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.contains("#   run folder        runs/hens (new)\n"), "{printed}");
+    let recipe: toml::Table = printed.parse().unwrap();
+    assert_eq!(recipe["training"]["tokens"].as_integer(), Some(4096), "{printed}");
+    assert_eq!(recipe["data"]["path"].as_str(), Some("runs/hens/data"), "{printed}");
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["hens.txt"]);
+}
+
 #[test]
 fn a_named_recipe_a_folder_and_the_standard_input() {
     let dir = tempfile::tempdir().unwrap();

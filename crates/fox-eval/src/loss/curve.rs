@@ -108,11 +108,6 @@ impl LossCurve {
         }
     }
 
-    /// What the mean over all positions is called: a figure of this name is the same wherever it stands.
-    pub fn mean_name(&self) -> String {
-        format!("held-out loss ({} x {} tokens)", self.pieces, self.length)
-    }
-
     /// Mean of L(i) over positions `range`, counted from 0.
     pub fn mean_over(&self, range: std::ops::Range<usize>) -> f64 {
         let part = &self.per_position[range];

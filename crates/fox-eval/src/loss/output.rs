@@ -19,6 +19,9 @@ const DRAWN_POINTS: usize = 600;
 pub struct LossReport {
     /// Which data.
     pub data: String,
+    /// Whether the models were trained on them, so that these are no held-out losses.
+    #[serde(default)]
+    pub trained_on: bool,
     /// One curve per model.
     pub curves: Vec<LossCurve>,
 }
@@ -26,7 +29,9 @@ pub struct LossReport {
 impl LossReport {
     /// What the mean losses are called: a figure of this name is the same wherever it stands.
     pub fn mean_name(&self) -> String {
-        self.curves.first().map_or("held-out loss".into(), LossCurve::mean_name)
+        let kind = if self.trained_on { "training" } else { "held-out" };
+        let of = |curve: &LossCurve| format!(" ({} x {} tokens)", curve.pieces, curve.length);
+        format!("{kind} loss{}", self.curves.first().map_or_else(String::new, of))
     }
 
     /// Writes `loss.json` (everything), `loss.csv` (L(i) per position and model), `loss.svg` and
@@ -152,7 +157,11 @@ mod tests {
     #[test]
     fn all_files_are_written_and_say_the_same() {
         let folder = tempfile::tempdir().unwrap();
-        let report = LossReport { data: "d".into(), curves: vec![curve("a", 8), curve("b\"", 4)] };
+        let report = LossReport {
+            data: "d".into(),
+            trained_on: false,
+            curves: vec![curve("a", 8), curve("b\"", 4)],
+        };
         let files = report.write(folder.path()).unwrap();
         assert_eq!(files.len(), 4);
         let csv = std::fs::read_to_string(&files[1]).unwrap();

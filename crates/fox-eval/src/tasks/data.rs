@@ -37,6 +37,40 @@ pub fn data_in(folder: &Path, name: &str) -> Option<PathBuf> {
     candidates.find(|path| path.exists())
 }
 
+/// A task with `shots` examples, and its rows: the examples are the first rows of `NAME.train.jsonl` (or another ending)
+/// in `folder`; without such a file the first rows of the data, which are then not asked.
+///
+/// # Errors
+/// As [`find_data`], [`read_rows`] and [`TaskSpec::with_examples`]; too few rows.
+pub fn with_shots(
+    spec: TaskSpec,
+    shots: usize,
+    folder: Option<&Path>,
+    limit: Option<usize>,
+) -> Result<(TaskSpec, Vec<Record>)> {
+    let data = find_data(&spec, folder)?;
+    if shots == 0 {
+        return Ok((spec, read_rows(&data, limit)?));
+    }
+    let of_train = folder.and_then(|folder| data_in(folder, &format!("{}.train", spec.name)));
+    let (examples, rows) = match &of_train {
+        Some(path) => (read_rows(path, Some(shots))?, read_rows(&data, limit)?),
+        None => {
+            let mut examples = read_rows(&data, limit.map(|limit| limit.saturating_add(shots)))?;
+            let rows = examples.split_off(shots.min(examples.len()));
+            (examples, rows)
+        }
+    };
+    if examples.len() < shots || rows.is_empty() {
+        return Err(Error::Argument(format!(
+            "{} has too few rows for {shots} examples{}; ask for fewer with --shots",
+            of_train.as_ref().unwrap_or(&data).display(),
+            if of_train.is_some() { "" } else { " and a question" }
+        )));
+    }
+    Ok((spec.with_examples(&examples)?, rows))
+}
+
 /// The first rows of a file or folder.
 pub fn read_rows(path: &Path, limit: Option<usize>) -> Result<Vec<Record>> {
     let corpus = Corpus::open(path, CorpusOptions::default())?;

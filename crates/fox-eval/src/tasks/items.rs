@@ -23,7 +23,8 @@ pub enum Item {
 
 /// The question about row `number` (from 1).
 pub fn item(spec: &TaskSpec, row: &Record, number: usize) -> Result<Item> {
-    make(&spec.ask, row).map_err(|why| match why {
+    let made = make(&spec.ask, row).map(|item| item.behind(&spec.examples));
+    made.map_err(|why| match why {
         NoValue::Column(column) => Error::MissingColumn {
             task: spec.name.clone(),
             row: number,

@@ -68,6 +68,7 @@ impl LongBench {
             name: name.to_string(),
             about: "LongBench".into(),
             data: None,
+            examples: String::new(),
             ask: Ask::Generate(Generate {
                 context: template(prompt)?,
                 answers: template("{answers}")?,

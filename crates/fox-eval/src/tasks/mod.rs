@@ -15,11 +15,12 @@ mod longbench;
 pub mod metrics;
 mod output;
 mod run;
+mod shots;
 mod spec;
 mod template;
 
 pub use builtin::{find, names};
-pub use data::{data_in, find_data, read_rows};
+pub use data::{data_in, find_data, read_rows, with_shots};
 pub use encode::{Encoder, Truncation};
 pub use filters::Filter;
 pub use generate::{Ending, greedy};

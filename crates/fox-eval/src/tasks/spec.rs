@@ -38,6 +38,8 @@ pub struct TaskSpec {
     pub metrics: Vec<Metric>,
     /// Whether the start marker is put in front of every context.
     pub bos: bool,
+    /// Text in front of every context: questions with their answers.
+    pub examples: String,
     /// The task file's text: results on file belong to exactly this.
     pub source: String,
 }
@@ -221,6 +223,7 @@ impl TaskSpec {
             ask,
             metrics: file.metrics,
             bos: file.bos,
+            examples: String::new(),
             source: text.to_string(),
         })
     }

@@ -19,7 +19,7 @@ macro_rules! builtin {
     ($folder:literal: $($name:literal),* $(,)?) => {
         &[$(BuiltinRecipe {
             name: $name,
-            text: include_str!(concat!("../../../../recipes/", $folder, $name, ".toml")),
+            text: include_str!(concat!("../../recipes/", $folder, $name, ".toml")),
         }),*]
     };
 }
@@ -132,7 +132,7 @@ pub struct Variant {
 
 /// The variants of `recipes/variants.toml`.
 pub fn variants() -> Result<Vec<Variant>> {
-    const TEXT: &str = include_str!("../../../../recipes/variants.toml");
+    const TEXT: &str = include_str!("../../recipes/variants.toml");
     let table: Table = TEXT.parse().map_err(|e: toml::de::Error| Error::Toml {
         file: PathBuf::from("recipes/variants.toml"),
         detail: e.to_string(),

@@ -10,7 +10,7 @@ use crate::Result;
 
 macro_rules! experiments {
     ($($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("../../../../recipes/reproduce/", $name, ".toml")))),*]
+        &[$(($name, include_str!(concat!("../../recipes/reproduce/", $name, ".toml")))),*]
     };
 }
 

@@ -11,9 +11,9 @@ use crate::{Error, Result};
 
 /// The scales that are built in: name and TOML.
 pub const SCALES: [(&str, &str); 3] = [
-    ("laptop", include_str!("../../../../recipes/reproduce/scales/laptop.toml")),
-    ("small", include_str!("../../../../recipes/reproduce/scales/small.toml")),
-    ("125m", include_str!("../../../../recipes/reproduce/scales/125m.toml")),
+    ("laptop", include_str!("../../recipes/reproduce/scales/laptop.toml")),
+    ("small", include_str!("../../recipes/reproduce/scales/small.toml")),
+    ("125m", include_str!("../../recipes/reproduce/scales/125m.toml")),
 ];
 
 /// How large the experiments are.

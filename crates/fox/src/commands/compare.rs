@@ -13,13 +13,15 @@ use fox_eval::learning::Learning;
 use fox_eval::needle::{Grid, ModelReader, run_needle};
 use fox_train::metrics::{MetricsLog, Record};
 
+use super::eval::STOPPED;
 use super::eval::corpus::{documents, first_tokens, has_own, text};
 use super::eval::loss::DocumentArgs;
 use super::eval::needle::{Hay, add};
-use super::eval::subjects::{Named, Opened, bar};
+use super::eval::subjects::{Named, Opened};
 use super::eval::tasks::TaskArgs;
+use crate::bar::Bar;
 use crate::device::DeviceArgs;
-use crate::output;
+use crate::{output, signals};
 
 /// Tokens that the heads are looked at with, at most.
 const INSPECTED: usize = 2048;
@@ -61,6 +63,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    signals::end_with(STOPPED)?;
     let device = args.device.open()?;
     let tasks = if args.tasks.any() { args.tasks.load()? } else { Vec::new() };
     let mut found = Comparison::default();
@@ -180,11 +183,11 @@ fn add_needles(
     let decode = |ids: &[u32]| Ok(tokenizer.decode(ids)?);
     let path = args.out.join(format!("{}.scores.jsonl", file_stem(&opened.name)));
     let file = Some((path.as_path(), subject.fingerprint()?));
-    let progress = bar(&format!("{} needles", opened.name), grid.total());
+    let progress = Bar::new(&format!("{} needles", opened.name), grid.total());
     let map = run_needle(&opened.name, &mut reader, &*cases, &grid, &decode, file, |done| {
-        progress.set_position(done);
+        progress.set(done);
     })?;
-    progress.finish_and_clear();
+    progress.finish();
     add(&mut found.needle, &*cases, &grid, map)
 }
 

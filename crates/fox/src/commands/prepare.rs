@@ -1,6 +1,5 @@
 //! `fox prepare`: from text to token shards.
 
-use std::io::{IsTerminal, stderr};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,9 +8,9 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_data::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, Tokenizer, prepare};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
+use crate::bar::Bar;
 use crate::{output, signals};
 
 /// Turn text into token shards for training
@@ -88,33 +87,21 @@ impl Args {
     }
 }
 
-/// A bar over the bytes of the corpus; nothing where there is no terminal.
-fn bar() -> ProgressBar {
-    if !stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = "{bar:24} {bytes}/{total_bytes}  {msg}  ETA {eta}";
-    let style = ProgressStyle::with_template(style);
-    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
-/// Prepares, with a bar on a terminal. An error when it was stopped.
+/// Prepares, and shows how far it is. An error when it was stopped.
 pub fn prepare_with_bar(options: &PrepareOptions, stop: &AtomicBool) -> Result<PrepareReport> {
-    let bar = bar();
+    let bar = Bar::of_bytes(&format!("preparing {}", options.corpus.display()));
     let report = prepare(options, |progress: &PrepareProgress| {
-        bar.set_length(progress.bytes_total);
-        bar.set_position(progress.bytes_read);
-        bar.set_message(format!(
-            "{} documents, {} tokens",
-            output::grouped(progress.documents),
-            output::grouped(progress.tokens)
-        ));
+        bar.set_bytes(progress.bytes_read, progress.bytes_total, || {
+            let (documents, tokens) =
+                (output::grouped(progress.documents), output::grouped(progress.tokens));
+            format!("{documents} documents, {tokens} tokens")
+        });
         match stop.load(Ordering::Relaxed) {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
     });
-    bar.finish_and_clear();
+    bar.finish();
     let report = report?;
     if stop.load(Ordering::Relaxed) {
         bail!("stopped; the same command goes on from {} finished shards", report.progress.shards);

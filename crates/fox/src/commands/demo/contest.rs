@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_data::SyntheticTokenizer;
@@ -22,10 +22,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::models::Contestant;
 use super::{Args, Questions};
+use crate::bar::LINE_EVERY;
 use crate::output;
-
-/// Time between lines where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// One model with one seed, trained and measured.
 pub struct Run {

@@ -11,7 +11,8 @@ use fox_model::ForwardOptions;
 use fox_tensor::Device;
 use fox_train::{Recipe, RunFolder};
 
-use super::subjects::{Named, Opened, Run, bar};
+use super::subjects::{Named, Opened, Run};
+use crate::bar::Bar;
 use crate::device::DeviceArgs;
 use crate::output;
 
@@ -131,12 +132,12 @@ fn scores(out: &Path, opened: &Opened, run: &Run, task: &TaskConfig) -> Result<V
     Ok(kept(&path, &evaluation, || {
         let pruning = run.recipe.forward_options().pruning;
         let options = ForwardOptions { pruning, ..ForwardOptions::default() };
-        let progress = bar(&opened.name, task.test_cases * task.test.len() as u64);
+        let progress = Bar::new(&opened.name, task.test_cases * task.test.len() as u64);
         let mut read = |cases: &[_]| subject.answers(cases, &options);
         let scores = score_task(task, &task.test, task.test_cases, &mut read, |done| {
-            progress.set_position(done);
+            progress.set(done);
         })?;
-        progress.finish_and_clear();
+        progress.finish();
         Ok(scores)
     })?)
 }

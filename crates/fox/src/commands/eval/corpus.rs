@@ -22,14 +22,26 @@ pub fn documents(
     length: usize,
     count: u64,
 ) -> Result<Arc<dyn Dataset>> {
+    documents_of(Split::HeldOut, path, opened, tokenizer, length, count)
+}
+
+/// The same of either split.
+pub fn documents_of(
+    split: Split,
+    path: Option<&Path>,
+    opened: &Opened,
+    tokenizer: Result<Tokenizer>,
+    length: usize,
+    count: u64,
+) -> Result<Arc<dyn Dataset>> {
     match (path, &opened.run) {
         (Some(path), _) if RunFolder::is_run(path) => {
-            of_run(&RunFolder::recipe(path)?, path, length)
+            of_run(split, &RunFolder::recipe(path)?, path, length)
         }
-        (Some(path), _) => at(path, tokenizer, length, count),
-        (None, Some(run)) => of_run(&run.recipe, &run.folder, length),
+        (Some(path), _) => at(split, path, tokenizer, length, count),
+        (None, Some(run)) => of_run(split, &run.recipe, &run.folder, length),
         (None, None) => {
-            let data = synthetic(SyntheticConfig::default(), length);
+            let data = synthetic(split, SyntheticConfig::default(), length);
             if tokenizer.is_ok_and(|own| own.identity().to_string() != data.tokenizer_identity()) {
                 bail!(
                     "the model has a tokenizer of its own; give it text or prepared data with --data"
@@ -93,10 +105,10 @@ pub fn text(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The held-out data of a run.
-fn of_run(recipe: &Recipe, folder: &Path, length: usize) -> Result<Arc<dyn Dataset>> {
+/// The data of a run.
+fn of_run(split: Split, recipe: &Recipe, folder: &Path, length: usize) -> Result<Arc<dyn Dataset>> {
     if recipe.data.is_synthetic() {
-        return Ok(Arc::new(synthetic(recipe.data.synthetic, length)));
+        return Ok(Arc::new(synthetic(split, recipe.data.synthetic, length)));
     }
     let run = folder.display();
     if let Some(task) = &recipe.data.task {
@@ -107,24 +119,38 @@ fn of_run(recipe: &Recipe, folder: &Path, length: usize) -> Result<Arc<dyn Datas
     }
     let data = RunData::open(recipe)
         .map_err(|e| anyhow!("the data of {run} cannot be read: {e}; name them with --data"))?;
-    data.heldout.ok_or_else(|| anyhow!("{run} has no held-out data; name some with --data"))
+    match split {
+        Split::Train => Ok(data.train),
+        Split::HeldOut => {
+            data.heldout.ok_or_else(|| anyhow!("{run} has no held-out data; name some with --data"))
+        }
+    }
 }
 
-/// Held-out documents of the embedded corpus, as long as they need be.
-fn synthetic(config: SyntheticConfig, length: usize) -> SyntheticDataset {
+/// Documents of the embedded corpus, as long as they need be.
+fn synthetic(split: Split, config: SyntheticConfig, length: usize) -> SyntheticDataset {
     let document_len = config.document_len.max(length as u64);
-    SyntheticDataset::new(SyntheticConfig { document_len, ..config }.held_out())
+    let config = SyntheticConfig { document_len, ..config };
+    SyntheticDataset::new(match split {
+        Split::Train => config,
+        Split::HeldOut => config.held_out(),
+    })
 }
 
 /// The documents at `path`: prepared data, a Zarr array or text.
 fn at(
+    split: Split,
     path: &Path,
     tokenizer: Result<Tokenizer>,
     length: usize,
     count: u64,
 ) -> Result<Arc<dyn Dataset>> {
-    let as_tokens = open_dataset(path, Split::HeldOut, tokenizer.as_ref().ok(), Verify::Structure);
+    let as_tokens = open_dataset(path, split, tokenizer.as_ref().ok(), Verify::Structure);
     match as_tokens {
+        Err(fox_data::Error::NotADataset { .. }) if split == Split::Train => bail!(
+            "{} is text or nothing, which has no part that was trained on; --split train is for prepared data and runs",
+            path.display()
+        ),
         Err(fox_data::Error::NotADataset { .. }) => {}
         other => return Ok(other?),
     }

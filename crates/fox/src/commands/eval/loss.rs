@@ -4,16 +4,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use fox_data::Tokenizer;
+use fox_data::{Split, Tokenizer};
 use fox_dist::{Group, Placement};
 use fox_eval::files::file_stem;
 use fox_eval::loss::{LossCurve, LossOptions, LossReport, evaluate_loss_in};
 use fox_eval::stats::Interval;
 use fox_tensor::Device;
-use indicatif::ProgressBar;
 
-use super::corpus::documents;
-use super::subjects::{Named, Opened, bar};
+use super::corpus::documents_of;
+use super::subjects::{Named, Opened};
+use crate::bar::Bar;
 use crate::device::DeviceArgs;
 use crate::{output, ranks};
 
@@ -21,10 +21,10 @@ use crate::{output, ranks};
 ///
 /// Perplexity averages over positions and so hides whether a model uses long context; the slope of the
 /// per-token loss shows it. A run folder is evaluated on the held-out part of its own data, with the same weights and
-/// in the same pieces as in training; a run that is not finished, at its newest checkpoint. OUT gets loss.json (everything, with 95% bootstrap intervals over documents),
-/// loss.csv (L(i) of every position), loss.svg and slope.svg. A stopped evaluation goes on when the same
-/// command is run again, and more documents can be asked for later. Under `fox launch`, torchrun, mpirun or srun the
-/// processes share the documents; the figures are those of one process.
+/// in the same pieces as in training; a run that is not finished, at its newest checkpoint. OUT gets loss.json
+/// (everything, with 95% bootstrap intervals over documents), loss.csv (L(i) of every position), loss.svg and slope.svg.
+/// A stopped evaluation goes on when the same command is run again, and more documents can be asked for later. Under
+/// `fox launch`, torchrun, mpirun or srun the processes share the documents; the figures are those of one process.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint or run folders, each PATH or NAME=PATH
@@ -55,6 +55,9 @@ pub struct DocumentArgs {
     /// the held-out part of the run's own data, or documents of the embedded corpus
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
+    /// Which part of the data the losses are measured on
+    #[arg(long, value_enum, default_value_t = SplitName::Heldout)]
+    pub split: SplitName,
     /// Tokens of a piece of a document
     #[arg(long, value_name = "N", default_value_t = 2048,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -63,6 +66,24 @@ pub struct DocumentArgs {
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u64).range(1..))]
     pub documents: u64,
+}
+
+/// A part of the data of a run, or of prepared data.
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub enum SplitName {
+    /// What was kept for evaluation
+    Heldout,
+    /// What was trained on: far below the held-out loss, the model remembers it
+    Train,
+}
+
+impl From<SplitName> for Split {
+    fn from(name: SplitName) -> Self {
+        match name {
+            SplitName::Heldout => Split::HeldOut,
+            SplitName::Train => Split::Train,
+        }
+    }
 }
 
 impl DocumentArgs {
@@ -79,7 +100,9 @@ impl DocumentArgs {
     ) -> Result<()> {
         let length = self.length as usize;
         let options = LossOptions { length, documents: self.documents, pruning: opened.pruning() };
-        let data = documents(self.data.as_deref(), opened, tokenizer, length, self.documents)?;
+        let (split, path) = (Split::from(self.split), self.data.as_deref());
+        let data = documents_of(split, path, opened, tokenizer, length, self.documents)?;
+        report.trained_on = split == Split::Train;
         let (name, subject) = (&opened.name, opened.subject(training_length));
         match report.curves.first() {
             Some(first) if report.data != data.identity() => bail!(
@@ -89,15 +112,18 @@ impl DocumentArgs {
             ),
             _ => report.data = data.identity(),
         }
-        let state = out.join(format!("{}.state.json", file_stem(name)));
-        let progress = match group.is_first() {
-            true => bar(&format!("{name} loss"), self.documents),
-            false => ProgressBar::hidden(),
-        };
+        let part = if report.trained_on { ".train" } else { "" };
+        let state = out.join(format!("{}{part}.state.json", file_stem(name)));
+        let progress =
+            group.is_first().then(|| Bar::new(&format!("{name} loss"), self.documents));
         let sums = evaluate_loss_in(group, &subject, &*data, &options, Some(&state), |done| {
-            progress.set_position(done);
+            if let Some(progress) = &progress {
+                progress.set(done);
+            }
         })?;
-        progress.finish_and_clear();
+        if let Some(progress) = progress {
+            progress.finish();
+        }
         if sums.documents == 1 && group.is_first() {
             output::note(&format!(
                 "only one document has {length} tokens, so the intervals are over its {} pieces, which are not \

@@ -11,6 +11,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use crate::signals;
+
 /// Evaluate checkpoints: loss at every position, needles in a haystack, tasks, accuracy on small tasks
 #[derive(clap::Args)]
 pub struct Args {
@@ -26,7 +28,11 @@ enum What {
     Tasks(tasks::Args),
 }
 
+/// What an interrupt is answered with.
+pub const STOPPED: &str = "stopped; what is finished is kept, and the same command goes on";
+
 pub fn run(args: &Args) -> Result<ExitCode> {
+    signals::end_with(STOPPED)?;
     match &args.what {
         What::Accuracy(args) => accuracy::run(args),
         What::Loss(args) => loss::run(args),

@@ -13,7 +13,8 @@ use fox_eval::needle::{
 };
 
 use super::corpus::{documents, has_own, synthetic_config, text, text_of};
-use super::subjects::{Named, Opened, bar};
+use super::subjects::{Named, Opened};
+use crate::bar::Bar;
 use crate::device::DeviceArgs;
 use crate::output;
 
@@ -93,11 +94,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let decode = |ids: &[u32]| Ok(tokenizer.decode(ids)?);
         let path = args.out.join(format!("{}.scores.jsonl", file_stem(&opened.name)));
         let file = Some((path.as_path(), subject.fingerprint()?));
-        let progress = bar(&opened.name, grid.total());
+        let progress = Bar::new(&opened.name, grid.total());
         let map = run_needle(&opened.name, &mut reader, &*cases, &grid, &decode, file, |done| {
-            progress.set_position(done);
+            progress.set(done);
         })?;
-        progress.finish_and_clear();
+        progress.finish();
         add(&mut report, &*cases, &grid, map)?;
     }
     let Some(report) = report else { bail!("no model was given") };

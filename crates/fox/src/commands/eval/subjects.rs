@@ -1,19 +1,16 @@
 //! The models of an evaluation: what they are called, and where their weights are.
 
-use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use fox_base::nearest::nearest;
 use fox_data::Tokenizer;
 use fox_eval::Subject;
 use fox_model::{Model, Pruning};
 use fox_tensor::Device;
 use fox_train::data::RunData;
 use fox_train::{Recipe, RunFolder};
-use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::output;
+use crate::{hints, output};
 
 /// A model that was named, but not opened yet.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +52,7 @@ impl Named {
         let folder = match path.join("config.json").exists() {
             false if export.join("config.json").exists() => export,
             false if RunFolder::is_run(path) => return self.open_unfinished(device),
-            false => bail!(no_model(path)),
+            false => bail!(hints::no_model(path)),
             true => path.clone(),
         };
         let run = match RunFolder::around(&folder) {
@@ -151,32 +148,6 @@ impl Opened {
     }
 }
 
-/// Why there is no model at a path, and which one may have been meant.
-fn no_model(path: &Path) -> String {
-    let shown = path.display();
-    if path.exists() {
-        return format!(
-            "{shown} has no config.json; give the folder of a checkpoint, or of a run of `fox train`"
-        );
-    }
-    let beside = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut models = Vec::new();
-    for place in [beside, Path::new("runs")] {
-        let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
-        let folders = entries.map(|entry| entry.path());
-        models.extend(folders.filter(|p| p.join("config.json").exists() || RunFolder::is_run(p)));
-    }
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let names: Vec<String> = models.iter().map(|path| name(path)).collect();
-    let meant = nearest(&name(path), names.iter().map(String::as_str));
-    let found = meant.and_then(|meant| models.iter().find(|path| name(path) == meant));
-    let hint = match found {
-        Some(path) => format!("did you mean {}?", path.strip_prefix(".").unwrap_or(path).display()),
-        None => "give the folder of a checkpoint, or of a run of `fox train`".to_owned(),
-    };
-    format!("{shown} does not exist; {hint}")
-}
-
 /// Name and path of `PATH` or `NAME=PATH`.
 fn parse(argument: &str) -> (Option<&str>, &Path) {
     match argument.split_once('=') {
@@ -216,18 +187,6 @@ fn folder_names(paths: &[PathBuf]) -> Result<Vec<String>> {
         names.push(name);
     }
     Ok(names)
-}
-
-/// A bar on a terminal, nothing elsewhere.
-pub fn bar(name: &str, total: u64) -> ProgressBar {
-    if !stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  ETA {eta}");
-    let bar = ProgressBar::new(total);
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_message(name.to_string());
-    bar
 }
 
 #[cfg(test)]

@@ -8,20 +8,22 @@ use clap::ValueEnum;
 use fox_data::Record;
 use fox_eval::tasks::{
     LONGBENCH, LongBench, TaskOptions, TaskReport, TaskResult, TaskSpec, Truncation, data_in, find,
-    find_data, names, read_rows, result_on_file,
+    names, result_on_file, with_shots,
 };
 use fox_model::Pruning;
 
-use super::subjects::{Named, Opened, bar};
+use super::subjects::{Named, Opened};
+use crate::bar::Bar;
 use crate::device::DeviceArgs;
 use crate::output;
 
 /// Ask questions that have right answers: short tasks and LongBench
 ///
-/// Contexts, continuations and metrics are those of lm-evaluation-harness, zero-shot, and of LongBench. Data
-/// are local: DATA/piqa.jsonl (also .zst, .gz) or DATA/piqa.parquet with the data set's usual columns. A task
-/// of your own is a TOML file (see the built-in ones in crates/fox-eval/tasks). OUT gets tasks.json, tasks.csv
-/// and, for every model and task, the result and a line per item; what is there already is not asked again.
+/// Contexts, continuations and metrics are those of lm-evaluation-harness and of LongBench. Data are local:
+/// DATA/piqa.jsonl (also .zst, .gz) or DATA/piqa.parquet with the data set's usual columns. --shots puts answered
+/// questions in front, as the harness does with its sampler `first_n`. A task of your own is a TOML file (see the
+/// built-in ones in crates/fox-eval/tasks). OUT gets tasks.json, tasks.csv and, for every model and task, the result and
+/// a line per item; what is there already is not asked again.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint or run folders, each PATH or NAME=PATH
@@ -57,6 +59,10 @@ pub struct TaskArgs {
     /// LongBench's configuration: the folder of dataset2prompt.json and dataset2maxlen.json
     #[arg(long, value_name = "DIR")]
     longbench: Option<PathBuf>,
+    /// Answered questions in front of every question: the first N rows of DATA/TASK.train.jsonl, or else the first N
+    /// of the task's own rows, which are then not asked
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    shots: usize,
     /// Items per task, at most
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
@@ -104,7 +110,7 @@ impl TaskArgs {
         let mut loaded = Vec::new();
         for name in asked {
             let spec = find(name, configuration.as_ref())?;
-            let rows = read_rows(&find_data(&spec, self.task_data.as_deref())?, self.limit)?;
+            let (spec, rows) = with_shots(spec, self.shots, self.task_data.as_deref(), self.limit)?;
             loaded.push(Loaded { spec, rows });
         }
         if loaded.is_empty() {
@@ -140,11 +146,11 @@ impl TaskArgs {
         let subject = opened.subject(None);
         let mut results = Vec::new();
         for Loaded { spec, rows } in tasks {
-            let progress = bar(&format!("{} {}", opened.name, spec.name), STEPS as u64);
-            let done = |share: f64| progress.set_position((share * STEPS) as u64);
+            let progress = Bar::new(&format!("{} {}", opened.name, spec.name), STEPS as u64);
+            let done = |share: f64| progress.set((share * STEPS) as u64);
             let options = self.options();
             results.push(result_on_file(folder, &subject, &tokenizer, spec, rows, &options, done)?);
-            progress.finish_and_clear();
+            progress.finish();
         }
         Ok(results)
     }

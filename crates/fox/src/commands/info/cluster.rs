@@ -107,7 +107,7 @@ pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
 }
 
 /// The model of a recipe; its vocabulary may be that of the data.
-fn model(recipe: &Recipe) -> Result<ModelConfig> {
+pub fn model(recipe: &Recipe) -> Result<ModelConfig> {
     let vocabulary = match recipe.model.contains_key("vocab_size") {
         true => 0,
         false => RunData::open(recipe)?.train.vocab_size(),

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use fox_model::{MemoryEstimate, ModelConfig, ParamGroup, ParamSpec, Preset};
+use fox_train::{Recipe, RunFolder, recipe};
 use serde_json::json;
 
-use crate::output;
+use crate::{hints, output};
 
 /// Describe a model: architecture, parameters, options, memory to train and to decode
 ///
@@ -30,17 +31,16 @@ use crate::output;
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
-    /// Checkpoint folder, config.json, or a published model such as fox-pro-125m; a recipe with --gpus
+    /// Checkpoint or run folder, config.json, a published model such as fox-pro-125m, or a recipe: a built-in name or a
+    /// TOML file, with +VARIANTs
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Tokens per sequence for the memory figures
-    #[arg(long, value_name = "N", default_value_t = 2048,
-          value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
-    seq: u64,
-    /// Sequences for the memory figures
-    #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
-    batch: u64,
+    /// Tokens per sequence for the memory figures; those of the recipe by default, or 2048
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    seq: Option<u64>,
+    /// Sequences for the memory figures; those that the recipe computes at once by default, or 1
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    batch: Option<u64>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -52,33 +52,63 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.cluster.is_given() {
         return cluster::run(&args.model, &args.cluster, args.json);
     }
-    let (config, format) = find(&args.model)?;
+    let Found { config, format, recipe } = find(&args.model)?;
+    let usual = recipe.as_ref().map_or((1, 2048), |recipe| {
+        (recipe.micro_batch() as u64, recipe.data.sequence_length as u64)
+    });
+    let (batch, seq) = (args.batch.unwrap_or(usual.0), args.seq.unwrap_or(usual.1));
     let facts = Facts {
         name: &args.model,
         format: &format,
         specs: config.param_specs(),
-        memory: MemoryEstimate::new(&config, args.batch as usize, args.seq as usize)?,
+        memory: MemoryEstimate::new(&config, batch as usize, seq as usize)?,
         config: &config,
-        args,
+        recipe: recipe.as_ref(),
+        batch,
+        seq,
     };
     output::print(&if args.json { facts.json() } else { facts.text() })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A folder, a config.json, or a published model.
-fn find(model: &str) -> Result<(ModelConfig, String)> {
+/// A model that is described.
+struct Found {
+    config: ModelConfig,
+    /// What describes it.
+    format: String,
+    /// What trains it, where that is what was named.
+    recipe: Option<Recipe>,
+}
+
+/// A folder, a config.json, a published model, or a recipe.
+fn find(model: &str) -> Result<Found> {
     let path = Path::new(model);
+    if path.extension().is_some_and(|ending| ending == "toml") {
+        return of_recipe(recipe::load(model, &[])?);
+    }
     if path.is_dir() || path.is_file() {
-        let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+        let export = path.join("export/config.json");
+        let file = match path.is_dir() {
+            false => path.to_path_buf(),
+            true if export.is_file() => export,
+            true if RunFolder::is_run(path) => return of_recipe(RunFolder::recipe(path)?),
+            true => path.join("config.json"),
+        };
         let (config, model_type) = ModelConfig::from_file(&file)?;
-        return Ok((config, model_type.as_str().to_string()));
+        return Ok(Found { config, format: model_type.as_str().to_string(), recipe: None });
     }
-    match Preset::by_name(model) {
-        Some(preset) => Ok((preset.config(), "published configuration".to_string())),
-        None => {
-            bail!("`{model}` is neither a folder nor a config.json nor one of {}", Preset::names())
-        }
+    if let Some(preset) = Preset::by_name(model) {
+        let (config, format) = (preset.config(), "published configuration".to_string());
+        return Ok(Found { config, format, recipe: None });
     }
+    match recipe::load(model, &[]) {
+        Err(fox_train::Error::UnknownRecipe { .. }) => bail!(hints::no_description(model)),
+        recipe => of_recipe(recipe?),
+    }
+}
+
+fn of_recipe(recipe: Recipe) -> Result<Found> {
+    Ok(Found { config: cluster::model(&recipe)?, format: "recipe".into(), recipe: Some(recipe) })
 }
 
 struct Facts<'a> {
@@ -87,7 +117,9 @@ struct Facts<'a> {
     config: &'a ModelConfig,
     specs: Vec<ParamSpec>,
     memory: MemoryEstimate,
-    args: &'a Args,
+    recipe: Option<&'a Recipe>,
+    batch: u64,
+    seq: u64,
 }
 
 const GROUPS: [(ParamGroup, &str); 5] = [
@@ -141,15 +173,23 @@ impl Facts<'_> {
             row("to train on a GPU in bf16", output::bytes(m.train_bf16)),
             row("to train on a GPU in bf16, recomputed", output::bytes(m.train_bf16_recomputed)),
         ];
+        let training = self.recipe.map_or_else(String::new, |recipe| {
+            let training = [
+                row("tokens", output::grouped(recipe.training.tokens)),
+                row("steps", output::grouped(recipe.steps())),
+                row("tokens of a step", output::grouped(recipe.tokens_per_step())),
+            ];
+            format!("training\n{}", output::table(&training))
+        });
         format!(
-            "{} ({})\n{}  {}\nparameters\n{}memory for {} x {} tokens, f32\n{}",
+            "{} ({})\n{}  {}\nparameters\n{}{training}memory for {} x {} tokens, f32\n{}",
             self.name,
             self.format,
             output::table(&architecture),
             c.options().join(", "),
             output::table(&parameters),
-            self.args.batch,
-            self.args.seq,
+            self.batch,
+            self.seq,
             output::table(&memory),
         )
     }
@@ -176,8 +216,12 @@ impl Facts<'_> {
             "vocab_size": c.vocab_size,
             "options": c.options(),
             "parameters": parameters,
+            "training": self.recipe.map(|recipe| json!({
+                "tokens": recipe.training.tokens, "steps": recipe.steps(),
+                "tokens_per_step": recipe.tokens_per_step(),
+            })),
             "memory": {
-                "batch": self.args.batch, "seq": self.args.seq,
+                "batch": self.batch, "seq": self.seq,
                 "weights_bytes": m.weights, "gradients_bytes": m.gradients,
                 "optimizer_bytes": m.optimizer, "activations_bytes": m.activations,
                 "activations_recomputed_bytes": m.activations_recomputed,

@@ -1,5 +1,6 @@
 //! `fox train`: a recipe on some data, in a folder that can be gone on with.
 
+mod dry;
 mod progress;
 mod ranks;
 mod text;
@@ -18,7 +19,7 @@ use fox_train::{Job, Recipe, Summary, recipe, train_in};
 
 use crate::device::DeviceArgs;
 use crate::pool::DIVERGED;
-use crate::{output, signals};
+use crate::{hints, output, signals};
 pub use progress::Progress;
 
 /// Train a model from a recipe; the same command goes on with a run that was stopped
@@ -58,6 +59,9 @@ pub struct Args {
     overrides: Vec<String>,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Print the whole recipe and the memory and time it would take, from a few steps that are not kept; write nothing
+    #[arg(long, conflicts_with_all = ["list", "export"])]
+    dry_run: bool,
     /// Print only the result
     #[arg(long)]
     quiet: bool,
@@ -97,13 +101,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     if let (Some(to), Some(run)) = (&args.export, &args.out) {
         let weights = args.weights.map(Weights::from);
-        let step = fox_train::export_run(run, to, weights, &args.device.open()?)?;
+        let step = match fox_train::export_run(run, to, weights, &args.device.open()?) {
+            Err(fox_train::Error::NoRun { .. }) => bail!(hints::no_run(run)),
+            step => step?,
+        };
         output::print(&format!("{}: the model after step {step}\n", to.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let out = args.out()?;
     let placement = Placement::from_env()?;
     let device = args.device.open_at(placement.as_ref())?;
+    if args.dry_run {
+        if placement.is_some() {
+            bail!("a dry run is one process; `fox info RECIPE --gpus N` tells about several");
+        }
+        return dry::run(args, &out, &device);
+    }
     let speaks = placement.as_ref().is_none_or(|place| place.rank == 0);
     let trains = Arc::new(AtomicBool::new(false));
     let training = Arc::clone(&trains);
@@ -173,16 +186,24 @@ impl Args {
         } else if self.tokenizer.is_some() {
             bail!("--tokenizer is for text; the data that --data names were prepared with theirs");
         }
+        self.recipe_for(data.as_deref(), device.backend().name().starts_with("cuda"))
+    }
+
+    /// The recipe that is named, or the one that fits prepared data.
+    fn recipe_for(&self, data: Option<&Path>, on_gpu: bool) -> Result<Recipe> {
         if let Some(name) = &self.recipe {
-            return self.load(name, data.as_deref(), &[]);
+            return self.load(name, data, &[]);
         }
-        let Some(path) = &data else { bail!("name a recipe; `fox train --list` shows them") };
-        let choice = text::choose(path, device.backend().name().starts_with("cuda"))?;
+        let Some(path) = data else { bail!("name a recipe; `fox train --list` shows them") };
+        let choice = text::choose(path, on_gpu)?;
         self.load(choice.name, Some(path), &choice.overrides)
     }
 
     /// A recipe with the command line's data and changes; what was chosen for the user comes before what they ask for.
     fn load(&self, name: &str, data: Option<&Path>, chosen: &[String]) -> Result<Recipe> {
+        if let Some(what) = hints::folder_as_recipe(name) {
+            bail!(what);
+        }
         let overrides = [chosen, &self.overrides].concat();
         match &self.init {
             Some(init) => Ok(with_data(recipe::load_from(name, init, &overrides)?, data)),

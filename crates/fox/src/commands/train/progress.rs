@@ -1,16 +1,14 @@
 //! What a run shows while it trains: a bar on a terminal, now and then a line elsewhere.
 
 use std::io::{IsTerminal, stderr};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fox_train::Event;
 use fox_train::metrics::StepRecord;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::bar::LINE_EVERY;
 use crate::output;
-
-/// Time between lines where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// The progress of one run, on the standard error.
 pub struct Progress {
@@ -102,7 +100,7 @@ impl Progress {
             step.lr,
             step.tokens_per_second,
             100.0 * step.floor_fraction,
-            duration(eta),
+            output::duration(eta),
         )
     }
 
@@ -117,29 +115,5 @@ impl Progress {
             Some(bar) => bar.println(text),
             None => output::note(text),
         }
-    }
-}
-
-/// A time for people: `45s`, `12m 05s`, `3h 20m`, `2d 4h`.
-fn duration(seconds: f64) -> String {
-    let s = seconds.round() as u64;
-    match s {
-        0..60 => format!("{s}s"),
-        60..3600 => format!("{}m {:02}s", s / 60, s % 60),
-        3600..86400 => format!("{}h {:02}m", s / 3600, s / 60 % 60),
-        _ => format!("{}d {}h", s / 86400, s / 3600 % 24),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::duration;
-
-    #[test]
-    fn durations_are_short() {
-        assert_eq!(duration(45.4), "45s");
-        assert_eq!(duration(725.0), "12m 05s");
-        assert_eq!(duration(12_000.0), "3h 20m");
-        assert_eq!(duration(187_200.0), "2d 4h");
     }
 }

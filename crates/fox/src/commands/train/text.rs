@@ -3,13 +3,16 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use fox_base::durable;
 use fox_data::{
-    Corpus, CorpusOptions, HeldOut, PrepareOptions, Split, Tokenizer, Verify, open_dataset,
+    Corpus, CorpusOptions, HeldOut, MemoryDataset, PrepareOptions, Split, Tokenizer, Verify,
+    open_dataset,
 };
+use fox_train::data::RunData;
 use fox_train::recipe;
 
 use crate::commands::prepare::prepare_with_bar;
@@ -18,7 +21,7 @@ use crate::output;
 /// The name of the standard input.
 pub const STANDARD_INPUT: &str = "-";
 /// Where a run keeps its prepared text, and text that came through the standard input.
-const DATA: &str = "data";
+pub const DATA: &str = "data";
 const INPUT: &str = "input.txt";
 /// With fewer documents than this, a part of each is held out instead of a part of them.
 const FEW_DOCUMENTS: usize = 100;
@@ -30,6 +33,8 @@ const BYTES_UP_TO: u64 = 200 << 20;
 /// How often a text is read at most, and the shortest sequences that are worth training on.
 const PASSES: u64 = 20;
 const SHORTEST: u64 = 64;
+/// How much of a text a dry run looks at.
+const SAMPLE_BYTES: u64 = 4 << 20;
 
 /// Whether this is text, and not data that are prepared.
 pub fn is_text(path: &Path) -> bool {
@@ -54,11 +59,7 @@ pub fn prepare(
         false => text.to_path_buf(),
     };
     let corpus = Corpus::open(&text, CorpusOptions::default())?;
-    let tokenizer = match tokenizer {
-        Some(name) => Tokenizer::from_name(name)?,
-        None if corpus.total_bytes() <= BYTES_UP_TO => Tokenizer::from_name("bytes")?,
-        None => Tokenizer::from_name("gpt2")?,
-    };
+    let tokenizer = tokenizer_for(&corpus, tokenizer)?;
     let few = corpus.documents().take(FEW_DOCUMENTS).count() < FEW_DOCUMENTS;
     let data = run.join(DATA);
     let mut options = PrepareOptions::new(&text, &data, tokenizer);
@@ -80,6 +81,54 @@ pub fn prepare(
         ));
     }
     Ok(data)
+}
+
+/// The tokenizer that is named, or one that fits the size of the text.
+fn tokenizer_for(corpus: &Corpus, name: Option<&str>) -> Result<Tokenizer> {
+    let usual = if corpus.total_bytes() <= BYTES_UP_TO { "bytes" } else { "gpt2" };
+    Ok(Tokenizer::from_name(name.unwrap_or(usual))?)
+}
+
+/// The beginning of a text as tokens in memory.
+pub struct Sample {
+    /// To train on; nothing is held out.
+    pub data: RunData,
+    /// Tokens of the whole text, about, without those that would be held out.
+    pub tokens: u64,
+}
+
+/// Reads as much of a text as a dry run needs.
+pub fn sample(text: &Path, tokenizer: Option<&str>) -> Result<Sample> {
+    let corpus = Corpus::open(text, CorpusOptions::default())?;
+    let tokenizer = tokenizer_for(&corpus, tokenizer)?;
+    let (mut documents, mut bytes, mut tokens) = (Vec::new(), 0, 0);
+    let mut whole = true;
+    for document in corpus.documents() {
+        let document = document?.text;
+        bytes += document.len() as u64;
+        let ids = tokenizer.encode(&document)?;
+        tokens += ids.len() as u64;
+        documents.push(ids);
+        if bytes >= SAMPLE_BYTES {
+            whole = false;
+            break;
+        }
+    }
+    if !whole {
+        // Of compressed text this is too few; the recipe is chosen by their order of magnitude.
+        tokens = tokens.max((tokens as f64 * corpus.total_bytes() as f64 / bytes as f64) as u64);
+    }
+    let identity = tokenizer.identity().to_string();
+    let data = MemoryDataset::new(documents, tokenizer.vocab_size(), tokenizer.bos(), identity);
+    let data = RunData { train: Arc::new(data), heldout: None, tokenizer: Some(tokenizer) };
+    Ok(Sample { data, tokens: tokens - (tokens as f64 * OF_EACH) as u64 })
+}
+
+/// [`choose`] for text that is not prepared yet.
+pub fn choose_for_text(text: &Path, sample: &Sample, on_gpu: bool) -> Result<Choice> {
+    let longest = sample.data.train.lengths().longest();
+    let held_out = (longest as f64 * OF_EACH) as u64;
+    choice(text, sample.tokens, held_out, on_gpu)
 }
 
 /// Writes the standard input into the run folder, whole or not at all. When the run goes on, its text is there.
@@ -125,9 +174,13 @@ pub fn choose(data: &Path, on_gpu: bool) -> Result<Choice> {
     let train = open_dataset(data, Split::Train, None, Verify::Structure)?;
     let held_out = open_dataset(data, Split::HeldOut, None, Verify::Structure).ok();
     let longest = held_out.map_or(u64::MAX, |data| data.lengths().longest());
-    let tokens = train.lengths().tokens();
-    let choice = choose_for(tokens, longest.min(train.lengths().longest()), on_gpu)?;
-    let Some(choice) = choice else {
+    let longest = longest.min(train.lengths().longest());
+    choice(data, train.lengths().tokens(), longest, on_gpu)
+}
+
+/// The choice for so many tokens in documents of at most this length.
+fn choice(data: &Path, tokens: u64, longest: u64, on_gpu: bool) -> Result<Choice> {
+    let Some(choice) = choose_for(tokens, longest, on_gpu)? else {
         bail!(
             "{} has {tokens} tokens, too few to learn from; give it at least {} kB of text",
             data.display(),

@@ -1,6 +1,6 @@
 //! A storm of clients against a server in this process.
 //!
-//! `cargo run --release -p fox-serve --example load -- [SECONDS] [WIDTH] [LAYERS]`
+//! `cargo bench -p fox-serve --bench load -- [SECONDS] [WIDTH] [LAYERS]`
 //!
 //! The model is random, FoX (Pro) of width 512 and 8 layers unless told otherwise. First one client, then 32 of them,
 //! to see what batching gives; then 64 for a minute (or SECONDS): prompts and answers of random lengths, streamed or
@@ -33,7 +33,10 @@ const GAIN: f64 = 3.0;
 type Tally = Mutex<BTreeMap<(&'static str, String, bool), usize>>;
 
 fn main() {
-    let mut arguments = std::env::args().skip(1).map(|text| text.parse().expect("a number"));
+    let mut arguments = std::env::args()
+        .skip(1)
+        .filter(|word| word != "--bench")
+        .map(|text| text.parse().expect("a number"));
     let seconds = arguments.next().unwrap_or(60);
     let (width, layers) = (arguments.next().unwrap_or(512), arguments.next().unwrap_or(8));
     let mut config = ModelConfig::fox_pro(width, layers, width / 64);

@@ -1,6 +1,6 @@
 //! How long a short prompt waits behind long ones, and how evenly running streams go on meanwhile.
 //!
-//! `cargo run --release -p fox-infer --example fairness -- [PIECE] [STREAMS]`
+//! `cargo bench -p fox-infer --bench fairness -- [PIECE] [STREAMS]`
 //!
 //! A random FoX (Pro) of about 3M parameters. STREAMS streams decode; then three prompts of 30,000 tokens come,
 //! and 0.3 s later one of 10 tokens.
@@ -25,7 +25,10 @@ fn first_token(answer: Completion, asked: Instant) -> Duration {
 }
 
 fn main() {
-    let mut arguments = std::env::args().skip(1).map(|text| text.parse().expect("a number"));
+    let mut arguments = std::env::args()
+        .skip(1)
+        .filter(|word| word != "--bench")
+        .map(|text| text.parse().expect("a number"));
     let piece = arguments.next().unwrap_or(EngineOptions::default().prefill_chunk);
     let streams = arguments.next().unwrap_or(4);
     let mut config = ModelConfig::fox_pro(256, 4, 4);

@@ -1,6 +1,6 @@
 //! Compares `prepare` with the tokenizer library alone on all cores, and the first reading of shards, which checks them,
 //! with the second:
-//! `cargo run -p fox-data --release --example prepare_speed -- CORPUS [TOKENIZER]`
+//! `cargo bench -p fox-data --bench prepare -- CORPUS [TOKENIZER]`
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -13,8 +13,10 @@ use fox_data::{
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let path = arguments.next().ok_or("usage: prepare_speed CORPUS [TOKENIZER]")?;
+    let mut arguments = std::env::args().skip(1).filter(|word| word != "--bench");
+    let path = arguments
+        .next()
+        .ok_or("usage: cargo bench -p fox-data --bench prepare -- CORPUS [TOKENIZER]")?;
     let tokenizer = Tokenizer::from_name(&arguments.next().unwrap_or_else(|| "gpt2".into()))?;
     let threads = std::thread::available_parallelism()?.get();
 

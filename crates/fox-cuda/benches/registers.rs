@@ -1,5 +1,5 @@
 //! Compiles every kernel for every supported architecture and prints registers and spills.
-//! Needs NVRTC, no GPU: `cargo run --release -p fox-cuda --example compile_kernels [SOURCE] [sm_90a]`.
+//! Needs NVRTC, no GPU: `cargo bench -p fox-cuda --bench registers -- [SOURCE] [sm_90a]`.
 
 use fox_cuda::{compile, nvrtc_is_present};
 
@@ -8,7 +8,7 @@ fn main() {
         println!("skipped: libnvrtc was not found");
         return;
     }
-    let mut wanted = std::env::args().skip(1);
+    let mut wanted = std::env::args().skip(1).filter(|word| word != "--bench");
     let (source_name, only) = (wanted.next(), wanted.next());
     let mut failures = 0;
     for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"] {

@@ -1,6 +1,6 @@
 //! What L(i) costs beyond a forward pass, and how much memory it takes.
 //!
-//! `cargo run --release -p fox-eval --example loss_cost -- [VOCAB] [LONG]`
+//! `cargo bench -p fox-eval --bench loss_cost -- [VOCAB] [LONG]`
 //!
 //! Alternates the evaluation of L(i) with a forward pass to the logits of the same tokens, so that a loaded
 //! machine slows both; prints the median ratio, the peak memory with few and with many documents, and that of
@@ -20,7 +20,8 @@ const LENGTH: usize = 2048;
 const ROUNDS: usize = 7;
 
 fn main() -> Outcome<()> {
-    let mut numbers = std::env::args().skip(1).map(|text| text.parse::<usize>());
+    let mut numbers =
+        std::env::args().skip(1).filter(|word| word != "--bench").map(|text| text.parse::<usize>());
     let vocab = numbers.next().transpose()?.unwrap_or(8192);
     let long = numbers.next().transpose()?.unwrap_or(65536);
     let device = fox_cpu::device();

@@ -1,6 +1,6 @@
 //! Checks forgetting attention on the GPU against an f64 reference, then times it.
 //!
-//! `cargo run --release -p fox-cuda --example attention -- check bench`
+//! `cargo bench -p fox-cuda --bench attention -- check bench`
 //!
 //! `check [name]` runs the cases and `bench [name]` times the shapes whose name contains `name`; `sanitize` runs a few
 //! small cases without comparing much, for compute-sanitizer. The exit code is 1 when a case fails.
@@ -14,7 +14,7 @@ mod reference;
 use fox_cuda::{Gpu, Result};
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     match run(&args) {
         Ok(true) => {}
         Ok(false) => std::process::exit(1),

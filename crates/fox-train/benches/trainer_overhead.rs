@@ -2,7 +2,7 @@
 //! forward, backward and update. Run with
 //!
 //! ```text
-//! cargo run --release -p fox-train --example trainer_overhead [STEPS]
+//! cargo bench -p fox-train --bench trainer_overhead -- [STEPS]
 //! ```
 //!
 //! Both take turns, step by step, so that a busy machine slows both alike. Details (half-lives, pruned
@@ -92,7 +92,7 @@ impl Bare {
 }
 
 fn main() {
-    let steps: u64 = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(60);
+    let steps: u64 = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(60);
     let mut overrides: Vec<String> = SHAPES.iter().map(|text| text.to_string()).collect();
     overrides.push(format!("training.tokens={}", steps * 8 * 512));
     let recipe = recipe::load("tiny-fox-pro", &overrides).unwrap();

@@ -1,0 +1,79 @@
+//! What may have been meant by a path or a name that is none.
+
+use std::path::{Path, PathBuf};
+
+use fox_base::nearest::nearest;
+use fox_model::Preset;
+use fox_train::{RunFolder, recipe};
+
+/// Why there is no model at a path, and which one may have been meant.
+pub fn no_model(path: &Path) -> String {
+    let shown = path.display();
+    if path.exists() {
+        return format!(
+            "{shown} has no config.json; give the folder of a checkpoint, or of a run of `fox train`"
+        );
+    }
+    let hint = match nearest_model(path, |_| true) {
+        Some(path) => format!("did you mean {}?", path.display()),
+        None => "give the folder of a checkpoint, or of a run of `fox train`".to_owned(),
+    };
+    format!("{shown} does not exist; {hint}")
+}
+
+/// Why there is no run at a path, and which one may have been meant.
+pub fn no_run(path: &Path) -> String {
+    let shown = path.display();
+    if let Some(run) = RunFolder::around(path) {
+        return format!("{shown} is part of the run {}; name that folder", run.display());
+    }
+    match nearest_model(path, RunFolder::is_run) {
+        Some(run) => format!("{shown} holds no run of fox; did you mean {}?", run.display()),
+        None => format!("{shown} holds no run of fox; give the --out folder of `fox train`"),
+    }
+}
+
+/// Why nothing can be told about a model, and which one may have been meant.
+pub fn no_description(name: &str) -> String {
+    let presets = Preset::all();
+    let recipes = recipe::BUILTIN.iter().map(|recipe| recipe.name);
+    let known = presets.iter().map(|preset| preset.name).chain(recipes);
+    let folder = nearest_model(Path::new(name), |_| true);
+    let hint = match (nearest(name, known), folder) {
+        (Some(known), _) => format!("did you mean `{known}`?"),
+        (None, Some(path)) => format!("did you mean {}?", path.display()),
+        (None, None) => "`fox train --list` shows the recipes".to_owned(),
+    };
+    format!("`{name}` is neither a folder nor a config.json nor a recipe; {hint}")
+}
+
+/// What is wrong with a folder that was given as a recipe.
+pub fn folder_as_recipe(name: &str) -> Option<String> {
+    let path = Path::new(name);
+    if RunFolder::is_run(path) {
+        return Some(format!(
+            "{name} is a run, not a recipe; to go on with it, give its recipe and --out {name}; to begin with its weights, a recipe and --init {name}"
+        ));
+    }
+    let is_model = path.join("config.json").is_file();
+    is_model.then(|| {
+        format!("{name} is a checkpoint, not a recipe; begin with it by a recipe and --init {name}")
+    })
+}
+
+/// The model or run with the most similar name, among those beside the path and in `runs`.
+fn nearest_model(path: &Path, kind: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    let beside = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut models = Vec::new();
+    for place in [beside, Path::new("runs")] {
+        let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+        let folders = entries.map(|entry| entry.path());
+        models.extend(folders.filter(|p| p.join("config.json").exists() || RunFolder::is_run(p)));
+    }
+    models.retain(|path| kind(path));
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let names: Vec<String> = models.iter().map(|path| name(path)).collect();
+    let meant = nearest(&name(path), names.iter().map(String::as_str))?;
+    let found = models.into_iter().find(|path| name(path) == meant)?;
+    Some(found.strip_prefix(".").unwrap_or(&found).to_path_buf())
+}
