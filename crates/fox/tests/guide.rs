@@ -1,11 +1,11 @@
-//! The guide (`docs/guide`) and the README: their commands run, their flags, links and pictures exist, and their code is
-//! that of files which are compiled.
+//! The guide (`docs/guide`) and the README: their commands run, their flags, links and pictures exist, and their code
+//! is that of files which are compiled.
 //!
 //! A fenced block says by its first line what it is:
 //!
 //! | fence | what is done with it here |
 //! |---|---|
-//! | `sh run` | run, in the order of the book, in one folder; what a `text` block right behind it shows must be printed |
+//! | `sh run` | run, in the order of the book, in one folder; a `text` block right behind it must be printed |
 //! | `sh slow`, `sh gpu`, `sh more` | not run; every flag of `fox` in it must exist |
 //! | any, behind `<!-- from FILE -->` | must stand in that file, whatever its indentation |
 //!
