@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fox_cache::{Cache, PagePolicy};
 use fox_model::{ForwardOptions, Model};
@@ -24,6 +24,9 @@ use crate::running::Running;
 use crate::step::{Pace, PromptOrder};
 use crate::warm::warm_up;
 use crate::{EngineOptions, FinishReason, HeadPages, Result, Stats};
+
+/// Time between counts of all pages.
+const COUNT_EVERY: Duration = Duration::from_millis(50);
 
 /// Logits that make a task.
 const TASK_LOGITS: usize = 1 << 14;
@@ -47,8 +50,9 @@ pub(crate) struct Scheduler {
     order: PromptOrder,
     pace: Pace,
     pub(crate) stats: Stats,
-    /// Whether the pages of the running sequences may be others than when they were counted.
+    /// Whether the pages of the running sequences may be others than when they were counted, and when that was.
     pub(crate) pages_changed: bool,
+    counted: Instant,
 }
 
 /// Tells everybody that the thread is gone, however it went.
@@ -96,6 +100,7 @@ impl Scheduler {
             order: PromptOrder::default(),
             pace: Pace::default(),
             pages_changed: true,
+            counted: Instant::now(),
         })
     }
 
@@ -330,10 +335,13 @@ impl Scheduler {
         stats.queued = self.waiting.len();
         stats.cache_bytes = self.policy.meter().bytes();
         stats.peak_cache_bytes = self.policy.meter().peak();
-        // Counting takes longer than the rest of what a step on a device leaves to the host.
-        if !std::mem::take(&mut self.pages_changed) {
+        // Counting takes longer than the rest of what a step on a device leaves to the host: now and then is enough, and
+        // when all is done.
+        let due = self.running.is_empty() || self.counted.elapsed() >= COUNT_EVERY;
+        if !self.pages_changed || !due {
             return;
         }
+        (self.pages_changed, self.counted) = (false, Instant::now());
         stats.heads.clear();
         for r in &self.running {
             let Some(cache) = &r.cache else { continue };

@@ -51,6 +51,9 @@ pub struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Also tell how long a step takes on the device alone
+    #[arg(long)]
+    profile: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -89,7 +92,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let alone = together(&engine, vec![request(1, args.context, args.tokens)])?;
         for &streams in &args.streams {
             let all = (1..=u64::from(streams)).map(|seed| request(seed, args.context, args.tokens));
+            device.backend().profile(args.profile);
             let run = together(&engine, all.collect())?;
+            device.backend().profile(false);
+            for op in device.backend().take_profile()?.iter().filter(|_| args.profile) {
+                let each = 1e3 * op.seconds / op.calls.max(1) as f64;
+                output::note(&format!("  {}: {} times {each:.3} ms", op.op, op.calls));
+            }
             let same = run.first == alone.first;
             // What was measured is told at once: a later run may fail.
             output::note(&format!("{streams} streams, slots {resident}: {:.0} tokens/s", run.rate));

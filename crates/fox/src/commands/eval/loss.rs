@@ -114,8 +114,7 @@ impl DocumentArgs {
         }
         let part = if report.trained_on { ".train" } else { "" };
         let state = out.join(format!("{}{part}.state.json", file_stem(name)));
-        let progress =
-            group.is_first().then(|| Bar::new(&format!("{name} loss"), self.documents));
+        let progress = group.is_first().then(|| Bar::new(&format!("{name} loss"), self.documents));
         let sums = evaluate_loss_in(group, &subject, &*data, &options, Some(&state), |done| {
             if let Some(progress) = &progress {
                 progress.set(done);
