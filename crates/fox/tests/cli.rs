@@ -244,7 +244,11 @@ fn a_selftest_of_nothing_does_not_pass() {
     assert!(stderr(&output).contains("no case is called anything like `atention`"));
     let output = fox(&["selftest", "--device", "cpu", "--only", "pages", "no-such-dump"]);
     assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
-    assert!(stdout(&output).contains("no-such-dump: FAIL there is no folder"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("no-such-dump: FAIL there is no folder"),
+        "{}",
+        stdout(&output)
+    );
     let output = fox(&["selftest", "--device", "cpu", "--only", "pages", &dump("fox_pro")]);
     assert!(output.status.success(), "{}", stdout(&output));
     assert!(stdout(&output).contains("44 comparisons agree"), "{}", stdout(&output));
