@@ -269,8 +269,35 @@ fn a_selftest_of_nothing_does_not_pass() {
     assert!(stderr(&output).contains("no case is called anything like `atention`"));
     let output = fox(&["selftest", "--device", "cpu", "--only", "pages", "no-such-dump"]);
     assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
-    assert!(stdout(&output).contains("no-such-dump: FAIL cannot open"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("no-such-dump: FAIL there is no folder"),
+        "{}",
+        stdout(&output)
+    );
     let output = fox(&["selftest", "--device", "cpu", "--only", "pages", &dump("fox_pro")]);
     assert!(output.status.success(), "{}", stdout(&output));
     assert!(stdout(&output).contains("44 comparisons agree"), "{}", stdout(&output));
+}
+
+#[test]
+fn bench_hybrid_adds_up_layers() {
+    let sizes =
+        ["--seq", "32", "--batch", "1", "--vocab", "64", "--repeat", "1", "--device", "cpu"];
+    let output = fox(&[&["bench", "hybrid", "tiny-hybrid", "--json"], &sizes[..]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let hybrid = &report["hybrids"][0];
+    assert_eq!(hybrid["layers"], serde_json::json!(["fox", "window:64", "gated-delta-net"]));
+    assert!(hybrid["error_vs_oracle"].as_f64().unwrap() < 1e-4);
+    let alone = hybrid["alone_ms"].as_object().unwrap().values().map(|ms| ms.as_f64().unwrap());
+    let (sum, step) = (hybrid["sum_ms"].as_f64().unwrap(), hybrid["ms_per_step"].as_f64().unwrap());
+    assert!((alone.sum::<f64>() / 3.0 / sum - 1.0).abs() < 1e-9, "each is a third of the layers");
+    assert!((step / sum / hybrid["ratio"].as_f64().unwrap() - 1.0).abs() < 1e-9);
+    let output = fox(&[&["bench", "hybrid", "tiny-fox-pro"], &sizes[..]].concat());
+    assert!(!output.status.success());
+    assert!(
+        stderr(&output).contains("has no model.mixers, so it is no hybrid"),
+        "{}",
+        stderr(&output)
+    );
 }

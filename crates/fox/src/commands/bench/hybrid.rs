@@ -102,12 +102,19 @@ fn with_mixers(overrides: &[String], mixers: &[&str]) -> Vec<String> {
     all
 }
 
+/// The model of a recipe, with a vocabulary of this size whatever the recipe says.
+fn config(spec: &str, overrides: &[String], vocab: usize) -> Result<ModelConfig> {
+    let mut all = overrides.to_vec();
+    all.push(format!("model.vocab_size={vocab}"));
+    Ok(recipe::load(spec, &all)?.model_config(vocab)?)
+}
+
 /// Small enough for the oracle, with every mixer once.
 fn check(spec: &str, device: &Device, overrides: &[String], mixers: &[&str]) -> Result<f64> {
     let mut small = with_mixers(overrides, mixers);
     let sizes = [("hidden_size", 64), ("num_heads", 4), ("num_hidden_layers", mixers.len())];
     small.extend(sizes.map(|(key, value)| format!("model.{key}={value}")));
-    let config = recipe::load(spec, &small)?.model_config(100)?;
+    let config = config(spec, &small, 100)?;
     check_model(device, &config, 80, &ForwardOptions::default())
 }
 
@@ -125,12 +132,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         kinds.sort_unstable();
         kinds.dedup();
         let error = check(spec, &device, &args.overrides, &kinds)?;
-        let config = |overrides: &[String]| -> Result<ModelConfig> {
-            Ok(recipe::load(spec, overrides)?.model_config(vocab)?)
-        };
-        let mut subjects = vec![Subject::new(spec, &config(&args.overrides)?, &device)?];
+        let whole = config(spec, &args.overrides, vocab)?;
+        let mut subjects = vec![Subject::new(spec, &whole, &device)?];
         for kind in &kinds {
-            let alone = config(&with_mixers(&args.overrides, &[kind]))?;
+            let alone = config(spec, &with_mixers(&args.overrides, &[kind]), vocab)?;
             subjects.push(Subject::new(kind, &alone, &device)?);
         }
         let warm_up = 2;
