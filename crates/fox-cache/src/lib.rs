@@ -8,6 +8,31 @@
 //!   tolerance. [`bound`] has the bound on the logits that this rests on.
 //! - [`CacheMeter`] counts the bytes of all states, shared pages once; [`Budget`] decides with it whether
 //!   another sequence may start.
+//!
+//! The memory of a layer, and that of a sequence:
+//!
+//! ```
+//! use fox_cache::{AttentionStateSpec, Cache, PagePolicy, StateSpec};
+//! use fox_tensor::{AttentionWeights, Device};
+//!
+//! let layer = StateSpec::Attention(AttentionStateSpec {
+//!     heads: 12,
+//!     kv_heads: 12,
+//!     head_dim: 64,
+//!     gated: true,
+//!     k_shift: true,
+//!     v_shift: true,
+//!     window: None,
+//!     weights: AttentionWeights::Softmax,
+//! });
+//! // Keys, values, and a log gate per head.
+//! assert_eq!(layer.values_per_token(), 2 * 12 * 64 + 12);
+//!
+//! let policy = PagePolicy::keep_all();
+//! let cache = Cache::paged([layer.clone(), layer], &policy, &Device::naive())?;
+//! assert_eq!((cache.batch(), cache.lens(), cache.usage(0).tokens), (1, &[0][..], 0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod bound;
 mod budget;

@@ -8,6 +8,24 @@
 //! Layers, from the bottom: `cudarc` opens the libraries and declares their functions; [`Gpu`] owns a
 //! device, its stream, its memory ([`Buffer`]s from a caching pool) and its compiled kernels; the ops
 //! ([`attention`]) turn shapes into launches, and [`Cuda`] is the [`fox_tensor::Backend`] made of them.
+//!
+//! A program can be built anywhere and takes a GPU where there is one:
+//!
+//! ```
+//! use fox_cuda::{Cuda, Gpu, Precision};
+//! use fox_tensor::Device;
+//!
+//! if Gpu::driver_is_present() {
+//!     match Gpu::new(0).and_then(|gpu| Cuda::new(gpu, Precision::Bf16)) {
+//!         Ok(cuda) => {
+//!             let device = Device::new(cuda);
+//!             assert_eq!(device.full([2], 1.5)?.to_f32()?, [1.5, 1.5]);
+//!         }
+//!         Err(error) => println!("no GPU: {error}"),
+//!     }
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod arena;
 mod backend;

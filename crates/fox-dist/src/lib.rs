@@ -16,6 +16,22 @@
 //! rank 0 - roster (addresses) -> every other rank
 //! rank i - connects -> rank j, for all j < i                      data links: collectives
 //! ```
+//!
+//! ```
+//! use fox_dist::{Group, owners, tree_sum};
+//!
+//! // Under torchrun and the like: Group::meet(&placement, &meeting), where Placement::from_env() finds one.
+//! let group = Group::alone();
+//! assert_eq!((group.rank(), group.size(), group.is_first()), (0, 1, true));
+//! assert_eq!(group.all_gather(b"mine")?, [b"mine"]);
+//! group.leave()?;
+//!
+//! // The largest parameters first, each to the rank with the least so far.
+//! assert_eq!(owners(&[10, 70, 30, 60], 2), [0, 0, 1, 1]);
+//! // ((a + b) + (c + d)), whatever the number of ranks that hold a, b, c and d.
+//! assert_eq!(tree_sum(vec![vec![1.0], vec![2.0], vec![3.0], vec![4.0]]), [10.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod context;
 mod error;

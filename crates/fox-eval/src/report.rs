@@ -65,7 +65,7 @@ impl Page {
         self
     }
 
-    /// Charts side by side where there is room. Each is an SVG fragment of [`crate::plot`].
+    /// Charts side by side where there is room. Each is an SVG fragment of [`fox_plot`].
     pub fn charts(&mut self, fragments: &[String]) -> &mut Self {
         self.body.push_str("<div class=\"cards\">");
         for fragment in fragments {

@@ -1,14 +1,28 @@
 //! The inference engine: token ids in, token ids out.
 //!
-//! ```text
-//! let engine = Engine::start(model, EngineOptions::default())?;       one thread owns the model
-//! for event in engine.submit(request)? {                             any thread asks it
+//! ```
+//! use fox_infer::{Engine, EngineOptions, Event, Request, Sampling};
+//! use fox_model::{Model, ModelConfig};
+//!
+//! let mut config = ModelConfig::fox_pro(64, 2, 2);
+//! config.vocab_size = 100;
+//! // A trained one: Model::from_checkpoint(Path::new("runs/tiny/export"), &device).
+//! let model = Model::init(&config, 1, &fox_cpu::device())?;
+//! let engine = Engine::start(model, EngineOptions::default())?;          // one thread owns the model
+//!
+//! let sampling = Sampling { temperature: 0.8, top_p: 0.9, seed: 7, ..Sampling::default() };
+//! let request = Request { sampling, ..Request::greedy(vec![1, 2, 3], 5) };
+//! let mut answer = Vec::new();
+//! for event in engine.submit(request)? {                                 // any thread asks it
 //!     match event {
-//!         Event::Prompt(scores) => ...                                log-probabilities of the prompt
-//!         Event::Token(scored) => ...                                 id, log-probability, alternatives
-//!         Event::Finished(finished) => ...                            why, and what it took
+//!         Event::Prompt(_) => {}                                         // where `echo` asks for it
+//!         Event::Token(token) => answer.push((token.id, token.logprob)), // as they come
+//!         Event::Finished(end) => println!("{:?}, {:?}", end.reason, end.usage),
 //!     }
 //! }
+//! assert_eq!(answer.len(), 5);
+//! assert!(answer.iter().all(|(id, logprob)| *id < 100 && *logprob < 0.0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! - [`Engine`] is a cheap handle; requests queue, share steps with others and may be dropped at any time.

@@ -9,6 +9,32 @@
 //! - [`CheckpointReader`] and [`write_checkpoint`] handle Hugging Face folders, one tensor in memory
 //!   at a time.
 //! - [`verify_dump`] proves a model against a reference dump.
+//!
+//! ```
+//! use fox_model::{ForwardOptions, Model, ModelConfig};
+//! use fox_tensor::{Device, Segments, Tape};
+//!
+//! let mut config = ModelConfig::fox_pro(32, 2, 2);    // width, blocks, heads
+//! config.vocab_size = 100;
+//! let device = Device::naive();                       // any device; the oracle needs no other crate
+//! let model = Model::init(&config, 1, &device)?;
+//! let (ids, options) = ([5, 6, 7, 8], ForwardOptions::default());
+//!
+//! // All positions at once: logits [4, 100].
+//! let mut tape = Tape::inference(&device);
+//! let tokens = device.from_i32(&ids, [4])?;
+//! let hidden = model.forward(&mut tape, &tokens, &Segments::uniform(1, 4), None, &options)?;
+//! let logits = model.logits(&mut tape, &hidden.states)?.value().to_f64()?;
+//!
+//! // Token by token: the same logits at the end.
+//! let mut cache = model.new_cache(1, 4)?;
+//! let mut last = Vec::new();
+//! for id in ids {
+//!     last = model.decode(&[&[id]], &mut cache, &options)?.to_f64()?;
+//! }
+//! assert!(last.iter().zip(&logits[300..]).all(|(a, b)| (a - b).abs() < 1e-5));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod block;
 mod checkpoint;

@@ -4,6 +4,16 @@
 //! page that includes [`STYLE`] once, or a [`standalone`] file that carries the style itself. Colours
 //! follow the reader's light or dark preference. Every chart is [`WIDTH`] units wide, so that text keeps
 //! its size relative to the others and stays readable on a phone.
+//!
+//! ```
+//! use fox_plot::{LineChart, standalone};
+//!
+//! let mut chart = LineChart::new("Loss at every position", "position", "loss");
+//! chart.add_line("FoX", vec![(1.0, 2.0), (10.0, 1.6), (100.0, 1.4)]);
+//! chart.add_line("Transformer", vec![(1.0, 2.0), (10.0, 1.7), (100.0, 1.6)]);
+//! let svg = standalone(&chart.fragment());
+//! assert!(svg.starts_with("<svg") && svg.contains("Transformer"));
+//! ```
 
 mod axis;
 mod color;

@@ -1,10 +1,31 @@
 //! Serving a model over HTTP: OpenAI-compatible completions whose log-probabilities are exact, and a page
 //! to play with.
 //!
-//! ```text
-//! let server = Server::bind(Served { name, engine, tokenizer }, ServeOptions::default())?;
-//! let stop = server.stopper();          another thread calls stop.stop(): no new requests, the old ones end
-//! server.run()?;                        until then
+//! ```
+//! use fox_data::Tokenizer;
+//! use fox_infer::{Engine, EngineOptions};
+//! use fox_model::{Model, ModelConfig};
+//! use fox_serve::{ServeOptions, Served, Server};
+//!
+//! let tokenizer = Tokenizer::from_name("bytes")?;
+//! let mut config = ModelConfig::fox_pro(32, 1, 2);
+//! config.vocab_size = tokenizer.vocab_size();
+//! let model = Model::init(&config, 1, &fox_cpu::device())?;
+//! let engine = Engine::start(model, EngineOptions::default())?;
+//! let served = Served { name: "tiny".into(), engine, tokenizer };
+//! let options = ServeOptions { address: ([127, 0, 0, 1], 0).into(), ..ServeOptions::default() };
+//! let server = Server::bind(served, options)?;
+//!
+//! // One request without a connection.
+//! let (status, body) = server.complete(br#"{"prompt": "Ann", "max_tokens": 3}"#)?;
+//! assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
+//!
+//! // Until another thread asks it to stop: no new requests, the old ones end.
+//! let stop = server.stopper();
+//! let running = std::thread::spawn(move || server.run());
+//! stop.stop();
+//! running.join().map_err(|_| "the server panicked")??;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! A request's way: `server` accepts and reads with limits on everything, `routes` finds who answers,

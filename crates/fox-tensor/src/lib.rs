@@ -10,6 +10,27 @@
 //! Activations are matrices of `rows` tokens: a batch `[B, T, C]` is passed as `[B*T, C]`, and
 //! [`Segments`] says which rows form a sequence. Padding, packed documents and decoding against a
 //! cache are all just different segments.
+//!
+//! A product with its gradient, on the oracle:
+//!
+//! ```
+//! use fox_tensor::{Device, Gradients, Tape};
+//!
+//! let device = Device::naive();
+//! let mut tape = Tape::recording(&device);
+//! let x = tape.leaf(device.from_f32(&[1.0, 2.0], [1, 2])?);              // [rows, in]
+//! let w = tape.leaf(device.from_f32(&[3.0, 4.0, 5.0, 6.0], [2, 2])?);    // [out, in]
+//! let y = tape.linear(&x, &w, None)?;                                    // [rows, out]
+//! assert_eq!(y.value().to_f32()?, [11.0, 17.0]);
+//!
+//! let dy = device.from_f32(&[1.0, 0.0], [1, 2])?;
+//! let gradients = tape.backward_from(&[(y, dy)], &[x, w], &mut Gradients::default())?;
+//! assert_eq!(gradients[0].as_ref().ok_or("no gradient")?.to_f32()?, [3.0, 4.0]);
+//! assert_eq!(gradients[1].as_ref().ok_or("no gradient")?.to_f32()?, [1.0, 2.0, 0.0, 0.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `fox-cpu` shows attention with forget gates in the same way.
 
 mod activation;
 mod backend;

@@ -1,6 +1,8 @@
 //! The `fox` command: the Forgetting Transformer from the terminal.
 // They panic when the reader has gone; see `output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
+// Comments on arguments are the help of the command line, where brackets and addresses mean themselves.
+#![allow(rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
 mod bar;
 mod commands;

@@ -63,7 +63,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fill(NewFile::create(path)?, bytes)
 }
 
-/// [`write`] for a file that several processes may write at the same time, such as one of a cache: the last
+/// [`write()`] for a file that several processes may write at the same time, such as one of a cache: the last
 /// one stands. What a killed writer left behind is not removed.
 pub fn write_shared(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();

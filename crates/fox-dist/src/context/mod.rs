@@ -1,7 +1,7 @@
 //! One sequence over several ranks (context parallelism).
 //!
 //! Every rank of a [`Context`] holds a range of the columns of a batch. Ops that look back get what they need from the
-//! ranks before, through [`EarlierRows`](fox_tensor::EarlierRows), so that a model computes with part of its sequences
+//! ranks before, through [`EarlierRows`], so that a model computes with part of its sequences
 //! as if it had all of them:
 //!
 //! - the token shift needs one row, that before the first one (`row.rs`);
