@@ -10,7 +10,6 @@ use fox_tensor::{Device, WeightFormat};
 use crate::checkpoint::RunState;
 use crate::cluster::batch_flops;
 use crate::data::RunData;
-use crate::recipe::ParallelRecipe;
 use crate::stepper::Stepper;
 use crate::trainer::RATE_LIMIT;
 use crate::{Recipe, Result, Updater, fit};
@@ -71,7 +70,8 @@ pub fn rehearse(recipe: &Recipe, data: &RunData, device: &Device) -> Result<Rehe
 /// The recipe with fewer and then shorter sequences, until a step is short at `rate` FLOP/s of matrix products.
 fn part(recipe: &Recipe, config: &ModelConfig, rate: f64) -> Recipe {
     let mut part = recipe.clone();
-    part.parallel = ParallelRecipe { context: 1 };
+    part.parallel.context = 1;
+    part.data.stages.clear();
     part.training.batch = recipe.micro_batch();
     part.training.micro_batch = None;
     while batch_flops(&part, config, 1.0) > PRODUCTS * rate {
