@@ -85,12 +85,15 @@ def recurrences():
             try:
                 x = [a.detach().cuda().to(dtype).requires_grad_() for a in x]
                 o, want = ours(*x)[0], naive(*x)[0]
-                w = torch.randn(o.shape, device="cuda")
-                pairs = [
-                    (o, want),
-                    *zip(torch.autograd.grad(o, x, w.to(o.dtype)), torch.autograd.grad(want, x, w.to(want.dtype))),
-                ]
-                worst = max(scans.error(a, b) for a, b in pairs)
+                # The gradient of a few numbers is a sum that may nearly cancel, and its relative error is large then: the
+                # median of five draws counts. What is wrong is wrong in all of them.
+                draws = []
+                for _ in range(5):
+                    w = torch.randn(o.shape, device="cuda")
+                    ours_d = torch.autograd.grad(o, x, w.to(o.dtype), retain_graph=True)
+                    naive_d = torch.autograd.grad(want, x, w.to(want.dtype), retain_graph=True)
+                    draws.append([scans.error(a, b) for a, b in zip(ours_d, naive_d)])
+                worst = max(scans.error(o, want), *(sorted(errors)[2] for errors in zip(*draws)))
                 check(f"{make.__name__}, {str(dtype)[6:]}", worst < limit, f"{worst:.1e}")
             except Exception as error:
                 check(f"{make.__name__}, {str(dtype)[6:]}", False, repr(error))

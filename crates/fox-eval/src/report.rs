@@ -22,7 +22,13 @@ font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}pre.prose{whi
 .tokens{font:13px/2 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}\
 .tokens span{padding:2px 1px;border-radius:3px;white-space:pre-wrap}footer{color:var(--dim);font-size:.85rem;margin-top:3em}\
 @media (max-width:480px){body{font-size:15px}main{padding:14px 12px 48px}.card{padding:8px}\
-table{font-size:.8rem}th,td{white-space:normal;padding:5px 7px 5px 0}}";
+table{font-size:.8rem}th,td{white-space:normal;padding:5px 7px 5px 0}\
+.wide,.wide tbody,.wide tr{display:block}.wide tr:first-child{display:none}.wide tr{padding:6px 0}\
+.wide td{display:flex;justify-content:space-between;padding:2px 0}.wide td:first-child{font-weight:600}\
+.wide td::before{content:attr(data-of);color:var(--dim);font-weight:400}}";
+
+/// Tables of more columns are lists of figures on a phone.
+const PHONE_COLUMNS: usize = 5;
 
 /// A page under construction.
 #[derive(Clone, Debug)]
@@ -75,14 +81,21 @@ impl Page {
         self
     }
 
-    /// A table; the first row is its head.
+    /// A table; the first row is its head. On a phone each row of a wide one is a list, with the words of the head.
     pub fn table(&mut self, rows: &[Vec<String>]) -> &mut Self {
-        self.body.push_str("<div class=\"scroll\"><table>");
+        let head = rows.first().map_or(&[][..], Vec::as_slice);
+        let wide = head.len() > PHONE_COLUMNS;
+        self.body.push_str("<div class=\"scroll\">");
+        self.body.push_str(if wide { "<table class=\"wide\">" } else { "<table>" });
         for (r, row) in rows.iter().enumerate() {
-            let tag = if r == 0 { "th" } else { "td" };
             self.body.push_str("<tr>");
-            for cell in row {
-                let _ = write!(self.body, "<{tag}>{}</{tag}>", escape(cell));
+            for (c, cell) in row.iter().enumerate() {
+                let cell = escape(cell);
+                let _ = match head.get(c).filter(|_| wide && r > 0) {
+                    _ if r == 0 => write!(self.body, "<th>{cell}</th>"),
+                    Some(of) => write!(self.body, "<td data-of=\"{}\">{cell}</td>", escape(of)),
+                    None => write!(self.body, "<td>{cell}</td>"),
+                };
             }
             self.body.push_str("</tr>");
         }

@@ -251,7 +251,8 @@ fn close_up_of(layer: &observe::LayerGates, head: usize, tokens: usize) -> Optio
     (4.0 * last <= tokens as f64).then_some(last as usize)
 }
 
-/// The heads that were asked for, or the shortest, a middle and the two longest memories.
+/// The heads that were asked for; or the one that forgets at the fewest places, as where a chapter begins, and then the
+/// shortest, a middle and the two longest memories.
 fn choose(layers: &[observe::LayerGates], asked: &[(usize, usize)]) -> Result<Vec<(usize, usize)>> {
     let exists = |&&(l, h): &&(usize, usize)| layers.get(l).is_some_and(|layer| h < layer.heads);
     if let Some((l, h)) = asked.iter().find(|place| !exists(place)) {
@@ -274,7 +275,12 @@ fn choose(layers: &[observe::LayerGates], asked: &[(usize, usize)]) -> Result<Ve
     picked.dedup();
     picked.sort_unstable();
     picked.dedup();
-    Ok(picked.into_iter().map(|i| ranked[i].1).collect())
+    let by_memory = picked.into_iter().map(|i| ranked[i].1);
+    let suddenness = |(l, h): (usize, usize)| layers[l].suddenness(h);
+    let places = ranked.iter().map(|(_, place)| *place).filter(|place| suddenness(*place) > 0.0);
+    let telling = places.max_by(|a, b| suddenness(*a).total_cmp(&suddenness(*b)));
+    let others = by_memory.filter(|place| Some(*place) != telling);
+    Ok(telling.into_iter().chain(others).collect())
 }
 
 fn token_gates(tokens: &[u32], layers: &[observe::LayerGates]) -> Vec<TokenGate> {

@@ -16,6 +16,11 @@ use crate::subject::Subject;
 /// Blocks of queries that every head is sampled in, whether it gets a picture or not.
 const SUMMARY_BLOCKS: usize = 128;
 
+/// One token in so many counts as few.
+const FEW: usize = 64;
+/// Nats of decay that are little over a whole text, and much at one token.
+const LITTLE: f64 = 5.0;
+
 /// What the first pass keeps of a layer; no heads where it is no attention.
 #[derive(Default)]
 pub(super) struct LayerGates {
@@ -45,6 +50,17 @@ impl LayerGates {
 
     pub fn half_life(&self, head: usize) -> Option<HalfLife> {
         self.cumulative(head).map(|c| half_life(&c))
+    }
+
+    /// The share of a head's forgetting that happens at a few tokens, one in [`FEW`]; 0 for heads that forget less than
+    /// [`LITTLE`] nats in all of the text.
+    pub fn suddenness(&self, head: usize) -> f64 {
+        // A gate may be closed for good; one such token must not count for all others.
+        let mut steps: Vec<f64> = self.log_gates(head).map(|g| f64::from(-g).min(LITTLE)).collect();
+        steps.sort_by(|a, b| b.total_cmp(a));
+        let all: f64 = steps.iter().sum();
+        let few: f64 = steps.iter().take(steps.len().div_ceil(FEW)).sum();
+        if all >= LITTLE { few / all } else { 0.0 }
     }
 
     pub fn mean_gate(&self, head: usize) -> Option<f64> {
@@ -222,5 +238,20 @@ fn head_data(
         scale: spec.scale,
         window: spec.window,
         weights: view.weights,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_that_forgets_at_once_is_more_telling_than_one_that_always_does() {
+        // 256 tokens; the heads: closed at two tokens, decaying evenly, remembering all.
+        let gates = (0..256).flat_map(|t| [if t % 128 == 5 { -30.0 } else { -1e-4 }, -0.1, -1e-4]);
+        let layer = LayerGates { heads: 3, log_gates: gates.collect(), ..LayerGates::default() };
+        assert!(layer.suddenness(0) > 0.99);
+        assert!((layer.suddenness(1) - 4.0 / 256.0).abs() < 1e-6);
+        assert_eq!(layer.suddenness(2), 0.0);
     }
 }
