@@ -19,8 +19,10 @@ pub(super) fn attend_pages(
     for (s, segment) in spec.segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
         for h in 0..spec.kv_heads {
             let kept = keys[s].seen() - keys[s].first(h);
+            // Rows are copied as they are: bf16 where pages hold that.
+            let dtype = held_pages(keys[s], h).next().map_or(DType::F32, |page| page.slab.k.dtype());
             let gather = |f: fn(&Slab) -> &Tensor| -> Result<Tensor> {
-                let mut rows = device.uninit([kept.next_multiple_of(PAGE), d], DType::F32)?;
+                let mut rows = device.uninit([kept.next_multiple_of(PAGE), d], dtype)?;
                 for (p, page) in held_pages(keys[s], h).enumerate() {
                     let (from, row) = (f(page.slab), page.row());
                     device.backend().copy_rows(from, row, &mut rows, p * PAGE, PAGE)?;
