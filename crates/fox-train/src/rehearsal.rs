@@ -15,7 +15,7 @@ use crate::trainer::RATE_LIMIT;
 use crate::{Recipe, Result, Updater, fit};
 
 /// Seconds of matrix products that a rehearsed step may come to, and the number of such steps.
-const PRODUCTS: f64 = 0.5;
+const PRODUCTS: f64 = 1.0;
 const STEPS: u64 = 3;
 /// Sequences are not cut below this length.
 const SHORTEST: usize = 64;

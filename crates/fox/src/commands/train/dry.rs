@@ -16,7 +16,9 @@ pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
     let (recipe, data) = resolve(args, out, device)?;
     let found = rehearse(&recipe, &data, device)?;
     let mut printed = String::new();
-    for line in summary(&recipe, &data, &found, out, device).lines() {
+    let named = args.data.as_ref().map(|path| path.display().to_string());
+    let source = named.unwrap_or_else(|| data.train.identity());
+    for line in summary(&recipe, &source, &found, out, device).lines() {
         printed += &format!("# {line}\n");
     }
     output::print(&format!("{printed}\n{}", recipe.to_toml()?))?;
@@ -48,7 +50,7 @@ fn resolve(args: &Args, out: &Path, device: &Device) -> Result<(Recipe, RunData)
 
 fn summary(
     recipe: &Recipe,
-    data: &RunData,
+    source: &str,
     found: &Rehearsal,
     out: &Path,
     device: &Device,
@@ -61,15 +63,11 @@ fn summary(
     let free = found.free.map_or_else(String::new, |free| {
         format!(" of {} that are free", output::bytes(free as f64))
     });
-    let held_out = match data.heldout {
-        Some(_) => "",
-        None => "; held-out data are not part of this",
-    };
     let (rows, length) = found.measured;
     let table = [
         row("run folder", format!("{} ({state})", out.display())),
         row("parameters", output::grouped(found.parameters)),
-        row("data", format!("{}{held_out}", data.train.identity())),
+        row("data", source.to_string()),
         row("tokens", output::grouped(recipe.training.tokens)),
         row("steps", output::grouped(recipe.steps())),
         row("tokens of a step", output::grouped(recipe.tokens_per_step())),
