@@ -148,7 +148,9 @@ fn pages_are_dropped_alike_whether_gates_are_read_inside_a_step_or_at_its_end() 
     let request = Request { echo: true, ..Request::greedy(prompt(4, 300), 20) };
     let run = |device: &Device| {
         let model = mostly_local(ForgettingConfig::fox_pro(4), device);
-        scores(&Engine::start(model, options(Eviction::Tolerance(-3.0))).unwrap(), &request)
+        // In slots, pages are looked at when one is full.
+        let options = EngineOptions { resident: false, ..options(Eviction::Tolerance(-3.0)) };
+        scores(&Engine::start(model, options).unwrap(), &request)
     };
     let ((cpu, early), (naive, late)) = (run(&fox_cpu::device()), run(&Device::naive()));
     assert_eq!(early.evicted_pages, late.evicted_pages);

@@ -20,7 +20,8 @@ pub(super) fn attend_pages(
         for h in 0..spec.kv_heads {
             let kept = keys[s].seen() - keys[s].first(h);
             // Rows are copied as they are: bf16 where pages hold that.
-            let dtype = held_pages(keys[s], h).next().map_or(DType::F32, |page| page.slab.k.dtype());
+            let dtype =
+                held_pages(keys[s], h).next().map_or(DType::F32, |page| page.slab.k.dtype());
             let gather = |f: fn(&Slab) -> &Tensor| -> Result<Tensor> {
                 let mut rows = device.uninit([kept.next_multiple_of(PAGE), d], dtype)?;
                 for (p, page) in held_pages(keys[s], h).enumerate() {
