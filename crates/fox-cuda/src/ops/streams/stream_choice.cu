@@ -190,7 +190,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_choice(const __grid
     const float* logits = p.logits + size_t(blockIdx.x) * p.vocab;
     const Best best = find_best(logits, p.vocab);
     double sum = 0.0;
-#pragma unroll 4
     for (int i = threadIdx.x; i < p.vocab; i += THREADS) sum += expf(logits[i] - best.value);
     sum = sum_all(sum);
     // A row that has a NaN, or nothing but minus infinity, has no next token.
