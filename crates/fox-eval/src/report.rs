@@ -28,7 +28,7 @@ table{font-size:.8rem}th,td{white-space:normal;padding:5px 7px 5px 0}\
 .wide td::before{content:attr(data-of);color:var(--dim);font-weight:400}}";
 
 /// Tables of more columns are lists of figures on a phone.
-const PHONE_COLUMNS: usize = 5;
+const PHONE_COLUMNS: usize = 4;
 
 /// A page under construction.
 #[derive(Clone, Debug)]
