@@ -101,7 +101,7 @@ impl Tiling {
             17..=32 => many(64, 32, [4, 1], 8),
             33..=64 => many(64, 64, [2, 2], 6),
             65..=128 => many(64, 128, [2, 4], 4),
-            _ => many(128, 128, [2, 4], 5),
+            _ => many(128, 128, [2, 4], 3),
         }
     }
 
@@ -130,7 +130,7 @@ impl Tiling {
         }
     }
 
-    /// Dynamic shared memory, in bytes.
+    /// Dynamic shared memory, in bytes; not every GPU has more than 99 KiB for a thread block.
     pub(super) fn shared(self) -> usize {
         match self {
             Tiling::Few { .. } => 0,
@@ -150,10 +150,15 @@ impl Tiling {
 
     /// Thread blocks side by side for so many rows.
     pub(super) fn row_blocks(self, rows: usize) -> usize {
-        rows.div_ceil(match self {
+        rows.div_ceil(self.rows())
+    }
+
+    /// Rows of a thread block.
+    fn rows(self) -> usize {
+        match self {
             Tiling::Few { nt, .. } => 8 * nt,
             Tiling::Many { bn, .. } => bn,
-        })
+        }
     }
 
     fn source(self) -> (Source, &'static str) {
@@ -267,9 +272,8 @@ mod tests {
             assert!(bucket >= rows && (bucket == 8 || bucket < 2 * rows));
             for width in [64, 1536, 4096] {
                 let tiling = Tiling::new(bucket, width, false);
-                let each = bucket / tiling.row_blocks(bucket);
-                assert_eq!(tiling.row_blocks(bucket) * each, bucket);
-                assert!(tiling.threads() <= 256 && tiling.shared() <= 163 << 10);
+                assert_eq!(tiling.row_blocks(bucket) * tiling.rows(), bucket);
+                assert!(tiling.threads() <= 256 && tiling.shared() <= 99 << 10);
                 assert!(tiling.split().runs() <= MAX_PARTS);
             }
         }
