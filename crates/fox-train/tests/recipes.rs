@@ -352,7 +352,7 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
 fn a_recipe_without_sizes_is_refused() {
     let missing = |key: &str| {
         format!(
-            "`model.{key}` is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads) or extend a recipe that has them"
+            "`model.{key}` is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads), extend a recipe that has them, or begin with a checkpoint (--init)"
         )
     };
     assert_eq!(message("published", &[]), format!("published: {}", missing("hidden_size")));
