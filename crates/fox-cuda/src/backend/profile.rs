@@ -42,6 +42,8 @@ impl Cuda {
         if !self.profiler.on.load(Ordering::Relaxed) {
             return work();
         }
+        // The first op of a thread may be the one that is timed.
+        self.gpu.bind()?;
         let queue = if stream == self.gpu.stream() { "compute" } else { "exchange" };
         let begin = Event::record_on(stream)?;
         let value = work()?;

@@ -67,9 +67,16 @@ extern "C" __global__ void gate_prefix(PARAMS(GatePrefix)) {
     }
 }
 
-// dc_t = row sum - column sum of dS. The row sums are zero but for the rounding of delta; what is
-// known of them are the sums over `rows_per_sum` queries, which are spread over these: so the rounding
-// does not pile up over a long sequence.
+// What a row of dS adds up to in exact arithmetic: nothing, or what an attention sink takes of it.
+DEVICE float exact_row_sum(const GradientInputs& in, size_t tile0, int head, int i) {
+    const float4 row = reinterpret_cast<const float4*>(in.rows)[tile0 * in.block_m + i];
+    // A row that sees nothing has no sum to speak of.
+    return row.w == NEG_INF ? 0.f : row.z * exp2f(in.sinks[head] * LOG2_E - row.w);
+}
+
+// dc_t = row sum - column sum of dS. The row sums are exact_row_sum but for the rounding of delta; what is
+// known of them are the sums over `rows_per_sum` queries. What these have beside the exact ones is spread over
+// the queries: so the rounding does not pile up over a long sequence.
 DEVICE double gate_gradient_term(const GradientInputs& in, const Segment& s, int head, int t) {
     if (t >= s.k_len) return 0.0;
     double x = -double(in.column_sums[size_t(head) * in.gate_stride + s.c_base + t]);
@@ -79,7 +86,12 @@ DEVICE double gate_gradient_term(const GradientInputs& in, const Segment& s, int
         const size_t tile0 = size_t(head) * in.m_tile_count + s.m_tile0;
         const int group = i / in.rows_per_sum;
         const int rows = min(in.rows_per_sum, s.q_len - group * in.rows_per_sum);
-        x += double(in.row_sums[tile0 * sums + group]) / rows;
+        double rest = in.row_sums[tile0 * sums + group];
+        if (in.sinks) {
+            x += exact_row_sum(in, tile0, head, i);
+            for (int r = 0; r < rows; ++r) rest -= exact_row_sum(in, tile0, head, group * in.rows_per_sum + r);
+        }
+        x += rest / rows;
     }
     return x;
 }

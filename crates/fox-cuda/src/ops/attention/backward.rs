@@ -238,6 +238,8 @@ impl<T: Float> Attention<'_, T> {
             let inputs = GradientInputs {
                 column_sums: column_sums.address().into(),
                 row_sums: row_sums.address().into(),
+                rows: rows.address().into(),
+                sinks: self.sinks.map_or(0, Buffer::address).into(),
                 gate_stride: tiling.gate_stride,
                 m_tile_count: tiling.m_tile_count,
                 block_m: tile.block_m,

@@ -57,6 +57,10 @@ kernel_params! {
         pub(super) column_sums: ConstPtr<f32>,
         /// `[heads][m_tiles][block_m / rows_per_sum]`.
         pub(super) row_sums: ConstPtr<f32>,
+        /// What [`Attention::backward_rows`] made, and logits of attention sinks `[H]`, where row sums are neither zero nor
+        /// each known by itself; null otherwise.
+        pub(super) rows: ConstPtr<f32>,
+        pub(super) sinks: ConstPtr<f32>,
         pub(super) gate_stride: usize,
         pub(super) m_tile_count: usize,
         pub(super) block_m: usize,
@@ -137,6 +141,8 @@ impl<T: Float> Attention<'_, T> {
         let inputs = GradientInputs {
             column_sums: column_sums.address().into(),
             row_sums: row_sums.address().into(),
+            rows: 0.into(),
+            sinks: 0.into(),
             gate_stride: tiling.gate_stride,
             m_tile_count: tiling.m_tile_count,
             block_m: tile.block_m,

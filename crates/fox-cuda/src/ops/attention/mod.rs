@@ -51,6 +51,8 @@ pub struct Attention<'a, T> {
     q_rows: usize,
     k_rows: usize,
     portable: bool,
+    /// Logits of attention sinks, `[H]`, in gradients.
+    sinks: Option<&'a Buffer<f32>>,
 }
 
 impl<'a, T: Float> Attention<'a, T> {
@@ -91,12 +93,18 @@ impl<'a, T: Float> Attention<'a, T> {
         if spec.window == Some(0) {
             return fail("a window of 0 leaves queries without keys".into());
         }
-        Ok(Attention { gpu, spec, inputs, q_rows, k_rows, portable: false })
+        Ok(Attention { gpu, spec, inputs, q_rows, k_rows, portable: false, sinks: None })
     }
 
     /// Uses the portable kernels even where better ones exist. For comparisons.
     pub fn portable(mut self) -> Self {
         self.portable = true;
+        self
+    }
+
+    /// Gradients of attention with these sinks `[H]`.
+    pub(in crate::ops) fn with_sinks(mut self, sinks: Option<&'a Buffer<f32>>) -> Self {
+        self.sinks = sinks;
         self
     }
 

@@ -56,16 +56,34 @@ impl Cuda {
         }
     }
 
-    fn softmax_gradients<T: Activation>(
+    /// Gradients of attention, or with sinks `[H]` of attention with sinks.
+    pub(in crate::ops) fn softmax_gradients(
         &self,
         d_out: &Tensor,
         inputs: &AttentionInputs<'_>,
         out: &AttentionOut,
+        sinks: Option<&Tensor>,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        match self.precision {
+            Precision::F32 => self.softmax_gradients_in::<f32>(d_out, inputs, out, sinks, spec),
+            Precision::Bf16 => self.softmax_gradients_in::<bf16>(d_out, inputs, out, sinks, spec),
+        }
+    }
+
+    fn softmax_gradients_in<T: Activation>(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        out: &AttentionOut,
+        sinks: Option<&Tensor>,
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
         let (o, lse) = (self.activation(&out.o)?, self.operand(&out.lse, DType::F32)?);
+        let sinks = sinks.map(|sinks| self.real(sinks)).transpose()?;
+        let sinks = sinks.as_ref().map(typed).transpose()?;
         self.gradients_of::<T>(d_out, inputs, spec, |x, d_out| {
-            x.backward(typed(&o)?, typed(&lse)?, d_out)
+            x.with_sinks(sinks).backward(typed(&o)?, typed(&lse)?, d_out)
         })
     }
 
@@ -90,11 +108,11 @@ impl Cuda {
         d_out: &Tensor,
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
-        backward: impl FnOnce(&Attention<'_, T>, &Buffer<T>) -> Result<attention::AttentionGrads<T>>,
+        backward: impl FnOnce(Attention<'_, T>, &Buffer<T>) -> Result<attention::AttentionGrads<T>>,
     ) -> Result<AttentionGrads> {
         let (held, d_out) = (self.hold(inputs)?, self.activation(d_out)?);
         let attention = Attention::new(&self.gpu, spec, held.inputs::<T>()?)?;
-        let grads = backward(&attention, typed(&d_out)?)?;
+        let grads = backward(attention, typed(&d_out)?)?;
         let wrap =
             |x: Buffer<T>, like: &Tensor| self.tensor(T::wrap(x), like.shape(), like.device());
         Ok(AttentionGrads {
@@ -127,10 +145,7 @@ impl AttentionOps for Cuda {
         out: &AttentionOut,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<AttentionGrads> {
-        let work = || match self.precision {
-            Precision::F32 => self.softmax_gradients::<f32>(d_out, inputs, out, spec),
-            Precision::Bf16 => self.softmax_gradients::<bf16>(d_out, inputs, out, spec),
-        };
+        let work = || self.softmax_gradients(d_out, inputs, out, None, spec);
         Ok(self.timed("attention bwd", work)?)
     }
 }

@@ -1,6 +1,8 @@
 //! Attention sinks.
 
-use fox_tensor::{DType, SinkOps, Tensor};
+use fox_tensor::{
+    AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, DType, SinkOps, Tensor,
+};
 
 use crate::backend::Cuda;
 use crate::backend::launcher::{Op, Variant, plain_variants};
@@ -135,5 +137,17 @@ impl SinkOps for Cuda {
         sinks: &Tensor,
     ) -> fox_tensor::Result<Tensor> {
         Ok(self.timed("sink bwd", || self.sink_backward(d_out, o, lse, sinks))?)
+    }
+
+    fn sink_attention_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        out: &AttentionOut,
+        sinks: &Tensor,
+        spec: &AttentionSpec,
+    ) -> fox_tensor::Result<AttentionGrads> {
+        let work = || self.softmax_gradients(d_out, inputs, out, Some(sinks), spec);
+        Ok(self.timed("attention bwd", work)?)
     }
 }

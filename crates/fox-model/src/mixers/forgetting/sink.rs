@@ -23,17 +23,17 @@ pub(super) fn attend_pages(
             let dtype =
                 held_pages(keys[s], h).next().map_or(DType::F32, |page| page.slab.k.dtype());
             let gather = |f: fn(&Slab) -> &Tensor| -> Result<Tensor> {
-                let mut rows = device.uninit([kept.next_multiple_of(PAGE), d], dtype)?;
-                for (p, page) in held_pages(keys[s], h).enumerate() {
-                    let (from, row) = (f(page.slab), page.row());
-                    device.backend().copy_rows(from, row, &mut rows, p * PAGE, PAGE)?;
+                // Not the rows of the last page that nothing was written to: a weight of zero does not undo a NaN.
+                let mut rows = device.uninit([kept, d], dtype)?;
+                for (p, page) in held_pages(keys[s], h).enumerate().take(kept.div_ceil(PAGE)) {
+                    let (from, row, count) = (f(page.slab), page.row(), PAGE.min(kept - p * PAGE));
+                    device.backend().copy_rows(from, row, &mut rows, p * PAGE, count)?;
                 }
                 Ok(rows)
             };
             let (k, v) = (gather(|slab| &slab.k)?, gather(|slab| &slab.v)?);
             let gates = gates(keys[s], h, kept)?;
-            let rows = kept.next_multiple_of(PAGE);
-            let gates = gates.map(|gates| device.from_f64(&gates, [rows, group])).transpose()?;
+            let gates = gates.map(|gates| device.from_f64(&gates, [kept, group])).transpose()?;
             // The queries of the heads that read these keys, `[q_len, group * d]`.
             let place = |t: usize| {
                 let start = ((segment.q_start + t) * spec.heads + h * group) * d;
@@ -66,13 +66,13 @@ pub(super) fn attend_pages(
     device.from_f64(&result, q.shape())
 }
 
-/// Log gates `[kept up to a page, group]` of the keys that a head holds; `None` where nothing is forgotten.
+/// Log gates `[kept, group]` of the keys that a head holds; `None` where nothing is forgotten.
 fn gates(keys: &dyn PagedKeys, head: usize, kept: usize) -> Result<Option<Vec<f64>>> {
     let group = keys.shape().group;
     if group == 0 {
         return Ok(None);
     }
-    let mut rows = vec![0.0; kept.next_multiple_of(PAGE) * group];
+    let mut rows = vec![0.0; kept * group];
     let mut before = vec![None; group];
     for (p, page) in held_pages(keys, head).enumerate() {
         let in_page = match &page.slab.gates {

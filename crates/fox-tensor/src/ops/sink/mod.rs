@@ -12,10 +12,12 @@ pub(crate) mod cases;
 mod naive;
 mod tape;
 
-use crate::{Result, Tensor};
+use crate::{
+    AttentionGrads, AttentionInputs, AttentionOps, AttentionOut, AttentionSpec, Result, Tensor,
+};
 
 /// A device's attention sinks.
-pub trait SinkOps {
+pub trait SinkOps: AttentionOps {
     /// `(o', lse')` of `o: [R, H * d]` and `lse: [R, H]` with `sinks: [H]`. Rows that see nothing, whose `lse` is
     /// `-inf`, stay as they are.
     fn sink_fwd(&self, o: &Tensor, lse: &Tensor, sinks: &Tensor) -> Result<(Tensor, Tensor)>;
@@ -23,4 +25,17 @@ pub trait SinkOps {
     /// Gradient of the sinks `[H]`: `-sum_r exp(b - lse'_r) (o'_r . d_out_r)`, from the gradient `d_out: [R, H * d]` of
     /// `o'`, and `o'` and `lse'` as [`SinkOps::sink_fwd`] gave them.
     fn sink_bwd(&self, d_out: &Tensor, o: &Tensor, lse: &Tensor, sinks: &Tensor) -> Result<Tensor>;
+
+    /// [`AttentionOps::attention_bwd`] of attention with sinks; `out` has `o'` and `lse'`. The difference is for devices
+    /// that count on rows of dS adding up to zero: with a sink a row adds up to `exp(b - lse') (o' . d_out)`.
+    fn sink_attention_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        out: &AttentionOut,
+        _sinks: &Tensor,
+        spec: &AttentionSpec,
+    ) -> Result<AttentionGrads> {
+        self.attention_bwd(d_out, inputs, out, spec)
+    }
 }

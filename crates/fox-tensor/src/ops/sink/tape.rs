@@ -33,7 +33,7 @@ impl Tape<'_> {
             let inputs = AttentionInputs { q: &q, k: &k, v: &v, log_gates: gates.as_ref() };
             let backend = device.backend();
             flow.add(slots.4, backend.sink_bwd(&d_out, &result.o, &result.lse, &sinks)?)?;
-            let grads = backend.attention_bwd(&d_out, &inputs, &result, &spec)?;
+            let grads = backend.sink_attention_bwd(&d_out, &inputs, &result, &sinks, &spec)?;
             flow.add(slots.0, grads.dq)?;
             flow.add(slots.1, grads.dk)?;
             flow.add(slots.2, grads.dv)?;

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail};
 use fox_dist::Placement;
-use fox_tensor::Device;
 use fox_train::recipe::Weights;
 use fox_train::{Job, Recipe, Summary, recipe, train_in};
 
@@ -110,13 +109,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let out = args.out()?;
     let placement = Placement::from_env()?;
-    let device = args.device.open_at(placement.as_ref())?;
     if args.dry_run {
         if placement.is_some() {
             bail!("a dry run is one process; `fox info RECIPE --gpus N` tells about several");
         }
-        return dry::run(args, &out, &device);
+        return dry::run(args, &out, &args.device.open()?);
     }
+    let open = || args.device.open_at(placement.as_ref());
+    // A GPU takes a while to open. Several processes meet before it, so that none waits for one that is lost meanwhile.
+    let opened = match placement.is_some() && args.recipe.is_some() {
+        true => None,
+        false => Some(open()?),
+    };
     let speaks = placement.as_ref().is_none_or(|place| place.rank == 0);
     let trains = Arc::new(AtomicBool::new(false));
     let training = Arc::clone(&trains);
@@ -125,9 +129,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         true => {}
         false => output::note("\nstopping; what is prepared stays"),
     })?;
-    let recipe = args.recipe(&out, &device, placement.is_some(), &stop)?;
+    let on_gpu = opened.as_ref().is_some_and(|device| device.backend().name().starts_with("cuda"));
+    let recipe = args.recipe(&out, on_gpu, placement.is_some(), &stop)?;
     trains.store(true, Ordering::Relaxed);
     let group = ranks::meet(placement.as_ref(), &recipe)?;
+    let device = match opened {
+        Some(device) => device,
+        None => open().inspect_err(|error| group.fail(&format!("{error:#}")))?,
+    };
     let job = Job { recipe, out: out.clone(), device, command: std::env::args().collect() };
     let mut progress = Progress::new(args.quiet || !speaks);
     let trained = train_in(&job, &group, &mut |event| {
@@ -170,7 +179,7 @@ impl Args {
     fn recipe(
         &self,
         out: &Path,
-        device: &Device,
+        on_gpu: bool,
         ranks: bool,
         stop: &AtomicBool,
     ) -> Result<Recipe> {
@@ -186,7 +195,7 @@ impl Args {
         } else if self.tokenizer.is_some() {
             bail!("--tokenizer is for text; the data that --data names were prepared with theirs");
         }
-        self.recipe_for(data.as_deref(), device.backend().name().starts_with("cuda"))
+        self.recipe_for(data.as_deref(), on_gpu)
     }
 
     /// The recipe that is named, or the one that fits prepared data.
