@@ -5,6 +5,8 @@ Tensors are `[batch, time, heads, dim]` here, with any strides: a head-first ten
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from . import _checks, _core
@@ -129,13 +131,13 @@ def same_device(**tensors):
 
 def bounds_of(threshold, b, h, n, device, seq_start=None, cu_seqlens=None):
     """Bounds on the logits `[1, segments, H]` for which a block is skipped below `threshold`, broadcast to `[B, H]`."""
-    threshold = torch.as_tensor(threshold, dtype=torch.float32, device=device).expand(b, h)
-    if cu_seqlens is not None:
-        lengths = cu_seqlens.diff()
-    elif seq_start is not None:
-        lengths = n - seq_start
-    else:
-        lengths = torch.full((b,), n, device=device)
+    threshold = torch.as_tensor(threshold, dtype=torch.float32, device=device)
+    if cu_seqlens is None and seq_start is None:
+        # One launch: this is on the way of every call.
+        bounds = torch.rsub(threshold.detach(), -math.log(max(n, 1)) / 2, alpha=0.5)
+        return bounds.expand(b, h)[None].contiguous()
+    threshold = threshold.expand(b, h)
+    lengths = n - seq_start if cu_seqlens is None else cu_seqlens.diff()
     logs = lengths.to(device).clamp(min=1).float().log()
     return (-(logs[:, None] + threshold.detach()) / 2)[None].contiguous()
 

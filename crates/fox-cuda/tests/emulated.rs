@@ -36,7 +36,7 @@ fn run(program: &str, sources: &[&str], variants: &[&str]) -> Vec<String> {
         std::fs::write(folder.join(name), text).unwrap();
     }
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated");
-    for name in ["ptx.cuh", "mma.cuh"] {
+    for name in ["ptx.cuh", "mma.cuh", "tma.cuh", "wgmma.cuh"] {
         std::fs::write(folder.join(name), "#include \"cuda.h\"\n").unwrap();
     }
     for (n, variant) in variants.iter().enumerate() {
@@ -69,7 +69,7 @@ fn run(program: &str, sources: &[&str], variants: &[&str]) -> Vec<String> {
 #[test]
 fn products_are_right_and_have_the_same_bits_whatever_a_warp_carries() {
     // The same runs of columns give the same bits.
-    let groups: [&[&str]; 3] = [
+    let groups: [&[&str]; 6] = [
         &[
             "TILES=0 NT=1 PARTS=4 DEPTH=12 GLU=0",
             "TILES=0 NT=2 PARTS=4 DEPTH=8 GLU=0",
@@ -85,9 +85,23 @@ fn products_are_right_and_have_the_same_bits_whatever_a_warp_carries() {
             "TILES=1 BM=64 BN=64 WM=2 WN=2 PARTS=8 STAGES=6 GLU=0 SPLIT=1",
             "TILES=1 BM=128 BN=128 WM=2 WN=4 PARTS=8 STAGES=3 GLU=0 SPLIT=1",
         ],
+        &[
+            "HOPPER=1 BM=64 BN=8 PARTS=4 STAGES=12 GLU=0 SPLIT=0",
+            "HOPPER=1 BM=64 BN=64 PARTS=4 STAGES=6 GLU=0 SPLIT=0",
+            "HOPPER=1 BM=128 BN=128 PARTS=4 STAGES=3 GLU=0 SPLIT=0",
+        ],
+        &[
+            "HOPPER=1 BM=64 BN=16 PARTS=8 STAGES=11 GLU=1 SPLIT=0",
+            "HOPPER=1 BM=64 BN=32 PARTS=8 STAGES=4 GLU=1 SPLIT=0",
+        ],
+        &[
+            "HOPPER=1 BM=64 BN=8 PARTS=8 STAGES=12 GLU=0 SPLIT=1",
+            "HOPPER=1 BM=128 BN=64 PARTS=8 STAGES=6 GLU=0 SPLIT=1",
+        ],
     ];
     for variants in groups {
-        let printed = run("product", &["stream_product", "stream_tiles"], variants);
+        let printed =
+            run("product", &["stream_product", "stream_product_sm90", "stream_tiles"], variants);
         for words in &printed {
             assert_eq!(words, &printed[0], "{variants:?}");
             assert_eq!(words.split_whitespace().count(), 3, "{words}");
@@ -100,7 +114,7 @@ fn heads_attention_and_norms_are_right() {
     run(
         "steps",
         &["stream_rows", "stream_attention"],
-        &["HEAD_DIM=64 ITEMS=2", "HEAD_DIM=128 ITEMS=2"],
+        &["HEAD_DIM=64 ITEMS=2", "HEAD_DIM=128 ITEMS=2 SLABS=1"],
     );
 }
 

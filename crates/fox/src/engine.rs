@@ -13,7 +13,7 @@ use crate::tolerance::log_tolerance;
 /// Tokens of a piece of a prompt: short pieces on a CPU, where they cost little and delay others less; a GPU has next to
 /// nothing to do in fewer than these.
 const CPU_PIECE: usize = 64;
-const PIECE: usize = 1024;
+const PIECE: usize = 2048;
 
 /// Share of the free memory that caches take unless told otherwise: on a host, others need some, too.
 const HOST_SHARE: f64 = 0.5;

@@ -33,7 +33,7 @@ use crate::Source;
 /// The sources of decode steps over slots.
 pub fn stream_sources() -> Vec<Source> {
     let mut sources: Vec<Source> =
-        streams::variants().into_iter().map(|(source, _)| source).collect();
+        streams::variants(true).into_iter().map(|(source, _)| source).collect();
     sources.sort_by_key(|source| source.name);
     sources.dedup();
     sources
@@ -62,11 +62,11 @@ pub fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
         scan::delta::variants,
         sink::variants,
         stick::variants,
-        streams::variants,
         time_step::variants,
         update::variants,
     ];
     let mut all = attention::variants(hopper);
+    all.extend(streams::variants(hopper));
     all.extend(ops.iter().flat_map(|variants| variants()));
     all
 }

@@ -209,6 +209,56 @@ inline void copy_commit() {}
 template <int PENDING>
 void copy_wait() {}
 
+// So do Hopper's; a barrier counts its arrivals, and a wait in vain is an error.
+inline void mbarrier_init(u64* barrier, int) { *barrier = 0; }
+inline void mbarrier_init_fence() {}
+inline void mbarrier_expect(u64* barrier, u32) { ++*barrier; }
+inline void bulk_load(void* dst, const void* src, u32 bytes, u64*) { memcpy(dst, src, bytes); }
+inline void mbarrier_wait(u64* barrier, u32 parity) {
+    for (volatile int looks = 0; looks < 1000; ++looks) {
+        if (*barrier > 0 && (*barrier - 1) % 2 == parity) return;
+        if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
+    }
+    printf("a wait for parity %u of a barrier that was reached %llu times\n", parity, *barrier);
+    exit(1);
+}
+inline void fence_async_proxy() {}
+template <int SIZE>
+struct Ring {
+    int stage = 0;
+    u32 phase = 0;
+    void next() {
+        if (++stage == SIZE) stage = 0, phase ^= 1;
+    }
+};
+
+// Products of a warpgroup: a descriptor is an address, of which the last bits are the column.
+enum Major { K_MAJOR = 0, MN_MAJOR = 1 };
+inline u64 matrix_descriptor(const void* tile, u32) { return u64(tile); }
+inline u64 descriptor_advance(u64 descriptor, u32 bytes) { return descriptor + bytes; }
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int PENDING>
+void wgmma_wait() {}
+inline float swizzled(u64 descriptor, int row, int column) {
+    const u64 byte = descriptor % 1024 + 2 * column;
+    const u64 at = descriptor / 1024 * 1024 + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16;
+    return bf16_to_float(*reinterpret_cast<const u16*>(at));
+}
+template <int N>
+struct Wgmma {
+    template <Major, Major>
+    static void ss(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
+        for (int i = 0; i < N / 2; ++i) {
+            const int row = current / 32 % 4 * 16 + current % 32 / 4 + i / 2 % 2 * 8;
+            const int column = i / 4 * 8 + 2 * (current % 4) + i % 2;
+            float sum = 0.f;
+            for (int k = 0; k < 16; ++k) sum += swizzled(a, row, k) * swizzled(b, column, k);
+            d[i] = accumulate ? d[i] + sum : sum;
+        }
+    }
+};
+
 // For the tests: normal-like numbers, the same each time, and a check that also fails for NaN.
 static u64 state = 88172645463325252ull;
 inline void reset_numbers() { state = 88172645463325252ull; }

@@ -1,7 +1,15 @@
 // Products of several matrices for two row blocks, against sums in f64. Prints a checksum of the first 16 rows, which
 // are the same in all variants.
-#if TILES
+#ifndef HOPPER
+#define HOPPER 0
+#endif
+#if HOPPER
+#include "stream_product_sm90.cu"
+#define stream_tiles stream_product_sm90
+#elif TILES
 #include "stream_tiles.cu"
+#endif
+#if HOPPER || TILES
 constexpr int ROWS = 2 * BN, WIDE = BM / 16, RUNS = SPLIT ? PARTS : 1;
 #else
 #include "stream_product.cu"
@@ -23,11 +31,11 @@ static void check(int width) {
     }
     const std::vector<u16> x = narrow_numbers(rows * width);
     std::vector<u16> input(x.size());
-    for (int i = 0; i < rows * width; ++i) input[blocked(i / width, i % width, width)] = x[i];
+    for (int i = 0; i < rows * width; ++i) input[blocked(i / width, i % width, width, rows)] = x[i];
     std::vector<float> y(RUNS * rows * p.stride, NAN);
     p.x = input.data(), p.y = y.data(), p.inner = inner.data();
     p.part_count = count, p.width = width, p.act = ACT_SILU;
-#if TILES
+#if HOPPER || TILES
     launch({2, unsigned(blocks), RUNS}, THREADS, [&] { stream_tiles(p); });
     // As stream_norm does.
     for (int run = 1; run < RUNS && !GLU; ++run) {
@@ -40,7 +48,7 @@ static void check(int width) {
     u64 checksum = 0;
     for (int i = 0; i < 16 * p.stride; ++i) {
         const int row = i / p.stride, result = i % p.stride;
-        const u32 bits = GLU ? inner[blocked(row, result, p.stride)] : __float_as_uint(y[i]);
+        const u32 bits = GLU ? inner[blocked(row, result, p.stride, rows)] : __float_as_uint(y[i]);
         checksum = checksum * 6364136223846793005ull + bits;
     }
     printf("%llx ", checksum);
@@ -58,7 +66,7 @@ static void check(int width) {
                 const double sum = dot(n, i, row);
                 if (GLU) {
                     const double want = sum / (1.0 + exp(-sum)) * dot(n, sizes[n] + i, row);
-                    expect_close(bf16_to_float(inner[blocked(row, i, sizes[n])]), want, 0.01, "inner", row, i);
+                    expect_close(bf16_to_float(inner[blocked(row, i, sizes[n], rows)]), want, 0.01, "inner", row, i);
                 } else {
                     const double got = y[row * p.stride + p.parts[n].start + i];
                     expect_close(got, sum + (n == 0 && RUNS == 1 ? bias[i] : 0.f), 1e-4, "y", row, i);
@@ -70,7 +78,8 @@ static void check(int width) {
 
 int main() {
     // Every width begins with the same numbers, however many rows the one before had.
-    for (int width : {32, 96, 1056}) {
+    // Hopper's products take 64 columns at once.
+    for (int width : {HOPPER ? 64 : 32, HOPPER ? 192 : 96, HOPPER ? 1088 : 1056}) {
         reset_numbers();
         check(width);
     }

@@ -184,7 +184,7 @@ static void check(const Options& o, const std::vector<int>& lengths) {
                 const int column = head * D + e;
                 const double gate = 1.0 / (1.0 + exp(-u[start[6] + column]));
                 const double want = out[e] / sqrt(squares / D + 1e-6) * out_norm[column] * gate;
-                expect_close(bf16_to_float(y[blocked(row, column, heads * D)]), want, 0.01, "output", row, column);
+                expect_close(bf16_to_float(y[blocked(row, column, heads * D, ROWS)]), want, 0.01, "output", row, column);
             }
         }
     }
@@ -192,7 +192,7 @@ static void check(const Options& o, const std::vector<int>& lengths) {
 
 // The stream begins with embedded tokens; then something is added.
 static void check_norms() {
-    const int width = 1056;
+    const int width = 1088;
     std::vector<StreamToken> tokens;
     for (int row = 0; row < ROWS; ++row) tokens.push_back(StreamToken{0, row % 3, 0, 0});
     const std::vector<u16> embeddings = narrow_numbers(3 * width);
@@ -215,7 +215,7 @@ static void check_norms() {
         }
         for (int c = 0; c < width; ++c) {
             const double normed = want[c] / sqrt(squares / width + 1e-6) * norm[c];
-            expect_close(bf16_to_float(x[blocked(row, c, width)]), normed, 0.01, "norm", row, c);
+            expect_close(bf16_to_float(x[blocked(row, c, width, ROWS)]), normed, 0.01, "norm", row, c);
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::{Gpu, Result, Source};
 
 const PRODUCT: Source = source!("stream_product", ["stream.cuh"], [StreamPart, StreamProduct]);
 const TILES: Source = source!("stream_tiles", ["stream.cuh"], [StreamPart, StreamProduct]);
+const HOPPER: Source = source!("stream_product_sm90", ["stream.cuh"], [StreamPart, StreamProduct]);
 const ROWS: Source = source!(
     "stream_rows",
     ["stream.cuh"],
@@ -35,6 +36,9 @@ pub(super) const MAX_ROWS: usize = 256;
 /// Runs of pages that a sequence's keys are divided into, at most; the kernels' `MAX_RUNS`.
 pub(super) const MAX_RUNS: usize = 64;
 
+/// Columns that Hopper's products take at once.
+const SLAB: usize = 64;
+
 /// Runs of columns of a product, at most.
 pub(super) const MAX_PARTS: usize = 8;
 
@@ -51,6 +55,26 @@ pub(super) fn runs(position: usize) -> usize {
         each *= 2;
     }
     pages.div_ceil(each)
+}
+
+/// Which kernels multiply: one family for all numbers of rows, because their bits differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Portable,
+    /// Products of warpgroups.
+    Hopper,
+}
+
+impl Family {
+    /// The best one for products over rows of these widths.
+    pub(super) fn of(gpu: &Gpu, widths: &[usize]) -> Self {
+        let whole = widths.iter().all(|width| width.is_multiple_of(SLAB));
+        match gpu.architecture().is_hopper() && whole && std::env::var_os("FOX_PORTABLE").is_none()
+        {
+            true => Family::Hopper,
+            false => Family::Portable,
+        }
+    }
 }
 
 /// How a product is divided; only `parts`, the runs of columns, decides bits, and it follows from the width alone.
@@ -77,11 +101,25 @@ pub(super) enum Tiling {
         /// Whether a thread block does one run, and the runs are added up by whoever reads the results.
         split: bool,
     },
+    /// The same by Hopper's products, a warpgroup for 64 weights.
+    Hopper { bm: usize, bn: usize, parts: usize, stages: usize, glu: bool, split: bool },
 }
 
 impl Tiling {
-    pub(super) fn new(rows: usize, width: usize, glu: bool) -> Self {
+    pub(super) fn new(family: Family, rows: usize, width: usize, glu: bool) -> Self {
         let parts = if width > 2048 { 8 } else { 4 };
+        if family == Family::Hopper {
+            // As much on its way as lets two thread blocks share a multiprocessor.
+            let (bm, bn, stages) = match rows {
+                ..=8 => (64, 8, 12),
+                9..=16 => (64, 16, 11),
+                17..=32 => (64, 32, 9),
+                33..=64 => (64, 64, 6),
+                65..=128 => (64, 128, 4),
+                _ => (128, 128, 6),
+            };
+            return Tiling::Hopper { bm, bn, parts, stages, glu, split: false };
+        }
         let many = |bm, bn, warps, stages| Tiling::Many {
             bm,
             bn,
@@ -111,6 +149,9 @@ impl Tiling {
             Tiling::Many { bm, bn, warps, parts, stages, glu, .. } => {
                 Tiling::Many { bm, bn, warps, parts, stages, glu, split: true }
             }
+            Tiling::Hopper { bm, bn, parts, stages, glu, .. } => {
+                Tiling::Hopper { bm, bn, parts, stages, glu, split: true }
+            }
             few => few,
         }
     }
@@ -118,7 +159,9 @@ impl Tiling {
     /// Runs of columns that whoever reads the results adds up.
     pub(super) fn runs(self) -> usize {
         match self {
-            Tiling::Many { parts, split: true, .. } => parts,
+            Tiling::Many { parts, split: true, .. } | Tiling::Hopper { parts, split: true, .. } => {
+                parts
+            }
             _ => 1,
         }
     }
@@ -127,15 +170,18 @@ impl Tiling {
         match self {
             Tiling::Few { parts, .. } => 32 * parts,
             Tiling::Many { warps, .. } => 32 * warps[0] * warps[1],
+            Tiling::Hopper { bm, .. } => 2 * bm,
         }
     }
 
-    /// Dynamic shared memory, in bytes; not every GPU has more than 99 KiB for a thread block.
+    /// Dynamic shared memory, in bytes; not every GPU has more than 99 KiB for a thread block, Hopper 227.
     pub(super) fn shared(self) -> usize {
         match self {
             Tiling::Few { .. } => 0,
             // Two steps of 32 columns in two bytes each.
             Tiling::Many { bm, bn, stages, .. } => stages * (bm + bn) * 2 * STEP * 2,
+            // And a barrier for each stage.
+            Tiling::Hopper { bm, bn, stages, .. } => stages * ((bm + bn) * SLAB * 2 + 8),
         }
     }
 
@@ -143,7 +189,7 @@ impl Tiling {
     pub(super) fn blocks(self, results: usize) -> usize {
         let (weights, glu) = match self {
             Tiling::Few { glu, .. } => (16, glu),
-            Tiling::Many { bm, glu, .. } => (bm, glu),
+            Tiling::Many { bm, glu, .. } | Tiling::Hopper { bm, glu, .. } => (bm, glu),
         };
         results.div_ceil(if glu { weights / 2 } else { weights })
     }
@@ -157,7 +203,7 @@ impl Tiling {
     fn rows(self) -> usize {
         match self {
             Tiling::Few { nt, .. } => 8 * nt,
-            Tiling::Many { bn, .. } => bn,
+            Tiling::Many { bn, .. } | Tiling::Hopper { bn, .. } => bn,
         }
     }
 
@@ -165,6 +211,7 @@ impl Tiling {
         match self {
             Tiling::Few { .. } => (PRODUCT, "stream_product"),
             Tiling::Many { .. } => (TILES, "stream_tiles"),
+            Tiling::Hopper { .. } => (HOPPER, "stream_product_sm90"),
         }
     }
 
@@ -183,26 +230,42 @@ impl Tiling {
                 ("GLU", glu.into()),
                 ("SPLIT", split.into()),
             ],
+            Tiling::Hopper { bm, bn, parts, stages, glu, split } => vec![
+                ("BM", bm),
+                ("BN", bn),
+                ("PARTS", parts),
+                ("STAGES", stages),
+                ("GLU", glu.into()),
+                ("SPLIT", split.into()),
+            ],
         };
         values.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
     }
 }
 
-fn row_defines(width: usize, head_dim: usize) -> Vec<String> {
-    vec![format!("HEAD_DIM={head_dim}"), format!("ITEMS={}", width.div_ceil(ITEM))]
+fn row_defines(family: Family, width: usize, head_dim: usize) -> Vec<String> {
+    let slabs = u8::from(family == Family::Hopper);
+    let items = width.div_ceil(ITEM);
+    vec![format!("HEAD_DIM={head_dim}"), format!("ITEMS={items}"), format!("SLABS={slabs}")]
 }
 
 /// Typical variants, for compilation checks.
-pub(in crate::ops) fn variants() -> Vec<(Source, Vec<String>)> {
+pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
     let mut all = Vec::new();
-    for rows in BUCKETS {
-        let tiling = |width, glu| Tiling::new(rows, width, glu);
-        for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).split()] {
-            all.push((tiling.source().0, tiling.defines()));
+    let families =
+        if hopper { &[Family::Portable, Family::Hopper][..] } else { &[Family::Portable] };
+    for &family in families {
+        for rows in BUCKETS {
+            let tiling = |width, glu| Tiling::new(family, rows, width, glu);
+            for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).split()] {
+                all.push((tiling.source().0, tiling.defines()));
+            }
+        }
+        for (width, head_dim) in [(1536, 64), (1024, 128), (2560, 256)] {
+            all.push((ROWS, row_defines(family, width, head_dim)));
         }
     }
-    for (width, head_dim) in [(1536, 64), (1024, 128), (2560, 256)] {
-        all.push((ROWS, row_defines(width, head_dim)));
+    for head_dim in [64, 128, 256] {
         all.push((ATTENTION, vec![format!("HEAD_DIM={head_dim}")]));
     }
     all.push((CHOICE, Vec::new()));
@@ -216,8 +279,8 @@ pub(super) fn product(gpu: &Gpu, tiling: Tiling) -> Result<Kernel> {
 }
 
 /// The kernel that blocks rows.
-pub(super) fn block_rows(gpu: &Gpu) -> Result<Kernel> {
-    gpu.kernel(ROWS, &row_defines(ITEM, 64), "stream_block")
+pub(super) fn block_rows(gpu: &Gpu, family: Family) -> Result<Kernel> {
+    gpu.kernel(ROWS, &row_defines(family, ITEM, 64), "stream_block")
 }
 
 /// The kernels of a model beside its products.
@@ -230,8 +293,8 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    pub(super) fn new(gpu: &Gpu, width: usize, head_dim: usize) -> Result<Self> {
-        let rows = row_defines(width, head_dim);
+    pub(super) fn new(gpu: &Gpu, family: Family, width: usize, head_dim: usize) -> Result<Self> {
+        let rows = row_defines(family, width, head_dim);
         let heads = [format!("HEAD_DIM={head_dim}")];
         Ok(Kernels {
             norm: gpu.kernel(ROWS, &rows, "stream_norm")?,
@@ -250,12 +313,17 @@ mod tests {
     #[test]
     fn the_order_of_additions_depends_on_the_width_alone() {
         let parts = |tiling: Tiling| match tiling {
-            Tiling::Few { parts, .. } | Tiling::Many { parts, .. } => parts,
+            Tiling::Few { parts, .. }
+            | Tiling::Many { parts, .. }
+            | Tiling::Hopper { parts, .. } => parts,
         };
-        for width in [128, 1536, 2048, 2080, 4096] {
-            let expected = parts(Tiling::new(1, width, true));
+        let families = [Family::Portable, Family::Hopper];
+        for (width, family) in
+            [128, 1536, 2048, 2080, 4096].into_iter().flat_map(|w| families.map(|f| (w, f)))
+        {
+            let expected = parts(Tiling::new(family, 1, width, true));
             for rows in 1..=MAX_ROWS {
-                let tiling = Tiling::new(rows, width, false);
+                let tiling = Tiling::new(family, rows, width, false);
                 assert_eq!(
                     [parts(tiling), parts(tiling.split())],
                     [expected; 2],
@@ -270,11 +338,13 @@ mod tests {
         for rows in 1..=MAX_ROWS {
             let bucket = BUCKETS[bucket_of(rows)];
             assert!(bucket >= rows && (bucket == 8 || bucket < 2 * rows));
-            for width in [64, 1536, 4096] {
-                let tiling = Tiling::new(bucket, width, false);
-                assert_eq!(tiling.row_blocks(bucket) * tiling.rows(), bucket);
-                assert!(tiling.threads() <= 256 && tiling.shared() <= 99 << 10);
-                assert!(tiling.split().runs() <= MAX_PARTS);
+            for (family, shared) in [(Family::Portable, 99), (Family::Hopper, 227)] {
+                for width in [64, 1536, 4096] {
+                    let tiling = Tiling::new(family, bucket, width, false);
+                    assert_eq!(tiling.row_blocks(bucket) * tiling.rows(), bucket);
+                    assert!(tiling.threads() <= 256 && tiling.shared() <= shared << 10);
+                    assert!(tiling.split().runs() <= MAX_PARTS);
+                }
             }
         }
     }

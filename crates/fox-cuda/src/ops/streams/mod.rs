@@ -22,7 +22,9 @@ use crate::params::{Param, int, rows};
 use crate::{Buffer, Error, Result};
 use graph::Graph;
 pub(super) use kernels::variants;
-use kernels::{BUCKETS, MAX_ROWS, ROW_THREADS, Tiling, block_rows, bucket_of, product, runs};
+use kernels::{
+    BUCKETS, Family, MAX_ROWS, ROW_THREADS, Tiling, block_rows, bucket_of, product, runs,
+};
 use model::{STEP, StreamWeights};
 use params::{
     PARTS, StreamBlocked, StreamDraw, StreamPart, StreamProduct, StreamTable, StreamToken,
@@ -309,8 +311,9 @@ impl Cuda {
             return Ok(None);
         }
         let padded = BUCKETS[bucket_of(count)];
-        let tiling = Tiling::new(padded, width, false);
-        let (kernel, block) = (product(&self.gpu, tiling)?, block_rows(&self.gpu)?);
+        let family = Family::of(&self.gpu, &[width]);
+        let tiling = Tiling::new(family, padded, width, false);
+        let (kernel, block) = (product(&self.gpu, tiling)?, block_rows(&self.gpu, family)?);
         let (from, weights) = (self.activation(x)?, self.weights(w)?);
         let blocked = self.gpu.alloc::<u16>(padded * width)?;
         let y = self.gpu.alloc::<f32>(padded * results)?;
@@ -318,6 +321,7 @@ impl Cuda {
             from: from.address().into(),
             to: blocked.address().into(),
             rows: count,
+            padded,
             width,
         };
         let blocks = (count * width).div_ceil(ROW_THREADS).min(1024);

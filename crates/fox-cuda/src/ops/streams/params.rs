@@ -92,6 +92,8 @@ kernel_params! {
         /// The same, blocked.
         pub(super) to: Ptr<bf16>,
         pub(super) rows: usize,
+        /// Rows of the product.
+        pub(super) padded: usize,
         pub(super) width: usize,
     }
 }

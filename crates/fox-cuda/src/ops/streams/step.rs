@@ -1,7 +1,7 @@
 //! A decode step as launches: one set for all rows.
 
 use super::kernels::{
-    ATTENTION_THREADS, BUCKETS, CHOICE_THREADS, Kernels, MAX_PARTS, MAX_ROWS, MAX_RUNS,
+    ATTENTION_THREADS, BUCKETS, CHOICE_THREADS, Family, Kernels, MAX_PARTS, MAX_ROWS, MAX_RUNS,
     ROW_THREADS, Tiling, product,
 };
 use super::model::StreamWeights;
@@ -34,8 +34,8 @@ struct Products {
 }
 
 impl Products {
-    fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
-        let tiling = |width: usize, glu: bool| Tiling::new(rows, width, glu);
+    fn new(gpu: &Gpu, family: Family, rows: usize, weights: &StreamWeights) -> Result<Self> {
+        let tiling = |width: usize, glu: bool| Tiling::new(family, rows, width, glu);
         let (wide_tiling, heads_tiling) =
             (tiling(weights.width, false), tiling(weights.heads_width, false).split());
         let (glu_tiling, down_tiling) =
@@ -161,9 +161,11 @@ impl Steps {
         weights: &StreamWeights,
         overlapping: bool,
     ) -> Result<Self> {
-        let products = BUCKETS[..buckets].iter().map(|rows| Products::new(gpu, *rows, weights));
+        let family = Family::of(gpu, &[weights.width, weights.heads_width, weights.inner]);
+        let products =
+            BUCKETS[..buckets].iter().map(|rows| Products::new(gpu, family, *rows, weights));
         Ok(Steps {
-            kernels: Kernels::new(gpu, weights.width, weights.shape.head_dim)?,
+            kernels: Kernels::new(gpu, family, weights.width, weights.shape.head_dim)?,
             products: products.collect::<Result<_>>()?,
             overlapping: overlapping && gpu.architecture().major >= 9,
         })

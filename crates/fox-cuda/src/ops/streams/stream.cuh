@@ -22,9 +22,14 @@ DEVICE void let_successor_begin() {
 #endif
 }
 
-// Where element (row, column) of the right operand of a product lies: blocks of 8 rows and 32 columns.
-DEVICE size_t blocked(int row, int column, int width) {
+// Where element (row, column) of the right operand of a product of so many rows lies: in blocks of 8 rows and 32 columns;
+// with SLABS, for Hopper's products, in slabs of 64 columns whose pieces of 16 bytes change places from row to row.
+DEVICE size_t blocked(int row, int column, int width, size_t rows) {
+#if SLABS
+    return (column / 64 * rows + row) * 64 + (column % 64 / 8 ^ row % 8) * 8 + column % 8;
+#else
     return (size_t(row / 8) * (width / 32) + column / 32) * 256 + row % 8 * 32 + column % 32;
+#endif
 }
 
 // How the keys up to `position` are divided: a matter of the sequence's own length.

@@ -11,6 +11,23 @@ constexpr int WARPS = THREADS / 32;
 constexpr u32 ONE = 0x3f800000u;    // bits of the largest weight
 constexpr u32 LEAST = 0x00800000u;  // and of the smallest that counts
 
+// Calls `f(value, id)` with every logit that this thread has, in order; several are on their way at once.
+template <class F>
+DEVICE void each_logit(const float* logits, int vocab, F f) {
+    constexpr int BATCH = 8;
+    for (int first = threadIdx.x; first < vocab; first += BATCH * THREADS) {
+        float x[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            if (first + k * THREADS < vocab) x[k] = logits[first + k * THREADS];
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            if (first + k * THREADS < vocab) f(x[k], first + k * THREADS);
+        }
+    }
+}
+
 // The lowest index of the largest value; a NaN beats everything.
 struct Best {
     float value;
@@ -26,8 +43,7 @@ DEVICE Best find_best(const float* logits, int vocab) {
     __shared__ float values[WARPS];
     __shared__ int places[WARPS];
     Best best{NEG_INF, 0x7fffffff};
-#pragma unroll 4
-    for (int i = threadIdx.x; i < vocab; i += THREADS) best.take(logits[i], i);
+    each_logit(logits, vocab, [&](float x, int i) { best.take(x, i); });
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         const float value = __shfl_xor_sync(~0u, best.value, step);
@@ -81,8 +97,9 @@ struct Weights {
     u32 cut;
     int last;
 
-    DEVICE u32 bits(int i) const {
-        const float x = (logits[i] - top) * heat;
+    DEVICE u32 bits(int i) const { return bits_of(logits[i]); }
+    DEVICE u32 bits_of(float logit) const {
+        const float x = (logit - top) * heat;
         // False also for what is no number.
         return x > -87.f ? __float_as_uint(fminf(expf(x), 1.f)) : 0u;
     }
@@ -91,15 +108,15 @@ struct Weights {
     // Number and sum of the weights from `from` on.
     DEVICE double count(u32 from) const {
         int number = 0;
-        for (int i = threadIdx.x; i < vocab; i += THREADS) number += bits(i) >= from;
+        each_logit(logits, vocab, [&](float x, int) { number += bits_of(x) >= from; });
         return sum_all(number);
     }
     DEVICE double sum(u32 from) const {
         double sum = 0.0;
-        for (int i = threadIdx.x; i < vocab; i += THREADS) {
-            const u32 own = bits(i);
+        each_logit(logits, vocab, [&](float x, int) {
+            const u32 own = bits_of(x);
             if (own >= from) sum += __uint_as_float(own);
-        }
+        });
         return sum_all(sum);
     }
     // Ids that a thread has when order matters: neighbours.
@@ -149,10 +166,10 @@ DEVICE int draw(Weights& w, const StreamDraw& d) {
     }
     if (d.top_p < 1.f) {
         double kept = 0.0;
-        for (int i = threadIdx.x; i < w.vocab; i += THREADS) {
-            const u32 own = w.bits(i);
+        each_logit(w.logits, w.vocab, [&](float x, int i) {
+            const u32 own = w.bits_of(x);
             if (w.keeps(own, i)) kept += __uint_as_float(own);
-        }
+        });
         const double wanted = double(d.top_p) * sum_all(kept);
         const u32 at = w.bisect([&](u32 from) { return w.sum(from) >= wanted; });
         w.keep_first(at, fmax(1.0, ceil((wanted - w.sum(at + 1)) / __uint_as_float(at))));
@@ -190,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_choice(const __grid
     const float* logits = p.logits + size_t(blockIdx.x) * p.vocab;
     const Best best = find_best(logits, p.vocab);
     double sum = 0.0;
-    for (int i = threadIdx.x; i < p.vocab; i += THREADS) sum += expf(logits[i] - best.value);
+    each_logit(logits, p.vocab, [&](float x, int) { sum += expf(x - best.value); });
     sum = sum_all(sum);
     // A row that has a NaN, or nothing but minus infinity, has no next token.
     const bool none = best.value != best.value || best.value == NEG_INF;

@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __gri
         const int result = tile * RESULTS + l / 4 + (!GLU && r >= 2 ? 8 : 0);
         if (result >= part.rows) continue;
         if (GLU) {
-            p.inner[blocked(row, result, part.rows)] = float_to_bf16(activation(p.act, sum).x * up);
+            p.inner[blocked(row, result, part.rows, gridDim.x * NT * 8)] = float_to_bf16(activation(p.act, sum).x * up);
         } else {
             if (part.bias) sum += part.bias[result];
             p.y[size_t(row) * p.stride + part.start + result] = sum;

@@ -1,7 +1,7 @@
 // What decode steps do row by row: the residual stream and its norms, queries, keys, values and gates, and the output
 // of attention.
 //
-// Compile-time: HEAD_DIM (of the entries that know heads), ITEMS (1024 columns of the stream each).
+// Compile-time: HEAD_DIM (of the entries that know heads), ITEMS (1024 columns of the stream each), SLABS (`blocked`).
 #include "stream.cuh"
 #include "params.cuh"
 
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
         float x[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) x[k] = h[i][k] * scale * w[i][k];
-        store<4>(p.x + blocked(row, column, p.width), x);
+        store<4>(p.x + blocked(row, column, p.width, gridDim.x), x);
     }
 }
 
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
 extern "C" __global__ void __launch_bounds__(THREADS) stream_block(const __grid_constant__ StreamBlocked p) {
     for (size_t i = blockIdx.x * size_t(THREADS) + threadIdx.x; i < size_t(p.rows) * p.width;
          i += size_t(gridDim.x) * THREADS) {
-        p.to[blocked(i / p.width, i % p.width, p.width)] = p.from[i];
+        p.to[blocked(i / p.width, i % p.width, p.width, p.padded)] = p.from[i];
     }
 }
 
@@ -171,6 +171,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_merge(const __grid_
         const int column = head * HEAD_DIM + lane + 32 * i;
         if (p.norm) o[i] *= scale * p.norm[column];
         if (p.gate >= 0) o[i] *= activation(p.act, p.raw[size_t(blockIdx.y) * p.stride + p.gate + column]).x;
-        p.y[blocked(blockIdx.y, column, p.heads * HEAD_DIM)] = float_to_bf16(o[i]);
+        p.y[blocked(blockIdx.y, column, p.heads * HEAD_DIM, gridDim.y)] = float_to_bf16(o[i]);
     }
 }

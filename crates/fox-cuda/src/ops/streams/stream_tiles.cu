@@ -128,17 +128,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
             for (int t = 0; t < NT; ++t) {
                 b[t] = read_shared(stage + WEIGHTS + (step * (BN / 8) + warp_n * NT + t) * 256 + 8 * lane);
             }
+            uint4 top[MT], bottom[MT];
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
                 const u16* a = stage + (step * BM + (warp_m * MT + m) * 16) * 32 + 8 * lane;
-                const uint4 top = read_shared(a), bottom = read_shared(a + 8 * 32);
-                const u32 left[4] = {top.x, bottom.x, top.y, bottom.y};
-                const u32 right[4] = {top.z, bottom.z, top.w, bottom.w};
+                top[m] = read_shared(a), bottom[m] = read_shared(a + 8 * 32);
+            }
+            // Those that follow each other add to different sums, so none waits for the one before.
 #pragma unroll
-                for (int t = 0; t < NT; ++t) {
-                    mma(c[m][t], left, b[t].x, b[t].y);
-                    mma(c[m][t], right, b[t].z, b[t].w);
-                }
+            for (int m = 0; m < MT; ++m) {
+                const u32 left[4] = {top[m].x, bottom[m].x, top[m].y, bottom[m].y};
+#pragma unroll
+                for (int t = 0; t < NT; ++t) mma(c[m][t], left, b[t].x, b[t].y);
+            }
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+                const u32 right[4] = {top[m].z, bottom[m].z, top[m].w, bottom[m].w};
+#pragma unroll
+                for (int t = 0; t < NT; ++t) mma(c[m][t], right, b[t].z, b[t].w);
             }
         }
         if (now.ends_run()) {
@@ -167,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
                 float sum = total[m][t][r];
                 if (GLU) {
                     const float up = total[m][t][r + 2];
-                    p.inner[blocked(row, result, part.rows)] = float_to_bf16(activation(p.act, sum).x * up);
+                    p.inner[blocked(row, result, part.rows, gridDim.x * BN)] = float_to_bf16(activation(p.act, sum).x * up);
                 } else {
                     if (part.bias) sum += part.bias[result];
                     y[size_t(row) * p.stride + part.start + result] = sum;

@@ -176,13 +176,7 @@ impl Args {
     }
 
     /// The recipe that is named or fits the data, which are prepared first if they are text.
-    fn recipe(
-        &self,
-        out: &Path,
-        on_gpu: bool,
-        ranks: bool,
-        stop: &AtomicBool,
-    ) -> Result<Recipe> {
+    fn recipe(&self, out: &Path, on_gpu: bool, ranks: bool, stop: &AtomicBool) -> Result<Recipe> {
         let mut data = self.data.clone();
         if let Some(text) = self.data.as_deref().filter(|path| text::is_text(path)) {
             if ranks {

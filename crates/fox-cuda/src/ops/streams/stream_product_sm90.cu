@@ -1,0 +1,166 @@
+// y[rows, N] = x[rows, K] w[N, K]^T for decode rows, by Hopper's products, with the same bits for a row in any company.
+//
+// Weights are the left operand and rows the right one, as in stream_product; a warpgroup has 64 rows of weights. The
+// columns of K are divided into PARTS runs of slabs of 64; a run is added up in order, and the runs are added in order.
+// So an element's order of additions depends on K alone. With SPLIT a thread block does one run, and whoever reads the
+// results adds up the runs: y is [PARTS][rows, stride] then. Bits are not those of stream_product and stream_tiles, so a
+// GPU uses this kernel for every number of rows or for none.
+//
+// x lies in slabs [K / 64][rows][64], swizzled (`blocked` in stream.cuh), so that the rows of a slab are one copy. The
+// weights lie as they are, and every thread copies 16 bytes at a time to where the products expect them.
+//
+// Compile-time: BM rows of weights (with GLU half of them gates), BN rows, PARTS, STAGES, SPLIT, GLU.
+#define SLABS 1
+#include "stream.cuh"
+#include "mma.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+#include "params.cuh"
+
+constexpr int THREADS = 2 * BM;
+constexpr int RESULTS = GLU ? 8 : 16;      // of 16 rows of weights
+constexpr int CHUNKS = 8;                  // of 16 bytes in a row of a slab
+constexpr int WEIGHTS = BM * 64;           // values of a stage
+constexpr int STAGE = WEIGHTS + BN * 64;
+constexpr int OWN = BM * CHUNKS / THREADS; // chunks of a thread
+constexpr u32 ROW_BYTES = BN * 128;
+
+// Goes through the slabs of a thread block's runs.
+struct Cursor {
+    int slabs, run, last, at, end;
+
+    DEVICE Cursor(int slabs, int run, int last) : slabs(slabs), run(run), last(last) { begin(); }
+    DEVICE bool is_inside() const { return run < last; }
+    DEVICE void next() {
+        if (++at >= end && ++run < last) begin();
+    }
+    DEVICE bool begins_run() const { return at == run * slabs / PARTS; }
+    DEVICE bool ends_run() const { return at + 1 >= end; }
+
+  private:
+    // The run's first slab, or that of the next one which has any.
+    DEVICE void begin() {
+        for (; run < last; ++run) {
+            at = run * slabs / PARTS, end = (run + 1) * slabs / PARTS;
+            if (at < end) return;
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const __grid_constant__ StreamProduct p) {
+#if EMULATED
+    static __align__(1024) u16 memory[STAGES * (STAGE + 4)];
+#else
+    extern __shared__ __align__(1024) u16 memory[];
+#endif
+    u64* arrived = reinterpret_cast<u64*>(memory + STAGES * STAGE);
+    let_successor_begin();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // The part that this block's weights belong to, and its first tile in it.
+    int n = 0;
+    while (n + 1 < p.part_count && int(blockIdx.y) >= p.parts[n + 1].first_block) ++n;
+    const StreamPart part = p.parts[n];
+    const int first_tile = (blockIdx.y - part.first_block) * (BM / 16);
+    const int slabs = p.width / 64;
+    const int first_run = SPLIT ? blockIdx.z : 0, last_run = SPLIT ? first_run + 1 : PARTS;
+    // The first thread uses them before the others do.
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) mbarrier_init(arrived + s, 1);
+        mbarrier_init_fence();
+    }
+
+    // Where this thread's chunks of the weights begin; null beyond the last row.
+    const u16* own[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        const int row = (threadIdx.x + i * THREADS) / CHUNKS, half = row % 16 / 8;
+        const int result = (first_tile + row / 16) * RESULTS + (GLU ? row % 8 : row % 16);
+        const int source = GLU && half ? part.rows + result : result;
+        own[i] = result < part.rows ? part.w + size_t(source) * p.width : nullptr;
+    }
+    const auto copy_weights = [&](int slot, const Cursor& c) {
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            const int e = threadIdx.x + i * THREADS, row = e / CHUNKS, chunk = e % CHUNKS;
+            u16* to = memory + slot * STAGE + row * 64 + (chunk ^ row % 8) * 8;
+            copy_async(to, own[i] ? own[i] + 64 * c.at + 8 * chunk : part.w, own[i]);
+        }
+    };
+    const size_t rows = size_t(gridDim.x) * BN;
+    const auto copy_rows = [&](int slot, const Cursor& c) {
+        if (threadIdx.x > 0) return;
+        mbarrier_expect(arrived + slot, ROW_BYTES);
+        bulk_load(memory + slot * STAGE + WEIGHTS, p.x + (c.at * rows + size_t(blockIdx.x) * BN) * 64, ROW_BYTES,
+                  arrived + slot);
+    };
+
+    // The weights do not depend on what came before; all else does. Two slots are in use by products.
+    constexpr int AHEAD = STAGES - 2;
+    Cursor ahead(slabs, first_run, last_run), now = ahead;
+    for (int s = 0; s < AHEAD; ++s) {
+        if (ahead.is_inside()) copy_weights(s, ahead), ahead.next();
+        copy_commit();
+    }
+    wait_for_predecessor();
+    ahead = now;
+    for (int s = 0; s < AHEAD && ahead.is_inside(); ++s, ahead.next()) copy_rows(s, ahead);
+
+    float c[BN / 2], total[BN / 2];
+#pragma unroll
+    for (int i = 0; i < BN / 2; ++i) c[i] = total[i] = 0.f;
+    // The barriers are there for all.
+    __syncthreads();
+    Ring<STAGES> ring;
+    for (; now.is_inside(); now.next(), ring.next()) {
+        copy_wait<AHEAD - 1>();
+        fence_async_proxy();
+        mbarrier_wait(arrived + ring.stage, ring.phase);
+        // Everybody has seen the products of the slot before the last one end.
+        __syncthreads();
+        if (ahead.is_inside()) {
+            const int free = (ring.stage + AHEAD) % STAGES;
+            copy_weights(free, ahead);
+            copy_rows(free, ahead);
+            ahead.next();
+        }
+        copy_commit();
+        const u16* stage = memory + ring.stage * STAGE;
+        const u64 left = matrix_descriptor(stage + threadIdx.x / 128 * (64 * 64), 0);
+        const u64 right = matrix_descriptor(stage + WEIGHTS, 0);
+        const int is_later = !now.begins_run();
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            Wgmma<BN>::template ss<K_MAJOR, K_MAJOR>(c, descriptor_advance(left, 32 * k),
+                                                     descriptor_advance(right, 32 * k), k > 0 || is_later);
+        }
+        wgmma_commit();
+        if (now.ends_run()) {
+            wgmma_wait<0>();
+#pragma unroll
+            for (int i = 0; i < BN / 2; ++i) total[i] += c[i];
+        } else {
+            wgmma_wait<1>();
+        }
+    }
+
+    float* y = p.y + (SPLIT ? first_run * rows * p.stride : 0);
+    const int tile = first_tile + warp;
+#pragma unroll
+    for (int t = 0; t < BN / 8; ++t) {
+#pragma unroll
+        for (int r = 0; r < (GLU ? 2 : 4); ++r) {
+            const int row = blockIdx.x * BN + t * 8 + 2 * (lane % 4) + r % 2;
+            const int result = tile * RESULTS + lane / 4 + (r >= 2 ? 8 : 0);
+            if (result >= part.rows) continue;
+            float sum = total[4 * t + r];
+            if (GLU) {
+                const float up = total[4 * t + r + 2];
+                p.inner[blocked(row, result, part.rows, rows)] = float_to_bf16(activation(p.act, sum).x * up);
+            } else {
+                if (part.bias) sum += part.bias[result];
+                y[size_t(row) * p.stride + part.start + result] = sum;
+            }
+        }
+    }
+}
