@@ -189,13 +189,14 @@ inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
     __syncwarp();
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + i % 2;
-        float sum = 0.f;
+        // In f64 the order inside of an instruction is of no account.
+        double sum = 0.0;
         for (int k = 0; k < 16; ++k) {
             const u32 x = left[warp][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
             const u32 y = right[warp][column * 4 + k % 8 / 2][k / 8];
             sum += k % 2 ? bf16_hi(x) * bf16_hi(y) : bf16_lo(x) * bf16_lo(y);
         }
-        c[i] += sum;
+        c[i] += float(sum);
     }
     __syncwarp();
 }
@@ -204,6 +205,10 @@ inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
 inline void copy_async(u16* dst, const u16* src, bool valid) {
     if (valid) memcpy(dst, src, 16);
     else memset(dst, 0, 16);
+}
+inline void copy_quad(u16* dst, const u16* src, bool valid) {
+    if (valid) memcpy(dst, src, 8);
+    else memset(dst, 0, 8);
 }
 inline void copy_commit() {}
 template <int PENDING>
@@ -252,9 +257,9 @@ struct Wgmma {
         for (int i = 0; i < N / 2; ++i) {
             const int row = current / 32 % 4 * 16 + current % 32 / 4 + i / 2 % 2 * 8;
             const int column = i / 4 * 8 + 2 * (current % 4) + i % 2;
-            float sum = 0.f;
+            double sum = 0.0;
             for (int k = 0; k < 16; ++k) sum += swizzled(a, row, k) * swizzled(b, column, k);
-            d[i] = accumulate ? d[i] + sum : sum;
+            d[i] = (accumulate ? d[i] : 0.f) + float(sum);
         }
     }
 };

@@ -78,8 +78,7 @@ static void check(int width) {
 
 int main() {
     // Every width begins with the same numbers, however many rows the one before had.
-    // Hopper's products take 64 columns at once.
-    for (int width : {HOPPER ? 64 : 32, HOPPER ? 192 : 96, HOPPER ? 1088 : 1056}) {
+    for (int width : {WIDTHS}) {
         reset_numbers();
         check(width);
     }

@@ -38,6 +38,8 @@ pub(super) const MAX_RUNS: usize = 64;
 
 /// Columns that Hopper's products take at once.
 const SLAB: usize = 64;
+/// Up to so many rows the weights go to registers.
+const FEW_ROWS: usize = 16;
 
 /// Runs of columns of a product, at most.
 pub(super) const MAX_PARTS: usize = 8;
@@ -57,7 +59,7 @@ pub(super) fn runs(position: usize) -> usize {
     pages.div_ceil(each)
 }
 
-/// Which kernels multiply: one family for all numbers of rows, because their bits differ.
+/// Which kernels multiply. The bits are the same, but rows lie differently in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Portable,
@@ -66,15 +68,20 @@ pub(super) enum Family {
 }
 
 impl Family {
-    /// The best one for products over rows of these widths.
-    pub(super) fn of(gpu: &Gpu, widths: &[usize]) -> Self {
-        let whole = widths.iter().all(|width| width.is_multiple_of(SLAB));
-        match gpu.architecture().is_hopper() && whole && std::env::var_os("FOX_PORTABLE").is_none()
-        {
+    /// The best one for products of so many rows of these widths.
+    pub(super) fn of(gpu: &Gpu, rows: usize, widths: &[usize]) -> Self {
+        // Runs of columns must begin where those of the other family do.
+        let fits = |&width: &usize| width.is_multiple_of(SLAB * parts_of(width));
+        match gpu.architecture().is_hopper() && rows > FEW_ROWS && widths.iter().all(fits) {
             true => Family::Hopper,
             false => Family::Portable,
         }
     }
+}
+
+/// Runs that the columns of a product are divided into.
+fn parts_of(width: usize) -> usize {
+    if width > 2048 { 8 } else { 4 }
 }
 
 /// How a product is divided; only `parts`, the runs of columns, decides bits, and it follows from the width alone.
@@ -107,13 +114,11 @@ pub(super) enum Tiling {
 
 impl Tiling {
     pub(super) fn new(family: Family, rows: usize, width: usize, glu: bool) -> Self {
-        let parts = if width > 2048 { 8 } else { 4 };
+        let parts = parts_of(width);
         if family == Family::Hopper {
             // As much on its way as lets two thread blocks share a multiprocessor.
             let (bm, bn, stages) = match rows {
-                ..=8 => (64, 8, 12),
-                9..=16 => (64, 16, 11),
-                17..=32 => (64, 32, 9),
+                ..=32 => (64, 32, 9),
                 33..=64 => (64, 64, 6),
                 65..=128 => (64, 128, 4),
                 _ => (128, 128, 6),
@@ -255,7 +260,8 @@ pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
     let families =
         if hopper { &[Family::Portable, Family::Hopper][..] } else { &[Family::Portable] };
     for &family in families {
-        for rows in BUCKETS {
+        let own = |&rows: &usize| family == Family::Portable || rows > FEW_ROWS;
+        for rows in BUCKETS.into_iter().filter(own) {
             let tiling = |width, glu| Tiling::new(family, rows, width, glu);
             for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).split()] {
                 all.push((tiling.source().0, tiling.defines()));
@@ -338,7 +344,10 @@ mod tests {
         for rows in 1..=MAX_ROWS {
             let bucket = BUCKETS[bucket_of(rows)];
             assert!(bucket >= rows && (bucket == 8 || bucket < 2 * rows));
-            for (family, shared) in [(Family::Portable, 99), (Family::Hopper, 227)] {
+            let hopper = (Family::Hopper, 227);
+            for (family, shared) in
+                [(Family::Portable, 99)].into_iter().chain((bucket > FEW_ROWS).then_some(hopper))
+            {
                 for width in [64, 1536, 4096] {
                     let tiling = Tiling::new(family, bucket, width, false);
                     assert_eq!(tiling.row_blocks(bucket) * tiling.rows(), bucket);

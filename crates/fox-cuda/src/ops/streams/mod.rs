@@ -311,7 +311,7 @@ impl Cuda {
             return Ok(None);
         }
         let padded = BUCKETS[bucket_of(count)];
-        let family = Family::of(&self.gpu, &[width]);
+        let family = Family::of(&self.gpu, padded, &[width]);
         let tiling = Tiling::new(family, padded, width, false);
         let (kernel, block) = (product(&self.gpu, tiling)?, block_rows(&self.gpu, family)?);
         let (from, weights) = (self.activation(x)?, self.weights(w)?);

@@ -19,6 +19,7 @@ const ROW_WARPS: usize = ROW_THREADS / 32;
 
 /// The kernels of the products of a bucket.
 struct Products {
+    family: Family,
     /// Projections and output projection, and logits.
     wide: Kernel,
     wide_tiling: Tiling,
@@ -34,13 +35,16 @@ struct Products {
 }
 
 impl Products {
-    fn new(gpu: &Gpu, family: Family, rows: usize, weights: &StreamWeights) -> Result<Self> {
+    fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
+        let widths = [weights.width, weights.heads_width, weights.inner];
+        let family = Family::of(gpu, rows, &widths);
         let tiling = |width: usize, glu: bool| Tiling::new(family, rows, width, glu);
         let (wide_tiling, heads_tiling) =
             (tiling(weights.width, false), tiling(weights.heads_width, false).split());
         let (glu_tiling, down_tiling) =
             (tiling(weights.width, true), tiling(weights.inner, false).split());
         Ok(Products {
+            family,
             wide: product(gpu, wide_tiling)?,
             wide_tiling,
             heads: product(gpu, heads_tiling)?,
@@ -106,8 +110,8 @@ pub(super) struct Slots {
 
 /// The kernels of steps of a model.
 pub(super) struct Steps {
-    kernels: Kernels,
     /// By bucket.
+    kernels: Vec<Kernels>,
     products: Vec<Products>,
     overlapping: bool,
 }
@@ -161,12 +165,14 @@ impl Steps {
         weights: &StreamWeights,
         overlapping: bool,
     ) -> Result<Self> {
-        let family = Family::of(gpu, &[weights.width, weights.heads_width, weights.inner]);
-        let products =
-            BUCKETS[..buckets].iter().map(|rows| Products::new(gpu, family, *rows, weights));
+        let products = BUCKETS[..buckets].iter().map(|rows| Products::new(gpu, *rows, weights));
+        let products = products.collect::<Result<Vec<_>>>()?;
+        let kernels = |products: &Products| {
+            Kernels::new(gpu, products.family, weights.width, weights.shape.head_dim)
+        };
         Ok(Steps {
-            kernels: Kernels::new(gpu, family, weights.width, weights.shape.head_dim)?,
-            products: products.collect::<Result<_>>()?,
+            kernels: products.iter().map(kernels).collect::<Result<_>>()?,
+            products,
             overlapping: overlapping && gpu.architecture().major >= 9,
         })
     }
@@ -180,7 +186,8 @@ impl Steps {
         work: &Work,
         slots: &Slots,
     ) -> Result<()> {
-        let (rows, products) = (BUCKETS[bucket], &self.products[bucket]);
+        let (rows, products, kernels) =
+            (BUCKETS[bucket], &self.products[bucket], &self.kernels[bucket]);
         let (shape, width) = (&weights.shape, weights.width);
         let run = |launch: Launch<'_>| -> Result<()> {
             let launch = launch.overlapping(self.overlapping);
@@ -204,7 +211,7 @@ impl Steps {
                 runs: product.runs(),
                 eps: shape.norm_eps,
             };
-            run(self.kernels.norm.launch([rows, 1, 1], ROW_THREADS).params(params)?)
+            run(kernels.norm.launch([rows, 1, 1], ROW_THREADS).params(params)?)
         };
         let on_x = StreamProduct {
             x: work.x.address().into(),
@@ -220,7 +227,7 @@ impl Steps {
             norm(layer.mixer_norm, embeddings, products.down_tiling)?;
             let params = StreamProduct { parts: layer.parts, ..on_x };
             multiply(&products.wide, products.wide_tiling, params)?;
-            self.attend(l, rows, runs, weights, work, slots)?;
+            self.attend(l, bucket, runs, weights, work, slots)?;
             let params = StreamProduct {
                 x: work.mixed.address().into(),
                 y: work.delta.address().into(),
@@ -259,19 +266,20 @@ impl Steps {
             scores: (choices + 4 * MAX_ROWS as u64).into(),
             vocab: weights.vocab,
         };
-        run(self.kernels.choice.launch([rows, 1, 1], CHOICE_THREADS).params(params)?)
+        run(kernels.choice.launch([rows, 1, 1], CHOICE_THREADS).params(params)?)
     }
 
     /// From the raw projections of layer `l` to the input of its output projection.
     fn attend(
         &self,
         l: usize,
-        rows: usize,
+        bucket: usize,
         runs: usize,
         weights: &StreamWeights,
         work: &Work,
         slots: &Slots,
     ) -> Result<()> {
+        let (rows, kernels) = (BUCKETS[bucket], &self.kernels[bucket]);
         let (shape, layer) = (&weights.shape, &weights.layers[l]);
         let (heads, kv_heads, layers) = (shape.heads, shape.kv_heads, weights.layers.len());
         let run = |launch: Launch<'_>| -> Result<()> {
@@ -303,7 +311,7 @@ impl Steps {
             scale: 1.0 / (shape.head_dim as f32).sqrt(),
         };
         let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
-        run(self.kernels.heads.launch([units, rows, 1], ROW_THREADS).params(params)?)?;
+        run(kernels.heads.launch([units, rows, 1], ROW_THREADS).params(params)?)?;
         let params = StreamAttention {
             rows: work.input.address().into(),
             tables: slots.tables.address().into(),
@@ -319,7 +327,7 @@ impl Steps {
             gated: gate >= 0,
         };
         let grid = [runs, kv_heads, rows];
-        run(self.kernels.attention.launch(grid, ATTENTION_THREADS).params(params)?)?;
+        run(kernels.attention.launch(grid, ATTENTION_THREADS).params(params)?)?;
         let params = StreamMerge {
             rows: work.input.address().into(),
             parts: work.parts.address().into(),
@@ -333,6 +341,6 @@ impl Steps {
             eps: shape.norm_eps,
         };
         let grid = [heads.div_ceil(ROW_WARPS), rows, 1];
-        run(self.kernels.merge.launch(grid, ROW_THREADS).params(params)?)
+        run(kernels.merge.launch(grid, ROW_THREADS).params(params)?)
     }
 }

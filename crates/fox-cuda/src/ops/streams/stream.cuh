@@ -22,11 +22,18 @@ DEVICE void let_successor_begin() {
 #endif
 }
 
+// Where a column of a slab of 64 lies in its row for Hopper's products: those that stream_product multiplies at once, the
+// first or the last four of every eight, lie together, and pieces of 16 bytes change places from row to row.
+DEVICE int slab_place(int row, int column) {
+    const int place = column / 32 * 32 + column % 8 / 4 * 16 + column % 32 / 8 * 4 + column % 4;
+    return (place / 8 ^ row % 8) * 8 + place % 8;
+}
+
 // Where element (row, column) of the right operand of a product of so many rows lies: in blocks of 8 rows and 32 columns;
-// with SLABS, for Hopper's products, in slabs of 64 columns whose pieces of 16 bytes change places from row to row.
+// with SLABS, for Hopper's products, in slabs of 64 columns.
 DEVICE size_t blocked(int row, int column, int width, size_t rows) {
 #if SLABS
-    return (column / 64 * rows + row) * 64 + (column % 64 / 8 ^ row % 8) * 8 + column % 8;
+    return (column / 64 * rows + row) * 64 + slab_place(row, column % 64);
 #else
     return (size_t(row / 8) * (width / 32) + column / 32) * 256 + row % 8 * 32 + column % 32;
 #endif

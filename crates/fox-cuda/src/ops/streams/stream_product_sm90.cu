@@ -1,13 +1,13 @@
-// y[rows, N] = x[rows, K] w[N, K]^T for decode rows, by Hopper's products, with the same bits for a row in any company.
+// y[rows, N] = x[rows, K] w[N, K]^T for many decode rows, by Hopper's products.
 //
-// Weights are the left operand and rows the right one, as in stream_product; a warpgroup has 64 rows of weights. The
-// columns of K are divided into PARTS runs of slabs of 64; a run is added up in order, and the runs are added in order.
-// So an element's order of additions depends on K alone. With SPLIT a thread block does one run, and whoever reads the
-// results adds up the runs: y is [PARTS][rows, stride] then. Bits are not those of stream_product and stream_tiles, so a
-// GPU uses this kernel for every number of rows or for none.
+// A result has the bits that stream_product gives it: the columns of K are divided into the same PARTS runs, a run is
+// added up in the same order, 16 columns at once, the same ones, and the runs are added in order. (That an instruction of
+// a warpgroup adds 16 products to a sum as one of a warp does is a matter of the hardware; the self-test compares.) A
+// warpgroup has 64 rows of weights. With SPLIT a thread block does one run, and whoever reads the results adds up the
+// runs: y is [PARTS][rows, stride] then.
 //
 // x lies in slabs [K / 64][rows][64], swizzled (`blocked` in stream.cuh), so that the rows of a slab are one copy. The
-// weights lie as they are, and every thread copies 16 bytes at a time to where the products expect them.
+// weights lie as they are, and every thread copies four at a time to where the products expect them.
 //
 // Compile-time: BM rows of weights (with GLU half of them gates), BN rows, PARTS, STAGES, SPLIT, GLU.
 #define SLABS 1
@@ -19,10 +19,10 @@
 
 constexpr int THREADS = 2 * BM;
 constexpr int RESULTS = GLU ? 8 : 16;      // of 16 rows of weights
-constexpr int CHUNKS = 8;                  // of 16 bytes in a row of a slab
+constexpr int QUADS = 16;                  // of columns in a slab
 constexpr int WEIGHTS = BM * 64;           // values of a stage
 constexpr int STAGE = WEIGHTS + BN * 64;
-constexpr int OWN = BM * CHUNKS / THREADS; // chunks of a thread
+constexpr int OWN = BM * QUADS / THREADS;  // quads of a thread
 constexpr u32 ROW_BYTES = BN * 128;
 
 // Goes through the slabs of a thread block's runs.
@@ -69,21 +69,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
         mbarrier_init_fence();
     }
 
-    // Where this thread's chunks of the weights begin; null beyond the last row.
-    const u16* own[OWN];
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) {
-        const int row = (threadIdx.x + i * THREADS) / CHUNKS, half = row % 16 / 8;
-        const int result = (first_tile + row / 16) * RESULTS + (GLU ? row % 8 : row % 16);
-        const int source = GLU && half ? part.rows + result : result;
-        own[i] = result < part.rows ? part.w + size_t(source) * p.width : nullptr;
-    }
+    // A thread has the same quad of every eighth row (THREADS / QUADS is 8 or 16), the first of which is this one.
+    const int first_row = threadIdx.x / QUADS, quad = threadIdx.x % QUADS;
     const auto copy_weights = [&](int slot, const Cursor& c) {
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
-            const int e = threadIdx.x + i * THREADS, row = e / CHUNKS, chunk = e % CHUNKS;
-            u16* to = memory + slot * STAGE + row * 64 + (chunk ^ row % 8) * 8;
-            copy_async(to, own[i] ? own[i] + 64 * c.at + 8 * chunk : part.w, own[i]);
+            const int row = first_row + i * (THREADS / QUADS), half = row % 16 / 8;
+            const int result = (first_tile + row / 16) * RESULTS + (GLU ? row % 8 : row % 16);
+            const int source = GLU && half ? part.rows + result : result;
+            const bool exists = result < part.rows;
+            copy_quad(memory + slot * STAGE + row * 64 + slab_place(row, 4 * quad),
+                      part.w + (exists ? size_t(source) * p.width + 64 * c.at + 4 * quad : 0), exists);
         }
     };
     const size_t rows = size_t(gridDim.x) * BN;
