@@ -79,8 +79,8 @@ impl Resident {
         self.streams.slots()
     }
 
-    /// Feeds every sequence its next token. Where there is room, pages that the step fills get their successors while it
-    /// runs.
+    /// Feeds every sequence its next token. While the step runs, the tokens of the last one are reported, and where there
+    /// is room, pages that it fills get their successors.
     pub fn step(
         &mut self,
         group: &mut [&mut Running],
@@ -101,6 +101,7 @@ impl Resident {
         self.streams.begin(&rows)?;
         let mut full = Vec::new();
         for (row, r) in group.iter_mut().enumerate() {
+            r.report();
             if r.cache.as_mut().is_some_and(Cache::advance) {
                 full.push(row);
                 if is_roomy {

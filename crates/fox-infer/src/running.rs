@@ -41,6 +41,8 @@ pub(crate) struct Running {
     /// Those of them that the cache has.
     fed: usize,
     prompt_scores: Vec<Scored>,
+    /// Tokens that were chosen on the device and are not reported yet; see [`Running::report`].
+    unsaid: Vec<Scored>,
     usage: Usage,
     started: Instant,
     prefilled: Option<Instant>,
@@ -68,6 +70,7 @@ impl Running {
             answer: Vec::new(),
             fed: 0,
             prompt_scores: Vec::new(),
+            unsaid: Vec::new(),
             usage,
             started,
             prefilled: None,
@@ -91,6 +94,7 @@ impl Running {
     /// Gives up its cache. What was reported stays so: the prompt is read again, and the answer's tokens are fed
     /// again one by one, in steps like those before, so that the bits are the same.
     pub fn put_back(&mut self) {
+        self.report();
         (self.cache, self.slot) = (None, None);
         (self.read, self.fed) = (0, 0);
         self.prompt_scores.clear();
@@ -128,7 +132,7 @@ impl Running {
         self.take(logits)
     }
 
-    /// The same for a step on the device.
+    /// The same for a step on the device. The token is reported later, while the next step runs.
     pub fn stepped_to(&mut self, next: &Next) -> bool {
         match next {
             Next::Logits(logits) => self.stepped(logits),
@@ -137,6 +141,13 @@ impl Running {
                 let scored = |id| Scored { id, logprob: choice.logprob, top: Vec::new() };
                 self.take_chosen(|_| choice.id, scored)
             }
+        }
+    }
+
+    /// Tells the client of the tokens that it does not know yet.
+    pub fn report(&mut self) {
+        for scored in self.unsaid.drain(..) {
+            (self.job.sink)(Event::Token(scored));
         }
     }
 
@@ -177,10 +188,13 @@ impl Running {
     /// Chooses and reports the token after a row of logits; whether there was one.
     pub fn take(&mut self, logits: &[f32]) -> bool {
         let top_logprobs = self.job.request.top_logprobs;
-        self.take_chosen(|sampler| sampler.choose(logits), |id| score(logits, id, top_logprobs))
+        let choose = |sampler: &mut Sampler| sampler.choose(logits);
+        let taken = self.take_chosen(choose, |id| score(logits, id, top_logprobs));
+        self.report();
+        taken
     }
 
-    /// [`Running::take`] with a choice, and the score of the token chosen.
+    /// [`Running::take`] with a choice, and the score of the token chosen, which is not reported yet.
     fn take_chosen(
         &mut self,
         choose: impl FnOnce(&mut Sampler) -> Option<i32>,
@@ -207,7 +221,7 @@ impl Running {
                 return false;
             }
         }
-        (self.job.sink)(Event::Token(scored(id)));
+        self.unsaid.push(scored(id));
         self.answer.push(id);
         if self.answer.len() == request.max_tokens && self.ended.is_none() {
             self.ended = Some(FinishReason::Length);
@@ -217,6 +231,7 @@ impl Running {
 
     /// Reports the end, if there is one.
     pub fn finish(mut self) {
+        self.report();
         let Some(reason) = self.ended.take() else { return };
         let seconds = |from: Instant, to: Instant| (to - from).as_secs_f64();
         let now = Instant::now();

@@ -177,7 +177,12 @@ impl Scheduler {
         // Without decode rows, a piece at a time: whoever comes need not wait for more.
         let budget = if decodes { self.pace.prompt_tokens(self.options.step_tokens) } else { 0 };
         let arrivals: Vec<u64> = self.running.iter().map(|r| r.arrival).collect();
-        for at in self.order.form(&mut unread, piece, budget) {
+        let pieces = self.order.form(&mut unread, piece, budget);
+        if !pieces.is_empty() {
+            // Those who decode do not wait for their tokens until the pieces are read.
+            self.running.iter_mut().for_each(Running::report);
+        }
+        for at in pieces {
             self.pages_changed = true;
             let start = Instant::now();
             // Whoever was put back meanwhile is not there any more.
