@@ -20,13 +20,13 @@ use crate::engine::{Shared, State};
 use crate::plan::Plan;
 use crate::prefixes::{Found, Prefixes};
 use crate::resident::Resident;
-use crate::running::Running;
+use crate::running::{Next, Running};
 use crate::step::{Pace, PromptOrder};
 use crate::warm::warm_up;
 use crate::{EngineOptions, FinishReason, HeadPages, Result, Stats};
 
 /// Time between counts of all pages.
-const COUNT_EVERY: Duration = Duration::from_millis(50);
+const COUNT_EVERY: Duration = Duration::from_millis(500);
 
 /// Logits that make a task.
 const TASK_LOGITS: usize = 1 << 14;
@@ -293,11 +293,15 @@ impl Scheduler {
             match resident.step(&mut ready, is_roomy) {
                 Ok(stepped) => {
                     self.pages_changed |= stepped.pages_changed;
-                    let taken = ready.par_iter_mut().zip(&stepped.next);
+                    let (logits, chosen): (Vec<_>, Vec<_>) = ready
+                        .iter_mut()
+                        .zip(&stepped.next)
+                        .partition(|(_, next)| matches!(next, Next::Logits(_)));
                     // Only a choice from logits is worth a task.
-                    let taken = taken.with_min_len((TASK_LOGITS / self.plan.vocab).max(1));
-                    let taken = taken.filter_map(|(r, next)| r.stepped_to(next).then_some(()));
-                    self.stats.generated_tokens += taken.count() as u64;
+                    let take = |(r, next): (&mut &mut Running, &Next)| r.stepped_to(next);
+                    let taken = chosen.into_iter().map(take).filter(|taken| *taken).count()
+                        + logits.into_par_iter().map(take).filter(|taken| *taken).count();
+                    self.stats.generated_tokens += taken as u64;
                 }
                 Err(error) => fail(&mut ready, &error),
             }

@@ -1,6 +1,7 @@
 //! Keys and values in pages: where they lie, writing new ones, attention of many queries over them; sums of gates.
 
 mod pages;
+mod scatter;
 mod totals;
 
 use std::ops::Range;
@@ -13,7 +14,10 @@ use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Result, Source};
 
-const PAGED: Source = source!("paged", [], [Page, PagedParams, GateRun, TotalsParams]);
+pub(crate) use scatter::Writes;
+
+const PAGED: Source =
+    source!("paged", [], [Page, PagedParams, GateRun, TotalsParams, ScatterPiece, ScatterParams]);
 
 /// Pages for which memory is taken at once: 4 MB with heads of 64 in bf16.
 const SLAB_PAGES: usize = 256;
@@ -69,6 +73,23 @@ kernel_params! {
         pub(crate) runs: ConstPtr<GateRun>,
         pub(crate) count: usize,
         pub(crate) heads: usize,
+    }
+}
+
+kernel_params! {
+    /// A write of `count` words of 8 bytes.
+    table struct ScatterPiece {
+        to: Ptr<f64>,
+        /// Number of its first word.
+        first: usize,
+        count: usize,
+    }
+}
+
+kernel_params! {
+    struct ScatterParams {
+        pieces: ConstPtr<ScatterPiece>,
+        words: ConstPtr<f64>,
     }
 }
 

@@ -1,5 +1,5 @@
 // Keys and values in pages: new ones to their places, and all of them into rows for attention of many queries. Sums of
-// the gates of what was written.
+// the gates of what was written. Small writes, many at once.
 // (Attention of one query per sequence reads the pages where they lie: decode_attention.cuh.)
 //
 // Compile-time: BF16, VEC.
@@ -88,4 +88,10 @@ extern "C" __global__ void gate_totals(const __grid_constant__ TotalsParams p) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     if (lane == 0) p.totals[i] = sum;
+}
+
+// Writes of words to where they belong, a thread block for each.
+extern "C" __global__ void scatter(const __grid_constant__ ScatterParams p) {
+    const ScatterPiece piece = p.pieces[blockIdx.x];
+    for (int i = threadIdx.x; i < piece.count; i += blockDim.x) piece.to[i] = p.words[piece.first + i];
 }

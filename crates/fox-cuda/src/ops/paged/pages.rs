@@ -49,6 +49,17 @@ impl Cuda {
 
     /// Where the table of a layer's pages lies, `[page][kv_heads]` of the kernels' `Page`; brought up to date.
     pub(crate) fn page_table(&self, keys: &mut dyn PagedKeys, device: &Device) -> Result<u64> {
+        // SAFETY: the range lies inside the table.
+        self.page_table_by(keys, device, |at, rows| unsafe { self.gpu.write(at, rows) })
+    }
+
+    /// The same; `write` brings rows of the table to an address inside it.
+    pub(crate) fn page_table_by(
+        &self,
+        keys: &mut dyn PagedKeys,
+        device: &Device,
+        write: impl FnOnce(u64, &[u8]) -> Result<()>,
+    ) -> Result<u64> {
         let (heads, count) = (keys.shape().kv_heads, keys.page_count());
         let room = keys.table().rows.as_ref().map_or(0, |rows| rows.rows());
         if room < count {
@@ -79,8 +90,7 @@ impl Cuda {
         }
         if !new.is_empty() {
             let rows = params::rows("the table of pages", &new)?;
-            // SAFETY: the table has room for `count` rows.
-            unsafe { self.gpu.write(table + (PAGE_BYTES * heads * first) as u64, &rows)? };
+            write(table + (PAGE_BYTES * heads * first) as u64, bytemuck::cast_slice(&rows))?;
         }
         keys.table_mut().valid = count;
         Ok(table)

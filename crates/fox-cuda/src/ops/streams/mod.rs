@@ -18,6 +18,7 @@ use fox_tensor::{
 
 use crate::backend::storage::memory;
 use crate::backend::{Cuda, Precision};
+use crate::ops::paged::Writes;
 use crate::params::{Param, int, rows};
 use crate::{Buffer, Error, Result};
 use graph::Graph;
@@ -262,16 +263,20 @@ impl Cuda {
             streams.ends[slot] = Ends { sums, room };
         }
         let Ends { sums, room } = &streams.ends[slot];
-        let mut tables = Vec::with_capacity(layers);
+        let (mut tables, mut writes) = (Vec::with_capacity(layers), Writes::default());
         for (l, keys) in keys.iter_mut().enumerate() {
-            let pages = self.page_table(&mut **keys, &streams.device)?;
+            let pages = self.page_table_by(&mut **keys, &streams.device, |at, rows| {
+                writes.push(at, rows);
+                Ok(())
+            })?;
             let ends = if gated { sums.address() + (8 * l * room * heads) as u64 } else { 0 };
             tables.push(StreamTable { pages: pages.into(), ends: ends.into() });
         }
         let each = size_of::<<StreamTable as Param>::Device>();
         let at = streams.slots.tables.address() + (each * slot * layers) as u64;
-        // SAFETY: the slot has room for the tables of all layers.
-        unsafe { self.gpu.write(at, &rows("the slots", &tables)?) }
+        writes.push(at, bytemuck::cast_slice(&rows("the slots", &tables)?));
+        // SAFETY: tables of pages have room for their rows, and the slot for the tables of all layers.
+        unsafe { self.scatter(&writes) }
     }
 
     /// Logits `[V]` of a row of the last step.
