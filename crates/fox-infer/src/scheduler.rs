@@ -116,13 +116,19 @@ impl Scheduler {
     pub fn run(mut self) {
         let _end = End(self.shared.clone());
         while self.wait_for_work() {
-            // On a thread of the pool, so that the ops of a step need not get there one by one.
-            rayon::scope(|_| {
-                self.decode();
-                self.read_prompts();
-                self.finish();
-            });
+            match self.resident.is_some() {
+                // A device has threads of its own: the way to another one here would be part of every step.
+                true => self.step(),
+                // On a thread of the pool, so that the ops of a step need not get there one by one.
+                false => rayon::scope(|_| self.step()),
+            }
         }
+    }
+
+    fn step(&mut self) {
+        self.decode();
+        self.read_prompts();
+        self.finish();
     }
 
     /// Admits what fits; whether there is something to run.
