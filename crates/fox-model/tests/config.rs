@@ -310,6 +310,16 @@ fn numbers_are_read_exactly() {
     }
 }
 
+/// Found by fuzzing: a Mamba-2 with the sizes of an MLP, which it has not, was another one after it was written.
+#[test]
+fn sizes_of_what_is_not_there_mean_nothing() {
+    let json = include_str!("../../../fuzz/seeds/config/mamba2-with-sizes-of-an-mlp.json");
+    let (config, kind) = parse(json).unwrap();
+    assert!(!config.has_mlp());
+    let written = config.to_json(kind).unwrap().to_string();
+    assert_eq!(parse(&written).unwrap(), (config, kind));
+}
+
 proptest! {
     #[test]
     fn written_configurations_read_back(config in any_config()) {

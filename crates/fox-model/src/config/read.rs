@@ -80,15 +80,20 @@ fn read_common(
         [("swish", Activation::Silu), ("silu", Activation::Silu), ("sigmoid", Activation::Sigmoid)];
     let activations = if common.sigmoid_mlp { &ACTIVATIONS[..] } else { &ACTIVATIONS[..2] };
     let activation = fields.word("hidden_act", Activation::Silu, activations)?;
-    Ok(ModelConfig {
-        vocab_size: fields.size("vocab_size", 32000)?,
-        hidden_size: fields.size("hidden_size", 2048)?,
-        num_layers: fields.size("num_hidden_layers", common.layers)?,
-        mlp: MlpConfig {
+    let mlp = match mixer.has_mlp() {
+        true => MlpConfig {
             hidden_ratio: fields.optional_real("hidden_ratio")?.unwrap_or(4.0),
             intermediate_size: fields.optional_size("intermediate_size", None)?,
             activation,
         },
+        // Sizes of what is not there mean nothing.
+        false => MlpConfig { hidden_ratio: 4.0, intermediate_size: None, activation },
+    };
+    Ok(ModelConfig {
+        vocab_size: fields.size("vocab_size", 32000)?,
+        hidden_size: fields.size("hidden_size", 2048)?,
+        num_layers: fields.size("num_hidden_layers", common.layers)?,
+        mlp,
         mixer,
         norm_eps: fields.real(common.norm_eps_field, common.norm_eps)?,
         initializer_range: fields.real("initializer_range", common.initializer_range)?,
