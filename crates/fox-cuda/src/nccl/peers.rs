@@ -90,6 +90,9 @@ pub(super) fn prepare_environment(place: PeerPlace) {
         default("NCCL_HOSTID", format!("fox-rank-{}", place.rank));
         if place.one_machine {
             default("NCCL_SOCKET_IFNAME", "lo".into());
+            // One socket carries little more than a gigabyte in a second.
+            default("NCCL_SOCKET_NTHREADS", "4".into());
+            default("NCCL_NSOCKS_PERTHREAD", "2".into());
         }
     }
 }
