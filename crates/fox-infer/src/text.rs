@@ -4,6 +4,9 @@ use fox_data::{Gpt2Tokenizer, Tokenizer};
 
 use crate::Result;
 
+/// Ids that are kept for what they say about the text that follows, at most.
+const LONGEST: usize = 256;
+
 /// Text that became certain with a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
@@ -84,9 +87,13 @@ impl TextStream {
         let before = self.tokenizer.decode(&self.ids[..self.decoded])?;
         let same = before.chars().zip(text.chars()).take_while(|(a, b)| a == b);
         let skip: usize = same.map(|(c, _)| c.len_utf8()).sum();
-        self.ids.drain(..self.decoded);
+        let new = text[skip..].to_string();
+        // Ids without text say nothing about what follows them; those before them do.
+        if !new.is_empty() || self.ids.len() > LONGEST {
+            self.ids.drain(..self.decoded);
+        }
         self.decoded = self.ids.len();
-        Ok(text[skip..].to_string())
+        Ok(new)
     }
 
     /// Whether the last ids end inside a character or an escape.
@@ -195,6 +202,19 @@ mod tests {
             let text = format!(" \t {}can't", "\\".repeat(count));
             assert_eq!(pieces("json-gpt2", "x", &text, &[]).0.concat(), text, "{count}");
         }
+    }
+
+    /// Found by fuzzing: a space was lost behind an id without text.
+    #[test]
+    fn ids_without_text_do_not_join_words() {
+        let tokenizer = Tokenizer::from_name("synthetic").unwrap();
+        let word = tokenizer.encode("unheard-of").unwrap();
+        let ids = [&word[..], &tokenizer.encode("<doc>").unwrap(), &word].concat();
+        let whole = tokenizer.decode(&ids).unwrap();
+        let mut stream = TextStream::new(&tokenizer, &[], &[]);
+        let parts = ids.iter().map(|&id| stream.push(id as i32).unwrap().text);
+        assert_eq!(parts.collect::<String>(), whole);
+        assert_eq!(whole, "<unk> <unk>");
     }
 
     #[test]

@@ -137,7 +137,11 @@ fn what_cannot_be_read_is_refused_in_one_sentence() {
             "config.json: `sliding_window` holds for 1 of 4 layers; it must hold for all of them or for none",
         ),
         (
-            r#"{"model_type": "llama", "head_dim": 20}"#,
+            r#"{"model_type": "llama", "num_hidden_layers": 4}"#,
+            "config.json: `intermediate_size` must be there: the width of the MLP",
+        ),
+        (
+            r#"{"model_type": "llama", "intermediate_size": 512, "head_dim": 20}"#,
             "config.json: `head_dim` gives heads of width 20; the width must be a multiple of 8 up to 256",
         ),
     ] {

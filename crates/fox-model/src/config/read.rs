@@ -80,10 +80,14 @@ fn read_common(
         [("swish", Activation::Silu), ("silu", Activation::Silu), ("sigmoid", Activation::Sigmoid)];
     let activations = if common.sigmoid_mlp { &ACTIVATIONS[..] } else { &ACTIVATIONS[..2] };
     let activation = fields.word("hidden_act", Activation::Silu, activations)?;
+    let width = fields.optional_size("intermediate_size", None)?;
+    if common.outright_width && width.is_none() {
+        return Err(fields.error("intermediate_size", "must be there: the width of the MLP"));
+    }
     let mlp = match mixer.has_mlp() {
         true => MlpConfig {
             hidden_ratio: fields.optional_real("hidden_ratio")?.unwrap_or(4.0),
-            intermediate_size: fields.optional_size("intermediate_size", None)?,
+            intermediate_size: width,
             activation,
         },
         // Sizes of what is not there mean nothing.

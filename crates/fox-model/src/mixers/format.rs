@@ -119,6 +119,8 @@ pub struct CommonFields {
     pub initializer_range: f64,
     /// Whether `hidden_act` may be `sigmoid`.
     pub sigmoid_mlp: bool,
+    /// Whether the MLP's width must be said outright, because there is no ratio.
+    pub outright_width: bool,
 }
 
 impl CommonFields {
@@ -129,6 +131,7 @@ impl CommonFields {
         norm_eps: 1e-6,
         initializer_range: 0.02,
         sigmoid_mlp: false,
+        outright_width: false,
     };
 }
 

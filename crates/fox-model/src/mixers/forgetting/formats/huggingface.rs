@@ -14,8 +14,12 @@ use crate::mixers::forgetting::{ForgetGate, ForgettingConfig, QkNorm};
 use crate::mixers::{CheckpointLayout, CommonFields, Format, chosen};
 use crate::params::ParamSpec;
 
-const COMMON: CommonFields =
-    CommonFields { layers: 32, norm_eps_field: "rms_norm_eps", ..CommonFields::USUAL };
+const COMMON: CommonFields = CommonFields {
+    layers: 32,
+    norm_eps_field: "rms_norm_eps",
+    outright_width: true,
+    ..CommonFields::USUAL
+};
 
 type Hf = Format<ForgettingConfig>;
 
