@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::{result, sys};
 
 use crate::compile::compile_cached;
+use crate::copies::Staging;
 use crate::launch::{Kernel, Module};
 use crate::pool::{Buffer, Element, Pool};
 use crate::source::Source;
@@ -35,42 +36,6 @@ impl Architecture {
     }
 }
 
-/// Downloads up to this size go through page-locked memory.
-const STAGING: usize = 4 << 20;
-
-/// Page-locked memory, allocated when it is first needed.
-#[derive(Default)]
-struct Staging(Option<ptr::NonNull<u8>>);
-
-impl Staging {
-    fn slice(&mut self) -> Result<&mut [u8]> {
-        let start = match self.0 {
-            Some(start) => start,
-            None => {
-                // SAFETY: a context is current; freed in `drop`.
-                let start = unsafe { result::malloc_host(STAGING, 0) }
-                    .map_err(|e| Error::driver("cuMemHostAlloc", e))?;
-                let start = ptr::NonNull::new(start.cast())
-                    .ok_or_else(|| Error::driver("cuMemHostAlloc", "no memory"))?;
-                // SAFETY: all of it was just allocated.
-                unsafe { start.write_bytes(0, STAGING) };
-                *self.0.insert(start)
-            }
-        };
-        // SAFETY: allocated and initialised above, and borrowed as long as `self`.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), STAGING) })
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if let Some(start) = self.0 {
-            // SAFETY: allocated by `slice`, freed once.
-            let _ = unsafe { result::free_host(start.as_ptr().cast()) };
-        }
-    }
-}
-
 type ModuleKey = (Source, Vec<String>);
 
 /// A GPU. All work goes to one stream, in order.
@@ -87,7 +52,7 @@ pub struct Gpu {
     shared_bytes: usize,
     pool: Arc<Pool>,
     modules: Mutex<HashMap<ModuleKey, Arc<Module>>>,
-    staging: Mutex<Staging>,
+    pub(crate) staging: Mutex<Staging>,
     pub(crate) attention: crate::attention::Kept,
 }
 
@@ -254,101 +219,6 @@ impl Gpu {
     pub fn zero<T: Element>(&self, buffer: &Buffer<T>) -> Result<()> {
         self.bind()?;
         buffer.set_bytes(0)
-    }
-
-    /// Host values to the device.
-    pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
-        let buffer = self.alloc(values.len())?;
-        // SAFETY: the buffer has room for all the values; copies from pageable memory return only
-        // when the source has been read.
-        unsafe { result::memcpy_htod_async(buffer.address(), values, self.stream) }
-            .map_err(|e| Error::driver("cuMemcpyHtoDAsync", e))?;
-        Ok(buffer)
-    }
-
-    /// Host values to a device address.
-    ///
-    /// # Safety
-    /// The range must belong to a live buffer of this GPU.
-    pub(crate) unsafe fn write<T: Element>(&self, address: u64, values: &[T]) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the caller vouches for the range; as in `upload`.
-        unsafe { result::memcpy_htod_async(address, values, self.stream) }
-            .map_err(|e| Error::driver("cuMemcpyHtoDAsync", e))
-    }
-
-    /// Values at a device address to the host; waits for the stream.
-    ///
-    /// # Safety
-    /// The range must belong to a live buffer of this GPU.
-    pub(crate) unsafe fn read<T: Element>(&self, address: u64, values: &mut [T]) -> Result<()> {
-        self.bind()?;
-        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        // Memory that the device can reach by itself: the copy needs no help from the driver.
-        let pinned = staging.slice()?;
-        for (n, part) in bytemuck::cast_slice_mut::<T, u8>(values).chunks_mut(STAGING).enumerate() {
-            let from = address + (n * STAGING) as u64;
-            // SAFETY: the caller vouches for the range; the staging memory is locked until the values were taken out.
-            unsafe { result::memcpy_dtoh_async(&mut pinned[..part.len()], from, self.stream) }
-                .map_err(|e| Error::driver("cuMemcpyDtoHAsync", e))?;
-            self.synchronize()?;
-            part.copy_from_slice(&pinned[..part.len()]);
-        }
-        Ok(())
-    }
-
-    /// Device values to the host; waits for the stream.
-    pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
-        let mut values = vec![T::zeroed(); buffer.len()];
-        self.download_into(buffer, &mut values)?;
-        Ok(values)
-    }
-
-    /// The same into memory that is there already, of the buffer's length.
-    pub fn download_into<T: Element>(&self, buffer: &Buffer<T>, values: &mut [T]) -> Result<()> {
-        if values.len() != buffer.len() {
-            return Err(Error::argument(
-                "download",
-                format!("{} values into memory for {}", buffer.len(), values.len()),
-            ));
-        }
-        self.bind()?;
-        let bytes = size_of_val(values);
-        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        if bytes > STAGING {
-            // SAFETY: source and destination have the same length, and `values` lives until the
-            // synchronisation below.
-            unsafe { result::memcpy_dtoh_async(values, buffer.address(), self.stream) }
-                .map_err(|e| Error::driver("cuMemcpyDtoHAsync", e))?;
-            return self.synchronize();
-        }
-        // Memory that the device can reach by itself: the copy needs no help from the driver.
-        let pinned = staging.slice()?;
-        // SAFETY: as above; the staging memory is locked until the values were taken out of it.
-        unsafe { result::memcpy_dtoh_async(&mut pinned[..bytes], buffer.address(), self.stream) }
-            .map_err(|e| Error::driver("cuMemcpyDtoHAsync", e))?;
-        self.synchronize()?;
-        bytemuck::cast_slice_mut::<T, u8>(values).copy_from_slice(&pinned[..bytes]);
-        Ok(())
-    }
-
-    /// Copies `bytes` from one device address to another.
-    ///
-    /// # Safety
-    /// Both ranges must belong to live buffers of this GPU.
-    pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the caller vouches for the ranges.
-        unsafe { result::memcpy_dtod_async(dst, src, bytes, self.stream) }
-            .map_err(|e| Error::driver("cuMemcpyDtoDAsync", e))
-    }
-
-    /// The same values in memory of their own.
-    pub(crate) fn copy_of<T: Element>(&self, buffer: &Buffer<T>) -> Result<Buffer<T>> {
-        let copy = self.alloc(buffer.len())?;
-        // SAFETY: both are live and have the same length.
-        unsafe { self.copy(copy.address(), buffer.address(), buffer.len() * size_of::<T>()) }?;
-        Ok(copy)
     }
 
     /// Whether work is being recorded as a graph instead of being done; also when the driver cannot say.

@@ -30,6 +30,7 @@
 mod arena;
 mod backend;
 mod compile;
+mod copies;
 mod error;
 mod gpu;
 mod launch;

@@ -41,6 +41,7 @@ mod capacity;
 mod cut;
 mod engine;
 mod error;
+mod forward;
 mod options;
 mod penalties;
 mod plan;

@@ -7,6 +7,7 @@ mod graph;
 mod kernels;
 mod model;
 mod params;
+mod rows_product;
 mod step;
 
 use std::any::Any;
@@ -16,21 +17,17 @@ use fox_tensor::{
     stream_state,
 };
 
+use crate::backend::Cuda;
 use crate::backend::storage::memory;
-use crate::backend::{Cuda, Precision};
 use crate::ops::paged::Writes;
 use crate::params::{Param, int, rows};
 use crate::{Buffer, Error, Result};
 use graph::Graph;
 pub(super) use kernels::variants;
-use kernels::{
-    BUCKETS, Family, MAX_ROWS, ROW_THREADS, Tiling, block_rows, bucket_of, product, runs,
-};
-use model::{STEP, StreamWeights};
-use params::{
-    PARTS, StreamBlocked, StreamDraw, StreamPart, StreamProduct, StreamTable, StreamToken,
-};
-use step::{Slots, Steps, Work, launch_product};
+use kernels::{BUCKETS, MAX_ROWS, bucket_of, runs};
+use model::StreamWeights;
+use params::{StreamDraw, StreamTable, StreamToken};
+use step::{Slots, Steps, Work};
 
 /// Pages that the sums of a new slot have room for, at least.
 const FEWEST_PAGES: usize = 64;
@@ -303,53 +300,6 @@ impl Cuda {
             self.gpu.read(streams.slots.now.address() + (8 * slot * each) as u64, &mut sums)?
         };
         Ok(sums)
-    }
-
-    /// `x[R, K] w[N, K]^T` in f32, in the bucket of the rows.
-    fn multiply_rows(&self, x: &Tensor, w: &Tensor) -> Result<Option<Tensor>> {
-        let (count, width, results) = (x.rows(), x.cols(), w.rows());
-        let fits = self.precision == Precision::Bf16
-            && self.gpu.architecture().major >= 8
-            && (1..=MAX_ROWS).contains(&count)
-            && width.is_multiple_of(STEP);
-        if !fits {
-            return Ok(None);
-        }
-        let padded = BUCKETS[bucket_of(count)];
-        let family = Family::of(&self.gpu, padded, &[width]);
-        let tiling = Tiling::new(family, padded, width, false);
-        let (kernel, block) = (product(&self.gpu, tiling)?, block_rows(&self.gpu, family)?);
-        let (from, weights) = (self.activation(x)?, self.weights(w)?);
-        let blocked = self.gpu.alloc::<u16>(padded * width)?;
-        let y = self.gpu.alloc::<f32>(padded * results)?;
-        let params = StreamBlocked {
-            from: from.address().into(),
-            to: blocked.address().into(),
-            rows: count,
-            padded,
-            width,
-        };
-        let blocks = (count * width).div_ceil(ROW_THREADS).min(1024);
-        let launch = block.launch([blocks, 1, 1], ROW_THREADS).params(params)?;
-        // SAFETY: the operands have the sizes named.
-        unsafe { launch.run(|| format!("{count} rows of {width}"))? };
-        let mut parts = [StreamPart::default(); PARTS];
-        parts[0] =
-            StreamPart { w: weights.address().into(), rows: results, ..StreamPart::default() };
-        let params = StreamProduct {
-            x: blocked.address().into(),
-            y: y.address().into(),
-            parts,
-            width,
-            stride: results,
-            ..StreamProduct::default()
-        };
-        // SAFETY: the operands have room for the rows of the bucket.
-        unsafe { launch_product(&kernel, tiling, padded, params, false)? };
-        let (out, at) = self.output([count, results], DType::F32, x.device())?;
-        // SAFETY: the product has at least as many rows.
-        unsafe { self.gpu.copy(at, y.address(), 4 * count * results)? };
-        Ok(Some(out))
     }
 }
 

@@ -1,0 +1,61 @@
+//! One product of rows by itself, as steps make them: for those who compare bits.
+
+use fox_tensor::{DType, Tensor};
+
+use super::kernels::{
+    BUCKETS, Family, MAX_ROWS, ROW_THREADS, Tiling, block_rows, bucket_of, product,
+};
+use super::model::STEP;
+use super::params::{PARTS, StreamBlocked, StreamPart, StreamProduct};
+use super::step::launch_product;
+use crate::Result;
+use crate::backend::{Cuda, Precision};
+
+impl Cuda {
+    /// `x[R, K] w[N, K]^T` in f32, in the bucket of the rows.
+    pub(super) fn multiply_rows(&self, x: &Tensor, w: &Tensor) -> Result<Option<Tensor>> {
+        let (count, width, results) = (x.rows(), x.cols(), w.rows());
+        let fits = self.precision == Precision::Bf16
+            && self.gpu.architecture().major >= 8
+            && (1..=MAX_ROWS).contains(&count)
+            && width.is_multiple_of(STEP);
+        if !fits {
+            return Ok(None);
+        }
+        let padded = BUCKETS[bucket_of(count)];
+        let family = Family::of(&self.gpu, padded, &[width]);
+        let tiling = Tiling::new(family, padded, width, false);
+        let (kernel, block) = (product(&self.gpu, tiling)?, block_rows(&self.gpu, family)?);
+        let (from, weights) = (self.activation(x)?, self.weights(w)?);
+        let blocked = self.gpu.alloc::<u16>(padded * width)?;
+        let y = self.gpu.alloc::<f32>(padded * results)?;
+        let params = StreamBlocked {
+            from: from.address().into(),
+            to: blocked.address().into(),
+            rows: count,
+            padded,
+            width,
+        };
+        let blocks = (count * width).div_ceil(ROW_THREADS).min(1024);
+        let launch = block.launch([blocks, 1, 1], ROW_THREADS).params(params)?;
+        // SAFETY: the operands have the sizes named.
+        unsafe { launch.run(|| format!("{count} rows of {width}"))? };
+        let mut parts = [StreamPart::default(); PARTS];
+        parts[0] =
+            StreamPart { w: weights.address().into(), rows: results, ..StreamPart::default() };
+        let params = StreamProduct {
+            x: blocked.address().into(),
+            y: y.address().into(),
+            parts,
+            width,
+            stride: results,
+            ..StreamProduct::default()
+        };
+        // SAFETY: the operands have room for the rows of the bucket.
+        unsafe { launch_product(&kernel, tiling, padded, params, false)? };
+        let (out, at) = self.output([count, results], DType::F32, x.device())?;
+        // SAFETY: the product has at least as many rows.
+        unsafe { self.gpu.copy(at, y.address(), 4 * count * results)? };
+        Ok(Some(out))
+    }
+}
