@@ -134,11 +134,12 @@ fn mended_index(index: &[u8], shard: &[u8]) -> Option<Vec<u8>> {
     if shard.len() >= HEAD + FOOT {
         let foot = shard.len() - FOOT;
         let long = |at: usize| u128::from_le_bytes(shard[at..at + 16].try_into().expect("bytes"));
-        let inner = file.get_mut("index")?;
-        inner["tokenizer"] = format!("fuzz:{:032x}", long(foot + 16)).into();
-        inner["token_bytes"] = shard[12].into();
+        let inner = file.get_mut("index")?.as_object_mut()?;
+        inner.insert("tokenizer".into(), format!("fuzz:{:032x}", long(foot + 16)).into());
+        inner.insert("token_bytes".into(), shard[12].into());
         for split in ["train", "heldout"] {
-            for entry in inner[split]["shards"].as_array_mut()?.iter_mut().take(4) {
+            let shards = inner.get_mut(split)?.get_mut("shards")?.as_array_mut()?;
+            for entry in shards.iter_mut().take(4) {
                 *entry = serde_json::json!({
                     "file": SHARD,
                     "documents": number(shard, foot),

@@ -42,11 +42,7 @@ pub(super) static MISTRAL: Hf = Format {
 pub(super) static QWEN2: Hf = Format {
     suits: |mixer, _| mixer.qkv_bias,
     lacks: |mixer, model| {
-        let more = [
-            (!mixer.qkv_bias, "projections without bias"),
-            NORM(mixer),
-            (mixer.head_dim.is_some(), "head_dim"),
-        ];
+        let more = [(!mixer.qkv_bias, "projections without bias"), NORM(mixer)];
         lacks(mixer, model, &more)
     },
     ..format("qwen2", "Qwen2ForCausalLM", read_qwen2, write_qwen2)
@@ -250,7 +246,10 @@ fn write_mistral(mixer: &ForgettingConfig, model: &ModelConfig, map: &mut Map<St
 fn write_qwen2(mixer: &ForgettingConfig, model: &ModelConfig, map: &mut Map<String, Value>) {
     write_layer(mixer, model, map);
     write_window(mixer, model, map);
-    map.remove("head_dim");
+    // Its reader knows the field, but its files usually have none.
+    if mixer.head_dim.is_none() {
+        map.remove("head_dim");
+    }
 }
 
 fn write_qwen3(mixer: &ForgettingConfig, model: &ModelConfig, map: &mut Map<String, Value>) {
