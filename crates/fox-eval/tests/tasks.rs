@@ -200,14 +200,13 @@ fn choices_are_normalised_by_characters_or_by_bytes() {
     let text = "metrics = ['acc', 'acc_norm', 'acc_bytes']\n[multiple_choice]\ncontext = '{q}'\n\
                 continuation = ['{a}', '{b}', '{c}']\nanswer = '{right}'\n";
     let spec = TaskSpec::parse(text, "t").unwrap();
-    let data: Vec<Record> = (0..3)
-        .flat_map(|right| {
-            rows(json!([
-                {"q": "why", "a": "because of it", "b": "αλεπού", "c": "🦊", "right": right},
-                {"q": "what", "a": "a long and winding answer", "b": "ναι", "c": "🐻🐻🐻", "right": right},
-            ]))
-        })
-        .collect();
+    // One label: over all of them every metric is the same.
+    let data = rows(json!([
+        {"q": "why", "a": "because of it", "b": "αλεπού", "c": "🦊", "right": 0},
+        {"q": "what", "a": "a long and winding answer", "b": "ναι", "c": "🐻🐻🐻", "right": 0},
+        {"q": "who", "a": "she", "b": "η αλεπού", "c": "🦊🐻", "right": 0},
+        {"q": "where", "a": "in a hole in the ground", "b": "εκεί", "c": "🕳", "right": 0},
+    ]));
     let (result, samples) =
         run_task(&subject(&model), &tokenizer, &spec, &data, &TaskOptions::default(), |_| ())
             .unwrap();
@@ -221,14 +220,14 @@ fn choices_are_normalised_by_characters_or_by_bytes() {
             characters.push(sum / text.chars().count() as f64);
             bytes.push(sum / text.len() as f64);
         }
-        // What the choices were made for.
-        assert_ne!(argmax(&sums), argmax(&characters));
         let label = row["right"].as_u64().unwrap() as u32;
         for (right, values) in right.iter_mut().zip([&sums, &characters, &bytes]) {
-            *right += f64::from(u8::from(argmax(values) == label)) / 6.0;
+            *right += f64::from(u8::from(argmax(values) == label)) / data.len() as f64;
         }
         assert_eq!(argmax(&characters), 0, "{characters:?}");
     }
+    // What the choices were made for.
+    assert!(right[0] < right[1] && right[2] < right[1], "{right:?}");
     for (metric, right) in [Metric::Acc, Metric::AccNorm, Metric::AccBytes].into_iter().zip(right) {
         let found = result.figure(metric).unwrap().value;
         assert!((found - right).abs() < 1e-12, "{metric:?}: {found} {right}");

@@ -59,9 +59,11 @@ fn prompts_that_begin_alike_are_read_once_and_give_the_same_bits() {
         );
         let mut longer = prompt(1, 70);
         longer[60] += 1;
-        // The same prompt, one that leaves it in the fourth chunk, and a beginning of it.
-        let prompts = [prompt(1, 70), prompt(1, 70), longer, prompt(1, 48), prompt(1, 70)];
-        let shared: Vec<usize> = (0..5)
+        // The same prompt, one that leaves it in the fourth chunk, a beginning of it, and one that goes on where it
+        // ended, inside of a chunk.
+        let prompts =
+            [prompt(1, 70), prompt(1, 70), longer, prompt(1, 48), prompt(1, 70), prompt(1, 90)];
+        let shared: Vec<usize> = (0..6)
             .map(|i| {
                 let sampling = Sampling { seed: i, ..Sampling::default() };
                 let request =
@@ -71,8 +73,8 @@ fn prompts_that_begin_alike_are_read_once_and_give_the_same_bits() {
                 finished.usage.shared_tokens
             })
             .collect();
-        assert_eq!(shared, [0, 70, 48, 32, 70], "{name}");
-        assert_eq!(sharing.stats().shared_tokens, 220);
+        assert_eq!(shared, [0, 70, 48, 32, 70, 64], "{name}");
+        assert_eq!(sharing.stats().shared_tokens, 284);
         // Several at once: one reads, the others wait for it.
         let answers: Vec<_> =
             (0..4).map(|_| sharing.submit(Request::greedy(prompt(9, 64), 5)).unwrap()).collect();
