@@ -215,6 +215,10 @@ fn seeds_and_stops_do_what_they_say() {
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
     let offsets = numbers(&stopped["choices"][0]["logprobs"]["text_offset"]);
     assert!(offsets.iter().all(|&at| at < 1.0 + before.chars().count() as f64), "{offsets:?}");
+    // A stop string of which only beginnings are there holds text back, and changes nothing.
+    let begun = format!("{}\u{1}", all[20]);
+    let held = with(json!({ "stop": [begun], "logprobs": 1 }));
+    assert_eq!(held["choices"], with(json!({ "logprobs": 1 }))["choices"]);
 }
 
 #[test]
