@@ -38,9 +38,7 @@ struct Wgmma;
 #define ACC_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define ACC_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define ACC_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define ACC_N8 "%0,%1,%2,%3"
-#define ACC_N16 ACC_N8 ",%4,%5,%6,%7"
-#define ACC_N32 ACC_N16 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define ACC_N32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define ACC_N48 ACC_00 ACC_16_HALF
 #define ACC_N64 ACC_00 ACC_16
 #define ACC_N96 ACC_N64 ACC_32
@@ -50,8 +48,6 @@ struct Wgmma;
 
 #define REGS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define REGS_16(i) REGS_4(i), REGS_4(i + 4), REGS_4(i + 8), REGS_4(i + 12)
-#define REGS_N8 REGS_4(0)
-#define REGS_N16 REGS_4(0), REGS_4(4)
 #define REGS_N32 REGS_16(0)
 #define REGS_N48 REGS_16(0), REGS_4(16), REGS_4(20)
 #define REGS_N64 REGS_16(0), REGS_16(16)
@@ -87,8 +83,6 @@ struct Wgmma;
         }                                                                                         \
     };
 
-DEFINE_WGMMA(8, 4, 5, 6, 7, 8, 9, 10)
-DEFINE_WGMMA(16, 8, 9, 10, 11, 12, 13, 14)
 DEFINE_WGMMA(32, 16, 17, 18, 19, 20, 21, 22)
 DEFINE_WGMMA(48, 24, 25, 26, 27, 28, 29, 30)
 DEFINE_WGMMA(64, 32, 33, 34, 35, 36, 37, 38)

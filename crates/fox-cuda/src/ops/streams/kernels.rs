@@ -116,7 +116,7 @@ impl Tiling {
     pub(super) fn new(family: Family, rows: usize, width: usize, glu: bool) -> Self {
         let parts = parts_of(width);
         if family == Family::Hopper {
-            // As much on its way as lets two thread blocks share a multiprocessor.
+            // As much on its way as lets two thread blocks share a multiprocessor, but for the largest.
             let (bm, bn, stages) = match rows {
                 ..=32 => (64, 32, 9),
                 33..=64 => (64, 64, 6),

@@ -39,6 +39,14 @@ DEVICE size_t blocked(int row, int column, int width, size_t rows) {
 #endif
 }
 
+// The matrix that a thread block of a product of several has to do with.
+template <class Product>
+DEVICE auto part_of_block(const Product& p) {
+    int n = 0;
+    while (n + 1 < p.part_count && int(blockIdx.y) >= p.parts[n + 1].first_block) ++n;
+    return p.parts[n];
+}
+
 // How the keys up to `position` are divided: a matter of the sequence's own length.
 struct Runs {
     int pages, each, count;

@@ -52,9 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __gri
     let_successor_begin();
     const int run = threadIdx.x / 32, lane = threadIdx.x % 32;
     // The part that this block's weights belong to, and its tile in it.
-    int n = 0;
-    while (n + 1 < p.part_count && int(blockIdx.y) >= p.parts[n + 1].first_block) ++n;
-    const StreamPart part = p.parts[n];
+    const StreamPart part = part_of_block(p);
     const int tile = blockIdx.y - part.first_block;
     const int steps = p.width / 32;
     const int begin = run * steps / PARTS, count = (run + 1) * steps / PARTS - begin;

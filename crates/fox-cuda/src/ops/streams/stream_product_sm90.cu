@@ -57,9 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
     let_successor_begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // The part that this block's weights belong to, and its first tile in it.
-    int n = 0;
-    while (n + 1 < p.part_count && int(blockIdx.y) >= p.parts[n + 1].first_block) ++n;
-    const StreamPart part = p.parts[n];
+    const StreamPart part = part_of_block(p);
     const int first_tile = (blockIdx.y - part.first_block) * (BM / 16);
     const int slabs = p.width / 64;
     const int first_run = SPLIT ? blockIdx.z : 0, last_run = SPLIT ? first_run + 1 : PARTS;
