@@ -94,12 +94,6 @@ DEVICE void copy_async(u16* dst, const u16* src, bool valid) {
                  "r"(valid ? 16 : 0)
                  : "memory");
 }
-// The same of 8 bytes.
-DEVICE void copy_quad(u16* dst, const u16* src, bool valid) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(smem_address(dst)), "l"(src),
-                 "r"(valid ? 8 : 0)
-                 : "memory");
-}
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the last PENDING groups have arrived. With RACECHECK all have: a tool need not count groups then.
 template <int PENDING>

@@ -175,6 +175,11 @@ T __shfl_up_sync(u32, T value, int by) {
     const int lane = current % 32;
     return shuffle(value, lane >= by ? lane - by : lane);
 }
+inline bool __any_sync(u32, bool value) {
+    int any = value;
+    for (int step = 16; step > 0; step /= 2) any |= __shfl_xor_sync(~0u, any, step);
+    return any;
+}
 inline float warp_sum(float x) {
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
     return x;
@@ -205,10 +210,6 @@ inline void mma(float* c, const u32* a, u32 b0, u32 b1) {
 inline void copy_async(u16* dst, const u16* src, bool valid) {
     if (valid) memcpy(dst, src, 16);
     else memset(dst, 0, 16);
-}
-inline void copy_quad(u16* dst, const u16* src, bool valid) {
-    if (valid) memcpy(dst, src, 8);
-    else memset(dst, 0, 8);
 }
 inline void copy_commit() {}
 template <int PENDING>

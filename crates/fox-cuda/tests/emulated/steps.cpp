@@ -190,18 +190,18 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     }
 }
 
-// The stream begins with embedded tokens; then something is added.
-static void check_norms() {
+// The stream begins with embedded tokens; then a product is added, which may have been left in runs.
+static void check_norms(int runs) {
     const int width = 1088;
     std::vector<StreamToken> tokens;
     for (int row = 0; row < ROWS; ++row) tokens.push_back(StreamToken{0, row % 3, 0, 0});
     const std::vector<u16> embeddings = narrow_numbers(3 * width);
-    const Floats delta = numbers(ROWS * width), norm = numbers(width, 1.f, 0.1f);
+    const Floats delta = numbers(runs * ROWS * width), norm = numbers(width, 1.f, 0.1f);
     Floats h(ROWS * width, NAN);
     std::vector<u16> x(ROWS * width);
     StreamNorm p{};
     p.rows = tokens.data(), p.embeddings = embeddings.data(), p.h = h.data(), p.delta = delta.data();
-    p.norm = norm.data(), p.x = x.data(), p.width = width, p.eps = 1e-6f;
+    p.norm = norm.data(), p.x = x.data(), p.width = width, p.runs = runs, p.eps = 1e-6f;
     launch({ROWS, 1, 1}, 256, [&] { rows::stream_norm(p); });
     p.embeddings = nullptr;
     launch({ROWS, 1, 1}, 256, [&] { rows::stream_norm(p); });
@@ -209,7 +209,8 @@ static void check_norms() {
         Doubles want(width);
         double squares = 0.0;
         for (int c = 0; c < width; ++c) {
-            want[c] = double(bf16_to_float(embeddings[row % 3 * width + c])) + delta[row * width + c];
+            want[c] = bf16_to_float(embeddings[row % 3 * width + c]);
+            for (int run = 0; run < runs; ++run) want[c] += delta[(run * ROWS + row) * width + c];
             expect_close(h[row * width + c], want[c], 1e-6, "stream", row, c);
             squares += want[c] * want[c];
         }
@@ -226,5 +227,5 @@ int main() {
     check(Options{4, 2, true, 0, true, true, true, true, -1.0}, {700, 64, 1});
     check(Options{8, 2, true, 150, false, false, false, false, -20.0}, {400, 127, 65});
     check(Options{2, 2, false, 0, true, true, true, false, -INFINITY}, {300, 5, 63});
-    check_norms();
+    for (int runs : {1, 4, 8}) check_norms(runs);
 }

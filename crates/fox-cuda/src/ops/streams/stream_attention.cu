@@ -60,10 +60,18 @@ DEVICE void add_row(float (&o)[8], float share, const uint4& row) {
     }
 }
 
-DEVICE float warp_max(float x) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-    return x;
+// Whether a full page is remembered by a query head of its key head, as far as can be said before the gates of this
+// step are there: what is forgotten now stays so.
+DEVICE bool may_be_read(const StreamAttention& p, const StreamToken& row, const StreamTable& table, int page) {
+    if (p.window > 0 && row.position + 1 - p.window >= (page + 1) * PAGE) return false;
+    if (!p.gated) return true;
+    const int group = p.heads / p.kv_heads, lane = threadIdx.x % 32, head = blockIdx.y * group + lane;
+    bool is_remembered = false;
+    if (lane < group) {
+        const double before = p.now[(size_t(row.slot) * p.layers + p.layer) * p.heads + head];
+        is_remembered = !(before - table.ends[size_t(page) * p.heads + head] < p.thresholds[head]);
+    }
+    return __any_sync(~0u, is_remembered);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const __grid_constant__ StreamAttention p) {
@@ -82,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const 
     const int part = lane % LANES, key_of_lane = lane / LANES;
     const int first_page = run * runs.each + warp;
     // Full pages do not change any more: the first one of each warp comes nearer while others still compute.
-    if (first_page < end && (first_page + 1) * PAGE <= row.position) {
+    if (first_page < end && (first_page + 1) * PAGE <= row.position && may_be_read(p, row, table, first_page)) {
         const Page page = table.pages[size_t(first_page) * p.kv_heads + kv_head];
         for (int at = lane * LINE; page.k && at < PAGE * HEAD_DIM; at += 32 * LINE) {
             prefetch(page.k + at);

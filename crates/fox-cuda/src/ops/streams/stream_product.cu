@@ -5,8 +5,8 @@
 // run in order, and the runs are added in order. So an element's order of additions depends on K alone.
 //
 // x lies in blocks [rows / 8][K / 32][8][32] (`blocked` in stream.cuh): the right operand of a step of 32 columns for
-// 8 rows is 512 bytes in a row. A lane's eight columns of the weights are as good as any for a sum, if the right
-// operand takes the same ones: what a lane has read is the operand of two instructions.
+// 8 rows is 512 bytes in a row. What a lane has read of the weights, eight columns, is exchanged for the operands of two
+// instructions of 16 columns each (`sixteens`).
 //
 // Compile-time: NT tiles of 8 rows, PARTS, DEPTH (steps of weights on their way), GLU (pairs of rows become act(g) u).
 #include "stream.cuh"
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __gri
 #pragma unroll
         for (int i = 0; i < DEPTH; ++i) {
             if (base + i >= count) break;
-            const uint4 &top = w[i][0], &bottom = w[i][1];
+            const uint4 top = sixteens(w[i][0]), bottom = sixteens(w[i][1]);
             const u32 left[4] = {top.x, bottom.x, top.y, bottom.y};
             const u32 right[4] = {top.z, bottom.z, top.w, bottom.w};
 #pragma unroll

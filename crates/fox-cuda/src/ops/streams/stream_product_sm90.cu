@@ -7,7 +7,7 @@
 // runs: y is [PARTS][rows, stride] then.
 //
 // x lies in slabs [K / 64][rows][64], swizzled (`blocked` in stream.cuh), so that the rows of a slab are one copy. The
-// weights lie as they are, and every thread copies four at a time to where the products expect them.
+// weights lie as they are, and every thread copies eight at a time to where the products expect them.
 //
 // Compile-time: BM rows of weights (with GLU half of them gates), BN rows, PARTS, STAGES, SPLIT, GLU.
 #define SLABS 1
@@ -19,10 +19,10 @@
 
 constexpr int THREADS = 2 * BM;
 constexpr int RESULTS = GLU ? 8 : 16;      // of 16 rows of weights
-constexpr int QUADS = 16;                  // of columns in a slab
+constexpr int EIGHTS = 8;                  // of columns in a slab
 constexpr int WEIGHTS = BM * 64;           // values of a stage
 constexpr int STAGE = WEIGHTS + BN * 64;
-constexpr int OWN = BM * QUADS / THREADS;  // quads of a thread
+constexpr int OWN = BM * EIGHTS / THREADS; // of a thread
 constexpr u32 ROW_BYTES = BN * 128;
 
 // Goes through the slabs of a thread block's runs.
@@ -67,17 +67,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
         mbarrier_init_fence();
     }
 
-    // A thread has the same quad of every eighth row (THREADS / QUADS is 8 or 16), the first of which is this one.
-    const int first_row = threadIdx.x / QUADS, quad = threadIdx.x % QUADS;
+    // A thread has the same columns of some rows, the first of which is this one.
+    const int first_row = threadIdx.x / EIGHTS, column = threadIdx.x % EIGHTS * 8;
     const auto copy_weights = [&](int slot, const Cursor& c) {
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
-            const int row = first_row + i * (THREADS / QUADS), half = row % 16 / 8;
+            const int row = first_row + i * (THREADS / EIGHTS), half = row % 16 / 8;
             const int result = (first_tile + row / 16) * RESULTS + (GLU ? row % 8 : row % 16);
             const int source = GLU && half ? part.rows + result : result;
             const bool exists = result < part.rows;
-            copy_quad(memory + slot * STAGE + row * 64 + slab_place(row, 4 * quad),
-                      part.w + (exists ? size_t(source) * p.width + 64 * c.at + 4 * quad : 0), exists);
+            copy_async(memory + slot * STAGE + row * 64 + slab_place(row, column),
+                       part.w + (exists ? size_t(source) * p.width + 64 * c.at + column : 0), exists);
         }
     };
     const size_t rows = size_t(gridDim.x) * BN;

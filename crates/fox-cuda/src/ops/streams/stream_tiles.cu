@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
                 const u16* a = stage + (step * BM + (warp_m * MT + m) * 16) * 32 + 8 * lane;
-                top[m] = read_shared(a), bottom[m] = read_shared(a + 8 * 32);
+                top[m] = sixteens(read_shared(a)), bottom[m] = sixteens(read_shared(a + 8 * 32));
             }
             // Those that follow each other add to different sums, so none waits for the one before.
 #pragma unroll
