@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use fox_model::Model;
@@ -17,7 +18,8 @@ use crate::{
 
 /// A handle to a running engine. Cheap to clone, and safe to share between threads.
 ///
-/// When the last handle is gone, the engine finishes the requests it has and ends.
+/// When the last handle goes, the engine finishes the requests it has and ends, and whoever drops the handle waits for
+/// that: afterwards nothing of it is left on the device.
 #[derive(Clone, Debug)]
 pub struct Engine(Arc<Handle>);
 
@@ -27,6 +29,8 @@ struct Handle {
     options: EngineOptions,
     plan: Plan,
     shared: Arc<Shared>,
+    /// Until it is waited for.
+    thread: Option<JoinHandle<()>>,
 }
 
 /// What handles and the engine's thread share.
@@ -109,11 +113,11 @@ impl Engine {
         let shared = Arc::new(Shared::default());
         let scheduler = Scheduler::new(model, options.clone(), shared.clone())?;
         let (model, plan) = (scheduler.model().clone(), scheduler.plan().clone());
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("fox-infer".into())
             .spawn(move || scheduler.run())
             .map_err(Error::Thread)?;
-        Ok(Engine(Arc::new(Handle { model, options, plan, shared })))
+        Ok(Engine(Arc::new(Handle { model, options, plan, shared, thread: Some(thread) })))
     }
 
     /// Asks for a continuation. The answer is read from the [`Completion`]; dropping it cancels the
@@ -215,6 +219,12 @@ impl Engine {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.close();
+        // A process that ends while the thread still frees a GPU's memory crashes.
+        let Some(thread) = self.thread.take() else { return };
+        if thread.thread().id() != std::thread::current().id() {
+            // A panic of the thread has been told by itself.
+            let _ = thread.join();
+        }
     }
 }
 
