@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{fixture, prompt, read, reference};
 use fox_infer::{Engine, EngineOptions, FinishReason, Refusal, Request};
 
@@ -76,4 +78,19 @@ fn a_stop_id_ends_the_answer_and_is_not_reported() {
     assert_eq!(finished.reason, FinishReason::Stop);
     assert_eq!(tokens, all[..first]);
     assert_eq!(finished.usage.generated_tokens, first);
+}
+
+#[test]
+fn whoever_drops_the_last_handle_waits_for_the_end() {
+    let engine = Engine::start(fixture("fox_pro"), EngineOptions::default()).unwrap();
+    let held = Arc::new(());
+    let own = held.clone();
+    let sink = move |_| assert!(Arc::strong_count(&own) > 1);
+    let _ticket = engine.submit_to(Request::greedy(prompt(3, 9), 40), sink).unwrap();
+    drop(engine);
+    assert_eq!(
+        Arc::strong_count(&held),
+        1,
+        "the engine's thread has ended, and all it held is gone"
+    );
 }
