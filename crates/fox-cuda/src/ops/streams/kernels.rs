@@ -95,8 +95,6 @@ pub(super) enum Tiling {
         /// Steps of 32 columns of weights on their way to a warp.
         depth: usize,
         glu: bool,
-        /// Whether the results are added to the stream.
-        residual: bool,
     },
     /// Tiles of `bm` weights and `bn` rows go through shared memory, so that each is used often.
     Many {
@@ -140,9 +138,9 @@ impl Tiling {
             // All of a run at once, if registers allow.
             ..=8 => {
                 let depth = (width / STEP).div_ceil(parts).clamp(1, 14);
-                Tiling::Few { nt: 1, parts, depth, glu, residual: false }
+                Tiling::Few { nt: 1, parts, depth, glu }
             }
-            9..=16 => Tiling::Few { nt: 2, parts, depth: 8, glu, residual: false },
+            9..=16 => Tiling::Few { nt: 2, parts, depth: 8, glu },
             17..=32 => many(64, 32, [4, 1], 8),
             33..=64 => many(64, 64, [2, 2], 6),
             65..=128 => many(64, 128, [2, 4], 4),
@@ -150,25 +148,17 @@ impl Tiling {
         }
     }
 
-    /// The same for a matrix whose results are added to the stream: they are so few that its tiles would not occupy the
-    /// GPU, so many rows are split into runs.
-    pub(super) fn to_stream(self) -> Self {
+    /// The same for a matrix with so few results that its tiles would not occupy the GPU.
+    pub(super) fn split(self) -> Self {
         match self {
-            Tiling::Few { nt, parts, depth, glu, .. } => {
-                Tiling::Few { nt, parts, depth, glu, residual: true }
-            }
             Tiling::Many { bm, bn, warps, parts, stages, glu, .. } => {
                 Tiling::Many { bm, bn, warps, parts, stages, glu, split: true }
             }
             Tiling::Hopper { bm, bn, parts, stages, glu, .. } => {
                 Tiling::Hopper { bm, bn, parts, stages, glu, split: true }
             }
+            few => few,
         }
-    }
-
-    /// Whether the kernel adds to the stream by itself, and takes its norms behind products.
-    pub(super) fn is_few(self) -> bool {
-        matches!(self, Tiling::Few { .. })
     }
 
     /// Runs of columns that whoever reads the results adds up.
@@ -232,13 +222,9 @@ impl Tiling {
 
     fn defines(self) -> Vec<String> {
         let values = match self {
-            Tiling::Few { nt, parts, depth, glu, residual } => vec![
-                ("NT", nt),
-                ("PARTS", parts),
-                ("DEPTH", depth),
-                ("GLU", glu.into()),
-                ("RESIDUAL", residual.into()),
-            ],
+            Tiling::Few { nt, parts, depth, glu } => {
+                vec![("NT", nt), ("PARTS", parts), ("DEPTH", depth), ("GLU", glu.into())]
+            }
             Tiling::Many { bm, bn, warps: [wm, wn], parts, stages, glu, split } => vec![
                 ("BM", bm),
                 ("BN", bn),
@@ -284,8 +270,7 @@ pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
         let own = |&rows: &usize| family == Family::Portable || rows > FEW_ROWS;
         for rows in BUCKETS.into_iter().filter(own) {
             let tiling = |width, glu| Tiling::new(family, rows, width, glu);
-            for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).to_stream()]
-            {
+            for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).split()] {
                 all.push((tiling.source().0, tiling.defines()));
             }
         }
@@ -348,7 +333,7 @@ mod tests {
             for rows in 1..=MAX_ROWS {
                 let tiling = Tiling::new(family, rows, width, false);
                 assert_eq!(
-                    [parts(tiling), parts(tiling.to_stream())],
+                    [parts(tiling), parts(tiling.split())],
                     [expected; 2],
                     "{rows} rows of {width}"
                 );
@@ -369,7 +354,7 @@ mod tests {
                     let tiling = Tiling::new(family, bucket, width, false);
                     assert_eq!(tiling.row_blocks(bucket) * tiling.rows(), bucket);
                     assert!(tiling.threads() <= 256 && tiling.shared() <= shared << 10);
-                    assert!(tiling.to_stream().runs() <= MAX_PARTS);
+                    assert!(tiling.split().runs() <= MAX_PARTS);
                 }
             }
         }

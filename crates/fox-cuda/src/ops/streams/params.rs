@@ -34,25 +34,11 @@ kernel_params! {
         pub(super) y: Ptr<f32>,
         /// With GLU, blocked `[rows, part rows]`.
         pub(super) inner: Ptr<bf16>,
-        /// Squares of the tiles of the rows before their norm's weights `[width / 16][rows]`, by whose means the results
-        /// are divided, or null; for few rows.
-        pub(super) squares: ConstPtr<f32>,
-        /// What the results of each row are multiplied by `[rows]`, or null; for many rows.
-        pub(super) scales: ConstPtr<f32>,
-        /// With RESIDUAL, the stream `[rows, stride]`, to which the results are added.
-        pub(super) h: Ptr<f32>,
-        /// Weights of the norm that follows `[stride]`.
-        pub(super) norm: ConstPtr<f32>,
-        /// The stream times these weights, blocked `[rows, stride]`.
-        pub(super) next: Ptr<bf16>,
-        /// Squares of its tiles `[stride / 16][rows]`.
-        pub(super) next_squares: Ptr<f32>,
         pub(super) parts: [StreamPart; PARTS],
         pub(super) part_count: usize,
         pub(super) width: usize,
         pub(super) stride: usize,
         pub(super) act: i32,
-        pub(super) eps: f32,
     }
 }
 
@@ -93,10 +79,6 @@ kernel_params! {
         pub(super) norm: ConstPtr<f32>,
         /// Blocked `[rows, width]`.
         pub(super) x: Ptr<bf16>,
-        /// Squares of the tiles of the stream `[width / 16][rows]`; null where `scales` are wanted.
-        pub(super) squares: Ptr<f32>,
-        /// 1 over the root of the mean square `[rows]`.
-        pub(super) scales: Ptr<f32>,
         pub(super) width: usize,
         pub(super) runs: usize,
         pub(super) eps: f32,

@@ -37,9 +37,9 @@ impl Products {
         let family = Family::of(gpu, rows, &widths);
         let tiling = |width: usize, glu: bool| Tiling::new(family, rows, width, glu);
         let (wide_tiling, heads_tiling) =
-            (tiling(weights.width, false), tiling(weights.heads_width, false).to_stream());
+            (tiling(weights.width, false), tiling(weights.heads_width, false).split());
         let (glu_tiling, down_tiling) =
-            (tiling(weights.width, true), tiling(weights.inner, false).to_stream());
+            (tiling(weights.width, true), tiling(weights.inner, false).split());
         Ok(Products {
             family,
             wide: product(gpu, wide_tiling)?,
@@ -54,9 +54,6 @@ impl Products {
     }
 }
 
-/// Columns of the stream whose squares are added up together; the kernels' `SQUARE_TILE`.
-const SQUARE_TILE: usize = 16;
-
 const ROW_BYTES: usize = size_of::<<StreamToken as Param>::Device>();
 const DRAW_BYTES: usize = size_of::<<StreamDraw as Param>::Device>();
 
@@ -68,9 +65,6 @@ pub(super) struct Work {
     /// `[runs][rows, width]`.
     delta: Buffer<f32>,
     x: Buffer<u16>,
-    /// Of the tiles of the stream `[width / 16][rows]`, and the scales `[rows]` of its norm.
-    squares: Buffer<f32>,
-    scales: Buffer<f32>,
     raw: Buffer<f32>,
     parts: Buffer<f32>,
     /// Runs of pages that have ended, by row and key head.
@@ -91,8 +85,6 @@ impl Work {
             h: gpu.alloc(rows * weights.width)?,
             delta: gpu.alloc(MAX_PARTS * rows * weights.width)?,
             x: gpu.alloc(rows * weights.width)?,
-            squares: gpu.alloc(rows * weights.width / SQUARE_TILE)?,
-            scales: gpu.alloc(rows)?,
             raw: gpu.alloc(rows * weights.stride)?,
             parts: gpu.alloc(rows * shape.heads * MAX_RUNS * (shape.head_dim + 4))?,
             ended: gpu.zeros(rows * shape.kv_heads)?,
@@ -204,14 +196,8 @@ impl Steps {
             // SAFETY: as above.
             unsafe { launch_product(kernel, tiling, rows, params, self.overlapping) }
         };
-        // For few rows a product ends with the sum of the squares of the stream, and the next one takes its norm.
-        let is_few = products.wide_tiling.is_few();
-        let (squares, scales) = match is_few {
-            true => (work.squares.address(), 0),
-            false => (0, work.scales.address()),
-        };
-        // The stream's first values, or what a product adds to it, times the weights of the norm that follows.
-        let prepare = |norm: u64, embeddings: u64, product: Tiling| -> Result<()> {
+        // After a product, whose runs it adds up.
+        let norm = |norm: u64, embeddings: u64, product: Tiling| -> Result<()> {
             let params = StreamNorm {
                 rows: work.input.address().into(),
                 embeddings: embeddings.into(),
@@ -219,8 +205,6 @@ impl Steps {
                 delta: work.delta.address().into(),
                 norm: norm.into(),
                 x: work.x.address().into(),
-                squares: squares.into(),
-                scales: scales.into(),
                 width,
                 runs: product.runs(),
                 eps: shape.norm_eps,
@@ -231,46 +215,40 @@ impl Steps {
             x: work.x.address().into(),
             y: work.raw.address().into(),
             inner: work.inner.address().into(),
-            squares: squares.into(),
-            scales: scales.into(),
             width,
             stride: weights.stride,
             act: activation_code(shape.mlp_act),
-            eps: shape.norm_eps,
             ..StreamProduct::default()
         };
-        // A product that is added to the stream, and the norm that follows.
-        let add = |kernel: &Kernel, tiling: Tiling, x: u64, (w, inner): (u64, usize), norm: u64| {
-            let params = StreamProduct {
-                x: x.into(),
-                y: work.delta.address().into(),
-                h: work.h.address().into(),
-                norm: norm.into(),
-                next: work.x.address().into(),
-                next_squares: squares.into(),
-                parts: single(w, width),
-                width: inner,
-                stride: width,
-                ..StreamProduct::default()
-            };
-            multiply(kernel, tiling, params)?;
-            if is_few { Ok(()) } else { prepare(norm, 0, tiling) }
-        };
-        let first = weights.layers.first().map_or(weights.norm, |layer| layer.mixer_norm);
-        prepare(first, weights.embeddings, products.down_tiling)?;
         for (l, layer) in weights.layers.iter().enumerate() {
+            let embeddings = if l == 0 { weights.embeddings } else { 0 };
+            norm(layer.mixer_norm, embeddings, products.down_tiling)?;
             let params = StreamProduct { parts: layer.parts, ..on_x };
             multiply(&products.wide, products.wide_tiling, params)?;
             self.attend(l, bucket, runs, weights, work, slots)?;
-            let output = (layer.o_proj, weights.heads_width);
-            let mixed = work.mixed.address();
-            add(&products.heads, products.heads_tiling, mixed, output, layer.mlp_norm)?;
+            let params = StreamProduct {
+                x: work.mixed.address().into(),
+                y: work.delta.address().into(),
+                parts: single(layer.o_proj, width),
+                width: weights.heads_width,
+                stride: width,
+                ..StreamProduct::default()
+            };
+            multiply(&products.heads, products.heads_tiling, params)?;
+            norm(layer.mlp_norm, 0, products.heads_tiling)?;
             let params = StreamProduct { parts: single(layer.gate_up, weights.inner), ..on_x };
             multiply(&products.glu, products.glu_tiling, params)?;
-            let down = (layer.down, weights.inner);
-            let next = weights.layers.get(l + 1).map_or(weights.norm, |layer| layer.mixer_norm);
-            add(&products.down, products.down_tiling, work.inner.address(), down, next)?;
+            let params = StreamProduct {
+                x: work.inner.address().into(),
+                y: work.delta.address().into(),
+                parts: single(layer.down, width),
+                width: weights.inner,
+                stride: width,
+                ..StreamProduct::default()
+            };
+            multiply(&products.down, products.down_tiling, params)?;
         }
+        norm(weights.norm, 0, products.down_tiling)?;
         let params = StreamProduct {
             y: work.logits.address().into(),
             parts: single(weights.head, weights.vocab),

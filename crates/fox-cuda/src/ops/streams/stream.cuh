@@ -49,19 +49,6 @@ DEVICE size_t blocked(int row, int column, int width, size_t rows) {
 #endif
 }
 
-// The norm of a row of the stream is taken behind the product that follows: the product is one of h w, and its results
-// are divided by the root of the mean square of h. Squares are added up tile by tile, the tiles in SQUARE_RUNS runs,
-// and the runs in pairs: in this order wherever it is done.
-constexpr int SQUARE_TILE = 16;
-constexpr int SQUARE_RUNS = 16;
-DEVICE float tile_square(const float* h) {
-    float sum = 0.f;
-#pragma unroll
-    for (int i = 0; i < SQUARE_TILE; ++i) sum = fmaf(h[i], h[i], sum);
-    return sum;
-}
-DEVICE float norm_scale(float square, int width, float eps) { return 1.f / sqrtf(square / width + eps); }
-
 // The matrix that a thread block of a product of several has to do with.
 template <class Product>
 DEVICE auto part_of_block(const Product& p) {

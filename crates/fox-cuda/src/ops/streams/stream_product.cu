@@ -8,8 +8,7 @@
 // 8 rows is 512 bytes in a row. What a lane has read of the weights, eight columns, is exchanged for the operands of two
 // instructions of 16 columns each (`sixteens`).
 //
-// Compile-time: NT tiles of 8 rows, PARTS, DEPTH (steps of weights on their way), GLU (pairs of rows become act(g) u),
-// RESIDUAL (results are added to the stream, whose matrix has no other parts).
+// Compile-time: NT tiles of 8 rows, PARTS, DEPTH (steps of weights on their way), GLU (pairs of rows become act(g) u).
 #include "stream.cuh"
 #include "mma.cuh"
 #include "params.cuh"
@@ -18,27 +17,6 @@ constexpr int THREADS = 32 * PARTS;
 constexpr int TILE = 128;  // values of 16 weights times 8 rows
 // Rows of weights of a tile that are results.
 constexpr int RESULTS = GLU ? 8 : 16;
-
-// Of a lane's four sums, those that are results: with GLU, those of the gates.
-constexpr int VALUES = GLU ? 2 : 4;
-constexpr int EACH = (NT * VALUES * 32 + THREADS - 1) / THREADS;  // results of a thread
-constexpr int SQUARE_WARPS = 4;
-constexpr int NEAR = 8;  // squares of a lane that come while products are made
-static_assert(PARTS >= SQUARE_WARPS && RESULTS <= SQUARE_TILE, "squares have warps, and a block has one tile of them");
-
-// The result number i of a thread.
-struct Result {
-    int e, row, result, at;
-
-    DEVICE Result(int i, int tile) {
-        e = threadIdx.x + i * THREADS;
-        const int t = e / (VALUES * 32), r = e / 32 % VALUES, l = e % 32;
-        row = (blockIdx.x * NT + t) * 8 + 2 * (l % 4) + r % 2;
-        result = tile * RESULTS + l / 4 + (r >= 2 ? 8 : 0);
-        at = (t * 4 + r) * 32 + l;
-    }
-    DEVICE bool is_inside(const StreamPart& part) const { return e < NT * VALUES * 32 && result < part.rows; }
-};
 
 DEVICE uint4 stream_weights(const u16* p) {
 #if EMULATED
@@ -70,8 +48,7 @@ struct Rows {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __grid_constant__ StreamProduct p) {
-    __shared__ float sums[PARTS * NT * TILE], square_sums[SQUARE_WARPS][NT * 8];
-    __shared__ float stream[RESIDUAL ? NT * 8 : 1][SQUARE_TILE];
+    __shared__ float sums[PARTS * NT * TILE];
     let_successor_begin();
     const int run = threadIdx.x / 32, lane = threadIdx.x % 32;
     // The part that this block's weights belong to, and its tile in it.
@@ -86,39 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __gri
     for (int i = 0; i < DEPTH; ++i) {
         if (i < count) rows.load(w[i], begin + i);
     }
-    // Of the results of this thread.
-    float norm[EACH], h[EACH];
-    if constexpr (RESIDUAL) {
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            const Result own(i, tile);
-            norm[i] = own.is_inside(part) ? p.norm[own.result] : 0.f;
-        }
-    }
     // The weights do not depend on what came before; all else does.
     wait_for_predecessor();
-    if constexpr (RESIDUAL) {
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            const Result own(i, tile);
-            h[i] = own.is_inside(part) ? p.h[size_t(own.row) * p.stride + own.result] : 0.f;
-        }
-    }
-    // A lane of the first four warps has a row and one of the runs of its squares.
-    const bool has_squares = p.squares && run < SQUARE_WARPS;
-    const int square_run = run * (SQUARE_RUNS / SQUARE_WARPS) + lane / 8, tiles = p.width / SQUARE_TILE;
-    const int first_square = square_run * tiles / SQUARE_RUNS, last_square = (square_run + 1) * tiles / SQUARE_RUNS;
-    const float* own_squares = p.squares + blockIdx.x * NT * 8 + lane % 8;
-    const size_t all_rows = size_t(gridDim.x) * NT * 8;
-    float square[NT][NEAR];
-#pragma unroll
-    for (int t = 0; t < NT; ++t) {
-#pragma unroll
-        for (int i = 0; i < NEAR; ++i) {
-            const int at = first_square + i;
-            square[t][i] = has_squares && at < last_square ? own_squares[at * all_rows + 8 * t] : 0.f;
-        }
-    }
 
     float c[NT][4] = {};
     const u16* x = p.x + (size_t(blockIdx.x) * NT * steps + begin) * 256 + 8 * lane;
@@ -154,53 +100,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __gri
 #pragma unroll
         for (int r = 0; r < 4; ++r) sums[run * AREA + (t * 4 + r) * 32 + lane] = c[t][r];
     }
-    if (has_squares) {
-#pragma unroll
-        for (int t = 0; t < NT; ++t) {
-            float sum = 0.f;
-#pragma unroll
-            for (int i = 0; i < NEAR; ++i) sum += square[t][i];
-            for (int at = first_square + NEAR; at < last_square; ++at) sum += own_squares[at * all_rows + 8 * t];
-            sum += __shfl_xor_sync(~0u, sum, 8);
-            sum += __shfl_xor_sync(~0u, sum, 16);
-            if (lane < 8) square_sums[run][t * 8 + lane] = sum;
-        }
-    }
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const Result own(i, tile);
-        if (!own.is_inside(part)) continue;
-        const float* all = sums + own.at;
-        float sum = all[0], up = GLU ? all[64] : 0.f;
+    constexpr int VALUES = GLU ? 2 : 4;  // of a lane that are results: with GLU, those of the gates
+    for (int e = threadIdx.x; e < NT * VALUES * 32; e += THREADS) {
+        const int t = e / (VALUES * 32), r = e / 32 % VALUES, l = e % 32;
+        const float* own = sums + (t * 4 + r) * 32 + l;
+        float sum = own[0], up = GLU ? own[64] : 0.f;
 #pragma unroll
         for (int s = 1; s < PARTS; ++s) {
-            sum += all[s * AREA];
-            if (GLU) up += all[s * AREA + 64];
+            sum += own[s * AREA];
+            if (GLU) up += own[s * AREA + 64];
         }
-        if (p.squares) {
-            const int r = own.row % (8 * NT);
-            const float square = (square_sums[0][r] + square_sums[1][r]) + (square_sums[2][r] + square_sums[3][r]);
-            const float scale = norm_scale(square, p.width, p.eps);
-            sum *= scale, up *= scale;
-        }
+        const int row = (blockIdx.x * NT + t) * 8 + 2 * (l % 4) + r % 2;
+        const int result = tile * RESULTS + l / 4 + (!GLU && r >= 2 ? 8 : 0);
+        if (result >= part.rows) continue;
         if (GLU) {
-            p.inner[blocked(own.row, own.result, part.rows, all_rows)] = float_to_bf16(activation(p.act, sum).x * up);
-            continue;
-        }
-        if (part.bias) sum += part.bias[own.result];
-        if constexpr (RESIDUAL) {
-            const float next = h[i] + sum;
-            p.h[size_t(own.row) * p.stride + own.result] = next;
-            p.next[blocked(own.row, own.result, p.stride, all_rows)] = float_to_bf16(next * norm[i]);
-            stream[own.row % (8 * NT)][own.result % SQUARE_TILE] = next;
+            p.inner[blocked(row, result, part.rows, gridDim.x * NT * 8)] = float_to_bf16(activation(p.act, sum).x * up);
         } else {
-            p.y[size_t(own.row) * p.stride + part.start + own.result] = sum;
+            if (part.bias) sum += part.bias[result];
+            p.y[size_t(row) * p.stride + part.start + result] = sum;
         }
-    }
-    if constexpr (RESIDUAL) {
-        __syncthreads();
-        if (threadIdx.x >= 8 * NT) return;
-        p.next_squares[tile * all_rows + blockIdx.x * NT * 8 + threadIdx.x] = tile_square(stream[threadIdx.x]);
     }
 }

@@ -147,10 +147,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
             const int row = blockIdx.x * BN + t * 8 + 2 * (lane % 4) + r % 2;
             const int result = tile * RESULTS + lane / 4 + (r >= 2 ? 8 : 0);
             if (result >= part.rows) continue;
-            const float scale = p.scales ? p.scales[row] : 1.f;
-            float sum = total[4 * t + r] * scale;
+            float sum = total[4 * t + r];
             if (GLU) {
-                const float up = total[4 * t + r + 2] * scale;
+                const float up = total[4 * t + r + 2];
                 p.inner[blocked(row, result, part.rows, rows)] = float_to_bf16(activation(p.act, sum).x * up);
             } else {
                 if (part.bias) sum += part.bias[result];

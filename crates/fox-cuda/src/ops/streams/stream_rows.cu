@@ -5,13 +5,12 @@
 #include "params.cuh"
 
 constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
 constexpr int MAX_PARTS = 8;  // runs of delta, at most
 
-// h = the embedded token, or h + delta; x = h w, blocked; and the squares of the tiles of h, or the scale of the row. One
-// thread block for each row. A product that was split left the runs of delta behind one another.
+// h = the embedded token, or h + delta; x = rms(h) * w, blocked. One thread block for each row. A product that was split
+// left the runs of delta behind one another.
 extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_constant__ StreamNorm p) {
-    __shared__ __align__(16) float stream[ITEMS * 4 * THREADS];
-    __shared__ float squares[ITEMS * 4 * THREADS / SQUARE_TILE];
     let_successor_begin();
     const int row = blockIdx.x, token = p.rows[row].token;
     float w[ITEMS][4], h[ITEMS][4];
@@ -38,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
             if (run < p.runs) load<4>(runs[i][run], p.delta + size_t(run) * gridDim.x * p.width + at);
         }
     }
+    float squares = 0.f;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
         const int column = 4 * (threadIdx.x + i * THREADS);
@@ -49,31 +49,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
                 if (!p.embeddings && run < p.runs) runs[i][0][k] += runs[i][run][k];
             }
         }
-        float x[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
             if (!p.embeddings) h[i][k] += runs[i][0][k];
-            x[k] = h[i][k] * w[i][k];
+            squares += h[i][k] * h[i][k];
         }
         store<4>(p.h + size_t(row) * p.width + column, h[i]);
-        store<4>(stream + column, h[i]);
+    }
+    const float scale = 1.f / sqrtf(block_sum<WARPS>(squares) / p.width + p.eps);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const int column = 4 * (threadIdx.x + i * THREADS);
+        if (column >= p.width) continue;
+        float x[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) x[k] = h[i][k] * scale * w[i][k];
         store<4>(p.x + blocked(row, column, p.width, gridDim.x), x);
     }
-    __syncthreads();
-    const int tiles = p.width / SQUARE_TILE;
-    for (int tile = threadIdx.x; tile < tiles; tile += THREADS) {
-        squares[tile] = tile_square(stream + tile * SQUARE_TILE);
-        if (p.squares) p.squares[size_t(tile) * gridDim.x + row] = squares[tile];
-    }
-    if (p.squares) return;
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    const int run = threadIdx.x % SQUARE_RUNS;
-    float sum = 0.f;
-    for (int tile = run * tiles / SQUARE_RUNS; tile < (run + 1) * tiles / SQUARE_RUNS; ++tile) sum += squares[tile];
-#pragma unroll
-    for (int step = 1; step < SQUARE_RUNS; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (threadIdx.x == 0) p.scales[row] = norm_scale(sum, p.width, p.eps);
 }
 
 // Rows of a tensor as a product wants them.
