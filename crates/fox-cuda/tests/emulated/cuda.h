@@ -136,15 +136,13 @@ inline void run_block(int threads) {
         }
     }
 }
-// Whether the thread blocks of a row begin with the last one.
-inline bool backwards = false;
 inline void launch(Index grid, int threads, std::function<void()> body) {
     kernel = body;
     gridDim = grid;
     for (unsigned z = 0; z < grid.z; ++z) {
         for (unsigned y = 0; y < grid.y; ++y) {
             for (unsigned x = 0; x < grid.x; ++x) {
-                blockIdx = {backwards ? grid.x - 1 - x : x, y, z};
+                blockIdx = {x, y, z};
                 run_block(threads);
             }
         }

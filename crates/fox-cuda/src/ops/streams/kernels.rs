@@ -2,8 +2,8 @@
 
 use super::model::STEP;
 use super::params::{
-    StreamAttention, StreamBlocked, StreamChoice, StreamDraw, StreamNorm, StreamPart,
-    StreamProduct, StreamTable, StreamToken,
+    StreamAttention, StreamBlocked, StreamChoice, StreamDraw, StreamHeads, StreamMerge, StreamNorm,
+    StreamPart, StreamProduct, StreamTable, StreamToken,
 };
 use crate::launch::Kernel;
 use crate::ops::paged::Page;
@@ -13,13 +13,13 @@ use crate::{Gpu, Result, Source};
 const PRODUCT: Source = source!("stream_product", ["stream.cuh"], [StreamPart, StreamProduct]);
 const TILES: Source = source!("stream_tiles", ["stream.cuh"], [StreamPart, StreamProduct]);
 const HOPPER: Source = source!("stream_product_sm90", ["stream.cuh"], [StreamPart, StreamProduct]);
-const ROWS: Source =
-    source!("stream_rows", ["stream.cuh"], [StreamToken, StreamNorm, StreamBlocked]);
-const ATTENTION: Source = source!(
-    "stream_attention",
-    ["stream.cuh", "stream_heads.cuh"],
-    [Page, StreamToken, StreamTable, StreamAttention]
+const ROWS: Source = source!(
+    "stream_rows",
+    ["stream.cuh"],
+    [Page, StreamToken, StreamTable, StreamNorm, StreamBlocked, StreamHeads, StreamMerge]
 );
+const ATTENTION: Source =
+    source!("stream_attention", ["stream.cuh"], [Page, StreamToken, StreamTable, StreamAttention]);
 const CHOICE: Source = source!("stream_choice", ["stream.cuh"], [StreamDraw, StreamChoice]);
 
 /// Threads of a block of the kernels of `stream_rows`, and of the others.
@@ -248,17 +248,10 @@ impl Tiling {
     }
 }
 
-/// How the rows of a family's products lie.
-fn slabs(family: Family) -> String {
-    format!("SLABS={}", u8::from(family == Family::Hopper))
-}
-
-fn row_defines(family: Family, width: usize) -> [String; 2] {
-    [format!("ITEMS={}", width.div_ceil(ITEM)), slabs(family)]
-}
-
-fn attention_defines(family: Family, head_dim: usize) -> [String; 2] {
-    [format!("HEAD_DIM={head_dim}"), slabs(family)]
+fn row_defines(family: Family, width: usize, head_dim: usize) -> Vec<String> {
+    let slabs = u8::from(family == Family::Hopper);
+    let items = width.div_ceil(ITEM);
+    vec![format!("HEAD_DIM={head_dim}"), format!("ITEMS={items}"), format!("SLABS={slabs}")]
 }
 
 /// Typical variants, for compilation checks.
@@ -274,12 +267,12 @@ pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
                 all.push((tiling.source().0, tiling.defines()));
             }
         }
-        for width in [1024, 1536, 2560] {
-            all.push((ROWS, row_defines(family, width).into()));
+        for (width, head_dim) in [(1536, 64), (1024, 128), (2560, 256)] {
+            all.push((ROWS, row_defines(family, width, head_dim)));
         }
-        for head_dim in [64, 128, 256] {
-            all.push((ATTENTION, attention_defines(family, head_dim).into()));
-        }
+    }
+    for head_dim in [64, 128, 256] {
+        all.push((ATTENTION, vec![format!("HEAD_DIM={head_dim}")]));
     }
     all.push((CHOICE, Vec::new()));
     all
@@ -293,21 +286,26 @@ pub(super) fn product(gpu: &Gpu, tiling: Tiling) -> Result<Kernel> {
 
 /// The kernel that blocks rows.
 pub(super) fn block_rows(gpu: &Gpu, family: Family) -> Result<Kernel> {
-    gpu.kernel(ROWS, &row_defines(family, ITEM), "stream_block")
+    gpu.kernel(ROWS, &row_defines(family, ITEM, 64), "stream_block")
 }
 
 /// The kernels of a model beside its products.
 pub(super) struct Kernels {
     pub(super) norm: Kernel,
+    pub(super) heads: Kernel,
     pub(super) attention: Kernel,
+    pub(super) merge: Kernel,
     pub(super) choice: Kernel,
 }
 
 impl Kernels {
     pub(super) fn new(gpu: &Gpu, family: Family, width: usize, head_dim: usize) -> Result<Self> {
-        let heads = attention_defines(family, head_dim);
+        let rows = row_defines(family, width, head_dim);
+        let heads = [format!("HEAD_DIM={head_dim}")];
         Ok(Kernels {
-            norm: gpu.kernel(ROWS, &row_defines(family, width), "stream_norm")?,
+            norm: gpu.kernel(ROWS, &rows, "stream_norm")?,
+            heads: gpu.kernel(ROWS, &rows, "stream_heads")?,
+            merge: gpu.kernel(ROWS, &rows, "stream_merge")?,
             attention: gpu.kernel(ATTENTION, &heads, "stream_attention")?,
             choice: gpu.kernel(CHOICE, &[], "stream_choice")?,
         })

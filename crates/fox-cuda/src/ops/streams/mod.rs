@@ -1,6 +1,6 @@
 //! Decode steps of many sequences whose state stays on the device.
 //!
-//! A step has one set of launches for all its rows, seven for each layer. Everything is compiled, and the launches of
+//! A step has one set of launches for all its rows, nine for each layer. Everything is compiled, and the launches of
 //! every bucket of rows and of context lengths are recorded as a graph, when the slots are opened.
 
 mod graph;

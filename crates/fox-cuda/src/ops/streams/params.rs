@@ -99,12 +99,13 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// From the raw projections of a layer to the input of its output projection.
     #[derive(Default)]
-    pub(super) struct StreamAttention {
+    pub(super) struct StreamHeads {
         pub(super) rows: ConstPtr<StreamToken>,
         /// `[rows, stride]`.
         pub(super) raw: ConstPtr<f32>,
+        /// `[rows, heads * d]`, times the scale of the scores.
+        pub(super) q: Ptr<f32>,
         /// `[slots][layers]`.
         pub(super) tables: ConstPtr<StreamTable>,
         /// Raw rows of keys and values of the step before `[slots][layers][2][kv_heads * d]`.
@@ -118,22 +119,33 @@ kernel_params! {
         pub(super) gate_bias: ConstPtr<f32>,
         /// `[positions][d / 2]`, or null.
         pub(super) rope: ConstPtr<Float2>,
-        /// `[heads]`.
-        pub(super) thresholds: ConstPtr<f64>,
-        /// `[heads * d]`, or null.
-        pub(super) output_norm: ConstPtr<f32>,
-        /// Sum of p v, maximum and sum of p of each run of pages `[rows][heads][runs][d + 4]`.
-        pub(super) parts: Ptr<f32>,
-        /// Runs that have ended `[rows][kv_heads]`; all 0 between steps.
-        pub(super) ended: Ptr<u32>,
-        /// Blocked `[rows, heads * d]`.
-        pub(super) y: Ptr<bf16>,
         /// Columns of `raw` at which queries, keys, values, their shifts and the gates begin; -1 for what is absent.
         pub(super) start: [i32; 6],
-        /// The same for the output gate.
-        pub(super) output_gate: i32,
-        pub(super) act: i32,
         pub(super) stride: usize,
+        pub(super) layers: usize,
+        pub(super) layer: usize,
+        pub(super) heads: usize,
+        pub(super) kv_heads: usize,
+        pub(super) q_shared: bool,
+        pub(super) k_shared: bool,
+        pub(super) qk_eps: f32,
+        pub(super) scale: f32,
+    }
+}
+
+kernel_params! {
+    #[derive(Default)]
+    pub(super) struct StreamAttention {
+        pub(super) rows: ConstPtr<StreamToken>,
+        pub(super) tables: ConstPtr<StreamTable>,
+        /// `[rows, heads * d]`.
+        pub(super) q: ConstPtr<f32>,
+        /// `[slots][layers][heads]`.
+        pub(super) now: ConstPtr<f64>,
+        /// `[heads]`.
+        pub(super) thresholds: ConstPtr<f64>,
+        /// Sum of p v, maximum and sum of p of each run of pages `[rows][heads][runs][d + 4]`.
+        pub(super) parts: Ptr<f32>,
         pub(super) layers: usize,
         pub(super) layer: usize,
         pub(super) heads: usize,
@@ -141,11 +153,27 @@ kernel_params! {
         /// 0 for none.
         pub(super) window: usize,
         pub(super) gated: bool,
-        pub(super) q_shared: bool,
-        pub(super) k_shared: bool,
-        pub(super) qk_eps: f32,
-        pub(super) norm_eps: f32,
-        pub(super) scale: f32,
+    }
+}
+
+kernel_params! {
+    #[derive(Default)]
+    pub(super) struct StreamMerge {
+        pub(super) rows: ConstPtr<StreamToken>,
+        /// As above.
+        pub(super) parts: ConstPtr<f32>,
+        /// `[rows, stride]`.
+        pub(super) raw: ConstPtr<f32>,
+        /// `[heads * d]`, or null.
+        pub(super) norm: ConstPtr<f32>,
+        /// Blocked `[rows, heads * d]`.
+        pub(super) y: Ptr<bf16>,
+        pub(super) stride: usize,
+        pub(super) heads: usize,
+        /// Column of `raw` at which the output gate begins; -1 without one.
+        pub(super) gate: i32,
+        pub(super) act: i32,
+        pub(super) eps: f32,
     }
 }
 

@@ -6,13 +6,16 @@ use super::kernels::{
 };
 use super::model::StreamWeights;
 use super::params::{
-    PARTS, StreamAttention, StreamChoice, StreamDraw, StreamNorm, StreamPart, StreamProduct,
-    StreamTable, StreamToken,
+    PARTS, StreamAttention, StreamChoice, StreamDraw, StreamHeads, StreamMerge, StreamNorm,
+    StreamPart, StreamProduct, StreamTable, StreamToken,
 };
 use crate::launch::{Kernel, Launch};
 use crate::ops::pieces::activation_code;
 use crate::params::Param;
 use crate::{Buffer, Gpu, Result};
+
+/// Warps of a block of the kernels of `stream_rows`.
+const ROW_WARPS: usize = ROW_THREADS / 32;
 
 /// The kernels of the products of a bucket.
 struct Products {
@@ -66,9 +69,8 @@ pub(super) struct Work {
     delta: Buffer<f32>,
     x: Buffer<u16>,
     raw: Buffer<f32>,
+    q: Buffer<f32>,
     parts: Buffer<f32>,
-    /// Runs of pages that have ended, by row and key head.
-    ended: Buffer<u32>,
     mixed: Buffer<u16>,
     inner: Buffer<u16>,
     /// `[rows, V]`.
@@ -86,8 +88,8 @@ impl Work {
             delta: gpu.alloc(MAX_PARTS * rows * weights.width)?,
             x: gpu.alloc(rows * weights.width)?,
             raw: gpu.alloc(rows * weights.stride)?,
+            q: gpu.alloc(rows * weights.heads_width)?,
             parts: gpu.alloc(rows * shape.heads * MAX_RUNS * (shape.head_dim + 4))?,
-            ended: gpu.zeros(rows * shape.kv_heads)?,
             mixed: gpu.alloc(rows * weights.heads_width)?,
             inner: gpu.alloc(rows * weights.inner)?,
             logits: gpu.alloc(rows * weights.vocab)?,
@@ -280,10 +282,16 @@ impl Steps {
         let (rows, kernels) = (BUCKETS[bucket], &self.kernels[bucket]);
         let (shape, layer) = (&weights.shape, &weights.layers[l]);
         let (heads, kv_heads, layers) = (shape.heads, shape.kv_heads, weights.layers.len());
+        let run = |launch: Launch<'_>| -> Result<()> {
+            let launch = launch.overlapping(self.overlapping);
+            // SAFETY: the buffers have room for the rows of any bucket, the slots for all that rows may name.
+            unsafe { launch.run(|| format!("{rows} rows of {heads} heads")) }
+        };
         let [q, k, v, k_shift, v_shift, gate, output_gate] = weights.start;
-        let params = StreamAttention {
+        let params = StreamHeads {
             rows: work.input.address().into(),
             raw: work.raw.address().into(),
+            q: work.q.address().into(),
             tables: slots.tables.address().into(),
             last: slots.last.address().into(),
             now: slots.now.address().into(),
@@ -291,30 +299,48 @@ impl Steps {
             k_norm: layer.k_norm.into(),
             gate_bias: layer.gate_bias.into(),
             rope: weights.rope.as_ref().map_or(0, |table| table.address()).into(),
-            thresholds: (weights.thresholds.address() + (8 * l * heads) as u64).into(),
-            output_norm: layer.output_norm.into(),
-            parts: work.parts.address().into(),
-            ended: work.ended.address().into(),
-            y: work.mixed.address().into(),
             start: [q, k, v, k_shift, v_shift, gate],
-            output_gate,
-            act: activation_code(shape.output_act),
             stride: weights.stride,
+            layers,
+            layer: l,
+            heads,
+            kv_heads,
+            q_shared: layer.q_shared,
+            k_shared: layer.k_shared,
+            qk_eps: shape.qk_eps,
+            scale: 1.0 / (shape.head_dim as f32).sqrt(),
+        };
+        let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
+        run(kernels.heads.launch([units, rows, 1], ROW_THREADS).params(params)?)?;
+        let params = StreamAttention {
+            rows: work.input.address().into(),
+            tables: slots.tables.address().into(),
+            q: work.q.address().into(),
+            now: slots.now.address().into(),
+            thresholds: (weights.thresholds.address() + (8 * l * heads) as u64).into(),
+            parts: work.parts.address().into(),
             layers,
             layer: l,
             heads,
             kv_heads,
             window: shape.window.unwrap_or(0),
             gated: gate >= 0,
-            q_shared: layer.q_shared,
-            k_shared: layer.k_shared,
-            qk_eps: shape.qk_eps,
-            norm_eps: shape.norm_eps,
-            scale: 1.0 / (shape.head_dim as f32).sqrt(),
         };
-        let launch = kernels.attention.launch([runs, kv_heads, rows], ATTENTION_THREADS);
-        let launch = launch.params(params)?.overlapping(self.overlapping);
-        // SAFETY: the buffers have room for the rows of any bucket, the slots for all that rows may name.
-        unsafe { launch.run(|| format!("{rows} rows of {heads} heads")) }
+        let grid = [runs, kv_heads, rows];
+        run(kernels.attention.launch(grid, ATTENTION_THREADS).params(params)?)?;
+        let params = StreamMerge {
+            rows: work.input.address().into(),
+            parts: work.parts.address().into(),
+            raw: work.raw.address().into(),
+            norm: layer.output_norm.into(),
+            y: work.mixed.address().into(),
+            stride: weights.stride,
+            heads,
+            gate: output_gate,
+            act: activation_code(shape.output_act),
+            eps: shape.norm_eps,
+        };
+        let grid = [heads.div_ceil(ROW_WARPS), rows, 1];
+        run(kernels.merge.launch(grid, ROW_THREADS).params(params)?)
     }
 }

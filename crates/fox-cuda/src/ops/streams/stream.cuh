@@ -63,30 +63,6 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
-// What another thread block has written before it counted its end.
-DEVICE float load_fresh(const float* p) {
-#if EMULATED
-    return *p;
-#else
-    float x;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p) : "memory");
-    return x;
-#endif
-}
-// Counts a thread block whose threads have met; all that it wrote is there for whoever counts after it. The count before.
-DEVICE u32 count_end(u32* count) {
-#if EMULATED
-    return (*count)++;
-#else
-    u32 before;
-    asm volatile("fence.acq_rel.gpu;\natom.add.acq_rel.gpu.global.u32 %0, [%1], 1;\nfence.acq_rel.gpu;"
-                 : "=r"(before)
-                 : "l"(count)
-                 : "memory");
-    return before;
-#endif
-}
-
 // How the keys up to `position` are divided: a matter of the sequence's own length.
 struct Runs {
     int pages, each, count;

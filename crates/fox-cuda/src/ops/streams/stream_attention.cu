@@ -1,16 +1,12 @@
-// From the raw projections of a layer to the input of its output projection: one query per sequence attends to its
-// pages, pruned by each head's threshold.
+// Attention of one query per sequence over its pages, pruned by each head's threshold.
 //
-// A thread block takes one run of pages of one key head of one sequence, a warp a page at a time. The one with the
-// newest page writes the new key, value and gates there first. A page whose last key has decayed below the threshold of
-// the query head is skipped, whether or not it is still there: what may be read follows from the sums of the gates
-// alone, so the result does not depend on when a page is freed. Of several runs, the thread block that ends last puts
-// them together, in order.
+// A thread block takes one run of pages of one key head of one sequence, a warp a page at a time. A page whose last
+// key has decayed below the threshold of the query head is skipped, whether or not it is still there: what may be read
+// follows from the sums of the gates alone, so the result does not depend on when a page is freed.
 //
-// Compile-time: HEAD_DIM, SLABS (`blocked`).
+// Compile-time: HEAD_DIM.
 #include "stream.cuh"
 #include "params.cuh"
-#include "stream_heads.cuh"
 
 constexpr int WARPS = 4;
 constexpr int LANES = HEAD_DIM / 8;       // of a key
@@ -80,67 +76,44 @@ DEVICE bool may_be_read(const StreamAttention& p, const StreamToken& row, const 
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const __grid_constant__ StreamAttention p) {
     __shared__ float scores[WARPS][PAGE];
-    __shared__ __align__(16) float queries[WARPS][HEAD_DIM], outs[WARPS][HEAD_DIM];
+    __shared__ __align__(16) float outs[WARPS][HEAD_DIM];
     __shared__ float tops[WARPS], weights[WARPS];
-    __shared__ bool is_last;
     let_successor_begin();
     const StreamToken row = p.rows[blockIdx.z];
     const int run = blockIdx.x, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row.slot < 0) return;
     const Runs runs(row.position);
     if (run >= runs.count) return;
-    const size_t place = size_t(row.slot) * p.layers + p.layer;
-    const StreamTable table = p.tables[place];
-    const int group = p.heads / p.kv_heads, newest = runs.pages - 1;
+    const StreamTable table = p.tables[size_t(row.slot) * p.layers + p.layer];
+    const int group = p.heads / p.kv_heads;
     const int end = min((run + 1) * runs.each, runs.pages);
     const int part = lane % LANES, key_of_lane = lane / LANES;
     const int first_page = run * runs.each + warp;
     // Full pages do not change any more: the first one of each warp comes nearer while others still compute.
-    if (first_page < newest && first_page < end && may_be_read(p, row, table, first_page)) {
+    if (first_page < end && (first_page + 1) * PAGE <= row.position && may_be_read(p, row, table, first_page)) {
         const Page page = table.pages[size_t(first_page) * p.kv_heads + kv_head];
         for (int at = lane * LINE; page.k && at < PAGE * HEAD_DIM; at += 32 * LINE) {
             prefetch(page.k + at);
             prefetch(page.v + at);
         }
     }
-    // Warps 0 and 1 write the newest key and value, warp 2 the gates.
-    const bool has_newest = end > newest, has_row = has_newest && warp < 2;
-    const Page last_page = table.pages[size_t(newest) * p.kv_heads + kv_head];
-    const int slot = row.position % PAGE, own_head = kv_head * group + lane;
-    const bool has_gate = p.gated && warp == 2 && lane < group;
-    const Newest new_row(p, last_page, place, slot, kv_head, warp == 1, has_row);
-    double* sums = p.now + place * p.heads;
-    double sum = has_gate ? sums[own_head] : 0.0;
     wait_for_predecessor();
-
-    const float* raw = p.raw + size_t(blockIdx.z) * p.stride;
-    const auto gate_of = [&](int head) { return log_sigmoid(raw[p.start[5] + head] + p.gate_bias[head]); };
-    if (has_row) new_row.write(p, raw, kv_head, warp == 1, row.position);
-    if (has_gate) {
-        const float gate = gate_of(own_head);
-        sum += floored_log_gate(gate);
-        if (has_newest) {
-            last_page.gates[lane * PAGE + slot] = gate;
-            if (slot == PAGE - 1) table.ends[size_t(newest) * p.heads + own_head] = sum;
-        }
-    }
-    if (has_newest) __syncthreads();
 
     for (int g = 0; g < group; ++g) {
         const int head = kv_head * group + g;
+        // With the scale of the softmax in base 2.
         float q[8], o[8] = {}, top = NEG_INF, weight = 0.f;
-        // All runs see the sum of the step before: it is written when all have ended.
-        const double now = p.gated ? sums[head] + floored_log_gate(gate_of(head)) : 0.0;
-        write_query(queries[warp], p, raw, head, row.position);
-        load<8>(q, queries[warp] + 8 * part);
+        load<8>(q, p.q + (size_t(blockIdx.z) * p.heads + head) * HEAD_DIM + 8 * part);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) q[i] *= LOG2_E;
+        const double now = p.gated ? p.now[(size_t(row.slot) * p.layers + p.layer) * p.heads + head] : 0.0;
         for (int n = first_page; n < end; n += WARPS) {
             const int first = n * PAGE, count = min(PAGE, row.position + 1 - first);
             // Keys from here on are inside of the window.
             const int visible = p.window > 0 ? row.position + 1 - p.window - first : 0;
             if (visible >= PAGE) continue;
             float decay = 0.f;
-            // Nothing has decayed since the end of the newest page.
-            if (p.gated && n < newest) {
+            if (p.gated && count == PAGE) {
                 const double behind = now - table.ends[size_t(n) * p.heads + head];
                 if (behind < p.thresholds[head]) continue;
                 decay = float(behind);
@@ -205,39 +178,23 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const 
         if (key_of_lane == 0) store<8>(outs[warp] + 8 * part, o);
         if (lane == 0) tops[warp] = top, weights[warp] = weight;
         __syncthreads();
-        if (warp == 0) {
-            float highest = tops[0];
+        float highest = tops[0];
 #pragma unroll
-            for (int w = 1; w < WARPS; ++w) highest = fmaxf(highest, tops[w]);
-            float share[WARPS], all = 0.f, out[OWN] = {};
+        for (int w = 1; w < WARPS; ++w) highest = fmaxf(highest, tops[w]);
+        float share[WARPS], sum = 0.f;
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) {
-                share[w] = highest == NEG_INF ? 0.f : exp2_fast(tops[w] - highest);
-                all += share[w] * weights[w];
-#pragma unroll
-                for (int i = 0; i < OWN; ++i) out[i] += share[w] * outs[w][lane + 32 * i];
-            }
-            if (runs.count == 1) {
-                write_output(out, all, p, raw, head);
-            } else {
-                float* to = part_of(p, head, run);
-#pragma unroll
-                for (int i = 0; i < OWN; ++i) to[lane + 32 * i] = out[i];
-                if (lane == 0) to[HEAD_DIM] = highest, to[HEAD_DIM + 1] = all;
-            }
+        for (int w = 0; w < WARPS; ++w) {
+            share[w] = highest == NEG_INF ? 0.f : exp2_fast(tops[w] - highest);
+            sum += share[w] * weights[w];
         }
+        float* to = p.parts + ((size_t(blockIdx.z) * p.heads + head) * MAX_RUNS + run) * (HEAD_DIM + 4);
+        for (int c = threadIdx.x; c < HEAD_DIM; c += 32 * WARPS) {
+            float out = 0.f;
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) out += share[w] * outs[w][c];
+            to[c] = out;
+        }
+        if (threadIdx.x == 0) to[HEAD_DIM] = highest, to[HEAD_DIM + 1] = sum;
         __syncthreads();
     }
-
-    if (runs.count > 1) {
-        if (threadIdx.x == 0) {
-            u32* ended = p.ended + blockIdx.z * p.kv_heads + kv_head;
-            is_last = count_end(ended) + 1 == runs.count;
-            if (is_last) *ended = 0;
-        }
-        __syncthreads();
-        if (!is_last) return;
-        for (int g = warp; g < group; g += WARPS) merge_runs(p, raw, kv_head * group + g, runs.count);
-    }
-    if (has_gate) sums[own_head] = sum;
 }
