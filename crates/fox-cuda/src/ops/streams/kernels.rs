@@ -94,6 +94,8 @@ pub(super) enum Tiling {
         parts: usize,
         /// Steps of 32 columns of weights on their way to a warp.
         depth: usize,
+        /// Steps of a run, at most.
+        steps: usize,
         glu: bool,
     },
     /// Tiles of `bm` weights and `bn` rows go through shared memory, so that each is used often.
@@ -116,11 +118,12 @@ impl Tiling {
     pub(super) fn new(family: Family, rows: usize, width: usize, glu: bool) -> Self {
         let parts = parts_of(width);
         if family == Family::Hopper {
-            // As much on its way as lets two thread blocks share a multiprocessor, but for the largest.
+            // What is on its way must outlast the way: there are hardly more thread blocks than multiprocessors, so one
+            // takes all the memory there is.
             let (bm, bn, stages) = match rows {
-                ..=32 => (64, 32, 9),
-                33..=64 => (64, 64, 6),
-                65..=128 => (64, 128, 4),
+                ..=32 => (64, 32, 16),
+                33..=64 => (64, 64, 12),
+                65..=128 => (64, 128, 8),
                 _ => (128, 128, 6),
             };
             return Tiling::Hopper { bm, bn, parts, stages, glu, split: false };
@@ -134,13 +137,11 @@ impl Tiling {
             glu,
             split: false,
         };
+        let steps = (width / STEP).div_ceil(parts).max(1);
         match rows {
-            // All of a run at once, if registers allow.
-            ..=8 => {
-                let depth = (width / STEP).div_ceil(parts).clamp(1, 14);
-                Tiling::Few { nt: 1, parts, depth, glu }
-            }
-            9..=16 => Tiling::Few { nt: 2, parts, depth: 8, glu },
+            // So few registers that all thread blocks of a product are there at once, four on a multiprocessor.
+            ..=8 => Tiling::Few { nt: 1, parts, depth: steps.min(6), steps, glu },
+            9..=16 => Tiling::Few { nt: 2, parts, depth: steps.min(4), steps, glu },
             17..=32 => many(64, 32, [4, 1], 8),
             33..=64 => many(64, 64, [2, 2], 6),
             65..=128 => many(64, 128, [2, 4], 4),
@@ -154,10 +155,15 @@ impl Tiling {
             Tiling::Many { bm, bn, warps, parts, stages, glu, .. } => {
                 Tiling::Many { bm, bn, warps, parts, stages, glu, split: true }
             }
+            // More thread blocks with less to do: two share a multiprocessor, but for the largest.
             Tiling::Hopper { bm, bn, parts, stages, glu, .. } => {
+                let stages = if bm > 64 { stages } else { stages / 2 };
                 Tiling::Hopper { bm, bn, parts, stages, glu, split: true }
             }
-            few => few,
+            // Hardly one on a multiprocessor: all of a run at once, if registers allow.
+            Tiling::Few { nt, parts, depth, glu, steps } => {
+                Tiling::Few { nt, parts, depth: depth.max(steps.min(14 / nt)), glu, steps }
+            }
         }
     }
 
@@ -222,7 +228,7 @@ impl Tiling {
 
     fn defines(self) -> Vec<String> {
         let values = match self {
-            Tiling::Few { nt, parts, depth, glu } => {
+            Tiling::Few { nt, parts, depth, glu, .. } => {
                 vec![("NT", nt), ("PARTS", parts), ("DEPTH", depth), ("GLU", glu.into())]
             }
             Tiling::Many { bm, bn, warps: [wm, wn], parts, stages, glu, split } => vec![
