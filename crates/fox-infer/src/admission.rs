@@ -4,6 +4,8 @@
 //! step. When there is no memory for one, kept prefixes are forgotten, and then the youngest request is put back; the
 //! oldest one is never, so that all get to their end.
 
+use fox_tensor::PAGE;
+
 use crate::FinishReason;
 use crate::engine::{Job, State};
 use crate::running::Running;
@@ -55,8 +57,13 @@ impl Scheduler {
     pub(crate) fn make_room(&mut self, bytes: usize) -> bool {
         let cost = self.plan.budget.cost();
         let promised = |r: &Running| {
-            let held = r.cache.as_ref().map_or(0, |cache| cache.usage(0).bytes);
-            self.kept.expected(cost, r.tokens(), self.plan.piece).max(r.need).saturating_sub(held)
+            let (held, len) =
+                r.cache.as_ref().map_or((0, 0), |cache| (cache.usage(0).bytes, cache.lens()[0]));
+            let step = if r.next().is_some() { 1 } else { self.plan.piece };
+            let all = self.kept.expected(cost, r.tokens(), self.plan.piece).saturating_sub(held);
+            // What it holds has forgotten already. The page that it is in may be a copy.
+            let rest = self.kept.expected(cost, r.tokens().saturating_sub(len) + PAGE, step);
+            all.min(rest).max(r.need.saturating_sub(held))
         };
         let promised = self.running.iter().map(promised).fold(bytes, usize::saturating_add);
         self.plan.budget.make_room(std::iter::empty(), promised, || self.prefixes.forget_one())

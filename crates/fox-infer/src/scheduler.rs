@@ -347,6 +347,8 @@ impl Scheduler {
     fn measure(&mut self) {
         let stats = &mut self.stats;
         stats.running = self.running.len();
+        stats.decoding = self.running.iter().filter(|r| r.next().is_some()).count();
+        stats.peak_decoding = stats.peak_decoding.max(stats.decoding);
         stats.queued = self.waiting.len();
         stats.cache_bytes = self.policy.meter().bytes();
         stats.peak_cache_bytes = self.policy.meter().peak();

@@ -99,6 +99,25 @@ fn forgetting_is_capacity() {
 }
 
 #[test]
+fn one_prompt_tells_what_the_next_ones_keep() {
+    // Room for one request of 2,048 + 400 tokens with all its keys; nothing has run before.
+    let options = EngineOptions { share_prefixes: false, ..options(2 * 32) };
+    let engine = Engine::start(model(), options).unwrap();
+    // A step reads at least one of a prompt's 32 pieces, so the first still decodes when the last is read.
+    let request = |i: usize| Request {
+        logit_bias: vec![(FORGET, 100.0)],
+        ..Request::greedy(forgetful(i, 2048), 400)
+    };
+    let answers: Vec<_> = (0..10).map(|i| engine.submit(request(i)).unwrap()).collect();
+    for answer in answers {
+        assert_eq!(read(answer).2.reason, FinishReason::Length);
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.peak_decoding, stats.preempted), (10, 0), "{stats:?}");
+    assert!(stats.peak_cache_bytes <= stats.cache_budget, "{stats:?}");
+}
+
+#[test]
 fn requests_that_were_put_back_give_the_same_bits() {
     let roomy = Engine::start(model(), options(10_000)).unwrap();
     let tight = Engine::start(model(), options(40)).unwrap();
