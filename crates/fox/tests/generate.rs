@@ -177,7 +177,8 @@ fn bench_streams_compares_bits_and_reads_prompts() {
 #[test]
 fn bench_capacity_counts_the_streams_that_forgetting_lets_in() {
     let (_folder, model) = checkpoint();
-    // 544 bytes per token in two layers of two heads: room for two streams of 2,048 + 320 tokens if all is kept.
+    // 544 bytes per token in two layers of two heads: room for two streams of 2,048 + 128 tokens if all is kept. A step
+    // reads at least one of a prompt's 8 pieces, so the first stream still decodes when the last prompt is read.
     let sizes = ["--context", "2048", "--streams", "8", "--cache", "0.0032"];
     let bench = |memory: &str| {
         let command = ["bench", "capacity", &model, "--json", "--memory", memory];
@@ -186,6 +187,7 @@ fn bench_capacity_counts_the_streams_that_forgetting_lets_in() {
         assert_eq!(json["sides"][0]["streams"], 2, "{json:#}");
         assert!(json["compared_tokens"].as_u64().unwrap() >= 32, "{json:#}");
         for side in json["sides"].as_array().unwrap() {
+            assert_eq!(side["preempted"], 0, "{json:#}");
             let peak = side["peak_cache_bytes"].as_u64().unwrap();
             assert!(peak <= json["cache_bytes"].as_u64().unwrap(), "{json:#}");
         }
@@ -215,7 +217,10 @@ fn bench_capacity_refuses_what_it_cannot_compare() {
         (&[&model, "--memory", "64,16"], "the shorter one first"),
         (&[&model, "--memory", "nan,16"], "the shorter one first"),
         (&[&model, "--memory", "16"], "e.g. 16,1024"),
-        (&[&model, "--cache", "0.0001", "--context", "2048"], "see --cache and --context"),
+        (
+            &[&model, "--cache", "0.0001", "--context", "2048"],
+            "bytes of cache, but 107374 are all there are; see --cache",
+        ),
         (&[&model, "--eviction", "off"], "nothing to compare"),
         (&[plain], "has no forget gates"),
         (&["fox-pro-125m"], "say how long heads remember, e.g. --memory 16,1024"),

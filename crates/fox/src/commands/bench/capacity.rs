@@ -2,12 +2,13 @@
 
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, RwLock};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_base::difference::largest;
 use fox_cache::{SequenceCost, StateSpec};
-use fox_infer::{Engine, EngineOptions, Event, Eviction, FinishReason, Request, Scored, Stats};
+use fox_infer::{Engine, EngineOptions, Event, Eviction, FinishReason, Request, Scored};
 use fox_model::{DecayTime, Model, Preset};
 use fox_tensor::Device;
 use fox_tensor::cases::Rng;
@@ -40,7 +41,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     streams: Option<u32>,
     /// Tokens that a stream generates at most; without it, enough that the first stream still decodes when the last
-    /// prompt has been read
+    /// prompt has been read, and no more than a sixteenth of the context
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
     tokens: Option<u32>,
     /// Memory of the first and the last head of every layer in tokens, geometric between, whatever the input, e.g.
@@ -63,9 +64,7 @@ const COMPARED: usize = 32;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.engine.eviction == Eviction::Off {
-        bail!(
-            "--eviction off leaves nothing to compare; leave it out, or give a tolerance, e.g. -7"
-        );
+        bail!("--eviction off leaves nothing to compare; give another, or none");
     }
     let device = args.device.open()?;
     let model = prepare(args, &device)?;
@@ -74,20 +73,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ..args.engine.options(args.context as usize, args.weights, &device)?
     };
     let cost = SequenceCost::new(model.config().state_specs(), options.prefill_chunk, &device);
-    let (context, all) = (args.context as usize, cost.worst_case(args.context as usize));
-    let cache = output::bytes(options.cache_bytes as f64);
-    if all > options.cache_bytes {
-        bail!(
-            "a stream of {context} tokens takes {} if all is kept, more than the {cache} there are; see --cache and \
-             --context",
-            output::bytes(all as f64),
-        );
+    let (context, budget) = (args.context as usize, options.cache_bytes);
+    let asking = (ASKING * (budget / cost.worst_case(context))).clamp(8, 256);
+    let streams = args.streams.map_or(asking, |streams| streams as usize);
+    // While prompts are read, a step reads at least one piece, and each stream that decodes gets one token: with long
+    // pieces, the first stream is still there when the last prompt has been read.
+    if args.engine.prefill_chunk.is_none() {
+        options.prefill_chunk = options.prefill_chunk.max(32 * streams);
     }
-    let fitting = options.cache_bytes / all;
-    let streams = args.streams.map_or((ASKING * fitting).clamp(8, 256), |streams| streams as usize);
-    // While prompts are read, a step reads at least one piece, and each stream that decodes gets one token.
-    let pieces = context.div_ceil(options.prefill_chunk);
-    let tokens = args.tokens.map_or(pieces * streams + 2 * COMPARED, |tokens| tokens as usize);
+    let enough = context.div_ceil(options.prefill_chunk) * streams;
+    let usual = (enough + 2 * COMPARED).min(context / 16).max(2 * COMPARED);
+    let tokens = args.tokens.map_or(usual, |tokens| tokens as usize);
     (options.max_batch, options.max_context) = (streams, context + tokens);
     let vocab = model.config().vocab_size;
     let requests = || {
@@ -98,23 +94,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         };
         (1..=streams).map(request).collect()
     };
-    let keeps =
-        fill(model, EngineOptions { eviction: Eviction::Off, ..options.clone() }, requests())?;
-    output::note(&format!("keeps all: {} streams in {:.1} s", keeps.streams(), keeps.seconds));
-    let forgets = fill(prepare(args, &device)?, options, requests())?;
-    output::note(&format!("forgets: {} streams in {:.1} s", forgets.streams(), forgets.seconds));
-
+    let keeping = EngineOptions { eviction: Eviction::Off, ..options.clone() };
+    let (keeps, kept) = fill("keeps all", model, keeping, requests())?;
+    let (forgets, pruned) = fill("forgets", prepare(args, &device)?, options, requests())?;
     // Greedy streams that once chose differently read different tokens from there on.
-    let pairs = keeps.first.iter().zip(&forgets.first).take_while(|(a, b)| a.id == b.id);
+    let pairs = kept.iter().zip(&pruned).take_while(|(a, b)| a.id == b.id);
     let differences: Vec<f64> =
         pairs.map(|(a, b)| f64::from(a.logprob - b.logprob).abs()).collect();
     let compared = differences.len();
     let report = json!({
         "machine": machine(&device), "model": args.model, "context": context, "tokens": tokens,
         "asking": streams, "memory": args.memory.map(|memory| [memory.min, memory.max]),
-        "cache_bytes": keeps.stats.cache_budget,
-        "sides": [keeps.report("keeps all", streams), forgets.report("forgets", streams)],
-        "ratio": forgets.streams() as f64 / keeps.streams() as f64,
+        "cache_bytes": budget, "ratio": number(&forgets, "streams") / number(&keeps, "streams"),
+        "sides": [keeps, forgets],
         "compared_tokens": compared, "largest_difference": largest(differences),
     });
     output::print(&if args.json { format!("{report:#}\n") } else { describe(&report) })?;
@@ -147,32 +139,32 @@ fn prepare(args: &Args, device: &Device) -> Result<Model> {
     Ok(model)
 }
 
-/// One side, when as many streams decode as fit.
-struct Full {
-    stats: Stats,
-    cache_per_stream: f64,
-    seconds: f64,
-    /// Streams that came to their end before.
-    ended: usize,
-    /// What the first stream generated.
-    first: Vec<Scored>,
-}
-
-/// Lets all streams ask for memory at once, until those that got some decode.
-fn fill(model: Model, options: EngineOptions, requests: Vec<Request>) -> Result<Full> {
+/// Lets all streams ask for memory at once, until those that got some decode; the side's part of the report, and what
+/// the first stream generated.
+fn fill(
+    side: &str,
+    model: Model,
+    options: EngineOptions,
+    requests: Vec<Request>,
+) -> Result<(Value, Vec<Scored>)> {
     let engine = Engine::start(model, options)?;
     let begin = Instant::now();
     let (sender, events) = channel();
     let (count, tokens) = (requests.len(), requests[0].max_tokens);
     let mut tickets = Vec::with_capacity(count);
+    // No stream gets beyond its first token, and to its end, before all have asked.
+    let asking = Arc::new(RwLock::new(()));
+    let held = asking.write();
     for (n, request) in requests.into_iter().enumerate() {
-        let sender = sender.clone();
-        // A receiver that is gone has no use for events.
-        tickets.push(engine.submit_to(request, move |event| drop(sender.send((n, event))))?);
+        let (sender, asking) = (sender.clone(), asking.clone());
+        let sink = move |event: Event| {
+            drop(asking.read());
+            // A receiver that is gone has no use for events.
+            drop(sender.send((n, event)));
+        };
+        tickets.push(engine.submit_to(request, sink)?);
     }
-    drop(sender);
-    // What the engine says about itself after this step, it says after it has seen all requests.
-    let submitted = engine.stats().steps;
+    drop((held, sender));
     let (mut first, mut ended, mut cache_per_stream) = (Vec::new(), 0, 0.0);
     let stats = loop {
         let Ok((n, event)) = events.recv() else { bail!("the engine ended early") };
@@ -188,7 +180,7 @@ fn fill(model: Model, options: EngineOptions, requests: Vec<Request>) -> Result<
         }
         let stats = engine.stats();
         let all_decode = stats.decoding > 0 && stats.decoding == stats.running;
-        if all_decode && stats.steps > submitted && first.len() >= COMPARED.min(tokens) {
+        if all_decode && first.len() >= COMPARED.min(tokens) {
             cache_per_stream = stats.cache_bytes as f64 / stats.decoding as f64;
             break stats;
         }
@@ -199,22 +191,13 @@ fn fill(model: Model, options: EngineOptions, requests: Vec<Request>) -> Result<
     let seconds = begin.elapsed().as_secs_f64();
     drop(tickets);
     engine.drain();
-    Ok(Full { stats, cache_per_stream, seconds, ended, first })
-}
-
-impl Full {
-    /// Streams that decoded at a time.
-    fn streams(&self) -> usize {
-        self.stats.peak_decoding
-    }
-
-    fn report(&self, side: &str, asking: usize) -> Value {
-        json!({
-            "side": side, "streams": self.streams(), "cache_per_stream": self.cache_per_stream,
-            "peak_cache_bytes": self.stats.peak_cache_bytes, "preempted": self.stats.preempted,
-            "seconds": self.seconds, "ended_before": self.ended, "all_fit": self.streams() == asking,
-        })
-    }
+    let streams = stats.peak_decoding;
+    output::note(&format!("{side}: {streams} streams in {seconds:.1} s"));
+    let report = json!({
+        "side": side, "streams": streams, "cache_per_stream": cache_per_stream, "ended_before": ended,
+        "peak_cache_bytes": stats.peak_cache_bytes, "preempted": stats.preempted, "seconds": seconds,
+    });
+    Ok((report, first))
 }
 
 fn parse_memory(text: &str) -> Result<DecayTime, String> {
@@ -225,8 +208,11 @@ fn parse_memory(text: &str) -> Result<DecayTime, String> {
     if 0.0 < min && min <= max && max <= 1e30 { Ok(DecayTime { min, max }) } else { Err(wrong()) }
 }
 
+fn number(row: &Value, key: &str) -> f64 {
+    row[key].as_f64().unwrap_or(f64::NAN)
+}
+
 fn describe(report: &Value) -> String {
-    let number = |row: &Value, key: &str| row[key].as_f64().unwrap_or(f64::NAN);
     let word = |row: &Value, key: &str| row[key].as_str().unwrap_or("").to_string();
     let size = |row: &Value, key: &str| output::bytes(number(row, key));
     let sides = report["sides"].as_array().cloned().unwrap_or_default();
@@ -243,11 +229,12 @@ fn describe(report: &Value) -> String {
             side["preempted"].to_string(),
             format!("{:.1}", number(side, "seconds")),
         ]);
-        if side["all_fit"] == json!(true) {
+        if side["streams"] == report["asking"] {
             notes += &format!("{name}: all streams that asked fit; more --streams may fit\n");
         } else if side["ended_before"] != json!(0) {
             notes += &format!(
-                "{name}: {} streams ended before all that fit had begun; more may fit with more --tokens\n",
+                "{name}: {} streams ended before all that fit had begun; more may fit with more --tokens or a \
+                 longer --prefill-chunk\n",
                 side["ended_before"]
             );
         }
