@@ -274,7 +274,7 @@ impl Scheduler {
             return;
         }
         let cost = Prefixes::cost(read, logits.map_or(0, <[f32]>::len));
-        if self.make_room(self.plan.budget.cost().fixed() + cost) {
+        if self.make_room(self.plan.budget.cost().fixed() + cost, self.promised()) {
             let r = &self.running[at];
             if let Some(cache) = &r.cache {
                 self.prefixes.keep(&r.prompt()[..read], cache, logits);
