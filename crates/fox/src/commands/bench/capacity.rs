@@ -25,7 +25,8 @@ use crate::output;
 /// Both sides get the same memory and the same streams, more than fit. What counts is how many decode at the same time
 /// once nobody reads a prompt any more and nobody else is let in; the run ends there. Eviction drops what provably has
 /// next to no share of any later softmax: the log-probabilities of the first stream are compared between the sides.
-/// Streams begin with random tokens.
+/// Streams begin with random tokens, read in pieces of at least 32 tokens for each stream that asks unless
+/// --prefill-chunk says otherwise.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint folder, or a published model such as fox-pro-760m, with random weights
