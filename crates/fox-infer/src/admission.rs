@@ -4,6 +4,8 @@
 //! step. When there is no memory for one, kept prefixes are forgotten, and then the youngest request is put back; the
 //! oldest one is never, so that all get to their end.
 
+use fox_tensor::PAGE;
+
 use crate::FinishReason;
 use crate::engine::{Job, State};
 use crate::running::Running;
@@ -18,11 +20,16 @@ impl Scheduler {
     pub(crate) fn admit_one(&mut self, state: &mut State) -> bool {
         if let Some(r) = self.waiting.front() {
             let (tokens, need) = (r.tokens(), r.need);
-            return self.has_room(tokens, need) && self.resume();
+            return self.has_room(tokens, need, self.promised()) && self.resume();
         }
+        if state.queue.is_empty() {
+            return false;
+        }
+        // Once for all that are looked at: it counts the pages of every running sequence.
+        let promised = self.promised();
         for at in 0..state.queue.len().min(LOOK_AHEAD) {
             let request = &state.queue[at].request;
-            if self.has_room(request.prompt.len() + request.max_tokens, 0) {
+            if self.has_room(request.prompt.len() + request.max_tokens, 0, promised) {
                 state.queue.iter_mut().take(at).for_each(|job| job.passed += 1);
                 if let Some(job) = state.queue.remove(at) {
                     self.admit(job);
@@ -38,8 +45,8 @@ impl Scheduler {
     }
 
     /// Whether a request of `tokens` tokens, which is known to need `need` bytes, is expected to fit beside those
-    /// that run. Alone, it may try: nobody knows what it will forget.
-    fn has_room(&mut self, tokens: usize, need: usize) -> bool {
+    /// that run, to whom bytes are promised. Alone, it may try: nobody knows what it will forget.
+    fn has_room(&mut self, tokens: usize, need: usize, promised: usize) -> bool {
         let cost = self.plan.budget.cost();
         let bytes = match self.running.is_empty() {
             true => cost.fixed() + cost.step(self.plan.piece),
@@ -47,19 +54,29 @@ impl Scheduler {
         };
         // A budget of less than a step's worst case still fits requests of a few tokens.
         let bytes = bytes.min(cost.worst_case(tokens).max(need));
-        self.make_room(bytes)
+        self.make_room(bytes, promised)
     }
 
-    /// Whether `bytes` more may be promised beside what the running sequences are expected to take; kept prefixes
-    /// are forgotten for it.
-    pub(crate) fn make_room(&mut self, bytes: usize) -> bool {
+    /// Whether `bytes` more may be given out beside what the running sequences are promised; kept prefixes are
+    /// forgotten for it.
+    pub(crate) fn make_room(&mut self, bytes: usize, promised: usize) -> bool {
+        let wanted = bytes.saturating_add(promised);
+        self.plan.budget.make_room(std::iter::empty(), wanted, || self.prefixes.forget_one())
+    }
+
+    /// Bytes that the running sequences are expected to take beyond what they hold.
+    pub(crate) fn promised(&self) -> usize {
         let cost = self.plan.budget.cost();
         let promised = |r: &Running| {
-            let held = r.cache.as_ref().map_or(0, |cache| cache.usage(0).bytes);
-            self.kept.expected(cost, r.tokens(), self.plan.piece).max(r.need).saturating_sub(held)
+            let (held, len) =
+                r.cache.as_ref().map_or((0, 0), |cache| (cache.usage(0).bytes, cache.lens()[0]));
+            let step = if r.next().is_some() { 1 } else { self.plan.piece };
+            let all = self.kept.expected(cost, r.tokens(), self.plan.piece).saturating_sub(held);
+            // What it holds has forgotten already. The page that it is in may be a copy.
+            let rest = self.kept.expected(cost, r.tokens().saturating_sub(len) + PAGE, step);
+            all.min(rest).max(r.need.saturating_sub(held))
         };
-        let promised = self.running.iter().map(promised).fold(bytes, usize::saturating_add);
-        self.plan.budget.make_room(std::iter::empty(), promised, || self.prefixes.forget_one())
+        self.running.iter().map(promised).fold(0, usize::saturating_add)
     }
 
     fn admit(&mut self, mut job: Job) {

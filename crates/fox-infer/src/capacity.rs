@@ -2,7 +2,7 @@
 
 use fox_cache::{Cache, SequenceCost};
 
-/// How much one more sequence counts against the earlier ones.
+/// How much one more sequence counts against the earlier ones, once there are some.
 const FRESH: f64 = 0.2;
 /// Sequences differ: this much more than what is expected is set aside.
 const MARGIN: f64 = 1.25;
@@ -11,12 +11,16 @@ const TELLING: usize = 512;
 
 /// The share of the cache that sequences keep.
 #[derive(Debug)]
-pub(crate) struct Kept(f64);
+pub(crate) struct Kept {
+    share: f64,
+    /// Sequences that were looked at.
+    seen: u32,
+}
 
 impl Default for Kept {
     /// Everything, as long as nothing is known.
     fn default() -> Self {
-        Kept(1.0)
+        Kept { share: 1.0, seen: 0 }
     }
 }
 
@@ -26,14 +30,16 @@ impl Kept {
         let usage = cache.usage(0);
         if usage.tokens >= TELLING && usage.full_bytes > 0 {
             let kept = usage.bytes as f64 / usage.full_bytes as f64;
-            self.0 += FRESH * (kept - self.0);
+            self.seen = self.seen.saturating_add(1);
+            // The mean of the first ones: a guess from before them says nothing about the model.
+            self.share += FRESH.max(1.0 / f64::from(self.seen)) * (kept - self.share);
         }
     }
 
     /// Bytes that a sequence of `tokens` tokens is expected to need, when it is fed `step` at a time.
     pub fn expected(&self, cost: &SequenceCost, tokens: usize, step: usize) -> usize {
         let worst = cost.worst_case(tokens);
-        let pages = (worst - cost.fixed()) as f64 * (self.0 * MARGIN).min(1.0);
+        let pages = (worst - cost.fixed()) as f64 * (self.share * MARGIN).min(1.0);
         worst.min(cost.fixed() + cost.step(step) + pages as usize)
     }
 }

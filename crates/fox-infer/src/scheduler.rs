@@ -274,7 +274,7 @@ impl Scheduler {
             return;
         }
         let cost = Prefixes::cost(read, logits.map_or(0, <[f32]>::len));
-        if self.make_room(self.plan.budget.cost().fixed() + cost) {
+        if self.make_room(self.plan.budget.cost().fixed() + cost, self.promised()) {
             let r = &self.running[at];
             if let Some(cache) = &r.cache {
                 self.prefixes.keep(&r.prompt()[..read], cache, logits);
@@ -347,6 +347,8 @@ impl Scheduler {
     fn measure(&mut self) {
         let stats = &mut self.stats;
         stats.running = self.running.len();
+        stats.decoding = self.running.iter().filter(|r| r.next().is_some()).count();
+        stats.peak_decoding = stats.peak_decoding.max(stats.decoding);
         stats.queued = self.waiting.len();
         stats.cache_bytes = self.policy.meter().bytes();
         stats.peak_cache_bytes = self.policy.meter().peak();

@@ -9,6 +9,10 @@ pub struct Stats {
     pub queued: usize,
     /// Requests whose prompt is being read or that decode.
     pub running: usize,
+    /// Those of them that decode.
+    pub decoding: usize,
+    /// The most that ever decoded at a time.
+    pub peak_decoding: usize,
     /// Requests that ended, in any way.
     pub finished: u64,
     /// Requests that were dropped before their end.

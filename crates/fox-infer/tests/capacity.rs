@@ -3,6 +3,9 @@
 
 mod common;
 
+use std::sync::mpsc::channel;
+use std::sync::{Arc, RwLock};
+
 use common::{prompt, read};
 use fox_infer::{Engine, EngineOptions, Event, FinishReason, Refusal, Request, Sampling};
 use fox_model::{Model, ModelConfig};
@@ -95,6 +98,40 @@ fn forgetting_is_capacity() {
     }
     assert!(most >= 8, "{most} at a time");
     let stats = engine.stats();
+    assert!(stats.peak_cache_bytes <= stats.cache_budget, "{stats:?}");
+}
+
+#[test]
+fn one_prompt_tells_what_the_next_ones_keep() {
+    // Room for one request of 2,048 + 400 tokens with all its keys; nothing has run before.
+    let options = EngineOptions { share_prefixes: false, prefill_chunk: 512, ..options(42) };
+    let engine = Engine::start(model(), options).unwrap();
+    // A step reads at least one of a prompt's 4 pieces, so the first still decodes when the last is read.
+    let request = |i: usize| Request {
+        logit_bias: vec![(FORGET, 100.0)],
+        ..Request::greedy(forgetful(i, 2048), 400)
+    };
+    // No token before all have asked.
+    let asking = Arc::new(RwLock::new(()));
+    let held = asking.write().unwrap();
+    let (sender, events) = channel();
+    let submit = |i: usize| {
+        let (sender, asking) = (sender.clone(), asking.clone());
+        let sink = move |event| {
+            drop(asking.read());
+            if let Event::Finished(finished) = event {
+                sender.send(finished.reason).unwrap();
+            }
+        };
+        engine.submit_to(request(i), sink).unwrap()
+    };
+    let _tickets: Vec<_> = (0..6).map(submit).collect();
+    drop(held);
+    for _ in 0..6 {
+        assert_eq!(events.recv().unwrap(), FinishReason::Length);
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.peak_decoding, stats.preempted), (6, 0), "{stats:?}");
     assert!(stats.peak_cache_bytes <= stats.cache_budget, "{stats:?}");
 }
 

@@ -32,7 +32,7 @@ pub struct EngineArgs {
     /// Memory for caches, in GiB; without it, half of the host's free memory or 80% of a GPU's
     #[arg(long, value_name = "GIB")]
     pub cache: Option<f64>,
-    /// Tokens of a prompt that are read at a time; without it, 64 on a CPU and 1024 elsewhere
+    /// Tokens of a prompt that are read at a time; without it, 64 on a CPU and 2048 elsewhere
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_chunk: Option<u32>,
 }

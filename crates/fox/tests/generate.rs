@@ -173,3 +173,62 @@ fn bench_streams_compares_bits_and_reads_prompts() {
     assert!(row["floor_fraction"].as_f64().unwrap() > 0.0);
     assert_eq!(json["prompts"][0]["tokens_per_s"].as_array().unwrap().len(), 3);
 }
+
+#[test]
+fn bench_capacity_counts_the_streams_that_forgetting_lets_in() {
+    let (_folder, model) = checkpoint();
+    // 544 bytes per token in two layers of two heads: room for two streams of 2,048 + 128 tokens if all is kept. A step
+    // reads at least one of a prompt's 8 pieces, so the first stream still decodes when the last prompt is read.
+    let sizes = ["--context", "2048", "--streams", "8", "--cache", "0.0032"];
+    let bench = |memory: &str| {
+        let command = ["bench", "capacity", &model, "--json", "--memory", memory];
+        let (json, _) = succeed(&[&command[..], &sizes].concat());
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["sides"][0]["streams"], 2, "{json:#}");
+        assert!(json["compared_tokens"].as_u64().unwrap() >= 32, "{json:#}");
+        for side in json["sides"].as_array().unwrap() {
+            assert_eq!(side["preempted"], 0, "{json:#}");
+            let peak = side["peak_cache_bytes"].as_u64().unwrap();
+            assert!(peak <= json["cache_bytes"].as_u64().unwrap(), "{json:#}");
+        }
+        json
+    };
+    let local = bench("1,4");
+    assert!(local["ratio"].as_f64().unwrap() >= 2.0, "{local:#}");
+    assert!(local["largest_difference"].as_f64().unwrap() < 1e-3, "{local:#}");
+    let [keeps, forgets] = [0, 1].map(|side| local["sides"][side]["cache_per_stream"].as_f64());
+    assert!(forgets.unwrap() < 0.5 * keeps.unwrap(), "{local:#}");
+    let endless = bench("1e9,1e9");
+    assert_eq!(endless["ratio"], 1.0, "{endless:#}");
+    assert_eq!(endless["largest_difference"], 0.0, "{endless:#}");
+}
+
+#[test]
+fn bench_capacity_refuses_what_it_cannot_compare() {
+    let (folder, model) = checkpoint();
+    let mut config = ModelConfig::transformer_pro(32, 2, 2);
+    config.vocab_size = 64;
+    let plain = folder.path().join("plain");
+    let ungated = Model::init(&config, 1, &fox_cpu::device()).unwrap();
+    ungated.save(&plain, &WriteOptions::for_model(&config)).unwrap();
+    let plain = plain.to_str().unwrap();
+    let cases: &[(&[&str], &str)] = &[
+        (&[&model, "--memory", "0,16"], "two numbers of tokens above 0, the shorter one first"),
+        (&[&model, "--memory", "64,16"], "the shorter one first"),
+        (&[&model, "--memory", "nan,16"], "the shorter one first"),
+        (&[&model, "--memory", "16"], "e.g. 16,1024"),
+        (
+            &[&model, "--cache", "0.0001", "--context", "2048"],
+            "bytes of cache, but 107374 are all there are; see --cache",
+        ),
+        (&[&model, "--eviction", "off"], "nothing to compare"),
+        (&[plain], "has no forget gates"),
+        (&["fox-pro-125m"], "say how long heads remember, e.g. --memory 16,1024"),
+    ];
+    for (args, want) in cases {
+        let output = fox(&[&["bench", "capacity"], *args].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(want), "{args:?}: {said}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+}

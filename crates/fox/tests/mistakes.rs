@@ -173,6 +173,13 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("bench attention --head-dim 7", REFUSED, "no multiple of 8"),
     ("bench attention --acp=100", USAGE, "a negative number"),
     ("bench attention --heads 3 --kv-heads 2", REFUSED, "no multiple of --kv-heads"),
+    ("bench capacity run --memory 64,16", USAGE, "the shorter one first"),
+    ("bench capacity fox-pro-125m", REFUSED, "say how long heads remember"),
+    (
+        "bench capacity transformer-pro-125m --memory 8,9 --eviction off",
+        REFUSED,
+        "nothing to compare",
+    ),
     ("selftest --only nosuch", REFUSED, "no case is called anything like `nosuch`"),
     ("completions nosh", USAGE, "possible values: bash"),
     ("man text.txt/pages", REFUSED, "cannot write manual pages"),

@@ -1,6 +1,7 @@
 //! `fox bench`: how fast this machine runs fox, against what it could do at best.
 
 mod attention;
+mod capacity;
 mod compare;
 mod decode;
 mod greedy;
@@ -33,6 +34,7 @@ enum What {
     Hybrid(hybrid::Args),
     Decode(decode::Args),
     Streams(streams::Args),
+    Capacity(capacity::Args),
     Greedy(greedy::Args),
     Compare(compare::Args),
 }
@@ -44,6 +46,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         What::Hybrid(args) => hybrid::run(args),
         What::Decode(args) => decode::run(args),
         What::Streams(args) => streams::run(args),
+        What::Capacity(args) => capacity::run(args),
         What::Greedy(args) => greedy::run(args),
         What::Compare(args) => compare::run(args),
     }
