@@ -108,7 +108,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         only: args.only.clone(),
         tokens: args.tokens,
         seeds: args.seeds,
-        command: std::env::args().collect::<Vec<_>>().join(" "),
+        command: std::iter::once("fox".to_string())
+            .chain(std::env::args().skip(1))
+            .collect::<Vec<_>>()
+            .join(" "),
     };
     let plan = settings.plan(out)?;
     if args.dry_run {
