@@ -132,7 +132,7 @@ fn heads_attention_and_norms_are_right() {
     run(
         "steps",
         &["stream_rows", "stream_attention"],
-        &["HEAD_DIM=64 ITEMS=2", "HEAD_DIM=128 ITEMS=2 SLABS=1"],
+        &["HEAD_DIM=64 ITEMS=2 AT_ONCE=16", "HEAD_DIM=128 ITEMS=2 SLABS=1 AT_ONCE=8"],
     );
 }
 

@@ -102,6 +102,15 @@ inline void meet(Meeting& meeting) {
     }
 }
 inline void __syncthreads() { meet(block); }
+inline bool __syncthreads_or(bool value) {
+    static bool any;
+    __syncthreads();
+    any = false;
+    __syncthreads();
+    any |= value;
+    __syncthreads();
+    return any;
+}
 inline void __syncwarp() { meet(warps[current / 32]); }
 
 inline void run_fiber() {

@@ -260,6 +260,11 @@ fn row_defines(family: Family, width: usize, head_dim: usize) -> Vec<String> {
     vec![format!("HEAD_DIM={head_dim}"), format!("ITEMS={items}"), format!("SLABS={slabs}")]
 }
 
+/// Much is on its way for few rows; many rows are many thread blocks, which need registers.
+fn attention_defines(head_dim: usize, few: bool) -> [String; 2] {
+    [format!("HEAD_DIM={head_dim}"), format!("AT_ONCE={}", if few { 16 } else { 8 })]
+}
+
 /// Typical variants, for compilation checks.
 pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
     let mut all = Vec::new();
@@ -277,8 +282,8 @@ pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
             all.push((ROWS, row_defines(family, width, head_dim)));
         }
     }
-    for head_dim in [64, 128, 256] {
-        all.push((ATTENTION, vec![format!("HEAD_DIM={head_dim}")]));
+    for (head_dim, few) in [64, 128, 256].into_iter().flat_map(|d| [(d, true), (d, false)]) {
+        all.push((ATTENTION, attention_defines(head_dim, few).into()));
     }
     all.push((CHOICE, Vec::new()));
     all
@@ -305,13 +310,20 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    pub(super) fn new(gpu: &Gpu, family: Family, width: usize, head_dim: usize) -> Result<Self> {
-        let rows = row_defines(family, width, head_dim);
-        let heads = [format!("HEAD_DIM={head_dim}")];
+    /// For steps of so many rows.
+    pub(super) fn new(
+        gpu: &Gpu,
+        family: Family,
+        rows: usize,
+        width: usize,
+        head_dim: usize,
+    ) -> Result<Self> {
+        let defines = row_defines(family, width, head_dim);
+        let heads = attention_defines(head_dim, rows <= FEW_ROWS);
         Ok(Kernels {
-            norm: gpu.kernel(ROWS, &rows, "stream_norm")?,
-            heads: gpu.kernel(ROWS, &rows, "stream_heads")?,
-            merge: gpu.kernel(ROWS, &rows, "stream_merge")?,
+            norm: gpu.kernel(ROWS, &defines, "stream_norm")?,
+            heads: gpu.kernel(ROWS, &defines, "stream_heads")?,
+            merge: gpu.kernel(ROWS, &defines, "stream_merge")?,
             attention: gpu.kernel(ATTENTION, &heads, "stream_attention")?,
             choice: gpu.kernel(CHOICE, &[], "stream_choice")?,
         })

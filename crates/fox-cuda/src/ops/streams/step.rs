@@ -167,11 +167,11 @@ impl Steps {
     ) -> Result<Self> {
         let products = BUCKETS[..buckets].iter().map(|rows| Products::new(gpu, *rows, weights));
         let products = products.collect::<Result<Vec<_>>>()?;
-        let kernels = |products: &Products| {
-            Kernels::new(gpu, products.family, weights.width, weights.shape.head_dim)
+        let kernels = |(products, rows): (&Products, &usize)| {
+            Kernels::new(gpu, products.family, *rows, weights.width, weights.shape.head_dim)
         };
         Ok(Steps {
-            kernels: products.iter().map(kernels).collect::<Result<_>>()?,
+            kernels: products.iter().zip(&BUCKETS).map(kernels).collect::<Result<_>>()?,
             products,
             overlapping: overlapping && gpu.architecture().major >= 9,
         })

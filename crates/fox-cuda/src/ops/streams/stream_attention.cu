@@ -4,7 +4,7 @@
 // key has decayed below the threshold of the query head is skipped, whether or not it is still there: what may be read
 // follows from the sums of the gates alone, so the result does not depend on when a page is freed.
 //
-// Compile-time: HEAD_DIM.
+// Compile-time: HEAD_DIM, AT_ONCE (turns whose rows are on their way together; of no account for bits).
 #include "stream.cuh"
 #include "params.cuh"
 
@@ -12,7 +12,6 @@ constexpr int WARPS = 4;
 constexpr int LANES = HEAD_DIM / 8;       // of a key
 constexpr int KEYS = 32 / LANES;          // that a warp reads at once
 constexpr int TURNS = PAGE / KEYS;
-constexpr int AT_ONCE = 16;               // turns whose rows are on their way together
 constexpr int LINE = 64;                  // values of a line of the cache
 
 DEVICE void prefetch(const u16* p) {
@@ -74,7 +73,8 @@ DEVICE bool may_be_read(const StreamAttention& p, const StreamToken& row, const 
     return __any_sync(~0u, is_remembered);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const __grid_constant__ StreamAttention p) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, AT_ONCE < 16 ? 5 : 3)
+    stream_attention(const __grid_constant__ StreamAttention p) {
     __shared__ float scores[WARPS][PAGE];
     __shared__ __align__(16) float outs[WARPS][HEAD_DIM];
     __shared__ float tops[WARPS], weights[WARPS];
@@ -96,6 +96,22 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const 
             prefetch(page.k + at);
             prefetch(page.v + at);
         }
+    }
+    const auto part_of = [&](int head) {
+        return p.parts + ((size_t(blockIdx.z) * p.heads + head) * MAX_RUNS + run) * (HEAD_DIM + 4);
+    };
+    // A run that is forgotten needs nothing of this step but its turn to write.
+    bool is_read = false;
+    for (int n = first_page; n < end && !is_read; n += WARPS) {
+        is_read = (n + 1) * PAGE > row.position || may_be_read(p, row, table, n);
+    }
+    if (!__syncthreads_or(is_read)) {
+        wait_for_predecessor();
+        for (int i = threadIdx.x; i < group * (HEAD_DIM + 2); i += 32 * WARPS) {
+            const int column = i % (HEAD_DIM + 2);
+            part_of(kv_head * group + i / (HEAD_DIM + 2))[column] = column == HEAD_DIM ? NEG_INF : 0.f;
+        }
+        return;
     }
     wait_for_predecessor();
 
@@ -187,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) stream_attention(const 
             share[w] = highest == NEG_INF ? 0.f : exp2_fast(tops[w] - highest);
             sum += share[w] * weights[w];
         }
-        float* to = p.parts + ((size_t(blockIdx.z) * p.heads + head) * MAX_RUNS + run) * (HEAD_DIM + 4);
+        float* to = part_of(head);
         for (int c = threadIdx.x; c < HEAD_DIM; c += 32 * WARPS) {
             float out = 0.f;
 #pragma unroll
