@@ -73,8 +73,13 @@ DEVICE bool may_be_read(const StreamAttention& p, const StreamToken& row, const 
     return __any_sync(~0u, is_remembered);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, AT_ONCE < 16 ? 5 : 3)
-    stream_attention(const __grid_constant__ StreamAttention p) {
+// With narrow heads and many rows, five thread blocks on a multiprocessor.
+#if HEAD_DIM == 64 && AT_ONCE < 16
+#define LAUNCH_BOUNDS __launch_bounds__(32 * WARPS, 5)
+#else
+#define LAUNCH_BOUNDS __launch_bounds__(32 * WARPS)
+#endif
+extern "C" __global__ void LAUNCH_BOUNDS stream_attention(const __grid_constant__ StreamAttention p) {
     __shared__ float scores[WARPS][PAGE];
     __shared__ __align__(16) float outs[WARPS][HEAD_DIM];
     __shared__ float tops[WARPS], weights[WARPS];
