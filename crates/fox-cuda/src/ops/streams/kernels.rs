@@ -39,7 +39,7 @@ pub(super) const MAX_RUNS: usize = 64;
 /// Columns that Hopper's products take at once.
 const SLAB: usize = 64;
 /// Up to so many rows the weights go to registers.
-const FEW_ROWS: usize = 16;
+pub(super) const FEW_ROWS: usize = 16;
 
 /// Runs of columns of a product, at most.
 pub(super) const MAX_PARTS: usize = 8;
@@ -95,6 +95,8 @@ pub(super) enum Tiling {
         /// Steps of 32 columns of weights on their way to a warp.
         depth: usize,
         glu: bool,
+        /// Whether some matrices are in 8 bits.
+        int8: bool,
     },
     /// Tiles of `bm` weights and `bn` rows go through shared memory, so that each is used often.
     Many {
@@ -138,9 +140,9 @@ impl Tiling {
             // All of a run at once, if registers allow.
             ..=8 => {
                 let depth = (width / STEP).div_ceil(parts).clamp(1, 14);
-                Tiling::Few { nt: 1, parts, depth, glu }
+                Tiling::Few { nt: 1, parts, depth, glu, int8: false }
             }
-            9..=16 => Tiling::Few { nt: 2, parts, depth: 8, glu },
+            9..=16 => Tiling::Few { nt: 2, parts, depth: 8, glu, int8: false },
             17..=32 => many(64, 32, [4, 1], 8),
             33..=64 => many(64, 64, [2, 2], 6),
             65..=128 => many(64, 128, [2, 4], 4),
@@ -159,6 +161,28 @@ impl Tiling {
             }
             few => few,
         }
+    }
+
+    /// The same for matrices of which some are in 8 bits, where the kernel reads such.
+    pub(super) fn int8(self, int8: bool) -> Self {
+        match self {
+            Tiling::Few { nt, parts, depth, glu, .. } => {
+                Tiling::Few { nt, parts, depth, glu, int8 }
+            }
+            many => many,
+        }
+    }
+
+    /// Whether pairs of rows of weights become one result.
+    pub(super) fn is_glu(self) -> bool {
+        match self {
+            Tiling::Few { glu, .. } | Tiling::Many { glu, .. } | Tiling::Hopper { glu, .. } => glu,
+        }
+    }
+
+    /// Whether the kernel reads matrices in 8 bits.
+    pub(super) fn reads_int8(self) -> bool {
+        matches!(self, Tiling::Few { int8: true, .. })
     }
 
     /// Runs of columns that whoever reads the results adds up.
@@ -192,11 +216,11 @@ impl Tiling {
 
     /// Thread blocks for a matrix with so many results.
     pub(super) fn blocks(self, results: usize) -> usize {
-        let (weights, glu) = match self {
-            Tiling::Few { glu, .. } => (16, glu),
-            Tiling::Many { bm, glu, .. } | Tiling::Hopper { bm, glu, .. } => (bm, glu),
+        let weights = match self {
+            Tiling::Few { .. } => 16,
+            Tiling::Many { bm, .. } | Tiling::Hopper { bm, .. } => bm,
         };
-        results.div_ceil(if glu { weights / 2 } else { weights })
+        results.div_ceil(if self.is_glu() { weights / 2 } else { weights })
     }
 
     /// Thread blocks side by side for so many rows.
@@ -222,9 +246,13 @@ impl Tiling {
 
     fn defines(self) -> Vec<String> {
         let values = match self {
-            Tiling::Few { nt, parts, depth, glu } => {
-                vec![("NT", nt), ("PARTS", parts), ("DEPTH", depth), ("GLU", glu.into())]
-            }
+            Tiling::Few { nt, parts, depth, glu, int8 } => vec![
+                ("NT", nt),
+                ("PARTS", parts),
+                ("DEPTH", depth),
+                ("GLU", glu.into()),
+                ("INT8", int8.into()),
+            ],
             Tiling::Many { bm, bn, warps: [wm, wn], parts, stages, glu, split } => vec![
                 ("BM", bm),
                 ("BN", bn),
@@ -265,6 +293,9 @@ pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
             let tiling = |width, glu| Tiling::new(family, rows, width, glu);
             for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).split()] {
                 all.push((tiling.source().0, tiling.defines()));
+                if tiling.int8(true).reads_int8() {
+                    all.push((tiling.source().0, tiling.int8(true).defines()));
+                }
             }
         }
         for (width, head_dim) in [(1536, 64), (1024, 128), (2560, 256)] {
