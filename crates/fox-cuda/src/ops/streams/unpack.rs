@@ -64,3 +64,19 @@ impl Unpacking {
         Ok(count > 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_matrices_with_scales_are_unpacked() {
+        let mut parts = [StreamPart::default(); PARTS];
+        for (part, (rows, scales)) in parts.iter_mut().zip([(8, 512), (2, 0), (24, 1024)]) {
+            (part.rows, part.scales) = (rows, u64::into(scales));
+        }
+        assert_eq!(packed_values(parts, 64, false), (8 + 24) * 64);
+        assert_eq!(packed_values(parts, 64, true), 2 * (8 + 24) * 64);
+        assert_eq!(packed_values([StreamPart::default(); PARTS], 64, false), 0);
+    }
+}
