@@ -235,7 +235,8 @@ impl Cuda {
         self.operand(x, DType::F32)
     }
 
-    /// Weights of a product, in the type of activations. The copy of f32 weights is kept with them.
+    /// Weights of a product, in the type of activations. The copy of f32 weights is kept with them; weights in 8 bits
+    /// are unpacked for this call alone.
     pub(crate) fn weights<'a>(&self, x: &'a Tensor) -> Result<Operand<'a>> {
         let held = memory(x)?;
         match (&held.data, self.precision) {
