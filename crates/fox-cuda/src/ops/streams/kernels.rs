@@ -95,8 +95,6 @@ pub(super) enum Tiling {
         /// Steps of 32 columns of weights on their way to a warp.
         depth: usize,
         glu: bool,
-        /// Whether some matrices are in 8 bits.
-        int8: bool,
     },
     /// Tiles of `bm` weights and `bn` rows go through shared memory, so that each is used often.
     Many {
@@ -140,9 +138,9 @@ impl Tiling {
             // All of a run at once, if registers allow.
             ..=8 => {
                 let depth = (width / STEP).div_ceil(parts).clamp(1, 14);
-                Tiling::Few { nt: 1, parts, depth, glu, int8: false }
+                Tiling::Few { nt: 1, parts, depth, glu }
             }
-            9..=16 => Tiling::Few { nt: 2, parts, depth: 8, glu, int8: false },
+            9..=16 => Tiling::Few { nt: 2, parts, depth: 8, glu },
             17..=32 => many(64, 32, [4, 1], 8),
             33..=64 => many(64, 64, [2, 2], 6),
             65..=128 => many(64, 128, [2, 4], 4),
@@ -163,16 +161,6 @@ impl Tiling {
         }
     }
 
-    /// The same for matrices of which some are in 8 bits, where the kernel reads such.
-    pub(super) fn int8(self, int8: bool) -> Self {
-        match self {
-            Tiling::Few { nt, parts, depth, glu, .. } => {
-                Tiling::Few { nt, parts, depth, glu, int8 }
-            }
-            many => many,
-        }
-    }
-
     /// Whether pairs of rows of weights become one result.
     pub(super) fn is_glu(self) -> bool {
         match self {
@@ -180,9 +168,9 @@ impl Tiling {
         }
     }
 
-    /// Whether the kernel reads matrices in 8 bits.
+    /// Whether the kernel can read matrices in 8 bits; the others read bf16 alone.
     pub(super) fn reads_int8(self) -> bool {
-        matches!(self, Tiling::Few { int8: true, .. })
+        matches!(self, Tiling::Few { .. })
     }
 
     /// Runs of columns that whoever reads the results adds up.
@@ -216,11 +204,11 @@ impl Tiling {
 
     /// Thread blocks for a matrix with so many results.
     pub(super) fn blocks(self, results: usize) -> usize {
-        let weights = match self {
-            Tiling::Few { .. } => 16,
-            Tiling::Many { bm, .. } | Tiling::Hopper { bm, .. } => bm,
+        let (weights, glu) = match self {
+            Tiling::Few { glu, .. } => (16, glu),
+            Tiling::Many { bm, glu, .. } | Tiling::Hopper { bm, glu, .. } => (bm, glu),
         };
-        results.div_ceil(if self.is_glu() { weights / 2 } else { weights })
+        results.div_ceil(if glu { weights / 2 } else { weights })
     }
 
     /// Thread blocks side by side for so many rows.
@@ -246,13 +234,9 @@ impl Tiling {
 
     fn defines(self) -> Vec<String> {
         let values = match self {
-            Tiling::Few { nt, parts, depth, glu, int8 } => vec![
-                ("NT", nt),
-                ("PARTS", parts),
-                ("DEPTH", depth),
-                ("GLU", glu.into()),
-                ("INT8", int8.into()),
-            ],
+            Tiling::Few { nt, parts, depth, glu } => {
+                vec![("NT", nt), ("PARTS", parts), ("DEPTH", depth), ("GLU", glu.into())]
+            }
             Tiling::Many { bm, bn, warps: [wm, wn], parts, stages, glu, split } => vec![
                 ("BM", bm),
                 ("BN", bn),
@@ -276,6 +260,14 @@ impl Tiling {
     }
 }
 
+fn product_defines(tiling: Tiling, int8: bool) -> Vec<String> {
+    let mut defines = tiling.defines();
+    if tiling.reads_int8() {
+        defines.push(format!("INT8={}", u8::from(int8)));
+    }
+    defines
+}
+
 fn row_defines(family: Family, width: usize, head_dim: usize) -> Vec<String> {
     let slabs = u8::from(family == Family::Hopper);
     let items = width.div_ceil(ITEM);
@@ -292,9 +284,8 @@ pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
         for rows in BUCKETS.into_iter().filter(own) {
             let tiling = |width, glu| Tiling::new(family, rows, width, glu);
             for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).split()] {
-                all.push((tiling.source().0, tiling.defines()));
-                if tiling.int8(true).reads_int8() {
-                    all.push((tiling.source().0, tiling.int8(true).defines()));
+                for int8 in [false, true].into_iter().filter(|int8| tiling.reads_int8() || !int8) {
+                    all.push((tiling.source().0, product_defines(tiling, int8)));
                 }
             }
         }
@@ -309,10 +300,10 @@ pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
     all
 }
 
-/// The kernel of a product.
-pub(super) fn product(gpu: &Gpu, tiling: Tiling) -> Result<Kernel> {
+/// The kernel of a product; `int8` where some of its matrices are in 8 bits.
+pub(super) fn product(gpu: &Gpu, tiling: Tiling, int8: bool) -> Result<Kernel> {
     let (source, entry) = tiling.source();
-    gpu.kernel(source, &tiling.defines(), entry)
+    gpu.kernel(source, &product_defines(tiling, int8), entry)
 }
 
 /// The kernel that blocks rows.

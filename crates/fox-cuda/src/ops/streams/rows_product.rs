@@ -25,12 +25,13 @@ impl Cuda {
         }
         let padded = BUCKETS[bucket_of(count)];
         let family = Family::of(&self.gpu, padded, &[width]);
-        let int8 = Int8::of(w)?.is_some();
-        let tiling = Tiling::new(family, padded, width, false).int8(int8);
-        let (kernel, block) = (product(&self.gpu, tiling)?, block_rows(&self.gpu, family)?);
+        let tiling = Tiling::new(family, padded, width, false);
+        let in_place = tiling.reads_int8() && Int8::of(w)?.is_some();
+        let kernel = product(&self.gpu, tiling, in_place)?;
+        let block = block_rows(&self.gpu, family)?;
         let from = self.activation(x)?;
         // In bf16 until the product has been launched.
-        let unpacked = if tiling.reads_int8() { None } else { Some(self.weights(w)?) };
+        let unpacked = if in_place { None } else { Some(self.weights(w)?) };
         let matrix = match &unpacked {
             Some(weights) => {
                 StreamPart { w: weights.address().into(), rows: results, ..StreamPart::default() }

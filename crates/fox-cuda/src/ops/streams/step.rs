@@ -39,21 +39,21 @@ impl Products {
     fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
         let widths = [weights.width, weights.heads_width, weights.inner];
         let family = Family::of(gpu, rows, &widths);
-        let int8 = weights.most_packed > 0;
-        let tiling = |width: usize, glu: bool| Tiling::new(family, rows, width, glu).int8(int8);
+        let tiling = |width: usize, glu: bool| Tiling::new(family, rows, width, glu);
+        let product = |tiling: Tiling| product(gpu, tiling, weights.most_packed > 0);
         let (wide_tiling, heads_tiling) =
             (tiling(weights.width, false), tiling(weights.heads_width, false).split());
         let (glu_tiling, down_tiling) =
             (tiling(weights.width, true), tiling(weights.inner, false).split());
         Ok(Products {
             family,
-            wide: product(gpu, wide_tiling)?,
+            wide: product(wide_tiling)?,
             wide_tiling,
-            heads: product(gpu, heads_tiling)?,
+            heads: product(heads_tiling)?,
             heads_tiling,
-            glu: product(gpu, glu_tiling)?,
+            glu: product(glu_tiling)?,
             glu_tiling,
-            down: product(gpu, down_tiling)?,
+            down: product(down_tiling)?,
             down_tiling,
         })
     }
