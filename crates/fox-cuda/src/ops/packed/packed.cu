@@ -44,9 +44,9 @@ DEVICE void load_piece(float (&y)[VEC], const UnpackPart& part, u32 i, int width
 }
 
 // Matrices of one width in 8 bits to real numbers, one for each y of the grid. The weights never change, so a first piece
-// is read before the wait; what is written may still be read by others until then.
+// is read before the wait; what is written may still be read by others until then. Nobody is let begin early: the product
+// that follows reads its weights before it waits.
 extern "C" __global__ void __launch_bounds__(THREADS) unpack_int8(const __grid_constant__ UnpackInt8 p) {
-    let_successor_begin();
     const UnpackPart part = p.parts[blockIdx.y];
     u32 i = blockIdx.x * THREADS + threadIdx.x;
     float y[VEC];
