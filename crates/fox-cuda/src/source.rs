@@ -50,7 +50,9 @@ macro_rules! shared {
 const SHARED: &[(&str, &str)] = shared!(
     "attention.cuh",
     "flat.cuh",
+    "int8.cuh",
     "mma.cuh",
+    "overlap.cuh",
     "pieces.cuh",
     "ptx.cuh",
     "real.cuh",

@@ -72,7 +72,30 @@ fn products_are_right_and_have_the_same_bits_whatever_a_warp_carries() {
     let odd = "WIDTHS=32,96,1056";
     // Hopper's products take 64 columns at once.
     let (four, eight) = ("WIDTHS=256,512,1536", "WIDTHS=512,1024,1536");
-    let groups: [(&str, &[&str]); 5] = [
+    // Weights that can be in 8 bits; those in bf16 come out as if they were.
+    let (odd_rounded, eight_rounded) =
+        ("WIDTHS=32,96,1056 ROUNDED=1", "WIDTHS=512,1024,1536 ROUNDED=1");
+    let groups: [(&str, &[&str]); 8] = [
+        (
+            odd_rounded,
+            &[
+                "TILES=0 NT=1 PARTS=4 DEPTH=12 GLU=0",
+                "TILES=0 NT=1 PARTS=4 DEPTH=12 GLU=0 INT8=1",
+                "TILES=0 NT=2 PARTS=4 DEPTH=8 GLU=0 INT8=1",
+                "TILES=1 BM=64 BN=32 WM=4 WN=1 PARTS=4 STAGES=8 GLU=0 SPLIT=0",
+            ],
+        ),
+        (
+            odd_rounded,
+            &["TILES=0 NT=1 PARTS=4 DEPTH=3 GLU=1", "TILES=0 NT=1 PARTS=4 DEPTH=3 GLU=1 INT8=1"],
+        ),
+        (
+            eight_rounded,
+            &[
+                "TILES=0 NT=2 PARTS=8 DEPTH=3 GLU=1 INT8=1",
+                "HOPPER=1 BM=64 BN=32 PARTS=8 STAGES=4 GLU=1 SPLIT=0",
+            ],
+        ),
         (
             odd,
             &[
@@ -125,6 +148,17 @@ fn products_are_right_and_have_the_same_bits_whatever_a_warp_carries() {
             assert_eq!(words.split_whitespace().count(), 3, "{words}");
         }
     }
+}
+
+#[test]
+fn weights_go_to_8_bits_by_the_rule_and_back() {
+    let variants = [
+        "BF16=1 VEC=8 WIDTHS=64,96,1056",
+        "BF16=0 VEC=8 WIDTHS=64,96,1056",
+        "BF16=1 VEC=1 WIDTHS=1,70,129",
+        "BF16=0 VEC=1 WIDTHS=1,70,129",
+    ];
+    run("packed", &["packed"], &variants);
 }
 
 #[test]

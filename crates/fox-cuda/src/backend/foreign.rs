@@ -5,6 +5,7 @@ use std::sync::Arc;
 use fox_tensor::{DType, Device, Shape, Tensor};
 
 use super::storage::{Data, Memory, memory};
+use crate::ops::packed::Packed;
 use crate::{Error, Gpu, Result};
 
 impl Gpu {
@@ -44,6 +45,9 @@ impl Gpu {
             x.device().backend().copy_rows(x, 0, &mut converted, 0, x.rows())?;
             // SAFETY: the caller's promise.
             return unsafe { self.copy_to(&converted, address, dtype) };
+        }
+        if let Data::Packed(_) = memory(x)?.data {
+            return Err(Packed::refusal().into());
         }
         let bytes = x.len() * dtype.size();
         // SAFETY: the tensor is live and has this many bytes; the caller's promise for the rest.

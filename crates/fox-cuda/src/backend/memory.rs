@@ -30,6 +30,10 @@ impl Cuda {
                 Ok(self.gpu.download(data)?.into_iter().map(bf16::to_f32).collect())
             }
             Data::Halves(data) => self.gpu.download(&self.whole(data)?),
+            Data::Packed(_) => match self.real(x)?.data() {
+                Some(Data::F32(data)) => self.gpu.download(data),
+                _ => Err(Error::argument("download", "weights that cannot be unpacked")),
+            },
             Data::I32(_) => Err(Error::argument("download", "integers as real numbers")),
         }
     }

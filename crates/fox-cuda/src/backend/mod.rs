@@ -23,6 +23,7 @@ use fox_tensor::{Backend, Caps, DType, Device, OpTime, Shape, Span, Tensor};
 
 use crate::launch::Kernel;
 use crate::nccl::Connection;
+use crate::ops::packed::{Packed, Unpack};
 use crate::ops::{decode, scan};
 use crate::recent::Recent;
 use crate::{Buffer, Error, Gemm, Gpu, Result, Source};
@@ -52,6 +53,8 @@ pub struct Cuda {
     pub(crate) scan_kernels: scan::add::ScanKernels,
     pub(crate) delta_kernels: scan::delta::DeltaKernels,
     pub(crate) chunk_tables: scan::chunks::ChunkTables,
+    /// By the type of the numbers, and whether eight of them are unpacked at once.
+    pub(crate) unpack_kernels: Recent<(DType, bool), Unpack>,
     /// Kernels for few rows, by their defines.
     pub(crate) step_kernels: Recent<Vec<String>, Kernel>,
     pub(crate) exchange: decode::Exchange,
@@ -87,6 +90,7 @@ impl Cuda {
             scan_kernels: Recent::default(),
             delta_kernels: Recent::default(),
             chunk_tables: Recent::default(),
+            unpack_kernels: Recent::default(),
             step_kernels: Recent::default(),
             exchange: decode::Exchange::default(),
             connection: Connection::default(),
@@ -142,8 +146,11 @@ impl Cuda {
         Ok((tensor, address))
     }
 
-    /// A tensor's memory that nobody else holds; a copy if someone does.
+    /// A tensor's memory that nobody else holds; a copy if someone does. Weights in fewer bits are refused.
     pub(crate) fn unshared<'a>(&self, x: &'a mut Tensor) -> Result<&'a mut Memory> {
+        if let Data::Packed(_) = memory(x)?.data {
+            return Err(Packed::refusal());
+        }
         if x.is_shared() {
             let data = &memory(x)?.data;
             let copy = data.alloc_like(&self.gpu)?;
@@ -194,6 +201,10 @@ impl Cuda {
             (Data::F32(x), DType::Bf16) => Operand::Converted(Data::Bf16(self.narrow(x)?)),
             (Data::Bf16(x), DType::F32) => Operand::Converted(Data::F32(self.widen(x)?)),
             (Data::Halves(x), DType::F32) => Operand::Converted(Data::F32(self.whole(x)?)),
+            (Data::Packed(Packed::Bf16(x)), DType::F32) => {
+                Operand::Converted(Data::F32(self.widen(x)?))
+            }
+            (Data::Packed(Packed::Int8(x)), _) => Operand::Converted(self.unpack(x, dtype)?),
             _ => Operand::Own(data),
         })
     }
@@ -224,7 +235,8 @@ impl Cuda {
         self.operand(x, DType::F32)
     }
 
-    /// Weights of a product, in the type of activations. The copy of f32 weights is kept with them.
+    /// Weights of a product, in the type of activations. The copy of f32 weights is kept with them; weights in 8 bits
+    /// are unpacked for this call alone.
     pub(crate) fn weights<'a>(&self, x: &'a Tensor) -> Result<Operand<'a>> {
         let held = memory(x)?;
         match (&held.data, self.precision) {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fox_tensor::{DType, Storage, Tensor};
 use half::bf16;
 
+use crate::ops::packed::Packed;
 use crate::{Buffer, Error, Gpu, Result};
 
 /// Elements by type.
@@ -17,6 +18,8 @@ pub(crate) enum Data {
     /// Numbers of f32 in two halves: all of them rounded to bf16, then 16 bits each that make them whole
     /// again. Weights that are trained are kept so: products read the first half.
     Halves(Buffer<f32>),
+    /// Weights in fewer bits, which nobody writes.
+    Packed(Packed),
 }
 
 impl Data {
@@ -34,6 +37,7 @@ impl Data {
             Data::Bf16(x) => x.address(),
             Data::I32(x) => x.address(),
             Data::Halves(x) => x.address(),
+            Data::Packed(x) => x.address(),
         }
     }
 
@@ -44,12 +48,13 @@ impl Data {
             Data::Bf16(x) => Data::Bf16(gpu.alloc(x.len())?),
             Data::I32(x) => Data::I32(Arc::new(gpu.alloc(x.len())?)),
             Data::Halves(x) => Data::Halves(gpu.alloc(x.len())?),
+            Data::Packed(_) => return Err(Packed::refusal()),
         })
     }
 
     pub(crate) fn dtype(&self) -> DType {
         match self {
-            Data::F32(_) | Data::Halves(_) => DType::F32,
+            Data::F32(_) | Data::Halves(_) | Data::Packed(_) => DType::F32,
             Data::Bf16(_) => DType::Bf16,
             Data::I32(_) => DType::I32,
         }

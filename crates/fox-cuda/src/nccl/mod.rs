@@ -16,6 +16,7 @@ use fox_tensor::{OwnedTensor, PeerOps, PeerPlace};
 use crate::backend::Cuda;
 use crate::backend::storage::{Data, memory};
 use crate::ops::elementwise;
+use crate::ops::packed::Packed;
 use crate::{Error, Result};
 use peers::{Move, Peers, Piece, rounds, tree};
 
@@ -106,7 +107,11 @@ impl Cuda {
         for (owner, tensor) in tensors.iter_mut() {
             let bytes = tensor.len() * tensor.dtype().size();
             if *owner == rank {
-                let address = memory(tensor)?.data.address();
+                let data = &memory(tensor)?.data;
+                if let Data::Packed(_) = data {
+                    return Err(Packed::refusal());
+                }
+                let address = data.address();
                 let others = (0..size).filter(|&other| other != rank);
                 moves.extend(others.map(|to| Move::Send { to, address, bytes }));
             } else {

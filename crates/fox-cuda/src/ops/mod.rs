@@ -18,6 +18,7 @@ pub(crate) mod linear;
 mod loss;
 mod norm;
 mod orthogonalize;
+pub(crate) mod packed;
 pub(crate) mod paged;
 mod pieces;
 mod recompute;
@@ -34,6 +35,7 @@ use crate::Source;
 pub fn stream_sources() -> Vec<Source> {
     let mut sources: Vec<Source> =
         streams::variants(true).into_iter().map(|(source, _)| source).collect();
+    sources.extend(packed::variants().into_iter().map(|(source, _)| source));
     sources.sort_by_key(|source| source.name);
     sources.dedup();
     sources
@@ -57,6 +59,7 @@ pub fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
         loss::variants,
         norm::variants,
         orthogonalize::variants,
+        packed::variants,
         paged::variants,
         scan::add::variants,
         scan::delta::variants,

@@ -43,6 +43,7 @@ macro_rules! cpp_names {
 cpp_names! {
     f32 = "float";
     f64 = "double";
+    i8 = "signed char";
     i32 = "int";
     u32 = "u32";
     u64 = "u64";

@@ -68,6 +68,12 @@ pointer! {
     ConstPtr, " const*"
 }
 
+impl<T> ConstPtr<T> {
+    pub(crate) fn address(self) -> u64 {
+        self.0
+    }
+}
+
 /// Where a value goes, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {

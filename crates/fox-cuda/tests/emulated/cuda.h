@@ -58,6 +58,14 @@ inline float __uint_as_float(u32 x) { return bits_as<float>(x); }
 inline u32 __float_as_uint(float x) { return bits_as<u32>(x); }
 inline double __longlong_as_double(u64 x) { return bits_as<double>(x); }
 
+inline u32 __byte_perm(u32 x, u32 y, u32 selector) {
+    const u64 bytes = u64(y) << 32 | x;
+    u32 all = 0;
+    for (int i = 0; i < 4; ++i) all |= u32(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return all;
+}
+inline float __fmul_rn(float a, float b) { return a * b; }
+
 constexpr float LOG2_E = 1.4426950408889634f;
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }

@@ -1,7 +1,13 @@
 // Products of several matrices for two row blocks, against sums in f64. Prints a checksum of the first 16 rows, which
-// are the same in all variants.
+// are the same in all variants. With ROUNDED all matrices but one have weights of 8 bits, and with INT8 lie so.
 #ifndef HOPPER
 #define HOPPER 0
+#endif
+#ifndef ROUNDED
+#define ROUNDED 0
+#endif
+#ifndef INT8
+#define INT8 0
 #endif
 #if HOPPER
 #include "stream_product_sm90.cu"
@@ -16,16 +22,55 @@ constexpr int ROWS = 2 * BN, WIDE = BM / 16, RUNS = SPLIT ? PARTS : 1;
 constexpr int ROWS = 16 * NT, WIDE = 1, RUNS = 1;
 #endif
 
+#if INT8
+constexpr int BLOCK = INT8_BLOCK;
+#else
+constexpr int BLOCK = 64;
+#endif
+
+// A matrix in 8 bits, and what it is in bf16.
+struct Int8 {
+    std::vector<signed char> values;
+    std::vector<float> scales;
+    std::vector<u16> unpacked;
+
+    Int8(int rows, int width) {
+        const int blocks = (width + BLOCK - 1) / BLOCK;
+        for (int n = 0; n < rows * blocks; ++n) {
+            scales.push_back(0.02f + 0.01f * fabsf(number()));
+            for (int i = 0; i < BLOCK; ++i) {
+                // All values occur, the least and the largest too; what is beyond a row would be noticed.
+                const bool is_inside = n % blocks * BLOCK + i < width;
+                values.push_back(is_inside ? n + i == 0 ? -128 : int(127.99f * fmaxf(-1.f, fminf(1.f, number()))) : 99);
+                if (is_inside) unpacked.push_back(float_to_bf16(values.back() * scales.back()));
+            }
+        }
+    }
+};
+
 // With GLU one matrix of gates and values.
 static void check(int width) {
     const int sizes[3] = {GLU ? 64 : 40, 24, 129}, count = GLU ? 1 : 3, rows = ROWS;
     std::vector<u16> inner(rows * sizes[0], 0x7fff), w[3];
+    std::vector<Int8> packed;
+    packed.reserve(3);
     const std::vector<float> bias = numbers(sizes[0]);
     StreamProduct p{};
     int blocks = 0;
     for (int n = 0; n < count; ++n) {
-        w[n] = narrow_numbers(sizes[n] * width * (GLU ? 2 : 1));
-        p.parts[n] = StreamPart{w[n].data(), n == 0 && !GLU && RUNS == 1 ? bias.data() : nullptr, sizes[n], p.stride, blocks};
+        const int matrix_rows = sizes[n] * (GLU ? 2 : 1);
+        const void* weights = nullptr;
+        const float* scales = nullptr;
+        if (ROUNDED && n != 1) {
+            packed.emplace_back(matrix_rows, width);
+            w[n] = packed.back().unpacked;
+            if (INT8) weights = packed.back().values.data(), scales = packed.back().scales.data();
+        } else {
+            w[n] = narrow_numbers(matrix_rows * width);
+        }
+        if (!scales) weights = w[n].data();
+        p.parts[n] = StreamPart{static_cast<const u16*>(weights), scales, n == 0 && !GLU && RUNS == 1 ? bias.data() : nullptr,
+                                sizes[n], p.stride, blocks};
         p.stride += sizes[n];
         blocks += (sizes[n] + WIDE * RESULTS - 1) / (WIDE * RESULTS);
     }

@@ -1,6 +1,7 @@
 //! `fox selftest`: is what this machine computes what the oracle computes?
 
 mod decoding;
+mod packed;
 mod streams;
 mod totals;
 
@@ -35,7 +36,8 @@ pub struct Args {
     /// Dump folders to prove, see `fox verify`
     #[arg(value_name = "DIR")]
     dumps: Vec<PathBuf>,
-    /// Only cases whose name contains this, e.g. attention, decoding/mamba2, pages, row products or streams
+    /// Only cases whose name contains this, e.g. attention, decoding/mamba2, pages, row products, packed
+    /// weights or streams
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Random cases of each kind of attention and of scans beside the list
@@ -64,9 +66,10 @@ const BF16_ROUNDING: f64 = 1.0 / 256.0;
 pub fn run(args: &Args) -> Result<ExitCode> {
     let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
     let decoding = decoding::cases().iter().any(|(name, ..)| args.wants(name));
-    let (pages, products, streams) =
-        (args.wants("pages"), args.wants("row products"), args.wants("streams"));
-    if let (Some(text), false) = (&args.only, cases || decoding || pages || products || streams) {
+    let [pages, products, packed, streams] =
+        ["pages", "row products", "packed weights", "streams"].map(|name| args.wants(name));
+    let any = cases || decoding || pages || products || packed || streams;
+    if let (Some(text), false) = (&args.only, any) {
         bail!("no case is called anything like `{text}`; --verbose lists the names of all");
     }
     let mut passed = true;
@@ -84,6 +87,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         if products {
             passed &= streams::check_products(&device, &streams::PRODUCTS)?;
+        }
+        if packed {
+            passed &= packed::check(&device)?;
         }
         if streams {
             passed &= streams::check_steps(&device)?;

@@ -3,7 +3,6 @@
 use fox_tensor::{ColumnOps, DType, Device, Tensor};
 
 use crate::backend::launcher::{FLAT_THREADS, Op, Variant};
-use crate::backend::storage::memory;
 use crate::backend::{Cuda, Operand};
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
@@ -176,8 +175,8 @@ impl Cuda {
             parts.push(Part { address, width, add: false });
             tensors.push(tensor);
         }
-        let address = memory(x)?.data.address();
-        self.split_whole(&Whole { address, dtype, rows, width: x.cols() }, &parts)?;
+        let (width, whole) = (x.cols(), self.operand(x, dtype)?);
+        self.split_whole(&Whole { address: whole.address(), dtype, rows, width }, &parts)?;
         Ok(tensors)
     }
 

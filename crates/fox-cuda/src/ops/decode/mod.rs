@@ -6,11 +6,12 @@ mod tables;
 use std::sync::{Mutex, PoisonError};
 
 use fox_tensor::{
-    DType, DecodeBlock, DecodeKeys, DecodeOps, DecodeOut, DecodeShape, DecodeStep, Segment,
+    DType, DecodeBlock, DecodeKeys, DecodeOps, DecodeOut, DecodeShape, DecodeStep, Segment, Tensor,
 };
 
 use crate::backend::{Cuda, Precision};
 use crate::ops::linear::thin::MAX_BATCH;
+use crate::ops::packed::Int8;
 use crate::ops::paged::Page;
 use crate::params::int;
 use crate::source::source;
@@ -49,6 +50,13 @@ impl Cuda {
             }
             DecodeKeys::Pages(_) => true,
         };
+        // The kernel reads bf16.
+        let wide = |w: &Tensor| matches!(Int8::of(w), Ok(None));
+        let readable = |block: &DecodeBlock<'_>| {
+            let weights = [block.q.weight, block.k.weight, block.v.weight, block.o_proj];
+            let others = [block.gate_up, block.down].into_iter().chain(block.output_gate);
+            weights.into_iter().chain(others).all(wide)
+        };
         let fits = self.precision == Precision::Bf16
             && self.gpu.architecture().major >= 9
             && (1..=MAX_BATCH).contains(&batch)
@@ -57,7 +65,8 @@ impl Cuda {
             && shape.heads / shape.kv_heads <= MAX_GROUP
             && step.segments.len() == batch
             && step.segments.as_slice().iter().enumerate().all(single)
-            && step.blocks.iter().all(own);
+            && step.blocks.iter().all(|block| own(block) && readable(block))
+            && wide(step.head);
         let limit = self.gpu.shared_bytes();
         let build = Build::new((width, widest), step.blocks.len(), shape.head_dim, batch, limit);
         build.filter(|_| fits)

@@ -5,10 +5,10 @@ use half::bf16;
 
 use super::shape::PARTS;
 use crate::backend::storage::memory;
-use crate::backend::{Cuda, f32_buffer};
+use crate::backend::{Cuda, Operand, f32_buffer};
 use crate::ops::paged::Page;
 use crate::params::{ConstPtr, Param, Ptr, int, kernel_params, rows};
-use crate::{Buffer, Result};
+use crate::{Buffer, Error, Result};
 
 kernel_params! {
     /// Addresses of one layer.
@@ -182,9 +182,14 @@ impl Cuda {
         Ok(buffer)
     }
 
-    /// Where the bf16 copy of weights lies; it is kept with them.
+    /// Where the bf16 copy of weights lies; it is kept with them. Weights in 8 bits have none.
     pub(crate) fn weight_address(&self, w: &Tensor) -> Result<u64> {
-        Ok(self.weights(w)?.address())
+        match self.weights(w)? {
+            Operand::Converted(_) => {
+                Err(Error::argument("weights", "a matrix in 8 bits where bf16 is needed"))
+            }
+            kept => Ok(kept.address()),
+        }
     }
 
     /// Where f32 values lie that need no conversion: parameters.

@@ -1,7 +1,7 @@
 //! Conversions, fills and sums, element by element.
 
 use cudarc::driver::sys;
-use fox_tensor::{DType, PackOps, Tensor, WeightFormat};
+use fox_tensor::{DType, Tensor};
 use half::bf16;
 
 use crate::backend::Cuda;
@@ -188,14 +188,5 @@ impl Cuda {
         // SAFETY: shapes are equal.
         unsafe { self.launch_flat(SOURCE, "add", Variant::plain(dtype, count), count, params)? };
         Ok(acc)
-    }
-}
-
-impl PackOps for Cuda {
-    fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> fox_tensor::Result<Option<Tensor>> {
-        match format {
-            WeightFormat::F32 => Ok(Some(self.in_halves(w)?)),
-            _ => Ok(None),
-        }
     }
 }

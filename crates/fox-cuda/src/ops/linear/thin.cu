@@ -1,9 +1,11 @@
-// y[batch, rows] = x[batch, width] w[rows, width]^T for few sequences: bound by how fast the weights are read.
+// y[batch, rows] = x[batch, width] w[rows, width]^T for few sequences: bound by how fast the weights are read. They are
+// read before the wait for the launch in front, which must not be the one that writes them.
 //
 // Compile-time: CHUNKS (pieces of 256 columns that a thread block reads at once).
 #define BF16 1
 #define VEC 8
 #include "mma.cuh"
+#include "overlap.cuh"
 #include "params.cuh"
 #include "real.cuh"
 
@@ -11,13 +13,6 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr int BATCH = 8;   // columns of a matrix instruction
 constexpr int TILE = 16;   // its rows
-
-// A launch may begin before the one in front of it has ended: the weights do not depend on that.
-DEVICE void wait_for_predecessor() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // Rows lane / 4 of a tile's upper and lower half, or null beyond the last.
 struct Tile {

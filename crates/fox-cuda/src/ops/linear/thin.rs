@@ -77,8 +77,10 @@ impl Cuda {
         // As many blocks as may run at once.
         let blocks = n.div_ceil(TILE).min(2 * self.gpu.processors() as usize);
         let launch = kernel.launch([blocks, 1, 1], THREADS).shared(2 * rows * k).params(product)?;
-        // Since Hopper a launch may begin before the one in front of it has ended.
-        let launch = launch.overlapping(self.gpu.architecture().major >= 9);
+        // Since Hopper a launch may begin before the one in front of it has ended, unless that one has just made the
+        // weights.
+        let made = matches!(w, Operand::Converted(_));
+        let launch = launch.overlapping(self.gpu.architecture().major >= 9 && !made);
         // SAFETY: the operands have the sizes named.
         unsafe { launch.run(|| format!("{rows} rows of {k} to {n}")) }
     }

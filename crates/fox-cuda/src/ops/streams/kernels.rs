@@ -39,7 +39,7 @@ pub(super) const MAX_RUNS: usize = 64;
 /// Columns that Hopper's products take at once.
 const SLAB: usize = 64;
 /// Up to so many rows the weights go to registers.
-const FEW_ROWS: usize = 16;
+pub(super) const FEW_ROWS: usize = 16;
 
 /// Runs of columns of a product, at most.
 pub(super) const MAX_PARTS: usize = 8;
@@ -167,6 +167,18 @@ impl Tiling {
         }
     }
 
+    /// Whether pairs of rows of weights become one result.
+    pub(super) fn is_glu(self) -> bool {
+        match self {
+            Tiling::Few { glu, .. } | Tiling::Many { glu, .. } | Tiling::Hopper { glu, .. } => glu,
+        }
+    }
+
+    /// Whether the kernel can read matrices in 8 bits; the others read bf16 alone.
+    pub(super) fn reads_int8(self) -> bool {
+        matches!(self, Tiling::Few { .. })
+    }
+
     /// Runs of columns that whoever reads the results adds up.
     pub(super) fn runs(self) -> usize {
         match self {
@@ -254,6 +266,14 @@ impl Tiling {
     }
 }
 
+fn product_defines(tiling: Tiling, int8: bool) -> Vec<String> {
+    let mut defines = tiling.defines();
+    if tiling.reads_int8() {
+        defines.push(format!("INT8={}", u8::from(int8)));
+    }
+    defines
+}
+
 fn row_defines(family: Family, width: usize, head_dim: usize) -> Vec<String> {
     let slabs = u8::from(family == Family::Hopper);
     let items = width.div_ceil(ITEM);
@@ -275,7 +295,9 @@ pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
         for rows in BUCKETS.into_iter().filter(own) {
             let tiling = |width, glu| Tiling::new(family, rows, width, glu);
             for tiling in [tiling(1536, false), tiling(1536, true), tiling(4096, false).split()] {
-                all.push((tiling.source().0, tiling.defines()));
+                for int8 in [false, true].into_iter().filter(|int8| tiling.reads_int8() || !int8) {
+                    all.push((tiling.source().0, product_defines(tiling, int8)));
+                }
             }
         }
         for (width, head_dim) in [(1536, 64), (1024, 128), (2560, 256)] {
@@ -289,10 +311,10 @@ pub(in crate::ops) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
     all
 }
 
-/// The kernel of a product.
-pub(super) fn product(gpu: &Gpu, tiling: Tiling) -> Result<Kernel> {
+/// The kernel of a product; `int8` where some of its matrices are in 8 bits.
+pub(super) fn product(gpu: &Gpu, tiling: Tiling, int8: bool) -> Result<Kernel> {
     let (source, entry) = tiling.source();
-    gpu.kernel(source, &tiling.defines(), entry)
+    gpu.kernel(source, &product_defines(tiling, int8), entry)
 }
 
 /// The kernel that blocks rows.

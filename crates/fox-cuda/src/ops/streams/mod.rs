@@ -9,6 +9,7 @@ mod model;
 mod params;
 mod rows_product;
 mod step;
+mod unpack;
 
 use std::any::Any;
 

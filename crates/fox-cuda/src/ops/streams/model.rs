@@ -6,7 +6,9 @@ use fox_tensor::{DecodeBlock, DecodeShape, Segment, Segments, StreamModel, Tenso
 
 use super::kernels::MAX_ROWS;
 use super::params::{PARTS, StreamPart};
+use super::unpack::packed_values;
 use crate::backend::{Cuda, Precision};
+use crate::ops::packed::Int8;
 use crate::{Buffer, Error, Result};
 
 /// Columns of a step of the products.
@@ -25,13 +27,22 @@ pub(super) struct StreamWeights {
     pub(super) start: [i32; PARTS],
     pub(super) layers: Vec<LayerWeights>,
     pub(super) norm: u64,
-    pub(super) head: u64,
+    pub(super) head: StreamPart,
     pub(super) embeddings: u64,
+    /// Weights in 8 bits of the product that has the most of them.
+    pub(super) most_packed: usize,
     /// `[layers][heads]`; all minus infinity where nothing is skipped.
     pub(super) thresholds: Buffer<f64>,
     pub(super) rope: Option<Arc<Buffer<f32>>>,
     /// What the addresses belong to.
     _tensors: Vec<Tensor>,
+}
+
+/// A product of one matrix.
+pub(super) fn single(matrix: StreamPart) -> [StreamPart; PARTS] {
+    let mut parts = [StreamPart::default(); PARTS];
+    parts[0] = matrix;
+    parts
 }
 
 /// Addresses of one layer; 0 for what is absent.
@@ -46,9 +57,10 @@ pub(super) struct LayerWeights {
     pub(super) k_shared: bool,
     pub(super) gate_bias: u64,
     pub(super) output_norm: u64,
-    pub(super) o_proj: u64,
-    pub(super) gate_up: u64,
-    pub(super) down: u64,
+    pub(super) o_proj: StreamPart,
+    /// With as many rows as results.
+    pub(super) gate_up: StreamPart,
+    pub(super) down: StreamPart,
 }
 
 /// The projections of a block in the order of the parts, with their biases.
@@ -107,22 +119,43 @@ impl Cuda {
             }
             None => None,
         };
+        let (width, heads_width, inner) =
+            (model.embeddings.cols(), heads * head_dim, block.down.cols());
+        let head = self.stream_part(model.head)?;
+        let packed_in = |layer: &LayerWeights| {
+            packed_values(layer.parts, width, false)
+                .max(packed_values(single(layer.o_proj), heads_width, false))
+                .max(packed_values(single(layer.gate_up), width, true))
+                .max(packed_values(single(layer.down), inner, false))
+        };
+        let most_packed = layers.iter().map(packed_in).max().unwrap_or(0);
         Ok(StreamWeights {
             shape: model.shape,
-            width: model.embeddings.cols(),
-            heads_width: heads * head_dim,
-            inner: block.down.cols(),
+            width,
+            heads_width,
+            inner,
             vocab: model.head.rows(),
             stride,
             start,
             layers,
             norm: self.real_address(model.norm)?,
-            head: self.weight_address(model.head)?,
+            head,
             embeddings: self.weight_address(model.embeddings)?,
+            most_packed: most_packed.max(packed_values(single(head), width, false)),
             thresholds: self.gpu.upload(&thresholds)?,
             rope,
             _tensors: tensors,
         })
+    }
+
+    /// A matrix of a product, as it lies.
+    pub(super) fn stream_part(&self, w: &Tensor) -> Result<StreamPart> {
+        let (at, scales) = match Int8::of(w)? {
+            Some(own) => (own.values.address(), own.scales.address()),
+            None => (self.weight_address(w)?, 0),
+        };
+        let (w, rows) = (at.into(), w.rows());
+        Ok(StreamPart { w, scales: scales.into(), rows, ..StreamPart::default() })
     }
 
     fn layer_weights(
@@ -131,24 +164,20 @@ impl Cuda {
         start: &[i32; PARTS],
         tensors: &mut Vec<Tensor>,
     ) -> Result<LayerWeights> {
-        let mut weights = |w: Option<&Tensor>| -> Result<u64> {
-            let Some(w) = w else { return Ok(0) };
+        let mut weights = |w: &Tensor| -> Result<StreamPart> {
             tensors.push(w.clone());
-            self.weight_address(w)
+            self.stream_part(w)
         };
         let mut parts = [StreamPart::default(); PARTS];
         for (part, ((weight, _), start)) in
             parts.iter_mut().zip(projections(block).iter().zip(start))
         {
-            part.w = weights(*weight)?.into();
-            part.rows = weight.map_or(0, Tensor::rows);
+            *part = weight.map_or(Ok(StreamPart::default()), &mut weights)?;
             part.start = usize::try_from(*start).unwrap_or(0);
         }
-        let (o_proj, gate_up, down) = (
-            weights(Some(block.o_proj))?,
-            weights(Some(block.gate_up))?,
-            weights(Some(block.down))?,
-        );
+        let (o_proj, both, down) =
+            (weights(block.o_proj)?, weights(block.gate_up)?, weights(block.down)?);
+        let gate_up = StreamPart { rows: both.rows / 2, ..both };
         let mut real = |x: Option<&Tensor>| -> Result<u64> {
             let Some(x) = x else { return Ok(0) };
             tensors.push(x.clone());

@@ -12,8 +12,10 @@ kernel_params! {
     /// One of the matrices of a product.
     #[derive(Default)]
     pub(super) struct StreamPart {
-        /// `[rows, width]`; with GLU `[2 rows, width]`.
+        /// `[rows, width]`; with GLU `[2 rows, width]`. In 8 bits where there are scales, see `int8.cuh`.
         pub(super) w: ConstPtr<bf16>,
+        /// A scale for every 64 weights of a row, or null.
+        pub(super) scales: ConstPtr<f32>,
         /// `[rows]`, or null.
         pub(super) bias: ConstPtr<f32>,
         /// Results.

@@ -5,11 +5,12 @@ use fox_tensor::{DType, Tensor};
 use super::kernels::{
     BUCKETS, Family, MAX_ROWS, ROW_THREADS, Tiling, block_rows, bucket_of, product,
 };
-use super::model::STEP;
-use super::params::{PARTS, StreamBlocked, StreamPart, StreamProduct};
+use super::model::{STEP, single};
+use super::params::{StreamBlocked, StreamPart, StreamProduct};
 use super::step::launch_product;
 use crate::Result;
 use crate::backend::{Cuda, Precision};
+use crate::ops::packed::Int8;
 
 impl Cuda {
     /// `x[R, K] w[N, K]^T` in f32, in the bucket of the rows.
@@ -25,8 +26,18 @@ impl Cuda {
         let padded = BUCKETS[bucket_of(count)];
         let family = Family::of(&self.gpu, padded, &[width]);
         let tiling = Tiling::new(family, padded, width, false);
-        let (kernel, block) = (product(&self.gpu, tiling)?, block_rows(&self.gpu, family)?);
-        let (from, weights) = (self.activation(x)?, self.weights(w)?);
+        let in_place = tiling.reads_int8() && Int8::of(w)?.is_some();
+        let kernel = product(&self.gpu, tiling, in_place)?;
+        let block = block_rows(&self.gpu, family)?;
+        let from = self.activation(x)?;
+        // In bf16 until the product has been launched.
+        let unpacked = if in_place { None } else { Some(self.weights(w)?) };
+        let matrix = match &unpacked {
+            Some(weights) => {
+                StreamPart { w: weights.address().into(), rows: results, ..StreamPart::default() }
+            }
+            None => self.stream_part(w)?,
+        };
         let blocked = self.gpu.alloc::<u16>(padded * width)?;
         let y = self.gpu.alloc::<f32>(padded * results)?;
         let params = StreamBlocked {
@@ -40,13 +51,10 @@ impl Cuda {
         let launch = block.launch([blocks, 1, 1], ROW_THREADS).params(params)?;
         // SAFETY: the operands have the sizes named.
         unsafe { launch.run(|| format!("{count} rows of {width}"))? };
-        let mut parts = [StreamPart::default(); PARTS];
-        parts[0] =
-            StreamPart { w: weights.address().into(), rows: results, ..StreamPart::default() };
         let params = StreamProduct {
             x: blocked.address().into(),
             y: y.address().into(),
-            parts,
+            parts: single(matrix),
             width,
             stride: results,
             ..StreamProduct::default()

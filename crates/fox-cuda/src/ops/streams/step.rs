@@ -1,14 +1,15 @@
 //! A decode step as launches: one set for all rows.
 
 use super::kernels::{
-    ATTENTION_THREADS, BUCKETS, CHOICE_THREADS, Family, Kernels, MAX_PARTS, MAX_ROWS, MAX_RUNS,
-    ROW_THREADS, Tiling, product,
+    ATTENTION_THREADS, BUCKETS, CHOICE_THREADS, FEW_ROWS, Family, Kernels, MAX_PARTS, MAX_ROWS,
+    MAX_RUNS, ROW_THREADS, Tiling, product,
 };
-use super::model::StreamWeights;
+use super::model::{StreamWeights, single};
 use super::params::{
     PARTS, StreamAttention, StreamChoice, StreamDraw, StreamHeads, StreamMerge, StreamNorm,
     StreamPart, StreamProduct, StreamTable, StreamToken,
 };
+use super::unpack::Unpacking;
 use crate::launch::{Kernel, Launch};
 use crate::ops::pieces::activation_code;
 use crate::params::Param;
@@ -39,19 +40,20 @@ impl Products {
         let widths = [weights.width, weights.heads_width, weights.inner];
         let family = Family::of(gpu, rows, &widths);
         let tiling = |width: usize, glu: bool| Tiling::new(family, rows, width, glu);
+        let product = |tiling: Tiling| product(gpu, tiling, weights.most_packed > 0);
         let (wide_tiling, heads_tiling) =
             (tiling(weights.width, false), tiling(weights.heads_width, false).split());
         let (glu_tiling, down_tiling) =
             (tiling(weights.width, true), tiling(weights.inner, false).split());
         Ok(Products {
             family,
-            wide: product(gpu, wide_tiling)?,
+            wide: product(wide_tiling)?,
             wide_tiling,
-            heads: product(gpu, heads_tiling)?,
+            heads: product(heads_tiling)?,
             heads_tiling,
-            glu: product(gpu, glu_tiling)?,
+            glu: product(glu_tiling)?,
             glu_tiling,
-            down: product(gpu, down_tiling)?,
+            down: product(down_tiling)?,
             down_tiling,
         })
     }
@@ -73,6 +75,8 @@ pub(super) struct Work {
     parts: Buffer<f32>,
     mixed: Buffer<u16>,
     inner: Buffer<u16>,
+    /// Weights of the product under way that are in 8 bits otherwise.
+    unpacked: Buffer<u16>,
     /// `[rows, V]`.
     pub(super) logits: Buffer<f32>,
     /// Ids, then scores `[2, MAX_ROWS]`.
@@ -92,6 +96,7 @@ impl Work {
             parts: gpu.alloc(rows * shape.heads * MAX_RUNS * (shape.head_dim + 4))?,
             mixed: gpu.alloc(rows * weights.heads_width)?,
             inner: gpu.alloc(rows * weights.inner)?,
+            unpacked: gpu.alloc(if rows > FEW_ROWS { weights.most_packed } else { 0 })?,
             logits: gpu.alloc(rows * weights.vocab)?,
             choices: gpu.zeros(2 * MAX_ROWS)?,
         })
@@ -113,14 +118,8 @@ pub(super) struct Steps {
     /// By bucket.
     kernels: Vec<Kernels>,
     products: Vec<Products>,
+    unpacking: Unpacking,
     overlapping: bool,
-}
-
-/// A product of one matrix.
-fn single(w: u64, rows: usize) -> [StreamPart; PARTS] {
-    let mut parts = [StreamPart::default(); PARTS];
-    parts[0] = StreamPart { w: w.into(), rows, ..StreamPart::default() };
-    parts
 }
 
 /// Numbers the thread blocks of the parts that are there and moves those to the front; the parts and thread blocks.
@@ -173,6 +172,7 @@ impl Steps {
         Ok(Steps {
             kernels: products.iter().zip(&BUCKETS).map(kernels).collect::<Result<_>>()?,
             products,
+            unpacking: Unpacking::new(gpu)?,
             overlapping: overlapping && gpu.architecture().major >= 9,
         })
     }
@@ -194,9 +194,15 @@ impl Steps {
             // SAFETY: the buffers have room for the rows of any bucket, the slots for all that rows may name.
             unsafe { launch.run(|| format!("{rows} rows of {width}")) }
         };
-        let multiply = |kernel: &Kernel, tiling: Tiling, params: StreamProduct| {
-            // SAFETY: as above.
-            unsafe { launch_product(kernel, tiling, rows, params, self.overlapping) }
+        let multiply = |kernel: &Kernel, tiling: Tiling, mut params: StreamProduct| {
+            let to = work.unpacked.address();
+            // SAFETY: as above; there is room for the weights of any product.
+            unsafe {
+                let unpacked = !tiling.reads_int8()
+                    && self.unpacking.run(&mut params, tiling.is_glu(), to, self.overlapping)?;
+                // Products read weights before they wait.
+                launch_product(kernel, tiling, rows, params, self.overlapping && !unpacked)
+            }
         };
         // After a product, whose runs it adds up.
         let norm = |norm: u64, embeddings: u64, product: Tiling| -> Result<()> {
@@ -231,19 +237,19 @@ impl Steps {
             let params = StreamProduct {
                 x: work.mixed.address().into(),
                 y: work.delta.address().into(),
-                parts: single(layer.o_proj, width),
+                parts: single(layer.o_proj),
                 width: weights.heads_width,
                 stride: width,
                 ..StreamProduct::default()
             };
             multiply(&products.heads, products.heads_tiling, params)?;
             norm(layer.mlp_norm, 0, products.heads_tiling)?;
-            let params = StreamProduct { parts: single(layer.gate_up, weights.inner), ..on_x };
+            let params = StreamProduct { parts: single(layer.gate_up), ..on_x };
             multiply(&products.glu, products.glu_tiling, params)?;
             let params = StreamProduct {
                 x: work.inner.address().into(),
                 y: work.delta.address().into(),
-                parts: single(layer.down, width),
+                parts: single(layer.down),
                 width: weights.inner,
                 stride: width,
                 ..StreamProduct::default()
@@ -253,7 +259,7 @@ impl Steps {
         norm(weights.norm, 0, products.down_tiling)?;
         let params = StreamProduct {
             y: work.logits.address().into(),
-            parts: single(weights.head, weights.vocab),
+            parts: single(weights.head),
             stride: weights.vocab,
             ..on_x
         };

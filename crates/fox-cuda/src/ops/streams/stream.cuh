@@ -1,26 +1,16 @@
 // What the kernels of decode steps share.
+//
+// Their launches overlap: each must wait for its predecessor before it touches what others write. What never changes
+// during a step may be read before.
 #pragma once
 #define BF16 1
 #define VEC 8
+#include "overlap.cuh"
 #include "real.cuh"
 
 constexpr int PAGE = 64;
 // Runs of pages that a sequence's keys are divided into, at most.
 constexpr int MAX_RUNS = 64;
-
-// A launch may begin before the one in front of it has ended, as soon as all its thread blocks have begun: it must wait
-// before it touches what others write. The wait is for the end of the launch in front, which itself has waited, so all
-// earlier ones are over too. What never changes during a step may be read before the wait.
-DEVICE void wait_for_predecessor() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-DEVICE void let_successor_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 // Where a column of a slab of 64 lies in its row for Hopper's products: pieces of 16 bytes change places from row to row.
 DEVICE int slab_place(int row, int column) { return (column / 8 ^ row % 8) * 8 + column % 8; }

@@ -8,8 +8,10 @@
 // 8 rows is 512 bytes in a row. What a lane has read of the weights, eight columns, is exchanged for the operands of two
 // instructions of 16 columns each (`sixteens`).
 //
-// Compile-time: NT tiles of 8 rows, PARTS, DEPTH (steps of weights on their way), GLU (pairs of rows become act(g) u).
+// Compile-time: NT tiles of 8 rows, PARTS, DEPTH (steps of weights on their way), GLU (pairs of rows become act(g) u), INT8
+// (matrices with scales are in 8 bits; what is multiplied is the same as if they had been unpacked before).
 #include "stream.cuh"
+#include "int8.cuh"
 #include "mma.cuh"
 #include "params.cuh"
 
@@ -29,22 +31,66 @@ DEVICE uint4 stream_weights(const u16* p) {
     return x;
 #endif
 }
+DEVICE uint2 stream_weights(const signed char* p) {
+#if EMULATED
+    return *reinterpret_cast<const uint2*>(p);
+#else
+    uint2 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));
+    return x;
+#endif
+}
 
-// Where a lane reads the upper and the lower half of a tile; null beyond the last row.
-struct Rows {
-    const u16 *top, *bottom;
+// Where a lane reads a row of weights; null beyond the last row.
+struct Row {
+    const u16* w;
+#if INT8
+    // Null where the matrix is in bf16.
+    const float* scales;
+#endif
 
-    DEVICE Rows(const StreamPart& part, int tile, int width) {
-        const int row = tile * RESULTS + threadIdx.x % 32 / 4, other = GLU ? part.rows + row : row + 8;
-        top = row < part.rows ? part.w + size_t(row) * width : nullptr;
-        bottom = (GLU ? row : other) < part.rows ? part.w + size_t(other) * width : nullptr;
+    DEVICE Row(const StreamPart& part, int row, bool exists, int width) {
+        w = exists ? part.w + size_t(row) * width : nullptr;
+#if INT8
+        const size_t first = size_t(row) * int8_blocks(width);
+        scales = part.scales ? part.scales + first : nullptr;
+        if (scales && exists) w = part.w + first * (INT8_BLOCK / 2);
+#endif
     }
-    DEVICE void load(uint4 (&w)[2], int step) const {
+    // The lane's eight columns of a step: in bf16, or in 8 bits and their scale.
+    DEVICE uint4 load(int step) const {
         const int column = 32 * step + 8 * (threadIdx.x % 4);
-        const uint4 zero = make_uint4(0, 0, 0, 0);
-        w[0] = top ? stream_weights(top + column) : zero;
-        w[1] = bottom ? stream_weights(bottom + column) : zero;
+        if (!w) return make_uint4(0, 0, 0, 0);
+#if INT8
+        if (scales) {
+            const uint2 q = stream_weights(reinterpret_cast<const signed char*>(w) + column);
+            return make_uint4(q.x, q.y, __float_as_uint(scales[column / INT8_BLOCK]), 0);
+        }
+#endif
+        return stream_weights(w + column);
     }
+    // What was loaded, in bf16.
+    DEVICE uint4 unpacked(const uint4& x) const {
+#if INT8
+        if (scales) {
+            float y[8];
+            int8_values(y, make_uint2(x.x, x.y), __uint_as_float(x.z));
+            return make_uint4(pack_bf16(y[0], y[1]), pack_bf16(y[2], y[3]), pack_bf16(y[4], y[5]),
+                              pack_bf16(y[6], y[7]));
+        }
+#endif
+        return x;
+    }
+};
+
+// The upper and the lower half of a tile.
+struct Rows {
+    Row top, bottom;
+
+    DEVICE Rows(const StreamPart& part, int row, int width)
+        : top(part, row, row < part.rows, width),
+          bottom(part, GLU ? part.rows + row : row + 8, (GLU ? row : row + 8) < part.rows, width) {}
+    DEVICE void load(uint4 (&w)[2], int step) const { w[0] = top.load(step), w[1] = bottom.load(step); }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __grid_constant__ StreamProduct p) {
@@ -57,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __gri
     const int steps = p.width / 32;
     const int begin = run * steps / PARTS, count = (run + 1) * steps / PARTS - begin;
 
-    const Rows rows(part, tile, p.width);
+    const Rows rows(part, tile * RESULTS + lane / 4, p.width);
     uint4 w[DEPTH][2];
 #pragma unroll
     for (int i = 0; i < DEPTH; ++i) {
@@ -81,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __gri
 #pragma unroll
         for (int i = 0; i < DEPTH; ++i) {
             if (base + i >= count) break;
-            const uint4 top = sixteens(w[i][0]), bottom = sixteens(w[i][1]);
+            const uint4 top = sixteens(rows.top.unpacked(w[i][0])), bottom = sixteens(rows.bottom.unpacked(w[i][1]));
             const u32 left[4] = {top.x, bottom.x, top.y, bottom.y};
             const u32 right[4] = {top.z, bottom.z, top.w, bottom.w};
 #pragma unroll

@@ -6,6 +6,7 @@ use half::bf16;
 use crate::backend::launcher::{Op, Variant};
 use crate::backend::storage::{Data, memory};
 use crate::backend::{Cuda, Operand};
+use crate::ops::packed::Packed;
 use crate::params::{self, ConstPtr, KernelParams, Ptr, kernel_params};
 use crate::source::source;
 use crate::{Error, Result, Source};
@@ -242,6 +243,9 @@ impl Cuda {
     ) -> Result<()> {
         for x in tensors {
             let data = &memory(x)?.data;
+            if let Data::Packed(_) = data {
+                return Err(Packed::refusal());
+            }
             entries.push(SquaresEntry {
                 x: data.address().into(),
                 count: x.len() as u64,

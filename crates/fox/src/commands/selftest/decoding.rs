@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use fox_model::{Cache, ForwardOptions, Model, ModelConfig};
-use fox_tensor::{DType, Device, Segments, Tape};
+use fox_tensor::{DType, Device, Segments, Tape, WeightFormat};
 
 use super::{Args, TOLERANCE, distance};
 use crate::output;
@@ -25,6 +25,8 @@ pub(super) fn cases() -> Vec<(&'static str, ModelConfig, usize, usize)> {
         ("decoding/fox-pro-after-a-prompt", ModelConfig::fox_pro(320, 2, 5), 480, 8),
         ("decoding/grouped-heads-in-a-window", grouped, 480, 5),
         (CLOSED, ModelConfig::fox_pro(320, 2, 5), 480, 3),
+        ("decoding/fox-pro-8-bit", ModelConfig::fox_pro(320, 2, 5), 100, 8),
+        ("decoding/mamba2-8-bit", ModelConfig::mamba2(128, 2, 4), 0, 2),
         ("decoding/mamba2", ModelConfig::mamba2(128, 2, 4), 0, 2),
         ("decoding/hgrn2", ModelConfig::hgrn2(128, 2, 2), 0, 2),
         ("decoding/delta-net", ModelConfig::delta_net(128, 2, 2), 0, 2),
@@ -43,12 +45,15 @@ pub(super) fn check(args: &Args, device: &Device) -> Result<bool> {
     let tolerance = if narrow { 0.03 } else { TOLERANCE };
     let mut text = String::new();
     let mut passed = true;
-    for (name, config, prompt, batch) in cases().into_iter().filter(|(name, ..)| args.wants(name)) {
+    let packs = device.backend().caps().packing.is_some();
+    let wanted = |name: &str| args.wants(name) && (packs || !name.contains(EIGHT_BIT));
+    for (name, config, prompt, batch) in cases().into_iter().filter(|(name, ..)| wanted(name)) {
         let config = ModelConfig { vocab_size: VOCAB, ..config };
         let mut model = Model::init(&config, 3, device)?;
         if name == CLOSED {
             close_first_heads(&mut model)?;
         }
+        pack_8_bit(name, &mut model)?;
         // What is dropped has a share of at most e^-20.
         let policy = model.page_policy(Some(-20.0), 4096)?;
         let paged: Result<Vec<Cache>, _> =
@@ -70,6 +75,17 @@ pub(super) fn check(args: &Args, device: &Device) -> Result<bool> {
 pub(super) const VOCAB: usize = 97;
 /// A model with gates that let nothing through.
 pub(super) const CLOSED: &str = "decoding/fox-pro-with-closed-gates";
+
+/// In the names of models with such weights.
+const EIGHT_BIT: &str = "8-bit";
+
+/// Packs the weights of a model whose name says so.
+pub(super) fn pack_8_bit(name: &str, model: &mut Model) -> Result<()> {
+    if name.contains(EIGHT_BIT) {
+        model.pack_weights(WeightFormat::Int8)?;
+    }
+    Ok(())
+}
 
 /// Gives the first head of every layer gates of -3e38, of which two add up to infinity.
 pub(super) fn close_first_heads(model: &mut Model) -> Result<()> {

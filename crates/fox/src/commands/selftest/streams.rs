@@ -6,7 +6,7 @@ use fox_model::{Cache, ForwardOptions, Model, ModelConfig, PagePolicy};
 use fox_tensor::cases::Rng;
 use fox_tensor::{DType, Device, PAGE, Segments, StreamDraw, StreamRow, Streams, Tape};
 
-use super::decoding::{CLOSED, VOCAB, close_first_heads};
+use super::decoding::{CLOSED, VOCAB, close_first_heads, pack_8_bit};
 use super::{TOLERANCE, distance, to_bf16};
 use crate::output;
 
@@ -83,6 +83,9 @@ pub(super) fn check_steps(device: &Device) -> Result<bool> {
         // More pages than runs of four.
         models.push(("17,000 tokens", ModelConfig::fox_pro(128, 2, 2), 17_000));
         models.push(("wide heads", ModelConfig::fox_pro(512, 2, 2), 300));
+        models.push(("FoX (Pro) with 8-bit weights", ModelConfig::fox_pro(320, 2, 5), 200));
+        // Of widths that Hopper's products take.
+        models.push(("FoX (LLaMA) with 8-bit weights", ModelConfig::fox_llama(512, 2, 8), 130));
     }
     let mut text = String::new();
     for (name, config, prompt) in models {
@@ -91,6 +94,7 @@ pub(super) fn check_steps(device: &Device) -> Result<bool> {
         if name == CLOSED {
             close_first_heads(&mut model)?;
         }
+        pack_8_bit(name, &mut model)?;
         let Some(checked) = check_model(&model, prompt)? else { continue };
         passed &= checked.passed(device);
         text += &checked.describe(name, device);

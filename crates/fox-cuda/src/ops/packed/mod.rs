@@ -1,0 +1,209 @@
+//! Weights in fewer bits, for inference: products read them, downloads too, and nobody writes them.
+
+use fox_tensor::{DType, INT8_BLOCK, PackOps, Tensor, WeightFormat};
+use half::bf16;
+
+use crate::backend::Cuda;
+use crate::backend::launcher::{Variant, plain_variants};
+use crate::backend::storage::{Data, memory};
+use crate::launch::Kernel;
+use crate::params::{ConstPtr, Ptr, Real, kernel_params};
+use crate::source::source;
+use crate::{Buffer, Error, Gpu, Result, Source};
+
+const SOURCE: Source = source!("packed", [], [PackInt8, UnpackPart, UnpackInt8]);
+
+/// Threads of a block of the kernels.
+const THREADS: usize = 256;
+/// Matrices of a launch, at most.
+pub(crate) const MATRICES: usize = 7;
+
+kernel_params! {
+    struct PackInt8 {
+        /// `[rows, padded width]`.
+        values: Ptr<i8>,
+        /// `[rows, padded width / INT8_BLOCK]`.
+        scales: Ptr<f32>,
+        /// `[rows, width]`.
+        x: ConstPtr<f32>,
+        rows: usize,
+        width: usize,
+    }
+}
+
+kernel_params! {
+    /// A matrix to be unpacked.
+    #[derive(Default)]
+    pub(crate) struct UnpackPart {
+        pub(crate) values: ConstPtr<i8>,
+        pub(crate) scales: ConstPtr<f32>,
+        /// `[rows, width]`.
+        pub(crate) to: Ptr<Real>,
+        /// Of the kernel's `VEC` values, all rows together.
+        pub(crate) pieces: usize,
+    }
+}
+
+kernel_params! {
+    #[derive(Default)]
+    pub(crate) struct UnpackInt8 {
+        pub(crate) parts: [UnpackPart; MATRICES],
+        pub(crate) width: usize,
+    }
+}
+
+/// Typical variants, for compilation checks.
+pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
+    plain_variants(SOURCE)
+}
+
+/// Weights `[N, K]` of a product.
+#[derive(Debug)]
+pub(crate) enum Packed {
+    /// Rounded to bf16.
+    Bf16(Buffer<bf16>),
+    Int8(Int8),
+}
+
+/// Weights in 8 bits; rows are padded with zeros to whole blocks of values that share a scale.
+#[derive(Debug)]
+pub(crate) struct Int8 {
+    /// `[rows, padded]`.
+    pub(crate) values: Buffer<i8>,
+    /// `[rows, padded / INT8_BLOCK]`.
+    pub(crate) scales: Buffer<f32>,
+    rows: usize,
+    width: usize,
+}
+
+impl Packed {
+    pub(crate) fn address(&self) -> u64 {
+        match self {
+            Packed::Bf16(x) => x.address(),
+            Packed::Int8(x) => x.values.address(),
+        }
+    }
+
+    /// Why nobody may write them.
+    pub(crate) fn refusal() -> Error {
+        let detail = "weights in fewer bits cannot be changed; load the model without --weights";
+        Error::argument("cuda", detail)
+    }
+}
+
+impl Int8 {
+    /// The matrix if it is one in 8 bits.
+    pub(crate) fn of(w: &Tensor) -> Result<Option<&Int8>> {
+        Ok(match &memory(w)?.data {
+            Data::Packed(Packed::Int8(x)) => Some(x),
+            _ => None,
+        })
+    }
+}
+
+/// Unpacks matrices whose widths are multiples of `vec`.
+pub(crate) struct Unpack {
+    kernel: Kernel,
+    vec: usize,
+    most_blocks: usize,
+}
+
+impl Unpack {
+    /// To numbers of this type.
+    pub(crate) fn new(gpu: &Gpu, dtype: DType, width: usize) -> Result<Self> {
+        let variant = Variant::plain(dtype, width);
+        let kernel = gpu.kernel(SOURCE, &variant.defines(), "unpack_int8")?;
+        Ok(Unpack { kernel, vec: variant.vec, most_blocks: 8 * gpu.processors() as usize })
+    }
+
+    /// The pieces of a matrix.
+    pub(crate) fn pieces(&self, rows: usize, width: usize) -> usize {
+        rows * (width / self.vec)
+    }
+
+    /// Unpacks the first `count` matrices.
+    ///
+    /// # Safety
+    /// The addresses belong to live buffers of the sizes that the matrices have.
+    pub(crate) unsafe fn launch(
+        &self,
+        params: UnpackInt8,
+        count: usize,
+        overlapping: bool,
+    ) -> Result<()> {
+        let most = params.parts[..count].iter().map(|part| part.pieces).max().unwrap_or(0);
+        let grid = [most.div_ceil(THREADS).min(self.most_blocks), count, 1];
+        let width = params.width;
+        let launch = self.kernel.launch(grid, THREADS).overlapping(overlapping).params(params)?;
+        // SAFETY: the caller's promise.
+        unsafe { launch.run(|| format!("{count} matrices of width {width}")) }
+    }
+}
+
+impl Cuda {
+    fn pack(&self, w: &Tensor, format: WeightFormat) -> Result<Tensor> {
+        let packed = match format {
+            WeightFormat::F32 if matches!(memory(w)?.data, Data::Packed(_)) => {
+                return Err(Packed::refusal());
+            }
+            WeightFormat::F32 => return self.in_halves(w),
+            WeightFormat::Bf16 => {
+                let (real, y) = (self.real(w)?, self.gpu.alloc::<bf16>(w.len())?);
+                self.narrow_values("narrow", y.address(), real.address(), w.len())?;
+                Packed::Bf16(y)
+            }
+            WeightFormat::Int8 => Packed::Int8(self.pack_int8(w)?),
+        };
+        Ok(self.tensor(Data::Packed(packed), w.shape(), w.device()))
+    }
+
+    fn pack_int8(&self, w: &Tensor) -> Result<Int8> {
+        let (rows, width) = (w.rows(), w.cols());
+        let blocks = rows * width.div_ceil(INT8_BLOCK);
+        let real = self.real(w)?;
+        let (values, scales) = (self.gpu.alloc(blocks * INT8_BLOCK)?, self.gpu.alloc(blocks)?);
+        let params = PackInt8 {
+            values: values.address().into(),
+            scales: scales.address().into(),
+            x: real.address().into(),
+            rows,
+            width,
+        };
+        self.gpu.bind()?;
+        let variant = Variant::plain(DType::F32, 1);
+        let kernel = self.kernels.get((SOURCE, "pack_int8", variant), || {
+            self.gpu.kernel(SOURCE, &variant.defines(), "pack_int8")
+        })?;
+        // A warp for each block of values.
+        let grid = [self.flat_blocks(32 * blocks), 1, 1];
+        let launch = kernel.launch(grid, THREADS).params(params)?;
+        // SAFETY: the operands have the sizes named.
+        unsafe { launch.run(|| format!("weights [{rows}, {width}]"))? };
+        Ok(Int8 { values, scales, rows, width })
+    }
+
+    /// Weights in 8 bits as numbers of this type, which go when the product has been launched.
+    pub(crate) fn unpack(&self, x: &Int8, dtype: DType) -> Result<Data> {
+        let data = Data::alloc(&self.gpu, x.rows * x.width, dtype)?;
+        self.gpu.bind()?;
+        let unpack = self
+            .unpack_kernels
+            .get((dtype, x.width.is_multiple_of(8)), || Unpack::new(&self.gpu, dtype, x.width))?;
+        let mut params = UnpackInt8 { width: x.width, ..UnpackInt8::default() };
+        params.parts[0] = UnpackPart {
+            values: x.values.address().into(),
+            scales: x.scales.address().into(),
+            to: data.address().into(),
+            pieces: unpack.pieces(x.rows, x.width),
+        };
+        // SAFETY: both have the sizes of the matrix.
+        unsafe { unpack.launch(params, 1, false)? };
+        Ok(data)
+    }
+}
+
+impl PackOps for Cuda {
+    fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> fox_tensor::Result<Option<Tensor>> {
+        Ok(Some(self.timed("pack", || self.pack(w, format))?))
+    }
+}
