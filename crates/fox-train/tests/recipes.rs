@@ -172,13 +172,13 @@ fn variants_stack_and_overrides_come_last() {
     let recipe = load(
         "fox-llama-125m+qk-norm+rope",
         &[
-            "training.tokens=1e6".into(),
+            "training.tokens=1.5e6".into(),
             "model.rope_base=10000.0".into(),
             "data.order=sequential".into(),
         ],
     )
     .unwrap();
-    assert_eq!(recipe.training.tokens, 1_000_000);
+    assert_eq!(recipe.training.tokens, 1_500_000);
     assert_eq!(recipe.model["qk_norm"].as_bool(), Some(true));
     assert_eq!(recipe.model["rope_base"].as_float(), Some(10000.0));
     assert_eq!(recipe.data.order, recipe::OrderName::Sequential);

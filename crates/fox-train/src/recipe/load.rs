@@ -109,11 +109,11 @@ pub fn apply_override(table: &mut Table, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// A TOML value; `1e6` is a whole number, because token counts are written like that.
+/// A TOML value; `1e6` and `2.5e6` are whole numbers, because token counts are written like that.
 fn parse_value(text: &str) -> Value {
     let parsed = format!("x = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("x"));
     match parsed {
-        Some(value) if text.contains('.') => value,
+        Some(value) if text.contains('.') && !text.contains(['e', 'E']) => value,
         Some(value) => whole(value),
         None => Value::String(text.to_string()),
     }
