@@ -286,8 +286,7 @@ def both(f, x, needed, w):
 def speeds():
     """Attention, milliseconds and TFLOP/s (causal: forward 2 B H T^2 d, backward 2.5 times that)"""
     start, found = time.monotonic(), peers()
-    lengths = [int(t) for t in ARGUMENTS.lengths.split(",")]
-    shapes = [(4 if t <= 4096 else 1, t, 24 * 64 // d, d) for t in lengths for d in (64, 128)]
+    shapes = [(4 if t <= 4096 else 1, t, 24 * 64 // d, d) for t in ARGUMENTS.lengths for d in (64, 128)]
     for b, t, h, d in shapes[: 2 if ARGUMENTS.quick else None]:
         x = make(b, t, h, d)
         flops = 2 * b * h * t * t * d
@@ -360,7 +359,7 @@ if __name__ == "__main__":
     parser.add_argument("--fox", help="the fox binary, for its own figures")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, no training")
     parser.add_argument("--only", action="append", help=f"only this part: {', '.join(p.__name__ for p in PARTS)}")
-    parser.add_argument("--lengths", default="4096,16384,65536", help="of the sequences whose speeds are measured")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="of what speeds measures")
     parser.add_argument("--seconds", type=float, default=100, help="after these, further speeds are left out")
     ARGUMENTS = parser.parse_args()
     sys.path[:0] = ARGUMENTS.published
