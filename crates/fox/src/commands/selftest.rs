@@ -66,8 +66,9 @@ const BF16_ROUNDING: f64 = 1.0 / 256.0;
 pub fn run(args: &Args) -> Result<ExitCode> {
     let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
     let decoding = decoding::cases().iter().any(|(name, ..)| args.wants(name));
-    let [pages, products, packed, streams] =
-        ["pages", "row products", "packed weights", "streams"].map(|name| args.wants(name));
+    let streams = streams::cases().iter().any(|(name, ..)| args.wants(name));
+    let [pages, products, packed] =
+        ["pages", "row products", "packed weights"].map(|name| args.wants(name));
     let any = cases || decoding || pages || products || packed || streams;
     if let (Some(text), false) = (&args.only, any) {
         bail!("no case is called anything like `{text}`; --verbose lists the names of all");
@@ -92,7 +93,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             passed &= packed::check(&device)?;
         }
         if streams {
-            passed &= streams::check_steps(&device)?;
+            passed &= streams::check_steps(args, &device)?;
         }
         if device.backend().caps().activation_type == DType::F32 {
             passed &= check_dumps(args, &device)?;

@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<(&'static str, ModelConfig, usize, usize)> {
         ("decoding/transformer-pro", ModelConfig::transformer_pro(128, 2, 2), 0, 1),
         ("decoding/fox-pro-after-a-prompt", ModelConfig::fox_pro(320, 2, 5), 480, 8),
         ("decoding/grouped-heads-in-a-window", grouped, 480, 5),
-        (CLOSED, ModelConfig::fox_pro(320, 2, 5), 480, 3),
+        ("decoding/fox-pro-with-closed-gates", ModelConfig::fox_pro(320, 2, 5), 480, 3),
         ("decoding/fox-pro-8-bit", ModelConfig::fox_pro(320, 2, 5), 100, 8),
         ("decoding/mamba2-8-bit", ModelConfig::mamba2(128, 2, 4), 0, 2),
         ("decoding/mamba2", ModelConfig::mamba2(128, 2, 4), 0, 2),
@@ -48,12 +48,7 @@ pub(super) fn check(args: &Args, device: &Device) -> Result<bool> {
     let packs = device.backend().caps().packing.is_some();
     let wanted = |name: &str| args.wants(name) && (packs || !name.contains(EIGHT_BIT));
     for (name, config, prompt, batch) in cases().into_iter().filter(|(name, ..)| wanted(name)) {
-        let config = ModelConfig { vocab_size: VOCAB, ..config };
-        let mut model = Model::init(&config, 3, device)?;
-        if name == CLOSED {
-            close_first_heads(&mut model)?;
-        }
-        pack_8_bit(name, &mut model)?;
+        let model = model_of(name, config, device)?;
         // What is dropped has a share of at most e^-20.
         let policy = model.page_policy(Some(-20.0), 4096)?;
         let paged: Result<Vec<Cache>, _> =
@@ -73,22 +68,24 @@ pub(super) fn check(args: &Args, device: &Device) -> Result<bool> {
 }
 
 pub(super) const VOCAB: usize = 97;
-/// A model with gates that let nothing through.
-pub(super) const CLOSED: &str = "decoding/fox-pro-with-closed-gates";
-
-/// In the names of models with such weights.
+/// In the names of models whose first heads forget everything, and of those with 8-bit weights.
+const CLOSED: &str = "with-closed-gates";
 const EIGHT_BIT: &str = "8-bit";
 
-/// Packs the weights of a model whose name says so.
-pub(super) fn pack_8_bit(name: &str, model: &mut Model) -> Result<()> {
+/// A model of a case, with what its name says.
+pub(super) fn model_of(name: &str, config: ModelConfig, device: &Device) -> Result<Model> {
+    let mut model = Model::init(&ModelConfig { vocab_size: VOCAB, ..config }, 3, device)?;
+    if name.contains(CLOSED) {
+        close_first_heads(&mut model)?;
+    }
     if name.contains(EIGHT_BIT) {
         model.pack_weights(WeightFormat::Int8)?;
     }
-    Ok(())
+    Ok(model)
 }
 
 /// Gives the first head of every layer gates of -3e38, of which two add up to infinity.
-pub(super) fn close_first_heads(model: &mut Model) -> Result<()> {
+fn close_first_heads(model: &mut Model) -> Result<()> {
     let device = model.device().clone();
     for (_, spec, bias) in model.params_mut().iter_mut() {
         if spec.name.ends_with("fgate_proj.bias") {

@@ -6,8 +6,8 @@ use fox_model::{Cache, ForwardOptions, Model, ModelConfig, PagePolicy};
 use fox_tensor::cases::Rng;
 use fox_tensor::{DType, Device, PAGE, Segments, StreamDraw, StreamRow, Streams, Tape};
 
-use super::decoding::{CLOSED, VOCAB, close_first_heads, pack_8_bit};
-use super::{TOLERANCE, distance, to_bf16};
+use super::decoding::{VOCAB, model_of};
+use super::{Args, TOLERANCE, distance, to_bf16};
 use crate::output;
 
 /// Slots of the checks, and rows of a step.
@@ -65,37 +65,46 @@ pub(super) fn check_products(device: &Device, products: &[(usize, usize)]) -> Re
     Ok(failures.is_empty())
 }
 
-/// Steps of whole models.
-pub(super) fn check_steps(device: &Device) -> Result<bool> {
-    let mut passed = true;
+/// Models whose steps are checked: name, configuration, tokens of the prompt.
+pub(super) fn cases() -> Vec<(&'static str, ModelConfig, usize)> {
     let mut grouped = ModelConfig::fox_pro(512, 2, 4);
     if let Some(mixer) = grouped.mixer.forgetting_mut() {
         (mixer.kv_heads, mixer.window) = (2, Some(300));
     }
-    let mut models = vec![
-        ("FoX (Pro)", ModelConfig::fox_pro(128, 2, 2), 30),
-        ("FoX (LLaMA)", ModelConfig::fox_llama(128, 2, 2), 130),
-        ("Transformer (Pro)", ModelConfig::transformer_pro(128, 2, 2), 64),
-        ("grouped heads in a window", grouped, 700),
-        (CLOSED, ModelConfig::fox_pro(320, 2, 5), 480),
-    ];
-    if device.backend().name().starts_with("cuda") {
+    vec![
+        ("streams/fox-pro", ModelConfig::fox_pro(128, 2, 2), 30),
+        ("streams/fox-llama", ModelConfig::fox_llama(128, 2, 2), 130),
+        ("streams/transformer-pro", ModelConfig::transformer_pro(128, 2, 2), 64),
+        ("streams/grouped-heads-in-a-window", grouped, 700),
+        ("streams/fox-pro-with-closed-gates", ModelConfig::fox_pro(320, 2, 5), 480),
         // More pages than runs of four.
-        models.push(("17,000 tokens", ModelConfig::fox_pro(128, 2, 2), 17_000));
-        models.push(("wide heads", ModelConfig::fox_pro(512, 2, 2), 300));
-        models.push(("FoX (Pro) with 8-bit weights", ModelConfig::fox_pro(320, 2, 5), 200));
+        (ON_A_GPU[0], ModelConfig::fox_pro(128, 2, 2), 17_000),
+        (ON_A_GPU[1], ModelConfig::fox_pro(512, 2, 2), 300),
+        (ON_A_GPU[2], ModelConfig::fox_pro(320, 2, 5), 200),
         // Of widths that Hopper's products take.
-        models.push(("FoX (LLaMA) with 8-bit weights", ModelConfig::fox_llama(512, 2, 8), 130));
-    }
-    let mut text = String::new();
-    for (name, config, prompt) in models {
-        let config = ModelConfig { vocab_size: VOCAB, ..config };
-        let mut model = Model::init(&config, 3, device)?;
-        if name == CLOSED {
-            close_first_heads(&mut model)?;
+        (ON_A_GPU[3], ModelConfig::fox_llama(512, 2, 8), 130),
+    ]
+}
+
+/// Cases that other devices would take too long for.
+const ON_A_GPU: [&str; 4] = [
+    "streams/17000-tokens",
+    "streams/wide-heads",
+    "streams/fox-pro-8-bit",
+    "streams/fox-llama-8-bit",
+];
+
+/// Steps of whole models.
+pub(super) fn check_steps(args: &Args, device: &Device) -> Result<bool> {
+    let gpu = device.backend().name().starts_with("cuda");
+    let (mut passed, mut text) = (true, String::new());
+    for (name, config, prompt) in cases() {
+        if !args.wants(name) || (!gpu && ON_A_GPU.contains(&name)) {
+            continue;
         }
-        pack_8_bit(name, &mut model)?;
-        let Some(checked) = check_model(&model, prompt)? else { continue };
+        let Some(checked) = check_model(&model_of(name, config, device)?, prompt)? else {
+            continue;
+        };
         passed &= checked.passed(device);
         text += &checked.describe(name, device);
     }
