@@ -36,6 +36,18 @@ extern "C" __global__ void backward_rows(PARAMS(BackwardRows)) {
     }
 }
 
+// Lane n of four gets the n-th word of each of them, in their order.
+DEVICE uint4 quad_transpose(u32 a, u32 b, u32 c, u32 d) {
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    u32 first = __shfl_xor_sync(~0u, odd ? a : b, 1), second = __shfl_xor_sync(~0u, odd ? c : d, 1);
+    const uint2 low = odd ? make_uint2(first, b) : make_uint2(a, first);
+    const uint2 up = odd ? make_uint2(second, d) : make_uint2(c, second);
+    const uint2 send = high ? low : up, keep = high ? up : low;
+    const uint2 other = make_uint2(__shfl_xor_sync(~0u, send.x, 2), __shfl_xor_sync(~0u, send.y, 2));
+    return high ? make_uint4(other.x, other.y, keep.x, keep.y)
+                : make_uint4(keep.x, keep.y, other.x, other.y);
+}
+
 // dQ from the order of the Hopper kernel's accumulators to rows of bf16, and the sums of dS over each
 // eighth of a tile, row_sums[head][m_tile][8]. Grid (m_tiles, heads), block 256: thread =
 // accumulator owner.
@@ -49,18 +61,21 @@ extern "C" __global__ void finish_dq(PARAMS(FinishDq)) {
     const float* src = pieces + piece * (floats + 4 * sums);
     const int row = thread / 32 * 16 + lane / 4 + (block_m == 128 ? 64 * piece : 0);
     const int column0 = block_m == 128 ? 0 : 64 * piece;
-    // Pairs of lanes swap halves, so that each stores eight bytes of one row.
-    const bool odd = lane % 2;
-    const int i = ref.block * block_m + row + (odd ? 8 : 0);
+    // All loads before the first store: the compiler cannot know that the two never meet.
+    float4 x[8];
 #pragma unroll
-    for (int g = 0; g < 8; ++g) {
-        float4 x = reinterpret_cast<const float4*>(src)[g * 128 + thread];
-        u32 top = pack_bf16(x.x * scale, x.y * scale), bottom = pack_bf16(x.z * scale, x.w * scale);
-        u32 other = __shfl_xor_sync(~0u, odd ? top : bottom, 1);
-        uint2 out = odd ? make_uint2(other, bottom) : make_uint2(top, other);
-        int column = column0 + 8 * g + 4 * (lane % 4 / 2);
+    for (int g = 0; g < 8; ++g) x[g] = reinterpret_cast<const float4*>(src)[g * 128 + thread];
+    // Four lanes hold two columns each of rows r and r + 8; of two groups of eight columns, each gets all eight of one.
+    const int upper = lane % 2, bottom = lane / 2 % 2;
+    const int i = ref.block * block_m + row + 8 * bottom;
+#pragma unroll
+    for (int g = 0; g < 8; g += 2) {
+        const uint4 out = quad_transpose(
+            pack_bf16(x[g].x * scale, x[g].y * scale), pack_bf16(x[g + 1].x * scale, x[g + 1].y * scale),
+            pack_bf16(x[g].z * scale, x[g].w * scale), pack_bf16(x[g + 1].z * scale, x[g + 1].w * scale));
+        const int column = column0 + 8 * (g + upper);
         if (i < s.q_len && column < head_dim) {
-            *reinterpret_cast<uint2*>(dq + (size_t(s.q_start + i) * heads + head) * head_dim +
+            *reinterpret_cast<uint4*>(dq + (size_t(s.q_start + i) * heads + head) * head_dim +
                                       column) = out;
         }
     }
