@@ -66,7 +66,7 @@ const BF16_ROUNDING: f64 = 1.0 / 256.0;
 pub fn run(args: &Args) -> Result<ExitCode> {
     let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
     let decoding = decoding::cases().iter().any(|(name, ..)| args.wants(name));
-    let streams = streams::cases().iter().any(|(name, ..)| args.wants(name));
+    let streams = streams::cases().iter().any(|case| args.wants(case.name));
     let [pages, products, packed] =
         ["pages", "row products", "packed weights"].map(|name| args.wants(name));
     let any = cases || decoding || pages || products || packed || streams;

@@ -12,8 +12,6 @@ use crate::output;
 
 /// Slots of the checks, and rows of a step.
 const SLOTS: usize = 80;
-/// Tokens that each sequence is fed in its slot: beyond the end of a page.
-const STEPS: usize = 70;
 /// Rows of the products, around the sizes at which the kernels change.
 const ROWS: [usize; 14] = [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256];
 
@@ -65,48 +63,71 @@ pub(super) fn check_products(device: &Device, products: &[(usize, usize)]) -> Re
     Ok(failures.is_empty())
 }
 
-/// Models whose steps are checked: name, configuration, tokens of the prompt.
-pub(super) fn cases() -> Vec<(&'static str, ModelConfig, usize)> {
+/// A model whose steps are checked.
+pub(super) struct StreamCase {
+    pub(super) name: &'static str,
+    config: ModelConfig,
+    /// Tokens before the first step.
+    prompt: usize,
+    /// Tokens that each sequence is fed in its slot.
+    steps: usize,
+    /// Other sequences beside one whose bits must not change.
+    company: [usize; 2],
+    /// Other devices would take too long.
+    gpu_only: bool,
+}
+
+impl StreamCase {
+    fn new(name: &'static str, config: ModelConfig, prompt: usize) -> Self {
+        // Beyond the end of a page.
+        Self { name, config, prompt, steps: 70, company: [6, 63], gpu_only: false }
+    }
+
+    fn on_a_gpu(self) -> Self {
+        Self { gpu_only: true, ..self }
+    }
+
+    /// Few launches, for tools that make each a thousand times slower; a page ends among the steps.
+    fn brief(self) -> Self {
+        Self { steps: 6, company: [2, 15], ..self.on_a_gpu() }
+    }
+}
+
+pub(super) fn cases() -> Vec<StreamCase> {
     let mut grouped = ModelConfig::fox_pro(512, 2, 4);
     if let Some(mixer) = grouped.mixer.forgetting_mut() {
         (mixer.kv_heads, mixer.window) = (2, Some(300));
     }
+    let (case, pro, llama) = (StreamCase::new, ModelConfig::fox_pro, ModelConfig::fox_llama);
     vec![
-        ("streams/fox-pro", ModelConfig::fox_pro(128, 2, 2), 30),
-        ("streams/fox-llama", ModelConfig::fox_llama(128, 2, 2), 130),
-        ("streams/transformer-pro", ModelConfig::transformer_pro(128, 2, 2), 64),
-        ("streams/grouped-heads-in-a-window", grouped, 700),
-        ("streams/fox-pro-with-closed-gates", ModelConfig::fox_pro(320, 2, 5), 480),
+        case("streams/fox-pro", pro(128, 2, 2), 30),
+        case("streams/fox-llama", llama(128, 2, 2), 130),
+        case("streams/transformer-pro", ModelConfig::transformer_pro(128, 2, 2), 64),
+        case("streams/grouped-heads-in-a-window", grouped.clone(), 700),
+        case("streams/fox-pro-with-closed-gates", pro(320, 2, 5), 480),
         // More pages than runs of four.
-        (ON_A_GPU[0], ModelConfig::fox_pro(128, 2, 2), 17_000),
-        (ON_A_GPU[1], ModelConfig::fox_pro(512, 2, 2), 300),
-        (ON_A_GPU[2], ModelConfig::fox_pro(320, 2, 5), 200),
+        case("streams/17000-tokens", pro(128, 2, 2), 17_000).on_a_gpu(),
+        case("streams/wide-heads", pro(512, 2, 2), 300).on_a_gpu(),
+        case("streams/8-bit/fox-pro", pro(320, 2, 5), 200).on_a_gpu(),
         // Of widths that Hopper's products take.
-        (ON_A_GPU[3], ModelConfig::fox_llama(512, 2, 8), 130),
+        case("streams/8-bit/fox-llama", llama(512, 2, 8), 130).on_a_gpu(),
+        case("streams/brief/grouped-heads-in-a-window", grouped, 380).brief(),
+        case("streams/brief/8-bit", pro(320, 1, 5), 61).brief(),
     ]
 }
-
-/// Cases that other devices would take too long for.
-const ON_A_GPU: [&str; 4] = [
-    "streams/17000-tokens",
-    "streams/wide-heads",
-    "streams/fox-pro-8-bit",
-    "streams/fox-llama-8-bit",
-];
 
 /// Steps of whole models.
 pub(super) fn check_steps(args: &Args, device: &Device) -> Result<bool> {
     let gpu = device.backend().name().starts_with("cuda");
     let (mut passed, mut text) = (true, String::new());
-    for (name, config, prompt) in cases() {
-        if !args.wants(name) || (!gpu && ON_A_GPU.contains(&name)) {
+    for case in cases() {
+        if !args.wants(case.name) || (case.gpu_only && !gpu) {
             continue;
         }
-        let Some(checked) = check_model(&model_of(name, config, device)?, prompt)? else {
-            continue;
-        };
+        let model = model_of(case.name, case.config.clone(), device)?;
+        let Some(checked) = check_model(&model, &case)? else { continue };
         passed &= checked.passed(device);
-        text += &checked.describe(name, device);
+        text += &checked.describe(&case, device);
     }
     output::print(&text)?;
     Ok(passed)
@@ -134,12 +155,12 @@ impl Checked {
         self.error <= Self::tolerance(device) && self.differences + self.wrong_choices == 0
     }
 
-    fn describe(&self, name: &str, device: &Device) -> String {
+    fn describe(&self, case: &StreamCase, device: &Device) -> String {
         let verdict = if self.passed(device) { "" } else { "FAIL " };
         format!(
-            "  {verdict}{name}: steps in slots are off by {:.1e} from a forward pass; of {STEPS} steps {} have other \
-             bits in company and {} choose another token\n",
-            self.error, self.differences, self.wrong_choices
+            "  {verdict}{}: steps in slots are off by {:.1e} from a forward pass; of {} steps {} have other bits in \
+             company and {} choose another token\n",
+            case.name, self.error, case.steps, self.differences, self.wrong_choices
         )
     }
 }
@@ -149,21 +170,23 @@ struct Checker<'m> {
     model: &'m Model,
     policy: PagePolicy,
     streams: Streams,
+    steps: usize,
 }
 
 /// `None` where the device has no slots for the model.
-fn check_model(model: &Model, prompt: usize) -> Result<Option<Checked>> {
+fn check_model(model: &Model, case: &StreamCase) -> Result<Option<Checked>> {
+    let (prompt, steps) = (case.prompt, case.steps);
     // What is dropped has a share of at most e^-20.
-    let max_context = prompt + STEPS + 1;
+    let max_context = prompt + steps + 1;
     let policy = model.page_policy(Some(-20.0), max_context)?;
     let Some(streams) = model.open_streams(SLOTS, max_context, &policy)? else { return Ok(None) };
-    let mut checker = Checker { model, policy, streams };
-    let ids = ids(0, prompt + STEPS);
+    let mut checker = Checker { model, policy, streams, steps };
+    let ids = ids(0, prompt + steps);
     let want = checker.forward(&ids)?;
     let (got, wrong_choices) = checker.decode(&ids, prompt, 0, 3)?;
-    let error = distance(&got, &want[prompt * VOCAB..][..STEPS * VOCAB]);
+    let error = distance(&got, &want[prompt * VOCAB..][..steps * VOCAB]);
     let mut differences = 0;
-    for (company, slot) in [(6, 5), (63, 70)] {
+    for (company, slot) in case.company.into_iter().zip([5, 70]) {
         let (other, _) = checker.decode(&ids, prompt, company, slot)?;
         let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let steps = got.chunks(VOCAB).zip(other.chunks(VOCAB));
@@ -214,7 +237,7 @@ impl Checker<'_> {
         Ok(cache)
     }
 
-    /// Logits of [`STEPS`] tokens after the prompt, in a slot, beside `company` other sequences of other lengths; and
+    /// Logits of `steps` tokens after the prompt, in a slot, beside `company` other sequences of other lengths; and
     /// the steps whose choice was wrong. The row moves from step to step.
     fn decode(
         &mut self,
@@ -226,12 +249,12 @@ impl Checker<'_> {
         let mut sequences = vec![(slot, ids_of.to_vec(), self.enter(&ids_of[..prompt], slot)?)];
         for other in 0..company {
             let (own, len) = ((slot + 1 + other) % SLOTS, 1 + 11 * other % 150);
-            let text = ids(1 + other, len.min(prompt) + STEPS);
+            let text = ids(1 + other, len.min(prompt) + self.steps);
             let cache = self.enter(&text[..len.min(prompt)], own)?;
             sequences.push((own, text, cache));
         }
         let (mut logits, mut wrong_choices) = (Vec::new(), 0);
-        for step in 0..STEPS {
+        for step in 0..self.steps {
             let count = sequences.len();
             sequences.rotate_left(step % count);
             let mut rows = Vec::with_capacity(count);
@@ -280,9 +303,9 @@ mod tests {
     fn the_oracle_passes() {
         let device = Device::naive();
         assert!(check_products(&device, &PRODUCTS[..1]).unwrap());
-        let config = ModelConfig { vocab_size: VOCAB, ..ModelConfig::fox_pro(32, 1, 2) };
-        let checked = check_model(&Model::init(&config, 3, &device).unwrap(), 100).unwrap();
-        let checked = checked.expect("the oracle has slots");
-        assert!(checked.passed(&device), "{}", checked.describe("FoX (Pro)", &device));
+        let case = StreamCase::new("streams/fox-pro", ModelConfig::fox_pro(32, 1, 2), 100);
+        let model = model_of(case.name, case.config.clone(), &device).unwrap();
+        let checked = check_model(&model, &case).unwrap().expect("the oracle has slots");
+        assert!(checked.passed(&device), "{}", checked.describe(&case, &device));
     }
 }
