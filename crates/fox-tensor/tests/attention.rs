@@ -366,37 +366,58 @@ fn pruned_blocks_are_those_of_the_two_pointer_passes() {
     }
 }
 
+/// Weights of a norm in which the largest magnitude of every head is that of a negative weight.
+fn norm_weights(device: &Device, heads: &[f64]) -> Tensor {
+    let w: Vec<f64> =
+        heads.iter().flat_map(|&w| [vec![0.5 * w; D - 1], vec![-w]].concat()).collect();
+    device.from_f64(&w, [w.len()]).unwrap()
+}
+
+/// Blocks of 640 tokens that a head with this `max|w_q| max|w_k|` visits where every token forgets by 1/8 and the
+/// tolerance is e^-4.
+fn visited(largest: f64) -> u64 {
+    let u = largest * D as f64 * f64::from(1.0 / (D as f32).sqrt());
+    let delta = -(2.0 * u + 640f64.ln()) - 4.0;
+    // Block `n` back has its nearest pair at distance `64 n - 63`.
+    let near = |back: usize| back == 0 || -0.125 * (64.0 * back as f64 - 63.0) >= delta;
+    let count = (0..10).map(|m| (0..=m).filter(|&back| near(back)).count()).sum::<usize>();
+    assert!(count < 55, "nothing is pruned");
+    count as u64
+}
+
 /// The bound from norm weights: `max|w_q| max|w_k| d scale`, of the head or of the shared weights.
 #[test]
 fn norm_weights_bound_the_logits() {
     let (t, device) = (640, Device::naive());
-    // A constant gate: a pair at distance n has decayed by n / 8.
     let x = Operands { gates: vec![-0.125; t * H], ..Operands::random(1, t, t, 0.0) };
-    let weights = |heads: &[f64]| {
-        // The largest magnitude of every head is that of a negative weight.
-        let w: Vec<f64> =
-            heads.iter().flat_map(|&w| [vec![0.5 * w; D - 1], vec![-w]].concat()).collect();
-        device.from_f64(&w, [w.len()]).unwrap()
-    };
+    let weights = |heads: &[f64]| norm_weights(&device, heads);
     for (q, k, bounds) in [
         (weights(&[1.0, 3.0]), weights(&[2.0, 1.5]), [2.0, 4.5]),
         (weights(&[2.0]), weights(&[2.0, 3.0]), [4.0, 6.0]),
         (weights(&[2.0]), weights(&[1.0]), [2.0, 2.0]),
     ] {
         let acp = Acp::On { log_tolerance: -4.0, bound: LogitBound::QkNorm { q, k } };
-        let spec = AttentionSpec { acp, ..one(t, t) };
-        let tiles = x.run_on(&device, &spec).tiles;
-        for (h, bound) in bounds.into_iter().enumerate() {
-            let u = bound * D as f64 * f64::from(1.0 / (D as f32).sqrt());
-            let delta = -(2.0 * u + (t as f64).ln()) - 4.0;
-            // Block `n` back has its nearest pair at distance `64 n - 63`.
-            let near = |back: usize| back == 0 || -0.125 * (64.0 * back as f64 - 63.0) >= delta;
-            let visited: usize = (0..10).map(|m| (0..=m).filter(|&back| near(back)).count()).sum();
-            assert_eq!(tiles[2 * h], visited as u64);
-            assert_eq!(tiles[2 * h + 1], 55);
-            assert!(visited < 55);
-        }
+        let tiles = x.run_on(&device, &AttentionSpec { acp, ..one(t, t) }).tiles;
+        assert_eq!(tiles, bounds.map(|bound| [visited(bound), 55]).concat());
     }
+}
+
+/// Grouped queries have the bound of the key head that they read.
+#[test]
+fn norm_weights_are_those_of_the_shared_key_head() {
+    let (t, device) = (640, Device::naive());
+    let mut rng = Rng::new(3);
+    let mut real = |cols: usize| device.from_f64(&rng.normals(t * cols), [t, cols]).unwrap();
+    let (q, k, v) = (real(4 * D), real(2 * D), real(2 * D));
+    let gates = device.from_f64(&vec![-0.125; t * 4], [t, 4]).unwrap();
+    let weights = |heads: &[f64]| norm_weights(&device, heads);
+    let bound = LogitBound::QkNorm { q: weights(&[1.0, 2.0, 3.0, 1.5]), k: weights(&[1.0, 2.0]) };
+    let acp = Acp::On { log_tolerance: -4.0, bound };
+    let spec = AttentionSpec { heads: 4, kv_heads: 2, acp, ..one(t, t) };
+    let inputs = AttentionInputs { q: &q, k: &k, v: &v, log_gates: Some(&gates) };
+    let tiles = device.backend().attention_fwd(&inputs, &spec).unwrap().tiles;
+    let bounds = [1.0, 2.0, 6.0, 3.0];
+    assert_eq!(tile_counts(&tiles).unwrap().concat(), bounds.map(|b| [visited(b), 55]).concat());
 }
 
 #[test]

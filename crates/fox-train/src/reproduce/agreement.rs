@@ -43,6 +43,7 @@ mod tests {
         assert_eq!(of(&[(1.0, 10.0), (2.0, 30.0), (3.0, 20.0)]), (2, 3));
         // Equal in the reference: no pair; equal here: no agreement.
         assert_eq!(of(&[(1.0, 1.0), (1.0, 2.0), (2.0, 1.0)]), (0, 2));
+        assert_eq!(of(&[(2.0, 1.0), (1.0, 1.0)]), (0, 1));
         assert_eq!(of(&[]), (0, 0));
     }
 }
