@@ -51,6 +51,7 @@ mod rehearsal;
 pub mod reproduce;
 mod run_folder;
 mod schedule;
+mod session;
 mod stages;
 mod step;
 mod stepper;

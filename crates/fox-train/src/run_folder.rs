@@ -28,6 +28,9 @@ const CONFIG: &str = "config.toml";
 const FACTS: &str = "run.json";
 const LOCK: &str = "run.lock";
 
+/// The Hugging Face folder in a run folder.
+pub(crate) const EXPORT: &str = "export";
+
 /// What decides the numbers of a run. Paths are not part of it: the data have an identity.
 const DECISIVE: [&str; 5] = ["model", "data", "training", "optimizer", "schedule"];
 const PLACES: [&str; 2] = ["path", "heldout"];

@@ -12,7 +12,7 @@ use toml::{Table, Value};
 
 use crate::data::RunData;
 use crate::recipe::TrainingRecipe;
-use crate::run_folder::RunFolder;
+use crate::run_folder::{EXPORT, RunFolder};
 use crate::{Error, Recipe, Result};
 
 /// A word for a part of a model, and what belongs to it.
@@ -156,7 +156,7 @@ fn checkpoint_folder(path: &Path) -> Result<PathBuf> {
     if !RunFolder::is_run(path) {
         return Ok(path.to_path_buf());
     }
-    let export = path.join("export");
+    let export = path.join(EXPORT);
     if export.join("config.json").is_file() { Ok(export) } else { RunFolder::newest_folder(path) }
 }
 

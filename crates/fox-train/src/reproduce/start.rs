@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use toml::Value;
 
 use super::{PlannedRun, StartPlan};
+use crate::run_folder::EXPORT;
 use crate::{Error, Result};
 
 /// Turns within the old length above which YaRN keeps a frequency.
@@ -35,7 +36,7 @@ impl PlannedStart {
         let memory = plan.memory.map(|times| times * training_length as f64);
         let first = run.folder(lr);
         let folder = match memory {
-            None => out.join("runs").join(first).join("export"),
+            None => out.join("runs").join(first).join(EXPORT),
             Some(memory) => out.join("starts").join(format!("{first}_gates{memory}")),
         };
         Ok(PlannedStart { run: Box::new(run), memory, folder })
@@ -43,7 +44,7 @@ impl PlannedStart {
 
     /// The export of the first run.
     pub fn export(&self, out: &Path) -> PathBuf {
-        out.join("runs").join(self.run.folder(self.run.lr.unwrap_or_default())).join("export")
+        out.join("runs").join(self.run.folder(self.run.lr.unwrap_or_default())).join(EXPORT)
     }
 
     /// Settings of a run of `tokens` tokens with sequences of `length` that begins here, and what its name tells of
