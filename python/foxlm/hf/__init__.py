@@ -7,11 +7,11 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from .cache import FoxCache
 from .configuration import FlaFoxConfig, FoxConfig, FoxTransformerConfig
 from .modeling import (
     FlaFoxForCausalLM,
     FlaFoxModel,
-    FoxCache,
     FoxForCausalLM,
     FoxModel,
     FoxTransformerForCausalLM,
