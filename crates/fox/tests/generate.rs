@@ -113,6 +113,8 @@ fn endless(model: &str, extra: &[&str]) -> std::process::Child {
     command.args(args).args(extra).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
+/// By SIGTERM, which counts as an interrupt does: tests that a script runs in the background ignore interrupts, and what
+/// they start does, too.
 #[test]
 fn an_interrupt_ends_the_text_and_prints_the_summary() {
     let (_folder, model) = checkpoint();
@@ -120,7 +122,7 @@ fn an_interrupt_ends_the_text_and_prints_the_summary() {
         let mut child = endless(&model, extra);
         let mut first = [0; 64];
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
-        let asked = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        let asked = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
         assert!(asked.success());
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
