@@ -7,7 +7,8 @@
 //! - the token shift needs one row, that before the first one (`row.rs`);
 //! - forgetting attention needs the earlier keys that the first query has not forgotten (`keys.rs`). The sums of the
 //!   log gates run from rank to rank; each rank then tells the others the sums at the ends of its blocks of keys
-//!   (`agree.rs`). From these all of them know, without asking, who needs which keys (`plan.rs`).
+//!   (`agree.rs`). From these all of them know, without asking, who needs which keys (`plan.rs`), and send them
+//!   (`fetch.rs`).
 //!
 //! Gradients go back to where the values came from, and are added there in the order of the ranks.
 //!
@@ -17,6 +18,7 @@
 //! sequences that begin with a row of the batch.
 
 mod agree;
+mod fetch;
 mod keys;
 mod plan;
 mod row;
