@@ -132,7 +132,10 @@ fn every_task_has_every_model() {
     for task in tasks {
         let list = SweepList::load(task).unwrap();
         let items = list.items(&[], None).unwrap();
-        assert_eq!(items.len(), 9, "{task}");
+        // Tasks of recall also have both FoX models with gates that begin with long memories.
+        let remember = if task.starts_with("mqar") { 2 } else { 0 };
+        let memories = items.iter().filter(|item| item.recipe.training.gate_memory.is_some());
+        assert_eq!((items.len(), memories.count()), (9 + remember, remember), "{task}");
         let mut layers = Vec::new();
         for item in items {
             let config = item.recipe.data.task.as_ref().unwrap();
