@@ -84,6 +84,12 @@ impl TrainingRecipe {
 }
 
 impl Recipe {
+    /// Memories were asked for, and nothing can have them.
+    pub(crate) fn without_gates(&self) -> Error {
+        let detail = "is set, but the model has no gates that depend on the input";
+        Error::value(&self.name, "training.gate_memory", detail)
+    }
+
     /// Refuses patterns that name nothing that the model has, and a fading of what is not there.
     pub(crate) fn check_tuning(&self, config: &ModelConfig) -> Result<()> {
         let (t, specs) = (&self.training, config.param_specs());
@@ -99,6 +105,9 @@ impl Recipe {
                 );
                 return Err(Error::value(&self.name, key, detail));
             }
+        }
+        if t.gate_memory.is_some() && !specs.iter().any(|spec| names("*fgate_proj.bias", spec)) {
+            return Err(self.without_gates());
         }
         let rope = config.mixer.forgetting().and_then(|mixer| mixer.rope);
         if t.rope_fade.is_some() && (rope.is_none() || config.mixer.at(0).is_some()) {

@@ -79,8 +79,7 @@ impl Recipe {
         if let Some([min, max]) = self.training.gate_memory
             && !model.begin_with_memory(DecayTime { min, max })?
         {
-            let detail = "is set, but the model has no gates that depend on the input";
-            return Err(Error::value(&self.name, "training.gate_memory", detail));
+            return Err(self.without_gates());
         }
         Ok(model)
     }
