@@ -41,6 +41,7 @@ mod link;
 mod meeting;
 mod peers;
 mod placement;
+mod port;
 mod speed;
 mod watch;
 
@@ -49,4 +50,5 @@ pub use exchange::{Owned, owners, tree_sum};
 pub use group::Group;
 pub use meeting::{Fact, Meeting};
 pub use placement::Placement;
+pub use port::free_port;
 pub use watch::SILENCE;

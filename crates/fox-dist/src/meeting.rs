@@ -73,25 +73,23 @@ pub(crate) struct Connections {
 impl Meeting {
     pub(crate) fn hold(&self, placement: &Placement) -> Result<Connections> {
         let deadline = Instant::now() + self.limit;
-        let listener = listen((Ipv4Addr::UNSPECIFIED, 0).into())
-            .map_err(Error::connection("listening for data links"))?;
-        let address = listener.local_addr().map_err(Error::connection("reading an own address"))?;
-        let (control, token, places) = match placement.rank {
-            0 => self.gather(placement, deadline, address.port())?,
-            _ => self.join(placement, deadline, address.port())?,
+        let Gathered { control, listener, token, places } = match placement.rank {
+            0 => self.gather(placement, deadline)?,
+            _ => self.join(placement, deadline)?,
         };
         let data = self.link_all(placement, &listener, (token, &places), deadline)?;
         Ok(Connections { control, data })
     }
 
     /// Rank 0: waits for all others and tells each where they are.
-    fn gather(&self, placement: &Placement, deadline: Instant, port: u16) -> Result<Gathered> {
+    fn gather(&self, placement: &Placement, deadline: Instant) -> Result<Gathered> {
         let (address, size) = (placement.address(), placement.size);
-        let listener = listen_at(&address)
+        let meeting_place = listen_at(&address)
             .map_err(|cause| Error::Listen { address: address.clone(), cause })?;
+        let (listener, port) = listen_anywhere()?;
         let mut found: Vec<Option<(TcpStream, Hello)>> = (0..size).map(|_| None).collect();
         while found.iter().flatten().count() + 1 < size {
-            let Some(mut stream) = accept(&listener, deadline)? else {
+            let Some(mut stream) = accept(&meeting_place, deadline)? else {
                 let missing = (1..size).filter(|&r| found[r].is_none());
                 let missing = in_words(&missing.collect::<Vec<_>>());
                 let words = format!("{missing} of {size} did not come");
@@ -128,7 +126,7 @@ impl Meeting {
                 .map_err(Error::connection(format!("answering rank {rank}")))?;
             control.push((rank, stream));
         }
-        Ok((control, token, places))
+        Ok(Gathered { control, listener, token, places })
     }
 
     /// Why a rank cannot take part.
@@ -154,7 +152,7 @@ impl Meeting {
     }
 
     /// Every other rank: finds rank 0 and hears where the others are.
-    fn join(&self, placement: &Placement, deadline: Instant, port: u16) -> Result<Gathered> {
+    fn join(&self, placement: &Placement, deadline: Instant) -> Result<Gathered> {
         let (rank, size, address) = (placement.rank, placement.size, placement.address());
         let nobody = |cause: String| Error::NoRankZero {
             rank,
@@ -162,7 +160,6 @@ impl Meeting {
             seconds: self.limit.as_secs(),
             cause,
         };
-        let hello = Hello { rank, size, facts: self.facts.clone(), port };
         let mut stream = loop {
             match connect(&address, deadline) {
                 Ok(stream) => break stream,
@@ -170,6 +167,8 @@ impl Meeting {
                 Err(_) => std::thread::sleep(10 * PAUSE),
             }
         };
+        let (listener, port) = listen_anywhere()?;
+        let hello = Hello { rank, size, facts: self.facts.clone(), port };
         let answer = say(&mut stream, &hello).and_then(|()| {
             // Rank 0 answers when all are there.
             let left = deadline.saturating_duration_since(Instant::now()) + PATIENCE;
@@ -187,7 +186,8 @@ impl Meeting {
                     }
                     (host, zero) => (host.or(zero), port),
                 };
-                Ok((vec![(0, stream)], token, places.into_iter().map(seen).collect()))
+                let places = places.into_iter().map(seen).collect();
+                Ok(Gathered { control: vec![(0, stream)], listener, token, places })
             }
         }
     }
@@ -229,8 +229,15 @@ impl Meeting {
     }
 }
 
-/// Control links, the token of the meeting, and where every rank is.
-type Gathered = (Vec<(usize, TcpStream)>, u64, Vec<(Option<IpAddr>, u16)>);
+/// What a rank has when everybody is there.
+struct Gathered {
+    control: Vec<(usize, TcpStream)>,
+    /// Where it takes data links.
+    listener: TcpListener,
+    token: u64,
+    /// Where every rank takes them.
+    places: Vec<(Option<IpAddr>, u16)>,
+}
 
 fn refuse_all(found: &mut [Option<(TcpStream, Hello)>], words: &str) {
     for (stream, _) in found.iter_mut().flatten() {
@@ -256,17 +263,21 @@ fn token() -> u64 {
     time.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40)
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+fn listen_at(address: impl ToSocketAddrs) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-fn listen_at(address: &str) -> io::Result<TcpListener> {
-    let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
-    let listener = TcpListener::bind(&addresses[..])?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+/// A listener for data links at a port of the system's choice. Only when rank 0 listens: the system could choose rank
+/// 0's port, and the others would take this rank for it.
+fn listen_anywhere() -> Result<(TcpListener, u16)> {
+    let listen = || {
+        let listener = listen_at((Ipv4Addr::UNSPECIFIED, 0))?;
+        let port = listener.local_addr()?.port();
+        Ok((listener, port))
+    };
+    listen().map_err(Error::connection("listening for data links"))
 }
 
 /// The next connection; `None` when the time is over.
@@ -297,6 +308,8 @@ fn connect(address: &str, deadline: Instant) -> io::Result<TcpStream> {
     let mut last = io::Error::from(ErrorKind::AddrNotAvailable);
     for address in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, left) {
+            // Where nobody listens, the system may choose the same port for this end: it is connected to itself.
+            Ok(stream) if stream.local_addr()? == address => last = ErrorKind::AddrInUse.into(),
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
@@ -328,4 +341,21 @@ fn hear_now<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
     let mut text = vec![0; len as usize];
     stream.read_exact(&mut text)?;
     Ok(serde_json::from_slice(&text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Linux goes through its even ports from 32768 on, one for each attempt, and comes to the one that is called.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn nobody_is_connected_to_itself() {
+        let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+        let port = (40_000..).step_by(2).find(free).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let attempt = |_| connect(&format!("127.0.0.1:{port}"), deadline).unwrap_err().kind();
+        let met_itself = (0..200_000).map(attempt).any(|kind| kind == ErrorKind::AddrInUse);
+        assert!(met_itself, "the system never chose port {port}: this test shows nothing");
+    }
 }

@@ -8,8 +8,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use common::{free_port, meeting, placement, ranks};
-use fox_dist::{Error, Group, Meeting, Owned, tree_sum};
+use common::{meeting, placement, ranks};
+use fox_dist::{Error, Group, Meeting, Owned, free_port, tree_sum};
 
 #[test]
 fn everybody_hears_everybody() {
@@ -131,7 +131,7 @@ fn leaving_is_no_loss() {
 
 #[test]
 fn ranks_that_run_something_else_are_refused() {
-    let port = free_port();
+    let port = free_port().unwrap();
     let meet = |rank: usize, size: usize, recipe: &str| {
         Group::meet(&placement(rank, size, port), &meeting(recipe)).unwrap_err().to_string()
     };
@@ -149,7 +149,7 @@ fn ranks_that_run_something_else_are_refused() {
 
 #[test]
 fn strangers_do_not_disturb_and_absences_are_named() {
-    let port = free_port();
+    let port = free_port().unwrap();
     let short = Meeting { limit: Duration::from_millis(700), ..meeting("a") };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| Group::meet(&placement(0, 4, port), &short).unwrap_err());
@@ -173,7 +173,7 @@ fn a_port_that_is_taken_and_a_first_rank_that_is_not_there() {
     assert!(matches!(error, Error::Listen { .. }), "{error}");
     assert!(error.to_string().contains("give another port with FOX_PORT"), "{error}");
     let short = Meeting { limit: Duration::from_millis(200), ..meeting("a") };
-    let error = Group::meet(&placement(1, 2, free_port()), &short).unwrap_err();
+    let error = Group::meet(&placement(1, 2, free_port().unwrap()), &short).unwrap_err();
     assert!(error.to_string().starts_with("rank 1 found no rank 0 at 127.0.0.1:"), "{error}");
 }
 

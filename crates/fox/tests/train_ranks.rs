@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use fox_dist::free_port;
 use train_common::{checkpoints, command, metrics, recipe, result, run, stderr};
 
 /// Eight parts in a batch, so that up to eight processes can share it.
@@ -49,10 +50,6 @@ fn rank(rank: usize, size: usize, port: u16, command: &mut Command) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap()
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn wait_for_checkpoint(out: &Path, count: usize) {
@@ -117,7 +114,7 @@ fn a_lost_process_ends_all_and_any_number_goes_on() {
     assert_success(&run(&recipe, &whole, &on_cpu));
     let out = dir.path().join("torn");
     for (ranks, lost, before) in [(4, 2, 1), (2, 0, 2)] {
-        let port = free_port();
+        let port = free_port().unwrap();
         let mut children: Vec<Child> = (0..ranks)
             .map(|r| rank(r, ranks, port, &mut command(&recipe, &out, &on_cpu)))
             .collect();
@@ -155,7 +152,7 @@ fn what_does_not_fit_is_said_by_every_process() {
     assert!(said.contains("set training.micro_batch"), "{said}");
     assert!(!out.exists(), "nothing was written");
 
-    let port = free_port();
+    let port = free_port().unwrap();
     let other = ["--set", "training.seed=7"];
     let first = rank(0, 2, port, &mut command(&recipe, &out, &[]));
     let second = rank(1, 2, port, &mut command(&recipe, &out, &other));
@@ -300,7 +297,7 @@ fn a_folder_that_is_not_shared_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
     let outs = ["here", "elsewhere"].map(|name| dir.path().join(name));
-    let (port, quiet) = (free_port(), ["--quiet", "--device", "cpu"]);
+    let (port, quiet) = (free_port().unwrap(), ["--quiet", "--device", "cpu"]);
     let start = |r: usize| rank(r, 2, port, &mut command(&recipe, &outs[r], &quiet));
     let children: Vec<Child> = (0..2).map(start).collect();
     let words =

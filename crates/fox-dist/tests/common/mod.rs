@@ -1,13 +1,8 @@
 //! Ranks as threads of one process, over real links.
 
-use std::net::TcpListener;
 use std::time::Duration;
 
-use fox_dist::{Fact, Group, Meeting, Placement};
-
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
+use fox_dist::{Fact, Group, Meeting, Placement, free_port};
 
 pub fn placement(rank: usize, size: usize, port: u16) -> Placement {
     let host = "127.0.0.1".to_string();
@@ -24,7 +19,7 @@ pub fn meeting(recipe: &str) -> Meeting {
 
 /// What each of `size` ranks comes to, run side by side.
 pub fn ranks<T: Send>(size: usize, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    let port = free_port();
+    let port = free_port().unwrap();
     std::thread::scope(|scope| {
         let start = |rank| {
             let work = &work;

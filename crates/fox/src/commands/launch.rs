@@ -1,7 +1,6 @@
 //! `fox launch`: several processes of one command on this machine.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::process::{Child, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::Ordering;
 use std::thread::{self, sleep};
@@ -101,7 +100,7 @@ impl Drop for Ranks {
 }
 
 fn start(args: &Args) -> Result<Ranks> {
-    let port = free_port()?;
+    let port = fox_dist::free_port().context("cannot find a free port")?;
     let mut ranks = Ranks(Vec::new());
     let count = args.gpus.or(args.ranks).unwrap_or(1);
     // Without it a machine that lacks a GPU or a driver would compute on its CPU.
@@ -131,10 +130,4 @@ fn start(args: &Args) -> Result<Ranks> {
         ranks.0.push(child);
     }
     Ok(ranks)
-}
-
-/// A port that nobody had a moment ago.
-fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("cannot find a free port")?;
-    Ok(listener.local_addr().context("cannot find a free port")?.port())
 }
