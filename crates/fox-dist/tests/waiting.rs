@@ -3,15 +3,12 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
 use std::collections::HashSet;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{meeting, placement};
-use fox_dist::{Group, Meeting, free_port};
+use fox_dist::{Group, Meeting, Placement, free_port};
 
 /// Number of sockets of this process that take connections.
 fn listening() -> usize {
@@ -32,11 +29,20 @@ fn a_rank_that_waits_for_the_first_does_not_listen() {
     let probe = TcpListener::bind("127.0.0.1:0").unwrap();
     assert_eq!(listening(), 1, "the count sees listeners");
     drop(probe);
-    let (port, over) = (free_port().unwrap(), AtomicBool::new(false));
-    let short = Meeting { limit: Duration::from_millis(500), ..meeting("a") };
+    let second = Placement {
+        rank: 1,
+        size: 2,
+        local_rank: 1,
+        local_size: 2,
+        host: "127.0.0.1".into(),
+        port: free_port().unwrap(),
+        launcher: "torchrun",
+    };
+    let short = Meeting { facts: Vec::new(), limit: Duration::from_millis(500) };
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            assert!(Group::meet(&placement(1, 2, port), &short).is_err());
+            assert!(Group::meet(&second, &short).is_err());
             over.store(true, Ordering::Release);
         });
         while !over.load(Ordering::Acquire) {
