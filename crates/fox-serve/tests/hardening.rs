@@ -55,7 +55,7 @@ fn a_long_text_is_refused_before_it_is_tokenized_and_delays_nobody() {
         worst = worst.max(start.elapsed());
     }
     // A loose bound: other tests run beside this one.
-    assert!(worst < Duration::from_secs(1), "{worst:?}");
+    assert!(worst < Duration::from_secs(3), "{worst:?}");
     for client in clients {
         let reply = client.join().unwrap();
         let error = &reply.json()["error"];

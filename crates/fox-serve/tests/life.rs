@@ -32,7 +32,7 @@ fn a_client_that_leaves_frees_its_place() {
         drop(socket);
         let left = Instant::now();
         wait_for("its place is free", || server.engine.stats().running == 0);
-        assert!(left.elapsed() < Duration::from_secs(2), "stream = {stream}: {:?}", left.elapsed());
+        assert!(left.elapsed() < Duration::from_secs(5), "stream = {stream}: {:?}", left.elapsed());
     }
     assert_eq!(server.engine.stats().cancelled, 2);
 }

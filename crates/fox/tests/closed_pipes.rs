@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use fox_data::{SyntheticTokenizer, Tokenizer};
 use fox_model::{Model, ModelConfig, WriteOptions};
-use train_common::{checkpoints, command, metrics, recipe, result, run, stderr};
+use train_common::{checkpoints, command, metrics, recipe, result, run, stderr, wait_until};
 
 /// Starts a command and closes the reading ends of both its outputs before it can have written anything.
 fn unheard(command: &mut Command) -> Child {
@@ -45,12 +45,9 @@ fn end_of(child: &mut Child) -> ExitStatus {
 
 /// Waits until a run has written so many lines of its log.
 fn wait_for_lines(out: &Path, lines: usize) {
-    let start = Instant::now();
-    while fs::read_to_string(out.join("metrics.jsonl")).unwrap_or_default().lines().count() < lines
-    {
-        assert!(start.elapsed() < Duration::from_secs(60), "it does not train");
-        sleep(Duration::from_millis(1));
-    }
+    wait_until("it trains", || {
+        fs::read_to_string(out.join("metrics.jsonl")).unwrap_or_default().lines().count() >= lines
+    });
 }
 
 fn signal(child: &Child, name: &str) {
@@ -104,6 +101,14 @@ fn a_signal_still_stops_an_unheard_run_with_a_checkpoint() {
     assert_eq!(checkpoints(&out).len(), 1);
 }
 
+/// Whether this test itself was started by something like `nohup`, so that what it starts ignores hang-ups, too.
+fn ignores_hang_ups() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 == 1)
+}
+
 /// `nohup`: the hang-up of a terminal is ignored before the program starts.
 #[test]
 fn a_hang_up_that_is_ignored_stays_ignored_and_another_stops_with_a_checkpoint() {
@@ -112,6 +117,10 @@ fn a_hang_up_that_is_ignored_stays_ignored_and_another_stops_with_a_checkpoint()
     let extra = ["--quiet", "--set", "training.tokens=51200", "--set", "checkpoints.every=0"];
     assert!(run(&recipe, &whole, &extra).status.success());
     for (trap, code) in [("trap '' HUP; ", 0), ("", 130)] {
+        if trap.is_empty() && ignores_hang_ups() {
+            println!("skipped: hang-ups are ignored here");
+            continue;
+        }
         let out = dir.path().join(format!("run-{code}"));
         let inner = command(&recipe, &out, &extra);
         let mut outer = Command::new("sh");

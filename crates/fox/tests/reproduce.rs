@@ -6,9 +6,9 @@ mod train_common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use train_common::stderr;
+use train_common::{stderr, wait_until, wait_until_free};
 
 /// A few steps of the laptop's models.
 const SCALE: &str = r#"
@@ -68,15 +68,12 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
     let only = ["--only", "gates,pruning"];
     let mut first = command(&scale, &out, &only).stdout(Stdio::null()).spawn().unwrap();
-    let begin = Instant::now();
-    while finished(&out).len() < 4 {
-        assert!(begin.elapsed() < Duration::from_secs(120), "no run was finished");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("some runs are finished", || finished(&out).len() >= 4);
     first.kill().unwrap();
     first.wait().unwrap();
-    // What was under way stops by itself.
+    // What was under way stops by itself, even what has only begun to start.
     std::thread::sleep(Duration::from_secs(2));
+    fs::read_dir(out.join("runs")).unwrap().for_each(|run| wait_until_free(&run.unwrap().path()));
     let before: Vec<(PathBuf, std::time::SystemTime)> = finished(&out)
         .into_iter()
         .map(|run| {

@@ -6,11 +6,9 @@ mod train_common;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use fox_data::{HeldOut, PrepareOptions, Tokenizer, prepare};
-use train_common::{checkpoints, command, metrics, recipe, result, run, stderr};
+use train_common::{checkpoints, command, metrics, recipe, result, run, stderr, wait_until};
 
 const SHORT: [&str; 3] = ["--set", "training.tokens=5120", "--quiet"];
 
@@ -232,11 +230,9 @@ fn a_signal_stops_with_a_checkpoint_and_the_run_goes_on() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let start = Instant::now();
-    while fs::read_to_string(torn.join("metrics.jsonl")).unwrap_or_default().lines().count() < 5 {
-        assert!(start.elapsed() < Duration::from_secs(60), "it does not train");
-        sleep(Duration::from_millis(1));
-    }
+    wait_until("it trains", || {
+        fs::read_to_string(torn.join("metrics.jsonl")).unwrap_or_default().lines().count() >= 5
+    });
     assert!(
         Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success()
     );
@@ -259,11 +255,7 @@ fn a_full_disk_stops_with_a_message_and_leaves_the_last_checkpoint() {
     let extra = ["--quiet", "--set", "training.tokens=25600"];
     assert!(run(&recipe, &whole, &extra).status.success());
     let mut first = command(&recipe, &torn, &extra).stdout(Stdio::null()).spawn().unwrap();
-    let start = Instant::now();
-    while checkpoints(&torn).is_empty() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it does not train");
-        sleep(Duration::from_millis(1));
-    }
+    wait_until("it trains", || !checkpoints(&torn).is_empty());
     first.kill().unwrap();
     first.wait().unwrap();
     let kept = checkpoints(&torn).pop().unwrap();
@@ -314,13 +306,11 @@ fn a_gradient_that_stays_infinite_stops_the_run() {
 fn one_process_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
-    let mut first = command(&recipe, &out, &["--quiet"]).stdout(Stdio::null()).spawn().unwrap();
-    let start = Instant::now();
-    while !out.join("metrics.jsonl").exists() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it does not start");
-        sleep(Duration::from_millis(1));
-    }
-    let text = sentence(&run(&recipe, &out, &["--quiet"]));
+    // The first one does not end before the second one begins.
+    let extra = ["--quiet", "--set", "training.tokens=50000000"];
+    let mut first = command(&recipe, &out, &extra).stdout(Stdio::null()).spawn().unwrap();
+    wait_until("it trains", || out.join("metrics.jsonl").exists());
+    let text = sentence(&run(&recipe, &out, &extra));
     assert!(text.starts_with("another process is training in"), "{text}");
     first.kill().unwrap();
     first.wait().unwrap();

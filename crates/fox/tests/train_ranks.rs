@@ -6,11 +6,10 @@ mod train_common;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use fox_dist::free_port;
-use train_common::{checkpoints, command, metrics, recipe, result, run, stderr};
+use train_common::{checkpoints, command, metrics, recipe, result, run, stderr, wait_until};
 
 /// Eight parts in a batch, so that up to eight processes can share it.
 const TREE: [&str; 9] = [
@@ -53,11 +52,7 @@ fn rank(rank: usize, size: usize, port: u16, command: &mut Command) -> Child {
 }
 
 fn wait_for_checkpoint(out: &Path, count: usize) {
-    let start = Instant::now();
-    while checkpoints(out).len() < count {
-        assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint in {}", out.display());
-        sleep(Duration::from_millis(5));
-    }
+    wait_until("there are checkpoints", || checkpoints(out).len() >= count);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use train_common::{recipe, stderr};
+use train_common::{recipe, stderr, wait_until, wait_until_free};
 
 fn sweep(items: &[&str], out: &Path, extra: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
@@ -181,31 +181,19 @@ fn runs_end_when_the_sweep_is_killed_and_the_same_command_goes_on() {
     let runs = ["test_seed_0", "test_seed_1"].map(|name| out.join("runs").join(name));
     let lines =
         |run: &Path| fs::read_to_string(run.join("metrics.jsonl")).map_or(0, |t| t.lines().count());
-    wait(|| runs.iter().all(|run| lines(run) > 5));
+    wait_until("both are trained", || runs.iter().all(|run| lines(run) > 5));
     parent.kill().unwrap();
     parent.wait().unwrap();
     for run in &runs {
-        wait(|| {
-            let before = lines(run);
-            std::thread::sleep(std::time::Duration::from_millis(300));
-            before == lines(run)
-        });
+        wait_until_free(run);
         assert!(!run.join("summary.json").exists());
-        let stopped = lines(run);
-        std::thread::sleep(std::time::Duration::from_millis(700));
-        assert_eq!(lines(run), stopped, "{} is still being trained", run.display());
     }
     let mut again = start(tokens);
     let before: Vec<usize> = runs.iter().map(|run| lines(run)).collect();
-    wait(|| runs.iter().zip(&before).all(|(run, before)| lines(run) > before + 5));
+    wait_until("both go on", || {
+        runs.iter().zip(&before).all(|(run, before)| lines(run) > before + 5)
+    });
     again.kill().unwrap();
     again.wait().unwrap();
-}
-
-fn wait(mut done: impl FnMut() -> bool) {
-    let begin = std::time::Instant::now();
-    while !done() {
-        assert!(begin.elapsed().as_secs() < 60, "waited for a minute");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    runs.iter().for_each(|run| wait_until_free(run));
 }

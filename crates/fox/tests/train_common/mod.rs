@@ -4,6 +4,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use fox_base::FolderLock;
 
 /// A model so small that a step takes milliseconds.
 pub const RECIPE: &str = r#"
@@ -79,6 +82,20 @@ pub fn checkpoints(out: &Path) -> Vec<PathBuf> {
         .collect();
     found.sort();
     found
+}
+
+/// Waits until nobody trains in `run`: whoever does holds its lock.
+pub fn wait_until_free(run: &Path) {
+    wait_until("nobody trains there", || FolderLock::take(&run.join("run.lock")).unwrap().is_ok());
+}
+
+/// Waits two minutes at most.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(120), "waited for two minutes: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// Step and loss of every line of metrics.jsonl, in order.
