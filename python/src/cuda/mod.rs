@@ -1,0 +1,63 @@
+//! Attention and scans on a GPU, on the caller's stream and memory.
+//!
+//! Everything here takes addresses of contiguous tensors. The package makes them so; it copies nothing that lies in
+//! order already, whether heads come before time or after.
+
+mod attention;
+mod scan;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fox_cuda::{Cuda, Gpu, Precision};
+use fox_tensor::Device;
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::prelude::*;
+
+pub use attention::CudaAttention;
+pub use scan::{cuda_scan_backward, cuda_scan_forward};
+
+/// A GPU with one stream of the caller's: kernels and scratch memory are ordered by it.
+struct Session {
+    gpu: Arc<Gpu>,
+    narrow: Device,
+    wide: Device,
+}
+
+/// Number of the GPU, and its stream.
+type Place = (usize, u64);
+
+static SESSIONS: Mutex<Option<HashMap<Place, Arc<Session>>>> = Mutex::new(None);
+
+fn fail(error: fox_cuda::Error) -> PyErr {
+    let words = error.to_string();
+    match error {
+        fox_cuda::Error::OutOfMemory { .. } => PyMemoryError::new_err(words),
+        _ => PyRuntimeError::new_err(words),
+    }
+}
+
+fn session(place: Place) -> PyResult<Arc<Session>> {
+    let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let sessions = sessions.get_or_insert_default();
+    if let Some(session) = sessions.get(&place) {
+        return Ok(Arc::clone(session));
+    }
+    // SAFETY: PyTorch's streams belong to the primary context and are never destroyed.
+    let gpu = Arc::new(unsafe { Gpu::on_stream(place.0, place.1) }.map_err(fail)?);
+    let device = |precision| -> PyResult<Device> {
+        Ok(Device::new(Cuda::new(Arc::clone(&gpu), precision).map_err(fail)?))
+    };
+    let (narrow, wide) = (device(Precision::Bf16)?, device(Precision::F32)?);
+    let session = Arc::new(Session { gpu, narrow, wide });
+    sessions.insert(place, Arc::clone(&session));
+    Ok(session)
+}
+
+/// Bytes of scratch memory that are held for all streams, beside what PyTorch allocates.
+#[pyfunction]
+pub fn cuda_memory() -> usize {
+    let sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = sessions.iter().flat_map(HashMap::values);
+    all.map(|session| session.gpu.memory().reserved).sum()
+}
