@@ -162,6 +162,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         evaluator,
         store,
         observe,
+        asked: false,
         stop: false,
     };
     session.run(&notices, data.tokenizer)
