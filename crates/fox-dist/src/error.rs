@@ -1,5 +1,7 @@
 //! The crate's error: every message is one sentence that names the rank, the address or the variable.
 
+use std::io::ErrorKind;
+
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -17,7 +19,8 @@ pub enum Error {
     },
     /// The address of rank 0 cannot be listened at.
     #[error(
-        "rank 0 cannot listen at {address} ({cause}); give another port with FOX_PORT, the same for all ranks"
+        "rank 0 cannot listen at {address} ({cause}); {}, the same for all ranks",
+        elsewhere(cause)
     )]
     Listen {
         /// Host and port.
@@ -50,6 +53,20 @@ pub enum Error {
         missing: String,
         /// Ranks in all.
         size: usize,
+    },
+    /// A rank that cannot connect to another one, although both have met rank 0.
+    #[error(
+        "rank {rank} cannot reach rank {other} at {address} ({cause}); let all ranks connect to each other at any port"
+    )]
+    Unreachable {
+        /// This rank.
+        rank: usize,
+        /// The other one.
+        other: usize,
+        /// Host and port.
+        address: String,
+        /// The system's answer.
+        cause: std::io::Error,
     },
     /// A rank that does not fit the others.
     #[error("{0}")]
@@ -101,5 +118,13 @@ impl Error {
     pub(crate) fn connection(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
         let action = action.into();
         move |cause| Error::Connection { action, cause }
+    }
+}
+
+/// Where rank 0 could listen instead.
+fn elsewhere(cause: &std::io::Error) -> &'static str {
+    match cause.kind() {
+        ErrorKind::AddrInUse | ErrorKind::PermissionDenied => "give another port with FOX_PORT",
+        _ => "set MASTER_ADDR to an address of its machine",
     }
 }

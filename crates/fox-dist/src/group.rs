@@ -109,6 +109,18 @@ impl Group {
         Ok(self.all_gather(&[u8::from(own)])?.iter().any(|answer| answer == &[1]))
     }
 
+    /// Refuses to go on when a rank has something else than rank 0, such as other data.
+    pub fn check_same(&self, own: &str, what: &str, remedy: &str) -> Result<()> {
+        let all = self.all_gather(own.as_bytes())?;
+        let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+        let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Err(Error::Refused(format!(
+            "rank {rank} has {what} than rank 0 ({} and {}); {remedy}",
+            name(&all[rank]),
+            name(&all[0])
+        )))
+    }
+
     /// Numbers that every rank gives, those of rank 0 first.
     pub fn all_numbers(&self, own: &[f64]) -> Result<Vec<f64>> {
         let bytes: Vec<u8> = own.iter().flat_map(|x| x.to_le_bytes()).collect();

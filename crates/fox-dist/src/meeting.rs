@@ -1,12 +1,13 @@
 //! How the ranks find each other.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::watch::gone;
 use crate::{Error, Placement, Result};
 
 /// What every message of the meeting begins with; a stranger's does not.
@@ -73,12 +74,12 @@ pub(crate) struct Connections {
 impl Meeting {
     pub(crate) fn hold(&self, placement: &Placement) -> Result<Connections> {
         let deadline = Instant::now() + self.limit;
-        let Gathered { control, listener, token, places } = match placement.rank {
+        let gathered = match placement.rank {
             0 => self.gather(placement, deadline)?,
             _ => self.join(placement, deadline)?,
         };
-        let data = self.link_all(placement, &listener, (token, &places), deadline)?;
-        Ok(Connections { control, data })
+        let data = link_all(placement, &gathered, deadline)?;
+        Ok(Connections { control: gathered.control, data })
     }
 
     /// Rank 0: waits for all others and tells each where they are.
@@ -86,10 +87,10 @@ impl Meeting {
         let (address, size) = (placement.address(), placement.size);
         let meeting_place = listen_at(&address)
             .map_err(|cause| Error::Listen { address: address.clone(), cause })?;
-        let (listener, port) = listen_anywhere()?;
+        let (listener, port) = listen_anywhere(meeting_place.local_addr())?;
         let mut found: Vec<Option<(TcpStream, Hello)>> = (0..size).map(|_| None).collect();
         while found.iter().flatten().count() + 1 < size {
-            let Some(mut stream) = accept(&meeting_place, deadline)? else {
+            let Some(mut stream) = accept(&meeting_place, &[], deadline)? else {
                 let missing = (1..size).filter(|&r| found[r].is_none());
                 let missing = in_words(&missing.collect::<Vec<_>>());
                 let words = format!("{missing} of {size} did not come");
@@ -167,7 +168,7 @@ impl Meeting {
                 Err(_) => std::thread::sleep(10 * PAUSE),
             }
         };
-        let (listener, port) = listen_anywhere()?;
+        let (listener, port) = listen_anywhere(stream.local_addr())?;
         let hello = Hello { rank, size, facts: self.facts.clone(), port };
         let answer = say(&mut stream, &hello).and_then(|()| {
             // Rank 0 answers when all are there.
@@ -191,42 +192,43 @@ impl Meeting {
             }
         }
     }
+}
 
-    /// Data links: a rank calls all before it and is called by all after it.
-    fn link_all(
-        &self,
-        placement: &Placement,
-        listener: &TcpListener,
-        (token, places): (u64, &[(Option<IpAddr>, u16)]),
-        deadline: Instant,
-    ) -> Result<Vec<Option<TcpStream>>> {
-        let (rank, size) = (placement.rank, placement.size);
-        let mut links: Vec<Option<TcpStream>> = (0..size).map(|_| None).collect();
-        for (other, &(host, port)) in places.iter().enumerate().take(rank) {
-            let host = host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-            let address = SocketAddr::new(host, port).to_string();
-            let action = || format!("rank {rank} calling rank {other} at {address}");
-            let mut stream =
-                connect(&address, deadline).map_err(|cause| Error::connection(action())(cause))?;
-            say(&mut stream, &Introduction { token, rank })
-                .map_err(|cause| Error::connection(action())(cause))?;
-            links[other] = Some(stream);
-        }
-        while links.iter().flatten().count() + 1 < size {
-            let Some(mut stream) = accept(listener, deadline)? else {
-                let missing = (rank + 1..size).filter(|&r| links[r].is_none()).collect::<Vec<_>>();
-                let words = format!("{} did not call rank {rank} in time", in_words(&missing));
-                return Err(Error::Refused(words));
-            };
-            match hear::<Introduction>(&mut stream) {
-                Ok(who) if who.token == token && who.rank > rank && who.rank < size => {
-                    links[who.rank] = Some(stream);
-                }
-                _ => {} // a stranger
-            }
-        }
-        Ok(links)
+/// Data links: a rank calls all before it and is called by all after it.
+fn link_all(
+    placement: &Placement,
+    gathered: &Gathered,
+    deadline: Instant,
+) -> Result<Vec<Option<TcpStream>>> {
+    let (rank, size) = (placement.rank, placement.size);
+    let Gathered { control, listener, token, places } = gathered;
+    let mut links: Vec<Option<TcpStream>> = (0..size).map(|_| None).collect();
+    for (other, &(host, port)) in places.iter().enumerate().take(rank) {
+        let host = host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let address = SocketAddr::new(host, port).to_string();
+        let call = || {
+            let mut stream = connect(&address, deadline)?;
+            say(&mut stream, &Introduction { token: *token, rank })?;
+            Ok(stream)
+        };
+        let unreachable =
+            |cause| Error::Unreachable { rank, other, address: address.clone(), cause };
+        links[other] = Some(call().map_err(unreachable)?);
     }
+    while links.iter().flatten().count() + 1 < size {
+        let Some(mut stream) = accept(listener, control, deadline)? else {
+            let missing = (rank + 1..size).filter(|&r| links[r].is_none()).collect::<Vec<_>>();
+            let words = format!("{} did not call rank {rank} in time", in_words(&missing));
+            return Err(Error::Refused(words));
+        };
+        match hear::<Introduction>(&mut stream) {
+            Ok(who) if who.token == *token && who.rank > rank && who.rank < size => {
+                links[who.rank] = Some(stream);
+            }
+            _ => {} // a stranger
+        }
+    }
+    Ok(links)
 }
 
 /// What a rank has when everybody is there.
@@ -269,19 +271,27 @@ fn listen_at(address: impl ToSocketAddrs) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// A listener for data links at a port of the system's choice. Only when rank 0 listens: the system could choose rank
-/// 0's port, and the others would take this rank for it.
-fn listen_anywhere() -> Result<(TcpListener, u16)> {
+/// A listener for data links at a port of the system's choice, for the kind of addresses that the ranks meet at. Only
+/// when rank 0 listens: the system could choose rank 0's port, and the others would take this rank for it.
+fn listen_anywhere(met_at: io::Result<SocketAddr>) -> Result<(TcpListener, u16)> {
     let listen = || {
-        let listener = listen_at((Ipv4Addr::UNSPECIFIED, 0))?;
+        let any = match met_at? {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let listener = listen_at((any, 0))?;
         let port = listener.local_addr()?.port();
         Ok((listener, port))
     };
     listen().map_err(Error::connection("listening for data links"))
 }
 
-/// The next connection; `None` when the time is over.
-fn accept(listener: &TcpListener, deadline: Instant) -> Result<Option<TcpStream>> {
+/// The next connection; `None` when the time is over. None can be expected when one of these ranks is gone.
+fn accept(
+    listener: &TcpListener,
+    expected: &[(usize, TcpStream)],
+    deadline: Instant,
+) -> Result<Option<TcpStream>> {
     loop {
         match listener.accept() {
             Ok((stream, _)) => {
@@ -291,6 +301,9 @@ fn accept(listener: &TcpListener, deadline: Instant) -> Result<Option<TcpStream>
                 return Ok(Some(stream));
             }
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                if let Some((rank, _)) = expected.iter().find(|(_, stream)| has_hung_up(stream)) {
+                    return Err(Error::Lost(gone(*rank)));
+                }
                 if Instant::now() >= deadline {
                     return Ok(None);
                 }
@@ -300,6 +313,15 @@ fn accept(listener: &TcpListener, deadline: Instant) -> Result<Option<TcpStream>
             Err(e) if e.kind() == ErrorKind::ConnectionAborted => {}
             Err(cause) => return Err(Error::connection("waiting for the other ranks")(cause)),
         }
+    }
+}
+
+fn has_hung_up(stream: &TcpStream) -> bool {
+    let peeked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+    let _ = stream.set_nonblocking(false);
+    match peeked {
+        Ok(bytes) => bytes == 0,
+        Err(e) => !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
     }
 }
 

@@ -110,7 +110,7 @@ fn number(var: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<usize> {
 
 /// The machine of rank 0.
 fn host(var: &dyn Fn(&str) -> Option<String>, names: &Names, size: usize) -> Result<String> {
-    if let Some(host) = var("MASTER_ADDR") {
+    if let Some(host) = var("MASTER_ADDR").filter(|host| !host.is_empty()) {
         return Ok(host);
     }
     let one_machine = var("OMPI_COMM_WORLD_LOCAL_SIZE").and_then(|n| n.parse().ok()) == Some(size);
@@ -140,20 +140,28 @@ fn first_host(list: &str) -> Option<String> {
     (!host.is_empty()).then_some(host)
 }
 
-/// torchrun listens at MASTER_PORT itself, so the ranks meet one above it.
+/// torchrun listens at MASTER_PORT itself, so the ranks meet one above it, or below the last one.
 fn port(var: &dyn Fn(&str) -> Option<String>) -> Result<u16> {
     let read = |name: &str| match var(name) {
         None => Ok(None),
-        Some(text) => text.trim().parse::<u16>().map(Some).map_err(|_| Error::Environment {
-            variable: name.to_string(),
-            detail: format!("is `{text}`, not a port"),
-        }),
+        Some(text) => match text.trim().parse::<u16>() {
+            // At port 0 the system chooses one, which the others do not know.
+            Ok(port @ 1..) => Ok(Some(port)),
+            _ => Err(Error::Environment {
+                variable: name.to_string(),
+                detail: format!("is `{text}`, not a port from 1 to 65535"),
+            }),
+        },
     };
     if let Some(port) = read("FOX_PORT")? {
         return Ok(port);
     }
     let elastic = var("TORCHELASTIC_RUN_ID").is_some();
-    Ok(read("MASTER_PORT")?.map_or(PORT, |port| if elastic { port.wrapping_add(1) } else { port }))
+    Ok(match read("MASTER_PORT")? {
+        None => PORT,
+        Some(port) if !elastic => port,
+        Some(port) => port.checked_add(1).unwrap_or(port - 1),
+    })
 }
 
 #[cfg(test)]
@@ -226,6 +234,13 @@ mod tests {
         vars = TORCH;
         vars[4].1 = "70000";
         assert!(read(&vars).unwrap_err().to_string().contains("MASTER_PORT is `70000`"));
+        vars[4].1 = "65535";
+        assert_eq!(read(&vars).unwrap().unwrap().port, 65534);
+        let zero = [&TORCH[..], &[("FOX_PORT", "0")]].concat();
+        let error = read(&zero).unwrap_err().to_string();
+        assert!(error.contains("FOX_PORT is `0`, not a port from 1 to 65535"), "{error}");
+        vars[3].1 = "";
+        assert!(read(&vars).unwrap_err().to_string().contains("MASTER_ADDR is not set"));
     }
 
     #[test]

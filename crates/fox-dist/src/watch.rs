@@ -148,7 +148,7 @@ impl State {
                 {
                     format!("rank {other} has not answered for {} s", SILENCE.as_secs())
                 }
-                Err(_) => format!("rank {other} is gone (its connection closed)"),
+                Err(_) => gone(other),
             };
             self.lost(words);
             return;
@@ -193,6 +193,11 @@ impl State {
             let _ = lock(link).write_all(message);
         }
     }
+}
+
+/// What is said of a rank that ended without a word.
+pub(crate) fn gone(rank: usize) -> String {
+    format!("rank {rank} is gone (its connection closed)")
 }
 
 fn read_words(stream: &mut TcpStream) -> io::Result<String> {

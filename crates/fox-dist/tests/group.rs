@@ -3,13 +3,13 @@
 
 mod common;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use common::{meeting, placement, ranks};
-use fox_dist::{Error, Group, Meeting, Owned, free_port, tree_sum};
+use fox_dist::{Error, Group, Meeting, Owned, Placement, free_port, tree_sum};
 
 #[test]
 fn everybody_hears_everybody() {
@@ -148,6 +148,88 @@ fn ranks_that_run_something_else_are_refused() {
 }
 
 #[test]
+fn ranks_that_have_something_else_are_refused() {
+    let errors = ranks(3, |group| {
+        group.check_same("x", "other data", "use the same").unwrap();
+        let own = if group.rank() == 2 { "b" } else { "a" };
+        group.check_same(own, "other data", "use the same").unwrap_err().to_string()
+    });
+    for error in errors {
+        assert_eq!(error, "rank 2 has other data than rank 0 (b and a); use the same");
+    }
+}
+
+/// Data links are of the same kind as the address that the ranks meet at.
+#[test]
+fn ranks_meet_at_addresses_of_version_6() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        return; // a machine without them
+    }
+    let port = free_port().unwrap();
+    let meet = |rank: usize| {
+        let place = Placement { host: "::1".into(), ..placement(rank, 3, port) };
+        let group = Group::meet(&place, &meeting("a")).unwrap();
+        let all = group.all_gather(&[rank as u8]).unwrap();
+        group.leave().unwrap();
+        all
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || meet(rank))).collect();
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), [[0], [1], [2]]);
+        }
+    });
+}
+
+/// A message of the meeting.
+fn say(stream: &mut TcpStream, text: &str) {
+    let message = [b"fox-dist", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
+    stream.write_all(&message).unwrap();
+}
+
+/// Nobody watches the others yet.
+#[test]
+fn a_rank_that_is_gone_before_it_calls_is_noticed() {
+    let port = free_port().unwrap();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| Group::meet(&placement(0, 2, port), &meeting("a")).unwrap_err());
+        let mut second = call(port);
+        let facts = r#"[{"name":"version","value":"1"},{"name":"recipe","value":"a"}]"#;
+        say(&mut second, &format!(r#"{{"rank":1,"size":2,"facts":{facts},"port":9}}"#));
+        second.read_exact(&mut [0; 12]).unwrap(); // the answer: all are there
+        drop(second);
+        let error = first.join().unwrap().to_string();
+        assert!(error.starts_with("rank 1 is gone (its connection closed)"), "{error}");
+    });
+}
+
+#[test]
+fn a_rank_that_cannot_be_reached_is_named() {
+    let (zero, closed) = (TcpListener::bind("127.0.0.1:0").unwrap(), free_port().unwrap());
+    let port = zero.local_addr().unwrap().port();
+    std::thread::scope(|scope| {
+        let second =
+            scope.spawn(|| Group::meet(&placement(1, 2, port), &meeting("a")).unwrap_err());
+        let (mut stream, _) = zero.accept().unwrap();
+        let places = format!(r#"[[null,{closed}],["127.0.0.1",9]]"#);
+        say(&mut stream, &format!(r#"{{"Roster":{{"token":1,"places":{places}}}}}"#));
+        let error = second.join().unwrap().to_string();
+        let words = format!("rank 1 cannot reach rank 0 at 127.0.0.1:{closed} (");
+        assert!(error.starts_with(&words), "{error}");
+        assert!(error.ends_with("); let all ranks connect to each other at any port"), "{error}");
+    });
+}
+
+fn call(port: u16) -> TcpStream {
+    loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => break stream,
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+#[test]
 fn strangers_do_not_disturb_and_absences_are_named() {
     let port = free_port().unwrap();
     let short = Meeting { limit: Duration::from_secs(3), ..meeting("a") };
@@ -155,12 +237,7 @@ fn strangers_do_not_disturb_and_absences_are_named() {
         let first = scope.spawn(|| Group::meet(&placement(0, 4, port), &short).unwrap_err());
         let second =
             scope.spawn(|| Group::meet(&placement(1, 4, port), &meeting("a")).unwrap_err());
-        let mut stranger = loop {
-            match TcpStream::connect(("127.0.0.1", port)) {
-                Ok(stranger) => break stranger,
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
-            }
-        };
+        let mut stranger = call(port);
         stranger.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let error = first.join().unwrap().to_string();
         assert!(error.contains("and ranks 2 and 3 of 4 did not come"), "{error}");
@@ -176,6 +253,13 @@ fn a_port_that_is_taken_and_a_first_rank_that_is_not_there() {
     let error = Group::meet(&placement(0, 2, port), &meeting("a")).unwrap_err();
     assert!(matches!(error, Error::Listen { .. }), "{error}");
     assert!(error.to_string().contains("give another port with FOX_PORT"), "{error}");
+    // An address for documents, which no machine has.
+    let elsewhere = Placement { host: "192.0.2.1".into(), ..placement(0, 2, port) };
+    let error = Group::meet(&elsewhere, &meeting("a")).unwrap_err().to_string();
+    assert!(
+        error.ends_with("; set MASTER_ADDR to an address of its machine, the same for all ranks"),
+        "{error}"
+    );
     let short = Meeting { limit: Duration::from_millis(200), ..meeting("a") };
     let error = Group::meet(&placement(1, 2, free_port().unwrap()), &short).unwrap_err();
     assert!(error.to_string().starts_with("rank 1 found no rank 0 at 127.0.0.1:"), "{error}");

@@ -103,9 +103,9 @@ pub enum Error {
         /// Step of the newest complete checkpoint.
         last: Option<u64>,
     },
-    /// A checkpoint that another process writes and this one does not see.
+    /// A checkpoint that another process writes or reads and this one does not see.
     #[error(
-        "rank {rank} does not find {}, which rank 0 is writing; give all ranks the same --out on a file system that they share",
+        "rank {rank} does not find {}, which rank 0 has; give all ranks the same --out on a file system that they share",
         path.display()
     )]
     NotShared {

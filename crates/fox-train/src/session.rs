@@ -52,6 +52,9 @@ pub(crate) struct Session<'a> {
     pub(crate) group: Arc<Group>,
     pub(crate) pace: Pace,
     pub(crate) observe: &'a mut Observer<'a>,
+    /// Whether someone has asked this process to stop.
+    pub(crate) asked: bool,
+    /// Whether all processes stop: they do after the same step.
     pub(crate) stop: bool,
     /// Still to be written, by the first process.
     pub(crate) timeline: Option<Timeline>,
@@ -69,6 +72,7 @@ impl Session<'_> {
         }
         let start = self.start.clone();
         self.report(&Event::Started(&start));
+        self.agree_to_stop()?;
         if self.stepper.state.step < start.steps && !self.stop {
             self.steps()?;
         }
@@ -104,16 +108,17 @@ impl Session<'_> {
             };
             let batch = batch?;
             self.step(&batch, begin)?;
-            // All stop after the same step.
-            self.stop = self.group.any(self.stop)?;
+            self.agree_to_stop()?;
             let step = self.stepper.state.step;
             let (last, change) = (step == self.start.steps, self.stages.change_after(step));
             let due = |every: u64| last || (every > 0 && step.is_multiple_of(every));
             if change || due(self.recipe.evaluation.every) {
                 self.evaluate()?;
+                self.agree_to_stop()?;
             }
             if due(self.recipe.checkpoints.every) || self.stop {
                 self.checkpoint()?;
+                self.agree_to_stop()?;
             }
             if change && !last {
                 batches = self.stages.prefetch(&self.stepper.state, 2)?;
@@ -270,7 +275,14 @@ impl Session<'_> {
     }
 
     fn report(&mut self, event: &Event<'_>) {
-        self.stop |= (self.observe)(event).is_break();
+        self.asked |= (self.observe)(event).is_break();
+    }
+
+    /// Stops all processes when one was asked to, at the same place of the program: each waits for the others in what
+    /// comes next.
+    fn agree_to_stop(&mut self) -> Result<()> {
+        self.stop = self.group.any(self.asked)?;
+        Ok(())
     }
 }
 

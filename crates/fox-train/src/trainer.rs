@@ -11,7 +11,7 @@ use fox_model::TrainFlops;
 use fox_tensor::WeightFormat;
 use fox_tensor::speed::matmul_rate_within;
 
-use crate::agreement::{agree, check_same_data};
+use crate::agreement::agree;
 use crate::checkpoint::{CheckpointStore, Resumed, RunState};
 use crate::data::RunData;
 use crate::job::{Job, Observer, Outcome, Start};
@@ -84,7 +84,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     let stages = Stages::new(&data, recipe)?;
     let evaluator = data.evaluator(recipe)?;
     let identity = data.train.identity();
-    check_same_data(group, &identity)?;
+    group.check_same(&identity, "other data", "give all ranks the same --data")?;
     let exchange = match recipe.parallel.exchange {
         Exchange::Device => group.connect(&job.device)?,
         Exchange::Host => group.by_host(),
@@ -162,6 +162,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         evaluator,
         store,
         observe,
+        asked: false,
         stop: false,
     };
     session.run(&notices, data.tokenizer)

@@ -10,6 +10,7 @@ use fox_model::{Model, WriteOptions};
 use fox_tensor::Device;
 
 use super::{RunState, manifest, optimizer_state};
+use crate::agreement::agree;
 use crate::optimizer::{OptimizerRecipe, Updater};
 use crate::recipe::{CheckpointRecipe, TrainingRecipe, Weights};
 use crate::{Error, Recipe, Result, files, tuning};
@@ -81,8 +82,8 @@ impl CheckpointStore {
     pub fn write(&self, model: &Model, updater: &Updater, state: &RunState) -> Result<PathBuf> {
         let group = updater.group();
         let last = if group.is_first() { self.steps()?.last().copied() } else { None };
-        let needed = group.broadcast(0, &[u8::from(last != Some(state.step))])? == [1];
-        if needed {
+        let last = agree(group, last)?;
+        if last != Some(state.step) {
             let written = self.write_aside(model, updater, state);
             written.map_err(|cause| match cause {
                 // Not for want of space: another process has failed, or cannot see the folder.
@@ -145,6 +146,10 @@ impl CheckpointStore {
         if !group.is_first() {
             let step = group.broadcast(0, &[])?;
             let Ok(step) = step.try_into().map(u64::from_le_bytes) else { return Ok(None) };
+            let folder = self.path(step);
+            if !folder.is_dir() {
+                return Err(Error::NotShared { path: folder, rank: group.rank() });
+            }
             let (model, updater, state) = self.read(step, optimizer, ema, device, group)?;
             return Ok(Some(Resumed { model, updater, state, notices: Vec::new() }));
         }
