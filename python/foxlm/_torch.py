@@ -98,8 +98,8 @@ def below_autograd(op, *arguments):
 
 
 def with_gradients(function, op):
-    """What autograd calls: `function` where a gradient may be asked for, else the op alone. Tangents are refused: the op
-    alone would lose them.
+    """What autograd calls: `function` where a gradient may be asked for, else the op alone. Tangents are refused: both
+    would lose them.
 
     Registered directly: `torch.library.register_autograd` adds more to a call than all the rest of the way to the
     kernel.
@@ -116,8 +116,8 @@ def with_gradients(function, op):
 
 
 def without_gradients(op):
-    """What autograd calls for a backward: the op alone. Whoever asks for gradients of its results gets an error; without
-    this they would be zero."""
+    """What autograd calls for a backward: the op alone. Whoever asks for gradients of its results gets an error; they
+    would be zero otherwise."""
 
     class Last(torch.autograd.Function):
         @staticmethod

@@ -168,7 +168,10 @@ def test_threads_are_not_made_again():
         ({"seq_start": [1, 101]}, "seq_start is [1, 101]; each must be from 0 to 100"),
         ({"cu_seqlens": [0, 100]}, "cu_seqlens with batch 2"),
         ({"adaptive_threshold": "best"}, 'adaptive_threshold is "best"'),
-        ({"adaptive_threshold": np.zeros((3, 2))}, "adaptive_threshold has shape [3, 2]; it must be a number or an array"),
+        (
+            {"adaptive_threshold": np.zeros((3, 2))},
+            "adaptive_threshold has shape [3, 2]; it must be a number or an array",
+        ),
         ({"seq_start": [1.5, 2.0]}, "seq_start is [1.5, 2.0]; it must hold integers"),
         ({"k": None}, "k has shape []; it must be [batch, time, heads, dim]"),
         ({"log_tolerance": 1.0}, "log_tolerance is 1.0, but must be at most 0"),

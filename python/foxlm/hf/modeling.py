@@ -106,9 +106,8 @@ def _padding(attention_mask, batch, time):
     if attention_mask is None:
         return None, None
     if list(attention_mask.shape) != [batch, time]:
-        raise ValueError(
-            f"attention_mask has shape {list(attention_mask.shape)}, expected {[batch, time]}: the cache and the new tokens"
-        )
+        shape = list(attention_mask.shape)
+        raise ValueError(f"attention_mask has shape {shape}, expected {[batch, time]}: all tokens, cached and new")
     seen = attention_mask != 0
     seq_start = (seen.cumsum(1) == 0).sum(1)
     # Where a token is seen, so are all from the first on.
