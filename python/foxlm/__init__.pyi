@@ -7,7 +7,7 @@ import numpy as np
 from .model import Model as Model
 
 Array = TypeVar("Array", bound=Any)
-"""`numpy.ndarray` or `torch.Tensor`: what goes in comes out."""
+"""`numpy.ndarray` or `torch.Tensor`, scans `torch.Tensor` alone: what goes in comes out."""
 
 __version__: str
 

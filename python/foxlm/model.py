@@ -123,7 +123,7 @@ class Model:
         return [token for token, _ in self.stream(ids, max_tokens, **options)]
 
     def gates(self, ids) -> list[np.ndarray | None]:
-        """Forget gates of every attention layer: `[H, T]` from 0 to 1, None for a layer that forgets nothing."""
+        """Forget gates of every layer: `[H, T]` from 0 to 1, None for a layer without."""
         layers = self._core.log_gates(_sequence(ids))
         return [None if x is None else np.exp(np.asarray(x[1], np.float32).reshape(-1, x[0]).T) for x in layers]
 

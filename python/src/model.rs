@@ -40,6 +40,7 @@ struct Watch {
 }
 
 struct Seen {
+    layer: usize,
     gates: Option<Tensor>,
     qk: Option<(Tensor, Tensor)>,
     spec: (usize, usize, usize, f32, Option<usize>),
@@ -52,6 +53,7 @@ impl Observer for Watch {
         let wanted = self.layer == Some(view.layer);
         if let Ok(mut seen) = self.seen.lock() {
             seen.push(Seen {
+                layer: view.layer,
                 gates: view.log_gates.cloned(),
                 qk: wanted.then(|| (view.q.clone(), view.k.clone())),
                 spec: (spec.heads, spec.kv_heads, spec.head_dim, spec.scale, spec.window),
@@ -213,15 +215,16 @@ impl Model {
         })
     }
 
-    /// Log forget gates of every attention layer: heads and values `[T * H]`, None where nothing is forgotten.
+    /// Log forget gates of every layer: heads and values `[T * H]`, None where there are none.
     fn log_gates(&self, py: Python<'_>, ids: Vec<i64>) -> PyResult<Vec<Option<(usize, Vec<f32>)>>> {
         py.detach(|| {
-            let gates = |seen: &Seen| match &seen.gates {
-                Some(gates) => gates.to_f32().map(|values| Some((seen.spec.0, values))),
-                None => Ok(None),
-            };
-            let seen = self.watch(&ids, None)?;
-            seen.iter().map(gates).collect::<fox_tensor::Result<_>>().map_err(exception)
+            let mut layers = vec![None; self.model()?.config().num_layers];
+            for seen in self.watch(&ids, None)? {
+                if let Some(gates) = &seen.gates {
+                    layers[seen.layer] = Some((seen.spec.0, gates.to_f32().map_err(exception)?));
+                }
+            }
+            Ok(layers)
         })
     }
 
@@ -235,13 +238,15 @@ impl Model {
     ) -> PyResult<(Vec<f32>, Vec<f32>, Option<Vec<f32>>, (usize, usize, usize, f32, Option<usize>))>
     {
         py.detach(|| {
+            let layers = self.model()?.config().num_layers;
+            if layer >= layers {
+                return Err(value_error(format!("layer {layer}; the model has {layers} layers")));
+            }
             let seen = self.watch(&ids, Some(layer))?;
-            let layers = seen.len();
-            let Some(Seen { gates, qk: Some((q, k)), spec, stick }) =
+            let Some(Seen { gates, qk: Some((q, k)), spec, stick, .. }) =
                 seen.into_iter().find(|seen| seen.qk.is_some())
             else {
-                let words = format!("layer {layer}; the model has {layers} attention layers");
-                return Err(value_error(words));
+                return Err(value_error(format!("layer {layer} has no attention")));
             };
             if stick {
                 return Err(value_error(format!("layer {layer} is stick-breaking, not softmax")));

@@ -60,6 +60,33 @@ def test_gates_and_attention(fox_pro):
     assert (np.triu(weights, 1) == 0).all()
     transformer = foxlm.Model.load(folder("transformer_pro"), device="cpu")
     assert transformer.gates(ids) == [None, None]
+    # A layer of Mamba and one of attention without gates.
+    hybrid = foxlm.Model.load(folder("samba"), device="cpu")
+    assert hybrid.gates(ids[:5] % 48) == [None, None] and hybrid.attention(ids[:5] % 48, 1).shape == (2, 5, 5)
+    with pytest.raises(ValueError, match="layer 0 has no attention"):
+        hybrid.attention(ids[:5] % 48, 0)
+
+
+def test_gates_follow_from_the_weights_of_the_model(fox_pro):
+    ids = tensors(folder("fox_pro") / "io.safetensors")["input_ids"][0]
+    part = tensors(folder("fox_pro") / "model.safetensors")
+    x = part["model.embeddings.weight"][ids].astype(np.float64)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * part["model.layers.0.attn_norm.weight"]
+    z = x @ part["model.layers.0.attn.fgate_proj.weight"].T + part["model.layers.0.attn.fgate_proj.bias"]
+    np.testing.assert_allclose(fox_pro.gates(ids)[0], 1 / (1 + np.exp(-z.T)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fox_pro", "hf_mistral_window"])
+def test_attention_weights_are_those_of_the_op(name):
+    model = foxlm.Model.load(folder(name), device="cpu")
+    ids = tensors(folder(name) / "io.safetensors")["input_ids"][0]
+    q, k, gates, (heads, kv_heads, dim, scale, window) = model._core.attention_operands(ids.tolist(), 1)
+    shaped = lambda x, *shape: np.asarray(x, np.float32).reshape(1, len(ids), *shape)
+    # With unit vectors as values the output is the weights.
+    units = np.broadcast_to(np.eye(len(ids), dtype=np.float32)[None, :, None], (1, len(ids), kv_heads, len(ids)))
+    q, k, gates = shaped(q, heads, dim), shaped(k, kv_heads, dim), None if gates is None else shaped(gates, heads)
+    o = foxlm.forgetting_attention(q, k, units, gates, sm_scale=scale, window=window)
+    np.testing.assert_allclose(model.attention(ids, 1), o[0].swapaxes(0, 1), atol=1e-5)
 
 
 def test_complaints(fox_pro, tmp_path):
@@ -73,7 +100,7 @@ def test_complaints(fox_pro, tmp_path):
         fox_pro.logits([])
     with pytest.raises(ValueError, match="temperature must be 0 or more, not -1"):
         fox_pro.generate([1], 3, temperature=-1.0)
-    with pytest.raises(ValueError, match="layer 2; the model has 2 attention layers"):
+    with pytest.raises(ValueError, match="layer 2; the model has 2 layers"):
         fox_pro.attention([1, 2], 2)
     with pytest.raises(ValueError, match="bf16 needs a GPU"):
         foxlm.Model.load(folder("fox_pro"), device="cpu", dtype="bfloat16")
