@@ -7,7 +7,7 @@ import numpy as np
 from .model import Model as Model
 
 Array = TypeVar("Array", bound=Any)
-"""`numpy.ndarray` or `torch.Tensor`: what goes in comes out."""
+"""`numpy.ndarray` or `torch.Tensor`, scans `torch.Tensor` alone: what goes in comes out."""
 
 __version__: str
 
@@ -109,10 +109,11 @@ def mamba_chunk_scan_combined(
     z: Array | None = None,
     dt_bias: Array | None = None,
     initial_states: Array | None = None,
+    seq_idx: None = None,
+    cu_seqlens: Array | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = ...,
     return_final_states: bool = False,
-    cu_seqlens: Array | None = None,
 ) -> Any: ...
 def threads() -> int:
     """Number of threads that ops on the CPU use."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from . import _checks, _numpy
 from ._arrays import is_tensor
 
@@ -64,11 +62,9 @@ def forgetting_attention(
             )
             if o is not None:
                 return o
+        _checks.tensors(k=k, v=v, log_fgate=log_fgate, seq_start=seq_start, cu_seqlens=cu_seqlens)
     else:
-        q, k, v = (np.asarray(x) for x in (q, k, v))
-        log_fgate = None if log_fgate is None else np.asarray(log_fgate)
-        seq_start = None if seq_start is None else np.asarray(seq_start)
-        cu_seqlens = None if cu_seqlens is None else np.asarray(cu_seqlens)
+        q, k, v, log_fgate, seq_start, cu_seqlens = _numpy.arrays(q, k, v, log_fgate, seq_start, cu_seqlens)
     _checks.attention_shapes(q, k, v, log_fgate, head_first)
     _checks.attention_options(q, k, head_first, seq_start, cu_seqlens, window, log_tolerance, adaptive_threshold)
     if head_first:
@@ -124,6 +120,8 @@ def forgetting_attention_backward(
     Returns:
         Gradients of q, k, v and log_fgate (None without gates), each shaped as what it belongs to.
     """
+    d_out, q, k, v, log_fgate, o, lse = _numpy.arrays(d_out, q, k, v, log_fgate, o, lse)
+    seq_start, cu_seqlens = _numpy.arrays(seq_start, cu_seqlens)
     _checks.attention_shapes(q, k, v, log_fgate, False)
     _checks.attention_options(q, k, False, seq_start, cu_seqlens, window, log_tolerance, adaptive_threshold)
     threshold = adaptive_threshold

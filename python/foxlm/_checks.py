@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from ._arrays import is_tensor
+
+
+def tensors(**operands) -> None:
+    """An error unless all that are given are tensors of PyTorch."""
+    for name, x in operands.items():
+        if x is not None and not is_tensor(x):
+            raise ValueError(f"{name} is a {type(x).__name__}; it must be a tensor of PyTorch")
+
 
 def attention_shapes(q, k, v, log_fgate, head_first: bool) -> None:
     """An error unless the operands fit each other."""
     axes = "[batch, heads, time, dim]" if head_first else "[batch, time, heads, dim]"
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if len(x.shape) != 4:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it must be {axes}")
+        shape = list(getattr(x, "shape", ()))
+        if len(shape) != 4:
+            raise ValueError(f"{name} has shape {shape}; it must be {axes}")
     time, head = (2, 1) if head_first else (1, 2)
     b, m, h, d = q.shape[0], q.shape[time], q.shape[head], q.shape[3]
     n, hk = k.shape[time], k.shape[head]
@@ -48,10 +58,9 @@ def attention_options(q, k, head_first, seq_start, cu_seqlens, window, log_toler
                 f"cu_seqlens with batch {b}, {m} queries and {n} keys; "
                 "packed sequences need batch 1 and as many queries as keys"
             )
-        if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 2:
-            raise ValueError(
-                f"cu_seqlens has shape {list(cu_seqlens.shape)}; it must hold 0 and the end of each sequence"
-            )
+        packed_shape(cu_seqlens)
+    if window is not None and not hasattr(window, "__index__"):
+        raise ValueError(f"window is {window!r}; it must be an integer")
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} keys; use 1 or more, or None for all")
     if log_tolerance is not None and adaptive_threshold is not None:
@@ -62,14 +71,31 @@ def attention_options(q, k, head_first, seq_start, cu_seqlens, window, log_toler
         raise ValueError(
             f'adaptive_threshold is "{adaptive_threshold}"; it must be "auto", a number or an array [B, H]'
         )
+    shape = list(getattr(adaptive_threshold, "shape", ()))
+    h = q.shape[1] if head_first else q.shape[2]
+    if len(shape) > 2 or any(n not in (1, whole) for n, whole in zip(shape[::-1], (h, b))):
+        raise ValueError(f"adaptive_threshold has shape {shape}; it must be a number or an array {[b, h]}")
+
+
+def packed_shape(cu_seqlens) -> None:
+    """An error unless these may be the ends of packed sequences."""
+    if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 2:
+        raise ValueError(f"cu_seqlens has shape {list(cu_seqlens.shape)}; it must hold 0 and the end of each sequence")
+
+
+def _integers(name, x) -> list[int]:
+    values = x.tolist()
+    if any(type(value) is not int for value in values):
+        raise ValueError(f"{name} is {values}; it must hold integers")
+    return values
 
 
 def segment_lists(seq_start, cu_seqlens, n: int):
     """Host lists of `seq_start` and `cu_seqlens`, checked against `n` keys."""
-    starts = None if seq_start is None else [int(s) for s in seq_start.tolist()]
+    starts = None if seq_start is None else _integers("seq_start", seq_start)
     if starts is not None and any(not 0 <= s <= n for s in starts):
         raise ValueError(f"seq_start is {starts}; each must be from 0 to {n}")
-    ends = None if cu_seqlens is None else [int(s) for s in cu_seqlens.tolist()]
+    ends = None if cu_seqlens is None else _integers("cu_seqlens", cu_seqlens)
     if ends is not None and (ends[0] != 0 or ends[-1] != n or any(a > b for a, b in zip(ends, ends[1:]))):
         raise ValueError(f"cu_seqlens is {ends}; it must start at 0, never fall, and end at {n}")
     return starts, ends

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, empty_like
+from torch.autograd import forward_ad
 
 from . import _checks, _cuda, _torch
 
@@ -35,7 +36,10 @@ _MOST = 1024
 
 def _is_watched():
     """Whether somebody wants to see ops: transforms, modes, tracers."""
-    return _transforms() or _dispatch_modes() or _function_modes() or _tracing() is not None
+    return (
+        _transforms() or _dispatch_modes() or _function_modes() or _tracing() is not None
+        or forward_ad._current_level >= 0
+    )  # fmt: skip
 
 
 def _has_memory(x):

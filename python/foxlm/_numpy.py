@@ -8,6 +8,11 @@ from . import _checks, _core
 from ._arrays import describe_numpy
 
 
+def arrays(*given):
+    """Arrays of what was given, None for what was not."""
+    return [None if x is None else np.asarray(x) for x in given]
+
+
 def _options(q, k, seq_start, cu_seqlens, scale, causal, window, log_tolerance, threshold):
     """What `_core` calls options, and an array that must be held as long as they are used."""
     n, h = k.shape[1], q.shape[2]

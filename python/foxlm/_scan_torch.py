@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from . import _checks, _core
-from ._torch import LIBRARY, below_autograd, describe, same_device, with_gradients
+from ._torch import LIBRARY, autocast, below_autograd, check, describe, with_gradients, without_gradients
 
 _OPTIONS = "Tensor? decay, Tensor? write, Tensor? skip, Tensor? state, Tensor? cu_seqlens, float scale, bool delta"
 LIBRARY.define(f"scan(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool keep_state) -> (Tensor, Tensor)")
@@ -33,7 +33,7 @@ def gradient_room(d_out, q, k, v, decay, write, skip, *_):
 
 def _flat(state):
     """States `[N, H, dk, dv]` as one row for each sequence."""
-    return None if state is None else describe(state.reshape(1, state.shape[0], -1))
+    return None if state is None else describe(state.flatten(1)[None])
 
 
 def _extras(decay, write, skip, state):
@@ -97,15 +97,13 @@ LIBRARY.impl("scan_backward", _scan_backward_cpu, "CPU")
 torch.library.register_fake("foxlm::scan", results, lib=LIBRARY)
 torch.library.register_fake("foxlm::scan_backward", gradient_room, lib=LIBRARY)
 LIBRARY.impl("scan", with_gradients(_Scan, torch.ops.foxlm.scan.default), "Autograd")
+LIBRARY.impl("scan_backward", without_gradients(torch.ops.foxlm.scan_backward.default), "Autograd")
 
 
 def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state):
     """The recurrence with gradients; the last states only if `keep_state`."""
-    if state is not None and state.requires_grad:
+    if state is not None and state.requires_grad and torch.is_grad_enabled():
         raise ValueError("initial_state needs a gradient, which scans do not give; detach it")
-    same_device(q=q, k=k, v=v, g=decay, beta=write, D=skip, initial_state=state)
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = autocast(q.device.type, q, k, v)
+    check(q=q, k=k, v=v, g=decay, beta=write, D=skip, initial_state=state)
     return torch.ops.foxlm.scan.default(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state)

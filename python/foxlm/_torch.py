@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _checks, _core
 
@@ -27,10 +28,7 @@ LIBRARY.define(
 
 def describe(x: torch.Tensor):
     """`(address, type, shape, strides)` of a tensor; it must be held while this is used."""
-    name = _TYPES.get(x.dtype)
-    if name is None:
-        raise ValueError(f"a tensor is {str(x.dtype).removeprefix('torch.')}; use float32, bfloat16 or float16")
-    return x.data_ptr(), name, tuple(x.shape), x.stride()
+    return x.data_ptr(), _TYPES[x.dtype], tuple(x.shape), x.stride()
 
 
 def results(q, k, v, *_):
@@ -100,18 +98,45 @@ def below_autograd(op, *arguments):
 
 
 def with_gradients(function, op):
-    """What autograd calls: `function` where a gradient may be asked for, else the op alone.
+    """What autograd calls: `function` where a gradient may be asked for, else the op alone. Tangents are refused: both
+    would lose them.
 
     Registered directly: `torch.library.register_autograd` adds more to a call than all the rest of the way to the
     kernel.
     """
 
     def call(*arguments):
-        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments):
+        if forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
+            raise NotImplementedError(f"{op.name()} has no forward-mode gradients; use backward ones")
+        if torch.is_grad_enabled() and any(map(_needs_gradient, arguments)):
             return function.apply(*arguments)
         return below_autograd(op, *arguments)
 
     return call
+
+
+def without_gradients(op):
+    """What autograd calls for a backward: the op alone. Whoever asks for gradients of its results gets an error; they
+    would be zero otherwise."""
+
+    class Last(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *arguments):
+            return below_autograd(op, *arguments)
+
+        @staticmethod
+        def backward(ctx, *_):
+            raise NotImplementedError(f"the results of {op.name()} have no gradients; there are no second derivatives")
+
+    return with_gradients(Last, op)
+
+
+def _needs_gradient(x):
+    return isinstance(x, torch.Tensor) and x.requires_grad
+
+
+def _has_tangent(x):
+    return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
 LIBRARY.impl("attention", _attention_cpu, "CPU")
@@ -119,14 +144,19 @@ LIBRARY.impl("attention_backward", _attention_backward_cpu, "CPU")
 torch.library.register_fake("foxlm::attention", results, lib=LIBRARY)
 torch.library.register_fake("foxlm::attention_backward", gradient_room, lib=LIBRARY)
 LIBRARY.impl("attention", with_gradients(_Attention, torch.ops.foxlm.attention.default), "Autograd")
+LIBRARY.impl("attention_backward", without_gradients(torch.ops.foxlm.attention_backward.default), "Autograd")
 
 
-def same_device(**tensors):
-    """An error unless all tensors are where the first is: an address says nothing without its device."""
-    (first, where), *others = [(name, x.device) for name, x in tensors.items() if x is not None]
-    for name, device in others:
-        if device != where:
-            raise ValueError(f"{name} is on {device}, but {first} on {where}; move one of them")
+def check(**tensors):
+    """An error unless all tensors are of types that the library reads, and where the first is: an address says nothing
+    without its device."""
+    given = [(name, x) for name, x in tensors.items() if x is not None]
+    first, where = given[0][0], given[0][1].device
+    for name, x in given:
+        if x.dtype not in _TYPES:
+            raise ValueError(f"{name} is {str(x.dtype).removeprefix('torch.')}; use float32, bfloat16 or float16")
+        if x.device != where:
+            raise ValueError(f"{name} is on {x.device}, but {first} on {where}; move one of them")
 
 
 def bounds_of(threshold, b, h, n, device, seq_start=None, cu_seqlens=None):
@@ -144,7 +174,7 @@ def bounds_of(threshold, b, h, n, device, seq_start=None, cu_seqlens=None):
 
 def autocast(kind, q, k, v):
     """The operands as autocast wants them. The gates keep their precision: their sums over a long sequence need it."""
-    if torch.is_autocast_enabled(kind):
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         return q.to(dtype), k.to(dtype), v.to(dtype)
     return q, k, v
@@ -152,8 +182,8 @@ def autocast(kind, q, k, v):
 
 def attention(q, k, v, log_gates, *, seq_start, cu_seqlens, scale, causal, window, log_tolerance, threshold):
     """Forgetting attention with gradients; shapes as in `foxlm.forgetting_attention`, time before heads."""
-    same_device(q=q, k=k, v=v, log_fgate=log_gates)
     q, k, v = autocast(q.device.type, q, k, v)
+    check(q=q, k=k, v=v, log_fgate=log_gates)
     bounds = None
     if threshold is not None:
         b, h, n = q.shape[0], q.shape[2], k.shape[1]

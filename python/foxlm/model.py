@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Sequence
 
@@ -25,6 +26,17 @@ def _sequence(ids) -> list[int]:
     if ids.ndim != 1 or ids.size == 0:
         raise ValueError(f"ids have shape {list(ids.shape)}; they must be one sequence of at least one id")
     return ids.tolist()
+
+
+def _count(name: str, value, most: int = 2**63 - 1, least: int = 0) -> int:
+    """An integer from `least` to `most`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; it must be an integer") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {number}; it must be from {least} to {most}")
+    return number
 
 
 class Model:
@@ -52,7 +64,8 @@ class Model:
         names = {"float32": "f32", "bfloat16": "bf16", None: "f32" if device == "cpu" else "bf16"}
         if dtype not in names:
             raise ValueError(f"dtype is {dtype}; use float32 or bfloat16")
-        return Model(_core.Model.load(os.fspath(folder), device, names[dtype], cache_bytes))
+        cache_bytes = _count("cache_bytes", cache_bytes, least=1)
+        return Model(_core.Model.load(os.fsdecode(folder), device, names[dtype], cache_bytes))
 
     def logits(self, ids) -> np.ndarray:
         """Logits after every token of one sequence: ids `[T]` to float32 `[T, V]`."""
@@ -98,8 +111,11 @@ class Model:
             seed: the same seed gives the same tokens.
             stop_ids: ids that end the answer; they are not part of it.
         """
+        max_tokens, top_k = _count("max_tokens", max_tokens), _count("top_k", top_k)
+        seed = _count("seed", seed, 2**64 - 1)
+        stop_ids = [_count("an id of stop_ids", id, 2**31 - 1, -(2**31)) for id in stop_ids]
         return self._core.generate(
-            _sequence(ids), max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, list(stop_ids)
+            _sequence(ids), max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop_ids
         )
 
     def generate(self, ids, max_tokens: int = 64, **options) -> list[int]:
@@ -107,13 +123,13 @@ class Model:
         return [token for token, _ in self.stream(ids, max_tokens, **options)]
 
     def gates(self, ids) -> list[np.ndarray | None]:
-        """Forget gates of every attention layer: `[H, T]` from 0 to 1, None for a layer that forgets nothing."""
+        """Forget gates of every layer: `[H, T]` from 0 to 1, None for a layer without."""
         layers = self._core.log_gates(_sequence(ids))
         return [None if x is None else np.exp(np.asarray(x[1], np.float32).reshape(-1, x[0]).T) for x in layers]
 
     def attention(self, ids, layer: int) -> np.ndarray:
         """Attention weights of a layer: `[H, T, T]`, row `i` over the keys that query `i` sees, adding up to 1."""
-        ids = _sequence(ids)
+        ids, layer = _sequence(ids), _count("layer", layer)
         q, k, log_gates, (heads, kv_heads, dim, scale, window) = self._core.attention_operands(ids, layer)
         n = len(ids)
         q = np.asarray(q, np.float32).reshape(n, heads, dim).transpose(1, 0, 2)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from . import _checks
+
 __all__ = [
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
@@ -15,17 +17,21 @@ __all__ = [
 
 
 def _shapes(q, k, v, cu_seqlens, initial_state):
+    _checks.tensors(q=q, k=k, v=v, cu_seqlens=cu_seqlens, initial_state=initial_state)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, time, heads, dim]")
+        shape = list(getattr(x, "shape", ()))
+        if len(shape) != 4:
+            raise ValueError(f"{name} has shape {shape}; it must be [batch, time, heads, dim]")
     if k.shape != q.shape:
         raise ValueError(f"q has shape {list(q.shape)} and k {list(k.shape)}; they must be equal")
     if v.shape[:2] != q.shape[:2]:
         raise ValueError(f"q has shape {list(q.shape)} and v {list(v.shape)}; batch and time must be equal")
     if v.shape[2] % max(q.shape[2], 1) != 0:
         raise ValueError(f"{v.shape[2]} heads of values do not share {q.shape[2]} heads of keys")
-    if cu_seqlens is not None and q.shape[0] != 1:
-        raise ValueError(f"cu_seqlens with batch {q.shape[0]}; packed sequences need batch 1")
+    if cu_seqlens is not None:
+        _checks.packed_shape(cu_seqlens)
+        if q.shape[0] != 1:
+            raise ValueError(f"cu_seqlens with batch {q.shape[0]}; packed sequences need batch 1")
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     expected = [sequences, v.shape[2], q.shape[3], v.shape[3]]
     if initial_state is not None and list(initial_state.shape) != expected:
@@ -33,9 +39,10 @@ def _shapes(q, k, v, cu_seqlens, initial_state):
 
 
 def _gate_shape(name, x, v, width=None):
-    expected = list(v.shape[:3]) + ([] if width is None else [width])
-    if list(x.shape) != expected:
-        raise ValueError(f"{name} has shape {list(x.shape)}, expected {expected}")
+    _checks.tensors(**{name: x})
+    shape, expected = list(getattr(x, "shape", ())), list(v.shape[:3]) + ([] if width is None else [width])
+    if shape != expected:
+        raise ValueError(f"{name} has shape {shape}, expected {expected}")
 
 
 def _run(q, k, v, decay, write, skip, scale, initial_state, output_final_state, cu_seqlens, delta):
@@ -49,7 +56,8 @@ def _run(q, k, v, decay, write, skip, scale, initial_state, output_final_state, 
 
 
 def _normalise(x):
-    return x * (x.float().square().sum(-1, keepdim=True) + 1e-6).rsqrt().to(x.dtype)
+    wide = x.float()
+    return (wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
 
 
 def chunk_delta_rule(
@@ -159,10 +167,11 @@ def mamba_chunk_scan_combined(
     z=None,
     dt_bias=None,
     initial_states=None,
+    seq_idx=None,
+    cu_seqlens=None,
     dt_softplus=False,
     dt_limit=(0.0, float("inf")),
     return_final_states=False,
-    cu_seqlens=None,
 ):
     """Mamba-2: `S_t = exp(A dt_t) S_{t-1} + dt_t x_t B_t^T`, `y_t = S_t C_t + D x_t`, times `silu(z_t)` where `z` is
     given.
@@ -177,24 +186,30 @@ def mamba_chunk_scan_combined(
         D: `[heads]`.
         z: `[batch, time, heads, headdim]`.
         initial_states: `[N, heads, headdim, dstate]`.
-        return_final_states: whether to return the last states, too.
+        seq_idx: only None; `cu_seqlens` says which tokens belong together.
         cu_seqlens: 0 and the ends of packed sequences `[N + 1]`; needs batch 1.
+        return_final_states: whether to return the last states, too.
 
     Returns:
         `[batch, time, heads, headdim]`, and with `return_final_states` the last states, shaped as the first.
     """
     import torch
 
+    if seq_idx is not None:
+        raise ValueError("seq_idx is given; pass packed sequences with cu_seqlens")
+    _checks.tensors(initial_states=initial_states)
     state = None if initial_states is None else initial_states.transpose(2, 3)
     _shapes(C, B, x, cu_seqlens, state)
     _gate_shape("dt", dt, x)
+    for name, given in (("A", A), ("D", D), ("dt_bias", dt_bias)):
+        if given is not None and list(given.shape) != [x.shape[2]]:
+            raise ValueError(f"{name} has shape {list(given.shape)}, expected {[x.shape[2]]}")
     dt = dt.float()
     if dt_bias is not None:
         dt = dt + dt_bias.float()
     if dt_softplus:
         dt = torch.nn.functional.softplus(dt)
-    if tuple(dt_limit) != (0.0, float("inf")):
-        dt = dt.clamp(*dt_limit)
+    dt = dt.clamp(*dt_limit)
     decay = (A.float() * dt)[..., None]
     skip = None if D is None else D.float()
     o, last = _run(C, B, x, decay, dt, skip, 1.0, state, return_final_states, cu_seqlens, False)

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -14,16 +15,22 @@ use pyo3::prelude::*;
 
 use crate::array::{Array, Raw};
 use crate::errors::{exception, value_error};
+use crate::runtime::Home;
 
 /// A model read from a folder, with an engine that generates.
 #[pyclass(frozen, module = "foxlm._core")]
-pub struct Model {
-    engine: Engine,
-    process: u32,
-}
+pub struct Model(Home<Engine>);
+
+/// The process in which a first model was loaded; 0 before. Models share one pool of threads, which lives there.
+static HOME: AtomicU32 = AtomicU32::new(0);
 
 fn model_error(error: fox_model::Error) -> PyErr {
     value_error(error.to_string())
+}
+
+/// The engine's words, which name an option of the command line, for people who have none.
+fn engine_words(words: impl ToString) -> String {
+    words.to_string().replace("see --cache", "load the model with more cache_bytes")
 }
 
 /// Keeps queries, keys, log gates and scale of one layer, or the log gates of all.
@@ -33,6 +40,7 @@ struct Watch {
 }
 
 struct Seen {
+    layer: usize,
     gates: Option<Tensor>,
     qk: Option<(Tensor, Tensor)>,
     spec: (usize, usize, usize, f32, Option<usize>),
@@ -45,6 +53,7 @@ impl Observer for Watch {
         let wanted = self.layer == Some(view.layer);
         if let Ok(mut seen) = self.seen.lock() {
             seen.push(Seen {
+                layer: view.layer,
                 gates: view.log_gates.cloned(),
                 qk: wanted.then(|| (view.q.clone(), view.k.clone())),
                 spec: (spec.heads, spec.kv_heads, spec.head_dim, spec.scale, spec.window),
@@ -56,13 +65,8 @@ impl Observer for Watch {
 }
 
 impl Model {
-    /// The model, unless this process is a fork of the one that loaded it: the engine's threads stayed there.
     fn model(&self) -> PyResult<&fox_model::Model> {
-        if self.process != std::process::id() {
-            let words = "this model was loaded before a fork; load it in the process that uses it";
-            return Err(PyRuntimeError::new_err(words));
-        }
-        Ok(self.engine.model())
+        Ok(self.0.get()?.model())
     }
 
     fn ids(&self, ids: &[i64]) -> PyResult<Vec<i32>> {
@@ -85,6 +89,10 @@ impl Model {
         model.observe(&tokens, &segments, &options, &watch).map_err(model_error)?;
         watch.seen.into_inner().map_err(|_| PyRuntimeError::new_err("a layer failed"))
     }
+}
+
+fn gpu(ordinal: usize, precision: Precision) -> PyResult<fox_tensor::Device> {
+    fox_cuda::device(ordinal, precision).map_err(|e| PyRuntimeError::new_err(e.to_string()))
 }
 
 /// Writes host values to an array of f32.
@@ -117,25 +125,27 @@ impl Model {
             "bf16" => Precision::Bf16,
             other => return Err(value_error(format!("precision {other}; use f32 or bf16"))),
         };
-        let device = match (device, device.strip_prefix("cuda")) {
+        let device = match (device, device.strip_prefix("cuda:").map(str::parse)) {
             ("cpu", _) if precision == Precision::Bf16 => {
                 return Err(value_error("precision bf16 needs a GPU; the CPU computes in f32"));
             }
             ("cpu", _) => fox_cpu::device(),
-            (_, Some(ordinal)) => {
-                let ordinal = ordinal.strip_prefix(':').unwrap_or("0");
-                let ordinal =
-                    ordinal.parse().map_err(|_| value_error(format!("device {device}")))?;
-                let words = |e: fox_cuda::Error| PyRuntimeError::new_err(e.to_string());
-                fox_cuda::device(ordinal, precision).map_err(words)?
-            }
+            ("cuda", _) => gpu(0, precision)?,
+            (_, Some(Ok(ordinal))) => gpu(ordinal, precision)?,
             _ => return Err(value_error(format!("device {device}; use cpu, cuda or cuda:N"))),
         };
+        let process = std::process::id();
+        let first = HOME.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed);
+        if first.is_err_and(|first| first != process) {
+            let words = "a model was loaded before this process was forked, and the threads of models stayed there; \
+                         load models after forks only, or start processes with spawn";
+            return Err(PyRuntimeError::new_err(words));
+        }
         py.detach(|| {
             let model = fox_model::Model::from_checkpoint(&folder, &device).map_err(model_error)?;
             let options = EngineOptions { cache_bytes, ..EngineOptions::default() };
             let engine = Engine::start(model, options).map_err(|e| value_error(e.to_string()))?;
-            Ok(Model { engine, process: std::process::id() })
+            Ok(Model(Home::new(engine)))
         })
     }
 
@@ -205,15 +215,16 @@ impl Model {
         })
     }
 
-    /// Log forget gates of every attention layer: heads and values `[T * H]`, None where nothing is forgotten.
+    /// Log forget gates of every layer: heads and values `[T * H]`, None where there are none.
     fn log_gates(&self, py: Python<'_>, ids: Vec<i64>) -> PyResult<Vec<Option<(usize, Vec<f32>)>>> {
         py.detach(|| {
-            let gates = |seen: &Seen| match &seen.gates {
-                Some(gates) => gates.to_f32().map(|values| Some((seen.spec.0, values))),
-                None => Ok(None),
-            };
-            let seen = self.watch(&ids, None)?;
-            seen.iter().map(gates).collect::<fox_tensor::Result<_>>().map_err(exception)
+            let mut layers = vec![None; self.model()?.config().num_layers];
+            for seen in self.watch(&ids, None)? {
+                if let Some(gates) = &seen.gates {
+                    layers[seen.layer] = Some((seen.spec.0, gates.to_f32().map_err(exception)?));
+                }
+            }
+            Ok(layers)
         })
     }
 
@@ -227,13 +238,15 @@ impl Model {
     ) -> PyResult<(Vec<f32>, Vec<f32>, Option<Vec<f32>>, (usize, usize, usize, f32, Option<usize>))>
     {
         py.detach(|| {
+            let layers = self.model()?.config().num_layers;
+            if layer >= layers {
+                return Err(value_error(format!("layer {layer}; the model has {layers} layers")));
+            }
             let seen = self.watch(&ids, Some(layer))?;
-            let layers = seen.len();
-            let Some(Seen { gates, qk: Some((q, k)), spec, stick }) =
+            let Some(Seen { gates, qk: Some((q, k)), spec, stick, .. }) =
                 seen.into_iter().find(|seen| seen.qk.is_some())
             else {
-                let words = format!("layer {layer}; the model has {layers} attention layers");
-                return Err(value_error(words));
+                return Err(value_error(format!("layer {layer} has no attention")));
             };
             if stick {
                 return Err(value_error(format!("layer {layer} is stick-breaking, not softmax")));
@@ -267,15 +280,19 @@ impl Model {
             ..Sampling::default()
         };
         let request = Request { sampling, stop_ids, ..Request::greedy(prompt, max_tokens) };
-        let completion = self.engine.submit(request).map_err(|e| value_error(e.to_string()))?;
+        let engine = self.0.get()?.clone();
+        let completion = engine.submit(request).map_err(|e| value_error(engine_words(e)))?;
         let (events, ticket) = completion.split();
-        Ok(Tokens(Mutex::new(Some((events, ticket)))))
+        Ok(Tokens(Home::new(Mutex::new(Some((events, ticket, engine))))))
     }
 }
 
 /// Tokens as they are generated: an iterator over `(id, log-probability)`. Dropping it ends the generation.
+///
+/// It holds the engine: one that is dropped finishes what it was asked for first, which may be an answer that nobody
+/// waits for. The ticket, dropped before, ends that.
 #[pyclass(frozen, module = "foxlm._core")]
-pub struct Tokens(Mutex<Option<(Receiver<Event>, Ticket)>>);
+pub struct Tokens(Home<Mutex<Option<(Receiver<Event>, Ticket, Engine)>>>);
 
 /// How often a wait for a token looks for Ctrl-C.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -287,10 +304,11 @@ impl Tokens {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<(i32, f32)>> {
+        let running = self.0.get()?;
         loop {
             let event = py.detach(|| {
-                let Ok(guard) = self.0.lock() else { return Some(None) };
-                let Some((events, _)) = guard.as_ref() else { return Some(None) };
+                let Ok(guard) = running.lock() else { return Some(None) };
+                let Some((events, ..)) = guard.as_ref() else { return Some(None) };
                 match events.recv_timeout(PATIENCE) {
                     Ok(event) => Some(Some(event)),
                     Err(std::sync::mpsc::RecvTimeoutError::Timeout) => None,
@@ -302,11 +320,13 @@ impl Tokens {
                 Some(Some(Event::Prompt(_))) => {}
                 Some(Some(Event::Token(scored))) => return Ok(Some((scored.id, scored.logprob))),
                 Some(Some(Event::Finished(finished))) => {
-                    if let Ok(mut guard) = self.0.lock() {
+                    if let Ok(mut guard) = running.lock() {
                         *guard = None;
                     }
                     return match finished.reason {
-                        FinishReason::Failed(words) => Err(PyRuntimeError::new_err(words)),
+                        FinishReason::Failed(words) => {
+                            Err(PyRuntimeError::new_err(engine_words(words)))
+                        }
                         _ => Ok(None),
                     };
                 }

@@ -1,5 +1,7 @@
 """Forgetting attention on NumPy arrays against the oracle in float64."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -94,9 +96,12 @@ def test_arrays_are_read_as_they_lie(kind):
 
 
 def test_packed_sequences_do_not_see_each_other():
-    q, k, v, gates, _ = make(b=1, m=120, n=120)
+    q, k, v, gates, d_out = make(b=1, m=120, n=120)
     ends = [0, 50, 51, 51, 120]
-    o = foxlm.forgetting_attention(q, k, v, gates, cu_seqlens=np.array(ends))
+    o, lse = foxlm.forgetting_attention(q, k, v, gates, cu_seqlens=ends, return_lse=True)
+    dq = foxlm.forgetting_attention_backward(d_out, q, k, v, gates, o, lse, cu_seqlens=ends)[0]
+    cut = [x[:, :50] for x in (q, k, v, gates)]
+    assert oracle.error(dq[:, :50], oracle.gradients(d_out[:, :50], *cut)[0]) < 1e-5
     for a, e in zip(ends, ends[1:]):
         if e > a:
             alone = foxlm.forgetting_attention(q[:, a:e], k[:, a:e], v[:, a:e], gates[:, a:e])
@@ -131,6 +136,23 @@ def test_the_number_of_threads_does_not_change_a_bit():
         np.testing.assert_array_equal(foxlm.forgetting_attention(q, k, v, gates), want)
     finally:
         foxlm.set_threads(before)
+    with pytest.raises(ValueError, match="-1 threads; use 1 to 4096, or 0 for all cores"):
+        foxlm.set_threads(-1)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="this system does not list threads")
+def test_threads_are_not_made_again():
+    before = foxlm.threads()
+    try:
+        for count in (2, 3):
+            foxlm.set_threads(count)
+        running = len(os.listdir("/proc/self/task"))
+        for _ in range(10):
+            for count in (2, 3):
+                foxlm.set_threads(count)
+        assert len(os.listdir("/proc/self/task")) == running
+    finally:
+        foxlm.set_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +168,12 @@ def test_the_number_of_threads_does_not_change_a_bit():
         ({"seq_start": [1, 101]}, "seq_start is [1, 101]; each must be from 0 to 100"),
         ({"cu_seqlens": [0, 100]}, "cu_seqlens with batch 2"),
         ({"adaptive_threshold": "best"}, 'adaptive_threshold is "best"'),
+        (
+            {"adaptive_threshold": np.zeros((3, 2))},
+            "adaptive_threshold has shape [3, 2]; it must be a number or an array",
+        ),
+        ({"seq_start": [1.5, 2.0]}, "seq_start is [1.5, 2.0]; it must hold integers"),
+        ({"k": None}, "k has shape []; it must be [batch, time, heads, dim]"),
         ({"log_tolerance": 1.0}, "log_tolerance is 1.0, but must be at most 0"),
     ],
 )

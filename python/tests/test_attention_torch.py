@@ -233,6 +233,24 @@ def test_compile_in_one_graph():
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
+def test_gradients_that_do_not_exist_are_refused():
+    x = make()
+    (dq,) = torch.autograd.grad(foxlm.forgetting_attention(*x).square().sum(), x[0], create_graph=True)
+    assert max(errors(dq, torch.autograd.grad(naive(*x).square().sum(), x[0])[0])) < 1e-5
+    with pytest.raises(NotImplementedError, match="there are no second derivatives"):
+        torch.autograd.grad(dq.square().sum(), x[1])
+    q, *rest = (a.detach() for a in x)
+    with pytest.raises(NotImplementedError, match="foxlm::attention has no forward-mode gradients"):
+        torch.func.jvp(lambda q: foxlm.forgetting_attention(q, *rest), (q,), (q,))
+
+
+def test_tensors_without_memory_give_shapes():
+    x = [a.detach().to("meta").requires_grad_() for a in make(dv=20)]
+    o = foxlm.forgetting_attention(*x)
+    assert o.is_meta and o.shape == (2, 100, 3, 20)
+    assert torch.autograd.grad(o.sum(), x)[2].shape == x[2].shape
+
+
 def test_autocast_casts_all_but_the_gates():
     x = make()
     with torch.autocast("cpu", torch.bfloat16):
@@ -286,8 +304,16 @@ def test_complaints_are_python_exceptions():
     q, k, v, g = make()
     with pytest.raises(ValueError, match="200 queries, but only 100 keys"):
         foxlm.forgetting_attention(torch.zeros(2, 200, 3, 16), k, v, g)
-    with pytest.raises(ValueError, match="a tensor is float64; use float32, bfloat16 or float16"):
-        foxlm.forgetting_attention(q.double(), k, v, g)
+    with pytest.raises(ValueError, match="k is float64; use float32, bfloat16 or float16"):
+        foxlm.forgetting_attention(q, k.double(), v, g)
+    with pytest.raises(ValueError, match="v is a ndarray; it must be a tensor of PyTorch"):
+        foxlm.forgetting_attention(q, k, v.detach().numpy(), g)
+    with pytest.raises(ValueError, match="seq_start is a list; it must be a tensor of PyTorch"):
+        foxlm.forgetting_attention(q, k, v, g, seq_start=[1, 2])
+    with pytest.raises(ValueError, match=r"seq_start is \[1.5, 2.0\]; it must hold integers"):
+        foxlm.forgetting_attention(q, k, v, g, seq_start=torch.tensor([1.5, 2]))
+    with pytest.raises(ValueError, match="window is 3.0; it must be an integer"):
+        foxlm.forgetting_attention(q, k, v, g, window=3.0)
     with pytest.raises(ValueError, match="log_fgate is on meta, but q on cpu; move one of them"):
         foxlm.forgetting_attention(q, k, v, g.to("meta"))
     with pytest.raises(ValueError, match="seq_start is .*each must be from 0 to 100"):

@@ -11,6 +11,8 @@ from conftest import need
 
 torch = need("torch")
 
+from torch.autograd import forward_ad  # noqa: E402
+
 import foxlm  # noqa: E402
 from foxlm import _core  # noqa: E402
 from foxlm import _torch as ops  # noqa: E402
@@ -299,6 +301,10 @@ def test_whoever_watches_sees_the_op(direct):
     for n in range(2):
         for a, b in zip(got, torch.autograd.grad(o, x, w[n], retain_graph=True)):
             assert torch.allclose(a[n], b, atol=1e-5)
+    # Tangents are not lost, but refused.
+    q, *rest = (a.detach() for a in x)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode gradients"):
+        foxlm.forgetting_attention(forward_ad.make_dual(q, q), *rest)
     assert direct.calls() == ["forward"]
 
 

@@ -117,6 +117,45 @@ def test_beams_sampling_and_padding_in_generate():
     assert torch.equal(beams, model.generate(long, num_beams=3, use_cache=False, **options))
 
 
+def test_masks_that_mean_something_else_are_refused():
+    model = load("fox_pro").eval()
+    ids, mask = torch.arange(1, 13).view(2, 6), torch.ones(2, 6)
+    mask[0, 2] = 0
+    with pytest.raises(ValueError, match="attention_mask has zeros between ones; pad on the left"):
+        model(ids, attention_mask=mask)
+    # On the right, and in a row that is all padding, there are none.
+    mask = torch.tensor([[0, 1, 1, 1, 0, 0], [0] * 6])
+    torch.testing.assert_close(model(ids, attention_mask=mask).logits[0, 1:4], model(ids[:1, 1:4]).logits[0])
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=r"attention_mask has shape \[2, 1\], expected \[2, 7\]"):
+        model(ids[:, :1], attention_mask=torch.ones(2, 1), past_key_values=cache)
+    with pytest.raises(ValueError, match="past_key_values is a tuple; use the FoxCache that the model returned"):
+        model(ids[:, :1], past_key_values=((),))
+    with pytest.raises(ValueError, match="assisted generation is not supported"):
+        model.generate(ids[:1], prompt_lookup_num_tokens=2, max_new_tokens=2)
+
+
+def test_checkpointing_leaves_a_cache_alone():
+    model = load("fox_pro").eval()
+    ids = torch.arange(1, 7)[None]
+    want, cache = model(ids).logits[:, 4:], model(ids[:, :4], use_cache=True).past_key_values
+    model.train().gradient_checkpointing_enable()
+    torch.testing.assert_close(model(ids[:, 4:], past_key_values=cache).logits, want)
+
+
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"num_kv_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
+        ({"hidden_size": 12, "use_rope": True}, "a head dim of 3 with use_rope"),
+        ({"fgate_type": "fixed", "fgate_bias_init": True}, "fgate_bias_init needs decay_time_min and decay_time_max"),
+    ],
+)
+def test_complaints_about_a_configuration(fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        hf.FoxConfig(**({"num_heads": 4, "hidden_size": 32} | fields))
+
+
 def test_pruning_changes_little():
     model, dump = load("fox_pro"), tensors(folder("fox_pro") / "io.safetensors")
     ids = torch.from_numpy(np.tile(dump["input_ids"], (1, 4))).long()

@@ -1,6 +1,9 @@
 """Language models on fox's own engine, against the reference dumps. Needs NumPy alone."""
 
+import gc
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -57,6 +60,33 @@ def test_gates_and_attention(fox_pro):
     assert (np.triu(weights, 1) == 0).all()
     transformer = foxlm.Model.load(folder("transformer_pro"), device="cpu")
     assert transformer.gates(ids) == [None, None]
+    # A layer of Mamba and one of attention without gates.
+    hybrid = foxlm.Model.load(folder("samba"), device="cpu")
+    assert hybrid.gates(ids[:5] % 48) == [None, None] and hybrid.attention(ids[:5] % 48, 1).shape == (2, 5, 5)
+    with pytest.raises(ValueError, match="layer 0 has no attention"):
+        hybrid.attention(ids[:5] % 48, 0)
+
+
+def test_gates_follow_from_the_weights_of_the_model(fox_pro):
+    ids = tensors(folder("fox_pro") / "io.safetensors")["input_ids"][0]
+    part = tensors(folder("fox_pro") / "model.safetensors")
+    x = part["model.embeddings.weight"][ids].astype(np.float64)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * part["model.layers.0.attn_norm.weight"]
+    z = x @ part["model.layers.0.attn.fgate_proj.weight"].T + part["model.layers.0.attn.fgate_proj.bias"]
+    np.testing.assert_allclose(fox_pro.gates(ids)[0], 1 / (1 + np.exp(-z.T)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fox_pro", "hf_mistral_window"])
+def test_attention_weights_are_those_of_the_op(name):
+    model = foxlm.Model.load(folder(name), device="cpu")
+    ids = tensors(folder(name) / "io.safetensors")["input_ids"][0]
+    q, k, gates, (heads, kv_heads, dim, scale, window) = model._core.attention_operands(ids.tolist(), 1)
+    shaped = lambda x, *shape: np.asarray(x, np.float32).reshape(1, len(ids), *shape)
+    # With unit vectors as values the output is the weights.
+    units = np.broadcast_to(np.eye(len(ids), dtype=np.float32)[None, :, None], (1, len(ids), kv_heads, len(ids)))
+    q, k, gates = shaped(q, heads, dim), shaped(k, kv_heads, dim), None if gates is None else shaped(gates, heads)
+    o = foxlm.forgetting_attention(q, k, units, gates, sm_scale=scale, window=window)
+    np.testing.assert_allclose(model.attention(ids, 1), o[0].swapaxes(0, 1), atol=1e-5)
 
 
 def test_complaints(fox_pro, tmp_path):
@@ -70,25 +100,86 @@ def test_complaints(fox_pro, tmp_path):
         fox_pro.logits([])
     with pytest.raises(ValueError, match="temperature must be 0 or more, not -1"):
         fox_pro.generate([1], 3, temperature=-1.0)
-    with pytest.raises(ValueError, match="layer 2; the model has 2 attention layers"):
+    with pytest.raises(ValueError, match="layer 2; the model has 2 layers"):
         fox_pro.attention([1, 2], 2)
     with pytest.raises(ValueError, match="bf16 needs a GPU"):
         foxlm.Model.load(folder("fox_pro"), device="cpu", dtype="bfloat16")
+    with pytest.raises(ValueError, match="device cudax; use cpu, cuda or cuda:N"):
+        foxlm.Model.load(folder("fox_pro"), device="cudax")
+    for name, value in (("max_tokens", -1), ("top_k", -1), ("seed", 2**64)):
+        with pytest.raises(ValueError, match=f"{name} is {value}; it must be from 0 to"):
+            fox_pro.generate([1], **{name: value})
+    with pytest.raises(TypeError, match="max_tokens is 1.5; it must be an integer"):
+        fox_pro.generate([1], 1.5)
+    with pytest.raises(ValueError, match="layer is -1; it must be from 0"):
+        fox_pro.attention([1, 2], -1)
+    small = foxlm.Model.load(folder("fox_pro"), device="cpu", cache_bytes=100)
+    with pytest.raises(ValueError, match="but 100 are all there are; load the model with more cache_bytes"):
+        small.generate([1], 2)
+
+
+def engines():
+    """Engines of this process that have a thread."""
+    names = [open(f"/proc/self/task/{n}/comm").read() for n in os.listdir("/proc/self/task")]
+    return names.count("fox-infer\n")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="this system does not list threads")
+def test_a_stream_keeps_its_model_and_ends_with_itself():
+    gc.collect()
+    before = engines()
+    model = foxlm.Model.load(folder("fox_pro"), device="cpu")
+    # More than anybody waits for.
+    stream = model.stream([1, 2, 3], 65000)
+    first = next(stream)
+    del model
+    assert engines() == before + 1
+    assert next(stream) != first
+    del stream
+    assert engines() == before
+
+
+FORKED = """
+import os, sys, foxlm
+folder = sys.argv[1]
+model = foxlm.Model.load(folder, device="cpu")
+model.logits([1, 2])
+stream = model.stream([1, 2, 3], 5)
+if os.fork() == 0:
+    for use in (lambda: model.logits([1, 2]), lambda: next(stream), lambda: foxlm.Model.load(folder, device="cpu")):
+        try:
+            use()
+        except RuntimeError as error:
+            print(error)
+    del model, stream
+    print("left", flush=True)
+else:
+    assert os.wait()[1] == 0
+    assert len(list(stream)) == 5
+"""
+
+LATE = """
+import os, sys, numpy, foxlm
+x = numpy.ones((1, 300, 2, 8), numpy.float32)
+foxlm.forgetting_attention(x, x, x)
+if os.fork() == 0:
+    print(foxlm.Model.load(sys.argv[1], device="cpu").logits([1, 2]).shape, flush=True)
+else:
+    os.wait()
+"""
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_is_told_to_load_its_own(fox_pro):
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            fox_pro.logits([1, 2])
-            words = "no complaint"
-        except RuntimeError as error_:
-            words = str(error_)
-        os.write(write, words.encode())
-        os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    assert os.read(read, 1000).decode() == "this model was loaded before a fork; load it in the process that uses it"
-    os.close(read)
+def test_a_fork_is_told_to_load_its_own():
+    run = lambda code: subprocess.run(
+        [sys.executable, "-c", code, folder("fox_pro")], capture_output=True, text=True, timeout=300
+    )
+    done, own = run(FORKED), "this model was loaded before a fork; load it in the process that uses it, and only there"
+    load = (
+        "a model was loaded before this process was forked, and the threads of models stayed there; "
+        "load models after forks only, or start processes with spawn"
+    )
+    assert done.stdout == f"{own}\n{own}\n{load}\nleft\n" and done.returncode == 0, done.stderr
+    assert "panicked" not in done.stderr
+    # A process that had no model before it was forked may load one afterwards.
+    assert run(LATE).stdout == "(2, 64)\n"

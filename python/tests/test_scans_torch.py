@@ -142,6 +142,43 @@ def test_half_precision_views_and_compile(make):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
+def test_keys_are_normalised_before_they_are_rounded():
+    q, k, v, b = (x.detach().bfloat16() for x in delta_rule()[0])
+    unit = lambda x: (x.float() * (x.float().square().sum(-1, keepdim=True) + 1e-6).rsqrt()).bfloat16()
+    want = foxlm.chunk_delta_rule(unit(q), unit(k), v, b)[0]
+    assert torch.equal(foxlm.chunk_delta_rule(q, k, v, b, use_qk_l2norm_in_kernel=True)[0], want)
+
+
+def test_steps_stay_within_their_limit():
+    x, dt, a, b, c, d, z = (x.detach() for x in mamba()[0])
+    run = lambda dt, **more: foxlm.mamba_chunk_scan_combined(x, dt, -a.exp(), b, c, **more)
+    assert (dt < 0).any() and torch.equal(run(dt), run(dt.clamp(min=0.0)))
+    assert torch.equal(run(dt, dt_limit=(0.1, 0.5)), run(dt.clamp(0.1, 0.5)))
+    with pytest.raises(ValueError, match="seq_idx is given; pass packed sequences with cu_seqlens"):
+        run(dt, seq_idx=torch.zeros(B, T))
+    with pytest.raises(ValueError, match=r"D has shape \[2\], expected \[4\]"):
+        run(dt, D=d[:2])
+
+
+def test_no_sequences_and_no_tokens():
+    q, k, v, b = (x.detach() for x in delta_rule()[0])
+    o, last = foxlm.chunk_delta_rule(q[:0], k[:0], v[:0], b[:0], output_final_state=True)
+    assert o.shape == (0, T, H, V) and last.shape == (0, H, K, V)
+    state = torch.randn(B, H, K, V)
+    cut = [x[:, :0] for x in (q, k, v, b)]
+    assert torch.equal(foxlm.chunk_delta_rule(*cut, initial_state=state, output_final_state=True)[1], state)
+
+
+def test_gradients_that_do_not_exist_are_refused():
+    x, ours, _ = simple_gla()
+    (dq,) = torch.autograd.grad(ours(*x)[0].square().sum(), x[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="there are no second derivatives"):
+        dq.square().sum().backward()
+    q, k, v = (a.detach() for a in x)
+    with pytest.raises(NotImplementedError, match="foxlm::scan has no forward-mode gradients"):
+        torch.func.jvp(lambda q: ours(q, k, v)[0], (q,), (q,))
+
+
 def test_opcheck():
     q, k, v, g = (x.detach() for x in gla()[0])
     x = [a.requires_grad_() for a in (q, k, v, torch.nn.functional.logsigmoid(g))]
@@ -152,7 +189,16 @@ def test_complaints():
     q, k, v, b = delta_rule()[0]
     with pytest.raises(ValueError, match=r"beta has shape \[2, 2, 150\], expected \[2, 150, 2\]"):
         foxlm.chunk_delta_rule(q, k, v, b.transpose(1, 2))
+    learned = torch.zeros(B, H, K, V, requires_grad=True)
     with pytest.raises(ValueError, match="initial_state needs a gradient, which scans do not give; detach it"):
-        foxlm.chunk_delta_rule(q, k, v, b, initial_state=torch.zeros(B, H, K, V, requires_grad=True))
+        foxlm.chunk_delta_rule(q, k, v, b, initial_state=learned)
+    with torch.no_grad():
+        foxlm.chunk_delta_rule(q, k, v, b, initial_state=learned)
+    with pytest.raises(ValueError, match="q is a ndarray; it must be a tensor of PyTorch"):
+        foxlm.chunk_delta_rule(q.detach().numpy(), k, v, b)
+    with pytest.raises(ValueError, match=r"beta has shape \[\], expected \[2, 150, 2\]"):
+        foxlm.chunk_delta_rule(q, k, v, None)
+    with pytest.raises(ValueError, match=r"cu_seqlens has shape \[0\]; it must hold 0 and the end of each sequence"):
+        foxlm.chunk_delta_rule(*[x[:1] for x in (q, k, v, b)], cu_seqlens=torch.tensor([]))
     with pytest.raises(ValueError, match=r"initial_state has shape \[1, 2, 24, 40\], expected \[2, 2, 24, 40\]"):
         foxlm.chunk_delta_rule(q, k, v, b, initial_state=torch.zeros(1, H, K, V))

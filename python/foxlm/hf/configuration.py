@@ -112,6 +112,13 @@ class FoxConfig(PretrainedConfig):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)}; use one of {', '.join(allowed)}")
+        if self.num_heads % self.kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.kv_heads}")
+        if self.use_rope and (self.hidden_size // self.num_heads) % 2:
+            raise ValueError(f"a head dim of {self.hidden_size // self.num_heads} with use_rope; rotation needs pairs")
+        preset = self.fgate_type in ("bias_only", "fixed") and self.fgate_bias_init
+        if preset and None in (self.decay_time_min, self.decay_time_max):
+            raise ValueError("fgate_bias_init needs decay_time_min and decay_time_max")
         if self.use_output_norm and self.use_output_gate and self.ogate_act != "sigmoid":
             raise ValueError("an output norm goes with ogate_act sigmoid only")
         if self.kv_heads != self.num_heads and (self.use_k_shift or self.use_v_shift):

@@ -21,6 +21,8 @@ class FoxPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["FoxBlock"]
     _skip_keys_device_placement = ["past_key_values"]
+    # Shifted keys need the token before: what is remembered cannot be cut back, as assisted generation would have it.
+    _is_stateful = True
 
     @torch.no_grad()
     def _init_weights(self, module):
@@ -70,22 +72,23 @@ class FoxModel(FoxPreTrainedModel):
         **_,
     ):
         """`input_ids` `[B, T]`; `attention_mask` `[B, past + T]`, 0 for padding on the left (on the right it has no
-        effect: later tokens are not seen)."""
+        effect: later tokens are not seen). With a cache, gradient checkpointing is not used."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         h = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         cache = past_key_values
         if not isinstance(cache, FoxCache):
-            if cache is not None and cache.get_seq_length() > 0:
+            if isinstance(cache, tuple) or (cache is not None and cache.get_seq_length() > 0):
                 raise ValueError(
                     f"past_key_values is a {type(cache).__name__}; use the FoxCache that the model returned"
                 )
             cache = FoxCache(len(self.layers)) if use_cache else None
-        mask, seq_start = _padding(attention_mask)
+        past = 0 if cache is None else cache.get_seq_length()
+        mask, seq_start = _padding(attention_mask, h.shape[0], past + h.shape[1])
         hidden = [h]
         for layer in self.layers:
-            if self.gradient_checkpointing and self.training:
+            if self.gradient_checkpointing and self.training and cache is None:
                 h = self._gradient_checkpointing_func(layer.__call__, h, mask, seq_start, None)
             else:
                 h = layer(h, mask, seq_start, cache)
@@ -98,16 +101,23 @@ class FoxModel(FoxPreTrainedModel):
         return out if return_dict in (None, True) else out.to_tuple()
 
 
-def _padding(attention_mask):
+def _padding(attention_mask, batch, time):
     """The mask, and the first token of every sequence that is not padding; None where nothing is padded on the left."""
     if attention_mask is None:
         return None, None
-    if attention_mask.ndim != 2:
-        raise ValueError(f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, time]")
-    seq_start = (attention_mask.cumsum(1) == 0).sum(1)
-    if not bool(seq_start.any()):
+    if list(attention_mask.shape) != [batch, time]:
+        shape = list(attention_mask.shape)
+        raise ValueError(f"attention_mask has shape {shape}, expected {[batch, time]}: all tokens, cached and new")
+    seen = attention_mask != 0
+    seq_start = (seen.cumsum(1) == 0).sum(1)
+    # Where a token is seen, so are all from the first on.
+    holes = seen & (seen.cumsum(1) != torch.arange(1, time + 1, device=seen.device) - seq_start[:, None])
+    padded, torn = torch.stack((seq_start.any(), holes.any())).tolist()
+    if torn:
+        raise ValueError("attention_mask has zeros between ones; pad on the left")
+    if not padded:
         return None, None
-    first = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    first = torch.arange(time, device=seen.device)
     return first[None] >= seq_start[:, None], seq_start
 
 
