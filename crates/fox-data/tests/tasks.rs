@@ -312,3 +312,19 @@ fn sizes_that_cannot_be_are_said() {
         "there is no task mqqr; the tasks are mqar, mqar-rebound, n-back, flip-flop, selective-copy, parity"
     );
 }
+
+#[test]
+fn a_guess_is_one_of_the_answers_that_there_are() {
+    let tasks = [
+        ("mqar", 40, (50, 9.0)),
+        ("flip-flop", 6, (64, 0.5)),
+        ("n-back", 9, (41, 3.0)),
+        ("parity", 4, (12, 0.0)),
+        ("selective-copy", 11, (40, 8.0)),
+    ];
+    for (name, vocabulary, setting) in tasks {
+        let cases = cases(name, vocabulary, setting, 200);
+        let said: BTreeSet<u32> = cases.iter().flat_map(answers).map(|(_, token)| token).collect();
+        assert_eq!(find(name).unwrap().chance(vocabulary), 1.0 / said.len() as f64, "{name}");
+    }
+}

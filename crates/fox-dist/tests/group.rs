@@ -30,6 +30,17 @@ fn everybody_hears_everybody() {
 }
 
 #[test]
+fn one_rank_that_says_yes_is_enough() {
+    let answers = ranks(3, |group| {
+        let one = group.any(group.rank() == 1).unwrap();
+        let none = group.any(false).unwrap();
+        group.leave().unwrap();
+        (one, none)
+    });
+    assert_eq!(answers, [(true, false); 3]);
+}
+
+#[test]
 fn tensors_are_summed_at_their_owners_and_shared() {
     let value = |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 / 7.0;
     // Large enough that both directions fill the system's buffers at once.

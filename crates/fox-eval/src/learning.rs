@@ -58,10 +58,15 @@ mod tests {
     fn curves_are_thinned_and_the_first_steps_do_not_set_the_scale() {
         let mut losses: Vec<(f64, f64)> = (0..1000).map(|i| (f64::from(i), 2.0)).collect();
         losses[0].1 = 1000.0;
+        // One of 200 points, which its five neighbours on either side share.
+        losses[900..905].iter_mut().for_each(|loss| loss.1 = 13.0);
         let run = Learning { model: "m".into(), losses };
         let smooth = run.smoothed();
         assert_eq!(smooth.len(), 200);
         assert_eq!(smooth[100], (502.0, 2.0));
+        for (i, want) in [(174, 2.0), (175, 3.0), (180, 3.0), (185, 3.0), (186, 2.0)] {
+            assert!((smooth[i].1 - want).abs() < 1e-12, "{i}: {:?}", smooth[i]);
+        }
         let (low, high) = learning_chart(&[run]).y_range.unwrap();
         assert!(low < 2.0 && high < 3.0, "{low} {high}");
     }

@@ -43,3 +43,31 @@ impl Kept {
         worst.min(cost.fixed() + cost.step(step) + pages as usize)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fox_cache::{AttentionStateSpec, StateSpec};
+    use fox_tensor::{AttentionWeights, PAGE};
+
+    use super::*;
+
+    #[test]
+    fn a_quarter_more_than_what_was_kept_is_expected() {
+        let spec = AttentionStateSpec {
+            heads: 2,
+            kv_heads: 2,
+            head_dim: 8,
+            gated: true,
+            k_shift: false,
+            v_shift: false,
+            window: None,
+            weights: AttentionWeights::Softmax,
+        };
+        let cost = SequenceCost::new([StateSpec::Attention(spec)], PAGE, &fox_cpu::device());
+        let kept = Kept { share: 0.5, seen: 1 };
+        let (pages, step) = (cost.worst_case(100 * PAGE), cost.step(1));
+        assert_eq!(kept.expected(&cost, 100 * PAGE, 1), step + pages / 8 * 5);
+        // Never more than everything.
+        assert_eq!(Kept::default().expected(&cost, 100 * PAGE, 1), pages);
+    }
+}

@@ -106,4 +106,29 @@ mod tests {
         assert_eq!(places, want);
         assert!((1..10_000_000).step_by(10).filter(|at| prefixes.is_place(at - 1)).count() < 100);
     }
+
+    fn state() -> Cache {
+        Cache::new([], 1, 1, &fox_cpu::device()).unwrap()
+    }
+
+    #[test]
+    fn what_was_used_last_is_forgotten_last() {
+        let mut prefixes = Prefixes::new(2, CacheMeter::default());
+        for first in [1, 2, 3] {
+            prefixes.keep(&[first, 0], &state(), None);
+        }
+        let known = |prefixes: &mut Prefixes, first| prefixes.find(&[first, 0, 5]).is_some();
+        assert!(known(&mut prefixes, 1));
+        assert!(prefixes.forget_one());
+        assert_eq!([1, 2, 3].map(|first| known(&mut prefixes, first)), [true, false, true]);
+    }
+
+    #[test]
+    fn logits_are_those_of_the_whole_prompt() {
+        let mut prefixes = Prefixes::new(2, CacheMeter::default());
+        prefixes.keep(&[1, 0], &state(), Some(&[0.5]));
+        let found = prefixes.find(&[1, 0, 5]).unwrap();
+        assert_eq!((found.len, found.logits), (2, None), "the prompt goes on");
+        assert_eq!(prefixes.find(&[1, 0]).unwrap().logits.as_deref(), Some(&[0.5][..]));
+    }
 }

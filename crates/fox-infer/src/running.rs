@@ -258,3 +258,38 @@ fn cache_use(cache: &Cache) -> CacheUse {
         evicted_pages: cache.pages(0).iter().map(dropped).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::Request;
+
+    #[test]
+    fn a_prompt_that_is_read_again_is_scored_once() {
+        let (sender, events) = channel();
+        let job = Job {
+            request: Request { echo: true, ..Request::greedy(vec![0, 1, 0, 1], 1) },
+            sink: Box::new(move |event| drop(sender.send(event))),
+            cancelled: Arc::default(),
+            submitted: Instant::now(),
+            passed: 0,
+        };
+        let cache = Cache::new([], 1, 1, &fox_cpu::device()).unwrap();
+        let mut running = Running::new(job, cache, 0);
+        let row = [0.0, 1.0];
+        running.read = 2;
+        running.score_prompt(0, &row.repeat(2), 2);
+        // In the middle of its prompt.
+        running.put_back();
+        for (first, read) in [(0, 2), (2, 4)] {
+            running.read = read;
+            running.score_prompt(first, &row.repeat(2), 2);
+        }
+        let Ok(Event::Prompt(scores)) = events.try_recv() else { panic!("no scores") };
+        let ids: Vec<i32> = scores.iter().map(|scored| scored.id).collect();
+        assert_eq!(ids, [1, 0, 1]);
+    }
+}

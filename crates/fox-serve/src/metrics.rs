@@ -142,3 +142,22 @@ fn resident_bytes() -> Option<u64> {
     let kilobytes: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kilobytes << 10)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_in_seconds() {
+        let times = Times::default();
+        for micros in [1_500, 2_000_250] {
+            times.observe(Duration::from_micros(micros));
+        }
+        let mut text = String::new();
+        times.write(&mut text, "t", "Times.");
+        let figures: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        for line in ["t_bucket{le=\"0.001\"} 0", "t_bucket{le=\"0.0025\"} 1", "t_sum 2.00175"] {
+            assert!(figures.contains(&line), "{line} is not in\n{text}");
+        }
+    }
+}

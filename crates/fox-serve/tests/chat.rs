@@ -191,6 +191,25 @@ fn biases_penalties_and_stops_reach_the_engine() {
 }
 
 #[test]
+fn answers_have_a_usual_length_and_the_new_name_of_it_counts() {
+    let server = serve();
+    let completion = json!({ "prompt": "fox", "temperature": 0, "ignore_eos": true });
+    let chat = json!({ "messages": [{ "role": "user", "content": "fox" }], "temperature": 0,
+                       "ignore_eos": true });
+    let both = json!({ "max_tokens": 3, "max_completion_tokens": 5 });
+    for (path, body, want) in [
+        ("/v1/completions", completion.clone(), 16),
+        (CHAT, chat.clone(), 1024),
+        ("/v1/completions", with(&completion, both.clone()), 5),
+        (CHAT, with(&chat, both), 5),
+    ] {
+        let answer = post(server.address, path, &body).unwrap().json();
+        assert_eq!(answer["usage"]["completion_tokens"], want, "{body}");
+        assert_eq!(answer["choices"][0]["finish_reason"], "length", "{body}");
+    }
+}
+
+#[test]
 fn best_of_gives_the_likeliest() {
     let server = serve();
     let base =

@@ -40,6 +40,7 @@ const TABLE: &[(&str, u16, Option<&str>, &str)] = &[
     (r#"{"prompt": "a", "n": 0}"#, 400, Some("n"), "at least 1"),
     (r#"{"prompt": "a", "n": 1025}"#, 400, Some("n"), "more than 1024"),
     (r#"{"prompt": ["a", "b"], "n": 600}"#, 400, Some("n"), "2 prompts times n = 600"),
+    (r#"{"prompt": "a", "best_of": 1025}"#, 400, Some("n"), "more than 1024"),
     (r#"{"prompt": "a", "logprobs": 21}"#, 400, Some("logprobs"), "at most 20"),
     (r#"{"prompt": "a", "logprobs": true}"#, 400, Some("logprobs"), "true"),
     (r#"{"prompt": "a", "stop": 5}"#, 400, Some("stop"), "a text or a list of texts"),

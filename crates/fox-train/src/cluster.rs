@@ -275,4 +275,42 @@ mod tests {
         assert_eq!(plans.iter().map(|plan| plan.context).collect::<Vec<_>>(), [1]);
         assert!(Plan::all(&recipe, &config, &cluster(3, 1)).unwrap().is_empty());
     }
+
+    #[test]
+    fn sums_hide_behind_the_backward_pass() {
+        let plan = |gradients: f64| Plan {
+            context: 1,
+            data: 8,
+            memory: 0.0,
+            gradient_bytes: 0.0,
+            key_bytes: 0.0,
+            compute: 3.0,
+            gradients,
+            keys: 0.5,
+        };
+        // Half of the exchange are sums, beside two seconds of arithmetic; the way back is not hidden.
+        assert_eq!(plan(4.0).overlapped(), 3.0 + 2.0 + 0.5);
+        assert_eq!(plan(5.0).overlapped(), 3.0 + 0.5 + 2.5 + 0.5);
+    }
+
+    #[test]
+    fn the_last_part_attends_to_all_and_recomputed_blocks_keep_the_keys_of_one() {
+        let set = ["training.batch=2", "data.sequence_length=131072"];
+        let (kept, config) = recipe(&set);
+        let plan = |recipe: &Recipe, fetched: f64| {
+            let cluster = Cluster { fetched, ..cluster(8, 1) };
+            Plan::all(recipe, &config, &cluster).unwrap()[1]
+        };
+        let length = 131_072;
+        let mixing: f64 =
+            (0..24).map(|layer| config.mixer_of(layer).train_flops(&config, length)).sum();
+        let products = config.train_flops_per_token(length) - mixing;
+        // An eighth of the tokens, and of the pairs of attention the 15 of 64 that end in it.
+        let flops = 2.0 * length as f64 * (products / 8.0 + mixing * 15.0 / 64.0);
+        let compute = plan(&kept, 1.0).compute;
+        assert!((compute * 4e14 / flops - 1.0).abs() < 1e-12, "{compute}");
+        let (recomputed, _) = recipe(&[&set[..], &["training.recompute=true"]].concat());
+        let keys = |recipe: &Recipe| plan(recipe, 1.0).memory - plan(recipe, 0.0).memory;
+        assert!((keys(&kept) / keys(&recomputed) / 24.0 - 1.0).abs() < 1e-6);
+    }
 }

@@ -210,4 +210,13 @@ mod tests {
         assert_eq!(evaluation.predictions, 64);
         assert!((evaluation.loss - 50f64.ln()).abs() < 0.1, "{}", evaluation.loss);
     }
+
+    #[test]
+    fn every_piece_begins_with_the_start_marker() {
+        let data = Arc::new(MemoryDataset::new(vec![(1..7).collect()], 50, 49, "test"));
+        let evaluator = Evaluator::new(data, 2, 3, 2).unwrap();
+        let (inputs, labels) = evaluator.read(&evaluator.pieces).unwrap();
+        assert_eq!(inputs, [49, 1, 2, 49, 4, 5]);
+        assert_eq!(labels, [1, 2, 3, 4, 5, 6]);
+    }
 }

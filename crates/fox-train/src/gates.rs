@@ -113,14 +113,34 @@ mod tests {
         }
     }
 
+    /// Gates of the second layer depend on what the first has attended to.
+    #[test]
+    fn documents_of_a_row_do_not_see_each_other() {
+        let mut config = ModelConfig::fox_llama(32, 2, 4);
+        config.vocab_size = 16;
+        let model = Model::init(&config, 0, &fox_cpu::device()).unwrap();
+        let state = LoaderState { next_batch: 1, fingerprint: 0 };
+        // The same document twice.
+        let ids: Vec<i32> = (0..20).map(|i| i % 10).collect();
+        let boundaries = Some(vec![0, 10, 20]);
+        let batch =
+            Batch { inputs: ids.clone(), labels: ids, batch: 1, time: 20, boundaries, state };
+        let lives = |tokens: usize| {
+            half_lives(&model, &batch, tokens, &ForwardOptions::default()).unwrap().concat()
+        };
+        for (twice, once) in lives(20).into_iter().zip(lives(10)) {
+            assert!((twice / once - 1.0).abs() < 1e-5, "{twice} {once}");
+        }
+    }
+
     #[test]
     fn fractions_count_blocks() {
         let device = fox_cpu::device();
         let tensor = |counts: [[u64; 2]; 2]| {
             device.from_i32(&fox_tensor::tile_words(&counts), [2, 4]).unwrap()
         };
-        let parts = [vec![tensor([[1, 2], [2, 2]])], vec![tensor([[0, 2], [1, 2]])]];
-        assert_eq!(pruned_fractions(&parts).unwrap(), [0.5]);
+        let parts = [vec![tensor([[1, 2], [2, 2]])], vec![tensor([[0, 2], [0, 2]])]];
+        assert_eq!(pruned_fractions(&parts).unwrap(), [5.0 / 8.0]);
         assert!(pruned_fractions(&[]).unwrap().is_empty());
     }
 }

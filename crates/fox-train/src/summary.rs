@@ -88,3 +88,40 @@ impl Summary {
         if path.exists() { files::read_json(&path).map(Some) } else { Ok(None) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fox_data::LoaderState;
+
+    use super::*;
+    use crate::metrics::StepRecord;
+
+    #[test]
+    fn the_training_loss_is_the_mean_of_the_last_tenth_or_of_fifty_lines() {
+        let start = Start {
+            recipe: "r".into(),
+            parameters: 1,
+            steps: 1,
+            tokens_per_step: 1,
+            from_step: 0,
+            gemm_rate: 1.0,
+            device: "d".into(),
+            processes: 1,
+            link: None,
+            exchange: None,
+            data: "d".into(),
+        };
+        let state = RunState::start(LoaderState { next_batch: 0, fingerprint: 0 });
+        // The loss of a line is its number.
+        for (lines, first) in [(1, 1), (25, 23), (100, 91), (600, 551)] {
+            let run = tempfile::tempdir().unwrap();
+            let mut log = MetricsLog::open(run.path(), 0).unwrap().0;
+            for step in 1..=lines {
+                let loss = Some(step as f64);
+                log.write(&Record::Train(StepRecord { step, loss, ..Default::default() })).unwrap();
+            }
+            let summary = Summary::collect(&start, &state, true, run.path()).unwrap();
+            assert_eq!(summary.train_loss, Some((first + lines) as f64 / 2.0), "{lines} lines");
+        }
+    }
+}

@@ -293,6 +293,8 @@ mod tests {
         assert_eq!((cell.accuracy, cell.preferred, cell.margin), (0.75, Some(0.75), Some(1.0)));
         // sqrt(p (1 - p) / (n - 1))
         assert!((cell.accuracy_error - 0.25).abs() < 1e-12);
+        // What is as likely as a wrong answer is not preferred.
+        assert_eq!(Cell::new(64, 0.5, &[scored(true, 0.0)]).preferred, Some(0.0));
     }
 
     #[test]

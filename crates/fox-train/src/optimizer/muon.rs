@@ -319,4 +319,39 @@ mod tests {
         assert!(taken >= bytes && taken < bytes * 5 / 4, "{taken} {bytes}");
         drop(updater);
     }
+
+    /// A direction has no length, so clipping shows in what later steps remember of a gradient; and not every matrix
+    /// has weight decay.
+    #[test]
+    fn clipped_gradients_count_less_and_decay_is_a_property_of_the_matrix() {
+        let (device, muon) = (Device::naive(), Muon::default());
+        let all = |x: f32| device.from_f32(&[x, 0.0, 0.0, x], [2, 2]).unwrap();
+        let spec = |decay| ParamSpec {
+            name: "m".into(),
+            dims: vec![2, 2],
+            group: ParamGroup::Mlp,
+            decay,
+            trainable: true,
+            matrices: vec![2],
+            init: fox_model::Init::Constant(0.0),
+        };
+        for decay in [true, false] {
+            let (mut value, mut grad, mut state) = (all(1.0), all(3.0), [all(0.5)]);
+            let spec = spec(decay);
+            let trained =
+                Trained { spec: &spec, value: &mut value, grad: &mut grad, state: &mut state };
+            let input = StepInput { lr: 0.0, update: 1, grad_scale: 0.1 };
+            muon.step(&device, vec![trained], &input).unwrap();
+            let momentum = state[0].to_f64().unwrap()[0];
+            assert!((momentum - (0.95 * 0.5 + 0.05 * 0.3)).abs() < 1e-6, "{momentum}");
+            // Without a gradient there is no direction, and decay is all that is left.
+            let (mut grad, mut state) = (all(0.0), [all(0.0)]);
+            let trained =
+                Trained { spec: &spec, value: &mut value, grad: &mut grad, state: &mut state };
+            let input = StepInput { lr: 0.5, update: 2, grad_scale: 1.0 };
+            muon.step(&device, vec![trained], &input).unwrap();
+            let want = if decay { 1.0 - 0.5 * 0.1 } else { 1.0 };
+            assert!((value.to_f64().unwrap()[0] - want).abs() < 1e-6, "{value:?}");
+        }
+    }
 }
