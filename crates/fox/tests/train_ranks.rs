@@ -291,8 +291,7 @@ fn a_folder_that_is_not_shared_is_named() {
     let (port, quiet) = (free_port().unwrap(), ["--quiet", "--device", "cpu"]);
     let start = |r: usize| rank(r, 2, port, &mut command(&recipe, &outs[r], &quiet));
     let children: Vec<Child> = (0..2).map(start).collect();
-    let words =
-        "which rank 0 is writing; give all ranks the same --out on a file system that they share";
+    let words = "which rank 0 has; give all ranks the same --out on a file system that they share";
     for child in children {
         let output = child.wait_with_output().unwrap();
         assert!(!output.status.success());
