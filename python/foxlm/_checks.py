@@ -59,7 +59,7 @@ def attention_options(q, k, head_first, seq_start, cu_seqlens, window, log_toler
                 "packed sequences need batch 1 and as many queries as keys"
             )
         packed_shape(cu_seqlens)
-    if window is not None and not hasattr(window, "__index__"):
+    if isinstance(window, (float, str)):
         raise ValueError(f"window is {window!r}; it must be an integer")
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} keys; use 1 or more, or None for all")
@@ -71,7 +71,9 @@ def attention_options(q, k, head_first, seq_start, cu_seqlens, window, log_toler
         raise ValueError(
             f'adaptive_threshold is "{adaptive_threshold}"; it must be "auto", a number or an array [B, H]'
         )
-    shape = list(getattr(adaptive_threshold, "shape", ()))
+    # What torch.compile puts in the place of a number has no attributes to ask for.
+    plain = adaptive_threshold is None or isinstance(adaptive_threshold, (int, float, str))
+    shape = [] if plain else list(getattr(adaptive_threshold, "shape", ()))
     h = q.shape[1] if head_first else q.shape[2]
     if len(shape) > 2 or any(n not in (1, whole) for n, whole in zip(shape[::-1], (h, b))):
         raise ValueError(f"adaptive_threshold has shape {shape}; it must be a number or an array {[b, h]}")

@@ -233,6 +233,16 @@ def test_compile_in_one_graph():
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
+def test_compile_for_all_lengths_and_numbers():
+    def f(q, k, v, g, threshold, window):
+        return foxlm.forgetting_attention(q, k, v, g, adaptive_threshold=threshold, window=window)
+
+    fast = torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n, threshold, window in ((100, -5.0, 7), (70, -6.0, 9)):
+        x = [a.detach() for a in make(m=n, n=n)]
+        torch.testing.assert_close(fast(*x, threshold, window), f(*x, threshold, window), atol=1e-5, rtol=1e-5)
+
+
 def test_gradients_that_do_not_exist_are_refused():
     x = make()
     (dq,) = torch.autograd.grad(foxlm.forgetting_attention(*x).square().sum(), x[0], create_graph=True)
