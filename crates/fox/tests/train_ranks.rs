@@ -284,6 +284,28 @@ fn evaluations_are_divided_and_have_the_figures_of_one_process() {
             assert!(evaluate(ranks, documents) == alone, "{ranks} processes, {documents}");
         }
     }
+    // Losses of other data, or of another model, are not added to them.
+    let port = free_port().unwrap();
+    let start = |(r, split): (usize, &str)| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+        command.args(["eval", "loss"]).arg(&model).args(["--length", "64", "--split", split]);
+        rank(
+            r,
+            2,
+            port,
+            command.arg("--out").arg(dir.path().join("mixed")).args(["--device", "cpu"]),
+        )
+    };
+    let children: Vec<Child> = ["heldout", "train"].into_iter().enumerate().map(start).collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let said = stderr(&output);
+        assert!(
+            said.contains("rank 1 has another model or other data than rank 0 (model "),
+            "{said}"
+        );
+    }
 }
 
 /// Every process writes its part of a checkpoint, so all must see the folder.
@@ -295,8 +317,7 @@ fn a_folder_that_is_not_shared_is_named() {
     let (port, quiet) = (free_port().unwrap(), ["--quiet", "--device", "cpu"]);
     let start = |r: usize| rank(r, 2, port, &mut command(&recipe, &outs[r], &quiet));
     let children: Vec<Child> = (0..2).map(start).collect();
-    let words =
-        "which rank 0 is writing; give all ranks the same --out on a file system that they share";
+    let words = "which rank 0 has; give all ranks the same --out on a file system that they share";
     for child in children {
         let output = child.wait_with_output().unwrap();
         assert!(!output.status.success());
