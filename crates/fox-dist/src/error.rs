@@ -43,7 +43,9 @@ pub enum Error {
         cause: String,
     },
     /// Some ranks were not there in time.
-    #[error("rank 0 waited {seconds} s at {address}, and {missing} of {size} did not come")]
+    #[error(
+        "rank 0 waited {seconds} s at {address}, and {missing} of {size} did not come; see what they say, and whether they are given this address"
+    )]
     Missing {
         /// Host and port.
         address: String,

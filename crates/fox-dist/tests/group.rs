@@ -251,7 +251,10 @@ fn strangers_do_not_disturb_and_absences_are_named() {
         let mut stranger = call(port);
         stranger.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let error = first.join().unwrap().to_string();
-        assert!(error.contains("and ranks 2 and 3 of 4 did not come"), "{error}");
+        assert!(
+            error.contains("and ranks 2 and 3 of 4 did not come; see what they say"),
+            "{error}"
+        );
         let error = second.join().unwrap().to_string();
         assert!(error.contains("ranks 2 and 3 of 4 did not come"), "{error}");
     });

@@ -5,11 +5,12 @@
 //!
 //! ```text
 //! compute    C = (products + mixing of the last part) / rate    the last part of a causal sequence has the most pairs:
-//!                                                               (2 c - 1) / c^2 of all, for c = context; of these
-//!                                                               pruning leaves a share
+//!                                                               (2 c - 1) / c^2 of all, for c = context, without a
+//!                                                               window; of these pruning leaves a share
 //! gradients  G = 2 passes of 4 P / n bytes to each other rank   to the owner of each parameter, its new value back
 //! keys       X = what the last part fetches of the c - 1 others, in every layer, and its gradients back:
-//!                b T (c - 1) / c x share x (2 W_kv + H) values  share: `exchanged` in metrics.jsonl
+//!                b T (c - 1) / c x share x (2 W_kv + H) values  share: `exchanged` in metrics.jsonl; 4 bytes each,
+//!                                                               whatever the device keeps; a window's keys at most
 //!            blocks that are recomputed run forward, and fetch, twice: C is 4/3 of that above
 //! bytes      go over the link within a node and over the network between nodes at once, each per device and direction:
 //!            the slower one counts
@@ -21,11 +22,10 @@
 //!
 //! Latencies are not counted: a step has few large messages.
 
-use fox_dist::owners;
-use fox_model::{MemoryEstimate, ModelConfig, ParamSpec};
+use fox_model::{ForgetGate, MixerConfig, ModelConfig, ParamSpec};
 
 use crate::recipe::ParallelRecipe;
-use crate::{Recipe, Result};
+use crate::{Recipe, Result, fit};
 
 /// Bytes of a gradient, a parameter, or an element of the optimizer's state.
 const F32: f64 = 4.0;
@@ -124,26 +124,29 @@ impl Plan {
         let specs = config.param_specs();
         let parameters: usize = specs.iter().map(ParamSpec::count).sum();
         let share = F32 * parameters as f64 / ranks as f64;
-        // Keys that the last part of one row fetches in one layer.
+        // Keys that the last part of one row fetches in one layer, where no window is shorter.
         let parts = context as f64;
-        let earlier = length as f64 * (parts - 1.0) / parts * cluster.fetched;
+        let unforgotten = length as f64 * (parts - 1.0) / parts * cluster.fetched;
         let width = if cluster.narrow { 2.0 } else { F32 };
-        let (mut forward, mut backward) = (0.0, 0.0);
+        let (mut fetched, mut held) = (0.0, 0.0);
         for layer in 0..config.num_layers {
             let mixer = config.mixer_of(layer);
             let (heads, head_dim) = mixer.heads(config);
             let keys = (2 * mixer.key_heads(config) * head_dim) as f64;
-            forward += earlier * (keys * width + heads as f64 * F32);
-            backward += earlier * (keys + heads as f64) * F32;
+            let forgets = mixer.forgetting().is_some_and(|mixer| mixer.gate != ForgetGate::None);
+            let gates = if forgets { heads as f64 } else { 0.0 };
+            let earlier = unforgotten.min(window(mixer));
+            fetched += earlier * (keys + gates) * F32;
+            held += earlier * (keys * width + gates * F32);
         }
         let passes = if recipe.training.recompute { 2.0 } else { 1.0 };
-        let key_bytes = rows as f64 * (passes * forward + backward);
+        let key_bytes = rows as f64 * (passes + 1.0) * fetched;
         let peers = context - 1;
         let each = key_bytes / peers.max(1) as f64;
         Ok(Plan {
             context,
             data,
-            memory: memory(recipe, config, cluster, forward)?,
+            memory: memory(recipe, config, cluster, held)?,
             gradient_bytes: 2.0 * share * (ranks - 1) as f64,
             key_bytes,
             compute: rows as f64 * part_flops(recipe, config, cluster.visited) / cluster.rate,
@@ -163,38 +166,42 @@ pub fn batch_flops(recipe: &Recipe, config: &ModelConfig, visited: f64) -> f64 {
 /// FLOPs of a step over the last part of a sequence.
 fn part_flops(recipe: &Recipe, config: &ModelConfig, visited: f64) -> f64 {
     let (length, parts) = (recipe.data.sequence_length, recipe.parallel.context as f64);
-    let layers = 0..config.num_layers;
-    let mixing: f64 = layers.map(|l| config.mixer_of(l).train_flops(config, length)).sum();
+    let (mut mixing, mut of_part) = (0.0, 0.0);
+    for layer in 0..config.num_layers {
+        let mixer = config.mixer_of(layer);
+        let flops = mixer.train_flops(config, length);
+        mixing += flops;
+        of_part += flops * last_pairs(length as f64, parts, window(mixer));
+    }
     let products = config.train_flops_per_token(length) - mixing;
-    let share = visited * (2.0 * parts - 1.0) / (parts * parts);
     let again = if recipe.training.recompute { 4.0 / 3.0 } else { 1.0 };
-    again * length as f64 * (products / parts + mixing * share)
+    again * length as f64 * (products / parts + of_part * visited)
+}
+
+/// Tokens that a query sees at most.
+fn window(mixer: &dyn MixerConfig) -> f64 {
+    let window = mixer.forgetting().and_then(|mixer| mixer.window);
+    window.map_or(f64::INFINITY, |window| window as f64)
+}
+
+/// Share of the pairs of a causal sequence whose query is in the last of `parts` parts.
+fn last_pairs(length: f64, parts: f64, window: f64) -> f64 {
+    let pairs_before = |position: f64| {
+        let full = window.min(position);
+        full * full / 2.0 + full * (position - full)
+    };
+    1.0 - pairs_before(length - length / parts) / pairs_before(length)
 }
 
 /// Bytes at the rank that needs the most; `keys` are those of the earlier keys of one row, over all layers.
 fn memory(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster, keys: f64) -> Result<f64> {
-    let (ranks, context) = (cluster.ranks(), recipe.parallel.context);
-    let rows = recipe.micro_batch().min(recipe.training.batch * context / ranks);
-    let (rule, average) = (recipe.optimizer.rule()?, recipe.training.ema.map_or(0.0, |_| F32));
-    let state = |spec: &ParamSpec| F32 * rule.state(spec).len() as f64 + average;
-    let length = recipe.data.sequence_length / context;
-    let estimate = MemoryEstimate::with_state(config, rows, length, state)?;
-    let whole = match (cluster.narrow, recipe.training.recompute) {
-        (true, false) => estimate.train_bf16,
-        (true, true) => estimate.train_bf16_recomputed,
-        (false, false) => estimate.train(),
-        (false, true) => estimate.train_recomputed(),
-    };
-    let specs = config.param_specs();
-    let sizes: Vec<usize> = specs.iter().map(ParamSpec::count).collect();
-    let mut kept = vec![0.0; ranks];
-    for (spec, owner) in specs.iter().zip(owners(&sizes, ranks)) {
-        kept[owner] += if spec.trainable { state(spec) * spec.count() as f64 } else { 0.0 };
-    }
-    // Blocks that are recomputed keep no keys from one to the next.
-    let held =
-        if recipe.training.recompute { keys / config.num_layers.max(1) as f64 } else { keys };
-    Ok(whole - estimate.optimizer + kept.iter().copied().fold(0.0, f64::max) + rows as f64 * held)
+    let (kept, recomputed) = fit::step_bytes(recipe, config, cluster.ranks(), cluster.narrow)?;
+    let rows = fit::rows(recipe, cluster.ranks()) as f64;
+    Ok(match recipe.training.recompute {
+        false => kept + rows * keys,
+        // Blocks that are recomputed keep no keys from one to the next.
+        true => recomputed + rows * keys / config.num_layers.max(1) as f64,
+    })
 }
 
 #[cfg(test)]
@@ -256,15 +263,33 @@ mod tests {
         assert_eq!(contexts, [4, 8], "a batch of 2 for at most 2 ranks");
         let (four, eight) = (plans[0], plans[1]);
         assert!(eight.memory < four.memory && eight.key_bytes > four.key_bytes);
-        // Keys and values of 24 layers of width 1536 in bf16 with gates in f32, and f32 gradients of all, for 7/8 of
-        // the tokens of both rows.
-        let values = 24.0 * 2.0 * 131_072.0 * 7.0 / 8.0;
-        let bytes = values * (2.0 * 1536.0 * 6.0 + 24.0 * 8.0);
+        // Keys and values of 24 layers of width 1536, gates of 24 heads, and gradients of all, in f32, for 7/8 of the
+        // tokens of both rows.
+        let tokens = 24.0 * 2.0 * 131_072.0 * 7.0 / 8.0;
+        let bytes = tokens * (2.0 * 1536.0 + 24.0) * 2.0 * 4.0;
         assert!((eight.key_bytes / bytes - 1.0).abs() < 1e-12, "{} {bytes}", eight.key_bytes);
         let forgetful = Cluster { fetched: 0.1, ..cluster(8, 1) };
         let less = Plan::all(&recipe, &config, &forgetful).unwrap()[1];
         assert!((less.key_bytes / eight.key_bytes - 0.1).abs() < 1e-12);
         assert!(less.memory < eight.memory && less.step() < eight.step());
+    }
+
+    #[test]
+    fn windows_bound_what_a_part_fetches_and_computes() {
+        let set = ["training.batch=2", "data.sequence_length=131072"].map(String::from);
+        let recipe = recipe::load("fox-window-760m", &set).unwrap();
+        let config = recipe.model_config(50_257).unwrap();
+        let plan = Plan::all(&recipe, &config, &cluster(8, 1)).unwrap().pop().unwrap();
+        assert_eq!(plan.context, 8);
+        // Twelve layers see all of both rows and have gates, twelve see 512 tokens and have none.
+        let (all, near) = (131_072.0 * 7.0 / 8.0 * (2.0 * 1536.0 + 24.0), 512.0 * 2.0 * 1536.0);
+        let bytes = 2.0 * 12.0 * (all + near) * 2.0 * 4.0;
+        assert!((plan.key_bytes / bytes - 1.0).abs() < 1e-12, "{} {bytes}", plan.key_bytes);
+        let share = |window: f64| last_pairs(1024.0, 4.0, window);
+        assert_eq!((share(f64::INFINITY), share(1024.0)), (7.0 / 16.0, 7.0 / 16.0));
+        // 256 queries of 100 pairs each; of all, the first hundred have half as many.
+        assert!((share(100.0) - 256.0 / (1024.0 - 50.0)).abs() < 1e-12);
+        assert_eq!(last_pairs(1024.0, 1.0, 100.0), 1.0);
     }
 
     #[test]

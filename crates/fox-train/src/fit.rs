@@ -1,5 +1,6 @@
 //! Whether a run fits its device, before it begins.
 
+use fox_dist::owners;
 use fox_model::{MemoryEstimate, ModelConfig, ParamSpec};
 use fox_tensor::{DType, Device};
 
@@ -12,11 +13,16 @@ const GIB: f64 = (1u64 << 30) as f64;
 /// What a device's pool takes from the system for each byte in use: 24.6 GiB for a peak of 23.4 at 760M.
 const HOLES: f64 = 1.05;
 
-/// Compares the estimate of a training step with what the device has free, where it knows.
-pub(crate) fn check(recipe: &Recipe, config: &ModelConfig, device: &Device) -> Result<()> {
+/// Compares the estimate of a training step of one of several processes with what its device has free, where it knows.
+pub(crate) fn check(
+    recipe: &Recipe,
+    config: &ModelConfig,
+    device: &Device,
+    ranks: usize,
+) -> Result<()> {
     let Some(free) = device.backend().free_memory() else { return Ok(()) };
     let recompute = recipe.training.recompute;
-    let (kept, recomputed) = estimates(recipe, config, device)?;
+    let (kept, recomputed) = estimates(recipe, config, device, ranks)?;
     let needed = if recompute { recomputed } else { kept };
     if needed > free as f64 {
         // Worth a word only where it helps.
@@ -25,21 +31,44 @@ pub(crate) fn check(recipe: &Recipe, config: &ModelConfig, device: &Device) -> R
             needed: needed / GIB,
             free: free as f64 / GIB,
             device: device.to_string(),
-            rows: recipe.micro_batch(),
+            rows: rows(recipe, ranks),
             recomputed: helps.then_some(recomputed / GIB),
         });
     }
     Ok(())
 }
 
-/// Bytes that a training step takes of the device.
+/// Bytes that a training step takes of the device of a process without others.
 pub(crate) fn needed(recipe: &Recipe, config: &ModelConfig, device: &Device) -> Result<f64> {
-    let (kept, recomputed) = estimates(recipe, config, device)?;
+    let (kept, recomputed) = estimates(recipe, config, device, 1)?;
     Ok(if recipe.training.recompute { recomputed } else { kept })
 }
 
 /// The same with all activations kept, and with blocks recomputed.
-fn estimates(recipe: &Recipe, config: &ModelConfig, device: &Device) -> Result<(f64, f64)> {
+fn estimates(
+    recipe: &Recipe,
+    config: &ModelConfig,
+    device: &Device,
+    ranks: usize,
+) -> Result<(f64, f64)> {
+    let narrow = device.backend().caps().activation_type == DType::Bf16;
+    let (kept, recomputed) = step_bytes(recipe, config, ranks, narrow)?;
+    Ok((kept * HOLES, recomputed * HOLES))
+}
+
+/// Sequences, or parts of them, that one of `ranks` processes has in memory at once.
+pub(crate) fn rows(recipe: &Recipe, ranks: usize) -> usize {
+    recipe.micro_batch().min(recipe.training.batch * recipe.parallel.context / ranks)
+}
+
+/// Bytes of a step at the one of `ranks` processes that needs the most, without the earlier keys of shared sequences:
+/// with all activations kept, and with blocks recomputed. Activations are in bf16 where they are `narrow`.
+pub(crate) fn step_bytes(
+    recipe: &Recipe,
+    config: &ModelConfig,
+    ranks: usize,
+    narrow: bool,
+) -> Result<(f64, f64)> {
     let rule = recipe.optimizer.rule()?;
     let average = if recipe.training.ema.is_some() { F32 } else { 0.0 };
     let state = |spec: &ParamSpec| match recipe.training.trains(spec) {
@@ -47,11 +76,44 @@ fn estimates(recipe: &Recipe, config: &ModelConfig, device: &Device) -> Result<(
         false => 0.0,
     };
     let length = recipe.data.sequence_length / recipe.parallel.context;
-    let estimate = MemoryEstimate::with_state(config, recipe.micro_batch(), length, state)?;
-    let narrow = device.backend().caps().activation_type == DType::Bf16;
+    let estimate = MemoryEstimate::with_state(config, rows(recipe, ranks), length, state)?;
     let (kept, recomputed) = match narrow {
         true => (estimate.train_bf16, estimate.train_bf16_recomputed),
         false => (estimate.train(), estimate.train_recomputed()),
     };
-    Ok((kept * HOLES, recomputed * HOLES))
+    // Every process keeps the optimizer's state of its own parameters.
+    let specs = config.param_specs();
+    let sizes: Vec<usize> = specs.iter().map(ParamSpec::count).collect();
+    let mut shares = vec![0.0; ranks];
+    for (spec, owner) in specs.iter().zip(owners(&sizes, ranks)).filter(|(s, _)| s.trainable) {
+        shares[owner] += state(spec) * spec.count() as f64;
+    }
+    let elsewhere = estimate.optimizer - shares.into_iter().fold(0.0, f64::max);
+    Ok((kept - elsewhere, recomputed - elsewhere))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe;
+
+    #[test]
+    fn one_of_several_processes_needs_its_share() {
+        let bytes = |set: &[&str], ranks: usize| {
+            let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
+            let recipe = recipe::load("tiny-fox-pro", &set).unwrap();
+            let config = recipe.model_config(261).unwrap();
+            let parameters: usize = config.param_specs().iter().map(ParamSpec::count).sum();
+            (step_bytes(&recipe, &config, ranks, false).unwrap(), parameters as f64)
+        };
+        let ((one, _), parameters) = bytes(&["training.batch=8", "training.micro_batch=2"], 1);
+        let ((four, again), _) = bytes(&["training.batch=8"], 4);
+        // As many sequences at once, but a quarter of two values for each parameter.
+        assert!(((one - four) / (8.0 * 0.75 * parameters) - 1.0).abs() < 0.05, "{one} {four}");
+        assert!(again < four, "recomputing helps");
+        let ((half, _), _) = bytes(&["training.batch=8", "parallel.context=2"], 8);
+        assert!(half < four, "two processes share their two sequences: {half} {four}");
+        let ((frozen, _), _) = bytes(&["training.batch=8", "training.train=[\"gates\"]"], 4);
+        assert!(frozen < four, "what is frozen needs no state");
+    }
 }

@@ -48,7 +48,7 @@ pub fn rehearse(recipe: &Recipe, data: &RunData, device: &Device) -> Result<Rehe
     let config = recipe.model_config(data.train.vocab_size())?;
     recipe.check_tuning(&config)?;
     recipe.check_context(&config)?;
-    fit::check(recipe, &config, device)?;
+    fit::check(recipe, &config, device, 1)?;
     data.loader(recipe)?;
     data.evaluator(recipe)?;
     if recipe.training.init.is_some() {

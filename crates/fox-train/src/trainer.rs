@@ -80,7 +80,7 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     let config = recipe.model_config(data.train.vocab_size())?;
     recipe.check_tuning(&config)?;
     recipe.check_context(&config)?;
-    fit::check(recipe, &config, &job.device)?;
+    fit::check(recipe, &config, &job.device, group.size())?;
     let stages = Stages::new(&data, recipe)?;
     let evaluator = data.evaluator(recipe)?;
     let identity = data.train.identity();

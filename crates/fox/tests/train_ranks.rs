@@ -280,6 +280,28 @@ fn evaluations_are_divided_and_have_the_figures_of_one_process() {
             assert!(evaluate(ranks, documents) == alone, "{ranks} processes, {documents}");
         }
     }
+    // Losses of other data, or of another model, are not added to them.
+    let port = free_port().unwrap();
+    let start = |(r, split): (usize, &str)| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
+        command.args(["eval", "loss"]).arg(&model).args(["--length", "64", "--split", split]);
+        rank(
+            r,
+            2,
+            port,
+            command.arg("--out").arg(dir.path().join("mixed")).args(["--device", "cpu"]),
+        )
+    };
+    let children: Vec<Child> = ["heldout", "train"].into_iter().enumerate().map(start).collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let said = stderr(&output);
+        assert!(
+            said.contains("rank 1 has another model or other data than rank 0 (model "),
+            "{said}"
+        );
+    }
 }
 
 /// Every process writes its part of a checkpoint, so all must see the folder.

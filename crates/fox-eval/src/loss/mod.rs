@@ -63,8 +63,9 @@ pub fn evaluate_loss(
 /// with a single one it is the piece.
 ///
 /// # Errors
-/// No document of this length, a model with a smaller vocabulary than the data, a state file of another
-/// evaluation, a loss that is NaN or infinite, and whatever reading and computing can fail with.
+/// No document of this length, a model with a smaller vocabulary than the data, another model or other data in another
+/// process, a state file of another evaluation, a loss that is NaN or infinite, and whatever reading and computing can
+/// fail with.
 pub fn evaluate_loss_in(
     group: &Group,
     subject: &Subject<'_>,
@@ -87,7 +88,13 @@ pub fn evaluate_loss_in(
     if longest < length as u64 {
         return Err(Error::TooShort { length, longest });
     }
-    let mut file = StateFile::open(state.filter(|_| group.is_first()), subject, data, options)?;
+    let evaluation = match state.is_some() || group.size() > 1 {
+        true => identity(subject, data, length)?,
+        false => String::new(),
+    };
+    let remedy = "give all ranks the same models and --data";
+    group.check_same(&evaluation, "another model or other data", remedy)?;
+    let mut file = StateFile::open(state.filter(|_| group.is_first()), evaluation, length)?;
     let bins = Bins::new(length);
     let mut sums = first_sums(group, file.take_sums())?;
     let mut pieces = Pieces::new(data.lengths(), length);
@@ -123,6 +130,12 @@ pub fn evaluate_loss_in(
     }
     file.save(&sums)?;
     Ok(sums)
+}
+
+/// What is evaluated on what: sums of anything else cannot be added.
+fn identity(subject: &Subject<'_>, data: &dyn Dataset, length: usize) -> Result<String> {
+    let (model, data) = (subject.fingerprint()?, data.identity());
+    Ok(format!("model {model:016x} at length {length} on {data}"))
 }
 
 /// The sums that the first process begins with.

@@ -4,12 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use fox_data::Dataset;
 use serde::{Deserialize, Serialize};
 
-use super::{LossOptions, LossSums};
+use super::LossSums;
 use crate::files::write_whole;
-use crate::subject::Subject;
 use crate::{Error, Result};
 
 /// Writing all sums after every document would cost more than short documents themselves.
@@ -29,26 +27,15 @@ pub(super) struct StateFile {
 
 impl StateFile {
     /// Reads the state, or starts a new one. Without a path nothing is ever written.
-    pub(super) fn open(
-        path: Option<&Path>,
-        subject: &Subject<'_>,
-        data: &dyn Dataset,
-        options: &LossOptions,
-    ) -> Result<Self> {
-        let fresh = |evaluation| Contents { evaluation, sums: LossSums::new(options.length) };
+    pub(super) fn open(path: Option<&Path>, evaluation: String, length: usize) -> Result<Self> {
+        let fresh = |evaluation| Contents { evaluation, sums: LossSums::new(length) };
         let Some(path) = path else {
             return Ok(StateFile {
                 path: None,
-                contents: fresh(String::new()),
+                contents: fresh(evaluation),
                 saved: Instant::now(),
             });
         };
-        let evaluation = format!(
-            "model {:016x} at length {} on {}",
-            subject.fingerprint()?,
-            options.length,
-            data.identity()
-        );
         let contents = match fs::read(path) {
             Ok(bytes) => read(path, &bytes, evaluation)?,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => fresh(evaluation),
