@@ -27,3 +27,39 @@ pub fn check_same_data(group: &Group, identity: &str) -> Result<()> {
     ))
     .into())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fox_dist::{Meeting, Placement, free_port};
+
+    use super::*;
+
+    /// What two ranks that read these data say.
+    fn two(data: [&str; 2]) -> [Result<()>; 2] {
+        let port = free_port().unwrap();
+        let meet = |rank: usize| {
+            let (host, launcher) = ("127.0.0.1".to_string(), "test");
+            let placement =
+                Placement { rank, size: 2, local_rank: rank, local_size: 2, host, port, launcher };
+            let meeting = Meeting { facts: Vec::new(), limit: Duration::from_secs(60) };
+            let group = Group::meet(&placement, &meeting).unwrap();
+            let checked = check_same_data(&group, data[rank]);
+            group.leave().unwrap();
+            checked
+        };
+        std::thread::scope(|scope| {
+            [0, 1].map(|rank| scope.spawn(move || meet(rank))).map(|rank| rank.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn ranks_with_other_data_say_so() {
+        assert!(two(["shards 1", "shards 1"]).iter().all(Result::is_ok));
+        for said in two(["shards 1", "shards 2"]) {
+            let words = "rank 1 has other data than rank 0 (shards 2 and shards 1)";
+            assert!(said.unwrap_err().to_string().contains(words));
+        }
+    }
+}

@@ -25,7 +25,7 @@ use fox_dist::owners;
 use fox_model::{MemoryEstimate, ModelConfig, ParamSpec};
 
 use crate::recipe::ParallelRecipe;
-use crate::{Recipe, Result};
+use crate::{Recipe, Result, fit};
 
 /// Bytes of a gradient, a parameter, or an element of the optimizer's state.
 const F32: f64 = 4.0;
@@ -122,8 +122,8 @@ impl Plan {
         let data = ranks / context;
         let (rows, length) = (recipe.training.batch / data, recipe.data.sequence_length);
         let specs = config.param_specs();
-        let parameters: usize = specs.iter().map(ParamSpec::count).sum();
-        let share = F32 * parameters as f64 / ranks as f64;
+        let trained = specs.iter().filter(|s| s.trainable && recipe.training.trains(s));
+        let share = F32 * trained.map(ParamSpec::count).sum::<usize>() as f64 / ranks as f64;
         // Keys that the last part of one row fetches in one layer.
         let parts = context as f64;
         let earlier = length as f64 * (parts - 1.0) / parts * cluster.fetched;
@@ -175,10 +175,9 @@ fn part_flops(recipe: &Recipe, config: &ModelConfig, visited: f64) -> f64 {
 fn memory(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster, keys: f64) -> Result<f64> {
     let (ranks, context) = (cluster.ranks(), recipe.parallel.context);
     let rows = recipe.micro_batch().min(recipe.training.batch * context / ranks);
-    let (rule, average) = (recipe.optimizer.rule()?, recipe.training.ema.map_or(0.0, |_| F32));
-    let state = |spec: &ParamSpec| F32 * rule.state(spec).len() as f64 + average;
+    let state = fit::state_bytes(recipe)?;
     let length = recipe.data.sequence_length / context;
-    let estimate = MemoryEstimate::with_state(config, rows, length, state)?;
+    let estimate = MemoryEstimate::with_state(config, rows, length, &state)?;
     let whole = match (cluster.narrow, recipe.training.recompute) {
         (true, false) => estimate.train_bf16,
         (true, true) => estimate.train_bf16_recomputed,
@@ -189,7 +188,7 @@ fn memory(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster, keys: f64) -
     let sizes: Vec<usize> = specs.iter().map(ParamSpec::count).collect();
     let mut kept = vec![0.0; ranks];
     for (spec, owner) in specs.iter().zip(owners(&sizes, ranks)) {
-        kept[owner] += if spec.trainable { state(spec) * spec.count() as f64 } else { 0.0 };
+        kept[owner] += state(spec) * spec.count() as f64;
     }
     // Blocks that are recomputed keep no keys from one to the next.
     let held =
@@ -312,5 +311,22 @@ mod tests {
         let (recomputed, _) = recipe(&[&set[..], &["training.recompute=true"]].concat());
         let keys = |recipe: &Recipe| plan(recipe, 1.0).memory - plan(recipe, 0.0).memory;
         assert!((keys(&kept) / keys(&recomputed) / 24.0 - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_is_not_trained_has_no_state_and_is_not_sent() {
+        let (all, config) = recipe(&["training.batch=8"]);
+        let (gates, _) = recipe(&["training.batch=8", "training.train=[\"gates\"]"]);
+        let plan = |recipe: &Recipe| Plan::new(recipe, &config, &cluster(8, 1)).unwrap();
+        let (all, gates) = (plan(&all), plan(&gates));
+        let count = |part: &str| -> f64 {
+            let specs = config.param_specs();
+            specs.iter().filter(|s| s.name.contains(part)).map(|s| s.count() as f64).sum()
+        };
+        let (parameters, trained) = (count(""), count(".fgate_"));
+        assert!((gates.gradient_bytes / all.gradient_bytes * parameters / trained - 1.0).abs() < 1e-9);
+        // Two moments in f32 of an eighth of the parameters.
+        let saved = all.memory - gates.memory;
+        assert!((saved / parameters - 1.0).abs() < 0.05, "{saved}");
     }
 }

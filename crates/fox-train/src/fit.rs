@@ -40,12 +40,7 @@ pub(crate) fn needed(recipe: &Recipe, config: &ModelConfig, device: &Device) -> 
 
 /// The same with all activations kept, and with blocks recomputed.
 fn estimates(recipe: &Recipe, config: &ModelConfig, device: &Device) -> Result<(f64, f64)> {
-    let rule = recipe.optimizer.rule()?;
-    let average = if recipe.training.ema.is_some() { F32 } else { 0.0 };
-    let state = |spec: &ParamSpec| match recipe.training.trains(spec) {
-        true => F32 * rule.state(spec).len() as f64 + average,
-        false => 0.0,
-    };
+    let state = state_bytes(recipe)?;
     let length = recipe.data.sequence_length / recipe.parallel.context;
     let estimate = MemoryEstimate::with_state(config, recipe.micro_batch(), length, state)?;
     let narrow = device.backend().caps().activation_type == DType::Bf16;
@@ -54,4 +49,14 @@ fn estimates(recipe: &Recipe, config: &ModelConfig, device: &Device) -> Result<(
         false => (estimate.train(), estimate.train_recomputed()),
     };
     Ok((kept * HOLES, recomputed * HOLES))
+}
+
+/// Bytes that the optimizer and the average of the weights keep for every element of a parameter.
+pub(crate) fn state_bytes(recipe: &Recipe) -> Result<impl Fn(&ParamSpec) -> f64> {
+    let rule = recipe.optimizer.rule()?;
+    let average = if recipe.training.ema.is_some() { F32 } else { 0.0 };
+    Ok(move |spec: &ParamSpec| match spec.trainable && recipe.training.trains(spec) {
+        true => F32 * rule.state(spec).len() as f64 + average,
+        false => 0.0,
+    })
 }
