@@ -160,3 +160,31 @@ fn stack<'a>(first: &'a Tensor, rest: impl Iterator<Item = &'a Tensor> + Clone) 
     }
     Ok(stacked)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CacheMeter;
+
+    #[test]
+    fn bytes_stay_counted_through_a_shared_step() {
+        let (meter, device) = (CacheMeter::default(), fox_cpu::device());
+        let spec =
+            RecurrentStateSpec { convs: vec![ConvStateSpec { channels: 3, taps: 4 }], scan: 8 };
+        // Three rows of the convolution and the scan, in f32.
+        assert_eq!(spec.bytes(), 4 * (3 * 3 + 8));
+        let single = || {
+            let state = RecurrentState::new(&spec, 1, &device).unwrap();
+            state.counted(meter.lease(spec.bytes()))
+        };
+        let mut joined = single();
+        joined.extend(single());
+        joined.merge().unwrap();
+        assert_eq!((joined.bytes(0), joined.bytes(1)), (spec.bytes(), spec.bytes()));
+        let parts = joined.split(2).unwrap();
+        assert_eq!(parts.iter().map(|part| part.bytes(0)).sum::<usize>(), 2 * spec.bytes());
+        assert_eq!(meter.bytes(), 2 * spec.bytes());
+        drop(parts);
+        assert_eq!(meter.bytes(), 0);
+    }
+}

@@ -105,3 +105,29 @@ impl RecurrentStateSpec {
         self.values() * DType::F32.size()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_query_head_has_a_gate_and_every_key_head_keys_and_values() {
+        let spec = AttentionStateSpec {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            gated: true,
+            k_shift: true,
+            v_shift: false,
+            window: None,
+            weights: AttentionWeights::Softmax,
+        };
+        let plain = AttentionStateSpec { gated: false, k_shift: false, ..spec.clone() };
+        let values = |spec: AttentionStateSpec| {
+            let spec = StateSpec::Attention(spec);
+            (spec.values_per_token(), spec.values_per_sequence())
+        };
+        assert_eq!(values(spec), (2 * 2 * 8 + 4, 2 * 8));
+        assert_eq!(values(plain), (2 * 2 * 8, 0));
+    }
+}

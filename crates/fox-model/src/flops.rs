@@ -81,6 +81,9 @@ mod tests {
         assert_eq!(config.train_flops_per_token(512), expected as f64);
         let flops = TrainFlops::new(&config).of(&Segments::uniform(3, 512));
         assert_eq!(flops, 3.0 * 512.0 * expected as f64);
+        // A head that shares the embedding's weights multiplies all the same.
+        let tied = ModelConfig { tie_word_embeddings: true, ..config.clone() };
+        assert_eq!(tied.train_flops_per_token(512), expected as f64);
         let documents =
             TrainFlops::new(&config).of(&Segments::packed(&[0, 100, 100, 612]).unwrap());
         let apart = 100.0 * config.train_flops_per_token(100) + 512.0 * expected as f64;

@@ -16,3 +16,27 @@ fn a_tolerance_below_the_error_fails() {
     let report = verify_dump(&dump("fox_llama"), &Device::naive(), &strict).unwrap();
     assert!(!report.passed());
 }
+
+#[test]
+fn a_gradient_that_the_model_does_not_have_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(dump("fox_llama")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    // One more tensor of one value at the end.
+    let file = folder.path().join("io.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    let (length, rest) = bytes.split_first_chunk().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let mut header: serde_json::Value = serde_json::from_slice(header).unwrap();
+    let place = [data.len(), data.len() + 4];
+    header["grad.nobody.weight"] =
+        serde_json::json!({ "dtype": "F32", "shape": [1], "data_offsets": place });
+    let header = header.to_string().into_bytes();
+    let length = (header.len() as u64).to_le_bytes();
+    std::fs::write(&file, [&length[..], &header, data, &[0; 4]].concat()).unwrap();
+    let error = verify_dump(folder.path(), &Device::naive(), &Tolerances::default()).unwrap_err();
+    let words = "a gradient of nobody.weight, not trained";
+    assert!(error.to_string().contains(words), "{error}");
+}

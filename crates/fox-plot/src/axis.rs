@@ -177,6 +177,8 @@ mod tests {
         let axis = Axis::around([1.0, 100.0].into_iter(), Scale::Log10).placed(0.0, 10.0);
         assert!((axis.place(10.0).unwrap() - 5.0).abs() < 1e-12);
         assert_eq!(axis.place(0.0), None);
+        let with_zero = Axis::around([0.0, 1.0, 100.0].into_iter(), Scale::Log10).placed(0.0, 10.0);
+        assert_eq!(with_zero.place(10.0), axis.place(10.0), "a logarithmic axis leaves zero out");
         assert_eq!(axis.place(f64::NAN), None);
         let empty = Axis::around([f64::NAN].into_iter(), Scale::Linear);
         assert!(empty.place(1.5).is_some());

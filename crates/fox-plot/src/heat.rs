@@ -120,6 +120,7 @@ mod tests {
         let svg = map.fragment();
         assert_eq!(svg.matches("<rect ").count(), 4);
         assert!(svg.contains(">100</text>") && svg.contains(">50</text>"));
+        assert!(svg.contains("<title>512, 0%: 50</title>"), "row by row: {svg}");
         assert_eq!(svg.matches("fill:var(--grid)").count(), 2);
         assert!(!svg.contains("NaN"));
     }

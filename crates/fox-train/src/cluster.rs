@@ -122,8 +122,8 @@ impl Plan {
         let data = ranks / context;
         let (rows, length) = (recipe.training.batch / data, recipe.data.sequence_length);
         let specs = config.param_specs();
-        let parameters: usize = specs.iter().map(ParamSpec::count).sum();
-        let share = F32 * parameters as f64 / ranks as f64;
+        let trained = specs.iter().filter(|s| s.trainable && recipe.training.trains(s));
+        let share = F32 * trained.map(ParamSpec::count).sum::<usize>() as f64 / ranks as f64;
         // Keys that the last part of one row fetches in one layer, where no window is shorter.
         let parts = context as f64;
         let unforgotten = length as f64 * (parts - 1.0) / parts * cluster.fetched;
@@ -337,5 +337,24 @@ mod tests {
         let (recomputed, _) = recipe(&[&set[..], &["training.recompute=true"]].concat());
         let keys = |recipe: &Recipe| plan(recipe, 1.0).memory - plan(recipe, 0.0).memory;
         assert!((keys(&kept) / keys(&recomputed) / 24.0 - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_is_not_trained_has_no_state_and_is_not_sent() {
+        let (all, config) = recipe(&["training.batch=8"]);
+        let (gates, _) = recipe(&["training.batch=8", "training.train=[\"gates\"]"]);
+        let plan = |recipe: &Recipe| Plan::new(recipe, &config, &cluster(8, 1)).unwrap();
+        let (all, gates) = (plan(&all), plan(&gates));
+        let count = |part: &str| -> f64 {
+            let specs = config.param_specs();
+            specs.iter().filter(|s| s.name.contains(part)).map(|s| s.count() as f64).sum()
+        };
+        let (parameters, trained) = (count(""), count(".fgate_"));
+        assert!(
+            (gates.gradient_bytes / all.gradient_bytes * parameters / trained - 1.0).abs() < 1e-9
+        );
+        // Two moments in f32 of an eighth of the parameters.
+        let saved = all.memory - gates.memory;
+        assert!((saved / parameters - 1.0).abs() < 0.05, "{saved}");
     }
 }

@@ -153,4 +153,12 @@ mod tests {
         file.finish().unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), 3 << 20);
     }
+
+    #[test]
+    fn processes_that_write_one_file_write_aside_in_different_places() {
+        let dir = tempfile::tempdir().unwrap();
+        probe::take();
+        write_shared(&dir.path().join("a"), b"one").unwrap();
+        assert_eq!(probe::take()[0], format!("create a.{}.partial", std::process::id()));
+    }
 }

@@ -371,4 +371,16 @@ mod tests {
         assert!(mean(512..1024, 256) - late > 0.01);
         assert!(mean(512..1024, 0) - late > 0.3);
     }
+
+    #[test]
+    fn a_fact_is_recalled_as_far_as_the_reach_goes() {
+        let config = SyntheticConfig::default();
+        let fact = [PEOPLE[0], ACTIONS[1]].map(|word| SyntheticTokenizer.document_id(word));
+        // The action comes again two tokens later.
+        for (reach, want) in [(2, 0.0), (1, (config.actions as f64).ln())] {
+            let mut reader = IdealReader::new(&config, reach);
+            let surprises: Vec<f64> = fact.repeat(2).iter().map(|id| reader.read(*id)).collect();
+            assert_eq!(surprises[3], want, "a reach of {reach}");
+        }
+    }
 }

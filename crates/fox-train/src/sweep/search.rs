@@ -91,4 +91,12 @@ mod tests {
         assert_eq!(best, 1e-3);
         assert_eq!(tried, [2e-2, 1e-2, 5e-3, 2e-3, 1e-3, 5e-4]);
     }
+
+    #[test]
+    fn a_loss_that_is_no_number_is_one_of_a_run_that_diverged() {
+        let mut search = Bracket::around(1e-3);
+        let start = search.wanted()[0];
+        search.record(start, f64::NAN);
+        assert_eq!(search.wanted(), [start - 1]);
+    }
 }
