@@ -219,8 +219,10 @@ def test_trainer(tmp_path):
         output_dir=tmp_path, max_steps=30, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[],
         logging_steps=30, save_strategy="no", use_cpu=True, gradient_checkpointing=True, disable_tqdm=True,
     )  # fmt: skip
-    result = transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows[:4])
+    result = trainer.train()
     # Every token follows from the one before it: at first the loss is ln 20 = 3.0.
     assert result.training_loss < 2.0
+    assert trainer.evaluate()["eval_loss"] < 0.5
     batch = torch.arange(24)[None] % 20
     assert model.eval()(batch, labels=batch).loss.item() < 0.5

@@ -153,7 +153,6 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
         inputs_embeds=None,
         past_key_values=None,
         labels=None,
-        shift_labels=None,
         use_cache=None,
         output_hidden_states=None,
         return_dict=None,
@@ -175,6 +174,8 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
             h = h[:, logits_to_keep]
         logits = self.lm_head(h)
         loss = None
+        # Not an argument by name: `Trainer` would take it for a label that every batch must have.
+        shift_labels = kwargs.get("shift_labels")
         if labels is not None or shift_labels is not None:
             loss = _loss(logits, labels, shift_labels, kwargs.get("num_items_in_batch"))
         result = CausalLMOutputWithPast(
