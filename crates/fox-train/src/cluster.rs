@@ -324,7 +324,9 @@ mod tests {
             specs.iter().filter(|s| s.name.contains(part)).map(|s| s.count() as f64).sum()
         };
         let (parameters, trained) = (count(""), count(".fgate_"));
-        assert!((gates.gradient_bytes / all.gradient_bytes * parameters / trained - 1.0).abs() < 1e-9);
+        assert!(
+            (gates.gradient_bytes / all.gradient_bytes * parameters / trained - 1.0).abs() < 1e-9
+        );
         // Two moments in f32 of an eighth of the parameters.
         let saved = all.memory - gates.memory;
         assert!((saved / parameters - 1.0).abs() < 0.05, "{saved}");
