@@ -90,7 +90,7 @@ def recurrences():
             try:
                 x = [a.detach().cuda().to(dtype).requires_grad_() for a in x]
                 o, want = ours(*x)[0], naive(*x)[0]
-                # The gradient of a few numbers is a sum that may nearly cancel, and its relative error is large then: the
+                # The gradient of a few numbers is a sum that may nearly cancel; its relative error is large then: the
                 # median of five draws counts. What is wrong is wrong in all of them.
                 draws = []
                 for _ in range(5):

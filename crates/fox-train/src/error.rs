@@ -229,7 +229,7 @@ pub enum Error {
         detail: String,
     },
     /// A number of processes that the recipe cannot be divided among.
-    #[error("{origin}: {ranks} processes cannot share it: {detail}")]
+    #[error("{origin}: {ranks} process{} cannot share it: {detail}", if *ranks == 1 { "" } else { "es" })]
     Ranks {
         /// The recipe.
         origin: String,

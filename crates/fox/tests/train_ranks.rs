@@ -220,7 +220,7 @@ fn sequences_that_cannot_be_shared_are_refused_in_one_sentence() {
         (
             1,
             vec![],
-            "1 processes cannot share it: parallel.context is 2; set it to a divisor of their number, or to 1 for whole sequences",
+            "1 process cannot share it: parallel.context is 2; set it to a divisor of their number, or to 1 for whole sequences",
         ),
         (
             2,

@@ -161,10 +161,21 @@ fn text(
             "best: parallel.context={}, {} x {} ranks",
             plan.context, plan.data, plan.context
         ),
-        None => format!(
-            "none fits {}; take more devices, or set training.micro_batch=1 and training.recompute=true",
-            output::bytes(memory)
-        ),
+        None => {
+            let mut less = Vec::new();
+            if recipe.micro_batch() > 1 {
+                less.push("training.micro_batch=1");
+            }
+            if !recipe.training.recompute {
+                less.push("training.recompute=true");
+            }
+            let or = if less.is_empty() { "" } else { ", or set " };
+            format!(
+                "none fits {}; take more devices{or}{}",
+                output::bytes(memory),
+                less.join(" and ")
+            )
+        }
     };
     format!(
         "{}: {} parameters, {} x {} tokens a step, on {} x {} devices\n{:.0} TFLOP/s each, {:.0} GB/s within a node, {:.1} GB/s between nodes, {:.0}% of the earlier keys, {:.0}% of the attention\n{}{end}\n",
