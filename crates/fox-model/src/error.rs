@@ -105,11 +105,33 @@ impl Error {
     }
 }
 
+/// Tensors that a message names; a wrong number of layers would fill the screen.
+const LISTED: usize = 12;
+
 fn problem_list(problems: &[TensorProblem]) -> String {
     let mut list = String::new();
-    for problem in problems {
+    for problem in problems.iter().take(LISTED) {
         // Writing to a String cannot fail.
         let _ = write!(list, "\n  {problem}");
     }
+    if problems.len() > LISTED {
+        let _ = write!(list, "\n  and {} more", problems.len() - LISTED);
+    }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_of_tensors_ends_with_their_number() {
+        let missing =
+            |n: usize| TensorProblem::Missing { name: format!("w{n}"), expected: vec![n] };
+        let list = |count: usize| problem_list(&(0..count).map(missing).collect::<Vec<_>>());
+        assert_eq!(list(LISTED).lines().skip(1).count(), LISTED);
+        let long = list(600);
+        assert_eq!(long.lines().skip(1).count(), LISTED + 1);
+        assert!(long.ends_with("\n  and 588 more"), "{long}");
+    }
 }

@@ -27,6 +27,10 @@ use crate::{Error, Recipe, Result, Summary, files, recipe};
 const CONFIG: &str = "config.toml";
 const FACTS: &str = "run.json";
 const LOCK: &str = "run.lock";
+/// Text that was prepared for this run alone.
+const DATA: &str = "data";
+/// Text that came through the standard input.
+const INPUT: &str = "input.txt";
 
 /// The Hugging Face folder in a run folder.
 pub(crate) const EXPORT: &str = "export";
@@ -102,28 +106,47 @@ pub struct RunFolder {
 impl RunFolder {
     /// Creates the folder, or opens it when it holds the same run. Nothing of another run is touched.
     pub fn open(path: &Path, recipe: &Recipe, data: &str) -> Result<RunFolder> {
-        let text = recipe.to_toml()?;
-        let config = path.join(CONFIG);
-        let check = || {
-            if config.exists() {
-                compare(path, &config, &text, data)?;
-            } else if path.is_file()
-                || durable::entries(path)?.iter().any(|entry| !is_our_beginning(entry))
-            {
-                return Err(Error::NotARun { path: path.to_path_buf() });
-            }
-            Ok(())
-        };
-        check()?;
+        let (text, config) = (recipe.to_toml()?, path.join(CONFIG));
+        Self::check(path, recipe, Some(data))?;
         durable::create_folder(path)?;
         let lock = FolderLock::take(&path.join(LOCK))?
             .map_err(|_| Error::Locked { path: path.to_path_buf() })?;
         // Another run may have come and gone before the lock was had.
-        check()?;
+        Self::check(path, recipe, Some(data))?;
         if fs::read(&config).ok().as_deref() != Some(text.as_bytes()) {
             durable::write(&config, text.as_bytes())?;
         }
         Ok(RunFolder { path: path.to_path_buf(), _lock: lock })
+    }
+
+    /// Whether a run of this recipe would go on here (true) or begin (false). Nothing is changed. `data` names what it
+    /// is trained on, where that is known.
+    ///
+    /// # Errors
+    /// A folder that holds another run, or something else.
+    pub fn check(path: &Path, recipe: &Recipe, data: Option<&str>) -> Result<bool> {
+        let config = path.join(CONFIG);
+        match config.exists() {
+            true => compare(path, &config, &recipe.to_toml()?, data)?,
+            false => check_beginning(path)?,
+        }
+        Ok(config.exists())
+    }
+
+    /// Whether a folder may get the text of a run before the run itself is compared with what is there.
+    ///
+    /// # Errors
+    /// A folder that holds something else, or a run that was not trained on a text of its own.
+    pub fn check_for_text(path: &Path) -> Result<()> {
+        if !path.join(CONFIG).exists() {
+            return check_beginning(path);
+        }
+        let data = Self::recipe(path)?.data.path;
+        if path.join(DATA).exists() || data.is_some_and(|data| data.ends_with(DATA)) {
+            return Ok(());
+        }
+        let detail = "it was not trained on a text of its own".to_string();
+        Err(Error::DifferentRun { path: path.to_path_buf(), detail })
     }
 
     /// The recipe of a run folder.
@@ -203,18 +226,27 @@ pub fn finished_run(path: &Path, recipe: &Recipe) -> Result<Option<Summary>> {
         return Ok(None);
     }
     let data = RunData::open(recipe)?.train.identity();
-    compare(path, &config, &recipe.to_toml()?, &data)?;
+    compare(path, &config, &recipe.to_toml()?, Some(&data))?;
     Ok(Summary::read(path)?.filter(|summary| summary.finished))
+}
+
+/// Refuses a folder in which there is more than the beginning of a run.
+fn check_beginning(path: &Path) -> Result<()> {
+    match path.is_file() || durable::entries(path)?.iter().any(|entry| !is_our_beginning(entry)) {
+        true => Err(Error::NotARun { path: path.to_path_buf() }),
+        false => Ok(()),
+    }
 }
 
 /// What is there before a run starts: its text, and what a start that is killed before the first file is whole leaves.
 fn is_our_beginning(entry: &Path) -> bool {
-    let partial = durable::temporary_path(&entry.with_file_name(CONFIG));
-    let own = [LOCK, "data", "input.txt"].map(|name| entry.with_file_name(name));
-    *entry == partial || own.contains(&entry.to_path_buf())
+    let named = |name: &str| entry.with_file_name(name);
+    let own = [LOCK, DATA, INPUT].map(named);
+    let partial = [CONFIG, INPUT].map(|name| durable::temporary_path(&named(name)));
+    own.iter().chain(&partial).any(|path| path == entry)
 }
 
-fn compare(path: &Path, config: &Path, text: &str, data: &str) -> Result<()> {
+fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result<()> {
     let different = |detail: String| Error::DifferentRun { path: path.to_path_buf(), detail };
     let parse = |text: &str| {
         text.parse::<Table>().map_err(|e| Error::Toml {
@@ -231,7 +263,7 @@ fn compare(path: &Path, config: &Path, text: &str, data: &str) -> Result<()> {
         }
     }
     let facts = path.join(FACTS);
-    if facts.exists() {
+    if let Some(data) = data.filter(|_| facts.exists()) {
         let facts: RunFacts = files::read_json(&facts)?;
         if facts.data != data {
             return Err(different(format!(

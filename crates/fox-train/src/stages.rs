@@ -79,6 +79,15 @@ impl Stages {
         stages.reverse();
         stages.dedup_by_key(|(first, _)| *first);
         stages.reverse();
+        // Known before the first step, not after days.
+        let ends = stages[1..].iter().map(|(first, _)| *first).chain([recipe.steps()]);
+        for ((first, loader), end) in stages.iter().zip(ends) {
+            if let Some(batches) =
+                loader.batches().filter(|batches| *batches < end.saturating_sub(*first))
+            {
+                return Err(Error::DataEnd { batches });
+            }
+        }
         Ok(Stages { stages })
     }
 
@@ -168,5 +177,27 @@ mod tests {
             text.ends_with("unknown key `data.stages.token`; did you mean `data.stages.tokens`?"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn data_that_end_before_the_run_are_refused_before_its_first_step() {
+        let stages = |epochs: u64, steps: u64| {
+            let documents = vec![vec![1; 1024]; 4];
+            let train = fox_data::MemoryDataset::new(documents, 8, 0, "ones".into());
+            let data =
+                RunData { train: std::sync::Arc::new(train), heldout: None, tokenizer: None };
+            let mut recipe = recipe("[]").unwrap();
+            recipe.data.epochs = Some(epochs);
+            recipe.training.tokens = steps * recipe.tokens_per_step();
+            Stages::new(&data, &recipe).map(|_| ())
+        };
+        let one = match stages(1, 1 << 20) {
+            Err(Error::DataEnd { batches }) => batches,
+            other => panic!("{other:?}"),
+        };
+        assert!(one > 0);
+        stages(1, one).unwrap();
+        stages(2, 2 * one).unwrap();
+        assert!(matches!(stages(1, one + 1), Err(Error::DataEnd { batches }) if batches == one));
     }
 }

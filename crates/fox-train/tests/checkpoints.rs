@@ -178,6 +178,18 @@ fn whatever_is_wrong_with_the_newest_the_one_before_is_used() {
 }
 
 #[test]
+fn damaged_checkpoints_are_not_called_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = Bench::new(dir.path(), 3, 0);
+    let none = bench.store.newest_whole().unwrap_err().to_string();
+    assert!(none.contains("holds no checkpoint yet"), "{none}");
+    bench.write(1);
+    fs::write(bench.store.path(1).join("manifest.json"), "{").unwrap();
+    let said = bench.store.newest_whole().unwrap_err().to_string();
+    assert!(said.contains("can be used") && said.contains("manifest.json is damaged"), "{said}");
+}
+
+#[test]
 fn pieces_are_removed_and_nothing_but_damage_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(dir.path(), 2, 0);

@@ -50,7 +50,7 @@ enum PrecisionName {
     Bf16,
 }
 
-fn parse_threads(text: &str) -> Result<usize, String> {
+pub fn parse_threads(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(threads @ 1..=4096) => Ok(threads),
         _ => Err("a number from 1 to 4096; all cores without the flag".into()),

@@ -124,7 +124,7 @@ fn free_for_caches(device: &Device) -> usize {
 }
 
 /// Bytes of memory that programs can still take, where the system tells.
-fn free_on_host() -> Option<usize> {
+pub fn free_on_host() -> Option<usize> {
     available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 

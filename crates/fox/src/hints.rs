@@ -9,6 +9,9 @@ use fox_train::{RunFolder, recipe};
 /// Why there is no model at a path, and which one may have been meant.
 pub fn no_model(path: &Path) -> String {
     let shown = path.display();
+    if path.join("model/config.json").is_file() {
+        return format!("{shown} has no config.json; its model is {shown}/model");
+    }
     if path.exists() {
         return format!(
             "{shown} has no config.json; give the folder of a checkpoint, or of a run of `fox train`"
@@ -59,6 +62,20 @@ pub fn folder_as_recipe(name: &str) -> Option<String> {
     is_model.then(|| {
         format!("{name} is a checkpoint, not a recipe; begin with it by a recipe and --init {name}")
     })
+}
+
+/// What is wrong with a folder that was given as data to train on.
+pub fn folder_as_data(path: &Path) -> Option<String> {
+    let name = path.display();
+    if RunFolder::is_run(path) {
+        return Some(format!(
+            "{name} is a run, not data; give the text or the prepared data, and --init {name} to begin with its weights"
+        ));
+    }
+    let has = |file: &str| path.join(file).is_file();
+    let is_model =
+        has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json"));
+    is_model.then(|| format!("{name} is a checkpoint, not data; begin with it by --init {name}"))
 }
 
 /// The model or run with the most similar name, among those beside the path and in `runs`.

@@ -17,7 +17,10 @@ pub fn print_while_read(text: &str) -> io::Result<bool> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
-        other => other.map(|()| true),
+        Err(e) => {
+            Err(io::Error::new(e.kind(), format!("cannot write to the standard output: {e}")))
+        }
+        Ok(()) => Ok(true),
     }
 }
 
@@ -57,7 +60,7 @@ pub fn last_words(line: &str) {
 pub fn sentence(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
-        if !text.ends_with(&cause) {
+        if !text.contains(&cause) {
             text.push_str(if text.is_empty() { "" } else { ": " });
             text.push_str(&cause);
         }
@@ -165,6 +168,8 @@ mod tests {
         }
         let cannot = || anyhow::Error::new(Cannot(io::Error::other("gone")));
         assert_eq!(sentence(&cannot()), "cannot read x: gone");
+        let middle = cannot().context("cannot read x: gone; name another");
+        assert_eq!(sentence(&middle), "cannot read x: gone; name another");
         assert_eq!(sentence(&cannot().context("start over")), "start over: cannot read x: gone");
     }
 

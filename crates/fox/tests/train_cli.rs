@@ -67,6 +67,10 @@ fn a_dry_run_tells_everything_and_writes_nothing() {
     let before = contents(&first);
     let output = run(&recipe, &first, &with(&["--dry-run"]));
     assert!(String::from_utf8_lossy(&output.stdout).contains("holds a run, which would go on"));
+    // Another run would be refused there, and the dry run says so.
+    let output = run(&recipe, &first, &with(&["--dry-run", "--set", "optimizer.peak_lr=0.5"]));
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("holds another run (optimizer.peak_lr is"), "{said}");
     assert_eq!(contents(&first), before);
 }
 

@@ -96,6 +96,9 @@ fn a_named_recipe_a_folder_and_the_standard_input() {
     assert!(words.contains("held out (documents)") && !words.contains("no recipe"), "{words}");
 
     let input = text(900);
+    // What a start that was killed while it read the input has left.
+    fs::create_dir(dir.path().join("piped")).unwrap();
+    fs::write(dir.path().join("piped/input.txt.partial"), "half").unwrap();
     let args = ["--data", "-", "--out", "piped"];
     let words = succeeds(&train(dir.path(), &args, Some(&input)));
     assert!(words.contains("no recipe was named"), "{words}");

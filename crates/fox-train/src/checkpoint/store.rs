@@ -72,7 +72,14 @@ impl CheckpointStore {
     pub fn newest_whole(&self) -> Result<u64> {
         let steps = self.steps()?;
         let newest = steps.iter().rev().find(|step| manifest::verify(&self.path(**step)).is_ok());
-        newest.copied().ok_or_else(|| Error::NoCheckpoint { path: self.folder.clone() })
+        if let Some(step) = newest {
+            return Ok(*step);
+        }
+        let path = self.folder.clone();
+        Err(match steps.last().map(|step| manifest::verify(&self.path(*step))) {
+            Some(Err(damage)) => Error::NoGoodCheckpoint { path, detail: damage.to_string() },
+            _ => Error::NoCheckpoint { path },
+        })
     }
 
     /// Writes a checkpoint, then removes those that need not be kept.

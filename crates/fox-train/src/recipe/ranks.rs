@@ -68,7 +68,10 @@ impl Reduction {
 
 impl Recipe {
     /// Whether this many processes can share the work.
-    pub(crate) fn check_ranks(&self, ranks: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// What does not fit, and what would.
+    pub fn check_ranks(&self, ranks: usize) -> Result<()> {
         let (batch, micro) = (self.training.batch, self.micro_batch());
         let refuse =
             |detail: String| Err(Error::Ranks { origin: self.name.clone(), ranks, detail });

@@ -48,7 +48,20 @@ pub struct Args {
     device: DeviceArgs,
 }
 
+/// Tokens beyond which reading takes long enough to say so.
+const LONG: usize = 8192;
+
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let numbers = args.out.with_extension("json");
+    if args.out == numbers {
+        bail!(
+            "--out {} is where the numbers go; name the page, e.g. inspect.html",
+            args.out.display()
+        );
+    }
+    if args.out.is_dir() {
+        bail!("--out {} is a folder; name a file for the page", args.out.display());
+    }
     let device = args.device.open()?;
     let opened = Opened::new(&args.model, &device)?;
     let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
@@ -60,12 +73,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         log_pruning_tolerance: args.log_pruning_tolerance,
         ..InspectOptions::default()
     };
+    if ids.len() > LONG {
+        output::note(&format!("reading {} tokens", output::grouped(ids.len() as u64)));
+    }
     let seen = inspect(&subject, &ids, &options)?;
     let decode = |id: u32| decode_one(&tokenizer, id);
     let mut page = seen.page(&decode);
     page.footer(&format!("fox inspect {}", args.model));
     write_whole(&args.out, page.html().as_bytes())?;
-    let numbers = args.out.with_extension("json");
     write_whole(&numbers, serde_json::to_string(&seen.json())?.as_bytes())?;
 
     let mut rows =

@@ -41,6 +41,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "fox launch starts `train` and `eval loss`, e.g. fox launch --ranks 2 -- train tiny-fox-pro"
         );
     }
+    let names_device = |word: &String| word == "--device" || word.starts_with("--device=");
+    if args.gpus.is_some() && args.command.iter().any(names_device) {
+        bail!("--gpus gives each process a GPU; leave --device out, or use --ranks");
+    }
     let stop = signals::on_stop(|| {
         output::note("\nwaiting until all processes have stopped; once more to stop at once");
     })?;

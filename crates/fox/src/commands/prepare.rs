@@ -11,6 +11,7 @@ use fox_data::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, Tokenize
 use serde_json::json;
 
 use crate::bar::Bar;
+use crate::device::parse_threads;
 use crate::{output, signals};
 
 /// Turn text into token shards for training
@@ -61,8 +62,8 @@ pub struct Args {
     #[arg(long)]
     no_end_mark: bool,
     /// Threads; all cores by default
-    #[arg(long, default_value_t = 0, value_name = "N", hide_default_value = true)]
-    threads: usize,
+    #[arg(long, value_name = "N", value_parser = parse_threads)]
+    threads: Option<usize>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -82,7 +83,8 @@ impl Args {
         };
         options.shard_tokens = self.shard_tokens;
         options.end_mark = !self.no_end_mark;
-        options.threads = self.threads;
+        // 0 stands for all cores.
+        options.threads = self.threads.unwrap_or(0);
         Ok(options)
     }
 }

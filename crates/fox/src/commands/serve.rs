@@ -63,10 +63,10 @@ pub struct Args {
           value_parser = clap::value_parser!(u32).range(1..))]
     max_queue: u32,
     /// Seconds that a request may take
-    #[arg(long, value_name = "S", default_value_t = 600.0)]
+    #[arg(long, value_name = "S", default_value_t = 600.0, allow_negative_numbers = true)]
     timeout: f64,
     /// Seconds that running requests get when the server stops
-    #[arg(long, value_name = "S", default_value_t = 30.0)]
+    #[arg(long, value_name = "S", default_value_t = 30.0, allow_negative_numbers = true)]
     drain: f64,
     #[command(flatten)]
     run: GenerationArgs,
@@ -125,7 +125,12 @@ impl Args {
                 LogForm::Text => AccessLog::Text,
                 LogForm::Json => AccessLog::Json,
             }),
-            request_time: seconds("--timeout", self.timeout)?,
+            request_time: match seconds("--timeout", self.timeout)? {
+                Duration::ZERO => {
+                    bail!("--timeout 0 leaves no time to answer; give seconds above 0")
+                }
+                time => time,
+            },
             drain_time: seconds("--drain", self.drain)?,
             ..ServeOptions::default()
         })
@@ -190,7 +195,10 @@ fn chat_template(folder: &Path) -> Result<ChatTemplate> {
 }
 
 fn seconds(flag: &str, value: f64) -> Result<Duration> {
-    Duration::try_from_secs_f64(value).with_context(|| format!("{flag} {value}"))
+    match Duration::try_from_secs_f64(value) {
+        Ok(time) => Ok(time),
+        Err(_) => bail!("{flag} must be a number of seconds, not {value}"),
+    }
 }
 
 /// The first signal drains, the second ends the process.

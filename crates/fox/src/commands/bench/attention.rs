@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::sampled::{self, Run};
 use super::train::pruned;
-use super::{machine, median, normals, seconds};
+use super::{check_room, machine, median, normals, seconds};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::tolerance::log_tolerance;
@@ -256,9 +256,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.window == Some(0) {
         bail!("--window 0 leaves no key to see; use 1 or more");
     }
+    let (batch, seq) = (args.batch as usize, args.seq as usize);
+    // Queries, keys, values and the output's gradient.
+    let values = 2 * (args.heads as usize + kv_heads as usize) * args.head_dim as usize;
+    check_room(values * size_of::<f32>(), batch, seq)?;
     let device = args.device.open()?;
     let mut error = check(&device, args)?;
-    let (batch, seq) = (args.batch as usize, args.seq as usize);
     let spec = args.spec(batch, seq);
     let operands = Operands::new(&device, &spec, batch * seq, !args.no_gates)?;
     device.reset_peak();

@@ -13,12 +13,15 @@ mod train;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use fox_model::Architecture;
 use fox_tensor::Device;
 use fox_tensor::cases::Rng;
+
+use crate::engine::free_on_host;
+use crate::output;
 
 /// Measure speed: correctness is checked first, the floor is measured in the same run
 #[derive(clap::Args)]
@@ -65,6 +68,21 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// Refuses operands that the host, which draws them, has no room for: an allocation that fails there ends the program.
+fn check_room(bytes_per_token: usize, batch: usize, seq: usize) -> Result<()> {
+    // A sequence is one segment.
+    let bytes = (seq as f64 * bytes_per_token as f64 + 64.0) * batch as f64;
+    let free = free_on_host().unwrap_or(1 << 40) as f64;
+    if bytes > free {
+        bail!(
+            "{batch} x {seq} tokens take {} and more, but {} of memory are free; lower --seq or --batch",
+            output::bytes(bytes),
+            output::bytes(free)
+        );
+    }
+    Ok(())
+}
+
 /// Standard normal values.
 fn normals(rng: &mut Rng, len: usize) -> Vec<f32> {
     (0..len).map(|_| rng.normal() as f32).collect()
@@ -84,4 +102,17 @@ fn architectures() -> impl TypedValueParser<Value = Architecture> {
     let names = Architecture::all().into_iter().map(|architecture| architecture.name);
     PossibleValuesParser::new(names)
         .try_map(|name| Architecture::by_name(&name).ok_or("no such architecture"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_beyond_all_memory_are_refused() {
+        let refused = train::Batch::new(&Device::naive(), 8, 1 << 44, 256).err();
+        let said = refused.map(|error| error.to_string()).unwrap_or_default();
+        assert!(said.starts_with("8 x 17592186044416 tokens take "), "{said}");
+        assert!(said.ends_with(" of memory are free; lower --seq or --batch"), "{said}");
+    }
 }

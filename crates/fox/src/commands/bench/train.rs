@@ -13,7 +13,7 @@ use fox_tensor::{
 use fox_train::{OptimizerRecipe, Updater};
 use serde_json::json;
 
-use super::{architectures, machine, median, seconds};
+use super::{architectures, check_room, machine, median, seconds};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::tolerance::log_tolerance;
@@ -101,6 +101,8 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn new(device: &Device, batch: usize, seq: usize, vocab: usize) -> Result<Self> {
+        // A token, its label and its weight, and the list they are drawn into.
+        check_room(16, batch, seq)?;
         let (rows, mut rng) = (batch * seq, Rng::new(7));
         let ids: Vec<i32> = (0..=rows).map(|_| rng.between(0, vocab - 1) as i32).collect();
         Ok(Batch {

@@ -223,7 +223,7 @@ impl Progress {
             let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
             output::note(&format!(
                 "{:.0}% of {} training tokens",
-                100.0 * done as f64 / all.max(1) as f64,
+                100.0 * done.min(all) as f64 / all.max(1) as f64,
                 output::grouped(all)
             ));
         }

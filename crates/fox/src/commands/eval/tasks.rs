@@ -64,8 +64,8 @@ pub struct TaskArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     shots: usize,
     /// Items per task, at most
-    #[arg(long, value_name = "N")]
-    limit: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
     /// Tokens a model is given at most; its training length without it
     #[arg(long, value_name = "N")]
     max_length: Option<usize>,
@@ -107,10 +107,11 @@ impl TaskArgs {
             }
             _ => self.tasks.iter().map(String::as_str).collect(),
         };
+        let limit = self.limit.map(|items| items as usize);
         let mut loaded = Vec::new();
         for name in asked {
             let spec = find(name, configuration.as_ref())?;
-            let (spec, rows) = with_shots(spec, self.shots, self.task_data.as_deref(), self.limit)?;
+            let (spec, rows) = with_shots(spec, self.shots, self.task_data.as_deref(), limit)?;
             loaded.push(Loaded { spec, rows });
         }
         if loaded.is_empty() {

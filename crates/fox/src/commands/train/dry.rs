@@ -18,7 +18,10 @@ pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
     let mut printed = String::new();
     let named = args.data.as_ref().map(|path| path.display().to_string());
     let source = named.unwrap_or_else(|| data.train.identity());
-    for line in summary(&recipe, &source, &found, out, device).lines() {
+    // Of text, only the beginning was read.
+    let whole = !args.data.as_deref().is_some_and(text::is_text);
+    let identity = whole.then(|| data.train.identity());
+    for line in summary(&recipe, &source, identity.as_deref(), &found, out, device).lines() {
         printed += &format!("# {line}\n");
     }
     output::print(&format!("{printed}\n{}", recipe.to_toml()?))?;
@@ -51,21 +54,28 @@ fn resolve(args: &Args, out: &Path, device: &Device) -> Result<(Recipe, RunData)
 fn summary(
     recipe: &Recipe,
     source: &str,
+    identity: Option<&str>,
     found: &Rehearsal,
     out: &Path,
     device: &Device,
 ) -> String {
     let row = |name: &str, value: String| vec![format!("  {name}"), value];
-    let state = match RunFolder::is_run(out) {
-        true => "holds a run, which would go on",
-        false => "new",
+    let state = match identity {
+        // The recipe for a text is an estimate until the text is prepared.
+        None if RunFolder::is_run(out) => Ok("holds a run; the same one would go on"),
+        _ => RunFolder::check(out, recipe, identity)
+            .map(|goes_on| if goes_on { "holds a run, which would go on" } else { "new" }),
+    };
+    let folder = match state {
+        Ok(state) => format!("{} ({state})", out.display()),
+        Err(refused) => refused.to_string(),
     };
     let free = found.free.map_or_else(String::new, |free| {
         format!(" of {} that are free", output::bytes(free as f64))
     });
     let (rows, length) = found.measured;
     let table = [
-        row("run folder", format!("{} ({state})", out.display())),
+        row("run folder", folder),
         row("parameters", output::grouped(found.parameters)),
         row("data", source.to_string()),
         row("tokens", output::grouped(recipe.training.tokens)),

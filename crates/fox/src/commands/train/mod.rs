@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Result, bail};
 use fox_dist::Placement;
 use fox_train::recipe::Weights;
-use fox_train::{Job, Recipe, Summary, recipe, train_in};
+use fox_train::{Job, Recipe, RunFolder, Summary, recipe, train_in};
 
 use crate::device::DeviceArgs;
 use crate::pool::DIVERGED;
@@ -107,6 +107,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::print(&format!("{}: the model after step {step}\n", to.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(what) = args.data.as_deref().and_then(hints::folder_as_data) {
+        bail!(what);
+    }
     let out = args.out()?;
     let placement = Placement::from_env()?;
     if args.dry_run {
@@ -131,6 +134,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })?;
     let on_gpu = opened.as_ref().is_some_and(|device| device.backend().name().starts_with("cuda"));
     let recipe = args.recipe(&out, on_gpu, placement.is_some(), &stop)?;
+    // Before they meet: each says the same sentence, and none takes another's mistake for a loss.
+    recipe.check_ranks(placement.as_ref().map_or(1, |place| place.size))?;
     trains.store(true, Ordering::Relaxed);
     let group = ranks::meet(placement.as_ref(), &recipe)?;
     let device = match opened {
@@ -185,6 +190,7 @@ impl Args {
                     text.display()
                 );
             }
+            RunFolder::check_for_text(out)?;
             data = Some(text::prepare(text, out, self.text_tokenizer()?.as_deref(), stop)?);
         } else if self.tokenizer.is_some() {
             bail!("--tokenizer is for text; the data that --data names were prepared with theirs");
