@@ -86,13 +86,21 @@ fn loss_of_two_models_goes_to_files_and_resumes() {
 fn needles_of_an_untrained_model_are_not_found() {
     let (folder, model) = checkpoint();
     let out = folder.path().join("needle");
-    let args = ["eval", "needle", text(&model), "--lengths", "32,64", "--depths", "2"];
+    let args = ["eval", "needle", text(&model), "--lengths", "32,64", "--depths", "3"];
     let printed = succeed(&[&args[..], &["--cases", "2", "--out", text(&out)]].concat());
     assert!(printed.contains("chance") && printed.contains("100%"), "{printed}");
     let json: Value = serde_json::from_slice(&fs::read(out.join("needle.json")).unwrap()).unwrap();
-    assert_eq!(json["maps"][0]["cells"].as_array().unwrap().len(), 4);
+    let cells = json["maps"][0]["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 6);
+    // A row of the table is a depth; the cells are in the order of the lengths.
+    for (d, depth) in ["0%", "50%", "100%"].into_iter().enumerate() {
+        let row = printed.lines().find(|line| line.split_whitespace().nth(1) == Some(depth));
+        let shown = row.unwrap().split(['(', ')']).skip(1).step_by(2);
+        let log_prob = |cell: &Value| format!("{:.2}", cell["log_prob"].as_f64().unwrap());
+        assert_eq!(shown.collect::<Vec<_>>(), [d, 3 + d].map(|i| log_prob(&cells[i])), "{printed}");
+    }
     let scores = fs::read_to_string(out.join("small.scores.jsonl")).unwrap();
-    assert_eq!(scores.lines().count(), 1 + 2 * 2 * 2);
+    assert_eq!(scores.lines().count(), 1 + 2 * 3 * 2);
 
     // Any text and any needle, with the tokenizer of bytes.
     let hay = folder.path().join("hay.txt");

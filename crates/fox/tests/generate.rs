@@ -76,6 +76,9 @@ fn json_has_ids_scores_usage_and_the_cache() {
         assert_eq!(choice["finish_reason"], "length");
         assert_eq!(choice["usage"]["prompt_tokens"], 3);
         assert!(choice["cache"]["bytes"].as_u64().unwrap() > 0);
+        // The first token comes with the prompt.
+        let speed = 8.0 / choice["usage"]["decode_s"].as_f64().unwrap();
+        assert!((choice["tokens_per_s"].as_f64().unwrap() / speed - 1.0).abs() < 1e-9, "{choice}");
     }
     assert_eq!(choices[1]["usage"]["shared_tokens"], 3, "the prompt was read once");
 }
@@ -88,6 +91,26 @@ fn stop_strings_end_the_text_before_them() {
     let word = all.split_whitespace().nth(4).unwrap().trim_end_matches(['.', '?']).to_string();
     let (text, _) = succeed(&[&run[..], &["--stop", &word]].concat());
     assert_eq!(text.trim_end_matches('\n'), &all[..all.find(&word).unwrap()]);
+}
+
+#[test]
+fn the_end_marker_of_the_configuration_ends_the_text() {
+    let (_folder, model) = checkpoint();
+    let run = |extra: &[&str]| {
+        let run = ["generate", &model, "--prompt", "Ann sings.", "--max-tokens", "9", "--json"];
+        let json: Value = serde_json::from_str(&succeed(&[&run[..], extra].concat()).0).unwrap();
+        let choice = &json["choices"][0];
+        (choice["ids"].as_array().unwrap().clone(), choice["finish_reason"].clone())
+    };
+    let (all, _) = run(&["--ignore-end"]);
+    let at = all.iter().position(|id| *id == all[4]).unwrap();
+    // Any id may be the one, whatever begins a text.
+    let file = PathBuf::from(&model).join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    config["eos_token_id"] = all[4].clone();
+    std::fs::write(&file, config.to_string()).unwrap();
+    assert_eq!(run(&[]), (all[..at].to_vec(), "stop".into()));
+    assert_eq!(run(&["--ignore-end"]).0, all);
 }
 
 #[test]

@@ -173,7 +173,11 @@ fn the_main_comparison_on_given_text() {
     let extra = ["--data", data.to_str().unwrap(), "--only", "main", "--seeds", "1"];
     let output = command(&scale, &out, &extra).output().unwrap();
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
-    assert!(stderr(&output).contains("estimate from"), "{}", stderr(&output));
+    // Seven searches of about four runs, each with a fifth of the tokens.
+    let said = stderr(&output);
+    let row = said.lines().find(|line| line.starts_with("rates ")).unwrap();
+    assert!(said.contains("estimate from"), "{said}");
+    assert_eq!(row.split_whitespace().take(3).collect::<Vec<_>>(), ["rates", "28", "11,480"]);
     assert!(stdout(&output).contains("8 of 8 runs finished"), "{}", stdout(&output));
     // Pieces of both held-out documents, in turn.
     assert_eq!(fs::read_to_string(out.join("held-out.jsonl")).unwrap().lines().count(), 3);
