@@ -170,3 +170,36 @@ impl Work for Once {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fox_train::reproduce::{PlanOptions, ScalePlan};
+
+    use super::*;
+
+    /// Minutes of all that one run takes, trained and measured so.
+    fn minutes(plan: &mut Plan, measures: &[Measure], around: f64) -> f64 {
+        plan.runs[0].measures = measures.to_vec();
+        // A minute of training.
+        let tokens_per_second = plan.runs[0].tokens as f64 / 60.0;
+        let speed = Speed { tokens_per_second, around, device: "a device".into() };
+        let text = table(plan, &speed, 261, 2).unwrap();
+        text.trim_end().rsplit([' ', '|']).find(|word| !word.is_empty()).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_measured_loss_costs_a_third_of_as_many_trained_tokens() {
+        let scale = ScalePlan::load("laptop").unwrap();
+        let options = PlanOptions { only: vec!["main".into()], ..PlanOptions::default() };
+        let mut plan = Plan::new(scale, options).unwrap();
+        plan.searches.clear();
+        plan.runs.truncate(1);
+        let length = plan.runs[0].recipe(1e-3, None).unwrap().data.sequence_length;
+        plan.scale.length = length;
+        plan.scale.documents = 3 * plan.runs[0].tokens / length as u64;
+        assert_eq!(minutes(&mut plan, &[], 0.0), 1.0);
+        assert_eq!(minutes(&mut plan, &[Measure::Loss], 0.0), 2.0);
+        // Two jobs at once share the start of each: of the training and of the measurement.
+        assert_eq!(minutes(&mut plan, &[Measure::Loss], 120.0), 4.0);
+    }
+}
