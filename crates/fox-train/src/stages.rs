@@ -183,7 +183,7 @@ mod tests {
     fn data_that_end_before_the_run_are_refused_before_its_first_step() {
         let stages = |epochs: u64, steps: u64| {
             let documents = vec![vec![1; 1024]; 4];
-            let train = fox_data::MemoryDataset::new(documents, 8, 0, "ones".into());
+            let train = fox_data::MemoryDataset::new(documents, 8, 0, "ones");
             let data =
                 RunData { train: std::sync::Arc::new(train), heldout: None, tokenizer: None };
             let mut recipe = recipe("[]").unwrap();
