@@ -296,6 +296,12 @@ fn a_hundred_mistakes() {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
+    for place in ["run/data", "model/data"] {
+        assert!(
+            !dir.path().join(place).exists(),
+            "{place} was written into a folder of something else"
+        );
+    }
     let after = contents(dir.path());
     for (path, bytes) in &before {
         assert!(after.get(path) == Some(bytes), "{} has changed", path.display());
