@@ -184,6 +184,14 @@ pub enum Error {
         /// The last of them.
         last: u64,
     },
+    /// A run that came to its end with a model that computes nothing.
+    #[error(
+        "the weights or their held-out loss are not finite after step {step}, the last one; lower optimizer.peak_lr or look at the data, and start again from an earlier checkpoint"
+    )]
+    Diverged {
+        /// The step.
+        step: u64,
+    },
     /// The data end before the run does.
     #[error(
         "the data end after {batches} batches, before the run does; set data.epochs higher or leave it out"

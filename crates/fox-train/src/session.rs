@@ -78,6 +78,7 @@ impl Session<'_> {
         }
         let finished = self.stepper.state.step >= start.steps;
         if finished {
+            self.check_end(self.param_norm()?)?;
             self.export(tokenizer.as_ref())?;
         }
         let Stepper { state, .. } = &self.stepper;
@@ -237,7 +238,16 @@ impl Session<'_> {
         };
         self.write(&Record::Eval(record.clone()))?;
         self.report(&Event::Evaluated(&record));
-        Ok(())
+        self.check_end(record.evaluation.loss)
+    }
+
+    /// Refuses to end with a model that computes nothing; before the end there is hope.
+    fn check_end(&self, figure: f64) -> Result<()> {
+        let step = self.stepper.state.step;
+        match figure.is_finite() || step < self.start.steps {
+            true => Ok(()),
+            false => Err(Error::Diverged { step }),
+        }
     }
 
     fn checkpoint(&mut self) -> Result<()> {

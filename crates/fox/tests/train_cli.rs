@@ -306,6 +306,21 @@ fn a_gradient_that_stays_infinite_stops_the_run() {
     assert_eq!(skipped, 3);
 }
 
+/// Too short for many skipped steps in a row.
+#[test]
+fn a_model_that_computes_nothing_is_not_exported() {
+    let dir = tempfile::tempdir().unwrap();
+    let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
+    let short = ["--set", "optimizer.peak_lr=1e30", "--set", "training.tokens=1280"];
+    let output =
+        run(&recipe, &out, &with(&[&short[..], &["--set", "schedule.warmup_tokens=0"]].concat()));
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    let words =
+        "the weights or their held-out loss are not finite after step 5, the last one; lower";
+    assert!(stderr(&output).contains(words), "{}", stderr(&output));
+    assert!(!out.join("export").exists() && !out.join("summary.json").exists());
+}
+
 #[test]
 fn one_process_at_a_time() {
     let dir = tempfile::tempdir().unwrap();

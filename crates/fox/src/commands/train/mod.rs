@@ -155,7 +155,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     });
     progress.finish();
     let outcome = match trained {
-        Err(error @ fox_train::Error::NotFinite { .. }) => {
+        Err(error @ (fox_train::Error::NotFinite { .. } | fox_train::Error::Diverged { .. })) => {
             output::note(&format!("error: {error}"));
             return Ok(ExitCode::from(DIVERGED));
         }
