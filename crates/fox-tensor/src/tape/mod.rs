@@ -206,7 +206,7 @@ pub struct Tape<'m> {
     pub(crate) device: Device,
     pub(crate) recording: bool,
     /// Whether the results of cheap ops are computed again in the backward rather than kept.
-    thrifty: bool,
+    recompute_cheap: bool,
     /// Where the beginnings of its sequences are.
     earlier: Option<Arc<dyn EarlierRows>>,
     steps: Vec<Step<'m>>,
@@ -216,11 +216,11 @@ pub struct Tape<'m> {
 impl<'m> Tape<'m> {
     /// A tape that records, for training.
     pub fn recording(device: &Device) -> Self {
-        let thrifty = device.backend().caps().recompute.is_some();
+        let recompute_cheap = device.backend().caps().recompute.is_some();
         Tape {
             device: device.clone(),
             recording: true,
-            thrifty,
+            recompute_cheap,
             earlier: None,
             steps: Vec::new(),
             values: 0,
@@ -281,7 +281,7 @@ impl<'m> Tape<'m> {
             let outs: Vec<Slot> = outputs.iter().map(|out| out.slot).collect();
             self.push(move |flow| {
                 // One block at a time: its cheap results need not be computed a third time.
-                let mut tape = Tape { thrifty: false, earlier, ..Tape::recording(&device) };
+                let mut tape = Tape { recompute_cheap: false, earlier, ..Tape::recording(&device) };
                 let leaves: Vec<Var> =
                     inputs.iter().map(|input| tape.leaf(input.value.clone())).collect();
                 let again = block(&mut tape, &leaves)?;
@@ -341,7 +341,7 @@ impl<'m> Tape<'m> {
         make: impl Fn(&Device) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Var {
         let mut out = self.output(value, needs_grad);
-        if self.recording && self.thrifty {
+        if self.recording && self.recompute_cheap {
             let device = self.device.clone();
             out.again = Some(Saved::again(can_wait, move || make(&device)));
         }
