@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fox_tensor::{AttentionSpec, Error, LogitBound, OwnKeys, Result, Tensor, floored_log_gate};
+use fox_tensor::{AttentionSpec, Error, LocalKeys, LogitBound, Result, Tensor, clamp_log_gate};
 
 use super::Part;
 use super::plan::{BLOCK, Sums};
@@ -24,7 +24,7 @@ impl Bounds {
 }
 
 /// What all ranks must know to decide who needs what: sums of the log gates, and a bound on the logits.
-pub(super) fn agree(part: &Part, own: &OwnKeys<'_>, gates: &[f32]) -> Result<(Sums, Bounds)> {
+pub(super) fn agree(part: &Part, own: &LocalKeys<'_>, gates: &[f32]) -> Result<(Sums, Bounds)> {
     let (split, context, spec) = (&part.0.split, &part.0.context, own.spec);
     let (heads, pieces) = (spec.heads, split.pieces(context.index()));
     let mut told = part.keep_failure(running_sums(part, heads, gates))?;
@@ -84,7 +84,7 @@ fn running_sums(part: &Part, heads: usize, gates: &[f32]) -> crate::Result<Vec<f
             for t in 0..piece.len {
                 let row = &gates[(piece.row + t) * heads..][..heads];
                 for (sum, gate) in sums.iter_mut().zip(row) {
-                    *sum += floored_log_gate(f64::from(*gate));
+                    *sum += clamp_log_gate(f64::from(*gate));
                 }
                 if t == 0 {
                     told.extend(&sums);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{DType, Device, ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, Tensor};
+use fox_tensor::{DType, Device, ScanExtras, ScanGrads, ScanInputs, ScanOut, ScanSpec, Tensor};
 
 mod shape;
 
@@ -262,7 +262,7 @@ impl Cuda {
         &self,
         inputs: &ScanInputs<'_>,
         spec: &ScanSpec,
-        keep: ScanKeep,
+        keep: ScanExtras,
     ) -> Result<ScanOut> {
         let (job, device) = (Job::new(self, inputs, spec, keep.backward)?, inputs.v.device());
         let (o, o_at) = job.rows_output(inputs.v.shape(), self.activations(), device)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fox_tensor::{
-    DType, ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, Shape as Dims, Tensor,
+    DType, ScanExtras, ScanGrads, ScanInputs, ScanOut, ScanSpec, Shape as Dims, Tensor,
 };
 
 mod shape;
@@ -215,7 +215,7 @@ impl Cuda {
         &self,
         inputs: &ScanInputs<'_>,
         spec: &ScanSpec,
-        keep: ScanKeep,
+        keep: ScanExtras,
     ) -> Result<ScanOut> {
         let mut call = Call::new(self, Pass::Forward, inputs, spec)?;
         let (o, o_at) = call.rows(inputs.v, self.activations())?;
@@ -258,7 +258,7 @@ impl Cuda {
         let saved = match saved {
             Some(saved) => saved.clone(),
             None => {
-                let keep = ScanKeep { state: false, backward: true };
+                let keep = ScanExtras { state: false, backward: true };
                 let saved = self.delta_forward(inputs, spec, keep)?.saved;
                 saved.ok_or_else(|| Error::argument("scan", "no states were saved"))?
             }
