@@ -51,23 +51,23 @@ impl Group {
     }
 
     /// Begins to sum tensors at their owners while the devices go on with other work, see
-    /// [`Group::sum_at_owners`]. The tensors must stay as they are until [`Group::finish_sums`].
-    pub fn begin_sums(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
+    /// [`Group::reduce_to_owners`]. The tensors must stay as they are until [`Group::finish_reduce`].
+    pub fn begin_reduce(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
         match self.connected() {
-            None => self.sum_by_host(tensors),
+            None => self.reduce_by_host(tensors),
             Some(device) => self.on_peers(device, |peers| peers.begin_reduce(&mut pairs(tensors))),
         }
     }
 
     /// Lets all later work of the device wait for the sums.
-    pub fn finish_sums(&self) -> Result<()> {
+    pub fn finish_reduce(&self) -> Result<()> {
         match self.connected() {
             None => Ok(()),
             Some(device) => self.on_peers(device, |peers| peers.finish_collectives()),
         }
     }
 
-    pub(crate) fn share_by_devices(
+    pub(crate) fn broadcast_by_devices(
         &self,
         device: &Device,
         tensors: &mut [Owned<'_>],

@@ -3,7 +3,7 @@
 use fox_base::random::SplitMix64;
 use fox_tensor::StreamDraw;
 
-use crate::cut::{Cut, Kept};
+use crate::filtered_draw::{FilteredWeights, Threshold};
 use crate::penalties::Penalties;
 use crate::scores::{largest, weights};
 use crate::{Request, Sampling};
@@ -61,11 +61,11 @@ impl Sampler {
         let inverse_temperature = (1.0 / temperature).min(f32::MAX);
         weights(logits, top, inverse_temperature, &mut self.weights);
         let cut = match top_k {
-            0 => Cut::ALL,
-            count => Cut::largest(&self.weights, count),
+            0 => Threshold::ALL,
+            count => Threshold::largest(&self.weights, count),
         };
         // The likeliest weighs 1, so a weight is its share of the likeliest one's.
-        let id = Kept::new(&self.weights, cut).draw_within(top_p, min_p, &mut self.rng);
+        let id = FilteredWeights::new(&self.weights, cut).draw_within(top_p, min_p, &mut self.rng);
         id.map(|id| id as i32)
     }
 }

@@ -3,7 +3,7 @@
 //! A vocabulary has tens of thousands of ids, and a small model's step is hardly longer than a few passes over
 //! them. The loops work on arrays of [`LANES`] numbers, of which the compiler makes vectors.
 
-use crate::Scored;
+use crate::ScoredToken;
 
 /// Numbers that are computed at once.
 pub(crate) const LANES: usize = 16;
@@ -30,11 +30,11 @@ pub(crate) fn largest(logits: &[f32]) -> Option<f32> {
 }
 
 /// A token's log-probability and the `count` likeliest, from a row of logits.
-pub(crate) fn score(logits: &[f32], id: i32, count: usize) -> Scored {
+pub(crate) fn score(logits: &[f32], id: i32, count: usize) -> ScoredToken {
     let norm = log_sum_exp(logits);
     let logprob = |id: usize| (f64::from(logits[id]) - norm) as f32;
     let top = likeliest(logits, count).into_iter().map(|id| (id as i32, logprob(id))).collect();
-    Scored { id, logprob: logprob(id as usize), top }
+    ScoredToken { id, logprob: logprob(id as usize), top }
 }
 
 fn log_sum_exp(logits: &[f32]) -> f64 {

@@ -27,7 +27,7 @@ fn the_oracle_has_pages_and_slots_and_recomputes_and_groups_on_request() {
     assert_eq!(present(Naive::default().caps()), ["paged", "streams"]);
     assert!(Naive::default().caps().gates_in_pages());
     assert_eq!(
-        present(Naive::recompute_cheap().caps()),
+        present(Naive::with_optional_ops().caps()),
         ["recompute", "linear_group", "paged", "streams"]
     );
 }

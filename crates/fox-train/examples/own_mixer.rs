@@ -24,7 +24,7 @@ use fox_model::{
     Mixer, MixerConfig, Model, ModelConfig, ParamGroup, ParamList, Rules,
 };
 use fox_tensor::{ParamId, ScanSpec, ScanVars, Segments, StateUpdate, Tape, Var};
-use fox_train::{Event, Job, recipe, train};
+use fox_train::{Event, RunSpec, recipe, train};
 use serde_json::{Map, Value, json};
 
 /// The options: how long the channels remember before they are trained, in tokens.
@@ -197,26 +197,26 @@ pub struct Seen {
 /// Trains in `folder`, reads the export and decodes with it.
 pub fn run(folder: &Path) -> Result<Seen, Box<dyn Error>> {
     register(&FAMILY)?;
-    let job = Job {
+    let spec = RunSpec {
         recipe: recipe::parse_table("moving-average", RECIPE.parse()?)?,
         out: folder.join("run"),
         device: fox_cpu::device(),
         command: Vec::new(),
     };
     let mut losses = Vec::new();
-    let outcome = train(&job, &mut |event| {
+    let outcome = train(&spec, &mut |event| {
         if let Event::Step(step) = event {
             losses.extend(step.loss);
         }
         ControlFlow::Continue(())
     })?;
-    let export = job.out.join("export");
+    let export = spec.out.join("export");
     let mut reader = CheckpointReader::open(&export)?;
     if reader.config() != outcome.model.config() {
         return Err("the configuration did not survive its config.json".into());
     }
-    let model = Model::from_reader(&mut reader, &job.device)?;
-    let before = Model::init(model.config(), job.recipe.training.seed, &job.device)?;
+    let model = Model::from_reader(&mut reader, &spec.device)?;
+    let before = Model::init(model.config(), spec.recipe.training.seed, &spec.device)?;
     let policy = model.page_policy(Some(-10.0), 4096)?;
     let rows = decode_error(&model, model.new_cache(1, 8)?)?;
     let pages = decode_error(&model, model.new_paged_cache(&policy)?)?;

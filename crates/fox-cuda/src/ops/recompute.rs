@@ -24,7 +24,7 @@ impl RecomputeOps for Cuda {
         dy: Tensor,
         inputs: &GatedNormInputs<'_>,
     ) -> fox_tensor::Result<(GatedNormGrads, Tensor)> {
-        Ok(self.timed("gated_norm bwd", || self.gated_backward_again(dy, inputs))?)
+        Ok(self.timed("gated_norm bwd", || self.gated_backward_with_output(dy, inputs))?)
     }
 
     fn glu_bwd_with_output(
@@ -33,6 +33,6 @@ impl RecomputeOps for Cuda {
         x: Tensor,
         act: Activation,
     ) -> fox_tensor::Result<(Tensor, Tensor)> {
-        Ok(self.timed("glu bwd", || self.glu_backward_again(dy, x, act))?)
+        Ok(self.timed("glu bwd", || self.glu_backward_with_output(dy, x, act))?)
     }
 }

@@ -203,7 +203,7 @@ impl Updater {
             let owner = self.owners[id.0];
             Owned { owner, tensor }
         });
-        self.group.sum_at_owners(&mut shared.collect::<Vec<_>>())?;
+        self.group.reduce_to_owners(&mut shared.collect::<Vec<_>>())?;
         let grad_norm = self.squares(&device, &gradients)?.sqrt();
         if !grad_norm.is_finite() {
             return Ok(StepReport { grad_norm, clip_scale: 0.0, skipped: true });

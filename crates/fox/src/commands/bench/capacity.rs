@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use fox_base::difference::largest;
 use fox_cache::{SequenceCost, StateSpec};
-use fox_infer::{Engine, EngineOptions, Event, Eviction, FinishReason, Request, Scored};
+use fox_infer::{Engine, EngineOptions, Event, Eviction, FinishReason, Request, ScoredToken};
 use fox_model::{DecayTime, Model, Preset};
 use fox_tensor::Device;
 use fox_tensor::cases::Rng;
@@ -147,7 +147,7 @@ fn fill(
     model: Model,
     options: EngineOptions,
     requests: Vec<Request>,
-) -> Result<(Value, Vec<Scored>)> {
+) -> Result<(Value, Vec<ScoredToken>)> {
     let engine = Engine::start(model, options)?;
     let begin = Instant::now();
     let (sender, events) = channel();

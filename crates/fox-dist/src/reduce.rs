@@ -45,16 +45,16 @@ pub fn tree_sum(mut lists: Vec<Vec<f32>>) -> Vec<f32> {
 impl Group {
     /// Replaces every tensor, at the rank that owns it, by the sum of all ranks' tensors in the order of
     /// [`tree_sum`]. Elsewhere it stays as it is.
-    pub fn sum_at_owners(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
+    pub fn reduce_to_owners(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
         if self.size() == 1 {
             return Ok(());
         }
-        self.begin_sums(tensors)?;
-        self.finish_sums()
+        self.begin_reduce(tensors)?;
+        self.finish_reduce()
     }
 
-    pub(crate) fn sum_by_host(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
-        self.exchange(|links| {
+    pub(crate) fn reduce_by_host(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
+        self.collective(|links| {
             for Owned { owner, tensor } in tensors.iter().filter(|t| t.owner != self.rank()) {
                 links.send(*owner, bytemuck::cast_slice(&tensor.to_f32()?));
             }
@@ -80,9 +80,9 @@ impl Group {
             return Ok(());
         }
         if let Some(device) = self.connected() {
-            return self.share_by_devices(device, tensors);
+            return self.broadcast_by_devices(device, tensors);
         }
-        self.exchange(|links| {
+        self.collective(|links| {
             for Owned { tensor, .. } in tensors.iter().filter(|t| t.owner == self.rank()) {
                 let values = tensor.to_f32()?;
                 for other in links.others() {

@@ -12,9 +12,9 @@ use crate::cluster::batch_flops;
 use crate::data::RunData;
 use crate::stepper::Stepper;
 use crate::trainer::RATE_LIMIT;
-use crate::{Recipe, Result, Updater, fit};
+use crate::{Recipe, Result, Updater, memory_check};
 
-/// Seconds of matrix products that a rehearsed step may come to, and the number of such steps.
+/// Seconds of matrix products that a measured step may take, and the number of such steps.
 const PRODUCTS: f64 = 1.0;
 const STEPS: u64 = 3;
 /// Sequences are not cut below this length.
@@ -22,7 +22,7 @@ const SHORTEST: usize = 64;
 
 /// What a run would take.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rehearsal {
+pub struct DryRun {
     /// Parameters of the model.
     pub parameters: usize,
     /// Bytes of device memory, as estimated from the recipe.
@@ -42,13 +42,13 @@ pub struct Rehearsal {
 ///
 /// # Errors
 /// Those of a run, before it begins.
-pub fn rehearse(recipe: &Recipe, data: &RunData, device: &Device) -> Result<Rehearsal> {
+pub fn dry_run(recipe: &Recipe, data: &RunData, device: &Device) -> Result<DryRun> {
     recipe.check_length()?;
     recipe.check_ranks(1)?;
     let config = recipe.model_config(data.train.vocab_size())?;
     recipe.check_tuning(&config)?;
     recipe.check_context(&config)?;
-    fit::check(recipe, &config, device, 1)?;
+    memory_check::check(recipe, &config, device, 1)?;
     data.loader(recipe)?;
     data.evaluator(recipe)?;
     if recipe.training.init.is_some() {
@@ -57,9 +57,9 @@ pub fn rehearse(recipe: &Recipe, data: &RunData, device: &Device) -> Result<Rehe
     let part = part(recipe, &config, matmul_rate_within(device, RATE_LIMIT)?);
     let seconds = fastest_step(&part, &config, data, device)?;
     let whole = seconds * batch_flops(recipe, &config, 1.0) / batch_flops(&part, &config, 1.0);
-    Ok(Rehearsal {
+    Ok(DryRun {
         parameters: config.param_specs().iter().map(ParamSpec::count).sum(),
-        memory: fit::needed(recipe, &config, device)?,
+        memory: memory_check::needed(recipe, &config, device)?,
         free: device.backend().free_memory(),
         tokens_per_second: recipe.tokens_per_step() as f64 / whole,
         seconds: whole * recipe.steps() as f64,
@@ -134,7 +134,7 @@ mod tests {
         let set = ["training.tokens=65536", "schedule.warmup_tokens=0", "data.sequence_length=128"];
         let recipe = recipe::load("tiny-fox-pro", &set.map(String::from)).unwrap();
         let data = RunData::open(&recipe).unwrap();
-        let found = rehearse(&recipe, &data, &fox_cpu::device()).unwrap();
+        let found = dry_run(&recipe, &data, &fox_cpu::device()).unwrap();
         let tokens = (recipe.steps() * recipe.tokens_per_step()) as f64;
         assert!((found.seconds * found.tokens_per_second / tokens - 1.0).abs() < 1e-9);
         assert!(found.memory > 16.0 * found.parameters as f64 && found.parameters > 100_000);

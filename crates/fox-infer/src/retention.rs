@@ -11,20 +11,20 @@ const TELLING: usize = 512;
 
 /// The share of the cache that sequences keep.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct RetentionEstimate {
     share: f64,
     /// Sequences that were looked at.
     seen: u32,
 }
 
-impl Default for Kept {
+impl Default for RetentionEstimate {
     /// Everything, as long as nothing is known.
     fn default() -> Self {
-        Kept { share: 1.0, seen: 0 }
+        RetentionEstimate { share: 1.0, seen: 0 }
     }
 }
 
-impl Kept {
+impl RetentionEstimate {
     /// Looks at the cache of a sequence that has got somewhere.
     pub fn observe(&mut self, cache: &Cache) {
         let usage = cache.usage(0);
@@ -64,10 +64,10 @@ mod tests {
             weights: AttentionWeights::Softmax,
         };
         let cost = SequenceCost::new([StateSpec::Attention(spec)], PAGE, &fox_cpu::device());
-        let kept = Kept { share: 0.5, seen: 1 };
+        let kept = RetentionEstimate { share: 0.5, seen: 1 };
         let (pages, step) = (cost.worst_case(100 * PAGE), cost.step(1));
         assert_eq!(kept.expected(&cost, 100 * PAGE, 1), step + pages / 8 * 5);
         // Never more than everything.
-        assert_eq!(Kept::default().expected(&cost, 100 * PAGE, 1), pages);
+        assert_eq!(RetentionEstimate::default().expected(&cost, 100 * PAGE, 1), pages);
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use fox_tensor::Device;
 use fox_train::data::RunData;
-use fox_train::{Recipe, Rehearsal, RunFolder, rehearse};
+use fox_train::{DryRun, Recipe, RunFolder, dry_run};
 
 use super::{Args, text};
 use crate::output;
@@ -14,7 +14,7 @@ use crate::output;
 /// Prints the recipe as TOML, with what it would take as comments in front.
 pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
     let (recipe, data) = resolve(args, out, device)?;
-    let found = rehearse(&recipe, &data, device)?;
+    let found = dry_run(&recipe, &data, device)?;
     let mut printed = String::new();
     let named = args.data.as_ref().map(|path| path.display().to_string());
     let source = named.unwrap_or_else(|| data.train.identity());
@@ -55,7 +55,7 @@ fn summary(
     recipe: &Recipe,
     source: &str,
     identity: Option<&str>,
-    found: &Rehearsal,
+    found: &DryRun,
     out: &Path,
     device: &Device,
 ) -> String {

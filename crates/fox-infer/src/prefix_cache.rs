@@ -18,7 +18,7 @@ struct Entry {
 }
 
 /// A state to go on from.
-pub(crate) struct Found {
+pub(crate) struct PrefixHit {
     pub cache: Cache,
     /// Tokens it has seen.
     pub len: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Found {
 }
 
 /// States at the ends of chunks and prompts, the one used last in front.
-pub(crate) struct Prefixes {
+pub(crate) struct PrefixCache {
     entries: VecDeque<Entry>,
     /// Tokens of a chunk: states in between would cut a later prompt differently than if it were read
     /// from its beginning.
@@ -35,13 +35,13 @@ pub(crate) struct Prefixes {
     meter: CacheMeter,
 }
 
-impl Prefixes {
+impl PrefixCache {
     pub fn new(chunk: usize, meter: CacheMeter) -> Self {
-        Prefixes { entries: VecDeque::new(), chunk, meter }
+        PrefixCache { entries: VecDeque::new(), chunk, meter }
     }
 
     /// The state after the longest known beginning of `prompt`.
-    pub fn find(&mut self, prompt: &[i32]) -> Option<Found> {
+    pub fn find(&mut self, prompt: &[i32]) -> Option<PrefixHit> {
         let usable = |entry: &Entry| match entry.tokens.len() {
             len if len == prompt.len() => entry.logits.is_some() && entry.tokens == prompt,
             len => len.is_multiple_of(self.chunk) && prompt.starts_with(&entry.tokens),
@@ -51,14 +51,14 @@ impl Prefixes {
         let entry = self.entries.remove(at)?;
         let len = entry.tokens.len();
         let logits = entry.logits.clone().filter(|_| len == prompt.len());
-        let found = Found { cache: entry.cache.clone(), len, logits };
+        let found = PrefixHit { cache: entry.cache.clone(), len, logits };
         self.entries.push_front(entry);
         Some(found)
     }
 
     /// Whether the state after `len` tokens is one of those that are kept: all of the first pieces, then every
     /// second, every fourth and so on, so that one long prompt does not take all places.
-    pub fn is_place(&self, len: usize) -> bool {
+    pub fn is_cached_length(&self, len: usize) -> bool {
         let pieces = len / self.chunk;
         let stride = (pieces / 4).checked_ilog2().map_or(1, |log| 1 << log);
         len.is_multiple_of(self.chunk) && pieces.is_multiple_of(stride)
@@ -100,11 +100,14 @@ mod tests {
 
     #[test]
     fn places_get_rarer_along_a_prompt() {
-        let prefixes = Prefixes::new(10, CacheMeter::default());
-        let places: Vec<usize> = (1..300).filter(|len| prefixes.is_place(*len)).collect();
+        let prefixes = PrefixCache::new(10, CacheMeter::default());
+        let places: Vec<usize> = (1..300).filter(|len| prefixes.is_cached_length(*len)).collect();
         let want = [10, 20, 30, 40, 50, 60, 70, 80, 100, 120, 140, 160, 200, 240, 280];
         assert_eq!(places, want);
-        assert!((1..10_000_000).step_by(10).filter(|at| prefixes.is_place(at - 1)).count() < 100);
+        assert!(
+            (1..10_000_000).step_by(10).filter(|at| prefixes.is_cached_length(at - 1)).count()
+                < 100
+        );
     }
 
     fn state() -> Cache {
@@ -113,11 +116,11 @@ mod tests {
 
     #[test]
     fn what_was_used_last_is_forgotten_last() {
-        let mut prefixes = Prefixes::new(2, CacheMeter::default());
+        let mut prefixes = PrefixCache::new(2, CacheMeter::default());
         for first in [1, 2, 3] {
             prefixes.keep(&[first, 0], &state(), None);
         }
-        let known = |prefixes: &mut Prefixes, first| prefixes.find(&[first, 0, 5]).is_some();
+        let known = |prefixes: &mut PrefixCache, first| prefixes.find(&[first, 0, 5]).is_some();
         assert!(known(&mut prefixes, 1));
         assert!(prefixes.forget_one());
         assert_eq!([1, 2, 3].map(|first| known(&mut prefixes, first)), [true, false, true]);
@@ -125,7 +128,7 @@ mod tests {
 
     #[test]
     fn logits_are_those_of_the_whole_prompt() {
-        let mut prefixes = Prefixes::new(2, CacheMeter::default());
+        let mut prefixes = PrefixCache::new(2, CacheMeter::default());
         prefixes.keep(&[1, 0], &state(), Some(&[0.5]));
         let found = prefixes.find(&[1, 0, 5]).unwrap();
         assert_eq!((found.len, found.logits), (2, None), "the prompt goes on");

@@ -6,11 +6,11 @@ use std::time::Instant;
 use fox_cache::Cache;
 use fox_tensor::{Choice, PAGE, StreamDraw};
 
-use crate::engine::Job;
+use crate::engine::QueuedRequest;
 use crate::resident::Slot;
 use crate::sampler::Sampler;
 use crate::scores::score;
-use crate::{CacheUse, Event, FinishReason, Finished, Scored, Usage};
+use crate::{CacheUsage, Event, FinishReason, Finished, ScoredToken, Usage};
 
 /// What a step says about the next token.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ pub(crate) enum Next {
     Choice(Choice),
 }
 
-pub(crate) struct Running {
-    job: Job,
+pub(crate) struct Sequence {
+    job: QueuedRequest,
     /// Its place in the order of requests: the last one is the first to be put back.
     pub arrival: u64,
     /// Bytes that it is known to need, once it was put back for lack of them.
@@ -40,9 +40,9 @@ pub(crate) struct Running {
     answer: Vec<i32>,
     /// Those of them that the cache has.
     fed: usize,
-    prompt_scores: Vec<Scored>,
-    /// Tokens that were chosen on the device and are not reported yet; see [`Running::report`].
-    unsaid: Vec<Scored>,
+    prompt_scores: Vec<ScoredToken>,
+    /// Tokens that were chosen on the device and are not reported yet; see [`Sequence::report`].
+    pending: Vec<ScoredToken>,
     usage: Usage,
     started: Instant,
     prefilled: Option<Instant>,
@@ -50,15 +50,15 @@ pub(crate) struct Running {
     pub ended: Option<FinishReason>,
 }
 
-impl Running {
-    pub fn new(job: Job, cache: Cache, arrival: u64) -> Self {
+impl Sequence {
+    pub fn new(job: QueuedRequest, cache: Cache, arrival: u64) -> Self {
         let started = Instant::now();
         let usage = Usage {
             prompt_tokens: job.request.prompt.len(),
             queue_s: (started - job.submitted).as_secs_f64(),
             ..Usage::default()
         };
-        Running {
+        Sequence {
             sampler: Sampler::new(&job.request),
             job,
             arrival,
@@ -70,7 +70,7 @@ impl Running {
             answer: Vec::new(),
             fed: 0,
             prompt_scores: Vec::new(),
-            unsaid: Vec::new(),
+            pending: Vec::new(),
             usage,
             started,
             prefilled: None,
@@ -93,7 +93,7 @@ impl Running {
 
     /// Gives up its cache. What was reported stays so: the prompt is read again, and the answer's tokens are fed
     /// again one by one, in steps like those before, so that the bits are the same.
-    pub fn put_back(&mut self) {
+    pub fn preempt(&mut self) {
         self.report();
         (self.cache, self.slot) = (None, None);
         (self.read, self.fed) = (0, 0);
@@ -138,7 +138,7 @@ impl Running {
             Next::Logits(logits) => self.stepped(logits),
             Next::Choice(choice) => {
                 self.fed += 1;
-                let scored = |id| Scored { id, logprob: choice.logprob, top: Vec::new() };
+                let scored = |id| ScoredToken { id, logprob: choice.logprob, top: Vec::new() };
                 self.take_chosen(|_| choice.id, scored)
             }
         }
@@ -146,7 +146,7 @@ impl Running {
 
     /// Tells the client of the tokens that it does not know yet.
     pub fn report(&mut self) {
-        for scored in self.unsaid.drain(..) {
+        for scored in self.pending.drain(..) {
             (self.job.sink)(Event::Token(scored));
         }
     }
@@ -194,11 +194,11 @@ impl Running {
         taken
     }
 
-    /// [`Running::take`] with a choice, and the score of the token chosen, which is not reported yet.
+    /// [`Sequence::take`] with a choice, and the score of the token chosen, which is not reported yet.
     fn take_chosen(
         &mut self,
         choose: impl FnOnce(&mut Sampler) -> Option<i32>,
-        scored: impl FnOnce(i32) -> Scored,
+        scored: impl FnOnce(i32) -> ScoredToken,
     ) -> bool {
         self.prefilled.get_or_insert_with(Instant::now);
         // What was chosen before it was put back is not chosen again.
@@ -221,7 +221,7 @@ impl Running {
                 return false;
             }
         }
-        self.unsaid.push(scored(id));
+        self.pending.push(scored(id));
         self.answer.push(id);
         if self.answer.len() == request.max_tokens && self.ended.is_none() {
             self.ended = Some(FinishReason::Length);
@@ -242,15 +242,15 @@ impl Running {
             decode_s: seconds(prefilled, now),
             ..self.usage
         };
-        let cache = self.cache.as_ref().map_or_else(CacheUse::default, cache_use);
+        let cache = self.cache.as_ref().map_or_else(CacheUsage::default, cache_use);
         (self.job.sink)(Event::Finished(Box::new(Finished { reason, usage, cache })));
     }
 }
 
-fn cache_use(cache: &Cache) -> CacheUse {
+fn cache_use(cache: &Cache) -> CacheUsage {
     let usage = cache.usage(0);
     let dropped = |layer: &Vec<(usize, usize)>| layer.iter().map(|(_, dropped)| *dropped).collect();
-    CacheUse {
+    CacheUsage {
         tokens: usage.tokens,
         bytes: usage.bytes,
         full_bytes: usage.full_bytes,
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn a_prompt_that_is_read_again_is_scored_once() {
         let (sender, events) = channel();
-        let job = Job {
+        let job = QueuedRequest {
             request: Request { echo: true, ..Request::greedy(vec![0, 1, 0, 1], 1) },
             sink: Box::new(move |event| drop(sender.send(event))),
             cancelled: Arc::default(),
@@ -278,12 +278,12 @@ mod tests {
             passed: 0,
         };
         let cache = Cache::new([], 1, 1, &fox_cpu::device()).unwrap();
-        let mut running = Running::new(job, cache, 0);
+        let mut running = Sequence::new(job, cache, 0);
         let row = [0.0, 1.0];
         running.read = 2;
         running.score_prompt(0, &row.repeat(2), 2);
         // In the middle of its prompt.
-        running.put_back();
+        running.preempt();
         for (first, read) in [(0, 2), (2, 4)] {
             running.read = read;
             running.score_prompt(first, &row.repeat(2), 2);

@@ -7,7 +7,7 @@ use crate::{EngineOptions, Refusal, Request};
 
 /// What can be said about requests without running them.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct RequestLimits {
     pub vocab: usize,
     max_context: usize,
     pub budget: Budget,
@@ -17,13 +17,13 @@ pub(crate) struct Plan {
     forgets: bool,
 }
 
-impl Plan {
+impl RequestLimits {
     /// For a model whose caches `meter` counts.
-    pub fn new(model: &Model, options: &EngineOptions, meter: &CacheMeter) -> Plan {
+    pub fn new(model: &Model, options: &EngineOptions, meter: &CacheMeter) -> RequestLimits {
         let config = model.config();
         let cost = SequenceCost::new(config.state_specs(), options.prefill_chunk, model.device());
         let gated = |spec: StateSpec| matches!(spec, StateSpec::Attention(spec) if spec.gated);
-        Plan {
+        RequestLimits {
             piece: options.prefill_chunk,
             forgets: options.eviction.log_tolerance().is_some()
                 && config.state_specs().into_iter().any(gated),
@@ -50,9 +50,8 @@ impl Plan {
         request.sampling.check()?;
         if let Some((id, value)) = request.logit_bias.iter().find(|b| bad(b.0) || !b.1.is_finite())
         {
-            let words =
-                format!("logit_bias must be numbers for ids below {vocab}, not {value} for {id}");
-            return Err(Refusal::Sampling(words));
+            let rule = format!("must be numbers for ids below {vocab}, not {value} for {id}");
+            return Err(Refusal::Parameter { parameter: "logit_bias", rule });
         }
         let (needed, budget) = (self.least(request), self.budget.limit());
         if needed > budget {

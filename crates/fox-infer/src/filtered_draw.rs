@@ -1,7 +1,7 @@
 //! Draws from what the filters of sampling leave, without sorting the vocabulary.
 //!
 //! In descending order of weight, the lowest id first among equals, every filter keeps a beginning; its last token is
-//! the [`Cut`]. Top-k finds its cut among a few candidates. Top-p needs none: a token is drawn from everything, and it
+//! the [`Threshold`]. Top-k finds its cut among a few candidates. Top-p needs none: a token is drawn from everything, and it
 //! is kept if the tokens before it have less than the share. Otherwise the next is drawn from those before it. What
 //! comes out is distributed as in the kept beginning, after about `1 / p` passes (rejection sampling; FlashInfer's
 //! "Sorting-Free GPU Kernels for LLM Sampling", 2025).
@@ -12,31 +12,31 @@ use crate::scores::{BLOCK, likeliest, sum_of};
 
 /// The last token that is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Cut {
+pub(crate) struct Threshold {
     weight: f32,
     id: usize,
 }
 
-impl Cut {
+impl Threshold {
     /// Everything that has a weight.
-    pub const ALL: Cut = Cut { weight: f32::MIN_POSITIVE, id: usize::MAX };
+    pub const ALL: Threshold = Threshold { weight: f32::MIN_POSITIVE, id: usize::MAX };
 
     /// Everything from a weight on.
-    pub fn from_weight(weight: f32) -> Cut {
-        Cut { weight, ..Cut::ALL }
+    pub fn from_weight(weight: f32) -> Threshold {
+        Threshold { weight, ..Threshold::ALL }
     }
 
     /// The `count` largest of the weights; everything where there are fewer.
-    pub fn largest(weights: &[f32], count: usize) -> Cut {
+    pub fn largest(weights: &[f32], count: usize) -> Threshold {
         let last = likeliest(weights, count).last().copied();
-        last.map_or(Cut::ALL, |id| Cut::ALL.and(Cut { weight: weights[id], id }))
+        last.map_or(Threshold::ALL, |id| Threshold::ALL.and(Threshold { weight: weights[id], id }))
     }
 
     /// Everything before a token.
-    fn before(id: usize, weight: f32) -> Cut {
+    fn before(id: usize, weight: f32) -> Threshold {
         match id.checked_sub(1) {
-            Some(id) => Cut { weight, id },
-            None => Cut::from_weight(weight.next_up()),
+            Some(id) => Threshold { weight, id },
+            None => Threshold::from_weight(weight.next_up()),
         }
     }
 
@@ -47,27 +47,27 @@ impl Cut {
     }
 
     /// What both keep.
-    pub fn and(self, other: Cut) -> Cut {
+    pub fn and(self, other: Threshold) -> Threshold {
         if self.keeps(other.id, other.weight) { other } else { self }
     }
 }
 
 /// What a cut leaves of the weights: sums of blocks, for draws.
-pub(crate) struct Kept<'a> {
+pub(crate) struct FilteredWeights<'a> {
     weights: &'a [f32],
-    cut: Cut,
+    cut: Threshold,
     sums: Vec<f64>,
     total: f64,
 }
 
-impl<'a> Kept<'a> {
-    pub fn new(weights: &'a [f32], cut: Cut) -> Self {
-        let mut kept = Kept { weights, cut, sums: Vec::new(), total: 0.0 };
+impl<'a> FilteredWeights<'a> {
+    pub fn new(weights: &'a [f32], cut: Threshold) -> Self {
+        let mut kept = FilteredWeights { weights, cut, sums: Vec::new(), total: 0.0 };
         kept.restrict(cut);
         kept
     }
 
-    fn restrict(&mut self, cut: Cut) {
+    fn restrict(&mut self, cut: Threshold) {
         self.cut = cut;
         self.sums.clear();
         let blocks = self.weights.chunks(BLOCK).enumerate();
@@ -90,14 +90,14 @@ impl<'a> Kept<'a> {
     pub fn draw_within(mut self, share: f32, least: f32, rng: &mut SplitMix64) -> Option<usize> {
         let enough = f64::from(share) * self.total;
         if least > 0.0 {
-            self.restrict(self.cut.and(Cut::from_weight(least)));
+            self.restrict(self.cut.and(Threshold::from_weight(least)));
         }
         loop {
             let id = self.draw(rng.uniform())?;
             if share >= 1.0 {
                 return Some(id);
             }
-            self.restrict(Cut::before(id, self.weights[id]));
+            self.restrict(Threshold::before(id, self.weights[id]));
             if self.total < enough || self.total == 0.0 {
                 return Some(id);
             }
@@ -165,8 +165,8 @@ mod tests {
         (top_k, top_p, min_p): (usize, f32, f32),
         rng: &mut SplitMix64,
     ) -> usize {
-        let cut = if top_k > 0 { Cut::largest(weights, top_k) } else { Cut::ALL };
-        Kept::new(weights, cut).draw_within(top_p, min_p, rng).unwrap()
+        let cut = if top_k > 0 { Threshold::largest(weights, top_k) } else { Threshold::ALL };
+        FilteredWeights::new(weights, cut).draw_within(top_p, min_p, rng).unwrap()
     }
 
     /// Random weights with ties and zeros, the largest being 1.
@@ -239,18 +239,18 @@ mod tests {
     #[test]
     fn a_uniform_number_finds_its_place_among_the_kept() {
         let weights = [0.5, 0.0, 1.0, 0.25, 0.25];
-        let cut = Cut::largest(&weights, 4).and(Cut { weight: 0.25, id: 3 });
-        let kept = Kept::new(&weights, cut);
+        let cut = Threshold::largest(&weights, 4).and(Threshold { weight: 0.25, id: 3 });
+        let kept = FilteredWeights::new(&weights, cut);
         let mut counts = [0; 5];
         for i in 0..7000 {
             counts[kept.draw((f64::from(i) + 0.5) / 7000.0).unwrap()] += 1;
         }
         assert_eq!(counts, [2000, 0, 4000, 1000, 0]);
         assert_eq!(kept.draw(1.0), Some(3), "rounding at the end");
-        assert_eq!(Kept::new(&[0.0; 300], Cut::ALL).draw(0.5), None);
+        assert_eq!(FilteredWeights::new(&[0.0; 300], Threshold::ALL).draw(0.5), None);
         let mut long = vec![0.0; 1000];
         (long[3], long[999]) = (1.0, 1.0);
-        let long = Kept::new(&long, Cut::ALL);
+        let long = FilteredWeights::new(&long, Threshold::ALL);
         assert_eq!((long.draw(0.4), long.draw(0.6)), (Some(3), Some(999)));
         assert_eq!(long.draw(1.0), Some(999));
     }
@@ -260,10 +260,12 @@ mod tests {
         let mut rng = SplitMix64::new(7);
         let weights = weights(&mut rng, 1000, 2.0);
         for id in [0, 3, 255, 256, 700, 999] {
-            for cut in [Cut { weight: 0.25, id }, Cut::before(id, weights[id]), Cut::ALL] {
+            for cut in
+                [Threshold { weight: 0.25, id }, Threshold::before(id, weights[id]), Threshold::ALL]
+            {
                 let kept = weights.iter().enumerate().filter(|(id, w)| cut.keeps(*id, **w));
                 let want: f64 = kept.map(|(_, w)| f64::from(*w)).sum();
-                let got = Kept::new(&weights, cut).total;
+                let got = FilteredWeights::new(&weights, cut).total;
                 assert!((got - want).abs() <= 1e-6 * want, "{cut:?}: {got} {want}");
             }
         }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use fox_tensor::{AttentionSpec, Error, LocalKeys, LogitBound, Result, Tensor, clamp_log_gate};
 
-use super::Part;
-use super::plan::{BLOCK, Sums};
+use super::SequenceShard;
+use super::key_plan::{BLOCK, GateSums};
 
 /// Bounds on the logits, for each head.
 #[derive(Default)]
@@ -23,13 +23,17 @@ impl Bounds {
     }
 }
 
-/// What all ranks must know to decide who needs what: sums of the log gates, and a bound on the logits.
-pub(super) fn agree(part: &Part, own: &LocalKeys<'_>, gates: &[f32]) -> Result<(Sums, Bounds)> {
+/// What all ranks must know to decide who key_ranges what: sums of the log gates, and a bound on the logits.
+pub(super) fn share_gate_sums(
+    part: &SequenceShard,
+    own: &LocalKeys<'_>,
+    gates: &[f32],
+) -> Result<(GateSums, Bounds)> {
     let (split, context, spec) = (&part.0.split, &part.0.context, own.spec);
-    let (heads, pieces) = (spec.heads, split.pieces(context.index()));
-    let mut told = part.keep_failure(running_sums(part, heads, gates))?;
+    let (heads, chunks) = (spec.heads, split.chunks(context.index()));
+    let mut reported = part.record_failure(running_sums(part, heads, gates))?;
     let sums_len = |rank: usize| -> usize {
-        split.pieces(rank).iter().map(|piece| heads * (1 + Sums::ends_in(piece).len())).sum()
+        split.chunks(rank).iter().map(|chunk| heads * (1 + GateSums::ends_in(chunk).len())).sum()
     };
     let squares = match own.bound {
         LogitBound::Norms => Some((
@@ -44,16 +48,16 @@ pub(super) fn agree(part: &Part, own: &LocalKeys<'_>, gates: &[f32]) -> Result<(
         }
     };
     if let Some((q, k)) = &squares {
-        for piece in pieces {
-            let rows = piece.row..piece.row + piece.len;
-            told.extend((0..heads).map(|h| q.of(h, rows.clone())));
-            told.extend((0..spec.kv_heads).map(|h| k.of(h, rows.clone())));
+        for chunk in chunks {
+            let rows = chunk.row..chunk.row + chunk.len;
+            reported.extend((0..heads).map(|h| q.of(h, rows.clone())));
+            reported.extend((0..spec.kv_heads).map(|h| k.of(h, rows.clone())));
         }
     }
-    let all = part.keep_failure(context.gather(&told))?;
+    let all = part.record_failure(context.gather(&reported))?;
     let (sums, norms): (Vec<&[f64]>, Vec<&[f64]>) =
-        all.iter().enumerate().map(|(rank, told)| told.split_at(sums_len(rank))).unzip();
-    let sums = Sums::new(split, heads, &sums);
+        all.iter().enumerate().map(|(rank, reported)| reported.split_at(sums_len(rank))).unzip();
+    let sums = GateSums::new(split, heads, &sums);
     let bounds = match own.bound {
         LogitBound::QkNorm { q, k } => {
             let of_weights = weight_bounds(spec, q, k)?;
@@ -67,40 +71,40 @@ pub(super) fn agree(part: &Part, own: &LocalKeys<'_>, gates: &[f32]) -> Result<(
     Ok((sums, bounds))
 }
 
-/// Sums of the log gates `[R, H]`, in the order of a single rank: each continues those of the rank before. Gives `c` at
-/// the first position of each piece and at the ends of its blocks, `[H]` each.
-fn running_sums(part: &Part, heads: usize, gates: &[f32]) -> crate::Result<Vec<f64>> {
+/// GateSums of the log gates `[R, H]`, in the order of a single rank: each continues those of the rank before. Gives `c` at
+/// the first position of each chunk and at the ends of its blocks, `[H]` each.
+fn running_sums(part: &SequenceShard, heads: usize, gates: &[f32]) -> crate::Result<Vec<f64>> {
     let (split, context) = (&part.0.split, &part.0.context);
     let index = context.index();
     context.step(|ranks| {
-        let came: Vec<f64> = if index > 0 { ranks.receive(index - 1)? } else { Vec::new() };
-        let mut came = came.chunks_exact(heads);
-        let (mut told, mut ends): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
-        for piece in split.pieces(index) {
+        let received: Vec<f64> = if index > 0 { ranks.receive(index - 1)? } else { Vec::new() };
+        let mut received = received.chunks_exact(heads);
+        let (mut reported, mut ends): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
+        for chunk in split.chunks(index) {
             let mut sums = vec![0.0f64; heads];
-            if piece.position > 0 {
-                sums.copy_from_slice(came.next().unwrap_or(&vec![0.0; heads]));
+            if chunk.position > 0 {
+                sums.copy_from_slice(received.next().unwrap_or(&vec![0.0; heads]));
             }
-            for t in 0..piece.len {
-                let row = &gates[(piece.row + t) * heads..][..heads];
+            for t in 0..chunk.len {
+                let row = &gates[(chunk.row + t) * heads..][..heads];
                 for (sum, gate) in sums.iter_mut().zip(row) {
                     *sum += clamp_log_gate(f64::from(*gate));
                 }
                 if t == 0 {
-                    told.extend(&sums);
+                    reported.extend(&sums);
                 }
-                if (piece.position + t) % BLOCK == BLOCK - 1 {
-                    told.extend(&sums);
+                if (chunk.position + t) % BLOCK == BLOCK - 1 {
+                    reported.extend(&sums);
                 }
             }
-            if split.piece(index + 1, piece.sequence).is_some() {
+            if split.chunk(index + 1, chunk.sequence).is_some() {
                 ends.extend(&sums);
             }
         }
         if index + 1 < context.size() {
             ranks.send(index + 1, &ends);
         }
-        Ok(told)
+        Ok(reported)
     })
 }
 
@@ -124,13 +128,15 @@ impl LargestSquares {
     }
 }
 
-/// `max |q| max |k| scale` over every sequence, from the largest squares of every piece.
-fn norm_bounds(part: &Part, spec: &AttentionSpec, told: &[&[f64]]) -> Vec<f64> {
+/// `max |q| max |k| scale` over every sequence, from the largest squares of every chunk.
+fn norm_bounds(part: &SequenceShard, spec: &AttentionSpec, reported: &[&[f64]]) -> Vec<f64> {
     let (split, heads, kv_heads) = (&part.0.split, spec.heads, spec.kv_heads);
     let mut largest = vec![0.0f64; split.lengths().len() * (heads + kv_heads)];
-    for (rank, told) in told.iter().enumerate() {
-        for (piece, squares) in split.pieces(rank).iter().zip(told.chunks_exact(heads + kv_heads)) {
-            let all = &mut largest[piece.sequence * (heads + kv_heads)..][..heads + kv_heads];
+    for (rank, reported) in reported.iter().enumerate() {
+        for (chunk, squares) in
+            split.chunks(rank).iter().zip(reported.chunks_exact(heads + kv_heads))
+        {
+            let all = &mut largest[chunk.sequence * (heads + kv_heads)..][..heads + kv_heads];
             all.iter_mut().zip(squares).for_each(|(a, b)| *a = a.max(*b));
         }
     }

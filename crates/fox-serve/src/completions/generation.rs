@@ -20,19 +20,19 @@ use crate::error::{ApiError, ApiResult};
 /// How soon a place in the engine's queue is asked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Answers that are being made. Dropping them frees what the engine holds for them.
+/// Generation that are being made. Dropping them frees what the engine holds for them.
 ///
 /// A request for many answers asks the engine for as many as can run at a time, and for the others as these
 /// end: a long list waits here, and leaves room in the engine's queue.
-pub(crate) struct Answers {
+pub(crate) struct Generation {
     app: Arc<App>,
     request: CompletionRequest,
     choices: Vec<Choice>,
     /// The right to each answer; absent before it was asked for and after it has ended.
     tickets: Vec<Option<Ticket>>,
-    /// Answers that the engine was asked for; those after them wait.
+    /// Generation that the engine was asked for; those after them wait.
     asked: usize,
-    /// Answers that have ended.
+    /// Generation that have ended.
     ended: usize,
     /// When to ask for a place that there was not.
     again: Option<Pin<Box<Sleep>>>,
@@ -49,12 +49,12 @@ pub(crate) struct Answers {
     usage: Usage,
 }
 
-impl Answers {
+impl Generation {
     /// Asks the engine for what the request wants, or for nothing.
-    pub fn ask(app: Arc<App>, request: CompletionRequest) -> ApiResult<Answers> {
+    pub fn ask(app: Arc<App>, request: CompletionRequest) -> ApiResult<Generation> {
         let (sender, events) = unbounded_channel();
         let count = request.prompts.len() * request.best_of;
-        let mut answers = Answers {
+        let mut answers = Generation {
             deadline: Box::pin(sleep(app.options.request_time)),
             since: Instant::now(),
             usage: Usage::of_prompts(&request.prompts),

@@ -14,11 +14,11 @@ const FRESH: f64 = 0.2;
 
 /// Whose prompt is read next.
 #[derive(Debug, Default)]
-pub(crate) struct PromptOrder {
+pub(crate) struct PrefillOrder {
     pieces: u64,
 }
 
-impl PromptOrder {
+impl PrefillOrder {
     /// Indices into `unread` of the prompts that get a piece of `piece` tokens each, in order, until `budget`
     /// tokens are taken; at least one piece. `unread` has the tokens left of every prompt, oldest first.
     pub fn form(&mut self, unread: &mut [usize], piece: usize, budget: usize) -> Vec<usize> {
@@ -49,14 +49,14 @@ impl PromptOrder {
 
 /// What steps take, as measured.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct StepTimes {
     /// Seconds of the decode rows of a step.
     decode_s: Option<f64>,
     /// Seconds per token of a prompt.
     prompt_token_s: Option<f64>,
 }
 
-impl Pace {
+impl StepTimes {
     /// Tokens of prompts that a step may read beside its decode rows: as much time for both, and
     /// `max_tokens` at most.
     pub fn prompt_tokens(&self, max_tokens: usize) -> usize {
@@ -91,7 +91,7 @@ mod tests {
 
     /// The step of one piece that ends each prompt.
     fn read_all(lengths: &[usize], piece: usize) -> Vec<usize> {
-        let (mut order, mut left) = (PromptOrder::default(), lengths.to_vec());
+        let (mut order, mut left) = (PrefillOrder::default(), lengths.to_vec());
         let mut done = vec![0; left.len()];
         for step in 1.. {
             if order.form(&mut left, piece, 1).is_empty() {
@@ -110,7 +110,7 @@ mod tests {
     fn the_shortest_is_read_first_and_the_oldest_is_not_stopped() {
         assert_eq!(read_all(&[3000, 10, 20], 10), [303, 1, 3]);
         // Short prompts without end: the long one still gets its share.
-        let (mut order, mut long) = (PromptOrder::default(), 100);
+        let (mut order, mut long) = (PrefillOrder::default(), 100);
         let mut steps = 0;
         while long > 0 {
             let mut unread = [long, 10, 10];
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_step_keeps_to_its_budget_but_for_the_first_piece() {
-        let mut order = PromptOrder::default();
+        let mut order = PrefillOrder::default();
         assert_eq!(order.form(&mut [100, 30], 16, 0), [1], "at least one piece");
         assert_eq!(order.form(&mut [100, 30], 16, 47), [1, 1, 0], "16, 14, and 16 of the oldest");
         assert_eq!(order.form(&mut [5, 7], 16, 100), [0, 1], "all there is");
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn prompts_get_as_much_time_as_decode_rows() {
-        let mut pace = Pace::default();
+        let mut pace = StepTimes::default();
         assert_eq!(pace.prompt_tokens(1000), 0, "nothing is known");
         pace.decoded(Duration::from_millis(10));
         pace.read(50, Duration::from_millis(5));

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A rank that has sent nothing for so long counts as lost.
-pub const SILENCE: Duration = Duration::from_secs(8);
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(8);
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long an error of a device waits for a reason that may lie with another rank.
 const SOON: Duration = Duration::from_secs(1);
@@ -25,9 +25,9 @@ const BEAT: u8 = 0;
 const GOODBYE: u8 = 1;
 const FAILED: u8 = 2;
 
-/// The watch over the other ranks; it ends with [`Watch::leave`] or when it is dropped.
+/// The heartbeat over the other ranks; it ends with [`HeartbeatMonitor::leave`] or when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Watch(Arc<State>);
+pub(crate) struct HeartbeatMonitor(Arc<State>);
 
 struct State {
     rank: usize,
@@ -44,18 +44,18 @@ struct State {
 /// What is done with the reason when a rank is lost.
 pub(crate) type Action = Box<dyn FnOnce(&str) + Send>;
 
-impl Watch {
+impl HeartbeatMonitor {
     pub fn start(
         rank: usize,
         control: Vec<(usize, TcpStream)>,
         data: Vec<TcpStream>,
-    ) -> io::Result<Watch> {
+    ) -> io::Result<HeartbeatMonitor> {
         let mut links = Vec::with_capacity(control.len());
         let mut readers = Vec::with_capacity(control.len());
         for (other, stream) in control {
             stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(SILENCE))?;
-            stream.set_write_timeout(Some(SILENCE))?;
+            stream.set_read_timeout(Some(HEARTBEAT_TIMEOUT))?;
+            stream.set_write_timeout(Some(HEARTBEAT_TIMEOUT))?;
             readers.push((other, stream.try_clone()?));
             links.push((other, Mutex::new(stream)));
         }
@@ -65,11 +65,11 @@ impl Watch {
         let state = Arc::new(State { rank, links, data, failure, changed, leaving, actions });
         for (other, stream) in readers {
             let state = state.clone();
-            spawn("fox-watch", move || state.listen(other, stream))?;
+            spawn("fox-heartbeat", move || state.listen(other, stream))?;
         }
         let beating = state.clone();
         spawn("fox-heartbeat", move || beating.beat())?;
-        Ok(Watch(state))
+        Ok(HeartbeatMonitor(state))
     }
 
     /// Why it is over, once a link is known to be broken; waits for the reason.
@@ -77,7 +77,7 @@ impl Watch {
         self.failure_within(REASON)
     }
 
-    /// Why it is over, if it is or soon will be: a device may notice before the watch does.
+    /// Why it is over, if it is or soon will be: a device may notice before the heartbeat does.
     pub fn loss_soon(&self) -> Option<String> {
         self.failure_within(SOON)
     }
@@ -110,7 +110,7 @@ impl Watch {
         self.0.lost(format!("rank {} failed: {words}", self.0.rank));
     }
 
-    /// Ends the watch in good order.
+    /// Ends the heartbeat in good order.
     pub fn leave(&self) {
         self.0.leaving.store(true, Ordering::SeqCst);
         lock(&self.0.actions).clear();
@@ -118,7 +118,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for HeartbeatMonitor {
     fn drop(&mut self) {
         self.0.leaving.store(true, Ordering::SeqCst);
         for (_, link) in &self.0.links {
@@ -146,7 +146,7 @@ impl State {
                 Err(e)
                     if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
                 {
-                    format!("rank {other} has not answered for {} s", SILENCE.as_secs())
+                    format!("rank {other} has not answered for {} s", HEARTBEAT_TIMEOUT.as_secs())
                 }
                 Err(_) => gone(other),
             };

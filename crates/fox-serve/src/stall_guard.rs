@@ -21,9 +21,9 @@ const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// How far a request has come: it arrives, it is whole, its answer was sent.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Flight(Arc<AtomicU8>);
+pub(crate) struct RequestPhase(Arc<AtomicU8>);
 
-impl Flight {
+impl RequestPhase {
     const IDLE: u8 = 0;
     /// The head is there, and perhaps the body.
     const ARRIVES: u8 = 1;
@@ -63,19 +63,19 @@ impl Flight {
 }
 
 /// A TCP stream whose writes fail when nothing could be written for a time.
-pub(crate) struct Patient {
+pub(crate) struct StallGuard {
     stream: TcpStream,
     limit: Duration,
     /// Runs while a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
-    flight: Flight,
+    phase: RequestPhase,
     /// Runs after the client has stopped writing.
     half_closed: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
-    pub fn new(stream: TcpStream, limit: Duration, flight: Flight) -> Self {
-        Patient { stream, limit, stalled: None, flight, half_closed: None }
+impl StallGuard {
+    pub fn new(stream: TcpStream, limit: Duration, phase: RequestPhase) -> Self {
+        StallGuard { stream, limit, stalled: None, phase, half_closed: None }
     }
 
     fn judge<T>(
@@ -84,7 +84,7 @@ impl Patient {
         result: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         // Something of the answer is on its way: writing shows whether somebody reads.
-        self.flight.take_interim();
+        self.phase.take_interim();
         if result.is_ready() {
             self.stalled = None;
             return result;
@@ -97,7 +97,7 @@ impl Patient {
     /// The client writes no more: an end once its answer is sent, an error once it has left.
     fn watch(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            if self.flight.is_idle() {
+            if self.phase.is_idle() {
                 return Poll::Ready(Ok(()));
             }
             if let Some(error) = self.stream.take_error()? {
@@ -106,10 +106,10 @@ impl Patient {
             let timer = self.half_closed.get_or_insert_with(|| Box::pin(sleep(LOOK_EVERY)));
             ready!(timer.as_mut().poll(cx));
             // A request that is not whole by now never will be.
-            if self.flight.is_arriving() {
+            if self.phase.is_arriving() {
                 return Poll::Ready(Ok(()));
             }
-            if self.flight.take_interim() {
+            if self.phase.take_interim() {
                 // So few bytes fit; if they cannot be written, the next look finds out why.
                 drop(self.stream.try_write(INTERIM));
             }
@@ -118,7 +118,7 @@ impl Patient {
     }
 }
 
-impl AsyncRead for Patient {
+impl AsyncRead for StallGuard {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -129,14 +129,14 @@ impl AsyncRead for Patient {
         }
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
-        if buffer.filled().len() > before || buffer.remaining() == 0 || self.flight.is_idle() {
+        if buffer.filled().len() > before || buffer.remaining() == 0 || self.phase.is_idle() {
             return Poll::Ready(Ok(()));
         }
         self.watch(cx)
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for StallGuard {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

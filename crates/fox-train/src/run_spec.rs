@@ -12,7 +12,7 @@ use crate::{Recipe, Summary};
 
 /// What to train, and where.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct RunSpec {
     /// The recipe, with the path of the data in it.
     pub recipe: Recipe,
     /// The run folder: new, empty, or holding the same run, which then goes on.

@@ -12,7 +12,7 @@ use crate::optimizer::Updater;
 /// the gradient of a parameter has follows from the model, and is the same in every pass and process. By default nothing
 /// is summed early.
 #[derive(Debug, Default)]
-pub struct EarlySums {
+pub struct OverlappedReduce {
     /// The processes, and which of them each parameter belongs to; `None` where sums wait for the end of the pass.
     owners: Option<(Arc<Group>, Arc<[usize]>)>,
     /// Terms of every parameter in a pass.
@@ -21,13 +21,13 @@ pub struct EarlySums {
     bucket: usize,
 }
 
-impl EarlySums {
+impl OverlappedReduce {
     /// For the processes of an updater, if there are several and buckets have a size.
-    pub fn new(updater: &Updater, bucket: usize) -> EarlySums {
+    pub fn new(updater: &Updater, bucket: usize) -> OverlappedReduce {
         let group = updater.group();
         let owners = (bucket > 0 && group.size() > 1)
             .then(|| (Arc::clone(group), Arc::from(updater.owners())));
-        EarlySums { owners, terms: None, bucket }
+        OverlappedReduce { owners, terms: None, bucket }
     }
 
     /// The backward pass after which the gradients are complete.
@@ -52,7 +52,7 @@ impl EarlySums {
 fn taker(group: Arc<Group>, owners: Arc<[usize]>) -> BucketSink {
     Box::new(move |bucket: &mut [(ParamId, &mut Tensor)]| {
         let owned = bucket.iter_mut().map(|(id, tensor)| Owned { owner: owners[id.0], tensor });
-        group.begin_sums(&mut owned.collect::<Vec<_>>()).map_err(|error| match error {
+        group.begin_reduce(&mut owned.collect::<Vec<_>>()).map_err(|error| match error {
             fox_dist::Error::Tensor(error) => error,
             // The tape knows of no other processes; whoever started it asks the group for the reason.
             other => fox_tensor::Error::argument("backward", other.to_string()),

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// A port of this machine at which nobody listens, for the meeting of ranks that will be started on it.
+/// A port of this machine at which nobody listens, for the rendezvous of ranks that will be started on it.
 ///
 /// A port from the system's own choice (port 0) could be given to another socket before rank 0 listens at it, even to
 /// one of the ranks. The system does not hand out those of this range, and a process does not get one twice.

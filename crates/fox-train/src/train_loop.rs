@@ -8,15 +8,14 @@ use fox_dist::Group;
 use fox_model::{Model, TrainFlops};
 use fox_tensor::Tensor;
 
-use crate::agreement::agree;
 use crate::checkpoint::CheckpointStore;
 use crate::evaluate::Evaluator;
 use crate::export::export;
 use crate::gates::{half_lives, pruned_fractions};
-use crate::job::{Event, Observer, Outcome, Start};
 use crate::metrics::{EvalRecord, MetricsLog, Record, StepRecord};
 use crate::recipe::Weights;
 use crate::run_folder::{EXPORT, RunFolder};
+use crate::run_spec::{Event, Observer, Outcome, Start};
 use crate::stages::Stages;
 use crate::step::{BatchLoss, segments};
 use crate::stepper::{StepOutcome, Stepper};
@@ -26,20 +25,20 @@ use crate::{Error, Recipe, Result, tuning};
 
 /// Time and work since the last line of the log.
 #[derive(Default)]
-pub(crate) struct Pace {
+pub(crate) struct Throughput {
     seconds: f64,
     tokens: u64,
     flops: f64,
 }
 
 /// The files of a run, which one process alone writes.
-pub(crate) struct Records {
+pub(crate) struct RunFiles {
     pub(crate) folder: RunFolder,
     pub(crate) log: MetricsLog,
 }
 
 /// A run under way.
-pub(crate) struct Session<'a> {
+pub(crate) struct TrainLoop<'a> {
     pub(crate) recipe: &'a Recipe,
     pub(crate) flops: TrainFlops,
     pub(crate) start: Start,
@@ -48,9 +47,9 @@ pub(crate) struct Session<'a> {
     pub(crate) evaluator: Option<Evaluator>,
     pub(crate) store: CheckpointStore,
     /// In the first process.
-    pub(crate) records: Option<Records>,
+    pub(crate) records: Option<RunFiles>,
     pub(crate) group: Arc<Group>,
-    pub(crate) pace: Pace,
+    pub(crate) pace: Throughput,
     pub(crate) observe: &'a mut Observer<'a>,
     /// Whether someone has asked this process to stop.
     pub(crate) asked: bool,
@@ -60,7 +59,7 @@ pub(crate) struct Session<'a> {
     pub(crate) timeline: Option<Timeline>,
 }
 
-impl Session<'_> {
+impl TrainLoop<'_> {
     /// Steps, and what is left of the run.
     pub(crate) fn run(
         mut self,
@@ -84,7 +83,7 @@ impl Session<'_> {
         let Stepper { state, .. } = &self.stepper;
         let summary = match &self.records {
             None => None,
-            Some(Records { folder, .. }) => {
+            Some(RunFiles { folder, .. }) => {
                 let summary = Summary::collect(&self.start, state, finished, folder.path())?;
                 if finished {
                     summary.write(folder.path())?;
@@ -93,7 +92,7 @@ impl Session<'_> {
             }
         };
         let gone = || fox_dist::Error::Refused("rank 0 sent no summary of the run".into());
-        let summary = agree(&self.group, summary)?.ok_or_else(gone)?;
+        let summary = self.group.broadcast_value(summary)?.ok_or_else(gone)?;
         Ok(Outcome { model: self.stepper.model, tokenizer, summary })
     }
 
@@ -182,7 +181,7 @@ impl Session<'_> {
         let details = due(self.recipe.metrics.details_every);
         let written = due(self.recipe.metrics.every) || details || record.skipped;
         if written {
-            self.pace = Pace::default();
+            self.pace = Throughput::default();
         }
         if written && self.records.is_some() {
             record.param_norm = Some(self.param_norm()?);

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::watch::gone;
+use crate::heartbeat::gone;
 use crate::{Error, Placement, Result};
 
-/// What every message of the meeting begins with; a stranger's does not.
+/// What every message of the rendezvous begins with; a stranger's does not.
 const MAGIC: [u8; 8] = *b"fox-dist";
-/// No message of the meeting is longer.
+/// No message of the rendezvous is longer.
 const LONGEST: u32 = 1 << 20;
 /// A connection that says nothing for so long is a stranger's.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -21,18 +21,18 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Something that must be the same for all ranks, such as the version of the program or the recipe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fact {
+pub struct Invariant {
     /// What it is, e.g. `recipe`.
     pub name: String,
     /// Its value, or a hash of it.
     pub value: String,
 }
 
-/// The conditions of a meeting.
+/// The conditions of a rendezvous.
 #[derive(Clone, Debug)]
-pub struct Meeting {
+pub struct Rendezvous {
     /// What must be the same for all.
-    pub facts: Vec<Fact>,
+    pub invariants: Vec<Invariant>,
     /// How long to wait for the others.
     pub limit: Duration,
 }
@@ -42,7 +42,7 @@ pub struct Meeting {
 struct Hello {
     rank: usize,
     size: usize,
-    facts: Vec<Fact>,
+    invariants: Vec<Invariant>,
     /// Where it takes data links.
     port: u16,
 }
@@ -71,8 +71,8 @@ pub(crate) struct Connections {
     pub data: Vec<Option<TcpStream>>,
 }
 
-impl Meeting {
-    pub(crate) fn hold(&self, placement: &Placement) -> Result<Connections> {
+impl Rendezvous {
+    pub(crate) fn run(&self, placement: &Placement) -> Result<Connections> {
         let deadline = Instant::now() + self.limit;
         let gathered = match placement.rank {
             0 => self.gather(placement, deadline)?,
@@ -144,7 +144,8 @@ impl Meeting {
                 "two processes say that they are rank {rank} of {size}; start every rank once"
             ));
         }
-        let differs = self.facts.iter().zip(&hello.facts).find(|(own, other)| own != other);
+        let differs =
+            self.invariants.iter().zip(&hello.invariants).find(|(own, other)| own != other);
         let (own, other) = differs?;
         Some(format!(
             "rank {rank} has another {} than rank 0 ({} and {}); give all ranks the same",
@@ -169,7 +170,7 @@ impl Meeting {
             }
         };
         let (listener, port) = listen_anywhere(stream.local_addr())?;
-        let hello = Hello { rank, size, facts: self.facts.clone(), port };
+        let hello = Hello { rank, size, invariants: self.invariants.clone(), port };
         let answer = say(&mut stream, &hello).and_then(|()| {
             // Rank 0 answers when all are there.
             let left = deadline.saturating_duration_since(Instant::now()) + PATIENCE;
@@ -259,7 +260,7 @@ fn in_words(ranks: &[usize]) -> String {
     }
 }
 
-/// Tells this meeting from others on the same machines.
+/// Tells this rendezvous from others on the same machines.
 fn token() -> u64 {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     time.as_nanos() as u64 ^ (u64::from(std::process::id()) << 40)

@@ -28,7 +28,7 @@ impl Group {
         for _ in 0..ROUNDS {
             self.barrier()?;
             let start = Instant::now();
-            self.sum_at_owners(&mut owned(&mut tensors))?;
+            self.reduce_to_owners(&mut owned(&mut tensors))?;
             self.share(&mut owned(&mut tensors))?;
             device.backend().synchronize()?;
             seconds = seconds.min(start.elapsed().as_secs_f64());
