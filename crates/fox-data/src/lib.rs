@@ -54,6 +54,7 @@ pub use synthetic::{
 #[cfg(feature = "hf-tokenizers")]
 pub use tokenizer::HfTokenizer;
 pub use tokenizer::{
-    ByteTokenizer, Gpt2Tokenizer, JsonGpt2Tokenizer, SafeCut, Tokenizer, TokenizerIdentity,
+    ByteTokenizer, Detokenizer, Gpt2Tokenizer, JsonGpt2Tokenizer, SafeCut, Tokenizer,
+    TokenizerIdentity, generated_tokenizer_json,
 };
 pub use zarr::{TokenType, ZarrDataset, ZarrMetadata};
