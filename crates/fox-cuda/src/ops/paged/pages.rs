@@ -183,7 +183,7 @@ impl Cuda {
             acp: Acp::Off,
             segments: Segments::new(segments)
                 .map_err(|e| Error::argument("paged_attention", e.to_string()))?,
-            whole: None,
+            full_sequence: None,
         };
         let log_gates = gates.as_ref().map(|(gates, _)| gates);
         let inputs = AttentionInputs { q, k: &k, v: &v, log_gates };

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{DType, Device, ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, Tensor};
+use fox_tensor::{DType, Device, ScanExtras, ScanGrads, ScanInputs, ScanOut, ScanSpec, Tensor};
 
 mod shape;
 
@@ -265,7 +265,7 @@ impl Cuda {
         &self,
         inputs: &ScanInputs<'_>,
         spec: &ScanSpec,
-        keep: ScanKeep,
+        keep: ScanExtras,
     ) -> Result<ScanOut> {
         let (scan, device) =
             (AdditiveScan::new(self, inputs, spec, keep.backward)?, inputs.v.device());

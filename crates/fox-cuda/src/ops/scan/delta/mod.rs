@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{DType, ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, Shape, Tensor};
+use fox_tensor::{DType, ScanExtras, ScanGrads, ScanInputs, ScanOut, ScanSpec, Shape, Tensor};
 
 mod shape;
 
@@ -213,7 +213,7 @@ impl Cuda {
         &self,
         inputs: &ScanInputs<'_>,
         spec: &ScanSpec,
-        keep: ScanKeep,
+        keep: ScanExtras,
     ) -> Result<ScanOut> {
         let mut scan = DeltaScan::new(self, Pass::Forward, inputs, spec)?;
         let (o, o_at) = scan.rows(inputs.v, self.activations())?;
@@ -256,7 +256,7 @@ impl Cuda {
         let saved = match saved {
             Some(saved) => saved.clone(),
             None => {
-                let keep = ScanKeep { state: false, backward: true };
+                let keep = ScanExtras { state: false, backward: true };
                 let saved = self.delta_forward(inputs, spec, keep)?.saved;
                 saved.ok_or_else(|| Error::argument("scan", "no states were saved"))?
             }
