@@ -78,7 +78,7 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         true
     }
 
-    /// Whether its layers find the beginnings of sequences elsewhere ([`Tape::earlier`]).
+    /// Whether its layers find the beginnings of sequences elsewhere ([`Tape::preceding_rows`]).
     fn continues_sequences(&self) -> bool {
         false
     }
