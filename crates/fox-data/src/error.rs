@@ -140,6 +140,20 @@ pub enum Error {
         /// What it seems to be.
         encoding: &'static str,
     },
+    /// A document that would fill the memory, such as a compressed file of one endless line.
+    #[error(
+        "{}{} is longer than {limit} bytes; split it into several documents",
+        path.display(),
+        line.map(|line| format!(" line {line}")).unwrap_or_default()
+    )]
+    DocumentTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Line number from 1; the whole file without one.
+        line: Option<u64>,
+        /// The longest that is accepted.
+        limit: u64,
+    },
     /// A line that is not a JSON object.
     #[error(
         "{} line {line} is not a JSON object ({detail}); correct or remove the line",

@@ -27,6 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod chat;
 mod corpus;
 mod dataset;
 mod error;
@@ -40,6 +41,7 @@ pub mod task;
 mod tokenizer;
 mod zarr;
 
+pub use chat::{ChatError, ChatMessage, ChatTemplate, TemplateLimit};
 pub use corpus::{Corpus, CorpusFile, CorpusOptions, Document, Documents, Format, Record};
 pub use dataset::{
     Dataset, DocumentChunk, DocumentChunks, DocumentLengths, MemoryDataset, Split, open_dataset,

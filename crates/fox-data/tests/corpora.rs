@@ -171,3 +171,42 @@ fn parquet_names_its_feature() {
     fs::write(&path, "PAR1").unwrap();
     assert!(error_of(&path).contains("--features parquet"));
 }
+
+/// A zstd frame of `blocks` blocks of 128 KiB that repeat one byte, 4 bytes each.
+fn zstd_bomb(byte: u8, blocks: u32) -> Vec<u8> {
+    let mut file = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x38];
+    for block in 1..=blocks {
+        let header = (131_072 << 3) | (1 << 1) | u32::from(block == blocks);
+        file.extend_from_slice(&header.to_le_bytes()[..3]);
+        file.push(byte);
+    }
+    file
+}
+
+#[test]
+fn rejects_endless_lines_of_small_compressed_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bomb.jsonl.zst");
+    let bomb = zstd_bomb(b'a', 32_768);
+    assert!(bomb.len() < 132_000);
+    fs::write(&path, bomb).unwrap();
+    let corpus = Corpus::open(&path, CorpusOptions::default()).unwrap();
+    let error = corpus.documents().next().unwrap().unwrap_err();
+    let want = format!(
+        "{} line 1 is longer than 268435456 bytes; split it into several documents",
+        path.display()
+    );
+    assert_eq!(error.to_string(), want);
+}
+
+/// Reads 1 GiB into memory.
+#[test]
+#[ignore = "needs 2 GiB of memory"]
+fn rejects_endless_texts_of_small_compressed_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bomb.txt.zst");
+    fs::write(&path, zstd_bomb(b'a', 32_768)).unwrap();
+    let corpus = Corpus::open(&path, CorpusOptions::default()).unwrap();
+    let error = corpus.documents().next().unwrap().unwrap_err();
+    assert!(matches!(error, Error::DocumentTooLarge { line: None, .. }), "{error}");
+}

@@ -71,6 +71,28 @@ fn published_parameter_totals() {
     assert!(Preset::by_name("fox-pro-1t").is_none());
 }
 
+/// Found by fuzzing: fields that one format ignores, and defaults given explicitly.
+#[test]
+fn fields_without_effect_survive_a_round_trip() {
+    for text in [
+        r#"{"model_type": "llama", "hidden_ratio": 3, "intermediate_size": 512}"#,
+        r#"{"model_type": "llama", "head_dim": 64, "intermediate_size": 512}"#,
+        r#"{"model_type": "qwen3", "head_dim": 64, "intermediate_size": 512}"#,
+        r#"{"model_type": "qwen2", "head_dim": 128, "intermediate_size": 512}"#,
+        r#"{"model_type": "fox", "head_dim": 64, "intermediate_size": 512, "hidden_ratio": 3}"#,
+        r#"{"model_type": "samba-project_fox", "hidden_ratio": 3}"#,
+        r#"{"model_type": "samba-project_fox", "intermediate_size": 4096}"#,
+        r#"{"model_type": "mamba2", "hidden_ratio": 3, "intermediate_size": 512}"#,
+    ] {
+        let (config, kind) = parse(text).unwrap();
+        let written = config.to_json(kind).unwrap().to_string();
+        assert_eq!(parse(&written).unwrap(), (config, kind), "{text}\n{written}");
+    }
+    let error =
+        parse(r#"{"model_type": "samba-project_fox", "intermediate_size": 5}"#).unwrap_err();
+    assert!(error.to_string().contains("must be `expand` times `hidden_size`, 4096"), "{error}");
+}
+
 #[test]
 fn defaults_are_the_references() {
     let (config, kind) = parse(r#"{"model_type": "forgetting_transformer-project_fox"}"#).unwrap();

@@ -34,7 +34,7 @@ fn patterns_that_make_no_model_are_refused_in_one_sentence() {
     let refused = |mixers: &str| parse(mixers).unwrap_err().to_string();
     assert_eq!(
         refused(r#"["fox", "window"]"#),
-        "config.json: `mixers` names `window`, which is no mixer; there are fox, attention, window:N, \
+        "config.json: `mixers` names `window`, which is not a mixer; the mixers are fox, attention, window:N, \
          gated-delta-net, mamba2, mamba1"
     );
     assert_eq!(
@@ -50,6 +50,33 @@ fn patterns_that_make_no_model_are_refused_in_one_sentence() {
         refused(r#"["window:0"]"#),
         "config.json: `window_size` is 0; it must be between 1 and 1099511627776"
     );
+}
+
+#[test]
+fn rope_base_of_the_file_reaches_every_attention_layer() {
+    let text = r#"{"model_type": "fox_hybrid", "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 4,
+        "use_rope": true, "rope_base": 1234.0, "mixers": ["window:16", "attention", "fox"]}"#;
+    let (config, _) = ModelConfig::from_json(text, Path::new("config.json")).unwrap();
+    let samba = r#"{"model_type": "samba-project_fox", "hidden_size": 64, "num_hidden_layers": 2,
+        "attn": {"num_heads": 4}, "rope_base": 1234.0}"#;
+    let (samba, _) = ModelConfig::from_json(samba, Path::new("config.json")).unwrap();
+    let base = |config: &ModelConfig, layer: usize| {
+        config.mixer_of(layer).forgetting().unwrap().rope.unwrap().base
+    };
+    let found = [base(&config, 0), base(&config, 1), base(&config, 2), base(&samba, 1)];
+    assert_eq!(found, [1234.0; 4]);
+}
+
+/// At this width the two ratios, 3 after Mamba-1 and 4 after attention, do not round to the same width.
+#[test]
+fn mlp_ratios_belong_to_their_layers() {
+    let config = ModelConfig::samba(768, 4, 12);
+    let widths: Vec<usize> = (0..4).map(|layer| config.mlp_width_of(layer)).collect();
+    assert_eq!(widths, [1536, 2048, 1536, 2048]);
+    let json = config.to_json(ModelType::by_name("samba-project_fox").unwrap()).unwrap();
+    assert_eq!((&json["mamba_hidden_ratio"], &json["attn_hidden_ratio"]), (&3.into(), &4.into()));
+    let (again, _) = ModelConfig::from_json(&json.to_string(), Path::new("config.json")).unwrap();
+    assert_eq!(again, config);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! `println!` and `eprintln!` panic when nobody reads any more. A run of days must not end because the program that showed
 //! its progress did, so nothing is printed but through this file (a lint in `main.rs` forbids the macros).
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,8 +45,19 @@ pub fn on_closed(act: impl FnOnce() + Send + 'static) {
 
 /// Prints a line for people to the standard error. Whether it can be written does not matter to what is being done.
 pub fn note(line: &str) {
+    let line = visible(line);
     // One call, so that lines of several processes do not mix.
     let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Shows control characters as escapes: names and contents of files must not move the cursor or change the terminal.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    let hidden = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(hidden) {
+        return Cow::Borrowed(text);
+    }
+    let show = |c: char| if hidden(c) { c.escape_default().to_string() } else { c.to_string() };
+    Cow::Owned(text.chars().map(show).collect())
 }
 
 /// Prints why the program ends. Of several threads that say so, only the first one is heard.
@@ -76,7 +88,7 @@ pub fn table(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
     let mut text = String::new();
     for row in rows {
-        let cells = row.iter().enumerate().map(|(c, cell)| match c {
+        let cells = row.iter().map(|cell| visible(cell)).enumerate().map(|(c, cell)| match c {
             0 => format!("{cell:<width$}", width = widths[c]),
             _ => format!("{cell:>width$}", width = widths[c]),
         });
@@ -142,6 +154,14 @@ mod tests {
         assert_eq!(bytes(1536.0), "1.50 KiB");
         assert_eq!(bytes(650_032_704.0), "620 MiB");
         assert_eq!(bytes(1e18), "888 PiB");
+    }
+
+    #[test]
+    fn control_characters_are_shown_as_escapes() {
+        assert_eq!(visible("\u{1b}[31mred\u{7}\n\tü\u{9b}"), "\\u{1b}[31mred\\u{7}\n\tü\\u{9b}");
+        let rows = [vec!["\u{1b}]0;x".to_string(), "1".to_string()]];
+        assert_eq!(table(&rows), "\\u{1b}]0;x  1\n");
+        assert!(matches!(visible("plain text"), Cow::Borrowed(_)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! JSON lines: one object per line, its text in one field or all of it.
 
 use std::fmt;
-use std::io::BufRead;
+use std::io::{BufRead, Read};
 
 use serde::Deserialize;
 use serde::de::{
@@ -12,6 +12,9 @@ use super::decompress::{Contents, Reader, read_error};
 use super::files::CorpusFile;
 use super::{Document, DocumentsOfFile, Record, RecordsOfFile};
 use crate::error::{Error, Result};
+
+/// Longest line. A few kilobytes of compressed data can hold a line of gigabytes.
+const MAX_LINE_BYTES: u64 = 256 << 20;
 
 /// The documents of a file, read line by line.
 pub(super) fn documents(file: &CorpusFile, contents: Contents, field: &str) -> DocumentsOfFile {
@@ -83,11 +86,18 @@ impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> JsonLines<P> {
         loop {
             self.offset += self.line.len() as u64;
             self.line.clear();
-            let n = self
-                .reader
+            let n = (&mut self.reader)
+                .take(MAX_LINE_BYTES + 1)
                 .read_until(b'\n', &mut self.line)
                 .map_err(|error| read_error(&self.file, error))?;
             self.line_number += 1;
+            if n as u64 > MAX_LINE_BYTES {
+                return Err(Error::DocumentTooLarge {
+                    path: self.file.path.clone(),
+                    line: Some(self.line_number),
+                    limit: MAX_LINE_BYTES,
+                });
+            }
             if n == 0 {
                 return Ok(false);
             }

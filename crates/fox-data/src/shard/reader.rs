@@ -45,7 +45,9 @@ impl ShardReader {
             .into_iter()
             .find(|&width| head(width) == start)
             .ok_or_else(|| bad("it does not start like a shard of this version"))?;
-        let foot = Foot::parse(&end).ok_or_else(|| bad("it is cut short"))?;
+        let foot = Foot::parse(&end).ok_or_else(|| {
+            bad("it does not end like a shard: it was truncated, or something was appended")
+        })?;
         let table_bytes = foot.documents.checked_mul(ENTRY_BYTES as u64);
         let token_bytes = foot.tokens.checked_mul(width.bytes() as u64);
         let expected = token_bytes.zip(table_bytes).and_then(|(tokens, table)| {

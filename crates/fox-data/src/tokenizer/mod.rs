@@ -4,6 +4,7 @@ mod bytes;
 #[cfg(feature = "hf-tokenizers")]
 mod decoder_chain;
 mod detokenizer;
+mod file_limits;
 mod files;
 mod gpt2;
 mod gpt2_files;

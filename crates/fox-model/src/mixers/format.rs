@@ -119,8 +119,21 @@ pub struct CommonFields {
     pub initializer_range: f64,
     /// Whether `hidden_act` may be `sigmoid`.
     pub sigmoid_mlp: bool,
-    /// Whether the MLP's width must be said outright, because there is no ratio.
-    pub outright_width: bool,
+    /// Default of `hidden_size`.
+    pub hidden_size: usize,
+    /// The fields that give the width of the MLPs.
+    pub mlp_width: MlpWidthFields,
+}
+
+/// The fields of a config.json that give the width of the MLPs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlpWidthFields {
+    /// `intermediate_size`, or `hidden_ratio` where that is null or missing.
+    WidthOrRatio,
+    /// `intermediate_size`, which is required.
+    Width,
+    /// Fields of the mixer, which depend on the layer.
+    PerLayer,
 }
 
 impl CommonFields {
@@ -131,7 +144,8 @@ impl CommonFields {
         norm_eps: 1e-6,
         initializer_range: 0.02,
         sigmoid_mlp: false,
-        outright_width: false,
+        hidden_size: 2048,
+        mlp_width: MlpWidthFields::WidthOrRatio,
     };
 }
 

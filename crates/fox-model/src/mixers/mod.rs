@@ -28,7 +28,9 @@ mod registry;
 mod scan;
 
 pub use convolution::ShortConv;
-pub use format::{CheckpointLayout, CommonFields, FileFormat, Format, ModelType, chosen};
+pub use format::{
+    CheckpointLayout, CommonFields, FileFormat, Format, MlpWidthFields, ModelType, chosen,
+};
 pub use fox_cache::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};
 pub use mixer::{
     BlockNames, LayerContext, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
