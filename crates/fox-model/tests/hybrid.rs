@@ -19,7 +19,7 @@ fn names(config: &ModelConfig) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_pattern_repeats_and_may_be_cut() {
+fn patterns_repeat_and_may_be_truncated() {
     let config = parse(r#"["fox", "window:16", "gated-delta-net", "mamba2"]"#).unwrap();
     let want = ["FoX", "Transformer", "Gated DeltaNet", "Mamba-2", "FoX", "Transformer"];
     assert_eq!(names(&config), want);
@@ -30,7 +30,7 @@ fn a_pattern_repeats_and_may_be_cut() {
 }
 
 #[test]
-fn patterns_that_make_no_model_are_refused_in_one_sentence() {
+fn rejects_invalid_patterns() {
     let refused = |mixers: &str| parse(mixers).unwrap_err().to_string();
     assert_eq!(
         refused(r#"["fox", "window"]"#),
@@ -80,7 +80,7 @@ fn mlp_ratios_belong_to_their_layers() {
 }
 
 #[test]
-fn hybrids_are_stored_and_read_back() {
+fn hybrids_round_trip_through_files() {
     let device = Device::naive();
     let folder = tempfile::tempdir().unwrap();
     for (i, mixers) in
@@ -103,7 +103,7 @@ fn hybrids_are_stored_and_read_back() {
 
 /// What planners say of a hybrid is the sum of what they say of its layers.
 #[test]
-fn planners_add_up_the_layers() {
+fn estimates_sum_over_layers() {
     let model = |mixers: &str| parse(mixers).unwrap();
     let (fox, delta) = (model(r#"["fox"]"#), model(r#"["gated-delta-net"]"#));
     let both = model(r#"["fox", "gated-delta-net"]"#);

@@ -19,7 +19,7 @@ const MAX_LINE_BYTES: u64 = 256 << 20;
 /// The documents of a file, read line by line.
 pub(super) fn documents(file: &CorpusFile, contents: Contents, field: &str) -> DocumentsOfFile {
     let field = field.to_owned();
-    Box::new(JsonLines::new(file, contents, move |lines: &Place<'_>, line: &str| {
+    Box::new(JsonLines::new(file, contents, move |lines: &LinePosition<'_>, line: &str| {
         let mut deserializer = serde_json::Deserializer::from_str(line);
         let value = FieldOf(&field)
             .deserialize(&mut deserializer)
@@ -35,7 +35,7 @@ pub(super) fn documents(file: &CorpusFile, contents: Contents, field: &str) -> D
             }),
             None => Err(Error::MissingField {
                 path: lines.file.path.clone(),
-                place: format!("line {}", lines.number),
+                location: format!("line {}", lines.number),
                 field: field.clone(),
             }),
         }
@@ -44,18 +44,18 @@ pub(super) fn documents(file: &CorpusFile, contents: Contents, field: &str) -> D
 
 /// The objects of a file, whole, read line by line.
 pub(super) fn records(file: &CorpusFile, contents: Contents) -> RecordsOfFile {
-    Box::new(JsonLines::new(file, contents, |lines: &Place<'_>, line: &str| {
+    Box::new(JsonLines::new(file, contents, |lines: &LinePosition<'_>, line: &str| {
         serde_json::from_str::<Record>(line).map_err(|error| lines.bad(&error))
     }))
 }
 
 /// Which line is being read.
-struct Place<'a> {
+struct LinePosition<'a> {
     file: &'a CorpusFile,
     number: u64,
 }
 
-impl Place<'_> {
+impl LinePosition<'_> {
     fn bad(&self, error: &serde_json::Error) -> Error {
         Error::BadJsonLine {
             path: self.file.path.clone(),
@@ -75,7 +75,7 @@ struct JsonLines<P> {
     offset: u64,
 }
 
-impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> JsonLines<P> {
+impl<T, P: Fn(&LinePosition<'_>, &str) -> Result<T>> JsonLines<P> {
     fn new(file: &CorpusFile, contents: Contents, parse: P) -> Self {
         let Contents { reader, skipped: offset } = contents;
         JsonLines { file: file.clone(), reader, parse, line: Vec::new(), line_number: 0, offset }
@@ -112,11 +112,11 @@ impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> JsonLines<P> {
             path: self.file.path.clone(),
             offset: self.offset + error.valid_up_to() as u64,
         })?;
-        (self.parse)(&Place { file: &self.file, number: self.line_number }, line)
+        (self.parse)(&LinePosition { file: &self.file, number: self.line_number }, line)
     }
 }
 
-impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> Iterator for JsonLines<P> {
+impl<T, P: Fn(&LinePosition<'_>, &str) -> Result<T>> Iterator for JsonLines<P> {
     type Item = Result<T>;
 
     fn next(&mut self) -> Option<Result<T>> {

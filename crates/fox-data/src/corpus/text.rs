@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// Longest decompressed text file. A few kilobytes of compressed data can hold gigabytes.
 const MAX_DECOMPRESSED_BYTES: u64 = 1 << 30;
 
-/// The documents of a text file: the whole, or the parts between separators.
+/// The documents of a text file: all of it, or the texts between separators.
 ///
 /// The file is read whole: a text file is meant to be one document.
 pub(super) fn documents(

@@ -256,9 +256,12 @@ fn flush(stage: &Stage, state: &mut StageState) -> Result<Vec<String>> {
 }
 
 fn decode(decoder: &DecoderWrapper, tokens: Vec<String>) -> Result<Vec<String>> {
-    decoder
-        .decode_chain(tokens)
-        .map_err(|error| Error::Tokenize { tokenizer: "hf".to_owned(), detail: error.to_string() })
+    // The library's version panics on tokens that are shorter than `stop`.
+    if let DecoderWrapper::Strip(rule) = decoder {
+        return Ok(tokens.iter().map(|token| strip(token, rule).to_owned()).collect());
+    }
+    without_panic(|| decoder.decode_chain(tokens))
+        .map_err(|detail| Error::Tokenize { tokenizer: "hf".to_owned(), detail })
 }
 
 /// Strips up to `start` and `stop` characters from the ends of a token.

@@ -283,7 +283,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn saved_tokenizers_load_as_themselves() {
+    fn saved_tokenizers_load() {
         for name in ["bytes", "gpt2", "json-gpt2", "synthetic"] {
             let folder = tempfile::tempdir().unwrap();
             let tokenizer = Tokenizer::from_name(name).unwrap();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn gpt2_and_json_gpt2_are_recognised_without_our_marker() {
+    fn recognizes_gpt2_files() {
         for name in ["gpt2", "json-gpt2"] {
             let folder = tempfile::tempdir().unwrap();
             Tokenizer::from_name(name).unwrap().save(folder.path()).unwrap();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_files_get_a_sentence() {
+    fn rejects_unusable_files() {
         let folder = tempfile::tempdir().unwrap();
         let error = Tokenizer::load(folder.path()).unwrap_err().to_string();
         assert!(error.contains("no tokenizer.json"), "{error}");
@@ -329,7 +329,7 @@ mod tests {
 
     #[cfg(not(feature = "hf-tokenizers"))]
     #[test]
-    fn a_foreign_tokenizer_names_the_missing_feature() {
+    fn foreign_tokenizer_needs_a_feature() {
         let folder = tempfile::tempdir().unwrap();
         Tokenizer::from_name("synthetic").unwrap().save(folder.path()).unwrap();
         let error = Tokenizer::load(&folder.path().join("tokenizer.json")).unwrap_err();

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn our_tokenizer_files_mean_the_same_to_the_library() {
+    fn exported_files_agree_with_the_library() {
         let text = "It's 3  o'clock,\n\n naïve — “yes”!\t we'll see 😀 1234 ";
         for name in ["bytes", "gpt2"] {
             let (ours, library) = through_the_library(name);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_tokenizer_saves_and_loads() {
+    fn foreign_tokenizers_save_and_load() {
         let folder = tempfile::tempdir().unwrap();
         Tokenizer::from_name("synthetic").unwrap().save(folder.path()).unwrap();
         std::fs::remove_file(folder.path().join("fox_tokenizer.json")).unwrap();

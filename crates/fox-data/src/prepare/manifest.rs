@@ -1,4 +1,4 @@
-//! `prepare.json`: what was asked for, so that a folder is only ever continued by the same preparation.
+//! `prepare.json`: the options of a preparation, so that only the same preparation resumes in a folder.
 
 use std::fs;
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::path::Path;
 use fox_base::{FolderLock, durable};
 use serde::{Deserialize, Serialize};
 
-use super::flow::Source;
+use super::pipeline::Source;
 use super::{PrepareOptions, create_folders};
 use crate::dataset::Split;
 use crate::error::{Error, Result};
 use crate::prepare::HeldOut;
 
-const PLAN_FILE: &str = "prepare.json";
+const MANIFEST_FILE: &str = "prepare.json";
 const LOCK_FILE: &str = "prepare.lock";
 
 /// Everything that decides the bytes of the output. Paths are not in it: a corpus may be moved.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Plan {
+pub(super) struct Manifest {
     tokenizer: String,
     text_field: String,
     separator: Option<String>,
@@ -28,7 +28,7 @@ pub(super) struct Plan {
     files: Vec<(String, u64)>,
 }
 
-impl Plan {
+impl Manifest {
     pub(super) fn new(options: &PrepareOptions, sources: &[Source]) -> Self {
         Self {
             tokenizer: options.tokenizer.identity().to_string(),
@@ -50,24 +50,23 @@ impl Plan {
         }
     }
 
-    /// Makes the folder ours: writes the plan into an empty one, or finds the same plan there. Nobody else prepares into
-    /// it while the lock is held.
+    /// Locks the folder and writes the manifest into an empty one; in another, the manifest must be the same.
     pub(super) fn claim(&self, out: &Path) -> Result<FolderLock> {
-        let path = out.join(PLAN_FILE);
-        // Nothing is put into a folder of somebody else, not even a lock.
+        let path = out.join(MANIFEST_FILE);
+        // A foreign folder stays untouched; not even a lock is created in it.
         refuse_foreign(out, &path)?;
         durable::create_folder(out)?;
         let lock = FolderLock::take(&out.join(LOCK_FILE))?
             .map_err(|holder| Error::Locked { path: out.to_path_buf(), pid: holder.pid })?;
         refuse_foreign(out, &path)?;
         create_folders(out)?;
-        // What failed before it had finished anything may be tried again in another way.
+        // Without a finished shard, other options may replace those of the failed run.
         if path.exists() && has_shards(out)? {
             let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
             let different =
                 |detail| Error::DifferentPreparation { path: out.to_path_buf(), detail };
             let found: Self = serde_json::from_slice(&bytes)
-                .map_err(|error| different(format!("{PLAN_FILE} is unreadable: {error}")))?;
+                .map_err(|error| different(format!("{MANIFEST_FILE} is unreadable: {error}")))?;
             return self.difference(&found).map_or(Ok(lock), |detail| Err(different(detail)));
         }
         let bytes = serde_json::to_vec_pretty(self)
@@ -84,7 +83,7 @@ impl Plan {
         let pairs = [
             ("tokenizer", &found.tokenizer, &self.tokenizer),
             ("text field", &found.text_field, &self.text_field),
-            ("held-out part", &found.held_out, &self.held_out),
+            ("held-out split", &found.held_out, &self.held_out),
         ];
         Some(match pairs.into_iter().find(|(_, a, b)| a != b) {
             Some((what, found, now)) => format!("its {what} is {found}, now {now}"),
@@ -95,18 +94,18 @@ impl Plan {
     }
 }
 
-/// An error for a folder that holds something, but no plan.
-fn refuse_foreign(out: &Path, plan: &Path) -> Result<()> {
-    if out.exists() && !plan.exists() && !is_empty_folder(out)? {
+/// An error for a folder that has files but no manifest.
+fn refuse_foreign(out: &Path, manifest: &Path) -> Result<()> {
+    if out.exists() && !manifest.exists() && !is_empty_folder(out)? {
         return Err(Error::NotEmpty { path: out.to_path_buf() });
     }
     Ok(())
 }
 
-/// Whether a folder holds nothing, or only what a kill before the plan was written can leave.
+/// Whether a folder is empty, or has only files that an early kill can leave.
 fn is_empty_folder(path: &Path) -> Result<bool> {
     let own = [
-        durable::temporary_path(&path.join(PLAN_FILE)),
+        durable::temporary_path(&path.join(MANIFEST_FILE)),
         path.join(LOCK_FILE),
         path.join("train"),
         path.join("heldout"),

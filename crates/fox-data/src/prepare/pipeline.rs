@@ -1,4 +1,4 @@
-//! Reader, workers and writer, and the text on its way between them.
+//! The pipeline of a preparation: one reader, tokenizer threads, one writer.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,18 +10,17 @@ use std::thread;
 
 use twox_hash::XxHash3_64;
 
-use super::output::Kept;
+use super::output::FinishedDocuments;
 use super::split::SplitRule;
-use super::{PrepareOptions, chunks, split};
+use super::{PrepareOptions, chunks as chunking, split};
 use crate::corpus::Corpus;
 use crate::dataset::Split;
 use crate::error::{Error, Result};
 use crate::tokenizer::{SafeSplit, Tokenizer};
 
-/// Text in one piece of work: large enough that handing it around costs nothing, small enough that all cores
-/// have some of a single book.
-const WORK_BYTES: usize = 64 * 1024;
-/// Text under way at most (one document that cannot be cut may exceed it alone).
+/// Text in one bundle: large enough that sending it costs nothing, small enough that one book occupies all cores.
+const BUNDLE_BYTES: usize = 64 * 1024;
+/// Text in flight at most; a single document that cannot be split may exceed it.
 const BUDGET_BYTES: usize = 64 << 20;
 
 /// A corpus and where its documents go.
@@ -33,13 +32,13 @@ pub(super) struct Source {
 enum Target {
     All(Split),
     ByRule(SplitRule),
-    /// The end of every document, this part of it, is held out.
+    /// The end of every document, this fraction of it, is held out.
     Ends(f64),
 }
 
 impl Target {
-    /// Where the parts of a document go; each is a document of its own. Empty ones are left out.
-    fn parts<'t>(&self, text: &'t str) -> impl Iterator<Item = (Split, &'t str)> + use<'t> {
+    /// The splits of a document and their texts, each a document. Empty ones are left out.
+    fn splits<'t>(&self, text: &'t str) -> impl Iterator<Item = (Split, &'t str)> + use<'t> {
         let (head, end) = match self {
             Target::Ends(fraction) => split::cut_end(text, *fraction),
             _ => (text, ""),
@@ -71,65 +70,65 @@ impl Source {
     }
 }
 
-/// How far the reader is.
+/// Progress of the reader.
 #[derive(Default)]
-pub(super) struct Reading {
+pub(super) struct ReadProgress {
     /// Bytes of the corpus, as they lie on the disk.
     pub(super) bytes: AtomicU64,
-    /// Empty documents passed over.
+    /// Empty documents skipped.
     pub(super) empty: AtomicU64,
 }
 
-/// What the writer is told, in the order of the corpus.
+/// Input of the writer, in the order of the corpus.
 pub(super) enum Event {
-    /// A document that is in a kept shard.
-    Kept,
-    /// Ids of a part of a document.
+    /// A document that is in a finished shard.
+    Finished,
+    /// Ids of a chunk of a document.
     Ids {
         split: Split,
         ids: Vec<u32>,
         text_bytes: usize,
-        /// The hash of the document's text, if the part is its last.
+        /// The hash of the document's text, for its last chunk.
         ends: Option<u64>,
     },
 }
 
-/// A part of a document on its way to a worker.
-struct Piece {
+/// A chunk of a document to be tokenized.
+struct TextChunk {
     split: Split,
-    /// `None` for a document in a kept shard.
+    /// `None` for a document in a finished shard.
     text: Option<String>,
     ends: Option<u64>,
 }
 
-/// A numbered bundle of pieces, and what became of it.
-struct Work {
+/// A numbered bundle of chunks.
+struct Bundle {
     number: u64,
-    pieces: Vec<Piece>,
+    chunks: Vec<TextChunk>,
 }
 
-struct Done {
+struct EncodedBundle {
     number: u64,
     bytes: usize,
     events: Result<Vec<Event>>,
 }
 
-/// Reads, tokenizes and calls `write` with every event in the order of the corpus. Documents in kept shards are only
-/// compared: that they are the same, in the same order, and all there. Returns the number of empty documents.
+/// Reads, tokenizes and calls `write` with every event in the order of the corpus. Documents in finished shards are not
+/// tokenized: their hashes and order must be the same. Returns the number of empty documents.
 pub(super) fn run(
     options: &PrepareOptions,
     sources: Vec<Source>,
-    kept: Kept,
-    mut write: impl FnMut(Event, &Reading) -> Result<()>,
+    finished: FinishedDocuments,
+    mut write: impl FnMut(Event, &ReadProgress) -> Result<()>,
 ) -> Result<u64> {
     let threads = match options.threads {
         0 => thread::available_parallelism().map_or(1, usize::from),
         n => n,
     };
     let budget = Budget::default();
-    let reading = Reading::default();
-    let (work_sender, work_receiver) = mpsc::channel::<Work>();
-    let (done_sender, done_receiver) = mpsc::channel::<Done>();
+    let reading = ReadProgress::default();
+    let (work_sender, work_receiver) = mpsc::channel::<Bundle>();
+    let (done_sender, done_receiver) = mpsc::channel::<EncodedBundle>();
     let work_receiver = Mutex::new(work_receiver);
 
     thread::scope(|scope| {
@@ -137,8 +136,8 @@ pub(super) fn run(
             let (budget, reading) = (&budget, &reading);
             let safe = options.tokenizer.safe_split();
             scope.spawn(move || {
-                let bundler = Bundler::new(work_sender, budget, safe);
-                bundler.read(sources, kept, reading, &options.out)
+                let bundler = BundleSender::new(work_sender, budget, safe);
+                bundler.read(sources, finished, reading, &options.out)
             })
         };
         for _ in 0..threads {
@@ -148,7 +147,7 @@ pub(super) fn run(
         }
         drop(done_sender);
         let written = write_in_order(done_receiver, &budget, |event| write(event, &reading));
-        // Wakes the reader if writing stopped early; its next bundle then finds nobody to send to.
+        // Wakes the reader if writing stopped early; its next send then fails.
         budget.close();
         let read = reader.join().unwrap_or(Err(Error::ThreadLost { thread: "reader" }));
         written.and(read)
@@ -156,29 +155,29 @@ pub(super) fn run(
     Ok(reading.empty.into_inner())
 }
 
-/// Turns documents into bundles of work.
-struct Bundler<'a> {
-    sender: Sender<Work>,
+/// Turns documents into bundles and sends them to the workers.
+struct BundleSender<'a> {
+    sender: Sender<Bundle>,
     budget: &'a Budget,
     safe: SafeSplit,
-    pieces: Vec<Piece>,
+    chunks: Vec<TextChunk>,
     bytes: usize,
     number: u64,
 }
 
-/// The writer has gone; what stopped it is reported from there.
-struct WriterGone;
+/// The writer has stopped and reports the reason itself.
+struct WriterStopped;
 
-impl<'a> Bundler<'a> {
-    fn new(sender: Sender<Work>, budget: &'a Budget, safe: SafeSplit) -> Self {
-        Self { sender, budget, safe, pieces: Vec::new(), bytes: 0, number: 0 }
+impl<'a> BundleSender<'a> {
+    fn new(sender: Sender<Bundle>, budget: &'a Budget, safe: SafeSplit) -> Self {
+        Self { sender, budget, safe, chunks: Vec::new(), bytes: 0, number: 0 }
     }
 
     fn read(
         mut self,
         sources: Vec<Source>,
-        mut kept: Kept,
-        reading: &Reading,
+        mut finished: FinishedDocuments,
+        reading: &ReadProgress,
         out: &Path,
     ) -> Result<()> {
         let changed =
@@ -192,9 +191,9 @@ impl<'a> Bundler<'a> {
                 let read = bytes_before + counter.load(Ordering::Relaxed);
                 reading.bytes.store(read, Ordering::Relaxed);
                 reading.empty.store(empty_before + documents.empty(), Ordering::Relaxed);
-                for (split, text) in source.target.parts(&text) {
+                for (split, text) in source.target.splits(&text) {
                     let hash = hash(text);
-                    let skip = kept.take(split, hash).ok_or_else(|| {
+                    let skip = finished.take(split, hash).ok_or_else(|| {
                         let file = documents.file().map_or("", |file| file.name.as_str());
                         changed(format!("the corpus file {file} has changed since"))
                     })?;
@@ -207,10 +206,10 @@ impl<'a> Bundler<'a> {
             empty_before += documents.empty();
         }
         reading.empty.store(empty_before, Ordering::Relaxed);
-        if !kept.is_empty() {
+        if !finished.is_empty() {
             return Err(changed("the corpus has fewer documents than before".into()));
         }
-        // A failure means that the writer has gone, and it says why.
+        // A failure means that the writer has stopped, which reports the reason.
         let _ = self.send();
         Ok(())
     }
@@ -221,77 +220,77 @@ impl<'a> Bundler<'a> {
         split: Split,
         hash: u64,
         skip: bool,
-    ) -> std::result::Result<(), WriterGone> {
+    ) -> std::result::Result<(), WriterStopped> {
         if skip {
-            self.pieces.push(Piece { split, text: None, ends: Some(hash) });
+            self.chunks.push(TextChunk { split, text: None, ends: Some(hash) });
             return self.send_if_full();
         }
-        let mut pieces = chunks::chunks(text, self.safe, WORK_BYTES).peekable();
-        while let Some(piece) = pieces.next() {
-            self.bytes += piece.len();
-            self.pieces.push(Piece {
+        let mut chunks = chunking::chunks(text, self.safe, BUNDLE_BYTES).peekable();
+        while let Some(chunk) = chunks.next() {
+            self.bytes += chunk.len();
+            self.chunks.push(TextChunk {
                 split,
-                text: Some(piece.to_owned()),
-                ends: pieces.peek().is_none().then_some(hash),
+                text: Some(chunk.to_owned()),
+                ends: chunks.peek().is_none().then_some(hash),
             });
             self.send_if_full()?;
         }
         Ok(())
     }
 
-    fn send_if_full(&mut self) -> std::result::Result<(), WriterGone> {
-        if self.bytes >= WORK_BYTES || self.pieces.len() >= 1024 {
+    fn send_if_full(&mut self) -> std::result::Result<(), WriterStopped> {
+        if self.bytes >= BUNDLE_BYTES || self.chunks.len() >= 1024 {
             return self.send();
         }
         Ok(())
     }
 
-    fn send(&mut self) -> std::result::Result<(), WriterGone> {
+    fn send(&mut self) -> std::result::Result<(), WriterStopped> {
         if !self.budget.acquire(self.bytes) {
-            return Err(WriterGone);
+            return Err(WriterStopped);
         }
-        let work = Work { number: self.number, pieces: std::mem::take(&mut self.pieces) };
+        let work = Bundle { number: self.number, chunks: std::mem::take(&mut self.chunks) };
         self.number += 1;
         self.bytes = 0;
-        self.sender.send(work).map_err(|_| WriterGone)
+        self.sender.send(work).map_err(|_| WriterStopped)
     }
 }
 
-/// A worker: takes bundles until there are no more.
-fn encode_all(work: &Mutex<Receiver<Work>>, done: &Sender<Done>, tokenizer: &Tokenizer) {
+/// A worker: tokenizes bundles until the channel closes.
+fn encode_all(work: &Mutex<Receiver<Bundle>>, done: &Sender<EncodedBundle>, tokenizer: &Tokenizer) {
     loop {
         let received = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Work { number, pieces }) = received else {
+        let Ok(Bundle { number, chunks }) = received else {
             return;
         };
-        let bytes = pieces.iter().filter_map(|p| p.text.as_ref()).map(String::len).sum();
-        // A defect in a tokenizer must not leave the writer waiting for a bundle that never comes.
+        let bytes = chunks.iter().filter_map(|p| p.text.as_ref()).map(String::len).sum();
+        // A panic in a tokenizer must not leave the writer waiting for a bundle that never arrives.
         let events = catch_unwind(AssertUnwindSafe(|| {
-            pieces.into_iter().map(|piece| encode(piece, tokenizer)).collect()
+            chunks.into_iter().map(|chunk| encode(chunk, tokenizer)).collect()
         }))
         .unwrap_or(Err(Error::ThreadLost { thread: "tokenizer" }));
-        let sent = done.send(Done { number, bytes, events });
+        let sent = done.send(EncodedBundle { number, bytes, events });
         if sent.is_err() {
             return;
         }
     }
 }
 
-fn encode(piece: Piece, tokenizer: &Tokenizer) -> Result<Event> {
-    let Some(text) = piece.text else {
-        return Ok(Event::Kept);
+fn encode(chunk: TextChunk, tokenizer: &Tokenizer) -> Result<Event> {
+    let Some(text) = chunk.text else {
+        return Ok(Event::Finished);
     };
     Ok(Event::Ids {
-        split: piece.split,
+        split: chunk.split,
         ids: tokenizer.encode(&text)?,
         text_bytes: text.len(),
-        ends: piece.ends,
+        ends: chunk.ends,
     })
 }
 
 /// Writes bundles in the order of their numbers.
 fn write_in_order(
-    done: Receiver<Done>,
+    done: Receiver<EncodedBundle>,
     budget: &Budget,
     mut write: impl FnMut(Event) -> Result<()>,
 ) -> Result<()> {
@@ -310,7 +309,7 @@ fn write_in_order(
     Ok(())
 }
 
-/// Bounds the bytes under way.
+/// Bounds the bytes in flight.
 #[derive(Default)]
 struct Budget {
     state: Mutex<BudgetState>,
