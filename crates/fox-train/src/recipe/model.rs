@@ -77,7 +77,7 @@ impl Recipe {
         };
         self.training.freeze(model.params_mut());
         if let Some(times) = self.training.gate_init.decay_time(self.data.sequence_length)
-            && !model.begin_with_memory(times)?
+            && !model.init_decay_times(times)?
         {
             return Err(self.without_gates());
         }
