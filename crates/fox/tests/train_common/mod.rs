@@ -86,7 +86,9 @@ pub fn checkpoints(out: &Path) -> Vec<PathBuf> {
 
 /// Waits until the lock of `run` is free.
 pub fn wait_until_free(run: &Path) {
-    wait_until("the run folder is unlocked", || FolderLock::take(&run.join("run.lock")).unwrap().is_ok());
+    wait_until("the run folder is unlocked", || {
+        FolderLock::take(&run.join("run.lock")).unwrap().is_ok()
+    });
 }
 
 /// Waits two minutes at most.
