@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use fox_infer::Stats;
 
+use crate::memory::ByteBudget;
+
 /// Upper bounds of the buckets of times, in seconds.
 const BUCKETS: [f64; 18] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -64,7 +66,7 @@ impl Metrics {
     }
 
     /// Everything, with the engine's figures.
-    pub fn text(&self, stats: &Stats) -> String {
+    pub fn text(&self, stats: &Stats, answers: &ByteBudget, bodies: &ByteBudget) -> String {
         let mut text = String::new();
         let name = "fox_http_responses_total";
         header(&mut text, name, "Generation by path and status.", "counter");
@@ -83,6 +85,10 @@ impl Metrics {
             times.write(&mut text, name, help);
         }
         engine(&mut text, stats);
+        let used = answers.used() as f64;
+        single(&mut text, "fox_answer_bytes", "Bytes of answers in flight.", "gauge", used);
+        let used = bodies.used() as f64;
+        single(&mut text, "fox_body_bytes", "Bytes of unfinished bodies.", "gauge", used);
         if let Some(bytes) = resident_bytes() {
             let name = "process_resident_memory_bytes";
             single(&mut text, name, "Memory in use.", "gauge", bytes as f64);

@@ -1,4 +1,4 @@
-//! Limits and choices of a server.
+//! Options and limits of a server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -58,6 +58,8 @@ impl Default for ServeOptions {
             compare: None,
             access_log: None,
             max_body: 16 << 20,
+            body_bytes: 64 << 20,
+            answer_bytes: 256 << 20,
             max_choices: 1024,
             max_logprobs: 20,
             max_inspect: 4096,

@@ -176,8 +176,8 @@ fn count(fields: &mut Fields, name: &'static str) -> ApiResult<Option<usize>> {
 
 fn text_prompts(app: &App, fields: &mut Fields) -> ApiResult<Vec<Prompt>> {
     let mark = fields.take("add_special_tokens")?.unwrap_or(true);
-    match fields.take::<Value>("prompt")? {
-        Some(value) => Prompt::parse(app, &value, mark),
+    match fields.take_raw("prompt") {
+        Some(raw) => Prompt::parse(app, raw, mark),
         None => Err(ApiError::invalid("prompt", "prompt is missing")),
     }
 }
