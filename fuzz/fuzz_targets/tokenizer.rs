@@ -6,7 +6,7 @@
 use std::fs;
 use std::sync::LazyLock;
 
-use fox_data::{SafeCut, Tokenizer};
+use fox_data::{SafeSplit, Tokenizer};
 use fox_fuzz::{check_sentence, folder};
 use fox_infer::TextDecoder;
 use libfuzzer_sys::fuzz_target;
@@ -50,12 +50,12 @@ fn check_text(tokenizer: &Tokenizer, text: &str) {
         assert_eq!(stream(tokenizer, &ids, Some(stop)), before, "stop {stop:?}");
     }
     // Cut where it is safe, the parts have the ids of the whole.
-    let safe = |(at, c): &(usize, char)| match tokenizer.safe_cut() {
-        SafeCut::AnyCharacter => true,
-        SafeCut::BeforeSpace => {
+    let safe = |(at, c): &(usize, char)| match tokenizer.safe_split() {
+        SafeSplit::AnyCharacter => true,
+        SafeSplit::BeforeSpace => {
             *c == ' ' && text[..*at].chars().next_back().is_some_and(|c| !c.is_whitespace())
         }
-        SafeCut::Nowhere => false,
+        SafeSplit::Nowhere => false,
     };
     for (at, _) in text.char_indices().filter(safe).take(4) {
         let (a, b) = text.split_at(at);

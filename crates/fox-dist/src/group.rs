@@ -176,7 +176,7 @@ impl Group {
         let device = device.clone();
         self.on_loss(move |_| {
             if let Some(peers) = device.backend().caps().peers {
-                peers.abort_exchange();
+                peers.abort_collectives();
             }
         });
     }

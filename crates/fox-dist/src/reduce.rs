@@ -140,7 +140,7 @@ mod tests {
         let mut random = fox_base::random::SplitMix64::new(3);
         let mut list = || -> Vec<f32> {
             (0..50)
-                .map(|_| (random.unit() as f32 - 0.5) * 10f32.powi(random.below(9) as i32))
+                .map(|_| (random.uniform() as f32 - 0.5) * 10f32.powi(random.below(9) as i32))
                 .collect()
         };
         let leaves: Vec<Vec<f32>> = (0..8).map(|_| list()).collect();

@@ -6,7 +6,7 @@
 //! comes out is distributed as in the kept beginning, after about `1 / p` passes (rejection sampling; FlashInfer's
 //! "Sorting-Free GPU Kernels for LLM Sampling", 2025).
 
-use fox_tensor::cases::Rng;
+use fox_base::random::SplitMix64;
 
 use crate::scores::{BLOCK, likeliest, sum_of};
 
@@ -87,7 +87,7 @@ impl<'a> FilteredWeights<'a> {
 
     /// One of the largest that have this share of what is kept, and that weigh at least `least`, each as likely as its
     /// weight says; `None` when none has a weight.
-    pub fn draw_within(mut self, share: f32, least: f32, rng: &mut Rng) -> Option<usize> {
+    pub fn draw_within(mut self, share: f32, least: f32, rng: &mut SplitMix64) -> Option<usize> {
         let enough = f64::from(share) * self.total;
         if least > 0.0 {
             self.restrict(self.cut.and(Threshold::from_weight(least)));
@@ -160,13 +160,17 @@ mod tests {
         (shares, nearest)
     }
 
-    fn draw(weights: &[f32], (top_k, top_p, min_p): (usize, f32, f32), rng: &mut Rng) -> usize {
+    fn draw(
+        weights: &[f32],
+        (top_k, top_p, min_p): (usize, f32, f32),
+        rng: &mut SplitMix64,
+    ) -> usize {
         let cut = if top_k > 0 { Threshold::largest(weights, top_k) } else { Threshold::ALL };
         FilteredWeights::new(weights, cut).draw_within(top_p, min_p, rng).unwrap()
     }
 
     /// Random weights with ties and zeros, the largest being 1.
-    fn weights(rng: &mut Rng, len: usize, spread: f64) -> Vec<f32> {
+    fn weights(rng: &mut SplitMix64, len: usize, spread: f64) -> Vec<f32> {
         let mut weights: Vec<f32> = (0..len)
             .map(|_| match rng.between(0, 9) {
                 0 => 0.0,
@@ -191,7 +195,7 @@ mod tests {
 
     #[test]
     fn nothing_is_drawn_that_sorting_cuts_away() {
-        let mut rng = Rng::new(5);
+        let mut rng = SplitMix64::new(5);
         for case in 0..200 {
             let len = rng.between(1, 3000);
             let weights = weights(&mut rng, len, [0.01, 1.0, 20.0, 80.0][case % 4]);
@@ -212,7 +216,7 @@ mod tests {
     /// Pearson's statistic against the shares of the f64 oracle.
     #[test]
     fn draws_have_the_distribution_that_sorting_gives() {
-        let mut rng = Rng::new(6);
+        let mut rng = SplitMix64::new(6);
         for (case, spread) in [(0, 0.5), (1, 3.0), (2, 12.0)] {
             let weights = weights(&mut rng, 60, spread);
             for filters in FILTERS {
@@ -253,7 +257,7 @@ mod tests {
 
     #[test]
     fn sums_of_blocks_count_what_is_kept() {
-        let mut rng = Rng::new(7);
+        let mut rng = SplitMix64::new(7);
         let weights = weights(&mut rng, 1000, 2.0);
         for id in [0, 3, 255, 256, 700, 999] {
             for cut in

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fox_dist::{Group, Owned};
-use fox_tensor::{Gradients, ParamId, Taker, Tape, Tensor};
+use fox_tensor::{BucketSink, Gradients, ParamId, Tape, Tensor};
 
 use crate::Result;
 use crate::optimizer::Updater;
@@ -35,13 +35,13 @@ impl OverlappedReduce {
         let Some((group, owners)) = &self.owners else { return Ok(tape.backward(gradients)?) };
         match &self.terms {
             None => {
-                gradients.restart_terms();
+                gradients.reset_term_counts();
                 tape.backward(gradients)?;
-                self.terms = Some(gradients.terms().to_vec());
+                self.terms = Some(gradients.term_counts().to_vec());
             }
             Some(terms) => {
                 let taker = taker(Arc::clone(group), Arc::clone(owners));
-                gradients.hand_over(terms.clone(), self.bucket, taker);
+                gradients.set_bucket_sink(terms.clone(), self.bucket, taker);
                 tape.backward(gradients)?;
             }
         }
@@ -49,7 +49,7 @@ impl OverlappedReduce {
     }
 }
 
-fn taker(group: Arc<Group>, owners: Arc<[usize]>) -> Taker {
+fn taker(group: Arc<Group>, owners: Arc<[usize]>) -> BucketSink {
     Box::new(move |bucket: &mut [(ParamId, &mut Tensor)]| {
         let owned = bucket.iter_mut().map(|(id, tensor)| Owned { owner: owners[id.0], tensor });
         group.begin_reduce(&mut owned.collect::<Vec<_>>()).map_err(|error| match error {

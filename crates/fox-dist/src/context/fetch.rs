@@ -1,7 +1,7 @@
 //! Keys, values and gates on their way. Rows of single heads are collected on the device, so that only what travels
 //! passes through the host.
 
-use fox_tensor::{CustomOp, DType, Error, OwnKeys, Result, Tensor};
+use fox_tensor::{CustomOp, DType, Error, LocalKeys, Result, Tensor};
 
 use super::key_plan::KeyRange;
 use super::{SequenceShard, Traffic};
@@ -41,7 +41,7 @@ impl Fetch {
     pub(super) fn new(
         part: &SequenceShard,
         key_ranges: Vec<Vec<KeyRange>>,
-        own: &OwnKeys<'_>,
+        own: &LocalKeys<'_>,
     ) -> Self {
         let (part, gated, spec) = (part.clone(), own.log_gates.is_some(), own.spec);
         let (kv_heads, head_dim, heads) = (spec.kv_heads, spec.head_dim, spec.heads);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fox_tensor::{AttentionSpec, Error, LogitBound, OwnKeys, Result, Tensor, floored_log_gate};
+use fox_tensor::{AttentionSpec, Error, LocalKeys, LogitBound, Result, Tensor, clamp_log_gate};
 
 use super::SequenceShard;
 use super::key_plan::{BLOCK, GateSums};
@@ -26,7 +26,7 @@ impl Bounds {
 /// What all ranks must know to decide who key_ranges what: sums of the log gates, and a bound on the logits.
 pub(super) fn share_gate_sums(
     part: &SequenceShard,
-    own: &OwnKeys<'_>,
+    own: &LocalKeys<'_>,
     gates: &[f32],
 ) -> Result<(GateSums, Bounds)> {
     let (split, context, spec) = (&part.0.split, &part.0.context, own.spec);
@@ -88,7 +88,7 @@ fn running_sums(part: &SequenceShard, heads: usize, gates: &[f32]) -> crate::Res
             for t in 0..chunk.len {
                 let row = &gates[(chunk.row + t) * heads..][..heads];
                 for (sum, gate) in sums.iter_mut().zip(row) {
-                    *sum += floored_log_gate(f64::from(*gate));
+                    *sum += clamp_log_gate(f64::from(*gate));
                 }
                 if t == 0 {
                     reported.extend(&sums);

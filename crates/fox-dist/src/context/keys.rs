@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fox_tensor::{
-    Acp, AttentionSpec, OwnKeys, Result, Segment, Segments, Tape, Var, Whole, WithEarlier,
+    Acp, AttentionSpec, ExtendedKeys, FullSequence, LocalKeys, Result, Segment, Segments, Tape, Var,
 };
 
 use super::SequenceShard;
@@ -18,12 +18,12 @@ const VANISHED: f64 = -104.0;
 /// Bounds from norm weights are those of exact arithmetic; rounding to bf16 adds at most `2^-7`.
 const ROUNDING: f64 = 1.01;
 
-/// See [`EarlierRows::with_earlier`](fox_tensor::EarlierRows::with_earlier).
-pub(super) fn with_earlier(
+/// See [`PrecedingRows::prepend_keys`](fox_tensor::PrecedingRows::prepend_keys).
+pub(super) fn prepend_keys(
     part: &SequenceShard,
     tape: &mut Tape<'_>,
-    own: &OwnKeys<'_>,
-) -> Result<WithEarlier> {
+    own: &LocalKeys<'_>,
+) -> Result<ExtendedKeys> {
     let inner = &*part.0;
     let (split, context, spec) = (&inner.split, &inner.context, own.spec);
     let gates = own.log_gates.map(|gates| gates.value().to_f32()).transpose()?;
@@ -58,7 +58,7 @@ pub(super) fn with_earlier(
         let before = |range: &KeyRange, h| sums.before(range.chunk.sequence, range.first, h);
         mine.iter().flat_map(move |range| (0..spec.heads).map(move |h| before(range, h)))
     });
-    let whole = Whole {
+    let full = FullSequence {
         gate_sums: gate_sums.collect(),
         keys: mine.iter().map(|range| split.length(range.chunk.sequence)).collect(),
         bounds: match bounds.by_sequence.is_empty() {
@@ -74,9 +74,9 @@ pub(super) fn with_earlier(
     part.note_traffic(fetch.traffic());
     let inputs: Vec<&Var> = [own.k, own.v].into_iter().chain(own.log_gates).collect();
     let mut outputs = tape.custom(fetch, &inputs)?.into_iter();
-    let spec = AttentionSpec { segments, whole: Some(Arc::new(whole)), ..spec.clone() };
+    let spec = AttentionSpec { segments, full_sequence: Some(Arc::new(full)), ..spec.clone() };
     match (outputs.next(), outputs.next(), outputs.next()) {
-        (Some(k), Some(v), log_gates) => Ok(WithEarlier { k, v, log_gates, spec }),
+        (Some(k), Some(v), log_gates) => Ok(ExtendedKeys { k, v, log_gates, spec }),
         _ => Err(fox_tensor::Error::Argument { op: OP, detail: "the op gave no keys".into() }),
     }
 }

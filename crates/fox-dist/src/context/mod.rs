@@ -1,7 +1,7 @@
 //! One sequence over several ranks (context parallelism).
 //!
 //! Every rank of a [`Context`] holds a range of the columns of a batch. Ops that look back get what they range from the
-//! ranks before, through [`EarlierRows`], so that a model computes with part of its sequences
+//! ranks before, through [`PrecedingRows`], so that a model computes with part of its sequences
 //! as if it had all of them:
 //!
 //! - the token shift key_ranges one row, that before the first one (`token_shift.rs`);
@@ -26,7 +26,7 @@ mod token_shift;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fox_tensor::{EarlierRows, OwnKeys, Segments, Tape, Var, WithEarlier};
+use fox_tensor::{ExtendedKeys, LocalKeys, PrecedingRows, Segments, Tape, Var};
 
 pub use split::SequenceSplit;
 
@@ -140,7 +140,7 @@ impl SequenceShard {
 
     /// A tape that finds the beginnings of its sequences with the other ranks.
     pub fn tape<'m>(&self, tape: Tape<'m>) -> Tape<'m> {
-        tape.continuing(Arc::new(self.clone()))
+        tape.with_preceding_rows(Arc::new(self.clone()))
     }
 
     /// What received for each attention layer, in the order of the calls.
@@ -173,16 +173,16 @@ impl SequenceShard {
     }
 }
 
-impl EarlierRows for SequenceShard {
-    fn row_before(&self, tape: &mut Tape<'_>, u: &Var) -> fox_tensor::Result<Var> {
-        token_shift::row_before(self, tape, u)
+impl PrecedingRows for SequenceShard {
+    fn preceding_row(&self, tape: &mut Tape<'_>, u: &Var) -> fox_tensor::Result<Var> {
+        token_shift::preceding_row(self, tape, u)
     }
 
-    fn with_earlier(
+    fn prepend_keys(
         &self,
         tape: &mut Tape<'_>,
-        own: &OwnKeys<'_>,
-    ) -> fox_tensor::Result<WithEarlier> {
-        keys::with_earlier(self, tape, own)
+        own: &LocalKeys<'_>,
+    ) -> fox_tensor::Result<ExtendedKeys> {
+        keys::prepend_keys(self, tape, own)
     }
 }

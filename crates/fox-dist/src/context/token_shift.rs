@@ -4,11 +4,11 @@ use fox_tensor::{CustomOp, DType, Result, Tape, Tensor, Var};
 
 use super::SequenceShard;
 
-/// See [`EarlierRows::row_before`](fox_tensor::EarlierRows::row_before).
-pub(super) fn row_before(part: &SequenceShard, tape: &mut Tape<'_>, u: &Var) -> Result<Var> {
+/// See [`PrecedingRows::preceding_row`](fox_tensor::PrecedingRows::preceding_row).
+pub(super) fn preceding_row(part: &SequenceShard, tape: &mut Tape<'_>, u: &Var) -> Result<Var> {
     let mut rows = tape.custom(RowBefore(part.clone()), &[u])?;
     rows.pop().ok_or_else(|| fox_tensor::Error::Argument {
-        op: "row_before",
+        op: "preceding_row",
         detail: "the op gave no rows".into(),
     })
 }
@@ -18,7 +18,7 @@ struct RowBefore(SequenceShard);
 
 impl CustomOp for RowBefore {
     fn name(&self) -> &'static str {
-        "row_before"
+        "preceding_row"
     }
 
     fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {

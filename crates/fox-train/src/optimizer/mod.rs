@@ -199,7 +199,7 @@ impl Updater {
             return Ok(StepReport { grad_norm: 0.0, clip_scale: 1.0, skipped: true });
         };
         // Some may be on their way since the backward pass.
-        let shared = gradients.remaining_mut().map(|(id, tensor)| {
+        let shared = gradients.unsent_mut().map(|(id, tensor)| {
             let owner = self.owners[id.0];
             Owned { owner, tensor }
         });

@@ -62,7 +62,7 @@ struct Consumer {
     }
 
     // dS^T to shared memory, swizzled as the copy engine would.
-    DEVICE void share_ds(const u32 (&df)[BLOCK_M / 4], u8* ds) {
+    DEVICE void store_ds(const u32 (&df)[BLOCK_M / 4], u8* ds) {
         const int matrix = lane() / 8;
         const int key = row() - lane() / 4 + (matrix % 2) * 8 + lane() % 8;
         const u32 base = smem_address(ds) + key * SLAB_ROW_BYTES;
@@ -78,7 +78,7 @@ struct Consumer {
     }
 
     // Sums over the warp, one of them in each group of 32 / SUMS lanes.
-    static DEVICE float spread_sum(float (&x)[SUMS]) {
+    static DEVICE float transposed_sum(float (&x)[SUMS]) {
         int step = 16;
 #pragma unroll
         for (int n = SUMS; n > 1; n /= 2, step /= 2) {
@@ -104,7 +104,7 @@ struct Consumer {
         wgmma_commit();
     }
 
-    DEVICE void hand_over_dq(const float (&dq)[32], float sum, u32 index) {
+    DEVICE void publish_dq(const float (&dq)[32], float sum, u32 index) {
         mbarrier_wait(&sh.dq_empty[warpgroup], index % 2 ^ 1);
         float4* dst = reinterpret_cast<float4*>(sh.dq[warpgroup]) + threadIdx.x % 128;
 #pragma unroll
@@ -112,7 +112,7 @@ struct Consumer {
             dst[g * 128] = make_float4(dq[4 * g], dq[4 * g + 1], dq[4 * g + 2], dq[4 * g + 3]);
         }
         const int warp = int(threadIdx.x) / 32 % 4, lanes = 32 / SUMS;
-        if (lane() % lanes == 0) sh.dq[warpgroup][DQ_PIECE + warp * SUMS + lane() / lanes] = sum;
+        if (lane() % lanes == 0) sh.dq[warpgroup][DQ_TILE + warp * SUMS + lane() / lanes] = sum;
         fence_async_proxy();
         __syncwarp();
         release(&sh.dq_full[warpgroup]);
@@ -195,7 +195,7 @@ struct Consumer {
         // The buffer was read for dQ two steps ago. Who has written dS of the last step has done with
         // that, so waiting for the last step's dS suffices for both.
         if (!FIRST) wait_ds(step - 1);
-        share_ds(df, sh.ds[step % 3]);
+        store_ds(df, sh.ds[step % 3]);
         fence_async_proxy();
         __syncwarp();
         release(&sh.ds_full[step % 3]);
@@ -212,8 +212,8 @@ struct Consumer {
         if (!FIRST) multiply_dq(dq, step - 1);
         wgmma_wait<0>();
         barrier_arrive(TURN_BARRIER + (warpgroup ^ 1), 256);
-        if (!FIRST) hand_over_dq(dq, tile_sum, step - 1);
-        tile_sum = spread_sum(part);
+        if (!FIRST) publish_dq(dq, tile_sum, step - 1);
+        tile_sum = transposed_sum(part);
         sums.x += column_sums.x;
         sums.y += column_sums.y;
         ++step;
@@ -225,7 +225,7 @@ struct Consumer {
         wait_ds(step - 1);
         multiply_dq(dq, step - 1);
         wgmma_wait<0>();
-        hand_over_dq(dq, tile_sum, step - 1);
+        publish_dq(dq, tile_sum, step - 1);
     }
 
     DEVICE void tile(const BackwardTile& t) {
@@ -245,8 +245,8 @@ struct Consumer {
             }
             float2 sums = make_float2(0.f, 0.f);
             float s[BLOCK_M / 2], tile_sum = 0.f;
-            const int count = range.y - range.x, step_m = t.turned ? -1 : 1;
-            int m = t.turned ? range.y - 1 : range.x;
+            const int count = range.y - range.x, step_m = t.reversed ? -1 : 1;
+            int m = t.reversed ? range.y - 1 : range.x;
             if (count > 0) {
                 multiply_scores(s, step);
                 wgmma_wait<0>();

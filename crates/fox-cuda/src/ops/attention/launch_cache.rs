@@ -1,4 +1,4 @@
-//! What is kept from one call to the next: lists of tiles, the choice of kernels, cleared memory.
+//! What is kept from one call to the next: lists of tiles, the choice of kernels, zeros memory.
 //!
 //! A short sequence takes the GPU less time than the host would need to write the defines of its kernels, to look them
 //! up and to clear a counter.
@@ -8,27 +8,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fox_tensor::Segments;
 
 use super::Attention;
-use super::tiles::{self, Features, Tile};
+use super::tiles::{self, Features, TileConfig};
 use super::tiling::Tiling;
 use crate::launch::Kernel;
 use crate::recent::Recent;
 use crate::{Buffer, Float, Gpu, Result, Source};
 
-/// Kept with the GPU.
+/// LaunchCache with the GPU.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct LaunchCache {
     /// By segments and tile sizes.
     pub(super) tilings: Recent<(Segments, usize, usize), Tiling>,
-    tiles: Recent<TileKey, Tile>,
+    tiles: Recent<TileKey, TileConfig>,
     kernels: Recent<(Source, &'static str, Variant), Kernel>,
-    cleared: Cleared,
+    zeros: ZeroArena,
 }
 
-impl Kept {
+impl LaunchCache {
     pub(crate) fn clear(&self) {
         self.tilings.clear();
         self.kernels.clear();
-        self.cleared.clear();
+        self.zeros.clear();
     }
 }
 
@@ -43,10 +43,10 @@ pub(super) struct TileKey {
 }
 
 impl TileKey {
-    fn tile(&self) -> Tile {
+    fn tile(&self) -> TileConfig {
         let &TileKey { forward, wide, hopper, head_dim, features } = self;
         match (forward, hopper) {
-            _ if wide => tiles::single(head_dim, forward),
+            _ if wide => tiles::f32_kernel(head_dim, forward),
             (true, true) => tiles::hopper_forward(head_dim, features),
             (true, false) => tiles::portable_forward(head_dim, features),
             (false, _) => tiles::hopper_backward(head_dim, features)
@@ -78,7 +78,7 @@ impl<T: Float> Attention<'_, T> {
         }
     }
 
-    pub(super) fn tile(&self, key: TileKey) -> Result<Arc<Tile>> {
+    pub(super) fn tile(&self, key: TileKey) -> Result<Arc<TileConfig>> {
         self.gpu.attention.tiles.get(key, || Ok(key.tile()))
     }
 
@@ -86,7 +86,7 @@ impl<T: Float> Attention<'_, T> {
     pub(super) fn main_kernel(
         &self,
         key: TileKey,
-        tile: &Tile,
+        tile: &TileConfig,
         entry: &'static str,
     ) -> Result<Arc<Kernel>> {
         self.kernel(tile.source, entry, Variant::Main(key), || tile.defines.clone())
@@ -106,53 +106,53 @@ impl<T: Float> Attention<'_, T> {
     }
 
     /// Memory for `len` integers, all 0.
-    pub(super) fn cleared(&self, len: usize) -> Result<Zeros> {
-        self.gpu.attention.cleared.take(self.gpu, len)
+    pub(super) fn zeros(&self, len: usize) -> Result<ZeroSlice> {
+        self.gpu.attention.zeros.take(self.gpu, len)
     }
 }
 
-/// Integers that are cleared together.
-const SHEET: usize = 64 << 10;
-/// A piece of a sheet begins at a multiple of this.
-const PIECE: usize = 32;
-/// More than this is cleared alone.
-const LARGEST: usize = 1 << 10;
+/// Integers that are zeros together.
+const SLAB_LEN: usize = 64 << 10;
+/// A piece of a slab begins at a multiple of this.
+const ALIGN: usize = 32;
+/// More than this is zeros alone.
+const MAX_SLICE_LEN: usize = 1 << 10;
 
-/// Small pieces of cleared memory: many are cleared by one memset, and each is handed out once.
+/// Small pieces of zeros memory: many are zeros by one memset, and each is handed out once.
 #[derive(Default)]
-struct Cleared(Mutex<Option<Sheet>>);
+struct ZeroArena(Mutex<Option<ZeroSlab>>);
 
-struct Sheet {
+struct ZeroSlab {
     memory: Arc<Buffer<i32>>,
     used: usize,
 }
 
-/// A piece of cleared memory, as long as this lives.
-pub(super) struct Zeros {
+/// A piece of zeros memory, as long as this lives.
+pub(super) struct ZeroSlice {
     memory: Arc<Buffer<i32>>,
     first: usize,
 }
 
-impl Zeros {
+impl ZeroSlice {
     pub(super) fn address(&self) -> u64 {
         self.memory.address() + 4 * self.first as u64
     }
 }
 
-impl Cleared {
-    fn take(&self, gpu: &Gpu, len: usize) -> Result<Zeros> {
+impl ZeroArena {
+    fn take(&self, gpu: &Gpu, len: usize) -> Result<ZeroSlice> {
         // A graph clears what it uses whenever it is replayed.
-        if len > LARGEST || gpu.is_capturing() {
-            return Ok(Zeros { memory: Arc::new(gpu.zeros(len)?), first: 0 });
+        if len > MAX_SLICE_LEN || gpu.is_capturing() {
+            return Ok(ZeroSlice { memory: Arc::new(gpu.zeros(len)?), first: 0 });
         }
         let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let sheet = match current.take().filter(|sheet| sheet.used + len <= SHEET) {
-            Some(sheet) => sheet,
-            None => Sheet { memory: Arc::new(gpu.zeros(SHEET)?), used: 0 },
+        let slab = match current.take().filter(|slab| slab.used + len <= SLAB_LEN) {
+            Some(slab) => slab,
+            None => ZeroSlab { memory: Arc::new(gpu.zeros(SLAB_LEN)?), used: 0 },
         };
-        let zeros = Zeros { memory: Arc::clone(&sheet.memory), first: sheet.used };
-        let used = sheet.used + len.next_multiple_of(PIECE);
-        *current = Some(Sheet { used, ..sheet });
+        let zeros = ZeroSlice { memory: Arc::clone(&slab.memory), first: slab.used };
+        let used = slab.used + len.next_multiple_of(ALIGN);
+        *current = Some(ZeroSlab { used, ..slab });
         Ok(zeros)
     }
 

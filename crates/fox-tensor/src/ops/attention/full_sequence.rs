@@ -8,7 +8,7 @@
 /// that is a multiple of 64. Decays do not depend on `gate_sums` but for their rounding, so a device may leave it
 /// aside, and then prunes by the keys at hand.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Whole {
+pub struct FullSequence {
     /// Sum of the log gates of all keys before a segment's first one, `[segments, H]`, row by row; empty without gates.
     pub gate_sums: Vec<f64>,
     /// Keys of each whole sequence, those after the last query included: `N` of the pruning rule.

@@ -2,7 +2,7 @@
 // during the softmax. For wide heads, whose output leaves no registers for halves with queries in registers.
 //
 // Included by attention_fwd_sm90.cu.
-struct Consumer : ForwardRows {
+struct Consumer : ConsumerBase {
     // s = Q K^T for the block that `index` counts; committed, not waited for.
     DEVICE void multiply_keys(float (&s)[BLOCK_N / 2], u32 index) {
         mbarrier_wait(&sh.k_full[index % STAGES], index / STAGES % 2);

@@ -6,28 +6,28 @@
 #include "real.cuh"
 
 constexpr int STRIDE = LANES * VEC;
-typedef float Piece[CHUNKS][VEC];
+typedef float Fragment[CHUNKS][VEC];
 
-struct Place {
+struct HeadLane {
     int head, lane;
     bool active;
 };
-DEVICE Place place(int heads) {
+DEVICE HeadLane head_lane(int heads) {
     const int per_block = blockDim.x / LANES, local = threadIdx.x / LANES;
     const int head = blockIdx.y * per_block + local;
-    return Place{min(head, heads - 1), int(threadIdx.x) % LANES, head < heads};
+    return HeadLane{min(head, heads - 1), int(threadIdx.x) % LANES, head < heads};
 }
 DEVICE int column_of(int lane, int c) { return c * STRIDE + lane * VEC; }
 
 // All elements [c][i] of a piece.
-#define FOR_PIECE(c, i)                  \
+#define FOR_FRAGMENT(c, i)                  \
     _Pragma("unroll") for (int c = 0; c < CHUNKS; ++c) _Pragma("unroll") for (int i = 0; i < VEC; ++i)
 
-DEVICE void clear_piece(Piece& x) {
-    FOR_PIECE(c, i) x[c][i] = 0.f;
+DEVICE void clear_fragment(Fragment& x) {
+    FOR_FRAGMENT(c, i) x[c][i] = 0.f;
 }
 template <typename T>
-DEVICE void load_piece(Piece& x, const T* p, int lane, int d) {
+DEVICE void load_fragment(Fragment& x, const T* p, int lane, int d) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         if (column_of(lane, c) < d) {
@@ -40,23 +40,23 @@ DEVICE void load_piece(Piece& x, const T* p, int lane, int d) {
 }
 // A piece on its way from memory, in as few registers as it fits.
 #if BF16 && VEC == 8
-typedef uint4 Raw[CHUNKS];
-DEVICE void fetch(Raw& x, const real* p, int lane, int d) {
+typedef uint4 PackedFragment[CHUNKS];
+DEVICE void fetch(PackedFragment& x, const real* p, int lane, int d) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         x[c] = column_of(lane, c) < d ? *reinterpret_cast<const uint4*>(p + column_of(lane, c))
                                       : make_uint4(0, 0, 0, 0);
     }
 }
-DEVICE void clear(Raw& x) {
+DEVICE void clear(PackedFragment& x) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) x[c] = make_uint4(0, 0, 0, 0);
 }
-DEVICE void copy(Raw& x, const Raw& from) {
+DEVICE void copy(PackedFragment& x, const PackedFragment& from) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) x[c] = from[c];
 }
-DEVICE void unpack(Piece& x, const Raw& raw) {
+DEVICE void unpack(Fragment& x, const PackedFragment& raw) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         const u32 words[4] = {raw[c].x, raw[c].y, raw[c].z, raw[c].w};
@@ -65,23 +65,23 @@ DEVICE void unpack(Piece& x, const Raw& raw) {
     }
 }
 #else
-typedef Piece Raw;
-DEVICE void fetch(Raw& x, const real* p, int lane, int d) { load_piece(x, p, lane, d); }
-DEVICE void clear(Raw& x) { clear_piece(x); }
-DEVICE void copy(Raw& x, const Raw& from) {
-    FOR_PIECE(c, i) x[c][i] = from[c][i];
+typedef Fragment PackedFragment;
+DEVICE void fetch(PackedFragment& x, const real* p, int lane, int d) { load_fragment(x, p, lane, d); }
+DEVICE void clear(PackedFragment& x) { clear_fragment(x); }
+DEVICE void copy(PackedFragment& x, const PackedFragment& from) {
+    FOR_FRAGMENT(c, i) x[c][i] = from[c][i];
 }
-DEVICE void unpack(Piece& x, const Raw& raw) { copy(x, raw); }
+DEVICE void unpack(Fragment& x, const PackedFragment& raw) { copy(x, raw); }
 #endif
 template <typename T>
-DEVICE void store_piece(T* p, const Piece& x, int lane, int d, bool active) {
+DEVICE void store_fragment(T* p, const Fragment& x, int lane, int d, bool active) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         if (active && column_of(lane, c) < d) store<VEC>(p + column_of(lane, c), x[c]);
     }
 }
-DEVICE float dot(const Piece& a, const Piece& b) {
+DEVICE float dot(const Fragment& a, const Fragment& b) {
     float sum = 0.f;
-    FOR_PIECE(c, i) sum += a[c][i] * b[c][i];
+    FOR_FRAGMENT(c, i) sum += a[c][i] * b[c][i];
     return lanes_sum<LANES>(sum);
 }

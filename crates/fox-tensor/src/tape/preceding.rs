@@ -9,17 +9,17 @@ use crate::{AttentionSpec, LogitBound, Result, Tensor};
 /// another process, say. Gradients of what it hands out go back to where it came from.
 ///
 /// All holders of a sequence run the same ops in the same order.
-pub trait EarlierRows: Send + Sync {
+pub trait PrecedingRows: Send + Sync {
     /// The row of `u: [R, W]` before the first one of each segment, `[segments, W]`; zeros where a sequence begins.
-    fn row_before(&self, tape: &mut Tape<'_>, u: &Var) -> Result<Var>;
+    fn preceding_row(&self, tape: &mut Tape<'_>, u: &Var) -> Result<Var>;
 
     /// Keys, values and gates with those in front that are not forgotten, for [`Tape::attention`].
-    fn with_earlier(&self, tape: &mut Tape<'_>, own: &OwnKeys<'_>) -> Result<WithEarlier>;
+    fn prepend_keys(&self, tape: &mut Tape<'_>, own: &LocalKeys<'_>) -> Result<ExtendedKeys>;
 }
 
 /// The operands of attention as far as they are at hand. The segments of `spec` hold the queries' rows, and as many
 /// keys as there are up to their last query.
-pub struct OwnKeys<'a> {
+pub struct LocalKeys<'a> {
     /// Queries `[R, H * d]`.
     pub q: &'a Tensor,
     /// Keys `[R, H_kv * d]`.
@@ -34,9 +34,9 @@ pub struct OwnKeys<'a> {
     pub bound: &'a LogitBound,
 }
 
-/// The operands of attention that [`EarlierRows::with_earlier`] makes of [`OwnKeys`].
+/// The operands of attention that [`PrecedingRows::prepend_keys`] makes of [`LocalKeys`].
 #[derive(Debug)]
-pub struct WithEarlier {
+pub struct ExtendedKeys {
     /// Keys `[R_k, H_kv * d]`.
     pub k: Var,
     /// Values `[R_k, H_kv * d]`.
@@ -50,13 +50,13 @@ pub struct WithEarlier {
 impl Tape<'_> {
     /// The same tape for sequences that `earlier` holds the beginnings of.
     #[must_use]
-    pub fn continuing(mut self, earlier: Arc<dyn EarlierRows>) -> Self {
-        self.earlier = Some(earlier);
+    pub fn with_preceding_rows(mut self, rows: Arc<dyn PrecedingRows>) -> Self {
+        self.preceding = Some(rows);
         self
     }
 
     /// Where the beginnings of its sequences are; `None` when they are on the tape.
-    pub fn earlier(&self) -> Option<Arc<dyn EarlierRows>> {
-        self.earlier.clone()
+    pub fn preceding_rows(&self) -> Option<Arc<dyn PrecedingRows>> {
+        self.preceding.clone()
     }
 }

@@ -8,7 +8,7 @@
 // Included by attention_fwd_sm90.cu.
 constexpr int HALF = BLOCK_N / 2;
 
-struct Consumer : ForwardRows {
+struct Consumer : ConsumerBase {
     // What a tile's rows have in registers.
     struct Rows {
         u32 q[HEAD_DIM / 4];
@@ -21,40 +21,40 @@ struct Consumer : ForwardRows {
     };
 
     // From the descriptor of the first stage, which does not change, to that of half of a block.
-    template <int PART>
-    static DEVICE u64 half_of(u64 first_stage, u32 index) {
+    template <int INDEX>
+    static DEVICE u64 half_descriptor(u64 first_stage, u32 index) {
         return descriptor_advance(first_stage, index % STAGES * (SLABS * KV_SLAB) +
-                                                   PART * HALF * SLAB_ROW_BYTES);
+                                                   INDEX * HALF * SLAB_ROW_BYTES);
     }
 
     // S = Q K^T for half of the block that `index` counts; committed, not waited for.
-    template <int PART>
+    template <int INDEX>
     DEVICE void multiply_keys(Rows& r, u32 index) {
-        if (PART == 0) mbarrier_wait(&sh.k_full[index % STAGES], index / STAGES % 2);
+        if (INDEX == 0) mbarrier_wait(&sh.k_full[index % STAGES], index / STAGES % 2);
         wgmma_fence();
         gemm_rt<HALF, HEAD_DIM, KV_SLAB>(
-            r.s[PART], r.q, half_of<PART>(matrix_descriptor(sh.k, 0), index));
+            r.s[INDEX], r.q, half_descriptor<INDEX>(matrix_descriptor(sh.k, 0), index));
         wgmma_commit();
     }
     // O += P V for half of the block that `index` counts; committed, not waited for.
-    template <int PART>
+    template <int INDEX>
     DEVICE void multiply_values(Rows& r, u32 index) {
-        if (PART == 0) mbarrier_wait(&sh.v_full[index % STAGES], index / STAGES % 2);
+        if (INDEX == 0) mbarrier_wait(&sh.v_full[index % STAGES], index / STAGES % 2);
         wgmma_fence();
-        gemm_rn<HEAD_DIM, HALF>(r.o, r.probabilities[PART],
-                                half_of<PART>(matrix_descriptor(sh.v, KV_SLAB), index), true);
+        gemm_rn<HEAD_DIM, HALF>(r.o, r.probabilities[INDEX],
+                                half_descriptor<INDEX>(matrix_descriptor(sh.v, KV_SLAB), index), true);
         wgmma_commit();
     }
 
     // Products of half of block n become probabilities.
-    template <int PART>
+    template <int INDEX>
     DEVICE void softmax(Rows& r, const ForwardTile& t, int n, float frame0, float frame1) {
-        const int piece = 2 * n + PART, first = piece * HALF;
-        const float* bias = sh.bias[block % BIAS_STAGES] + PART * HALF;
+        const int half_index = 2 * n + INDEX, first = half_index * HALF;
+        const float* bias = sh.bias[block % BIAS_STAGES] + INDEX * HALF;
         const int sign = GATES ? gate_sign(t, first, HALF) : 1;
         const bool masked =
-            piece >= r.unmasked_end || (WINDOW && piece < r.unmasked_begin) || sign == 0;
-        if (!masked && exponentials<HALF, GATES, MASK>(r.s[PART], r.probabilities[PART], r.state, bias,
+            half_index >= r.unmasked_end || (WINDOW && half_index < r.unmasked_begin) || sign == 0;
+        if (!masked && exponentials<HALF, GATES, MASK>(r.s[INDEX], r.probabilities[INDEX], r.state, bias,
                                                        frame0, frame1, sign, p.scale)) {
             return;
         }
@@ -62,13 +62,13 @@ struct Consumer : ForwardRows {
         Visible v0 = visible_columns<MASK, WINDOW>(position, t.k_len, first, p.window);
         Visible v1 = visible_columns<MASK, WINDOW>(position + 8, t.k_len, first, p.window);
         float rescale[2];
-        if (softmax_block<HALF, GATES, true, MASK>(r.s[PART], r.state, rescale, bias, frame0, frame1,
+        if (softmax_block<HALF, GATES, true, MASK>(r.s[INDEX], r.state, rescale, bias, frame0, frame1,
                                                    sign, p.scale, v0, v1)) {
             wgmma_wait<0>();
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 2; ++i) r.o[i] *= rescale[i / 2 % 2];
         }
-        pack_fragments<HALF>(r.s[PART], r.probabilities[PART]);
+        pack_fragments<HALF>(r.s[INDEX], r.probabilities[INDEX]);
     }
 
     // Block n. Products of its first half and probabilities of the last block's second half are there when it
