@@ -130,7 +130,8 @@ fn unsigned(ids: &[i32]) -> Vec<u32> {
 }
 
 fn describe(app: &App, seen: &Inspection, marks: usize, cache: &CacheUsage) -> ApiResult<Value> {
-    let names: Vec<&str> = seen.tokens.iter().map(|&id| app.names.get(id as i32).as_str()).collect();
+    let names: Vec<&str> =
+        seen.tokens.iter().map(|&id| app.names.get(id as i32).as_str()).collect();
     let (text, offsets) = offsets(app, &seen.tokens, marks)?;
     let columns = seen.gate_strips.first().map_or(0, |strip| strip.cols);
     let strips = seen.gate_strips.iter().map(|strip| {

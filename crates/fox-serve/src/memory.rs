@@ -80,7 +80,7 @@ impl ByteLease {
 
 impl Drop for ByteLease {
     fn drop(&mut self) {
-        self.shrink(*self.bytes.get_mut());
+        self.shrink(self.bytes.load(Ordering::Relaxed));
     }
 }
 

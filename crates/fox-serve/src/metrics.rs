@@ -19,7 +19,7 @@ const BUCKETS: [f64; 18] = [
 /// What is counted besides the engine's own figures.
 #[derive(Default)]
 pub(crate) struct Metrics {
-    /// Generation by path and status.
+    /// Responses by path and status.
     responses: Mutex<BTreeMap<(&'static str, u16), u64>>,
     /// From a completion request to the end of its last answer.
     pub request_time: Times,
@@ -69,7 +69,7 @@ impl Metrics {
     pub fn text(&self, stats: &Stats, answers: &ByteBudget, bodies: &ByteBudget) -> String {
         let mut text = String::new();
         let name = "fox_http_responses_total";
-        header(&mut text, name, "Generation by path and status.", "counter");
+        header(&mut text, name, "Responses by path and status.", "counter");
         for ((path, status), count) in
             self.responses.lock().unwrap_or_else(PoisonError::into_inner).iter()
         {
@@ -80,7 +80,7 @@ impl Metrics {
             (&self.request_time, "fox_request_seconds", "Completions, from request to end."),
             (&self.first_token_time, "fox_first_token_seconds", "Completions, to the first token."),
             (&self.inter_token_time, "fox_inter_token_seconds", "Between two tokens of an answer."),
-            (&self.queue_time, "fox_queue_seconds", "Generation, before they begin to run."),
+            (&self.queue_time, "fox_queue_seconds", "Completions, time in the queue."),
         ] {
             times.write(&mut text, name, help);
         }

@@ -29,7 +29,11 @@ pub struct ServeOptions {
     pub access_log: Option<AccessLog>,
     /// Bytes of a request's body, at most.
     pub max_body: usize,
-    /// Generation that one request may ask for: prompts times `n` or `best_of`.
+    /// Bytes of all unfinished bodies together, at most; the first 64 KiB of a body do not count.
+    pub body_bytes: usize,
+    /// Bytes of all answers that are generated or sent, at most: log-probabilities, texts and JSON.
+    pub answer_bytes: usize,
+    /// Answers that one request may ask for: prompts times `n` or `best_of`.
     pub max_choices: usize,
     /// Alternatives per token that may be asked for.
     pub max_logprobs: usize,

@@ -113,7 +113,7 @@ pub(crate) struct ConnectionInfo {
     pub phase: RequestPhase,
 }
 
-/// Generation a request, whatever it is.
+/// Answers a request.
 pub(crate) async fn answer(
     app: Arc<App>,
     request: Request<Incoming>,

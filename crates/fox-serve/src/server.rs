@@ -70,7 +70,7 @@ impl Server {
         self.stop.clone()
     }
 
-    /// Generation the body of one completion request in this process, without a connection: the status and the
+    /// Answers the body of one completion request in this process, without a connection: the status and the
     /// body of the answer, streamed or whole.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Server {
         })
     }
 
-    /// Generation requests until it is stopped; then lets those that run end, closes the engine and returns.
+    /// Answers requests until it is stopped; then lets those that run end, closes the engine and returns.
     ///
     /// # Errors
     /// No threads to run on.

@@ -45,9 +45,7 @@ impl Prompt {
         match element.map_err(|_| bad_form())? {
             Element::Text(text) => Ok(vec![Self::text(app, &text, mark)?]),
             Element::Ids(ids) if !ids.is_empty() => Ok(vec![from_ids(ids)]),
-            Element::Texts(texts) => {
-                texts.iter().map(|text| Self::text(app, text, mark)).collect()
-            }
+            Element::Texts(texts) => texts.iter().map(|text| Self::text(app, text, mark)).collect(),
             Element::IdLists(lists) => Ok(lists.into_iter().map(from_ids).collect()),
             Element::BadId { item, position } => {
                 let message = format!("prompt: {item} at position {position} is not a token id");
@@ -56,7 +54,9 @@ impl Prompt {
             Element::TooMany => {
                 Err(ApiError::invalid("prompt", format!("prompt has more than {most} elements")))
             }
-            Element::Id(_) | Element::Ids(_) | Element::Scalar(_) | Element::Nested => Err(bad_form()),
+            Element::Id(_) | Element::Ids(_) | Element::Scalar(_) | Element::Nested => {
+                Err(bad_form())
+            }
         }
     }
 }
@@ -97,7 +97,10 @@ enum Element {
     Ids(Vec<i32>),
     Texts(Vec<String>),
     IdLists(Vec<Vec<i32>>),
-    BadId { item: String, position: usize },
+    BadId {
+        item: String,
+        position: usize,
+    },
     TooMany,
     /// Another number, true, false or null, as JSON writes it.
     Scalar(String),

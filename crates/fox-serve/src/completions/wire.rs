@@ -92,8 +92,7 @@ impl Envelope {
             let echo = &generation.echoes()[choice.prompt];
             self.full_choice(&choice.delta, echo, request)
         });
-        let object =
-            if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
         self.message(object, choices.collect(), Some(generation.usage().json()))
     }
 
