@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::builtin::{BUILTIN, variants};
-use super::{Recipe, nearest};
+use super::{Recipe, gate_init, nearest};
 use crate::{Error, OptimizerRecipe, Result, tuning};
 
 /// How deep recipes may extend each other.
@@ -35,9 +35,7 @@ const SECTIONS: [&str; 9] = [
 /// Reads a recipe by name or file, with variants and `key=value` overrides.
 pub fn load(spec: &str, overrides: &[String]) -> Result<Recipe> {
     let mut table = load_table(spec)?;
-    for text in overrides {
-        apply_override(&mut table, text)?;
-    }
+    apply_overrides(&mut table, overrides)?;
     parse_table(spec, table)
 }
 
@@ -50,9 +48,7 @@ pub fn load_from(spec: &str, init: &Path, overrides: &[String]) -> Result<Recipe
     let path = Value::String(path.to_string_lossy().into_owned());
     let training = Table::from_iter([("init".to_string(), path)]);
     merge(&mut table, Table::from_iter([("training".to_string(), Value::Table(training))]));
-    for text in overrides {
-        apply_override(&mut table, text)?;
-    }
+    apply_overrides(&mut table, overrides)?;
     parse_table(spec, table)
 }
 
@@ -81,16 +77,29 @@ pub fn load_table(spec: &str) -> Result<Table> {
     Ok(table)
 }
 
-/// Lays `top` over `base`: tables are merged, everything else is replaced.
+/// Merges the layer `top` over `base`: tables are merged, everything else is replaced.
 pub fn merge(base: &mut Table, top: Table) {
+    gate_init::reset_below(base, &top);
+    merge_tables(base, top);
+}
+
+fn merge_tables(base: &mut Table, top: Table) {
     for (key, value) in top {
         match (base.get_mut(&key), value) {
-            (Some(Value::Table(below)), Value::Table(above)) => merge(below, above),
+            (Some(Value::Table(below)), Value::Table(above)) => merge_tables(below, above),
             (_, value) => {
                 base.insert(key, value);
             }
         }
     }
+}
+
+/// Applies `section.key=value` overrides, all as one layer.
+pub fn apply_overrides(table: &mut Table, overrides: &[String]) -> Result<()> {
+    let mut layer = Table::new();
+    overrides.iter().try_for_each(|text| apply_override(&mut layer, text))?;
+    gate_init::reset_below(table, &layer);
+    overrides.iter().try_for_each(|text| apply_override(table, text))
 }
 
 /// Applies `section.key=value`. The value is TOML; what is not, is taken as text.
@@ -193,9 +202,11 @@ pub fn parse_table(name: &str, mut table: Table) -> Result<Recipe> {
         let detail = "is missing; give the model's sizes in a table or extend another recipe";
         return Err(Error::value(name, "model", detail));
     };
+    let notice = gate_init::read_former(name, &mut table)?;
     let optimizer = section(name, &mut table, "optimizer")?;
     let recipe = Recipe {
         name: name.to_string(),
+        notices: notice.into_iter().collect(),
         description,
         model,
         data: section(name, &mut table, "data")?,

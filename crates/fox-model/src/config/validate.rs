@@ -11,9 +11,9 @@ const MAX_VOCAB: usize = 1 << 28;
 impl ModelConfig {
     /// Checks every value; `origin` is the file for the message.
     pub fn validate(&self, origin: &str) -> Result<()> {
-        let rules = Rules { origin };
+        let rules = Validator { origin };
         rules.range("vocab_size", self.vocab_size, 1, MAX_VOCAB)?;
-        rules.range("hidden_size", self.hidden_size, 1, Rules::MAX_WIDTH)?;
+        rules.range("hidden_size", self.hidden_size, 1, Validator::MAX_WIDTH)?;
         rules.range("num_hidden_layers", self.num_layers, 1, MAX_LAYERS)?;
         if self.has_mlp() {
             rules.positive("hidden_ratio", self.mlp.hidden_ratio, 1000.0)?;
@@ -21,7 +21,7 @@ impl ModelConfig {
                 Some(_) => "intermediate_size",
                 None => "hidden_ratio",
             };
-            rules.range(width_field, self.mlp_width(), 1, Rules::MAX_MLP_WIDTH)?;
+            rules.range(width_field, self.mlp_width(), 1, Validator::MAX_MLP_WIDTH)?;
         }
         rules.positive("norm_eps", self.norm_eps, 1.0)?;
         if self.initializer_range != 0.0 {
@@ -31,7 +31,7 @@ impl ModelConfig {
             "max_position_embeddings",
             self.max_position_embeddings,
             1,
-            Rules::MAX_LENGTH,
+            Validator::MAX_LENGTH,
         )?;
         for (field, id) in [
             ("bos_token_id", self.tokens.bos),
@@ -50,11 +50,11 @@ impl ModelConfig {
 
 /// What values are held to, with errors that name the field and the file.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules<'a> {
+pub struct Validator<'a> {
     origin: &'a str,
 }
 
-impl Rules<'_> {
+impl Validator<'_> {
     /// Far above every real width.
     pub const MAX_WIDTH: usize = 1 << 20;
     /// Far above every real MLP.

@@ -4,7 +4,7 @@ use super::DocumentLengths;
 
 /// A run of tokens inside one document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct DocumentChunk {
     /// The document.
     pub document: u64,
     /// Its first token that belongs to the piece.
@@ -19,33 +19,33 @@ pub struct Piece {
 /// Where there are many documents, the first pieces are starts of different documents, which are independent; a few
 /// long documents still give many pieces. Documents shorter than the length have none.
 #[derive(Debug, Clone)]
-pub struct Pieces<'a> {
+pub struct DocumentChunks<'a> {
     lengths: &'a DocumentLengths,
     length: u64,
     /// Which piece of a document comes next.
     column: u64,
     document: u64,
     ordinal: u64,
-    passed_over: u64,
+    too_short: u64,
 }
 
-impl<'a> Pieces<'a> {
-    /// Pieces of `length` tokens, which must be above 0.
+impl<'a> DocumentChunks<'a> {
+    /// DocumentChunks of `length` tokens, which must be above 0.
     pub fn new(lengths: &'a DocumentLengths, length: usize) -> Self {
         let length = length.max(1) as u64;
-        Pieces { lengths, length, column: 0, document: 0, ordinal: 0, passed_over: 0 }
+        DocumentChunks { lengths, length, column: 0, document: 0, ordinal: 0, too_short: 0 }
     }
 
     /// Documents met so far that are too short.
-    pub fn passed_over(&self) -> u64 {
-        self.passed_over
+    pub fn too_short(&self) -> u64 {
+        self.too_short
     }
 }
 
-impl Iterator for Pieces<'_> {
-    type Item = Piece;
+impl Iterator for DocumentChunks<'_> {
+    type Item = DocumentChunk;
 
-    fn next(&mut self) -> Option<Piece> {
+    fn next(&mut self) -> Option<DocumentChunk> {
         loop {
             let Some(len) = self.lengths.len_of(self.document) else {
                 self.column += 1;
@@ -59,9 +59,9 @@ impl Iterator for Pieces<'_> {
             let count = len / self.length;
             self.document += 1;
             self.ordinal += u64::from(count > 0);
-            self.passed_over += u64::from(count == 0 && self.column == 0);
+            self.too_short += u64::from(count == 0 && self.column == 0);
             if count > self.column {
-                return Some(Piece { document, start: self.column * self.length, ordinal });
+                return Some(DocumentChunk { document, start: self.column * self.length, ordinal });
             }
         }
     }
@@ -73,8 +73,8 @@ mod tests {
 
     fn all(lens: &[u64], length: usize) -> Vec<(u64, u64, u64)> {
         let lengths = DocumentLengths::from_lens(lens.iter().copied());
-        let piece = |p: Piece| (p.document, p.start, p.ordinal);
-        Pieces::new(&lengths, length).map(piece).collect()
+        let piece = |p: DocumentChunk| (p.document, p.start, p.ordinal);
+        DocumentChunks::new(&lengths, length).map(piece).collect()
     }
 
     #[test]
@@ -89,16 +89,16 @@ mod tests {
     #[test]
     fn short_documents_are_counted_once() {
         let lengths = DocumentLengths::from_lens([3, 9, 0, 4]);
-        let mut pieces = Pieces::new(&lengths, 4);
+        let mut pieces = DocumentChunks::new(&lengths, 4);
         let counts: Vec<u64> =
-            std::iter::from_fn(|| pieces.next().map(|_| pieces.passed_over())).collect();
+            std::iter::from_fn(|| pieces.next().map(|_| pieces.too_short())).collect();
         assert_eq!(counts, [1, 2, 2]);
     }
 
     #[test]
     fn endless_documents_cost_nothing() {
         let lengths = DocumentLengths::Uniform { documents: 1 << 40, len: 100 };
-        let third = Pieces::new(&lengths, 64).nth(2);
-        assert_eq!(third, Some(Piece { document: 2, start: 0, ordinal: 2 }));
+        let third = DocumentChunks::new(&lengths, 64).nth(2);
+        assert_eq!(third, Some(DocumentChunk { document: 2, start: 0, ordinal: 2 }));
     }
 }

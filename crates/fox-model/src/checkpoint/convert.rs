@@ -23,7 +23,7 @@ const NAMES: [&str; 9] = [
 ];
 
 /// Copies the companions of a checkpoint into a folder that exists, byte for byte.
-pub fn copy_companions(from: &Path, to: &Path) -> Result<()> {
+pub fn copy_tokenizer_files(from: &Path, to: &Path) -> Result<()> {
     for path in companions(from)? {
         let Some(name) = path.file_name() else { continue };
         let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
@@ -55,6 +55,6 @@ pub fn convert_checkpoint(
     let (config, from) = (reader.config().clone(), reader.dir().to_path_buf());
     let folder = NewFolder::create(dir)?;
     write_checkpoint(folder.path(), &config, options, |id| reader.read(id))?;
-    copy_companions(&from, folder.path())?;
+    copy_tokenizer_files(&from, folder.path())?;
     Ok(folder.publish()?)
 }

@@ -1,9 +1,9 @@
 //! Cutting long texts into pieces whose ids, one after the other, are the ids of the whole.
 
-use crate::tokenizer::SafeCut;
+use crate::tokenizer::SafeSplit;
 
 /// Pieces of `text` of about `target` bytes, cut only where `safe` allows; together they are the text.
-pub(super) fn pieces(text: &str, safe: SafeCut, target: usize) -> impl Iterator<Item = &str> {
+pub(super) fn chunks(text: &str, safe: SafeSplit, target: usize) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let text = rest?;
@@ -22,15 +22,15 @@ pub(super) fn pieces(text: &str, safe: SafeCut, target: usize) -> impl Iterator<
 }
 
 /// The first safe place at or after `target` that leaves something on both sides.
-fn next_cut(text: &str, safe: SafeCut, target: usize) -> Option<usize> {
+fn next_cut(text: &str, safe: SafeSplit, target: usize) -> Option<usize> {
     let target = target.max(1);
     if text.len() <= target {
         return None;
     }
     match safe {
-        SafeCut::Nowhere => None,
-        SafeCut::AnyCharacter => (target..text.len()).find(|&at| text.is_char_boundary(at)),
-        SafeCut::BeforeSpace => {
+        SafeSplit::Nowhere => None,
+        SafeSplit::AnyCharacter => (target..text.len()).find(|&at| text.is_char_boundary(at)),
+        SafeSplit::BeforeSpace => {
             let start = (target..text.len()).find(|&at| text.is_char_boundary(at))?;
             let mut previous = text[..start].chars().next_back()?;
             for (at, c) in text[start..].char_indices() {
@@ -52,13 +52,13 @@ mod tests {
 
     #[test]
     fn cuts_fall_before_spaces_after_words() {
-        let cut = |text, target| pieces(text, SafeCut::BeforeSpace, target).collect::<Vec<_>>();
+        let cut = |text, target| chunks(text, SafeSplit::BeforeSpace, target).collect::<Vec<_>>();
         assert_eq!(cut("ab cd  ef\n gh", 1), ["ab", " cd", "  ef\n gh"]);
         assert_eq!(cut("nospaces", 2), ["nospaces"]);
         assert_eq!(cut("", 2), [""]);
-        let any: Vec<_> = pieces("aéb", SafeCut::AnyCharacter, 2).collect();
+        let any: Vec<_> = chunks("aéb", SafeSplit::AnyCharacter, 2).collect();
         assert_eq!(any, ["aé", "b"]);
-        assert_eq!(pieces("a b c", SafeCut::Nowhere, 1).count(), 1);
+        assert_eq!(chunks("a b c", SafeSplit::Nowhere, 1).count(), 1);
     }
 
     proptest! {
@@ -71,8 +71,8 @@ mod tests {
             for name in ["bytes", "gpt2", "json-gpt2", "synthetic"] {
                 let tokenizer = Tokenizer::from_name(name).unwrap();
                 let mut ids = Vec::new();
-                for piece in pieces(&text, tokenizer.safe_cut(), target) {
-                    ids.extend(tokenizer.encode(piece).unwrap());
+                for chunk in chunks(&text, tokenizer.safe_split(), target) {
+                    ids.extend(tokenizer.encode(chunk).unwrap());
                 }
                 prop_assert_eq!(ids, tokenizer.encode(&text).unwrap(), "{}", name);
             }
