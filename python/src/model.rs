@@ -276,7 +276,7 @@ impl Model {
         };
         let request = Request { sampling, stop_ids, ..Request::greedy(prompt, max_tokens) };
         let engine = self.0.get()?.clone();
-        let completion = engine.submit(request).map_err(|e| value_error(e))?;
+        let completion = engine.submit(request).map_err(|e| value_error(e.to_string()))?;
         let (events, ticket) = completion.split();
         Ok(Tokens(Home::new(Mutex::new(Some((events, ticket, engine))))))
     }

@@ -114,7 +114,7 @@ def test_errors(fox_pro, tmp_path):
     with pytest.raises(ValueError, match="layer is -1; it must be from 0"):
         fox_pro.attention([1, 2], -1)
     small = foxlm.Model.load(folder("fox_pro"), device="cpu", cache_bytes=100)
-    with pytest.raises(ValueError, match="but 100 are all there are; load the model with more cache_bytes"):
+    with pytest.raises(ValueError, match="but the engine has 100; increase cache_bytes"):
         small.generate([1], 2)
 
 
