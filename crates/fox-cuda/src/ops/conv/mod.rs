@@ -150,9 +150,15 @@ impl Cuda {
         };
         Ok(ConvOperands { _operands: (x, weight, bias, before), _info: info, params })
     }
+}
 
-    /// `y: [R, C]`.
-    pub(crate) fn conv_forward(&self, inputs: &ConvInputs<'_>, spec: &ConvSpec) -> Result<Tensor> {
+impl ConvOps for Cuda {
+    fn short_conv_fwd(
+        &self,
+        inputs: &ConvInputs<'_>,
+        spec: &ConvSpec,
+    ) -> fox_tensor::Result<Tensor> {
+        let _span = self.span("short_conv fwd")?;
         let dtype = self.activations();
         let grid = ConvGrid::new(dtype, inputs, spec, 16);
         let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
@@ -163,12 +169,13 @@ impl Cuda {
         Ok(y)
     }
 
-    pub(crate) fn conv_backward(
+    fn short_conv_bwd(
         &self,
         dy: &Tensor,
         inputs: &ConvInputs<'_>,
         spec: &ConvSpec,
-    ) -> Result<ConvGrads> {
+    ) -> fox_tensor::Result<ConvGrads> {
+        let _span = self.span("short_conv bwd")?;
         let (width, taps, device) = (inputs.x.cols(), inputs.taps(), inputs.x.device());
         let dtype = self.activations();
         let grid = ConvGrid::new(dtype, inputs, spec, 32);
@@ -203,24 +210,5 @@ impl Cuda {
             }
         };
         Ok(ConvGrads { dx, dweight, dbias })
-    }
-}
-
-impl ConvOps for Cuda {
-    fn short_conv_fwd(
-        &self,
-        inputs: &ConvInputs<'_>,
-        spec: &ConvSpec,
-    ) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("short_conv fwd", || self.conv_forward(inputs, spec))?)
-    }
-
-    fn short_conv_bwd(
-        &self,
-        dy: &Tensor,
-        inputs: &ConvInputs<'_>,
-        spec: &ConvSpec,
-    ) -> fox_tensor::Result<ConvGrads> {
-        Ok(self.timed("short_conv bwd", || self.conv_backward(dy, inputs, spec))?)
     }
 }

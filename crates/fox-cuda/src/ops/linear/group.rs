@@ -49,50 +49,6 @@ impl Cuda {
         Ok(outs)
     }
 
-    /// `dx = sum_i dy_i w_i`, added to `acc`.
-    pub(crate) fn group_input_gradient(
-        &self,
-        dys: &[&Tensor],
-        weights: &[&Tensor],
-        acc: Option<Tensor>,
-    ) -> Result<Tensor> {
-        let (dy, n) = self.joined_gradients(dys)?;
-        let (rows, inner) = (dys[0].rows(), weights[0].cols());
-        let joined = self.joined_weights(weights, n, inner)?;
-        let (dx, at, add) = self.sum_of(acc, [rows, inner], self.activations(), dys[0].device())?;
-        let sizes = GemmShape { m: rows, n: inner, k: n };
-        let (left, right) = (plain(dy.address()), plain(joined.address()));
-        self.multiply(left, right, at, sizes, dx.dtype(), add)?;
-        Ok(dx)
-    }
-
-    /// `dw_i = dy_i^T x`, each added to what there is.
-    pub(crate) fn group_weight_gradients(
-        &self,
-        dys: &[&Tensor],
-        x: &Tensor,
-        accs: Vec<Option<Tensor>>,
-    ) -> Result<Vec<Tensor>> {
-        let (dy, n) = self.joined_gradients(dys)?;
-        let (rows, inner) = (x.rows(), x.cols());
-        let joined = Data::alloc(&self.gpu, n * inner, DType::F32)?;
-        let x_at = self.activation(x)?;
-        let sizes = GemmShape { m: n, n: inner, k: rows };
-        let (left, right) = (transposed(dy.address()), plain(x_at.address()));
-        self.multiply(left, right, joined.address(), sizes, DType::F32, false)?;
-        // Weights lie one after the other, so they are blocks of a single row.
-        let (mut dws, mut blocks) = (Vec::with_capacity(dys.len()), Vec::new());
-        for (dy, acc) in dys.iter().zip(accs) {
-            let (dw, address, add) =
-                self.sum_of(acc, [dy.cols(), inner], DType::F32, x.device())?;
-            blocks.push(ColumnBlock { address, width: dw.len(), add });
-            dws.push(dw);
-        }
-        let (address, width) = (joined.address(), n * inner);
-        self.split_into(&JoinedColumns { address, dtype: DType::F32, rows: 1, width }, &blocks)?;
-        Ok(dws)
-    }
-
     /// The gradients side by side `[R, n]` in the type of activations, and `n`.
     fn joined_gradients(&self, dys: &[&Tensor]) -> Result<(Data, usize)> {
         let widths = || dys.iter().map(|dy| dy.cols());
@@ -142,8 +98,15 @@ impl LinearGroupOps for Cuda {
         weights: &[&Tensor],
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
-        let work = || self.group_input_gradient(dys, weights, acc);
-        Ok(self.timed("narrow linear bwd input", work)?)
+        let _span = self.span("narrow linear bwd input")?;
+        let (dy, n) = self.joined_gradients(dys)?;
+        let (rows, inner) = (dys[0].rows(), weights[0].cols());
+        let joined = self.joined_weights(weights, n, inner)?;
+        let (dx, at, add) = self.sum_of(acc, [rows, inner], self.activations(), dys[0].device())?;
+        let sizes = GemmShape { m: rows, n: inner, k: n };
+        let (left, right) = (plain(dy.address()), plain(joined.address()));
+        self.multiply(left, right, at, sizes, dx.dtype(), add)?;
+        Ok(dx)
     }
 
     fn linear_group_bwd_weight(
@@ -152,7 +115,24 @@ impl LinearGroupOps for Cuda {
         x: &Tensor,
         accs: Vec<Option<Tensor>>,
     ) -> fox_tensor::Result<Vec<Tensor>> {
-        let work = || self.group_weight_gradients(dys, x, accs);
-        Ok(self.timed("narrow linear bwd weight", work)?)
+        let _span = self.span("narrow linear bwd weight")?;
+        let (dy, n) = self.joined_gradients(dys)?;
+        let (rows, inner) = (x.rows(), x.cols());
+        let joined = Data::alloc(&self.gpu, n * inner, DType::F32)?;
+        let x_at = self.activation(x)?;
+        let sizes = GemmShape { m: n, n: inner, k: rows };
+        let (left, right) = (transposed(dy.address()), plain(x_at.address()));
+        self.multiply(left, right, joined.address(), sizes, DType::F32, false)?;
+        // Weights lie one after the other, so they are blocks of a single row.
+        let (mut dws, mut blocks) = (Vec::with_capacity(dys.len()), Vec::new());
+        for (dy, acc) in dys.iter().zip(accs) {
+            let (dw, address, add) =
+                self.sum_of(acc, [dy.cols(), inner], DType::F32, x.device())?;
+            blocks.push(ColumnBlock { address, width: dw.len(), add });
+            dws.push(dw);
+        }
+        let (address, width) = (joined.address(), n * inner);
+        self.split_into(&JoinedColumns { address, dtype: DType::F32, rows: 1, width }, &blocks)?;
+        Ok(dws)
     }
 }

@@ -3,12 +3,12 @@
 use fox_tensor::{DType, LossInputs, LossOps, LossOut};
 
 use super::linear::{GemmOperand, GemmShape};
+use crate::Source;
 use crate::backend::Cuda;
 use crate::backend::launcher::{Op, Variant, plain_variants};
 use crate::backend::storage::{Data, memory};
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
-use crate::{Result, Source};
 
 const LOSS: Source = source!("loss", [], [CrossEntropy]);
 
@@ -38,8 +38,9 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 /// Logits that are held at once.
 const LOGITS: usize = 128 << 20;
 
-impl Cuda {
-    pub(crate) fn cross_entropy(&self, inputs: &LossInputs<'_>) -> Result<LossOut> {
+impl LossOps for Cuda {
+    fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> fox_tensor::Result<LossOut> {
+        let _span = self.span("cross-entropy")?;
         let LossInputs { x, w, labels, weights, teacher } = *inputs;
         let (rows, width, vocab, device) = (x.rows(), x.cols(), w.rows(), x.device());
         let dtype = self.activations();
@@ -119,11 +120,5 @@ impl Cuda {
             self.multiply(left, right, *dw_at, sizes, DType::F32, first > 0)?;
         }
         Ok(LossOut { loss, grads: grads.map(|((dx, _), (dw, _))| (dx, dw)) })
-    }
-}
-
-impl LossOps for Cuda {
-    fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> fox_tensor::Result<LossOut> {
-        Ok(self.timed("cross-entropy", || self.cross_entropy(inputs))?)
     }
 }

@@ -14,7 +14,7 @@ use crate::backend::storage::Data;
 use crate::ops::linear::{GemmOperand, GemmProblem, plain, transposed};
 use crate::params::{self, ConstPtr, KernelParams, Param, Ptr, Real, kernel_params};
 use crate::source::source;
-use crate::{Buffer, Error, Result, Source};
+use crate::{Buffer, Result, Source};
 
 const ORTHOGONALIZE: Source =
     source!("orthogonalize", [], [OrthogonalizeEntry, SquareChunks, Normalize, Polynomial, Unpad]);
@@ -101,17 +101,15 @@ impl MatrixOps for Cuda {
         stacks: &mut [MatrixStack<'_>],
         steps: usize,
     ) -> fox_tensor::Result<()> {
-        Ok(self.timed("orthogonalize", || self.orthogonalize_all(stacks, steps))?)
-    }
-}
-
-impl Cuda {
-    fn orthogonalize_all(&self, stacks: &mut [MatrixStack<'_>], steps: usize) -> Result<()> {
+        let _span = self.span("orthogonalize")?;
         let mut groups: BTreeMap<[usize; 2], Vec<OrthogonalizeEntry>> = BTreeMap::new();
         for stack in stacks {
             let (cols, parts) = (stack.cols(), stack.parts().to_vec());
             if stack.x().dtype() != DType::F32 {
-                return Err(Error::argument("orthogonalize", "the matrices must be f32"));
+                return Err(fox_tensor::Error::argument(
+                    "orthogonalize",
+                    "the matrices must be f32",
+                ));
             }
             let mut at = self.writable(stack.x())?.write().address();
             for part in parts.iter().filter(|part| part.rows * cols > 0) {

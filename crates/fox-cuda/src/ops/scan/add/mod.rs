@@ -311,10 +311,8 @@ impl Cuda {
         let (d_states, d_states_at) = scan.state_buffer(device)?;
         let totals = scan.totals()?;
         let chunk_heads = scan.table.count * spec.heads;
-        let flows: Option<Buffer<f32>> = match inputs.log_decay {
-            Some(_) => Some(self.gpu.alloc(chunk_heads * scan.shape.dk)?),
-            None => None,
-        };
+        let flows: Option<Buffer<f32>> =
+            inputs.log_decay.map(|_| self.gpu.alloc(chunk_heads * scan.shape.dk)).transpose()?;
         let params = ScanAddParams {
             states: states_at.address().into(),
             d_states: d_states_at.into(),
@@ -332,10 +330,8 @@ impl Cuda {
         let (dlog_decay, dwrite) = (like(inputs.log_decay)?, like(inputs.write)?);
         let (dv, dv_at) = scan.rows_output(inputs.v.shape(), self.activations(), device)?;
         let (dq, dk) = (scan.key_output(inputs.q)?, scan.key_output(inputs.k)?);
-        let skip_partials: Option<Buffer<f32>> = match inputs.skip {
-            Some(_) => Some(self.gpu.alloc(chunk_heads)?),
-            None => None,
-        };
+        let skip_partials: Option<Buffer<f32>> =
+            inputs.skip.map(|_| self.gpu.alloc(chunk_heads)).transpose()?;
         let at = |x: &Option<(Tensor, u64)>| x.as_ref().map_or(0, |(_, at)| *at);
         let grads = ScanAddParams {
             dq: dq.address().into(),

@@ -279,10 +279,7 @@ impl Cuda {
             }
             false => None,
         };
-        let dskip = match inputs.skip {
-            Some(_) => Some(self.gpu.alloc::<f32>(scan.tiles())?),
-            None => None,
-        };
+        let dskip = inputs.skip.map(|_| self.gpu.alloc::<f32>(scan.tiles())).transpose()?;
         let (y, inverse, factors) =
             (scan.scratch(CHUNK * shape.dk)?, scan.scratch(CHUNK * CHUNK)?, scan.factors()?);
         let (d_states, d_errors) =
