@@ -11,6 +11,7 @@ mod engine;
 mod hints;
 mod output;
 mod pool;
+mod pretrained;
 mod ranks;
 mod signals;
 mod tolerance;
