@@ -16,16 +16,16 @@ pub struct BuiltinRecipe {
 }
 
 macro_rules! builtin {
-    ($folder:literal: $($name:literal),* $(,)?) => {
+    ($($name:literal),* $(,)?) => {
         &[$(BuiltinRecipe {
             name: $name,
-            text: include_str!(concat!("../../recipes/", $folder, $name, ".toml")),
+            text: include_str!(concat!("../../recipes/", $name, ".toml")),
         }),*]
     };
 }
 
 /// The recipes of `recipes/`.
-pub const BUILTIN: &[BuiltinRecipe] = builtin!("":
+pub const BUILTIN: &[BuiltinRecipe] = builtin!(
     "tiny-fox-pro",
     "tiny-fox-llama",
     "tiny-transformer",
@@ -101,20 +101,6 @@ pub const BUILTIN: &[BuiltinRecipe] = builtin!("":
     "task-flip-flop",
     "task-selective-copy",
     "task-parity",
-);
-
-/// The sweeps of `recipes/sweeps/`.
-pub const SWEEPS: &[BuiltinRecipe] = builtin!("sweeps/":
-    "table3",
-    "gates",
-    "tiny-table3",
-    "tiny-gates",
-    "mqar",
-    "mqar-rebound",
-    "n-back",
-    "flip-flop",
-    "selective-copy",
-    "parity",
 );
 
 /// A named change to any recipe.

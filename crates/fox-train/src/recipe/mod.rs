@@ -20,7 +20,7 @@ use fox_data::{Layout, Order, SyntheticConfig};
 use fox_model::{ForwardOptions, Pruning};
 use serde::{Deserialize, Serialize};
 
-pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
+pub use builtin::{BUILTIN, BuiltinRecipe, variants};
 pub(crate) use fox_base::nearest::nearest;
 pub(crate) use load::typed;
 pub use load::{apply_override, load, load_from, load_table, merge, parse_table};
