@@ -68,7 +68,8 @@ pub fn student_t(degrees_of_freedom: usize) -> f64 {
         let (z, n) = (1.959_963_985f64, degrees_of_freedom as f64);
         let first = (z.powi(3) + z) / 4.0;
         let second = (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0;
-        z + first / n + second / (n * n)
+        let third = (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0;
+        z + first / n + second / (n * n) + third / n.powi(3)
     })
 }
 
