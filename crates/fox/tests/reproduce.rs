@@ -1,4 +1,4 @@
-//! `fox reproduce`: a tiny reproduction from the first run to the report, stopped and gone on with.
+//! `fox reproduce` at a tiny scale: killed, resumed, and reported.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
@@ -63,7 +63,7 @@ fn finished(out: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
+fn resumes_after_a_kill_and_reports_finished_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
     let only = ["--only", "gates,pruning"];
@@ -71,7 +71,7 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
     wait_until("some runs are finished", || finished(&out).len() >= 4);
     first.kill().unwrap();
     first.wait().unwrap();
-    // What was under way stops by itself, even what has only begun to start.
+    // Running children stop, even those that have just started.
     std::thread::sleep(Duration::from_secs(2));
     fs::read_dir(out.join("runs")).unwrap().for_each(|run| wait_until_free(&run.unwrap().path()));
     let before: Vec<(PathBuf, std::time::SystemTime)> = finished(&out)
@@ -81,7 +81,7 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
         })
         .collect();
 
-    // A report of what is there needs no training.
+    // A report of the finished runs needs no training.
     let report = |out: &Path| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
         command.args(["reproduce", "--report"]).arg(out).output().unwrap()
@@ -109,7 +109,7 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
         ["data-dependent", "data-independent, T_max 64", "data-independent, T_max 256"]
     );
     assert!(gates["rows"][0]["loss"]["mean"].as_f64().unwrap() > 0.0);
-    // Every rate was found by the search: the best is between two worse ones.
+    // The search brackets the best rate.
     let tried = whole["rates"]["fox-llama"]["tried"].as_array().unwrap();
     let best = whole["rates"]["fox-llama"]["best"].as_f64().unwrap();
     let at = tried.iter().position(|point| point["peak_lr"] == best).unwrap();
@@ -134,14 +134,14 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
     );
 
     let other = command(&scale, &out, &["--data", "elsewhere"]).output().unwrap();
-    assert!(stderr(&other).contains("holds a reproduction at scale"), "{}", stderr(&other));
+    assert!(stderr(&other).contains("contains a reproduction at scale"), "{}", stderr(&other));
     let foreign = out.join("runs");
     let other = command(&scale, &foreign, &[]).output().unwrap();
-    assert!(stderr(&other).contains("holds something else"), "{}", stderr(&other));
+    assert!(stderr(&other).contains("contains other files"), "{}", stderr(&other));
     assert!(!foreign.join("report.html").exists());
 }
 
-/// Words in an order of their own, some thousand bytes of them.
+/// Words in a pseudo-random order.
 fn story(words: usize, seed: usize) -> String {
     const WORDS: [&str; 8] = ["the", "fox", "forgot", "what", "it", "read", "yesterday", "again."];
     (0..words).map(|i| WORDS[(i * i + seed * i + i / 7) % 8]).collect::<Vec<_>>().join(" ")
@@ -166,7 +166,7 @@ fn prepare(dir: &Path, heldout: &[String]) -> PathBuf {
 }
 
 #[test]
-fn the_main_comparison_on_given_text() {
+fn main_comparison_on_prepared_text() {
     let dir = tempfile::tempdir().unwrap();
     let data = prepare(dir.path(), &[story(400, 5), story(300, 7)]);
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
@@ -179,7 +179,7 @@ fn the_main_comparison_on_given_text() {
     assert!(said.contains("estimate from"), "{said}");
     assert_eq!(row.split_whitespace().take(3).collect::<Vec<_>>(), ["rates", "28", "11,480"]);
     assert!(stdout(&output).contains("8 of 8 runs finished"), "{}", stdout(&output));
-    // Pieces of both held-out documents, in turn.
+    // Segments of both held-out documents, in turn.
     assert_eq!(fs::read_to_string(out.join("held-out.jsonl")).unwrap().lines().count(), 3);
     let report = json(&out.join("report.json"));
     let main = &report["experiments"][1];
@@ -200,10 +200,9 @@ fn the_main_comparison_on_given_text() {
     }
 }
 
-/// Two stages, gates added between them: every second stage begins with the first one of its seed, and a report of what
-/// is there comes from the disk.
+/// Two stages with gates added between them: every second stage starts from the first one of its seed.
 #[test]
-fn a_transformer_is_taken_to_longer_sequences() {
+fn extends_a_transformer_to_longer_sequences() {
     let dir = tempfile::tempdir().unwrap();
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
     let extra = ["--only", "longer", "--seeds", "1"];
@@ -216,7 +215,7 @@ fn a_transformer_is_taken_to_longer_sequences() {
     let folder = out.join("runs").join(kept["runs"][0]["folder"].as_str().unwrap());
     let config = fs::read_to_string(folder.join("config.toml")).unwrap();
     assert!(config.contains("_gates128") && config.contains("sequence_length = 128"), "{config}");
-    // RoPE that has faded out is no part of the model any more.
+    // RoPE that has faded out is not in the exported model.
     let faded = rows.iter().find(|row| row["name"] == "gates added, RoPE faded out").unwrap();
     let folder = out.join("runs").join(faded["runs"][0]["folder"].as_str().unwrap());
     assert_eq!(json(&folder.join("export/config.json"))["use_rope"], false);
@@ -233,7 +232,7 @@ fn a_transformer_is_taken_to_longer_sequences() {
 }
 
 #[test]
-fn bad_input_gets_one_sentence() {
+fn rejects_invalid_input() {
     let dir = tempfile::tempdir().unwrap();
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
     let error = |scale: &Path, extra: &[&str]| {
