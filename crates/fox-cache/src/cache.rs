@@ -17,7 +17,7 @@
 use std::ops::Range;
 
 use fox_tensor::{
-    Device, LastRows, Result as TensorResult, Segment, Segments, Tensor, floored_log_gate,
+    Device, LastRows, Result as TensorResult, Segment, Segments, Tensor, clamp_log_gate,
     gate_totals, page_parts,
 };
 
@@ -286,7 +286,7 @@ impl Cache {
         if let Some(gates) = &self.staged_gates {
             // One token of each sequence.
             let gates = gates.to_f32()?;
-            return Ok(gates.iter().map(|gate| floored_log_gate(f64::from(*gate))).collect());
+            return Ok(gates.iter().map(|gate| clamp_log_gate(f64::from(*gate))).collect());
         }
         let staged: Vec<&Tensor> =
             self.layers.iter().filter_map(LayerState::staged_gates).collect();

@@ -24,8 +24,8 @@ pub struct Request {
     pub logit_bias: Vec<(i32, f32)>,
     /// How many of the likeliest ids are reported with each token.
     pub top_logprobs: usize,
-    /// Whether the log-probabilities of the prompt's tokens are reported. They are computed afresh,
-    /// so nothing of a shared prefix is used.
+    /// Whether the log-probabilities of the prompt tokens are reported. They are recomputed: the prefix cache is not
+    /// used.
     pub echo: bool,
 }
 
@@ -104,8 +104,8 @@ impl Sampling {
             ("frequency_penalty", self.frequency_penalty, true, "a number"),
         ];
         match rules.iter().find(|(_, value, holds, _)| !holds || !value.is_finite()) {
-            Some((name, value, _, range)) => {
-                Err(Refusal::Sampling(format!("{name} must be {range}, not {value}")))
+            Some((parameter, value, _, range)) => {
+                Err(Refusal::Parameter { parameter, rule: format!("must be {range}, not {value}") })
             }
             None => Ok(()),
         }
@@ -114,7 +114,7 @@ impl Sampling {
 
 /// A token with its log-probability under the model, before temperature, penalty and filters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Scored {
+pub struct ScoredToken {
     /// The token.
     pub id: i32,
     /// Its natural log-probability.
@@ -126,10 +126,11 @@ pub struct Scored {
 /// What an engine tells about a request, in order: `Prompt` when asked for, tokens, `Finished`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The prompt's tokens from the second on (nothing predicts the first).
-    Prompt(Vec<Scored>),
+    /// Scores of the next prompt tokens, one event per prefill chunk, from the second token on (nothing predicts the
+    /// first).
+    Prompt(Vec<ScoredToken>),
     /// The next token.
-    Token(Scored),
+    Token(ScoredToken),
     /// The last event.
     Finished(Box<Finished>),
 }
@@ -156,7 +157,7 @@ pub struct Finished {
     /// What it took.
     pub usage: Usage,
     /// Its cache at the end.
-    pub cache: CacheUse,
+    pub cache: CacheUsage,
 }
 
 /// Tokens and times of a request.
@@ -178,7 +179,7 @@ pub struct Usage {
 
 /// The cache of one sequence.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct CacheUse {
+pub struct CacheUsage {
     /// Tokens it covers.
     pub tokens: usize,
     /// Bytes it holds.
@@ -191,7 +192,7 @@ pub struct CacheUse {
     pub evicted_pages: Vec<Vec<usize>>,
 }
 
-impl CacheUse {
+impl CacheUsage {
     /// Share of the cache that was evicted, from 0 to 1.
     pub fn evicted_fraction(&self) -> f64 {
         match self.full_bytes {

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    DType, DecodeOps, EXACT_ROWS, LinearGroupOps, PackOps, PagedOps, PeerOps, RecomputeOps,
-    StreamOps,
+    BATCH_INVARIANT_ROWS, DType, DecodeOps, LinearGroupOps, PackOps, PagedOps, PeerOps,
+    RecomputeOps, StreamOps,
 };
 
 /// What a device can do besides its ops: facts, and optional traits. The default is a device that has
@@ -35,7 +35,7 @@ impl Default for Caps<'_> {
     fn default() -> Self {
         Caps {
             activation_type: DType::F32,
-            decode_batch: EXACT_ROWS,
+            decode_batch: BATCH_INVARIANT_ROWS,
             recompute: None,
             linear_group: None,
             packing: None,

@@ -21,7 +21,7 @@ use toml::{Table, Value};
 
 use crate::checkpoint::CheckpointStore;
 use crate::data::RunData;
-use crate::recipe::Weights;
+use crate::recipe::{GateInit, Weights};
 use crate::{Error, Recipe, Result, Summary, files, recipe};
 
 const CONFIG: &str = "config.toml";
@@ -41,7 +41,7 @@ const PLACES: [&str; 2] = ["path", "heldout"];
 
 /// Versions, commands and data of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RunFacts {
+pub struct RunInfo {
     /// Name or file of the recipe.
     pub recipe: String,
     /// What the training data are.
@@ -51,12 +51,12 @@ pub struct RunFacts {
     /// Number of parameters.
     pub parameters: usize,
     /// Every start of the run.
-    pub starts: Vec<StartFacts>,
+    pub starts: Vec<StartInfo>,
 }
 
 /// One start of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StartFacts {
+pub struct StartInfo {
     /// Version of the program.
     pub version: String,
     /// The command line.
@@ -82,7 +82,7 @@ pub struct StartFacts {
 
 /// The newest checkpoint of a run.
 #[derive(Debug)]
-pub struct Newest {
+pub struct NewestCheckpoint {
     /// Steps done.
     pub step: u64,
     /// The Hugging Face folder of its weights.
@@ -106,13 +106,18 @@ pub struct RunFolder {
 impl RunFolder {
     /// Creates the folder, or opens it when it holds the same run. Nothing of another run is touched.
     pub fn open(path: &Path, recipe: &Recipe, data: &str) -> Result<RunFolder> {
-        let (text, config) = (recipe.to_toml()?, path.join(CONFIG));
+        let config = path.join(CONFIG);
         Self::check(path, recipe, Some(data))?;
         durable::create_folder(path)?;
         let lock = FolderLock::take(&path.join(LOCK))?
             .map_err(|_| Error::Locked { path: path.to_path_buf() })?;
         // Another run may have come and gone before the lock was had.
         Self::check(path, recipe, Some(data))?;
+        let mut recipe = recipe.clone();
+        if lacks_gate_init(&config) && !CheckpointStore::of_run(path, &recipe).steps()?.is_empty() {
+            recipe.training.gate_init = GateInit::Published;
+        }
+        let text = recipe.to_toml()?;
         if fs::read(&config).ok().as_deref() != Some(text.as_bytes()) {
             durable::write(&config, text.as_bytes())?;
         }
@@ -159,7 +164,7 @@ impl RunFolder {
     }
 
     /// What is known about a run and its starts.
-    pub fn facts(path: &Path) -> Result<RunFacts> {
+    pub fn facts(path: &Path) -> Result<RunInfo> {
         files::read_json(&path.join(FACTS))
     }
 
@@ -180,7 +185,11 @@ impl RunFolder {
     ///
     /// # Errors
     /// A folder without a run or a checkpoint, a run without the average that is asked for.
-    pub fn newest_model(path: &Path, weights: Option<Weights>, device: &Device) -> Result<Newest> {
+    pub fn newest_model(
+        path: &Path,
+        weights: Option<Weights>,
+        device: &Device,
+    ) -> Result<NewestCheckpoint> {
         let recipe = Self::recipe(path)?;
         let weights = weights.unwrap_or(recipe.evaluation.weights);
         if weights == Weights::Ema && recipe.training.ema.is_none() {
@@ -189,7 +198,7 @@ impl RunFolder {
         let store = CheckpointStore::of_run(path, &recipe);
         let step = store.newest_whole()?;
         let model = store.model(step, weights, device)?;
-        Ok(Newest { step, folder: store.path(step).join("model"), model })
+        Ok(NewestCheckpoint { step, folder: store.path(step).join("model"), model })
     }
 
     /// The Hugging Face folder of the newest whole checkpoint of a run.
@@ -204,11 +213,11 @@ impl RunFolder {
     }
 
     /// Notes a start.
-    pub fn note_start(&self, facts: RunFacts) -> Result<()> {
+    pub fn note_start(&self, facts: RunInfo) -> Result<()> {
         let path = self.path.join(FACTS);
         let mut all = facts;
         if path.exists() {
-            let mut earlier: RunFacts = files::read_json(&path)?;
+            let mut earlier: RunInfo = files::read_json(&path)?;
             earlier.starts.append(&mut all.starts);
             all.starts = earlier.starts;
         }
@@ -256,7 +265,13 @@ fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result
     };
     // Read as a recipe, so that keys which are younger than the folder have their defaults on both sides.
     let there = parse(&recipe::load(&config.to_string_lossy(), &[])?.to_toml()?)?;
-    let here = parse(text)?;
+    let mut here = parse(text)?;
+    if lacks_gate_init(config)
+        && let Some(Value::Table(training)) = here.get_mut("training")
+        && training.get("gate_init").is_some_and(Value::is_str)
+    {
+        training.insert("gate_init".into(), "published".into());
+    }
     for section in DECISIVE {
         if let Some(detail) = difference(section, there.get(section), here.get(section)) {
             return Err(different(detail));
@@ -264,7 +279,7 @@ fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result
     }
     let facts = path.join(FACTS);
     if let Some(data) = data.filter(|_| facts.exists()) {
-        let facts: RunFacts = files::read_json(&facts)?;
+        let facts: RunInfo = files::read_json(&facts)?;
         if facts.data != data {
             return Err(different(format!(
                 "its data are \"{}\", these are \"{data}\"",
@@ -273,6 +288,15 @@ fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result
         }
     }
     Ok(())
+}
+
+/// Whether a config.toml is older than `training.gate_init`: its gates started as published, whatever the default of
+/// its recipe is today.
+fn lacks_gate_init(config: &Path) -> bool {
+    let table = fs::read_to_string(config).ok().and_then(|text| text.parse::<Table>().ok());
+    let training = table.as_ref().and_then(|table| table.get("training")?.as_table());
+    training
+        .is_some_and(|keys| !keys.contains_key("gate_init") && !keys.contains_key("gate_memory"))
 }
 
 /// The first key that differs, in words.

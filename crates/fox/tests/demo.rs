@@ -1,4 +1,4 @@
-//! `fox demo` with few tokens: its figures, its files, and resuming it.
+//! A short `fox demo`: its figures, its files, and resuming.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::fs;
@@ -12,7 +12,7 @@ use fox_eval::needle::{Grid, ModelReader, SyntheticCases, run_needle};
 use fox_model::{Model, Pruning};
 use serde_json::Value;
 
-/// Two documents and one needle per cell.
+/// A few steps per model, two documents, one needle per cell.
 fn demo(out: &Path, more: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_fox"))
         .args(["demo", "--device", "cpu", "--documents", "2", "--needles", "1", "--out"])
@@ -28,11 +28,11 @@ fn said(output: &Output) -> String {
 }
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
 #[test]
-fn figures_match_separate_evaluations_and_resume_trains_nothing() {
+fn demo_losses_match_evaluation_and_exceed_entropy() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("demo");
     let args = ["--tokens", "8192", "--seed", "3", "--seeds", "2", "--threads", "2", "--json"];
@@ -58,7 +58,7 @@ fn figures_match_separate_evaluations_and_resume_trains_nothing() {
             }
         }
 
-        // The first run is evaluated again, from its folder.
+        // The first run again, evaluated from its folder.
         let folder = Path::new(seeds[0]["folder"].as_str().unwrap()).join("export");
         let opened = Model::from_checkpoint(&folder, &fox_cpu::device()).unwrap();
         let subject = Subject { name: "again", model: &opened, training_length: Some(256) };
@@ -77,15 +77,15 @@ fn figures_match_separate_evaluations_and_resume_trains_nothing() {
     }
 
     let page = fs::read_to_string(out.join("report.html")).unwrap();
-    for text in ["training length", "A new chapter begins.", "Where FoX wins", "Needles in a hay"] {
-        assert!(page.contains(text), "no {text}");
+    for part in ["training length", "A new chapter begins.", "Where FoX wins", "Needles in a hay"] {
+        assert!(page.contains(part), "no {part}");
     }
-    // The page loads nothing from elsewhere.
+    // The report is self-contained: it loads no external resource.
     for outside in ["<script src", "<link", "src=\"http", "@import", "url(http"] {
         assert!(!page.contains(outside), "{outside}");
     }
 
-    // A second run with other threads trains nothing and has the same results.
+    // A second start with another number of threads only evaluates, with the same result.
     let metrics = out.join("fox-seed-3/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
     let args = ["--tokens", "8192", "--seed", "3", "--seeds", "2", "--threads", "1"];
@@ -100,7 +100,7 @@ fn figures_match_separate_evaluations_and_resume_trains_nothing() {
     }
     assert_eq!(numbers["comparisons"][0], again["comparisons"][0]);
 
-    // A folder with another demo is refused.
+    // A folder with another demo is refused and unchanged.
     let page = fs::read(out.join("report.html")).unwrap();
     let output = demo(&out, &["--tokens", "16384", "--seed", "3"]);
     assert_eq!(output.status.code(), Some(1));
@@ -110,7 +110,7 @@ fn figures_match_separate_evaluations_and_resume_trains_nothing() {
 }
 
 #[test]
-fn weights_do_not_depend_on_how_many_models_train_at_a_time() {
+fn bits_do_not_depend_on_concurrent_models() {
     let dir = tempfile::tempdir().unwrap();
     let run = |threads: &str| -> Vec<u8> {
         let out = dir.path().join(threads);

@@ -1,4 +1,4 @@
-//! `fox reproduce` at a tiny scale: killed, resumed, and reported.
+//! `fox reproduce`: a tiny reproduction from the first run to the report, stopped and resumed.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use train_common::{stderr, wait_until, wait_until_free};
 
-/// A few steps of the laptop's models.
+/// A few steps of the models of the laptop scale.
 const SCALE: &str = r#"
 description = "A scale for tests"
 suffix = "1m"
@@ -63,7 +63,7 @@ fn finished(out: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn resumes_after_a_kill_and_reports_finished_runs() {
+fn killed_reproduction_resumes_and_reports() {
     let dir = tempfile::tempdir().unwrap();
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
     let only = ["--only", "gates,pruning"];
@@ -71,7 +71,7 @@ fn resumes_after_a_kill_and_reports_finished_runs() {
     wait_until("some runs are finished", || finished(&out).len() >= 4);
     first.kill().unwrap();
     first.wait().unwrap();
-    // Running children stop, even those that have just started.
+    // Child processes end by themselves, even those that are starting.
     std::thread::sleep(Duration::from_secs(2));
     fs::read_dir(out.join("runs")).unwrap().for_each(|run| wait_until_free(&run.unwrap().path()));
     let before: Vec<(PathBuf, std::time::SystemTime)> = finished(&out)
@@ -109,7 +109,7 @@ fn resumes_after_a_kill_and_reports_finished_runs() {
         ["data-dependent", "data-independent, T_max 64", "data-independent, T_max 256"]
     );
     assert!(gates["rows"][0]["loss"]["mean"].as_f64().unwrap() > 0.0);
-    // The search brackets the best rate.
+    // Every learning rate comes from the search: the best one is between two worse ones.
     let tried = whole["rates"]["fox-llama"]["tried"].as_array().unwrap();
     let best = whole["rates"]["fox-llama"]["best"].as_f64().unwrap();
     let at = tried.iter().position(|point| point["peak_lr"] == best).unwrap();
@@ -141,7 +141,7 @@ fn resumes_after_a_kill_and_reports_finished_runs() {
     assert!(!foreign.join("report.html").exists());
 }
 
-/// Words in a pseudo-random order.
+/// Pseudo-random text of a few thousand bytes.
 fn story(words: usize, seed: usize) -> String {
     const WORDS: [&str; 8] = ["the", "fox", "forgot", "what", "it", "read", "yesterday", "again."];
     (0..words).map(|i| WORDS[(i * i + seed * i + i / 7) % 8]).collect::<Vec<_>>().join(" ")
@@ -166,7 +166,7 @@ fn prepare(dir: &Path, heldout: &[String]) -> PathBuf {
 }
 
 #[test]
-fn main_comparison_on_prepared_text() {
+fn main_comparison_on_given_text() {
     let dir = tempfile::tempdir().unwrap();
     let data = prepare(dir.path(), &[story(400, 5), story(300, 7)]);
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
@@ -179,7 +179,7 @@ fn main_comparison_on_prepared_text() {
     assert!(said.contains("estimate from"), "{said}");
     assert_eq!(row.split_whitespace().take(3).collect::<Vec<_>>(), ["rates", "28", "11,480"]);
     assert!(stdout(&output).contains("8 of 8 runs finished"), "{}", stdout(&output));
-    // Segments of both held-out documents, in turn.
+    // Chunks of both held-out documents, alternating.
     assert_eq!(fs::read_to_string(out.join("held-out.jsonl")).unwrap().lines().count(), 3);
     let report = json(&out.join("report.json"));
     let main = &report["experiments"][1];
@@ -200,9 +200,10 @@ fn main_comparison_on_prepared_text() {
     }
 }
 
-/// Two stages with gates added between them: every second stage starts from the first one of its seed.
+/// Two stages with gates added between them: every second stage initializes from the first one of its seed, and the
+/// report is made from the run folders alone.
 #[test]
-fn extends_a_transformer_to_longer_sequences() {
+fn longer_contexts_from_transformer() {
     let dir = tempfile::tempdir().unwrap();
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
     let extra = ["--only", "longer", "--seeds", "1"];
@@ -215,7 +216,7 @@ fn extends_a_transformer_to_longer_sequences() {
     let folder = out.join("runs").join(kept["runs"][0]["folder"].as_str().unwrap());
     let config = fs::read_to_string(folder.join("config.toml")).unwrap();
     assert!(config.contains("_gates128") && config.contains("sequence_length = 128"), "{config}");
-    // RoPE that has faded out is not in the exported model.
+    // The exported model has no RoPE after it faded out.
     let faded = rows.iter().find(|row| row["name"] == "gates added, RoPE faded out").unwrap();
     let folder = out.join("runs").join(faded["runs"][0]["folder"].as_str().unwrap());
     assert_eq!(json(&folder.join("export/config.json"))["use_rope"], false);
@@ -225,7 +226,7 @@ fn extends_a_transformer_to_longer_sequences() {
     {
         assert!(markdown.contains(part), "{part}\n{markdown}");
     }
-    // Nothing is computed again.
+    // Nothing is recomputed.
     let again = command(&scale, &out, &extra).output().unwrap();
     assert!(again.status.success(), "{}", stderr(&again));
     assert_eq!(json(&out.join("report.json"))["experiments"], report["experiments"]);

@@ -1,4 +1,4 @@
-//! `fox sweep`: table, chart, searches, and resuming.
+//! `fox sweep`: table, picture, search, and resuming.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
@@ -16,7 +16,7 @@ fn sweep(items: &[&str], out: &Path, extra: &[&str]) -> Output {
 }
 
 #[test]
-fn compares_recipes_and_skips_finished_runs() {
+fn sweep_compares_recipes_and_reuses_finished_runs() {
     let dir = tempfile::tempdir().unwrap();
     let file = recipe(dir.path());
     let name = file.to_str().unwrap();
@@ -43,7 +43,7 @@ fn compares_recipes_and_skips_finished_runs() {
     assert_eq!(json["rows"][0]["summary"]["steps"], 40, "the list's batch of 2");
     assert_eq!(json["rows"][2]["summary"]["steps"], 20, "the recipe's batch of 4");
 
-    // One run is removed; only that one is trained again, to the same numbers.
+    // One run is deleted; only that one is trained again, with the same numbers.
     let metrics = out.join("runs/test/metrics.jsonl");
     let untouched = fs::metadata(&metrics).unwrap().modified().unwrap();
     fs::remove_dir_all(out.join("runs/test+rope")).unwrap();
@@ -58,12 +58,12 @@ fn compares_recipes_and_skips_finished_runs() {
 }
 
 #[test]
-fn search_brackets_the_learning_rate() {
+fn learning_rate_search_brackets_optimum() {
     bracketed("adamw");
 }
 
 #[test]
-fn search_brackets_the_learning_rate_of_muon() {
+fn learning_rate_search_brackets_optimum_of_muon() {
     bracketed("muon");
 }
 
@@ -110,7 +110,7 @@ fn figures(out: &Path) -> Vec<String> {
 }
 
 #[test]
-fn grid_with_seeds_has_the_same_figures_for_any_number_of_jobs() {
+fn grid_with_seeds_is_independent_of_jobs() {
     let dir = tempfile::tempdir().unwrap();
     let file = recipe(dir.path());
     let grid = ["--set", "training.seed=0..1", "--set", "optimizer.peak_lr=1e-3,5e-3"];
@@ -141,7 +141,7 @@ fn grid_with_seeds_has_the_same_figures_for_any_number_of_jobs() {
 }
 
 #[test]
-fn a_failed_run_does_not_stop_other_runs() {
+fn failed_run_does_not_end_sweep() {
     let dir = tempfile::tempdir().unwrap();
     let good = recipe(dir.path());
     let bad = dir.path().join("bad.toml");
@@ -164,7 +164,7 @@ fn a_failed_run_does_not_stop_other_runs() {
 }
 
 #[test]
-fn children_stop_when_the_parent_is_killed_and_the_sweep_resumes() {
+fn killed_sweep_ends_children_and_resumes() {
     let dir = tempfile::tempdir().unwrap();
     let file = recipe(dir.path());
     let out = dir.path().join("sweep");
@@ -175,7 +175,7 @@ fn children_stop_when_the_parent_is_killed_and_the_sweep_resumes() {
         command.args(["--set", tokens]).args(["--device", "cpu"]);
         command.stdout(std::process::Stdio::null()).spawn().unwrap()
     };
-    // Would take minutes.
+    // Takes minutes unless it is stopped.
     let tokens = "training.tokens=50000000";
     let mut parent = start(tokens);
     let runs = ["test_seed_0", "test_seed_1"].map(|name| out.join("runs").join(name));
@@ -190,7 +190,7 @@ fn children_stop_when_the_parent_is_killed_and_the_sweep_resumes() {
     }
     let mut again = start(tokens);
     let before: Vec<usize> = runs.iter().map(|run| lines(run)).collect();
-    wait_until("both resume", || {
+    wait_until("both go on", || {
         runs.iter().zip(&before).all(|(run, before)| lines(run) > before + 5)
     });
     again.kill().unwrap();

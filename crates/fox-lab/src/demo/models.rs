@@ -57,7 +57,7 @@ impl DemoModel {
                 recipe: "tiny-fox-pro+muon",
                 folder: "fox",
                 // Gates that start half open hide all but the last few tokens for most of the demo.
-                setting: "training.gate_memory=[64, 4096]",
+                setting: "training.gate_init=[64, 4096]",
             },
             rope("Transformer (RoPE 10k)", "rope-10k", "model.rope_base=10000.0"),
             rope("Transformer (RoPE 500k)", "rope-500k", "model.rope_base=500000.0"),

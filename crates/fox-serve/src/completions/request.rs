@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use fox_infer::Sampling;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::Prompt;
 use crate::app::{App, random};
 use crate::chat;
 use crate::error::{ApiError, ApiResult};
-use crate::fields::{Fields, Unknown};
+use crate::fields::{Fields, UnknownFields};
 use crate::models;
 
 /// Tokens that are generated when the request does not say: as OpenAI has it for completions; an answer in a
@@ -50,9 +50,9 @@ pub(crate) enum Kind {
 pub(crate) struct CompletionRequest {
     pub kind: Kind,
     pub prompts: Vec<Prompt>,
-    /// Answers per prompt.
+    /// Choices per prompt.
     pub n: usize,
-    /// Answers per prompt that are made, of which the `n` with the largest mean log-probability are given.
+    /// Choices per prompt that are generated; the `n` with the largest mean log-probability are returned.
     pub best_of: usize,
     pub max_tokens: usize,
     pub min_tokens: usize,
@@ -71,7 +71,7 @@ pub(crate) struct CompletionRequest {
     pub prompt_logprobs: Option<usize>,
     pub stream: bool,
     pub include_usage: bool,
-    pub unknown: Unknown,
+    pub unknown: UnknownFields,
 }
 
 /// `stop` is one string or several.
@@ -176,8 +176,8 @@ fn count(fields: &mut Fields, name: &'static str) -> ApiResult<Option<usize>> {
 
 fn text_prompts(app: &App, fields: &mut Fields) -> ApiResult<Vec<Prompt>> {
     let mark = fields.take("add_special_tokens")?.unwrap_or(true);
-    match fields.take::<Value>("prompt")? {
-        Some(value) => Prompt::parse(app, &value, mark),
+    match fields.take_raw("prompt") {
+        Some(raw) => Prompt::parse(app, raw, mark),
         None => Err(ApiError::invalid("prompt", "prompt is missing")),
     }
 }
@@ -277,7 +277,7 @@ fn stops(fields: &mut Fields) -> ApiResult<Vec<String>> {
 }
 
 /// Of a stream; without one it has no effect.
-fn include_usage(fields: &mut Fields, strict: bool) -> ApiResult<(bool, Unknown)> {
+fn include_usage(fields: &mut Fields, strict: bool) -> ApiResult<(bool, UnknownFields)> {
     let mut options = fields.inner("stream_options")?;
     let include = options.take("include_usage")?.unwrap_or(false);
     options.drop(&["include_obfuscation", "continuous_usage_stats"]);

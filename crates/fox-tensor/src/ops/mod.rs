@@ -42,7 +42,7 @@ pub use paged::{
     NewKeys, PAGE, Page, PageMut, PagePart, PageShape, PageTable, PagedKeys, PagedOps, PagedSpec,
     Slab, gate_totals, gathered_attention, held_pages, page_parts, write_pages,
 };
-pub use peers::{OwnedTensor, PeerOps, PeerPlace};
+pub use peers::{OwnedTensor, PeerOps, RankInfo};
 pub use recompute::RecomputeOps;
 pub use streams::{
     Choice, StreamDraw, StreamModel, StreamOps, StreamPast, StreamRow, Streams, stream_state,

@@ -179,7 +179,7 @@ struct Role {
             const float gate = log_sigmoid(receive(raw(p, from, FORGET, unit.b, at), from.epoch) + bias);
             *unit.gate(p, layer, unit.count - 1, lane) = gate;
             if (layer.new_gates) layer.new_gates[unit.b * p.heads + at] = gate;
-            sh.new_gate[lane] = floored_log_gate(gate);
+            sh.new_gate[lane] = clamp_log_gate(gate);
             return;
         }
         const int own = part == QUERY ? head : unit.kv_head;
@@ -390,7 +390,7 @@ DEVICE void attention(const Memory& m, const Params& p, const Layer& layer, int 
         past.load(p, layer, unit);
         const int own = unit.count - 1 - int(threadIdx.x), newest = unit.is_last() ? unit.count - 1 : -1;
         const bool has_gate = p.gated && own >= 0 && own != newest;
-        float gate = has_gate ? floored_log_gate(*unit.gate(p, layer, own, 0)) : 0.f;
+        float gate = has_gate ? clamp_log_gate(*unit.gate(p, layer, own, 0)) : 0.f;
         for (int role = threadIdx.x / 32, more = 1; more; role += WARPS) {
             const Role own_role(p, layer, unit, role);
             // The scratch memory may still be in use.
@@ -401,7 +401,7 @@ DEVICE void attention(const Memory& m, const Params& p, const Layer& layer, int 
         sync();
         for (int g = 0; g < group; ++g) {
             attend_head(sh, p, layer, unit, past, g, gate, from, to);
-            if (has_gate && g + 1 < group) gate = floored_log_gate(*unit.gate(p, layer, own, g + 1));
+            if (has_gate && g + 1 < group) gate = clamp_log_gate(*unit.gate(p, layer, own, g + 1));
         }
     }
     if (p.splits == 1) return;

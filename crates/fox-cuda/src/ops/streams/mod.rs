@@ -135,7 +135,7 @@ impl Cuda {
             *to = draw.map_or_else(StreamDraw::default, |draw| StreamDraw {
                 uniform: draw.uniform.to_bits(),
                 // A temperature that is next to nothing must not make the likeliest 0 times infinity.
-                heat: (1.0 / draw.temperature).min(f32::MAX),
+                inverse_temperature: (1.0 / draw.temperature).min(f32::MAX),
                 top_p: draw.top_p,
                 min_p: draw.min_p,
                 top_k: draw.top_k,

@@ -186,7 +186,7 @@ kernel_params! {
         /// The bits of a number from 0 to 1, in f64.
         pub(super) uniform: u64,
         /// 1 over the temperature; 0 takes the likeliest.
-        pub(super) heat: f32,
+        pub(super) inverse_temperature: f32,
         pub(super) top_p: f32,
         pub(super) min_p: f32,
         pub(super) top_k: usize,

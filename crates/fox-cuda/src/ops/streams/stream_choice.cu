@@ -93,13 +93,13 @@ DEVICE double sum_before(double x) {
 struct Weights {
     const float* logits;
     int vocab;
-    float top, heat;
+    float top, inverse_temperature;
     u32 cut;
     int last;
 
     DEVICE u32 bits(int i) const { return bits_of(logits[i]); }
     DEVICE u32 bits_of(float logit) const {
-        const float x = (logit - top) * heat;
+        const float x = (logit - top) * inverse_temperature;
         // False also for what is no number.
         return x > -87.f ? __float_as_uint(fminf(expf(x), 1.f)) : 0u;
     }
@@ -213,8 +213,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_choice(const __grid
     const bool none = best.value != best.value || best.value == NEG_INF;
     const StreamDraw d = p.draws[blockIdx.x];
     int id = best.at;
-    if (!none && d.heat > 0.f) {
-        Weights w{logits, p.vocab, best.value, d.heat, LEAST, 0x7fffffff};
+    if (!none && d.inverse_temperature > 0.f) {
+        Weights w{logits, p.vocab, best.value, d.inverse_temperature, LEAST, 0x7fffffff};
         id = draw(w, d);
         if (id < 0) id = best.at;
     }

@@ -7,7 +7,7 @@ use super::{Choice, StreamDraw, StreamModel, StreamOps, StreamPast, StreamRow, s
 use crate::naive::{Act, Naive, dot, log_sigmoid, logsumexp, maybe_real, real, rstd, sigmoid};
 use crate::{
     DecodeBlock, DecodeProjection, DecodeShape, Error, LinearOps, PAGE, PagedKeys, Result, Tensor,
-    floored_log_gate,
+    clamp_log_gate,
 };
 
 /// The model, and what its slots remember.
@@ -157,7 +157,7 @@ impl Block {
         if let Some((weight, bias)) = &self.gate {
             let before = past.sums.last().cloned().unwrap_or_else(|| vec![0.0; shape.heads]);
             let logits = weight.times(&x);
-            let sum = |h: usize| before[h] + floored_log_gate(log_sigmoid(logits[h] + bias[h]));
+            let sum = |h: usize| before[h] + clamp_log_gate(log_sigmoid(logits[h] + bias[h]));
             past.sums.push((0..shape.heads).map(sum).collect());
         }
         let mut o: Vec<f64> = (0..shape.heads)
@@ -254,7 +254,7 @@ impl Past {
                 let Some(gates) = &page.slab.gates else { break };
                 own.sums[position][h] = sum;
                 let row = page.place * group + h % group;
-                sum -= floored_log_gate(real(gates)?[row * PAGE + position % PAGE]);
+                sum -= clamp_log_gate(real(gates)?[row * PAGE + position % PAGE]);
             }
         }
         Ok(own)
