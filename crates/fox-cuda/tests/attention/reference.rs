@@ -1,11 +1,10 @@
-//! Attention and its gradients in f64, one row at a time; and the same with the roundings that a naive
-//! bf16 version makes, to know what error is to be expected: P, dP and dS are bf16 matrices, delta comes
-//! from the output as it is stored, everything else is exact. (A real one would round S, too.)
+//! Attention and its gradients in f64, one row at a time; optionally with the roundings of a naive bf16 implementation,
+//! to calibrate tolerances: P, dP and dS are bf16 matrices, delta comes from the bf16 output, everything else is exact.
 
 use fox_tensor::{AttentionSpec, Mask, Segment};
 use half::bf16;
 
-/// Operands in f32 (exact images of what the GPU gets).
+/// Operands in f32, exactly representable in bf16.
 pub struct Operands {
     pub q: Vec<f32>,
     pub k: Vec<f32>,
@@ -14,7 +13,7 @@ pub struct Operands {
     pub log_gates: Option<Vec<f32>>,
 }
 
-/// All results, laid out as the GPU's.
+/// All results, in the layout of the GPU.
 #[derive(Clone, Default)]
 pub struct Results {
     pub o: Vec<f64>,
@@ -29,8 +28,8 @@ fn rounded(x: f64, on: bool) -> f64 {
     if on { f64::from(bf16::from_f64(x).to_f32()) } else { x }
 }
 
-/// What one thread adds to for one head of one segment.
-struct Part {
+/// Results of one host thread for one head of one segment.
+struct HeadGrads {
     dk: Vec<f64>,
     dv: Vec<f64>,
     dc: Vec<f64>,
@@ -61,13 +60,13 @@ fn head_rows(
     head: [&[f64]; 4],
     c: &[f64],
     naive: bool,
-) -> Part {
+) -> HeadGrads {
     let [q, k, v, d_out] = head;
     let d = spec.head_dim;
     let scale = f64::from(spec.scale);
     let n = s.k_len;
-    let mut part =
-        Part { dk: vec![0.0; n * d], dv: vec![0.0; n * d], dc: vec![0.0; n], rows: vec![] };
+    let mut grads =
+        HeadGrads { dk: vec![0.0; n * d], dv: vec![0.0; n * d], dc: vec![0.0; n], rows: vec![] };
     let (mut p, mut dp) = (vec![0.0; n], vec![0.0; n]);
     for i in rows {
         let at = s.offset() + i;
@@ -93,7 +92,7 @@ fn head_rows(
             axpy(&mut o, pj, &v[j * d..][..d]);
             dp[j] = rounded(dot(doi, &v[j * d..][..d]), naive);
             delta += p[j] * dp[j];
-            axpy(&mut part.dv[j * d..][..d], pj, doi);
+            axpy(&mut grads.dv[j * d..][..d], pj, doi);
         }
         if naive {
             delta = o.iter().zip(doi).map(|(&o, d)| rounded(o, true) * d).sum();
@@ -102,14 +101,14 @@ fn head_rows(
         for j in begin..end {
             let ds = rounded(p[j] * (dp[j] - delta), naive);
             axpy(&mut dq, ds * scale, &k[j * d..][..d]);
-            axpy(&mut part.dk[j * d..][..d], ds * scale, qi);
+            axpy(&mut grads.dk[j * d..][..d], ds * scale, qi);
             let ds = if j <= at { ds } else { -ds };
-            part.dc[at] += ds;
-            part.dc[j] -= ds;
+            grads.dc[at] += ds;
+            grads.dc[j] -= ds;
         }
-        part.rows.push((i, o, top + sum.ln(), dq));
+        grads.rows.push((i, o, top + sum.ln(), dq));
     }
-    part
+    grads
 }
 
 /// Columns of one head, rows `start..start + len`, as f64.
@@ -119,7 +118,7 @@ fn columns(x: &[f32], start: usize, len: usize, width: usize, head: usize, d: us
         .collect()
 }
 
-/// The whole thing; `naive` makes the roundings of a bf16 version.
+/// Output and gradients; `naive` rounds like a bf16 implementation.
 pub fn attention(spec: &AttentionSpec, x: &Operands, naive: bool) -> Results {
     let (h, hk, d) = (spec.heads, spec.kv_heads, spec.head_dim);
     let (wq, wk) = (h * d, hk * d);
@@ -149,7 +148,7 @@ pub fn attention(spec: &AttentionSpec, x: &Operands, naive: bool) -> Results {
                 }
             }
             let threads = if s.q_len < 64 { 1 } else { threads };
-            let parts: Vec<Part> = std::thread::scope(|scope| {
+            let parts: Vec<HeadGrads> = std::thread::scope(|scope| {
                 let (q, k, v, d_out, c) = (&q, &k, &v, &d_out, &c);
                 let handles: Vec<_> = (0..threads)
                     .map(|t| {
@@ -162,14 +161,14 @@ pub fn attention(spec: &AttentionSpec, x: &Operands, naive: bool) -> Results {
                 handles.into_iter().map(|h| h.join().unwrap()).collect()
             });
             let mut dc = vec![0.0; s.k_len];
-            for part in parts {
-                axpy(&mut dc, 1.0, &part.dc);
+            for grads in parts {
+                axpy(&mut dc, 1.0, &grads.dc);
                 for j in 0..s.k_len {
                     let at = (s.k_start + j) * wk + kv * d;
-                    axpy(&mut out.dk[at..][..d], 1.0, &part.dk[j * d..][..d]);
-                    axpy(&mut out.dv[at..][..d], 1.0, &part.dv[j * d..][..d]);
+                    axpy(&mut out.dk[at..][..d], 1.0, &grads.dk[j * d..][..d]);
+                    axpy(&mut out.dv[at..][..d], 1.0, &grads.dv[j * d..][..d]);
                 }
-                for (i, o, lse, dq) in part.rows {
+                for (i, o, lse, dq) in grads.rows {
                     let row = s.q_start + i;
                     out.lse[row * h + head] = lse;
                     out.o[row * wq + head * d..][..d].copy_from_slice(&o);

@@ -1,4 +1,4 @@
-//! The cases: features, odd shapes, and what is asserted about each.
+//! The cases and the checks of each: error, determinism, visited tiles.
 
 use fox_base::difference::{largest_error, relative_error};
 use fox_base::random::{STEP, SplitMix64};
@@ -9,44 +9,44 @@ use half::bf16;
 
 use crate::reference::{self, Operands, Results};
 
-/// Errors may be this many times those of a naive bf16 version.
+/// Allowed error relative to that of a naive bf16 implementation.
 const TOLERANCE: f64 = 2.0;
-/// The Hopper kernel knows the row sums of dS over 8 or 16 queries only. Where a head forgets nearly everything
-/// at every token, the gate's gradient is a small difference of such sums, and loses more.
+/// The Hopper kernel has row sums of dS over 8 or 16 queries only. With strong gates the gate gradient is a small
+/// difference of such sums and less accurate.
 const STRONG_GATES_TOLERANCE: f64 = 4.0;
-/// Below this relative error nothing is compared: tiny cases have naive errors of zero.
+/// Relative error that is always accepted: tiny cases have naive errors of zero.
 const FLOOR: f64 = 2e-3;
-/// Norm below which a reference counts as this large.
+/// Lower bound on the reference norm of a relative error.
 const LEAST_NORM: f64 = 1e-15;
 
-/// How strongly a case forgets.
+/// Forget gates of a case.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Gates {
+enum Gates {
     None,
     /// Decay times log-spaced from 8 to 1e5 tokens over the heads, with noise.
     LogSpaced,
-    /// Several nats per token: prefixes grow beyond what plain f32 sums hold.
+    /// Several nats per token: plain f32 prefix sums would lose all precision.
     Strong,
 }
 
-pub struct Case {
-    pub name: String,
-    pub spec: AttentionSpec,
-    pub gates: Gates,
-    pub portable: bool,
+struct Case {
+    name: String,
+    spec: AttentionSpec,
+    gates: Gates,
+    portable: bool,
 }
 
-pub fn random(seed: u64) -> impl FnMut() -> f32 {
+fn random(seed: u64) -> impl FnMut() -> f32 {
     let mut stream = SplitMix64::new(seed.wrapping_mul(STEP) ^ 0x1234_5678_9abc_def0);
     let mut uniform = move || (stream.bits() >> 40) as f32 / (1u64 << 24) as f32;
-    // A normal number.
+    // Box-Muller.
     move || {
         let (a, b) = (uniform().max(1e-7), uniform());
         (-2.0 * a.ln()).sqrt() * (std::f32::consts::TAU * b).cos()
     }
 }
 
-pub fn log_gates(kind: Gates, rows: usize, heads: usize, seed: u64) -> Option<Vec<f32>> {
+fn log_gates(kind: Gates, rows: usize, heads: usize, seed: u64) -> Option<Vec<f32>> {
     let mut normal = random(seed);
     let gate = |head: usize, z: f32| match kind {
         Gates::Strong => -3.0 * z.abs(),
@@ -64,7 +64,7 @@ impl Case {
         let spec = &self.spec;
         let ends =
             |f: fn(&Segment) -> usize| spec.segments.as_slice().iter().map(f).max().unwrap_or(0);
-        // A few rows beyond the last segment, which must come out as zeros.
+        // A few rows after the last segment, whose results must be zero.
         let q_rows = ends(|s| s.q_start + s.q_len) + 3;
         let k_rows = ends(|s| s.k_start + s.k_len) + 5;
         let mut normal = random(seed);
@@ -90,7 +90,7 @@ fn f64s(x: &[bf16]) -> Vec<f64> {
     x.iter().map(|x| f64::from(x.to_f32())).collect()
 }
 
-/// Runs a case on the GPU. Poisons all memory first.
+/// Runs a case on the GPU with memory poisoned by NaN; also returns the tile counts.
 fn run_on_gpu(gpu: &Gpu, case: &Case, x: &Operands) -> Result<(Results, Vec<i32>)> {
     gpu.poison(true);
     let (q, k, v) =
@@ -130,7 +130,7 @@ fn same_bits(a: &Results, b: &Results) -> bool {
         && same(&a.dlog_gates, &b.dlog_gates)
 }
 
-/// Operands and what should come of them, exactly and naively.
+/// Operands, exact results and results of a naive bf16 implementation.
 struct Expected {
     x: Operands,
     exact: Results,
@@ -206,7 +206,7 @@ fn cases() -> Vec<Case> {
     let mut add = |name: &str, spec: AttentionSpec, gates: Gates| {
         let spec_too = spec.clone();
         list.push(Case { name: name.into(), spec, gates, portable: false });
-        // The portable kernels, where this GPU would not use them anyway.
+        // On GPUs other than Hopper both run the portable kernels.
         list.push(Case { name: format!("portable {name}"), spec: spec_too, gates, portable: true });
     };
     use Gates::{LogSpaced, None as NoGates, Strong};
@@ -221,7 +221,7 @@ fn cases() -> Vec<Case> {
         add(&format!("gaps d{d}"), spec(2, d, gaps()), LogSpaced);
         add(&format!("no gates 700 d{d}"), spec(2, d, pair(700, 700)), NoGates);
         add(&format!("strong gates 1000 d{d}"), spec(2, d, pair(1000, 1000)), Strong);
-        // Far beyond any normaliser from the blocks before: the maximum must be found again and again.
+        // Logits that outgrow the running maximum in every block.
         let large = AttentionSpec { scale: 8.0, ..spec(2, d, pair(1500, 1500)) };
         add(&format!("large logits d{d}"), large, LogSpaced);
         let window = AttentionSpec { window: Some(100), ..spec(2, d, pair(700, 900)) };
@@ -250,7 +250,7 @@ fn cases() -> Vec<Case> {
 /// Checks every case whose name contains `filter`.
 pub fn check_all(gpu: &Gpu, filter: &str) -> Result<bool> {
     let (mut good, mut count) = (0, 0);
-    // The portable twin of a case comes right after it.
+    // The portable variant of a case follows it and shares its reference.
     let mut expected: Option<(String, Expected)> = None;
     for case in cases().iter().filter(|c| c.name.contains(filter)) {
         count += 1;
@@ -264,16 +264,6 @@ pub fn check_all(gpu: &Gpu, filter: &str) -> Result<bool> {
             Err(e) => println!("FAIL {}: {e}", case.name),
         }
     }
-    println!("{good} of {count} cases are right");
+    println!("{good} of {count} cases passed");
     Ok(good == count)
-}
-
-/// A few small cases, for tools that make everything slow.
-pub fn run_small(gpu: &Gpu) -> Result<()> {
-    for case in cases().iter().filter(|c| c.name.contains("packed") || c.name.contains("acp gqa")) {
-        let x = case.operands(3);
-        run_on_gpu(gpu, case, &x)?;
-        println!("ran {}", case.name);
-    }
-    Ok(())
 }
