@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let seen = inspect(&subject, &ids, &options)?;
     let decode = |id: u32| decode_one(&tokenizer, id);
-    let mut page = seen.page(&decode);
+    let mut page = seen.report(&decode);
     page.footer(&format!("fox inspect {}", args.model.as_deref().unwrap_or_default()));
     write_whole(&args.out, page.html().as_bytes())?;
     write_whole(&numbers, serde_json::to_string(&seen.json())?.as_bytes())?;
