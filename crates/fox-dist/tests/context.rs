@@ -54,7 +54,7 @@ impl Run {
     fn find_on(&self, device: &Device, context: Option<&Context>) -> Found {
         let mut model = Model::init(&self.config, 5, device).unwrap();
         if let Some(memory) = self.memory {
-            assert!(model.begin_with_memory(memory).unwrap());
+            assert!(model.init_decay_times(memory).unwrap());
         }
         let (index, size) = context.map_or((0, 1), |c| (c.index(), c.size()));
         let columns = SequenceSplit::columns(self.time, index, size);

@@ -24,8 +24,8 @@ pub struct Request {
     pub logit_bias: Vec<(i32, f32)>,
     /// How many of the likeliest ids are reported with each token.
     pub top_logprobs: usize,
-    /// Whether the log-probabilities of the prompt's tokens are reported. They are computed afresh,
-    /// so nothing of a shared prefix is used.
+    /// Whether the log-probabilities of the prompt tokens are reported. They are recomputed: the prefix cache is not
+    /// used.
     pub echo: bool,
 }
 
@@ -126,7 +126,8 @@ pub struct ScoredToken {
 /// What an engine tells about a request, in order: `Prompt` when asked for, tokens, `Finished`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The prompt's tokens from the second on (nothing predicts the first).
+    /// Scores of the next prompt tokens, one event per prefill chunk, from the second token on (nothing predicts the
+    /// first).
     Prompt(Vec<ScoredToken>),
     /// The next token.
     Token(ScoredToken),

@@ -22,13 +22,13 @@ pub(crate) enum Next {
 }
 
 pub(crate) struct Sequence {
-    job: QueuedRequest,
+    queued: QueuedRequest,
     /// Its place in the order of requests: the last one is the first to be put back.
     pub arrival: u64,
     /// Bytes that it is known to need, once it was put back for lack of them.
     pub need: usize,
-    /// Whether the scores of the prompt were reported.
-    told_prompt: bool,
+    /// Prompt tokens whose scores were reported, from the second token on.
+    scored: usize,
     sampler: Sampler,
     /// Absent only while a step has it.
     pub cache: Option<Cache>,
@@ -40,7 +40,6 @@ pub(crate) struct Sequence {
     answer: Vec<i32>,
     /// Those of them that the cache has.
     fed: usize,
-    prompt_scores: Vec<ScoredToken>,
     /// Tokens that were chosen on the device and are not reported yet; see [`Sequence::report`].
     pending: Vec<ScoredToken>,
     usage: Usage,
@@ -51,25 +50,24 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(job: QueuedRequest, cache: Cache, arrival: u64) -> Self {
+    pub fn new(queued: QueuedRequest, cache: Cache, arrival: u64) -> Self {
         let started = Instant::now();
         let usage = Usage {
-            prompt_tokens: job.request.prompt.len(),
-            queue_s: (started - job.submitted).as_secs_f64(),
+            prompt_tokens: queued.request.prompt.len(),
+            queue_s: (started - queued.submitted).as_secs_f64(),
             ..Usage::default()
         };
         Sequence {
-            sampler: Sampler::new(&job.request),
-            job,
+            sampler: Sampler::new(&queued.request),
+            queued,
             arrival,
             need: 0,
-            told_prompt: false,
+            scored: 0,
             cache: Some(cache),
             slot: None,
             read: 0,
             answer: Vec::new(),
             fed: 0,
-            prompt_scores: Vec::new(),
             pending: Vec::new(),
             usage,
             started,
@@ -79,16 +77,16 @@ impl Sequence {
     }
 
     pub fn is_cancelled(&self) -> bool {
-        self.job.cancelled.load(Ordering::Relaxed)
+        self.queued.cancelled.load(Ordering::Relaxed)
     }
 
     pub fn prompt(&self) -> &[i32] {
-        &self.job.request.prompt
+        &self.queued.request.prompt
     }
 
     /// Whether the scores of the prompt are still to be reported.
     pub fn echoes(&self) -> bool {
-        self.job.request.echo && !self.told_prompt
+        self.queued.request.echo && self.scored + 1 < self.prompt().len()
     }
 
     /// Gives up its cache. What was reported stays so: the prompt is read again, and the answer's tokens are fed
@@ -97,7 +95,6 @@ impl Sequence {
         self.report();
         (self.cache, self.slot) = (None, None);
         (self.read, self.fed) = (0, 0);
-        self.prompt_scores.clear();
     }
 
     /// Tokens of the prompt that are still to be read.
@@ -116,7 +113,7 @@ impl Sequence {
 
     /// Whether a choice needs the logits of all tokens.
     pub fn needs_logits(&self) -> bool {
-        !self.sampler.is_plain() || self.job.request.top_logprobs > 0
+        !self.sampler.is_plain() || self.queued.request.top_logprobs > 0
     }
 
     /// How a device draws the token after the next step, if it is to draw one.
@@ -147,13 +144,13 @@ impl Sequence {
     /// Tells the client of the tokens that it does not know yet.
     pub fn report(&mut self) {
         for scored in self.pending.drain(..) {
-            (self.job.sink)(Event::Token(scored));
+            (self.queued.sink)(Event::Token(scored));
         }
     }
 
     /// Tokens of prompt and answer, at most.
     pub fn tokens(&self) -> usize {
-        self.job.request.prompt.len() + self.job.request.max_tokens
+        self.queued.request.prompt.len() + self.queued.request.max_tokens
     }
 
     /// Its cache, and the tokens that this has after the next step of a decoding sequence or of a prompt that is
@@ -171,23 +168,25 @@ impl Sequence {
         self.usage.shared_tokens = len;
     }
 
-    /// Notes the scores of the prompt's tokens after position `first`, from the rows of `logits`, and
-    /// reports them when the prompt is read.
+    /// Reports the scores of the prompt tokens that follow position `first`, from `logits: [rows, vocab]`. Scores that
+    /// were reported before a preemption are not repeated.
     pub fn score_prompt(&mut self, first: usize, logits: &[f32], vocab: usize) {
-        let request = &self.job.request;
-        let followers = &request.prompt[first + 1..request.prompt.len().min(self.read + 1)];
-        for (row, &id) in logits.chunks(vocab).zip(followers) {
-            self.prompt_scores.push(score(row, id, request.top_logprobs));
-        }
-        if self.read == request.prompt.len() {
-            self.told_prompt = true;
-            (self.job.sink)(Event::Prompt(std::mem::take(&mut self.prompt_scores)));
+        let request = &self.queued.request;
+        let end = request.prompt.len().min(self.read + 1);
+        let targets = &request.prompt[first + 1..end];
+        let reported = self.scored.saturating_sub(first);
+        let rows = logits.chunks(vocab).zip(targets).skip(reported);
+        let scores: Vec<ScoredToken> =
+            rows.map(|(row, &id)| score(row, id, request.top_logprobs)).collect();
+        if !scores.is_empty() {
+            self.scored = end - 1;
+            (self.queued.sink)(Event::Prompt(scores));
         }
     }
 
     /// Chooses and reports the token after a row of logits; whether there was one.
     pub fn take(&mut self, logits: &[f32]) -> bool {
-        let top_logprobs = self.job.request.top_logprobs;
+        let top_logprobs = self.queued.request.top_logprobs;
         let choose = |sampler: &mut Sampler| sampler.choose(logits);
         let taken = self.take_chosen(choose, |id| score(logits, id, top_logprobs));
         self.report();
@@ -205,7 +204,7 @@ impl Sequence {
         if self.fed < self.answer.len() {
             return false;
         }
-        let request = &self.job.request;
+        let request = &self.queued.request;
         if self.answer.len() == request.max_tokens {
             self.ended = Some(FinishReason::Length);
             return false;
@@ -243,7 +242,7 @@ impl Sequence {
             ..self.usage
         };
         let cache = self.cache.as_ref().map_or_else(CacheUsage::default, cache_use);
-        (self.job.sink)(Event::Finished(Box::new(Finished { reason, usage, cache })));
+        (self.queued.sink)(Event::Finished(Box::new(Finished { reason, usage, cache })));
     }
 }
 
@@ -268,9 +267,9 @@ mod tests {
     use crate::Request;
 
     #[test]
-    fn a_prompt_that_is_read_again_is_scored_once() {
+    fn preempted_prompt_is_scored_once() {
         let (sender, events) = channel();
-        let job = QueuedRequest {
+        let queued = QueuedRequest {
             request: Request { echo: true, ..Request::greedy(vec![0, 1, 0, 1], 1) },
             sink: Box::new(move |event| drop(sender.send(event))),
             cancelled: Arc::default(),
@@ -278,7 +277,7 @@ mod tests {
             passed: 0,
         };
         let cache = Cache::new([], 1, 1, &fox_cpu::device()).unwrap();
-        let mut running = Sequence::new(job, cache, 0);
+        let mut running = Sequence::new(queued, cache, 0);
         let row = [0.0, 1.0];
         running.read = 2;
         running.score_prompt(0, &row.repeat(2), 2);
@@ -288,8 +287,11 @@ mod tests {
             running.read = read;
             running.score_prompt(first, &row.repeat(2), 2);
         }
-        let Ok(Event::Prompt(scores)) = events.try_recv() else { panic!("no scores") };
-        let ids: Vec<i32> = scores.iter().map(|scored| scored.id).collect();
+        let scores = events.try_iter().filter_map(|event| match event {
+            Event::Prompt(scores) => Some(scores),
+            _ => None,
+        });
+        let ids: Vec<i32> = scores.flatten().map(|scored| scored.id).collect();
         assert_eq!(ids, [1, 0, 1]);
     }
 }

@@ -16,12 +16,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use fox_model::mixers::{
-    Architecture, FileFormat, Format, KeptValues, LayerPlace, MixerContext, MixerFamily,
-    MixerOutput, RecurrentStateSpec, ScanShape, StateSpec, kept_states, register, scan,
+    Architecture, FileFormat, Format, LayerContext, MixerContext, MixerFamily, MixerOutput,
+    RecurrentStateSpec, SavedActivations, ScanShape, StateSpec, register, saved_states, scan,
 };
 use fox_model::{
     Cache, CheckpointLayout, CheckpointReader, DecayTime, Fields, ForwardOptions, Init, LayerState,
-    Mixer, MixerConfig, Model, ModelConfig, ParamGroup, ParamList, Rules,
+    Mixer, MixerConfig, Model, ModelConfig, ParamGroup, ParamList, Validator,
 };
 use fox_tensor::{ParamId, ScanSpec, ScanVars, Segments, StateUpdate, Tape, Var};
 use fox_train::{Event, RunSpec, recipe, train};
@@ -47,7 +47,7 @@ impl MixerConfig for AverageConfig {
         vec![format!("averages over {} to {} tokens", self.memory.min, self.memory.max)]
     }
 
-    fn validate(&self, _: &ModelConfig, rules: &Rules<'_>) -> fox_model::Result<()> {
+    fn validate(&self, _: &ModelConfig, rules: &Validator<'_>) -> fox_model::Result<()> {
         rules.positive("memory_min", self.memory.min, 1e9)?;
         rules.positive("memory_max", self.memory.max, 1e9)?;
         rules.require(self.memory.min <= self.memory.max, "memory_min", || {
@@ -58,7 +58,7 @@ impl MixerConfig for AverageConfig {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerPlace<'_>,
+        place: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
         let (width, std) = (model.hidden_size, model.initializer_range);
@@ -126,8 +126,11 @@ impl Mixer for AverageLayer {
     }
 
     /// Values, raw and finished gates, logits, `1 - f`, `ln f` and the gated average.
-    fn kept(&self) -> KeptValues {
-        KeptValues { per_token: 7 * self.width + kept_states(self.width), cheap_per_token: 0 }
+    fn saved_activations(&self) -> SavedActivations {
+        SavedActivations {
+            per_token: 7 * self.width + saved_states(self.width),
+            cheap_per_token: 0,
+        }
     }
 }
 

@@ -1,9 +1,8 @@
-// Tiles in shared memory and their products, for the scans: bf16 on matrix instructions, or f32 as it is.
+// Shared-memory tiles and block-wide matrix products of the scans: bf16 by mma, f32 by FMA.
 //
-// A tile is rows of `real`, 16 bytes longer than they are wide, so that the rows of one access lie in
-// different banks. A product is spread over the warps of a block, four high and WARPS_ACROSS wide, each with
-// whole 16 x 16 pieces; products that cannot be dealt out so leave warps idle. Either type has the same elements in the
-// same threads, so what is done with a product does not depend on it.
+// A tile has rows of `real`, padded by 16 bytes against bank conflicts. A product is partitioned over the warps of a
+// block, four rows of warps and WARPS_ACROSS columns, each warp with multiples of 16 x 16; products too small for that
+// leave warps idle. Both types map elements to threads in the same way, so epilogues do not depend on the type.
 //
 // Compile-time: BF16, VEC (8 where all widths are multiples of it, else 1), and WARPS_ACROSS (4 unless the
 // including file says otherwise).
@@ -18,9 +17,9 @@
 constexpr int WARP_ROWS = 4, WARP_COLUMNS = WARPS_ACROSS;
 constexpr int THREADS = 32 * WARP_ROWS * WARP_COLUMNS;
 
-// The most of `warps` among which `pieces` can be dealt out evenly.
-DEVICE constexpr int dealt(int pieces, int warps) {
-    while (pieces % warps != 0) --warps;
+// The largest count of at most `warps` that divides `tiles`.
+DEVICE constexpr int even_split(int tiles, int warps) {
+    while (tiles % warps != 0) --warps;
     return warps;
 }
 
@@ -29,12 +28,12 @@ DEVICE constexpr int pitch(int columns) { return columns + 16 / int(sizeof(real)
 // Elements of a tile.
 DEVICE constexpr int tile_size(int rows, int columns) { return rows * pitch(columns); }
 
-// Elements of 16 bytes.
-constexpr int PIECE = 16 / sizeof(real);
+// Elements of a 16-byte vector.
+constexpr int VECTOR = 16 / sizeof(real);
 
-// f(0) ... f(COUNT - 1), spread over the block.
+// Calls f(0) ... f(COUNT - 1), distributed over the block.
 template <int COUNT, class F>
-DEVICE void spread(F f) {
+DEVICE void for_each_in_block(F f) {
 #pragma unroll
     for (int n = 0; n < COUNT; n += THREADS) {
         const int i = n + threadIdx.x;
@@ -42,27 +41,26 @@ DEVICE void spread(F f) {
     }
 }
 
-// Two neighbours.
+// Two neighbouring elements.
 DEVICE float2 load_pair(const u16* p) {
     const u32 x = *reinterpret_cast<const u32*>(p);
     return make_float2(bf16_lo(x), bf16_hi(x));
 }
 DEVICE float2 load_pair(const float* p) { return *reinterpret_cast<const float2*>(p); }
 
-// How an operand lies in its tile. Left operands M x K: Plain has a row per row; right operands K x N
-// likewise. Turned is the transpose: a row per column.
-enum Lie { Plain, Turned };
+// Layout of an operand in its tile: M x K (left) or K x N (right) row by row, or transposed.
+enum Layout { RowMajor, Transposed };
 
-// M x N elements in f32, spread over the block.
+// An M x N accumulator in f32, distributed over the block.
 template <int M, int N>
-struct Product {
-    static constexpr int DOWN = dealt(M / 16, WARP_ROWS), ACROSS = dealt(N / 16, WARP_COLUMNS);
+struct Accumulator {
+    static constexpr int DOWN = even_split(M / 16, WARP_ROWS), ACROSS = even_split(N / 16, WARP_COLUMNS);
     static constexpr int FM = M / DOWN / 16, FN = N / ACROSS / 8;
     float c[FM][FN][4];
 
     DEVICE static int warp_row() { return threadIdx.x / 32 / WARP_COLUMNS; }
     DEVICE static int warp_column() { return threadIdx.x / 32 % WARP_COLUMNS; }
-    // Whether this warp has a part of the product.
+    // Whether this warp owns elements.
     DEVICE static bool active() { return warp_row() < DOWN && warp_column() < ACROSS; }
     DEVICE static int row_of(int f, int e) {
         return warp_row() * 16 * FM + f * 16 + e / 2 * 8 + threadIdx.x % 32 / 4;
@@ -76,7 +74,7 @@ struct Product {
         for (int i = 0; i < FM * FN * 4; ++i) (&c[0][0][0])[i] = 0.f;
     }
 
-    DEVICE void plus(const Product& other) {
+    DEVICE void plus(const Accumulator& other) {
 #pragma unroll
         for (int i = 0; i < FM * FN * 4; ++i) (&c[0][0][0])[i] += (&other.c[0][0][0])[i];
     }
@@ -105,9 +103,9 @@ struct Product {
                     f(row_of(m, e), column_of(n, e), c[m][n][e], c[m][n][e + 1]);
     }
 
-    // The same with the pair at the same place in another product.
+    // The same together with the pair at the same position of another accumulator.
     template <class F>
-    DEVICE void each_pair_with(const Product& other, F f) {
+    DEVICE void each_pair_with(const Accumulator& other, F f) {
         if (!active()) return;
 #pragma unroll
         for (int m = 0; m < FM; ++m)
@@ -120,16 +118,16 @@ struct Product {
     }
 
     // += A B over K terms. `a` and `b` point at the first row and column of the operands.
-    template <int K, Lie A, Lie B>
+    template <int K, Layout A, Layout B>
     DEVICE void add(const real* a, int a_pitch, const real* b, int b_pitch) {
         if (!active()) return;
 #if BF16
         const int lane = threadIdx.x % 32, low = lane % 16, high = lane / 16 * 8;
         const int mixed = lane % 8 + lane / 16 * 8, middle = lane / 8 % 2 * 8;
         const int row = warp_row() * 16 * FM, column = warp_column() * 8 * FN;
-        a += A == Plain ? (row + low) * a_pitch + high : mixed * a_pitch + row + middle;
-        b += B == Plain ? low * b_pitch + column + high : (column + mixed) * b_pitch + middle;
-        // One matrix instruction waits for the one before it on the same sums: few sums get a second set.
+        a += A == RowMajor ? (row + low) * a_pitch + high : mixed * a_pitch + row + middle;
+        b += B == RowMajor ? low * b_pitch + column + high : (column + mixed) * b_pitch + middle;
+        // Consecutive mma on one accumulator serialize: small products alternate between two.
         constexpr int SETS = FM * FN <= 2 ? 2 : 1;
         float sets[SETS][FM][FN][4] = {};
 #pragma unroll
@@ -137,13 +135,13 @@ struct Product {
             u32 fa[FM][4];
 #pragma unroll
             for (int m = 0; m < FM; ++m) {
-                if (A == Plain) ldmatrix(fa[m], a + m * 16 * a_pitch + k);
+                if (A == RowMajor) ldmatrix(fa[m], a + m * 16 * a_pitch + k);
                 else ldmatrix_transposed(fa[m], a + k * a_pitch + m * 16);
             }
 #pragma unroll
             for (int n = 0; n < FN; n += 2) {
                 u32 fb[4];
-                if (B == Plain) ldmatrix_transposed(fb, b + k * b_pitch + n * 8);
+                if (B == RowMajor) ldmatrix_transposed(fb, b + k * b_pitch + n * 8);
                 else ldmatrix(fb, b + n * 8 * b_pitch + k);
 #pragma unroll
                 for (int m = 0; m < FM; ++m) {
@@ -165,12 +163,12 @@ struct Product {
 #pragma unroll
                 for (int m = 0; m < FM; ++m) {
                     const int at = row_of(m, 2 * i);
-                    left[m][i] = a[A == Plain ? at * a_pitch + k : k * a_pitch + at];
+                    left[m][i] = a[A == RowMajor ? at * a_pitch + k : k * a_pitch + at];
                 }
 #pragma unroll
                 for (int n = 0; n < FN; ++n) {
                     const int at = column_of(n, i);
-                    right[n][i] = b[B == Plain ? k * b_pitch + at : at * b_pitch + k];
+                    right[n][i] = b[B == RowMajor ? k * b_pitch + at : at * b_pitch + k];
                 }
             }
 #pragma unroll
@@ -213,10 +211,10 @@ struct Product {
 #endif
     }
 
-    // sum over columns of `f(row, column, element)`, one for every row, into `sums[row]` after
-    // `finish_row_sums`; `parts` has ACROSS times M elements. Between the two: __syncthreads().
+    // Sums f(row, column, element) over the columns of each row; `partials` has ACROSS * M elements, which
+    // `finish_row_sum` adds up after a __syncthreads().
     template <class F>
-    DEVICE void row_sums(float* parts, F f) {
+    DEVICE void row_sums(float* partials, F f) {
         if (!active()) return;
 #pragma unroll
         for (int m = 0; m < FM; ++m)
@@ -229,11 +227,11 @@ struct Product {
                     for (int e = 2 * i; e < 2 * i + 2; ++e)
                         sum += f(row_of(m, e), column_of(n, e), c[m][n][e]);
                 sum = quad_sum(sum);
-                if (threadIdx.x % 4 == 0) parts[warp_column() * M + row_of(m, 2 * i)] = sum;
+                if (threadIdx.x % 4 == 0) partials[warp_column() * M + row_of(m, 2 * i)] = sum;
             }
     }
-    // Likewise the dot products of all rows with those of a tile.
-    DEVICE void row_dots(float* parts, const real* tile, int tile_pitch) {
+    // Dot products of all rows with those of a tile, finished by `finish_row_sum`.
+    DEVICE void row_dots(float* partials, const real* tile, int tile_pitch) {
         if (!active()) return;
 #pragma unroll
         for (int m = 0; m < FM; ++m)
@@ -246,36 +244,36 @@ struct Product {
                     sum = fmaf(c[m][n][e], x.x, fmaf(c[m][n][e + 1], x.y, sum));
                 }
                 sum = quad_sum(sum);
-                if (threadIdx.x % 4 == 0) parts[warp_column() * M + row_of(m, e)] = sum;
+                if (threadIdx.x % 4 == 0) partials[warp_column() * M + row_of(m, e)] = sum;
             }
     }
-    // The same from sums that were collected before: of rows row_of(0, 0) and row_of(0, 2).
-    DEVICE static void store_row_parts(float* parts, const float (&sums)[2]) {
+    // The same from a thread's sums of rows row_of(0, 0) and row_of(0, 2).
+    DEVICE static void store_row_partials(float* partials, const float (&sums)[2]) {
         static_assert(FM == 1);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float sum = quad_sum(sums[i]);
-            if (active() && threadIdx.x % 4 == 0) parts[warp_column() * M + row_of(0, 2 * i)] = sum;
+            if (active() && threadIdx.x % 4 == 0) partials[warp_column() * M + row_of(0, 2 * i)] = sum;
         }
     }
-    DEVICE static float finish_row_sum(const float* parts, int row) {
+    DEVICE static float finish_row_sum(const float* partials, int row) {
         float sum = 0.f;
 #pragma unroll
-        for (int w = 0; w < ACROSS; ++w) sum += parts[w * M + row];
+        for (int w = 0; w < ACROSS; ++w) sum += partials[w * M + row];
         return sum;
     }
 };
 
-// Copies `rows` rows of `width` elements, `stride` apart, into a tile of ROWS x COLUMNS; the rest of it
-// becomes zero. Asynchronous where VEC allows: copy_commit() and copy_wait() follow.
+// Copies `rows` rows of `width` elements, `stride` apart, into a tile of ROWS x COLUMNS and zero-fills the rest.
+// Asynchronous with VEC 8: copy_commit() and copy_wait() follow.
 template <int ROWS, int COLUMNS>
 DEVICE void copy_tile(real* tile, const real* x, int rows, size_t stride, int width) {
     if constexpr (VEC == 8) {
-        // A thread has the same columns of every STEP-th row. Where rows do not fill the block, its last threads are idle:
-        // two copies of a row would be two writes without a barrier between them.
-        constexpr int PIECES = COLUMNS / PIECE, STEP = THREADS / PIECES;
-        constexpr bool EVEN = THREADS % PIECES == 0 && ROWS % STEP == 0;
-        const int row = threadIdx.x / PIECES, column = threadIdx.x % PIECES * PIECE;
+        // A thread copies the same columns of every STEP-th row. Where the rows do not fill the block, its last threads
+        // are idle: copying a row twice would be a race.
+        constexpr int VECTORS = COLUMNS / VECTOR, STEP = THREADS / VECTORS;
+        constexpr bool EVEN = THREADS % VECTORS == 0 && ROWS % STEP == 0;
+        const int row = threadIdx.x / VECTORS, column = threadIdx.x % VECTORS * VECTOR;
         const int rest = column < width ? rows - row : 0;
         tile += row * pitch(COLUMNS) + column;
         x += row * stride + column;
@@ -295,11 +293,11 @@ DEVICE void copy_tile(real* tile, const real* x, int rows, size_t stride, int wi
     }
 }
 
-// Multiplies row t of a tile by factor(t). Every thread changes what it copied with copy_tile.
+// Multiplies row t of a tile by factor(t). Every thread scales the elements it copied with copy_tile: no barrier.
 template <int ROWS, int COLUMNS, class F>
 DEVICE void scale_tile(real* tile, F factor) {
-    constexpr int SIZE = VEC == 8 ? PIECE : 1;
-    spread<ROWS * (COLUMNS / SIZE)>([&](int i) {
+    constexpr int SIZE = VEC == 8 ? VECTOR : 1;
+    for_each_in_block<ROWS * (COLUMNS / SIZE)>([&](int i) {
         const int row = i / (COLUMNS / SIZE);
         real* at = tile + row * pitch(COLUMNS) + i % (COLUMNS / SIZE) * SIZE;
         float values[SIZE];
@@ -311,12 +309,12 @@ DEVICE void scale_tile(real* tile, F factor) {
     });
 }
 
-// Elements from one row of queries or keys to the next, and of values.
+// Row strides of queries and keys, and of values.
 DEVICE size_t key_stride(const ScanOperands& x) { return size_t(x.key_heads) * x.key_dim; }
 DEVICE size_t value_stride(const ScanOperands& x) { return size_t(x.heads) * x.value_dim; }
 
-// Sums of log decays from the start of a chunk, in the log2 domain and to twice the precision of f32:
-// differences of large sums stay exact. For up to 64 tokens; one warp.
+// Prefix sums of log decays of a chunk of up to 64 tokens, by one warp, in the log2 domain as float pairs (hi + lo), so
+// that differences of large sums stay exact.
 DEVICE void decay_sums(float2* sums, const float* log_decay, int tokens, int count, size_t stride) {
     const int lane = threadIdx.x % 32;
     double x[2], sum = 0.0;
@@ -340,7 +338,7 @@ DEVICE void decay_sums(float2* sums, const float* log_decay, int tokens, int cou
         if (2 * lane + e < count) sums[2 * lane + e] = make_float2(high, float(total - high));
     }
 }
-// What is left of token `from` at token `to >= from`.
+// Decay from token `from` to token `to >= from`.
 DEVICE float decay_between(float2 from, float2 to) {
     return exp2_fast((to.x - from.x) + (to.y - from.y));
 }

@@ -60,7 +60,7 @@ impl fmt::Display for TokenizerIdentity {
 
 /// Where a long text may be cut so that the ids of the parts are the ids of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SafeCut {
+pub enum SafeSplit {
     /// Between any two characters.
     AnyCharacter,
     /// In front of a space that follows something other than white space.
@@ -168,12 +168,12 @@ impl Tokenizer {
     }
 
     /// Where a long text may be cut for this tokenizer.
-    pub fn safe_cut(&self) -> SafeCut {
+    pub fn safe_split(&self) -> SafeSplit {
         match self {
-            Self::Bytes(_) => SafeCut::AnyCharacter,
-            Self::Gpt2(_) | Self::JsonGpt2(_) | Self::Synthetic(_) => SafeCut::BeforeSpace,
+            Self::Bytes(_) => SafeSplit::AnyCharacter,
+            Self::Gpt2(_) | Self::JsonGpt2(_) | Self::Synthetic(_) => SafeSplit::BeforeSpace,
             #[cfg(feature = "hf-tokenizers")]
-            Self::HuggingFace(_) => SafeCut::Nowhere,
+            Self::HuggingFace(_) => SafeSplit::Nowhere,
         }
     }
 }

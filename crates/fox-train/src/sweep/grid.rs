@@ -128,8 +128,7 @@ mod tests {
 
     #[test]
     fn single_values_stay_what_they_are() {
-        for setting in ["training.gate_memory=[8, 512]", "data.path=../a", "data.tokenizer=\"a,b\""]
-        {
+        for setting in ["training.gate_init=[8, 512]", "data.path=../a", "data.tokenizer=\"a,b\""] {
             let points = grid(&[setting]);
             assert_eq!(points.len(), 1);
             assert_eq!(points[0].settings, [setting]);

@@ -126,7 +126,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             }
             other => other.map_err(|refusal| anyhow::anyhow!(advice(&refusal)))?,
         };
-        answers.push((completion, TextDecoder::new(&tokenizer, &prompt, &args.stop)));
+        answers.push((completion, TextDecoder::new(&tokenizer, &prompt, &args.stop)?));
     }
     let mut texts = Vec::new();
     for (i, (completion, stream)) in answers.into_iter().enumerate() {

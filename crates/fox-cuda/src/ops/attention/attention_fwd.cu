@@ -1,5 +1,5 @@
-// Forgetting attention forward for GPUs without Hopper's instructions: one block of four warps per tile
-// of 64 queries, 16 rows to a warp, plain matrix instructions.
+// Forgetting attention forward with mma.sync, for GPUs other than Hopper: a thread block of four warps per tile of 64
+// queries, 16 rows per warp.
 //
 // Compile-time: HEAD_DIM, BLOCK_N, GATES, MASK, WINDOW, SHARED_BYTES.
 #include "mma.cuh"
@@ -41,7 +41,7 @@ DEVICE void store(const ForwardTile& t, const ForwardParams& p, const float (&o)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_fwd(const Operands x, const __grid_constant__ ForwardParams p) {
+    attention_fwd(const PortableOperands x, const __grid_constant__ ForwardParams p) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& sh = *reinterpret_cast<Shared*>(memory);
     const ForwardTile t = p.tiles[p.order[blockIdx.x]];

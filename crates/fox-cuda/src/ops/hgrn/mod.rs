@@ -79,18 +79,18 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 /// How HGRN2's columns and rows are dealt out to blocks: a thread has a few columns of a slice of rows.
-struct Division {
+struct HgrnGrid {
     variant: Variant,
     grid: [usize; 2],
     rows_per_slice: usize,
 }
 
-impl Division {
+impl HgrnGrid {
     fn new(dtype: DType, rows: usize, width: usize) -> Self {
         let variant = Variant::plain(dtype, width);
         let rows_per_slice = (rows / 1024).clamp(1, 16);
         let columns = width.div_ceil(THREADS * variant.vec);
-        Division { variant, grid: [rows.div_ceil(rows_per_slice), columns], rows_per_slice }
+        HgrnGrid { variant, grid: [rows.div_ceil(rows_per_slice), columns], rows_per_slice }
     }
 
     fn op(&self, entry: &'static str) -> Op {
@@ -117,84 +117,6 @@ impl Cuda {
     fn hgrn_operands<'a>(&self, inputs: &HgrnInputs<'a>) -> Result<HgrnOperands<'a>> {
         let lower = inputs.lower.map(|x| self.real(x)).transpose()?;
         Ok((self.activation(inputs.q)?, self.activation(inputs.z)?, lower))
-    }
-
-    /// Queries and keys as activations, log decays in f32; all `[R, C]`.
-    pub(crate) fn hgrn_forward(&self, inputs: &HgrnInputs<'_>) -> Result<HgrnGates> {
-        let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
-        let division = Division::new(dtype, inputs.q.rows(), inputs.q.cols());
-        let (q, q_at) = self.output(shape, dtype, device)?;
-        let (k, k_at) = self.output(shape, dtype, device)?;
-        let (log_f, log_f_at) = self.output(shape, DType::F32, device)?;
-        let operands = self.hgrn_operands(inputs)?;
-        let params = HgrnForward {
-            q: q_at.into(),
-            k: k_at.into(),
-            log_f: log_f_at.into(),
-            p: division.params(inputs, &operands),
-        };
-        // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&division.op("hgrn_gates_fwd"), params)? };
-        Ok(HgrnGates { q, k, log_f })
-    }
-
-    pub(crate) fn hgrn_backward(
-        &self,
-        d_out: &HgrnGates,
-        inputs: &HgrnInputs<'_>,
-    ) -> Result<HgrnGrads> {
-        let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
-        let width = inputs.q.cols();
-        let division = Division::new(dtype, inputs.q.rows(), width);
-        let (dq, dq_at) = self.output(shape, dtype, device)?;
-        let (dz, dz_at) = self.output(shape, dtype, device)?;
-        let slices = division.grid[0];
-        let partial = match inputs.lower {
-            Some(_) => Some(self.gpu.alloc::<f32>(slices * width)?),
-            None => None,
-        };
-        let operands = self.hgrn_operands(inputs)?;
-        let (d_q, d_k, d_log_f) =
-            (self.activation(&d_out.q)?, self.activation(&d_out.k)?, self.real(&d_out.log_f)?);
-        let params = HgrnBackward {
-            dq: dq_at.into(),
-            dz: dz_at.into(),
-            partial: partial.as_ref().map_or(0, |partial| partial.address()).into(),
-            dq_out: d_q.address().into(),
-            dk_out: d_k.address().into(),
-            dlog_f: d_log_f.address().into(),
-            p: division.params(inputs, &operands),
-        };
-        // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&division.op("hgrn_gates_bwd"), params)? };
-        let dlower = match partial {
-            Some(partial) => {
-                let at = partial.address();
-                Some(self.column_sums(at, DType::F32, slices, width, None, device)?)
-            }
-            None => None,
-        };
-        Ok(HgrnGrads { dq, dz, dlower })
-    }
-
-    /// The lower bounds `[C]` of a layer.
-    pub(crate) fn bound_forward(&self, table: &Tensor, layer: usize) -> Result<Tensor> {
-        let (y, at) = self.output([table.cols()], DType::F32, table.device())?;
-        self.lower_bound([at, 0, 0], table, layer)?;
-        Ok(y)
-    }
-
-    /// `dtable[L, C]`.
-    pub(crate) fn bound_backward(
-        &self,
-        dy: &Tensor,
-        table: &Tensor,
-        layer: usize,
-    ) -> Result<Tensor> {
-        let (dtable, at) = self.output(table.shape(), DType::F32, table.device())?;
-        let dy = self.real(dy)?;
-        self.lower_bound([0, at, dy.address()], table, layer)?;
-        Ok(dtable)
     }
 
     /// `[y, dtable, dy]` are addresses, 0 for what is absent.
@@ -224,7 +146,22 @@ impl Cuda {
 
 impl HgrnOps for Cuda {
     fn hgrn_gates_fwd(&self, inputs: &HgrnInputs<'_>) -> fox_tensor::Result<HgrnGates> {
-        Ok(self.timed("hgrn_gates fwd", || self.hgrn_forward(inputs))?)
+        let _span = self.span("hgrn_gates fwd")?;
+        let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
+        let grid = HgrnGrid::new(dtype, inputs.q.rows(), inputs.q.cols());
+        let (q, q_at) = self.output(shape, dtype, device)?;
+        let (k, k_at) = self.output(shape, dtype, device)?;
+        let (log_f, log_f_at) = self.output(shape, DType::F32, device)?;
+        let operands = self.hgrn_operands(inputs)?;
+        let params = HgrnForward {
+            q: q_at.into(),
+            k: k_at.into(),
+            log_f: log_f_at.into(),
+            p: grid.params(inputs, &operands),
+        };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&grid.op("hgrn_gates_fwd"), params)? };
+        Ok(HgrnGates { q, k, log_f })
     }
 
     fn hgrn_gates_bwd(
@@ -232,11 +169,43 @@ impl HgrnOps for Cuda {
         d_out: &HgrnGates,
         inputs: &HgrnInputs<'_>,
     ) -> fox_tensor::Result<HgrnGrads> {
-        Ok(self.timed("hgrn_gates bwd", || self.hgrn_backward(d_out, inputs))?)
+        let _span = self.span("hgrn_gates bwd")?;
+        let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
+        let width = inputs.q.cols();
+        let grid = HgrnGrid::new(dtype, inputs.q.rows(), width);
+        let (dq, dq_at) = self.output(shape, dtype, device)?;
+        let (dz, dz_at) = self.output(shape, dtype, device)?;
+        let slices = grid.grid[0];
+        let partial = inputs.lower.map(|_| self.gpu.alloc::<f32>(slices * width)).transpose()?;
+        let operands = self.hgrn_operands(inputs)?;
+        let (d_q, d_k, d_log_f) =
+            (self.activation(&d_out.q)?, self.activation(&d_out.k)?, self.real(&d_out.log_f)?);
+        let params = HgrnBackward {
+            dq: dq_at.into(),
+            dz: dz_at.into(),
+            partial: partial.as_ref().map_or(0, |partial| partial.address()).into(),
+            dq_out: d_q.address().into(),
+            dk_out: d_k.address().into(),
+            dlog_f: d_log_f.address().into(),
+            p: grid.params(inputs, &operands),
+        };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&grid.op("hgrn_gates_bwd"), params)? };
+        let dlower = match partial {
+            Some(partial) => {
+                let at = partial.address();
+                Some(self.column_sums(at, DType::F32, slices, width, None, device)?)
+            }
+            None => None,
+        };
+        Ok(HgrnGrads { dq, dz, dlower })
     }
 
     fn lower_bound_fwd(&self, table: &Tensor, layer: usize) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("lower_bound fwd", || self.bound_forward(table, layer))?)
+        let _span = self.span("lower_bound fwd")?;
+        let (y, at) = self.output([table.cols()], DType::F32, table.device())?;
+        self.lower_bound([at, 0, 0], table, layer)?;
+        Ok(y)
     }
 
     fn lower_bound_bwd(
@@ -245,6 +214,10 @@ impl HgrnOps for Cuda {
         table: &Tensor,
         layer: usize,
     ) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("lower_bound bwd", || self.bound_backward(dy, table, layer))?)
+        let _span = self.span("lower_bound bwd")?;
+        let (dtable, at) = self.output(table.shape(), DType::F32, table.device())?;
+        let dy = self.real(dy)?;
+        self.lower_bound([0, at, dy.address()], table, layer)?;
+        Ok(dtable)
     }
 }

@@ -6,7 +6,7 @@ mod gemm;
 mod group;
 pub(crate) mod thin;
 
-pub use gemm::{Gemm, Matrix, Product};
+pub use gemm::{Gemm, GemmOperand, GemmProblem};
 
 use crate::Result;
 use crate::backend::Cuda;
@@ -16,66 +16,21 @@ pub(crate) const GATE_WIDTH: usize = 64;
 
 /// `c[m, n] = a[m, k] b[k, n]`.
 #[derive(Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct GemmShape {
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
 }
 
-pub(crate) fn plain(address: u64) -> Matrix {
-    Matrix { address, transposed: false }
+pub(crate) fn plain(address: u64) -> GemmOperand {
+    GemmOperand { address, transposed: false }
 }
 
-pub(crate) fn transposed(address: u64) -> Matrix {
-    Matrix { address, transposed: true }
+pub(crate) fn transposed(address: u64) -> GemmOperand {
+    GemmOperand { address, transposed: true }
 }
 
 impl Cuda {
-    pub(crate) fn linear(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        let sizes = Sizes { m: x.rows(), n: w.rows(), k: x.cols() };
-        let wide = x.dtype() == DType::F32 || sizes.n <= GATE_WIDTH;
-        let dtype = if wide { DType::F32 } else { self.activations() };
-        let (y, at) = self.output([sizes.m, sizes.n], dtype, x.device())?;
-        let (x, w) = (self.activation(x)?, self.weights(w)?);
-        if self.is_thin(sizes.m, sizes.k) {
-            self.thin_product(&x, &w, at, [sizes.m, sizes.n, sizes.k], wide)?;
-        } else {
-            self.multiply(plain(x.address()), transposed(w.address()), at, sizes, dtype, false)?;
-        }
-        if let Some(bias) = bias {
-            let bias = self.real(bias)?;
-            self.add_bias(at, dtype, bias.address(), sizes.m, sizes.n)?;
-        }
-        Ok(y)
-    }
-
-    pub(crate) fn linear_input_gradient(
-        &self,
-        dy: &Tensor,
-        w: &Tensor,
-        acc: Option<Tensor>,
-    ) -> Result<Tensor> {
-        let sizes = Sizes { m: dy.rows(), n: w.cols(), k: dy.cols() };
-        let (dx, at, add) =
-            self.sum_of(acc, [sizes.m, sizes.n], self.activations(), dy.device())?;
-        let (dy, w) = (self.activation(dy)?, self.weights(w)?);
-        self.multiply(plain(dy.address()), plain(w.address()), at, sizes, dx.dtype(), add)?;
-        Ok(dx)
-    }
-
-    pub(crate) fn linear_weight_gradient(
-        &self,
-        dy: &Tensor,
-        x: &Tensor,
-        acc: Option<Tensor>,
-    ) -> Result<Tensor> {
-        let sizes = Sizes { m: dy.cols(), n: x.cols(), k: dy.rows() };
-        let (dw, at, add) = self.sum_of(acc, [sizes.m, sizes.n], DType::F32, dy.device())?;
-        let (dy, x) = (self.activation(dy)?, self.activation(x)?);
-        self.multiply(transposed(dy.address()), plain(x.address()), at, sizes, dw.dtype(), add)?;
-        Ok(dw)
-    }
-
     /// Where a product goes: a sum that exists, or a new tensor; and whether it adds.
     pub(crate) fn sum_of(
         &self,
@@ -96,18 +51,18 @@ impl Cuda {
         }
     }
 
-    /// A product of operands in the type of activations. Sizes that the library cannot do in bf16 are
+    /// A product of operands in the type of activations. GemmShape that the library cannot do in bf16 are
     /// left to it to refuse.
     pub(crate) fn multiply(
         &self,
-        a: Matrix,
-        b: Matrix,
+        a: GemmOperand,
+        b: GemmOperand,
         c: u64,
-        sizes: Sizes,
+        sizes: GemmShape,
         result: DType,
         accumulate: bool,
     ) -> Result<()> {
-        let product = Product {
+        let product = GemmProblem {
             m: sizes.m,
             n: sizes.n,
             k: sizes.k,
@@ -121,12 +76,6 @@ impl Cuda {
         // SAFETY: the callers' operands have the sizes of the product.
         unsafe { self.gemm.run(&self.gpu, &product) }
     }
-
-    pub(crate) fn bias_gradient(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
-        let (rows, width, dtype) = (dy.rows(), dy.cols(), dy.dtype());
-        let x = self.operand(dy, dtype)?;
-        self.column_sums(x.address(), dtype, rows, width, acc, dy.device())
-    }
 }
 
 impl LinearOps for Cuda {
@@ -137,7 +86,22 @@ impl LinearOps for Cuda {
         bias: Option<&Tensor>,
     ) -> fox_tensor::Result<Tensor> {
         let op = if w.rows() <= 64 { "narrow linear fwd" } else { "linear fwd" };
-        Ok(self.timed(op, || self.linear(x, w, bias))?)
+        let _span = self.span(op)?;
+        let sizes = GemmShape { m: x.rows(), n: w.rows(), k: x.cols() };
+        let wide = x.dtype() == DType::F32 || sizes.n <= GATE_WIDTH;
+        let dtype = if wide { DType::F32 } else { self.activations() };
+        let (y, at) = self.output([sizes.m, sizes.n], dtype, x.device())?;
+        let (x, w) = (self.activation(x)?, self.weights(w)?);
+        if self.is_thin(sizes.m, sizes.k) {
+            self.thin_product(&x, &w, at, [sizes.m, sizes.n, sizes.k], wide)?;
+        } else {
+            self.multiply(plain(x.address()), transposed(w.address()), at, sizes, dtype, false)?;
+        }
+        if let Some(bias) = bias {
+            let bias = self.real(bias)?;
+            self.add_bias(at, dtype, bias.address(), sizes.m, sizes.n)?;
+        }
+        Ok(y)
     }
 
     fn linear_bwd_input(
@@ -147,7 +111,13 @@ impl LinearOps for Cuda {
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
         let op = if w.rows() <= 64 { "narrow linear bwd input" } else { "linear bwd input" };
-        Ok(self.timed(op, || self.linear_input_gradient(dy, w, acc))?)
+        let _span = self.span(op)?;
+        let sizes = GemmShape { m: dy.rows(), n: w.cols(), k: dy.cols() };
+        let (dx, at, add) =
+            self.sum_of(acc, [sizes.m, sizes.n], self.activations(), dy.device())?;
+        let (dy, w) = (self.activation(dy)?, self.weights(w)?);
+        self.multiply(plain(dy.address()), plain(w.address()), at, sizes, dx.dtype(), add)?;
+        Ok(dx)
     }
 
     fn linear_bwd_weight(
@@ -157,10 +127,18 @@ impl LinearOps for Cuda {
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
         let op = if dy.cols() <= 64 { "narrow linear bwd weight" } else { "linear bwd weight" };
-        Ok(self.timed(op, || self.linear_weight_gradient(dy, x, acc))?)
+        let _span = self.span(op)?;
+        let sizes = GemmShape { m: dy.cols(), n: x.cols(), k: dy.rows() };
+        let (dw, at, add) = self.sum_of(acc, [sizes.m, sizes.n], DType::F32, dy.device())?;
+        let (dy, x) = (self.activation(dy)?, self.activation(x)?);
+        self.multiply(transposed(dy.address()), plain(x.address()), at, sizes, dw.dtype(), add)?;
+        Ok(dw)
     }
 
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("linear bwd bias", || self.bias_gradient(dy, acc))?)
+        let _span = self.span("linear bwd bias")?;
+        let (rows, width, dtype) = (dy.rows(), dy.cols(), dy.dtype());
+        let x = self.operand(dy, dtype)?;
+        Ok(self.column_sums(x.address(), dtype, rows, width, acc, dy.device())?)
     }
 }

@@ -1,7 +1,7 @@
-// y[batch, rows] = x[batch, width] w[rows, width]^T for few sequences: bound by how fast the weights are read. They are
-// read before the wait for the launch in front, which must not be the one that writes them.
+// y[batch, rows] = x[batch, width] w[rows, width]^T for a batch of up to 8: bound by the memory bandwidth of the
+// weights. These are loaded before griddepcontrol.wait, so the preceding launch must not be the one that writes them.
 //
-// Compile-time: CHUNKS (pieces of 256 columns that a thread block reads at once).
+// Compile-time: CHUNKS (chunks of 256 columns that a thread block loads at once).
 #define BF16 1
 #define VEC 8
 #include "mma.cuh"
@@ -15,24 +15,23 @@ constexpr int BATCH = 8;   // columns of a matrix instruction
 constexpr int TILE = 16;   // its rows
 
 // Rows lane / 4 of a tile's upper and lower half, or null beyond the last.
-struct Tile {
+struct WeightTile {
     int row;
     const u16 *top, *bottom;
 };
-DEVICE Tile find_tile(const Product& p, int n) {
+DEVICE WeightTile find_tile(const ThinProduct& p, int n) {
     const int row = n * TILE, top = row + threadIdx.x % 32 / 4, bottom = top + TILE / 2;
-    return Tile{row, top < p.rows ? p.w + size_t(top) * p.width : nullptr,
+    return WeightTile{row, top < p.rows ? p.w + size_t(top) * p.width : nullptr,
                 bottom < p.rows ? p.w + size_t(bottom) * p.width : nullptr};
 }
 
-// Columns that a lane reads of a row in turn k of its warp: the warps of a block share a row, 32 columns
-// each, a quarter of them to a lane.
+// First of the eight columns that a lane reads in iteration k: the warps of a block split a row, 32 columns each.
 DEVICE int column_of(int k) {
     return 32 * (k * WARPS + int(threadIdx.x) / 32) + 8 * (threadIdx.x % 4);
 }
 
-// CHUNKS turns from turn `first` on.
-DEVICE void load_weights(uint4 (&w)[CHUNKS][2], const Tile& t, int first, int width) {
+// Loads the weights of CHUNKS iterations from `first` on.
+DEVICE void load_weights(uint4 (&w)[CHUNKS][2], const WeightTile& t, int first, int width) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k) {
         const int column = column_of(first + k);
@@ -43,10 +42,10 @@ DEVICE void load_weights(uint4 (&w)[CHUNKS][2], const Tile& t, int first, int wi
     }
 }
 
-// c[16 rows][8 sequences] += w x^T. A lane's eight columns are as good as any for the sum, so what it has
-// read is the operand of two matrix instructions, if the right operand takes the same columns.
+// c[16 rows][8 sequences] += w x^T. The sum over columns may be permuted: the eight columns that a lane has loaded
+// serve as fragments of two mma, with the same permutation in the right operand.
 DEVICE void multiply(float (&c)[4], const uint4 (&w)[CHUNKS][2], const u16* x, int first,
-                     const Product& p) {
+                     const ThinProduct& p) {
     const int sequence = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k) {
@@ -62,8 +61,8 @@ DEVICE void multiply(float (&c)[4], const uint4 (&w)[CHUNKS][2], const u16* x, i
     }
 }
 
-// The warps' sums of one tile, added up and written.
-DEVICE void finish_tile(float* sums, const float (&c)[4], const Tile& t, const Product& p) {
+// Split-K epilogue: adds the warps' sums of one tile and stores them.
+DEVICE void finish_tile(float* sums, const float (&c)[4], const WeightTile& t, const ThinProduct& p) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* own = sums + warp * TILE * BATCH + lane / 4 * BATCH + 2 * (lane % 4);
     __syncthreads();
@@ -80,13 +79,13 @@ DEVICE void finish_tile(float* sums, const float (&c)[4], const Tile& t, const P
     else static_cast<u16*>(p.y)[at] = float_to_bf16(sum);
 }
 
-// A thread block takes tiles of 16 rows in turn; its warps share the columns. All of a tile that fits is on
-// its way before anything else happens.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) thin_product(const __grid_constant__ Product p) {
+// A thread block iterates over tiles of 16 rows; its warps split K. The first weights are prefetched before anything
+// else.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) thin_product(const __grid_constant__ ThinProduct p) {
     extern __shared__ __align__(16) u16 x[];
     __shared__ float sums[WARPS * TILE * BATCH];
     uint4 w[CHUNKS][2];
-    Tile t = find_tile(p, blockIdx.x);
+    WeightTile t = find_tile(p, blockIdx.x);
     load_weights(w, t, 0, p.width);
     wait_for_predecessor();
     for (int i = 8 * threadIdx.x; i < p.batch * p.width; i += 8 * THREADS) {
@@ -101,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) thin_product(const __gr
             load_weights(w, t, k, p.width);
             multiply(c, w, x, k, p);
         }
-        const Tile done = t;
+        const WeightTile done = t;
         n += gridDim.x;
         if (n < tiles) {
             t = find_tile(p, n);

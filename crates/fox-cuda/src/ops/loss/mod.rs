@@ -2,13 +2,13 @@
 
 use fox_tensor::{DType, LossInputs, LossOps, LossOut};
 
-use super::linear::{Matrix, Sizes};
+use super::linear::{GemmOperand, GemmShape};
+use crate::Source;
 use crate::backend::Cuda;
 use crate::backend::launcher::{Op, Variant, plain_variants};
 use crate::backend::storage::{Data, memory};
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
-use crate::{Result, Source};
 
 const LOSS: Source = source!("loss", [], [CrossEntropy]);
 
@@ -26,7 +26,7 @@ kernel_params! {
         teacher: ConstPtr<Real>,
         vocab: usize,
         /// The teacher's part of the target.
-        share: f32,
+        teacher_weight: f32,
     }
 }
 
@@ -38,8 +38,9 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 /// Logits that are held at once.
 const LOGITS: usize = 128 << 20;
 
-impl Cuda {
-    pub(crate) fn cross_entropy(&self, inputs: &LossInputs<'_>) -> Result<LossOut> {
+impl LossOps for Cuda {
+    fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> fox_tensor::Result<LossOut> {
+        let _span = self.span("cross-entropy")?;
         let LossInputs { x, w, labels, weights, teacher } = *inputs;
         let (rows, width, vocab, device) = (x.rows(), x.cols(), w.rows(), x.device());
         let dtype = self.activations();
@@ -66,17 +67,17 @@ impl Cuda {
             }
             None => None,
         };
-        let matrix = |address: u64, transposed: bool| Matrix { address, transposed };
+        let matrix = |address: u64, transposed: bool| GemmOperand { address, transposed };
         let variant = Variant::plain(logit_type, vocab);
         for first in (0..rows).step_by(step) {
             let count = step.min(rows - first);
             let x_at = x.address() + (first * width * dtype.size()) as u64;
-            let sizes = Sizes { m: count, n: vocab, k: width };
+            let sizes = GemmShape { m: count, n: vocab, k: width };
             let (left, right) = (matrix(x_at, false), matrix(w.address(), true));
             self.multiply(left, right, logits.address(), sizes, logit_type, false)?;
             if let Some((x, w, width, _, logits)) = &teacher {
                 let x_at = x.address() + (first * width * dtype.size()) as u64;
-                let sizes = Sizes { m: count, n: vocab, k: *width };
+                let sizes = GemmShape { m: count, n: vocab, k: *width };
                 let (left, right) = (matrix(x_at, false), matrix(w.address(), true));
                 self.multiply(left, right, logits.address(), sizes, logit_type, false)?;
             }
@@ -88,7 +89,9 @@ impl Cuda {
                 weights: weights.as_ref().map_or(0, |w| w.address() + offset).into(),
                 teacher: teacher.as_ref().map_or(0, |(.., logits)| logits.address()).into(),
                 vocab,
-                share: teacher.as_ref().map_or(0.0, |(.., share, _)| *share),
+                teacher_weight: teacher
+                    .as_ref()
+                    .map_or(0.0, |(.., teacher_weight, _)| *teacher_weight),
             };
             let op = Op {
                 source: LOSS,
@@ -102,7 +105,7 @@ impl Cuda {
             unsafe { self.launch(&op, params)? };
             let Some(((_, dx_at), (_, dw_at))) = &grads else { continue };
             let dx_at = dx_at + (first * width * dtype.size()) as u64;
-            let sizes = Sizes { m: count, n: width, k: vocab };
+            let sizes = GemmShape { m: count, n: width, k: vocab };
             let d = logits.address();
             self.multiply(
                 matrix(d, false),
@@ -112,16 +115,10 @@ impl Cuda {
                 dtype,
                 false,
             )?;
-            let sizes = Sizes { m: vocab, n: width, k: count };
+            let sizes = GemmShape { m: vocab, n: width, k: count };
             let (left, right) = (matrix(d, true), matrix(x_at, false));
             self.multiply(left, right, *dw_at, sizes, DType::F32, first > 0)?;
         }
         Ok(LossOut { loss, grads: grads.map(|((dx, _), (dw, _))| (dx, dw)) })
-    }
-}
-
-impl LossOps for Cuda {
-    fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> fox_tensor::Result<LossOut> {
-        Ok(self.timed("cross-entropy", || self.cross_entropy(inputs))?)
     }
 }

@@ -67,35 +67,6 @@ fn over_rows(entry: &'static str, variant: Variant, blocks: usize) -> Op {
 }
 
 impl Cuda {
-    pub(crate) fn norm_forward(&self, inputs: &NormInputs<'_>) -> Result<NormOut> {
-        let NormInputs { h, delta, w, eps } = *inputs;
-        let (rows, width, device) = (h.rows(), h.cols(), h.device());
-        let dtype = self.activations();
-        let (y, y_at) = self.output(h.shape(), dtype, device)?;
-        let (rstd, rstd_at) = self.output([rows], DType::F32, device)?;
-        let (sum, sum_at) = match delta {
-            Some(_) => self.output(h.shape(), dtype, device)?,
-            None => (h.clone(), 0),
-        };
-        let (x, weights) = (self.activation(h)?, self.real(w)?);
-        let delta = delta.map(|x| self.activation(x)).transpose()?;
-        let variant = Variant::rows(dtype, width);
-        let params = NormForward {
-            sum: sum_at.into(),
-            y: y_at.into(),
-            rstd: rstd_at.into(),
-            h: x.address().into(),
-            delta: address(&delta).into(),
-            w: weights.address().into(),
-            rows,
-            width,
-            eps,
-        };
-        // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&over_rows("add_rms_norm_fwd", variant, rows), params)? };
-        Ok(NormOut { sum, y, rstd })
-    }
-
     /// With `y`, also the output once more, into it.
     pub(crate) fn norm_backward(
         &self,
@@ -146,7 +117,33 @@ impl Cuda {
 
 impl NormOps for Cuda {
     fn add_rms_norm_fwd(&self, inputs: &NormInputs<'_>) -> fox_tensor::Result<NormOut> {
-        Ok(self.timed("add_rms_norm fwd", || self.norm_forward(inputs))?)
+        let _span = self.span("add_rms_norm fwd")?;
+        let NormInputs { h, delta, w, eps } = *inputs;
+        let (rows, width, device) = (h.rows(), h.cols(), h.device());
+        let dtype = self.activations();
+        let (y, y_at) = self.output(h.shape(), dtype, device)?;
+        let (rstd, rstd_at) = self.output([rows], DType::F32, device)?;
+        let (sum, sum_at) = match delta {
+            Some(_) => self.output(h.shape(), dtype, device)?,
+            None => (h.clone(), 0),
+        };
+        let (x, weights) = (self.activation(h)?, self.real(w)?);
+        let delta = delta.map(|x| self.activation(x)).transpose()?;
+        let variant = Variant::rows(dtype, width);
+        let params = NormForward {
+            sum: sum_at.into(),
+            y: y_at.into(),
+            rstd: rstd_at.into(),
+            h: x.address().into(),
+            delta: address(&delta).into(),
+            w: weights.address().into(),
+            rows,
+            width,
+            eps,
+        };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&over_rows("add_rms_norm_fwd", variant, rows), params)? };
+        Ok(NormOut { sum, y, rstd })
     }
 
     fn add_rms_norm_bwd(

@@ -190,7 +190,7 @@ impl Cuda {
         Ok(match spec.weights {
             AttentionWeights::Softmax => self.attend(&inputs, &plain)?,
             // Rows that a head has dropped are older than all it sees: what they take of a stick misses no one.
-            AttentionWeights::StickBreaking => self.break_sticks(&inputs, &plain)?,
+            AttentionWeights::StickBreaking => self.stick_breaking_forward(&inputs, &plain)?,
         }
         .o)
     }

@@ -60,52 +60,13 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 const THREADS: usize = 128;
 
 /// Parameters and the operands that they point at.
-struct HeldTimeStep<'a> {
+struct TimeStepOperands<'a> {
     params: TimeStep,
     _operands: [Operand<'a>; 3],
 }
 
 impl Cuda {
-    /// `(dt, log_decay)`, both `[R, H]` in f32.
-    pub(crate) fn step_forward(&self, inputs: &TimeStepInputs<'_>) -> Result<(Tensor, Tensor)> {
-        let device = inputs.z.device();
-        let (dt, dt_at) = self.output(inputs.z.shape(), DType::F32, device)?;
-        let (decay, decay_at) = self.output(inputs.z.shape(), DType::F32, device)?;
-        let held = self.time_step(inputs)?;
-        let params =
-            TimeStepForward { dt: dt_at.into(), log_decay: decay_at.into(), p: held.params };
-        // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&self.time_step_op("time_step_fwd", inputs), params)? };
-        Ok((dt, decay))
-    }
-
-    /// `(dz[R, H], da_log[H])`.
-    pub(crate) fn step_backward(
-        &self,
-        ddt: Option<&Tensor>,
-        dlog_decay: Option<&Tensor>,
-        inputs: &TimeStepInputs<'_>,
-    ) -> Result<(Tensor, Tensor)> {
-        let (rows, heads, device) = (inputs.z.rows(), inputs.z.cols(), inputs.z.device());
-        let (dz, dz_at) = self.output(inputs.z.shape(), DType::F32, device)?;
-        let shares = self.gpu.alloc::<f32>(rows * heads)?;
-        let ddt = ddt.map(|x| self.real(x)).transpose()?;
-        let ddecay = dlog_decay.map(|x| self.real(x)).transpose()?;
-        let held = self.time_step(inputs)?;
-        let params = TimeStepBackward {
-            dz: dz_at.into(),
-            da_log: shares.address().into(),
-            ddt: address(&ddt).into(),
-            ddecay: address(&ddecay).into(),
-            p: held.params,
-        };
-        // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&self.time_step_op("time_step_bwd", inputs), params)? };
-        let da_log = self.column_sums(shares.address(), DType::F32, rows, heads, None, device)?;
-        Ok((dz, da_log))
-    }
-
-    fn time_step<'a>(&self, inputs: &TimeStepInputs<'a>) -> Result<HeldTimeStep<'a>> {
+    fn time_step<'a>(&self, inputs: &TimeStepInputs<'a>) -> Result<TimeStepOperands<'a>> {
         let (z, bias, a_log) =
             (self.real(inputs.z)?, self.real(inputs.bias)?, self.real(inputs.a_log)?);
         let params = TimeStep {
@@ -117,7 +78,7 @@ impl Cuda {
             low: inputs.limits.0,
             high: inputs.limits.1,
         };
-        Ok(HeldTimeStep { params, _operands: [z, bias, a_log] })
+        Ok(TimeStepOperands { params, _operands: [z, bias, a_log] })
     }
 
     fn time_step_op(&self, entry: &'static str, inputs: &TimeStepInputs<'_>) -> Op {
@@ -129,7 +90,16 @@ impl Cuda {
 
 impl TimeStepOps for Cuda {
     fn time_step_fwd(&self, inputs: &TimeStepInputs<'_>) -> fox_tensor::Result<(Tensor, Tensor)> {
-        Ok(self.timed("time_step fwd", || self.step_forward(inputs))?)
+        let _span = self.span("time_step fwd")?;
+        let device = inputs.z.device();
+        let (dt, dt_at) = self.output(inputs.z.shape(), DType::F32, device)?;
+        let (decay, decay_at) = self.output(inputs.z.shape(), DType::F32, device)?;
+        let held = self.time_step(inputs)?;
+        let params =
+            TimeStepForward { dt: dt_at.into(), log_decay: decay_at.into(), p: held.params };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&self.time_step_op("time_step_fwd", inputs), params)? };
+        Ok((dt, decay))
     }
 
     fn time_step_bwd(
@@ -138,6 +108,23 @@ impl TimeStepOps for Cuda {
         dlog_decay: Option<&Tensor>,
         inputs: &TimeStepInputs<'_>,
     ) -> fox_tensor::Result<(Tensor, Tensor)> {
-        Ok(self.timed("time_step bwd", || self.step_backward(ddt, dlog_decay, inputs))?)
+        let _span = self.span("time_step bwd")?;
+        let (rows, heads, device) = (inputs.z.rows(), inputs.z.cols(), inputs.z.device());
+        let (dz, dz_at) = self.output(inputs.z.shape(), DType::F32, device)?;
+        let partial = self.gpu.alloc::<f32>(rows * heads)?;
+        let ddt = ddt.map(|x| self.real(x)).transpose()?;
+        let ddecay = dlog_decay.map(|x| self.real(x)).transpose()?;
+        let held = self.time_step(inputs)?;
+        let params = TimeStepBackward {
+            dz: dz_at.into(),
+            da_log: partial.address().into(),
+            ddt: address(&ddt).into(),
+            ddecay: address(&ddecay).into(),
+            p: held.params,
+        };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&self.time_step_op("time_step_bwd", inputs), params)? };
+        let da_log = self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?;
+        Ok((dz, da_log))
     }
 }

@@ -22,7 +22,7 @@ use super::sink;
 use super::{ForgetGate, ForgettingConfig, QkNorm};
 use crate::Pruning;
 use crate::config::ModelConfig;
-use crate::mixers::{KeptValues, Mixer, MixerContext, MixerOutput};
+use crate::mixers::{Mixer, MixerContext, MixerOutput, SavedActivations};
 use crate::observe::AttentionView;
 use crate::params::{ParamGroup, ParamList, Parameters};
 
@@ -226,7 +226,7 @@ impl Mixer for ForgettingLayer {
         Ok(MixerOutput { out, tiles: Some(tiles) })
     }
 
-    fn kept(&self) -> KeptValues {
+    fn saved_activations(&self) -> SavedActivations {
         let (heads, width) = (self.options.heads, self.options.heads * self.head_dim);
         let (mut kept, mut cheap) = (0, 0);
         for p in [&self.q, &self.k, &self.v] {
@@ -250,7 +250,7 @@ impl Mixer for ForgettingLayer {
             kept += width;
             cheap += width;
         }
-        KeptValues { per_token: kept, cheap_per_token: cheap }
+        SavedActivations { per_token: kept, cheap_per_token: cheap }
     }
 
     fn attention(&self) -> Option<&ForgettingLayer> {

@@ -129,7 +129,7 @@ fn prepare(args: &Args, device: &Device) -> Result<Model> {
         bail!("{} has no forget gates: its cache keeps all in any case", args.model);
     }
     let Some(memory) = args.memory else { return Ok(model) };
-    if !model.begin_with_memory(memory)? {
+    if !model.init_decay_times(memory)? {
         bail!("--memory sets gates that depend on the input, and {} has none", args.model);
     }
     for (_, spec, weight) in model.params_mut().iter_mut() {

@@ -60,7 +60,7 @@ impl Contestant {
                 recipe: "tiny-fox-pro+muon",
                 folder: "fox",
                 // Gates that begin half open hide everything but the last few tokens for most of the demo.
-                change: "training.gate_memory=[64, 4096]",
+                change: "training.gate_init=[64, 4096]",
             },
             rope("Transformer (RoPE 10k)", "rope-10k", "model.rope_base=10000.0"),
             rope("Transformer (RoPE 500k)", "rope-500k", "model.rope_base=500000.0"),

@@ -291,9 +291,13 @@ fn report(summary: &Summary, out: &Path) -> String {
 
 fn list() -> Result<String> {
     let mut text = String::from("recipes\n");
-    for builtin in recipe::BUILTIN {
-        let recipe = recipe::load(builtin.name, &[])?;
-        text += &format!("  {:<32} {}\n", builtin.name, recipe.description);
+    for name in recipe::listed_names() {
+        text += &format!("  {name:<32} {}\n", recipe::load(name, &[])?.description);
+    }
+    text += "families: FAMILY-SIZE, e.g. fox-pro-125m\n";
+    for family in recipe::families()? {
+        text += &format!("  {:<32} {}\n", family.name, family.description);
+        text += &format!("  {:<32} sizes: {}\n", "", family.sizes.join(", "));
     }
     text += "variants, for any recipe: RECIPE+VARIANT\n";
     for variant in recipe::variants()? {
