@@ -26,6 +26,7 @@ impl StickOps for Cuda {
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<AttentionOut> {
+        fox_tensor::check_stick_breaking_fwd(self, inputs, spec)?;
         Ok(self.timed("stick-breaking fwd", || self.stick_breaking_forward(inputs, spec))?)
     }
 
@@ -33,9 +34,10 @@ impl StickOps for Cuda {
         &self,
         d_out: &Tensor,
         inputs: &AttentionInputs<'_>,
-        _: &AttentionOut,
+        out: &AttentionOut,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<AttentionGrads> {
+        fox_tensor::check_stick_breaking_bwd(self, d_out, inputs, out, spec)?;
         let work = || match self.precision {
             Precision::F32 => self.gradients_of::<f32>(d_out, inputs, spec, |x, d_out| {
                 x.stick_breaking_backward(d_out)

@@ -32,7 +32,7 @@ pub fn check_linear_group_fwd(
 ) -> Result<()> {
     let operands = Operands::new("linear_group", backend);
     let (_, inner) = operands.matrix("x", x)?;
-    weights.iter().try_for_each(|w| operands.real("weight", w, &[w.rows(), inner]))
+    weights.iter().try_for_each(|w| operands.weight("weight", w, inner).map(drop))
 }
 
 /// Validates the operands of [`LinearGroupOps::linear_group_bwd_input`].
