@@ -18,9 +18,7 @@ pub trait GluOps {
 pub fn check_glu_fwd(backend: &dyn Backend, x: &Tensor) -> Result<()> {
     let operands = Operands::new("glu", backend);
     let (_, width) = operands.matrix("x", x)?;
-    operands.require(width > 0 && width.is_multiple_of(2), || {
-        format!("width {width} is not an even number of channels")
-    })
+    operands.require(width > 0 && width.is_multiple_of(2), || format!("width {width} is odd or 0"))
 }
 
 /// Validates the operands of [`GluOps::glu_bwd`].

@@ -1,4 +1,4 @@
-//! Rows of a table by token id, and their gradient in fixed order.
+//! Embedding lookup, and its gradient in fixed order.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ impl Cuda {
         Ok(copy)
     }
 
-    /// Rows by id, sorted on the host, which has the ids anyway.
+    /// Rows grouped by id, on the host, which has a copy of the ids.
     fn groups(&self, ids: &Tensor) -> Result<std::sync::Arc<Groups>> {
         memory(ids)?.groups(|| {
             let host = self.ints(ids)?;
@@ -109,7 +109,7 @@ impl EmbeddingOps for Cuda {
         let _span = self.span("embedding bwd")?;
         let (width, dtype) = (dy.cols(), self.activations());
         let groups = self.groups(ids)?;
-        // The pad's row keeps what it had: nothing.
+        // The gradient of the pad row stays as it is.
         let (dtable, at) = self.sum_in_place(acc, [vocab, width], dy.device())?;
         let before = match pad {
             Some(pad) => Some((pad, self.row_copy(at, pad, width)?)),

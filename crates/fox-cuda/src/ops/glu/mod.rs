@@ -26,9 +26,9 @@ kernel_params! {
 
 kernel_params! {
     list struct GluBackward {
-        /// `[R, 2 C]`; may be `x`.
+        /// `[R, 2 C]`; may alias `x`.
         dx: Ptr<Real>,
-        /// The output once more `[R, C]`, or null; may be `dy`.
+        /// Recomputed output `[R, C]`, or null; may alias `dy`.
         y: Ptr<Real>,
         /// `[R, C]`.
         dy: ConstPtr<Real>,
@@ -47,7 +47,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 impl Cuda {
-    /// `(dx, y)`, in the places of `x` and `dy` if these are free.
+    /// `(dx, y)`, in the memory of `x` and `dy` if it is not shared.
     pub(crate) fn glu_backward_with_output(
         &self,
         dy: Tensor,

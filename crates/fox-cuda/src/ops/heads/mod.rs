@@ -51,7 +51,7 @@ kernel_params! {
         du: Ptr<Real>,
         /// `[R, H]`; null without a shift.
         dshift: Ptr<f32>,
-        /// Sums for the norm's weights `[slices, H * d]`; null without a norm.
+        /// Partial gradients of the norm weights `[slices, H * d]`; null without a norm.
         partial: Ptr<f32>,
         /// `[R, H * d]`.
         dy: ConstPtr<Real>,
@@ -64,7 +64,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     pieces::variants(HEADS)
 }
 
-/// Operands of `prepare_heads` on their way to the kernel.
+/// Kernel parameters, and the operands they point to.
 struct HeadOperands<'a> {
     operands: [Option<Operand<'a>>; 4],
     params: HeadParams,
@@ -109,7 +109,7 @@ impl Cuda {
     }
 }
 
-/// Shared memory through which the pairs of RoPE meet.
+/// Shared memory for the exchange of RoPE pairs between lanes.
 fn rope_bytes(division: &Division, spec: &HeadSpec) -> usize {
     if spec.rope.is_some() { division.head_bytes() } else { 0 }
 }

@@ -10,7 +10,7 @@ use crate::{Result, Source};
 
 const HGRN: Source = source!("hgrn", [], [Hgrn, HgrnForward, HgrnBackward, LowerBound]);
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 128;
 
 kernel_params! {
@@ -45,7 +45,7 @@ kernel_params! {
         dq: Ptr<Real>,
         /// `[R, C]`.
         dz: Ptr<Real>,
-        /// Sums for the lower bounds `[slices, C]`; null without bounds.
+        /// Partial gradients of the lower bounds `[slices, C]`; null without bounds.
         partial: Ptr<f32>,
         /// `[R, C]`.
         dq_out: ConstPtr<Real>,
@@ -78,7 +78,7 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
     plain_variants(HGRN)
 }
 
-/// How HGRN2's columns and rows are dealt out to blocks: a thread has a few columns of a slice of rows.
+/// Work decomposition: a thread owns a vector of columns of a slice of rows.
 struct HgrnGrid {
     variant: Variant,
     grid: [usize; 2],
@@ -119,7 +119,7 @@ impl Cuda {
         Ok((self.activation(inputs.q)?, self.activation(inputs.z)?, lower))
     }
 
-    /// `[y, dtable, dy]` are addresses, 0 for what is absent.
+    /// Launches `lower_bound` on addresses `[y, dtable, dy]`, 0 if absent.
     fn lower_bound(&self, [y, dtable, dy]: [u64; 3], table: &Tensor, layer: usize) -> Result<()> {
         let values = self.real(table)?;
         let params = LowerBound {

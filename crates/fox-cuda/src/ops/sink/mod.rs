@@ -1,4 +1,4 @@
-//! Attention sinks.
+//! Attention sinks: a learned logit per head in the softmax denominator.
 
 use fox_tensor::{
     AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, DType, SinkOps, Tensor,
@@ -50,7 +50,7 @@ kernel_params! {
     }
 }
 
-/// Threads of a block of the backward, a warp for a head of a row.
+/// Threads per block of the backward, a warp per head of a row.
 const THREADS: usize = 256;
 
 /// Typical variants, for compilation checks.

@@ -41,7 +41,7 @@ kernel_params! {
     list struct TimeStepBackward {
         /// `[R, H]`.
         dz: Ptr<f32>,
-        /// Each row's share of the gradient of `a_log`, `[R, H]`.
+        /// Terms of the gradient of `a_log` per row `[R, H]`.
         da_log: Ptr<f32>,
         /// `[R, H]`, or null.
         ddt: ConstPtr<f32>,
@@ -56,10 +56,10 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
     vec![(TIME_STEP, Variant::plain(DType::F32, 1).defines())]
 }
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 128;
 
-/// Parameters and the operands that they point at.
+/// Kernel parameters, and the operands they point to.
 struct TimeStepOperands<'a> {
     params: TimeStep,
     _operands: [Operand<'a>; 3],
