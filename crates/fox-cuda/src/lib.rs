@@ -47,8 +47,6 @@ pub use compile::{Compiled, compile, nvrtc_is_present};
 pub use error::{Error, Result};
 pub use gpu::{Architecture, Gpu};
 pub use ops::attention;
-pub use ops::linear::{Gemm, GemmOperand, GemmProblem};
 pub use ops::{stream_sources, variants};
 pub use pool::{Buffer, Element, Float};
 pub use source::Source;
-pub use timer::Timer;

@@ -56,6 +56,13 @@ fn retrofit_adds_gates_to_llama() {
         &"9,9,9",
     ]));
     assert!(said.ends_with("3 memory lengths do not fit 2 heads; give one or 2\n"), "{said}");
+    let spread = dir.path().join("spread");
+    let said = text(&fox(&[&"retrofit", &dump("hf_qwen3"), &spread, &"--gate-init", &"spread"]));
+    assert!(said.ends_with(" of them new; a gate forgets 1.0e0 nat per token\n"), "{said}");
+    let start = [&"--gate-init" as &dyn AsRef<std::ffi::OsStr>, &"64,8"];
+    let said =
+        refused(&fox(&[&"retrofit", &dump("hf_qwen3"), &dir.path().join("x"), start[0], start[1]]));
+    assert!(said.ends_with("give `spread` or SHORTEST,LONGEST in tokens, e.g. 8,512\n"), "{said}");
 }
 
 #[test]

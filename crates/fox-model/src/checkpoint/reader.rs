@@ -205,6 +205,7 @@ impl CheckpointReader {
                 }
                 match self.files[file].dtype(&name) {
                     Some(Dtype::F32 | Dtype::BF16 | Dtype::F16) | None => {}
+                    Some(Dtype::I8) if self.files[file].is_int8(&name) => {}
                     Some(other) => problems
                         .push(TensorMismatch::WrongType { name, found: format!("{other:?}") }),
                 }

@@ -90,16 +90,19 @@ export class Pane {
     this.parts.text.setAttribute("aria-busy", "true");
     this.promptEnd = Array.from(promptText).length;
     if (!request.echo) this.append(promptText, { isPrompt: true });
-    let answer = "", first = null, count = 0, reason = null, prompted = !request.echo;
+    // The prompt is echoed in several chunks; the entry of its first token has no log-probability.
+    let answer = "", first = null, count = 0, reason = null, echoed = request.echo ? 0 : this.promptEnd;
     try {
       for await (const part of this.server.complete(request, signal)) {
-        this.show(part, !prompted);
-        if (prompted) {
+        const isEcho = echoed < this.promptEnd || part.logprobs?.token_logprobs[0] === null;
+        this.show(part, isEcho);
+        if (isEcho) {
+          echoed += Array.from(part.text).length;
+        } else {
           answer += part.text;
           first ??= performance.now();
           count += part.logprobs?.tokens.length ?? 0;
         }
-        prompted = true;
         reason = part.finish_reason ?? reason;
         const seconds = (performance.now() - (first ?? 0)) / 1000;
         const speed = count > 1 && seconds > 0 ? `, ${((count - 1) / seconds).toFixed(1)} tokens/s` : "";

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::builtin::{BUILTIN, variants};
+use super::builtin::{self, Source, builtin_names, variants};
 use super::{Recipe, gate_init, nearest};
 use crate::{Error, OptimizerRecipe, Result, tuning};
 
@@ -143,38 +143,33 @@ fn read(name: &str, beside: Option<&Path>, origin: &str, depth: usize) -> Result
     if depth > MAX_DEPTH {
         return Err(Error::ExtendsItself { origin: origin.to_string(), name: name.to_string() });
     }
-    let (text, file) = find(name, beside)?;
+    let beside = beside.map(|folder| folder.join(name)).filter(|path| path.is_file());
+    let path = beside.unwrap_or_else(|| PathBuf::from(name));
+    let (text, folder) = match (path.is_file(), builtin::find(name)?) {
+        (false, Some(Source::File(text))) => (text.to_string(), None),
+        (false, Some(Source::Layers(parent, layers))) => {
+            let mut base = read(&parent, None, origin, depth + 1)?;
+            layers.into_iter().for_each(|layer| merge(&mut base, layer));
+            return Ok(base);
+        }
+        (false, None) if !name.ends_with(".toml") => {
+            let known = builtin_names()?;
+            let nearest = nearest(name, known.iter().map(String::as_str));
+            return Err(Error::UnknownRecipe { name: name.to_string(), nearest });
+        }
+        _ => (fs::read_to_string(&path).map_err(Error::io("read", &path))?, path.parent()),
+    };
     let mut table: Table = text.parse().map_err(|e: toml::de::Error| Error::Toml {
-        file: file.clone().unwrap_or_else(|| PathBuf::from(name)),
+        file: path.clone(),
         detail: one_line(&e.to_string()),
     })?;
     let Some(parent) = table.remove("extends") else { return Ok(table) };
     let Value::String(parent) = parent else {
         return Err(Error::value(name, "extends", "must be the name or the path of a recipe"));
     };
-    let folder = file.as_deref().and_then(Path::parent);
     let mut base = read(&parent, folder, origin, depth + 1)?;
     merge(&mut base, table);
     Ok(base)
-}
-
-/// The text of a recipe, and its file when it is not built in.
-fn find(name: &str, beside: Option<&Path>) -> Result<(String, Option<PathBuf>)> {
-    let beside = beside.map(|folder| folder.join(name)).filter(|path| path.is_file());
-    let path = beside.unwrap_or_else(|| PathBuf::from(name));
-    let is_file = path.is_file();
-    let built_in = BUILTIN.iter().find(|recipe| recipe.name == name);
-    if let (Some(recipe), false) = (built_in, is_file) {
-        return Ok((recipe.text.to_string(), None));
-    }
-    if is_file || name.ends_with(".toml") {
-        let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-        return Ok((text, Some(path)));
-    }
-    Err(Error::UnknownRecipe {
-        name: name.to_string(),
-        nearest: nearest(name, BUILTIN.iter().map(|recipe| recipe.name)),
-    })
 }
 
 /// Checks a merged table and turns it into a recipe.

@@ -21,7 +21,9 @@ use fox_data::{Layout, Order, SyntheticConfig};
 use fox_model::{ForwardOptions, Pruning};
 use serde::{Deserialize, Serialize};
 
-pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
+pub use builtin::{
+    BuiltinRecipe, Family, Variant, builtin_names, families, listed_names, variants,
+};
 pub(crate) use fox_base::nearest::nearest;
 pub use gate_init::GateInit;
 pub(crate) use load::typed;

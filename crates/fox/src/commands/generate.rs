@@ -22,9 +22,9 @@ use crate::{output, signals};
 /// standard error at the end, also after Ctrl-C. The same command gives the same text; another --seed another one.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Checkpoint or run folder
+    /// Checkpoint or run folder; the pretrained model of the repository by default
     #[arg(value_name = "MODEL")]
-    model: String,
+    model: Option<String>,
     /// Text to continue; without it and --file, standard input
     #[arg(long, short, value_name = "TEXT")]
     prompt: Option<String>,
@@ -89,7 +89,7 @@ struct Answer {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let (opened, tokenizer) = args.run.open(&args.model)?;
+    let (opened, tokenizer) = args.run.open(args.model.as_deref())?;
     let ids = tokenizer.encode_prompt(&args.text()?)?;
     let prompt: Vec<i32> = ids.into_iter().map(|id| id as i32).collect();
     let mut stop_ids = Vec::new();

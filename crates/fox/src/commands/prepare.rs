@@ -10,8 +10,8 @@ use anyhow::{Result, bail};
 use fox_data::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, Tokenizer, prepare};
 use serde_json::json;
 
-use crate::bar::Bar;
 use crate::device::parse_threads;
+use crate::progress::Bar;
 use crate::{output, signals};
 
 /// Turn text into token shards for training

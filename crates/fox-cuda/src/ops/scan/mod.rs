@@ -1,4 +1,4 @@
-//! The scans of the recurrent models.
+//! Scans of the recurrent models.
 
 pub(crate) mod add;
 pub(crate) mod chunks;
@@ -11,7 +11,7 @@ use fox_tensor::{
 
 use crate::backend::Cuda;
 
-// The scans note the time of each of their kernels themselves.
+// Each kernel of a scan has its own profiling span.
 impl ScanOps for Cuda {
     fn scan_fwd(
         &self,
