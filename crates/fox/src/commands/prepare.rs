@@ -45,14 +45,14 @@ pub struct Args {
         conflicts_with = "heldout_corpus"
     )]
     heldout: f64,
-    /// Hold out this part of every document instead, its end: for a corpus of few documents
+    /// Hold out this fraction of every document instead, at its end: for a corpus of few documents
     #[arg(long, value_name = "FRACTION", allow_negative_numbers = true,
           conflicts_with_all = ["heldout", "heldout_corpus"])]
     heldout_ends: Option<f64>,
-    /// Another corpus to hold out, instead of a part of this one
+    /// Another corpus to hold out, instead of a fraction of this one
     #[arg(long, value_name = "CORPUS")]
     heldout_corpus: Option<PathBuf>,
-    /// Another seed holds out other documents
+    /// Seed of the selection of held-out documents
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Tokens per shard
