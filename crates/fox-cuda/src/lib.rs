@@ -48,7 +48,7 @@ pub use error::{Error, Result};
 pub use gpu::{Architecture, Gpu};
 pub use ops::attention;
 pub use ops::linear::{Gemm, Matrix, Product};
-pub use ops::{stream_sources, variants};
+pub use ops::{decode_sources, variants};
 pub use pool::{Buffer, Element, Float};
 pub use source::Source;
 pub use timer::Timer;

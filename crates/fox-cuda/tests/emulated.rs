@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use fox_cuda::{Source, stream_sources};
+use fox_cuda::{Source, decode_sources};
 
 /// The compiler, if there is one, on a system whose C library has what fibers need.
 fn compiler() -> Option<&'static str> {
@@ -26,7 +26,7 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
     let mut printed = Vec::new();
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{program}"));
     std::fs::create_dir_all(&folder).unwrap();
-    let mut all = stream_sources();
+    let mut all = decode_sources();
     all.retain(|source| sources.contains(&source.name));
     assert_eq!(all.len(), sources.len(), "a source has another name now");
     for (name, text) in Source::files(&all) {
@@ -142,7 +142,7 @@ fn products_are_right_and_have_the_same_bits_whatever_a_warp_carries() {
     for (widths, variants) in groups {
         let variants: Vec<String> = variants.iter().map(|v| format!("{v} {widths}")).collect();
         let printed =
-            run("product", &["stream_product", "stream_product_sm90", "stream_tiles"], &variants);
+            run("product", &["decode_matmul", "decode_matmul_sm90", "decode_matmul_tiled"], &variants);
         for words in &printed {
             assert_eq!(words, &printed[0], "{variants:?}");
             assert_eq!(words.split_whitespace().count(), 3, "{words}");
@@ -165,12 +165,12 @@ fn weights_go_to_8_bits_by_the_rule_and_back() {
 fn heads_attention_and_norms_are_right() {
     run(
         "steps",
-        &["stream_rows", "stream_attention"],
+        &["decode_rows", "decode_attention"],
         &["HEAD_DIM=64 ITEMS=2 AT_ONCE=16", "HEAD_DIM=128 ITEMS=2 SLABS=1 AT_ONCE=8"],
     );
 }
 
 #[test]
 fn choices_are_those_of_a_sorted_vocabulary() {
-    run("choice", &["stream_choice"], &[""]);
+    run("choice", &["decode_sample"], &[""]);
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fox_cache::{Cache, PagePolicy};
 use fox_model::Model;
-use fox_tensor::{PAGE, StreamRow, Streams};
+use fox_tensor::{PAGE, DecodeRow, SlotDecoder};
 
 use crate::EngineOptions;
 use crate::running::{Next, Running};
@@ -18,7 +18,7 @@ const MAX_SLOTS: usize = 256;
 /// The slots of an engine.
 #[derive(Debug)]
 pub(crate) struct Resident {
-    streams: Streams,
+    streams: SlotDecoder,
     free: FreeSlots,
 }
 
@@ -67,7 +67,7 @@ impl Resident {
             return Ok(None);
         }
         let slots = options.max_batch.min(MAX_SLOTS);
-        let Some(streams) = model.open_streams(slots, options.max_context, policy)? else {
+        let Some(streams) = model.open_slots(slots, options.max_context, policy)? else {
             return Ok(None);
         };
         let free = FreeSlots(Arc::new(Mutex::new((0..slots).rev().collect())));
@@ -96,7 +96,7 @@ impl Resident {
                 ));
             };
             let (slot, position) = (slot.index, cache.lens()[0]);
-            rows.push(StreamRow { slot, token, position, draw: r.draw() });
+            rows.push(DecodeRow { slot, token, position, draw: r.draw() });
         }
         self.streams.begin(&rows)?;
         let mut full = Vec::new();
@@ -112,7 +112,7 @@ impl Resident {
         let choices = self.streams.finish()?;
         for &row in &full {
             if let Some(cache) = &mut group[row].cache {
-                cache.turn_page(&self.streams.sums(rows[row].slot)?);
+                cache.seal_page(&self.streams.sums(rows[row].slot)?);
             }
         }
         let mut next = Vec::with_capacity(group.len());

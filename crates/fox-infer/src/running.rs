@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fox_cache::Cache;
-use fox_tensor::{Choice, PAGE, StreamDraw};
+use fox_tensor::{Choice, PAGE, TokenDraw};
 
 use crate::engine::Job;
 use crate::resident::Slot;
@@ -120,7 +120,7 @@ impl Running {
     }
 
     /// How a device draws the token after the next step, if it is to draw one.
-    pub fn draw(&mut self) -> Option<StreamDraw> {
+    pub fn draw(&mut self) -> Option<TokenDraw> {
         // A step that repeats an earlier one chooses nothing.
         let repeats = self.fed + 1 < self.answer.len();
         if repeats || self.needs_logits() { None } else { self.sampler.draw_on_device() }

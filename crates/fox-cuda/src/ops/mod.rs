@@ -32,7 +32,7 @@ mod update;
 use crate::Source;
 
 /// The sources of decode steps over slots.
-pub fn stream_sources() -> Vec<Source> {
+pub fn decode_sources() -> Vec<Source> {
     let mut sources: Vec<Source> =
         streams::variants(true).into_iter().map(|(source, _)| source).collect();
     sources.extend(packed::variants().into_iter().map(|(source, _)| source));

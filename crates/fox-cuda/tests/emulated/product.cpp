@@ -10,15 +10,15 @@
 #define INT8 0
 #endif
 #if HOPPER
-#include "stream_product_sm90.cu"
-#define stream_tiles stream_product_sm90
+#include "decode_matmul_sm90.cu"
+#define decode_matmul_tiled decode_matmul_sm90
 #elif TILES
-#include "stream_tiles.cu"
+#include "decode_matmul_tiled.cu"
 #endif
 #if HOPPER || TILES
 constexpr int ROWS = 2 * BN, WIDE = BM / 16, RUNS = SPLIT ? PARTS : 1;
 #else
-#include "stream_product.cu"
+#include "decode_matmul.cu"
 constexpr int ROWS = 16 * NT, WIDE = 1, RUNS = 1;
 #endif
 
@@ -55,7 +55,7 @@ static void check(int width) {
     std::vector<Int8> packed;
     packed.reserve(3);
     const std::vector<float> bias = numbers(sizes[0]);
-    StreamProduct p{};
+    DecodeMatmul p{};
     int blocks = 0;
     for (int n = 0; n < count; ++n) {
         const int matrix_rows = sizes[n] * (GLU ? 2 : 1);
@@ -69,7 +69,7 @@ static void check(int width) {
             w[n] = narrow_numbers(matrix_rows * width);
         }
         if (!scales) weights = w[n].data();
-        p.parts[n] = StreamPart{static_cast<const u16*>(weights), scales, n == 0 && !GLU && RUNS == 1 ? bias.data() : nullptr,
+        p.parts[n] = DecodeMatrix{static_cast<const u16*>(weights), scales, n == 0 && !GLU && RUNS == 1 ? bias.data() : nullptr,
                                 sizes[n], p.stride, blocks};
         p.stride += sizes[n];
         blocks += (sizes[n] + WIDE * RESULTS - 1) / (WIDE * RESULTS);
@@ -81,13 +81,13 @@ static void check(int width) {
     p.x = input.data(), p.y = y.data(), p.inner = inner.data();
     p.part_count = count, p.width = width, p.act = ACT_SILU;
 #if HOPPER || TILES
-    launch({2, unsigned(blocks), RUNS}, THREADS, [&] { stream_tiles(p); });
-    // As stream_norm does.
+    launch({2, unsigned(blocks), RUNS}, THREADS, [&] { decode_matmul_tiled(p); });
+    // As decode_norm does.
     for (int run = 1; run < RUNS && !GLU; ++run) {
         for (int i = 0; i < rows * p.stride; ++i) y[i] += y[run * rows * p.stride + i];
     }
 #else
-    launch({2, unsigned(blocks), 1}, THREADS, [&] { stream_product(p); });
+    launch({2, unsigned(blocks), 1}, THREADS, [&] { decode_matmul(p); });
 #endif
 
     u64 checksum = 0;

@@ -1,17 +1,17 @@
 // y[rows, N] = x[rows, K] w[N, K]^T for many decode rows, by Hopper's products.
 //
-// A result has the bits that stream_product gives it: the columns of K are divided into the same PARTS runs, a run is
+// A result has the bits that decode_matmul gives it: the columns of K are divided into the same PARTS runs, a run is
 // added up in the same order, 16 columns at once, the same ones, and the runs are added in order. (That an instruction of
 // a warpgroup adds 16 products to a sum as one of a warp does is a matter of the hardware; the self-test compares.) A
 // warpgroup has 64 rows of weights. With SPLIT a thread block does one run, and whoever reads the results adds up the
 // runs: y is [PARTS][rows, stride] then.
 //
-// x lies in slabs [K / 64][rows][64], swizzled (`blocked` in stream.cuh), so that the rows of a slab are one copy. The
+// x lies in slabs [K / 64][rows][64], swizzled (`blocked` in decode.cuh), so that the rows of a slab are one copy. The
 // weights lie as they are, and every thread copies eight at a time to where the products expect them.
 //
 // Compile-time: BM rows of weights (with GLU half of them gates), BN rows, PARTS, STAGES, SPLIT, GLU.
 #define SLABS 1
-#include "stream.cuh"
+#include "decode.cuh"
 #include "mma.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -47,7 +47,7 @@ struct Cursor {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const __grid_constant__ StreamProduct p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_matmul_sm90(const __grid_constant__ DecodeMatmul p) {
 #if EMULATED
     static __align__(1024) u16 memory[STAGES * (STAGE + 4)];
 #else
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
     let_successor_begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // The part that this block's weights belong to, and its first tile in it.
-    const StreamPart part = part_of_block(p);
+    const DecodeMatrix part = part_of_block(p);
     const int first_tile = (blockIdx.y - part.first_block) * (BM / 16);
     const int slabs = p.width / 64;
     const int first_run = SPLIT ? blockIdx.z : 0, last_run = SPLIT ? first_run + 1 : PARTS;

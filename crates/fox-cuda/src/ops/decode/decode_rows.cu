@@ -2,7 +2,7 @@
 // of attention.
 //
 // Compile-time: HEAD_DIM (of the entries that know heads), ITEMS (1024 columns of the stream each), SLABS (`blocked`).
-#include "stream.cuh"
+#include "decode.cuh"
 #include "params.cuh"
 
 constexpr int THREADS = 256;
@@ -12,7 +12,7 @@ constexpr int MAX_PARTS = 8;  // runs of delta, at most
 
 // h = the embedded token, or h + delta; x = rms(h) * w, blocked. One thread block for each row. A product that was split
 // left the runs of delta behind one another.
-extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_constant__ StreamNorm p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_norm(const __grid_constant__ DecodeNorm p) {
     let_successor_begin();
     const int row = blockIdx.x, token = p.rows[row].token;
     float w[ITEMS][4], h[ITEMS][4];
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
 }
 
 // Rows of a tensor as a product wants them.
-extern "C" __global__ void __launch_bounds__(THREADS) stream_block(const __grid_constant__ StreamBlocked p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_block(const __grid_constant__ DecodeBlocked p) {
     for (size_t i = blockIdx.x * size_t(THREADS) + threadIdx.x; i < size_t(p.rows) * p.width;
          i += size_t(gridDim.x) * THREADS) {
         p.to[blocked(i / p.width, i % p.width, p.width, p.padded)] = p.from[i];
@@ -83,7 +83,7 @@ struct Preparation {
     float norm[OWN];
     float2 angles[OWN / 2];
 
-    DEVICE Preparation(const StreamHeads& p, const float* weights, int head, bool shared, int position) {
+    DEVICE Preparation(const DecodeHeads& p, const float* weights, int head, bool shared, int position) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
@@ -116,10 +116,10 @@ struct Preparation {
 
 // Queries to `q`, keys, values and gates to their pages; the sums of the gates and the raw rows of the slot. A warp
 // for each head of queries, keys and values of each row.
-extern "C" __global__ void __launch_bounds__(THREADS) stream_heads(const __grid_constant__ StreamHeads p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_heads(const __grid_constant__ DecodeHeads p) {
     let_successor_begin();
     const int unit = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    const StreamToken row = p.rows[blockIdx.y];
+    const DecodeToken row = p.rows[blockIdx.y];
     if (unit >= p.heads + 2 * p.kv_heads || row.slot < 0) return;
     const float* raw = p.raw + size_t(blockIdx.y) * p.stride;
     float x[OWN];
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_heads(const __grid_
     const bool has_gate = !is_value && p.start[5] >= 0 && lane < group;
     const int gate_head = head * group + lane;
     // Only this warp writes the raw row and the sum of its head, once in a step.
-    const StreamTable table = p.tables[place];
+    const DecodeTable table = p.tables[place];
     const Page page = table.pages[size_t(row.position / PAGE) * p.kv_heads + head];
     const Preparation preparation(p, is_value ? nullptr : p.k_norm, head, p.k_shared, row.position);
     u16* last = p.last + (place * 2 + is_value) * p.kv_heads * HEAD_DIM + head * HEAD_DIM;
@@ -178,10 +178,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_heads(const __grid_
 }
 
 // The runs of a head's keys put together, in order, then output norm and gate: y blocked. A warp for each head.
-extern "C" __global__ void __launch_bounds__(THREADS) stream_merge(const __grid_constant__ StreamMerge p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_merge(const __grid_constant__ DecodeMerge p) {
     let_successor_begin();
     const int head = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    const StreamToken row = p.rows[blockIdx.y];
+    const DecodeToken row = p.rows[blockIdx.y];
     if (head >= p.heads || row.slot < 0) return;
     const int runs = Runs(row.position).count;
     const float* parts = p.parts + (size_t(blockIdx.y) * p.heads + head) * MAX_RUNS * (HEAD_DIM + 4);

@@ -1,16 +1,16 @@
 // y[rows, N] = x[rows, K] w[N, K]^T for decode rows, with the same bits for a row in any company.
 //
-// For few rows; stream_tiles does the same for many. Weights are the left operand of the matrix instructions and rows the
+// For few rows; decode_matmul_tiled does the same for many. Weights are the left operand of the matrix instructions and rows the
 // right one, so a row is a column of the accumulators. The columns of K are divided into PARTS runs; a warp adds up one
 // run in order, and the runs are added in order. So an element's order of additions depends on K alone.
 //
-// x lies in blocks [rows / 8][K / 32][8][32] (`blocked` in stream.cuh): the right operand of a step of 32 columns for
+// x lies in blocks [rows / 8][K / 32][8][32] (`blocked` in decode.cuh): the right operand of a step of 32 columns for
 // 8 rows is 512 bytes in a row. What a lane has read of the weights, eight columns, is exchanged for the operands of two
-// instructions of 16 columns each (`sixteens`).
+// instructions of 16 columns each (`exchange_k16`).
 //
 // Compile-time: NT tiles of 8 rows, PARTS, DEPTH (steps of weights on their way), GLU (pairs of rows become act(g) u), INT8
 // (matrices with scales are in 8 bits; what is multiplied is the same as if they had been unpacked before).
-#include "stream.cuh"
+#include "decode.cuh"
 #include "int8.cuh"
 #include "mma.cuh"
 #include "params.cuh"
@@ -20,7 +20,7 @@ constexpr int TILE = 128;  // values of 16 weights times 8 rows
 // Rows of weights of a tile that are results.
 constexpr int RESULTS = GLU ? 8 : 16;
 
-DEVICE uint4 stream_weights(const u16* p) {
+DEVICE uint4 device_weights(const u16* p) {
 #if EMULATED
     return *reinterpret_cast<const uint4*>(p);
 #else
@@ -31,7 +31,7 @@ DEVICE uint4 stream_weights(const u16* p) {
     return x;
 #endif
 }
-DEVICE uint2 stream_weights(const signed char* p) {
+DEVICE uint2 device_weights(const signed char* p) {
 #if EMULATED
     return *reinterpret_cast<const uint2*>(p);
 #else
@@ -49,7 +49,7 @@ struct Row {
     const float* scales;
 #endif
 
-    DEVICE Row(const StreamPart& part, int row, bool exists, int width) {
+    DEVICE Row(const DecodeMatrix& part, int row, bool exists, int width) {
         w = exists ? part.w + size_t(row) * width : nullptr;
 #if INT8
         const size_t first = size_t(row) * int8_blocks(width);
@@ -63,11 +63,11 @@ struct Row {
         if (!w) return make_uint4(0, 0, 0, 0);
 #if INT8
         if (scales) {
-            const uint2 q = stream_weights(reinterpret_cast<const signed char*>(w) + column);
+            const uint2 q = device_weights(reinterpret_cast<const signed char*>(w) + column);
             return make_uint4(q.x, q.y, __float_as_uint(scales[column / INT8_BLOCK]), 0);
         }
 #endif
-        return stream_weights(w + column);
+        return device_weights(w + column);
     }
     // What was loaded, in bf16.
     DEVICE uint4 unpacked(const uint4& x) const {
@@ -87,18 +87,18 @@ struct Row {
 struct Rows {
     Row top, bottom;
 
-    DEVICE Rows(const StreamPart& part, int row, int width)
+    DEVICE Rows(const DecodeMatrix& part, int row, int width)
         : top(part, row, row < part.rows, width),
           bottom(part, GLU ? part.rows + row : row + 8, (GLU ? row : row + 8) < part.rows, width) {}
     DEVICE void load(uint4 (&w)[2], int step) const { w[0] = top.load(step), w[1] = bottom.load(step); }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __grid_constant__ StreamProduct p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_matmul(const __grid_constant__ DecodeMatmul p) {
     __shared__ float sums[PARTS * NT * TILE];
     let_successor_begin();
     const int run = threadIdx.x / 32, lane = threadIdx.x % 32;
     // The part that this block's weights belong to, and its tile in it.
-    const StreamPart part = part_of_block(p);
+    const DecodeMatrix part = part_of_block(p);
     const int tile = blockIdx.y - part.first_block;
     const int steps = p.width / 32;
     const int begin = run * steps / PARTS, count = (run + 1) * steps / PARTS - begin;
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product(const __gri
 #pragma unroll
         for (int i = 0; i < DEPTH; ++i) {
             if (base + i >= count) break;
-            const uint4 top = sixteens(rows.top.unpacked(w[i][0])), bottom = sixteens(rows.bottom.unpacked(w[i][1]));
+            const uint4 top = exchange_k16(rows.top.unpacked(w[i][0])), bottom = exchange_k16(rows.bottom.unpacked(w[i][1]));
             const u32 left[4] = {top.x, bottom.x, top.y, bottom.y};
             const u32 right[4] = {top.z, bottom.z, top.w, bottom.w};
 #pragma unroll

@@ -1,12 +1,12 @@
 // y[rows, N] = x[rows, K] w[N, K]^T for many decode rows: tiles of weights and of rows go through shared memory.
 //
-// A result has the bits that stream_product gives it: the columns of K are divided into the same PARTS runs, a run is
+// A result has the bits that decode_matmul gives it: the columns of K are divided into the same PARTS runs, a run is
 // added up in the same order, by the same instructions for the same columns, and the runs are added in order. Here a
 // warp does all runs, one after the other. With SPLIT a thread block does one of them, and whoever reads the results
 // adds up the runs: y is [PARTS][rows, stride] then.
 //
 // Compile-time: BM rows of weights (with GLU half of them gates), BN rows, WM x WN warps, PARTS, STAGES, SPLIT, GLU.
-#include "stream.cuh"
+#include "decode.cuh"
 #include "mma.cuh"
 #include "params.cuh"
 
@@ -45,7 +45,7 @@ struct Cursor {
 
 DEVICE uint4 read_shared(const u16* p) { return *reinterpret_cast<const uint4*>(p); }
 
-extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_constant__ StreamProduct p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_matmul_tiled(const __grid_constant__ DecodeMatmul p) {
 #if EMULATED
     static __align__(16) u16 memory[STAGES * STAGE];
 #else
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_m = warp % WM, warp_n = warp / WM;
     // The part that this block's weights belong to, and its first tile in it.
-    const StreamPart part = part_of_block(p);
+    const DecodeMatrix part = part_of_block(p);
     const int first_tile = (blockIdx.y - part.first_block) * (BM / 16);
     const int steps = p.width / 32;
     const int first_run = SPLIT ? blockIdx.z : 0, last_run = SPLIT ? first_run + 1 : PARTS;
@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
                 const u16* a = stage + (step * BM + (warp_m * MT + m) * 16) * 32 + 8 * lane;
-                top[m] = sixteens(read_shared(a)), bottom[m] = sixteens(read_shared(a + 8 * 32));
+                top[m] = exchange_k16(read_shared(a)), bottom[m] = exchange_k16(read_shared(a + 8 * 32));
             }
             // Those that follow each other add to different sums, so none waits for the one before.
 #pragma unroll

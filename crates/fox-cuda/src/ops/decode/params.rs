@@ -11,7 +11,7 @@ pub(super) const PARTS: usize = 7;
 kernel_params! {
     /// One of the matrices of a product.
     #[derive(Default)]
-    pub(super) struct StreamPart {
+    pub(super) struct DecodeMatrix {
         /// `[rows, width]`; with GLU `[2 rows, width]`. In 8 bits where there are scales, see `int8.cuh`.
         pub(super) w: ConstPtr<bf16>,
         /// A scale for every 64 weights of a row, or null.
@@ -29,14 +29,14 @@ kernel_params! {
 
 kernel_params! {
     #[derive(Default)]
-    pub(super) struct StreamProduct {
+    pub(super) struct DecodeMatmul {
         /// Blocked `[rows, width]`.
         pub(super) x: ConstPtr<bf16>,
         /// `[rows, stride]`; that for each run of columns where they are split.
         pub(super) y: Ptr<f32>,
         /// With GLU, blocked `[rows, part rows]`.
         pub(super) inner: Ptr<bf16>,
-        pub(super) parts: [StreamPart; PARTS],
+        pub(super) parts: [DecodeMatrix; PARTS],
         pub(super) part_count: usize,
         pub(super) width: usize,
         pub(super) stride: usize,
@@ -46,7 +46,7 @@ kernel_params! {
 
 kernel_params! {
     /// A row of a step.
-    pub(super) table struct StreamToken align(16) {
+    pub(super) table struct DecodeToken align(16) {
         /// -1 for a row that only fills the step up.
         pub(super) slot: i32,
         pub(super) token: i32,
@@ -59,7 +59,7 @@ kernel_params! {
 kernel_params! {
     /// Where the pages of one layer of a slot lie.
     #[derive(Default)]
-    pub(super) table struct StreamTable {
+    pub(super) table struct DecodeTable {
         /// `[page][kv_heads]`.
         pub(super) pages: ConstPtr<Page>,
         /// Sums of the log gates at the ends of full pages `[page][heads]`.
@@ -69,8 +69,8 @@ kernel_params! {
 
 kernel_params! {
     #[derive(Default)]
-    pub(super) struct StreamNorm {
-        pub(super) rows: ConstPtr<StreamToken>,
+    pub(super) struct DecodeNorm {
+        pub(super) rows: ConstPtr<DecodeToken>,
         /// `[V, width]` where the stream begins, else null.
         pub(super) embeddings: ConstPtr<bf16>,
         /// `[rows, width]`.
@@ -88,7 +88,7 @@ kernel_params! {
 }
 
 kernel_params! {
-    pub(super) struct StreamBlocked {
+    pub(super) struct DecodeBlocked {
         /// `[rows, width]`.
         pub(super) from: ConstPtr<bf16>,
         /// The same, blocked.
@@ -102,14 +102,14 @@ kernel_params! {
 
 kernel_params! {
     #[derive(Default)]
-    pub(super) struct StreamHeads {
-        pub(super) rows: ConstPtr<StreamToken>,
+    pub(super) struct DecodeHeads {
+        pub(super) rows: ConstPtr<DecodeToken>,
         /// `[rows, stride]`.
         pub(super) raw: ConstPtr<f32>,
         /// `[rows, heads * d]`, times the scale of the scores.
         pub(super) q: Ptr<f32>,
         /// `[slots][layers]`.
-        pub(super) tables: ConstPtr<StreamTable>,
+        pub(super) tables: ConstPtr<DecodeTable>,
         /// Raw rows of keys and values of the step before `[slots][layers][2][kv_heads * d]`.
         pub(super) last: Ptr<bf16>,
         /// Sums of the log gates `[slots][layers][heads]`.
@@ -137,9 +137,9 @@ kernel_params! {
 
 kernel_params! {
     #[derive(Default)]
-    pub(super) struct StreamAttention {
-        pub(super) rows: ConstPtr<StreamToken>,
-        pub(super) tables: ConstPtr<StreamTable>,
+    pub(super) struct DecodeAttention {
+        pub(super) rows: ConstPtr<DecodeToken>,
+        pub(super) tables: ConstPtr<DecodeTable>,
         /// `[rows, heads * d]`.
         pub(super) q: ConstPtr<f32>,
         /// `[slots][layers][heads]`.
@@ -160,8 +160,8 @@ kernel_params! {
 
 kernel_params! {
     #[derive(Default)]
-    pub(super) struct StreamMerge {
-        pub(super) rows: ConstPtr<StreamToken>,
+    pub(super) struct DecodeMerge {
+        pub(super) rows: ConstPtr<DecodeToken>,
         /// As above.
         pub(super) parts: ConstPtr<f32>,
         /// `[rows, stride]`.
@@ -182,11 +182,11 @@ kernel_params! {
 kernel_params! {
     /// How the next token of a row is drawn.
     #[derive(Default)]
-    pub(super) table struct StreamDraw {
+    pub(super) table struct TokenDraw {
         /// The bits of a number from 0 to 1, in f64.
         pub(super) uniform: u64,
         /// 1 over the temperature; 0 takes the likeliest.
-        pub(super) heat: f32,
+        pub(super) inverse_temperature: f32,
         pub(super) top_p: f32,
         pub(super) min_p: f32,
         pub(super) top_k: usize,
@@ -194,11 +194,11 @@ kernel_params! {
 }
 
 kernel_params! {
-    pub(super) struct StreamChoice {
+    pub(super) struct DecodeSample {
         /// `[rows, vocab]`.
         pub(super) logits: ConstPtr<f32>,
         /// `[rows]`.
-        pub(super) draws: ConstPtr<StreamDraw>,
+        pub(super) draws: ConstPtr<TokenDraw>,
         /// `[rows]`.
         pub(super) ids: Ptr<i32>,
         /// `[rows]`.

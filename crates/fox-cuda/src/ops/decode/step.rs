@@ -4,10 +4,10 @@ use super::kernels::{
     ATTENTION_THREADS, BUCKETS, CHOICE_THREADS, FEW_ROWS, Family, Kernels, MAX_PARTS, MAX_ROWS,
     MAX_RUNS, ROW_THREADS, Tiling, product,
 };
-use super::model::{StreamWeights, single};
+use super::model::{DeviceWeights, single};
 use super::params::{
-    PARTS, StreamAttention, StreamChoice, StreamDraw, StreamHeads, StreamMerge, StreamNorm,
-    StreamPart, StreamProduct, StreamTable, StreamToken,
+    PARTS, DecodeAttention, DecodeSample, TokenDraw, DecodeHeads, DecodeMerge, DecodeNorm,
+    DecodeMatrix, DecodeMatmul, DecodeTable, DecodeToken,
 };
 use super::unpack::Unpacking;
 use crate::launch::{Kernel, Launch};
@@ -15,7 +15,7 @@ use crate::ops::pieces::activation_code;
 use crate::params::Param;
 use crate::{Buffer, Gpu, Result};
 
-/// Warps of a block of the kernels of `stream_rows`.
+/// Warps of a block of the kernels of `decode_rows`.
 const ROW_WARPS: usize = ROW_THREADS / 32;
 
 /// The kernels of the products of a bucket.
@@ -36,7 +36,7 @@ struct Products {
 }
 
 impl Products {
-    fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
+    fn new(gpu: &Gpu, rows: usize, weights: &DeviceWeights) -> Result<Self> {
         let widths = [weights.width, weights.heads_width, weights.inner];
         let family = Family::of(gpu, rows, &widths);
         let tiling = |width: usize, glu: bool| Tiling::new(family, rows, width, glu);
@@ -59,12 +59,12 @@ impl Products {
     }
 }
 
-const ROW_BYTES: usize = size_of::<<StreamToken as Param>::Device>();
-const DRAW_BYTES: usize = size_of::<<StreamDraw as Param>::Device>();
+const ROW_BYTES: usize = size_of::<<DecodeToken as Param>::Device>();
+const DRAW_BYTES: usize = size_of::<<TokenDraw as Param>::Device>();
 
 /// Memory of a step, for [`MAX_ROWS`] rows.
 pub(super) struct Work {
-    /// The rows of a step, and behind them how each draws its next token: [`StreamToken`]s and [`StreamDraw`]s.
+    /// The rows of a step, and behind them how each draws its next token: [`DecodeToken`]s and [`TokenDraw`]s.
     pub(super) input: Buffer<u8>,
     h: Buffer<f32>,
     /// `[runs][rows, width]`.
@@ -84,7 +84,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
+    pub(super) fn new(gpu: &Gpu, rows: usize, weights: &DeviceWeights) -> Result<Self> {
         let shape = &weights.shape;
         Ok(Work {
             input: gpu.zeros(rows * (ROW_BYTES + DRAW_BYTES))?,
@@ -106,7 +106,7 @@ impl Work {
 /// What the slots remember beside their pages.
 pub(super) struct Slots {
     /// `[slots][layers]`.
-    pub(super) tables: Buffer<<StreamTable as Param>::Device>,
+    pub(super) tables: Buffer<<DecodeTable as Param>::Device>,
     /// Sums of the log gates `[slots][layers][heads]`.
     pub(super) now: Buffer<f64>,
     /// Raw rows of keys and values `[slots][layers][2][kv_heads * d]`.
@@ -123,11 +123,11 @@ pub(super) struct Steps {
 }
 
 /// Numbers the thread blocks of the parts that are there and moves those to the front; the parts and thread blocks.
-fn number_blocks(parts: &mut [StreamPart; PARTS], tiling: Tiling) -> (usize, usize) {
+fn number_blocks(parts: &mut [DecodeMatrix; PARTS], tiling: Tiling) -> (usize, usize) {
     let (mut count, mut blocks) = (0, 0);
     for n in 0..PARTS {
         if parts[n].rows > 0 {
-            parts[count] = StreamPart { first_block: blocks, ..parts[n] };
+            parts[count] = DecodeMatrix { first_block: blocks, ..parts[n] };
             blocks += tiling.blocks(parts[n].rows);
             count += 1;
         }
@@ -143,7 +143,7 @@ pub(super) unsafe fn launch_product(
     kernel: &Kernel,
     tiling: Tiling,
     rows: usize,
-    mut params: StreamProduct,
+    mut params: DecodeMatmul,
     overlapping: bool,
 ) -> Result<()> {
     let (count, blocks) = number_blocks(&mut params.parts, tiling);
@@ -161,7 +161,7 @@ impl Steps {
     pub(super) fn new(
         gpu: &Gpu,
         buckets: usize,
-        weights: &StreamWeights,
+        weights: &DeviceWeights,
         overlapping: bool,
     ) -> Result<Self> {
         let products = BUCKETS[..buckets].iter().map(|rows| Products::new(gpu, *rows, weights));
@@ -182,7 +182,7 @@ impl Steps {
         &self,
         bucket: usize,
         runs: usize,
-        weights: &StreamWeights,
+        weights: &DeviceWeights,
         work: &Work,
         slots: &Slots,
     ) -> Result<()> {
@@ -194,7 +194,7 @@ impl Steps {
             // SAFETY: the buffers have room for the rows of any bucket, the slots for all that rows may name.
             unsafe { launch.run(|| format!("{rows} rows of {width}")) }
         };
-        let multiply = |kernel: &Kernel, tiling: Tiling, mut params: StreamProduct| {
+        let multiply = |kernel: &Kernel, tiling: Tiling, mut params: DecodeMatmul| {
             let to = work.unpacked.address();
             // SAFETY: as above; there is room for the weights of any product.
             unsafe {
@@ -206,7 +206,7 @@ impl Steps {
         };
         // After a product, whose runs it adds up.
         let norm = |norm: u64, embeddings: u64, product: Tiling| -> Result<()> {
-            let params = StreamNorm {
+            let params = DecodeNorm {
                 rows: work.input.address().into(),
                 embeddings: embeddings.into(),
                 h: work.h.address().into(),
@@ -219,45 +219,45 @@ impl Steps {
             };
             run(kernels.norm.launch([rows, 1, 1], ROW_THREADS).params(params)?)
         };
-        let on_x = StreamProduct {
+        let on_x = DecodeMatmul {
             x: work.x.address().into(),
             y: work.raw.address().into(),
             inner: work.inner.address().into(),
             width,
             stride: weights.stride,
             act: activation_code(shape.mlp_act),
-            ..StreamProduct::default()
+            ..DecodeMatmul::default()
         };
         for (l, layer) in weights.layers.iter().enumerate() {
             let embeddings = if l == 0 { weights.embeddings } else { 0 };
             norm(layer.mixer_norm, embeddings, products.down_tiling)?;
-            let params = StreamProduct { parts: layer.parts, ..on_x };
+            let params = DecodeMatmul { parts: layer.parts, ..on_x };
             multiply(&products.wide, products.wide_tiling, params)?;
             self.attend(l, bucket, runs, weights, work, slots)?;
-            let params = StreamProduct {
+            let params = DecodeMatmul {
                 x: work.mixed.address().into(),
                 y: work.delta.address().into(),
                 parts: single(layer.o_proj),
                 width: weights.heads_width,
                 stride: width,
-                ..StreamProduct::default()
+                ..DecodeMatmul::default()
             };
             multiply(&products.heads, products.heads_tiling, params)?;
             norm(layer.mlp_norm, 0, products.heads_tiling)?;
-            let params = StreamProduct { parts: single(layer.gate_up), ..on_x };
+            let params = DecodeMatmul { parts: single(layer.gate_up), ..on_x };
             multiply(&products.glu, products.glu_tiling, params)?;
-            let params = StreamProduct {
+            let params = DecodeMatmul {
                 x: work.inner.address().into(),
                 y: work.delta.address().into(),
                 parts: single(layer.down),
                 width: weights.inner,
                 stride: width,
-                ..StreamProduct::default()
+                ..DecodeMatmul::default()
             };
             multiply(&products.down, products.down_tiling, params)?;
         }
         norm(weights.norm, 0, products.down_tiling)?;
-        let params = StreamProduct {
+        let params = DecodeMatmul {
             y: work.logits.address().into(),
             parts: single(weights.head),
             stride: weights.vocab,
@@ -265,7 +265,7 @@ impl Steps {
         };
         multiply(&products.wide, products.wide_tiling, params)?;
         let choices = work.choices.address();
-        let params = StreamChoice {
+        let params = DecodeSample {
             logits: work.logits.address().into(),
             draws: (work.input.address() + (rows * ROW_BYTES) as u64).into(),
             ids: choices.into(),
@@ -281,7 +281,7 @@ impl Steps {
         l: usize,
         bucket: usize,
         runs: usize,
-        weights: &StreamWeights,
+        weights: &DeviceWeights,
         work: &Work,
         slots: &Slots,
     ) -> Result<()> {
@@ -294,7 +294,7 @@ impl Steps {
             unsafe { launch.run(|| format!("{rows} rows of {heads} heads")) }
         };
         let [q, k, v, k_shift, v_shift, gate, output_gate] = weights.start;
-        let params = StreamHeads {
+        let params = DecodeHeads {
             rows: work.input.address().into(),
             raw: work.raw.address().into(),
             q: work.q.address().into(),
@@ -318,7 +318,7 @@ impl Steps {
         };
         let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
         run(kernels.heads.launch([units, rows, 1], ROW_THREADS).params(params)?)?;
-        let params = StreamAttention {
+        let params = DecodeAttention {
             rows: work.input.address().into(),
             tables: slots.tables.address().into(),
             q: work.q.address().into(),
@@ -334,7 +334,7 @@ impl Steps {
         };
         let grid = [runs, kv_heads, rows];
         run(kernels.attention.launch(grid, ATTENTION_THREADS).params(params)?)?;
-        let params = StreamMerge {
+        let params = DecodeMerge {
             rows: work.input.address().into(),
             parts: work.parts.address().into(),
             raw: work.raw.address().into(),

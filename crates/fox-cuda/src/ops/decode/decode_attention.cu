@@ -5,7 +5,7 @@
 // follows from the sums of the gates alone, so the result does not depend on when a page is freed.
 //
 // Compile-time: HEAD_DIM, AT_ONCE (turns whose rows are on their way together; of no account for bits).
-#include "stream.cuh"
+#include "decode.cuh"
 #include "params.cuh"
 
 constexpr int WARPS = 4;
@@ -61,7 +61,7 @@ DEVICE void add_row(float (&o)[8], float share, const uint4& row) {
 
 // Whether a full page is remembered by a query head of its key head, as far as can be said before the gates of this
 // step are there: what is forgotten now stays so.
-DEVICE bool may_be_read(const StreamAttention& p, const StreamToken& row, const StreamTable& table, int page) {
+DEVICE bool may_be_read(const DecodeAttention& p, const DecodeToken& row, const DecodeTable& table, int page) {
     if (p.window > 0 && row.position + 1 - p.window >= (page + 1) * PAGE) return false;
     if (!p.gated) return true;
     const int group = p.heads / p.kv_heads, lane = threadIdx.x % 32, head = blockIdx.y * group + lane;
@@ -79,17 +79,17 @@ DEVICE bool may_be_read(const StreamAttention& p, const StreamToken& row, const 
 #else
 #define LAUNCH_BOUNDS __launch_bounds__(32 * WARPS)
 #endif
-extern "C" __global__ void LAUNCH_BOUNDS stream_attention(const __grid_constant__ StreamAttention p) {
+extern "C" __global__ void LAUNCH_BOUNDS decode_attention(const __grid_constant__ DecodeAttention p) {
     __shared__ float scores[WARPS][PAGE];
     __shared__ __align__(16) float outs[WARPS][HEAD_DIM];
     __shared__ float tops[WARPS], weights[WARPS];
     let_successor_begin();
-    const StreamToken row = p.rows[blockIdx.z];
+    const DecodeToken row = p.rows[blockIdx.z];
     const int run = blockIdx.x, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row.slot < 0) return;
     const Runs runs(row.position);
     if (run >= runs.count) return;
-    const StreamTable table = p.tables[size_t(row.slot) * p.layers + p.layer];
+    const DecodeTable table = p.tables[size_t(row.slot) * p.layers + p.layer];
     const int group = p.heads / p.kv_heads;
     const int end = min((run + 1) * runs.each, runs.pages);
     const int part = lane % LANES, key_of_lane = lane / LANES;

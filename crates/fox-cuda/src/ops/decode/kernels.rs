@@ -2,31 +2,31 @@
 
 use super::model::STEP;
 use super::params::{
-    StreamAttention, StreamBlocked, StreamChoice, StreamDraw, StreamHeads, StreamMerge, StreamNorm,
-    StreamPart, StreamProduct, StreamTable, StreamToken,
+    DecodeAttention, DecodeBlocked, DecodeSample, TokenDraw, DecodeHeads, DecodeMerge, DecodeNorm,
+    DecodeMatrix, DecodeMatmul, DecodeTable, DecodeToken,
 };
 use crate::launch::Kernel;
 use crate::ops::paged::Page;
 use crate::source::source;
 use crate::{Gpu, Result, Source};
 
-const PRODUCT: Source = source!("stream_product", ["stream.cuh"], [StreamPart, StreamProduct]);
-const TILES: Source = source!("stream_tiles", ["stream.cuh"], [StreamPart, StreamProduct]);
-const HOPPER: Source = source!("stream_product_sm90", ["stream.cuh"], [StreamPart, StreamProduct]);
+const PRODUCT: Source = source!("decode_matmul", ["decode.cuh"], [DecodeMatrix, DecodeMatmul]);
+const TILES: Source = source!("decode_matmul_tiled", ["decode.cuh"], [DecodeMatrix, DecodeMatmul]);
+const HOPPER: Source = source!("decode_matmul_sm90", ["decode.cuh"], [DecodeMatrix, DecodeMatmul]);
 const ROWS: Source = source!(
-    "stream_rows",
-    ["stream.cuh"],
-    [Page, StreamToken, StreamTable, StreamNorm, StreamBlocked, StreamHeads, StreamMerge]
+    "decode_rows",
+    ["decode.cuh"],
+    [Page, DecodeToken, DecodeTable, DecodeNorm, DecodeBlocked, DecodeHeads, DecodeMerge]
 );
 const ATTENTION: Source =
-    source!("stream_attention", ["stream.cuh"], [Page, StreamToken, StreamTable, StreamAttention]);
-const CHOICE: Source = source!("stream_choice", ["stream.cuh"], [StreamDraw, StreamChoice]);
+    source!("decode_attention", ["decode.cuh"], [Page, DecodeToken, DecodeTable, DecodeAttention]);
+const CHOICE: Source = source!("decode_sample", ["decode.cuh"], [TokenDraw, DecodeSample]);
 
-/// Threads of a block of the kernels of `stream_rows`, and of the others.
+/// Threads of a block of the kernels of `decode_rows`, and of the others.
 pub(super) const ROW_THREADS: usize = 256;
 pub(super) const ATTENTION_THREADS: usize = 128;
 pub(super) const CHOICE_THREADS: usize = 1024;
-/// Columns that a thread block of `stream_norm` takes at once.
+/// Columns that a thread block of `decode_norm` takes at once.
 const ITEM: usize = 4 * ROW_THREADS;
 
 /// Rows that a step is filled up to.
@@ -232,9 +232,9 @@ impl Tiling {
 
     fn source(self) -> (Source, &'static str) {
         match self {
-            Tiling::Few { .. } => (PRODUCT, "stream_product"),
-            Tiling::Many { .. } => (TILES, "stream_tiles"),
-            Tiling::Hopper { .. } => (HOPPER, "stream_product_sm90"),
+            Tiling::Few { .. } => (PRODUCT, "decode_matmul"),
+            Tiling::Many { .. } => (TILES, "decode_matmul_tiled"),
+            Tiling::Hopper { .. } => (HOPPER, "decode_matmul_sm90"),
         }
     }
 
@@ -319,7 +319,7 @@ pub(super) fn product(gpu: &Gpu, tiling: Tiling, int8: bool) -> Result<Kernel> {
 
 /// The kernel that blocks rows.
 pub(super) fn block_rows(gpu: &Gpu, family: Family) -> Result<Kernel> {
-    gpu.kernel(ROWS, &row_defines(family, ITEM, 64), "stream_block")
+    gpu.kernel(ROWS, &row_defines(family, ITEM, 64), "decode_block")
 }
 
 /// The kernels of a model beside its products.
@@ -343,11 +343,11 @@ impl Kernels {
         let defines = row_defines(family, width, head_dim);
         let heads = attention_defines(head_dim, rows <= FEW_ROWS);
         Ok(Kernels {
-            norm: gpu.kernel(ROWS, &defines, "stream_norm")?,
-            heads: gpu.kernel(ROWS, &defines, "stream_heads")?,
-            merge: gpu.kernel(ROWS, &defines, "stream_merge")?,
-            attention: gpu.kernel(ATTENTION, &heads, "stream_attention")?,
-            choice: gpu.kernel(CHOICE, &[], "stream_choice")?,
+            norm: gpu.kernel(ROWS, &defines, "decode_norm")?,
+            heads: gpu.kernel(ROWS, &defines, "decode_heads")?,
+            merge: gpu.kernel(ROWS, &defines, "decode_merge")?,
+            attention: gpu.kernel(ATTENTION, &heads, "decode_attention")?,
+            choice: gpu.kernel(CHOICE, &[], "decode_sample")?,
         })
     }
 }

@@ -3,7 +3,7 @@
 use fox_tensor::DType;
 
 use super::model::STEP;
-use super::params::{PARTS, StreamPart, StreamProduct};
+use super::params::{PARTS, DecodeMatrix, DecodeMatmul};
 use crate::ops::packed::{MATRICES, Unpack, UnpackInt8, UnpackPart};
 use crate::{Gpu, Result};
 
@@ -11,15 +11,15 @@ const _: () = assert!(PARTS <= MATRICES, "a launch unpacks all matrices of a pro
 
 /// The matrices of a product that are in 8 bits, each with its rows of weights.
 fn packed(
-    parts: &mut [StreamPart; PARTS],
+    parts: &mut [DecodeMatrix; PARTS],
     glu: bool,
-) -> impl Iterator<Item = (usize, &mut StreamPart)> {
-    let rows = move |part: &StreamPart| if glu { 2 * part.rows } else { part.rows };
+) -> impl Iterator<Item = (usize, &mut DecodeMatrix)> {
+    let rows = move |part: &DecodeMatrix| if glu { 2 * part.rows } else { part.rows };
     parts.iter_mut().filter(|part| part.scales.address() != 0).map(move |part| (rows(part), part))
 }
 
 /// Weights of a product that are in 8 bits.
-pub(super) fn packed_values(mut parts: [StreamPart; PARTS], width: usize, glu: bool) -> usize {
+pub(super) fn packed_values(mut parts: [DecodeMatrix; PARTS], width: usize, glu: bool) -> usize {
     packed(&mut parts, glu).map(|(rows, _)| rows * width).sum()
 }
 
@@ -38,7 +38,7 @@ impl Unpacking {
     /// `to` has room for them, and the addresses of the product are those of live buffers.
     pub(super) unsafe fn run(
         &self,
-        product: &mut StreamProduct,
+        product: &mut DecodeMatmul,
         glu: bool,
         to: u64,
         overlapping: bool,
@@ -71,12 +71,12 @@ mod tests {
 
     #[test]
     fn only_matrices_with_scales_are_unpacked() {
-        let mut parts = [StreamPart::default(); PARTS];
+        let mut parts = [DecodeMatrix::default(); PARTS];
         for (part, (rows, scales)) in parts.iter_mut().zip([(8, 512), (2, 0), (24, 1024)]) {
             (part.rows, part.scales) = (rows, u64::into(scales));
         }
         assert_eq!(packed_values(parts, 64, false), (8 + 24) * 64);
         assert_eq!(packed_values(parts, 64, true), 2 * (8 + 24) * 64);
-        assert_eq!(packed_values([StreamPart::default(); PARTS], 64, false), 0);
+        assert_eq!(packed_values([DecodeMatrix::default(); PARTS], 64, false), 0);
     }
 }

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use fox_model::{Cache, ForwardOptions, Model, ModelConfig, PagePolicy};
 use fox_tensor::cases::Rng;
-use fox_tensor::{DType, Device, PAGE, Segments, StreamDraw, StreamRow, Streams, Tape};
+use fox_tensor::{DType, Device, PAGE, Segments, TokenDraw, DecodeRow, SlotDecoder, Tape};
 
 use super::decoding::{VOCAB, model_of};
 use super::{Args, TOLERANCE, distance, to_bf16};
@@ -32,7 +32,7 @@ pub(super) fn check_products(device: &Device, products: &[(usize, usize)]) -> Re
         let weights = device.from_f64(&w, [results, width])?;
         let multiply = |first: usize, rows: usize| -> Result<Option<Vec<f64>>> {
             let own = &x[first * width..][..rows * width];
-            let out = ops.rows_product(&device.from_f64(own, [rows, width])?, &weights)?;
+            let out = ops.batch_invariant_linear(&device.from_f64(own, [rows, width])?, &weights)?;
             Ok(out.map(|out| out.to_f64()).transpose()?)
         };
         let want: Vec<f64> = x
@@ -64,7 +64,7 @@ pub(super) fn check_products(device: &Device, products: &[(usize, usize)]) -> Re
 }
 
 /// A model whose steps are checked.
-pub(super) struct StreamCase {
+pub(super) struct SlotCase {
     pub(super) name: &'static str,
     config: ModelConfig,
     /// Tokens before the first step.
@@ -77,7 +77,7 @@ pub(super) struct StreamCase {
     gpu_only: bool,
 }
 
-impl StreamCase {
+impl SlotCase {
     fn new(name: &'static str, config: ModelConfig, prompt: usize) -> Self {
         // Beyond the end of a page.
         Self { name, config, prompt, steps: 70, company: [6, 63], gpu_only: false }
@@ -93,7 +93,7 @@ impl StreamCase {
     }
 }
 
-pub(super) fn cases() -> Vec<StreamCase> {
+pub(super) fn cases() -> Vec<SlotCase> {
     let grouped = |layers: usize, window: usize| {
         let mut config = ModelConfig::fox_pro(512, layers, 4);
         if let Some(mixer) = config.mixer.forgetting_mut() {
@@ -101,7 +101,7 @@ pub(super) fn cases() -> Vec<StreamCase> {
         }
         config
     };
-    let (case, pro, llama) = (StreamCase::new, ModelConfig::fox_pro, ModelConfig::fox_llama);
+    let (case, pro, llama) = (SlotCase::new, ModelConfig::fox_pro, ModelConfig::fox_llama);
     vec![
         case("streams/fox-pro", pro(128, 2, 2), 30),
         case("streams/fox-llama", llama(128, 2, 2), 130),
@@ -158,7 +158,7 @@ impl Checked {
         self.error <= Self::tolerance(device) && self.differences + self.wrong_choices == 0
     }
 
-    fn describe(&self, case: &StreamCase, device: &Device) -> String {
+    fn describe(&self, case: &SlotCase, device: &Device) -> String {
         let verdict = if self.passed(device) { "" } else { "FAIL " };
         format!(
             "  {verdict}{}: steps in slots are off by {:.1e} from a forward pass; of {} steps {} have other bits in \
@@ -172,17 +172,17 @@ impl Checked {
 struct Checker<'m> {
     model: &'m Model,
     policy: PagePolicy,
-    streams: Streams,
+    streams: SlotDecoder,
     steps: usize,
 }
 
 /// `None` where the device has no slots for the model.
-fn check_model(model: &Model, case: &StreamCase) -> Result<Option<Checked>> {
+fn check_model(model: &Model, case: &SlotCase) -> Result<Option<Checked>> {
     let (prompt, steps) = (case.prompt, case.steps);
     // What is dropped has a share of at most e^-20.
     let max_context = prompt + steps + 1;
     let policy = model.page_policy(Some(-20.0), max_context)?;
-    let Some(streams) = model.open_streams(SLOTS, max_context, &policy)? else { return Ok(None) };
+    let Some(streams) = model.open_slots(SLOTS, max_context, &policy)? else { return Ok(None) };
     let mut checker = Checker { model, policy, streams, steps };
     let ids = ids(0, prompt + steps);
     let want = checker.forward(&ids)?;
@@ -199,8 +199,8 @@ fn check_model(model: &Model, case: &StreamCase) -> Result<Option<Checked>> {
 }
 
 /// How the token of a step is chosen: each filter alone and all together, and none.
-fn draw(step: usize) -> Option<StreamDraw> {
-    let all = StreamDraw {
+fn draw(step: usize) -> Option<TokenDraw> {
+    let all = TokenDraw {
         temperature: 0.8,
         top_k: 20,
         top_p: 0.9,
@@ -209,9 +209,9 @@ fn draw(step: usize) -> Option<StreamDraw> {
     };
     match step % 6 {
         0 | 1 => None,
-        2 => Some(StreamDraw { top_k: 0, top_p: 1.0, min_p: 0.0, ..all }),
-        3 => Some(StreamDraw { top_p: 1.0, min_p: 0.0, ..all }),
-        4 => Some(StreamDraw { top_k: 0, min_p: 0.0, ..all }),
+        2 => Some(TokenDraw { top_k: 0, top_p: 1.0, min_p: 0.0, ..all }),
+        3 => Some(TokenDraw { top_p: 1.0, min_p: 0.0, ..all }),
+        4 => Some(TokenDraw { top_k: 0, min_p: 0.0, ..all }),
         _ => Some(all),
     }
 }
@@ -267,7 +267,7 @@ impl Checker<'_> {
                     cache.reserve_one()?;
                     self.streams.extend(*slot, &mut cache.stream_keys())?;
                 }
-                rows.push(StreamRow {
+                rows.push(DecodeRow {
                     slot: *slot,
                     token: ids[position],
                     position,
@@ -278,7 +278,7 @@ impl Checker<'_> {
             let choices = self.streams.finish()?;
             for (row, (own, _, cache)) in sequences.iter_mut().enumerate() {
                 if cache.advance() {
-                    cache.turn_page(&self.streams.sums(*own)?);
+                    cache.seal_page(&self.streams.sums(*own)?);
                 }
                 if *own == slot {
                     let values = self.streams.logits(row)?;
@@ -306,7 +306,7 @@ mod tests {
     fn the_oracle_passes() {
         let device = Device::naive();
         assert!(check_products(&device, &PRODUCTS[..1]).unwrap());
-        let case = StreamCase::new("streams/fox-pro", ModelConfig::fox_pro(32, 1, 2), 100);
+        let case = SlotCase::new("streams/fox-pro", ModelConfig::fox_pro(32, 1, 2), 100);
         let model = model_of(case.name, case.config.clone(), &device).unwrap();
         let checked = check_model(&model, &case).unwrap().expect("the oracle has slots");
         assert!(checked.passed(&device), "{}", checked.describe(&case, &device));

@@ -3,7 +3,7 @@
 //
 // As on the host, in descending order of weight, the lowest id first among equals, every filter keeps a beginning. Its
 // end is found by bisection on the bits of the weights, whose order is that of the weights. All sums have a fixed order.
-#include "stream.cuh"
+#include "decode.cuh"
 #include "params.cuh"
 
 constexpr int THREADS = 1024;
@@ -93,13 +93,13 @@ DEVICE double sum_before(double x) {
 struct Weights {
     const float* logits;
     int vocab;
-    float top, heat;
+    float top, inverse_temperature;
     u32 cut;
     int last;
 
     DEVICE u32 bits(int i) const { return bits_of(logits[i]); }
     DEVICE u32 bits_of(float logit) const {
-        const float x = (logit - top) * heat;
+        const float x = (logit - top) * inverse_temperature;
         // False also for what is no number.
         return x > -87.f ? __float_as_uint(fminf(expf(x), 1.f)) : 0u;
     }
@@ -158,7 +158,7 @@ struct Weights {
     }
 };
 
-DEVICE int draw(Weights& w, const StreamDraw& d) {
+DEVICE int draw(Weights& w, const TokenDraw& d) {
     __shared__ int chosen;
     if (d.top_k > 0 && d.top_k < w.vocab) {
         const u32 at = w.bisect([&](u32 from) { return w.count(from) >= d.top_k; });
@@ -201,7 +201,7 @@ DEVICE int draw(Weights& w, const StreamDraw& d) {
     return chosen;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) stream_choice(const __grid_constant__ StreamChoice p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_sample(const __grid_constant__ DecodeSample p) {
     let_successor_begin();
     wait_for_predecessor();
     const float* logits = p.logits + size_t(blockIdx.x) * p.vocab;
@@ -211,10 +211,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_choice(const __grid
     sum = sum_all(sum);
     // A row that has a NaN, or nothing but minus infinity, has no next token.
     const bool none = best.value != best.value || best.value == NEG_INF;
-    const StreamDraw d = p.draws[blockIdx.x];
+    const TokenDraw d = p.draws[blockIdx.x];
     int id = best.at;
-    if (!none && d.heat > 0.f) {
-        Weights w{logits, p.vocab, best.value, d.heat, LEAST, 0x7fffffff};
+    if (!none && d.inverse_temperature > 0.f) {
+        Weights w{logits, p.vocab, best.value, d.inverse_temperature, LEAST, 0x7fffffff};
         id = draw(w, d);
         if (id < 0) id = best.at;
     }

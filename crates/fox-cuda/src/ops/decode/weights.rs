@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{DecodeBlock, DecodeShape, Segment, Segments, StreamModel, Tensor};
+use fox_tensor::{DecodeBlock, DecodeShape, Segment, Segments, DecodeWeights, Tensor};
 
 use super::kernels::MAX_ROWS;
-use super::params::{PARTS, StreamPart};
+use super::params::{PARTS, DecodeMatrix};
 use super::unpack::packed_values;
 use crate::backend::{Cuda, Precision};
 use crate::ops::packed::Int8;
@@ -15,7 +15,7 @@ use crate::{Buffer, Error, Result};
 pub(super) const STEP: usize = 32;
 
 /// A model's sizes and addresses.
-pub(super) struct StreamWeights {
+pub(super) struct DeviceWeights {
     pub(super) shape: DecodeShape,
     pub(super) width: usize,
     /// Width of the heads of queries together.
@@ -27,7 +27,7 @@ pub(super) struct StreamWeights {
     pub(super) start: [i32; PARTS],
     pub(super) layers: Vec<LayerWeights>,
     pub(super) norm: u64,
-    pub(super) head: StreamPart,
+    pub(super) head: DecodeMatrix,
     pub(super) embeddings: u64,
     /// Weights in 8 bits of the product that has the most of them.
     pub(super) most_packed: usize,
@@ -39,8 +39,8 @@ pub(super) struct StreamWeights {
 }
 
 /// A product of one matrix.
-pub(super) fn single(matrix: StreamPart) -> [StreamPart; PARTS] {
-    let mut parts = [StreamPart::default(); PARTS];
+pub(super) fn single(matrix: DecodeMatrix) -> [DecodeMatrix; PARTS] {
+    let mut parts = [DecodeMatrix::default(); PARTS];
     parts[0] = matrix;
     parts
 }
@@ -48,7 +48,7 @@ pub(super) fn single(matrix: StreamPart) -> [StreamPart; PARTS] {
 /// Addresses of one layer; 0 for what is absent.
 pub(super) struct LayerWeights {
     /// The projections, as parts of one product.
-    pub(super) parts: [StreamPart; PARTS],
+    pub(super) parts: [DecodeMatrix; PARTS],
     pub(super) mixer_norm: u64,
     pub(super) mlp_norm: u64,
     pub(super) q_norm: u64,
@@ -57,10 +57,10 @@ pub(super) struct LayerWeights {
     pub(super) k_shared: bool,
     pub(super) gate_bias: u64,
     pub(super) output_norm: u64,
-    pub(super) o_proj: StreamPart,
+    pub(super) o_proj: DecodeMatrix,
     /// With as many rows as results.
-    pub(super) gate_up: StreamPart,
-    pub(super) down: StreamPart,
+    pub(super) gate_up: DecodeMatrix,
+    pub(super) down: DecodeMatrix,
 }
 
 /// The projections of a block in the order of the parts, with their biases.
@@ -78,7 +78,7 @@ fn projections<'a>(block: &DecodeBlock<'a>) -> [(Option<&'a Tensor>, Option<&'a 
 
 impl Cuda {
     /// Whether steps of this model can run over slots.
-    pub(super) fn has_streams(&self, model: &StreamModel<'_>) -> bool {
+    pub(super) fn supports_slots(&self, model: &DecodeWeights<'_>) -> bool {
         let Some(block) = model.blocks.first() else { return false };
         let DecodeShape { heads, kv_heads, head_dim, .. } = model.shape;
         let (width, inner) = (model.embeddings.cols(), block.down.cols());
@@ -91,7 +91,7 @@ impl Cuda {
             && [width, inner, heads * head_dim].iter().all(|n| n.is_multiple_of(STEP))
     }
 
-    pub(super) fn stream_weights(&self, model: &StreamModel<'_>) -> Result<StreamWeights> {
+    pub(super) fn device_weights(&self, model: &DecodeWeights<'_>) -> Result<DeviceWeights> {
         let Some(block) = model.blocks.first() else {
             return Err(Error::argument("streams", "a model without blocks"));
         };
@@ -99,7 +99,7 @@ impl Cuda {
         let (mut start, mut stride) = ([-1; PARTS], 0);
         for (start, (weight, _)) in start.iter_mut().zip(projections(block)) {
             if let Some(weight) = weight {
-                *start = crate::params::int("stream_heads", "start", stride)?;
+                *start = crate::params::int("decode_heads", "start", stride)?;
                 stride += weight.rows();
             }
         }
@@ -121,7 +121,7 @@ impl Cuda {
         };
         let (width, heads_width, inner) =
             (model.embeddings.cols(), heads * head_dim, block.down.cols());
-        let head = self.stream_part(model.head)?;
+        let head = self.weight_matrix(model.head)?;
         let packed_in = |layer: &LayerWeights| {
             packed_values(layer.parts, width, false)
                 .max(packed_values(single(layer.o_proj), heads_width, false))
@@ -129,7 +129,7 @@ impl Cuda {
                 .max(packed_values(single(layer.down), inner, false))
         };
         let most_packed = layers.iter().map(packed_in).max().unwrap_or(0);
-        Ok(StreamWeights {
+        Ok(DeviceWeights {
             shape: model.shape,
             width,
             heads_width,
@@ -149,13 +149,13 @@ impl Cuda {
     }
 
     /// A matrix of a product, as it lies.
-    pub(super) fn stream_part(&self, w: &Tensor) -> Result<StreamPart> {
+    pub(super) fn weight_matrix(&self, w: &Tensor) -> Result<DecodeMatrix> {
         let (at, scales) = match Int8::of(w)? {
             Some(own) => (own.values.address(), own.scales.address()),
             None => (self.weight_address(w)?, 0),
         };
         let (w, rows) = (at.into(), w.rows());
-        Ok(StreamPart { w, scales: scales.into(), rows, ..StreamPart::default() })
+        Ok(DecodeMatrix { w, scales: scales.into(), rows, ..DecodeMatrix::default() })
     }
 
     fn layer_weights(
@@ -164,20 +164,20 @@ impl Cuda {
         start: &[i32; PARTS],
         tensors: &mut Vec<Tensor>,
     ) -> Result<LayerWeights> {
-        let mut weights = |w: &Tensor| -> Result<StreamPart> {
+        let mut weights = |w: &Tensor| -> Result<DecodeMatrix> {
             tensors.push(w.clone());
-            self.stream_part(w)
+            self.weight_matrix(w)
         };
-        let mut parts = [StreamPart::default(); PARTS];
+        let mut parts = [DecodeMatrix::default(); PARTS];
         for (part, ((weight, _), start)) in
             parts.iter_mut().zip(projections(block).iter().zip(start))
         {
-            *part = weight.map_or(Ok(StreamPart::default()), &mut weights)?;
+            *part = weight.map_or(Ok(DecodeMatrix::default()), &mut weights)?;
             part.start = usize::try_from(*start).unwrap_or(0);
         }
         let (o_proj, both, down) =
             (weights(block.o_proj)?, weights(block.gate_up)?, weights(block.down)?);
-        let gate_up = StreamPart { rows: both.rows / 2, ..both };
+        let gate_up = DecodeMatrix { rows: both.rows / 2, ..both };
         let mut real = |x: Option<&Tensor>| -> Result<u64> {
             let Some(x) = x else { return Ok(0) };
             tensors.push(x.clone());

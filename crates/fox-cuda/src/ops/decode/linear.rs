@@ -6,7 +6,7 @@ use super::kernels::{
     BUCKETS, Family, MAX_ROWS, ROW_THREADS, Tiling, block_rows, bucket_of, product,
 };
 use super::model::{STEP, single};
-use super::params::{StreamBlocked, StreamPart, StreamProduct};
+use super::params::{DecodeBlocked, DecodeMatrix, DecodeMatmul};
 use super::step::launch_product;
 use crate::Result;
 use crate::backend::{Cuda, Precision};
@@ -34,13 +34,13 @@ impl Cuda {
         let unpacked = if in_place { None } else { Some(self.weights(w)?) };
         let matrix = match &unpacked {
             Some(weights) => {
-                StreamPart { w: weights.address().into(), rows: results, ..StreamPart::default() }
+                DecodeMatrix { w: weights.address().into(), rows: results, ..DecodeMatrix::default() }
             }
-            None => self.stream_part(w)?,
+            None => self.weight_matrix(w)?,
         };
         let blocked = self.gpu.alloc::<u16>(padded * width)?;
         let y = self.gpu.alloc::<f32>(padded * results)?;
-        let params = StreamBlocked {
+        let params = DecodeBlocked {
             from: from.address().into(),
             to: blocked.address().into(),
             rows: count,
@@ -51,13 +51,13 @@ impl Cuda {
         let launch = block.launch([blocks, 1, 1], ROW_THREADS).params(params)?;
         // SAFETY: the operands have the sizes named.
         unsafe { launch.run(|| format!("{count} rows of {width}"))? };
-        let params = StreamProduct {
+        let params = DecodeMatmul {
             x: blocked.address().into(),
             y: y.address().into(),
             parts: single(matrix),
             width,
             stride: results,
-            ..StreamProduct::default()
+            ..DecodeMatmul::default()
         };
         // SAFETY: the operands have room for the rows of the bucket.
         unsafe { launch_product(&kernel, tiling, padded, params, false)? };
