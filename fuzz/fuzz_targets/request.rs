@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use fox_data::Tokenizer;
 use fox_infer::{Engine, EngineOptions};
 use fox_model::{Model, ModelConfig};
-use fox_serve::{ServeOptions, Served, Server};
+use fox_serve::{ServeOptions, ServedModel, Server};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ static SERVER: LazyLock<Server> = LazyLock::new(|| {
     let limits = EngineOptions { max_context: 48, max_queue: 8, ..EngineOptions::default() };
     let engine = Engine::start(model, limits).expect("an engine");
     let tokenizer = Tokenizer::from_name("bytes").expect("a built-in name");
-    let served = Served { name: "tiny".into(), engine, tokenizer };
+    let served = ServedModel { name: "tiny".into(), engine, tokenizer };
     let options = ServeOptions {
         address: ([127, 0, 0, 1], 0).into(),
         max_choices: 4,

@@ -6,9 +6,9 @@
 use std::fs;
 use std::sync::LazyLock;
 
-use fox_data::{SafeCut, Tokenizer};
+use fox_data::{SafeSplit, Tokenizer};
 use fox_fuzz::{check_sentence, folder};
-use fox_infer::TextStream;
+use fox_infer::TextDecoder;
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
 
@@ -50,12 +50,12 @@ fn check_text(tokenizer: &Tokenizer, text: &str) {
         assert_eq!(stream(tokenizer, &ids, Some(stop)), before, "stop {stop:?}");
     }
     // Cut where it is safe, the parts have the ids of the whole.
-    let safe = |(at, c): &(usize, char)| match tokenizer.safe_cut() {
-        SafeCut::AnyCharacter => true,
-        SafeCut::BeforeSpace => {
+    let safe = |(at, c): &(usize, char)| match tokenizer.safe_split() {
+        SafeSplit::AnyCharacter => true,
+        SafeSplit::BeforeSpace => {
             *c == ' ' && text[..*at].chars().next_back().is_some_and(|c| !c.is_whitespace())
         }
-        SafeCut::Nowhere => false,
+        SafeSplit::Nowhere => false,
     };
     for (at, _) in text.char_indices().filter(safe).take(4) {
         let (a, b) = text.split_at(at);
@@ -77,7 +77,7 @@ fn check_ids(tokenizer: &Tokenizer, bytes: &[u8]) {
 /// The text that a client gets, piece by piece.
 fn stream(tokenizer: &Tokenizer, ids: &[u32], stop: Option<&str>) -> String {
     let stops: Vec<String> = stop.into_iter().map(str::to_owned).collect();
-    let mut stream = TextStream::new(tokenizer, &[], &stops);
+    let mut stream = TextDecoder::new(tokenizer, &[], &stops);
     let mut text = String::new();
     for &id in ids {
         let piece = stream.push(id as i32).expect("ids of the tokenizer");

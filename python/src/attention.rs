@@ -112,7 +112,7 @@ impl Operands {
             window,
             acp: log_tolerance.map_or(Acp::Off, |log_tolerance| Acp::On { log_tolerance, bound }),
             segments,
-            whole: None,
+            full_sequence: None,
         })
     }
 

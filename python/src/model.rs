@@ -28,11 +28,6 @@ fn model_error(error: fox_model::Error) -> PyErr {
     value_error(error.to_string())
 }
 
-/// The engine's words, which name an option of the command line, for people who have none.
-fn engine_words(words: impl ToString) -> String {
-    words.to_string().replace("see --cache", "load the model with more cache_bytes")
-}
-
 /// Keeps queries, keys, log gates and scale of one layer, or the log gates of all.
 struct Watch {
     layer: Option<usize>,
@@ -281,7 +276,7 @@ impl Model {
         };
         let request = Request { sampling, stop_ids, ..Request::greedy(prompt, max_tokens) };
         let engine = self.0.get()?.clone();
-        let completion = engine.submit(request).map_err(|e| value_error(engine_words(e)))?;
+        let completion = engine.submit(request).map_err(|e| value_error(e))?;
         let (events, ticket) = completion.split();
         Ok(Tokens(Home::new(Mutex::new(Some((events, ticket, engine))))))
     }
@@ -325,7 +320,7 @@ impl Tokens {
                     }
                     return match finished.reason {
                         FinishReason::Failed(words) => {
-                            Err(PyRuntimeError::new_err(engine_words(words)))
+                            Err(PyRuntimeError::new_err(words))
                         }
                         _ => Ok(None),
                     };

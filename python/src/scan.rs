@@ -1,6 +1,6 @@
 //! Linear recurrences on the CPU: the delta rule, gated linear attention, Mamba-2.
 
-use fox_tensor::{Device, ScanInputs, ScanKeep, ScanSpec, Segments, StateUpdate, Tensor};
+use fox_tensor::{Device, ScanInputs, ScanExtras, ScanSpec, Segments, StateUpdate, Tensor};
 use pyo3::prelude::*;
 
 use crate::array::{Array, Raw};
@@ -159,7 +159,7 @@ pub fn scan_forward(
     let operands = Operands::new(operands, extras, &options)?;
     let [o, state] = arrays([("o", Some(o)), ("state", state)])?;
     let runtime: &Runtime = runtime()?;
-    let keep = ScanKeep { state: state.is_some(), backward: false };
+    let keep = ScanExtras { state: state.is_some(), backward: false };
     let work = || {
         // SAFETY: the package holds the arrays during the call, and made the outputs.
         unsafe {

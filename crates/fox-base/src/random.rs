@@ -1,7 +1,7 @@
 //! SplitMix64: the same numbers in every version and on every machine.
 //!
-//! Initial weights, the order of training data, the synthetic corpus and the cases of every op are drawn
-//! from it, so the generator stands here rather than in a dependency that may change it.
+//! Initial weights, the order of training data, the synthetic corpus, sampled tokens and the test cases of every op are
+//! drawn from it. The generator is not a dependency, whose new version might draw other numbers.
 
 /// The distance between two states of [`SplitMix64`]: 2^64 over the golden ratio, made odd.
 pub const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -16,13 +16,13 @@ pub fn mix(mut x: u64) -> u64 {
 
 /// Deterministic pseudo-random numbers. Not for anything secret.
 ///
-/// Each output is a bijective hash of a counter, so any seed is a good one and the stream can be entered at
-/// any place.
+/// Each output is a bijective hash of a counter: every seed is a good one, and any position of the sequence is reached
+/// in constant time.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// A stream that depends on `seed` alone.
+    /// A sequence that depends on `seed` alone.
     pub fn new(seed: u64) -> Self {
         SplitMix64(seed)
     }
@@ -34,7 +34,7 @@ impl SplitMix64 {
         mix(self.0)
     }
 
-    /// The same stream after `draws` more numbers.
+    /// The same sequence after `draws` more numbers.
     pub fn after(&self, draws: u64) -> Self {
         SplitMix64(self.0.wrapping_add(STEP.wrapping_mul(draws)))
     }
@@ -46,12 +46,39 @@ impl SplitMix64 {
     }
 
     /// Uniform in `[0, 1)`.
-    pub fn unit(&mut self) -> f64 {
+    pub fn uniform(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// Standard normal, by the Box-Muller transform; uses two draws.
+    pub fn normal(&mut self) -> f64 {
+        // 1 - u is never 0, so the logarithm is finite.
+        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+
+    /// Standard normal values rounded to f32, so that devices of every precision get the same input.
+    pub fn normals(&mut self, len: usize) -> Vec<f64> {
+        (0..len).map(|_| f64::from(self.normal() as f32)).collect()
+    }
+
+    /// An integer in `low..=high`.
+    pub fn between(&mut self, low: usize, high: usize) -> usize {
+        low + (self.bits() % (high - low + 1) as u64) as usize
+    }
+
+    /// True with probability `p`.
+    pub fn chance(&mut self, p: f64) -> bool {
+        self.uniform() < p
+    }
+
+    /// One of the items. Panics when there are none.
+    pub fn pick<T: Clone>(&mut self, items: &[T]) -> T {
+        items[self.between(0, items.len() - 1)].clone()
+    }
+
     /// Uniform in `(0, 1]`: safe for a logarithm.
-    pub fn positive_unit(&mut self) -> f64 {
+    pub fn uniform_positive(&mut self) -> f64 {
         ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 }
@@ -62,7 +89,7 @@ mod tests {
 
     /// Outputs of the published C version for the seed 1234567.
     #[test]
-    fn the_stream_is_that_of_the_reference() {
+    fn matches_the_published_generator() {
         let mut random = SplitMix64::new(1_234_567);
         let drawn: [u64; 5] = std::array::from_fn(|_| random.bits());
         assert_eq!(
@@ -78,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_can_be_entered_anywhere() {
+    fn skips_ahead_in_constant_time() {
         let mut random = SplitMix64::new(u64::MAX - 3);
         let start = random.clone();
         for draws in 0..20 {
@@ -87,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn below_covers_its_range_evenly() {
+    fn below_is_uniform() {
         let mut random = SplitMix64::new(7);
         let mut counts = [0_u32; 10];
         for _ in 0..10_000 {
@@ -97,12 +124,21 @@ mod tests {
     }
 
     #[test]
-    fn units_differ_by_their_last_place_only() {
+    fn uniform_positive_excludes_zero() {
         let (mut a, mut b) = (SplitMix64::new(5), SplitMix64::new(5));
         for _ in 0..1000 {
-            let (below, above) = (a.unit(), b.positive_unit());
+            let (below, above) = (a.uniform(), b.uniform_positive());
             assert!((0.0..1.0).contains(&below) && above > 0.0 && above <= 1.0);
             assert_eq!(above - below, 1.0 / (1u64 << 53) as f64);
         }
+    }
+
+    /// Values from an independent program: the cases of every op are the same in every version.
+    #[test]
+    fn distributions_never_change() {
+        let wanted = [-0.150_789_305_567_741_4, 1.235_966_682_434_082, -0.457_846_909_761_428_83];
+        assert_eq!(SplitMix64::new(3).normals(3), wanted);
+        let mut random = SplitMix64::new(3);
+        assert_eq!([(); 6].map(|()| random.between(2, 9)), [7, 3, 3, 9, 8, 9]);
     }
 }

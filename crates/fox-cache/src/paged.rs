@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use fox_tensor::{
-    Device, LayerPast, NewKeys, PAGE, PagedKeys, Result, Segment, Segments, Tensor, floored_log_gate,
+    Device, LayerPast, NewKeys, PAGE, PagedKeys, Result, Segment, Segments, Tensor, clamp_log_gate,
     page_parts,
 };
 
@@ -260,7 +260,7 @@ impl PagedSequence {
         let mut sums = vec![0.0; heads * count];
         for (h, sum) in self.staged_sums.iter_mut().enumerate() {
             for t in 0..count {
-                *sum += floored_log_gate(f64::from(own[t * heads + h]));
+                *sum += clamp_log_gate(f64::from(own[t * heads + h]));
                 sums[h * count + t] = *sum;
             }
         }

@@ -117,7 +117,9 @@ fn a_page_that_another_sequence_reads_is_not_written() {
 #[test]
 fn pages_that_nobody_holds_are_used_again_where_memory_is_slow() {
     let shape = PageShape { kv_heads: 2, head_dim: 8, group: 1 };
-    for (device, again) in [(Device::new(Naive::thrifty()), true), (Device::naive(), false)] {
+    for (device, again) in
+        [(Device::new(Naive::with_optional_ops()), true), (Device::naive(), false)]
+    {
         let meter = CacheMeter::default();
         let mut pages = LayerPages::new(shape, &meter);
         pages.reserve(0, 3 * PAGE, &device).unwrap();

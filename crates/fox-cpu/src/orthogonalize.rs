@@ -1,6 +1,6 @@
 //! Newton-Schulz steps on matrix products; see [`MatrixOps::orthogonalize`].
 
-use fox_tensor::{MatrixOps, MatrixStack, NEWTON_SCHULZ, Result, StackPart};
+use fox_tensor::{MatrixOps, MatrixStack, NEWTON_SCHULZ, Result, StackedMatrix};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -44,7 +44,7 @@ impl Scratch {
         })
     }
 
-    fn orthogonalize(&mut self, x: &mut [f32], part: &StackPart, cols: usize, steps: usize) {
+    fn orthogonalize(&mut self, x: &mut [f32], part: &StackedMatrix, cols: usize, steps: usize) {
         let norm = sum_squares(x).sqrt();
         if norm == 0.0 {
             return;

@@ -53,7 +53,7 @@ pub struct Gpu {
     pool: Arc<Pool>,
     modules: Mutex<HashMap<ModuleKey, Arc<Module>>>,
     pub(crate) staging: Mutex<Staging>,
-    pub(crate) attention: crate::attention::Kept,
+    pub(crate) attention: crate::attention::LaunchCache,
 }
 
 // SAFETY: a CUDA context and its streams may be used from any thread that has made the context
@@ -138,7 +138,7 @@ impl Gpu {
             pool: Arc::new(Pool::new(stream)),
             modules: Mutex::default(),
             staging: Mutex::default(),
-            attention: crate::attention::Kept::default(),
+            attention: crate::attention::LaunchCache::default(),
         })
     }
 

@@ -47,7 +47,7 @@ pub use compile::{Compiled, compile, nvrtc_is_present};
 pub use error::{Error, Result};
 pub use gpu::{Architecture, Gpu};
 pub use ops::attention;
-pub use ops::linear::{Gemm, Matrix, Product};
+pub use ops::linear::{Gemm, GemmOperand, GemmProblem};
 pub use ops::{decode_sources, variants};
 pub use pool::{Buffer, Element, Float};
 pub use source::Source;

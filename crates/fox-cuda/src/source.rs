@@ -53,7 +53,7 @@ const SHARED: &[(&str, &str)] = shared!(
     "int8.cuh",
     "mma.cuh",
     "overlap.cuh",
-    "pieces.cuh",
+    "head_fragments.cuh",
     "ptx.cuh",
     "real.cuh",
     "scan.cuh",

@@ -141,8 +141,11 @@ fn products_are_right_and_have_the_same_bits_whatever_a_warp_carries() {
     ];
     for (widths, variants) in groups {
         let variants: Vec<String> = variants.iter().map(|v| format!("{v} {widths}")).collect();
-        let printed =
-            run("product", &["decode_matmul", "decode_matmul_sm90", "decode_matmul_tiled"], &variants);
+        let printed = run(
+            "product",
+            &["decode_matmul", "decode_matmul_sm90", "decode_matmul_tiled"],
+            &variants,
+        );
         for words in &printed {
             assert_eq!(words, &printed[0], "{variants:?}");
             assert_eq!(words.split_whitespace().count(), 3, "{words}");

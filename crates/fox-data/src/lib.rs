@@ -41,7 +41,9 @@ mod tokenizer;
 mod zarr;
 
 pub use corpus::{Corpus, CorpusFile, CorpusOptions, Document, Documents, Format, Record};
-pub use dataset::{Dataset, DocumentLengths, MemoryDataset, Piece, Pieces, Split, open_dataset};
+pub use dataset::{
+    Dataset, DocumentChunk, DocumentChunks, DocumentLengths, MemoryDataset, Split, open_dataset,
+};
 pub use error::{Error, Result};
 pub use loader::{
     Batch, IGNORED_LABEL, Layout, Loader, LoaderConfig, LoaderState, Order, Prefetcher,
@@ -54,6 +56,7 @@ pub use synthetic::{
 #[cfg(feature = "hf-tokenizers")]
 pub use tokenizer::HfTokenizer;
 pub use tokenizer::{
-    ByteTokenizer, Gpt2Tokenizer, JsonGpt2Tokenizer, SafeCut, Tokenizer, TokenizerIdentity,
+    ByteTokenizer, Detokenizer, Gpt2Tokenizer, JsonGpt2Tokenizer, SafeSplit, Tokenizer,
+    TokenizerIdentity, generated_tokenizer_json,
 };
 pub use zarr::{TokenType, ZarrDataset, ZarrMetadata};

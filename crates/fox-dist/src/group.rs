@@ -4,10 +4,12 @@ use std::fmt::Display;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fox_tensor::Device;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
+use crate::heartbeat::HeartbeatMonitor;
 use crate::link::Link;
-use crate::meeting::{Connections, Meeting};
-use crate::watch::Watch;
+use crate::rendezvous::{Connections, Rendezvous};
 use crate::{Error, Placement, Result};
 
 /// The ranks that work together. All of them call the same methods in the same order.
@@ -16,7 +18,7 @@ pub struct Group {
     rank: usize,
     size: usize,
     links: Mutex<Links>,
-    watch: Option<Watch>,
+    heartbeat: Option<HeartbeatMonitor>,
     /// Exchanges tensors with those of the others.
     device: OnceLock<Device>,
 }
@@ -32,15 +34,15 @@ impl Group {
     /// A process without others.
     pub fn alone() -> Group {
         let (links, device) = (Mutex::default(), OnceLock::new());
-        Group { rank: 0, size: 1, links, watch: None, device }
+        Group { rank: 0, size: 1, links, heartbeat: None, device }
     }
 
     /// Meets the other ranks.
     ///
     /// # Errors
     /// Ranks that do not come in time, or that run something else; an address that cannot be used.
-    pub fn meet(placement: &Placement, meeting: &Meeting) -> Result<Group> {
-        let Connections { control, data } = meeting.hold(placement)?;
+    pub fn join(placement: &Placement, rendezvous: &Rendezvous) -> Result<Group> {
+        let Connections { control, data } = rendezvous.run(placement)?;
         let wrong = |cause| Error::connection("preparing the connections")(cause);
         let mut links = Vec::with_capacity(data.len());
         let mut closers = Vec::with_capacity(data.len());
@@ -49,12 +51,12 @@ impl Group {
             closers.extend(link.as_ref().map(Link::closer).transpose().map_err(wrong)?);
             links.push(link);
         }
-        let watch = Watch::start(placement.rank, control, closers).map_err(wrong)?;
+        let heartbeat = HeartbeatMonitor::start(placement.rank, control, closers).map_err(wrong)?;
         Ok(Group {
             rank: placement.rank,
             size: placement.size,
             links: Mutex::new(Links { links, number: 0 }),
-            watch: Some(watch),
+            heartbeat: Some(heartbeat),
             device: OnceLock::new(),
         })
     }
@@ -76,7 +78,7 @@ impl Group {
 
     /// What every rank gives, in the order of the ranks.
     pub fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.exchange(|links| {
+        self.collective(|links| {
             for other in links.others() {
                 links.send(other, own);
             }
@@ -88,7 +90,7 @@ impl Group {
 
     /// What rank `root` gives.
     pub fn broadcast(&self, root: usize, own: &[u8]) -> Result<Vec<u8>> {
-        self.exchange(|links| {
+        self.collective(|links| {
             if self.rank != root {
                 return links.receive(root);
             }
@@ -97,6 +99,18 @@ impl Group {
             }
             Ok(own.to_vec())
         })
+    }
+
+    /// Broadcasts a value from rank 0 as JSON; `own` of every other rank is ignored.
+    pub fn broadcast_value<T: Serialize + DeserializeOwned>(
+        &self,
+        own: Option<T>,
+    ) -> Result<Option<T>> {
+        if self.size == 1 {
+            return Ok(own);
+        }
+        let text = serde_json::to_vec(&own).unwrap_or_default();
+        Ok(serde_json::from_slice(&self.broadcast(0, &text)?).unwrap_or_default())
     }
 
     /// Waits until all ranks are here.
@@ -138,13 +152,13 @@ impl Group {
 
     /// Why the group is at an end, if it is because a rank is lost; waits a moment for the reason.
     pub fn loss(&self) -> Option<String> {
-        self.watch.as_ref().and_then(Watch::loss_soon)
+        self.heartbeat.as_ref().and_then(HeartbeatMonitor::loss_soon)
     }
 
     /// Lets `act` run with the reason when a rank is lost, in a thread of its own, whatever this rank is doing.
     pub fn on_loss(&self, act: impl FnOnce(&str) + Send + 'static) {
-        if let Some(watch) = &self.watch {
-            watch.on_loss(Box::new(act));
+        if let Some(heartbeat) = &self.heartbeat {
+            heartbeat.on_loss(Box::new(act));
         }
     }
 
@@ -162,15 +176,15 @@ impl Group {
         let device = device.clone();
         self.on_loss(move |_| {
             if let Some(peers) = device.backend().caps().peers {
-                peers.abort_exchange();
+                peers.abort_collectives();
             }
         });
     }
 
     /// Tells the others why this rank cannot go on, so that they say so too.
     pub fn fail(&self, words: &str) {
-        if let Some(watch) = &self.watch {
-            watch.fail(words);
+        if let Some(heartbeat) = &self.heartbeat {
+            heartbeat.fail(words);
         }
     }
 
@@ -189,28 +203,33 @@ impl Group {
     /// Parts in good order: nobody is reported as lost afterwards.
     pub fn leave(&self) -> Result<()> {
         if let Some(device) = self.connected() {
-            self.finish_sums()?;
+            self.finish_reduce()?;
             device.backend().synchronize()?;
         }
         self.barrier()?;
-        if let Some(watch) = &self.watch {
-            watch.leave();
+        if let Some(heartbeat) = &self.heartbeat {
+            heartbeat.leave();
         }
         Ok(())
     }
 
     /// One collective: every message in it has its number.
-    pub(crate) fn exchange<T>(&self, work: impl FnOnce(&mut Step<'_>) -> Result<T>) -> Result<T> {
+    pub(crate) fn collective<T>(
+        &self,
+        work: impl FnOnce(&mut Collective<'_>) -> Result<T>,
+    ) -> Result<T> {
         let mut links = self.lock();
         links.number = links.number.wrapping_add(1);
-        let result = work(&mut Step { group: self, links: &mut links });
+        let result = work(&mut Collective { group: self, links: &mut links });
         drop(links);
-        match (result, &self.watch) {
+        match (result, &self.heartbeat) {
             // The reason is worth more than the symptom.
-            (Err(Error::Connection { action, cause }), Some(watch)) => Err(match watch.failure() {
-                Some(words) => Error::Lost(words),
-                None => Error::Connection { action, cause },
-            }),
+            (Err(Error::Connection { action, cause }), Some(heartbeat)) => {
+                Err(match heartbeat.failure() {
+                    Some(words) => Error::Lost(words),
+                    None => Error::Connection { action, cause },
+                })
+            }
             (result, _) => result,
         }
     }
@@ -221,12 +240,12 @@ impl Group {
 }
 
 /// The links during one collective.
-pub(crate) struct Step<'a> {
+pub(crate) struct Collective<'a> {
     group: &'a Group,
     links: &'a mut Links,
 }
 
-impl Step<'_> {
+impl Collective<'_> {
     /// All ranks but this one.
     pub fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let own = self.group.rank;

@@ -2,17 +2,17 @@
 //!
 //! - [`Placement`] reads from the environment which rank this process is: torchrun, mpirun, srun and `fox launch`
 //!   each say it in their own way.
-//! - [`Group::meet`] lets the ranks find each other over TCP, within a time limit, and refuses ranks that run something
+//! - [`Group::join`] lets the ranks find each other over TCP, within a time limit, and refuses ranks that run something
 //!   else. [`Group::alone`] is the group of a process without others, so that callers need no second way.
 //! - A group exchanges bytes ([`Group::all_gather`], [`Group::broadcast`]) and tensors
-//!   ([`Group::sum_at_owners`], [`Group::share`]). Sums are made in a fixed order, see [`tree_sum`]. Devices that can
-//!   do it exchange tensors without the host, beside other work: [`Group::connect`], [`Group::begin_sums`].
+//!   ([`Group::reduce_to_owners`], [`Group::share`]). Sums are made in a fixed order, see [`tree_sum`]. Devices that can
+//!   do it exchange tensors without the host, beside other work: [`Group::connect`], [`Group::begin_reduce`].
 //! - Ranks that share sequences instead of a batch find the earlier rows with each other: [`context`].
 //! - A rank that is killed, hangs or fails ends every wait of the others with one sentence, within
-//!   [`SILENCE`] and a second.
+//!   [`HEARTBEAT_TIMEOUT`] and a second.
 //!
 //! ```text
-//! rank 0 <- hello (version, facts, port) - every other rank       control links: heartbeats, failures, goodbyes
+//! rank 0 <- hello (version, invariants, port) - every other rank       control links: heartbeats, failures, goodbyes
 //! rank 0 - roster (addresses) -> every other rank
 //! rank i - connects -> rank j, for all j < i                      data links: collectives
 //! ```
@@ -20,7 +20,7 @@
 //! ```
 //! use fox_dist::{Group, owners, tree_sum};
 //!
-//! // Under torchrun and the like: Group::meet(&placement, &meeting), where Placement::from_env() finds one.
+//! // Under torchrun and the like: Group::join(&placement, &rendezvous), where Placement::from_env() finds one.
 //! let group = Group::alone();
 //! assert_eq!((group.rank(), group.size(), group.is_first()), (0, 1, true));
 //! assert_eq!(group.all_gather(b"mine")?, [b"mine"]);
@@ -35,20 +35,20 @@
 
 pub mod context;
 mod error;
-mod exchange;
+mod free_port;
 mod group;
+mod heartbeat;
 mod link;
-mod meeting;
+mod link_speed;
 mod peers;
 mod placement;
-mod port;
-mod speed;
-mod watch;
+mod reduce;
+mod rendezvous;
 
 pub use error::{Error, Result};
-pub use exchange::{Owned, owners, tree_sum};
+pub use free_port::free_port;
 pub use group::Group;
-pub use meeting::{Fact, Meeting};
+pub use heartbeat::HEARTBEAT_TIMEOUT;
 pub use placement::Placement;
-pub use port::free_port;
-pub use watch::SILENCE;
+pub use reduce::{Owned, owners, tree_sum};
+pub use rendezvous::{Invariant, Rendezvous};

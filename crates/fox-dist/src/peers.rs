@@ -1,6 +1,6 @@
 //! Tensors from device to device, where the devices can do that: the group then carries only what the host reads.
 
-use fox_tensor::{Device, OwnedTensor, PeerOps, PeerPlace};
+use fox_tensor::{Device, OwnedTensor, PeerOps, RankInfo};
 
 use crate::{Error, Group, Owned, Result};
 
@@ -32,9 +32,9 @@ impl Group {
         let machines = self.all_gather(machine().as_bytes())?;
         let one_machine = machines.iter().all(|other| *other == machines[0]);
         let (rank, size) = (self.rank(), self.size());
-        let place = PeerPlace { rank, size, shares_device, one_machine };
+        let place = RankInfo { rank, size, shares_device, one_machine };
         let invitation = match rank {
-            0 => peers.peer_invitation(place)?,
+            0 => peers.peer_bootstrap_id(place)?,
             _ => Vec::new(),
         };
         let invitation = self.broadcast(0, &invitation)?;
@@ -51,30 +51,30 @@ impl Group {
     }
 
     /// Begins to sum tensors at their owners while the devices go on with other work, see
-    /// [`Group::sum_at_owners`]. The tensors must stay as they are until [`Group::finish_sums`].
-    pub fn begin_sums(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
+    /// [`Group::reduce_to_owners`]. The tensors must stay as they are until [`Group::finish_reduce`].
+    pub fn begin_reduce(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
         match self.connected() {
-            None => self.sum_by_host(tensors),
-            Some(device) => self.on_peers(device, |peers| peers.begin_sum(&mut pairs(tensors))),
+            None => self.reduce_by_host(tensors),
+            Some(device) => self.on_peers(device, |peers| peers.begin_reduce(&mut pairs(tensors))),
         }
     }
 
     /// Lets all later work of the device wait for the sums.
-    pub fn finish_sums(&self) -> Result<()> {
+    pub fn finish_reduce(&self) -> Result<()> {
         match self.connected() {
             None => Ok(()),
-            Some(device) => self.on_peers(device, |peers| peers.finish_exchange()),
+            Some(device) => self.on_peers(device, |peers| peers.finish_collectives()),
         }
     }
 
-    pub(crate) fn share_by_devices(
+    pub(crate) fn broadcast_by_devices(
         &self,
         device: &Device,
         tensors: &mut [Owned<'_>],
     ) -> Result<()> {
         self.on_peers(device, |peers| {
-            peers.begin_share(&mut pairs(tensors))?;
-            peers.finish_exchange()
+            peers.begin_broadcast(&mut pairs(tensors))?;
+            peers.finish_collectives()
         })
     }
 

@@ -24,7 +24,7 @@ pub struct Placement {
     pub launcher: &'static str,
 }
 
-/// The names under which a launcher gives the facts.
+/// The names under which a launcher gives the invariants.
 struct Names {
     launcher: &'static str,
     rank: &'static str,

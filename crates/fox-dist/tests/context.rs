@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::ranks;
 use fox_base::difference::relative_error;
 use fox_base::random::SplitMix64;
-use fox_dist::context::{Context, Part, Split, Traffic};
+use fox_dist::context::{Context, SequenceShard, SequenceSplit, Traffic};
 use fox_model::{DecayTime, ForwardOptions, Model, ModelConfig, Pruning};
 use fox_tensor::{Device, Gradients, ParamId, Segments, Tape};
 
@@ -54,10 +54,10 @@ impl Run {
     fn find_on(&self, device: &Device, context: Option<&Context>) -> Found {
         let mut model = Model::init(&self.config, 5, device).unwrap();
         if let Some(memory) = self.memory {
-            assert!(model.begin_with_memory(memory).unwrap());
+            assert!(model.init_decay_times(memory).unwrap());
         }
         let (index, size) = context.map_or((0, 1), |c| (c.index(), c.size()));
-        let columns = Split::columns(self.time, index, size);
+        let columns = SequenceSplit::columns(self.time, index, size);
         let mut random = SplitMix64::new(11);
         let mut ids = || -> Vec<i32> {
             (0..self.rows * self.time).map(|_| random.below(VOCAB as u64) as i32).collect()
@@ -68,7 +68,10 @@ impl Run {
         let (inputs, labels) = (own(ids()), own(ids()));
         let positions = inputs.len();
         let part = context.map(|context| {
-            Part::new(context, Split::new(&self.sequences(), self.time, size).unwrap())
+            SequenceShard::new(
+                context,
+                SequenceSplit::new(&self.sequences(), self.time, size).unwrap(),
+            )
         });
         let mut tape = Tape::recording(device);
         let mut segments = self.sequences();
@@ -103,7 +106,7 @@ impl Run {
             found
         });
         for (index, part) in parts.iter().enumerate() {
-            let columns = Split::columns(self.time, index, size);
+            let columns = SequenceSplit::columns(self.time, index, size);
             let rows = whole.losses.chunks(self.time);
             let want: Vec<f32> = rows.flat_map(|row| row[columns.clone()].to_vec()).collect();
             let differ = part.losses.iter().zip(&want).filter(|(a, b)| a.to_bits() != b.to_bits());
@@ -252,7 +255,10 @@ fn a_rank_that_fails_ends_the_pass_of_the_others() {
         let device = fox_cpu::device();
         let model = Model::init(&run.config, 5, &device).unwrap();
         let context = Context::new(&group, 2).unwrap();
-        let part = Part::new(&context, Split::new(&run.sequences(), run.time, 2).unwrap());
+        let part = SequenceShard::new(
+            &context,
+            SequenceSplit::new(&run.sequences(), run.time, 2).unwrap(),
+        );
         let ids = device.from_i32(&[7; 128], [128]).unwrap();
         let mut tape = part.tape(Tape::recording(&device));
         let segments = part.segments().unwrap();

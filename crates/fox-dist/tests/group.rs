@@ -8,8 +8,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use common::{meeting, placement, ranks};
-use fox_dist::{Error, Group, Meeting, Owned, Placement, free_port, tree_sum};
+use common::{placement, ranks, rendezvous};
+use fox_dist::{Error, Group, Owned, Placement, Rendezvous, free_port, tree_sum};
 
 #[test]
 fn everybody_hears_everybody() {
@@ -55,7 +55,7 @@ fn tensors_are_summed_at_their_owners_and_shared() {
         let exchange = group.connect(&device).unwrap();
         assert_eq!(exchange.as_deref(), Some("TCP, sent to the owner and added there"));
         let mut both = [Owned { owner: 2, tensor: &mut a }, Owned { owner: 0, tensor: &mut b }];
-        group.sum_at_owners(&mut both).unwrap();
+        group.reduce_to_owners(&mut both).unwrap();
         group.share(&mut both).unwrap();
         group.leave().unwrap();
         (a.to_f32().unwrap(), b.to_f32().unwrap())
@@ -144,7 +144,7 @@ fn leaving_is_no_loss() {
 fn ranks_that_run_something_else_are_refused() {
     let port = free_port().unwrap();
     let meet = |rank: usize, size: usize, recipe: &str| {
-        Group::meet(&placement(rank, size, port), &meeting(recipe)).unwrap_err().to_string()
+        Group::join(&placement(rank, size, port), &rendezvous(recipe)).unwrap_err().to_string()
     };
     for (size, recipe, words) in [
         (2, "b", "rank 1 has another recipe than rank 0 (b and a); give all ranks the same"),
@@ -179,7 +179,7 @@ fn ranks_meet_at_addresses_of_version_6() {
     let port = free_port().unwrap();
     let meet = |rank: usize| {
         let place = Placement { host: "::1".into(), ..placement(rank, 3, port) };
-        let group = Group::meet(&place, &meeting("a")).unwrap();
+        let group = Group::join(&place, &rendezvous("a")).unwrap();
         let all = group.all_gather(&[rank as u8]).unwrap();
         group.leave().unwrap();
         all
@@ -192,7 +192,7 @@ fn ranks_meet_at_addresses_of_version_6() {
     });
 }
 
-/// A message of the meeting.
+/// A message of the rendezvous.
 fn say(stream: &mut TcpStream, text: &str) {
     let message = [b"fox-dist", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
     stream.write_all(&message).unwrap();
@@ -203,10 +203,11 @@ fn say(stream: &mut TcpStream, text: &str) {
 fn a_rank_that_is_gone_before_it_calls_is_noticed() {
     let port = free_port().unwrap();
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| Group::meet(&placement(0, 2, port), &meeting("a")).unwrap_err());
+        let first =
+            scope.spawn(|| Group::join(&placement(0, 2, port), &rendezvous("a")).unwrap_err());
         let mut second = call(port);
-        let facts = r#"[{"name":"version","value":"1"},{"name":"recipe","value":"a"}]"#;
-        say(&mut second, &format!(r#"{{"rank":1,"size":2,"facts":{facts},"port":9}}"#));
+        let invariants = r#"[{"name":"version","value":"1"},{"name":"recipe","value":"a"}]"#;
+        say(&mut second, &format!(r#"{{"rank":1,"size":2,"invariants":{invariants},"port":9}}"#));
         second.read_exact(&mut [0; 12]).unwrap(); // the answer: all are there
         drop(second);
         let error = first.join().unwrap().to_string();
@@ -220,7 +221,7 @@ fn a_rank_that_cannot_be_reached_is_named() {
     let port = zero.local_addr().unwrap().port();
     std::thread::scope(|scope| {
         let second =
-            scope.spawn(|| Group::meet(&placement(1, 2, port), &meeting("a")).unwrap_err());
+            scope.spawn(|| Group::join(&placement(1, 2, port), &rendezvous("a")).unwrap_err());
         let (mut stream, _) = zero.accept().unwrap();
         let places = format!(r#"[[null,{closed}],["127.0.0.1",9]]"#);
         say(&mut stream, &format!(r#"{{"Roster":{{"token":1,"places":{places}}}}}"#));
@@ -243,11 +244,11 @@ fn call(port: u16) -> TcpStream {
 #[test]
 fn strangers_do_not_disturb_and_absences_are_named() {
     let port = free_port().unwrap();
-    let short = Meeting { limit: Duration::from_secs(3), ..meeting("a") };
+    let short = Rendezvous { limit: Duration::from_secs(3), ..rendezvous("a") };
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| Group::meet(&placement(0, 4, port), &short).unwrap_err());
+        let first = scope.spawn(|| Group::join(&placement(0, 4, port), &short).unwrap_err());
         let second =
-            scope.spawn(|| Group::meet(&placement(1, 4, port), &meeting("a")).unwrap_err());
+            scope.spawn(|| Group::join(&placement(1, 4, port), &rendezvous("a")).unwrap_err());
         let mut stranger = call(port);
         stranger.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let error = first.join().unwrap().to_string();
@@ -264,18 +265,18 @@ fn strangers_do_not_disturb_and_absences_are_named() {
 fn a_port_that_is_taken_and_a_first_rank_that_is_not_there() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let error = Group::meet(&placement(0, 2, port), &meeting("a")).unwrap_err();
+    let error = Group::join(&placement(0, 2, port), &rendezvous("a")).unwrap_err();
     assert!(matches!(error, Error::Listen { .. }), "{error}");
     assert!(error.to_string().contains("give another port with FOX_PORT"), "{error}");
     // An address for documents, which no machine has.
     let elsewhere = Placement { host: "192.0.2.1".into(), ..placement(0, 2, port) };
-    let error = Group::meet(&elsewhere, &meeting("a")).unwrap_err().to_string();
+    let error = Group::join(&elsewhere, &rendezvous("a")).unwrap_err().to_string();
     assert!(
         error.ends_with("; set MASTER_ADDR to an address of its machine, the same for all ranks"),
         "{error}"
     );
-    let short = Meeting { limit: Duration::from_millis(200), ..meeting("a") };
-    let error = Group::meet(&placement(1, 2, free_port().unwrap()), &short).unwrap_err();
+    let short = Rendezvous { limit: Duration::from_millis(200), ..rendezvous("a") };
+    let error = Group::join(&placement(1, 2, free_port().unwrap()), &short).unwrap_err();
     assert!(error.to_string().starts_with("rank 1 found no rank 0 at 127.0.0.1:"), "{error}");
 }
 

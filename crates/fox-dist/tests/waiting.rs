@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fox_dist::{Group, Meeting, Placement, free_port};
+use fox_dist::{Group, Placement, Rendezvous, free_port};
 
 /// Number of sockets of this process that take connections.
 fn listening() -> usize {
@@ -38,11 +38,11 @@ fn a_rank_that_waits_for_the_first_does_not_listen() {
         port: free_port().unwrap(),
         launcher: "torchrun",
     };
-    let short = Meeting { facts: Vec::new(), limit: Duration::from_millis(500) };
+    let short = Rendezvous { invariants: Vec::new(), limit: Duration::from_millis(500) };
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            assert!(Group::meet(&second, &short).is_err());
+            assert!(Group::join(&second, &short).is_err());
             over.store(true, Ordering::Release);
         });
         while !over.load(Ordering::Acquire) {

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use common::{fill, says_not_finite, subject};
 use fox_eval::inspect::{InspectOptions, Inspection, inspect};
-use fox_model::mixers::hybrid::Parts;
+use fox_model::mixers::hybrid::LayerConfigs;
 use fox_model::{
     AttentionView, ForgettingConfig, ForwardOptions, HybridConfig, LayerKind, Model, ModelConfig,
     Observer,
@@ -68,7 +68,7 @@ fn raw(model: &Model, tokens: &[u32]) -> Vec<[Vec<f32>; 3]> {
 #[test]
 fn heads_of_hybrids_are_named_by_their_layer() {
     let pattern = [LayerKind::GatedDeltaNet, LayerKind::Fox, LayerKind::Window(8)].to_vec();
-    let mixer = HybridConfig::new(pattern, Parts::usual(32, 4));
+    let mixer = HybridConfig::new(pattern, LayerConfigs::standard(32, 4));
     let mut config = ModelConfig::with_mixer(32, 5, mixer, 4.0);
     config.vocab_size = 64;
     config.mlp.intermediate_size = Some(48);

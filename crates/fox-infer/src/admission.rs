@@ -7,9 +7,9 @@
 use fox_tensor::PAGE;
 
 use crate::FinishReason;
-use crate::engine::{Job, State};
-use crate::running::Running;
+use crate::engine::{QueuedRequest, State};
 use crate::scheduler::Scheduler;
+use crate::sequence::Sequence;
 
 /// How often later requests may go before one that there is no memory for, and how many are looked at.
 const MAX_PASSED: u32 = 64;
@@ -47,10 +47,10 @@ impl Scheduler {
     /// Whether a request of `tokens` tokens, which is known to need `need` bytes, is expected to fit beside those
     /// that run, to whom bytes are promised. Alone, it may try: nobody knows what it will forget.
     fn has_room(&mut self, tokens: usize, need: usize, promised: usize) -> bool {
-        let cost = self.plan.budget.cost();
+        let cost = self.limits.budget.cost();
         let bytes = match self.running.is_empty() {
-            true => cost.fixed() + cost.step(self.plan.piece),
-            false => self.kept.expected(cost, tokens, self.plan.piece).max(need),
+            true => cost.fixed() + cost.step(self.limits.piece),
+            false => self.retention.expected(cost, tokens, self.limits.piece).max(need),
         };
         // A budget of less than a step's worst case still fits requests of a few tokens.
         let bytes = bytes.min(cost.worst_case(tokens).max(need));
@@ -61,28 +61,29 @@ impl Scheduler {
     /// forgotten for it.
     pub(crate) fn make_room(&mut self, bytes: usize, promised: usize) -> bool {
         let wanted = bytes.saturating_add(promised);
-        self.plan.budget.make_room(std::iter::empty(), wanted, || self.prefixes.forget_one())
+        self.limits.budget.make_room(std::iter::empty(), wanted, || self.prefixes.forget_one())
     }
 
     /// Bytes that the running sequences are expected to take beyond what they hold.
     pub(crate) fn promised(&self) -> usize {
-        let cost = self.plan.budget.cost();
-        let promised = |r: &Running| {
+        let cost = self.limits.budget.cost();
+        let promised = |r: &Sequence| {
             let (held, len) =
                 r.cache.as_ref().map_or((0, 0), |cache| (cache.usage(0).bytes, cache.lens()[0]));
-            let step = if r.next().is_some() { 1 } else { self.plan.piece };
-            let all = self.kept.expected(cost, r.tokens(), self.plan.piece).saturating_sub(held);
+            let step = if r.next().is_some() { 1 } else { self.limits.piece };
+            let all =
+                self.retention.expected(cost, r.tokens(), self.limits.piece).saturating_sub(held);
             // What it holds has forgotten already. The page that it is in may be a copy.
-            let rest = self.kept.expected(cost, r.tokens().saturating_sub(len) + PAGE, step);
+            let rest = self.retention.expected(cost, r.tokens().saturating_sub(len) + PAGE, step);
             all.min(rest).max(r.need.saturating_sub(held))
         };
         self.running.iter().map(promised).fold(0, usize::saturating_add)
     }
 
-    fn admit(&mut self, mut job: Job) {
+    fn admit(&mut self, mut job: QueuedRequest) {
         self.arrivals += 1;
         match self.model.new_paged_cache(&self.policy) {
-            Ok(cache) => self.running.push(Running::new(job, cache, self.arrivals)),
+            Ok(cache) => self.running.push(Sequence::new(job, cache, self.arrivals)),
             Err(error) => job.end(FinishReason::Failed(error.to_string())),
         }
     }
@@ -102,15 +103,15 @@ impl Scheduler {
     /// Makes room for the next step of the running requests that `takes_part`: forgets prefixes, then puts the
     /// youngest requests back. A request that has all the memory and needs more ends. Whether there was room for a page
     /// of every head more than the step can take.
-    pub(crate) fn make_room_for_step(&mut self, takes_part: impl Fn(&Running) -> bool) -> bool {
+    pub(crate) fn make_room_for_step(&mut self, takes_part: impl Fn(&Sequence) -> bool) -> bool {
         loop {
-            let piece = self.plan.piece;
+            let piece = self.limits.piece;
             let demand = self.running.iter().filter(|r| r.ended.is_none() && takes_part(r));
             // Nearly always there is room for the worst that a step can do, and nobody has to count pages.
-            let cost = self.plan.budget.cost();
-            let tokens = |r: &Running| if r.next().is_some() { 1 } else { piece };
+            let cost = self.limits.budget.cost();
+            let tokens = |r: &Sequence| if r.next().is_some() { 1 } else { piece };
             let most = demand.clone().map(|r| cost.step(tokens(r))).fold(0, usize::saturating_add);
-            let budget = &self.plan.budget;
+            let budget = &self.limits.budget;
             if budget.make_room(std::iter::empty(), most, || false) {
                 return true;
             }
@@ -123,7 +124,7 @@ impl Scheduler {
             let Some(at) = youngest else { return false };
             if alone {
                 let words = format!(
-                    "the request has filled the cache of {} bytes and needs more; see --cache",
+                    "the request has filled the cache of {} bytes and needs more; increase cache_bytes",
                     self.options.cache_bytes
                 );
                 let r = &mut self.running[at];
@@ -135,10 +136,10 @@ impl Scheduler {
             self.pages_changed = true;
             let mut r = self.running.remove(at);
             if let Some(cache) = &r.cache {
-                self.kept.observe(cache);
-                r.need = cache.usage(0).bytes + self.plan.budget.cost().step(piece);
+                self.retention.observe(cache);
+                r.need = cache.usage(0).bytes + self.limits.budget.cost().step(piece);
             }
-            r.put_back();
+            r.preempt();
             self.stats.preempted += 1;
             let at = self.waiting.partition_point(|other| other.arrival < r.arrival);
             self.waiting.insert(at, r);

@@ -9,11 +9,11 @@ use std::time::Instant;
 
 use fox_model::Model;
 
-use crate::plan::Plan;
+use crate::limits::RequestLimits;
 use crate::scheduler::Scheduler;
 use crate::{
-    CacheUse, EngineOptions, Error, Event, FinishReason, Finished, Refusal, Request, Result, Stats,
-    Usage,
+    CacheUsage, EngineOptions, Error, Event, FinishReason, Finished, Refusal, Request, Result,
+    Stats, Usage,
 };
 
 /// A handle to a running engine. Cheap to clone, and safe to share between threads.
@@ -27,7 +27,7 @@ pub struct Engine(Arc<Handle>);
 struct Handle {
     model: Arc<Model>,
     options: EngineOptions,
-    plan: Plan,
+    limits: RequestLimits,
     shared: Arc<Shared>,
     /// Until it is waited for.
     thread: Option<JoinHandle<()>>,
@@ -43,7 +43,7 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     /// Requests that wait, oldest first.
-    pub queue: VecDeque<Job>,
+    pub queue: VecDeque<QueuedRequest>,
     /// Whether no more requests are taken.
     pub closed: bool,
     /// Whether the requests there are shall end where they are.
@@ -55,30 +55,30 @@ pub(crate) struct State {
 }
 
 /// A request on its way.
-pub(crate) struct Job {
+pub(crate) struct QueuedRequest {
     pub request: Request,
-    pub sink: Sink,
+    pub sink: EventSink,
     pub cancelled: Arc<AtomicBool>,
     pub submitted: Instant,
     /// How often later requests went first, because there was memory for them and not for this one.
     pub passed: u32,
 }
 
-impl Job {
+impl QueuedRequest {
     /// Reports the end of a request that did not run.
     pub fn end(&mut self, reason: FinishReason) {
         let usage = Usage { prompt_tokens: self.request.prompt.len(), ..Usage::default() };
-        let cache = CacheUse::default();
+        let cache = CacheUsage::default();
         (self.sink)(Event::Finished(Box::new(Finished { reason, usage, cache })));
     }
 }
 
 /// Where a request's events go.
-pub(crate) type Sink = Box<dyn FnMut(Event) + Send>;
+pub(crate) type EventSink = Box<dyn FnMut(Event) + Send>;
 
-impl std::fmt::Debug for Job {
+impl std::fmt::Debug for QueuedRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Job").field("request", &self.request).finish_non_exhaustive()
+        f.debug_struct("QueuedRequest").field("request", &self.request).finish_non_exhaustive()
     }
 }
 
@@ -112,12 +112,12 @@ impl Engine {
         options.check()?;
         let shared = Arc::new(Shared::default());
         let scheduler = Scheduler::new(model, options.clone(), shared.clone())?;
-        let (model, plan) = (scheduler.model().clone(), scheduler.plan().clone());
+        let (model, limits) = (scheduler.model().clone(), scheduler.limits().clone());
         let thread = std::thread::Builder::new()
             .name("fox-infer".into())
             .spawn(move || scheduler.run())
             .map_err(Error::Thread)?;
-        Ok(Engine(Arc::new(Handle { model, options, plan, shared, thread: Some(thread) })))
+        Ok(Engine(Arc::new(Handle { model, options, limits, shared, thread: Some(thread) })))
     }
 
     /// Asks for a continuation. The answer is read from the [`Completion`]; dropping it cancels the
@@ -143,9 +143,9 @@ impl Engine {
         sink: impl FnMut(Event) + Send + 'static,
     ) -> std::result::Result<Ticket, Refusal> {
         let handle = &*self.0;
-        handle.plan.check(&request)?;
+        handle.limits.check(&request)?;
         let cancelled = Arc::new(AtomicBool::new(false));
-        let job = Job {
+        let job = QueuedRequest {
             request,
             sink: Box::new(sink),
             cancelled: cancelled.clone(),
@@ -170,7 +170,7 @@ impl Engine {
     /// # Errors
     /// Why not.
     pub fn check(&self, request: &Request) -> std::result::Result<(), Refusal> {
-        self.0.plan.check(request)
+        self.0.limits.check(request)
     }
 
     /// What the engine is doing, as of its last step.

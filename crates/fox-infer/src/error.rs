@@ -57,7 +57,7 @@ pub enum Refusal {
     },
     /// Even alone, the request would need more memory than the caches may take.
     #[error(
-        "the request needs {needed} bytes of cache, but {budget} are all there are; see --cache"
+        "the request needs {needed} bytes of cache, but the engine has {budget}; increase cache_bytes"
     )]
     NeverFits {
         /// Bytes at least.
@@ -65,9 +65,14 @@ pub enum Refusal {
         /// The engine's budget.
         budget: usize,
     },
-    /// A sampling option out of range.
-    #[error("{0}")]
-    Sampling(String),
+    /// A sampling parameter out of range.
+    #[error("{parameter} {rule}")]
+    Parameter {
+        /// Name of the field of [`Request`](crate::Request) or [`Sampling`](crate::Sampling).
+        parameter: &'static str,
+        /// The rule that the value breaks, e.g. `must be 0 or more, not -1`.
+        rule: String,
+    },
     /// As many requests wait as may. Ask again later.
     #[error("{0} requests are waiting already; try again later")]
     QueueFull(usize),

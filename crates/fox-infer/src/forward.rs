@@ -4,7 +4,7 @@ use fox_cache::Cache;
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Segments, Tape, Var};
 
-use crate::running::Running;
+use crate::sequence::Sequence;
 
 /// Which rows of logits are wanted.
 pub(crate) enum Rows {
@@ -35,7 +35,7 @@ pub(crate) fn read(
 }
 
 /// Feeds every sequence its next token; the logits after them, `[n, V]`.
-pub(crate) fn step(model: &Model, group: &mut [&mut Running]) -> fox_model::Result<Vec<f32>> {
+pub(crate) fn step(model: &Model, group: &mut [&mut Sequence]) -> fox_model::Result<Vec<f32>> {
     let tokens: Vec<i32> = group.iter().filter_map(|r| r.next()).collect();
     let caches: Vec<Cache> = group.iter_mut().filter_map(|r| r.cache.take()).collect();
     let mut joined = Cache::join(caches)?;

@@ -34,26 +34,26 @@
 //! - The cache forgets: what every later query has provably forgotten is freed ([`Eviction`]), and its
 //!   bytes never exceed [`EngineOptions::cache_bytes`]. Requests are let in by what others like them have
 //!   kept; when that was too little, the youngest is put back and computed again later, to the same bits.
-//! - Text exists only at the edge: [`TextStream`] turns ids into text as they come and finds stop strings.
+//! - Text exists only at the edge: [`TextDecoder`] turns ids into text as they come and finds stop strings.
 
 mod admission;
-mod capacity;
-mod cut;
 mod engine;
 mod error;
+mod filtered_draw;
 mod forward;
+mod limits;
 mod options;
 mod penalties;
-mod plan;
-mod prefixes;
+mod prefill;
+mod prefix_cache;
 mod request;
 mod resident;
-mod running;
+mod retention;
 mod sampler;
 mod scheduler;
 mod scores;
+mod sequence;
 mod stats;
-mod step;
 mod text;
 mod warm;
 
@@ -61,6 +61,8 @@ pub use engine::{Completion, Engine, Ticket};
 pub use error::{Error, Refusal, Result};
 pub use fox_tensor::WeightFormat;
 pub use options::{EngineOptions, Eviction};
-pub use request::{CacheUse, Event, FinishReason, Finished, Request, Sampling, Scored, Usage};
+pub use request::{
+    CacheUsage, Event, FinishReason, Finished, Request, Sampling, ScoredToken, Usage,
+};
 pub use stats::{HeadPages, Stats};
-pub use text::{Piece, TextStream};
+pub use text::{TextDecoder, TextDelta};

@@ -104,8 +104,8 @@ impl Sampling {
             ("frequency_penalty", self.frequency_penalty, true, "a number"),
         ];
         match rules.iter().find(|(_, value, holds, _)| !holds || !value.is_finite()) {
-            Some((name, value, _, range)) => {
-                Err(Refusal::Sampling(format!("{name} must be {range}, not {value}")))
+            Some((parameter, value, _, range)) => {
+                Err(Refusal::Parameter { parameter, rule: format!("must be {range}, not {value}") })
             }
             None => Ok(()),
         }
@@ -114,7 +114,7 @@ impl Sampling {
 
 /// A token with its log-probability under the model, before temperature, penalty and filters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Scored {
+pub struct ScoredToken {
     /// The token.
     pub id: i32,
     /// Its natural log-probability.
@@ -127,9 +127,9 @@ pub struct Scored {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The prompt's tokens from the second on (nothing predicts the first).
-    Prompt(Vec<Scored>),
+    Prompt(Vec<ScoredToken>),
     /// The next token.
-    Token(Scored),
+    Token(ScoredToken),
     /// The last event.
     Finished(Box<Finished>),
 }
@@ -156,7 +156,7 @@ pub struct Finished {
     /// What it took.
     pub usage: Usage,
     /// Its cache at the end.
-    pub cache: CacheUse,
+    pub cache: CacheUsage,
 }
 
 /// Tokens and times of a request.
@@ -178,7 +178,7 @@ pub struct Usage {
 
 /// The cache of one sequence.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct CacheUse {
+pub struct CacheUsage {
     /// Tokens it covers.
     pub tokens: usize,
     /// Bytes it holds.
@@ -191,7 +191,7 @@ pub struct CacheUse {
     pub evicted_pages: Vec<Vec<usize>>,
 }
 
-impl CacheUse {
+impl CacheUsage {
     /// Share of the cache that was evicted, from 0 to 1.
     pub fn evicted_fraction(&self) -> f64 {
         match self.full_bytes {

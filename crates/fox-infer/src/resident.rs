@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fox_cache::{Cache, PagePolicy};
 use fox_model::Model;
-use fox_tensor::{PAGE, DecodeRow, SlotDecoder};
+use fox_tensor::{DecodeRow, PAGE, SlotDecoder};
 
 use crate::EngineOptions;
-use crate::running::{Next, Running};
+use crate::sequence::{Next, Sequence};
 
 /// Sequences that a device keeps at most.
 const MAX_SLOTS: usize = 256;
@@ -83,7 +83,7 @@ impl Resident {
     /// is room, pages that it fills get their successors.
     pub fn step(
         &mut self,
-        group: &mut [&mut Running],
+        group: &mut [&mut Sequence],
         is_roomy: bool,
     ) -> fox_model::Result<Stepped> {
         let mut rows = Vec::with_capacity(group.len());
@@ -126,7 +126,7 @@ impl Resident {
     }
 
     /// Gives the sequence a slot, or room for its next page; whether either was needed.
-    fn make_ready(&mut self, r: &mut Running) -> fox_model::Result<bool> {
+    fn make_ready(&mut self, r: &mut Sequence) -> fox_model::Result<bool> {
         let Some(cache) = &mut r.cache else { return Ok(false) };
         let len = cache.lens()[0];
         match &mut r.slot {

@@ -1,9 +1,9 @@
 //! The choice of the next token.
 
+use fox_base::random::SplitMix64;
 use fox_tensor::StreamDraw;
-use fox_tensor::cases::Rng;
 
-use crate::cut::{Cut, Kept};
+use crate::filtered_draw::{FilteredWeights, Threshold};
 use crate::penalties::Penalties;
 use crate::scores::{largest, weights};
 use crate::{Request, Sampling};
@@ -12,7 +12,7 @@ use crate::{Request, Sampling};
 #[derive(Debug)]
 pub(crate) struct Sampler {
     sampling: Sampling,
-    rng: Rng,
+    rng: SplitMix64,
     penalties: Option<Penalties>,
     /// Of the last draw; kept for its memory.
     weights: Vec<f32>,
@@ -22,7 +22,7 @@ impl Sampler {
     pub fn new(request: &Request) -> Self {
         let sampling = request.sampling;
         // Neighbouring seeds give unrelated streams.
-        let mut rng = Rng::new(sampling.seed ^ 0x5eed_f0c5);
+        let mut rng = SplitMix64::new(sampling.seed ^ 0x5eed_f0c5);
         rng.bits();
         Sampler { sampling, rng, penalties: Penalties::new(request), weights: Vec::new() }
     }
@@ -58,14 +58,14 @@ impl Sampler {
             return logits.iter().position(|&logit| logit == top).map(|id| id as i32);
         }
         // A temperature that is next to nothing must not make the likeliest 0 times infinity.
-        let heat = (1.0 / temperature).min(f32::MAX);
-        weights(logits, top, heat, &mut self.weights);
+        let inverse_temperature = (1.0 / temperature).min(f32::MAX);
+        weights(logits, top, inverse_temperature, &mut self.weights);
         let cut = match top_k {
-            0 => Cut::ALL,
-            count => Cut::largest(&self.weights, count),
+            0 => Threshold::ALL,
+            count => Threshold::largest(&self.weights, count),
         };
         // The likeliest weighs 1, so a weight is its share of the likeliest one's.
-        let id = Kept::new(&self.weights, cut).draw_within(top_p, min_p, &mut self.rng);
+        let id = FilteredWeights::new(&self.weights, cut).draw_within(top_p, min_p, &mut self.rng);
         id.map(|id| id as i32)
     }
 }
@@ -104,9 +104,9 @@ mod tests {
     #[test]
     fn draws_follow_the_softmax_at_any_temperature() {
         let none = f64::NEG_INFINITY;
-        for heat in [0.5f32, 1.0, 2.0] {
-            let got = shares(Sampling { temperature: heat, ..Sampling::default() }, &[]);
-            let t = f64::from(heat);
+        for temperature in [0.5f32, 1.0, 2.0] {
+            let got = shares(Sampling { temperature, ..Sampling::default() }, &[]);
+            let t = f64::from(temperature);
             assert_close(&got, &softmax(&[1.0 / t, 3.0 / t, 2.0 / t, none, 3.0 / t]));
         }
     }

@@ -1,7 +1,7 @@
 //! The engine's thread: who runs next.
 //!
 //! Each round frees what was cancelled, admits requests that are expected to fit, lets every sequence that has its
-//! prompt decode, and reads pieces of prompts, as [`step`](crate::step) says.
+//! prompt decode, and reads pieces of prompts, as [`step`](crate::prefill) says.
 //!
 //! Who is admitted, and who is put back when memory is short, stands in [`admission`](crate::admission).
 
@@ -14,14 +14,14 @@ use fox_cache::PagePolicy;
 use fox_model::Model;
 use rayon::prelude::*;
 
-use crate::capacity::Kept;
 use crate::engine::{Shared, State};
 use crate::forward::{Rows, read, step};
-use crate::plan::Plan;
-use crate::prefixes::{Found, Prefixes};
+use crate::limits::RequestLimits;
+use crate::prefill::{PrefillOrder, StepTimes};
+use crate::prefix_cache::{PrefixCache, PrefixHit};
 use crate::resident::Resident;
-use crate::running::{Next, Running};
-use crate::step::{Pace, PromptOrder};
+use crate::retention::RetentionEstimate;
+use crate::sequence::{Next, Sequence};
 use crate::warm::warm_up;
 use crate::{EngineOptions, FinishReason, HeadPages, Result, Stats};
 
@@ -35,20 +35,20 @@ const TASK_LOGITS: usize = 1 << 14;
 pub(crate) struct Scheduler {
     pub(crate) model: Arc<Model>,
     pub(crate) options: EngineOptions,
-    pub(crate) plan: Plan,
+    pub(crate) limits: RequestLimits,
     pub(crate) policy: PagePolicy,
-    pub(crate) prefixes: Prefixes,
+    pub(crate) prefixes: PrefixCache,
     /// The slots of decoding sequences, where the device keeps them.
     resident: Option<Resident>,
     shared: Arc<Shared>,
     /// Oldest first.
-    pub(crate) running: Vec<Running>,
+    pub(crate) running: Vec<Sequence>,
     /// Requests that were put back, oldest first. They go before those that have not run.
-    pub(crate) waiting: VecDeque<Running>,
+    pub(crate) waiting: VecDeque<Sequence>,
     pub(crate) arrivals: u64,
-    pub(crate) kept: Kept,
-    order: PromptOrder,
-    pace: Pace,
+    pub(crate) retention: RetentionEstimate,
+    order: PrefillOrder,
+    step_times: StepTimes,
     pub(crate) stats: Stats,
     /// Whether the pages of the running sequences may be others than when they were counted, and when that was.
     pub(crate) pages_changed: bool,
@@ -85,8 +85,8 @@ impl Scheduler {
             options.max_batch = slots;
         }
         Ok(Scheduler {
-            plan: Plan::new(&model, &options, policy.meter()),
-            prefixes: Prefixes::new(options.prefill_chunk, policy.meter().clone()),
+            limits: RequestLimits::new(&model, &options, policy.meter()),
+            prefixes: PrefixCache::new(options.prefill_chunk, policy.meter().clone()),
             stats: Stats { cache_budget: options.cache_bytes, slots, ..Stats::default() },
             model: Arc::new(model),
             options,
@@ -96,9 +96,9 @@ impl Scheduler {
             running: Vec::new(),
             waiting: VecDeque::new(),
             arrivals: 0,
-            kept: Kept::default(),
-            order: PromptOrder::default(),
-            pace: Pace::default(),
+            retention: RetentionEstimate::default(),
+            order: PrefillOrder::default(),
+            step_times: StepTimes::default(),
             pages_changed: true,
             counted: Instant::now(),
         })
@@ -108,8 +108,8 @@ impl Scheduler {
         &self.model
     }
 
-    pub fn plan(&self) -> &Plan {
-        &self.plan
+    pub fn limits(&self) -> &RequestLimits {
+        &self.limits
     }
 
     /// Runs until the engine is closed and nothing is left to do.
@@ -177,16 +177,17 @@ impl Scheduler {
 
     /// Reads pieces of prompts, for about as long as the decode rows of this step took.
     fn read_prompts(&mut self) {
-        let piece = self.plan.piece;
-        let mut unread: Vec<usize> = self.running.iter().map(Running::unread).collect();
+        let piece = self.limits.piece;
+        let mut unread: Vec<usize> = self.running.iter().map(Sequence::unread).collect();
         let decodes = self.running.iter().any(|r| r.next().is_some());
         // Without decode rows, a piece at a time: whoever comes need not wait for more.
-        let budget = if decodes { self.pace.prompt_tokens(self.options.step_tokens) } else { 0 };
+        let budget =
+            if decodes { self.step_times.prompt_tokens(self.options.step_tokens) } else { 0 };
         let arrivals: Vec<u64> = self.running.iter().map(|r| r.arrival).collect();
         let pieces = self.order.form(&mut unread, piece, budget);
         if !pieces.is_empty() {
             // Those who decode do not wait for their tokens until the pieces are read.
-            self.running.iter_mut().for_each(Running::report);
+            self.running.iter_mut().for_each(Sequence::report);
         }
         for at in pieces {
             self.pages_changed = true;
@@ -200,7 +201,7 @@ impl Scheduler {
             self.make_room_for_step(|r| r.arrival == arrivals[at]);
             let Some(here) = place(self) else { continue };
             let tokens = self.read_piece(here);
-            self.pace.read(tokens, start.elapsed());
+            self.step_times.read(tokens, start.elapsed());
         }
     }
 
@@ -211,7 +212,7 @@ impl Scheduler {
         }
         let r = &mut self.running[at];
         let (first, echo) = (r.read, r.echoes());
-        let end = r.prompt().len().min(first + self.plan.piece);
+        let end = r.prompt().len().min(first + self.limits.piece);
         let is_last = end == r.prompt().len();
         let Some(mut cache) = r.cache.take() else { return 0 };
         let rows = match (echo, is_last) {
@@ -232,13 +233,13 @@ impl Scheduler {
             }
         };
         if echo {
-            r.score_prompt(first, &logits, self.plan.vocab);
+            r.score_prompt(first, &logits, self.limits.vocab);
         }
-        let last = is_last.then(|| &logits[logits.len() - self.plan.vocab..]);
+        let last = is_last.then(|| &logits[logits.len() - self.limits.vocab..]);
         self.keep_prefix(at, last);
         if let Some(logits) = last {
             if let Some(cache) = &self.running[at].cache {
-                self.kept.observe(cache);
+                self.retention.observe(cache);
             }
             let taken = self.running[at].take(logits);
             self.stats.generated_tokens += u64::from(taken);
@@ -254,7 +255,7 @@ impl Scheduler {
         }
         // The fresh cache goes first, so that its bytes and those of the copy are not there at once.
         let fresh = r.cache.take();
-        let Some(Found { cache, len, logits }) = self.prefixes.find(r.prompt()) else {
+        let Some(PrefixHit { cache, len, logits }) = self.prefixes.find(r.prompt()) else {
             r.cache = fresh;
             return;
         };
@@ -270,11 +271,13 @@ impl Scheduler {
     /// Keeps the state of a prompt for others that begin alike, if there is room.
     fn keep_prefix(&mut self, at: usize, logits: Option<&[f32]>) {
         let read = self.running[at].read;
-        if !self.options.share_prefixes || !(logits.is_some() || self.prefixes.is_place(read)) {
+        if !self.options.share_prefixes
+            || !(logits.is_some() || self.prefixes.is_cached_length(read))
+        {
             return;
         }
-        let cost = Prefixes::cost(read, logits.map_or(0, <[f32]>::len));
-        if self.make_room(self.plan.budget.cost().fixed() + cost, self.promised()) {
+        let cost = PrefixCache::cost(read, logits.map_or(0, <[f32]>::len));
+        if self.make_room(self.limits.budget.cost().fixed() + cost, self.promised()) {
             let r = &self.running[at];
             if let Some(cache) = &r.cache {
                 self.prefixes.keep(&r.prompt()[..read], cache, logits);
@@ -289,8 +292,8 @@ impl Scheduler {
             return;
         }
         let is_roomy = self.make_room_for_step(|r| r.next().is_some());
-        let ready = |r: &&mut Running| r.next().is_some();
-        let mut ready: Vec<&mut Running> = self.running.iter_mut().filter(ready).collect();
+        let ready = |r: &&mut Sequence| r.next().is_some();
+        let mut ready: Vec<&mut Sequence> = self.running.iter_mut().filter(ready).collect();
         if ready.is_empty() {
             return;
         }
@@ -304,14 +307,14 @@ impl Scheduler {
                         .zip(&stepped.next)
                         .partition(|(_, next)| matches!(next, Next::Logits(_)));
                     // Only a choice from logits is worth a task.
-                    let take = |(r, next): (&mut &mut Running, &Next)| r.stepped_to(next);
+                    let take = |(r, next): (&mut &mut Sequence, &Next)| r.stepped_to(next);
                     let taken = chosen.into_iter().map(take).filter(|taken| *taken).count()
                         + logits.into_par_iter().map(take).filter(|taken| *taken).count();
                     self.stats.generated_tokens += taken as u64;
                 }
                 Err(error) => fail(&mut ready, &error),
             }
-            self.pace.decoded(start.elapsed());
+            self.step_times.decoded(start.elapsed());
             return;
         }
         // More rows than these would be another kernel, and other bits.
@@ -319,17 +322,17 @@ impl Scheduler {
             self.stats.steps += 1;
             match step(&self.model, group) {
                 Ok(logits) => {
-                    let rows = logits.par_chunks(self.plan.vocab);
+                    let rows = logits.par_chunks(self.limits.vocab);
                     let taken = group.par_iter_mut().zip(rows).map(|(r, row)| r.stepped(row));
                     // Rows of a small vocabulary are not worth a task each.
-                    let taken = taken.with_min_len((TASK_LOGITS / self.plan.vocab).max(1));
+                    let taken = taken.with_min_len((TASK_LOGITS / self.limits.vocab).max(1));
                     self.stats.generated_tokens += taken.filter(|taken| *taken).count() as u64;
                 }
                 Err(error) => fail(group, &error),
             }
         }
         self.pages_changed = true;
-        self.pace.decoded(start.elapsed());
+        self.step_times.decoded(start.elapsed());
     }
 
     /// Reports and removes what has ended.
@@ -337,7 +340,7 @@ impl Scheduler {
         for r in self.running.extract_if(.., |r| r.ended.is_some()) {
             self.pages_changed = true;
             if let Some(cache) = &r.cache {
-                self.kept.observe(cache);
+                self.retention.observe(cache);
             }
             self.stats.finished += 1;
             r.finish();
@@ -376,7 +379,7 @@ impl Scheduler {
 }
 
 /// Ends the requests of a step that failed.
-fn fail(group: &mut [&mut Running], error: &fox_model::Error) {
+fn fail(group: &mut [&mut Sequence], error: &fox_model::Error) {
     for r in group {
         r.ended = Some(FinishReason::Failed(error.to_string()));
     }

@@ -3,7 +3,7 @@
 //! A vocabulary has tens of thousands of ids, and a small model's step is hardly longer than a few passes over
 //! them. The loops work on arrays of [`LANES`] numbers, of which the compiler makes vectors.
 
-use crate::Scored;
+use crate::ScoredToken;
 
 /// Numbers that are computed at once.
 pub(crate) const LANES: usize = 16;
@@ -30,11 +30,11 @@ pub(crate) fn largest(logits: &[f32]) -> Option<f32> {
 }
 
 /// A token's log-probability and the `count` likeliest, from a row of logits.
-pub(crate) fn score(logits: &[f32], id: i32, count: usize) -> Scored {
+pub(crate) fn score(logits: &[f32], id: i32, count: usize) -> ScoredToken {
     let norm = log_sum_exp(logits);
     let logprob = |id: usize| (f64::from(logits[id]) - norm) as f32;
     let top = likeliest(logits, count).into_iter().map(|id| (id as i32, logprob(id))).collect();
-    Scored { id, logprob: logprob(id as usize), top }
+    ScoredToken { id, logprob: logprob(id as usize), top }
 }
 
 fn log_sum_exp(logits: &[f32]) -> f64 {
@@ -55,10 +55,10 @@ pub(crate) fn sum_of(values: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     sums.iter().sum::<f32>() + rest.iter().map(|&value| of(value)).sum::<f32>()
 }
 
-/// `e^((logit - top) * heat)` of every logit; 0 where that is nothing beside the likeliest, or no number.
-pub(crate) fn weights(logits: &[f32], top: f32, heat: f32, weights: &mut Vec<f32>) {
+/// `e^((logit - top) * inverse_temperature)` of every logit; 0 where that is nothing beside the likeliest, or no number.
+pub(crate) fn weights(logits: &[f32], top: f32, inverse_temperature: f32, weights: &mut Vec<f32>) {
     let weight = |logit: f32| {
-        let x = (logit - top) * heat;
+        let x = (logit - top) * inverse_temperature;
         // Computed in any case, so that there is no branch. False also for what is no number.
         let weight = exp(x);
         if x > -87.0 { weight } else { 0.0 }
@@ -141,7 +141,7 @@ fn candidates(values: &[f32], count: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fox_tensor::cases::Rng;
+    use fox_base::random::SplitMix64;
 
     #[test]
     fn probabilities_sum_to_one_and_the_best_come_first() {
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_likeliest_are_those_of_sorting() {
-        let mut rng = Rng::new(3);
+        let mut rng = SplitMix64::new(3);
         for len in [1, 5, 16, 255, 1024, 1025, 5000] {
             // Few different values, so that there are many equals.
             let values: Vec<f32> = (0..len).map(|_| rng.between(0, len / 3) as f32 - 9.0).collect();

@@ -9,7 +9,7 @@ const LONGEST: usize = 256;
 
 /// Text that became certain with a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Piece {
+pub struct TextDelta {
     /// The new text, often empty: characters, escapes and possible stop strings are held back until
     /// they are whole.
     pub text: String,
@@ -21,7 +21,7 @@ pub struct Piece {
 ///
 /// A character may span several tokens, and so may a stop string; neither is given out in part.
 #[derive(Clone, Debug)]
-pub struct TextStream {
+pub struct TextDecoder {
     tokenizer: Tokenizer,
     stops: Vec<String>,
     /// Ids whose text was decoded last, for what they say about the text that follows, and then those
@@ -33,12 +33,12 @@ pub struct TextStream {
     stopped: bool,
 }
 
-impl TextStream {
+impl TextDecoder {
     /// A stream that follows `prompt` (which is not given out) and ends at any of `stops`.
     pub fn new(tokenizer: &Tokenizer, prompt: &[i32], stops: &[String]) -> Self {
         // More than the longest character or escape.
         let context = &prompt[prompt.len().saturating_sub(16)..];
-        TextStream {
+        TextDecoder {
             tokenizer: tokenizer.clone(),
             stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
             ids: context.iter().map(|&id| id as u32).collect(),
@@ -52,9 +52,9 @@ impl TextStream {
     ///
     /// # Errors
     /// An id outside the tokenizer's vocabulary.
-    pub fn push(&mut self, id: i32) -> Result<Piece> {
+    pub fn push(&mut self, id: i32) -> Result<TextDelta> {
         if self.stopped {
-            return Ok(Piece { text: String::new(), stopped: true });
+            return Ok(TextDelta { text: String::new(), stopped: true });
         }
         self.ids.push(id as u32);
         let text = self.decode(false)?;
@@ -64,10 +64,10 @@ impl TextStream {
     /// The answer is over: what was held back.
     ///
     /// # Errors
-    /// As [`TextStream::push`].
-    pub fn finish(&mut self) -> Result<Piece> {
+    /// As [`TextDecoder::push`].
+    pub fn finish(&mut self) -> Result<TextDelta> {
         if self.stopped {
-            return Ok(Piece { text: String::new(), stopped: true });
+            return Ok(TextDelta { text: String::new(), stopped: true });
         }
         let text = self.decode(true)?;
         Ok(self.give(&text, true))
@@ -114,7 +114,7 @@ impl TextStream {
     }
 
     /// Gives out what cannot be part of a stop string.
-    fn give(&mut self, text: &str, all: bool) -> Piece {
+    fn give(&mut self, text: &str, all: bool) -> TextDelta {
         self.held.push_str(text);
         let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
         let end = match found {
@@ -127,7 +127,7 @@ impl TextStream {
         };
         let text = self.held[..end].to_string();
         self.held.drain(..end);
-        Piece { text, stopped: self.stopped }
+        TextDelta { text, stopped: self.stopped }
     }
 
     /// Length of the longest end of `held` that begins a stop string.
@@ -175,7 +175,7 @@ mod tests {
     fn pieces(name: &str, prompt: &str, text: &str, stops: &[&str]) -> (Vec<String>, bool) {
         let tokenizer = Tokenizer::from_name(name).unwrap();
         let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
-        let mut stream = TextStream::new(&tokenizer, &ids(&tokenizer, prompt), &stops);
+        let mut stream = TextDecoder::new(&tokenizer, &ids(&tokenizer, prompt), &stops);
         let mut all = Vec::new();
         for id in ids(&tokenizer, text) {
             let piece = stream.push(id).unwrap();
@@ -211,7 +211,7 @@ mod tests {
         let word = tokenizer.encode("unheard-of").unwrap();
         let ids = [&word[..], &tokenizer.encode("<doc>").unwrap(), &word].concat();
         let whole = tokenizer.decode(&ids).unwrap();
-        let mut stream = TextStream::new(&tokenizer, &[], &[]);
+        let mut stream = TextDecoder::new(&tokenizer, &[], &[]);
         let parts = ids.iter().map(|&id| stream.push(id as i32).unwrap().text);
         assert_eq!(parts.collect::<String>(), whole);
         assert_eq!(whole, "<unk> <unk>");
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_do_not_block_the_stream() {
         let tokenizer = Tokenizer::from_name("bytes").unwrap();
-        let mut stream = TextStream::new(&tokenizer, &[97], &[]);
+        let mut stream = TextDecoder::new(&tokenizer, &[97], &[]);
         let mut text = String::new();
         for _ in 0..20 {
             text.push_str(&stream.push(0x80).unwrap().text);

@@ -166,7 +166,7 @@ fn a_request_that_outgrows_the_cache_ends_with_a_sentence() {
     assert_eq!(fits.reason, FinishReason::Length);
     let (_, _, finished) = read(engine.submit(sampled(memorable(1, 4096), 8, 1)).unwrap());
     let FinishReason::Failed(words) = finished.reason else { panic!("{:?}", finished.reason) };
-    assert!(words.contains("--cache") && words.contains("352256 bytes"), "{words}");
+    assert!(words.contains("cache_bytes") && words.contains("352256 bytes"), "{words}");
     // What cannot forget is refused at once.
     let mut config = ModelConfig::transformer_pro(32, 2, 2);
     config.vocab_size = 64;
@@ -174,7 +174,7 @@ fn a_request_that_outgrows_the_cache_ends_with_a_sentence() {
     let engine = Engine::start(keeps, options(10)).unwrap();
     let refusal = engine.submit(Request::greedy(memorable(1, 4096), 8)).unwrap_err();
     assert!(matches!(refusal, Refusal::NeverFits { .. }), "{refusal}");
-    assert!(refusal.to_string().contains("--cache"), "{refusal}");
+    assert!(refusal.to_string().contains("cache_bytes"), "{refusal}");
 }
 
 #[test]

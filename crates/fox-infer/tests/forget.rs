@@ -5,7 +5,7 @@ mod common;
 
 use common::{fixture, prompt, read, reference};
 use fox_base::difference::largest_error;
-use fox_infer::{Engine, EngineOptions, Eviction, FinishReason, Request, Scored};
+use fox_infer::{Engine, EngineOptions, Eviction, FinishReason, Request, ScoredToken};
 use fox_model::{ForgettingConfig, Model, ModelConfig};
 use fox_tensor::Device;
 use proptest::prelude::*;
@@ -25,14 +25,14 @@ fn mostly_local(config: ForgettingConfig, device: &Device) -> Model {
     model
 }
 
-fn scores(engine: &Engine, request: &Request) -> (Vec<Scored>, fox_infer::CacheUse) {
+fn scores(engine: &Engine, request: &Request) -> (Vec<ScoredToken>, fox_infer::CacheUsage) {
     let (prompt, tokens, finished) = read(engine.submit(request.clone()).unwrap());
     (prompt.into_iter().chain(tokens).collect(), finished.cache)
 }
 
 /// Of the log-probabilities of two answers.
-fn largest_difference(a: &[Scored], b: &[Scored]) -> f64 {
-    let logprobs = |scores: &[Scored]| scores.iter().map(|s| s.logprob).collect::<Vec<f32>>();
+fn largest_difference(a: &[ScoredToken], b: &[ScoredToken]) -> f64 {
+    let logprobs = |scores: &[ScoredToken]| scores.iter().map(|s| s.logprob).collect::<Vec<f32>>();
     largest_error(&logprobs(a), &logprobs(b))
 }
 
@@ -192,7 +192,7 @@ proptest! {
             if let FinishReason::Failed(words) = &finished.reason {
                 // Nothing was forgotten, and everything was too much.
                 let len = finished.usage.prompt_tokens;
-                prop_assert!(words.contains("--cache") && len + tokens > 64 * (pages - 1), "{}", words);
+                prop_assert!(words.contains("cache_bytes") && len + tokens > 64 * (pages - 1), "{}", words);
                 continue;
             }
             prop_assert_eq!(got.len(), tokens);

@@ -5,13 +5,13 @@ mod common;
 
 use common::{prompt, read, reference};
 use fox_infer::{Engine, EngineOptions, Eviction, Request};
-use fox_model::mixers::hybrid::Parts;
+use fox_model::mixers::hybrid::LayerConfigs;
 use fox_model::{HybridConfig, LayerKind, Model, ModelConfig};
 
 fn model() -> Model {
     let words = ["fox", "window:50", "gated-delta-net", "mamba2"];
     let pattern = words.map(|word| LayerKind::parse(word).unwrap()).to_vec();
-    let mixer = HybridConfig::new(pattern, Parts::usual(64, 4));
+    let mixer = HybridConfig::new(pattern, LayerConfigs::standard(64, 4));
     let mut config = ModelConfig::with_mixer(64, 4, mixer, 1.0);
     config.vocab_size = 64;
     let mut model = Model::init(&config, 3, &fox_cpu::device()).unwrap();

@@ -6,7 +6,7 @@ mod common;
 use std::path::PathBuf;
 
 use common::{prompt, read};
-use fox_infer::{Engine, EngineOptions, Eviction, Request, Sampling, Scored};
+use fox_infer::{Engine, EngineOptions, Eviction, Request, Sampling, ScoredToken};
 use fox_model::Model;
 use fox_tensor::Device;
 
@@ -51,7 +51,7 @@ fn requests() -> Vec<Request> {
     lengths.iter().enumerate().map(request).collect()
 }
 
-fn assert_close(got: &[Scored], want: &[Scored], what: &str) {
+fn assert_close(got: &[ScoredToken], want: &[ScoredToken], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (t, (got, want)) in got.iter().zip(want).enumerate() {
         assert_eq!(got.id, want.id, "{what}, token {t}");

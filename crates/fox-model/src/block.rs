@@ -10,7 +10,7 @@ use fox_tensor::{Activation, DecodeBlock, DecodeMlp, ParamId, Result, Tape, Tens
 
 use crate::config::ModelConfig;
 use crate::mixers::forgetting::ForgettingLayer;
-use crate::mixers::{KeptValues, LayerPlace, Mixer, MixerContext};
+use crate::mixers::{LayerContext, Mixer, MixerContext, SavedActivations};
 use crate::params::{ParamGroup, ParamList, Parameters};
 
 /// One block: its mixer and where its other parameters are.
@@ -56,7 +56,7 @@ impl Block {
         let block = format!("{}.layers.{index}", names.stem);
         let norm = format!("{block}.{}.weight", names.mixer_norm);
         let prefix = format!("{block}.{}", names.mixer);
-        let place = LayerPlace { index, prefix: &prefix, shared };
+        let place = LayerContext { index, prefix: &prefix, shared };
         Block {
             mixer_norm: list.vector(ParamGroup::Norm, norm, width, 1.0),
             mixer: mixer.declare(config, &place, list),
@@ -113,13 +113,13 @@ impl Block {
 
     /// The mixer's values, and here a sum with its norm and scale for each half, `[g | u]` and the gated
     /// product.
-    pub fn kept(&self) -> KeptValues {
-        let mixer = self.mixer.kept();
+    pub fn saved_activations(&self) -> SavedActivations {
+        let mixer = self.mixer.saved_activations();
         let half = 2 * self.width + 1;
         let mlp = self.mlp.as_ref().map_or(0, |mlp| half + 3 * mlp.inner);
         // Norms and the gated product.
         let cheap = self.width + self.mlp.as_ref().map_or(0, |mlp| self.width + mlp.inner);
-        KeptValues {
+        SavedActivations {
             per_token: mixer.per_token + half + mlp,
             cheap_per_token: mixer.cheap_per_token + cheap,
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use fox_base::FileError;
 
-use crate::TensorProblem;
+use crate::TensorMismatch;
 
 /// What can go wrong with a configuration, a checkpoint or a model.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +59,7 @@ pub enum Error {
         /// The checkpoint folder.
         dir: PathBuf,
         /// Every tensor that is missing, surplus or misshapen.
-        problems: Vec<TensorProblem>,
+        problems: Vec<TensorMismatch>,
     },
     /// The file layout has no way to say what this model does.
     #[error("model_type `{target}` cannot express {options}", options = options.join(", "))]
@@ -108,7 +108,7 @@ impl Error {
 /// Tensors that a message names; a wrong number of layers would fill the screen.
 const LISTED: usize = 12;
 
-fn problem_list(problems: &[TensorProblem]) -> String {
+fn problem_list(problems: &[TensorMismatch]) -> String {
     let mut list = String::new();
     for problem in problems.iter().take(LISTED) {
         // Writing to a String cannot fail.
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn a_long_list_of_tensors_ends_with_their_number() {
         let missing =
-            |n: usize| TensorProblem::Missing { name: format!("w{n}"), expected: vec![n] };
+            |n: usize| TensorMismatch::Missing { name: format!("w{n}"), expected: vec![n] };
         let list = |count: usize| problem_list(&(0..count).map(missing).collect::<Vec<_>>());
         assert_eq!(list(LISTED).lines().skip(1).count(), LISTED);
         let long = list(600);

@@ -52,10 +52,10 @@ mod verify;
 
 pub use checkpoint::{
     CheckpointReader, FileDtype, FileTensor, SafetensorsFile, SafetensorsRanges, SafetensorsWriter,
-    TensorProblem, WriteOptions, convert_checkpoint, copy_companions, split_mlp, whole_tensor,
-    write_checkpoint,
+    TensorMismatch, WriteOptions, convert_checkpoint, copy_tokenizer_files, single_tensor,
+    split_mlp, write_checkpoint,
 };
-pub use config::{Fields, MlpConfig, ModelConfig, Preset, Rules, SpecialTokens};
+pub use config::{Fields, MlpConfig, ModelConfig, Preset, SpecialTokens, Validator};
 pub use error::{Error, Result};
 pub use flops::{ATTENTION_BACKWARD, TrainFlops, attention_flops};
 pub use fox_cache::{Cache, LayerState, PagePolicy, RecurrentState};
@@ -67,8 +67,8 @@ pub use mixers::hybrid::{HybridConfig, LayerKind, MlpRatios};
 pub use mixers::mamba1::Mamba1Config;
 pub use mixers::mamba2::Mamba2Config;
 pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};
-pub use model::{ForwardOptions, Hidden, Model, Pruning, TokenLoss};
+pub use model::{ForwardOptions, ForwardOutput, Model, Pruning, TokenLoss};
 pub use observe::{AttentionView, Observer};
 pub use params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
-pub use retrofit::{Retrofit, Retrofitted, retrofit_checkpoint};
-pub use verify::{Check, Report, Tolerances, verify_dump};
+pub use retrofit::{RetrofitOptions, RetrofitReport, retrofit_checkpoint};
+pub use verify::{Tolerances, VerifyCheck, VerifyReport, verify_dump};

@@ -22,7 +22,7 @@
 use crate::Result;
 use crate::block::Block;
 use crate::config::ModelConfig;
-use crate::mixers::KeptValues;
+use crate::mixers::SavedActivations;
 use crate::model::declare;
 use crate::params::ParamSpec;
 
@@ -72,8 +72,9 @@ impl MemoryEstimate {
             specs.iter().filter(keep).map(|spec| spec.count() as f64).sum()
         };
         let (all, trained) = (count(|_| true), count(|spec| spec.trainable));
-        let kept: Vec<KeptValues> = structure.blocks.iter().map(Block::kept).collect();
-        let sum = |value: fn(&KeptValues) -> usize| -> f64 {
+        let kept: Vec<SavedActivations> =
+            structure.blocks.iter().map(Block::saved_activations).collect();
+        let sum = |value: fn(&SavedActivations) -> usize| -> f64 {
             kept.iter().map(|kept| value(kept) as f64).sum()
         };
         let (blocks, cheap) = (sum(|kept| kept.per_token), sum(|kept| kept.cheap_per_token));

@@ -9,7 +9,7 @@ use fox_base::durable::{self, NewFolder};
 use fox_tensor::{Activation, ParamId};
 
 use crate::checkpoint::{
-    CheckpointReader, FileDtype, WriteOptions, copy_companions, write_checkpoint,
+    CheckpointReader, FileDtype, WriteOptions, copy_tokenizer_files, write_checkpoint,
 };
 use crate::mixers::ModelType;
 use crate::mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig};
@@ -20,7 +20,7 @@ const FAR_BEYOND: f64 = 1e6;
 
 /// What is added.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Retrofit {
+pub struct RetrofitOptions {
     /// Memory lengths in tokens: one for all heads, one for each, or none for a million times the length that the
     /// model is meant for.
     pub memory: Vec<f64>,
@@ -31,7 +31,7 @@ pub struct Retrofit {
 
 /// What was made.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Retrofitted {
+pub struct RetrofitReport {
     /// The format of the original.
     pub from: ModelType,
     /// The format that was written.
@@ -45,7 +45,7 @@ pub struct Retrofitted {
 }
 
 /// The options of a model with forget gates, and the biases of the gates of a layer `[H]`.
-fn plan(config: &ModelConfig, options: &Retrofit) -> Result<(ModelConfig, Vec<f32>)> {
+fn plan(config: &ModelConfig, options: &RetrofitOptions) -> Result<(ModelConfig, Vec<f32>)> {
     let refuse = |detail: String| Err(Error::Argument(detail));
     let mut with = config.clone();
     let Some(mixer) = with.mixer.forgetting_mut() else {
@@ -87,7 +87,11 @@ fn plan(config: &ModelConfig, options: &Retrofit) -> Result<(ModelConfig, Vec<f3
 ///
 /// # Errors
 /// A model that is no attention or has gates, memory lengths that do not fit its heads, a `to` that holds something.
-pub fn retrofit_checkpoint(from: &Path, to: &Path, options: &Retrofit) -> Result<Retrofitted> {
+pub fn retrofit_checkpoint(
+    from: &Path,
+    to: &Path,
+    options: &RetrofitOptions,
+) -> Result<RetrofitReport> {
     let mut reader = CheckpointReader::open(from)?;
     let (config, biases) = plan(reader.config(), options)
         .map_err(|e| Error::Argument(format!("{}: {e}", from.display())))?;
@@ -116,10 +120,10 @@ pub fn retrofit_checkpoint(from: &Path, to: &Path, options: &Retrofit) -> Result
         }
         Ok(values)
     })?;
-    copy_companions(from, folder.path())?;
+    copy_tokenizer_files(from, folder.path())?;
     folder.publish()?;
     let forgets = |bias: &f32| (-f64::from(*bias)).exp().ln_1p();
-    Ok(Retrofitted {
+    Ok(RetrofitReport {
         from: reader.model_type(),
         to: write.model_type,
         parameters: specs.iter().map(|spec| spec.count()).sum(),

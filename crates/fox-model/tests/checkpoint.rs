@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use fox_model::{
     CheckpointLayout, CheckpointReader, Error, FileDtype, Model, ModelConfig, ModelType,
-    SafetensorsFile, TensorProblem, WriteOptions, write_checkpoint,
+    SafetensorsFile, TensorMismatch, WriteOptions, write_checkpoint,
 };
 use fox_tensor::{Device, ParamId};
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ fn options(model_type: ModelType) -> WriteOptions {
 fn convert(from: &Path, to: &Path, layout: CheckpointLayout) -> fox_model::Result<()> {
     let mut reader = CheckpointReader::open(from)?;
     let config = reader.config().clone();
-    write_checkpoint(to, &config, &options(config.natural_type(layout)), |id| reader.read(id))
+    write_checkpoint(to, &config, &options(config.default_model_type(layout)), |id| reader.read(id))
 }
 
 fn all_bits(dir: &Path) -> (ModelConfig, Vec<Vec<u32>>) {
@@ -252,7 +252,7 @@ fn wrong_types_and_missing_files_are_named() {
     let error = CheckpointReader::open(temp.path()).unwrap_err();
     assert!(
         matches!(&error, Error::Mismatch { problems, .. }
-            if matches!(problems[..], [TensorProblem::WrongType { .. }])),
+            if matches!(problems[..], [TensorMismatch::WrongType { .. }])),
         "{error}"
     );
     fs::remove_file(&file).unwrap();

@@ -171,7 +171,7 @@ fn what_a_format_lacks_is_named() {
          use_output_norm"
     );
     let transformer = ModelConfig::transformer_pro(64, 2, 2);
-    assert_eq!(transformer.natural_type(CheckpointLayout::FLA), kind(FLA_TRANSFORMER));
+    assert_eq!(transformer.default_model_type(CheckpointLayout::FLA), kind(FLA_TRANSFORMER));
     let error = transformer.to_json(kind(FLA_TRANSFORMER)).unwrap_err().to_string();
     assert!(error.contains("qk_norm with weights per head, use_output_gate"), "{error}");
     assert_eq!(transformer.storage_type(), kind(FOX));
@@ -185,7 +185,7 @@ fn what_a_format_lacks_is_named() {
     let stick = ModelConfig::stick_breaking(64, 2, 4);
     assert_eq!(stick.storage_type(), kind(NATIVE));
     for layout in [CheckpointLayout::OFFICIAL, CheckpointLayout::FLA] {
-        let error = stick.to_json(stick.natural_type(layout)).unwrap_err().to_string();
+        let error = stick.to_json(stick.default_model_type(layout)).unwrap_err().to_string();
         assert!(error.contains("attention_weights \"stick_breaking\""), "{error}");
     }
 }

@@ -53,7 +53,7 @@ fn a_layout_from_outside_is_written_and_read() {
     let device = Device::naive();
     let dump = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/delta_net");
     let model = Model::from_checkpoint(&dump, &device).unwrap();
-    let model_type = model.config().natural_type(OTHER);
+    let model_type = model.config().default_model_type(OTHER);
     assert_eq!(model_type.as_str(), "other_delta");
     // What is kept without being asked stays in the first format.
     assert_eq!(model.config().storage_type().as_str(), "delta_net-project_fox");
@@ -93,5 +93,5 @@ fn what_it_lacks_is_named() {
     assert_eq!(message(&gated), "model_type `other_delta` cannot express an output gate");
     let hgrn2 = ModelConfig::hgrn2(32, 2, 2);
     assert_eq!(message(&hgrn2), "model_type `other_delta` cannot express HGRN2");
-    assert_eq!(hgrn2.natural_type(OTHER).as_str(), "hgrn2-project_fox");
+    assert_eq!(hgrn2.default_model_type(OTHER).as_str(), "hgrn2-project_fox");
 }

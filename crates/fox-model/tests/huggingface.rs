@@ -50,7 +50,7 @@ fn convert(from: &Path, to: &Path, layout: CheckpointLayout, shard: Option<u64>)
     let mut reader = CheckpointReader::open(from).unwrap();
     let model_type = match reader.model_type().layout() == layout {
         true => reader.model_type(),
-        false => reader.config().natural_type(layout),
+        false => reader.config().default_model_type(layout),
     };
     let options = WriteOptions { model_type, dtype: FileDtype::F32, max_shard_bytes: shard };
     convert_checkpoint(&mut reader, to, &options).unwrap();
@@ -157,7 +157,7 @@ fn what_cannot_be_read_is_refused_in_one_sentence() {
 #[test]
 fn what_the_library_cannot_say_is_named() {
     let config = ModelConfig::fox_llama(32, 2, 2);
-    let kind = config.natural_type(CheckpointLayout::HUGGING_FACE);
+    let kind = config.default_model_type(CheckpointLayout::HUGGING_FACE);
     assert_eq!(
         config.to_json(kind).unwrap_err().to_string(),
         "model_type `llama` cannot express fgate_type \"full\", use_rope false"

@@ -58,7 +58,7 @@ fn files_of_both_layouts_hold_the_same_model() {
 fn a_format_names_what_it_cannot_express() {
     let hgrn2 = Model::from_checkpoint(&dump("hgrn2"), &Device::naive()).unwrap();
     let config = hgrn2.config();
-    assert_eq!(config.natural_type(CheckpointLayout::OFFICIAL), kind("hgrn2-project_fox"));
+    assert_eq!(config.default_model_type(CheckpointLayout::OFFICIAL), kind("hgrn2-project_fox"));
     assert_eq!(config.storage_type(), kind("hgrn2"));
     let error = config.to_json(kind("hgrn2-project_fox")).unwrap_err();
     assert!(matches!(error, Error::NotExpressible { .. }));

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use fox_model::{ForwardOptions, Model, Retrofit, SafetensorsFile, retrofit_checkpoint};
+use fox_model::{ForwardOptions, Model, RetrofitOptions, SafetensorsFile, retrofit_checkpoint};
 use fox_tensor::{Device, Segments, Tape};
 
 fn dump(name: &str) -> PathBuf {
@@ -42,7 +42,7 @@ fn a_retrofitted_model_computes_what_it_computed() {
     ] {
         for output_gate in [false, true] {
             let out = folder.path().join(format!("{name}-{output_gate}"));
-            let options = Retrofit { memory: Vec::new(), output_gate };
+            let options = RetrofitOptions { memory: Vec::new(), output_gate };
             let made = retrofit_checkpoint(&dump(name), &out, &options).unwrap();
             assert_eq!(made.to.as_str(), "fox");
             assert!(made.added > 0 && made.decay > 0.0 && made.decay < 1e-8, "{made:?}");
@@ -59,7 +59,7 @@ fn a_retrofitted_model_computes_what_it_computed() {
 fn every_head_may_have_a_memory_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
-    let options = Retrofit { memory: vec![100.0, 1e7, 300.0, 1e9], output_gate: false };
+    let options = RetrofitOptions { memory: vec![100.0, 1e7, 300.0, 1e9], output_gate: false };
     let made = retrofit_checkpoint(&dump("hf_qwen2"), &out, &options).unwrap();
     assert!((made.decay - 0.01).abs() < 1e-6, "{}", made.decay);
     let mut file = SafetensorsFile::open(&out.join("model.safetensors")).unwrap();
@@ -80,12 +80,12 @@ fn every_head_may_have_a_memory_of_its_own() {
 fn what_cannot_be_retrofitted_is_refused_in_one_sentence() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
-    let refused = |name: &str, options: Retrofit| {
+    let refused = |name: &str, options: RetrofitOptions| {
         let error = retrofit_checkpoint(&dump(name), &out, &options).unwrap_err().to_string();
         assert!(!out.exists(), "nothing is written");
         error.rsplit(": ").next().unwrap().to_string()
     };
-    let memory = |memory: &[f64]| Retrofit { memory: memory.to_vec(), output_gate: false };
+    let memory = |memory: &[f64]| RetrofitOptions { memory: memory.to_vec(), output_gate: false };
     assert_eq!(refused("fox_pro", memory(&[])), "the model has forget gates already");
     assert_eq!(
         refused("mamba2", memory(&[])),

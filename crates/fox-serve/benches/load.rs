@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use fox_data::Tokenizer;
 use fox_infer::{Engine, EngineOptions};
 use fox_model::{Model, ModelConfig};
-use fox_serve::{ServeOptions, Served, Server};
+use fox_serve::{ServeOptions, ServedModel, Server};
 use fox_tensor::cases::Rng;
 use serde_json::{Value, json};
 
@@ -45,12 +45,12 @@ fn main() {
     let options = EngineOptions { max_batch: 32, max_queue: 24, ..EngineOptions::default() };
     let engine = Engine::start(model, options).unwrap();
     let tokenizer = Tokenizer::from_name("bytes").unwrap();
-    let served = Served { name: "storm".into(), engine: engine.clone(), tokenizer };
+    let served = ServedModel { name: "storm".into(), engine: engine.clone(), tokenizer };
     let address = ([127, 0, 0, 1], 0).into();
     let stall_time = Duration::from_secs(5);
     let options = ServeOptions { address, stall_time, ..ServeOptions::default() };
     let server = Server::bind(served, options).unwrap();
-    let (address, stopper) = (server.address().unwrap(), server.stopper());
+    let (address, stopper) = (server.address().unwrap(), server.shutdown_handle());
     let thread = std::thread::spawn(move || server.run().unwrap());
 
     let count: usize = config.param_specs().iter().map(|spec| spec.count()).sum();

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::app::random;
 use crate::body::Body;
-use crate::patience::Flight;
+use crate::stall_guard::RequestPhase;
 
 /// The header that names a request.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -31,7 +31,7 @@ pub enum AccessLog {
 }
 
 /// What is known about a request before it is answered.
-pub(crate) struct Record {
+pub(crate) struct AccessRecord {
     log: Option<AccessLog>,
     peer: SocketAddr,
     id: String,
@@ -40,23 +40,23 @@ pub(crate) struct Record {
     start: Instant,
     status: u16,
     bytes: usize,
-    flight: Flight,
+    phase: RequestPhase,
 }
 
-impl Record {
+impl AccessRecord {
     pub fn new<B>(
         request: &Request<B>,
         peer: SocketAddr,
         log: Option<AccessLog>,
-        flight: Flight,
-    ) -> Record {
+        phase: RequestPhase,
+    ) -> AccessRecord {
         let own = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
         let fits = |id: &&str| {
             let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
             !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(plain)
         };
         let id = own.filter(fits).map_or_else(|| format!("req-{:016x}", random()), str::to_string);
-        Record {
+        AccessRecord {
             log,
             peer,
             id,
@@ -65,23 +65,23 @@ impl Record {
             start: Instant::now(),
             status: 0,
             bytes: 0,
-            flight,
+            phase,
         }
     }
 
     /// Follows an answer to its end.
-    pub fn follow(mut self, mut response: Response<Body>) -> Response<Followed> {
+    pub fn follow(mut self, mut response: Response<Body>) -> Response<LoggedBody> {
         self.status = response.status().as_u16();
         if let Ok(id) = HeaderValue::from_str(&self.id) {
             response.headers_mut().insert(REQUEST_ID, id);
         }
-        response.map(|body| Followed { body, record: self })
+        response.map(|body| LoggedBody { body, record: self })
     }
 
     fn line(&self, log: AccessLog, now: SystemTime) -> String {
         let time = rfc3339(now);
         let ms = self.start.elapsed().as_secs_f64() * 1e3;
-        let Record { peer, id, method, path, status, bytes, .. } = self;
+        let AccessRecord { peer, id, method, path, status, bytes, .. } = self;
         match log {
             AccessLog::Text => {
                 format!("{time} {peer} {method} {path} {status} {bytes} bytes {ms:.1} ms {id}\n")
@@ -97,9 +97,9 @@ impl Record {
 }
 
 /// However the answer ended: sent, given up, or refused by the connection.
-impl Drop for Record {
+impl Drop for AccessRecord {
     fn drop(&mut self) {
-        self.flight.end();
+        self.phase.end();
         if let Some(log) = self.log {
             // One call, so that lines do not mix. A log that cannot be written must not end the server.
             drop(std::io::stderr().write_all(self.line(log, SystemTime::now()).as_bytes()));
@@ -108,12 +108,12 @@ impl Drop for Record {
 }
 
 /// The body of an answer that is followed.
-pub(crate) struct Followed {
+pub(crate) struct LoggedBody {
     body: Body,
-    record: Record,
+    record: AccessRecord,
 }
 
-impl hyper::body::Body for Followed {
+impl hyper::body::Body for LoggedBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -183,7 +183,7 @@ mod tests {
             Request::builder().uri("/v1/models?x=1").header(REQUEST_ID, id).body(()).unwrap()
         };
         let peer = ([127, 0, 0, 1], 9).into();
-        let record = Record::new(&request("mine-7"), peer, None, Flight::default());
+        let record = AccessRecord::new(&request("mine-7"), peer, None, RequestPhase::default());
         let line = record.line(AccessLog::Json, UNIX_EPOCH);
         let line: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!((&line["request_id"], &line["path"]), (&json!("mine-7"), &json!("/v1/models")));
@@ -194,7 +194,7 @@ mod tests {
             if let Ok(value) = HeaderValue::from_str(bad) {
                 let mut request = request("x");
                 request.headers_mut().insert(REQUEST_ID, value);
-                let record = Record::new(&request, peer, None, Flight::default());
+                let record = AccessRecord::new(&request, peer, None, RequestPhase::default());
                 assert!(record.id.starts_with("req-"), "{bad}");
             }
         }

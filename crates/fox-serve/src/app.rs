@@ -22,7 +22,7 @@ const PARSERS: usize = 2;
 
 /// What is served.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ServedModel {
     /// What clients call the model.
     pub name: String,
     /// Where it runs.
@@ -51,8 +51,8 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub fn new(served: Served, options: ServeOptions) -> Result<App> {
-        let Served { name, engine, tokenizer } = served;
+    pub fn new(served: ServedModel, options: ServeOptions) -> Result<App> {
+        let ServedModel { name, engine, tokenizer } = served;
         let config = engine.model().config();
         if tokenizer.vocab_size() > config.vocab_size {
             return Err(Error::Option(format!(

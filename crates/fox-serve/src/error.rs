@@ -123,11 +123,7 @@ impl From<Refusal> for ApiError {
             Refusal::NeverFits { .. } => {
                 ApiError::invalid("prompt", message).with_code("cache_size_exceeded")
             }
-            // The engine's sentence begins with the name of the option.
-            Refusal::Sampling(words) => {
-                let param = words.split(' ').next().map(str::to_string);
-                ApiError::invalid(None, words).with_param(param)
-            }
+            Refusal::Parameter { parameter, .. } => ApiError::invalid(parameter, message),
             _ => ApiError::invalid("prompt", message),
         }
     }

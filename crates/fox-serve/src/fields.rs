@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::body::Body;
 use crate::error::{ApiError, ApiResult};
 
-/// Unknown fields that are named, at most, and the length of a name.
+/// UnknownFields fields that are named, at most, and the length of a name.
 const MAX_NAMES: usize = 8;
 const MAX_NAME: usize = 64;
 
@@ -62,23 +62,23 @@ impl Fields {
     }
 
     /// The fields that nobody took; an error when the server is `strict`.
-    pub fn finish(self, strict: bool) -> ApiResult<Unknown> {
+    pub fn finish(self, strict: bool) -> ApiResult<UnknownFields> {
         let names: Vec<String> = self.0.into_iter().map(|(name, _)| name).collect();
         match names.first() {
             Some(name) if strict => Err(ApiError::invalid(None, format!("unknown field: {name}"))
                 .with_param(Some(name.clone()))),
-            _ => Ok(Unknown(names)),
+            _ => Ok(UnknownFields(names)),
         }
     }
 }
 
 /// Fields that were not understood.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Unknown(Vec<String>);
+pub(crate) struct UnknownFields(Vec<String>);
 
-impl Unknown {
+impl UnknownFields {
     /// Those of two objects.
-    pub fn and(mut self, other: Unknown) -> Unknown {
+    pub fn and(mut self, other: UnknownFields) -> UnknownFields {
         self.0.extend(other.0);
         self
     }
@@ -127,7 +127,8 @@ mod tests {
 
     #[test]
     fn names_in_a_header_are_plain_and_few() {
-        let unknown = Unknown((0..20).map(|i| format!("é\r\nx{i}: {}", "y".repeat(100))).collect());
+        let unknown =
+            UnknownFields((0..20).map(|i| format!("é\r\nx{i}: {}", "y".repeat(100))).collect());
         let response = unknown.tell(crate::body::response(hyper::StatusCode::OK, "text/plain", ""));
         let text = response.headers()[WARNING].to_str().unwrap();
         assert!(text.starts_with("ignored unknown fields: x0:yyy"), "{text}");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fox_eval::Subject;
 use fox_eval::inspect::{HeadPicture, InspectOptions, Inspection};
-use fox_infer::{CacheUse, Event, FinishReason, Request, TextStream};
+use fox_infer::{CacheUsage, Event, FinishReason, Request, TextDecoder};
 use fox_plot::MatrixImage;
 use hyper::body::Bytes;
 use hyper::{Response, StatusCode};
@@ -15,7 +15,7 @@ use crate::app::App;
 use crate::body::{Body, json_response};
 use crate::completions::Prompt;
 use crate::error::{ApiError, ApiResult};
-use crate::fields::{Fields, Unknown};
+use crate::fields::{Fields, UnknownFields};
 
 /// Rows and columns of a picture, at most: of several, and of one that is asked for.
 const PIXELS: (usize, usize) = (128, 256);
@@ -23,7 +23,7 @@ const PIXELS: (usize, usize) = (128, 256);
 /// `{"prompt": TEXT or [ID, ...], "head": [LAYER, HEAD]}`; heads are chosen by half-life when none is named. With
 /// `"position"`, only the attention of that head at that token.
 pub(crate) async fn inspect(app: Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
-    let Asked { ids, marks, head, position, unknown } = app.parse(body, parse).await?;
+    let InspectRequest { ids, marks, head, position, unknown } = app.parse(body, parse).await?;
     if let (Some(place), Some(position)) = (head, position) {
         let answer = run(&app, move |app| attention_at(app, &ids, place, position)).await?;
         return Ok(unknown.tell(json_response(StatusCode::OK, &answer)));
@@ -47,19 +47,19 @@ async fn run<T: Send + 'static>(
 }
 
 /// What is to be looked at.
-struct Asked {
+struct InspectRequest {
     ids: Vec<i32>,
     /// Ids in front that are no part of the text.
     marks: usize,
-    head: Option<Place>,
+    head: Option<LayerHead>,
     position: Option<usize>,
-    unknown: Unknown,
+    unknown: UnknownFields,
 }
 
 /// A layer and a head of it.
-type Place = (usize, usize);
+type LayerHead = (usize, usize);
 
-fn parse(app: &App, body: &[u8]) -> ApiResult<Asked> {
+fn parse(app: &App, body: &[u8]) -> ApiResult<InspectRequest> {
     let mut fields = Fields::parse(body)?;
     let prompt = fields.take::<Value>("prompt")?;
     let head = fields.take("head")?;
@@ -81,12 +81,12 @@ fn parse(app: &App, body: &[u8]) -> ApiResult<Asked> {
             let message = format!("there is no position {at}: the text has {} tokens", ids.len());
             Err(ApiError::invalid("position", message))
         }
-        _ => Ok(Asked { ids, marks, head, position, unknown }),
+        _ => Ok(InspectRequest { ids, marks, head, position, unknown }),
     }
 }
 
 /// The cache of the engine after it has read a text.
-async fn cache_after(app: &App, ids: Vec<i32>) -> ApiResult<CacheUse> {
+async fn cache_after(app: &App, ids: Vec<i32>) -> ApiResult<CacheUsage> {
     let (sender, receiver) = oneshot::channel();
     let mut sender = Some(sender);
     let _ticket = app.engine.submit_to(Request::greedy(ids, 0), move |event| {
@@ -103,7 +103,7 @@ async fn cache_after(app: &App, ids: Vec<i32>) -> ApiResult<CacheUse> {
     }
 }
 
-fn look(app: &App, ids: &[i32], head: Option<Place>) -> ApiResult<Inspection> {
+fn look(app: &App, ids: &[i32], head: Option<LayerHead>) -> ApiResult<Inspection> {
     let options = InspectOptions {
         heads: head.into_iter().collect(),
         pixels: if head.is_some() { PIXELS.1 } else { PIXELS.0 },
@@ -114,7 +114,7 @@ fn look(app: &App, ids: &[i32], head: Option<Place>) -> ApiResult<Inspection> {
 }
 
 /// The attention of a head at a position, over the tokens up to it.
-fn attention_at(app: &App, ids: &[i32], place: Place, position: usize) -> ApiResult<Value> {
+fn attention_at(app: &App, ids: &[i32], place: LayerHead, position: usize) -> ApiResult<Value> {
     let ids = unsigned(&ids[..=position]);
     let row = fox_eval::inspect::last_attention(&subject(app), &ids, place);
     let row = row.map_err(|error| ApiError::invalid(None, error.to_string()))?;
@@ -130,7 +130,7 @@ fn unsigned(ids: &[i32]) -> Vec<u32> {
     ids.iter().map(|&id| id as u32).collect()
 }
 
-fn describe(app: &App, seen: &Inspection, marks: usize, cache: &CacheUse) -> ApiResult<Value> {
+fn describe(app: &App, seen: &Inspection, marks: usize, cache: &CacheUsage) -> ApiResult<Value> {
     let names: Vec<String> = seen.tokens.iter().map(|&id| app.token_name(id as i32)).collect();
     let (text, offsets) = offsets(app, &seen.tokens, marks)?;
     let columns = seen.gate_strips.first().map_or(0, |strip| strip.cols);
@@ -162,7 +162,7 @@ fn describe(app: &App, seen: &Inspection, marks: usize, cache: &CacheUse) -> Api
 /// The text of the ids after `marks` markers, and for every id the characters before it.
 fn offsets(app: &App, ids: &[u32], marks: usize) -> ApiResult<(String, Vec<usize>)> {
     let internal = |error: fox_infer::Error| ApiError::internal(error.to_string());
-    let mut stream = TextStream::new(&app.tokenizer, &[], &[]);
+    let mut stream = TextDecoder::new(&app.tokenizer, &[], &[]);
     let (mut text, mut offset, mut offsets) = (String::new(), 0, Vec::with_capacity(ids.len()));
     for (i, &id) in ids.iter().enumerate() {
         offsets.push(offset);

@@ -5,14 +5,14 @@
 //! use fox_data::Tokenizer;
 //! use fox_infer::{Engine, EngineOptions};
 //! use fox_model::{Model, ModelConfig};
-//! use fox_serve::{ServeOptions, Served, Server};
+//! use fox_serve::{ServeOptions, ServedModel, Server};
 //!
 //! let tokenizer = Tokenizer::from_name("bytes")?;
 //! let mut config = ModelConfig::fox_pro(32, 1, 2);
 //! config.vocab_size = tokenizer.vocab_size();
 //! let model = Model::init(&config, 1, &fox_cpu::device())?;
 //! let engine = Engine::start(model, EngineOptions::default())?;
-//! let served = Served { name: "tiny".into(), engine, tokenizer };
+//! let served = ServedModel { name: "tiny".into(), engine, tokenizer };
 //! let options = ServeOptions { address: ([127, 0, 0, 1], 0).into(), ..ServeOptions::default() };
 //! let server = Server::bind(served, options)?;
 //!
@@ -21,7 +21,7 @@
 //! assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
 //!
 //! // Until another thread asks it to stop: no new requests, the old ones end.
-//! let stop = server.stopper();
+//! let stop = server.shutdown_handle();
 //! let running = std::thread::spawn(move || server.run());
 //! stop.stop();
 //! running.join().map_err(|_| "the server panicked")??;
@@ -46,14 +46,14 @@ mod models;
 mod options;
 mod origin;
 mod page;
-mod patience;
 mod routes;
 mod server;
+mod stall_guard;
 mod tokens;
 
 pub use access::AccessLog;
-pub use app::Served;
+pub use app::ServedModel;
 pub use chat::ChatTemplate;
 pub use error::{Error, Result};
 pub use options::ServeOptions;
-pub use server::{Server, Stopper};
+pub use server::{Server, ShutdownHandle};

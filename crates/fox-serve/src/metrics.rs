@@ -17,7 +17,7 @@ const BUCKETS: [f64; 18] = [
 /// What is counted besides the engine's own figures.
 #[derive(Default)]
 pub(crate) struct Metrics {
-    /// Answers by path and status.
+    /// Generation by path and status.
     responses: Mutex<BTreeMap<(&'static str, u16), u64>>,
     /// From a completion request to the end of its last answer.
     pub request_time: Times,
@@ -67,7 +67,7 @@ impl Metrics {
     pub fn text(&self, stats: &Stats) -> String {
         let mut text = String::new();
         let name = "fox_http_responses_total";
-        header(&mut text, name, "Answers by path and status.", "counter");
+        header(&mut text, name, "Generation by path and status.", "counter");
         for ((path, status), count) in
             self.responses.lock().unwrap_or_else(PoisonError::into_inner).iter()
         {
@@ -78,7 +78,7 @@ impl Metrics {
             (&self.request_time, "fox_request_seconds", "Completions, from request to end."),
             (&self.first_token_time, "fox_first_token_seconds", "Completions, to the first token."),
             (&self.inter_token_time, "fox_inter_token_seconds", "Between two tokens of an answer."),
-            (&self.queue_time, "fox_queue_seconds", "Answers, before they begin to run."),
+            (&self.queue_time, "fox_queue_seconds", "Generation, before they begin to run."),
         ] {
             times.write(&mut text, name, help);
         }

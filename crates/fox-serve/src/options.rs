@@ -29,7 +29,7 @@ pub struct ServeOptions {
     pub access_log: Option<AccessLog>,
     /// Bytes of a request's body, at most.
     pub max_body: usize,
-    /// Answers that one request may ask for: prompts times `n` or `best_of`.
+    /// Generation that one request may ask for: prompts times `n` or `best_of`.
     pub max_choices: usize,
     /// Alternatives per token that may be asked for.
     pub max_logprobs: usize,

@@ -10,12 +10,12 @@ use hyper::{Method, Request, Response, StatusCode};
 use serde_json::json;
 use subtle::ConstantTimeEq;
 
-use crate::access::{Followed, Record};
+use crate::access::{AccessRecord, LoggedBody};
 use crate::app::App;
 use crate::body::{Body, json_response, read_json, response};
 use crate::completions::Kind;
 use crate::error::{ApiError, ApiResult};
-use crate::patience::Flight;
+use crate::stall_guard::RequestPhase;
 use crate::{completions, inspect, models, origin, page, tokens};
 
 /// The places there are; anything else is told to be missing.
@@ -105,33 +105,33 @@ impl<'a> Route<'a> {
 
 /// How a request came.
 #[derive(Clone)]
-pub(crate) struct Arrival {
+pub(crate) struct ConnectionInfo {
     pub peer: SocketAddr,
     /// Whether the connection is one beyond those for everybody.
     pub reserve: bool,
-    pub flight: Flight,
+    pub phase: RequestPhase,
 }
 
-/// Answers a request, whatever it is.
+/// Generation a request, whatever it is.
 pub(crate) async fn answer(
     app: Arc<App>,
     request: Request<Incoming>,
-    arrival: Arrival,
-) -> Result<Response<Followed>, Infallible> {
+    info: ConnectionInfo,
+) -> Result<Response<LoggedBody>, Infallible> {
     let log = app.options.access_log;
-    let record = Record::new(&request, arrival.peer, log, arrival.flight.clone());
+    let record = AccessRecord::new(&request, info.peer, log, info.phase.clone());
     let path = request.uri().path().to_string();
     let route = Route::find(&path);
     let origin = origin::allowed_origin(request.headers(), &app.options.allow_origins);
     let result = match route {
-        Some(route) => dispatch(&app, route, request, &arrival, origin.is_some()).await,
+        Some(route) => dispatch(&app, route, request, &info, origin.is_some()).await,
         None => Err(ApiError::missing(format!("there is nothing at {path}"), None)),
     };
     let mut response = result.unwrap_or_else(|error| error.response());
     if let Some(origin) = origin {
         origin::allow(&mut response, origin);
     }
-    if arrival.reserve {
+    if info.reserve {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     app.metrics.count(route.map_or("other", Route::name), response.status().as_u16());
@@ -148,10 +148,10 @@ async fn dispatch(
     app: &Arc<App>,
     route: Route<'_>,
     request: Request<Incoming>,
-    arrival: &Arrival,
+    info: &ConnectionInfo,
     is_allowed_origin: bool,
 ) -> ApiResult<Response<Body>> {
-    if arrival.reserve && !route.is_reserved() {
+    if info.reserve && !route.is_reserved() {
         return Err(crowded());
     }
     let is_loopback = app.options.address.ip().is_loopback();
@@ -190,19 +190,17 @@ async fn dispatch(
                 .with_code("unsupported_endpoint"))
         }
         Route::Completions => {
-            let body = read(app, request, arrival).await?;
+            let body = read(app, request, info).await?;
             completions::complete(app.clone(), Kind::Text, body).await
         }
         Route::ChatCompletions => {
-            let body = read(app, request, arrival).await?;
+            let body = read(app, request, info).await?;
             completions::complete(app.clone(), Kind::Chat, body).await
         }
-        Route::Tokenize => app.parse(read(app, request, arrival).await?, tokens::tokenize).await,
-        Route::Detokenize => {
-            app.parse(read(app, request, arrival).await?, tokens::detokenize).await
-        }
+        Route::Tokenize => app.parse(read(app, request, info).await?, tokens::tokenize).await,
+        Route::Detokenize => app.parse(read(app, request, info).await?, tokens::detokenize).await,
         Route::Inspect => {
-            let body = read(app, request, arrival).await?;
+            let body = read(app, request, info).await?;
             let seen = inspect::inspect(app.clone(), body);
             let timely = tokio::time::timeout(app.options.request_time, seen).await;
             timely.map_err(|_| ApiError::late(app.options.request_time))?
@@ -211,10 +209,10 @@ async fn dispatch(
 }
 
 /// The JSON body of a request that is then whole.
-async fn read(app: &App, request: Request<Incoming>, arrival: &Arrival) -> ApiResult<Bytes> {
+async fn read(app: &App, request: Request<Incoming>, info: &ConnectionInfo) -> ApiResult<Bytes> {
     let version = request.version();
     let body = read_json(request, &app.options).await?;
-    arrival.flight.begin(version);
+    info.phase.begin(version);
     Ok(body)
 }
 

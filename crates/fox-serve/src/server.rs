@@ -14,10 +14,10 @@ use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
-use crate::app::{App, Served};
+use crate::app::{App, ServedModel};
 use crate::completions::Kind;
-use crate::patience::{Flight, Patient};
-use crate::routes::Arrival;
+use crate::routes::ConnectionInfo;
+use crate::stall_guard::{RequestPhase, StallGuard};
 use crate::{Error, Result, ServeOptions, completions, routes};
 
 /// Connections beyond the limit that are let in for `/health` and `/metrics`.
@@ -29,14 +29,14 @@ const RESERVE_TIME: Duration = Duration::from_secs(2);
 pub struct Server {
     listener: TcpListener,
     app: Arc<App>,
-    stop: Stopper,
+    stop: ShutdownHandle,
 }
 
 /// Ends a server from another thread. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Stopper(watch::Sender<bool>);
+pub struct ShutdownHandle(watch::Sender<bool>);
 
-impl Stopper {
+impl ShutdownHandle {
     /// No new connections; requests that run may end, within the time that the options give them.
     pub fn stop(&self) {
         self.0.send_replace(true);
@@ -48,13 +48,13 @@ impl Server {
     ///
     /// # Errors
     /// An address that is taken, options out of range, a tokenizer that is not the model's.
-    pub fn bind(served: Served, options: ServeOptions) -> Result<Server> {
+    pub fn bind(served: ServedModel, options: ServeOptions) -> Result<Server> {
         let address = options.address;
         let app = App::new(served, options)?;
         let failed = |source| Error::Bind { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        Ok(Server { listener, app: Arc::new(app), stop: Stopper(watch::Sender::new(false)) })
+        Ok(Server { listener, app: Arc::new(app), stop: ShutdownHandle(watch::Sender::new(false)) })
     }
 
     /// Where it listens; the port is the real one when any free one was asked for.
@@ -66,11 +66,11 @@ impl Server {
     }
 
     /// What ends it.
-    pub fn stopper(&self) -> Stopper {
+    pub fn shutdown_handle(&self) -> ShutdownHandle {
         self.stop.clone()
     }
 
-    /// Answers the body of one completion request in this process, without a connection: the status and the
+    /// Generation the body of one completion request in this process, without a connection: the status and the
     /// body of the answer, streamed or whole.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl Server {
         })
     }
 
-    /// Answers requests until it is stopped; then lets those that run end, closes the engine and returns.
+    /// Generation requests until it is stopped; then lets those that run end, closes the engine and returns.
     ///
     /// # Errors
     /// No threads to run on.
@@ -139,8 +139,9 @@ async fn serve(listener: tokio::net::TcpListener, app: Arc<App>, mut stop: watch
                 if let (true, Ok(free)) = (is_reserve, places.clone().try_acquire_owned()) {
                     (place, is_reserve) = (Some(free), false);
                 }
-                let arrival = Arrival { peer, reserve: is_reserve, flight: Flight::default() };
-                let connection = connections.watch(connection(stream, app.clone(), arrival));
+                let info =
+                    ConnectionInfo { peer, reserve: is_reserve, phase: RequestPhase::default() };
+                let connection = connections.watch(connection(stream, app.clone(), info));
                 tokio::spawn(async move {
                     // A connection that broke has told nobody anything: there is nothing to say.
                     drop(connection.await);
@@ -174,18 +175,18 @@ async fn unless<T>(
 fn connection(
     stream: TcpStream,
     app: Arc<App>,
-    arrival: Arrival,
+    info: ConnectionInfo,
 ) -> impl hyper_util::server::graceful::GracefulConnection<Error = hyper::Error> {
     // Tokens are sent as they come. A socket that refuses this works all the same.
     drop(stream.set_nodelay(true));
-    let limit = match arrival.reserve {
+    let limit = match info.reserve {
         false => app.options.stall_time,
         true => app.options.stall_time.min(RESERVE_TIME),
     };
-    let io = TokioIo::new(Patient::new(stream, limit, arrival.flight.clone()));
+    let io = TokioIo::new(StallGuard::new(stream, limit, info.phase.clone()));
     let service = service_fn(move |request| {
-        arrival.flight.arrive();
-        routes::answer(app.clone(), request, arrival.clone())
+        info.phase.arrive();
+        routes::answer(app.clone(), request, info.clone())
     });
     http1::Builder::new()
         .timer(TokioTimer::new())

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use crate::{
-    DType, EXACT_ROWS, LinearGroupOps, PackOps, PagedOps, PeerOps, RecomputeOps, SlotDecodeOps,
+    BATCH_INVARIANT_ROWS, DType, LinearGroupOps, PackOps, PagedOps, PeerOps, RecomputeOps,
+    SlotDecodeOps,
 };
 
 /// The optional abilities of a device. The default has none of them and computes in f32.
@@ -33,7 +34,7 @@ impl Default for Caps<'_> {
     fn default() -> Self {
         Caps {
             activation_type: DType::F32,
-            decode_batch: EXACT_ROWS,
+            decode_batch: BATCH_INVARIANT_ROWS,
             compiles_kernels: false,
             recompute: None,
             linear_group: None,

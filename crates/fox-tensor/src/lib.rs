@@ -56,5 +56,7 @@ pub use memory::{IdRange, Memory, MemoryStats, Storage};
 pub use ops::*;
 pub use segments::{Segment, Segments};
 pub use shape::{DType, Shape};
-pub use tape::{CustomOp, EarlierRows, Gradients, OwnKeys, ParamId, Taker, Tape, Var, WithEarlier};
+pub use tape::{
+    BucketSink, CustomOp, ExtendedKeys, Gradients, LocalKeys, ParamId, PrecedingRows, Tape, Var,
+};
 pub use tensor::Tensor;

@@ -3,13 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use fox_tensor::naive::Naive;
-use fox_tensor::{Backend, Caps, DType, Device, EXACT_ROWS, IdRange, WeightFormat};
+use fox_tensor::{BATCH_INVARIANT_ROWS, Backend, Caps, DType, Device, IdRange, WeightFormat};
 
 /// The names of the optional traits that are there.
 fn present(caps: Caps<'_>) -> Vec<&'static str> {
     let Caps { activation_type, decode_batch, recompute, linear_group, packing, .. } = caps;
     let Caps { paged, slots, .. } = caps;
-    assert_eq!((activation_type, decode_batch), (DType::F32, EXACT_ROWS));
+    assert_eq!((activation_type, decode_batch), (DType::F32, BATCH_INVARIANT_ROWS));
     let all = [
         (recompute.is_some(), "recompute"),
         (linear_group.is_some(), "linear_group"),
@@ -25,7 +25,10 @@ fn the_oracle_has_pages_and_slots_and_recomputes_and_groups_on_request() {
     assert!(present(Caps::default()).is_empty());
     assert_eq!(present(Naive::default().caps()), ["paged", "slots"]);
     assert!(Naive::default().caps().gates_in_pages());
-    assert_eq!(present(Naive::thrifty().caps()), ["recompute", "linear_group", "paged", "slots"]);
+    assert_eq!(
+        present(Naive::with_optional_ops().caps()),
+        ["recompute", "linear_group", "paged", "slots"]
+    );
 }
 
 #[test]

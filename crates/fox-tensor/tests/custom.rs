@@ -93,8 +93,8 @@ fn recomputation_changes_nothing() {
     });
     let case = case.normal("x", &[7, 8]);
     let plain = cases::run(&case, &Device::naive()).unwrap();
-    let thrifty = cases::run(&case, &Device::new(Naive::thrifty())).unwrap();
-    assert_eq!(cases::worst(&cases::compare(&thrifty, &plain)), 0.0);
+    let optional_ops = cases::run(&case, &Device::new(Naive::with_optional_ops())).unwrap();
+    assert_eq!(cases::worst(&cases::compare(&optional_ops, &plain)), 0.0);
 }
 
 /// An output that nothing depends on passes zeros; one of which none is used is not walked at all.

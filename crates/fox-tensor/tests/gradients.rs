@@ -124,7 +124,7 @@ fn every_other_op() {
 /// trained layers, weights that serve twice.
 #[test]
 fn on_a_device_that_computes_again() {
-    let device = Device::new(Naive::thrifty());
+    let device = Device::new(Naive::with_optional_ops());
     let kinds = ["frozen/", "linear_group/", "linear/twice", "composed/"];
     for kind in kinds {
         let cases = cases::all().into_iter().filter(|case| case.name.starts_with(kind));

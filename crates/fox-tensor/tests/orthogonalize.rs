@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use fox_tensor::cases::Rng;
-use fox_tensor::{Device, MatrixStack, NEWTON_SCHULZ, StackPart};
+use fox_tensor::{Device, MatrixStack, NEWTON_SCHULZ, StackedMatrix};
 
 const STEPS: usize = 5;
 
@@ -71,7 +71,7 @@ fn moved(s: f64) -> f64 {
 fn orthogonalized(m: &[f64], rows: usize, cols: usize) -> Vec<f64> {
     let device = Device::naive();
     let mut x = device.from_f64(m, [rows, cols]).unwrap();
-    let parts = vec![StackPart { rows, factor: 1.0 }];
+    let parts = vec![StackedMatrix { rows, factor: 1.0 }];
     device.backend().orthogonalize(&mut [MatrixStack::new(&mut x, parts).unwrap()], STEPS).unwrap();
     x.to_f64().unwrap()
 }
@@ -183,7 +183,8 @@ fn parts_are_matrices_of_their_own() {
     let (a, b) = (normal(7, 12, 20), normal(8, 30, 20));
     let device = Device::naive();
     let mut x = device.from_f64(&[a.clone(), b.clone()].concat(), [42, 20]).unwrap();
-    let parts = vec![StackPart { rows: 12, factor: 2.0 }, StackPart { rows: 30, factor: -0.5 }];
+    let parts =
+        vec![StackedMatrix { rows: 12, factor: 2.0 }, StackedMatrix { rows: 30, factor: -0.5 }];
     device.backend().orthogonalize(&mut [MatrixStack::new(&mut x, parts).unwrap()], STEPS).unwrap();
     let first = orthogonalized(&a, 12, 20).into_iter().map(|x| 2.0 * x);
     let second = orthogonalized(&b, 30, 20).into_iter().map(|x| -0.5 * x);
@@ -194,7 +195,7 @@ fn parts_are_matrices_of_their_own() {
 fn what_is_no_stack_of_matrices_is_refused() {
     let device = Device::naive();
     let mut x = device.from_f64(&[1.0; 12], [4, 3]).unwrap();
-    let part = |rows| StackPart { rows, factor: 1.0 };
+    let part = |rows| StackedMatrix { rows, factor: 1.0 };
     let error = MatrixStack::new(&mut x, vec![part(1), part(2)]).unwrap_err().to_string();
     assert!(error.contains("parts of 3 rows") && error.contains("[4, 3]"), "{error}");
     let mut vector = device.from_f64(&[1.0; 4], [4]).unwrap();

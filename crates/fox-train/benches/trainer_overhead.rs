@@ -16,7 +16,7 @@ use fox_data::{Batch, Loader};
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{AdamW, DType, Gradients, Segments, Tape, Tensor};
 use fox_train::data::RunData;
-use fox_train::{Event, Job, recipe, train};
+use fox_train::{Event, RunSpec, recipe, train};
 
 /// The shapes of the comparison.
 const SHAPES: [&str; 11] = [
@@ -102,11 +102,11 @@ fn main() {
     let model = Model::init(&config, 0, &device).unwrap();
     let mut bare = Bare::new(&data.loader(&recipe).unwrap(), model);
     let out = tempfile::tempdir().unwrap();
-    let job = Job { recipe, out: out.path().join("run"), device, command: Vec::new() };
+    let spec = RunSpec { recipe, out: out.path().join("run"), device, command: Vec::new() };
 
     let (mut trainer_seconds, mut bare_seconds) = (Vec::new(), Vec::new());
     let mut since = Instant::now();
-    train(&job, &mut |event| {
+    train(&spec, &mut |event| {
         if let Event::Step(_) = event {
             trainer_seconds.push(since.elapsed().as_secs_f64());
             let begin = Instant::now();

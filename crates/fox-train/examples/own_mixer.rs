@@ -16,15 +16,15 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use fox_model::mixers::{
-    Architecture, FileFormat, Format, KeptValues, LayerPlace, MixerContext, MixerFamily,
-    MixerOutput, RecurrentStateSpec, ScanShape, StateSpec, kept_states, register, scan,
+    Architecture, FileFormat, Format, LayerContext, MixerContext, MixerFamily, MixerOutput,
+    RecurrentStateSpec, SavedActivations, ScanShape, StateSpec, register, saved_states, scan,
 };
 use fox_model::{
     Cache, CheckpointLayout, CheckpointReader, DecayTime, Fields, ForwardOptions, Init, LayerState,
-    Mixer, MixerConfig, Model, ModelConfig, ParamGroup, ParamList, Rules,
+    Mixer, MixerConfig, Model, ModelConfig, ParamGroup, ParamList, Validator,
 };
 use fox_tensor::{ParamId, ScanSpec, ScanVars, Segments, StateUpdate, Tape, Var};
-use fox_train::{Event, Job, recipe, train};
+use fox_train::{Event, RunSpec, recipe, train};
 use serde_json::{Map, Value, json};
 
 /// The options: how long the channels remember before they are trained, in tokens.
@@ -47,7 +47,7 @@ impl MixerConfig for AverageConfig {
         vec![format!("averages over {} to {} tokens", self.memory.min, self.memory.max)]
     }
 
-    fn validate(&self, _: &ModelConfig, rules: &Rules<'_>) -> fox_model::Result<()> {
+    fn validate(&self, _: &ModelConfig, rules: &Validator<'_>) -> fox_model::Result<()> {
         rules.positive("memory_min", self.memory.min, 1e9)?;
         rules.positive("memory_max", self.memory.max, 1e9)?;
         rules.require(self.memory.min <= self.memory.max, "memory_min", || {
@@ -58,7 +58,7 @@ impl MixerConfig for AverageConfig {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerPlace<'_>,
+        place: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
         let (width, std) = (model.hidden_size, model.initializer_range);
@@ -126,8 +126,11 @@ impl Mixer for AverageLayer {
     }
 
     /// Values, raw and finished gates, logits, `1 - f`, `ln f` and the gated average.
-    fn kept(&self) -> KeptValues {
-        KeptValues { per_token: 7 * self.width + kept_states(self.width), cheap_per_token: 0 }
+    fn saved_activations(&self) -> SavedActivations {
+        SavedActivations {
+            per_token: 7 * self.width + saved_states(self.width),
+            cheap_per_token: 0,
+        }
     }
 }
 
@@ -197,26 +200,26 @@ pub struct Seen {
 /// Trains in `folder`, reads the export and decodes with it.
 pub fn run(folder: &Path) -> Result<Seen, Box<dyn Error>> {
     register(&FAMILY)?;
-    let job = Job {
+    let spec = RunSpec {
         recipe: recipe::parse_table("moving-average", RECIPE.parse()?)?,
         out: folder.join("run"),
         device: fox_cpu::device(),
         command: Vec::new(),
     };
     let mut losses = Vec::new();
-    let outcome = train(&job, &mut |event| {
+    let outcome = train(&spec, &mut |event| {
         if let Event::Step(step) = event {
             losses.extend(step.loss);
         }
         ControlFlow::Continue(())
     })?;
-    let export = job.out.join("export");
+    let export = spec.out.join("export");
     let mut reader = CheckpointReader::open(&export)?;
     if reader.config() != outcome.model.config() {
         return Err("the configuration did not survive its config.json".into());
     }
-    let model = Model::from_reader(&mut reader, &job.device)?;
-    let before = Model::init(model.config(), job.recipe.training.seed, &job.device)?;
+    let model = Model::from_reader(&mut reader, &spec.device)?;
+    let before = Model::init(model.config(), spec.recipe.training.seed, &spec.device)?;
     let policy = model.page_policy(Some(-10.0), 4096)?;
     let rows = decode_error(&model, model.new_cache(1, 8)?)?;
     let pages = decode_error(&model, model.new_paged_cache(&policy)?)?;

@@ -7,7 +7,7 @@
 use std::ops::ControlFlow;
 
 use fox_data::{HeldOut, PrepareOptions, Tokenizer, prepare};
-use fox_train::{Event, Job, recipe, train};
+use fox_train::{Event, RunSpec, recipe, train};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut words = std::env::args().skip(1);
@@ -22,8 +22,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut recipe = recipe::load("tiny-fox-pro", &["data.sequence_length=256".into()])?;
     recipe.data.path = Some(data);
-    let job = Job { recipe, out: run.into(), device: fox_cpu::device(), command: vec![] };
-    let outcome = train(&job, &mut |event| {
+    let spec = RunSpec { recipe, out: run.into(), device: fox_cpu::device(), command: vec![] };
+    let outcome = train(&spec, &mut |event| {
         match event {
             Event::Step(step) => {
                 println!("step {}  loss {:.3}", step.step, step.loss.unwrap_or(f64::NAN))
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         ControlFlow::Continue(())
     })?;
-    println!("{} holds the model", job.out.join("export").display());
+    println!("{} holds the model", spec.out.join("export").display());
     assert!(outcome.summary.finished);
     Ok(())
 }

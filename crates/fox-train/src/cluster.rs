@@ -25,7 +25,7 @@
 use fox_model::{ForgetGate, MixerConfig, ModelConfig, ParamSpec};
 
 use crate::recipe::ParallelRecipe;
-use crate::{Recipe, Result, fit};
+use crate::{Recipe, Result, memory_check};
 
 /// Bytes of a gradient, a parameter, or an element of the optimizer's state.
 const F32: f64 = 4.0;
@@ -195,8 +195,9 @@ fn last_pairs(length: f64, parts: f64, window: f64) -> f64 {
 
 /// Bytes at the rank that needs the most; `keys` are those of the earlier keys of one row, over all layers.
 fn memory(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster, keys: f64) -> Result<f64> {
-    let (kept, recomputed) = fit::step_bytes(recipe, config, cluster.ranks(), cluster.narrow)?;
-    let rows = fit::rows(recipe, cluster.ranks()) as f64;
+    let (kept, recomputed) =
+        memory_check::step_bytes(recipe, config, cluster.ranks(), cluster.narrow)?;
+    let rows = memory_check::rows(recipe, cluster.ranks()) as f64;
     Ok(match recipe.training.recompute {
         false => kept + rows * keys,
         // Blocks that are recomputed keep no keys from one to the next.

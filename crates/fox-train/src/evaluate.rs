@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fox_data::{Dataset, IGNORED_LABEL, Piece, Pieces};
+use fox_data::{Dataset, DocumentChunk, DocumentChunks, IGNORED_LABEL};
 use fox_dist::Group;
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Segments, Tape};
@@ -53,11 +53,11 @@ fn window_starts(length: usize) -> Vec<usize> {
     std::iter::once(0).chain(doubling.take_while(|start| *start < length)).collect()
 }
 
-/// The first pieces of all held-out documents, then their second pieces ([`Pieces`]): always the same ones, and those
+/// The first pieces of all held-out documents, then their second pieces ([`DocumentChunks`]): always the same ones, and those
 /// that `fox eval loss` measures.
 pub struct Evaluator {
     data: Arc<dyn Dataset>,
-    pieces: Vec<Piece>,
+    pieces: Vec<DocumentChunk>,
     length: usize,
     rows: usize,
 }
@@ -73,7 +73,8 @@ impl Evaluator {
         length: usize,
         rows: usize,
     ) -> Result<Evaluator> {
-        let pieces: Vec<Piece> = Pieces::new(data.lengths(), length).take(sequences).collect();
+        let pieces: Vec<DocumentChunk> =
+            DocumentChunks::new(data.lengths(), length).take(sequences).collect();
         if pieces.is_empty() {
             return Err(Error::HeldOutTooShort { length, longest: data.lengths().longest() });
         }
@@ -93,7 +94,7 @@ impl Evaluator {
         options: &ForwardOptions,
         group: &Group,
     ) -> Result<Evaluation> {
-        let parts: Vec<&[Piece]> = self.pieces.chunks(self.rows).collect();
+        let parts: Vec<&[DocumentChunk]> = self.pieces.chunks(self.rows).collect();
         let share = |rank: usize| rank * parts.len() / group.size();
         let mut own: Vec<f32> = Vec::new();
         for pieces in &parts[share(group.rank())..share(group.rank() + 1)] {
@@ -114,7 +115,7 @@ impl Evaluator {
     }
 
     /// What the model reads and should predict, `[pieces, length]` each.
-    fn read(&self, pieces: &[Piece]) -> Result<(Vec<i32>, Vec<i32>)> {
+    fn read(&self, pieces: &[DocumentChunk]) -> Result<(Vec<i32>, Vec<i32>)> {
         let bos = self.data.bos() as i32;
         let (mut ids, mut labelled) = (vec![0; self.length], vec![true; self.length]);
         let (mut inputs, mut labels) = (Vec::new(), Vec::new());

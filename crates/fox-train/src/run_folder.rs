@@ -41,7 +41,7 @@ const PLACES: [&str; 2] = ["path", "heldout"];
 
 /// Versions, commands and data of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RunFacts {
+pub struct RunInfo {
     /// Name or file of the recipe.
     pub recipe: String,
     /// What the training data are.
@@ -51,12 +51,12 @@ pub struct RunFacts {
     /// Number of parameters.
     pub parameters: usize,
     /// Every start of the run.
-    pub starts: Vec<StartFacts>,
+    pub starts: Vec<StartInfo>,
 }
 
 /// One start of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StartFacts {
+pub struct StartInfo {
     /// Version of the program.
     pub version: String,
     /// The command line.
@@ -82,7 +82,7 @@ pub struct StartFacts {
 
 /// The newest checkpoint of a run.
 #[derive(Debug)]
-pub struct Newest {
+pub struct NewestCheckpoint {
     /// Steps done.
     pub step: u64,
     /// The Hugging Face folder of its weights.
@@ -159,7 +159,7 @@ impl RunFolder {
     }
 
     /// What is known about a run and its starts.
-    pub fn facts(path: &Path) -> Result<RunFacts> {
+    pub fn facts(path: &Path) -> Result<RunInfo> {
         files::read_json(&path.join(FACTS))
     }
 
@@ -180,7 +180,11 @@ impl RunFolder {
     ///
     /// # Errors
     /// A folder without a run or a checkpoint, a run without the average that is asked for.
-    pub fn newest_model(path: &Path, weights: Option<Weights>, device: &Device) -> Result<Newest> {
+    pub fn newest_model(
+        path: &Path,
+        weights: Option<Weights>,
+        device: &Device,
+    ) -> Result<NewestCheckpoint> {
         let recipe = Self::recipe(path)?;
         let weights = weights.unwrap_or(recipe.evaluation.weights);
         if weights == Weights::Ema && recipe.training.ema.is_none() {
@@ -189,7 +193,7 @@ impl RunFolder {
         let store = CheckpointStore::of_run(path, &recipe);
         let step = store.newest_whole()?;
         let model = store.model(step, weights, device)?;
-        Ok(Newest { step, folder: store.path(step).join("model"), model })
+        Ok(NewestCheckpoint { step, folder: store.path(step).join("model"), model })
     }
 
     /// The Hugging Face folder of the newest whole checkpoint of a run.
@@ -204,11 +208,11 @@ impl RunFolder {
     }
 
     /// Notes a start.
-    pub fn note_start(&self, facts: RunFacts) -> Result<()> {
+    pub fn note_start(&self, facts: RunInfo) -> Result<()> {
         let path = self.path.join(FACTS);
         let mut all = facts;
         if path.exists() {
-            let mut earlier: RunFacts = files::read_json(&path)?;
+            let mut earlier: RunInfo = files::read_json(&path)?;
             earlier.starts.append(&mut all.starts);
             all.starts = earlier.starts;
         }
@@ -264,7 +268,7 @@ fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result
     }
     let facts = path.join(FACTS);
     if let Some(data) = data.filter(|_| facts.exists()) {
-        let facts: RunFacts = files::read_json(&facts)?;
+        let facts: RunInfo = files::read_json(&facts)?;
         if facts.data != data {
             return Err(different(format!(
                 "its data are \"{}\", these are \"{data}\"",

@@ -7,11 +7,11 @@
 use std::ops::Range;
 
 use fox_data::{Batch, IGNORED_LABEL};
-use fox_dist::context::{Context, Part, Split, Traffic};
+use fox_dist::context::{Context, SequenceShard, SequenceSplit, Traffic};
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{DType, Gradients, Segments, Tape, Tensor};
 
-use crate::early::EarlySums;
+use crate::overlapped_reduce::OverlappedReduce;
 use crate::recipe::Reduction;
 use crate::{Error, Result};
 
@@ -31,7 +31,7 @@ pub struct BatchLoss {
 
 /// The tokens of a batch that a process works on, and how.
 #[derive(Clone, Debug)]
-pub struct Portion {
+pub struct RankShard {
     /// The rows.
     pub rows: Range<usize>,
     /// The processes that share the columns of these rows; `None` when all are here.
@@ -42,37 +42,37 @@ pub struct Portion {
     pub reduction: Reduction,
 }
 
-impl Portion {
+impl RankShard {
     /// All rows of a batch, this many at once, added one after the other.
     #[cfg(test)]
-    fn whole(batch: &Batch, micro_batch: usize) -> Portion {
+    fn whole(batch: &Batch, micro_batch: usize) -> RankShard {
         let (rows, reduction) = (0..batch.batch, Reduction::Running);
-        Portion { rows, context: None, micro_batch, reduction }
+        RankShard { rows, context: None, micro_batch, reduction }
     }
 
     /// The same tokens in `times` as many rows, each that much shorter.
-    pub fn of_stage(&self, times: usize) -> Portion {
+    pub fn of_stage(&self, times: usize) -> RankShard {
         let rows = self.rows.start * times..self.rows.end * times;
-        Portion { rows, micro_batch: self.micro_batch * times, ..self.clone() }
+        RankShard { rows, micro_batch: self.micro_batch * times, ..self.clone() }
     }
 
     /// The columns of rows of `time` tokens.
     fn columns(&self, time: usize) -> Range<usize> {
         let context = self.context.as_ref().map_or((0, 1), |c| (c.index(), c.size()));
-        Split::columns(time, context.0, context.1)
+        SequenceSplit::columns(time, context.0, context.1)
     }
 
     /// The part of the sequences of some rows that is here, where they are shared.
-    fn part(&self, batch: &Batch, first: usize, rows: usize) -> Result<Option<Part>> {
+    fn part(&self, batch: &Batch, first: usize, rows: usize) -> Result<Option<SequenceShard>> {
         let Some(context) = &self.context else { return Ok(None) };
-        let split = Split::new(&segments(batch, first, rows)?, batch.time, context.size())?;
-        Ok(Some(Part::new(context, split)))
+        let split = SequenceSplit::new(&segments(batch, first, rows)?, batch.time, context.size())?;
+        Ok(Some(SequenceShard::new(context, split)))
     }
 }
 
 /// The loss of a portion.
 #[derive(Debug)]
-pub struct PortionLoss {
+pub struct ShardLoss {
     /// Sum of the losses of the labelled positions of every part.
     pub sums: Vec<f64>,
     /// As in [`BatchLoss`].
@@ -97,20 +97,20 @@ pub fn segments(batch: &Batch, first: usize, rows: usize) -> Result<Segments> {
 pub fn gradient(
     model: &Model,
     batch: &Batch,
-    portion: &Portion,
+    portion: &RankShard,
     options: &ForwardOptions,
-) -> Result<(Gradients, PortionLoss)> {
-    gradient_with(model, batch, portion, options, &mut EarlySums::default())
+) -> Result<(Gradients, ShardLoss)> {
+    gradient_with(model, batch, portion, options, &mut OverlappedReduce::default())
 }
 
 /// [`gradient`]; sums over all processes may begin before it returns.
 pub(crate) fn gradient_with(
     model: &Model,
     batch: &Batch,
-    portion: &Portion,
+    portion: &RankShard,
     options: &ForwardOptions,
-    early: &mut EarlySums,
-) -> Result<(Gradients, PortionLoss)> {
+    early: &mut OverlappedReduce,
+) -> Result<(Gradients, ShardLoss)> {
     let device = model.device();
     let weight = 1.0 / batch.labelled().max(1) as f32;
     let (begin, end) = (portion.rows.start, portion.rows.end);
@@ -133,8 +133,9 @@ pub(crate) fn gradient_with(
             Some(part) => (part.tape(Tape::recording(device)), part.segments()?),
         };
         // The engine knows of no other processes: the reason is with the part.
-        let reason =
-            |error: Error| part.as_ref().and_then(Part::failure).map_or(error, Error::Group);
+        let reason = |error: Error| {
+            part.as_ref().and_then(SequenceShard::failure).map_or(error, Error::Group)
+        };
         let loss = model.loss(
             &mut tape,
             &device.from_i32(&inputs, [positions])?,
@@ -158,7 +159,7 @@ pub(crate) fn gradient_with(
     let losses = losses.to_f32()?;
     let part = |(range, labels): (Range<usize>, Vec<i32>)| labelled_sum(&losses[range], &labels);
     let sums = parts.into_iter().map(part).collect();
-    Ok((sum.finish()?, PortionLoss { sums, tiles, traffic }))
+    Ok((sum.finish()?, ShardLoss { sums, tiles, traffic }))
 }
 
 /// Adds layer by layer.
@@ -189,7 +190,7 @@ impl Sum {
 
     /// Adds the gradients of one part. Those of the `last` one are complete when the backward pass is through with
     /// them, unless a tree is still to be added up.
-    fn backward(&mut self, tape: Tape<'_>, last: Option<&mut EarlySums>) -> Result<()> {
+    fn backward(&mut self, tape: Tape<'_>, last: Option<&mut OverlappedReduce>) -> Result<()> {
         match self {
             Sum::Running(gradients) => match last {
                 Some(early) => early.backward(tape, gradients)?,
@@ -253,7 +254,7 @@ mod tests {
         config.vocab_size = 31;
         let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
         let options = ForwardOptions { recompute, ..Default::default() };
-        let portion = Portion::whole(batch, micro);
+        let portion = RankShard::whole(batch, micro);
         let (gradients, loss) = gradient(&model, batch, &portion, &options).unwrap();
         let all = gradients.iter().flat_map(|(_, grad)| grad.to_f32().unwrap()).collect();
         (loss.sums.iter().sum(), all)
@@ -285,7 +286,7 @@ mod tests {
         let options = ForwardOptions::default();
         for micro in [1, 2, 4] {
             let before = model.device().downloads();
-            let portion = Portion::whole(&batch, micro);
+            let portion = RankShard::whole(&batch, micro);
             gradient(&model, &batch, &portion, &options).unwrap();
             assert_eq!(model.device().downloads() - before, 1, "{micro} rows at a time");
         }
@@ -312,7 +313,7 @@ mod tests {
                 .unwrap();
             sum += labelled_sum(&loss.per_token.to_f32().unwrap(), labels);
         }
-        let portion = Portion::whole(&batch, 1);
+        let portion = RankShard::whole(&batch, 1);
         let (_, got) = gradient(&model, &batch, &portion, &options).unwrap();
         assert_eq!(got.sums.iter().sum::<f64>(), sum, "to the bit");
     }
@@ -327,7 +328,7 @@ mod tests {
         let options = ForwardOptions::default();
         let sum = |rows: Range<usize>| {
             let (micro_batch, reduction) = (1, Reduction::Tree);
-            let portion = Portion { rows, context: None, micro_batch, reduction };
+            let portion = RankShard { rows, context: None, micro_batch, reduction };
             gradient(&model, &batch, &portion, &options).unwrap()
         };
         let values = |gradients: &Gradients| -> Vec<Vec<f32>> {

@@ -8,11 +8,11 @@ use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Gradients, WeightFormat};
 
 use crate::checkpoint::RunState;
-use crate::early::EarlySums;
 use crate::optimizer::{StepReport, Updater};
+use crate::overlapped_reduce::OverlappedReduce;
 use crate::recipe::{Reduction, TrainingRecipe};
 use crate::schedule::Schedule;
-use crate::step::{BatchLoss, Portion, PortionLoss, add_traffic, gradient_with};
+use crate::step::{BatchLoss, RankShard, ShardLoss, add_traffic, gradient_with};
 use crate::{Recipe, Result};
 
 /// A model in training.
@@ -27,8 +27,8 @@ pub struct Stepper {
     schedule: Schedule,
     options: ForwardOptions,
     training: TrainingRecipe,
-    portion: Portion,
-    early: EarlySums,
+    portion: RankShard,
+    early: OverlappedReduce,
     /// Tokens in a sequence of the last stage, which the portion is counted in.
     length: usize,
 }
@@ -62,7 +62,7 @@ impl Stepper {
         let own = recipe.training.batch / (group.size() / context.size());
         let rows = context.number() * own..(context.number() + 1) * own;
         let context = Some(context).filter(|context| context.size() > 1);
-        let early = EarlySums::new(&updater, recipe.parallel.bucket);
+        let early = OverlappedReduce::new(&updater, recipe.parallel.bucket);
         Ok(Stepper {
             early,
             model,
@@ -71,7 +71,7 @@ impl Stepper {
             schedule: recipe.schedule(),
             options: recipe.forward_options(),
             training: recipe.training.clone(),
-            portion: Portion { rows, context, micro_batch: recipe.micro_batch(), reduction },
+            portion: RankShard { rows, context, micro_batch: recipe.micro_batch(), reduction },
             length: recipe.data.sequence_length,
         })
     }
@@ -82,7 +82,7 @@ impl Stepper {
         ForwardOptions { rope_strength, ..self.options }
     }
 
-    fn gradient(&mut self, batch: &Batch) -> Result<(Gradients, PortionLoss)> {
+    fn gradient(&mut self, batch: &Batch) -> Result<(Gradients, ShardLoss)> {
         let options = self.options_now();
         let portion = self.portion.of_stage(self.length / batch.time);
         gradient_with(&self.model, batch, &portion, &options, &mut self.early)

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::RunState;
 use crate::evaluate::Evaluation;
-use crate::job::Start;
 use crate::metrics::{MetricsLog, Record};
+use crate::run_spec::Start;
 use crate::{Result, files};
 
 const FILE: &str = "summary.json";

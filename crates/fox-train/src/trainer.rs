@@ -11,20 +11,19 @@ use fox_model::TrainFlops;
 use fox_tensor::WeightFormat;
 use fox_tensor::speed::matmul_rate_within;
 
-use crate::agreement::agree;
 use crate::checkpoint::{CheckpointStore, Resumed, RunState};
 use crate::data::RunData;
-use crate::job::{Job, Observer, Outcome, Start};
 use crate::metrics::MetricsLog;
 use crate::optimizer::Updater;
 use crate::recipe::{Exchange, Weights};
-use crate::run_folder::{EXPORT, RunFacts, RunFolder, StartFacts};
-use crate::session::{Pace, Records, Session, unix_time};
+use crate::run_folder::{EXPORT, RunFolder, RunInfo, StartInfo};
+use crate::run_spec::{Observer, Outcome, RunSpec, Start};
 use crate::stages::Stages;
 use crate::stepper::Stepper;
 use crate::summary::Summary;
 use crate::timeline::Timeline;
-use crate::{Error, Result, fit, tuning};
+use crate::train_loop::{RunFiles, Throughput, TrainLoop, unix_time};
+use crate::{Error, Result, memory_check, tuning};
 
 /// When the ops of one step ran, in a run folder.
 const TIMELINE: &str = "timeline.json";
@@ -40,8 +39,8 @@ pub(crate) const RATE_LIMIT: Duration = Duration::from_millis(150);
 /// # Errors
 /// A recipe, data or folder that do not fit; a disk that is full; gradients that stay non-finite. The
 /// last good checkpoint stays in all cases.
-pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
-    train_in(job, &Arc::new(Group::alone()), observe)
+pub fn train(spec: &RunSpec, observe: &mut Observer<'_>) -> Result<Outcome> {
+    train_in(spec, &Arc::new(Group::alone()), observe)
 }
 
 /// [`train`] as one of several processes that all call this with the same recipe and data. Each computes the gradient of
@@ -50,8 +49,8 @@ pub fn train(job: &Job, observe: &mut Observer<'_>) -> Result<Outcome> {
 ///
 /// # Errors
 /// As [`train`], and the loss of a process, which ends all of them.
-pub fn train_in(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outcome> {
-    let outcome = run(job, group, observe);
+pub fn train_in(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outcome> {
+    let outcome = run(spec, group, observe);
     match &outcome {
         Ok(_) => group.leave()?,
         Err(error) => {
@@ -72,38 +71,38 @@ pub fn train_in(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Re
     outcome
 }
 
-fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outcome> {
-    let recipe = &job.recipe;
+fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outcome> {
+    let recipe = &spec.recipe;
     recipe.check_length()?;
     recipe.check_ranks(group.size())?;
     let data = RunData::open(recipe)?;
     let config = recipe.model_config(data.train.vocab_size())?;
     recipe.check_tuning(&config)?;
     recipe.check_context(&config)?;
-    fit::check(recipe, &config, &job.device, group.size())?;
+    memory_check::check(recipe, &config, &spec.device, group.size())?;
     let stages = Stages::new(&data, recipe)?;
     let evaluator = data.evaluator(recipe)?;
     let identity = data.train.identity();
     group.check_same(&identity, "other data", "give all ranks the same --data")?;
     let exchange = match recipe.parallel.exchange {
-        Exchange::Device => group.connect(&job.device)?,
+        Exchange::Device => group.connect(&spec.device)?,
         Exchange::Host => group.by_host(),
     };
-    let store = CheckpointStore::of_run(&job.out, recipe);
+    let store = CheckpointStore::of_run(&spec.out, recipe);
     if recipe.training.init.is_some() && store.steps()?.is_empty() {
         // Before the folder belongs to a run that cannot begin.
         recipe.check_init(&config, &data)?;
     }
     let folder = match group.is_first() {
-        true => Some(RunFolder::open(&job.out, recipe, &identity)?),
+        true => Some(RunFolder::open(&spec.out, recipe, &identity)?),
         false => None,
     };
     let (optimizer, ema) = (&recipe.optimizer, recipe.training.ema);
-    let resumed = match store.resume_in(optimizer, ema, &job.device, group)? {
+    let resumed = match store.resume_in(optimizer, ema, &spec.device, group)? {
         Some(resumed) => resumed,
         None => {
-            let model = recipe.initial_model(&config, &job.device)?;
-            let updater = Updater::in_group(optimizer, ema, model.params(), &job.device, group)?;
+            let model = recipe.initial_model(&config, &spec.device)?;
+            let updater = Updater::in_group(optimizer, ema, model.params(), &spec.device, group)?;
             let state = RunState::start(stages.start());
             Resumed { model, updater, state, notices: Vec::new() }
         }
@@ -114,12 +113,12 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     }
     model.pack_weights(WeightFormat::F32)?;
     stages.check(&state)?;
-    let over = state.step >= recipe.steps() && job.out.join(EXPORT).exists();
+    let over = state.step >= recipe.steps() && spec.out.join(EXPORT).exists();
     let finished = match group.is_first() {
-        true => Summary::read(&job.out)?.filter(|_| over),
+        true => Summary::read(&spec.out)?.filter(|_| over),
         false => None,
     };
-    if let Some(summary) = agree(group, finished)? {
+    if let Some(summary) = group.broadcast_value(finished)? {
         tuning::settle_rope(&mut model, recipe.training.rope_strength(state.tokens))?;
         if recipe.evaluation.weights == Weights::Ema {
             updater.put_average(&mut model)?;
@@ -133,29 +132,29 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
         steps: recipe.steps(),
         tokens_per_step: recipe.tokens_per_step(),
         from_step: state.step,
-        gemm_rate: matmul_rate_within(&job.device, RATE_LIMIT)?,
-        device: job.device.to_string(),
+        gemm_rate: matmul_rate_within(&spec.device, RATE_LIMIT)?,
+        device: spec.device.to_string(),
         processes: group.size(),
-        link: group.link_speed(&job.device)?,
+        link: group.link_speed(&spec.device)?,
         exchange,
         data: identity,
     };
     let records = match folder {
         None => None,
         Some(folder) => {
-            folder.note_start(facts(job, &data, &start))?;
+            folder.note_start(facts(spec, &data, &start))?;
             let (log, damage) = MetricsLog::open(folder.path(), state.step)?;
             notices.extend(damage);
-            Some(Records { folder, log })
+            Some(RunFiles { folder, log })
         }
     };
-    let session = Session {
-        timeline: recipe.metrics.timeline.then(|| Timeline::new(job.out.join(TIMELINE))),
+    let session = TrainLoop {
+        timeline: recipe.metrics.timeline.then(|| Timeline::new(spec.out.join(TIMELINE))),
         recipe,
         flops: TrainFlops::new(model.config()),
         records,
         group: group.clone(),
-        pace: Pace::default(),
+        pace: Throughput::default(),
         start,
         stepper: Stepper::new(recipe, model, updater, state)?,
         stages,
@@ -168,15 +167,15 @@ fn run(job: &Job, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outc
     session.run(&notices, data.tokenizer)
 }
 
-fn facts(job: &Job, data: &RunData, start: &Start) -> RunFacts {
-    RunFacts {
+fn facts(spec: &RunSpec, data: &RunData, start: &Start) -> RunInfo {
+    RunInfo {
         recipe: start.recipe.clone(),
         data: start.data.clone(),
         tokenizer: data.train.tokenizer_identity(),
         parameters: start.parameters,
-        starts: vec![StartFacts {
+        starts: vec![StartInfo {
             version: env!("CARGO_PKG_VERSION").to_string(),
-            command: job.command.clone(),
+            command: spec.command.clone(),
             device: start.device.clone(),
             processes: start.processes,
             link: start.link,

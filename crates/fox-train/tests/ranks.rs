@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use fox_dist::{Group, Meeting, Placement, free_port};
-use fox_train::{Event, Job, Outcome, Result, recipe, train_in};
+use fox_dist::{Group, Placement, Rendezvous, free_port};
+use fox_train::{Event, Outcome, Result, RunSpec, recipe, train_in};
 
 /// Two ranks that have met.
 fn pair() -> [Arc<Group>; 2] {
@@ -17,8 +17,8 @@ fn pair() -> [Arc<Group>; 2] {
         let (host, launcher) = ("127.0.0.1".into(), "torchrun");
         let (size, local_rank, local_size) = (2, rank, 2);
         let place = Placement { rank, size, local_rank, local_size, host, port, launcher };
-        let meeting = Meeting { facts: Vec::new(), limit: Duration::from_secs(60) };
-        Arc::new(Group::meet(&place, &meeting).unwrap())
+        let rendezvous = Rendezvous { invariants: Vec::new(), limit: Duration::from_secs(60) };
+        Arc::new(Group::join(&place, &rendezvous).unwrap())
     };
     std::thread::scope(|scope| {
         let second = scope.spawn(move || meet(1));
@@ -27,7 +27,7 @@ fn pair() -> [Arc<Group>; 2] {
 }
 
 /// Ten steps; an evaluation after every second one, a checkpoint after every third.
-fn job(out: &Path) -> Job {
+fn spec(out: &Path) -> RunSpec {
     let set = [
         "data.sequence_length=32",
         "training.batch=2",
@@ -40,7 +40,7 @@ fn job(out: &Path) -> Job {
         "model.num_hidden_layers=1",
     ];
     let recipe = recipe::load("tiny-fox-pro", &set.map(String::from)).unwrap();
-    Job { recipe, out: out.to_path_buf(), device: fox_cpu::device(), command: Vec::new() }
+    RunSpec { recipe, out: out.to_path_buf(), device: fox_cpu::device(), command: Vec::new() }
 }
 
 /// What two ranks come to that train in these folders; `stops` says of an event whether the rank is asked to stop.
@@ -54,7 +54,7 @@ fn train(
         for (rank, (group, out)) in groups.iter().zip(outs).enumerate() {
             let (say, stops) = (say.clone(), &stops);
             scope.spawn(move || {
-                let outcome = train_in(&job(out), group, &mut |event| match stops(rank, event) {
+                let outcome = train_in(&spec(out), group, &mut |event| match stops(rank, event) {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
                 });

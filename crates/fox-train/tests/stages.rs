@@ -7,7 +7,7 @@ use std::path::Path;
 
 use fox_train::metrics::{MetricsLog, Record};
 use fox_train::recipe::{self, Recipe};
-use fox_train::{Event, Job, train};
+use fox_train::{Event, RunSpec, train};
 
 /// A model that steps in milliseconds.
 const SMALL: [&str; 4] = [
@@ -23,14 +23,14 @@ fn strings(set: &[&str]) -> Vec<String> {
 
 /// Trains until the end, or until `stop` steps are done; the rows and columns of every step, and notices.
 fn run(recipe: &Recipe, out: &Path, stop: Option<u64>) -> Vec<String> {
-    let job = Job {
+    let spec = RunSpec {
         recipe: recipe.clone(),
         out: out.to_path_buf(),
         device: fox_cpu::device(),
         command: Vec::new(),
     };
     let mut notices = Vec::new();
-    train(&job, &mut |event| {
+    train(&spec, &mut |event| {
         match event {
             Event::Notice(text) => notices.push(text.to_string()),
             Event::Step(record) if Some(record.step) == stop => return ControlFlow::Break(()),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use fox_data::Tokenizer;
 use fox_model::{Model, ModelConfig, SafetensorsFile};
 use fox_train::recipe::{self, Recipe};
-use fox_train::{Event, Job, train};
+use fox_train::{Event, RunSpec, train};
 
 const RECIPE: &str = r#"
 [model]
@@ -68,12 +68,12 @@ fn strings(set: &[&str]) -> Vec<String> {
     set.iter().map(|text| text.to_string()).collect()
 }
 
-fn job(recipe: Recipe, out: &Path) -> Job {
-    Job { recipe, out: out.to_path_buf(), device: fox_cpu::device(), command: Vec::new() }
+fn spec(recipe: Recipe, out: &Path) -> RunSpec {
+    RunSpec { recipe, out: out.to_path_buf(), device: fox_cpu::device(), command: Vec::new() }
 }
 
 fn run(recipe: Recipe, out: &Path) {
-    train(&job(recipe, out), &mut |_| ControlFlow::Continue(())).unwrap();
+    train(&spec(recipe, out), &mut |_| ControlFlow::Continue(())).unwrap();
 }
 
 fn refused(recipe: fox_train::Result<Recipe>, out: &Path) -> String {
@@ -81,7 +81,7 @@ fn refused(recipe: fox_train::Result<Recipe>, out: &Path) -> String {
         Ok(recipe) => recipe,
         Err(error) => return error.to_string(),
     };
-    let outcome = train(&job(recipe, out), &mut |_| ControlFlow::Continue(()));
+    let outcome = train(&spec(recipe, out), &mut |_| ControlFlow::Continue(()));
     outcome.map(|_| ()).unwrap_err().to_string()
 }
 
@@ -164,7 +164,7 @@ fn a_tuned_run_that_was_stopped_goes_on_to_the_same_bits() {
     let (whole, parts) = (bench.path("whole"), bench.path("parts"));
     run(bench.from(&first, &set).unwrap(), &whole);
     let mut steps = 0;
-    let stopped = train(&job(bench.from(&first, &set).unwrap(), &parts), &mut |event| {
+    let stopped = train(&spec(bench.from(&first, &set).unwrap(), &parts), &mut |event| {
         steps += u64::from(matches!(event, Event::Step(_)));
         if steps == 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
@@ -245,7 +245,7 @@ fn conversations_are_tuned_on_with_the_tokenizer_of_the_checkpoint() {
     let evaluator = data.evaluator(&recipe).unwrap().unwrap();
     let before = evaluator.run(&start, &recipe.forward_options()).unwrap().loss;
     let out = bench.path("tuned");
-    let trained = train(&job(recipe, &out), &mut |_| ControlFlow::Continue(())).unwrap();
+    let trained = train(&spec(recipe, &out), &mut |_| ControlFlow::Continue(())).unwrap();
     let after = trained.summary.evaluation.unwrap().loss;
     assert!(after < 0.7 * before, "nine times the same answer: {before} {after}");
     let error = recipe::load(&bench.recipe, &strings(&[&path]))

@@ -244,7 +244,7 @@ fn bench_capacity_refuses_what_it_cannot_compare() {
         (&[&model, "--memory", "16"], "e.g. 16,1024"),
         (
             &[&model, "--cache", "0.0001", "--context", "2048"],
-            "bytes of cache, but 107374 are all there are; see --cache",
+            "bytes of cache, but the engine has 107374",
         ),
         (&[&model, "--eviction", "off"], "nothing to compare"),
         (&[plain], "has no forget gates"),

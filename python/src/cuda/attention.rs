@@ -80,7 +80,7 @@ impl CudaAttention {
             window,
             acp: log_tolerance.map_or(Acp::Off, norms),
             segments: segments(dims, head_first, starts.as_deref(), ends.as_deref())?,
-            whole: None,
+            full_sequence: None,
         };
         Ok(CudaAttention { dims, wide, spec })
     }

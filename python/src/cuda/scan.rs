@@ -1,6 +1,6 @@
 //! Scans with states.
 
-use fox_tensor::{DType, Device, ScanInputs, ScanKeep, Tensor};
+use fox_tensor::{DType, Device, ScanInputs, ScanExtras, Tensor};
 use pyo3::prelude::*;
 
 use super::{Place, Session, fail, session};
@@ -82,7 +82,7 @@ pub fn cuda_scan_forward(
         let device = if shape.3 { &session.wide } else { &session.narrow };
         let dtype = if shape.3 { DType::F32 } else { DType::Bf16 };
         let spec = scan_spec(shape.0, shape.1, &options)?;
-        let keep = ScanKeep { state: results[1] != 0, backward: false };
+        let keep = ScanExtras { state: results[1] != 0, backward: false };
         // SAFETY: the package passes tensors of these sizes; PyTorch reuses memory in the order of the stream.
         unsafe {
             let tensors = ScanTensors::new(&session, device, at, &shape, spec.segments.len())?;

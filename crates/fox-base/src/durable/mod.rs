@@ -1,11 +1,10 @@
-//! Files and folders that are whole or absent, also after a crash.
+//! Files and folders that are complete or absent, also after a crash.
 //!
-//! Each is made under a temporary name beside its place, synced, renamed, and the folder above is synced so
-//! that the name lasts. Whoever fails on the way removes what it made; what a killed writer left behind is
-//! replaced by the next writer of the same path, or removed by [`remove_leftovers`].
+//! Each is written under a temporary name beside its destination, synced, renamed, and the folder above is synced so
+//! that the name survives a power failure. A writer that fails removes its temporary file or folder.
 //!
-//! The temporary name follows from the final one, so one path has one writer at a time; only
-//! [`write_shared`] allows more.
+//! A folder may have several writers at once, see [`NewFolder`]. A file has one writer at a time, because its temporary
+//! name follows from the final one, and the next writer overwrites what a killed one left; [`write_shared`] allows more.
 
 mod file;
 mod folder;
@@ -20,12 +19,12 @@ pub use folder::{NewFolder, create_folder, entries, is_vacant, remove_folder, re
 
 use crate::FileError;
 
-/// What a name ends with until the file or folder is whole.
+/// Suffix of a temporary name.
 const PARTIAL: &str = ".partial";
 
 type Result<T> = std::result::Result<T, FileError>;
 
-/// The name that a file or folder has until it is whole.
+/// The temporary name of a file or folder.
 pub fn temporary_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(PARTIAL);
@@ -47,8 +46,7 @@ fn call<T>(action: &'static str, path: &Path, call: impl FnOnce() -> io::Result<
     call().map_err(FileError::at(action, path))
 }
 
-/// Makes the names in a folder last; only Unix can open a folder for that, elsewhere the file system's
-/// journal has to do.
+/// Syncs the names in a folder. Only Unix can open a folder for that; elsewhere the file system's journal must do.
 fn sync_folder(path: &Path) -> Result<()> {
     if cfg!(unix) {
         call("sync", path, || std::fs::File::open(path)?.sync_all())?;

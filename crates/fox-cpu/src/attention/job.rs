@@ -90,12 +90,12 @@ impl<'a> Job<'a> {
     pub fn is_decode(&self, segment: &Segment) -> bool {
         segment.q_len < decode::MAX_QUERIES
             && segment.q_len < segment.k_len
-            && self.spec.whole.is_none()
+            && self.spec.full_sequence.is_none()
     }
 
     pub fn prefix(&self, unit: &Unit, head: usize) -> Result<Option<Prefix>> {
         let Some(gates) = self.log_gates else { return Ok(None) };
-        let whole = self.spec.whole.as_deref();
+        let whole = self.spec.full_sequence.as_deref();
         let before = whole.map_or(0.0, |w| w.gate_sums[unit.index * self.spec.heads + head]);
         Prefix::new(self.pool, gates, self.spec.heads, head, &unit.segment, before).map(Some)
     }
@@ -105,7 +105,7 @@ impl<'a> Job<'a> {
         let prefix = self.prefix(unit, head)?;
         let threshold = match &self.spec.acp {
             Acp::On { log_tolerance, .. } if prefix.is_some() => {
-                let whole = self.spec.whole.as_deref();
+                let whole = self.spec.full_sequence.as_deref();
                 let at = unit.index * self.spec.heads + head;
                 let known = match &self.known_bounds {
                     Some(bounds) => Some(bounds[at % bounds.len()]),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fox_tensor::{Mask, Result, Segment, floored_log_gate};
+use fox_tensor::{Mask, Result, Segment, clamp_log_gate};
 
 use super::BLOCK;
 use crate::pool::{Buffer, Pool};
@@ -86,7 +86,7 @@ impl Prefix {
         let mut sum = before;
         for j in 0..len {
             if j < segment.k_len {
-                sum += floored_log_gate(log_gates[(segment.k_start + j) * heads + head] as f64);
+                sum += clamp_log_gate(log_gates[(segment.k_start + j) * heads + head] as f64);
             }
             high[j] = sum as f32;
             low[j] = (sum - high[j] as f64) as f32;

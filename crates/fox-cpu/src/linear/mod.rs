@@ -7,7 +7,7 @@ pub mod thin;
 
 use std::sync::Arc;
 
-use fox_tensor::{Device, EXACT_ROWS, LinearOps, PackOps, Result, Tensor, WeightFormat};
+use fox_tensor::{BATCH_INVARIANT_ROWS, Device, LinearOps, PackOps, Result, Tensor, WeightFormat};
 
 use crate::Cpu;
 use packed::Packed;
@@ -23,7 +23,7 @@ impl LinearOps for Cpu {
         let packed = w.storage::<Packed>();
         let mut y = self.pool().take(rows * width)?;
         self.run(|| -> Result<()> {
-            if rows <= EXACT_ROWS && inner > 0 {
+            if rows <= BATCH_INVARIANT_ROWS && inner > 0 {
                 match packed {
                     Some(packed) => packed.multiply_thin(level, pool, x, bias, &mut y)?,
                     None => {

@@ -28,7 +28,7 @@ mod kernels;
 mod solve;
 
 use fox_tensor::{
-    Result, ScanGrads, ScanInputs, ScanKeep, ScanOps, ScanOut, ScanSpec, Segment, StateUpdate,
+    Result, ScanExtras, ScanGrads, ScanInputs, ScanOps, ScanOut, ScanSpec, Segment, StateUpdate,
     Tensor,
 };
 use rayon::prelude::*;
@@ -46,7 +46,7 @@ impl ScanOps for Cpu {
         &self,
         inputs: &ScanInputs<'_>,
         spec: &ScanSpec,
-        keep: ScanKeep,
+        keep: ScanExtras,
     ) -> Result<ScanOut> {
         self.run(|| forward(self, inputs, spec, keep))
     }
@@ -207,7 +207,7 @@ pub fn forward(
     cpu: &Cpu,
     inputs: &ScanInputs<'_>,
     spec: &ScanSpec,
-    keep: ScanKeep,
+    keep: ScanExtras,
 ) -> Result<ScanOut> {
     let job = Job::new(cpu, inputs, spec);
     let segments = spec.segments.len();
@@ -248,7 +248,7 @@ pub fn backward(
     let saved = match saved {
         Some(saved) => saved,
         None => {
-            let keep = ScanKeep { state: false, backward: true };
+            let keep = ScanExtras { state: false, backward: true };
             recomputed = forward(cpu, inputs, spec, keep)?.saved;
             match &recomputed {
                 Some(saved) => saved,

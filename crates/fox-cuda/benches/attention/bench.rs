@@ -1,7 +1,7 @@
 //! Times, beside the measured rate of matrix products and the published kernels.
 
 use fox_cuda::attention::{Attention, AttentionInputs};
-use fox_cuda::{Gemm, Gpu, Matrix, Product, Result, Timer};
+use fox_cuda::{Gemm, GemmOperand, GemmProblem, Gpu, Result, Timer};
 use fox_tensor::{Acp, AttentionSpec, Segments};
 use half::bf16;
 
@@ -64,12 +64,12 @@ fn gemm_rate(gpu: &Gpu, timer: &Timer<'_>) -> Result<f64> {
     let n = 8192;
     let (x, w, y) = (tensor(gpu, n * n, 1)?, tensor(gpu, n * n, 2)?, gpu.alloc::<bf16>(n * n)?);
     let gemm = Gemm::new(gpu)?;
-    let product = Product {
+    let product = GemmProblem {
         m: n,
         n,
         k: n,
-        a: Matrix { address: x.address(), transposed: false },
-        b: Matrix { address: w.address(), transposed: true },
+        a: GemmOperand { address: x.address(), transposed: false },
+        b: GemmOperand { address: w.address(), transposed: true },
         c: y.address(),
         wide_operands: false,
         wide_result: false,

@@ -38,7 +38,7 @@ DEVICE float bf16_to_float(u16 x) { return __uint_as_float(u32(x) << 16); }
 DEVICE u16 float_to_bf16(float x) { return u16(pack_bf16(x, 0.f) & 0xffff); }
 
 // A log gate as sums count it, with LOG_GATE_FLOOR of the host: sums of gates of -3e38 would be infinite. NaN stays NaN.
-DEVICE float floored_log_gate(float x) { return x < -1e3f ? -1e3f : x; }
+DEVICE float clamp_log_gate(float x) { return x < -1e3f ? -1e3f : x; }
 
 DEVICE u32 smem_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 

@@ -19,7 +19,7 @@ constexpr int WARP_ROWS = 4, WARP_COLUMNS = WARPS_ACROSS;
 constexpr int THREADS = 32 * WARP_ROWS * WARP_COLUMNS;
 
 // The most of `warps` among which `pieces` can be dealt out evenly.
-DEVICE constexpr int dealt(int pieces, int warps) {
+DEVICE constexpr int even_split(int pieces, int warps) {
     while (pieces % warps != 0) --warps;
     return warps;
 }
@@ -30,11 +30,11 @@ DEVICE constexpr int pitch(int columns) { return columns + 16 / int(sizeof(real)
 DEVICE constexpr int tile_size(int rows, int columns) { return rows * pitch(columns); }
 
 // Elements of 16 bytes.
-constexpr int PIECE = 16 / sizeof(real);
+constexpr int VECTOR = 16 / sizeof(real);
 
 // f(0) ... f(COUNT - 1), spread over the block.
 template <int COUNT, class F>
-DEVICE void spread(F f) {
+DEVICE void for_each_in_block(F f) {
 #pragma unroll
     for (int n = 0; n < COUNT; n += THREADS) {
         const int i = n + threadIdx.x;
@@ -49,14 +49,14 @@ DEVICE float2 load_pair(const u16* p) {
 }
 DEVICE float2 load_pair(const float* p) { return *reinterpret_cast<const float2*>(p); }
 
-// How an operand lies in its tile. Left operands M x K: Plain has a row per row; right operands K x N
-// likewise. Turned is the transpose: a row per column.
-enum Lie { Plain, Turned };
+// How an operand lies in its tile. Left operands M x K: RowMajor has a row per row; right operands K x N
+// likewise. Transposed is the transpose: a row per column.
+enum Layout { RowMajor, Transposed };
 
 // M x N elements in f32, spread over the block.
 template <int M, int N>
-struct Product {
-    static constexpr int DOWN = dealt(M / 16, WARP_ROWS), ACROSS = dealt(N / 16, WARP_COLUMNS);
+struct Accumulator {
+    static constexpr int DOWN = even_split(M / 16, WARP_ROWS), ACROSS = even_split(N / 16, WARP_COLUMNS);
     static constexpr int FM = M / DOWN / 16, FN = N / ACROSS / 8;
     float c[FM][FN][4];
 
@@ -76,7 +76,7 @@ struct Product {
         for (int i = 0; i < FM * FN * 4; ++i) (&c[0][0][0])[i] = 0.f;
     }
 
-    DEVICE void plus(const Product& other) {
+    DEVICE void plus(const Accumulator& other) {
 #pragma unroll
         for (int i = 0; i < FM * FN * 4; ++i) (&c[0][0][0])[i] += (&other.c[0][0][0])[i];
     }
@@ -107,7 +107,7 @@ struct Product {
 
     // The same with the pair at the same place in another product.
     template <class F>
-    DEVICE void each_pair_with(const Product& other, F f) {
+    DEVICE void each_pair_with(const Accumulator& other, F f) {
         if (!active()) return;
 #pragma unroll
         for (int m = 0; m < FM; ++m)
@@ -120,15 +120,15 @@ struct Product {
     }
 
     // += A B over K terms. `a` and `b` point at the first row and column of the operands.
-    template <int K, Lie A, Lie B>
+    template <int K, Layout A, Layout B>
     DEVICE void add(const real* a, int a_pitch, const real* b, int b_pitch) {
         if (!active()) return;
 #if BF16
         const int lane = threadIdx.x % 32, low = lane % 16, high = lane / 16 * 8;
         const int mixed = lane % 8 + lane / 16 * 8, middle = lane / 8 % 2 * 8;
         const int row = warp_row() * 16 * FM, column = warp_column() * 8 * FN;
-        a += A == Plain ? (row + low) * a_pitch + high : mixed * a_pitch + row + middle;
-        b += B == Plain ? low * b_pitch + column + high : (column + mixed) * b_pitch + middle;
+        a += A == RowMajor ? (row + low) * a_pitch + high : mixed * a_pitch + row + middle;
+        b += B == RowMajor ? low * b_pitch + column + high : (column + mixed) * b_pitch + middle;
         // One matrix instruction waits for the one before it on the same sums: few sums get a second set.
         constexpr int SETS = FM * FN <= 2 ? 2 : 1;
         float sets[SETS][FM][FN][4] = {};
@@ -137,13 +137,13 @@ struct Product {
             u32 fa[FM][4];
 #pragma unroll
             for (int m = 0; m < FM; ++m) {
-                if (A == Plain) ldmatrix(fa[m], a + m * 16 * a_pitch + k);
+                if (A == RowMajor) ldmatrix(fa[m], a + m * 16 * a_pitch + k);
                 else ldmatrix_transposed(fa[m], a + k * a_pitch + m * 16);
             }
 #pragma unroll
             for (int n = 0; n < FN; n += 2) {
                 u32 fb[4];
-                if (B == Plain) ldmatrix_transposed(fb, b + k * b_pitch + n * 8);
+                if (B == RowMajor) ldmatrix_transposed(fb, b + k * b_pitch + n * 8);
                 else ldmatrix(fb, b + n * 8 * b_pitch + k);
 #pragma unroll
                 for (int m = 0; m < FM; ++m) {
@@ -165,12 +165,12 @@ struct Product {
 #pragma unroll
                 for (int m = 0; m < FM; ++m) {
                     const int at = row_of(m, 2 * i);
-                    left[m][i] = a[A == Plain ? at * a_pitch + k : k * a_pitch + at];
+                    left[m][i] = a[A == RowMajor ? at * a_pitch + k : k * a_pitch + at];
                 }
 #pragma unroll
                 for (int n = 0; n < FN; ++n) {
                     const int at = column_of(n, i);
-                    right[n][i] = b[B == Plain ? k * b_pitch + at : at * b_pitch + k];
+                    right[n][i] = b[B == RowMajor ? k * b_pitch + at : at * b_pitch + k];
                 }
             }
 #pragma unroll
@@ -214,9 +214,9 @@ struct Product {
     }
 
     // sum over columns of `f(row, column, element)`, one for every row, into `sums[row]` after
-    // `finish_row_sums`; `parts` has ACROSS times M elements. Between the two: __syncthreads().
+    // `finish_row_sums`; `partials` has ACROSS times M elements. Between the two: __syncthreads().
     template <class F>
-    DEVICE void row_sums(float* parts, F f) {
+    DEVICE void row_sums(float* partials, F f) {
         if (!active()) return;
 #pragma unroll
         for (int m = 0; m < FM; ++m)
@@ -229,11 +229,11 @@ struct Product {
                     for (int e = 2 * i; e < 2 * i + 2; ++e)
                         sum += f(row_of(m, e), column_of(n, e), c[m][n][e]);
                 sum = quad_sum(sum);
-                if (threadIdx.x % 4 == 0) parts[warp_column() * M + row_of(m, 2 * i)] = sum;
+                if (threadIdx.x % 4 == 0) partials[warp_column() * M + row_of(m, 2 * i)] = sum;
             }
     }
     // Likewise the dot products of all rows with those of a tile.
-    DEVICE void row_dots(float* parts, const real* tile, int tile_pitch) {
+    DEVICE void row_dots(float* partials, const real* tile, int tile_pitch) {
         if (!active()) return;
 #pragma unroll
         for (int m = 0; m < FM; ++m)
@@ -246,22 +246,22 @@ struct Product {
                     sum = fmaf(c[m][n][e], x.x, fmaf(c[m][n][e + 1], x.y, sum));
                 }
                 sum = quad_sum(sum);
-                if (threadIdx.x % 4 == 0) parts[warp_column() * M + row_of(m, e)] = sum;
+                if (threadIdx.x % 4 == 0) partials[warp_column() * M + row_of(m, e)] = sum;
             }
     }
     // The same from sums that were collected before: of rows row_of(0, 0) and row_of(0, 2).
-    DEVICE static void store_row_parts(float* parts, const float (&sums)[2]) {
+    DEVICE static void store_row_partials(float* partials, const float (&sums)[2]) {
         static_assert(FM == 1);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float sum = quad_sum(sums[i]);
-            if (active() && threadIdx.x % 4 == 0) parts[warp_column() * M + row_of(0, 2 * i)] = sum;
+            if (active() && threadIdx.x % 4 == 0) partials[warp_column() * M + row_of(0, 2 * i)] = sum;
         }
     }
-    DEVICE static float finish_row_sum(const float* parts, int row) {
+    DEVICE static float finish_row_sum(const float* partials, int row) {
         float sum = 0.f;
 #pragma unroll
-        for (int w = 0; w < ACROSS; ++w) sum += parts[w * M + row];
+        for (int w = 0; w < ACROSS; ++w) sum += partials[w * M + row];
         return sum;
     }
 };
@@ -273,9 +273,9 @@ DEVICE void copy_tile(real* tile, const real* x, int rows, size_t stride, int wi
     if constexpr (VEC == 8) {
         // A thread has the same columns of every STEP-th row. Where rows do not fill the block, its last threads are idle:
         // two copies of a row would be two writes without a barrier between them.
-        constexpr int PIECES = COLUMNS / PIECE, STEP = THREADS / PIECES;
-        constexpr bool EVEN = THREADS % PIECES == 0 && ROWS % STEP == 0;
-        const int row = threadIdx.x / PIECES, column = threadIdx.x % PIECES * PIECE;
+        constexpr int VECTORS = COLUMNS / VECTOR, STEP = THREADS / VECTORS;
+        constexpr bool EVEN = THREADS % VECTORS == 0 && ROWS % STEP == 0;
+        const int row = threadIdx.x / VECTORS, column = threadIdx.x % VECTORS * VECTOR;
         const int rest = column < width ? rows - row : 0;
         tile += row * pitch(COLUMNS) + column;
         x += row * stride + column;
@@ -298,8 +298,8 @@ DEVICE void copy_tile(real* tile, const real* x, int rows, size_t stride, int wi
 // Multiplies row t of a tile by factor(t). Every thread changes what it copied with copy_tile.
 template <int ROWS, int COLUMNS, class F>
 DEVICE void scale_tile(real* tile, F factor) {
-    constexpr int SIZE = VEC == 8 ? PIECE : 1;
-    spread<ROWS * (COLUMNS / SIZE)>([&](int i) {
+    constexpr int SIZE = VEC == 8 ? VECTOR : 1;
+    for_each_in_block<ROWS * (COLUMNS / SIZE)>([&](int i) {
         const int row = i / (COLUMNS / SIZE);
         real* at = tile + row * pitch(COLUMNS) + i % (COLUMNS / SIZE) * SIZE;
         float values[SIZE];

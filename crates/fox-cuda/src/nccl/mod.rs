@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::result;
-use fox_tensor::{OwnedTensor, PeerOps, PeerPlace};
+use fox_tensor::{OwnedTensor, PeerOps, RankInfo};
 
 use crate::backend::Cuda;
 use crate::backend::storage::{Data, memory};
@@ -33,7 +33,7 @@ impl Cuda {
         self.connection.peers.get().ok_or_else(missing)
     }
 
-    fn join_all(&self, place: PeerPlace, invitation: &[u8]) -> Result<String> {
+    fn join_all(&self, place: RankInfo, invitation: &[u8]) -> Result<String> {
         peers::prepare_environment(place);
         let fresh = Peers::new(&self.gpu, place)?;
         if self.connection.peers.set(fresh).is_err() {
@@ -46,7 +46,7 @@ impl Cuda {
 
     fn sum_over_peers(&self, tensors: &mut [OwnedTensor<'_>]) -> Result<()> {
         let peers = self.peers()?;
-        let PeerPlace { rank, size, .. } = peers.place;
+        let RankInfo { rank, size, .. } = peers.place;
         let mut whole = Vec::with_capacity(tensors.len());
         for (owner, tensor) in tensors.iter_mut() {
             if let Data::Bf16(narrow) = &memory(tensor)?.data {
@@ -102,7 +102,7 @@ impl Cuda {
 
     fn share_with_peers(&self, tensors: &mut [OwnedTensor<'_>]) -> Result<()> {
         let peers = self.peers()?;
-        let PeerPlace { rank, size, .. } = peers.place;
+        let RankInfo { rank, size, .. } = peers.place;
         let mut moves = Vec::new();
         for (owner, tensor) in tensors.iter_mut() {
             let bytes = tensor.len() * tensor.dtype().size();
@@ -133,29 +133,29 @@ impl PeerOps for Cuda {
         Ok(uuid.bytes.iter().map(|byte| *byte as u8).collect())
     }
 
-    fn peer_invitation(&self, place: PeerPlace) -> fox_tensor::Result<Vec<u8>> {
+    fn peer_bootstrap_id(&self, place: RankInfo) -> fox_tensor::Result<Vec<u8>> {
         self.gpu.bind()?;
         peers::prepare_environment(place);
         Ok(peers::invitation()?)
     }
 
-    fn join_peers(&self, place: PeerPlace, invitation: &[u8]) -> fox_tensor::Result<String> {
+    fn join_peers(&self, place: RankInfo, invitation: &[u8]) -> fox_tensor::Result<String> {
         Ok(self.join_all(place, invitation)?)
     }
 
-    fn begin_sum(&self, tensors: &mut [OwnedTensor<'_>]) -> fox_tensor::Result<()> {
+    fn begin_reduce(&self, tensors: &mut [OwnedTensor<'_>]) -> fox_tensor::Result<()> {
         Ok(self.sum_over_peers(tensors)?)
     }
 
-    fn begin_share(&self, tensors: &mut [OwnedTensor<'_>]) -> fox_tensor::Result<()> {
+    fn begin_broadcast(&self, tensors: &mut [OwnedTensor<'_>]) -> fox_tensor::Result<()> {
         Ok(self.share_with_peers(tensors)?)
     }
 
-    fn finish_exchange(&self) -> fox_tensor::Result<()> {
+    fn finish_collectives(&self) -> fox_tensor::Result<()> {
         Ok(self.peers()?.lead_ops()?)
     }
 
-    fn abort_exchange(&self) {
+    fn abort_collectives(&self) {
         self.connection.over.store(true, Ordering::SeqCst);
         if let Some(peers) = self.connection.peers.get() {
             // The thread that calls may never have used the GPU.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{result, sys};
-use fox_tensor::PeerPlace;
+use fox_tensor::RankInfo;
 
 use super::library::{Comm, Config, IN_PROGRESS, Nccl, UniqueId};
 use crate::timer::Event;
@@ -45,7 +45,7 @@ pub(super) struct Piece {
 
 /// The connection.
 pub(crate) struct Peers {
-    pub(super) place: PeerPlace,
+    pub(super) place: RankInfo,
     nccl: &'static Nccl,
     /// Null once it is over.
     comm: Mutex<Handle>,
@@ -78,7 +78,7 @@ pub(super) fn invitation() -> Result<Vec<u8>> {
 
 /// What NCCL must know before it begins: ranks may share a GPU only if they seem to be on different machines. They then
 /// exchange over sockets, which need no network.
-pub(super) fn prepare_environment(place: PeerPlace) {
+pub(super) fn prepare_environment(place: RankInfo) {
     let default = |name: &str, value: String| {
         if std::env::var_os(name).is_none() {
             // SAFETY: the process has no other threads that read the environment: those of this program exchange
@@ -99,7 +99,7 @@ pub(super) fn prepare_environment(place: PeerPlace) {
 
 impl Peers {
     /// A connection that is not there yet; see [`Peers::join`].
-    pub(super) fn new(gpu: &Arc<Gpu>, place: PeerPlace) -> Result<Peers> {
+    pub(super) fn new(gpu: &Arc<Gpu>, place: RankInfo) -> Result<Peers> {
         gpu.bind()?;
         let kind = result::stream::StreamKind::NonBlocking;
         let (_, highest) = result::stream::get_priority_range()

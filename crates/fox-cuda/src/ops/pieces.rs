@@ -1,4 +1,4 @@
-//! How the heads of all rows are dealt out to thread blocks, for kernels that include `pieces.cuh`.
+//! How the heads of all rows are dealt out to thread blocks, for kernels that include `head_fragments.cuh`.
 
 use fox_tensor::{Activation, DType, Device, Tensor};
 

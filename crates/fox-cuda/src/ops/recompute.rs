@@ -7,7 +7,7 @@ use fox_tensor::{
 use crate::backend::Cuda;
 
 impl RecomputeOps for Cuda {
-    fn add_rms_norm_bwd_again(
+    fn add_rms_norm_bwd_with_output(
         &self,
         dy: &Tensor,
         dsum: Option<Tensor>,
@@ -19,20 +19,20 @@ impl RecomputeOps for Cuda {
         Ok((self.timed("add_rms_norm bwd", work)?, y))
     }
 
-    fn gated_norm_bwd_again(
+    fn gated_norm_bwd_with_output(
         &self,
         dy: Tensor,
         inputs: &GatedNormInputs<'_>,
     ) -> fox_tensor::Result<(GatedNormGrads, Tensor)> {
-        Ok(self.timed("gated_norm bwd", || self.gated_backward_again(dy, inputs))?)
+        Ok(self.timed("gated_norm bwd", || self.gated_backward_with_output(dy, inputs))?)
     }
 
-    fn glu_bwd_again(
+    fn glu_bwd_with_output(
         &self,
         dy: Tensor,
         x: Tensor,
         act: Activation,
     ) -> fox_tensor::Result<(Tensor, Tensor)> {
-        Ok(self.timed("glu bwd", || self.glu_backward_again(dy, x, act))?)
+        Ok(self.timed("glu bwd", || self.glu_backward_with_output(dy, x, act))?)
     }
 }

@@ -1,14 +1,14 @@
 //! What the loader reads from: documents of token ids, wherever they are.
 
+mod chunks;
 mod lengths;
 mod memory;
 mod open;
-mod pieces;
 
+pub use chunks::{DocumentChunk, DocumentChunks};
 pub use lengths::DocumentLengths;
 pub use memory::MemoryDataset;
 pub use open::{Split, open_dataset};
-pub use pieces::{Piece, Pieces};
 
 use crate::error::{Error, Result};
 

@@ -12,11 +12,11 @@ use twox_hash::XxHash3_64;
 
 use super::output::Kept;
 use super::split::SplitRule;
-use super::{PrepareOptions, cut, split};
+use super::{PrepareOptions, chunks, split};
 use crate::corpus::Corpus;
 use crate::dataset::Split;
 use crate::error::{Error, Result};
-use crate::tokenizer::{SafeCut, Tokenizer};
+use crate::tokenizer::{SafeSplit, Tokenizer};
 
 /// Text in one piece of work: large enough that handing it around costs nothing, small enough that all cores
 /// have some of a single book.
@@ -135,7 +135,7 @@ pub(super) fn run(
     thread::scope(|scope| {
         let reader = {
             let (budget, reading) = (&budget, &reading);
-            let safe = options.tokenizer.safe_cut();
+            let safe = options.tokenizer.safe_split();
             scope.spawn(move || {
                 let bundler = Bundler::new(work_sender, budget, safe);
                 bundler.read(sources, kept, reading, &options.out)
@@ -160,7 +160,7 @@ pub(super) fn run(
 struct Bundler<'a> {
     sender: Sender<Work>,
     budget: &'a Budget,
-    safe: SafeCut,
+    safe: SafeSplit,
     pieces: Vec<Piece>,
     bytes: usize,
     number: u64,
@@ -170,7 +170,7 @@ struct Bundler<'a> {
 struct WriterGone;
 
 impl<'a> Bundler<'a> {
-    fn new(sender: Sender<Work>, budget: &'a Budget, safe: SafeCut) -> Self {
+    fn new(sender: Sender<Work>, budget: &'a Budget, safe: SafeSplit) -> Self {
         Self { sender, budget, safe, pieces: Vec::new(), bytes: 0, number: 0 }
     }
 
@@ -226,7 +226,7 @@ impl<'a> Bundler<'a> {
             self.pieces.push(Piece { split, text: None, ends: Some(hash) });
             return self.send_if_full();
         }
-        let mut pieces = cut::pieces(text, self.safe, WORK_BYTES).peekable();
+        let mut pieces = chunks::chunks(text, self.safe, WORK_BYTES).peekable();
         while let Some(piece) = pieces.next() {
             self.bytes += piece.len();
             self.pieces.push(Piece {

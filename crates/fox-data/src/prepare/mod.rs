@@ -9,7 +9,7 @@
 //! that is complete is compared in the same way: that sizes and dates of files are as they were does not tell that
 //! their contents are.
 
-mod cut;
+mod chunks;
 mod flow;
 mod output;
 mod plan;

@@ -7,14 +7,14 @@ use super::words::{ACTIONS, CHAPTER, DOES, FILLER, PEOPLE, THINGS};
 
 impl SyntheticConfig {
     /// The loss in nats at each of the first `len` positions, averaged over the documents `0..documents`, of the
-    /// [`IdealReader`] who recalls a fact when it was said at most `reach` tokens ago.
+    /// [`OptimalPredictor`] who recalls a fact when it was said at most `reach` tokens ago.
     ///
     /// With `reach = u64::MAX` nothing has a lower loss over enough documents: the mean is the entropy of the corpus
     /// at that position. With a shorter reach it is what forgetting older facts costs.
     pub fn attainable_loss(&self, documents: u64, len: usize, reach: u64) -> Vec<f64> {
         let mut losses = vec![0.0; len];
         for index in 0..documents {
-            let mut reader = IdealReader::new(self, reach);
+            let mut reader = OptimalPredictor::new(self, reach);
             for (loss, token) in losses.iter_mut().zip(SyntheticDocument::new(self, index)) {
                 *loss += reader.read(token.id);
             }
@@ -48,7 +48,7 @@ enum Next {
 /// which circle. The chapter is only known to be longer than it was before the last sentence. Of all ways to assign
 /// people to circles, each counts as much as it explains the mentions so far.
 #[derive(Debug, Clone)]
-pub struct IdealReader {
+pub struct OptimalPredictor {
     config: SyntheticConfig,
     reach: u64,
     next: Next,
@@ -63,7 +63,7 @@ pub struct IdealReader {
     position: u64,
 }
 
-impl IdealReader {
+impl OptimalPredictor {
     /// A reader at the start of a document, who recalls facts for `reach` tokens.
     pub fn new(config: &SyntheticConfig, reach: u64) -> Self {
         let config = config.in_range();
@@ -308,7 +308,7 @@ mod tests {
             let tokens: Vec<_> = SyntheticDocument::new(&config, index).take(36).collect();
             let ids: Vec<u32> = tokens.iter().map(|t| t.id).collect();
             let mut before = 1.0;
-            let mut reader = IdealReader::new(&config, u64::MAX);
+            let mut reader = OptimalPredictor::new(&config, u64::MAX);
             for (i, token) in tokens.iter().enumerate() {
                 let here = probability(&config, &ids[..=i]);
                 let (got, want) = (reader.read(token.id), -(here / before).ln());
@@ -324,7 +324,7 @@ mod tests {
     fn probabilities_of_all_next_tokens_add_up_to_one() {
         let config = SyntheticConfig::default();
         for index in 0..3 {
-            let mut reader = IdealReader::new(&config, u64::MAX);
+            let mut reader = OptimalPredictor::new(&config, u64::MAX);
             for token in SyntheticDocument::new(&config, index).take(700) {
                 let all = 0..SyntheticTokenizer::VOCAB_SIZE as u32;
                 let total: f64 = all.map(|id| (-reader.clone().read(id)).exp()).sum();
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn the_share_of_a_person_is_the_mean_over_all_assignments() {
         let config = SyntheticConfig { circles: 3, ..SyntheticConfig::default() };
-        let mut reader = IdealReader::new(&config, u64::MAX);
+        let mut reader = OptimalPredictor::new(&config, u64::MAX);
         reader.mentions = vec![5, 0, 2, 1, 0, 3, 1];
         let (mut total, mut shares) = (0.0, [0.0; 7]);
         for code in 0..3_usize.pow(7) {
@@ -378,7 +378,7 @@ mod tests {
         let fact = [PEOPLE[0], ACTIONS[1]].map(|word| SyntheticTokenizer.document_id(word));
         // The action comes again two tokens later.
         for (reach, want) in [(2, 0.0), (1, (config.actions as f64).ln())] {
-            let mut reader = IdealReader::new(&config, reach);
+            let mut reader = OptimalPredictor::new(&config, reach);
             let surprises: Vec<f64> = fact.repeat(2).iter().map(|id| reader.read(*id)).collect();
             assert_eq!(surprises[3], want, "a reach of {reach}");
         }

@@ -18,7 +18,7 @@
 //! remembers a fact for as long as the chapter lasts and drops it when the chapter ends.
 //!
 //! # What is attainable
-//! The probability of every token given all before it is known exactly ([`IdealReader`]); its mean is the lowest loss
+//! The probability of every token given all before it is known exactly ([`OptimalPredictor`]); its mean is the lowest loss
 //! there is ([`SyntheticConfig::attainable_loss`]). The example `synthetic_corpus` prints it.
 //!
 //! # Why it is like this
@@ -34,7 +34,7 @@ mod needle;
 mod tokenizer;
 mod words;
 
-pub use attainable::IdealReader;
+pub use attainable::OptimalPredictor;
 pub use config::SyntheticConfig;
 pub use dataset::SyntheticDataset;
 pub use document::{SyntheticDocument, SyntheticToken, TokenKind};

@@ -81,7 +81,7 @@ fn test_cases() -> u64 {
 
 /// What is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct TaskConfigError {
     /// The key.
     pub key: &'static str,
     /// What is wrong and what would be right, in words that go behind the key.
@@ -107,8 +107,8 @@ impl TaskConfig {
     ///
     /// # Errors
     /// No settings, no test cases, or sizes that no case can be written in.
-    pub fn check(&self) -> Result<(), Problem> {
-        let problem = |key, detail: String| Err(Problem { key, detail });
+    pub fn check(&self) -> Result<(), TaskConfigError> {
+        let problem = |key, detail: String| Err(TaskConfigError { key, detail });
         if self.test_cases == 0 {
             return problem("test_cases", "must be at least 1".into());
         }

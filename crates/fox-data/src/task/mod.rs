@@ -28,7 +28,7 @@ mod parity;
 mod selective_copy;
 
 pub use case::Case;
-pub use config::{Problem, Setting, TaskConfig};
+pub use config::{Setting, TaskConfig, TaskConfigError};
 pub use dataset::TaskDataset;
 
 use fox_base::random::SplitMix64;

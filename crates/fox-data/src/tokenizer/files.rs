@@ -159,6 +159,29 @@ fn bytes_json() -> Value {
     })
 }
 
+/// The `tokenizer.json` of a byte-level BPE with `vocab_size` ids, at least 257, for tests of large vocabularies: the
+/// 256 bytes, generated words with a space in front, and `<|endoftext|>` as the last id. It has no merges, so that
+/// encoding gives bytes.
+pub fn generated_tokenizer_json(vocab_size: u32) -> String {
+    let byte = |id: u32| gpt2_files::byte_character(id as u8).to_string();
+    let word = |id: u32| format!("{}w{id}", gpt2_files::byte_character(b' '));
+    let last = vocab_size.max(257) - 1;
+    let vocab: Map<String, Value> = (0..last)
+        .map(|id| (if id < 256 { byte(id) } else { word(id) }, json!(id)))
+        .chain([(Gpt2Tokenizer::END_OF_TEXT_TEXT.to_owned(), json!(last))])
+        .collect();
+    json!({
+        "version": "1.0",
+        "added_tokens": [gpt2_files::added_token(last, Gpt2Tokenizer::END_OF_TEXT_TEXT)],
+        "normalizer": null,
+        "pre_tokenizer": gpt2_files::byte_level(true),
+        "post_processor": null,
+        "decoder": gpt2_files::byte_level(true),
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    })
+    .to_string()
+}
+
 fn synthetic_json() -> Value {
     let vocab: Map<String, Value> =
         (0..).map_while(|id| Some((SyntheticTokenizer.word(id)?.to_owned(), json!(id)))).collect();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::decoder_chain::{self, DecoderChain, Stage};
 use super::hash_of;
 use crate::error::{Error, Result};
 
@@ -17,7 +18,10 @@ const USUAL_MARKERS: [&str; 6] =
 #[derive(Clone)]
 pub struct HfTokenizer {
     inner: Arc<tokenizers::Tokenizer>,
+    stages: Arc<[Stage]>,
     file: Arc<[u8]>,
+    hash: u128,
+    vocab_size: usize,
     bos: u32,
     bos_token: Arc<str>,
 }
@@ -25,7 +29,7 @@ pub struct HfTokenizer {
 impl fmt::Debug for HfTokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HfTokenizer")
-            .field("hash", &self.hash())
+            .field("hash", &self.hash)
             .field("bos_token", &self.bos_token)
             .finish_non_exhaustive()
     }
@@ -49,7 +53,17 @@ impl HfTokenizer {
                 bad("no token marks the start of text; set \"bos_token\" in tokenizer_config.json beside it".into())
             })?;
         let bos = inner.token_to_id(&bos_token).unwrap_or_default();
-        Ok(Self { inner: Arc::new(inner), file: bytes.into(), bos, bos_token: bos_token.into() })
+        // The library copies its vocabulary to list the ids, so this is done once.
+        let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        Ok(Self {
+            stages: decoder_chain::stages(inner.get_decoder()).into(),
+            inner: Arc::new(inner),
+            hash: hash_of(&bytes),
+            file: bytes.into(),
+            vocab_size,
+            bos,
+            bos_token: bos_token.into(),
+        })
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
@@ -58,20 +72,37 @@ impl HfTokenizer {
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> Result<String> {
-        let vocab_size = self.vocab_size();
-        if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
-            return Err(Error::UnknownToken { id, vocab_size });
+        let mut chain = self.decoder_chain();
+        let mut text = String::new();
+        for &id in ids {
+            if let Some(token) = self.token(id)? {
+                chain.push(token, &mut text)?;
+            }
         }
-        self.inner.decode(ids, false).map_err(|error| self.failed(&error))
+        chain.finish(&mut text)?;
+        Ok(text)
+    }
+
+    /// The decoder at the start of a sequence.
+    pub(super) fn decoder_chain(&self) -> DecoderChain {
+        DecoderChain::new(self.stages.clone())
+    }
+
+    /// The token of an id, `None` for an unused id below the vocabulary's size.
+    pub(super) fn token(&self, id: u32) -> Result<Option<String>> {
+        if id as usize >= self.vocab_size {
+            return Err(Error::UnknownToken { id, vocab_size: self.vocab_size });
+        }
+        Ok(self.inner.id_to_token(id))
     }
 
     fn failed(&self, error: &tokenizers::Error) -> Error {
-        Error::Tokenize { tokenizer: format!("hf:{:032x}", self.hash()), detail: error.to_string() }
+        Error::Tokenize { tokenizer: format!("hf:{:032x}", self.hash), detail: error.to_string() }
     }
 
     /// One more than the largest id: ids may have holes, and the embedding table must cover all of them.
     pub(super) fn vocab_size(&self) -> usize {
-        self.inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1)
+        self.vocab_size
     }
 
     pub(super) fn bos(&self) -> u32 {
@@ -88,7 +119,7 @@ impl HfTokenizer {
     }
 
     pub(super) fn hash(&self) -> u128 {
-        hash_of(&self.file)
+        self.hash
     }
 }
 

@@ -1,4 +1,4 @@
-//! The JSON escape of LongCrawl64 and its two inverses: strict, and best-effort.
+//! JSON string escaping as LongCrawl64 uses it, and its incremental inverse.
 
 use std::fmt::Write;
 
@@ -26,121 +26,212 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// Characters and halves of surrogate pairs, joined where two halves meet. A half that stays alone
-/// becomes U+FFFD, since Rust text cannot hold it.
-#[derive(Default)]
-struct Text {
-    out: String,
+/// Undoes [`escape`] incrementally.
+///
+/// The body is read as that of a JSON string for as long as it is one. From the first violation (a bare quote, a raw
+/// control character, an unknown or truncated escape) on, escapes are undone as Python's `unicode_escape` codec does
+/// with `errors="ignore"`: bytes outside of escapes are Latin-1, an unknown escape is copied, a broken one is dropped
+/// up to the first character that cannot belong to it, and so is `\N{...}` (there is no table of character names).
+/// Text that was given out never changes. An unpaired surrogate becomes U+FFFD.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Unescaper {
+    /// The body so far was not that of a JSON string.
+    lenient: bool,
+    /// Inside of `\N{...}`.
+    in_name: bool,
+    /// An escape that is incomplete so far.
+    pending: Vec<u8>,
+    /// The first half of a surrogate pair.
     high: Option<u16>,
 }
 
-impl Text {
-    fn push(&mut self, c: char) {
-        self.flush();
-        self.out.push(c);
+/// The escape at the start of some bytes; numbers are its length in bytes.
+enum Escape {
+    Char(char, usize),
+    Utf16(u16, usize),
+    Dropped(usize),
+    /// `\N{`: everything up to the closing brace is dropped.
+    Name,
+    Incomplete,
+    Invalid,
+}
+
+impl Unescaper {
+    /// Appends the text of the next bytes of the body to `out`.
+    pub(super) fn push(&mut self, body: &str, out: &mut String) {
+        self.read(body, false, out);
     }
 
-    fn push_unit(&mut self, unit: u16) {
+    /// Ends the body: appends the text of an incomplete escape and resets the state.
+    pub(super) fn finish(&mut self, out: &mut String) {
+        self.read("", true, out);
+        self.flush(out);
+        *self = Self::default();
+    }
+
+    fn read(&mut self, body: &str, last: bool, out: &mut String) {
+        let mut joined = std::mem::take(&mut self.pending);
+        joined.extend_from_slice(body.as_bytes());
+        let mut rest = joined.as_slice();
+        while let Some(&byte) = rest.first() {
+            if self.in_name {
+                let end = rest.iter().position(|&b| b == b'}');
+                self.in_name = end.is_none();
+                rest = &rest[end.map_or(rest.len(), |end| end + 1)..];
+                continue;
+            }
+            if byte != b'\\' {
+                rest = self.read_plain(rest, out);
+                continue;
+            }
+            let escape = if self.lenient { lenient_escape(rest, last) } else { json_escape(rest) };
+            let length = match escape {
+                Escape::Char(c, length) => {
+                    self.push_char(c, out);
+                    length
+                }
+                Escape::Utf16(unit, length) => {
+                    self.push_utf16(unit, out);
+                    length
+                }
+                Escape::Dropped(length) => length,
+                Escape::Name => {
+                    self.in_name = true;
+                    3
+                }
+                Escape::Incomplete if !last => {
+                    self.pending = rest.to_vec();
+                    return;
+                }
+                Escape::Incomplete | Escape::Invalid => {
+                    self.lenient = true;
+                    0
+                }
+            };
+            rest = &rest[length..];
+        }
+    }
+
+    /// Copies text up to the next escape or violation and returns the rest.
+    fn read_plain<'a>(&mut self, bytes: &'a [u8], out: &mut String) -> &'a [u8] {
+        if self.lenient {
+            self.push_char(char::from(bytes[0]), out);
+            return &bytes[1..];
+        }
+        let special = |&b: &u8| matches!(b, b'\\' | b'"' | 0..=0x1f);
+        let (plain, rest) = bytes.split_at(bytes.iter().position(special).unwrap_or(bytes.len()));
+        if !plain.is_empty() {
+            self.flush(out);
+            out.push_str(&String::from_utf8_lossy(plain));
+        }
+        self.lenient = rest.first().is_some_and(|&b| b != b'\\');
+        rest
+    }
+
+    fn push_char(&mut self, c: char, out: &mut String) {
+        self.flush(out);
+        out.push(c);
+    }
+
+    /// Joins the two halves of a surrogate pair.
+    fn push_utf16(&mut self, unit: u16, out: &mut String) {
         match (self.high, unit) {
             (Some(high), 0xdc00..=0xdfff) => {
                 self.high = None;
-                self.out.extend(char::decode_utf16([high, unit]).map(|c| c.unwrap_or('\u{fffd}')));
+                out.extend(char::decode_utf16([high, unit]).map(|c| c.unwrap_or('\u{fffd}')));
             }
             (_, 0xd800..=0xdbff) => {
-                self.flush();
+                self.flush(out);
                 self.high = Some(unit);
             }
-            _ => self.push(char::from_u32(u32::from(unit)).unwrap_or('\u{fffd}')),
+            _ => self.push_char(char::from_u32(u32::from(unit)).unwrap_or('\u{fffd}'), out),
         }
     }
 
-    fn flush(&mut self) {
+    fn flush(&mut self, out: &mut String) {
         if self.high.take().is_some() {
-            self.out.push('\u{fffd}');
+            out.push('\u{fffd}');
         }
-    }
-
-    fn finish(mut self) -> String {
-        self.flush();
-        self.out
     }
 }
 
-/// The text whose JSON string body is `body`; `None` if it is not the body of one JSON string.
-pub(super) fn unescape_strict(body: &str) -> Option<String> {
-    let mut text = Text::default();
-    let mut chars = body.chars();
-    while let Some(c) = chars.next() {
-        match c {
-            '\\' => match chars.next()? {
-                c @ ('"' | '\\' | '/') => text.push(c),
-                'b' => text.push('\u{8}'),
-                'f' => text.push('\u{c}'),
-                'n' => text.push('\n'),
-                'r' => text.push('\r'),
-                't' => text.push('\t'),
-                'u' => {
-                    let digits = chars.as_str().get(..4)?;
-                    if !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-                        return None;
-                    }
-                    text.push_unit(u16::from_str_radix(digits, 16).ok()?);
-                    chars = chars.as_str()[4..].chars();
-                }
-                _ => return None,
-            },
-            '"' | '\0'..='\u{1f}' => return None,
-            _ => text.push(c),
+/// The escape of a JSON string at the start of `bytes`.
+fn json_escape(bytes: &[u8]) -> Escape {
+    let Some(&kind) = bytes.get(1) else { return Escape::Incomplete };
+    let c = match kind {
+        b'"' | b'\\' | b'/' => char::from(kind),
+        b'b' => '\u{8}',
+        b'f' => '\u{c}',
+        b'n' => '\n',
+        b'r' => '\r',
+        b't' => '\t',
+        b'u' => {
+            let (value, used) = digits(&bytes[2..], 4, 16);
+            return match u16::try_from(value) {
+                Ok(unit) if used == 4 => Escape::Utf16(unit, 6),
+                _ if bytes.len() == 2 + used => Escape::Incomplete,
+                _ => Escape::Invalid,
+            };
         }
-    }
-    Some(text.finish())
+        _ => return Escape::Invalid,
+    };
+    Escape::Char(c, 2)
 }
 
-/// Undoes backslash escapes the way Python's "unicode_escape" does with errors ignored: bytes outside
-/// escapes are Latin-1, an unknown escape stays as it is, and a broken one is dropped up to the first character
-/// that does not belong to it. (`\N{...}` is dropped whole: there is no table of character names here.)
-pub(super) fn unescape_best_effort(bytes: &[u8]) -> String {
-    let mut text = Text::default();
-    let mut i = 0;
-    while i < bytes.len() {
-        if bytes[i] != b'\\' {
-            text.push(char::from(bytes[i]));
-            i += 1;
-            continue;
-        }
-        i += 1;
-        let Some(&kind) = bytes.get(i) else { break };
-        i += 1;
-        match kind {
-            b'\n' => {}
-            b'\\' | b'\'' | b'"' => text.push(char::from(kind)),
-            b'a' => text.push('\u{7}'),
-            b'b' => text.push('\u{8}'),
-            b'f' => text.push('\u{c}'),
-            b'n' => text.push('\n'),
-            b'r' => text.push('\r'),
-            b't' => text.push('\t'),
-            b'v' => text.push('\u{b}'),
-            b'0'..=b'7' => {
-                i -= 1;
-                let (value, used) = digits(&bytes[i..], 3, 8);
-                i += used;
-                text.push(char::from_u32(value).unwrap_or('\u{fffd}'));
+/// The escape of Python's `unicode_escape` at the start of `bytes`. `last`: nothing follows them.
+fn lenient_escape(bytes: &[u8], last: bool) -> Escape {
+    let Some(&kind) = bytes.get(1) else {
+        return if last { Escape::Dropped(1) } else { Escape::Incomplete };
+    };
+    let c = match kind {
+        b'\n' => return Escape::Dropped(2),
+        b'\\' | b'\'' | b'"' => char::from(kind),
+        b'a' => '\u{7}',
+        b'b' => '\u{8}',
+        b'f' => '\u{c}',
+        b'n' => '\n',
+        b'r' => '\r',
+        b't' => '\t',
+        b'v' => '\u{b}',
+        b'0'..=b'7' => {
+            let (value, used) = digits(&bytes[1..], 3, 8);
+            if used < 3 && bytes.len() == 1 + used && !last {
+                return Escape::Incomplete;
             }
-            b'x' => i += hexadecimal(&bytes[i..], 2, &mut text),
-            b'u' => i += hexadecimal(&bytes[i..], 4, &mut text),
-            b'U' => i += hexadecimal(&bytes[i..], 8, &mut text),
-            b'N' => i += named_length(&bytes[i..]),
-            _ => {
-                text.push('\\');
-                text.push(char::from(kind));
-            }
+            return Escape::Char(char::from_u32(value).unwrap_or('\u{fffd}'), 1 + used);
         }
-    }
-    text.finish()
+        b'x' => return hexadecimal(bytes, 2, last),
+        b'u' => return hexadecimal(bytes, 4, last),
+        b'U' => return hexadecimal(bytes, 8, last),
+        b'N' => {
+            return match bytes.get(2) {
+                None if !last => Escape::Incomplete,
+                Some(b'{') => Escape::Name,
+                _ => Escape::Dropped(2),
+            };
+        }
+        // The character after the backslash is read as plain text next.
+        _ => return Escape::Char('\\', 1),
+    };
+    Escape::Char(c, 2)
 }
 
-/// Reads up to `count` digits; the value and how many there were.
+/// An escape of exactly `count` hexadecimal digits.
+fn hexadecimal(bytes: &[u8], count: usize, last: bool) -> Escape {
+    let (value, used) = digits(&bytes[2..], count, 16);
+    let length = 2 + used;
+    if used < count {
+        let incomplete = bytes.len() == length && !last;
+        return if incomplete { Escape::Incomplete } else { Escape::Dropped(length) };
+    }
+    match (u16::try_from(value), char::from_u32(value)) {
+        (Ok(unit), _) => Escape::Utf16(unit, length),
+        (_, Some(c)) => Escape::Char(c, length),
+        _ => Escape::Dropped(length),
+    }
+}
+
+/// Reads up to `count` digits and returns their value and number.
 fn digits(bytes: &[u8], count: usize, radix: u32) -> (u32, usize) {
     let mut value = 0_u32;
     let mut used = 0;
@@ -153,36 +244,27 @@ fn digits(bytes: &[u8], count: usize, radix: u32) -> (u32, usize) {
     (value, used)
 }
 
-/// Reads an escape of exactly `count` digits and pushes its character; returns the digits used up.
-fn hexadecimal(bytes: &[u8], count: usize, text: &mut Text) -> usize {
-    let (value, used) = digits(bytes, count, 16);
-    if used == count {
-        match u16::try_from(value) {
-            Ok(unit) => text.push_unit(unit),
-            Err(_) => {
-                if let Some(c) = char::from_u32(value) {
-                    text.push(c);
-                }
-            }
-        }
-    }
-    used
-}
-
-/// Length of the `{...}` after `\N`, 0 if there is none.
-fn named_length(bytes: &[u8]) -> usize {
-    if bytes.first() != Some(&b'{') {
-        return 0;
-    }
-    bytes.iter().position(|&b| b == b'}').map_or(bytes.len(), |end| end + 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The text of `body`, and whether it was the body of a JSON string.
+    fn unescape(body: &str) -> (String, bool) {
+        let (mut text, mut unescaper) = (String::new(), Unescaper::default());
+        unescaper.push(body, &mut text);
+        let valid = !unescaper.lenient && unescaper.pending.is_empty();
+        unescaper.finish(&mut text);
+        let mut streamed = String::new();
+        for c in body.chars() {
+            unescaper.push(c.encode_utf8(&mut [0; 4]), &mut streamed);
+        }
+        unescaper.finish(&mut streamed);
+        assert_eq!(streamed, text, "{body:?}");
+        (text, valid)
+    }
+
     #[test]
-    fn every_clause_of_the_escape() {
+    fn escapes_every_class_of_character() {
         assert_eq!(escape("\"\\\n\t\r\u{c}\u{8}"), r#"\"\\\n\t\r\f\b"#);
         assert_eq!(escape("\0\u{1f}\u{b}"), r"\u0000\u001f\u000b");
         assert_eq!(escape("/\u{7f} ~"), "/\u{7f} ~");
@@ -191,38 +273,47 @@ mod tests {
     }
 
     #[test]
-    fn every_clause_of_the_strict_inverse() {
-        let strict = |body: &str| unescape_strict(body);
-        assert_eq!(strict(r#"\"\\\/\b\f\n\r\t"#).unwrap(), "\"\\/\u{8}\u{c}\n\r\t");
-        assert_eq!(strict(r"\u00E9é").unwrap(), "éé");
-        assert_eq!(strict(r"\ud83d\ude00\ud83dx").unwrap(), "😀\u{fffd}x");
+    fn json_strings_are_unescaped_strictly() {
+        for (body, text) in [
+            (r#"\"\\\/\b\f\n\r\t"#, "\"\\/\u{8}\u{c}\n\r\t"),
+            (r"\u00E9é", "éé"),
+            (r"\ud83d\ude00\ud83dx", "😀\u{fffd}x"),
+        ] {
+            assert_eq!(unescape(body), (text.to_owned(), true));
+        }
         for bad in ["a\"b", "a\nb", "\\", r"\x41", r"\u12", r"\u+123", r"\u12é4", "\u{1f}"] {
-            assert_eq!(strict(bad), None, "{bad:?}");
+            assert!(!unescape(bad).1, "{bad:?}");
         }
     }
 
-    /// Expected values printed by Python 3: `codecs.decode(body, "unicode_escape", "ignore")`.
+    /// Expected values printed by Python 3: `codecs.decode(body, "unicode_escape", "ignore")`. The quote in front
+    /// makes every body invalid JSON from the start.
     #[test]
-    fn the_best_effort_inverse_agrees_with_python() {
-        let best = |body: &[u8]| unescape_best_effort(body);
-        assert_eq!(best(b"a\x5cnb\x5ct\x5ca\x5cv\x5cq"), "a\u{a}b\u{9}\u{7}\u{b}\u{5c}q");
-        assert_eq!(best(b"\x5cx41\x5cx4g\x5cxg"), "Agg");
-        assert_eq!(best(b"\x5c101\x5c0\x5c7778\x5c18"), "A\u{0}\u{1ff}8\u{1}8");
-        assert_eq!(best(b"\x5cu00e9\x5cu00zz\x5cu12"), "\u{e9}zz");
-        assert_eq!(best(b"\x5cU0001F600\x5cU00110000z\x5cU12"), "\u{1f600}z");
-        assert_eq!(best(b"x\x5c\x0ay"), "xy");
-        assert_eq!(best(b"\x5c"), "");
-        assert_eq!(best(b"\x5cN"), "");
-        assert_eq!(best(b"\x5cNx"), "x");
-        assert_eq!(best(b"\x5c'\x5c\x22\x5c\x5c"), "'\u{22}\u{5c}");
-        assert_eq!(best(b"\xc3\xa9\x22"), "\u{c3}\u{a9}\u{22}");
-        assert_eq!(best(b"\x5cu"), "");
+    fn invalid_json_is_unescaped_as_python_does() {
+        for (body, text) in [
+            (r"a\nb\t\a\v\q", "a\nb\t\u{7}\u{b}\\q"),
+            (r"\x41\x4g\xg", "Agg"),
+            (r"\101\0\7778\18", "A\0\u{1ff}8\u{1}8"),
+            (r"\u00e9\u00zz\u12", "\u{e9}zz"),
+            (r"\U0001F600\U00110000z\U12", "\u{1f600}z"),
+            ("x\\\ny", "xy"),
+            (r"\", ""),
+            (r"\N", ""),
+            (r"\Nx", "x"),
+            (r"a\N{DASH}b\N{", "ab"),
+            (r#"\'\"\\"#, "'\"\\"),
+            ("é\"", "\u{c3}\u{a9}\""),
+            (r"\u", ""),
+            (r"\ud83d\ude00", "😀"),
+            (r"\ud83d\ud83d\ude00", "\u{fffd}😀"),
+            (r"\ude00", "\u{fffd}"),
+        ] {
+            assert_eq!(unescape(&format!("\"{body}")), (format!("\"{text}"), false));
+        }
     }
 
     #[test]
-    fn halves_of_a_pair_are_joined_or_replaced() {
-        assert_eq!(unescape_best_effort(br"\ud83d\ude00"), "😀");
-        assert_eq!(unescape_best_effort(br"\ud83d\ud83d\ude00"), "\u{fffd}😀");
-        assert_eq!(unescape_best_effort(br"\ude00"), "\u{fffd}");
+    fn a_violation_leaves_earlier_text_unchanged() {
+        assert_eq!(unescape("é\"é").0, "é\"Ã©");
     }
 }

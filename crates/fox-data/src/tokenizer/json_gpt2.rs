@@ -1,7 +1,7 @@
 //! LongCrawl64's tokenizer: GPT-2's BPE around a JSON escape.
 
 use super::gpt2::Gpt2Tokenizer;
-use super::json_escape;
+use super::json_escape::{self, Unescaper};
 use crate::error::Result;
 
 /// GPT-2's BPE over text escaped as the body of an ASCII-only JSON string, as LongCrawl64 was tokenized.
@@ -26,16 +26,18 @@ impl JsonGpt2Tokenizer {
         Gpt2Tokenizer.encode_with_marker(&json_escape::escape(text))
     }
 
-    /// The text of `ids`: read as the body of a JSON string, or, where it is none (a cut escape, a raw
-    /// control character, a bare quote), with its escapes undone as far as possible. Half of a surrogate pair
-    /// becomes the replacement character.
+    /// The text of `ids`: the body of a JSON string unescaped up to the first violation of JSON's rules (a bare quote,
+    /// a raw control character, a truncated escape), and with its escapes undone as far as possible after it. Half of a
+    /// surrogate pair becomes the replacement character.
     ///
     /// # Errors
     /// An id outside the vocabulary.
     pub fn decode(self, ids: &[u32]) -> Result<String> {
         let body = Gpt2Tokenizer.decode(ids)?;
-        Ok(json_escape::unescape_strict(&body)
-            .unwrap_or_else(|| json_escape::unescape_best_effort(body.as_bytes())))
+        let (mut unescaper, mut text) = (Unescaper::default(), String::new());
+        unescaper.push(&body, &mut text);
+        unescaper.finish(&mut text);
+        Ok(text)
     }
 }
 

@@ -1,6 +1,9 @@
 //! Text to token ids and back. Everything between the edges of the system sees ids only.
 
 mod bytes;
+#[cfg(feature = "hf-tokenizers")]
+mod decoder_chain;
+mod detokenizer;
 mod files;
 mod gpt2;
 mod gpt2_files;
@@ -10,6 +13,8 @@ mod json_escape;
 mod json_gpt2;
 
 pub use bytes::ByteTokenizer;
+pub use detokenizer::Detokenizer;
+pub use files::generated_tokenizer_json;
 pub use gpt2::Gpt2Tokenizer;
 #[cfg(feature = "hf-tokenizers")]
 pub use huggingface::HfTokenizer;
@@ -55,7 +60,7 @@ impl fmt::Display for TokenizerIdentity {
 
 /// Where a long text may be cut so that the ids of the parts are the ids of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SafeCut {
+pub enum SafeSplit {
     /// Between any two characters.
     AnyCharacter,
     /// In front of a space that follows something other than white space.
@@ -108,7 +113,8 @@ impl Tokenizer {
 
     /// The text of `ids`. Ids that do not form valid text give replacement characters.
     ///
-    /// Decode a list at once: a character, or an escape of `json-gpt2`, may span several tokens.
+    /// A character, or an escape of `json-gpt2`, may span several tokens: decode a list at once, or ids that arrive one
+    /// by one with a [`Detokenizer`].
     ///
     /// # Errors
     /// An id outside the vocabulary.
@@ -162,12 +168,12 @@ impl Tokenizer {
     }
 
     /// Where a long text may be cut for this tokenizer.
-    pub fn safe_cut(&self) -> SafeCut {
+    pub fn safe_split(&self) -> SafeSplit {
         match self {
-            Self::Bytes(_) => SafeCut::AnyCharacter,
-            Self::Gpt2(_) | Self::JsonGpt2(_) | Self::Synthetic(_) => SafeCut::BeforeSpace,
+            Self::Bytes(_) => SafeSplit::AnyCharacter,
+            Self::Gpt2(_) | Self::JsonGpt2(_) | Self::Synthetic(_) => SafeSplit::BeforeSpace,
             #[cfg(feature = "hf-tokenizers")]
-            Self::HuggingFace(_) => SafeCut::Nowhere,
+            Self::HuggingFace(_) => SafeSplit::Nowhere,
         }
     }
 }

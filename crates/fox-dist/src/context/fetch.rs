@@ -1,10 +1,10 @@
 //! Keys, values and gates on their way. Rows of single heads are collected on the device, so that only what travels
 //! passes through the host.
 
-use fox_tensor::{CustomOp, DType, Error, OwnKeys, Result, Tensor};
+use fox_tensor::{CustomOp, DType, Error, LocalKeys, Result, Tensor};
 
-use super::plan::Need;
-use super::{Part, Traffic};
+use super::key_plan::KeyRange;
+use super::{SequenceShard, Traffic};
 
 pub(super) const OP: &str = "earlier_keys";
 
@@ -12,11 +12,11 @@ pub(super) const OP: &str = "earlier_keys";
 const GATES: usize = 2;
 
 /// Keys and values `[R, H_kv * d]` and, where there are any, gates `[R, H]` in; the same with the earlier ones that
-/// `needs` says in front of every piece out.
+/// `key_ranges` says in front of every chunk out.
 pub(super) struct Fetch {
-    part: Part,
+    part: SequenceShard,
     /// Of all ranks.
-    needs: Vec<Vec<Need>>,
+    key_ranges: Vec<Vec<KeyRange>>,
     gated: bool,
     kv_heads: usize,
     head_dim: usize,
@@ -24,9 +24,9 @@ pub(super) struct Fetch {
     heads: usize,
 }
 
-/// Successive rows of a head that travel. Rows are counted at their home and among the keys of the rank that needs them.
+/// Successive rows of a head that travel. Rows are counted at their home and among the keys of the rank that key_ranges them.
 /// The gates of all heads travel together, as one head.
-struct Cells {
+struct HeadRows {
     tensor: usize,
     head: usize,
     rows: usize,
@@ -38,19 +38,24 @@ struct Cells {
 type Heads = Vec<Vec<Tensor>>;
 
 impl Fetch {
-    pub(super) fn new(part: &Part, needs: Vec<Vec<Need>>, own: &OwnKeys<'_>) -> Self {
+    pub(super) fn new(
+        part: &SequenceShard,
+        key_ranges: Vec<Vec<KeyRange>>,
+        own: &LocalKeys<'_>,
+    ) -> Self {
         let (part, gated, spec) = (part.clone(), own.log_gates.is_some(), own.spec);
         let (kv_heads, head_dim, heads) = (spec.kv_heads, spec.head_dim, spec.heads);
-        Fetch { part, needs, gated, kv_heads, head_dim, heads }
+        Fetch { part, key_ranges, gated, kv_heads, head_dim, heads }
     }
 
     pub(super) fn traffic(&self) -> Traffic {
-        let values = |cells: Vec<Cells>| -> usize {
-            cells.iter().map(|cells| cells.rows * self.width(cells.tensor)).sum()
+        let values = |head_rows: Vec<HeadRows>| -> usize {
+            head_rows.iter().map(|head_rows| head_rows.rows * self.width(head_rows.tensor)).sum()
         };
         let fetched: usize =
-            (0..self.index()).map(|from| values(self.cells(from, self.index()))).sum();
-        let before: usize = self.needs[self.index()].iter().map(|need| need.piece.position).sum();
+            (0..self.index()).map(|from| values(self.head_rows(from, self.index()))).sum();
+        let before: usize =
+            self.key_ranges[self.index()].iter().map(|range| range.chunk.position).sum();
         let each = 2 * self.kv_heads * self.head_dim + if self.gated { self.heads } else { 0 };
         let bytes = |values: usize| (values * size_of::<f32>()) as u64;
         Traffic { fetched: bytes(fetched), full: bytes(before * each) }
@@ -65,24 +70,24 @@ impl Fetch {
         if tensor == GATES { self.heads } else { self.head_dim }
     }
 
-    /// What rank `to` needs of rank `from`, in the order in which it travels: gates first.
-    fn cells(&self, from: usize, to: usize) -> Vec<Cells> {
+    /// What rank `to` key_ranges of rank `from`, in the order in which it travels: gates first.
+    fn head_rows(&self, from: usize, to: usize) -> Vec<HeadRows> {
         let (mut gates, mut keys) = (Vec::new(), Vec::new());
-        for need in &self.needs[to] {
-            let Some(piece) = self.part.0.split.piece(from, need.piece.sequence) else { continue };
-            let cells = |tensor: usize, head: usize, start: usize| {
-                let (start, end) = (start.max(piece.position), piece.positions().end);
-                (start < end).then(|| Cells {
+        for range in &self.key_ranges[to] {
+            let Some(chunk) = self.part.0.split.chunk(from, range.chunk.sequence) else { continue };
+            let head_rows = |tensor: usize, head: usize, start: usize| {
+                let (start, end) = (start.max(chunk.position), chunk.positions().end);
+                (start < end).then(|| HeadRows {
                     tensor,
                     head,
                     rows: end - start,
-                    home: piece.row + start - piece.position,
-                    away: need.key_row + start - need.first,
+                    home: chunk.row + start - chunk.position,
+                    away: range.key_row + start - range.first,
                 })
             };
-            gates.extend(self.gated.then(|| cells(GATES, 0, need.first)).flatten());
-            for (head, &start) in need.starts.iter().enumerate() {
-                keys.extend([0, 1].into_iter().filter_map(|tensor| cells(tensor, head, start)));
+            gates.extend(self.gated.then(|| head_rows(GATES, 0, range.first)).flatten());
+            for (head, &start) in range.starts.iter().enumerate() {
+                keys.extend([0, 1].into_iter().filter_map(|tensor| head_rows(tensor, head, start)));
             }
         }
         gates.extend(keys);
@@ -91,21 +96,22 @@ impl Fetch {
 
     /// Rows of keys at this rank.
     fn key_rows(&self) -> usize {
-        let last = self.needs[self.index()].last();
-        last.map_or(0, |n| n.key_row + n.piece.position + n.piece.len - n.first)
+        let last = self.key_ranges[self.index()].last();
+        last.map_or(0, |n| n.key_row + n.chunk.position + n.chunk.len - n.first)
     }
 
-    /// Whether this rank's own keys are all it needs, in their order.
+    /// Whether this rank's own keys are all it key_ranges, in their order.
     fn is_whole(&self) -> bool {
-        let mut needs = self.needs[self.index()].iter();
-        needs.all(|need| need.first == need.piece.position && need.key_row == need.piece.row)
+        let mut key_ranges = self.key_ranges[self.index()].iter();
+        key_ranges
+            .all(|range| range.first == range.chunk.position && range.key_row == range.chunk.row)
     }
 
-    /// Row here, row among the keys, and number of rows of every piece.
+    /// Row here, row among the keys, and number of rows of every chunk.
     fn own_rows(&self) -> impl Iterator<Item = [usize; 3]> {
-        self.needs[self.index()].iter().map(|need| {
-            let Need { piece, first, key_row, .. } = need;
-            [piece.row, key_row + piece.position - first, piece.len]
+        self.key_ranges[self.index()].iter().map(|range| {
+            let KeyRange { chunk, first, key_row, .. } = range;
+            [chunk.row, key_row + chunk.position - first, chunk.len]
         })
     }
 
@@ -129,45 +135,46 @@ impl Fetch {
     /// The values that travel to another rank.
     fn pack(
         &self,
-        cells: &[Cells],
+        head_rows: &[HeadRows],
         heads: &Heads,
-        row: impl Fn(&Cells) -> usize,
+        row: impl Fn(&HeadRows) -> usize,
     ) -> Result<Vec<f32>> {
         let mut message = Vec::new();
-        for cells in by_width(cells) {
-            let x = &heads[cells[0].tensor][0];
-            let mut packed = x.device().uninit([rows(cells), x.cols()], x.dtype())?;
+        for head_rows in by_width(head_rows) {
+            let x = &heads[head_rows[0].tensor][0];
+            let mut packed = x.device().uninit([rows(head_rows), x.cols()], x.dtype())?;
             let mut at = 0;
-            for cell in cells {
-                let x = &heads[cell.tensor][cell.head];
-                x.device().backend().copy_rows(x, row(cell), &mut packed, at, cell.rows)?;
-                at += cell.rows;
+            for head_row in head_rows {
+                let x = &heads[head_row.tensor][head_row.head];
+                x.device().backend().copy_rows(x, row(head_row), &mut packed, at, head_row.rows)?;
+                at += head_row.rows;
             }
             message.extend(packed.to_f32()?);
         }
         Ok(message)
     }
 
-    /// Hands over the rows of a message, on the device of `like`: the cells, and a matrix that has them from a row on.
+    /// Hands over the rows of a message, on the device of `like`: the head_rows, and a matrix that has them from a row on.
     fn unpack(
         &self,
-        cells: &[Cells],
+        head_rows: &[HeadRows],
         mut message: &[f32],
         like: &Tensor,
-        mut put: impl FnMut(&Cells, &Tensor, usize) -> Result<()>,
+        mut put: impl FnMut(&HeadRows, &Tensor, usize) -> Result<()>,
     ) -> Result<()> {
-        for cells in by_width(cells) {
-            let (rows, width) = (rows(cells), self.width(cells[0].tensor));
+        for head_rows in by_width(head_rows) {
+            let (rows, width) = (rows(head_rows), self.width(head_rows[0].tensor));
             let Some((values, rest)) = message.split_at_checked(rows * width) else {
-                let detail = format!("{} values came, {rows} x {width} are missing", message.len());
+                let detail =
+                    format!("{} values received, {rows} x {width} are missing", message.len());
                 return Err(Error::argument(OP, detail));
             };
             message = rest;
-            let came = like.device().from_f32(values, [rows, width])?;
+            let received = like.device().from_f32(values, [rows, width])?;
             let mut at = 0;
-            for cell in cells {
-                put(cell, &came, at)?;
-                at += cell.rows;
+            for head_row in head_rows {
+                put(head_row, &received, at)?;
+                at += head_row.rows;
             }
         }
         Ok(())
@@ -175,12 +182,12 @@ impl Fetch {
 }
 
 /// Gates, then keys and values.
-fn by_width(cells: &[Cells]) -> impl Iterator<Item = &[Cells]> {
-    cells.chunk_by(|a, b| (a.tensor == GATES) == (b.tensor == GATES))
+fn by_width(head_rows: &[HeadRows]) -> impl Iterator<Item = &[HeadRows]> {
+    head_rows.chunk_by(|a, b| (a.tensor == GATES) == (b.tensor == GATES))
 }
 
-fn rows(cells: &[Cells]) -> usize {
-    cells.iter().map(|cell| cell.rows).sum()
+fn rows(head_rows: &[HeadRows]) -> usize {
+    head_rows.iter().map(|head_row| head_row.rows).sum()
 }
 
 impl CustomOp for Fetch {
@@ -191,31 +198,36 @@ impl CustomOp for Fetch {
     fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let (index, context) = (self.index(), &self.part.0.context);
         let own = self.split(inputs)?;
-        let message = |to| self.pack(&self.cells(index, to), &own, |cells| cells.home);
+        let message = |to| self.pack(&self.head_rows(index, to), &own, |head_rows| head_rows.home);
         let messages: Vec<_> = (index + 1..context.size()).map(message).collect::<Result<_>>()?;
-        let came = context.step(|ranks| {
+        let received = context.step(|ranks| {
             for (to, message) in (index + 1..).zip(&messages) {
                 ranks.send(to, message);
             }
             (0..index).map(|from| ranks.receive::<f32>(from)).collect::<crate::Result<Vec<_>>>()
         });
-        let came = self.part.keep_failure(came)?;
+        let received = self.part.record_failure(received)?;
         if self.is_whole() {
             return Ok(inputs.iter().map(|&x| x.clone()).collect());
         }
         let backend = inputs[0].device().backend();
-        // Zeros where a head needs fewer keys than another.
+        // Zeros where a head key_ranges fewer keys than another.
         let mut all = like(&own, |x| x.device().zeros([self.key_rows(), x.cols()], x.dtype()))?;
         for (all, own) in all.iter_mut().flatten().zip(own.iter().flatten()) {
             for [here, among_keys, len] in self.own_rows() {
                 backend.copy_rows(own, here, all, among_keys, len)?;
             }
         }
-        for (from, message) in came.iter().enumerate() {
-            self.unpack(&self.cells(from, index), message, inputs[0], |cell, came, at| {
-                let all = &mut all[cell.tensor][cell.head];
-                backend.copy_rows(came, at, all, cell.away, cell.rows)
-            })?;
+        for (from, message) in received.iter().enumerate() {
+            self.unpack(
+                &self.head_rows(from, index),
+                message,
+                inputs[0],
+                |head_row, received, at| {
+                    let all = &mut all[head_row.tensor][head_row.head];
+                    backend.copy_rows(received, at, all, head_row.away, head_row.rows)
+                },
+            )?;
         }
         self.join(all)
     }
@@ -228,16 +240,16 @@ impl CustomOp for Fetch {
     ) -> Result<Vec<Option<Tensor>>> {
         let (index, context) = (self.index(), &self.part.0.context);
         let all = self.split(grads)?;
-        let message = |to| self.pack(&self.cells(to, index), &all, |cells| cells.away);
+        let message = |to| self.pack(&self.head_rows(to, index), &all, |head_rows| head_rows.away);
         let messages: Vec<_> = (0..index).map(message).collect::<Result<_>>()?;
-        let came = context.step(|ranks| {
+        let received = context.step(|ranks| {
             for (to, message) in messages.iter().enumerate() {
                 ranks.send(to, message);
             }
             let later = index + 1..context.size();
             later.map(|from| ranks.receive::<f32>(from)).collect::<crate::Result<Vec<_>>>()
         });
-        let came = self.part.keep_failure(came)?;
+        let received = self.part.record_failure(received)?;
         let backend = inputs[0].device().backend();
         // In f32, in which gradients of several ranks are added.
         let mut own = like(&all, |x| x.device().zeros([inputs[0].rows(), x.cols()], DType::F32))?;
@@ -247,13 +259,18 @@ impl CustomOp for Fetch {
             }
         }
         // In the order of the ranks, whoever was first.
-        for (from, message) in (index + 1..).zip(&came) {
-            self.unpack(&self.cells(index, from), message, inputs[0], |cell, came, at| {
-                let own = &mut own[cell.tensor][cell.head];
-                let sum = own.slice_rows(cell.home, cell.rows)?;
-                let sum = backend.add(sum, &came.slice_rows(at, cell.rows)?)?;
-                backend.copy_rows(&sum, 0, own, cell.home, cell.rows)
-            })?;
+        for (from, message) in (index + 1..).zip(&received) {
+            self.unpack(
+                &self.head_rows(index, from),
+                message,
+                inputs[0],
+                |head_row, received, at| {
+                    let own = &mut own[head_row.tensor][head_row.head];
+                    let sum = own.slice_rows(head_row.home, head_row.rows)?;
+                    let sum = backend.add(sum, &received.slice_rows(at, head_row.rows)?)?;
+                    backend.copy_rows(&sum, 0, own, head_row.home, head_row.rows)
+                },
+            )?;
         }
         Ok(self.join(own)?.into_iter().map(Some).collect())
     }

@@ -1,36 +1,36 @@
 //! One sequence over several ranks (context parallelism).
 //!
-//! Every rank of a [`Context`] holds a range of the columns of a batch. Ops that look back get what they need from the
-//! ranks before, through [`EarlierRows`], so that a model computes with part of its sequences
+//! Every rank of a [`Context`] holds a range of the columns of a batch. Ops that look back get what they range from the
+//! ranks before, through [`PrecedingRows`], so that a model computes with part of its sequences
 //! as if it had all of them:
 //!
-//! - the token shift needs one row, that before the first one (`row.rs`);
-//! - forgetting attention needs the earlier keys that the first query has not forgotten (`keys.rs`). The sums of the
+//! - the token shift key_ranges one row, that before the first one (`token_shift.rs`);
+//! - forgetting attention key_ranges the earlier keys that the first query has not forgotten (`keys.rs`). The sums of the
 //!   log gates run from rank to rank; each rank then tells the others the sums at the ends of its blocks of keys
-//!   (`agree.rs`). From these all of them know, without asking, who needs which keys (`plan.rs`), and send them
+//!   (`share_gate_sums.rs`). From these all of them know, without asking, who key_ranges which keys (`key_plan.rs`), and send them
 //!   (`fetch.rs`).
 //!
-//! Gradients go back to where the values came from, and are added there in the order of the ranks.
+//! Gradients go back to where the values received from, and are added there in the order of the ranks.
 //!
 //! The outputs have the bits of a single rank on the CPU: sums of gates are those of a single rank, blocks of keys have
 //! the same borders, and keys that do not travel have a weight of 0 in f32, or would be pruned. This holds for parts of
 //! whole blocks and of more than 64 rows, below which matrix products take another path; and, with pruning, for
 //! sequences that begin with a row of the batch.
 
-mod agree;
 mod fetch;
+mod gate_sums;
+mod key_plan;
 mod keys;
-mod plan;
-mod row;
 mod split;
+mod token_shift;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fox_tensor::{EarlierRows, OwnKeys, Segments, Tape, Var, WithEarlier};
+use fox_tensor::{ExtendedKeys, LocalKeys, PrecedingRows, Segments, Tape, Var};
 
-pub use split::Split;
+pub use split::SequenceSplit;
 
-use crate::group::Step;
+use crate::group::Collective;
 use crate::{Error, Group, Result};
 
 /// The ranks that hold the parts of the same sequences: this one and its neighbours. A group of `data * size` ranks has
@@ -73,8 +73,8 @@ impl Context {
         self.first / self.size
     }
 
-    fn step<T>(&self, work: impl FnOnce(&mut Neighbours<'_, '_>) -> Result<T>) -> Result<T> {
-        self.group.exchange(|step| work(&mut Neighbours { step, first: self.first }))
+    fn step<T>(&self, work: impl FnOnce(&mut ContextLinks<'_, '_>) -> Result<T>) -> Result<T> {
+        self.group.collective(|step| work(&mut ContextLinks { step, first: self.first }))
     }
 
     /// What each rank of the context gives, in order.
@@ -90,12 +90,12 @@ impl Context {
 }
 
 /// The links to the ranks of a context during one collective, by their index in it.
-struct Neighbours<'s, 'g> {
-    step: &'s mut Step<'g>,
+struct ContextLinks<'s, 'g> {
+    step: &'s mut Collective<'g>,
     first: usize,
 }
 
-impl Neighbours<'_, '_> {
+impl ContextLinks<'_, '_> {
     fn send<T: bytemuck::NoUninit>(&self, to: usize, values: &[T]) {
         self.step.send(self.first + to, bytemuck::cast_slice(values));
     }
@@ -106,10 +106,10 @@ impl Neighbours<'_, '_> {
     }
 }
 
-/// Bytes of earlier keys, values and gates that came to a rank for one layer, and those of all of them.
+/// Bytes of earlier keys, values and gates that received to a rank for one layer, and those of all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// That came.
+    /// That received.
     pub fetched: u64,
     /// That a full exchange would have brought.
     pub full: u64,
@@ -117,20 +117,20 @@ pub struct Traffic {
 
 /// The part of some sequences that is here, for one pass over a tape.
 #[derive(Clone)]
-pub struct Part(Arc<Inner>);
+pub struct SequenceShard(Arc<Inner>);
 
 struct Inner {
     context: Context,
-    split: Split,
+    split: SequenceSplit,
     traffic: Mutex<Vec<Traffic>>,
     failure: Mutex<Option<Error>>,
 }
 
-impl Part {
+impl SequenceShard {
     /// The part that rank [`Context::index`] has of these sequences.
-    pub fn new(context: &Context, split: Split) -> Part {
+    pub fn new(context: &Context, split: SequenceSplit) -> SequenceShard {
         let (traffic, failure) = (Mutex::default(), Mutex::default());
-        Part(Arc::new(Inner { context: context.clone(), split, traffic, failure }))
+        SequenceShard(Arc::new(Inner { context: context.clone(), split, traffic, failure }))
     }
 
     /// The rows that are here as segments: their queries are the rows, their keys all up to the last of these.
@@ -140,10 +140,10 @@ impl Part {
 
     /// A tape that finds the beginnings of its sequences with the other ranks.
     pub fn tape<'m>(&self, tape: Tape<'m>) -> Tape<'m> {
-        tape.continuing(Arc::new(self.clone()))
+        tape.with_preceding_rows(Arc::new(self.clone()))
     }
 
-    /// What came for each attention layer, in the order of the calls.
+    /// What received for each attention layer, in the order of the calls.
     pub fn traffic(&self) -> Vec<Traffic> {
         self.0.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -157,8 +157,8 @@ impl Part {
         self.0.traffic.lock().unwrap_or_else(PoisonError::into_inner).push(traffic);
     }
 
-    /// An op can only report errors of the engine: keeps the real one for [`Part::failure`].
-    fn keep_failure<T>(&self, result: Result<T>) -> fox_tensor::Result<T> {
+    /// An op can only report errors of the engine: keeps the real one for [`SequenceShard::failure`].
+    fn record_failure<T>(&self, result: Result<T>) -> fox_tensor::Result<T> {
         result.map_err(|error| match error {
             Error::Tensor(error) => error,
             error => {
@@ -173,16 +173,16 @@ impl Part {
     }
 }
 
-impl EarlierRows for Part {
-    fn row_before(&self, tape: &mut Tape<'_>, u: &Var) -> fox_tensor::Result<Var> {
-        row::row_before(self, tape, u)
+impl PrecedingRows for SequenceShard {
+    fn preceding_row(&self, tape: &mut Tape<'_>, u: &Var) -> fox_tensor::Result<Var> {
+        token_shift::preceding_row(self, tape, u)
     }
 
-    fn with_earlier(
+    fn prepend_keys(
         &self,
         tape: &mut Tape<'_>,
-        own: &OwnKeys<'_>,
-    ) -> fox_tensor::Result<WithEarlier> {
-        keys::with_earlier(self, tape, own)
+        own: &LocalKeys<'_>,
+    ) -> fox_tensor::Result<ExtendedKeys> {
+        keys::prepend_keys(self, tape, own)
     }
 }

@@ -8,16 +8,16 @@ use crate::{Error, Result};
 
 /// How the sequences of some rows of tokens are divided: every rank has as many successive columns of each row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Split {
+pub struct SequenceSplit {
     /// Tokens of each sequence.
     lengths: Vec<usize>,
     /// For each rank, in the order of its rows.
-    pieces: Vec<Vec<Piece>>,
+    chunks: Vec<Vec<SequenceChunk>>,
 }
 
 /// The part of a sequence that one rank holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct SequenceChunk {
     /// Number of the sequence.
     pub sequence: usize,
     /// Position of its first token in the sequence.
@@ -28,33 +28,33 @@ pub(super) struct Piece {
     pub row: usize,
 }
 
-impl Piece {
+impl SequenceChunk {
     /// The positions.
     pub fn positions(&self) -> Range<usize> {
         self.position..self.position + self.len
     }
 }
 
-impl Split {
+impl SequenceSplit {
     /// Divides `sequences`, whose rows of `time` tokens are whole, among `ranks` ranks.
     ///
     /// # Errors
     /// A `time` that is no multiple of `ranks`.
-    pub fn new(sequences: &Segments, time: usize, ranks: usize) -> Result<Split> {
+    pub fn new(sequences: &Segments, time: usize, ranks: usize) -> Result<SequenceSplit> {
         if ranks == 0 || !time.is_multiple_of(ranks) {
             return Err(Error::Refused(format!(
                 "{ranks} ranks cannot share sequences of {time} tokens; choose a multiple of their number"
             )));
         }
         let width = time / ranks;
-        let mut split = Split { lengths: Vec::new(), pieces: vec![Vec::new(); ranks] };
+        let mut split = SequenceSplit { lengths: Vec::new(), chunks: vec![Vec::new(); ranks] };
         for segment in sequences.as_slice().iter().filter(|s| s.q_len > 0) {
             let (line, start) = (segment.q_start / time, segment.q_start % time);
-            for (rank, pieces) in split.pieces.iter_mut().enumerate() {
+            for (rank, chunks) in split.chunks.iter_mut().enumerate() {
                 let from = start.max(rank * width);
                 let to = (start + segment.q_len).min((rank + 1) * width);
                 if from < to {
-                    pieces.push(Piece {
+                    chunks.push(SequenceChunk {
                         sequence: split.lengths.len(),
                         position: from - start,
                         len: to - from,
@@ -80,39 +80,39 @@ impl Split {
         &self.lengths
     }
 
-    pub(super) fn pieces(&self, rank: usize) -> &[Piece] {
-        &self.pieces[rank]
+    pub(super) fn chunks(&self, rank: usize) -> &[SequenceChunk] {
+        &self.chunks[rank]
     }
 
-    /// The piece of a sequence at a rank, if it has one.
-    pub(super) fn piece(&self, rank: usize, sequence: usize) -> Option<&Piece> {
-        let pieces = self.pieces.get(rank)?;
-        let found = pieces.binary_search_by_key(&sequence, |piece| piece.sequence);
-        found.ok().map(|at| &pieces[at])
+    /// The chunk of a sequence at a rank, if it has one.
+    pub(super) fn chunk(&self, rank: usize, sequence: usize) -> Option<&SequenceChunk> {
+        let chunks = self.chunks.get(rank)?;
+        let found = chunks.binary_search_by_key(&sequence, |chunk| chunk.sequence);
+        found.ok().map(|at| &chunks[at])
     }
 
     /// Pieces at a rank whose sequences go on at the next one: their number there.
     pub(super) fn crossing(&self, rank: usize) -> Vec<usize> {
-        let (own, next) = (&self.pieces[rank], rank + 1);
-        let goes_on = |p: &Piece| self.piece(next, p.sequence).is_some();
+        let (own, next) = (&self.chunks[rank], rank + 1);
+        let goes_on = |p: &SequenceChunk| self.chunk(next, p.sequence).is_some();
         own.iter().enumerate().filter(|(_, p)| goes_on(p)).map(|(i, _)| i).collect()
     }
 
     /// Pieces at a rank whose sequences begin before.
     pub(super) fn continued(&self, rank: usize) -> Vec<usize> {
-        let own = self.pieces[rank].iter().enumerate();
-        own.filter(|(_, piece)| piece.position > 0).map(|(i, _)| i).collect()
+        let own = self.chunks[rank].iter().enumerate();
+        own.filter(|(_, chunk)| chunk.position > 0).map(|(i, _)| i).collect()
     }
 
     /// The rows of a rank: queries are its own, keys all up to them.
     pub(super) fn segments(&self, rank: usize) -> fox_tensor::Result<Segments> {
         let mut k_start = 0;
-        let segment = |piece: &Piece| {
-            let k_len = piece.position + piece.len;
+        let segment = |chunk: &SequenceChunk| {
+            let k_len = chunk.position + chunk.len;
             k_start += k_len;
-            Segment { q_start: piece.row, q_len: piece.len, k_start: k_start - k_len, k_len }
+            Segment { q_start: chunk.row, q_len: chunk.len, k_start: k_start - k_len, k_len }
         };
-        Segments::new(self.pieces[rank].iter().map(segment).collect())
+        Segments::new(self.chunks[rank].iter().map(segment).collect())
     }
 }
 
@@ -124,16 +124,16 @@ mod tests {
     fn rows_are_divided_by_columns() {
         // Two rows of 8 tokens: one sequence of 8, then two of 3 and 5.
         let sequences = Segments::packed(&[0, 8, 11, 16]).unwrap();
-        let split = Split::new(&sequences, 8, 2).unwrap();
-        let piece = |sequence, position, len, row| Piece { sequence, position, len, row };
-        assert_eq!(split.pieces[0], [piece(0, 0, 4, 0), piece(1, 0, 3, 4), piece(2, 0, 1, 7)]);
-        assert_eq!(split.pieces[1], [piece(0, 4, 4, 0), piece(2, 1, 4, 4)]);
+        let split = SequenceSplit::new(&sequences, 8, 2).unwrap();
+        let chunk = |sequence, position, len, row| SequenceChunk { sequence, position, len, row };
+        assert_eq!(split.chunks[0], [chunk(0, 0, 4, 0), chunk(1, 0, 3, 4), chunk(2, 0, 1, 7)]);
+        assert_eq!(split.chunks[1], [chunk(0, 4, 4, 0), chunk(2, 1, 4, 4)]);
         assert_eq!((split.crossing(0), split.continued(1)), (vec![0, 2], vec![0, 1]));
         assert_eq!((split.crossing(1), split.continued(0)), (vec![], vec![]));
         let keys: Vec<usize> =
             split.segments(1).unwrap().as_slice().iter().map(|s| s.k_len).collect();
         assert_eq!(keys, [8, 5]);
-        assert_eq!(Split::columns(8, 1, 2), 4..8);
-        assert!(Split::new(&sequences, 8, 3).is_err());
+        assert_eq!(SequenceSplit::columns(8, 1, 2), 4..8);
+        assert!(SequenceSplit::new(&sequences, 8, 3).is_err());
     }
 }

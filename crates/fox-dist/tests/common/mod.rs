@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use fox_dist::{Fact, Group, Meeting, Placement, free_port};
+use fox_dist::{Group, Invariant, Placement, Rendezvous, free_port};
 
 pub fn placement(rank: usize, size: usize, port: u16) -> Placement {
     let host = "127.0.0.1".to_string();
     Placement { rank, size, local_rank: rank, local_size: size, host, port, launcher: "torchrun" }
 }
 
-pub fn meeting(recipe: &str) -> Meeting {
-    let facts = vec![
-        Fact { name: "version".into(), value: "1".into() },
-        Fact { name: "recipe".into(), value: recipe.into() },
+pub fn rendezvous(recipe: &str) -> Rendezvous {
+    let invariants = vec![
+        Invariant { name: "version".into(), value: "1".into() },
+        Invariant { name: "recipe".into(), value: recipe.into() },
     ];
-    Meeting { facts, limit: Duration::from_secs(60) }
+    Rendezvous { invariants, limit: Duration::from_secs(60) }
 }
 
 /// What each of `size` ranks comes to, run side by side.
@@ -24,7 +24,7 @@ pub fn ranks<T: Send>(size: usize, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
         let start = |rank| {
             let work = &work;
             scope.spawn(move || {
-                work(Group::meet(&placement(rank, size, port), &meeting("a")).unwrap())
+                work(Group::join(&placement(rank, size, port), &rendezvous("a")).unwrap())
             })
         };
         // The first comes last: the others must wait for it.

@@ -3,7 +3,7 @@
 //! A model that uses long context has a per-token loss L(i) that keeps falling with the position i. The
 //! slope dL/d(ln i) shows this; a perplexity, which averages over positions, does not.
 //!
-//! The first pieces of all documents are read, then their second pieces ([`fox_data::Pieces`]), as in the evaluations
+//! The first pieces of all documents are read, then their second pieces ([`fox_data::DocumentChunks`]), as in the evaluations
 //! during training: the same number of pieces of the same length gives the same loss. Only sums are kept
 //! ([`LossSums`]), so memory does not depend on the number of documents. The logits of a document are never held at once: the output projection
 //! and the cross-entropy are one op that works in blocks.
@@ -21,7 +21,7 @@ pub use sums::{GROUPS, LossSums};
 
 use std::path::Path;
 
-use fox_data::{Dataset, Piece, Pieces};
+use fox_data::{Dataset, DocumentChunk, DocumentChunks};
 use fox_dist::Group;
 use fox_model::{ForwardOptions, Pruning};
 use fox_tensor::{Segments, Tape};
@@ -97,7 +97,7 @@ pub fn evaluate_loss_in(
     let mut file = StateFile::open(state.filter(|_| group.is_first()), evaluation, length)?;
     let bins = Bins::new(length);
     let mut sums = first_sums(group, file.take_sums())?;
-    let mut pieces = Pieces::new(data.lengths(), length);
+    let mut pieces = DocumentChunks::new(data.lengths(), length);
     let single = pieces.clone().nth(1).is_none_or(|second| second.start > 0);
     for _ in 0..sums.pieces {
         pieces.next();
@@ -106,8 +106,8 @@ pub fn evaluate_loss_in(
     while sums.pieces < documents {
         // A batch for each process.
         let wanted = (batch * group.size() as u64).min(documents - sums.pieces);
-        let read: Vec<Piece> = pieces.by_ref().take(wanted as usize).collect();
-        sums.skipped = pieces.passed_over();
+        let read: Vec<DocumentChunk> = pieces.by_ref().take(wanted as usize).collect();
+        sums.skipped = pieces.too_short();
         if read.is_empty() {
             break;
         }
@@ -149,7 +149,7 @@ fn first_sums(group: &Group, own: LossSums) -> Result<LossSums> {
 }
 
 /// The tokens of pieces, end to end.
-fn tokens_of(data: &dyn Dataset, pieces: &[Piece], length: usize) -> Result<Vec<u32>> {
+fn tokens_of(data: &dyn Dataset, pieces: &[DocumentChunk], length: usize) -> Result<Vec<u32>> {
     let mut tokens = vec![0; pieces.len() * length];
     for (piece, out) in pieces.iter().zip(tokens.chunks_mut(length)) {
         data.read(piece.document, piece.start, out)?;

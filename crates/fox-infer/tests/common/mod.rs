@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use fox_infer::{Event, Finished, Scored};
+use fox_infer::{Event, Finished, ScoredToken};
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Segments, Tape};
 
@@ -19,7 +19,7 @@ pub fn prompt(seed: usize, len: usize) -> Vec<i32> {
 }
 
 /// Prompt scores, tokens and the end.
-pub fn read(events: impl Iterator<Item = Event>) -> (Vec<Scored>, Vec<Scored>, Finished) {
+pub fn read(events: impl Iterator<Item = Event>) -> (Vec<ScoredToken>, Vec<ScoredToken>, Finished) {
     let (mut prompt, mut tokens) = (Vec::new(), Vec::new());
     for event in events {
         match event {

@@ -4,7 +4,7 @@
 //! from the file to its place. A file is never in memory as a whole, and nothing in it is believed
 //! before it is checked against the size of the file.
 
-mod companions;
+mod convert;
 mod file;
 mod file_writer;
 mod header;
@@ -14,13 +14,13 @@ mod ranges;
 mod reader;
 mod writer;
 
-pub use companions::{convert_checkpoint, copy_companions};
+pub use convert::{convert_checkpoint, copy_tokenizer_files};
 pub use file::SafetensorsFile;
 pub use file_writer::{FileDtype, SafetensorsWriter};
 pub(crate) use missing::sentence as missing;
-pub use names::{FileTensor, split_mlp, whole_tensor};
+pub use names::{FileTensor, single_tensor, split_mlp};
 pub use ranges::SafetensorsRanges;
-pub use reader::{CheckpointReader, TensorProblem};
+pub use reader::{CheckpointReader, TensorMismatch};
 pub use writer::{WriteOptions, write_checkpoint};
 
 const CONFIG: &str = "config.json";

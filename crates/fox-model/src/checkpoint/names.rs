@@ -25,15 +25,15 @@ impl FileTensor {
 }
 
 /// A parameter that is stored as it is, under its own name.
-pub fn whole_tensor(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
+pub fn single_tensor(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
     vec![FileTensor { name: spec.name.clone(), dims: spec.dims.clone(), param: id, start: 0 }]
 }
 
-/// As [`whole_tensor`], but the two halves of an MLP's first matrix are tensors of their own: `gate_proj` and
+/// As [`single_tensor`], but the two halves of an MLP's first matrix are tensors of their own: `gate_proj` and
 /// `up_proj`.
 pub fn split_mlp(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
     let Some(block) = spec.name.strip_suffix(".mlp.gate_proj.weight") else {
-        return whole_tensor(id, spec);
+        return single_tensor(id, spec);
     };
     let part = |name: &str, start: usize| FileTensor {
         name: format!("{block}.mlp.{name}.weight"),

@@ -22,7 +22,7 @@ const MAX_INDEX_BYTES: u64 = 256 << 20;
 
 /// A tensor that is not as the configuration asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TensorProblem {
+pub enum TensorMismatch {
     /// It is not there.
     Missing {
         /// Its name in the file.
@@ -67,23 +67,23 @@ pub enum TensorProblem {
     },
 }
 
-impl fmt::Display for TensorProblem {
+impl fmt::Display for TensorMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TensorProblem::Missing { name, expected } => {
+            TensorMismatch::Missing { name, expected } => {
                 write!(f, "missing: {name}, expected shape {expected:?}")
             }
-            TensorProblem::Surplus { name, found } => {
+            TensorMismatch::Surplus { name, found } => {
                 write!(f, "unexpected: {name}, found shape {found:?}")
             }
-            TensorProblem::Misshapen { name, expected, found } => {
+            TensorMismatch::Misshapen { name, expected, found } => {
                 write!(f, "misshapen: {name}, expected shape {expected:?}, found {found:?}")
             }
-            TensorProblem::WrongType { name, found } => {
+            TensorMismatch::WrongType { name, found } => {
                 write!(f, "wrong type: {name}, expected F32, BF16 or F16, found {found}")
             }
-            TensorProblem::Twice { name } => write!(f, "in two shards: {name}"),
-            TensorProblem::NotInShard { name, shard } => {
+            TensorMismatch::Twice { name } => write!(f, "in two shards: {name}"),
+            TensorMismatch::NotInShard { name, shard } => {
                 write!(f, "not in {shard}, where the index puts it: {name}")
             }
         }
@@ -185,7 +185,7 @@ impl CheckpointReader {
     }
 
     /// Collects everything that is missing, surplus or misshapen.
-    fn compare(&self, problems: &mut Vec<TensorProblem>) {
+    fn compare(&self, problems: &mut Vec<TensorMismatch>) {
         let mut unclaimed: BTreeMap<&str, usize> =
             self.places.iter().map(|(name, &file)| (name.as_str(), file)).collect();
         for (i, spec) in self.specs.iter().enumerate() {
@@ -197,7 +197,7 @@ impl CheckpointReader {
                 };
                 let found = self.files[file].dims(&name).unwrap_or_default();
                 if found != tensor.dims {
-                    problems.push(TensorProblem::Misshapen {
+                    problems.push(TensorMismatch::Misshapen {
                         name: name.clone(),
                         expected: tensor.dims.clone(),
                         found: found.to_vec(),
@@ -206,7 +206,7 @@ impl CheckpointReader {
                 match self.files[file].dtype(&name) {
                     Some(Dtype::F32 | Dtype::BF16 | Dtype::F16) | None => {}
                     Some(other) => problems
-                        .push(TensorProblem::WrongType { name, found: format!("{other:?}") }),
+                        .push(TensorMismatch::WrongType { name, found: format!("{other:?}") }),
                 }
             }
         }
@@ -214,16 +214,16 @@ impl CheckpointReader {
         unclaimed.retain(|name, _| !format.may_hold(name));
         for (name, file) in unclaimed {
             let found = self.files[file].dims(name).unwrap_or_default().to_vec();
-            problems.push(TensorProblem::Surplus { name: name.to_string(), found });
+            problems.push(TensorMismatch::Surplus { name: name.to_string(), found });
         }
     }
 }
 
-fn missing(tensor: &FileTensor) -> TensorProblem {
-    TensorProblem::Missing { name: tensor.name.clone(), expected: tensor.dims.clone() }
+fn missing(tensor: &FileTensor) -> TensorMismatch {
+    TensorMismatch::Missing { name: tensor.name.clone(), expected: tensor.dims.clone() }
 }
 
-type OpenFiles = (Vec<SafetensorsFile>, BTreeMap<String, usize>, Vec<TensorProblem>);
+type OpenFiles = (Vec<SafetensorsFile>, BTreeMap<String, usize>, Vec<TensorMismatch>);
 
 /// Opens the one file or all shards; the index, if there is one, must agree with them.
 fn open_files(dir: &Path) -> Result<OpenFiles> {
@@ -243,14 +243,14 @@ fn open_files(dir: &Path) -> Result<OpenFiles> {
     for (i, file) in files.iter().enumerate() {
         for name in file.names() {
             if places.insert(name.to_string(), i).is_some() {
-                problems.push(TensorProblem::Twice { name: name.to_string() });
+                problems.push(TensorMismatch::Twice { name: name.to_string() });
             }
         }
     }
     for (name, shard) in promised.into_iter().flatten() {
         let path = dir.join(&shard);
         if places.get(&name).is_none_or(|&i| files[i].path() != path) {
-            problems.push(TensorProblem::NotInShard { name, shard });
+            problems.push(TensorMismatch::NotInShard { name, shard });
         }
     }
     Ok((files, places, problems))

@@ -8,7 +8,7 @@ mod fields;
 mod presets;
 mod read;
 mod relaxed_json;
-mod rules;
+mod validate;
 mod write;
 
 use fox_tensor::Activation;
@@ -16,7 +16,7 @@ use fox_tensor::Activation;
 use crate::mixers::{MixerConfig, StateSpec, chosen};
 pub use fields::Fields;
 pub use presets::Preset;
-pub use rules::Rules;
+pub use validate::Validator;
 pub(crate) use write::{object, whole_or_real};
 
 /// A language model: embedding, blocks of a mixer and an MLP, a norm and an output projection.

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 impl ModelConfig {
     /// The format of a layout that suits this model best, or one of another layout where that is all there
     /// is. It may still lack an option; [`ModelConfig::to_json`] then says which.
-    pub fn natural_type(&self, layout: CheckpointLayout) -> ModelType {
+    pub fn default_model_type(&self, layout: CheckpointLayout) -> ModelType {
         self.best(|model_type| model_type.layout() == layout).unwrap_or_else(|| self.storage_type())
     }
 

@@ -9,7 +9,7 @@ use fox_tensor::ParamId;
 use serde_json::{Map, Value};
 
 use super::{BUILT_IN, MixerConfig, families};
-use crate::checkpoint::{FileTensor, whole_tensor};
+use crate::checkpoint::{FileTensor, single_tensor};
 use crate::config::{Fields, ModelConfig};
 use crate::params::ParamSpec;
 use crate::{Result, mixers::forgetting};
@@ -94,12 +94,12 @@ impl<C> Format<C> {
             model_type,
             layout,
             architecture,
-            common: CommonFields::USUAL,
+            common: CommonFields::DEFAULT,
             read,
             write,
             suits: |_, _| true,
             lacks: |_, _| Vec::new(),
-            tensors: whole_tensor,
+            tensors: single_tensor,
             old_name: |_| None,
             may_hold: |_| false,
         }
@@ -125,7 +125,7 @@ pub struct CommonFields {
 
 impl CommonFields {
     /// Those of most formats.
-    pub const USUAL: CommonFields = CommonFields {
+    pub const DEFAULT: CommonFields = CommonFields {
         layers: 24,
         norm_eps_field: "norm_eps",
         norm_eps: 1e-6,

@@ -9,7 +9,7 @@ use fox_tensor::{DecodeMixer, ParamId, Result as TensorResult, Segments, Tape, T
 
 use super::StateSpec;
 use super::forgetting::{ForgettingConfig, ForgettingLayer};
-use crate::config::{ModelConfig, Rules};
+use crate::config::{ModelConfig, Validator};
 use crate::observe::Observer;
 use crate::params::{Init, ParamList, Parameters};
 use crate::{Pruning, Result};
@@ -41,7 +41,7 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
     fn options(&self, model: &ModelConfig) -> Vec<String>;
 
     /// Checks every value of this configuration; those of the rest of `model` are checked already.
-    fn validate(&self, model: &ModelConfig, rules: &Rules<'_>) -> Result<()>;
+    fn validate(&self, model: &ModelConfig, rules: &Validator<'_>) -> Result<()>;
 
     /// The mixer of a layer, where layers have different ones; all other methods are then those of the whole.
     fn at(&self, _layer: usize) -> Option<&dyn MixerConfig> {
@@ -53,17 +53,17 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         model.mlp.width(model.hidden_size)
     }
 
-    /// Declares what the layers of a model share, before the first of them; [`LayerPlace::shared`] hands it
+    /// Declares what the layers of a model share, before the first of them; [`LayerContext::shared`] hands it
     /// to each.
     fn declare_shared(&self, _model: &ModelConfig, _list: &mut ParamList) -> Option<ParamId> {
         None
     }
 
-    /// Declares the parameters of one layer under [`LayerPlace::prefix`].
+    /// Declares the parameters of one layer under [`LayerContext::prefix`].
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerPlace<'_>,
+        place: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer>;
 
@@ -79,14 +79,14 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         true
     }
 
-    /// Whether its layers find the beginnings of sequences elsewhere ([`Tape::earlier`]).
+    /// Whether its layers find the beginnings of sequences elsewhere ([`Tape::preceding_rows`]).
     fn continues_sequences(&self) -> bool {
         false
     }
 
     /// What the parts around the mixer are called.
     fn names(&self) -> BlockNames {
-        BlockNames::USUAL
+        BlockNames::DEFAULT
     }
 
     /// Standard deviation of the initial weights of the MLP's second matrix.
@@ -177,7 +177,7 @@ pub trait Mixer: Debug + Send + Sync {
     ) -> TensorResult<MixerOutput>;
 
     /// What a training step keeps of it for the backward pass.
-    fn kept(&self) -> KeptValues;
+    fn saved_activations(&self) -> SavedActivations;
 
     /// The layer's weights for devices that decode a model in slots; `None` if it only runs op by op. `thresholds`
     /// are those of the cache's eviction policy, per query head.
@@ -228,7 +228,7 @@ impl From<Var> for MixerOutput {
 
 /// Where a layer stands, and what the layers share.
 #[derive(Clone, Copy, Debug)]
-pub struct LayerPlace<'a> {
+pub struct LayerContext<'a> {
     /// Number of the layer, from 0.
     pub index: usize,
     /// What its parameters' names begin with, e.g. `model.layers.0.attn`.
@@ -239,7 +239,7 @@ pub struct LayerPlace<'a> {
 
 /// Values per token (not bytes) that a training step keeps for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeptValues {
+pub struct SavedActivations {
     /// All of them.
     pub per_token: usize,
     /// How many of these belong to ops that a GPU runs again in the backward pass instead.
@@ -261,6 +261,6 @@ pub struct BlockNames {
 
 impl BlockNames {
     /// Those of most models.
-    pub const USUAL: BlockNames =
+    pub const DEFAULT: BlockNames =
         BlockNames { stem: "model", mixer_norm: "attn_norm", mixer: "attn", final_norm: "norm" };
 }

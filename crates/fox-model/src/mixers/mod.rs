@@ -31,8 +31,9 @@ pub use convolution::ShortConv;
 pub use format::{CheckpointLayout, CommonFields, FileFormat, Format, ModelType, chosen};
 pub use fox_cache::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};
 pub use mixer::{
-    BlockNames, KeptValues, LayerPlace, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
+    BlockNames, LayerContext, Mixer, MixerConfig, MixerContext, MixerData, MixerOutput,
+    SavedActivations,
 };
 pub use registry::{Architecture, MixerFamily, families, register};
 use scan::xavier_bound;
-pub use scan::{ScanShape, kept_states, scan};
+pub use scan::{ScanShape, saved_states, scan};

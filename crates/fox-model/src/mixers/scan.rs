@@ -60,7 +60,7 @@ impl ScanShape {
 
 /// Values per token of the states that a training step keeps for the backward pass of a scan whose states
 /// have `elements` elements in all heads together.
-pub fn kept_states(elements: usize) -> usize {
+pub fn saved_states(elements: usize) -> usize {
     elements.div_ceil(TOKENS_PER_STATE)
 }
 

@@ -58,6 +58,6 @@ impl Teacher {
         let own_head = self.model.params.value(self.model.structure.lm_head);
         let teacher =
             fox_tensor::Teacher { x: hidden.states.value(), w: own_head, weight: self.weight };
-        Ok(tape.taught_cross_entropy(states, head, labels, weights, Some(teacher))?)
+        Ok(tape.distillation_cross_entropy(states, head, labels, weights, Some(teacher))?)
     }
 }

@@ -36,7 +36,7 @@ pub struct ForwardOptions {
 
 /// The result of the blocks.
 #[derive(Debug)]
-pub struct Hidden {
+pub struct ForwardOutput {
     /// The normalised stream `[R, D]`, ready for the output projection.
     pub states: Var,
     /// Per attention layer, tiles visited and in all `[H, 4]` i32 ([`fox_tensor::tile_counts`]); empty in recurrent models.
@@ -64,7 +64,7 @@ impl Model {
         segments: &Segments,
         cache: Option<&mut Cache>,
         options: &ForwardOptions,
-    ) -> Result<Hidden> {
+    ) -> Result<ForwardOutput> {
         self.run(tape, tokens, segments, cache, options, None)
     }
 
@@ -76,7 +76,7 @@ impl Model {
         segments: &Segments,
         options: &ForwardOptions,
         observer: &dyn Observer,
-    ) -> Result<Hidden> {
+    ) -> Result<ForwardOutput> {
         let mut tape = Tape::inference(&self.device);
         self.run(&mut tape, tokens, segments, None, options, Some(observer))
     }
@@ -89,7 +89,7 @@ impl Model {
         mut cache: Option<&mut Cache>,
         options: &ForwardOptions,
         observer: Option<&dyn Observer>,
-    ) -> Result<Hidden> {
+    ) -> Result<ForwardOutput> {
         if cache.is_some() && tape.is_recording() {
             return Err(Error::Argument("gradients do not pass through a cache".into()));
         }
@@ -119,7 +119,7 @@ impl Model {
         if let Some(cache) = cache {
             cache.commit(segments)?;
         }
-        Ok(Hidden { states, tiles })
+        Ok(ForwardOutput { states, tiles })
     }
 
     /// A block whose activations are dropped now and computed again in the backward pass.

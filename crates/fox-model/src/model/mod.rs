@@ -16,7 +16,7 @@ use crate::config::ModelConfig;
 use crate::mixers::forgetting::{DecayTime, ForgettingLayer};
 use crate::params::{ParamGroup, ParamSpec, Parameters};
 use crate::{Error, Result};
-pub use forward::{ForwardOptions, Hidden, Pruning, TokenLoss};
+pub use forward::{ForwardOptions, ForwardOutput, Pruning, TokenLoss};
 pub(crate) use structure::{Structure, declare};
 
 /// A model with its parameters on a device.
@@ -46,7 +46,7 @@ impl Model {
 
     /// Lets the gates that depend on the input begin with these memory lengths, instead of forgetting
     /// half at every token. False when the model has no such gates.
-    pub fn begin_with_memory(&mut self, time: DecayTime) -> Result<bool> {
+    pub fn init_decay_times(&mut self, time: DecayTime) -> Result<bool> {
         let biases: Vec<ParamId> =
             self.attention_layers().flatten().filter_map(|(layer, _)| layer.gate_bias()).collect();
         for &id in &biases {

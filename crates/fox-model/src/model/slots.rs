@@ -19,7 +19,8 @@ impl Model {
             return Ok(None);
         }
         let blocks = self.structure.blocks.iter().enumerate();
-        let blocks = blocks.map(|(l, block)| block.decode_block(&self.params, policy.thresholds(l)));
+        let blocks =
+            blocks.map(|(l, block)| block.decode_block(&self.params, policy.thresholds(l)));
         let Some(blocks) = blocks.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let value = |id| self.params.value(id).clone();
         let weights = DecodeWeights {

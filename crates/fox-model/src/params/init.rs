@@ -55,7 +55,7 @@ fn fill_normal(values: &mut [f32], std: f64, stream: &Normal) {
 /// One value for every uniform draw from the parameter's stream.
 fn drawn(spec: &ParamSpec, seed: u64, value: impl Fn(f64) -> f64) -> Vec<f32> {
     let mut stream = Normal::new(seed, &spec.name).0;
-    (0..spec.count()).map(|_| value(stream.positive_unit()) as f32).collect()
+    (0..spec.count()).map(|_| value(stream.uniform_positive()) as f32).collect()
 }
 
 /// Standard normal values by Box and Muller.
@@ -78,8 +78,8 @@ impl Normal {
     }
 
     fn pair(&mut self) -> (f64, f64) {
-        let radius = (-2.0 * self.0.positive_unit().ln()).sqrt();
-        let (sin, cos) = (std::f64::consts::TAU * self.0.positive_unit()).sin_cos();
+        let radius = (-2.0 * self.0.uniform_positive().ln()).sqrt();
+        let (sin, cos) = (std::f64::consts::TAU * self.0.uniform_positive()).sin_cos();
         (radius * cos, radius * sin)
     }
 }

@@ -34,7 +34,7 @@ impl Default for Tolerances {
 
 /// One comparison.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Check {
+pub struct VerifyCheck {
     /// What was compared.
     pub name: String,
     /// How far apart: norm-wise relative, or the number of tokens that differ.
@@ -43,7 +43,7 @@ pub struct Check {
     pub tolerance: f64,
 }
 
-impl Check {
+impl VerifyCheck {
     /// Whether it is within tolerance; an error that is not a number is not.
     pub fn passed(&self) -> bool {
         self.error <= self.tolerance
@@ -52,30 +52,30 @@ impl Check {
 
 /// All comparisons of a dump.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct VerifyReport {
     /// In the order they were made.
-    pub checks: Vec<Check>,
+    pub checks: Vec<VerifyCheck>,
     /// Number of elements of all parameters.
     pub parameters: usize,
     /// The format of the checkpoint.
     pub model_type: ModelType,
 }
 
-impl Report {
+impl VerifyReport {
     /// Whether every comparison is within tolerance.
     pub fn passed(&self) -> bool {
-        self.checks.iter().all(Check::passed)
+        self.checks.iter().all(VerifyCheck::passed)
     }
 }
 
 /// Recomputes everything in the dump folder `dir` on `device` and compares.
-pub fn verify_dump(dir: &Path, device: &Device, tolerances: &Tolerances) -> Result<Report> {
+pub fn verify_dump(dir: &Path, device: &Device, tolerances: &Tolerances) -> Result<VerifyReport> {
     let mut reader = CheckpointReader::open(dir)?;
     let model = Model::from_reader(&mut reader, device)?;
     let dump = Dump::open(&dir.join("io.safetensors"), model.config().vocab_size)?;
     let mut checks = Vec::new();
     let mut check = |name: &str, error: f64, tolerance: f64| {
-        checks.push(Check { name: name.to_string(), error, tolerance });
+        checks.push(VerifyCheck { name: name.to_string(), error, tolerance });
     };
     check(
         "logits",
@@ -100,7 +100,7 @@ pub fn verify_dump(dir: &Path, device: &Device, tolerances: &Tolerances) -> Resu
         check(name, differing as f64, 0.0);
     }
     let (parameters, model_type) = (model.params().count(), reader.model_type());
-    Ok(Report { checks, parameters, model_type })
+    Ok(VerifyReport { checks, parameters, model_type })
 }
 
 fn full_logits(model: &Model, dump: &Dump) -> Result<Vec<f64>> {

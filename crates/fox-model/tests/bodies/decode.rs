@@ -2,7 +2,7 @@
 //! same bodies run on every device.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use fox_model::mixers::hybrid::Parts;
+use fox_model::mixers::hybrid::LayerConfigs;
 use fox_model::{
     Architecture, DecayTime, DeltaConfig, ForgetGate, ForgettingConfig, ForwardOptions,
     Hgrn2Config, HybridConfig, LayerKind, LowerBounds, Mamba2Config, MixerConfig, Model,
@@ -126,7 +126,7 @@ fn architectures() -> impl Iterator<Item = (&'static str, ModelConfig)> {
 fn hybrids() -> Vec<(&'static str, ModelConfig)> {
     let of = |words: &[&str]| {
         let pattern = words.iter().map(|word| LayerKind::parse(word).unwrap()).collect();
-        let mut config = small_of(HybridConfig::new(pattern, Parts::usual(32, 4)));
+        let mut config = small_of(HybridConfig::new(pattern, LayerConfigs::standard(32, 4)));
         config.num_layers = 5;
         config
     };

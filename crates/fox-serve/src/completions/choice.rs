@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use fox_infer::{FinishReason, Scored, TextStream};
+use fox_infer::{FinishReason, ScoredToken, TextDecoder};
 
 use serde_json::{Map, Value, json};
 
@@ -68,7 +68,7 @@ impl Delta {
 /// The state of an answer.
 pub(crate) struct Choice {
     index: usize,
-    stream: TextStream,
+    stream: TextDecoder,
     /// Alternatives per token, when log-probabilities are wanted.
     logprobs: Option<usize>,
     /// Ids that end the answer and have no text.
@@ -94,7 +94,7 @@ impl Choice {
         };
         Ok(Choice {
             index,
-            stream: TextStream::new(&app.tokenizer, &prompt.ids, &request.stops),
+            stream: TextDecoder::new(&app.tokenizer, &prompt.ids, &request.stops),
             logprobs: request.logprobs,
             end_ids,
             told,
@@ -108,7 +108,7 @@ impl Choice {
         &self,
         app: &App,
         request: &CompletionRequest,
-        scores: &[Scored],
+        scores: &[ScoredToken],
     ) -> ApiResult<Delta> {
         let prompt = &request.prompts[self.index / request.best_of];
         let mut delta = Delta { index: self.index, ..Delta::default() };
@@ -121,7 +121,7 @@ impl Choice {
         if !request.echo || (request.logprobs.is_none() && !scores.is_empty()) {
             return Ok(delta);
         }
-        let mut stream = TextStream::new(&app.tokenizer, &[], &[]);
+        let mut stream = TextDecoder::new(&app.tokenizer, &[], &[]);
         let mut offset = 0;
         for (i, &id) in prompt.ids.iter().enumerate() {
             if let Some(count) = self.logprobs {
@@ -139,7 +139,7 @@ impl Choice {
     }
 
     /// The next token.
-    pub fn push(&mut self, app: &App, scored: &Scored) -> ApiResult<Delta> {
+    pub fn push(&mut self, app: &App, scored: &ScoredToken) -> ApiResult<Delta> {
         if let Some(count) = self.logprobs {
             let offset = self.told + self.stream.held().chars().count();
             self.waiting.push_back(entry(app, scored.id, Some(scored), count, offset)?);
@@ -190,7 +190,7 @@ fn prompt_text(app: &App, prompt: &Prompt) -> ApiResult<String> {
 fn entry(
     app: &App,
     id: i32,
-    scored: Option<&Scored>,
+    scored: Option<&ScoredToken>,
     count: usize,
     offset: usize,
 ) -> ApiResult<Entry> {
@@ -216,7 +216,7 @@ fn entry(
 
 /// A list with null for the first token and `{ID: {logprob, rank, decoded_token}}` for the others; the rank is
 /// known for the likeliest `count`.
-fn prompt_logprobs(app: &App, scores: &[Scored], count: usize) -> ApiResult<Value> {
+fn prompt_logprobs(app: &App, scores: &[ScoredToken], count: usize) -> ApiResult<Value> {
     let mut list = vec![Value::Null];
     for scored in scores {
         if scored.logprob.is_nan() {

@@ -1,23 +1,23 @@
-//! Answers as server-sent events.
+//! Generation as server-sent events.
 
 use std::task::{Context, Poll};
 
 use hyper::body::Bytes;
 use serde::Serialize;
 
-use super::answers::Answers;
+use super::generation::Generation;
 use super::wire::Head;
 
 /// A stream of chunks that ends with `[DONE]`.
 pub(crate) struct Events {
-    answers: Answers,
+    answers: Generation,
     head: Head,
     begun: bool,
     over: bool,
 }
 
 impl Events {
-    pub fn new(answers: Answers, head: Head) -> Events {
+    pub fn new(answers: Generation, head: Head) -> Events {
         Events { answers, head, begun: false, over: false }
     }
 

@@ -1,8 +1,8 @@
 //! `/v1/completions` and `/v1/chat/completions`: from JSON to the engine and back, whole or as events.
 
-mod answers;
 mod choice;
 mod events;
+mod generation;
 mod prompt;
 mod request;
 mod wire;
@@ -19,22 +19,22 @@ use hyper::{Response, StatusCode};
 use crate::app::App;
 use crate::body::{Body, event_response, json_response};
 use crate::error::ApiResult;
-use answers::Answers;
+use generation::Generation;
 use request::CompletionRequest;
-use wire::{Head, WholeChoice};
+use wire::{FullChoice, Head};
 
-/// Answers a request.
+/// Generation a request.
 pub(crate) async fn complete(app: Arc<App>, kind: Kind, body: Bytes) -> ApiResult<Response<Body>> {
     let request =
         app.parse(body, move |app, body| CompletionRequest::parse(app, kind, body)).await?;
     let head = Head::new(&app.name, kind);
     let unknown = request.unknown.clone();
     let stream = request.stream;
-    let mut answers = Answers::ask(app, request)?;
+    let mut answers = Generation::ask(app, request)?;
     if stream {
         return Ok(unknown.tell(event_response(Events::new(answers, head))));
     }
-    let mut choices: Vec<WholeChoice> = (0..answers.len()).map(WholeChoice::new).collect();
+    let mut choices: Vec<FullChoice> = (0..answers.len()).map(FullChoice::new).collect();
     while let Some(delta) = answers.next().await? {
         choices[delta.index].add(delta);
     }
@@ -46,13 +46,13 @@ pub(crate) async fn complete(app: Arc<App>, kind: Kind, body: Bytes) -> ApiResul
 
 /// The `n` answers of every `best_of` with the largest mean log-probability, best first; all in order when
 /// there is nothing to choose.
-fn best(mut choices: Vec<WholeChoice>, n: usize, best_of: usize) -> Vec<WholeChoice> {
+fn best(mut choices: Vec<FullChoice>, n: usize, best_of: usize) -> Vec<FullChoice> {
     if n == best_of {
         return choices;
     }
     let mut kept = Vec::new();
     while !choices.is_empty() {
-        let mut group: Vec<WholeChoice> = choices.drain(..best_of).collect();
+        let mut group: Vec<FullChoice> = choices.drain(..best_of).collect();
         group.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
         kept.extend(group.into_iter().take(n));
     }

@@ -10,7 +10,7 @@ use super::Prompt;
 use crate::app::{App, random};
 use crate::chat;
 use crate::error::{ApiError, ApiResult};
-use crate::fields::{Fields, Unknown};
+use crate::fields::{Fields, UnknownFields};
 use crate::models;
 
 /// Tokens that are generated when the request does not say: as OpenAI has it for completions; an answer in a
@@ -50,9 +50,9 @@ pub(crate) enum Kind {
 pub(crate) struct CompletionRequest {
     pub kind: Kind,
     pub prompts: Vec<Prompt>,
-    /// Answers per prompt.
+    /// Generation per prompt.
     pub n: usize,
-    /// Answers per prompt that are made, of which the `n` with the largest mean log-probability are given.
+    /// Generation per prompt that are made, of which the `n` with the largest mean log-probability are given.
     pub best_of: usize,
     pub max_tokens: usize,
     pub min_tokens: usize,
@@ -71,7 +71,7 @@ pub(crate) struct CompletionRequest {
     pub prompt_logprobs: Option<usize>,
     pub stream: bool,
     pub include_usage: bool,
-    pub unknown: Unknown,
+    pub unknown: UnknownFields,
 }
 
 /// `stop` is one string or several.
@@ -277,7 +277,7 @@ fn stops(fields: &mut Fields) -> ApiResult<Vec<String>> {
 }
 
 /// Of a stream; without one it has no effect.
-fn include_usage(fields: &mut Fields, strict: bool) -> ApiResult<(bool, Unknown)> {
+fn include_usage(fields: &mut Fields, strict: bool) -> ApiResult<(bool, UnknownFields)> {
     let mut options = fields.inner("stream_options")?;
     let include = options.take("include_usage")?.unwrap_or(false);
     options.drop(&["include_obfuscation", "continuous_usage_stats"]);

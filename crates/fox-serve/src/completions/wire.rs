@@ -70,12 +70,12 @@ impl Head {
     /// A whole response.
     pub fn whole<'a>(
         &'a self,
-        choices: &'a [WholeChoice],
+        choices: &'a [FullChoice],
         usage: Usage,
-    ) -> Message<'a, Vec<ChoicePart<'a>>> {
-        let (object, part): (_, fn(&'a Delta) -> ChoicePart<'a>) = match self.kind {
-            Kind::Text => ("text_completion", ChoicePart::text),
-            Kind::Chat => ("chat.completion", ChoicePart::message),
+    ) -> Message<'a, Vec<ChoiceJson<'a>>> {
+        let (object, part): (_, fn(&'a Delta) -> ChoiceJson<'a>) = match self.kind {
+            Kind::Text => ("text_completion", ChoiceJson::text),
+            Kind::Chat => ("chat.completion", ChoiceJson::message),
         };
         let choices = choices.iter().map(|choice| part(&choice.0)).collect();
         self.message(object, choices, Some(usage.json()))
@@ -100,10 +100,10 @@ impl Head {
         &'a self,
         delta: &'a Delta,
         include_usage: bool,
-    ) -> Message<'a, [ChoicePart<'a>; 1]> {
+    ) -> Message<'a, [ChoiceJson<'a>; 1]> {
         let part = match self.kind {
-            Kind::Text => ChoicePart::text(delta),
-            Kind::Chat => ChoicePart::delta(delta),
+            Kind::Text => ChoiceJson::text(delta),
+            Kind::Chat => ChoiceJson::delta(delta),
         };
         self.message(self.chunk_object(), [part], include_usage.then_some(Value::Null))
     }
@@ -115,11 +115,11 @@ impl Head {
 }
 
 /// An answer that is not streamed.
-pub(crate) struct WholeChoice(Delta);
+pub(crate) struct FullChoice(Delta);
 
-impl WholeChoice {
+impl FullChoice {
     pub fn new(index: usize) -> Self {
-        WholeChoice(Delta { index, ..Delta::default() })
+        FullChoice(Delta { index, ..Delta::default() })
     }
 
     pub fn add(&mut self, delta: Delta) {
@@ -146,7 +146,7 @@ impl WholeChoice {
 /// A choice, or what is new of it.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(crate) enum ChoicePart<'a> {
+pub(crate) enum ChoiceJson<'a> {
     Text {
         text: &'a str,
         index: usize,
@@ -183,10 +183,10 @@ pub(crate) struct ChatDelta<'a> {
     content: &'a str,
 }
 
-impl<'a> ChoicePart<'a> {
+impl<'a> ChoiceJson<'a> {
     fn text(delta: &'a Delta) -> Self {
         let entries = &delta.entries;
-        ChoicePart::Text {
+        ChoiceJson::Text {
             text: &delta.text,
             index: delta.index,
             logprobs: (!entries.is_empty()).then(|| Logprobs::new(entries)),
@@ -196,7 +196,7 @@ impl<'a> ChoicePart<'a> {
     }
 
     fn message(delta: &'a Delta) -> Self {
-        ChoicePart::Message {
+        ChoiceJson::Message {
             index: delta.index,
             message: ChatMessage { role: "assistant", content: &delta.text },
             logprobs: ChatLogprobs::new(&delta.entries),
@@ -206,7 +206,7 @@ impl<'a> ChoicePart<'a> {
     }
 
     fn delta(delta: &'a Delta) -> Self {
-        ChoicePart::Delta {
+        ChoiceJson::Delta {
             index: delta.index,
             delta: ChatDelta { content: &delta.text },
             logprobs: ChatLogprobs::new(&delta.entries),

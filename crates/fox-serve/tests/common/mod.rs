@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use fox_data::Tokenizer;
 use fox_infer::{Engine, EngineOptions};
 use fox_model::{Model, ModelConfig};
-use fox_serve::{ServeOptions, Served, Server, Stopper};
+use fox_serve::{ServeOptions, ServedModel, Server, ShutdownHandle};
 use serde_json::Value;
 
 /// A running server; dropping it stops it and waits for its end.
 pub struct Running {
     pub address: SocketAddr,
     pub engine: Engine,
-    pub stopper: Stopper,
+    pub stopper: ShutdownHandle,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -41,10 +41,10 @@ pub fn serve_with(engine: EngineOptions, options: ServeOptions) -> Running {
 pub fn serve_model(model: Model, engine: EngineOptions, options: ServeOptions) -> Running {
     let engine = Engine::start(model, engine).unwrap();
     let tokenizer = Tokenizer::from_name("bytes").unwrap();
-    let served = Served { name: "tiny".into(), engine: engine.clone(), tokenizer };
+    let served = ServedModel { name: "tiny".into(), engine: engine.clone(), tokenizer };
     let options = ServeOptions { address: ([127, 0, 0, 1], 0).into(), ..options };
     let server = Server::bind(served, options).unwrap();
-    let (address, stopper) = (server.address().unwrap(), server.stopper());
+    let (address, stopper) = (server.address().unwrap(), server.shutdown_handle());
     let thread = Some(std::thread::spawn(move || server.run().unwrap()));
     Running { address, engine, stopper, thread }
 }

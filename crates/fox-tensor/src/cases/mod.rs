@@ -9,7 +9,6 @@ mod composed;
 mod frozen;
 mod layouts;
 mod memory;
-mod rng;
 
 pub use crate::ops::attention::cases::{
     AttentionCase, Gates, Pruning, large_attention, random_attention,
@@ -17,12 +16,17 @@ pub use crate::ops::attention::cases::{
 pub use crate::ops::paged::cases::{CasePages, PagedCase, PagedSequence};
 pub use crate::ops::scan::cases::{Decay, ScanCase, Strength, random_scan, scan};
 pub use crate::ops::stick::cases::random_stick_breaking;
+pub use fox_base::random::SplitMix64 as Rng;
 pub(crate) use layouts::recurrent_layouts;
-pub use rng::{Rng, round};
 
 use fox_base::difference;
 
 use crate::{Device, Error, Gradients, Result, Tape, Tensor, Var};
+
+/// The nearest f32.
+pub fn round(x: f64) -> f64 {
+    f64::from(x as f32)
+}
 
 /// Values of an input.
 #[derive(Clone, Debug)]

@@ -24,17 +24,17 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Naive {
     meter: Arc<Meter>,
-    thrifty: bool,
+    optional_ops: bool,
 }
 
 impl Naive {
     /// One that prefers memory to time, takes linear layers in groups and uses pages again, as a GPU does: for tests.
-    pub fn thrifty() -> Self {
-        Naive { thrifty: true, ..Naive::default() }
+    pub fn with_optional_ops() -> Self {
+        Naive { optional_ops: true, ..Naive::default() }
     }
 
-    pub(crate) fn is_thrifty(&self) -> bool {
-        self.thrifty
+    pub(crate) fn has_optional_ops(&self) -> bool {
+        self.optional_ops
     }
 
     pub(crate) fn tensor(
@@ -81,8 +81,8 @@ impl Backend for Naive {
     }
 
     fn caps(&self) -> Caps<'_> {
-        let recompute = self.thrifty.then_some(self as &dyn RecomputeOps);
-        let linear_group = self.thrifty.then_some(self as &dyn LinearGroupOps);
+        let recompute = self.optional_ops.then_some(self as &dyn RecomputeOps);
+        let linear_group = self.optional_ops.then_some(self as &dyn LinearGroupOps);
         Caps { recompute, linear_group, paged: Some(self), slots: Some(self), ..Caps::default() }
     }
 }

@@ -34,14 +34,15 @@ mod time_step;
 mod update;
 
 pub use decode::{
-    AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection, DecodeRow,
-    DecodeWeights, LayerPast, SampledToken, SlotDecodeOps, SlotDecoder, TokenDraw, slot_state,
+    AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection,
+    DecodeRow, DecodeWeights, LayerPast, SampledToken, SlotDecodeOps, SlotDecoder, TokenDraw,
+    slot_state,
 };
 pub use paged::{
     NewKeys, PAGE, Page, PageMut, PagePart, PageShape, PageTable, PagedKeys, PagedOps, PagedSpec,
     Slab, gate_totals, gathered_attention, held_pages, page_parts, write_pages,
 };
-pub use peers::{OwnedTensor, PeerOps, PeerPlace};
+pub use peers::{OwnedTensor, PeerOps, RankInfo};
 pub use recompute::RecomputeOps;
 
 use crate::cases::Case;

@@ -10,7 +10,7 @@ use crate::{
 /// run the forward once more; a device that reads the operands once for both writes its own.
 pub trait RecomputeOps: NormOps + GatedNormOps + GluOps {
     /// [`NormOps::add_rms_norm_bwd`] that also gives `y` once more.
-    fn add_rms_norm_bwd_again(
+    fn add_rms_norm_bwd_with_output(
         &self,
         dy: &Tensor,
         dsum: Option<Tensor>,
@@ -24,7 +24,7 @@ pub trait RecomputeOps: NormOps + GatedNormOps + GluOps {
 
     /// [`GatedNormOps::gated_norm_bwd`] that also gives the output once more, in place of `dy` where
     /// nobody else holds it.
-    fn gated_norm_bwd_again(
+    fn gated_norm_bwd_with_output(
         &self,
         dy: Tensor,
         inputs: &GatedNormInputs<'_>,
@@ -34,7 +34,12 @@ pub trait RecomputeOps: NormOps + GatedNormOps + GluOps {
 
     /// [`GluOps::glu_bwd`] that also gives the output once more: `(dx, y)`, in place of `x` and `dy` where
     /// nobody else holds them.
-    fn glu_bwd_again(&self, dy: Tensor, x: Tensor, act: Activation) -> Result<(Tensor, Tensor)> {
+    fn glu_bwd_with_output(
+        &self,
+        dy: Tensor,
+        x: Tensor,
+        act: Activation,
+    ) -> Result<(Tensor, Tensor)> {
         Ok((self.glu_bwd(&dy, &x, act)?, self.glu_fwd(&x, act)?))
     }
 }

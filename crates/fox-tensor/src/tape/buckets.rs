@@ -8,7 +8,7 @@ use super::{Gradients, ParamId};
 use crate::{Error, Result, Tensor};
 
 /// Takes complete gradients, in the order of the parameters. They stay where they are.
-pub type Taker = Box<dyn FnMut(&mut [(ParamId, &mut Tensor)]) -> Result<()> + Send>;
+pub type BucketSink = Box<dyn FnMut(&mut [(ParamId, &mut Tensor)]) -> Result<()> + Send>;
 
 /// Complete gradients on their way.
 pub(super) struct Buckets {
@@ -16,7 +16,7 @@ pub(super) struct Buckets {
     expected: Vec<u32>,
     /// Bytes of a full bucket.
     bytes: usize,
-    taker: Taker,
+    taker: BucketSink,
     /// Complete, not handed over yet.
     ready: Vec<ParamId>,
     handed_over: Vec<bool>,
@@ -24,26 +24,26 @@ pub(super) struct Buckets {
 
 impl Gradients {
     /// Hands gradients to `taker` in buckets of about `bytes` as they become complete in the next backward pass, which
-    /// adds `expected` terms to each parameter, see [`Gradients::terms`]. What remains is
-    /// [`Gradients::remaining_mut`].
-    pub fn hand_over(&mut self, expected: Vec<u32>, bytes: usize, taker: Taker) {
+    /// adds `expected` terms to each parameter, see [`Gradients::term_counts`]. What remains is
+    /// [`Gradients::unsent_mut`].
+    pub fn set_bucket_sink(&mut self, expected: Vec<u32>, bytes: usize, taker: BucketSink) {
         self.terms.clear();
         let handed_over = vec![false; expected.len()];
         self.buckets = Some(Buckets { expected, bytes, taker, ready: Vec::new(), handed_over });
     }
 
-    /// How many terms each parameter got since the gradients were made or [`Gradients::hand_over`] was called.
-    pub fn terms(&self) -> &[u32] {
+    /// How many terms each parameter got since the gradients were made or [`Gradients::set_bucket_sink`] was called.
+    pub fn term_counts(&self) -> &[u32] {
         &self.terms
     }
 
     /// Forgets how many terms there were, so that the next pass can be counted.
-    pub fn restart_terms(&mut self) {
+    pub fn reset_term_counts(&mut self) {
         self.terms.clear();
     }
 
     /// The gradients that were not handed over, in order.
-    pub fn remaining_mut(&mut self) -> impl Iterator<Item = (ParamId, &mut Tensor)> {
+    pub fn unsent_mut(&mut self) -> impl Iterator<Item = (ParamId, &mut Tensor)> {
         let gone = self.buckets.as_ref().map_or(&[][..], |buckets| &buckets.handed_over);
         let all = self.params.iter_mut().enumerate();
         all.filter(|(i, _)| !gone.get(*i).is_some_and(|gone| *gone))
@@ -120,7 +120,7 @@ mod tests {
 
     type Seen = Arc<Mutex<Vec<Vec<(usize, Vec<f32>)>>>>;
 
-    fn recorder(seen: &Seen) -> Taker {
+    fn recorder(seen: &Seen) -> BucketSink {
         let seen = Arc::clone(seen);
         Box::new(move |bucket| {
             let values = bucket.iter().map(|(id, grad)| Ok((id.0, grad.to_f32()?)));
@@ -133,15 +133,15 @@ mod tests {
     fn gradients_are_handed_over_when_their_last_term_has_come() {
         let mut first = Gradients::default();
         pass(&mut first).unwrap();
-        assert_eq!(first.terms(), [2, 0, 1]);
+        assert_eq!(first.term_counts(), [2, 0, 1]);
         let whole = |id| first.get(ParamId(id)).unwrap().to_f32().unwrap();
         let seen = Seen::default();
         let mut gradients = Gradients::default();
-        gradients.hand_over(first.terms().to_vec(), 1, recorder(&seen));
+        gradients.set_bucket_sink(first.term_counts().to_vec(), 1, recorder(&seen));
         pass(&mut gradients).unwrap();
         // The matrix comes first: the table gets its second term from the embedding at the very end.
         assert_eq!(*seen.lock().unwrap(), [[(2, whole(2))], [(0, whole(0))]]);
-        assert_eq!(gradients.remaining_mut().count(), 0);
+        assert_eq!(gradients.unsent_mut().count(), 0);
     }
 
     #[test]
@@ -151,22 +151,22 @@ mod tests {
         let seen = Seen::default();
         let mut gradients = Gradients::default();
         // The matrix has 16 bytes, the table 24.
-        gradients.hand_over(first.terms().to_vec(), 20, recorder(&seen));
+        gradients.set_bucket_sink(first.term_counts().to_vec(), 20, recorder(&seen));
         pass(&mut gradients).unwrap();
         let ids = |bucket: &Vec<(usize, Vec<f32>)>| bucket.iter().map(|(id, _)| *id).collect();
         let buckets: Vec<Vec<usize>> = seen.lock().unwrap().iter().map(ids).collect();
         assert_eq!(buckets, [[0, 2]]);
         let mut gradients = Gradients::default();
-        gradients.hand_over(first.terms().to_vec(), 1000, recorder(&seen));
+        gradients.set_bucket_sink(first.term_counts().to_vec(), 1000, recorder(&seen));
         pass(&mut gradients).unwrap();
-        let remaining: Vec<usize> = gradients.remaining_mut().map(|(id, _)| id.0).collect();
+        let remaining: Vec<usize> = gradients.unsent_mut().map(|(id, _)| id.0).collect();
         assert_eq!(remaining, [0, 2]);
     }
 
     #[test]
     fn a_term_that_comes_too_late_is_an_error() {
         let mut gradients = Gradients::default();
-        gradients.hand_over(vec![1, 0, 1], 1, Box::new(|_| Ok(())));
+        gradients.set_bucket_sink(vec![1, 0, 1], 1, Box::new(|_| Ok(())));
         let error = pass(&mut gradients).unwrap_err().to_string();
         assert!(
             error.contains("parameter 0 got a term after its gradient was handed over"),

@@ -15,12 +15,12 @@
 mod buckets;
 mod check;
 mod custom;
-mod earlier;
+mod preceding;
 mod saved;
 
-pub use buckets::Taker;
+pub use buckets::BucketSink;
 pub use custom::CustomOp;
-pub use earlier::{EarlierRows, OwnKeys, WithEarlier};
+pub use preceding::{ExtendedKeys, LocalKeys, PrecedingRows};
 
 use std::sync::Arc;
 
@@ -206,9 +206,9 @@ pub struct Tape<'m> {
     pub(crate) device: Device,
     pub(crate) recording: bool,
     /// Whether the results of cheap ops are computed again in the backward rather than kept.
-    thrifty: bool,
+    recompute_cheap: bool,
     /// Where the beginnings of its sequences are.
-    earlier: Option<Arc<dyn EarlierRows>>,
+    preceding: Option<Arc<dyn PrecedingRows>>,
     steps: Vec<Step<'m>>,
     values: usize,
 }
@@ -216,12 +216,12 @@ pub struct Tape<'m> {
 impl<'m> Tape<'m> {
     /// A tape that records, for training.
     pub fn recording(device: &Device) -> Self {
-        let thrifty = device.backend().caps().recompute.is_some();
+        let recompute_cheap = device.backend().caps().recompute.is_some();
         Tape {
             device: device.clone(),
             recording: true,
-            thrifty,
-            earlier: None,
+            recompute_cheap,
+            preceding: None,
             steps: Vec::new(),
             values: 0,
         }
@@ -271,8 +271,8 @@ impl<'m> Tape<'m> {
     where
         F: Fn(&mut Tape<'m>, &[Var]) -> Result<Vec<Var>> + 'm,
     {
-        let earlier = self.earlier.clone();
-        let mut quiet = Tape { earlier: earlier.clone(), ..Tape::inference(&self.device) };
+        let preceding = self.preceding.clone();
+        let mut quiet = Tape { preceding: preceding.clone(), ..Tape::inference(&self.device) };
         let outputs = block(&mut quiet, inputs)?;
         let outputs: Vec<Var> =
             outputs.into_iter().map(|out| self.output(out.value, true)).collect();
@@ -281,7 +281,8 @@ impl<'m> Tape<'m> {
             let outs: Vec<Slot> = outputs.iter().map(|out| out.slot).collect();
             self.push(move |flow| {
                 // One block at a time: its cheap results need not be computed a third time.
-                let mut tape = Tape { thrifty: false, earlier, ..Tape::recording(&device) };
+                let mut tape =
+                    Tape { recompute_cheap: false, preceding, ..Tape::recording(&device) };
                 let leaves: Vec<Var> =
                     inputs.iter().map(|input| tape.leaf(input.value.clone())).collect();
                 let again = block(&mut tape, &leaves)?;
@@ -341,7 +342,7 @@ impl<'m> Tape<'m> {
         make: impl Fn(&Device) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Var {
         let mut out = self.output(value, needs_grad);
-        if self.recording && self.thrifty {
+        if self.recording && self.recompute_cheap {
             let device = self.device.clone();
             out.again = Some(Saved::again(can_wait, move || make(&device)));
         }

@@ -10,7 +10,6 @@ use fox_model::{Model, WriteOptions};
 use fox_tensor::Device;
 
 use super::{RunState, manifest, optimizer_state};
-use crate::agreement::agree;
 use crate::optimizer::{OptimizerRecipe, Updater};
 use crate::recipe::{CheckpointRecipe, TrainingRecipe, Weights};
 use crate::{Error, Recipe, Result, files, tuning};
@@ -89,7 +88,7 @@ impl CheckpointStore {
     pub fn write(&self, model: &Model, updater: &Updater, state: &RunState) -> Result<PathBuf> {
         let group = updater.group();
         let last = if group.is_first() { self.steps()?.last().copied() } else { None };
-        let last = agree(group, last)?;
+        let last = group.broadcast_value(last)?;
         if last != Some(state.step) {
             let written = self.write_aside(model, updater, state);
             written.map_err(|cause| match cause {

@@ -199,11 +199,11 @@ impl Updater {
             return Ok(StepReport { grad_norm: 0.0, clip_scale: 1.0, skipped: true });
         };
         // Some may be on their way since the backward pass.
-        let shared = gradients.remaining_mut().map(|(id, tensor)| {
+        let shared = gradients.unsent_mut().map(|(id, tensor)| {
             let owner = self.owners[id.0];
             Owned { owner, tensor }
         });
-        self.group.sum_at_owners(&mut shared.collect::<Vec<_>>())?;
+        self.group.reduce_to_owners(&mut shared.collect::<Vec<_>>())?;
         let grad_norm = self.squares(&device, &gradients)?.sqrt();
         if !grad_norm.is_finite() {
             return Ok(StepReport { grad_norm, clip_scale: 0.0, skipped: true });

@@ -16,7 +16,7 @@
 //! `[gate | up]` of the MLP, are orthogonalised one by one, see [`ParamSpec::matrices`].
 
 use fox_model::{ParamGroup, ParamSpec};
-use fox_tensor::{Blend, Device, MatrixStack, StackPart};
+use fox_tensor::{Blend, Device, MatrixStack, StackedMatrix};
 use serde::{Deserialize, Serialize};
 
 use super::{AdamW, Optimizer, Rule, StepInput, Trained};
@@ -143,7 +143,7 @@ impl Optimizer for Muon {
             let cols = param.spec.dims[1];
             let scale = |rows: usize| self.scale.of(rows, cols) as f32;
             let parts =
-                param.spec.matrices.iter().map(|&rows| StackPart { rows, factor: scale(rows) });
+                param.spec.matrices.iter().map(|&rows| StackedMatrix { rows, factor: scale(rows) });
             stacks.push(MatrixStack::new(param.grad, parts.collect())?);
         }
         backend.orthogonalize(&mut stacks, self.newton_schulz_steps)?;

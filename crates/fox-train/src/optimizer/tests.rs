@@ -1,7 +1,7 @@
 //! What all optimizers have in common, and AdamW.
 
 use super::*;
-use crate::Portion;
+use crate::RankShard;
 use crate::recipe::Reduction;
 use fox_data::{Batch, LoaderState};
 use fox_model::{DecayTime, ForgetGate, ForgettingConfig, ForwardOptions, Model, ModelConfig};
@@ -23,7 +23,7 @@ pub(super) fn gradients(model: &Model) -> Gradients {
     let labels = ids.iter().map(|id| (id + 1) % 16).collect();
     let batch = Batch { inputs: ids, labels, batch: 1, time: 24, boundaries: None, state };
     let (micro_batch, reduction) = (1, Reduction::Running);
-    let portion = Portion { rows: 0..1, context: None, micro_batch, reduction };
+    let portion = RankShard { rows: 0..1, context: None, micro_batch, reduction };
     crate::gradient(model, &batch, &portion, &ForwardOptions::default()).unwrap().0
 }
 

@@ -77,7 +77,7 @@ impl Recipe {
         };
         self.training.freeze(model.params_mut());
         if let Some([min, max]) = self.training.gate_memory
-            && !model.begin_with_memory(DecayTime { min, max })?
+            && !model.init_decay_times(DecayTime { min, max })?
         {
             return Err(self.without_gates());
         }

@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let from = reader.model_type();
     let model_type = match from.layout() == args.to {
         true => from,
-        false => config.natural_type(args.to),
+        false => config.default_model_type(args.to),
     };
     let dtype = match args.dtype {
         DtypeName::F32 => FileDtype::F32,

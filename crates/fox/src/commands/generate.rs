@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use fox_infer::{
-    Engine, Event, FinishReason, Finished, Refusal, Request, Sampling, Scored, TextStream,
+    Engine, Event, FinishReason, Finished, Refusal, Request, Sampling, ScoredToken, TextDecoder,
 };
 use serde_json::json;
 
@@ -78,7 +78,7 @@ pub struct Args {
 #[derive(Default)]
 struct Answer {
     text: String,
-    tokens: Vec<Scored>,
+    tokens: Vec<ScoredToken>,
     stopped: bool,
     /// Whether the standard output was closed meanwhile.
     unread: bool,
@@ -126,7 +126,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             }
             other => other.map_err(|refusal| anyhow::anyhow!(advice(&refusal)))?,
         };
-        answers.push((completion, TextStream::new(&tokenizer, &prompt, &args.stop)));
+        answers.push((completion, TextDecoder::new(&tokenizer, &prompt, &args.stop)));
     }
     let mut texts = Vec::new();
     for (i, (completion, stream)) in answers.into_iter().enumerate() {
@@ -162,11 +162,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn advice(refusal: &Refusal) -> String {
     let words = refusal.to_string();
     match refusal {
-        // The engine's sentence begins with the name of the option.
-        Refusal::Sampling(_) => match words.split_once(' ') {
-            Some((name, rest)) => format!("--{} {rest}", name.replace('_', "-")),
-            None => words,
-        },
+        Refusal::Parameter { parameter, rule } => {
+            format!("--{} {rule}", parameter.replace('_', "-"))
+        }
+        Refusal::NeverFits { needed, budget } => {
+            format!("the request needs {needed} bytes of cache, but --cache allows {budget}")
+        }
         Refusal::UnknownToken { .. } => {
             format!("{words}; name the model's own tokenizer with --tokenizer")
         }
@@ -207,7 +208,11 @@ impl Args {
 }
 
 /// Reads an answer to its end, printing it as it comes when `live`; ends when nobody reads that.
-fn read(events: impl Iterator<Item = Event>, mut stream: TextStream, live: bool) -> Result<Answer> {
+fn read(
+    events: impl Iterator<Item = Event>,
+    mut stream: TextDecoder,
+    live: bool,
+) -> Result<Answer> {
     let mut answer = Answer::default();
     for event in events {
         let piece = match event {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use fox_model::{Retrofit, retrofit_checkpoint};
+use fox_model::{RetrofitOptions, retrofit_checkpoint};
 
 use crate::output;
 
@@ -34,7 +34,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let options = Retrofit { memory: args.memory.clone(), output_gate: args.output_gate };
+    let options = RetrofitOptions { memory: args.memory.clone(), output_gate: args.output_gate };
     let made = retrofit_checkpoint(&args.input, &args.output, &options)?;
     output::print(&format!(
         "{} ({}) -> {} ({}), {} parameters, {} of them new; a gate forgets {:.1e} nat per token\n",

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_base::difference::relative_error;
-use fox_model::{Report, Tolerances, verify_dump};
+use fox_model::{Tolerances, VerifyReport, verify_dump};
 use fox_tensor::cases::{self, AttentionCase, Case, CaseResult, Data, PagedCase};
 use fox_tensor::{DType, Device, Error};
 
@@ -357,7 +357,7 @@ fn check_dumps(args: &Args, device: &Device) -> Result<bool> {
     Ok(passed)
 }
 
-fn verdict(report: &Report) -> String {
+fn verdict(report: &VerifyReport) -> String {
     let failed: Vec<_> = report.checks.iter().filter(|check| !check.passed()).collect();
     if failed.is_empty() {
         return format!("{} comparisons agree", report.checks.len());

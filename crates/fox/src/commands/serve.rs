@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use fox_infer::Engine;
-use fox_serve::{AccessLog, ChatTemplate, ServeOptions, Served, Server};
+use fox_serve::{AccessLog, ChatTemplate, ServeOptions, ServedModel, Server};
 use serde_json::Value;
 
 use crate::engine::GenerationArgs;
@@ -91,7 +91,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let name = opened.name.clone();
     let engine = Engine::start(opened.model, options)?;
     let cache = output::bytes(engine.options().cache_bytes as f64);
-    let server = Server::bind(Served { name: opened.name, engine, tokenizer }, serve_options)?;
+    let server = Server::bind(ServedModel { name: opened.name, engine, tokenizer }, serve_options)?;
     let address = server.address()?;
     stop_on_signal(&server)?;
     output::note(&format!(
@@ -203,7 +203,7 @@ fn seconds(flag: &str, value: f64) -> Result<Duration> {
 
 /// The first signal drains, the second ends the process.
 fn stop_on_signal(server: &Server) -> Result<()> {
-    let stopper = server.stopper();
+    let stopper = server.shutdown_handle();
     signals::on_stop(move || {
         output::note("stopping: running requests may end; once more to stop at once");
         stopper.stop();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use fox_model::{Check, Report, Tolerances, verify_dump};
+use fox_model::{Tolerances, VerifyCheck, VerifyReport, verify_dump};
 use serde_json::{Value, json};
 
 use crate::device::DeviceArgs;
@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for dir in &args.dirs {
         // One folder that cannot be read does not hide the others.
         let result = verify_dump(dir, &device, &tolerances);
-        all_passed &= result.as_ref().is_ok_and(Report::passed);
+        all_passed &= result.as_ref().is_ok_and(VerifyReport::passed);
         match result {
             Ok(report) if args.json => documents.push(document(dir, &report)),
             Ok(report) => output::print(&text(dir, &report))?,
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if all_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn text(dir: &Path, report: &Report) -> String {
+fn text(dir: &Path, report: &VerifyReport) -> String {
     let mut rows = vec![["", "error", "tolerance", ""].map(String::from).to_vec()];
     rows.extend(report.checks.iter().map(row));
     let failed = report.checks.iter().filter(|check| !check.passed()).count();
@@ -85,14 +85,14 @@ fn text(dir: &Path, report: &Report) -> String {
     )
 }
 
-fn row(check: &Check) -> Vec<String> {
+fn row(check: &VerifyCheck) -> Vec<String> {
     let number = |x: f64| if x == 0.0 { "0".to_string() } else { format!("{x:.2e}") };
     let mark = if check.passed() { "ok" } else { "FAIL" };
     vec![check.name.clone(), number(check.error), number(check.tolerance), mark.to_string()]
 }
 
-fn document(dir: &Path, report: &Report) -> Value {
-    let check = |check: &Check| {
+fn document(dir: &Path, report: &VerifyReport) -> Value {
+    let check = |check: &VerifyCheck| {
         json!({
             "name": check.name, "error": check.error,
             "tolerance": check.tolerance, "passed": check.passed(),

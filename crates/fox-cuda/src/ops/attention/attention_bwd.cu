@@ -13,13 +13,13 @@
 constexpr int BLOCK = 64;
 constexpr int THREADS = 128;
 constexpr int PITCH = HEAD_DIM + 8;
-constexpr int PARTS = HEAD_DIM > 128 ? 2 : 1;
-constexpr int PART = HEAD_DIM / PARTS;
+constexpr int COLUMN_SPLITS = HEAD_DIM > 128 ? 2 : 1;
+constexpr int SPLIT_COLUMNS = HEAD_DIM / COLUMN_SPLITS;
 
 // The side that stays (64 rows of two operands) and the one that streams by.
 struct Shared {
-    alignas(16) u16 own[2][BLOCK * PITCH];
-    alignas(16) u16 other[2][STEP * PITCH];
+    alignas(16) u16 resident[2][BLOCK * PITCH];
+    alignas(16) u16 streamed[2][STEP * PITCH];
     alignas(16) float4 rows[STEP];
     alignas(16) float bias[STEP];
 };
@@ -56,26 +56,26 @@ DEVICE void store_rows(u16* out, const float (&x)[COLUMNS / 2], int column0, int
     }
 }
 
-// Grid (n_tiles, kv_heads, PARTS).
+// Grid (n_tiles, kv_heads, COLUMN_SPLITS).
 extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_keys(const TwoPassParams p) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& sh = *reinterpret_cast<Shared*>(memory);
     const BlockRef ref = p.n_tiles[blockIdx.x];
     const Segment seg = p.segments[ref.segment];
-    const int kv_head = blockIdx.y, part = blockIdx.z * PART, n = ref.block;
+    const int kv_head = blockIdx.y, column_first = blockIdx.z * SPLIT_COLUMNS, n = ref.block;
     const int offset = seg.k_len - seg.q_len, first = n * BLOCK;
     const int keys = min(BLOCK, seg.k_len - first);
     const int q_stride = p.heads * p.head_dim, k_stride = p.kv_heads * p.head_dim;
     const int warp_row = threadIdx.x / 32 * 16, lane = threadIdx.x % 32, column0 = 2 * (lane % 4);
     const int key = first + warp_row + lane / 4;  // and key + 8
     load_rows_async<BLOCK, HEAD_DIM, PITCH, THREADS>(
-        sh.own[0], head_rows(p.k, seg.k_start + first, p.kv_heads, kv_head, p.head_dim), keys,
+        sh.resident[0], head_rows(p.k, seg.k_start + first, p.kv_heads, kv_head, p.head_dim), keys,
         k_stride, p.head_dim);
     load_rows_async<BLOCK, HEAD_DIM, PITCH, THREADS>(
-        sh.own[1], head_rows(p.v, seg.k_start + first, p.kv_heads, kv_head, p.head_dim), keys,
+        sh.resident[1], head_rows(p.v, seg.k_start + first, p.kv_heads, kv_head, p.head_dim), keys,
         k_stride, p.head_dim);
 
-    float dk[PART / 2] = {}, dv[PART / 2] = {};
+    float dk[SPLIT_COLUMNS / 2] = {}, dv[SPLIT_COLUMNS / 2] = {};
     const int group = p.heads / p.kv_heads;
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         const float2* gates = p.gates + size_t(head) * p.gate_stride + seg.c_base;
@@ -95,10 +95,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_keys(const T
             __syncthreads();
             const int count = min(STEP, seg.q_len - q0);
             load_rows_async<STEP, HEAD_DIM, PITCH, THREADS>(
-                sh.other[0], head_rows(p.q, seg.q_start + q0, p.heads, head, p.head_dim), count,
+                sh.streamed[0], head_rows(p.q, seg.q_start + q0, p.heads, head, p.head_dim), count,
                 q_stride, p.head_dim);
             load_rows_async<STEP, HEAD_DIM, PITCH, THREADS>(
-                sh.other[1], head_rows(p.d_out, seg.q_start + q0, p.heads, head, p.head_dim), count,
+                sh.streamed[1], head_rows(p.d_out, seg.q_start + q0, p.heads, head, p.head_dim), count,
                 q_stride, p.head_dim);
             copy_commit();
             for (int i = threadIdx.x; i < STEP; i += THREADS) {
@@ -109,8 +109,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_keys(const T
             copy_wait<0>();
             __syncthreads();
             float s[STEP / 2] = {}, dp[STEP / 2] = {};
-            mma_nt<STEP, HEAD_DIM, PITCH>(s, sh.own[0] + warp_row * PITCH, sh.other[0]);
-            mma_nt<STEP, HEAD_DIM, PITCH>(dp, sh.own[1] + warp_row * PITCH, sh.other[1]);
+            mma_nt<STEP, HEAD_DIM, PITCH>(s, sh.resident[0] + warp_row * PITCH, sh.streamed[0]);
+            mma_nt<STEP, HEAD_DIM, PITCH>(dp, sh.resident[1] + warp_row * PITCH, sh.streamed[1]);
             u32 pf[STEP / 4], df[STEP / 4];
 #pragma unroll
             for (int i = 0; i < STEP / 2; i += 2) {
@@ -127,10 +127,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_keys(const T
                 pf[i / 2] = pack_bf16(pr[0], pr[1]);
                 df[i / 2] = pack_bf16(ds[0], ds[1]);
             }
-            mma_rn<PART, STEP, PITCH>(dv, pf, sh.other[1] + part);
-            mma_rn<PART, STEP, PITCH>(dk, df, sh.other[0] + part);
+            mma_rn<SPLIT_COLUMNS, STEP, PITCH>(dv, pf, sh.streamed[1] + column_first);
+            mma_rn<SPLIT_COLUMNS, STEP, PITCH>(dk, df, sh.streamed[0] + column_first);
         }
-        if (GATES && part == 0) {
+        if (GATES && column_first == 0) {
             float* out = p.column_sums + size_t(head) * p.gate_stride + seg.c_base;
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
@@ -141,8 +141,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_keys(const T
     }
     u16* dk_out = p.dk + (size_t(seg.k_start + first) * p.kv_heads + kv_head) * p.head_dim;
     u16* dv_out = p.dv + (size_t(seg.k_start + first) * p.kv_heads + kv_head) * p.head_dim;
-    store_rows<PART>(dk_out, dk, part, keys, k_stride, p.head_dim, p.scale);
-    store_rows<PART>(dv_out, dv, part, keys, k_stride, p.head_dim, 1.f);
+    store_rows<SPLIT_COLUMNS>(dk_out, dk, column_first, keys, k_stride, p.head_dim, p.scale);
+    store_rows<SPLIT_COLUMNS>(dv_out, dv, column_first, keys, k_stride, p.head_dim, 1.f);
 }
 
 // Grid (m_tiles, heads).
@@ -159,10 +159,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_queries(cons
     const int position = seg.k_len - seg.q_len + q0 + row;
     const size_t tile = size_t(head) * p.m_tile_count + blockIdx.x;
     load_rows_async<BLOCK, HEAD_DIM, PITCH, THREADS>(
-        sh.own[0], head_rows(p.q, seg.q_start + q0, p.heads, head, p.head_dim), queries, q_stride,
+        sh.resident[0], head_rows(p.q, seg.q_start + q0, p.heads, head, p.head_dim), queries, q_stride,
         p.head_dim);
     load_rows_async<BLOCK, HEAD_DIM, PITCH, THREADS>(
-        sh.own[1], head_rows(p.d_out, seg.q_start + q0, p.heads, head, p.head_dim), queries,
+        sh.resident[1], head_rows(p.d_out, seg.q_start + q0, p.heads, head, p.head_dim), queries,
         q_stride, p.head_dim);
     const float2* gates = p.gates + size_t(head) * p.gate_stride + seg.c_base;
     const float4 stats[2] = {p.rows[tile * BLOCK + row], p.rows[tile * BLOCK + row + 8]};
@@ -173,10 +173,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_queries(cons
         const int count = min(STEP, seg.k_len - first);
         __syncthreads();
         load_rows_async<STEP, HEAD_DIM, PITCH, THREADS>(
-            sh.other[0], head_rows(p.k, seg.k_start + first, p.kv_heads, kv_head, p.head_dim), count,
+            sh.streamed[0], head_rows(p.k, seg.k_start + first, p.kv_heads, kv_head, p.head_dim), count,
             k_stride, p.head_dim);
         load_rows_async<STEP, HEAD_DIM, PITCH, THREADS>(
-            sh.other[1], head_rows(p.v, seg.k_start + first, p.kv_heads, kv_head, p.head_dim), count,
+            sh.streamed[1], head_rows(p.v, seg.k_start + first, p.kv_heads, kv_head, p.head_dim), count,
             k_stride, p.head_dim);
         copy_commit();
         float u[2] = {0.f, 0.f};
@@ -191,8 +191,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_queries(cons
         copy_wait<0>();
         __syncthreads();
         float s[STEP / 2] = {}, dp[STEP / 2] = {};
-        mma_nt<STEP, HEAD_DIM, PITCH>(s, sh.own[0] + warp_row * PITCH, sh.other[0]);
-        mma_nt<STEP, HEAD_DIM, PITCH>(dp, sh.own[1] + warp_row * PITCH, sh.other[1]);
+        mma_nt<STEP, HEAD_DIM, PITCH>(s, sh.resident[0] + warp_row * PITCH, sh.streamed[0]);
+        mma_nt<STEP, HEAD_DIM, PITCH>(dp, sh.resident[1] + warp_row * PITCH, sh.streamed[1]);
         u32 df[STEP / 4];
 #pragma unroll
         for (int i = 0; i < STEP / 2; i += 2) {
@@ -208,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_queries(cons
             }
             df[i / 2] = pack_bf16(ds[0], ds[1]);
         }
-        mma_rn<HEAD_DIM, STEP, PITCH>(dq, df, sh.other[0]);
+        mma_rn<HEAD_DIM, STEP, PITCH>(dq, df, sh.streamed[0]);
     }
     u16* out = p.dq + (size_t(seg.q_start + q0) * p.heads + head) * p.head_dim;
     store_rows<HEAD_DIM>(out, dq, 0, queries, q_stride, p.head_dim, p.scale);

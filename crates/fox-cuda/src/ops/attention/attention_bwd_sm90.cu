@@ -22,7 +22,7 @@
 // last. (All heads turned round: better than none at head dim 128, worse at 64 and with pruning, because then
 // tiles that begin together follow each other in step, and the first of them always misses the L2 cache.)
 //
-// backward_keys.cuh has what the consumers do. Compile-time: HEAD_DIM (64, 96, 128), BLOCK_M (128 for 64, else 64), GATES, WINDOW.
+// backward_consumer.cuh has what the consumers do. Compile-time: HEAD_DIM (64, 96, 128), BLOCK_M (128 for 64, else 64), GATES, WINDOW.
 #include "attention.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -36,12 +36,12 @@ constexpr u32 KV_SLAB = BLOCK_N * SLAB_ROW_BYTES;
 constexpr int DS_SLABS = BLOCK_M / 64;
 static_assert(DS_SLABS * SLABS == 2, "two warpgroups share dQ as two 64 x 64 pieces");
 
-// A warpgroup's piece of dQ of a tile in the order of the accumulators, then the sums of dS over each eighth of
+// A warpgroup's half of dQ of a tile in the order of the accumulators, then the sums of dS over each eighth of
 // the queries, per warp: more of them would not fit the registers of head dim 64.
 constexpr int SUMS = 8;
 constexpr int GROUPS_PER_SUM = BLOCK_M / 8 / SUMS;
-constexpr int DQ_PIECE = 64 * 64;
-constexpr int DQ_FLOATS = DQ_PIECE + 4 * SUMS;
+constexpr int DQ_TILE = 64 * 64;
+constexpr int DQ_FLOATS = DQ_TILE + 4 * SUMS;
 
 // Everything about one block of keys.
 struct alignas(16) BackwardTile {
@@ -50,7 +50,7 @@ struct alignas(16) BackwardTile {
     int q_start, offset, m_tile0;
     int k_start, k_len;
     int c_base;
-    int turned;  // last queries first
+    int reversed;  // last queries first
     int unused[2];
 };
 
@@ -68,7 +68,7 @@ struct alignas(1024) Shared {
     u64 q_full[STAGES], q_empty[STAGES], do_full[STAGES], do_empty[STAGES];
     u64 rows_full[STAGES], rows_empty[STAGES];
     u64 ds_full[3];
-    u64 dq_full[2], dq_empty[2];  // one for each warpgroup's piece
+    u64 dq_full[2], dq_empty[2];  // one for each warpgroup's half
     u64 tile_full[2], tile_empty[2];
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES);
@@ -102,16 +102,16 @@ DEVICE BackwardTile fetch_tile(const BackwardParams& p) {
     t.kv_head = -1;
     int index = atomicAdd(p.next_tile, 1);
     if (index >= p.n_tile_count * p.kv_heads) return t;
-    const int straight = p.kv_heads - p.turned_heads;
-    const int rest = index - straight * p.n_tile_count;
-    t.turned = rest >= 0;
-    if (t.turned) {
-        t.kv_head = straight + rest % p.turned_heads;
-        t.n_index = p.n_tile_count - 1 - rest / p.turned_heads;
+    const int forward_heads = p.kv_heads - p.reversed_heads;
+    const int rest = index - forward_heads * p.n_tile_count;
+    t.reversed = rest >= 0;
+    if (t.reversed) {
+        t.kv_head = forward_heads + rest % p.reversed_heads;
+        t.n_index = p.n_tile_count - 1 - rest / p.reversed_heads;
     } else {
         int per_group = p.n_tile_count * p.group_heads;
         int group = index / per_group;
-        int heads = min(p.group_heads, straight - group * p.group_heads);
+        int heads = min(p.group_heads, forward_heads - group * p.group_heads);
         int rest = index - group * per_group;
         t.kv_head = group * p.group_heads + rest % heads;
         t.n_index = rest / heads;
@@ -136,7 +136,7 @@ DEVICE void for_each_step(const BackwardParams& p, const BackwardTile& t, u32& s
     for (int head = t.kv_head * group; head < (t.kv_head + 1) * group; ++head) {
         int2 range = p.ranges[head * p.n_tile_count + t.n_index];
         for (int i = 0; i < range.y - range.x; ++i, ++step) {
-            f(head, t.turned ? range.y - 1 - i : range.x + i, step);
+            f(head, t.reversed ? range.y - 1 - i : range.x + i, step);
         }
     }
 }
@@ -212,9 +212,9 @@ DEVICE void load_rows(Shared& sh, const BackwardParams& p) {
     }
 }
 
-// One thread of each of two warps, one for each warpgroup's piece of dQ: adds those of finished tiles to device
+// One thread of each of two warps, one for each warpgroup's half of dQ: adds those of finished tiles to device
 // memory, in turn. (With one buffer for both pieces a warpgroup waited for the other's: 2 % slower.)
-DEVICE void store_dq(Shared& sh, const BackwardParams& p, int piece) {
+DEVICE void store_dq(Shared& sh, const BackwardParams& p, int half) {
     u32 step = 0;
     for (u32 count = 0;; ++count) {
         const int slot = count % 2;
@@ -223,24 +223,24 @@ DEVICE void store_dq(Shared& sh, const BackwardParams& p, int piece) {
         if (t.kv_head < 0) return;
         for_each_step(p, t, step, [&](int head, int m, u32 step) {
             const size_t tile = size_t(head) * p.m_tile_count + t.m_tile0 + m;
-            const size_t index = 2 * tile + piece;
+            const size_t index = 2 * tile + half;
             // Blocks of keys that come before this one for these queries: those nearer the diagonal, or those
             // farther away.
             const int diagonal = min(t.offset + m * BLOCK_M + BLOCK_M - 1, t.k_len - 1) / BLOCK_N;
-            const int turn = t.turned ? t.n - p.spans[tile].x : diagonal - t.n;
+            const int turn = t.reversed ? t.n - p.spans[tile].x : diagonal - t.n;
             float* dst = p.dq + index * DQ_FLOATS;
-            mbarrier_wait(&sh.dq_full[piece], step % 2);
+            mbarrier_wait(&sh.dq_full[half], step % 2);
             if (turn == 0) {
-                bulk_store(dst, sh.dq[piece], sizeof(sh.dq[piece]));
+                bulk_store(dst, sh.dq[half], sizeof(sh.dq[half]));
             } else {
                 while (load_acquire(p.semaphores + index) != turn) {
                 }
                 asm volatile("fence.proxy.async;" ::: "memory");
-                bulk_add_f32(dst, sh.dq[piece], sizeof(sh.dq[piece]));
+                bulk_add_f32(dst, sh.dq[half], sizeof(sh.dq[half]));
             }
             bulk_commit();
             bulk_wait_read();
-            mbarrier_arrive(&sh.dq_empty[piece]);
+            mbarrier_arrive(&sh.dq_empty[half]);
             bulk_wait();
             asm volatile("fence.proxy.async;" ::: "memory");
             store_release(p.semaphores + index, turn + 1);
@@ -249,7 +249,7 @@ DEVICE void store_dq(Shared& sh, const BackwardParams& p, int piece) {
     }
 }
 
-#include "backward_keys.cuh"
+#include "backward_consumer.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_bwd(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,

@@ -10,8 +10,8 @@
 
 constexpr int BLOCK = 64;
 constexpr int THREADS = 256;
-constexpr int OWN = HEAD_DIM > 128 ? 32 : 64;  // rows that stay
-constexpr int LANES = THREADS / OWN;
+constexpr int RESIDENT = HEAD_DIM > 128 ? 32 : 64;  // rows that stay
+constexpr int LANES = THREADS / RESIDENT;
 constexpr int STEP = HEAD_DIM > 128 ? 8 : 16;
 constexpr int PER_LANE = STEP / LANES;
 constexpr int COLUMNS = HEAD_DIM / LANES;
@@ -53,28 +53,28 @@ DEVICE float dot_rows(const float* a, const float* b) {
     return sum;
 }
 
-struct Own {
+struct RowLane {
     int row, lane;
 };
-DEVICE Own own() { return Own{int(threadIdx.x) / LANES, int(threadIdx.x) % LANES}; }
+DEVICE RowLane row_lane() { return RowLane{int(threadIdx.x) / LANES, int(threadIdx.x) % LANES}; }
 
-// Grid (m_tiles, heads, BLOCK / OWN).
+// Grid (m_tiles, heads, BLOCK / RESIDENT).
 extern "C" __global__ void __launch_bounds__(THREADS) attention_fwd_f32(const TwoPassParams p) {
     extern __shared__ float memory[];
     auto q = reinterpret_cast<float(*)[PITCH]>(memory);
-    auto kv = q + OWN;
+    auto kv = q + RESIDENT;
     auto weights = reinterpret_cast<float(*)[STEP]>(kv + STEP);
     const BlockRef ref = p.m_tiles[blockIdx.x];
     const Segment s = p.segments[ref.segment];
     const int head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
-    const Own at = own();
-    const int q0 = ref.block * BLOCK + blockIdx.z * OWN, queries = min(OWN, s.q_len - q0);
+    const RowLane at = row_lane();
+    const int q0 = ref.block * BLOCK + blockIdx.z * RESIDENT, queries = min(RESIDENT, s.q_len - q0);
     if (queries <= 0) return;
     const int position = s.k_len - s.q_len + q0 + at.row;
     const float2* gates = p.gates + size_t(head) * p.gate_stride + s.c_base;
-    float2 c_own = make_float2(0.f, 0.f);
-    if (p.gates) c_own = gates[min(position, s.k_len - 1)];
-    load_rows<OWN>(q, p.q, s.q_start + q0, queries, p.heads, head, p.head_dim);
+    float2 c_row = make_float2(0.f, 0.f);
+    if (p.gates) c_row = gates[min(position, s.k_len - 1)];
+    load_rows<RESIDENT>(q, p.q, s.q_start + q0, queries, p.heads, head, p.head_dim);
     float o[COLUMNS] = {}, top = NEG_INF, sum = 0.f;
     const int2 span = p.spans[size_t(head) * p.m_tile_count + blockIdx.x];
     for (int first = span.x * BLOCK; first < min(span.y * BLOCK, s.k_len); first += STEP) {
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_fwd_f32(const Tw
             x[e] = NEG_INF;
             if (key < s.k_len && sees(p, position, key)) {
                 x[e] = dot_rows(q[at.row], kv[j]) * p.scale * LOG2_E;
-                if (p.gates) x[e] += decay(c_own, gates[key]);
+                if (p.gates) x[e] += decay(c_row, gates[key]);
             }
             next = fmaxf(next, x[e]);
         }
@@ -125,39 +125,39 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_fwd_f32(const Tw
 }
 
 // P and dS of a pair, from q.k and do.v.
-struct Pair {
+struct ScoreGradient {
     float p, ds;
 };
-DEVICE Pair pair(const TwoPassParams& p, float s, float dp, float2 c_i, float2 c_j, float4 row, int i, int j) {
-    if (!sees(p, i, j)) return Pair{0.f, 0.f};
+DEVICE ScoreGradient score_gradient(const TwoPassParams& p, float s, float dp, float2 c_i, float2 c_j, float4 row, int i, int j) {
+    if (!sees(p, i, j)) return ScoreGradient{0.f, 0.f};
     const float bias = p.gates ? decay(c_i, c_j) : 0.f;
     const float w = exp2f(s * p.scale * LOG2_E + bias - row.w);
-    return Pair{w, w * (dp - row.z)};
+    return ScoreGradient{w, w * (dp - row.z)};
 }
 
-// dK, dV and column sums of dS. Grid (n_tiles, kv_heads, BLOCK / OWN).
+// dK, dV and column sums of dS. Grid (n_tiles, kv_heads, BLOCK / RESIDENT).
 extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_keys_f32(const TwoPassParams p) {
     extern __shared__ float memory[];
     auto k = reinterpret_cast<float(*)[PITCH]>(memory);
-    auto v = k + OWN;
-    auto q = v + OWN;
+    auto v = k + RESIDENT;
+    auto q = v + RESIDENT;
     auto d_out = q + STEP;
     auto ps = reinterpret_cast<float(*)[STEP]>(d_out + STEP);
-    auto ds = ps + OWN;
+    auto ds = ps + RESIDENT;
     const BlockRef ref = p.n_tiles[blockIdx.x];
     const Segment s = p.segments[ref.segment];
     const int kv_head = blockIdx.y, n = ref.block, group = p.heads / p.kv_heads;
-    const Own at = own();
-    const int first = n * BLOCK + blockIdx.z * OWN, keys = min(OWN, s.k_len - first);
+    const RowLane at = row_lane();
+    const int first = n * BLOCK + blockIdx.z * RESIDENT, keys = min(RESIDENT, s.k_len - first);
     if (keys <= 0) return;
     const int key = first + at.row, offset = s.k_len - s.q_len;
-    load_rows<OWN>(k, p.k, s.k_start + first, keys, p.kv_heads, kv_head, p.head_dim);
-    load_rows<OWN>(v, p.v, s.k_start + first, keys, p.kv_heads, kv_head, p.head_dim);
+    load_rows<RESIDENT>(k, p.k, s.k_start + first, keys, p.kv_heads, kv_head, p.head_dim);
+    load_rows<RESIDENT>(v, p.v, s.k_start + first, keys, p.kv_heads, kv_head, p.head_dim);
     float dk[COLUMNS] = {}, dv[COLUMNS] = {};
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         const float2* gates = p.gates + size_t(head) * p.gate_stride + s.c_base;
-        float2 c_own = make_float2(0.f, 0.f);
-        if (p.gates) c_own = gates[min(key, s.k_len - 1)];
+        float2 c_row = make_float2(0.f, 0.f);
+        if (p.gates) c_row = gates[min(key, s.k_len - 1)];
         float sum = 0.f;
         for (int q0 = 0; q0 < s.q_len; q0 += STEP) {
             const size_t tile = size_t(head) * p.m_tile_count + s.m_tile0 + q0 / BLOCK;
@@ -171,11 +171,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_keys_f32(con
 #pragma unroll
             for (int e = 0; e < PER_LANE; ++e) {
                 const int i = at.lane + LANES * e, position = offset + q0 + i;
-                Pair x{0.f, 0.f};
+                ScoreGradient x{0.f, 0.f};
                 if (i < count && key < s.k_len) {
                     const float4 row = p.rows[tile * BLOCK + q0 % BLOCK + i];
-                    x = pair(p, dot_rows(k[at.row], q[i]), dot_rows(v[at.row], d_out[i]),
-                             make_float2(row.x, row.y), c_own, row, position, key);
+                    x = score_gradient(p, dot_rows(k[at.row], q[i]), dot_rows(v[at.row], d_out[i]),
+                             make_float2(row.x, row.y), c_row, row, position, key);
                 }
                 ps[at.row][i] = x.p;
                 ds[at.row][i] = x.ds;
@@ -206,20 +206,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_keys_f32(con
     }
 }
 
-// dQ and row sums of dS. Grid (m_tiles, heads, BLOCK / OWN).
+// dQ and row sums of dS. Grid (m_tiles, heads, BLOCK / RESIDENT).
 extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_queries_f32(const TwoPassParams p) {
     extern __shared__ float memory[];
     auto q = reinterpret_cast<float(*)[PITCH]>(memory);
-    auto d_out = q + OWN;
-    auto k = d_out + OWN;
+    auto d_out = q + RESIDENT;
+    auto k = d_out + RESIDENT;
     auto v = k + STEP;
     auto ds = reinterpret_cast<float(*)[STEP]>(v + STEP);
     const BlockRef ref = p.m_tiles[blockIdx.x];
     const Segment s = p.segments[ref.segment];
     const int head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
-    const Own at = own();
-    const int start = blockIdx.z * OWN, q0 = ref.block * BLOCK + start;
-    const int queries = min(OWN, s.q_len - q0);
+    const RowLane at = row_lane();
+    const int start = blockIdx.z * RESIDENT, q0 = ref.block * BLOCK + start;
+    const int queries = min(RESIDENT, s.q_len - q0);
     const size_t tile = size_t(head) * p.m_tile_count + blockIdx.x;
     if (queries <= 0) {
         if (at.lane == 0) p.row_sums[tile * BLOCK + start + at.row] = 0.f;
@@ -228,8 +228,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_queries_f32(
     const float4 row = p.rows[tile * BLOCK + start + at.row];
     const int position = s.k_len - s.q_len + q0 + at.row;
     const float2* gates = p.gates + size_t(head) * p.gate_stride + s.c_base;
-    load_rows<OWN>(q, p.q, s.q_start + q0, queries, p.heads, head, p.head_dim);
-    load_rows<OWN>(d_out, p.d_out, s.q_start + q0, queries, p.heads, head, p.head_dim);
+    load_rows<RESIDENT>(q, p.q, s.q_start + q0, queries, p.heads, head, p.head_dim);
+    load_rows<RESIDENT>(d_out, p.d_out, s.q_start + q0, queries, p.heads, head, p.head_dim);
     const int2 span = p.spans[tile];
     float dq[COLUMNS] = {}, sum = 0.f;
     for (int first = span.x * BLOCK; first < min(span.y * BLOCK, s.k_len); first += STEP) {
@@ -241,10 +241,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_bwd_queries_f32(
 #pragma unroll
         for (int e = 0; e < PER_LANE; ++e) {
             const int j = at.lane + LANES * e, key = first + j;
-            Pair x{0.f, 0.f};
+            ScoreGradient x{0.f, 0.f};
             if (j < count && at.row < queries) {
                 const float2 c = p.gates ? gates[key] : make_float2(0.f, 0.f);
-                x = pair(p, dot_rows(q[at.row], k[j]), dot_rows(d_out[at.row], v[j]),
+                x = score_gradient(p, dot_rows(q[at.row], k[j]), dot_rows(d_out[at.row], v[j]),
                          make_float2(row.x, row.y), c, row, position, key);
             }
             ds[at.row][j] = x.ds;

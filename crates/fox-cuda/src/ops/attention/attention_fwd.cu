@@ -41,7 +41,7 @@ DEVICE void store(const ForwardTile& t, const ForwardParams& p, const float (&o)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_fwd(const Operands x, const __grid_constant__ ForwardParams p) {
+    attention_fwd(const PortableOperands x, const __grid_constant__ ForwardParams p) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& sh = *reinterpret_cast<Shared*>(memory);
     const ForwardTile t = p.tiles[p.order[blockIdx.x]];

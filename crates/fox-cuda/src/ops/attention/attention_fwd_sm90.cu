@@ -2,10 +2,10 @@
 //
 // A persistent grid takes tiles of queries from a list, longest first. One warpgroup is the producer: a thread
 // that issues copies of Q, K and V, and a warp that turns gate prefixes into per-key biases. The other
-// warpgroups own 64 query rows each; forward_halves.cuh and forward_whole.cuh say what they do. (Named barriers
+// warpgroups own 64 query rows each; forward_half_blocks.cuh and forward_full_blocks.cuh say what they do. (Named barriers
 // that make the warpgroups take turns cost more than they gave: 2 % at head dim 64, 3 % at 128.)
 //
-// Compile-time: HEAD_DIM, BLOCK_N, STAGES, WARPGROUPS, HALVES, GATES, MASK, WINDOW (see the table of tiles).
+// Compile-time: HEAD_DIM, BLOCK_N, STAGES, WARPGROUPS, HALF_BLOCKS, GATES, MASK, WINDOW (see the table of tiles).
 #include "softmax.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -133,7 +133,7 @@ DEVICE void load_biases(Shared& sh, const ForwardParams& p) {
 }
 
 // What both kinds of consumers have: a warpgroup and its 64 query rows.
-struct ForwardRows {
+struct ConsumerBase {
     Shared& sh;
     const ForwardParams& p;
     const int warpgroup;  // the same number in all lanes, and the compiler knows
@@ -196,10 +196,10 @@ struct ForwardRows {
     }
 };
 
-#if HALVES
-#include "forward_halves.cuh"
+#if HALF_BLOCKS
+#include "forward_half_blocks.cuh"
 #else
-#include "forward_whole.cuh"
+#include "forward_full_blocks.cuh"
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -48,7 +48,7 @@ extern "C" __global__ void gate_totals(PARAMS(GateTotals)) {
     ChunkRef c = chunks[blockIdx.x];
     Segment s = segments[c.segment];
     const int t = c.chunk * CHUNK + threadIdx.x, head = blockIdx.y;
-    double x = t < s.k_len ? floored_log_gate(log_gates[size_t(s.k_start + t) * heads + head]) : 0.f;
+    double x = t < s.k_len ? clamp_log_gate(log_gates[size_t(s.k_start + t) * heads + head]) : 0.f;
     double sum = block_sum(x);
     if (threadIdx.x == 0) totals[size_t(head) * gridDim.x + blockIdx.x] = sum;
 }
@@ -59,7 +59,7 @@ extern "C" __global__ void gate_prefix(PARAMS(GatePrefix)) {
     Segment s = segments[c.segment];
     const int t = c.chunk * CHUNK + threadIdx.x, head = blockIdx.y;
     double before = sum_totals(totals + size_t(head) * gridDim.x, c.first, c.first + c.chunk);
-    double x = t < s.k_len ? floored_log_gate(log_gates[size_t(s.k_start + t) * heads + head]) : 0.f;
+    double x = t < s.k_len ? clamp_log_gate(log_gates[size_t(s.k_start + t) * heads + head]) : 0.f;
     double sum = (before + block_scan(x)) * 1.4426950408889634;
     float hi = float(sum);
     if (t < s.k_len) {

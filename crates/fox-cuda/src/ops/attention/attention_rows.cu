@@ -11,12 +11,12 @@
 extern "C" __global__ void backward_rows(PARAMS(BackwardRows)) {
     const BlockRef ref = m_tiles[blockIdx.x];
     const Segment s = segments[ref.segment];
-    const int block_m = blockDim.x / 4, row = threadIdx.x / 4, part = threadIdx.x % 4;
+    const int block_m = blockDim.x / 4, row = threadIdx.x / 4, lane = threadIdx.x % 4;
     const int i = ref.block * block_m + row, head = blockIdx.y;
     float delta = 0.f;
     const size_t index = size_t(s.q_start + i) * heads + head;
     if (i < s.q_len) {
-        for (int j = 8 * part; j < head_dim; j += 32) {
+        for (int j = 8 * lane; j < head_dim; j += 32) {
             float x[8], y[8];
             load<8>(x, o + index * head_dim + j);
             load<8>(y, d_out + index * head_dim + j);
@@ -25,7 +25,7 @@ extern "C" __global__ void backward_rows(PARAMS(BackwardRows)) {
         }
     }
     delta = quad_sum(delta);
-    if (part == 0) {
+    if (lane == 0) {
         float4 out = make_float4(0.f, 0.f, 0.f, -NEG_INF);
         if (i < s.q_len) {
             float2 c = make_float2(0.f, 0.f);
@@ -54,13 +54,13 @@ DEVICE uint4 quad_transpose(u32 a, u32 b, u32 c, u32 d) {
 extern "C" __global__ void finish_dq(PARAMS(FinishDq)) {
     const BlockRef ref = m_tiles[blockIdx.x];
     const Segment s = segments[ref.segment];
-    const int head = blockIdx.y, floats = 64 * 64, sums = 8;  // of a warpgroup's piece, and of a warp
+    const int head = blockIdx.y, floats = 64 * 64, sums = 8;  // of a warpgroup's half, and of a warp
     const size_t tile = size_t(head) * gridDim.x + blockIdx.x;
-    const float* pieces = scratch + tile * 2 * (floats + 4 * sums);
-    const int piece = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
-    const float* src = pieces + piece * (floats + 4 * sums);
-    const int row = thread / 32 * 16 + lane / 4 + (block_m == 128 ? 64 * piece : 0);
-    const int column0 = block_m == 128 ? 0 : 64 * piece;
+    const float* halves = scratch + tile * 2 * (floats + 4 * sums);
+    const int half = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
+    const float* src = halves + half * (floats + 4 * sums);
+    const int row = thread / 32 * 16 + lane / 4 + (block_m == 128 ? 64 * half : 0);
+    const int column0 = block_m == 128 ? 0 : 64 * half;
     // All loads before the first store: the compiler cannot know that the two never meet.
     float4 x[8];
 #pragma unroll
@@ -82,7 +82,7 @@ extern "C" __global__ void finish_dq(PARAMS(FinishDq)) {
     if (threadIdx.x < sums) {
         float sum = 0.f;
         for (int w = 0; w < 8; ++w) {
-            sum += pieces[w / 4 * (floats + 4 * sums) + floats + w % 4 * sums + threadIdx.x];
+            sum += halves[w / 4 * (floats + 4 * sums) + floats + w % 4 * sums + threadIdx.x];
         }
         row_sums[tile * sums + threadIdx.x] = sum;
     }

@@ -6,18 +6,18 @@ use half::bf16;
 
 use super::Attention;
 use super::gates::GradientInputs;
-use super::kept::TileKey;
+use super::launch_cache::TileKey;
 use super::plan::{PlanRanges, PlanSpans};
-use super::rows::{SUMS, dq_floats};
+use super::rows::{SUMS, dq_scratch_len};
 use super::tensor_map::TensorMap;
-use super::tiles::Tile;
+use super::tiles::TileConfig;
 use super::tiling::{BlockRef, Segment, Tiling};
 use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Error, Float, Result, Source};
 
 pub(super) const BACKWARD_SM90: Source =
-    source!("attention_bwd_sm90", ["backward_keys.cuh"], [Segment, BlockRef, BackwardParams]);
+    source!("attention_bwd_sm90", ["backward_consumer.cuh"], [Segment, BlockRef, BackwardParams]);
 
 /// Result of the backward.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ kernel_params! {
         /// Heads that are worked on together, for the L2 cache.
         group_heads: usize,
         /// The last ones, first keys first.
-        turned_heads: usize,
+        reversed_heads: usize,
         head_dim: usize,
         gate_stride: usize,
         window: usize,
@@ -88,7 +88,7 @@ impl<T: Float> Attention<'_, T> {
         lse: &Buffer<f32>,
         d_out: &Buffer<T>,
     ) -> Result<AttentionGrads<T>> {
-        let grads = self.gradient_room()?;
+        let grads = self.alloc_gradients()?;
         self.backward_into((o, lse), d_out, &grads)?;
         Ok(grads)
     }
@@ -113,7 +113,7 @@ impl<T: Float> Attention<'_, T> {
         let tile = self.tile(key)?;
         let tiling = self.tiling(&tile)?;
         self.check_gradient(d_out)?;
-        self.clear_uncovered(&tiling, grads)?;
+        self.clear_uncovered_gradients(&tiling, grads)?;
         if tiling.m_tile_count == 0 {
             return Ok(());
         }
@@ -125,14 +125,14 @@ impl<T: Float> Attention<'_, T> {
     }
 
     /// Memory of the gradients; what no query reaches has its zeros.
-    pub(in crate::ops) fn start_gradients(
+    pub(in crate::ops) fn alloc_cleared_gradients(
         &self,
         tiling: &Tiling,
         d_out: &Buffer<T>,
     ) -> Result<AttentionGrads<T>> {
         self.check_gradient(d_out)?;
-        let grads = self.gradient_room()?;
-        self.clear_uncovered(tiling, &grads)?;
+        let grads = self.alloc_gradients()?;
+        self.clear_uncovered_gradients(tiling, &grads)?;
         Ok(grads)
     }
 
@@ -146,7 +146,7 @@ impl<T: Float> Attention<'_, T> {
         Ok(())
     }
 
-    fn gradient_room(&self) -> Result<AttentionGrads<T>> {
+    fn alloc_gradients(&self) -> Result<AttentionGrads<T>> {
         Ok(AttentionGrads {
             dq: self.gpu.alloc(self.inputs.q.len())?,
             dk: self.gpu.alloc(self.inputs.k.len())?,
@@ -159,7 +159,7 @@ impl<T: Float> Attention<'_, T> {
     }
 
     /// Rows outside every segment, and keys without queries, have gradient zero.
-    fn clear_uncovered(&self, tiling: &Tiling, grads: &AttentionGrads<T>) -> Result<()> {
+    fn clear_uncovered_gradients(&self, tiling: &Tiling, grads: &AttentionGrads<T>) -> Result<()> {
         if tiling.q_covered < self.q_rows {
             self.gpu.zero(&grads.dq)?;
         }
@@ -176,7 +176,7 @@ impl<T: Float> Attention<'_, T> {
     fn backward_hopper(
         &self,
         tiling: &Tiling,
-        (key, tile): (TileKey, &Tile),
+        (key, tile): (TileKey, &TileConfig),
         (o, lse): (&Buffer<T>, &Buffer<f32>),
         d_out: &Buffer<T>,
         grads: &AttentionGrads<T>,
@@ -187,14 +187,14 @@ impl<T: Float> Attention<'_, T> {
         let rows = self.backward_rows(tiling, tile, (o, lse), d_out, gates.as_ref())?;
         let plan = self.plan_backward(tiling, tile, gates.as_ref())?;
         let m_tiles = heads * tiling.m_tile_count;
-        let dq = self.gpu.alloc::<f32>(m_tiles * dq_floats())?;
+        let dq = self.gpu.alloc::<f32>(m_tiles * dq_scratch_len())?;
         let column_sums = self.gpu.alloc::<f32>(heads * tiling.gate_stride)?;
         // The tile counter and the semaphores are cleared by one memset.
-        let counters = self.cleared(32 + 2 * m_tiles)?;
+        let counters = self.zeros(32 + 2 * m_tiles)?;
         // Q, dO and the f32 dQ of a head's queries are read again and again.
         let group_heads = self.heads_per_group(tiling.longest_q * (heads / kv_heads), 8 * head_dim);
         // Enough heads to fill the GPU twice, turned round: see the kernel.
-        let turned_heads =
+        let reversed_heads =
             (2 * self.gpu.processors() as usize).div_ceil(tiling.n_tile_count).min(kv_heads / 2);
         let params = BackwardParams {
             dk: grads.dk.address().into(),
@@ -214,7 +214,7 @@ impl<T: Float> Attention<'_, T> {
             heads,
             kv_heads,
             group_heads,
-            turned_heads,
+            reversed_heads,
             head_dim,
             gate_stride: tiling.gate_stride,
             window: self.window(),
@@ -253,7 +253,7 @@ impl<T: Float> Attention<'_, T> {
     pub(super) fn plan_backward(
         &self,
         tiling: &Tiling,
-        tile: &Tile,
+        tile: &TileConfig,
         gates: Option<&Buffer<f32>>,
     ) -> Result<Arc<BackwardPlan>> {
         self.plan(tiling, &tiling.backward_plans, |bounds| {

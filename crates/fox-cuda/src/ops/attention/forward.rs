@@ -5,10 +5,10 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::Attention;
-use super::kept::TileKey;
+use super::launch_cache::TileKey;
 use super::plan::PlanParams;
 use super::tensor_map::TensorMap;
-use super::tiles::{Features, Tile};
+use super::tiles::{Features, TileConfig};
 use super::tiling::{BlockRef, Segment, Tiling};
 use crate::params::{ConstPtr, Float2, Param, Ptr, kernel_params};
 use crate::source::source;
@@ -17,11 +17,11 @@ use crate::{Buffer, Error, Float, Result, Source};
 pub(super) const FORWARD: Source = source!(
     "attention_fwd",
     ["softmax.cuh"],
-    [Segment, BlockRef, ForwardTile, Operands, ForwardParams]
+    [Segment, BlockRef, ForwardTile, PortableOperands, ForwardParams]
 );
 pub(super) const FORWARD_SM90: Source = source!(
     "attention_fwd_sm90",
-    ["softmax.cuh", "forward_halves.cuh", "forward_whole.cuh"],
+    ["softmax.cuh", "forward_half_blocks.cuh", "forward_full_blocks.cuh"],
     [Segment, BlockRef, ForwardTile, ForwardParams]
 );
 
@@ -122,7 +122,7 @@ kernel_params! {
 
 kernel_params! {
     /// What the portable kernel reads without tensor maps.
-    struct Operands {
+    struct PortableOperands {
         /// `[R_q, H * d]`.
         q: ConstPtr<bf16>,
         /// `[R_k, H_kv * d]`, like `v`.
@@ -146,7 +146,7 @@ pub(super) struct ForwardPlan {
 impl<T: Float> Attention<'_, T> {
     /// Softmax attention with forget gates.
     pub fn forward(&self) -> Result<AttentionOut<T>> {
-        let (o, lse) = self.output_room()?;
+        let (o, lse) = self.alloc_output()?;
         self.forward_into(o, lse)
     }
 
@@ -159,7 +159,7 @@ impl<T: Float> Attention<'_, T> {
         let key = self.tile_key(true);
         let tile = self.tile(key)?;
         let tiling = self.tiling(&tile)?;
-        self.clear_output(&tiling, &o, &lse)?;
+        self.clear_uncovered_output(&tiling, &o, &lse)?;
         if tiling.m_tile_count == 0 {
             let blocks = Arc::new(self.gpu.zeros(4 * self.spec.heads)?);
             return Ok(AttentionOut { o, lse, tiles: blocks });
@@ -169,7 +169,7 @@ impl<T: Float> Attention<'_, T> {
             self.make_forward_plan(&tiling, &tile, gates.as_ref(), bounds)
         })?;
         if T::WIDE {
-            self.forward_single(&tiling, (key, &tile), gates.as_ref(), &o, &lse)?;
+            self.forward_f32(&tiling, (key, &tile), gates.as_ref(), &o, &lse)?;
         } else {
             self.forward_bf16(&tiling, (key, &tile), &plan, gates.as_ref(), (&o, &lse))?;
         }
@@ -179,13 +179,13 @@ impl<T: Float> Attention<'_, T> {
     fn forward_bf16(
         &self,
         tiling: &Tiling,
-        (key, tile): (TileKey, &Tile),
+        (key, tile): (TileKey, &TileConfig),
         plan: &ForwardPlan,
         gates: Option<&Buffer<f32>>,
         (o, lse): (&Buffer<T>, &Buffer<f32>),
     ) -> Result<()> {
         let (heads, kv_heads, head_dim) = (self.spec.heads, self.spec.kv_heads, self.spec.head_dim);
-        let next_tile = self.cleared(1)?;
+        let next_tile = self.zeros(1)?;
         let params = ForwardParams {
             o: o.address().into(),
             lse: lse.address().into(),
@@ -212,7 +212,7 @@ impl<T: Float> Attention<'_, T> {
             // segments.
             return unsafe { launch.run(|| self.shapes()) };
         }
-        let operands = Operands {
+        let operands = PortableOperands {
             q: self.inputs.q.address().into(),
             k: self.inputs.k.address().into(),
             v: self.inputs.v.address().into(),
@@ -224,18 +224,26 @@ impl<T: Float> Attention<'_, T> {
     }
 
     /// Memory of output and row statistics; rows outside every segment have theirs.
-    pub(in crate::ops) fn start_output(&self, tiling: &Tiling) -> Result<(Buffer<T>, Buffer<f32>)> {
-        let (o, lse) = self.output_room()?;
-        self.clear_output(tiling, &o, &lse)?;
+    pub(in crate::ops) fn alloc_cleared_output(
+        &self,
+        tiling: &Tiling,
+    ) -> Result<(Buffer<T>, Buffer<f32>)> {
+        let (o, lse) = self.alloc_output()?;
+        self.clear_uncovered_output(tiling, &o, &lse)?;
         Ok((o, lse))
     }
 
-    fn output_room(&self) -> Result<(Buffer<T>, Buffer<f32>)> {
+    fn alloc_output(&self) -> Result<(Buffer<T>, Buffer<f32>)> {
         let o = self.gpu.alloc::<T>(self.inputs.q.len())?;
         Ok((o, self.gpu.alloc::<f32>(self.q_rows * self.spec.heads)?))
     }
 
-    fn clear_output(&self, tiling: &Tiling, o: &Buffer<T>, lse: &Buffer<f32>) -> Result<()> {
+    fn clear_uncovered_output(
+        &self,
+        tiling: &Tiling,
+        o: &Buffer<T>,
+        lse: &Buffer<f32>,
+    ) -> Result<()> {
         if tiling.q_covered < self.q_rows {
             self.gpu.zero(o)?;
             self.fill_minus_infinity(lse)?;
@@ -261,7 +269,7 @@ impl<T: Float> Attention<'_, T> {
     fn make_forward_plan(
         &self,
         tiling: &Tiling,
-        tile: &Tile,
+        tile: &TileConfig,
         gates: Option<&Buffer<f32>>,
         bounds: Option<&Buffer<f32>>,
     ) -> Result<ForwardPlan> {
@@ -273,7 +281,7 @@ impl<T: Float> Attention<'_, T> {
         let keys = self.gpu.alloc::<i32>(count)?;
         let order = self.gpu.alloc::<i32>(count)?;
         let blocks = self.gpu.zeros::<i32>(4 * heads)?;
-        let histogram = self.cleared(bins)?;
+        let histogram = self.zeros(bins)?;
         let sort = SortParams {
             keys: keys.address().into(),
             histogram: histogram.address().into(),

@@ -1,8 +1,8 @@
 //! Prefix sums of the log gates and the scan of their gradient, safe over millions of positions.
 
 use super::Attention;
-use super::kept::Variant;
-use super::tiles::Tile;
+use super::launch_cache::Variant;
+use super::tiles::TileConfig;
 use super::tiling::{BlockRef, CHUNK, ChunkRef, Segment, Tiling};
 use crate::params::{ConstPtr, Float2, KernelParams, Ptr, kernel_params};
 use crate::source::source;
@@ -133,7 +133,7 @@ impl<T: Float> Attention<'_, T> {
     pub(in crate::ops) fn gate_gradient_of_rows(
         &self,
         tiling: &Tiling,
-        tile: &Tile,
+        tile: &TileConfig,
         (column_sums, row_sums): (&Buffer<f32>, &Buffer<f32>),
         dlog_gates: Option<&Buffer<f32>>,
     ) -> Result<()> {

@@ -8,7 +8,7 @@
 mod backward;
 mod forward;
 mod gates;
-mod kept;
+mod launch_cache;
 mod plan;
 mod rows;
 mod single;
@@ -20,11 +20,11 @@ mod two_pass;
 
 pub use backward::AttentionGrads;
 pub use forward::AttentionOut;
-pub(crate) use kept::Kept;
+pub(crate) use launch_cache::LaunchCache;
 
 use fox_tensor::{AttentionSpec, Mask};
 
-use kept::Variant;
+use launch_cache::Variant;
 
 use crate::params::KernelParams;
 use crate::{Buffer, Error, Float, Gpu, Result, Source};
@@ -130,7 +130,7 @@ impl<'a, T: Float> Attention<'a, T> {
     }
 
     /// Runs a kernel around the main one, compiled for the operands' type.
-    fn run_around<P: KernelParams>(
+    fn launch_helper<P: KernelParams>(
         &self,
         source: Source,
         entry: &'static str,

@@ -7,7 +7,7 @@ use fox_tensor::{Acp, LogitBound, Tensor};
 
 use super::Attention;
 use super::forward::{ForwardTile, PlanForward, PlanScan, PlanScatter, SortParams};
-use super::tiles::Tile;
+use super::tiles::TileConfig;
 use super::tiling::{BlockRef, PlanKey, Segment, Tiling};
 use crate::backend::f32_buffer;
 use crate::params::{ConstPtr, Float2, Int2, KernelParams, Ptr, Real, kernel_params};
@@ -152,7 +152,7 @@ impl<T: Float> Attention<'_, T> {
         let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
         let segments = self.spec.segments.len();
         let bounds = self.gpu.alloc::<f32>(segments * heads)?;
-        let largest = self.cleared(segments * (heads + kv_heads) + 1)?;
+        let largest = self.zeros(segments * (heads + kv_heads) + 1)?;
         let params = NormParams {
             bounds: bounds.address().into(),
             largest: largest.address().into(),
@@ -193,7 +193,7 @@ impl<T: Float> Attention<'_, T> {
     pub(super) fn plan_params(
         &self,
         tiling: &Tiling,
-        tile: &Tile,
+        tile: &TileConfig,
         gates: Option<&Buffer<f32>>,
         bounds: Option<&Buffer<f32>>,
     ) -> PlanParams {
@@ -225,6 +225,6 @@ impl<T: Float> Attention<'_, T> {
         block: usize,
         params: P,
     ) -> Result<()> {
-        self.run_around(PLAN, entry, grid, block, params)
+        self.launch_helper(PLAN, entry, grid, block, params)
     }
 }

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::Attention;
-use super::tiles::Tile;
+use super::tiles::TileConfig;
 use super::tiling::{BlockRef, Segment, Tiling};
 use crate::params::{ConstPtr, Float2, Float4, KernelParams, Ptr, Real, kernel_params};
 use crate::source::source;
@@ -38,7 +38,7 @@ kernel_params! {
         dq: Ptr<bf16>,
         /// `[heads][m_tiles][SUMS]`.
         row_sums: Ptr<f32>,
-        /// `[heads][m_tiles]` tiles of [`dq_floats`].
+        /// `[heads][m_tiles]` tiles of [`dq_scratch_len`].
         scratch: ConstPtr<f32>,
         segments: ConstPtr<Segment>,
         m_tiles: ConstPtr<BlockRef>,
@@ -62,7 +62,7 @@ pub(super) const SUMS: usize = 8;
 
 /// Floats of dQ of a tile of the Hopper kernel: two pieces of 64 x 64, each with the sums of dS of its four
 /// warps.
-pub(super) fn dq_floats() -> usize {
+pub(super) fn dq_scratch_len() -> usize {
     2 * (64 * 64 + 4 * SUMS)
 }
 
@@ -76,7 +76,7 @@ impl<T: Float> Attention<'_, T> {
     pub(super) fn backward_rows(
         &self,
         tiling: &Tiling,
-        tile: &Tile,
+        tile: &TileConfig,
         (o, lse): (&Buffer<T>, &Buffer<f32>),
         d_out: &Buffer<T>,
         gates: Option<&Buffer<f32>>,
@@ -104,7 +104,7 @@ impl<T: Float> Attention<'_, T> {
     pub(super) fn finish_dq(
         &self,
         tiling: &Tiling,
-        tile: &Tile,
+        tile: &TileConfig,
         scratch: &Buffer<f32>,
         dq: &Buffer<T>,
     ) -> Result<Buffer<f32>> {
@@ -138,6 +138,6 @@ impl<T: Float> Attention<'_, T> {
         block: usize,
         params: P,
     ) -> Result<()> {
-        self.run_around(ROWS, entry, grid, block, params)
+        self.launch_helper(ROWS, entry, grid, block, params)
     }
 }

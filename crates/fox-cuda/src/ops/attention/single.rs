@@ -1,21 +1,22 @@
 //! The forward in single precision, for the mode that must agree with the oracle to f32 rounding.
 
 use super::Attention;
-use super::kept::TileKey;
-use super::tiles::{self, Tile};
+use super::launch_cache::TileKey;
+use super::tiles::{self, TileConfig};
 use super::tiling::{BlockRef, Segment, Tiling};
 use super::two_pass::TwoPassParams;
 use crate::source::source;
 use crate::{Buffer, Float, Result, Source};
 
 /// Both directions; the backward is launched like the portable one, see [`super::two_pass`].
-pub(super) const SINGLE: Source = source!("attention_f32", [], [Segment, BlockRef, TwoPassParams]);
+pub(super) const ATTENTION_F32: Source =
+    source!("attention_f32", [], [Segment, BlockRef, TwoPassParams]);
 
 impl<T: Float> Attention<'_, T> {
-    pub(super) fn forward_single(
+    pub(super) fn forward_f32(
         &self,
         tiling: &Tiling,
-        (key, tile): (TileKey, &Tile),
+        (key, tile): (TileKey, &TileConfig),
         gates: Option<&Buffer<f32>>,
         o: &Buffer<T>,
         lse: &Buffer<f32>,
@@ -24,7 +25,7 @@ impl<T: Float> Attention<'_, T> {
         let mut params = self.two_pass_params(tiling, gates, &plan.spans);
         params.o = o.address().into();
         params.lse = lse.address().into();
-        let parts = tiles::single_parts(self.spec.head_dim);
+        let parts = tiles::f32_row_splits(self.spec.head_dim);
         let grid = [tiling.m_tile_count, self.spec.heads, parts];
         self.run_two_pass((key, tile), "attention_fwd_f32", grid, params)
     }

@@ -11,7 +11,7 @@ use crate::backend::{Cuda, Operand, Precision};
 use crate::{Buffer, Error, Result};
 
 /// Operands in their types.
-struct Held<'a> {
+struct TypedOperands<'a> {
     q: Operand<'a>,
     k: Operand<'a>,
     v: Operand<'a>,
@@ -23,7 +23,7 @@ fn typed<'a, T: Activation>(operand: &'a Operand<'_>) -> Result<&'a Buffer<T>> {
     found.ok_or_else(|| Error::argument("attention", "an operand of the wrong type"))
 }
 
-impl Held<'_> {
+impl TypedOperands<'_> {
     fn inputs<T: Activation>(&self) -> Result<attention::AttentionInputs<'_, T>> {
         Ok(attention::AttentionInputs {
             q: typed(&self.q)?,
@@ -35,8 +35,8 @@ impl Held<'_> {
 }
 
 impl Cuda {
-    fn hold<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<Held<'a>> {
-        Ok(Held {
+    fn typed_operands<'a>(&self, inputs: &AttentionInputs<'a>) -> Result<TypedOperands<'a>> {
+        Ok(TypedOperands {
             q: self.activation(inputs.q)?,
             k: self.activation(inputs.k)?,
             v: self.activation(inputs.v)?,
@@ -66,12 +66,12 @@ impl Cuda {
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
         match self.precision {
-            Precision::F32 => self.softmax_gradients_in::<f32>(d_out, inputs, out, sinks, spec),
-            Precision::Bf16 => self.softmax_gradients_in::<bf16>(d_out, inputs, out, sinks, spec),
+            Precision::F32 => self.softmax_gradients_as::<f32>(d_out, inputs, out, sinks, spec),
+            Precision::Bf16 => self.softmax_gradients_as::<bf16>(d_out, inputs, out, sinks, spec),
         }
     }
 
-    fn softmax_gradients_in<T: Activation>(
+    fn softmax_gradients_as<T: Activation>(
         &self,
         d_out: &Tensor,
         inputs: &AttentionInputs<'_>,
@@ -93,7 +93,7 @@ impl Cuda {
         spec: &AttentionSpec,
         forward: impl FnOnce(&Attention<'_, T>) -> Result<attention::AttentionOut<T>>,
     ) -> Result<AttentionOut> {
-        let held = self.hold(inputs)?;
+        let held = self.typed_operands(inputs)?;
         let out = forward(&Attention::new(&self.gpu, spec, held.inputs::<T>()?)?)?;
         let (device, rows) = (inputs.q.device(), inputs.q.rows());
         Ok(AttentionOut {
@@ -110,7 +110,7 @@ impl Cuda {
         spec: &AttentionSpec,
         backward: impl FnOnce(Attention<'_, T>, &Buffer<T>) -> Result<attention::AttentionGrads<T>>,
     ) -> Result<AttentionGrads> {
-        let (held, d_out) = (self.hold(inputs)?, self.activation(d_out)?);
+        let (held, d_out) = (self.typed_operands(inputs)?, self.activation(d_out)?);
         let attention = Attention::new(&self.gpu, spec, held.inputs::<T>()?)?;
         let grads = backward(attention, typed(&d_out)?)?;
         let wrap =

@@ -7,7 +7,7 @@ use fox_tensor::Mask;
 
 use super::backward::BACKWARD_SM90;
 use super::forward::{FORWARD, FORWARD_SM90};
-use super::single::SINGLE;
+use super::single::ATTENTION_F32;
 use super::two_pass::BACKWARD;
 use crate::Source;
 
@@ -18,7 +18,7 @@ pub(in crate::ops) const LEAST_SHARED: usize = 99 * 1024;
 
 /// Shape of a main kernel.
 #[derive(Clone, Debug)]
-pub(crate) struct Tile {
+pub(crate) struct TileConfig {
     pub(crate) source: Source,
     pub(crate) block_m: usize,
     pub(crate) block_n: usize,
@@ -53,7 +53,7 @@ pub(crate) fn padded_head_dim(head_dim: usize) -> usize {
 }
 
 /// Forward on Hopper.
-pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> Tile {
+pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> TileConfig {
     let head_dim = padded_head_dim(head_dim);
     // (warpgroups, keys per block, stages, in halves)
     let (warpgroups, block_n, stages, halves) = match head_dim {
@@ -75,14 +75,14 @@ pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> Tile {
         format!("BLOCK_N={block_n}"),
         format!("STAGES={stages}"),
         format!("WARPGROUPS={warpgroups}"),
-        format!("HALVES={}", i32::from(halves)),
+        format!("HALF_BLOCKS={}", i32::from(halves)),
     ];
     defines.extend(features.defines());
     tile(FORWARD_SM90, 64 * warpgroups, block_n, warpgroups + 1, tiles, defines)
 }
 
 /// Backward on Hopper, where it exists: causal, head dims to 128.
-pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<Tile> {
+pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<TileConfig> {
     let head_dim = padded_head_dim(head_dim);
     // Two warpgroups of 64 keys hold dK and dV in registers. With head dim 64 there is room for S and
     // dP of 128 queries beside them, with 128 for 64 queries.
@@ -105,18 +105,18 @@ pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<Til
 }
 
 /// Forward on everything else: 64 queries to a block, tiles small enough for 99 KiB of shared memory.
-pub(crate) fn portable_forward(head_dim: usize, features: Features) -> Tile {
+pub(crate) fn portable_forward(head_dim: usize, features: Features) -> TileConfig {
     let head_dim = padded_head_dim(head_dim);
     let block_n = if head_dim <= 128 { 64 } else { 32 };
     let shared = (64 + 2 * block_n) * (head_dim + 8) * 2 + 4 * block_n;
     let mut defines = vec![format!("HEAD_DIM={head_dim}"), format!("BLOCK_N={block_n}")];
     defines.extend(features.defines());
     defines.push(format!("SHARED_BYTES={shared}"));
-    Tile { source: FORWARD, block_m: 64, block_n, threads: 128, shared, defines }
+    TileConfig { source: FORWARD, block_m: 64, block_n, threads: 128, shared, defines }
 }
 
 /// Backward on everything else, and of what the Hopper kernel does not do.
-pub(crate) fn portable_backward(head_dim: usize, features: Features) -> Tile {
+pub(crate) fn portable_backward(head_dim: usize, features: Features) -> TileConfig {
     let head_dim = padded_head_dim(head_dim);
     // The side that streams by comes in steps: wide heads leave room for 16 rows.
     let step = if head_dim <= 128 { 64 } else { 16 };
@@ -124,28 +124,28 @@ pub(crate) fn portable_backward(head_dim: usize, features: Features) -> Tile {
     let mut defines = vec![format!("HEAD_DIM={head_dim}"), format!("STEP={step}")];
     defines.extend(features.defines());
     defines.push(format!("SHARED_BYTES={shared}"));
-    Tile { source: BACKWARD, block_m: 64, block_n: 64, threads: 128, shared, defines }
+    TileConfig { source: BACKWARD, block_m: 64, block_n: 64, threads: 128, shared, defines }
 }
 
 /// Rows of a block of 64 that one thread block of the single-precision kernels holds, and the rows that it
 /// reads at a time: wide heads leave room for fewer.
-fn single_rows(head_dim: usize) -> (usize, usize) {
+fn f32_resident_rows(head_dim: usize) -> (usize, usize) {
     if head_dim > 128 { (32, 8) } else { (64, 16) }
 }
 
 /// Thread blocks that share a block of 64 rows in the single-precision kernels.
-pub(crate) fn single_parts(head_dim: usize) -> usize {
-    64 / single_rows(head_dim).0
+pub(crate) fn f32_row_splits(head_dim: usize) -> usize {
+    64 / f32_resident_rows(head_dim).0
 }
 
 /// Both directions in single precision; the forward holds queries alone, the backward two operands.
-pub(crate) fn single(head_dim: usize, forward: bool) -> Tile {
+pub(crate) fn f32_kernel(head_dim: usize, forward: bool) -> TileConfig {
     let head_dim = if head_dim <= 64 { 64 } else { head_dim.next_power_of_two() };
-    let (own, step) = single_rows(head_dim);
+    let (own, step) = f32_resident_rows(head_dim);
     let operands = if forward { 1 } else { 2 };
     let floats = operands * ((own + step) * (head_dim + 1) + own * step);
-    Tile {
-        source: SINGLE,
+    TileConfig {
+        source: ATTENTION_F32,
         block_m: 64,
         block_n: 64,
         threads: 256,
@@ -155,7 +155,7 @@ pub(crate) fn single(head_dim: usize, forward: bool) -> Tile {
 }
 
 /// Thread blocks that share the columns of dK and dV in the portable and the stick-breaking backward.
-pub(crate) fn portable_parts(head_dim: usize) -> usize {
+pub(crate) fn portable_column_splits(head_dim: usize) -> usize {
     if padded_head_dim(head_dim) > 128 { 2 } else { 1 }
 }
 
@@ -166,12 +166,12 @@ fn tile(
     warpgroups: usize,
     tile_bytes: usize,
     mut defines: Vec<String>,
-) -> Tile {
+) -> TileConfig {
     // Barriers, numbers per row or key, tile descriptions.
     let shared = tile_bytes + 3 * 1024;
     debug_assert!(shared <= HOPPER_SHARED);
     defines.push(format!("SHARED_BYTES={shared}"));
-    Tile { source, block_m, block_n, threads: 128 * warpgroups, shared, defines }
+    TileConfig { source, block_m, block_n, threads: 128 * warpgroups, shared, defines }
 }
 
 /// Every variant of the main kernels that a device of this architecture can be asked for, for
@@ -198,7 +198,7 @@ pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
         }
     }
     for head_dim in [64, 128, 256] {
-        variants.push((SINGLE, single(head_dim, true).defines));
+        variants.push((ATTENTION_F32, f32_kernel(head_dim, true).defines));
     }
     variants
 }
@@ -214,7 +214,7 @@ mod tests {
             assert!(hopper_forward(head_dim, features).shared <= HOPPER_SHARED, "{head_dim}");
             assert!(portable_forward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
             assert!(portable_backward(head_dim, features).shared <= LEAST_SHARED, "{head_dim}");
-            assert!(single(head_dim, false).shared <= LEAST_SHARED, "{head_dim}");
+            assert!(f32_kernel(head_dim, false).shared <= LEAST_SHARED, "{head_dim}");
             if let Some(tile) = hopper_backward(head_dim, features) {
                 assert!(tile.shared <= HOPPER_SHARED, "{head_dim}");
             }

@@ -7,7 +7,7 @@ use fox_tensor::{Mask, Segments};
 use super::Attention;
 use super::backward::BackwardPlan;
 use super::forward::ForwardPlan;
-use super::tiles::Tile;
+use super::tiles::TileConfig;
 use crate::params::{self, Param, kernel_params};
 use crate::recent::Recent;
 use crate::{Buffer, Error, Float, Gpu, Result};
@@ -140,7 +140,7 @@ pub(super) struct PlanKey {
 }
 
 impl<T: Float> Attention<'_, T> {
-    pub(in crate::ops) fn tiling(&self, tile: &Tile) -> Result<Arc<Tiling>> {
+    pub(in crate::ops) fn tiling(&self, tile: &TileConfig) -> Result<Arc<Tiling>> {
         let segments = &self.spec.segments;
         self.gpu.attention.tilings.get((segments.clone(), tile.block_m, tile.block_n), || {
             Tiling::new(self.gpu, segments, tile.block_m, tile.block_n)

@@ -1,8 +1,8 @@
 //! Backward in two passes, over keys and over queries: with plain matrix instructions, for GPUs that are not
 //! Hopper, and for wide heads and bidirectional masks everywhere; and in single precision.
 
-use super::kept::TileKey;
-use super::tiles::{self, Tile};
+use super::launch_cache::TileKey;
+use super::tiles::{self, TileConfig};
 use super::tiling::{BlockRef, Segment, Tiling};
 use super::{Attention, AttentionGrads};
 use crate::params::{ConstPtr, Float2, Float4, Int2, Ptr, Real, kernel_params};
@@ -88,7 +88,7 @@ impl<T: Float> Attention<'_, T> {
     pub(super) fn backward_two_pass(
         &self,
         tiling: &Tiling,
-        (key, tile): (TileKey, &Tile),
+        (key, tile): (TileKey, &TileConfig),
         (o, lse): (&Buffer<T>, &Buffer<f32>),
         d_out: &Buffer<T>,
         grads: &AttentionGrads<T>,
@@ -111,11 +111,11 @@ impl<T: Float> Attention<'_, T> {
         };
         let (over_keys, over_queries, parts) = match T::WIDE {
             true => {
-                let parts = tiles::single_parts(head_dim);
+                let parts = tiles::f32_row_splits(head_dim);
                 ("attention_bwd_keys_f32", "attention_bwd_queries_f32", [parts, parts])
             }
             false => {
-                let parts = tiles::portable_parts(head_dim);
+                let parts = tiles::portable_column_splits(head_dim);
                 ("attention_bwd_keys", "attention_bwd_queries", [parts, 1])
             }
         };
@@ -129,7 +129,7 @@ impl<T: Float> Attention<'_, T> {
 
     pub(super) fn run_two_pass(
         &self,
-        (key, tile): (TileKey, &Tile),
+        (key, tile): (TileKey, &TileConfig),
         entry: &'static str,
         grid: [usize; 3],
         params: TwoPassParams,

@@ -36,9 +36,9 @@ extern "C" __global__ void add_bias(PARAMS(AddBias)) {
 // no `from`, and added to what is there where the copy says so. Indices are divided in 32 bits, because 64
 // cost more than the copy.
 template <int N, typename To, typename From>
-DEVICE void copy_part(const ColumnCopy& c) {
-    const u32 per_row = c.width / N, pieces = c.pieces, step = gridDim.x * blockDim.x;
-    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < pieces; i += step) {
+DEVICE void copy_block(const ColumnCopy& c) {
+    const u32 per_row = c.width / N, accesses = c.accesses, step = gridDim.x * blockDim.x;
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < accesses; i += step) {
         const u32 row = i / per_row, column = (i - row * per_row) * N;
         float x[N] = {};
         if (c.from) load<N>(x, static_cast<const From*>(c.from) + size_t(row) * c.from_stride + column);
@@ -56,12 +56,12 @@ DEVICE void copy_part(const ColumnCopy& c) {
 // Grid (blocks, copies).
 extern "C" __global__ void copy_columns(const __grid_constant__ ColumnCopies p) {
     const ColumnCopy& c = p.copies[blockIdx.y];
-    if (c.eights) copy_part<8, real, real>(c);
-    else copy_part<1, real, real>(c);
+    if (c.vectorized) copy_block<8, real, real>(c);
+    else copy_block<1, real, real>(c);
 }
 // From f32.
 extern "C" __global__ void convert_columns(const __grid_constant__ ColumnCopies p) {
     const ColumnCopy& c = p.copies[blockIdx.y];
-    if (c.eights) copy_part<8, real, float>(c);
-    else copy_part<1, real, float>(c);
+    if (c.vectorized) copy_block<8, real, float>(c);
+    else copy_block<1, real, float>(c);
 }

@@ -52,9 +52,9 @@ kernel_params! {
         from_stride: usize,
         to_stride: usize,
         /// Accesses to each matrix.
-        pieces: usize,
+        accesses: usize,
         /// Whether an access has eight elements rather than one.
-        eights: bool,
+        vectorized: bool,
         /// Whether the columns are added to what is there.
         add: bool,
     }
@@ -71,9 +71,9 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     [DType::F32, DType::Bf16].map(|dtype| (COLUMNS, Variant::plain(dtype, 1).defines())).into()
 }
 
-/// A matrix whose columns are those of several parts, one after the other.
+/// A matrix whose columns are those of several blocks, one after the other.
 #[derive(Clone, Copy)]
-pub(crate) struct Whole {
+pub(crate) struct JoinedColumns {
     /// Where it begins.
     pub(crate) address: u64,
     pub(crate) dtype: DType,
@@ -83,7 +83,7 @@ pub(crate) struct Whole {
 
 /// Some columns as a matrix of its own, without gaps between its rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct ColumnBlock {
     /// Where it begins; 0 for zeros that are joined with others.
     pub(crate) address: u64,
     pub(crate) width: usize,
@@ -101,7 +101,7 @@ impl ColumnCopy {
         let even = |address: u64, stride: usize, dtype: DType| {
             stride.is_multiple_of(8) && address.is_multiple_of(8 * dtype.size() as u64)
         };
-        let eights = width.is_multiple_of(8)
+        let vectorized = width.is_multiple_of(8)
             && even(to, to_stride, to_type)
             && even(from, from_stride, from_type);
         ColumnCopy {
@@ -110,8 +110,8 @@ impl ColumnCopy {
             width,
             from_stride,
             to_stride,
-            pieces: rows * width / if eights { 8 } else { 1 },
-            eights,
+            accesses: rows * width / if vectorized { 8 } else { 1 },
+            vectorized,
             add: false,
         }
     }
@@ -122,7 +122,7 @@ impl Cuda {
         for some in copies.chunks(COPIES) {
             let mut copies = [ColumnCopy::default(); COPIES];
             copies[..some.len()].copy_from_slice(some);
-            let most = some.iter().map(|copy| copy.pieces).max().unwrap_or(0);
+            let most = some.iter().map(|copy| copy.accesses).max().unwrap_or(0);
             let op = Op {
                 source: COLUMNS,
                 entry,
@@ -137,46 +137,51 @@ impl Cuda {
         Ok(())
     }
 
-    /// The first columns of the whole to its parts, which have its type.
-    pub(crate) fn split_whole(&self, whole: &Whole, parts: &[Part]) -> Result<()> {
-        let Whole { mut address, dtype, rows, width } = *whole;
-        let mut copies = Vec::with_capacity(parts.len());
-        for part in parts {
-            let (from, to) = ((address, width, dtype), (part.address, part.width, dtype));
-            let copy = ColumnCopy::new(from, to, [rows, part.width]);
-            copies.push(ColumnCopy { add: part.add, ..copy });
-            address += (part.width * dtype.size()) as u64;
+    /// The first columns of the joined to its blocks, which have its type.
+    pub(crate) fn split_into(&self, joined: &JoinedColumns, blocks: &[ColumnBlock]) -> Result<()> {
+        let JoinedColumns { mut address, dtype, rows, width } = *joined;
+        let mut copies = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            let (from, to) = ((address, width, dtype), (block.address, block.width, dtype));
+            let copy = ColumnCopy::new(from, to, [rows, block.width]);
+            copies.push(ColumnCopy { add: block.add, ..copy });
+            address += (block.width * dtype.size()) as u64;
         }
         self.copy_columns("copy_columns", dtype, &copies)
     }
 
-    /// The columns of the whole from its parts, which have its type or are f32. Columns after the last part
+    /// The columns of the joined from its blocks, which have its type or are f32. Columns after the last block
     /// become zero.
-    pub(crate) fn join_parts(&self, whole: &Whole, parts: &[Part], part_type: DType) -> Result<()> {
-        let Whole { mut address, dtype, rows, width } = *whole;
-        let rest = width - parts.iter().map(|part| part.width).sum::<usize>();
-        let padding = (rest > 0).then_some(Part { address: 0, width: rest, add: false });
-        let mut copies = Vec::with_capacity(parts.len() + 1);
-        for part in parts.iter().chain(&padding) {
-            let (from, to) = ((part.address, part.width, part_type), (address, width, dtype));
-            copies.push(ColumnCopy::new(from, to, [rows, part.width]));
-            address += (part.width * dtype.size()) as u64;
+    pub(crate) fn join_from(
+        &self,
+        joined: &JoinedColumns,
+        blocks: &[ColumnBlock],
+        block_type: DType,
+    ) -> Result<()> {
+        let JoinedColumns { mut address, dtype, rows, width } = *joined;
+        let rest = width - blocks.iter().map(|block| block.width).sum::<usize>();
+        let padding = (rest > 0).then_some(ColumnBlock { address: 0, width: rest, add: false });
+        let mut copies = Vec::with_capacity(blocks.len() + 1);
+        for block in blocks.iter().chain(&padding) {
+            let (from, to) = ((block.address, block.width, block_type), (address, width, dtype));
+            copies.push(ColumnCopy::new(from, to, [rows, block.width]));
+            address += (block.width * dtype.size()) as u64;
         }
-        let entry = if part_type == dtype { "copy_columns" } else { "convert_columns" };
+        let entry = if block_type == dtype { "copy_columns" } else { "convert_columns" };
         self.copy_columns(entry, dtype, &copies)
     }
 
     /// Parts of these widths `[R, w]` of `x: [R, C]`, in its type.
     pub(crate) fn split(&self, x: &Tensor, widths: &[usize]) -> Result<Vec<Tensor>> {
         let (rows, dtype) = (x.rows(), x.dtype());
-        let (mut parts, mut tensors) = (Vec::new(), Vec::new());
+        let (mut blocks, mut tensors) = (Vec::new(), Vec::new());
         for &width in widths {
             let (tensor, address) = self.output([rows, width], dtype, x.device())?;
-            parts.push(Part { address, width, add: false });
+            blocks.push(ColumnBlock { address, width, add: false });
             tensors.push(tensor);
         }
-        let (width, whole) = (x.cols(), self.operand(x, dtype)?);
-        self.split_whole(&Whole { address: whole.address(), dtype, rows, width }, &parts)?;
+        let (width, joined) = (x.cols(), self.operand(x, dtype)?);
+        self.split_into(&JoinedColumns { address: joined.address(), dtype, rows, width }, &blocks)?;
         Ok(tensors)
     }
 
@@ -184,16 +189,16 @@ impl Cuda {
     pub(crate) fn join(&self, tensors: &[Tensor]) -> Result<Tensor> {
         let (rows, dtype) = (tensors[0].rows(), self.activations());
         let width = tensors.iter().map(Tensor::cols).sum();
-        let (whole, address) = self.output([rows, width], dtype, tensors[0].device())?;
+        let (joined, address) = self.output([rows, width], dtype, tensors[0].device())?;
         let held: Vec<_> = tensors.iter().map(|x| self.activation(x)).collect::<Result<_>>()?;
-        let part = |(x, operand): (&Tensor, &Operand<'_>)| Part {
+        let block = |(x, operand): (&Tensor, &Operand<'_>)| ColumnBlock {
             address: operand.address(),
             width: x.cols(),
             add: false,
         };
-        let parts: Vec<Part> = tensors.iter().zip(&held).map(part).collect();
-        self.join_parts(&Whole { address, dtype, rows, width }, &parts, dtype)?;
-        Ok(whole)
+        let blocks: Vec<ColumnBlock> = tensors.iter().zip(&held).map(block).collect();
+        self.join_from(&JoinedColumns { address, dtype, rows, width }, &blocks, dtype)?;
+        Ok(joined)
     }
 
     /// `x[R, C] += bias[C]`, for `x` of this type.
@@ -276,7 +281,7 @@ impl ColumnOps for Cuda {
         Ok(self.timed("split_columns", || self.split(x, widths))?)
     }
 
-    fn join_columns(&self, parts: &[Tensor]) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("join_columns", || self.join(parts))?)
+    fn join_columns(&self, blocks: &[Tensor]) -> fox_tensor::Result<Tensor> {
+        Ok(self.timed("join_columns", || self.join(blocks))?)
     }
 }

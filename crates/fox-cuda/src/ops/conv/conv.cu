@@ -7,18 +7,18 @@
 //
 // Compile-time: BF16, VEC, LANES (a power of two up to 32), CHUNKS, TAPS.
 #include "params.cuh"
-#include "pieces.cuh"
+#include "head_fragments.cuh"
 
 constexpr int THREADS = 64;
 constexpr int NO_ACTIVATION = -1;
 constexpr int BATCH = CHUNKS <= 2 ? 4 : 1;
 
 // The head's first column.
-DEVICE int first_column(const ConvParams& p, const Place& at) { return at.head * p.head_dim; }
+DEVICE int first_column(const ConvParams& p, const HeadLane& at) { return at.head * p.head_dim; }
 
 // A row of [rows, width]; null stands for zeros.
 template <typename T>
-DEVICE void load_row(Piece& x, const T* row, const ConvParams& p, const Place& at) {
+DEVICE void load_row(Fragment& x, const T* row, const ConvParams& p, const HeadLane& at) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         if (row && column_of(at.lane, c) < p.head_dim) {
@@ -30,16 +30,16 @@ DEVICE void load_row(Piece& x, const T* row, const ConvParams& p, const Place& a
     }
 }
 template <typename T>
-DEVICE void store_row(T* row, const Piece& x, const ConvParams& p, const Place& at) {
-    store_piece(row + first_column(p, at), x, at.lane, p.head_dim, at.active);
+DEVICE void store_row(T* row, const Fragment& x, const ConvParams& p, const HeadLane& at) {
+    store_fragment(row + first_column(p, at), x, at.lane, p.head_dim, at.active);
 }
 
 // A thread's filters and biases.
 struct Filter {
-    Piece taps[TAPS], bias;
+    Fragment taps[TAPS], bias;
 };
-DEVICE void load_filter(Filter& f, const ConvParams& p, const Place& at) {
-    FOR_PIECE(c, i) {
+DEVICE void load_filter(Filter& f, const ConvParams& p, const HeadLane& at) {
+    FOR_FRAGMENT(c, i) {
         const int own = column_of(at.lane, c) + i;
         const bool inside = own < p.head_dim;
 #pragma unroll
@@ -58,15 +58,15 @@ DEVICE const real* input_row(const ConvParams& p, const RowInfo& info, int row, 
 }
 
 // window[k] is the input that tap k meets: the row itself is window[TAPS - 1].
-DEVICE void load_window(Piece (&window)[TAPS], const ConvParams& p, const RowInfo& info, int row, const Place& at) {
+DEVICE void load_window(Fragment (&window)[TAPS], const ConvParams& p, const RowInfo& info, int row, const HeadLane& at) {
 #pragma unroll
     for (int k = 0; k < TAPS; ++k) {
         load_row(window[k], input_row(p, info, row, TAPS - 1 - k), p, at);
     }
 }
 
-DEVICE void filtered(Piece& y, const Piece (&window)[TAPS], const Filter& f) {
-    FOR_PIECE(c, i) {
+DEVICE void convolve(Fragment& y, const Fragment (&window)[TAPS], const Filter& f) {
+    FOR_FRAGMENT(c, i) {
         float sum = f.bias[c][i];
 #pragma unroll
         for (int k = 0; k < TAPS; ++k) sum += f.taps[k][c][i] * window[k][c][i];
@@ -75,8 +75,8 @@ DEVICE void filtered(Piece& y, const Piece (&window)[TAPS], const Filter& f) {
 }
 
 // The nonlinearity and its slope; columns beyond the head stay zero.
-DEVICE void activate(Piece& x, Piece& slope, const ConvParams& p, const Place& at) {
-    FOR_PIECE(c, i) {
+DEVICE void activate(Fragment& x, Fragment& slope, const ConvParams& p, const HeadLane& at) {
+    FOR_FRAGMENT(c, i) {
         const bool inside = column_of(at.lane, c) < p.head_dim;
         const float2 act = p.act == NO_ACTIVATION ? make_float2(x[c][i], 1.f) : activation(p.act, x[c][i]);
         x[c][i] = inside ? act.x : 0.f, slope[c][i] = act.y;
@@ -85,15 +85,15 @@ DEVICE void activate(Piece& x, Piece& slope, const ConvParams& p, const Place& a
 
 // Grid (slices, blocks of heads).
 extern "C" __global__ void __launch_bounds__(THREADS) short_conv_fwd(PARAMS(ConvForward)) {
-    const Place at = place(p.width / p.head_dim);
+    const HeadLane at = head_lane(p.width / p.head_dim);
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Filter f;
     load_filter(f, p, at);
-    Piece window[TAPS];
+    Fragment window[TAPS];
     bool known = false;  // whether the window stands at the row before, in the same segment
     for (int batch = first; batch < last; batch += BATCH) {
         RowInfo infos[BATCH];
-        Piece rows[BATCH];
+        Fragment rows[BATCH];
 #pragma unroll
         for (int n = 0; n < BATCH; ++n) {
             const int row = min(batch + n, last - 1);
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_conv_fwd(PARAMS(Conv
         for (int n = 0; n < BATCH; ++n) {
             const int row = batch + n;
             if (row >= last) break;
-            Piece out = {}, slope;
+            Fragment out = {}, slope;
             if (infos[n].segment < 0) {
                 store_row(y + size_t(row) * p.width, out, p, at);
                 known = false;
@@ -113,51 +113,51 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_conv_fwd(PARAMS(Conv
             if (known && infos[n].index > 0) {
 #pragma unroll
                 for (int k = 0; k + 1 < TAPS; ++k) {
-                    FOR_PIECE(c, i) window[k][c][i] = window[k + 1][c][i];
+                    FOR_FRAGMENT(c, i) window[k][c][i] = window[k + 1][c][i];
                 }
-                FOR_PIECE(c, i) window[TAPS - 1][c][i] = rows[n][c][i];
+                FOR_FRAGMENT(c, i) window[TAPS - 1][c][i] = rows[n][c][i];
             } else {
                 load_window(window, p, infos[n], row, at);
             }
             known = true;
-            filtered(out, window, f);
+            convolve(out, window, f);
             activate(out, slope, p, at);
             if (p.l2_norm) {
                 const float scale = reciprocal_root(dot(out, out) + p.eps);
-                FOR_PIECE(c, i) out[c][i] *= scale;
+                FOR_FRAGMENT(c, i) out[c][i] *= scale;
             }
             store_row(y + size_t(row) * p.width, out, p, at);
         }
     }
 }
 
-// From the gradient of a row's output, g, to that of the filtered input, in place.
-DEVICE void filter_gradient(Piece& g, const Piece (&window)[TAPS], const Filter& f, const ConvParams& p,
-                            const Place& at) {
-    Piece x, slope;
-    filtered(x, window, f);
+// From the gradient of a row's output, g, to that of the convolve input, in place.
+DEVICE void filter_gradient(Fragment& g, const Fragment (&window)[TAPS], const Filter& f, const ConvParams& p,
+                            const HeadLane& at) {
+    Fragment x, slope;
+    convolve(x, window, f);
     activate(x, slope, p, at);
     if (p.l2_norm) {
         const float scale = reciprocal_root(dot(x, x) + p.eps), along = dot(x, g) * scale * scale;
-        FOR_PIECE(c, i) g[c][i] = scale * (g[c][i] - along * x[c][i]);
+        FOR_FRAGMENT(c, i) g[c][i] = scale * (g[c][i] - along * x[c][i]);
     }
-    FOR_PIECE(c, i) g[c][i] *= slope[c][i];
+    FOR_FRAGMENT(c, i) g[c][i] *= slope[c][i];
 }
 
 // Grid (slices, blocks of heads). partial[slice][TAPS + 1][width] are the slices' sums for filters and biases.
 extern "C" __global__ void __launch_bounds__(THREADS)
     short_conv_bwd(PARAMS(ConvBackward)) {
-    const Place at = place(p.width / p.head_dim);
+    const HeadLane at = head_lane(p.width / p.head_dim);
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Filter f;
     load_filter(f, p, at);
-    // later[k] is the gradient of the filtered row k + 1 rows further on, zero outside the segment.
-    Piece window[TAPS], dtaps[TAPS] = {}, dbias = {}, later[TAPS] = {};
+    // later[k] is the gradient of the convolve row k + 1 rows further on, zero outside the segment.
+    Fragment window[TAPS], dtaps[TAPS] = {}, dbias = {}, later[TAPS] = {};
     bool known = false;  // whether the window stands at the row after, in the same segment
     // From the rows after the slice on, as far as its last rows reach.
     for (int batch = min(last + TAPS - 2, p.rows - 1); batch >= first; batch -= BATCH) {
         RowInfo infos[BATCH];
-        Piece gradients[BATCH], oldest[BATCH];
+        Fragment gradients[BATCH], oldest[BATCH];
 #pragma unroll
         for (int n = 0; n < BATCH; ++n) {
             const int row = max(batch - n, first);
@@ -176,9 +176,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (row < first) break;
             const RowInfo info = infos[n];
             const bool own = row < last;
-            Piece& g = gradients[n];
+            Fragment& g = gradients[n];
             if (info.segment < 0) {
-                FOR_PIECE(c, i) g[c][i] = 0.f;
+                FOR_FRAGMENT(c, i) g[c][i] = 0.f;
                 if (own) store_row(dx + size_t(row) * p.width, g, p, at);
                 known = false;
                 continue;
@@ -186,23 +186,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (!info.has_next) {
 #pragma unroll
                 for (int k = 0; k < TAPS; ++k) {
-                    FOR_PIECE(c, i) later[k][c][i] = 0.f;
+                    FOR_FRAGMENT(c, i) later[k][c][i] = 0.f;
                 }
             }
             if (known && info.has_next) {
 #pragma unroll
                 for (int k = TAPS - 1; k > 0; --k) {
-                    FOR_PIECE(c, i) window[k][c][i] = window[k - 1][c][i];
+                    FOR_FRAGMENT(c, i) window[k][c][i] = window[k - 1][c][i];
                 }
-                FOR_PIECE(c, i) window[0][c][i] = oldest[n][c][i];
+                FOR_FRAGMENT(c, i) window[0][c][i] = oldest[n][c][i];
             } else {
                 load_window(window, p, info, row, at);
             }
             known = true;
             filter_gradient(g, window, f, p, at);
             if (own) {
-                Piece out;
-                FOR_PIECE(c, i) {
+                Fragment out;
+                FOR_FRAGMENT(c, i) {
                     dbias[c][i] += g[c][i];
                     float sum = g[c][i] * f.taps[TAPS - 1][c][i];
 #pragma unroll
@@ -215,9 +215,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
 #pragma unroll
             for (int k = TAPS - 1; k > 0; --k) {
-                FOR_PIECE(c, i) later[k][c][i] = later[k - 1][c][i];
+                FOR_FRAGMENT(c, i) later[k][c][i] = later[k - 1][c][i];
             }
-            FOR_PIECE(c, i) later[0][c][i] = g[c][i];
+            FOR_FRAGMENT(c, i) later[0][c][i] = g[c][i];
         }
     }
     float* sums = partial + size_t(blockIdx.x) * (TAPS + 1) * p.width;

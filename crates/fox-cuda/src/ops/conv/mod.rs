@@ -80,7 +80,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 const THREADS: usize = 64;
 
 /// How channels and rows are dealt out to blocks.
-struct Division {
+struct ConvGrid {
     variant: Variant,
     head_dim: usize,
     heads_per_block: usize,
@@ -88,7 +88,7 @@ struct Division {
     rows_per_slice: usize,
 }
 
-impl Division {
+impl ConvGrid {
     fn new(dtype: DType, inputs: &ConvInputs<'_>, spec: &ConvSpec, longest: usize) -> Self {
         let (rows, width) = (inputs.x.rows(), inputs.x.cols());
         // Without a norm, any few channels may be a head.
@@ -100,7 +100,7 @@ impl Division {
         // A slice reads again the rows that its first rows look back at, and writes sums for the filters: long
         // slices are cheap. But there must be enough of them for every multiprocessor.
         let rows_per_slice = (rows / 1024).clamp(1, longest);
-        Division {
+        ConvGrid {
             variant,
             head_dim,
             heads_per_block,
@@ -117,7 +117,7 @@ impl Division {
 }
 
 /// Operands on their way to the kernel.
-struct Held<'a> {
+struct ConvOperands<'a> {
     _operands: (Operand<'a>, Operand<'a>, Option<Operand<'a>>, Option<Operand<'a>>),
     _info: std::sync::Arc<RowTable>,
     params: ConvParams,
@@ -128,8 +128,8 @@ impl Cuda {
         &self,
         inputs: &ConvInputs<'a>,
         spec: &ConvSpec,
-        division: &Division,
-    ) -> Result<Held<'a>> {
+        grid: &ConvGrid,
+    ) -> Result<ConvOperands<'a>> {
         let (x, weight) = (self.activation(inputs.x)?, self.real(inputs.weight)?);
         let bias = inputs.bias.map(|x| self.real(x)).transpose()?;
         let before = inputs.before.map(|x| self.activation(x)).transpose()?;
@@ -142,24 +142,24 @@ impl Cuda {
             info: info.address().into(),
             rows: inputs.x.rows(),
             width: inputs.x.cols(),
-            head_dim: division.head_dim,
+            head_dim: grid.head_dim,
             act: spec.activation.map_or(-1, activation_code),
             l2_norm: spec.l2_norm.is_some(),
-            rows_per_slice: division.rows_per_slice,
+            rows_per_slice: grid.rows_per_slice,
             eps: spec.l2_norm.map_or(0.0, |norm| norm.eps),
         };
-        Ok(Held { _operands: (x, weight, bias, before), _info: info, params })
+        Ok(ConvOperands { _operands: (x, weight, bias, before), _info: info, params })
     }
 
     /// `y: [R, C]`.
     pub(crate) fn conv_forward(&self, inputs: &ConvInputs<'_>, spec: &ConvSpec) -> Result<Tensor> {
         let dtype = self.activations();
-        let division = Division::new(dtype, inputs, spec, 16);
+        let grid = ConvGrid::new(dtype, inputs, spec, 16);
         let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
-        let held = self.conv_operands(inputs, spec, &division)?;
+        let held = self.conv_operands(inputs, spec, &grid)?;
         let params = ConvForward { y: at.into(), p: held.params };
         // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&division.op("short_conv_fwd"), params)? };
+        unsafe { self.launch(&grid.op("short_conv_fwd"), params)? };
         Ok(y)
     }
 
@@ -171,11 +171,11 @@ impl Cuda {
     ) -> Result<ConvGrads> {
         let (width, taps, device) = (inputs.x.cols(), inputs.taps(), inputs.x.device());
         let dtype = self.activations();
-        let division = Division::new(dtype, inputs, spec, 32);
+        let grid = ConvGrid::new(dtype, inputs, spec, 32);
         let (dx, dx_at) = self.output(inputs.x.shape(), dtype, device)?;
-        let (slices, sums) = (division.grid[0], (taps + 1) * width);
+        let (slices, sums) = (grid.grid[0], (taps + 1) * width);
         let partial = self.gpu.alloc::<f32>(slices * sums)?;
-        let held = self.conv_operands(inputs, spec, &division)?;
+        let held = self.conv_operands(inputs, spec, &grid)?;
         let dy = self.activation(dy)?;
         let params = ConvBackward {
             dx: dx_at.into(),
@@ -184,12 +184,12 @@ impl Cuda {
             p: held.params,
         };
         // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&division.op("short_conv_bwd"), params)? };
+        unsafe { self.launch(&grid.op("short_conv_bwd"), params)? };
         let sums = self.column_sums(partial.address(), DType::F32, slices, sums, None, device)?;
         let sums_at = self.real(&sums)?.address();
         let (dweight, dweight_at) = self.output(inputs.weight.shape(), DType::F32, device)?;
         let params = ConvFilters { dweight: dweight_at.into(), sums: sums_at.into(), width };
-        let op = division.op("short_conv_filters");
+        let op = grid.op("short_conv_filters");
         let grid = [(width * taps).div_ceil(THREADS), 1];
         // SAFETY: as above; the sums are `taps + 1` rows of `width`.
         unsafe { self.launch(&Op { grid, block: THREADS, ..op }, params)? };

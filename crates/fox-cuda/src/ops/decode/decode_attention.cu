@@ -156,8 +156,8 @@ extern "C" __global__ void LAUNCH_BOUNDS decode_attention(const __grid_constant_
             float2 bias = make_float2(0.f, 0.f);
             if (p.gated) {
                 const float* gates = page.gates + g * PAGE + 2 * lane;
-                bias.x = 2 * lane < count ? floored_log_gate(gates[0]) : 0.f;
-                bias.y = 2 * lane + 1 < count ? floored_log_gate(gates[1]) : 0.f;
+                bias.x = 2 * lane < count ? clamp_log_gate(gates[0]) : 0.f;
+                bias.y = 2 * lane + 1 < count ? clamp_log_gate(gates[1]) : 0.f;
                 bias = decay_behind(bias);
             }
             __syncwarp();

@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_heads(const __grid_
     if (!has_gate) return;
     const float gate = log_sigmoid(raw_gate + gate_bias);
     page.gates[lane * PAGE + slot] = gate;
-    const double next = sum + floored_log_gate(gate);
+    const double next = sum + clamp_log_gate(gate);
     *now = next;
     if (slot == PAGE - 1) table.ends[size_t(row.position / PAGE) * p.heads + gate_head] = next;
 }

@@ -83,7 +83,7 @@ impl Cuda {
     }
 
     /// With the output once more, in the place of `dy` if that is free.
-    pub(crate) fn gated_backward_again(
+    pub(crate) fn gated_backward_with_output(
         &self,
         dy: Tensor,
         inputs: &GatedNormInputs<'_>,

@@ -70,7 +70,7 @@ impl Cuda {
     }
 
     /// `(dx, y)`, in the places of `x` and `dy` if these are free.
-    pub(crate) fn glu_backward_again(
+    pub(crate) fn glu_backward_with_output(
         &self,
         dy: Tensor,
         x: Tensor,

@@ -1,20 +1,20 @@
 // Heads of a row at a time: token shift, per-head RMS norm and RoPE. With gradients. How threads share the
-// work: pieces.cuh.
+// work: head_fragments.cuh.
 //
 // Compile-time: BF16, VEC, LANES (a power of two up to 32), CHUNKS.
 #include "params.cuh"
-#include "pieces.cuh"
+#include "head_fragments.cuh"
 
 // Rotates the pairs (x[m], x[m + d/2]) by the row's angles, or back by sign -1. The other half of a pair
 // may lie in another lane, so the head goes through shared memory.
-DEVICE void rotate(Piece& x, const float2* table, float sign, int lane, int d) {
+DEVICE void rotate(Fragment& x, const float2* table, float sign, int lane, int d) {
     extern __shared__ float heads_memory[];
     float* own = heads_memory + threadIdx.x / LANES * (CHUNKS * STRIDE);
     __syncwarp();
-    FOR_PIECE(c, i) own[column_of(lane, c) + i] = x[c][i];
+    FOR_FRAGMENT(c, i) own[column_of(lane, c) + i] = x[c][i];
     __syncwarp();
     const int half = d / 2;
-    FOR_PIECE(c, i) {
+    FOR_FRAGMENT(c, i) {
         const int m = column_of(lane, c) + i;
         if (m < half) {
             const float2 t = table[m];
@@ -26,8 +26,8 @@ DEVICE void rotate(Piece& x, const float2* table, float sign, int lane, int d) {
     }
 }
 
-// Raw row before `row`: of its segment, or handed in, or zeros.
-DEVICE void fetch_before(Raw& x, const HeadParams& p, const RowInfo& info, int row, const Place& at) {
+// PackedFragment row before `row`: of its segment, or handed in, or zeros.
+DEVICE void fetch_before(PackedFragment& x, const HeadParams& p, const RowInfo& info, int row, const HeadLane& at) {
     const int width = p.heads * p.head_dim, column = at.head * p.head_dim;
     if (info.segment >= 0 && info.index > 0) {
         fetch(x, p.u + size_t(row - 1) * width + column, at.lane, p.head_dim);
@@ -39,17 +39,17 @@ DEVICE void fetch_before(Raw& x, const HeadParams& p, const RowInfo& info, int r
 }
 
 // Rows that a thread has on their way from memory at once.
-constexpr int AHEAD = CHUNKS > 1 ? 1 : BF16 ? 4 : 2;
+constexpr int PREFETCH_ROWS = CHUNKS > 1 ? 1 : BF16 ? 4 : 2;
 
-// Rows `first` to `last`, AHEAD at most.
+// Rows `first` to `last`, PREFETCH_ROWS at most.
 template <bool SHIFT>
-DEVICE void prepare_some_heads(real* y, const HeadParams& p, int first, int last, const Place& at) {
+DEVICE void prepare_rows(real* y, const HeadParams& p, int first, int last, const HeadLane& at) {
     const int d = p.head_dim, width = p.heads * d, column = at.head * d;
-    int index[AHEAD];  // in the segment, -1 outside
-    float logit[AHEAD];
-    Raw u[AHEAD], before;
+    int index[PREFETCH_ROWS];  // in the segment, -1 outside
+    float logit[PREFETCH_ROWS];
+    PackedFragment u[PREFETCH_ROWS], before;
 #pragma unroll
-    for (int n = 0; n < AHEAD; ++n) {
+    for (int n = 0; n < PREFETCH_ROWS; ++n) {
         const int row = min(first + n, last - 1);
         const RowInfo info = p.info[row];
         index[n] = info.segment < 0 ? -1 : info.index;
@@ -61,50 +61,50 @@ DEVICE void prepare_some_heads(real* y, const HeadParams& p, int first, int last
         fetch(before, p.u + size_t(max(first - 1, 0)) * width + column, at.lane, d);
     }
 #pragma unroll
-    for (int n = 0; n < AHEAD; ++n) {
+    for (int n = 0; n < PREFETCH_ROWS; ++n) {
         const int row = first + n;
         if (row >= last) return;
-        Piece x, other;
+        Fragment x, other;
         unpack(x, u[n]);
         if constexpr (SHIFT) {
             if (index[n] == 0) fetch_before(before, p, p.info[row], row, at);
             unpack(other, before);
             copy(before, u[n]);
             const float a = sigmoid(logit[n]);
-            FOR_PIECE(c, i) x[c][i] = a * other[c][i] + (1.f - a) * x[c][i];
+            FOR_FRAGMENT(c, i) x[c][i] = a * other[c][i] + (1.f - a) * x[c][i];
         }
         if (p.norm) {
-            load_piece(other, p.norm + (p.shared_norm ? 0 : column), at.lane, d);
+            load_fragment(other, p.norm + (p.shared_norm ? 0 : column), at.lane, d);
             const float scale = reciprocal_root(dot(x, x) * (1.f / d) + p.eps);
-            FOR_PIECE(c, i) x[c][i] *= scale * other[c][i];
+            FOR_FRAGMENT(c, i) x[c][i] *= scale * other[c][i];
         }
-        if (index[n] < 0) clear_piece(x);
+        if (index[n] < 0) clear_fragment(x);
         else if (p.rope) rotate(x, p.rope + size_t(p.info[row].position) * (d / 2), 1.f, at.lane, d);
-        store_piece(y + size_t(row) * width + column, x, at.lane, d, at.active);
+        store_fragment(y + size_t(row) * width + column, x, at.lane, d, at.active);
     }
 }
 // Grid (slices, blocks of heads).
 extern "C" __global__ void __launch_bounds__(256, CHUNKS > 1 ? 1 : 3)
     prepare_heads_fwd(PARAMS(HeadsForward)) {
-    const Place at = place(p.heads);
+    const HeadLane at = head_lane(p.heads);
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
-    for (int row = first; row < last; row += AHEAD) {
-        if (p.shift) prepare_some_heads<true>(y, p, row, last, at);
-        else prepare_some_heads<false>(y, p, row, last, at);
+    for (int row = first; row < last; row += PREFETCH_ROWS) {
+        if (p.shift) prepare_rows<true>(y, p, row, last, at);
+        else prepare_rows<false>(y, p, row, last, at);
     }
 }
 
 // What a row's gradient is made of, on its way from memory. Nothing waits for anything else.
 enum { INSIDE = 1, FIRST = 2, FOLLOWS = 4 };
 template <bool SHIFT>
-struct Row {
+struct GradientRow {
     int flags;    // INSIDE a segment, FIRST of it, another row of it FOLLOWS
     float logit;  // of the shift
-    Raw g;        // gradient of the heads
-    Raw u;        // the row of u before it, whatever it belongs to; without a shift, the row itself
+    PackedFragment g;        // gradient of the heads
+    PackedFragment u;        // the row of u before it, whatever it belongs to; without a shift, the row itself
 };
 template <bool SHIFT>
-DEVICE void fetch_row(Row<SHIFT>& r, const HeadParams& p, const real* dy, int row, const Place& at) {
+DEVICE void fetch_row(GradientRow<SHIFT>& r, const HeadParams& p, const real* dy, int row, const HeadLane& at) {
     const int width = p.heads * p.head_dim, column = at.head * p.head_dim;
     const RowInfo info = p.info[row];
     r.flags = (info.segment >= 0 ? INSIDE : 0) | (info.index == 0 ? FIRST : 0) |
@@ -118,44 +118,44 @@ DEVICE void fetch_row(Row<SHIFT>& r, const HeadParams& p, const real* dy, int ro
 // From the gradient of a row's heads, g, to that of the shifted ones, in place, and with it the sums for
 // the norm's weights (when `count`). `before` and `now` are the raw rows, the former for shifts alone.
 template <bool SHIFT, bool NORM>
-DEVICE void shifted_gradient(Piece& g, Piece& dnorm, const HeadParams& p, int row, const Raw& before,
-                             const Raw& now, float a, const float* norm, const Place& at, bool count) {
+DEVICE void shifted_gradient(Fragment& g, Fragment& dnorm, const HeadParams& p, int row, const PackedFragment& before,
+                             const PackedFragment& now, float a, const float* norm, const HeadLane& at, bool count) {
     const int d = p.head_dim;
     if (p.rope) rotate(g, p.rope + size_t(p.info[row].position) * (d / 2), -1.f, at.lane, d);
     if constexpr (!NORM) return;
-    Piece x, other;
+    Fragment x, other;
     unpack(x, now);
     if constexpr (SHIFT) {
         unpack(other, before);
-        FOR_PIECE(c, i) x[c][i] = a * other[c][i] + (1.f - a) * x[c][i];
+        FOR_FRAGMENT(c, i) x[c][i] = a * other[c][i] + (1.f - a) * x[c][i];
     }
     const float scale = reciprocal_root(dot(x, x) * (1.f / d) + p.eps);
     // Read again for every row, from the nearest cache: registers are worth more.
-    load_piece(other, norm, at.lane, d);
-    FOR_PIECE(c, i) {
+    load_fragment(other, norm, at.lane, d);
+    FOR_FRAGMENT(c, i) {
         x[c][i] *= scale;
         if (count) dnorm[c][i] += g[c][i] * x[c][i];
         g[c][i] *= other[c][i];
     }
     const float mean = dot(g, x) * (1.f / d);
-    FOR_PIECE(c, i) g[c][i] = scale * (g[c][i] - x[c][i] * mean);
+    FOR_FRAGMENT(c, i) g[c][i] = scale * (g[c][i] - x[c][i] * mean);
 }
 
 // du and dshift of one row from the gradient of its shifted heads; `carry` is the share of the row after
 // it, and then that of this row for the one before.
-DEVICE void unshift(real* du, float* dshift, const Piece& g, Piece& carry, const Raw& before,
-                    const Raw& now, float a, bool has_next, const Place& at, int d) {
-    Piece x, out;
+DEVICE void unshift(real* du, float* dshift, const Fragment& g, Fragment& carry, const PackedFragment& before,
+                    const PackedFragment& now, float a, bool has_next, const HeadLane& at, int d) {
+    Fragment x, out;
     unpack(x, before);
     unpack(out, now);
-    FOR_PIECE(c, i) x[c][i] -= out[c][i];
+    FOR_FRAGMENT(c, i) x[c][i] -= out[c][i];
     const float da = dot(g, x);
     if (at.lane == 0 && at.active) *dshift = da * a * (1.f - a);
-    FOR_PIECE(c, i) {
+    FOR_FRAGMENT(c, i) {
         out[c][i] = (1.f - a) * g[c][i] + (has_next ? carry[c][i] : 0.f);
         carry[c][i] = a * g[c][i];
     }
-    store_piece(du, out, at.lane, d, at.active);
+    store_fragment(du, out, at.lane, d, at.active);
 }
 
 // Rows from last to first, because a row also gets a share of the next row's gradient: carry.
@@ -163,48 +163,48 @@ DEVICE void unshift(real* du, float* dshift, const Piece& g, Piece& carry, const
 template <bool SHIFT, bool NORM>
 DEVICE void prepare_heads_gradient(real* du, float* dshift, float* partial, const real* dy,
                                    const HeadParams& p) {
-    const Place at = place(p.heads);
+    const HeadLane at = head_lane(p.heads);
     const int d = p.head_dim, width = p.heads * d, column = at.head * d;
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     const float* norm = NORM ? p.norm + (p.shared_norm ? 0 : column) : nullptr;
-    Piece dnorm = {}, carry = {};
-    Raw now;
+    Fragment dnorm = {}, carry = {};
+    PackedFragment now;
     if constexpr (SHIFT) {
         fetch(now, p.u + size_t(last - 1) * width + column, at.lane, d);
         const RowInfo info = p.info[last - 1];
         if (last < p.rows && info.segment >= 0 && info.has_next) {
             // The share of the first row of the next slice.
-            Row<true> after;
+            GradientRow<true> after;
             fetch_row(after, p, dy, last, at);
-            Raw own;
+            PackedFragment own;
             fetch(own, p.u + size_t(last) * width + column, at.lane, d);
             const float a = sigmoid(after.logit);
             unpack(carry, after.g);
             shifted_gradient<true, NORM>(carry, dnorm, p, last, now, own, a, norm, at, false);
-            FOR_PIECE(c, i) carry[c][i] *= a;
+            FOR_FRAGMENT(c, i) carry[c][i] *= a;
         }
     }
     // A shift needs registers of its own.
-    constexpr int COUNT = SHIFT ? (AHEAD + 1) / 2 : AHEAD;
+    constexpr int COUNT = SHIFT ? (PREFETCH_ROWS + 1) / 2 : PREFETCH_ROWS;
     for (int top = last - 1; top >= first; top -= COUNT) {
-        Row<SHIFT> rows[COUNT];
+        GradientRow<SHIFT> rows[COUNT];
 #pragma unroll
         for (int n = 0; n < COUNT; ++n) fetch_row(rows[n], p, dy, max(top - n, first), at);
 #pragma unroll
         for (int n = 0; n < COUNT; ++n) {
-            const Row<SHIFT>& r = rows[n];
+            const GradientRow<SHIFT>& r = rows[n];
             const int row = top - n;
             if (row < first) break;
             const size_t here = size_t(row) * width + column;
             float* da = SHIFT ? dshift + size_t(row) * p.heads + at.head : nullptr;
-            Piece g;
+            Fragment g;
             unpack(g, r.g);
             if (!(r.flags & INSIDE)) {
-                clear_piece(g);
-                store_piece(du + here, g, at.lane, d, at.active);
+                clear_fragment(g);
+                store_fragment(du + here, g, at.lane, d, at.active);
                 if (SHIFT && at.lane == 0 && at.active) *da = 0.f;
             } else if constexpr (SHIFT) {
-                Raw before;
+                PackedFragment before;
                 copy(before, r.u);
                 if (r.flags & FIRST) fetch_before(before, p, p.info[row], row, at);
                 const float a = sigmoid(r.logit);
@@ -212,12 +212,12 @@ DEVICE void prepare_heads_gradient(real* du, float* dshift, float* partial, cons
                 unshift(du + here, da, g, carry, before, now, a, r.flags & FOLLOWS, at, d);
             } else {
                 shifted_gradient<false, NORM>(g, dnorm, p, row, r.u, r.u, 0.f, norm, at, true);
-                store_piece(du + here, g, at.lane, d, at.active);
+                store_fragment(du + here, g, at.lane, d, at.active);
             }
             if constexpr (SHIFT) copy(now, r.u);
         }
     }
-    if (NORM) store_piece(partial + size_t(blockIdx.x) * width + column, dnorm, at.lane, d, at.active);
+    if (NORM) store_fragment(partial + size_t(blockIdx.x) * width + column, dnorm, at.lane, d, at.active);
 }
 
 // One kernel for each set of parts, or all would need the registers of the largest. The bounds allow 96 with a

@@ -79,18 +79,18 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 /// How HGRN2's columns and rows are dealt out to blocks: a thread has a few columns of a slice of rows.
-struct Division {
+struct HgrnGrid {
     variant: Variant,
     grid: [usize; 2],
     rows_per_slice: usize,
 }
 
-impl Division {
+impl HgrnGrid {
     fn new(dtype: DType, rows: usize, width: usize) -> Self {
         let variant = Variant::plain(dtype, width);
         let rows_per_slice = (rows / 1024).clamp(1, 16);
         let columns = width.div_ceil(THREADS * variant.vec);
-        Division { variant, grid: [rows.div_ceil(rows_per_slice), columns], rows_per_slice }
+        HgrnGrid { variant, grid: [rows.div_ceil(rows_per_slice), columns], rows_per_slice }
     }
 
     fn op(&self, entry: &'static str) -> Op {
@@ -122,7 +122,7 @@ impl Cuda {
     /// Queries and keys as activations, log decays in f32; all `[R, C]`.
     pub(crate) fn hgrn_forward(&self, inputs: &HgrnInputs<'_>) -> Result<HgrnGates> {
         let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
-        let division = Division::new(dtype, inputs.q.rows(), inputs.q.cols());
+        let grid = HgrnGrid::new(dtype, inputs.q.rows(), inputs.q.cols());
         let (q, q_at) = self.output(shape, dtype, device)?;
         let (k, k_at) = self.output(shape, dtype, device)?;
         let (log_f, log_f_at) = self.output(shape, DType::F32, device)?;
@@ -131,10 +131,10 @@ impl Cuda {
             q: q_at.into(),
             k: k_at.into(),
             log_f: log_f_at.into(),
-            p: division.params(inputs, &operands),
+            p: grid.params(inputs, &operands),
         };
         // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&division.op("hgrn_gates_fwd"), params)? };
+        unsafe { self.launch(&grid.op("hgrn_gates_fwd"), params)? };
         Ok(HgrnGates { q, k, log_f })
     }
 
@@ -145,10 +145,10 @@ impl Cuda {
     ) -> Result<HgrnGrads> {
         let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
         let width = inputs.q.cols();
-        let division = Division::new(dtype, inputs.q.rows(), width);
+        let grid = HgrnGrid::new(dtype, inputs.q.rows(), width);
         let (dq, dq_at) = self.output(shape, dtype, device)?;
         let (dz, dz_at) = self.output(shape, dtype, device)?;
-        let slices = division.grid[0];
+        let slices = grid.grid[0];
         let partial = match inputs.lower {
             Some(_) => Some(self.gpu.alloc::<f32>(slices * width)?),
             None => None,
@@ -163,10 +163,10 @@ impl Cuda {
             dq_out: d_q.address().into(),
             dk_out: d_k.address().into(),
             dlog_f: d_log_f.address().into(),
-            p: division.params(inputs, &operands),
+            p: grid.params(inputs, &operands),
         };
         // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&division.op("hgrn_gates_bwd"), params)? };
+        unsafe { self.launch(&grid.op("hgrn_gates_bwd"), params)? };
         let dlower = match partial {
             Some(partial) => {
                 let at = partial.address();

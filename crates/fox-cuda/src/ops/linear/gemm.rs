@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt: bf16 or f32 operands, f32 accumulation.
+//! GemmOperand products by cuBLASLt: bf16 or f32 operands, f32 accumulation.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ const WORKSPACE: usize = 32 << 20;
 
 /// A matrix in device memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Matrix {
+pub struct GemmOperand {
     /// Where it begins.
     pub address: u64,
     /// Whether it is stored transposed, row by row.
@@ -23,7 +23,7 @@ pub struct Matrix {
 
 /// `c[m, n] = a[m, k] b[k, n]`, plus `c` when it accumulates; all row-major.
 #[derive(Clone, Copy, Debug)]
-pub struct Product {
+pub struct GemmProblem {
     /// Rows of the result.
     pub m: usize,
     /// Columns of the result.
@@ -31,9 +31,9 @@ pub struct Product {
     /// Terms of each sum.
     pub k: usize,
     /// Left operand.
-    pub a: Matrix,
+    pub a: GemmOperand,
     /// Right operand.
-    pub b: Matrix,
+    pub b: GemmOperand,
     /// Where the result goes.
     pub c: u64,
     /// Whether the operands are f32 rather than bf16.
@@ -46,12 +46,12 @@ pub struct Product {
 
 /// What the choice of an algorithm depends on.
 #[derive(PartialEq, Eq, Hash)]
-struct Key([usize; 4], [bool; 4]);
+struct PlanKey([usize; 4], [bool; 4]);
 
-impl Product {
-    fn key(&self, count: usize) -> Key {
+impl GemmProblem {
+    fn key(&self, count: usize) -> PlanKey {
         let flags = [self.a.transposed, self.b.transposed, self.wide_operands, self.wide_result];
-        Key([count, self.m, self.n, self.k], flags)
+        PlanKey([count, self.m, self.n, self.k], flags)
     }
 
     fn shapes(&self) -> String {
@@ -61,18 +61,18 @@ impl Product {
 }
 
 /// Descriptions of one product and the library's choice of an algorithm for it.
-struct Plan {
+struct MatmulPlan {
     desc: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
 // SAFETY: the handles are only read after creation.
-unsafe impl Send for Plan {}
+unsafe impl Send for MatmulPlan {}
 // SAFETY: as above.
-unsafe impl Sync for Plan {}
+unsafe impl Sync for MatmulPlan {}
 
-impl Drop for Plan {
+impl Drop for MatmulPlan {
     fn drop(&mut self) {
         // SAFETY: created in `make_plan`, destroyed once.
         unsafe {
@@ -88,7 +88,7 @@ impl Drop for Plan {
 pub struct Gemm {
     handle: sys::cublasLtHandle_t,
     workspace: Buffer<u8>,
-    plans: Mutex<HashMap<Key, Arc<Plan>>>,
+    plans: Mutex<HashMap<PlanKey, Arc<MatmulPlan>>>,
 }
 
 // SAFETY: cuBLASLt handles may be used from any thread; the plans are behind a mutex.
@@ -116,7 +116,7 @@ impl Gemm {
     ///
     /// # Safety
     /// The addresses must belong to live buffers of the sizes that the product implies.
-    pub unsafe fn run(&self, gpu: &Gpu, product: &Product) -> Result<()> {
+    pub unsafe fn run(&self, gpu: &Gpu, product: &GemmProblem) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.run_batch(gpu, product, 1) }
     }
@@ -125,7 +125,7 @@ impl Gemm {
     ///
     /// # Safety
     /// The addresses must belong to live buffers of `count` times the sizes that the product implies.
-    pub unsafe fn run_batch(&self, gpu: &Gpu, product: &Product, count: usize) -> Result<()> {
+    pub unsafe fn run_batch(&self, gpu: &Gpu, product: &GemmProblem, count: usize) -> Result<()> {
         if product.m == 0 || product.n == 0 || count == 0 {
             return Ok(());
         }
@@ -158,7 +158,7 @@ impl Gemm {
         .map_err(|e| Error::driver(product.shapes(), format!("{e:?}")))
     }
 
-    fn plan(&self, product: &Product, count: usize) -> Result<Arc<Plan>> {
+    fn plan(&self, product: &GemmProblem, count: usize) -> Result<Arc<MatmulPlan>> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(plan) = plans.get(&product.key(count)) {
             return Ok(Arc::clone(plan));
@@ -174,9 +174,9 @@ impl Gemm {
     /// The library is column-major: what it sees is `c^T = b^T a^T`.
     fn make_plan(
         &self,
-        p: &Product,
+        p: &GemmProblem,
         count: usize,
-    ) -> std::result::Result<Plan, result::CublasError> {
+    ) -> std::result::Result<MatmulPlan, result::CublasError> {
         let kind = |wide: bool| match wide {
             true => sys::cudaDataType_t::CUDA_R_32F,
             false => sys::cudaDataType_t::CUDA_R_16BF,
@@ -190,7 +190,7 @@ impl Gemm {
             }
             Ok(layout)
         };
-        let stored = |matrix: Matrix, rows: usize, columns: usize| match matrix.transposed {
+        let stored = |matrix: GemmOperand, rows: usize, columns: usize| match matrix.transposed {
             true => layout(p.wide_operands, columns, rows),
             false => layout(p.wide_operands, rows, columns),
         };
@@ -221,7 +221,7 @@ impl Gemm {
             let [a, b, c] = layouts;
             let choice = result::get_matmul_algo_heuristic(self.handle, desc, a, b, c, c, pref);
             result::destroy_matmul_pref(pref)?;
-            Ok(Plan { desc, layouts, algorithm: choice?.algo })
+            Ok(MatmulPlan { desc, layouts, algorithm: choice?.algo })
         }
     }
 }

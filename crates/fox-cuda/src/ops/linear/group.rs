@@ -3,14 +3,14 @@
 
 use fox_tensor::{DType, LinearGroupOps, Tensor};
 
-use super::{GATE_WIDTH, Sizes, plain, transposed};
+use super::{GATE_WIDTH, GemmShape, plain, transposed};
 use crate::Result;
 use crate::backend::storage::Data;
 use crate::backend::{Cuda, Operand};
-use crate::ops::columns::{Part, Whole};
+use crate::ops::columns::{ColumnBlock, JoinedColumns};
 
 /// Weights of a group, at most.
-const PARTS: usize = 4;
+const MAX_WEIGHTS: usize = 4;
 
 /// Columns of a group of `widths`, padded to what products like.
 fn padded(widths: impl Iterator<Item = usize>) -> usize {
@@ -22,8 +22,8 @@ impl Cuda {
     pub(crate) fn is_group(&self, x: &Tensor, weights: &[&Tensor]) -> bool {
         let narrow = weights.iter().all(|w| w.rows() <= GATE_WIDTH);
         // The kernels count elements in 31 bits.
-        let small = x.rows().max(x.cols()) < (i32::MAX as usize) / (PARTS * GATE_WIDTH);
-        let several = (2..=PARTS).contains(&weights.len());
+        let small = x.rows().max(x.cols()) < (i32::MAX as usize) / (MAX_WEIGHTS * GATE_WIDTH);
+        let several = (2..=MAX_WEIGHTS).contains(&weights.len());
         several && narrow && small && !self.is_thin(x.rows(), x.cols())
     }
 
@@ -33,19 +33,19 @@ impl Cuda {
         let widths = || weights.iter().map(|w| w.rows());
         let n = padded(widths());
         let joined = self.joined_weights(weights, n, inner)?;
-        let whole = Data::alloc(&self.gpu, rows * n, DType::F32)?;
+        let y = Data::alloc(&self.gpu, rows * n, DType::F32)?;
         let x_at = self.activation(x)?;
-        let sizes = Sizes { m: rows, n, k: inner };
+        let sizes = GemmShape { m: rows, n, k: inner };
         let (left, right) = (plain(x_at.address()), transposed(joined.address()));
-        self.multiply(left, right, whole.address(), sizes, DType::F32, false)?;
-        let (mut outs, mut parts) = (Vec::new(), Vec::new());
+        self.multiply(left, right, y.address(), sizes, DType::F32, false)?;
+        let (mut outs, mut blocks) = (Vec::new(), Vec::new());
         for width in widths() {
             let (out, address) = self.output([rows, width], DType::F32, x.device())?;
             outs.push(out);
-            parts.push(Part { address, width, add: false });
+            blocks.push(ColumnBlock { address, width, add: false });
         }
-        let whole = Whole { address: whole.address(), dtype: DType::F32, rows, width: n };
-        self.split_whole(&whole, &parts)?;
+        let y = JoinedColumns { address: y.address(), dtype: DType::F32, rows, width: n };
+        self.split_into(&y, &blocks)?;
         Ok(outs)
     }
 
@@ -60,7 +60,7 @@ impl Cuda {
         let (rows, inner) = (dys[0].rows(), weights[0].cols());
         let joined = self.joined_weights(weights, n, inner)?;
         let (dx, at, add) = self.sum_of(acc, [rows, inner], self.activations(), dys[0].device())?;
-        let sizes = Sizes { m: rows, n: inner, k: n };
+        let sizes = GemmShape { m: rows, n: inner, k: n };
         let (left, right) = (plain(dy.address()), plain(joined.address()));
         self.multiply(left, right, at, sizes, dx.dtype(), add)?;
         Ok(dx)
@@ -75,21 +75,21 @@ impl Cuda {
     ) -> Result<Vec<Tensor>> {
         let (dy, n) = self.joined_gradients(dys)?;
         let (rows, inner) = (x.rows(), x.cols());
-        let whole = Data::alloc(&self.gpu, n * inner, DType::F32)?;
+        let joined = Data::alloc(&self.gpu, n * inner, DType::F32)?;
         let x_at = self.activation(x)?;
-        let sizes = Sizes { m: n, n: inner, k: rows };
+        let sizes = GemmShape { m: n, n: inner, k: rows };
         let (left, right) = (transposed(dy.address()), plain(x_at.address()));
-        self.multiply(left, right, whole.address(), sizes, DType::F32, false)?;
-        // Weights lie one after the other, so they are parts of a single row.
-        let (mut dws, mut parts) = (Vec::with_capacity(dys.len()), Vec::new());
+        self.multiply(left, right, joined.address(), sizes, DType::F32, false)?;
+        // Weights lie one after the other, so they are blocks of a single row.
+        let (mut dws, mut blocks) = (Vec::with_capacity(dys.len()), Vec::new());
         for (dy, acc) in dys.iter().zip(accs) {
             let (dw, address, add) =
                 self.sum_of(acc, [dy.cols(), inner], DType::F32, x.device())?;
-            parts.push(Part { address, width: dw.len(), add });
+            blocks.push(ColumnBlock { address, width: dw.len(), add });
             dws.push(dw);
         }
-        let (address, width) = (whole.address(), n * inner);
-        self.split_whole(&Whole { address, dtype: DType::F32, rows: 1, width }, &parts)?;
+        let (address, width) = (joined.address(), n * inner);
+        self.split_into(&JoinedColumns { address, dtype: DType::F32, rows: 1, width }, &blocks)?;
         Ok(dws)
     }
 
@@ -98,7 +98,7 @@ impl Cuda {
         let widths = || dys.iter().map(|dy| dy.cols());
         let (rows, n, dtype) = (dys[0].rows(), padded(widths()), self.activations());
         let joined = Data::alloc(&self.gpu, rows * n, dtype)?;
-        self.join_f32(dys, Whole { address: joined.address(), dtype, rows, width: n })?;
+        self.join_f32(dys, JoinedColumns { address: joined.address(), dtype, rows, width: n })?;
         Ok((joined, n))
     }
 
@@ -107,20 +107,20 @@ impl Cuda {
         let dtype = self.activations();
         let joined = Data::alloc(&self.gpu, n * inner, dtype)?;
         let address = joined.address();
-        self.join_f32(weights, Whole { address, dtype, rows: 1, width: n * inner })?;
+        self.join_f32(weights, JoinedColumns { address, dtype, rows: 1, width: n * inner })?;
         Ok(joined)
     }
 
-    /// Matrices of f32, or of what can be converted, as the columns of `whole`.
-    fn join_f32(&self, matrices: &[&Tensor], whole: Whole) -> Result<()> {
+    /// Matrices of f32, or of what can be converted, as the columns of `joined`.
+    fn join_f32(&self, matrices: &[&Tensor], joined: JoinedColumns) -> Result<()> {
         let own = matrices.iter().map(|x| self.real(x)).collect::<Result<Vec<_>>>()?;
-        let part = |(x, operand): (&&Tensor, &Operand<'_>)| Part {
+        let block = |(x, operand): (&&Tensor, &Operand<'_>)| ColumnBlock {
             address: operand.address(),
-            width: x.len() / whole.rows.max(1),
+            width: x.len() / joined.rows.max(1),
             add: false,
         };
-        let parts: Vec<Part> = matrices.iter().zip(&own).map(part).collect();
-        self.join_parts(&whole, &parts, DType::F32)
+        let blocks: Vec<ColumnBlock> = matrices.iter().zip(&own).map(block).collect();
+        self.join_from(&joined, &blocks, DType::F32)
     }
 }
 

@@ -6,7 +6,7 @@ mod gemm;
 mod group;
 pub(crate) mod thin;
 
-pub use gemm::{Gemm, Matrix, Product};
+pub use gemm::{Gemm, GemmOperand, GemmProblem};
 
 use crate::Result;
 use crate::backend::Cuda;
@@ -16,23 +16,23 @@ pub(crate) const GATE_WIDTH: usize = 64;
 
 /// `c[m, n] = a[m, k] b[k, n]`.
 #[derive(Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct GemmShape {
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
 }
 
-pub(crate) fn plain(address: u64) -> Matrix {
-    Matrix { address, transposed: false }
+pub(crate) fn plain(address: u64) -> GemmOperand {
+    GemmOperand { address, transposed: false }
 }
 
-pub(crate) fn transposed(address: u64) -> Matrix {
-    Matrix { address, transposed: true }
+pub(crate) fn transposed(address: u64) -> GemmOperand {
+    GemmOperand { address, transposed: true }
 }
 
 impl Cuda {
     pub(crate) fn linear(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        let sizes = Sizes { m: x.rows(), n: w.rows(), k: x.cols() };
+        let sizes = GemmShape { m: x.rows(), n: w.rows(), k: x.cols() };
         let wide = x.dtype() == DType::F32 || sizes.n <= GATE_WIDTH;
         let dtype = if wide { DType::F32 } else { self.activations() };
         let (y, at) = self.output([sizes.m, sizes.n], dtype, x.device())?;
@@ -55,7 +55,7 @@ impl Cuda {
         w: &Tensor,
         acc: Option<Tensor>,
     ) -> Result<Tensor> {
-        let sizes = Sizes { m: dy.rows(), n: w.cols(), k: dy.cols() };
+        let sizes = GemmShape { m: dy.rows(), n: w.cols(), k: dy.cols() };
         let (dx, at, add) =
             self.sum_of(acc, [sizes.m, sizes.n], self.activations(), dy.device())?;
         let (dy, w) = (self.activation(dy)?, self.weights(w)?);
@@ -69,7 +69,7 @@ impl Cuda {
         x: &Tensor,
         acc: Option<Tensor>,
     ) -> Result<Tensor> {
-        let sizes = Sizes { m: dy.cols(), n: x.cols(), k: dy.rows() };
+        let sizes = GemmShape { m: dy.cols(), n: x.cols(), k: dy.rows() };
         let (dw, at, add) = self.sum_of(acc, [sizes.m, sizes.n], DType::F32, dy.device())?;
         let (dy, x) = (self.activation(dy)?, self.activation(x)?);
         self.multiply(transposed(dy.address()), plain(x.address()), at, sizes, dw.dtype(), add)?;
@@ -96,18 +96,18 @@ impl Cuda {
         }
     }
 
-    /// A product of operands in the type of activations. Sizes that the library cannot do in bf16 are
+    /// A product of operands in the type of activations. GemmShape that the library cannot do in bf16 are
     /// left to it to refuse.
     pub(crate) fn multiply(
         &self,
-        a: Matrix,
-        b: Matrix,
+        a: GemmOperand,
+        b: GemmOperand,
         c: u64,
-        sizes: Sizes,
+        sizes: GemmShape,
         result: DType,
         accumulate: bool,
     ) -> Result<()> {
-        let product = Product {
+        let product = GemmProblem {
             m: sizes.m,
             n: sizes.n,
             k: sizes.k,

@@ -15,13 +15,13 @@ constexpr int BATCH = 8;   // columns of a matrix instruction
 constexpr int TILE = 16;   // its rows
 
 // Rows lane / 4 of a tile's upper and lower half, or null beyond the last.
-struct Tile {
+struct WeightTile {
     int row;
     const u16 *top, *bottom;
 };
-DEVICE Tile find_tile(const Product& p, int n) {
+DEVICE WeightTile find_tile(const ThinProduct& p, int n) {
     const int row = n * TILE, top = row + threadIdx.x % 32 / 4, bottom = top + TILE / 2;
-    return Tile{row, top < p.rows ? p.w + size_t(top) * p.width : nullptr,
+    return WeightTile{row, top < p.rows ? p.w + size_t(top) * p.width : nullptr,
                 bottom < p.rows ? p.w + size_t(bottom) * p.width : nullptr};
 }
 
@@ -32,7 +32,7 @@ DEVICE int column_of(int k) {
 }
 
 // CHUNKS turns from turn `first` on.
-DEVICE void load_weights(uint4 (&w)[CHUNKS][2], const Tile& t, int first, int width) {
+DEVICE void load_weights(uint4 (&w)[CHUNKS][2], const WeightTile& t, int first, int width) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k) {
         const int column = column_of(first + k);
@@ -46,7 +46,7 @@ DEVICE void load_weights(uint4 (&w)[CHUNKS][2], const Tile& t, int first, int wi
 // c[16 rows][8 sequences] += w x^T. A lane's eight columns are as good as any for the sum, so what it has
 // read is the operand of two matrix instructions, if the right operand takes the same columns.
 DEVICE void multiply(float (&c)[4], const uint4 (&w)[CHUNKS][2], const u16* x, int first,
-                     const Product& p) {
+                     const ThinProduct& p) {
     const int sequence = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k) {
@@ -63,7 +63,7 @@ DEVICE void multiply(float (&c)[4], const uint4 (&w)[CHUNKS][2], const u16* x, i
 }
 
 // The warps' sums of one tile, added up and written.
-DEVICE void finish_tile(float* sums, const float (&c)[4], const Tile& t, const Product& p) {
+DEVICE void finish_tile(float* sums, const float (&c)[4], const WeightTile& t, const ThinProduct& p) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* own = sums + warp * TILE * BATCH + lane / 4 * BATCH + 2 * (lane % 4);
     __syncthreads();
@@ -82,11 +82,11 @@ DEVICE void finish_tile(float* sums, const float (&c)[4], const Tile& t, const P
 
 // A thread block takes tiles of 16 rows in turn; its warps share the columns. All of a tile that fits is on
 // its way before anything else happens.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) thin_product(const __grid_constant__ Product p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) thin_product(const __grid_constant__ ThinProduct p) {
     extern __shared__ __align__(16) u16 x[];
     __shared__ float sums[WARPS * TILE * BATCH];
     uint4 w[CHUNKS][2];
-    Tile t = find_tile(p, blockIdx.x);
+    WeightTile t = find_tile(p, blockIdx.x);
     load_weights(w, t, 0, p.width);
     wait_for_predecessor();
     for (int i = 8 * threadIdx.x; i < p.batch * p.width; i += 8 * THREADS) {
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) thin_product(const __gr
             load_weights(w, t, k, p.width);
             multiply(c, w, x, k, p);
         }
-        const Tile done = t;
+        const WeightTile done = t;
         n += gridDim.x;
         if (n < tiles) {
             t = find_tile(p, n);

@@ -15,10 +15,10 @@ const TILE: usize = 16;
 /// Shared memory that every supported GPU gives to one block.
 const SHARED: usize = 99 * 1024;
 
-const THIN: Source = source!("thin", [], [Product]);
+const THIN: Source = source!("thin", [], [ThinProduct]);
 
 kernel_params! {
-    struct Product {
+    struct ThinProduct {
         /// `[batch, width]`.
         x: ConstPtr<bf16>,
         /// `[rows, width]`.
@@ -65,7 +65,7 @@ impl Cuda {
         let kernel = self
             .step_kernels
             .get(defines(k), || self.gpu.kernel(THIN, &defines(k), "thin_product"))?;
-        let product = Product {
+        let product = ThinProduct {
             x: x.address().into(),
             w: w.address().into(),
             y: y.into(),

@@ -28,7 +28,7 @@ DEVICE float row_lse(const real* x, int vocab) {
 }
 
 // One block per row. loss[row]; with weights also the gradient weight (softmax - target), in place of the logits. The
-// target is the label, or, with a teacher's logits, (1 - share) label + share softmax(teacher). Rows whose label is
+// target is the label, or, with a teacher's logits, (1 - teacher_weight) label + teacher_weight softmax(teacher). Rows whose label is
 // ignored get 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy(PARAMS(CrossEntropy)) {
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float weight = weights[row];
     if (teacher) {
         const real* t = teacher + size_t(row) * vocab;
-        const float taught = row_lse(t, vocab);
+        const float teacher_lse = row_lse(t, vocab);
         for (int c = threadIdx.x * VEC; c < vocab; c += THREADS * VEC) {
             float v[VEC], u[VEC];
             load<VEC>(v, x + c);
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int i = 0; i < VEC; ++i) {
                 const float target =
-                    (c + i == label ? 1.f - share : 0.f) + share * exponential(u[i] - taught);
+                    (c + i == label ? 1.f - teacher_weight : 0.f) + teacher_weight * exponential(u[i] - teacher_lse);
                 v[i] = weight * (exponential(v[i] - lse) - target);
             }
             store<VEC>(x + c, v);

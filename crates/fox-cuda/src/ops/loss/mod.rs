@@ -2,7 +2,7 @@
 
 use fox_tensor::{DType, LossInputs, LossOps, LossOut};
 
-use super::linear::{Matrix, Sizes};
+use super::linear::{GemmOperand, GemmShape};
 use crate::backend::Cuda;
 use crate::backend::launcher::{Op, Variant, plain_variants};
 use crate::backend::storage::{Data, memory};
@@ -26,7 +26,7 @@ kernel_params! {
         teacher: ConstPtr<Real>,
         vocab: usize,
         /// The teacher's part of the target.
-        share: f32,
+        teacher_weight: f32,
     }
 }
 
@@ -66,17 +66,17 @@ impl Cuda {
             }
             None => None,
         };
-        let matrix = |address: u64, transposed: bool| Matrix { address, transposed };
+        let matrix = |address: u64, transposed: bool| GemmOperand { address, transposed };
         let variant = Variant::plain(logit_type, vocab);
         for first in (0..rows).step_by(step) {
             let count = step.min(rows - first);
             let x_at = x.address() + (first * width * dtype.size()) as u64;
-            let sizes = Sizes { m: count, n: vocab, k: width };
+            let sizes = GemmShape { m: count, n: vocab, k: width };
             let (left, right) = (matrix(x_at, false), matrix(w.address(), true));
             self.multiply(left, right, logits.address(), sizes, logit_type, false)?;
             if let Some((x, w, width, _, logits)) = &teacher {
                 let x_at = x.address() + (first * width * dtype.size()) as u64;
-                let sizes = Sizes { m: count, n: vocab, k: *width };
+                let sizes = GemmShape { m: count, n: vocab, k: *width };
                 let (left, right) = (matrix(x_at, false), matrix(w.address(), true));
                 self.multiply(left, right, logits.address(), sizes, logit_type, false)?;
             }
@@ -88,7 +88,9 @@ impl Cuda {
                 weights: weights.as_ref().map_or(0, |w| w.address() + offset).into(),
                 teacher: teacher.as_ref().map_or(0, |(.., logits)| logits.address()).into(),
                 vocab,
-                share: teacher.as_ref().map_or(0.0, |(.., share, _)| *share),
+                teacher_weight: teacher
+                    .as_ref()
+                    .map_or(0.0, |(.., teacher_weight, _)| *teacher_weight),
             };
             let op = Op {
                 source: LOSS,
@@ -102,7 +104,7 @@ impl Cuda {
             unsafe { self.launch(&op, params)? };
             let Some(((_, dx_at), (_, dw_at))) = &grads else { continue };
             let dx_at = dx_at + (first * width * dtype.size()) as u64;
-            let sizes = Sizes { m: count, n: width, k: vocab };
+            let sizes = GemmShape { m: count, n: width, k: vocab };
             let d = logits.address();
             self.multiply(
                 matrix(d, false),
@@ -112,7 +114,7 @@ impl Cuda {
                 dtype,
                 false,
             )?;
-            let sizes = Sizes { m: vocab, n: width, k: count };
+            let sizes = GemmShape { m: vocab, n: width, k: count };
             let (left, right) = (matrix(d, true), matrix(x_at, false));
             self.multiply(left, right, *dw_at, sizes, DType::F32, first > 0)?;
         }

@@ -11,13 +11,13 @@ use fox_tensor::{DType, MatrixOps, MatrixStack, NEWTON_SCHULZ};
 use crate::backend::Cuda;
 use crate::backend::launcher::{Op, Variant};
 use crate::backend::storage::Data;
-use crate::ops::linear::{Matrix, Product, plain, transposed};
+use crate::ops::linear::{GemmOperand, GemmProblem, plain, transposed};
 use crate::params::{self, ConstPtr, KernelParams, Param, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Error, Result, Source};
 
 const ORTHOGONALIZE: Source =
-    source!("orthogonalize", [], [OrthogonalizeEntry, SquarePieces, Normalize, Polynomial, Unpad]);
+    source!("orthogonalize", [], [OrthogonalizeEntry, SquareChunks, Normalize, Polynomial, Unpad]);
 
 kernel_params! {
     /// A matrix in f32.
@@ -30,8 +30,8 @@ kernel_params! {
 }
 
 kernel_params! {
-    list struct SquarePieces {
-        /// `[matrices, pieces]`.
+    list struct SquareChunks {
+        /// `[matrices, chunks]`.
         partial: Ptr<f64>,
         entries: ConstPtr<OrthogonalizeEntry>,
         /// Elements of a matrix.
@@ -48,9 +48,9 @@ kernel_params! {
         cols: usize,
         padded_rows: usize,
         padded_cols: usize,
-        /// `[matrices, pieces]`.
+        /// `[matrices, chunks]`.
         partial: ConstPtr<f64>,
-        pieces: usize,
+        chunks: usize,
     }
 }
 
@@ -86,14 +86,14 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 
 /// Threads of a block, and elements to a block that sums squares.
 const THREADS: usize = 256;
-const PIECE: usize = 16 * 1024;
+const CHUNK: usize = 16 * 1024;
 /// Sides are padded to multiples of this: products of bf16 want rows of 16 bytes, and matrices of a batch
 /// should begin at the 256 bytes that the library takes for granted.
-const SIDE: usize = 16;
+const SIDE_ALIGN: usize = 16;
 /// Bytes that a group may take beside its matrices; a single matrix may take more.
-const SCRATCH: usize = 256 << 20;
+const SCRATCH_BYTES: usize = 256 << 20;
 /// Matrices of a group, at most: what a grid's second side can hold.
-const MOST: usize = 65535;
+const MAX_MATRICES: usize = 65535;
 
 impl MatrixOps for Cuda {
     fn orthogonalize(
@@ -124,8 +124,8 @@ impl Cuda {
         for ([rows, cols], entries) in groups {
             let shape = GroupShape::new(rows, cols);
             let bytes = shape.scratch() * self.activations().size();
-            for group in entries.chunks((SCRATCH / bytes).clamp(1, MOST)) {
-                Group::new(self, shape, group)?.run(steps)?;
+            for group in entries.chunks((SCRATCH_BYTES / bytes).clamp(1, MAX_MATRICES)) {
+                MatrixGroup::new(self, shape, group)?.run(steps)?;
             }
         }
         Ok(())
@@ -142,7 +142,11 @@ struct GroupShape {
 
 impl GroupShape {
     fn new(rows: usize, cols: usize) -> Self {
-        GroupShape { rows, cols, padded: [rows, cols].map(|side| side.next_multiple_of(SIDE)) }
+        GroupShape {
+            rows,
+            cols,
+            padded: [rows, cols].map(|side| side.next_multiple_of(SIDE_ALIGN)),
+        }
     }
 
     /// The shorter side: what `A` has.
@@ -157,7 +161,7 @@ impl GroupShape {
 }
 
 /// Matrices of one shape on their way through the steps.
-struct Group<'a> {
+struct MatrixGroup<'a> {
     cuda: &'a Cuda,
     shape: GroupShape,
     count: usize,
@@ -170,12 +174,12 @@ struct Group<'a> {
     square: Data,
 }
 
-impl<'a> Group<'a> {
+impl<'a> MatrixGroup<'a> {
     fn new(cuda: &'a Cuda, shape: GroupShape, entries: &[OrthogonalizeEntry]) -> Result<Self> {
         let (count, dtype) = (entries.len(), cuda.activations());
         let matrices = || Data::alloc(&cuda.gpu, count * shape.padded[0] * shape.padded[1], dtype);
         let squares = || Data::alloc(&cuda.gpu, count * shape.short() * shape.short(), dtype);
-        Ok(Group {
+        Ok(MatrixGroup {
             cuda,
             shape,
             count,
@@ -207,11 +211,11 @@ impl<'a> Group<'a> {
     fn normalize(&self) -> Result<()> {
         let GroupShape { rows, cols, padded: [padded_rows, padded_cols] } = self.shape;
         let (entries, count) = (self.entries.address().into(), rows * cols);
-        let pieces = count.div_ceil(PIECE);
-        let partial = self.cuda.gpu.alloc::<f64>(self.count * pieces)?;
+        let chunks = count.div_ceil(CHUNK);
+        let partial = self.cuda.gpu.alloc::<f64>(self.count * chunks)?;
         let params =
-            SquarePieces { partial: partial.address().into(), entries, count: count as u64 };
-        self.launch("square_pieces", pieces, params)?;
+            SquareChunks { partial: partial.address().into(), entries, count: count as u64 };
+        self.launch("square_chunks", chunks, params)?;
         let params = Normalize {
             x: self.x.address().into(),
             entries,
@@ -220,7 +224,7 @@ impl<'a> Group<'a> {
             padded_rows,
             padded_cols,
             partial: partial.address().into(),
-            pieces,
+            chunks,
         };
         self.launch("normalize", self.blocks(padded_rows * padded_cols), params)
     }
@@ -249,10 +253,25 @@ impl<'a> Group<'a> {
     }
 
     /// `c[m, n] = a[m, k] b[k, n]` for every matrix.
-    fn multiply(&self, [m, n, k]: [usize; 3], a: Matrix, b: Matrix, c: u64) -> Result<()> {
+    fn multiply(
+        &self,
+        [m, n, k]: [usize; 3],
+        a: GemmOperand,
+        b: GemmOperand,
+        c: u64,
+    ) -> Result<()> {
         let wide = self.cuda.activations() == DType::F32;
-        let product =
-            Product { m, n, k, a, b, c, wide_operands: wide, wide_result: wide, accumulate: false };
+        let product = GemmProblem {
+            m,
+            n,
+            k,
+            a,
+            b,
+            c,
+            wide_operands: wide,
+            wide_result: wide,
+            accumulate: false,
+        };
         // SAFETY: the buffers hold `count` matrices of these sizes.
         unsafe { self.cuda.gemm.run_batch(&self.cuda.gpu, &product, self.count) }
     }

@@ -8,14 +8,14 @@
 
 constexpr int WARPS = 8;
 constexpr int THREADS = 32 * WARPS;
-constexpr int PIECE = 16 * 1024;
+constexpr int CHUNK = 16 * 1024;
 
-// partial[matrix][piece] = sum of squares of a piece. In f64, so that no square is lost, in fixed order.
-// Grid: pieces of a matrix, matrices.
+// partial[matrix][chunk] = sum of squares of a chunk. In f64, so that no square is lost, in fixed order.
+// Grid: chunks of a matrix, matrices.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    square_pieces(PARAMS(SquarePieces)) {
+    square_chunks(PARAMS(SquareChunks)) {
     const float* x = entries[blockIdx.y].matrix;
-    const size_t begin = size_t(blockIdx.x) * PIECE, end = min(begin + PIECE, count);
+    const size_t begin = size_t(blockIdx.x) * CHUNK, end = min(begin + CHUNK, count);
     double sum = 0.0;
     for (size_t i = begin + threadIdx.x; i < end; i += THREADS) sum += double(x[i]) * double(x[i]);
     sum = block_sum_f64<WARPS>(sum);
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     normalize(PARAMS(Normalize)) {
     const size_t matrix = blockIdx.y;
     double sum = 0.0;
-    for (int i = threadIdx.x; i < pieces; i += THREADS) sum += partial[matrix * pieces + i];
+    for (int i = threadIdx.x; i < chunks; i += THREADS) sum += partial[matrix * chunks + i];
     sum = block_sum_f64<WARPS>(sum);
     const double inverse = sum > 0.0 ? 1.0 / sqrt(sum) : 0.0;
     const float* from = entries[matrix].matrix;

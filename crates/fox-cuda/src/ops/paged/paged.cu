@@ -83,7 +83,7 @@ extern "C" __global__ void gate_totals(const __grid_constant__ TotalsParams p) {
     const GateRun run = p.runs[i / p.heads];
     double sum = 0.0;
     for (int t = run.first + lane; t < run.end; t += 32) {
-        sum += floored_log_gate(p.gates[size_t(t) * p.heads + i % p.heads]);
+        sum += clamp_log_gate(p.gates[size_t(t) * p.heads + i % p.heads]);
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);

@@ -183,14 +183,14 @@ impl Cuda {
             acp: Acp::Off,
             segments: Segments::new(segments)
                 .map_err(|e| Error::argument("paged_attention", e.to_string()))?,
-            whole: None,
+            full_sequence: None,
         };
         let log_gates = gates.as_ref().map(|(gates, _)| gates);
         let inputs = AttentionInputs { q, k: &k, v: &v, log_gates };
         Ok(match spec.weights {
             AttentionWeights::Softmax => self.attend(&inputs, &plain)?,
             // Rows that a head has dropped are older than all it sees: what they take of a stick misses no one.
-            AttentionWeights::StickBreaking => self.break_sticks(&inputs, &plain)?,
+            AttentionWeights::StickBreaking => self.stick_breaking_forward(&inputs, &plain)?,
         }
         .o)
     }

@@ -19,7 +19,7 @@ kernel_params! {
 
 kernel_params! {
     /// A segment: its first chunk, the number of its chunks, its first row and the number of its rows.
-    pub(super) table struct Run align(16) {
+    pub(super) table struct ChunkedSegment align(16) {
         first: usize,
         count: usize,
         row: usize,
@@ -32,7 +32,7 @@ pub(crate) struct ChunkTable {
     /// All chunks, segment by segment.
     pub(super) chunks: Buffer<<Chunk as Param>::Device>,
     /// One for each segment.
-    pub(super) runs: Buffer<<Run as Param>::Device>,
+    pub(super) segments: Buffer<<ChunkedSegment as Param>::Device>,
     /// Number of chunks.
     pub(super) count: usize,
     /// Rows of the longest segment, and of all of them.
@@ -44,14 +44,14 @@ pub(crate) struct ChunkTable {
 pub(crate) type ChunkTables = Recent<(Vec<(usize, usize)>, usize), ChunkTable>;
 
 /// Cuts segments, given by first row and rows, into chunks of `len` rows.
-fn cut(segments: &[(usize, usize)], len: usize) -> (Vec<Run>, Vec<Chunk>) {
-    let (mut runs, mut chunks) = (Vec::with_capacity(segments.len()), Vec::new());
-    for &(row, rows) in segments {
-        runs.push(Run { first: chunks.len(), count: rows.div_ceil(len), row, rows });
+fn cut(ranges: &[(usize, usize)], len: usize) -> (Vec<ChunkedSegment>, Vec<Chunk>) {
+    let (mut segments, mut chunks) = (Vec::with_capacity(ranges.len()), Vec::new());
+    for &(row, rows) in ranges {
+        segments.push(ChunkedSegment { first: chunks.len(), count: rows.div_ceil(len), row, rows });
         let starts = (0..rows).step_by(len);
         chunks.extend(starts.map(|start| Chunk { row: row + start, rows: len.min(rows - start) }));
     }
-    (runs, chunks)
+    (segments, chunks)
 }
 
 impl Cuda {
@@ -59,10 +59,10 @@ impl Cuda {
     pub(super) fn chunk_table(&self, segments: &Segments, len: usize) -> Result<Arc<ChunkTable>> {
         let rows: Vec<_> = segments.as_slice().iter().map(|s| (s.q_start, s.q_len)).collect();
         self.chunk_tables.get((rows.clone(), len), || {
-            let (runs, chunks) = cut(&rows, len);
+            let (segments, chunks) = cut(&rows, len);
             Ok(ChunkTable {
                 chunks: self.gpu.upload(&params::rows("the table of chunks", &chunks)?)?,
-                runs: self.gpu.upload(&params::rows("the table of segments", &runs)?)?,
+                segments: self.gpu.upload(&params::rows("the table of segments", &segments)?)?,
                 count: chunks.len(),
                 longest: rows.iter().map(|(_, len)| *len).max().unwrap_or(0),
                 covered: rows.iter().map(|(_, len)| len).sum(),
@@ -77,9 +77,9 @@ mod tests {
 
     #[test]
     fn chunks_cover_every_segment_and_nothing_else() {
-        let (runs, chunks) = cut(&[(3, 130), (133, 0), (140, 64)], 64);
-        let runs: Vec<_> = runs.iter().map(|r| [r.first, r.count, r.row, r.rows]).collect();
-        assert_eq!(runs, [[0, 3, 3, 130], [3, 0, 133, 0], [3, 1, 140, 64]]);
+        let (segments, chunks) = cut(&[(3, 130), (133, 0), (140, 64)], 64);
+        let segments: Vec<_> = segments.iter().map(|r| [r.first, r.count, r.row, r.rows]).collect();
+        assert_eq!(segments, [[0, 3, 3, 130], [3, 0, 133, 0], [3, 1, 140, 64]]);
         let chunks: Vec<_> = chunks.iter().map(|c| [c.row, c.rows]).collect();
         assert_eq!(chunks, [[3, 64], [67, 64], [131, 2], [140, 64]]);
     }

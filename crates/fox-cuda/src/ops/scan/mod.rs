@@ -6,7 +6,7 @@ pub(crate) mod delta;
 mod operands;
 
 use fox_tensor::{
-    ScanGrads, ScanInputs, ScanKeep, ScanOps, ScanOut, ScanSpec, StateUpdate, Tensor,
+    ScanExtras, ScanGrads, ScanInputs, ScanOps, ScanOut, ScanSpec, StateUpdate, Tensor,
 };
 
 use crate::backend::Cuda;
@@ -17,7 +17,7 @@ impl ScanOps for Cuda {
         &self,
         inputs: &ScanInputs<'_>,
         spec: &ScanSpec,
-        keep: ScanKeep,
+        keep: ScanExtras,
     ) -> fox_tensor::Result<ScanOut> {
         match spec.update {
             StateUpdate::Add => Ok(self.scan_add_forward(inputs, spec, keep)?),

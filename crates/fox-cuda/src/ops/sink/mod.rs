@@ -34,7 +34,7 @@ kernel_params! {
 kernel_params! {
     list struct SinkBackward {
         /// Shares of the gradient, `[R, H]`.
-        shares: Ptr<f32>,
+        partial: Ptr<f32>,
         /// `[R, H * d]`.
         d_out: ConstPtr<Real>,
         /// With sinks, `[R, H * d]`.
@@ -91,11 +91,11 @@ impl Cuda {
     ) -> Result<Tensor> {
         let (device, rows, heads) = (o.device(), o.rows(), sinks.len());
         let (head_dim, units) = (o.cols() / heads, rows * heads);
-        let shares = self.gpu.alloc::<f32>(units)?;
+        let partial = self.gpu.alloc::<f32>(units)?;
         let (d_out, o) = (self.activation(d_out)?, self.activation(o)?);
         let (lse, sinks) = (self.real(lse)?, self.real(sinks)?);
         let params = SinkBackward {
-            shares: shares.address().into(),
+            partial: partial.address().into(),
             d_out: d_out.address().into(),
             o: o.address().into(),
             lse: lse.address().into(),
@@ -115,7 +115,7 @@ impl Cuda {
         };
         // SAFETY: the tape checked the shapes.
         unsafe { self.launch(&op, params)? };
-        self.column_sums(shares.address(), DType::F32, rows, heads, None, device)
+        self.column_sums(partial.address(), DType::F32, rows, heads, None, device)
     }
 }
 

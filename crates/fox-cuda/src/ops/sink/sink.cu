@@ -11,11 +11,11 @@ extern "C" __global__ void sink_fwd(PARAMS(SinkForward)) {
         const size_t at = i * VEC, unit = at / head_dim;
         const float sum = lse[unit], sink = sinks[unit % heads];
         const bool seen = sum != NEG_INF;
-        const float share = seen ? 1.f / (1.f + expf(sink - sum)) : 1.f;
+        const float kept_fraction = seen ? 1.f / (1.f + expf(sink - sum)) : 1.f;
         float x[VEC];
         load<VEC>(x, o + at);
 #pragma unroll
-        for (int c = 0; c < VEC; ++c) x[c] *= share;
+        for (int c = 0; c < VEC; ++c) x[c] *= kept_fraction;
         store<VEC>(new_o + at, x);
         if (at % head_dim == 0) {
             new_lse[unit] = seen ? fmaxf(sum, sink) + log1pf(expf(-fabsf(sum - sink))) : sum;
@@ -23,7 +23,7 @@ extern "C" __global__ void sink_fwd(PARAMS(SinkForward)) {
     }
 }
 
-// Each unit's share of the gradient of its sink, -exp(b - lse') (o' . do); a warp for a unit.
+// Each unit's kept_fraction of the gradient of its sink, -exp(b - lse') (o' . do); a warp for a unit.
 extern "C" __global__ void sink_bwd(PARAMS(SinkBackward)) {
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (size_t unit = size_t(blockIdx.x) * warps + threadIdx.x / 32; unit < units;
@@ -38,6 +38,6 @@ extern "C" __global__ void sink_bwd(PARAMS(SinkBackward)) {
         }
         sum = lanes_sum<32>(sum);
         const float seen = lse[unit];
-        if (lane == 0) shares[unit] = seen == NEG_INF ? 0.f : -expf(sinks[unit % heads] - seen) * sum;
+        if (lane == 0) partial[unit] = seen == NEG_INF ? 0.f : -expf(sinks[unit % heads] - seen) * sum;
     }
 }

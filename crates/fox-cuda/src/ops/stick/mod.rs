@@ -4,7 +4,7 @@ mod tensors;
 
 use std::sync::Arc;
 
-use super::attention::tiles::{self, Tile, padded_head_dim};
+use super::attention::tiles::{self, TileConfig, padded_head_dim};
 use super::attention::tiling::{BlockRef, Segment, Tiling};
 use super::attention::{Attention, AttentionGrads, AttentionOut};
 use crate::params::{ConstPtr, Float2, Ptr, Real, kernel_params};
@@ -14,11 +14,11 @@ use crate::{Buffer, Float, Result, Source};
 /// Bytes for what the first pass of the backward records: heads are worked on in groups that need no more.
 const CARRY_BYTES: usize = 512 << 20;
 
-const STICK: Source = source!("stick", ["stick.cuh"], [Segment, BlockRef, Params]);
+const STICK: Source = source!("stick", ["stick.cuh"], [Segment, BlockRef, StickParams]);
 
 kernel_params! {
     #[derive(Default)]
-    struct Params {
+    struct StickParams {
         /// `[R_q, H * d]`, like `d_out`, `o` and `dq`.
         q: ConstPtr<Real>,
         /// `[R_k, H_kv * d]`, like `v`, `dk` and `dv`.
@@ -73,7 +73,7 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 /// Stick-breaking, both directions, in bf16 or single precision: four blocks of rows (single precision reads
 /// them where they are) and two tiles of weights. Wide heads need more shared memory than GPUs between Ampere
 /// and Hopper have.
-fn stick_tile(head_dim: usize, gates: bool, wide: bool) -> Tile {
+fn stick_tile(head_dim: usize, gates: bool, wide: bool) -> TileConfig {
     let head_dim = padded_head_dim(head_dim);
     // The gate prefixes of the keys are pairs in single precision.
     let (rows, size, prefixes) = if wide { (8, 4, 2) } else { (64 * (head_dim + 8), 2, 1) };
@@ -84,20 +84,20 @@ fn stick_tile(head_dim: usize, gates: bool, wide: bool) -> Tile {
         format!("GATES={}", i32::from(gates)),
         format!("SHARED_BYTES={shared}"),
     ];
-    Tile { source: STICK, block_m: 64, block_n: 64, threads: 128, shared, defines }
+    TileConfig { source: STICK, block_m: 64, block_n: 64, threads: 128, shared, defines }
 }
 
 impl<T: Float> Attention<'_, T> {
     /// Stick-breaking attention with forget gates; `lse` is the logarithm of what is left of the stick.
     pub fn stick_breaking(&self) -> Result<AttentionOut<T>> {
         let heads = self.spec.heads;
-        let tile = self.tile_of_sticks();
+        let tile = self.stick_tile_config();
         let tiling = self.tiling(&tile)?;
-        let (o, lse) = self.start_output(&tiling)?;
+        let (o, lse) = self.alloc_cleared_output(&tiling)?;
         let blocks = Arc::new(self.gpu.zeros::<i32>(4 * heads)?);
         if tiling.m_tile_count > 0 {
             let gates = self.gate_prefix(&tiling)?;
-            let params = Params {
+            let params = StickParams {
                 o: o.address().into(),
                 lse: lse.address().into(),
                 blocks: blocks.address().into(),
@@ -110,9 +110,9 @@ impl<T: Float> Attention<'_, T> {
 
     /// Gradients of [`stick_breaking`](Attention::stick_breaking) from that of its output, `[R_q, H * d]`.
     pub fn stick_breaking_backward(&self, d_out: &Buffer<T>) -> Result<AttentionGrads<T>> {
-        let tile = self.tile_of_sticks();
+        let tile = self.stick_tile_config();
         let tiling = self.tiling(&tile)?;
-        let grads = self.start_gradients(&tiling, d_out)?;
+        let grads = self.alloc_cleared_gradients(&tiling, d_out)?;
         if tiling.m_tile_count == 0 {
             return Ok(grads);
         }
@@ -126,10 +126,10 @@ impl<T: Float> Attention<'_, T> {
         let row_sums = self.gpu.alloc::<f32>(heads * m_tiles * tile.block_m)?;
         let oldest = self.gpu.alloc::<i32>(heads * m_tiles)?;
         let column_sums = self.gpu.alloc::<f32>(heads * tiling.gate_stride)?;
-        let parts = tiles::portable_parts(self.spec.head_dim);
+        let column_splits = tiles::portable_column_splits(self.spec.head_dim);
         for kv_head in (0..kv_heads).step_by(kv_step) {
             let kv_count = kv_step.min(kv_heads - kv_head);
-            let params = Params {
+            let params = StickParams {
                 d_out: d_out.address().into(),
                 dq: grads.dq.address().into(),
                 dk: grads.dk.address().into(),
@@ -143,7 +143,7 @@ impl<T: Float> Attention<'_, T> {
                 ..self.stick_params(&tiling, gates.as_ref())
             };
             let over_queries = [m_tiles, kv_count * group, 1];
-            let over_keys = [tiling.n_tile_count, kv_count, parts];
+            let over_keys = [tiling.n_tile_count, kv_count, column_splits];
             self.run_stick(&tile, "stick_carries", over_queries, params)?;
             self.run_stick(&tile, "stick_bwd_keys", over_keys, params)?;
             self.run_stick(&tile, "stick_bwd_queries", over_queries, params)?;
@@ -153,12 +153,12 @@ impl<T: Float> Attention<'_, T> {
         Ok(grads)
     }
 
-    fn tile_of_sticks(&self) -> Tile {
+    fn stick_tile_config(&self) -> TileConfig {
         stick_tile(self.spec.head_dim, self.inputs.log_gates.is_some(), T::WIDE)
     }
 
-    fn stick_params(&self, tiling: &Tiling, gates: Option<&Buffer<f32>>) -> Params {
-        Params {
+    fn stick_params(&self, tiling: &Tiling, gates: Option<&Buffer<f32>>) -> StickParams {
+        StickParams {
             q: self.inputs.q.address().into(),
             k: self.inputs.k.address().into(),
             v: self.inputs.v.address().into(),
@@ -174,14 +174,20 @@ impl<T: Float> Attention<'_, T> {
             window: self.window(),
             scale: self.spec.scale,
             tolerance: self.spec.stick_tolerance() * std::f32::consts::LOG2_E,
-            ..Params::default()
+            ..StickParams::default()
         }
     }
 
-    fn run_stick(&self, tile: &Tile, entry: &str, grid: [usize; 3], params: Params) -> Result<()> {
+    fn run_stick(
+        &self,
+        tile: &TileConfig,
+        entry: &str,
+        grid: [usize; 3],
+        params: StickParams,
+    ) -> Result<()> {
         let kernel = self.gpu.kernel(tile.source, &tile.defines, entry)?;
         let launch = kernel.launch(grid, tile.threads).shared(tile.shared);
-        // SAFETY: `new` and `start_gradients` checked the sizes of the operands, scratch is allocated by the
+        // SAFETY: `new` and `alloc_cleared_gradients` checked the sizes of the operands, scratch is allocated by the
         // same formulas.
         unsafe { launch.params(params)?.run(|| self.shapes()) }
     }

@@ -14,8 +14,8 @@
 // Compile-time: HEAD_DIM, WIDE, GATES, SHARED_BYTES.
 #include "stick.cuh"
 
-constexpr int PARTS = HEAD_DIM > 128 ? 2 : 1;  // of the columns of dK and dV
-constexpr int PART = HEAD_DIM / PARTS;
+constexpr int COLUMN_SPLITS = HEAD_DIM > 128 ? 2 : 1;  // of the columns of dK and dV
+constexpr int SPLIT_COLUMNS = HEAD_DIM / COLUMN_SPLITS;
 
 struct Shared {
     alignas(16) real rows[4][ROWS_LEN];
@@ -23,12 +23,12 @@ struct Shared {
     alignas(16) real grads[BLOCK * WEIGHT_PITCH];
     Prefix prefixes[BLOCK];
     float columns[THREADS / 32][BLOCK];
-    u32 visitors[THREADS / 32];
+    u32 visiting[THREADS / 32];
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES);
 
 // A block of queries of one head, and the blocks of keys [begin, end) that it can see.
-struct Queries {
+struct QueryBlock {
     Segment s;
     int head, kv_head;
     int first, count;  // in the segment
@@ -37,8 +37,8 @@ struct Queries {
     const float2* gates;
 };
 
-DEVICE Queries queries(const Params& p, BlockRef ref, int head) {
-    Queries m;
+DEVICE QueryBlock query_block(const StickParams& p, BlockRef ref, int head) {
+    QueryBlock m;
     m.s = p.segments[ref.segment];
     m.head = head, m.kv_head = head / (p.heads / p.kv_heads);
     m.first = ref.block * BLOCK, m.count = min(BLOCK, m.s.q_len - m.first);
@@ -51,22 +51,22 @@ DEVICE Queries queries(const Params& p, BlockRef ref, int head) {
 }
 
 // Rows of two operands, on their way to shared memory or in it.
-struct Both {
+struct OperandPair {
     Rows first, second;
 };
 // The block's queries and their gradients of the output.
-DEVICE Both fetch_queries(Shared& sh, const Params& p, const Queries& m, int slot) {
+DEVICE OperandPair fetch_queries(Shared& sh, const StickParams& p, const QueryBlock& m, int slot) {
     const int row = m.s.q_start + m.first;
-    return Both{fetch(sh.rows[slot], Source{p.q, p.heads, m.head, p.head_dim}, row, m.count),
-                fetch(sh.rows[slot + 1], Source{p.d_out, p.heads, m.head, p.head_dim}, row, m.count)};
+    return OperandPair{fetch(sh.rows[slot], HeadRows{p.q, p.heads, m.head, p.head_dim}, row, m.count),
+                fetch(sh.rows[slot + 1], HeadRows{p.d_out, p.heads, m.head, p.head_dim}, row, m.count)};
 }
 // `count` keys and values of a key head, from `row` on.
-DEVICE Both fetch_keys(Shared& sh, const Params& p, int kv_head, int row, int count, int slot) {
-    return Both{fetch(sh.rows[slot], Source{p.k, p.kv_heads, kv_head, p.head_dim}, row, count),
-                fetch(sh.rows[slot + 1], Source{p.v, p.kv_heads, kv_head, p.head_dim}, row, count)};
+DEVICE OperandPair fetch_keys(Shared& sh, const StickParams& p, int kv_head, int row, int count, int slot) {
+    return OperandPair{fetch(sh.rows[slot], HeadRows{p.k, p.kv_heads, kv_head, p.head_dim}, row, count),
+                fetch(sh.rows[slot + 1], HeadRows{p.v, p.kv_heads, kv_head, p.head_dim}, row, count)};
 }
 // Block n of those that the queries can see.
-DEVICE Both fetch_keys(Shared& sh, const Params& p, const Queries& m, int n, int slot) {
+DEVICE OperandPair fetch_keys(Shared& sh, const StickParams& p, const QueryBlock& m, int n, int slot) {
     return fetch_keys(sh, p, m.kv_head, m.s.k_start + n * BLOCK, min(BLOCK, m.s.k_len - n * BLOCK), slot);
 }
 
@@ -92,7 +92,7 @@ DEVICE float2 shares(float x) {
 }
 
 // Gate prefixes of a block of keys go to shared memory; `frame` gets those of the thread's rows.
-DEVICE void gate_frame(Shared& sh, const Queries& m, int n, Prefix (&frame)[2]) {
+DEVICE void gate_frame(Shared& sh, const QueryBlock& m, int n, Prefix (&frame)[2]) {
     if (!GATES) return;
     const int first = n * BLOCK, last = min(first + BLOCK, m.s.k_len) - 1;
     const float2 reference = m.gates[last];
@@ -112,7 +112,7 @@ enum Mode { WEIGHTS, SUMS, GRADIENTS };
 // gradients of the scores (GRADIENTS; `total` is the sum of g over the whole row) in shared memory, and
 // adds g to `columns`, the sums over the thread's rows.
 template <Mode MODE>
-DEVICE void break_sticks(Shared& sh, const Params& p, const Queries& m, int n, const float (&s)[BLOCK / 2],
+DEVICE void stick_tile(Shared& sh, const StickParams& p, const QueryBlock& m, int n, const float (&s)[BLOCK / 2],
                          const float (&dp)[BLOCK / 2], Carry& carry, const Prefix (&frame)[2],
                          const float (&total)[2], float (&columns)[BLOCK / 4]) {
     const int first = n * BLOCK;
@@ -143,14 +143,14 @@ DEVICE void break_sticks(Shared& sh, const Params& p, const Queries& m, int n, c
                 const float left = e ? rest : rest + share[1].y;
                 w[e] = seen[e] ? power(share[e].x + left + decay) : 0.f;
             }
-            if (MODE != SUMS) put_pair(sh.weights + row * WEIGHT_PITCH + column, w[0], w[1]);
+            if (MODE != SUMS) store_pair(sh.weights + row * WEIGHT_PITCH + column, w[0], w[1]);
             if (MODE == WEIGHTS) continue;
             const float g0 = w[0] * dp[4 * g + 2 * r], g1 = w[1] * dp[4 * g + 2 * r + 1];
             const float2 after_g = quad_after(g0 + g1);
             if (MODE == GRADIENTS) {
                 // Sum of g over this key and all older ones.
                 const float ahead = total[r] - carry.newer[r] - (newer + after_g.x);
-                put_pair(sh.grads + row * WEIGHT_PITCH + column,
+                store_pair(sh.grads + row * WEIGHT_PITCH + column,
                          seen[0] ? g0 - power(share[0].x) * (ahead - g1) : 0.f,
                          seen[1] ? g1 - power(share[1].x) * ahead : 0.f);
                 columns[2 * g] += g0, columns[2 * g + 1] += g1;
@@ -163,7 +163,7 @@ DEVICE void break_sticks(Shared& sh, const Params& p, const Queries& m, int n, c
 }
 
 // Whether the block of queries is done with all keys before block n.
-DEVICE bool used_up(const Params& p, const Queries& m, int n, const Carry& carry) {
+DEVICE bool stick_exhausted(const StickParams& p, const QueryBlock& m, int n, const Carry& carry) {
     bool done = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -179,11 +179,11 @@ DEVICE bool used_up(const Params& p, const Queries& m, int n, const Carry& carry
 }
 
 // Grid (m_tiles, heads).
-extern "C" __global__ void __launch_bounds__(THREADS) stick_fwd(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) stick_fwd(const __grid_constant__ StickParams p) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& sh = *reinterpret_cast<Shared*>(memory);
-    const Queries m = queries(p, p.m_tiles[blockIdx.x], blockIdx.y);
-    const Rows q = fetch(sh.rows[0], Source{p.q, p.heads, m.head, p.head_dim}, m.s.q_start + m.first,
+    const QueryBlock m = query_block(p, p.m_tiles[blockIdx.x], blockIdx.y);
+    const Rows q = fetch(sh.rows[0], HeadRows{p.q, p.heads, m.head, p.head_dim}, m.s.q_start + m.first,
                          m.count);
     float o[HEAD_DIM / 2] = {}, none[BLOCK / 2], total[2] = {}, columns[BLOCK / 4];
     Prefix frame[2] = {};
@@ -191,17 +191,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_fwd(const __grid_con
     int n = m.end;
     while (n > m.begin) {
         --n;
-        const Both kv = fetch_keys(sh, p, m, n, 1);
+        const OperandPair kv = fetch_keys(sh, p, m, n, 1);
         gate_frame(sh, m, n, frame);
         wait_for_rows();
         float s[BLOCK / 2];
         scores(s, q, kv.first);
-        break_sticks<WEIGHTS>(sh, p, m, n, s, none, carry, frame, total, columns);
+        stick_tile<WEIGHTS>(sh, p, m, n, s, none, carry, frame, total, columns);
         __syncwarp();
         add_product<HEAD_DIM, false>(o, sh.weights, kv.second, 0);
-        if (used_up(p, m, n, carry)) break;
+        if (stick_exhausted(p, m, n, carry)) break;
     }
-    put_rows<HEAD_DIM>(p.o, o, p.heads, m.head, p.head_dim, m.s.q_start + m.first, m.count, 0, 1.f);
+    store_rows<HEAD_DIM>(p.o, o, p.heads, m.head, p.head_dim, m.s.q_start + m.first, m.count, 0, 1.f);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int row = fragment_row() + 8 * r;
@@ -216,11 +216,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_fwd(const __grid_con
 }
 
 // The first pass of the backward. Grid (m_tiles, heads from head0 on).
-extern "C" __global__ void __launch_bounds__(THREADS) stick_carries(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) stick_carries(const __grid_constant__ StickParams p) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& sh = *reinterpret_cast<Shared*>(memory);
-    const Queries m = queries(p, p.m_tiles[blockIdx.x], p.head0 + blockIdx.y);
-    const Both own = fetch_queries(sh, p, m, 0);
+    const QueryBlock m = query_block(p, p.m_tiles[blockIdx.x], p.head0 + blockIdx.y);
+    const OperandPair own = fetch_queries(sh, p, m, 0);
     float total[2] = {}, columns[BLOCK / 4];
     Prefix frame[2] = {};
     Carry carry;
@@ -229,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_carries(const __grid
     int n = m.end;
     while (n > m.begin) {
         --n;
-        const Both kv = fetch_keys(sh, p, m, n, 2);
+        const OperandPair kv = fetch_keys(sh, p, m, n, 2);
         gate_frame(sh, m, n, frame);
         wait_for_rows();
         if (threadIdx.x % 4 == 0) {
@@ -241,8 +241,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_carries(const __grid
         float s[BLOCK / 2], dp[BLOCK / 2];
         scores(s, own.first, kv.first);
         scores(dp, own.second, kv.second);
-        break_sticks<SUMS>(sh, p, m, n, s, dp, carry, frame, total, columns);
-        if (used_up(p, m, n, carry)) break;
+        stick_tile<SUMS>(sh, p, m, n, s, dp, carry, frame, total, columns);
+        if (stick_exhausted(p, m, n, carry)) break;
     }
     if (threadIdx.x % 4 == 0) {
 #pragma unroll
@@ -252,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_carries(const __grid
 }
 
 // The carries with which the thread's rows begin at a tile, and the sums of g over their whole rows.
-DEVICE Carry begin_at(const Params& p, int head, int m_tile, int n, float (&total)[2]) {
+DEVICE Carry load_carry(const StickParams& p, int head, int m_tile, int n, float (&total)[2]) {
     Carry carry;
     const size_t at = (size_t(head - p.head0) * p.m_tile_count + m_tile) * p.key_blocks + n;
     const size_t tile = size_t(head) * p.m_tile_count + m_tile;
@@ -284,7 +284,7 @@ DEVICE void add_columns(Shared& sh, float (&columns)[BLOCK / 4], float* out, int
 }
 
 // Which of the THREADS blocks of queries from `base` on visited block n of the keys: a bit for each.
-DEVICE void find_visitors(Shared& sh, const Params& p, const Segment& s, int head, int base, int n) {
+DEVICE void find_query_blocks(Shared& sh, const StickParams& p, const Segment& s, int head, int base, int n) {
     const int m_block = base + threadIdx.x, count = min(m_block * BLOCK + BLOCK, s.q_len);
     bool visits = false;
     if (m_block * BLOCK < s.q_len && s.k_len - s.q_len + count - 1 > n * BLOCK) {
@@ -292,48 +292,48 @@ DEVICE void find_visitors(Shared& sh, const Params& p, const Segment& s, int hea
     }
     const u32 bits = __ballot_sync(~0u, visits);
     __syncthreads();
-    if (threadIdx.x % 32 == 0) sh.visitors[threadIdx.x / 32] = bits;
+    if (threadIdx.x % 32 == 0) sh.visiting[threadIdx.x / 32] = bits;
     __syncthreads();
 }
 
 // What a block of queries adds to the gradients of a block of keys.
-DEVICE void add_visitor(Shared& sh, const Params& p, const Queries& m, int n, int m_tile, const Both& kv,
-                        float (&dk)[PART / 2], float (&dv)[PART / 2], float (&columns)[BLOCK / 4],
+DEVICE void add_query_block(Shared& sh, const StickParams& p, const QueryBlock& m, int n, int m_tile, const OperandPair& kv,
+                        float (&dk)[SPLIT_COLUMNS / 2], float (&dv)[SPLIT_COLUMNS / 2], float (&columns)[BLOCK / 4],
                         int column0) {
     __syncthreads();
-    const Both own = fetch_queries(sh, p, m, 2);
+    const OperandPair own = fetch_queries(sh, p, m, 2);
     float total[2];
     Prefix frame[2] = {};
     gate_frame(sh, m, n, frame);
-    Carry carry = begin_at(p, m.head, m_tile, n, total);
+    Carry carry = load_carry(p, m.head, m_tile, n, total);
     wait_for_rows();
     float x[BLOCK / 2], dp[BLOCK / 2];
     scores(x, own.first, kv.first);
     scores(dp, own.second, kv.second);
-    break_sticks<GRADIENTS>(sh, p, m, n, x, dp, carry, frame, total, columns);
+    stick_tile<GRADIENTS>(sh, p, m, n, x, dp, carry, frame, total, columns);
     __syncthreads();
-    add_product<PART, true>(dv, sh.weights, own.second, column0);
-    add_product<PART, true>(dk, sh.grads, own.first, column0);
+    add_product<SPLIT_COLUMNS, true>(dv, sh.weights, own.second, column0);
+    add_product<SPLIT_COLUMNS, true>(dk, sh.grads, own.first, column0);
 }
 
-// dK, dV and the sums of g over queries. Grid (n_tiles, key heads from that of head0 on, PARTS).
-extern "C" __global__ void __launch_bounds__(THREADS) stick_bwd_keys(const __grid_constant__ Params p) {
+// dK, dV and the sums of g over queries. Grid (n_tiles, key heads from that of head0 on, COLUMN_SPLITS).
+extern "C" __global__ void __launch_bounds__(THREADS) stick_bwd_keys(const __grid_constant__ StickParams p) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& sh = *reinterpret_cast<Shared*>(memory);
     const BlockRef ref = p.n_tiles[blockIdx.x];
     const Segment s = p.segments[ref.segment];
     const int group = p.heads / p.kv_heads, kv_head = p.head0 / group + blockIdx.y;
     const int n = ref.block, first = n * BLOCK, count = min(BLOCK, s.k_len - first);
-    const int column0 = blockIdx.z * PART;
-    const Both kv = fetch_keys(sh, p, kv_head, s.k_start + first, count, 0);
-    float dk[PART / 2] = {}, dv[PART / 2] = {}, columns[BLOCK / 4] = {};
+    const int column0 = blockIdx.z * SPLIT_COLUMNS;
+    const OperandPair kv = fetch_keys(sh, p, kv_head, s.k_start + first, count, 0);
+    float dk[SPLIT_COLUMNS / 2] = {}, dv[SPLIT_COLUMNS / 2] = {}, columns[BLOCK / 4] = {};
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         for (int base = 0; base * BLOCK < s.q_len; base += THREADS) {
-            find_visitors(sh, p, s, head, base, n);
+            find_query_blocks(sh, p, s, head, base, n);
             for (int w = 0; w < THREADS / 32; ++w) {
-                for (u32 left = sh.visitors[w]; left; left &= left - 1) {
+                for (u32 left = sh.visiting[w]; left; left &= left - 1) {
                     const int m_block = base + 32 * w + __ffs(left) - 1;
-                    add_visitor(sh, p, queries(p, BlockRef{ref.segment, m_block}, head), n,
+                    add_query_block(sh, p, query_block(p, BlockRef{ref.segment, m_block}, head), n,
                                 s.m_tile0 + m_block, kv, dk, dv, columns, column0);
                 }
             }
@@ -343,32 +343,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_bwd_keys(const __gri
             add_columns(sh, columns, out, count);
         }
     }
-    put_rows<PART>(p.dk, dk, p.kv_heads, kv_head, p.head_dim, s.k_start + first, count, column0, p.scale);
-    put_rows<PART>(p.dv, dv, p.kv_heads, kv_head, p.head_dim, s.k_start + first, count, column0, 1.f);
+    store_rows<SPLIT_COLUMNS>(p.dk, dk, p.kv_heads, kv_head, p.head_dim, s.k_start + first, count, column0, p.scale);
+    store_rows<SPLIT_COLUMNS>(p.dv, dv, p.kv_heads, kv_head, p.head_dim, s.k_start + first, count, column0, 1.f);
 }
 
 // dQ. Grid (m_tiles, heads from head0 on).
-extern "C" __global__ void __launch_bounds__(THREADS) stick_bwd_queries(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) stick_bwd_queries(const __grid_constant__ StickParams p) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& sh = *reinterpret_cast<Shared*>(memory);
-    const Queries m = queries(p, p.m_tiles[blockIdx.x], p.head0 + blockIdx.y);
-    const Both own = fetch_queries(sh, p, m, 0);
+    const QueryBlock m = query_block(p, p.m_tiles[blockIdx.x], p.head0 + blockIdx.y);
+    const OperandPair own = fetch_queries(sh, p, m, 0);
     const int oldest = p.oldest[size_t(m.head) * p.m_tile_count + blockIdx.x];
     float dq[HEAD_DIM / 2] = {}, columns[BLOCK / 4] = {};
     for (int n = m.end - 1; n >= oldest; --n) {
         __syncthreads();
-        const Both kv = fetch_keys(sh, p, m, n, 2);
+        const OperandPair kv = fetch_keys(sh, p, m, n, 2);
         float total[2];
         Prefix frame[2] = {};
         gate_frame(sh, m, n, frame);
-        Carry carry = begin_at(p, m.head, blockIdx.x, n, total);
+        Carry carry = load_carry(p, m.head, blockIdx.x, n, total);
         wait_for_rows();
         float s[BLOCK / 2], dp[BLOCK / 2];
         scores(s, own.first, kv.first);
         scores(dp, own.second, kv.second);
-        break_sticks<GRADIENTS>(sh, p, m, n, s, dp, carry, frame, total, columns);
+        stick_tile<GRADIENTS>(sh, p, m, n, s, dp, carry, frame, total, columns);
         __syncwarp();
         add_product<HEAD_DIM, false>(dq, sh.grads, kv.first, 0);
     }
-    put_rows<HEAD_DIM>(p.dq, dq, p.heads, m.head, p.head_dim, m.s.q_start + m.first, m.count, 0, p.scale);
+    store_rows<HEAD_DIM>(p.dq, dq, p.heads, m.head, p.head_dim, m.s.q_start + m.first, m.count, 0, p.scale);
 }

@@ -22,7 +22,7 @@ DEVICE int fragment_row() { return warp_row() + threadIdx.x % 32 / 4; }  // and 
 DEVICE int fragment_column() { return 2 * (threadIdx.x % 4); }           // and 1 more, of every eight
 
 // `count` rows of one head of x[rows, heads * head_dim].
-struct Source {
+struct HeadRows {
     const real* x;
     int heads, head, head_dim;
 
@@ -39,7 +39,7 @@ struct Rows {
     }
 };
 
-DEVICE Rows fetch(real*, const Source& s, int row, int count) {
+DEVICE Rows fetch(real*, const HeadRows& s, int row, int count) {
     return Rows{s.row(row), count, s.heads * s.head_dim, s.head_dim};
 }
 DEVICE void wait_for_rows() { __syncthreads(); }
@@ -73,7 +73,7 @@ DEVICE void add_product(float (&c)[N / 2], const real* w, const Rows& b, int col
     }
 }
 
-DEVICE void put_pair(real* p, float x, float y) { p[0] = x, p[1] = y; }
+DEVICE void store_pair(real* p, float x, float y) { p[0] = x, p[1] = y; }
 // A gate prefix as tiles hold it: both floats, because a strong gate between two tokens and the last key of their block
 // would leave no digits of a difference of differences.
 typedef float2 Prefix;
@@ -88,7 +88,7 @@ struct Rows {
 };
 
 // Begins to copy the rows into `tile`.
-DEVICE Rows fetch(real* tile, const Source& s, int row, int count) {
+DEVICE Rows fetch(real* tile, const HeadRows& s, int row, int count) {
     load_rows_async<BLOCK, HEAD_DIM, PITCH, THREADS>(tile, s.row(row), count, s.heads * s.head_dim,
                                                      s.head_dim);
     return Rows{tile};
@@ -114,7 +114,7 @@ DEVICE void add_product(float (&c)[N / 2], const real* w, const Rows& b, int col
     }
 }
 
-DEVICE void put_pair(real* p, float x, float y) { *reinterpret_cast<u32*>(p) = pack_bf16(x, y); }
+DEVICE void store_pair(real* p, float x, float y) { *reinterpret_cast<u32*>(p) = pack_bf16(x, y); }
 // A gate prefix as tiles hold it: relative to that of the last key of the block.
 typedef float Prefix;
 DEVICE Prefix prefix_from(float2 prefix, float2 reference) { return gate_difference(prefix, reference); }
@@ -125,7 +125,7 @@ DEVICE float log2_above(float x) { return log2_fast(1.f + x); }
 
 // A block's rows of an accumulator to columns column0 .. of `count` rows of x.
 template <int N>
-DEVICE void put_rows(real* x, const float (&c)[N / 2], int heads, int head, int head_dim, int row0,
+DEVICE void store_rows(real* x, const float (&c)[N / 2], int heads, int head, int head_dim, int row0,
                      int count, int column0, float factor) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -135,7 +135,7 @@ DEVICE void put_rows(real* x, const float (&c)[N / 2], int heads, int head, int 
 #pragma unroll
         for (int g = 0; g < N / 8; ++g) {
             if (column0 + 8 * g < head_dim) {
-                put_pair(out + 8 * g, c[4 * g + 2 * r] * factor, c[4 * g + 2 * r + 1] * factor);
+                store_pair(out + 8 * g, c[4 * g + 2 * r] * factor, c[4 * g + 2 * r + 1] * factor);
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::backend::{Cuda, Precision};
 
 impl Cuda {
     /// Stick-breaking attention.
-    pub(crate) fn break_sticks(
+    pub(crate) fn stick_breaking_forward(
         &self,
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
@@ -26,7 +26,7 @@ impl StickOps for Cuda {
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<AttentionOut> {
-        Ok(self.timed("stick-breaking fwd", || self.break_sticks(inputs, spec))?)
+        Ok(self.timed("stick-breaking fwd", || self.stick_breaking_forward(inputs, spec))?)
     }
 
     fn stick_breaking_bwd(

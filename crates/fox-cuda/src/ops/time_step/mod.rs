@@ -60,7 +60,7 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 const THREADS: usize = 128;
 
 /// Parameters and the operands that they point at.
-struct HeldTimeStep<'a> {
+struct TimeStepOperands<'a> {
     params: TimeStep,
     _operands: [Operand<'a>; 3],
 }
@@ -88,24 +88,24 @@ impl Cuda {
     ) -> Result<(Tensor, Tensor)> {
         let (rows, heads, device) = (inputs.z.rows(), inputs.z.cols(), inputs.z.device());
         let (dz, dz_at) = self.output(inputs.z.shape(), DType::F32, device)?;
-        let shares = self.gpu.alloc::<f32>(rows * heads)?;
+        let partial = self.gpu.alloc::<f32>(rows * heads)?;
         let ddt = ddt.map(|x| self.real(x)).transpose()?;
         let ddecay = dlog_decay.map(|x| self.real(x)).transpose()?;
         let held = self.time_step(inputs)?;
         let params = TimeStepBackward {
             dz: dz_at.into(),
-            da_log: shares.address().into(),
+            da_log: partial.address().into(),
             ddt: address(&ddt).into(),
             ddecay: address(&ddecay).into(),
             p: held.params,
         };
         // SAFETY: the tape checked the shapes.
         unsafe { self.launch(&self.time_step_op("time_step_bwd", inputs), params)? };
-        let da_log = self.column_sums(shares.address(), DType::F32, rows, heads, None, device)?;
+        let da_log = self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?;
         Ok((dz, da_log))
     }
 
-    fn time_step<'a>(&self, inputs: &TimeStepInputs<'a>) -> Result<HeldTimeStep<'a>> {
+    fn time_step<'a>(&self, inputs: &TimeStepInputs<'a>) -> Result<TimeStepOperands<'a>> {
         let (z, bias, a_log) =
             (self.real(inputs.z)?, self.real(inputs.bias)?, self.real(inputs.a_log)?);
         let params = TimeStep {
@@ -117,7 +117,7 @@ impl Cuda {
             low: inputs.limits.0,
             high: inputs.limits.1,
         };
-        Ok(HeldTimeStep { params, _operands: [z, bias, a_log] })
+        Ok(TimeStepOperands { params, _operands: [z, bias, a_log] })
     }
 
     fn time_step_op(&self, entry: &'static str, inputs: &TimeStepInputs<'_>) -> Op {

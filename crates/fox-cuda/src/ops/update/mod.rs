@@ -42,7 +42,7 @@ kernel_params! {
         copy: Ptr<bf16>,
         grad: ConstPtr<f32>,
         count: u64,
-        /// Number of its first piece.
+        /// Number of its first chunk.
         first: usize,
         /// Whether the parameter is kept as two halves, all high ones first.
         halves: bool,
@@ -58,7 +58,7 @@ kernel_params! {
         copy: Ptr<bf16>,
         x: ConstPtr<f32>,
         count: u64,
-        /// Number of its first piece.
+        /// Number of its first chunk.
         first: usize,
         /// Whether the parameter is kept as two halves, and whether what is added is.
         halves: bool,
@@ -74,7 +74,7 @@ kernel_params! {
     table struct SquaresEntry {
         x: ConstPtr<()>,
         count: u64,
-        /// Number of its first piece.
+        /// Number of its first chunk.
         first: usize,
         /// f32, bf16 or two halves.
         kind: i32,
@@ -97,7 +97,7 @@ kernel_params! {
 
 kernel_params! {
     list struct SumSquares {
-        /// `[pieces]`.
+        /// `[chunks]`.
         partial: Ptr<f64>,
         entries: ConstPtr<SquaresEntry>,
         count: usize,
@@ -122,7 +122,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 /// Threads of a block of these kernels.
 const THREADS: usize = 256;
 /// Elements to a thread block.
-const PIECE: usize = 16 * 1024;
+const CHUNK: usize = 16 * 1024;
 
 impl AdamParams {
     fn new(step: &AdamW) -> Self {
@@ -143,7 +143,7 @@ impl AdamParams {
 impl Cuda {
     pub(crate) fn adamw_steps(&self, updates: &mut [ParamUpdate<'_>]) -> Result<()> {
         let (mut entries, mut grads) = (Vec::with_capacity(updates.len()), Vec::new());
-        let mut pieces = 0;
+        let mut chunks = 0;
         for u in updates.iter_mut() {
             let count = u.param.len();
             let held = self.unshared(u.param)?;
@@ -157,21 +157,21 @@ impl Cuda {
                 copy: copy.map_or(0, |copy| copy.address()).into(),
                 grad: grad.address().into(),
                 count: count as u64,
-                first: pieces,
+                first: chunks,
                 halves: matches!(held.data, Data::Halves(_)),
                 step: AdamParams::new(&u.step),
             });
             grads.push(grad);
-            pieces += count.div_ceil(PIECE);
+            chunks += count.div_ceil(CHUNK);
         }
         let table = self.gpu.upload(&params::rows("adamw", &entries)?)?;
         let params = AdamWAll { entries: table.address().into(), count: entries.len() };
-        self.launch_pieces("adamw", pieces, params)
+        self.launch_chunks("adamw", chunks, params)
     }
 
     fn blend_all(&self, blends: &mut [Blend<'_>]) -> Result<()> {
         let (mut entries, mut added) = (Vec::with_capacity(blends.len()), Vec::new());
-        let mut pieces = 0;
+        let mut chunks = 0;
         for blend in blends.iter_mut() {
             let (keep, add) = blend.factors();
             let (x, y) = blend.pair();
@@ -189,7 +189,7 @@ impl Cuda {
                 copy: held.narrow_copy().map_or(0, |copy| copy.address()).into(),
                 x: x.address().into(),
                 count: count as u64,
-                first: pieces,
+                first: chunks,
                 halves: matches!(held.data, Data::Halves(_)),
                 x_halves,
                 keep,
@@ -197,39 +197,39 @@ impl Cuda {
                 unused: 0,
             });
             added.push(x);
-            pieces += count.div_ceil(PIECE);
+            chunks += count.div_ceil(CHUNK);
         }
-        if pieces == 0 {
+        if chunks == 0 {
             return Ok(());
         }
         let table = self.gpu.upload(&params::rows("blend", &entries)?)?;
         let params = BlendAll { entries: table.address().into(), count: entries.len() };
-        self.launch_pieces("blend", pieces, params)
+        self.launch_chunks("blend", chunks, params)
     }
 
     /// Waits for the result: the host decides by it. Tensors of one group are summed together.
     pub(crate) fn squares(&self, groups: &[&[&Tensor]]) -> Result<Vec<f64>> {
-        let (mut entries, mut pieces) = (Vec::new(), 0);
+        let (mut entries, mut chunks) = (Vec::new(), 0);
         let mut ends = Vec::with_capacity(groups.len());
         for group in groups {
-            self.square_entries(group, &mut entries, &mut pieces)?;
-            ends.push(pieces);
+            self.square_entries(group, &mut entries, &mut chunks)?;
+            ends.push(chunks);
         }
-        if pieces == 0 {
+        if chunks == 0 {
             return Ok(vec![0.0; groups.len()]);
         }
-        let partial = self.gpu.alloc::<f64>(pieces)?;
+        let partial = self.gpu.alloc::<f64>(chunks)?;
         let out = self.gpu.alloc::<f64>(groups.len())?;
         let table = self.gpu.upload(&params::rows("sum_squares", &entries)?)?;
         let (partial_at, count) = (partial.address(), entries.len());
         let params =
             SumSquares { partial: partial_at.into(), entries: table.address().into(), count };
-        self.launch_pieces("sum_squares", pieces, params)?;
+        self.launch_chunks("sum_squares", chunks, params)?;
         let mut first = 0;
         for (i, end) in ends.into_iter().enumerate() {
             let at = |base: u64, index: usize| base + (index * size_of::<f64>()) as u64;
             let (out, x) = (at(out.address(), i).into(), at(partial_at, first).into());
-            self.launch_pieces("sum_f64", 1, SumDoubles { out, x, count: end - first })?;
+            self.launch_chunks("sum_f64", 1, SumDoubles { out, x, count: end - first })?;
             first = end;
         }
         self.gpu.download(&out)
@@ -239,7 +239,7 @@ impl Cuda {
         &self,
         tensors: &[&Tensor],
         entries: &mut Vec<SquaresEntry>,
-        pieces: &mut usize,
+        chunks: &mut usize,
     ) -> Result<()> {
         for x in tensors {
             let data = &memory(x)?.data;
@@ -249,29 +249,29 @@ impl Cuda {
             entries.push(SquaresEntry {
                 x: data.address().into(),
                 count: x.len() as u64,
-                first: *pieces,
+                first: *chunks,
                 kind: match data {
                     Data::Bf16(_) => 1,
                     Data::Halves(_) => 2,
                     _ => 0,
                 },
             });
-            *pieces += x.len().div_ceil(PIECE);
+            *chunks += x.len().div_ceil(CHUNK);
         }
         Ok(())
     }
 
-    fn launch_pieces<P: KernelParams>(
+    fn launch_chunks<P: KernelParams>(
         &self,
         entry: &'static str,
-        pieces: usize,
+        chunks: usize,
         params: P,
     ) -> Result<()> {
         let op = Op {
             source: UPDATE,
             entry,
             variant: Variant::plain(DType::F32, 1),
-            grid: [pieces, 1],
+            grid: [chunks, 1],
             block: THREADS,
             shared: 0,
         };

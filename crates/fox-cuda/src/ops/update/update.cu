@@ -1,5 +1,5 @@
 // AdamW, sums of two tensors with factors, and sums of squares in fixed order. Each in one launch for any number
-// of tensors, which are cut into pieces of PIECE elements, a thread block to a piece.
+// of tensors, which are cut into chunks of CHUNK elements, a thread block to a chunk.
 //
 // Compile-time: BF16 (not used), VEC (not used).
 #include "params.cuh"
@@ -7,15 +7,15 @@
 
 constexpr int WARPS = 8;
 constexpr int THREADS = 32 * WARPS;
-constexpr int PIECE = 16 * 1024;
+constexpr int CHUNK = 16 * 1024;
 
-// Index of the entry that piece `piece` belongs to; `first` is the number of the first piece of an entry.
+// Index of the entry that chunk `chunk` belongs to; `first` is the number of the first chunk of an entry.
 template <typename Entry>
-DEVICE int entry_of(const Entry* entries, int count, int piece) {
+DEVICE int entry_of(const Entry* entries, int count, int chunk) {
     int low = 0, high = count;  // the answer is in [low, high)
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        if (entries[middle].first <= piece) low = middle;
+        if (entries[middle].first <= chunk) low = middle;
         else high = middle;
     }
     return low;
@@ -82,11 +82,11 @@ DEVICE void adamw_some(const AdamEntry& e, size_t i) {
     store<N>(e.v + i, vs);
 }
 
-// Grid: all pieces.
+// Grid: all chunks.
 extern "C" __global__ void __launch_bounds__(THREADS) adamw(PARAMS(AdamWAll)) {
     const AdamEntry e = entries[entry_of(entries, count, blockIdx.x)];
-    const size_t begin = size_t(blockIdx.x - e.first) * PIECE;
-    const size_t end = min(begin + PIECE, e.count), whole = end / 4 * 4;
+    const size_t begin = size_t(blockIdx.x - e.first) * CHUNK;
+    const size_t end = min(begin + CHUNK, e.count), whole = end / 4 * 4;
     for (size_t i = begin + threadIdx.x * 4; i < whole; i += THREADS * 4) adamw_some<4>(e, i);
     const size_t rest = max(whole, begin) + threadIdx.x;
     if (rest < end) adamw_some<1>(e, rest);
@@ -101,11 +101,11 @@ DEVICE void blend_some(const BlendEntry& e, size_t i) {
     for (int j = 0; j < N; ++j) ps[j] = fmaf(e.add, xs[j], e.keep * ps[j]);
     store_param<N>(e, i, ps);
 }
-// Grid: all pieces.
+// Grid: all chunks.
 extern "C" __global__ void __launch_bounds__(THREADS) blend(PARAMS(BlendAll)) {
     const BlendEntry e = entries[entry_of(entries, count, blockIdx.x)];
-    const size_t begin = size_t(blockIdx.x - e.first) * PIECE;
-    const size_t end = min(begin + PIECE, e.count), whole = end / 4 * 4;
+    const size_t begin = size_t(blockIdx.x - e.first) * CHUNK;
+    const size_t end = min(begin + CHUNK, e.count), whole = end / 4 * 4;
     for (size_t i = begin + threadIdx.x * 4; i < whole; i += THREADS * 4) blend_some<4>(e, i);
     const size_t rest = max(whole, begin) + threadIdx.x;
     if (rest < end) blend_some<1>(e, rest);
@@ -140,12 +140,12 @@ DEVICE double squares_of_halves(const u16* x, size_t count, size_t begin, size_t
     }
     return sum;
 }
-// partial[piece] = sum of squares of the piece. Grid: all pieces.
+// partial[chunk] = sum of squares of the chunk. Grid: all chunks.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_squares(PARAMS(SumSquares)) {
     const SquaresEntry e = entries[entry_of(entries, count, blockIdx.x)];
-    const size_t begin = size_t(blockIdx.x - e.first) * PIECE;
-    const size_t end = min(begin + PIECE, e.count);
+    const size_t begin = size_t(blockIdx.x - e.first) * CHUNK;
+    const size_t end = min(begin + CHUNK, e.count);
     const u16* narrow = static_cast<const u16*>(e.x);
     const double sum = e.kind == HALVES   ? squares_of_halves(narrow, e.count, begin, end)
                        : e.kind == NARROW ? squares_of(narrow, begin, end)

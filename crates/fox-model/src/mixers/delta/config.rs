@@ -2,9 +2,10 @@
 
 use super::layer::DeltaLayer;
 use crate::Result;
-use crate::config::{ModelConfig, Rules};
+use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    ConvStateSpec, LayerPlace, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, chosen,
+    ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec,
+    chosen,
 };
 use crate::params::ParamList;
 
@@ -94,21 +95,21 @@ impl MixerConfig for DeltaConfig {
         words
     }
 
-    fn validate(&self, _: &ModelConfig, rules: &Rules<'_>) -> Result<()> {
-        rules.range("num_heads", self.heads, 1, Rules::MAX_WIDTH)?;
-        rules.range("num_v_heads", self.value_heads, self.heads, Rules::MAX_WIDTH)?;
+    fn validate(&self, _: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
+        rules.range("num_heads", self.heads, 1, Validator::MAX_WIDTH)?;
+        rules.range("num_v_heads", self.value_heads, self.heads, Validator::MAX_WIDTH)?;
         rules.require(self.value_heads.is_multiple_of(self.heads), "num_v_heads", || {
             format!("is {}, no multiple of `num_heads` {}", self.value_heads, self.heads)
         })?;
-        rules.range("head_dim", self.key_dim, 1, Rules::MAX_HEAD)?;
-        rules.range("expand_v", self.value_dim, 1, Rules::MAX_HEAD)?;
-        rules.range("conv_size", self.conv_size, 1, Rules::MAX_TAPS)
+        rules.range("head_dim", self.key_dim, 1, Validator::MAX_HEAD)?;
+        rules.range("expand_v", self.value_dim, 1, Validator::MAX_HEAD)?;
+        rules.range("conv_size", self.conv_size, 1, Validator::MAX_TAPS)
     }
 
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerPlace<'_>,
+        place: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
         Box::new(DeltaLayer::declare(model, self, place.prefix, list))

@@ -38,7 +38,7 @@ static FLA: Format<DeltaConfig> = Format {
 };
 
 static FLA_GATED: Format<DeltaConfig> = Format {
-    common: CommonFields { layers: 21, ..CommonFields::USUAL },
+    common: CommonFields { layers: 21, ..CommonFields::DEFAULT },
     suits: |mixer, _| mixer.decay,
     lacks: |mixer, _| chosen(&[(!mixer.decay, "DeltaNet")]),
     tensors: split_mlp,

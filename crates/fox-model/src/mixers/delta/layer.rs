@@ -15,7 +15,7 @@ use fox_tensor::{
 use super::DeltaConfig;
 use crate::config::ModelConfig;
 use crate::mixers::{
-    KeptValues, Mixer, MixerContext, MixerOutput, ShortConv, kept_states, scan, xavier_bound,
+    Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, saved_states, scan, xavier_bound,
 };
 use crate::params::{Init, ParamGroup, ParamList};
 
@@ -156,7 +156,7 @@ impl Mixer for DeltaLayer {
         Ok(tape.linear(&y, &var(self.o_proj), None)?.into())
     }
 
-    fn kept(&self) -> KeptValues {
+    fn saved_activations(&self) -> SavedActivations {
         let (heads, o) = (self.options.value_heads, &self.options);
         let (keys, values) = (o.heads * o.key_dim, heads * o.value_dim);
         // Raw and convolved projections, the logits, the most and the strength of the writes.
@@ -164,7 +164,7 @@ impl Mixer for DeltaLayer {
         kept += if self.decay.is_some() { 2 * heads } else { 0 };
         // Output, its norm, and the gate's logits and result.
         kept += if self.output_gate.is_some() { 4 * values } else { 2 * values };
-        KeptValues { per_token: kept + kept_states(o.shape().scan), cheap_per_token: 0 }
+        SavedActivations { per_token: kept + saved_states(o.shape().scan), cheap_per_token: 0 }
     }
 }
 

@@ -4,9 +4,9 @@ use fox_tensor::{Activation, AttentionWeights, Rope};
 
 use super::layer::ForgettingLayer;
 use crate::Result;
-use crate::config::{ModelConfig, Rules};
+use crate::config::{ModelConfig, Validator};
 use crate::flops::{ATTENTION_BACKWARD, attention_flops};
-use crate::mixers::{AttentionStateSpec, LayerPlace, Mixer, MixerConfig, StateSpec, chosen};
+use crate::mixers::{AttentionStateSpec, LayerContext, Mixer, MixerConfig, StateSpec, chosen};
 use crate::params::ParamList;
 
 /// Epsilon of the QK-norm in both references, whatever `norm_eps` says.
@@ -152,7 +152,7 @@ impl DecayTime {
         (0..heads).map(bias).collect()
     }
 
-    fn validate(self, rules: &Rules<'_>) -> Result<()> {
+    fn validate(self, rules: &Validator<'_>) -> Result<()> {
         rules.positive("decay_time_min", self.min, 1e30)?;
         rules.positive("decay_time_max", self.max, 1e30)?;
         rules.require(self.min <= self.max, "decay_time_min", || {
@@ -232,7 +232,7 @@ impl MixerConfig for ForgettingConfig {
         words
     }
 
-    fn validate(&self, model: &ModelConfig, rules: &Rules<'_>) -> Result<()> {
+    fn validate(&self, model: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
         let (width, heads) = (model.hidden_size, self.heads);
         rules.range("num_heads", heads, 1, width)?;
         let given = self.head_dim.is_some();
@@ -250,7 +250,7 @@ impl MixerConfig for ForgettingConfig {
             format!("is {}, which does not divide `num_heads` {heads}", self.kv_heads)
         })?;
         if let Some(window) = self.window {
-            rules.range("window_size", window, 1, Rules::MAX_LENGTH)?;
+            rules.range("window_size", window, 1, Validator::MAX_LENGTH)?;
         }
         rules.positive("qk_norm_eps", self.qk_norm_eps, 1.0)?;
         if let Some(rope) = self.rope {
@@ -280,7 +280,7 @@ impl MixerConfig for ForgettingConfig {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerPlace<'_>,
+        place: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
         Box::new(ForgettingLayer::declare(model, self, place.prefix, list))
@@ -318,7 +318,7 @@ impl MixerConfig for ForgettingConfig {
     }
 }
 
-fn validate_rope(rope: &Rope, rules: &Rules<'_>) -> Result<()> {
+fn validate_rope(rope: &Rope, rules: &Validator<'_>) -> Result<()> {
     rules.positive("rope_base", rope.base, 1e30)?;
     let strength = rope.strength;
     rules.require((0.0..=1.0).contains(&strength), "rope_strength", || {
@@ -332,7 +332,7 @@ fn validate_rope(rope: &Rope, rules: &Rules<'_>) -> Result<()> {
         format!("is {high}; it must be above `low_freq_factor` {low}")
     })?;
     let length = scaling.original_length;
-    rules.range("original_max_position_embeddings", length, 1, Rules::MAX_LENGTH)
+    rules.range("original_max_position_embeddings", length, 1, Validator::MAX_LENGTH)
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use fox_cache::{LayerState, PagedState};
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, AttentionWeights, DecodeMixer, HeadSpec, LogitBound, Mask, OwnKeys,
-    PagedSpec, ParamId, Result, Rope, Tape, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, DecodeMixer, HeadSpec, LocalKeys, LogitBound,
+    Mask, PagedSpec, ParamId, Result, Rope, Tape, Var,
 };
 
 use super::gate::Gate;
@@ -24,7 +24,7 @@ use super::sink;
 use super::{ForgetGate, ForgettingConfig, QkNorm};
 use crate::Pruning;
 use crate::config::ModelConfig;
-use crate::mixers::{KeptValues, Mixer, MixerContext, MixerOutput};
+use crate::mixers::{Mixer, MixerContext, MixerOutput, SavedActivations};
 use crate::observe::AttentionView;
 use crate::params::{ParamGroup, ParamList, Parameters};
 
@@ -168,7 +168,7 @@ impl Mixer for ForgettingLayer {
             None => (None, None),
         };
         let (prev_k, prev_v) = (prev_k.map(Var::constant), prev_v.map(Var::constant));
-        let earlier = tape.earlier().filter(|_| state.is_none());
+        let earlier = tape.preceding_rows().filter(|_| state.is_none());
         let logits = self.head_logits(tape, x, params)?;
         let (_, q) = self.project(tape, x, &self.q, context, None, None)?;
         let shift = (logits.k_shift.as_ref(), logits.v_shift.as_ref());
@@ -203,13 +203,13 @@ impl Mixer for ForgettingLayer {
             window: self.options.window,
             acp: self.pruning(context),
             segments: segments.clone(),
-            whole: None,
+            full_sequence: None,
         };
         if let Some(earlier) = earlier {
             let (bound, q) = (&self.logit_bound(context), q.value());
             let own =
-                OwnKeys { q, k: &k, v: &v, log_gates: log_gates.as_ref(), spec: &spec, bound };
-            let with = earlier.with_earlier(tape, &own)?;
+                LocalKeys { q, k: &k, v: &v, log_gates: log_gates.as_ref(), spec: &spec, bound };
+            let with = earlier.prepend_keys(tape, &own)?;
             (k, v, log_gates, spec) = (with.k, with.v, with.log_gates, with.spec);
         }
         let gates = log_gates.as_ref();
@@ -228,7 +228,7 @@ impl Mixer for ForgettingLayer {
         Ok(MixerOutput { out, tiles: Some(tiles) })
     }
 
-    fn kept(&self) -> KeptValues {
+    fn saved_activations(&self) -> SavedActivations {
         let (heads, width) = (self.options.heads, self.options.heads * self.head_dim);
         let (mut kept, mut cheap) = (0, 0);
         for p in [&self.q, &self.k, &self.v] {
@@ -252,7 +252,7 @@ impl Mixer for ForgettingLayer {
             kept += width;
             cheap += width;
         }
-        KeptValues { per_token: kept, cheap_per_token: cheap }
+        SavedActivations { per_token: kept, cheap_per_token: cheap }
     }
 
     fn decode_weights(
@@ -338,8 +338,8 @@ impl ForgettingLayer {
             rope,
             segments: context.segments.clone(),
         };
-        let before = match tape.earlier().filter(|_| shift.is_some() && prev.is_none()) {
-            Some(earlier) => Some(earlier.row_before(tape, &u)?),
+        let before = match tape.preceding_rows().filter(|_| shift.is_some() && prev.is_none()) {
+            Some(earlier) => Some(earlier.preceding_row(tape, &u)?),
             None => prev.cloned(),
         };
         let heads =

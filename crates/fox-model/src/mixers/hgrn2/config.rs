@@ -4,9 +4,9 @@ use fox_tensor::ParamId;
 
 use super::layer::Hgrn2Layer;
 use crate::Result;
-use crate::config::{ModelConfig, Rules};
+use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    LayerPlace, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, chosen,
+    LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, chosen,
 };
 use crate::params::{Init, ParamGroup, ParamList};
 
@@ -64,10 +64,10 @@ impl MixerConfig for Hgrn2Config {
         words
     }
 
-    fn validate(&self, model: &ModelConfig, rules: &Rules<'_>) -> Result<()> {
+    fn validate(&self, model: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
         let width = model.hidden_size;
         rules.range("num_heads", self.heads, 1, width)?;
-        rules.range("expand_ratio", self.expand_ratio, 1, Rules::MAX_HEAD)?;
+        rules.range("expand_ratio", self.expand_ratio, 1, Validator::MAX_HEAD)?;
         rules.require(width.is_multiple_of(self.heads), "num_heads", || {
             format!("is {}, which does not divide `hidden_size` {width}", self.heads)
         })?;
@@ -94,7 +94,7 @@ impl MixerConfig for Hgrn2Config {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerPlace<'_>,
+        place: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
         Box::new(Hgrn2Layer::declare(model, self, place, list))

@@ -12,7 +12,8 @@ use fox_tensor::{Activation, ParamId, Result, ScanSpec, ScanVars, StateUpdate, T
 use super::{Hgrn2Config, LowerBounds};
 use crate::config::ModelConfig;
 use crate::mixers::{
-    KeptValues, LayerPlace, Mixer, MixerContext, MixerOutput, kept_states, scan, xavier_bound,
+    LayerContext, Mixer, MixerContext, MixerOutput, SavedActivations, saved_states, scan,
+    xavier_bound,
 };
 use crate::params::{ParamGroup, ParamList};
 
@@ -36,7 +37,7 @@ impl Hgrn2Layer {
     pub fn declare(
         config: &ModelConfig,
         options: &Hgrn2Config,
-        place: &LayerPlace<'_>,
+        place: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Self {
         let (width, gates) = (config.hidden_size, options.heads * options.expand_ratio);
@@ -98,9 +99,9 @@ impl Mixer for Hgrn2Layer {
     }
 
     /// Raw projections, gates, the output and its norm.
-    fn kept(&self) -> KeptValues {
+    fn saved_activations(&self) -> SavedActivations {
         let gates = self.options.heads * self.options.expand_ratio;
-        let states = kept_states(self.options.shape(self.width).scan);
-        KeptValues { per_token: 5 * gates + 3 * self.width + states, cheap_per_token: 0 }
+        let states = saved_states(self.options.shape(self.width).scan);
+        SavedActivations { per_token: 5 * gates + 3 * self.width + states, cheap_per_token: 0 }
     }
 }

@@ -4,19 +4,19 @@ use fox_tensor::Rope;
 
 use super::LayerKind;
 use crate::Result;
-use crate::config::{MlpConfig, ModelConfig, Rules};
+use crate::config::{MlpConfig, ModelConfig, Validator};
 use crate::mixers::delta::DeltaConfig;
 use crate::mixers::forgetting::{ForgetGate, ForgettingConfig};
 use crate::mixers::mamba1::Mamba1Config;
 use crate::mixers::mamba2::Mamba2Config;
-use crate::mixers::{LayerPlace, Mixer, MixerConfig, StateSpec};
+use crate::mixers::{LayerContext, Mixer, MixerConfig, StateSpec};
 use crate::params::ParamList;
 
 /// Layers with different mixers. Every block has an MLP.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HybridConfig {
     pattern: Vec<LayerKind>,
-    parts: Parts,
+    layers: LayerConfigs,
     /// One mixer for every word of the pattern.
     mixers: Vec<Box<dyn MixerConfig>>,
     /// Widths of the MLPs by what stands before them; as the model says without it.
@@ -25,7 +25,7 @@ pub struct HybridConfig {
 
 /// What the words of a pattern stand for. Those that a pattern does not use have no effect.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parts {
+pub struct LayerConfigs {
     /// `fox` as it is; `attention` and `window` without its gate and with RoPE.
     pub attention: ForgettingConfig,
     /// `gated-delta-net`.
@@ -50,9 +50,9 @@ const ROPE_BASE: f64 = 500_000.0;
 
 impl HybridConfig {
     /// Layers by a pattern that repeats; the last repetition may be cut.
-    pub fn new(pattern: Vec<LayerKind>, parts: Parts) -> Self {
-        let mixers = pattern.iter().map(|kind| parts.mixer(*kind)).collect();
-        HybridConfig { pattern, parts, mixers, mlp_ratios: None }
+    pub fn new(pattern: Vec<LayerKind>, layers: LayerConfigs) -> Self {
+        let mixers = pattern.iter().map(|kind| layers.mixer(*kind)).collect();
+        HybridConfig { pattern, layers, mixers, mlp_ratios: None }
     }
 
     /// The same with these widths of MLPs.
@@ -72,8 +72,8 @@ impl HybridConfig {
     }
 
     /// What the words stand for.
-    pub fn parts(&self) -> &Parts {
-        &self.parts
+    pub fn layers(&self) -> &LayerConfigs {
+        &self.layers
     }
 
     /// The word of a layer.
@@ -88,7 +88,7 @@ impl HybridConfig {
     }
 }
 
-impl Parts {
+impl LayerConfigs {
     fn mixer(&self, kind: LayerKind) -> Box<dyn MixerConfig> {
         let plain = |window: Option<usize>| ForgettingConfig {
             gate: ForgetGate::None,
@@ -132,13 +132,18 @@ impl MixerConfig for HybridConfig {
         options
     }
 
-    fn validate(&self, model: &ModelConfig, rules: &Rules<'_>) -> Result<()> {
+    fn validate(&self, model: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
         let (words, layers) = (self.pattern.len(), model.num_layers);
         rules.require((1..=layers).contains(&words), "mixers", || {
             format!("names {words} layers; it must name between 1 and the model's {layers}")
         })?;
         for layer in 0..words {
-            rules.range("hidden_ratio", self.mlp_width(model, layer), 1, Rules::MAX_MLP_WIDTH)?;
+            rules.range(
+                "hidden_ratio",
+                self.mlp_width(model, layer),
+                1,
+                Validator::MAX_MLP_WIDTH,
+            )?;
         }
         self.mixers.iter().try_for_each(|mixer| mixer.validate(model, rules))
     }
@@ -151,15 +156,15 @@ impl MixerConfig for HybridConfig {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerPlace<'_>,
+        place: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
-        let mixer = self.at(place.index).unwrap_or(&self.parts.attention);
+        let mixer = self.at(place.index).unwrap_or(&self.layers.attention);
         mixer.declare(model, place, list)
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {
-        self.main().unwrap_or(&self.parts.attention).state(model)
+        self.main().unwrap_or(&self.layers.attention).state(model)
     }
 
     fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64 {

@@ -3,11 +3,11 @@
 use fox_tensor::{ParamId, Rope};
 use serde_json::{Map, Value, json};
 
-use super::config::{HybridConfig, MlpRatios, Parts};
+use super::config::{HybridConfig, LayerConfigs, MlpRatios};
 use super::kind::LayerKind;
 use crate::Result;
-use crate::checkpoint::{FileTensor, whole_tensor};
-use crate::config::{Fields, ModelConfig, Rules, object, whole_or_real};
+use crate::checkpoint::{FileTensor, single_tensor};
+use crate::config::{Fields, ModelConfig, Validator, object, whole_or_real};
 use crate::mixers::delta::DeltaConfig;
 use crate::mixers::forgetting::{ForgetGate, ForgettingConfig, native};
 use crate::mixers::mamba1::Mamba1Config;
@@ -19,7 +19,7 @@ pub(super) static FORMATS: [&dyn FileFormat; 2] = [&SAMBA, &NATIVE];
 
 /// `fox_hybrid`: the fields of `fox` for attention, `mixers` for the layers, and a few fields for the others.
 static NATIVE: Format<HybridConfig> = Format {
-    common: CommonFields { sigmoid_mlp: true, ..CommonFields::USUAL },
+    common: CommonFields { sigmoid_mlp: true, ..CommonFields::DEFAULT },
     ..Format::new(
         "fox_hybrid",
         CheckpointLayout::NATIVE,
@@ -31,10 +31,10 @@ static NATIVE: Format<HybridConfig> = Format {
 
 /// Mamba-1 in even layers, attention over a window in odd ones.
 static SAMBA: Format<HybridConfig> = Format {
-    common: CommonFields { norm_eps: 1e-5, ..CommonFields::USUAL },
+    common: CommonFields { norm_eps: 1e-5, ..CommonFields::DEFAULT },
     suits: |mixer, _| window_of_samba(mixer).is_some(),
     lacks: |mixer, model| {
-        let plain = model.mlp.intermediate_size == Some(mixer.parts().mamba1.inner);
+        let plain = model.mlp.intermediate_size == Some(mixer.layers().mamba1.inner);
         let whole = window_of_samba(mixer).is_some() && mixer.mlp_ratios().is_some() && plain;
         if whole { Vec::new() } else { vec!["layers other than Samba's"] }
     },
@@ -51,7 +51,7 @@ static SAMBA: Format<HybridConfig> = Format {
 /// The window of the attention, if nothing else is unlike Samba.
 fn window_of_samba(mixer: &HybridConfig) -> Option<usize> {
     let [LayerKind::Mamba1, LayerKind::Window(window)] = *mixer.pattern() else { return None };
-    let (attention, usual) = (&mixer.parts().attention, Parts::usual(1, 1).attention);
+    let (attention, usual) = (&mixer.layers().attention, LayerConfigs::standard(1, 1).attention);
     let like = ForgettingConfig {
         heads: usual.heads,
         kv_heads: usual.kv_heads,
@@ -63,7 +63,7 @@ fn window_of_samba(mixer: &HybridConfig) -> Option<usize> {
 }
 
 fn samba_tensors(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
-    let mut tensors = whole_tensor(id, spec);
+    let mut tensors = single_tensor(id, spec);
     for tensor in &mut tensors {
         tensor.name = tensor
             .name
@@ -79,20 +79,20 @@ fn read_native(fields: &Fields<'_>) -> Result<HybridConfig> {
     let words = fields.words("mixers")?.unwrap_or(vec!["fox"]);
     let unknown = |word: &str| {
         let word: String = word.chars().take(60).collect();
-        let detail = format!("names `{word}`, which is no mixer; there are {}", LayerKind::WORDS);
+        let detail = format!("names `{word}`, which is no mixer; there are {}", LayerKind::NAMES);
         fields.error("mixers", detail)
     };
     let kind = |word: &&str| LayerKind::parse(word).ok_or_else(|| unknown(word));
     let pattern = words.iter().map(kind).collect::<Result<Vec<_>>>()?;
     fields.require_null("window_size", "the pattern `mixers` names windows, as in window:512")?;
     let (hidden, attention) = (fields.size("hidden_size", 2048)?, native::read(fields)?);
-    let usual = Parts::usual(hidden, attention.heads);
+    let usual = LayerConfigs::standard(hidden, attention.heads);
     let heads = fields.size("delta_heads", usual.delta.heads)?;
     let key_dim = fields.size(
         "delta_head_dim",
-        3 * hidden.min(Rules::MAX_WIDTH) / (4 * heads.clamp(1, Rules::MAX_WIDTH)),
+        3 * hidden.min(Validator::MAX_WIDTH) / (4 * heads.clamp(1, Validator::MAX_WIDTH)),
     )?;
-    let parts = Parts {
+    let layers = LayerConfigs {
         delta: DeltaConfig {
             value_dim: fields.share(
                 "delta_expand_v",
@@ -120,11 +120,11 @@ fn read_native(fields: &Fields<'_>) -> Result<HybridConfig> {
     let recurrent = fields.optional_real("mamba_hidden_ratio")?;
     let ratios = recurrent.zip(fields.optional_real("attn_hidden_ratio")?);
     let mlp_ratios = ratios.map(|(recurrent, attention)| MlpRatios { recurrent, attention });
-    Ok(HybridConfig::new(pattern, parts).with_mlp_ratios(mlp_ratios))
+    Ok(HybridConfig::new(pattern, layers).with_mlp_ratios(mlp_ratios))
 }
 
 fn write_native(mixer: &HybridConfig, model: &ModelConfig, map: &mut Map<String, Value>) {
-    let Parts { attention, delta, mamba2, mamba1 } = mixer.parts();
+    let LayerConfigs { attention, delta, mamba2, mamba1 } = mixer.layers();
     native::write(attention, model, map);
     let words: Vec<String> = mixer.pattern().iter().map(LayerKind::to_string).collect();
     map.extend(object(json!({
@@ -159,14 +159,14 @@ fn read_samba(fields: &Fields<'_>) -> Result<HybridConfig> {
     }
     let hidden = fields.size("hidden_size", 2048)?;
     let heads = of_attn("num_heads", Some(32))?.unwrap_or(32);
-    let usual = Mamba1Config::published(hidden.min(Rules::MAX_WIDTH));
+    let usual = Mamba1Config::published(hidden.min(Validator::MAX_WIDTH));
     let inner = fields.share("expand", hidden, fields.real("expand", 2.0)?, 1)?;
     let rank = match fields.word("time_step_rank", Some(usual.rank), &[("auto", Some(usual.rank))])
     {
         Ok(rank) => rank,
         Err(_) => fields.optional_size("time_step_rank", None)?,
     };
-    let parts = Parts {
+    let layers = LayerConfigs {
         attention: ForgettingConfig {
             gate: ForgetGate::Full,
             kv_heads: of_attn("num_kv_heads", None)?.unwrap_or(heads),
@@ -184,7 +184,7 @@ fn read_samba(fields: &Fields<'_>) -> Result<HybridConfig> {
                 fields.real("time_step_floor", usual.time_step_init.2)?,
             ),
         },
-        ..Parts::usual(hidden, heads)
+        ..LayerConfigs::standard(hidden, heads)
     };
     let window = of_attn("window_size", Some(2048))?.unwrap_or(2048);
     let pattern = vec![LayerKind::Mamba1, LayerKind::Window(window)];
@@ -192,11 +192,11 @@ fn read_samba(fields: &Fields<'_>) -> Result<HybridConfig> {
         recurrent: fields.real("mamba_hidden_ratio", 3.0)?,
         attention: fields.real("attn_hidden_ratio", 4.0)?,
     });
-    Ok(HybridConfig::new(pattern, parts).with_mlp_ratios(mlp_ratios))
+    Ok(HybridConfig::new(pattern, layers).with_mlp_ratios(mlp_ratios))
 }
 
 fn write_samba(mixer: &HybridConfig, model: &ModelConfig, map: &mut Map<String, Value>) {
-    let Parts { attention, mamba1, .. } = mixer.parts();
+    let LayerConfigs { attention, mamba1, .. } = mixer.layers();
     let kv_heads = (attention.kv_heads != attention.heads).then_some(attention.kv_heads);
     let expand = mamba1.inner as f64 / model.hidden_size as f64;
     let ratios = mixer.mlp_ratios().unwrap_or(MlpRatios { recurrent: 3.0, attention: 4.0 });

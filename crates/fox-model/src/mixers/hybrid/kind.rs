@@ -21,7 +21,7 @@ pub enum LayerKind {
 
 impl LayerKind {
     /// All words, for messages.
-    pub const WORDS: &'static str = "fox, attention, window:N, gated-delta-net, mamba2, mamba1";
+    pub const NAMES: &'static str = "fox, attention, window:N, gated-delta-net, mamba2, mamba1";
 
     /// The mixer that a word names.
     pub fn parse(word: &str) -> Option<LayerKind> {

@@ -4,7 +4,7 @@ mod config;
 mod formats;
 mod kind;
 
-pub use config::{HybridConfig, MlpRatios, Parts};
+pub use config::{HybridConfig, LayerConfigs, MlpRatios};
 pub use kind::LayerKind;
 
 use fox_tensor::Rope;
@@ -14,7 +14,7 @@ use super::forgetting::ForgettingConfig;
 use super::mamba1::Mamba1Config;
 use super::mamba2::Mamba2Config;
 use super::{Architecture, MixerFamily};
-use crate::config::{ModelConfig, Rules};
+use crate::config::{ModelConfig, Validator};
 use LayerKind::{Fox, GatedDeltaNet, Mamba1, Mamba2, Window};
 
 /// Hybrids.
@@ -54,9 +54,9 @@ impl ModelConfig {
     pub fn samba(hidden_size: usize, num_layers: usize, heads: usize) -> Self {
         let pattern = vec![Mamba1, Window(2048)];
         let ratios = MlpRatios { recurrent: 3.0, attention: 4.0 };
-        let mut parts = Parts::usual(hidden_size, heads);
-        parts.attention.rope = Some(Rope::new(500_000.0));
-        let mixer = HybridConfig::new(pattern, parts).with_mlp_ratios(Some(ratios));
+        let mut layers = LayerConfigs::standard(hidden_size, heads);
+        layers.attention.rope = Some(Rope::new(500_000.0));
+        let mixer = HybridConfig::new(pattern, layers).with_mlp_ratios(Some(ratios));
         let mut config = Self::with_mixer(hidden_size, num_layers.max(2), mixer, 4.0);
         // What the official file calls so are the channels of Mamba-1.
         config.mlp.intermediate_size = Some(2 * hidden_size);
@@ -68,18 +68,19 @@ impl ModelConfig {
 /// A model of the first layers of a pattern that repeats.
 fn hybrid((width, layers, heads): (usize, usize, usize), pattern: &[LayerKind]) -> ModelConfig {
     let pattern = pattern[..layers.clamp(1, pattern.len())].to_vec();
-    let mixer = HybridConfig::new(pattern, Parts::usual(width, heads));
+    let mixer = HybridConfig::new(pattern, LayerConfigs::standard(width, heads));
     ModelConfig::with_mixer(width, layers, mixer, 4.0)
 }
 
-impl Parts {
+impl LayerConfigs {
     /// The mixers of a model of this width whose attention has so many heads: heads of Mamba-2 as wide as those of
     /// attention, heads of Gated DeltaNet with keys three quarters as wide as two of them.
-    pub fn usual(width: usize, heads: usize) -> Self {
+    pub fn standard(width: usize, heads: usize) -> Self {
         // Sizes beyond these are refused later; here they must not overflow.
-        let (width, heads) = (width.min(Rules::MAX_WIDTH), heads.clamp(1, Rules::MAX_WIDTH));
+        let (width, heads) =
+            (width.min(Validator::MAX_WIDTH), heads.clamp(1, Validator::MAX_WIDTH));
         let delta_heads = if heads.is_multiple_of(2) { heads / 2 } else { heads };
-        Parts {
+        LayerConfigs {
             attention: ForgettingConfig::fox_llama(heads),
             delta: DeltaConfig::gated(delta_heads, 3 * width / (4 * delta_heads)),
             mamba2: Mamba2Config {

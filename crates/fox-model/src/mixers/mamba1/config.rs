@@ -2,8 +2,10 @@
 
 use super::layer::Mamba1Layer;
 use crate::Result;
-use crate::config::{ModelConfig, Rules};
-use crate::mixers::{ConvStateSpec, LayerPlace, Mixer, MixerConfig, RecurrentStateSpec, StateSpec};
+use crate::config::{ModelConfig, Validator};
+use crate::mixers::{
+    ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, StateSpec,
+};
 use crate::params::ParamList;
 
 /// Mamba-1.
@@ -63,11 +65,11 @@ impl MixerConfig for Mamba1Config {
         ]
     }
 
-    fn validate(&self, _: &ModelConfig, rules: &Rules<'_>) -> Result<()> {
-        rules.range("expand", self.inner, 1, Rules::MAX_WIDTH)?;
-        rules.range("state_size", self.state_size, 1, Rules::MAX_HEAD)?;
-        rules.range("time_step_rank", self.rank, 1, Rules::MAX_WIDTH)?;
-        rules.range("conv_kernel", self.conv_size, 1, Rules::MAX_TAPS)?;
+    fn validate(&self, _: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
+        rules.range("expand", self.inner, 1, Validator::MAX_WIDTH)?;
+        rules.range("state_size", self.state_size, 1, Validator::MAX_HEAD)?;
+        rules.range("time_step_rank", self.rank, 1, Validator::MAX_WIDTH)?;
+        rules.range("conv_kernel", self.conv_size, 1, Validator::MAX_TAPS)?;
         let (min, max, floor) = self.time_step_init;
         rules.positive("time_step_min", min, 1e6)?;
         rules.positive("time_step_max", max, 1e6)?;
@@ -77,7 +79,7 @@ impl MixerConfig for Mamba1Config {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerPlace<'_>,
+        place: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
         Box::new(Mamba1Layer::declare(model, self, place.prefix, list))

@@ -13,7 +13,7 @@ use fox_tensor::{Activation, Error, ParamId, Result, Tape, Var};
 use super::Mamba1Config;
 use super::selective_scan::SelectiveScan;
 use crate::config::ModelConfig;
-use crate::mixers::{KeptValues, Mixer, MixerContext, MixerOutput, ShortConv};
+use crate::mixers::{Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv};
 use crate::params::{Init, ParamGroup, ParamList};
 
 /// One layer: its options and where its parameters are.
@@ -120,12 +120,12 @@ impl Mixer for Mamba1Layer {
         Ok(tape.linear(&y, &var(self.out_proj), None)?.into())
     }
 
-    fn kept(&self) -> KeptValues {
+    fn saved_activations(&self) -> SavedActivations {
         let o = &self.options;
         // Raw and convolved channels, gate logits, logits of the time steps, outputs of scan and gate; the rank,
         // keys and queries.
         let kept = 6 * o.inner + 2 * (o.rank + 2 * o.state_size);
-        KeptValues { per_token: kept, cheap_per_token: 0 }
+        SavedActivations { per_token: kept, cheap_per_token: 0 }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::layer::Mamba2Layer;
 use crate::Result;
-use crate::config::{ModelConfig, Rules};
+use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    BlockNames, ConvStateSpec, LayerPlace, Mixer, MixerConfig, RecurrentStateSpec, ScanShape,
+    BlockNames, ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape,
     StateSpec,
 };
 use crate::params::{Init, ParamList};
@@ -76,15 +76,15 @@ impl MixerConfig for Mamba2Config {
         words
     }
 
-    fn validate(&self, _: &ModelConfig, rules: &Rules<'_>) -> Result<()> {
-        rules.range("num_heads", self.heads, 1, Rules::MAX_WIDTH)?;
-        rules.range("head_dim", self.head_dim, 1, Rules::MAX_HEAD)?;
-        rules.range("state_size", self.state_size, 1, Rules::MAX_HEAD)?;
+    fn validate(&self, _: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
+        rules.range("num_heads", self.heads, 1, Validator::MAX_WIDTH)?;
+        rules.range("head_dim", self.head_dim, 1, Validator::MAX_HEAD)?;
+        rules.range("state_size", self.state_size, 1, Validator::MAX_HEAD)?;
         rules.range("n_groups", self.groups, 1, self.heads)?;
         rules.require(self.heads.is_multiple_of(self.groups), "n_groups", || {
             format!("is {}, which does not divide {} heads", self.groups, self.heads)
         })?;
-        rules.range("conv_kernel", self.conv_size, 1, Rules::MAX_TAPS)?;
+        rules.range("conv_kernel", self.conv_size, 1, Validator::MAX_TAPS)?;
         let (low, high) = self.time_step_limit;
         rules.require(low >= 0.0 && low <= high, "time_step_limit", || {
             format!("is {low} to {high}; it must be a range of numbers from 0 on")
@@ -98,7 +98,7 @@ impl MixerConfig for Mamba2Config {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerPlace<'_>,
+        place: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
         Box::new(Mamba2Layer::declare(model, self, place.prefix, list))

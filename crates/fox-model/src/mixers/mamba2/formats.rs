@@ -15,7 +15,7 @@ static OFFICIAL: Format<Mamba2Config> = Format {
         norm_eps_field: "layer_norm_epsilon",
         norm_eps: 1e-5,
         initializer_range: 0.1,
-        ..CommonFields::USUAL
+        ..CommonFields::DEFAULT
     },
     lacks: |mixer, _| {
         chosen(&[
@@ -34,7 +34,7 @@ static OFFICIAL: Format<Mamba2Config> = Format {
 };
 
 static FLA: Format<Mamba2Config> = Format {
-    common: CommonFields { layers: 48, norm_eps: 1e-5, ..CommonFields::USUAL },
+    common: CommonFields { layers: 48, norm_eps: 1e-5, ..CommonFields::DEFAULT },
     old_name,
     ..Format::new("mamba2", CheckpointLayout::FLA, "Mamba2ForCausalLM", read_fla, write_fla)
 };

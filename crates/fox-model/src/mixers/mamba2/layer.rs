@@ -12,7 +12,9 @@ use fox_tensor::{Activation, ParamId, Result, ScanSpec, ScanVars, StateUpdate, T
 
 use super::Mamba2Config;
 use crate::config::ModelConfig;
-use crate::mixers::{KeptValues, Mixer, MixerContext, MixerOutput, ShortConv, kept_states, scan};
+use crate::mixers::{
+    Mixer, MixerContext, MixerOutput, SavedActivations, ShortConv, saved_states, scan,
+};
 use crate::params::{Init, ParamGroup, ParamList};
 
 /// One layer: its options and where its parameters are.
@@ -128,13 +130,13 @@ impl Mixer for Mamba2Layer {
         Ok(tape.linear(&y, &var(self.out_proj), None)?.into())
     }
 
-    fn kept(&self) -> KeptValues {
+    fn saved_activations(&self) -> SavedActivations {
         let o = &self.options;
         // Gate logits, raw and convolved channels, time steps and their source, the outputs of the
         // scan, of the gate and of the norm.
         let outputs = if o.norm_before_gate { 2 } else { 3 };
         let kept = (1 + outputs) * o.inner() + 2 * o.conv_width() + 3 * o.heads;
-        KeptValues { per_token: kept + kept_states(o.shape().scan), cheap_per_token: 0 }
+        SavedActivations { per_token: kept + saved_states(o.shape().scan), cheap_per_token: 0 }
     }
 }
 

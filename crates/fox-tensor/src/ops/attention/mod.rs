@@ -3,13 +3,13 @@
 //! `R_q` and `R_k` are rows of queries and keys, `H` heads, `d` the head dim, `C = H * d`.
 
 pub(crate) mod cases;
+mod full_sequence;
 pub(crate) mod naive;
 mod tape;
-mod whole;
 
 use std::sync::Arc;
 
-pub use whole::Whole;
+pub use full_sequence::FullSequence;
 
 use crate::{Result, Segments, Tensor};
 
@@ -107,7 +107,7 @@ pub enum LogitBound {
 pub const LOG_GATE_FLOOR: f64 = -1e3;
 
 /// A log gate as prefix sums count it: not below [`LOG_GATE_FLOOR`]. NaN stays NaN, which `f64::max` would lose.
-pub fn floored_log_gate(gate: f64) -> f64 {
+pub fn clamp_log_gate(gate: f64) -> f64 {
     if gate < LOG_GATE_FLOOR { LOG_GATE_FLOOR } else { gate }
 }
 
@@ -145,7 +145,7 @@ pub struct AttentionSpec {
     /// The sequences.
     pub segments: Segments,
     /// What the segments are the ends of, where they are not whole.
-    pub whole: Option<Arc<Whole>>,
+    pub full_sequence: Option<Arc<FullSequence>>,
 }
 
 impl AttentionSpec {
@@ -160,7 +160,7 @@ impl AttentionSpec {
             window: None,
             acp: Acp::Off,
             segments,
-            whole: None,
+            full_sequence: None,
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::naive::{Matrix, Naive, axpy, dot, logsumexp, matrix, maybe_matrix, real};
 use crate::{
     Acp, AttentionGrads, AttentionInputs, AttentionOps, AttentionOut, AttentionSpec, LogitBound,
-    Mask, Result, Segment, Tensor, floored_log_gate, tile_words,
+    Mask, Result, Segment, Tensor, clamp_log_gate, tile_words,
 };
 
 impl AttentionOps for Naive {
@@ -175,7 +175,7 @@ impl<'a> Attention<'a> {
         given: Option<f64>,
     ) -> f64 {
         let Acp::On { log_tolerance, .. } = self.spec.acp else { return f64::NEG_INFINITY };
-        let (whole, at) = (self.spec.whole.as_deref(), index * self.spec.heads + head);
+        let (whole, at) = (self.spec.full_sequence.as_deref(), index * self.spec.heads + head);
         let known = given.or_else(|| whole.and_then(|whole| whole.bounds.get(at).copied()));
         let bound = known.unwrap_or_else(|| self.logit_bound(segment, head, kv_head));
         let keys = whole.map_or(segment.k_len, |whole| whole.keys[index]) as f64;
@@ -285,7 +285,7 @@ pub(crate) fn prefix(log_gates: Option<Matrix<'_>>, segment: &Segment, head: usi
     (0..segment.k_len)
         .map(|j| {
             let gate = log_gates.map_or(0.0, |lf| lf.row(segment.k_start + j)[head]);
-            sum += floored_log_gate(gate);
+            sum += clamp_log_gate(gate);
             sum
         })
         .collect()

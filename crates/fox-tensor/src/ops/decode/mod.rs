@@ -167,9 +167,10 @@ impl SlotDecoder {
     fn check_slot(&self, op: &'static str, slot: usize) -> Result<()> {
         match slot < self.slots {
             true => Ok(()),
-            false => {
-                Err(Error::argument(op, format!("slot {slot} is out of range ({} slots)", self.slots)))
-            }
+            false => Err(Error::argument(
+                op,
+                format!("slot {slot} is out of range ({} slots)", self.slots),
+            )),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{
 use crate::naive::{Naive, logsumexp, maybe_real, real};
 use crate::{
     Acp, AttentionSpec, AttentionWeights, Device, Error, HeadSpec, LinearOps, Mask, PAGE,
-    PagedKeys, Result, Segment, Segments, Tape, Tensor, Var, floored_log_gate,
+    PagedKeys, Result, Segment, Segments, Tape, Tensor, Var, clamp_log_gate,
 };
 
 /// The model and the state of its slots.
@@ -70,7 +70,7 @@ impl LayerKeys {
                     let gate = real(gates)?[(page.place * group + g) * PAGE + position % PAGE];
                     let at = position * heads + head * group + g;
                     (keys.gates[at], keys.sums[at]) = (gate, *sum);
-                    *sum -= floored_log_gate(gate);
+                    *sum -= clamp_log_gate(gate);
                 }
             }
         }
@@ -153,7 +153,7 @@ fn attend(
         let before = keys.sums.len().checked_sub(heads);
         for (h, gate) in gates.iter().enumerate() {
             let sum = before.map_or(0.0, |last| keys.sums[last + h]);
-            keys.sums.push(sum + floored_log_gate(*gate));
+            keys.sums.push(sum + clamp_log_gate(*gate));
         }
         keys.gates.extend(gates);
     }
@@ -181,16 +181,16 @@ fn attend(
             window: shape.window,
             acp: Acp::Off,
             segments: last_of(rows)?,
-            whole: None,
+            full_sequence: None,
         };
         let q = Var::constant(device.from_f64(&q[head * d..][..d], [1, d])?);
-        let (o, _) =
-            tape.attend(AttentionWeights::Softmax, &q, &k, &v, gates.as_ref(), &spec)?;
+        let (o, _) = tape.attend(AttentionWeights::Softmax, &q, &k, &v, gates.as_ref(), &spec)?;
         out.extend(o.value().to_f64()?);
     }
     let mut o = Var::constant(device.from_f64(&out, [1, heads * d])?);
     if attention.output_norm.is_some() || attention.output_gate.is_some() {
-        let z = attention.output_gate.as_ref().map(|w| tape.linear(x, &var(w), None)).transpose()?;
+        let z =
+            attention.output_gate.as_ref().map(|w| tape.linear(x, &var(w), None)).transpose()?;
         let norm = attention.output_norm.as_ref().map(var);
         let (eps, act) = (shape.norm_eps, shape.output_act);
         o = tape.gated_norm(&o, norm.as_ref(), z.as_ref(), heads, eps, act)?;

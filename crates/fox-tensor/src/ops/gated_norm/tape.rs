@@ -61,7 +61,7 @@ impl Tape<'_> {
             let grads = if waiting.is_empty() {
                 device.backend().gated_norm_bwd(&dy, &inputs)?
             } else {
-                let (grads, y) = device.recompute_ops()?.gated_norm_bwd_again(dy, &inputs)?;
+                let (grads, y) = device.recompute_ops()?.gated_norm_bwd_with_output(dy, &inputs)?;
                 flow.serve(waiting, &y)?;
                 grads
             };

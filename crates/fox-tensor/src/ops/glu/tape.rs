@@ -24,7 +24,7 @@ impl Tape<'_> {
             if waiting.is_empty() {
                 return flow.add(x_slot, device.backend().glu_bwd(&dy, &x, act)?);
             }
-            let (dx, y) = device.recompute_ops()?.glu_bwd_again(dy, x, act)?;
+            let (dx, y) = device.recompute_ops()?.glu_bwd_with_output(dy, x, act)?;
             flow.serve(waiting, &y)?;
             flow.add(x_slot, dx)
         });

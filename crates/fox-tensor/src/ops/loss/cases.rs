@@ -30,7 +30,7 @@ fn taught(rows: usize, (width, other): (usize, usize), vocab: usize, weight: f32
         let (x, w) = (args.var("x")?, args.var("w")?);
         let (labels, weights) = (args.tensor("labels")?, args.tensor("weights")?);
         let teacher = Teacher { x: args.tensor("tx")?, w: args.tensor("tw")?, weight };
-        let loss = tape.taught_cross_entropy(x, w, labels, weights, Some(teacher))?;
+        let loss = tape.distillation_cross_entropy(x, w, labels, weights, Some(teacher))?;
         let divergences = divergences([x.value(), w.value(), teacher.x, teacher.w], labels)?;
         let a = f64::from(weight);
         let both = loss.to_f64()?.into_iter().zip(divergences);

@@ -15,12 +15,12 @@ impl Tape<'_> {
         labels: &Tensor,
         weights: &Tensor,
     ) -> Result<Tensor> {
-        self.taught_cross_entropy(x, w, labels, weights, None)
+        self.distillation_cross_entropy(x, w, labels, weights, None)
     }
 
     /// [`Tape::linear_cross_entropy`] whose objective is partly that of a [`Teacher`]. The losses are those of the
     /// labels as before.
-    pub fn taught_cross_entropy(
+    pub fn distillation_cross_entropy(
         &mut self,
         x: &Var,
         w: &Var,

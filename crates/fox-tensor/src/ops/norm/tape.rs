@@ -44,7 +44,7 @@ impl Tape<'_> {
                 device.backend().add_rms_norm_bwd(&dy, dsum, &saved, acc)?
             } else {
                 let again = device.recompute_ops()?;
-                let (grads, y) = again.add_rms_norm_bwd_again(&dy, dsum, &saved, acc)?;
+                let (grads, y) = again.add_rms_norm_bwd_with_output(&dy, dsum, &saved, acc)?;
                 flow.serve(waiting, &y)?;
                 grads
             };

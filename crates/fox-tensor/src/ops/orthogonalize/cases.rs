@@ -1,4 +1,4 @@
-use super::{MatrixStack, StackPart, newton_schulz};
+use super::{MatrixStack, StackedMatrix, newton_schulz};
 use crate::cases::{Args, Case, Output, round};
 use crate::{DType, Result, Tape, Tensor};
 
@@ -54,7 +54,7 @@ fn run(tape: &mut Tape<'static>, args: &Args<'_>, tensors: &[&[usize]]) -> Resul
     let stacks: Result<Vec<_>> = stacks.map(|(x, rows)| MatrixStack::new(x, parts(rows))).collect();
     backend.orthogonalize(&mut stacks?, STEPS)?;
     let mut zeros = tape.device().zeros([9, 5], DType::F32)?;
-    let whole = vec![StackPart { rows: 9, factor: 1.0 }];
+    let whole = vec![StackedMatrix { rows: 9, factor: 1.0 }];
     backend.orthogonalize(&mut [MatrixStack::new(&mut zeros, whole)?], STEPS)?;
     let mut result = Vec::new();
     for x in &own {
@@ -69,8 +69,8 @@ fn run(tape: &mut Tape<'static>, args: &Args<'_>, tensors: &[&[usize]]) -> Resul
 }
 
 /// The parts of a tensor, each with another factor.
-fn parts(rows: &[usize]) -> Vec<StackPart> {
-    let part = |(i, &rows): (usize, &usize)| StackPart { rows, factor: 0.5 + i as f32 };
+fn parts(rows: &[usize]) -> Vec<StackedMatrix> {
+    let part = |(i, &rows): (usize, &usize)| StackedMatrix { rows, factor: 0.5 + i as f32 };
     rows.iter().enumerate().map(part).collect()
 }
 

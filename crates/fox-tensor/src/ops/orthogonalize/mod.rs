@@ -23,7 +23,7 @@ pub const NEWTON_SCHULZ: [f64; 3] = [3.4445, -4.7750, 2.0315];
 
 /// Rows of a [`MatrixStack`] that are a matrix of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StackPart {
+pub struct StackedMatrix {
     /// How many rows.
     pub rows: usize,
     /// What the result is multiplied with.
@@ -34,13 +34,13 @@ pub struct StackPart {
 #[derive(Debug)]
 pub struct MatrixStack<'a> {
     x: &'a mut Tensor,
-    parts: Vec<StackPart>,
+    parts: Vec<StackedMatrix>,
 }
 
 impl<'a> MatrixStack<'a> {
     /// # Errors
     /// Something that is no matrix, or parts that are not all of its rows.
-    pub fn new(x: &'a mut Tensor, parts: Vec<StackPart>) -> Result<Self> {
+    pub fn new(x: &'a mut Tensor, parts: Vec<StackedMatrix>) -> Result<Self> {
         const OP: &str = "orthogonalize";
         x.expect_real(OP, "x")?;
         let rows: usize = parts.iter().map(|part| part.rows).sum();
@@ -62,7 +62,7 @@ impl<'a> MatrixStack<'a> {
     }
 
     /// The parts, from the first row on.
-    pub fn parts(&self) -> &[StackPart] {
+    pub fn parts(&self) -> &[StackedMatrix] {
         &self.parts
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn gathered(
                     k_start: 0,
                     k_len: kept,
                 }])?,
-                whole: None,
+                full_sequence: None,
             };
             let inputs = AttentionInputs { q: &own, k: &k, v: &v, log_gates: gates.as_ref() };
             let out = match spec.weights {

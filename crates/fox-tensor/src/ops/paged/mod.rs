@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub use gathered::gathered_attention;
 pub use slab::{Page, PageMut, PageShape, Slab};
 
-use crate::{AttentionWeights, Error, Result, Segment, Segments, Tensor, floored_log_gate};
+use crate::{AttentionWeights, Error, Result, Segment, Segments, Tensor, clamp_log_gate};
 
 /// Keys per page.
 pub const PAGE: usize = 64;
@@ -175,7 +175,7 @@ fn copy_to_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> R
     Ok(())
 }
 
-/// Sums of log gates `[R, H]` over runs of rows, `[tensor][run][H]`, each gate counted as [`floored_log_gate`] says. All
+/// Sums of log gates `[R, H]` over runs of rows, `[tensor][run][H]`, each gate counted as [`clamp_log_gate`] says. All
 /// tensors lie on one device, which the host waits for once.
 pub fn gate_totals(log_gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Vec<f64>> {
     let Some(first) = log_gates.first() else { return Ok(Vec::new()) };
@@ -201,7 +201,7 @@ fn totals_on_the_host(log_gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Ve
             totals.resize(own + heads, 0.0);
             for row in values[run.start * heads..run.end * heads].chunks(heads) {
                 let sums = totals[own..].iter_mut().zip(row);
-                sums.for_each(|(sum, gate)| *sum += floored_log_gate(*gate));
+                sums.for_each(|(sum, gate)| *sum += clamp_log_gate(*gate));
             }
         }
     }

@@ -15,7 +15,7 @@ impl PagedOps for Naive {
 
     fn slab_pages(&self) -> Option<usize> {
         // Pages that share a slab, for tests of who holds them; the oracle writes to slabs of one page alone.
-        self.is_thrifty().then_some(2)
+        self.has_optional_ops().then_some(2)
     }
 
     fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {

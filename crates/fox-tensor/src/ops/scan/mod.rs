@@ -65,7 +65,7 @@ impl ScanSpec {
 
 /// What a forward scan shall give besides its output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScanKeep {
+pub struct ScanExtras {
     /// The state after each segment.
     pub state: bool,
     /// What makes the backward pass cheaper.
@@ -103,8 +103,12 @@ pub struct ScanGrads {
 /// A device's linear recurrences.
 pub trait ScanOps {
     /// The linear recurrence; see [`ScanSpec`].
-    fn scan_fwd(&self, inputs: &ScanInputs<'_>, spec: &ScanSpec, keep: ScanKeep)
-    -> Result<ScanOut>;
+    fn scan_fwd(
+        &self,
+        inputs: &ScanInputs<'_>,
+        spec: &ScanSpec,
+        keep: ScanExtras,
+    ) -> Result<ScanOut>;
     /// Gradients of `scan_fwd`; `saved` is what it saved.
     fn scan_bwd(
         &self,

@@ -2,7 +2,7 @@
 
 use crate::naive::{Matrix, Naive, axpy, dot, matrix, maybe_matrix, maybe_real};
 use crate::{
-    Result, ScanGrads, ScanInputs, ScanKeep, ScanOps, ScanOut, ScanSpec, Segment, StateUpdate,
+    Result, ScanExtras, ScanGrads, ScanInputs, ScanOps, ScanOut, ScanSpec, Segment, StateUpdate,
     Tensor,
 };
 
@@ -11,7 +11,7 @@ impl ScanOps for Naive {
         &self,
         inputs: &ScanInputs<'_>,
         spec: &ScanSpec,
-        keep: ScanKeep,
+        keep: ScanExtras,
     ) -> Result<ScanOut> {
         let (o, state) = scan(inputs, spec)?.forward();
         let device = inputs.v.device();

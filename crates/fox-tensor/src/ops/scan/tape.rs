@@ -1,7 +1,7 @@
 //! Scans on the tape.
 
 use crate::tape::{Tape, Var, slot_of, value_of, wants};
-use crate::{Error, Result, ScanInputs, ScanKeep, ScanSpec, StateUpdate, Tensor};
+use crate::{Error, Result, ScanExtras, ScanInputs, ScanSpec, StateUpdate, Tensor};
 
 /// Operands of [`Tape::scan`]; shapes as in [`ScanInputs`].
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ impl Tape<'_> {
         self.check_scan(&inputs, spec)?;
         let mut needs_grad = q.needs_grad() || k.needs_grad() || v.needs_grad();
         needs_grad |= wants(log_decay) || wants(write) || wants(skip);
-        let keep = ScanKeep { state: keep_state, backward: needs_grad && self.recording };
+        let keep = ScanExtras { state: keep_state, backward: needs_grad && self.recording };
         let result = self.device.backend().scan_fwd(&inputs, spec, keep)?;
         let out = self.output(result.o, needs_grad);
         let slots = (q.slot, k.slot, v.slot, slot_of(log_decay), slot_of(write), slot_of(skip));

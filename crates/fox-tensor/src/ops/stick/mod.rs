@@ -10,15 +10,15 @@ use crate::{Acp, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, R
 
 /// Natural logarithm of a rest of a stick that counts as nothing, pruning or not: there is no
 /// smaller positive f32.
-pub const STICK_USED_UP: f32 = -104.0;
+pub const LOG_STICK_FLOOR: f32 = -104.0;
 
 impl AttentionSpec {
     /// The logarithm of the mass that stick-breaking may drop: a row is done with a block of keys,
     /// and all older ones, when so little of its stick, decay included, is left for them.
     pub fn stick_tolerance(&self) -> f32 {
         match self.acp {
-            Acp::Off => STICK_USED_UP,
-            Acp::On { log_tolerance, .. } => log_tolerance.max(STICK_USED_UP),
+            Acp::Off => LOG_STICK_FLOOR,
+            Acp::On { log_tolerance, .. } => log_tolerance.max(LOG_STICK_FLOOR),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use fox_base::difference::largest;
 use fox_cache::{SequenceCost, StateSpec};
-use fox_infer::{Engine, EngineOptions, Event, Eviction, FinishReason, Request, Scored};
+use fox_infer::{Engine, EngineOptions, Event, Eviction, FinishReason, Request, ScoredToken};
 use fox_model::{DecayTime, Model, Preset};
 use fox_tensor::Device;
 use fox_tensor::cases::Rng;
@@ -129,7 +129,7 @@ fn prepare(args: &Args, device: &Device) -> Result<Model> {
         bail!("{} has no forget gates: its cache keeps all in any case", args.model);
     }
     let Some(memory) = args.memory else { return Ok(model) };
-    if !model.begin_with_memory(memory)? {
+    if !model.init_decay_times(memory)? {
         bail!("--memory sets gates that depend on the input, and {} has none", args.model);
     }
     for (_, spec, weight) in model.params_mut().iter_mut() {
@@ -147,7 +147,7 @@ fn fill(
     model: Model,
     options: EngineOptions,
     requests: Vec<Request>,
-) -> Result<(Value, Vec<Scored>)> {
+) -> Result<(Value, Vec<ScoredToken>)> {
     let engine = Engine::start(model, options)?;
     let begin = Instant::now();
     let (sender, events) = channel();

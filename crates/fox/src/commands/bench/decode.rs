@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use fox_base::difference::largest;
-use fox_infer::{Engine, EngineOptions, Event, Eviction, FinishReason, Finished, Request, Scored};
+use fox_infer::{
+    Engine, EngineOptions, Event, Eviction, FinishReason, Finished, Request, ScoredToken,
+};
 use fox_model::{ForwardOptions, Model, Preset};
 use fox_tensor::cases::Rng;
 use fox_tensor::speed::memory_rate;
@@ -176,7 +178,7 @@ fn agreement(args: &Args, device: &Device, text: &Text, length: usize) -> Result
 }
 
 /// Tokens and the end of an answer.
-fn finish(events: impl Iterator<Item = Event>) -> Result<(Vec<Scored>, Finished)> {
+fn finish(events: impl Iterator<Item = Event>) -> Result<(Vec<ScoredToken>, Finished)> {
     let mut tokens = Vec::new();
     for event in events {
         match event {

@@ -11,7 +11,7 @@ use std::thread;
 
 use anyhow::{Result, bail};
 use fox_tensor::cases::Rng;
-use fox_tensor::{Acp, AttentionSpec, Mask, floored_log_gate};
+use fox_tensor::{Acp, AttentionSpec, Mask, clamp_log_gate};
 
 /// Queries of each head and keys of each key head that are recomputed.
 const QUERIES: usize = 32;
@@ -158,7 +158,7 @@ impl Run<'_> {
         let mut sum = 0.0;
         let mut next = |t: usize| {
             let at = (sequence * self.seq + t) * self.spec.heads + head;
-            sum += self.log_gates.as_ref().map_or(0.0, |x| floored_log_gate(f64::from(x[at])));
+            sum += self.log_gates.as_ref().map_or(0.0, |x| clamp_log_gate(f64::from(x[at])));
             sum
         };
         (0..self.seq).map(&mut next).collect()

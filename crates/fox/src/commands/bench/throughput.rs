@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use fox_infer::{Engine, EngineOptions, Event, FinishReason, Request, Scored};
+use fox_infer::{Engine, EngineOptions, Event, FinishReason, Request, ScoredToken};
 use fox_tensor::cases::Rng;
 use fox_tensor::speed::memory_rate;
 use serde_json::{Value, json};
@@ -146,7 +146,7 @@ struct Together {
     /// Of all caches, at the end.
     cache_bytes: f64,
     /// The tokens of the first sequence.
-    first: Vec<Scored>,
+    first: Vec<ScoredToken>,
 }
 
 fn together(engine: &Engine, requests: Vec<Request>) -> Result<Together> {

@@ -17,7 +17,7 @@ use fox_eval::needle::{ModelReader, NeedleMap, run_needle};
 use fox_model::Model;
 use fox_tensor::Device;
 use fox_train::metrics::{MetricsLog, Record};
-use fox_train::{Event, Job, train};
+use fox_train::{Event, RunSpec, train};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::models::Contestant;
@@ -122,14 +122,14 @@ fn one(
     stopped: &dyn Fn() -> bool,
 ) -> Result<Option<Run>> {
     let folder = contestant.folder(&args.out, seed);
-    let job = Job {
+    let spec = RunSpec {
         recipe: contestant.recipe(args, seed)?,
         out: folder.clone(),
         device: device.clone(),
         command: std::env::args().collect(),
     };
     let mut seen = 0;
-    let outcome = train(&job, &mut |event: &Event<'_>| {
+    let outcome = train(&spec, &mut |event: &Event<'_>| {
         match event {
             Event::Started(start) => {
                 let before = start.from_step * start.tokens_per_step;

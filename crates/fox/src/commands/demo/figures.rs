@@ -279,7 +279,7 @@ fn needles(runs: &[Run], seeds: &[Vec<u32>], length: usize, cases: u64) -> Figur
         let found = accuracies
             .iter()
             .flat_map(|accuracy| (0..cases).map(move |_| *accuracy))
-            .filter(|accuracy| random.unit() < *accuracy)
+            .filter(|accuracy| random.uniform() < *accuracy)
             .count();
         found as f64 / draws as f64
     };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use fox_data::{
-    Corpus, CorpusOptions, Dataset, MemoryDataset, Piece, Pieces, Split, SyntheticConfig,
-    SyntheticDataset, Tokenizer, Verify, open_dataset,
+    Corpus, CorpusOptions, Dataset, DocumentChunk, DocumentChunks, MemoryDataset, Split,
+    SyntheticConfig, SyntheticDataset, Tokenizer, Verify, open_dataset,
 };
 use fox_train::data::RunData;
 use fox_train::{Recipe, RunFolder};
@@ -68,7 +68,8 @@ pub fn has_own(opened: &Opened, tokenizer: &Tokenizer) -> bool {
 /// The first `length` tokens of the first held-out document, or all of the longest when none has as many.
 pub fn first_tokens(data: &dyn Dataset, length: usize) -> Result<Vec<u32>> {
     let length = length.min(data.lengths().longest() as usize);
-    let Some(Piece { document, .. }) = Pieces::new(data.lengths(), length).next() else {
+    let Some(DocumentChunk { document, .. }) = DocumentChunks::new(data.lengths(), length).next()
+    else {
         bail!("the held-out data are empty; name other data");
     };
     let mut ids = vec![0; length];

@@ -139,8 +139,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let placement = Placement::from_env()?;
     let DocumentArgs { length, documents, .. } = args.documents;
     let about = format!("{} at {documents} x {length} tokens", args.models.join(" "));
-    let group = ranks::meet(placement.as_ref(), vec![ranks::fact("evaluation", about)])?;
-    // After the meeting: a GPU takes a while to open, and one that is lost meanwhile is noticed.
+    let group = ranks::join(placement.as_ref(), vec![ranks::invariant("evaluation", about)])?;
+    // After the rendezvous: a GPU takes a while to open, and one that is lost meanwhile is noticed.
     let measured = || measure_all(args, &group, &args.device.open_at(placement.as_ref())?);
     let report = group.ending_all(measured())?;
     if !group.is_first() {

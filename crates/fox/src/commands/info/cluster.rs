@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::output;
 
 /// FLOP/s of a training step on one H200: FoX (Pro) 760M in bf16 at 16,384 tokens without pruning, 57,105 tokens/s
-/// (`fox bench train`, docs/log.md).
+/// (`fox bench train`, bench/results).
 const H200_RATE: f64 = 509e12;
 
 /// Devices, what connects them, and how fast they are.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use fox_base::durable;
 use fox_eval::needle::Mode;
-use fox_model::{Retrofit, retrofit_checkpoint};
+use fox_model::{RetrofitOptions, retrofit_checkpoint};
 use fox_train::finished_run;
 use fox_train::reproduce::{Measure, Plan, PlannedRun};
 use fox_train::sweep::{Bracket, Ended, learning_rate_grid};
@@ -220,7 +220,7 @@ impl<'a> Schedule<'a> {
         }
         if let Some(memory) = start.memory.filter(|_| !start.folder.exists()) {
             durable::create_folder(&self.out.join("starts"))?;
-            let options = Retrofit { memory: vec![memory], output_gate: false };
+            let options = RetrofitOptions { memory: vec![memory], output_gate: false };
             retrofit_checkpoint(&export, &start.folder, &options)?;
         }
         Ok(true)

@@ -1,8 +1,8 @@
 //! `fox train`: a recipe on some data, in a folder that can be gone on with.
 
-mod dry;
+mod dry_run;
+mod process_group;
 mod progress;
-mod ranks;
 mod text;
 
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Result, bail};
 use fox_dist::Placement;
 use fox_train::recipe::Weights;
-use fox_train::{Job, Recipe, RunFolder, Summary, recipe, train_in};
+use fox_train::{Recipe, RunFolder, RunSpec, Summary, recipe, train_in};
 
 use crate::device::DeviceArgs;
 use crate::pool::DIVERGED;
@@ -116,7 +116,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if placement.is_some() {
             bail!("a dry run is one process; `fox info RECIPE --gpus N` tells about several");
         }
-        return dry::run(args, &out, &args.device.open()?);
+        return dry_run::run(args, &out, &args.device.open()?);
     }
     let open = || args.device.open_at(placement.as_ref());
     // A GPU takes a while to open. Several processes meet before it, so that none waits for one that is lost meanwhile.
@@ -137,14 +137,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     // Before they meet: each says the same sentence, and none takes another's mistake for a loss.
     recipe.check_ranks(placement.as_ref().map_or(1, |place| place.size))?;
     trains.store(true, Ordering::Relaxed);
-    let group = ranks::meet(placement.as_ref(), &recipe)?;
+    let group = process_group::join(placement.as_ref(), &recipe)?;
     let device = match opened {
         Some(device) => device,
         None => open().inspect_err(|error| group.fail(&format!("{error:#}")))?,
     };
-    let job = Job { recipe, out: out.clone(), device, command: std::env::args().collect() };
+    let spec = RunSpec { recipe, out: out.clone(), device, command: std::env::args().collect() };
     let mut progress = Progress::new(args.quiet || !speaks);
-    let trained = train_in(&job, &group, &mut |event| {
+    let trained = train_in(&spec, &group, &mut |event| {
         if speaks {
             progress.show(event);
         }

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{DType, Device, ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, Tensor};
+use fox_tensor::{DType, Device, ScanExtras, ScanGrads, ScanInputs, ScanOut, ScanSpec, Tensor};
 
 mod shape;
 
-use super::chunks::{Chunk, ChunkTable, Run};
+use super::chunks::{Chunk, ChunkTable, ChunkedSegment};
 use super::operands::{HeldOperands, ScanOperands};
 use crate::backend::Cuda;
 use crate::launch::Kernel;
@@ -26,17 +26,17 @@ const CARRY_THREADS: usize = 128;
 const STEP_THREADS: usize = 256;
 const SUM_THREADS: usize = 256;
 /// Elements of a state that a thread carries.
-const CARRIED: usize = 4;
+const CARRY_PER_THREAD: usize = 4;
 /// Heads that one block can work on, as in `scan_add.cuh`.
-const MOST_HEADS: usize = 16;
+const MAX_HEADS: usize = 16;
 /// Segments up to this length are scanned token by token.
-const SHORT: usize = 8;
+const STEPWISE_LEN: usize = 8;
 /// Kernels by source, entry and shape.
 pub(crate) type ScanKernels = Recent<(Source, &'static str, ScanShape), Kernel>;
 
 kernel_params! {
     #[derive(Default)]
-    struct Params {
+    struct ScanAddParams {
         x: ScanOperands,
         /// `[R, H * dv]`.
         o: Ptr<Real>,
@@ -50,7 +50,7 @@ kernel_params! {
         totals: Ptr<f32>,
         /// Gradient of the log decay right after the chunk `[chunks][heads][DK]`, or null.
         flows: Ptr<f32>,
-        /// Of the type of activations `[R, G * dk]`, or f32 with `[parts]` in front; like `dk`.
+        /// Of the type of activations `[R, G * dk]`, or f32 with `[splits]` in front; like `dk`.
         dq: Ptr<()>,
         dk: Ptr<()>,
         /// `[R, H * dv]`.
@@ -61,10 +61,10 @@ kernel_params! {
         d_skip: Ptr<f32>,
         chunks: ConstPtr<Chunk>,
         /// `[segments]`.
-        runs: ConstPtr<Run>,
+        segments: ConstPtr<ChunkedSegment>,
         row_count: usize,
         /// Thread blocks that share a head of keys.
-        parts: usize,
+        splits: usize,
         /// Heads of each of them.
         heads_per_block: usize,
         /// States and carry: gradients of states, from the last chunk to the first.
@@ -76,19 +76,22 @@ kernel_params! {
     list struct ScanSum {
         /// `[count]`.
         to: Ptr<Real>,
-        /// `[parts][count]`.
+        /// `[splits][count]`.
         from: ConstPtr<f32>,
-        parts: usize,
+        splits: usize,
         count: u64,
     }
 }
 
-const SCAN_ADD: Source =
-    source!("scan_add", ["scan_add.cuh", "scan_channel.cuh"], [Chunk, Run, ScanOperands, Params]);
+const SCAN_ADD: Source = source!(
+    "scan_add",
+    ["scan_add.cuh", "scan_channel.cuh"],
+    [Chunk, ChunkedSegment, ScanOperands, ScanAddParams]
+);
 const SCAN_ADD_BWD: Source = source!(
     "scan_add_bwd",
     ["scan_add.cuh", "scan_channel.cuh"],
-    [Chunk, Run, ScanOperands, Params, ScanSum]
+    [Chunk, ChunkedSegment, ScanOperands, ScanAddParams, ScanSum]
 );
 
 /// Typical variants, for compilation checks.
@@ -99,21 +102,21 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 /// A call on its way to the kernels.
-struct Job<'a> {
+struct AdditiveScan<'a> {
     cuda: &'a Cuda,
     shape: ScanShape,
     table: Arc<ChunkTable>,
     /// Blocks that share a head of keys.
-    parts: usize,
+    splits: usize,
     /// Whether every row belongs to a segment.
     covered: bool,
     /// Operands and options; kernels get a copy with their own places.
-    params: Params,
+    params: ScanAddParams,
     spec: &'a ScanSpec,
     _operands: HeldOperands<'a>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> AdditiveScan<'a> {
     fn new(
         cuda: &'a Cuda,
         inputs: &ScanInputs<'a>,
@@ -128,20 +131,20 @@ impl<'a> Job<'a> {
         // Blocks share the work of their heads; but there must be enough of them.
         let enough = 2 * cuda.gpu.processors() as usize;
         let wanted = enough.div_ceil((table.count * spec.key_heads).max(1)).min(group);
-        let heads_per_block = group.div_ceil(wanted.max(group.div_ceil(MOST_HEADS)));
-        let parts = group.div_ceil(heads_per_block);
+        let heads_per_block = group.div_ceil(wanted.max(group.div_ceil(MAX_HEADS)));
+        let splits = group.div_ceil(heads_per_block);
         let (x, operands) = cuda.scan_operands(inputs, spec)?;
-        let params = Params {
+        let params = ScanAddParams {
             x,
             chunks: table.chunks.address().into(),
-            runs: table.runs.address().into(),
+            segments: table.segments.address().into(),
             row_count: rows,
-            parts,
+            splits,
             heads_per_block,
-            ..Params::default()
+            ..ScanAddParams::default()
         };
         let covered = table.covered == rows;
-        Ok(Job { cuda, shape, table, parts, covered, params, spec, _operands: operands })
+        Ok(AdditiveScan { cuda, shape, table, splits, covered, params, spec, _operands: operands })
     }
 
     /// A tensor for results by row: zeros first where no segment has the row.
@@ -165,10 +168,10 @@ impl<'a> Job<'a> {
             .get((source, entry, shape), || cuda.gpu.kernel(source, &shape.defines(), entry))
     }
 
-    fn launch(&self, entry: &'static str, params: Params) -> Result<()> {
-        let chunk_grid = [self.table.count, self.spec.key_heads * self.parts];
+    fn launch(&self, entry: &'static str, params: ScanAddParams) -> Result<()> {
+        let chunk_grid = [self.table.count, self.spec.key_heads * self.splits];
         let state_len = self.spec.heads * self.shape.state_len();
-        let state_grid = [self.spec.segments.len(), state_len / (CARRIED * CARRY_THREADS)];
+        let state_grid = [self.spec.segments.len(), state_len / (CARRY_PER_THREAD * CARRY_THREADS)];
         let (source, grid, threads, shared) = match entry {
             "scan_states" => (SCAN_ADD, chunk_grid, CHUNK_THREADS, self.shape.states_bytes()),
             "scan_read" => (SCAN_ADD, chunk_grid, CHUNK_THREADS, self.shape.read_bytes()),
@@ -201,7 +204,7 @@ impl<'a> Job<'a> {
     fn states(&self, last: u64, device: &Device) -> Result<Tensor> {
         let (states, at) = self.state_buffer(device)?;
         let totals = self.totals()?;
-        let params = Params {
+        let params = ScanAddParams {
             states: at.into(),
             totals: totals.address().into(),
             last: last.into(),
@@ -214,27 +217,27 @@ impl<'a> Job<'a> {
 
     /// A gradient of queries or keys: where the kernel puts it, and what becomes of that.
     fn key_output(&self, like: &Tensor) -> Result<KeyOutput> {
-        if self.parts == 1 {
+        if self.splits == 1 {
             let dtype = self.cuda.activations();
-            return Ok(KeyOutput::Whole(self.rows_output(like.shape(), dtype, like.device())?));
+            return Ok(KeyOutput::Final(self.rows_output(like.shape(), dtype, like.device())?));
         }
-        let shape = [self.parts, like.len()];
-        Ok(KeyOutput::Parts(self.rows_output(shape.into(), DType::F32, like.device())?))
+        let shape = [self.splits, like.len()];
+        Ok(KeyOutput::Partial(self.rows_output(shape.into(), DType::F32, like.device())?))
     }
 
-    /// The sum over parts.
+    /// The sum over splits.
     fn key_gradient(&self, output: KeyOutput, like: &Tensor) -> Result<Tensor> {
         let (_held, from) = match output {
-            KeyOutput::Whole((tensor, _)) => return Ok(tensor),
-            KeyOutput::Parts(parts) => parts,
+            KeyOutput::Final((tensor, _)) => return Ok(tensor),
+            KeyOutput::Partial(splits) => splits,
         };
         let (sum, at) = self.cuda.output(like.shape(), self.cuda.activations(), like.device())?;
-        let (parts, count) = (self.parts, like.len() as u64);
-        let params = ScanSum { to: at.into(), from: from.into(), parts, count };
+        let (splits, count) = (self.splits, like.len() as u64);
+        let params = ScanSum { to: at.into(), from: from.into(), splits, count };
         let kernel = self.kernel(SCAN_ADD_BWD, "scan_sum")?;
         let blocks = like.len().div_ceil(self.shape.vec * SUM_THREADS);
         let launch = kernel.launch([blocks, 1, 1], SUM_THREADS).params(params)?;
-        // SAFETY: there are so many parts of the size of the sum.
+        // SAFETY: there are so many splits of the size of the sum.
         self.cuda.timed("scan_sum", || unsafe { launch.run(|| format!("{:?}", self.shape)) })?;
         Ok(sum)
     }
@@ -243,15 +246,15 @@ impl<'a> Job<'a> {
 /// Where a gradient of queries or keys goes.
 enum KeyOutput {
     /// As the operand.
-    Whole((Tensor, u64)),
+    Final((Tensor, u64)),
     /// In f32, a part for each of the blocks that share keys.
-    Parts((Tensor, u64)),
+    Partial((Tensor, u64)),
 }
 
 impl KeyOutput {
     fn address(&self) -> u64 {
         match self {
-            KeyOutput::Whole((_, at)) | KeyOutput::Parts((_, at)) => *at,
+            KeyOutput::Final((_, at)) | KeyOutput::Partial((_, at)) => *at,
         }
     }
 }
@@ -262,10 +265,11 @@ impl Cuda {
         &self,
         inputs: &ScanInputs<'_>,
         spec: &ScanSpec,
-        keep: ScanKeep,
+        keep: ScanExtras,
     ) -> Result<ScanOut> {
-        let (job, device) = (Job::new(self, inputs, spec, keep.backward)?, inputs.v.device());
-        let (o, o_at) = job.rows_output(inputs.v.shape(), self.activations(), device)?;
+        let (scan, device) =
+            (AdditiveScan::new(self, inputs, spec, keep.backward)?, inputs.v.device());
+        let (o, o_at) = scan.rows_output(inputs.v.shape(), self.activations(), device)?;
         let state = match keep.state {
             true => {
                 Some(self.output([spec.segments.len(), spec.state_len()], DType::F32, device)?)
@@ -274,13 +278,19 @@ impl Cuda {
         };
         let last = state.as_ref().map_or(0, |(_, at)| *at);
         let state = state.map(|(state, _)| state);
-        if job.table.longest <= SHORT {
-            job.launch("scan_step", Params { o: o_at.into(), last: last.into(), ..job.params })?;
+        if scan.table.longest <= STEPWISE_LEN {
+            scan.launch(
+                "scan_step",
+                ScanAddParams { o: o_at.into(), last: last.into(), ..scan.params },
+            )?;
             return Ok(ScanOut { o, state, saved: None });
         }
-        let states = job.states(last, device)?;
+        let states = scan.states(last, device)?;
         let at = self.activation(&states)?.address();
-        job.launch("scan_read", Params { o: o_at.into(), states: at.into(), ..job.params })?;
+        scan.launch(
+            "scan_read",
+            ScanAddParams { o: o_at.into(), states: at.into(), ..scan.params },
+        )?;
         Ok(ScanOut { o, state, saved: keep.backward.then_some(states) })
     }
 
@@ -292,62 +302,62 @@ impl Cuda {
         saved: Option<&Tensor>,
         spec: &ScanSpec,
     ) -> Result<ScanGrads> {
-        let (job, device) = (Job::new(self, inputs, spec, true)?, inputs.v.device());
+        let (scan, device) = (AdditiveScan::new(self, inputs, spec, true)?, inputs.v.device());
         let states = match saved {
             Some(saved) => saved.clone(),
-            None => job.states(0, device)?,
+            None => scan.states(0, device)?,
         };
         let (states_at, d_out) = (self.activation(&states)?, self.activation(d_out)?);
-        let (d_states, d_states_at) = job.state_buffer(device)?;
-        let totals = job.totals()?;
-        let chunk_heads = job.table.count * spec.heads;
+        let (d_states, d_states_at) = scan.state_buffer(device)?;
+        let totals = scan.totals()?;
+        let chunk_heads = scan.table.count * spec.heads;
         let flows: Option<Buffer<f32>> = match inputs.log_decay {
-            Some(_) => Some(self.gpu.alloc(chunk_heads * job.shape.dk)?),
+            Some(_) => Some(self.gpu.alloc(chunk_heads * scan.shape.dk)?),
             None => None,
         };
-        let params = Params {
+        let params = ScanAddParams {
             states: states_at.address().into(),
             d_states: d_states_at.into(),
-            x: job.params.x.with_gradient(d_out.address()),
+            x: scan.params.x.with_gradient(d_out.address()),
             totals: totals.address().into(),
             flows: flows.as_ref().map_or(0, Buffer::address).into(),
-            ..job.params
+            ..scan.params
         };
-        let reverse = Params { reverse: true, ..params };
-        job.launch("scan_states", reverse)?;
-        job.launch("scan_carry_back", reverse)?;
+        let reverse = ScanAddParams { reverse: true, ..params };
+        scan.launch("scan_states", reverse)?;
+        scan.launch("scan_carry_back", reverse)?;
         let like = |x: Option<&Tensor>| {
-            x.map(|x| job.rows_output(x.shape(), DType::F32, device)).transpose()
+            x.map(|x| scan.rows_output(x.shape(), DType::F32, device)).transpose()
         };
         let (dlog_decay, dwrite) = (like(inputs.log_decay)?, like(inputs.write)?);
-        let (dv, dv_at) = job.rows_output(inputs.v.shape(), self.activations(), device)?;
-        let (dq, dk) = (job.key_output(inputs.q)?, job.key_output(inputs.k)?);
-        let skip_parts: Option<Buffer<f32>> = match inputs.skip {
+        let (dv, dv_at) = scan.rows_output(inputs.v.shape(), self.activations(), device)?;
+        let (dq, dk) = (scan.key_output(inputs.q)?, scan.key_output(inputs.k)?);
+        let skip_partials: Option<Buffer<f32>> = match inputs.skip {
             Some(_) => Some(self.gpu.alloc(chunk_heads)?),
             None => None,
         };
         let at = |x: &Option<(Tensor, u64)>| x.as_ref().map_or(0, |(_, at)| *at);
-        let grads = Params {
+        let grads = ScanAddParams {
             dq: dq.address().into(),
             dk: dk.address().into(),
             dv: dv_at.into(),
             d_log_decay: at(&dlog_decay).into(),
             d_write: at(&dwrite).into(),
-            d_skip: skip_parts.as_ref().map_or(0, Buffer::address).into(),
+            d_skip: skip_partials.as_ref().map_or(0, Buffer::address).into(),
             ..params
         };
-        job.launch("scan_grads", grads)?;
+        scan.launch("scan_grads", grads)?;
         drop(d_states);
-        let dskip = match skip_parts {
-            Some(parts) => {
-                let (at, chunks) = (parts.address(), job.table.count);
+        let dskip = match skip_partials {
+            Some(splits) => {
+                let (at, chunks) = (splits.address(), scan.table.count);
                 Some(self.column_sums(at, DType::F32, chunks, spec.heads, None, device)?)
             }
             None => None,
         };
         Ok(ScanGrads {
-            dq: job.key_gradient(dq, inputs.q)?,
-            dk: job.key_gradient(dk, inputs.k)?,
+            dq: scan.key_gradient(dq, inputs.q)?,
+            dk: scan.key_gradient(dk, inputs.k)?,
             dv,
             dlog_decay: dlog_decay.map(|(x, _)| x),
             dwrite: dwrite.map(|(x, _)| x),

@@ -5,26 +5,26 @@
 //   scan_states   what each chunk adds to the state: K^T diag(s b) V, all chunks at once
 //   scan_carry    the state before every chunk, element by element through the chunks
 //   scan_read     O = scale (diag(p) Q S + (Q K^T * D) diag(b) V) + skip V, all chunks at once
-// The gradients of the states come from the first two, run backwards. Short segments take scan_step.
+// The gradients of the states come from the first two, segment backwards. Short segments take scan_step.
 //
 // Compile-time: see scan_add.cuh.
 #include "scan_channel.cuh"
 
 // Row factors of the right operand of scan_states: values as the chunk's end sees them, or gradients of
 // outputs as its start does.
-DEVICE float row_factor(const Params& p, const Gates& gates, int h, int t) {
+DEVICE float row_factor(const ScanAddParams& p, const Gates& gates, int h, int t) {
     if (p.reverse) return p.x.scale * (CHANNELS ? 1.f : gates.prefix(h, t));
     return gates.write[h][t] * (CHANNELS ? 1.f : gates.suffix(h, t));
 }
 
 // K^T diag(s b) V of a chunk, into its place in `states`; or, with `reverse`, scale Q^T diag(p) dO into
 // `d_states`. Also the decay over the chunk.
-extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS ? 1 : 2) scan_states(const Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS ? 1 : 2) scan_states(const ScanAddParams p) {
     extern __shared__ __align__(16) u8 memory[];
     real* left = reinterpret_cast<real*>(memory);
     real* right = left + tile_size(CHUNK, DK);
     __shared__ Gates gates;
-    const Unit u = this_unit(p);
+    const HeadGroup u = this_head_group(p);
     if (!CHANNELS)
         copy_tile<CHUNK, DK>(left, (p.reverse ? p.x.q : p.x.k) + key_at(p, u), u.tokens, key_stride(p.x), p.x.key_dim);
     copy_commit();
@@ -57,34 +57,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS ? 1 : 2) scan_sta
         scale_tile<CHUNK, DV>(tile_of(h), [&](int t) { return row_factor(p, gates, h, t); });
         __syncthreads();
         fetch(h + 2);
-        Product<DK, DV> state;
+        Accumulator<DK, DV> state;
         state.clear();
-        state.template add<CHUNK, Turned, Plain>(left, pitch(DK), tile_of(h), pitch(DV));
+        state.template add<CHUNK, Transposed, RowMajor>(left, pitch(DK), tile_of(h), pitch(DV));
         state.store((p.reverse ? p.d_states : p.states) + state_at(p, u.chunk, u.first_head + h), DV);
     }
 }
 
-// A thread has OWN neighbours of the states of one segment.
-constexpr int OWN = 4, CARRY_THREADS = 128;
+// A thread has PER_THREAD neighbours of the states of one segment.
+constexpr int PER_THREAD = 4, CARRY_THREADS = 128;
 
 // Through the chunks of a segment, first to last, or last to first if REVERSE; see the kernels.
 template <bool REVERSE>
-DEVICE void carry_states(const Params& p) {
-    constexpr int AHEAD = REVERSE ? 4 : 8;  // chunks on their way
-    const int at = (blockIdx.y * CARRY_THREADS + threadIdx.x) * OWN, head = at / STATE;
+DEVICE void carry_states(const ScanAddParams& p) {
+    constexpr int PREFETCH_CHUNKS = REVERSE ? 4 : 8;  // chunks on their way
+    const int at = (blockIdx.y * CARRY_THREADS + threadIdx.x) * PER_THREAD, head = at / STATE;
     const int row = at % STATE / DV, column = at % DV;
-    const Run run = p.runs[blockIdx.x];
+    const ChunkedSegment segment = p.segments[blockIdx.x];
     const size_t step = size_t(p.x.heads) * STATE;
     const size_t outside = (size_t(blockIdx.x) * p.x.heads + head) * p.x.key_dim * p.x.value_dim +
                            size_t(row) * p.x.value_dim + column;
     const auto exists = [&](int e) { return row < p.x.key_dim && column + e < p.x.value_dim; };
-    float carry[OWN];
+    float carry[PER_THREAD];
 #pragma unroll
-    for (int e = 0; e < OWN; ++e)
+    for (int e = 0; e < PER_THREAD; ++e)
         carry[e] = !REVERSE && p.x.state && exists(e) ? p.x.state[outside + e] : 0.f;
     real* all = (REVERSE ? p.d_states : p.states) + at;
-    float added[AHEAD][OWN], state[AHEAD][OWN], decay[AHEAD];
-    const auto chunk_of = [&](int n) { return run.first + (REVERSE ? run.count - 1 - n : n); };
+    float added[PREFETCH_CHUNKS][PER_THREAD], state[PREFETCH_CHUNKS][PER_THREAD], decay[PREFETCH_CHUNKS];
+    const auto chunk_of = [&](int n) { return segment.first + (REVERSE ? segment.count - 1 - n : n); };
     const auto fetch = [&](int i, int n) {
         const int chunk = chunk_of(n);
         load(added[i], all + chunk * step);
@@ -93,45 +93,45 @@ DEVICE void carry_states(const Params& p) {
         if (REVERSE && p.flows) load(state[i], p.states + at + (chunk + (n > 0 ? 1 : 0)) * step);
     };
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i)
-        if (i < run.count) fetch(i, i);
-    for (int first = 0; first < run.count; first += AHEAD) {
+    for (int i = 0; i < PREFETCH_CHUNKS; ++i)
+        if (i < segment.count) fetch(i, i);
+    for (int first = 0; first < segment.count; first += PREFETCH_CHUNKS) {
 #pragma unroll
-        for (int i = 0; i < AHEAD; ++i) {
+        for (int i = 0; i < PREFETCH_CHUNKS; ++i) {
             const int n = first + i, chunk = chunk_of(n);
-            if (n >= run.count) break;
+            if (n >= segment.count) break;
             store(all + chunk * step, carry);
             if (REVERSE && p.flows) {
                 float flow = 0.f;
 #pragma unroll
-                for (int e = 0; e < OWN; ++e) flow += carry[e] * state[i][e];
-                flow = lanes_sum<DV / OWN>(flow);
+                for (int e = 0; e < PER_THREAD; ++e) flow += carry[e] * state[i][e];
+                flow = lanes_sum<DV / PER_THREAD>(flow);
                 if (column == 0) p.flows[(size_t(chunk) * p.x.heads + head) * DK + row] = flow;
             }
 #pragma unroll
-            for (int e = 0; e < OWN; ++e) carry[e] = fmaf(carry[e], decay[i], added[i][e]);
-            if (n + AHEAD < run.count) fetch(i, n + AHEAD);
+            for (int e = 0; e < PER_THREAD; ++e) carry[e] = fmaf(carry[e], decay[i], added[i][e]);
+            if (n + PREFETCH_CHUNKS < segment.count) fetch(i, n + PREFETCH_CHUNKS);
         }
     }
     if (REVERSE || !p.last) return;
 #pragma unroll
-    for (int e = 0; e < OWN; ++e)
+    for (int e = 0; e < PER_THREAD; ++e)
         if (exists(e)) p.last[outside + e] = carry[e];
 }
 
 // In place: from what each chunk adds to the state, to the state before it.
-// Grid (segments, heads * STATE / (OWN * CARRY_THREADS)).
-extern "C" __global__ void __launch_bounds__(CARRY_THREADS) scan_carry(const Params p) {
+// Grid (segments, heads * STATE / (PER_THREAD * CARRY_THREADS)).
+extern "C" __global__ void __launch_bounds__(CARRY_THREADS) scan_carry(const ScanAddParams p) {
     carry_states<false>(p);
 }
 // In place: from what each chunk adds to the gradient of the state before it, to the gradient of the state
 // after it; also the gradient of the log decay there, the sum over columns of gradient times state.
-extern "C" __global__ void __launch_bounds__(CARRY_THREADS) scan_carry_back(const Params p) {
+extern "C" __global__ void __launch_bounds__(CARRY_THREADS) scan_carry_back(const ScanAddParams p) {
     carry_states<true>(p);
 }
 
 // Outputs of one head from its product so far, without the skip.
-DEVICE void store_output(Product<CHUNK, DV>& o, const Params& p, const Unit& u, int head, const real* values) {
+DEVICE void store_output(Accumulator<CHUNK, DV>& o, const ScanAddParams& p, const HeadGroup& u, int head, const real* values) {
     const float skip = p.x.skip ? p.x.skip[head] : 0.f;
     real* out = p.o + value_at(p, u, head);
     o.each_pair([&](int t, int c, float& x, float& y) {
@@ -142,7 +142,7 @@ DEVICE void store_output(Product<CHUNK, DV>& o, const Params& p, const Unit& u, 
 }
 
 #if CHANNELS
-extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_read(const Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_read(const ScanAddParams p) {
     extern __shared__ __align__(16) u8 memory[];
     real* queries = reinterpret_cast<real*>(memory);
     real* keys = queries + tile_size(CHUNK, DK);
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_read(const Params 
     real* weights = state + tile_size(DK, DV);
     __shared__ Gates gates;
     __shared__ Channels channels;
-    const Unit u = this_unit(p);
+    const HeadGroup u = this_head_group(p);
     gates.load(p, u);
     copy_tile<CHUNK, DV>(values, p.x.v + value_at(p, u, u.first_head), u.tokens, value_stride(p.x), p.x.value_dim);
     copy_tile<DK, DV>(state, p.states + state_at(p, u.chunk, u.first_head), DK, DV, DV);
@@ -163,22 +163,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_read(const Params 
     load_far_queries(queries, channels, p, u);
     copy_wait<0>();
     __syncthreads();
-    Product<CHUNK, DV> o;
+    Accumulator<CHUNK, DV> o;
     o.clear();
-    o.template add<DK, Plain, Plain>(queries, pitch(DK), state, pitch(DV));
+    o.template add<DK, RowMajor, RowMajor>(queries, pitch(DK), state, pitch(DV));
     o.each([&](int, int, float& x) { x *= p.x.scale; });
-    o.template add<CHUNK, Plain, Plain>(weights, pitch(CHUNK), values, pitch(DV));
+    o.template add<CHUNK, RowMajor, RowMajor>(weights, pitch(CHUNK), values, pitch(DV));
     store_output(o, p, u, u.first_head, values);
 }
 #else
 // Values and state of one head on their way to shared memory.
-DEVICE void fetch_head(real* values, const Params& p, const Unit& u, int head) {
+DEVICE void fetch_head(real* values, const ScanAddParams& p, const HeadGroup& u, int head) {
     copy_tile<CHUNK, DV>(values, p.x.v + value_at(p, u, head), u.tokens, value_stride(p.x), p.x.value_dim);
     copy_tile<DK, DV>(values + tile_size(CHUNK, DV), p.states + state_at(p, u.chunk, head), DK, DV, DV);
     copy_commit();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) scan_read(const Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) scan_read(const ScanAddParams p) {
     constexpr int STAGE = tile_size(CHUNK, DV) + tile_size(DK, DV);
     extern __shared__ __align__(16) u8 memory[];
     real* queries = reinterpret_cast<real*>(memory);
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scan_read(const Params 
     real* stages = keys + tile_size(CHUNK, DK);
     real* weights = stages + STAGES * STAGE;
     __shared__ Gates gates;
-    const Unit u = this_unit(p);
+    const HeadGroup u = this_head_group(p);
     copy_tile<CHUNK, DK>(queries, p.x.q + key_at(p, u), u.tokens, key_stride(p.x), p.x.key_dim);
     copy_tile<CHUNK, DK>(keys, p.x.k + key_at(p, u), u.tokens, key_stride(p.x), p.x.key_dim);
     copy_commit();
@@ -194,9 +194,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scan_read(const Params 
     gates.load(p, u);
     copy_wait<1>();
     __syncthreads();
-    Product<CHUNK, CHUNK> scores;
+    Accumulator<CHUNK, CHUNK> scores;
     scores.clear();
-    scores.template add<DK, Plain, Turned>(queries, pitch(DK), keys, pitch(DK));
+    scores.template add<DK, RowMajor, Transposed>(queries, pitch(DK), keys, pitch(DK));
     for (int h = 0; h < u.heads; ++h) {
         const int head = u.first_head + h;
         const real* values = stages + h % STAGES * STAGE;
@@ -213,11 +213,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scan_read(const Params 
         });
         copy_wait<STAGES - 1>();
         __syncthreads();
-        Product<CHUNK, DV> o;
+        Accumulator<CHUNK, DV> o;
         o.clear();
-        o.template add<DK, Plain, Plain>(queries, pitch(DK), state, pitch(DV));
+        o.template add<DK, RowMajor, RowMajor>(queries, pitch(DK), state, pitch(DV));
         o.each([&](int i, int, float& x) { x *= p.x.scale * gates.prefix(h, i); });
-        o.template add<CHUNK, Plain, Plain>(weights, pitch(CHUNK), values, pitch(DV));
+        o.template add<CHUNK, RowMajor, RowMajor>(weights, pitch(CHUNK), values, pitch(DV));
         store_output(o, p, u, head, values);
         __syncthreads();
     }
@@ -226,11 +226,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scan_read(const Params 
 
 // Segments of a few tokens, one after the other: the whole scan, without rounding the state.
 // Grid (segments, heads). A thread has a column of the state, or one of several slices of its rows.
-extern "C" __global__ void __launch_bounds__(256) scan_step(const Params p) {
+extern "C" __global__ void __launch_bounds__(256) scan_step(const ScanAddParams p) {
     constexpr int SLICES = 256 / DV, ROWS = DK / SLICES;
-    __shared__ float parts[SLICES][DV];
+    __shared__ float partials[SLICES][DV];
     const int head = blockIdx.y, column = threadIdx.x % DV, slice = threadIdx.x / DV;
-    const Run run = p.runs[blockIdx.x];
+    const ChunkedSegment segment = p.segments[blockIdx.x];
     const int key_head = head / (p.x.heads / p.x.key_heads);
     const size_t outside = (size_t(blockIdx.x) * p.x.heads + head) * p.x.key_dim * p.x.value_dim + column;
     const auto exists = [&](int r) { return slice * ROWS + r < p.x.key_dim && column < p.x.value_dim; };
@@ -238,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(256) scan_step(const Params p) {
     float state[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) state[r] = p.x.state && exists(r) ? p.x.state[place(r)] : 0.f;
-    for (int t = run.row; t < run.row + run.rows; ++t) {
+    for (int t = segment.row; t < segment.row + segment.rows; ++t) {
         const size_t at = size_t(t) * p.x.heads + head;
         const size_t keys = t * key_stride(p.x) + size_t(key_head) * p.x.key_dim + slice * ROWS;
         const float v = column < p.x.value_dim ? to_float(p.x.v[at * p.x.value_dim + column]) : 0.f;
@@ -251,10 +251,10 @@ extern "C" __global__ void __launch_bounds__(256) scan_step(const Params p) {
             state[r] = fmaf(decay, state[r], to_float(p.x.k[keys + r]) * written);
             sum = fmaf(to_float(p.x.q[keys + r]), state[r], sum);
         }
-        parts[slice][column] = sum;
+        partials[slice][column] = sum;
         __syncthreads();
         if (slice == 0 && column < p.x.value_dim) {
-            for (int s = 1; s < SLICES; ++s) sum += parts[s][column];
+            for (int s = 1; s < SLICES; ++s) sum += partials[s][column];
             const float skip = p.x.skip ? p.x.skip[head] : 0.f;
             p.o[at * p.x.value_dim + column] = to_real(fmaf(skip, v, p.x.scale * sum));
         }

@@ -6,45 +6,45 @@
 #include "scan.cuh"
 
 // Heads that share keys and are worked on by one block, one after the other: a warp for the decays of each.
-constexpr int MOST_HEADS = CHANNELS ? 1 : 16;
+constexpr int MAX_HEADS = CHANNELS ? 1 : 16;
 constexpr int STATE = DK * DV;
 // Heads on their way to shared memory or in it.
 constexpr int STAGES = BF16 && DK * DV <= 128 * 64 ? 2 : 1;
 
 // Some heads of one chunk that share their keys.
-struct Unit {
-    int chunk, row, tokens, key_head, part, first_head, heads;
+struct HeadGroup {
+    int chunk, row, tokens, key_head, split, first_head, heads;
 };
-// Grid (chunks, key_heads * parts).
-DEVICE Unit this_unit(const Params& p) {
+// Grid (chunks, key_heads * partials).
+DEVICE HeadGroup this_head_group(const ScanAddParams& p) {
     const Chunk chunk = p.chunks[blockIdx.x];
-    Unit u = {int(blockIdx.x), chunk.row, chunk.rows};
+    HeadGroup u = {int(blockIdx.x), chunk.row, chunk.rows};
     const int group = p.x.heads / p.x.key_heads;
-    u.key_head = blockIdx.y / p.parts, u.part = blockIdx.y % p.parts;
-    const int first = u.part * p.heads_per_block;
+    u.key_head = blockIdx.y / p.splits, u.split = blockIdx.y % p.splits;
+    const int first = u.split * p.heads_per_block;
     u.first_head = u.key_head * group + first;
     u.heads = min(p.heads_per_block, group - first);
     return u;
 }
 
 // A unit's first row of queries, keys or their gradients; and of values of one of its heads.
-DEVICE size_t key_at(const Params& p, const Unit& u) {
+DEVICE size_t key_at(const ScanAddParams& p, const HeadGroup& u) {
     return u.row * key_stride(p.x) + size_t(u.key_head) * p.x.key_dim;
 }
-DEVICE size_t value_at(const Params& p, const Unit& u, int head) {
+DEVICE size_t value_at(const ScanAddParams& p, const HeadGroup& u, int head) {
     return u.row * value_stride(p.x) + size_t(head) * p.x.value_dim;
 }
-DEVICE size_t state_at(const Params& p, int chunk, int head) {
+DEVICE size_t state_at(const ScanAddParams& p, int chunk, int head) {
     return (size_t(chunk) * p.x.heads + head) * STATE;
 }
 
 // The same of all heads of a unit, a warp each: sums of log decays and strengths of writes. Tokens that do
 // not exist decay nothing and write nothing.
 struct Gates {
-    float2 sums[MOST_HEADS][CHUNK];
-    float write[MOST_HEADS][CHUNK];
+    float2 sums[MAX_HEADS][CHUNK];
+    float write[MAX_HEADS][CHUNK];
 
-    DEVICE void load(const Params& p, const Unit& u) {
+    DEVICE void load(const ScanAddParams& p, const HeadGroup& u) {
         const int lane = threadIdx.x % 32;
         for (int h = threadIdx.x / 32; h < u.heads; h += THREADS / 32) {
             const size_t at = size_t(u.row) * p.x.heads + u.first_head + h;

@@ -12,10 +12,10 @@
 #include "scan_channel.cuh"
 
 // Gradients of the values of one head, of its strengths and of its skip, from dW.
-DEVICE void store_values(Product<CHUNK, DV>& dw, const Params& p, const Unit& u, const Gates& gates, int h,
-                         const real* values, const real* d_out, float* parts) {
+DEVICE void store_values(Accumulator<CHUNK, DV>& dw, const ScanAddParams& p, const HeadGroup& u, const Gates& gates, int h,
+                         const real* values, const real* d_out, float* partials) {
     const float skip = p.x.skip ? p.x.skip[u.first_head + h] : 0.f;
-    if (p.d_write) dw.row_dots(parts, values, pitch(DV));
+    if (p.d_write) dw.row_dots(partials, values, pitch(DV));
     dw.each_pair([&](int t, int c, float& x, float& y) {
         const float2 d = load_pair(d_out + t * pitch(DV) + c);
         const float write = gates.write[h][t];
@@ -24,16 +24,16 @@ DEVICE void store_values(Product<CHUNK, DV>& dw, const Params& p, const Unit& u,
     dw.store_rows(p.dv + value_at(p, u, u.first_head + h), u.tokens, value_stride(p.x), p.x.value_dim);
 }
 
-// What store_values left in `parts`, after a __syncthreads().
-DEVICE void store_strengths(const Params& p, const Unit& u, int h, const float* parts) {
+// What store_values left in `partials`, after a __syncthreads().
+DEVICE void store_strengths(const ScanAddParams& p, const HeadGroup& u, int h, const float* partials) {
     const int t = threadIdx.x;
     if (p.d_write && t < u.tokens)
         p.d_write[size_t(u.row + t) * p.x.heads + u.first_head + h] =
-            Product<CHUNK, DV>::finish_row_sum(parts, t);
+            Accumulator<CHUNK, DV>::finish_row_sum(partials, t);
 }
 
 // Sum of <dO_t, v_t> over the chunk, by the first warp.
-DEVICE void store_skip(const Params& p, const Unit& u, int h, const float* diagonal) {
+DEVICE void store_skip(const ScanAddParams& p, const HeadGroup& u, int h, const float* diagonal) {
     if (!p.d_skip || threadIdx.x >= 32) return;
     float sum = 0.f;
     for (int t = threadIdx.x; t < CHUNK; t += 32) sum += diagonal[t];
@@ -42,19 +42,19 @@ DEVICE void store_skip(const Params& p, const Unit& u, int h, const float* diago
 }
 
 // Where an element of dQ or dK goes: as it is, or as one part of a sum.
-DEVICE void store_key(void* to, const Params& p, const Unit& u, int t, int c, float x) {
+DEVICE void store_key(void* to, const ScanAddParams& p, const HeadGroup& u, int t, int c, float x) {
     if (t >= u.tokens || c >= p.x.key_dim) return;
     const size_t at = key_at(p, u) + t * key_stride(p.x) + c;
-    if (p.parts == 1) static_cast<real*>(to)[at] = to_real(x);
-    else static_cast<float*>(to)[u.part * (p.row_count * key_stride(p.x)) + at] = x;
+    if (p.splits == 1) static_cast<real*>(to)[at] = to_real(x);
+    else static_cast<float*>(to)[u.split * (p.row_count * key_stride(p.x)) + at] = x;
 }
 
-// Adds up the parts of dQ or dK: `from` is [parts][count].
+// Adds up the partials of dQ or dK: `from` is [partials][count].
 extern "C" __global__ void __launch_bounds__(256) scan_sum(PARAMS(ScanSum)) {
     const size_t i = (size_t(blockIdx.x) * 256 + threadIdx.x) * VEC;
     if (i >= count) return;
     float sum[VEC] = {};
-    for (int part = 0; part < parts; ++part) {
+    for (int part = 0; part < splits; ++part) {
         float x[VEC];
         load(x, from + part * count + i);
 #pragma unroll
@@ -65,17 +65,17 @@ extern "C" __global__ void __launch_bounds__(256) scan_sum(PARAMS(ScanSum)) {
 
 #if !CHANNELS
 // One head in shared memory: values, output gradients, state before, gradient of the state after.
-struct Head {
+struct HeadTiles {
     static constexpr int SIZE = 2 * tile_size(CHUNK, DV) + 2 * tile_size(DK, DV);
     real *values, *d_out, *state, *d_state;
 
-    DEVICE explicit Head(real* memory)
+    DEVICE explicit HeadTiles(real* memory)
         : values(memory),
           d_out(values + tile_size(CHUNK, DV)),
           state(d_out + tile_size(CHUNK, DV)),
           d_state(state + tile_size(DK, DV)) {}
 
-    DEVICE void fetch(const Params& p, const Unit& u, int head) {
+    DEVICE void fetch(const ScanAddParams& p, const HeadGroup& u, int head) {
         const size_t at = value_at(p, u, head), place = state_at(p, u.chunk, head);
         copy_tile<CHUNK, DV>(values, p.x.v + at, u.tokens, value_stride(p.x), p.x.value_dim);
         copy_tile<CHUNK, DV>(d_out, p.x.d_out + at, u.tokens, value_stride(p.x), p.x.value_dim);
@@ -85,14 +85,14 @@ struct Head {
     }
 };
 
-// Sums over rows on their way between warps.
-struct Sums {
+// RowSums over rows on their way between warps.
+struct RowSums {
     float write[WARP_COLUMNS][CHUNK], query[WARP_COLUMNS][CHUNK], key[WARP_COLUMNS][CHUNK];
     float diagonal[CHUNK];  // <dO_t, v_t>
 };
 
 // Gradients of the log decays of one head, by the last warp, a pair of tokens to a lane.
-DEVICE void store_decays(const Params& p, const Unit& u, int h, const Sums& sums) {
+DEVICE void store_decays(const ScanAddParams& p, const HeadGroup& u, int h, const RowSums& sums) {
     const int lane = threadIdx.x - (THREADS - 32);
     if (!p.d_log_decay || lane < 0) return;
     float after = 0.f;
@@ -103,8 +103,8 @@ DEVICE void store_decays(const Params& p, const Unit& u, int h, const Sums& sums
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
         const int t = 2 * lane + e;
-        flow[e] = t < CHUNK ? Product<CHUNK, DK>::finish_row_sum(sums.query[0], t) -
-                                  Product<CHUNK, DK>::finish_row_sum(sums.key[0], t)
+        flow[e] = t < CHUNK ? Accumulator<CHUNK, DK>::finish_row_sum(sums.query[0], t) -
+                                  Accumulator<CHUNK, DK>::finish_row_sum(sums.key[0], t)
                             : 0.f;
     }
     float sum = flow[0] + flow[1];
@@ -121,8 +121,8 @@ DEVICE void store_decays(const Params& p, const Unit& u, int h, const Sums& sums
     }
 }
 
-// Grid (chunks, key_heads * parts).
-extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const Params p) {
+// Grid (chunks, key_heads * partials).
+extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const ScanAddParams p) {
     extern __shared__ __align__(16) u8 memory[];
     real* queries = reinterpret_cast<real*>(memory);
     real* keys = queries + tile_size(CHUNK, DK);
@@ -130,35 +130,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const Params
     real* d_scores = weights + tile_size(CHUNK, CHUNK);     // [key][query]: dA without its diagonal
     real* stages = d_scores + tile_size(CHUNK, CHUNK);
     __shared__ Gates gates;
-    __shared__ Sums both[2];  // one is written while the other is read
-    const Unit u = this_unit(p);
+    __shared__ RowSums both[2];  // one is written while the other is read
+    const HeadGroup u = this_head_group(p);
     copy_tile<CHUNK, DK>(queries, p.x.q + key_at(p, u), u.tokens, key_stride(p.x), p.x.key_dim);
     copy_tile<CHUNK, DK>(keys, p.x.k + key_at(p, u), u.tokens, key_stride(p.x), p.x.key_dim);
     copy_commit();
-    Head(stages).fetch(p, u, u.first_head);
+    HeadTiles(stages).fetch(p, u, u.first_head);
     gates.load(p, u);
     copy_wait<1>();
     __syncthreads();
     // Transposed: a row per key.
-    Product<CHUNK, CHUNK> scores;
+    Accumulator<CHUNK, CHUNK> scores;
     scores.clear();
-    scores.template add<DK, Plain, Turned>(keys, pitch(DK), queries, pitch(DK));
-    Product<CHUNK, DK> dq, dk;
+    scores.template add<DK, RowMajor, Transposed>(keys, pitch(DK), queries, pitch(DK));
+    Accumulator<CHUNK, DK> dq, dk;
     dq.clear(), dk.clear();
     float own = 0.f;  // of token threadIdx.x: dA_tt, over all heads
     for (int h = 0; h < u.heads; ++h) {
-        const Head head(stages + h % STAGES * Head::SIZE);
-        Sums& sums = both[h % 2];
-        if (STAGES == 1 && h > 0) Head(stages).fetch(p, u, u.first_head + h);
+        const HeadTiles head(stages + h % STAGES * HeadTiles::SIZE);
+        RowSums& sums = both[h % 2];
+        if (STAGES == 1 && h > 0) HeadTiles(stages).fetch(p, u, u.first_head + h);
         if (STAGES == 2 && h + 1 < u.heads)
-            Head(stages + (h + 1) % 2 * Head::SIZE).fetch(p, u, u.first_head + h + 1);
+            HeadTiles(stages + (h + 1) % 2 * HeadTiles::SIZE).fetch(p, u, u.first_head + h + 1);
         else copy_commit();
         copy_wait<STAGES - 1>();
         __syncthreads();
         {
-            Product<CHUNK, CHUNK> overlap;  // V dO^T
+            Accumulator<CHUNK, CHUNK> overlap;  // V dO^T
             overlap.clear();
-            overlap.template add<DV, Plain, Turned>(head.values, pitch(DV), head.d_out, pitch(DV));
+            overlap.template add<DV, RowMajor, Transposed>(head.values, pitch(DV), head.d_out, pitch(DV));
             overlap.each_pair_with(scores, [&](int j, int i, float2 x, float2 score) {
                 const float2 from = gates.sums[h][j];
                 const float first = p.x.scale * decay_between(from, gates.sums[h][i]);
@@ -175,24 +175,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const Params
         }
         __syncthreads();
         {
-            Product<CHUNK, DV> dw;
+            Accumulator<CHUNK, DV> dw;
             dw.clear();
-            dw.template add<DK, Plain, Plain>(keys, pitch(DK), head.d_state, pitch(DV));
+            dw.template add<DK, RowMajor, RowMajor>(keys, pitch(DK), head.d_state, pitch(DV));
             dw.each([&](int j, int, float& x) { x *= gates.suffix(h, j); });
-            dw.template add<CHUNK, Plain, Plain>(weights, pitch(CHUNK), head.d_out, pitch(DV));
+            dw.template add<CHUNK, RowMajor, RowMajor>(weights, pitch(CHUNK), head.d_out, pitch(DV));
             store_values(dw, p, u, gates, h, head.values, head.d_out, sums.write[0]);
         }
-        Product<CHUNK, DK> part;
+        Accumulator<CHUNK, DK> part;
         part.clear();
-        part.template add<DV, Plain, Turned>(head.values, pitch(DV), head.d_state, pitch(DV));
+        part.template add<DV, RowMajor, Transposed>(head.values, pitch(DV), head.d_state, pitch(DV));
         part.each([&](int j, int, float& x) { x *= gates.suffix(h, j) * gates.write[h][j]; });
-        part.template add<CHUNK, Plain, Plain>(d_scores, pitch(CHUNK), queries, pitch(DK));
+        part.template add<CHUNK, RowMajor, RowMajor>(d_scores, pitch(CHUNK), queries, pitch(DK));
         part.row_dots(sums.key[0], keys, pitch(DK));
         dk.plus(part);
         part.clear();
-        part.template add<DV, Plain, Turned>(head.d_out, pitch(DV), head.state, pitch(DV));
+        part.template add<DV, RowMajor, Transposed>(head.d_out, pitch(DV), head.state, pitch(DV));
         part.each([&](int i, int, float& x) { x *= p.x.scale * gates.prefix(h, i); });
-        part.template add<CHUNK, Turned, Plain>(d_scores, pitch(CHUNK), keys, pitch(DK));
+        part.template add<CHUNK, Transposed, RowMajor>(d_scores, pitch(CHUNK), keys, pitch(DK));
         part.row_dots(sums.query[0], queries, pitch(DK));
         dq.plus(part);
         if (threadIdx.x < CHUNK)
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const Params
         store_decays(p, u, h, sums);
     }
     __syncthreads();
-    Sums& sums = both[0];
+    RowSums& sums = both[0];
     if (threadIdx.x < CHUNK) sums.diagonal[threadIdx.x] = own;
     __syncthreads();
     dq.each([&](int t, int c, float x) {
@@ -217,8 +217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const Params
 // Terms of one block of tokens and one channel: what comes from other blocks is in `dq` and `dk` (tiles of
 // floats, decayed to the block's ends); what passes inside the block is added, and all of it written. Leaves
 // the running sums of the gradients of the log decays in `dq`, and their total in `whole`.
-DEVICE void finish_block(float* dq, float* dk, const real* d_scores, Channels& channels, const Params& p,
-                         const Unit& u, int block, int c) {
+DEVICE void finish_block(float* dq, float* dk, const real* d_scores, Channels& channels, const ScanAddParams& p,
+                         const HeadGroup& u, int block, int c) {
     float a[BLOCK], q[BLOCK], k[BLOCK], d_keys[BLOCK], flow[BLOCK];
     block_decays(a, p, u, block, c);
     block_rows(q, p.x.q, p, u, block, c);
@@ -258,8 +258,8 @@ DEVICE void finish_block(float* dq, float* dk, const real* d_scores, Channels& c
     channels.whole[block][c] = sum;
 }
 
-// Grid (chunks, key_heads * parts); one head each.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const Params p) {
+// Grid (chunks, key_heads * partials); one head each.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const ScanAddParams p) {
     extern __shared__ __align__(16) u8 memory[];
     real* queries = reinterpret_cast<real*>(memory);       // decayed back to their block's start
     real* keys = queries + tile_size(CHUNK, DK);           // decayed on to their block's end
@@ -272,8 +272,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const Params
     real* d_state = state + tile_size(DK, DV);
     __shared__ Gates gates;
     __shared__ Channels channels;
-    __shared__ float parts[WARP_COLUMNS][CHUNK], diagonal[CHUNK];
-    const Unit u = this_unit(p);
+    __shared__ float partials[WARP_COLUMNS][CHUNK], diagonal[CHUNK];
+    const HeadGroup u = this_head_group(p);
     const size_t at = value_at(p, u, u.first_head), place = state_at(p, u.chunk, u.first_head);
     copy_tile<CHUNK, DV>(values, p.x.v + at, u.tokens, value_stride(p.x), p.x.value_dim);
     copy_tile<CHUNK, DV>(d_out, p.x.d_out + at, u.tokens, value_stride(p.x), p.x.value_dim);
@@ -287,9 +287,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const Params
     load_far_keys(far_keys, channels, p, u);
     channel_scores(weights, queries, keys, channels, [&](int) { return p.x.scale; });
     {
-        Product<CHUNK, CHUNK> overlap;  // dO V^T
+        Accumulator<CHUNK, CHUNK> overlap;  // dO V^T
         overlap.clear();
-        overlap.template add<DV, Plain, Turned>(d_out, pitch(DV), values, pitch(DV));
+        overlap.template add<DV, RowMajor, Transposed>(d_out, pitch(DV), values, pitch(DV));
         overlap.each([&](int i, int j, float x) {
             if (i == j) diagonal[i] = x;
             d_scores[i * pitch(CHUNK) + j] = to_real(j > i ? 0.f : p.x.scale * gates.write[0][j] * x);
@@ -297,29 +297,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const Params
     }
     __syncthreads();
     {
-        Product<CHUNK, DV> dw;
+        Accumulator<CHUNK, DV> dw;
         dw.clear();
-        dw.template add<DK, Plain, Plain>(far_keys, pitch(DK), d_state, pitch(DV));
-        dw.template add<CHUNK, Turned, Plain>(weights, pitch(CHUNK), d_out, pitch(DV));
-        store_values(dw, p, u, gates, 0, values, d_out, parts[0]);
+        dw.template add<DK, RowMajor, RowMajor>(far_keys, pitch(DK), d_state, pitch(DV));
+        dw.template add<CHUNK, Transposed, RowMajor>(weights, pitch(CHUNK), d_out, pitch(DV));
+        store_values(dw, p, u, gates, 0, values, d_out, partials[0]);
     }
     // A warp has the rows of one block: what comes from beyond the chunk passes one block after the other.
-    Product<CHUNK, DK> dq, dk;
+    Accumulator<CHUNK, DK> dq, dk;
     const int block = dq.warp_row();
     dk.clear();
-    dk.template add<DV, Plain, Turned>(values, pitch(DV), d_state, pitch(DV));
+    dk.template add<DV, RowMajor, Transposed>(values, pitch(DV), d_state, pitch(DV));
     dk.each([&](int j, int, float& x) { x *= gates.write[0][j]; });
     for (int other = BLOCKS - 1; other > block; --other) {
         dk.each([&](int, int c, float& x) { x *= channels.whole[other][c]; });
-        dk.template add<BLOCK, Turned, Plain>(d_scores + other * BLOCK * pitch(CHUNK), pitch(CHUNK),
+        dk.template add<BLOCK, Transposed, RowMajor>(d_scores + other * BLOCK * pitch(CHUNK), pitch(CHUNK),
                                               queries + other * BLOCK * pitch(DK), pitch(DK));
     }
     dq.clear();
-    dq.template add<DV, Plain, Turned>(d_out, pitch(DV), state, pitch(DV));
+    dq.template add<DV, RowMajor, Transposed>(d_out, pitch(DV), state, pitch(DV));
     dq.each([&](int, int, float& x) { x *= p.x.scale; });
     for (int other = 0; other < min(block, BLOCKS); ++other) {
         dq.each([&](int, int c, float& x) { x *= channels.whole[other][c]; });
-        dq.template add<BLOCK, Plain, Plain>(d_scores + other * BLOCK, pitch(CHUNK),
+        dq.template add<BLOCK, RowMajor, RowMajor>(d_scores + other * BLOCK, pitch(CHUNK),
                                              keys + other * BLOCK * pitch(DK), pitch(DK));
     }
     __syncthreads();
@@ -327,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const Params
     float* d_keys = d_queries + CHUNK * DK;
     dq.each([&](int t, int c, float x) { d_queries[t * DK + c] = x; });
     dk.each([&](int t, int c, float x) { d_keys[t * DK + c] = x; });
-    store_strengths(p, u, 0, parts[0]);
+    store_strengths(p, u, 0, partials[0]);
     store_skip(p, u, 0, diagonal);
     __syncthreads();
     each_block_channel(

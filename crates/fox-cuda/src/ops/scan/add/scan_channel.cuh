@@ -20,7 +20,7 @@ struct Channels {
 // Column c of the rows of a block of tokens; `missing` where there is no token or no column. `x` points at the
 // chunk's first row. Every load has a valid address, so none waits for a condition or for the one before.
 template <typename T>
-DEVICE void block_column(T (&out)[BLOCK], const T* x, T missing, const Params& p, const Unit& u, int block, int c) {
+DEVICE void block_column(T (&out)[BLOCK], const T* x, T missing, const ScanAddParams& p, const HeadGroup& u, int block, int c) {
     const size_t stride = key_stride(p.x);
     x += min(c, p.x.key_dim - 1);
 #pragma unroll
@@ -30,13 +30,13 @@ DEVICE void block_column(T (&out)[BLOCK], const T* x, T missing, const Params& p
         if (block * BLOCK + i >= u.tokens || c >= p.x.key_dim) out[i] = missing;
 }
 // Decays of channel c at the tokens of a block; 1 where there is no token or no channel.
-DEVICE void block_decays(float (&a)[BLOCK], const Params& p, const Unit& u, int block, int c) {
+DEVICE void block_decays(float (&a)[BLOCK], const ScanAddParams& p, const HeadGroup& u, int block, int c) {
     block_column(a, p.x.log_decay + key_at(p, u), 0.f, p, u, block, c);
 #pragma unroll
     for (int i = 0; i < BLOCK; ++i) a[i] = BF16 ? exp2_fast(LOG2_E * a[i]) : expf(a[i]);
 }
 // Queries or keys likewise; 0 where there is none.
-DEVICE void block_rows(float (&x)[BLOCK], const real* from, const Params& p, const Unit& u, int block, int c) {
+DEVICE void block_rows(float (&x)[BLOCK], const real* from, const ScanAddParams& p, const HeadGroup& u, int block, int c) {
     real raw[BLOCK];
     block_column(raw, from + key_at(p, u), to_real(0.f), p, u, block, c);
 #pragma unroll
@@ -46,10 +46,10 @@ DEVICE void block_rows(float (&x)[BLOCK], const real* from, const Params& p, con
 // f(block, channel) for all of them, dealt out to the threads: a warp has 32 channels of one block of tokens.
 template <class F>
 DEVICE void each_block_channel(F f) {
-    spread<BLOCKS * DK>([&](int i) { f(i / DK, i % DK); });
+    for_each_in_block<BLOCKS * DK>([&](int i) { f(i / DK, i % DK); });
 }
 
-DEVICE void load_whole(Channels& channels, const Params& p, const Unit& u) {
+DEVICE void load_whole(Channels& channels, const ScanAddParams& p, const HeadGroup& u) {
     each_block_channel([&](int block, int c) {
         float a[BLOCK], product = 1.f;
         block_decays(a, p, u, block, c);
@@ -67,7 +67,7 @@ DEVICE float between_blocks(const Channels& channels, int first, int end, int c)
 }
 
 // Queries decayed back to the chunk's start, as a tile.
-DEVICE void load_far_queries(real* tile, const Channels& channels, const Params& p, const Unit& u) {
+DEVICE void load_far_queries(real* tile, const Channels& channels, const ScanAddParams& p, const HeadGroup& u) {
     each_block_channel([&](int block, int c) {
         float a[BLOCK], x[BLOCK];
         block_decays(a, p, u, block, c);
@@ -82,7 +82,7 @@ DEVICE void load_far_queries(real* tile, const Channels& channels, const Params&
 }
 
 // Keys decayed on to the chunk's end, as a tile.
-DEVICE void load_far_keys(real* tile, const Channels& channels, const Params& p, const Unit& u) {
+DEVICE void load_far_keys(real* tile, const Channels& channels, const ScanAddParams& p, const HeadGroup& u) {
     each_block_channel([&](int block, int c) {
         float a[BLOCK], x[BLOCK];
         block_decays(a, p, u, block, c);
@@ -129,7 +129,7 @@ DEVICE void inner_scores(Channels& channels, const float (&a)[BLOCK], const floa
 
 // All that needs no other block: queries decayed back to the start of their block and keys on to its end, as
 // tiles, scores inside of blocks, and the decays of whole blocks.
-DEVICE void load_blocks(real* queries, real* keys, Channels& channels, const Params& p, const Unit& u) {
+DEVICE void load_blocks(real* queries, real* keys, Channels& channels, const ScanAddParams& p, const HeadGroup& u) {
     each_block_channel([&](int block, int c) {
         float a[BLOCK], q[BLOCK], k[BLOCK];
         block_decays(a, p, u, block, c);

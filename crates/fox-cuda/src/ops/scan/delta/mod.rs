@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{
-    DType, ScanGrads, ScanInputs, ScanKeep, ScanOut, ScanSpec, Shape as Dims, Tensor,
-};
+use fox_tensor::{DType, ScanExtras, ScanGrads, ScanInputs, ScanOut, ScanSpec, Shape, Tensor};
 
 mod shape;
 
-use super::chunks::{Chunk, ChunkTable, Run};
+use super::chunks::{Chunk, ChunkTable, ChunkedSegment};
 use super::operands::{HeldOperands, ScanOperands};
 use crate::backend::Cuda;
 use crate::backend::storage::{Data, memory};
@@ -17,14 +15,14 @@ use crate::params::{ConstPtr, KernelParams, Ptr, Real, kernel_params};
 use crate::recent::Recent;
 use crate::source::source;
 use crate::{Buffer, Error, Result, Source};
-use shape::{CHUNK, NARROW, Pass, Shape};
+use shape::{CHUNK, DeltaShape, Pass, STATE_COLUMNS};
 
 /// Segments up to this long are walked token by token when no gradient is asked for.
-const FEW_TOKENS: usize = 16;
+const STEPWISE_LEN: usize = 16;
 /// Threads of a block.
 const THREADS: usize = 256;
 
-pub(crate) type DeltaKernels = Recent<(Source, &'static str, Shape), Kernel>;
+pub(crate) type DeltaKernels = Recent<(Source, &'static str, DeltaShape), Kernel>;
 
 kernel_params! {
     #[derive(Default)]
@@ -63,7 +61,7 @@ kernel_params! {
         dskip: Ptr<f32>,
         chunks: ConstPtr<Chunk>,
         /// `[segments]`.
-        runs: ConstPtr<Run>,
+        segments: ConstPtr<ChunkedSegment>,
         /// Heads that share keys.
         group: usize,
     }
@@ -82,11 +80,11 @@ kernel_params! {
 }
 
 const SCAN_DELTA: Source =
-    source!("scan_delta", ["scan_delta.cuh"], [Chunk, Run, ScanOperands, DeltaParams]);
+    source!("scan_delta", ["scan_delta.cuh"], [Chunk, ChunkedSegment, ScanOperands, DeltaParams]);
 const SCAN_DELTA_BWD: Source = source!(
     "scan_delta_bwd",
     ["scan_delta.cuh"],
-    [Chunk, Run, ScanOperands, DeltaParams, ShareKeys]
+    [Chunk, ChunkedSegment, ScanOperands, DeltaParams, ShareKeys]
 );
 
 /// Typical variants, for compilation checks.
@@ -96,10 +94,10 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     of(SCAN_DELTA).chain(of(SCAN_DELTA_BWD)).collect()
 }
 
-/// One call: the variant, the chunks and the operands, which live as long as it.
-struct Call<'a> {
+/// One scan: the variant, the chunks and the operands, which live as long as it.
+struct DeltaScan<'a> {
     cuda: &'a Cuda,
-    shape: Shape,
+    shape: DeltaShape,
     table: Arc<ChunkTable>,
     segments: usize,
     heads: usize,
@@ -108,10 +106,10 @@ struct Call<'a> {
     _operands: HeldOperands<'a>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> DeltaScan<'a> {
     fn new(cuda: &'a Cuda, pass: Pass, inputs: &ScanInputs<'a>, spec: &ScanSpec) -> Result<Self> {
         let bf16 = cuda.activations() == DType::Bf16;
-        let shape = Shape::new(spec, bf16, cuda.gpu.shared_bytes(), pass)?;
+        let shape = DeltaShape::new(spec, bf16, cuda.gpu.shared_bytes(), pass)?;
         let source = match pass {
             Pass::Forward => SCAN_DELTA,
             Pass::Backward => SCAN_DELTA_BWD,
@@ -121,12 +119,12 @@ impl<'a> Call<'a> {
         let params = DeltaParams {
             x,
             chunks: table.chunks.address().into(),
-            runs: table.runs.address().into(),
+            segments: table.segments.address().into(),
             group: spec.heads / spec.key_heads,
             ..DeltaParams::default()
         };
         let (segments, heads) = (spec.segments.len(), spec.heads);
-        Ok(Call { cuda, shape, table, segments, heads, source, params, _operands: operands })
+        Ok(DeltaScan { cuda, shape, table, segments, heads, source, params, _operands: operands })
     }
 
     /// Chunks times heads: the number of tiles of each kind of scratch.
@@ -150,7 +148,7 @@ impl<'a> Call<'a> {
 
     fn rows_of(
         &self,
-        shape: impl Into<Dims>,
+        shape: impl Into<Shape>,
         like: &Tensor,
         dtype: DType,
     ) -> Result<(Tensor, u64)> {
@@ -176,7 +174,7 @@ impl<'a> Call<'a> {
     /// # Safety
     /// As for [`crate::Launch::run`].
     unsafe fn over_segments(&self, entry: &'static str, shared: usize) -> Result<()> {
-        let grid = [self.shape.dv / NARROW, self.heads, self.segments];
+        let grid = [self.shape.dv / STATE_COLUMNS, self.heads, self.segments];
         // SAFETY: the caller's promise.
         unsafe { self.launch(entry, grid, shared, self.params) }
     }
@@ -215,35 +213,35 @@ impl Cuda {
         &self,
         inputs: &ScanInputs<'_>,
         spec: &ScanSpec,
-        keep: ScanKeep,
+        keep: ScanExtras,
     ) -> Result<ScanOut> {
-        let mut call = Call::new(self, Pass::Forward, inputs, spec)?;
-        let (o, o_at) = call.rows(inputs.v, self.activations())?;
-        call.params.o = o_at.into();
+        let mut scan = DeltaScan::new(self, Pass::Forward, inputs, spec)?;
+        let (o, o_at) = scan.rows(inputs.v, self.activations())?;
+        scan.params.o = o_at.into();
         let mut state = None;
         if keep.state {
             let dims = [spec.segments.len(), spec.state_len()];
             let (last, at) = self.output(dims, DType::F32, inputs.v.device())?;
-            call.params.last_state = at.into();
+            scan.params.last_state = at.into();
             state = Some(last);
         }
-        if !keep.backward && call.table.longest <= FEW_TOKENS {
+        if !keep.backward && scan.table.longest <= STEPWISE_LEN {
             // SAFETY: parameters as declared in scan_delta.cuh; the tape checked the shapes.
-            unsafe { call.over_segments("delta_steps", 0)? };
+            unsafe { scan.over_segments("delta_steps", 0)? };
             return Ok(ScanOut { o, state, saved: None });
         }
-        let (states, errors) = call.saved_len();
-        let dims = [call.tiles(), states + errors];
+        let (states, errors) = scan.saved_len();
+        let dims = [scan.tiles(), states + errors];
         let (saved, saved_at) = self.output(dims, self.activations(), inputs.v.device())?;
-        call.set_saved(saved_at);
-        let (y, factors) = (call.scratch(CHUNK * call.shape.dk)?, call.factors()?);
-        call.params.y = y.address().into();
-        call.params.factors = factors.address().into();
+        scan.set_saved(saved_at);
+        let (y, factors) = (scan.scratch(CHUNK * scan.shape.dk)?, scan.factors()?);
+        scan.params.y = y.address().into();
+        scan.params.factors = factors.address().into();
         // SAFETY: parameters as declared in scan_delta.cuh; scratch has the sizes that stand there.
         unsafe {
-            call.over_chunks("delta_prepare", call.shape.prepare())?;
-            call.over_segments("delta_states", call.shape.states())?;
-            call.over_chunks("delta_output", call.shape.output())?;
+            scan.over_chunks("delta_prepare", scan.shape.prepare())?;
+            scan.over_segments("delta_states", scan.shape.states())?;
+            scan.over_chunks("delta_output", scan.shape.output())?;
         }
         Ok(ScanOut { o, state, saved: keep.backward.then_some(saved) })
     }
@@ -258,40 +256,40 @@ impl Cuda {
         let saved = match saved {
             Some(saved) => saved.clone(),
             None => {
-                let keep = ScanKeep { state: false, backward: true };
+                let keep = ScanExtras { state: false, backward: true };
                 let saved = self.delta_forward(inputs, spec, keep)?.saved;
                 saved.ok_or_else(|| Error::argument("scan", "no states were saved"))?
             }
         };
-        let mut call = Call::new(self, Pass::Backward, inputs, spec)?;
-        let (shape, dtype, device) = (call.shape, self.activations(), inputs.v.device());
+        let mut scan = DeltaScan::new(self, Pass::Backward, inputs, spec)?;
+        let (shape, dtype, device) = (scan.shape, self.activations(), inputs.v.device());
         let d_out = self.activation(d_out)?;
         let shared_keys = spec.heads != spec.key_heads;
-        let (dq, dq_at) = call.rows(inputs.q, dtype)?;
-        let (dk, dk_at) = call.rows(inputs.k, dtype)?;
-        let (dv, dv_at) = call.rows(inputs.v, dtype)?;
-        let gates = |x: Option<&Tensor>| x.map(|x| call.rows(x, DType::F32)).transpose();
+        let (dq, dq_at) = scan.rows(inputs.q, dtype)?;
+        let (dk, dk_at) = scan.rows(inputs.k, dtype)?;
+        let (dv, dv_at) = scan.rows(inputs.v, dtype)?;
+        let gates = |x: Option<&Tensor>| x.map(|x| scan.rows(x, DType::F32)).transpose();
         let (dlog_decay, dwrite) = (gates(inputs.log_decay)?, gates(inputs.write)?);
         let parts = match shared_keys {
             true => {
                 let part = || {
-                    call.rows_of([inputs.k.rows(), spec.heads * spec.key_dim], inputs.k, DType::F32)
+                    scan.rows_of([inputs.k.rows(), spec.heads * spec.key_dim], inputs.k, DType::F32)
                 };
                 Some((part()?, part()?))
             }
             false => None,
         };
         let dskip = match inputs.skip {
-            Some(_) => Some(self.gpu.alloc::<f32>(call.tiles())?),
+            Some(_) => Some(self.gpu.alloc::<f32>(scan.tiles())?),
             None => None,
         };
         let (y, inverse, factors) =
-            (call.scratch(CHUNK * shape.dk)?, call.scratch(CHUNK * CHUNK)?, call.factors()?);
+            (scan.scratch(CHUNK * shape.dk)?, scan.scratch(CHUNK * CHUNK)?, scan.factors()?);
         let (d_states, d_errors) =
-            (call.scratch(shape.dk * shape.dv)?, call.scratch(CHUNK * shape.dv)?);
+            (scan.scratch(shape.dk * shape.dv)?, scan.scratch(CHUNK * shape.dv)?);
         let at = |x: &Option<(Tensor, u64)>| x.as_ref().map_or(0, |(_, at)| *at);
-        call.params = DeltaParams {
-            x: call.params.x.with_gradient(d_out.address()),
+        scan.params = DeltaParams {
+            x: scan.params.x.with_gradient(d_out.address()),
             y: y.address().into(),
             inverse: inverse.address().into(),
             factors: factors.address().into(),
@@ -305,23 +303,23 @@ impl Cuda {
             dlog_decay: at(&dlog_decay).into(),
             dwrite: at(&dwrite).into(),
             dskip: dskip.as_ref().map_or(0, Buffer::address).into(),
-            ..call.params
+            ..scan.params
         };
-        call.set_saved(memory(&saved)?.data.address());
+        scan.set_saved(memory(&saved)?.data.address());
         // SAFETY: parameters as declared in scan_delta.cuh; scratch has the sizes that stand there.
         unsafe {
-            call.over_chunks("delta_prepare_bwd", shape.prepare_bwd())?;
-            call.over_segments("delta_states_bwd", shape.states_bwd())?;
-            call.over_chunks("delta_gradients", shape.gradients())?;
+            scan.over_chunks("delta_prepare_bwd", shape.prepare_bwd())?;
+            scan.over_segments("delta_states_bwd", shape.states_bwd())?;
+            scan.over_chunks("delta_gradients", shape.gradients())?;
         }
         if let Some((dq_parts, dk_parts)) = &parts {
             let count = inputs.k.len();
             let grid = [count.div_ceil(THREADS), 1, 1];
             for (out, parts) in [(dq_at, dq_parts.1), (dk_at, dk_parts.1)] {
                 let (out, parts) = (out.into(), parts.into());
-                let params = ShareKeys { out, parts, count: count as u64, p: call.params };
+                let params = ShareKeys { out, parts, count: count as u64, p: scan.params };
                 // SAFETY: as above; `parts` has as many elements for each head.
-                unsafe { call.launch("delta_share_keys", grid, 0, params)? };
+                unsafe { scan.launch("delta_share_keys", grid, 0, params)? };
             }
         }
         let dskip = match &dskip {
@@ -330,7 +328,7 @@ impl Cuda {
                 Some(self.column_sums(
                     at,
                     DType::F32,
-                    call.table.count,
+                    scan.table.count,
                     spec.heads,
                     None,
                     device,

@@ -5,21 +5,21 @@
 extern "C" __global__ void __launch_bounds__(THREADS) delta_prepare(const DeltaParams p) {
     extern __shared__ __align__(16) u8 memory[];
     PrepareShared& sh = *reinterpret_cast<PrepareShared*>(memory);
-    const Place at = place(p);
+    const ChunkHead at = chunk_head(p);
     copy_keys(sh.k, p.x.k, p, at);
-    copy_values<WIDE>(sh.values, p.x.v, p, at, 0);
+    copy_values<VALUE_COLUMNS>(sh.values, p.x.v, p, at, 0);
     copy_commit();
     prepare(sh, p, at);
-    for (int column = 0; column < DV; column += WIDE) {
+    for (int column = 0; column < DV; column += VALUE_COLUMNS) {
         if (column > 0) {
             __syncthreads();
-            copy_values<WIDE>(sh.values, p.x.v, p, at, column);
+            copy_values<VALUE_COLUMNS>(sh.values, p.x.v, p, at, column);
             copy_commit();
             copy_wait<0>();
             __syncthreads();
         }
-        Product<CHUNK, WIDE> u = {};
-        u.template add<CHUNK, Plain, Plain>(sh.m, SQUARE, sh.values, pitch(WIDE));
+        Accumulator<CHUNK, VALUE_COLUMNS> u = {};
+        u.template add<CHUNK, RowMajor, RowMajor>(sh.m, SQUARE, sh.values, pitch(VALUE_COLUMNS));
         store_scratch<DV>(p.errors, u, at, column);
     }
 }
@@ -27,18 +27,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_prepare(const DeltaP
 struct StatesShared {
     struct Stage {
         alignas(16) real y[tile_size(CHUNK, DK)], k[tile_size(CHUNK, DK)];
-        alignas(16) real u[tile_size(CHUNK, NARROW)];
+        alignas(16) real u[tile_size(CHUNK, STATE_COLUMNS)];
         Factors factors;
     } stages[STAGES];
-    alignas(16) real state[tile_size(DK, NARROW)];
-    alignas(16) real writes[tile_size(CHUNK, NARROW)];
+    alignas(16) real state[tile_size(DK, STATE_COLUMNS)];
+    alignas(16) real writes[tile_size(CHUNK, STATE_COLUMNS)];
 };
 static_assert(sizeof(StatesShared) <= STATES_BYTES);
 
 // f(element of the state, where it is in [segments, H, dk, dv]) for those of a block that exist.
 template <typename F>
 DEVICE void each_element(State& state, const DeltaParams& p, F f) {
-    const int column = blockIdx.x * NARROW, width = p.x.value_dim;
+    const int column = blockIdx.x * STATE_COLUMNS, width = p.x.value_dim;
     const size_t first = (size_t(blockIdx.z) * p.x.heads + blockIdx.y) * p.x.key_dim * width + column;
     state.each([&](int i, int j, float& x) {
         if (i < p.x.key_dim && column + j < width) f(x, first + size_t(i) * width + j);
@@ -49,30 +49,30 @@ DEVICE void each_element(State& state, const DeltaParams& p, F f) {
 extern "C" __global__ void __launch_bounds__(THREADS) delta_states(const DeltaParams p) {
     extern __shared__ __align__(16) u8 memory[];
     StatesShared& sh = *reinterpret_cast<StatesShared*>(memory);
-    const int column0 = blockIdx.x * NARROW, head = blockIdx.y;
-    const Run run = p.runs[blockIdx.z];
+    const int column0 = blockIdx.x * STATE_COLUMNS, head = blockIdx.y;
+    const ChunkedSegment segment = p.segments[blockIdx.z];
     State state = {};
     if (p.x.state) each_element(state, p, [&](float& x, size_t at) { x = p.x.state[at]; });
     state.store(sh.state, COLUMNS);
-    auto ask = [&](int n) {
-        const Place at = place(p, run.first + n, chunk_of(run, n), head);
+    auto prefetch = [&](int n) {
+        const ChunkHead at = chunk_head(p, segment.first + n, chunk_of(segment, n), head);
         StatesShared::Stage& stage = sh.stages[n % STAGES];
         copy_scratch<CHUNK, DK, DK>(stage.y, p.y, at, 0);
         copy_keys(stage.k, p.x.k, p, at);
-        copy_scratch<CHUNK, NARROW, DV>(stage.u, p.errors, at, column0);
+        copy_scratch<CHUNK, STATE_COLUMNS, DV>(stage.u, p.errors, at, column0);
         copy_factors(stage.factors, p, at);
     };
-    begin<STAGES>(run.count, ask);
-    for (int n = 0; n < run.count; ++n) {
-        arrive<STAGES>(n, ask);
+    pipeline_begin<STAGES>(segment.count, prefetch);
+    for (int n = 0; n < segment.count; ++n) {
+        pipeline_wait<STAGES>(n, prefetch);
         const StatesShared::Stage& stage = sh.stages[n % STAGES];
         const Factors& f = stage.factors;
-        const Place at = place(p, run.first + n, chunk_of(run, n), head);
-        Product<CHUNK, NARROW> e = {};
-        e.template add<DK, Plain, Plain>(stage.y, KEYS, sh.state, COLUMNS);
+        const ChunkHead at = chunk_head(p, segment.first + n, chunk_of(segment, n), head);
+        Accumulator<CHUNK, STATE_COLUMNS> e = {};
+        e.template add<DK, RowMajor, RowMajor>(stage.y, KEYS, sh.state, COLUMNS);
         // While the product is under way.
-        refill<STAGES>(n, run.count, ask);
-        keep(p.states + at.tile * DK * DV + column0, sh.state);
+        pipeline_refill<STAGES>(n, segment.count, prefetch);
+        store_state(p.states + at.tile * DK * DV + column0, sh.state);
         e.each_pair([&](int i, int j, float& x, float& y) {
             const float2 u = load_pair(stage.u + i * COLUMNS + j);
             x = u.x - x, y = u.y - y;
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states(const DeltaPa
         e.store(sh.writes, COLUMNS);
         __syncthreads();
         state.each([&](int, int, float& x) { x *= f.p[CHUNK - 1]; });
-        state.template add<CHUNK, Turned, Plain>(stage.k, KEYS, sh.writes, COLUMNS);
+        state.template add<CHUNK, Transposed, RowMajor>(stage.k, KEYS, sh.writes, COLUMNS);
         state.store(sh.state, COLUMNS);
     }
     if (p.last_state) each_element(state, p, [&](float x, size_t at) { p.last_state[at] = x; });
@@ -90,8 +90,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states(const DeltaPa
 
 struct OutputShared {
     alignas(16) real q[tile_size(CHUNK, DK)], k[tile_size(CHUNK, DK)];
-    alignas(16) real state[tile_size(DK, WIDE)];
-    alignas(16) real errors[tile_size(CHUNK, WIDE)];
+    alignas(16) real state[tile_size(DK, VALUE_COLUMNS)];
+    alignas(16) real errors[tile_size(CHUNK, VALUE_COLUMNS)];
     alignas(16) real scores[tile_size(CHUNK, CHUNK)];
     Factors factors;
 };
@@ -101,37 +101,37 @@ static_assert(sizeof(OutputShared) <= OUTPUT_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS) delta_output(const DeltaParams p) {
     extern __shared__ __align__(16) u8 memory[];
     OutputShared& sh = *reinterpret_cast<OutputShared*>(memory);
-    const Place at = place(p);
+    const ChunkHead at = chunk_head(p);
     const Factors& f = sh.factors;
-    auto ask = [&](int column) {
-        copy_scratch<DK, WIDE, DV>(sh.state, p.states, at, column);
-        copy_scratch<CHUNK, WIDE, DV>(sh.errors, p.errors, at, column);
+    auto prefetch = [&](int column) {
+        copy_scratch<DK, VALUE_COLUMNS, DV>(sh.state, p.states, at, column);
+        copy_scratch<CHUNK, VALUE_COLUMNS, DV>(sh.errors, p.errors, at, column);
         copy_commit();
     };
     copy_keys(sh.q, p.x.q, p, at);
     copy_keys(sh.k, p.x.k, p, at);
     copy_factors(sh.factors, p, at);
     copy_commit();
-    ask(0);
+    prefetch(0);
     copy_wait<1>();
     __syncthreads();
-    Product<CHUNK, CHUNK> scores = {};
-    scores.template add<DK, Plain, Turned>(sh.q, KEYS, sh.k, KEYS);
+    Accumulator<CHUNK, CHUNK> scores = {};
+    scores.template add<DK, RowMajor, Transposed>(sh.q, KEYS, sh.k, KEYS);
     apply_decays(scores, f, p);
     scores.each([&](int i, int j, float& x) { x = j <= i ? x * f.b[j] : 0.f; });
     scores.store(sh.scores, SQUARE);
     const float skip = p.x.skip ? p.x.skip[at.head] : 0.f;
-    for (int column = 0; column < DV; column += WIDE) {
+    for (int column = 0; column < DV; column += VALUE_COLUMNS) {
         if (column > 0) {
             __syncthreads();
-            ask(column);
+            prefetch(column);
         }
         copy_wait<0>();
         __syncthreads();
-        Product<CHUNK, WIDE> o = {};
-        o.template add<DK, Plain, Plain>(sh.q, KEYS, sh.state, pitch(WIDE));
+        Accumulator<CHUNK, VALUE_COLUMNS> o = {};
+        o.template add<DK, RowMajor, RowMajor>(sh.q, KEYS, sh.state, pitch(VALUE_COLUMNS));
         o.each([&](int i, int, float& x) { x *= f.p[i]; });
-        o.template add<CHUNK, Plain, Plain>(sh.scores, SQUARE, sh.errors, pitch(WIDE));
+        o.template add<CHUNK, RowMajor, RowMajor>(sh.scores, SQUARE, sh.errors, pitch(VALUE_COLUMNS));
         const real* v = value_rows(p.x.v, p, at) + column;
         const int width = p.x.value_dim - column;
         o.each([&](int i, int j, float& x) {
@@ -148,10 +148,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_steps(const DeltaPar
     constexpr int WARPS = THREADS / 32, ROWS = DK / WARPS;
     __shared__ float key[DK], query[DK], parts[2][WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row0 = warp * ROWS;
-    const int column = blockIdx.x * 32 + lane, head = blockIdx.y, segment = blockIdx.z;
-    const Run run = p.runs[segment];
+    const int column = blockIdx.x * 32 + lane, head = blockIdx.y, index = blockIdx.z;
+    const ChunkedSegment segment = p.segments[index];
     const bool inside = column < p.x.value_dim;
-    const size_t whole = (size_t(segment) * p.x.heads + head) * p.x.key_dim * p.x.value_dim + column;
+    const size_t whole = (size_t(index) * p.x.heads + head) * p.x.key_dim * p.x.value_dim + column;
     float state[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -166,8 +166,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_steps(const DeltaPar
         for (int w = 0; w < WARPS; ++w) sum += sums[w][lane];
         return sum;
     };
-    for (int n = 0; n < run.count; ++n) {
-        const Place at = place(p, run.first + n, chunk_of(run, n), head);
+    for (int n = 0; n < segment.count; ++n) {
+        const ChunkHead at = chunk_head(p, segment.first + n, chunk_of(segment, n), head);
         for (int t = 0; t < at.chunk.rows; ++t) {
             const size_t gate = size_t(at.chunk.row + t) * p.x.heads + head;
             const size_t value = t * value_stride(p.x) + column;

@@ -16,7 +16,7 @@
 //
 // Scratch is laid out in tiles, one per chunk and head, of widths rounded up to DK and DV.
 //
-// Compile-time: BF16, VEC, DK and DV (multiples of 32), WIDE (columns of values at a time in delta_prepare and
+// Compile-time: BF16, VEC, DK and DV (multiples of 32), VALUE_COLUMNS (columns of values at a time in delta_prepare and
 // delta_output), STAGES, STAGES_BWD and STAGES_GRADIENTS (steps whose operands are on their way at a time), and
 // the *_BYTES of shared memory that each kernel gets.
 #pragma once
@@ -24,53 +24,53 @@
 #include "scan.cuh"
 
 constexpr int CHUNK = 64;
-constexpr int NARROW = 32;  // columns of the state per walking block, and at a time in delta_gradients
-constexpr int KEYS = pitch(DK), COLUMNS = pitch(NARROW), SQUARE = pitch(CHUNK);  // pitches
+constexpr int STATE_COLUMNS = 32;  // columns of the state per walking block, and at a time in delta_gradients
+constexpr int KEYS = pitch(DK), COLUMNS = pitch(STATE_COLUMNS), SQUARE = pitch(CHUNK);  // pitches
 constexpr int SYSTEM = CHUNK + 4;
 // A write of zero counts as this, so that dividing by it gives the gradient of its strength.
 constexpr float LEAST_WRITE = 1e-20f;
 
 // Chunk n of a segment.
-DEVICE Chunk chunk_of(const Run& run, int n) {
-    return Chunk{run.row + n * CHUNK, min(CHUNK, run.rows - n * CHUNK)};
+DEVICE Chunk chunk_of(const ChunkedSegment& segment, int n) {
+    return Chunk{segment.row + n * CHUNK, min(CHUNK, segment.rows - n * CHUNK)};
 }
 
 // One head of one chunk.
-struct Place {
+struct ChunkHead {
     Chunk chunk;
     int head, key_head;
     size_t tile;  // number of its tiles
 };
-DEVICE Place place(const DeltaParams& p, int number, Chunk chunk, int head) {
-    return Place{chunk, head, head / p.group, size_t(number) * p.x.heads + head};
+DEVICE ChunkHead chunk_head(const DeltaParams& p, int number, Chunk chunk, int head) {
+    return ChunkHead{chunk, head, head / p.group, size_t(number) * p.x.heads + head};
 }
 // Of a kernel whose grid is (chunks, heads).
-DEVICE Place place(const DeltaParams& p) { return place(p, blockIdx.x, p.chunks[blockIdx.x], blockIdx.y); }
+DEVICE ChunkHead chunk_head(const DeltaParams& p) { return chunk_head(p, blockIdx.x, p.chunks[blockIdx.x], blockIdx.y); }
 // The first row of a place in queries or keys, and in values.
 template <typename T>
-DEVICE T* key_rows(T* x, const DeltaParams& p, const Place& at) {
+DEVICE T* key_rows(T* x, const DeltaParams& p, const ChunkHead& at) {
     return x + at.chunk.row * key_stride(p.x) + at.key_head * p.x.key_dim;
 }
 template <typename T>
-DEVICE T* value_rows(T* x, const DeltaParams& p, const Place& at) {
+DEVICE T* value_rows(T* x, const DeltaParams& p, const ChunkHead& at) {
     return x + at.chunk.row * value_stride(p.x) + at.head * p.x.value_dim;
 }
-DEVICE void copy_keys(real* tile, const real* x, const DeltaParams& p, const Place& at) {
+DEVICE void copy_keys(real* tile, const real* x, const DeltaParams& p, const ChunkHead& at) {
     copy_tile<CHUNK, DK>(tile, key_rows(x, p, at), at.chunk.rows, key_stride(p.x), p.x.key_dim);
 }
 // N columns from `column` on.
 template <int N>
-DEVICE void copy_values(real* tile, const real* x, const DeltaParams& p, const Place& at, int column) {
+DEVICE void copy_values(real* tile, const real* x, const DeltaParams& p, const ChunkHead& at, int column) {
     copy_tile<CHUNK, N>(tile, value_rows(x, p, at) + column, at.chunk.rows, value_stride(p.x), p.x.value_dim - column);
 }
 // ROWS x N elements of a tile of scratch, whose rows are WIDTH elements.
 template <int ROWS, int N, int WIDTH>
-DEVICE void copy_scratch(real* tile, const real* x, const Place& at, int column) {
+DEVICE void copy_scratch(real* tile, const real* x, const ChunkHead& at, int column) {
     copy_tile<ROWS, N>(tile, x + at.tile * ROWS * WIDTH + column, ROWS, WIDTH, N);
 }
 // And back, from a product of these rows and columns.
 template <int WIDTH, int ROWS, int N>
-DEVICE void store_scratch(real* x, Product<ROWS, N>& c, const Place& at, int column) {
+DEVICE void store_scratch(real* x, Accumulator<ROWS, N>& c, const ChunkHead& at, int column) {
     c.store(x + at.tile * ROWS * WIDTH + column, WIDTH);
 }
 
@@ -82,12 +82,12 @@ struct alignas(16) Factors {
 };
 
 // c * D on and below the diagonal, undefined above it; c where nothing decays.
-DEVICE void apply_decays(Product<CHUNK, CHUNK>& c, const Factors& f, const DeltaParams& p) {
+DEVICE void apply_decays(Accumulator<CHUNK, CHUNK>& c, const Factors& f, const DeltaParams& p) {
     if (p.x.log_decay) c.each([&](int i, int j, float& x) { x *= decay_between(f.sums[j], f.sums[i]); });
 }
 
 // The factors of a place, by the first warp.
-DEVICE void make_factors(Factors& f, const DeltaParams& p, const Place& at) {
+DEVICE void make_factors(Factors& f, const DeltaParams& p, const ChunkHead& at) {
     const size_t first = size_t(at.chunk.row) * p.x.heads + at.head;
     decay_sums(f.sums, p.x.log_decay ? p.x.log_decay + first : nullptr, at.chunk.rows, CHUNK, p.x.heads);
     __syncwarp();
@@ -98,9 +98,9 @@ DEVICE void make_factors(Factors& f, const DeltaParams& p, const Place& at) {
         f.b[t] = fabsf(write) < LEAST_WRITE ? LEAST_WRITE : write;
     }
 }
-DEVICE void copy_factors(Factors& f, const DeltaParams& p, const Place& at) {
+DEVICE void copy_factors(Factors& f, const DeltaParams& p, const ChunkHead& at) {
     const u16* from = reinterpret_cast<const u16*>(p.factors + at.tile * (sizeof(Factors) / 4));
-    spread<sizeof(Factors) / 16>([&](int i) { copy_async(reinterpret_cast<u16*>(&f) + 8 * i, from + 8 * i, true); });
+    for_each_in_block<sizeof(Factors) / 16>([&](int i) { copy_async(reinterpret_cast<u16*>(&f) + 8 * i, from + 8 * i, true); });
 }
 
 // inverse = (I + system)^-1 for a strictly lower `system`: blocks of 16 on the diagonal by substitution, then the
@@ -159,7 +159,7 @@ DEVICE void invert(float* inverse, float* system) {
 
 struct PrepareShared {
     alignas(16) real k[tile_size(CHUNK, DK)];
-    alignas(16) real values[tile_size(CHUNK, WIDE)];
+    alignas(16) real values[tile_size(CHUNK, VALUE_COLUMNS)];
     // The system; then, backward, scale Q K^T * D.
     alignas(16) float system[CHUNK * SYSTEM];
     alignas(16) float inverse[CHUNK * SYSTEM];
@@ -171,21 +171,21 @@ static_assert(sizeof(PrepareShared) <= PREPARE_BYTES);
 static_assert(sizeof(real) * SQUARE <= sizeof(float) * SYSTEM);
 
 // Factors, M and Y of a chunk and head, whose keys are on their way. M is in `sh.m` after the next barrier.
-DEVICE void prepare(PrepareShared& sh, const DeltaParams& p, const Place& at) {
+DEVICE void prepare(PrepareShared& sh, const DeltaParams& p, const ChunkHead& at) {
     const Factors& f = sh.factors;
     if (threadIdx.x < 32) make_factors(sh.factors, p, at);
     copy_wait<0>();
     __syncthreads();
-    spread<sizeof(Factors) / 4>([&](int i) {
+    for_each_in_block<sizeof(Factors) / 4>([&](int i) {
         p.factors[at.tile * (sizeof(Factors) / 4) + i] = reinterpret_cast<const float*>(&f)[i];
     });
-    Product<CHUNK, CHUNK> overlaps = {};
-    overlaps.template add<DK, Plain, Turned>(sh.k, KEYS, sh.k, KEYS);
+    Accumulator<CHUNK, CHUNK> overlaps = {};
+    overlaps.template add<DK, RowMajor, Transposed>(sh.k, KEYS, sh.k, KEYS);
     apply_decays(overlaps, f, p);
     overlaps.each([&](int i, int j, float x) { sh.system[i * SYSTEM + j] = j < i ? x * f.b[j] : 0.f; });
     __syncthreads();
     invert(sh.inverse, sh.system);
-    spread<CHUNK * CHUNK / 4>([&](int n) {
+    for_each_in_block<CHUNK * CHUNK / 4>([&](int n) {
         const int i = n / (CHUNK / 4), j = n % (CHUNK / 4) * 4;
         float x[4] = {}, scaled[4];
         if (j / 16 <= i / 16) load<4>(x, sh.inverse + i * SYSTEM + j);
@@ -195,48 +195,48 @@ DEVICE void prepare(PrepareShared& sh, const DeltaParams& p, const Place& at) {
         store<4>(sh.mp + i * SQUARE + j, scaled);
     });
     __syncthreads();
-    Product<CHUNK, DK> y = {};
-    y.template add<CHUNK, Plain, Plain>(sh.mp, SQUARE, sh.k, KEYS);
+    Accumulator<CHUNK, DK> y = {};
+    y.template add<CHUNK, RowMajor, RowMajor>(sh.mp, SQUARE, sh.k, KEYS);
     store_scratch<DK>(p.y, y, at, 0);
 }
 
-// Operands on their way while others are worked on: `ask(n)` asks for those of step n. After `arrive` they are there,
+// Operands on their way while others are worked on: `prefetch(n)` asks for those of step n. After `arrive` they are there,
 // and `refill`, some time later in the same step, asks for those of a later one.
-template <int STEPS_AHEAD, typename F>
-DEVICE void begin(int count, F ask) {
+template <int STAGE_COUNT, typename F>
+DEVICE void pipeline_begin(int count, F prefetch) {
 #pragma unroll
-    for (int n = 0; n + 1 < STEPS_AHEAD; ++n) {
-        if (n < count) ask(n);
+    for (int n = 0; n + 1 < STAGE_COUNT; ++n) {
+        if (n < count) prefetch(n);
         copy_commit();
     }
 }
-template <int STEPS_AHEAD, typename F>
-DEVICE void arrive(int n, F ask) {
-    if constexpr (STEPS_AHEAD == 1) {
+template <int STAGE_COUNT, typename F>
+DEVICE void pipeline_wait(int n, F prefetch) {
+    if constexpr (STAGE_COUNT == 1) {
         __syncthreads();
-        ask(n);
+        prefetch(n);
         copy_commit();
         copy_wait<0>();
     } else {
-        copy_wait<STEPS_AHEAD - 2>();
+        copy_wait<STAGE_COUNT - 2>();
     }
     __syncthreads();
 }
-template <int STEPS_AHEAD, typename F>
-DEVICE void refill(int n, int count, F ask) {
-    if constexpr (STEPS_AHEAD > 1) {
-        if (n + STEPS_AHEAD - 1 < count) ask(n + STEPS_AHEAD - 1);
+template <int STAGE_COUNT, typename F>
+DEVICE void pipeline_refill(int n, int count, F prefetch) {
+    if constexpr (STAGE_COUNT > 1) {
+        if (n + STAGE_COUNT - 1 < count) prefetch(n + STAGE_COUNT - 1);
         copy_commit();
     }
 }
 
 // The columns of a state that a walking block has.
-typedef Product<DK, NARROW> State;
+typedef Accumulator<DK, STATE_COLUMNS> State;
 // From the tile that products read to memory.
-DEVICE void keep(real* out, const real* tile) {
-    constexpr int PIECES = NARROW / PIECE;
-    spread<DK * PIECES>([&](int i) {
-        const int row = i / PIECES, column = i % PIECES * PIECE;
+DEVICE void store_state(real* out, const real* tile) {
+    constexpr int VECTORS = STATE_COLUMNS / VECTOR;
+    for_each_in_block<DK * VECTORS>([&](int i) {
+        const int row = i / VECTORS, column = i % VECTORS * VECTOR;
         *reinterpret_cast<uint4*>(out + row * DV + column) =
             *reinterpret_cast<const uint4*>(tile + row * COLUMNS + column);
     });

@@ -5,32 +5,32 @@
 extern "C" __global__ void __launch_bounds__(THREADS) delta_prepare_bwd(const DeltaParams p) {
     extern __shared__ __align__(16) u8 memory[];
     PrepareShared& sh = *reinterpret_cast<PrepareShared*>(memory);
-    const Place at = place(p);
+    const ChunkHead at = chunk_head(p);
     copy_keys(sh.k, p.x.k, p, at);
     copy_keys(sh.q, p.x.q, p, at);
-    copy_values<WIDE>(sh.values, p.x.d_out, p, at, 0);
+    copy_values<VALUE_COLUMNS>(sh.values, p.x.d_out, p, at, 0);
     copy_commit();
     prepare(sh, p, at);
-    spread<CHUNK * CHUNK / PIECE>([&](int n) {
-        const uint4* from = reinterpret_cast<const uint4*>(sh.m + n / (CHUNK / PIECE) * SQUARE) + n % (CHUNK / PIECE);
+    for_each_in_block<CHUNK * CHUNK / VECTOR>([&](int n) {
+        const uint4* from = reinterpret_cast<const uint4*>(sh.m + n / (CHUNK / VECTOR) * SQUARE) + n % (CHUNK / VECTOR);
         reinterpret_cast<uint4*>(p.inverse + at.tile * CHUNK * CHUNK)[n] = *from;
     });
-    Product<CHUNK, CHUNK> scores = {};
-    scores.template add<DK, Plain, Turned>(sh.q, KEYS, sh.k, KEYS);
+    Accumulator<CHUNK, CHUNK> scores = {};
+    scores.template add<DK, RowMajor, Transposed>(sh.q, KEYS, sh.k, KEYS);
     apply_decays(scores, sh.factors, p);
     scores.each([&](int i, int j, float& x) { x = j <= i ? p.x.scale * x : 0.f; });
     real* tile = reinterpret_cast<real*>(sh.system);
     scores.store(tile, SQUARE);
-    for (int column = 0; column < DV; column += WIDE) {
+    for (int column = 0; column < DV; column += VALUE_COLUMNS) {
         if (column > 0) {
             __syncthreads();
-            copy_values<WIDE>(sh.values, p.x.d_out, p, at, column);
+            copy_values<VALUE_COLUMNS>(sh.values, p.x.d_out, p, at, column);
             copy_commit();
             copy_wait<0>();
         }
         __syncthreads();
-        Product<CHUNK, WIDE> d = {};
-        d.template add<CHUNK, Turned, Plain>(tile, SQUARE, sh.values, pitch(WIDE));
+        Accumulator<CHUNK, VALUE_COLUMNS> d = {};
+        d.template add<CHUNK, Transposed, RowMajor>(tile, SQUARE, sh.values, pitch(VALUE_COLUMNS));
         store_scratch<DV>(p.d_errors, d, at, column);
     }
 }
@@ -38,11 +38,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_prepare_bwd(const De
 struct StatesBwdShared {
     struct Stage {
         alignas(16) real k[tile_size(CHUNK, DK)], q[tile_size(CHUNK, DK)], y[tile_size(CHUNK, DK)];
-        alignas(16) real d_errors[tile_size(CHUNK, NARROW)], d_out[tile_size(CHUNK, NARROW)];
+        alignas(16) real d_errors[tile_size(CHUNK, STATE_COLUMNS)], d_out[tile_size(CHUNK, STATE_COLUMNS)];
         Factors factors;
     } stages[STAGES_BWD];
-    alignas(16) real d_state[tile_size(DK, NARROW)];
-    alignas(16) real reads[tile_size(CHUNK, NARROW)], writes[tile_size(CHUNK, NARROW)];
+    alignas(16) real d_state[tile_size(DK, STATE_COLUMNS)];
+    alignas(16) real reads[tile_size(CHUNK, STATE_COLUMNS)], writes[tile_size(CHUNK, STATE_COLUMNS)];
 };
 static_assert(sizeof(StatesBwdShared) <= STATES_BWD_BYTES);
 
@@ -50,43 +50,43 @@ static_assert(sizeof(StatesBwdShared) <= STATES_BWD_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const DeltaParams p) {
     extern __shared__ __align__(16) u8 memory[];
     StatesBwdShared& sh = *reinterpret_cast<StatesBwdShared*>(memory);
-    const int column0 = blockIdx.x * NARROW, head = blockIdx.y;
-    const Run run = p.runs[blockIdx.z];
+    const int column0 = blockIdx.x * STATE_COLUMNS, head = blockIdx.y;
+    const ChunkedSegment segment = p.segments[blockIdx.z];
     State d_state = {};
     d_state.store(sh.d_state, COLUMNS);
     // Chunks from the last to the first.
     auto chunk = [&](int n) {
-        const int m = run.count - 1 - n;
-        return place(p, run.first + m, chunk_of(run, m), head);
+        const int m = segment.count - 1 - n;
+        return chunk_head(p, segment.first + m, chunk_of(segment, m), head);
     };
-    auto ask = [&](int n) {
-        const Place at = chunk(n);
+    auto prefetch = [&](int n) {
+        const ChunkHead at = chunk(n);
         StatesBwdShared::Stage& stage = sh.stages[n % STAGES_BWD];
         copy_keys(stage.k, p.x.k, p, at);
         copy_keys(stage.q, p.x.q, p, at);
         copy_scratch<CHUNK, DK, DK>(stage.y, p.y, at, 0);
-        copy_scratch<CHUNK, NARROW, DV>(stage.d_errors, p.d_errors, at, column0);
-        copy_values<NARROW>(stage.d_out, p.x.d_out, p, at, column0);
+        copy_scratch<CHUNK, STATE_COLUMNS, DV>(stage.d_errors, p.d_errors, at, column0);
+        copy_values<STATE_COLUMNS>(stage.d_out, p.x.d_out, p, at, column0);
         copy_factors(stage.factors, p, at);
     };
-    begin<STAGES_BWD>(run.count, ask);
-    for (int n = 0; n < run.count; ++n) {
-        arrive<STAGES_BWD>(n, ask);
+    pipeline_begin<STAGES_BWD>(segment.count, prefetch);
+    for (int n = 0; n < segment.count; ++n) {
+        pipeline_wait<STAGES_BWD>(n, prefetch);
         const StatesBwdShared::Stage& stage = sh.stages[n % STAGES_BWD];
         const Factors& f = stage.factors;
-        const Place at = chunk(n);
-        Product<CHUNK, NARROW> d = {};
-        d.template add<DK, Plain, Plain>(stage.k, KEYS, sh.d_state, COLUMNS);
+        const ChunkHead at = chunk(n);
+        Accumulator<CHUNK, STATE_COLUMNS> d = {};
+        d.template add<DK, RowMajor, RowMajor>(stage.k, KEYS, sh.d_state, COLUMNS);
         // While the product is under way.
-        refill<STAGES_BWD>(n, run.count, ask);
-        keep(p.d_states + at.tile * DK * DV + column0, sh.d_state);
-        spread<CHUNK * NARROW / PIECE>([&](int i) {
-            const int row = i / (NARROW / PIECE), here = row * COLUMNS + i % (NARROW / PIECE) * PIECE;
-            float x[PIECE];
-            load<PIECE>(x, stage.d_out + here);
+        pipeline_refill<STAGES_BWD>(n, segment.count, prefetch);
+        store_state(p.d_states + at.tile * DK * DV + column0, sh.d_state);
+        for_each_in_block<CHUNK * STATE_COLUMNS / VECTOR>([&](int i) {
+            const int row = i / (STATE_COLUMNS / VECTOR), here = row * COLUMNS + i % (STATE_COLUMNS / VECTOR) * VECTOR;
+            float x[VECTOR];
+            load<VECTOR>(x, stage.d_out + here);
 #pragma unroll
-            for (int e = 0; e < PIECE; ++e) x[e] *= p.x.scale * f.p[row];
-            store<PIECE>(sh.reads + here, x);
+            for (int e = 0; e < VECTOR; ++e) x[e] *= p.x.scale * f.p[row];
+            store<VECTOR>(sh.reads + here, x);
         });
         d.each_pair([&](int i, int j, float& x, float& y) {
             const float2 inside = load_pair(stage.d_errors + i * COLUMNS + j);
@@ -97,21 +97,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const Del
         d.store(sh.writes, COLUMNS);
         __syncthreads();
         d_state.each([&](int, int, float& x) { x *= f.p[CHUNK - 1]; });
-        d_state.template add<CHUNK, Turned, Plain>(stage.q, KEYS, sh.reads, COLUMNS);
-        d_state.template add<CHUNK, Turned, Plain>(stage.y, KEYS, sh.writes, COLUMNS);
+        d_state.template add<CHUNK, Transposed, RowMajor>(stage.q, KEYS, sh.reads, COLUMNS);
+        d_state.template add<CHUNK, Transposed, RowMajor>(stage.y, KEYS, sh.writes, COLUMNS);
         d_state.store(sh.d_state, COLUMNS);
     }
 }
 
 struct GradientsShared {
     struct Stage {
-        alignas(16) real state[tile_size(DK, NARROW)], d_state[tile_size(DK, NARROW)];
-        alignas(16) real d_out[tile_size(CHUNK, NARROW)], errors[tile_size(CHUNK, NARROW)];
-        alignas(16) real d_errors[tile_size(CHUNK, NARROW)];
+        alignas(16) real state[tile_size(DK, STATE_COLUMNS)], d_state[tile_size(DK, STATE_COLUMNS)];
+        alignas(16) real d_out[tile_size(CHUNK, STATE_COLUMNS)], errors[tile_size(CHUNK, STATE_COLUMNS)];
+        alignas(16) real d_errors[tile_size(CHUNK, STATE_COLUMNS)];
     } stages[STAGES_GRADIENTS];
     alignas(16) real q[tile_size(CHUNK, DK)], k[tile_size(CHUNK, DK)];
     alignas(16) real inverse[tile_size(CHUNK, CHUNK)];
-    alignas(16) real x[tile_size(CHUNK, NARROW)];
+    alignas(16) real x[tile_size(CHUNK, STATE_COLUMNS)];
     // Gradients of Q K^T and of K K^T.
     alignas(16) real d_scores[tile_size(CHUNK, CHUNK)], d_overlaps[tile_size(CHUNK, CHUNK)];
     Factors factors;
@@ -121,19 +121,19 @@ struct GradientsShared {
 };
 static_assert(sizeof(GradientsShared) <= GRADIENTS_BYTES);
 
-// Sums over the columns of values, which come NARROW at a time.
+// Sums over the columns of values, which come STATE_COLUMNS at a time.
 struct Sums {
-    Product<CHUNK, CHUNK> d_scores, d_overlaps;       // dO E^T, X E^T
-    Product<CHUNK, DK> dq, dk_end, dk_start;          // dO S^T, E G^T, X S^T
+    Accumulator<CHUNK, CHUNK> d_scores, d_overlaps;       // dO E^T, X E^T
+    Accumulator<CHUNK, DK> dq, dk_end, dk_start;          // dO S^T, E G^T, X S^T
     float dwrite[2], through, dskip;                  // rows of X * E; S * G, dO * V
 };
 
 // X = M^T F of the next columns, and with it everything that is a sum over them.
 DEVICE void add_slice(Sums& sums, GradientsShared& sh, const GradientsShared::Stage& stage, const DeltaParams& p,
-                      const Place& at, int column) {
+                      const ChunkHead& at, int column) {
     const int width = p.x.value_dim - column;
-    Product<CHUNK, NARROW> x = {};
-    x.template add<CHUNK, Turned, Plain>(sh.inverse, SQUARE, stage.d_errors, COLUMNS);
+    Accumulator<CHUNK, STATE_COLUMNS> x = {};
+    x.template add<CHUNK, Transposed, RowMajor>(sh.inverse, SQUARE, stage.d_errors, COLUMNS);
     x.store(sh.x, COLUMNS);
 #pragma unroll
     for (int g = 0; g < x.FN; ++g) {
@@ -155,21 +155,21 @@ DEVICE void add_slice(Sums& sums, GradientsShared& sh, const GradientsShared::St
     }
     x.store_rows(value_rows(p.dv, p, at) + column, at.chunk.rows, value_stride(p.x), width);
     if (p.dlog_decay) {
-        spread<DK * NARROW / PIECE>([&](int n) {
-            const int here = n / (NARROW / PIECE) * COLUMNS + n % (NARROW / PIECE) * PIECE;
-            float s[PIECE], g[PIECE];
-            load<PIECE>(s, stage.state + here);
-            load<PIECE>(g, stage.d_state + here);
+        for_each_in_block<DK * STATE_COLUMNS / VECTOR>([&](int n) {
+            const int here = n / (STATE_COLUMNS / VECTOR) * COLUMNS + n % (STATE_COLUMNS / VECTOR) * VECTOR;
+            float s[VECTOR], g[VECTOR];
+            load<VECTOR>(s, stage.state + here);
+            load<VECTOR>(g, stage.d_state + here);
 #pragma unroll
-            for (int e = 0; e < PIECE; ++e) sums.through += s[e] * g[e];
+            for (int e = 0; e < VECTOR; ++e) sums.through += s[e] * g[e];
         });
     }
-    sums.dq.template add<NARROW, Plain, Turned>(stage.d_out, COLUMNS, stage.state, COLUMNS);
-    sums.dk_end.template add<NARROW, Plain, Turned>(stage.errors, COLUMNS, stage.d_state, COLUMNS);
-    sums.d_scores.template add<NARROW, Plain, Turned>(stage.d_out, COLUMNS, stage.errors, COLUMNS);
+    sums.dq.template add<STATE_COLUMNS, RowMajor, Transposed>(stage.d_out, COLUMNS, stage.state, COLUMNS);
+    sums.dk_end.template add<STATE_COLUMNS, RowMajor, Transposed>(stage.errors, COLUMNS, stage.d_state, COLUMNS);
+    sums.d_scores.template add<STATE_COLUMNS, RowMajor, Transposed>(stage.d_out, COLUMNS, stage.errors, COLUMNS);
     __syncthreads();
-    sums.d_overlaps.template add<NARROW, Plain, Turned>(sh.x, COLUMNS, stage.errors, COLUMNS);
-    sums.dk_start.template add<NARROW, Plain, Turned>(sh.x, COLUMNS, stage.state, COLUMNS);
+    sums.d_overlaps.template add<STATE_COLUMNS, RowMajor, Transposed>(sh.x, COLUMNS, stage.errors, COLUMNS);
+    sums.dk_start.template add<STATE_COLUMNS, RowMajor, Transposed>(sh.x, COLUMNS, stage.state, COLUMNS);
 }
 
 // What decays let through: from tokens to the state after the chunk (given), from the state before it and from earlier
@@ -181,10 +181,10 @@ DEVICE void decay_flows(Sums& sums, GradientsShared& sh) {
     sums.dk_end.row_sums(sh.given, with(sh.k));
     sums.dq.row_sums(sh.received[0], with(sh.q));
     sums.dk_start.row_sums(sh.received[1], with(sh.k));
-    Product<CHUNK, CHUNK> flow = {}, other = {};
-    flow.template add<DK, Plain, Turned>(sh.q, KEYS, sh.k, KEYS);
-    other.template add<DK, Plain, Turned>(sh.k, KEYS, sh.k, KEYS);
-    constexpr int GROUPS = Product<CHUNK, CHUNK>::FN;
+    Accumulator<CHUNK, CHUNK> flow = {}, other = {};
+    flow.template add<DK, RowMajor, Transposed>(sh.q, KEYS, sh.k, KEYS);
+    other.template add<DK, RowMajor, Transposed>(sh.k, KEYS, sh.k, KEYS);
+    constexpr int GROUPS = Accumulator<CHUNK, CHUNK>::FN;
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) {
 #pragma unroll
@@ -208,15 +208,15 @@ DEVICE void decay_flows(Sums& sums, GradientsShared& sh) {
 // The gradient of the log decay of token t is what passes from before t to t and later: from the state before the
 // chunk to the one after it (`through`), what tokens before t give to the latter, what later tokens receive from the
 // former, and what passes between tokens inside. By one warp.
-DEVICE void store_decay_gradient(const GradientsShared& sh, const DeltaParams& p, const Place& at, float through) {
+DEVICE void store_decay_gradient(const GradientsShared& sh, const DeltaParams& p, const ChunkHead& at, float through) {
     const int lane = threadIdx.x;
     float given[2], received[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int t = 2 * lane + i;
-        given[i] = Product<CHUNK, DK>::finish_row_sum(sh.given, t);
+        given[i] = Accumulator<CHUNK, DK>::finish_row_sum(sh.given, t);
         received[i] = 0.f;
-        for (int n = 0; n < 3; ++n) received[i] += Product<CHUNK, DK>::finish_row_sum(sh.received[n], t);
+        for (int n = 0; n < 3; ++n) received[i] += Accumulator<CHUNK, DK>::finish_row_sum(sh.received[n], t);
         for (int w = 0; w < WARP_ROWS; ++w) received[i] -= sh.passed[w][t];
     }
     const float own = given[0] + given[1];
@@ -237,7 +237,7 @@ DEVICE void store_decay_gradient(const GradientsShared& sh, const DeltaParams& p
 }
 
 // Gradients of queries or keys: of the only head that has them, or this head's part.
-DEVICE void store_keys(real* x, float* parts, const DeltaParams& p, const Place& at, Product<CHUNK, DK>& d) {
+DEVICE void store_keys(real* x, float* parts, const DeltaParams& p, const ChunkHead& at, Accumulator<CHUNK, DK>& d) {
     if (!parts) return d.store_rows(key_rows(x, p, at), at.chunk.rows, key_stride(p.x), p.x.key_dim);
     float* first = parts + (size_t(at.chunk.row) * p.x.heads + at.head) * p.x.key_dim;
     d.each([&](int i, int j, float x) {
@@ -249,33 +249,33 @@ DEVICE void store_keys(real* x, float* parts, const DeltaParams& p, const Place&
 extern "C" __global__ void __launch_bounds__(THREADS) delta_gradients(const DeltaParams p) {
     extern __shared__ __align__(16) u8 memory[];
     GradientsShared& sh = *reinterpret_cast<GradientsShared*>(memory);
-    const Place at = place(p);
+    const ChunkHead at = chunk_head(p);
     const Factors& f = sh.factors;
-    constexpr int SLICES = DV / NARROW;
-    auto ask = [&](int n) {
+    constexpr int SLICES = DV / STATE_COLUMNS;
+    auto prefetch = [&](int n) {
         GradientsShared::Stage& stage = sh.stages[n % STAGES_GRADIENTS];
-        const int column = n * NARROW;
+        const int column = n * STATE_COLUMNS;
         if (n == 0) {
             copy_scratch<CHUNK, CHUNK, CHUNK>(sh.inverse, p.inverse, at, 0);
             copy_factors(sh.factors, p, at);
         }
-        copy_scratch<DK, NARROW, DV>(stage.state, p.states, at, column);
-        copy_scratch<DK, NARROW, DV>(stage.d_state, p.d_states, at, column);
-        copy_values<NARROW>(stage.d_out, p.x.d_out, p, at, column);
-        copy_scratch<CHUNK, NARROW, DV>(stage.errors, p.errors, at, column);
-        copy_scratch<CHUNK, NARROW, DV>(stage.d_errors, p.d_errors, at, column);
+        copy_scratch<DK, STATE_COLUMNS, DV>(stage.state, p.states, at, column);
+        copy_scratch<DK, STATE_COLUMNS, DV>(stage.d_state, p.d_states, at, column);
+        copy_values<STATE_COLUMNS>(stage.d_out, p.x.d_out, p, at, column);
+        copy_scratch<CHUNK, STATE_COLUMNS, DV>(stage.errors, p.errors, at, column);
+        copy_scratch<CHUNK, STATE_COLUMNS, DV>(stage.d_errors, p.d_errors, at, column);
         if (n == SLICES - 1) {
             copy_keys(sh.q, p.x.q, p, at);
             copy_keys(sh.k, p.x.k, p, at);
         }
     };
     Sums sums = {};
-    begin<STAGES_GRADIENTS>(SLICES, ask);
+    pipeline_begin<STAGES_GRADIENTS>(SLICES, prefetch);
 #pragma unroll 1
     for (int n = 0; n < SLICES; ++n) {
-        arrive<STAGES_GRADIENTS>(n, ask);
-        refill<STAGES_GRADIENTS>(n, SLICES, ask);
-        add_slice(sums, sh, sh.stages[n % STAGES_GRADIENTS], p, at, n * NARROW);
+        pipeline_wait<STAGES_GRADIENTS>(n, prefetch);
+        pipeline_refill<STAGES_GRADIENTS>(n, SLICES, prefetch);
+        add_slice(sums, sh, sh.stages[n % STAGES_GRADIENTS], p, at, n * STATE_COLUMNS);
     }
     sums.dq.each([&](int i, int, float& x) { x *= p.x.scale * f.p[i]; });
     sums.dk_end.each([&](int i, int, float& x) { x *= f.s[i] * f.b[i]; });
@@ -286,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_gradients(const Delt
     sums.d_overlaps.each([&](int i, int j, float& x) { x = j < i ? -f.b[j] * x : 0.f; });
     sums.d_scores.store(sh.d_scores, SQUARE);
     sums.d_overlaps.store(sh.d_overlaps, SQUARE);
-    Product<CHUNK, NARROW>::store_row_parts(sh.dwrite, sums.dwrite);
+    Accumulator<CHUNK, STATE_COLUMNS>::store_row_partials(sh.dwrite, sums.dwrite);
     if (p.dlog_decay) decay_flows(sums, sh);
     const float through = p.dlog_decay ? f.p[CHUNK - 1] * block_sum<THREADS / 32>(sums.through) : 0.f;
     const float dskip = p.dskip ? block_sum<THREADS / 32>(sums.dskip) : 0.f;
@@ -295,16 +295,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_gradients(const Delt
     if (p.dskip && threadIdx.x == 0) p.dskip[at.tile] = dskip;
     if (p.dwrite && threadIdx.x < at.chunk.rows) {
         const int t = threadIdx.x;
-        const float sum = Product<CHUNK, NARROW>::finish_row_sum(sh.dwrite, t);
+        const float sum = Accumulator<CHUNK, STATE_COLUMNS>::finish_row_sum(sh.dwrite, t);
         p.dwrite[size_t(at.chunk.row + t) * p.x.heads + at.head] = sum / f.b[t];
     }
-    sums.dq.template add<CHUNK, Plain, Plain>(sh.d_scores, SQUARE, sh.k, KEYS);
+    sums.dq.template add<CHUNK, RowMajor, RowMajor>(sh.d_scores, SQUARE, sh.k, KEYS);
     store_keys(p.dq, p.dq_parts, p, at, sums.dq);
-    Product<CHUNK, DK>& dk = sums.dk_end;
+    Accumulator<CHUNK, DK>& dk = sums.dk_end;
     dk.plus(sums.dk_start);
-    dk.template add<CHUNK, Turned, Plain>(sh.d_scores, SQUARE, sh.q, KEYS);
-    dk.template add<CHUNK, Plain, Plain>(sh.d_overlaps, SQUARE, sh.k, KEYS);
-    dk.template add<CHUNK, Turned, Plain>(sh.d_overlaps, SQUARE, sh.k, KEYS);
+    dk.template add<CHUNK, Transposed, RowMajor>(sh.d_scores, SQUARE, sh.q, KEYS);
+    dk.template add<CHUNK, RowMajor, RowMajor>(sh.d_overlaps, SQUARE, sh.k, KEYS);
+    dk.template add<CHUNK, Transposed, RowMajor>(sh.d_overlaps, SQUARE, sh.k, KEYS);
     store_keys(p.dk, p.dk_parts, p, at, dk);
 }
 

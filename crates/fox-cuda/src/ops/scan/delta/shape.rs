@@ -7,13 +7,13 @@ use crate::{Error, Result};
 /// Tokens of a chunk.
 pub(crate) const CHUNK: usize = 64;
 /// Columns of the state that a walking block has.
-pub(crate) const NARROW: usize = 32;
+pub(crate) const STATE_COLUMNS: usize = 32;
 /// Widths of keys beyond this have no kernel.
-const WIDEST_KEY: usize = 256;
+const MAX_KEY_DIM: usize = 256;
 /// Bytes of the decays and writes of a chunk.
-const FACTORS: usize = 4 * 5 * CHUNK;
+const FACTOR_BYTES: usize = 4 * 5 * CHUNK;
 /// Left free for what kernels have besides: the sums of a block.
-const RESERVE: usize = 1024;
+const STATIC_BYTES: usize = 1024;
 
 /// Which kernels must fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,44 +24,44 @@ pub(crate) enum Pass {
 
 /// A variant of the kernels: see the head of scan_delta.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct DeltaShape {
     bf16: bool,
     /// Elements per access.
     vec: usize,
     /// Widths of keys and values, rounded up.
     pub(crate) dk: usize,
     pub(crate) dv: usize,
-    wide: usize,
+    value_columns: usize,
     stages: usize,
     stages_bwd: usize,
     stages_gradients: usize,
 }
 
-impl Shape {
+impl DeltaShape {
     /// The variant for heads of these widths, on a GPU whose blocks may have `limit` bytes; an error where they are not
     /// enough for the forward or the backward kernels.
     pub(crate) fn new(spec: &ScanSpec, bf16: bool, limit: usize, pass: Pass) -> Result<Self> {
         let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
-        let limit = limit - RESERVE;
+        let limit = limit - STATIC_BYTES;
         // Few sizes, few compilations.
         let rounded = |width: usize| width.next_multiple_of(32).max(64);
         let dv = rounded(value_dim);
-        let mut shape = Shape {
+        let mut shape = DeltaShape {
             bf16,
             vec: if key_dim.is_multiple_of(8) && value_dim.is_multiple_of(8) { 8 } else { 1 },
             dk: rounded(key_dim),
             dv,
-            wide: NARROW,
+            value_columns: STATE_COLUMNS,
             stages: 1,
             stages_bwd: 1,
             stages_gradients: 1,
         };
         let needed = shape.needed(pass);
-        if key_dim > WIDEST_KEY || needed > limit {
+        if key_dim > MAX_KEY_DIM || needed > limit {
             return Err(Error::argument(
                 "scan",
                 format!(
-                    "the delta rule's {pass:?} pass with keys of width {key_dim} takes {needed} bytes of shared memory; this GPU has {limit} to spare, and keys are at most {WIDEST_KEY} wide"
+                    "the delta rule's {pass:?} pass with keys of width {key_dim} takes {needed} bytes of shared memory; this GPU has {limit} to spare, and keys are at most {MAX_KEY_DIM} wide"
                 ),
             ));
         }
@@ -70,17 +70,18 @@ impl Shape {
         let best = |sizes: &[usize], fits: &dyn Fn(usize) -> bool, least: usize| {
             sizes.iter().copied().find(|&size| fits(size)).unwrap_or(least)
         };
-        let of = |wide| Shape { wide, ..shape };
-        let fits = |wide: usize| {
-            dv.is_multiple_of(wide) && of(wide).prepare_bwd().max(of(wide).output()) <= half
+        let of = |value_columns| DeltaShape { value_columns, ..shape };
+        let fits = |value_columns: usize| {
+            dv.is_multiple_of(value_columns)
+                && of(value_columns).prepare_bwd().max(of(value_columns).output()) <= half
         };
-        let wide = best(&[128, 96, 64], &fits, NARROW);
-        let stages = best(&[3, 2], &|n| Shape { stages: n, ..shape }.states() <= limit, 1);
+        let value_columns = best(&[128, 96, 64], &fits, STATE_COLUMNS);
+        let stages = best(&[3, 2], &|n| DeltaShape { stages: n, ..shape }.states() <= limit, 1);
         let stages_bwd =
-            best(&[3, 2], &|n| Shape { stages_bwd: n, ..shape }.states_bwd() <= limit, 1);
+            best(&[3, 2], &|n| DeltaShape { stages_bwd: n, ..shape }.states_bwd() <= limit, 1);
         let stages_gradients =
-            best(&[2], &|n| Shape { stages_gradients: n, ..shape }.gradients() <= limit, 1);
-        shape = Shape { wide, stages, stages_bwd, stages_gradients, ..shape };
+            best(&[2], &|n| DeltaShape { stages_gradients: n, ..shape }.gradients() <= limit, 1);
+        shape = DeltaShape { value_columns, stages, stages_bwd, stages_gradients, ..shape };
         Ok(shape)
     }
 
@@ -90,7 +91,7 @@ impl Shape {
             ("VEC", self.vec),
             ("DK", self.dk),
             ("DV", self.dv),
-            ("WIDE", self.wide),
+            ("VALUE_COLUMNS", self.value_columns),
             ("STAGES", self.stages),
             ("STAGES_BWD", self.stages_bwd),
             ("STAGES_GRADIENTS", self.stages_gradients),
@@ -123,18 +124,22 @@ impl Shape {
         self.tile(CHUNK, CHUNK)
     }
 
-    fn narrow(&self) -> usize {
-        self.tile(CHUNK, NARROW)
+    fn state_columns(&self) -> usize {
+        self.tile(CHUNK, STATE_COLUMNS)
     }
 
     fn state(&self) -> usize {
-        self.tile(self.dk, NARROW)
+        self.tile(self.dk, STATE_COLUMNS)
     }
 
     /// Shared memory of `delta_prepare`, and likewise below.
     pub(crate) fn prepare(&self) -> usize {
         let system = 2 * 4 * CHUNK * (CHUNK + 4);
-        self.keys() + self.tile(CHUNK, self.wide) + system + 2 * self.square() + FACTORS
+        self.keys()
+            + self.tile(CHUNK, self.value_columns)
+            + system
+            + 2 * self.square()
+            + FACTOR_BYTES
     }
 
     pub(crate) fn prepare_bwd(&self) -> usize {
@@ -142,32 +147,32 @@ impl Shape {
     }
 
     pub(crate) fn states(&self) -> usize {
-        let stage = 2 * self.keys() + self.narrow() + FACTORS;
-        self.stages * stage + self.state() + self.narrow()
+        let stage = 2 * self.keys() + self.state_columns() + FACTOR_BYTES;
+        self.stages * stage + self.state() + self.state_columns()
     }
 
     pub(crate) fn states_bwd(&self) -> usize {
-        let stage = 3 * self.keys() + 2 * self.narrow() + FACTORS;
-        self.stages_bwd * stage + self.state() + 2 * self.narrow()
+        let stage = 3 * self.keys() + 2 * self.state_columns() + FACTOR_BYTES;
+        self.stages_bwd * stage + self.state() + 2 * self.state_columns()
     }
 
     pub(crate) fn output(&self) -> usize {
-        let slice = self.tile(self.dk, self.wide) + self.tile(CHUNK, self.wide);
-        2 * self.keys() + slice + self.square() + FACTORS
+        let slice = self.tile(self.dk, self.value_columns) + self.tile(CHUNK, self.value_columns);
+        2 * self.keys() + slice + self.square() + FACTOR_BYTES
     }
 
     pub(crate) fn gradients(&self) -> usize {
-        let stage = 2 * self.state() + 3 * self.narrow();
+        let stage = 2 * self.state() + 3 * self.state_columns();
         let sums = 4 * 14 * CHUNK;
-        let held = 2 * self.keys() + 3 * self.square() + self.narrow();
-        self.stages_gradients * stage + held + FACTORS + sums
+        let held = 2 * self.keys() + 3 * self.square() + self.state_columns();
+        self.stages_gradients * stage + held + FACTOR_BYTES + sums
     }
 }
 
 /// Typical shapes, for compilation checks.
-pub(super) fn typical() -> Vec<Shape> {
+pub(super) fn typical() -> Vec<DeltaShape> {
     let of = |(bf16, key_dim, value_dim)| {
-        Shape::new(&one_head(key_dim, value_dim), bf16, 227 * 1024, Pass::Backward).ok()
+        DeltaShape::new(&one_head(key_dim, value_dim), bf16, 227 * 1024, Pass::Backward).ok()
     };
     [(true, 128, 128), (true, 5, 3), (false, 5, 3)].into_iter().filter_map(of).collect()
 }
@@ -193,15 +198,15 @@ mod tests {
 
     #[test]
     fn published_heads_run_two_blocks_on_a_hopper_multiprocessor() {
-        let shape = Shape::new(&one_head(128, 128), true, HOPPER, Pass::Backward).unwrap();
-        assert_eq!((shape.dk, shape.dv, shape.wide, shape.vec), (128, 128, 128, 8));
+        let shape = DeltaShape::new(&one_head(128, 128), true, HOPPER, Pass::Backward).unwrap();
+        assert_eq!((shape.dk, shape.dv, shape.value_columns, shape.vec), (128, 128, 128, 8));
         assert!(2 * shape.prepare_bwd() <= HOPPER && 2 * shape.output() <= HOPPER);
         assert_eq!((shape.stages, shape.stages_bwd, shape.stages_gradients), (3, 3, 2));
     }
 
     #[test]
     fn what_does_not_fit_is_said() {
-        let of = |key_dim, limit, pass| Shape::new(&one_head(key_dim, 128), true, limit, pass);
+        let of = |key_dim, limit, pass| DeltaShape::new(&one_head(key_dim, 128), true, limit, pass);
         assert!(of(128, SMALL, Pass::Forward).is_ok());
         assert!(of(128, SMALL, Pass::Backward).is_err());
         assert!(of(64, SMALL, Pass::Backward).is_ok());

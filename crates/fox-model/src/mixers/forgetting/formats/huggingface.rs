@@ -18,7 +18,7 @@ const COMMON: CommonFields = CommonFields {
     layers: 32,
     norm_eps_field: "rms_norm_eps",
     outright_width: true,
-    ..CommonFields::USUAL
+    ..CommonFields::DEFAULT
 };
 
 type Hf = Format<ForgettingConfig>;

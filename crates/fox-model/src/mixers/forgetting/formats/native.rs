@@ -12,7 +12,7 @@ use crate::mixers::{CheckpointLayout, CommonFields, Format};
 
 /// `fox`.
 pub(crate) static NATIVE: Format<ForgettingConfig> = Format {
-    common: CommonFields { sigmoid_mlp: true, ..CommonFields::USUAL },
+    common: CommonFields { sigmoid_mlp: true, ..CommonFields::DEFAULT },
     ..Format::new("fox", CheckpointLayout::NATIVE, "FoxForCausalLM", read, write)
 };
 

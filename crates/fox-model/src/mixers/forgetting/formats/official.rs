@@ -11,7 +11,7 @@ use crate::mixers::{CheckpointLayout, CommonFields, Format, chosen};
 
 /// FoX with every published option.
 pub(super) static FOX: Format<ForgettingConfig> = Format {
-    common: CommonFields { sigmoid_mlp: true, ..CommonFields::USUAL },
+    common: CommonFields { sigmoid_mlp: true, ..CommonFields::DEFAULT },
     lacks: |mixer, _| {
         let mut found = native_only(mixer).to_vec();
         found.extend([

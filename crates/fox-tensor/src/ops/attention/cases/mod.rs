@@ -218,7 +218,7 @@ impl AttentionCase {
             window: self.window,
             acp: Acp::Off,
             segments: Segments::new(self.segments.clone())?,
-            whole: None,
+            full_sequence: None,
         };
         let (pruning, weights) = (self.pruning, self.weights);
         let case = Case::new(self.name(), move |tape, args| {

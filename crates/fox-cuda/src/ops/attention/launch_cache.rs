@@ -1,0 +1,162 @@
+//! What is kept from one call to the next: lists of tiles, the choice of kernels, zeros memory.
+//!
+//! A short sequence takes the GPU less time than the host would need to write the defines of its kernels, to look them
+//! up and to clear a counter.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fox_tensor::Segments;
+
+use super::Attention;
+use super::tiles::{self, Features, TileConfig};
+use super::tiling::Tiling;
+use crate::launch::Kernel;
+use crate::recent::Recent;
+use crate::{Buffer, Float, Gpu, Result, Source};
+
+/// LaunchCache with the GPU.
+#[derive(Default)]
+pub(crate) struct LaunchCache {
+    /// By segments and tile sizes.
+    pub(super) tilings: Recent<(Segments, usize, usize), Tiling>,
+    tiles: Recent<TileKey, TileConfig>,
+    kernels: Recent<(Source, &'static str, Variant), Kernel>,
+    zeros: ZeroArena,
+}
+
+impl LaunchCache {
+    pub(crate) fn clear(&self) {
+        self.tilings.clear();
+        self.kernels.clear();
+        self.zeros.clear();
+    }
+}
+
+/// What decides about a main kernel.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct TileKey {
+    forward: bool,
+    wide: bool,
+    hopper: bool,
+    head_dim: usize,
+    features: Features,
+}
+
+impl TileKey {
+    fn tile(&self) -> TileConfig {
+        let &TileKey { forward, wide, hopper, head_dim, features } = self;
+        match (forward, hopper) {
+            _ if wide => tiles::f32_kernel(head_dim, forward),
+            (true, true) => tiles::hopper_forward(head_dim, features),
+            (true, false) => tiles::portable_forward(head_dim, features),
+            (false, _) => tiles::hopper_backward(head_dim, features)
+                .filter(|_| hopper)
+                .unwrap_or_else(|| tiles::portable_backward(head_dim, features)),
+        }
+    }
+}
+
+/// What a kernel is compiled for.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Variant {
+    /// There is one.
+    Only,
+    /// The type of the operands: f32 rather than bf16.
+    Wide(bool),
+    /// A main kernel.
+    Main(TileKey),
+}
+
+impl<T: Float> Attention<'_, T> {
+    pub(super) fn tile_key(&self, forward: bool) -> TileKey {
+        TileKey {
+            forward,
+            wide: T::WIDE,
+            hopper: self.hopper(),
+            head_dim: self.spec.head_dim,
+            features: self.features(),
+        }
+    }
+
+    pub(super) fn tile(&self, key: TileKey) -> Result<Arc<TileConfig>> {
+        self.gpu.attention.tiles.get(key, || Ok(key.tile()))
+    }
+
+    /// The main kernel of this tile.
+    pub(super) fn main_kernel(
+        &self,
+        key: TileKey,
+        tile: &TileConfig,
+        entry: &'static str,
+    ) -> Result<Arc<Kernel>> {
+        self.kernel(tile.source, entry, Variant::Main(key), || tile.defines.clone())
+    }
+
+    /// A kernel that is looked up by its variant; `defines` describes it to the compiler.
+    pub(super) fn kernel(
+        &self,
+        source: Source,
+        entry: &'static str,
+        variant: Variant,
+        defines: impl FnOnce() -> Vec<String>,
+    ) -> Result<Arc<Kernel>> {
+        self.gpu.bind()?;
+        let kernels = &self.gpu.attention.kernels;
+        kernels.get((source, entry, variant), || self.gpu.kernel(source, &defines(), entry))
+    }
+
+    /// Memory for `len` integers, all 0.
+    pub(super) fn zeros(&self, len: usize) -> Result<ZeroSlice> {
+        self.gpu.attention.zeros.take(self.gpu, len)
+    }
+}
+
+/// Integers that are zeros together.
+const SLAB_LEN: usize = 64 << 10;
+/// A piece of a slab begins at a multiple of this.
+const ALIGN: usize = 32;
+/// More than this is zeros alone.
+const MAX_SLICE_LEN: usize = 1 << 10;
+
+/// Small pieces of zeros memory: many are zeros by one memset, and each is handed out once.
+#[derive(Default)]
+struct ZeroArena(Mutex<Option<ZeroSlab>>);
+
+struct ZeroSlab {
+    memory: Arc<Buffer<i32>>,
+    used: usize,
+}
+
+/// A piece of zeros memory, as long as this lives.
+pub(super) struct ZeroSlice {
+    memory: Arc<Buffer<i32>>,
+    first: usize,
+}
+
+impl ZeroSlice {
+    pub(super) fn address(&self) -> u64 {
+        self.memory.address() + 4 * self.first as u64
+    }
+}
+
+impl ZeroArena {
+    fn take(&self, gpu: &Gpu, len: usize) -> Result<ZeroSlice> {
+        // A graph clears what it uses whenever it is replayed.
+        if len > MAX_SLICE_LEN || gpu.is_capturing() {
+            return Ok(ZeroSlice { memory: Arc::new(gpu.zeros(len)?), first: 0 });
+        }
+        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let slab = match current.take().filter(|slab| slab.used + len <= SLAB_LEN) {
+            Some(slab) => slab,
+            None => ZeroSlab { memory: Arc::new(gpu.zeros(SLAB_LEN)?), used: 0 },
+        };
+        let zeros = ZeroSlice { memory: Arc::clone(&slab.memory), first: slab.used };
+        let used = slab.used + len.next_multiple_of(ALIGN);
+        *current = Some(ZeroSlab { used, ..slab });
+        Ok(zeros)
+    }
+
+    fn clear(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}

@@ -1,0 +1,61 @@
+//! Sums of gradients over all processes that begin while the backward pass goes on.
+
+use std::sync::Arc;
+
+use fox_dist::{Group, Owned};
+use fox_tensor::{BucketSink, Gradients, ParamId, Tape, Tensor};
+
+use crate::Result;
+use crate::optimizer::Updater;
+
+/// Begins sums of complete gradients in the last backward pass of a step. Its first pass only counts: how many terms
+/// the gradient of a parameter has follows from the model, and is the same in every pass and process. By default nothing
+/// is summed early.
+#[derive(Debug, Default)]
+pub struct OverlappedReduce {
+    /// The processes, and which of them each parameter belongs to; `None` where sums wait for the end of the pass.
+    owners: Option<(Arc<Group>, Arc<[usize]>)>,
+    /// Terms of every parameter in a pass.
+    terms: Option<Vec<u32>>,
+    /// Bytes that are summed at once.
+    bucket: usize,
+}
+
+impl OverlappedReduce {
+    /// For the processes of an updater, if there are several and buckets have a size.
+    pub fn new(updater: &Updater, bucket: usize) -> OverlappedReduce {
+        let group = updater.group();
+        let owners = (bucket > 0 && group.size() > 1)
+            .then(|| (Arc::clone(group), Arc::from(updater.owners())));
+        OverlappedReduce { owners, terms: None, bucket }
+    }
+
+    /// The backward pass after which the gradients are complete.
+    pub fn backward(&mut self, tape: Tape<'_>, gradients: &mut Gradients) -> Result<()> {
+        let Some((group, owners)) = &self.owners else { return Ok(tape.backward(gradients)?) };
+        match &self.terms {
+            None => {
+                gradients.reset_term_counts();
+                tape.backward(gradients)?;
+                self.terms = Some(gradients.term_counts().to_vec());
+            }
+            Some(terms) => {
+                let taker = taker(Arc::clone(group), Arc::clone(owners));
+                gradients.set_bucket_sink(terms.clone(), self.bucket, taker);
+                tape.backward(gradients)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn taker(group: Arc<Group>, owners: Arc<[usize]>) -> BucketSink {
+    Box::new(move |bucket: &mut [(ParamId, &mut Tensor)]| {
+        let owned = bucket.iter_mut().map(|(id, tensor)| Owned { owner: owners[id.0], tensor });
+        group.begin_reduce(&mut owned.collect::<Vec<_>>()).map_err(|error| match error {
+            fox_dist::Error::Tensor(error) => error,
+            // The tape knows of no other processes; whoever started it asks the group for the reason.
+            other => fox_tensor::Error::argument("backward", other.to_string()),
+        })
+    })
+}

@@ -1,0 +1,99 @@
+//! `fox train --dry-run`: the whole recipe, and what it would take. Nothing is written.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use fox_tensor::Device;
+use fox_train::data::RunData;
+use fox_train::{DryRun, Recipe, RunFolder, dry_run};
+
+use super::{Args, text};
+use crate::output;
+
+/// Prints the recipe as TOML, with what it would take as comments in front.
+pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
+    let (recipe, data) = resolve(args, out, device)?;
+    let found = dry_run(&recipe, &data, device)?;
+    let mut printed = String::new();
+    let named = args.data.as_ref().map(|path| path.display().to_string());
+    let source = named.unwrap_or_else(|| data.train.identity());
+    // Of text, only the beginning was read.
+    let whole = !args.data.as_deref().is_some_and(text::is_text);
+    let identity = whole.then(|| data.train.identity());
+    for line in summary(&recipe, &source, identity.as_deref(), &found, out, device).lines() {
+        printed += &format!("# {line}\n");
+    }
+    output::print(&format!("{printed}\n{}", recipe.to_toml()?))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The recipe and its data; of text that is not prepared yet, the beginning.
+fn resolve(args: &Args, out: &Path, device: &Device) -> Result<(Recipe, RunData)> {
+    let on_gpu = device.backend().name().starts_with("cuda");
+    let Some(path) = args.data.as_deref().filter(|path| text::is_text(path)) else {
+        let recipe = args.recipe_for(args.data.as_deref(), on_gpu)?;
+        let data = RunData::open(&recipe)?;
+        return Ok((recipe, data));
+    };
+    if path == Path::new(text::STANDARD_INPUT) {
+        bail!("a dry run does not read the standard input; name a file with --data");
+    }
+    let prepared = out.join(text::DATA);
+    let sample = text::sample(path, args.text_tokenizer()?.as_deref())?;
+    let recipe = match &args.recipe {
+        Some(name) => args.load(name, Some(&prepared), &[])?,
+        None => {
+            let choice = text::choose_for_text(path, &sample, on_gpu)?;
+            args.load(choice.name, Some(&prepared), &choice.overrides)?
+        }
+    };
+    Ok((recipe, sample.data))
+}
+
+fn summary(
+    recipe: &Recipe,
+    source: &str,
+    identity: Option<&str>,
+    found: &DryRun,
+    out: &Path,
+    device: &Device,
+) -> String {
+    let row = |name: &str, value: String| vec![format!("  {name}"), value];
+    let state = match identity {
+        // The recipe for a text is an estimate until the text is prepared.
+        None if RunFolder::is_run(out) => Ok("holds a run; the same one would go on"),
+        _ => RunFolder::check(out, recipe, identity)
+            .map(|goes_on| if goes_on { "holds a run, which would go on" } else { "new" }),
+    };
+    let folder = match state {
+        Ok(state) => format!("{} ({state})", out.display()),
+        Err(refused) => refused.to_string(),
+    };
+    let free = found.free.map_or_else(String::new, |free| {
+        format!(" of {} that are free", output::bytes(free as f64))
+    });
+    let (rows, length) = found.measured;
+    let table = [
+        row("run folder", folder),
+        row("parameters", output::grouped(found.parameters)),
+        row("data", source.to_string()),
+        row("tokens", output::grouped(recipe.training.tokens)),
+        row("steps", output::grouped(recipe.steps())),
+        row("tokens of a step", output::grouped(recipe.tokens_per_step())),
+        row("memory", format!("{}{free}", output::bytes(found.memory))),
+        row("tokens/s", output::grouped(found.tokens_per_second.round() as u64)),
+        row(
+            "time",
+            format!("{}, evaluations and checkpoints not counted", output::duration(found.seconds)),
+        ),
+    ];
+    // Words, not figures: all columns to the left.
+    let lines: Vec<String> =
+        table.iter().map(|cells| format!("{:<20}{}", cells[0], cells[1])).collect();
+    format!(
+        "{} on {device}, from steps of {rows} x {length} tokens; nothing was written\n{}\n",
+        recipe.name,
+        lines.join("\n")
+    )
+}
