@@ -59,5 +59,5 @@ pub use paged::PagedState;
 pub use pages::LayerPages;
 pub use recurrent::RecurrentState;
 pub use rows::RowState;
-pub use slot::SlotSequence;
+pub use slot::{SequenceState, SlotSequence};
 pub use spec::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};

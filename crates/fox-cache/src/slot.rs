@@ -110,3 +110,50 @@ impl SlotSequence {
         self.layers.iter().filter_map(|layer| layer.page_counts(0)).collect()
     }
 }
+
+/// The KV cache of one sequence: prefilled and decoded op by op, or in a slot.
+#[derive(Debug)]
+pub enum SequenceState {
+    /// For steps op by op, which begin with [`Cache::begin`] and end with [`Cache::commit`].
+    Cache(Cache),
+    /// For steps in a slot.
+    Slot(SlotSequence),
+}
+
+impl From<Cache> for SequenceState {
+    /// Of a cache with one sequence.
+    fn from(cache: Cache) -> Self {
+        SequenceState::Cache(cache)
+    }
+}
+
+impl SequenceState {
+    /// Tokens seen.
+    pub fn len(&self) -> usize {
+        match self {
+            SequenceState::Cache(cache) => cache.lens()[0],
+            SequenceState::Slot(sequence) => sequence.len(),
+        }
+    }
+
+    /// Whether it has seen no tokens.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes held and seen.
+    pub fn usage(&self) -> Usage {
+        match self {
+            SequenceState::Cache(cache) => cache.usage(0),
+            SequenceState::Slot(sequence) => sequence.usage(),
+        }
+    }
+
+    /// Pages held and evicted, per layer and key head.
+    pub fn page_counts(&self) -> Vec<Vec<(usize, usize)>> {
+        match self {
+            SequenceState::Cache(cache) => cache.pages(0),
+            SequenceState::Slot(sequence) => sequence.page_counts(),
+        }
+    }
+}

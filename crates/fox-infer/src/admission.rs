@@ -69,7 +69,7 @@ impl Scheduler {
         let cost = self.limits.budget.cost();
         let promised = |r: &Sequence| {
             let (held, len) =
-                r.cache.as_ref().map_or((0, 0), |cache| (cache.usage(0).bytes, cache.lens()[0]));
+                r.cache.as_ref().map_or((0, 0), |cache| (cache.usage().bytes, cache.len()));
             let step = if r.next().is_some() { 1 } else { self.limits.piece };
             let all =
                 self.retention.expected(cost, r.tokens(), self.limits.piece).saturating_sub(held);
@@ -92,7 +92,7 @@ impl Scheduler {
     fn resume(&mut self) -> bool {
         let Some(mut r) = self.waiting.pop_front() else { return false };
         match self.model.new_paged_cache(&self.policy) {
-            Ok(cache) => r.cache = Some(cache),
+            Ok(cache) => r.cache = Some(cache.into()),
             Err(error) => r.ended = Some(FinishReason::Failed(error.to_string())),
         }
         let at = self.running.partition_point(|other| other.arrival < r.arrival);
@@ -115,7 +115,10 @@ impl Scheduler {
             if budget.make_room(std::iter::empty(), most, || false) {
                 return true;
             }
-            let exact = demand.filter_map(|r| r.demand(piece));
+            let exact = demand.filter_map(|r| {
+                let (held, tokens) = r.demand(piece)?;
+                Some(cost.outstanding(held.len(), &held.page_counts(), tokens))
+            });
             if budget.make_room(exact, 0, || self.prefixes.forget_one()) {
                 return false;
             }
@@ -137,7 +140,7 @@ impl Scheduler {
             let mut r = self.running.remove(at);
             if let Some(cache) = &r.cache {
                 self.retention.observe(cache);
-                r.need = cache.usage(0).bytes + self.limits.budget.cost().step(piece);
+                r.need = cache.usage().bytes + self.limits.budget.cost().step(piece);
             }
             r.preempt();
             self.stats.preempted += 1;

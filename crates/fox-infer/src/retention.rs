@@ -1,6 +1,6 @@
 //! How many bytes a request is expected to need: what is left of its cache after forgetting, as seen so far.
 
-use fox_cache::{Cache, SequenceCost};
+use fox_cache::{SequenceCost, SequenceState};
 
 /// How much one more sequence counts against the earlier ones, once there are some.
 const FRESH: f64 = 0.2;
@@ -26,8 +26,8 @@ impl Default for RetentionEstimate {
 
 impl RetentionEstimate {
     /// Looks at the cache of a sequence that has got somewhere.
-    pub fn observe(&mut self, cache: &Cache) {
-        let usage = cache.usage(0);
+    pub fn observe(&mut self, sequence: &SequenceState) {
+        let usage = sequence.usage();
         if usage.tokens >= TELLING && usage.full_bytes > 0 {
             let kept = usage.bytes as f64 / usage.full_bytes as f64;
             self.seen = self.seen.saturating_add(1);

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use fox_cache::Cache;
-use fox_tensor::{Choice, PAGE, TokenDraw};
+use fox_cache::{Cache, SequenceState};
+use fox_tensor::{PAGE, SampledToken, TokenDraw};
 
 use crate::engine::QueuedRequest;
 use crate::resident::Slot;
@@ -18,7 +18,7 @@ pub(crate) enum Next {
     /// Logits of all tokens `[V]`.
     Logits(Vec<f32>),
     /// The token itself, for requests that want no more.
-    Choice(Choice),
+    Token(SampledToken),
 }
 
 pub(crate) struct Sequence {
@@ -31,7 +31,7 @@ pub(crate) struct Sequence {
     told_prompt: bool,
     sampler: Sampler,
     /// Absent only while a step has it.
-    pub cache: Option<Cache>,
+    pub cache: Option<SequenceState>,
     /// Where its state is on the device, once it decodes there.
     pub slot: Option<Slot>,
     /// Prompt tokens that the cache has.
@@ -64,7 +64,7 @@ impl Sequence {
             arrival,
             need: 0,
             told_prompt: false,
-            cache: Some(cache),
+            cache: Some(cache.into()),
             slot: None,
             read: 0,
             answer: Vec::new(),
@@ -136,7 +136,7 @@ impl Sequence {
     pub fn stepped_to(&mut self, next: &Next) -> bool {
         match next {
             Next::Logits(logits) => self.stepped(logits),
-            Next::Choice(choice) => {
+            Next::Token(choice) => {
                 self.fed += 1;
                 let scored = |id| ScoredToken { id, logprob: choice.logprob, top: Vec::new() };
                 self.take_chosen(|_| choice.id, scored)
@@ -158,15 +158,15 @@ impl Sequence {
 
     /// Its cache, and the tokens that this has after the next step of a decoding sequence or of a prompt that is
     /// read in pieces.
-    pub fn demand(&self, piece: usize) -> Option<(&Cache, usize)> {
+    pub fn demand(&self, piece: usize) -> Option<(&SequenceState, usize)> {
         let cache = self.cache.as_ref()?;
         let next = if self.next().is_some() { 1 } else { self.unread().min(piece) };
-        Some((cache, cache.lens()[0] + next))
+        Some((cache, cache.len() + next))
     }
 
     /// Goes on from a state after the first `len` tokens of the prompt.
     pub fn share(&mut self, cache: Cache, len: usize) {
-        self.cache = Some(cache);
+        self.cache = Some(cache.into());
         self.read = len;
         self.usage.shared_tokens = len;
     }
@@ -247,15 +247,15 @@ impl Sequence {
     }
 }
 
-fn cache_use(cache: &Cache) -> CacheUsage {
-    let usage = cache.usage(0);
+fn cache_use(cache: &SequenceState) -> CacheUsage {
+    let usage = cache.usage();
     let dropped = |layer: &Vec<(usize, usize)>| layer.iter().map(|(_, dropped)| *dropped).collect();
     CacheUsage {
         tokens: usage.tokens,
         bytes: usage.bytes,
         full_bytes: usage.full_bytes,
         page_tokens: PAGE,
-        evicted_pages: cache.pages(0).iter().map(dropped).collect(),
+        evicted_pages: cache.page_counts().iter().map(dropped).collect(),
     }
 }
 

@@ -1,9 +1,9 @@
-// Launches that overlap: one may begin before the launch in front of it has ended, as soon as all thread blocks of that
-// one have let it or have ended.
+// Programmatic dependent launch: a kernel may start before its predecessor in the stream has ended, once all thread
+// blocks of the predecessor have called let_successor_begin or have exited.
 #pragma once
 #include "ptx.cuh"
 
-// The wait is for the end of the launch in front. If that one has waited too, all earlier ones are over.
+// Waits for the end of the predecessor. If that one has waited too, all earlier launches have ended.
 DEVICE void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

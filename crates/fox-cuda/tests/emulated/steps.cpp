@@ -96,7 +96,7 @@ static void check(const Options& o, const std::vector<int>& lengths) {
         tokens[row_of[s]] = DecodeToken{slot_of[s], 0, length, 0};
         tables[place] = DecodeTable{sequences[s].pages.data(), sequences[s].ends.data()};
         for (int h = 0; h < heads && length > 0; ++h) now[place * heads + h] = sequences[s].sums.back()[h];
-        most = std::max(most, Runs(length).count);
+        most = std::max(most, KvSplits(length).count);
     }
     const Floats raw = numbers(ROWS * stride), gate_bias = numbers(heads, 1.f, 0.2f);
     const Floats q_norm = numbers(o.shared ? D : heads * D, 1.f, 0.2f), out_norm = numbers(heads * D, 1.f, 0.2f);
@@ -110,12 +110,12 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     }
     const std::vector<u16> last_before = last;
     const Doubles now_before = now, thresholds(heads, o.threshold);
-    Floats q(ROWS * heads * D, NAN), parts(size_t(ROWS) * heads * MAX_RUNS * (D + 4), NAN);
+    Floats q(ROWS * heads * D, NAN), partials(size_t(ROWS) * heads * MAX_KV_SPLITS * (D + 4), NAN);
     std::vector<u16> y(ROWS * heads * D);
 
     DecodeHeads h{};
     h.rows = tokens.data(), h.raw = raw.data(), h.q = q.data(), h.tables = tables.data();
-    h.last = last.data(), h.now = now.data(), h.gate_bias = gate_bias.data();
+    h.last = last.data(), h.gate_sums = now.data(), h.gate_bias = gate_bias.data();
     h.q_norm = o.normed ? q_norm.data() : nullptr, h.k_norm = o.normed ? k_norm.data() : nullptr;
     h.rope = o.turned ? angles.data() : nullptr;
     for (int n = 0; n < 6; ++n) h.start[n] = start[n];
@@ -125,15 +125,15 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     h.q_shared = h.k_shared = o.shared, h.qk_eps = 1e-5f, h.scale = 1.f / sqrtf(D);
     launch({unsigned(heads + 2 * kv_heads + 7) / 8, ROWS, 1}, 256, [&] { rows::decode_heads(h); });
 
-    DecodeAttention a{};
-    a.rows = tokens.data(), a.tables = tables.data(), a.q = q.data(), a.now = now.data();
-    a.thresholds = thresholds.data(), a.parts = parts.data(), a.layers = LAYERS, a.layer = LAYER;
+    DecodeAttentionParams a{};
+    a.rows = tokens.data(), a.tables = tables.data(), a.q = q.data(), a.gate_sums = now.data();
+    a.thresholds = thresholds.data(), a.partials = partials.data(), a.layers = LAYERS, a.layer = LAYER;
     a.heads = heads, a.kv_heads = kv_heads, a.window = o.window, a.gated = o.gated;
     const Index grid{unsigned(most), unsigned(kv_heads), ROWS};
     launch(grid, 128, [&] { attention::decode_attention(a); });
 
     DecodeMerge m{};
-    m.rows = tokens.data(), m.parts = parts.data(), m.raw = raw.data(), m.norm = out_norm.data(), m.y = y.data();
+    m.rows = tokens.data(), m.partials = partials.data(), m.raw = raw.data(), m.norm = out_norm.data(), m.y = y.data();
     m.stride = stride, m.heads = heads, m.gate = start[6], m.act = ACT_SIGMOID, m.eps = 1e-6f;
     launch({unsigned(heads + 7) / 8, ROWS, 1}, 256, [&] { rows::decode_merge(m); });
 
@@ -201,7 +201,7 @@ static void check_norms(int runs) {
     std::vector<u16> x(ROWS * width);
     DecodeNorm p{};
     p.rows = tokens.data(), p.embeddings = embeddings.data(), p.h = h.data(), p.delta = delta.data();
-    p.norm = norm.data(), p.x = x.data(), p.width = width, p.runs = runs, p.eps = 1e-6f;
+    p.norm = norm.data(), p.x = x.data(), p.width = width, p.k_splits = runs, p.eps = 1e-6f;
     launch({ROWS, 1, 1}, 256, [&] { rows::decode_norm(p); });
     p.embeddings = nullptr;
     launch({ROWS, 1, 1}, 256, [&] { rows::decode_norm(p); });

@@ -9,7 +9,7 @@ use super::backward::BACKWARD_SM90;
 use super::forward::{FORWARD, FORWARD_SM90};
 use super::single::ATTENTION_F32;
 use super::two_pass::BACKWARD;
-use crate::Source;
+use crate::{Generation, Source};
 
 /// Bytes of dynamic shared memory that one block may have on Hopper, and on the least of the others.
 pub(in crate::ops) const HOPPER_SHARED: usize = 227 * 1024;
@@ -176,7 +176,7 @@ fn tile(
 
 /// Every variant of the main kernels that a device of this architecture can be asked for, for
 /// compilation checks: source and defines.
-pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
+pub(super) fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
     let mut variants = Vec::new();
     for gates in [true, false] {
         for mask in [Mask::Causal, Mask::Bidirectional] {
@@ -187,7 +187,7 @@ pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
                         let tile = portable(head_dim, features);
                         variants.push((tile.source, tile.defines));
                     }
-                    if hopper {
+                    if generation.has_wgmma() {
                         let fwd = hopper_forward(head_dim, features);
                         variants.push((fwd.source, fwd.defines));
                         let bwd = hopper_backward(head_dim, features);

@@ -1,50 +1,49 @@
-// What the kernels of decode steps share.
+// Shared by the kernels of decode steps.
 //
-// Their launches overlap: each must wait for its predecessor before it touches what others write. What never changes
-// during a step may be read before.
+// Their launches overlap (programmatic dependent launch): a kernel waits for its predecessor before it touches anything
+// that a step writes. Weights and other constants may be read before the wait.
 #pragma once
 #define BF16 1
 #define VEC 8
+#include "constants.cuh"
 #include "overlap.cuh"
 #include "real.cuh"
 
-constexpr int PAGE = 64;
-// Runs of pages that a sequence's keys are divided into, at most.
-constexpr int MAX_RUNS = 64;
+// Position of a column of a 64-column slab in its row, in the 128-byte swizzle that wgmma reads: chunks of 16 bytes are
+// permuted by the row.
+DEVICE int swizzled_column(int row, int column) { return (column / 8 ^ row % 8) * 8 + column % 8; }
 
-// Where a column of a slab of 64 lies in its row for Hopper's products: pieces of 16 bytes change places from row to row.
-DEVICE int slab_place(int row, int column) { return (column / 8 ^ row % 8) * 8 + column % 8; }
-
-// A lane has read eight columns of a row of weights, the four lanes of the row 32 of them. An instruction multiplies 16
-// that follow each other, four of each lane: what this one has of the first 16, and of the last.
-DEVICE uint4 sixteens(const uint4& own) {
+// Turns the eight columns of a weight row that a lane has loaded into the operands of two k16 instructions. Four lanes
+// hold 32 columns of a row; an instruction takes 16 adjacent columns, four from each lane. x and y are this lane's
+// operands for the first 16 columns, z and w for the last 16.
+DEVICE uint4 exchange_k16(const uint4& own) {
     const bool is_behind = threadIdx.x & 2;
     const u32 x = __shfl_xor_sync(~0u, is_behind ? own.x : own.z, 2);
     const u32 y = __shfl_xor_sync(~0u, is_behind ? own.y : own.w, 2);
     return is_behind ? make_uint4(x, y, own.z, own.w) : make_uint4(own.x, own.y, x, y);
 }
-// Where a column of 32 lies so that a lane reads those of the rows that go with them.
-DEVICE int sixteens_place(int column) {
+// Position of a column of 32 such that a lane loads the activations that match its weights after exchange_k16.
+DEVICE int exchange_k16_position(int column) {
     const int four = column % 16 / 4;
     return (four % 2 * 2 + four / 2) * 8 + column / 16 * 4 + column % 4;
 }
 
-// Where element (row, column) of the right operand of a product of so many rows lies: in blocks of 8 rows and 32 columns;
-// with SLABS, for Hopper's products, in slabs of 64 columns.
+// Offset of element (row, column) of the right operand [rows, width] of a matmul: in blocks of 8 rows and 32 columns, or
+// with SLABS (for wgmma) in swizzled slabs of 64 columns.
 DEVICE size_t blocked(int row, int column, int width, size_t rows) {
 #if SLABS
-    return (column / 64 * rows + row) * 64 + slab_place(row, column % 64);
+    return (column / 64 * rows + row) * 64 + swizzled_column(row, column % 64);
 #else
-    return (size_t(row / 8) * (width / 32) + column / 32) * 256 + row % 8 * 32 + sixteens_place(column % 32);
+    return (size_t(row / 8) * (width / 32) + column / 32) * 256 + row % 8 * 32 + exchange_k16_position(column % 32);
 #endif
 }
 
-// The matrix that a thread block of a product of several has to do with.
-template <class Product>
-DEVICE auto part_of_block(const Product& p) {
+// The weight matrix that this thread block multiplies by.
+template <class Matmul>
+DEVICE auto matrix_of_block(const Matmul& p) {
     int n = 0;
-    while (n + 1 < p.part_count && int(blockIdx.y) >= p.parts[n + 1].first_block) ++n;
-    return p.parts[n];
+    while (n + 1 < p.matrix_count && int(blockIdx.y) >= p.matrices[n + 1].first_block) ++n;
+    return p.matrices[n];
 }
 
 DEVICE float warp_max(float x) {
@@ -53,13 +52,14 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
-// How the keys up to `position` are divided: a matter of the sequence's own length.
-struct Runs {
+// How attention splits the keys up to `position` over thread blocks (split-KV). It depends on the sequence's length
+// alone, so that results are batch-invariant.
+struct KvSplits {
     int pages, each, count;
-    DEVICE explicit Runs(int position) {
+    DEVICE explicit KvSplits(int position) {
         pages = position / PAGE + 1;
         each = 4;
-        while (each * MAX_RUNS < pages) each *= 2;
+        while (each * MAX_KV_SPLITS < pages) each *= 2;
         count = (pages + each - 1) / each;
     }
 };

@@ -1,41 +1,48 @@
-//! Weights in 8 bits for products that read bf16: unpacked in front of each.
+//! int8 weights for matmuls that read bf16: dequantized in a launch before each of them.
 
 use fox_tensor::DType;
 
-use super::model::STEP;
-use super::params::{PARTS, DecodeMatrix, DecodeMatmul};
-use crate::ops::packed::{MATRICES, Unpack, UnpackInt8, UnpackPart};
+use super::params::{DecodeMatmul, DecodeMatrix, MAX_MATRICES};
+use super::weights::STEP;
+use crate::ops::packed::{DequantInt8, DequantMatrix, Dequantize, MATRICES};
 use crate::{Gpu, Result};
 
-const _: () = assert!(PARTS <= MATRICES, "a launch unpacks all matrices of a product");
+const _: () = assert!(MAX_MATRICES <= MATRICES, "a launch dequantizes all matrices of a matmul");
 
-/// The matrices of a product that are in 8 bits, each with its rows of weights.
+/// The int8 matrices of a matmul, each with its number of weight rows.
 fn packed(
-    parts: &mut [DecodeMatrix; PARTS],
+    matrices: &mut [DecodeMatrix; MAX_MATRICES],
     glu: bool,
 ) -> impl Iterator<Item = (usize, &mut DecodeMatrix)> {
-    let rows = move |part: &DecodeMatrix| if glu { 2 * part.rows } else { part.rows };
-    parts.iter_mut().filter(|part| part.scales.address() != 0).map(move |part| (rows(part), part))
+    let rows = move |matrix: &DecodeMatrix| if glu { 2 * matrix.rows } else { matrix.rows };
+    matrices
+        .iter_mut()
+        .filter(|matrix| matrix.scales.address() != 0)
+        .map(move |matrix| (rows(matrix), matrix))
 }
 
-/// Weights of a product that are in 8 bits.
-pub(super) fn packed_values(mut parts: [DecodeMatrix; PARTS], width: usize, glu: bool) -> usize {
-    packed(&mut parts, glu).map(|(rows, _)| rows * width).sum()
+/// Number of int8 weights of a matmul.
+pub(super) fn packed_values(
+    mut matrices: [DecodeMatrix; MAX_MATRICES],
+    width: usize,
+    glu: bool,
+) -> usize {
+    packed(&mut matrices, glu).map(|(rows, _)| rows * width).sum()
 }
 
-/// Unpacks for products.
-pub(super) struct Unpacking(Unpack);
+/// Dequantizes the weights of matmuls.
+pub(super) struct Dequantizer(Dequantize);
 
-impl Unpacking {
+impl Dequantizer {
     pub(super) fn new(gpu: &Gpu) -> Result<Self> {
-        Ok(Unpacking(Unpack::new(gpu, DType::Bf16, STEP)?))
+        Ok(Dequantizer(Dequantize::new(gpu, DType::Bf16, STEP)?))
     }
 
-    /// Unpacks the weights of a product to `to`, where it finds them then; whether it had any in 8 bits. A product after
-    /// this must not begin before the weights are written.
+    /// Dequantizes the int8 weights of a matmul to `to` and points the matmul there; whether it had any. The matmul must
+    /// not overlap with this launch, because it reads weights before it waits.
     ///
     /// # Safety
-    /// `to` has room for them, and the addresses of the product are those of live buffers.
+    /// `to` must have room for the weights, and the addresses of the matmul must belong to live buffers.
     pub(super) unsafe fn run(
         &self,
         product: &mut DecodeMatmul,
@@ -44,16 +51,16 @@ impl Unpacking {
         overlapping: bool,
     ) -> Result<bool> {
         let width = product.width;
-        let mut params = UnpackInt8 { width, ..UnpackInt8::default() };
+        let mut params = DequantInt8 { width, ..DequantInt8::default() };
         let (mut count, mut at) = (0, to);
-        for (rows, part) in packed(&mut product.parts, glu) {
-            params.parts[count] = UnpackPart {
-                values: part.w.address().into(),
-                scales: part.scales,
+        for (rows, matrix) in packed(&mut product.matrices, glu) {
+            params.matrices[count] = DequantMatrix {
+                values: matrix.w.address().into(),
+                scales: matrix.scales,
                 to: at.into(),
-                pieces: self.0.pieces(rows, width),
+                vectors: self.0.vectors(rows, width),
             };
-            (part.w, part.scales) = (at.into(), 0.into());
+            (matrix.w, matrix.scales) = (at.into(), 0.into());
             at += (2 * rows * width) as u64;
             count += 1;
         }
@@ -70,13 +77,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_matrices_with_scales_are_unpacked() {
-        let mut parts = [DecodeMatrix::default(); PARTS];
-        for (part, (rows, scales)) in parts.iter_mut().zip([(8, 512), (2, 0), (24, 1024)]) {
-            (part.rows, part.scales) = (rows, u64::into(scales));
+    fn only_int8_matrices_are_dequantized() {
+        let mut matrices = [DecodeMatrix::default(); MAX_MATRICES];
+        for (matrix, (rows, scales)) in matrices.iter_mut().zip([(8, 512), (2, 0), (24, 1024)]) {
+            (matrix.rows, matrix.scales) = (rows, u64::into(scales));
         }
-        assert_eq!(packed_values(parts, 64, false), (8 + 24) * 64);
-        assert_eq!(packed_values(parts, 64, true), 2 * (8 + 24) * 64);
-        assert_eq!(packed_values([DecodeMatrix::default(); PARTS], 64, false), 0);
+        assert_eq!(packed_values(matrices, 64, false), (8 + 24) * 64);
+        assert_eq!(packed_values(matrices, 64, true), 2 * (8 + 24) * 64);
+        assert_eq!(packed_values([DecodeMatrix::default(); MAX_MATRICES], 64, false), 0);
     }
 }

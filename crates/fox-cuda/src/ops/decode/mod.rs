@@ -1,223 +1,250 @@
-//! Decode steps of many sequences whose state stays on the device.
+//! Decode steps of many sequences whose state stays on the device, in slots.
 //!
-//! A step has one set of launches for all its rows, nine for each layer. Everything is compiled, and the launches of
-//! every bucket of rows and of context lengths are recorded as a graph, when the slots are opened.
+//! A step has one set of launches for all its rows, nine per layer. All kernels are compiled, and the launches of every
+//! bucket of rows and of context lengths are captured as a CUDA graph, when the slots are opened.
 
+mod dequantize;
 mod graph;
 mod kernels;
-mod model;
+mod linear;
 mod params;
-mod batch_invariant_linear;
 mod step;
-mod unpack;
+mod weights;
 
 use std::any::Any;
+use std::sync::Arc;
 
 use fox_tensor::{
-    Choice, DType, Device, PAGE, PagedKeys, DecodeWeights, SlotDecodeOps, LayerPast, DecodeRow, Tensor,
-    slot_state,
+    DType, DecodeRow, DecodeWeights, LayerPast, PAGE, PageShape, PagedKeys, SampledToken,
+    SlotDecodeOps, Tensor, slot_state,
 };
 
 use crate::backend::Cuda;
 use crate::backend::storage::memory;
-use crate::ops::paged::Writes;
+use crate::ops::paged::{DeviceTable, Writes};
 use crate::params::{Param, int, rows};
 use crate::{Buffer, Error, Result};
 use graph::Graph;
 pub(super) use kernels::variants;
-use kernels::{BUCKETS, MAX_ROWS, bucket_of, runs};
-use model::DeviceWeights;
-use params::{TokenDraw, DecodeTable, DecodeToken};
-use step::{Slots, Steps, Work};
+use kernels::{BUCKETS, MAX_ROWS, bucket_of, kv_splits};
+use params::{DecodeTable, DecodeToken, DrawParams};
+use step::{SlotState, Steps, Workspace};
+use weights::DeviceWeights;
 
-/// Pages that the sums of a new slot have room for, at least.
-const FEWEST_PAGES: usize = 64;
+/// Smallest number of pages that the gate sums of a slot have room for.
+const MIN_PAGES: usize = 64;
 
 /// The slots of a model.
 struct CudaSlots {
-    // Graphs go first: they name the buffers.
-    /// By bucket and by the logarithm of the runs; empty when launches go one by one.
+    // Dropped first: graphs refer to the buffers.
+    /// By bucket and by the logarithm of the KV splits; empty when launches are not captured.
     graphs: Vec<Vec<Graph>>,
     steps: Steps,
     weights: DeviceWeights,
-    work: Work,
-    slots: Slots,
-    /// Sums at the ends of pages, by slot.
-    ends: Vec<Ends>,
-    device: Device,
+    work: Workspace,
+    state: SlotState,
+    slots: Vec<Slot>,
     max_context: usize,
     /// Rows of the step under way.
     rows: usize,
 }
 
-/// Sums of the log gates at the ends of full pages `[layers][room][heads]`.
-struct Ends {
-    sums: Buffer<f64>,
-    /// Pages.
+/// The host's view of a slot.
+struct Slot {
+    /// Sums of the log gates at the ends of full pages `[layers][room][heads]`.
+    ends: Buffer<f64>,
+    /// Pages that `ends` has room for.
     room: usize,
+    /// Tokens seen.
+    len: usize,
+    /// Tokens that the page table has pages for; 0 for an empty slot.
+    capacity: usize,
+    /// The page tables of all layers, which keep their pages alive.
+    tables: Vec<Arc<DeviceTable>>,
 }
 
-/// How launches get to the GPU.
+/// How launches reach the GPU.
 #[derive(Clone, Copy)]
-struct Launching {
-    recorded: bool,
+struct LaunchMode {
+    captured: bool,
     overlapping: bool,
 }
 
-impl Launching {
-    /// Recorded and overlapping, unless the environment's `FOX_GRAPHS` says otherwise: `0` runs them one by one, to find
-    /// out which of them fails, and `serial` records them without overlap.
+impl LaunchMode {
+    /// Captured and overlapping, unless the environment variable `FOX_GRAPHS` is `0` (single launches, to find one that
+    /// fails) or `serial` (captured without overlap).
     fn from_environment() -> Self {
         let value = std::env::var("FOX_GRAPHS").unwrap_or_default();
-        Launching { recorded: value != "0", overlapping: value != "0" && value != "serial" }
+        LaunchMode { captured: value != "0", overlapping: value != "0" && value != "serial" }
     }
 }
 
 impl Cuda {
-    fn open(&self, model: &DecodeWeights<'_>) -> Result<Option<Box<dyn Any + Send>>> {
+    fn open(&self, model: &DecodeWeights) -> Result<Option<Box<dyn Any + Send>>> {
         if !self.supports_slots(model) {
             return Ok(None);
         }
         let weights = self.device_weights(model)?;
-        let (slots, layers, shape) = (model.slots, model.blocks.len(), &model.shape);
-        let (buckets, launching) = (bucket_of(slots) + 1, Launching::from_environment());
+        let (count, layers, shape) = (model.slots, model.blocks.len(), &weights.shape);
+        let (buckets, mode) = (bucket_of(count) + 1, LaunchMode::from_environment());
         let raw = 2 * shape.kv_heads * shape.head_dim;
-        let mut streams = CudaSlots {
+        let slot = |_| {
+            Ok(Slot { ends: self.gpu.alloc(1)?, room: 0, len: 0, capacity: 0, tables: Vec::new() })
+        };
+        let mut slots = CudaSlots {
             graphs: Vec::new(),
-            steps: Steps::new(&self.gpu, buckets, &weights, launching.overlapping)?,
-            work: Work::new(&self.gpu, BUCKETS[buckets - 1], &weights)?,
-            slots: Slots {
-                tables: self.gpu.zeros(slots * layers)?,
-                now: self.gpu.zeros(slots * layers * shape.heads)?,
-                last: self.gpu.zeros(slots * layers * raw)?,
+            steps: Steps::new(&self.gpu, buckets, &weights, mode.overlapping)?,
+            work: Workspace::new(&self.gpu, BUCKETS[buckets - 1], &weights)?,
+            state: SlotState {
+                tables: self.gpu.zeros(count * layers)?,
+                gate_sums: self.gpu.zeros(count * layers * shape.heads)?,
+                last: self.gpu.zeros(count * layers * raw)?,
             },
-            ends: (0..slots)
-                .map(|_| Ok(Ends { sums: self.gpu.alloc(1)?, room: 0 }))
-                .collect::<Result<_>>()?,
-            device: model.embeddings.device().clone(),
+            slots: (0..count).map(slot).collect::<Result<_>>()?,
             max_context: model.max_context,
             weights,
             rows: 0,
         };
-        // One step of each bucket without a sequence loads all kernels, which must not happen while they are recorded.
+        // A step of each bucket without sequences loads all kernels, which must not happen during capture.
         for bucket in 0..buckets {
-            self.upload_rows(&mut streams, &[], bucket)?;
-            streams.launch(bucket, 1)?;
+            self.upload_rows(&mut slots, &[], bucket)?;
+            slots.launch(bucket, 1)?;
         }
         self.gpu.synchronize()?;
-        if launching.recorded {
-            let most = runs(model.max_context.saturating_sub(1)).next_power_of_two().ilog2();
+        if mode.captured {
+            let most = kv_splits(model.max_context.saturating_sub(1)).next_power_of_two().ilog2();
             for bucket in 0..buckets {
-                let record =
-                    |log: u32| Graph::record(&self.gpu, || streams.launch(bucket, 1 << log));
-                let graphs = (0..=most).map(record).collect::<Result<Vec<_>>>()?;
-                streams.graphs.push(graphs);
+                let capture =
+                    |log: u32| Graph::capture(&self.gpu, || slots.launch(bucket, 1 << log));
+                let graphs = (0..=most).map(capture).collect::<Result<Vec<_>>>()?;
+                slots.graphs.push(graphs);
             }
         }
-        Ok(Some(Box::new(streams)))
+        Ok(Some(Box::new(slots)))
     }
 
-    /// The rows of a step, filled up with rows of no slot.
-    fn upload_rows(
-        &self,
-        streams: &mut CudaSlots,
-        own: &[DecodeRow],
-        bucket: usize,
-    ) -> Result<()> {
+    /// Uploads the rows of a step, padded to the bucket with rows without a slot.
+    fn upload_rows(&self, slots: &mut CudaSlots, step: &[DecodeRow], bucket: usize) -> Result<()> {
         let idle = DecodeToken { slot: -1, token: 0, position: 0, unused: 0 };
-        let mut all = vec![idle; BUCKETS[bucket]];
-        for (row, own) in all.iter_mut().zip(own) {
-            let slot = int("a step", "slot", own.slot)?;
-            *row = DecodeToken { slot, token: own.token, position: own.position, unused: 0 };
+        let mut tokens = vec![idle; BUCKETS[bucket]];
+        let mut draws = vec![DrawParams::default(); BUCKETS[bucket]];
+        for ((to, draw), row) in tokens.iter_mut().zip(&mut draws).zip(step) {
+            let slot = int("a decode step", "slot", row.slot)?;
+            *to = DecodeToken { slot, token: row.token, position: row.position, unused: 0 };
+            if let Some(own) = row.draw {
+                *draw = DrawParams {
+                    uniform: own.uniform.to_bits(),
+                    // Finite, so that the weight of the most likely token is not 0 times infinity.
+                    inverse_temperature: (1.0 / own.temperature).min(f32::MAX),
+                    top_p: own.top_p,
+                    min_p: own.min_p,
+                    top_k: own.top_k,
+                };
+            }
         }
-        let mut draws = vec![TokenDraw::default(); BUCKETS[bucket]];
-        for (to, draw) in draws.iter_mut().zip(own.iter().map(|row| row.draw)) {
-            *to = draw.map_or_else(TokenDraw::default, |draw| TokenDraw {
-                uniform: draw.uniform.to_bits(),
-                // A temperature that is next to nothing must not make the likeliest 0 times infinity.
-                inverse_temperature: (1.0 / draw.temperature).min(f32::MAX),
-                top_p: draw.top_p,
-                min_p: draw.min_p,
-                top_k: draw.top_k,
-            });
-        }
-        // In one piece: each copy takes longer than its bytes.
-        let mut input: Vec<u8> = bytemuck::cast_slice(&rows("a step", &all)?).to_vec();
-        input.extend_from_slice(bytemuck::cast_slice(&rows("a step", &draws)?));
-        // SAFETY: there is room for the rows of every bucket.
-        unsafe { self.gpu.write(streams.work.input.address(), &input)? };
-        streams.rows = own.len();
+        // One copy: the overhead of a copy exceeds the transfer time of its bytes.
+        let mut input: Vec<u8> = bytemuck::cast_slice(&rows("a decode step", &tokens)?).to_vec();
+        input.extend_from_slice(bytemuck::cast_slice(&rows("a decode step", &draws)?));
+        // SAFETY: `input` has room for the rows of the largest bucket.
+        unsafe { self.gpu.write(slots.work.input.address(), &input)? };
+        slots.rows = step.len();
         Ok(())
     }
 
-    fn begin(&self, streams: &mut CudaSlots, own: &[DecodeRow]) -> Result<()> {
-        let (vocab, most) = (streams.weights.vocab, streams.max_context);
-        let bad = |row: &&DecodeRow| {
-            usize::try_from(row.token).map_or(true, |id| id >= vocab) || row.position >= most
-        };
-        if let Some(row) = own.iter().find(bad) {
-            let DecodeRow { slot, token, position, .. } = row;
-            let detail = format!(
-                "token {token} at position {position} of slot {slot}, with {vocab} tokens and {most} positions"
-            );
+    fn begin(&self, slots: &mut CudaSlots, step: &[DecodeRow]) -> Result<()> {
+        if step.len() > slots.slots.len() {
+            let detail = format!("{} rows for {} slots", step.len(), slots.slots.len());
             return Err(Error::argument("step", detail));
         }
-        let bucket = bucket_of(own.len());
-        let runs = own.iter().map(|row| runs(row.position)).max().unwrap_or(1).next_power_of_two();
-        self.upload_rows(streams, own, bucket)?;
-        match streams.graphs.get(bucket).and_then(|graphs| graphs.get(runs.ilog2() as usize)) {
-            // SAFETY: the buffers belong to `streams`, and pages live as long as their sequences have slots.
+        let (vocab, most) = (slots.weights.vocab, slots.max_context);
+        for (n, row) in step.iter().enumerate() {
+            let DecodeRow { slot, token, position, .. } = *row;
+            let Some(own) = slots.slots.get(slot) else {
+                return Err(Error::argument("step", format!("slot {slot} is out of range")));
+            };
+            let in_vocab = usize::try_from(token).is_ok_and(|id| id < vocab);
+            let detail = match () {
+                _ if !in_vocab => format!("token {token} is out of range ({vocab} tokens)"),
+                _ if position >= most => {
+                    format!("position {position} is beyond the context of {most}")
+                }
+                _ if position != own.len => {
+                    format!("slot {slot} is at position {}, not {position}", own.len)
+                }
+                _ if position >= own.capacity => {
+                    format!("slot {slot} has no page for position {position}")
+                }
+                _ if step[..n].iter().any(|other| other.slot == slot) => {
+                    format!("two rows for slot {slot}")
+                }
+                _ => continue,
+            };
+            return Err(Error::argument("step", detail));
+        }
+        let bucket = bucket_of(step.len());
+        let splits = step.iter().map(|row| kv_splits(row.position)).max();
+        let splits = splits.unwrap_or(1).next_power_of_two();
+        self.upload_rows(slots, step, bucket)?;
+        step.iter().for_each(|row| slots.slots[row.slot].len += 1);
+        match slots.graphs.get(bucket).and_then(|graphs| graphs.get(splits.ilog2() as usize)) {
+            // SAFETY: `slots` owns the buffers and keeps the pages of its sequences alive.
             Some(graph) => unsafe { graph.launch(&self.gpu) },
-            None => streams.launch(bucket, runs),
+            None => slots.launch(bucket, splits),
         }
     }
 
-    fn finish(&self, streams: &mut CudaSlots) -> Result<Vec<Choice>> {
-        let choices = self.gpu.download(&streams.work.choices)?;
-        let (ids, scores) = choices.split_at(MAX_ROWS);
-        let choice = |(id, score): (&u32, &u32)| {
+    fn finish(&self, slots: &mut CudaSlots) -> Result<Vec<SampledToken>> {
+        let sampled = self.gpu.download(&slots.work.sampled)?;
+        let (ids, logprobs) = sampled.split_at(MAX_ROWS);
+        let token = |(id, logprob): (&u32, &u32)| {
             let id = Some(id.cast_signed()).filter(|id| *id >= 0);
-            Choice { id, logprob: f32::from_bits(*score) }
+            SampledToken { id, logprob: f32::from_bits(*logprob) }
         };
-        Ok(ids.iter().zip(scores).take(streams.rows).map(choice).collect())
+        Ok(ids.iter().zip(logprobs).take(slots.rows).map(token).collect())
     }
 
     fn enter(
         &self,
-        streams: &mut CudaSlots,
+        slots: &mut CudaSlots,
         slot: usize,
         len: usize,
         past: &mut [LayerPast<'_>],
     ) -> Result<()> {
-        let layers = streams.weights.layers.len();
-        let shape = &streams.weights.shape;
+        let layers = slots.weights.layers.len();
+        let shape = slots.weights.shape;
         let (heads, group) = (shape.heads, shape.heads / shape.kv_heads);
         let raw_width = shape.kv_heads * shape.head_dim;
-        let gated = streams.weights.start[5] >= 0;
-        let fits = |past: &LayerPast<'_>| past.sums.len() == if gated { heads } else { 0 };
-        if past.len() != layers || !past.iter().all(fits) {
+        let gated = slots.weights.is_gated();
+        let full = len / PAGE;
+        let fits = |past: &LayerPast<'_>| {
+            past.gate_sums.len() == if gated { heads } else { 0 }
+                && past.pages.ends().len() >= if gated { full * heads } else { 0 }
+        };
+        if slot >= slots.slots.len() || past.len() != layers || !past.iter().all(fits) {
             return Err(Error::argument("enter", "the sequence's state is not one of this model"));
         }
-        let full = len / PAGE;
-        let room = (2 * full).max(FEWEST_PAGES);
-        // What was dropped has decayed to nothing.
+        // Until all of the state is there, the slot is empty.
+        slots.slots[slot].capacity = 0;
+        let room = (2 * full).max(MIN_PAGES);
+        // Infinity marks evicted pages as fully decayed.
         let mut ends = vec![f64::INFINITY; if gated { layers * room * heads } else { 1 }];
         for (l, past) in past.iter().enumerate().filter(|_| gated) {
             for n in 0..full {
                 let own = &mut ends[(l * room + n) * heads..][..heads];
                 for (h, end) in own.iter_mut().enumerate() {
-                    if n >= past.keys.dropped(h / group) {
-                        *end = past.keys.ends()[n * heads + h];
+                    if n >= past.pages.dropped(h / group) {
+                        *end = past.pages.ends()[n * heads + h];
                     }
                 }
             }
         }
-        streams.ends[slot] = Ends { sums: self.gpu.upload(&ends)?, room };
+        let ends = self.gpu.upload(&ends)?;
+        slots.slots[slot] = Slot { ends, room, len, capacity: 0, tables: Vec::new() };
         if gated {
-            let now: Vec<f64> = past.iter().flat_map(|past| past.sums).copied().collect();
-            let at = streams.slots.now.address() + (8 * slot * layers * heads) as u64;
-            // SAFETY: the slot has room for the sums of all layers.
-            unsafe { self.gpu.write(at, &now)? };
+            let sums: Vec<f64> = past.iter().flat_map(|past| past.gate_sums).copied().collect();
+            let at = slots.state.gate_sums.address() + (8 * slot * layers * heads) as u64;
+            // SAFETY: the slot has room for the sums of all layers, of which each has `heads`.
+            unsafe { self.gpu.write(at, &sums)? };
         }
         for (l, past) in past.iter().enumerate() {
             for (n, last) in [past.last_k, past.last_v].into_iter().enumerate() {
@@ -226,96 +253,124 @@ impl Cuda {
                     return Err(Error::argument("enter", format!("a raw row of {last:?}")));
                 }
                 let index = ((slot * layers + l) * 2 + n) * raw_width;
-                let to = streams.slots.last.address() + (2 * index) as u64;
-                // SAFETY: the slot has room for the raw rows of all layers, and the row has this size.
+                let to = slots.state.last.address() + (2 * index) as u64;
+                // SAFETY: the slot has room for the raw rows of all layers, and the row has `raw_width` bf16 values.
                 unsafe { self.gpu.copy(to, memory(last)?.data.address(), 2 * raw_width)? };
             }
         }
-        let mut keys: Vec<&mut dyn PagedKeys> =
-            past.iter_mut().map(|past| &mut *past.keys as &mut dyn PagedKeys).collect();
-        self.extend(streams, slot, &mut keys)
+        let mut pages: Vec<&mut dyn PagedKeys> =
+            past.iter_mut().map(|past| &mut *past.pages as &mut dyn PagedKeys).collect();
+        self.update(slots, slot, &mut pages)
     }
 
-    /// Where the pages of a slot lie, and room for the sums at their ends.
-    fn extend(
+    /// Uploads the page tables of a slot and makes room for the gate sums at the ends of its pages.
+    fn update(
         &self,
-        streams: &mut CudaSlots,
+        slots: &mut CudaSlots,
         slot: usize,
-        keys: &mut [&mut dyn PagedKeys],
+        pages: &mut [&mut dyn PagedKeys],
     ) -> Result<()> {
-        let (layers, heads) = (streams.weights.layers.len(), streams.weights.shape.heads);
-        let gated = streams.weights.start[5] >= 0;
-        let pages = keys.iter().map(|keys| keys.page_count()).max().unwrap_or(0);
-        let old = &streams.ends[slot];
-        if gated && pages > old.room {
-            let room = 2 * pages;
-            let sums = self.gpu.alloc::<f64>(layers * room * heads)?;
+        let (layers, shape) = (slots.weights.layers.len(), slots.weights.shape);
+        let (heads, gated) = (shape.heads, slots.weights.is_gated());
+        let group = if gated { heads / shape.kv_heads } else { 0 };
+        let expected = PageShape { kv_heads: shape.kv_heads, head_dim: shape.head_dim, group };
+        if slot >= slots.slots.len()
+            || pages.len() != layers
+            || pages.iter().any(|keys| keys.shape() != expected)
+        {
+            return Err(Error::argument("slots", "pages of another model"));
+        }
+        let count = pages.iter().map(|keys| keys.page_count()).max().unwrap_or(0);
+        let old = &slots.slots[slot];
+        if gated && count > old.room {
+            let room = 2 * count;
+            let ends = self.gpu.alloc::<f64>(layers * room * heads)?;
             for l in 0..layers {
                 let at = |base: &Buffer<f64>, room: usize| {
                     base.address() + (8 * l * room * heads) as u64
                 };
                 let bytes = 8 * old.room * heads;
-                // SAFETY: both have room for that many sums of every layer.
-                unsafe { self.gpu.copy(at(&sums, room), at(&old.sums, old.room), bytes)? };
+                // SAFETY: both buffers have room for `old.room` pages of every layer.
+                unsafe { self.gpu.copy(at(&ends, room), at(&old.ends, old.room), bytes)? };
             }
-            streams.ends[slot] = Ends { sums, room };
+            (slots.slots[slot].ends, slots.slots[slot].room) = (ends, room);
         }
-        let Ends { sums, room } = &streams.ends[slot];
-        let (mut tables, mut writes) = (Vec::with_capacity(layers), Writes::default());
-        for (l, keys) in keys.iter_mut().enumerate() {
-            let pages = self.page_table_by(&mut **keys, &streams.device, |at, rows| {
+        let own = &mut slots.slots[slot];
+        let (mut entries, mut writes) = (Vec::with_capacity(layers), Writes::default());
+        let mut tables = Vec::with_capacity(layers);
+        let mut capacity = slots.max_context;
+        for (l, keys) in pages.iter_mut().enumerate() {
+            let table = self.page_table_by(&mut **keys, |at, rows| {
                 writes.push(at, rows);
                 Ok(())
             })?;
-            let ends = if gated { sums.address() + (8 * l * room * heads) as u64 } else { 0 };
-            tables.push(DecodeTable { pages: pages.into(), ends: ends.into() });
+            let count = keys.page_count();
+            let first_read = slots.weights.first_read_page(l, own.len);
+            let held = |head: usize| table.holds(head, keys.dropped(head), count);
+            let skipped = |head: usize| first_read.is_none_or(|first| keys.dropped(head) <= first);
+            if !(0..shape.kv_heads).all(|head| held(head) && skipped(head)) {
+                let detail = "pages are evicted that the slots' policy does not skip";
+                return Err(Error::argument("slots", detail));
+            }
+            // The next token needs a page of every head.
+            let is_held = (0..shape.kv_heads).all(|head| keys.dropped(head) <= own.len / PAGE);
+            capacity = capacity.min(if is_held { count * PAGE } else { 0 });
+            let ends =
+                if gated { own.ends.address() + (8 * l * own.room * heads) as u64 } else { 0 };
+            entries.push(DecodeTable { pages: table.address().into(), ends: ends.into() });
+            tables.push(table);
         }
         let each = size_of::<<DecodeTable as Param>::Device>();
-        let at = streams.slots.tables.address() + (each * slot * layers) as u64;
-        writes.push(at, bytemuck::cast_slice(&rows("the slots", &tables)?));
-        // SAFETY: tables of pages have room for their rows, and the slot for the tables of all layers.
-        unsafe { self.scatter(&writes) }
+        let at = slots.state.tables.address() + (each * slot * layers) as u64;
+        writes.push(at, bytemuck::cast_slice(&rows("the slots", &entries)?));
+        // SAFETY: page tables have room for their entries, and the slot for the tables of all layers.
+        unsafe { self.scatter(&writes)? };
+        (own.tables, own.capacity) = (tables, capacity);
+        Ok(())
     }
 
     /// Logits `[V]` of a row of the last step.
-    fn read_logits(&self, streams: &CudaSlots, row: usize) -> Result<Vec<f32>> {
-        let vocab = streams.weights.vocab;
-        if row >= streams.rows {
-            return Err(Error::argument("logits", format!("row {row} of {}", streams.rows)));
+    fn read_logits(&self, slots: &CudaSlots, row: usize) -> Result<Vec<f32>> {
+        let vocab = slots.weights.vocab;
+        if row >= slots.rows {
+            let detail = format!("row {row} is out of range ({} rows)", slots.rows);
+            return Err(Error::argument("logits", detail));
         }
         let mut logits = vec![0.0; vocab];
-        let at = streams.work.logits.address() + (4 * row * vocab) as u64;
-        // SAFETY: the last step had that many rows.
+        let at = slots.work.logits.address() + (4 * row * vocab) as u64;
+        // SAFETY: the logits have room for the rows of the largest bucket.
         unsafe { self.gpu.read(at, &mut logits)? };
         Ok(logits)
     }
 
-    fn read_sums(&self, streams: &CudaSlots, slot: usize) -> Result<Vec<f64>> {
-        if streams.weights.start[5] < 0 {
+    fn read_gate_sums(&self, slots: &CudaSlots, slot: usize) -> Result<Vec<f64>> {
+        if slot >= slots.slots.len() {
+            return Err(Error::argument("gate_sums", format!("slot {slot} is out of range")));
+        }
+        if !slots.weights.is_gated() {
             return Ok(Vec::new());
         }
-        let each = streams.weights.layers.len() * streams.weights.shape.heads;
+        let each = slots.weights.layers.len() * slots.weights.shape.heads;
         let mut sums = vec![0.0; each];
-        // SAFETY: the slot has the sums of all layers.
-        unsafe {
-            self.gpu.read(streams.slots.now.address() + (8 * slot * each) as u64, &mut sums)?
-        };
+        let at = slots.state.gate_sums.address() + (8 * slot * each) as u64;
+        // SAFETY: every slot has the sums of all layers.
+        unsafe { self.gpu.read(at, &mut sums)? };
         Ok(sums)
     }
 }
 
 impl CudaSlots {
-    fn launch(&self, bucket: usize, runs: usize) -> Result<()> {
-        self.steps.launch(bucket, runs, &self.weights, &self.work, &self.slots)
+    fn launch(&self, bucket: usize, kv_splits: usize) -> Result<()> {
+        self.steps.launch(bucket, kv_splits, &self.weights, &self.work, &self.state)
     }
 }
 
 impl SlotDecodeOps for Cuda {
     fn open_slots(
         &self,
-        model: &DecodeWeights<'_>,
+        weights: &DecodeWeights,
     ) -> fox_tensor::Result<Option<Box<dyn Any + Send>>> {
-        Ok(self.open(model)?)
+        Ok(self.open(weights)?)
     }
 
     fn enter_slot(
@@ -332,17 +387,17 @@ impl SlotDecodeOps for Cuda {
         &self,
         state: &mut dyn Any,
         slot: usize,
-        keys: &mut [&mut dyn PagedKeys],
+        pages: &mut [&mut dyn PagedKeys],
     ) -> fox_tensor::Result<()> {
-        Ok(self.extend(slot_state(state)?, slot, keys)?)
+        Ok(self.update(slot_state(state)?, slot, pages)?)
     }
 
     fn begin_slot_step(&self, state: &mut dyn Any, rows: &[DecodeRow]) -> fox_tensor::Result<()> {
         let state = slot_state(state)?;
-        Ok(self.timed("stream step", || self.begin(state, rows))?)
+        Ok(self.timed("decode step", || self.begin(state, rows))?)
     }
 
-    fn finish_slot_step(&self, state: &mut dyn Any) -> fox_tensor::Result<Vec<Choice>> {
+    fn finish_slot_step(&self, state: &mut dyn Any) -> fox_tensor::Result<Vec<SampledToken>> {
         Ok(self.finish(slot_state(state)?)?)
     }
 
@@ -351,10 +406,10 @@ impl SlotDecodeOps for Cuda {
     }
 
     fn slot_gate_sums(&self, state: &mut dyn Any, slot: usize) -> fox_tensor::Result<Vec<f64>> {
-        Ok(self.read_sums(slot_state(state)?, slot)?)
+        Ok(self.read_gate_sums(slot_state(state)?, slot)?)
     }
 
     fn batch_invariant_linear(&self, x: &Tensor, w: &Tensor) -> fox_tensor::Result<Option<Tensor>> {
-        Ok(self.timed("rows product", || self.multiply_rows(x, w))?)
+        Ok(self.timed("batch-invariant linear", || self.multiply_rows(x, w))?)
     }
 }

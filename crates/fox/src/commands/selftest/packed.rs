@@ -59,7 +59,7 @@ pub(super) fn check(device: &Device) -> Result<bool> {
                 }
             };
             compare("the product", &backend.linear_fwd(&x, &packed, None)?.to_f64()?);
-            let Some(ops) = backend.caps().streams else { continue };
+            let Some(ops) = backend.caps().slots else { continue };
             let Some(got) = ops.batch_invariant_linear(&x, &packed)? else { continue };
             let got = got.to_f64()?;
             compare("the product in slots", &got);

@@ -2,7 +2,7 @@
 #include "decode_sample.cu"
 #include <algorithm>
 
-static int wanted(const float* logits, int vocab, const TokenDraw& d) {
+static int wanted(const float* logits, int vocab, const DrawParams& d) {
     const float* end = logits + vocab;
     const float top = *std::max_element(logits, end);
     if (std::any_of(logits, end, [](float x) { return x != x; }) || top == NEG_INF) return -1;
@@ -42,11 +42,11 @@ int main() {
     // Many equals.
     for (int id = 0; id < vocab; ++id) row(11)[id] = 0.5f * (id % 5);
     for (int trial = 0; trial < 4; ++trial) {
-        std::vector<TokenDraw> draws(rows);
+        std::vector<DrawParams> draws(rows);
         for (int r = 0; r < rows; ++r) {
             const double turn = 0.618 * trial + 0.37 * r;
-            TokenDraw& d = draws[r];
-            d = TokenDraw{bits_as<u64>(turn - floor(turn)), r < 3 ? 0.f : 1.25f, 1.f, 0.f, 0};
+            DrawParams& d = draws[r];
+            d = DrawParams{bits_as<u64>(turn - floor(turn)), r < 3 ? 0.f : 1.25f, 1.f, 0.f, 0};
             if (r == 4 || r == 7 || r == 11) d.top_k = 17;
             if (r == 5 || r == 7 || r == 10 || r == 11) d.top_p = 0.6f;
             if (r == 6 || r == 10) d.min_p = 0.1f;
