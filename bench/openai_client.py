@@ -1,4 +1,4 @@
-"""The official `openai` client against `fox serve`: completes, chats, streams, and is told what is wrong.
+"""The official `openai` client against `fox serve`: completions, chat, streaming and error responses.
 
     python -m venv /tmp/openai && /tmp/openai/bin/pip install openai
     fox serve runs/tiny-fox-pro &

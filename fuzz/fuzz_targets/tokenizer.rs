@@ -77,7 +77,7 @@ fn check_ids(tokenizer: &Tokenizer, bytes: &[u8]) {
 /// The text that a client gets, piece by piece.
 fn stream(tokenizer: &Tokenizer, ids: &[u32], stop: Option<&str>) -> String {
     let stops: Vec<String> = stop.into_iter().map(str::to_owned).collect();
-    let mut stream = TextDecoder::new(tokenizer, &[], &stops);
+    let mut stream = TextDecoder::new(tokenizer, &[], &stops).unwrap();
     let mut text = String::new();
     for &id in ids {
         let piece = stream.push(id as i32).expect("ids of the tokenizer");

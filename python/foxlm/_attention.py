@@ -44,7 +44,7 @@ def forgetting_attention(
         cu_seqlens: packed sequences: 0 and the end of each, `[sequences + 1]`. Needs `B = 1` and `M = N`.
         window: a query sees only the last `window` keys (with `causal=False` those nearer than `window`).
         causal: False lets queries see later keys, too, with a bias of `-|c_i - c_j|`.
-        log_tolerance: as `adaptive_threshold="auto"`, with another natural logarithm of the share than -10.
+        log_tolerance: as `adaptive_threshold="auto"`, with another natural logarithm of the softmax fraction than -10.
         return_lse: also return the log of the softmax denominators, `[B, M, H]` (or `[B, H, M]`), without gradient.
 
     Returns:

@@ -1,7 +1,7 @@
 """The ops on a GPU: on PyTorch's current stream, results in PyTorch's memory.
 
 The kernels take contiguous tensors, `[B, T, H, d]`, or `[B, H, T, d]` where every query head has a key head: then each
-head is a sequence of its own. Tensors that lie in one of these orders are passed as they are; others are copied.
+head is passed as a separate sequence. Tensors in one of these layouts are passed without a copy; others are copied.
 """
 
 from __future__ import annotations

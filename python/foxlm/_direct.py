@@ -1,9 +1,9 @@
-"""The short way to a GPU, for plain eager calls.
+"""A direct path to the GPU kernels for plain eager calls.
 
-The dispatcher, its key for gradients and the checks of arguments take several times as long as the launches. Nobody
-needs them where nothing is traced or transformed: what follows from shapes, strides, types and options is found once
-and kept, and a call is a look-up, memory for the results, and the launches. Everything else goes through the registered
-op. Both ways end in the same launches and give the same bits.
+PyTorch's dispatcher, its autograd key and the argument checks take several times as long as the launches. Where no
+transform, mode or tracer is active they are bypassed: everything that follows from shapes, strides, types and options is
+cached, and a call is a look-up, an allocation of the results, and the launches. All other calls go through the registered
+op. Both paths end in the same launches and give the same bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST = 1024
 
 
 def _is_watched():
-    """Whether somebody wants to see ops: transforms, modes, tracers."""
+    """Whether a transform, mode or tracer intercepts ops."""
     return (
         _transforms() or _dispatch_modes() or _function_modes() or _tracing() is not None
         or forward_ad._current_level >= 0
@@ -43,7 +43,7 @@ def _is_watched():
 
 
 def _has_memory(x):
-    """Whether this is a tensor with memory of its own, rather than one that stands for a batch or for nothing."""
+    """Whether this is a plain tensor with storage, not a batched, meta or fake one."""
     try:
         return type(x) is Tensor and x.data_ptr() != 0
     except RuntimeError:
@@ -164,7 +164,7 @@ def attention(q, k, v, gates, head_first, scale, threshold, window, causal, log_
         if len(_kinds) >= _MOST:
             _kinds.clear()
         kind = _kinds[key] = _find(q, k, v, gates, head_first, scale, threshold, window, causal, log_tolerance)
-    except TypeError:  # an option that is no plain value
+    except TypeError:  # an unhashable option
         return None
     if kind is None:
         return None

@@ -116,8 +116,7 @@ def with_gradients(function, op):
 
 
 def without_gradients(op):
-    """What autograd calls for a backward: the op alone. Whoever asks for gradients of its results gets an error; they
-    would be zero otherwise."""
+    """The backward op without second derivatives: asking for them is an error, where they would silently be zero."""
 
     class Last(torch.autograd.Function):
         @staticmethod

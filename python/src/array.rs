@@ -182,7 +182,8 @@ impl Array {
     /// Writes a tensor `[batch * time, heads * width]` to the array, without what fills up its heads.
     ///
     /// # Safety
-    /// The array must lie where it says, its elements must be distinct, and nobody else may use them meanwhile.
+    /// The array must be valid at its address, its elements must be distinct, and no other code may access them during the
+    /// call.
     pub unsafe fn write(&self, tensor: &Tensor, width: usize) -> PyResult<()> {
         let values = fox_cpu::values(tensor).ok_or_else(|| value_error("not on the CPU"))?;
         let (rows, heads) = self.rows();

@@ -276,7 +276,7 @@ impl Model {
         };
         let request = Request { sampling, stop_ids, ..Request::greedy(prompt, max_tokens) };
         let engine = self.0.get()?.clone();
-        let completion = engine.submit(request).map_err(|e| value_error(e))?;
+        let completion = engine.submit(request).map_err(|e| value_error(e.to_string()))?;
         let (events, ticket) = completion.split();
         Ok(Tokens(Home::new(Mutex::new(Some((events, ticket, engine))))))
     }
@@ -284,8 +284,8 @@ impl Model {
 
 /// Tokens as they are generated: an iterator over `(id, log-probability)`. Dropping it ends the generation.
 ///
-/// It holds the engine: one that is dropped finishes what it was asked for first, which may be an answer that nobody
-/// waits for. The ticket, dropped before, ends that.
+/// It keeps the engine alive. A dropped engine finishes its requests first, so the ticket is dropped before it, which
+/// cancels the request.
 #[pyclass(frozen, module = "foxlm._core")]
 pub struct Tokens(Home<Mutex<Option<(Receiver<Event>, Ticket, Engine)>>>);
 

@@ -20,7 +20,7 @@ pub struct Runtime {
     pool: rayon::ThreadPool,
     /// The CPU.
     pub device: Device,
-    /// The one that was stored before, for whoever asks for its number of threads again.
+    /// The previous runtime, reused when its number of threads is requested again.
     before: Option<&'static Runtime>,
 }
 

@@ -66,7 +66,7 @@ def test_values_and_gradients(name):
 
 
 @pytest.mark.parametrize("kind", ["transposed", "reversed", "sliced", "broadcast gates", "float16"])
-def test_arrays_are_read_as_they_lie(kind):
+def test_strided_arrays_are_not_copied(kind):
     q, k, v, gates, _ = make()
     want = foxlm.forgetting_attention(q, k, v, gates)
     if kind == "transposed":
@@ -110,13 +110,13 @@ def test_packed_sequences_do_not_see_each_other():
     np.testing.assert_array_equal(fla, o)
 
 
-def test_pruning_keeps_its_promise_and_prunes():
+def test_pruning_error_is_within_its_bound():
     q, k, v, gates, _ = make(b=1, m=700, n=700, h=2, hk=2, d=8)
     full = foxlm.forgetting_attention(q, k, v, gates)
     auto = foxlm.forgetting_attention(q, k, v, gates, adaptive_threshold="auto")
     assert np.abs(auto - full).max() <= 2 * np.exp(-10) * np.abs(v).max()
     assert (auto == foxlm.forgetting_attention(q, k, v, gates, log_tolerance=-10.0)).all()
-    # A threshold of nearly 0 leaves each block of queries the keys of its own block alone.
+    # With a threshold near 0 a block of queries sees only the keys of the same block.
     own = foxlm.forgetting_attention(q, k, v, gates, adaptive_threshold=-1e-6)
     alone = foxlm.forgetting_attention(q[:, 64:128], k[:, 64:128], v[:, 64:128], gates[:, 64:128])
     np.testing.assert_allclose(own[:, 64:128], alone, atol=1e-5)
@@ -126,7 +126,7 @@ def test_pruning_keeps_its_promise_and_prunes():
     np.testing.assert_array_equal(mixed[:, :, 1], full[:, :, 1])
 
 
-def test_the_number_of_threads_does_not_change_a_bit():
+def test_bits_do_not_depend_on_threads():
     q, k, v, gates, _ = make(b=1, m=300, n=300, h=2, hk=1)
     before = foxlm.threads()
     want = foxlm.forgetting_attention(q, k, v, gates)
@@ -141,7 +141,7 @@ def test_the_number_of_threads_does_not_change_a_bit():
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="this system does not list threads")
-def test_threads_are_not_made_again():
+def test_thread_pools_are_reused():
     before = foxlm.threads()
     try:
         for count in (2, 3):
@@ -177,7 +177,7 @@ def test_threads_are_not_made_again():
         ({"log_tolerance": 1.0}, "log_tolerance is 1.0, but must be at most 0"),
     ],
 )
-def test_complaints_name_the_argument(change, sentence):
+def test_errors_name_the_argument(change, sentence):
     q, k, v, gates, _ = make()
     arguments = {"q": q, "k": k, "v": v, "log_fgate": gates} | change
     with pytest.raises(ValueError) as complaint:

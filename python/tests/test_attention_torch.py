@@ -140,7 +140,7 @@ def test_values_and_gradients_in_float32(name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["plain", "grouped heads", "everything", "everything, bidirectional"])
-def test_errors_in_half_precision_are_those_of_a_naive_version(name, dtype):
+def test_half_precision_error_matches_naive(name, dtype):
     case = CASES[name]
     x = make(**case, dtype=dtype)
     d_out = torch.randn(*x[0].shape[:3], x[2].shape[3]).to(dtype)
@@ -243,7 +243,7 @@ def test_compile_for_all_lengths_and_numbers():
         torch.testing.assert_close(fast(*x, threshold, window), f(*x, threshold, window), atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_that_do_not_exist_are_refused():
+def test_second_derivatives_are_refused():
     x = make()
     (dq,) = torch.autograd.grad(foxlm.forgetting_attention(*x).square().sum(), x[0], create_graph=True)
     assert max(errors(dq, torch.autograd.grad(naive(*x).square().sum(), x[0])[0])) < 1e-5
@@ -254,7 +254,7 @@ def test_gradients_that_do_not_exist_are_refused():
         torch.func.jvp(lambda q: foxlm.forgetting_attention(q, *rest), (q,), (q,))
 
 
-def test_tensors_without_memory_give_shapes():
+def test_meta_tensors_give_shapes():
     x = [a.detach().to("meta").requires_grad_() for a in make(dv=20)]
     o = foxlm.forgetting_attention(*x)
     assert o.is_meta and o.shape == (2, 100, 3, 20)
@@ -310,7 +310,7 @@ def test_data_loader_workers_that_fork():
     assert done.stdout == "done\n", done.stderr
 
 
-def test_complaints_are_python_exceptions():
+def test_errors_are_python_exceptions():
     q, k, v, g = make()
     with pytest.raises(ValueError, match="200 queries, but only 100 keys"):
         foxlm.forgetting_attention(torch.zeros(2, 200, 3, 16), k, v, g)

@@ -199,7 +199,7 @@ def test_attention(name, layout, dtype, stand, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["time first", "head first"])
 @pytest.mark.parametrize("name", attention.CASES)
-def test_the_short_way_gives_the_same_bits(name, layout, dtype, direct, monkeypatch):
+def test_direct_call_is_bit_exact(name, layout, dtype, direct, monkeypatch):
     case = attention.CASES[name]
     x = operands(case, layout, dtype)
     d_out = torch.randn(*x[0].shape[:3], x[2].shape[3]).to(dtype)
@@ -232,7 +232,7 @@ def same_as_general(f, x, monkeypatch):
 
 
 @pytest.mark.parametrize("head_first", [False, True])
-def test_the_short_way_takes_head_first_arguments(head_first, direct, monkeypatch):
+def test_direct_call_accepts_head_first(head_first, direct, monkeypatch):
     monkeypatch.setattr(ops.torch, "ops", Ops)
     x = attention.make(head_first=True)
     if not head_first:  # heads first in the arguments, time first in memory, as the published model has them
@@ -263,7 +263,7 @@ def test_saved_tensors_that_were_moved(direct, monkeypatch):
     assert None not in short._kinds.values()
 
 
-def test_addresses_that_do_not_fit_go_the_general_way(direct, monkeypatch):
+def test_misaligned_tensors_use_the_general_path(direct, monkeypatch):
     monkeypatch.setattr(ops.torch, "ops", Ops)
     x = [a.detach() for a in attention.make()]
     shifted = torch.empty(x[0].numel() + 1)[1:].view_as(x[0]).copy_(x[0])
@@ -273,7 +273,7 @@ def test_addresses_that_do_not_fit_go_the_general_way(direct, monkeypatch):
     assert len(direct.made) == 2 and len(short._kinds) == 1
 
 
-def test_whoever_watches_sees_the_op(direct):
+def test_dispatch_modes_see_the_op(direct):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
@@ -308,14 +308,14 @@ def test_whoever_watches_sees_the_op(direct):
     assert direct.calls() == ["forward"]
 
 
-def test_options_are_part_of_a_kind(direct):
+def test_options_are_part_of_the_cache_key(direct):
     x = [a.detach() for a in attention.make()]
     f = foxlm.forgetting_attention
     outputs = [f(*x), f(*x, sm_scale=0.3), f(*x, window=7), f(*x, causal=False), f(*x[:3])]
     for n, a in enumerate(outputs):
         assert not any(torch.equal(a, b) for b in outputs[:n])
     assert torch.equal(f(*x, sm_scale=0.3), outputs[1]) and len(direct.made) == 5
-    # A scale that is no plain number is not kept: it may change.
+    # A scale that is a tensor is not cached: it may change.
     scale = torch.tensor(0.3)
     assert torch.allclose(f(*x, sm_scale=scale), outputs[1], atol=1e-6)
     scale.fill_(x[0].shape[3] ** -0.5)

@@ -86,16 +86,16 @@ def test_generate_with_a_cache_gives_the_greedy_tokens(name):
 
 
 @pytest.mark.parametrize("name", ["fox_pro", "fox_pro_rope", "transformer_llama_as_fox"])
-def test_a_cache_in_pieces_and_left_padding_change_nothing(name):
+def test_chunked_prefill_and_left_padding_keep_the_logits(name):
     model, dump = load(name).eval(), tensors(folder(name) / "io.safetensors")
     ids = torch.from_numpy(dump["input_ids"]).long()
-    cache, pieces = None, []
-    for piece in ids.split([40, 1, 1, 20, 8], 1):
-        out = model(piece, past_key_values=cache, use_cache=True)
+    cache, logits = None, []
+    for chunk in ids.split([40, 1, 1, 20, 8], 1):
+        out = model(chunk, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
-        pieces.append(out.logits.detach())
+        logits.append(out.logits.detach())
     assert cache.get_seq_length() == 70
-    assert error(torch.cat(pieces, 1), dump["logits"]) < 5e-6
+    assert error(torch.cat(logits, 1), dump["logits"]) < 5e-6
     padded = torch.cat((torch.zeros(2, 5, dtype=torch.long), ids), 1)
     mask = torch.cat((torch.zeros(2, 5, dtype=torch.long), torch.ones_like(ids)), 1)
     first = model(padded[:, :50], attention_mask=mask[:, :50], use_cache=True)
@@ -117,7 +117,7 @@ def test_beams_sampling_and_padding_in_generate():
     assert torch.equal(beams, model.generate(long, num_beams=3, use_cache=False, **options))
 
 
-def test_masks_that_mean_something_else_are_refused():
+def test_rejects_unsupported_masks():
     model = load("fox_pro").eval()
     ids, mask = torch.arange(1, 13).view(2, 6), torch.ones(2, 6)
     mask[0, 2] = 0
@@ -135,7 +135,7 @@ def test_masks_that_mean_something_else_are_refused():
         model.generate(ids[:1], prompt_lookup_num_tokens=2, max_new_tokens=2)
 
 
-def test_checkpointing_leaves_a_cache_alone():
+def test_activation_checkpointing_keeps_the_cache():
     model = load("fox_pro").eval()
     ids = torch.arange(1, 7)[None]
     want, cache = model(ids).logits[:, 4:], model(ids[:, :4], use_cache=True).past_key_values
@@ -151,7 +151,7 @@ def test_checkpointing_leaves_a_cache_alone():
         ({"fgate_type": "fixed", "fgate_bias_init": True}, "fgate_bias_init needs decay_time_min and decay_time_max"),
     ],
 )
-def test_complaints_about_a_configuration(fields, sentence):
+def test_rejects_invalid_configurations(fields, sentence):
     with pytest.raises(ValueError, match=sentence):
         hf.FoxConfig(**({"num_heads": 4, "hidden_size": 32} | fields))
 
@@ -193,7 +193,7 @@ def test_save_and_load_give_the_same_model(config, kind, tmp_path):
     assert error(engine.logits(ids[0]), model(ids).logits[0].detach()) < 5e-6
 
 
-def test_fixed_gates_begin_with_their_memory():
+def test_fixed_gates_have_the_configured_memory():
     config = hf.FoxConfig(
         vocab_size=50,
         hidden_size=32,

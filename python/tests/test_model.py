@@ -33,7 +33,7 @@ def test_values_of_every_family(name):
         assert model.generate(row[:9], 12) == row[9:].tolist()
 
 
-def test_streaming_gives_the_model_s_own_log_probabilities(fox_pro):
+def test_streamed_log_probabilities_match_the_model(fox_pro):
     prompt = [1, 2, 3, 4, 5]
     stream = fox_pro.stream(prompt, 6)
     pairs = list(stream)
@@ -89,7 +89,7 @@ def test_attention_weights_are_those_of_the_op(name):
     np.testing.assert_allclose(model.attention(ids, 1), o[0].swapaxes(0, 1), atol=1e-5)
 
 
-def test_complaints(fox_pro, tmp_path):
+def test_errors(fox_pro, tmp_path):
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         foxlm.Model.load(tmp_path / "nothing")
     with pytest.raises(ValueError, match="config.json"):
@@ -114,7 +114,7 @@ def test_complaints(fox_pro, tmp_path):
     with pytest.raises(ValueError, match="layer is -1; it must be from 0"):
         fox_pro.attention([1, 2], -1)
     small = foxlm.Model.load(folder("fox_pro"), device="cpu", cache_bytes=100)
-    with pytest.raises(ValueError, match="but 100 are all there are; load the model with more cache_bytes"):
+    with pytest.raises(ValueError, match="but the engine has 100; increase cache_bytes"):
         small.generate([1], 2)
 
 
@@ -125,11 +125,11 @@ def engines():
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="this system does not list threads")
-def test_a_stream_keeps_its_model_and_ends_with_itself():
+def test_unfinished_stream_is_cancelled_on_drop():
     gc.collect()
     before = engines()
     model = foxlm.Model.load(folder("fox_pro"), device="cpu")
-    # More than anybody waits for.
+    # Too many tokens to finish during the test.
     stream = model.stream([1, 2, 3], 65000)
     first = next(stream)
     del model
@@ -170,7 +170,7 @@ else:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_is_told_to_load_its_own():
+def test_forked_process_is_refused():
     run = lambda code: subprocess.run(
         [sys.executable, "-c", code, folder("fox_pro")], capture_output=True, text=True, timeout=300
     )

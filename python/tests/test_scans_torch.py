@@ -149,7 +149,7 @@ def test_keys_are_normalised_before_they_are_rounded():
     assert torch.equal(foxlm.chunk_delta_rule(q, k, v, b, use_qk_l2norm_in_kernel=True)[0], want)
 
 
-def test_steps_stay_within_their_limit():
+def test_time_steps_are_clamped():
     x, dt, a, b, c, d, z = (x.detach() for x in mamba()[0])
     run = lambda dt, **more: foxlm.mamba_chunk_scan_combined(x, dt, -a.exp(), b, c, **more)
     assert (dt < 0).any() and torch.equal(run(dt), run(dt.clamp(min=0.0)))
@@ -160,7 +160,7 @@ def test_steps_stay_within_their_limit():
         run(dt, D=d[:2])
 
 
-def test_no_sequences_and_no_tokens():
+def test_empty_batch_and_empty_sequence():
     q, k, v, b = (x.detach() for x in delta_rule()[0])
     o, last = foxlm.chunk_delta_rule(q[:0], k[:0], v[:0], b[:0], output_final_state=True)
     assert o.shape == (0, T, H, V) and last.shape == (0, H, K, V)
@@ -169,7 +169,7 @@ def test_no_sequences_and_no_tokens():
     assert torch.equal(foxlm.chunk_delta_rule(*cut, initial_state=state, output_final_state=True)[1], state)
 
 
-def test_gradients_that_do_not_exist_are_refused():
+def test_second_derivatives_are_refused():
     x, ours, _ = simple_gla()
     (dq,) = torch.autograd.grad(ours(*x)[0].square().sum(), x[0], create_graph=True)
     with pytest.raises(NotImplementedError, match="there are no second derivatives"):
@@ -185,7 +185,7 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.foxlm.scan, (*x, None, None, None, None, 0.3, False, True))
 
 
-def test_complaints():
+def test_errors():
     q, k, v, b = delta_rule()[0]
     with pytest.raises(ValueError, match=r"beta has shape \[2, 2, 150\], expected \[2, 150, 2\]"):
         foxlm.chunk_delta_rule(q, k, v, b.transpose(1, 2))

@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let ids: Vec<i32> = tokenizer.encode(&prompt)?.into_iter().map(|id| id as i32).collect();
     // Ids become text as they come: a letter may need several of them.
-    let mut text = TextDecoder::new(&tokenizer, &ids, &[]);
+    let mut text = TextDecoder::new(&tokenizer, &ids, &[])?;
     let sampling = Sampling { temperature: 0.8, ..Sampling::default() };
     for event in engine.submit(Request { sampling, ..Request::greedy(ids, 64) })? {
         let piece = match event {

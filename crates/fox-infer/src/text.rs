@@ -1,51 +1,48 @@
-//! Ids to text as they come, and the strings that end an answer.
+//! Generated ids to text, token by token, and stop strings.
 
-use fox_data::{Gpt2Tokenizer, Tokenizer};
+use fox_data::{Detokenizer, Tokenizer};
 
 use crate::Result;
 
-/// Ids that are kept for what they say about the text that follows, at most.
-const LONGEST: usize = 256;
+/// Prompt ids that the detokenizer is given as context: more than the longest character or escape.
+const CONTEXT: usize = 16;
 
 /// Text that became certain with a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextDelta {
-    /// The new text, often empty: characters, escapes and possible stop strings are held back until
-    /// they are whole.
+    /// The new text, often empty: incomplete characters and possible stop strings are withheld.
     pub text: String,
     /// Whether a stop string was found. The text ends before it, and nothing follows.
     pub stopped: bool,
 }
 
-/// Turns the ids of one answer into text.
+/// Turns the ids of one answer into text and stops at stop strings.
 ///
-/// A character may span several tokens, and so may a stop string; neither is given out in part.
+/// A character may span several tokens, and so may a stop string; neither is given out incomplete. The cost per token
+/// depends neither on the size of the vocabulary nor on the text so far.
 #[derive(Clone, Debug)]
 pub struct TextDecoder {
-    tokenizer: Tokenizer,
+    detokenizer: Detokenizer,
     stops: Vec<String>,
-    /// Ids whose text was decoded last, for what they say about the text that follows, and then those
-    /// not decoded yet.
-    ids: Vec<u32>,
-    decoded: usize,
     /// Text that may be the beginning of a stop string.
-    held: String,
+    withheld: String,
     stopped: bool,
 }
 
 impl TextDecoder {
-    /// A stream that follows `prompt` (which is not given out) and ends at any of `stops`.
-    pub fn new(tokenizer: &Tokenizer, prompt: &[i32], stops: &[String]) -> Self {
-        // More than the longest character or escape.
-        let context = &prompt[prompt.len().saturating_sub(16)..];
-        TextDecoder {
-            tokenizer: tokenizer.clone(),
+    /// A decoder of text that follows `prompt` (whose text is not given out) and ends at any of `stops`.
+    ///
+    /// # Errors
+    /// A prompt id outside the tokenizer's vocabulary.
+    pub fn new(tokenizer: &Tokenizer, prompt: &[i32], stops: &[String]) -> Result<Self> {
+        let context = &prompt[prompt.len().saturating_sub(CONTEXT)..];
+        let context: Vec<u32> = context.iter().map(|&id| id as u32).collect();
+        Ok(TextDecoder {
+            detokenizer: Detokenizer::after(tokenizer, &context)?,
             stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
-            ids: context.iter().map(|&id| id as u32).collect(),
-            decoded: context.len(),
-            held: String::new(),
+            withheld: String::new(),
             stopped: false,
-        }
+        })
     }
 
     /// Takes the next id.
@@ -53,114 +50,55 @@ impl TextDecoder {
     /// # Errors
     /// An id outside the tokenizer's vocabulary.
     pub fn push(&mut self, id: i32) -> Result<TextDelta> {
-        if self.stopped {
-            return Ok(TextDelta { text: String::new(), stopped: true });
+        if !self.stopped {
+            self.detokenizer.push(id as u32, &mut self.withheld)?;
         }
-        self.ids.push(id as u32);
-        let text = self.decode(false)?;
-        Ok(self.give(&text, false))
+        Ok(self.release(false))
     }
 
-    /// The answer is over: what was held back.
+    /// Ends the answer and gives out what was withheld.
     ///
     /// # Errors
     /// As [`TextDecoder::push`].
     pub fn finish(&mut self) -> Result<TextDelta> {
+        if !self.stopped {
+            self.detokenizer.finish(&mut self.withheld)?;
+        }
+        Ok(self.release(true))
+    }
+
+    /// Text that is withheld because it may be the beginning of a stop string.
+    pub fn withheld(&self) -> &str {
+        &self.withheld
+    }
+
+    /// Gives out the text before the earliest stop string, or what cannot be part of one.
+    fn release(&mut self, all: bool) -> TextDelta {
         if self.stopped {
-            return Ok(TextDelta { text: String::new(), stopped: true });
+            return TextDelta { text: String::new(), stopped: true };
         }
-        let text = self.decode(true)?;
-        Ok(self.give(&text, true))
-    }
-
-    /// Text that is held back because it may be the beginning of a stop string.
-    pub fn held(&self) -> &str {
-        &self.held
-    }
-
-    /// The text of the ids not decoded yet, if it is whole or `all` is wanted.
-    fn decode(&mut self, all: bool) -> Result<String> {
-        let text = self.tokenizer.decode(&self.ids)?;
-        if self.decoded == self.ids.len() || (!all && self.is_open(&text)?) {
-            return Ok(String::new());
-        }
-        let before = self.tokenizer.decode(&self.ids[..self.decoded])?;
-        let same = before.chars().zip(text.chars()).take_while(|(a, b)| a == b);
-        let skip: usize = same.map(|(c, _)| c.len_utf8()).sum();
-        let new = text[skip..].to_string();
-        // Ids without text say nothing about what follows them; those before them do.
-        if !new.is_empty() || self.ids.len() > LONGEST {
-            self.ids.drain(..self.decoded);
-        }
-        self.decoded = self.ids.len();
-        Ok(new)
-    }
-
-    /// Whether the last ids end inside a character or an escape.
-    fn is_open(&self, text: &str) -> Result<bool> {
-        let open = match &self.tokenizer {
-            Tokenizer::JsonGpt2(_) => {
-                let body = Gpt2Tokenizer.decode(&self.ids)?;
-                // However many tokens: each of a run of backslashes may end inside an escape.
-                if ends_inside_escape(&body) {
-                    return Ok(true);
-                }
-                body.ends_with('\u{fffd}')
-            }
-            _ => text.ends_with('\u{fffd}'),
-        };
-        // A character has at most 4 bytes and a surrogate pair 12: what is longer is no character.
-        Ok(open && self.ids.len() - self.decoded < 12)
-    }
-
-    /// Gives out what cannot be part of a stop string.
-    fn give(&mut self, text: &str, all: bool) -> TextDelta {
-        self.held.push_str(text);
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        let end = match found {
-            Some(at) => {
-                self.stopped = true;
-                at
-            }
-            None if all => self.held.len(),
-            None => self.held.len() - self.open_stop(),
-        };
-        let text = self.held[..end].to_string();
-        self.held.drain(..end);
+        let found = self.stops.iter().filter_map(|stop| self.withheld.find(stop.as_str())).min();
+        self.stopped = found.is_some();
+        let end = found.unwrap_or_else(|| match all {
+            true => self.withheld.len(),
+            false => self.withheld.len() - self.stop_prefix(),
+        });
+        let text = self.withheld.drain(..end).collect();
         TextDelta { text, stopped: self.stopped }
     }
 
-    /// Length of the longest end of `held` that begins a stop string.
-    fn open_stop(&self) -> usize {
+    /// Length of the longest suffix of the withheld text that begins a stop string.
+    fn stop_prefix(&self) -> usize {
+        let withheld = self.withheld.as_bytes();
         let begins = |stop: &String| {
-            let most = self.held.len().min(stop.len() - 1);
+            let most = withheld.len().min(stop.len() - 1);
             (1..=most).rev().find(|&n| {
-                self.held.as_bytes()[self.held.len() - n..] == stop.as_bytes()[..n]
-                    && self.held.is_char_boundary(self.held.len() - n)
+                let start = withheld.len() - n;
+                withheld[start..] == stop.as_bytes()[..n] && self.withheld.is_char_boundary(start)
             })
         };
         self.stops.iter().filter_map(begins).max().unwrap_or(0)
     }
-}
-
-/// Whether a JSON string's body ends inside an escape, or after the first half of a surrogate pair.
-fn ends_inside_escape(body: &str) -> bool {
-    let bytes = body.as_bytes();
-    let (mut at, mut half) = (0, false);
-    while at < bytes.len() {
-        if bytes[at] != b'\\' {
-            (at, half) = (at + 1, false);
-            continue;
-        }
-        let length = if bytes.get(at + 1) == Some(&b'u') { 6 } else { 2 };
-        if at + length > bytes.len() {
-            return true;
-        }
-        let high = bytes[at + 2..at + length].first_chunk::<2>().map(|c| c.to_ascii_lowercase());
-        half = matches!(high.as_deref(), Some([b'd', b'8'..=b'b']));
-        at += length;
-    }
-    half
 }
 
 #[cfg(test)]
@@ -171,36 +109,36 @@ mod tests {
         tokenizer.encode(text).unwrap().into_iter().map(|id| id as i32).collect()
     }
 
-    /// Pieces of `text` after `prompt`, the last one from `finish`.
-    fn pieces(name: &str, prompt: &str, text: &str, stops: &[&str]) -> (Vec<String>, bool) {
+    /// Deltas of `text` after `prompt`, the last one from `finish`.
+    fn deltas(name: &str, prompt: &str, text: &str, stops: &[&str]) -> (Vec<String>, bool) {
         let tokenizer = Tokenizer::from_name(name).unwrap();
         let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
-        let mut stream = TextDecoder::new(&tokenizer, &ids(&tokenizer, prompt), &stops);
+        let mut decoder = TextDecoder::new(&tokenizer, &ids(&tokenizer, prompt), &stops).unwrap();
         let mut all = Vec::new();
         for id in ids(&tokenizer, text) {
-            let piece = stream.push(id).unwrap();
-            all.push(piece.text);
-            if piece.stopped {
+            let delta = decoder.push(id).unwrap();
+            all.push(delta.text);
+            if delta.stopped {
                 return (all, true);
             }
         }
-        let last = stream.finish().unwrap();
+        let last = decoder.finish().unwrap();
         all.push(last.text);
         (all, last.stopped)
     }
 
     #[test]
-    fn characters_come_whole() {
-        let (pieces, _) = pieces("bytes", "x", "aé😀b", &[]);
-        assert_eq!(pieces, ["a", "", "é", "", "", "", "😀", "b", ""]);
+    fn incomplete_characters_are_withheld() {
+        let (deltas, _) = deltas("bytes", "x", "aé😀b", &[]);
+        assert_eq!(deltas, ["a", "", "é", "", "", "", "😀", "b", ""]);
     }
 
     /// Found by fuzzing: the text came out with a backslash too many.
     #[test]
-    fn a_run_of_backslashes_that_tokens_cut_inside_escapes_comes_back() {
+    fn backslashes_split_inside_escapes_round_trip() {
         for count in 1..130 {
             let text = format!(" \t {}can't", "\\".repeat(count));
-            assert_eq!(pieces("json-gpt2", "x", &text, &[]).0.concat(), text, "{count}");
+            assert_eq!(deltas("json-gpt2", "x", &text, &[]).0.concat(), text, "{count}");
         }
     }
 
@@ -211,14 +149,14 @@ mod tests {
         let word = tokenizer.encode("unheard-of").unwrap();
         let ids = [&word[..], &tokenizer.encode("<doc>").unwrap(), &word].concat();
         let whole = tokenizer.decode(&ids).unwrap();
-        let mut stream = TextDecoder::new(&tokenizer, &[], &[]);
-        let parts = ids.iter().map(|&id| stream.push(id as i32).unwrap().text);
+        let mut decoder = TextDecoder::new(&tokenizer, &[], &[]).unwrap();
+        let parts = ids.iter().map(|&id| decoder.push(id as i32).unwrap().text);
         assert_eq!(parts.collect::<String>(), whole);
         assert_eq!(whole, "<unk> <unk>");
     }
 
     #[test]
-    fn every_tokenizer_gives_the_text_back() {
+    fn every_tokenizer_round_trips() {
         for (name, text) in [
             ("bytes", "naïve ≤ 𝔸\n end"),
             ("gpt2", "naïve ≤ 𝔸\n  the end 😀😀"),
@@ -227,44 +165,57 @@ mod tests {
         ] {
             let tokenizer = Tokenizer::from_name(name).unwrap();
             let whole = tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap();
-            let (parts, stopped) = pieces(name, "", text, &[]);
+            let (parts, stopped) = deltas(name, "", text, &[]);
             assert_eq!((parts.concat(), stopped), (whole, false), "{name}");
         }
     }
 
     #[test]
-    fn words_are_set_off_from_the_prompt() {
-        let (parts, _) = pieces("synthetic", "Ann", "sings. The", &[]);
+    fn continuation_keeps_the_space_after_the_prompt() {
+        let (parts, _) = deltas("synthetic", "Ann", "sings. The", &[]);
         let tokenizer = Tokenizer::from_name("synthetic").unwrap();
         let all = tokenizer.decode(&tokenizer.encode("Ann sings. The").unwrap()).unwrap();
         assert_eq!(format!("Ann{}", parts.concat()), all);
     }
 
     #[test]
-    fn stop_strings_are_found_across_tokens_and_never_shown() {
-        let (parts, stopped) = pieces("bytes", "", "one two three", &["two", "wo t"]);
+    fn stop_strings_across_tokens_are_never_shown() {
+        let (parts, stopped) = deltas("bytes", "", "one two three", &["two", "wo t"]);
         assert!(stopped);
         assert_eq!(parts, ["o", "n", "e", " ", "", "", ""]);
-        let (parts, stopped) = pieces("bytes", "", "abab abc", &["abc"]);
+        let (parts, stopped) = deltas("bytes", "", "abab abc", &["abc"]);
         assert_eq!((parts.concat().as_str(), stopped), ("abab ", true));
-        // What only looked like the beginning comes out, at the latest at the end.
-        let (parts, stopped) = pieces("bytes", "", "abab", &["abc"]);
+        // A prefix of a stop string that is not completed is given out at the end.
+        let (parts, stopped) = deltas("bytes", "", "abab", &["abc"]);
         assert_eq!((parts.concat().as_str(), stopped), ("abab", false));
-        let (parts, stopped) = pieces("gpt2", "", "Hello world\n\nand more", &["\n\n"]);
+        let (parts, stopped) = deltas("gpt2", "", "Hello world\n\nand more", &["\n\n"]);
         assert_eq!((parts.concat().as_str(), stopped), ("Hello world", true));
-        let (parts, stopped) = pieces("bytes", "", "aé!", &["é!", ""]);
+        let (parts, stopped) = deltas("bytes", "", "aé!", &["é!", ""]);
         assert_eq!((parts.concat().as_str(), stopped), ("a", true));
     }
 
+    /// Both stop strings are complete in one token; the earliest in the text counts, not the first in the list.
     #[test]
-    fn bytes_that_are_no_text_do_not_block_the_stream() {
+    fn earliest_stop_string_wins() {
+        let tokenizer = Tokenizer::from_name("synthetic").unwrap();
+        let sings = ids(&tokenizer, "sings.");
+        for stops in [["gs", "in"], ["in", "gs"]] {
+            let mut decoder =
+                TextDecoder::new(&tokenizer, &[], &stops.map(str::to_string)).unwrap();
+            let delta = decoder.push(sings[0]).unwrap();
+            assert_eq!((delta.text.as_str(), delta.stopped), ("s", true), "{stops:?}");
+        }
+    }
+
+    #[test]
+    fn invalid_utf8_does_not_withhold_text() {
         let tokenizer = Tokenizer::from_name("bytes").unwrap();
-        let mut stream = TextDecoder::new(&tokenizer, &[97], &[]);
+        let mut decoder = TextDecoder::new(&tokenizer, &[97], &[]).unwrap();
         let mut text = String::new();
         for _ in 0..20 {
-            text.push_str(&stream.push(0x80).unwrap().text);
+            text.push_str(&decoder.push(0x80).unwrap().text);
         }
         assert!(text.chars().count() >= 12, "{text:?}");
-        assert!(stream.push(300).is_err());
+        assert!(decoder.push(300).is_err());
     }
 }

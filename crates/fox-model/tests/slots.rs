@@ -102,9 +102,8 @@ fn slots_reject_wrong_rows() {
     let policy = model.page_policy(None, 64).unwrap();
     let mut slots = model.open_slots(2, 64, &policy).unwrap().unwrap();
     let row = |slot| DecodeRow { slot, token: 0, position: 0, draw: None };
-    let error = |slots: &mut SlotDecoder, rows: &[DecodeRow]| {
-        slots.begin(rows).unwrap_err().to_string()
-    };
+    let error =
+        |slots: &mut SlotDecoder, rows: &[DecodeRow]| slots.begin(rows).unwrap_err().to_string();
     assert!(error(&mut slots, &[row(2)]).ends_with("slot 2 is out of range (2 slots)"));
     assert!(error(&mut slots, &[row(1), row(1)]).ends_with("two rows for slot 1"));
     assert!(error(&mut slots, &[DecodeRow { position: 5, ..row(0) }]).contains("position 5"));

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State that all requests share.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -6,28 +6,33 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use fox_data::Tokenizer;
 use fox_infer::Engine;
-use hyper::body::Bytes;
 use tokio::sync::Semaphore;
 
+use crate::body::ReceivedBody;
 use crate::chat::Chat;
 use crate::completions::longest_token;
 use crate::error::{ApiError, ApiResult};
+use crate::memory::ByteBudget;
 use crate::metrics::Metrics;
+use crate::text_runtime::{TextRuntime, Worker};
+use crate::token_names::TokenNames;
 use crate::{Error, Result, ServeOptions};
 
-/// Bytes of a body that is parsed and tokenized at once, on the thread that read it.
-const SMALL_BODY: usize = 4 << 10;
-/// Larger ones that are at a time.
-const PARSERS: usize = 2;
+/// Bytes of a small body. Small and large bodies are parsed on separate threads, so that a long text, which takes
+/// seconds to tokenize, does not delay short ones.
+const SMALL_BODY: usize = 64 << 10;
+/// Bodies that are parsed at a time.
+const SMALL_PARSERS: usize = 4;
+const LARGE_PARSERS: usize = 1;
 
-/// What is served.
+/// A model with its engine and tokenizer.
 #[derive(Clone, Debug)]
 pub struct ServedModel {
-    /// What clients call the model.
+    /// The name that clients use.
     pub name: String,
-    /// Where it runs.
+    /// The engine that runs the model.
     pub engine: Engine,
-    /// Its text.
+    /// The model's tokenizer.
     pub tokenizer: Tokenizer,
 }
 
@@ -41,12 +46,19 @@ pub(crate) struct App {
     pub created: u64,
     /// Ids that end an answer.
     pub end_ids: Vec<i32>,
-    /// Bytes of text that a token stands for, at most.
+    /// Upper bound on the bytes of text that a token stands for.
     pub longest_token: usize,
+    pub names: TokenNames,
     pub chat: Chat,
-    /// Parsing and tokenizing large bodies, a few at a time.
-    parsing: Semaphore,
-    /// Looking inside takes all cores for a moment: one at a time.
+    /// Threads that detokenize and serialize answers.
+    pub text: TextRuntime,
+    /// Bytes of bodies that are read or wait to be parsed.
+    pub bodies: ByteBudget,
+    /// Bytes of answers that are generated or sent.
+    pub answers: ByteBudget,
+    small_parsers: Semaphore,
+    large_parsers: Semaphore,
+    /// An inspection takes all cores: one at a time.
     pub inspecting: Semaphore,
 }
 
@@ -56,7 +68,7 @@ impl App {
         let config = engine.model().config();
         if tokenizer.vocab_size() > config.vocab_size {
             return Err(Error::Option(format!(
-                "the tokenizer has {} ids, but the model {name} has {}; name the model's own with --tokenizer",
+                "the tokenizer has {} ids, but the model {name} has {}; use the model's own tokenizer",
                 tokenizer.vocab_size(),
                 config.vocab_size
             )));
@@ -71,8 +83,13 @@ impl App {
             created: now(),
             metrics: Metrics::default(),
             inspecting: Semaphore::new(1),
-            parsing: Semaphore::new(PARSERS),
+            small_parsers: Semaphore::new(SMALL_PARSERS),
+            large_parsers: Semaphore::new(LARGE_PARSERS),
             longest_token: longest_token(&tokenizer),
+            names: TokenNames::new(&tokenizer, config.vocab_size),
+            text: TextRuntime::start()?,
+            bodies: ByteBudget::new("unfinished bodies", options.body_bytes),
+            answers: ByteBudget::new("answers in flight", options.answer_bytes),
             chat: Chat::new(options.chat.clone())?,
             name,
             engine,
@@ -82,30 +99,20 @@ impl App {
         })
     }
 
-    /// Parses a body, off the threads that read and write unless it is small: a long text takes seconds to
-    /// tokenize.
+    /// Parses a body on a thread that may block.
     pub async fn parse<T: Send + 'static>(
         self: &Arc<Self>,
-        body: Bytes,
+        body: ReceivedBody,
         parse: impl FnOnce(&App, &[u8]) -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
-        if body.len() <= SMALL_BODY {
-            return parse(self, &body);
-        }
-        let internal = |error: &dyn std::error::Error| ApiError::internal(error.to_string());
-        let _turn = self.parsing.acquire().await.map_err(|error| internal(&error))?;
+        let parsers = match body.bytes.len() <= SMALL_BODY {
+            true => &self.small_parsers,
+            false => &self.large_parsers,
+        };
+        let permit = parsers.acquire().await;
+        let _permit = permit.map_err(|error| ApiError::internal(error.to_string()))?;
         let app = self.clone();
-        let parsed = tokio::task::spawn_blocking(move || parse(&app, &body)).await;
-        parsed.map_err(|error| internal(&error))?
-    }
-
-    /// The name that logs and clients see for one token: its text, or its number where it has none of its
-    /// own (a part of a character, a marker).
-    pub fn token_name(&self, id: i32) -> String {
-        match self.tokenizer.decode(&[id as u32]) {
-            Ok(text) if !text.is_empty() && !text.contains('\u{fffd}') => text,
-            _ => format!("token_id:{id}"),
-        }
+        Worker::blocking(move || parse(&app, &body.bytes)).await?
     }
 }
 
@@ -114,7 +121,7 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// A number that nobody could guess, and that differs from call to call.
+/// A random number that cannot be guessed.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(0)
 }

@@ -6,33 +6,33 @@ use fox_eval::Subject;
 use fox_eval::inspect::{HeadPicture, InspectOptions, Inspection};
 use fox_infer::{CacheUsage, Event, FinishReason, Request, TextDecoder};
 use fox_plot::MatrixImage;
-use hyper::body::Bytes;
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::app::App;
-use crate::body::{Body, json_response};
+use crate::body::{Body, ReceivedBody, json_response};
 use crate::completions::Prompt;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, UnknownFields};
+use crate::text_runtime::Worker;
 
 /// Rows and columns of a picture, at most: of several, and of one that is asked for.
 const PIXELS: (usize, usize) = (128, 256);
 
 /// `{"prompt": TEXT or [ID, ...], "head": [LAYER, HEAD]}`; heads are chosen by half-life when none is named. With
 /// `"position"`, only the attention of that head at that token.
-pub(crate) async fn inspect(app: Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
+pub(crate) async fn inspect(app: Arc<App>, body: ReceivedBody) -> ApiResult<Response<Body>> {
     let InspectRequest { ids, marks, head, position, unknown } = app.parse(body, parse).await?;
     if let (Some(place), Some(position)) = (head, position) {
         let answer = run(&app, move |app| attention_at(app, &ids, place, position)).await?;
-        return Ok(unknown.tell(json_response(StatusCode::OK, &answer)));
+        return Ok(unknown.report(json_response(StatusCode::OK, &answer)));
     }
     // The engine checks the ids, and its cache is the one that is asked about.
     let cache = cache_after(&app, ids.clone()).await?;
     let seen = run(&app, move |app| look(app, &ids, head)).await?;
     let answer = describe(&app, &seen, marks, &cache)?;
-    Ok(unknown.tell(json_response(StatusCode::OK, &answer)))
+    Ok(unknown.report(json_response(StatusCode::OK, &answer)))
 }
 
 /// Works off the threads that read and write, when it is its turn.
@@ -42,8 +42,7 @@ async fn run<T: Send + 'static>(
 ) -> ApiResult<T> {
     let _turn = app.inspecting.acquire().await.map_err(|e| ApiError::internal(e.to_string()))?;
     let shared = app.clone();
-    let done = tokio::task::spawn_blocking(move || work(&shared)).await;
-    done.map_err(|error| ApiError::internal(error.to_string()))?
+    Worker::blocking(move || work(&shared)).await?
 }
 
 /// What is to be looked at.
@@ -61,12 +60,12 @@ type LayerHead = (usize, usize);
 
 fn parse(app: &App, body: &[u8]) -> ApiResult<InspectRequest> {
     let mut fields = Fields::parse(body)?;
-    let prompt = fields.take::<Value>("prompt")?;
+    let prompt = fields.take_raw("prompt");
     let head = fields.take("head")?;
     let position: Option<usize> = fields.take("position")?;
     let unknown = fields.finish(app.options.strict)?;
     let prompt = prompt.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
-    let mut prompts = Prompt::parse(app, &prompt, true)?;
+    let mut prompts = Prompt::parse(app, prompt, true)?;
     let (Some(prompt), true) = (prompts.pop(), prompts.is_empty()) else {
         return Err(ApiError::invalid("prompt", "look at one text at a time"));
     };
@@ -131,7 +130,8 @@ fn unsigned(ids: &[i32]) -> Vec<u32> {
 }
 
 fn describe(app: &App, seen: &Inspection, marks: usize, cache: &CacheUsage) -> ApiResult<Value> {
-    let names: Vec<String> = seen.tokens.iter().map(|&id| app.token_name(id as i32)).collect();
+    let names: Vec<&str> =
+        seen.tokens.iter().map(|&id| app.names.get(id as i32).as_str()).collect();
     let (text, offsets) = offsets(app, &seen.tokens, marks)?;
     let columns = seen.gate_strips.first().map_or(0, |strip| strip.cols);
     let strips = seen.gate_strips.iter().map(|strip| {
@@ -162,17 +162,17 @@ fn describe(app: &App, seen: &Inspection, marks: usize, cache: &CacheUsage) -> A
 /// The text of the ids after `marks` markers, and for every id the characters before it.
 fn offsets(app: &App, ids: &[u32], marks: usize) -> ApiResult<(String, Vec<usize>)> {
     let internal = |error: fox_infer::Error| ApiError::internal(error.to_string());
-    let mut stream = TextDecoder::new(&app.tokenizer, &[], &[]);
+    let mut decoder = TextDecoder::new(&app.tokenizer, &[], &[]).map_err(internal)?;
     let (mut text, mut offset, mut offsets) = (String::new(), 0, Vec::with_capacity(ids.len()));
     for (i, &id) in ids.iter().enumerate() {
         offsets.push(offset);
         if i >= marks {
-            let piece = stream.push(id as i32).map_err(internal)?.text;
+            let piece = decoder.push(id as i32).map_err(internal)?.text;
             offset += piece.chars().count();
             text.push_str(&piece);
         }
     }
-    text.push_str(&stream.finish().map_err(internal)?.text);
+    text.push_str(&decoder.finish().map_err(internal)?.text);
     Ok((text, offsets))
 }
 

@@ -28,10 +28,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A request's way: `server` accepts and reads with limits on everything, `routes` finds who answers,
-//! `completions` turns JSON into requests to the engine and its events into text, log-probabilities and
-//! chunks. An answer is pulled by the connection that wants it, so a client that goes away drops the
-//! answer, and with it the engine's work.
+//! Data flow of a request: `server` accepts connections with limits on everything, `routes` finds the handler,
+//! `completions` turns JSON into engine requests and engine events into text, log-probabilities and chunks. That
+//! happens on the worker threads of `text_runtime`; the threads of `server` only read and write sockets. A client
+//! that disconnects drops its worker, and with it the engine's work. `memory` bounds the bytes that all requests hold.
 
 mod access;
 mod app;
@@ -41,6 +41,7 @@ mod completions;
 mod error;
 mod fields;
 mod inspect;
+mod memory;
 mod metrics;
 mod models;
 mod options;
@@ -49,6 +50,8 @@ mod page;
 mod routes;
 mod server;
 mod stall_guard;
+mod text_runtime;
+mod token_names;
 mod tokens;
 
 pub use access::AccessLog;

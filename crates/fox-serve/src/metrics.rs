@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use fox_infer::Stats;
 
+use crate::memory::ByteBudget;
+
 /// Upper bounds of the buckets of times, in seconds.
 const BUCKETS: [f64; 18] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -17,7 +19,7 @@ const BUCKETS: [f64; 18] = [
 /// What is counted besides the engine's own figures.
 #[derive(Default)]
 pub(crate) struct Metrics {
-    /// Generation by path and status.
+    /// Responses by path and status.
     responses: Mutex<BTreeMap<(&'static str, u16), u64>>,
     /// From a completion request to the end of its last answer.
     pub request_time: Times,
@@ -64,10 +66,10 @@ impl Metrics {
     }
 
     /// Everything, with the engine's figures.
-    pub fn text(&self, stats: &Stats) -> String {
+    pub fn text(&self, stats: &Stats, answers: &ByteBudget, bodies: &ByteBudget) -> String {
         let mut text = String::new();
         let name = "fox_http_responses_total";
-        header(&mut text, name, "Generation by path and status.", "counter");
+        header(&mut text, name, "Responses by path and status.", "counter");
         for ((path, status), count) in
             self.responses.lock().unwrap_or_else(PoisonError::into_inner).iter()
         {
@@ -78,11 +80,15 @@ impl Metrics {
             (&self.request_time, "fox_request_seconds", "Completions, from request to end."),
             (&self.first_token_time, "fox_first_token_seconds", "Completions, to the first token."),
             (&self.inter_token_time, "fox_inter_token_seconds", "Between two tokens of an answer."),
-            (&self.queue_time, "fox_queue_seconds", "Generation, before they begin to run."),
+            (&self.queue_time, "fox_queue_seconds", "Completions, time in the queue."),
         ] {
             times.write(&mut text, name, help);
         }
         engine(&mut text, stats);
+        let used = answers.used() as f64;
+        single(&mut text, "fox_answer_bytes", "Bytes of answers in flight.", "gauge", used);
+        let used = bodies.used() as f64;
+        single(&mut text, "fox_body_bytes", "Bytes of unfinished bodies.", "gauge", used);
         if let Some(bytes) = resident_bytes() {
             let name = "process_resident_memory_bytes";
             single(&mut text, name, "Memory in use.", "gauge", bytes as f64);

@@ -1,4 +1,4 @@
-//! Limits and choices of a server.
+//! Options and limits of a server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -29,7 +29,11 @@ pub struct ServeOptions {
     pub access_log: Option<AccessLog>,
     /// Bytes of a request's body, at most.
     pub max_body: usize,
-    /// Generation that one request may ask for: prompts times `n` or `best_of`.
+    /// Bytes of all unfinished bodies together, at most; the first 64 KiB of a body do not count.
+    pub body_bytes: usize,
+    /// Bytes of all answers that are generated or sent, at most: log-probabilities, texts and JSON.
+    pub answer_bytes: usize,
+    /// Answers that one request may ask for: prompts times `n` or `best_of`.
     pub max_choices: usize,
     /// Alternatives per token that may be asked for.
     pub max_logprobs: usize,
@@ -58,6 +62,8 @@ impl Default for ServeOptions {
             compare: None,
             access_log: None,
             max_body: 16 << 20,
+            body_bytes: 64 << 20,
+            answer_bytes: 256 << 20,
             max_choices: 1024,
             max_logprobs: 20,
             max_inspect: 4096,

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::json;
@@ -12,10 +12,11 @@ use subtle::ConstantTimeEq;
 
 use crate::access::{AccessRecord, LoggedBody};
 use crate::app::App;
-use crate::body::{Body, json_response, read_json, response};
+use crate::body::{Body, ReceivedBody, json_response, read_json, response};
 use crate::completions::Kind;
 use crate::error::{ApiError, ApiResult};
 use crate::stall_guard::RequestPhase;
+use crate::text_runtime::Worker;
 use crate::{completions, inspect, models, origin, page, tokens};
 
 /// The places there are; anything else is told to be missing.
@@ -112,7 +113,7 @@ pub(crate) struct ConnectionInfo {
     pub phase: RequestPhase,
 }
 
-/// Generation a request, whatever it is.
+/// Answers a request.
 pub(crate) async fn answer(
     app: Arc<App>,
     request: Request<Incoming>,
@@ -120,6 +121,23 @@ pub(crate) async fn answer(
 ) -> Result<Response<LoggedBody>, Infallible> {
     let log = app.options.access_log;
     let record = AccessRecord::new(&request, info.peer, log, info.phase.clone());
+    let work = Worker::spawn(respond(app.clone(), request, info.clone()));
+    let mut response = work.await.unwrap_or_else(|error| {
+        app.metrics.count("failed", error.status.as_u16());
+        error.response()
+    });
+    if info.reserve {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(record.follow(response))
+}
+
+/// Finds the handler and counts its response.
+async fn respond(
+    app: Arc<App>,
+    request: Request<Incoming>,
+    info: ConnectionInfo,
+) -> Response<Body> {
     let path = request.uri().path().to_string();
     let route = Route::find(&path);
     let origin = origin::allowed_origin(request.headers(), &app.options.allow_origins);
@@ -131,11 +149,8 @@ pub(crate) async fn answer(
     if let Some(origin) = origin {
         origin::allow(&mut response, origin);
     }
-    if info.reserve {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    }
     app.metrics.count(route.map_or("other", Route::name), response.status().as_u16());
-    Ok(record.follow(response))
+    response
 }
 
 /// Too many connections.
@@ -175,7 +190,7 @@ async fn dispatch(
         Route::PageSettings => ok(page::settings(&app.options)),
         Route::Health => Ok(health(app)),
         Route::Metrics => {
-            let text = app.metrics.text(&app.engine.stats());
+            let text = app.metrics.text(&app.engine.stats(), &app.answers, &app.bodies);
             Ok(response(StatusCode::OK, "text/plain; version=0.0.4", text))
         }
         Route::Models => ok(models::list(app)),
@@ -209,9 +224,13 @@ async fn dispatch(
 }
 
 /// The JSON body of a request that is then whole.
-async fn read(app: &App, request: Request<Incoming>, info: &ConnectionInfo) -> ApiResult<Bytes> {
+async fn read(
+    app: &App,
+    request: Request<Incoming>,
+    info: &ConnectionInfo,
+) -> ApiResult<ReceivedBody> {
     let version = request.version();
-    let body = read_json(request, &app.options).await?;
+    let body = read_json(request, &app.options, &app.bodies).await?;
     info.phase.begin(version);
     Ok(body)
 }

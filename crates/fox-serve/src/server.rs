@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::BodyExt;
-use hyper::body::Bytes;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -15,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
 use crate::app::{App, ServedModel};
+use crate::body::ReceivedBody;
 use crate::completions::Kind;
 use crate::routes::ConnectionInfo;
 use crate::stall_guard::{RequestPhase, StallGuard};
@@ -70,7 +70,7 @@ impl Server {
         self.stop.clone()
     }
 
-    /// Generation the body of one completion request in this process, without a connection: the status and the
+    /// Answers the body of one completion request in this process, without a connection: the status and the
     /// body of the answer, streamed or whole.
     ///
     /// # Errors
@@ -80,7 +80,8 @@ impl Server {
             .enable_time()
             .build()
             .map_err(Error::Runtime)?;
-        let (app, body) = (self.app.clone(), Bytes::copy_from_slice(body));
+        let body = ReceivedBody::local(body, &self.app.bodies);
+        let app = self.app.clone();
         runtime.block_on(async move {
             let answer = completions::complete(app, Kind::Text, body).await;
             let response = answer.unwrap_or_else(|error| error.response());
@@ -90,7 +91,7 @@ impl Server {
         })
     }
 
-    /// Generation requests until it is stopped; then lets those that run end, closes the engine and returns.
+    /// Answers requests until it is stopped; then lets those that run end, closes the engine and returns.
     ///
     /// # Errors
     /// No threads to run on.

@@ -2,14 +2,23 @@
 
 use fox_data::{Gpt2Tokenizer, START_WORD, Tokenizer};
 use hyper::{Response, StatusCode};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::body::{Body, json_response};
-use crate::completions::Prompt;
+use crate::completions::{Prompt, id_list};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::models;
+
+#[derive(Serialize)]
+struct Tokenized<'a> {
+    count: usize,
+    max_model_len: usize,
+    tokens: &'a [i32],
+    token_strs: Option<Vec<&'a str>>,
+}
 
 /// `{"prompt": TEXT, "add_special_tokens": true, "return_token_strs": false}` to ids.
 pub(crate) fn tokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
@@ -26,14 +35,10 @@ pub(crate) fn tokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
         true => vec![app.tokenizer.bos() as i32; 1 + usize::from(mark)],
         false => Prompt::text(app, &text, mark)?.ids,
     };
-    let names = names.then(|| ids.iter().map(|&id| app.token_name(id)).collect::<Vec<_>>());
-    let value = json!({
-        "count": ids.len(),
-        "max_model_len": app.engine.options().max_context,
-        "tokens": ids,
-        "token_strs": names,
-    });
-    Ok(unknown.tell(json_response(StatusCode::OK, &value)))
+    let names = names.then(|| ids.iter().map(|&id| app.names.get(id).as_str()).collect());
+    let max_model_len = app.engine.options().max_context;
+    let answer = Tokenized { count: ids.len(), max_model_len, tokens: &ids, token_strs: names };
+    Ok(unknown.report(json_response(StatusCode::OK, &answer)))
 }
 
 /// `{"tokens": [ID, ...]}` to text.
@@ -42,12 +47,13 @@ pub(crate) fn detokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
     if let Some(model) = fields.take::<String>("model")? {
         models::check_name(app, &model)?;
     }
-    let ids: Option<Vec<u32>> = fields.take("tokens")?;
+    let ids = fields.take_raw("tokens").map(|raw| id_list(raw, "tokens")).transpose()?;
     let unknown = fields.finish(app.options.strict)?;
     let ids = ids.ok_or_else(|| ApiError::invalid("tokens", "tokens is missing"))?;
+    let ids: Vec<u32> = ids.into_iter().map(|id| id as u32).collect();
     let text = app.tokenizer.decode(&ids);
     let text = text.map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
-    Ok(unknown.tell(json_response(StatusCode::OK, &json!({ "prompt": text }))))
+    Ok(unknown.report(json_response(StatusCode::OK, &json!({ "prompt": text }))))
 }
 
 /// Which tokenizer this is, and its markers.

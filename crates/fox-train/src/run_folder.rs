@@ -21,7 +21,7 @@ use toml::{Table, Value};
 
 use crate::checkpoint::CheckpointStore;
 use crate::data::RunData;
-use crate::recipe::Weights;
+use crate::recipe::{GateInit, Weights};
 use crate::{Error, Recipe, Result, Summary, files, recipe};
 
 const CONFIG: &str = "config.toml";
@@ -106,13 +106,18 @@ pub struct RunFolder {
 impl RunFolder {
     /// Creates the folder, or opens it when it holds the same run. Nothing of another run is touched.
     pub fn open(path: &Path, recipe: &Recipe, data: &str) -> Result<RunFolder> {
-        let (text, config) = (recipe.to_toml()?, path.join(CONFIG));
+        let config = path.join(CONFIG);
         Self::check(path, recipe, Some(data))?;
         durable::create_folder(path)?;
         let lock = FolderLock::take(&path.join(LOCK))?
             .map_err(|_| Error::Locked { path: path.to_path_buf() })?;
         // Another run may have come and gone before the lock was had.
         Self::check(path, recipe, Some(data))?;
+        let mut recipe = recipe.clone();
+        if lacks_gate_init(&config) && !CheckpointStore::of_run(path, &recipe).steps()?.is_empty() {
+            recipe.training.gate_init = GateInit::Published;
+        }
+        let text = recipe.to_toml()?;
         if fs::read(&config).ok().as_deref() != Some(text.as_bytes()) {
             durable::write(&config, text.as_bytes())?;
         }
@@ -260,7 +265,13 @@ fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result
     };
     // Read as a recipe, so that keys which are younger than the folder have their defaults on both sides.
     let there = parse(&recipe::load(&config.to_string_lossy(), &[])?.to_toml()?)?;
-    let here = parse(text)?;
+    let mut here = parse(text)?;
+    if lacks_gate_init(config)
+        && let Some(Value::Table(training)) = here.get_mut("training")
+        && training.get("gate_init").is_some_and(Value::is_str)
+    {
+        training.insert("gate_init".into(), "published".into());
+    }
     for section in DECISIVE {
         if let Some(detail) = difference(section, there.get(section), here.get(section)) {
             return Err(different(detail));
@@ -277,6 +288,15 @@ fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result
         }
     }
     Ok(())
+}
+
+/// Whether a config.toml is older than `training.gate_init`: its gates started as published, whatever the default of
+/// its recipe is today.
+fn lacks_gate_init(config: &Path) -> bool {
+    let table = fs::read_to_string(config).ok().and_then(|text| text.parse::<Table>().ok());
+    let training = table.as_ref().and_then(|table| table.get("training")?.as_table());
+    training
+        .is_some_and(|keys| !keys.contains_key("gate_init") && !keys.contains_key("gate_memory"))
 }
 
 /// The first key that differs, in words.

@@ -108,6 +108,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
         }
     };
     let Resumed { mut model, updater, state, mut notices } = resumed;
+    notices.extend(recipe.notices.iter().cloned());
     if data.heldout.is_none() {
         notices.push(NO_HELD_OUT.to_owned());
     }

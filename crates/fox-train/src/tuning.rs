@@ -84,10 +84,11 @@ impl TrainingRecipe {
 }
 
 impl Recipe {
-    /// Memories were asked for, and nothing can have them.
+    /// The error for a `gate_init` without data-dependent gates.
     pub(crate) fn without_gates(&self) -> Error {
-        let detail = "is set, but the model has no gates that depend on the input";
-        Error::value(&self.name, "training.gate_memory", detail)
+        let detail =
+            "is set, but the model has no data-dependent forget gates; set it to \"published\"";
+        Error::value(&self.name, "training.gate_init", detail)
     }
 
     /// Refuses patterns that name nothing that the model has, and a fading of what is not there.
@@ -106,7 +107,8 @@ impl Recipe {
                 return Err(Error::value(&self.name, key, detail));
             }
         }
-        if t.gate_memory.is_some() && !specs.iter().any(|spec| names("*fgate_proj.bias", spec)) {
+        let init = t.gate_init.decay_time(self.data.sequence_length);
+        if init.is_some() && !specs.iter().any(|spec| names("*fgate_proj.bias", spec)) {
             return Err(self.without_gates());
         }
         let rope = config.mixer.forgetting().and_then(|mixer| mixer.rope);

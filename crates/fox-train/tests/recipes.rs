@@ -5,9 +5,8 @@ use std::fs;
 
 use fox_model::{ForgetGate, ModelConfig};
 use fox_tensor::AttentionWeights;
-use fox_train::recipe::{self, BUILTIN, SWEEPS, load};
-use fox_train::sweep::SweepList;
-use fox_train::{AdamW, Decay, Muon, Scale};
+use fox_train::recipe::{self, GateInit, load};
+use fox_train::{AdamW, Decay, Muon, Recipe, Scale};
 
 const GI: u64 = 1 << 30;
 /// Family, then for each size: parameters; then peak learning rates for 125M, 360M, 760M/16B, 760M/48B.
@@ -75,28 +74,22 @@ fn the_windowed_baseline() {
 
 #[test]
 fn everything_built_in_loads_and_describes_itself() {
-    for builtin in BUILTIN {
-        let recipe = load(builtin.name, &[]).unwrap();
-        assert!(!recipe.description.is_empty(), "{}", builtin.name);
+    for name in &recipe::builtin_names().unwrap() {
+        let recipe = load(name, &[]).unwrap();
+        assert!(!recipe.description.is_empty(), "{}", name);
         // What recipes share has no sizes.
         let shared = ["published", "shared-1m", "shared-26m", "long-context", "tiny-long-context"]
-            .contains(&builtin.name);
-        assert_eq!(recipe.model_config(256).is_ok(), !shared, "{}", builtin.name);
+            .contains(&name.as_str());
+        assert_eq!(recipe.model_config(256).is_ok(), !shared, "{}", name);
         // What is written to a run folder is a recipe again.
         let text = recipe.to_toml().unwrap();
-        let again = recipe::parse_table(builtin.name, text.parse().unwrap()).unwrap();
-        assert_eq!(again, recipe, "{}", builtin.name);
+        let again = recipe::parse_table(name, text.parse().unwrap()).unwrap();
+        assert_eq!(again, recipe, "{}", name);
     }
     for variant in recipe::variants().unwrap() {
         assert!(!variant.about.is_empty(), "{}", variant.name);
         let recipe = load(&format!("tiny-fox-pro+{}", variant.name), &[]).unwrap();
         recipe.model_config(256).unwrap();
-    }
-    for sweep in SWEEPS {
-        let list = SweepList::load(sweep.name).unwrap();
-        for item in list.items(&[], None).unwrap() {
-            item.recipe.model_config(256).unwrap();
-        }
     }
 }
 
@@ -123,36 +116,6 @@ fn a_model_variant_keeps_only_the_sizes() {
             assert_ne!(changed, found);
             assert_eq!(config(format!("books-small+qk-norm+{name}")), found);
         }
-    }
-}
-
-#[test]
-fn every_task_has_every_model() {
-    let tasks: Vec<&str> = fox_data::task::names().collect();
-    for task in tasks {
-        let list = SweepList::load(task).unwrap();
-        let items = list.items(&[], None).unwrap();
-        // Tasks of recall also have both FoX models with gates that begin with long memories.
-        let remember = if task.starts_with("mqar") { 2 } else { 0 };
-        let memories = items.iter().filter(|item| item.recipe.training.gate_memory.is_some());
-        assert_eq!((items.len(), memories.count()), (9 + remember, remember), "{task}");
-        let mut layers = Vec::new();
-        for item in items {
-            let config = item.recipe.data.task.as_ref().unwrap();
-            assert_eq!(config.name, task);
-            // The same bits from a run folder.
-            let text = item.recipe.to_toml().unwrap();
-            let again = recipe::parse_table(&item.recipe.name, text.parse().unwrap()).unwrap();
-            assert_eq!(again, item.recipe);
-            let data = fox_train::data::RunData::open(&item.recipe).unwrap();
-            let model = item.recipe.model_config(data.train.vocab_size()).unwrap();
-            assert_eq!(model.vocab_size as u32, config.vocabulary);
-            layers.push(format!("{:?}", model.mixer));
-            let warmup = item.recipe.schedule.warmup_tokens;
-            assert!(warmup * 10 < item.recipe.training.tokens && warmup > 0, "{task}");
-        }
-        layers.dedup();
-        assert_eq!(layers.len(), 9, "{task}: no model twice");
     }
 }
 
@@ -291,8 +254,8 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
             "tiny-fox-pro: `schedule.decay_tokens` has no place in the shape \"wsd\", whose decay is schedule.decay_fraction of the run; leave it out",
         ),
         (
-            &["training.gate_memory=[64, 8]"],
-            "tiny-fox-pro: `training.gate_memory` must be two numbers of tokens, [shortest, longest]",
+            &["training.gate_init=[64, 8]"],
+            "tiny-fox-pro: `training.gate_init` must be [shortest, longest] in tokens, both above 0 and the shortest first",
         ),
         (&["training.batch=0"], "tiny-fox-pro: `training.batch` must be at least 1"),
         (
@@ -453,22 +416,104 @@ fn an_optimizer_and_its_settings_go_through_a_run_folder() {
     }
 }
 
-#[test]
-fn gates_begin_with_the_memory_that_is_asked_for() {
+/// Decay times of the gates of a layer after initialization.
+fn decay_times(recipe: &Recipe, layer: usize) -> Vec<f32> {
     let device = fox_cpu::device();
-    let set = ["training.gate_memory=[8, 512]".to_string()];
-    let recipe = load("tiny-fox-pro", &set).unwrap();
     let model = recipe.initial_model(&recipe.model_config(256).unwrap(), &device).unwrap();
-    for layer in 0..2 {
-        let name = format!("model.layers.{layer}.attn.fgate_proj.bias");
-        let bias = model.params().value(model.params().find(&name).unwrap()).to_f32().unwrap();
-        let memory = bias.iter().map(|b| 1.0 / (-b).exp().ln_1p());
-        for (got, want) in memory.zip([8.0, 32.0, 128.0, 512.0]) {
-            assert!((got / want - 1.0).abs() < 1e-4, "{name}: {got} {want}");
+    let name = format!("model.layers.{layer}.attn.fgate_proj.bias");
+    let bias = model.params().value(model.params().find(&name).unwrap()).to_f32().unwrap();
+    bias.iter().map(|b| 1.0 / (-b).exp().ln_1p()).collect()
+}
+
+#[test]
+fn gate_init_sets_decay_times() {
+    let half = 1.0 / 2f32.ln();
+    let patterned = |mixers: &str| {
+        ["model.model_type=fox_hybrid".to_string(), format!("model.mixers={mixers}")]
+    };
+    let samba_like = patterned(r#"["mamba2", "fox", "window:64"]"#);
+    let set = |text: &str| [format!("training.gate_init={text}")];
+    for (name, set, layer, want) in [
+        ("tiny-fox-pro", &set("[8, 512]")[..], 1, [8.0, 32.0, 128.0, 512.0]),
+        ("tiny-fox-pro", &["training.gate_memory=[8, 512]".into()], 0, [8.0, 32.0, 128.0, 512.0]),
+        ("tiny-fox-pro", &[], 0, [1.0, 8.0, 64.0, 512.0]),
+        ("tiny-fox-pro+rope+window-64", &[], 0, [1.0, 8.0, 64.0, 512.0]),
+        ("tiny-fox-pro", &["data.sequence_length=64".into()], 1, [1.0, 4.0, 16.0, 64.0]),
+        ("tiny-fox-pro", &set("published"), 1, [half; 4]),
+        ("tiny-fox-pro+published-start", &[], 1, [half; 4]),
+        ("tiny-hybrid", &[], 0, [1.0, 8.0, 64.0, 512.0]),
+        ("tiny-hybrid", &samba_like, 1, [1.0, 8.0, 64.0, 512.0]),
+        ("task-mqar+fox-pro", &[], 1, [half; 4]),
+        ("task-mqar+fox-pro+memory-256", &[], 1, [16.0, 40.3175, 101.594, 256.0]),
+    ] {
+        let got = decay_times(&load(name, set).unwrap(), layer);
+        for (got, want) in got.iter().zip(want) {
+            assert!((got / want - 1.0).abs() < 1e-4, "{name} {set:?}: {got} {want}");
         }
     }
-    let recipe = load("tiny-transformer-pro", &set).unwrap();
-    let error = recipe.initial_model(&recipe.model_config(256).unwrap(), &device).unwrap_err();
-    let want = "tiny-transformer-pro: `training.gate_memory` is set, but the model has no gates that depend on the input";
-    assert_eq!(error.to_string(), want);
+}
+
+#[test]
+fn gate_init_is_spread_where_the_project_chooses() {
+    let init = |name: &str| load(name, &[]).unwrap().training.gate_init;
+    for name in ["tiny-fox-llama", "tiny-hybrid", "books-small", "fox-pro-1m", "fox-llama-26m"] {
+        assert_eq!(init(name), GateInit::Spread, "{name}");
+    }
+    for name in ["fox-pro-125m", "fox-llama-760m-48b", "fox-window-125m", "task-parity+fox-pro"] {
+        assert_eq!(init(name), GateInit::Published, "{name}");
+        assert_eq!(init(&format!("{name}+spread")), GateInit::Spread, "{name}");
+    }
+    // What replaces the gates resets the start of the recipe below.
+    for name in [
+        "tiny-fox-pro+no-forget-gate",
+        "tiny-fox-pro+bias-only-64",
+        "tiny-fox-pro+mamba2",
+        "tiny-stick-breaking",
+        "books-small-transformer",
+    ] {
+        assert_eq!(init(name), GateInit::Published, "{name}");
+    }
+    let set = ["training.init=some/checkpoint".to_string()];
+    assert_eq!(load("tiny-fox-pro", &set).unwrap().training.gate_init, GateInit::Published);
+}
+
+#[test]
+fn gate_init_rejects_bad_input_in_one_sentence() {
+    let device = fox_cpu::device();
+    let error = |name: &str, set: &[&str]| {
+        let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+        let made = load(name, &set).and_then(|recipe| {
+            let config = recipe.model_config(256)?;
+            recipe.initial_model(&config, &device)
+        });
+        made.unwrap_err().to_string()
+    };
+    for set in ["[0, 8]", "[64, 8]", "[-1, 8]", "[nan, 8]", "[1, inf]"] {
+        assert_eq!(
+            error("tiny-fox-pro", &[&format!("training.gate_init={set}")]),
+            "tiny-fox-pro: `training.gate_init` must be [shortest, longest] in tokens, both above 0 and the shortest first"
+        );
+    }
+    for set in ["open", "[8]", "[1, 2, 3]", "8", "{ min = 8 }"] {
+        let error = error("tiny-fox-pro", &[&format!("training.gate_init={set}")]);
+        let want = "set it to \"published\", \"spread\" or [shortest, longest] in tokens";
+        assert!(error.contains("`training.gate_init` ") && error.ends_with(want), "{error}");
+    }
+    for set in ["spread", "[8, 64]"] {
+        let want = "tiny-transformer-pro: `training.gate_init` is set, but the model has no data-dependent forget gates; set it to \"published\"";
+        assert_eq!(error("tiny-transformer-pro", &[&format!("training.gate_init={set}")]), want);
+    }
+    let both = error("tiny-fox-pro", &["training.gate_memory=[1, 2]", "training.gate_init=[1, 3]"]);
+    assert!(both.contains("is the former name of training.gate_init"), "{both}");
+}
+
+#[test]
+fn gate_memory_is_read_with_a_notice() {
+    let recipe = load("tiny-fox-pro", &["training.gate_memory=[8, 512]".into()]).unwrap();
+    assert_eq!(recipe.training.gate_init, GateInit::DecayTimes([8.0, 512.0]));
+    assert_eq!(
+        recipe.notices,
+        ["tiny-fox-pro: training.gate_memory is now called training.gate_init"]
+    );
+    assert_eq!(load("tiny-fox-pro", &[]).unwrap().notices, [""; 0]);
 }

@@ -39,8 +39,8 @@ pub fn no_run(path: &Path) -> String {
 /// Why nothing can be told about a model, and which one may have been meant.
 pub fn no_description(name: &str) -> String {
     let presets = Preset::all();
-    let recipes = recipe::BUILTIN.iter().map(|recipe| recipe.name);
-    let known = presets.iter().map(|preset| preset.name).chain(recipes);
+    let recipes = recipe::builtin_names().unwrap_or_default();
+    let known = presets.iter().map(|preset| preset.name).chain(recipes.iter().map(String::as_str));
     let folder = nearest_model(Path::new(name), |_| true);
     let hint = match (nearest(name, known), folder) {
         (Some(known), _) => format!("did you mean `{known}`?"),

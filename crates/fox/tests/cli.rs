@@ -1,4 +1,4 @@
-//! The commands as a user meets them: what they print, and their exit codes.
+//! Output and exit codes of the commands.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::fs;
@@ -30,7 +30,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn verify_passes_and_says_so_last() {
+fn verify_prints_pass_last() {
     let output = fox(&["verify", &dump("fox_pro"), &dump("fox_pro_left_padded")]);
     assert!(output.status.success(), "{}", stderr(&output));
     let printed = stdout(&output);
@@ -40,14 +40,14 @@ fn verify_passes_and_says_so_last() {
 }
 
 #[test]
-fn verify_fails_with_code_1_beyond_a_tolerance() {
+fn verify_exits_with_1_beyond_tolerance() {
     let output = fox(&["verify", &dump("fox_llama"), "--tol-grad", "1e-12", "--device", "naive"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).lines().last().unwrap().starts_with("FAIL: "));
 }
 
 #[test]
-fn verify_prints_json_and_one_bad_folder_does_not_hide_the_others() {
+fn verify_json_reports_every_folder() {
     let output = fox(&["verify", "--json", &dump("no_such_dump"), &dump("fla_fox")]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).starts_with("error: "));
@@ -65,9 +65,9 @@ fn verify_prints_json_and_one_bad_folder_does_not_hide_the_others() {
     assert!(names.contains(&"grad.model.layers.0.attn.f_proj.bias"), "{names:?}");
 }
 
-/// Figures that the formulas of `fox_train::cluster` give by hand.
+/// Predictions of `fox_train::cluster`, computed by hand.
 #[test]
-fn info_plans_a_step_on_many_devices() {
+fn info_predicts_step_on_many_devices() {
     let small = ["info", "fox-pro-125m", "--set", "training.batch=32"];
     let plan = |more: &[&str]| fox(&[&small[..], more].concat());
     let output = plan(&[
@@ -103,7 +103,7 @@ fn info_plans_a_step_on_many_devices() {
             &["--gpus", "7"][..],
             "no way to divide training.batch=32 x data.sequence_length=16384 among 7 ranks",
         ),
-        (&["--gpus", "8", "--link", "quick"], "`quick` is no number of bytes, e.g. 450GB/s"),
+        (&["--gpus", "8", "--link", "quick"], "`quick` must be a number of bytes, e.g. 450GB/s"),
         (&["--gpus", "8", "--fetched", "2"], "--fetched is 2; it is a share between 0 and 1"),
     ] {
         let output = plan(more);
@@ -125,7 +125,7 @@ fn info_counts_parameters_and_memory() {
 }
 
 #[test]
-fn convert_to_fla_and_back_gives_the_same_file() {
+fn convert_to_fla_round_trips() {
     let temp = tempdir().unwrap();
     let (fla, back) = (temp.path().join("fla"), temp.path().join("back"));
     let output = fox(&[
@@ -140,7 +140,7 @@ fn convert_to_fla_and_back_gives_the_same_file() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(fla.join("model.safetensors.index.json").exists());
     assert!(fox(&["convert", text(&fla), text(&back), "--to", "official"]).status.success());
-    // The same tensors: the dump's outputs still hold for the result.
+    // The tensors are unchanged: the result still matches the dump.
     for dir in [&fla, &back] {
         fs::copy(Path::new(&dump("fox_llama")).join("io.safetensors"), dir.join("io.safetensors"))
             .unwrap();
@@ -151,7 +151,7 @@ fn convert_to_fla_and_back_gives_the_same_file() {
 }
 
 #[test]
-fn convert_keeps_the_type_of_a_model_that_has_the_layout() {
+fn convert_keeps_model_type_of_matching_layout() {
     let temp = tempdir().unwrap();
     let out = temp.path().join("out");
     let from = dump("transformer_llama_as_fox");
@@ -159,7 +159,7 @@ fn convert_keeps_the_type_of_a_model_that_has_the_layout() {
     let config: Value =
         serde_json::from_str(&fs::read_to_string(out.join("config.json")).unwrap()).unwrap();
     assert_eq!(config["model_type"], "forgetting_transformer-project_fox");
-    // Every value of the reference's configuration is there again.
+    // Every field of the reference configuration round-trips.
     let reference = fs::read_to_string(Path::new(&from).join("config.json")).unwrap();
     let reference: Value = serde_json::from_str(&reference).unwrap();
     for (field, value) in config.as_object().unwrap() {
@@ -171,7 +171,7 @@ fn convert_keeps_the_type_of_a_model_that_has_the_layout() {
 }
 
 #[test]
-fn convert_refuses_with_one_sentence() {
+fn convert_rejects_invalid_input() {
     let temp = tempdir().unwrap();
     let out = temp.path().join("out");
     let output = fox(&["convert", &dump("fox_pro"), text(&out), "--to", "fla"]);
@@ -189,7 +189,7 @@ fn convert_refuses_with_one_sentence() {
 }
 
 #[test]
-fn bf16_is_half_the_size() {
+fn bf16_export_halves_the_file() {
     let temp = tempdir().unwrap();
     let size = |dtype: &str| {
         let out = temp.path().join(dtype);
@@ -202,7 +202,7 @@ fn bf16_is_half_the_size() {
     assert!(half * 2 < full + 4096 && half * 2 > full, "{half} {full}");
 }
 
-/// A recipe describes a model, too; its sequences are those of the memory figures.
+/// `fox info` takes a recipe; memory is computed at its sequence length.
 #[test]
 fn info_describes_recipes_and_runs() {
     let dir = tempdir().unwrap();
@@ -213,14 +213,14 @@ fn info_describes_recipes_and_runs() {
     let printed = stdout(&fox(&["info", file]));
     assert!(printed.starts_with(&format!("{file} (recipe)\n")), "{printed}");
     assert!(printed.contains("memory for 4 x 128 tokens"), "{printed}");
-    let told: Value = serde_json::from_str(&stdout(&fox(&["info", file, "--json"]))).unwrap();
-    assert_eq!(told["training"], json!({ "tokens": 8192, "steps": 16, "tokens_per_step": 512 }));
+    let printed: Value = serde_json::from_str(&stdout(&fox(&["info", file, "--json"]))).unwrap();
+    assert_eq!(printed["training"], json!({ "tokens": 8192, "steps": 16, "tokens_per_step": 512 }));
     let built_in: Value =
         serde_json::from_str(&stdout(&fox(&["info", "tiny-fox-pro", "--seq", "64", "--json"])))
             .unwrap();
-    assert_eq!(built_in["parameters"], told["parameters"]);
+    assert_eq!(built_in["parameters"], printed["parameters"]);
     assert_eq!(built_in["memory"]["seq"], 64);
-    // The published configuration of a name comes first, as ever.
+    // A published configuration takes precedence over a recipe of the same name.
     assert!(
         stdout(&fox(&["info", "fox-pro-125m"]))
             .starts_with("fox-pro-125m (published configuration)")
@@ -228,7 +228,7 @@ fn info_describes_recipes_and_runs() {
 }
 
 #[test]
-fn bad_input_is_one_sentence_and_bad_usage_is_code_2() {
+fn invalid_usage_exits_with_2() {
     for args in [&["info", "nowhere"][..], &["verify", "nowhere"], &["info", "."]] {
         let output = fox(args);
         assert_eq!(output.status.code(), Some(1), "{args:?}");
@@ -247,13 +247,13 @@ fn bad_input_is_one_sentence_and_bad_usage_is_code_2() {
 }
 
 #[test]
-fn help_explains_the_memory_formula() {
+fn help_documents_memory_formula() {
     let help = stdout(&fox(&["info", "--help"]));
     assert!(help.contains("weights 4P + gradients 4P + AdamW moments 8P"), "{help}");
 }
 
 #[test]
-fn a_tolerance_may_be_left_out_in_front_of_another_flag() {
+fn acp_without_value_precedes_another_flag() {
     for acp in [&["--acp"][..], &["--acp", "-5"], &["--acp=-5"]] {
         let sizes = ["bench", "attention", "--seq", "128", "--heads", "1", "--head-dim", "8"];
         let output = fox(&[&sizes, acp, &["--repeat", "1"]].concat());
@@ -263,24 +263,20 @@ fn a_tolerance_may_be_left_out_in_front_of_another_flag() {
 }
 
 #[test]
-fn a_selftest_of_nothing_does_not_pass() {
+fn selftest_without_cases_fails() {
     let output = fox(&["selftest", "--device", "cpu", "--only", "atention"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("no case is called anything like `atention`"));
     let output = fox(&["selftest", "--device", "cpu", "--only", "pages", "no-such-dump"]);
     assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
-    assert!(
-        stdout(&output).contains("no-such-dump: FAIL there is no folder"),
-        "{}",
-        stdout(&output)
-    );
+    assert!(stdout(&output).contains("no-such-dump: FAIL folder"), "{}", stdout(&output));
     let output = fox(&["selftest", "--device", "cpu", "--only", "pages", &dump("fox_pro")]);
     assert!(output.status.success(), "{}", stdout(&output));
     assert!(stdout(&output).contains("44 comparisons agree"), "{}", stdout(&output));
 }
 
 #[test]
-fn bench_hybrid_adds_up_layers() {
+fn bench_hybrid_sums_layers() {
     let sizes =
         ["--seq", "32", "--batch", "1", "--vocab", "64", "--repeat", "1", "--device", "cpu"];
     let output = fox(&[&["bench", "hybrid", "tiny-hybrid", "--json"], &sizes[..]].concat());

@@ -1,4 +1,4 @@
-//! Whoever reads the output may leave at any time: work goes on, and only a command whose output is all it makes ends.
+//! Closed output pipes: training, preparation and evaluation continue; only `fox generate` ends.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 #![cfg(unix)]
 
@@ -28,7 +28,7 @@ fn fox(args: &[&str]) -> Command {
     command
 }
 
-/// How a process ends, which it has to do within a minute.
+/// Exit status of a process, which must end within a minute.
 fn end_of(child: &mut Child) -> ExitStatus {
     let start = Instant::now();
     loop {
@@ -43,7 +43,7 @@ fn end_of(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// Waits until a run has written so many lines of its log.
+/// Waits until metrics.jsonl of a run has this many lines.
 fn wait_for_lines(out: &Path, lines: usize) {
     wait_until("it trains", || {
         fs::read_to_string(out.join("metrics.jsonl")).unwrap_or_default().lines().count() >= lines
@@ -73,10 +73,10 @@ fn model(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn training_goes_on_to_the_same_bits() {
+fn training_survives_closed_pipe_bit_exact() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, whole, torn) = (recipe(dir.path()), dir.path().join("a"), dir.path().join("b"));
-    // Not quiet: there are lines that cannot be written, and notices of updates left out would be others.
+    // Not quiet, so that writes to the closed pipe fail.
     let extra = ["--set", "training.tokens=5120"];
     let output = run(&recipe, &whole, &extra);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -90,7 +90,7 @@ fn training_goes_on_to_the_same_bits() {
 }
 
 #[test]
-fn a_signal_still_stops_an_unheard_run_with_a_checkpoint() {
+fn signal_checkpoints_run_with_closed_pipe() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
     let extra = ["--set", "training.tokens=5120000", "--set", "checkpoints.every=0"];
@@ -101,7 +101,7 @@ fn a_signal_still_stops_an_unheard_run_with_a_checkpoint() {
     assert_eq!(checkpoints(&out).len(), 1);
 }
 
-/// Whether this test itself was started by something like `nohup`, so that what it starts ignores hang-ups, too.
+/// Whether SIGHUP is ignored here (as under `nohup`), which child processes inherit.
 fn ignores_hang_ups() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -109,9 +109,9 @@ fn ignores_hang_ups() -> bool {
         .is_some_and(|mask| mask & 1 == 1)
 }
 
-/// `nohup`: the hang-up of a terminal is ignored before the program starts.
+/// `nohup`: SIGHUP is ignored before the program starts.
 #[test]
-fn a_hang_up_that_is_ignored_stays_ignored_and_another_stops_with_a_checkpoint() {
+fn ignored_sighup_stays_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, whole) = (recipe(dir.path()), dir.path().join("whole"));
     let extra = ["--quiet", "--set", "training.tokens=51200", "--set", "checkpoints.every=0"];
@@ -137,11 +137,11 @@ fn a_hang_up_that_is_ignored_stays_ignored_and_another_stops_with_a_checkpoint()
 }
 
 #[test]
-fn preparing_and_evaluating_go_on() {
+fn prepare_and_eval_survive_closed_pipe() {
     let dir = tempfile::tempdir().unwrap();
     let corpus = dir.path().join("corpus.txt");
     fs::write(&corpus, "some text to prepare").unwrap();
-    // An empty document gives a note.
+    // An empty document prints a note.
     fs::write(dir.path().join("empty.txt"), "").unwrap();
     let out = dir.path().join("data");
     let prepare = ["prepare", text(dir.path()), text(&out), "--tokenizer", "bytes"];
@@ -163,9 +163,9 @@ fn preparing_and_evaluating_go_on() {
     assert!(out.join("needle.json").exists());
 }
 
-/// The tokens asked for would take many minutes.
+/// The requested tokens would take many minutes.
 #[test]
-fn generating_ends_when_nobody_reads() {
+fn generate_ends_on_closed_pipe() {
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
     let args = ["generate", text(&model), "-p", "the fox", "--ignore-end", "--cache", "16"];
@@ -181,7 +181,7 @@ fn generating_ends_when_nobody_reads() {
 }
 
 #[test]
-fn answers_that_nobody_reads_are_no_failure_and_failures_keep_their_code() {
+fn closed_pipe_keeps_exit_codes() {
     for (args, code) in [
         (&["info", "fox-pro-125m"][..], 0),
         (&["info", "fox-pro-125m", "--json"], 0),

@@ -1,4 +1,4 @@
-//! What is generated from the command line's own description.
+//! Version, completions and manual pages generated from the clap definition.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -26,7 +26,7 @@ fn commands() -> Vec<String> {
 }
 
 #[test]
-fn the_version_names_commit_and_features() {
+fn version_names_commit_and_features() {
     let version = printed(&["--version"]);
     let inside =
         version.trim().strip_prefix(concat!("fox ", env!("CARGO_PKG_VERSION"), " (")).unwrap();
@@ -36,9 +36,9 @@ fn the_version_names_commit_and_features() {
     assert_eq!(facts.contains(&"hf-tokenizers"), cfg!(feature = "hf-tokenizers"), "{version}");
 }
 
-/// NO_COLOR takes the colours away even where they are asked for (no-color.org).
+/// NO_COLOR disables colours even where they are forced (no-color.org).
 #[test]
-fn colours_can_be_turned_off() {
+fn colours_can_be_disabled() {
     let help = |no_color: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
         command
@@ -56,7 +56,7 @@ fn colours_can_be_turned_off() {
 }
 
 #[test]
-fn every_shell_completes_every_command() {
+fn completions_cover_every_command() {
     let commands = commands();
     assert!(commands.len() > 15, "{commands:?}");
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {

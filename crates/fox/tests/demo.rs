@@ -1,4 +1,4 @@
-//! `fox demo`, made short: its figures, what it leaves behind, and going on after a stop.
+//! A short `fox demo`: its figures, its files, and resuming.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::fs;
@@ -12,7 +12,7 @@ use fox_eval::needle::{Grid, ModelReader, SyntheticCases, run_needle};
 use fox_model::{Model, Pruning};
 use serde_json::Value;
 
-/// A few steps a model, two documents, one needle a cell.
+/// A few steps per model, two documents, one needle per cell.
 fn demo(out: &Path, more: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_fox"))
         .args(["demo", "--device", "cpu", "--documents", "2", "--needles", "1", "--out"])
@@ -32,7 +32,7 @@ fn number(value: &Value) -> f64 {
 }
 
 #[test]
-fn the_figures_are_those_of_the_evaluations_and_above_what_is_attainable() {
+fn demo_losses_match_evaluation_and_exceed_entropy() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("demo");
     let args = ["--tokens", "8192", "--seed", "3", "--seeds", "2", "--threads", "2", "--json"];
@@ -58,7 +58,7 @@ fn the_figures_are_those_of_the_evaluations_and_above_what_is_attainable() {
             }
         }
 
-        // The first run once more, from its folder.
+        // The first run again, evaluated from its folder.
         let folder = Path::new(seeds[0]["folder"].as_str().unwrap()).join("export");
         let opened = Model::from_checkpoint(&folder, &fox_cpu::device()).unwrap();
         let subject = Subject { name: "again", model: &opened, training_length: Some(256) };
@@ -80,17 +80,17 @@ fn the_figures_are_those_of_the_evaluations_and_above_what_is_attainable() {
     for part in ["training length", "A new chapter begins.", "Where FoX wins", "Needles in a hay"] {
         assert!(page.contains(part), "no {part}");
     }
-    // Opens offline: nothing is loaded from anywhere.
+    // The report is self-contained: it loads no external resource.
     for outside in ["<script src", "<link", "src=\"http", "@import", "url(http"] {
         assert!(!page.contains(outside), "{outside}");
     }
 
-    // A second run with other threads only evaluates, and finds the same.
+    // A second start with another number of threads only evaluates, with the same result.
     let metrics = out.join("fox-seed-3/metrics.jsonl");
     let before = fs::read(&metrics).unwrap();
     let args = ["--tokens", "8192", "--seed", "3", "--seeds", "2", "--threads", "1"];
     let text = said(&demo(&out, &args));
-    assert!(text.contains("Trained on 256 tokens and read on to 1024"), "{text}");
+    assert!(text.contains("Trained on sequences of 256 tokens and evaluated up to 1024"), "{text}");
     assert_eq!(fs::read(&metrics).unwrap(), before);
     let again: Value = serde_json::from_slice(&fs::read(out.join("demo.json")).unwrap()).unwrap();
     for (a, b) in models.iter().zip(again["models"].as_array().unwrap()) {
@@ -100,7 +100,7 @@ fn the_figures_are_those_of_the_evaluations_and_above_what_is_attainable() {
     }
     assert_eq!(numbers["comparisons"][0], again["comparisons"][0]);
 
-    // Another demo in the folder is left alone.
+    // A folder with another demo is refused and unchanged.
     let page = fs::read(out.join("report.html")).unwrap();
     let output = demo(&out, &["--tokens", "16384", "--seed", "3"]);
     assert_eq!(output.status.code(), Some(1));
@@ -110,7 +110,7 @@ fn the_figures_are_those_of_the_evaluations_and_above_what_is_attainable() {
 }
 
 #[test]
-fn bits_do_not_depend_on_how_many_models_train_side_by_side() {
+fn bits_do_not_depend_on_concurrent_models() {
     let dir = tempfile::tempdir().unwrap();
     let run = |threads: &str| -> Vec<u8> {
         let out = dir.path().join(threads);
@@ -121,7 +121,7 @@ fn bits_do_not_depend_on_how_many_models_train_side_by_side() {
 }
 
 #[test]
-fn bad_arguments_get_one_sentence() {
+fn rejects_invalid_arguments() {
     let dir = tempfile::tempdir().unwrap();
     for (args, want) in [
         (&["--simd", "sse9"][..], "--simd sse9: this CPU has "),

@@ -1,4 +1,4 @@
-//! `fox eval`, `fox inspect` and `fox compare` as a user meets them.
+//! `fox eval`, `fox inspect` and `fox compare`.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::fs;
@@ -20,7 +20,7 @@ fn succeed(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The one sentence that a failing command says.
+/// The error message of a failing command.
 fn complaint(args: &[&str]) -> String {
     let output = fox(args);
     assert_eq!(output.status.code(), Some(1), "{args:?}");
@@ -42,7 +42,7 @@ fn dump(name: &str) -> String {
 fn checkpoint() -> (TempDir, PathBuf) {
     let folder = tempdir().unwrap();
     let mut config = ModelConfig::fox_pro(32, 2, 2);
-    // Enough for bytes, too.
+    // Also covers the byte tokenizer.
     config.vocab_size = 256;
     config.mlp.intermediate_size = Some(48);
     config.max_position_embeddings = 64;
@@ -54,7 +54,7 @@ fn checkpoint() -> (TempDir, PathBuf) {
 }
 
 #[test]
-fn loss_of_two_models_goes_to_files_and_resumes() {
+fn eval_loss_writes_files_and_resumes() {
     let (folder, model) = checkpoint();
     let out = folder.path().join("loss");
     let named = format!("again={}", model.display());
@@ -66,7 +66,7 @@ fn loss_of_two_models_goes_to_files_and_resumes() {
     assert_eq!((a["model"].as_str(), b["model"].as_str()), (Some("small"), Some("again")));
     assert_eq!(a["per_position"], b["per_position"]);
     assert_eq!(a["training_length"], 64);
-    // An untrained model is about as surprised as one that guesses evenly.
+    // The loss of an untrained model is near that of a uniform guess.
     let mean = a["mean"]["value"].as_f64().unwrap();
     assert!((mean - 256f64.ln()).abs() < 0.3, "{mean}");
     assert_eq!(fs::read_to_string(out.join("loss.csv")).unwrap().lines().count(), 129);
@@ -83,7 +83,7 @@ fn loss_of_two_models_goes_to_files_and_resumes() {
 }
 
 #[test]
-fn needles_of_an_untrained_model_are_not_found() {
+fn untrained_model_finds_no_needles() {
     let (folder, model) = checkpoint();
     let out = folder.path().join("needle");
     let args = ["eval", "needle", text(&model), "--lengths", "32,64", "--depths", "3"];
@@ -116,7 +116,7 @@ fn needles_of_an_untrained_model_are_not_found() {
 }
 
 #[test]
-fn inspect_writes_one_page_and_its_numbers() {
+fn inspect_writes_page_and_json() {
     let (folder, model) = checkpoint();
     let page = folder.path().join("page.html");
     let args = ["inspect", text(&model), "--length", "300", "--out", text(&page)];
@@ -129,7 +129,7 @@ fn inspect_writes_one_page_and_its_numbers() {
         serde_json::from_slice(&fs::read(folder.path().join("page.json")).unwrap()).unwrap();
     assert_eq!(json["heads"].as_array().unwrap().len(), 4);
     assert_eq!(json["pictures"][0]["gates"].as_array().unwrap().len(), 300);
-    // An untrained gate is open by half: the half-life is one token or two.
+    // An untrained gate is 1/2: the half-life is one or two tokens.
     let half_life = json["heads"][0]["half_life"]["median"].as_f64().unwrap();
     assert!((1.0..=2.0).contains(&half_life), "{half_life}");
     let said = complaint(&[&args[..], &["--heads", "2:0"]].concat());
@@ -158,7 +158,7 @@ fn task_data(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn tasks_are_asked_once_and_go_to_files() {
+fn eval_tasks_writes_files_and_reuses_them() {
     let (folder, model) = checkpoint();
     let (data, out) = (task_data(folder.path()), folder.path().join("tasks"));
     let args = ["eval", "tasks", text(&model), "--task-data", text(&data), "--out", text(&out)];
@@ -175,7 +175,7 @@ fn tasks_are_asked_once_and_go_to_files() {
     let sample: Value = serde_json::from_str(sample.lines().next().unwrap()).unwrap();
     let log_prob = sample["log_prob"].as_f64().unwrap();
     assert!((log_prob + 4.0 * 256f64.ln()).abs() < 1.0, "{log_prob}");
-    // What is on file is not asked again.
+    // Stored answers are reused.
     let (path, fake) = (out.join("small.piqa.json"), "\"items\": 77");
     let known = fs::read_to_string(&path).unwrap();
     fs::write(&path, known.replace("\"items\": 2", fake)).unwrap();
@@ -185,7 +185,7 @@ fn tasks_are_asked_once_and_go_to_files() {
 }
 
 #[test]
-fn a_task_of_ones_own_is_a_file() {
+fn custom_task_is_read_from_file() {
     let (folder, model) = checkpoint();
     let path = folder.path().join("mine.toml");
     let task = "data = 'items.jsonl'\nmetrics = ['acc', 'acc_bytes', 'exact_match']\n[multiple_choice]\n\
@@ -202,7 +202,7 @@ fn a_task_of_ones_own_is_a_file() {
 }
 
 #[test]
-fn models_are_compared_on_one_page() {
+fn compare_writes_one_page() {
     let (folder, model) = checkpoint();
     let (data, out) = (task_data(folder.path()), folder.path().join("compare"));
     let named = format!("again={}", model.display());
@@ -232,7 +232,7 @@ fn models_are_compared_on_one_page() {
 }
 
 #[test]
-fn bad_input_gets_one_sentence() {
+fn rejects_invalid_input() {
     let (folder, model) = checkpoint();
     let out = folder.path().join("out");
     let out = ["--out", text(&out)];
@@ -240,7 +240,7 @@ fn bad_input_gets_one_sentence() {
 
     let said = with(&["eval", "loss", "nowhere"]);
     assert!(said.contains("nowhere"), "{said}");
-    // The dumps know 64 ids only, and have no tokenizer.
+    // The dumps have 64 ids and no tokenizer.
     let small = dump("fox_pro");
     let said = with(&["eval", "loss", &small, "--tokenizer", "synthetic"]);
     assert!(said.contains("has 64 token ids, but the data has 90"), "{said}");
@@ -273,7 +273,7 @@ fn bad_input_gets_one_sentence() {
     let tokenizer = ["--tokenizer", "bytes", "--task-data", text(&data), "--tasks", "piqa"];
     let said = with(&[&["eval", "tasks", &small], &tokenizer[..]].concat());
     assert!(said.contains("has 64 token ids, but the tokenizer has 256"), "{said}");
-    // The system's words are said once.
+    // The error of the operating system is printed once.
     let hay = ["--haystack", text(&empty), "--needle", "gone.toml", "--tokenizer", "bytes"];
     let said = with(&[&["eval", "needle", text(&model)], &hay[..]].concat());
     assert_eq!(said, "error: cannot read gone.toml: No such file or directory (os error 2)\n");
@@ -283,7 +283,7 @@ fn bad_input_gets_one_sentence() {
 fn damaged(folder: &Path, model: &Path, value: f32) -> PathBuf {
     let path = folder.join(format!("damaged{value}"));
     let mut damaged = Model::from_checkpoint(model, &fox_cpu::device()).unwrap();
-    // What `fox inspect` looks at comes before the projection.
+    // `fox inspect` does not use the output projection.
     for name in ["lm_head.weight", "model.layers.1.mlp.down_proj.weight"] {
         let id = damaged.params().find(name).unwrap();
         let tensor = damaged.params().value(id).clone();
@@ -295,7 +295,7 @@ fn damaged(folder: &Path, model: &Path, value: f32) -> PathBuf {
     path
 }
 
-/// All files below a folder that hold results: everything but the head of a list of scores.
+/// All result files below a folder, without lists of scores that have a header only.
 fn results(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found = Vec::new();
@@ -311,9 +311,9 @@ fn results(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Whatever is asked of it, a model of NaN or infinities has no result: a sentence, exit code 1, no files.
+/// Every evaluation of a model with NaN or infinities is an error with exit code 1 and writes no files.
 #[test]
-fn a_model_that_computes_no_numbers_has_no_results() {
+fn nan_model_fails_evaluation() {
     let (folder, model) = checkpoint();
     let data = task_data(folder.path());
     for value in [f32::NAN, f32::INFINITY] {

@@ -1,4 +1,4 @@
-//! `fox eval accuracy`: runs of small tasks as a user meets them.
+//! `fox eval accuracy` on runs of small tasks.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// A flip-flop of 16 tokens: 10 steps of a model that is made in no time.
+/// A flip-flop of 16 tokens: 10 steps of a tiny model.
 const SMALL: [&str; 9] = [
     "data.sequence_length=16",
     "data.task.train=[[16, 0.5]]",
@@ -36,7 +36,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Trains a recipe with the small sizes and gives its folder and what was printed.
+/// Trains a recipe with the small sizes; returns its folder and output.
 fn trained(dir: &Path, recipe: &str, name: &str, extra: &[&str]) -> (PathBuf, String) {
     let out = dir.join(name);
     let mut args = vec!["train", recipe, "--quiet", "--device", "cpu", "--out", text(&out)];
@@ -49,7 +49,7 @@ fn trained(dir: &Path, recipe: &str, name: &str, extra: &[&str]) -> (PathBuf, St
 }
 
 #[test]
-fn runs_of_a_task_are_scored_by_setting_and_seed() {
+fn accuracy_groups_runs_by_setting_and_seed() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = "task-flip-flop+fox-llama";
     let (a, printed) = trained(dir.path(), recipe, "seed0", &[]);
@@ -88,12 +88,12 @@ fn runs_of_a_task_are_scored_by_setting_and_seed() {
     assert!((cell["answers"]["value"].as_f64().unwrap() - mean).abs() < 1e-12);
     assert_eq!((&cell["length"], &cell["difficulty"]), (&64.into(), &0.9.into()));
     assert_eq!(models[1]["runs"][0]["scores"][0]["cases"], 30);
-    // A few steps tell bits from instructions, and no more: about half of the answers are right.
+    // A few steps learn to answer with a bit, and no more: about half of the answers are right.
     assert!((0.2..0.8).contains(&mean), "{mean}");
     for picture in ["answers.svg", "cases.svg"] {
         assert!(fs::read_to_string(out.join(picture)).unwrap().contains("hgrn2"), "{picture}");
     }
-    // What is on file is not asked again; other settings are.
+    // Stored answers are reused; other settings are evaluated.
     let path = out.join("hgrn2.accuracy.json");
     let known = fs::read_to_string(&path).unwrap();
     fs::write(&path, known.replace("\"cases\": 30", "\"cases\": 31")).unwrap();
@@ -110,7 +110,7 @@ fn runs_of_a_task_are_scored_by_setting_and_seed() {
 }
 
 #[test]
-fn what_cannot_be_scored_gets_one_sentence() {
+fn rejects_runs_without_task() {
     let dir = tempfile::tempdir().unwrap();
     let (flip, _) = trained(dir.path(), "task-flip-flop+fox-llama", "flip", &[]);
     let parity = ["data.task.train=[[16, 0]]", "data.task.test=[[16, 0]]"];

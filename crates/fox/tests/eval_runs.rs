@@ -1,4 +1,4 @@
-//! Evaluations of run folders: on their own data, at their newest checkpoint, under names that tell them apart.
+//! Evaluation of run folders: on the data of the run, at its newest checkpoint, under distinct names.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
@@ -34,7 +34,7 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&printed).unwrap()
 }
 
-/// The one sentence that a failing command says.
+/// The error message of a failing command.
 fn complaint(args: &[&str]) -> String {
     let (done, _, said) = fox(args);
     assert!(!done && said.starts_with("error: ") && said.trim_end().lines().count() == 1, "{said}");
@@ -45,7 +45,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Trains a run and gives its folder and what was printed.
+/// Trains a run; returns its folder and output.
 fn trained(dir: &Path, name: &str, extra: &[&str]) -> (PathBuf, String) {
     let out = dir.join(name);
     let output = run(&recipe(dir), &out, &[&SHORT[..], extra].concat());
@@ -73,7 +73,7 @@ fn near(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn a_loss_of_one_name_is_one_figure() {
+fn train_and_eval_report_same_heldout_loss() {
     let dir = tempfile::tempdir().unwrap();
     let (run, printed) = trained(dir.path(), "run", &[]);
     let name = "held-out loss (4 x 64 tokens)";
@@ -96,7 +96,7 @@ fn a_loss_of_one_name_is_one_figure() {
     let html = fs::read_to_string(out.join("report.html")).unwrap();
     assert!(html.contains("Learning curves"));
 
-    // The same weights outside of their run know nothing about its corpus.
+    // The exported weights have no reference to the corpus of the run.
     let bare = dir.path().join("bare");
     copy(&run.join("export"), &bare);
     let out = dir.path().join("bare-loss");
@@ -104,7 +104,7 @@ fn a_loss_of_one_name_is_one_figure() {
         ["eval", "loss", text(&bare), "--length", "64", "--documents", "4", "--out", text(&out)];
     let other = json(&args)[0]["mean"]["value"].as_f64().unwrap();
     assert!((other - found).abs() > 1e-3, "{other} {found}");
-    // But they can be asked about it.
+    // The corpus can be given by a flag.
     let out = dir.path().join("lent-loss");
     let with = ["--length", "64", "--documents", "4", "--out", text(&out), "--data", text(&run)];
     let same = json(&[&["eval", "loss", text(&bare)], &with[..]].concat());
@@ -120,7 +120,7 @@ fn a_loss_of_one_name_is_one_figure() {
 }
 
 #[test]
-fn needles_are_those_of_the_runs_corpus() {
+fn needles_use_the_corpus_of_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let (run, _) = trained(dir.path(), "run", &[]);
     let bare = dir.path().join("bare");
@@ -142,7 +142,7 @@ fn needles_are_those_of_the_runs_corpus() {
 }
 
 #[test]
-fn a_run_that_is_not_finished_is_evaluated_at_its_newest_checkpoint() {
+fn unfinished_run_is_evaluated_at_newest_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (run, _) = trained(dir.path(), "run", &[]);
     let loss = loss_of(&run);
@@ -155,7 +155,7 @@ fn a_run_that_is_not_finished_is_evaluated_at_its_newest_checkpoint() {
     assert!(done && printed.contains("run@20"), "{printed}{said}");
     assert_eq!(said, format!("{} is not finished: evaluated after step 20 of 20\n", run.display()));
     assert!(near(json(&args)[0]["mean"]["value"].as_f64().unwrap(), loss));
-    // The newest one is lost; the one before it counts.
+    // The newest checkpoint is lost; the previous one is used.
     fs::remove_file(run.join("checkpoints/step-00000020/manifest.json")).unwrap();
     let (done, printed, said) = fox(&args);
     assert!(done && printed.contains("run@18") && said.contains("after step 18 of 20"), "{said}");
@@ -168,7 +168,7 @@ fn a_run_that_is_not_finished_is_evaluated_at_its_newest_checkpoint() {
 }
 
 #[test]
-fn runs_of_the_same_name_are_told_apart() {
+fn runs_of_equal_name_are_distinguished() {
     let dir = tempfile::tempdir().unwrap();
     let (a, _) = trained(dir.path(), "a/tiny", &[]);
     let (b, _) = trained(dir.path(), "b/tiny", &["--set", "training.seed=1"]);
@@ -205,7 +205,7 @@ fn prepared(dir: &Path, name: &str, lens: &[usize]) -> PathBuf {
 }
 
 #[test]
-fn prepared_data_are_found_again() {
+fn eval_finds_prepared_data_of_run() {
     let dir = tempfile::tempdir().unwrap();
     let data = prepared(dir.path(), "data", &[400, 400, 60, 400]);
     let (run, _) = trained(dir.path(), "run", &["--data", text(&data)]);
@@ -232,7 +232,7 @@ fn prepared_data_are_found_again() {
 }
 
 #[test]
-fn documents_that_are_too_short_and_a_single_one_are_said() {
+fn short_and_single_documents_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let short = prepared(dir.path(), "short", &[100, 100, 100, 100, 100]);
     let out = dir.path().join("run");
@@ -260,7 +260,7 @@ fn documents_that_are_too_short_and_a_single_one_are_said() {
     assert!(found["low"].as_f64() < found["high"].as_f64(), "{found}");
 }
 
-/// Training documents are others than the held-out ones, and what is measured says which it was.
+/// `--split` selects training or held-out documents, and the output names the split.
 #[test]
 fn either_split_can_be_measured() {
     let dir = tempfile::tempdir().unwrap();
@@ -279,7 +279,7 @@ fn either_split_can_be_measured() {
     assert!(heldout.contains("held-out loss ("), "{heldout}");
     let report = fs::read_to_string(out.join("loss.json")).unwrap();
     assert!(report.contains("\"trained_on\": false"), "{report}");
-    // Each keeps its own state: neither is in the way of the other.
+    // Their resumable states are separate.
     for name in ["run.state.json", "run.train.state.json"] {
         assert!(out.join(name).is_file(), "{name}");
     }

@@ -1,9 +1,9 @@
 //! The guide (`docs/guide`) and the README: their commands run, their flags, links and pictures exist, and their code
 //! is that of files which are compiled.
 //!
-//! A fenced block says by its first line what it is:
+//! The fence of a block determines the check:
 //!
-//! | fence | what is done with it here |
+//! | fence | check |
 //! |---|---|
 //! | `sh run` | run, in the order of the book, in one folder; a `text` block right behind it must be printed |
 //! | `sh slow`, `sh gpu`, `sh more` | not run; every flag of `fox` in it must exist |
@@ -35,7 +35,7 @@ struct Block {
     end: usize,
     info: String,
     text: String,
-    /// What `<!-- from FILE -->` in the line before names.
+    /// FILE of a `<!-- from FILE -->` in the line before.
     source: Option<String>,
 }
 
@@ -109,7 +109,7 @@ impl Page {
         found
     }
 
-    /// What a link to a heading of this page is called.
+    /// Anchors of the headings of this page.
     fn anchors(&self) -> Vec<String> {
         let headings = self.prose().into_iter().filter(|(_, line)| line.starts_with('#'));
         headings.map(|(_, line)| anchor(line.trim_start_matches('#').trim())).collect()
@@ -122,7 +122,7 @@ fn anchor(heading: &str) -> String {
     kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
-/// The pages of the book in its order, as SUMMARY.md lists them.
+/// The pages of the book in the order of SUMMARY.md.
 fn chapters() -> Vec<Page> {
     let summary = Page::read(book().join("SUMMARY.md"));
     summary.links().into_iter().map(|(_, target)| Page::read(book().join(target))).collect()
@@ -136,7 +136,7 @@ fn pages() -> Vec<Page> {
 }
 
 #[test]
-fn the_summary_lists_every_page_once() {
+fn summary_lists_every_page_once() {
     let mut listed: Vec<PathBuf> = chapters().into_iter().map(|page| page.path).collect();
     let entries = fs::read_dir(book()).unwrap().map(|entry| entry.unwrap().path());
     let mut there: Vec<PathBuf> = entries
@@ -148,7 +148,7 @@ fn the_summary_lists_every_page_once() {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_resolve() {
     let mut wrong = Vec::new();
     for page in pages() {
         for (line, target) in page.links() {
@@ -195,7 +195,7 @@ fn prose_is_wrapped() {
 }
 
 #[test]
-fn code_stands_in_the_files_it_names() {
+fn code_blocks_match_their_files() {
     let unindented = |text: &str| {
         let lines: Vec<&str> =
             text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -227,7 +227,7 @@ fn help(cache: &mut HashMap<String, String>, command: &[&str]) -> String {
     cache.entry(command.join(" ")).or_insert_with(ask).clone()
 }
 
-/// The commands of `fox` in a script: continued lines joined, comments, pipes and what stands in front cut off.
+/// The `fox` commands of a script: continued lines joined; comments, pipes and prefixes removed.
 fn fox_commands(script: &str) -> Vec<Vec<String>> {
     let joined = script.replace("\\\n", " ");
     let lines = joined.lines().map(|line| line.split(" #").next().unwrap_or_default());
@@ -270,7 +270,7 @@ fn every_flag_exists() {
     assert!(checked > 50, "only {checked} flags were found");
 }
 
-/// A line without what differs from machine to machine: numbers, and the width of columns.
+/// A line without what differs between machines: numbers and column widths.
 fn shape(line: &str) -> String {
     let mut shape = String::new();
     let mut rest = line.trim_end();
@@ -300,7 +300,7 @@ fn missing<'a>(shown: &'a str, printed: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn numbers_may_differ_and_words_may_not() {
+fn output_comparison_ignores_numbers_only() {
     let printed = "step    245  held-out loss 2.1821  (0.1 s)\nwritten: a.html\n";
     let shown = "step 5  held-out loss 1.9e-3  (12 s)\n...\nwritten: a.html";
     assert_eq!(missing(shown, printed), None);
@@ -309,10 +309,10 @@ fn numbers_may_differ_and_words_may_not() {
     assert_eq!(missing("written: b.html", printed), Some("written: b.html"));
 }
 
-/// All that is marked with `run`, in one folder, which has the files of the repository that the book reads.
+/// Runs all `sh run` blocks in one folder that has the files of the repository that the book reads.
 #[cfg(unix)]
 #[test]
-fn commands_print_what_the_book_shows() {
+fn commands_print_documented_output() {
     let folder = tempfile::tempdir().unwrap();
     let bin = folder.path().join("bin");
     fs::create_dir(&bin).unwrap();
@@ -331,7 +331,7 @@ fn commands_print_what_the_book_shows() {
                 .current_dir(folder.path())
                 .env("PATH", &path)
                 .env("NO_COLOR", "1")
-                // The book's figures are a CPU's.
+                // The documented output is that of a CPU.
                 .env("CUDA_VISIBLE_DEVICES", "")
                 .output()
                 .unwrap();

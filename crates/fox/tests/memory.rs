@@ -1,4 +1,4 @@
-//! The memory that `fox info` announces is the memory that a step takes.
+//! The memory estimate of `fox info` matches the memory of a step.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use fox_model::{Architecture, ForwardOptions, MemoryEstimate, Model, ModelConfig};
@@ -21,12 +21,12 @@ fn held(config: &ModelConfig, batch: usize, time: usize, recompute: bool) -> f64
     let attention = (0..config.num_layers).filter(is_attention).count();
     assert_eq!(loss.tiles.len(), attention);
     drop(tape);
-    // The output projection's gradient is there already; it counts as a gradient.
+    // The gradient of the output projection is allocated already; it counts as a gradient.
     (after - before) as f64 - 4.0 * (config.vocab_size * config.hidden_size) as f64
 }
 
 #[test]
-fn activations_are_as_announced() {
+fn activation_memory_matches_estimate() {
     for (architecture, heads) in Architecture::all().into_iter().flat_map(|a| [(a, 2), (a, 4)]) {
         let mut config = architecture.config(128, 3, heads);
         config.vocab_size = 100;

@@ -1,4 +1,4 @@
-//! A hundred mistakes: each gets one sentence that names the thing, an exit code that is not 0, and nothing is lost.
+//! Invalid command lines: each prints a one-sentence error, exits with a non-zero code and changes no file.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::collections::BTreeMap;
@@ -6,11 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Exit codes: what was asked cannot be done, and what was asked is not understood.
+/// Exit codes: an error, and invalid usage.
 const REFUSED: i32 = 1;
 const USAGE: i32 = 2;
 
-/// The command line, its exit code, and a part of what it says.
+/// The command line, its exit code, and a substring of its error.
 const MISTAKES: &[(&str, i32, &str)] = &[
     ("nosuch", USAGE, "unrecognized subcommand 'nosuch'"),
     // Recipes.
@@ -109,7 +109,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("prepare text.txt new --shard-tokens 0", REFUSED, "at least one token"),
     ("prepare text.txt new --separator=", REFUSED, "an empty text separates nothing"),
     ("prepare text.txt data --tokenizer gpt2", REFUSED, "data holds another preparation"),
-    // Models that are none.
+    // Invalid models.
     ("eval loss missing", REFUSED, "missing does not exist"),
     ("eval loss rum", REFUSED, "did you mean run?"),
     ("eval loss data", REFUSED, "data has no config.json"),
@@ -217,7 +217,7 @@ fn fox(dir: &Path, line: &str) -> Output {
         .unwrap()
 }
 
-/// A folder with some of everything.
+/// A folder with a run, data, models and texts.
 fn sandbox() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
@@ -272,7 +272,7 @@ fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn a_hundred_mistakes() {
+fn invalid_commands_report_one_sentence() {
     assert!(MISTAKES.len() >= 100, "{}", MISTAKES.len());
     let dir = sandbox();
     let before = contents(dir.path());
@@ -282,7 +282,7 @@ fn a_hundred_mistakes() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let sentence = match *code {
             USAGE => said.contains("error: ") || said.contains("Usage: "),
-            // The error is one line, the last; notes may stand before it.
+            // The error is the last line; notes may precede it.
             _ => {
                 let last = said.trim_end().lines().last().unwrap_or_default();
                 last.starts_with("error: ") && last.contains(part)

@@ -1,4 +1,4 @@
-//! `fox prepare` from the outside: two at once, kills, and what it says.
+//! `fox prepare`: concurrent processes, kills, and messages.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::collections::BTreeMap;
@@ -66,14 +66,14 @@ fn wait_for(what: &Path, child: &mut Child) {
 }
 
 #[test]
-fn two_at_once_kills_and_stale_locks() {
+fn prepare_locks_survive_kills() {
     let dir = tempfile::tempdir().unwrap();
     let corpus = write_corpus(dir.path());
     let (whole, torn) = (dir.path().join("whole"), dir.path().join("torn"));
     let output = run(&corpus, &whole, &[]);
     assert!(output.status.success(), "{}", stderr(&output));
 
-    // Killed again and again, each time a little further on; every kill leaves the lock's file behind.
+    // Killed repeatedly, each time later; every kill leaves a stale lock file.
     let (mut kills, mut refused) = (0, 0);
     for shard in [0, 2, 4, 6, 9] {
         let mut child = command(&corpus, &torn, &[])
@@ -84,7 +84,7 @@ fn two_at_once_kills_and_stale_locks() {
         wait_for(&torn.join(format!("train/{shard:05}.tokens")), &mut child);
         let second = run(&corpus, &torn, &[]);
         if child.try_wait().unwrap().is_none() {
-            // The first may have the lock, but not have written its number yet.
+            // The first process may hold the lock before it has written its process id.
             let sentence = |who: &str| {
                 let torn = torn.display();
                 format!(
@@ -107,7 +107,7 @@ fn two_at_once_kills_and_stale_locks() {
 }
 
 #[test]
-fn a_changed_corpus_of_the_same_size_is_refused_in_one_sentence() {
+fn rejects_changed_corpus_of_same_size() {
     let dir = tempfile::tempdir().unwrap();
     let (corpus, out) = (dir.path().join("corpus.jsonl"), dir.path().join("out"));
     let lines: String = (10..60).map(|i| format!("{{\"text\": \"document {i}\"}}\n")).collect();
@@ -127,7 +127,7 @@ fn a_changed_corpus_of_the_same_size_is_refused_in_one_sentence() {
 }
 
 #[test]
-fn what_is_left_out_or_doubled_is_said() {
+fn skipped_and_duplicate_documents_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let (corpus, heldout) = (dir.path().join("a.jsonl"), dir.path().join("b.jsonl"));
     fs::write(&corpus, "{\"text\": \"one\"}\n{\"text\": \"\"}\n{\"text\": \"two\"}\n").unwrap();
@@ -149,10 +149,10 @@ fn what_is_left_out_or_doubled_is_said() {
     }
 }
 
-/// A pipe without a writer must not be waited for.
+/// Opening a pipe without a writer must not block.
 #[cfg(unix)]
 #[test]
-fn a_named_pipe_is_refused_at_once() {
+fn rejects_named_pipe() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("a.jsonl");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());

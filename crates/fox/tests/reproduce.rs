@@ -1,4 +1,4 @@
-//! `fox reproduce`: a tiny reproduction from the first run to the report, stopped and gone on with.
+//! `fox reproduce`: a tiny reproduction from the first run to the report, stopped and resumed.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use train_common::{stderr, wait_until, wait_until_free};
 
-/// A few steps of the laptop's models.
+/// A few steps of the models of the laptop scale.
 const SCALE: &str = r#"
 description = "A scale for tests"
 suffix = "1m"
@@ -63,7 +63,7 @@ fn finished(out: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
+fn killed_reproduction_resumes_and_reports() {
     let dir = tempfile::tempdir().unwrap();
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
     let only = ["--only", "gates,pruning"];
@@ -71,7 +71,7 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
     wait_until("some runs are finished", || finished(&out).len() >= 4);
     first.kill().unwrap();
     first.wait().unwrap();
-    // What was under way stops by itself, even what has only begun to start.
+    // Child processes end by themselves, even those that are starting.
     std::thread::sleep(Duration::from_secs(2));
     fs::read_dir(out.join("runs")).unwrap().for_each(|run| wait_until_free(&run.unwrap().path()));
     let before: Vec<(PathBuf, std::time::SystemTime)> = finished(&out)
@@ -81,7 +81,7 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
         })
         .collect();
 
-    // A report of what is there needs no training.
+    // A report of the finished runs needs no training.
     let report = |out: &Path| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
         command.args(["reproduce", "--report"]).arg(out).output().unwrap()
@@ -109,7 +109,7 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
         ["data-dependent", "data-independent, T_max 64", "data-independent, T_max 256"]
     );
     assert!(gates["rows"][0]["loss"]["mean"].as_f64().unwrap() > 0.0);
-    // Every rate was found by the search: the best is between two worse ones.
+    // Every learning rate comes from the search: the best one is between two worse ones.
     let tried = whole["rates"]["fox-llama"]["tried"].as_array().unwrap();
     let best = whole["rates"]["fox-llama"]["best"].as_f64().unwrap();
     let at = tried.iter().position(|point| point["peak_lr"] == best).unwrap();
@@ -134,14 +134,14 @@ fn a_killed_reproduction_goes_on_and_reports_what_is_there() {
     );
 
     let other = command(&scale, &out, &["--data", "elsewhere"]).output().unwrap();
-    assert!(stderr(&other).contains("holds a reproduction at scale"), "{}", stderr(&other));
+    assert!(stderr(&other).contains("contains a reproduction at scale"), "{}", stderr(&other));
     let foreign = out.join("runs");
     let other = command(&scale, &foreign, &[]).output().unwrap();
-    assert!(stderr(&other).contains("holds something else"), "{}", stderr(&other));
+    assert!(stderr(&other).contains("contains other files"), "{}", stderr(&other));
     assert!(!foreign.join("report.html").exists());
 }
 
-/// Words in an order of their own, some thousand bytes of them.
+/// Pseudo-random text of a few thousand bytes.
 fn story(words: usize, seed: usize) -> String {
     const WORDS: [&str; 8] = ["the", "fox", "forgot", "what", "it", "read", "yesterday", "again."];
     (0..words).map(|i| WORDS[(i * i + seed * i + i / 7) % 8]).collect::<Vec<_>>().join(" ")
@@ -166,7 +166,7 @@ fn prepare(dir: &Path, heldout: &[String]) -> PathBuf {
 }
 
 #[test]
-fn the_main_comparison_on_given_text() {
+fn main_comparison_on_given_text() {
     let dir = tempfile::tempdir().unwrap();
     let data = prepare(dir.path(), &[story(400, 5), story(300, 7)]);
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
@@ -179,7 +179,7 @@ fn the_main_comparison_on_given_text() {
     assert!(said.contains("estimate from"), "{said}");
     assert_eq!(row.split_whitespace().take(3).collect::<Vec<_>>(), ["rates", "28", "11,480"]);
     assert!(stdout(&output).contains("8 of 8 runs finished"), "{}", stdout(&output));
-    // Pieces of both held-out documents, in turn.
+    // Chunks of both held-out documents, alternating.
     assert_eq!(fs::read_to_string(out.join("held-out.jsonl")).unwrap().lines().count(), 3);
     let report = json(&out.join("report.json"));
     let main = &report["experiments"][1];
@@ -200,10 +200,10 @@ fn the_main_comparison_on_given_text() {
     }
 }
 
-/// Two stages, gates added between them: every second stage begins with the first one of its seed, and a report of what
-/// is there comes from the disk.
+/// Two stages with gates added between them: every second stage initializes from the first one of its seed, and the
+/// report is made from the run folders alone.
 #[test]
-fn a_transformer_is_taken_to_longer_sequences() {
+fn longer_contexts_from_transformer() {
     let dir = tempfile::tempdir().unwrap();
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
     let extra = ["--only", "longer", "--seeds", "1"];
@@ -216,7 +216,7 @@ fn a_transformer_is_taken_to_longer_sequences() {
     let folder = out.join("runs").join(kept["runs"][0]["folder"].as_str().unwrap());
     let config = fs::read_to_string(folder.join("config.toml")).unwrap();
     assert!(config.contains("_gates128") && config.contains("sequence_length = 128"), "{config}");
-    // RoPE that has faded out is no part of the model any more.
+    // The exported model has no RoPE after it faded out.
     let faded = rows.iter().find(|row| row["name"] == "gates added, RoPE faded out").unwrap();
     let folder = out.join("runs").join(faded["runs"][0]["folder"].as_str().unwrap());
     assert_eq!(json(&folder.join("export/config.json"))["use_rope"], false);
@@ -226,14 +226,14 @@ fn a_transformer_is_taken_to_longer_sequences() {
     {
         assert!(markdown.contains(part), "{part}\n{markdown}");
     }
-    // Nothing is computed again.
+    // Nothing is recomputed.
     let again = command(&scale, &out, &extra).output().unwrap();
     assert!(again.status.success(), "{}", stderr(&again));
     assert_eq!(json(&out.join("report.json"))["experiments"], report["experiments"]);
 }
 
 #[test]
-fn bad_input_gets_one_sentence() {
+fn rejects_invalid_input() {
     let dir = tempfile::tempdir().unwrap();
     let (scale, out) = (scale(dir.path()), dir.path().join("out"));
     let error = |scale: &Path, extra: &[&str]| {

@@ -1,5 +1,5 @@
-//! Tolerances of pruning and eviction are logarithms of shares: what is not below zero is refused, at once and
-//! in one sentence, wherever it can be given.
+//! Tolerances of pruning and eviction are logarithms of fractions: values that are not negative are refused wherever
+//! they can be given.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::process::{Command, Output};
@@ -22,7 +22,7 @@ const FLAGS: [&[&str]; 6] = [
 const KEYS: [&str; 2] = ["training.pruning", "model.log_pruning_tolerance"];
 
 #[test]
-fn what_is_no_logarithm_of_a_share_is_refused() {
+fn rejects_invalid_pruning_tolerance() {
     let folder = tempfile::tempdir().unwrap();
     for value in ["10000", "0.5", "0", "nan", "inf"] {
         for flag in FLAGS {
@@ -47,7 +47,7 @@ fn what_is_no_logarithm_of_a_share_is_refused() {
 }
 
 #[test]
-fn a_checkpoint_that_says_so_is_refused() {
+fn rejects_checkpoint_with_invalid_tolerance() {
     let folder = tempfile::tempdir().unwrap();
     let config = r#"{"model_type": "forgetting_transformer-project_fox", "hidden_size": 64, "num_heads": 2,
         "num_hidden_layers": 1, "vocab_size": 50, "log_pruning_tolerance": 10000.0}"#;

@@ -1,4 +1,4 @@
-//! `fox train` from the outside: what it writes, what it refuses, and what it survives.
+//! `fox train`: its files, its errors, and its recovery.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
@@ -16,7 +16,7 @@ fn with(extra: &[&'static str]) -> Vec<&'static str> {
     SHORT.iter().chain(extra).copied().collect()
 }
 
-/// The one sentence of a failure.
+/// The error message of a failing command.
 fn sentence(output: &Output) -> String {
     assert!(!output.status.success(), "it should have failed");
     let text = stderr(output);
@@ -40,9 +40,9 @@ fn contents(dir: &Path) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// What a dry run prints is the recipe itself, with what it would take as comments.
+/// A dry run prints the resolved recipe, with memory and time as comments.
 #[test]
-fn a_dry_run_tells_everything_and_writes_nothing() {
+fn dry_run_prints_recipe_and_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
     let output = run(&recipe, &out, &with(&["--dry-run"]));
@@ -54,7 +54,7 @@ fn a_dry_run_tells_everything_and_writes_nothing() {
         assert!(printed.contains(line), "{line}: {printed}");
     }
     assert!(!out.exists());
-    // The printed recipe is a recipe, and the one that would be run.
+    // The printed text is a recipe that resolves to itself.
     let own = dir.path().join("own.toml");
     fs::write(&own, &printed).unwrap();
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));
@@ -63,11 +63,11 @@ fn a_dry_run_tells_everything_and_writes_nothing() {
         assert!(output.status.success(), "{}", stderr(&output));
     }
     assert_eq!(result(&first), result(&second));
-    // A folder that holds a run is named as such, and stays as it is.
+    // An existing run folder is reported and unchanged.
     let before = contents(&first);
     let output = run(&recipe, &first, &with(&["--dry-run"]));
     assert!(String::from_utf8_lossy(&output.stdout).contains("holds a run, which would go on"));
-    // Another run would be refused there, and the dry run says so.
+    // The dry run reports that another run would be refused there.
     let output = run(&recipe, &first, &with(&["--dry-run", "--set", "optimizer.peak_lr=0.5"]));
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("holds another run (optimizer.peak_lr is"), "{said}");
@@ -75,7 +75,7 @@ fn a_dry_run_tells_everything_and_writes_nothing() {
 }
 
 #[test]
-fn a_run_leaves_everything_it_should() {
+fn run_folder_is_complete() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
     let output = run(&recipe, &out, &SHORT);
@@ -95,19 +95,19 @@ fn a_run_leaves_everything_it_should() {
     let facts = fs::read_to_string(out.join("run.json")).unwrap();
     assert!(facts.contains("synthetic-v2") && facts.contains("\"train\""), "{facts}");
 
-    // The same command again does nothing but say how it ended.
+    // The same command again prints the summary and does nothing else.
     let before = result(&out);
     let again = run(&recipe, &out, &SHORT);
     assert!(again.status.success(), "{}", stderr(&again));
     assert!(result(&out) == before);
 
-    // The run folder's config.toml is the recipe.
+    // config.toml of the run folder is the resolved recipe.
     let other = dir.path().join("other");
     let output = run(&out.join("config.toml"), &other, &["--quiet"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(result(&other) == before);
 
-    // A checkpoint can be had as a Hugging Face folder.
+    // A checkpoint is exported as a Hugging Face folder.
     let export = dir.path().join("hf");
     let output = Command::new(env!("CARGO_BIN_EXE_fox"))
         .args(["train", "--out"])
@@ -122,7 +122,7 @@ fn a_run_leaves_everything_it_should() {
 }
 
 #[test]
-fn bad_input_gets_one_sentence_and_nothing_is_overwritten() {
+fn rejects_invalid_input_without_overwriting() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
     let fails = |extra: &[&'static str]| sentence(&run(&recipe, &out, &with(extra)));
@@ -136,20 +136,20 @@ fn bad_input_gets_one_sentence_and_nothing_is_overwritten() {
     assert_eq!(text, "no/such/data does not exist; check the data path");
     let text = fails(&["--set", "data.sequence_length=20000"]);
     assert!(text.starts_with("a sequence of 20000 tokens is longer than any document"), "{text}");
-    // With a driver or without, there are not that many GPUs.
+    // No machine has that many GPUs.
     let text = fails(&["--device", "cuda", "--gpu", "99"]);
     let missing = "libcuda was not found; install the NVIDIA driver, or run on the CPU";
     assert!(text == missing || text.starts_with("there is no GPU number 99"), "{text}");
     assert!(!out.exists(), "a failed start must not leave a folder behind");
 
-    // A folder with something else in it.
+    // A folder with unrelated files.
     fs::create_dir(&out).unwrap();
     fs::write(out.join("thesis.txt"), "do not lose this").unwrap();
     let text = fails(&[]);
     assert!(text.ends_with("is not empty and holds no run of fox; choose another --out"), "{text}");
     assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
 
-    // A folder with another run in it.
+    // A folder with another run.
     let other = dir.path().join("other");
     assert!(run(&recipe, &other, &SHORT).status.success());
     let before = contents(&other);
@@ -164,7 +164,7 @@ fn bad_input_gets_one_sentence_and_nothing_is_overwritten() {
 }
 
 #[test]
-fn prepared_data_train_and_another_tokenizer_is_refused() {
+fn rejects_data_of_another_tokenizer() {
     let dir = tempfile::tempdir().unwrap();
     let corpus = dir.path().join("corpus.txt");
     let text: String = (0..4000).map(|i| format!("line {i} of a text that repeats\n")).collect();
@@ -194,12 +194,12 @@ fn prepared_data_train_and_another_tokenizer_is_refused() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_said_and_the_one_before_it_used() {
+fn damaged_checkpoint_falls_back_to_previous() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, whole, torn) = (recipe(dir.path()), dir.path().join("a"), dir.path().join("b"));
     assert!(run(&recipe, &whole, &SHORT).status.success());
     assert!(run(&recipe, &torn, &SHORT).status.success());
-    // As if the disk had lost a part of the last checkpoint and the run had not come to its end.
+    // Simulates a disk that lost a file of the last checkpoint before the run finished.
     let last = checkpoints(&torn).pop().unwrap();
     let file = last.join("optimizer.safetensors");
     let mut bytes = fs::read(&file).unwrap();
@@ -223,10 +223,10 @@ fn a_damaged_checkpoint_is_said_and_the_one_before_it_used() {
 
 #[cfg(unix)]
 #[test]
-fn a_signal_stops_with_a_checkpoint_and_the_run_goes_on() {
+fn signal_checkpoints_and_run_resumes() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, whole, torn) = (recipe(dir.path()), dir.path().join("a"), dir.path().join("b"));
-    // No checkpoints but those of the signal and of the end.
+    // Checkpoints only at the signal and at the end.
     let extra = ["--quiet", "--set", "checkpoints.every=0", "--set", "training.tokens=38400"];
     assert!(run(&recipe, &whole, &extra).status.success());
     let child = command(&recipe, &torn, &extra)
@@ -250,10 +250,10 @@ fn a_signal_stops_with_a_checkpoint_and_the_run_goes_on() {
     assert_eq!(metrics(&torn), metrics(&whole));
 }
 
-/// A limit on the size of files stands for the full disk: writing fails in the same place.
+/// A limit on file sizes simulates a full disk: writes fail at the same place.
 #[cfg(unix)]
 #[test]
-fn a_full_disk_stops_with_a_message_and_leaves_the_last_checkpoint() {
+fn full_disk_keeps_last_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, whole, torn) = (recipe(dir.path()), dir.path().join("a"), dir.path().join("b"));
     let extra = ["--quiet", "--set", "training.tokens=25600"];
@@ -280,14 +280,14 @@ fn a_full_disk_stops_with_a_message_and_leaves_the_last_checkpoint() {
     );
     assert!(text.contains(&format!("the checkpoint of step {step} is whole")), "{text}");
     assert!(contents(&kept) == before, "the last good checkpoint was touched");
-    assert!(checkpoints(&torn).pop().unwrap() == kept, "pieces of the failed one stay");
-    // With room again it goes on.
+    assert!(checkpoints(&torn).pop().unwrap() == kept, "files of the failed checkpoint remain");
+    // With free space the run resumes.
     assert!(run(&recipe, &torn, &extra).status.success());
     assert!(result(&torn) == result(&whole));
 }
 
 #[test]
-fn a_gradient_that_stays_infinite_stops_the_run() {
+fn persistent_infinite_gradient_ends_run() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
     let output = run(
@@ -306,9 +306,9 @@ fn a_gradient_that_stays_infinite_stops_the_run() {
     assert_eq!(skipped, 3);
 }
 
-/// Too short for many skipped steps in a row.
+/// Too short for many consecutive skipped steps.
 #[test]
-fn a_model_that_computes_nothing_is_not_exported() {
+fn nan_model_is_not_exported() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
     let short = ["--set", "optimizer.peak_lr=1e30", "--set", "training.tokens=1280"];
@@ -322,10 +322,10 @@ fn a_model_that_computes_nothing_is_not_exported() {
 }
 
 #[test]
-fn one_process_at_a_time() {
+fn run_folder_is_locked() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
-    // The first one does not end before the second one begins.
+    // The first run does not end before the second one starts.
     let extra = ["--quiet", "--set", "training.tokens=50000000"];
     let mut first = command(&recipe, &out, &extra).stdout(Stdio::null()).spawn().unwrap();
     wait_until("it trains", || out.join("metrics.jsonl").exists());
@@ -335,9 +335,9 @@ fn one_process_at_a_time() {
     first.wait().unwrap();
 }
 
-/// The average is what is evaluated and exported where it is asked for, and can be had from any checkpoint.
+/// The EMA is evaluated and exported on request, and exported from any checkpoint.
 #[test]
-fn an_average_of_the_weights_is_kept_evaluated_and_exported() {
+fn ema_is_evaluated_and_exported() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, raw, ema) = (recipe(dir.path()), dir.path().join("raw"), dir.path().join("ema"));
     let keep = ["--set", "training.ema=0.9"];
@@ -345,14 +345,14 @@ fn an_average_of_the_weights_is_kept_evaluated_and_exported() {
     assert!(run(&recipe, &raw, &with(&keep)).status.success());
     let output = run(&recipe, &ema, &with(&averaged));
     assert!(output.status.success(), "{}", stderr(&output));
-    // Training itself is the same; evaluations and exports are not.
+    // Training is unchanged; evaluations and exports differ.
     assert!(result(&raw).1 == result(&ema).1 && result(&raw).0 != result(&ema).0);
     let losses = |out: &Path, kind: &str| -> Vec<String> {
         metrics(out).into_iter().filter(|m| m.0 == kind).map(|m| m.2).collect()
     };
     assert_eq!(losses(&raw, "train"), losses(&ema, "train"));
     assert_ne!(losses(&raw, "eval"), losses(&ema, "eval"));
-    // Both weights can be had from both runs.
+    // Both runs export raw weights and EMA.
     let export = |from: &Path, which: &[&str], to: &str| {
         let to = dir.path().join(to);
         let output = Command::new(env!("CARGO_BIN_EXE_fox"))
@@ -387,7 +387,7 @@ fn an_average_of_the_weights_is_kept_evaluated_and_exported() {
 }
 
 #[test]
-fn a_run_shorter_than_its_schedule_is_refused() {
+fn rejects_run_shorter_than_schedule() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, out) = (recipe(dir.path()), dir.path().join("run"));
     let fails = |extra: &[&'static str]| sentence(&run(&recipe, &out, &with(extra)));
@@ -407,9 +407,9 @@ fn a_run_shorter_than_its_schedule_is_refused() {
     assert!(output.status.success(), "{}", stderr(&output));
 }
 
-/// A folder that was begun before `optimizer.name` and other keys existed goes on.
+/// A run folder written before `optimizer.name` and other keys existed resumes.
 #[test]
-fn a_folder_of_an_older_version_goes_on() {
+fn old_run_folder_resumes() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, whole, old) = (recipe(dir.path()), dir.path().join("a"), dir.path().join("b"));
     assert!(run(&recipe, &whole, &SHORT).status.success());

@@ -1,4 +1,4 @@
-//! Several real processes train one model: to the bits of one process, and none is left behind when one is lost.
+//! Several processes train one model: bit-exact with one process, and all end when one is lost.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fox_dist::free_port;
 use train_common::{checkpoints, command, metrics, recipe, result, run, stderr, wait_until};
 
-/// Eight parts in a batch, so that up to eight processes can share it.
+/// Eight micro-batches, so that up to eight ranks can divide a batch.
 const TREE: [&str; 9] = [
     "--quiet",
     "--set",
@@ -37,7 +37,7 @@ fn assert_success(output: &Output) {
     assert!(output.status.success(), "{}", stderr(output));
 }
 
-/// One rank of several, started by hand.
+/// One rank, started without `fox launch`.
 fn rank(rank: usize, size: usize, port: u16, command: &mut Command) -> Child {
     command
         .env("RANK", rank.to_string())
@@ -52,7 +52,7 @@ fn rank(rank: usize, size: usize, port: u16, command: &mut Command) -> Child {
 }
 
 #[test]
-fn trees_give_the_bits_of_one_process() {
+fn tree_reduction_matches_one_process() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
     for optimizer in ["adamw", "muon"] {
@@ -65,7 +65,7 @@ fn trees_give_the_bits_of_one_process() {
             let out = dir.path().join(format!("{optimizer}-{ranks}"));
             assert_success(&launch(ranks, &recipe, &out, &extra).output().unwrap());
             let same = metrics(&out).iter().zip(metrics(&alone)).all(|(a, b)| {
-                // Pruned shares are those of the first process's own rows.
+                // Pruned fractions are those of the rows of rank 0.
                 a.0 == b.0 && a.1 == b.1 && a.2.split(' ').take(4).eq(b.2.split(' ').take(4))
             });
             assert!(same && metrics(&out).len() == metrics(&alone).len(), "{ranks} {optimizer}");
@@ -75,7 +75,7 @@ fn trees_give_the_bits_of_one_process() {
 }
 
 #[test]
-fn the_bits_do_not_depend_on_when_gradients_are_summed() {
+fn overlapped_reduction_is_bit_exact() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
     let short =
@@ -95,9 +95,9 @@ fn the_bits_do_not_depend_on_when_gradients_are_summed() {
     assert_eq!(facts["starts"][0]["exchange"], "TCP, sent to the owner and added there");
 }
 
-/// Killed with four processes, gone on with two, killed again, finished by one.
+/// Killed with four ranks, resumed with two, killed again, finished by one.
 #[test]
-fn a_lost_process_ends_all_and_any_number_goes_on() {
+fn resumes_on_other_world_size_after_lost_rank() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
     let whole = dir.path().join("whole");
@@ -130,14 +130,14 @@ fn a_lost_process_ends_all_and_any_number_goes_on() {
 }
 
 #[test]
-fn what_does_not_fit_is_said_by_every_process() {
+fn every_rank_reports_invalid_division() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
     let out = dir.path().join("out");
     let output = launch(3, &recipe, &out, &["--quiet"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = stderr(&output);
-    // By each in its own words: no process takes the mistake of another for a loss that a checkpoint makes good.
+    // Every rank reports the cause itself: none mistakes it for a lost rank.
     let own = "test.toml: 3 processes cannot share it: training.batch is 4; set it to a multiple of their number";
     assert_eq!(said.lines().filter(|line| line.ends_with(own)).count(), 3, "{said}");
     let tree = ["--quiet", "--set", "training.reduction=tree", "--set", "training.micro_batch=4"];
@@ -177,7 +177,7 @@ fn numbers(out: &Path, kind: &str) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn processes_share_sequences() {
+fn context_parallel_matches_one_process() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
     let set = [
@@ -206,7 +206,7 @@ fn processes_share_sequences() {
         let layers = last["exchanged"].as_array().unwrap();
         assert_eq!(layers.len(), 2, "{last}");
         for layer in layers {
-            // Keys, values and gates of half of every sequence, for the other half.
+            // Keys, values and gates of the first half of every sequence, sent to the second rank.
             assert_eq!(layer[1].as_u64().unwrap(), 4 * 128 * (2 * 32 + 2) * 4);
             assert!(layer[0].as_u64().unwrap() < layer[1].as_u64().unwrap(), "{layer}");
         }
@@ -215,7 +215,7 @@ fn processes_share_sequences() {
 }
 
 #[test]
-fn sequences_that_cannot_be_shared_are_refused_in_one_sentence() {
+fn rejects_models_without_context_parallelism() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
     for (ranks, set, words) in [
@@ -250,7 +250,7 @@ fn sequences_that_cannot_be_shared_are_refused_in_one_sentence() {
 }
 
 #[test]
-fn evaluations_are_divided_and_have_the_figures_of_one_process() {
+fn sharded_evaluation_matches_one_process() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
     let model = dir.path().join("model");
@@ -274,7 +274,7 @@ fn evaluations_are_divided_and_have_the_figures_of_one_process() {
         let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         (printed, std::fs::read(out.join("loss.csv")).unwrap())
     };
-    // 64 pieces of this length are computed at once: the last process gets a part of a batch, or nothing.
+    // 64 chunks of this length form a batch: the last rank gets a partial batch or none.
     for documents in ["150", "200"] {
         let alone = evaluate(1, documents);
         assert_eq!(alone.0[0]["pieces"], documents.parse::<u64>().unwrap(), "{}", alone.0);
@@ -282,7 +282,7 @@ fn evaluations_are_divided_and_have_the_figures_of_one_process() {
             assert!(evaluate(ranks, documents) == alone, "{ranks} processes, {documents}");
         }
     }
-    // Losses of other data, or of another model, are not added to them.
+    // Losses of other data or of another model are refused.
     let port = free_port().unwrap();
     let start = |(r, split): (usize, &str)| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
@@ -306,9 +306,9 @@ fn evaluations_are_divided_and_have_the_figures_of_one_process() {
     }
 }
 
-/// Every process writes its part of a checkpoint, so all must see the folder.
+/// Every rank writes its range of a checkpoint, so all must see the folder.
 #[test]
-fn a_folder_that_is_not_shared_is_named() {
+fn rejects_run_folder_missing_on_other_rank() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = recipe(dir.path());
     let outs = ["here", "elsewhere"].map(|name| dir.path().join(name));

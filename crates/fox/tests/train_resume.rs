@@ -1,5 +1,4 @@
-//! A real training process is killed at random moments, many times; what comes out is what an undisturbed
-//! run gives, bit for bit.
+//! A training process is killed at random moments, many times; its result is that of an uninterrupted run, bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use fox_base::random::SplitMix64;
 use train_common::{checkpoints, command, metrics, recipe, result, run, stderr};
 
-/// Waits until the process has written a checkpoint of its own, has ended, or a second has passed.
+/// Waits until the process has written a checkpoint or ended, for one second at most.
 fn wait_for_progress(child: &mut Child, out: &Path, before: usize) {
     let newest = || checkpoints(out).pop().map_or(0, |p| step_of(&p));
     let start = Instant::now();
@@ -29,7 +28,7 @@ fn step_of(path: &Path) -> usize {
     name.strip_prefix("step-").unwrap().parse().unwrap()
 }
 
-/// Runs to the end in `out`, killed at random moments `kills` times at most; how often it was.
+/// Runs to the end in `out`, killed at random moments at most `kills` times; returns the number of kills.
 fn torn_run(
     recipe: &Path,
     out: &Path,
@@ -47,7 +46,7 @@ fn torn_run(
             .spawn()
             .unwrap();
         if killed < kills {
-            // Every third is killed while it starts; the others once they go on.
+            // Every third start is killed immediately; the others once they train.
             if moments.below(3) > 0 {
                 wait_for_progress(&mut child, out, before);
             }
@@ -62,12 +61,12 @@ fn torn_run(
             println!("{killed} kills in {starts} starts");
             return killed;
         }
-        // Only a kill may end it: a complaint of the program itself is a failure.
+        // Any other end than a kill is a failure.
         assert_eq!(output.status.code(), None, "{}", stderr(&output));
     }
 }
 
-/// An undisturbed run.
+/// An uninterrupted run.
 fn whole_run(recipe: &Path, out: &Path, extra: &[&str]) {
     let output = run(recipe, out, extra);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -84,7 +83,7 @@ fn assert_same(torn: &Path, whole: &Path, seed: u64) {
     assert!(result(torn) == result(whole), "weights or moments differ, seed {seed}");
 }
 
-/// Compares a run that is killed so often with one that is not.
+/// Compares a run that is killed `kills` times with an uninterrupted one.
 fn killed_and_whole(kills: usize, tokens: usize, extra: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, tokens) = (recipe(dir.path()), format!("training.tokens={tokens}"));
@@ -98,19 +97,19 @@ fn killed_and_whole(kills: usize, tokens: usize, extra: &[&str]) {
 }
 
 #[test]
-fn a_killed_run_comes_to_the_same_bits() {
+fn resume_is_bit_exact() {
     killed_and_whole(20, 51200, &[]);
 }
 
 #[test]
-fn a_killed_run_of_muon_with_an_average_comes_to_the_same_bits() {
+fn resume_is_bit_exact_with_muon_and_ema() {
     let average = ["--set", "training.ema=0.99", "--set", "evaluation.weights=ema"];
     let extra = [&["--set", "optimizer.name=muon"][..], &average].concat();
     killed_and_whole(10, 25600, &extra);
 }
 
-/// For a night: one run after the other, each killed until it ends all the same, each compared with the
-/// undisturbed one. `FOX_SOAK_KILLS` kills in all (1000), or what `FOX_SOAK_MINUTES` allow.
+/// Soak test: one run after the other, killed until it finishes, each compared with the uninterrupted one.
+/// `FOX_SOAK_KILLS` kills in total (1000), or `FOX_SOAK_MINUTES`.
 #[test]
 #[ignore = "takes hours"]
 fn soak() {

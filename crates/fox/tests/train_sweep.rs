@@ -1,4 +1,4 @@
-//! `fox sweep`: the table, the picture, the search, and going on.
+//! `fox sweep`: table, picture, search, and resuming.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
@@ -16,7 +16,7 @@ fn sweep(items: &[&str], out: &Path, extra: &[&str]) -> Output {
 }
 
 #[test]
-fn recipes_are_compared_and_finished_runs_are_not_trained_again() {
+fn sweep_compares_recipes_and_reuses_finished_runs() {
     let dir = tempfile::tempdir().unwrap();
     let file = recipe(dir.path());
     let name = file.to_str().unwrap();
@@ -43,7 +43,7 @@ fn recipes_are_compared_and_finished_runs_are_not_trained_again() {
     assert_eq!(json["rows"][0]["summary"]["steps"], 40, "the list's batch of 2");
     assert_eq!(json["rows"][2]["summary"]["steps"], 20, "the recipe's batch of 4");
 
-    // One run is taken back; only that one is trained again, to the same numbers.
+    // One run is deleted; only that one is trained again, with the same numbers.
     let metrics = out.join("runs/test/metrics.jsonl");
     let untouched = fs::metadata(&metrics).unwrap().modified().unwrap();
     fs::remove_dir_all(out.join("runs/test+rope")).unwrap();
@@ -58,12 +58,12 @@ fn recipes_are_compared_and_finished_runs_are_not_trained_again() {
 }
 
 #[test]
-fn a_learning_rate_is_bracketed() {
+fn learning_rate_search_brackets_optimum() {
     bracketed("adamw");
 }
 
 #[test]
-fn a_learning_rate_of_muon_is_bracketed() {
+fn learning_rate_search_brackets_optimum_of_muon() {
     bracketed("muon");
 }
 
@@ -91,7 +91,7 @@ fn bracketed(optimizer: &str) {
 }
 
 #[test]
-fn equal_names_and_unknown_recipes_get_one_sentence() {
+fn rejects_equal_names_and_unknown_recipes() {
     let dir = tempfile::tempdir().unwrap();
     let file = recipe(dir.path());
     let name = file.to_str().unwrap();
@@ -110,7 +110,7 @@ fn figures(out: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_grid_with_seeds_gives_the_same_figures_for_any_number_of_jobs() {
+fn grid_with_seeds_is_independent_of_jobs() {
     let dir = tempfile::tempdir().unwrap();
     let file = recipe(dir.path());
     let grid = ["--set", "training.seed=0..1", "--set", "optimizer.peak_lr=1e-3,5e-3"];
@@ -141,7 +141,7 @@ fn a_grid_with_seeds_gives_the_same_figures_for_any_number_of_jobs() {
 }
 
 #[test]
-fn a_run_that_fails_does_not_end_the_others() {
+fn failed_run_does_not_end_sweep() {
     let dir = tempfile::tempdir().unwrap();
     let good = recipe(dir.path());
     let bad = dir.path().join("bad.toml");
@@ -164,7 +164,7 @@ fn a_run_that_fails_does_not_end_the_others() {
 }
 
 #[test]
-fn runs_end_when_the_sweep_is_killed_and_the_same_command_goes_on() {
+fn killed_sweep_ends_children_and_resumes() {
     let dir = tempfile::tempdir().unwrap();
     let file = recipe(dir.path());
     let out = dir.path().join("sweep");
@@ -175,7 +175,7 @@ fn runs_end_when_the_sweep_is_killed_and_the_same_command_goes_on() {
         command.args(["--set", tokens]).args(["--device", "cpu"]);
         command.stdout(std::process::Stdio::null()).spawn().unwrap()
     };
-    // Minutes, if nobody stops it.
+    // Takes minutes unless it is stopped.
     let tokens = "training.tokens=50000000";
     let mut parent = start(tokens);
     let runs = ["test_seed_0", "test_seed_1"].map(|name| out.join("runs").join(name));

@@ -6,12 +6,12 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Some text, with enough in it to hold a part out.
+/// A text long enough for a held-out split.
 fn text(lines: usize) -> String {
     (0..lines).map(|n| format!("On day {n} the fox forgot {} hens.\n", n * n % 97)).collect()
 }
 
-/// A short run in `dir` that makes only a few steps.
+/// A run of a few steps in `dir`.
 fn train(dir: &Path, args: &[&str], input: Option<&str>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fox"));
     command.current_dir(dir).arg("train").args(args).args(["--device", "cpu", "--threads", "1"]);
@@ -19,7 +19,7 @@ fn train(dir: &Path, args: &[&str], input: Option<&str>) -> Output {
     short.iter().for_each(|set| _ = command.args(["--set", set]));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // A command that refuses at once does not read it.
+    // A command that fails early does not read it.
     let _ = child.stdin.take().unwrap().write_all(input.unwrap_or_default().as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -33,7 +33,7 @@ fn succeeds(output: &Output) -> String {
     said(output)
 }
 
-/// The one sentence of a failure.
+/// The error message of a failing command.
 fn fails(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{}", said(output));
     let said = said(output);
@@ -42,7 +42,7 @@ fn fails(output: &Output) -> String {
 }
 
 #[test]
-fn a_text_file_becomes_a_model() {
+fn trains_on_text_file() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("hens.txt"), text(1000)).unwrap();
     let first = train(dir.path(), &["--data", "hens.txt"], None);
@@ -56,7 +56,7 @@ fn a_text_file_becomes_a_model() {
     for file in ["data/index.json", "config.toml", "export/config.json", "summary.json"] {
         assert!(run.join(file).is_file(), "{file}");
     }
-    // The same command finds a run that is over, and another text is not taken for it.
+    // The same command finds the finished run; another text is refused.
     let again = train(dir.path(), &["--data", "hens.txt"], None);
     succeeds(&again);
     assert_eq!(again.stdout, first.stdout);
@@ -65,9 +65,9 @@ fn a_text_file_becomes_a_model() {
     assert!(other.contains("runs/hens/data"), "{other}");
 }
 
-/// A dry run chooses as the run would, prints a recipe that can be run, and writes nothing.
+/// A dry run selects the same recipe, prints it, and writes nothing.
 #[test]
-fn a_dry_run_of_a_text_leaves_nothing() {
+fn dry_run_on_text_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("hens.txt"), text(1000)).unwrap();
     let output = train(dir.path(), &["--data", "hens.txt", "--dry-run"], None);
@@ -83,7 +83,7 @@ fn a_dry_run_of_a_text_leaves_nothing() {
 }
 
 #[test]
-fn a_named_recipe_a_folder_and_the_standard_input() {
+fn trains_on_folder_and_standard_input() {
     let dir = tempfile::tempdir().unwrap();
     let corpus = dir.path().join("corpus");
     fs::create_dir(&corpus).unwrap();
@@ -96,7 +96,7 @@ fn a_named_recipe_a_folder_and_the_standard_input() {
     assert!(words.contains("held out (documents)") && !words.contains("no recipe"), "{words}");
 
     let input = text(900);
-    // What a start that was killed while it read the input has left.
+    // The remains of a start that was killed while it read its input.
     fs::create_dir(dir.path().join("piped")).unwrap();
     fs::write(dir.path().join("piped/input.txt.partial"), "half").unwrap();
     let args = ["--data", "-", "--out", "piped"];
@@ -108,7 +108,7 @@ fn a_named_recipe_a_folder_and_the_standard_input() {
 }
 
 #[test]
-fn what_cannot_be_trained_on_is_refused_in_a_sentence() {
+fn rejects_unusable_text() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("empty.txt"), "").unwrap();
     fs::write(dir.path().join("short.txt"), "Too short.").unwrap();
@@ -129,7 +129,7 @@ fn what_cannot_be_trained_on_is_refused_in_a_sentence() {
 }
 
 #[test]
-fn data_without_a_held_out_part_are_trained_on_with_a_warning() {
+fn missing_heldout_split_prints_warning() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("hens.txt"), text(300)).unwrap();
     let prepared = Command::new(env!("CARGO_BIN_EXE_fox"))

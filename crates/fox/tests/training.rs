@@ -1,6 +1,5 @@
-//! The reference's training runs: 40 steps of AdamW with clipping, warm-up and cosine decay, two
-//! micro-batches each. Learning rates, losses, gradient norms and final weights must be followed by the steps
-//! that the trainer makes.
+//! Reference training runs: 40 steps of AdamW with clipping, warm-up and cosine decay, two micro-batches each. The
+//! trainer must reproduce learning rates, losses, gradient norms and final weights.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::fs;
@@ -14,7 +13,7 @@ use fox_train::checkpoint::RunState;
 use fox_train::{Recipe, Stepper, Updater, recipe};
 use serde_json::Value;
 
-/// What run.json says, as a recipe. The model of the recipe is not used: the run begins with weights of its own.
+/// run.json as a recipe. The model of the recipe is unused: the run starts from stored weights.
 fn recipe(json: &Value, batch: usize, micro_batch: usize) -> Recipe {
     let tokens = json["time"].as_u64().unwrap() * batch as u64;
     let steps = |name: &str| json[name].as_u64().unwrap() * tokens;
@@ -34,25 +33,24 @@ fn recipe(json: &Value, batch: usize, micro_batch: usize) -> Recipe {
     recipe::load("tiny-fox-pro", &overrides).unwrap()
 }
 
-/// How the rows of a step are given to the trainer.
+/// How the rows of a step are passed to the trainer.
 #[derive(Clone, Copy)]
 enum Rows {
-    /// As they are, in the reference's two micro-batches.
+    /// Unchanged, in the two micro-batches of the reference.
     Given,
-    /// With as many rows without labels among them, in micro-batches that have two, one or no labelled row.
-    /// They change nothing: the weight of a position is one over the labelled ones.
+    /// Interleaved with as many rows without labels, in micro-batches with two, one or no labelled row. They have no
+    /// effect: the weight of a position is 1 / labelled positions.
     Padded,
 }
 
-/// Follows a run by the trainer's own steps and returns the largest relative errors of loss, norm and final
-/// weights.
+/// Runs the trainer along a reference run; returns the largest relative errors of loss, norm and final weights.
 fn follow(name: &str, rows: Rows, device: &Device) -> [f64; 3] {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/training").join(name);
     let text = fs::read_to_string(dir.join("run.json")).unwrap();
     let json: Value = serde_json::from_str(&text).unwrap();
     let size = |name: &str| json[name].as_u64().unwrap() as usize;
     let (steps, batch, time) = (size("steps"), size("batch"), size("time"));
-    // Where each row of the batch comes from.
+    // Source of each row of the batch.
     let (places, micro_batch): (Vec<Option<usize>>, usize) = match rows {
         Rows::Given => ((0..batch).map(Some).collect(), batch / size("accumulation")),
         Rows::Padded => (vec![Some(0), None, None, None, Some(1), Some(2), None, Some(3)], 2),
@@ -134,6 +132,6 @@ fn fox_pro_on_the_oracle() {
 }
 
 #[test]
-fn rows_without_labels_change_nothing() {
+fn rows_without_labels_have_no_effect() {
     follows("fox_pro", Rows::Padded, &fox_cpu::device());
 }

@@ -1,4 +1,4 @@
-//! `fox retrofit`, `fox convert --to hf` and `fox train --init` from the outside.
+//! `fox retrofit`, `fox convert --to hf` and `fox train --init`.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod train_common;
@@ -32,7 +32,7 @@ fn refused(output: &Output) -> String {
 }
 
 #[test]
-fn a_model_of_hugging_face_gets_gates_and_is_described() {
+fn retrofit_adds_gates_to_llama() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("gated");
     let said = text(&fox(&[&"retrofit", &dump("hf_qwen3"), &out]));
@@ -43,7 +43,7 @@ fn a_model_of_hugging_face_gets_gates_and_is_described() {
     assert!(said.ends_with(" of them new; a gate forgets 3.9e-9 nat per token\n"), "{said}");
     let said = text(&fox(&[&"info", &out]));
     assert!(said.contains("forget gate from the input") && said.contains("RoPE 1000000"), "{said}");
-    // Gates have no place in the library's formats.
+    // Hugging Face layouts have no forget gates.
     let said = refused(&fox(&[&"convert", &out, &dir.path().join("back"), &"--to", &"hf"]));
     assert!(said.contains("cannot express fgate_type \"full\""), "{said}");
     let said = refused(&fox(&[&"retrofit", &dump("hf_qwen3"), &out]));
@@ -56,10 +56,17 @@ fn a_model_of_hugging_face_gets_gates_and_is_described() {
         &"9,9,9",
     ]));
     assert!(said.ends_with("3 memory lengths do not fit 2 heads; give one or 2\n"), "{said}");
+    let spread = dir.path().join("spread");
+    let said = text(&fox(&[&"retrofit", &dump("hf_qwen3"), &spread, &"--gate-init", &"spread"]));
+    assert!(said.ends_with(" of them new; a gate forgets 1.0e0 nat per token\n"), "{said}");
+    let start = [&"--gate-init" as &dyn AsRef<std::ffi::OsStr>, &"64,8"];
+    let said =
+        refused(&fox(&[&"retrofit", &dump("hf_qwen3"), &dir.path().join("x"), start[0], start[1]]));
+    assert!(said.ends_with("give `spread` or SHORTEST,LONGEST in tokens, e.g. 8,512\n"), "{said}");
 }
 
 #[test]
-fn a_run_is_tuned_from_a_checkpoint() {
+fn fine_tunes_from_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (recipe, first) = (recipe(dir.path()), dir.path().join("first"));
     let short = ["--set", "training.tokens=2560", "--quiet"];
@@ -73,7 +80,7 @@ fn a_run_is_tuned_from_a_checkpoint() {
         result(out)
     };
     let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-    // A run folder means its export.
+    // A run folder stands for its export.
     let tuned = tune(&a, &first.join("export"));
     assert!(tuned == tune(&b, &first));
     assert!(tuned.0 != result(&first).0);

@@ -19,7 +19,7 @@ class FoxConfig(PretrainedConfig):
         use_output_gate, ogate_act, use_output_norm: after attention.
         qk_norm, qk_norm_share_param_across_head: norms of queries and keys, before rotation.
         use_k_shift, use_v_shift: data-dependent mixing with the previous token.
-        log_pruning_tolerance: natural log of the share of a softmax that may be skipped; None skips nothing.
+        log_pruning_tolerance: natural log of the softmax fraction that may be pruned; None disables pruning.
         num_kv_heads, window_size: grouped heads and sliding window, of the Transformer alone.
     """
 
@@ -156,13 +156,13 @@ class FoxTransformerConfig(FoxConfig):
     positions_by_default = True
     gates_by_default = "none"
 
-    # Without one of its own, a subclass gets an __init__ from the library that knows none of the fields.
+    # Without an explicit __init__, a subclass gets one from the library that has none of the fields.
     def __init__(self, **fields):
         super().__init__(**fields)
 
 
 class FlaFoxConfig(FoxConfig):
-    """FoX as flash-linear-attention stores it. Its `window_size` bounds only the cache of its own code; here it is not
+    """FoX as flash-linear-attention stores it. Its `window_size` bounds only FLA's decoding cache; here it is not
     used."""
 
     model_type = "forgetting_transformer"

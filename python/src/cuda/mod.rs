@@ -17,17 +17,17 @@ use pyo3::prelude::*;
 pub use attention::CudaAttention;
 pub use scan::{cuda_scan_backward, cuda_scan_forward};
 
-/// A GPU with one stream of the caller's: kernels and scratch memory are ordered by it.
+/// A GPU and one CUDA stream of the caller, which orders kernels and scratch memory.
 struct Session {
     gpu: Arc<Gpu>,
     narrow: Device,
     wide: Device,
 }
 
-/// Number of the GPU, and its stream.
-type Place = (usize, u64);
+/// Ordinal of the GPU, and the handle of its CUDA stream.
+type StreamKey = (usize, u64);
 
-static SESSIONS: Mutex<Option<HashMap<Place, Arc<Session>>>> = Mutex::new(None);
+static SESSIONS: Mutex<Option<HashMap<StreamKey, Arc<Session>>>> = Mutex::new(None);
 
 fn fail(error: fox_cuda::Error) -> PyErr {
     let words = error.to_string();
@@ -37,24 +37,24 @@ fn fail(error: fox_cuda::Error) -> PyErr {
     }
 }
 
-fn session(place: Place) -> PyResult<Arc<Session>> {
+fn session(key: StreamKey) -> PyResult<Arc<Session>> {
     let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
     let sessions = sessions.get_or_insert_default();
-    if let Some(session) = sessions.get(&place) {
+    if let Some(session) = sessions.get(&key) {
         return Ok(Arc::clone(session));
     }
     // SAFETY: PyTorch's streams belong to the primary context and are never destroyed.
-    let gpu = Arc::new(unsafe { Gpu::on_stream(place.0, place.1) }.map_err(fail)?);
+    let gpu = Arc::new(unsafe { Gpu::on_stream(key.0, key.1) }.map_err(fail)?);
     let device = |precision| -> PyResult<Device> {
         Ok(Device::new(Cuda::new(Arc::clone(&gpu), precision).map_err(fail)?))
     };
     let (narrow, wide) = (device(Precision::Bf16)?, device(Precision::F32)?);
     let session = Arc::new(Session { gpu, narrow, wide });
-    sessions.insert(place, Arc::clone(&session));
+    sessions.insert(key, Arc::clone(&session));
     Ok(session)
 }
 
-/// Bytes of scratch memory that are held for all streams, beside what PyTorch allocates.
+/// Bytes of scratch memory of all CUDA streams, not counting PyTorch's allocations.
 #[pyfunction]
 pub fn cuda_memory() -> usize {
     let sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);

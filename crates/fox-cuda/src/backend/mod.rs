@@ -23,10 +23,11 @@ use fox_tensor::{Backend, Caps, DType, Device, OpTime, Shape, Span, Tensor};
 
 use crate::launch::Kernel;
 use crate::nccl::Connection;
+use crate::ops::linear::Gemm;
 use crate::ops::packed::{Dequantize, Packed};
 use crate::ops::scan;
 use crate::recent::Recent;
-use crate::{Buffer, Error, Gemm, Gpu, Result, Source};
+use crate::{Buffer, Error, Gpu, Result, Source};
 use profile::Profiler;
 use rows::{RopeTables, RowTables};
 use storage::{Data, Memory, memory};

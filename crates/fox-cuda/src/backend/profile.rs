@@ -26,7 +26,30 @@ struct Noted {
     spans: Vec<(&'static str, &'static str, Event, Event)>,
 }
 
+/// Records the time of an op on the GPU until it is dropped.
+pub(crate) struct OpSpan<'a>(Option<(&'a Cuda, &'static str, Event)>);
+
+impl Drop for OpSpan<'_> {
+    fn drop(&mut self) {
+        let Some((cuda, op, begin)) = self.0.take() else { return };
+        // Profiling is best effort: a failed event drops this span only.
+        if let Ok(end) = Event::record_on(cuda.gpu.stream()) {
+            cuda.noted().spans.push(("compute", op, begin, end));
+        }
+    }
+}
+
 impl Cuda {
+    /// Starts the span of an op on the compute stream; a no-op unless profiling is on.
+    pub(crate) fn span(&self, op: &'static str) -> Result<OpSpan<'_>> {
+        if !self.profiler.on.load(Ordering::Relaxed) {
+            return Ok(OpSpan(None));
+        }
+        // The first op of a thread may be the one that is timed.
+        self.gpu.bind()?;
+        Ok(OpSpan(Some((self, op, Event::record_on(self.gpu.stream())?))))
+    }
+
     /// Runs `work`, and notes when it begins and ends on the GPU if anybody asked.
     pub(crate) fn timed<T>(&self, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.timed_on(self.gpu.stream(), op, work)

@@ -1,6 +1,6 @@
-// What the attention kernels share: descriptions of segments and tiles, gate prefixes, masks.
+// Shared by the attention kernels: gate prefix sums and masks.
 //
-// Gate prefixes. c_t = log2(e) * (sum of log gates up to position t) is kept as a pair of floats
+// Gate prefixes. c_t = log2(e) * (sum of log gates up to position t) is stored as a pair of floats
 // (hi + lo, from an f64 scan), laid out [head][padded position]: a segment starts at `c_base`, a
 // multiple of 128. Differences of pairs are accurate relative to the difference itself, however
 // long the sequence, so each tile works with small f32 numbers relative to one reference position.
@@ -12,8 +12,7 @@ constexpr int MASK_BIDIRECTIONAL = 1;
 
 // c_a - c_b
 DEVICE float gate_difference(float2 a, float2 b) { return (a.x - b.x) + (a.y - b.y); }
-// The same where b is far away and the order of additions must not lose it: exact enough for tests
-// against a threshold.
+// In f64, for comparisons with a threshold when b is far away.
 DEVICE double gate_difference_f64(float2 a, float2 b) {
     return (double(a.x) - double(b.x)) + (double(a.y) - double(b.y));
 }

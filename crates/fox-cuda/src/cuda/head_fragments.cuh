@@ -1,5 +1,5 @@
-// Heads of a row: a thread block takes some heads (LANES lanes of a warp to a head, CHUNKS pieces of VEC
-// columns to a lane) and walks over a slice of rows. Sums for the weights of norms stay in registers.
+// Register fragments of heads: a thread block owns some heads (LANES lanes of a warp per head, CHUNKS vectors of VEC
+// columns per lane) and iterates over a slice of rows. Gradient sums of norm weights stay in registers.
 //
 // Compile-time: BF16, VEC, LANES (a power of two up to 32), CHUNKS.
 #pragma once
@@ -19,7 +19,6 @@ DEVICE HeadLane head_lane(int heads) {
 }
 DEVICE int column_of(int lane, int c) { return c * STRIDE + lane * VEC; }
 
-// All elements [c][i] of a piece.
 #define FOR_FRAGMENT(c, i)                  \
     _Pragma("unroll") for (int c = 0; c < CHUNKS; ++c) _Pragma("unroll") for (int i = 0; i < VEC; ++i)
 
@@ -38,7 +37,7 @@ DEVICE void load_fragment(Fragment& x, const T* p, int lane, int d) {
         }
     }
 }
-// A piece on its way from memory, in as few registers as it fits.
+// A prefetched fragment, still packed as bf16 to keep register pressure low.
 #if BF16 && VEC == 8
 typedef uint4 PackedFragment[CHUNKS];
 DEVICE void fetch(PackedFragment& x, const real* p, int lane, int d) {

@@ -1,8 +1,8 @@
-// Warp matrix products for every GPU since Ampere: 16 x N += (16 x K) (K x N), bf16 in, f32
-// accumulators, in the same register layout as a warp's part of the Hopper products.
+// Warp-level mma for Ampere and later: 16 x N += (16 x K) (K x N), bf16 operands, f32 accumulators, in the register
+// layout of one warp of a wgmma accumulator.
 //
-// Operands in shared memory are rows of `PITCH` elements, eight more than they hold: so the eight rows
-// that one matrix load touches lie in different banks.
+// Operands in shared memory have rows of `PITCH` elements, eight more than their width, so that the eight rows of one
+// ldmatrix are free of bank conflicts.
 #pragma once
 #include "ptx.cuh"
 
@@ -88,14 +88,15 @@ DEVICE void mma_tn(float (&c)[N / 2], const u16* a, const u16* b) {
     mma_rn<N, K, B_PITCH>(c, fa, b);
 }
 
-// Asynchronous copies of 16 bytes; nothing is read and zeros arrive where `valid` is false.
+// Asynchronous copy of 16 bytes; zero-fills without reading where `valid` is false.
 DEVICE void copy_async(u16* dst, const u16* src, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(dst)), "l"(src),
                  "r"(valid ? 16 : 0)
                  : "memory");
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All but the last PENDING groups have arrived. With RACECHECK all have: a tool need not count groups then.
+// Waits until at most PENDING groups are in flight; with RACECHECK for all of them, because racecheck does not count
+// groups.
 template <int PENDING>
 DEVICE void copy_wait() {
 #if RACECHECK
@@ -105,8 +106,8 @@ DEVICE void copy_wait() {
 #endif
 }
 
-// ROWS rows of one head, of which `rows` exist, into a tile; `x` points at the first. Columns beyond
-// the head dim and rows beyond the last are zero.
+// Copies `rows` rows of one head into a tile of ROWS x COLUMNS; `x` points at the first. Columns beyond the head dim
+// and rows beyond the last are zero-filled.
 template <int ROWS, int COLUMNS, int PITCH, int BLOCK>
 DEVICE void load_rows_async(u16* tile, const u16* x, int rows, int row_stride, int head_dim) {
     for (int i = threadIdx.x; i < ROWS * (COLUMNS / 8); i += BLOCK) {

@@ -1,9 +1,9 @@
-// Programmatic dependent launch: a kernel may start before its predecessor in the stream has ended, once all thread
-// blocks of the predecessor have called let_successor_begin or have exited.
+// Programmatic dependent launch: a kernel may start as soon as every thread block of its predecessor has called
+// let_successor_begin or exited.
 #pragma once
 #include "ptx.cuh"
 
-// Waits for the end of the predecessor. If that one has waited too, all earlier launches have ended.
+// Waits until the predecessor has completed. If that one waited too, all earlier launches have completed.
 DEVICE void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

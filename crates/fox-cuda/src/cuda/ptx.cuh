@@ -1,4 +1,4 @@
-// The few machine instructions the kernels need, with no toolkit header behind them.
+// PTX instructions and types; no CUDA toolkit header is needed.
 #pragma once
 
 typedef unsigned char u8;
@@ -37,7 +37,7 @@ DEVICE float bf16_hi(u32 x) { return __uint_as_float(x & 0xffff0000u); }
 DEVICE float bf16_to_float(u16 x) { return __uint_as_float(u32(x) << 16); }
 DEVICE u16 float_to_bf16(float x) { return u16(pack_bf16(x, 0.f) & 0xffff); }
 
-// A log gate as sums count it, with LOG_GATE_FLOOR of the host: sums of gates of -3e38 would be infinite. NaN stays NaN.
+// Clamps a log gate to LOG_GATE_FLOOR of the host, so that sums of gates of -3e38 stay finite. NaN stays NaN.
 DEVICE float clamp_log_gate(float x) { return x < -1e3f ? -1e3f : x; }
 
 DEVICE u32 smem_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
@@ -64,7 +64,7 @@ DEVICE void barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Semaphores in device memory that order the work of different blocks.
+// Semaphores in device memory that order the work of different thread blocks.
 DEVICE int load_acquire(const int* p) {
     int v;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

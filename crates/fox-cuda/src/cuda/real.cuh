@@ -1,7 +1,7 @@
-// Activations as the kernels see them: f32 or bf16 in memory, f32 in registers.
+// Activations: f32 or bf16 (`real`) in memory, f32 in registers.
 //
-// Compile-time: BF16 (0 or 1), and VEC, the elements per access: 8 where widths allow (4 where most of
-// them are f32), else 1.
+// Compile-time: BF16 (0 or 1), and VEC, the elements per access: 8 where the width is a multiple of 8 (4 for mostly f32
+// data), else 1.
 #pragma once
 #include "ptx.cuh"
 
@@ -70,10 +70,10 @@ DEVICE void store(u16* p, const float (&x)[N]) {
     }
 }
 
-// An f32 in two halves: rounded to bf16 (halves go up, so that the rest fits), and what the rounding took.
+// Splits an f32 into its bf16 rounding (ties away from zero, so that the remainder fits 16 bits) and the remainder.
 DEVICE void to_halves(float x, u16& high, u16& low) {
     const u32 bits = __float_as_uint(x);
-    const bool nan = x != x;  // whose bits would round to something else
+    const bool nan = x != x;  // rounding its bits could give a number
     high = nan ? 0x7fff : u16((bits + 0x8000u) >> 16);
     low = nan ? 0 : u16(bits);
 }
@@ -82,8 +82,8 @@ DEVICE float from_halves(u16 high, u16 low) {
 }
 
 #if BF16
-// A few units in the last place of an f32 are nothing to what is rounded to bf16 next, and the exact versions
-// cost more than the memory accesses.
+// Approximate versions: their error of a few ulps of f32 vanishes in the rounding to bf16 that follows, and the exact
+// ones cost more than the memory accesses.
 DEVICE float sigmoid(float x) {
     // exp(-x) may be infinite: its reciprocal is the right 0.
     return __fdividef(1.f, 1.f + __expf(-x));
@@ -119,7 +119,7 @@ DEVICE float lanes_sum(float x) {
     return x;
 }
 
-// Sum over a block of COUNT warps, known to all its threads.
+// Sum over a block of COUNT warps, returned to all threads.
 template <int COUNT>
 DEVICE float block_sum(float x) {
     x = lanes_sum<32>(x);
@@ -133,7 +133,7 @@ DEVICE float block_sum(float x) {
     for (int w = 0; w < COUNT; ++w) sum += parts[w];
     return sum;
 }
-// The same in f64, once in a kernel.
+// The same in f64; callable once per kernel, because its shared memory is not protected by a leading barrier.
 template <int COUNT>
 DEVICE double block_sum_f64(double x) {
     __shared__ double parts[COUNT];

@@ -1,9 +1,8 @@
-// Tiles in shared memory and their products, for the scans: bf16 on matrix instructions, or f32 as it is.
+// Shared-memory tiles and block-wide matrix products of the scans: bf16 by mma, f32 by FMA.
 //
-// A tile is rows of `real`, 16 bytes longer than they are wide, so that the rows of one access lie in
-// different banks. A product is spread over the warps of a block, four high and WARPS_ACROSS wide, each with
-// whole 16 x 16 pieces; products that cannot be dealt out so leave warps idle. Either type has the same elements in the
-// same threads, so what is done with a product does not depend on it.
+// A tile has rows of `real`, padded by 16 bytes against bank conflicts. A product is partitioned over the warps of a
+// block, four rows of warps and WARPS_ACROSS columns, each warp with multiples of 16 x 16; products too small for that
+// leave warps idle. Both types map elements to threads in the same way, so epilogues do not depend on the type.
 //
 // Compile-time: BF16, VEC (8 where all widths are multiples of it, else 1), and WARPS_ACROSS (4 unless the
 // including file says otherwise).
@@ -18,9 +17,9 @@
 constexpr int WARP_ROWS = 4, WARP_COLUMNS = WARPS_ACROSS;
 constexpr int THREADS = 32 * WARP_ROWS * WARP_COLUMNS;
 
-// The most of `warps` among which `pieces` can be dealt out evenly.
-DEVICE constexpr int even_split(int pieces, int warps) {
-    while (pieces % warps != 0) --warps;
+// The largest count of at most `warps` that divides `tiles`.
+DEVICE constexpr int even_split(int tiles, int warps) {
+    while (tiles % warps != 0) --warps;
     return warps;
 }
 
@@ -29,10 +28,10 @@ DEVICE constexpr int pitch(int columns) { return columns + 16 / int(sizeof(real)
 // Elements of a tile.
 DEVICE constexpr int tile_size(int rows, int columns) { return rows * pitch(columns); }
 
-// Elements of 16 bytes.
+// Elements of a 16-byte vector.
 constexpr int VECTOR = 16 / sizeof(real);
 
-// f(0) ... f(COUNT - 1), spread over the block.
+// Calls f(0) ... f(COUNT - 1), distributed over the block.
 template <int COUNT, class F>
 DEVICE void for_each_in_block(F f) {
 #pragma unroll
@@ -42,18 +41,17 @@ DEVICE void for_each_in_block(F f) {
     }
 }
 
-// Two neighbours.
+// Two neighbouring elements.
 DEVICE float2 load_pair(const u16* p) {
     const u32 x = *reinterpret_cast<const u32*>(p);
     return make_float2(bf16_lo(x), bf16_hi(x));
 }
 DEVICE float2 load_pair(const float* p) { return *reinterpret_cast<const float2*>(p); }
 
-// How an operand lies in its tile. Left operands M x K: RowMajor has a row per row; right operands K x N
-// likewise. Transposed is the transpose: a row per column.
+// Layout of an operand in its tile: M x K (left) or K x N (right) row by row, or transposed.
 enum Layout { RowMajor, Transposed };
 
-// M x N elements in f32, spread over the block.
+// An M x N accumulator in f32, distributed over the block.
 template <int M, int N>
 struct Accumulator {
     static constexpr int DOWN = even_split(M / 16, WARP_ROWS), ACROSS = even_split(N / 16, WARP_COLUMNS);
@@ -62,7 +60,7 @@ struct Accumulator {
 
     DEVICE static int warp_row() { return threadIdx.x / 32 / WARP_COLUMNS; }
     DEVICE static int warp_column() { return threadIdx.x / 32 % WARP_COLUMNS; }
-    // Whether this warp has a part of the product.
+    // Whether this warp owns elements.
     DEVICE static bool active() { return warp_row() < DOWN && warp_column() < ACROSS; }
     DEVICE static int row_of(int f, int e) {
         return warp_row() * 16 * FM + f * 16 + e / 2 * 8 + threadIdx.x % 32 / 4;
@@ -105,7 +103,7 @@ struct Accumulator {
                     f(row_of(m, e), column_of(n, e), c[m][n][e], c[m][n][e + 1]);
     }
 
-    // The same with the pair at the same place in another product.
+    // The same together with the pair at the same position of another accumulator.
     template <class F>
     DEVICE void each_pair_with(const Accumulator& other, F f) {
         if (!active()) return;
@@ -129,7 +127,7 @@ struct Accumulator {
         const int row = warp_row() * 16 * FM, column = warp_column() * 8 * FN;
         a += A == RowMajor ? (row + low) * a_pitch + high : mixed * a_pitch + row + middle;
         b += B == RowMajor ? low * b_pitch + column + high : (column + mixed) * b_pitch + middle;
-        // One matrix instruction waits for the one before it on the same sums: few sums get a second set.
+        // Consecutive mma on one accumulator serialize: small products alternate between two.
         constexpr int SETS = FM * FN <= 2 ? 2 : 1;
         float sets[SETS][FM][FN][4] = {};
 #pragma unroll
@@ -213,8 +211,8 @@ struct Accumulator {
 #endif
     }
 
-    // sum over columns of `f(row, column, element)`, one for every row, into `sums[row]` after
-    // `finish_row_sums`; `partials` has ACROSS times M elements. Between the two: __syncthreads().
+    // Sums f(row, column, element) over the columns of each row; `partials` has ACROSS * M elements, which
+    // `finish_row_sum` adds up after a __syncthreads().
     template <class F>
     DEVICE void row_sums(float* partials, F f) {
         if (!active()) return;
@@ -232,7 +230,7 @@ struct Accumulator {
                 if (threadIdx.x % 4 == 0) partials[warp_column() * M + row_of(m, 2 * i)] = sum;
             }
     }
-    // Likewise the dot products of all rows with those of a tile.
+    // Dot products of all rows with those of a tile, finished by `finish_row_sum`.
     DEVICE void row_dots(float* partials, const real* tile, int tile_pitch) {
         if (!active()) return;
 #pragma unroll
@@ -249,7 +247,7 @@ struct Accumulator {
                 if (threadIdx.x % 4 == 0) partials[warp_column() * M + row_of(m, e)] = sum;
             }
     }
-    // The same from sums that were collected before: of rows row_of(0, 0) and row_of(0, 2).
+    // The same from a thread's sums of rows row_of(0, 0) and row_of(0, 2).
     DEVICE static void store_row_partials(float* partials, const float (&sums)[2]) {
         static_assert(FM == 1);
 #pragma unroll
@@ -266,13 +264,13 @@ struct Accumulator {
     }
 };
 
-// Copies `rows` rows of `width` elements, `stride` apart, into a tile of ROWS x COLUMNS; the rest of it
-// becomes zero. Asynchronous where VEC allows: copy_commit() and copy_wait() follow.
+// Copies `rows` rows of `width` elements, `stride` apart, into a tile of ROWS x COLUMNS and zero-fills the rest.
+// Asynchronous with VEC 8: copy_commit() and copy_wait() follow.
 template <int ROWS, int COLUMNS>
 DEVICE void copy_tile(real* tile, const real* x, int rows, size_t stride, int width) {
     if constexpr (VEC == 8) {
-        // A thread has the same columns of every STEP-th row. Where rows do not fill the block, its last threads are idle:
-        // two copies of a row would be two writes without a barrier between them.
+        // A thread copies the same columns of every STEP-th row. Where the rows do not fill the block, its last threads
+        // are idle: copying a row twice would be a race.
         constexpr int VECTORS = COLUMNS / VECTOR, STEP = THREADS / VECTORS;
         constexpr bool EVEN = THREADS % VECTORS == 0 && ROWS % STEP == 0;
         const int row = threadIdx.x / VECTORS, column = threadIdx.x % VECTORS * VECTOR;
@@ -295,7 +293,7 @@ DEVICE void copy_tile(real* tile, const real* x, int rows, size_t stride, int wi
     }
 }
 
-// Multiplies row t of a tile by factor(t). Every thread changes what it copied with copy_tile.
+// Multiplies row t of a tile by factor(t). Every thread scales the elements it copied with copy_tile: no barrier.
 template <int ROWS, int COLUMNS, class F>
 DEVICE void scale_tile(real* tile, F factor) {
     constexpr int SIZE = VEC == 8 ? VECTOR : 1;
@@ -311,12 +309,12 @@ DEVICE void scale_tile(real* tile, F factor) {
     });
 }
 
-// Elements from one row of queries or keys to the next, and of values.
+// Row strides of queries and keys, and of values.
 DEVICE size_t key_stride(const ScanOperands& x) { return size_t(x.key_heads) * x.key_dim; }
 DEVICE size_t value_stride(const ScanOperands& x) { return size_t(x.heads) * x.value_dim; }
 
-// Sums of log decays from the start of a chunk, in the log2 domain and to twice the precision of f32:
-// differences of large sums stay exact. For up to 64 tokens; one warp.
+// Prefix sums of log decays of a chunk of up to 64 tokens, by one warp, in the log2 domain as float pairs (hi + lo), so
+// that differences of large sums stay exact.
 DEVICE void decay_sums(float2* sums, const float* log_decay, int tokens, int count, size_t stride) {
     const int lane = threadIdx.x % 32;
     double x[2], sum = 0.0;
@@ -340,7 +338,7 @@ DEVICE void decay_sums(float2* sums, const float* log_decay, int tokens, int cou
         if (2 * lane + e < count) sums[2 * lane + e] = make_float2(high, float(total - high));
     }
 }
-// What is left of token `from` at token `to >= from`.
+// Decay from token `from` to token `to >= from`.
 DEVICE float decay_between(float2 from, float2 to) {
     return exp2_fast((to.x - from.x) + (to.y - from.y));
 }

@@ -1,4 +1,4 @@
-// Hopper's asynchronous copies and the barriers they complete on.
+// Hopper: TMA and bulk copies, and the mbarriers they complete on.
 #pragma once
 #include "ptx.cuh"
 
@@ -7,7 +7,7 @@ struct alignas(64) TensorMap {
     u8 opaque[128];
 };
 
-// A barrier in shared memory: `full` ones count bytes that arrive, `empty` ones count readers.
+// By convention `full` barriers count arriving bytes, `empty` ones count the consumers that have read a stage.
 DEVICE void mbarrier_init(u64* bar, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(bar)), "r"(arrivals));
 }
@@ -16,8 +16,8 @@ DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cl
 DEVICE void mbarrier_arrive(u64* bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
 }
-// Arrivals of a warp that has read: one, of the first lane after __syncwarp. With RACECHECK every lane arrives for
-// itself, because compute-sanitizer does not follow what __syncwarp orders.
+// Arrivals per consumer warp: one, by the first lane after __syncwarp. With RACECHECK every lane arrives, because
+// compute-sanitizer does not track the ordering by __syncwarp.
 #if RACECHECK
 constexpr int WARP_ARRIVALS = 32;
 #else
@@ -47,8 +47,8 @@ DEVICE void mbarrier_wait(u64* bar, u32 parity) {
     }
 }
 
-// Position in a ring of stages. A consumer waits for `phase`, a producer for `phase ^ 1` (so that
-// its first pass over the ring does not block).
+// Stage and phase of a ring buffer. A consumer waits for `phase`, a producer for `phase ^ 1`, so that its first pass
+// over the ring does not block.
 template <int DEPTH>
 struct Ring {
     int stage = 0;
@@ -61,7 +61,7 @@ struct Ring {
     }
 };
 
-// A box of a (column, head, row) tensor; what lies outside the tensor arrives as zeros.
+// TMA load of a box of a (column, head, row) tensor, zero-filled outside of the tensor.
 DEVICE void tma_load(void* dst, const TensorMap* map, int column, int head, int row, u64* bar) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -70,7 +70,7 @@ DEVICE void tma_load(void* dst, const TensorMap* map, int column, int head, int 
         : "memory");
 }
 
-// Bytes that lie together, a multiple of 16.
+// Bulk copy of contiguous bytes, a multiple of 16.
 DEVICE void bulk_load(void* dst, const void* src, u32 bytes, u64* bar) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -79,7 +79,7 @@ DEVICE void bulk_load(void* dst, const void* src, u32 bytes, u64* bar) {
         : "memory");
 }
 
-// Makes ordinary shared-memory writes visible to the tensor cores and the copy engine.
+// Makes generic-proxy writes to shared memory visible to wgmma and bulk copies.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 DEVICE void bulk_store(void* dst, const void* src, u32 bytes) {
@@ -94,9 +94,9 @@ DEVICE void bulk_add_f32(void* dst, const void* src, u32 bytes) {
         : "memory");
 }
 DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// The source may be overwritten.
+// Waits until the source may be overwritten.
 DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// The result has reached device memory.
+// Waits until the result has reached device memory.
 DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 template <int REGISTERS>

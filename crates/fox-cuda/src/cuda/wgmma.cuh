@@ -1,8 +1,7 @@
-// Warpgroup matrix products: 64 x N += (64 x 16) (16 x N), bf16 in, f32 accumulators.
+// wgmma: 64 x N += (64 x 16) (16 x N) per warpgroup, bf16 operands, f32 accumulators.
 //
-// Operands in shared memory are tiles of 64-column slabs, each slab [rows][64] bf16 in the copy
-// engine's 128-byte swizzle. Read along the columns ("K-major") a slab feeds the contraction; read
-// along the rows ("MN-major") it is used transposed, without moving anything.
+// Shared-memory operands are tiles of 64-column slabs, each [rows][64] bf16 in TMA's 128-byte swizzle. K-major
+// descriptors contract over the columns of a slab; MN-major ones contract over its rows, i.e. read it transposed.
 #pragma once
 #include "ptx.cuh"
 
@@ -91,7 +90,7 @@ DEFINE_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
 DEFINE_WGMMA(192, 96, 97, 98, 99, 100, 101, 102)
 DEFINE_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
 
-// Products over a whole contraction; the caller fences, commits and waits.
+// Products over a full contraction; the caller fences, commits and waits.
 
 // d = or += A[64 x K] B[N x K]^T, both K-major in slabs of `A_SLAB` and `B_SLAB` bytes.
 template <int N, int K, u32 A_SLAB, u32 B_SLAB>

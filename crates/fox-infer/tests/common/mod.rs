@@ -23,7 +23,7 @@ pub fn read(events: impl Iterator<Item = Event>) -> (Vec<ScoredToken>, Vec<Score
     let (mut prompt, mut tokens) = (Vec::new(), Vec::new());
     for event in events {
         match event {
-            Event::Prompt(scores) => prompt = scores,
+            Event::Prompt(scores) => prompt.extend(scores),
             Event::Token(scored) => tokens.push(scored),
             Event::Finished(finished) => return (prompt, tokens, *finished),
         }

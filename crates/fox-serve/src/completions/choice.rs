@@ -1,245 +1,238 @@
-//! One answer in the making: tokens in, text with log-probabilities out.
+//! One choice of an answer: tokens in, text with log-probabilities out.
 
 use std::collections::VecDeque;
 
+use fox_data::Tokenizer;
 use fox_infer::{FinishReason, ScoredToken, TextDecoder};
-
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 
 use super::Prompt;
 use super::request::CompletionRequest;
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 
-/// A log-probability of zero probability, which JSON could not write.
-const LEAST: f32 = -9999.0;
+/// Prompt tokens of a chunk of echoed text.
+const ECHO_CHUNK: usize = 2048;
 
-/// A token and what is told about it.
+/// A token with its log-probabilities. Texts are looked up when it is serialized.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
-    pub token: String,
+    pub id: i32,
     /// Absent for the first token of a prompt.
     pub logprob: Option<f32>,
-    /// The likeliest tokens, best first, and the token itself.
-    pub top: Option<Vec<(String, f32)>>,
-    /// How many of `top` were asked for.
-    pub count: usize,
+    /// The likeliest ids, best first.
+    pub top: Vec<(i32, f32)>,
     /// Characters of prompt and answer before it.
     pub offset: usize,
 }
 
 impl Entry {
-    /// The likeliest tokens that were asked for.
-    pub fn alternatives(&self) -> &[(String, f32)] {
-        let top = self.top.as_deref().unwrap_or(&[]);
-        &top[..top.len().min(self.count)]
+    /// # Errors
+    /// A log-probability that is NaN: the model is broken, which must not look like an unlikely token.
+    fn new(scored: ScoredToken, offset: usize) -> ApiResult<Entry> {
+        if scored.logprob.is_nan() {
+            return Err(ApiError::internal("the model's logits are not numbers"));
+        }
+        let ScoredToken { id, logprob, top } = scored;
+        Ok(Entry { id, logprob: Some(logprob), top, offset })
+    }
+
+    /// Bytes of memory that an entry with `top` alternatives takes.
+    pub fn bytes(top: usize) -> usize {
+        size_of::<Entry>() + top * size_of::<(i32, f32)>()
     }
 }
 
-/// What is new about an answer.
+/// Why a choice ended, in OpenAI's terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Finish {
+    Stop,
+    Length,
+}
+
+/// New text and tokens of a choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Delta {
     pub index: usize,
     pub text: String,
-    /// Tokens whose text has begun to be told; empty when no log-probabilities are wanted.
+    /// Tokens whose text has begun; empty when no log-probabilities are wanted.
     pub entries: Vec<Entry>,
-    pub finish: Option<&'static str>,
-    /// Tokens and the sum of their log-probabilities.
+    pub finish: Option<Finish>,
+    /// Number of tokens, and the sum of their log-probabilities.
     pub score: (usize, f64),
-    /// The prompt's, as vLLM writes them, when they are wanted.
-    pub prompt_logprobs: Option<Value>,
 }
 
 impl Delta {
-    pub fn is_empty(&self) -> bool {
-        self.text.is_empty()
-            && self.entries.is_empty()
-            && self.finish.is_none()
-            && self.score.0 == 0
-            && self.prompt_logprobs.is_none()
-    }
-
-    /// Whether there is something to stream.
+    /// Whether there is nothing to send.
     pub fn is_silent(&self) -> bool {
         self.text.is_empty() && self.entries.is_empty() && self.finish.is_none()
     }
 }
 
-/// The state of an answer.
+/// Text and log-probabilities of a prompt, shared by all its choices.
+pub(crate) struct PromptEcho {
+    pub text: String,
+    /// One per token so far when log-probabilities of the prompt are wanted.
+    pub entries: Vec<Entry>,
+    /// Ends of the chunks in which a choice is sent the echo: entries and bytes of text.
+    chunks: Vec<(usize, usize)>,
+    decoder: TextDecoder,
+    offset: usize,
+}
+
+impl PromptEcho {
+    /// The echo of `prompt` before any scores. Without scores, `has_text` gives the text at once.
+    pub fn new(
+        tokenizer: &Tokenizer,
+        prompt: &Prompt,
+        has_scores: bool,
+        has_text: bool,
+    ) -> ApiResult<PromptEcho> {
+        let decoder = TextDecoder::new(tokenizer, &[], &[]).map_err(internal)?;
+        let (text, entries, chunks) = Default::default();
+        let mut echo = PromptEcho { text, entries, chunks, decoder, offset: 0 };
+        if has_scores {
+            let first = Entry { id: prompt.ids[0], logprob: None, top: Vec::new(), offset: 0 };
+            echo.entries.push(first);
+            echo.decode(prompt, 0, 1, has_text)?;
+        } else if has_text {
+            for start in (0..prompt.ids.len()).step_by(ECHO_CHUNK) {
+                let end = prompt.ids.len().min(start + ECHO_CHUNK);
+                echo.decode(prompt, start, end, true)?;
+            }
+        }
+        Ok(echo)
+    }
+
+    /// Appends the scores of the next tokens.
+    pub fn extend(
+        &mut self,
+        prompt: &Prompt,
+        scores: Vec<ScoredToken>,
+        has_text: bool,
+    ) -> ApiResult<()> {
+        for scored in scores {
+            let at = self.entries.len();
+            self.entries.push(Entry::new(scored, self.offset)?);
+            self.decode_one(prompt, at, has_text)?;
+        }
+        self.seal_chunk(prompt, self.entries.len(), has_text)
+    }
+
+    fn decode(&mut self, prompt: &Prompt, from: usize, to: usize, has_text: bool) -> ApiResult<()> {
+        (from..to).try_for_each(|at| self.decode_one(prompt, at, has_text))?;
+        self.seal_chunk(prompt, to, has_text)
+    }
+
+    /// Adds the text of the token at a position, and the offset of the next one.
+    fn decode_one(&mut self, prompt: &Prompt, at: usize, has_text: bool) -> ApiResult<()> {
+        if has_text && at >= prompt.marks {
+            let delta = self.decoder.push(prompt.ids[at]).map_err(internal)?;
+            self.offset += delta.text.chars().count();
+            self.text.push_str(&delta.text);
+        }
+        Ok(())
+    }
+
+    fn seal_chunk(&mut self, prompt: &Prompt, tokens: usize, has_text: bool) -> ApiResult<()> {
+        if has_text && tokens == prompt.ids.len() {
+            self.text.push_str(&self.decoder.finish().map_err(internal)?.text);
+        }
+        self.chunks.push((self.entries.len(), self.text.len()));
+        Ok(())
+    }
+
+    /// The chunk with this number, as a delta of a choice, if there is one yet.
+    pub fn chunk(&self, number: usize, index: usize) -> Option<Delta> {
+        let &(entries, bytes) = self.chunks.get(number)?;
+        let start = number.checked_sub(1).map_or((0, 0), |before| self.chunks[before]);
+        Some(Delta {
+            index,
+            text: self.text[start.1..bytes].to_string(),
+            entries: self.entries[start.0..entries].to_vec(),
+            ..Delta::default()
+        })
+    }
+}
+
+/// The state of a choice.
 pub(crate) struct Choice {
     index: usize,
-    stream: TextDecoder,
-    /// Alternatives per token, when log-probabilities are wanted.
-    logprobs: Option<usize>,
-    /// Ids that end the answer and have no text.
+    decoder: TextDecoder,
+    has_logprobs: bool,
+    /// Ids that end the choice and have no text.
     end_ids: Vec<i32>,
-    /// Characters told so far, those of the prompt included.
-    told: usize,
-    /// Tokens whose text is held back: a part of a character, or of what may be a stop string.
-    waiting: VecDeque<Entry>,
+    /// Characters sent so far, those of the prompt included.
+    sent: usize,
+    /// Tokens whose text is withheld: part of a character, or of a possible stop string.
+    withheld: VecDeque<Entry>,
+    /// Chunks of the prompt's echo that were sent.
+    pub echoed: usize,
     pub ended: bool,
 }
 
 impl Choice {
+    /// A choice that continues `prompt`, whose text has `prompt_chars` characters.
     pub fn new(
-        app: &App,
+        tokenizer: &Tokenizer,
         request: &CompletionRequest,
         end_ids: Vec<i32>,
-        index: usize,
+        (index, prompt_chars): (usize, usize),
     ) -> ApiResult<Self> {
         let prompt = &request.prompts[index / request.best_of];
-        let told = match request.logprobs {
-            Some(_) => prompt_text(app, prompt)?.chars().count(),
-            None => 0,
-        };
+        let decoder = TextDecoder::new(tokenizer, &prompt.ids, &request.stops);
         Ok(Choice {
             index,
-            stream: TextDecoder::new(&app.tokenizer, &prompt.ids, &request.stops),
-            logprobs: request.logprobs,
+            decoder: decoder.map_err(|error| ApiError::invalid("prompt", error.to_string()))?,
+            has_logprobs: request.logprobs.is_some(),
             end_ids,
-            told,
-            waiting: VecDeque::new(),
+            sent: prompt_chars,
+            withheld: VecDeque::new(),
+            echoed: 0,
             ended: false,
         })
     }
 
-    /// What is told about the prompt, with the scores of its tokens from the second on, or without any.
-    pub fn echo(
-        &self,
-        app: &App,
-        request: &CompletionRequest,
-        scores: &[ScoredToken],
-    ) -> ApiResult<Delta> {
-        let prompt = &request.prompts[self.index / request.best_of];
-        let mut delta = Delta { index: self.index, ..Delta::default() };
-        if let Some(count) =
-            request.prompt_logprobs.filter(|_| scores.len() + 1 == prompt.ids.len())
-        {
-            delta.prompt_logprobs = Some(prompt_logprobs(app, scores, count)?);
+    /// Takes the next token.
+    pub fn push(&mut self, scored: ScoredToken) -> ApiResult<Delta> {
+        let (id, score) = (scored.id, (1, f64::from(scored.logprob)));
+        if self.has_logprobs {
+            let offset = self.sent + self.decoder.withheld().chars().count();
+            self.withheld.push_back(Entry::new(scored, offset)?);
         }
-        // Without log-probabilities the text has been told before.
-        if !request.echo || (request.logprobs.is_none() && !scores.is_empty()) {
-            return Ok(delta);
-        }
-        let mut stream = TextDecoder::new(&app.tokenizer, &[], &[]);
-        let mut offset = 0;
-        for (i, &id) in prompt.ids.iter().enumerate() {
-            if let Some(count) = self.logprobs {
-                let scored = i.checked_sub(1).and_then(|before| scores.get(before));
-                delta.entries.push(entry(app, id, scored, count, offset)?);
-            }
-            if i >= prompt.marks {
-                let piece = stream.push(id).map_err(internal)?;
-                offset += piece.text.chars().count();
-                delta.text.push_str(&piece.text);
-            }
-        }
-        delta.text.push_str(&stream.finish().map_err(internal)?.text);
-        Ok(delta)
-    }
-
-    /// The next token.
-    pub fn push(&mut self, app: &App, scored: &ScoredToken) -> ApiResult<Delta> {
-        if let Some(count) = self.logprobs {
-            let offset = self.told + self.stream.held().chars().count();
-            self.waiting.push_back(entry(app, scored.id, Some(scored), count, offset)?);
-        }
-        let delta = if self.end_ids.contains(&scored.id) {
+        let delta = if self.end_ids.contains(&id) {
             self.finish(&FinishReason::Stop)?
         } else {
-            let piece = self.stream.push(scored.id).map_err(internal)?;
-            self.tell(piece.text, piece.stopped.then_some("stop"))
+            let delta = self.decoder.push(id).map_err(internal)?;
+            self.release(delta.text, delta.stopped.then_some(Finish::Stop))
         };
-        Ok(Delta { score: (1, f64::from(scored.logprob)), ..delta })
+        Ok(Delta { score, ..delta })
     }
 
-    /// The end, as the engine sees it.
+    /// Ends the choice for the engine's reason.
     pub fn finish(&mut self, reason: &FinishReason) -> ApiResult<Delta> {
-        let piece = self.stream.finish().map_err(internal)?;
+        let last = self.decoder.finish().map_err(internal)?;
         let reason = match reason {
-            FinishReason::Stop => "stop",
-            FinishReason::Length if piece.stopped => "stop",
-            FinishReason::Length => "length",
+            FinishReason::Stop => Finish::Stop,
+            FinishReason::Length if last.stopped => Finish::Stop,
+            FinishReason::Length => Finish::Length,
             FinishReason::Interrupted => return Err(fox_infer::Refusal::Closed.into()),
             FinishReason::Failed(words) => return Err(ApiError::internal(words)),
         };
-        let mut delta = self.tell(piece.text, Some(reason));
-        if !piece.stopped {
-            delta.entries.extend(self.waiting.drain(..));
+        let mut delta = self.release(last.text, Some(reason));
+        if !last.stopped {
+            delta.entries.extend(self.withheld.drain(..));
         }
         Ok(delta)
     }
 
-    fn tell(&mut self, text: String, finish: Option<&'static str>) -> Delta {
-        self.told += text.chars().count();
+    fn release(&mut self, text: String, finish: Option<Finish>) -> Delta {
+        self.sent += text.chars().count();
         self.ended = finish.is_some();
-        let begun = self.waiting.iter().take_while(|entry| entry.offset < self.told).count();
-        let entries = self.waiting.drain(..begun).collect();
+        let begun = self.withheld.iter().take_while(|entry| entry.offset < self.sent).count();
+        let entries = self.withheld.drain(..begun).collect();
         Delta { index: self.index, text, entries, finish, ..Delta::default() }
     }
-}
-
-/// The text of a prompt as the model sees it.
-fn prompt_text(app: &App, prompt: &Prompt) -> ApiResult<String> {
-    let ids: Vec<u32> = prompt.ids[prompt.marks..].iter().map(|&id| id as u32).collect();
-    Ok(app.tokenizer.decode(&ids)?)
-}
-
-/// # Errors
-/// A log-probability that is no number: the model is broken, which must not look like an unlikely token.
-fn entry(
-    app: &App,
-    id: i32,
-    scored: Option<&ScoredToken>,
-    count: usize,
-    offset: usize,
-) -> ApiResult<Entry> {
-    if scored.is_some_and(|scored| scored.logprob.is_nan()) {
-        return Err(ApiError::internal("the model's logits are not numbers"));
-    }
-    let token = app.token_name(id);
-    let top = scored.map(|scored| {
-        let mut top: Vec<(String, f32)> = Vec::with_capacity(scored.top.len() + 1);
-        let own = (id, scored.logprob);
-        for (id, logprob) in scored.top.iter().take(count).chain([&own]) {
-            let name = app.token_name(*id);
-            // Names are keys in JSON; the first is the likeliest.
-            if !top.iter().any(|(other, _)| *other == name) {
-                top.push((name, logprob.max(LEAST)));
-            }
-        }
-        top
-    });
-    let logprob = scored.map(|scored| scored.logprob.max(LEAST));
-    Ok(Entry { token, logprob, top, count, offset })
-}
-
-/// A list with null for the first token and `{ID: {logprob, rank, decoded_token}}` for the others; the rank is
-/// known for the likeliest `count`.
-fn prompt_logprobs(app: &App, scores: &[ScoredToken], count: usize) -> ApiResult<Value> {
-    let mut list = vec![Value::Null];
-    for scored in scores {
-        if scored.logprob.is_nan() {
-            return Err(ApiError::internal("the model's logits are not numbers"));
-        }
-        let about = |id: i32, logprob: f32, rank: Option<usize>| {
-            let (logprob, token) = (shortest(logprob.max(LEAST)), app.token_name(id));
-            json!({ "logprob": logprob, "rank": rank, "decoded_token": token })
-        };
-        let mut tokens = Map::new();
-        for (rank, &(id, logprob)) in scored.top.iter().take(count).enumerate() {
-            tokens.insert(id.to_string(), about(id, logprob, Some(rank + 1)));
-        }
-        let own = tokens.entry(scored.id.to_string());
-        own.or_insert_with(|| about(scored.id, scored.logprob, None));
-        list.push(Value::Object(tokens));
-    }
-    Ok(Value::Array(list))
-}
-
-/// The f64 that is written with the digits of an f32, so that equal numbers are equal texts everywhere.
-fn shortest(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 fn internal(error: fox_infer::Error) -> ApiError {

@@ -1,61 +1,111 @@
-//! Generation as server-sent events.
+//! Answers as server-sent events.
 
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use hyper::body::Bytes;
 use serde::Serialize;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 
+use super::choice::Entry;
 use super::generation::Generation;
-use super::wire::Head;
+use super::wire::Envelope;
+use crate::error::ApiResult;
+use crate::text_runtime::{TextRuntime, Worker};
 
-/// A stream of chunks that ends with `[DONE]`.
+/// Bytes of events that are sent at once, about, and the number of such chunks that wait for a slow client.
+const CHUNK: usize = 64 << 10;
+const WAITING_CHUNKS: usize = 2;
+
+/// Chunks of events for a connection. Dropping it cancels the generation.
 pub(crate) struct Events {
-    answers: Generation,
-    head: Head,
+    chunks: Receiver<Bytes>,
+    worker: Option<Worker<()>>,
+}
+
+impl Events {
+    /// Writes a generation as events on the worker threads.
+    pub fn start(
+        runtime: &TextRuntime,
+        generation: Generation,
+        envelope: Envelope,
+    ) -> ApiResult<Events> {
+        let (sender, chunks) = channel(WAITING_CHUNKS);
+        let writer = EventWriter { generation, envelope, begun: false, over: false };
+        Ok(Events { chunks, worker: Some(runtime.spawn(writer.run(sender))?) })
+    }
+
+    /// The next chunk; `None` at the end.
+    pub fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        match self.chunks.poll_recv(cx) {
+            Poll::Ready(None) => {}
+            other => return other,
+        }
+        // The status has been sent: a worker that failed can only be reported as an event.
+        let Some(worker) = &mut self.worker else { return Poll::Ready(None) };
+        Pin::new(worker).poll(cx).map(|result| {
+            self.worker = None;
+            let error = result.err()?;
+            let mut bytes = Vec::new();
+            write(&mut bytes, &error.json());
+            Some(bytes.into())
+        })
+    }
+}
+
+/// Serializes deltas until the generation ends with `[DONE]` or an error.
+struct EventWriter {
+    generation: Generation,
+    envelope: Envelope,
     begun: bool,
     over: bool,
 }
 
-impl Events {
-    pub fn new(answers: Generation, head: Head) -> Events {
-        Events { answers, head, begun: false, over: false }
+impl EventWriter {
+    async fn run(mut self, sender: Sender<Bytes>) {
+        while let Some(bytes) = poll_fn(|cx| self.poll_chunk(cx)).await {
+            if sender.send(bytes).await.is_err() {
+                return;
+            }
+        }
     }
 
-    /// The next event, or several that are there already.
-    pub fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    /// The next event, together with others that are ready.
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let mut bytes = Vec::new();
-        let include_usage = self.answers.request().include_usage;
+        let include_usage = self.generation.request().include_usage;
         if !self.begun {
             self.begun = true;
-            for index in 0..self.answers.len() {
-                if let Some(chunk) = self.head.first_chunk(index, include_usage) {
+            for index in 0..self.generation.len() {
+                if let Some(chunk) = self.envelope.first_chunk(index, include_usage) {
                     write(&mut bytes, &chunk);
                 }
             }
         }
-        while !self.over {
-            match self.answers.poll_next(cx) {
-                Poll::Ready(Ok(Some(delta))) if delta.is_silent() => {}
+        while !self.over && bytes.len() < CHUNK {
+            match self.generation.poll_next(cx) {
                 Poll::Ready(Ok(Some(delta))) => {
-                    write(&mut bytes, &self.head.chunk(&delta, include_usage));
+                    if !delta.is_silent() {
+                        write(&mut bytes, &self.envelope.chunk(&delta, include_usage));
+                    }
+                    let entries = delta.entries.iter().map(|entry| Entry::bytes(entry.top.len()));
+                    self.generation.lease().shrink(entries.sum());
                 }
                 Poll::Ready(Ok(None)) => {
                     if include_usage {
-                        write(&mut bytes, &self.head.usage_chunk(self.answers.usage()));
+                        write(&mut bytes, &self.envelope.usage_chunk(self.generation.usage()));
                     }
                     bytes.extend_from_slice(b"data: [DONE]\n\n");
                     self.over = true;
                 }
-                // The status has been sent long ago.
+                // The status has been sent: errors are events, too.
                 Poll::Ready(Err(error)) => {
                     write(&mut bytes, &error.json());
                     self.over = true;
                 }
                 Poll::Pending if bytes.is_empty() => return Poll::Pending,
                 Poll::Pending => break,
-            }
-            if bytes.len() > 64 << 10 {
-                break;
             }
         }
         Poll::Ready((!bytes.is_empty()).then(|| bytes.into()))
@@ -64,7 +114,7 @@ impl Events {
 
 fn write(bytes: &mut Vec<u8>, message: &impl Serialize) {
     bytes.extend_from_slice(b"data: ");
-    // Writing to memory cannot fail, and no map has keys that are no strings.
+    // Writing to memory cannot fail, and no map has keys that are not strings.
     drop(serde_json::to_writer(&mut *bytes, message));
     bytes.extend_from_slice(b"\n\n");
 }

@@ -1,26 +1,29 @@
-//! The forms a prompt may have.
+//! The forms of a prompt: a text, a list of texts, a list of token ids or a list of lists of token ids.
+
+use std::fmt;
 
 use fox_data::{Gpt2Tokenizer, Tokenizer};
-use serde_json::Value;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 
-/// Bytes of the longest token, for tokenizers that do not say.
+/// Bytes of the longest token, for tokenizers whose vocabulary is not searched for it.
 const LONG_TOKEN: usize = 256;
 
-/// What is to be continued.
+/// Token ids to continue.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Prompt {
     pub ids: Vec<i32>,
-    /// How many of the ids in front are markers that were put there, and no part of the text.
+    /// Number of markers in front that the server has added: they are not part of the text.
     pub marks: usize,
 }
 
 impl Prompt {
     /// A text, with the start marker in front when `mark` is set.
     pub fn text(app: &App, text: &str, mark: bool) -> ApiResult<Prompt> {
-        // Before the work: a text that cannot fit whatever its tokens are.
+        // Tokenizing a text that cannot fit would be wasted work.
         let context = app.engine.options().max_context;
         if text.len() > context.saturating_mul(app.longest_token) {
             let message =
@@ -33,30 +36,32 @@ impl Prompt {
         Ok(Prompt { ids, marks: usize::from(mark) })
     }
 
-    /// All prompts of a request: a text, a list of texts, a list of ids or a list of lists of ids.
-    pub fn parse(app: &App, value: &Value, mark: bool) -> ApiResult<Vec<Prompt>> {
-        let items = match value {
-            Value::String(text) => return Ok(vec![Self::text(app, text, mark)?]),
-            Value::Array(items) if !items.is_empty() => items,
-            _ => return Err(bad_form()),
-        };
-        if items[0].is_number() {
-            return Ok(vec![Prompt { ids: ids(items)?, marks: 0 }]);
+    /// All prompts of a request, at most `max_choices`. Takes memory in proportion to the text, whatever it contains.
+    pub fn parse(app: &App, raw: &RawValue, mark: bool) -> ApiResult<Vec<Prompt>> {
+        let most = app.options.max_choices;
+        let mut deserializer = serde_json::Deserializer::from_str(raw.get());
+        let element = ElementSeed { most, depth: 2 }.deserialize(&mut deserializer);
+        let from_ids = |ids| Prompt { ids, marks: 0 };
+        match element.map_err(|_| bad_form())? {
+            Element::Text(text) => Ok(vec![Self::text(app, &text, mark)?]),
+            Element::Ids(ids) if !ids.is_empty() => Ok(vec![from_ids(ids)]),
+            Element::Texts(texts) => texts.iter().map(|text| Self::text(app, text, mark)).collect(),
+            Element::IdLists(lists) => Ok(lists.into_iter().map(from_ids).collect()),
+            Element::BadId { item, position } => {
+                let message = format!("prompt: {item} at position {position} is not a token id");
+                Err(ApiError::invalid("prompt", message))
+            }
+            Element::TooMany => {
+                Err(ApiError::invalid("prompt", format!("prompt has more than {most} elements")))
+            }
+            Element::Id(_) | Element::Ids(_) | Element::Scalar(_) | Element::Nested => {
+                Err(bad_form())
+            }
         }
-        let parse_one = |item: &Value| match item {
-            Value::String(text) => Self::text(app, text, mark),
-            Value::Array(list) => Ok(Prompt { ids: ids(list)?, marks: 0 }),
-            _ => Err(bad_form()),
-        };
-        let same_kind = |item: &Value| item.is_string() == items[0].is_string();
-        if !items.iter().all(same_kind) {
-            return Err(bad_form());
-        }
-        items.iter().map(parse_one).collect()
     }
 }
 
-/// Bytes of text that a token stands for, at most.
+/// Upper bound on the bytes of text that a token stands for.
 pub(crate) fn longest_token(tokenizer: &Tokenizer) -> usize {
     match tokenizer {
         Tokenizer::Bytes(_) => 1,
@@ -67,16 +72,141 @@ pub(crate) fn longest_token(tokenizer: &Tokenizer) -> usize {
     }
 }
 
+/// Token ids as a JSON list, for fields other than `prompt`.
+pub(crate) fn id_list(raw: &RawValue, name: &'static str) -> ApiResult<Vec<i32>> {
+    let mut deserializer = serde_json::Deserializer::from_str(raw.get());
+    match (ElementSeed { most: 0, depth: 1 }).deserialize(&mut deserializer) {
+        Ok(Element::Ids(ids)) => Ok(ids),
+        Ok(Element::BadId { item, position }) => {
+            let message = format!("{name}: {item} at position {position} is not a token id");
+            Err(ApiError::invalid(name, message))
+        }
+        _ => Err(ApiError::invalid(name, format!("{name} must be a list of token ids"))),
+    }
+}
+
 fn bad_form() -> ApiError {
     let forms = "a text, a list of texts, a list of token ids or a list of lists of token ids";
     ApiError::invalid("prompt", format!("prompt must be {forms}, and not empty"))
 }
 
-fn ids(items: &[Value]) -> ApiResult<Vec<i32>> {
-    let id = |(at, item): (usize, &Value)| {
-        item.as_i64().and_then(|id| i32::try_from(id).ok()).ok_or_else(|| {
-            ApiError::invalid("prompt", format!("prompt: {item} at position {at} is no token id"))
-        })
-    };
-    items.iter().enumerate().map(id).collect()
+/// A JSON value as far as prompts distinguish them.
+enum Element {
+    Id(i32),
+    Text(String),
+    Ids(Vec<i32>),
+    Texts(Vec<String>),
+    IdLists(Vec<Vec<i32>>),
+    BadId {
+        item: String,
+        position: usize,
+    },
+    TooMany,
+    /// Another number, true, false or null, as JSON writes it.
+    Scalar(String),
+    /// An object, or a list that is nested too deep.
+    Nested,
+}
+
+impl Element {
+    fn describe(&self) -> String {
+        match self {
+            Element::Id(id) => id.to_string(),
+            Element::Text(text) => serde_json::Value::from(text.as_str()).to_string(),
+            Element::Scalar(text) => text.clone(),
+            _ => "a list or an object".into(),
+        }
+    }
+}
+
+/// Parses an [`Element`] with lists nested at most `depth` deep and at most `most` texts or lists. A value of another
+/// form is an element too, not an error: errors of the parser name positions in the body instead of in the list.
+#[derive(Clone, Copy)]
+struct ElementSeed {
+    most: usize,
+    depth: usize,
+}
+
+impl<'de> DeserializeSeed<'de> for ElementSeed {
+    type Value = Element;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Element, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ElementSeed {
+    type Value = Element;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a text, a token id or a list of them")
+    }
+
+    fn visit_i64<E>(self, id: i64) -> Result<Element, E> {
+        Ok(i32::try_from(id).map_or_else(|_| Element::Scalar(id.to_string()), Element::Id))
+    }
+
+    fn visit_u64<E>(self, id: u64) -> Result<Element, E> {
+        Ok(i32::try_from(id).map_or_else(|_| Element::Scalar(id.to_string()), Element::Id))
+    }
+
+    fn visit_f64<E>(self, id: f64) -> Result<Element, E> {
+        let is_id = id.fract() == 0.0 && (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&id);
+        Ok(if is_id { Element::Id(id as i32) } else { Element::Scalar(id.to_string()) })
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Element, E> {
+        Ok(Element::Text(text.to_string()))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Element, E> {
+        Ok(Element::Scalar(value.to_string()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Element, E> {
+        Ok(Element::Scalar("null".into()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Element, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Element::Nested)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+        if self.depth == 0 {
+            while list.next_element::<IgnoredAny>()?.is_some() {}
+            return Ok(Element::Nested);
+        }
+        let inner = ElementSeed { depth: self.depth - 1, ..self };
+        let mut result = Element::Ids(Vec::new());
+        let mut position = 0;
+        while let Some(element) = list.next_element_seed(inner)? {
+            match (&mut result, element) {
+                (Element::Ids(ids), Element::Id(id)) => ids.push(id),
+                (Element::Ids(ids), Element::Text(text)) if ids.is_empty() && self.depth == 2 => {
+                    result = Element::Texts(vec![text]);
+                }
+                (Element::Ids(ids), Element::Ids(list)) if ids.is_empty() => {
+                    result = Element::IdLists(vec![list]);
+                }
+                (Element::Texts(texts), Element::Text(text)) if texts.len() < self.most => {
+                    texts.push(text);
+                }
+                (Element::IdLists(lists), Element::Ids(list)) if lists.len() < self.most => {
+                    lists.push(list);
+                }
+                (Element::Texts(_), Element::Text(_)) | (Element::IdLists(_), Element::Ids(_)) => {
+                    result = Element::TooMany;
+                }
+                (Element::BadId { .. } | Element::TooMany | Element::Nested, _) => {}
+                (_, bad @ Element::BadId { .. }) => result = bad,
+                (Element::Ids(_), other) => {
+                    result = Element::BadId { item: other.describe(), position };
+                }
+                _ => result = Element::Nested,
+            }
+            position += 1;
+        }
+        Ok(result)
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fox_infer::Sampling;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::Prompt;
 use crate::app::{App, random};
@@ -50,9 +50,9 @@ pub(crate) enum Kind {
 pub(crate) struct CompletionRequest {
     pub kind: Kind,
     pub prompts: Vec<Prompt>,
-    /// Generation per prompt.
+    /// Choices per prompt.
     pub n: usize,
-    /// Generation per prompt that are made, of which the `n` with the largest mean log-probability are given.
+    /// Choices per prompt that are generated; the `n` with the largest mean log-probability are returned.
     pub best_of: usize,
     pub max_tokens: usize,
     pub min_tokens: usize,
@@ -176,8 +176,8 @@ fn count(fields: &mut Fields, name: &'static str) -> ApiResult<Option<usize>> {
 
 fn text_prompts(app: &App, fields: &mut Fields) -> ApiResult<Vec<Prompt>> {
     let mark = fields.take("add_special_tokens")?.unwrap_or(true);
-    match fields.take::<Value>("prompt")? {
-        Some(value) => Prompt::parse(app, &value, mark),
+    match fields.take_raw("prompt") {
+        Some(raw) => Prompt::parse(app, raw, mark),
         None => Err(ApiError::invalid("prompt", "prompt is missing")),
     }
 }

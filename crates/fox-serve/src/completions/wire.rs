@@ -1,12 +1,20 @@
-//! What goes over the wire, in the shape that OpenAI gave it.
+//! The JSON of answers, in OpenAI's shapes.
 
+use std::sync::Arc;
+
+use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::Prompt;
-use super::choice::{Delta, Entry};
-use super::request::Kind;
-use crate::app::{now, random};
+use super::choice::{Delta, Entry, Finish, PromptEcho};
+use super::generation::Generation;
+use super::request::{CompletionRequest, Kind};
+use crate::app::{App, now, random};
+use crate::token_names::{TokenName, TokenNames};
+
+/// Written for a probability of zero, because JSON has no infinity.
+const LEAST: f32 = -9999.0;
 
 /// Tokens read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,12 +39,14 @@ impl Usage {
     }
 }
 
-/// What all parts of an answer have in common.
-pub(crate) struct Head {
+/// What all chunks of an answer have in common.
+pub(crate) struct Envelope {
+    app: Arc<App>,
     id: String,
     created: u64,
-    model: String,
     kind: Kind,
+    /// Alternatives per token.
+    top: usize,
 }
 
 /// A response or a chunk of one.
@@ -51,15 +61,15 @@ pub(crate) struct Message<'a, C> {
     usage: Option<Value>,
 }
 
-impl Head {
-    pub fn new(model: &str, kind: Kind) -> Head {
+impl Envelope {
+    pub fn new(app: &Arc<App>, kind: Kind, logprobs: Option<usize>) -> Envelope {
         let mark = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{mark}-{:016x}{:016x}", random(), random());
-        Head { id, created: now(), model: model.to_string(), kind }
+        Envelope { id, created: now(), app: app.clone(), kind, top: logprobs.unwrap_or(0) }
     }
 
     fn message<C>(&self, object: &'static str, choices: C, usage: Option<Value>) -> Message<'_, C> {
-        let (id, model) = (&self.id, &self.model);
+        let (id, model) = (&self.id, &self.app.name);
         Message { id, object, created: self.created, model, choices, usage }
     }
 
@@ -67,21 +77,60 @@ impl Head {
         if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
-    /// A whole response.
-    pub fn whole<'a>(
-        &'a self,
-        choices: &'a [FullChoice],
-        usage: Usage,
-    ) -> Message<'a, Vec<ChoiceJson<'a>>> {
-        let (object, part): (_, fn(&'a Delta) -> ChoiceJson<'a>) = match self.kind {
-            Kind::Text => ("text_completion", ChoiceJson::text),
-            Kind::Chat => ("chat.completion", ChoiceJson::message),
-        };
-        let choices = choices.iter().map(|choice| part(&choice.0)).collect();
-        self.message(object, choices, Some(usage.json()))
+    fn entries<'a>(&'a self, prompt: &'a [Entry], own: &'a [Entry]) -> Entries<'a> {
+        Entries { prompt, own, names: &self.app.names, top: self.top }
     }
 
-    /// The chunk that begins an answer, where there is one. Where usage is wanted, chunks before the last have
+    /// A complete response.
+    pub fn full<'a>(
+        &'a self,
+        choices: &'a [FullChoice],
+        generation: &'a Generation,
+    ) -> Message<'a, Vec<ChoiceJson<'a>>> {
+        let request = generation.request();
+        let choices = choices.iter().map(|choice| {
+            let echo = &generation.echoes()[choice.prompt];
+            self.full_choice(&choice.delta, echo, request)
+        });
+        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        self.message(object, choices.collect(), Some(generation.usage().json()))
+    }
+
+    fn full_choice<'a>(
+        &'a self,
+        delta: &'a Delta,
+        echo: &'a PromptEcho,
+        request: &CompletionRequest,
+    ) -> ChoiceJson<'a> {
+        let has_echo = request.echo && request.logprobs.is_some();
+        let echoed = if has_echo { &echo.entries[..] } else { &[] };
+        let entries = self.entries(echoed, &delta.entries);
+        let names = &self.app.names;
+        let prompt_logprobs = request.prompt_logprobs.map(|count| PromptLogprobs {
+            entries: &echo.entries,
+            names,
+            count,
+        });
+        let (index, finish_reason) = (delta.index, delta.finish);
+        match self.kind {
+            Kind::Text => ChoiceJson::Text {
+                text: JoinedText(if request.echo { &echo.text } else { "" }, &delta.text),
+                index,
+                logprobs: entries.into_text(),
+                finish_reason,
+                prompt_logprobs,
+            },
+            Kind::Chat => ChoiceJson::Message {
+                index,
+                message: ChatMessage { role: "assistant", content: &delta.text },
+                logprobs: entries.into_chat(),
+                finish_reason,
+                prompt_logprobs,
+            },
+        }
+    }
+
+    /// The chunk that begins a choice, where there is one. Where usage is wanted, chunks before the last have
     /// a null.
     pub fn first_chunk(
         &self,
@@ -95,17 +144,30 @@ impl Head {
         (self.kind == Kind::Chat).then(|| self.message(self.chunk_object(), [choice], usage))
     }
 
-    /// One chunk of a stream.
+    /// One chunk of a streamed response.
     pub fn chunk<'a>(
         &'a self,
         delta: &'a Delta,
         include_usage: bool,
     ) -> Message<'a, [ChoiceJson<'a>; 1]> {
-        let part = match self.kind {
-            Kind::Text => ChoiceJson::text(delta),
-            Kind::Chat => ChoiceJson::delta(delta),
+        let entries = self.entries(&[], &delta.entries);
+        let (index, finish_reason) = (delta.index, delta.finish);
+        let choice = match self.kind {
+            Kind::Text => ChoiceJson::Text {
+                text: JoinedText("", &delta.text),
+                index,
+                logprobs: entries.into_text(),
+                finish_reason,
+                prompt_logprobs: None,
+            },
+            Kind::Chat => ChoiceJson::Delta {
+                index,
+                delta: ChatDelta { content: &delta.text },
+                logprobs: entries.into_chat(),
+                finish_reason,
+            },
         };
-        self.message(self.chunk_object(), [part], include_usage.then_some(Value::Null))
+        self.message(self.chunk_object(), [choice], include_usage.then_some(Value::Null))
     }
 
     /// The chunk after the last one.
@@ -114,60 +176,69 @@ impl Head {
     }
 }
 
-/// An answer that is not streamed.
-pub(crate) struct FullChoice(Delta);
+/// A choice that is not streamed: the sum of its deltas.
+pub(crate) struct FullChoice {
+    delta: Delta,
+    /// Number of its prompt.
+    prompt: usize,
+}
 
 impl FullChoice {
-    pub fn new(index: usize) -> Self {
-        FullChoice(Delta { index, ..Delta::default() })
+    pub fn new(index: usize, prompt: usize) -> Self {
+        FullChoice { delta: Delta { index, ..Delta::default() }, prompt }
     }
 
     pub fn add(&mut self, delta: Delta) {
-        self.0.text.push_str(&delta.text);
-        self.0.entries.extend(delta.entries);
-        self.0.finish = self.0.finish.or(delta.finish);
-        self.0.score = (self.0.score.0 + delta.score.0, self.0.score.1 + delta.score.1);
-        self.0.prompt_logprobs = self.0.prompt_logprobs.take().or(delta.prompt_logprobs);
+        let sum = &mut self.delta;
+        sum.text.push_str(&delta.text);
+        sum.entries.extend(delta.entries);
+        sum.finish = sum.finish.or(delta.finish);
+        sum.score = (sum.score.0 + delta.score.0, sum.score.1 + delta.score.1);
     }
 
     pub fn set_index(&mut self, index: usize) {
-        self.0.index = index;
+        self.delta.index = index;
     }
 
-    /// Of its tokens; the worst when it has none.
+    #[cfg(test)]
+    pub fn text(&self) -> &str {
+        &self.delta.text
+    }
+
+    /// Mean log-probability of its tokens; minus infinity when it has none.
     pub fn mean_logprob(&self) -> f64 {
-        match self.0.score {
+        match self.delta.score {
             (0, _) => f64::NEG_INFINITY,
             (count, sum) => sum / count as f64,
         }
     }
 }
 
-/// A choice, or what is new of it.
+/// A choice, or a delta of one.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(crate) enum ChoiceJson<'a> {
     Text {
-        text: &'a str,
+        text: JoinedText<'a>,
         index: usize,
-        logprobs: Option<Logprobs<'a>>,
-        finish_reason: Option<&'static str>,
+        logprobs: Option<TextLogprobs<'a>>,
+        finish_reason: Option<Finish>,
         #[serde(skip_serializing_if = "Option::is_none")]
-        prompt_logprobs: Option<&'a Value>,
+        prompt_logprobs: Option<PromptLogprobs<'a>>,
     },
     Message {
         index: usize,
         message: ChatMessage<'a>,
         logprobs: Option<ChatLogprobs<'a>>,
-        finish_reason: Option<&'static str>,
+        finish_reason: Option<Finish>,
         #[serde(skip_serializing_if = "Option::is_none")]
-        prompt_logprobs: Option<&'a Value>,
+        prompt_logprobs: Option<PromptLogprobs<'a>>,
     },
     Delta {
         index: usize,
         delta: ChatDelta<'a>,
         logprobs: Option<ChatLogprobs<'a>>,
-        finish_reason: Option<&'static str>,
+        finish_reason: Option<Finish>,
     },
 }
 
@@ -183,72 +254,95 @@ pub(crate) struct ChatDelta<'a> {
     content: &'a str,
 }
 
-impl<'a> ChoiceJson<'a> {
-    fn text(delta: &'a Delta) -> Self {
-        let entries = &delta.entries;
-        ChoiceJson::Text {
-            text: &delta.text,
-            index: delta.index,
-            logprobs: (!entries.is_empty()).then(|| Logprobs::new(entries)),
-            finish_reason: delta.finish,
-            prompt_logprobs: delta.prompt_logprobs.as_ref(),
-        }
+/// Two texts, written as one.
+pub(crate) struct JoinedText<'a>(&'a str, &'a str);
+
+impl Serialize for JoinedText<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{}{}", self.0, self.1))
+    }
+}
+
+/// Entries of a prompt and of an answer, as one list.
+#[derive(Clone, Copy)]
+struct Entries<'a> {
+    prompt: &'a [Entry],
+    own: &'a [Entry],
+    names: &'a TokenNames,
+    /// Alternatives per token.
+    top: usize,
+}
+
+impl<'a> Entries<'a> {
+    fn iter(self) -> impl Iterator<Item = &'a Entry> {
+        self.prompt.iter().chain(self.own)
     }
 
-    fn message(delta: &'a Delta) -> Self {
-        ChoiceJson::Message {
-            index: delta.index,
-            message: ChatMessage { role: "assistant", content: &delta.text },
-            logprobs: ChatLogprobs::new(&delta.entries),
-            finish_reason: delta.finish,
-            prompt_logprobs: delta.prompt_logprobs.as_ref(),
-        }
+    /// `None` when there are no entries.
+    fn into_text(self) -> Option<TextLogprobs<'a>> {
+        (self.prompt.len() + self.own.len() > 0).then_some(TextLogprobs(self))
     }
 
-    fn delta(delta: &'a Delta) -> Self {
-        ChoiceJson::Delta {
-            index: delta.index,
-            delta: ChatDelta { content: &delta.text },
-            logprobs: ChatLogprobs::new(&delta.entries),
-            finish_reason: delta.finish,
-        }
+    fn into_chat(self) -> Option<ChatLogprobs<'a>> {
+        (self.prompt.len() + self.own.len() > 0).then_some(ChatLogprobs(self))
     }
+
+    /// Names and log-probabilities of the likeliest tokens and, after them, of the token itself. Names are keys in
+    /// JSON: of equal ones the first stays.
+    fn alternatives(self, entry: &'a Entry) -> Vec<(&'a TokenName, f32)> {
+        let own = entry.logprob.map(|logprob| (entry.id, logprob));
+        let mut list: Vec<(&TokenName, f32)> = Vec::with_capacity(self.top + 1);
+        for (id, logprob) in entry.top.iter().take(self.top).copied().chain(own) {
+            let name = self.names.get(id);
+            if !list.iter().any(|(other, _)| other.as_str() == name.as_str()) {
+                list.push((name, logprob.max(LEAST)));
+            }
+        }
+        list
+    }
+}
+
+/// One value per entry, computed when it is written.
+struct Column<'a, F>(Entries<'a>, F);
+
+impl<'a, T: Serialize, F: Fn(&'a Entry) -> T> Serialize for Column<'a, F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(&self.1))
+    }
+}
+
+fn logprob(entry: &Entry) -> Option<f32> {
+    entry.logprob.map(|logprob| logprob.max(LEAST))
 }
 
 /// Lists of equal length, an element per token.
-#[derive(Serialize)]
-pub(crate) struct Logprobs<'a> {
-    tokens: Vec<&'a str>,
-    token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Vec<Option<Alternatives<'a>>>,
-    text_offset: Vec<usize>,
-}
+pub(crate) struct TextLogprobs<'a>(Entries<'a>);
 
-impl<'a> Logprobs<'a> {
-    fn new(entries: &'a [Entry]) -> Self {
-        Logprobs {
-            tokens: entries.iter().map(|entry| entry.token.as_str()).collect(),
-            token_logprobs: entries.iter().map(|entry| entry.logprob).collect(),
-            top_logprobs: entries.iter().map(|e| e.top.as_deref().map(Alternatives)).collect(),
-            text_offset: entries.iter().map(|entry| entry.offset).collect(),
-        }
+impl Serialize for TextLogprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let entries = self.0;
+        let top = |entry| logprob(entry).map(|_| Alternatives(entries.alternatives(entry)));
+        let mut lists = serializer.serialize_struct("logprobs", 4)?;
+        let name = |entry: &Entry| entries.names.get(entry.id).as_str();
+        lists.serialize_field("tokens", &Column(entries, name))?;
+        lists.serialize_field("token_logprobs", &Column(entries, logprob))?;
+        lists.serialize_field("top_logprobs", &Column(entries, top))?;
+        lists.serialize_field("text_offset", &Column(entries, |entry: &Entry| entry.offset))?;
+        lists.end()
     }
 }
 
-/// Written as `token_logprobs` are, so that equal numbers are equal texts.
-struct Alternatives<'a>(&'a [(String, f32)]);
+/// `{NAME: LOGPROB}`, best first.
+struct Alternatives<'a>(Vec<(&'a TokenName, f32)>);
 
 impl Serialize for Alternatives<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(name, logprob)| (name, logprob)))
+        serializer.collect_map(self.0.iter().map(|(name, logprob)| (name.as_str(), logprob)))
     }
 }
 
 /// A list of tokens, each with its likeliest alternatives.
-#[derive(Serialize)]
-pub(crate) struct ChatLogprobs<'a> {
-    content: Vec<ChatToken<'a>>,
-}
+pub(crate) struct ChatLogprobs<'a>(Entries<'a>);
 
 #[derive(Serialize)]
 struct ChatToken<'a> {
@@ -261,28 +355,76 @@ struct ChatToken<'a> {
 struct NamedToken<'a> {
     token: &'a str,
     logprob: Option<f32>,
-    /// Absent where the token is no text of its own.
+    /// Absent where the token has no text that stands alone.
     bytes: Option<&'a [u8]>,
 }
 
 impl<'a> NamedToken<'a> {
-    fn new(token: &'a str, logprob: Option<f32>) -> Self {
-        let bytes = (!token.starts_with("token_id:")).then_some(token.as_bytes());
-        NamedToken { token, logprob, bytes }
+    fn new(name: &'a TokenName, logprob: Option<f32>) -> Self {
+        NamedToken { token: name.as_str(), logprob, bytes: name.bytes() }
     }
 }
 
-impl<'a> ChatLogprobs<'a> {
-    /// `None` when there are no tokens.
-    fn new(entries: &'a [Entry]) -> Option<Self> {
-        let token = |entry: &'a Entry| ChatToken {
-            own: NamedToken::new(&entry.token, entry.logprob),
-            top_logprobs: entry
-                .alternatives()
-                .iter()
-                .map(|(name, logprob)| NamedToken::new(name, Some(*logprob)))
-                .collect(),
+impl Serialize for ChatLogprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let entries = self.0;
+        let token = |entry| {
+            let top = entries.alternatives(entry).into_iter().take(entries.top);
+            ChatToken {
+                own: NamedToken::new(entries.names.get(entry.id), logprob(entry)),
+                top_logprobs: top.map(|(name, x)| NamedToken::new(name, Some(x))).collect(),
+            }
         };
-        (!entries.is_empty()).then(|| ChatLogprobs { content: entries.iter().map(token).collect() })
+        let mut object = serializer.serialize_struct("logprobs", 1)?;
+        object.serialize_field("content", &Column(entries, token))?;
+        object.end()
+    }
+}
+
+/// vLLM's form for prompts: null for the first token and `{ID: {logprob, rank, decoded_token}}` for the others. The
+/// rank is known for the likeliest `count`.
+pub(crate) struct PromptLogprobs<'a> {
+    entries: &'a [Entry],
+    names: &'a TokenNames,
+    count: usize,
+}
+
+#[derive(Serialize)]
+struct PromptToken<'a> {
+    logprob: f32,
+    rank: Option<usize>,
+    decoded_token: &'a str,
+}
+
+impl Serialize for PromptLogprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.entries.len()))?;
+        for entry in self.entries {
+            list.serialize_element(&PromptTokens(entry, self))?;
+        }
+        list.end()
+    }
+}
+
+struct PromptTokens<'a>(&'a Entry, &'a PromptLogprobs<'a>);
+
+impl Serialize for PromptTokens<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let PromptTokens(entry, PromptLogprobs { names, count, .. }) = self;
+        let Some(own) = logprob(entry) else { return serializer.serialize_none() };
+        let token = |id: i32, logprob: f32, rank| PromptToken {
+            logprob: logprob.max(LEAST),
+            rank,
+            decoded_token: names.get(id).as_str(),
+        };
+        let mut map = serializer.serialize_map(None)?;
+        let top = &entry.top[..entry.top.len().min(*count)];
+        for (rank, &(id, logprob)) in top.iter().enumerate() {
+            map.serialize_entry(&id.to_string(), &token(id, logprob, Some(rank + 1)))?;
+        }
+        if !top.iter().any(|(id, _)| *id == entry.id) {
+            map.serialize_entry(&entry.id.to_string(), &token(entry.id, own, None))?;
+        }
+        map.end()
     }
 }

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::builtin::{BUILTIN, variants};
-use super::{Recipe, nearest};
+use super::builtin::{self, Source, builtin_names, variants};
+use super::{Recipe, gate_init, nearest};
 use crate::{Error, OptimizerRecipe, Result, tuning};
 
 /// How deep recipes may extend each other.
@@ -35,9 +35,7 @@ const SECTIONS: [&str; 9] = [
 /// Reads a recipe by name or file, with variants and `key=value` overrides.
 pub fn load(spec: &str, overrides: &[String]) -> Result<Recipe> {
     let mut table = load_table(spec)?;
-    for text in overrides {
-        apply_override(&mut table, text)?;
-    }
+    apply_overrides(&mut table, overrides)?;
     parse_table(spec, table)
 }
 
@@ -50,9 +48,7 @@ pub fn load_from(spec: &str, init: &Path, overrides: &[String]) -> Result<Recipe
     let path = Value::String(path.to_string_lossy().into_owned());
     let training = Table::from_iter([("init".to_string(), path)]);
     merge(&mut table, Table::from_iter([("training".to_string(), Value::Table(training))]));
-    for text in overrides {
-        apply_override(&mut table, text)?;
-    }
+    apply_overrides(&mut table, overrides)?;
     parse_table(spec, table)
 }
 
@@ -81,16 +77,29 @@ pub fn load_table(spec: &str) -> Result<Table> {
     Ok(table)
 }
 
-/// Lays `top` over `base`: tables are merged, everything else is replaced.
+/// Merges the layer `top` over `base`: tables are merged, everything else is replaced.
 pub fn merge(base: &mut Table, top: Table) {
+    gate_init::reset_below(base, &top);
+    merge_tables(base, top);
+}
+
+fn merge_tables(base: &mut Table, top: Table) {
     for (key, value) in top {
         match (base.get_mut(&key), value) {
-            (Some(Value::Table(below)), Value::Table(above)) => merge(below, above),
+            (Some(Value::Table(below)), Value::Table(above)) => merge_tables(below, above),
             (_, value) => {
                 base.insert(key, value);
             }
         }
     }
+}
+
+/// Applies `section.key=value` overrides, all as one layer.
+pub fn apply_overrides(table: &mut Table, overrides: &[String]) -> Result<()> {
+    let mut layer = Table::new();
+    overrides.iter().try_for_each(|text| apply_override(&mut layer, text))?;
+    gate_init::reset_below(table, &layer);
+    overrides.iter().try_for_each(|text| apply_override(table, text))
 }
 
 /// Applies `section.key=value`. The value is TOML; what is not, is taken as text.
@@ -134,38 +143,33 @@ fn read(name: &str, beside: Option<&Path>, origin: &str, depth: usize) -> Result
     if depth > MAX_DEPTH {
         return Err(Error::ExtendsItself { origin: origin.to_string(), name: name.to_string() });
     }
-    let (text, file) = find(name, beside)?;
+    let beside = beside.map(|folder| folder.join(name)).filter(|path| path.is_file());
+    let path = beside.unwrap_or_else(|| PathBuf::from(name));
+    let (text, folder) = match (path.is_file(), builtin::find(name)?) {
+        (false, Some(Source::File(text))) => (text.to_string(), None),
+        (false, Some(Source::Layers(parent, layers))) => {
+            let mut base = read(&parent, None, origin, depth + 1)?;
+            layers.into_iter().for_each(|layer| merge(&mut base, layer));
+            return Ok(base);
+        }
+        (false, None) if !name.ends_with(".toml") => {
+            let known = builtin_names()?;
+            let nearest = nearest(name, known.iter().map(String::as_str));
+            return Err(Error::UnknownRecipe { name: name.to_string(), nearest });
+        }
+        _ => (fs::read_to_string(&path).map_err(Error::io("read", &path))?, path.parent()),
+    };
     let mut table: Table = text.parse().map_err(|e: toml::de::Error| Error::Toml {
-        file: file.clone().unwrap_or_else(|| PathBuf::from(name)),
+        file: path.clone(),
         detail: one_line(&e.to_string()),
     })?;
     let Some(parent) = table.remove("extends") else { return Ok(table) };
     let Value::String(parent) = parent else {
         return Err(Error::value(name, "extends", "must be the name or the path of a recipe"));
     };
-    let folder = file.as_deref().and_then(Path::parent);
     let mut base = read(&parent, folder, origin, depth + 1)?;
     merge(&mut base, table);
     Ok(base)
-}
-
-/// The text of a recipe, and its file when it is not built in.
-fn find(name: &str, beside: Option<&Path>) -> Result<(String, Option<PathBuf>)> {
-    let beside = beside.map(|folder| folder.join(name)).filter(|path| path.is_file());
-    let path = beside.unwrap_or_else(|| PathBuf::from(name));
-    let is_file = path.is_file();
-    let built_in = BUILTIN.iter().find(|recipe| recipe.name == name);
-    if let (Some(recipe), false) = (built_in, is_file) {
-        return Ok((recipe.text.to_string(), None));
-    }
-    if is_file || name.ends_with(".toml") {
-        let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-        return Ok((text, Some(path)));
-    }
-    Err(Error::UnknownRecipe {
-        name: name.to_string(),
-        nearest: nearest(name, BUILTIN.iter().map(|recipe| recipe.name)),
-    })
 }
 
 /// Checks a merged table and turns it into a recipe.
@@ -193,9 +197,11 @@ pub fn parse_table(name: &str, mut table: Table) -> Result<Recipe> {
         let detail = "is missing; give the model's sizes in a table or extend another recipe";
         return Err(Error::value(name, "model", detail));
     };
+    let notice = gate_init::read_former(name, &mut table)?;
     let optimizer = section(name, &mut table, "optimizer")?;
     let recipe = Recipe {
         name: name.to_string(),
+        notices: notice.into_iter().collect(),
         description,
         model,
         data: section(name, &mut table, "data")?,

@@ -6,6 +6,7 @@
 //! trained.
 
 mod builtin;
+mod gate_init;
 mod load;
 mod model;
 mod ranks;
@@ -20,8 +21,11 @@ use fox_data::{Layout, Order, SyntheticConfig};
 use fox_model::{ForwardOptions, Pruning};
 use serde::{Deserialize, Serialize};
 
-pub use builtin::{BUILTIN, BuiltinRecipe, SWEEPS, variants};
+pub use builtin::{
+    BuiltinRecipe, Family, Variant, builtin_names, families, listed_names, variants,
+};
 pub(crate) use fox_base::nearest::nearest;
+pub use gate_init::GateInit;
 pub(crate) use load::typed;
 pub use load::{apply_override, load, load_from, load_table, merge, parse_table};
 pub use ranks::{Exchange, ParallelRecipe, Reduction};
@@ -37,6 +41,9 @@ pub struct Recipe {
     /// The file or name it came from, for messages and tables.
     #[serde(skip)]
     pub name: String,
+    /// Sentences for the user about keys that were read under a former name.
+    #[serde(skip)]
+    pub notices: Vec<String>,
     /// One sentence about it.
     pub description: String,
     /// The fields of config.json. `vocab_size` comes from the data when it is not given.
@@ -175,10 +182,8 @@ pub struct TrainingRecipe {
     /// Tokens after which RoPE begins to fade and after which it is gone; its angles shrink linearly between.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_fade: Option<[u64; 2]>,
-    /// Memory lengths, in tokens, with which gates that depend on the input begin: first head, last
-    /// head, geometric between. Without it they forget half at every token, as published.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gate_memory: Option<[f64; 2]>,
+    /// Initial decay times of data-dependent forget gates: `"published"`, `"spread"` or `[shortest, longest]`.
+    pub gate_init: GateInit,
     /// Drop activations and compute them again in the backward pass.
     pub recompute: bool,
     /// Attention blocks that may be skipped.
@@ -207,7 +212,7 @@ impl Default for TrainingRecipe {
             rates: BTreeMap::new(),
             distill: None,
             rope_fade: None,
-            gate_memory: None,
+            gate_init: GateInit::Published,
             recompute: false,
             pruning: PruningRecipe::Word(PruningWord::Config),
             max_skips: 10,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fox_model::{DecayTime, Model, ModelConfig, ModelType};
+use fox_model::{Model, ModelConfig, ModelType};
 use fox_tensor::Device;
 
 use super::{Recipe, nearest};
@@ -76,8 +76,8 @@ impl Recipe {
             None => Model::init(config, self.training.seed, device)?,
         };
         self.training.freeze(model.params_mut());
-        if let Some([min, max]) = self.training.gate_memory
-            && !model.init_decay_times(DecayTime { min, max })?
+        if let Some(times) = self.training.gate_init.decay_time(self.data.sequence_length)
+            && !model.init_decay_times(times)?
         {
             return Err(self.without_gates());
         }

@@ -41,13 +41,11 @@ impl Recipe {
         rule(self.checkpoints.keep > 0, "checkpoints.keep", "must be at least 1")?;
         rule(self.metrics.every > 0, "metrics.every", "must be at least 1")?;
         rule(self.evaluation.length != Some(0), "evaluation.length", "must be at least 1")?;
-        if let Some([min, max]) = t.gate_memory {
-            rule(
-                0.0 < min && min <= max && max <= 1e30,
-                "training.gate_memory",
-                "must be two numbers of tokens, [shortest, longest]",
-            )?;
-        }
+        rule(
+            t.gate_init.is_valid(),
+            "training.gate_init",
+            "must be [shortest, longest] in tokens, both above 0 and the shortest first",
+        )?;
         rule(
             t.rates.values().all(|factor| *factor >= 0.0 && factor.is_finite()),
             "training.rates",

@@ -1,10 +1,10 @@
 //! `fox retrofit`: forget gates for a model that was trained without them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
-use fox_model::{RetrofitOptions, retrofit_checkpoint};
+use anyhow::{Result, bail};
+use fox_model::{ModelConfig, RetrofitOptions, retrofit_checkpoint};
 
 use crate::output;
 
@@ -28,13 +28,21 @@ pub struct Args {
     /// config.json names
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     memory: Vec<f64>,
+    /// Decay times log-spaced over the heads instead, as training.gate_init sets them: `spread` (1 token to the length
+    /// that config.json names) or SHORTEST,LONGEST in tokens. OUT then computes something else than IN until it is tuned
+    #[arg(long, value_name = "START", conflicts_with = "memory")]
+    gate_init: Option<String>,
     /// Add an output gate as well; it begins with one half, and the output projection with twice its weights
     #[arg(long)]
     output_gate: bool,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let options = RetrofitOptions { memory: args.memory.clone(), output_gate: args.output_gate };
+    let memory = match &args.gate_init {
+        None => args.memory.clone(),
+        Some(start) => decay_times(start, &args.input)?,
+    };
+    let options = RetrofitOptions { memory, output_gate: args.output_gate };
     let made = retrofit_checkpoint(&args.input, &args.output, &options)?;
     output::print(&format!(
         "{} ({}) -> {} ({}), {} parameters, {} of them new; a gate forgets {:.1e} nat per token\n",
@@ -47,4 +55,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         made.decay,
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Decay times of the heads of the model in `input`, log-spaced.
+fn decay_times(start: &str, input: &Path) -> Result<Vec<f64>> {
+    let (config, _) = ModelConfig::from_file(&input.join("config.json"))?;
+    let pair = start.split_once(',').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    let (min, max): (f64, f64) = match (start, pair) {
+        ("spread", _) => (1.0, config.max_position_embeddings as f64),
+        (_, Some((min, max))) if min <= max => (min, max),
+        _ => bail!("--gate-init {start}: give `spread` or SHORTEST,LONGEST in tokens, e.g. 8,512"),
+    };
+    // Models that have no heads are refused by the retrofit itself.
+    let heads = config.mixer.forgetting().map_or(1, |mixer| mixer.heads);
+    let time = |h: usize| min * (max / min).powf(h as f64 / (heads.max(2) - 1) as f64);
+    Ok((0..heads).map(time).collect())
 }

@@ -1,4 +1,4 @@
-//! What the tests of `fox train` share: a small recipe and the program itself.
+//! Helpers of the tests of `fox train`: a small recipe, and the executable.
 #![allow(dead_code)] // each test uses a part
 
 use std::fs;
@@ -42,15 +42,15 @@ every = 2
 details_every = 20
 "#;
 
-/// Writes the recipe and gives its path.
+/// Writes the recipe and returns its path.
 pub fn recipe(dir: &Path) -> PathBuf {
     let path = dir.join("test.toml");
     fs::write(&path, RECIPE).unwrap();
     path
 }
 
-/// `fox train` with the recipe into `out`. `FOX_BINARY` names another executable than the one built with this test, for
-/// a test that was carried to another machine.
+/// `fox train` with the recipe into `out`. `FOX_BINARY` overrides the executable, for a
+/// test that was copied to another machine.
 pub fn command(recipe: &Path, out: &Path, extra: &[&str]) -> Command {
     let built = || env!("CARGO_BIN_EXE_fox").into();
     let mut command = Command::new(std::env::var_os("FOX_BINARY").unwrap_or_else(built));
@@ -66,7 +66,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).to_string()
 }
 
-/// Everything that must be equal bit for bit: the exported weights, and what the optimizer keeps in the last checkpoint.
+/// The state that must be bit-exact: exported weights, and the optimizer state of the last checkpoint.
 pub fn result(out: &Path) -> (Vec<u8>, Vec<u8>) {
     let weights = fs::read(out.join("export/model.safetensors")).unwrap();
     let last = checkpoints(out).pop().unwrap();
@@ -84,9 +84,11 @@ pub fn checkpoints(out: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Waits until nobody trains in `run`: whoever does holds its lock.
+/// Waits until the lock of `run` is free.
 pub fn wait_until_free(run: &Path) {
-    wait_until("nobody trains there", || FolderLock::take(&run.join("run.lock")).unwrap().is_ok());
+    wait_until("the run folder is unlocked", || {
+        FolderLock::take(&run.join("run.lock")).unwrap().is_ok()
+    });
 }
 
 /// Waits two minutes at most.

@@ -1,9 +1,9 @@
-// Forgetting attention backward for GPUs without Hopper's instructions, and for what the Hopper kernel
-// does not do: two passes, one over blocks of keys (dK, dV, column sums of dS), one over blocks of
-// queries (dQ, row sums of dS). Nothing is shared between blocks, so the result is the same every time.
+// Forgetting attention backward with mma.sync, for GPUs other than Hopper and for the cases the Hopper kernel does not
+// cover: two passes, one over blocks of keys (dK, dV, column sums of dS), one over blocks of queries (dQ, row sums of
+// dS). Thread blocks share no output, so the result is bitwise deterministic.
 //
-// Both work on blocks of 64 x 64, the inner side in steps of STEP: wide heads leave room for 16 only.
-// Wide heads also split the columns of dK and dV over two thread blocks, for the registers' sake.
+// Blocks of 64 x 64; the inner loop takes STEP rows at a time (16 for wide heads, limited by shared memory). Wide heads
+// also split the columns of dK and dV over two thread blocks, to limit register pressure.
 //
 // Compile-time: HEAD_DIM, STEP, GATES, MASK, WINDOW, SHARED_BYTES.
 #define BF16 1
@@ -16,7 +16,7 @@ constexpr int PITCH = HEAD_DIM + 8;
 constexpr int COLUMN_SPLITS = HEAD_DIM > 128 ? 2 : 1;
 constexpr int SPLIT_COLUMNS = HEAD_DIM / COLUMN_SPLITS;
 
-// The side that stays (64 rows of two operands) and the one that streams by.
+// Two operands of 64 resident rows, and of STEP streamed rows.
 struct Shared {
     alignas(16) u16 resident[2][BLOCK * PITCH];
     alignas(16) u16 streamed[2][STEP * PITCH];

@@ -1,28 +1,28 @@
 // Forgetting attention backward for Hopper, causal: dK, dV, dQ and the column sums of dS in one pass.
 //
-// A block of threads owns BLOCK_N keys of one key head and walks over the blocks of queries that see
-// them, from the diagonal on. Each of two consumer warpgroups holds 64 keys: it computes S^T and dP^T,
-// so that P^T and dS^T are already the left operands of dV += P^T dO and dK += dS^T Q, in registers.
-// Only dS crosses warpgroups, through shared memory, for dQ = dS K.
+// A thread block owns BLOCK_N keys of one key head and iterates over the query blocks that see them, from the
+// diagonal on. Each of two consumer warpgroups owns 64 keys: it computes S^T and dP^T, so that P^T and dS^T are
+// already the left operands of dV += P^T dO and dK += dS^T Q, in registers. Only dS crosses warpgroups, through
+// shared memory, for dQ = dS K.
 //
-// The warpgroups take turns at the tensor cores: one has its products while the other has its
-// exponentials, half a step apart. So that neither waits for the other's dS, dQ follows one step later.
+// The warpgroups alternate on the tensor cores (named barriers): one runs its products while the other runs its
+// exponentials. dQ is pipelined one step later, so that neither warpgroup stalls on the other's dS.
 //
-// dQ needs contributions from many blocks of keys. They are added in f32 by the copy engine, in a fixed
-// order: for a block of queries the diagonal block of keys first, then its predecessors one by one,
-// each waiting for a semaphore. Tiles are scheduled in that same order (last keys first), so a thread
-// block only waits for one that is already running; and as each starts at its diagonal, the one before
-// is one step ahead. No float atomics, same bits every time. (The opposite order, first keys first, would
-// start the longest tiles first, but then all tiles of a head need the same queries at the same time and
-// wait for each other, wave after wave: 14 % slower.)
+// dQ accumulates contributions from many key blocks. They are added in f32 by bulk reductions in a fixed order: for
+// a query block the diagonal key block first, then its predecessors one by one, each gated by a semaphore. Tiles are
+// scheduled in the same order (last keys first), so a thread block only waits for one that is already running; and
+// as each starts at its diagonal, its predecessor is one step ahead. No float atomics: bitwise deterministic.
 //
-// But last keys first ends with the longest tiles, and a tail of 8 % of the time. The last heads are therefore
-// turned round: first keys first, from the last queries to the diagonal, dQ from the first keys on. Their tiles
-// start one after the other anyway, as others end, so they do not wait for each other; and the shortest come
-// last. (All heads turned round: better than none at head dim 128, worse at 64 and with pruning, because then
-// tiles that begin together follow each other in step, and the first of them always misses the L2 cache.)
+// Last keys first ends with the longest tiles, a tail of 8 % of the time. The last heads therefore run reversed:
+// first keys first, from the last queries to the diagonal, dQ summed from the first keys on. Their tiles start
+// staggered, as earlier tiles finish, so their semaphores do not stall; and the shortest tiles come last.
 //
-// backward_consumer.cuh has what the consumers do. Compile-time: HEAD_DIM (64, 96, 128), BLOCK_M (128 for 64, else 64), GATES, WINDOW.
+// Lost: first keys first for all heads, longest tiles first (14 % slower: all tiles of a head start on the same
+// queries and serialize on the semaphores, wave after wave); all heads reversed (better than none at head dim 128,
+// worse at 64 and with pruning: tiles run in lockstep, and the first one always misses the L2 cache).
+//
+// The consumers' main loop is in backward_consumer.cuh. Compile-time: HEAD_DIM (64, 96, 128), BLOCK_M (128 for 64, else
+// 64), GATES, WINDOW.
 #include "attention.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -34,23 +34,23 @@ constexpr int SLABS = (HEAD_DIM + 63) / 64;
 constexpr u32 Q_SLAB = BLOCK_M * SLAB_ROW_BYTES;
 constexpr u32 KV_SLAB = BLOCK_N * SLAB_ROW_BYTES;
 constexpr int DS_SLABS = BLOCK_M / 64;
-static_assert(DS_SLABS * SLABS == 2, "two warpgroups share dQ as two 64 x 64 pieces");
+static_assert(DS_SLABS * SLABS == 2, "two warpgroups compute dQ as two 64 x 64 halves");
 
-// A warpgroup's half of dQ of a tile in the order of the accumulators, then the sums of dS over each eighth of
-// the queries, per warp: more of them would not fit the registers of head dim 64.
+// A warpgroup's 64 x 64 half of dQ of a tile in accumulator order, then the sums of dS over each eighth of the
+// queries, per warp: finer sums would spill at head dim 64.
 constexpr int SUMS = 8;
 constexpr int GROUPS_PER_SUM = BLOCK_M / 8 / SUMS;
 constexpr int DQ_TILE = 64 * 64;
 constexpr int DQ_FLOATS = DQ_TILE + 4 * SUMS;
 
-// Everything about one block of keys.
+// Work description of one block of keys.
 struct alignas(16) BackwardTile {
     int kv_head;  // < 0: no more work
     int n, n_index;
     int q_start, offset, m_tile0;
     int k_start, k_len;
     int c_base;
-    int reversed;  // last queries first
+    int reversed;  // last query block first
     int unused[2];
 };
 
@@ -59,7 +59,7 @@ struct alignas(1024) Shared {
     u8 v[SLABS * KV_SLAB];
     u8 q[STAGES][SLABS * Q_SLAB];
     u8 d_out[STAGES][SLABS * Q_SLAB];
-    u8 ds[3][DS_SLABS * KV_SLAB];  // dS^T: keys down, 64 queries to a slab
+    u8 ds[3][DS_SLABS * KV_SLAB];  // dS^T: a row per key, 64 queries per slab
     float dq[2][DQ_FLOATS];
     float row_base[STAGES][BLOCK_M];
     float row_delta[STAGES][BLOCK_M];
@@ -73,8 +73,8 @@ struct alignas(1024) Shared {
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES);
 
-constexpr int CONSUMERS = 8 * WARP_ARRIVALS;  // that arrive, of eight warps
-constexpr int TURN_BARRIER = 1;  // and 2: for taking turns at the tensor cores
+constexpr int CONSUMERS = 8 * WARP_ARRIVALS;  // arrivals of eight consumer warps
+constexpr int TURN_BARRIER = 1;  // and 2: named barriers that alternate the warpgroups on the tensor cores
 
 DEVICE void init_barriers(Shared& sh) {
     mbarrier_init(&sh.kv_full, 1);
@@ -128,8 +128,8 @@ DEVICE BackwardTile fetch_tile(const BackwardParams& p) {
     return t;
 }
 
-// Calls f(head, m, step) for all the blocks of queries of a tile, in the order of work. `step` counts
-// over the life of the thread block and addresses the rings.
+// Calls f(head, m, step) for all query blocks of a tile, in order. `step` counts over the life of the thread block and
+// selects stage and phase of the rings.
 template <typename F>
 DEVICE void for_each_step(const BackwardParams& p, const BackwardTile& t, u32& step, F f) {
     const int group = p.heads / p.kv_heads;
@@ -141,7 +141,7 @@ DEVICE void for_each_step(const BackwardParams& p, const BackwardTile& t, u32& s
     }
 }
 
-// One thread: takes tiles and keeps the copy engine busy.
+// Producer thread: takes tiles and issues TMA loads.
 DEVICE void load_tiles(Shared& sh, const BackwardParams& p, const TensorMap* q_map,
                        const TensorMap* k_map, const TensorMap* v_map, const TensorMap* do_map) {
     u32 step = 0;
@@ -179,7 +179,7 @@ DEVICE void load_tiles(Shared& sh, const BackwardParams& p, const TensorMap* q_m
     }
 }
 
-// One warp: per-query numbers. base = c_i - c_reference - lse_i, so that P = 2^(s + base - w_j).
+// Row-statistics warp: base = c_i - c_reference - lse_i per query, so that P = 2^(s + base - w_j).
 DEVICE void load_rows(Shared& sh, const BackwardParams& p) {
     const int lane = threadIdx.x % 32;
     u32 step = 0;
@@ -212,8 +212,8 @@ DEVICE void load_rows(Shared& sh, const BackwardParams& p) {
     }
 }
 
-// One thread of each of two warps, one for each warpgroup's half of dQ: adds those of finished tiles to device
-// memory, in turn. (With one buffer for both pieces a warpgroup waited for the other's: 2 % slower.)
+// One thread of each of two warps, one per warpgroup: adds that half of dQ to device memory when its turn has come.
+// Lost: one buffer for both halves (2 % slower, the warpgroups stall on each other).
 DEVICE void store_dq(Shared& sh, const BackwardParams& p, int half) {
     u32 step = 0;
     for (u32 count = 0;; ++count) {
@@ -224,8 +224,7 @@ DEVICE void store_dq(Shared& sh, const BackwardParams& p, int half) {
         for_each_step(p, t, step, [&](int head, int m, u32 step) {
             const size_t tile = size_t(head) * p.m_tile_count + t.m_tile0 + m;
             const size_t index = 2 * tile + half;
-            // Blocks of keys that come before this one for these queries: those nearer the diagonal, or those
-            // farther away.
+            // Number of key blocks that add to this dQ tile before this one.
             const int diagonal = min(t.offset + m * BLOCK_M + BLOCK_M - 1, t.k_len - 1) / BLOCK_N;
             const int turn = t.reversed ? t.n - p.spans[tile].x : diagonal - t.n;
             float* dst = p.dq + index * DQ_FLOATS;

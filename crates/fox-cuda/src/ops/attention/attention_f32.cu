@@ -1,8 +1,8 @@
-// Forgetting attention in single precision, forward and backward, without matrix units: for the mode that
-// must agree with the oracle to f32 rounding. Written to be correct, not fast.
+// Forgetting attention in f32 without tensor cores, forward and backward: must agree with the oracle to f32 rounding.
+// Written for correctness, not speed.
 //
-// Blocks of 64 queries and 64 keys, as the oracle counts them; the side that streams by comes in steps of
-// STEP rows. A row that stays belongs to LANES threads, which share its columns.
+// Blocks of 64 queries and 64 keys, as the oracle counts visited tiles. RESIDENT rows stay in shared memory, LANES
+// threads per row; the other operand streams by in steps of STEP rows.
 //
 // Compile-time: HEAD_DIM (64, 128 or 256; heads are padded to it with zeros).
 #define BF16 0
@@ -10,7 +10,7 @@
 
 constexpr int BLOCK = 64;
 constexpr int THREADS = 256;
-constexpr int RESIDENT = HEAD_DIM > 128 ? 32 : 64;  // rows that stay
+constexpr int RESIDENT = HEAD_DIM > 128 ? 32 : 64;
 constexpr int LANES = THREADS / RESIDENT;
 constexpr int STEP = HEAD_DIM > 128 ? 8 : 16;
 constexpr int PER_LANE = STEP / LANES;
@@ -43,7 +43,7 @@ DEVICE bool sees(const TwoPassParams& p, int i, int j) {
     const int distance = i > j ? i - j : j - i;
     return (p.window == 0 || distance < p.window) && (p.mask == MASK_BIDIRECTIONAL || j <= i);
 }
-// Bias of a logit in the log2 domain: never positive, whichever of the two comes first.
+// Gate bias of a logit in the log2 domain, for either order of query and key.
 DEVICE float decay(float2 a, float2 b) { return -fabsf(gate_difference(a, b)); }
 
 DEVICE float dot_rows(const float* a, const float* b) {
@@ -124,11 +124,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_fwd_f32(const Tw
     if (at.lane == 0) p.lse[index] = sum > 0.f ? (top + log2f(sum)) * LN_2 : NEG_INF;
 }
 
-// P and dS of a pair, from q.k and do.v.
+// P and dS of a query and a key, from q.k and do.v.
 struct ScoreGradient {
     float p, ds;
 };
-DEVICE ScoreGradient score_gradient(const TwoPassParams& p, float s, float dp, float2 c_i, float2 c_j, float4 row, int i, int j) {
+DEVICE ScoreGradient score_gradient(const TwoPassParams& p, float s, float dp, float2 c_i, float2 c_j,
+                                    float4 row, int i, int j) {
     if (!sees(p, i, j)) return ScoreGradient{0.f, 0.f};
     const float bias = p.gates ? decay(c_i, c_j) : 0.f;
     const float w = exp2f(s * p.scale * LOG2_E + bias - row.w);

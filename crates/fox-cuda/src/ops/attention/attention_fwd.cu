@@ -1,5 +1,5 @@
-// Forgetting attention forward for GPUs without Hopper's instructions: one block of four warps per tile
-// of 64 queries, 16 rows to a warp, plain matrix instructions.
+// Forgetting attention forward with mma.sync, for GPUs other than Hopper: a thread block of four warps per tile of 64
+// queries, 16 rows per warp.
 //
 // Compile-time: HEAD_DIM, BLOCK_N, GATES, MASK, WINDOW, SHARED_BYTES.
 #include "mma.cuh"

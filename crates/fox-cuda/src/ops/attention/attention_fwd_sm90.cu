@@ -1,11 +1,13 @@
 // Forgetting attention forward for Hopper.
 //
-// A persistent grid takes tiles of queries from a list, longest first. One warpgroup is the producer: a thread
-// that issues copies of Q, K and V, and a warp that turns gate prefixes into per-key biases. The other
-// warpgroups own 64 query rows each; forward_half_blocks.cuh and forward_full_blocks.cuh say what they do. (Named barriers
-// that make the warpgroups take turns cost more than they gave: 2 % at head dim 64, 3 % at 128.)
+// Warp-specialized persistent kernel: thread blocks take tiles of queries from a list, longest first. One producer
+// warpgroup has a thread that issues TMA loads of Q, K and V and a warp that converts gate prefixes to per-key biases.
+// Each consumer warpgroup owns 64 query rows; its main loop is in forward_half_blocks.cuh (head dims to 128) or
+// forward_full_blocks.cuh. The epilogue is ConsumerBase::store.
 //
-// Compile-time: HEAD_DIM, BLOCK_N, STAGES, WARPGROUPS, HALF_BLOCKS, GATES, MASK, WINDOW (see the table of tiles).
+// Lost: ping-pong scheduling of the warpgroups by named barriers (2 % slower at head dim 64, 3 % at 128).
+//
+// Compile-time: HEAD_DIM, BLOCK_N, STAGES, WARPGROUPS, HALF_BLOCKS, GATES, MASK, WINDOW (see tiles.rs).
 #include "softmax.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -52,7 +54,7 @@ DEVICE void init_barriers(Shared& sh) {
     mbarrier_init_fence();
 }
 
-// One thread: takes tiles from the list and keeps the copy engine busy.
+// Producer thread: takes tiles from the list and issues TMA loads.
 DEVICE void load_tiles(Shared& sh, const ForwardParams& p, const TensorMap* q_map,
                        const TensorMap* k_map, const TensorMap* v_map) {
     Ring<2> slot;
@@ -102,7 +104,7 @@ DEVICE void load_tiles(Shared& sh, const ForwardParams& p, const TensorMap* q_ma
     }
 }
 
-// One warp: per-key biases relative to the last key of the block.
+// Bias warp: per-key biases relative to the last key of each block.
 DEVICE void load_biases(Shared& sh, const ForwardParams& p) {
     const int lane = threadIdx.x % 32;
     Ring<2> slot;
@@ -132,12 +134,12 @@ DEVICE void load_biases(Shared& sh, const ForwardParams& p) {
     }
 }
 
-// What both kinds of consumers have: a warpgroup and its 64 query rows.
+// State and epilogue shared by both main loops: a warpgroup and its 64 query rows.
 struct ConsumerBase {
     Shared& sh;
     const ForwardParams& p;
-    const int warpgroup;  // the same number in all lanes, and the compiler knows
-    u32 block = 0;  // blocks of keys seen so far: stage and phase of every ring follow from it
+    const int warpgroup;  // broadcast by a shuffle, so that the compiler knows it to be uniform
+    u32 block = 0;  // key blocks consumed so far: determines stage and phase of every ring
 
     static DEVICE int lane() { return threadIdx.x % 32; }
     // Row of the tile that this thread's first accumulator row is.
@@ -156,7 +158,7 @@ struct ConsumerBase {
         c1 = gates[min(t.position + row() + 8, t.k_len - 1)];
     }
 
-    // Pieces of `width` keys in [begin, end) are visible to all 64 rows.
+    // Range of blocks of `width` keys that all 64 rows see, so that no mask is needed.
     DEVICE void find_unmasked(const ForwardTile& t, int width, int& begin, int& end) const {
         const int row0 = t.position + 64 * warpgroup;
         begin = WINDOW ? (row0 + 64 - p.window + width - 1) / width : 0;
@@ -166,7 +168,7 @@ struct ConsumerBase {
               width;
     }
 
-    // Which way the gates of keys from `first` on count: 1 for keys before the rows, -1 after, 0 for both.
+    // Sign of the gate bias for `width` keys from `first` on: 1 for keys before the rows, -1 after, 0 for a mix.
     DEVICE int gate_sign(const ForwardTile& t, int first, int width) const {
         if (MASK != MASK_BIDIRECTIONAL) return 1;
         const int row0 = t.position + 64 * warpgroup;

@@ -1,8 +1,7 @@
-// Prefix sums of the log gates, and the scan that turns column sums of dS into their gradient.
+// Prefix sums of the log gates, and the suffix scan from column sums of dS to the gradient of the gates.
 //
-// Both run over chunks of CHUNK positions: one launch sums each chunk in f64, a second one adds up the
-// chunks before (or after) its own in fixed order and scans inside, in f64 too. A million gates lose
-// nothing, and the result does not depend on timing.
+// Two-level scan over chunks of CHUNK positions: one launch sums each chunk, a second one adds the chunks before (or
+// after) its own in fixed order and scans inside. In f64: exact over millions of gates, and deterministic.
 #include "attention.cuh"
 
 constexpr int CHUNK = 256;  // threads of a block, one position each
@@ -26,7 +25,7 @@ DEVICE double block_scan(double x) {
     return before + x;
 }
 
-// Sum over the block, in fixed order, known to all.
+// Sum over the block in fixed order, returned to all threads.
 DEVICE double block_sum(double x) {
     __shared__ double result;
     double sum = block_scan(x);
@@ -67,16 +66,16 @@ extern "C" __global__ void gate_prefix(PARAMS(GatePrefix)) {
     }
 }
 
-// What a row of dS adds up to in exact arithmetic: nothing, or what an attention sink takes of it.
+// Sum of a row of dS in exact arithmetic: zero, or the part that an attention sink absorbs.
 DEVICE float exact_row_sum(const GradientInputs& in, size_t tile0, int head, int i) {
     const float4 row = reinterpret_cast<const float4*>(in.rows)[tile0 * in.block_m + i];
-    // A row that sees nothing has no sum to speak of.
+    // Rows without visible keys.
     return row.w == NEG_INF ? 0.f : row.z * exp2f(in.sinks[head] * LOG2_E - row.w);
 }
 
-// dc_t = row sum - column sum of dS. The row sums are exact_row_sum but for the rounding of delta; what is
-// known of them are the sums over `rows_per_sum` queries. What these have beside the exact ones is spread over
-// the queries: so the rounding does not pile up over a long sequence.
+// dc_t = row sum - column sum of dS. Row sums differ from exact_row_sum by the rounding of delta and are known as sums
+// over `rows_per_sum` queries; the difference is distributed evenly over these queries, so that rounding errors do not
+// accumulate over a long sequence.
 DEVICE double gate_gradient_term(const GradientInputs& in, const Segment& s, int head, int t) {
     if (t >= s.k_len) return 0.0;
     double x = -double(in.column_sums[size_t(head) * in.gate_stride + s.c_base + t]);

@@ -1,5 +1,4 @@
-// What there is to do: which blocks of keys each block of queries visits (mask, window, pruning), and
-// the order of work.
+// Tile scheduler: which key blocks each query block visits (mask, window, pruning), and in which order tiles run.
 //
 // Compile-time: WIDE, whether operands are f32 rather than bf16.
 #define BF16 !WIDE
@@ -24,8 +23,8 @@ DEVICE Range mask_range(const PlanParams& p, const Segment& s, int m) {
     return Range{begin / p.block_n, (end + p.block_n - 1) / p.block_n};
 }
 
-// Leaves out the blocks whose largest bias is below the threshold. The prefix never rises, so the
-// ones that stay are contiguous and two binary searches find them.
+// Adaptive computation pruning: skips blocks whose largest gate bias is below the threshold. The gate prefix is
+// monotone, so the remaining blocks are contiguous and found by two binary searches.
 DEVICE Range prune(const PlanParams& p, const Segment& s, int segment, int m, int head, Range r) {
     if (!p.bounds) return r;
     const float2* gates = p.gates + size_t(head) * p.gate_stride + s.c_base;
@@ -111,14 +110,14 @@ extern "C" __global__ void plan_scan(PARAMS(PlanScan)) {
     }
 }
 
-// Within a bin the order is whatever the atomics give: it decides when a tile runs, not what it gives.
+// The order within a bin depends on the atomics: it affects when a tile runs, not its result.
 extern "C" __global__ void plan_scatter(PARAMS(PlanScatter)) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= count) return;
     sort.order[atomicAdd(sort.histogram + sort.keys[index], 1)] = index;
 }
 
-// Blocks of keys of each block of queries, for the backward: spans[head][m_tile].
+// Key blocks of each query block, for the backward: spans[head][m_tile].
 extern "C" __global__ void plan_backward_spans(PARAMS(PlanSpans)) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= p.heads * p.m_tile_count) return;
@@ -129,8 +128,8 @@ extern "C" __global__ void plan_backward_spans(PARAMS(PlanSpans)) {
     spans[index] = make_int2(r.begin, r.end);
 }
 
-// The same seen from the keys: ranges[head][n_tile] of blocks of queries (causal masks). The
-// beginnings never fall along a segment, so the last block of queries is found by binary search.
+// Query blocks of each key block, ranges[head][n_tile], for causal masks. Span beginnings are monotone along a segment,
+// so the last query block is found by binary search.
 extern "C" __global__ void plan_backward_ranges(PARAMS(PlanRanges)) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= p.heads * n_tile_count) return;
@@ -149,11 +148,10 @@ extern "C" __global__ void plan_backward_ranges(PARAMS(PlanRanges)) {
     ranges[index] = make_int2(first, max(first, lo));
 }
 
-// bounds[segment][head] = scale * max|q| max|k| over the segment's rows. Grid (heads + kv_heads, blocks of
-// NORM_ROWS rows, segments), heads first because they lie side by side in memory; block 256, eight lanes to a
-// row. `largest` is zeroed: the largest squared norms [segments][heads + kv_heads], as bits of floats >= 0
-// (their order is the order of the floats, so the atomic maximum is exact whatever the timing), then the count
-// of blocks that have ended.
+// bounds[segment][head] = scale * max|q| max|k| over the segment's rows. Grid (heads + kv_heads, blocks of NORM_ROWS
+// rows, segments), heads first because they are adjacent in memory; block 256, eight lanes per row. `largest` is
+// zeroed: the largest squared norms [segments][heads + kv_heads] as bits of non-negative floats, which order like
+// integers, so that the atomic maximum is deterministic; then the count of finished thread blocks.
 constexpr int NORM_ROWS = 256;
 
 DEVICE float largest_norm(const NormParams& p, const Segment& s, int column) {
@@ -164,7 +162,7 @@ DEVICE float largest_norm(const NormParams& p, const Segment& s, int column) {
                     (size_t(queries ? s.q_start : s.k_start) * heads + head) * p.head_dim;
     const int first = blockIdx.y * NORM_ROWS + threadIdx.x / 8;
     float sums[NORM_ROWS / 32] = {};
-    // All the rows at once, so that as many loads are on their way.
+    // All rows in flight at once, to hide memory latency.
     for (int c = 8 * (threadIdx.x % 8); c < p.head_dim; c += 64) {
         float v[NORM_ROWS / 32][8];
 #pragma unroll
@@ -199,7 +197,7 @@ extern "C" __global__ void logit_bounds(const NormParams p) {
     if (threadIdx.x % 32 == 0) {
         atomicMax(p.largest + blockIdx.z * columns + column, __float_as_uint(most));
     }
-    // The thread block that ends last combines the norms.
+    // The thread block that finishes last combines the norms.
     __shared__ bool last;
     __threadfence();
     __syncthreads();
@@ -220,13 +218,12 @@ extern "C" __global__ void logit_bounds(const NormParams p) {
     }
 }
 
-// What rounding queries and keys to bf16 adds to the product of their norms: either becomes at most 1 + u times
-// as large with u = 2^-8. Rounding to nearest changes an element by no more than u / (1 + u) of it, so that a
-// part in 30,000 is left for the f32 arithmetic before.
+// Bound on the growth of the product of norms by rounding queries and keys to bf16: each norm grows by at most a factor
+// 1 + u, u = 2^-8. Rounding to nearest changes an element by at most u / (1 + u) of it, which leaves a margin of 1 in
+// 30,000 for the f32 arithmetic before.
 constexpr float ROUNDED_NORMS = WIDE ? 1.f : (1.f + 1.f / 256) * (1.f + 1.f / 256);
 
-// The same from the weights of the norms of queries and keys: scale d max|w_q| max|w_k|, for what they are
-// rounded to. Grid (heads, segments), block 32.
+// Bounds from the QK-norm weights: scale d max|w_q| max|w_k|, after rounding to bf16. Grid (heads, segments), block 32.
 extern "C" __global__ void bounds_from_weights(PARAMS(BoundsFromWeights)) {
     const int head = blockIdx.x, kv_head = head / (heads / kv_heads);
     float q_top = 0.f, k_top = 0.f;

@@ -1,13 +1,12 @@
-// Passes over rows around the backward: statistics before it, dQ after it.
+// Row passes of the backward: statistics before the main kernel, dQ after it.
 //
 // Compile-time: WIDE, whether operands are f32 rather than bf16.
 #define BF16 !WIDE
 #include "attention.cuh"
 #include "real.cuh"
 
-// rows[head][m_tile * block_m + r] = (gate prefix hi, gate prefix lo, delta, log2(e) lse), with
-// delta = <do, o>. Rows that do not exist get probability zero. Grid (m_tiles, heads), block
-// 4 * block_m: four lanes share a row.
+// rows[head][m_tile * block_m + r] = (gate prefix hi, gate prefix lo, delta, log2(e) lse), with delta = <do, o>.
+// Padding rows get probability zero. Grid (m_tiles, heads), block 4 * block_m: four lanes per row.
 extern "C" __global__ void backward_rows(PARAMS(BackwardRows)) {
     const BlockRef ref = m_tiles[blockIdx.x];
     const Segment s = segments[ref.segment];
@@ -36,7 +35,7 @@ extern "C" __global__ void backward_rows(PARAMS(BackwardRows)) {
     }
 }
 
-// Lane n of four gets the n-th word of each of them, in their order.
+// 4 x 4 transpose over a quad: lane n gets the n-th word of each lane.
 DEVICE uint4 quad_transpose(u32 a, u32 b, u32 c, u32 d) {
     const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
     u32 first = __shfl_xor_sync(~0u, odd ? a : b, 1), second = __shfl_xor_sync(~0u, odd ? c : d, 1);
@@ -48,9 +47,8 @@ DEVICE uint4 quad_transpose(u32 a, u32 b, u32 c, u32 d) {
                 : make_uint4(keep.x, keep.y, other.x, other.y);
 }
 
-// dQ from the order of the Hopper kernel's accumulators to rows of bf16, and the sums of dS over each
-// eighth of a tile, row_sums[head][m_tile][8]. Grid (m_tiles, heads), block 256: thread =
-// accumulator owner.
+// Converts dQ from the accumulator order of the Hopper kernel to rows of bf16, and sums dS over each eighth of a tile,
+// row_sums[head][m_tile][8]. Grid (m_tiles, heads), block 256: a thread reads the accumulators it would own.
 extern "C" __global__ void finish_dq(PARAMS(FinishDq)) {
     const BlockRef ref = m_tiles[blockIdx.x];
     const Segment s = segments[ref.segment];
@@ -61,11 +59,11 @@ extern "C" __global__ void finish_dq(PARAMS(FinishDq)) {
     const float* src = halves + half * (floats + 4 * sums);
     const int row = thread / 32 * 16 + lane / 4 + (block_m == 128 ? 64 * half : 0);
     const int column0 = block_m == 128 ? 0 : 64 * half;
-    // All loads before the first store: the compiler cannot know that the two never meet.
+    // All loads before the first store: the compiler may not reorder them, as the pointers could alias.
     float4 x[8];
 #pragma unroll
     for (int g = 0; g < 8; ++g) x[g] = reinterpret_cast<const float4*>(src)[g * 128 + thread];
-    // Four lanes hold two columns each of rows r and r + 8; of two groups of eight columns, each gets all eight of one.
+    // A quad holds two columns per lane of rows r and r + 8; after the transpose each lane has eight columns of a row.
     const int upper = lane % 2, bottom = lane / 2 % 2;
     const int i = ref.block * block_m + row + 8 * bottom;
 #pragma unroll

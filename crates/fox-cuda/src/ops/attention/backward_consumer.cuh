@@ -1,4 +1,4 @@
-// A consumer warpgroup of the backward and its 64 keys.
+// Main loop and epilogue of a consumer warpgroup of the backward, which owns 64 keys.
 //
 // Included by attention_bwd_sm90.cu.
 struct Consumer {
@@ -12,7 +12,7 @@ struct Consumer {
     static DEVICE int row() { return int(threadIdx.x) / 32 * 16 - 64 + lane() / 4; }
     static DEVICE void release(u64* bar) { mbarrier_arrive_warp(bar); }
 
-    // S^T of this tile becomes P^T.
+    // Softmax from the saved row statistics: S^T to P^T.
     template <bool MASKED>
     DEVICE void probabilities(float (&s)[BLOCK_M / 2], int stage, float w0, float w1, int key0,
                               int position) {
@@ -34,8 +34,8 @@ struct Consumer {
         }
     }
 
-    // dS = P (dP - delta); both factors packed as left operands. Returns the sums over the queries, and
-    // in `sums` this thread's part of those over keys and an eighth of the queries each.
+    // dS = P (dP - delta); packs P and dS as left operands. Returns the sums of dS over the queries, and in `sums`
+    // this thread's sums over its keys and each eighth of the queries.
     DEVICE float2 gradient(const float (&s)[BLOCK_M / 2], const float (&dp)[BLOCK_M / 2],
                            u32 (&pf)[BLOCK_M / 4], u32 (&df)[BLOCK_M / 4], float (&sums)[SUMS],
                            int stage) {
@@ -61,7 +61,7 @@ struct Consumer {
         return total;
     }
 
-    // dS^T to shared memory, swizzled as the copy engine would.
+    // dS^T to shared memory, in TMA's 128-byte swizzle.
     DEVICE void store_ds(const u32 (&df)[BLOCK_M / 4], u8* ds) {
         const int matrix = lane() / 8;
         const int key = row() - lane() / 4 + (matrix % 2) * 8 + lane() % 8;
@@ -77,7 +77,7 @@ struct Consumer {
         }
     }
 
-    // Sums over the warp, one of them in each group of 32 / SUMS lanes.
+    // Sums each of x over the warp by a butterfly; group i of 32 / SUMS lanes gets the sum of x[i].
     static DEVICE float transposed_sum(float (&x)[SUMS]) {
         int step = 16;
 #pragma unroll
@@ -95,7 +95,7 @@ struct Consumer {
         return x[0];
     }
 
-    // dQ of the step that `index` counts, from the dS of both warpgroups; committed, not waited for.
+    // This warpgroup's half of dQ of step `index`, from the dS of both warpgroups; committed, not waited for.
     DEVICE void multiply_dq(float (&dq)[32], u32 index) {
         const u8* ds = sh.ds[index % 3];
         wgmma_fence();
@@ -147,7 +147,7 @@ struct Consumer {
         }
     }
 
-    // s = S^T of the step that `index` counts; committed, not waited for.
+    // s = S^T of step `index`; committed, not waited for.
     DEVICE void multiply_scores(float (&s)[BLOCK_M / 2], u32 index) {
         const int stage = index % STAGES;
         mbarrier_wait(&sh.q_full[stage], index / STAGES % 2);
@@ -158,10 +158,10 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // One block of queries. S^T is there when it begins, and that of the next block when it ends. dQ is
-    // that of the block before, whose dS the other warpgroup has had time to write. All the products but
-    // dP need nothing from this step's arithmetic and run in one go. `sums` are the sums of dS over the
-    // queries, `tile_sum` those that go with dQ.
+    // One block of queries. S^T is in registers on entry, that of the next block on exit. dQ is that of the previous
+    // block, whose dS the other warpgroup has written meanwhile. All products but dP are independent of this step's
+    // arithmetic and are issued back to back. `sums` are the sums of dS over the queries, `tile_sum` those stored
+    // with dQ.
     template <bool FIRST, bool LAST>
     DEVICE void block(const BackwardTile& t, int m, float w0, float w1, float (&s)[BLOCK_M / 2],
                       float (&dk)[HEAD_DIM / 2], float (&dv)[HEAD_DIM / 2], float2& sums,
@@ -192,8 +192,8 @@ struct Consumer {
         __syncwarp();
         release(&sh.rows_empty[stage]);
 
-        // The buffer was read for dQ two steps ago. Who has written dS of the last step has done with
-        // that, so waiting for the last step's dS suffices for both.
+        // The dS buffer of three steps ago was last read by dQ two steps ago, before the other warpgroup wrote dS of
+        // the last step: waiting for the latter covers both.
         if (!FIRST) wait_ds(step - 1);
         store_ds(df, sh.ds[step % 3]);
         fence_async_proxy();
@@ -205,7 +205,7 @@ struct Consumer {
         gemm_rn<HEAD_DIM, BLOCK_M>(dk, df, matrix_descriptor(sh.q[stage], Q_SLAB), true);
         wgmma_commit();
         if (!LAST) multiply_scores(s, step + 1);
-        // dV and dK are done, and leave their operands' registers to dQ.
+        // dV and dK are finished: their operands' registers are free for dQ.
         wgmma_wait<LAST ? 0 : 1>();
         release(&sh.do_empty[stage]);
         release(&sh.q_empty[stage]);
@@ -219,7 +219,7 @@ struct Consumer {
         ++step;
     }
 
-    // What is left of the last step of a run of blocks.
+    // dQ of the last step of a tile.
     DEVICE void finish_dq(float tile_sum) {
         float dq[32];
         wait_ds(step - 1);

@@ -1,5 +1,5 @@
-// A consumer warpgroup that takes whole blocks of keys: QK of the next block and PV of the last one are in flight
-// during the softmax. For wide heads, whose output leaves no registers for halves with queries in registers.
+// Main loop of a consumer warpgroup over full blocks of keys: Q K^T of the next block and P V of the last one are in
+// flight during the softmax. For head dims 192 and 256, whose output accumulators leave no registers for Q.
 //
 // Included by attention_fwd_sm90.cu.
 struct Consumer : ConsumerBase {
@@ -21,7 +21,7 @@ struct Consumer : ConsumerBase {
         wgmma_commit();
     }
 
-    // Products of block n become probabilities.
+    // Softmax of block n: scores to probabilities.
     DEVICE bool softmax(float (&s)[BLOCK_N / 2], SoftmaxState& state, float (&rescale)[2],
                         const ForwardTile& t, u32 index, int n, bool masked, float2 c0, float2 c1) {
         const int stage = index % BIAS_STAGES;

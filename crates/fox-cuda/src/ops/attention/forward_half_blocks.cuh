@@ -1,15 +1,16 @@
-// A consumer warpgroup that takes blocks of keys in two halves: while the exponentials of one half run, the tensor
-// cores have the values of the other half and the keys of its successor. Queries stay in registers, because a
-// product of 64 columns with both operands in shared memory waits for shared memory (about 57 cycles for 32).
+// Main loop of a consumer warpgroup over half blocks of keys: while the exponentials of one half run, the tensor cores
+// compute P V of the other half and Q K^T of its successor. Queries stay in registers: a wgmma of 64 columns with both
+// operands in shared memory is bound by shared-memory bandwidth (about 57 instead of 32 cycles).
 //
-// A half that all rows see is not searched for its maximum (see `exponentials`); only masked halves, and
-// those whose logits have jumped beyond all limits, are.
+// Unmasked halves skip the search for their maximum (see `exponentials`).
+//
+// Lost: full blocks with the maximum computed every time (426 against 500 TFLOP/s at head dim 64).
 //
 // Included by attention_fwd_sm90.cu.
 constexpr int HALF = BLOCK_N / 2;
 
 struct Consumer : ConsumerBase {
-    // What a tile's rows have in registers.
+    // Register state of a tile's rows.
     struct Rows {
         u32 q[HEAD_DIM / 4];
         float s[2][HALF / 2];
@@ -20,7 +21,7 @@ struct Consumer : ConsumerBase {
         int unmasked_begin, unmasked_end;
     };
 
-    // From the descriptor of the first stage, which does not change, to that of half of a block.
+    // wgmma descriptor of half INDEX of a block, by an offset from that of the first stage.
     template <int INDEX>
     static DEVICE u64 half_descriptor(u64 first_stage, u32 index) {
         return descriptor_advance(first_stage, index % STAGES * (SLABS * KV_SLAB) +
@@ -46,7 +47,7 @@ struct Consumer : ConsumerBase {
         wgmma_commit();
     }
 
-    // Products of half of block n become probabilities.
+    // Softmax of half INDEX of block n: scores to probabilities.
     template <int INDEX>
     DEVICE void softmax(Rows& r, const ForwardTile& t, int n, float frame0, float frame1) {
         const int half_index = 2 * n + INDEX, first = half_index * HALF;
@@ -71,8 +72,8 @@ struct Consumer : ConsumerBase {
         pack_fragments<HALF>(r.s[INDEX], r.probabilities[INDEX]);
     }
 
-    // Block n. Products of its first half and probabilities of the last block's second half are there when it
-    // begins, and the same of the next one when it ends.
+    // Block n. On entry the scores of its first half and the probabilities of the previous block's second half are
+    // in registers; on exit the same holds for the next block.
     template <bool FIRST, bool LAST>
     DEVICE void both_halves(Rows& r, const ForwardTile& t, int n) {
         if (!FIRST) multiply_values<1>(r, block - 1);
@@ -99,7 +100,7 @@ struct Consumer : ConsumerBase {
         ++block;
     }
 
-    // Lets blocks pass that the mask hides from these rows, down to `last`; other warpgroups see them.
+    // Releases blocks that the causal mask hides from these rows, down to `last`; other warpgroups use them.
     DEVICE void skip_blocks(int& n, int last) {
         for (; n > last; --n, ++block) {
             mbarrier_wait(&sh.k_full[block % STAGES], block / STAGES % 2);

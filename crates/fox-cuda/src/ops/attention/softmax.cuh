@@ -11,10 +11,10 @@ constexpr float MAXIMUM_SLACK = 8.f;
 
 struct SoftmaxState {
     float maximum[2] = {NEG_INF, NEG_INF};
-    float sum[2] = {0.f, 0.f};  // of this thread's columns only, until `finish`
+    float sum[2] = {0.f, 0.f};  // of this thread's columns only; the epilogue reduces over the quad
 };
 
-// Turns products q.k of one block into exp2(logit - maximum), in place.
+// Replaces the products q.k of one block by exp2(logit - maximum).
 //
 // `frame[r]`: the bias of a logit is frame[r] - w[column]. With BIDIRECTIONAL masks `sign` is -1 for
 // blocks after the queries, and 0 for blocks that hold both kinds.
@@ -24,8 +24,7 @@ DEVICE bool softmax_block(float (&s)[COLUMNS / 2], SoftmaxState& state, float (&
                           const float* w, float frame0, float frame1, int sign, float scale,
                           Visible v0, Visible v1) {
     const int column0 = 2 * (threadIdx.x % 4);
-    // One chain of maxima and of sums per row: more of them cost registers that head dim 64 does not
-    // have, and gained nothing elsewhere.
+    // One chain of maxima and one of sums per row: more chains spill at head dim 64 and gain nothing at 128.
     float top[2] = {NEG_INF, NEG_INF};
     float frame[2] = {frame0, frame1};
 #pragma unroll
@@ -59,7 +58,7 @@ DEVICE bool softmax_block(float (&s)[COLUMNS / 2], SoftmaxState& state, float (&
     for (int r = 0; r < 2; ++r) {
         raise |= top[r] + frame[r] > state.maximum[r] + MAXIMUM_SLACK;
     }
-    // Any lane's own maximum tells; that of the row is needed only now and then.
+    // A lane's maximum decides; the reduction over the row is only needed when the maximum rises.
     raise = __any_sync(~0u, raise);
     if (raise) {
 #pragma unroll
@@ -87,14 +86,13 @@ DEVICE bool softmax_block(float (&s)[COLUMNS / 2], SoftmaxState& state, float (&
     return raise;
 }
 
-// Sums of probabilities may grow to this before a block is searched for its maximum.
+// Largest sum of probabilities of a block before its maximum must be computed.
 constexpr float SUM_LIMIT = 18446744073709551616.f;  // 2^64
 
-// The same for a block that is visible to all rows (and with `sign` 1 or -1), without a look at its maximum:
-// probabilities against the one that is known, packed as left operands of the next product. bf16 and f32 have
-// exponents to spare, so nothing is lost while sums stay below SUM_LIMIT. Returns whether they do, for all
-// rows of the warp; if not (or if a row has seen no key yet, and its maximum is -inf), nothing has
-// happened, and the block must be done by `softmax_block`.
+// Fast path for a block that all rows see (`sign` 1 or -1): exponentials relative to the running maximum, without
+// computing the block's own, packed as left operands of P V. bf16 and f32 have exponent range to spare, so nothing is
+// lost while sums stay below SUM_LIMIT. Returns false, without side effects on `state`, where a sum of the warp exceeds
+// that limit or a row has no maximum yet; the block then goes through `softmax_block`.
 template <int COLUMNS, bool GATED, int KIND>
 DEVICE bool exponentials(const float (&s)[COLUMNS / 2], u32 (&p)[COLUMNS / 4], SoftmaxState& state,
                          const float* w, float frame0, float frame1, int sign, float scale) {
@@ -123,7 +121,7 @@ DEVICE bool exponentials(const float (&s)[COLUMNS / 2], u32 (&p)[COLUMNS / 4], S
     return true;
 }
 
-// Accumulators as left operand of the next product.
+// Packs accumulators as the left operand of the next product.
 template <int COLUMNS>
 DEVICE void pack_fragments(const float (&s)[COLUMNS / 2], u32 (&p)[COLUMNS / 4]) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Sums over rows in fixed order: one launch sums slices of rows, a second one the slices. And columns of a
-// matrix as matrices of their own, or the other way round.
+// Column sums in fixed order (one launch sums slices of rows, a second one the slices), bias add, and splitting and
+// joining of columns.
 //
 // Compile-time: BF16 (type of `real`), VEC (not used).
 #include "flat.cuh"
@@ -32,9 +32,8 @@ extern "C" __global__ void add_bias(PARAMS(AddBias)) {
     FOR_EACH(i, count) x[i] = to_real(to_float(x[i]) + bias[i % width]);
 }
 
-// to[row][0..width] = from[row][0..width], N elements at a time, in rows of these strides; zeros where there is
-// no `from`, and added to what is there where the copy says so. Indices are divided in 32 bits, because 64
-// cost more than the copy.
+// to[row][0..width] = from[row][0..width], N elements per access; zeros where `from` is null, added to `to` with `add`.
+// Indices are divided in 32 bits: a 64-bit division would cost more than the copy.
 template <int N, typename To, typename From>
 DEVICE void copy_block(const ColumnCopy& c) {
     const u32 per_row = c.width / N, accesses = c.accesses, step = gridDim.x * blockDim.x;

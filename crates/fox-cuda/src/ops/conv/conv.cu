@@ -1,9 +1,9 @@
 // The short convolution: y = l2(act(conv(x) + bias)), every channel with its own TAPS taps, and its gradients.
 //
-// A thread has CHUNKS pieces of VEC channels of one head (LANES lanes of a warp to a head, for the norm; heads
-// of VEC channels where there is none) and walks over a slice of rows. The last rows stay in registers, and so
-// do the sums for the filters; backward it walks from the last row to the first, because a row's gradient goes
-// to TAPS - 1 rows before it too. Rows are read BATCH at a time, so that they are on their way together.
+// A thread owns CHUNKS vectors of VEC channels of one head (LANES lanes of a warp per head, for the norm; heads of VEC
+// channels without a norm) and iterates over a slice of rows. The window of TAPS rows and the filter gradients stay in
+// registers. The backward goes from the last row to the first, because the gradient of a row also flows to the TAPS - 1
+// rows before it. BATCH rows are loaded together to hide memory latency.
 //
 // Compile-time: BF16, VEC, LANES (a power of two up to 32), CHUNKS, TAPS.
 #include "params.cuh"
@@ -13,7 +13,6 @@ constexpr int THREADS = 64;
 constexpr int NO_ACTIVATION = -1;
 constexpr int BATCH = CHUNKS <= 2 ? 4 : 1;
 
-// The head's first column.
 DEVICE int first_column(const ConvParams& p, const HeadLane& at) { return at.head * p.head_dim; }
 
 // A row of [rows, width]; null stands for zeros.
@@ -57,8 +56,9 @@ DEVICE const real* input_row(const ConvParams& p, const RowInfo& info, int row, 
     return p.before + (size_t(info.segment) * (TAPS - 1) + TAPS - 1 - (back - info.index)) * p.width;
 }
 
-// window[k] is the input that tap k meets: the row itself is window[TAPS - 1].
-DEVICE void load_window(Fragment (&window)[TAPS], const ConvParams& p, const RowInfo& info, int row, const HeadLane& at) {
+// window[k] is the input of tap k; the current row is window[TAPS - 1].
+DEVICE void load_window(Fragment (&window)[TAPS], const ConvParams& p, const RowInfo& info, int row,
+                        const HeadLane& at) {
 #pragma unroll
     for (int k = 0; k < TAPS; ++k) {
         load_row(window[k], input_row(p, info, row, TAPS - 1 - k), p, at);
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_conv_fwd(PARAMS(Conv
     Filter f;
     load_filter(f, p, at);
     Fragment window[TAPS];
-    bool known = false;  // whether the window stands at the row before, in the same segment
+    bool known = false;  // whether the window holds the previous row of the same segment
     for (int batch = first; batch < last; batch += BATCH) {
         RowInfo infos[BATCH];
         Fragment rows[BATCH];
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_conv_fwd(PARAMS(Conv
     }
 }
 
-// From the gradient of a row's output, g, to that of the convolve input, in place.
+// From the gradient of a row's output, g, to that of the convolution output, in place.
 DEVICE void filter_gradient(Fragment& g, const Fragment (&window)[TAPS], const Filter& f, const ConvParams& p,
                             const HeadLane& at) {
     Fragment x, slope;
@@ -151,10 +151,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int first = blockIdx.x * p.rows_per_slice, last = min(first + p.rows_per_slice, p.rows);
     Filter f;
     load_filter(f, p, at);
-    // later[k] is the gradient of the convolve row k + 1 rows further on, zero outside the segment.
+    // later[k] is the gradient of the convolution output k + 1 rows later, zero outside the segment.
     Fragment window[TAPS], dtaps[TAPS] = {}, dbias = {}, later[TAPS] = {};
-    bool known = false;  // whether the window stands at the row after, in the same segment
-    // From the rows after the slice on, as far as its last rows reach.
+    bool known = false;  // whether the window holds the next row of the same segment
+    // Starts TAPS - 1 rows after the slice, whose gradients flow into its last rows.
     for (int batch = min(last + TAPS - 2, p.rows - 1); batch >= first; batch -= BATCH) {
         RowInfo infos[BATCH];
         Fragment gradients[BATCH], oldest[BATCH];

@@ -1,10 +1,9 @@
-// One output per element: conversions, fills, sums.
+// Elementwise kernels: conversions, fills, sums.
 //
 // Compile-time: BF16, VEC.
 #include "flat.cuh"
 #include "params.cuh"
 
-// `count` elements in pieces of VEC.
 extern "C" __global__ void narrow(PARAMS(Narrow)) {
     FOR_EACH(i, count / VEC) {
         float v[VEC];
@@ -19,7 +18,7 @@ extern "C" __global__ void widen(PARAMS(Widen)) {
         store<VEC>(y + i * VEC, v);
     }
 }
-// All high halves, then all low ones.
+// bf16 halves of all elements, then the remainders of all elements.
 extern "C" __global__ void to_halves_all(PARAMS(Narrow)) {
     FOR_EACH(i, count) to_halves(x[i], y[i], y[count + i]);
 }

@@ -1,4 +1,4 @@
-// Rows of a table by token id, and their gradient.
+// Embedding lookup and its gradient.
 //
 // Compile-time: BF16, VEC.
 #include "flat.cuh"
@@ -15,7 +15,7 @@ extern "C" __global__ void embedding_fwd(PARAMS(EmbeddingForward)) {
 }
 
 // dtable[id] += sum of dy over the rows of that id, in ascending order: `groups` lists (id, first, end)
-// into `order`. Grid (groups, pieces of the width).
+// into `order`. Grid (groups, blocks of columns).
 extern "C" __global__ void embedding_bwd(PARAMS(EmbeddingBackward)) {
     const int column = (blockIdx.y * blockDim.x + threadIdx.x) * VEC;
     if (column >= width) return;

@@ -1,4 +1,4 @@
-//! Rows of a table by token id, and their gradient in fixed order.
+//! Embedding lookup, and its gradient in fixed order.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,37 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 impl Cuda {
-    pub(crate) fn look_up(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    fn row_copy(&self, table: u64, row: usize, width: usize) -> Result<crate::Buffer<f32>> {
+        let copy = self.gpu.alloc::<f32>(width)?;
+        // SAFETY: the row lies inside the table.
+        unsafe { self.gpu.copy(copy.address(), table + (4 * row * width) as u64, 4 * width)? };
+        Ok(copy)
+    }
+
+    /// Rows grouped by id, on the host, which has a copy of the ids.
+    fn groups(&self, ids: &Tensor) -> Result<std::sync::Arc<Groups>> {
+        memory(ids)?.groups(|| {
+            let host = self.ints(ids)?;
+            let mut rows: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+            let index = |row| int("embedding_bwd", "row", row);
+            for (row, &id) in host.iter().enumerate() {
+                rows.entry(id).or_default().push(index(row)?);
+            }
+            let (mut groups, mut order) = (Vec::new(), Vec::with_capacity(host.len()));
+            for (id, rows) in &rows {
+                groups.extend([*id, index(order.len())?, index(order.len() + rows.len())?]);
+                order.extend(rows);
+            }
+            let count = rows.len();
+            Ok(Groups { groups: self.gpu.upload(&groups)?, count, order: self.gpu.upload(&order)? })
+        })
+    }
+}
+
+impl EmbeddingOps for Cuda {
+    fn embedding_fwd(&self, table: &Tensor, ids: &Tensor) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_embedding_fwd(self, table, ids)?;
+        let _span = self.span("embedding fwd")?;
         let (width, dtype) = (table.cols(), self.activations());
         let (y, at) = self.output([ids.len(), width], dtype, table.device())?;
         let table = self.real(table)?;
@@ -67,17 +97,19 @@ impl Cuda {
         Ok(y)
     }
 
-    pub(crate) fn look_up_gradient(
+    fn embedding_bwd(
         &self,
         dy: &Tensor,
         ids: &Tensor,
         vocab: usize,
         pad: Option<usize>,
         acc: Option<Tensor>,
-    ) -> Result<Tensor> {
+    ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_embedding_bwd(self, dy, ids, vocab, acc.as_ref())?;
+        let _span = self.span("embedding bwd")?;
         let (width, dtype) = (dy.cols(), self.activations());
         let groups = self.groups(ids)?;
-        // The pad's row keeps what it had: nothing.
+        // The gradient of the pad row stays as it is.
         let (dtable, at) = self.sum_in_place(acc, [vocab, width], dy.device())?;
         let before = match pad {
             Some(pad) => Some((pad, self.row_copy(at, pad, width)?)),
@@ -108,48 +140,5 @@ impl Cuda {
             unsafe { self.gpu.copy(at + (4 * pad * width) as u64, row.address(), 4 * width)? };
         }
         Ok(dtable)
-    }
-
-    fn row_copy(&self, table: u64, row: usize, width: usize) -> Result<crate::Buffer<f32>> {
-        let copy = self.gpu.alloc::<f32>(width)?;
-        // SAFETY: the row lies inside the table.
-        unsafe { self.gpu.copy(copy.address(), table + (4 * row * width) as u64, 4 * width)? };
-        Ok(copy)
-    }
-
-    /// Rows by id, sorted on the host, which has the ids anyway.
-    fn groups(&self, ids: &Tensor) -> Result<std::sync::Arc<Groups>> {
-        memory(ids)?.groups(|| {
-            let host = self.ints(ids)?;
-            let mut rows: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
-            let index = |row| int("embedding_bwd", "row", row);
-            for (row, &id) in host.iter().enumerate() {
-                rows.entry(id).or_default().push(index(row)?);
-            }
-            let (mut groups, mut order) = (Vec::new(), Vec::with_capacity(host.len()));
-            for (id, rows) in &rows {
-                groups.extend([*id, index(order.len())?, index(order.len() + rows.len())?]);
-                order.extend(rows);
-            }
-            let count = rows.len();
-            Ok(Groups { groups: self.gpu.upload(&groups)?, count, order: self.gpu.upload(&order)? })
-        })
-    }
-}
-
-impl EmbeddingOps for Cuda {
-    fn embedding_fwd(&self, table: &Tensor, ids: &Tensor) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("embedding fwd", || self.look_up(table, ids))?)
-    }
-
-    fn embedding_bwd(
-        &self,
-        dy: &Tensor,
-        ids: &Tensor,
-        vocab: usize,
-        pad: Option<usize>,
-        acc: Option<Tensor>,
-    ) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("embedding bwd", || self.look_up_gradient(dy, ids, vocab, pad, acc))?)
     }
 }

@@ -2,11 +2,11 @@
 
 use fox_tensor::{DType, GateInputs, GateOps, Tensor};
 
+use crate::Source;
 use crate::backend::launcher::Variant;
 use crate::backend::{Cuda, address};
 use crate::params::{ConstPtr, Ptr, kernel_params};
 use crate::source::source;
-use crate::{Result, Source};
 
 const GATE: Source = source!("gate", [], [LogGateForward, LogGateBackward]);
 
@@ -45,8 +45,10 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
     vec![(GATE, Variant::plain(DType::F32, 1).defines())]
 }
 
-impl Cuda {
-    pub(crate) fn gate_forward(&self, inputs: &GateInputs<'_>) -> Result<Tensor> {
+impl GateOps for Cuda {
+    fn log_gate_fwd(&self, inputs: &GateInputs<'_>) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_log_gate_fwd(self, inputs)?;
+        let _span = self.span("log_gate fwd")?;
         let (rows, heads) = (inputs.rows, inputs.heads);
         let (y, at) = self.output([rows, heads], DType::F32, inputs.device)?;
         let z = inputs.z.map(|x| self.real(x)).transpose()?;
@@ -65,7 +67,9 @@ impl Cuda {
         Ok(y)
     }
 
-    pub(crate) fn gate_backward(&self, dy: &Tensor, inputs: &GateInputs<'_>) -> Result<Tensor> {
+    fn log_gate_bwd(&self, dy: &Tensor, inputs: &GateInputs<'_>) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_log_gate_bwd(self, dy, inputs)?;
+        let _span = self.span("log_gate bwd")?;
         let (dz, at) = self.output(dy.shape(), DType::F32, dy.device())?;
         let (count, heads) = (dy.len(), dy.cols());
         let dy = self.real(dy)?;
@@ -84,15 +88,5 @@ impl Cuda {
             self.launch_flat(GATE, "log_gate_bwd", Variant::plain(DType::F32, 1), count, params)?
         };
         Ok(dz)
-    }
-}
-
-impl GateOps for Cuda {
-    fn log_gate_fwd(&self, inputs: &GateInputs<'_>) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("log_gate fwd", || self.gate_forward(inputs))?)
-    }
-
-    fn log_gate_bwd(&self, dy: &Tensor, inputs: &GateInputs<'_>) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("log_gate bwd", || self.gate_backward(dy, inputs))?)
     }
 }

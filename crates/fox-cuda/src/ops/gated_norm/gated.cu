@@ -1,5 +1,4 @@
-// Output norm and gate: y = rms(x) * act(gate), by head, with gradients. How threads share the work:
-// head_fragments.cuh.
+// Output norm and gate per head, y = rms(x) * act(gate), and its gradients. Work decomposition: head_fragments.cuh.
 //
 // Compile-time: BF16, VEC, LANES (a power of two up to 32), CHUNKS.
 #include "params.cuh"
@@ -36,7 +35,7 @@ extern "C" __global__ void gated_norm_fwd(PARAMS(GatedForward)) {
     }
 }
 
-// Operands of one row of the gradient, on their way from memory.
+// Prefetched operands of one row of the gradient.
 struct GatedRow {
     PackedFragment x, g, z;
 };
@@ -46,8 +45,8 @@ DEVICE void fetch_row(GatedRow& r, const GatedParams& p, const real* dy, size_t 
     if (p.gate) fetch(r.z, p.gate + here, lane, d);
 }
 
-// partial[slice][width] are the sums for the norm's weights. What the next row needs is on its way while
-// this one is worked on. With `y`, the output once more, which may take the place of dy.
+// partial[slice][width] are partial gradients of the norm weights. The next row is prefetched. With `y`, recomputes the
+// output; `y` may alias dy.
 extern "C" __global__ void gated_norm_bwd(PARAMS(GatedBackward)) {
     const HeadLane at = head_lane(p.groups);
     const int d = p.width / p.groups, column = at.head * d;

@@ -1,4 +1,4 @@
-//! Output norm and gate.
+//! Output norm and gate: `y = rms(x) * act(gate)` per head.
 
 use fox_tensor::{DType, GatedNormGrads, GatedNormInputs, GatedNormOps, Tensor};
 
@@ -41,9 +41,9 @@ kernel_params! {
         dx: Ptr<Real>,
         /// `[R, C]`; null without a gate.
         dgate: Ptr<Real>,
-        /// The output once more `[R, C]`, or null.
+        /// Recomputed output `[R, C]`, or null.
         y: Ptr<Real>,
-        /// Sums for the norm's weights `[slices, C]`; null without a norm.
+        /// Partial gradients of the norm weights `[slices, C]`; null without a norm.
         partial: Ptr<f32>,
         /// `[R, C]`.
         dy: ConstPtr<Real>,
@@ -57,32 +57,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 impl Cuda {
-    pub(crate) fn gated_forward(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor> {
-        let dtype = self.activations();
-        let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
-        let division = division_of(dtype, inputs, false);
-        let (x, norm, gate) = self.gated_operands(inputs)?;
-        let p = params(inputs, &division, &x, &norm, &gate);
-        // SAFETY: the tape checked the shapes.
-        unsafe {
-            self.launch(
-                &division.op(GATED, "gated_norm_fwd", 0),
-                GatedForward { y: at.into(), p },
-            )?;
-        }
-        Ok(y)
-    }
-
-    pub(crate) fn gated_backward(
-        &self,
-        dy: &Tensor,
-        inputs: &GatedNormInputs<'_>,
-    ) -> Result<GatedNormGrads> {
-        let dy = self.activation(dy)?;
-        self.gated_gradients(dy.address(), 0, inputs)
-    }
-
-    /// With the output once more, in the place of `dy` if that is free.
+    /// Gradients and recomputed output, which reuses the memory of `dy` if it is not shared.
     pub(crate) fn gated_backward_with_output(
         &self,
         dy: Tensor,
@@ -102,14 +77,9 @@ impl Cuda {
         let (width, device, dtype) = (inputs.x.cols(), inputs.x.device(), self.activations());
         let division = division_of(dtype, inputs, true);
         let (dx, dx_at) = self.output(inputs.x.shape(), dtype, device)?;
-        let dgate = match inputs.gate {
-            Some(gate) => Some(self.output(gate.shape(), dtype, device)?),
-            None => None,
-        };
-        let partial = match inputs.norm {
-            Some(_) => Some(self.gpu.alloc::<f32>(division.slices * width)?),
-            None => None,
-        };
+        let dgate = inputs.gate.map(|gate| self.output(gate.shape(), dtype, device)).transpose()?;
+        let partial =
+            inputs.norm.map(|_| self.gpu.alloc::<f32>(division.slices * width)).transpose()?;
         let (x, norm, gate) = self.gated_operands(inputs)?;
         let params = GatedBackward {
             dx: dx_at.into(),
@@ -121,12 +91,9 @@ impl Cuda {
         };
         // SAFETY: the tape checked the shapes.
         unsafe { self.launch(&division.op(GATED, "gated_norm_bwd", 0), params)? };
-        let dnorm = match partial {
-            Some(partial) => {
-                Some(self.head_weights(&partial, division.slices, width, width, device)?)
-            }
-            None => None,
-        };
+        let dnorm = partial
+            .map(|partial| self.head_weights(&partial, division.slices, width, width, device))
+            .transpose()?;
         Ok(GatedNormGrads { dx, dgate: dgate.map(|(dgate, _)| dgate), dnorm })
     }
 
@@ -170,7 +137,21 @@ fn params(
 
 impl GatedNormOps for Cuda {
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("gated_norm fwd", || self.gated_forward(inputs))?)
+        fox_tensor::check_gated_norm_fwd(self, inputs)?;
+        let _span = self.span("gated_norm fwd")?;
+        let dtype = self.activations();
+        let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
+        let division = division_of(dtype, inputs, false);
+        let (x, norm, gate) = self.gated_operands(inputs)?;
+        let p = params(inputs, &division, &x, &norm, &gate);
+        // SAFETY: the tape checked the shapes.
+        unsafe {
+            self.launch(
+                &division.op(GATED, "gated_norm_fwd", 0),
+                GatedForward { y: at.into(), p },
+            )?;
+        }
+        Ok(y)
     }
 
     fn gated_norm_bwd(
@@ -178,6 +159,9 @@ impl GatedNormOps for Cuda {
         dy: &Tensor,
         inputs: &GatedNormInputs<'_>,
     ) -> fox_tensor::Result<GatedNormGrads> {
-        Ok(self.timed("gated_norm bwd", || self.gated_backward(dy, inputs))?)
+        fox_tensor::check_gated_norm_bwd(self, dy, inputs)?;
+        let _span = self.span("gated_norm bwd")?;
+        let dy = self.activation(dy)?;
+        Ok(self.gated_gradients(dy.address(), 0, inputs)?)
     }
 }

@@ -4,11 +4,11 @@
 #include "flat.cuh"
 #include "params.cuh"
 
-// Where in x = [g | u] the gates of piece i lie; divided in 32 bits, which the caller sees to, because 64 cost
-// as much as all the rest.
+// Offset in x = [g | u] of the gates of vector i. Divides in 32 bits (the caller checks the range): a 64-bit division
+// would cost as much as the rest of the kernel.
 DEVICE size_t gate_of(size_t i, int inner) {
-    const u32 pieces = u32(inner) / VEC, row = u32(i) / pieces;
-    return size_t(row) * 2 * inner + (u32(i) - row * pieces) * VEC;
+    const u32 vectors = u32(inner) / VEC, row = u32(i) / vectors;
+    return size_t(row) * 2 * inner + (u32(i) - row * vectors) * VEC;
 }
 // y[row][c] = act(g) u for x = [g | u]; `inner` columns each, `count` = rows * inner.
 extern "C" __global__ void glu_fwd(PARAMS(GluForward)) {
@@ -22,7 +22,7 @@ extern "C" __global__ void glu_fwd(PARAMS(GluForward)) {
         store<VEC>(y + i * VEC, u);
     }
 }
-// With `y`, the output once more. `dx` may be `x`, and `y` may be `dy`.
+// With `y`, recomputes the output. `dx` may alias `x`, `y` may alias `dy`.
 extern "C" __global__ void glu_bwd(PARAMS(GluBackward)) {
     FOR_EACH(i, count / VEC) {
         const size_t at = gate_of(i, inner);

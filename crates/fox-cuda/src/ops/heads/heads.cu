@@ -1,12 +1,11 @@
-// Heads of a row at a time: token shift, per-head RMS norm and RoPE. With gradients. How threads share the
-// work: head_fragments.cuh.
+// Token shift, per-head RMS norm and RoPE, and their gradients. Work decomposition: head_fragments.cuh.
 //
 // Compile-time: BF16, VEC, LANES (a power of two up to 32), CHUNKS.
 #include "params.cuh"
 #include "head_fragments.cuh"
 
-// Rotates the pairs (x[m], x[m + d/2]) by the row's angles, or back by sign -1. The other half of a pair
-// may lie in another lane, so the head goes through shared memory.
+// Rotates the pairs (x[m], x[m + d/2]) by the row's angles, or back with sign -1. The other element of a pair may be in
+// another lane, so the head is exchanged through shared memory.
 DEVICE void rotate(Fragment& x, const float2* table, float sign, int lane, int d) {
     extern __shared__ float heads_memory[];
     float* own = heads_memory + threadIdx.x / LANES * (CHUNKS * STRIDE);
@@ -26,7 +25,7 @@ DEVICE void rotate(Fragment& x, const float2* table, float sign, int lane, int d
     }
 }
 
-// PackedFragment row before `row`: of its segment, or handed in, or zeros.
+// The row of u before `row`: of its segment, or `prev`, or zeros.
 DEVICE void fetch_before(PackedFragment& x, const HeadParams& p, const RowInfo& info, int row, const HeadLane& at) {
     const int width = p.heads * p.head_dim, column = at.head * p.head_dim;
     if (info.segment >= 0 && info.index > 0) {
@@ -38,10 +37,10 @@ DEVICE void fetch_before(PackedFragment& x, const HeadParams& p, const RowInfo& 
     }
 }
 
-// Rows that a thread has on their way from memory at once.
+// Rows in flight per thread.
 constexpr int PREFETCH_ROWS = CHUNKS > 1 ? 1 : BF16 ? 4 : 2;
 
-// Rows `first` to `last`, PREFETCH_ROWS at most.
+// Rows [first, last), at most PREFETCH_ROWS.
 template <bool SHIFT>
 DEVICE void prepare_rows(real* y, const HeadParams& p, int first, int last, const HeadLane& at) {
     const int d = p.head_dim, width = p.heads * d, column = at.head * d;
@@ -56,7 +55,7 @@ DEVICE void prepare_rows(real* y, const HeadParams& p, int first, int last, cons
         if constexpr (SHIFT) logit[n] = p.shift[size_t(row) * p.heads + at.head];
         fetch(u[n], p.u + size_t(row) * width + column, at.lane, d);
     }
-    // Most likely the row before; not worth waiting for its index.
+    // Speculates that the previous row belongs to the segment, to save a dependent load.
     if constexpr (SHIFT) {
         fetch(before, p.u + size_t(max(first - 1, 0)) * width + column, at.lane, d);
     }
@@ -94,14 +93,14 @@ extern "C" __global__ void __launch_bounds__(256, CHUNKS > 1 ? 1 : 3)
     }
 }
 
-// What a row's gradient is made of, on its way from memory. Nothing waits for anything else.
+// Prefetched operands of a row's gradient; all loads are independent.
 enum { INSIDE = 1, FIRST = 2, FOLLOWS = 4 };
 template <bool SHIFT>
 struct GradientRow {
-    int flags;    // INSIDE a segment, FIRST of it, another row of it FOLLOWS
+    int flags;    // INSIDE a segment, its FIRST row, FOLLOWS: not its last row
     float logit;  // of the shift
     PackedFragment g;        // gradient of the heads
-    PackedFragment u;        // the row of u before it, whatever it belongs to; without a shift, the row itself
+    PackedFragment u;        // the previous row of u, of any segment; without a shift, the row itself
 };
 template <bool SHIFT>
 DEVICE void fetch_row(GradientRow<SHIFT>& r, const HeadParams& p, const real* dy, int row, const HeadLane& at) {
@@ -115,8 +114,8 @@ DEVICE void fetch_row(GradientRow<SHIFT>& r, const HeadParams& p, const real* dy
     fetch(r.u, p.u + size_t(other) * width + column, at.lane, p.head_dim);
 }
 
-// From the gradient of a row's heads, g, to that of the shifted ones, in place, and with it the sums for
-// the norm's weights (when `count`). `before` and `now` are the raw rows, the former for shifts alone.
+// From the gradient of a row's heads, g, to that of the shifted heads, in place; adds the gradient of the norm weights
+// if `count`. `before` (with a shift only) and `now` are the rows of u.
 template <bool SHIFT, bool NORM>
 DEVICE void shifted_gradient(Fragment& g, Fragment& dnorm, const HeadParams& p, int row, const PackedFragment& before,
                              const PackedFragment& now, float a, const float* norm, const HeadLane& at, bool count) {
@@ -130,7 +129,7 @@ DEVICE void shifted_gradient(Fragment& g, Fragment& dnorm, const HeadParams& p, 
         FOR_FRAGMENT(c, i) x[c][i] = a * other[c][i] + (1.f - a) * x[c][i];
     }
     const float scale = reciprocal_root(dot(x, x) * (1.f / d) + p.eps);
-    // Read again for every row, from the nearest cache: registers are worth more.
+    // Reloaded from L1 for every row, to lower register pressure.
     load_fragment(other, norm, at.lane, d);
     FOR_FRAGMENT(c, i) {
         x[c][i] *= scale;
@@ -141,8 +140,8 @@ DEVICE void shifted_gradient(Fragment& g, Fragment& dnorm, const HeadParams& p, 
     FOR_FRAGMENT(c, i) g[c][i] = scale * (g[c][i] - x[c][i] * mean);
 }
 
-// du and dshift of one row from the gradient of its shifted heads; `carry` is the share of the row after
-// it, and then that of this row for the one before.
+// du and dshift of one row from the gradient of its shifted heads. `carry` is the contribution of the next row on
+// entry, and that of this row to the previous one on exit.
 DEVICE void unshift(real* du, float* dshift, const Fragment& g, Fragment& carry, const PackedFragment& before,
                     const PackedFragment& now, float a, bool has_next, const HeadLane& at, int d) {
     Fragment x, out;
@@ -158,8 +157,8 @@ DEVICE void unshift(real* du, float* dshift, const Fragment& g, Fragment& carry,
     store_fragment(du, out, at.lane, d, at.active);
 }
 
-// Rows from last to first, because a row also gets a share of the next row's gradient: carry.
-// partial[slice][heads * d] are the sums for the norm's weights.
+// Rows from last to first, because the gradient of a row also flows to the previous one (carry).
+// partial[slice][heads * d] are partial gradients of the norm weights.
 template <bool SHIFT, bool NORM>
 DEVICE void prepare_heads_gradient(real* du, float* dshift, float* partial, const real* dy,
                                    const HeadParams& p) {
@@ -173,7 +172,7 @@ DEVICE void prepare_heads_gradient(real* du, float* dshift, float* partial, cons
         fetch(now, p.u + size_t(last - 1) * width + column, at.lane, d);
         const RowInfo info = p.info[last - 1];
         if (last < p.rows && info.segment >= 0 && info.has_next) {
-            // The share of the first row of the next slice.
+            // Contribution of the first row of the next slice.
             GradientRow<true> after;
             fetch_row(after, p, dy, last, at);
             PackedFragment own;
@@ -184,7 +183,7 @@ DEVICE void prepare_heads_gradient(real* du, float* dshift, float* partial, cons
             FOR_FRAGMENT(c, i) carry[c][i] *= a;
         }
     }
-    // A shift needs registers of its own.
+    // With a shift fewer rows, to limit register pressure.
     constexpr int COUNT = SHIFT ? (PREFETCH_ROWS + 1) / 2 : PREFETCH_ROWS;
     for (int top = last - 1; top >= first; top -= COUNT) {
         GradientRow<SHIFT> rows[COUNT];
@@ -220,8 +219,8 @@ DEVICE void prepare_heads_gradient(real* du, float* dshift, float* partial, cons
     if (NORM) store_fragment(partial + size_t(blockIdx.x) * width + column, dnorm, at.lane, d, at.active);
 }
 
-// One kernel for each set of parts, or all would need the registers of the largest. The bounds allow 96 with a
-// shift and 80 without.
+// One kernel per combination, or all would have the register count of the largest. The launch bounds allow 96 registers
+// with a shift and 80 without.
 #define PREPARE_HEADS_BWD(NAME, SHIFT, NORM)                                                         \
     extern "C" __global__ void                                                                       \
     __launch_bounds__(SHIFT ? 288 : 256, CHUNKS > 1 ? 1 : SHIFT ? 2 : 3)                             \

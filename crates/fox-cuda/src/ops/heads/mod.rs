@@ -51,7 +51,7 @@ kernel_params! {
         du: Ptr<Real>,
         /// `[R, H]`; null without a shift.
         dshift: Ptr<f32>,
-        /// Sums for the norm's weights `[slices, H * d]`; null without a norm.
+        /// Partial gradients of the norm weights `[slices, H * d]`; null without a norm.
         partial: Ptr<f32>,
         /// `[R, H * d]`.
         dy: ConstPtr<Real>,
@@ -64,7 +64,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     pieces::variants(HEADS)
 }
 
-/// Operands of `prepare_heads` on their way to the kernel.
+/// Kernel parameters, and the operands they point to.
 struct HeadOperands<'a> {
     operands: [Option<Operand<'a>>; 4],
     params: HeadParams,
@@ -81,10 +81,10 @@ impl Cuda {
     ) -> Result<HeadOperands<'a>> {
         let rows = inputs.u.rows();
         let info = self.row_table(&spec.segments, rows)?;
-        let rope = match spec.rope {
-            Some(rope) => Some(self.rope_table(rope, spec.head_dim, &spec.segments)?),
-            None => None,
-        };
+        let rope = spec
+            .rope
+            .map(|rope| self.rope_table(rope, spec.head_dim, &spec.segments))
+            .transpose()?;
         let operands = [
             Some(self.activation(inputs.u)?),
             inputs.shift.map(|x| self.real(x)).transpose()?,
@@ -107,12 +107,21 @@ impl Cuda {
         };
         Ok(HeadOperands { operands, params, _tables: (info, rope) })
     }
+}
 
-    pub(crate) fn prepare_forward(
+/// Shared memory for the exchange of RoPE pairs between lanes.
+fn rope_bytes(division: &Division, spec: &HeadSpec) -> usize {
+    if spec.rope.is_some() { division.head_bytes() } else { 0 }
+}
+
+impl HeadOps for Cuda {
+    fn prepare_heads_fwd(
         &self,
         inputs: &HeadInputs<'_>,
         spec: &HeadSpec,
-    ) -> Result<Tensor> {
+    ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_prepare_heads_fwd(self, inputs, spec)?;
+        let _span = self.span("prepare_heads fwd")?;
         let dtype = self.activations();
         let rows = inputs.u.rows();
         let division = Division::new(dtype, spec.head_dim, spec.heads, rows, false);
@@ -125,24 +134,26 @@ impl Cuda {
         Ok(y)
     }
 
-    pub(crate) fn prepare_backward(
+    fn prepare_heads_bwd(
         &self,
         dy: &Tensor,
         inputs: &HeadInputs<'_>,
         spec: &HeadSpec,
-    ) -> Result<HeadGrads> {
+    ) -> fox_tensor::Result<HeadGrads> {
+        fox_tensor::check_prepare_heads_bwd(self, dy, inputs, spec)?;
+        let op = match inputs.shift {
+            Some(_) => "prepare_heads bwd, shifted",
+            None => "prepare_heads bwd",
+        };
+        let _span = self.span(op)?;
         let (rows, device, dtype) = (inputs.u.rows(), inputs.u.device(), self.activations());
         let division = Division::new(dtype, spec.head_dim, spec.heads, rows, true);
         let (du, du_at) = self.output(inputs.u.shape(), dtype, device)?;
-        let dshift = match inputs.shift {
-            Some(shift) => Some(self.output(shift.shape(), DType::F32, device)?),
-            None => None,
-        };
+        let dshift =
+            inputs.shift.map(|shift| self.output(shift.shape(), DType::F32, device)).transpose()?;
         let width = spec.heads * spec.head_dim;
-        let partial = match inputs.norm {
-            Some(_) => Some(self.gpu.alloc::<f32>(division.slices * width)?),
-            None => None,
-        };
+        let partial =
+            inputs.norm.map(|_| self.gpu.alloc::<f32>(division.slices * width)).transpose()?;
         let held = self.head_operands(inputs, spec, &division)?;
         let dy = self.activation(dy)?;
         let params = HeadsBackward {
@@ -169,33 +180,5 @@ impl Cuda {
             _ => None,
         };
         Ok(HeadGrads { du, dshift: dshift.map(|(dshift, _)| dshift), dnorm })
-    }
-}
-
-/// Shared memory through which the pairs of RoPE meet.
-fn rope_bytes(division: &Division, spec: &HeadSpec) -> usize {
-    if spec.rope.is_some() { division.head_bytes() } else { 0 }
-}
-
-impl HeadOps for Cuda {
-    fn prepare_heads_fwd(
-        &self,
-        inputs: &HeadInputs<'_>,
-        spec: &HeadSpec,
-    ) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("prepare_heads fwd", || self.prepare_forward(inputs, spec))?)
-    }
-
-    fn prepare_heads_bwd(
-        &self,
-        dy: &Tensor,
-        inputs: &HeadInputs<'_>,
-        spec: &HeadSpec,
-    ) -> fox_tensor::Result<HeadGrads> {
-        let op = match inputs.shift {
-            Some(_) => "prepare_heads bwd, shifted",
-            None => "prepare_heads bwd",
-        };
-        Ok(self.timed(op, || self.prepare_backward(dy, inputs, spec))?)
     }
 }

@@ -3,7 +3,7 @@
 // Compile-time: BF16, VEC.
 #include "params.cuh"
 
-// Where a thread works: VEC columns over a slice of rows. Grid (slices, blocks of columns).
+// A thread owns VEC columns of a slice of rows. Grid (slices, blocks of columns).
 DEVICE int hgrn_column() { return (blockIdx.y * blockDim.x + threadIdx.x) * VEC; }
 DEVICE void load_lower(float (&lower)[VEC], const Hgrn& p, int column) {
 #pragma unroll
@@ -28,7 +28,7 @@ extern "C" __global__ void hgrn_gates_fwd(PARAMS(HgrnForward)) {
             x[i] *= sigmoid(x[i]);
             // sigmoid(-z) rather than 1 - sigmoid(z): no cancellation for gates near 1.
             key[i] = (1.f - lower[i]) * sigmoid(-z[i]);
-            // f = (1 + lower e^-z) / (1 + e^-z), whatever the sign of z.
+            // f = (1 + lower e^-z) / (1 + e^-z), stable for either sign of z.
             const float shift = lower[i] == 0.f ? 0.f : log_sigmoid(z[i] - log_lower[i]);
             z[i] = log_sigmoid(z[i]) - shift;
         }
@@ -38,7 +38,7 @@ extern "C" __global__ void hgrn_gates_fwd(PARAMS(HgrnForward)) {
     }
 }
 
-// Gradients of q and z; partial[slice][width] are the slices' sums for the lower bounds, if there are any.
+// Gradients of q and z; partial[slice][width] are partial gradients of the lower bounds, or null.
 extern "C" __global__ void hgrn_gates_bwd(PARAMS(HgrnBackward)) {
     const int column = hgrn_column(), first = blockIdx.x * p.rows_per_slice;
     if (column >= p.width) return;
@@ -69,7 +69,7 @@ extern "C" __global__ void hgrn_gates_bwd(PARAMS(HgrnBackward)) {
 }
 
 // y[column] = sum of softmax_m(table[m][column]) over 1 <= m <= layer; with dy, the gradient of the table.
-// One thread to a column: tables have as many rows as the model has layers.
+// One thread per column: tables have as many rows as the model has layers.
 extern "C" __global__ void lower_bound(PARAMS(LowerBound)) {
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= width) return;

@@ -10,7 +10,7 @@ use crate::{Result, Source};
 
 const HGRN: Source = source!("hgrn", [], [Hgrn, HgrnForward, HgrnBackward, LowerBound]);
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 128;
 
 kernel_params! {
@@ -45,7 +45,7 @@ kernel_params! {
         dq: Ptr<Real>,
         /// `[R, C]`.
         dz: Ptr<Real>,
-        /// Sums for the lower bounds `[slices, C]`; null without bounds.
+        /// Partial gradients of the lower bounds `[slices, C]`; null without bounds.
         partial: Ptr<f32>,
         /// `[R, C]`.
         dq_out: ConstPtr<Real>,
@@ -78,7 +78,7 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
     plain_variants(HGRN)
 }
 
-/// How HGRN2's columns and rows are dealt out to blocks: a thread has a few columns of a slice of rows.
+/// Work decomposition: a thread owns a vector of columns of a slice of rows.
 struct HgrnGrid {
     variant: Variant,
     grid: [usize; 2],
@@ -119,85 +119,7 @@ impl Cuda {
         Ok((self.activation(inputs.q)?, self.activation(inputs.z)?, lower))
     }
 
-    /// Queries and keys as activations, log decays in f32; all `[R, C]`.
-    pub(crate) fn hgrn_forward(&self, inputs: &HgrnInputs<'_>) -> Result<HgrnGates> {
-        let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
-        let grid = HgrnGrid::new(dtype, inputs.q.rows(), inputs.q.cols());
-        let (q, q_at) = self.output(shape, dtype, device)?;
-        let (k, k_at) = self.output(shape, dtype, device)?;
-        let (log_f, log_f_at) = self.output(shape, DType::F32, device)?;
-        let operands = self.hgrn_operands(inputs)?;
-        let params = HgrnForward {
-            q: q_at.into(),
-            k: k_at.into(),
-            log_f: log_f_at.into(),
-            p: grid.params(inputs, &operands),
-        };
-        // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&grid.op("hgrn_gates_fwd"), params)? };
-        Ok(HgrnGates { q, k, log_f })
-    }
-
-    pub(crate) fn hgrn_backward(
-        &self,
-        d_out: &HgrnGates,
-        inputs: &HgrnInputs<'_>,
-    ) -> Result<HgrnGrads> {
-        let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
-        let width = inputs.q.cols();
-        let grid = HgrnGrid::new(dtype, inputs.q.rows(), width);
-        let (dq, dq_at) = self.output(shape, dtype, device)?;
-        let (dz, dz_at) = self.output(shape, dtype, device)?;
-        let slices = grid.grid[0];
-        let partial = match inputs.lower {
-            Some(_) => Some(self.gpu.alloc::<f32>(slices * width)?),
-            None => None,
-        };
-        let operands = self.hgrn_operands(inputs)?;
-        let (d_q, d_k, d_log_f) =
-            (self.activation(&d_out.q)?, self.activation(&d_out.k)?, self.real(&d_out.log_f)?);
-        let params = HgrnBackward {
-            dq: dq_at.into(),
-            dz: dz_at.into(),
-            partial: partial.as_ref().map_or(0, |partial| partial.address()).into(),
-            dq_out: d_q.address().into(),
-            dk_out: d_k.address().into(),
-            dlog_f: d_log_f.address().into(),
-            p: grid.params(inputs, &operands),
-        };
-        // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&grid.op("hgrn_gates_bwd"), params)? };
-        let dlower = match partial {
-            Some(partial) => {
-                let at = partial.address();
-                Some(self.column_sums(at, DType::F32, slices, width, None, device)?)
-            }
-            None => None,
-        };
-        Ok(HgrnGrads { dq, dz, dlower })
-    }
-
-    /// The lower bounds `[C]` of a layer.
-    pub(crate) fn bound_forward(&self, table: &Tensor, layer: usize) -> Result<Tensor> {
-        let (y, at) = self.output([table.cols()], DType::F32, table.device())?;
-        self.lower_bound([at, 0, 0], table, layer)?;
-        Ok(y)
-    }
-
-    /// `dtable[L, C]`.
-    pub(crate) fn bound_backward(
-        &self,
-        dy: &Tensor,
-        table: &Tensor,
-        layer: usize,
-    ) -> Result<Tensor> {
-        let (dtable, at) = self.output(table.shape(), DType::F32, table.device())?;
-        let dy = self.real(dy)?;
-        self.lower_bound([0, at, dy.address()], table, layer)?;
-        Ok(dtable)
-    }
-
-    /// `[y, dtable, dy]` are addresses, 0 for what is absent.
+    /// Launches `lower_bound` on addresses `[y, dtable, dy]`, 0 if absent.
     fn lower_bound(&self, [y, dtable, dy]: [u64; 3], table: &Tensor, layer: usize) -> Result<()> {
         let values = self.real(table)?;
         let params = LowerBound {
@@ -224,7 +146,23 @@ impl Cuda {
 
 impl HgrnOps for Cuda {
     fn hgrn_gates_fwd(&self, inputs: &HgrnInputs<'_>) -> fox_tensor::Result<HgrnGates> {
-        Ok(self.timed("hgrn_gates fwd", || self.hgrn_forward(inputs))?)
+        fox_tensor::check_hgrn_gates_fwd(self, inputs)?;
+        let _span = self.span("hgrn_gates fwd")?;
+        let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
+        let grid = HgrnGrid::new(dtype, inputs.q.rows(), inputs.q.cols());
+        let (q, q_at) = self.output(shape, dtype, device)?;
+        let (k, k_at) = self.output(shape, dtype, device)?;
+        let (log_f, log_f_at) = self.output(shape, DType::F32, device)?;
+        let operands = self.hgrn_operands(inputs)?;
+        let params = HgrnForward {
+            q: q_at.into(),
+            k: k_at.into(),
+            log_f: log_f_at.into(),
+            p: grid.params(inputs, &operands),
+        };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&grid.op("hgrn_gates_fwd"), params)? };
+        Ok(HgrnGates { q, k, log_f })
     }
 
     fn hgrn_gates_bwd(
@@ -232,11 +170,45 @@ impl HgrnOps for Cuda {
         d_out: &HgrnGates,
         inputs: &HgrnInputs<'_>,
     ) -> fox_tensor::Result<HgrnGrads> {
-        Ok(self.timed("hgrn_gates bwd", || self.hgrn_backward(d_out, inputs))?)
+        fox_tensor::check_hgrn_gates_bwd(self, d_out, inputs)?;
+        let _span = self.span("hgrn_gates bwd")?;
+        let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
+        let width = inputs.q.cols();
+        let grid = HgrnGrid::new(dtype, inputs.q.rows(), width);
+        let (dq, dq_at) = self.output(shape, dtype, device)?;
+        let (dz, dz_at) = self.output(shape, dtype, device)?;
+        let slices = grid.grid[0];
+        let partial = inputs.lower.map(|_| self.gpu.alloc::<f32>(slices * width)).transpose()?;
+        let operands = self.hgrn_operands(inputs)?;
+        let (d_q, d_k, d_log_f) =
+            (self.activation(&d_out.q)?, self.activation(&d_out.k)?, self.real(&d_out.log_f)?);
+        let params = HgrnBackward {
+            dq: dq_at.into(),
+            dz: dz_at.into(),
+            partial: partial.as_ref().map_or(0, |partial| partial.address()).into(),
+            dq_out: d_q.address().into(),
+            dk_out: d_k.address().into(),
+            dlog_f: d_log_f.address().into(),
+            p: grid.params(inputs, &operands),
+        };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&grid.op("hgrn_gates_bwd"), params)? };
+        let dlower = match partial {
+            Some(partial) => {
+                let at = partial.address();
+                Some(self.column_sums(at, DType::F32, slices, width, None, device)?)
+            }
+            None => None,
+        };
+        Ok(HgrnGrads { dq, dz, dlower })
     }
 
     fn lower_bound_fwd(&self, table: &Tensor, layer: usize) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("lower_bound fwd", || self.bound_forward(table, layer))?)
+        fox_tensor::check_lower_bound_fwd(self, table, layer)?;
+        let _span = self.span("lower_bound fwd")?;
+        let (y, at) = self.output([table.cols()], DType::F32, table.device())?;
+        self.lower_bound([at, 0, 0], table, layer)?;
+        Ok(y)
     }
 
     fn lower_bound_bwd(
@@ -245,6 +217,11 @@ impl HgrnOps for Cuda {
         table: &Tensor,
         layer: usize,
     ) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("lower_bound bwd", || self.bound_backward(dy, table, layer))?)
+        fox_tensor::check_lower_bound_bwd(self, dy, table, layer)?;
+        let _span = self.span("lower_bound bwd")?;
+        let (dtable, at) = self.output(table.shape(), DType::F32, table.device())?;
+        let dy = self.real(dy)?;
+        self.lower_bound([0, at, dy.address()], table, layer)?;
+        Ok(dtable)
     }
 }

@@ -1,4 +1,4 @@
-//! Products with weights and their gradients, sums over rows.
+//! Linear layers and their gradients.
 
 use fox_tensor::{DType, Device, LinearOps, Tensor};
 
@@ -6,12 +6,12 @@ mod gemm;
 mod group;
 pub(crate) mod thin;
 
-pub use gemm::{Gemm, GemmOperand, GemmProblem};
+pub(crate) use gemm::{Gemm, GemmOperand, GemmProblem};
 
 use crate::Result;
 use crate::backend::Cuda;
 
-/// Projections up to this wide are logits of gates, which stay in f32.
+/// Projections up to this width are gate logits, whose results stay in f32.
 pub(crate) const GATE_WIDTH: usize = 64;
 
 /// `c[m, n] = a[m, k] b[k, n]`.
@@ -31,52 +31,7 @@ pub(crate) fn transposed(address: u64) -> GemmOperand {
 }
 
 impl Cuda {
-    pub(crate) fn linear(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        let sizes = GemmShape { m: x.rows(), n: w.rows(), k: x.cols() };
-        let wide = x.dtype() == DType::F32 || sizes.n <= GATE_WIDTH;
-        let dtype = if wide { DType::F32 } else { self.activations() };
-        let (y, at) = self.output([sizes.m, sizes.n], dtype, x.device())?;
-        let (x, w) = (self.activation(x)?, self.weights(w)?);
-        if self.is_thin(sizes.m, sizes.k) {
-            self.thin_product(&x, &w, at, [sizes.m, sizes.n, sizes.k], wide)?;
-        } else {
-            self.multiply(plain(x.address()), transposed(w.address()), at, sizes, dtype, false)?;
-        }
-        if let Some(bias) = bias {
-            let bias = self.real(bias)?;
-            self.add_bias(at, dtype, bias.address(), sizes.m, sizes.n)?;
-        }
-        Ok(y)
-    }
-
-    pub(crate) fn linear_input_gradient(
-        &self,
-        dy: &Tensor,
-        w: &Tensor,
-        acc: Option<Tensor>,
-    ) -> Result<Tensor> {
-        let sizes = GemmShape { m: dy.rows(), n: w.cols(), k: dy.cols() };
-        let (dx, at, add) =
-            self.sum_of(acc, [sizes.m, sizes.n], self.activations(), dy.device())?;
-        let (dy, w) = (self.activation(dy)?, self.weights(w)?);
-        self.multiply(plain(dy.address()), plain(w.address()), at, sizes, dx.dtype(), add)?;
-        Ok(dx)
-    }
-
-    pub(crate) fn linear_weight_gradient(
-        &self,
-        dy: &Tensor,
-        x: &Tensor,
-        acc: Option<Tensor>,
-    ) -> Result<Tensor> {
-        let sizes = GemmShape { m: dy.cols(), n: x.cols(), k: dy.rows() };
-        let (dw, at, add) = self.sum_of(acc, [sizes.m, sizes.n], DType::F32, dy.device())?;
-        let (dy, x) = (self.activation(dy)?, self.activation(x)?);
-        self.multiply(transposed(dy.address()), plain(x.address()), at, sizes, dw.dtype(), add)?;
-        Ok(dw)
-    }
-
-    /// Where a product goes: a sum that exists, or a new tensor; and whether it adds.
+    /// Destination of a product, its address, and whether the product accumulates: `acc`, or a new tensor.
     pub(crate) fn sum_of(
         &self,
         acc: Option<Tensor>,
@@ -96,8 +51,7 @@ impl Cuda {
         }
     }
 
-    /// A product of operands in the type of activations. GemmShape that the library cannot do in bf16 are
-    /// left to it to refuse.
+    /// A product of operands in the type of activations.
     pub(crate) fn multiply(
         &self,
         a: GemmOperand,
@@ -121,12 +75,6 @@ impl Cuda {
         // SAFETY: the callers' operands have the sizes of the product.
         unsafe { self.gemm.run(&self.gpu, &product) }
     }
-
-    pub(crate) fn bias_gradient(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
-        let (rows, width, dtype) = (dy.rows(), dy.cols(), dy.dtype());
-        let x = self.operand(dy, dtype)?;
-        self.column_sums(x.address(), dtype, rows, width, acc, dy.device())
-    }
 }
 
 impl LinearOps for Cuda {
@@ -136,8 +84,24 @@ impl LinearOps for Cuda {
         w: &Tensor,
         bias: Option<&Tensor>,
     ) -> fox_tensor::Result<Tensor> {
-        let op = if w.rows() <= 64 { "narrow linear fwd" } else { "linear fwd" };
-        Ok(self.timed(op, || self.linear(x, w, bias))?)
+        fox_tensor::check_linear_fwd(self, x, w, bias)?;
+        let op = if w.rows() <= GATE_WIDTH { "narrow linear fwd" } else { "linear fwd" };
+        let _span = self.span(op)?;
+        let sizes = GemmShape { m: x.rows(), n: w.rows(), k: x.cols() };
+        let wide = x.dtype() == DType::F32 || sizes.n <= GATE_WIDTH;
+        let dtype = if wide { DType::F32 } else { self.activations() };
+        let (y, at) = self.output([sizes.m, sizes.n], dtype, x.device())?;
+        let (x, w) = (self.activation(x)?, self.weights(w)?);
+        if self.is_thin(sizes.m, sizes.k) {
+            self.thin_product(&x, &w, at, [sizes.m, sizes.n, sizes.k], wide)?;
+        } else {
+            self.multiply(plain(x.address()), transposed(w.address()), at, sizes, dtype, false)?;
+        }
+        if let Some(bias) = bias {
+            let bias = self.real(bias)?;
+            self.add_bias(at, dtype, bias.address(), sizes.m, sizes.n)?;
+        }
+        Ok(y)
     }
 
     fn linear_bwd_input(
@@ -146,8 +110,16 @@ impl LinearOps for Cuda {
         w: &Tensor,
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
-        let op = if w.rows() <= 64 { "narrow linear bwd input" } else { "linear bwd input" };
-        Ok(self.timed(op, || self.linear_input_gradient(dy, w, acc))?)
+        fox_tensor::check_linear_bwd_input(self, dy, w, acc.as_ref())?;
+        let op =
+            if w.rows() <= GATE_WIDTH { "narrow linear bwd input" } else { "linear bwd input" };
+        let _span = self.span(op)?;
+        let sizes = GemmShape { m: dy.rows(), n: w.cols(), k: dy.cols() };
+        let (dx, at, add) =
+            self.sum_of(acc, [sizes.m, sizes.n], self.activations(), dy.device())?;
+        let (dy, w) = (self.activation(dy)?, self.weights(w)?);
+        self.multiply(plain(dy.address()), plain(w.address()), at, sizes, dx.dtype(), add)?;
+        Ok(dx)
     }
 
     fn linear_bwd_weight(
@@ -156,11 +128,22 @@ impl LinearOps for Cuda {
         x: &Tensor,
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
-        let op = if dy.cols() <= 64 { "narrow linear bwd weight" } else { "linear bwd weight" };
-        Ok(self.timed(op, || self.linear_weight_gradient(dy, x, acc))?)
+        fox_tensor::check_linear_bwd_weight(self, dy, x, acc.as_ref())?;
+        let op =
+            if dy.cols() <= GATE_WIDTH { "narrow linear bwd weight" } else { "linear bwd weight" };
+        let _span = self.span(op)?;
+        let sizes = GemmShape { m: dy.cols(), n: x.cols(), k: dy.rows() };
+        let (dw, at, add) = self.sum_of(acc, [sizes.m, sizes.n], DType::F32, dy.device())?;
+        let (dy, x) = (self.activation(dy)?, self.activation(x)?);
+        self.multiply(transposed(dy.address()), plain(x.address()), at, sizes, dw.dtype(), add)?;
+        Ok(dw)
     }
 
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("linear bwd bias", || self.bias_gradient(dy, acc))?)
+        fox_tensor::check_linear_bwd_bias(self, dy, acc.as_ref())?;
+        let _span = self.span("linear bwd bias")?;
+        let (rows, width, dtype) = (dy.rows(), dy.cols(), dy.dtype());
+        let x = self.operand(dy, dtype)?;
+        Ok(self.column_sums(x.address(), dtype, rows, width, acc, dy.device())?)
     }
 }

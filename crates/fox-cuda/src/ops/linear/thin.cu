@@ -1,7 +1,7 @@
-// y[batch, rows] = x[batch, width] w[rows, width]^T for few sequences: bound by how fast the weights are read. They are
-// read before the wait for the launch in front, which must not be the one that writes them.
+// y[batch, rows] = x[batch, width] w[rows, width]^T for a batch of up to 8: bound by the memory bandwidth of the
+// weights. These are loaded before griddepcontrol.wait, so the preceding launch must not be the one that writes them.
 //
-// Compile-time: CHUNKS (pieces of 256 columns that a thread block reads at once).
+// Compile-time: CHUNKS (chunks of 256 columns that a thread block loads at once).
 #define BF16 1
 #define VEC 8
 #include "mma.cuh"
@@ -25,13 +25,12 @@ DEVICE WeightTile find_tile(const ThinProduct& p, int n) {
                 bottom < p.rows ? p.w + size_t(bottom) * p.width : nullptr};
 }
 
-// Columns that a lane reads of a row in turn k of its warp: the warps of a block share a row, 32 columns
-// each, a quarter of them to a lane.
+// First of the eight columns that a lane reads in iteration k: the warps of a block split a row, 32 columns each.
 DEVICE int column_of(int k) {
     return 32 * (k * WARPS + int(threadIdx.x) / 32) + 8 * (threadIdx.x % 4);
 }
 
-// CHUNKS turns from turn `first` on.
+// Loads the weights of CHUNKS iterations from `first` on.
 DEVICE void load_weights(uint4 (&w)[CHUNKS][2], const WeightTile& t, int first, int width) {
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k) {
@@ -43,8 +42,8 @@ DEVICE void load_weights(uint4 (&w)[CHUNKS][2], const WeightTile& t, int first, 
     }
 }
 
-// c[16 rows][8 sequences] += w x^T. A lane's eight columns are as good as any for the sum, so what it has
-// read is the operand of two matrix instructions, if the right operand takes the same columns.
+// c[16 rows][8 sequences] += w x^T. The sum over columns may be permuted: the eight columns that a lane has loaded
+// serve as fragments of two mma, with the same permutation in the right operand.
 DEVICE void multiply(float (&c)[4], const uint4 (&w)[CHUNKS][2], const u16* x, int first,
                      const ThinProduct& p) {
     const int sequence = threadIdx.x % 32 / 4;
@@ -62,7 +61,7 @@ DEVICE void multiply(float (&c)[4], const uint4 (&w)[CHUNKS][2], const u16* x, i
     }
 }
 
-// The warps' sums of one tile, added up and written.
+// Split-K epilogue: adds the warps' sums of one tile and stores them.
 DEVICE void finish_tile(float* sums, const float (&c)[4], const WeightTile& t, const ThinProduct& p) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* own = sums + warp * TILE * BATCH + lane / 4 * BATCH + 2 * (lane % 4);
@@ -80,8 +79,8 @@ DEVICE void finish_tile(float* sums, const float (&c)[4], const WeightTile& t, c
     else static_cast<u16*>(p.y)[at] = float_to_bf16(sum);
 }
 
-// A thread block takes tiles of 16 rows in turn; its warps share the columns. All of a tile that fits is on
-// its way before anything else happens.
+// A thread block iterates over tiles of 16 rows; its warps split K. The first weights are prefetched before anything
+// else.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) thin_product(const __grid_constant__ ThinProduct p) {
     extern __shared__ __align__(16) u16 x[];
     __shared__ float sums[WARPS * TILE * BATCH];

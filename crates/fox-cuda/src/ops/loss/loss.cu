@@ -7,7 +7,7 @@ constexpr int WARPS = 16;
 constexpr int THREADS = 32 * WARPS;
 constexpr int IGNORE = -100;
 
-// Logarithm of the sum of the exponentials of a row, known to all threads of the block.
+// Log-sum-exp of a row, returned to all threads of the block.
 DEVICE float row_lse(const real* x, int vocab) {
     float top = NEG_INF, sum = 0.f;
     for (int c = threadIdx.x * VEC; c < vocab; c += THREADS * VEC) {
@@ -15,7 +15,7 @@ DEVICE float row_lse(const real* x, int vocab) {
         load<VEC>(v, x + c);
 #pragma unroll
         for (int i = 0; i < VEC; ++i) next = fmaxf(next, v[i]);
-        // A row of -inf so far: keep the sum at 0 rather than make it NaN.
+        // Only -inf so far: the sum stays 0 instead of NaN.
         if (next == NEG_INF) continue;
         sum *= exponential(top - next);
         top = next;
@@ -27,9 +27,9 @@ DEVICE float row_lse(const real* x, int vocab) {
     return all + logf(sum);
 }
 
-// One block per row. loss[row]; with weights also the gradient weight (softmax - target), in place of the logits. The
-// target is the label, or, with a teacher's logits, (1 - teacher_weight) label + teacher_weight softmax(teacher). Rows whose label is
-// ignored get 0.
+// One thread block per row. loss[row]; with weights also the gradient weight (softmax - target), in place of the
+// logits. The target is the label, or, with a teacher's logits, (1 - teacher_weight) label + teacher_weight
+// softmax(teacher). Rows whose label is IGNORE get 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy(PARAMS(CrossEntropy)) {
     const int row = blockIdx.x, label = labels[row];
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int c = threadIdx.x * VEC; c < vocab; c += THREADS * VEC) store<VEC>(x + c, zeros);
         return;
     }
-    // Read before anybody writes: there are barriers in between.
+    // Read before the row is overwritten: row_lse has barriers.
     const float own = to_float(x[label]);
     const float lse = row_lse(x, vocab);
     if (threadIdx.x == 0) loss[row] = lse - own;

@@ -35,13 +35,13 @@ kernel_params! {
     list struct NormBackward {
         /// `[R, C]`.
         dh: Ptr<Real>,
-        /// The output once more, `[R, C]`, or null.
+        /// Recomputed output `[R, C]`, or null.
         y: Ptr<Real>,
-        /// Sums for the weights, `[blocks, C]`.
+        /// Partial gradients of the weights `[blocks, C]`.
         partial: Ptr<f32>,
         /// `[R, C]`.
         dy: ConstPtr<Real>,
-        /// What `dh` is added to, `[R, C]`; null, or `dh` itself.
+        /// Added to `dh`, `[R, C]`; null, or aliases `dh`.
         dh_out: ConstPtr<Real>,
         /// `[R, C]`.
         h: ConstPtr<Real>,
@@ -60,14 +60,65 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     [DType::F32, DType::Bf16].into_iter().flat_map(of).collect()
 }
 
-/// A launch of so many thread blocks, which take rows in turn.
+/// A grid-stride launch over rows.
 fn over_rows(entry: &'static str, variant: Variant, blocks: usize) -> Op {
     let block = 32 * variant.warps;
     Op { source: NORM, entry, variant, grid: [blocks, 1], block, shared: 0 }
 }
 
 impl Cuda {
-    pub(crate) fn norm_forward(&self, inputs: &NormInputs<'_>) -> Result<NormOut> {
+    /// Gradients; with `y`, also recomputes the output into it.
+    pub(crate) fn norm_backward(
+        &self,
+        dy: &Tensor,
+        dsum: Option<Tensor>,
+        saved: &NormSaved<'_>,
+        dw_acc: Option<Tensor>,
+        y: Option<&Tensor>,
+    ) -> Result<NormGrads> {
+        let NormSaved { sum: h, rstd, w, .. } = *saved;
+        let (rows, width, device) = (h.rows(), h.cols(), h.device().clone());
+        let dtype = self.activations();
+        let (g, x, weights, stats) =
+            (self.activation(dy)?, self.activation(h)?, self.real(w)?, self.real(rstd)?);
+        let (dh, dh_at, before_at, _before) = match dsum {
+            Some(dsum) => {
+                let Replaced { out, to, from, old } = self.replaced(dsum)?;
+                (out, to, from, old)
+            }
+            None => {
+                let (dh, at) = self.output(h.shape(), dtype, &device)?;
+                (dh, at, 0, None)
+            }
+        };
+        let y_at = y.map_or(Ok(0), |y| memory(y).map(|held| held.data.address()))?;
+        let variant = Variant::rows(dtype, width);
+        // A block accumulates weight gradients in registers: one wave of blocks.
+        let blocks = rows.min(self.gpu.processors() as usize * (20 / variant.warps).max(1));
+        let partial: Buffer<f32> = self.gpu.alloc(blocks * width)?;
+        let params = NormBackward {
+            dh: dh_at.into(),
+            y: y_at.into(),
+            partial: partial.address().into(),
+            dy: g.address().into(),
+            dh_out: before_at.into(),
+            h: x.address().into(),
+            w: weights.address().into(),
+            rstd: stats.address().into(),
+            rows,
+            width,
+        };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&over_rows("add_rms_norm_bwd", variant, blocks), params)? };
+        let dw = self.column_sums(partial.address(), DType::F32, blocks, width, dw_acc, &device)?;
+        Ok(NormGrads { dh, dw })
+    }
+}
+
+impl NormOps for Cuda {
+    fn add_rms_norm_fwd(&self, inputs: &NormInputs<'_>) -> fox_tensor::Result<NormOut> {
+        fox_tensor::check_add_rms_norm_fwd(self, inputs)?;
+        let _span = self.span("add_rms_norm fwd")?;
         let NormInputs { h, delta, w, eps } = *inputs;
         let (rows, width, device) = (h.rows(), h.cols(), h.device());
         let dtype = self.activations();
@@ -96,59 +147,6 @@ impl Cuda {
         Ok(NormOut { sum, y, rstd })
     }
 
-    /// With `y`, also the output once more, into it.
-    pub(crate) fn norm_backward(
-        &self,
-        dy: &Tensor,
-        dsum: Option<Tensor>,
-        saved: &NormSaved<'_>,
-        dw_acc: Option<Tensor>,
-        y: Option<&Tensor>,
-    ) -> Result<NormGrads> {
-        let NormSaved { sum: h, rstd, w, .. } = *saved;
-        let (rows, width, device) = (h.rows(), h.cols(), h.device().clone());
-        let dtype = self.activations();
-        let (g, x, weights, stats) =
-            (self.activation(dy)?, self.activation(h)?, self.real(w)?, self.real(rstd)?);
-        let (dh, dh_at, before_at, _before) = match dsum {
-            Some(dsum) => {
-                let Replaced { out, to, from, old } = self.replaced(dsum)?;
-                (out, to, from, old)
-            }
-            None => {
-                let (dh, at) = self.output(h.shape(), dtype, &device)?;
-                (dh, at, 0, None)
-            }
-        };
-        let y_at = y.map_or(Ok(0), |y| memory(y).map(|held| held.data.address()))?;
-        let variant = Variant::rows(dtype, width);
-        // A block keeps its sums for the weights in registers: no more blocks than run at once.
-        let blocks = rows.min(self.gpu.processors() as usize * (20 / variant.warps).max(1));
-        let partial: Buffer<f32> = self.gpu.alloc(blocks * width)?;
-        let params = NormBackward {
-            dh: dh_at.into(),
-            y: y_at.into(),
-            partial: partial.address().into(),
-            dy: g.address().into(),
-            dh_out: before_at.into(),
-            h: x.address().into(),
-            w: weights.address().into(),
-            rstd: stats.address().into(),
-            rows,
-            width,
-        };
-        // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&over_rows("add_rms_norm_bwd", variant, blocks), params)? };
-        let dw = self.column_sums(partial.address(), DType::F32, blocks, width, dw_acc, &device)?;
-        Ok(NormGrads { dh, dw })
-    }
-}
-
-impl NormOps for Cuda {
-    fn add_rms_norm_fwd(&self, inputs: &NormInputs<'_>) -> fox_tensor::Result<NormOut> {
-        Ok(self.timed("add_rms_norm fwd", || self.norm_forward(inputs))?)
-    }
-
     fn add_rms_norm_bwd(
         &self,
         dy: &Tensor,
@@ -156,6 +154,7 @@ impl NormOps for Cuda {
         saved: &NormSaved<'_>,
         dw_acc: Option<Tensor>,
     ) -> fox_tensor::Result<NormGrads> {
+        fox_tensor::check_add_rms_norm_bwd(self, dy, dsum.as_ref(), saved, dw_acc.as_ref())?;
         let work = || self.norm_backward(dy, dsum, saved, dw_acc, None);
         Ok(self.timed("add_rms_norm bwd", work)?)
     }

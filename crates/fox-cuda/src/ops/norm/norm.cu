@@ -1,7 +1,7 @@
 // h' = h + delta and its RMS norm, with gradients.
 //
-// A thread block of WARPS warps takes a row at a time and keeps it in registers: a thread has CHUNKS
-// pieces of VEC columns, the same ones in every row.
+// A thread block of WARPS warps processes a row at a time, in registers: a thread owns CHUNKS vectors of VEC columns,
+// the same ones in every row.
 //
 // Compile-time: BF16, VEC, WARPS, CHUNKS.
 #include "params.cuh"
@@ -9,7 +9,7 @@
 constexpr int THREADS = 32 * WARPS;
 constexpr int STRIDE = THREADS * VEC;
 
-// Grid: any; rows are dealt out in turn. `delta` and `sum` may be null together.
+// Grid-stride over rows. `delta` and `sum` may be null together.
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_rms_norm_fwd(PARAMS(NormForward)) {
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // dh = r (g - xh mean(xh g)) + dh_out with g = w dy, xh = h r. `dh_out` may be null, or `dh` itself.
-// With `y`, the output once more. Column sums of dy xh go to partial[block][width].
+// With `y`, recomputes the output. Column sums of dy xh go to partial[block][width].
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_rms_norm_bwd(PARAMS(NormBackward)) {
     float dw[CHUNKS][VEC] = {};
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int c = 0; c < CHUNKS; ++c) {
             const int column = c * STRIDE + threadIdx.x * VEC;
             if (column >= width) continue;
-            // Needed last, asked for first: it must not wait for the sum over the row.
+            // Used last, loaded first: its latency hides behind the reduction over the row.
             if (dh_out) load<VEC>(d[c], dh_out + base + column);
             load<VEC>(x[c], h + base + column);
             load<VEC>(g[c], dy + base + column);

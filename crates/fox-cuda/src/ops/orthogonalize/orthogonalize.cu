@@ -1,6 +1,5 @@
-// What stands between the products of a Newton-Schulz iteration, for a group of matrices [rows, cols] of one
-//  Products work on matrices of `real`, padded with zeros to [padded_rows, padded_cols], which lie one
-// after the other.
+// Kernels between the GEMMs of a Newton-Schulz iteration, for a batch of matrices [rows, cols] of one shape. The GEMMs
+// use contiguous matrices of `real`, zero-padded to [padded_rows, padded_cols].
 //
 // Compile-time: BF16 (0 or 1), VEC (not used).
 #include "params.cuh"
@@ -10,7 +9,7 @@ constexpr int WARPS = 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int CHUNK = 16 * 1024;
 
-// partial[matrix][chunk] = sum of squares of a chunk. In f64, so that no square is lost, in fixed order.
+// partial[matrix][chunk] = sum of squares of a chunk, in f64 and fixed order.
 // Grid: chunks of a matrix, matrices.
 extern "C" __global__ void __launch_bounds__(THREADS)
     square_chunks(PARAMS(SquareChunks)) {

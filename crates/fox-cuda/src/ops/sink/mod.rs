@@ -1,14 +1,14 @@
-//! Attention sinks.
+//! Attention sinks: a learned logit per head in the softmax denominator.
 
 use fox_tensor::{
     AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, DType, SinkOps, Tensor,
 };
 
+use crate::Source;
 use crate::backend::Cuda;
 use crate::backend::launcher::{Op, Variant, plain_variants};
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
-use crate::{Result, Source};
 
 const SINK: Source = source!("sink", [], [SinkForward, SinkBackward]);
 
@@ -50,7 +50,7 @@ kernel_params! {
     }
 }
 
-/// Threads of a block of the backward, a warp for a head of a row.
+/// Threads per block of the backward, a warp per head of a row.
 const THREADS: usize = 256;
 
 /// Typical variants, for compilation checks.
@@ -58,8 +58,15 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
     plain_variants(SINK)
 }
 
-impl Cuda {
-    fn sink_forward(&self, o: &Tensor, lse: &Tensor, sinks: &Tensor) -> Result<(Tensor, Tensor)> {
+impl SinkOps for Cuda {
+    fn sink_fwd(
+        &self,
+        o: &Tensor,
+        lse: &Tensor,
+        sinks: &Tensor,
+    ) -> fox_tensor::Result<(Tensor, Tensor)> {
+        fox_tensor::check_sink_fwd(self, o, lse, sinks)?;
+        let _span = self.span("sink fwd")?;
         let (device, dtype, heads) = (o.device(), self.activations(), sinks.len());
         let head_dim = o.cols() / heads;
         let (new_o, o_at) = self.output(o.shape(), dtype, device)?;
@@ -82,13 +89,15 @@ impl Cuda {
         Ok((new_o, new_lse))
     }
 
-    fn sink_backward(
+    fn sink_bwd(
         &self,
         d_out: &Tensor,
         o: &Tensor,
         lse: &Tensor,
         sinks: &Tensor,
-    ) -> Result<Tensor> {
+    ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_sink_bwd(self, d_out, o, lse, sinks)?;
+        let _span = self.span("sink bwd")?;
         let (device, rows, heads) = (o.device(), o.rows(), sinks.len());
         let (head_dim, units) = (o.cols() / heads, rows * heads);
         let partial = self.gpu.alloc::<f32>(units)?;
@@ -115,28 +124,7 @@ impl Cuda {
         };
         // SAFETY: the tape checked the shapes.
         unsafe { self.launch(&op, params)? };
-        self.column_sums(partial.address(), DType::F32, rows, heads, None, device)
-    }
-}
-
-impl SinkOps for Cuda {
-    fn sink_fwd(
-        &self,
-        o: &Tensor,
-        lse: &Tensor,
-        sinks: &Tensor,
-    ) -> fox_tensor::Result<(Tensor, Tensor)> {
-        Ok(self.timed("sink fwd", || self.sink_forward(o, lse, sinks))?)
-    }
-
-    fn sink_bwd(
-        &self,
-        d_out: &Tensor,
-        o: &Tensor,
-        lse: &Tensor,
-        sinks: &Tensor,
-    ) -> fox_tensor::Result<Tensor> {
-        Ok(self.timed("sink bwd", || self.sink_backward(d_out, o, lse, sinks))?)
+        Ok(self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?)
     }
 
     fn sink_attention_bwd(
@@ -147,6 +135,7 @@ impl SinkOps for Cuda {
         sinks: &Tensor,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<AttentionGrads> {
+        fox_tensor::check_sink_attention_bwd(self, d_out, inputs, out, sinks, spec)?;
         let work = || self.softmax_gradients(d_out, inputs, out, Some(sinks), spec);
         Ok(self.timed("attention bwd", work)?)
     }

@@ -1,11 +1,11 @@
-// Attention sinks: what a logit in the denominator takes from an output of attention, and its gradient.
+// Attention sinks: a learned logit per head in the softmax denominator, and its gradient.
 //
 // Compile-time: BF16 (type of outputs and their gradients), VEC, which divides the head dim.
 #include "flat.cuh"
 #include "params.cuh"
 
-// o' = o sigmoid(lse - b), lse' = log(exp(lse) + exp(b)). A unit is a head of a row. Units that see nothing stay as
-// they are.
+// o' = o sigmoid(lse - b), lse' = log(exp(lse) + exp(b)). A unit is a head of a row; units without visible keys are
+// unchanged.
 extern "C" __global__ void sink_fwd(PARAMS(SinkForward)) {
     FOR_EACH(i, units * (head_dim / VEC)) {
         const size_t at = i * VEC, unit = at / head_dim;
@@ -23,7 +23,7 @@ extern "C" __global__ void sink_fwd(PARAMS(SinkForward)) {
     }
 }
 
-// Each unit's kept_fraction of the gradient of its sink, -exp(b - lse') (o' . do); a warp for a unit.
+// Gradient of the sink per unit, -exp(b - lse') (o' . do); a warp per unit.
 extern "C" __global__ void sink_bwd(PARAMS(SinkBackward)) {
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (size_t unit = size_t(blockIdx.x) * warps + threadIdx.x / 32; unit < units;

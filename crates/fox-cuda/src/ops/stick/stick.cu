@@ -1,20 +1,18 @@
 // Stick-breaking attention: with b_ij = sigmoid(scale q_i . k_j) and c the gate prefixes,
 //   o_i = sum_{j < i} w_ij v_j,   w_ij = b_ij prod_{j < l < i} (1 - b_il) exp(c_i - c_j).
 //
-// A block of 64 queries walks its blocks of 64 keys from the newest to the oldest and carries, per row, the
-// logarithm of what is left of the stick; it stops when that is too little for every row. All logarithms are
-// in base 2.
+// A block of 64 queries iterates over its blocks of 64 keys from newest to oldest and carries, per row, the logarithm
+// of the remaining stick; it stops when that is below the tolerance for every row. All logarithms are in base 2.
 //
 // Backward: with g_ij = w_ij <do_i, v_j>, the gradient of ln w_ij, a score has the gradient
-// g_ij - b_ij sum_{l <= j} g_il. Three kernels, none of which shares its output with another block: a first pass
-// repeats the forward and records, at every tile, what is left of the stick and the sum of g over newer keys; then
-// one kernel over blocks of keys (dK, dV, sums over queries) and one over blocks of queries (dQ) have all they need
-// to begin at any tile.
+// g_ij - b_ij sum_{l <= j} g_il. Three kernels, deterministic because thread blocks share no output: a first pass
+// repeats the forward and records, at every tile, the remaining stick and the sum of g over newer keys; then one kernel
+// over blocks of keys (dK, dV, sums over queries) and one over blocks of queries (dQ) can start at any tile.
 //
 // Compile-time: HEAD_DIM, WIDE, GATES, SHARED_BYTES.
 #include "stick.cuh"
 
-constexpr int COLUMN_SPLITS = HEAD_DIM > 128 ? 2 : 1;  // of the columns of dK and dV
+constexpr int COLUMN_SPLITS = HEAD_DIM > 128 ? 2 : 1;  // thread blocks that share the columns of dK and dV
 constexpr int SPLIT_COLUMNS = HEAD_DIM / COLUMN_SPLITS;
 
 struct Shared {
@@ -27,7 +25,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES);
 
-// A block of queries of one head, and the blocks of keys [begin, end) that it can see.
+// A block of queries of one head, and the key blocks [begin, end) visible to it.
 struct QueryBlock {
     Segment s;
     int head, kv_head;
@@ -50,7 +48,7 @@ DEVICE QueryBlock query_block(const StickParams& p, BlockRef ref, int head) {
     return m;
 }
 
-// Rows of two operands, on their way to shared memory or in it.
+// Rows of two operands.
 struct OperandPair {
     Rows first, second;
 };
@@ -65,18 +63,18 @@ DEVICE OperandPair fetch_keys(Shared& sh, const StickParams& p, int kv_head, int
     return OperandPair{fetch(sh.rows[slot], HeadRows{p.k, p.kv_heads, kv_head, p.head_dim}, row, count),
                 fetch(sh.rows[slot + 1], HeadRows{p.v, p.kv_heads, kv_head, p.head_dim}, row, count)};
 }
-// Block n of those that the queries can see.
+// Key block n of a query block.
 DEVICE OperandPair fetch_keys(Shared& sh, const StickParams& p, const QueryBlock& m, int n, int slot) {
     return fetch_keys(sh, p, m.kv_head, m.s.k_start + n * BLOCK, min(BLOCK, m.s.k_len - n * BLOCK), slot);
 }
 
-// What a thread's two rows carry from newer keys to older ones.
+// Carry of a thread's two rows from newer keys to older ones.
 struct Carry {
-    float rest[2] = {0.f, 0.f};   // log2 of what is left of the stick
+    float rest[2] = {0.f, 0.f};   // log2 of the remaining stick
     float newer[2] = {0.f, 0.f};  // sum of g
 };
 
-// The sum over the lanes of a quad that come after this one, and over all of them.
+// Sum over the later lanes of a quad, and over all four.
 DEVICE float2 quad_after(float x) {
     const int lane = threadIdx.x % 4;
     const float neighbour = __shfl_xor_sync(~0u, x, 1);
@@ -85,8 +83,8 @@ DEVICE float2 quad_after(float x) {
     return make_float2(after, x + neighbour + other);
 }
 
-// log2 of a key's share of what is left, and of what it leaves, from its score in base 2.
-DEVICE float2 shares(float x) {
+// log2 of b and of 1 - b from a score in base 2.
+DEVICE float2 log_beta(float x) {
     const float m = log2_above(power(-fabsf(x)));
     return make_float2(fminf(x, 0.f) - m, -fmaxf(x, 0.f) - m);
 }
@@ -120,7 +118,7 @@ DEVICE void stick_tile(Shared& sh, const StickParams& p, const QueryBlock& m, in
     for (int r = 0; r < 2; ++r) {
         const int row = fragment_row() + 8 * r, i = m.position + row;
         const int hi = row < m.count ? i - first : 0, lo = p.window ? i - p.window + 1 - first : 0;
-        // The tile's own sums, apart from the carries: small sums keep more digits.
+        // The tile's sums, separate from the carry for precision.
         float taken = 0.f, newer = 0.f;
 #pragma unroll
         for (int g = BLOCK / 8 - 1; g >= 0; --g) {
@@ -130,7 +128,7 @@ DEVICE void stick_tile(Shared& sh, const StickParams& p, const QueryBlock& m, in
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 seen[e] = column + e >= lo && column + e < hi;
-                share[e] = shares(s[4 * g + 2 * r + e] * p.scale * LOG2_E);
+                share[e] = log_beta(s[4 * g + 2 * r + e] * p.scale * LOG2_E);
                 if (!seen[e]) share[e] = make_float2(NEG_INF, 0.f);
             }
             const float2 after = quad_after(share[0].y + share[1].y);
@@ -162,7 +160,7 @@ DEVICE void stick_tile(Shared& sh, const StickParams& p, const QueryBlock& m, in
     }
 }
 
-// Whether the block of queries is done with all keys before block n.
+// Whether no key before block n can reach the tolerance for any row of the query block.
 DEVICE bool stick_exhausted(const StickParams& p, const QueryBlock& m, int n, const Carry& carry) {
     bool done = true;
 #pragma unroll
@@ -251,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_carries(const __grid
     if (threadIdx.x == 0) p.oldest[tile] = n;
 }
 
-// The carries with which the thread's rows begin at a tile, and the sums of g over their whole rows.
+// The recorded carry of the thread's rows at a tile, and the sums of g over their full rows.
 DEVICE Carry load_carry(const StickParams& p, int head, int m_tile, int n, float (&total)[2]) {
     Carry carry;
     const size_t at = (size_t(head - p.head0) * p.m_tile_count + m_tile) * p.key_blocks + n;
@@ -265,7 +263,7 @@ DEVICE Carry load_carry(const StickParams& p, int head, int m_tile, int n, float
     return carry;
 }
 
-// Sums over the queries of a tile, from the sums over each thread's rows. For all threads.
+// Block-wide sums over the queries of a tile, from each thread's sums over its rows.
 DEVICE void add_columns(Shared& sh, float (&columns)[BLOCK / 4], float* out, int count) {
 #pragma unroll
     for (int c = 0; c < BLOCK / 4; ++c) {
@@ -283,7 +281,7 @@ DEVICE void add_columns(Shared& sh, float (&columns)[BLOCK / 4], float* out, int
     __syncthreads();
 }
 
-// Which of the THREADS blocks of queries from `base` on visited block n of the keys: a bit for each.
+// Bit mask of those of THREADS query blocks from `base` on that visited key block n.
 DEVICE void find_query_blocks(Shared& sh, const StickParams& p, const Segment& s, int head, int base, int n) {
     const int m_block = base + threadIdx.x, count = min(m_block * BLOCK + BLOCK, s.q_len);
     bool visits = false;
@@ -296,9 +294,9 @@ DEVICE void find_query_blocks(Shared& sh, const StickParams& p, const Segment& s
     __syncthreads();
 }
 
-// What a block of queries adds to the gradients of a block of keys.
-DEVICE void add_query_block(Shared& sh, const StickParams& p, const QueryBlock& m, int n, int m_tile, const OperandPair& kv,
-                        float (&dk)[SPLIT_COLUMNS / 2], float (&dv)[SPLIT_COLUMNS / 2], float (&columns)[BLOCK / 4],
+// Adds the contribution of a query block to the gradients of a key block.
+DEVICE void add_query_block(Shared& sh, const StickParams& p, const QueryBlock& m, int n, int m_tile,
+                            const OperandPair& kv, float (&dk)[SPLIT_COLUMNS / 2], float (&dv)[SPLIT_COLUMNS / 2], float (&columns)[BLOCK / 4],
                         int column0) {
     __syncthreads();
     const OperandPair own = fetch_queries(sh, p, m, 2);

@@ -1,6 +1,6 @@
-// What stick-breaking attention works with: blocks of 64 rows of a head, tiles of 64 x 64 weights, and their
-// products, by matrix instructions in bf16. In f32 the operands stay where they are and every thread makes
-// the same elements by plain products: that mode is for comparisons.
+// Building blocks of stick-breaking attention: blocks of 64 rows of a head, tiles of 64 x 64 weights, and their
+// products, by mma.sync in bf16. In f32, a mode for comparison with the oracle, operands are read from device memory
+// and every thread computes the same elements by FMA.
 //
 // A thread holds two rows (r and r + 8 of its warp's 16) of an accumulator, as in softmax.cuh.
 //
@@ -74,8 +74,8 @@ DEVICE void add_product(float (&c)[N / 2], const real* w, const Rows& b, int col
 }
 
 DEVICE void store_pair(real* p, float x, float y) { p[0] = x, p[1] = y; }
-// A gate prefix as tiles hold it: both floats, because a strong gate between two tokens and the last key of their block
-// would leave no digits of a difference of differences.
+// Gate prefix of a key in a tile: the full pair, because relative to the last key of the block a strong gate in between
+// would cancel all digits.
 typedef float2 Prefix;
 DEVICE Prefix prefix_from(float2 prefix, float2) { return prefix; }
 DEVICE float decay_between(Prefix key, Prefix query) { return gate_difference(query, key); }
@@ -87,7 +87,7 @@ struct Rows {
     const u16* x;  // in shared memory
 };
 
-// Begins to copy the rows into `tile`.
+// Starts an asynchronous copy of the rows into `tile`.
 DEVICE Rows fetch(real* tile, const HeadRows& s, int row, int count) {
     load_rows_async<BLOCK, HEAD_DIM, PITCH, THREADS>(tile, s.row(row), count, s.heads * s.head_dim,
                                                      s.head_dim);
@@ -115,7 +115,7 @@ DEVICE void add_product(float (&c)[N / 2], const real* w, const Rows& b, int col
 }
 
 DEVICE void store_pair(real* p, float x, float y) { *reinterpret_cast<u32*>(p) = pack_bf16(x, y); }
-// A gate prefix as tiles hold it: relative to that of the last key of the block.
+// Gate prefix of a key in a tile: relative to the last key of the block.
 typedef float Prefix;
 DEVICE Prefix prefix_from(float2 prefix, float2 reference) { return gate_difference(prefix, reference); }
 DEVICE float decay_between(Prefix key, Prefix query) { return query - key; }
@@ -123,7 +123,7 @@ DEVICE float power(float x) { return exp2_fast(x); }
 DEVICE float log2_above(float x) { return log2_fast(1.f + x); }
 #endif
 
-// A block's rows of an accumulator to columns column0 .. of `count` rows of x.
+// Stores an accumulator to columns column0 .. of `count` rows of x.
 template <int N>
 DEVICE void store_rows(real* x, const float (&c)[N / 2], int heads, int head, int head_dim, int row0,
                      int count, int column0, float factor) {

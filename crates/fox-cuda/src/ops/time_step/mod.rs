@@ -41,7 +41,7 @@ kernel_params! {
     list struct TimeStepBackward {
         /// `[R, H]`.
         dz: Ptr<f32>,
-        /// Each row's share of the gradient of `a_log`, `[R, H]`.
+        /// Terms of the gradient of `a_log` per row `[R, H]`.
         da_log: Ptr<f32>,
         /// `[R, H]`, or null.
         ddt: ConstPtr<f32>,
@@ -56,55 +56,16 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
     vec![(TIME_STEP, Variant::plain(DType::F32, 1).defines())]
 }
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 128;
 
-/// Parameters and the operands that they point at.
+/// Kernel parameters, and the operands they point to.
 struct TimeStepOperands<'a> {
     params: TimeStep,
     _operands: [Operand<'a>; 3],
 }
 
 impl Cuda {
-    /// `(dt, log_decay)`, both `[R, H]` in f32.
-    pub(crate) fn step_forward(&self, inputs: &TimeStepInputs<'_>) -> Result<(Tensor, Tensor)> {
-        let device = inputs.z.device();
-        let (dt, dt_at) = self.output(inputs.z.shape(), DType::F32, device)?;
-        let (decay, decay_at) = self.output(inputs.z.shape(), DType::F32, device)?;
-        let held = self.time_step(inputs)?;
-        let params =
-            TimeStepForward { dt: dt_at.into(), log_decay: decay_at.into(), p: held.params };
-        // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&self.time_step_op("time_step_fwd", inputs), params)? };
-        Ok((dt, decay))
-    }
-
-    /// `(dz[R, H], da_log[H])`.
-    pub(crate) fn step_backward(
-        &self,
-        ddt: Option<&Tensor>,
-        dlog_decay: Option<&Tensor>,
-        inputs: &TimeStepInputs<'_>,
-    ) -> Result<(Tensor, Tensor)> {
-        let (rows, heads, device) = (inputs.z.rows(), inputs.z.cols(), inputs.z.device());
-        let (dz, dz_at) = self.output(inputs.z.shape(), DType::F32, device)?;
-        let partial = self.gpu.alloc::<f32>(rows * heads)?;
-        let ddt = ddt.map(|x| self.real(x)).transpose()?;
-        let ddecay = dlog_decay.map(|x| self.real(x)).transpose()?;
-        let held = self.time_step(inputs)?;
-        let params = TimeStepBackward {
-            dz: dz_at.into(),
-            da_log: partial.address().into(),
-            ddt: address(&ddt).into(),
-            ddecay: address(&ddecay).into(),
-            p: held.params,
-        };
-        // SAFETY: the tape checked the shapes.
-        unsafe { self.launch(&self.time_step_op("time_step_bwd", inputs), params)? };
-        let da_log = self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?;
-        Ok((dz, da_log))
-    }
-
     fn time_step<'a>(&self, inputs: &TimeStepInputs<'a>) -> Result<TimeStepOperands<'a>> {
         let (z, bias, a_log) =
             (self.real(inputs.z)?, self.real(inputs.bias)?, self.real(inputs.a_log)?);
@@ -129,7 +90,17 @@ impl Cuda {
 
 impl TimeStepOps for Cuda {
     fn time_step_fwd(&self, inputs: &TimeStepInputs<'_>) -> fox_tensor::Result<(Tensor, Tensor)> {
-        Ok(self.timed("time_step fwd", || self.step_forward(inputs))?)
+        fox_tensor::check_time_step_fwd(self, inputs)?;
+        let _span = self.span("time_step fwd")?;
+        let device = inputs.z.device();
+        let (dt, dt_at) = self.output(inputs.z.shape(), DType::F32, device)?;
+        let (decay, decay_at) = self.output(inputs.z.shape(), DType::F32, device)?;
+        let held = self.time_step(inputs)?;
+        let params =
+            TimeStepForward { dt: dt_at.into(), log_decay: decay_at.into(), p: held.params };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&self.time_step_op("time_step_fwd", inputs), params)? };
+        Ok((dt, decay))
     }
 
     fn time_step_bwd(
@@ -138,6 +109,24 @@ impl TimeStepOps for Cuda {
         dlog_decay: Option<&Tensor>,
         inputs: &TimeStepInputs<'_>,
     ) -> fox_tensor::Result<(Tensor, Tensor)> {
-        Ok(self.timed("time_step bwd", || self.step_backward(ddt, dlog_decay, inputs))?)
+        fox_tensor::check_time_step_bwd(self, ddt, dlog_decay, inputs)?;
+        let _span = self.span("time_step bwd")?;
+        let (rows, heads, device) = (inputs.z.rows(), inputs.z.cols(), inputs.z.device());
+        let (dz, dz_at) = self.output(inputs.z.shape(), DType::F32, device)?;
+        let partial = self.gpu.alloc::<f32>(rows * heads)?;
+        let ddt = ddt.map(|x| self.real(x)).transpose()?;
+        let ddecay = dlog_decay.map(|x| self.real(x)).transpose()?;
+        let held = self.time_step(inputs)?;
+        let params = TimeStepBackward {
+            dz: dz_at.into(),
+            da_log: partial.address().into(),
+            ddt: address(&ddt).into(),
+            ddecay: address(&ddecay).into(),
+            p: held.params,
+        };
+        // SAFETY: the tape checked the shapes.
+        unsafe { self.launch(&self.time_step_op("time_step_bwd", inputs), params)? };
+        let da_log = self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?;
+        Ok((dz, da_log))
     }
 }

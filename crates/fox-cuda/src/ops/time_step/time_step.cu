@@ -16,7 +16,7 @@ extern "C" __global__ void time_step_fwd(PARAMS(TimeStepForward)) {
     }
 }
 
-// dz, and each row's share of da_log. The gradients of dt and of the log decay may be null.
+// dz, and the terms of da_log per row. The gradients of dt and of the log decay may be null.
 extern "C" __global__ void time_step_bwd(PARAMS(TimeStepBackward)) {
     FOR_EACH(i, p.count) {
         const int head = i % p.heads;

@@ -1,4 +1,4 @@
-//! The optimizer's ops: each one launch for all parameters.
+//! Optimizer ops: AdamW, blends and sums of squares, each one multi-tensor launch.
 
 use fox_tensor::{AdamW, Blend, DType, ParamUpdate, Tensor, UpdateOps};
 use half::bf16;
@@ -9,7 +9,7 @@ use crate::backend::{Cuda, Operand};
 use crate::ops::packed::Packed;
 use crate::params::{self, ConstPtr, KernelParams, Ptr, kernel_params};
 use crate::source::source;
-use crate::{Error, Result, Source};
+use crate::{Result, Source};
 
 const UPDATE: Source = source!(
     "update",
@@ -33,7 +33,7 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// A parameter and what belongs to it.
+    /// A parameter, its moments and its gradient.
     table struct AdamEntry {
         param: Ptr<f32>,
         m: Ptr<f32>,
@@ -44,7 +44,7 @@ kernel_params! {
         count: u64,
         /// Number of its first chunk.
         first: usize,
-        /// Whether the parameter is kept as two halves, all high ones first.
+        /// Whether the parameter is stored as two halves; see [`Data::Halves`].
         halves: bool,
         step: AdamParams,
     }
@@ -60,7 +60,7 @@ kernel_params! {
         count: u64,
         /// Number of its first chunk.
         first: usize,
-        /// Whether the parameter is kept as two halves, and whether what is added is.
+        /// Whether the parameter, and whether `x`, is stored as two halves.
         halves: bool,
         x_halves: bool,
         keep: f32,
@@ -121,7 +121,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 
 /// Threads of a block of these kernels.
 const THREADS: usize = 256;
-/// Elements to a thread block.
+/// Elements per thread block.
 const CHUNK: usize = 16 * 1024;
 
 impl AdamParams {
@@ -141,73 +141,7 @@ impl AdamParams {
 }
 
 impl Cuda {
-    pub(crate) fn adamw_steps(&self, updates: &mut [ParamUpdate<'_>]) -> Result<()> {
-        let (mut entries, mut grads) = (Vec::with_capacity(updates.len()), Vec::new());
-        let mut chunks = 0;
-        for u in updates.iter_mut() {
-            let count = u.param.len();
-            let held = self.unshared(u.param)?;
-            // The copy for products is written along with the parameter, so it stays valid.
-            let copy = held.narrow_copy();
-            let grad = self.real(u.grad)?;
-            entries.push(AdamEntry {
-                param: held.data.address().into(),
-                m: self.writable(u.m)?.write().address().into(),
-                v: self.writable(u.v)?.write().address().into(),
-                copy: copy.map_or(0, |copy| copy.address()).into(),
-                grad: grad.address().into(),
-                count: count as u64,
-                first: chunks,
-                halves: matches!(held.data, Data::Halves(_)),
-                step: AdamParams::new(&u.step),
-            });
-            grads.push(grad);
-            chunks += count.div_ceil(CHUNK);
-        }
-        let table = self.gpu.upload(&params::rows("adamw", &entries)?)?;
-        let params = AdamWAll { entries: table.address().into(), count: entries.len() };
-        self.launch_chunks("adamw", chunks, params)
-    }
-
-    fn blend_all(&self, blends: &mut [Blend<'_>]) -> Result<()> {
-        let (mut entries, mut added) = (Vec::with_capacity(blends.len()), Vec::new());
-        let mut chunks = 0;
-        for blend in blends.iter_mut() {
-            let (keep, add) = blend.factors();
-            let (x, y) = blend.pair();
-            let count = y.len();
-            let x_halves = matches!(memory(x)?.data, Data::Halves(_));
-            // Two halves are read as they are.
-            let x = if x_halves { Operand::Own(&memory(x)?.data) } else { self.real(x)? };
-            let held = self.unshared(y)?;
-            if held.data.dtype() != DType::F32 {
-                return Err(Error::argument("blend", "what is changed must be f32"));
-            }
-            entries.push(BlendEntry {
-                param: held.data.address().into(),
-                // As for AdamW: it stays valid.
-                copy: held.narrow_copy().map_or(0, |copy| copy.address()).into(),
-                x: x.address().into(),
-                count: count as u64,
-                first: chunks,
-                halves: matches!(held.data, Data::Halves(_)),
-                x_halves,
-                keep,
-                add,
-                unused: 0,
-            });
-            added.push(x);
-            chunks += count.div_ceil(CHUNK);
-        }
-        if chunks == 0 {
-            return Ok(());
-        }
-        let table = self.gpu.upload(&params::rows("blend", &entries)?)?;
-        let params = BlendAll { entries: table.address().into(), count: entries.len() };
-        self.launch_chunks("blend", chunks, params)
-    }
-
-    /// Waits for the result: the host decides by it. Tensors of one group are summed together.
+    /// Sum of squares of each group of tensors. Synchronizes, because the host reads the result.
     pub(crate) fn squares(&self, groups: &[&[&Tensor]]) -> Result<Vec<f64>> {
         let (mut entries, mut chunks) = (Vec::new(), 0);
         let mut ends = Vec::with_capacity(groups.len());
@@ -282,11 +216,13 @@ impl Cuda {
 
 impl UpdateOps for Cuda {
     fn sum_squares(&self, tensors: &[&Tensor]) -> fox_tensor::Result<f64> {
+        fox_tensor::check_sum_squares(self, tensors)?;
         let sums = self.timed("sum_squares", || self.squares(&[tensors]))?;
         Ok(sums.first().copied().unwrap_or(0.0))
     }
 
     fn sum_squares_each(&self, tensors: &[&Tensor]) -> fox_tensor::Result<Vec<f64>> {
+        fox_tensor::check_sum_squares(self, tensors)?;
         let each: Vec<&[&Tensor]> = tensors.iter().map(std::slice::from_ref).collect();
         Ok(self.timed("sum_squares", || self.squares(&each))?)
     }
@@ -299,14 +235,77 @@ impl UpdateOps for Cuda {
         v: &mut Tensor,
         step: &AdamW,
     ) -> fox_tensor::Result<()> {
+        fox_tensor::check_adamw(self, param, grad, m, v)?;
         self.adamw_all(&mut [ParamUpdate { param, grad, m, v, step: *step }])
     }
 
     fn adamw_all(&self, updates: &mut [ParamUpdate<'_>]) -> fox_tensor::Result<()> {
-        Ok(self.timed("adamw", || self.adamw_steps(updates))?)
+        fox_tensor::check_adamw_all(self, updates)?;
+        let _span = self.span("adamw")?;
+        let (mut entries, mut grads) = (Vec::with_capacity(updates.len()), Vec::new());
+        let mut chunks = 0;
+        for u in updates.iter_mut() {
+            let count = u.param.len();
+            let held = self.unshared(u.param)?;
+            // The kernel updates the bf16 copy along with the parameter.
+            let copy = held.narrow_copy();
+            let grad = self.real(u.grad)?;
+            entries.push(AdamEntry {
+                param: held.data.address().into(),
+                m: self.writable(u.m)?.write().address().into(),
+                v: self.writable(u.v)?.write().address().into(),
+                copy: copy.map_or(0, |copy| copy.address()).into(),
+                grad: grad.address().into(),
+                count: count as u64,
+                first: chunks,
+                halves: matches!(held.data, Data::Halves(_)),
+                step: AdamParams::new(&u.step),
+            });
+            grads.push(grad);
+            chunks += count.div_ceil(CHUNK);
+        }
+        let table = self.gpu.upload(&params::rows("adamw", &entries)?)?;
+        let params = AdamWAll { entries: table.address().into(), count: entries.len() };
+        Ok(self.launch_chunks("adamw", chunks, params)?)
     }
 
     fn blend(&self, blends: &mut [Blend<'_>]) -> fox_tensor::Result<()> {
-        Ok(self.timed("blend", || self.blend_all(blends))?)
+        fox_tensor::check_blend(self, blends)?;
+        let _span = self.span("blend")?;
+        let (mut entries, mut added) = (Vec::with_capacity(blends.len()), Vec::new());
+        let mut chunks = 0;
+        for blend in blends.iter_mut() {
+            let (keep, add) = blend.factors();
+            let (x, y) = blend.pair();
+            let count = y.len();
+            let x_halves = matches!(memory(x)?.data, Data::Halves(_));
+            // The kernel reads two halves directly.
+            let x = if x_halves { Operand::Own(&memory(x)?.data) } else { self.real(x)? };
+            let held = self.unshared(y)?;
+            if held.data.dtype() != DType::F32 {
+                return Err(fox_tensor::Error::argument("blend", "the parameter must be f32"));
+            }
+            entries.push(BlendEntry {
+                param: held.data.address().into(),
+                // Updated along with the parameter, as by AdamW.
+                copy: held.narrow_copy().map_or(0, |copy| copy.address()).into(),
+                x: x.address().into(),
+                count: count as u64,
+                first: chunks,
+                halves: matches!(held.data, Data::Halves(_)),
+                x_halves,
+                keep,
+                add,
+                unused: 0,
+            });
+            added.push(x);
+            chunks += count.div_ceil(CHUNK);
+        }
+        if chunks == 0 {
+            return Ok(());
+        }
+        let table = self.gpu.upload(&params::rows("blend", &entries)?)?;
+        let params = BlendAll { entries: table.address().into(), count: entries.len() };
+        Ok(self.launch_chunks("blend", chunks, params)?)
     }
 }

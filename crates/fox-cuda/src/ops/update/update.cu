@@ -1,5 +1,5 @@
-// AdamW, sums of two tensors with factors, and sums of squares in fixed order. Each in one launch for any number
-// of tensors, which are cut into chunks of CHUNK elements, a thread block to a chunk.
+// AdamW, linear combinations of two tensors, and sums of squares in fixed order. Each is one multi-tensor launch:
+// tensors are divided into chunks of CHUNK elements, a thread block per chunk.
 //
 // Compile-time: BF16 (not used), VEC (not used).
 #include "params.cuh"
@@ -21,7 +21,7 @@ DEVICE int entry_of(const Entry* entries, int count, int chunk) {
     return low;
 }
 
-// N of `count` values from `p + i` on, which may be kept as two halves.
+// Loads N values from index i of a tensor of `count` values, stored as f32 or as two halves (see Data::Halves).
 template <int N>
 DEVICE void load_values(float (&x)[N], const float* p, bool halves, size_t count, size_t i) {
     if (!halves) return load<N>(x, p + i);
@@ -39,7 +39,7 @@ DEVICE void load_values(float (&x)[N], const float* p, bool halves, size_t count
 #pragma unroll
     for (int j = 0; j < N; ++j) x[j] = from_halves(h[j], l[j]);
 }
-// To a parameter and its copy.
+// Stores to a parameter and, if present, to its bf16 copy.
 template <int N, typename Entry>
 DEVICE void store_param(const Entry& e, size_t i, const float (&x)[N]) {
     if (!e.halves) {
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) blend(PARAMS(BlendAll)) {
     if (rest < end) blend_some<1>(e, rest);
 }
 
-// Kinds of entries.
+// Storage of a tensor.
 enum { F32, NARROW, HALVES };
 template <typename T>
 DEVICE double squares_of(const T* x, size_t begin, size_t end) {

@@ -15,6 +15,7 @@ use crate::output;
 pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
     let (recipe, data) = resolve(args, out, device)?;
     let found = dry_run(&recipe, &data, device)?;
+    recipe.notices.iter().for_each(|notice| output::note(notice));
     let mut printed = String::new();
     let named = args.data.as_ref().map(|path| path.display().to_string());
     let source = named.unwrap_or_else(|| data.train.identity());

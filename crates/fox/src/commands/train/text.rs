@@ -13,7 +13,7 @@ use fox_data::{
     open_dataset,
 };
 use fox_train::data::RunData;
-use fox_train::recipe;
+use fox_train::recipe::{self, GateInit};
 
 use crate::commands::prepare::prepare_with_bar;
 use crate::output;
@@ -217,6 +217,9 @@ fn choose_for(tokens: u64, longest: u64, on_gpu: bool) -> Result<Option<Choice>>
     }
     if length < usual.data.sequence_length as u64 {
         overrides.push(format!("data.sequence_length={length}"));
+    }
+    if usual.training.gate_init == GateInit::Published {
+        overrides.push("training.gate_init=spread".into());
     }
     let seen = usual.training.tokens.min(PASSES * tokens);
     if seen < usual.training.tokens {

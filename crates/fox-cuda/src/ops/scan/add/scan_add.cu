@@ -1,24 +1,24 @@
 // The additive scan forward: S_t = a_t S_{t-1} + k_t (b_t v_t)^T, o_t = scale S_t^T q_t + skip v_t.
 //
-// In three launches, with S the state before a chunk, D_ij = a_{j+1} ... a_i, p and s the decays from the
+// Chunked scan in three launches, with S the state before a chunk, D_ij = a_{j+1} ... a_i, p and s the decays from the
 // chunk's start and to its end:
-//   scan_states   what each chunk adds to the state: K^T diag(s b) V, all chunks at once
-//   scan_carry    the state before every chunk, element by element through the chunks
-//   scan_read     O = scale (diag(p) Q S + (Q K^T * D) diag(b) V) + skip V, all chunks at once
-// The gradients of the states come from the first two, segment backwards. Short segments take scan_step.
+//   scan_states   increment of the state by each chunk, K^T diag(s b) V; parallel over chunks
+//   scan_carry    the state before every chunk, sequential over chunks, parallel over elements
+//   scan_read     O = scale (diag(p) Q S + (Q K^T * D) diag(b) V) + skip V; parallel over chunks
+// The gradients of the states use the first two in reverse. Segments of a few tokens use scan_step.
 //
 // Compile-time: see scan_add.cuh.
 #include "scan_channel.cuh"
 
-// Row factors of the right operand of scan_states: values as the chunk's end sees them, or gradients of
-// outputs as its start does.
+// Row factors of the right operand of scan_states: values decayed to the chunk's end, or output gradients decayed to
+// its start.
 DEVICE float row_factor(const ScanAddParams& p, const Gates& gates, int h, int t) {
     if (p.reverse) return p.x.scale * (CHANNELS ? 1.f : gates.prefix(h, t));
     return gates.write[h][t] * (CHANNELS ? 1.f : gates.suffix(h, t));
 }
 
-// K^T diag(s b) V of a chunk, into its place in `states`; or, with `reverse`, scale Q^T diag(p) dO into
-// `d_states`. Also the decay over the chunk.
+// states[chunk] = K^T diag(s b) V; with `reverse`, d_states[chunk] = scale Q^T diag(p) dO. Also the decay over the
+// chunk.
 extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS ? 1 : 2) scan_states(const ScanAddParams p) {
     extern __shared__ __align__(16) u8 memory[];
     real* left = reinterpret_cast<real*>(memory);
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS ? 1 : 2) scan_sta
     if (!CHANNELS)
         copy_tile<CHUNK, DK>(left, (p.reverse ? p.x.q : p.x.k) + key_at(p, u), u.tokens, key_stride(p.x), p.x.key_dim);
     copy_commit();
-    // Three heads on their way: one arrives, one is scaled by the threads that fetched it, one is multiplied.
+    // Pipeline of three heads: one in flight, one being scaled by the threads that copied it, one being multiplied.
     const auto tile_of = [&](int h) { return right + h % 3 * tile_size(CHUNK, DV); };
     const auto fetch = [&](int h) {
         if (h < u.heads)
@@ -64,13 +64,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHANNELS ? 1 : 2) scan_sta
     }
 }
 
-// A thread has PER_THREAD neighbours of the states of one segment.
+// Neighbouring elements of a state per thread.
 constexpr int PER_THREAD = 4, CARRY_THREADS = 128;
 
-// Through the chunks of a segment, first to last, or last to first if REVERSE; see the kernels.
+// Sequential pass over the chunks of a segment, from the last to the first if REVERSE.
 template <bool REVERSE>
 DEVICE void carry_states(const ScanAddParams& p) {
-    constexpr int PREFETCH_CHUNKS = REVERSE ? 4 : 8;  // chunks on their way
+    constexpr int PREFETCH_CHUNKS = REVERSE ? 4 : 8;
     const int at = (blockIdx.y * CARRY_THREADS + threadIdx.x) * PER_THREAD, head = at / STATE;
     const int row = at % STATE / DV, column = at % DV;
     const ChunkedSegment segment = p.segments[blockIdx.x];
@@ -89,7 +89,7 @@ DEVICE void carry_states(const ScanAddParams& p) {
         const int chunk = chunk_of(n);
         load(added[i], all + chunk * step);
         decay[i] = p.totals[(size_t(chunk) * p.x.heads + head) * (CHANNELS ? DK : 1) + (CHANNELS ? row : 0)];
-        // Nothing comes back from beyond the last chunk; its own state is as good as any.
+        // The carry is zero after the last chunk, so any finite state will do there.
         if (REVERSE && p.flows) load(state[i], p.states + at + (chunk + (n > 0 ? 1 : 0)) * step);
     };
 #pragma unroll
@@ -119,19 +119,20 @@ DEVICE void carry_states(const ScanAddParams& p) {
         if (exists(e)) p.last[outside + e] = carry[e];
 }
 
-// In place: from what each chunk adds to the state, to the state before it.
+// In place: from the increment by each chunk to the state before it.
 // Grid (segments, heads * STATE / (PER_THREAD * CARRY_THREADS)).
 extern "C" __global__ void __launch_bounds__(CARRY_THREADS) scan_carry(const ScanAddParams p) {
     carry_states<false>(p);
 }
-// In place: from what each chunk adds to the gradient of the state before it, to the gradient of the state
-// after it; also the gradient of the log decay there, the sum over columns of gradient times state.
+// In place: from the increment of the state gradient by each chunk to the gradient of the state after it; also the
+// gradient of the log decay there, the sum over columns of gradient times state.
 extern "C" __global__ void __launch_bounds__(CARRY_THREADS) scan_carry_back(const ScanAddParams p) {
     carry_states<true>(p);
 }
 
-// Outputs of one head from its product so far, without the skip.
-DEVICE void store_output(Accumulator<CHUNK, DV>& o, const ScanAddParams& p, const HeadGroup& u, int head, const real* values) {
+// Epilogue of one head: adds the skip term and stores the outputs.
+DEVICE void store_output(Accumulator<CHUNK, DV>& o, const ScanAddParams& p, const HeadGroup& u, int head,
+                         const real* values) {
     const float skip = p.x.skip ? p.x.skip[head] : 0.f;
     real* out = p.o + value_at(p, u, head);
     o.each_pair([&](int t, int c, float& x, float& y) {
@@ -171,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_read(const ScanAdd
     store_output(o, p, u, u.first_head, values);
 }
 #else
-// Values and state of one head on their way to shared memory.
+// Prefetches values and state of one head.
 DEVICE void fetch_head(real* values, const ScanAddParams& p, const HeadGroup& u, int head) {
     copy_tile<CHUNK, DV>(values, p.x.v + value_at(p, u, head), u.tokens, value_stride(p.x), p.x.value_dim);
     copy_tile<DK, DV>(values + tile_size(CHUNK, DV), p.states + state_at(p, u.chunk, head), DK, DV, DV);
@@ -224,8 +225,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scan_read(const ScanAdd
 }
 #endif
 
-// Segments of a few tokens, one after the other: the whole scan, without rounding the state.
-// Grid (segments, heads). A thread has a column of the state, or one of several slices of its rows.
+// Token by token for segments of a few tokens, with the state in f32 registers. Grid (segments, heads). A thread owns a
+// column of the state, or one of SLICES slices of its rows.
 extern "C" __global__ void __launch_bounds__(256) scan_step(const ScanAddParams p) {
     constexpr int SLICES = 256 / DV, ROWS = DK / SLICES;
     __shared__ float partials[SLICES][DV];

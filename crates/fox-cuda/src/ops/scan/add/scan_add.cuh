@@ -1,17 +1,17 @@
-// What the kernels of the additive scan share: operands, chunks, and where they find things.
+// Shared by the kernels of the additive scan: work decomposition, addressing and gates of a chunk.
 //
-// Compile-time: BF16, VEC, CHUNK (tokens of a chunk: 64, 32 or 16), DK and DV (64 or 128: the widths of keys
-// and values, padded), CHANNELS (0: a decay per head or none; 1: a decay for every row of the state).
+// Compile-time: BF16, VEC, CHUNK (tokens of a chunk: 64, 32 or 16), DK and DV (64 or 128: padded widths of keys and
+// values), CHANNELS (0: a decay per head or none; 1: a decay per channel, i.e. per row of the state).
 #pragma once
 #include "scan.cuh"
 
-// Heads that share keys and are worked on by one block, one after the other: a warp for the decays of each.
+// Heads that share keys and are processed by one thread block, one after the other; a warp scans the decays of each.
 constexpr int MAX_HEADS = CHANNELS ? 1 : 16;
 constexpr int STATE = DK * DV;
-// Heads on their way to shared memory or in it.
+// Pipeline stages: heads in flight or in shared memory.
 constexpr int STAGES = BF16 && DK * DV <= 128 * 64 ? 2 : 1;
 
-// Some heads of one chunk that share their keys.
+// Heads of one chunk that share a key head, processed by one thread block.
 struct HeadGroup {
     int chunk, row, tokens, key_head, split, first_head, heads;
 };
@@ -27,7 +27,7 @@ DEVICE HeadGroup this_head_group(const ScanAddParams& p) {
     return u;
 }
 
-// A unit's first row of queries, keys or their gradients; and of values of one of its heads.
+// Offsets of the first row of queries or keys, of the values of a head, and of a state.
 DEVICE size_t key_at(const ScanAddParams& p, const HeadGroup& u) {
     return u.row * key_stride(p.x) + size_t(u.key_head) * p.x.key_dim;
 }
@@ -38,8 +38,7 @@ DEVICE size_t state_at(const ScanAddParams& p, int chunk, int head) {
     return (size_t(chunk) * p.x.heads + head) * STATE;
 }
 
-// The same of all heads of a unit, a warp each: sums of log decays and strengths of writes. Tokens that do
-// not exist decay nothing and write nothing.
+// Prefix sums of log decays and write strengths of all heads, a warp per head. Padding tokens neither decay nor write.
 struct Gates {
     float2 sums[MAX_HEADS][CHUNK];
     float write[MAX_HEADS][CHUNK];
@@ -58,7 +57,7 @@ struct Gates {
             }
         }
     }
-    // Decay from the chunk's start up to and with a token; from a token to the chunk's end.
+    // Decay from the chunk's start to a token (inclusive), and from a token to the chunk's end.
     DEVICE float prefix(int h, int t) const { return decay_between(make_float2(0.f, 0.f), sums[h][t]); }
     DEVICE float suffix(int h, int t) const { return decay_between(sums[h][t], sums[h][CHUNK - 1]); }
 };

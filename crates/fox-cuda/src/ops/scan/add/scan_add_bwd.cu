@@ -1,19 +1,19 @@
-// The additive scan backward, after the states before and the gradients of the states after every chunk are
-// there (scan_add.cu). With S and G those two, W = diag(b) V, D, p and s as there:
+// The additive scan backward, given the states S before and the state gradients G after every chunk (scan_add.cu). With
+// W = diag(b) V, and D, p, s as there:
 //   dW  = diag(s) K G + scale (Q K^T * D)^T dO       dV = diag(b) dW + skip dO, db = <dW, v>
 //   dA  = scale (dO W^T) * D                         gradient of the scores
 //   dQ  = dA K + scale diag(p) dO S^T
 //   dK  = dA^T Q + diag(s) W G^T
-// A log decay multiplies all that passes from earlier to later tokens: its gradient is a running sum, from the
-// chunk's end, of what queries receive minus what keys give, <q, dq> - <k, dk>, and at the end <G, S'>. A
-// token's own score does not decay; it is left out of these products and added last.
+// A log decay multiplies everything that flows from earlier to later tokens: its gradient is the suffix sum over the
+// chunk of <q, dq> - <k, dk>, plus <G, S'> at the end. The diagonal of the scores does not decay; it is excluded from
+// these products and added last.
 //
 // Compile-time: see scan_add.cuh.
 #include "scan_channel.cuh"
 
-// Gradients of the values of one head, of its strengths and of its skip, from dW.
-DEVICE void store_values(Accumulator<CHUNK, DV>& dw, const ScanAddParams& p, const HeadGroup& u, const Gates& gates, int h,
-                         const real* values, const real* d_out, float* partials) {
+// Gradients of the values of one head, and partial sums for those of its write strengths, from dW.
+DEVICE void store_values(Accumulator<CHUNK, DV>& dw, const ScanAddParams& p, const HeadGroup& u,
+                         const Gates& gates, int h, const real* values, const real* d_out, float* partials) {
     const float skip = p.x.skip ? p.x.skip[u.first_head + h] : 0.f;
     if (p.d_write) dw.row_dots(partials, values, pitch(DV));
     dw.each_pair([&](int t, int c, float& x, float& y) {
@@ -24,7 +24,7 @@ DEVICE void store_values(Accumulator<CHUNK, DV>& dw, const ScanAddParams& p, con
     dw.store_rows(p.dv + value_at(p, u, u.first_head + h), u.tokens, value_stride(p.x), p.x.value_dim);
 }
 
-// What store_values left in `partials`, after a __syncthreads().
+// Finishes the gradients of the write strengths from `partials`, after a __syncthreads().
 DEVICE void store_strengths(const ScanAddParams& p, const HeadGroup& u, int h, const float* partials) {
     const int t = threadIdx.x;
     if (p.d_write && t < u.tokens)
@@ -41,7 +41,7 @@ DEVICE void store_skip(const ScanAddParams& p, const HeadGroup& u, int h, const 
     if (threadIdx.x == 0) p.d_skip[size_t(u.chunk) * p.x.heads + u.first_head + h] = sum;
 }
 
-// Where an element of dQ or dK goes: as it is, or as one part of a sum.
+// Stores an element of dQ or dK: final, or the partial sum of this split.
 DEVICE void store_key(void* to, const ScanAddParams& p, const HeadGroup& u, int t, int c, float x) {
     if (t >= u.tokens || c >= p.x.key_dim) return;
     const size_t at = key_at(p, u) + t * key_stride(p.x) + c;
@@ -85,13 +85,13 @@ struct HeadTiles {
     }
 };
 
-// RowSums over rows on their way between warps.
+// Partial row sums, exchanged between warps.
 struct RowSums {
     float write[WARP_COLUMNS][CHUNK], query[WARP_COLUMNS][CHUNK], key[WARP_COLUMNS][CHUNK];
     float diagonal[CHUNK];  // <dO_t, v_t>
 };
 
-// Gradients of the log decays of one head, by the last warp, a pair of tokens to a lane.
+// Gradients of the log decays of one head, by the last warp, two tokens per lane.
 DEVICE void store_decays(const ScanAddParams& p, const HeadGroup& u, int h, const RowSums& sums) {
     const int lane = threadIdx.x - (THREADS - 32);
     if (!p.d_log_decay || lane < 0) return;
@@ -214,9 +214,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const ScanAd
     });
 }
 #else
-// Terms of one block of tokens and one channel: what comes from other blocks is in `dq` and `dk` (tiles of
-// floats, decayed to the block's ends); what passes inside the block is added, and all of it written. Leaves
-// the running sums of the gradients of the log decays in `dq`, and their total in `whole`.
+// Gradients of one block of tokens and one channel. `dq` and `dk` hold the contributions of other blocks (f32 tiles,
+// decayed to the block's ends); adds those inside the block and stores the sums. Leaves the suffix sums of the
+// log-decay gradients in `dq`, and their total in `whole`.
 DEVICE void finish_block(float* dq, float* dk, const real* d_scores, Channels& channels, const ScanAddParams& p,
                          const HeadGroup& u, int block, int c) {
     float a[BLOCK], q[BLOCK], k[BLOCK], d_keys[BLOCK], flow[BLOCK];
@@ -261,9 +261,9 @@ DEVICE void finish_block(float* dq, float* dk, const real* d_scores, Channels& c
 // Grid (chunks, key_heads * partials); one head each.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const ScanAddParams p) {
     extern __shared__ __align__(16) u8 memory[];
-    real* queries = reinterpret_cast<real*>(memory);       // decayed back to their block's start
-    real* keys = queries + tile_size(CHUNK, DK);           // decayed on to their block's end
-    real* far_keys = keys + tile_size(CHUNK, DK);          // decayed on to the chunk's end
+    real* queries = reinterpret_cast<real*>(memory);       // decayed to their block's start
+    real* keys = queries + tile_size(CHUNK, DK);           // decayed to their block's end
+    real* far_keys = keys + tile_size(CHUNK, DK);          // decayed to the chunk's end
     real* values = far_keys + tile_size(CHUNK, DK);
     real* d_out = values + tile_size(CHUNK, DV);
     real* weights = d_out + tile_size(CHUNK, DV);          // [query][key]: scale A
@@ -303,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) scan_grads(const ScanAd
         dw.template add<CHUNK, Transposed, RowMajor>(weights, pitch(CHUNK), d_out, pitch(DV));
         store_values(dw, p, u, gates, 0, values, d_out, partials[0]);
     }
-    // A warp has the rows of one block: what comes from beyond the chunk passes one block after the other.
+    // A warp has the rows of one block: contributions from outside decay through one block after the other.
     Accumulator<CHUNK, DK> dq, dk;
     const int block = dq.warp_row();
     dk.clear();

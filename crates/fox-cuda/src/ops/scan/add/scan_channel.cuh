@@ -1,9 +1,9 @@
-// A decay per channel: scores whose every term decays at its own rate.
+// Scores with a decay per channel, A_ij = sum_c q_ic k_jc a_{j+1,c} ... a_{i,c}.
 //
-// A_ij = sum_c q_ic k_jc a_{j+1,c} ... a_{i,c} is no product of matrices unless the decay is cut at some token
-// between j and i. So a chunk is cut into blocks of 16 tokens. Across blocks, queries decay back to the start
-// of their block, keys on to the end of theirs, and what lies between are the decays of whole blocks. Inside a
-// block every term has its own running product. All factors are at most 1: nothing overflows.
+// They factor into a matrix product only around a reference token between j and i, so a chunk is divided into blocks of
+// 16 tokens. Across blocks, queries are decayed to the start of their block, keys to the end of theirs, and the blocks
+// between contribute their total decays. Inside a block every term has its own running product. All factors are at most
+// 1, so nothing overflows.
 #pragma once
 #include "scan_add.cuh"
 
@@ -11,16 +11,17 @@ constexpr int BLOCK = 16;
 constexpr int BLOCKS = CHUNK / BLOCK;
 constexpr int LANE_GROUPS = DK / 32;
 
-// Decays of the chunk's blocks as a whole, and sums for scores inside of blocks.
+// Total decays of the chunk's blocks, and partial sums of scores inside of blocks.
 struct Channels {
     float whole[BLOCKS][DK];
     float inner[LANE_GROUPS][BLOCKS][BLOCK][BLOCK];
 };
 
-// Column c of the rows of a block of tokens; `missing` where there is no token or no column. `x` points at the
-// chunk's first row. Every load has a valid address, so none waits for a condition or for the one before.
+// Column c of a block of tokens, `missing` for padding. `x` points at the chunk's first row. All addresses are clamped
+// to valid ones, so that the loads are unconditional and pipelined.
 template <typename T>
-DEVICE void block_column(T (&out)[BLOCK], const T* x, T missing, const ScanAddParams& p, const HeadGroup& u, int block, int c) {
+DEVICE void block_column(T (&out)[BLOCK], const T* x, T missing, const ScanAddParams& p, const HeadGroup& u,
+                         int block, int c) {
     const size_t stride = key_stride(p.x);
     x += min(c, p.x.key_dim - 1);
 #pragma unroll
@@ -29,21 +30,22 @@ DEVICE void block_column(T (&out)[BLOCK], const T* x, T missing, const ScanAddPa
     for (int i = 0; i < BLOCK; ++i)
         if (block * BLOCK + i >= u.tokens || c >= p.x.key_dim) out[i] = missing;
 }
-// Decays of channel c at the tokens of a block; 1 where there is no token or no channel.
+// Decays of channel c at the tokens of a block; 1 for padding.
 DEVICE void block_decays(float (&a)[BLOCK], const ScanAddParams& p, const HeadGroup& u, int block, int c) {
     block_column(a, p.x.log_decay + key_at(p, u), 0.f, p, u, block, c);
 #pragma unroll
     for (int i = 0; i < BLOCK; ++i) a[i] = BF16 ? exp2_fast(LOG2_E * a[i]) : expf(a[i]);
 }
-// Queries or keys likewise; 0 where there is none.
-DEVICE void block_rows(float (&x)[BLOCK], const real* from, const ScanAddParams& p, const HeadGroup& u, int block, int c) {
+// Channel c of queries or keys; 0 for padding.
+DEVICE void block_rows(float (&x)[BLOCK], const real* from, const ScanAddParams& p, const HeadGroup& u, int block,
+                       int c) {
     real raw[BLOCK];
     block_column(raw, from + key_at(p, u), to_real(0.f), p, u, block, c);
 #pragma unroll
     for (int i = 0; i < BLOCK; ++i) x[i] = to_float(raw[i]);
 }
 
-// f(block, channel) for all of them, dealt out to the threads: a warp has 32 channels of one block of tokens.
+// Calls f(block, channel) for all; a warp has 32 channels of one block of tokens.
 template <class F>
 DEVICE void each_block_channel(F f) {
     for_each_in_block<BLOCKS * DK>([&](int i) { f(i / DK, i % DK); });
@@ -59,14 +61,14 @@ DEVICE void load_whole(Channels& channels, const ScanAddParams& p, const HeadGro
     });
 }
 
-// Decay of channel c over the whole blocks from `first` to before `end`.
+// Decay of channel c over the blocks [first, end).
 DEVICE float between_blocks(const Channels& channels, int first, int end, int c) {
     float product = 1.f;
     for (int m = first; m < end; ++m) product *= channels.whole[m][c];
     return product;
 }
 
-// Queries decayed back to the chunk's start, as a tile.
+// Loads queries decayed to the chunk's start.
 DEVICE void load_far_queries(real* tile, const Channels& channels, const ScanAddParams& p, const HeadGroup& u) {
     each_block_channel([&](int block, int c) {
         float a[BLOCK], x[BLOCK];
@@ -81,7 +83,7 @@ DEVICE void load_far_queries(real* tile, const Channels& channels, const ScanAdd
     });
 }
 
-// Keys decayed on to the chunk's end, as a tile.
+// Loads keys decayed to the chunk's end.
 DEVICE void load_far_keys(real* tile, const Channels& channels, const ScanAddParams& p, const HeadGroup& u) {
     each_block_channel([&](int block, int c) {
         float a[BLOCK], x[BLOCK];
@@ -109,7 +111,7 @@ DEVICE float transposed_sum(float (&v)[32]) {
     return v[0];
 }
 
-// Scores inside of a block, summed over the 32 channels of a warp, two rows at a time: into `inner`.
+// Scores inside of a block, summed over the 32 channels of a warp, two rows at a time, to `inner`.
 DEVICE void inner_scores(Channels& channels, const float (&a)[BLOCK], const float (&q)[BLOCK],
                          const float (&k)[BLOCK], int block, int group) {
     const int lane = threadIdx.x % 32;
@@ -127,8 +129,7 @@ DEVICE void inner_scores(Channels& channels, const float (&a)[BLOCK], const floa
     }
 }
 
-// All that needs no other block: queries decayed back to the start of their block and keys on to its end, as
-// tiles, scores inside of blocks, and the decays of whole blocks.
+// Everything local to a block: queries decayed to its start and keys to its end, scores inside, and its total decay.
 DEVICE void load_blocks(real* queries, real* keys, Channels& channels, const ScanAddParams& p, const HeadGroup& u) {
     each_block_channel([&](int block, int c) {
         float a[BLOCK], q[BLOCK], k[BLOCK];
@@ -153,8 +154,8 @@ DEVICE void load_blocks(real* queries, real* keys, Channels& channels, const Sca
     });
 }
 
-// Scores of the queries of one block with the keys of an earlier one, by one warp: 16 x 16 elements as the
-// accumulators of two products of 16 x 8.
+// Scores of the queries of one block with the keys of an earlier one, by one warp: 16 x 16 elements as two 16 x 8
+// accumulators.
 DEVICE void outer_scores(float (&c)[2][4], const real* queries, const real* keys, const Channels& channels,
                          int q_block, int k_block) {
     const int lane = threadIdx.x % 32;
@@ -189,7 +190,7 @@ DEVICE void outer_scores(float (&c)[2][4], const real* queries, const real* keys
 #endif
 }
 
-// factor(j) A_ij as a tile [CHUNK][CHUNK], zero above the diagonal, from what load_blocks left and after a
+// tile[CHUNK][CHUNK] = factor(j) A_ij, zero above the diagonal, from the results of load_blocks after a
 // __syncthreads().
 template <class F>
 DEVICE void channel_scores(real* tile, const real* queries, const real* keys, const Channels& channels,

@@ -1,4 +1,4 @@
-// The delta rule forward; scan_delta.cuh says how.
+// The delta rule forward; the algorithm is described in scan_delta.cuh.
 #include "scan_delta.cuh"
 
 // Grid (chunks, heads): factors, Y, and M V in `errors`.
@@ -35,7 +35,7 @@ struct StatesShared {
 };
 static_assert(sizeof(StatesShared) <= STATES_BYTES);
 
-// f(element of the state, where it is in [segments, H, dk, dv]) for those of a block that exist.
+// Calls f(element, index in [segments, H, dk, dv]) for the elements of the state that are not padding.
 template <typename F>
 DEVICE void each_element(State& state, const DeltaParams& p, F f) {
     const int column = blockIdx.x * STATE_COLUMNS, width = p.x.value_dim;
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states(const DeltaPa
         const ChunkHead at = chunk_head(p, segment.first + n, chunk_of(segment, n), head);
         Accumulator<CHUNK, STATE_COLUMNS> e = {};
         e.template add<DK, RowMajor, RowMajor>(stage.y, KEYS, sh.state, COLUMNS);
-        // While the product is under way.
+        // Overlaps with the mma latency.
         pipeline_refill<STAGES>(n, segment.count, prefetch);
         store_state(p.states + at.tile * DK * DV + column0, sh.state);
         e.each_pair([&](int i, int j, float& x, float& y) {
@@ -142,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_output(const DeltaPa
     }
 }
 
-// Token by token, for a few tokens: the state of 32 columns in the registers of a block, rows over warps. Grid as
-// delta_states.
+// Token by token, for segments of a few tokens: 32 columns of the state in the registers of a block, rows over warps.
+// Grid as delta_states.
 extern "C" __global__ void __launch_bounds__(THREADS) delta_steps(const DeltaParams p) {
     constexpr int WARPS = THREADS / 32, ROWS = DK / WARPS;
     __shared__ float key[DK], query[DK], parts[2][WARPS][32];

@@ -3,12 +3,12 @@
 // With D_ij = a_{j+1} ... a_i (j <= i), p_i = a_1 ... a_i and s_j = a_{j+1} ... a_n of a chunk, and the triangular
 // M = (I + strictly lower (K K^T * D) diag(b))^-1:
 //
-//     E = M V - Y S,   Y = M diag(p) K           what the chunk writes, given the state S before it
+//     E = M V - Y S,   Y = M diag(p) K           writes of the chunk, given the state S before it
 //     O = scale (diag(p) Q S + (Q K^T * D) diag(b) E)               S' = p_n S + K^T diag(s b) E
 //
-// Only S and E depend on the chunk before. So M, Y and M V are made for all chunks at once (delta_prepare), then
-// one thread block per head and 32 columns of the state walks over the chunks with two products each (delta_states),
-// then all outputs follow at once (delta_output). Backward likewise, with G the gradient of the state after a chunk:
+// Only S and E depend on the previous chunk. So M, Y and M V are computed in parallel over chunks (delta_prepare), then
+// one thread block per head and 32 columns of the state iterates over the chunks with two products each (delta_states),
+// then all outputs in parallel (delta_output). The backward, with G the gradient of the state after a chunk:
 //
 //     F = diag(b) (scale (Q K^T * D)^T dO + diag(s) K G)            delta_prepare_bwd, delta_states_bwd
 //     G' = p_n G + scale Q^T diag(p) dO - Y^T F                     delta_states_bwd
@@ -17,17 +17,17 @@
 // Scratch is laid out in tiles, one per chunk and head, of widths rounded up to DK and DV.
 //
 // Compile-time: BF16, VEC, DK and DV (multiples of 32), VALUE_COLUMNS (columns of values at a time in delta_prepare and
-// delta_output), STAGES, STAGES_BWD and STAGES_GRADIENTS (steps whose operands are on their way at a time), and
+// delta_output), STAGES, STAGES_BWD and STAGES_GRADIENTS (pipeline depths), and
 // the *_BYTES of shared memory that each kernel gets.
 #pragma once
 #define WARPS_ACROSS 2
 #include "scan.cuh"
 
 constexpr int CHUNK = 64;
-constexpr int STATE_COLUMNS = 32;  // columns of the state per walking block, and at a time in delta_gradients
+constexpr int STATE_COLUMNS = 32;  // columns of the state per block of delta_states, and per step of delta_gradients
 constexpr int KEYS = pitch(DK), COLUMNS = pitch(STATE_COLUMNS), SQUARE = pitch(CHUNK);  // pitches
 constexpr int SYSTEM = CHUNK + 4;
-// A write of zero counts as this, so that dividing by it gives the gradient of its strength.
+// Writes are clamped away from zero by this, because the gradient of a write strength divides by it.
 constexpr float LEAST_WRITE = 1e-20f;
 
 // Chunk n of a segment.
@@ -39,14 +39,16 @@ DEVICE Chunk chunk_of(const ChunkedSegment& segment, int n) {
 struct ChunkHead {
     Chunk chunk;
     int head, key_head;
-    size_t tile;  // number of its tiles
+    size_t tile;  // index of its scratch tiles
 };
 DEVICE ChunkHead chunk_head(const DeltaParams& p, int number, Chunk chunk, int head) {
     return ChunkHead{chunk, head, head / p.group, size_t(number) * p.x.heads + head};
 }
-// Of a kernel whose grid is (chunks, heads).
-DEVICE ChunkHead chunk_head(const DeltaParams& p) { return chunk_head(p, blockIdx.x, p.chunks[blockIdx.x], blockIdx.y); }
-// The first row of a place in queries or keys, and in values.
+// For kernels with grid (chunks, heads).
+DEVICE ChunkHead chunk_head(const DeltaParams& p) {
+    return chunk_head(p, blockIdx.x, p.chunks[blockIdx.x], blockIdx.y);
+}
+// First row of the chunk in queries or keys, and in values.
 template <typename T>
 DEVICE T* key_rows(T* x, const DeltaParams& p, const ChunkHead& at) {
     return x + at.chunk.row * key_stride(p.x) + at.key_head * p.x.key_dim;
@@ -63,30 +65,29 @@ template <int N>
 DEVICE void copy_values(real* tile, const real* x, const DeltaParams& p, const ChunkHead& at, int column) {
     copy_tile<CHUNK, N>(tile, value_rows(x, p, at) + column, at.chunk.rows, value_stride(p.x), p.x.value_dim - column);
 }
-// ROWS x N elements of a tile of scratch, whose rows are WIDTH elements.
+// Copies ROWS x N elements of a scratch tile with rows of WIDTH elements.
 template <int ROWS, int N, int WIDTH>
 DEVICE void copy_scratch(real* tile, const real* x, const ChunkHead& at, int column) {
     copy_tile<ROWS, N>(tile, x + at.tile * ROWS * WIDTH + column, ROWS, WIDTH, N);
 }
-// And back, from a product of these rows and columns.
+// Stores an accumulator to a scratch tile.
 template <int WIDTH, int ROWS, int N>
 DEVICE void store_scratch(real* x, Accumulator<ROWS, N>& c, const ChunkHead& at, int column) {
     c.store(x + at.tile * ROWS * WIDTH + column, WIDTH);
 }
 
-// A chunk's decays and writes: running sums of log decays, p, s, b.
+// Decays and writes of a chunk: prefix sums of log decays, p, s, b.
 struct alignas(16) Factors {
     float2 sums[CHUNK];
     float p[CHUNK], s[CHUNK], b[CHUNK];
-
 };
 
-// c * D on and below the diagonal, undefined above it; c where nothing decays.
+// c *= D on and below the diagonal, undefined above it; a no-op without decays.
 DEVICE void apply_decays(Accumulator<CHUNK, CHUNK>& c, const Factors& f, const DeltaParams& p) {
     if (p.x.log_decay) c.each([&](int i, int j, float& x) { x *= decay_between(f.sums[j], f.sums[i]); });
 }
 
-// The factors of a place, by the first warp.
+// Computes the factors of a chunk and head, by the first warp.
 DEVICE void make_factors(Factors& f, const DeltaParams& p, const ChunkHead& at) {
     const size_t first = size_t(at.chunk.row) * p.x.heads + at.head;
     decay_sums(f.sums, p.x.log_decay ? p.x.log_decay + first : nullptr, at.chunk.rows, CHUNK, p.x.heads);
@@ -100,12 +101,13 @@ DEVICE void make_factors(Factors& f, const DeltaParams& p, const ChunkHead& at) 
 }
 DEVICE void copy_factors(Factors& f, const DeltaParams& p, const ChunkHead& at) {
     const u16* from = reinterpret_cast<const u16*>(p.factors + at.tile * (sizeof(Factors) / 4));
-    for_each_in_block<sizeof(Factors) / 16>([&](int i) { copy_async(reinterpret_cast<u16*>(&f) + 8 * i, from + 8 * i, true); });
+    for_each_in_block<sizeof(Factors) / 16>(
+        [&](int i) { copy_async(reinterpret_cast<u16*>(&f) + 8 * i, from + 8 * i, true); });
 }
 
-// inverse = (I + system)^-1 for a strictly lower `system`: blocks of 16 on the diagonal by substitution, then the
-// blocks at distance 1, 2 and 3 from it as products. Blocks above the diagonal of `inverse` are not written, those of
-// `system` are scratch.
+// inverse = (I + system)^-1 for a strictly lower triangular `system`: diagonal blocks of 16 by forward substitution,
+// then the blocks at distance 1, 2 and 3 from the diagonal as products. Blocks above the diagonal of `inverse` are not
+// written, those of `system` are scratch.
 DEVICE void invert(float* inverse, float* system) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (warp < 4 && lane < 16) {
@@ -123,9 +125,9 @@ DEVICE void invert(float* inverse, float* system) {
         }
     }
     __syncthreads();
-    // Half of the threads to a block, two rows to a thread.
+    // 128 threads per block of 16 x 16, two rows per thread.
     const int row = threadIdx.x / 16 % 8, column = threadIdx.x % 16;
-    // Rows `row` and `row + 8` of A B, for A of 16 rows and `count` columns, at these places.
+    // Rows `row` and `row + 8` of A B, for A of 16 rows and `count` columns.
     auto rows_of = [&](const float* a, const float* b, int count) {
         float2 sum = make_float2(0.f, 0.f);
         for (int k = 0; k < count; k += 4) {
@@ -160,17 +162,17 @@ DEVICE void invert(float* inverse, float* system) {
 struct PrepareShared {
     alignas(16) real k[tile_size(CHUNK, DK)];
     alignas(16) real values[tile_size(CHUNK, VALUE_COLUMNS)];
-    // The system; then, backward, scale Q K^T * D.
+    // The triangular system; in the backward reused for scale Q K^T * D.
     alignas(16) float system[CHUNK * SYSTEM];
     alignas(16) float inverse[CHUNK * SYSTEM];
     alignas(16) real m[tile_size(CHUNK, CHUNK)], mp[tile_size(CHUNK, CHUNK)];  // M, M diag(p)
     Factors factors;
-    alignas(16) real q[tile_size(CHUNK, DK)];  // backward only: forward has no memory here
+    alignas(16) real q[tile_size(CHUNK, DK)];  // backward only: not allocated in the forward
 };
 static_assert(sizeof(PrepareShared) <= PREPARE_BYTES);
 static_assert(sizeof(real) * SQUARE <= sizeof(float) * SYSTEM);
 
-// Factors, M and Y of a chunk and head, whose keys are on their way. M is in `sh.m` after the next barrier.
+// Computes factors, M and Y of a chunk and head whose keys are being copied. M is in `sh.m` after the next barrier.
 DEVICE void prepare(PrepareShared& sh, const DeltaParams& p, const ChunkHead& at) {
     const Factors& f = sh.factors;
     if (threadIdx.x < 32) make_factors(sh.factors, p, at);
@@ -200,8 +202,8 @@ DEVICE void prepare(PrepareShared& sh, const DeltaParams& p, const ChunkHead& at
     store_scratch<DK>(p.y, y, at, 0);
 }
 
-// Operands on their way while others are worked on: `prefetch(n)` asks for those of step n. After `arrive` they are there,
-// and `refill`, some time later in the same step, asks for those of a later one.
+// Software pipeline of STAGE_COUNT stages: `prefetch(n)` issues the copies of step n. pipeline_wait(n) returns when
+// they have arrived; pipeline_refill(n), later in the same step, issues those of step n + STAGE_COUNT - 1.
 template <int STAGE_COUNT, typename F>
 DEVICE void pipeline_begin(int count, F prefetch) {
 #pragma unroll
@@ -230,9 +232,9 @@ DEVICE void pipeline_refill(int n, int count, F prefetch) {
     }
 }
 
-// The columns of a state that a walking block has.
+// The state columns of a block of delta_states.
 typedef Accumulator<DK, STATE_COLUMNS> State;
-// From the tile that products read to memory.
+// Stores the bf16 or f32 tile of the state to device memory.
 DEVICE void store_state(real* out, const real* tile) {
     constexpr int VECTORS = STATE_COLUMNS / VECTOR;
     for_each_in_block<DK * VECTORS>([&](int i) {

@@ -1,4 +1,4 @@
-// The delta rule backward; scan_delta.cuh says how.
+// The delta rule backward; the algorithm is described in scan_delta.cuh.
 #include "scan_delta.cuh"
 
 // Grid (chunks, heads): factors, M, Y, and scale (Q K^T * D)^T dO in `d_errors`.
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const Del
         const ChunkHead at = chunk(n);
         Accumulator<CHUNK, STATE_COLUMNS> d = {};
         d.template add<DK, RowMajor, RowMajor>(stage.k, KEYS, sh.d_state, COLUMNS);
-        // While the product is under way.
+        // Overlaps with the mma latency.
         pipeline_refill<STAGES_BWD>(n, segment.count, prefetch);
         store_state(p.d_states + at.tile * DK * DV + column0, sh.d_state);
         for_each_in_block<CHUNK * STATE_COLUMNS / VECTOR>([&](int i) {
@@ -115,20 +115,20 @@ struct GradientsShared {
     // Gradients of Q K^T and of K K^T.
     alignas(16) real d_scores[tile_size(CHUNK, CHUNK)], d_overlaps[tile_size(CHUNK, CHUNK)];
     Factors factors;
-    // Sums over rows, a part for each column of warps, and over columns, one for each row of warps.
+    // Partial row sums, one per column of warps, and partial column sums, one per row of warps.
     float dwrite[WARP_COLUMNS * CHUNK], given[WARP_COLUMNS * CHUNK], received[3][WARP_COLUMNS * CHUNK];
     float passed[WARP_ROWS][CHUNK];
 };
 static_assert(sizeof(GradientsShared) <= GRADIENTS_BYTES);
 
-// Sums over the columns of values, which come STATE_COLUMNS at a time.
+// Accumulators over the columns of values, STATE_COLUMNS at a time.
 struct Sums {
     Accumulator<CHUNK, CHUNK> d_scores, d_overlaps;       // dO E^T, X E^T
     Accumulator<CHUNK, DK> dq, dk_end, dk_start;          // dO S^T, E G^T, X S^T
     float dwrite[2], through, dskip;                  // rows of X * E; S * G, dO * V
 };
 
-// X = M^T F of the next columns, and with it everything that is a sum over them.
+// X = M^T F of the next columns, and all sums over these columns.
 DEVICE void add_slice(Sums& sums, GradientsShared& sh, const GradientsShared::Stage& stage, const DeltaParams& p,
                       const ChunkHead& at, int column) {
     const int width = p.x.value_dim - column;
@@ -172,8 +172,8 @@ DEVICE void add_slice(Sums& sums, GradientsShared& sh, const GradientsShared::St
     sums.dk_start.template add<STATE_COLUMNS, RowMajor, Transposed>(sh.x, COLUMNS, stage.state, COLUMNS);
 }
 
-// What decays let through: from tokens to the state after the chunk (given), from the state before it and from earlier
-// tokens (received), and to later tokens (passed).
+// Flows that decays multiply: from tokens to the state after the chunk (given), from the state before it and from
+// earlier tokens (received), and to later tokens (passed).
 DEVICE void decay_flows(Sums& sums, GradientsShared& sh) {
     auto with = [](const real* keys) {
         return [=](int i, int j, float x) { return x * to_float(keys[i * KEYS + j]); };
@@ -189,7 +189,7 @@ DEVICE void decay_flows(Sums& sums, GradientsShared& sh) {
     for (int g = 0; g < GROUPS; ++g) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            // A token's own score does not decay.
+            // The diagonal does not decay.
             const bool own = flow.row_of(0, e) == flow.column_of(g, e);
             const float scores = own ? 0.f : flow.c[0][g][e] * sums.d_scores.c[0][g][e];
             flow.c[0][g][e] = scores + other.c[0][g][e] * sums.d_overlaps.c[0][g][e];
@@ -205,9 +205,9 @@ DEVICE void decay_flows(Sums& sums, GradientsShared& sh) {
     flow.row_sums(sh.received[2], [](int, int, float x) { return x; });
 }
 
-// The gradient of the log decay of token t is what passes from before t to t and later: from the state before the
-// chunk to the one after it (`through`), what tokens before t give to the latter, what later tokens receive from the
-// former, and what passes between tokens inside. By one warp.
+// The gradient of the log decay of token t is the total flow from before t to t and later: from the state before the
+// chunk to the one after it (`through`), from tokens before t to the latter, from the former to later tokens, and
+// between tokens of the chunk. By one warp.
 DEVICE void store_decay_gradient(const GradientsShared& sh, const DeltaParams& p, const ChunkHead& at, float through) {
     const int lane = threadIdx.x;
     float given[2], received[2];
@@ -236,7 +236,7 @@ DEVICE void store_decay_gradient(const GradientsShared& sh, const DeltaParams& p
     }
 }
 
-// Gradients of queries or keys: of the only head that has them, or this head's part.
+// Stores gradients of queries or keys: final, or this head's term of the sum over heads that share keys.
 DEVICE void store_keys(real* x, float* parts, const DeltaParams& p, const ChunkHead& at, Accumulator<CHUNK, DK>& d) {
     if (!parts) return d.store_rows(key_rows(x, p, at), at.chunk.rows, key_stride(p.x), p.x.key_dim);
     float* first = parts + (size_t(at.chunk.row) * p.x.heads + at.head) * p.x.key_dim;
