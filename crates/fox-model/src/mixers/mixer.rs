@@ -2,9 +2,10 @@
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use fox_cache::LayerState;
-use fox_tensor::{ParamId, Result as TensorResult, Segments, Tape, Tensor, Var};
+use fox_tensor::{DecodeMixer, ParamId, Result as TensorResult, Segments, Tape, Tensor, Var};
 
 use super::StateSpec;
 use super::forgetting::{ForgettingConfig, ForgettingLayer};
@@ -178,8 +179,17 @@ pub trait Mixer: Debug + Send + Sync {
     /// Values that a training step saves for the backward pass.
     fn saved_activations(&self) -> SavedActivations;
 
-    /// The attention layer, if the mixer is one: for eviction, and for devices that decode a whole model
-    /// at once.
+    /// The layer's weights for devices that decode a model in slots; `None` if it only runs op by op. `thresholds`
+    /// are those of the cache's eviction policy, per query head.
+    fn decode_weights(
+        &self,
+        _params: &Parameters,
+        _thresholds: Option<Arc<[f64]>>,
+    ) -> Option<DecodeMixer> {
+        None
+    }
+
+    /// The attention layer, if the mixer is one: for eviction.
     fn attention(&self) -> Option<&ForgettingLayer> {
         None
     }

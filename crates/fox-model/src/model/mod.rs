@@ -3,7 +3,7 @@
 mod decode;
 mod distill;
 mod forward;
-mod streams;
+mod slots;
 mod structure;
 
 use std::path::Path;

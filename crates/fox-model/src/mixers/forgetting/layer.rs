@@ -11,10 +11,12 @@
 //! With stick-breaking the weights are `b_ij prod_{j < l < i} (1 - b_il) exp(c_i - c_j)` over `j < i`, with
 //! `b_ij = sigmoid(q_i . k_j / sqrt(d))`.
 
+use std::sync::Arc;
+
 use fox_cache::{LayerState, PagedState};
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LocalKeys, LogitBound, Mask,
-    PagedSpec, ParamId, Result, Rope, Tape, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, DecodeMixer, HeadSpec, LocalKeys, LogitBound,
+    Mask, PagedSpec, ParamId, Result, Rope, Tape, Var,
 };
 
 use super::gate::Gate;
@@ -251,6 +253,14 @@ impl Mixer for ForgettingLayer {
             cheap += width;
         }
         SavedActivations { per_token: kept, cheap_per_token: cheap }
+    }
+
+    fn decode_weights(
+        &self,
+        params: &Parameters,
+        thresholds: Option<Arc<[f64]>>,
+    ) -> Option<DecodeMixer> {
+        self.slot_weights(params, thresholds)
     }
 
     fn attention(&self) -> Option<&ForgettingLayer> {
