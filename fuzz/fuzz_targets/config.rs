@@ -1,4 +1,4 @@
-//! The text of a config.json: it is refused with a sentence, or it means the same after being written and read again.
+//! The text of a config.json: rejected with a sentence, or a model that round-trips through a written file.
 #![no_main]
 
 use std::path::Path;
