@@ -5,7 +5,6 @@
 //! Stages whose result depends on all tokens (rare; see [`Stage::Buffered`]) give out their text at the end.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use tokenizers::Decoder;
@@ -18,6 +17,7 @@ use super::gpt2_files::byte_character;
 use crate::error::{Error, Result};
 
 /// One step from tokens to text.
+#[derive(Debug)]
 pub(super) enum Stage {
     /// Puts a space in front of every token but the first: files without a decoder.
     Spaces,
@@ -37,22 +37,6 @@ pub(super) enum Stage {
     StripStart { content: char, start: usize },
     /// Keeps all tokens, or the one text (`fused`), until the end.
     Buffered { decoder: DecoderWrapper, fused: bool },
-}
-
-impl fmt::Debug for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Spaces => "Spaces",
-            Self::PerToken(_) => "PerToken",
-            Self::FirstDiffers(_) => "FirstDiffers",
-            Self::WordSuffix(_) => "WordSuffix",
-            Self::Deduplicate(_) => "Deduplicate",
-            Self::ByteFallback => "ByteFallback",
-            Self::ByteLevel => "ByteLevel",
-            Self::StripStart { .. } => "StripStart",
-            Self::Buffered { .. } => "Buffered",
-        })
-    }
 }
 
 /// The stages of a decoder.
