@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use fox_model::{
-    Architecture, CheckpointLayout, DecayTime, ForgetGate, ForgettingConfig, ModelConfig,
+    Architecture, CheckpointLayout, DecayTime, Error, ForgetGate, ForgettingConfig, ModelConfig,
     ModelType, Preset, QkNorm,
 };
 use fox_tensor::{Activation, AttentionWeights, Rope, RopeScaling};
@@ -366,7 +366,7 @@ proptest! {
         let _ = parse(&text);
     }
 
-    /// What is read can be written and reads back as the same model, whatever the fields are.
+    /// A file that is read and written again describes the same model, whatever its fields are.
     #[test]
     fn arbitrary_fields_are_rejected_or_round_trip(
         fields in prop::collection::vec((prop::sample::select(FIELDS), any_value()), 1..6),
@@ -377,9 +377,12 @@ proptest! {
         let text = format!(r#"{{"model_type": "{}"{}}}"#, model_type.as_str(), fields.concat());
         if let Ok((config, kind)) = parse(&text) {
             prop_assert!(config.param_specs().len() < 200_000);
-            let written = config.to_json(kind);
-            prop_assert!(written.is_ok(), "{} after {}", written.unwrap_err(), text);
-            let written = written.unwrap().to_string();
+            let written = match config.to_json(kind) {
+                Ok(written) => written.to_string(),
+                // Some formats read more than the references write.
+                Err(Error::NotExpressible { .. }) => return Ok(()),
+                Err(error) => return Err(TestCaseError::fail(format!("{error} after {text}"))),
+            };
             let again = parse(&written);
             prop_assert!(again.is_ok(), "{} in {} after {}", again.unwrap_err(), written, text);
             prop_assert_eq!(again.unwrap(), (config, kind), "{} after {}", written, text);

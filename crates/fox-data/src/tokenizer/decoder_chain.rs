@@ -314,7 +314,7 @@ mod tests {
         let fallback = json!({ "type": "ByteFallback" });
         let fuse = json!({ "type": "Fuse" });
         let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
-        let word_piece = json!({ "type": "WordPiece", "prefix": "##", "cleanup": true });
+        let wordpiece = json!({ "type": "WordPiece", "prefix": "##", "cleanup": true });
         let metaspace = |scheme: &str| json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true });
         let bpe = json!({ "type": "BPEDecoder", "suffix": "</w>" });
         let ctc = json!({ "type": "CTC", "pad_token": "a", "word_delimiter_token": "|", "cleanup": true });
@@ -323,7 +323,7 @@ mod tests {
             chain(&[&replace, &fallback, &fuse, &strip]),
             chain(&[&replace, &fallback, &fuse]),
             chain(&[&byte_level, &strip]),
-            chain(&[&ctc, &word_piece]),
+            chain(&[&ctc, &wordpiece]),
             chain(&[&fuse, &regex, &strip]),
             chain(&[&bpe, &metaspace("always")]),
             chain(&[&strip, &bpe, &fuse]),
@@ -336,7 +336,7 @@ mod tests {
             strip,
             fallback,
             byte_level,
-            word_piece,
+            wordpiece,
             bpe,
             ctc,
         ]

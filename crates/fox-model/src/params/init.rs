@@ -151,7 +151,7 @@ mod tests {
         let steps: Vec<f32> = x.iter().map(|v| v.exp().ln_1p()).collect();
         assert!(steps.iter().all(|s| (0.00199..0.1001).contains(s)));
         let low = steps.iter().filter(|s| **s < 0.00201).count() as f64 / steps.len() as f64;
-        // ln 2 of ln 100 lies below the floor.
+        // ln 2 of ln 100 is below the smallest time step.
         assert!((low - 2f64.ln() / 100f64.ln()).abs() < 0.02, "{low}");
     }
 }
