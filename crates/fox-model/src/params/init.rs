@@ -10,7 +10,7 @@ pub(super) fn values(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     let count = spec.count();
     match &spec.init {
         Init::Constant(value) => vec![*value; count],
-        Init::Given(values) => values.clone(),
+        Init::Given(values) => values.iter().copied().cycle().take(count).collect(),
         Init::Uniform { bound } => drawn(spec, seed, |unit| bound * (2.0 * unit - 1.0)),
         Init::LogOfUniform { low, high } => {
             // The unit is never 0, so the logarithm is finite even for `low = 0`.
