@@ -56,9 +56,7 @@ kernel_params! {
         n_end: i32,
         unused: [i32; 2],
     }
-}
 
-kernel_params! {
     /// Counting sort of the tiles by length.
     pub(super) struct SortParams {
         /// `[heads * m_tiles]`.
@@ -71,9 +69,7 @@ kernel_params! {
         group_heads: usize,
         longest: usize,
     }
-}
 
-kernel_params! {
     pub(super) list struct PlanForward {
         p: PlanParams,
         sort: SortParams,
@@ -82,23 +78,17 @@ kernel_params! {
         /// Visited tiles and tiles allowed by the mask `[heads][2]`.
         blocks: Ptr<u64>,
     }
-}
 
-kernel_params! {
     pub(super) list struct PlanScan {
         histogram: Ptr<i32>,
         count: usize,
     }
-}
 
-kernel_params! {
     pub(super) list struct PlanScatter {
         sort: SortParams,
         count: usize,
     }
-}
 
-kernel_params! {
     struct ForwardParams {
         /// `[R_q, H * d]`.
         o: Ptr<bf16>,
@@ -118,9 +108,7 @@ kernel_params! {
         /// Softmax scale times log2(e).
         scale: f32,
     }
-}
 
-kernel_params! {
     /// Operands of the portable kernel, which uses no tensor maps.
     struct PortableOperands {
         /// `[R_q, H * d]`.

@@ -35,17 +35,13 @@ kernel_params! {
         rows_per_slice: usize,
         eps: f32,
     }
-}
 
-kernel_params! {
     list struct ConvForward {
         /// `[R, C]`.
         y: Ptr<Real>,
         p: ConvParams,
     }
-}
 
-kernel_params! {
     list struct ConvBackward {
         /// `[R, C]`.
         dx: Ptr<Real>,
@@ -55,9 +51,7 @@ kernel_params! {
         dy: ConstPtr<Real>,
         p: ConvParams,
     }
-}
 
-kernel_params! {
     list struct ConvFilters {
         /// `[C, taps]`.
         dweight: Ptr<f32>,
@@ -112,7 +106,7 @@ impl ConvGrid {
     fn op(&self, entry: &'static str) -> Op {
         let block = (self.heads_per_block * self.variant.lanes).next_multiple_of(32);
         let (variant, grid) = (self.variant, self.grid);
-        Op { source: CONV, entry, variant, grid, block, shared: 0 }
+        Op::new(CONV, entry, variant, grid, block)
     }
 }
 

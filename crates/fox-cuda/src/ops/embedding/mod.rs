@@ -25,9 +25,7 @@ kernel_params! {
         count: u64,
         width: usize,
     }
-}
 
-kernel_params! {
     list struct EmbeddingBackward {
         /// `[V, C]`, added to.
         dtable: Ptr<f32>,
@@ -123,14 +121,8 @@ impl EmbeddingOps for Cuda {
             order: groups.order.address().into(),
             width,
         };
-        let op = Op {
-            source: EMBEDDING,
-            entry: "embedding_bwd",
-            variant,
-            grid: [groups.count, width.div_ceil(threads * variant.vec)],
-            block: threads,
-            shared: 0,
-        };
+        let grid = [groups.count, width.div_ceil(threads * variant.vec)];
+        let op = Op::new(EMBEDDING, "embedding_bwd", variant, grid, threads);
         // SAFETY: the tape checked every id.
         unsafe { self.launch(&op, params)? };
         if let Some((pad, row)) = before {

@@ -22,9 +22,7 @@ kernel_params! {
         count: u64,
         heads: usize,
     }
-}
 
-kernel_params! {
     list struct LogGateBackward {
         /// `[R, H]`.
         dz: Ptr<f32>,

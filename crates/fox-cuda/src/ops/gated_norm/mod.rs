@@ -25,17 +25,13 @@ kernel_params! {
         rows_per_slice: usize,
         eps: f32,
     }
-}
 
-kernel_params! {
     list struct GatedForward {
         /// `[R, C]`.
         y: Ptr<Real>,
         p: GatedParams,
     }
-}
 
-kernel_params! {
     list struct GatedBackward {
         /// `[R, C]`.
         dx: Ptr<Real>,

@@ -22,9 +22,7 @@ kernel_params! {
         inner: usize,
         act: i32,
     }
-}
 
-kernel_params! {
     list struct GluBackward {
         /// `[R, 2 C]`; may alias `x`.
         dx: Ptr<Real>,

@@ -35,17 +35,13 @@ kernel_params! {
         rows_per_slice: usize,
         eps: f32,
     }
-}
 
-kernel_params! {
     list struct HeadsForward {
         /// `[R, H * d]`.
         y: Ptr<Real>,
         p: HeadParams,
     }
-}
 
-kernel_params! {
     list struct HeadsBackward {
         /// `[R, H * d]`.
         du: Ptr<Real>,

@@ -93,14 +93,7 @@ impl LossOps for Cuda {
                     .as_ref()
                     .map_or(0.0, |(.., teacher_weight, _)| *teacher_weight),
             };
-            let op = Op {
-                source: LOSS,
-                entry: "cross_entropy",
-                variant,
-                grid: [count, 1],
-                block: 512,
-                shared: 0,
-            };
+            let op = Op::new(LOSS, "cross_entropy", variant, [count, 1], 512);
             // SAFETY: the tape checked labels and shapes.
             unsafe { self.launch(&op, params)? };
             let Some(((_, dx_at), (_, dw_at))) = &grads else { continue };

@@ -29,9 +29,7 @@ kernel_params! {
         width: usize,
         eps: f32,
     }
-}
 
-kernel_params! {
     list struct NormBackward {
         /// `[R, C]`.
         dh: Ptr<Real>,
@@ -63,7 +61,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 /// A grid-stride launch over rows.
 fn over_rows(entry: &'static str, variant: Variant, blocks: usize) -> Op {
     let block = 32 * variant.warps;
-    Op { source: NORM, entry, variant, grid: [blocks, 1], block, shared: 0 }
+    Op::new(NORM, entry, variant, [blocks, 1], block)
 }
 
 impl Cuda {

@@ -29,9 +29,7 @@ kernel_params! {
         heads: usize,
         head_dim: usize,
     }
-}
 
-kernel_params! {
     list struct SinkBackward {
         /// Shares of the gradient, `[R, H]`.
         partial: Ptr<f32>,
@@ -112,14 +110,8 @@ impl SinkOps for Cuda {
             head_dim,
         };
         let blocks = units.div_ceil(THREADS / 32).clamp(1, self.gpu.processors() as usize * 16);
-        let op = Op {
-            source: SINK,
-            entry: "sink_bwd",
-            variant: Variant::plain(self.activations(), head_dim),
-            grid: [blocks, 1],
-            block: THREADS,
-            shared: 0,
-        };
+        let (variant, grid) = (Variant::plain(self.activations(), head_dim), [blocks, 1]);
+        let op = Op::new(SINK, "sink_bwd", variant, grid, THREADS);
         // SAFETY: the tape checked the shapes.
         unsafe { self.launch(&op, params)? };
         Ok(self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?)

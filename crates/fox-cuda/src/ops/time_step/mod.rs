@@ -25,9 +25,7 @@ kernel_params! {
         low: f32,
         high: f32,
     }
-}
 
-kernel_params! {
     list struct TimeStepForward {
         /// `[R, H]`.
         dt: Ptr<f32>,
@@ -35,9 +33,7 @@ kernel_params! {
         log_decay: Ptr<f32>,
         p: TimeStep,
     }
-}
 
-kernel_params! {
     list struct TimeStepBackward {
         /// `[R, H]`.
         dz: Ptr<f32>,
@@ -84,7 +80,7 @@ impl Cuda {
     fn time_step_op(&self, entry: &'static str, inputs: &TimeStepInputs<'_>) -> Op {
         let blocks = inputs.z.len().div_ceil(THREADS).min(self.gpu.processors() as usize * 16);
         let (variant, grid) = (Variant::plain(DType::F32, 1), [blocks, 1]);
-        Op { source: TIME_STEP, entry, variant, grid, block: THREADS, shared: 0 }
+        Op::new(TIME_STEP, entry, variant, grid, THREADS)
     }
 }
 

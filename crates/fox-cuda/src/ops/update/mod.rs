@@ -30,9 +30,7 @@ kernel_params! {
         correct1: f32,
         correct2: f32,
     }
-}
 
-kernel_params! {
     /// A parameter, its moments and its gradient.
     table struct AdamEntry {
         param: Ptr<f32>,
@@ -48,9 +46,7 @@ kernel_params! {
         halves: bool,
         step: AdamParams,
     }
-}
 
-kernel_params! {
     /// `param = keep * param + add * x`.
     table struct BlendEntry {
         param: Ptr<f32>,
@@ -67,9 +63,7 @@ kernel_params! {
         add: f32,
         unused: i32,
     }
-}
 
-kernel_params! {
     /// A tensor whose squares are summed.
     table struct SquaresEntry {
         x: ConstPtr<()>,
@@ -79,32 +73,24 @@ kernel_params! {
         /// f32, bf16 or two halves.
         kind: i32,
     }
-}
 
-kernel_params! {
     list struct AdamWAll {
         entries: ConstPtr<AdamEntry>,
         count: usize,
     }
-}
 
-kernel_params! {
     list struct BlendAll {
         entries: ConstPtr<BlendEntry>,
         count: usize,
     }
-}
 
-kernel_params! {
     list struct SumSquares {
         /// `[chunks]`.
         partial: Ptr<f64>,
         entries: ConstPtr<SquaresEntry>,
         count: usize,
     }
-}
 
-kernel_params! {
     list struct SumDoubles {
         /// `[1]`.
         out: Ptr<f64>,
@@ -201,14 +187,7 @@ impl Cuda {
         chunks: usize,
         params: P,
     ) -> Result<()> {
-        let op = Op {
-            source: UPDATE,
-            entry,
-            variant: Variant::plain(DType::F32, 1),
-            grid: [chunks, 1],
-            block: THREADS,
-            shared: 0,
-        };
+        let op = Op::new(UPDATE, entry, Variant::plain(DType::F32, 1), [chunks, 1], THREADS);
         // SAFETY: the tables' tensors have the lengths they say.
         unsafe { self.launch(&op, params) }
     }

@@ -68,9 +68,7 @@ kernel_params! {
         /// Computes gradients of states, from the last chunk to the first.
         reverse: bool,
     }
-}
 
-kernel_params! {
     list struct ScanSum {
         /// `[count]`.
         to: Ptr<Real>,

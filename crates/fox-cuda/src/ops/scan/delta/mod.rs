@@ -65,9 +65,7 @@ kernel_params! {
         /// Heads that share keys.
         group: usize,
     }
-}
 
-kernel_params! {
     list struct ShareKeys {
         /// `[R, G, dk]`.
         out: Ptr<Real>,
