@@ -140,7 +140,8 @@ impl<T: Float> Attention<'_, T> {
 
     /// [`forward`](Attention::forward) into existing buffers: `o` `[R_q, H * d]` and `lse` `[R_q, H]`.
     pub fn forward_into(&self, o: Buffer<T>, lse: Buffer<f32>) -> Result<AttentionOut<T>> {
-        if o.len() != self.inputs.q.len() || lse.len() != self.q_rows * self.spec.heads {
+        let fits = o.len() == self.inputs.q.len() && lse.len() == self.q_rows * self.spec.heads;
+        if !fits || !self.gpu.owns(&o) || !self.gpu.owns(&lse) {
             let detail = format!("{} and {} elements for o and lse", o.len(), lse.len());
             return Err(Error::argument("attention", detail));
         }

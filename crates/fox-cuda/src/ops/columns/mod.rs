@@ -199,7 +199,7 @@ impl Cuda {
     ) -> Result<()> {
         let count = rows * width;
         let params = AddBias { x: x.into(), bias: bias.into(), count: count as u64, width };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch_flat(COLUMNS, "add_bias", Variant::plain(dtype, 1), count, params) }
     }
 

@@ -159,7 +159,7 @@ impl ConvOps for Cuda {
         let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
         let held = self.conv_operands(inputs, spec, &grid)?;
         let params = ConvForward { y: at.into(), p: held.params };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("short_conv_fwd"), params)? };
         Ok(y)
     }
@@ -186,7 +186,7 @@ impl ConvOps for Cuda {
             dy: dy.address().into(),
             p: held.params,
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("short_conv_bwd"), params)? };
         let sums = self.column_sums(partial.address(), DType::F32, slices, sums, None, device)?;
         let sums_at = self.real(&sums)?.address();

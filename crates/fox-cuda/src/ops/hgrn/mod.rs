@@ -127,7 +127,7 @@ impl Cuda {
         };
         let (variant, grid) = (Variant::plain(DType::F32, 1), [table.cols().div_ceil(THREADS), 1]);
         let op = Op::new(HGRN, "lower_bound", variant, grid, THREADS);
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&op, params) }
     }
 }
@@ -148,7 +148,7 @@ impl HgrnOps for Cuda {
             log_f: log_f_at.into(),
             p: grid.params(inputs, &operands),
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("hgrn_gates_fwd"), params)? };
         Ok(HgrnGates { q, k, log_f })
     }
@@ -179,7 +179,7 @@ impl HgrnOps for Cuda {
             dlog_f: d_log_f.address().into(),
             p: grid.params(inputs, &operands),
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("hgrn_gates_bwd"), params)? };
         let dlower = match partial {
             Some(partial) => {

@@ -106,7 +106,7 @@ impl Cuda {
             rows,
             width,
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&over_rows("add_rms_norm_bwd", variant, blocks), params)? };
         let dw = self.column_sums(partial.address(), DType::F32, blocks, width, dw_acc, &device)?;
         Ok(NormGrads { dh, dw })
@@ -140,7 +140,7 @@ impl NormOps for Cuda {
             width,
             eps,
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&over_rows("add_rms_norm_fwd", variant, rows), params)? };
         Ok(NormOut { sum, y, rstd })
     }

@@ -82,7 +82,7 @@ impl SinkOps for Cuda {
             head_dim,
         };
         let variant = Variant::plain(dtype, head_dim);
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch_flat(SINK, "sink_fwd", variant, count, params)? };
         Ok((new_o, new_lse))
     }
@@ -114,7 +114,7 @@ impl SinkOps for Cuda {
         let blocks = units.div_ceil(THREADS / 32).clamp(1, self.gpu.processors() as usize * 16);
         let (variant, grid) = (Variant::plain(self.activations(), head_dim), [blocks, 1]);
         let op = Op::new(SINK, "sink_bwd", variant, grid, THREADS);
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&op, params)? };
         Ok(self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?)
     }

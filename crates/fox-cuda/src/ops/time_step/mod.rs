@@ -94,7 +94,7 @@ impl TimeStepOps for Cuda {
         let held = self.time_step(inputs)?;
         let params =
             TimeStepForward { dt: dt_at.into(), log_decay: decay_at.into(), p: held.params };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&self.time_step_op("time_step_fwd", inputs), params)? };
         Ok((dt, decay))
     }
@@ -120,7 +120,7 @@ impl TimeStepOps for Cuda {
             ddecay: address(&ddecay).into(),
             p: held.params,
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&self.time_step_op("time_step_bwd", inputs), params)? };
         let da_log = self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?;
         Ok((dz, da_log))

@@ -4,7 +4,7 @@ use fox_tensor::{AdamW, Blend, DType, ParamUpdate, Tensor, UpdateOps};
 use half::bf16;
 
 use crate::backend::launcher::{Op, Variant};
-use crate::backend::storage::{Data, memory};
+use crate::backend::storage::{Data, expect_f32, memory};
 use crate::backend::{Cuda, Operand};
 use crate::ops::packed::Packed;
 use crate::params::{self, ConstPtr, KernelParams, Ptr, kernel_params};
@@ -220,6 +220,11 @@ impl UpdateOps for Cuda {
 
     fn adamw_all(&self, updates: &mut [ParamUpdate<'_>]) -> fox_tensor::Result<()> {
         fox_tensor::check_adamw_all(self, updates)?;
+        for ParamUpdate { param, m, v, .. } in updates.iter() {
+            for (what, x) in [("param", param), ("m", m), ("v", v)] {
+                expect_f32("adamw", what, x)?;
+            }
+        }
         let _span = self.span("adamw")?;
         let (mut entries, mut grads) = (Vec::with_capacity(updates.len()), Vec::new());
         let mut chunks = 0;
