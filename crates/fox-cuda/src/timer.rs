@@ -4,11 +4,6 @@ use cudarc::driver::{result, sys};
 
 use crate::{Error, Gpu, Result};
 
-/// Times pieces of work on a GPU's stream.
-pub struct Timer<'a> {
-    gpu: &'a Gpu,
-}
-
 /// A point in the stream.
 pub(crate) struct Event(sys::CUevent);
 
@@ -55,30 +50,5 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: created in `record`, destroyed once.
         let _ = unsafe { result::event::destroy(self.0) };
-    }
-}
-
-impl<'a> Timer<'a> {
-    /// A timer on the GPU's stream.
-    pub fn new(gpu: &'a Gpu) -> Self {
-        Timer { gpu }
-    }
-
-    /// Median of the milliseconds that the GPU spends on what `work` launches, over `repeats` runs
-    /// after one that is not counted. The host does not wait between runs: as in a training step,
-    /// launches are queued ahead of the GPU.
-    pub fn median(&self, repeats: usize, mut work: impl FnMut() -> Result<()>) -> Result<f32> {
-        work()?;
-        self.gpu.synchronize()?;
-        let mut events = vec![Event::record(self.gpu)?];
-        for _ in 0..repeats.max(1) {
-            work()?;
-            events.push(Event::record(self.gpu)?);
-        }
-        self.gpu.synchronize()?;
-        let mut times =
-            events.windows(2).map(|e| e[0].milliseconds_to(&e[1])).collect::<Result<Vec<_>>>()?;
-        times.sort_by(f32::total_cmp);
-        Ok(times[times.len() / 2])
     }
 }

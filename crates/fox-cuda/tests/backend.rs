@@ -1,4 +1,4 @@
-//! Every op case on the GPU in f32, where there is one. `fox selftest --device cuda` does more.
+//! Every op case in f32 on the GPU, if present. `fox selftest --device cuda` does more.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod common;
@@ -10,9 +10,9 @@ use fox_tensor::{Device, cases};
 const TOLERANCE: f64 = 2e-5;
 
 #[test]
-fn every_case_in_f32() {
+fn f32_cases_match_oracle() {
     if !Gpu::driver_is_present() {
-        return common::skipped("there is no GPU");
+        return common::skipped("no GPU was found");
     }
     let gpu = Gpu::new(0).unwrap();
     gpu.poison(true);
@@ -39,7 +39,7 @@ fn every_case_in_f32() {
 }
 
 #[test]
-fn a_machine_without_a_gpu_gets_a_sentence() {
+fn missing_driver_is_reported() {
     if Gpu::driver_is_present() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Several models side by side: one page in the shape of the paper's tables and figures.
+//! Several models side by side, in one report with the paper's kinds of tables and figures.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -7,42 +7,42 @@ use crate::inspect::{HeadSummary, Reach, half_life_chart};
 use crate::learning::{Learning, learning_chart};
 use crate::loss::{LossReport, loss_chart, slope_chart};
 use crate::needle::NeedleReport;
-use crate::report::Page;
+use crate::report::Report;
 use crate::stats::Interval;
 use crate::tasks::{LONGBENCH, TaskReport};
 
-/// What is known about a model without running it.
+/// Properties of a model that need no forward pass.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelFacts {
-    /// What the report calls it.
+    /// Name in the report.
     pub name: String,
-    /// Where it lies.
+    /// Path of the checkpoint or run folder.
     pub folder: String,
-    /// The kind of its layers.
+    /// Name of its architecture.
     pub architecture: String,
     /// Number of parameters.
     pub parameters: usize,
-    /// Length of the sequences it was trained on.
+    /// Length of its training sequences.
     pub training_length: Option<usize>,
 }
 
-/// The heads of a model, from a text it has read.
+/// Statistics of a model's heads over a text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelHeads {
     /// Name of the model.
     pub model: String,
-    /// Tokens of the text.
+    /// Length of the text in tokens.
     pub tokens: usize,
-    /// All heads; empty in a model without attention.
+    /// All heads; empty for a model without attention.
     pub heads: Vec<HeadSummary>,
 }
 
-/// Everything that was found about some models.
+/// All results of a comparison.
 #[derive(Clone, Debug, Default)]
 pub struct Comparison {
-    /// The models, in the order they were named.
+    /// The models, in the order of the command line.
     pub models: Vec<ModelFacts>,
-    /// Of those that are run folders.
+    /// Learning curves of the models that are run folders.
     pub learning: Vec<Learning>,
     /// Loss at every position.
     pub loss: Option<LossReport>,
@@ -52,7 +52,7 @@ pub struct Comparison {
     pub tasks: TaskReport,
     /// Heads.
     pub heads: Vec<ModelHeads>,
-    /// What was left out, and how to have it.
+    /// Measurements that were skipped, with the option that enables each.
     pub left_out: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ impl Comparison {
         })
     }
 
-    /// A row per model: its size, and one figure of every kind that was measured.
+    /// A row per model: its size, and one figure per kind of measurement.
     pub fn overview(&self) -> Vec<Vec<String>> {
         let mut head = vec!["model".to_string(), "architecture".into(), "parameters".into()];
         head.push("trained on".into());
@@ -95,7 +95,7 @@ impl Comparison {
     fn overview_of(&self, m: usize) -> Vec<String> {
         let model = &self.models[m];
         let name = model.name.as_str();
-        let percent = |share: f64| format!("{:.1}%", 100.0 * share);
+        let percent = |fraction: f64| format!("{:.1}%", 100.0 * fraction);
         let mut row = vec![
             name.to_string(),
             model.architecture.clone(),
@@ -126,36 +126,37 @@ impl Comparison {
         row
     }
 
-    /// The page.
-    pub fn page(&self) -> Page {
+    /// The report.
+    pub fn report(&self) -> Report {
         let names: Vec<&str> = self.models.iter().map(|m| m.name.as_str()).collect();
-        let mut page = Page::new(
+        let mut report = Report::new(
             &names.join(", "),
             "The same documents, needles, questions and texts for every model.",
         );
-        page.table(&self.overview());
-        self.add_losses(&mut page);
-        self.add_needles(&mut page);
-        self.add_tasks(&mut page);
-        self.add_heads(&mut page);
+        report.table(&self.overview());
+        self.add_losses(&mut report);
+        self.add_needles(&mut report);
+        self.add_tasks(&mut report);
+        self.add_heads(&mut report);
+        report.set_numbers(self.json());
         if !self.left_out.is_empty() {
-            page.heading("Left out");
+            report.heading("Left out");
             for reason in &self.left_out {
-                page.text(reason);
+                report.text(reason);
             }
         }
-        page
+        report
     }
 
     fn trained_on(&self, model: &str) -> Option<usize> {
         self.models.iter().find(|m| m.name == model).and_then(|m| m.training_length)
     }
 
-    fn add_losses(&self, page: &mut Page) {
+    fn add_losses(&self, report: &mut Report) {
         if self.loss.is_none() && self.learning.is_empty() {
             return;
         }
-        page.heading("Loss");
+        report.heading("Loss");
         let mut charts = Vec::new();
         if let Some(loss) = &self.loss {
             charts.push(loss_chart(&loss.curves).fragment());
@@ -164,9 +165,9 @@ impl Comparison {
         if !self.learning.is_empty() {
             charts.push(learning_chart(&self.learning).fragment());
         }
-        page.charts(&charts);
+        report.charts(&charts);
         let Some(loss) = &self.loss else { return };
-        page.text("Bands and ranges are 95% bootstrap intervals over documents. The slope is the change of the loss per e-fold of the position: below 0, more context still helps.");
+        report.text("Bands and ranges are 95% bootstrap intervals over documents. The slope is the change of the loss per e-fold of the position: below 0, more context still helps.");
         let mut head = vec!["perplexity of the first".to_string()];
         let lengths: Vec<usize> = loss
             .curves
@@ -180,13 +181,13 @@ impl Comparison {
             row.extend(curve.perplexities.iter().map(|p| with_ends(&p.perplexity, 3)));
             rows.push(row);
         }
-        page.table(&rows);
+        report.table(&rows);
     }
 
-    fn add_needles(&self, page: &mut Page) {
+    fn add_needles(&self, report: &mut Report) {
         let Some(needle) = &self.needle else { return };
-        page.heading("Needles in a haystack");
-        page.text(&format!(
+        report.heading("Needles in a haystack");
+        report.text(&format!(
             "{} cases per cell; guessing finds {:.1}%.",
             needle.grid.cases,
             100.0 * needle.chance
@@ -200,10 +201,10 @@ impl Comparison {
             .iter()
             .map(|map| map.log_prob_chart(&needle.grid, self.trained_on(&map.model)));
         let charts: Vec<String> = found.chain(likely).map(|chart| chart.fragment()).collect();
-        page.charts(&charts);
+        report.charts(&charts);
     }
 
-    fn add_tasks(&self, page: &mut Page) {
+    fn add_tasks(&self, report: &mut Report) {
         let is_long = |task: &str| LONGBENCH.contains(&task);
         let tables = [
             (
@@ -217,21 +218,19 @@ impl Comparison {
                 self.tasks.only(is_long),
             ),
         ];
-        for (heading, text, report) in tables {
-            if !report.results.is_empty() {
-                page.heading(heading);
-                page.text(text);
-                page.table(&report.table());
+        for (heading, text, tasks) in tables {
+            if !tasks.results.is_empty() {
+                report.heading(heading).text(text).table(&tasks.table());
             }
         }
     }
 
-    fn add_heads(&self, page: &mut Page) {
+    fn add_heads(&self, report: &mut Report) {
         if self.heads.iter().all(|model| model.heads.is_empty()) {
             return;
         }
-        page.heading("How long each head remembers");
-        page.text("The half-life is how many tokens it takes until what a head has read weighs half. Dots are medians over the text, lines reach from the 10% to the 90% quantile.");
+        report.heading("How long each head remembers");
+        report.text("The half-life is how many tokens it takes until what a head has read weighs half. Dots are medians over the text, lines reach from the 10% to the 90% quantile.");
         let mut charts = Vec::new();
         let head =
             ["model", "local heads", "medium", "global", "median half-life", "mean entropy (nats)"];
@@ -239,7 +238,7 @@ impl Comparison {
         for model in self.heads.iter().filter(|model| !model.heads.is_empty()) {
             if let Some(mut chart) = half_life_chart(&model.heads) {
                 chart.title = format!("{}: half-life of every head", model.model);
-                // The same place in every chart, so that axes can be compared.
+                // A mark at the training length in every chart, so that axes can be compared.
                 let trained =
                     self.trained_on(&model.model).map(|l| (l as f64, "trained on".into()));
                 chart.marks.extend(trained);
@@ -248,9 +247,9 @@ impl Comparison {
             rows.push(memory_row(model));
         }
         if !charts.is_empty() {
-            page.charts(&charts);
+            report.charts(&charts);
         }
-        page.table(&rows);
+        report.table(&rows);
     }
 }
 
@@ -307,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_what_was_measured_and_says_what_was_not() {
+    fn report_has_measurements_and_lists_what_was_skipped() {
         let mut sums = LossSums::new(16);
         sums.add(0, &[2.0; 16], &Bins::new(16));
         let curves = vec![LossCurve::new("a", &sums, Some(8)), LossCurve::new("b", &sums, Some(8))];
@@ -325,7 +324,7 @@ mod tests {
         assert_eq!(rows[0].len(), rows[1].len());
         assert_eq!(rows[1][..5], ["a", "FoX (Pro)", "1.50M", "8", "2.0000 (2.0000..2.0000)"]);
         assert_eq!(rows[2].last().unwrap(), "50.0%");
-        let html = comparison.page().html();
+        let html = comparison.report().html();
         for part in ["Loss at every position", "Short tasks", "LongBench", "Left out", "piqa acc"] {
             assert!(html.contains(part), "{part}");
         }

@@ -7,7 +7,8 @@
 //! - [`accuracy`]: answers to small tasks with exact answers, by length and difficulty.
 //! - [`inspect`]: forget gates, half-lives, attention, pruning.
 //! - [`compare`]: all of this side by side.
-//! - [`report`]: the page that the pictures ([`fox_plot`]) stand on.
+//! - [`report`]: a document with text, tables and charts ([`fox_plot`]), as HTML, Markdown, JSON and terminal text.
+//! - [`stats`]: quantiles, bootstrap, Wilson's and Student's intervals.
 //!
 //! The loss of a model at every position of synthetic documents:
 //!
@@ -35,6 +36,7 @@
 
 pub mod accuracy;
 pub mod compare;
+pub mod csv;
 pub mod error;
 pub mod files;
 pub mod inspect;

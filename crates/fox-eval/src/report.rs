@@ -1,8 +1,15 @@
-//! One self-contained HTML page: text, tables and charts, readable on a phone and a desk, light and dark.
+//! A document of text, tables and charts, as HTML, Markdown, JSON and terminal text.
+//!
+//! The HTML is one self-contained file for phones and desks, light and dark. The Markdown refers to `pictures/*.svg`.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
-use fox_plot::{STYLE, escape, ink_on, sequential};
+use fox_plot::{STYLE, escape, ink_on, sequential, standalone};
+use serde_json::Value;
+
+use crate::Result;
+use crate::files::{file_stem, write_whole};
 
 const PAGE_STYLE: &str = "\
 *{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);\
@@ -30,146 +37,346 @@ table{font-size:.8rem}th,td{white-space:normal;padding:5px 7px 5px 0}\
 /// Tables of more columns are lists of figures on a phone.
 const PHONE_COLUMNS: usize = 4;
 
-/// A page under construction.
+/// A table as rows of cells, its head first.
+pub type Table = Vec<Vec<String>>;
+
 #[derive(Clone, Debug)]
-pub struct Page {
-    title: String,
-    body: String,
+enum Block {
+    Heading(String),
+    Text(String),
+    Facts(Vec<(String, String)>),
+    Table(Table),
+    /// Names and SVG fragments.
+    Charts(Vec<(String, String)>),
+    Code(String),
+    Prose(String),
+    Tokens(Vec<(String, f64)>),
+    Footer(String),
 }
 
-impl Page {
-    /// An empty page with its title and a sentence under it.
-    pub fn new(title: &str, lead: &str) -> Self {
-        let body = format!("<h1>{}</h1>\n<p class=\"lead\">{}</p>\n", escape(title), escape(lead));
-        Page { title: title.to_string(), body }
+/// A document.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    title: String,
+    lead: String,
+    blocks: Vec<Block>,
+    numbers: Value,
+}
+
+impl Report {
+    /// A report with a title and a first paragraph.
+    pub fn new(title: &str, lead: &str) -> Report {
+        Report { title: title.to_string(), lead: lead.to_string(), ..Report::default() }
     }
 
-    /// A heading.
+    /// Sets the numbers that the JSON file contains.
+    pub fn set_numbers(&mut self, numbers: Value) -> &mut Self {
+        self.numbers = numbers;
+        self
+    }
+
+    fn add(&mut self, block: Block) -> &mut Self {
+        self.blocks.push(block);
+        self
+    }
+
+    /// Adds a heading.
     pub fn heading(&mut self, text: &str) -> &mut Self {
-        let _ = writeln!(self.body, "<h2>{}</h2>", escape(text));
-        self
+        self.add(Block::Heading(text.to_string()))
     }
 
-    /// A paragraph.
+    /// Adds a paragraph.
     pub fn text(&mut self, text: &str) -> &mut Self {
-        let _ = writeln!(self.body, "<p>{}</p>", escape(text));
-        self
+        self.add(Block::Text(text.to_string()))
     }
 
-    /// Large figures, each with what it means.
+    /// Adds large figures, each with its meaning.
     pub fn facts(&mut self, facts: &[(String, String)]) -> &mut Self {
-        self.body.push_str("<div class=\"facts\">");
-        for (value, meaning) in facts {
-            let _ = write!(
-                self.body,
-                "<div class=\"fact\"><b>{}</b><span>{}</span></div>",
-                escape(value),
-                escape(meaning)
-            );
-        }
-        self.body.push_str("</div>\n");
-        self
+        self.add(Block::Facts(facts.to_vec()))
     }
 
-    /// Charts side by side where there is room. Each is an SVG fragment of [`fox_plot`].
-    pub fn charts(&mut self, fragments: &[String]) -> &mut Self {
-        self.body.push_str("<div class=\"cards\">");
-        for fragment in fragments {
-            let _ = write!(self.body, "<div class=\"card\">{fragment}</div>");
-        }
-        self.body.push_str("</div>\n");
-        self
-    }
-
-    /// A table; the first row is its head. On a phone each row of a wide one is a list, with the words of the head.
+    /// Adds a table; the first row is its head. On a phone each row of a wide table becomes a list.
     pub fn table(&mut self, rows: &[Vec<String>]) -> &mut Self {
-        let head = rows.first().map_or(&[][..], Vec::as_slice);
-        let wide = head.len() > PHONE_COLUMNS;
-        self.body.push_str("<div class=\"scroll\">");
-        self.body.push_str(if wide { "<table class=\"wide\">" } else { "<table>" });
-        for (r, row) in rows.iter().enumerate() {
-            self.body.push_str("<tr>");
-            for (c, cell) in row.iter().enumerate() {
-                let cell = escape(cell);
-                let _ = match head.get(c).filter(|_| wide && r > 0) {
-                    _ if r == 0 => write!(self.body, "<th>{cell}</th>"),
-                    Some(of) => write!(self.body, "<td data-of=\"{}\">{cell}</td>", escape(of)),
-                    None => write!(self.body, "<td>{cell}</td>"),
-                };
-            }
-            self.body.push_str("</tr>");
-        }
-        self.body.push_str("</table></div>\n");
-        self
+        self.add(Block::Table(rows.to_vec()))
     }
 
-    /// Lines as they are, such as commands.
+    /// Adds SVG fragments of [`fox_plot`], side by side where there is room.
+    pub fn charts(&mut self, fragments: &[String]) -> &mut Self {
+        let chart = |(i, svg): (usize, &String)| {
+            (format!("figure {}-{}", self.blocks.len() + 1, i + 1), svg.clone())
+        };
+        self.named_charts(fragments.iter().enumerate().map(chart).collect())
+    }
+
+    /// The same with a name for each, which becomes that of its file.
+    pub fn named_charts(&mut self, charts: Vec<(String, String)>) -> &mut Self {
+        self.add(Block::Charts(charts))
+    }
+
+    /// Adds preformatted lines, such as commands.
     pub fn code(&mut self, text: &str) -> &mut Self {
-        let lines: Vec<String> = text.lines().map(escape).collect();
-        let _ = writeln!(self.body, "<pre>{}</pre>", lines.join("\n"));
-        self
+        self.add(Block::Code(text.to_string()))
     }
 
-    /// Text as it was generated, broken where the screen ends.
+    /// Adds generated text, wrapped at the width of the screen.
     pub fn sample(&mut self, text: &str) -> &mut Self {
-        let lines: Vec<String> = text.lines().map(escape).collect();
-        let _ = writeln!(self.body, "<pre class=\"prose\">{}</pre>", lines.join("\n"));
-        self
+        self.add(Block::Prose(text.to_string()))
     }
 
-    /// Words on a background that shows a value from 0 to 1 each.
+    /// Adds tokens, each on a background color for its value from 0 to 1.
     pub fn tokens(&mut self, tokens: &[(String, f64)]) -> &mut Self {
-        self.body.push_str("<div class=\"card tokens\">");
-        for (text, value) in tokens {
-            let color = sequential(*value);
-            let [r, g, b] = color;
-            let shown = text.replace('\n', "\u{21b5}");
-            let _ = write!(
-                self.body,
-                "<span style=\"background:rgb({r},{g},{b});color:{}\" title=\"{value:.3}\">{}</span>",
-                ink_on(color),
-                escape(&shown)
-            );
-        }
-        self.body.push_str("</div>\n");
-        self
+        self.add(Block::Tokens(tokens.to_vec()))
     }
 
-    /// A line at the end.
+    /// Adds a footer.
     pub fn footer(&mut self, text: &str) -> &mut Self {
-        let _ = writeln!(self.body, "<footer>{}</footer>", escape(text));
-        self
+        self.add(Block::Footer(text.to_string()))
     }
 
-    /// The whole file.
+    /// Writes `report.html`, `report.md`, `report.json` and `pictures/` into a folder.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        for block in &self.blocks {
+            let Block::Charts(charts) = block else { continue };
+            for (name, svg) in charts {
+                write_whole(&folder.join(picture_file(name)), standalone(svg).as_bytes())?;
+            }
+        }
+        write_whole(&folder.join("report.html"), self.html().as_bytes())?;
+        write_whole(&folder.join("report.md"), self.markdown().as_bytes())?;
+        write_whole(&folder.join("report.json"), self.json().as_bytes())
+    }
+
+    /// The numbers as JSON.
+    pub fn json(&self) -> String {
+        format!("{:#}\n", self.numbers)
+    }
+
+    /// The self-contained page.
     pub fn html(&self) -> String {
+        let (title, lead) = (escape(&self.title), escape(&self.lead));
+        let mut body = format!("<h1>{title}</h1>\n<p class=\"lead\">{lead}</p>\n");
+        self.blocks.iter().for_each(|block| block.html(&mut body));
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-             <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
-             <style>{STYLE}{PAGE_STYLE}</style>\n</head>\n<body>\n<main>\n{}</main>\n</body>\n</html>\n",
-            escape(&self.title),
-            self.body
+             <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
+             <style>{STYLE}{PAGE_STYLE}</style>\n</head>\n<body>\n<main>\n{body}</main>\n</body>\n</html>\n",
         )
     }
+
+    /// The Markdown; charts are links to their files. A report without a title starts with its first block.
+    pub fn markdown(&self) -> String {
+        let mut text = match self.title.as_str() {
+            "" => String::new(),
+            title => format!("# {title}\n\n{}\n", self.lead),
+        };
+        for block in &self.blocks {
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            block.markdown(&mut text);
+        }
+        text
+    }
+
+    /// Tables and paragraphs for a terminal.
+    pub fn terminal(&self) -> String {
+        let mut text = String::new();
+        for block in &self.blocks {
+            match block {
+                Block::Heading(line) | Block::Text(line) => text += &format!("{line}\n"),
+                Block::Table(rows) => text += &text_table(rows),
+                _ => {}
+            }
+        }
+        text
+    }
+}
+
+impl Block {
+    // Writing to a String cannot fail.
+    fn html(&self, body: &mut String) {
+        match self {
+            Block::Heading(text) => _ = writeln!(body, "<h2>{}</h2>", escape(text)),
+            Block::Text(text) => _ = writeln!(body, "<p>{}</p>", escape(text)),
+            Block::Footer(text) => _ = writeln!(body, "<footer>{}</footer>", escape(text)),
+            Block::Code(text) => _ = writeln!(body, "<pre>{}</pre>", escape_lines(text)),
+            Block::Prose(text) => {
+                let _ = writeln!(body, "<pre class=\"prose\">{}</pre>", escape_lines(text));
+            }
+            Block::Facts(facts) => {
+                body.push_str("<div class=\"facts\">");
+                for (value, meaning) in facts {
+                    let (value, meaning) = (escape(value), escape(meaning));
+                    let _ = write!(
+                        body,
+                        "<div class=\"fact\"><b>{value}</b><span>{meaning}</span></div>"
+                    );
+                }
+                body.push_str("</div>\n");
+            }
+            Block::Charts(charts) => {
+                body.push_str("<div class=\"cards\">");
+                for (_, svg) in charts {
+                    let _ = write!(body, "<div class=\"card\">{svg}</div>");
+                }
+                body.push_str("</div>\n");
+            }
+            Block::Table(rows) => html_table(rows, body),
+            Block::Tokens(tokens) => {
+                body.push_str("<div class=\"card tokens\">");
+                for (text, value) in tokens {
+                    let color = sequential(*value);
+                    let ([r, g, b], ink) = (color, ink_on(color));
+                    let text = escape(&text.replace('\n', "\u{21b5}"));
+                    let _ = write!(
+                        body,
+                        "<span style=\"background:rgb({r},{g},{b});color:{ink}\" title=\"{value:.3}\">{text}</span>",
+                    );
+                }
+                body.push_str("</div>\n");
+            }
+        }
+    }
+
+    fn markdown(&self, out: &mut String) {
+        match self {
+            Block::Heading(text) => _ = writeln!(out, "## {text}"),
+            Block::Text(text) | Block::Footer(text) => _ = writeln!(out, "{text}"),
+            Block::Code(text) => _ = writeln!(out, "```sh\n{}\n```", text.trim_end()),
+            Block::Prose(text) => _ = writeln!(out, "```\n{}\n```", text.trim_end()),
+            Block::Facts(facts) => {
+                for (value, meaning) in facts {
+                    let _ = writeln!(out, "- **{value}** {meaning}");
+                }
+            }
+            Block::Charts(charts) => {
+                let links =
+                    charts.iter().map(|(name, _)| format!("![{name}]({})\n", picture_file(name)));
+                *out += &links.collect::<Vec<_>>().join("\n");
+            }
+            Block::Table(rows) => markdown_table(rows, out),
+            Block::Tokens(tokens) => {
+                let text: String = tokens.iter().map(|(text, _)| text.as_str()).collect();
+                let _ = writeln!(out, "```\n{text}\n```");
+            }
+        }
+    }
+}
+
+fn html_table(rows: &[Vec<String>], body: &mut String) {
+    let head = rows.first().map_or(&[][..], Vec::as_slice);
+    let wide = head.len() > PHONE_COLUMNS;
+    body.push_str("<div class=\"scroll\">");
+    body.push_str(if wide { "<table class=\"wide\">" } else { "<table>" });
+    for (r, row) in rows.iter().enumerate() {
+        body.push_str("<tr>");
+        for (c, cell) in row.iter().enumerate() {
+            let cell = escape(cell);
+            let _ = match head.get(c).filter(|_| wide && r > 0) {
+                _ if r == 0 => write!(body, "<th>{cell}</th>"),
+                Some(of) => write!(body, "<td data-of=\"{}\">{cell}</td>", escape(of)),
+                None => write!(body, "<td>{cell}</td>"),
+            };
+        }
+        body.push_str("</tr>");
+    }
+    body.push_str("</table></div>\n");
+}
+
+fn markdown_table(rows: &[Vec<String>], out: &mut String) {
+    for (r, row) in rows.iter().enumerate() {
+        let cell = |cell: &String| match cell.as_str() {
+            "" => " |".to_string(),
+            text => format!(" {} |", text.replace('|', "/")),
+        };
+        let _ = writeln!(out, "|{}", row.iter().map(cell).collect::<String>());
+        if r == 0 {
+            let _ = writeln!(out, "|---|{}", "---:|".repeat(row.len().saturating_sub(1)));
+        }
+    }
+}
+
+/// A table with aligned columns: the first to the left, the others to the right.
+pub fn text_table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|s| s.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().enumerate().map(|(c, cell)| match c {
+            0 => format!("{cell:<width$}", width = widths[c]),
+            _ => format!("{cell:>width$}", width = widths[c]),
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn picture_file(name: &str) -> String {
+    format!("pictures/{}.svg", file_stem(name))
+}
+
+fn escape_lines(text: &str) -> String {
+    text.lines().map(escape).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn row(cells: &[&str]) -> Vec<String> {
+        cells.iter().map(ToString::to_string).collect()
+    }
+
+    fn sample() -> Report {
+        let mut report = Report::new("a <b>", "lead");
+        report.heading("h").text("t & u").table(&[row(&["x", "y"]), row(&["1|2", ""])]);
+        report.facts(&[("3".into(), "things".into())]).code("fox <x>\nfox y\n");
+        report.tokens(&[("word\n".into(), 0.5)]).charts(&["<svg class=\"plot\"></svg>".into()]);
+        report.footer("end").set_numbers(serde_json::json!({"x": 1}));
+        report
+    }
+
     #[test]
-    fn a_page_needs_nothing_from_outside() {
-        let mut page = Page::new("a <b>", "lead");
-        page.heading("h").text("t & u").table(&[vec!["x".into()], vec!["1".into()]]);
-        page.facts(&[("3".into(), "things".into())]).code("fox <x>\nfox y").footer("end");
-        page.tokens(&[("word\n".into(), 0.5)]).charts(&["<svg class=\"plot\"></svg>".into()]);
-        let html = page.html();
+    fn html_needs_nothing_from_outside() {
+        let html = sample().html();
         assert!(html.contains("<title>a &lt;b&gt;</title>"));
         assert!(html.contains("<pre>fox &lt;x&gt;\nfox y</pre>"));
         assert!(html.contains("word\u{21b5}"));
         for outside in ["http:", "https:", "<script", "src="] {
             assert!(!html.contains(outside), "{outside}");
         }
+    }
+
+    #[test]
+    fn markdown_has_every_block() {
+        let want = "# a <b>\n\nlead\n\n## h\n\nt & u\n\n| x | y |\n|---|---:|\n| 1/2 | |\n\n- **3** things\n\n\
+                    ```sh\nfox <x>\nfox y\n```\n\n```\nword\n\n```\n\n\
+                    ![figure 7-1](pictures/figure-7-1.svg)\n\nend\n";
+        assert_eq!(sample().markdown(), want);
+        let mut untitled = Report::default();
+        untitled.table(&[row(&["x"])]);
+        assert_eq!(untitled.markdown(), "| x |\n|---|\n");
+    }
+
+    #[test]
+    fn terminal_tables_are_aligned() {
+        let mut report = Report::default();
+        report.table(&[row(&["a", "1"]), row(&["bcd", "22"])]).text("a line");
+        assert_eq!(report.terminal(), "a     1\nbcd  22\na line\n");
+    }
+
+    #[test]
+    fn writes_all_files() {
+        let folder = tempfile::tempdir().unwrap();
+        sample().write(folder.path()).unwrap();
+        for file in ["report.html", "report.md", "report.json", "pictures/figure-7-1.svg"] {
+            assert!(folder.path().join(file).exists(), "{file}");
+        }
+        assert_eq!(sample().json(), "{\n  \"x\": 1\n}\n");
     }
 }

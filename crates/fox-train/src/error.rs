@@ -219,22 +219,6 @@ pub enum Error {
         /// Tokens of the longest document.
         longest: u64,
     },
-    /// Two recipes of a sweep that a table could not tell apart.
-    #[error("two recipes of the sweep are called `{label}`; rename a file or leave one out")]
-    SameLabel {
-        /// Their name.
-        label: String,
-    },
-    /// A part of a reproduction that does not exist.
-    #[error("there is no {what} `{name}`; choose from {known}")]
-    UnknownPart {
-        /// Experiment or scale.
-        what: &'static str,
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
-    },
     /// A value that cannot be put into a file.
     #[error("cannot write {} as {format}: {detail}", path.display())]
     Encode {

@@ -7,9 +7,10 @@ use clap::{Args, ValueEnum};
 use fox_cpu::simd::Level;
 use fox_cuda::{Cuda, Gpu, Precision};
 use fox_dist::Placement;
+use fox_lab::Scheduler;
 use fox_tensor::Device;
 
-use crate::output;
+use crate::{output, signals};
 
 /// Where to compute.
 #[derive(Args)]
@@ -87,6 +88,14 @@ impl DeviceArgs {
         let threads = self.threads.unwrap_or_else(cores) / jobs.max(1);
         arguments.extend(["--threads".into(), threads.max(1).to_string()]);
         arguments
+    }
+
+    /// A scheduler of `jobs` child processes on this device, which the first signal stops.
+    pub fn scheduler(&self, jobs: usize, quiet: bool) -> Result<Scheduler> {
+        let stop = signals::on_stop(|| {
+            output::note("\nstopping all runs with a checkpoint; once more to stop at once");
+        })?;
+        Ok(Scheduler { jobs, device: self.arguments(jobs), quiet, stop })
     }
 
     /// Opens the device; a GPU computes in bf16 unless it was told otherwise.

@@ -1,24 +1,23 @@
 //! The `fox` command: the Forgetting Transformer from the terminal.
-// They panic when the reader has gone; see `output`.
+// They panic when the reader is gone; see `fox_lab::output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 // Comments on arguments are the help of the command line, where brackets and addresses mean themselves.
 #![allow(rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
-mod bar;
 mod commands;
 mod device;
 mod engine;
 mod hints;
-mod output;
-mod pool;
+mod pretrained;
 mod ranks;
-mod signals;
 mod tolerance;
 mod version;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+// Commands name these as modules of this crate.
+use fox_lab::{output, progress, signals};
 
 /// The Forgetting Transformer (FoX): prepare data, train, evaluate, look inside, generate, serve, prove and
 /// convert models.
@@ -30,12 +29,12 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    signals::follow_input();
+    signals::stop_with_stdin();
     // Clap itself answers wrong usage, with exit code 2.
     match Cli::parse().command.run() {
         Ok(code) => code,
         Err(error) => {
-            output::last_words(&format!("error: {}", output::sentence(&error)));
+            output::fatal(&output::error_message(&error), false);
             ranks::end_after_failure();
             ExitCode::FAILURE
         }

@@ -66,7 +66,7 @@ fn end_in_time(words: &str, own: &str) {
         return;
     }
     thread::sleep(GRACE);
-    output::last_words(&format!("error: {}", fox_dist::Error::Lost(words.to_owned())));
+    output::fatal(&fox_dist::Error::Lost(words.to_owned()).to_string(), false);
     signal_hook::low_level::exit(1);
 }
 

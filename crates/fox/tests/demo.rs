@@ -90,7 +90,7 @@ fn demo_losses_match_evaluation_and_exceed_entropy() {
     let before = fs::read(&metrics).unwrap();
     let args = ["--tokens", "8192", "--seed", "3", "--seeds", "2", "--threads", "1"];
     let text = said(&demo(&out, &args));
-    assert!(text.contains("Trained on 256 tokens and read on to 1024"), "{text}");
+    assert!(text.contains("Trained on sequences of 256 tokens and evaluated up to 1024"), "{text}");
     assert_eq!(fs::read(&metrics).unwrap(), before);
     let again: Value = serde_json::from_slice(&fs::read(out.join("demo.json")).unwrap()).unwrap();
     for (a, b) in models.iter().zip(again["models"].as_array().unwrap()) {

@@ -134,10 +134,10 @@ fn killed_reproduction_resumes_and_reports() {
     );
 
     let other = command(&scale, &out, &["--data", "elsewhere"]).output().unwrap();
-    assert!(stderr(&other).contains("holds a reproduction at scale"), "{}", stderr(&other));
+    assert!(stderr(&other).contains("contains a reproduction at scale"), "{}", stderr(&other));
     let foreign = out.join("runs");
     let other = command(&scale, &foreign, &[]).output().unwrap();
-    assert!(stderr(&other).contains("holds something else"), "{}", stderr(&other));
+    assert!(stderr(&other).contains("contains other files"), "{}", stderr(&other));
     assert!(!foreign.join("report.html").exists());
 }
 

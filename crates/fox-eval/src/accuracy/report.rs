@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::CellScore;
 use crate::Result;
 use crate::files::{json, write_whole};
-use crate::stats::{Interval, over_seeds, wilson};
+use crate::stats::{Interval, fraction_over_seeds, wilson};
 
 /// Everything that was found about a task.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -76,7 +76,7 @@ impl ModelAccuracy {
                     .collect();
                 match shares[..] {
                     [share] => wilson(share, first.cases),
-                    _ => over_seeds(&shares),
+                    _ => fraction_over_seeds(&shares),
                 }
             };
             Some(CellAccuracy {

@@ -1,10 +1,10 @@
-//! The inspection as numbers and as a page.
+//! The inspection as numbers and as a report.
 
 use fox_plot::{DotPlot, DotRow, Image, MatrixImage, Scale};
 use serde_json::{Value, json};
 
 use super::{GLOBAL_FROM, HeadPicture, HeadSummary, Inspection, LOCAL_BELOW, Reach};
-use crate::report::Page;
+use crate::report::Report;
 
 /// Tokens shown on their gates' colours.
 const EXCERPT: usize = 160;
@@ -50,8 +50,8 @@ impl Inspection {
     }
 
     /// The self-contained page; `decode` gives the text of a token.
-    pub fn page(&self, decode: &dyn Fn(u32) -> String) -> Page {
-        let mut page = Page::new(
+    pub fn report(&self, decode: &dyn Fn(u32) -> String) -> Report {
+        let mut report = Report::new(
             &format!("What {} forgets", self.model),
             &format!(
                 "{} tokens, {} heads. Everything on this page was computed from the model's own forget gates, queries and keys.",
@@ -59,15 +59,15 @@ impl Inspection {
                 self.heads.len()
             ),
         );
-        self.add_facts(&mut page);
-        self.add_memory(&mut page);
-        self.add_pictures(&mut page, "A head's forget matrix and its attention");
-        self.add_tokens(&mut page, decode);
-        self.add_table(&mut page);
-        page
+        self.add_facts(&mut report);
+        self.add_memory(&mut report);
+        self.add_pictures(&mut report, "A head's forget matrix and its attention");
+        self.add_tokens(&mut report, decode);
+        self.add_table(&mut report);
+        report
     }
 
-    fn add_facts(&self, page: &mut Page) {
+    fn add_facts(&self, report: &mut Report) {
         let mut facts = Vec::new();
         for reach in [Reach::Local, Reach::Medium, Reach::Global] {
             let count =
@@ -84,14 +84,14 @@ impl Inspection {
             format!("of the attention blocks skipped (tolerance e^{})", self.log_pruning_tolerance),
         ));
         if self.heads.iter().any(|h| h.half_life.is_some()) {
-            page.facts(&facts);
+            report.facts(&facts);
         } else {
-            page.text("This model has no forget gates: it can only ignore, not forget.");
+            report.text("This model has no forget gates: it can only ignore, not forget.");
         }
     }
 
     /// Half-lives and gates over the text.
-    pub fn add_memory(&self, page: &mut Page) {
+    pub fn add_memory(&self, report: &mut Report) {
         let mut charts: Vec<String> =
             half_life_chart(&self.heads).into_iter().map(|c| c.fragment()).collect();
         // Layers without gates have no strip.
@@ -112,17 +112,17 @@ impl Inspection {
             }));
         }
         if !charts.is_empty() {
-            page.heading("How long each head remembers");
-            page.text("The half-life is how many tokens it takes until what a head has read weighs half. Dots are medians over the text, lines reach from the 10% to the 90% quantile.");
-            page.charts(&charts);
+            report.heading("How long each head remembers");
+            report.text("The half-life is how many tokens it takes until what a head has read weighs half. Dots are medians over the text, lines reach from the 10% to the 90% quantile.");
+            report.charts(&charts);
         }
     }
 
     /// F and A of the chosen heads.
-    pub fn add_pictures(&self, page: &mut Page, heading: &str) {
-        page.heading(heading);
-        page.text("Left, the forget matrix F: how much of key j is left when query i looks. Right, the attention map A of the same head: where it looks, on a logarithmic scale. A head whose memory is short beside the text is also shown at the end of it, closer.");
-        page.charts(&self.attention_charts());
+    pub fn add_pictures(&self, report: &mut Report, heading: &str) {
+        report.heading(heading);
+        report.text("Left, the forget matrix F: how much of key j is left when query i looks. Right, the attention map A of the same head: where it looks, on a logarithmic scale. A head whose memory is short beside the text is also shown at the end of it, closer.");
+        report.charts(&self.attention_charts());
     }
 
     /// F, where there are gates, and A of the chosen heads, as SVG fragments.
@@ -165,12 +165,12 @@ impl Inspection {
         charts
     }
 
-    fn add_tokens(&self, page: &mut Page, decode: &dyn Fn(u32) -> String) {
+    fn add_tokens(&self, report: &mut Report, decode: &dyn Fn(u32) -> String) {
         if self.token_gates.is_empty() {
             return;
         }
-        page.heading("What makes it forget");
-        page.text("Mean gate over all heads when a token is read; tokens that occur at least twice. A low gate wipes what came before.");
+        report.heading("What makes it forget");
+        report.text("Mean gate over all heads when a token is read; tokens that occur at least twice. A low gate wipes what came before.");
         let mut rows = vec![["token", "occurs", "mean gate"].map(String::from).to_vec()];
         let row = |t: &super::TokenGate| {
             let text = format!("{:?}", decode(t.id));
@@ -184,21 +184,21 @@ impl Inspection {
         } else {
             rows.extend(self.token_gates.iter().map(row));
         }
-        page.table(&rows);
+        report.table(&rows);
         for picture in self.pictures.iter().filter(|p| p.forget.is_some()).take(2) {
-            page.text(&format!(
+            report.text(&format!(
                 "The start of the text on the gates of L{} H{} (yellow: kept, dark: forgotten):",
                 picture.place.0, picture.place.1
             ));
             let tokens = self.tokens.iter().zip(&picture.gates).take(EXCERPT);
             let tokens: Vec<(String, f64)> =
                 tokens.map(|(id, gate)| (decode(*id), f64::from(*gate))).collect();
-            page.tokens(&tokens);
+            report.tokens(&tokens);
         }
     }
 
-    fn add_table(&self, page: &mut Page) {
-        page.heading("All heads");
+    fn add_table(&self, report: &mut Report) {
+        report.heading("All heads");
         let head = [
             "head",
             "half-life",
@@ -222,7 +222,7 @@ impl Inspection {
                 format!("{:.0}%", 100.0 * h.pruned()),
             ]);
         }
-        page.table(&rows);
+        report.table(&rows);
     }
 }
 

@@ -1,6 +1,5 @@
 //! The results as files: JSON, CSV and pictures.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use fox_plot::{LineChart, Scale, Series, VerticalMark, standalone};
@@ -8,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CurvePoint, LossCurve};
 use crate::Result;
+use crate::csv::Csv;
 use crate::files::{json, write_whole};
 use crate::stats::Interval;
 
@@ -55,24 +55,17 @@ impl LossReport {
 
     /// One line per position, counted from 1, one column per model.
     fn csv(&self) -> String {
-        let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
-        let mut csv = String::from("position");
-        for curve in &self.curves {
-            let _ = write!(csv, ",{}", quoted(&curve.model));
-        }
-        csv.push('\n');
+        let mut csv = Csv::default();
+        csv.value("position");
+        self.curves.iter().for_each(|curve| _ = csv.name(&curve.model));
+        csv.end_row();
         let longest = self.curves.iter().map(|c| c.length).max().unwrap_or(0);
         for i in 0..longest {
-            let _ = write!(csv, "{}", i + 1);
-            for curve in &self.curves {
-                match curve.per_position.get(i) {
-                    Some(loss) => _ = write!(csv, ",{loss}"),
-                    None => csv.push(','),
-                }
-            }
-            csv.push('\n');
+            csv.value(i + 1);
+            self.curves.iter().for_each(|curve| _ = csv.optional(curve.per_position.get(i)));
+            csv.end_row();
         }
-        csv
+        csv.finish()
     }
 }
 

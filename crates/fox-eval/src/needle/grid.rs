@@ -1,6 +1,5 @@
 //! The grid of lengths and depths, and its pictures.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use fox_plot::{HeatMap, standalone};
@@ -8,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::log::ScoreLog;
 use super::{Cases, Reader, Score, score};
+use crate::csv::Csv;
 use crate::files::{file_stem, json, write_whole};
 use crate::{Error, Result};
 
@@ -255,26 +255,16 @@ impl NeedleReport {
     }
 
     fn csv(&self) -> String {
-        let mut csv =
-            String::from("model,length,depth,accuracy,accuracy_error,log_prob,preferred,margin\n");
-        let optional = |v: Option<f64>| v.map(|v| v.to_string()).unwrap_or_default();
+        let header = "model,length,depth,accuracy,accuracy_error,log_prob,preferred,margin";
+        let mut csv = Csv::new(header);
         for map in &self.maps {
             for c in &map.cells {
-                let _ = writeln!(
-                    csv,
-                    "\"{}\",{},{},{},{},{},{},{}",
-                    map.model.replace('"', "\"\""),
-                    c.length,
-                    c.depth,
-                    c.accuracy,
-                    c.accuracy_error,
-                    c.log_prob,
-                    optional(c.preferred),
-                    optional(c.margin)
-                );
+                csv.name(&map.model).value(c.length).value(c.depth).value(c.accuracy);
+                csv.value(c.accuracy_error).value(c.log_prob);
+                csv.optional(c.preferred).optional(c.margin).end_row();
             }
         }
-        csv
+        csv.finish()
     }
 }
 

@@ -11,6 +11,7 @@ use super::metrics::{Figure, Metric};
 use super::run::{TaskOptions, TaskResult, run_task};
 use super::spec::TaskSpec;
 use crate::Result;
+use crate::csv::Csv;
 use crate::files::{file_stem, json, kept, write_whole};
 use crate::subject::Subject;
 
@@ -79,21 +80,14 @@ impl TaskReport {
     }
 
     fn csv(&self) -> String {
-        let mut csv = String::from("model,task,metric,value,stderr,items\n");
+        let mut csv = Csv::new("model,task,metric,value,stderr,items");
         for result in &self.results {
             for f in &result.figures {
-                let stderr = f.stderr.map(|e| e.to_string()).unwrap_or_default();
-                let model = result.model.replace('"', "\"\"");
-                csv += &format!(
-                    "\"{model}\",{},{},{},{stderr},{}\n",
-                    result.task,
-                    f.metric.name(),
-                    f.value,
-                    f.items
-                );
+                csv.name(&result.model).value(&result.task).value(f.metric.name());
+                csv.value(f.value).optional(f.stderr).value(f.items).end_row();
             }
         }
-        csv
+        csv.finish()
     }
 
     /// Names of the models, in their order.

@@ -17,16 +17,16 @@ pub struct BuiltinRecipe {
 }
 
 macro_rules! builtin {
-    ($folder:literal: $($name:literal),* $(,)?) => {
+    ($($name:literal),* $(,)?) => {
         &[$(BuiltinRecipe {
             name: $name,
-            text: include_str!(concat!("../../recipes/", $folder, $name, ".toml")),
+            text: include_str!(concat!("../../recipes/", $name, ".toml")),
         }),*]
     };
 }
 
 /// The recipe files of `recipes/`; those of families and sizes are made of `families.toml` and `sizes.toml`.
-const FILES: &[BuiltinRecipe] = builtin!("":
+const FILES: &[BuiltinRecipe] = builtin!(
     "tiny-fox-pro",
     "tiny-fox-llama",
     "tiny-transformer",
@@ -170,20 +170,6 @@ fn tables(file: &str, text: &str) -> Result<impl Iterator<Item = (String, Table)
         _ => None,
     }))
 }
-
-/// The sweeps of `recipes/sweeps/`.
-pub const SWEEPS: &[BuiltinRecipe] = builtin!("sweeps/":
-    "table3",
-    "gates",
-    "tiny-table3",
-    "tiny-gates",
-    "mqar",
-    "mqar-rebound",
-    "n-back",
-    "flip-flop",
-    "selective-copy",
-    "parity",
-);
 
 /// A named change to any recipe.
 #[derive(Clone, Debug)]

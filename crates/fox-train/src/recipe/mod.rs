@@ -22,7 +22,7 @@ use fox_model::{ForwardOptions, Pruning};
 use serde::{Deserialize, Serialize};
 
 pub use builtin::{
-    BuiltinRecipe, Family, SWEEPS, Variant, builtin_names, families, listed_names, variants,
+    BuiltinRecipe, Family, Variant, builtin_names, families, listed_names, variants,
 };
 pub(crate) use fox_base::nearest::nearest;
 pub use gate_init::GateInit;

@@ -19,8 +19,8 @@ use super::eval::loss::DocumentArgs;
 use super::eval::needle::{Hay, add};
 use super::eval::subjects::{Named, Opened};
 use super::eval::tasks::TaskArgs;
-use crate::bar::Bar;
 use crate::device::DeviceArgs;
+use crate::progress::Bar;
 use crate::{output, signals};
 
 /// Tokens that the heads are looked at with, at most.
@@ -63,7 +63,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    signals::end_with(STOPPED)?;
+    signals::exit_on_signal(STOPPED)?;
     let device = args.device.open()?;
     let tasks = if args.tasks.any() { args.tasks.load()? } else { Vec::new() };
     let mut found = Comparison::default();
@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let reason = "Tasks are asked with --task-data and --tasks.";
         found.left_out.push(reason.into());
     }
-    let mut page = found.page();
+    let mut page = found.report();
     page.footer("Made by fox compare. The numbers are in compare.json beside this page.");
     let (html, json) = (args.out.join("report.html"), args.out.join("compare.json"));
     write_whole(&html, page.html().as_bytes())?;

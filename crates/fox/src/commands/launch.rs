@@ -115,7 +115,7 @@ fn start(args: &Args) -> Result<Ranks> {
     // Without it a machine that lacks a GPU or a driver would compute on its CPU.
     let device: &[&str] = if args.gpus.is_some() { &["--device", "cuda"] } else { &[] };
     for rank in 0..count {
-        let mut command = signals::follower()?;
+        let mut command = signals::child_process()?;
         command
             .args(&args.command)
             .args(device)

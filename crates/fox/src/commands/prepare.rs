@@ -10,14 +10,14 @@ use anyhow::{Result, bail};
 use fox_data::{HeldOut, PrepareOptions, PrepareProgress, PrepareReport, Tokenizer, prepare};
 use serde_json::json;
 
-use crate::bar::Bar;
 use crate::device::parse_threads;
+use crate::progress::Bar;
 use crate::{output, signals};
 
 /// Turn text into token shards for training
 ///
 /// CORPUS is a text file, JSON lines, either of them compressed (.zst, .gz), or a folder of such files. The shards
-/// are the same for any number of threads. The same command goes on with a preparation that was stopped; one that is
+/// are the same for any number of threads. The same command resumes a stopped preparation; one that is
 /// complete is compared with the corpus, document by document.
 #[derive(clap::Args)]
 pub struct Args {

@@ -1,4 +1,4 @@
-//! Attention backward: row statistics, plan, main kernel, dQ to rows, gate gradient.
+//! Attention backward: row statistics, tile plan, main kernel, conversion of dQ, gate gradient.
 
 use std::sync::Arc;
 
@@ -48,20 +48,20 @@ kernel_params! {
         /// Gate prefix hi, lo, delta, lse, `[heads][m_tiles * BLOCK_M]`.
         rows: ConstPtr<Float4>,
         segments: ConstPtr<Segment>,
-        /// In the order of work.
+        /// In scheduling order.
         n_tiles: ConstPtr<BlockRef>,
-        /// Tiles of queries that see the keys `[heads][n_tiles]`.
+        /// Query tiles `begin, end` of each key tile `[heads][n_tiles]`.
         ranges: ConstPtr<Int2>,
-        /// Tiles of keys that the queries see `[heads][m_tiles]`.
+        /// Key tiles `begin, end` of each query tile `[heads][m_tiles]`.
         spans: ConstPtr<Int2>,
         next_tile: Ptr<i32>,
         n_tile_count: usize,
         m_tile_count: usize,
         heads: usize,
         kv_heads: usize,
-        /// Heads that are worked on together, for the L2 cache.
+        /// Key heads processed together, to fit the L2 cache.
         group_heads: usize,
-        /// The last ones, first keys first.
+        /// Key heads at the end of the schedule that run first keys first.
         reversed_heads: usize,
         head_dim: usize,
         gate_stride: usize,
@@ -71,11 +71,11 @@ kernel_params! {
     }
 }
 
-/// What the blocks see of each other.
+/// Visible tile ranges of the backward.
 pub(in crate::ops) struct BackwardPlan {
-    /// Blocks of keys that a block of queries sees, from and to, `[heads][m_tiles][2]`.
+    /// Key tiles `begin, end` of each query tile `[heads][m_tiles][2]`.
     pub(in crate::ops) spans: Buffer<i32>,
-    /// Blocks of queries that see a block of keys, from and to, `[heads][n_tiles][2]`; causal only.
+    /// Query tiles `begin, end` of each key tile `[heads][n_tiles][2]`; causal only.
     ranges: Buffer<i32>,
 }
 
@@ -93,7 +93,7 @@ impl<T: Float> Attention<'_, T> {
         Ok(grads)
     }
 
-    /// The same into memory that is there already, of the operands' sizes.
+    /// [`backward`](Attention::backward) into existing buffers of the operands' sizes.
     pub fn backward_into(
         &self,
         (o, lse): (&Buffer<T>, &Buffer<f32>),
@@ -124,7 +124,7 @@ impl<T: Float> Attention<'_, T> {
         }
     }
 
-    /// Memory of the gradients; what no query reaches has its zeros.
+    /// Buffers for the gradients, zeroed for rows that no query reaches.
     pub(in crate::ops) fn alloc_cleared_gradients(
         &self,
         tiling: &Tiling,
@@ -189,11 +189,11 @@ impl<T: Float> Attention<'_, T> {
         let m_tiles = heads * tiling.m_tile_count;
         let dq = self.gpu.alloc::<f32>(m_tiles * dq_scratch_len())?;
         let column_sums = self.gpu.alloc::<f32>(heads * tiling.gate_stride)?;
-        // The tile counter and the semaphores are cleared by one memset.
+        // Tile counter and semaphores, zeroed by one memset.
         let counters = self.zeros(32 + 2 * m_tiles)?;
-        // Q, dO and the f32 dQ of a head's queries are read again and again.
+        // Q, dO and the f32 dQ of a head's queries are reused by all of its key tiles.
         let group_heads = self.heads_per_group(tiling.longest_q * (heads / kv_heads), 8 * head_dim);
-        // Enough heads to fill the GPU twice, turned round: see the kernel.
+        // Enough reversed heads to fill the GPU twice; see the kernel.
         let reversed_heads =
             (2 * self.gpu.processors() as usize).div_ceil(tiling.n_tile_count).min(kv_heads / 2);
         let params = BackwardParams {
@@ -230,8 +230,7 @@ impl<T: Float> Attention<'_, T> {
         let blocks = (self.gpu.processors() as usize).min(work);
         let launch = kernel.launch([blocks, 1, 1], tile.threads).shared(tile.shared);
         let launch = launch.opaque(q).opaque(k).opaque(v).opaque(d).params(params)?;
-        // SAFETY: `new` and `backward` checked the sizes of the operands, scratch is allocated here by the
-        // same formulas.
+        // SAFETY: `new` and `backward_into` checked the operands; scratch is allocated for this tiling.
         unsafe { launch.run(|| self.shapes())? };
         let row_sums = self.finish_dq(tiling, tile, &dq, &grads.dq)?;
         if let Some(dlog_gates) = &grads.dlog_gates {

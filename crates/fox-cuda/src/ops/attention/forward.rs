@@ -1,4 +1,4 @@
-//! Attention forward: prefix, plan, main kernel.
+//! Attention forward: gate prefixes, tile plan, main kernel.
 
 use std::sync::Arc;
 
@@ -32,26 +32,26 @@ pub struct AttentionOut<T> {
     pub o: Buffer<T>,
     /// Natural log of the softmax denominator `[R_q, H]`; `-inf` for rows outside every segment.
     pub lse: Buffer<f32>,
-    /// Tiles visited, and tiles the mask alone would leave, per head: `[H, 2]` in 64 bits, low halves first.
+    /// Tiles visited and tiles allowed by the mask, per head: `[H, 2]` as little-endian 64-bit integers.
     pub tiles: Arc<Buffer<i32>>,
 }
 
 kernel_params! {
-    /// All that the forward needs to know about one tile of queries of one head. Made by a kernel.
-    #[allow(dead_code)] // Rust allocates memory for them
+    /// Work description of one tile of queries of one head, written by `plan_forward`.
+    #[allow(dead_code)] // only kernels read the fields
     pub(super) table struct ForwardTile align(16) {
-        /// Negative: no more work.
+        /// Negative: end of the list.
         head: i32,
         kv_head: i32,
-        /// First row in the tensor, rows that exist.
+        /// First row in the tensor, and number of rows that are not padding.
         q_row: i32,
         q_valid: i32,
-        /// Position of the first row, counted from the segment's first key.
+        /// Position of the first row relative to the segment's first key.
         position: i32,
         k_row: i32,
         k_len: i32,
         c_base: i32,
-        /// Tiles of keys to visit.
+        /// Range of key tiles to visit.
         n_begin: i32,
         n_end: i32,
         unused: [i32; 2],
@@ -59,7 +59,7 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// For sorting the tiles by length.
+    /// Counting sort of the tiles by length.
     pub(super) struct SortParams {
         /// `[heads * m_tiles]`.
         keys: Ptr<i32>,
@@ -79,7 +79,7 @@ kernel_params! {
         sort: SortParams,
         /// `[heads * m_tiles]`.
         tiles: Ptr<ForwardTile>,
-        /// `[heads][2]`: visited, and left by the mask alone.
+        /// Visited tiles and tiles allowed by the mask `[heads][2]`.
         blocks: Ptr<u64>,
     }
 }
@@ -108,20 +108,20 @@ kernel_params! {
         gates: ConstPtr<Float2>,
         tiles: ConstPtr<ForwardTile>,
         order: ConstPtr<i32>,
-        /// A counter; on Hopper alone.
+        /// Counter of the persistent grid; Hopper only.
         next_tile: Ptr<i32>,
         tile_count: usize,
         heads: usize,
         head_dim: usize,
         gate_stride: usize,
         window: usize,
-        /// Times log2(e).
+        /// Softmax scale times log2(e).
         scale: f32,
     }
 }
 
 kernel_params! {
-    /// What the portable kernel reads without tensor maps.
+    /// Operands of the portable kernel, which uses no tensor maps.
     struct PortableOperands {
         /// `[R_q, H * d]`.
         q: ConstPtr<bf16>,
@@ -132,10 +132,10 @@ kernel_params! {
     }
 }
 
-/// Lengths are sorted to this precision: enough to start the longest first.
+/// Bins of the counting sort of tile lengths.
 const SORT_BINS: usize = 256;
 
-/// Tiles of the forward and their order.
+/// Tiles of the forward and the order in which they run.
 pub(super) struct ForwardPlan {
     tiles: Buffer<<ForwardTile as Param>::Device>,
     order: Buffer<i32>,
@@ -150,7 +150,7 @@ impl<T: Float> Attention<'_, T> {
         self.forward_into(o, lse)
     }
 
-    /// The same into memory that is there already: `o` `[R_q, H * d]` and `lse` `[R_q, H]`.
+    /// [`forward`](Attention::forward) into existing buffers: `o` `[R_q, H * d]` and `lse` `[R_q, H]`.
     pub fn forward_into(&self, o: Buffer<T>, lse: Buffer<f32>) -> Result<AttentionOut<T>> {
         if o.len() != self.inputs.q.len() || lse.len() != self.q_rows * self.spec.heads {
             let detail = format!("{} and {} elements for o and lse", o.len(), lse.len());
@@ -201,15 +201,14 @@ impl<T: Float> Attention<'_, T> {
             scale: self.scale_log2(),
         };
         let kernel = self.main_kernel(key, tile, "attention_fwd")?;
-        if self.hopper() {
+        if self.uses_wgmma() {
             let blocks = (self.gpu.processors() as usize).min(plan.count);
             let q = TensorMap::new(self.inputs.q, heads, head_dim, tile.block_m)?;
             let k = TensorMap::new(self.inputs.k, kv_heads, head_dim, tile.block_n)?;
             let v = TensorMap::new(self.inputs.v, kv_heads, head_dim, tile.block_n)?;
             let launch = kernel.launch([blocks, 1, 1], tile.threads).shared(tile.shared);
             let launch = launch.opaque(q).opaque(k).opaque(v).params(params)?;
-            // SAFETY: `new` checked the sizes of the operands, and the plan's tiles stay inside the
-            // segments.
+            // SAFETY: `new` checked the operands and that segments are in bounds; the plan's tiles lie in segments.
             return unsafe { launch.run(|| self.shapes()) };
         }
         let operands = PortableOperands {
@@ -223,7 +222,7 @@ impl<T: Float> Attention<'_, T> {
         unsafe { launch.params(operands)?.params(params)?.run(|| self.shapes()) }
     }
 
-    /// Memory of output and row statistics; rows outside every segment have theirs.
+    /// Buffers for output and row statistics, initialized for rows outside every segment.
     pub(in crate::ops) fn alloc_cleared_output(
         &self,
         tiling: &Tiling,
@@ -259,8 +258,8 @@ impl<T: Float> Attention<'_, T> {
         }
     }
 
-    /// How many key heads to work on together, so that their keys and values (`bytes_per_row` per
-    /// position and head) stay in half of the L2 cache.
+    /// Number of key heads to process together, such that their keys and values (`bytes_per_row` per position and head)
+    /// fit half of the L2 cache.
     pub(super) fn heads_per_group(&self, rows: usize, bytes_per_row: usize) -> usize {
         let budget = self.gpu.l2_bytes() / 2;
         (budget / (rows * bytes_per_row).max(1)).clamp(1, self.spec.kv_heads)

@@ -1,4 +1,4 @@
-//! Prefix sums of the log gates and the scan of their gradient, safe over millions of positions.
+//! Prefix sums of the log gates and the suffix scan of their gradient, in f64.
 
 use super::Attention;
 use super::launch_cache::Variant;
@@ -39,7 +39,7 @@ kernel_params! {
     list struct GatePrefix {
         /// `[heads][gate_stride]`.
         gates: Ptr<Float2>,
-        /// `[heads][chunks]`; null where every sequence is one chunk.
+        /// `[heads][chunks]`; null if every segment is one chunk.
         totals: ConstPtr<f64>,
         /// `[R_k, H]`.
         log_gates: ConstPtr<f32>,
@@ -51,20 +51,20 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// Where the sums of dS come from.
+    /// Row and column sums of dS.
     pub(super) struct GradientInputs {
         /// `[heads][gate_stride]`.
         pub(super) column_sums: ConstPtr<f32>,
         /// `[heads][m_tiles][block_m / rows_per_sum]`.
         pub(super) row_sums: ConstPtr<f32>,
-        /// What [`Attention::backward_rows`] made, and logits of attention sinks `[H]`, where row sums are neither zero nor
-        /// each known by itself; null otherwise.
+        /// Row statistics of [`Attention::backward_rows`] and logits of attention sinks `[H]`; null without sinks or where
+        /// row sums are known per query.
         pub(super) rows: ConstPtr<f32>,
         pub(super) sinks: ConstPtr<f32>,
         pub(super) gate_stride: usize,
         pub(super) m_tile_count: usize,
         pub(super) block_m: usize,
-        /// Queries that a row sum is over.
+        /// Queries per row sum.
         pub(super) rows_per_sum: usize,
     }
 }
@@ -83,7 +83,7 @@ kernel_params! {
     list struct GateGradient {
         /// `[R_k, H]`.
         dlog_gates: Ptr<f32>,
-        /// `[heads][chunks]`; null where every sequence is one chunk.
+        /// `[heads][chunks]`; null if every segment is one chunk.
         totals: ConstPtr<f64>,
         inputs: GradientInputs,
         segments: ConstPtr<Segment>,
@@ -128,7 +128,7 @@ impl<T: Float> Attention<'_, T> {
         Ok(Some(prefix))
     }
 
-    /// The gradient of the gates, if it is wanted, from column sums `[heads][gate_stride]` and row sums
+    /// Gradient of the gates, if there are any, from column sums `[heads][gate_stride]` and row sums
     /// `[heads][m_tiles * block_m]` of dS.
     pub(in crate::ops) fn gate_gradient_of_rows(
         &self,
@@ -151,7 +151,7 @@ impl<T: Float> Attention<'_, T> {
         self.gate_gradient(tiling, inputs, dlog_gates)
     }
 
-    /// `[R_k, H]`: sums over later positions of row sums minus column sums of dS.
+    /// Gradient of the gates `[R_k, H]`: suffix sums of row sums minus column sums of dS.
     pub(super) fn gate_gradient(
         &self,
         tiling: &Tiling,
@@ -179,8 +179,7 @@ impl<T: Float> Attention<'_, T> {
         self.over_gates("gate_gradient", tiling, params)
     }
 
-    /// Room for the sums of chunks `[heads][chunks]`; `None` where every sequence is one chunk, so that no scan reads the
-    /// sum of another.
+    /// Buffer for the totals of chunks `[heads][chunks]`; `None` if every segment is one chunk.
     fn chunk_totals(&self, tiling: &Tiling) -> Result<Option<Buffer<f64>>> {
         let several = tiling.longest_k > CHUNK;
         several.then(|| self.gpu.alloc(self.spec.heads * tiling.chunk_count)).transpose()
@@ -194,7 +193,7 @@ impl<T: Float> Attention<'_, T> {
     ) -> Result<()> {
         let kernel = self.kernel(GATES, entry, Variant::Only, Vec::new)?;
         let launch = kernel.launch([tiling.chunk_count, self.spec.heads, 1], CHUNK);
-        // SAFETY: all buffers have the sizes that the tiling says.
+        // SAFETY: `new` checked the gates; all other buffers are allocated for this tiling.
         unsafe { launch.params(params)?.run(|| self.shapes()) }
     }
 }

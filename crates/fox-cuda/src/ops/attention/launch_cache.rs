@@ -1,7 +1,7 @@
-//! What is kept from one call to the next: lists of tiles, the choice of kernels, zeros memory.
+//! Caches of the launch path: tilings, tile configurations, kernels and zeroed memory.
 //!
-//! A short sequence takes the GPU less time than the host would need to write the defines of its kernels, to look them
-//! up and to clear a counter.
+//! A short sequence takes the GPU less time than the host would need to format the defines of its kernels, to look them
+//! up by these, and to enqueue memsets of counters.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ use crate::launch::Kernel;
 use crate::recent::Recent;
 use crate::{Buffer, Float, Gpu, Result, Source};
 
-/// LaunchCache with the GPU.
+/// Launch cache of a GPU.
 #[derive(Default)]
 pub(crate) struct LaunchCache {
     /// By segments and tile sizes.
@@ -32,36 +32,36 @@ impl LaunchCache {
     }
 }
 
-/// What decides about a main kernel.
+/// Selects a main kernel.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct TileKey {
     forward: bool,
     wide: bool,
-    hopper: bool,
+    wgmma: bool,
     head_dim: usize,
     features: Features,
 }
 
 impl TileKey {
     fn tile(&self) -> TileConfig {
-        let &TileKey { forward, wide, hopper, head_dim, features } = self;
-        match (forward, hopper) {
+        let &TileKey { forward, wide, wgmma, head_dim, features } = self;
+        match (forward, wgmma) {
             _ if wide => tiles::f32_kernel(head_dim, forward),
             (true, true) => tiles::hopper_forward(head_dim, features),
             (true, false) => tiles::portable_forward(head_dim, features),
             (false, _) => tiles::hopper_backward(head_dim, features)
-                .filter(|_| hopper)
+                .filter(|_| wgmma)
                 .unwrap_or_else(|| tiles::portable_backward(head_dim, features)),
         }
     }
 }
 
-/// What a kernel is compiled for.
+/// Compile-time parameters of a kernel, as a cache key.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Variant {
-    /// There is one.
+    /// No parameters.
     Only,
-    /// The type of the operands: f32 rather than bf16.
+    /// Operands are f32 instead of bf16.
     Wide(bool),
     /// A main kernel.
     Main(TileKey),
@@ -72,7 +72,7 @@ impl<T: Float> Attention<'_, T> {
         TileKey {
             forward,
             wide: T::WIDE,
-            hopper: self.hopper(),
+            wgmma: self.uses_wgmma(),
             head_dim: self.spec.head_dim,
             features: self.features(),
         }
@@ -92,7 +92,7 @@ impl<T: Float> Attention<'_, T> {
         self.kernel(tile.source, entry, Variant::Main(key), || tile.defines.clone())
     }
 
-    /// A kernel that is looked up by its variant; `defines` describes it to the compiler.
+    /// A kernel, cached by variant; `defines` is only evaluated to compile it.
     pub(super) fn kernel(
         &self,
         source: Source,
@@ -105,20 +105,20 @@ impl<T: Float> Attention<'_, T> {
         kernels.get((source, entry, variant), || self.gpu.kernel(source, &defines(), entry))
     }
 
-    /// Memory for `len` integers, all 0.
+    /// Zeroed memory for `len` integers.
     pub(super) fn zeros(&self, len: usize) -> Result<ZeroSlice> {
         self.gpu.attention.zeros.take(self.gpu, len)
     }
 }
 
-/// Integers that are zeros together.
+/// Integers of a slab, zeroed by one memset.
 const SLAB_LEN: usize = 64 << 10;
-/// A piece of a slab begins at a multiple of this.
+/// Alignment of slices, in integers.
 const ALIGN: usize = 32;
-/// More than this is zeros alone.
+/// Longer slices are allocated and zeroed separately.
 const MAX_SLICE_LEN: usize = 1 << 10;
 
-/// Small pieces of zeros memory: many are zeros by one memset, and each is handed out once.
+/// Hands out slices of zeroed memory, each once: one memset zeroes many.
 #[derive(Default)]
 struct ZeroArena(Mutex<Option<ZeroSlab>>);
 
@@ -127,7 +127,7 @@ struct ZeroSlab {
     used: usize,
 }
 
-/// A piece of zeros memory, as long as this lives.
+/// A slice of zeroed memory.
 pub(super) struct ZeroSlice {
     memory: Arc<Buffer<i32>>,
     first: usize,
@@ -141,7 +141,7 @@ impl ZeroSlice {
 
 impl ZeroArena {
     fn take(&self, gpu: &Gpu, len: usize) -> Result<ZeroSlice> {
-        // A graph clears what it uses whenever it is replayed.
+        // A captured graph must zero its memory at every replay.
         if len > MAX_SLICE_LEN || gpu.is_capturing() {
             return Ok(ZeroSlice { memory: Arc::new(gpu.zeros(len)?), first: 0 });
         }

@@ -1,9 +1,8 @@
 //! Forgetting attention on the GPU: forward, backward, gate scans, pruning.
 //!
-//! A call goes through the same stages in both directions: `tiling` cuts segments into lists of tiles
-//! (kept for the next call), `gates` scans the log gates, `plan` bounds the logits and decides what to
-//! visit, and the main kernel does it. `tiles` holds every tile size, for the Hopper kernels and the portable
-//! ones; `kept` chooses between them and keeps what the next call needs again. `tensors` is the way from tensors to buffers and back.
+//! Both directions have the same stages: `tiling` divides segments into tiles (cached), `gates` scans the log gates,
+//! `plan` bounds the logits and schedules tiles, then the main kernel runs. `tiles` defines every tile size;
+//! `launch_cache` selects kernels and caches tilings, kernels and zeroed memory. `tensors` implements the op traits.
 
 mod backward;
 mod forward;
@@ -11,7 +10,6 @@ mod gates;
 mod launch_cache;
 mod plan;
 mod rows;
-mod single;
 mod tensor_map;
 mod tensors;
 pub(in crate::ops) mod tiles;
@@ -27,7 +25,7 @@ use fox_tensor::{AttentionSpec, Mask};
 use launch_cache::Variant;
 
 use crate::params::KernelParams;
-use crate::{Buffer, Error, Float, Gpu, Result, Source};
+use crate::{Buffer, Error, Float, Generation, Gpu, Result, Source};
 
 /// Operands of forgetting attention, in bf16 or f32.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +40,7 @@ pub struct AttentionInputs<'a, T> {
     pub log_gates: Option<&'a Buffer<f32>>,
 }
 
-/// One attention call: the GPU, the options and the operands, checked against each other.
+/// A validated attention call: GPU, options and operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a, T> {
     pub(in crate::ops) gpu: &'a Gpu,
@@ -51,12 +49,12 @@ pub struct Attention<'a, T> {
     q_rows: usize,
     k_rows: usize,
     portable: bool,
-    /// Logits of attention sinks, `[H]`, in gradients.
+    /// Logits of attention sinks `[H]`; used by the backward.
     sinks: Option<&'a Buffer<f32>>,
 }
 
 impl<'a, T: Float> Attention<'a, T> {
-    /// Checks that the operands fit the options.
+    /// Validates the operands.
     pub fn new(
         gpu: &'a Gpu,
         spec: &'a AttentionSpec,
@@ -96,7 +94,7 @@ impl<'a, T: Float> Attention<'a, T> {
         Ok(Attention { gpu, spec, inputs, q_rows, k_rows, portable: false, sinks: None })
     }
 
-    /// Uses the portable kernels even where better ones exist. For comparisons.
+    /// Uses the portable kernels on any GPU, for comparisons.
     pub fn portable(mut self) -> Self {
         self.portable = true;
         self
@@ -108,8 +106,8 @@ impl<'a, T: Float> Attention<'a, T> {
         self
     }
 
-    fn hopper(&self) -> bool {
-        self.gpu.architecture().is_hopper() && !self.portable && !T::WIDE
+    fn uses_wgmma(&self) -> bool {
+        self.gpu.generation().has_wgmma() && !self.portable && !T::WIDE
     }
 
     /// Factor on q.k in the log2 domain.
@@ -124,12 +122,12 @@ impl<'a, T: Float> Attention<'a, T> {
         }
     }
 
-    /// The window, 0 for none. One that is longer than all keys hides as little as one of their length.
+    /// Window size, 0 for none; clamped to the number of keys, which masks the same.
     pub(in crate::ops) fn window(&self) -> usize {
         self.spec.window.map_or(0, |window| window.min(self.k_rows.max(1)))
     }
 
-    /// Runs a kernel around the main one, compiled for the operands' type.
+    /// Launches an auxiliary kernel compiled for the operands' type.
     fn launch_helper<P: KernelParams>(
         &self,
         source: Source,
@@ -140,11 +138,11 @@ impl<'a, T: Float> Attention<'a, T> {
     ) -> Result<()> {
         let defines = || vec![format!("WIDE={}", i32::from(T::WIDE))];
         let kernel = self.kernel(source, entry, Variant::Wide(T::WIDE), defines)?;
-        // SAFETY: the operands' sizes were checked by `new`, the rest is allocated as the tiling says.
+        // SAFETY: `new` checked the operands; all other buffers are allocated for this tiling.
         unsafe { kernel.launch(grid, block).params(params)?.run(|| self.shapes()) }
     }
 
-    /// For error messages.
+    /// Shapes, for error messages.
     pub(in crate::ops) fn shapes(&self) -> String {
         format!(
             "q [{}, {} x {d}], k [{}, {} x {d}], {} segments, {:?}",
@@ -160,6 +158,6 @@ impl<'a, T: Float> Attention<'a, T> {
 }
 
 /// All variants that a device can be asked for, for compilation checks.
-pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
-    [tiles::variants(hopper), gates::variants(), plan::variants(), rows::variants()].concat()
+pub(super) fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
+    [tiles::variants(generation), gates::variants(), plan::variants(), rows::variants()].concat()
 }

@@ -1,5 +1,4 @@
-//! What there is to do: which tiles are visited, in which order; with adaptive computation pruning, how
-//! large a logit can get.
+//! Tile scheduling: visited tiles and their order; bounds on the logits for adaptive computation pruning.
 
 use std::sync::Arc;
 
@@ -35,7 +34,7 @@ const PLAN: Source = source!(
 );
 
 kernel_params! {
-    /// What decides about a tile.
+    /// Inputs of the tile scheduler.
     pub(super) struct PlanParams {
         segments: ConstPtr<Segment>,
         m_tiles: ConstPtr<BlockRef>,
@@ -59,7 +58,7 @@ kernel_params! {
 kernel_params! {
     pub(super) list struct PlanSpans {
         pub(super) p: PlanParams,
-        /// Tiles of keys that a tile of queries sees `[heads][m_tiles]`.
+        /// Key tiles `begin, end` of each query tile `[heads][m_tiles]`.
         pub(super) spans: Ptr<Int2>,
     }
 }
@@ -71,7 +70,7 @@ kernel_params! {
         pub(super) spans: ConstPtr<Int2>,
         pub(super) n_tiles: ConstPtr<BlockRef>,
         pub(super) n_tile_count: usize,
-        /// Tiles of queries that see a tile of keys `[heads][n_tiles]`.
+        /// Query tiles `begin, end` of each key tile `[heads][n_tiles]`.
         pub(super) ranges: Ptr<Int2>,
     }
 }
@@ -120,8 +119,8 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 impl<T: Float> Attention<'_, T> {
-    /// The plan that `make` makes from bounds on the logits, which there are with pruning alone. Without
-    /// pruning it depends on shapes, so it is kept.
+    /// The plan that `make` returns for these bounds on the logits. Without pruning there are no bounds, the plan depends
+    /// on shapes only and is cached.
     pub(super) fn plan<P>(
         &self,
         tiling: &Tiling,
@@ -134,7 +133,7 @@ impl<T: Float> Attention<'_, T> {
         }
     }
 
-    /// Bound on the magnitude of the logits, `[segments][heads]`; `None` when nothing is pruned.
+    /// Bounds on the magnitude of the logits `[segments][heads]`; `None` without pruning.
     fn logit_bounds(&self, tiling: &Tiling) -> Result<Option<Buffer<f32>>> {
         let Acp::On { bound, .. } = &self.spec.acp else { return Ok(None) };
         if self.inputs.log_gates.is_none() {
@@ -147,7 +146,7 @@ impl<T: Float> Attention<'_, T> {
         }
     }
 
-    /// `[segments][heads]` from the largest norms of queries and keys.
+    /// Bounds `[segments][heads]` from the largest norms of queries and keys.
     fn bounds_from_norms(&self, tiling: &Tiling) -> Result<Buffer<f32>> {
         let (heads, kv_heads) = (self.spec.heads, self.spec.kv_heads);
         let segments = self.spec.segments.len();
@@ -170,7 +169,7 @@ impl<T: Float> Attention<'_, T> {
         Ok(bounds)
     }
 
-    /// `[segments][heads]` from the weights of the norms of queries and keys.
+    /// Bounds `[segments][heads]` from the QK-norm weights.
     fn bounds_from_weights(&self, q: &Tensor, k: &Tensor) -> Result<Buffer<f32>> {
         let (heads, segments) = (self.spec.heads, self.spec.segments.len());
         let bounds = self.gpu.alloc::<f32>(segments * heads)?;

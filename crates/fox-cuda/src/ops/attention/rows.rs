@@ -1,4 +1,4 @@
-//! Passes over rows: statistics before the backward, dQ after it.
+//! Row passes of the backward: statistics before the main kernel, conversion of dQ after it.
 
 use half::bf16;
 
@@ -57,10 +57,10 @@ kernel_params! {
     }
 }
 
-/// The Hopper kernel sums dS over each eighth of a tile of queries.
+/// Sums of dS per query tile of the Hopper kernel.
 pub(super) const SUMS: usize = 8;
 
-/// Floats of dQ of a tile of the Hopper kernel: two pieces of 64 x 64, each with the sums of dS of its four
+/// Floats of dQ scratch per query tile of the Hopper kernel: two halves of 64 x 64, each with the sums of dS of its four
 /// warps.
 pub(super) fn dq_scratch_len() -> usize {
     2 * (64 * 64 + 4 * SUMS)
@@ -72,7 +72,7 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 impl<T: Float> Attention<'_, T> {
-    /// Per query and head: gate prefix hi, lo, delta, log2(e) lse, `[heads][m_tiles * block_m][4]`.
+    /// Row statistics `[heads][m_tiles * block_m][4]`: gate prefix hi and lo, delta, log2(e) lse.
     pub(super) fn backward_rows(
         &self,
         tiling: &Tiling,
@@ -100,7 +100,7 @@ impl<T: Float> Attention<'_, T> {
         Ok(rows)
     }
 
-    /// dQ to rows; returns the sums of dS over each eighth of a tile.
+    /// Converts dQ from accumulator order to rows; returns the sums of dS over each eighth of a tile.
     pub(super) fn finish_dq(
         &self,
         tiling: &Tiling,

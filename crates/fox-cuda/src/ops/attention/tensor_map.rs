@@ -1,4 +1,4 @@
-//! Descriptions of tensors for Hopper's copy engine.
+//! TMA descriptors.
 
 use std::ptr;
 
@@ -6,9 +6,8 @@ use cudarc::driver::sys;
 
 use crate::{Buffer, Error, Result};
 
-/// A tensor `[rows, heads, head_dim]` seen through boxes of 64 columns and some rows of one head.
-/// Columns beyond the head and rows beyond the tensor read as zeros. 128 opaque bytes, aligned to 64, for the
-/// kernels too.
+/// TMA descriptor of a tensor `[rows, heads, head_dim]` with boxes of 64 columns and `box_rows` rows of one head;
+/// out-of-bounds columns and rows read as zeros. 128 opaque bytes, aligned to 64, like `TensorMap` in `tma.cuh`.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct TensorMap(sys::CUtensorMap);
@@ -22,13 +21,13 @@ impl TensorMap {
     ) -> Result<Self> {
         let rows = buffer.len() / (heads * head_dim);
         let dims = [head_dim as u64, heads as u64, rows as u64];
-        // Bytes from one head to the next and from one row to the next.
+        // Strides of heads and rows in bytes.
         let strides = [2 * head_dim as u64, 2 * (heads * head_dim) as u64];
         let boxes = [64u32, 1, box_rows as u32];
         let steps = [1u32; 3];
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        // SAFETY: the arrays have the lengths that rank 3 asks for, and the map is a valid place to
-        // write. The address is only used by kernels, while the buffer lives.
+        // SAFETY: the arrays have the lengths of rank 3 and the map is writable. Only kernels use the address, while the
+        // buffer lives.
         let status = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,

@@ -1,4 +1,4 @@
-//! Forgetting attention: from tensors to buffers and back.
+//! The attention op traits: conversion between tensors and typed buffers.
 
 use fox_tensor::{
     AttentionGrads, AttentionInputs, AttentionOps, AttentionOut, AttentionSpec, DType, Tensor,
@@ -10,7 +10,7 @@ use crate::backend::storage::{Activation, Data};
 use crate::backend::{Cuda, Operand, Precision};
 use crate::{Buffer, Error, Result};
 
-/// Operands in their types.
+/// Operands in the type of activations.
 struct TypedOperands<'a> {
     q: Operand<'a>,
     k: Operand<'a>,
@@ -44,7 +44,6 @@ impl Cuda {
         })
     }
 
-    /// Forgetting attention.
     pub(crate) fn attend(
         &self,
         inputs: &AttentionInputs<'_>,
@@ -56,7 +55,7 @@ impl Cuda {
         }
     }
 
-    /// Gradients of attention, or with sinks `[H]` of attention with sinks.
+    /// Gradients of attention, optionally with sinks `[H]`.
     pub(in crate::ops) fn softmax_gradients(
         &self,
         d_out: &Tensor,
@@ -135,6 +134,7 @@ impl AttentionOps for Cuda {
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<AttentionOut> {
+        fox_tensor::check_attention_fwd(self, inputs, spec)?;
         Ok(self.timed("attention fwd", || self.attend(inputs, spec))?)
     }
 
@@ -145,6 +145,7 @@ impl AttentionOps for Cuda {
         out: &AttentionOut,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<AttentionGrads> {
+        fox_tensor::check_attention_bwd(self, d_out, inputs, out, spec)?;
         let work = || self.softmax_gradients(d_out, inputs, out, None, spec);
         Ok(self.timed("attention bwd", work)?)
     }

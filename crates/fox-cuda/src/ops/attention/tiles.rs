@@ -1,22 +1,21 @@
-//! Every tile size, with its reason, and the choice of kernel.
+//! Every tile size of the attention kernels, with its reason.
 //!
-//! Shared memory of a Hopper block is 227 KiB, its registers 64 Ki: with three consumer warpgroups a
-//! thread gets 160 of them, with two 240.
+//! A Hopper thread block has up to 227 KiB of shared memory and 64 Ki registers: 160 per consumer thread with three
+//! consumer warpgroups, 240 with two.
 
 use fox_tensor::Mask;
 
 use super::backward::BACKWARD_SM90;
 use super::forward::{FORWARD, FORWARD_SM90};
-use super::single::ATTENTION_F32;
-use super::two_pass::BACKWARD;
-use crate::Source;
+use super::two_pass::{ATTENTION_F32, BACKWARD};
+use crate::{Generation, Source};
 
-/// Bytes of dynamic shared memory that one block may have on Hopper, and on the least of the others.
+/// Limits of dynamic shared memory per block in bytes: on Hopper, and on the smallest supported GPU.
 pub(in crate::ops) const HOPPER_SHARED: usize = 227 * 1024;
 #[cfg(test)]
 pub(in crate::ops) const LEAST_SHARED: usize = 99 * 1024;
 
-/// Shape of a main kernel.
+/// Tile sizes and launch configuration of a main kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct TileConfig {
     pub(crate) source: Source,
@@ -27,7 +26,7 @@ pub(crate) struct TileConfig {
     pub(crate) defines: Vec<String>,
 }
 
-/// What a kernel is specialised on besides the head dim.
+/// Compile-time features of a kernel besides the head dim.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Features {
     pub(crate) gates: bool,
@@ -55,16 +54,15 @@ pub(crate) fn padded_head_dim(head_dim: usize) -> usize {
 /// Forward on Hopper.
 pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> TileConfig {
     let head_dim = padded_head_dim(head_dim);
-    // (warpgroups, keys per block, stages, in halves)
+    // (consumer warpgroups, keys per block, K/V stages, half-block main loop)
     let (warpgroups, block_n, stages, halves) = match head_dim {
-        // Exponentials weigh as much as products: three warpgroups to overlap, and 192 rows so that
-        // the L2 cache delivers K and V a third less often. Halves of 48 keys: S, P, O and Q take 48 + 24 +
-        // 32 + 16 registers; with halves of 64 keys there would be none for Q.
-        // The three are up to two blocks apart, so two stages would run dry.
+        // Exponentials cost as much as the products: three warpgroups to overlap them, and 192 rows per tile to cut the
+        // L2 traffic of K and V by a third. Halves of 48 keys: S, P, O and Q take 48 + 24 + 32 + 16 registers; halves
+        // of 64 keys would leave none for Q. The warpgroups drift up to two blocks apart, so two stages would stall.
         64 => (3, 96, 4, true),
-        // 64 + 32 + 64 + 32 registers: only two warpgroups have room. 160 KiB.
+        // 64 + 32 + 64 + 32 registers: room for two warpgroups only. 160 KiB.
         96 | 128 => (2, 128, 2, true),
-        // The output alone takes 96 (128) registers, and Q 48 (64) KiB: fewer keys at a time.
+        // The output accumulators take 96 (128) registers and Q 48 (64) KiB: fewer keys per block.
         192 => (2, 96, 2, false),
         _ => (2, 64, 2, false),
     };
@@ -81,11 +79,10 @@ pub(crate) fn hopper_forward(head_dim: usize, features: Features) -> TileConfig 
     tile(FORWARD_SM90, 64 * warpgroups, block_n, warpgroups + 1, tiles, defines)
 }
 
-/// Backward on Hopper, where it exists: causal, head dims to 128.
+/// Backward on Hopper, for causal masks and head dims up to 128.
 pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<TileConfig> {
     let head_dim = padded_head_dim(head_dim);
-    // Two warpgroups of 64 keys hold dK and dV in registers. With head dim 64 there is room for S and
-    // dP of 128 queries beside them, with 128 for 64 queries.
+    // Two warpgroups of 64 keys hold dK and dV in registers, beside S and dP of 128 queries (head dim 64) or 64 queries.
     let block_m = match head_dim {
         64 => 128,
         96 | 128 => 64,
@@ -104,7 +101,7 @@ pub(crate) fn hopper_backward(head_dim: usize, features: Features) -> Option<Til
     Some(tile(BACKWARD_SM90, block_m, block_n, 3, kv + queries + ds + dq, defines))
 }
 
-/// Forward on everything else: 64 queries to a block, tiles small enough for 99 KiB of shared memory.
+/// Portable forward: 64 queries per block, tiles within 99 KiB of shared memory.
 pub(crate) fn portable_forward(head_dim: usize, features: Features) -> TileConfig {
     let head_dim = padded_head_dim(head_dim);
     let block_n = if head_dim <= 128 { 64 } else { 32 };
@@ -115,10 +112,10 @@ pub(crate) fn portable_forward(head_dim: usize, features: Features) -> TileConfi
     TileConfig { source: FORWARD, block_m: 64, block_n, threads: 128, shared, defines }
 }
 
-/// Backward on everything else, and of what the Hopper kernel does not do.
+/// Portable backward.
 pub(crate) fn portable_backward(head_dim: usize, features: Features) -> TileConfig {
     let head_dim = padded_head_dim(head_dim);
-    // The side that streams by comes in steps: wide heads leave room for 16 rows.
+    // Streamed rows per step: shared memory limits wide heads to 16.
     let step = if head_dim <= 128 { 64 } else { 16 };
     let shared = (2 * 64 + 2 * step) * (head_dim + 8) * 2 + 20 * step;
     let mut defines = vec![format!("HEAD_DIM={head_dim}"), format!("STEP={step}")];
@@ -127,18 +124,17 @@ pub(crate) fn portable_backward(head_dim: usize, features: Features) -> TileConf
     TileConfig { source: BACKWARD, block_m: 64, block_n: 64, threads: 128, shared, defines }
 }
 
-/// Rows of a block of 64 that one thread block of the single-precision kernels holds, and the rows that it
-/// reads at a time: wide heads leave room for fewer.
+/// Resident rows of the 64 of a tile, and streamed rows per step, in the f32 kernels; limited by shared memory.
 fn f32_resident_rows(head_dim: usize) -> (usize, usize) {
     if head_dim > 128 { (32, 8) } else { (64, 16) }
 }
 
-/// Thread blocks that share a block of 64 rows in the single-precision kernels.
+/// Thread blocks per tile of 64 rows in the f32 kernels.
 pub(crate) fn f32_row_splits(head_dim: usize) -> usize {
     64 / f32_resident_rows(head_dim).0
 }
 
-/// Both directions in single precision; the forward holds queries alone, the backward two operands.
+/// f32 kernels of either direction; the forward has one resident operand, the backward two.
 pub(crate) fn f32_kernel(head_dim: usize, forward: bool) -> TileConfig {
     let head_dim = if head_dim <= 64 { 64 } else { head_dim.next_power_of_two() };
     let (own, step) = f32_resident_rows(head_dim);
@@ -154,7 +150,7 @@ pub(crate) fn f32_kernel(head_dim: usize, forward: bool) -> TileConfig {
     }
 }
 
-/// Thread blocks that share the columns of dK and dV in the portable and the stick-breaking backward.
+/// Thread blocks over which the portable and the stick-breaking backward split the columns of dK and dV.
 pub(crate) fn portable_column_splits(head_dim: usize) -> usize {
     if padded_head_dim(head_dim) > 128 { 2 } else { 1 }
 }
@@ -167,7 +163,7 @@ fn tile(
     tile_bytes: usize,
     mut defines: Vec<String>,
 ) -> TileConfig {
-    // Barriers, numbers per row or key, tile descriptions.
+    // Reserve for barriers, row statistics, biases and tile descriptions.
     let shared = tile_bytes + 3 * 1024;
     debug_assert!(shared <= HOPPER_SHARED);
     defines.push(format!("SHARED_BYTES={shared}"));
@@ -176,7 +172,7 @@ fn tile(
 
 /// Every variant of the main kernels that a device of this architecture can be asked for, for
 /// compilation checks: source and defines.
-pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
+pub(super) fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
     let mut variants = Vec::new();
     for gates in [true, false] {
         for mask in [Mask::Causal, Mask::Bidirectional] {
@@ -187,7 +183,7 @@ pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
                         let tile = portable(head_dim, features);
                         variants.push((tile.source, tile.defines));
                     }
-                    if hopper {
+                    if generation.has_wgmma() {
                         let fwd = hopper_forward(head_dim, features);
                         variants.push((fwd.source, fwd.defines));
                         let bwd = hopper_backward(head_dim, features);
@@ -208,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_tiles_fit_the_shared_memory() {
+    fn tiles_fit_shared_memory() {
         for head_dim in [8, 64, 72, 96, 128, 160, 192, 256] {
             let features = Features { gates: true, mask: Mask::Causal, window: false };
             assert!(hopper_forward(head_dim, features).shared <= HOPPER_SHARED, "{head_dim}");

@@ -1,4 +1,4 @@
-//! Segments as the kernels want them: lists of tiles of queries, tiles of keys and chunks of gates.
+//! Device tables of segments: query tiles, key tiles and gate chunks.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::{Buffer, Error, Float, Gpu, Result};
 pub(super) const CHUNK: usize = 256;
 /// Alignment of a segment's gate prefixes.
 const GATE_ALIGN: usize = 128;
-/// Blocks of keys may reach beyond the last segment's prefixes by less than this.
+/// Padding after the last segment's gate prefixes: key blocks overrun by less than this.
 const GATE_GUARD: usize = 256;
 
 kernel_params! {
-    /// One sequence, with derived offsets.
+    /// A segment with derived offsets.
     pub(crate) table struct Segment {
         q_start: usize,
         q_len: usize,
@@ -28,16 +28,16 @@ kernel_params! {
         k_len: usize,
         /// First padded position of the gate prefixes.
         c_base: usize,
-        /// Index of its first tile of queries in the list of these.
+        /// Index of its first query tile.
         m_tile0: usize,
-        /// The same for tiles of keys.
+        /// Index of its first key tile.
         n_tile0: usize,
         unused: usize,
     }
 }
 
 kernel_params! {
-    /// A tile of queries or keys: which segment, which tile of it.
+    /// A query or key tile: segment and index within it.
     pub(crate) table struct BlockRef {
         segment: usize,
         block: usize,
@@ -49,19 +49,19 @@ kernel_params! {
     pub(super) table struct ChunkRef {
         segment: usize,
         chunk: usize,
-        /// Index of the segment's first chunk in the list of chunks.
+        /// Index of the segment's first chunk.
         first: usize,
         /// Chunks of the segment.
         count: usize,
     }
 }
 
-/// Lists for one set of segments and one pair of tile sizes.
+/// Tables for one set of segments and one pair of tile sizes.
 pub(crate) struct Tiling {
     pub(in crate::ops) segments: Buffer<<Segment as Param>::Device>,
     pub(in crate::ops) m_tiles: Buffer<<BlockRef as Param>::Device>,
     pub(in crate::ops) m_tile_count: usize,
-    /// Last keys of each segment first: the order of work of the backward, see its kernel.
+    /// Last keys of each segment first: the schedule of the Hopper backward.
     pub(in crate::ops) n_tiles: Buffer<<BlockRef as Param>::Device>,
     pub(in crate::ops) n_tile_count: usize,
     pub(super) chunks: Buffer<<ChunkRef as Param>::Device>,
@@ -69,7 +69,7 @@ pub(crate) struct Tiling {
     pub(in crate::ops) gate_stride: usize,
     pub(super) longest_q: usize,
     pub(in crate::ops) longest_k: usize,
-    /// Rows that belong to some segment.
+    /// Rows covered by segments.
     pub(super) q_covered: usize,
     pub(super) k_covered: usize,
     pub(super) forward_plans: Recent<PlanKey, ForwardPlan>,
@@ -107,7 +107,7 @@ impl Tiling {
         if gate_stride > i32::MAX as usize / 2 {
             return Err(Error::argument(
                 "attention",
-                format!("{gate_stride} positions in one call are too many"),
+                format!("{gate_stride} positions exceed the limit of one call; split the batch"),
             ));
         }
         Ok(Tiling {
@@ -129,7 +129,7 @@ impl Tiling {
     }
 }
 
-/// What a plan without pruning depends on besides the tiling.
+/// Inputs of a plan without pruning besides the tiling.
 #[derive(Clone, PartialEq)]
 pub(super) struct PlanKey {
     heads: usize,

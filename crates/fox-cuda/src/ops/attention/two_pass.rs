@@ -1,5 +1,5 @@
-//! Backward in two passes, over keys and over queries: with plain matrix instructions, for GPUs that are not
-//! Hopper, and for wide heads and bidirectional masks everywhere; and in single precision.
+//! The backward in two passes, over keys and over queries: with mma.sync (GPUs other than Hopper, head dims above 128,
+//! bidirectional masks) or in f32; and the forward in f32.
 
 use super::launch_cache::TileKey;
 use super::tiles::{self, TileConfig};
@@ -12,6 +12,10 @@ use crate::{Buffer, Float, Result, Source};
 pub(super) const BACKWARD: Source =
     source!("attention_bwd", [], [Segment, BlockRef, TwoPassParams]);
 
+/// f32 kernels of both directions.
+pub(super) const ATTENTION_F32: Source =
+    source!("attention_f32", [], [Segment, BlockRef, TwoPassParams]);
+
 kernel_params! {
     #[derive(Default)]
     pub(super) struct TwoPassParams {
@@ -21,11 +25,11 @@ kernel_params! {
         k: ConstPtr<Real>,
         v: ConstPtr<Real>,
         d_out: ConstPtr<Real>,
-        /// The forward's results; null in the backward.
+        /// Output of the forward, like `lse`; null in the backward.
         pub(super) o: Ptr<Real>,
         /// `[R_q, H]`.
         pub(super) lse: Ptr<f32>,
-        /// The backward's results; null in the forward.
+        /// Gradients; null in the forward.
         dq: Ptr<Real>,
         dk: Ptr<Real>,
         dv: Ptr<Real>,
@@ -40,18 +44,18 @@ kernel_params! {
         segments: ConstPtr<Segment>,
         m_tiles: ConstPtr<BlockRef>,
         n_tiles: ConstPtr<BlockRef>,
-        /// Tiles of keys that a tile of queries sees `[heads][m_tiles]`.
+        /// Key tiles `begin, end` of each query tile `[heads][m_tiles]`.
         spans: ConstPtr<Int2>,
         m_tile_count: usize,
         heads: usize,
         kv_heads: usize,
         head_dim: usize,
         gate_stride: usize,
-        /// The portable kernels have it at compile time.
+        /// Used by the f32 kernels; a compile-time constant of the others.
         mask: i32,
         window: usize,
         scale: f32,
-        /// Times log2(e).
+        /// Softmax scale times log2(e).
         scale_log2: f32,
     }
 }
@@ -136,8 +140,24 @@ impl<T: Float> Attention<'_, T> {
     ) -> Result<()> {
         let kernel = self.main_kernel(key, tile, entry)?;
         let launch = kernel.launch(grid, tile.threads).shared(tile.shared);
-        // SAFETY: `new` and `backward` checked the sizes of the operands, scratch is allocated by the same
-        // formulas.
+        // SAFETY: `new` and `backward_into` checked the operands; scratch is allocated for this tiling.
         unsafe { launch.params(params)?.run(|| self.shapes()) }
+    }
+
+    pub(super) fn forward_f32(
+        &self,
+        tiling: &Tiling,
+        (key, tile): (TileKey, &TileConfig),
+        gates: Option<&Buffer<f32>>,
+        o: &Buffer<T>,
+        lse: &Buffer<f32>,
+    ) -> Result<()> {
+        let plan = self.plan_backward(tiling, tile, gates)?;
+        let mut params = self.two_pass_params(tiling, gates, &plan.spans);
+        params.o = o.address().into();
+        params.lse = lse.address().into();
+        let parts = tiles::f32_row_splits(self.spec.head_dim);
+        let grid = [tiling.m_tile_count, self.spec.heads, parts];
+        self.run_two_pass((key, tile), "attention_fwd_f32", grid, params)
     }
 }

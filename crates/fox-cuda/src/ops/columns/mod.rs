@@ -1,4 +1,4 @@
-//! Sums over rows; columns of a matrix as matrices of their own, and back.
+//! Column sums, bias add, and splitting and joining of columns.
 
 use fox_tensor::{ColumnOps, DType, Device, Tensor};
 
@@ -10,7 +10,7 @@ use crate::{Buffer, Result, Source};
 
 const COLUMNS: Source = source!("columns", [], [ColumnSums, AddBias, ColumnCopy, ColumnCopies]);
 
-/// Copies of one launch, at most.
+/// Maximum copies of one launch.
 const COPIES: usize = 8;
 
 kernel_params! {
@@ -40,22 +40,22 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// Some columns from one matrix to another.
+    /// Copy of a column block between matrices.
     #[derive(Default)]
     struct ColumnCopy {
         /// Null for zeros.
         from: ConstPtr<()>,
         to: Ptr<()>,
-        /// Columns that are copied.
+        /// Columns of the block.
         width: usize,
-        /// Elements from one row to the next.
+        /// Row strides in elements.
         from_stride: usize,
         to_stride: usize,
-        /// Accesses to each matrix.
+        /// Number of vector accesses.
         accesses: usize,
-        /// Whether an access has eight elements rather than one.
+        /// Whether an access has eight elements instead of one.
         vectorized: bool,
-        /// Whether the columns are added to what is there.
+        /// Whether to add to `to`.
         add: bool,
     }
 }
@@ -71,28 +71,28 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     [DType::F32, DType::Bf16].map(|dtype| (COLUMNS, Variant::plain(dtype, 1).defines())).into()
 }
 
-/// A matrix whose columns are those of several blocks, one after the other.
+/// A matrix that concatenates column blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct JoinedColumns {
-    /// Where it begins.
+    /// Device address.
     pub(crate) address: u64,
     pub(crate) dtype: DType,
     pub(crate) rows: usize,
     pub(crate) width: usize,
 }
 
-/// Some columns as a matrix of its own, without gaps between its rows.
+/// A contiguous matrix that is a column block of [`JoinedColumns`].
 #[derive(Clone, Copy)]
 pub(crate) struct ColumnBlock {
-    /// Where it begins; 0 for zeros that are joined with others.
+    /// Device address; 0 for zeros.
     pub(crate) address: u64,
     pub(crate) width: usize,
-    /// Whether columns that are split off are added to what is there.
+    /// Whether splitting adds to the block.
     pub(crate) add: bool,
 }
 
 impl ColumnCopy {
-    /// `rows` rows of `width` columns; the type of each matrix after it.
+    /// A copy of `rows` rows of `width` columns between `(address, stride, type)`.
     fn new(
         (from, from_stride, from_type): (u64, usize, DType),
         (to, to_stride, to_type): (u64, usize, DType),
@@ -137,7 +137,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// The first columns of the joined to its blocks, which have its type.
+    /// Copies the first columns of `joined` to `blocks` of the same type.
     pub(crate) fn split_into(&self, joined: &JoinedColumns, blocks: &[ColumnBlock]) -> Result<()> {
         let JoinedColumns { mut address, dtype, rows, width } = *joined;
         let mut copies = Vec::with_capacity(blocks.len());
@@ -150,8 +150,7 @@ impl Cuda {
         self.copy_columns("copy_columns", dtype, &copies)
     }
 
-    /// The columns of the joined from its blocks, which have its type or are f32. Columns after the last block
-    /// become zero.
+    /// Copies `blocks`, of the same type or f32, to the columns of `joined`, and zeroes the columns after the last.
     pub(crate) fn join_from(
         &self,
         joined: &JoinedColumns,
@@ -171,7 +170,7 @@ impl Cuda {
         self.copy_columns(entry, dtype, &copies)
     }
 
-    /// Parts of these widths `[R, w]` of `x: [R, C]`, in its type.
+    /// Column blocks `[R, w]` of these widths of `x: [R, C]`, in its type.
     pub(crate) fn split(&self, x: &Tensor, widths: &[usize]) -> Result<Vec<Tensor>> {
         let (rows, dtype) = (x.rows(), x.dtype());
         let (mut blocks, mut tensors) = (Vec::new(), Vec::new());
@@ -185,7 +184,7 @@ impl Cuda {
         Ok(tensors)
     }
 
-    /// Parts `[R, w]` side by side `[R, C]`, in the type of activations.
+    /// Concatenates column blocks `[R, w]` to `[R, C]`, in the type of activations.
     pub(crate) fn join(&self, tensors: &[Tensor]) -> Result<Tensor> {
         let (rows, dtype) = (tensors[0].rows(), self.activations());
         let width = tensors.iter().map(Tensor::cols).sum();
@@ -216,7 +215,7 @@ impl Cuda {
         unsafe { self.launch_flat(COLUMNS, "add_bias", Variant::plain(dtype, 1), count, params) }
     }
 
-    /// Sums of `rows` rows of `width`, on top of `acc`, in f32 and in fixed order.
+    /// Column sums of `rows` rows of `width`, plus `acc`, in f32 and fixed order.
     pub(crate) fn column_sums(
         &self,
         x: u64,
@@ -230,9 +229,9 @@ impl Cuda {
             Some(acc) => self.real(acc)?.address(),
             None => 0,
         };
-        // Enough slices to fill the GPU, each long enough to be worth a block.
+        // Enough slices to fill the GPU, each of at least 512 rows.
         let wanted = 4 * self.gpu.processors() as usize / width.div_ceil(32).max(1);
-        // One launch where a column is short: a second one costs more than it saves.
+        // One launch for few rows: a second launch would cost more than it saves.
         let slices = if rows <= 2048 { 1 } else { wanted.min(rows / 512).max(1) };
         let (out, at) = self.output([width], DType::F32, device)?;
         if slices == 1 {
@@ -278,10 +277,12 @@ impl Cuda {
 
 impl ColumnOps for Cuda {
     fn split_columns(&self, x: &Tensor, widths: &[usize]) -> fox_tensor::Result<Vec<Tensor>> {
+        fox_tensor::check_split_columns(self, x, widths)?;
         Ok(self.timed("split_columns", || self.split(x, widths))?)
     }
 
     fn join_columns(&self, blocks: &[Tensor]) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_join_columns(self, blocks)?;
         Ok(self.timed("join_columns", || self.join(blocks))?)
     }
 }

@@ -1,4 +1,4 @@
-//! The short convolution with its bias, nonlinearity and norm.
+//! Short causal convolution with bias, activation and L2 norm.
 
 use fox_tensor::{ConvGrads, ConvInputs, ConvOps, ConvSpec, DType, Tensor};
 
@@ -30,7 +30,7 @@ kernel_params! {
         head_dim: usize,
         /// -1 for none.
         act: i32,
-        /// Whether heads are divided by their norm.
+        /// Whether heads are L2-normalized.
         l2_norm: bool,
         rows_per_slice: usize,
         eps: f32,
@@ -49,7 +49,7 @@ kernel_params! {
     list struct ConvBackward {
         /// `[R, C]`.
         dx: Ptr<Real>,
-        /// Sums for filters and biases `[slices, taps + 1, C]`.
+        /// Partial gradients of filters and biases `[slices, taps + 1, C]`.
         partial: Ptr<f32>,
         /// `[R, C]`.
         dy: ConstPtr<Real>,
@@ -76,10 +76,10 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     [DType::F32, DType::Bf16].into_iter().flat_map(of).collect()
 }
 
-/// Threads of a block, as conv.cu has it: threads have many registers, and small blocks fit better.
+/// Threads per block, as in conv.cu: register pressure is high, and small blocks give better occupancy.
 const THREADS: usize = 64;
 
-/// How channels and rows are dealt out to blocks.
+/// Work decomposition over channels and rows.
 struct ConvGrid {
     variant: Variant,
     head_dim: usize,
@@ -91,14 +91,14 @@ struct ConvGrid {
 impl ConvGrid {
     fn new(dtype: DType, inputs: &ConvInputs<'_>, spec: &ConvSpec, longest: usize) -> Self {
         let (rows, width) = (inputs.x.rows(), inputs.x.cols());
-        // Without a norm, any few channels may be a head.
+        // Without a norm, heads are just vectors of channels.
         let few = if width.is_multiple_of(4) { 4 } else { 1 };
         let head_dim = spec.l2_norm.map_or(few, |norm| norm.width);
         let variant = Variant::filters(dtype, head_dim, inputs.taps());
         let heads = width / head_dim;
         let heads_per_block = heads.min(THREADS / variant.lanes);
-        // A slice reads again the rows that its first rows look back at, and writes sums for the filters: long
-        // slices are cheap. But there must be enough of them for every multiprocessor.
+        // A slice re-reads taps - 1 rows before it and writes partial filter gradients: long slices are cheaper, as long
+        // as there are enough of them to fill the GPU.
         let rows_per_slice = (rows / 1024).clamp(1, longest);
         ConvGrid {
             variant,
@@ -116,7 +116,7 @@ impl ConvGrid {
     }
 }
 
-/// Operands on their way to the kernel.
+/// Kernel parameters, and the operands they point to.
 struct ConvOperands<'a> {
     _operands: (Operand<'a>, Operand<'a>, Option<Operand<'a>>, Option<Operand<'a>>),
     _info: std::sync::Arc<RowTable>,
@@ -158,6 +158,7 @@ impl ConvOps for Cuda {
         inputs: &ConvInputs<'_>,
         spec: &ConvSpec,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_short_conv_fwd(self, inputs, spec)?;
         let _span = self.span("short_conv fwd")?;
         let dtype = self.activations();
         let grid = ConvGrid::new(dtype, inputs, spec, 16);
@@ -175,6 +176,7 @@ impl ConvOps for Cuda {
         inputs: &ConvInputs<'_>,
         spec: &ConvSpec,
     ) -> fox_tensor::Result<ConvGrads> {
+        fox_tensor::check_short_conv_bwd(self, dy, inputs, spec)?;
         let _span = self.span("short_conv bwd")?;
         let (width, taps, device) = (inputs.x.cols(), inputs.taps(), inputs.x.device());
         let dtype = self.activations();

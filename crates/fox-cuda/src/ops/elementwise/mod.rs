@@ -1,4 +1,4 @@
-//! Conversions, fills and sums, element by element.
+//! Elementwise conversions, fills and sums.
 
 use cudarc::driver::sys;
 use fox_tensor::{DType, Tensor};
@@ -60,16 +60,16 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     plain_variants(SOURCE)
 }
 
-/// Accesses of 8 elements need addresses to match: rows in the middle of a tensor may not.
+/// Variant for copies between addresses: vector accesses need aligned addresses, which row slices may lack.
 fn copy_variant(to: u64, from: u64, count: usize) -> Variant {
     let aligned = to.is_multiple_of(32) && from.is_multiple_of(32);
     Variant::plain(DType::F32, if aligned { count } else { 1 })
 }
 
-/// `y = a + b` of f32 values at addresses `[y, a, b]`, on a stream other than that of the ops.
+/// `y = a + b` of f32 values at addresses `[y, a, b]`, on another CUDA stream than that of the ops.
 ///
 /// # Safety
-/// All three must belong to live buffers with `count` values, which stay until the stream has passed.
+/// All three must be live buffers of `count` values that outlive the work on the CUDA stream.
 pub(crate) unsafe fn add_on(
     cuda: &Cuda,
     stream: sys::CUstream,
@@ -101,12 +101,11 @@ impl Cuda {
         Ok(y)
     }
 
-    /// Weights of products as two halves, see [`Data::Halves`], where products are in bf16: no further
-    /// copy is needed then.
+    /// Weights as [`Data::Halves`] where GEMMs are in bf16, which then need no bf16 copy.
     pub(crate) fn in_halves(&self, w: &Tensor) -> Result<Tensor> {
         let narrow = self.activations() == DType::Bf16;
         match &memory(w)?.data {
-            // The optimizer reads and writes fours of them.
+            // The optimizer's vector accesses have four elements.
             Data::F32(x) if narrow && x.len().is_multiple_of(4) => {
                 let y = self.gpu.alloc::<f32>(x.len())?;
                 self.narrow_values("to_halves_all", y.address(), x.address(), x.len())?;
@@ -123,7 +122,7 @@ impl Cuda {
         Ok(y)
     }
 
-    /// `count` f32 values to 16 bits each, or to two halves.
+    /// Converts `count` f32 values to bf16 or to two halves.
     pub(crate) fn narrow_values(
         &self,
         entry: &'static str,
@@ -136,7 +135,7 @@ impl Cuda {
         unsafe { self.launch_flat(SOURCE, entry, copy_variant(to, from, count), count, params) }
     }
 
-    /// `count` values of 16 bits each, or in two halves, to f32.
+    /// Converts `count` bf16 values or two halves to f32.
     pub(crate) fn widen_values(
         &self,
         entry: &'static str,
@@ -156,7 +155,7 @@ impl Cuda {
         // SAFETY: the tensor has `count` elements of its type.
         unsafe {
             if dtype == DType::I32 {
-                // Out of range saturates, as in any conversion of Rust.
+                // Saturates out-of-range values.
                 let params = FillInts { x: at.into(), value: value as i32, count: count as u64 };
                 return self.launch_flat(SOURCE, "fill_i32", variant, count, params);
             }
@@ -173,11 +172,11 @@ impl Cuda {
         }
         let shared = acc.is_shared();
         let from = memory(&acc)?.data.address();
-        // A shared sum is read where it is and written elsewhere: no copy is needed first.
+        // A shared accumulator is read in place and the sum written elsewhere, which saves a copy.
         let to = match shared {
             true => {
                 let (out, to) = self.output(acc.shape(), dtype, acc.device())?;
-                // `acc` itself lives on with whoever shares it until the stream has passed.
+                // Its other owner keeps the old `acc` alive.
                 acc = out;
                 to
             }

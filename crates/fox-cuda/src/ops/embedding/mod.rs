@@ -1,4 +1,4 @@
-//! Rows of a table by token id, and their gradient in fixed order.
+//! Embedding lookup, and its gradient in fixed order.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ impl Cuda {
         Ok(copy)
     }
 
-    /// Rows by id, sorted on the host, which has the ids anyway.
+    /// Rows grouped by id, on the host, which has a copy of the ids.
     fn groups(&self, ids: &Tensor) -> Result<std::sync::Arc<Groups>> {
         memory(ids)?.groups(|| {
             let host = self.ints(ids)?;
@@ -76,6 +76,7 @@ impl Cuda {
 
 impl EmbeddingOps for Cuda {
     fn embedding_fwd(&self, table: &Tensor, ids: &Tensor) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_embedding_fwd(self, table, ids)?;
         let _span = self.span("embedding fwd")?;
         let (width, dtype) = (table.cols(), self.activations());
         let (y, at) = self.output([ids.len(), width], dtype, table.device())?;
@@ -104,10 +105,11 @@ impl EmbeddingOps for Cuda {
         pad: Option<usize>,
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_embedding_bwd(self, dy, ids, vocab, acc.as_ref())?;
         let _span = self.span("embedding bwd")?;
         let (width, dtype) = (dy.cols(), self.activations());
         let groups = self.groups(ids)?;
-        // The pad's row keeps what it had: nothing.
+        // The gradient of the pad row stays as it is.
         let (dtable, at) = self.sum_in_place(acc, [vocab, width], dy.device())?;
         let before = match pad {
             Some(pad) => Some((pad, self.row_copy(at, pad, width)?)),

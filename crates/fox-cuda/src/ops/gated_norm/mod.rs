@@ -1,4 +1,4 @@
-//! Output norm and gate.
+//! Output norm and gate: `y = rms(x) * act(gate)` per head.
 
 use fox_tensor::{DType, GatedNormGrads, GatedNormInputs, GatedNormOps, Tensor};
 
@@ -41,9 +41,9 @@ kernel_params! {
         dx: Ptr<Real>,
         /// `[R, C]`; null without a gate.
         dgate: Ptr<Real>,
-        /// The output once more `[R, C]`, or null.
+        /// Recomputed output `[R, C]`, or null.
         y: Ptr<Real>,
-        /// Sums for the norm's weights `[slices, C]`; null without a norm.
+        /// Partial gradients of the norm weights `[slices, C]`; null without a norm.
         partial: Ptr<f32>,
         /// `[R, C]`.
         dy: ConstPtr<Real>,
@@ -57,7 +57,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 impl Cuda {
-    /// With the output once more, in the place of `dy` if that is free.
+    /// Gradients and recomputed output, which reuses the memory of `dy` if it is not shared.
     pub(crate) fn gated_backward_with_output(
         &self,
         dy: Tensor,
@@ -137,6 +137,7 @@ fn params(
 
 impl GatedNormOps for Cuda {
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_gated_norm_fwd(self, inputs)?;
         let _span = self.span("gated_norm fwd")?;
         let dtype = self.activations();
         let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
@@ -158,6 +159,7 @@ impl GatedNormOps for Cuda {
         dy: &Tensor,
         inputs: &GatedNormInputs<'_>,
     ) -> fox_tensor::Result<GatedNormGrads> {
+        fox_tensor::check_gated_norm_bwd(self, dy, inputs)?;
         let _span = self.span("gated_norm bwd")?;
         let dy = self.activation(dy)?;
         Ok(self.gated_gradients(dy.address(), 0, inputs)?)

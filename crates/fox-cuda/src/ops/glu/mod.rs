@@ -26,9 +26,9 @@ kernel_params! {
 
 kernel_params! {
     list struct GluBackward {
-        /// `[R, 2 C]`; may be `x`.
+        /// `[R, 2 C]`; may alias `x`.
         dx: Ptr<Real>,
-        /// The output once more `[R, C]`, or null; may be `dy`.
+        /// Recomputed output `[R, C]`, or null; may alias `dy`.
         y: Ptr<Real>,
         /// `[R, C]`.
         dy: ConstPtr<Real>,
@@ -47,7 +47,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 impl Cuda {
-    /// `(dx, y)`, in the places of `x` and `dy` if these are free.
+    /// `(dx, y)`, in the memory of `x` and `dy` if it is not shared.
     pub(crate) fn glu_backward_with_output(
         &self,
         dy: Tensor,
@@ -94,6 +94,7 @@ impl Cuda {
 
 impl GluOps for Cuda {
     fn glu_fwd(&self, x: &Tensor, act: Activation) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_glu_fwd(self, x)?;
         let _span = self.span("glu fwd")?;
         let (inner, dtype) = (x.cols() / 2, self.activations());
         let (y, at) = self.output([x.rows(), inner], dtype, x.device())?;
@@ -110,6 +111,7 @@ impl GluOps for Cuda {
     }
 
     fn glu_bwd(&self, dy: &Tensor, x: &Tensor, act: Activation) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_glu_bwd(self, dy, x)?;
         let _span = self.span("glu bwd")?;
         let (dx, at) = self.output(x.shape(), self.activations(), x.device())?;
         let (dy_at, x_at) = (self.activation(dy)?, self.activation(x)?);

@@ -51,7 +51,7 @@ kernel_params! {
         du: Ptr<Real>,
         /// `[R, H]`; null without a shift.
         dshift: Ptr<f32>,
-        /// Sums for the norm's weights `[slices, H * d]`; null without a norm.
+        /// Partial gradients of the norm weights `[slices, H * d]`; null without a norm.
         partial: Ptr<f32>,
         /// `[R, H * d]`.
         dy: ConstPtr<Real>,
@@ -64,7 +64,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     pieces::variants(HEADS)
 }
 
-/// Operands of `prepare_heads` on their way to the kernel.
+/// Kernel parameters, and the operands they point to.
 struct HeadOperands<'a> {
     operands: [Option<Operand<'a>>; 4],
     params: HeadParams,
@@ -109,7 +109,7 @@ impl Cuda {
     }
 }
 
-/// Shared memory through which the pairs of RoPE meet.
+/// Shared memory for the exchange of RoPE pairs between lanes.
 fn rope_bytes(division: &Division, spec: &HeadSpec) -> usize {
     if spec.rope.is_some() { division.head_bytes() } else { 0 }
 }
@@ -120,6 +120,7 @@ impl HeadOps for Cuda {
         inputs: &HeadInputs<'_>,
         spec: &HeadSpec,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_prepare_heads_fwd(self, inputs, spec)?;
         let _span = self.span("prepare_heads fwd")?;
         let dtype = self.activations();
         let rows = inputs.u.rows();
@@ -139,6 +140,7 @@ impl HeadOps for Cuda {
         inputs: &HeadInputs<'_>,
         spec: &HeadSpec,
     ) -> fox_tensor::Result<HeadGrads> {
+        fox_tensor::check_prepare_heads_bwd(self, dy, inputs, spec)?;
         let op = match inputs.shift {
             Some(_) => "prepare_heads bwd, shifted",
             None => "prepare_heads bwd",

@@ -10,7 +10,7 @@ use crate::{Result, Source};
 
 const HGRN: Source = source!("hgrn", [], [Hgrn, HgrnForward, HgrnBackward, LowerBound]);
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 128;
 
 kernel_params! {
@@ -45,7 +45,7 @@ kernel_params! {
         dq: Ptr<Real>,
         /// `[R, C]`.
         dz: Ptr<Real>,
-        /// Sums for the lower bounds `[slices, C]`; null without bounds.
+        /// Partial gradients of the lower bounds `[slices, C]`; null without bounds.
         partial: Ptr<f32>,
         /// `[R, C]`.
         dq_out: ConstPtr<Real>,
@@ -78,7 +78,7 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
     plain_variants(HGRN)
 }
 
-/// How HGRN2's columns and rows are dealt out to blocks: a thread has a few columns of a slice of rows.
+/// Work decomposition: a thread owns a vector of columns of a slice of rows.
 struct HgrnGrid {
     variant: Variant,
     grid: [usize; 2],
@@ -119,7 +119,7 @@ impl Cuda {
         Ok((self.activation(inputs.q)?, self.activation(inputs.z)?, lower))
     }
 
-    /// `[y, dtable, dy]` are addresses, 0 for what is absent.
+    /// Launches `lower_bound` on addresses `[y, dtable, dy]`, 0 if absent.
     fn lower_bound(&self, [y, dtable, dy]: [u64; 3], table: &Tensor, layer: usize) -> Result<()> {
         let values = self.real(table)?;
         let params = LowerBound {
@@ -146,6 +146,7 @@ impl Cuda {
 
 impl HgrnOps for Cuda {
     fn hgrn_gates_fwd(&self, inputs: &HgrnInputs<'_>) -> fox_tensor::Result<HgrnGates> {
+        fox_tensor::check_hgrn_gates_fwd(self, inputs)?;
         let _span = self.span("hgrn_gates fwd")?;
         let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
         let grid = HgrnGrid::new(dtype, inputs.q.rows(), inputs.q.cols());
@@ -169,6 +170,7 @@ impl HgrnOps for Cuda {
         d_out: &HgrnGates,
         inputs: &HgrnInputs<'_>,
     ) -> fox_tensor::Result<HgrnGrads> {
+        fox_tensor::check_hgrn_gates_bwd(self, d_out, inputs)?;
         let _span = self.span("hgrn_gates bwd")?;
         let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
         let width = inputs.q.cols();
@@ -202,6 +204,7 @@ impl HgrnOps for Cuda {
     }
 
     fn lower_bound_fwd(&self, table: &Tensor, layer: usize) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_lower_bound_fwd(self, table, layer)?;
         let _span = self.span("lower_bound fwd")?;
         let (y, at) = self.output([table.cols()], DType::F32, table.device())?;
         self.lower_bound([at, 0, 0], table, layer)?;
@@ -214,6 +217,7 @@ impl HgrnOps for Cuda {
         table: &Tensor,
         layer: usize,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_lower_bound_bwd(self, dy, table, layer)?;
         let _span = self.span("lower_bound bwd")?;
         let (dtable, at) = self.output(table.shape(), DType::F32, table.device())?;
         let dy = self.real(dy)?;

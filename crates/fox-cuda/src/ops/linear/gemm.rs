@@ -1,4 +1,4 @@
-//! GemmOperand products by cuBLASLt: bf16 or f32 operands, f32 accumulation.
+//! Matrix products by cuBLASLt: bf16 or f32 operands, f32 accumulation.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -9,15 +9,15 @@ use cudarc::cublaslt::{result, sys};
 
 use crate::{Buffer, Error, Gpu, Result};
 
-/// Scratch that the library's algorithms may use; 32 MiB is what it recommends for Hopper.
+/// Workspace of cuBLASLt; 32 MiB is the recommendation for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
 /// A matrix in device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmOperand {
-    /// Where it begins.
+    /// Device address.
     pub address: u64,
-    /// Whether it is stored transposed, row by row.
+    /// Whether the stored row-major matrix is the transpose of the operand.
     pub transposed: bool,
 }
 
@@ -34,17 +34,17 @@ pub struct GemmProblem {
     pub a: GemmOperand,
     /// Right operand.
     pub b: GemmOperand,
-    /// Where the result goes.
+    /// Device address of the result.
     pub c: u64,
     /// Whether the operands are f32 rather than bf16.
     pub wide_operands: bool,
     /// Whether the result is f32 rather than bf16.
     pub wide_result: bool,
-    /// Whether the result is added to what is there.
+    /// Whether the product is added to `c`.
     pub accumulate: bool,
 }
 
-/// What the choice of an algorithm depends on.
+/// Inputs of the algorithm heuristic.
 #[derive(PartialEq, Eq, Hash)]
 struct PlanKey([usize; 4], [bool; 4]);
 
@@ -60,7 +60,7 @@ impl GemmProblem {
     }
 }
 
-/// Descriptions of one product and the library's choice of an algorithm for it.
+/// Descriptors of a product and the algorithm selected by the heuristic.
 struct MatmulPlan {
     desc: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
@@ -84,7 +84,7 @@ impl Drop for MatmulPlan {
     }
 }
 
-/// The library, its scratch and the plans of the products seen so far.
+/// cuBLASLt with its workspace and a cache of plans.
 pub struct Gemm {
     handle: sys::cublasLtHandle_t,
     workspace: Buffer<u8>,
@@ -121,7 +121,7 @@ impl Gemm {
         unsafe { self.run_batch(gpu, product, 1) }
     }
 
-    /// Runs `count` products of one shape, whose operands and results each lie one after the other.
+    /// Runs a strided batch of `count` products: operands and results are contiguous.
     ///
     /// # Safety
     /// The addresses must belong to live buffers of `count` times the sizes that the product implies.
@@ -171,7 +171,7 @@ impl Gemm {
         Ok(plan)
     }
 
-    /// The library is column-major: what it sees is `c^T = b^T a^T`.
+    /// cuBLASLt is column-major: it computes `c^T = b^T a^T`.
     fn make_plan(
         &self,
         p: &GemmProblem,
@@ -181,7 +181,7 @@ impl Gemm {
             true => sys::cudaDataType_t::CUDA_R_32F,
             false => sys::cudaDataType_t::CUDA_R_16BF,
         };
-        // Rows and columns of a row-major [rows, columns] matrix as the library sees it.
+        // Column-major layout of a row-major [rows, columns] matrix.
         let layout = |wide: bool, rows: usize, columns: usize| {
             let (width, height) = (columns as u64, rows as u64);
             let layout = result::create_matrix_layout(kind(wide), width, height, columns as i64)?;
@@ -207,7 +207,7 @@ impl Gemm {
             for (which, matrix) in
                 [(A::CUBLASLT_MATMUL_DESC_TRANSA, p.b), (A::CUBLASLT_MATMUL_DESC_TRANSB, p.a)]
             {
-                // CUBLAS_OP_T is 1, which the bindings leave out.
+                // CUBLAS_OP_T is 1; the bindings omit it.
                 let transpose = i32::from(matrix.transposed);
                 let value = ptr::from_ref(&transpose).cast();
                 result::set_matmul_desc_attribute(desc, which, value, size_of_val(&transpose))?;
@@ -226,7 +226,7 @@ impl Gemm {
     }
 }
 
-/// Lets a layout stand for `count` matrices, each `stride` elements after the one before.
+/// Makes a layout a strided batch of `count` matrices.
 fn set_batch(
     layout: sys::cublasLtMatrixLayout_t,
     count: i32,

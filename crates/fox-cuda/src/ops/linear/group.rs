@@ -1,5 +1,5 @@
-//! Several narrow linear layers of one input (gates, shifts) as one product: alone, each would read the input
-//! and, in the backward, read and write its gradient once more.
+//! Several narrow linear layers of one input (gates, shifts) as one GEMM. Separately, each would read the input and, in
+//! the backward, read and write its gradient again.
 
 use fox_tensor::{DType, LinearGroupOps, Tensor};
 
@@ -9,19 +9,19 @@ use crate::backend::storage::Data;
 use crate::backend::{Cuda, Operand};
 use crate::ops::columns::{ColumnBlock, JoinedColumns};
 
-/// Weights of a group, at most.
+/// Maximum number of weights in a group.
 const MAX_WEIGHTS: usize = 4;
 
-/// Columns of a group of `widths`, padded to what products like.
+/// Total columns of a group, padded to a multiple of 8 for aligned GEMM operands.
 fn padded(widths: impl Iterator<Item = usize>) -> usize {
     widths.sum::<usize>().next_multiple_of(8)
 }
 
 impl Cuda {
-    /// Whether these weights go as one product.
+    /// Whether these weights are computed as one GEMM.
     pub(crate) fn is_group(&self, x: &Tensor, weights: &[&Tensor]) -> bool {
         let narrow = weights.iter().all(|w| w.rows() <= GATE_WIDTH);
-        // The kernels count elements in 31 bits.
+        // The copy kernels count elements in 31 bits.
         let small = x.rows().max(x.cols()) < (i32::MAX as usize) / (MAX_WEIGHTS * GATE_WIDTH);
         let several = (2..=MAX_WEIGHTS).contains(&weights.len());
         several && narrow && small && !self.is_thin(x.rows(), x.cols())
@@ -49,7 +49,7 @@ impl Cuda {
         Ok(outs)
     }
 
-    /// The gradients side by side `[R, n]` in the type of activations, and `n`.
+    /// Concatenated gradients `[R, n]` in the type of activations, and `n`.
     fn joined_gradients(&self, dys: &[&Tensor]) -> Result<(Data, usize)> {
         let widths = || dys.iter().map(|dy| dy.cols());
         let (rows, n, dtype) = (dys[0].rows(), padded(widths()), self.activations());
@@ -58,7 +58,7 @@ impl Cuda {
         Ok((joined, n))
     }
 
-    /// The weights one below the other `[n, inner]`, zeros after the last.
+    /// Stacked weights `[n, inner]`, zero-padded.
     fn joined_weights(&self, weights: &[&Tensor], n: usize, inner: usize) -> Result<Data> {
         let dtype = self.activations();
         let joined = Data::alloc(&self.gpu, n * inner, dtype)?;
@@ -67,7 +67,7 @@ impl Cuda {
         Ok(joined)
     }
 
-    /// Matrices of f32, or of what can be converted, as the columns of `joined`.
+    /// Copies matrices, converted to f32 first, to the columns of `joined`.
     fn join_f32(&self, matrices: &[&Tensor], joined: JoinedColumns) -> Result<()> {
         let own = matrices.iter().map(|x| self.real(x)).collect::<Result<Vec<_>>>()?;
         let block = |(x, operand): (&&Tensor, &Operand<'_>)| ColumnBlock {
@@ -86,6 +86,7 @@ impl LinearGroupOps for Cuda {
         x: &Tensor,
         weights: &[&Tensor],
     ) -> fox_tensor::Result<Option<Vec<Tensor>>> {
+        fox_tensor::check_linear_group_fwd(self, x, weights)?;
         if !self.is_group(x, weights) {
             return Ok(None);
         }
@@ -98,6 +99,7 @@ impl LinearGroupOps for Cuda {
         weights: &[&Tensor],
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_linear_group_bwd_input(self, dys, weights, acc.as_ref())?;
         let _span = self.span("narrow linear bwd input")?;
         let (dy, n) = self.joined_gradients(dys)?;
         let (rows, inner) = (dys[0].rows(), weights[0].cols());
@@ -115,6 +117,7 @@ impl LinearGroupOps for Cuda {
         x: &Tensor,
         accs: Vec<Option<Tensor>>,
     ) -> fox_tensor::Result<Vec<Tensor>> {
+        fox_tensor::check_linear_group_bwd_weight(self, dys, x, &accs)?;
         let _span = self.span("narrow linear bwd weight")?;
         let (dy, n) = self.joined_gradients(dys)?;
         let (rows, inner) = (x.rows(), x.cols());
@@ -123,7 +126,7 @@ impl LinearGroupOps for Cuda {
         let sizes = GemmShape { m: n, n: inner, k: rows };
         let (left, right) = (transposed(dy.address()), plain(x_at.address()));
         self.multiply(left, right, joined.address(), sizes, DType::F32, false)?;
-        // Weights lie one after the other, so they are blocks of a single row.
+        // Stacked weights are contiguous: column blocks of a single row.
         let (mut dws, mut blocks) = (Vec::with_capacity(dys.len()), Vec::new());
         for (dy, acc) in dys.iter().zip(accs) {
             let (dw, address, add) =

@@ -1,4 +1,4 @@
-//! Products with weights and their gradients, sums over rows.
+//! Linear layers and their gradients.
 
 use fox_tensor::{DType, Device, LinearOps, Tensor};
 
@@ -6,12 +6,12 @@ mod gemm;
 mod group;
 pub(crate) mod thin;
 
-pub use gemm::{Gemm, GemmOperand, GemmProblem};
+pub(crate) use gemm::{Gemm, GemmOperand, GemmProblem};
 
 use crate::Result;
 use crate::backend::Cuda;
 
-/// Projections up to this wide are logits of gates, which stay in f32.
+/// Projections up to this width are gate logits, whose results stay in f32.
 pub(crate) const GATE_WIDTH: usize = 64;
 
 /// `c[m, n] = a[m, k] b[k, n]`.
@@ -31,7 +31,7 @@ pub(crate) fn transposed(address: u64) -> GemmOperand {
 }
 
 impl Cuda {
-    /// Where a product goes: a sum that exists, or a new tensor; and whether it adds.
+    /// Destination of a product, its address, and whether the product accumulates: `acc`, or a new tensor.
     pub(crate) fn sum_of(
         &self,
         acc: Option<Tensor>,
@@ -51,8 +51,7 @@ impl Cuda {
         }
     }
 
-    /// A product of operands in the type of activations. GemmShape that the library cannot do in bf16 are
-    /// left to it to refuse.
+    /// A product of operands in the type of activations.
     pub(crate) fn multiply(
         &self,
         a: GemmOperand,
@@ -85,7 +84,8 @@ impl LinearOps for Cuda {
         w: &Tensor,
         bias: Option<&Tensor>,
     ) -> fox_tensor::Result<Tensor> {
-        let op = if w.rows() <= 64 { "narrow linear fwd" } else { "linear fwd" };
+        fox_tensor::check_linear_fwd(self, x, w, bias)?;
+        let op = if w.rows() <= GATE_WIDTH { "narrow linear fwd" } else { "linear fwd" };
         let _span = self.span(op)?;
         let sizes = GemmShape { m: x.rows(), n: w.rows(), k: x.cols() };
         let wide = x.dtype() == DType::F32 || sizes.n <= GATE_WIDTH;
@@ -110,7 +110,9 @@ impl LinearOps for Cuda {
         w: &Tensor,
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
-        let op = if w.rows() <= 64 { "narrow linear bwd input" } else { "linear bwd input" };
+        fox_tensor::check_linear_bwd_input(self, dy, w, acc.as_ref())?;
+        let op =
+            if w.rows() <= GATE_WIDTH { "narrow linear bwd input" } else { "linear bwd input" };
         let _span = self.span(op)?;
         let sizes = GemmShape { m: dy.rows(), n: w.cols(), k: dy.cols() };
         let (dx, at, add) =
@@ -126,7 +128,9 @@ impl LinearOps for Cuda {
         x: &Tensor,
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
-        let op = if dy.cols() <= 64 { "narrow linear bwd weight" } else { "linear bwd weight" };
+        fox_tensor::check_linear_bwd_weight(self, dy, x, acc.as_ref())?;
+        let op =
+            if dy.cols() <= GATE_WIDTH { "narrow linear bwd weight" } else { "linear bwd weight" };
         let _span = self.span(op)?;
         let sizes = GemmShape { m: dy.cols(), n: x.cols(), k: dy.rows() };
         let (dw, at, add) = self.sum_of(acc, [sizes.m, sizes.n], DType::F32, dy.device())?;
@@ -136,6 +140,7 @@ impl LinearOps for Cuda {
     }
 
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_linear_bwd_bias(self, dy, acc.as_ref())?;
         let _span = self.span("linear bwd bias")?;
         let (rows, width, dtype) = (dy.rows(), dy.cols(), dy.dtype());
         let x = self.operand(dy, dtype)?;

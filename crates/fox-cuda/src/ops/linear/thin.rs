@@ -1,4 +1,4 @@
-//! Products of a few rows.
+//! Linear layers with up to 8 rows, for decoding.
 
 use half::bf16;
 
@@ -7,12 +7,12 @@ use crate::params::{ConstPtr, Ptr, kernel_params};
 use crate::source::source;
 use crate::{Result, Source};
 
-/// Rows of one launch, at most; the kernels' `BATCH`.
+/// Maximum rows of a launch; the kernel's `BATCH`.
 pub(crate) const MAX_BATCH: usize = 8;
 const THREADS: usize = 256;
-/// Rows of weights in a matrix instruction.
+/// Weight rows of an mma.
 const TILE: usize = 16;
-/// Shared memory that every supported GPU gives to one block.
+/// Shared memory per block on every supported GPU.
 const SHARED: usize = 99 * 1024;
 
 const THIN: Source = source!("thin", [], [ThinProduct]);
@@ -37,14 +37,14 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     [768, 1536, 3584].map(|width| (THIN, defines(width))).into()
 }
 
-/// Defines of the kernel for products of such a width.
+/// Defines of the kernel for products of this width.
 fn defines(width: usize) -> Vec<String> {
     let pieces = width.div_ceil(256);
     vec![format!("CHUNKS={}", pieces.div_ceil(pieces.div_ceil(8)))]
 }
 
 impl Cuda {
-    /// Whether products of so many rows of this width go through the kernel for few rows.
+    /// Whether products of `rows` rows of `width` use this kernel.
     pub(crate) fn is_thin(&self, rows: usize, width: usize) -> bool {
         self.precision == Precision::Bf16
             && (1..=MAX_BATCH).contains(&rows)
@@ -74,13 +74,13 @@ impl Cuda {
             batch: rows,
             wide,
         };
-        // As many blocks as may run at once.
+        // Two resident blocks per multiprocessor.
         let blocks = n.div_ceil(TILE).min(2 * self.gpu.processors() as usize);
         let launch = kernel.launch([blocks, 1, 1], THREADS).shared(2 * rows * k).params(product)?;
         // Since Hopper a launch may begin before the one in front of it has ended, unless that one has just made the
         // weights.
         let made = matches!(w, Operand::Converted(_));
-        let launch = launch.overlapping(self.gpu.architecture().major >= 9 && !made);
+        let launch = launch.overlapping(self.gpu.generation().has_dependent_launch() && !made);
         // SAFETY: the operands have the sizes named.
         unsafe { launch.run(|| format!("{rows} rows of {k} to {n}")) }
     }

@@ -1,4 +1,4 @@
-//! Output projection and cross-entropy, some rows at a time: all logits are never there at once.
+//! Fused output projection and cross-entropy in chunks of rows: the full logits are never materialized.
 
 use fox_tensor::{DType, LossInputs, LossOps, LossOut};
 
@@ -16,16 +16,16 @@ kernel_params! {
     list struct CrossEntropy {
         /// `[R]`.
         loss: Ptr<f32>,
-        /// `[R, V]`; the gradient takes their place.
+        /// `[R, V]`; overwritten by their gradient.
         logits: Ptr<Real>,
         /// `[R]`.
         labels: ConstPtr<i32>,
-        /// `[R]`; null where no gradient is wanted.
+        /// `[R]`; null without gradients.
         weights: ConstPtr<f32>,
         /// A teacher's logits `[R, V]`, or null.
         teacher: ConstPtr<Real>,
         vocab: usize,
-        /// The teacher's part of the target.
+        /// Weight of the teacher in the target.
         teacher_weight: f32,
     }
 }
@@ -35,11 +35,12 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     plain_variants(LOSS)
 }
 
-/// Logits that are held at once.
+/// Maximum logits of a chunk.
 const LOGITS: usize = 128 << 20;
 
 impl LossOps for Cuda {
     fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> fox_tensor::Result<LossOut> {
+        fox_tensor::check_linear_cross_entropy(self, inputs)?;
         let _span = self.span("cross-entropy")?;
         let LossInputs { x, w, labels, weights, teacher } = *inputs;
         let (rows, width, vocab, device) = (x.rows(), x.cols(), w.rows(), x.device());
@@ -56,10 +57,10 @@ impl LossOps for Cuda {
         let weights = weights.map(|x| self.real(x)).transpose()?;
         let labels = memory(labels)?.data.address();
         let step = (LOGITS / vocab).clamp(1, rows.max(1));
-        // Gradients take the logits' place, in the type that products want. Losses alone are worth f32.
+        // Gradients overwrite the logits, in the type of GEMM operands. Without gradients logits are f32.
         let logit_type = if grads.is_some() { dtype } else { DType::F32 };
         let logits = Data::alloc(&self.gpu, step * vocab, logit_type)?;
-        // A teacher has a part in the gradient alone.
+        // The teacher only affects the gradient.
         let teacher = match teacher.filter(|_| grads.is_some()) {
             Some(t) => {
                 let logits = Data::alloc(&self.gpu, step * vocab, logit_type)?;

@@ -35,13 +35,13 @@ kernel_params! {
     list struct NormBackward {
         /// `[R, C]`.
         dh: Ptr<Real>,
-        /// The output once more, `[R, C]`, or null.
+        /// Recomputed output `[R, C]`, or null.
         y: Ptr<Real>,
-        /// Sums for the weights, `[blocks, C]`.
+        /// Partial gradients of the weights `[blocks, C]`.
         partial: Ptr<f32>,
         /// `[R, C]`.
         dy: ConstPtr<Real>,
-        /// What `dh` is added to, `[R, C]`; null, or `dh` itself.
+        /// Added to `dh`, `[R, C]`; null, or aliases `dh`.
         dh_out: ConstPtr<Real>,
         /// `[R, C]`.
         h: ConstPtr<Real>,
@@ -60,14 +60,14 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     [DType::F32, DType::Bf16].into_iter().flat_map(of).collect()
 }
 
-/// A launch of so many thread blocks, which take rows in turn.
+/// A grid-stride launch over rows.
 fn over_rows(entry: &'static str, variant: Variant, blocks: usize) -> Op {
     let block = 32 * variant.warps;
     Op { source: NORM, entry, variant, grid: [blocks, 1], block, shared: 0 }
 }
 
 impl Cuda {
-    /// With `y`, also the output once more, into it.
+    /// Gradients; with `y`, also recomputes the output into it.
     pub(crate) fn norm_backward(
         &self,
         dy: &Tensor,
@@ -93,7 +93,7 @@ impl Cuda {
         };
         let y_at = y.map_or(Ok(0), |y| memory(y).map(|held| held.data.address()))?;
         let variant = Variant::rows(dtype, width);
-        // A block keeps its sums for the weights in registers: no more blocks than run at once.
+        // A block accumulates weight gradients in registers: one wave of blocks.
         let blocks = rows.min(self.gpu.processors() as usize * (20 / variant.warps).max(1));
         let partial: Buffer<f32> = self.gpu.alloc(blocks * width)?;
         let params = NormBackward {
@@ -117,6 +117,7 @@ impl Cuda {
 
 impl NormOps for Cuda {
     fn add_rms_norm_fwd(&self, inputs: &NormInputs<'_>) -> fox_tensor::Result<NormOut> {
+        fox_tensor::check_add_rms_norm_fwd(self, inputs)?;
         let _span = self.span("add_rms_norm fwd")?;
         let NormInputs { h, delta, w, eps } = *inputs;
         let (rows, width, device) = (h.rows(), h.cols(), h.device());
@@ -153,6 +154,7 @@ impl NormOps for Cuda {
         saved: &NormSaved<'_>,
         dw_acc: Option<Tensor>,
     ) -> fox_tensor::Result<NormGrads> {
+        fox_tensor::check_add_rms_norm_bwd(self, dy, dsum.as_ref(), saved, dw_acc.as_ref())?;
         let work = || self.norm_backward(dy, dsum, saved, dw_acc, None);
         Ok(self.timed("add_rms_norm bwd", work)?)
     }

@@ -1,8 +1,8 @@
-//! Newton-Schulz steps as batched products; see [`MatrixOps::orthogonalize`].
+//! Newton-Schulz iteration as batched GEMMs; see [`MatrixOps::orthogonalize`].
 //!
-//! Matrices of one shape (a model has the same ones in every layer) go together: three products and one
-//! small kernel a step. Products are in the type of activations with sums in f32, as is usual for this
-//! iteration, whose singular values wander between 0.7 and 1.2 anyway; norms are summed in f64.
+//! Matrices of one shape (a model has the same ones in every layer) are batched: three GEMMs and one elementwise kernel
+//! per step. GEMMs use the type of activations with f32 accumulation, which suffices because the singular values
+//! converge to 0.7..1.2 only; norms are summed in f64.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ kernel_params! {
     /// A matrix in f32.
     table struct OrthogonalizeEntry {
         matrix: Ptr<f32>,
-        /// What the result is multiplied with.
+        /// Factor on the result.
         factor: f32,
         unused: i32,
     }
@@ -84,15 +84,15 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     [DType::F32, DType::Bf16].map(of).to_vec()
 }
 
-/// Threads of a block, and elements to a block that sums squares.
+/// Threads per block, and elements per block of `square_chunks`.
 const THREADS: usize = 256;
 const CHUNK: usize = 16 * 1024;
-/// Sides are padded to multiples of this: products of bf16 want rows of 16 bytes, and matrices of a batch
-/// should begin at the 256 bytes that the library takes for granted.
+/// Sides are padded to multiples of this: bf16 GEMMs need rows of 16 bytes, and batched matrices should be aligned to
+/// 256 bytes.
 const SIDE_ALIGN: usize = 16;
-/// Bytes that a group may take beside its matrices; a single matrix may take more.
+/// Limit on the scratch of a group; a single matrix may exceed it.
 const SCRATCH_BYTES: usize = 256 << 20;
-/// Matrices of a group, at most: what a grid's second side can hold.
+/// Maximum matrices of a group: the limit of the grid's y dimension.
 const MAX_MATRICES: usize = 65535;
 
 impl MatrixOps for Cuda {
@@ -101,10 +101,11 @@ impl MatrixOps for Cuda {
         stacks: &mut [MatrixStack<'_>],
         steps: usize,
     ) -> fox_tensor::Result<()> {
+        fox_tensor::check_orthogonalize(self, stacks)?;
         let _span = self.span("orthogonalize")?;
         let mut groups: BTreeMap<[usize; 2], Vec<OrthogonalizeEntry>> = BTreeMap::new();
         for stack in stacks {
-            let (cols, parts) = (stack.cols(), stack.parts().to_vec());
+            let (cols, parts) = (stack.cols(), stack.matrices().to_vec());
             if stack.x().dtype() != DType::F32 {
                 return Err(fox_tensor::Error::argument(
                     "orthogonalize",
@@ -130,7 +131,7 @@ impl MatrixOps for Cuda {
     }
 }
 
-/// The sides of a group's matrices, as they are and as products see them.
+/// Sides of a group's matrices, without and with padding.
 #[derive(Clone, Copy)]
 struct GroupShape {
     rows: usize,
@@ -147,18 +148,18 @@ impl GroupShape {
         }
     }
 
-    /// The shorter side: what `A` has.
+    /// The shorter padded side, which is the side of `A`.
     fn short(&self) -> usize {
         self.padded[0].min(self.padded[1])
     }
 
-    /// Elements of the matrix before and after a step, of `A` and `A^2`.
+    /// Scratch elements per matrix: before and after a step, `A` and `A^2`.
     fn scratch(&self) -> usize {
         2 * self.padded[0] * self.padded[1] + 2 * self.short() * self.short()
     }
 }
 
-/// Matrices of one shape on their way through the steps.
+/// A batch of matrices of one shape.
 struct MatrixGroup<'a> {
     cuda: &'a Cuda,
     shape: GroupShape,
@@ -227,7 +228,7 @@ impl<'a> MatrixGroup<'a> {
         self.launch("normalize", self.blocks(padded_rows * padded_cols), params)
     }
 
-    /// `X = (a + b A + c A^2) X`, or the same from the right where `X` is tall.
+    /// `X = (a + b A + c A^2) X`, or `X (a + b A + c A^2)` if `X` is tall.
     fn step(&mut self) -> Result<()> {
         let (n, [rows, cols]) = (self.shape.short(), self.shape.padded);
         let (x, gram, square) = (self.x.address(), self.gram.address(), self.square.address());
@@ -274,7 +275,7 @@ impl<'a> MatrixGroup<'a> {
         unsafe { self.cuda.gemm.run_batch(&self.cuda.gpu, &product, self.count) }
     }
 
-    /// Blocks for `elements` of every matrix: together about as many as the GPU runs at once.
+    /// Blocks per matrix for `elements`, limited to about one wave for the batch.
     fn blocks(&self, elements: usize) -> usize {
         let most = (self.cuda.gpu.processors() as usize * 16).div_ceil(self.count);
         elements.div_ceil(THREADS).clamp(1, most)

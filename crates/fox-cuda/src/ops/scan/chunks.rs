@@ -1,4 +1,4 @@
-//! How the scans cut segments into chunks.
+//! Device tables of segments divided into chunks.
 
 use std::sync::Arc;
 
@@ -27,11 +27,11 @@ kernel_params! {
     }
 }
 
-/// Segments cut into chunks.
+/// Segments divided into chunks.
 pub(crate) struct ChunkTable {
     /// All chunks, segment by segment.
     pub(super) chunks: Buffer<<Chunk as Param>::Device>,
-    /// One for each segment.
+    /// One per segment.
     pub(super) segments: Buffer<<ChunkedSegment as Param>::Device>,
     /// Number of chunks.
     pub(super) count: usize,
@@ -40,10 +40,10 @@ pub(crate) struct ChunkTable {
     pub(super) covered: usize,
 }
 
-/// Tables by (first row, rows) of the segments and rows of a chunk.
+/// Tables by (first row, rows) of the segments and chunk length.
 pub(crate) type ChunkTables = Recent<(Vec<(usize, usize)>, usize), ChunkTable>;
 
-/// Cuts segments, given by first row and rows, into chunks of `len` rows.
+/// Divides segments, given as (first row, rows), into chunks of `len` rows.
 fn cut(ranges: &[(usize, usize)], len: usize) -> (Vec<ChunkedSegment>, Vec<Chunk>) {
     let (mut segments, mut chunks) = (Vec::with_capacity(ranges.len()), Vec::new());
     for &(row, rows) in ranges {
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_cover_every_segment_and_nothing_else() {
+    fn chunks_partition_segments() {
         let (segments, chunks) = cut(&[(3, 130), (133, 0), (140, 64)], 64);
         let segments: Vec<_> = segments.iter().map(|r| [r.first, r.count, r.row, r.rows]).collect();
         assert_eq!(segments, [[0, 3, 3, 130], [3, 0, 133, 0], [3, 1, 140, 64]]);

@@ -1,4 +1,4 @@
-//! What both scans read.
+//! Operands of both scans.
 
 use fox_tensor::{ScanInputs, ScanSpec, Tensor};
 
@@ -7,7 +7,7 @@ use crate::backend::{Cuda, Operand, address};
 use crate::params::{ConstPtr, Real, kernel_params};
 
 kernel_params! {
-    /// `H` heads of values share `G` heads of keys.
+    /// `H` value heads share `G` key heads.
     #[derive(Default)]
     pub(super) struct ScanOperands {
         /// `[R, G * dk]`, like `k`.
@@ -34,13 +34,13 @@ kernel_params! {
 }
 
 impl ScanOperands {
-    /// The same for the backward.
+    /// With the gradient of the output, for the backward.
     pub(super) fn with_gradient(self, d_out: u64) -> Self {
         ScanOperands { d_out: d_out.into(), ..self }
     }
 }
 
-/// What the addresses point at.
+/// Owners of the memory that [`ScanOperands`] point to.
 pub(super) type HeldOperands<'a> = [Option<Operand<'a>>; 7];
 
 impl Cuda {

@@ -1,17 +1,20 @@
 //! Stick-breaking attention; see `stick.cu`.
 
-mod tensors;
-
 use std::sync::Arc;
+
+use fox_tensor::{AttentionInputs, AttentionSpec, StickOps, Tensor};
+use half::bf16;
 
 use super::attention::tiles::{self, TileConfig, padded_head_dim};
 use super::attention::tiling::{BlockRef, Segment, Tiling};
 use super::attention::{Attention, AttentionGrads, AttentionOut};
+use crate::backend::storage::Activation;
+use crate::backend::{Cuda, Precision};
 use crate::params::{ConstPtr, Float2, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Float, Result, Source};
 
-/// Bytes for what the first pass of the backward records: heads are worked on in groups that need no more.
+/// Limit on the scratch of the backward's first pass in bytes; heads are processed in groups that fit.
 const CARRY_BYTES: usize = 512 << 20;
 
 const STICK: Source = source!("stick", ["stick.cuh"], [Segment, BlockRef, StickParams]);
@@ -29,7 +32,7 @@ kernel_params! {
         dq: Ptr<Real>,
         dk: Ptr<Real>,
         dv: Ptr<Real>,
-        /// Natural logarithm of what is left of the stick `[R_q, H]`.
+        /// Natural logarithm of the remaining stick `[R_q, H]`.
         lse: Ptr<f32>,
         /// Visited and visible tiles `[heads][2]`.
         blocks: Ptr<u64>,
@@ -38,12 +41,12 @@ kernel_params! {
         segments: ConstPtr<Segment>,
         m_tiles: ConstPtr<BlockRef>,
         n_tiles: ConstPtr<BlockRef>,
-        /// From the first pass of the backward, for heads `head0 ..`: log of the rest and sum of newer g,
-        /// `[head - head0][m_tile][tile of keys][64]`.
+        /// Carries of the first pass of the backward for heads `head0 ..`: log2 of the remaining stick and sum of newer g,
+        /// `[head - head0][m_tile][key tile][64]`.
         carries: Ptr<Float2>,
         /// Sum of g over all keys `[heads][m_tile][64]`.
         row_sums: Ptr<f32>,
-        /// The last tile of keys that was visited `[heads][m_tile]`.
+        /// The oldest visited key tile `[heads][m_tile]`.
         oldest: Ptr<i32>,
         /// Sum of g over all queries `[heads][gate_stride]`.
         column_sums: Ptr<f32>,
@@ -70,12 +73,11 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
     kinds.into_iter().flat_map(of).collect()
 }
 
-/// Stick-breaking, both directions, in bf16 or single precision: four blocks of rows (single precision reads
-/// them where they are) and two tiles of weights. Wide heads need more shared memory than GPUs between Ampere
-/// and Hopper have.
+/// Launch configuration of either direction. Shared memory holds four blocks of rows (in bf16 only; f32 reads them from
+/// device memory) and two tiles of weights. Head dims above 128 exceed the shared memory of sm_86 and sm_89.
 fn stick_tile(head_dim: usize, gates: bool, wide: bool) -> TileConfig {
     let head_dim = padded_head_dim(head_dim);
-    // The gate prefixes of the keys are pairs in single precision.
+    // In f32 the gate prefixes of the keys are float pairs.
     let (rows, size, prefixes) = if wide { (8, 4, 2) } else { (64 * (head_dim + 8), 2, 1) };
     let shared = (4 * rows + 2 * 64 * 72) * size + (prefixes + 4) * 64 * 4 + 16;
     let defines = vec![
@@ -88,7 +90,7 @@ fn stick_tile(head_dim: usize, gates: bool, wide: bool) -> TileConfig {
 }
 
 impl<T: Float> Attention<'_, T> {
-    /// Stick-breaking attention with forget gates; `lse` is the logarithm of what is left of the stick.
+    /// Stick-breaking attention with forget gates; `lse` is the logarithm of the remaining stick.
     pub fn stick_breaking(&self) -> Result<AttentionOut<T>> {
         let heads = self.spec.heads;
         let tile = self.stick_tile_config();
@@ -187,9 +189,57 @@ impl<T: Float> Attention<'_, T> {
     ) -> Result<()> {
         let kernel = self.gpu.kernel(tile.source, &tile.defines, entry)?;
         let launch = kernel.launch(grid, tile.threads).shared(tile.shared);
-        // SAFETY: `new` and `alloc_cleared_gradients` checked the sizes of the operands, scratch is allocated by the
-        // same formulas.
+        // SAFETY: `new` and `alloc_cleared_gradients` checked the operands; scratch is allocated for this tiling.
         unsafe { launch.params(params)?.run(|| self.shapes()) }
+    }
+}
+
+impl Cuda {
+    pub(crate) fn stick_breaking_forward(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<fox_tensor::AttentionOut> {
+        match self.precision {
+            Precision::F32 => self.output_of::<f32>(inputs, spec, |x| x.stick_breaking()),
+            Precision::Bf16 => self.output_of::<bf16>(inputs, spec, |x| x.stick_breaking()),
+        }
+    }
+
+    fn stick_breaking_gradients<T: Activation>(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> Result<fox_tensor::AttentionGrads> {
+        self.gradients_of::<T>(d_out, inputs, spec, |x, d_out| x.stick_breaking_backward(d_out))
+    }
+}
+
+impl StickOps for Cuda {
+    fn stick_breaking_fwd(
+        &self,
+        inputs: &AttentionInputs<'_>,
+        spec: &AttentionSpec,
+    ) -> fox_tensor::Result<fox_tensor::AttentionOut> {
+        fox_tensor::check_stick_breaking_fwd(self, inputs, spec)?;
+        let _span = self.span("stick-breaking fwd")?;
+        Ok(self.stick_breaking_forward(inputs, spec)?)
+    }
+
+    fn stick_breaking_bwd(
+        &self,
+        d_out: &Tensor,
+        inputs: &AttentionInputs<'_>,
+        out: &fox_tensor::AttentionOut,
+        spec: &AttentionSpec,
+    ) -> fox_tensor::Result<fox_tensor::AttentionGrads> {
+        fox_tensor::check_stick_breaking_bwd(self, d_out, inputs, out, spec)?;
+        let _span = self.span("stick-breaking bwd")?;
+        Ok(match self.precision {
+            Precision::F32 => self.stick_breaking_gradients::<f32>(d_out, inputs, spec)?,
+            Precision::Bf16 => self.stick_breaking_gradients::<bf16>(d_out, inputs, spec)?,
+        })
     }
 }
 
@@ -199,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_tiles_fit_the_shared_memory() {
+    fn tiles_fit_shared_memory() {
         for head_dim in [8, 64, 72, 96, 128, 160, 192, 256] {
             let least = if head_dim <= 128 { LEAST_SHARED } else { HOPPER_SHARED };
             assert!(stick_tile(head_dim, true, false).shared <= least, "{head_dim}");

@@ -41,7 +41,7 @@ kernel_params! {
     list struct TimeStepBackward {
         /// `[R, H]`.
         dz: Ptr<f32>,
-        /// Each row's share of the gradient of `a_log`, `[R, H]`.
+        /// Terms of the gradient of `a_log` per row `[R, H]`.
         da_log: Ptr<f32>,
         /// `[R, H]`, or null.
         ddt: ConstPtr<f32>,
@@ -56,10 +56,10 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
     vec![(TIME_STEP, Variant::plain(DType::F32, 1).defines())]
 }
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 128;
 
-/// Parameters and the operands that they point at.
+/// Kernel parameters, and the operands they point to.
 struct TimeStepOperands<'a> {
     params: TimeStep,
     _operands: [Operand<'a>; 3],
@@ -90,6 +90,7 @@ impl Cuda {
 
 impl TimeStepOps for Cuda {
     fn time_step_fwd(&self, inputs: &TimeStepInputs<'_>) -> fox_tensor::Result<(Tensor, Tensor)> {
+        fox_tensor::check_time_step_fwd(self, inputs)?;
         let _span = self.span("time_step fwd")?;
         let device = inputs.z.device();
         let (dt, dt_at) = self.output(inputs.z.shape(), DType::F32, device)?;
@@ -108,6 +109,7 @@ impl TimeStepOps for Cuda {
         dlog_decay: Option<&Tensor>,
         inputs: &TimeStepInputs<'_>,
     ) -> fox_tensor::Result<(Tensor, Tensor)> {
+        fox_tensor::check_time_step_bwd(self, ddt, dlog_decay, inputs)?;
         let _span = self.span("time_step bwd")?;
         let (rows, heads, device) = (inputs.z.rows(), inputs.z.cols(), inputs.z.device());
         let (dz, dz_at) = self.output(inputs.z.shape(), DType::F32, device)?;

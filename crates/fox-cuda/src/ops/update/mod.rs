@@ -1,4 +1,4 @@
-//! The optimizer's ops: each one launch for all parameters.
+//! Optimizer ops: AdamW, blends and sums of squares, each one multi-tensor launch.
 
 use fox_tensor::{AdamW, Blend, DType, ParamUpdate, Tensor, UpdateOps};
 use half::bf16;
@@ -33,7 +33,7 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// A parameter and what belongs to it.
+    /// A parameter, its moments and its gradient.
     table struct AdamEntry {
         param: Ptr<f32>,
         m: Ptr<f32>,
@@ -44,7 +44,7 @@ kernel_params! {
         count: u64,
         /// Number of its first chunk.
         first: usize,
-        /// Whether the parameter is kept as two halves, all high ones first.
+        /// Whether the parameter is stored as two halves; see [`Data::Halves`].
         halves: bool,
         step: AdamParams,
     }
@@ -60,7 +60,7 @@ kernel_params! {
         count: u64,
         /// Number of its first chunk.
         first: usize,
-        /// Whether the parameter is kept as two halves, and whether what is added is.
+        /// Whether the parameter, and whether `x`, is stored as two halves.
         halves: bool,
         x_halves: bool,
         keep: f32,
@@ -121,7 +121,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 
 /// Threads of a block of these kernels.
 const THREADS: usize = 256;
-/// Elements to a thread block.
+/// Elements per thread block.
 const CHUNK: usize = 16 * 1024;
 
 impl AdamParams {
@@ -141,7 +141,7 @@ impl AdamParams {
 }
 
 impl Cuda {
-    /// Waits for the result: the host decides by it. Tensors of one group are summed together.
+    /// Sum of squares of each group of tensors. Synchronizes, because the host reads the result.
     pub(crate) fn squares(&self, groups: &[&[&Tensor]]) -> Result<Vec<f64>> {
         let (mut entries, mut chunks) = (Vec::new(), 0);
         let mut ends = Vec::with_capacity(groups.len());
@@ -216,11 +216,13 @@ impl Cuda {
 
 impl UpdateOps for Cuda {
     fn sum_squares(&self, tensors: &[&Tensor]) -> fox_tensor::Result<f64> {
+        fox_tensor::check_sum_squares(self, tensors)?;
         let sums = self.timed("sum_squares", || self.squares(&[tensors]))?;
         Ok(sums.first().copied().unwrap_or(0.0))
     }
 
     fn sum_squares_each(&self, tensors: &[&Tensor]) -> fox_tensor::Result<Vec<f64>> {
+        fox_tensor::check_sum_squares(self, tensors)?;
         let each: Vec<&[&Tensor]> = tensors.iter().map(std::slice::from_ref).collect();
         Ok(self.timed("sum_squares", || self.squares(&each))?)
     }
@@ -233,17 +235,19 @@ impl UpdateOps for Cuda {
         v: &mut Tensor,
         step: &AdamW,
     ) -> fox_tensor::Result<()> {
+        fox_tensor::check_adamw(self, param, grad, m, v)?;
         self.adamw_all(&mut [ParamUpdate { param, grad, m, v, step: *step }])
     }
 
     fn adamw_all(&self, updates: &mut [ParamUpdate<'_>]) -> fox_tensor::Result<()> {
+        fox_tensor::check_adamw_all(self, updates)?;
         let _span = self.span("adamw")?;
         let (mut entries, mut grads) = (Vec::with_capacity(updates.len()), Vec::new());
         let mut chunks = 0;
         for u in updates.iter_mut() {
             let count = u.param.len();
             let held = self.unshared(u.param)?;
-            // The copy for products is written along with the parameter, so it stays valid.
+            // The kernel updates the bf16 copy along with the parameter.
             let copy = held.narrow_copy();
             let grad = self.real(u.grad)?;
             entries.push(AdamEntry {
@@ -266,6 +270,7 @@ impl UpdateOps for Cuda {
     }
 
     fn blend(&self, blends: &mut [Blend<'_>]) -> fox_tensor::Result<()> {
+        fox_tensor::check_blend(self, blends)?;
         let _span = self.span("blend")?;
         let (mut entries, mut added) = (Vec::with_capacity(blends.len()), Vec::new());
         let mut chunks = 0;
@@ -274,7 +279,7 @@ impl UpdateOps for Cuda {
             let (x, y) = blend.pair();
             let count = y.len();
             let x_halves = matches!(memory(x)?.data, Data::Halves(_));
-            // Two halves are read as they are.
+            // The kernel reads two halves directly.
             let x = if x_halves { Operand::Own(&memory(x)?.data) } else { self.real(x)? };
             let held = self.unshared(y)?;
             if held.data.dtype() != DType::F32 {
@@ -282,7 +287,7 @@ impl UpdateOps for Cuda {
             }
             entries.push(BlendEntry {
                 param: held.data.address().into(),
-                // As for AdamW: it stays valid.
+                // Updated along with the parameter, as by AdamW.
                 copy: held.narrow_copy().map_or(0, |copy| copy.address()).into(),
                 x: x.address().into(),
                 count: count as u64,

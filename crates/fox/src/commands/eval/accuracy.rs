@@ -12,9 +12,9 @@ use fox_tensor::Device;
 use fox_train::{Recipe, RunFolder};
 
 use super::subjects::{Named, Opened, Run};
-use crate::bar::Bar;
 use crate::device::DeviceArgs;
 use crate::output;
+use crate::progress::Bar;
 
 /// Score models on the small task they were trained on, by length and difficulty
 ///

@@ -13,8 +13,8 @@ use fox_tensor::Device;
 
 use super::corpus::documents_of;
 use super::subjects::{Named, Opened};
-use crate::bar::Bar;
 use crate::device::DeviceArgs;
+use crate::progress::Bar;
 use crate::{output, ranks};
 
 /// Measure the loss at every position over held-out documents

@@ -32,7 +32,7 @@ enum What {
 pub const STOPPED: &str = "stopped; what is finished is kept, and the same command goes on";
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    signals::end_with(STOPPED)?;
+    signals::exit_on_signal(STOPPED)?;
     match &args.what {
         What::Accuracy(args) => accuracy::run(args),
         What::Loss(args) => loss::run(args),

@@ -14,9 +14,9 @@ use fox_eval::needle::{
 
 use super::corpus::{documents, has_own, synthetic_config, text, text_of};
 use super::subjects::{Named, Opened};
-use crate::bar::Bar;
 use crate::device::DeviceArgs;
 use crate::output;
+use crate::progress::Bar;
 
 /// Hide a sentence in a long text and ask for it at the end
 ///

@@ -13,9 +13,9 @@ use fox_eval::tasks::{
 use fox_model::Pruning;
 
 use super::subjects::{Named, Opened};
-use crate::bar::Bar;
 use crate::device::DeviceArgs;
 use crate::output;
+use crate::progress::Bar;
 
 /// Ask questions that have right answers: short tasks and LongBench
 ///

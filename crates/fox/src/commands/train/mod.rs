@@ -17,8 +17,10 @@ use fox_train::recipe::Weights;
 use fox_train::{Recipe, RunFolder, RunSpec, Summary, recipe, train_in};
 
 use crate::device::DeviceArgs;
-use crate::pool::DIVERGED;
 use crate::{hints, output, signals};
+
+/// The exit code of a run whose weights or gradients stayed non-finite.
+const DIVERGED: u8 = 3;
 pub use progress::Progress;
 
 /// Train a model from a recipe; the same command goes on with a run that was stopped
@@ -156,7 +158,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     progress.finish();
     let outcome = match trained {
         Err(error @ (fox_train::Error::NotFinite { .. } | fox_train::Error::Diverged { .. })) => {
-            output::note(&format!("error: {error}"));
+            output::fatal(&error.to_string(), true);
             return Ok(ExitCode::from(DIVERGED));
         }
         other => other?,
@@ -237,8 +239,8 @@ impl Args {
     }
 }
 
-/// What the first signal is answered with.
-pub fn say_stopping() {
+/// Printed at the first signal.
+fn say_stopping() {
     output::note("\nstopping after this step with a checkpoint; once more to stop at once");
 }
 
@@ -304,9 +306,9 @@ fn list() -> Result<String> {
         text += &format!("  +{:<31} {}\n", variant.name, variant.about);
     }
     text += "sweeps, for fox sweep\n";
-    for sweep in recipe::SWEEPS {
-        let list = fox_train::sweep::SweepList::load(sweep.name)?;
-        text += &format!("  {:<32} {}\n", sweep.name, list.description);
+    for (name, _) in fox_lab::sweep::SWEEPS {
+        let list = fox_lab::sweep::SweepList::load(name)?;
+        text += &format!("  {name:<32} {}\n", list.description);
     }
     Ok(text)
 }

@@ -1,14 +1,18 @@
 //! What a run shows while it trains: a bar on a terminal, now and then a line elsewhere.
 
 use std::io::{IsTerminal, stderr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use fox_lab::events::{self, ChildEvent};
 use fox_train::Event;
 use fox_train::metrics::StepRecord;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::bar::LINE_EVERY;
 use crate::output;
+use crate::progress::LINE_EVERY;
+
+/// Time between the events of a child process.
+const EVENT_EVERY: Duration = Duration::from_secs(1);
 
 /// The progress of one run, on the standard error.
 pub struct Progress {
@@ -38,6 +42,7 @@ impl Progress {
                     bar.set_length(start.steps);
                     bar.set_position(start.from_step);
                 }
+                ChildEvent::Started { tokens: start.from_step * start.tokens_per_step }.emit();
                 let resumed = match start.from_step {
                     0 => String::new(),
                     step => format!(", going on from step {step}"),
@@ -74,7 +79,9 @@ impl Progress {
     }
 
     fn step(&mut self, step: &StepRecord) {
-        let due = self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY);
+        let every = if events::enabled() { EVENT_EVERY } else { LINE_EVERY };
+        let last_event = events::enabled() && step.step == self.steps;
+        let due = last_event || self.last_line.is_none_or(|at| at.elapsed() >= every);
         if self.bar.is_none() && (self.quiet || !due) {
             return;
         }
@@ -86,7 +93,10 @@ impl Progress {
             }
             None => {
                 self.last_line = Some(Instant::now());
-                output::note(&format!("step {:>6}/{}  {text}", step.step, self.steps));
+                let line = format!("step {:>6}/{}  {text}", step.step, self.steps);
+                if !(ChildEvent::Step { tokens: step.tokens, line: line.clone() }).emit() {
+                    output::note(&line);
+                }
             }
         }
     }

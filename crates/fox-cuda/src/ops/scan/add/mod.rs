@@ -1,7 +1,6 @@
 //! The additive scan in chunks: Mamba-2's decay per head, HGRN2's per channel, or none.
 //!
-//! The kernels and their mathematics are in `scan_add.cu` and `scan_add_bwd.cu`. Here: which variant, in
-//! which order, and the memory between them.
+//! The algorithm is described in `scan_add.cu` and `scan_add_bwd.cu`; here are the launches and their scratch memory.
 
 use std::sync::Arc;
 
@@ -19,15 +18,14 @@ use crate::source::source;
 use crate::{Buffer, Result, Source};
 use shape::ScanShape;
 
-/// Threads of the kernels that work on chunks, that carry states, that go token by token,
-/// and that sum.
+/// Threads per block of the chunk kernels, `scan_carry`, `scan_step` and `scan_sum`.
 const CHUNK_THREADS: usize = 512;
 const CARRY_THREADS: usize = 128;
 const STEP_THREADS: usize = 256;
 const SUM_THREADS: usize = 256;
-/// Elements of a state that a thread carries.
+/// State elements per thread of `scan_carry`.
 const CARRY_PER_THREAD: usize = 4;
-/// Heads that one block can work on, as in `scan_add.cuh`.
+/// Maximum heads per thread block, as in `scan_add.cuh`.
 const MAX_HEADS: usize = 16;
 /// Segments up to this length are scanned token by token.
 const STEPWISE_LEN: usize = 8;
@@ -40,17 +38,17 @@ kernel_params! {
         x: ScanOperands,
         /// `[R, H * dv]`.
         o: Ptr<Real>,
-        /// As `state`, after the segments; or null.
+        /// States after the segments, shaped like `state`; or null.
         last: Ptr<f32>,
-        /// Before each chunk `[chunks][heads][DK][DV]`.
+        /// States before each chunk `[chunks][heads][DK][DV]`.
         states: Ptr<Real>,
-        /// Likewise the gradient of the state after each chunk.
+        /// Gradients of the states after each chunk, shaped like `states`.
         d_states: Ptr<Real>,
         /// Decay over the chunk `[chunks][heads][CHANNELS ? DK : 1]`.
         totals: Ptr<f32>,
-        /// Gradient of the log decay right after the chunk `[chunks][heads][DK]`, or null.
+        /// Gradient of the log decay after each chunk `[chunks][heads][DK]`, or null.
         flows: Ptr<f32>,
-        /// Of the type of activations `[R, G * dk]`, or f32 with `[splits]` in front; like `dk`.
+        /// `[R, G * dk]` in the type of activations, or `[splits, R, G * dk]` in f32; like `dk`.
         dq: Ptr<()>,
         dk: Ptr<()>,
         /// `[R, H * dv]`.
@@ -63,11 +61,11 @@ kernel_params! {
         /// `[segments]`.
         segments: ConstPtr<ChunkedSegment>,
         row_count: usize,
-        /// Thread blocks that share a head of keys.
+        /// Thread blocks over which the heads of a key head are split.
         splits: usize,
-        /// Heads of each of them.
+        /// Heads per thread block.
         heads_per_block: usize,
-        /// States and carry: gradients of states, from the last chunk to the first.
+        /// Computes gradients of states, from the last chunk to the first.
         reverse: bool,
     }
 }
@@ -101,16 +99,16 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     of(SCAN_ADD).chain(of(SCAN_ADD_BWD)).collect()
 }
 
-/// A call on its way to the kernels.
+/// A call of the scan: variant, tables and operands.
 struct AdditiveScan<'a> {
     cuda: &'a Cuda,
     shape: ScanShape,
     table: Arc<ChunkTable>,
-    /// Blocks that share a head of keys.
+    /// Thread blocks over which the heads of a key head are split.
     splits: usize,
-    /// Whether every row belongs to a segment.
+    /// Whether segments cover all rows.
     covered: bool,
-    /// Operands and options; kernels get a copy with their own places.
+    /// Parameters common to all kernels.
     params: ScanAddParams,
     spec: &'a ScanSpec,
     _operands: HeldOperands<'a>,
@@ -128,7 +126,7 @@ impl<'a> AdditiveScan<'a> {
         let shape = ScanShape::new(dtype, spec, channels, backward, shared_bytes)?;
         let table = cuda.chunk_table(&spec.segments, shape.chunk)?;
         let (rows, group) = (inputs.q.rows(), spec.heads / spec.key_heads);
-        // Blocks share the work of their heads; but there must be enough of them.
+        // Heads of a block share the loads of keys; but there must be enough blocks to fill the GPU.
         let enough = 2 * cuda.gpu.processors() as usize;
         let wanted = enough.div_ceil((table.count * spec.key_heads).max(1)).min(group);
         let heads_per_block = group.div_ceil(wanted.max(group.div_ceil(MAX_HEADS)));
@@ -147,7 +145,7 @@ impl<'a> AdditiveScan<'a> {
         Ok(AdditiveScan { cuda, shape, table, splits, covered, params, spec, _operands: operands })
     }
 
-    /// A tensor for results by row: zeros first where no segment has the row.
+    /// An output by row, zeroed first if some rows are outside every segment.
     fn rows_output(
         &self,
         shape: fox_tensor::Shape,
@@ -188,19 +186,19 @@ impl<'a> AdditiveScan<'a> {
         self.cuda.timed(entry, || unsafe { launch.run(|| format!("{:?}", self.shape)) })
     }
 
-    /// Memory for a state per chunk and head.
+    /// Buffer for a state per chunk and head.
     fn state_buffer(&self, device: &Device) -> Result<(Tensor, u64)> {
         let shape = [self.table.count, self.spec.heads * self.shape.state_len()];
         self.cuda.output(shape, self.cuda.activations(), device)
     }
 
-    /// Decays over the chunks.
+    /// Buffer for the decays over the chunks.
     fn totals(&self) -> Result<Buffer<f32>> {
         let width = if self.shape.channels { self.shape.dk } else { 1 };
         self.cuda.gpu.alloc(self.table.count * self.spec.heads * width)
     }
 
-    /// The states before every chunk and, if there is a place for them, after every segment.
+    /// States before every chunk and, if `last` is not null, after every segment.
     fn states(&self, last: u64, device: &Device) -> Result<Tensor> {
         let (states, at) = self.state_buffer(device)?;
         let totals = self.totals()?;
@@ -215,7 +213,7 @@ impl<'a> AdditiveScan<'a> {
         Ok(states)
     }
 
-    /// A gradient of queries or keys: where the kernel puts it, and what becomes of that.
+    /// Buffer for the gradient of queries or keys.
     fn key_output(&self, like: &Tensor) -> Result<KeyOutput> {
         if self.splits == 1 {
             let dtype = self.cuda.activations();
@@ -225,7 +223,7 @@ impl<'a> AdditiveScan<'a> {
         Ok(KeyOutput::Partial(self.rows_output(shape.into(), DType::F32, like.device())?))
     }
 
-    /// The sum over splits.
+    /// Gradient of queries or keys: the sum over splits.
     fn key_gradient(&self, output: KeyOutput, like: &Tensor) -> Result<Tensor> {
         let (_held, from) = match output {
             KeyOutput::Final((tensor, _)) => return Ok(tensor),
@@ -237,17 +235,17 @@ impl<'a> AdditiveScan<'a> {
         let kernel = self.kernel(SCAN_ADD_BWD, "scan_sum")?;
         let blocks = like.len().div_ceil(self.shape.vec * SUM_THREADS);
         let launch = kernel.launch([blocks, 1, 1], SUM_THREADS).params(params)?;
-        // SAFETY: there are so many splits of the size of the sum.
+        // SAFETY: `from` has `splits` times the elements of the sum.
         self.cuda.timed("scan_sum", || unsafe { launch.run(|| format!("{:?}", self.shape)) })?;
         Ok(sum)
     }
 }
 
-/// Where a gradient of queries or keys goes.
+/// Kernel output for the gradient of queries or keys.
 enum KeyOutput {
-    /// As the operand.
+    /// Final, shaped like the operand.
     Final((Tensor, u64)),
-    /// In f32, a part for each of the blocks that share keys.
+    /// Partial sums in f32, one per split.
     Partial((Tensor, u64)),
 }
 
@@ -260,7 +258,7 @@ impl KeyOutput {
 }
 
 impl Cuda {
-    /// The forward pass. What it saves are the states at the start of every chunk.
+    /// The forward pass. Saves the states before every chunk for the backward.
     pub(crate) fn scan_add_forward(
         &self,
         inputs: &ScanInputs<'_>,

@@ -1,13 +1,13 @@
-//! Variants of the additive scan's kernels: sizes of chunks and states, and what fits into shared memory.
+//! Variants of the additive scan's kernels: chunk and state sizes that fit shared memory.
 
 use fox_tensor::{DType, ScanSpec};
 
 use crate::{Error, Result};
 
-/// Shared memory that kernels declare besides what a launch asks for, at most.
+/// Upper bound on the static shared memory of the kernels.
 const STATIC_BYTES: usize = 24 * 1024;
 
-/// What the kernels are specialised on; see `scan_add.cuh`.
+/// Compile-time parameters of the kernels; see `scan_add.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ScanShape {
     pub(crate) bf16: bool,
@@ -15,16 +15,15 @@ pub(crate) struct ScanShape {
     pub(crate) vec: usize,
     /// Tokens of a chunk.
     pub(crate) chunk: usize,
-    /// Widths of keys and values, padded.
+    /// Padded widths of keys and values.
     pub(crate) dk: usize,
     pub(crate) dv: usize,
-    /// Whether every row of the state has a decay of its own.
+    /// Whether the decay is per channel, i.e. per row of the state.
     pub(crate) channels: bool,
 }
 
 impl ScanShape {
-    /// The shape with the longest chunk whose tiles fit into shared memory, those of the gradients too if
-    /// they will be wanted.
+    /// The shape with the longest chunk whose tiles fit shared memory, including those of the backward if `backward`.
     pub(crate) fn new(
         dtype: DType,
         spec: &ScanSpec,
@@ -84,7 +83,7 @@ impl ScanShape {
         rows * (columns * if self.bf16 { 2 } else { 4 } + 16)
     }
 
-    /// Heads in shared memory at a time, as in `scan_add.cuh`.
+    /// Pipeline stages, as in `scan_add.cuh`.
     fn stages(self) -> usize {
         if self.bf16 && self.state_len() <= 128 * 64 { 2 } else { 1 }
     }

@@ -1,4 +1,4 @@
-//! The delta rule in chunks: forward, backward, and token by token for a few tokens.
+//! The chunked delta rule; the algorithm is described in `scan_delta.cuh`.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::source::source;
 use crate::{Buffer, Error, Result, Source};
 use shape::{CHUNK, DeltaShape, Pass, STATE_COLUMNS};
 
-/// Segments up to this long are walked token by token when no gradient is asked for.
+/// Segments up to this length are scanned token by token when no backward follows.
 const STEPWISE_LEN: usize = 16;
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 256;
 
 pub(crate) type DeltaKernels = Recent<(Source, &'static str, DeltaShape), Kernel>;
@@ -28,7 +28,7 @@ kernel_params! {
     #[derive(Default)]
     struct DeltaParams {
         x: ScanOperands,
-        /// The same after the segments, or null.
+        /// States after the segments, shaped like `x.state`; or null.
         last_state: Ptr<f32>,
         /// `[R, H * dv]`.
         o: Ptr<Real>,
@@ -94,7 +94,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     of(SCAN_DELTA).chain(of(SCAN_DELTA_BWD)).collect()
 }
 
-/// One scan: the variant, the chunks and the operands, which live as long as it.
+/// A call of the scan: variant, tables and operands.
 struct DeltaScan<'a> {
     cuda: &'a Cuda,
     shape: DeltaShape,
@@ -127,7 +127,7 @@ impl<'a> DeltaScan<'a> {
         Ok(DeltaScan { cuda, shape, table, segments, heads, source, params, _operands: operands })
     }
 
-    /// Chunks times heads: the number of tiles of each kind of scratch.
+    /// Number of scratch tiles: chunks times heads.
     fn tiles(&self) -> usize {
         self.table.count * self.heads
     }
@@ -169,7 +169,7 @@ impl<'a> DeltaScan<'a> {
         unsafe { self.launch(entry, [self.table.count, self.heads, 1], shared, self.params) }
     }
 
-    /// Launches a kernel whose blocks walk over the chunks of a segment.
+    /// Launches a kernel whose blocks iterate over the chunks of a segment.
     ///
     /// # Safety
     /// As for [`crate::Launch::run`].
@@ -196,7 +196,7 @@ impl<'a> DeltaScan<'a> {
         self.cuda.timed(entry, || unsafe { launch.run(|| format!("{:?}", self.shape)) })
     }
 
-    /// Elements per tile of what the backward pass wants: the states, then the errors.
+    /// Elements per tile saved for the backward: the states, then the errors.
     fn saved_len(&self) -> (usize, usize) {
         (self.shape.dk * self.shape.dv, CHUNK * self.shape.dv)
     }
@@ -208,7 +208,7 @@ impl<'a> DeltaScan<'a> {
 }
 
 impl Cuda {
-    /// The forward pass. What it saves are the states before all chunks and what the chunks write.
+    /// The forward pass. Saves the states before every chunk and the chunks' errors for the backward.
     pub(crate) fn delta_forward(
         &self,
         inputs: &ScanInputs<'_>,

@@ -1,4 +1,4 @@
-//! What the delta rule's kernels are specialised on, and how much shared memory each of them takes.
+//! Variants of the delta rule's kernels and their shared memory.
 
 use fox_tensor::ScanSpec;
 
@@ -6,23 +6,23 @@ use crate::{Error, Result};
 
 /// Tokens of a chunk.
 pub(crate) const CHUNK: usize = 64;
-/// Columns of the state that a walking block has.
+/// State columns per block of `delta_states`.
 pub(crate) const STATE_COLUMNS: usize = 32;
-/// Widths of keys beyond this have no kernel.
+/// Maximum width of keys.
 const MAX_KEY_DIM: usize = 256;
-/// Bytes of the decays and writes of a chunk.
+/// Bytes of `Factors` in `scan_delta.cuh`.
 const FACTOR_BYTES: usize = 4 * 5 * CHUNK;
-/// Left free for what kernels have besides: the sums of a block.
+/// Upper bound on the static shared memory of the kernels.
 const STATIC_BYTES: usize = 1024;
 
-/// Which kernels must fit.
+/// The pass whose kernels must fit shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
     Forward,
     Backward,
 }
 
-/// A variant of the kernels: see the head of scan_delta.cuh.
+/// Compile-time parameters of the kernels; see `scan_delta.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeltaShape {
     bf16: bool,
@@ -38,8 +38,8 @@ pub(crate) struct DeltaShape {
 }
 
 impl DeltaShape {
-    /// The variant for heads of these widths, on a GPU whose blocks may have `limit` bytes; an error where they are not
-    /// enough for the forward or the backward kernels.
+    /// The variant for these head widths on a GPU with `limit` bytes of shared memory per block; an error if the kernels
+    /// of the pass do not fit.
     pub(crate) fn new(spec: &ScanSpec, bf16: bool, limit: usize, pass: Pass) -> Result<Self> {
         let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
         let limit = limit - STATIC_BYTES;
@@ -65,7 +65,7 @@ impl DeltaShape {
                 ),
             ));
         }
-        // The first size that fits; for the kernels that run many blocks, twice on a multiprocessor.
+        // The largest size that fits; two blocks per multiprocessor for the kernels that are parallel over chunks.
         let half = limit / 2;
         let best = |sizes: &[usize], fits: &dyn Fn(usize) -> bool, least: usize| {
             sizes.iter().copied().find(|&size| fits(size)).unwrap_or(least)
@@ -111,7 +111,7 @@ impl DeltaShape {
         }
     }
 
-    /// Bytes of a tile, whose rows have 16 bytes to spare.
+    /// Bytes of a tile, with rows padded by 16 bytes.
     fn tile(&self, rows: usize, columns: usize) -> usize {
         rows * (columns * if self.bf16 { 2 } else { 4 } + 16)
     }
@@ -132,7 +132,7 @@ impl DeltaShape {
         self.tile(self.dk, STATE_COLUMNS)
     }
 
-    /// Shared memory of `delta_prepare`, and likewise below.
+    /// Shared memory of `delta_prepare` in bytes; the other kernels follow.
     pub(crate) fn prepare(&self) -> usize {
         let system = 2 * 4 * CHUNK * (CHUNK + 4);
         self.keys()
@@ -197,7 +197,7 @@ mod tests {
     const SMALL: usize = 99 * 1024;
 
     #[test]
-    fn published_heads_run_two_blocks_on_a_hopper_multiprocessor() {
+    fn published_head_dims_fit_two_blocks_per_hopper_sm() {
         let shape = DeltaShape::new(&one_head(128, 128), true, HOPPER, Pass::Backward).unwrap();
         assert_eq!((shape.dk, shape.dv, shape.value_columns, shape.vec), (128, 128, 128, 8));
         assert!(2 * shape.prepare_bwd() <= HOPPER && 2 * shape.output() <= HOPPER);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn oversized_heads_are_rejected() {
         let of = |key_dim, limit, pass| DeltaShape::new(&one_head(key_dim, 128), true, limit, pass);
         assert!(of(128, SMALL, Pass::Forward).is_ok());
         assert!(of(128, SMALL, Pass::Backward).is_err());

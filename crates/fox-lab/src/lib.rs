@@ -1,0 +1,28 @@
+//! Experiments: many training runs, what is measured of them, and the report.
+//!
+//! - [`sweep`]: several recipes on the same data in one table, with grids, seeds and searches.
+//! - [`reproduce`]: the experiments of the Forgetting Transformer paper, as TOML files.
+//! - [`demo`]: FoX beside two RoPE Transformers on the embedded corpus.
+//!
+//! All three fill a [`RunGraph`](graph::RunGraph) of `fox` commands. A [`Scheduler`] executes it in child processes,
+//! which report progress as [`ChildEvent`](events::ChildEvent)s. Finished work is recognized by the files it left, so the
+//! same command resumes an interrupted experiment, and a report is written from the files alone. Reports are
+//! [`Report`](fox_eval::report::Report)s, statistics are in [`fox_eval::stats`].
+//!
+//! The commands of the `fox` binary share [`output`], [`progress`] and [`signals`] with these.
+
+// They panic when the reader is gone; see `output`.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+pub mod demo;
+pub mod events;
+pub mod graph;
+pub mod output;
+pub mod progress;
+pub mod reproduce;
+mod scheduler;
+pub mod search;
+pub mod signals;
+pub mod sweep;
+
+pub use scheduler::Scheduler;
