@@ -20,7 +20,7 @@ pub struct WriteOptions {
     pub model_type: ModelType,
     /// Element type of the tensors.
     pub dtype: FileDtype,
-    /// Bytes of tensors per file; a larger tensor has a file of its own. `None` means one file.
+    /// Bytes of tensors per file; a larger tensor is alone in its file. `None` means one file.
     pub max_shard_bytes: Option<u64>,
 }
 

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_units() {
+    fn parses_sizes_with_units() {
         let size = |text| parse_size(text).ok();
         assert_eq!(size("17"), Some(17));
         assert_eq!(size("5GB"), Some(5_000_000_000));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! q, uk, uv = x Wq^T, x Wk^T, x Wv^T                 a = sigmoid(x Wa^T) per head
-//! k_t = norm(a_t uk_{t-1} + (1 - a_t) uk_t)          v_t likewise, without a norm
+//! k_t = norm(a_t uk_{t-1} + (1 - a_t) uk_t)          v_t the same, without a norm
 //! log f = logsigmoid(x Wf^T + bf)                    c = cumsum(log f)
 //! o_i = sum_j softmax_j(q_i . k_j / sqrt(d) + c_i - c_j) v_j
 //! out = (rms(o) * sigmoid(x Wg^T)) Wo^T
@@ -11,10 +11,12 @@
 //! With stick-breaking the weights are `b_ij prod_{j < l < i} (1 - b_il) exp(c_i - c_j)` over `j < i`, with
 //! `b_ij = sigmoid(q_i . k_j / sqrt(d))`.
 
+use std::sync::Arc;
+
 use fox_cache::{LayerState, PagedState};
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LocalKeys, LogitBound, Mask,
-    PagedSpec, ParamId, Result, Rope, Tape, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, DecodeMixer, HeadSpec, LocalKeys, LogitBound,
+    Mask, PagedSpec, ParamId, Result, Rope, Tape, Var,
 };
 
 use super::gate::Gate;
@@ -251,6 +253,14 @@ impl Mixer for ForgettingLayer {
             cheap += width;
         }
         SavedActivations { per_token: kept, cheap_per_token: cheap }
+    }
+
+    fn decode_weights(
+        &self,
+        params: &Parameters,
+        thresholds: Option<Arc<[f64]>>,
+    ) -> Option<DecodeMixer> {
+        self.slot_weights(params, thresholds)
     }
 
     fn attention(&self) -> Option<&ForgettingLayer> {

@@ -13,6 +13,7 @@ mod naive;
 mod slab;
 mod tape;
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,12 +27,12 @@ use crate::{AttentionWeights, Backend, Error, Result, Segment, Segments, Tensor,
 /// Keys per page.
 pub const PAGE: usize = 64;
 
-/// Where pages lie, in memory of the device. Only the device writes and reads it.
+/// The page table of a device for the pages of one layer of one sequence. Only the device reads and writes its state.
 #[derive(Debug, Default)]
 pub struct PageTable {
-    /// One row per page.
-    pub rows: Option<Tensor>,
-    /// Rows that are up to date.
+    /// What the device has stored, in its own type.
+    pub state: Option<Arc<dyn Any + Send + Sync>>,
+    /// Number of pages, from the first token, that have not changed since the device stored them.
     pub valid: usize,
 }
 
