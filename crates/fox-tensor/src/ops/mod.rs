@@ -40,7 +40,8 @@ pub use decode::{
 };
 pub use paged::{
     NewKeys, PAGE, Page, PageMut, PagePart, PageShape, PageTable, PagedKeys, PagedOps, PagedSpec,
-    Slab, gate_totals, gathered_attention, held_pages, page_parts, write_pages,
+    Slab, check_paged_attention, gate_totals, gathered_attention, held_pages, page_parts,
+    write_pages,
 };
 pub use peers::{OwnedTensor, PeerOps, RankInfo};
 pub use recompute::RecomputeOps;
