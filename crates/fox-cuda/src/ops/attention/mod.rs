@@ -25,7 +25,7 @@ use fox_tensor::{Acp, AttentionSpec, LogitBound, Mask};
 use launch_cache::Variant;
 
 use crate::params::KernelParams;
-use crate::{Buffer, Error, Float, Gpu, Result, Source};
+use crate::{Buffer, Error, Float, Generation, Gpu, Result, Source};
 
 /// Operands of forgetting attention, in bf16 or f32.
 #[derive(Clone, Copy, Debug)]
@@ -111,8 +111,8 @@ impl<'a, T: Float> Attention<'a, T> {
         self
     }
 
-    fn hopper(&self) -> bool {
-        self.gpu.architecture().is_hopper() && !self.portable && !T::WIDE
+    fn uses_wgmma(&self) -> bool {
+        self.gpu.generation().has_wgmma() && !self.portable && !T::WIDE
     }
 
     /// Factor on q.k in the log2 domain.
@@ -180,6 +180,6 @@ fn check_bounds(spec: &AttentionSpec) -> Result<()> {
 }
 
 /// All variants, for compilation checks.
-pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
-    [tiles::variants(hopper), gates::variants(), plan::variants(), rows::variants()].concat()
+pub(super) fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
+    [tiles::variants(generation), gates::variants(), plan::variants(), rows::variants()].concat()
 }
