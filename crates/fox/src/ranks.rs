@@ -61,7 +61,7 @@ fn rendezvous_limit(var: &dyn Fn(&str) -> Option<String>) -> Result<Duration> {
 /// Ends a process that cannot end by itself after the loss of another one, because it computes or waits for a device.
 /// Files are written aside and renamed, so none is half written.
 fn end_in_time(words: &str, own: &str) {
-    // A failure of its own is on its way to the user.
+    // This rank prints its failure itself.
     if words.starts_with(own) {
         return;
     }
