@@ -18,7 +18,7 @@ use clap::Parser;
 // Commands name these as modules of this crate.
 use fox_lab::{output, progress, signals};
 
-/// The Forgetting Transformer (FoX): prepare data, train, evaluate, look inside, generate, serve, prove and
+/// The Forgetting Transformer (FoX): prepare data, train, evaluate, inspect, generate, serve, verify and
 /// convert models.
 #[derive(Parser)]
 #[command(name = "fox", version = version::VERSION, arg_required_else_help = true)]
