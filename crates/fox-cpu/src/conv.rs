@@ -1,7 +1,8 @@
 //! The short convolution, with bias, nonlinearity and norm in one pass over each row.
 
 use fox_tensor::{
-    Activation, ConvGrads, ConvInputs, ConvOps, ConvSpec, L2Norm, Result, Segment, Segments, Tensor,
+    Activation, ConvGrads, ConvInputs, ConvOps, ConvSpec, L2Norm, Result, Segment, Segments,
+    Tensor, check_short_conv_bwd, check_short_conv_fwd,
 };
 use rayon::prelude::*;
 
@@ -14,6 +15,7 @@ use crate::simd::{Level, Simd, dot, map, simd_fn, update};
 
 impl ConvOps for Cpu {
     fn short_conv_fwd(&self, inputs: &ConvInputs<'_>, spec: &ConvSpec) -> Result<Tensor> {
+        check_short_conv_fwd(self, inputs, spec)?;
         self.run(|| forward(self, inputs, spec))
     }
 
@@ -23,6 +25,7 @@ impl ConvOps for Cpu {
         inputs: &ConvInputs<'_>,
         spec: &ConvSpec,
     ) -> Result<ConvGrads> {
+        check_short_conv_bwd(self, dy, inputs, spec)?;
         self.run(|| backward(self, dy, inputs, spec))
     }
 }

@@ -1,6 +1,9 @@
 //! The output of a mixer: `rms_groups(x; norm) * act(gate)`, either part optional, in one pass.
 
-use fox_tensor::{Activation, GatedNormGrads, GatedNormInputs, GatedNormOps, Result, Tensor};
+use fox_tensor::{
+    Activation, GatedNormGrads, GatedNormInputs, GatedNormOps, Result, Tensor,
+    check_gated_norm_bwd, check_gated_norm_fwd,
+};
 use rayon::prelude::*;
 
 use crate::backend::Cpu;
@@ -9,10 +12,12 @@ use crate::simd::{Level, Simd, dot, map, map_two, sigmoid, simd_fn, sum, update}
 
 impl GatedNormOps for Cpu {
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> Result<Tensor> {
+        check_gated_norm_fwd(self, inputs)?;
         self.produce(inputs.x.shape(), inputs.x.device(), |y| forward(self, inputs, y))
     }
 
     fn gated_norm_bwd(&self, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<GatedNormGrads> {
+        check_gated_norm_bwd(self, dy, inputs)?;
         self.run(|| backward(self, dy, inputs))
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{HeadGrads, HeadInputs, HeadOps, HeadSpec, Result, Tensor};
+use fox_tensor::{
+    HeadGrads, HeadInputs, HeadOps, HeadSpec, Result, Tensor, check_prepare_heads_bwd,
+    check_prepare_heads_fwd,
+};
 use rayon::prelude::*;
 
 use crate::backend::Cpu;
@@ -13,6 +16,7 @@ use crate::simd::{Level, Simd, dot, map, simd_fn, sum, update};
 
 impl HeadOps for Cpu {
     fn prepare_heads_fwd(&self, inputs: &HeadInputs<'_>, spec: &HeadSpec) -> Result<Tensor> {
+        check_prepare_heads_fwd(self, inputs, spec)?;
         let mut y = self.pool().zeros(inputs.u.len())?;
         self.run(|| forward(self, inputs, spec, &mut y))?;
         Ok(self.tensor(y, inputs.u.shape(), inputs.u.device()))
@@ -24,6 +28,7 @@ impl HeadOps for Cpu {
         inputs: &HeadInputs<'_>,
         spec: &HeadSpec,
     ) -> Result<HeadGrads> {
+        check_prepare_heads_bwd(self, dy, inputs, spec)?;
         self.run(|| backward(self, dy, inputs, spec))
     }
 }

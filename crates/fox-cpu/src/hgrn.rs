@@ -1,6 +1,9 @@
 //! Gates of HGRN2 and their lower bounds.
 
-use fox_tensor::{HgrnGates, HgrnGrads, HgrnInputs, HgrnOps, Result, Tensor};
+use fox_tensor::{
+    HgrnGates, HgrnGrads, HgrnInputs, HgrnOps, Result, Tensor, check_hgrn_gates_bwd,
+    check_hgrn_gates_fwd, check_lower_bound_bwd, check_lower_bound_fwd,
+};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -10,18 +13,22 @@ use crate::simd::{exp, map, sigmoid, simd_fn, softplus, update};
 
 impl HgrnOps for Cpu {
     fn hgrn_gates_fwd(&self, inputs: &HgrnInputs<'_>) -> Result<HgrnGates> {
+        check_hgrn_gates_fwd(self, inputs)?;
         self.run(|| hgrn_fwd(self, inputs))
     }
 
     fn hgrn_gates_bwd(&self, d_out: &HgrnGates, inputs: &HgrnInputs<'_>) -> Result<HgrnGrads> {
+        check_hgrn_gates_bwd(self, d_out, inputs)?;
         self.run(|| hgrn_bwd(self, d_out, inputs))
     }
 
     fn lower_bound_fwd(&self, table: &Tensor, layer: usize) -> Result<Tensor> {
+        check_lower_bound_fwd(self, table, layer)?;
         lower_bound_fwd(self, table, layer)
     }
 
     fn lower_bound_bwd(&self, dy: &Tensor, table: &Tensor, layer: usize) -> Result<Tensor> {
+        check_lower_bound_bwd(self, dy, table, layer)?;
         lower_bound_bwd(self, dy, table, layer)
     }
 }

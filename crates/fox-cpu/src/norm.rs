@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{DType, NormGrads, NormInputs, NormOps, NormOut, NormSaved, Result, Tensor};
+use fox_tensor::{
+    DType, NormGrads, NormInputs, NormOps, NormOut, NormSaved, Result, Tensor,
+    check_add_rms_norm_bwd, check_add_rms_norm_fwd,
+};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -12,6 +15,7 @@ use crate::simd::{Level, dot, map, simd_fn, sum, update};
 
 impl NormOps for Cpu {
     fn add_rms_norm_fwd(&self, inputs: &NormInputs<'_>) -> Result<NormOut> {
+        check_add_rms_norm_fwd(self, inputs)?;
         let NormInputs { h, delta, w, eps } = *inputs;
         let (x, delta, w) = (self.real(h), delta.map(|x| self.real(x)), self.real(w));
         let (sum, y, rstd) = self.run(|| forward(self.level(), self.pool(), x, delta, w, eps))?;
@@ -30,6 +34,7 @@ impl NormOps for Cpu {
         saved: &NormSaved<'_>,
         dw_acc: Option<Tensor>,
     ) -> Result<NormGrads> {
+        check_add_rms_norm_bwd(self, dy, dsum.as_ref(), saved, dw_acc.as_ref())?;
         let NormSaved { sum, rstd, w, .. } = *saved;
         let add = dsum.is_some();
         let mut dh = match dsum {

@@ -1,4 +1,4 @@
-//! The handle: how requests get to the engine's thread, and answers back.
+//! The handle: requests to the engine's thread, events back.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +18,7 @@ use crate::{
 
 /// A handle to a running engine. Cheap to clone, and safe to share between threads.
 ///
-/// When the last handle goes, the engine finishes the requests it has and ends, and whoever drops the handle waits for
-/// that: afterwards nothing of it is left on the device.
+/// Dropping the last handle waits until the engine has finished its requests: afterwards it holds no device memory.
 #[derive(Clone, Debug)]
 pub struct Engine(Arc<Handle>);
 
@@ -29,11 +28,11 @@ struct Handle {
     options: EngineOptions,
     limits: RequestLimits,
     shared: Arc<Shared>,
-    /// Until it is waited for.
+    /// Taken when it is joined.
     thread: Option<JoinHandle<()>>,
 }
 
-/// What handles and the engine's thread share.
+/// State that handles and the engine's thread share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     state: Mutex<State>,
@@ -42,11 +41,11 @@ pub(crate) struct Shared {
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Requests that wait, oldest first.
+    /// Requests that were not admitted yet, oldest first.
     pub queue: VecDeque<QueuedRequest>,
-    /// Whether no more requests are taken.
+    /// Whether new requests are refused.
     pub closed: bool,
-    /// Whether the requests there are shall end where they are.
+    /// Whether running requests are to end at once.
     pub interrupted: bool,
     /// Whether the thread has ended.
     pub ended: bool,
@@ -54,13 +53,13 @@ pub(crate) struct State {
     pub stats: Stats,
 }
 
-/// A request on its way.
+/// A request in the queue.
 pub(crate) struct QueuedRequest {
     pub request: Request,
     pub sink: EventSink,
     pub cancelled: Arc<AtomicBool>,
     pub submitted: Instant,
-    /// How often later requests went first, because there was memory for them and not for this one.
+    /// How often later, smaller requests were admitted first.
     pub passed: u32,
 }
 
@@ -73,7 +72,7 @@ impl QueuedRequest {
     }
 }
 
-/// Where a request's events go.
+/// Receives the events of a request.
 pub(crate) type EventSink = Box<dyn FnMut(Event) + Send>;
 
 impl std::fmt::Debug for QueuedRequest {
@@ -84,11 +83,11 @@ impl std::fmt::Debug for QueuedRequest {
 
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is a queue, flags and counters, valid after a panic of any holder.
+        // The state is a queue, flags and counters: valid even if a thread panicked while it held the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something has changed.
+    /// Waits for a notification.
     pub fn wait<'a>(&self, guard: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
@@ -120,14 +119,14 @@ impl Engine {
         Ok(Engine(Arc::new(Handle { model, options, limits, shared, thread: Some(thread) })))
     }
 
-    /// Asks for a continuation. The answer is read from the [`Completion`]; dropping it cancels the
-    /// request and frees what it holds before the next step.
+    /// Submits a request. Its events are read from the [`Completion`]; dropping that cancels the request and frees its
+    /// memory before the next step.
     ///
     /// # Errors
-    /// Why the request is not accepted; nothing is queued then.
+    /// The request is refused, and nothing is queued.
     pub fn submit(&self, request: Request) -> std::result::Result<Completion, Refusal> {
         let (sender, events) = channel();
-        // A receiver that is gone has dropped its ticket, too.
+        // A dropped receiver has dropped its ticket, too.
         let ticket = self.submit_to(request, move |event| drop(sender.send(event)))?;
         Ok(Completion { events, ticket })
     }
@@ -145,7 +144,7 @@ impl Engine {
         let handle = &*self.0;
         handle.limits.check(&request)?;
         let cancelled = Arc::new(AtomicBool::new(false));
-        let job = QueuedRequest {
+        let queued = QueuedRequest {
             request,
             sink: Box::new(sink),
             cancelled: cancelled.clone(),
@@ -159,48 +158,48 @@ impl Engine {
         if state.queue.len() >= handle.options.max_queue {
             return Err(Refusal::QueueFull(handle.options.max_queue));
         }
-        state.queue.push_back(job);
+        state.queue.push_back(queued);
         drop(state);
         handle.shared.notify();
         Ok(Ticket { cancelled, shared: handle.shared.clone() })
     }
 
-    /// Whether a request would be accepted if there were a place.
+    /// Validates a request without queueing it.
     ///
     /// # Errors
-    /// Why not.
+    /// The request would be refused whatever the load.
     pub fn check(&self, request: &Request) -> std::result::Result<(), Refusal> {
         self.0.limits.check(request)
     }
 
-    /// What the engine is doing, as of its last step.
+    /// Statistics as of the last step.
     pub fn stats(&self) -> Stats {
         let state = self.0.shared.lock();
         Stats { queued: state.queue.len() + state.stats.queued, ..state.stats.clone() }
     }
 
-    /// Whether requests are taken.
+    /// Whether requests are accepted.
     pub fn is_open(&self) -> bool {
         let state = self.0.shared.lock();
         !state.closed && !state.ended
     }
 
-    /// The model, for looking inside. Its weights are those that the engine computes with.
+    /// The model, with the weights that the engine computes with.
     pub fn model(&self) -> &Model {
         &self.0.model
     }
 
-    /// What the engine was started with.
+    /// The options that the engine was started with.
     pub fn options(&self) -> &EngineOptions {
         &self.0.options
     }
 
-    /// Takes no more requests; those it has are finished.
+    /// Refuses new requests and finishes those it has.
     pub fn close(&self) {
         self.0.shared.close();
     }
 
-    /// Takes no more requests, and ends those it has where they are, with [`FinishReason::Interrupted`].
+    /// Refuses new requests and ends those it has at once, with [`FinishReason::Interrupted`].
     pub fn interrupt(&self) {
         self.0.shared.lock().interrupted = true;
         self.close();
@@ -219,16 +218,16 @@ impl Engine {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.close();
-        // A process that ends while the thread still frees a GPU's memory crashes.
+        // A process that exits while the thread still frees GPU memory crashes.
         let Some(thread) = self.thread.take() else { return };
         if thread.thread().id() != std::thread::current().id() {
-            // A panic of the thread has been told by itself.
+            // A panic has printed its message already.
             let _ = thread.join();
         }
     }
 }
 
-/// The right to an answer: dropping it cancels the request.
+/// A handle to a submitted request: dropping it cancels the request.
 #[derive(Debug)]
 pub struct Ticket {
     cancelled: Arc<AtomicBool>,
@@ -242,9 +241,9 @@ impl Drop for Ticket {
     }
 }
 
-/// The answer to a request: an iterator over its events that waits for the next one.
+/// A blocking iterator over the events of a request.
 ///
-/// It ends after [`Event::Finished`]; if it ends without, the engine's thread is gone.
+/// It ends after [`Event::Finished`]; if it ends without, the engine's thread has ended.
 #[derive(Debug)]
 pub struct Completion {
     events: Receiver<Event>,
@@ -252,12 +251,12 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// The next event if there is one already.
+    /// The next event, without waiting.
     pub fn try_next(&mut self) -> Option<Event> {
         self.events.try_recv().ok()
     }
 
-    /// The events, without the right to cancel, and that right.
+    /// The receiver of events, and the ticket that cancels the request.
     pub fn split(self) -> (Receiver<Event>, Ticket) {
         (self.events, self.ticket)
     }

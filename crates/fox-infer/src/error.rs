@@ -1,22 +1,22 @@
-//! What can go wrong: when the engine starts, and when it is asked.
+//! Errors of starting an engine, and refusals of requests.
 
-/// Why an engine did not start.
+/// An error of starting an engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An option is out of range.
     #[error("{0}")]
     Option(String),
-    /// The system gave no thread.
+    /// The operating system did not start a thread.
     #[error("cannot start the engine's thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// The model's error.
+    /// An error of the model.
     #[error(transparent)]
     Model(#[from] fox_model::Error),
-    /// The device's error.
+    /// An error of the device.
     #[error(transparent)]
     Tensor(#[from] fox_tensor::Error),
-    /// The tokenizer's error.
+    /// An error of the tokenizer.
     #[error(transparent)]
     Data(#[from] fox_data::Error),
 }
@@ -24,26 +24,26 @@ pub enum Error {
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a request was not accepted.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// There is nothing to continue.
+    /// The prompt has no tokens.
     #[error("the prompt is empty; give at least the start marker")]
     EmptyPrompt,
-    /// An id that the model does not have.
+    /// An id outside the model's vocabulary.
     #[error(
         "token {id} at position {position} of the prompt is not below the vocabulary of {vocab}"
     )]
     UnknownToken {
-        /// Where in the prompt.
+        /// Position in the prompt.
         position: usize,
         /// The id.
         id: i32,
-        /// Number of ids the model has.
+        /// Size of the vocabulary.
         vocab: usize,
     },
-    /// Prompt and answer do not fit the context.
+    /// Prompt and answer exceed the context.
     #[error(
         "{prompt} prompt tokens and {max_tokens} to generate exceed the context of {max_context} tokens"
     )]
@@ -55,12 +55,12 @@ pub enum Refusal {
         /// The engine's limit.
         max_context: usize,
     },
-    /// Even alone, the request would need more memory than the caches may take.
+    /// The request needs more cache than the whole budget.
     #[error(
         "the request needs {needed} bytes of cache, but the engine has {budget}; increase cache_bytes"
     )]
     NeverFits {
-        /// Bytes at least.
+        /// Bytes that it needs at least.
         needed: usize,
         /// The engine's budget.
         budget: usize,
@@ -73,10 +73,10 @@ pub enum Refusal {
         /// The rule that the value breaks, e.g. `must be 0 or more, not -1`.
         rule: String,
     },
-    /// As many requests wait as may. Ask again later.
+    /// The queue is full; the request may be submitted again later.
     #[error("{0} requests are waiting already; try again later")]
     QueueFull(usize),
-    /// The engine takes no more requests.
+    /// The engine is shutting down.
     #[error("the engine is shutting down")]
     Closed,
 }

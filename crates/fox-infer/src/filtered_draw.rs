@@ -1,16 +1,16 @@
-//! Draws from what the filters of sampling leave, without sorting the vocabulary.
+//! Top-k, top-p and min-p sampling without sorting the vocabulary.
 //!
-//! In descending order of weight, the lowest id first among equals, every filter keeps a beginning; its last token is
-//! the [`Threshold`]. Top-k finds its cut among a few candidates. Top-p needs none: a token is drawn from everything, and it
-//! is kept if the tokens before it have less than the share. Otherwise the next is drawn from those before it. What
-//! comes out is distributed as in the kept beginning, after about `1 / p` passes (rejection sampling; FlashInfer's
-//! "Sorting-Free GPU Kernels for LLM Sampling", 2025).
+//! In descending order of weight (ascending ids among equals) every filter keeps a prefix; its last token is the
+//! [`Threshold`]. Top-k finds its threshold among a few candidates. Top-p uses rejection sampling: a token is drawn from
+//! all, and accepted if the tokens before it sum to less than `p`; otherwise the next one is drawn from those before it.
+//! That gives the distribution of the filtered prefix after about `1 / p` passes (FlashInfer's "Sorting-Free GPU Kernels
+//! for LLM Sampling", 2025).
 
 use fox_base::random::SplitMix64;
 
 use crate::scores::{BLOCK, likeliest, sum_of};
 
-/// The last token that is kept.
+/// The last token that a filter keeps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Threshold {
     weight: f32,
@@ -18,21 +18,21 @@ pub(crate) struct Threshold {
 }
 
 impl Threshold {
-    /// Everything that has a weight.
+    /// All tokens with a positive weight.
     pub const ALL: Threshold = Threshold { weight: f32::MIN_POSITIVE, id: usize::MAX };
 
-    /// Everything from a weight on.
+    /// All tokens with at least this weight.
     pub fn from_weight(weight: f32) -> Threshold {
         Threshold { weight, ..Threshold::ALL }
     }
 
-    /// The `count` largest of the weights; everything where there are fewer.
+    /// The `count` largest weights; all where there are fewer.
     pub fn largest(weights: &[f32], count: usize) -> Threshold {
         let last = likeliest(weights, count).last().copied();
         last.map_or(Threshold::ALL, |id| Threshold::ALL.and(Threshold { weight: weights[id], id }))
     }
 
-    /// Everything before a token.
+    /// All tokens before this one.
     fn before(id: usize, weight: f32) -> Threshold {
         match id.checked_sub(1) {
             Some(id) => Threshold { weight, id },
@@ -40,61 +40,62 @@ impl Threshold {
         }
     }
 
-    /// Whether a token is kept.
+    /// Whether a token passes.
     #[inline]
-    fn keeps(self, id: usize, weight: f32) -> bool {
+    fn passes(self, id: usize, weight: f32) -> bool {
         weight > self.weight || (weight == self.weight && id <= self.id)
     }
 
-    /// What both keep.
+    /// The intersection of two filters.
     pub fn and(self, other: Threshold) -> Threshold {
-        if self.keeps(other.id, other.weight) { other } else { self }
+        if self.passes(other.id, other.weight) { other } else { self }
     }
 }
 
-/// What a cut leaves of the weights: sums of blocks, for draws.
+/// Weights above a threshold, with block sums for draws.
 pub(crate) struct FilteredWeights<'a> {
     weights: &'a [f32],
-    cut: Threshold,
+    threshold: Threshold,
     sums: Vec<f64>,
     total: f64,
 }
 
 impl<'a> FilteredWeights<'a> {
-    pub fn new(weights: &'a [f32], cut: Threshold) -> Self {
-        let mut kept = FilteredWeights { weights, cut, sums: Vec::new(), total: 0.0 };
-        kept.restrict(cut);
-        kept
+    pub fn new(weights: &'a [f32], threshold: Threshold) -> Self {
+        let mut filtered = FilteredWeights { weights, threshold, sums: Vec::new(), total: 0.0 };
+        filtered.restrict(threshold);
+        filtered
     }
 
-    fn restrict(&mut self, cut: Threshold) {
-        self.cut = cut;
+    fn restrict(&mut self, threshold: Threshold) {
+        self.threshold = threshold;
         self.sums.clear();
         let blocks = self.weights.chunks(BLOCK).enumerate();
         self.sums.extend(blocks.map(|(block, weights)| {
             let (first, end) = (block * BLOCK, block * BLOCK + weights.len());
-            if (first..end).contains(&cut.id) {
-                let kept = |(at, weight): (usize, &f32)| cut.keeps(first + at, *weight);
-                let kept = weights.iter().enumerate().filter(|&token| kept(token));
-                return kept.map(|(_, weight)| f64::from(*weight)).sum();
+            if (first..end).contains(&threshold.id) {
+                let filtered = |(at, weight): (usize, &f32)| threshold.passes(first + at, *weight);
+                let filtered = weights.iter().enumerate().filter(|&token| filtered(token));
+                return filtered.map(|(_, weight)| f64::from(*weight)).sum();
             }
-            // On one side of the id, a comparison of weights is enough.
-            let least = if first > cut.id { cut.weight.next_up() } else { cut.weight };
+            // On one side of the id, comparing weights is enough.
+            let least =
+                if first > threshold.id { threshold.weight.next_up() } else { threshold.weight };
             f64::from(sum_of(weights, |weight| if weight >= least { weight } else { 0.0 }))
         }));
         self.total = self.sums.iter().sum();
     }
 
-    /// One of the largest that have this share of what is kept, and that weigh at least `least`, each as likely as its
-    /// weight says; `None` when none has a weight.
-    pub fn draw_within(mut self, share: f32, least: f32, rng: &mut SplitMix64) -> Option<usize> {
-        let enough = f64::from(share) * self.total;
+    /// Draws from the largest weights that sum to the fraction `top_p` of the total and are at least `least`, in
+    /// proportion to the weights; `None` when all are zero.
+    pub fn draw_within(mut self, top_p: f32, least: f32, rng: &mut SplitMix64) -> Option<usize> {
+        let enough = f64::from(top_p) * self.total;
         if least > 0.0 {
-            self.restrict(self.cut.and(Threshold::from_weight(least)));
+            self.restrict(self.threshold.and(Threshold::from_weight(least)));
         }
         loop {
             let id = self.draw(rng.uniform())?;
-            if share >= 1.0 {
+            if top_p >= 1.0 {
                 return Some(id);
             }
             self.restrict(Threshold::before(id, self.weights[id]));
@@ -104,9 +105,9 @@ impl<'a> FilteredWeights<'a> {
         }
     }
 
-    /// One of the kept ids; `uniform` is from 0 to 1.
+    /// The id at a position `uniform` in [0, 1] of the cumulative weights.
     fn draw(&self, uniform: f64) -> Option<usize> {
-        let (cut, mut left) = (self.cut, uniform * self.total);
+        let (threshold, mut left) = (self.threshold, uniform * self.total);
         let mut last = None;
         for (block, &sum) in self.sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
             last = Some(block);
@@ -116,7 +117,7 @@ impl<'a> FilteredWeights<'a> {
             }
             let first = block * BLOCK;
             for (at, &weight) in self.weights[first..].iter().take(BLOCK).enumerate() {
-                if cut.keeps(first + at, weight) {
+                if threshold.passes(first + at, weight) {
                     left -= f64::from(weight);
                     if left < 0.0 {
                         return Some(first + at);
@@ -125,10 +126,10 @@ impl<'a> FilteredWeights<'a> {
             }
             break;
         }
-        // What rounding left over: the last one that is kept.
+        // Rounding may exhaust the sums: the last id that passes.
         let first = last? * BLOCK;
         let ids = (first..self.weights.len().min(first + BLOCK)).rev();
-        ids.into_iter().find(|&id| cut.keeps(id, self.weights[id]))
+        ids.into_iter().find(|&id| threshold.passes(id, self.weights[id]))
     }
 }
 
@@ -136,28 +137,28 @@ impl<'a> FilteredWeights<'a> {
 mod tests {
     use super::*;
 
-    /// Probabilities that top-k, then top-p, then min-p leave, by sorting everything, in f64; and how close to the
-    /// border of top-p the nearest token is, as a share of everything.
+    /// Probabilities after top-k, top-p and min-p, by sorting in f64, and the distance of the nearest token to the
+    /// boundary of top-p.
     fn by_sorting(weights: &[f32], top_k: usize, top_p: f32, min_p: f32) -> (Vec<f64>, f64) {
-        let mut kept: Vec<(usize, f64)> =
+        let mut filtered: Vec<(usize, f64)> =
             weights.iter().map(|w| f64::from(*w)).enumerate().filter(|(_, w)| *w > 0.0).collect();
-        kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        filtered.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         if top_k > 0 {
-            kept.truncate(top_k);
+            filtered.truncate(top_k);
         }
-        let all: f64 = kept.iter().map(|(_, w)| w).sum();
+        let all: f64 = filtered.iter().map(|(_, w)| w).sum();
         let (mut sum, mut nearest) = (0.0, f64::INFINITY);
-        kept.retain(|(_, weight)| {
+        filtered.retain(|(_, weight)| {
             let before = sum / all;
             nearest = nearest.min((before - f64::from(top_p)).abs());
             sum += weight;
             before < f64::from(top_p)
         });
-        kept.retain(|(_, weight)| *weight >= f64::from(min_p));
-        let left: f64 = kept.iter().map(|(_, w)| w).sum();
-        let mut shares = vec![0.0; weights.len()];
-        kept.iter().for_each(|(id, weight)| shares[*id] = weight / left);
-        (shares, nearest)
+        filtered.retain(|(_, weight)| *weight >= f64::from(min_p));
+        let left: f64 = filtered.iter().map(|(_, w)| w).sum();
+        let mut probabilities = vec![0.0; weights.len()];
+        filtered.iter().for_each(|(id, weight)| probabilities[*id] = weight / left);
+        (probabilities, nearest)
     }
 
     fn draw(
@@ -165,8 +166,8 @@ mod tests {
         (top_k, top_p, min_p): (usize, f32, f32),
         rng: &mut SplitMix64,
     ) -> usize {
-        let cut = if top_k > 0 { Threshold::largest(weights, top_k) } else { Threshold::ALL };
-        FilteredWeights::new(weights, cut).draw_within(top_p, min_p, rng).unwrap()
+        let threshold = if top_k > 0 { Threshold::largest(weights, top_k) } else { Threshold::ALL };
+        FilteredWeights::new(weights, threshold).draw_within(top_p, min_p, rng).unwrap()
     }
 
     /// Random weights with ties and zeros, the largest being 1.
@@ -194,36 +195,37 @@ mod tests {
     ];
 
     #[test]
-    fn nothing_is_drawn_that_sorting_cuts_away() {
+    fn draws_stay_within_the_sorted_filter() {
         let mut rng = SplitMix64::new(5);
         for case in 0..200 {
             let len = rng.between(1, 3000);
             let weights = weights(&mut rng, len, [0.01, 1.0, 20.0, 80.0][case % 4]);
             for filters in FILTERS {
-                let (shares, nearest) = by_sorting(&weights, filters.0, filters.1, filters.2);
-                // Sums in another order differ in the last bits, and with them a token at the border.
+                let (probabilities, nearest) =
+                    by_sorting(&weights, filters.0, filters.1, filters.2);
+                // Another summation order may move a token across the boundary.
                 if nearest < 1e-6 {
                     continue;
                 }
                 for _ in 0..20 {
                     let id = draw(&weights, filters, &mut rng);
-                    assert!(shares[id] > 0.0, "case {case}, {filters:?}: {id}");
+                    assert!(probabilities[id] > 0.0, "case {case}, {filters:?}: {id}");
                 }
             }
         }
     }
 
-    /// Pearson's statistic against the shares of the f64 oracle.
+    /// Pearson's statistic against the probabilities of the f64 oracle.
     #[test]
-    fn draws_have_the_distribution_that_sorting_gives() {
+    fn draws_have_the_distribution_of_the_sorted_filter() {
         let mut rng = SplitMix64::new(6);
         for (case, spread) in [(0, 0.5), (1, 3.0), (2, 12.0)] {
             let weights = weights(&mut rng, 60, spread);
             for filters in FILTERS {
-                let (shares, _) = by_sorting(&weights, filters.0, filters.1, filters.2);
+                let (probabilities, _) = by_sorting(&weights, filters.0, filters.1, filters.2);
                 let (draws, mut counts) = (20_000, vec![0.0; weights.len()]);
                 (0..draws).for_each(|_| counts[draw(&weights, filters, &mut rng)] += 1.0);
-                let expected = shares.iter().map(|share| share * f64::from(draws));
+                let expected = probabilities.iter().map(|share| share * f64::from(draws));
                 let (mut statistic, mut cells) = (0.0, 0.0);
                 for (count, expected) in counts.iter().zip(expected).filter(|(_, e)| *e >= 5.0) {
                     statistic += (count - expected).powi(2) / expected;
@@ -237,16 +239,16 @@ mod tests {
     }
 
     #[test]
-    fn a_uniform_number_finds_its_place_among_the_kept() {
+    fn draw_inverts_the_cumulative_weights() {
         let weights = [0.5, 0.0, 1.0, 0.25, 0.25];
-        let cut = Threshold::largest(&weights, 4).and(Threshold { weight: 0.25, id: 3 });
-        let kept = FilteredWeights::new(&weights, cut);
+        let threshold = Threshold::largest(&weights, 4).and(Threshold { weight: 0.25, id: 3 });
+        let filtered = FilteredWeights::new(&weights, threshold);
         let mut counts = [0; 5];
         for i in 0..7000 {
-            counts[kept.draw((f64::from(i) + 0.5) / 7000.0).unwrap()] += 1;
+            counts[filtered.draw((f64::from(i) + 0.5) / 7000.0).unwrap()] += 1;
         }
         assert_eq!(counts, [2000, 0, 4000, 1000, 0]);
-        assert_eq!(kept.draw(1.0), Some(3), "rounding at the end");
+        assert_eq!(filtered.draw(1.0), Some(3), "rounding at the end");
         assert_eq!(FilteredWeights::new(&[0.0; 300], Threshold::ALL).draw(0.5), None);
         let mut long = vec![0.0; 1000];
         (long[3], long[999]) = (1.0, 1.0);
@@ -256,17 +258,18 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_blocks_count_what_is_kept() {
+    fn block_sums_add_up_to_the_filtered_weights() {
         let mut rng = SplitMix64::new(7);
         let weights = weights(&mut rng, 1000, 2.0);
         for id in [0, 3, 255, 256, 700, 999] {
-            for cut in
+            for threshold in
                 [Threshold { weight: 0.25, id }, Threshold::before(id, weights[id]), Threshold::ALL]
             {
-                let kept = weights.iter().enumerate().filter(|(id, w)| cut.keeps(*id, **w));
-                let want: f64 = kept.map(|(_, w)| f64::from(*w)).sum();
-                let got = FilteredWeights::new(&weights, cut).total;
-                assert!((got - want).abs() <= 1e-6 * want, "{cut:?}: {got} {want}");
+                let filtered =
+                    weights.iter().enumerate().filter(|(id, w)| threshold.passes(*id, **w));
+                let want: f64 = filtered.map(|(_, w)| f64::from(*w)).sum();
+                let got = FilteredWeights::new(&weights, threshold).total;
+                assert!((got - want).abs() <= 1e-6 * want, "{threshold:?}: {got} {want}");
             }
         }
     }

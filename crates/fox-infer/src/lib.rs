@@ -13,10 +13,10 @@
 //! let sampling = Sampling { temperature: 0.8, top_p: 0.9, seed: 7, ..Sampling::default() };
 //! let request = Request { sampling, ..Request::greedy(vec![1, 2, 3], 5) };
 //! let mut answer = Vec::new();
-//! for event in engine.submit(request)? {                                 // any thread asks it
+//! for event in engine.submit(request)? {                                 // from any thread
 //!     match event {
-//!         Event::Prompt(_) => {}                                         // where `echo` asks for it
-//!         Event::Token(token) => answer.push((token.id, token.logprob)), // as they come
+//!         Event::Prompt(_) => {}                                         // scores, with `echo`
+//!         Event::Token(token) => answer.push((token.id, token.logprob)), // as it is generated
 //!         Event::Finished(end) => println!("{:?}, {:?}", end.reason, end.usage),
 //!     }
 //! }
@@ -25,16 +25,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - [`Engine`] is a cheap handle; requests queue, share steps with others and may be dropped at any time.
-//! - A request's tokens and log-probabilities depend on the request alone, to the bit, not on what else
-//!   runs: prompts are read in pieces of fixed length, and the matrix products of decode steps give every
-//!   row the same sums whatever the number of rows.
-//! - A step lets every sequence decode, then reads pieces of prompts, the shortest first, for about as long
-//!   as the decoding took: a short prompt does not wait for long ones, and streams keep their pace.
-//! - The cache forgets: what every later query has provably forgotten is freed ([`Eviction`]), and its
-//!   bytes never exceed [`EngineOptions::cache_bytes`]. Requests are let in by what others like them have
-//!   kept; when that was too little, the youngest is put back and computed again later, to the same bits.
-//! - Text exists only at the edge: [`TextDecoder`] turns ids into text as they come and finds stop strings.
+//! - [`Engine`] is a cheap handle. Requests queue, are batched (continuous batching), and may be dropped at any time.
+//! - Results are batch-invariant to the bit: prompts are prefilled in chunks of fixed length, and the matrix products
+//!   of decode steps add every row in the same order whatever the batch size.
+//! - A step decodes every sequence, then prefills chunks of prompts, the shortest first, for about as long as decoding
+//!   took: a short prompt does not wait for long ones, and inter-token latency at most doubles.
+//! - Pages of the KV cache that every later query has provably forgotten are evicted ([`Eviction`]), and the cache
+//!   never exceeds [`EngineOptions::cache_bytes`]. Requests are admitted by their expected size after eviction; when
+//!   that was too optimistic, the youngest is preempted and recomputed later, to the same bits.
+//! - Text exists only at the edge: [`TextDecoder`] turns ids into text token by token and finds stop strings.
 
 mod admission;
 mod engine;

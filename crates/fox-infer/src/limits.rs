@@ -1,20 +1,20 @@
-//! What can be said about a request before it runs: whether it makes sense, and whether it can fit.
+//! Validation of requests before they are queued.
 
 use fox_cache::{Budget, CacheMeter, SequenceCost, StateSpec};
 use fox_model::Model;
 
 use crate::{EngineOptions, Refusal, Request};
 
-/// What can be said about requests without running them.
+/// Limits that every request is checked against.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestLimits {
     pub vocab: usize,
     max_context: usize,
     pub budget: Budget,
-    /// Tokens of a sequence that are fed at a time, at most.
-    pub piece: usize,
-    /// Whether sequences may need less than everything.
-    forgets: bool,
+    /// Tokens of a prefill chunk.
+    pub prefill_chunk: usize,
+    /// Whether the model evicts pages, so that sequences may need less than the full cache.
+    evicts: bool,
 }
 
 impl RequestLimits {
@@ -24,8 +24,8 @@ impl RequestLimits {
         let cost = SequenceCost::new(config.state_specs(), options.prefill_chunk, model.device());
         let gated = |spec: StateSpec| matches!(spec, StateSpec::Attention(spec) if spec.gated);
         RequestLimits {
-            piece: options.prefill_chunk,
-            forgets: options.eviction.log_tolerance().is_some()
+            prefill_chunk: options.prefill_chunk,
+            evicts: options.eviction.log_tolerance().is_some()
                 && config.state_specs().into_iter().any(gated),
             vocab: config.vocab_size,
             max_context: options.max_context,
@@ -33,7 +33,7 @@ impl RequestLimits {
         }
     }
 
-    /// Whether the request can run at all.
+    /// Checks a request.
     pub fn check(&self, request: &Request) -> Result<(), Refusal> {
         let vocab = self.vocab;
         if request.prompt.is_empty() {
@@ -60,9 +60,9 @@ impl RequestLimits {
         Ok(())
     }
 
-    /// Bytes of cache without which the request cannot end.
+    /// Lower bound on the cache bytes of the request.
     fn least(&self, request: &Request) -> usize {
         let (cost, tokens) = (self.budget.cost(), request.prompt.len() + request.max_tokens);
-        if self.forgets { cost.least(tokens, self.piece) } else { cost.worst_case(tokens) }
+        if self.evicts { cost.least(tokens, self.prefill_chunk) } else { cost.worst_case(tokens) }
     }
 }

@@ -1,23 +1,23 @@
-//! How an engine runs.
+//! Options of an engine.
 
 use fox_tensor::WeightFormat;
 
 use crate::{Error, Result};
 
-/// What is dropped from the cache.
+/// Which pages are evicted from the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Eviction {
-    /// Nothing that a query may see.
+    /// None that a query may attend to.
     Off,
-    /// What provably has at most a share of `e^-10` of any later softmax.
+    /// Pages that provably have at most a fraction `e^-10` of any later softmax.
     #[default]
     Safe,
-    /// What provably has at most a share of `e^x` of any later softmax, for a negative `x`.
+    /// Pages that provably have at most a fraction `e^x` of any later softmax, for a negative `x`.
     Tolerance(f32),
 }
 
 impl Eviction {
-    /// Natural log of the softmax mass that may be dropped; `None` when nothing may.
+    /// Natural log of the softmax mass that may be evicted; `None` for [`Eviction::Off`].
     pub fn log_tolerance(self) -> Option<f32> {
         match self {
             Eviction::Off => None,
@@ -27,31 +27,31 @@ impl Eviction {
     }
 }
 
-/// Limits and choices of an engine.
+/// Limits and modes of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// Bytes that all caches together may take, shared prefixes included. Never exceeded; activations
-    /// of a step come on top.
+    /// Bytes of all KV caches together, cached prefixes included. Never exceeded; activations of a step come on top.
     pub cache_bytes: usize,
-    /// Sequences that decode together, at most.
+    /// Largest number of running sequences.
     pub max_batch: usize,
-    /// Tokens of a piece of a prompt. Longer pieces are read faster, shorter ones delay others less; the
-    /// last bits of log-probabilities depend on it.
+    /// Tokens of a prefill chunk. Longer chunks are faster, shorter ones delay decoding less; the last bits of
+    /// log-probabilities depend on it.
     pub prefill_chunk: usize,
-    /// Tokens of prompts that a step may read beside the sequences that decode, at most; a step has one piece
-    /// in any case, and as many as take about as long as its decode rows.
+    /// Largest number of prompt tokens that a step prefills beside its decode batch. A step prefills at least one chunk,
+    /// and about as many as take the time of its decode batch.
     pub step_tokens: usize,
-    /// What is dropped from the cache.
+    /// Which pages are evicted.
     pub eviction: Eviction,
-    /// Tokens of prompt and answer together, at most.
+    /// Largest number of tokens of prompt and answer together.
     pub max_context: usize,
-    /// Requests that may wait.
+    /// Capacity of the request queue.
     pub max_queue: usize,
-    /// How the weight matrices are kept. Activations, gates, norms and the cache are f32 in any case.
+    /// Format of the weight matrices; one that the device does not support is an error. On a CPU, activations and the KV
+    /// cache are f32 whatever the format; on a GPU they have the type of the backend (bf16 or f32).
     pub weights: WeightFormat,
-    /// Whether prompts that begin alike share that part of the cache.
+    /// Whether prompts with a common prefix share its KV cache.
     pub share_prefixes: bool,
-    /// Whether the state of decoding sequences stays on the device, in slots, where the device has them for the model.
+    /// Whether decoding sequences stay in slots on the device, where it supports that for the model.
     pub resident: bool,
 }
 
@@ -86,7 +86,7 @@ impl EngineOptions {
         }
         match self.eviction {
             Eviction::Tolerance(x) if x.is_nan() || x >= 0.0 => Err(Error::Option(format!(
-                "an eviction tolerance is the natural log of a share, so negative; not {x}"
+                "an eviction tolerance is the natural log of a fraction, so negative; not {x}"
             ))),
             _ => Ok(()),
         }

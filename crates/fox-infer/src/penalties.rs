@@ -1,28 +1,28 @@
-//! Changes to the logits before a choice: what was asked for, and what is due to the tokens so far.
+//! Changes to the logits before sampling: biases and penalties for tokens that occurred.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::Request;
 
-/// The changes of one request.
+/// Biases and penalties of one request.
 #[derive(Debug)]
 pub(crate) struct Penalties {
     repetition: f32,
     presence: f32,
     frequency: f32,
     bias: Vec<(i32, f32)>,
-    /// Ids that may not be chosen before there are `min_tokens`.
-    held_off: Vec<i32>,
+    /// Ids that are not sampled before `min_tokens`.
+    suppressed: Vec<i32>,
     min_tokens: usize,
-    chosen: usize,
-    /// Ids of prompt and answer, when repetition counts.
+    sampled: usize,
+    /// Ids of prompt and answer, if there is a repetition penalty.
     seen: HashSet<i32>,
-    /// How often the ids of the answer occurred.
+    /// Occurrences of ids in the answer.
     counts: HashMap<i32, u32>,
 }
 
 impl Penalties {
-    /// `None` when the request asks for no changes.
+    /// `None` when the request changes no logits.
     pub fn new(request: &Request) -> Option<Self> {
         let sampling = &request.sampling;
         let repeats = sampling.repetition_penalty != 1.0;
@@ -37,28 +37,28 @@ impl Penalties {
             presence: sampling.presence_penalty,
             frequency: sampling.frequency_penalty,
             bias: request.logit_bias.clone(),
-            held_off: request.stop_ids.clone(),
+            suppressed: request.stop_ids.clone(),
             min_tokens: request.min_tokens,
-            chosen: 0,
+            sampled: 0,
             seen: prompt.collect(),
             counts: HashMap::new(),
         })
     }
 
-    /// The logits, changed.
+    /// The changed logits `[V]`.
     pub fn apply(&self, logits: &[f32]) -> Vec<f32> {
         let mut logits = logits.to_vec();
         for &(id, bias) in &self.bias {
             logits[id as usize] += bias;
         }
         for &id in &self.seen {
-            repeated(&mut logits[id as usize], self.repetition);
+            penalize(&mut logits[id as usize], self.repetition);
         }
         for (&id, &count) in &self.counts {
             logits[id as usize] -= self.presence + self.frequency * count as f32;
         }
-        if self.chosen < self.min_tokens {
-            for &id in &self.held_off {
+        if self.sampled < self.min_tokens {
+            for &id in &self.suppressed {
                 if let Some(logit) = logits.get_mut(id as usize) {
                     *logit = f32::NEG_INFINITY;
                 }
@@ -67,9 +67,9 @@ impl Penalties {
         logits
     }
 
-    /// A token was chosen.
-    pub fn note(&mut self, id: i32) {
-        self.chosen += 1;
+    /// Records a sampled token.
+    pub fn record(&mut self, id: i32) {
+        self.sampled += 1;
         if self.repetition != 1.0 {
             self.seen.insert(id);
         }
@@ -79,9 +79,9 @@ impl Penalties {
     }
 }
 
-fn repeated(logit: &mut f32, penalty: f32) {
+fn penalize(logit: &mut f32, penalty: f32) {
     let penalised = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
-    // An extreme penalty must leave something to choose from.
+    // An extreme penalty must leave finite logits.
     *logit = penalised.clamp(f32::MIN, f32::MAX);
 }
 
@@ -95,45 +95,44 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_request_changes_nothing() {
+    fn plain_request_has_no_penalties() {
         assert!(Penalties::new(&request(Sampling::default())).is_none());
     }
 
     #[test]
-    fn repetition_counts_the_prompt_and_pulls_down_whatever_the_sign() {
+    fn repetition_penalty_counts_the_prompt_and_lowers_both_signs() {
         let sampling = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
         let mut penalties = Penalties::new(&request(sampling)).unwrap();
         assert_eq!(penalties.apply(&[1.0, 3.0, -2.0]), [1.0, 1.5, -2.0]);
-        penalties.note(2);
+        penalties.record(2);
         assert_eq!(penalties.apply(&[1.0, 3.0, -2.0]), [1.0, 1.5, -4.0]);
     }
 
     #[test]
-    fn presence_counts_once_and_frequency_every_time_in_the_answer_alone() {
+    fn presence_and_frequency_count_the_answer_only() {
         let sampling =
             Sampling { presence_penalty: 0.5, frequency_penalty: 0.25, ..Sampling::default() };
         let mut penalties = Penalties::new(&request(sampling)).unwrap();
         assert_eq!(penalties.apply(&[1.0, 1.0]), [1.0, 1.0], "the prompt does not count");
-        penalties.note(0);
+        penalties.record(0);
         assert_eq!(penalties.apply(&[1.0, 1.0]), [0.25, 1.0]);
-        penalties.note(0);
+        penalties.record(0);
         assert_eq!(penalties.apply(&[1.0, 1.0]), [0.0, 1.0]);
     }
 
     #[test]
-    fn biases_are_added_and_stops_are_held_off_for_a_while() {
+    fn biases_are_added_and_stop_ids_suppressed_until_min_tokens() {
         let plain = request(Sampling::default());
         let biased =
             Request { logit_bias: vec![(0, 2.0)], min_tokens: 1, stop_ids: vec![1, 900], ..plain };
         let mut penalties = Penalties::new(&biased).unwrap();
         assert_eq!(penalties.apply(&[1.0, 5.0]), [3.0, f32::NEG_INFINITY]);
-        penalties.note(0);
+        penalties.record(0);
         assert_eq!(penalties.apply(&[1.0, 5.0]), [3.0, 5.0]);
     }
 
-    /// A penalty so small or so large that logits overflow.
     #[test]
-    fn extreme_penalties_leave_a_choice() {
+    fn extreme_penalties_leave_finite_logits() {
         for penalty in [f32::MIN_POSITIVE, 1e-45, f32::MAX] {
             let sampling = Sampling { repetition_penalty: penalty, ..Sampling::default() };
             let penalties = Penalties::new(&request(sampling)).unwrap();

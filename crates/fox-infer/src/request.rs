@@ -1,28 +1,28 @@
-//! What is asked of an engine, and what it answers.
+//! Requests to an engine, and its events.
 
 use serde::Serialize;
 
 use crate::Refusal;
 
-/// One prompt to be continued. For several continuations of one prompt, submit it several times with
-/// different seeds: the prompt is read once and shared.
+/// One prompt to continue. For several continuations of one prompt, submit it several times with different seeds: the
+/// prompt is prefilled once and shared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// Token ids of the prompt, at least one.
     pub prompt: Vec<i32>,
-    /// Tokens to generate, at most; 0 only reads the prompt.
+    /// Largest number of tokens to generate; 0 only prefills.
     pub max_tokens: usize,
-    /// How the next token is chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
     /// Ids that end the answer.
     pub stop_ids: Vec<i32>,
     /// Whether the id that ended the answer is reported as its last token.
     pub report_stop: bool,
-    /// Tokens before which none of `stop_ids` is chosen.
+    /// Number of tokens before which none of `stop_ids` is sampled.
     pub min_tokens: usize,
-    /// What is added to the logits of ids before a choice.
+    /// Added to the logits of ids before sampling.
     pub logit_bias: Vec<(i32, f32)>,
-    /// How many of the likeliest ids are reported with each token.
+    /// Number of likeliest ids reported with each token.
     pub top_logprobs: usize,
     /// Whether the log-probabilities of the prompt tokens are reported. They are recomputed: the prefix cache is not
     /// used.
@@ -46,16 +46,16 @@ impl Request {
     }
 }
 
-/// How the next token is chosen: penalties, temperature, then the filters in the order of the fields.
+/// Sampling parameters: penalties and temperature are applied first, then the filters in the order of the fields.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 takes the likeliest token, the lowest id among equals.
     pub temperature: f32,
     /// Keep this many of the likeliest tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keep the likeliest tokens until they have this share of the probability; 1 keeps all.
+    /// Keep the likeliest tokens until their probabilities sum to this; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens with at least this share of the likeliest one's probability; 0 keeps all.
+    /// Keep tokens with at least this fraction of the largest probability; 0 keeps all.
     pub min_p: f32,
     /// Logits of tokens that occurred are divided by this when positive, multiplied when negative; 1
     /// changes nothing.
@@ -64,7 +64,7 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Subtracted from the logits of tokens for every time they occurred in the answer.
     pub frequency_penalty: f32,
-    /// Seed of the choices. The same request with the same seed gives the same tokens.
+    /// Seed. The same request with the same seed gives the same tokens.
     pub seed: u64,
 }
 
@@ -123,7 +123,7 @@ pub struct ScoredToken {
     pub top: Vec<(i32, f32)>,
 }
 
-/// What an engine tells about a request, in order: `Prompt` when asked for, tokens, `Finished`.
+/// An event of a request, in this order: `Prompt` (with `echo`), `Token`, `Finished`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Scores of the next prompt tokens, one event per prefill chunk, from the second token on (nothing predicts the
@@ -145,18 +145,18 @@ pub enum FinishReason {
     Length,
     /// [`Engine::interrupt`](crate::Engine::interrupt) was called.
     Interrupted,
-    /// The engine failed, in these words; the request may be tried again.
+    /// The engine failed with this message.
     Failed(String),
 }
 
 /// The end of a request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finished {
-    /// Why.
+    /// Why it ended.
     pub reason: FinishReason,
-    /// What it took.
+    /// Tokens and times.
     pub usage: Usage,
-    /// Its cache at the end.
+    /// Its KV cache at the end.
     pub cache: CacheUsage,
 }
 
@@ -165,19 +165,19 @@ pub struct Finished {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that were shared with an earlier prompt.
+    /// Prompt tokens taken from the prefix cache.
     pub shared_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// Seconds spent waiting.
+    /// Seconds in the queue.
     pub queue_s: f64,
-    /// Seconds from the start of the prompt to its end.
+    /// Seconds from admission to the end of the prefill.
     pub prefill_s: f64,
-    /// Seconds from the end of the prompt to the last token.
+    /// Seconds from the end of the prefill to the last token.
     pub decode_s: f64,
 }
 
-/// The cache of one sequence.
+/// The KV cache of one sequence.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CacheUsage {
     /// Tokens it covers.
@@ -193,7 +193,7 @@ pub struct CacheUsage {
 }
 
 impl CacheUsage {
-    /// Share of the cache that was evicted, from 0 to 1.
+    /// Fraction of the cache that was evicted, from 0 to 1.
     pub fn evicted_fraction(&self) -> f64 {
         match self.full_bytes {
             0 => 0.0,

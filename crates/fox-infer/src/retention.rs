@@ -1,45 +1,46 @@
-//! How many bytes a request is expected to need: what is left of its cache after forgetting, as seen so far.
+//! Expected cache size of a request after eviction, from the sequences observed so far.
 
 use fox_cache::{Cache, SequenceCost};
 
-/// How much one more sequence counts against the earlier ones, once there are some.
+/// Weight of a new observation in the moving average.
 const FRESH: f64 = 0.2;
-/// Sequences differ: this much more than what is expected is set aside.
+/// Safety factor on the expected size, because sequences differ.
 const MARGIN: f64 = 1.25;
-/// Tokens below which a sequence has had nothing to forget, and says nothing.
-const TELLING: usize = 512;
+/// Tokens below which a sequence is too short to have evicted anything.
+const MIN_TOKENS: usize = 512;
 
-/// The share of the cache that sequences keep.
+/// The fraction of the cache that sequences retain.
 #[derive(Debug)]
 pub(crate) struct RetentionEstimate {
-    share: f64,
-    /// Sequences that were looked at.
-    seen: u32,
+    fraction: f64,
+    /// Sequences observed.
+    observed: u32,
 }
 
 impl Default for RetentionEstimate {
-    /// Everything, as long as nothing is known.
+    /// Everything, before any observation.
     fn default() -> Self {
-        RetentionEstimate { share: 1.0, seen: 0 }
+        RetentionEstimate { fraction: 1.0, observed: 0 }
     }
 }
 
 impl RetentionEstimate {
-    /// Looks at the cache of a sequence that has got somewhere.
+    /// Records the cache of a sequence, if it is long enough.
     pub fn observe(&mut self, cache: &Cache) {
         let usage = cache.usage(0);
-        if usage.tokens >= TELLING && usage.full_bytes > 0 {
-            let kept = usage.bytes as f64 / usage.full_bytes as f64;
-            self.seen = self.seen.saturating_add(1);
-            // The mean of the first ones: a guess from before them says nothing about the model.
-            self.share += FRESH.max(1.0 / f64::from(self.seen)) * (kept - self.share);
+        if usage.tokens >= MIN_TOKENS && usage.full_bytes > 0 {
+            let retained = usage.bytes as f64 / usage.full_bytes as f64;
+            self.observed = self.observed.saturating_add(1);
+            // The mean of the first observations: the initial value says nothing about the model.
+            let weight = FRESH.max(1.0 / f64::from(self.observed));
+            self.fraction += weight * (retained - self.fraction);
         }
     }
 
-    /// Bytes that a sequence of `tokens` tokens is expected to need, when it is fed `step` at a time.
+    /// Expected bytes of a sequence of `tokens` tokens that is fed `step` tokens at a time.
     pub fn expected(&self, cost: &SequenceCost, tokens: usize, step: usize) -> usize {
         let worst = cost.worst_case(tokens);
-        let pages = (worst - cost.fixed()) as f64 * (self.share * MARGIN).min(1.0);
+        let pages = (worst - cost.fixed()) as f64 * (self.fraction * MARGIN).min(1.0);
         worst.min(cost.fixed() + cost.step(step) + pages as usize)
     }
 }
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quarter_more_than_what_was_kept_is_expected() {
+    fn expected_size_has_a_margin() {
         let spec = AttentionStateSpec {
             heads: 2,
             kv_heads: 2,
@@ -64,10 +65,10 @@ mod tests {
             weights: AttentionWeights::Softmax,
         };
         let cost = SequenceCost::new([StateSpec::Attention(spec)], PAGE, &fox_cpu::device());
-        let kept = RetentionEstimate { share: 0.5, seen: 1 };
+        let estimate = RetentionEstimate { fraction: 0.5, observed: 1 };
         let (pages, step) = (cost.worst_case(100 * PAGE), cost.step(1));
-        assert_eq!(kept.expected(&cost, 100 * PAGE, 1), step + pages / 8 * 5);
-        // Never more than everything.
+        assert_eq!(estimate.expected(&cost, 100 * PAGE, 1), step + pages / 8 * 5);
+        // Never more than the full cache.
         assert_eq!(RetentionEstimate::default().expected(&cost, 100 * PAGE, 1), pages);
     }
 }

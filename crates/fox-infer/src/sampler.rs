@@ -1,4 +1,4 @@
-//! The choice of the next token.
+//! Sampling of the next token.
 
 use fox_base::random::SplitMix64;
 use fox_tensor::StreamDraw;
@@ -8,31 +8,31 @@ use crate::penalties::Penalties;
 use crate::scores::{largest, weights};
 use crate::{Request, Sampling};
 
-/// Chooses the tokens of one request.
+/// Samples the tokens of one request.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     sampling: Sampling,
     rng: SplitMix64,
     penalties: Option<Penalties>,
-    /// Of the last draw; kept for its memory.
+    /// Weights of the last draw; a reused allocation.
     weights: Vec<f32>,
 }
 
 impl Sampler {
     pub fn new(request: &Request) -> Self {
         let sampling = request.sampling;
-        // Neighbouring seeds give unrelated streams.
+        // Neighbouring seeds give independent sequences.
         let mut rng = SplitMix64::new(sampling.seed ^ 0x5eed_f0c5);
         rng.bits();
         Sampler { sampling, rng, penalties: Penalties::new(request), weights: Vec::new() }
     }
 
-    /// Whether a device can choose: it knows nothing of penalties.
+    /// Whether a device can sample: it does not implement penalties.
     pub fn is_plain(&self) -> bool {
         self.penalties.is_none()
     }
 
-    /// How a device draws the next token; `None` for the likeliest.
+    /// Sampling parameters for a device; `None` for greedy decoding.
     pub fn draw_on_device(&mut self) -> Option<StreamDraw> {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         let draws = self.is_plain() && temperature > 0.0;
@@ -40,18 +40,18 @@ impl Sampler {
     }
 
     /// The next id; `None` when a logit is NaN or all are minus infinity.
-    pub fn choose(&mut self, logits: &[f32]) -> Option<i32> {
+    pub fn sample(&mut self, logits: &[f32]) -> Option<i32> {
         let top = largest(logits)?;
         let Some(penalties) = &self.penalties else { return self.draw(logits, top) };
         let logits = penalties.apply(logits);
         let id = self.draw(&logits, largest(&logits)?)?;
         if let Some(penalties) = &mut self.penalties {
-            penalties.note(id);
+            penalties.record(id);
         }
         Some(id)
     }
 
-    /// One of the ids; `top` is the largest logit.
+    /// Draws an id; `top` is the largest logit.
     fn draw(&mut self, logits: &[f32], top: f32) -> Option<i32> {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         if temperature == 0.0 {
@@ -60,12 +60,13 @@ impl Sampler {
         // A temperature that is next to nothing must not make the likeliest 0 times infinity.
         let inverse_temperature = (1.0 / temperature).min(f32::MAX);
         weights(logits, top, inverse_temperature, &mut self.weights);
-        let cut = match top_k {
+        let threshold = match top_k {
             0 => Threshold::ALL,
             count => Threshold::largest(&self.weights, count),
         };
-        // The likeliest weighs 1, so a weight is its share of the likeliest one's.
-        let id = FilteredWeights::new(&self.weights, cut).draw_within(top_p, min_p, &mut self.rng);
+        // The largest weight is 1, so min-p is a threshold on weights.
+        let id =
+            FilteredWeights::new(&self.weights, threshold).draw_within(top_p, min_p, &mut self.rng);
         id.map(|id| id as i32)
     }
 }
@@ -80,12 +81,12 @@ mod tests {
         Sampler::new(&Request { sampling, ..Request::greedy(prompt.to_vec(), 8) })
     }
 
-    /// Shares of the ids in many draws.
-    fn shares(sampling: Sampling, prompt: &[i32]) -> Vec<f64> {
+    /// Frequencies of the ids in many draws.
+    fn frequencies(sampling: Sampling, prompt: &[i32]) -> Vec<f64> {
         let (mut counts, draws) = (vec![0.0; LOGITS.len()], 20_000);
         for seed in 0..draws {
             let mut sampler = sampler_of(Sampling { seed, ..sampling }, prompt);
-            counts[sampler.choose(&LOGITS).unwrap() as usize] += 1.0 / draws as f64;
+            counts[sampler.sample(&LOGITS).unwrap() as usize] += 1.0 / draws as f64;
         }
         counts
     }
@@ -96,67 +97,67 @@ mod tests {
     }
 
     fn assert_close(got: &[f64], want: &[f64]) {
-        // Four standard deviations of a share of one half in 20,000 draws.
+        // Four standard deviations of a frequency of one half in 20,000 draws.
         let close = got.iter().zip(want).all(|(a, b)| (a - b).abs() < 0.015);
         assert!(close, "{got:?} {want:?}");
     }
 
     #[test]
-    fn draws_follow_the_softmax_at_any_temperature() {
+    fn draws_follow_the_softmax_at_every_temperature() {
         let none = f64::NEG_INFINITY;
         for temperature in [0.5f32, 1.0, 2.0] {
-            let got = shares(Sampling { temperature, ..Sampling::default() }, &[]);
+            let got = frequencies(Sampling { temperature, ..Sampling::default() }, &[]);
             let t = f64::from(temperature);
             assert_close(&got, &softmax(&[1.0 / t, 3.0 / t, 2.0 / t, none, 3.0 / t]));
         }
     }
 
     #[test]
-    fn filters_cut_and_what_is_left_keeps_its_proportions() {
+    fn filters_keep_the_proportions_of_the_rest() {
         let none = f64::NEG_INFINITY;
         let want = softmax(&[none, 3.0, 2.0, none, 3.0]);
-        assert_close(&shares(Sampling { top_k: 3, ..Sampling::default() }, &[]), &want);
-        // Shares are 0.05, 0.40, 0.15, 0, 0.40.
-        assert_close(&shares(Sampling { top_p: 0.9, ..Sampling::default() }, &[]), &want);
-        assert_close(&shares(Sampling { min_p: 0.3, ..Sampling::default() }, &[]), &want);
+        assert_close(&frequencies(Sampling { top_k: 3, ..Sampling::default() }, &[]), &want);
+        // Probabilities are 0.05, 0.40, 0.15, 0, 0.40.
+        assert_close(&frequencies(Sampling { top_p: 0.9, ..Sampling::default() }, &[]), &want);
+        assert_close(&frequencies(Sampling { min_p: 0.3, ..Sampling::default() }, &[]), &want);
         let two = softmax(&[none, 3.0, none, none, 3.0]);
-        assert_close(&shares(Sampling { top_p: 0.7, ..Sampling::default() }, &[]), &two);
-        let one = shares(Sampling { top_p: 0.3, ..Sampling::default() }, &[]);
+        assert_close(&frequencies(Sampling { top_p: 0.7, ..Sampling::default() }, &[]), &two);
+        let one = frequencies(Sampling { top_p: 0.3, ..Sampling::default() }, &[]);
         assert_eq!(one, [0.0, one[1], 0.0, 0.0, 0.0], "the lowest id among equals stays");
-        assert_close(&shares(Sampling { top_k: 1, ..Sampling::default() }, &[]), &one);
+        assert_close(&frequencies(Sampling { top_k: 1, ..Sampling::default() }, &[]), &one);
     }
 
     #[test]
-    fn what_occurred_is_penalised_also_what_was_drawn() {
+    fn prompt_and_drawn_tokens_are_penalized() {
         let sampling = Sampling { repetition_penalty: 3.0, ..Sampling::default() };
         let none = f64::NEG_INFINITY;
-        assert_close(&shares(sampling, &[1, 1]), &softmax(&[1.0, 1.0, 2.0, none, 3.0]));
+        assert_close(&frequencies(sampling, &[1, 1]), &softmax(&[1.0, 1.0, 2.0, none, 3.0]));
         let greedy = Sampling { repetition_penalty: 3.0, ..Sampling::greedy() };
         let mut sampler = sampler_of(greedy, &[]);
-        let drawn: Vec<i32> = (0..4).filter_map(|_| sampler.choose(&LOGITS)).collect();
+        let drawn: Vec<i32> = (0..4).filter_map(|_| sampler.sample(&LOGITS)).collect();
         assert_eq!(drawn, [1, 4, 2, 0]);
     }
 
     #[test]
-    fn greedy_takes_the_first_of_the_largest_and_a_nan_gives_nothing() {
+    fn greedy_takes_the_lowest_id_and_nan_gives_none() {
         let mut sampler = sampler_of(Sampling::greedy(), &[]);
-        assert_eq!(sampler.choose(&LOGITS), Some(1));
-        assert_eq!(sampler.choose(&[f32::NEG_INFINITY; 5]), None);
+        assert_eq!(sampler.sample(&LOGITS), Some(1));
+        assert_eq!(sampler.sample(&[f32::NEG_INFINITY; 5]), None);
         let penalised = Sampling { repetition_penalty: 3.0, ..Sampling::default() };
         for sampling in [Sampling::greedy(), Sampling::default(), penalised] {
             let mut sampler = sampler_of(sampling, &[0, 2]);
-            assert_eq!(sampler.choose(&[0.25, 0.5, f32::NAN]), None);
-            assert_eq!(sampler.choose(&[f32::NAN; 3]), None);
+            assert_eq!(sampler.sample(&[0.25, 0.5, f32::NAN]), None);
+            assert_eq!(sampler.sample(&[f32::NAN; 3]), None);
         }
     }
 
     #[test]
-    fn a_seed_decides_all_draws() {
+    fn seed_determines_all_draws() {
         let sampling = Sampling { seed: 7, ..Sampling::default() };
-        let stream = || {
+        let draws = || {
             let mut sampler = sampler_of(sampling, &[]);
-            (0..50).map(|_| sampler.choose(&LOGITS).unwrap()).collect::<Vec<_>>()
+            (0..50).map(|_| sampler.sample(&LOGITS).unwrap()).collect::<Vec<_>>()
         };
-        assert_eq!(stream(), stream());
+        assert_eq!(draws(), draws());
     }
 }

@@ -1,9 +1,8 @@
-//! The engine's thread: who runs next.
+//! The scheduler: the engine's thread.
 //!
-//! Each round frees what was cancelled, admits requests that are expected to fit, lets every sequence that has its
-//! prompt decode, and reads pieces of prompts, as [`step`](crate::prefill) says.
-//!
-//! Who is admitted, and who is put back when memory is short, stands in [`admission`](crate::admission).
+//! Each iteration drops cancelled requests, admits requests that are expected to fit, decodes one token of every
+//! sequence whose prompt is complete, and prefills chunks of prompts in the order of [`prefill`](crate::prefill).
+//! [`admission`](crate::admission) decides which requests are admitted and preempted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,44 +24,44 @@ use crate::sequence::{Next, Sequence};
 use crate::warm::warm_up;
 use crate::{EngineOptions, FinishReason, HeadPages, Result, Stats};
 
-/// Time between counts of all pages.
+/// Interval of the page statistics.
 const COUNT_EVERY: Duration = Duration::from_millis(500);
 
-/// Logits that make a task.
+/// Logits per parallel sampling task.
 const TASK_LOGITS: usize = 1 << 14;
 
-/// The thread's state.
+/// State of the scheduler.
 pub(crate) struct Scheduler {
     pub(crate) model: Arc<Model>,
     pub(crate) options: EngineOptions,
     pub(crate) limits: RequestLimits,
     pub(crate) policy: PagePolicy,
     pub(crate) prefixes: PrefixCache,
-    /// The slots of decoding sequences, where the device keeps them.
+    /// Slots of decoding sequences, where the device has them.
     resident: Option<Resident>,
     shared: Arc<Shared>,
     /// Oldest first.
     pub(crate) running: Vec<Sequence>,
-    /// Requests that were put back, oldest first. They go before those that have not run.
-    pub(crate) waiting: VecDeque<Sequence>,
+    /// Preempted requests, oldest first. They are resumed before new requests are admitted.
+    pub(crate) preempted: VecDeque<Sequence>,
     pub(crate) arrivals: u64,
     pub(crate) retention: RetentionEstimate,
     order: PrefillOrder,
     step_times: StepTimes,
     pub(crate) stats: Stats,
-    /// Whether the pages of the running sequences may be others than when they were counted, and when that was.
+    /// Whether pages were added or evicted since they were counted, and the time of that count.
     pub(crate) pages_changed: bool,
     counted: Instant,
 }
 
-/// Tells everybody that the thread is gone, however it went.
+/// Marks the thread as ended when it returns or panics.
 struct End(Arc<Shared>);
 
 impl Drop for End {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.ended = true;
-        // Whoever waits for an answer must see that none will come.
+        // Dropping the sinks ends the event channels of requests that did not run.
         state.queue.clear();
         drop(state);
         self.0.notify();
@@ -73,12 +72,12 @@ impl Scheduler {
     pub fn new(mut model: Model, mut options: EngineOptions, shared: Arc<Shared>) -> Result<Self> {
         model.pack_weights(options.weights)?;
         let policy = model.page_policy(options.eviction.log_tolerance(), options.max_context)?;
-        // A model whose cache cannot be in pages is refused here rather than at the first request.
+        // A model without a paged cache is refused here rather than at the first request.
         drop(model.new_paged_cache(&policy)?);
-        let piece = options.prefill_chunk.min(options.max_context);
-        // With a meter of its own.
+        let chunk = options.prefill_chunk.min(options.max_context);
+        // A separate policy, because a policy meters the bytes of its caches.
         let log_tolerance = options.eviction.log_tolerance();
-        warm_up(&model, &model.page_policy(log_tolerance, options.max_context)?, piece)?;
+        warm_up(&model, &model.page_policy(log_tolerance, options.max_context)?, chunk)?;
         let resident = Resident::open(&model, &options, &policy)?;
         let slots = resident.as_ref().map_or(0, Resident::slots);
         if resident.is_some() {
@@ -94,7 +93,7 @@ impl Scheduler {
             resident,
             shared,
             running: Vec::new(),
-            waiting: VecDeque::new(),
+            preempted: VecDeque::new(),
             arrivals: 0,
             retention: RetentionEstimate::default(),
             order: PrefillOrder::default(),
@@ -117,9 +116,9 @@ impl Scheduler {
         let _end = End(self.shared.clone());
         while self.wait_for_work() {
             match self.resident.is_some() {
-                // A device has threads of its own: the way to another one here would be part of every step.
+                // The device runs asynchronously: entering the thread pool would only add latency to every step.
                 true => self.step(),
-                // On a thread of the pool, so that the ops of a step need not get there one by one.
+                // On a thread of the pool, so that the ops of a step do not enter it one by one.
                 false => rayon::scope(|_| self.step()),
             }
         }
@@ -127,22 +126,22 @@ impl Scheduler {
 
     fn step(&mut self) {
         self.decode();
-        self.read_prompts();
+        self.prefill();
         self.finish();
     }
 
-    /// Admits what fits; whether there is something to run.
+    /// Admits requests that fit; waits until one runs. False when the engine is closed and idle.
     fn wait_for_work(&mut self) -> bool {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         loop {
             let count = |this: &Self, state: &State| {
-                this.running.len() + this.waiting.len() + state.queue.len()
+                this.running.len() + this.preempted.len() + state.queue.len()
             };
             let before = count(self, &state);
             self.running.retain(|r| !r.is_cancelled());
-            self.waiting.retain(|r| !r.is_cancelled());
-            state.queue.retain(|job| !job.cancelled.load(Ordering::Relaxed));
+            self.preempted.retain(|r| !r.is_cancelled());
+            state.queue.retain(|queued| !queued.cancelled.load(Ordering::Relaxed));
             let cancelled = before - count(self, &state);
             self.stats.cancelled += cancelled as u64;
             self.pages_changed |= cancelled > 0;
@@ -162,57 +161,57 @@ impl Scheduler {
         }
     }
 
-    /// Ends everything where it is.
+    /// Ends all requests at once.
     fn interrupt(&mut self, state: &mut State) {
         self.pages_changed = true;
-        for mut r in self.running.drain(..).chain(self.waiting.drain(..)) {
+        for mut r in self.running.drain(..).chain(self.preempted.drain(..)) {
             self.stats.finished += 1;
             r.ended = Some(FinishReason::Interrupted);
             r.finish();
         }
-        for mut job in state.queue.drain(..) {
-            job.end(FinishReason::Interrupted);
+        for mut queued in state.queue.drain(..) {
+            queued.end(FinishReason::Interrupted);
         }
     }
 
-    /// Reads pieces of prompts, for about as long as the decode rows of this step took.
-    fn read_prompts(&mut self) {
-        let piece = self.limits.piece;
+    /// Prefills chunks of prompts, for about as long as the decode batch of this step took.
+    fn prefill(&mut self) {
         let mut unread: Vec<usize> = self.running.iter().map(Sequence::unread).collect();
         let decodes = self.running.iter().any(|r| r.next().is_some());
-        // Without decode rows, a piece at a time: whoever comes need not wait for more.
+        // Without a decode batch one chunk at a time, so that new requests are admitted soon.
         let budget =
             if decodes { self.step_times.prompt_tokens(self.options.step_tokens) } else { 0 };
         let arrivals: Vec<u64> = self.running.iter().map(|r| r.arrival).collect();
-        let pieces = self.order.form(&mut unread, piece, budget);
-        if !pieces.is_empty() {
-            // Those who decode do not wait for their tokens until the pieces are read.
+        let chunks = self.order.select(&mut unread, self.limits.prefill_chunk, budget);
+        if !chunks.is_empty() {
+            // Decoded tokens are reported before the prefill.
             self.running.iter_mut().for_each(Sequence::report);
         }
-        for at in pieces {
+        for at in chunks {
             self.pages_changed = true;
             let start = Instant::now();
-            // Whoever was put back meanwhile is not there any more.
-            let place = |this: &Self| this.running.iter().position(|r| r.arrival == arrivals[at]);
-            let Some(here) = place(self) else { continue };
+            // A request may have been preempted meanwhile.
+            let position =
+                |this: &Self| this.running.iter().position(|r| r.arrival == arrivals[at]);
+            let Some(here) = position(self) else { continue };
             if self.running[here].read == 0 {
                 self.share_prefix(here);
             }
             self.make_room_for_step(|r| r.arrival == arrivals[at]);
-            let Some(here) = place(self) else { continue };
-            let tokens = self.read_piece(here);
-            self.step_times.read(tokens, start.elapsed());
+            let Some(here) = position(self) else { continue };
+            let tokens = self.prefill_chunk(here);
+            self.step_times.prefilled(tokens, start.elapsed());
         }
     }
 
-    /// Reads the next piece of a prompt; its tokens.
-    fn read_piece(&mut self, at: usize) -> usize {
+    /// Prefills the next chunk of a prompt; returns its number of tokens.
+    fn prefill_chunk(&mut self, at: usize) -> usize {
         if self.running[at].unread() == 0 {
             return 0;
         }
         let r = &mut self.running[at];
         let (first, echo) = (r.read, r.echoes());
-        let end = r.prompt().len().min(first + self.limits.piece);
+        let end = r.prompt().len().min(first + self.limits.prefill_chunk);
         let is_last = end == r.prompt().len();
         let Some(mut cache) = r.cache.take() else { return 0 };
         let rows = match (echo, is_last) {
@@ -236,7 +235,7 @@ impl Scheduler {
             r.score_prompt(first, &logits, self.limits.vocab);
         }
         let last = is_last.then(|| &logits[logits.len() - self.limits.vocab..]);
-        self.keep_prefix(at, last);
+        self.cache_prefix(at, last);
         if let Some(logits) = last {
             if let Some(cache) = &self.running[at].cache {
                 self.retention.observe(cache);
@@ -247,13 +246,13 @@ impl Scheduler {
         end - first
     }
 
-    /// Goes on where an earlier prompt with the same beginning was.
+    /// Takes the longest cached prefix of a prompt.
     fn share_prefix(&mut self, at: usize) {
         let r = &mut self.running[at];
         if !self.options.share_prefixes || r.echoes() {
             return;
         }
-        // The fresh cache goes first, so that its bytes and those of the copy are not there at once.
+        // The empty cache is dropped before the copy is made, so that both are not counted at once.
         let fresh = r.cache.take();
         let Some(PrefixHit { cache, len, logits }) = self.prefixes.find(r.prompt()) else {
             r.cache = fresh;
@@ -268,8 +267,8 @@ impl Scheduler {
         }
     }
 
-    /// Keeps the state of a prompt for others that begin alike, if there is room.
-    fn keep_prefix(&mut self, at: usize, logits: Option<&[f32]>) {
+    /// Adds the state of a prompt to the prefix cache, if there is room.
+    fn cache_prefix(&mut self, at: usize, logits: Option<&[f32]>) {
         let read = self.running[at].read;
         if !self.options.share_prefixes
             || !(logits.is_some() || self.prefixes.is_cached_length(read))
@@ -280,12 +279,12 @@ impl Scheduler {
         if self.make_room(self.limits.budget.cost().fixed() + cost, self.promised()) {
             let r = &self.running[at];
             if let Some(cache) = &r.cache {
-                self.prefixes.keep(&r.prompt()[..read], cache, logits);
+                self.prefixes.insert(&r.prompt()[..read], cache, logits);
             }
         }
     }
 
-    /// One step of every sequence that has its prompt.
+    /// One decode step of every sequence whose prompt is complete.
     fn decode(&mut self) {
         let start = Instant::now();
         if self.running.iter().all(|r| r.next().is_none()) {
@@ -306,7 +305,7 @@ impl Scheduler {
                         .iter_mut()
                         .zip(&stepped.next)
                         .partition(|(_, next)| matches!(next, Next::Logits(_)));
-                    // Only a choice from logits is worth a task.
+                    // Only sampling from logits is worth a parallel task.
                     let take = |(r, next): (&mut &mut Sequence, &Next)| r.stepped_to(next);
                     let taken = chosen.into_iter().map(take).filter(|taken| *taken).count()
                         + logits.into_par_iter().map(take).filter(|taken| *taken).count();
@@ -317,14 +316,14 @@ impl Scheduler {
             self.step_times.decoded(start.elapsed());
             return;
         }
-        // More rows than these would be another kernel, and other bits.
+        // A larger batch would use another kernel, with another reduction order.
         for group in ready.chunks_mut(self.model.device().backend().caps().decode_batch) {
             self.stats.steps += 1;
             match step(&self.model, group) {
                 Ok(logits) => {
                     let rows = logits.par_chunks(self.limits.vocab);
                     let taken = group.par_iter_mut().zip(rows).map(|(r, row)| r.stepped(row));
-                    // Rows of a small vocabulary are not worth a task each.
+                    // Rows of a small vocabulary share a task.
                     let taken = taken.with_min_len((TASK_LOGITS / self.limits.vocab).max(1));
                     self.stats.generated_tokens += taken.filter(|taken| *taken).count() as u64;
                 }
@@ -335,7 +334,7 @@ impl Scheduler {
         self.step_times.decoded(start.elapsed());
     }
 
-    /// Reports and removes what has ended.
+    /// Reports and removes requests that have ended.
     fn finish(&mut self) {
         for r in self.running.extract_if(.., |r| r.ended.is_some()) {
             self.pages_changed = true;
@@ -352,11 +351,11 @@ impl Scheduler {
         stats.running = self.running.len();
         stats.decoding = self.running.iter().filter(|r| r.next().is_some()).count();
         stats.peak_decoding = stats.peak_decoding.max(stats.decoding);
-        stats.queued = self.waiting.len();
+        stats.queued = self.preempted.len();
         stats.cache_bytes = self.policy.meter().bytes();
         stats.peak_cache_bytes = self.policy.meter().peak();
-        // Counting takes longer than the rest of what a step on a device leaves to the host: now and then is enough, and
-        // when all is done.
+        // Counting pages takes longer than the rest of the host's work in a step on a GPU, so it is done at intervals and
+        // when the engine becomes idle.
         let due = self.running.is_empty() || self.counted.elapsed() >= COUNT_EVERY;
         if !self.pages_changed || !due {
             return;
@@ -378,7 +377,7 @@ impl Scheduler {
     }
 }
 
-/// Ends the requests of a step that failed.
+/// Ends the requests of a failed step.
 fn fail(group: &mut [&mut Sequence], error: &fox_model::Error) {
     for r in group {
         r.ended = Some(FinishReason::Failed(error.to_string()));

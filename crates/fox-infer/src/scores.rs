@@ -1,27 +1,26 @@
 //! From a row of logits to log-probabilities and weights.
 //!
-//! A vocabulary has tens of thousands of ids, and a small model's step is hardly longer than a few passes over
-//! them. The loops work on arrays of [`LANES`] numbers, of which the compiler makes vectors.
+//! With a large vocabulary, a few passes over the logits take as long as the step of a small model. The loops work on
+//! arrays of [`LANES`] numbers, which the compiler vectorizes.
 
 use crate::ScoredToken;
 
-/// Numbers that are computed at once.
+/// Width of the vectorized loops.
 pub(crate) const LANES: usize = 16;
-/// Numbers that are added up in f32; sums of more are f64.
+/// Numbers that are summed in f32; block sums are added in f64.
 pub(crate) const BLOCK: usize = 256;
-/// Numbers of a group of which only the largest is looked at first.
+/// Numbers per group; the top-k search skips groups by their maximum.
 const GROUP: usize = 64;
 
-/// The largest logit; `None` when one is NaN, because a model that gives one is broken and the rest of the row with
-/// it, or when all are minus infinity.
+/// The largest logit; `None` when one is NaN (the model is broken) or when all are minus infinity.
 pub(crate) fn largest(logits: &[f32]) -> Option<f32> {
     let mut tops = [f32::NEG_INFINITY; LANES];
     let mut strange = [false; LANES];
-    let (parts, rest) = logits.as_chunks::<LANES>();
-    for part in parts {
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    for lanes in chunks {
         for lane in 0..LANES {
-            tops[lane] = if part[lane] > tops[lane] { part[lane] } else { tops[lane] };
-            strange[lane] |= part[lane].is_nan();
+            tops[lane] = if lanes[lane] > tops[lane] { lanes[lane] } else { tops[lane] };
+            strange[lane] |= lanes[lane].is_nan();
         }
     }
     let has_nan = strange.contains(&true) || rest.iter().any(|logit| logit.is_nan());
@@ -46,10 +45,10 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 /// The sum of a function of at most [`BLOCK`] numbers.
 pub(crate) fn sum_of(values: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     let mut sums = [0.0; LANES];
-    let (parts, rest) = values.as_chunks::<LANES>();
-    for part in parts {
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for lanes in chunks {
         for lane in 0..LANES {
-            sums[lane] += of(part[lane]);
+            sums[lane] += of(lanes[lane]);
         }
     }
     sums.iter().sum::<f32>() + rest.iter().map(|&value| of(value)).sum::<f32>()
@@ -59,16 +58,16 @@ pub(crate) fn sum_of(values: &[f32], of: impl Fn(f32) -> f32) -> f32 {
 pub(crate) fn weights(logits: &[f32], top: f32, inverse_temperature: f32, weights: &mut Vec<f32>) {
     let weight = |logit: f32| {
         let x = (logit - top) * inverse_temperature;
-        // Computed in any case, so that there is no branch. False also for what is no number.
+        // Computed unconditionally, without a branch. The comparison is false for NaN.
         let weight = exp(x);
         if x > -87.0 { weight } else { 0.0 }
     };
     weights.resize(logits.len(), 0.0);
-    let (parts, rest) = logits.as_chunks::<LANES>();
+    let (chunks, rest) = logits.as_chunks::<LANES>();
     let (into, into_rest) = weights.as_chunks_mut::<LANES>();
-    for (into, part) in into.iter_mut().zip(parts) {
+    for (into, lanes) in into.iter_mut().zip(chunks) {
         for lane in 0..LANES {
-            into[lane] = weight(part[lane]);
+            into[lane] = weight(lanes[lane]);
         }
     }
     for (into, &logit) in into_rest.iter_mut().zip(rest) {
@@ -76,10 +75,10 @@ pub(crate) fn weights(logits: &[f32], top: f32, inverse_temperature: f32, weight
     }
 }
 
-/// `e^x` for `x <= 0` to f32 rounding, without a call: 2^n times a polynomial for what is left.
+/// `e^x` for `x <= 0` to f32 rounding: 2^n times a polynomial of the fraction.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    // The sum's low bits are the nearest integer; what is smaller than this is nothing beside e^0.
+    // Adding this constant leaves the nearest integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let y = x * std::f32::consts::LOG2_E;
     let y = if y > -126.0 { y } else { -126.0 };
@@ -110,14 +109,14 @@ pub(crate) fn likeliest(values: &[f32], count: usize) -> Vec<usize> {
     ids
 }
 
-/// A few ids, among which are those of the `count` largest values: where as many groups have something larger than
-/// all of a group, none of it is among them.
+/// A superset of the ids of the `count` largest values: groups whose maximum is below the `count`-th largest maximum are
+/// skipped.
 fn candidates(values: &[f32], count: usize) -> Vec<usize> {
     // Lane `l` of a block of lanes is a group.
     let tops = values.chunks(GROUP * LANES).flat_map(|block| {
         let mut tops = [f32::NEG_INFINITY; LANES];
-        for part in block.chunks(LANES) {
-            for (top, &value) in tops.iter_mut().zip(part) {
+        for lanes in block.chunks(LANES) {
+            for (top, &value) in tops.iter_mut().zip(lanes) {
                 *top = if value > *top { value } else { *top };
             }
         }
@@ -144,7 +143,7 @@ mod tests {
     use fox_base::random::SplitMix64;
 
     #[test]
-    fn probabilities_sum_to_one_and_the_best_come_first() {
+    fn probabilities_sum_to_one_in_descending_order() {
         let logits: Vec<f32> = (0..1000).map(|i| ((i * 37) % 101) as f32 * 0.1 - 300.0).collect();
         let scored = score(&logits, 5, 1000);
         let sum: f64 = scored.top.iter().map(|(_, l)| f64::from(*l).exp()).sum();
@@ -156,10 +155,10 @@ mod tests {
     }
 
     #[test]
-    fn the_likeliest_are_those_of_sorting() {
+    fn likeliest_equals_sorting() {
         let mut rng = SplitMix64::new(3);
         for len in [1, 5, 16, 255, 1024, 1025, 5000] {
-            // Few different values, so that there are many equals.
+            // Few distinct values give many ties.
             let values: Vec<f32> = (0..len).map(|_| rng.between(0, len / 3) as f32 - 9.0).collect();
             let mut sorted: Vec<usize> = (0..len).collect();
             sorted.sort_by(|&a, &b| values[b].total_cmp(&values[a]).then(a.cmp(&b)));
@@ -170,19 +169,19 @@ mod tests {
     }
 
     #[test]
-    fn exponentials_are_right_to_rounding() {
+    fn exp_is_accurate_to_rounding() {
         for i in 0..20_000 {
             let x = -0.004 * i as f32;
             let want = f64::from(x).exp();
             let error = (f64::from(exp(x)) - want).abs();
-            // The product with log2(e) is rounded, too.
+            // The product with log2(e) is rounded as well.
             assert!(error <= 3e-7 * (1.0 + f64::from(-x)) * want, "{x}: {error:e}");
         }
         assert!(exp(f32::NEG_INFINITY) < 1e-37);
     }
 
     #[test]
-    fn a_row_with_one_nan_or_without_a_number_has_no_largest() {
+    fn nan_or_all_infinite_rows_have_no_largest() {
         for len in [1, 15, 16, 40, 300] {
             let mut values: Vec<f32> = (0..len).map(|i| -(i as f32)).collect();
             values[len / 2] = 2.0;

@@ -1,4 +1,4 @@
-//! One request that has a cache.
+//! An admitted request: its KV cache, sampler and progress.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -12,40 +12,41 @@ use crate::sampler::Sampler;
 use crate::scores::score;
 use crate::{CacheUsage, Event, FinishReason, Finished, ScoredToken, Usage};
 
-/// What a step says about the next token.
+/// The result of a decode step for one sequence.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Logits of all tokens `[V]`.
     Logits(Vec<f32>),
-    /// The token itself, for requests that want no more.
+    /// The token sampled on the device, for requests that need no logits.
     Choice(Choice),
 }
 
+/// An admitted request.
 pub(crate) struct Sequence {
     queued: QueuedRequest,
-    /// Its place in the order of requests: the last one is the first to be put back.
+    /// Admission order: the youngest is preempted first.
     pub arrival: u64,
-    /// Bytes that it is known to need, once it was put back for lack of them.
+    /// Bytes that it is known to need, once it was preempted for lack of them.
     pub need: usize,
     /// Prompt tokens whose scores were reported, from the second token on.
     scored: usize,
     sampler: Sampler,
-    /// Absent only while a step has it.
+    /// Absent while a step uses it, and while preempted.
     pub cache: Option<Cache>,
-    /// Where its state is on the device, once it decodes there.
+    /// Its slot on the device, once it decodes there.
     pub slot: Option<Slot>,
-    /// Prompt tokens that the cache has.
+    /// Prompt tokens in the cache.
     pub read: usize,
-    /// Tokens chosen so far.
+    /// Tokens sampled so far.
     answer: Vec<i32>,
-    /// Those of them that the cache has.
+    /// Tokens of `answer` in the cache.
     fed: usize,
-    /// Tokens that were chosen on the device and are not reported yet; see [`Sequence::report`].
+    /// Tokens sampled on the device and not reported yet; see [`Sequence::report`].
     pending: Vec<ScoredToken>,
     usage: Usage,
     started: Instant,
     prefilled: Option<Instant>,
-    /// Why it is over, once it is.
+    /// Set when the request has ended.
     pub ended: Option<FinishReason>,
 }
 
@@ -84,20 +85,20 @@ impl Sequence {
         &self.queued.request.prompt
     }
 
-    /// Whether the scores of the prompt are still to be reported.
+    /// Whether scores of the prompt remain to be reported.
     pub fn echoes(&self) -> bool {
         self.queued.request.echo && self.scored + 1 < self.prompt().len()
     }
 
-    /// Gives up its cache. What was reported stays so: the prompt is read again, and the answer's tokens are fed
-    /// again one by one, in steps like those before, so that the bits are the same.
+    /// Frees the cache. After the request is resumed, the prompt is prefilled again and the answer's tokens are fed one by
+    /// one, as in the first pass, so that the bits are the same.
     pub fn preempt(&mut self) {
         self.report();
         (self.cache, self.slot) = (None, None);
         (self.read, self.fed) = (0, 0);
     }
 
-    /// Tokens of the prompt that are still to be read.
+    /// Prompt tokens left to prefill.
     pub fn unread(&self) -> usize {
         match self.ended {
             None => self.prompt().len() - self.read,
@@ -105,31 +106,31 @@ impl Sequence {
         }
     }
 
-    /// The token that the next step feeds, once the prompt is read.
+    /// The input token of the next decode step, once the prompt is complete.
     pub fn next(&self) -> Option<i32> {
         let ready = self.ended.is_none() && self.read == self.prompt().len();
         self.answer.get(self.fed).copied().filter(|_| ready)
     }
 
-    /// Whether a choice needs the logits of all tokens.
+    /// Whether sampling needs the logits on the host.
     pub fn needs_logits(&self) -> bool {
         !self.sampler.is_plain() || self.queued.request.top_logprobs > 0
     }
 
-    /// How a device draws the token after the next step, if it is to draw one.
+    /// Sampling parameters for the device, if it samples the next token.
     pub fn draw(&mut self) -> Option<StreamDraw> {
-        // A step that repeats an earlier one chooses nothing.
+        // A step that repeats an earlier one samples nothing.
         let repeats = self.fed + 1 < self.answer.len();
         if repeats || self.needs_logits() { None } else { self.sampler.draw_on_device() }
     }
 
-    /// The step that fed the token is over, with these logits; whether a token was chosen.
+    /// Takes the logits of a decode step; returns whether a token was sampled.
     pub fn stepped(&mut self, logits: &[f32]) -> bool {
         self.fed += 1;
         self.take(logits)
     }
 
-    /// The same for a step on the device. The token is reported later, while the next step runs.
+    /// As [`Sequence::stepped`] for a step on the device. The token is reported while the next step runs.
     pub fn stepped_to(&mut self, next: &Next) -> bool {
         match next {
             Next::Logits(logits) => self.stepped(logits),
@@ -141,27 +142,26 @@ impl Sequence {
         }
     }
 
-    /// Tells the client of the tokens that it does not know yet.
+    /// Reports pending tokens.
     pub fn report(&mut self) {
         for scored in self.pending.drain(..) {
             (self.queued.sink)(Event::Token(scored));
         }
     }
 
-    /// Tokens of prompt and answer, at most.
+    /// Upper bound on the tokens of prompt and answer.
     pub fn tokens(&self) -> usize {
         self.queued.request.prompt.len() + self.queued.request.max_tokens
     }
 
-    /// Its cache, and the tokens that this has after the next step of a decoding sequence or of a prompt that is
-    /// read in pieces.
-    pub fn demand(&self, piece: usize) -> Option<(&Cache, usize)> {
+    /// Its cache, and the length of that after the next decode step or prefill chunk.
+    pub fn demand(&self, chunk: usize) -> Option<(&Cache, usize)> {
         let cache = self.cache.as_ref()?;
-        let next = if self.next().is_some() { 1 } else { self.unread().min(piece) };
+        let next = if self.next().is_some() { 1 } else { self.unread().min(chunk) };
         Some((cache, cache.lens()[0] + next))
     }
 
-    /// Goes on from a state after the first `len` tokens of the prompt.
+    /// Starts from a cached state after the first `len` tokens of the prompt.
     pub fn share(&mut self, cache: Cache, len: usize) {
         self.cache = Some(cache);
         self.read = len;
@@ -184,23 +184,23 @@ impl Sequence {
         }
     }
 
-    /// Chooses and reports the token after a row of logits; whether there was one.
+    /// Samples a token from a row of logits and reports it; returns whether there was one.
     pub fn take(&mut self, logits: &[f32]) -> bool {
         let top_logprobs = self.queued.request.top_logprobs;
-        let choose = |sampler: &mut Sampler| sampler.choose(logits);
+        let choose = |sampler: &mut Sampler| sampler.sample(logits);
         let taken = self.take_chosen(choose, |id| score(logits, id, top_logprobs));
         self.report();
         taken
     }
 
-    /// [`Sequence::take`] with a choice, and the score of the token chosen, which is not reported yet.
+    /// As [`Sequence::take`], with a function that samples and one that scores; the token stays pending.
     fn take_chosen(
         &mut self,
         choose: impl FnOnce(&mut Sampler) -> Option<i32>,
         scored: impl FnOnce(i32) -> ScoredToken,
     ) -> bool {
         self.prefilled.get_or_insert_with(Instant::now);
-        // What was chosen before it was put back is not chosen again.
+        // Tokens sampled before a preemption are not sampled again.
         if self.fed < self.answer.len() {
             return false;
         }
@@ -210,8 +210,8 @@ impl Sequence {
             return false;
         }
         let Some(id) = choose(&mut self.sampler) else {
-            let words = "the model's logits are not numbers";
-            self.ended = Some(FinishReason::Failed(words.into()));
+            let message = "the model's logits are not numbers";
+            self.ended = Some(FinishReason::Failed(message.into()));
             return false;
         };
         if request.stop_ids.contains(&id) {
@@ -228,7 +228,7 @@ impl Sequence {
         true
     }
 
-    /// Reports the end, if there is one.
+    /// Reports the end of the request.
     pub fn finish(mut self) {
         self.report();
         let Some(reason) = self.ended.take() else { return };
@@ -281,7 +281,7 @@ mod tests {
         let row = [0.0, 1.0];
         running.read = 2;
         running.score_prompt(0, &row.repeat(2), 2);
-        // In the middle of its prompt.
+        // After half of its prompt.
         running.preempt();
         for (first, read) in [(0, 2), (2, 4)] {
             running.read = read;

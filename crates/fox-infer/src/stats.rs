@@ -1,46 +1,46 @@
-//! What an engine is doing.
+//! Statistics of an engine.
 
 use serde::Serialize;
 
-/// A look at an engine between two steps.
+/// Statistics of an engine between two steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Stats {
-    /// Requests that wait.
+    /// Requests in the queue, preempted ones included.
     pub queued: usize,
-    /// Requests whose prompt is being read or that decode.
+    /// Requests that prefill or decode.
     pub running: usize,
-    /// Those of them that decode.
+    /// Requests that decode.
     pub decoding: usize,
-    /// The most that ever decoded at a time.
+    /// Largest number of requests that decoded at a time.
     pub peak_decoding: usize,
-    /// Requests that ended, in any way.
+    /// Requests that ended, failed ones included.
     pub finished: u64,
     /// Requests that were dropped before their end.
     pub cancelled: u64,
-    /// Times that a running request was put back to wait because memory was short.
+    /// Preemptions for lack of memory.
     pub preempted: u64,
-    /// Prompt tokens computed.
+    /// Prompt tokens prefilled.
     pub prefilled_tokens: u64,
-    /// Prompt tokens taken from a shared prefix.
+    /// Prompt tokens taken from the prefix cache.
     pub shared_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
-    /// Steps taken: chunks of prompts and decode steps.
+    /// Prefill chunks and decode steps.
     pub steps: u64,
-    /// Bytes that caches hold now, shared prefixes included.
+    /// Bytes of all KV caches, cached prefixes included.
     pub cache_bytes: usize,
-    /// The most they ever held.
+    /// Peak of `cache_bytes`.
     pub peak_cache_bytes: usize,
-    /// Bytes they may hold.
+    /// Limit of `cache_bytes`.
     pub cache_budget: usize,
-    /// Sequences that the device keeps at a time; 0 where steps gather their states.
+    /// Slots of the device; 0 where every step gathers its states.
     pub slots: usize,
     /// Pages of the running sequences, per layer and key head.
     pub heads: Vec<Vec<HeadPages>>,
 }
 
 impl Stats {
-    /// Share of the running sequences' pages that was evicted, from 0 to 1.
+    /// Fraction of the running sequences' pages that was evicted, from 0 to 1.
     pub fn evicted_fraction(&self) -> f64 {
         let sum = |f: fn(&HeadPages) -> usize| self.heads.iter().flatten().map(f).sum::<usize>();
         let (held, evicted) = (sum(|h| h.held), sum(|h| h.evicted));

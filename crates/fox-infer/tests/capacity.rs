@@ -159,6 +159,31 @@ fn requests_that_were_put_back_give_the_same_bits() {
     assert_eq!(roomy.stats().preempted, 0);
 }
 
+/// Two requests of equal length that do not fit together: the one that came first is not preempted and ends first.
+#[test]
+fn youngest_request_is_preempted() {
+    let engine = Engine::start(model(), options(40)).unwrap();
+    // It learns that little is kept, so that both are admitted.
+    for i in 0..20 {
+        read(engine.submit(Request::greedy(forgetful(i, 1024), 1)).unwrap());
+    }
+    let (sender, ends) = channel();
+    let submit = |i: usize| {
+        let sender = sender.clone();
+        let sink = move |event| {
+            if let Event::Finished(finished) = event {
+                sender.send((i, finished.reason)).unwrap();
+            }
+        };
+        engine.submit_to(sampled(memorable(i, 1000), 500, i as u64), sink).unwrap()
+    };
+    let _tickets = [submit(0), submit(1)];
+    for i in 0..2 {
+        assert_eq!(ends.recv().unwrap(), (i, FinishReason::Length));
+    }
+    assert!(engine.stats().preempted > 0);
+}
+
 #[test]
 fn a_request_that_outgrows_the_cache_ends_with_a_sentence() {
     let engine = Engine::start(model(), options(10)).unwrap();

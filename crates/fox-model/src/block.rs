@@ -1,7 +1,7 @@
 //! A block: norm and mixer, then norm and MLP where there is one, around a residual stream.
 //!
-//! The stream travels as `(h, delta)`, the sum so far and the last addend, because adding and
-//! normalising are one op.
+//! The residual stream is passed as `(h, delta)`, the sum so far and the last addend, because adding and normalizing
+//! are one op.
 
 use fox_cache::{LayerState, Past};
 use fox_tensor::{Activation, DecodeBlock, DecodeShape, ParamId, Result, Tape, Tensor, Var};
@@ -31,18 +31,18 @@ struct Mlp {
     inner: usize,
 }
 
-/// What a block gives on.
+/// The output of a block.
 pub(crate) struct BlockOutput {
     /// The residual stream before the last half of the block `[R, D]`.
     pub h: Var,
     /// The last half's output `[R, D]`, not yet added.
     pub delta: Var,
-    /// Attention tiles visited and in all `[H, 4]` i32; `None` for what is no attention.
+    /// Attention tiles visited and in total `[H, 4]` i32; `None` without attention.
     pub tiles: Option<Tensor>,
 }
 
 impl Block {
-    /// Declares the parameters of block number `index`; `shared` is what the mixers share.
+    /// Declares the parameters of block number `index`; `shared` is a parameter of all mixers.
     pub fn declare(
         config: &ModelConfig,
         index: usize,
@@ -91,7 +91,7 @@ impl Block {
         Some((self.mixer.attention()?, self.mixer_norm))
     }
 
-    /// What a decode step of the whole model must know about its blocks; `None` where there is no such step.
+    /// The shape of a block for a decode step of the whole model; `None` where the block has no such step.
     pub fn decode_shape(&self) -> Option<DecodeShape> {
         self.mixer.attention()?.decode_shape(self.mlp.as_ref()?.activation)
     }

@@ -1,4 +1,4 @@
-//! How much memory training and decoding take, from the configuration alone.
+//! Memory that training and decoding need, from the configuration alone.
 //!
 //! ```text
 //! training   weights 4 P + gradients 4 P + optimizer state 8 P (AdamW; others say theirs)
@@ -29,7 +29,7 @@ use crate::params::ParamSpec;
 /// Bytes of logits that a GPU holds at once.
 const LOGITS: f64 = (256u64 << 20) as f64;
 
-/// Bytes needed, part by part.
+/// Bytes needed, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryEstimate {
     /// The parameters.
@@ -78,7 +78,7 @@ impl MemoryEstimate {
             kept.iter().map(|kept| value(kept) as f64).sum()
         };
         let (blocks, cheap) = (sum(|kept| kept.per_token), sum(|kept| kept.cheap_per_token));
-        // Of blocks that are recomputed, one is there in full.
+        // Of recomputed blocks, one is in memory in full.
         let largest = kept.iter().map(|kept| kept.per_token).max().unwrap_or(0) as f64;
         let optimizer: f64 = specs
             .iter()
@@ -111,7 +111,7 @@ impl MemoryEstimate {
         })
     }
 
-    /// Bytes to train with every activation kept.
+    /// Bytes to train with every activation saved.
     pub fn train(&self) -> f64 {
         self.weights + self.gradients + self.optimizer + self.activations
     }
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_estimate_is_near_what_a_gpu_took() {
+    fn memory_estimate_matches_a_gpu_measurement() {
         let estimate = |(width, layers, heads): (usize, usize, usize), batch: usize| {
             let mut config = ModelConfig::fox_pro(width, layers, heads);
             config.vocab_size = 50304;

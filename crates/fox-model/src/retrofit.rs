@@ -18,7 +18,7 @@ use crate::{Error, ModelConfig, Result};
 /// Memory relative to the length that a model is meant for, where none is given.
 const FAR_BEYOND: f64 = 1e6;
 
-/// What is added.
+/// Options of a retrofit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RetrofitOptions {
     /// Memory lengths in tokens: one for all heads, one for each, or none for a million times the length that the
@@ -83,10 +83,10 @@ fn plan(config: &ModelConfig, options: &RetrofitOptions) -> Result<(ModelConfig,
     Ok((with, biases))
 }
 
-/// Writes the checkpoint `from` with forget gates to `to`, in fox's own format, companions included.
+/// Writes the checkpoint `from` with forget gates to `to`, in fox's native format, tokenizer files included.
 ///
 /// # Errors
-/// A model that is no attention or has gates, memory lengths that do not fit its heads, a `to` that holds something.
+/// A model without attention or with gates, memory lengths that do not fit its heads, a `to` that is not empty.
 pub fn retrofit_checkpoint(
     from: &Path,
     to: &Path,

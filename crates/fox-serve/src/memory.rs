@@ -58,7 +58,7 @@ impl ByteLease {
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
             return Ok(());
         }
-        if self.bytes.load(Ordering::Relaxed).saturating_add(bytes) > *limit {
+        if self.bytes().saturating_add(bytes) > *limit {
             let message = format!("the request needs more than the {limit} bytes for {purpose}");
             let status = StatusCode::PAYLOAD_TOO_LARGE;
             return Err(ApiError::new(status, "invalid_request_error", message)
@@ -67,6 +67,11 @@ impl ByteLease {
         let message = format!("the {limit} bytes for {purpose} are in use; try again later");
         let status = StatusCode::TOO_MANY_REQUESTS;
         Err(ApiError::new(status, "rate_limit_error", message).with_code("memory_in_use"))
+    }
+
+    /// Bytes that the lease holds.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Returns bytes to the budget.
@@ -80,7 +85,7 @@ impl ByteLease {
 
 impl Drop for ByteLease {
     fn drop(&mut self) {
-        self.shrink(self.bytes.load(Ordering::Relaxed));
+        self.shrink(self.bytes());
     }
 }
 

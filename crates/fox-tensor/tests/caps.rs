@@ -41,7 +41,7 @@ fn weights_stay_as_they_are_where_nothing_packs_them() {
     for format in [WeightFormat::Bf16, WeightFormat::Int8] {
         assert_eq!(
             w.packed(format).unwrap_err().to_string(),
-            "naive cannot run weights in fewer bits; use --device cpu"
+            "naive does not support packed weights; use the CPU"
         );
     }
 }

@@ -8,6 +8,7 @@ use fox_tensor::Device;
 
 use crate::commands::eval::subjects::Opened;
 use crate::device::DeviceArgs;
+use crate::pretrained::or_pretrained;
 use crate::tolerance::log_tolerance;
 
 /// Tokens of a prefill chunk. Short chunks on a CPU delay other requests less; a GPU needs long ones to be busy.
@@ -52,9 +53,10 @@ pub struct GenerationArgs {
 }
 
 impl GenerationArgs {
-    /// A checkpoint or run folder, and its tokenizer.
-    pub fn open(&self, model: &str) -> Result<(Opened, Tokenizer)> {
-        let opened = Opened::new(model, &self.device.open()?)?;
+    /// A checkpoint or run folder, or the pretrained model, and its tokenizer.
+    pub fn open(&self, model: Option<&str>) -> Result<(Opened, Tokenizer)> {
+        let model = or_pretrained(model)?;
+        let opened = Opened::new(&model, &self.device.open()?)?;
         let tokenizer = opened.tokenizer(self.tokenizer.as_deref())?;
         Ok((opened, tokenizer))
     }

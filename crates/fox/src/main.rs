@@ -8,6 +8,7 @@ mod commands;
 mod device;
 mod engine;
 mod hints;
+mod pretrained;
 mod ranks;
 mod tolerance;
 mod version;

@@ -139,7 +139,7 @@ fn what_cannot_be_served_is_said() {
     let model = checkpoint(folder.path());
     std::fs::write(format!("{model}/chat_template.jinja"), "{% for").unwrap();
     let told = words(&["serve", &model, "--port", "0"]);
-    assert!(told.contains("chat template has a mistake"), "{told}");
+    assert!(told.contains("chat template has a syntax error"), "{told}");
     let told = words(&["serve", &model, "--cache", "0"]);
     assert!(told.contains("--cache"), "{told}");
 }

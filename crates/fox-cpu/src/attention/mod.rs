@@ -20,7 +20,7 @@ use std::ops::Range;
 
 use fox_tensor::{
     AttentionGrads, AttentionInputs, AttentionOps, AttentionOut, AttentionSpec, Result, Tensor,
-    tile_words,
+    check_attention_bwd, check_attention_fwd, tile_words,
 };
 use rayon::prelude::*;
 
@@ -40,6 +40,7 @@ impl AttentionOps for Cpu {
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> Result<AttentionOut> {
+        check_attention_fwd(self, inputs, spec)?;
         self.run(|| forward(self, inputs, spec))
     }
 
@@ -50,6 +51,7 @@ impl AttentionOps for Cpu {
         out: &AttentionOut,
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
+        check_attention_bwd(self, d_out, inputs, out, spec)?;
         self.run(|| backward(self, d_out, inputs, out, spec))
     }
 }

@@ -29,7 +29,7 @@ mod solve;
 
 use fox_tensor::{
     Result, ScanExtras, ScanGrads, ScanInputs, ScanOps, ScanOut, ScanSpec, Segment, StateUpdate,
-    Tensor,
+    Tensor, check_scan_bwd, check_scan_fwd,
 };
 use rayon::prelude::*;
 
@@ -48,6 +48,7 @@ impl ScanOps for Cpu {
         spec: &ScanSpec,
         keep: ScanExtras,
     ) -> Result<ScanOut> {
+        check_scan_fwd(self, inputs, spec)?;
         self.run(|| forward(self, inputs, spec, keep))
     }
 
@@ -58,6 +59,7 @@ impl ScanOps for Cpu {
         saved: Option<&Tensor>,
         spec: &ScanSpec,
     ) -> Result<ScanGrads> {
+        check_scan_bwd(self, d_out, inputs, saved, spec)?;
         self.run(|| backward(self, d_out, inputs, saved, spec))
     }
 }
@@ -257,6 +259,10 @@ pub fn backward(
         }
     };
     let job = Job::new(cpu, inputs, spec);
+    if saved.len() != job.chunks() * spec.state_len() {
+        let detail = format!("saved states of shape {}, which are not of this call", saved.shape());
+        return Err(fox_tensor::Error::argument("scan_bwd", detail));
+    }
     let (parts, keys) = (job.parts(), inputs.k.len());
     let mut dq = cpu.pool().zeros(parts * keys)?;
     let mut dk = cpu.pool().zeros(parts * keys)?;

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 
 use super::header::{self, Entry, MAX_HEADER_BYTES};
+use super::int8;
 use crate::{Error, Result};
 
 /// Half-precision values are widened in pieces of this many.
@@ -57,9 +58,22 @@ impl SafetensorsFile {
         &self.path
     }
 
-    /// Names of the tensors, sorted.
+    /// Names of the tensors, sorted; the scales of 8-bit matrices belong to their matrix and are left out.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.entries.keys().map(String::as_str)
+        let is_scale = |name: &str| int8::matrix_name(name).is_some_and(|of| self.is_int8(of));
+        self.entries.keys().map(String::as_str).filter(move |name| !is_scale(name))
+    }
+
+    /// Whether a tensor is a matrix in 8 bits whose scales are in this file, too.
+    pub(super) fn is_int8(&self, name: &str) -> bool {
+        self.entries.get(name).is_some_and(|entry| {
+            let scales = self.entries.get(&int8::scale_name(name));
+            entry.dtype == Dtype::I8
+                && entry.dims.len() == 2
+                && scales.is_some_and(|scales| {
+                    scales.dtype == Dtype::F32 && scales.dims == int8::scale_dims(&entry.dims)
+                })
+        })
     }
 
     /// Extents of a tensor, if it is there.
@@ -80,11 +94,20 @@ impl SafetensorsFile {
         Ok(values)
     }
 
-    /// The values of an f32, bf16 or f16 tensor, to `out` of the same number of elements.
+    /// The values of an f32, bf16 or f16 tensor or of an 8-bit matrix, to `out` of the same number of elements.
     pub fn read_f32_into(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let (dtype, len) = (self.entry(name)?.dtype, self.count(name)?);
         if len != out.len() {
             return Err(Error::Argument(format!("{name} has {len} values, not {}", out.len())));
+        }
+        if self.is_int8(name) {
+            let scales = self.read_f32(&int8::scale_name(name))?;
+            let cols = self.entry(name)?.dims[1];
+            let mut quantized = vec![0i8; len];
+            self.seek(name)?;
+            self.read_bytes(bytemuck::cast_slice_mut(&mut quantized))?;
+            int8::dequantize(&quantized, &scales, cols, out);
+            return Ok(());
         }
         self.seek(name)?;
         match dtype {

@@ -7,6 +7,7 @@ use fox_base::durable::NewFile;
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 
+use super::int8;
 use crate::{Error, Result};
 
 /// Values that are converted at a time.
@@ -22,33 +23,48 @@ pub enum FileDtype {
     Bf16,
     /// 16-bit float, rounded to nearest even; values beyond its range are an error.
     F16,
+    /// Matrices in 8 bits with an f32 scale for every [`INT8_BLOCK`] columns of a row, everything else in f32.
+    Int8,
 }
 
 impl FileDtype {
-    /// Bytes of an element.
-    pub(super) fn bytes(self) -> usize {
-        match self {
-            FileDtype::F32 => 4,
-            FileDtype::Bf16 | FileDtype::F16 => 2,
+    /// The tensors of a file that store one tensor: name, dtype in the header and shape of each.
+    fn entries(self, name: &str, dims: &[usize]) -> Vec<(String, &'static str, Vec<usize>)> {
+        let plain = |dtype| vec![(name.to_string(), dtype, dims.to_vec())];
+        match (self, dims) {
+            (FileDtype::Int8, [_, _]) => vec![
+                (name.to_string(), "I8", dims.to_vec()),
+                (int8::scale_name(name), "F32", int8::scale_dims(dims)),
+            ],
+            (FileDtype::F32 | FileDtype::Int8, _) => plain("F32"),
+            (FileDtype::Bf16, _) => plain("BF16"),
+            (FileDtype::F16, _) => plain("F16"),
         }
+    }
+
+    /// Bytes that a tensor of this shape takes in a file.
+    pub(super) fn tensor_bytes(self, dims: &[usize]) -> usize {
+        let bytes = |(_, dtype, dims): (String, &str, Vec<usize>)| {
+            dims.iter().product::<usize>() * element_bytes(dtype)
+        };
+        self.entries("", dims).into_iter().map(bytes).sum()
     }
 
     /// PyTorch's name.
     pub(super) fn torch_name(self) -> &'static str {
         match self {
-            FileDtype::F32 => "float32",
+            FileDtype::F32 | FileDtype::Int8 => "float32",
             FileDtype::Bf16 => "bfloat16",
             FileDtype::F16 => "float16",
         }
     }
+}
 
-    /// The name in a safetensors header.
-    fn header_name(self) -> &'static str {
-        match self {
-            FileDtype::F32 => "F32",
-            FileDtype::Bf16 => "BF16",
-            FileDtype::F16 => "F16",
-        }
+fn element_bytes(header_dtype: &str) -> usize {
+    match header_dtype {
+        "I8" => 1,
+        "F32" => 4,
+        _ => 2,
     }
 }
 
@@ -58,8 +74,8 @@ impl FileDtype {
 pub struct SafetensorsWriter {
     file: NewFile,
     dtype: FileDtype,
-    /// Name and number of elements of the tensors that are still to come.
-    missing: IntoIter<(String, usize)>,
+    /// Name and shape of the tensors that are not written yet.
+    missing: IntoIter<(String, Vec<usize>)>,
 }
 
 impl SafetensorsWriter {
@@ -69,18 +85,27 @@ impl SafetensorsWriter {
         let header = header(tensors, dtype);
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
-        let count = |(name, dims): &(&str, &[usize])| (name.to_string(), dims.iter().product());
-        let missing: Vec<(String, usize)> = tensors.iter().map(count).collect();
+        let missing: Vec<(String, Vec<usize>)> =
+            tensors.iter().map(|(name, dims)| (name.to_string(), dims.to_vec())).collect();
         Ok(SafetensorsWriter { file, dtype, missing: missing.into_iter() })
     }
 
     /// Writes the values of the next tensor, as many as were declared.
     pub fn write(&mut self, values: &[f32]) -> Result<()> {
-        let Some((name, count)) = self.missing.next() else {
+        let Some((name, dims)) = self.missing.next() else {
             return Err(self.refuse("all its tensors are written already".into()));
         };
+        let count: usize = dims.iter().product();
         if values.len() != count {
             return Err(self.refuse(format!("{name} needs {count} values, not {}", values.len())));
+        }
+        if let (FileDtype::Int8, [_, cols]) = (self.dtype, dims.as_slice()) {
+            if !values.iter().all(|x| x.is_finite()) {
+                return Err(self.refuse(format!("{name} has values that are not finite")));
+            }
+            let (quantized, scales) = int8::quantize(values, *cols);
+            self.file.write_all(bytemuck::cast_slice(&quantized))?;
+            return Ok(self.file.write_all(&scales)?);
         }
         for part in values.chunks(CHUNK) {
             let bytes = encode(part, self.dtype).ok_or_else(|| {
@@ -110,12 +135,9 @@ pub(super) fn header(tensors: &[(&str, &[usize])], dtype: FileDtype) -> String {
     let mut map = Map::new();
     map.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut start = 0;
-    for (name, dims) in tensors {
-        let end = start + dims.iter().product::<usize>() * dtype.bytes();
-        let entry = json!({
-            "dtype": dtype.header_name(), "shape": dims, "data_offsets": [start, end],
-        });
-        map.insert(name.to_string(), entry);
+    for (name, stored, dims) in tensors.iter().flat_map(|(name, dims)| dtype.entries(name, dims)) {
+        let end = start + dims.iter().product::<usize>() * element_bytes(stored);
+        map.insert(name, json!({ "dtype": stored, "shape": dims, "data_offsets": [start, end] }));
         start = end;
     }
     let mut text = Value::Object(map).to_string();
@@ -127,10 +149,10 @@ pub(super) fn header(tensors: &[(&str, &[usize])], dtype: FileDtype) -> String {
 
 /// Little-endian bytes; `None` when a finite value does not fit an f16.
 pub(super) fn encode(values: &[f32], dtype: FileDtype) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(values.len() * dtype.bytes());
+    let mut bytes = Vec::with_capacity(values.len() * 4);
     for &value in values {
         match dtype {
-            FileDtype::F32 => bytes.extend(value.to_le_bytes()),
+            FileDtype::F32 | FileDtype::Int8 => bytes.extend(value.to_le_bytes()),
             FileDtype::Bf16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
             FileDtype::F16 => {
                 let half = f16::from_f32(value);
@@ -155,7 +177,7 @@ mod tests {
     const B: [f32; 6] = [0.5, -1.0, 2.0, 0.25, -0.0, 4096.0];
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_tensors_read_back() {
         let dir = tempfile::tempdir().unwrap();
         for dtype in [FileDtype::F32, FileDtype::Bf16, FileDtype::F16] {
             let path = dir.path().join("t.safetensors");
@@ -175,12 +197,12 @@ mod tests {
             assert!(file.read_f32("none").unwrap().is_empty());
             // The header's length and the header together end on a multiple of 8.
             let bytes = fs::read(&path).unwrap();
-            assert_eq!((bytes.len() - 7 * dtype.bytes()) % 8, 0);
+            assert_eq!((bytes.len() - dtype.tensor_bytes(&[7])) % 8, 0);
         }
     }
 
     #[test]
-    fn a_file_that_would_be_wrong_is_not_written() {
+    fn rejects_wrong_tensor_counts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.safetensors");
         let start = || SafetensorsWriter::create(&path, FileDtype::F32, &TENSORS).unwrap();

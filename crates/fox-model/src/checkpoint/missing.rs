@@ -36,9 +36,9 @@ pub(crate) fn sentence(file: &Path) -> String {
     match nearest(&name, names.iter().map(String::as_str)) {
         Some(near) => {
             let meant = above.map_or(PathBuf::from(&near), |above| above.join(&near));
-            format!("there is no folder {shown}; did you mean {}?", meant.display())
+            format!("folder {shown} does not exist; did you mean {}?", meant.display())
         }
-        None => format!("there is no folder {shown}; {HOLDS}"),
+        None => format!("folder {shown} does not exist; {HOLDS}"),
     }
 }
 
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_decides_what_is_said() {
+    fn suggests_the_nearest_existing_folder() {
         let dir = tempfile::tempdir().unwrap();
         let (run, top) = (dir.path().join("runs/first"), dir.path().display().to_string());
         fs::create_dir_all(run.join("export")).unwrap();
@@ -66,11 +66,11 @@ mod tests {
             |path: &str| sentence(&dir.path().join(path).join("config.json")).replace(&top, "T");
         assert_eq!(
             said("runs/frist"),
-            "there is no folder T/runs/frist; did you mean T/runs/first?"
+            "folder T/runs/frist does not exist; did you mean T/runs/first?"
         );
         assert_eq!(
             said("rusn/first/export"),
-            "there is no folder T/rusn/first/export; did you mean T/runs?"
+            "folder T/rusn/first/export does not exist; did you mean T/runs?"
         );
         assert_eq!(
             said("runs/first"),
@@ -79,6 +79,6 @@ mod tests {
         let file = said("runs/first/export/model.safetensors");
         assert!(file.starts_with("T/runs/first/export/model.safetensors is a file; "), "{file}");
         let other = said("wavelength");
-        assert_eq!(other, format!("there is no folder T/wavelength; {HOLDS}"));
+        assert_eq!(other, format!("folder T/wavelength does not exist; {HOLDS}"));
     }
 }

@@ -8,6 +8,7 @@ mod convert;
 mod file;
 mod file_writer;
 mod header;
+mod int8;
 mod missing;
 mod names;
 mod ranges;

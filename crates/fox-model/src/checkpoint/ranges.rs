@@ -29,7 +29,7 @@ impl SafetensorsRanges {
         let mut file = File::create(path).map_err(FileError::at("create", path))?;
         let header = header(tensors, FileDtype::F32);
         let values: usize = tensors.iter().map(|(_, dims)| dims.iter().product::<usize>()).sum();
-        let length = 8 + header.len() + values * FileDtype::F32.bytes();
+        let length = 8 + header.len() + values * size_of::<f32>();
         let write = |file: &mut File| {
             file.write_all(&(header.len() as u64).to_le_bytes())?;
             file.write_all(header.as_bytes())?;
@@ -50,7 +50,7 @@ impl SafetensorsRanges {
         let mut start = (8 + header) as u64;
         let place = |(name, dims): &(&str, &[usize])| {
             let (at, count) = (start, dims.iter().product::<usize>());
-            start += (count * FileDtype::F32.bytes()) as u64;
+            start += (count * size_of::<f32>()) as u64;
             (name.to_string(), (at, count))
         };
         let places = tensors.iter().map(place).collect();
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_writers_make_the_file_of_one() {
+    fn range_writers_produce_one_file() {
         let dir = tempfile::tempdir().unwrap();
         let tensors: [(&str, &[usize]); 3] = [("b", &[2, 2]), ("a", &[3]), ("none", &[0])];
         let values = [vec![1.0, -2.0, 0.5, 4.0], vec![7.0, -0.0, 9.0], vec![]];

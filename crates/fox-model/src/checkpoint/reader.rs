@@ -1,4 +1,4 @@
-//! Reading a checkpoint folder: what is there is compared with what the configuration asks for,
+//! Reads a checkpoint folder: its tensors are compared with those of the configuration,
 //! all at once, before any value is read.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub enum TensorMismatch {
         /// The shape it should have.
         expected: Vec<usize>,
     },
-    /// Nobody asks for it.
+    /// No parameter uses it.
     Surplus {
         /// Its name in the file.
         name: String,
@@ -205,6 +205,7 @@ impl CheckpointReader {
                 }
                 match self.files[file].dtype(&name) {
                     Some(Dtype::F32 | Dtype::BF16 | Dtype::F16) | None => {}
+                    Some(Dtype::I8) if self.files[file].is_int8(&name) => {}
                     Some(other) => problems
                         .push(TensorMismatch::WrongType { name, found: format!("{other:?}") }),
                 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fox_base::durable::{self, NewFolder};
-use fox_tensor::ParamId;
+use fox_tensor::{INT8_BLOCK, ParamId};
 use serde_json::{Map, Value, json};
 
 use super::file_writer::{FileDtype, SafetensorsWriter};
@@ -20,7 +20,7 @@ pub struct WriteOptions {
     pub model_type: ModelType,
     /// Element type of the tensors.
     pub dtype: FileDtype,
-    /// Bytes of tensors per file; a larger tensor has a file of its own. `None` means one file.
+    /// Bytes of tensors per file; a larger tensor is alone in its file. `None` means one file.
     pub max_shard_bytes: Option<u64>,
 }
 
@@ -48,6 +48,11 @@ pub fn write_checkpoint(
     // Old and new versions of the reference library disagree on the name.
     json["torch_dtype"] = json!(torch_name);
     json["dtype"] = json!(torch_name);
+    if options.dtype == FileDtype::Int8 {
+        // Software that does not know the format must refuse the folder instead of reading integers as weights.
+        json["quantization_config"] =
+            json!({ "quant_method": "fox_int8", "block_size": INT8_BLOCK });
+    }
     let specs = config.param_specs();
     let tensors: Vec<FileTensor> = specs
         .iter()
@@ -73,7 +78,7 @@ pub fn write_checkpoint(
         write_shard(&folder.path().join(name), shard, options.dtype, &mut values)?;
     }
     if shards.len() > 1 {
-        let total: usize = tensors.iter().map(|t| t.count() * options.dtype.bytes()).sum();
+        let total: usize = tensors.iter().map(|t| options.dtype.tensor_bytes(&t.dims)).sum();
         let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
         write_json(&folder.path().join(INDEX), &index)?;
     }
@@ -85,7 +90,7 @@ fn plan_shards<'a>(tensors: &'a [FileTensor], options: &WriteOptions) -> Vec<&'a
     let limit = options.max_shard_bytes.unwrap_or(u64::MAX);
     let (mut shards, mut start, mut size) = (Vec::new(), 0, 0u64);
     for (i, tensor) in tensors.iter().enumerate() {
-        let bytes = (tensor.count() * options.dtype.bytes()) as u64;
+        let bytes = options.dtype.tensor_bytes(&tensor.dims) as u64;
         if i > start && size + bytes > limit {
             shards.push(&tensors[start..i]);
             (start, size) = (i, 0);

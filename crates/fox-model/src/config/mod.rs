@@ -1,8 +1,8 @@
-//! What a model is: sizes, options, and the rules they must obey.
+//! Model configurations: sizes, options and their validation.
 //!
 //! [`ModelConfig`] is independent of any file format. `read` turns the config.json of a
-//! [`ModelType`](crate::ModelType) into a [`ModelConfig`], `write` turns it back; what belongs to the mixer
-//! is in the mixer's own folder.
+//! [`ModelType`](crate::ModelType) into a [`ModelConfig`], `write` turns it back; fields of
+//! a mixer are read and written in its folder.
 
 mod fields;
 mod presets;
@@ -30,7 +30,7 @@ pub struct ModelConfig {
     pub num_layers: usize,
     /// The feed-forward half of a block.
     pub mlp: MlpConfig,
-    /// The half of a block that looks along time.
+    /// The token mixer of a block.
     pub mixer: Box<dyn MixerConfig>,
     /// Epsilon of the block norms, the final norm and the output norm.
     pub norm_eps: f64,
@@ -38,7 +38,7 @@ pub struct ModelConfig {
     pub initializer_range: f64,
     /// Whether the output projection is the embedding table.
     pub tie_word_embeddings: bool,
-    /// Token ids with a meaning of their own.
+    /// Special token ids.
     pub tokens: SpecialTokens,
     /// The length the model was meant for; no effect on the mathematics.
     pub max_position_embeddings: usize,
@@ -66,10 +66,10 @@ impl MlpConfig {
     }
 }
 
-/// Token ids with a meaning of their own.
+/// Special token ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Begins a sequence.
+    /// Starts a sequence.
     pub bos: Option<usize>,
     /// Ends a sequence.
     pub eos: Option<usize>,
@@ -104,12 +104,12 @@ impl ModelConfig {
         self.mixer.at(layer).unwrap_or(&*self.mixer)
     }
 
-    /// What a layer asks to have remembered while decoding.
+    /// The decode state of a layer.
     pub fn state_of(&self, layer: usize) -> StateSpec {
         self.mixer_of(layer).state(self)
     }
 
-    /// What each layer asks to have remembered, in order.
+    /// The decode states of all layers, in order.
     pub fn state_specs(&self) -> impl Iterator<Item = StateSpec> {
         (0..self.num_layers).map(|layer| self.state_of(layer))
     }

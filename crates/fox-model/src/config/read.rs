@@ -11,7 +11,7 @@ use super::fields::Fields;
 use super::relaxed_json::quote_literals;
 use super::{MlpConfig, ModelConfig, SpecialTokens};
 use crate::checkpoint::missing;
-use crate::mixers::{CheckpointLayout, CommonFields, MixerConfig, ModelType};
+use crate::mixers::{CheckpointLayout, CommonFields, MixerConfig, MlpWidthFields, ModelType};
 use crate::{Error, Result};
 
 /// No honest config.json comes near this; a hostile one must not fill the memory.
@@ -81,21 +81,24 @@ fn read_common(
     let activations = if common.sigmoid_mlp { &ACTIVATIONS[..] } else { &ACTIVATIONS[..2] };
     let activation = fields.word("hidden_act", Activation::Silu, activations)?;
     let width = fields.optional_size("intermediate_size", None)?;
-    if common.outright_width && width.is_none() {
+    if common.mlp_width == MlpWidthFields::Width && width.is_none() {
         return Err(fields.error("intermediate_size", "must be there: the width of the MLP"));
     }
+    let ratio = match common.mlp_width {
+        MlpWidthFields::WidthOrRatio => fields.optional_real("hidden_ratio")?,
+        // Such files have no ratio; one that stands there has no effect.
+        MlpWidthFields::Width | MlpWidthFields::PerLayer => None,
+    };
     let mlp = match mixer.has_mlp() {
-        true => MlpConfig {
-            hidden_ratio: fields.optional_real("hidden_ratio")?.unwrap_or(4.0),
-            intermediate_size: width,
-            activation,
-        },
+        true => {
+            MlpConfig { hidden_ratio: ratio.unwrap_or(4.0), intermediate_size: width, activation }
+        }
         // Sizes of what is not there mean nothing.
         false => MlpConfig { hidden_ratio: 4.0, intermediate_size: None, activation },
     };
     Ok(ModelConfig {
         vocab_size: fields.size("vocab_size", 32000)?,
-        hidden_size: fields.size("hidden_size", 2048)?,
+        hidden_size: fields.size("hidden_size", common.hidden_size)?,
         num_layers: fields.size("num_hidden_layers", common.layers)?,
         mlp,
         mixer,

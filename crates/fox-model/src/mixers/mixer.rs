@@ -185,7 +185,7 @@ pub trait Mixer: Debug + Send + Sync {
     }
 }
 
-/// What a mixer needs besides its input.
+/// Operands of a mixer besides its input.
 #[derive(Clone, Copy)]
 pub struct MixerContext<'a> {
     /// The values of all parameters; see [`Parameters::var`].
@@ -196,38 +196,38 @@ pub struct MixerContext<'a> {
     pub pruning: Pruning,
     /// Factor on the angles of RoPE, instead of what the options say.
     pub rope_strength: Option<f64>,
-    /// Who is shown what attention works on, and the number of the layer.
+    /// Callback for the operands of attention, and the number of the layer.
     pub observer: Option<(&'a dyn Observer, usize)>,
 }
 
-/// What a mixer gives.
+/// The output of a mixer.
 #[derive(Debug)]
 pub struct MixerOutput {
     /// `[R, D]`, to be added to the residual stream.
     pub out: Var,
-    /// Attention tiles visited and in all, `[H, 4]` i32; `None` for what is no attention.
+    /// Attention tiles visited and in total, `[H, 4]` i32; `None` without attention.
     pub tiles: Option<Tensor>,
 }
 
 impl From<Var> for MixerOutput {
-    /// The output of a mixer that is no attention.
+    /// The output of a mixer without attention.
     fn from(out: Var) -> Self {
         MixerOutput { out, tiles: None }
     }
 }
 
-/// Where a layer stands, and what the layers share.
+/// Position of a layer, and parameters that all layers use.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerContext<'a> {
     /// Number of the layer, from 0.
     pub index: usize,
-    /// What its parameters' names begin with, e.g. `model.layers.0.attn`.
+    /// Prefix of its parameters' names, e.g. `model.layers.0.attn`.
     pub prefix: &'a str,
     /// What [`MixerConfig::declare_shared`] declared.
     pub shared: Option<ParamId>,
 }
 
-/// Values per token (not bytes) that a training step keeps for the backward pass.
+/// Values per token (not bytes) that a training step saves for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedActivations {
     /// All of them.
@@ -236,7 +236,7 @@ pub struct SavedActivations {
     pub cheap_per_token: usize,
 }
 
-/// What the parts around the mixers are called in files: `STEM.layers.0.NORM.weight` and so on.
+/// Names of the modules around the mixers in files: `STEM.layers.0.NORM.weight` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockNames {
     /// The model without its output projection.

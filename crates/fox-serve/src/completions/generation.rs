@@ -202,7 +202,7 @@ impl Generation {
     }
 
     /// Bytes of events, entries and texts.
-    pub fn lease(&self) -> &ByteLease {
+    pub fn lease(&self) -> &Arc<ByteLease> {
         &self.lease
     }
 

@@ -39,8 +39,7 @@ pub(crate) async fn complete(
     let response = match is_stream {
         true => event_response(Events::start(&app.text, generation, envelope)?),
         false => {
-            let shared = app.clone();
-            let answer = app.text.spawn(full_answer(shared, generation, envelope))?;
+            let answer = app.text.spawn(full_answer(generation, envelope))?;
             chunked_json_response(answer.await??)
         }
     };
@@ -48,11 +47,7 @@ pub(crate) async fn complete(
 }
 
 /// The JSON of all choices, once all have ended.
-async fn full_answer(
-    app: Arc<App>,
-    mut generation: Generation,
-    envelope: Envelope,
-) -> ApiResult<Vec<Bytes>> {
+async fn full_answer(mut generation: Generation, envelope: Envelope) -> ApiResult<Vec<Bytes>> {
     let request = generation.request();
     let (n, best_of) = (request.n, request.best_of);
     let choice = |index: usize| FullChoice::new(index, index / best_of);
@@ -62,8 +57,13 @@ async fn full_answer(
         choices[delta.index].add(delta);
     }
     let choices = best(choices, n, best_of);
-    let output = Arc::new(app.answers.lease());
-    LeasedWriter::json(&output, &envelope.full(&choices, &generation))
+    let lease = generation.lease().clone();
+    let held = lease.bytes();
+    let answer = LeasedWriter::json(&lease, &envelope.full(&choices, &generation));
+    // The answer returns its bytes as it is sent; what it was made of is returned here.
+    drop((choices, generation));
+    lease.shrink(held);
+    answer
 }
 
 /// The `n` choices of every `best_of` with the largest mean log-probability, best first; all in order when

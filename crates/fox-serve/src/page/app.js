@@ -5,9 +5,9 @@ import { keepSettings, link, request, restoreLink, restoreSettings } from "./sta
 
 const $ = (id) => document.getElementById(id);
 let panes = [];
-let abort = null; // ends the requests that run
+let abort = null; // aborts the running requests
 let prompt = ""; // of the text on screen
-let answer = ""; // what the first model wrote to it
+let answer = ""; // continuation by the first model
 
 /// Continues the prompt in every pane.
 async function write() {
@@ -18,13 +18,13 @@ async function write() {
   answer = "";
   $("stop").disabled = false;
   $("status").textContent = "";
-  const told = panes.map(() => "");
+  const config = panes.map(() => "");
   await Promise.all(panes.map(async (pane, at) => {
     const written = await pane.write({ prompt, ...request() }, prompt, signal, (words) => {
-      told[at] = words;
-      if (abort.signal === signal) $("status").textContent = told.filter(Boolean).join(" | ");
+      config[at] = words;
+      if (abort.signal === signal) $("status").textContent = config.filter(Boolean).join(" | ");
     });
-    if (abort.signal !== signal) return; // another request has begun
+    if (abort.signal !== signal) return; // superseded by another request
     if (at === 0) answer = written;
     const isFine = pane.parts.error.hidden;
     if (prompt + written && isFine) await pane.look(prompt + written);
@@ -43,7 +43,7 @@ async function look(text, view) {
   }));
 }
 
-/// A chosen token is chosen in the other pane, too, where the texts are the same so far.
+/// Chooses the same token in the other pane where the texts agree up to it.
 function follow(pane) {
   const character = pane.seen?.text_offset[pane.at];
   for (const other of panes) {
@@ -89,9 +89,9 @@ async function start() {
   restoreSettings();
   const view = restoreLink(location.hash);
   keepSettings();
-  const told = await fetch("/page.json").then((reply) => reply.json()).catch(() => ({}));
+  const config = await fetch("/page.json").then((reply) => reply.json()).catch(() => ({}));
   const listeners = { onChoose: follow, onRewrite: (text) => { $("prompt").value = text; write(); } };
-  panes = ["", told.compare].filter((base) => typeof base === "string").map((base) => new Pane(base, listeners));
+  panes = ["", config.compare].filter((base) => typeof base === "string").map((base) => new Pane(base, listeners));
   $("panes").classList.toggle("two", panes.length > 1);
   $("panes").append(...panes.map((pane) => pane.root));
   const kinds = await Promise.all(panes.map((pane) => pane.connect()));

@@ -53,9 +53,9 @@ export class Picture {
     new ResizeObserver(() => this.draw()).observe(canvas);
   }
 
-  /// Shows `rows` of numbers (shorter rows end early, `null` is nothing). `strength` maps a number to 0..1 of `color`;
+  /// Shows `rows` of numbers (shorter rows end early, `null` is not drawn). `strength` maps a number to 0..1 of `color`;
   /// `scale` has the labels of no colour, half of it and all of it. `unit` is the number of tokens per cell, along both
-  /// axes of a square picture; `names` has the labels of rows that are no positions.
+  /// axes of a square picture; `names` has the labels of rows other than positions.
   show({ rows, columns, color, strength = (x) => x, scale = ["0", "0.5", "1"], unit = 1, names = null, tokens }) {
     this.data = { rows, columns, color, strength, scale, unit, names, tokens };
     const image = new ImageData(Math.max(1, columns), Math.max(1, rows.length));

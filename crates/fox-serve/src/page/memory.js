@@ -1,4 +1,4 @@
-// What a model remembers of a text: the map of its heads, decay, attention, gates, cache pages.
+// The memory of a model over a text: heads, decay, attention, gates, pages of the KV cache.
 
 import { Picture, complain, make, short } from "./draw.js";
 
@@ -16,8 +16,8 @@ function size(bytes) {
 }
 
 export class Memory {
-  /// `onHover(row, column)` gets positions under the pointer, `onPick(position)` the clicked one, `onHead()` is told
-  /// when the pictures of another head are there.
+  /// `onHover(row, column)` gets positions under the pointer, `onPick(position)` the clicked one, `onHead()` is called
+  /// when the pictures of another head have arrived.
   constructor(parts, server, { onHover, onPick, onHead }) {
     Object.assign(this, { parts, server, onHover, onPick, onHead, seen: null, chosen: null, position: 0 });
     const square = {
@@ -48,7 +48,7 @@ export class Memory {
     this.parts.memory.hidden = true;
   }
 
-  /// Shows what the server saw in a text; `head` is the one to begin with.
+  /// Shows the inspection of a text, starting with `head`.
   async show(seen, text, head) {
     Object.assign(this, { seen, text, pictures: new Map(), rows: new Map() });
     this.keep(seen);
@@ -57,14 +57,14 @@ export class Memory {
     complain(parts.memoryError);
     parts.position.max = seen.tokens.length - 1;
     const { cache } = seen;
-    parts.cache.textContent = `The cache of this text takes ${size(cache.bytes)}; `
-      + `${size(cache.full_bytes)} if nothing were forgotten.`;
+    parts.cache.textContent = `KV cache of this text: ${size(cache.bytes)}; `
+      + `${size(cache.full_bytes)} without eviction.`;
     const exists = (place) => place && seen.heads.some((h) => h.layer === place[0] && h.head === place[1]);
     this.drawHeads();
     await this.choose([head, this.chosen].find(exists) ?? this.telling());
   }
 
-  /// A head that forgets within the text, but not at once: there is most to see.
+  /// The default: a head that forgets within the text, but not immediately.
   telling() {
     const aim = Math.log(Math.max(2, this.seen.tokens.length / 6));
     const distance = (h) => Math.abs(Math.log(Math.max(1e-3, h.half_life?.median ?? 1e9)) - aim);
@@ -105,7 +105,7 @@ export class Memory {
       type: "button", tabindex: "-1", "aria-pressed": "false", "data-place": name([h.layer, h.head]),
       "aria-label": label, title: label,
     });
-    // One token is nothing, 4096 is everything.
+    // The scale runs from 1 to 4096 tokens.
     const reach = life === null ? 1 : Math.min(1, Math.log2(Math.max(1, life)) / 12);
     button.style.setProperty("--reach", reach);
     return button;
@@ -151,7 +151,7 @@ export class Memory {
         return complain(this.parts.memoryError, error.message);
       }
     }
-    // Somebody may have chosen another one meanwhile, or another text.
+    // Another head or text may have been chosen meanwhile.
     if (this.seen !== seen || name(this.chosen) !== name(place)) return;
     this.draw();
     this.onHead();
@@ -176,7 +176,7 @@ export class Memory {
     const side = picture.attention.length;
     parts.forgetFigure.hidden = !picture.forget;
     if (picture.forget) this.forget.show({ rows: picture.forget, columns: side, color: "--fox", unit, tokens: count });
-    // The first tokens have nothing else to look at, so the largest weights say little: full colour comes before them.
+    // The first tokens have few keys, so the largest weights are uninformative: the colour scale saturates below them.
     const weights = picture.attention.flat().filter((x) => x > 0).sort((a, b) => a - b);
     const most = weights[Math.floor(0.995 * weights.length)] ?? 1;
     this.attention.show({
@@ -202,7 +202,7 @@ export class Memory {
     const rows = evicted_pages[this.chosen[0]] ?? [];
     this.parts.pages.hidden = rows.length === 0;
     this.parts.pagesHint.textContent = rows.length
-      ? `Cache of the layer in pages of ${page_tokens} tokens: empty ones were provably forgotten and dropped`
+      ? `KV cache of the layer in pages of ${page_tokens} tokens: empty ones are evicted`
       : `A state of constant size covers all ${count} tokens.`;
     this.parts.pages.style.setProperty("--rows", rows.length);
     if (!rows.length) return;
@@ -237,7 +237,7 @@ export class Memory {
     this.onHover(this.positionOf(row, this.unit), this.positionOf(column, this.unit));
   }
 
-  /// What the chosen head remembers (`memory`) of every token up to `at`, or gives them of its attention.
+  /// Decay (`memory`) or attention of the chosen head for every token up to `at`.
   async row(mode, at) {
     if (!this.picture) return null;
     if (mode === "memory") return this.left(at);
@@ -245,7 +245,7 @@ export class Memory {
     const { rows } = this;
     const key = `${name(this.chosen)},${at}`;
     if (!rows.has(key)) {
-      // Keys may be held down: only where they stop is worth a question.
+      // Debounced: keys may be held down.
       await new Promise((resolve) => setTimeout(resolve, 150));
       if (this.position !== at || this.rows !== rows) return null;
       const request = { prompt: this.text, head: this.chosen, position: at };
@@ -270,18 +270,18 @@ export class Memory {
   describe(row, column) {
     const { seen, picture } = this;
     if (!picture) return "";
-    const told = [`${column}: “${seen.tokens[column]}”`];
+    const values = [`${column}: “${seen.tokens[column]}”`];
     const gate = picture.gates[column];
-    if (gate !== undefined) told.push(`gate ${gate.toFixed(4)}`);
+    if (gate !== undefined) values.push(`gate ${gate.toFixed(4)}`);
     if (column <= row) {
       const share = this.left(row)[column];
-      told.push(`at ${row}: “${seen.tokens[row]}” ${short(100 * share)}% of it is left`);
+      values.push(`at ${row}: “${seen.tokens[row]}” ${short(100 * share)}% decay`);
       const weight = picture.attention[Math.floor(row / this.unit)]?.[Math.floor(column / this.unit)];
       const where = this.unit > 1 ? ` to its ${this.unit} tokens` : "";
-      if (weight !== undefined) told.push(`attention ${short(weight)}${where}`);
+      if (weight !== undefined) values.push(`attention ${short(weight)}${where}`);
     } else {
-      told.push(`comes after ${row}`);
+      values.push(`comes after ${row}`);
     }
-    return told.join(" · ");
+    return values.join(" · ");
   }
 }

@@ -6,12 +6,12 @@ import { Server } from "./server.js";
 
 const LEGENDS = {
   probability: ["likely", "unlikely"],
-  memory: ["forgotten", "all of it is left"],
+  memory: ["forgotten", "no decay"],
   attention: ["no attention", "most of it"],
 };
 
 export class Pane {
-  /// `onChoose(pane)` is told of a chosen token, `onRewrite(text)` of the wish to go on from one.
+  /// `onChoose(pane)` is called for a chosen token, `onRewrite(text)` to generate from one.
   constructor(base, { onChoose, onRewrite }) {
     this.root = document.getElementById("pane").content.firstElementChild.cloneNode(true);
     this.parts = {};
@@ -57,7 +57,7 @@ export class Pane {
     this.choose(Math.min(last, Math.max(0, next)));
   }
 
-  /// Learns about the model; gives its tokenizer's name.
+  /// Fetches the description of the model; returns the name of its tokenizer.
   async connect() {
     const { title, size, error } = this.parts;
     try {
@@ -84,8 +84,8 @@ export class Pane {
     complain(this.parts.error);
   }
 
-  /// Writes a continuation; `told(words)` gets the progress. Gives the answer.
-  async write(request, promptText, signal, told) {
+  /// Streams a continuation; `report(text)` gets the progress. Returns the answer.
+  async write(request, promptText, signal, report) {
     this.clear();
     this.parts.text.setAttribute("aria-busy", "true");
     this.promptEnd = Array.from(promptText).length;
@@ -106,10 +106,10 @@ export class Pane {
         reason = part.finish_reason ?? reason;
         const seconds = (performance.now() - (first ?? 0)) / 1000;
         const speed = count > 1 && seconds > 0 ? `, ${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
-        told(`${count} tokens${speed}${reason ? `, end: ${reason}` : ""}`);
+        report(`${count} tokens${speed}${reason ? `, end: ${reason}` : ""}`);
       }
     } catch (problem) {
-      if (problem.name === "AbortError") told(`${count} tokens, stopped`);
+      if (problem.name === "AbortError") report(`${count} tokens, stopped`);
       else complain(this.parts.error, problem.message);
     }
     this.parts.text.setAttribute("aria-busy", "false");
@@ -125,13 +125,13 @@ export class Pane {
     return span;
   }
 
-  /// Adds a part of a stream, a span per token.
+  /// Appends a streamed chunk, a span per token.
   show(part, isPrompt) {
     const list = part.logprobs;
     if (!list) {
       if (part.text) this.append(part.text, { isPrompt });
     } else if (list.tokens.length) {
-      // Offsets count characters, not the halves of them that strings are made of.
+      // Offsets count characters, not UTF-16 code units.
       const characters = Array.from(part.text);
       const start = list.text_offset[0];
       list.tokens.forEach((_, i) => {
@@ -145,7 +145,7 @@ export class Pane {
     this.followEnd();
   }
 
-  /// Keeps the end of a growing text in sight, once per frame, unless somebody has scrolled away from it.
+  /// Scrolls to the end of a growing text, once per frame, unless the user has scrolled away from it.
   followEnd() {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
@@ -154,14 +154,14 @@ export class Pane {
     });
   }
 
-  /// Learns the probabilities of a text that was not written here.
+  /// Fetches the log-probabilities of a text that was not generated here.
   async score(text) {
     const request = { prompt: text, max_tokens: 0, echo: true, logprobs: 5 };
     const list = (await this.server.ask("/v1/completions", request)).choices[0].logprobs;
     list.tokens.forEach((_, i) => this.learn(list, i));
   }
 
-  /// Notes what a list of log-probabilities says about its token `i`.
+  /// Stores the log-probabilities of token `i`.
   learn(list, i) {
     const facts = { name: list.tokens[i], logprob: list.token_logprobs[i], top: list.top_logprobs[i] };
     this.facts.set(`${list.text_offset[i]}|${facts.name}`, facts);
@@ -173,7 +173,7 @@ export class Pane {
     if (typeof facts?.logprob === "number") span.style.setProperty("--doubt", Math.min(1, -facts.logprob / 8));
   }
 
-  /// Looks inside the model while it reads a text; the spans become the tokens it read, one per position.
+  /// Inspects the model on a text; the spans become its tokens, one per position.
   async look(text, { head = null, at = null } = {}) {
     const { error } = this.parts;
     const { turn } = this;
@@ -187,7 +187,7 @@ export class Pane {
       if (!this.spans.length) this.append(text, { isPrompt: true });
       return complain(error, problem.message);
     }
-    if (this.turn !== turn) return; // another text has come meanwhile
+    if (this.turn !== turn) return; // superseded by another text
     complain(error);
     this.seen = seen;
     this.parts.text.replaceChildren();
@@ -204,7 +204,7 @@ export class Pane {
     if (this.turn === turn) this.choose(Math.min(at ?? last, last), { quietly: true });
   }
 
-  /// What stands for a token that cannot be seen: a marker, a part of a character, a line break.
+  /// Label of an invisible token: a marker, an incomplete character, a line break.
   labelOf(words, id) {
     if (!words) return id === this.bos ? "start" : "·";
     return words.includes("\n") && !words.trim() ? "⏎" : "";
@@ -239,7 +239,7 @@ export class Pane {
     if (!quietly) this.onChoose(this);
   }
 
-  /// Chooses the token at a character of the text, without telling others.
+  /// Chooses the token at a character of the text, without calling listeners.
   chooseCharacter(character) {
     if (!this.memory.seen) return;
     const offsets = this.seen.text_offset;
@@ -248,7 +248,7 @@ export class Pane {
     this.choose(position, { quietly: true });
   }
 
-  /// Colours every token by what the chosen head remembers of it at the chosen one, or by its attention to it.
+  /// Colours every token by its decay in the chosen head at the chosen token, or by its attention.
   async colour() {
     const { mode, at } = this;
     const isInside = this.memory?.seen && at !== null && mode !== "probability";
@@ -283,23 +283,23 @@ export class Pane {
     this.parts.readout.textContent = this.memory.describe(at, column);
   }
 
-  /// Its probability, what was likely instead, and the way to go on from there.
+  /// Shows its probability, the likeliest alternatives, and the button to generate from there.
   explain(span) {
     const box = this.parts.token;
     const facts = span.facts;
-    const again = make("button", "Write again from here", { type: "button" });
+    const again = make("button", "Generate from here", { type: "button" });
     again.addEventListener("click", () => this.rewrite(null));
     const row = make("div", "", { class: "row tight" });
     if (this.memory.seen && this.at > 0) row.append(again);
     if (typeof facts?.logprob !== "number") {
-      return box.replaceChildren(make("p", "No probability is known for this token.", { class: "hint" }), row);
+      return box.replaceChildren(make("p", "No probability for this token.", { class: "hint" }), row);
     }
     const table = make("table", "", { "aria-label": "Likeliest tokens here" });
     for (const [name, logprob] of Object.entries(facts.top ?? {})) {
       const line = make("tr");
       const cell = make("td");
       const shown = name.trim() ? name : JSON.stringify(name);
-      const take = make("button", shown, { type: "button", class: "take", title: "Write on with this token" });
+      const take = make("button", shown, { type: "button", class: "take", title: "Continue with this token" });
       take.disabled = name.startsWith("token_id:") || !this.memory.seen;
       take.addEventListener("click", () => this.rewrite(name));
       cell.append(take);
@@ -314,7 +314,7 @@ export class Pane {
     box.replaceChildren(table, row);
   }
 
-  /// Goes on with the text before the chosen token, and a token instead of it where one is named.
+  /// Generates from the text before the chosen token, followed by another token if one is given.
   async rewrite(name) {
     try {
       const ids = this.seen.ids.slice(this.seen.ids[0] === this.bos ? 1 : 0, this.at);

@@ -1,4 +1,4 @@
-// A server and its model: requests, streams, and what it says when it refuses.
+// A server and its model: requests, streaming, errors.
 
 export class Server {
   /// `base` is empty for the server of the page itself.
@@ -8,7 +8,7 @@ export class Server {
     this.onKeyWanted = onKeyWanted;
   }
 
-  /// Sends a request; an error has the server's words.
+  /// Sends a request; an error has the message of the server.
   async send(path, body, signal) {
     const headers = { "Content-Type": "application/json" };
     if (this.key) headers.Authorization = `Bearer ${this.key}`;
@@ -24,8 +24,8 @@ export class Server {
     }
     if (response.status === 401) this.onKeyWanted();
     if (!response.ok) {
-      const told = await response.json().catch(() => null);
-      throw new Error(told?.error?.message ?? `the server said ${response.status}`);
+      const reply = await response.json().catch(() => null);
+      throw new Error(reply?.error?.message ?? `the server answered ${response.status}`);
     }
     return response;
   }
@@ -34,7 +34,7 @@ export class Server {
     return (await this.send(path, body, signal)).json();
   }
 
-  /// The parts of a streamed completion, as they come.
+  /// The chunks of a streamed completion.
   async *complete(request, signal) {
     const response = await this.send("/v1/completions", request, signal);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

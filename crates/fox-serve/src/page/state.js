@@ -1,4 +1,4 @@
-// Settings that are kept, and links that restore a view.
+// Stored settings, and links that restore a view.
 
 const NUMBERS = ["max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"];
 const CHECKS = ["echo", "ignore_eos"];
@@ -12,7 +12,7 @@ const standard = (id) => (isCheck(id) ? String(field(id).defaultChecked) : field
 
 function put(id, text) {
   if (isCheck(id)) field(id).checked = text === "true";
-  else field(id).value = text; // a number field refuses what is none
+  else field(id).value = text; // a number field rejects other text
 }
 
 /// The settings as a request for a continuation has them.
@@ -28,7 +28,7 @@ export function request() {
   };
 }
 
-/// Keeps every change for the next visit.
+/// Stores every change for the next visit.
 export function keepSettings() {
   const save = () => {
     const changed = FIELDS.filter((id) => value(id) !== standard(id)).map((id) => [id, value(id)]);

@@ -55,14 +55,14 @@ macro_rules! ops {
     ($($op:ident: $ops:ident,)*) => {
         $(pub use $op::*;)*
 
-        /// Every op that a device must have. Nobody implements this: a type with all of them has it.
+        /// Every op that a device must have; implemented for each type that implements all op traits.
         pub trait Ops: $($ops +)* {}
         impl<T: $($ops +)* ?Sized> Ops for T {}
 
         /// The cases of every op.
         pub(crate) fn cases() -> Vec<Case> {
             let mut cases = Vec::new();
-            $(cases.extend($op::cases::cases());)*
+            $(cases.extend($op::cases());)*
             cases
         }
     };

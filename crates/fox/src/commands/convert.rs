@@ -48,6 +48,8 @@ enum DtypeName {
     F32,
     Bf16,
     F16,
+    /// Matrices in 8 bits with a scale for every 64 columns; read by fox alone
+    Int8,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -63,6 +65,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         DtypeName::F32 => FileDtype::F32,
         DtypeName::Bf16 => FileDtype::Bf16,
         DtypeName::F16 => FileDtype::F16,
+        DtypeName::Int8 => FileDtype::Int8,
     };
     let options = WriteOptions { model_type, dtype, max_shard_bytes: args.max_shard_size };
     convert_checkpoint(&mut reader, &args.output, &options)
@@ -104,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_units() {
+    fn parses_sizes_with_units() {
         let size = |text| parse_size(text).ok();
         assert_eq!(size("17"), Some(17));
         assert_eq!(size("5GB"), Some(5_000_000_000));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use fox_infer::{
@@ -17,13 +18,13 @@ use crate::{output, signals};
 
 /// Continue a text, token by token
 ///
-/// The text goes to standard output as it comes; speed, memory of the cache and the share that was evicted go to
+/// The text goes to standard output as it is generated; speed, bytes of the KV cache and the fraction evicted go to
 /// standard error at the end, also after Ctrl-C. The same command gives the same text; another --seed another one.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Checkpoint or run folder
+    /// Checkpoint or run folder; the pretrained model of the repository by default
     #[arg(value_name = "MODEL")]
-    model: String,
+    model: Option<String>,
     /// Text to continue; without it and --file, standard input
     #[arg(long, short, value_name = "TEXT")]
     prompt: Option<String>,
@@ -80,13 +81,15 @@ struct Answer {
     text: String,
     tokens: Vec<ScoredToken>,
     stopped: bool,
-    /// Whether the standard output was closed meanwhile.
-    unread: bool,
+    /// Whether standard output was closed.
+    is_unread: bool,
     finished: Option<Finished>,
+    /// Time from the request to the last printed text.
+    elapsed: Duration,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let (opened, tokenizer) = args.run.open(&args.model)?;
+    let (opened, tokenizer) = args.run.open(args.model.as_deref())?;
     let ids = tokenizer.encode_prompt(&args.text()?)?;
     let prompt: Vec<i32> = ids.into_iter().map(|id| id as i32).collect();
     let mut stop_ids = Vec::new();
@@ -96,16 +99,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let max_context = prompt.len() + args.max_tokens as usize;
     let mut options = args.run.options(max_context, opened.model.device())?;
-    // Kept prompts would only hold on to what is evicted.
+    // A cached prompt would keep pages that are evicted otherwise.
     options.share_prefixes = args.n > 1;
     let engine = Engine::start(opened.model, options)?;
-    // What is asked to stop, or has no reader, ends where it is.
+    // A signal, or a closed standard output, interrupts generation.
     let (stopped, unread) = (engine.clone(), engine.clone());
     let stop = signals::on_stop(move || stopped.interrupt())?;
-    let gone = Arc::new(AtomicBool::new(false));
-    let nobody_reads = gone.clone();
+    let is_closed = Arc::new(AtomicBool::new(false));
+    let closed = is_closed.clone();
     output::on_closed(move || {
-        nobody_reads.store(true, Ordering::Relaxed);
+        closed.store(true, Ordering::Relaxed);
         unread.interrupt();
     });
     let mut answers = Vec::new();
@@ -118,24 +121,26 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             ..Request::greedy(Vec::new(), 0)
         };
         let completion = match engine.submit(request) {
-            // It may come before the first request does.
+            // The signal may arrive before the first request.
             Err(Refusal::Closed)
-                if stop.load(Ordering::Relaxed) || gone.load(Ordering::Relaxed) =>
+                if stop.load(Ordering::Relaxed) || is_closed.load(Ordering::Relaxed) =>
             {
                 break;
             }
             other => other.map_err(|refusal| anyhow::anyhow!(advice(&refusal)))?,
         };
-        answers.push((completion, TextDecoder::new(&tokenizer, &prompt, &args.stop)?));
+        let decoder = TextDecoder::new(&tokenizer, &prompt, &args.stop)?;
+        answers.push((completion, decoder, Instant::now()));
     }
     let mut texts = Vec::new();
-    for (i, (completion, stream)) in answers.into_iter().enumerate() {
+    for (i, (completion, decoder, submitted)) in answers.into_iter().enumerate() {
         if !args.json && args.n > 1 {
             output::print(&format!("{}--- {} ---\n", if i > 0 { "\n" } else { "" }, i + 1))?;
         }
-        let answer = read(completion, stream, !args.json)?;
-        // Either side may notice first: the print that fails, or the watch that interrupts the engine.
-        if answer.unread || gone.load(Ordering::Relaxed) {
+        let mut answer = read(completion, decoder, !args.json)?;
+        answer.elapsed = submitted.elapsed();
+        // Either a failed print or the watch on standard output notices first.
+        if answer.is_unread || is_closed.load(Ordering::Relaxed) {
             return Ok(ExitCode::SUCCESS);
         }
         texts.push(answer);
@@ -158,7 +163,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
 }
 
-/// A refusal in words that name the flag to change.
+/// A refusal that names the flag to change.
 fn advice(refusal: &Refusal) -> String {
     let words = refusal.to_string();
     match refusal {
@@ -169,7 +174,7 @@ fn advice(refusal: &Refusal) -> String {
             format!("the request needs {needed} bytes of cache, but --cache allows {budget}")
         }
         Refusal::UnknownToken { .. } => {
-            format!("{words}; name the model's own tokenizer with --tokenizer")
+            format!("{words}; use the model's own tokenizer (--tokenizer)")
         }
         Refusal::TooLong { .. } => format!("{words}; ask for fewer with --max-tokens"),
         _ => words,
@@ -207,34 +212,34 @@ impl Args {
     }
 }
 
-/// Reads an answer to its end, printing it as it comes when `live`; ends when nobody reads that.
+/// Reads an answer to its end, printing it as it is generated when `live`; ends early when standard output is closed.
 fn read(
     events: impl Iterator<Item = Event>,
-    mut stream: TextDecoder,
+    mut decoder: TextDecoder,
     live: bool,
 ) -> Result<Answer> {
     let mut answer = Answer::default();
     for event in events {
-        let piece = match event {
+        let delta = match event {
             Event::Prompt(_) => continue,
             Event::Token(scored) => {
-                let piece = stream.push(scored.id)?;
+                let delta = decoder.push(scored.id)?;
                 answer.tokens.push(scored);
-                piece
+                delta
             }
             Event::Finished(finished) => {
                 answer.finished = Some(*finished);
-                stream.finish()?
+                decoder.finish()?
             }
         };
-        if live && !piece.text.is_empty() && !output::print_while_read(&piece.text)? {
-            answer.unread = true;
+        if live && !delta.text.is_empty() && !output::print_while_read(&delta.text)? {
+            answer.is_unread = true;
             break;
         }
-        answer.text.push_str(&piece.text);
-        answer.stopped |= piece.stopped;
-        // A stop string is found here, not in the engine: leaving the loop cancels the rest.
-        if piece.stopped || answer.finished.is_some() {
+        answer.text.push_str(&delta.text);
+        answer.stopped |= delta.stopped;
+        // Stop strings are not known to the engine: dropping the events cancels the request.
+        if delta.stopped || answer.finished.is_some() {
             break;
         }
     }
@@ -248,7 +253,7 @@ fn summary(answer: &Answer) -> Option<String> {
     Some(format!(
         "{} tokens, {:.1} tokens/s; prompt of {} tokens in {:.2} s; cache {}, {:.1}% evicted",
         usage.generated_tokens,
-        speed(finished),
+        answer.speed(finished),
         usage.prompt_tokens,
         usage.prefill_s,
         output::bytes(cache.bytes as f64),
@@ -256,10 +261,13 @@ fn summary(answer: &Answer) -> Option<String> {
     ))
 }
 
-/// Tokens per second after the first, which comes with the prompt.
-fn speed(finished: &Finished) -> f64 {
-    let usage = &finished.usage;
-    usage.generated_tokens.saturating_sub(1) as f64 / usage.decode_s.max(1e-9)
+impl Answer {
+    /// Tokens per second after the first, which comes with the prefill, until the last text is printed.
+    fn speed(&self, finished: &Finished) -> f64 {
+        let usage = &finished.usage;
+        let decode_s = self.elapsed.as_secs_f64() - usage.queue_s - usage.prefill_s;
+        usage.generated_tokens.saturating_sub(1) as f64 / decode_s.max(1e-9)
+    }
 }
 
 fn report(args: &Args, model: &str, prompt: &[i32], answers: &[Answer]) -> serde_json::Value {
@@ -271,7 +279,7 @@ fn report(args: &Args, model: &str, prompt: &[i32], answers: &[Answer]) -> serde
             "logprobs": answer.tokens.iter().map(|t| t.logprob).collect::<Vec<_>>(),
             "finish_reason": if answer.stopped { json!("stop") } else { json!(reason) },
             "usage": answer.finished.as_ref().map(|finished| json!(finished.usage)),
-            "tokens_per_s": answer.finished.as_ref().map(speed),
+            "tokens_per_s": answer.finished.as_ref().map(|finished| answer.speed(finished)),
             "cache": answer.finished.as_ref().map(|finished| json!({
                 "tokens": finished.cache.tokens,
                 "bytes": finished.cache.bytes,

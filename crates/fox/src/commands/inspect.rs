@@ -12,6 +12,7 @@ use super::eval::corpus::{documents, first_tokens, has_own, text};
 use super::eval::subjects::Opened;
 use crate::device::DeviceArgs;
 use crate::output;
+use crate::pretrained::{or_pretrained, sample};
 use crate::tolerance::log_tolerance;
 
 /// Look inside a model while it reads a text
@@ -21,9 +22,9 @@ use crate::tolerance::log_tolerance;
 /// averaged over blocks, so 64k tokens give a page as small as 2k. The raw numbers stand beside it as JSON.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Checkpoint or run folder
+    /// Checkpoint or run folder; the pretrained model of the repository by default
     #[arg(value_name = "MODEL")]
-    model: String,
+    model: Option<String>,
     /// Text to read: a file or folder; without it a held-out document of the run's own data, or of the embedded corpus
     #[arg(long, value_name = "PATH")]
     text: Option<PathBuf>,
@@ -63,7 +64,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("--out {} is a folder; name a file for the page", args.out.display());
     }
     let device = args.device.open()?;
-    let opened = Opened::new(&args.model, &device)?;
+    let model = or_pretrained(args.model.as_deref())?;
+    let opened = Opened::new(&model, &device)?;
     let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
     let subject = opened.subject(None);
     subject.check_vocabulary("tokenizer", tokenizer.vocab_size())?;
@@ -79,7 +81,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let seen = inspect(&subject, &ids, &options)?;
     let decode = |id: u32| decode_one(&tokenizer, id);
     let mut page = seen.report(&decode);
-    page.footer(&format!("fox inspect {}", args.model));
+    page.footer(&format!("fox inspect {}", args.model.as_deref().unwrap_or_default()));
     write_whole(&args.out, page.html().as_bytes())?;
     write_whole(&numbers, serde_json::to_string(&seen.json())?.as_bytes())?;
 
@@ -108,8 +110,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// The start marker and the first tokens of the text.
 fn tokens(args: &Args, opened: &Opened, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let length = args.length as usize;
-    let mut ids = match &args.text {
-        Some(path) => tokenizer.encode(&text(path)?)?,
+    let mut ids = match args.text.clone().or_else(|| sample(&opened.folder)) {
+        Some(path) => tokenizer.encode(&text(&path)?)?,
         None if has_own(opened, tokenizer) => {
             first_tokens(&*documents(None, opened, Ok(tokenizer.clone()), length, 1)?, length)?
         }

@@ -17,7 +17,7 @@ use crate::{output, signals};
 /// Turn text into token shards for training
 ///
 /// CORPUS is a text file, JSON lines, either of them compressed (.zst, .gz), or a folder of such files. The shards
-/// are the same for any number of threads. The same command goes on with a preparation that was stopped; one that is
+/// are the same for any number of threads. The same command resumes a stopped preparation; one that is
 /// complete is compared with the corpus, document by document.
 #[derive(clap::Args)]
 pub struct Args {

@@ -22,9 +22,9 @@ use crate::{output, signals};
 /// second one does not wait.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Checkpoint or run folder, or NAME=FOLDER
+    /// Checkpoint or run folder, or NAME=FOLDER; the pretrained model of the repository by default
     #[arg(value_name = "MODEL")]
-    model: String,
+    model: Option<String>,
     /// Address or name to listen on; other machines reach the server only if this is not a loopback address
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     host: String,
@@ -83,7 +83,7 @@ enum LogForm {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let mut serve_options = args.options()?;
-    let (opened, tokenizer) = args.run.open(&args.model)?;
+    let (opened, tokenizer) = args.run.open(args.model.as_deref())?;
     serve_options.chat = chat_template(&opened.folder)?;
     let mut options = args.run.options(args.max_context as usize, opened.model.device())?;
     options.max_batch = args.max_batch as usize;

@@ -17,6 +17,7 @@ use std::ops::Range;
 
 use fox_tensor::{
     AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, StickOps, Tensor,
+    check_stick_breaking_bwd, check_stick_breaking_fwd,
 };
 use rayon::prelude::*;
 
@@ -40,6 +41,7 @@ impl StickOps for Cpu {
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> Result<AttentionOut> {
+        check_stick_breaking_fwd(self, inputs, spec)?;
         self.run(|| forward(self, inputs, spec))
     }
 
@@ -50,6 +52,7 @@ impl StickOps for Cpu {
         out: &AttentionOut,
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
+        check_stick_breaking_bwd(self, d_out, inputs, out, spec)?;
         self.run(|| backward(self, d_out, inputs, &out.o, spec))
     }
 }

@@ -77,6 +77,14 @@ pub(crate) struct Int8 {
 }
 
 impl Packed {
+    /// Number of values.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Packed::Bf16(x) => x.len(),
+            Packed::Int8(x) => x.rows * x.width,
+        }
+    }
+
     pub(crate) fn address(&self) -> u64 {
         match self {
             Packed::Bf16(x) => x.address(),
@@ -204,6 +212,7 @@ impl Cuda {
 
 impl PackOps for Cuda {
     fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> fox_tensor::Result<Option<Tensor>> {
+        fox_tensor::check_pack_weight(self, w)?;
         Ok(Some(self.timed("pack", || self.pack(w, format))?))
     }
 }

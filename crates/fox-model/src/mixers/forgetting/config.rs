@@ -84,7 +84,7 @@ impl ForgettingConfig {
         }
     }
 
-    /// Stick-breaking instead of the softmax: order comes from the sticks, so there is no RoPE.
+    /// Stick-breaking instead of the softmax: order comes from the sticks, so RoPE is off.
     /// Applies to any variant; gates, where there are any, multiply the weights.
     #[must_use]
     pub fn stick_breaking(self) -> Self {
@@ -96,7 +96,7 @@ impl ForgettingConfig {
         self.head_dim.unwrap_or(hidden_size / self.heads.max(1))
     }
 
-    /// Gives the heads this width, which is not noted where it is the usual one.
+    /// Sets the width of a head; stored only where it is not `hidden_size / heads`.
     #[must_use]
     pub fn with_head_dim(self, hidden_size: usize, head_dim: Option<usize>) -> Self {
         let usual = |d: &usize| self.heads.checked_mul(*d) == Some(hidden_size);
@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decay_times_are_geometric_and_give_the_decay_they_name() {
+    fn decay_times_are_geometric() {
         let bias = DecayTime { min: 2.0, max: 128.0 }.gate_biases(4);
         for (h, b) in bias.iter().enumerate() {
             let log_gate = -(-f64::from(*b)).exp().ln_1p();

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! q, uk, uv = x Wq^T, x Wk^T, x Wv^T                 a = sigmoid(x Wa^T) per head
-//! k_t = norm(a_t uk_{t-1} + (1 - a_t) uk_t)          v_t likewise, without a norm
+//! k_t = norm(a_t uk_{t-1} + (1 - a_t) uk_t)          v_t the same, without a norm
 //! log f = logsigmoid(x Wf^T + bf)                    c = cumsum(log f)
 //! o_i = sum_j softmax_j(q_i . k_j / sqrt(d) + c_i - c_j) v_j
 //! out = (rms(o) * sigmoid(x Wg^T)) Wo^T

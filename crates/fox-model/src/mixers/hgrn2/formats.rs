@@ -17,7 +17,7 @@ static OFFICIAL: Format<Hgrn2Config> = Format {
     lacks: |mixer, model| {
         chosen(&[
             (mixer.lower_bounds == LowerBounds::Used, "lower bounds that have an effect"),
-            (mixer.output_norm_eps != model.norm_eps, "an output norm with an epsilon of its own"),
+            (mixer.output_norm_eps != model.norm_eps, "output_norm_eps other than norm_eps"),
         ])
     },
     ..Format::new(

@@ -1,5 +1,6 @@
 //! Attention over pages on the tape.
 
+use crate::check::Operands;
 use crate::tape::{Tape, Var};
 use crate::{Error, PagedKeys, PagedSpec, Result, gathered_attention};
 
@@ -12,7 +13,7 @@ impl Tape<'_> {
         spec: &PagedSpec,
     ) -> Result<Var> {
         const OP: &str = "paged_attention";
-        self.check_matrix(OP, "q", q.value())?;
+        Operands::new(OP, self.device.backend()).matrix("q", q.value())?;
         spec.check(q.value(), keys)?;
         if self.recording {
             return Err(Error::argument(OP, "gradients do not pass through pages"));

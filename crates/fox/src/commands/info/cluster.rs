@@ -226,7 +226,7 @@ fn seconds(s: f64) -> String {
 fn rate(text: &str) -> std::result::Result<f64, String> {
     let bare = text.strip_suffix("/s").unwrap_or(text);
     quantity(bare.strip_suffix('B').unwrap_or(bare))
-        .map_err(|_| format!("`{text}` is no number of bytes, e.g. 450GB/s"))
+        .map_err(|_| format!("`{text}` must be a number of bytes, e.g. 450GB/s"))
 }
 
 /// `509T`: a number above 0 with a decimal prefix.
@@ -240,7 +240,7 @@ fn quantity(text: &str) -> std::result::Result<f64, String> {
         _ => (text, 1.0),
     };
     let number = digits.trim().parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
-    number.map(|x| x * factor).ok_or_else(|| format!("`{text}` is no number, e.g. 509T"))
+    number.map(|x| x * factor).ok_or_else(|| format!("`{text}` must be a number, e.g. 509T"))
 }
 
 #[cfg(test)]
@@ -248,17 +248,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_have_units() {
+    fn parses_rates_with_units() {
         assert_eq!(rate("450GB/s"), Ok(450e9));
         assert_eq!(rate("141GB"), Ok(141e9));
         assert_eq!(rate("2.5e9"), Ok(2.5e9));
         assert_eq!(quantity("509T"), Ok(509e12));
-        assert_eq!(rate("fast").unwrap_err(), "`fast` is no number of bytes, e.g. 450GB/s");
+        assert_eq!(rate("fast").unwrap_err(), "`fast` must be a number of bytes, e.g. 450GB/s");
         assert!(rate("-1GB/s").is_err() && rate("0").is_err() && quantity("").is_err());
     }
 
     #[test]
-    fn times_are_readable() {
+    fn formats_times() {
         let all = [0.0123, 1.5, 600.0, 36_000.0, 864_000.0].map(seconds);
         assert_eq!(all, ["12.3 ms", "1.50 s", "10.0 min", "10.0 h", "10.0 d"]);
     }

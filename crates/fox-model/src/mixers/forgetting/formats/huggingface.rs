@@ -11,13 +11,14 @@ use crate::Result;
 use crate::checkpoint::{FileTensor, split_mlp};
 use crate::config::{Fields, ModelConfig, object};
 use crate::mixers::forgetting::{ForgetGate, ForgettingConfig, QkNorm};
-use crate::mixers::{CheckpointLayout, CommonFields, Format, chosen};
+use crate::mixers::{CheckpointLayout, CommonFields, Format, MlpWidthFields, chosen};
 use crate::params::ParamSpec;
 
 const COMMON: CommonFields = CommonFields {
     layers: 32,
     norm_eps_field: "rms_norm_eps",
-    outright_width: true,
+    hidden_size: 4096,
+    mlp_width: MlpWidthFields::Width,
     ..CommonFields::DEFAULT
 };
 
@@ -139,7 +140,7 @@ fn read_qwen2(fields: &Fields<'_>) -> Result<ForgettingConfig> {
 
 fn read_qwen3(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     fields.require_false("attention_bias", "biases beside QK-norms are not supported")?;
-    let (hidden, window) = (fields.size("hidden_size", 4096)?, read_window(fields)?);
+    let (hidden, window) = (fields.size("hidden_size", COMMON.hidden_size)?, read_window(fields)?);
     let head_dim = fields.optional_size("head_dim", Some(128))?;
     let layer = ForgettingConfig {
         qk_norm: Some(QkNorm::Shared),
@@ -153,7 +154,7 @@ fn read_qwen3(fields: &Fields<'_>) -> Result<ForgettingConfig> {
 /// What all have; `kv_heads` is the default.
 fn read_layer(fields: &Fields<'_>, kv_heads: usize) -> Result<ForgettingConfig> {
     let (hidden, heads) =
-        (fields.size("hidden_size", 4096)?, fields.size("num_attention_heads", 32)?);
+        (fields.size("hidden_size", COMMON.hidden_size)?, fields.size("num_attention_heads", 32)?);
     let layer = ForgettingConfig {
         gate: ForgetGate::None,
         kv_heads: fields.optional_size("num_key_value_heads", Some(kv_heads))?.unwrap_or(heads),

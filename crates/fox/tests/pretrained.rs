@@ -1,0 +1,70 @@
+//! The pretrained model of the repository, which commands use when no model is named.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+fn fox(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_fox")).args(args).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn folder() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/books-16m")
+}
+
+#[test]
+fn generates_english_without_a_model_argument() {
+    let args = ["generate", "-p", "It was a dark and", "-m", "120", "-t", "0", "--device", "cpu"];
+    let text = fox(&args);
+    assert_eq!(text, fox(&args), "greedy decoding is deterministic");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let common = ["the", "of", "and", "a", "to", "in", "was", "his", "that", "had", "with"];
+    let known = words.iter().filter(|word| common.contains(word)).count();
+    assert!(words.len() > 12 && known * 5 > words.len(), "not English: {text}");
+}
+
+#[test]
+fn inspection_of_the_sample_shows_local_and_global_heads() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.html");
+    let table = fox(&["inspect", "--out", page.to_str().unwrap(), "--device", "cpu"]);
+    let count = |reach: &str| table.lines().filter(|line| line.contains(reach)).count();
+    assert!(count("local") >= 16 && count("global") >= 4, "{table}");
+    assert!(std::fs::read_to_string(page).unwrap().contains("</html>"));
+}
+
+#[test]
+fn held_out_loss_is_that_of_the_model_card() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, sample) = (folder(), folder().join("sample.txt"));
+    let out = dir.path().join("loss");
+    let json = fox(&[
+        "eval",
+        "loss",
+        model.to_str().unwrap(),
+        "--data",
+        sample.to_str().unwrap(),
+        "--length",
+        "4096",
+        "--documents",
+        "2",
+        "--out",
+        out.to_str().unwrap(),
+        "--json",
+        "--device",
+        "cpu",
+    ]);
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let loss = report[0]["mean"]["value"].as_f64().unwrap();
+    assert!((0.9..1.3).contains(&loss), "{loss} nats per byte");
+}
+
+#[test]
+fn file_fits_16_mib() {
+    let bytes = std::fs::metadata(folder().join("model.safetensors")).unwrap().len();
+    assert!(bytes <= 16 << 20, "{bytes} bytes");
+}
