@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::Cpu;
 use crate::gated_norm::activate;
-use crate::rows::{rows_per_task, sum_parts};
+use crate::rows::{rows_per_task, sum_partials};
 use crate::simd::{exp, map, sigmoid, simd_fn, softplus, update};
 
 impl HgrnOps for Cpu {
@@ -172,7 +172,7 @@ fn hgrn_bwd(cpu: &Cpu, d_out: &HgrnGates, inputs: &HgrnInputs<'_>) -> Result<Hgr
         None => None,
         Some(lower) => {
             let mut sum = cpu.pool().zeros(width)?;
-            sum_parts(&parts, &mut sum);
+            sum_partials(&parts, &mut sum);
             Some(cpu.tensor(sum, lower.shape(), device))
         }
     };

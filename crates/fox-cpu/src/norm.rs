@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::Cpu;
 use crate::pool::{Buffer, Pool};
-use crate::rows::{rows_per_task, sum_parts};
+use crate::rows::{rows_per_task, sum_partials};
 use crate::simd::{Level, dot, map, simd_fn, sum, update};
 
 impl NormOps for Cpu {
@@ -147,6 +147,6 @@ pub fn backward(
             backward_rows(level, &dy[part.clone()], &h[part], w, rstd, add, dh, dw);
         },
     );
-    sum_parts(&parts, dw);
+    sum_partials(&parts, dw);
     Ok(())
 }

@@ -3,11 +3,13 @@
 //! The residual stream is passed as `(h, delta)`, the sum so far and the last addend, because adding and normalizing
 //! are one op.
 
-use fox_cache::{LayerState, Past};
-use fox_tensor::{Activation, DecodeBlock, DecodeShape, ParamId, Result, Tape, Tensor, Var};
+use std::sync::Arc;
+
+use fox_cache::LayerState;
+use fox_tensor::{Activation, DecodeBlock, DecodeMlp, ParamId, Result, Tape, Tensor, Var};
 
 use crate::config::ModelConfig;
-use crate::mixers::forgetting::{ForgettingLayer, Surroundings};
+use crate::mixers::forgetting::ForgettingLayer;
 use crate::mixers::{LayerContext, Mixer, MixerContext, SavedActivations};
 use crate::params::{ParamGroup, ParamList, Parameters};
 
@@ -54,10 +56,10 @@ impl Block {
         let block = format!("{}.layers.{index}", names.stem);
         let norm = format!("{block}.{}.weight", names.mixer_norm);
         let prefix = format!("{block}.{}", names.mixer);
-        let place = LayerContext { index, prefix: &prefix, shared };
+        let context = LayerContext { index, prefix: &prefix, shared };
         Block {
             mixer_norm: list.vector(ParamGroup::Norm, norm, width, 1.0),
-            mixer: mixer.declare(config, &place, list),
+            mixer: mixer.declare(config, &context, list),
             mlp: config.has_mlp().then(|| Mlp::declare(config, index, &block, list)),
             norm_eps: config.norm_eps as f32,
             width,
@@ -91,21 +93,22 @@ impl Block {
         Some((self.mixer.attention()?, self.mixer_norm))
     }
 
-    /// The shape of a block for a decode step of the whole model; `None` where the block has no such step.
-    pub fn decode_shape(&self) -> Option<DecodeShape> {
-        self.mixer.attention()?.decode_shape(self.mlp.as_ref()?.activation)
-    }
-
-    /// A step of one token for each sequence, whose past this is; `None` for blocks that only go op by op.
-    pub fn decode<'a>(&self, params: &'a Parameters, past: Past<'a>) -> Option<DecodeBlock<'a>> {
-        let (mixer, mlp) = (self.mixer.attention()?, self.mlp.as_ref()?);
-        let around = Surroundings {
-            mixer_norm: params.value(self.mixer_norm),
-            mlp_norm: params.value(mlp.norm),
-            gate_up: params.value(mlp.gate_up),
-            down: params.value(mlp.down),
+    /// The weights for decoding in slots; `None` if the mixer only runs op by op. `thresholds` are those of
+    /// [`DecodeAttention`](fox_tensor::DecodeAttention).
+    pub fn decode_block(
+        &self,
+        params: &Parameters,
+        thresholds: Option<Arc<[f64]>>,
+    ) -> Option<DecodeBlock> {
+        let (mixer, mlp) = (self.mixer.decode_weights(params, thresholds)?, self.mlp.as_ref()?);
+        let value = |id: ParamId| params.value(id).clone();
+        let mlp = DecodeMlp {
+            norm: value(mlp.norm),
+            gate_up: value(mlp.gate_up),
+            down: value(mlp.down),
+            act: mlp.activation,
         };
-        Some(mixer.decode(around, params, past))
+        Some(DecodeBlock { mixer_norm: value(self.mixer_norm), mixer, mlp })
     }
 
     /// The mixer's values, and here a sum with its norm and scale for each half, `[g | u]` and the gated

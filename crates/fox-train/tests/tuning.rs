@@ -278,7 +278,9 @@ fn what_does_not_fit_is_refused_in_one_sentence() {
     );
     let text = sentence(&["model.num_heads=1"]);
     assert!(
-        text.ends_with("has no model.layers.0.attn.fgate_proj.weight of shape [1, 32], which the model that begins with it needs"),
+        text.ends_with(
+            "has no model.layers.0.attn.fgate_proj.weight of shape [1, 32], which the model needs"
+        ),
         "{text}"
     );
     // Another tokenizer.

@@ -84,7 +84,7 @@ impl Backend for Naive {
     fn caps(&self) -> Caps<'_> {
         let recompute = self.optional_ops.then_some(self as &dyn RecomputeOps);
         let linear_group = self.optional_ops.then_some(self as &dyn LinearGroupOps);
-        Caps { recompute, linear_group, paged: Some(self), streams: Some(self), ..Caps::default() }
+        Caps { recompute, linear_group, paged: Some(self), slots: Some(self), ..Caps::default() }
     }
 }
 

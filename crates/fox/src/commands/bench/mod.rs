@@ -7,7 +7,7 @@ mod decode;
 mod greedy;
 mod hybrid;
 mod sampled;
-mod streams;
+mod throughput;
 mod train;
 
 use std::process::ExitCode;
@@ -36,7 +36,9 @@ enum Benchmark {
     Train(train::Args),
     Hybrid(hybrid::Args),
     Decode(decode::Args),
-    Streams(streams::Args),
+    Throughput(throughput::Args),
+    #[command(hide = true)]
+    Streams(throughput::Args),
     Capacity(capacity::Args),
     Greedy(greedy::Args),
     Compare(compare::Args),
@@ -48,7 +50,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Benchmark::Train(args) => train::run(args),
         Benchmark::Hybrid(args) => hybrid::run(args),
         Benchmark::Decode(args) => decode::run(args),
-        Benchmark::Streams(args) => streams::run(args),
+        Benchmark::Throughput(args) => throughput::run(args),
+        Benchmark::Streams(args) => {
+            output::note("`fox bench streams` is now called `fox bench throughput`");
+            throughput::run(args)
+        }
         Benchmark::Capacity(args) => capacity::run(args),
         Benchmark::Greedy(args) => greedy::run(args),
         Benchmark::Compare(args) => compare::run(args),

@@ -1,53 +1,52 @@
-// y[rows, N] = x[rows, K] w[N, K]^T for many decode rows, by Hopper's products.
+// y[rows, N] = x[rows, K] w[N, K]^T for 17 and more decode rows on Hopper, by wgmma.
 //
-// A result has the bits that stream_product gives it: the columns of K are divided into the same PARTS runs, a run is
-// added up in the same order, 16 columns at once, the same ones, and the runs are added in order. (That an instruction of
-// a warpgroup adds 16 products to a sum as one of a warp does is a matter of the hardware; the self-test compares.) A
-// warpgroup has 64 rows of weights. With SPLIT a thread block does one run, and whoever reads the results adds up the
-// runs: y is [PARTS][rows, stride] then.
+// Outputs have the bits of decode_matmul: the same K_SPLITS ranges of K, each reduced in the same order in k16 steps, and
+// partial sums added in order. (wgmma and mma reduce 16 products alike in hardware; the self-test verifies it.) A
+// warpgroup takes 64 weight rows. With SPLIT a thread block takes one K split, y is [K_SPLITS][rows, stride], and the
+// consumer of y adds the partial sums.
 //
-// x lies in slabs [K / 64][rows][64], swizzled (`blocked` in stream.cuh), so that the rows of a slab are one copy. The
-// weights lie as they are, and every thread copies eight at a time to where the products expect them.
+// x lies in swizzled slabs [K / 64][rows][64] (`blocked` in decode.cuh), so that the rows of a slab are one bulk copy.
+// Weights are plain row-major; every thread copies chunks of eight to their swizzled positions.
 //
-// Compile-time: BM rows of weights (with GLU half of them gates), BN rows, PARTS, STAGES, SPLIT, GLU.
+// Compile-time: BM weight rows (with GLU half of them gates), BN rows, K_SPLITS, STAGES, SPLIT, GLU.
 #define SLABS 1
-#include "stream.cuh"
+#include "decode.cuh"
 #include "mma.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 #include "params.cuh"
 
 constexpr int THREADS = 2 * BM;
-constexpr int RESULTS = GLU ? 8 : 16;      // of 16 rows of weights
-constexpr int EIGHTS = 8;                  // of columns in a slab
-constexpr int WEIGHTS = BM * 64;           // values of a stage
+constexpr int RESULTS = GLU ? 8 : 16;      // outputs of 16 weight rows
+constexpr int EIGHTS = 8;                  // chunks of eight columns in a slab
+constexpr int WEIGHTS = BM * 64;           // weights per stage
 constexpr int STAGE = WEIGHTS + BN * 64;
-constexpr int OWN = BM * EIGHTS / THREADS; // of a thread
+constexpr int OWN = BM * EIGHTS / THREADS; // chunks per thread
 constexpr u32 ROW_BYTES = BN * 128;
 
-// Goes through the slabs of a thread block's runs.
+// Iterates over the slabs of a thread block's K splits.
 struct Cursor {
-    int slabs, run, last, at, end;
+    int slabs, split, last, at, end;
 
-    DEVICE Cursor(int slabs, int run, int last) : slabs(slabs), run(run), last(last) { begin(); }
-    DEVICE bool is_inside() const { return run < last; }
+    DEVICE Cursor(int slabs, int split, int last) : slabs(slabs), split(split), last(last) { begin(); }
+    DEVICE bool is_inside() const { return split < last; }
     DEVICE void next() {
-        if (++at >= end && ++run < last) begin();
+        if (++at >= end && ++split < last) begin();
     }
-    DEVICE bool begins_run() const { return at == run * slabs / PARTS; }
-    DEVICE bool ends_run() const { return at + 1 >= end; }
+    DEVICE bool begins_split() const { return at == split * slabs / K_SPLITS; }
+    DEVICE bool ends_split() const { return at + 1 >= end; }
 
   private:
-    // The run's first slab, or that of the next one which has any.
+    // Moves to the first slab of this split, or of the next one that is not empty.
     DEVICE void begin() {
-        for (; run < last; ++run) {
-            at = run * slabs / PARTS, end = (run + 1) * slabs / PARTS;
+        for (; split < last; ++split) {
+            at = split * slabs / K_SPLITS, end = (split + 1) * slabs / K_SPLITS;
             if (at < end) return;
         }
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const __grid_constant__ StreamProduct p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_matmul_sm90(const __grid_constant__ DecodeMatmul p) {
 #if EMULATED
     static __align__(1024) u16 memory[STAGES * (STAGE + 4)];
 #else
@@ -56,28 +55,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
     u64* arrived = reinterpret_cast<u64*>(memory + STAGES * STAGE);
     let_successor_begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // The part that this block's weights belong to, and its first tile in it.
-    const StreamPart part = part_of_block(p);
-    const int first_tile = (blockIdx.y - part.first_block) * (BM / 16);
+    // The matrix of this block, and its first tile of 16 weight rows.
+    const DecodeMatrix matrix = matrix_of_block(p);
+    const int first_tile = (blockIdx.y - matrix.first_block) * (BM / 16);
     const int slabs = p.width / 64;
-    const int first_run = SPLIT ? blockIdx.z : 0, last_run = SPLIT ? first_run + 1 : PARTS;
-    // The first thread uses them before the others do.
+    const int first_split = SPLIT ? blockIdx.z : 0, last_split = SPLIT ? first_split + 1 : K_SPLITS;
+    // The first thread uses the barriers before the others do, which synchronize below.
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) mbarrier_init(arrived + s, 1);
         mbarrier_init_fence();
     }
 
-    // A thread has the same columns of some rows, the first of which is this one.
+    // A thread copies the same columns of every (THREADS / EIGHTS)-th row, from first_row on.
     const int first_row = threadIdx.x / EIGHTS, column = threadIdx.x % EIGHTS * 8;
     const auto copy_weights = [&](int slot, const Cursor& c) {
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
             const int row = first_row + i * (THREADS / EIGHTS), half = row % 16 / 8;
             const int result = (first_tile + row / 16) * RESULTS + (GLU ? row % 8 : row % 16);
-            const int source = GLU && half ? part.rows + result : result;
-            const bool exists = result < part.rows;
-            copy_async(memory + slot * STAGE + row * 64 + slab_place(row, column),
-                       part.w + (exists ? size_t(source) * p.width + 64 * c.at + column : 0), exists);
+            const int source = GLU && half ? matrix.rows + result : result;
+            const bool exists = result < matrix.rows;
+            copy_async(memory + slot * STAGE + row * 64 + swizzled_column(row, column),
+                       matrix.w + (exists ? size_t(source) * p.width + 64 * c.at + column : 0), exists);
         }
     };
     const size_t rows = size_t(gridDim.x) * BN;
@@ -88,9 +87,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
                   arrived + slot);
     };
 
-    // The weights do not depend on what came before; all else does. Two slots are in use by products.
+    // Only weights may be read before the predecessor has ended. Two stages are in use by wgmma.
     constexpr int AHEAD = STAGES - 2;
-    Cursor ahead(slabs, first_run, last_run), now = ahead;
+    Cursor ahead(slabs, first_split, last_split), now = ahead;
     for (int s = 0; s < AHEAD; ++s) {
         if (ahead.is_inside()) copy_weights(s, ahead), ahead.next();
         copy_commit();
@@ -102,14 +101,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
     float c[BN / 2], total[BN / 2];
 #pragma unroll
     for (int i = 0; i < BN / 2; ++i) c[i] = total[i] = 0.f;
-    // The barriers are there for all.
+    // Makes the barriers visible to all threads.
     __syncthreads();
     Ring<STAGES> ring;
     for (; now.is_inside(); now.next(), ring.next()) {
         copy_wait<AHEAD - 1>();
         fence_async_proxy();
         mbarrier_wait(arrived + ring.stage, ring.phase);
-        // Everybody has seen the products of the slot before the last one end.
+        // All threads have waited for the wgmma that read the stage about to be refilled.
         __syncthreads();
         if (ahead.is_inside()) {
             const int free = (ring.stage + AHEAD) % STAGES;
@@ -121,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
         const u16* stage = memory + ring.stage * STAGE;
         const u64 left = matrix_descriptor(stage + threadIdx.x / 128 * (64 * 64), 0);
         const u64 right = matrix_descriptor(stage + WEIGHTS, 0);
-        const int is_later = !now.begins_run();
+        const int is_later = !now.begins_split();
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -129,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
                                                      descriptor_advance(right, 32 * k), k > 0 || is_later);
         }
         wgmma_commit();
-        if (now.ends_run()) {
+        if (now.ends_split()) {
             wgmma_wait<0>();
 #pragma unroll
             for (int i = 0; i < BN / 2; ++i) total[i] += c[i];
@@ -138,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
         }
     }
 
-    float* y = p.y + (SPLIT ? first_run * rows * p.stride : 0);
+    float* y = p.y + (SPLIT ? first_split * rows * p.stride : 0);
     const int tile = first_tile + warp;
 #pragma unroll
     for (int t = 0; t < BN / 8; ++t) {
@@ -146,14 +145,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_product_sm90(const 
         for (int r = 0; r < (GLU ? 2 : 4); ++r) {
             const int row = blockIdx.x * BN + t * 8 + 2 * (lane % 4) + r % 2;
             const int result = tile * RESULTS + lane / 4 + (r >= 2 ? 8 : 0);
-            if (result >= part.rows) continue;
+            if (result >= matrix.rows) continue;
             float sum = total[4 * t + r];
             if (GLU) {
                 const float up = total[4 * t + r + 2];
-                p.inner[blocked(row, result, part.rows, rows)] = float_to_bf16(activation(p.act, sum).x * up);
+                p.inner[blocked(row, result, matrix.rows, rows)] = float_to_bf16(activation(p.act, sum).x * up);
             } else {
-                if (part.bias) sum += part.bias[result];
-                y[size_t(row) * p.stride + part.start + result] = sum;
+                if (matrix.bias) sum += matrix.bias[result];
+                y[size_t(row) * p.stride + matrix.start + result] = sum;
             }
         }
     }

@@ -7,7 +7,7 @@ use fox_tensor::{Acp, AttentionInputs, AttentionSpec, LogitBound, Result, Segmen
 
 use super::forward::Forward;
 use super::gather::GatheredKeys;
-use super::plan::{Prefix, View, Visits};
+use super::visits::{Prefix, View, Visits};
 use super::{BLOCK, decode};
 use crate::Cpu;
 use crate::pool::Pool;
@@ -15,7 +15,7 @@ use crate::shared::Shared;
 use crate::simd::Level;
 
 /// Everything the kernels of one call share.
-pub struct Job<'a> {
+pub struct Attention<'a> {
     pub level: Level,
     pub pool: &'a Arc<Pool>,
     pub spec: &'a AttentionSpec,
@@ -47,9 +47,9 @@ pub struct QueryBlock {
     pub keys: Range<usize>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> Attention<'a> {
     pub fn new(cpu: &'a Cpu, inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Self {
-        Job {
+        Attention {
             level: cpu.level(),
             pool: cpu.pool(),
             spec,
@@ -101,7 +101,7 @@ impl<'a> Job<'a> {
     }
 
     /// Prefix sums and visited blocks of one query head.
-    pub fn plan(&self, unit: &Unit, head: usize) -> Result<(Option<Prefix>, Visits)> {
+    pub fn prefix_and_visits(&self, unit: &Unit, head: usize) -> Result<(Option<Prefix>, Visits)> {
         let prefix = self.prefix(unit, head)?;
         let threshold = match &self.spec.acp {
             Acp::On { log_tolerance, .. } if prefix.is_some() => {

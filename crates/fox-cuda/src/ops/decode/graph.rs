@@ -1,22 +1,22 @@
-//! Launches that are recorded once and started together.
+//! CUDA graphs: launches that are captured once and started together.
 
 use cudarc::driver::{result, sys};
 
 use crate::{Error, Gpu, Result};
 
-/// Recorded launches.
+/// An instantiated CUDA graph.
 pub(super) struct Graph(sys::CUgraphExec);
 
 // SAFETY: a graph may be launched and destroyed from any thread that has made the context current.
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Records what `launch` asks for; nothing runs. Nobody else may use the GPU's stream meanwhile, and all kernels
-    /// must have run before.
-    pub(super) fn record(gpu: &Gpu, launch: impl FnOnce() -> Result<()>) -> Result<Self> {
+    /// Captures the launches of `launch` without running them. No other thread may use the GPU's stream meanwhile, and
+    /// every kernel must have been launched before, because loading it is not allowed during capture.
+    pub(super) fn capture(gpu: &Gpu, launch: impl FnOnce() -> Result<()>) -> Result<Self> {
         gpu.bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives as long as the GPU, and every recording is ended below.
+        // SAFETY: the stream lives as long as the GPU, and the capture is ended below.
         unsafe { result::stream::begin_capture(gpu.stream(), mode) }
             .map_err(|e| Error::driver("cuStreamBeginCapture", e))?;
         let launched = launch();
@@ -24,7 +24,7 @@ impl Graph {
         let graph = unsafe { result::stream::end_capture(gpu.stream()) };
         launched?;
         let graph = graph.map_err(|e| Error::driver("cuStreamEndCapture", e))?;
-        // SAFETY: the graph was just made, and is not needed any more when it can be launched.
+        // SAFETY: the graph was just captured, and its executable does not need it any more.
         let executable = unsafe {
             let made = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
             let _ = result::graph::destroy(graph);
@@ -33,10 +33,10 @@ impl Graph {
         executable.map(Graph).map_err(|e| Error::driver("cuGraphInstantiate", e))
     }
 
-    /// Starts all of it.
+    /// Starts all launches.
     ///
     /// # Safety
-    /// Every buffer that the launches name must still be there.
+    /// Every buffer that the launches refer to must be alive.
     pub(super) unsafe fn launch(&self, gpu: &Gpu) -> Result<()> {
         gpu.bind()?;
         // SAFETY: the caller's promise.
@@ -47,7 +47,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made in `record`, destroyed once.
+        // SAFETY: instantiated in `capture`, destroyed once.
         let _ = unsafe { result::graph::exec_destroy(self.0) };
     }
 }

@@ -162,14 +162,15 @@ impl Visits {
             let mut range = all.clone();
             if let (Some(c), Some(threshold)) = (prefix, threshold) {
                 let last_key = |block: usize| (block * BLOCK + BLOCK - 1).min(n - 1);
-                while c.at(first) - c.at(last_key(start)) < threshold {
+                while start * BLOCK < n && c.at(first) - c.at(last_key(start)) < threshold {
                     start += 1;
                 }
                 end = end.max(last / BLOCK + 1);
                 while end * BLOCK < n && c.at(end * BLOCK) - c.at(last) >= threshold {
                     end += 1;
                 }
-                range = range.start.max(start)..range.end.min(end);
+                let end = range.end.min(end);
+                range = range.start.max(start).min(end)..end;
             }
             visits.visited += range.len();
             visits.total += all.len();

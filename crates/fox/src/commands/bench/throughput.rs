@@ -1,4 +1,4 @@
-//! `fox bench streams`: how fast an engine decodes many sequences at once, and how fast it reads a prompt.
+//! `fox bench throughput`: decode and prefill throughput of an engine with many sequences.
 
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
@@ -16,34 +16,38 @@ use crate::device::DeviceArgs;
 use crate::engine::{EngineArgs, Weights};
 use crate::output;
 
-/// Decoding of many sequences at once, and prompts: tokens per second
+/// Decode and prefill throughput with many sequences: tokens per second
 ///
-/// Decoding is measured between the first token of the last sequence and the last token of the first, so that all of
-/// them decode. The floor is the time to read every weight once per step and every sequence's cache, at the rate of the
-/// best sum over 512 MiB in the same run. One sequence is also run alone: its log-probabilities must have the same
-/// bits. Models have random weights; sequences begin with random tokens.
+/// Decoding is measured between the first token of the last sequence and the last token of the first, while all of
+/// them decode. The roofline is the time to read all weights and KV caches once per step at the memory bandwidth
+/// measured in the same run (the best sum over 512 MiB). One sequence also runs alone: its log-probabilities must have
+/// the same bits. Models have random weights; prompts are random tokens.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint folder, or a published model such as fox-pro-760m
     #[arg(value_name = "MODEL", default_value = "fox-pro-125m")]
     model: String,
-    /// How the weights are kept
+    /// Format of the weights
     #[arg(long, value_enum, default_value_t = Weights::F32)]
     weights: Weights,
-    /// Sequences at a time
+    /// Batch sizes: sequences that decode together
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 8, 64, 256],
           value_parser = clap::value_parser!(u32).range(1..=256))]
-    streams: Vec<u32>,
+    sequences: Vec<u32>,
+    /// Old name of --sequences
+    #[arg(long, hide = true, value_name = "N,...", value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(1..=256))]
+    streams: Option<Vec<u32>>,
     /// Tokens of each sequence before those that are measured
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     context: u32,
     /// Tokens that each sequence generates
     #[arg(long, value_name = "N", default_value_t = 192, value_parser = clap::value_parser!(u32).range(8..))]
     tokens: u32,
-    /// Tokens of a long prompt that is read alone, three times; 0 for none
+    /// Tokens of a long prompt that is prefilled alone, three times; 0 for none
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     prompt: u32,
-    /// Whether the state of sequences stays on the device, in slots
+    /// Whether sequences decode in slots of the device
     #[arg(long, value_name = "yes|no", default_values_t = ["yes".to_string()],
           value_delimiter = ',', value_parser = ["yes", "no"])]
     resident: Vec<String>,
@@ -51,7 +55,7 @@ pub struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Also tell how long a step takes on the device alone
+    /// Also report the device time of a step
     #[arg(long)]
     profile: bool,
     /// Print JSON
@@ -61,20 +65,27 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
+    let batches = match &args.streams {
+        Some(old) => {
+            output::note("--streams is now called --sequences");
+            old
+        }
+        None => &args.sequences,
+    };
     let mut rate = memory_rate(&device)?;
     let (mut rows, mut prompts, mut same_bits) = (Vec::new(), Vec::new(), true);
     for resident in &args.resident {
         let model = open(&args.model, &device)?;
         let (bytes, vocab) =
             (model.weight_bytes_per_step(args.weights.format()), model.config().vocab_size);
-        // The device's own format where it is asked for none.
+        // A GPU reads f32 weights as bf16.
         let bytes = if device.backend().name() == "cuda" {
             bytes.min(bytes_in_bf16(&model))
         } else {
             bytes
         };
         let longest = (args.context + args.tokens).max(args.prompt) as usize + 2;
-        let most = args.streams.iter().copied().max().unwrap_or(1) as usize;
+        let most = batches.iter().copied().max().unwrap_or(1) as usize;
         let options = EngineOptions {
             share_prefixes: false,
             max_batch: most,
@@ -90,8 +101,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Request::greedy(ids, tokens as usize)
         };
         let alone = together(&engine, vec![request(1, args.context, args.tokens)])?;
-        for &streams in &args.streams {
-            let all = (1..=u64::from(streams)).map(|seed| request(seed, args.context, args.tokens));
+        for &sequences in batches {
+            let all =
+                (1..=u64::from(sequences)).map(|seed| request(seed, args.context, args.tokens));
             device.backend().profile(args.profile);
             let run = together(&engine, all.collect())?;
             device.backend().profile(false);
@@ -100,11 +112,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 output::note(&format!("  {}: {} times {each:.3} ms", op.op, op.calls));
             }
             let same = run.first == alone.first;
-            // What was measured is told at once: a later run may fail.
-            output::note(&format!("{streams} streams, slots {resident}: {:.0} tokens/s", run.rate));
+            // Reported at once: a later batch size may fail.
+            output::note(&format!(
+                "{sequences} sequences, slots {resident}: {:.0} tokens/s",
+                run.rate
+            ));
             same_bits &= same || resident == "no";
             rows.push(json!({
-                "resident": resident, "slots": engine.stats().slots, "streams": streams,
+                "resident": resident, "slots": engine.stats().slots, "sequences": sequences,
                 "tokens_per_s": run.rate, "bytes_per_step": bytes + run.cache_bytes,
                 "same_bits_as_alone": same,
             }));
@@ -116,34 +131,35 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let speed: Vec<f64> = times.iter().map(|time| f64::from(args.prompt) / time).collect();
             prompts.push(json!({
                 "resident": resident, "tokens": args.prompt, "tokens_per_s": speed,
-                "first_stream_tokens_per_s": alone.rate, "engine_start_s": start_s,
+                "first_request_tokens_per_s": alone.rate, "engine_start_s": start_s,
             }));
         }
     }
     for row in &mut rows {
         let step =
-            row["streams"].as_f64().unwrap_or(0.0) / row["tokens_per_s"].as_f64().unwrap_or(0.0);
-        row["floor_fraction"] = json!(row["bytes_per_step"].as_f64().unwrap_or(0.0) / rate / step);
+            row["sequences"].as_f64().unwrap_or(0.0) / row["tokens_per_s"].as_f64().unwrap_or(0.0);
+        row["roofline_fraction"] =
+            json!(row["bytes_per_step"].as_f64().unwrap_or(0.0) / rate / step);
     }
     let report = json!({
         "machine": machine(&device), "model": args.model, "memory_gb_per_s": rate / 1e9,
-        "context": args.context, "streams": rows, "prompts": prompts,
+        "context": args.context, "batches": rows, "prompts": prompts,
     });
     output::print(&if args.json { format!("{report:#}\n") } else { describe(&report) })?;
-    // In slots a sequence's bits do not depend on its company.
+    // Decoding in slots is batch-invariant.
     Ok(if same_bits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Bytes of weights that a step of a GPU reads.
+/// Bytes of weights that a decode step reads in bf16.
 fn bytes_in_bf16(model: &fox_model::Model) -> f64 {
     model.weight_bytes_per_step(fox_infer::WeightFormat::Bf16)
 }
 
-/// Several sequences at once.
+/// Measurements of sequences that decode together.
 struct Together {
-    /// Tokens per second of all, while all decode.
+    /// Tokens per second of all sequences, while all decode.
     rate: f64,
-    /// Of all caches, at the end.
+    /// Bytes of all KV caches at the end.
     cache_bytes: f64,
     /// The tokens of the first sequence.
     first: Vec<ScoredToken>,
@@ -155,7 +171,7 @@ fn together(engine: &Engine, requests: Vec<Request>) -> Result<Together> {
     let mut tickets = Vec::with_capacity(count);
     for (n, request) in requests.into_iter().enumerate() {
         let sender = sender.clone();
-        // A receiver that is gone has no use for events.
+        // After an error nothing receives events.
         let sink = move |event: Event| drop(sender.send((n, Instant::now(), event)));
         tickets.push(engine.submit_to(request, sink)?);
     }
@@ -194,7 +210,7 @@ fn together(engine: &Engine, requests: Vec<Request>) -> Result<Together> {
     Ok(Together { rate: inside as f64 / seconds, cache_bytes, first })
 }
 
-/// Seconds until a prompt is read.
+/// Seconds of a prefill.
 fn read_prompt(engine: &Engine, request: Request) -> Result<f64> {
     for event in engine.submit(request)? {
         if let Event::Finished(finished) = event {
@@ -212,33 +228,33 @@ fn describe(report: &Value) -> String {
     let word = |row: &Value, key: &str| row[key].as_str().unwrap_or("").to_string();
     let header = |cells: &[&str]| cells.iter().map(|cell| cell.to_string()).collect();
     let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
-    let mut streams: Vec<Vec<String>> = vec![header(&[
+    let mut batches: Vec<Vec<String>> = vec![header(&[
         "in slots",
-        "streams",
+        "sequences",
         "tokens/s",
         "ms a step",
-        "of the floor",
-        "bits as alone",
+        "of roofline",
+        "same bits alone",
     ])];
-    for row in list("streams") {
+    for row in list("batches") {
         let in_slots = if number(&row, "slots") > 0.0 { "yes" } else { "no" };
-        let same = if row["same_bits_as_alone"] == json!(true) { "same" } else { "others" };
-        streams.push(vec![
+        let same = if row["same_bits_as_alone"] == json!(true) { "yes" } else { "no" };
+        batches.push(vec![
             in_slots.into(),
-            format!("{}", row["streams"]),
+            format!("{}", row["sequences"]),
             format!("{:.0}", number(&row, "tokens_per_s")),
-            format!("{:.3}", 1e3 * number(&row, "streams") / number(&row, "tokens_per_s")),
-            format!("{:.1}%", 100.0 * number(&row, "floor_fraction")),
+            format!("{:.3}", 1e3 * number(&row, "sequences") / number(&row, "tokens_per_s")),
+            format!("{:.1}%", 100.0 * number(&row, "roofline_fraction")),
             same.into(),
         ]);
     }
     let mut text = format!(
-        "{}, {}; memory {:.1} GB/s\n{} tokens before the measured ones\n{}",
+        "{}, {}; memory {:.1} GB/s\n{} tokens of context\n{}",
         word(report, "model"),
         word(report, "machine"),
         number(report, "memory_gb_per_s"),
         report["context"],
-        output::table(&streams),
+        output::table(&batches),
     );
     for row in list("prompts") {
         let speeds = row["tokens_per_s"].as_array().cloned().unwrap_or_default();
@@ -247,12 +263,12 @@ fn describe(report: &Value) -> String {
             .map(|speed| format!("{:.0}", speed.as_f64().unwrap_or(f64::NAN)))
             .collect();
         text += &format!(
-            "slots {}: a prompt of {} tokens is read at {} tokens/s (three times); the first request decoded at {:.0} \
-             tokens/s; the engine started in {:.1} s\n",
+            "slots {}: prefill of {} tokens at {} tokens/s (three times); the first request decoded at {:.0} tokens/s; \
+             the engine started in {:.1} s\n",
             word(&row, "resident"),
             row["tokens"],
             speeds.join(", "),
-            number(&row, "first_stream_tokens_per_s"),
+            number(&row, "first_request_tokens_per_s"),
             number(&row, "engine_start_s"),
         );
     }
@@ -264,24 +280,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_says_how_many_at_what_rate() {
+    fn report_has_batches_and_prefills() {
         let row = json!({
-            "resident": "yes", "slots": 64, "streams": 64, "tokens_per_s": 32_000.0,
-            "floor_fraction": 0.5, "same_bits_as_alone": true,
+            "resident": "yes", "slots": 64, "sequences": 64, "tokens_per_s": 32_000.0,
+            "roofline_fraction": 0.5, "same_bits_as_alone": true,
         });
         let prompt = json!({
             "resident": "yes", "tokens": 100, "tokens_per_s": [1.0, 2.0, 3.0],
-            "first_stream_tokens_per_s": 700.0, "engine_start_s": 1.5,
+            "first_request_tokens_per_s": 700.0, "engine_start_s": 1.5,
         });
         let report = json!({
             "machine": "a machine", "model": "m", "memory_gb_per_s": 10.0, "context": 128,
-            "streams": [row], "prompts": [prompt],
+            "batches": [row], "prompts": [prompt],
         });
-        let want = "m, a machine; memory 10.0 GB/s\n128 tokens before the measured ones\n\
-            in slots  streams  tokens/s  ms a step  of the floor  bits as alone\n\
-            yes            64     32000      2.000         50.0%           same\n\
-            slots yes: a prompt of 100 tokens is read at 1, 2, 3 tokens/s (three times); the first request decoded at \
-            700 tokens/s; the engine started in 1.5 s\n";
+        let want = "m, a machine; memory 10.0 GB/s\n128 tokens of context\n\
+            in slots  sequences  tokens/s  ms a step  of roofline  same bits alone\n\
+            yes              64     32000      2.000        50.0%              yes\n\
+            slots yes: prefill of 100 tokens at 1, 2, 3 tokens/s (three times); the first request decoded at 700 \
+            tokens/s; the engine started in 1.5 s\n";
         assert_eq!(describe(&report), want);
     }
 }

@@ -1,30 +1,30 @@
-//! A decode step as launches: one set for all rows.
+//! The launches of a decode step.
 
+use super::dequantize::Dequantizer;
 use super::kernels::{
-    ATTENTION_THREADS, BUCKETS, CHOICE_THREADS, FEW_ROWS, Family, Kernels, MAX_PARTS, MAX_ROWS,
-    MAX_RUNS, ROW_THREADS, Tiling, product,
+    ATTENTION_THREADS, BUCKETS, FEW_ROWS, Family, Kernels, MAX_ROWS, ROW_THREADS, SAMPLE_THREADS,
+    Tiling, product,
 };
-use super::model::{StreamWeights, single};
 use super::params::{
-    PARTS, StreamAttention, StreamChoice, StreamDraw, StreamHeads, StreamMerge, StreamNorm,
-    StreamPart, StreamProduct, StreamTable, StreamToken,
+    DecodeAttentionParams, DecodeHeads, DecodeMatmul, DecodeMatrix, DecodeMerge, DecodeNorm,
+    DecodeSample, DecodeTable, DecodeToken, DrawParams, MAX_MATRICES,
 };
-use super::unpack::Unpacking;
+use super::weights::{DeviceWeights, single};
 use crate::launch::{Kernel, Launch};
 use crate::ops::pieces::activation_code;
-use crate::params::Param;
+use crate::params::{MAX_K_SPLITS, MAX_KV_SPLITS, Param};
 use crate::{Buffer, Gpu, Result};
 
-/// Warps of a block of the kernels of `stream_rows`.
+/// Warps of a thread block of the row-wise kernels.
 const ROW_WARPS: usize = ROW_THREADS / 32;
 
-/// The kernels of the products of a bucket.
+/// The matmul kernels of a bucket.
 struct Products {
     family: Family,
-    /// Projections and output projection, and logits.
+    /// Query, key and value projections, and logits.
     wide: Kernel,
     wide_tiling: Tiling,
-    /// Output of the heads.
+    /// Output projection of attention.
     heads: Kernel,
     heads_tiling: Tiling,
     /// Gate and up.
@@ -36,7 +36,7 @@ struct Products {
 }
 
 impl Products {
-    fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
+    fn new(gpu: &Gpu, rows: usize, weights: &DeviceWeights) -> Result<Self> {
         let widths = [weights.width, weights.heads_width, weights.inner];
         let family = Family::of(gpu, rows, &widths);
         let tiling = |width: usize, glu: bool| Tiling::new(family, rows, width, glu);
@@ -59,97 +59,103 @@ impl Products {
     }
 }
 
-const ROW_BYTES: usize = size_of::<<StreamToken as Param>::Device>();
-const DRAW_BYTES: usize = size_of::<<StreamDraw as Param>::Device>();
+const ROW_BYTES: usize = size_of::<<DecodeToken as Param>::Device>();
+const DRAW_BYTES: usize = size_of::<<DrawParams as Param>::Device>();
 
-/// Memory of a step, for [`MAX_ROWS`] rows.
-pub(super) struct Work {
-    /// The rows of a step, and behind them how each draws its next token: [`StreamToken`]s and [`StreamDraw`]s.
+/// The buffers of a step, for the rows of the largest bucket.
+pub(super) struct Workspace {
+    /// The rows of a step, [`DecodeToken`]s, and behind them their sampling parameters, [`DrawParams`].
     pub(super) input: Buffer<u8>,
+    /// Residual stream `[rows, width]`.
     h: Buffer<f32>,
-    /// `[runs][rows, width]`.
+    /// Output of a block half `[k_splits][rows, width]`.
     delta: Buffer<f32>,
+    /// Normalized residual stream, blocked `[rows, width]`.
     x: Buffer<u16>,
+    /// Raw projections `[rows, stride]`.
     raw: Buffer<f32>,
+    /// `[rows, heads * d]`.
     q: Buffer<f32>,
-    parts: Buffer<f32>,
+    /// Split-KV partial results `[rows][heads][MAX_KV_SPLITS][d + 4]`.
+    partials: Buffer<f32>,
+    /// Output of attention, blocked `[rows, heads * d]`.
     mixed: Buffer<u16>,
+    /// Output of the GLU, blocked `[rows, inner]`.
     inner: Buffer<u16>,
-    /// Weights of the product under way that are in 8 bits otherwise.
-    unpacked: Buffer<u16>,
+    /// Dequantized weights of the matmul under way.
+    dequantized: Buffer<u16>,
     /// `[rows, V]`.
     pub(super) logits: Buffer<f32>,
-    /// Ids, then scores `[2, MAX_ROWS]`.
-    pub(super) choices: Buffer<u32>,
+    /// Ids, then bits of log-probabilities `[2, MAX_ROWS]`.
+    pub(super) sampled: Buffer<u32>,
 }
 
-impl Work {
-    pub(super) fn new(gpu: &Gpu, rows: usize, weights: &StreamWeights) -> Result<Self> {
+impl Workspace {
+    pub(super) fn new(gpu: &Gpu, rows: usize, weights: &DeviceWeights) -> Result<Self> {
         let shape = &weights.shape;
-        Ok(Work {
+        Ok(Workspace {
             input: gpu.zeros(rows * (ROW_BYTES + DRAW_BYTES))?,
             h: gpu.alloc(rows * weights.width)?,
-            delta: gpu.alloc(MAX_PARTS * rows * weights.width)?,
+            delta: gpu.alloc(MAX_K_SPLITS * rows * weights.width)?,
             x: gpu.alloc(rows * weights.width)?,
             raw: gpu.alloc(rows * weights.stride)?,
             q: gpu.alloc(rows * weights.heads_width)?,
-            parts: gpu.alloc(rows * shape.heads * MAX_RUNS * (shape.head_dim + 4))?,
+            partials: gpu.alloc(rows * shape.heads * MAX_KV_SPLITS * (shape.head_dim + 4))?,
             mixed: gpu.alloc(rows * weights.heads_width)?,
             inner: gpu.alloc(rows * weights.inner)?,
-            unpacked: gpu.alloc(if rows > FEW_ROWS { weights.most_packed } else { 0 })?,
+            dequantized: gpu.alloc(if rows > FEW_ROWS { weights.most_packed } else { 0 })?,
             logits: gpu.alloc(rows * weights.vocab)?,
-            choices: gpu.zeros(2 * MAX_ROWS)?,
+            sampled: gpu.zeros(2 * MAX_ROWS)?,
         })
     }
 }
 
-/// What the slots remember beside their pages.
-pub(super) struct Slots {
+/// The state of all slots on the device, except pages.
+pub(super) struct SlotState {
     /// `[slots][layers]`.
-    pub(super) tables: Buffer<<StreamTable as Param>::Device>,
+    pub(super) tables: Buffer<<DecodeTable as Param>::Device>,
     /// Sums of the log gates `[slots][layers][heads]`.
-    pub(super) now: Buffer<f64>,
-    /// Raw rows of keys and values `[slots][layers][2][kv_heads * d]`.
+    pub(super) gate_sums: Buffer<f64>,
+    /// Last raw rows of keys and values `[slots][layers][2][kv_heads * d]`.
     pub(super) last: Buffer<u16>,
 }
 
-/// The kernels of steps of a model.
+/// The kernels of the steps of a model, by bucket.
 pub(super) struct Steps {
-    /// By bucket.
     kernels: Vec<Kernels>,
     products: Vec<Products>,
-    unpacking: Unpacking,
+    dequantizer: Dequantizer,
     overlapping: bool,
 }
 
-/// Numbers the thread blocks of the parts that are there and moves those to the front; the parts and thread blocks.
-fn number_blocks(parts: &mut [StreamPart; PARTS], tiling: Tiling) -> (usize, usize) {
+/// Moves the present matrices to the front and assigns their thread blocks; the numbers of matrices and thread blocks.
+fn number_blocks(matrices: &mut [DecodeMatrix; MAX_MATRICES], tiling: Tiling) -> (usize, usize) {
     let (mut count, mut blocks) = (0, 0);
-    for n in 0..PARTS {
-        if parts[n].rows > 0 {
-            parts[count] = StreamPart { first_block: blocks, ..parts[n] };
-            blocks += tiling.blocks(parts[n].rows);
+    for n in 0..MAX_MATRICES {
+        if matrices[n].rows > 0 {
+            matrices[count] = DecodeMatrix { first_block: blocks, ..matrices[n] };
+            blocks += tiling.blocks(matrices[n].rows);
             count += 1;
         }
     }
     (count, blocks)
 }
 
-/// Launches a product.
+/// Launches a matmul.
 ///
 /// # Safety
-/// The addresses belong to live buffers of the sizes that the product implies.
+/// The addresses must belong to live buffers of the sizes that the matmul implies.
 pub(super) unsafe fn launch_product(
     kernel: &Kernel,
     tiling: Tiling,
     rows: usize,
-    mut params: StreamProduct,
+    mut params: DecodeMatmul,
     overlapping: bool,
 ) -> Result<()> {
-    let (count, blocks) = number_blocks(&mut params.parts, tiling);
-    params.part_count = count;
+    let (count, blocks) = number_blocks(&mut params.matrices, tiling);
+    params.matrix_count = count;
     let width = params.width;
-    let grid = [tiling.row_blocks(rows), blocks, tiling.runs()];
+    let grid = [tiling.row_blocks(rows), blocks, tiling.k_splits()];
     let launch = kernel.launch(grid, tiling.threads()).shared(tiling.shared());
     let launch = launch.overlapping(overlapping).params(params)?;
     // SAFETY: the caller's promise.
@@ -157,11 +163,11 @@ pub(super) unsafe fn launch_product(
 }
 
 impl Steps {
-    /// `overlapping` launches may begin before those in front of them have ended, where the GPU can.
+    /// Compiles the kernels; `overlapping` launches use programmatic dependent launch on GPUs that have it.
     pub(super) fn new(
         gpu: &Gpu,
         buckets: usize,
-        weights: &StreamWeights,
+        weights: &DeviceWeights,
         overlapping: bool,
     ) -> Result<Self> {
         let products = BUCKETS[..buckets].iter().map(|rows| Products::new(gpu, *rows, weights));
@@ -172,41 +178,41 @@ impl Steps {
         Ok(Steps {
             kernels: products.iter().zip(&BUCKETS).map(kernels).collect::<Result<_>>()?,
             products,
-            unpacking: Unpacking::new(gpu)?,
-            overlapping: overlapping && gpu.architecture().major >= 9,
+            dequantizer: Dequantizer::new(gpu)?,
+            overlapping: overlapping && gpu.generation().has_dependent_launch(),
         })
     }
 
-    /// All launches of a step of a bucket whose sequences have at most `runs` runs of pages.
+    /// Launches a step of a bucket whose sequences have at most `kv_splits` KV splits.
     pub(super) fn launch(
         &self,
         bucket: usize,
-        runs: usize,
-        weights: &StreamWeights,
-        work: &Work,
-        slots: &Slots,
+        kv_splits: usize,
+        weights: &DeviceWeights,
+        work: &Workspace,
+        slots: &SlotState,
     ) -> Result<()> {
         let (rows, products, kernels) =
             (BUCKETS[bucket], &self.products[bucket], &self.kernels[bucket]);
-        let (shape, width) = (&weights.shape, weights.width);
+        let width = weights.width;
         let run = |launch: Launch<'_>| -> Result<()> {
             let launch = launch.overlapping(self.overlapping);
-            // SAFETY: the buffers have room for the rows of any bucket, the slots for all that rows may name.
+            // SAFETY: the buffers have room for the rows of any bucket, and `begin` has checked slots and positions.
             unsafe { launch.run(|| format!("{rows} rows of {width}")) }
         };
-        let multiply = |kernel: &Kernel, tiling: Tiling, mut params: StreamProduct| {
-            let to = work.unpacked.address();
-            // SAFETY: as above; there is room for the weights of any product.
+        let multiply = |kernel: &Kernel, tiling: Tiling, mut params: DecodeMatmul| {
+            let to = work.dequantized.address();
+            // SAFETY: as above; there is room for the int8 weights of any matmul.
             unsafe {
-                let unpacked = !tiling.reads_int8()
-                    && self.unpacking.run(&mut params, tiling.is_glu(), to, self.overlapping)?;
-                // Products read weights before they wait.
-                launch_product(kernel, tiling, rows, params, self.overlapping && !unpacked)
+                let dequantized = !tiling.reads_int8()
+                    && self.dequantizer.run(&mut params, tiling.is_glu(), to, self.overlapping)?;
+                // Matmuls read weights before they wait for their predecessor.
+                launch_product(kernel, tiling, rows, params, self.overlapping && !dequantized)
             }
         };
-        // After a product, whose runs it adds up.
+        // Adds up the partial sums of the matmul before it.
         let norm = |norm: u64, embeddings: u64, product: Tiling| -> Result<()> {
-            let params = StreamNorm {
+            let params = DecodeNorm {
                 rows: work.input.address().into(),
                 embeddings: embeddings.into(),
                 h: work.h.address().into(),
@@ -214,93 +220,93 @@ impl Steps {
                 norm: norm.into(),
                 x: work.x.address().into(),
                 width,
-                runs: product.runs(),
-                eps: shape.norm_eps,
+                k_splits: product.k_splits(),
+                eps: weights.norm_eps,
             };
             run(kernels.norm.launch([rows, 1, 1], ROW_THREADS).params(params)?)
         };
-        let on_x = StreamProduct {
+        let on_x = DecodeMatmul {
             x: work.x.address().into(),
             y: work.raw.address().into(),
             inner: work.inner.address().into(),
             width,
             stride: weights.stride,
-            act: activation_code(shape.mlp_act),
-            ..StreamProduct::default()
+            act: activation_code(weights.mlp_act),
+            ..DecodeMatmul::default()
         };
         for (l, layer) in weights.layers.iter().enumerate() {
             let embeddings = if l == 0 { weights.embeddings } else { 0 };
             norm(layer.mixer_norm, embeddings, products.down_tiling)?;
-            let params = StreamProduct { parts: layer.parts, ..on_x };
+            let params = DecodeMatmul { matrices: layer.matrices, ..on_x };
             multiply(&products.wide, products.wide_tiling, params)?;
-            self.attend(l, bucket, runs, weights, work, slots)?;
-            let params = StreamProduct {
+            self.attend(l, bucket, kv_splits, weights, work, slots)?;
+            let params = DecodeMatmul {
                 x: work.mixed.address().into(),
                 y: work.delta.address().into(),
-                parts: single(layer.o_proj),
+                matrices: single(layer.o_proj),
                 width: weights.heads_width,
                 stride: width,
-                ..StreamProduct::default()
+                ..DecodeMatmul::default()
             };
             multiply(&products.heads, products.heads_tiling, params)?;
             norm(layer.mlp_norm, 0, products.heads_tiling)?;
-            let params = StreamProduct { parts: single(layer.gate_up), ..on_x };
+            let params = DecodeMatmul { matrices: single(layer.gate_up), ..on_x };
             multiply(&products.glu, products.glu_tiling, params)?;
-            let params = StreamProduct {
+            let params = DecodeMatmul {
                 x: work.inner.address().into(),
                 y: work.delta.address().into(),
-                parts: single(layer.down),
+                matrices: single(layer.down),
                 width: weights.inner,
                 stride: width,
-                ..StreamProduct::default()
+                ..DecodeMatmul::default()
             };
             multiply(&products.down, products.down_tiling, params)?;
         }
         norm(weights.norm, 0, products.down_tiling)?;
-        let params = StreamProduct {
+        let params = DecodeMatmul {
             y: work.logits.address().into(),
-            parts: single(weights.head),
+            matrices: single(weights.head),
             stride: weights.vocab,
             ..on_x
         };
         multiply(&products.wide, products.wide_tiling, params)?;
-        let choices = work.choices.address();
-        let params = StreamChoice {
+        let sampled = work.sampled.address();
+        let params = DecodeSample {
             logits: work.logits.address().into(),
             draws: (work.input.address() + (rows * ROW_BYTES) as u64).into(),
-            ids: choices.into(),
-            scores: (choices + 4 * MAX_ROWS as u64).into(),
+            ids: sampled.into(),
+            logprobs: (sampled + 4 * MAX_ROWS as u64).into(),
             vocab: weights.vocab,
         };
-        run(kernels.choice.launch([rows, 1, 1], CHOICE_THREADS).params(params)?)
+        run(kernels.sample.launch([rows, 1, 1], SAMPLE_THREADS).params(params)?)
     }
 
-    /// From the raw projections of layer `l` to the input of its output projection.
+    /// Launches attention of layer `l`: from the raw projections to the input of the output projection.
     fn attend(
         &self,
         l: usize,
         bucket: usize,
-        runs: usize,
-        weights: &StreamWeights,
-        work: &Work,
-        slots: &Slots,
+        kv_splits: usize,
+        weights: &DeviceWeights,
+        work: &Workspace,
+        slots: &SlotState,
     ) -> Result<()> {
         let (rows, kernels) = (BUCKETS[bucket], &self.kernels[bucket]);
         let (shape, layer) = (&weights.shape, &weights.layers[l]);
         let (heads, kv_heads, layers) = (shape.heads, shape.kv_heads, weights.layers.len());
         let run = |launch: Launch<'_>| -> Result<()> {
             let launch = launch.overlapping(self.overlapping);
-            // SAFETY: the buffers have room for the rows of any bucket, the slots for all that rows may name.
+            // SAFETY: the buffers have room for the rows of any bucket, and `begin` has checked slots and positions.
             unsafe { launch.run(|| format!("{rows} rows of {heads} heads")) }
         };
         let [q, k, v, k_shift, v_shift, gate, output_gate] = weights.start;
-        let params = StreamHeads {
+        let params = DecodeHeads {
             rows: work.input.address().into(),
             raw: work.raw.address().into(),
             q: work.q.address().into(),
             tables: slots.tables.address().into(),
             last: slots.last.address().into(),
-            now: slots.now.address().into(),
+            gate_sums: slots.gate_sums.address().into(),
             q_norm: layer.q_norm.into(),
             k_norm: layer.k_norm.into(),
             gate_bias: layer.gate_bias.into(),
@@ -318,13 +324,13 @@ impl Steps {
         };
         let units = (heads + 2 * kv_heads).div_ceil(ROW_WARPS);
         run(kernels.heads.launch([units, rows, 1], ROW_THREADS).params(params)?)?;
-        let params = StreamAttention {
+        let params = DecodeAttentionParams {
             rows: work.input.address().into(),
             tables: slots.tables.address().into(),
             q: work.q.address().into(),
-            now: slots.now.address().into(),
+            gate_sums: slots.gate_sums.address().into(),
             thresholds: (weights.thresholds.address() + (8 * l * heads) as u64).into(),
-            parts: work.parts.address().into(),
+            partials: work.partials.address().into(),
             layers,
             layer: l,
             heads,
@@ -332,11 +338,11 @@ impl Steps {
             window: shape.window.unwrap_or(0),
             gated: gate >= 0,
         };
-        let grid = [runs, kv_heads, rows];
+        let grid = [kv_splits, kv_heads, rows];
         run(kernels.attention.launch(grid, ATTENTION_THREADS).params(params)?)?;
-        let params = StreamMerge {
+        let params = DecodeMerge {
             rows: work.input.address().into(),
-            parts: work.parts.address().into(),
+            partials: work.partials.address().into(),
             raw: work.raw.address().into(),
             norm: layer.output_norm.into(),
             y: work.mixed.address().into(),

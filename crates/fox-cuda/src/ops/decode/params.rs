@@ -1,43 +1,43 @@
-//! What the kernels of decode steps are given.
+//! Parameters of the kernels of decode steps.
 
 use half::bf16;
 
 use crate::ops::paged::Page;
 use crate::params::{ConstPtr, Float2, Ptr, kernel_params};
 
-/// Matrices that a product has, at most: queries, keys, values, their shifts, forget gate, output gate.
-pub(super) const PARTS: usize = 7;
+/// Most matrices of a matmul: queries, keys, values, shifts of keys and values, forget gate, output gate.
+pub(super) const MAX_MATRICES: usize = 7;
 
 kernel_params! {
-    /// One of the matrices of a product.
+    /// A weight matrix of a matmul.
     #[derive(Default)]
-    pub(super) struct StreamPart {
-        /// `[rows, width]`; with GLU `[2 rows, width]`. In 8 bits where there are scales, see `int8.cuh`.
+    pub(super) struct DecodeMatrix {
+        /// `[rows, width]`; with GLU `[2 rows, width]`. int8 if there are scales, see `int8.cuh`.
         pub(super) w: ConstPtr<bf16>,
-        /// A scale for every 64 weights of a row, or null.
+        /// A scale per `INT8_BLOCK` weights of a row, or null.
         pub(super) scales: ConstPtr<f32>,
         /// `[rows]`, or null.
         pub(super) bias: ConstPtr<f32>,
-        /// Results.
+        /// Outputs.
         pub(super) rows: usize,
-        /// Where they begin in a row of `y`.
+        /// Their first column in a row of `y`.
         pub(super) start: usize,
-        /// The first of the thread blocks that compute them.
+        /// The first thread block that computes them.
         pub(super) first_block: usize,
     }
 }
 
 kernel_params! {
     #[derive(Default)]
-    pub(super) struct StreamProduct {
+    pub(super) struct DecodeMatmul {
         /// Blocked `[rows, width]`.
         pub(super) x: ConstPtr<bf16>,
-        /// `[rows, stride]`; that for each run of columns where they are split.
+        /// `[rows, stride]`, or `[K_SPLITS][rows, stride]` with SPLIT.
         pub(super) y: Ptr<f32>,
-        /// With GLU, blocked `[rows, part rows]`.
+        /// With GLU, blocked `[rows, matrix rows]`.
         pub(super) inner: Ptr<bf16>,
-        pub(super) parts: [StreamPart; PARTS],
-        pub(super) part_count: usize,
+        pub(super) matrices: [DecodeMatrix; MAX_MATRICES],
+        pub(super) matrix_count: usize,
         pub(super) width: usize,
         pub(super) stride: usize,
         pub(super) act: i32,
@@ -46,8 +46,8 @@ kernel_params! {
 
 kernel_params! {
     /// A row of a step.
-    pub(super) table struct StreamToken align(16) {
-        /// -1 for a row that only fills the step up.
+    pub(super) table struct DecodeToken align(16) {
+        /// -1 for a padding row.
         pub(super) slot: i32,
         pub(super) token: i32,
         /// Tokens before this one.
@@ -57,9 +57,9 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// Where the pages of one layer of a slot lie.
+    /// The pages of one layer of a slot.
     #[derive(Default)]
-    pub(super) table struct StreamTable {
+    pub(super) table struct DecodeTable {
         /// `[page][kv_heads]`.
         pub(super) pages: ConstPtr<Page>,
         /// Sums of the log gates at the ends of full pages `[page][heads]`.
@@ -69,32 +69,32 @@ kernel_params! {
 
 kernel_params! {
     #[derive(Default)]
-    pub(super) struct StreamNorm {
-        pub(super) rows: ConstPtr<StreamToken>,
-        /// `[V, width]` where the stream begins, else null.
+    pub(super) struct DecodeNorm {
+        pub(super) rows: ConstPtr<DecodeToken>,
+        /// `[V, width]` in the first layer, else null.
         pub(super) embeddings: ConstPtr<bf16>,
         /// `[rows, width]`.
         pub(super) h: Ptr<f32>,
-        /// `[runs][rows, width]`.
+        /// `[k_splits][rows, width]`.
         pub(super) delta: ConstPtr<f32>,
         /// `[width]`.
         pub(super) norm: ConstPtr<f32>,
         /// Blocked `[rows, width]`.
         pub(super) x: Ptr<bf16>,
         pub(super) width: usize,
-        pub(super) runs: usize,
+        pub(super) k_splits: usize,
         pub(super) eps: f32,
     }
 }
 
 kernel_params! {
-    pub(super) struct StreamBlocked {
+    pub(super) struct DecodeBlocked {
         /// `[rows, width]`.
         pub(super) from: ConstPtr<bf16>,
         /// The same, blocked.
         pub(super) to: Ptr<bf16>,
         pub(super) rows: usize,
-        /// Rows of the product.
+        /// Rows of the matmul.
         pub(super) padded: usize,
         pub(super) width: usize,
     }
@@ -102,18 +102,18 @@ kernel_params! {
 
 kernel_params! {
     #[derive(Default)]
-    pub(super) struct StreamHeads {
-        pub(super) rows: ConstPtr<StreamToken>,
+    pub(super) struct DecodeHeads {
+        pub(super) rows: ConstPtr<DecodeToken>,
         /// `[rows, stride]`.
         pub(super) raw: ConstPtr<f32>,
-        /// `[rows, heads * d]`, times the scale of the scores.
+        /// `[rows, heads * d]`, multiplied by the softmax scale.
         pub(super) q: Ptr<f32>,
         /// `[slots][layers]`.
-        pub(super) tables: ConstPtr<StreamTable>,
-        /// Raw rows of keys and values of the step before `[slots][layers][2][kv_heads * d]`.
+        pub(super) tables: ConstPtr<DecodeTable>,
+        /// Raw rows of keys and values of the previous token `[slots][layers][2][kv_heads * d]`.
         pub(super) last: Ptr<bf16>,
         /// Sums of the log gates `[slots][layers][heads]`.
-        pub(super) now: Ptr<f64>,
+        pub(super) gate_sums: Ptr<f64>,
         /// `[heads * d]` or `[d]`, or null.
         pub(super) q_norm: ConstPtr<f32>,
         pub(super) k_norm: ConstPtr<f32>,
@@ -121,7 +121,7 @@ kernel_params! {
         pub(super) gate_bias: ConstPtr<f32>,
         /// `[positions][d / 2]`, or null.
         pub(super) rope: ConstPtr<Float2>,
-        /// Columns of `raw` at which queries, keys, values, their shifts and the gates begin; -1 for what is absent.
+        /// First columns in `raw` of queries, keys, values, shifts of both, and gates; -1 if absent.
         pub(super) start: [i32; 6],
         pub(super) stride: usize,
         pub(super) layers: usize,
@@ -137,17 +137,17 @@ kernel_params! {
 
 kernel_params! {
     #[derive(Default)]
-    pub(super) struct StreamAttention {
-        pub(super) rows: ConstPtr<StreamToken>,
-        pub(super) tables: ConstPtr<StreamTable>,
+    pub(super) struct DecodeAttentionParams {
+        pub(super) rows: ConstPtr<DecodeToken>,
+        pub(super) tables: ConstPtr<DecodeTable>,
         /// `[rows, heads * d]`.
         pub(super) q: ConstPtr<f32>,
         /// `[slots][layers][heads]`.
-        pub(super) now: ConstPtr<f64>,
+        pub(super) gate_sums: ConstPtr<f64>,
         /// `[heads]`.
         pub(super) thresholds: ConstPtr<f64>,
-        /// Sum of p v, maximum and sum of p of each run of pages `[rows][heads][runs][d + 4]`.
-        pub(super) parts: Ptr<f32>,
+        /// Sum of p v, maximum and sum of p of each run of pages `[rows][heads][k_splits][d + 4]`.
+        pub(super) partials: Ptr<f32>,
         pub(super) layers: usize,
         pub(super) layer: usize,
         pub(super) heads: usize,
@@ -160,10 +160,10 @@ kernel_params! {
 
 kernel_params! {
     #[derive(Default)]
-    pub(super) struct StreamMerge {
-        pub(super) rows: ConstPtr<StreamToken>,
-        /// As above.
-        pub(super) parts: ConstPtr<f32>,
+    pub(super) struct DecodeMerge {
+        pub(super) rows: ConstPtr<DecodeToken>,
+        /// As in [`DecodeAttentionParams`].
+        pub(super) partials: ConstPtr<f32>,
         /// `[rows, stride]`.
         pub(super) raw: ConstPtr<f32>,
         /// `[heads * d]`, or null.
@@ -172,7 +172,7 @@ kernel_params! {
         pub(super) y: Ptr<bf16>,
         pub(super) stride: usize,
         pub(super) heads: usize,
-        /// Column of `raw` at which the output gate begins; -1 without one.
+        /// First column of the output gate in `raw`; -1 without one.
         pub(super) gate: i32,
         pub(super) act: i32,
         pub(super) eps: f32,
@@ -180,12 +180,12 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// How the next token of a row is drawn.
+    /// Sampling parameters of a row.
     #[derive(Default)]
-    pub(super) table struct StreamDraw {
-        /// The bits of a number from 0 to 1, in f64.
+    pub(super) table struct DrawParams {
+        /// The bits of a random f64 in [0, 1).
         pub(super) uniform: u64,
-        /// 1 over the temperature; 0 takes the likeliest.
+        /// 1 / temperature; 0 for greedy.
         pub(super) inverse_temperature: f32,
         pub(super) top_p: f32,
         pub(super) min_p: f32,
@@ -194,15 +194,15 @@ kernel_params! {
 }
 
 kernel_params! {
-    pub(super) struct StreamChoice {
+    pub(super) struct DecodeSample {
         /// `[rows, vocab]`.
         pub(super) logits: ConstPtr<f32>,
         /// `[rows]`.
-        pub(super) draws: ConstPtr<StreamDraw>,
+        pub(super) draws: ConstPtr<DrawParams>,
         /// `[rows]`.
         pub(super) ids: Ptr<i32>,
         /// `[rows]`.
-        pub(super) scores: Ptr<f32>,
+        pub(super) logprobs: Ptr<f32>,
         pub(super) vocab: usize,
     }
 }

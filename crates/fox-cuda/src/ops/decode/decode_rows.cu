@@ -1,18 +1,16 @@
-// What decode steps do row by row: the residual stream and its norms, queries, keys, values and gates, and the output
-// of attention.
+// Row-wise kernels of decode steps: residual stream and norms; queries, keys, values and gates; output of attention.
 //
-// Compile-time: HEAD_DIM (of the entries that know heads), ITEMS (1024 columns of the stream each), SLABS (`blocked`).
-#include "stream.cuh"
+// Compile-time: HEAD_DIM, ITEMS (chunks of 1024 columns of the residual stream), SLABS (`blocked` in decode.cuh).
+#include "decode.cuh"
 #include "params.cuh"
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr int OWN = HEAD_DIM / 32;
-constexpr int MAX_PARTS = 8;  // runs of delta, at most
 
-// h = the embedded token, or h + delta; x = rms(h) * w, blocked. One thread block for each row. A product that was split
-// left the runs of delta behind one another.
-extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_constant__ StreamNorm p) {
+// h = embedding of the token, or h + delta; x = rms(h) * w, blocked. One thread block per row. The matmul before has
+// left delta as p.k_splits partial sums [k_splits][rows, width].
+extern "C" __global__ void __launch_bounds__(THREADS) decode_norm(const __grid_constant__ DecodeNorm p) {
     let_successor_begin();
     const int row = blockIdx.x, token = p.rows[row].token;
     float w[ITEMS][4], h[ITEMS][4];
@@ -22,8 +20,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
         if (column < p.width) load<4>(w[i], p.norm + column);
     }
     wait_for_predecessor();
-    // Everything is on its way before anything is added.
-    float runs[ITEMS][MAX_PARTS][4];
+    // Issues all loads before the first addition.
+    float splits[ITEMS][MAX_K_SPLITS][4];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
         const int column = 4 * (threadIdx.x + i * THREADS);
@@ -35,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
         }
         load<4>(h[i], p.h + at);
 #pragma unroll
-        for (int run = 0; run < MAX_PARTS; ++run) {
-            if (run < p.runs) load<4>(runs[i][run], p.delta + size_t(run) * gridDim.x * p.width + at);
+        for (int split = 0; split < MAX_K_SPLITS; ++split) {
+            if (split < p.k_splits) load<4>(splits[i][split], p.delta + size_t(split) * gridDim.x * p.width + at);
         }
     }
     float squares = 0.f;
@@ -45,15 +43,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
         const int column = 4 * (threadIdx.x + i * THREADS);
         if (column >= p.width) continue;
 #pragma unroll
-        for (int run = 1; run < MAX_PARTS; ++run) {
+        for (int split = 1; split < MAX_K_SPLITS; ++split) {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-                if (!p.embeddings && run < p.runs) runs[i][0][k] += runs[i][run][k];
+                if (!p.embeddings && split < p.k_splits) splits[i][0][k] += splits[i][split][k];
             }
         }
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            if (!p.embeddings) h[i][k] += runs[i][0][k];
+            if (!p.embeddings) h[i][k] += splits[i][0][k];
             squares += h[i][k] * h[i][k];
         }
         store<4>(p.h + size_t(row) * p.width + column, h[i]);
@@ -70,20 +68,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_norm(const __grid_c
     }
 }
 
-// Rows of a tensor as a product wants them.
-extern "C" __global__ void __launch_bounds__(THREADS) stream_block(const __grid_constant__ StreamBlocked p) {
+// Copies a row-major tensor [rows, width] to the blocked layout of a matmul.
+extern "C" __global__ void __launch_bounds__(THREADS) decode_block(const __grid_constant__ DecodeBlocked p) {
     for (size_t i = blockIdx.x * size_t(THREADS) + threadIdx.x; i < size_t(p.rows) * p.width;
          i += size_t(gridDim.x) * THREADS) {
         p.to[blocked(i / p.width, i % p.width, p.width, p.padded)] = p.from[i];
     }
 }
 
-// x = rope(rms(x) * w), of which a lane has the elements lane + 32 i. What it takes beside x is there before the step.
+// x = rope(rms(x) * w); a lane has elements lane + 32 i. Norm weights and angles are loaded before the wait.
 struct Preparation {
     float norm[OWN];
     float2 angles[OWN / 2];
 
-    DEVICE Preparation(const StreamHeads& p, const float* weights, int head, bool shared, int position) {
+    DEVICE Preparation(const DecodeHeads& p, const float* weights, int head, bool shared, int position) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
@@ -114,12 +112,12 @@ struct Preparation {
     }
 };
 
-// Queries to `q`, keys, values and gates to their pages; the sums of the gates and the raw rows of the slot. A warp
-// for each head of queries, keys and values of each row.
-extern "C" __global__ void __launch_bounds__(THREADS) stream_heads(const __grid_constant__ StreamHeads p) {
+// Writes queries to `q`, keys, values and gates to their pages, and updates the gate sums and last raw rows of the slot.
+// One warp per row and head of queries, keys and values.
+extern "C" __global__ void __launch_bounds__(THREADS) decode_heads(const __grid_constant__ DecodeHeads p) {
     let_successor_begin();
     const int unit = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    const StreamToken row = p.rows[blockIdx.y];
+    const DecodeToken row = p.rows[blockIdx.y];
     if (unit >= p.heads + 2 * p.kv_heads || row.slot < 0) return;
     const float* raw = p.raw + size_t(blockIdx.y) * p.stride;
     float x[OWN];
@@ -140,15 +138,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_heads(const __grid_
     const size_t place = size_t(row.slot) * p.layers + p.layer;
     const bool has_gate = !is_value && p.start[5] >= 0 && lane < group;
     const int gate_head = head * group + lane;
-    // Only this warp writes the raw row and the sum of its head, once in a step.
-    const StreamTable table = p.tables[place];
+    // Only this warp writes the last raw row and the gate sum of its head, so both may be read before the wait.
+    const DecodeTable table = p.tables[place];
     const Page page = table.pages[size_t(row.position / PAGE) * p.kv_heads + head];
     const Preparation preparation(p, is_value ? nullptr : p.k_norm, head, p.k_shared, row.position);
     u16* last = p.last + (place * 2 + is_value) * p.kv_heads * HEAD_DIM + head * HEAD_DIM;
     float before[OWN];
 #pragma unroll
     for (int i = 0; i < OWN; ++i) before[i] = shift >= 0 ? bf16_to_float(last[lane + 32 * i]) : 0.f;
-    double* now = p.now + place * p.heads + gate_head;
+    double* now = p.gate_sums + place * p.heads + gate_head;
     const double sum = has_gate ? *now : 0.0;
     const float gate_bias = has_gate ? p.gate_bias[gate_head] : 0.f;
     wait_for_predecessor();
@@ -177,14 +175,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_heads(const __grid_
     if (slot == PAGE - 1) table.ends[size_t(row.position / PAGE) * p.heads + gate_head] = next;
 }
 
-// The runs of a head's keys put together, in order, then output norm and gate: y blocked. A warp for each head.
-extern "C" __global__ void __launch_bounds__(THREADS) stream_merge(const __grid_constant__ StreamMerge p) {
+// Merges the split-KV partial results of a head in order, then applies output norm and gate: y blocked. One warp per
+// row and head.
+extern "C" __global__ void __launch_bounds__(THREADS) decode_merge(const __grid_constant__ DecodeMerge p) {
     let_successor_begin();
     const int head = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    const StreamToken row = p.rows[blockIdx.y];
+    const DecodeToken row = p.rows[blockIdx.y];
     if (head >= p.heads || row.slot < 0) return;
-    const int runs = Runs(row.position).count;
-    const float* parts = p.parts + (size_t(blockIdx.y) * p.heads + head) * MAX_RUNS * (HEAD_DIM + 4);
+    const int splits = KvSplits(row.position).count;
+    const float* partials = p.partials + (size_t(blockIdx.y) * p.heads + head) * MAX_KV_SPLITS * (HEAD_DIM + 4);
     float norm[OWN], gate[OWN];
 #pragma unroll
     for (int i = 0; i < OWN; ++i) norm[i] = p.norm ? p.norm[head * HEAD_DIM + lane + 32 * i] : 1.f;
@@ -195,16 +194,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_merge(const __grid_
         gate[i] = p.gate >= 0 ? p.raw[at] : 0.f;
     }
     float top = NEG_INF;
-    for (int run = lane; run < runs; run += 32) top = fmaxf(top, parts[run * (HEAD_DIM + 4) + HEAD_DIM]);
+    for (int split = lane; split < splits; split += 32) top = fmaxf(top, partials[split * (HEAD_DIM + 4) + HEAD_DIM]);
     top = warp_max(top);
     float o[OWN] = {}, weight = 0.f;
-    for (int run = 0; run < runs; ++run) {
-        const float* part = parts + run * (HEAD_DIM + 4);
-        // The newest key is never hidden, so `top` is a number.
-        const float share = exp2_fast(part[HEAD_DIM] - top);
-        weight += share * part[HEAD_DIM + 1];
+    for (int split = 0; split < splits; ++split) {
+        const float* partial = partials + split * (HEAD_DIM + 4);
+        // The newest key is never masked, so `top` is finite.
+        const float share = exp2_fast(partial[HEAD_DIM] - top);
+        weight += share * partial[HEAD_DIM + 1];
 #pragma unroll
-        for (int i = 0; i < OWN; ++i) o[i] += share * part[lane + 32 * i];
+        for (int i = 0; i < OWN; ++i) o[i] += share * partial[lane + 32 * i];
     }
     float squares = 0.f;
 #pragma unroll

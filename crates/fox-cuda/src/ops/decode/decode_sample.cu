@@ -1,17 +1,18 @@
-// The next token of each row and its log-probability: the likeliest, or one drawn as the row asks. One thread block for
-// each row; no compile-time choices.
+// The next token of each row and its log-probability: greedy, or sampled with temperature, top-k, top-p and min-p. One
+// thread block per row; no compile-time parameters.
 //
-// As on the host, in descending order of weight, the lowest id first among equals, every filter keeps a beginning. Its
-// end is found by bisection on the bits of the weights, whose order is that of the weights. All sums have a fixed order.
-#include "stream.cuh"
+// As on the host, every filter keeps a prefix of the tokens in descending order of weight, the lowest id first among
+// equals. The end of the prefix is found by bisection on the bits of the weights, which have the order of the weights.
+// All sums have a fixed order.
+#include "decode.cuh"
 #include "params.cuh"
 
 constexpr int THREADS = 1024;
 constexpr int WARPS = THREADS / 32;
-constexpr u32 ONE = 0x3f800000u;    // bits of the largest weight
-constexpr u32 LEAST = 0x00800000u;  // and of the smallest that counts
+constexpr u32 ONE = 0x3f800000u;    // bits of the largest weight, 1
+constexpr u32 LEAST = 0x00800000u;  // bits of the smallest weight that counts, the smallest normal number
 
-// Calls `f(value, id)` with every logit that this thread has, in order; several are on their way at once.
+// Calls `f(value, id)` for every logit of this thread, in order; loads BATCH logits ahead.
 template <class F>
 DEVICE void each_logit(const float* logits, int vocab, F f) {
     constexpr int BATCH = 8;
@@ -28,7 +29,7 @@ DEVICE void each_logit(const float* logits, int vocab, F f) {
     }
 }
 
-// The lowest index of the largest value; a NaN beats everything.
+// The lowest index of the largest value; a NaN wins.
 struct Best {
     float value;
     int at;
@@ -56,7 +57,7 @@ DEVICE Best find_best(const float* logits, int vocab) {
     return best;
 }
 
-// Sum over the block, known to all; may be called again and again.
+// Sum over the thread block, returned to all threads.
 DEVICE double sum_all(double x) {
     __shared__ double parts[WARPS];
 #pragma unroll
@@ -69,7 +70,7 @@ DEVICE double sum_all(double x) {
     return sum;
 }
 
-// Sum over the threads in front of this one.
+// Exclusive prefix sum over the threads.
 DEVICE double sum_before(double x) {
     __shared__ double parts[WARPS];
     const int lane = threadIdx.x % 32;
@@ -89,7 +90,7 @@ DEVICE double sum_before(double x) {
     return front + before;
 }
 
-// The weights of a row, of which those are kept whose bits are above `cut`, and of those at `cut` the ones up to `last`.
+// The weights of a row. Kept are those with bits above `cut`, and those equal to `cut` with an id up to `last`.
 struct Weights {
     const float* logits;
     int vocab;
@@ -100,12 +101,12 @@ struct Weights {
     DEVICE u32 bits(int i) const { return bits_of(logits[i]); }
     DEVICE u32 bits_of(float logit) const {
         const float x = (logit - top) * inverse_temperature;
-        // False also for what is no number.
+        // False for NaN too.
         return x > -87.f ? __float_as_uint(fminf(expf(x), 1.f)) : 0u;
     }
     DEVICE bool keeps(u32 own, int i) const { return own > cut || (own == cut && i <= last); }
 
-    // Number and sum of the weights from `from` on.
+    // Number and sum of the weights with bits of at least `from`.
     DEVICE double count(u32 from) const {
         int number = 0;
         each_logit(logits, vocab, [&](float x, int) { number += bits_of(x) >= from; });
@@ -119,12 +120,12 @@ struct Weights {
         });
         return sum_all(sum);
     }
-    // Ids that a thread has when order matters: neighbours.
+    // Contiguous range of ids of this thread, for sums in order of the ids.
     DEVICE int first() const { return min(vocab, int(threadIdx.x) * each()); }
     DEVICE int each() const { return (vocab + THREADS - 1) / THREADS; }
     DEVICE int end() const { return min(vocab, first() + each()); }
 
-    // Keeps those above `at`, and the first `number` of those at it.
+    // Keeps weights with bits above `at`, and the first `number` of those equal to it.
     DEVICE void keep_first(u32 at, double number) {
         __shared__ int found;
         int own = 0;
@@ -141,11 +142,11 @@ struct Weights {
             }
         }
         __syncthreads();
-        // What both cuts keep.
+        // The intersection of both cuts.
         if (at > cut || (at == cut && found < last)) cut = at, last = found;
         __syncthreads();
     }
-    // The largest bits from which on number or sum are enough; LEAST where they never are.
+    // The largest bits for which enough(bits) holds; LEAST if it never does.
     template <class Enough>
     DEVICE u32 bisect(Enough enough) const {
         u32 low = LEAST, high = ONE;
@@ -158,7 +159,7 @@ struct Weights {
     }
 };
 
-DEVICE int draw(Weights& w, const StreamDraw& d) {
+DEVICE int draw(Weights& w, const DrawParams& d) {
     __shared__ int chosen;
     if (d.top_k > 0 && d.top_k < w.vocab) {
         const u32 at = w.bisect([&](u32 from) { return w.count(from) >= d.top_k; });
@@ -183,7 +184,7 @@ DEVICE int draw(Weights& w, const StreamDraw& d) {
     const double before = sum_before(own), target = __longlong_as_double(d.uniform) * sum_all(own);
     if (threadIdx.x == 0) chosen = -1;
     __syncthreads();
-    // The thread in whose range the target lies; rounding may put it behind the last.
+    // The thread in whose range the target lies; none, if rounding put it behind the last.
     const bool is_mine = own > 0.0 && before <= target && target < before + own;
     if (is_mine) {
         double sum = before;
@@ -201,7 +202,7 @@ DEVICE int draw(Weights& w, const StreamDraw& d) {
     return chosen;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) stream_choice(const __grid_constant__ StreamChoice p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_sample(const __grid_constant__ DecodeSample p) {
     let_successor_begin();
     wait_for_predecessor();
     const float* logits = p.logits + size_t(blockIdx.x) * p.vocab;
@@ -209,9 +210,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_choice(const __grid
     double sum = 0.0;
     each_logit(logits, p.vocab, [&](float x, int) { sum += expf(x - best.value); });
     sum = sum_all(sum);
-    // A row that has a NaN, or nothing but minus infinity, has no next token.
+    // A row with a NaN, or with minus infinity alone, has no next token.
     const bool none = best.value != best.value || best.value == NEG_INF;
-    const StreamDraw d = p.draws[blockIdx.x];
+    const DrawParams d = p.draws[blockIdx.x];
     int id = best.at;
     if (!none && d.inverse_temperature > 0.f) {
         Weights w{logits, p.vocab, best.value, d.inverse_temperature, LEAST, 0x7fffffff};
@@ -220,5 +221,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_choice(const __grid
     }
     if (threadIdx.x > 0) return;
     p.ids[blockIdx.x] = none ? -1 : id;
-    p.scores[blockIdx.x] = none ? 0.f : float(double(logits[id]) - best.value - log(sum));
+    p.logprobs[blockIdx.x] = none ? 0.f : float(double(logits[id]) - best.value - log(sum));
 }

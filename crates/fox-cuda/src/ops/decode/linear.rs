@@ -1,25 +1,26 @@
-//! One product of rows by itself, as steps make them: for those who compare bits.
+//! A single matmul with the kernels of decode steps, for tests of batch invariance.
 
 use fox_tensor::{DType, Tensor};
 
 use super::kernels::{
     BUCKETS, Family, MAX_ROWS, ROW_THREADS, Tiling, block_rows, bucket_of, product,
 };
-use super::model::{STEP, single};
-use super::params::{StreamBlocked, StreamPart, StreamProduct};
+use super::params::{DecodeBlocked, DecodeMatmul, DecodeMatrix};
 use super::step::launch_product;
+use super::weights::{STEP, single};
 use crate::Result;
 use crate::backend::{Cuda, Precision};
 use crate::ops::packed::Int8;
 
 impl Cuda {
-    /// `x[R, K] w[N, K]^T` in f32, in the bucket of the rows.
+    /// `x[R, K] w[N, K]^T` in f32 with the kernel of the bucket of `R`; `None` for unsupported shapes.
     pub(super) fn multiply_rows(&self, x: &Tensor, w: &Tensor) -> Result<Option<Tensor>> {
         let (count, width, results) = (x.rows(), x.cols(), w.rows());
         let fits = self.precision == Precision::Bf16
-            && self.gpu.architecture().major >= 8
+            && self.gpu.generation().has_bf16_mma()
             && (1..=MAX_ROWS).contains(&count)
-            && width.is_multiple_of(STEP);
+            && width.is_multiple_of(STEP)
+            && w.cols() == width;
         if !fits {
             return Ok(None);
         }
@@ -30,17 +31,19 @@ impl Cuda {
         let kernel = product(&self.gpu, tiling, in_place)?;
         let block = block_rows(&self.gpu, family)?;
         let from = self.activation(x)?;
-        // In bf16 until the product has been launched.
-        let unpacked = if in_place { None } else { Some(self.weights(w)?) };
-        let matrix = match &unpacked {
-            Some(weights) => {
-                StreamPart { w: weights.address().into(), rows: results, ..StreamPart::default() }
-            }
-            None => self.stream_part(w)?,
+        // bf16 weights, alive until the matmul has been launched.
+        let weights = if in_place { None } else { Some(self.weights(w)?) };
+        let matrix = match &weights {
+            Some(weights) => DecodeMatrix {
+                w: weights.address().into(),
+                rows: results,
+                ..DecodeMatrix::default()
+            },
+            None => self.weight_matrix(w)?,
         };
         let blocked = self.gpu.alloc::<u16>(padded * width)?;
         let y = self.gpu.alloc::<f32>(padded * results)?;
-        let params = StreamBlocked {
+        let params = DecodeBlocked {
             from: from.address().into(),
             to: blocked.address().into(),
             rows: count,
@@ -49,20 +52,20 @@ impl Cuda {
         };
         let blocks = (count * width).div_ceil(ROW_THREADS).min(1024);
         let launch = block.launch([blocks, 1, 1], ROW_THREADS).params(params)?;
-        // SAFETY: the operands have the sizes named.
+        // SAFETY: source and destination have the sizes named.
         unsafe { launch.run(|| format!("{count} rows of {width}"))? };
-        let params = StreamProduct {
+        let params = DecodeMatmul {
             x: blocked.address().into(),
             y: y.address().into(),
-            parts: single(matrix),
+            matrices: single(matrix),
             width,
             stride: results,
-            ..StreamProduct::default()
+            ..DecodeMatmul::default()
         };
-        // SAFETY: the operands have room for the rows of the bucket.
+        // SAFETY: x and y have room for the rows of the bucket, and w has `width` columns.
         unsafe { launch_product(&kernel, tiling, padded, params, false)? };
         let (out, at) = self.output([count, results], DType::F32, x.device())?;
-        // SAFETY: the product has at least as many rows.
+        // SAFETY: y has at least `count` rows.
         unsafe { self.gpu.copy(at, y.address(), 4 * count * results)? };
         Ok(Some(out))
     }

@@ -1,13 +1,13 @@
 // Tokens that rows choose, against a sorted vocabulary.
-#include "stream_choice.cu"
+#include "decode_sample.cu"
 #include <algorithm>
 
-static int wanted(const float* logits, int vocab, const StreamDraw& d) {
+static int wanted(const float* logits, int vocab, const DrawParams& d) {
     const float* end = logits + vocab;
     const float top = *std::max_element(logits, end);
     if (std::any_of(logits, end, [](float x) { return x != x; }) || top == NEG_INF) return -1;
-    if (d.heat == 0.f) return std::find(logits, end, top) - logits;
-    const auto weight = [&](int id) { return exp((logits[id] - double(top)) * d.heat); };
+    if (d.inverse_temperature == 0.f) return std::find(logits, end, top) - logits;
+    const auto weight = [&](int id) { return exp((logits[id] - double(top)) * d.inverse_temperature); };
     const auto sum = [&](const std::vector<int>& ids) {
         double sum = 0.0;
         for (int id : ids) sum += weight(id);
@@ -42,11 +42,11 @@ int main() {
     // Many equals.
     for (int id = 0; id < vocab; ++id) row(11)[id] = 0.5f * (id % 5);
     for (int trial = 0; trial < 4; ++trial) {
-        std::vector<StreamDraw> draws(rows);
+        std::vector<DrawParams> draws(rows);
         for (int r = 0; r < rows; ++r) {
             const double turn = 0.618 * trial + 0.37 * r;
-            StreamDraw& d = draws[r];
-            d = StreamDraw{bits_as<u64>(turn - floor(turn)), r < 3 ? 0.f : 1.25f, 1.f, 0.f, 0};
+            DrawParams& d = draws[r];
+            d = DrawParams{bits_as<u64>(turn - floor(turn)), r < 3 ? 0.f : 1.25f, 1.f, 0.f, 0};
             if (r == 4 || r == 7 || r == 11) d.top_k = 17;
             if (r == 5 || r == 7 || r == 10 || r == 11) d.top_p = 0.6f;
             if (r == 6 || r == 10) d.min_p = 0.1f;
@@ -55,8 +55,8 @@ int main() {
         }
         std::vector<int> ids(rows, -7);
         std::vector<float> scores(rows, NAN);
-        const StreamChoice p{logits.data(), draws.data(), ids.data(), scores.data(), vocab};
-        launch({rows, 1, 1}, THREADS, [&] { stream_choice(p); });
+        const DecodeSample p{logits.data(), draws.data(), ids.data(), scores.data(), vocab};
+        launch({rows, 1, 1}, THREADS, [&] { decode_sample(p); });
         for (int r = 0; r < rows; ++r) {
             const int id = wanted(row(r), vocab, draws[r]);
             expect_close(ids[r], id, 0.0, "id", trial, r);

@@ -1,27 +1,27 @@
-//! Decode steps in slots: products against the oracle, logits against a forward pass, and the bits of a row alone and
-//! in company.
+//! Decoding in slots: matmuls against the oracle, logits against a forward pass, and batch invariance.
 
 use anyhow::Result;
-use fox_model::{Cache, ForwardOptions, Model, ModelConfig, PagePolicy};
+use fox_cache::SlotSequence;
+use fox_model::{ForwardOptions, Model, ModelConfig, PagePolicy};
 use fox_tensor::cases::Rng;
-use fox_tensor::{DType, Device, PAGE, Segments, StreamDraw, StreamRow, Streams, Tape};
+use fox_tensor::{DType, DecodeRow, Device, Segments, SlotDecoder, Tape, TokenDraw};
 
 use super::decoding::{VOCAB, model_of};
 use super::{Args, TOLERANCE, distance, to_bf16};
 use crate::output;
 
-/// Slots of the checks, and rows of a step.
+/// Slots of the checks.
 const SLOTS: usize = 80;
-/// Rows of the products, around the sizes at which the kernels change.
+/// Rows of the matmuls, around the sizes at which the kernels change.
 const ROWS: [usize; 14] = [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256];
 
-/// Results and widths of the products.
+/// Outputs and columns of the matmuls.
 pub(super) const PRODUCTS: [(usize, usize); 5] =
     [(24, 64), (200, 96), (1000, 1536), (130, 4096), (77, 2080)];
 
-/// Products of rows: errors against f64, and every row alone.
+/// Matmuls of decode steps: errors against f64, and batch invariance.
 pub(super) fn check_products(device: &Device, products: &[(usize, usize)]) -> Result<bool> {
-    let Some(ops) = device.backend().caps().streams else { return Ok(true) };
+    let Some(ops) = device.backend().caps().slots else { return Ok(true) };
     let (mut worst, mut count, mut failures) = (0.0f64, 0, String::new());
     for &(results, width) in products {
         let mut rng = Rng::new(width as u64);
@@ -32,68 +32,68 @@ pub(super) fn check_products(device: &Device, products: &[(usize, usize)]) -> Re
         let weights = device.from_f64(&w, [results, width])?;
         let multiply = |first: usize, rows: usize| -> Result<Option<Vec<f64>>> {
             let own = &x[first * width..][..rows * width];
-            let out = ops.rows_product(&device.from_f64(own, [rows, width])?, &weights)?;
+            let out =
+                ops.batch_invariant_linear(&device.from_f64(own, [rows, width])?, &weights)?;
             Ok(out.map(|out| out.to_f64()).transpose()?)
         };
         let want: Vec<f64> = x
             .chunks(width)
             .flat_map(|x| w.chunks(width).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum()))
             .collect();
-        // A row alone, whatever its place was.
+        // A row alone, independent of its position.
         let alone = |row: usize| multiply(row, 1);
         for rows in ROWS {
             let Some(got) = multiply(0, rows)? else { return Ok(true) };
             let error = distance(&got, &want[..rows * results]);
             worst = worst.max(error);
             count += 1;
-            let name = format!("product of {rows} rows of {width} to {results}");
+            let name = format!("matmul of {rows} rows of {width} to {results}");
             if error.is_nan() || error > TOLERANCE {
                 failures += &format!("  FAIL {name} is off by {error:.1e}\n");
             }
             for row in [0, rows / 2, rows - 1] {
                 if alone(row)?.as_deref() != Some(&got[row * results..][..results]) {
-                    failures += &format!("  FAIL {name}: row {row} alone has other bits\n");
+                    failures += &format!("  FAIL {name}: row {row} has other bits alone\n");
                 }
             }
         }
     }
-    let text =
-        format!("  {count} products of rows, worst error {worst:.1e}, rows alone and in company\n");
+    let text = format!("  {count} decode matmuls, worst error {worst:.1e}, batch-invariant\n");
     output::print(&(text + &failures))?;
     Ok(failures.is_empty())
 }
 
-/// A model whose steps are checked.
-pub(super) struct StreamCase {
+/// A model to check.
+pub(super) struct SlotCase {
     pub(super) name: &'static str,
     config: ModelConfig,
     /// Tokens before the first step.
     prompt: usize,
-    /// Tokens that each sequence is fed in its slot.
+    /// Tokens fed to each sequence in its slot.
     steps: usize,
-    /// Other sequences beside one whose bits must not change.
-    company: [usize; 2],
-    /// Other devices would take too long.
+    /// Numbers of other sequences beside the one whose bits must not change.
+    others: [usize; 2],
+    /// Takes too long on other devices.
     gpu_only: bool,
 }
 
-impl StreamCase {
+impl SlotCase {
     fn new(name: &'static str, config: ModelConfig, prompt: usize) -> Self {
-        // Beyond the end of a page.
-        Self { name, config, prompt, steps: 70, company: [6, 63], gpu_only: false }
+        // More tokens than a page has.
+        Self { name, config, prompt, steps: 70, others: [6, 63], gpu_only: false }
     }
 
     fn on_a_gpu(self) -> Self {
         Self { gpu_only: true, ..self }
     }
 
-    /// Few launches, for tools that make each a thousand times slower; a page ends among the steps.
+    /// Few launches, for compute-sanitizer; a page ends among the steps.
     fn brief(self) -> Self {
-        Self { steps: 4, company: [1, 8], ..self.on_a_gpu() }
+        Self { steps: 4, others: [1, 8], ..self.on_a_gpu() }
     }
 }
 
-pub(super) fn cases() -> Vec<StreamCase> {
+pub(super) fn cases() -> Vec<SlotCase> {
     let grouped = |layers: usize, window: usize| {
         let mut config = ModelConfig::fox_pro(512, layers, 4);
         if let Some(mixer) = config.mixer.forgetting_mut() {
@@ -101,25 +101,25 @@ pub(super) fn cases() -> Vec<StreamCase> {
         }
         config
     };
-    let (case, pro, llama) = (StreamCase::new, ModelConfig::fox_pro, ModelConfig::fox_llama);
+    let (case, pro, llama) = (SlotCase::new, ModelConfig::fox_pro, ModelConfig::fox_llama);
     vec![
-        case("streams/fox-pro", pro(128, 2, 2), 30),
-        case("streams/fox-llama", llama(128, 2, 2), 130),
-        case("streams/transformer-pro", ModelConfig::transformer_pro(128, 2, 2), 64),
-        case("streams/grouped-heads-in-a-window", grouped(2, 300), 700),
-        case("streams/fox-pro-with-closed-gates", pro(320, 2, 5), 480),
-        // More pages than runs of four.
-        case("streams/17000-tokens", pro(128, 2, 2), 17_000).on_a_gpu(),
-        case("streams/wide-heads", pro(512, 2, 2), 300).on_a_gpu(),
-        case("streams/8-bit/fox-pro", pro(320, 2, 5), 200).on_a_gpu(),
-        // Of widths that Hopper's products take.
-        case("streams/8-bit/fox-llama", llama(512, 2, 8), 130).on_a_gpu(),
-        case("streams/brief/grouped-heads-in-a-window", grouped(1, 100), 190).brief(),
-        case("streams/brief/8-bit", pro(320, 1, 5), 62).brief(),
+        case("slots/fox-pro", pro(128, 2, 2), 30),
+        case("slots/fox-llama", llama(128, 2, 2), 130),
+        case("slots/transformer-pro", ModelConfig::transformer_pro(128, 2, 2), 64),
+        case("slots/grouped-heads-in-a-window", grouped(2, 300), 700),
+        case("slots/fox-pro-with-closed-gates", pro(320, 2, 5), 480),
+        // More pages than KV splits of four pages.
+        case("slots/17000-tokens", pro(128, 2, 2), 17_000).on_a_gpu(),
+        case("slots/wide-heads", pro(512, 2, 2), 300).on_a_gpu(),
+        case("slots/8-bit/fox-pro", pro(320, 2, 5), 200).on_a_gpu(),
+        // Widths that the wgmma kernels support.
+        case("slots/8-bit/fox-llama", llama(512, 2, 8), 130).on_a_gpu(),
+        case("slots/brief/grouped-heads-in-a-window", grouped(1, 100), 190).brief(),
+        case("slots/brief/8-bit", pro(320, 1, 5), 62).brief(),
     ]
 }
 
-/// Steps of whole models.
+/// Decode steps of models.
 pub(super) fn check_steps(args: &Args, device: &Device) -> Result<bool> {
     let gpu = device.backend().name().starts_with("cuda");
     let (mut passed, mut text) = (true, String::new());
@@ -136,14 +136,14 @@ pub(super) fn check_steps(args: &Args, device: &Device) -> Result<bool> {
     Ok(passed)
 }
 
-/// What was found of a model.
+/// The outcome for a model.
 struct Checked {
-    /// Of the logits from those of a forward pass.
+    /// Relative error of the logits against a forward pass.
     error: f64,
-    /// Steps whose bits were others in company.
+    /// Steps whose bits depend on the batch.
     differences: usize,
-    /// Steps whose choice was not the oracle's from the same logits.
-    wrong_choices: usize,
+    /// Steps whose token differs from the oracle's for the same logits.
+    wrong_tokens: usize,
 }
 
 impl Checked {
@@ -155,52 +155,52 @@ impl Checked {
     }
 
     fn passed(&self, device: &Device) -> bool {
-        self.error <= Self::tolerance(device) && self.differences + self.wrong_choices == 0
+        self.error <= Self::tolerance(device) && self.differences + self.wrong_tokens == 0
     }
 
-    fn describe(&self, case: &StreamCase, device: &Device) -> String {
+    fn describe(&self, case: &SlotCase, device: &Device) -> String {
         let verdict = if self.passed(device) { "" } else { "FAIL " };
         format!(
-            "  {verdict}{}: steps in slots are off by {:.1e} from a forward pass; of {} steps {} have other bits in \
-             company and {} choose another token\n",
-            case.name, self.error, case.steps, self.differences, self.wrong_choices
+            "  {verdict}{}: error {:.1e} against a forward pass; of {} steps, {} depend on the batch and {} sample a \
+             wrong token\n",
+            case.name, self.error, case.steps, self.differences, self.wrong_tokens
         )
     }
 }
 
-/// A model that decodes in slots what it has also read in one go.
+/// A model with slots.
 struct Checker<'m> {
     model: &'m Model,
     policy: PagePolicy,
-    streams: Streams,
+    decoder: SlotDecoder,
     steps: usize,
 }
 
-/// `None` where the device has no slots for the model.
-fn check_model(model: &Model, case: &StreamCase) -> Result<Option<Checked>> {
+/// `None` if the device has no slots for the model.
+fn check_model(model: &Model, case: &SlotCase) -> Result<Option<Checked>> {
     let (prompt, steps) = (case.prompt, case.steps);
-    // What is dropped has a share of at most e^-20.
+    // Evicted keys have at most e^-20 of any softmax.
     let max_context = prompt + steps + 1;
     let policy = model.page_policy(Some(-20.0), max_context)?;
-    let Some(streams) = model.open_streams(SLOTS, max_context, &policy)? else { return Ok(None) };
-    let mut checker = Checker { model, policy, streams, steps };
+    let Some(decoder) = model.open_slots(SLOTS, max_context, &policy)? else { return Ok(None) };
+    let mut checker = Checker { model, policy, decoder, steps };
     let ids = ids(0, prompt + steps);
     let want = checker.forward(&ids)?;
-    let (got, wrong_choices) = checker.decode(&ids, prompt, 0, 3)?;
+    let (got, wrong_tokens) = checker.decode(&ids, prompt, 0, 3)?;
     let error = distance(&got, &want[prompt * VOCAB..][..steps * VOCAB]);
     let mut differences = 0;
-    for (company, slot) in case.company.into_iter().zip([5, 70]) {
-        let (other, _) = checker.decode(&ids, prompt, company, slot)?;
+    for (others, slot) in case.others.into_iter().zip([5, 70]) {
+        let (other, _) = checker.decode(&ids, prompt, others, slot)?;
         let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let steps = got.chunks(VOCAB).zip(other.chunks(VOCAB));
         differences += steps.filter(|(a, b)| bits(a) != bits(b)).count();
     }
-    Ok(Some(Checked { error, differences, wrong_choices }))
+    Ok(Some(Checked { error, differences, wrong_tokens }))
 }
 
-/// How the token of a step is chosen: each filter alone and all together, and none.
-fn draw(step: usize) -> Option<StreamDraw> {
-    let all = StreamDraw {
+/// Sampling parameters of a step: greedy, each filter alone, and all together.
+fn draw(step: usize) -> Option<TokenDraw> {
+    let all = TokenDraw {
         temperature: 0.8,
         top_k: 20,
         top_p: 0.9,
@@ -209,9 +209,9 @@ fn draw(step: usize) -> Option<StreamDraw> {
     };
     match step % 6 {
         0 | 1 => None,
-        2 => Some(StreamDraw { top_k: 0, top_p: 1.0, min_p: 0.0, ..all }),
-        3 => Some(StreamDraw { top_p: 1.0, min_p: 0.0, ..all }),
-        4 => Some(StreamDraw { top_k: 0, min_p: 0.0, ..all }),
+        2 => Some(TokenDraw { top_k: 0, top_p: 1.0, min_p: 0.0, ..all }),
+        3 => Some(TokenDraw { top_p: 1.0, min_p: 0.0, ..all }),
+        4 => Some(TokenDraw { top_k: 0, min_p: 0.0, ..all }),
         _ => Some(all),
     }
 }
@@ -221,7 +221,7 @@ fn ids(seed: usize, len: usize) -> Vec<i32> {
 }
 
 impl Checker<'_> {
-    /// Logits after every token, by one forward pass.
+    /// Logits after every token, from one forward pass.
     fn forward(&self, ids: &[i32]) -> Result<Vec<f64>> {
         let device = self.model.device();
         let mut tape = Tape::inference(device);
@@ -232,56 +232,57 @@ impl Checker<'_> {
         Ok(self.model.logits(&mut tape, &hidden.states)?.value().to_f64()?)
     }
 
-    /// Reads a prompt and takes a slot.
-    fn enter(&mut self, prompt: &[i32], slot: usize) -> Result<Cache> {
+    /// Prefills a prompt and enters a slot.
+    fn enter(&mut self, prompt: &[i32], slot: usize) -> Result<SlotSequence> {
         let mut cache = self.model.new_paged_cache(&self.policy)?;
         self.model.decode(&[prompt], &mut cache, &ForwardOptions::default())?;
-        self.streams.enter(slot, prompt.len(), &mut cache.stream_past()?)?;
-        Ok(cache)
+        let mut sequence = SlotSequence::new(cache)?;
+        self.decoder.enter(slot, prompt.len(), &mut sequence.past())?;
+        Ok(sequence)
     }
 
-    /// Logits of `steps` tokens after the prompt, in a slot, beside `company` other sequences of other lengths; and
-    /// the steps whose choice was wrong. The row moves from step to step.
+    /// Logits of `steps` tokens after the prompt in a slot, beside `others` sequences of other lengths, and the number
+    /// of steps with a wrong token. The row changes from step to step.
     fn decode(
         &mut self,
         ids_of: &[i32],
         prompt: usize,
-        company: usize,
+        others: usize,
         slot: usize,
     ) -> Result<(Vec<f64>, usize)> {
         let mut sequences = vec![(slot, ids_of.to_vec(), self.enter(&ids_of[..prompt], slot)?)];
-        for other in 0..company {
+        for other in 0..others {
             let (own, len) = ((slot + 1 + other) % SLOTS, 1 + 11 * other % 150);
             let text = ids(1 + other, len.min(prompt) + self.steps);
-            let cache = self.enter(&text[..len.min(prompt)], own)?;
-            sequences.push((own, text, cache));
+            let sequence = self.enter(&text[..len.min(prompt)], own)?;
+            sequences.push((own, text, sequence));
         }
-        let (mut logits, mut wrong_choices) = (Vec::new(), 0);
+        let (mut logits, mut wrong_tokens) = (Vec::new(), 0);
         for step in 0..self.steps {
             let count = sequences.len();
             sequences.rotate_left(step % count);
             let mut rows = Vec::with_capacity(count);
-            for (slot, ids, cache) in &mut sequences {
-                let position = cache.lens()[0];
-                if step > 0 && position.is_multiple_of(PAGE) {
-                    cache.reserve_one()?;
-                    self.streams.extend(*slot, &mut cache.stream_keys())?;
+            for (slot, ids, sequence) in &mut sequences {
+                let position = sequence.len();
+                if sequence.is_full() {
+                    sequence.reserve_page()?;
+                    self.decoder.update_pages(*slot, &mut sequence.pages_mut())?;
                 }
-                rows.push(StreamRow {
+                rows.push(DecodeRow {
                     slot: *slot,
                     token: ids[position],
                     position,
                     draw: draw(step),
                 });
             }
-            self.streams.begin(&rows)?;
-            let choices = self.streams.finish()?;
-            for (row, (own, _, cache)) in sequences.iter_mut().enumerate() {
-                if cache.advance() {
-                    cache.turn_page(&self.streams.sums(*own)?);
+            self.decoder.begin(&rows)?;
+            let tokens = self.decoder.finish()?;
+            for (row, (own, _, sequence)) in sequences.iter_mut().enumerate() {
+                if sequence.advance() {
+                    sequence.seal_page(&self.decoder.gate_sums(*own)?);
                 }
                 if *own == slot {
-                    let values = self.streams.logits(row)?;
+                    let values = self.decoder.logits(row)?;
                     let values: Vec<f64> = values.into_iter().map(f64::from).collect();
                     let top = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let best = match draw(step) {
@@ -289,12 +290,12 @@ impl Checker<'_> {
                         None => values.iter().position(|x| *x == top),
                     };
                     let best = best.map(|id| id as i32);
-                    wrong_choices += usize::from(best.is_none() || best != choices[row].id);
+                    wrong_tokens += usize::from(best.is_none() || best != tokens[row].id);
                     logits.extend(values);
                 }
             }
         }
-        Ok((logits, wrong_choices))
+        Ok((logits, wrong_tokens))
     }
 }
 
@@ -303,10 +304,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oracle_passes() {
+    fn oracle_passes() {
         let device = Device::naive();
         assert!(check_products(&device, &PRODUCTS[..1]).unwrap());
-        let case = StreamCase::new("streams/fox-pro", ModelConfig::fox_pro(32, 1, 2), 100);
+        let case = SlotCase::new("slots/fox-pro", ModelConfig::fox_pro(32, 1, 2), 100);
         let model = model_of(case.name, case.config.clone(), &device).unwrap();
         let checked = check_model(&model, &case).unwrap().expect("the oracle has slots");
         assert!(checked.passed(&device), "{}", checked.describe(&case, &device));

@@ -1,43 +1,42 @@
-// y[rows, N] = x[rows, K] w[N, K]^T for many decode rows: tiles of weights and of rows go through shared memory.
+// y[rows, N] = x[rows, K] w[N, K]^T for 17 and more decode rows: tiles of weights and rows through shared memory.
 //
-// A result has the bits that stream_product gives it: the columns of K are divided into the same PARTS runs, a run is
-// added up in the same order, by the same instructions for the same columns, and the runs are added in order. Here a
-// warp does all runs, one after the other. With SPLIT a thread block does one of them, and whoever reads the results
-// adds up the runs: y is [PARTS][rows, stride] then.
+// Outputs have the bits of decode_matmul: the same K_SPLITS ranges of K, each reduced in the same order by the same
+// instructions for the same columns, and partial sums added in order. A warp takes all K splits one after the other.
+// With SPLIT a thread block takes one, y is [K_SPLITS][rows, stride], and the consumer of y adds the partial sums.
 //
-// Compile-time: BM rows of weights (with GLU half of them gates), BN rows, WM x WN warps, PARTS, STAGES, SPLIT, GLU.
-#include "stream.cuh"
+// Compile-time: BM weight rows (with GLU half of them gates), BN rows, WM x WN warps, K_SPLITS, STAGES, SPLIT, GLU.
+#include "decode.cuh"
 #include "mma.cuh"
 #include "params.cuh"
 
 constexpr int WARPS = WM * WN;
 constexpr int THREADS = 32 * WARPS;
 constexpr int MT = BM / 16 / WM, NT = BN / 8 / WN;  // tiles of a warp
-constexpr int RESULTS = GLU ? 8 : 16;               // of 16 rows of weights
-constexpr int STEPS = 2;                            // of 32 columns in a stage
-constexpr int CHUNKS = 4 * STEPS;                   // of 16 bytes in a row of a stage
-constexpr int WEIGHTS = STEPS * BM * 32;            // values of a stage
+constexpr int RESULTS = GLU ? 8 : 16;               // outputs of 16 weight rows
+constexpr int STEPS = 2;                            // steps of 32 columns per stage
+constexpr int CHUNKS = 4 * STEPS;                   // 16-byte chunks per row of a stage
+constexpr int WEIGHTS = STEPS * BM * 32;            // weights per stage
 constexpr int STAGE = WEIGHTS + STEPS * BN * 32;
-constexpr int OWN_WEIGHTS = BM * CHUNKS / THREADS, OWN_ROWS = BN * CHUNKS / THREADS;  // chunks of a thread
-static_assert(BM * CHUNKS % THREADS == 0 && BN * CHUNKS % THREADS == 0, "every thread copies as much");
+constexpr int OWN_WEIGHTS = BM * CHUNKS / THREADS, OWN_ROWS = BN * CHUNKS / THREADS;  // chunks per thread
+static_assert(BM * CHUNKS % THREADS == 0 && BN * CHUNKS % THREADS == 0, "every thread copies the same number of chunks");
 
-// Goes through the steps of a thread block's runs, a stage at a time.
+// Iterates over the stages of a thread block's K splits.
 struct Cursor {
-    int steps, run, last, at, end;
+    int steps, split, last, at, end;
 
-    DEVICE Cursor(int steps, int run, int last) : steps(steps), run(run), last(last) { begin(); }
-    DEVICE bool is_inside() const { return run < last; }
+    DEVICE Cursor(int steps, int split, int last) : steps(steps), split(split), last(last) { begin(); }
+    DEVICE bool is_inside() const { return split < last; }
     DEVICE void next() {
         at += STEPS;
-        if (at >= end && ++run < last) begin();
+        if (at >= end && ++split < last) begin();
     }
-    DEVICE bool ends_run() const { return at + STEPS >= end; }
+    DEVICE bool ends_split() const { return at + STEPS >= end; }
 
   private:
-    // The run's first stage, or that of the next one which has any.
+    // Moves to the first stage of this split, or of the next one that is not empty.
     DEVICE void begin() {
-        for (; run < last; ++run) {
-            at = run * steps / PARTS, end = (run + 1) * steps / PARTS;
+        for (; split < last; ++split) {
+            at = split * steps / K_SPLITS, end = (split + 1) * steps / K_SPLITS;
             if (at < end) return;
         }
     }
@@ -45,7 +44,7 @@ struct Cursor {
 
 DEVICE uint4 read_shared(const u16* p) { return *reinterpret_cast<const uint4*>(p); }
 
-extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_constant__ StreamProduct p) {
+extern "C" __global__ void __launch_bounds__(THREADS) decode_matmul_tiled(const __grid_constant__ DecodeMatmul p) {
 #if EMULATED
     static __align__(16) u16 memory[STAGES * STAGE];
 #else
@@ -54,27 +53,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
     let_successor_begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_m = warp % WM, warp_n = warp / WM;
-    // The part that this block's weights belong to, and its first tile in it.
-    const StreamPart part = part_of_block(p);
-    const int first_tile = (blockIdx.y - part.first_block) * (BM / 16);
+    // The matrix of this block, and its first tile of 16 weight rows.
+    const DecodeMatrix matrix = matrix_of_block(p);
+    const int first_tile = (blockIdx.y - matrix.first_block) * (BM / 16);
     const int steps = p.width / 32;
-    const int first_run = SPLIT ? blockIdx.z : 0, last_run = SPLIT ? first_run + 1 : PARTS;
+    const int first_split = SPLIT ? blockIdx.z : 0, last_split = SPLIT ? first_split + 1 : K_SPLITS;
 
-    // Where this thread's chunks of the weights begin; null beyond the last row.
+    // The weight rows of this thread's chunks; null beyond the last row.
     const u16* own[OWN_WEIGHTS];
 #pragma unroll
     for (int i = 0; i < OWN_WEIGHTS; ++i) {
         const int row = (threadIdx.x + i * THREADS) / CHUNKS, half = row % 16 / 8;
         const int result = (first_tile + row / 16) * RESULTS + (GLU ? row % 8 : row % 16);
-        const int source = GLU && half ? part.rows + result : result;
-        own[i] = result < part.rows ? part.w + size_t(source) * p.width : nullptr;
+        const int source = GLU && half ? matrix.rows + result : result;
+        own[i] = result < matrix.rows ? matrix.w + size_t(source) * p.width : nullptr;
     }
     const auto copy_weights = [&](int slot, const Cursor& c) {
 #pragma unroll
         for (int i = 0; i < OWN_WEIGHTS; ++i) {
             const int e = threadIdx.x + i * THREADS, row = e / CHUNKS, chunk = e % CHUNKS, step = chunk / 4;
             u16* to = memory + slot * STAGE + (step * BM + row) * 32 + chunk % 4 * 8;
-            if (c.at + step < c.end) copy_async(to, own[i] ? own[i] + 32 * c.at + 8 * chunk : part.w, own[i]);
+            if (c.at + step < c.end) copy_async(to, own[i] ? own[i] + 32 * c.at + 8 * chunk : matrix.w, own[i]);
         }
     };
     const u16* x = p.x + size_t(blockIdx.x) * (BN / 8) * steps * 256;
@@ -87,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
         }
     };
 
-    // The weights do not depend on what came before; all else does.
-    Cursor ahead(steps, first_run, last_run), now = ahead;
+    // Only weights may be read before the predecessor has ended.
+    Cursor ahead(steps, first_split, last_split), now = ahead;
     for (int s = 0; s < STAGES - 1 && ahead.is_inside(); ++s, ahead.next()) copy_weights(s, ahead);
     wait_for_predecessor();
     ahead = now;
@@ -109,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
     for (int slot = 0; now.is_inside(); now.next(), slot = (slot + 1) % STAGES) {
         copy_wait<STAGES - 2>();
         __syncthreads();
-        // Everybody is done with the slot before this one.
+        // All threads are done with the previous stage.
         if (ahead.is_inside()) {
             const int free = (slot + STAGES - 1) % STAGES;
             copy_weights(free, ahead);
@@ -130,9 +129,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
                 const u16* a = stage + (step * BM + (warp_m * MT + m) * 16) * 32 + 8 * lane;
-                top[m] = sixteens(read_shared(a)), bottom[m] = sixteens(read_shared(a + 8 * 32));
+                top[m] = exchange_k16(read_shared(a)), bottom[m] = exchange_k16(read_shared(a + 8 * 32));
             }
-            // Those that follow each other add to different sums, so none waits for the one before.
+            // Successive instructions add to different accumulators, so that they do not depend on each other.
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
                 const u32 left[4] = {top[m].x, bottom[m].x, top[m].y, bottom[m].y};
@@ -146,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
                 for (int t = 0; t < NT; ++t) mma(c[m][t], right, b[t].z, b[t].w);
             }
         }
-        if (now.ends_run()) {
+        if (now.ends_split()) {
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
 #pragma unroll
@@ -158,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
         }
     }
 
-    float* y = p.y + (SPLIT ? size_t(first_run) * gridDim.x * BN * p.stride : 0);
+    float* y = p.y + (SPLIT ? size_t(first_split) * gridDim.x * BN * p.stride : 0);
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
         const int tile = first_tile + warp_m * MT + m;
@@ -168,14 +167,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) stream_tiles(const __grid_
             for (int r = 0; r < (GLU ? 2 : 4); ++r) {
                 const int row = blockIdx.x * BN + (warp_n * NT + t) * 8 + 2 * (lane % 4) + r % 2;
                 const int result = tile * RESULTS + lane / 4 + (r >= 2 ? 8 : 0);
-                if (result >= part.rows) continue;
+                if (result >= matrix.rows) continue;
                 float sum = total[m][t][r];
                 if (GLU) {
                     const float up = total[m][t][r + 2];
-                    p.inner[blocked(row, result, part.rows, gridDim.x * BN)] = float_to_bf16(activation(p.act, sum).x * up);
+                    p.inner[blocked(row, result, matrix.rows, gridDim.x * BN)] = float_to_bf16(activation(p.act, sum).x * up);
                 } else {
-                    if (part.bias) sum += part.bias[result];
-                    y[size_t(row) * p.stride + part.start + result] = sum;
+                    if (matrix.bias) sum += matrix.bias[result];
+                    y[size_t(row) * p.stride + matrix.start + result] = sum;
                 }
             }
         }

@@ -10,16 +10,16 @@
 #define INT8 0
 #endif
 #if HOPPER
-#include "stream_product_sm90.cu"
-#define stream_tiles stream_product_sm90
+#include "decode_matmul_sm90.cu"
+#define decode_matmul_tiled decode_matmul_sm90
 #elif TILES
-#include "stream_tiles.cu"
+#include "decode_matmul_tiled.cu"
 #endif
 #if HOPPER || TILES
-constexpr int ROWS = 2 * BN, WIDE = BM / 16, RUNS = SPLIT ? PARTS : 1;
+constexpr int ROWS = 2 * BN, WIDE = BM / 16, SPLITS = SPLIT ? K_SPLITS : 1;
 #else
-#include "stream_product.cu"
-constexpr int ROWS = 16 * NT, WIDE = 1, RUNS = 1;
+#include "decode_matmul.cu"
+constexpr int ROWS = 16 * NT, WIDE = 1, SPLITS = 1;
 #endif
 
 #if INT8
@@ -55,7 +55,7 @@ static void check(int width) {
     std::vector<Int8> packed;
     packed.reserve(3);
     const std::vector<float> bias = numbers(sizes[0]);
-    StreamProduct p{};
+    DecodeMatmul p{};
     int blocks = 0;
     for (int n = 0; n < count; ++n) {
         const int matrix_rows = sizes[n] * (GLU ? 2 : 1);
@@ -69,7 +69,7 @@ static void check(int width) {
             w[n] = narrow_numbers(matrix_rows * width);
         }
         if (!scales) weights = w[n].data();
-        p.parts[n] = StreamPart{static_cast<const u16*>(weights), scales, n == 0 && !GLU && RUNS == 1 ? bias.data() : nullptr,
+        p.matrices[n] = DecodeMatrix{static_cast<const u16*>(weights), scales, n == 0 && !GLU && SPLITS == 1 ? bias.data() : nullptr,
                                 sizes[n], p.stride, blocks};
         p.stride += sizes[n];
         blocks += (sizes[n] + WIDE * RESULTS - 1) / (WIDE * RESULTS);
@@ -77,17 +77,17 @@ static void check(int width) {
     const std::vector<u16> x = narrow_numbers(rows * width);
     std::vector<u16> input(x.size());
     for (int i = 0; i < rows * width; ++i) input[blocked(i / width, i % width, width, rows)] = x[i];
-    std::vector<float> y(RUNS * rows * p.stride, NAN);
+    std::vector<float> y(SPLITS * rows * p.stride, NAN);
     p.x = input.data(), p.y = y.data(), p.inner = inner.data();
-    p.part_count = count, p.width = width, p.act = ACT_SILU;
+    p.matrix_count = count, p.width = width, p.act = ACT_SILU;
 #if HOPPER || TILES
-    launch({2, unsigned(blocks), RUNS}, THREADS, [&] { stream_tiles(p); });
-    // As stream_norm does.
-    for (int run = 1; run < RUNS && !GLU; ++run) {
+    launch({2, unsigned(blocks), SPLITS}, THREADS, [&] { decode_matmul_tiled(p); });
+    // As decode_norm does.
+    for (int run = 1; run < SPLITS && !GLU; ++run) {
         for (int i = 0; i < rows * p.stride; ++i) y[i] += y[run * rows * p.stride + i];
     }
 #else
-    launch({2, unsigned(blocks), 1}, THREADS, [&] { stream_product(p); });
+    launch({2, unsigned(blocks), 1}, THREADS, [&] { decode_matmul(p); });
 #endif
 
     u64 checksum = 0;
@@ -113,8 +113,8 @@ static void check(int width) {
                     const double want = sum / (1.0 + exp(-sum)) * dot(n, sizes[n] + i, row);
                     expect_close(bf16_to_float(inner[blocked(row, i, sizes[n], rows)]), want, 0.01, "inner", row, i);
                 } else {
-                    const double got = y[row * p.stride + p.parts[n].start + i];
-                    expect_close(got, sum + (n == 0 && RUNS == 1 ? bias[i] : 0.f), 1e-4, "y", row, i);
+                    const double got = y[row * p.stride + p.matrices[n].start + i];
+                    expect_close(got, sum + (n == 0 && SPLITS == 1 ? bias[i] : 0.f), 1e-4, "y", row, i);
                 }
             }
         }
