@@ -6,10 +6,10 @@ use fox_data::Tokenizer;
 use fox_infer::{EngineOptions, Eviction, WeightFormat};
 use fox_tensor::Device;
 
-use crate::commands::eval::subjects::Opened;
-use crate::device::DeviceArgs;
-use crate::pretrained::or_pretrained;
-use crate::tolerance::log_tolerance;
+use super::device::DeviceArgs;
+use super::pretrained::or_pretrained;
+use super::subjects::Opened;
+use super::tolerance::log_tolerance;
 
 /// Tokens of a prefill chunk. Short chunks on a CPU delay other requests less; a GPU needs long ones to be busy.
 const CPU_CHUNK: usize = 64;

@@ -7,10 +7,9 @@ use clap::{Args, ValueEnum};
 use fox_cpu::simd::Level;
 use fox_cuda::{Cuda, Gpu, Precision};
 use fox_dist::Placement;
-use fox_lab::Scheduler;
 use fox_tensor::Device;
 
-use crate::{output, signals};
+use crate::{Scheduler, output, signals};
 
 /// Where to compute.
 #[derive(Args)]
@@ -51,6 +50,7 @@ enum PrecisionName {
     Bf16,
 }
 
+/// Parses a number of threads.
 pub fn parse_threads(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(threads @ 1..=4096) => Ok(threads),

@@ -44,6 +44,7 @@ enum Benchmark {
     Compare(compare::Args),
 }
 
+/// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.benchmark {
         Benchmark::Attention(args) => attention::run(args),
