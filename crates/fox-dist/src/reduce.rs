@@ -134,6 +134,23 @@ mod tests {
         assert!(owners(&[], 2).is_empty());
     }
 
+    /// The left subtree is the largest power of two, so that ranks with complete subtrees add in the same order.
+    #[test]
+    fn trees_of_other_sizes_split_at_a_power_of_two() {
+        let leaves = [1e8f32, 3.0, 3.0, -1e8, 5.0, 6.0, 7.0];
+        let [a, b, c, d, e, f, g] = leaves;
+        let four = (a + b) + (c + d);
+        for (count, want) in
+            [(3, (a + b) + c), (5, four + e), (6, four + (e + f)), (7, four + ((e + f) + g))]
+        {
+            let sum = tree_sum(leaves[..count].iter().map(|&x| vec![x]).collect());
+            assert_eq!(sum, [want], "{count} lists");
+        }
+        // The numbers tell a split in the middle apart.
+        assert_ne!((a + b) + c, a + (b + c));
+        assert_ne!(four + e, (a + b) + ((c + d) + e));
+    }
+
     /// Sums of halves are halves of sums, to the bit, whatever the numbers.
     #[test]
     fn trees_can_be_cut() {

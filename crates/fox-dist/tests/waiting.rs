@@ -38,7 +38,7 @@ fn a_rank_that_waits_for_the_first_does_not_listen() {
         port: free_port().unwrap(),
         launcher: "torchrun",
     };
-    let short = Rendezvous { invariants: Vec::new(), limit: Duration::from_millis(500) };
+    let short = Rendezvous { limit: Duration::from_millis(500), ..Rendezvous::default() };
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -131,6 +131,15 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
+    /// A run folder that is no longer where the run started.
+    #[error(
+        "{} is gone: the run folder was moved or removed during training; move it back, and the same command resumes from its last checkpoint",
+        path.display()
+    )]
+    FolderMoved {
+        /// Where it was.
+        path: PathBuf,
+    },
     /// A folder without a run.
     #[error("{} holds no run of fox; give the --out folder of `fox train`", path.display())]
     NoRun {

@@ -130,6 +130,16 @@ mod tests {
     }
 
     #[test]
+    fn decay_longer_than_the_run_starts_after_the_warm_up() {
+        for decay_tokens in [401, 500, 501, 10_000, u64::MAX] {
+            let long = Schedule { decay_tokens: Some(decay_tokens), ..schedule(Decay::Linear) };
+            for tokens in [0, 99, 100, 101, 300, 499, 500, 900] {
+                close(long.lr(tokens), schedule(Decay::Linear).lr(tokens));
+            }
+        }
+    }
+
+    #[test]
     fn the_published_schedule() {
         let s = Schedule {
             peak: 1e-3,

@@ -252,6 +252,7 @@ impl TrainLoop<'_> {
     fn checkpoint(&mut self) -> Result<()> {
         // A checkpoint must never be ahead of the lines that belong to it.
         if let Some(records) = &mut self.records {
+            records.folder.check_present()?;
             records.log.sync()?;
         }
         let Stepper { model, updater, state, .. } = &self.stepper;
@@ -270,6 +271,7 @@ impl TrainLoop<'_> {
         let strength = self.recipe.training.rope_strength(self.stepper.state.tokens);
         tuning::settle_rope(&mut self.stepper.model, strength)?;
         let Some(records) = &self.records else { return Ok(()) };
+        records.folder.check_present()?;
         let folder = records.folder.path().join(EXPORT);
         if !folder.exists() {
             export(&self.stepper.model, tokenizer, &folder)?;

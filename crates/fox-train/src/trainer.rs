@@ -143,7 +143,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
     let records = match folder {
         None => None,
         Some(folder) => {
-            folder.note_start(facts(spec, &data, &start))?;
+            notices.extend(folder.note_start(run_info(spec, &data, &start))?);
             let (log, damage) = MetricsLog::open(folder.path(), state.step)?;
             notices.extend(damage);
             Some(RunFiles { folder, log })
@@ -168,7 +168,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
     session.run(&notices, data.tokenizer)
 }
 
-fn facts(spec: &RunSpec, data: &RunData, start: &Start) -> RunInfo {
+fn run_info(spec: &RunSpec, data: &RunData, start: &Start) -> RunInfo {
     RunInfo {
         recipe: start.recipe.clone(),
         data: start.data.clone(),

@@ -106,6 +106,19 @@ fn everything(stepper: &Stepper) -> Vec<(String, Vec<u32>)> {
     all
 }
 
+/// The bias correction of Adam counts updates, not steps: some may have been skipped.
+#[test]
+fn resume_restores_the_number_of_updates() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = Bench::new(dir.path(), 2, 0);
+    let start = RunState::start(LoaderState { next_batch: 5, fingerprint: 7 });
+    let state = RunState { step: 5, updates: 3, skips: 2, skips_in_a_row: 1, ..start };
+    bench.store.write(&bench.model, &bench.updater, &state).unwrap();
+    let optimizer = OptimizerRecipe::default();
+    let resumed = bench.store.resume(&optimizer, None, bench.model.device()).unwrap().unwrap();
+    assert_eq!((resumed.updater.updates(), resumed.state), (3, state));
+}
+
 /// The names by which checkpoints of earlier versions hold AdamW's moments.
 #[test]
 fn names_in_a_checkpoint_stay() {

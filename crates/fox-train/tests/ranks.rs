@@ -17,7 +17,7 @@ fn pair() -> [Arc<Group>; 2] {
         let (host, launcher) = ("127.0.0.1".into(), "torchrun");
         let (size, local_rank, local_size) = (2, rank, 2);
         let place = Placement { rank, size, local_rank, local_size, host, port, launcher };
-        let rendezvous = Rendezvous { invariants: Vec::new(), limit: Duration::from_secs(60) };
+        let rendezvous = Rendezvous { limit: Duration::from_secs(60), ..Rendezvous::default() };
         Arc::new(Group::join(&place, &rendezvous).unwrap())
     };
     std::thread::scope(|scope| {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use fox_dist::{Group, Invariant, Placement, Rendezvous};
+use fox_dist::{Group, Invariant, Placement, Rendezvous, Secret};
 
 use crate::output;
 
@@ -40,7 +40,7 @@ pub fn join(placement: Option<&Placement>, mut invariants: Vec<Invariant>) -> Re
     let Some(placement) = placement else { return Ok(Arc::new(Group::alone())) };
     let limit = rendezvous_limit(&|name| std::env::var(name).ok())?;
     invariants.insert(0, invariant("version", env!("CARGO_PKG_VERSION").to_string()));
-    let rendezvous = Rendezvous { invariants, limit };
+    let rendezvous = Rendezvous { invariants, limit, secret: Secret::from_env()? };
     let group = Group::join(placement, &rendezvous)?;
     JOINED.store(true, Ordering::SeqCst);
     let own = format!("rank {} failed", group.rank());

@@ -7,6 +7,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use fox_dist::Secret;
 
 use crate::{output, signals};
 
@@ -104,6 +105,10 @@ impl Drop for Ranks {
 }
 
 fn start(args: &Args) -> Result<Ranks> {
+    let secret = match Secret::from_env()? {
+        given if given.is_set() => given,
+        _ => Secret::random()?,
+    };
     let port = fox_dist::free_port().context("cannot find a free port")?;
     let mut ranks = Ranks(Vec::new());
     let count = args.gpus.or(args.ranks).unwrap_or(1);
@@ -119,7 +124,8 @@ fn start(args: &Args) -> Result<Ranks> {
             .env("WORLD_SIZE", count.to_string())
             .env("LOCAL_WORLD_SIZE", count.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
-            .env("FOX_PORT", port.to_string());
+            .env("FOX_PORT", port.to_string())
+            .env(Secret::VARIABLE, secret.text());
         if rank > 0 {
             command.stdout(Stdio::null()).stderr(Stdio::piped());
         }
