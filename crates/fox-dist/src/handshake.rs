@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn pending_connections_are_bounded_and_the_oldest_is_dropped() {
+    fn bounds_pending_connections() {
         let mut acceptor = Acceptor::bind("127.0.0.1:0").unwrap();
         let address = acceptor.address().unwrap();
         let mut strangers = Vec::new();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_dropped_at_once() {
+    fn drops_garbage_immediately() {
         let mut acceptor = Acceptor::bind("127.0.0.1:0").unwrap();
         let address = acceptor.address().unwrap();
         let too_long = [&MAGIC[..], &u32::MAX.to_le_bytes()].concat();

@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 
-/// The port of rank 0 where nobody names one.
+/// The default port of rank 0.
 const PORT: u16 = 29_512;
 
 /// The largest world size: one beyond it is a mistake, and would exhaust the memory.
@@ -199,7 +199,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_launcher_is_understood() {
+    fn reads_every_launcher() {
         assert_eq!(read(&[]).unwrap(), None);
         assert_eq!(read(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap(), None, "alone");
         assert_eq!(read(&TORCH).unwrap(), Some(place(3, 8, 1, "node7:29401", "torchrun")));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_named() {
+    fn rejects_contradicting_variables() {
         let mut vars = TORCH;
         vars[0].1 = "8";
         let error = read(&vars).unwrap_err().to_string();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_host_of_a_list() {
+    fn first_host_of_slurm_list() {
         for (list, want) in [
             ("a,b", Some("a")),
             ("gpu[003-010,12],login", Some("gpu003")),

@@ -169,7 +169,7 @@ impl Rendezvous {
         Ok(Gathered { control, acceptor: data, token, addresses })
     }
 
-    /// Checks a first message; `None` for one that is no hello at all.
+    /// Checks a first message; `None` for something else than a hello.
     fn admit(
         &self,
         message: &Signed,
@@ -375,8 +375,8 @@ impl Rendezvous {
     }
 }
 
-/// The address of a data listener: the interface over which this rank reaches rank 0. Where the ranks are told to meet
-/// at any address, they listen at any.
+/// The address of a data listener: the interface over which this rank reaches rank 0. With an
+/// unspecified address of rank 0 it listens at all interfaces.
 fn data_host(placement: &Placement, local: SocketAddr) -> IpAddr {
     match placement.host.parse::<IpAddr>() {
         Ok(host) if host.is_unspecified() => host,
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn invariants_must_be_equal_in_number_names_and_values() {
+    fn rejects_different_invariants() {
         for secret in ["", "set"] {
             let own = rendezvous(secret);
             let mut other = own.invariants.clone();
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn hellos_with_another_secret_are_refused_alone() {
+    fn refuses_hello_with_another_secret() {
         let (own, nonce) = (rendezvous("set"), [7; 16]);
         let made = |secret: &Secret, nonce: &Nonce| {
             Signed::new(secret, nonce, &hello(1, 2, own.invariants.clone())).unwrap()
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn data_listeners_bind_the_interface_of_the_rendezvous() {
+    fn data_listeners_bind_rendezvous_interface() {
         let local = "127.0.0.1:5".parse().unwrap();
         let host = |host: &str| Placement { host: host.into(), ..placement(1, 9) };
         assert!(data_host(&host("127.0.0.1"), local).is_loopback());
@@ -494,7 +494,7 @@ mod tests {
 
     /// The heartbeats have not started yet.
     #[test]
-    fn notices_a_rank_lost_before_its_data_links() {
+    fn notices_rank_lost_before_data_links() {
         let port = free_port().unwrap();
         std::thread::scope(|scope| {
             let zero = scope.spawn(move || rendezvous("").run(&placement(0, port)).err());
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn names_a_rank_that_cannot_be_reached() {
+    fn names_unreachable_rank() {
         let port = free_port().unwrap();
         std::thread::scope(|scope| {
             let deadline = Instant::now() + Duration::from_secs(30);

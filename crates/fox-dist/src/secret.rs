@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_variable_or_file_and_hides_itself() {
+    fn secret_is_read_from_variable_or_file() {
         let read = |vars: &[(&str, &str)]| {
             Secret::read(&|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string()))
         };

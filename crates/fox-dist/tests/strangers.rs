@@ -113,7 +113,7 @@ fn survives_a_flood() {
 }
 
 #[test]
-fn refuses_a_rank_without_the_secret_and_starts_with_the_right_one() {
+fn refuses_rank_without_secret() {
     start_under(|port, _| {
         for secret in [Secret::default(), "another".into()] {
             let wrong = Rendezvous { secret, ..rendezvous("a") };
@@ -163,7 +163,7 @@ fn names_missing_ranks_and_the_last_refusal() {
 
 /// A connection that is dropped reads the end of the stream: it holds nothing of rank 0.
 #[test]
-fn drops_connections_that_do_not_complete_their_message() {
+fn drops_incomplete_connections() {
     let port = free_port().unwrap();
     let short = Rendezvous { limit: Duration::from_secs(8), ..rendezvous("a") };
     scope(|scope| {

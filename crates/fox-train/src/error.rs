@@ -38,7 +38,7 @@ pub enum Error {
         nearest: Option<String>,
     },
     /// A `+variant` that is not known.
-    #[error("`{name}` is no variant of a recipe; {}", nearest_or_list(nearest))]
+    #[error("unknown variant `{name}`; {}", nearest_or_list(nearest))]
     UnknownVariant {
         /// What was asked for.
         name: String,
@@ -82,7 +82,7 @@ pub enum Error {
         name: String,
     },
     /// An override that is not `key=value`.
-    #[error("`{text}` is no override; write key=value, e.g. training.tokens=1000000")]
+    #[error("`{text}` is not an override; write key=value, e.g. training.tokens=1000000")]
     BadOverride {
         /// What was given.
         text: String,

@@ -74,7 +74,7 @@ pub struct StartInfo {
     pub exchange: Option<String>,
     /// Operating system and architecture.
     pub system: String,
-    /// The step it goes on from.
+    /// The step it resumes from.
     pub from_step: u64,
     /// Seconds since 1970.
     pub time: f64,
@@ -139,10 +139,10 @@ impl RunFolder {
         Ok(config.exists())
     }
 
-    /// Whether a folder may get the text of a run before the run itself is compared with what is there.
+    /// Whether a folder may get the text of a run before the run itself is compared with the existing one.
     ///
     /// # Errors
-    /// A folder that holds something else, or a run that was not trained on a text of its own.
+    /// A folder that holds something else, or a run that was not started from a text.
     pub fn check_for_text(path: &Path) -> Result<()> {
         if !path.join(CONFIG).exists() {
             return check_beginning(path);
@@ -151,7 +151,7 @@ impl RunFolder {
         if path.join(DATA).exists() || data.is_some_and(|data| data.ends_with(DATA)) {
             return Ok(());
         }
-        let detail = "it was not trained on a text of its own".to_string();
+        let detail = "it was not started from a text".to_string();
         Err(Error::DifferentRun { path: path.to_path_buf(), detail })
     }
 
@@ -268,7 +268,7 @@ fn check_beginning(path: &Path) -> Result<()> {
     }
 }
 
-/// What is there before a run starts: its text, and what a start that is killed before the first file is whole leaves.
+/// Files that exist before a run starts: its text, and the remains of a start that was killed early.
 fn is_our_beginning(entry: &Path) -> bool {
     let named = |name: &str| entry.with_file_name(name);
     let own = [LOCK, DATA, INPUT].map(named);

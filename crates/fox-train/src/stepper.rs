@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_resets_the_skips_in_a_row() {
+    fn update_resets_consecutive_skips() {
         let (mut stepper, batch) = stepper(4);
         let head = stepper.model.params().find("lm_head.weight").unwrap();
         let healthy = stepper.model.params().value(head).clone();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_of_a_batch_is_that_of_all_its_parts() {
+    fn loss_is_independent_of_micro_batch() {
         let whole = loss(4);
         for micro in [1, 2, 3] {
             assert!((loss(micro) / whole - 1.0).abs() < 1e-6, "{micro}: {} {whole}", loss(micro));

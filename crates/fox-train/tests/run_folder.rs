@@ -55,7 +55,7 @@ fn go_on(_: u64) -> ControlFlow<()> {
 }
 
 #[test]
-fn a_damaged_run_json_does_not_block_resume() {
+fn resumes_with_damaged_run_json() {
     let dir = tempfile::tempdir().unwrap();
     let (out, recipe) = (dir.path().join("run"), recipe(&[]));
     run(&recipe, &out, stop_after(3)).0.unwrap();
@@ -70,7 +70,7 @@ fn a_damaged_run_json_does_not_block_resume() {
 }
 
 #[test]
-fn a_folder_moved_during_training_is_not_recreated() {
+fn moved_run_folder_is_not_recreated() {
     let dir = tempfile::tempdir().unwrap();
     let (out, moved, recipe) = (dir.path().join("run"), dir.path().join("moved"), recipe(&[]));
     let (outcome, _) = run(&recipe, &out, |step| {

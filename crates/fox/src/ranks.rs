@@ -1,4 +1,4 @@
-//! Joining a process group, and exiting with it.
+//! Work as one of several processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use fox_dist::{Group, Invariant, Placement, Rendezvous, Secret};
 
 use crate::output;
 
-/// Time that a process has to exit by itself after another rank is lost.
+/// How long a process may take to end by itself when another one is lost.
 const GRACE: Duration = Duration::from_millis(1500);
 /// Names of the variable that sets the timeout of the rendezvous in seconds: the current one and the former one.
 const LIMIT_VARIABLES: [&str; 2] = ["FOX_RENDEZVOUS_SECONDS", "FOX_MEETING_SECONDS"];
@@ -18,18 +18,18 @@ const LIMIT_VARIABLES: [&str; 2] = ["FOX_RENDEZVOUS_SECONDS", "FOX_MEETING_SECON
 const LIMIT: u64 = 120;
 const LONGEST_LIMIT: u64 = 7 * 24 * 3600;
 
-/// Whether this process is one of several.
-static JOINED: AtomicBool = AtomicBool::new(false);
+/// Whether there are other processes.
+static MET: AtomicBool = AtomicBool::new(false);
 
-/// Exits a rank that has failed and printed why. Other threads may still be in collectives, so the libraries are not torn
-/// down as a return from `main` would do.
+/// Ends a process of several that has failed and said why. Threads may be ending its exchange with the others, so nothing
+/// of the libraries that they use is taken down meanwhile, as a return from `main` would do.
 pub fn end_after_failure() {
-    if JOINED.load(Ordering::SeqCst) {
+    if MET.load(Ordering::SeqCst) {
         signal_hook::low_level::exit(1);
     }
 }
 
-/// A value that must be equal on all ranks.
+/// Something that must be the same for all processes.
 pub fn invariant(name: &str, value: String) -> Invariant {
     Invariant { name: name.into(), value }
 }
@@ -42,7 +42,7 @@ pub fn join(placement: Option<&Placement>, mut invariants: Vec<Invariant>) -> Re
     invariants.insert(0, invariant("version", env!("CARGO_PKG_VERSION").to_string()));
     let rendezvous = Rendezvous { invariants, limit, secret: Secret::from_env()? };
     let group = Group::join(placement, &rendezvous)?;
-    JOINED.store(true, Ordering::SeqCst);
+    MET.store(true, Ordering::SeqCst);
     let own = format!("rank {} failed", group.rank());
     group.on_loss(move |words| end_in_time(words, &own));
     Ok(Arc::new(group))
@@ -61,7 +61,7 @@ fn rendezvous_limit(var: &dyn Fn(&str) -> Option<String>) -> Result<Duration> {
 /// Ends a process that cannot end by itself after the loss of another one, because it computes or waits for a device.
 /// Files are written aside and renamed, so none is half written.
 fn end_in_time(words: &str, own: &str) {
-    // An error of this rank is printed by `main`.
+    // This rank prints its failure itself.
     if words.starts_with(own) {
         return;
     }

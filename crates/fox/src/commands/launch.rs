@@ -17,7 +17,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Start several processes of a command on this machine that train or evaluate one model together
 ///
-/// Each process computes the gradient of its share of every batch and updates its share of the parameters. On GPUs, process N
+/// Each process computes the gradient of its rows of every batch and updates the parameters it owns. On GPUs, process N
 /// takes GPU N; on the CPU the cores are divided. With parallel.context=2 in the recipe, every two processes share
 /// their sequences instead of the batch. Processes of `eval loss` share the documents. torchrun, mpirun and srun do the same over several machines: start
 /// `fox train` under them without `fox launch`.
@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
           required_unless_present = "gpus", conflicts_with = "gpus")]
     ranks: Option<u16>,
-    /// Number of processes, each with a GPU of its own
+    /// Number of processes, each with one GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     gpus: Option<u16>,
     /// The command, after `--`: train RECIPE ... or eval loss MODEL ...
