@@ -7,7 +7,6 @@
 
 use fox_tensor::{Device, PAGE};
 
-use crate::cache::Cache;
 use crate::meter::CacheMeter;
 use crate::spec::StateSpec;
 
@@ -86,13 +85,13 @@ impl SequenceCost {
         page.saturating_mul(count)
     }
 
-    /// Bytes of pages that the only sequence of `cache` may still take until it has `tokens` tokens. The
-    /// last page counts again unless it is full: it is copied when it was shared.
-    pub fn outstanding(&self, cache: &Cache, tokens: usize) -> usize {
-        let full = cache.lens()[0] / PAGE;
+    /// Bytes of pages that a sequence of `len` tokens with these [page counts](crate::SequenceState::page_counts) may
+    /// still take until it has `tokens` tokens. The last page counts again unless it is full: it is copied when it was
+    /// shared.
+    pub fn outstanding(&self, len: usize, pages: &[Vec<(usize, usize)>], tokens: usize) -> usize {
+        let full = len / PAGE;
         let new = tokens.div_ceil(PAGE).saturating_sub(full);
-        let pages = cache.pages(0);
-        let layers = self.layers.iter().zip(&pages);
+        let layers = self.layers.iter().zip(pages);
         let heads = layers.flat_map(|(layer, heads)| heads.iter().map(move |head| (layer, head.0)));
         heads.map(|(layer, held)| layer.future(new, held)).fold(0, usize::saturating_add)
     }
@@ -130,17 +129,15 @@ impl Budget {
         &self.cost
     }
 
-    /// Whether `bytes` more may be taken or promised beside the running sequences, each given by its cache
-    /// and the tokens it may get to. As long as they do not fit, `release` is asked to free something; it
-    /// says whether it did.
-    pub fn make_room<'a>(
+    /// Whether `bytes` more may be taken or promised beside the outstanding bytes of the running sequences. As long
+    /// as they do not fit, `release` is called to free something; it returns whether it did.
+    pub fn make_room(
         &self,
-        running: impl Iterator<Item = (&'a Cache, usize)>,
+        outstanding: impl Iterator<Item = usize>,
         bytes: usize,
         mut release: impl FnMut() -> bool,
     ) -> bool {
-        let promised = running.map(|(cache, tokens)| self.cost.outstanding(cache, tokens));
-        let wanted = promised.fold(bytes, usize::saturating_add);
+        let wanted = outstanding.fold(bytes, usize::saturating_add);
         loop {
             if self.meter.bytes().saturating_add(wanted) <= self.limit {
                 return true;
@@ -204,11 +201,12 @@ mod tests {
         let cost = SequenceCost::new([attention(None)], 64, &device);
         let meter = CacheMeter::default();
         let policy = crate::PagePolicy::keep_all();
-        let cache = Cache::paged([attention(None)], &policy, &device).unwrap();
-        assert_eq!(cost.outstanding(&cache, 65), 4 * CPU_PAGE);
+        let pages = crate::Cache::paged([attention(None)], &policy, &device).unwrap().pages(0);
+        let outstanding = cost.outstanding(0, &pages, 65);
+        assert_eq!(outstanding, 4 * CPU_PAGE);
         let budget = Budget::new(10 * CPU_PAGE, meter.clone(), cost);
         let mut held = vec![meter.lease(CPU_PAGE), meter.lease(2 * CPU_PAGE)];
-        let running = || std::iter::once((&cache, 65));
+        let running = || std::iter::once(outstanding);
         let fits = |bytes: usize| budget.make_room(running(), bytes, || false);
         assert!(fits(3 * CPU_PAGE), "3 held, 4 promised, 3 new");
         assert!(!fits(3 * CPU_PAGE + 1));

@@ -17,8 +17,7 @@
 use std::ops::Range;
 
 use fox_tensor::{
-    Device, LastRows, Result as TensorResult, Segment, Segments, Tensor, clamp_log_gate,
-    gate_totals, page_parts,
+    Device, Result as TensorResult, Segment, Segments, Tensor, gate_totals, page_parts,
 };
 
 use crate::eviction::PagePolicy;
@@ -40,8 +39,6 @@ pub struct Cache {
     lens: Vec<usize>,
     capacity: usize,
     layers: Vec<LayerState>,
-    /// Log gates `[layers * batch, H]` that a decode step of the whole model has left.
-    staged_gates: Option<Tensor>,
 }
 
 /// What one sequence of a paged state takes.
@@ -78,7 +75,7 @@ impl Cache {
         };
         let layers = specs.into_iter().map(layer).collect::<TensorResult<_>>()?;
         let lens = vec![0; batch];
-        Ok(Cache { device: device.clone(), lens, capacity, layers, staged_gates: None })
+        Ok(Cache { device: device.clone(), lens, capacity, layers })
     }
 
     /// An empty state of one sequence whose keys lie in pages; `policy` is the model's own.
@@ -102,7 +99,7 @@ impl Cache {
     }
 
     fn of_pages(device: Device, lens: Vec<usize>, layers: Vec<LayerState>) -> Cache {
-        Cache { device, lens, capacity: 0, layers, staged_gates: None }
+        Cache { device, lens, capacity: 0, layers }
     }
 
     /// One state of all sequences of paged states of one model, in order. At least one.
@@ -148,6 +145,11 @@ impl Cache {
         Ok(caches)
     }
 
+    /// Device, tokens and layers, for [`SlotSequence`](crate::SlotSequence).
+    pub(crate) fn into_layers(self) -> (Device, Vec<usize>, Vec<LayerState>) {
+        (self.device, self.lens, self.layers)
+    }
+
     /// Where it lives.
     pub fn device(&self) -> &Device {
         &self.device
@@ -161,10 +163,6 @@ impl Cache {
     /// Tokens seen so far, per sequence.
     pub fn lens(&self) -> &[usize] {
         &self.lens
-    }
-
-    pub(crate) fn lens_mut(&mut self) -> &mut [usize] {
-        &mut self.lens
     }
 
     /// Tokens per sequence that fit without growing; 0 for a paged state, which grows by pages.
@@ -239,23 +237,6 @@ impl Cache {
         Ok(Segments::new(placed)?)
     }
 
-    /// Makes room in pages for the next token of each sequence.
-    pub fn reserve_one(&mut self) -> Result<()> {
-        for layer in self.layers.iter_mut().filter_map(LayerState::paged) {
-            layer.reserve_one(&self.lens, &self.device)?;
-        }
-        Ok(())
-    }
-
-    /// Notes what a decode step of the whole model has left, for [`Cache::commit`].
-    /// `log_gates` are those of [`DecodeOut`](fox_tensor::DecodeOut).
-    pub fn stage(&mut self, last: Vec<LastRows>, log_gates: Option<Tensor>) {
-        for (layer, last) in self.layers.iter_mut().zip(last) {
-            layer.stage_last(last);
-        }
-        self.staged_gates = log_gates;
-    }
-
     /// The step has succeeded: its tokens are now part of the past, and what they make forgotten is
     /// dropped. At most one download, whatever the number of layers.
     ///
@@ -276,18 +257,12 @@ impl Cache {
             *len += segment.q_len;
         }
         self.layers.iter_mut().for_each(LayerState::commit);
-        self.staged_gates = None;
         Ok(())
     }
 
     /// Sums of the log gates of the step under way, where they are still on the device alone: `[layer][part][H]`, for
     /// the parts of pages that the new tokens of one sequence after the other lie in.
     fn read_totals(&self, new: &Segments) -> Result<Vec<f64>> {
-        if let Some(gates) = &self.staged_gates {
-            // One token of each sequence.
-            let gates = gates.to_f32()?;
-            return Ok(gates.iter().map(|gate| clamp_log_gate(f64::from(*gate))).collect());
-        }
         let staged: Vec<&Tensor> =
             self.layers.iter().filter_map(LayerState::staged_gates).collect();
         let rows = |(&len, s): (&usize, &Segment)| {
@@ -301,7 +276,6 @@ impl Cache {
 
     /// Forgets what a step has left that was not committed.
     fn discard(&mut self) {
-        self.staged_gates = None;
         self.layers.iter_mut().for_each(|layer| layer.discard(&self.lens));
     }
 

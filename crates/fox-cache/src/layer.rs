@@ -1,6 +1,6 @@
 //! The state of one layer, of whatever kind.
 
-use fox_tensor::{DecodeKeys, LastRows, Tensor};
+use fox_tensor::Tensor;
 
 use crate::paged::PagedState;
 use crate::recurrent::RecurrentState;
@@ -17,17 +17,6 @@ pub enum LayerState {
     Paged(PagedState),
     /// A recurrent layer.
     Recurrent(RecurrentState),
-}
-
-/// A layer's state as a decode step of the whole model wants it.
-#[derive(Debug)]
-pub struct Past<'a> {
-    /// Keys, values and gates.
-    pub keys: DecodeKeys<'a>,
-    /// Last raw key projections; see [`DecodeProjection::last`](fox_tensor::DecodeProjection::last).
-    pub last_k: Vec<&'a Tensor>,
-    /// Last raw value projections.
-    pub last_v: Vec<&'a Tensor>,
 }
 
 impl LayerState {
@@ -49,15 +38,6 @@ impl LayerState {
         }
     }
 
-    /// What a decode step of the whole model needs; `None` for recurrent layers.
-    pub fn past(&mut self) -> Option<Past<'_>> {
-        match self {
-            LayerState::Rows(state) => Some(state.past()),
-            LayerState::Paged(state) => Some(state.past()),
-            LayerState::Recurrent(_) => None,
-        }
-    }
-
     pub(crate) fn rows(&mut self) -> Option<&mut RowState> {
         match self {
             LayerState::Rows(state) => Some(state),
@@ -69,15 +49,6 @@ impl LayerState {
         match self {
             LayerState::Paged(state) => Some(state),
             LayerState::Rows(_) | LayerState::Recurrent(_) => None,
-        }
-    }
-
-    /// Notes the raw rows that a decode step of the whole model has left.
-    pub(crate) fn stage_last(&mut self, last: LastRows) {
-        match self {
-            LayerState::Rows(state) => state.stage_rows(last),
-            LayerState::Paged(state) => state.stage_rows(last),
-            LayerState::Recurrent(_) => {}
         }
     }
 

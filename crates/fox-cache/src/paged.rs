@@ -8,12 +8,11 @@
 use std::sync::Arc;
 
 use fox_tensor::{
-    DecodeKeys, Device, LastRows, NewKeys, PAGE, PagedKeys, Result, Segment, Segments, StreamPast,
-    Tensor, clamp_log_gate, page_parts,
+    Device, LayerPast, NewKeys, PAGE, PagedKeys, Result, Segment, Segments, Tensor, clamp_log_gate,
+    page_parts,
 };
 
 use crate::eviction::{EvictionRule, PagePolicy};
-use crate::layer::Past;
 use crate::meter::Lease;
 use crate::pages::LayerPages;
 use crate::spec::AttentionStateSpec;
@@ -161,25 +160,14 @@ impl PagedState {
         Ok(())
     }
 
-    /// What a decode step of the whole model needs.
-    pub(crate) fn past(&mut self) -> Past<'_> {
-        let (mut pages, mut last_k, mut last_v) = (Vec::new(), Vec::new(), Vec::new());
-        for sequence in &mut self.sequences {
-            pages.push(&mut sequence.pages as &mut dyn PagedKeys);
-            last_k.extend(sequence.last_uk.as_ref().map(|last| &last.row));
-            last_v.extend(sequence.last_uv.as_ref().map(|last| &last.row));
-        }
-        Past { keys: DecodeKeys::Pages(pages), last_k, last_v }
-    }
-
-    /// What a slot takes over of the first sequence.
-    pub(crate) fn stream_past(&mut self) -> Option<StreamPast<'_>> {
+    /// The state of the first sequence, for a slot.
+    pub(crate) fn layer_past(&mut self) -> Option<LayerPast<'_>> {
         let PagedSequence { pages, sums, last_uk, last_uv, .. } = self.sequences.first_mut()?;
-        Some(StreamPast {
-            keys: pages,
+        Some(LayerPast {
+            pages,
             last_k: last_uk.as_ref().map(|last| &last.row),
             last_v: last_uv.as_ref().map(|last| &last.row),
-            sums,
+            gate_sums: sums,
         })
     }
 
@@ -189,27 +177,13 @@ impl PagedState {
     }
 
     /// The first sequence has filled a page with its `len` tokens, whose log gates have these sums `[H]`.
-    pub(crate) fn turn_page(&mut self, len: usize, sums: &[f64]) {
+    pub(crate) fn seal_page(&mut self, len: usize, sums: &[f64]) {
         let Some(sequence) = self.sequences.first_mut() else { return };
         sequence.sums.clone_from_slice(sums);
         sequence.staged_sums.clone_from_slice(sums);
         sequence.pages.set_seen(len);
         sequence.pages.write_end(len / PAGE - 1, sums);
         sequence.evict();
-    }
-
-    /// Notes the raw rows that such a step has left.
-    pub(crate) fn stage_rows(&mut self, last: LastRows) {
-        let (mut last_k, mut last_v) = (last.k.into_iter(), last.v.into_iter());
-        for sequence in &mut self.sequences {
-            for (last, next) in
-                [(&mut sequence.last_uk, &mut last_k), (&mut sequence.last_uv, &mut last_v)]
-            {
-                if let Some(last) = last {
-                    last.staged = next.next();
-                }
-            }
-        }
     }
 
     /// Log gates `[R, H]` of the step under way that are still on the device alone.

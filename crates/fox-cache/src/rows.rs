@@ -1,8 +1,7 @@
 //! The decode state of an attention layer in contiguous rows, `capacity` of them for each sequence.
 
-use fox_tensor::{DType, DecodeKeys, Device, LastRows, Result, Segments, Tensor};
+use fox_tensor::{DType, Device, Result, Segments, Tensor};
 
-use crate::layer::Past;
 use crate::spec::AttentionStateSpec;
 
 /// One attention layer of a batch of sequences.
@@ -79,21 +78,6 @@ impl RowState {
             (Some(new), Some(gates)) => write_rows(new, gates, segments),
             _ => Ok(()),
         }
-    }
-
-    pub(crate) fn past(&mut self) -> Past<'_> {
-        let (k, v, gates) = (&mut self.k, &mut self.v, self.log_gates.as_mut());
-        Past {
-            keys: DecodeKeys::Rows { k, v, gates },
-            last_k: self.last_uk.iter().collect(),
-            last_v: self.last_uv.iter().collect(),
-        }
-    }
-
-    /// Notes what a decode step of the whole model has left.
-    pub(crate) fn stage_rows(&mut self, last: LastRows) {
-        let LastRows { mut k, mut v } = last;
-        (self.staged_uk, self.staged_uv) = (k.pop(), v.pop());
     }
 
     pub(crate) fn discard(&mut self) {

@@ -25,6 +25,12 @@ struct Running {
     total: usize,
 }
 
+impl Running {
+    fn outstanding(&self, budget: &Budget) -> usize {
+        budget.cost().outstanding(self.cache.lens()[0], &self.cache.pages(0), self.total)
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
@@ -44,7 +50,7 @@ proptest! {
         let mut wanted = wanted.into_iter().enumerate().peekable();
         while wanted.peek().is_some() || !running.is_empty() {
             while let Some(&(id, (tokens, shares))) = wanted.peek() {
-                let demand = running.iter().map(|r: &Running| (&r.cache, r.total));
+                let demand = running.iter().map(|r: &Running| r.outstanding(&budget));
                 let worst = budget.cost().worst_case(tokens);
                 if !budget.make_room(demand, worst, || kept.pop().is_some()) {
                     // Nobody runs and nothing is kept: it would never fit.
@@ -70,7 +76,7 @@ proptest! {
             }
             // A state is kept at some point if there is room for what is not shared.
             if let Some(r) = running.iter().find(|r| r.cache.lens()[0] % 3 == 0) {
-                let demand = running.iter().map(|r| (&r.cache, r.total));
+                let demand = running.iter().map(|r| r.outstanding(&budget));
                 let fixed = budget.cost().fixed();
                 if budget.make_room(demand, fixed, || kept.pop().is_some()) {
                     kept.push((r.id, r.cache.clone()));
@@ -98,5 +104,5 @@ fn heads_that_have_forgotten_may_still_fill_a_window() {
     assert!(held[0] < held[3], "{held:?}");
     // 168 keys of window and step: three pages, two at the ends, and one that may be a copy.
     let want: usize = held.iter().map(|held| (6 - held) * page).sum();
-    assert_eq!(cost.outstanding(&cache, 100_000), want);
+    assert_eq!(cost.outstanding(640, &cache.pages(0), 100_000), want);
 }

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{Toy, attention, recurrent};
-use fox_cache::{Cache, PagePolicy, StateSpec};
-use fox_tensor::{Device, LastRows};
+use fox_cache::{Cache, LayerState, PagePolicy, SlotSequence, StateSpec};
+use fox_tensor::Device;
 
 /// Layers of every kind, with different numbers of heads.
 fn mixed() -> Vec<StateSpec> {
@@ -69,32 +69,45 @@ fn gates_read_at_the_end_of_a_step_give_the_sums_of_gates_read_inside() {
 }
 
 #[test]
-fn gates_of_a_whole_model_step_give_the_same_sums() {
-    let specs = vec![attention(4, 2, true, None); 3];
+fn a_slot_evicts_the_pages_that_a_cache_evicts() {
+    let specs = vec![attention(4, 2, true, None), attention(4, 2, false, Some(90))];
     let toy = toy(specs, Device::naive());
-    let (mut whole, mut layers) = (toy.cache(), toy.cache());
-    for cache in [&mut whole, &mut layers] {
-        toy.step(cache, &[5], &[64]);
+    let mut cache = toy.cache();
+    toy.step(&mut cache, &[5], &[70]);
+    let mut slot = SlotSequence::new(cache.clone()).unwrap();
+    assert_eq!(slot.past().len(), 2);
+    for len in 71..=320 {
+        toy.step(&mut cache, &[5], &[1]);
+        assert!(!slot.is_full(), "{len} tokens");
+        if !slot.advance() {
+            continue;
+        }
+        // The device writes keys and gates into the pages and reports the sums of the gates.
+        let sums = cache.layers_mut().iter().flat_map(|layer| match layer {
+            LayerState::Paged(state) => state.sums()[0].to_vec(),
+            _ => Vec::new(),
+        });
+        let sums: Vec<f64> = sums.collect();
+        slot.reserve_page().unwrap();
+        slot.seal_page(&sums);
+        let held = |(held, dropped): &(usize, usize)| (*held + 1, *dropped);
+        let expected: Vec<Vec<_>> =
+            cache.pages(0).iter().map(|heads| heads.iter().map(held).collect()).collect();
+        assert_eq!(slot.page_counts(), expected, "{len} tokens, with a page reserved");
     }
-    toy.step(&mut layers, &[5], &[1]);
-    // As a device would: keys are written, and gates and raw rows of all layers come back.
-    let new = fox_tensor::Segments::uniform(1, 1);
-    whole.begin(&new).unwrap();
-    whole.reserve_one().unwrap();
-    let gates: Vec<f64> = (0..3)
-        .flat_map(|l| toy.gates(&whole, &[5], &Toy::segments(&[1]), l).to_f64().unwrap())
-        .filter(|gate| !gate.is_nan())
-        .collect();
-    let last = |l: usize| {
-        let (k, _) = layers.clone().layers_mut()[l].last().unwrap();
-        LastRows { k: k.into_iter().collect(), v: Vec::new() }
-    };
-    let gates = toy.device.from_f64(&gates, [3, 4]).unwrap();
-    whole.stage((0..3).map(last).collect(), Some(gates));
-    let before = toy.device.downloads();
-    whole.commit(&new).unwrap();
-    assert_eq!(toy.device.downloads() - before, 1);
-    assert!(toy.contents(&mut whole) == toy.contents(&mut layers));
+    assert_eq!((slot.len(), slot.usage().tokens), (320, 320));
+    assert!(slot.page_counts()[0].iter().any(|(_, dropped)| *dropped > 0));
+}
+
+#[test]
+fn a_slot_takes_one_paged_sequence() {
+    let toy = toy(vec![attention(4, 2, true, None)], Device::naive());
+    let error = |cache: Cache| SlotSequence::new(cache).unwrap_err().to_string();
+    let two = Cache::join(vec![toy.cache(), toy.cache()]).unwrap();
+    assert_eq!(error(two), "a step has 1 sequences, but the cache has 2");
+    let rows = Cache::new(toy.specs.clone(), 1, 8, &toy.device).unwrap();
+    let expected = "only paged states can be put into a slot; make them with `Cache::paged`";
+    assert_eq!(error(rows), expected);
 }
 
 #[test]
@@ -125,11 +138,9 @@ fn a_download_that_fails_changes_nothing() {
     for cache in [&mut calm, &mut disturbed] {
         toy.step(cache, &[0], &[70]);
     }
-    let new = toy.layers(&mut disturbed, &[0], &[3]).unwrap();
-    // Integers cannot be read as gates.
-    let bad = toy.device.from_i32(&[1; 12], [3, 4]).unwrap();
-    disturbed.stage(Vec::new(), Some(bad));
-    assert!(disturbed.commit(&new).is_err());
+    toy.layers(&mut disturbed, &[0], &[3]).unwrap();
+    // The layers have written 3 tokens, not 9.
+    assert!(disturbed.commit(&Toy::segments(&[9])).is_err());
     assert_eq!(disturbed.lens(), [70]);
     for cache in [&mut calm, &mut disturbed] {
         toy.step(cache, &[0], &[2]);

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use fox_tensor::{
     Backend, Caps, DType, Device, Error, IdRange, Memory, MemoryStats, Result, Rope, Shape,
-    Storage, Tensor,
+    Storage, Tensor, check_add, check_copy_columns, check_copy_rows, check_download, check_fill,
+    check_ints,
 };
 
 use crate::add::add;
@@ -185,6 +186,7 @@ impl Memory for Cpu {
     }
 
     fn download(&self, x: &Tensor, out: &mut [f32]) -> Result<()> {
+        check_download(self, x, out.len())?;
         if let Some(packed) = x.storage::<Packed>() {
             self.run(|| packed.unpack(0, out));
             return Ok(());
@@ -200,10 +202,12 @@ impl Memory for Cpu {
     }
 
     fn download_i32(&self, x: &Tensor) -> Result<Vec<i32>> {
+        check_ints(self, x)?;
         Ok(self.buffer(x).as_i32().to_vec())
     }
 
     fn fill(&self, x: &mut Tensor, value: f32) -> Result<()> {
+        check_fill(self, x)?;
         if x.dtype() == DType::I32 {
             self.buffer_mut(x)?.as_i32_mut().fill(value as i32);
         } else {
@@ -220,6 +224,7 @@ impl Memory for Cpu {
         dst_row: usize,
         count: usize,
     ) -> Result<()> {
+        check_copy_rows(self, src, src_row, dst, dst_row, count)?;
         let width = src.cols();
         let from = &self.real(src)[src_row * width..][..count * width];
         self.buffer_mut(dst)?[dst_row * width..][..count * width].copy_from_slice(from);
@@ -234,6 +239,7 @@ impl Memory for Cpu {
         dst_row: usize,
         count: usize,
     ) -> Result<()> {
+        check_copy_columns(self, src, (row, column), dst, dst_row, count)?;
         let (width, d) = (src.cols(), dst.cols());
         let from = self.real(src)[row * width..].chunks(width).take(count);
         let to = self.buffer_mut(dst)?[dst_row * d..].chunks_exact_mut(d);
@@ -242,10 +248,12 @@ impl Memory for Cpu {
     }
 
     fn id_out_of_range(&self, ids: &Tensor, range: IdRange) -> Result<Option<i32>> {
+        check_ints(self, ids)?;
         Ok(self.buffer(ids).as_i32().iter().copied().find(|&id| !range.allows(id)))
     }
 
     fn add(&self, mut acc: Tensor, x: &Tensor) -> Result<Tensor> {
+        check_add(self, &acc, x)?;
         let (level, x) = (self.level, self.real(x));
         let sum = self.buffer_mut(&mut acc)?;
         self.run(|| add(level, x, sum));

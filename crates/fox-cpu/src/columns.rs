@@ -1,6 +1,6 @@
 //! Columns of a matrix as matrices of their own, and back.
 
-use fox_tensor::{ColumnOps, Result, Tensor};
+use fox_tensor::{ColumnOps, Result, Tensor, check_join_columns, check_split_columns};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -8,11 +8,13 @@ use crate::rows::rows_per_task;
 
 impl ColumnOps for Cpu {
     fn split_columns(&self, x: &Tensor, widths: &[usize]) -> Result<Vec<Tensor>> {
+        check_split_columns(self, x, widths)?;
         self.run(|| split(self, x, widths))
     }
 
-    fn join_columns(&self, parts: &[Tensor]) -> Result<Tensor> {
-        self.run(|| join(self, parts))
+    fn join_columns(&self, matrices: &[Tensor]) -> Result<Tensor> {
+        check_join_columns(self, matrices)?;
+        self.run(|| join(self, matrices))
     }
 }
 

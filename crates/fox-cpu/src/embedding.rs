@@ -1,6 +1,6 @@
 //! Rows of a table, and their gradient.
 
-use fox_tensor::{EmbeddingOps, Result, Tensor};
+use fox_tensor::{EmbeddingOps, Result, Tensor, check_embedding_bwd, check_embedding_fwd};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -8,6 +8,7 @@ use crate::rows::rows_per_task;
 
 impl EmbeddingOps for Cpu {
     fn embedding_fwd(&self, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+        check_embedding_fwd(self, table, ids)?;
         let (width, rows) = (table.cols(), ids.len());
         let (table_data, ids) = (self.real(table), self.buffer(ids).as_i32());
         self.produce([rows, width], table.device(), |y| {
@@ -23,6 +24,7 @@ impl EmbeddingOps for Cpu {
         pad: Option<usize>,
         acc: Option<Tensor>,
     ) -> Result<Tensor> {
+        check_embedding_bwd(self, dy, ids, vocab, acc.as_ref())?;
         let (width, data, ids) = (dy.cols(), self.real(dy), self.buffer(ids).as_i32());
         self.accumulate(acc, [vocab, width], dy.device(), |sum| {
             backward(data, ids, width, pad, sum);

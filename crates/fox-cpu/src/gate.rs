@@ -1,6 +1,6 @@
 //! Log forget gates.
 
-use fox_tensor::{GateInputs, GateOps, Result, Tensor};
+use fox_tensor::{GateInputs, GateOps, Result, Tensor, check_log_gate_bwd, check_log_gate_fwd};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -8,6 +8,7 @@ use crate::rows::rows_per_task;
 
 impl GateOps for Cpu {
     fn log_gate_fwd(&self, inputs: &GateInputs<'_>) -> Result<Tensor> {
+        check_log_gate_fwd(self, inputs)?;
         let (z, bias) = (inputs.z.map(|x| self.real(x)), inputs.bias.map(|x| self.real(x)));
         self.produce([inputs.rows, inputs.heads], inputs.device, |y| {
             forward(z, bias, inputs.heads, y);
@@ -15,6 +16,7 @@ impl GateOps for Cpu {
     }
 
     fn log_gate_bwd(&self, dy: &Tensor, inputs: &GateInputs<'_>) -> Result<Tensor> {
+        check_log_gate_bwd(self, dy, inputs)?;
         let (z, bias) = (inputs.z.map(|x| self.real(x)), inputs.bias.map(|x| self.real(x)));
         let data = self.real(dy);
         self.produce(dy.shape(), dy.device(), |dz| backward(data, z, bias, inputs.heads, dz))

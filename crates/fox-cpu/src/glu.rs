@@ -1,6 +1,6 @@
 //! Gated linear units.
 
-use fox_tensor::{Activation, GluOps, Result, Tensor};
+use fox_tensor::{Activation, GluOps, Result, Tensor, check_glu_bwd, check_glu_fwd};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -10,6 +10,7 @@ use crate::simd::{Level, map, map_two, simd_fn};
 
 impl GluOps for Cpu {
     fn glu_fwd(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
+        check_glu_fwd(self, x)?;
         let (level, inner, data) = (self.level(), x.cols() / 2, self.real(x));
         self.produce([x.rows(), inner], x.device(), |y| {
             forward(level, data, inner, act, y);
@@ -17,6 +18,7 @@ impl GluOps for Cpu {
     }
 
     fn glu_bwd(&self, dy: &Tensor, x: &Tensor, act: Activation) -> Result<Tensor> {
+        check_glu_bwd(self, dy, x)?;
         let (level, inner) = (self.level(), x.cols() / 2);
         let (dy, data) = (self.real(dy), self.real(x));
         self.produce(x.shape(), x.device(), |dx| {

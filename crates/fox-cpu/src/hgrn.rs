@@ -1,27 +1,34 @@
 //! Gates of HGRN2 and their lower bounds.
 
-use fox_tensor::{HgrnGates, HgrnGrads, HgrnInputs, HgrnOps, Result, Tensor};
+use fox_tensor::{
+    HgrnGates, HgrnGrads, HgrnInputs, HgrnOps, Result, Tensor, check_hgrn_gates_bwd,
+    check_hgrn_gates_fwd, check_lower_bound_bwd, check_lower_bound_fwd,
+};
 use rayon::prelude::*;
 
 use crate::Cpu;
 use crate::gated_norm::activate;
-use crate::rows::{rows_per_task, sum_parts};
+use crate::rows::{rows_per_task, sum_partials};
 use crate::simd::{exp, map, sigmoid, simd_fn, softplus, update};
 
 impl HgrnOps for Cpu {
     fn hgrn_gates_fwd(&self, inputs: &HgrnInputs<'_>) -> Result<HgrnGates> {
+        check_hgrn_gates_fwd(self, inputs)?;
         self.run(|| hgrn_fwd(self, inputs))
     }
 
     fn hgrn_gates_bwd(&self, d_out: &HgrnGates, inputs: &HgrnInputs<'_>) -> Result<HgrnGrads> {
+        check_hgrn_gates_bwd(self, d_out, inputs)?;
         self.run(|| hgrn_bwd(self, d_out, inputs))
     }
 
     fn lower_bound_fwd(&self, table: &Tensor, layer: usize) -> Result<Tensor> {
+        check_lower_bound_fwd(self, table, layer)?;
         lower_bound_fwd(self, table, layer)
     }
 
     fn lower_bound_bwd(&self, dy: &Tensor, table: &Tensor, layer: usize) -> Result<Tensor> {
+        check_lower_bound_bwd(self, dy, table, layer)?;
         lower_bound_bwd(self, dy, table, layer)
     }
 }
@@ -165,7 +172,7 @@ fn hgrn_bwd(cpu: &Cpu, d_out: &HgrnGates, inputs: &HgrnInputs<'_>) -> Result<Hgr
         None => None,
         Some(lower) => {
             let mut sum = cpu.pool().zeros(width)?;
-            sum_parts(&parts, &mut sum);
+            sum_partials(&parts, &mut sum);
             Some(cpu.tensor(sum, lower.shape(), device))
         }
     };

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{IGNORE_LABEL, LossInputs, LossOps, LossOut, Result};
+use fox_tensor::{IGNORE_LABEL, LossInputs, LossOps, LossOut, Result, check_linear_cross_entropy};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -15,6 +15,7 @@ use crate::simd::{Level, exp, simd_fn, sum, update};
 
 impl LossOps for Cpu {
     fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> Result<LossOut> {
+        check_linear_cross_entropy(self, inputs)?;
         let LossInputs { x, w, labels, weights, teacher } = *inputs;
         let (data, table, labels) = (self.real(x), self.real(w), self.buffer(labels).as_i32());
         let weights = weights.map(|weights| self.real(weights));

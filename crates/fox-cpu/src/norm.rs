@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
-use fox_tensor::{DType, NormGrads, NormInputs, NormOps, NormOut, NormSaved, Result, Tensor};
+use fox_tensor::{
+    DType, NormGrads, NormInputs, NormOps, NormOut, NormSaved, Result, Tensor,
+    check_add_rms_norm_bwd, check_add_rms_norm_fwd,
+};
 use rayon::prelude::*;
 
 use crate::Cpu;
 use crate::pool::{Buffer, Pool};
-use crate::rows::{rows_per_task, sum_parts};
+use crate::rows::{rows_per_task, sum_partials};
 use crate::simd::{Level, dot, map, simd_fn, sum, update};
 
 impl NormOps for Cpu {
     fn add_rms_norm_fwd(&self, inputs: &NormInputs<'_>) -> Result<NormOut> {
+        check_add_rms_norm_fwd(self, inputs)?;
         let NormInputs { h, delta, w, eps } = *inputs;
         let (x, delta, w) = (self.real(h), delta.map(|x| self.real(x)), self.real(w));
         let (sum, y, rstd) = self.run(|| forward(self.level(), self.pool(), x, delta, w, eps))?;
@@ -30,6 +34,7 @@ impl NormOps for Cpu {
         saved: &NormSaved<'_>,
         dw_acc: Option<Tensor>,
     ) -> Result<NormGrads> {
+        check_add_rms_norm_bwd(self, dy, dsum.as_ref(), saved, dw_acc.as_ref())?;
         let NormSaved { sum, rstd, w, .. } = *saved;
         let add = dsum.is_some();
         let mut dh = match dsum {
@@ -142,6 +147,6 @@ pub fn backward(
             backward_rows(level, &dy[part.clone()], &h[part], w, rstd, add, dh, dw);
         },
     );
-    sum_parts(&parts, dw);
+    sum_partials(&parts, dw);
     Ok(())
 }

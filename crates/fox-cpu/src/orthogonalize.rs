@@ -1,6 +1,8 @@
 //! Newton-Schulz steps on matrix products; see [`MatrixOps::orthogonalize`].
 
-use fox_tensor::{MatrixOps, MatrixStack, NEWTON_SCHULZ, Result, StackedMatrix};
+use fox_tensor::{
+    MatrixOps, MatrixStack, NEWTON_SCHULZ, Result, StackedMatrix, check_orthogonalize,
+};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -10,13 +12,14 @@ use crate::rows::rows_per_task;
 
 impl MatrixOps for Cpu {
     fn orthogonalize(&self, stacks: &mut [MatrixStack<'_>], steps: usize) -> Result<()> {
+        check_orthogonalize(self, stacks)?;
         for stack in stacks {
-            let (cols, parts) = (stack.cols(), stack.parts().to_vec());
+            let (cols, matrices) = (stack.cols(), stack.matrices().to_vec());
             let mut rest: &mut [f32] = self.buffer_mut(stack.x())?;
-            for part in parts {
-                let (x, after) = rest.split_at_mut(part.rows * cols);
-                let mut scratch = Scratch::new(self, part.rows, cols)?;
-                self.run(|| scratch.orthogonalize(x, &part, cols, steps));
+            for matrix in matrices {
+                let (x, after) = rest.split_at_mut(matrix.rows * cols);
+                let mut scratch = Scratch::new(self, matrix.rows, cols)?;
+                self.run(|| scratch.orthogonalize(x, &matrix, cols, steps));
                 rest = after;
             }
         }
@@ -44,7 +47,7 @@ impl Scratch {
         })
     }
 
-    fn orthogonalize(&mut self, x: &mut [f32], part: &StackedMatrix, cols: usize, steps: usize) {
+    fn orthogonalize(&mut self, x: &mut [f32], matrix: &StackedMatrix, cols: usize, steps: usize) {
         let norm = sum_squares(x).sqrt();
         if norm == 0.0 {
             return;
@@ -52,10 +55,10 @@ impl Scratch {
         // In f64: the inverse of a very small or large norm is no f32.
         scale(x, 1.0 / norm);
         for _ in 0..steps {
-            self.step(x, part.rows, cols);
+            self.step(x, matrix.rows, cols);
             x.copy_from_slice(&self.next);
         }
-        scale(x, f64::from(part.factor));
+        scale(x, f64::from(matrix.factor));
     }
 
     /// One step from `x` to `self.next`.

@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fox_tensor::{Error, MemoryStats, Result, Storage};
+use fox_tensor::{DType, Error, MemoryStats, Result, Storage};
 
 const LINE: usize = 16;
 
@@ -239,6 +239,11 @@ impl Storage for Buffer {
     }
     fn as_any_mut(&mut self) -> &mut dyn Any {
         self
+    }
+
+    // Every type takes a word per element here, also bfloat16.
+    fn holds(&self, len: usize, _: DType) -> bool {
+        self.len == len
     }
 }
 

@@ -11,7 +11,7 @@ pub fn rows_per_task(width: usize) -> usize {
 }
 
 /// Adds `parts[n][width]` in order, on top of `acc`.
-pub fn sum_parts(parts: &[f32], acc: &mut [f32]) {
+pub fn sum_partials(parts: &[f32], acc: &mut [f32]) {
     for part in parts.chunks_exact(acc.len()) {
         acc.iter_mut().zip(part).for_each(|(a, p)| *a += p);
     }
@@ -19,7 +19,7 @@ pub fn sum_parts(parts: &[f32], acc: &mut [f32]) {
 
 /// A run of consecutive query rows of one segment.
 #[derive(Clone, Copy, Debug)]
-pub struct Run {
+pub struct RowChunk {
     /// Index of the segment.
     pub segment: usize,
     /// First row, and number of rows.
@@ -32,14 +32,14 @@ pub struct Run {
     pub last: bool,
 }
 
-/// Cuts the segments' query rows into runs of at most one task's rows.
-pub fn runs(segments: &Segments, width: usize) -> Vec<Run> {
+/// Cuts the segments' query rows into row_chunks of at most one task's rows.
+pub fn row_chunks(segments: &Segments, width: usize) -> Vec<RowChunk> {
     let most = rows_per_task(width);
-    let mut runs = Vec::new();
+    let mut row_chunks = Vec::new();
     for (index, segment) in segments.as_slice().iter().enumerate() {
         for start in (0..segment.q_len).step_by(most) {
             let len = most.min(segment.q_len - start);
-            runs.push(Run {
+            row_chunks.push(RowChunk {
                 segment: index,
                 row: segment.q_start + start,
                 len,
@@ -49,5 +49,5 @@ pub fn runs(segments: &Segments, width: usize) -> Vec<Run> {
             });
         }
     }
-    runs
+    row_chunks
 }

@@ -1,6 +1,6 @@
 //! Attention sinks.
 
-use fox_tensor::{Result, SinkOps, Tensor};
+use fox_tensor::{Result, SinkOps, Tensor, check_sink_bwd, check_sink_fwd};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -8,10 +8,12 @@ use crate::rows::rows_per_task;
 
 impl SinkOps for Cpu {
     fn sink_fwd(&self, o: &Tensor, lse: &Tensor, sinks: &Tensor) -> Result<(Tensor, Tensor)> {
+        check_sink_fwd(self, o, lse, sinks)?;
         self.run(|| forward(self, o, lse, sinks))
     }
 
     fn sink_bwd(&self, d_out: &Tensor, o: &Tensor, lse: &Tensor, sinks: &Tensor) -> Result<Tensor> {
+        check_sink_bwd(self, d_out, o, lse, sinks)?;
         self.run(|| backward(self, d_out, o, lse, sinks))
     }
 }

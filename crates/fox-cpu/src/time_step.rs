@@ -1,6 +1,8 @@
 //! Time steps of Mamba2.
 
-use fox_tensor::{Result, Tensor, TimeStepInputs, TimeStepOps};
+use fox_tensor::{
+    Result, Tensor, TimeStepInputs, TimeStepOps, check_time_step_bwd, check_time_step_fwd,
+};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -8,6 +10,7 @@ use crate::rows::rows_per_task;
 
 impl TimeStepOps for Cpu {
     fn time_step_fwd(&self, inputs: &TimeStepInputs<'_>) -> Result<(Tensor, Tensor)> {
+        check_time_step_fwd(self, inputs)?;
         self.run(|| forward(self, inputs))
     }
 
@@ -17,6 +20,7 @@ impl TimeStepOps for Cpu {
         dlog_decay: Option<&Tensor>,
         inputs: &TimeStepInputs<'_>,
     ) -> Result<(Tensor, Tensor)> {
+        check_time_step_bwd(self, ddt, dlog_decay, inputs)?;
         self.run(|| backward(self, ddt, dlog_decay, inputs))
     }
 }

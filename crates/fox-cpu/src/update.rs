@@ -1,6 +1,8 @@
 //! What the optimizer does: sums of squares, AdamW, blends.
 
-use fox_tensor::{AdamW, Blend, Result, Tensor, UpdateOps};
+use fox_tensor::{
+    AdamW, Blend, Result, Tensor, UpdateOps, check_adamw, check_blend, check_sum_squares,
+};
 use rayon::prelude::*;
 
 use crate::Cpu;
@@ -9,6 +11,7 @@ use crate::simd::{Level, dot, simd_fn, update};
 
 impl UpdateOps for Cpu {
     fn sum_squares(&self, tensors: &[&Tensor]) -> Result<f64> {
+        check_sum_squares(self, tensors)?;
         let level = self.level();
         Ok(tensors
             .iter()
@@ -27,6 +30,7 @@ impl UpdateOps for Cpu {
         v: &mut Tensor,
         step: &AdamW,
     ) -> Result<()> {
+        check_adamw(self, param, grad, m, v)?;
         let (level, grad) = (self.level(), self.real(grad));
         let param = self.buffer_mut(param)?;
         let (m, v) = (self.buffer_mut(m)?, self.buffer_mut(v)?);
@@ -35,6 +39,7 @@ impl UpdateOps for Cpu {
     }
 
     fn blend(&self, blends: &mut [Blend<'_>]) -> Result<()> {
+        check_blend(self, blends)?;
         let (level, step) = (self.level(), rows_per_task(1));
         for blend in blends {
             let (keep, add) = blend.factors();

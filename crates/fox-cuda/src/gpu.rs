@@ -9,32 +9,11 @@ use cudarc::driver::{result, sys};
 
 use crate::compile::compile_cached;
 use crate::copies::Staging;
+use crate::generation::{ComputeCapability, Generation};
 use crate::launch::{Kernel, Module};
 use crate::pool::{Buffer, Element, Pool};
 use crate::source::Source;
 use crate::{Error, Result};
-
-/// Generation of a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Architecture {
-    /// Compute capability before the dot.
-    pub major: i32,
-    /// And after it.
-    pub minor: i32,
-}
-
-impl Architecture {
-    /// Whether the warpgroup instructions of Hopper exist. They do not on its successors.
-    pub fn is_hopper(self) -> bool {
-        self.major == 9
-    }
-
-    /// The compiler's name for it, with Hopper's own instructions where they exist.
-    pub fn target(self) -> String {
-        let suffix = if self.is_hopper() { "a" } else { "" };
-        format!("sm_{}{}{suffix}", self.major, self.minor)
-    }
-}
 
 type ModuleKey = (Source, Vec<String>);
 
@@ -46,7 +25,7 @@ pub struct Gpu {
     stream: sys::CUstream,
     /// Whether the stream was created here.
     own_stream: bool,
-    architecture: Architecture,
+    capability: ComputeCapability,
     processors: u32,
     l2_bytes: usize,
     shared_bytes: usize,
@@ -131,7 +110,7 @@ impl Gpu {
             context,
             stream,
             own_stream: lent.is_none(),
-            architecture: Architecture { major, minor },
+            capability: ComputeCapability { major, minor },
             processors: processors.unsigned_abs(),
             l2_bytes: l2.unsigned_abs() as usize,
             shared_bytes: shared.unsigned_abs() as usize,
@@ -148,8 +127,8 @@ impl Gpu {
     }
 
     /// Its generation.
-    pub fn architecture(&self) -> Architecture {
-        self.architecture
+    pub fn generation(&self) -> Generation {
+        self.capability.generation()
     }
 
     /// Shared memory that a thread block can have, in bytes.
@@ -257,7 +236,7 @@ impl Gpu {
         let module = match modules.get(&key) {
             Some(module) => Arc::clone(module),
             None => {
-                let cubin = compile_cached(source, &self.architecture.target(), defines)?;
+                let cubin = compile_cached(source, &self.capability.target(), defines)?;
                 let module = Arc::new(Module::load(source.name, &cubin)?);
                 modules.insert(key, Arc::clone(&module));
                 module
@@ -302,7 +281,7 @@ impl Drop for Gpu {
 
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Gpu({}, {})", self.name, self.architecture.target())
+        write!(f, "Gpu({}, {})", self.name, self.capability.target())
     }
 }
 
@@ -318,13 +297,5 @@ mod tests {
         let error = Gpu::new(0).err().map(|e| e.to_string());
         let expected = "libcuda was not found; install the NVIDIA driver, or run on the CPU";
         assert_eq!(error.as_deref(), Some(expected));
-    }
-
-    #[test]
-    fn only_hopper_gets_its_own_instructions() {
-        let target = |major, minor| Architecture { major, minor }.target();
-        assert_eq!(target(9, 0), "sm_90a");
-        assert_eq!(target(8, 9), "sm_89");
-        assert_eq!(target(12, 0), "sm_120");
     }
 }

@@ -99,7 +99,6 @@ impl Kernel {
             kernel: self,
             size: Size { grid, block, shared: 0 },
             overlapping: false,
-            cooperative: false,
             params: Vec::with_capacity(12),
         }
     }
@@ -138,7 +137,6 @@ pub(crate) struct Launch<'a> {
     kernel: &'a Kernel,
     size: Size,
     overlapping: bool,
-    cooperative: bool,
     /// What the driver copies, in the order of the kernel's parameters.
     params: Vec<Held>,
 }
@@ -154,12 +152,6 @@ impl Launch<'_> {
     /// before it touches what others write.
     pub(crate) fn overlapping(mut self, on: bool) -> Self {
         self.overlapping = on;
-        self
-    }
-
-    /// All thread blocks run at once, so that they may wait for each other.
-    pub(crate) fn cooperative(mut self) -> Self {
-        self.cooperative = true;
         self
     }
 
@@ -202,17 +194,11 @@ impl Launch<'_> {
     unsafe fn submit(&self) -> std::result::Result<(), cudarc::driver::DriverError> {
         use sys::CUlaunchAttributeID as Id;
         use sys::CUlaunchAttributeValue as Value;
-        let overlapping = (
-            Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            Value { programmaticStreamSerializationAllowed: 1 },
-        );
-        let cooperative = (Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, Value { cooperative: 1 });
-        let mut attributes: Vec<sys::CUlaunchAttribute> =
-            [(self.overlapping, overlapping), (self.cooperative, cooperative)]
-                .into_iter()
-                .filter(|(on, _)| *on)
-                .map(|(_, (id, value))| sys::CUlaunchAttribute { id, pad: [0; 4], value })
-                .collect();
+        let mut attributes = [sys::CUlaunchAttribute {
+            id: Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: Value { programmaticStreamSerializationAllowed: i32::from(self.overlapping) },
+        }];
         let Size { grid: [x, y, z], block, shared } = self.size;
         // All of these were checked by `run`.
         let config = sys::CUlaunchConfig {
@@ -225,7 +211,7 @@ impl Launch<'_> {
             sharedMemBytes: shared as u32,
             hStream: self.kernel.stream,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
+            numAttrs: u32::from(self.overlapping),
         };
         // The driver only reads parameters.
         let mut params: Vec<*mut c_void> =

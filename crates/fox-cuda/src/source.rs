@@ -1,6 +1,6 @@
 //! Kernel sources. Each op declares its own with [`source!`], beside its launches.
 
-use crate::params::{Declaration, header};
+use crate::params::{Declaration, constants_header, header};
 
 /// A kernel source of this crate: a `.cu` file, its headers and the structs of its parameters.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +85,7 @@ impl Source {
     pub(crate) fn headers(&self) -> Vec<(&'static str, String)> {
         let files = SHARED.iter().chain(self.headers);
         let mut all: Vec<_> = files.map(|&(name, text)| (name, text.to_owned())).collect();
+        all.push(("constants.cuh", constants_header()));
         all.push(("params.cuh", header(self.params)));
         all
     }

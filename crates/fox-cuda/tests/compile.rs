@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fox_cuda::{Source, compile, nvrtc_is_present, variants};
+use fox_cuda::{ComputeCapability, Generation, Source, compile, nvrtc_is_present, variants};
 use serde::Deserialize;
 
 /// Limits of one entry of `budget.toml`.
@@ -83,17 +83,19 @@ fn kernels_compile_within_register_budget() {
     let all = std::env::var_os("FOX_COMPILE_ALL").is_some();
     let mut builds = Vec::new();
     let mut counts = BTreeMap::new();
-    for architecture in ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"] {
-        let mut variants = variants(architecture == "sm_90a");
+    let capabilities = [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)];
+    for capability in capabilities.map(|(major, minor)| ComputeCapability { major, minor }) {
+        let (architecture, generation) = (capability.target(), capability.generation());
+        let mut variants = variants(generation);
         variants.retain(|(source, defines)| source.name.ends_with("sm90") || usual(defines));
         variants.retain(|(source, _)| source.name.contains(&only));
-        if !all && !["sm_80", "sm_90a"].contains(&architecture) {
+        if !all && ![Generation::Ampere, Generation::Hopper].contains(&generation) {
             let mut seen = BTreeSet::new();
             variants.retain(|(source, _)| seen.insert(source.name));
         }
-        counts.insert(architecture, variants.len());
-        builds
-            .extend(variants.into_iter().map(|(source, defines)| (architecture, source, defines)));
+        counts.insert(architecture.clone(), variants.len());
+        let job = |(source, defines)| (architecture.clone(), source, defines);
+        builds.extend(variants.into_iter().map(job));
     }
     let next = AtomicUsize::new(0);
     let work = || {
@@ -119,8 +121,8 @@ fn racecheck_variants_compile() {
         println!("skipped: libnvrtc was not found");
         return;
     }
-    for name in ["attention_fwd_sm90", "attention_bwd_sm90", "decode", "scan_delta"] {
-        let mut variants = variants(true);
+    for name in ["attention_fwd_sm90", "attention_bwd_sm90", "decode_matmul_sm90", "scan_delta"] {
+        let mut variants = variants(Generation::Hopper);
         variants.retain(|(source, _)| source.name == name);
         let (source, mut defines) =
             variants.pop().unwrap_or_else(|| panic!("no variant of {name}"));

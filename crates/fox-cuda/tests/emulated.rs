@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use fox_cuda::{Source, stream_sources};
+use fox_cuda::{Source, decode_sources};
 
 /// The compiler, if there is one, on a system whose C library has what fibers need.
 fn compiler() -> Option<&'static str> {
@@ -26,7 +26,7 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
     let mut printed = Vec::new();
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{program}"));
     std::fs::create_dir_all(&folder).unwrap();
-    let mut all = stream_sources();
+    let mut all = decode_sources();
     all.retain(|source| sources.contains(&source.name));
     assert_eq!(all.len(), sources.len(), "a source has another name now");
     for (name, text) in Source::files(&all) {
@@ -79,70 +79,76 @@ fn products_are_right_and_have_the_same_bits_whatever_a_warp_carries() {
         (
             odd_rounded,
             &[
-                "TILES=0 NT=1 PARTS=4 DEPTH=12 GLU=0",
-                "TILES=0 NT=1 PARTS=4 DEPTH=12 GLU=0 INT8=1",
-                "TILES=0 NT=2 PARTS=4 DEPTH=8 GLU=0 INT8=1",
-                "TILES=1 BM=64 BN=32 WM=4 WN=1 PARTS=4 STAGES=8 GLU=0 SPLIT=0",
+                "TILES=0 NT=1 K_SPLITS=4 DEPTH=12 GLU=0",
+                "TILES=0 NT=1 K_SPLITS=4 DEPTH=12 GLU=0 INT8=1",
+                "TILES=0 NT=2 K_SPLITS=4 DEPTH=8 GLU=0 INT8=1",
+                "TILES=1 BM=64 BN=32 WM=4 WN=1 K_SPLITS=4 STAGES=8 GLU=0 SPLIT=0",
             ],
         ),
         (
             odd_rounded,
-            &["TILES=0 NT=1 PARTS=4 DEPTH=3 GLU=1", "TILES=0 NT=1 PARTS=4 DEPTH=3 GLU=1 INT8=1"],
+            &[
+                "TILES=0 NT=1 K_SPLITS=4 DEPTH=3 GLU=1",
+                "TILES=0 NT=1 K_SPLITS=4 DEPTH=3 GLU=1 INT8=1",
+            ],
         ),
         (
             eight_rounded,
             &[
-                "TILES=0 NT=2 PARTS=8 DEPTH=3 GLU=1 INT8=1",
-                "HOPPER=1 BM=64 BN=32 PARTS=8 STAGES=4 GLU=1 SPLIT=0",
+                "TILES=0 NT=2 K_SPLITS=8 DEPTH=3 GLU=1 INT8=1",
+                "HOPPER=1 BM=64 BN=32 K_SPLITS=8 STAGES=4 GLU=1 SPLIT=0",
             ],
         ),
         (
             odd,
             &[
-                "TILES=0 NT=1 PARTS=4 DEPTH=12 GLU=0",
-                "TILES=0 NT=2 PARTS=4 DEPTH=8 GLU=0",
-                "TILES=1 BM=64 BN=32 WM=4 WN=1 PARTS=4 STAGES=8 GLU=0 SPLIT=0",
-                "TILES=1 BM=64 BN=128 WM=2 WN=4 PARTS=4 STAGES=4 GLU=0 SPLIT=0",
+                "TILES=0 NT=1 K_SPLITS=4 DEPTH=12 GLU=0",
+                "TILES=0 NT=2 K_SPLITS=4 DEPTH=8 GLU=0",
+                "TILES=1 BM=64 BN=32 WM=4 WN=1 K_SPLITS=4 STAGES=8 GLU=0 SPLIT=0",
+                "TILES=1 BM=64 BN=128 WM=2 WN=4 K_SPLITS=4 STAGES=4 GLU=0 SPLIT=0",
             ],
         ),
         (
             odd,
             &[
-                "TILES=0 NT=2 PARTS=8 DEPTH=3 GLU=1",
-                "TILES=1 BM=64 BN=64 WM=2 WN=2 PARTS=8 STAGES=6 GLU=1 SPLIT=0",
-                "TILES=1 BM=128 BN=128 WM=2 WN=4 PARTS=8 STAGES=3 GLU=1 SPLIT=0",
+                "TILES=0 NT=2 K_SPLITS=8 DEPTH=3 GLU=1",
+                "TILES=1 BM=64 BN=64 WM=2 WN=2 K_SPLITS=8 STAGES=6 GLU=1 SPLIT=0",
+                "TILES=1 BM=128 BN=128 WM=2 WN=4 K_SPLITS=8 STAGES=3 GLU=1 SPLIT=0",
             ],
         ),
         (
             eight,
             &[
-                "TILES=1 BM=64 BN=64 WM=2 WN=2 PARTS=8 STAGES=6 GLU=0 SPLIT=1",
-                "TILES=1 BM=128 BN=128 WM=2 WN=4 PARTS=8 STAGES=3 GLU=0 SPLIT=1",
-                "HOPPER=1 BM=64 BN=8 PARTS=8 STAGES=12 GLU=0 SPLIT=1",
-                "HOPPER=1 BM=128 BN=64 PARTS=8 STAGES=6 GLU=0 SPLIT=1",
+                "TILES=1 BM=64 BN=64 WM=2 WN=2 K_SPLITS=8 STAGES=6 GLU=0 SPLIT=1",
+                "TILES=1 BM=128 BN=128 WM=2 WN=4 K_SPLITS=8 STAGES=3 GLU=0 SPLIT=1",
+                "HOPPER=1 BM=64 BN=8 K_SPLITS=8 STAGES=12 GLU=0 SPLIT=1",
+                "HOPPER=1 BM=128 BN=64 K_SPLITS=8 STAGES=6 GLU=0 SPLIT=1",
             ],
         ),
         (
             four,
             &[
-                "TILES=0 NT=1 PARTS=4 DEPTH=12 GLU=0",
-                "HOPPER=1 BM=64 BN=32 PARTS=4 STAGES=9 GLU=0 SPLIT=0",
-                "HOPPER=1 BM=64 BN=64 PARTS=4 STAGES=6 GLU=0 SPLIT=0",
-                "HOPPER=1 BM=128 BN=128 PARTS=4 STAGES=3 GLU=0 SPLIT=0",
+                "TILES=0 NT=1 K_SPLITS=4 DEPTH=12 GLU=0",
+                "HOPPER=1 BM=64 BN=32 K_SPLITS=4 STAGES=9 GLU=0 SPLIT=0",
+                "HOPPER=1 BM=64 BN=64 K_SPLITS=4 STAGES=6 GLU=0 SPLIT=0",
+                "HOPPER=1 BM=128 BN=128 K_SPLITS=4 STAGES=3 GLU=0 SPLIT=0",
             ],
         ),
         (
             eight,
             &[
-                "TILES=0 NT=2 PARTS=8 DEPTH=3 GLU=1",
-                "HOPPER=1 BM=64 BN=32 PARTS=8 STAGES=4 GLU=1 SPLIT=0",
+                "TILES=0 NT=2 K_SPLITS=8 DEPTH=3 GLU=1",
+                "HOPPER=1 BM=64 BN=32 K_SPLITS=8 STAGES=4 GLU=1 SPLIT=0",
             ],
         ),
     ];
     for (widths, variants) in groups {
         let variants: Vec<String> = variants.iter().map(|v| format!("{v} {widths}")).collect();
-        let printed =
-            run("product", &["stream_product", "stream_product_sm90", "stream_tiles"], &variants);
+        let printed = run(
+            "matmul",
+            &["decode_matmul", "decode_matmul_sm90", "decode_matmul_tiled"],
+            &variants,
+        );
         for words in &printed {
             assert_eq!(words, &printed[0], "{variants:?}");
             assert_eq!(words.split_whitespace().count(), 3, "{words}");
@@ -165,12 +171,12 @@ fn weights_go_to_8_bits_by_the_rule_and_back() {
 fn heads_attention_and_norms_are_right() {
     run(
         "steps",
-        &["stream_rows", "stream_attention"],
-        &["HEAD_DIM=64 ITEMS=2 AT_ONCE=16", "HEAD_DIM=128 ITEMS=2 SLABS=1 AT_ONCE=8"],
+        &["decode_rows", "decode_attention"],
+        &["HEAD_DIM=64 ITEMS=2 ROWS_IN_FLIGHT=16", "HEAD_DIM=128 ITEMS=2 SLABS=1 ROWS_IN_FLIGHT=8"],
     );
 }
 
 #[test]
 fn choices_are_those_of_a_sorted_vocabulary() {
-    run("choice", &["stream_choice"], &[""]);
+    run("sample", &["decode_sample"], &[""]);
 }

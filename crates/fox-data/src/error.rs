@@ -1,4 +1,4 @@
-//! The one error type of this crate. Every message names the file and says what to do.
+//! The error type of this crate. Every message names the file and the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A path that is not there.
+    /// A path that does not exist.
     #[error("{} does not exist; check the data path", path.display())]
     Missing {
         /// The path.
         path: PathBuf,
     },
     /// A task that does not exist.
-    #[error("there is no task {name}; the tasks are {}", crate::task::names().collect::<Vec<_>>().join(", "))]
+    #[error("unknown task {name}; the tasks are {}", crate::task::names().collect::<Vec<_>>().join(", "))]
     UnknownTask {
         /// What was asked for.
         name: String,
@@ -55,7 +55,7 @@ pub enum Error {
         /// What it is.
         kind: &'static str,
     },
-    /// A link whose target is gone.
+    /// A link whose target does not exist.
     #[error(
         "{} is a link to something that does not exist; restore its target or remove the link",
         path.display()
@@ -140,6 +140,20 @@ pub enum Error {
         /// What it seems to be.
         encoding: &'static str,
     },
+    /// A document that would fill the memory, such as a compressed file of one endless line.
+    #[error(
+        "{}{} is longer than {limit} bytes; split it into several documents",
+        path.display(),
+        line.map(|line| format!(" line {line}")).unwrap_or_default()
+    )]
+    DocumentTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Line number from 1; the whole file without one.
+        line: Option<u64>,
+        /// The longest that is accepted.
+        limit: u64,
+    },
     /// A line that is not a JSON object.
     #[error(
         "{} line {line} is not a JSON object ({detail}); correct or remove the line",
@@ -155,14 +169,14 @@ pub enum Error {
     },
     /// A JSON object or table without the wanted text field.
     #[error(
-        "{} {place} has no text field \"{field}\"; name the field that holds the text",
+        "{} {location} has no text field \"{field}\"; name the field that holds the text",
         path.display()
     )]
     MissingField {
         /// The file.
         path: PathBuf,
         /// Which line or column.
-        place: String,
+        location: String,
         /// The wanted field.
         field: String,
     },
@@ -206,7 +220,7 @@ pub enum Error {
         /// What is wrong, and what is expected.
         detail: String,
     },
-    /// A chunk that is not there. It is never taken for zeros.
+    /// A missing chunk, which is not read as zeros.
     #[error(
         "chunk {} is missing from the Zarr array; download the array completely",
         path.display()
@@ -223,7 +237,7 @@ pub enum Error {
         /// What is wrong.
         detail: String,
     },
-    /// A tokenizer name that means nothing.
+    /// An unknown tokenizer name.
     #[error(
         "\"{name}\" is not a tokenizer; use bytes, gpt2, json-gpt2, synthetic, or the path of a tokenizer.json"
     )]
@@ -270,7 +284,7 @@ pub enum Error {
         /// The tokenizer in use.
         expected: String,
     },
-    /// A shard that is not what was written.
+    /// A damaged shard.
     #[error(
         "shard {} is damaged ({detail}); run the same `fox prepare` again to rebuild it, or restore it from a copy",
         path.display()
@@ -281,7 +295,7 @@ pub enum Error {
         /// What is wrong.
         detail: String,
     },
-    /// An index that is not what was written.
+    /// A damaged index.
     #[error(
         "index {} is damaged ({detail}); run the same `fox prepare` again to rebuild it, or restore it from a copy",
         path.display()
@@ -301,9 +315,9 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
-    /// Prepared data without the wanted part.
+    /// Prepared data without the requested split.
     #[error(
-        "{} has no {split} documents; prepare it with a held-out part or choose the other split",
+        "{} has no {split} documents; prepare it with held-out documents or choose the other split",
         path.display()
     )]
     EmptySplit {
@@ -337,14 +351,14 @@ pub enum Error {
     },
     /// An output folder with other things in it.
     #[error(
-        "{} is not empty and holds no preparation to go on with; choose an empty folder",
+        "{} is not empty and has no preparation to resume; choose an empty folder",
         path.display()
     )]
     NotEmpty {
         /// The folder.
         path: PathBuf,
     },
-    /// An option with a value that makes no sense.
+    /// An option with an invalid value.
     #[error("{option}: {detail}")]
     BadOption {
         /// Its name.
@@ -392,7 +406,7 @@ pub enum Error {
         /// How many there are.
         batches: u64,
     },
-    /// A document that is not there.
+    /// A document number beyond the end.
     #[error("document {document} is beyond the last one ({documents} in all)")]
     NoSuchDocument {
         /// The document asked for.
@@ -400,7 +414,7 @@ pub enum Error {
         /// How many there are.
         documents: u64,
     },
-    /// A place outside a document.
+    /// A range outside of a document.
     #[error(
         "tokens {start} to {start}+{len} are outside document {document} of {document_len} tokens"
     )]
@@ -415,7 +429,7 @@ pub enum Error {
         document_len: u64,
     },
     /// A progress callback asked to stop.
-    #[error("stopped; run the same command again to go on from the finished shards")]
+    #[error("stopped; run the same command again to resume after the finished shards")]
     Stopped,
     /// A thread ended without a result.
     #[error("a {thread} thread ended unexpectedly; this is a defect of fox, please report it")]

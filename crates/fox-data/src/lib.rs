@@ -1,15 +1,15 @@
 //! Data for the Forgetting Transformer: corpora, tokenizers, token shards, loaders, and a synthetic corpus.
 //!
-//! The way of a training batch:
+//! Data flow of a training batch:
 //!
 //! ```text
 //! corpus (text, JSON lines, Parquet)  --prepare-->  token shards  --+
-//! LongCrawl64 Zarr array, read where it lies  ----------------------+--> Dataset --> Loader --> Batch
+//! LongCrawl64 Zarr array, read in place  ----------------------+--> Dataset --> Loader --> Batch
 //! synthetic corpus, small tasks: generated while they are read  -------+
 //! ```
 //!
 //! Text exists only on the left; from the [`Dataset`] on there are token ids. A [`Batch`] carries the
-//! [`LoaderState`] that follows it, so that training can go on from any step at once.
+//! [`LoaderState`] that follows it, so that training can resume at any step.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -21,12 +21,13 @@
 //! let first = batches.next().ok_or("the synthetic corpus has no end")??;
 //! assert_eq!((first.batch, first.time, first.inputs.len()), (8, 512, 8 * 512));
 //!
-//! // Later, in another process: go on after that batch.
+//! // Later, in another process: resume after that batch.
 //! let mut rest = loader.prefetch(first.state, 2)?;
 //! assert_eq!(rest.next().ok_or("no batch")??, loader.batch(1)?);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod chat;
 mod corpus;
 mod dataset;
 mod error;
@@ -40,6 +41,7 @@ pub mod task;
 mod tokenizer;
 mod zarr;
 
+pub use chat::{ChatError, ChatMessage, ChatTemplate, TemplateLimit};
 pub use corpus::{Corpus, CorpusFile, CorpusOptions, Document, Documents, Format, Record};
 pub use dataset::{
     Dataset, DocumentChunk, DocumentChunks, DocumentLengths, MemoryDataset, Split, open_dataset,

@@ -5,7 +5,7 @@
 
 use fox_base::random::{STEP, SplitMix64, mix};
 
-/// A stream of its own for each pair of seed and index.
+/// The random stream of a pair of seed and index.
 pub(crate) fn stream(seed: u64, index: u64) -> SplitMix64 {
     let seed = mix(seed.wrapping_add(STEP));
     SplitMix64::new(mix(seed ^ mix(index.wrapping_mul(STEP))))
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stream_never_changes() {
+    fn random_stream_is_pinned() {
         let mut random = stream(1, 2);
         let drawn: Vec<u64> = (0..3).map(|_| random.below(1000)).collect();
         assert_eq!(drawn, [36, 565, 203]);

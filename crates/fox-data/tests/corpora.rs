@@ -31,7 +31,7 @@ fn error_of(path: &Path) -> String {
 const LINES: &str = "{\"title\": [1, {\"text\": \"no\"}], \"text\": \"one \\u00e9\\n\"}\n\n{\"text\": \"\"}\n{\"text\": \"two\"}";
 
 #[test]
-fn the_same_documents_come_out_of_every_packing() {
+fn all_compressions_give_the_same_documents() {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in [
         ("a.jsonl", LINES.as_bytes().to_vec()),
@@ -54,7 +54,7 @@ fn the_same_documents_come_out_of_every_packing() {
 }
 
 #[test]
-fn rows_come_with_all_their_columns() {
+fn records_have_all_columns() {
     let folder = tempfile::tempdir().unwrap();
     let rows = |name: &str, bytes: &[u8]| {
         let path = folder.path().join(name);
@@ -76,7 +76,7 @@ fn rows_come_with_all_their_columns() {
 }
 
 #[test]
-fn options_choose_field_and_separator() {
+fn options_select_field_and_separator() {
     let folder = tempfile::tempdir().unwrap();
     let lines = folder.path().join("a.jsonl");
     fs::write(&lines, "{\"body\": \"x\", \"text\": 3}").unwrap();
@@ -90,7 +90,7 @@ fn options_choose_field_and_separator() {
 }
 
 #[test]
-fn a_folder_gives_all_its_files_in_order() {
+fn folders_give_files_in_order() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("sub")).unwrap();
     fs::write(folder.path().join("z.txt"), "last").unwrap();
@@ -104,7 +104,7 @@ fn a_folder_gives_all_its_files_in_order() {
 }
 
 #[test]
-fn paths_that_are_no_corpus_are_said() {
+fn rejects_paths_without_a_corpus() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("nowhere.txt");
     assert_eq!(
@@ -118,7 +118,7 @@ fn paths_that_are_no_corpus_are_said() {
 }
 
 #[test]
-fn broken_contents_are_said_with_their_place() {
+fn reports_the_position_of_broken_contents() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.jsonl");
     let write = |bytes: &[u8]| fs::write(&path, bytes).unwrap();
@@ -145,7 +145,7 @@ fn broken_contents_are_said_with_their_place() {
 }
 
 #[test]
-fn truncated_archives_are_said() {
+fn rejects_truncated_archives() {
     let folder = tempfile::tempdir().unwrap();
     let long: String = (0..20_000).map(|i| format!("{{\"text\": \"document {i}\"}}\n")).collect();
     for (name, bytes, word) in [
@@ -165,9 +165,48 @@ fn truncated_archives_are_said() {
 
 #[cfg(not(feature = "parquet"))]
 #[test]
-fn parquet_names_its_feature() {
+fn parquet_needs_a_feature() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.parquet");
     fs::write(&path, "PAR1").unwrap();
     assert!(error_of(&path).contains("--features parquet"));
+}
+
+/// A zstd frame of `blocks` blocks of 128 KiB that repeat one byte, 4 bytes each.
+fn zstd_bomb(byte: u8, blocks: u32) -> Vec<u8> {
+    let mut file = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x38];
+    for block in 1..=blocks {
+        let header = (131_072 << 3) | (1 << 1) | u32::from(block == blocks);
+        file.extend_from_slice(&header.to_le_bytes()[..3]);
+        file.push(byte);
+    }
+    file
+}
+
+#[test]
+fn rejects_endless_lines_of_small_compressed_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bomb.jsonl.zst");
+    let bomb = zstd_bomb(b'a', 32_768);
+    assert!(bomb.len() < 132_000);
+    fs::write(&path, bomb).unwrap();
+    let corpus = Corpus::open(&path, CorpusOptions::default()).unwrap();
+    let error = corpus.documents().next().unwrap().unwrap_err();
+    let want = format!(
+        "{} line 1 is longer than 268435456 bytes; split it into several documents",
+        path.display()
+    );
+    assert_eq!(error.to_string(), want);
+}
+
+/// Reads 1 GiB into memory.
+#[test]
+#[ignore = "needs 2 GiB of memory"]
+fn rejects_endless_texts_of_small_compressed_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bomb.txt.zst");
+    fs::write(&path, zstd_bomb(b'a', 32_768)).unwrap();
+    let corpus = Corpus::open(&path, CorpusOptions::default()).unwrap();
+    let error = corpus.documents().next().unwrap().unwrap_err();
+    assert!(matches!(error, Error::DocumentTooLarge { line: None, .. }), "{error}");
 }

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 const BOS: u32 = 99_999;
 
-/// Documents in which every token is different, so that its place can be told from it.
+/// Documents of distinct tokens, so that a token identifies its position.
 fn data(lens: &[usize]) -> Arc<dyn Dataset> {
     let mut next = 0;
     let documents = lens
@@ -53,7 +53,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn reading_on_from_any_state_is_reading_in_order(
+    fn resuming_from_any_state_continues_in_order(
         lens in prop::collection::vec(4_usize..40, 2..8),
         layout in layouts(),
         order in orders(),
@@ -79,7 +79,7 @@ proptest! {
     }
 
     #[test]
-    fn every_sequence_comes_once_per_pass(
+    fn every_sequence_comes_once_per_epoch(
         lens in prop::collection::vec(0_usize..40, 2..8),
         layout in layouts(),
         order in orders(),
@@ -109,7 +109,7 @@ proptest! {
     }
 
     #[test]
-    fn ranks_share_a_batch_without_overlap(order in orders(), number in 0_u64..30) {
+    fn ranks_divide_a_batch_without_overlap(order in orders(), number in 0_u64..30) {
         let config = LoaderConfig { order, ..LoaderConfig::new(4, 6) };
         let lens = [40, 41, 42, 43];
         let whole = rows(&loader(&lens, config.clone()).batch(number).unwrap());
@@ -123,7 +123,7 @@ proptest! {
 }
 
 #[test]
-fn inputs_are_the_labels_one_step_later() {
+fn inputs_are_shifted_labels() {
     let config = LoaderConfig { order: Order::Sequential, ..LoaderConfig::new(3, 2) };
     let batch = loader(&[7, 3], config).batch(0).unwrap();
     let bos = BOS as i32;
@@ -134,7 +134,7 @@ fn inputs_are_the_labels_one_step_later() {
 }
 
 #[test]
-fn packed_batches_say_where_documents_start() {
+fn packed_batches_list_document_starts() {
     let config = LoaderConfig {
         order: Order::Sequential,
         layout: Layout::Packed,
@@ -161,7 +161,7 @@ fn padded_positions_have_no_loss() {
 }
 
 #[test]
-fn impossible_settings_are_said() {
+fn rejects_impossible_settings() {
     let error = |lens: &[usize], config| Loader::new(data(lens), config).err().unwrap().to_string();
     let base = LoaderConfig::new(4, 2);
     assert!(error(&[3, 2], base.clone()).contains("longer than any document (the longest has 3)"));
@@ -180,7 +180,7 @@ fn impossible_settings_are_said() {
 }
 
 #[test]
-fn a_state_of_other_data_or_settings_is_refused() {
+fn rejects_states_of_other_data_or_settings() {
     let base = LoaderConfig::new(4, 2);
     let loader_a = loader(&[40, 40], base.clone());
     let state = loader_a.state_at(5);
@@ -197,7 +197,7 @@ fn a_state_of_other_data_or_settings_is_refused() {
 }
 
 #[test]
-fn ids_outside_the_vocabulary_stop_the_loader() {
+fn loader_rejects_ids_outside_the_vocabulary() {
     let data = Arc::new(MemoryDataset::new(vec![vec![1, 2, 3, 50]], 50, 0, "test"));
     let loader = Loader::new(data, LoaderConfig::new(4, 1)).unwrap();
     let mut batches = loader.prefetch(loader.state_at(0), 2).unwrap();
@@ -207,7 +207,7 @@ fn ids_outside_the_vocabulary_stop_the_loader() {
 }
 
 #[test]
-fn dropping_the_reader_ends_its_thread() {
+fn dropping_the_prefetcher_ends_its_thread() {
     let loader = loader(&[400], LoaderConfig::new(4, 2));
     let mut batches = loader.prefetch(loader.state_at(0), 4).unwrap();
     batches.next().unwrap().unwrap();
@@ -257,7 +257,7 @@ impl Dataset for Vast {
 
 /// 48 billion tokens are more than 2^35.
 #[test]
-fn places_beyond_32_bits_are_reached() {
+fn reads_positions_beyond_32_bits() {
     const K: u64 = 1 << 10;
     let (many, long) = (1_u64 << 34, 1_u64 << 36);
     let varied = DocumentLengths::Varied { ends: vec![long, long + 5 * K, 2 * long] };

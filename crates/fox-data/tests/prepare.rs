@@ -69,7 +69,7 @@ fn documents(data: &dyn Dataset) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn every_document_is_there_once_as_the_tokenizer_reads_it() {
+fn prepared_documents_match_the_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, out) = (folder.path().join("in"), folder.path().join("out"));
     fs::create_dir(&corpus).unwrap();
@@ -102,7 +102,7 @@ fn every_document_is_there_once_as_the_tokenizer_reads_it() {
 }
 
 #[test]
-fn the_number_of_threads_does_not_change_a_byte() {
+fn output_is_independent_of_thread_count() {
     let folder = tempfile::tempdir().unwrap();
     let corpus = folder.path().join("in");
     fs::create_dir(&corpus).unwrap();
@@ -118,7 +118,7 @@ fn the_number_of_threads_does_not_change_a_byte() {
 }
 
 #[test]
-fn a_preparation_stopped_anywhere_ends_in_the_same_bytes() {
+fn resumed_preparation_is_bit_exact() {
     let folder = tempfile::tempdir().unwrap();
     let corpus = folder.path().join("in");
     fs::create_dir(&corpus).unwrap();
@@ -151,7 +151,7 @@ fn a_preparation_stopped_anywhere_ends_in_the_same_bytes() {
 }
 
 #[test]
-fn damaged_shards_are_made_again() {
+fn damaged_shards_are_rebuilt() {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, out) = (folder.path().join("in"), folder.path().join("out"));
     fs::create_dir(&corpus).unwrap();
@@ -178,7 +178,7 @@ fn damaged_shards_are_made_again() {
 }
 
 #[test]
-fn a_damaged_index_is_said_and_made_again() {
+fn damaged_index_is_reported_and_rebuilt() {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, out) = (folder.path().join("in"), folder.path().join("out"));
     fs::create_dir(&corpus).unwrap();
@@ -198,7 +198,7 @@ fn a_damaged_index_is_said_and_made_again() {
 }
 
 #[test]
-fn another_preparation_is_never_overwritten() {
+fn never_overwrites_another_preparation() {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, out) = (folder.path().join("in"), folder.path().join("out"));
     fs::create_dir(&corpus).unwrap();
@@ -228,7 +228,7 @@ fn another_preparation_is_never_overwritten() {
 }
 
 #[test]
-fn a_corpus_that_changed_under_way_is_noticed() {
+fn detects_a_corpus_changed_between_runs() {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, out) = (folder.path().join("in"), folder.path().join("out"));
     fs::create_dir(&corpus).unwrap();
@@ -243,7 +243,7 @@ fn a_corpus_that_changed_under_way_is_noticed() {
 }
 
 #[test]
-fn held_out_documents_may_come_from_another_path_or_not_at_all() {
+fn held_out_documents_from_a_path_or_none() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("train.txt"), "to learn").unwrap();
     fs::write(folder.path().join("test.txt"), "to test").unwrap();
@@ -273,7 +273,7 @@ fn held_out_documents_may_come_from_another_path_or_not_at_all() {
 }
 
 #[test]
-fn a_bad_line_stops_with_its_place_and_keeps_finished_shards() {
+fn bad_line_is_located_and_finished_shards_stay() {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, out) = (folder.path().join("in"), folder.path().join("out"));
     fs::create_dir(&corpus).unwrap();
@@ -289,7 +289,7 @@ fn a_bad_line_stops_with_its_place_and_keeps_finished_shards() {
 
 /// Few documents: all of them are trained on but for their ends, and nothing is on both sides.
 #[test]
-fn the_ends_of_documents_are_held_out() {
+fn holds_out_the_ends_of_documents() {
     let folder = tempfile::tempdir().unwrap();
     let (corpus, out) = (folder.path().join("in"), folder.path().join("out"));
     fs::create_dir(&corpus).unwrap();

@@ -91,7 +91,7 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn a_changed_corpus_of_the_same_size_and_date_is_noticed() {
+fn detects_changes_that_keep_size_and_date() {
     let changed = "the corpus file a.jsonl has changed since";
     for (name, from, to, detail) in [
         ("a.jsonl", "number 17", "number 71", changed),
@@ -127,9 +127,9 @@ fn a_changed_corpus_of_the_same_size_and_date_is_noticed() {
     }
 }
 
-/// What no document shows is no change of the corpus.
+/// A change that no document shows is ignored.
 #[test]
-fn a_field_that_is_not_read_may_change() {
+fn unread_fields_may_change() {
     let place = Place::new();
     run(&place.options()).unwrap();
     place.replace("a.jsonl", "\"id\": 17", "\"id\": 71");
@@ -137,7 +137,7 @@ fn a_field_that_is_not_read_may_change() {
 }
 
 #[test]
-fn a_corpus_that_became_smaller_under_way_is_noticed() {
+fn detects_a_shrunk_corpus() {
     let place = Place::new();
     run(&place.options()).unwrap();
     // As a kill leaves it before the last file is written: the shards are whole.
@@ -151,7 +151,7 @@ fn a_corpus_that_became_smaller_under_way_is_noticed() {
 }
 
 #[test]
-fn a_second_preparation_into_the_same_folder_is_refused_and_nothing_is_lost() {
+fn rejects_a_concurrent_preparation() {
     let place = Place::new();
     run(&place.options()).unwrap();
     let expected = contents(&place.out());
@@ -194,7 +194,7 @@ fn a_second_preparation_into_the_same_folder_is_refused_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_lock_file_left_by_a_kill_locks_nothing() {
+fn stale_lock_files_do_not_lock() {
     let place = Place::new();
     for number in ["1", "4294967295", "", "no number"] {
         fs::create_dir_all(place.out()).unwrap();
@@ -212,7 +212,7 @@ fn a_lock_file_left_by_a_kill_locks_nothing() {
 
 /// The output has files that end in `.json`.
 #[test]
-fn the_output_may_lie_inside_of_the_corpus() {
+fn output_inside_of_the_corpus_is_ignored() {
     let place = Place::new();
     let options = PrepareOptions { out: place.corpus().join("tokens"), ..place.options() };
     let first = run(&options).unwrap();
@@ -233,7 +233,7 @@ fn the_output_may_lie_inside_of_the_corpus() {
 }
 
 #[test]
-fn held_out_documents_that_are_also_trained_on_are_counted() {
+fn counts_held_out_training_documents() {
     let place = Place::new();
     let heldout = place.folder.path().join("heldout.jsonl");
     let line = |text: &str| format!("{{\"text\": \"{text}\"}}\n");
@@ -254,7 +254,7 @@ fn held_out_documents_that_are_also_trained_on_are_counted() {
 
 /// Copies of a document stay on one side, wherever they stand.
 #[test]
-fn a_fraction_never_holds_out_what_is_trained_on() {
+fn fraction_keeps_copies_on_one_side() {
     let place = Place::new();
     for copy in ["c.jsonl", "d.jsonl"] {
         fs::copy(place.corpus().join("a.jsonl"), place.corpus().join(copy)).unwrap();

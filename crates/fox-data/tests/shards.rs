@@ -43,7 +43,7 @@ fn read_all(folder: &Path) -> Result<u64, Error> {
 }
 
 #[test]
-fn an_altered_token_never_reaches_a_batch() {
+fn altered_tokens_never_reach_a_batch() {
     let folder = tempfile::tempdir().unwrap();
     let out = prepared(folder.path(), "a", "bytes", "number");
     let batches = read_all(&out).unwrap();
@@ -75,7 +75,7 @@ fn an_altered_token_never_reaches_a_batch() {
 }
 
 #[test]
-fn many_readers_of_a_fresh_shard_get_the_same() {
+fn concurrent_readers_agree() {
     let folder = tempfile::tempdir().unwrap();
     let out = prepared(folder.path(), "a", "gpt2", "number");
     let (data, fresh) = (open(&out).unwrap(), open(&out).unwrap());
@@ -96,7 +96,7 @@ fn many_readers_of_a_fresh_shard_get_the_same() {
 }
 
 #[test]
-fn a_shard_of_another_length_than_its_index_says_is_refused() {
+fn rejects_shards_of_another_length() {
     let folder = tempfile::tempdir().unwrap();
     let out = prepared(folder.path(), "a", "bytes", "number");
     let shard = out.join("train/00000.tokens");
@@ -121,7 +121,7 @@ fn a_shard_of_another_length_than_its_index_says_is_refused() {
 }
 
 #[test]
-fn index_and_shards_of_different_preparations_do_not_mix() {
+fn rejects_shards_of_another_preparation() {
     let folder = tempfile::tempdir().unwrap();
     let a = prepared(folder.path(), "a", "bytes", "number");
     let b = prepared(folder.path(), "b", "bytes", "letter");
@@ -152,7 +152,7 @@ fn index_and_shards_of_different_preparations_do_not_mix() {
 }
 
 #[test]
-fn an_index_that_was_edited_is_refused() {
+fn rejects_an_edited_index() {
     let folder = tempfile::tempdir().unwrap();
     let out = prepared(folder.path(), "a", "bytes", "number");
     let index = out.join("index.json");
@@ -172,7 +172,7 @@ fn an_index_that_was_edited_is_refused() {
 }
 
 #[test]
-fn data_of_another_tokenizer_are_refused() {
+fn rejects_data_of_another_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     let out = prepared(folder.path(), "a", "gpt2", "number");
     // Both have the same vocabulary.

@@ -27,7 +27,7 @@ fn named_pipe(path: &Path) {
 /// Opening a pipe without a writer would wait for ever.
 #[cfg(unix)]
 #[test]
-fn pipes_sockets_and_devices_are_refused_at_once() {
+fn rejects_pipes_sockets_and_devices() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("a.jsonl");
     named_pipe(&pipe);
@@ -52,7 +52,7 @@ fn pipes_sockets_and_devices_are_refused_at_once() {
 
 #[cfg(unix)]
 #[test]
-fn links_are_followed_to_files_only_and_never_passed_over() {
+fn follows_links_to_files_only() {
     use std::os::unix::fs::symlink;
     let folder = tempfile::tempdir().unwrap();
     let (corpus, elsewhere) = (folder.path().join("corpus"), folder.path().join("elsewhere"));
@@ -90,7 +90,7 @@ fn links_are_followed_to_files_only_and_never_passed_over() {
 }
 
 #[test]
-fn a_folder_without_documents_is_said() {
+fn rejects_folders_without_documents() {
     let folder = tempfile::tempdir().unwrap();
     let want = format!(
         "{} holds no documents; check the path and the file endings",
@@ -103,7 +103,7 @@ fn a_folder_without_documents_is_said() {
 }
 
 #[test]
-fn a_byte_order_mark_is_no_part_of_the_text() {
+fn byte_order_marks_are_stripped() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| {
         let path = folder.path().join(name);
@@ -129,7 +129,7 @@ fn a_byte_order_mark_is_no_part_of_the_text() {
 }
 
 #[test]
-fn other_encodings_are_refused() {
+fn rejects_other_encodings() {
     let folder = tempfile::tempdir().unwrap();
     let utf16 = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<_>>();
     for (name, bytes, word) in [
@@ -148,7 +148,7 @@ fn other_encodings_are_refused() {
 }
 
 #[test]
-fn a_field_without_text_is_said_with_its_line() {
+fn reports_the_line_of_a_non_text_field() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.jsonl");
     for (value, found) in [
@@ -181,7 +181,7 @@ fn a_field_without_text_is_said_with_its_line() {
 }
 
 #[test]
-fn empty_documents_are_left_out_and_counted() {
+fn empty_documents_are_skipped_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.jsonl"), "{\"text\": \"\"}\n{\"text\": \"x\"}\n\n").unwrap();
     fs::write(folder.path().join("b.txt"), "").unwrap();
@@ -202,7 +202,7 @@ fn empty_documents_are_left_out_and_counted() {
 
 /// Larger than all buffers on the way, so that much of it is not read when it changes.
 #[test]
-fn a_file_that_changes_while_it_is_read_is_noticed() {
+fn detects_files_that_change_while_read() {
     let folder = tempfile::tempdir().unwrap();
     let lines: String = (0..200_000).map(|i| format!("{{\"text\": \"document {i}\"}}\n")).collect();
     let archive = compress_to_vec(lines.as_bytes(), CompressionLevel::Fastest);

@@ -67,7 +67,7 @@ fn recall_answers_are_the_bound_values() {
 }
 
 #[test]
-fn of_a_key_that_is_bound_again_the_last_value_counts() {
+fn rebound_keys_answer_with_the_last_value() {
     let mut changed = 0;
     for case in cases("mqar-rebound", 256, (96, 16.0), 200) {
         assert_eq!(answers(&case), recall(&case.tokens, 16));
@@ -190,7 +190,7 @@ fn every_task() -> Vec<TaskConfig> {
 }
 
 #[test]
-fn batches_have_labels_at_answers_alone() {
+fn only_answers_have_labels() {
     for config in every_task() {
         let data = Arc::new(TaskDataset::train(config.clone()).unwrap());
         let loader = Loader::new(data.clone(), LoaderConfig::new(40, 6)).unwrap();
@@ -234,7 +234,7 @@ fn batches_have_labels_at_answers_alone() {
 }
 
 #[test]
-fn cases_depend_on_seed_and_number_alone() {
+fn cases_depend_on_seed_and_index_only() {
     for config in every_task() {
         let other = TaskConfig { seed: 12, ..config.clone() };
         let all = |config: &TaskConfig| -> Vec<Case> {
@@ -261,7 +261,7 @@ fn cases_depend_on_seed_and_number_alone() {
 const FROZEN: [u32; 12] = [1, 11, 2, 19, 2, 19, 1, 11, 8, 11, 15, 13];
 
 #[test]
-fn tests_are_not_trained_on() {
+fn test_cases_are_not_training_cases() {
     for name in ["mqar", "flip-flop", "n-back"] {
         let config = every_task().into_iter().find(|config| config.name == name).unwrap();
         let train = TaskDataset::train(config.clone()).unwrap();
@@ -282,7 +282,7 @@ fn tests_are_not_trained_on() {
 }
 
 #[test]
-fn sizes_that_cannot_be_are_said() {
+fn rejects_impossible_sizes() {
     let said = |name: &str, vocabulary: u32, setting: (usize, f64)| {
         let problem = config(name, vocabulary, &[setting]).check().unwrap_err();
         format!("{} {}", problem.key, problem.detail)
@@ -309,12 +309,12 @@ fn sizes_that_cannot_be_are_said() {
     let error = TaskDataset::train(config("mqqr", 64, &[(40, 8.0)])).unwrap_err().to_string();
     assert_eq!(
         error,
-        "there is no task mqqr; the tasks are mqar, mqar-rebound, n-back, flip-flop, selective-copy, parity"
+        "unknown task mqqr; the tasks are mqar, mqar-rebound, n-back, flip-flop, selective-copy, parity"
     );
 }
 
 #[test]
-fn a_guess_is_one_of_the_answers_that_there_are() {
+fn chance_level_counts_possible_answers() {
     let tasks = [
         ("mqar", 40, (50, 9.0)),
         ("flip-flop", 6, (64, 0.5)),

@@ -100,7 +100,7 @@ fn open(path: &Path) -> ZarrDataset {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn any_place_is_read_from_any_layout(
+    fn random_access_in_any_layout(
         rows in 1_u64..7,
         columns in 1_u64..60,
         chunk_rows in 1_u64..5,
@@ -130,7 +130,7 @@ proptest! {
 
 /// Section "LongCrawl64 loader" of the model specification, written out.
 #[test]
-fn the_published_order_is_followed_for_every_rank() {
+fn longcrawl64_order_for_every_rank() {
     let (docs, len, w, b, ranks) = (11_u64, 64_u64, 16_u64, 4_u64, 2_u64);
     let folder = tempfile::tempdir().unwrap();
     write_array(&folder.path().join("train.zarr"), [docs, len], [4, 32], STYLE);
@@ -165,7 +165,7 @@ fn the_published_order_is_followed_for_every_rank() {
 }
 
 #[test]
-fn the_published_order_needs_windows_that_divide_the_documents() {
+fn longcrawl64_order_needs_dividing_windows() {
     let folder = tempfile::tempdir().unwrap();
     write_array(folder.path(), [4, 64], [4, 32], STYLE);
     let data = open_dataset(folder.path(), Split::Train, None, Verify::Structure).unwrap();
@@ -175,7 +175,7 @@ fn the_published_order_needs_windows_that_divide_the_documents() {
 }
 
 #[test]
-fn a_missing_chunk_is_an_error_and_never_zeros() {
+fn rejects_missing_chunks() {
     let folder = tempfile::tempdir().unwrap();
     write_array(folder.path(), [4, 64], [4, 32], STYLE);
     fs::remove_file(folder.path().join("0.1")).unwrap();
@@ -188,7 +188,7 @@ fn a_missing_chunk_is_an_error_and_never_zeros() {
 }
 
 #[test]
-fn damaged_chunks_are_said() {
+fn rejects_damaged_chunks() {
     let folder = tempfile::tempdir().unwrap();
     write_array(folder.path(), [40, 32], [40, 32], STYLE);
     let path = folder.path().join("0.0");
@@ -212,7 +212,7 @@ fn damaged_chunks_are_said() {
 }
 
 #[test]
-fn a_chunk_of_another_size_is_said() {
+fn rejects_chunks_of_another_size() {
     for blosc in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         write_array(folder.path(), [4, 64], [4, 64], Style { blosc, ..STYLE });
@@ -231,7 +231,7 @@ fn a_chunk_of_another_size_is_said() {
 }
 
 #[test]
-fn a_folder_without_data_is_said() {
+fn rejects_folders_without_data() {
     let folder = tempfile::tempdir().unwrap();
     let error = open_dataset(folder.path(), Split::Train, None, Verify::Structure).err().unwrap();
     assert!(error.to_string().contains("run `fox prepare` first"), "{error}");

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn curves_are_thinned_and_the_first_steps_do_not_set_the_scale() {
+    fn curves_are_thinned_and_scaled_without_first_steps() {
         let mut losses: Vec<(f64, f64)> = (0..1000).map(|i| (f64::from(i), 2.0)).collect();
         losses[0].1 = 1000.0;
         // One of 200 points, which its five neighbours on either side share.

@@ -69,7 +69,7 @@ impl Scheduler {
         let cost = self.limits.budget.cost();
         let promised = |r: &Sequence| {
             let (held, len) =
-                r.cache.as_ref().map_or((0, 0), |cache| (cache.usage(0).bytes, cache.lens()[0]));
+                r.cache.as_ref().map_or((0, 0), |cache| (cache.usage().bytes, cache.len()));
             let step = if r.next().is_some() { 1 } else { self.limits.prefill_chunk };
             let all = self
                 .retention
@@ -94,7 +94,7 @@ impl Scheduler {
     fn resume(&mut self) -> bool {
         let Some(mut r) = self.preempted.pop_front() else { return false };
         match self.model.new_paged_cache(&self.policy) {
-            Ok(cache) => r.cache = Some(cache),
+            Ok(cache) => r.cache = Some(cache.into()),
             Err(error) => r.ended = Some(FinishReason::Failed(error.to_string())),
         }
         let at = self.running.partition_point(|other| other.arrival < r.arrival);
@@ -117,7 +117,10 @@ impl Scheduler {
             if budget.make_room(std::iter::empty(), most, || false) {
                 return true;
             }
-            let exact = demand.filter_map(|r| r.demand(chunk));
+            let exact = demand.filter_map(|r| {
+                let (held, tokens) = r.demand(chunk)?;
+                Some(cost.outstanding(held.len(), &held.page_counts(), tokens))
+            });
             if budget.make_room(exact, 0, || self.prefixes.evict_one()) {
                 return false;
             }
@@ -139,7 +142,7 @@ impl Scheduler {
             let mut r = self.running.remove(at);
             if let Some(cache) = &r.cache {
                 self.retention.observe(cache);
-                r.need = cache.usage(0).bytes + self.limits.budget.cost().step(chunk);
+                r.need = cache.usage().bytes + self.limits.budget.cost().step(chunk);
             }
             r.preempt();
             self.stats.preempted += 1;

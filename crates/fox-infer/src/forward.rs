@@ -1,19 +1,19 @@
-//! The model's part of a step: a piece of a prompt, or the next token of several sequences.
+//! Model calls of the engine: a prefill chunk of one prompt, or the next token of several sequences op by op.
 
-use fox_cache::Cache;
+use fox_cache::{Cache, SequenceState};
 use fox_model::{ForwardOptions, Model};
 use fox_tensor::{Segments, Tape, Var};
 
 use crate::sequence::Sequence;
 
-/// Which rows of logits are wanted.
+/// Rows of logits to compute.
 pub(crate) enum Rows {
     None,
     Last,
     All,
 }
 
-/// Feeds part of a prompt; the logits that are wanted.
+/// Prefills `chunk`; the logits of `rows`, `[rows, V]`.
 pub(crate) fn read(
     model: &Model,
     chunk: &[i32],
@@ -34,15 +34,19 @@ pub(crate) fn read(
     Ok(model.logits(&mut tape, &states)?.value().to_f32()?)
 }
 
-/// Feeds every sequence its next token; the logits after them, `[n, V]`.
+/// Feeds every sequence its next token; the logits `[n, V]`.
 pub(crate) fn step(model: &Model, group: &mut [&mut Sequence]) -> fox_model::Result<Vec<f32>> {
     let tokens: Vec<i32> = group.iter().filter_map(|r| r.next()).collect();
-    let caches: Vec<Cache> = group.iter_mut().filter_map(|r| r.cache.take()).collect();
+    let cache = |r: &mut &mut Sequence| match r.cache.take() {
+        Some(SequenceState::Cache(cache)) => Some(cache),
+        _ => None,
+    };
+    let caches: Vec<Cache> = group.iter_mut().filter_map(cache).collect();
     let mut joined = Cache::join(caches)?;
     let rows: Vec<&[i32]> = tokens.chunks(1).collect();
     let result = model.decode(&rows, &mut joined, &ForwardOptions::default());
     for (r, cache) in group.iter_mut().zip(joined.split()?) {
-        r.cache = Some(cache);
+        r.cache = Some(cache.into());
     }
     Ok(result?.to_f32()?)
 }

@@ -1,51 +1,50 @@
 //! Decode steps of sequences whose state stays on the device, in slots.
 //!
-//! A sequence takes a slot with its first decode step and keeps it until it ends or is put back. A step then takes as
-//! many rows as there are sequences, and the host has something to do for one of them only at the ends of its pages.
+//! A sequence enters a slot with its first decode step and leaves it when it ends or is preempted. A step has one row per
+//! sequence; the host acts on a sequence only at page boundaries.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fox_cache::{Cache, PagePolicy};
+use fox_cache::{PagePolicy, SequenceState, SlotSequence};
 use fox_model::Model;
-use fox_tensor::{PAGE, StreamRow, Streams};
+use fox_tensor::{DecodeRow, SlotDecoder};
 
 use crate::EngineOptions;
 use crate::sequence::{Next, Sequence};
 
-/// Sequences that a device keeps at most.
+/// Largest number of slots.
 const MAX_SLOTS: usize = 256;
 
 /// The slots of an engine.
 #[derive(Debug)]
 pub(crate) struct Resident {
-    streams: Streams,
+    decoder: SlotDecoder,
     free: FreeSlots,
 }
 
-/// Slots that nobody has; the last one is taken first.
+/// Free slots; the last one is taken first.
 #[derive(Clone, Debug)]
 struct FreeSlots(Arc<Mutex<Vec<usize>>>);
 
-/// A slot that a sequence has; dropping it frees the slot.
+/// The slot of a sequence, freed when dropped.
 #[derive(Debug)]
 pub(crate) struct Slot {
     index: usize,
-    /// Tokens of its sequence that there are pages for.
-    room: usize,
     free: FreeSlots,
 }
 
-/// What the rows of a step say about the next tokens, in their order.
+/// The outcome of a step.
 pub(crate) struct Stepped {
+    /// The next token of each row.
     pub next: Vec<Next>,
-    /// Whether a sequence took a slot, or a page was added or dropped.
+    /// Whether a sequence entered a slot, or a page was reserved or evicted.
     pub pages_changed: bool,
 }
 
 impl FreeSlots {
     fn take(&self) -> Option<Slot> {
         let index = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
-        Some(Slot { index, room: 0, free: self.clone() })
+        Some(Slot { index, free: self.clone() })
     }
 }
 
@@ -56,8 +55,8 @@ impl Drop for Slot {
 }
 
 impl Resident {
-    /// Slots for the sequences of an engine; `None` where they are not asked for or the device has no such way. All that
-    /// steps need is compiled and planned afterwards.
+    /// Opens the slots of an engine and compiles all kernels of their steps; `None` if they are switched off or the
+    /// device does not support the model.
     pub fn open(
         model: &Model,
         options: &EngineOptions,
@@ -67,20 +66,20 @@ impl Resident {
             return Ok(None);
         }
         let slots = options.max_batch.min(MAX_SLOTS);
-        let Some(streams) = model.open_streams(slots, options.max_context, policy)? else {
+        let Some(decoder) = model.open_slots(slots, options.max_context, policy)? else {
             return Ok(None);
         };
         let free = FreeSlots(Arc::new(Mutex::new((0..slots).rev().collect())));
-        Ok(Some(Resident { streams, free }))
+        Ok(Some(Resident { decoder, free }))
     }
 
-    /// Sequences at a time.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
-        self.streams.slots()
+        self.decoder.slots()
     }
 
-    /// Feeds every sequence its next token. While the step runs, the tokens of the last one are reported, and where there
-    /// is room, pages that it fills get their successors.
+    /// Feeds every sequence its next token. While the step runs, the host reports the tokens of the step before and,
+    /// with `is_roomy`, reserves pages for the next step.
     pub fn step(
         &mut self,
         group: &mut [&mut Sequence],
@@ -91,59 +90,74 @@ impl Resident {
         for r in group.iter_mut() {
             pages_changed |= self.make_ready(r)?;
             let (Some(slot), Some(cache), Some(token)) = (&r.slot, &r.cache, r.next()) else {
-                return Err(fox_model::Error::Argument(
-                    "a step of a sequence without a slot".into(),
-                ));
+                let detail = "a step of a sequence without a slot";
+                return Err(fox_model::Error::Argument(detail.into()));
             };
-            let (slot, position) = (slot.index, cache.lens()[0]);
-            rows.push(StreamRow { slot, token, position, draw: r.draw() });
+            let (slot, position) = (slot.index, cache.len());
+            rows.push(DecodeRow { slot, token, position, draw: r.draw() });
         }
-        self.streams.begin(&rows)?;
+        self.decoder.begin(&rows)?;
         let mut full = Vec::new();
         for (row, r) in group.iter_mut().enumerate() {
             r.report();
-            if r.cache.as_mut().is_some_and(Cache::advance) {
+            if resident(r).is_some_and(SlotSequence::advance) {
                 full.push(row);
                 if is_roomy {
                     self.make_ready(r)?;
                 }
             }
         }
-        let choices = self.streams.finish()?;
+        let tokens = self.decoder.finish()?;
         for &row in &full {
-            if let Some(cache) = &mut group[row].cache {
-                cache.turn_page(&self.streams.sums(rows[row].slot)?);
+            if let Some(sequence) = resident(group[row]) {
+                sequence.seal_page(&self.decoder.gate_sums(rows[row].slot)?);
             }
         }
         let mut next = Vec::with_capacity(group.len());
-        for (row, (r, choice)) in group.iter().zip(choices).enumerate() {
+        for (row, (r, token)) in group.iter().zip(tokens).enumerate() {
             next.push(match r.needs_logits() {
-                true => Next::Logits(self.streams.logits(row)?),
-                false => Next::Choice(choice),
+                true => Next::Logits(self.decoder.logits(row)?),
+                false => Next::Token(token),
             });
         }
         Ok(Stepped { next, pages_changed: pages_changed || !full.is_empty() })
     }
 
-    /// Gives the sequence a slot, or room for its next page; whether either was needed.
+    /// Puts the sequence into a slot, or reserves its next page; whether either was needed.
     fn make_ready(&mut self, r: &mut Sequence) -> fox_model::Result<bool> {
-        let Some(cache) = &mut r.cache else { return Ok(false) };
-        let len = cache.lens()[0];
-        match &mut r.slot {
-            None => {
-                let Some(mut slot) = self.free.take() else { return Ok(false) };
-                self.streams.enter(slot.index, len, &mut cache.stream_past()?)?;
-                slot.room = (len + 1).next_multiple_of(PAGE);
-                r.slot = Some(slot);
+        match (r.cache.take(), &r.slot) {
+            (Some(SequenceState::Cache(cache)), None) => {
+                let Some(slot) = self.free.take() else {
+                    r.cache = Some(cache.into());
+                    return Ok(false);
+                };
+                let mut sequence = SlotSequence::new(cache)?;
+                self.decoder.enter(slot.index, sequence.len(), &mut sequence.past())?;
+                (r.slot, r.cache) = (Some(slot), Some(SequenceState::Slot(sequence)));
+                Ok(true)
             }
-            Some(slot) if len == slot.room => {
-                cache.reserve_one()?;
-                self.streams.extend(slot.index, &mut cache.stream_keys())?;
-                slot.room += PAGE;
+            (Some(SequenceState::Slot(mut sequence)), Some(slot)) => {
+                let is_full = sequence.is_full();
+                if is_full {
+                    sequence.reserve_page()?;
+                    self.decoder.update_pages(slot.index, &mut sequence.pages_mut())?;
+                }
+                r.cache = Some(SequenceState::Slot(sequence));
+                Ok(is_full)
             }
-            Some(_) => return Ok(false),
+            (cache, _) => {
+                r.cache = cache;
+                Ok(false)
+            }
         }
-        Ok(true)
+    }
+}
+
+/// The state of a sequence in a slot.
+fn resident<'a>(r: &'a mut Sequence) -> Option<&'a mut SlotSequence> {
+    match &mut r.cache {
+        Some(SequenceState::Slot(sequence)) => Some(sequence),
+        _ => None,
     }
 }
 
@@ -152,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_slot_is_free_again() {
+    fn dropped_slots_are_reused() {
         let free = FreeSlots(Arc::new(Mutex::new(vec![1, 0])));
         let (first, second) = (free.take().unwrap(), free.take().unwrap());
         assert_eq!((first.index, second.index), (0, 1));

@@ -1,6 +1,6 @@
 //! Expected cache size of a request after eviction, from the sequences observed so far.
 
-use fox_cache::{Cache, SequenceCost};
+use fox_cache::{SequenceCost, SequenceState};
 
 /// Weight of a new observation in the moving average.
 const FRESH: f64 = 0.2;
@@ -26,8 +26,8 @@ impl Default for RetentionEstimate {
 
 impl RetentionEstimate {
     /// Records the cache of a sequence, if it is long enough.
-    pub fn observe(&mut self, cache: &Cache) {
-        let usage = cache.usage(0);
+    pub fn observe(&mut self, sequence: &SequenceState) {
+        let usage = sequence.usage();
         if usage.tokens >= MIN_TOKENS && usage.full_bytes > 0 {
             let retained = usage.bytes as f64 / usage.full_bytes as f64;
             self.observed = self.observed.saturating_add(1);

@@ -1,7 +1,7 @@
 //! Sampling of the next token.
 
 use fox_base::random::SplitMix64;
-use fox_tensor::StreamDraw;
+use fox_tensor::TokenDraw;
 
 use crate::filtered_draw::{FilteredWeights, Threshold};
 use crate::penalties::Penalties;
@@ -33,10 +33,10 @@ impl Sampler {
     }
 
     /// Sampling parameters for a device; `None` for greedy decoding.
-    pub fn draw_on_device(&mut self) -> Option<StreamDraw> {
+    pub fn draw_on_device(&mut self) -> Option<TokenDraw> {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         let draws = self.is_plain() && temperature > 0.0;
-        draws.then(|| StreamDraw { temperature, top_k, top_p, min_p, uniform: self.rng.uniform() })
+        draws.then(|| TokenDraw { temperature, top_k, top_p, min_p, uniform: self.rng.uniform() })
     }
 
     /// The next id; `None` when a logit is NaN or all are minus infinity.

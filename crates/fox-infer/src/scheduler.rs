@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fox_cache::PagePolicy;
+use fox_cache::{PagePolicy, SequenceState};
 use fox_model::Model;
 use rayon::prelude::*;
 
@@ -75,10 +75,10 @@ impl Scheduler {
         // A model without a paged cache is refused here rather than at the first request.
         drop(model.new_paged_cache(&policy)?);
         let chunk = options.prefill_chunk.min(options.max_context);
-        // A separate policy, because a policy meters the bytes of its caches.
-        let log_tolerance = options.eviction.log_tolerance();
-        warm_up(&model, &model.page_policy(log_tolerance, options.max_context)?, chunk)?;
         let resident = Resident::open(&model, &options, &policy)?;
+        // A separate policy has a separate meter, so that the warm-up counts against no budget.
+        let unmetered = model.page_policy(options.eviction.log_tolerance(), options.max_context)?;
+        warm_up(&model, &unmetered, chunk, resident.is_some())?;
         let slots = resident.as_ref().map_or(0, Resident::slots);
         if resident.is_some() {
             options.max_batch = slots;
@@ -213,14 +213,14 @@ impl Scheduler {
         let (first, echo) = (r.read, r.echoes());
         let end = r.prompt().len().min(first + self.limits.prefill_chunk);
         let is_last = end == r.prompt().len();
-        let Some(mut cache) = r.cache.take() else { return 0 };
+        let Some(SequenceState::Cache(mut cache)) = r.cache.take() else { return 0 };
         let rows = match (echo, is_last) {
             (true, _) => Rows::All,
             (false, true) => Rows::Last,
             (false, false) => Rows::None,
         };
         let result = read(&self.model, &r.prompt()[first..end], &mut cache, rows);
-        r.cache = Some(cache);
+        r.cache = Some(cache.into());
         r.read = end;
         self.stats.prefilled_tokens += (end - first) as u64;
         self.stats.steps += 1;
@@ -278,7 +278,7 @@ impl Scheduler {
         let cost = PrefixCache::cost(read, logits.map_or(0, <[f32]>::len));
         if self.make_room(self.limits.budget.cost().fixed() + cost, self.promised()) {
             let r = &self.running[at];
-            if let Some(cache) = &r.cache {
+            if let Some(SequenceState::Cache(cache)) = &r.cache {
                 self.prefixes.insert(&r.prompt()[..read], cache, logits);
             }
         }
@@ -364,7 +364,7 @@ impl Scheduler {
         stats.heads.clear();
         for r in &self.running {
             let Some(cache) = &r.cache else { continue };
-            for (l, layer) in cache.pages(0).into_iter().enumerate() {
+            for (l, layer) in cache.page_counts().into_iter().enumerate() {
                 if stats.heads.len() <= l {
                     stats.heads.push(vec![HeadPages::default(); layer.len()]);
                 }

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use fox_cache::Cache;
-use fox_tensor::{Choice, PAGE, StreamDraw};
+use fox_cache::{Cache, SequenceState};
+use fox_tensor::{PAGE, SampledToken, TokenDraw};
 
 use crate::engine::QueuedRequest;
 use crate::resident::Slot;
@@ -18,7 +18,7 @@ pub(crate) enum Next {
     /// Logits of all tokens `[V]`.
     Logits(Vec<f32>),
     /// The token sampled on the device, for requests that need no logits.
-    Choice(Choice),
+    Token(SampledToken),
 }
 
 /// An admitted request.
@@ -32,7 +32,7 @@ pub(crate) struct Sequence {
     scored: usize,
     sampler: Sampler,
     /// Absent while a step uses it, and while preempted.
-    pub cache: Option<Cache>,
+    pub cache: Option<SequenceState>,
     /// Its slot on the device, once it decodes there.
     pub slot: Option<Slot>,
     /// Prompt tokens in the cache.
@@ -64,7 +64,7 @@ impl Sequence {
             arrival,
             need: 0,
             scored: 0,
-            cache: Some(cache),
+            cache: Some(cache.into()),
             slot: None,
             read: 0,
             answer: Vec::new(),
@@ -118,7 +118,7 @@ impl Sequence {
     }
 
     /// Sampling parameters for the device, if it samples the next token.
-    pub fn draw(&mut self) -> Option<StreamDraw> {
+    pub fn draw(&mut self) -> Option<TokenDraw> {
         // A step that repeats an earlier one samples nothing.
         let repeats = self.fed + 1 < self.answer.len();
         if repeats || self.needs_logits() { None } else { self.sampler.draw_on_device() }
@@ -134,7 +134,7 @@ impl Sequence {
     pub fn stepped_to(&mut self, next: &Next) -> bool {
         match next {
             Next::Logits(logits) => self.stepped(logits),
-            Next::Choice(choice) => {
+            Next::Token(choice) => {
                 self.fed += 1;
                 let scored = |id| ScoredToken { id, logprob: choice.logprob, top: Vec::new() };
                 self.take_chosen(|_| choice.id, scored)
@@ -155,15 +155,15 @@ impl Sequence {
     }
 
     /// Its cache, and the length of that after the next decode step or prefill chunk.
-    pub fn demand(&self, chunk: usize) -> Option<(&Cache, usize)> {
+    pub fn demand(&self, chunk: usize) -> Option<(&SequenceState, usize)> {
         let cache = self.cache.as_ref()?;
         let next = if self.next().is_some() { 1 } else { self.unread().min(chunk) };
-        Some((cache, cache.lens()[0] + next))
+        Some((cache, cache.len() + next))
     }
 
     /// Starts from a cached state after the first `len` tokens of the prompt.
     pub fn share(&mut self, cache: Cache, len: usize) {
-        self.cache = Some(cache);
+        self.cache = Some(cache.into());
         self.read = len;
         self.usage.shared_tokens = len;
     }
@@ -246,15 +246,15 @@ impl Sequence {
     }
 }
 
-fn cache_use(cache: &Cache) -> CacheUsage {
-    let usage = cache.usage(0);
+fn cache_use(cache: &SequenceState) -> CacheUsage {
+    let usage = cache.usage();
     let dropped = |layer: &Vec<(usize, usize)>| layer.iter().map(|(_, dropped)| *dropped).collect();
     CacheUsage {
         tokens: usage.tokens,
         bytes: usage.bytes,
         full_bytes: usage.full_bytes,
         page_tokens: PAGE,
-        evicted_pages: cache.pages(0).iter().map(dropped).collect(),
+        evicted_pages: cache.page_counts().iter().map(dropped).collect(),
     }
 }
 

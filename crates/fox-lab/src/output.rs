@@ -3,6 +3,7 @@
 //! `println!` and `eprintln!` panic when the reader has closed the pipe. A training run of days must not end because a
 //! pager did, so everything is printed through this module (lints forbid the macros).
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +12,19 @@ pub use fox_eval::report::text_table as table;
 
 use crate::events::ChildEvent;
 
-/// Prints text. A closed pipe (`fox info ... | head`) counts as success.
+/// Prints text, control characters as escapes. A closed pipe (`fox info ... | head`) counts as success.
 pub fn print(text: &str) -> io::Result<()> {
-    print_while_read(text).map(|_| ())
+    print_while_read(&visible(text)).map(|_| ())
+}
+
+/// Shows control characters as escapes: names and contents of files must not move the cursor or change the terminal.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    let hidden = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(hidden) {
+        return Cow::Borrowed(text);
+    }
+    let show = |c: char| if hidden(c) { c.escape_default().to_string() } else { c.to_string() };
+    Cow::Owned(text.chars().map(show).collect())
 }
 
 /// Prints text and flushes; false when the pipe is closed, so that the caller can stop.
@@ -52,7 +63,7 @@ pub fn note(line: &str) {
         return;
     }
     // One call, so that lines of several processes do not mix.
-    let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+    let _ = io::stderr().lock().write_all(format!("{}\n", visible(line)).as_bytes());
 }
 
 /// Prints why the program ends, or reports it to the parent process; `diverged` says that training did. Only the first
@@ -124,6 +135,13 @@ pub fn grouped(count: impl Display) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_are_printed_as_escapes() {
+        let hostile = "\u{1b}[31mred\u{7}\n\tü\u{9b}";
+        assert_eq!(visible(hostile), "\\u{1b}[31mred\\u{7}\n\tü\\u{9b}");
+        assert!(matches!(visible("plain text"), Cow::Borrowed(_)));
+    }
 
     #[test]
     fn formats_counts_and_bytes() {

@@ -1,13 +1,15 @@
 //! A block: norm and mixer, then norm and MLP where there is one, around a residual stream.
 //!
-//! The stream travels as `(h, delta)`, the sum so far and the last addend, because adding and
-//! normalising are one op.
+//! The residual stream is passed as `(h, delta)`, the sum so far and the last addend, because adding and normalizing
+//! are one op.
 
-use fox_cache::{LayerState, Past};
-use fox_tensor::{Activation, DecodeBlock, DecodeShape, ParamId, Result, Tape, Tensor, Var};
+use std::sync::Arc;
+
+use fox_cache::LayerState;
+use fox_tensor::{Activation, DecodeBlock, DecodeMlp, ParamId, Result, Tape, Tensor, Var};
 
 use crate::config::ModelConfig;
-use crate::mixers::forgetting::{ForgettingLayer, Surroundings};
+use crate::mixers::forgetting::ForgettingLayer;
 use crate::mixers::{LayerContext, Mixer, MixerContext, SavedActivations};
 use crate::params::{ParamGroup, ParamList, Parameters};
 
@@ -31,18 +33,18 @@ struct Mlp {
     inner: usize,
 }
 
-/// What a block gives on.
+/// The output of a block.
 pub(crate) struct BlockOutput {
     /// The residual stream before the last half of the block `[R, D]`.
     pub h: Var,
     /// The last half's output `[R, D]`, not yet added.
     pub delta: Var,
-    /// Attention tiles visited and in all `[H, 4]` i32; `None` for what is no attention.
+    /// Attention tiles visited and in total `[H, 4]` i32; `None` without attention.
     pub tiles: Option<Tensor>,
 }
 
 impl Block {
-    /// Declares the parameters of block number `index`; `shared` is what the mixers share.
+    /// Declares the parameters of block number `index`; `shared` is a parameter of all mixers.
     pub fn declare(
         config: &ModelConfig,
         index: usize,
@@ -54,10 +56,10 @@ impl Block {
         let block = format!("{}.layers.{index}", names.stem);
         let norm = format!("{block}.{}.weight", names.mixer_norm);
         let prefix = format!("{block}.{}", names.mixer);
-        let place = LayerContext { index, prefix: &prefix, shared };
+        let context = LayerContext { index, prefix: &prefix, shared };
         Block {
             mixer_norm: list.vector(ParamGroup::Norm, norm, width, 1.0),
-            mixer: mixer.declare(config, &place, list),
+            mixer: mixer.declare(config, &context, list),
             mlp: config.has_mlp().then(|| Mlp::declare(config, index, &block, list)),
             norm_eps: config.norm_eps as f32,
             width,
@@ -91,21 +93,22 @@ impl Block {
         Some((self.mixer.attention()?, self.mixer_norm))
     }
 
-    /// What a decode step of the whole model must know about its blocks; `None` where there is no such step.
-    pub fn decode_shape(&self) -> Option<DecodeShape> {
-        self.mixer.attention()?.decode_shape(self.mlp.as_ref()?.activation)
-    }
-
-    /// A step of one token for each sequence, whose past this is; `None` for blocks that only go op by op.
-    pub fn decode<'a>(&self, params: &'a Parameters, past: Past<'a>) -> Option<DecodeBlock<'a>> {
-        let (mixer, mlp) = (self.mixer.attention()?, self.mlp.as_ref()?);
-        let around = Surroundings {
-            mixer_norm: params.value(self.mixer_norm),
-            mlp_norm: params.value(mlp.norm),
-            gate_up: params.value(mlp.gate_up),
-            down: params.value(mlp.down),
+    /// The weights for decoding in slots; `None` if the mixer only runs op by op. `thresholds` are those of
+    /// [`DecodeAttention`](fox_tensor::DecodeAttention).
+    pub fn decode_block(
+        &self,
+        params: &Parameters,
+        thresholds: Option<Arc<[f64]>>,
+    ) -> Option<DecodeBlock> {
+        let (mixer, mlp) = (self.mixer.decode_weights(params, thresholds)?, self.mlp.as_ref()?);
+        let value = |id: ParamId| params.value(id).clone();
+        let mlp = DecodeMlp {
+            norm: value(mlp.norm),
+            gate_up: value(mlp.gate_up),
+            down: value(mlp.down),
+            act: mlp.activation,
         };
-        Some(mixer.decode(around, params, past))
+        Some(DecodeBlock { mixer_norm: value(self.mixer_norm), mixer, mlp })
     }
 
     /// The mixer's values, and here a sum with its norm and scale for each half, `[g | u]` and the gated

@@ -12,17 +12,17 @@ use crate::TensorMismatch;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A field of a configuration has a value that no model can have.
+    /// A field of a configuration has an invalid value.
     #[error("{origin}: `{field}` {detail}")]
     Config {
-        /// The file, or a word for a configuration that was made by a program.
+        /// The file, or a name for a configuration made by a program.
         origin: String,
         /// The field, as config.json spells it.
         field: String,
-        /// What is wrong and what would be right.
+        /// What is wrong, and valid values.
         detail: String,
     },
-    /// The file describes a model that this crate does not know.
+    /// The file describes an unsupported model.
     #[error("{origin}: {detail}")]
     UnsupportedModel {
         /// The file.
@@ -30,7 +30,7 @@ pub enum Error {
         /// What was found and what is supported.
         detail: String,
     },
-    /// A place that should hold a checkpoint does not, in a sentence that says what it holds.
+    /// A path without a checkpoint; the sentence describes the path.
     #[error("{0}")]
     NoCheckpoint(String),
     /// A JSON file cannot be parsed.
@@ -38,7 +38,7 @@ pub enum Error {
     Json {
         /// The file.
         file: PathBuf,
-        /// The parser's words.
+        /// The parser's message.
         detail: String,
     },
     /// A file cannot be read or written.
@@ -52,7 +52,7 @@ pub enum Error {
         /// What is wrong with it.
         detail: String,
     },
-    /// The tensors of a checkpoint are not those that its configuration asks for.
+    /// The tensors of a checkpoint do not match its configuration.
     #[error("the tensors in {dir} do not fit its config.json:{list}",
         dir = dir.display(), list = problem_list(problems))]
     Mismatch {
@@ -61,7 +61,7 @@ pub enum Error {
         /// Every tensor that is missing, surplus or misshapen.
         problems: Vec<TensorMismatch>,
     },
-    /// The file layout has no way to say what this model does.
+    /// The file layout cannot express the options of this model.
     #[error("model_type `{target}` cannot express {options}", options = options.join(", "))]
     NotExpressible {
         /// The `model_type` that was to be written.
@@ -69,13 +69,13 @@ pub enum Error {
         /// The options it lacks.
         options: Vec<String>,
     },
-    /// Something is there already and would be lost.
-    #[error("{path} exists and is not an empty folder; choose another place", path = path.display())]
+    /// The output exists and would be lost.
+    #[error("{path} exists and is not an empty folder; choose another folder", path = path.display())]
     Occupied {
         /// The folder that was to be written.
         path: PathBuf,
     },
-    /// A reference dump does not hold what it should.
+    /// A reference dump is incomplete or inconsistent.
     #[error("{file}: {detail}", file = file.display())]
     Dump {
         /// The file.
@@ -98,7 +98,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// For `map_err`: says what was tried with which path.
+    /// For `map_err`: adds the action and the path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         let named = FileError::at(action, path);
         move |source| named(source).into()
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_list_of_tensors_ends_with_their_number() {
+    fn long_tensor_lists_are_abbreviated() {
         let missing =
             |n: usize| TensorMismatch::Missing { name: format!("w{n}"), expected: vec![n] };
         let list = |count: usize| problem_list(&(0..count).map(missing).collect::<Vec<_>>());

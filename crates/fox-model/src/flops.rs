@@ -1,11 +1,11 @@
-//! How much arithmetic a model needs, for reporting speed against the floor.
+//! FLOP counts of models, for reporting speed against the roofline.
 
 use crate::ModelConfig;
 use crate::params::ParamGroup;
 use fox_tensor::{Segment, Segments};
 
 /// FLOPs of a causal attention's forward pass, both products, over a whole sequence: a query at
-/// position `i` meets `min(i + 1, window)` keys.
+/// position `i` sees `min(i + 1, window)` keys.
 pub fn attention_flops(seq: usize, window: Option<usize>, width: usize) -> f64 {
     let (seq, reach) = (seq as f64, window.map_or(seq, |w| w.min(seq)) as f64);
     let pairs = reach * (seq - reach) + reach * reach / 2.0;
@@ -39,7 +39,7 @@ impl TrainFlops {
 
 impl ModelConfig {
     /// FLOPs of a training step per token, forward and backward: 6 for every weight of a matrix
-    /// product, and what mixes tokens at sequences of `seq`: causal attention, or a chunkwise scan.
+    /// product, and those of causal attention or a chunkwise scan over sequences of `seq`.
     pub fn train_flops_per_token(&self, seq: usize) -> f64 {
         self.product_flops_per_token() + self.mixing_flops_per_token(seq)
     }
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_model_counted_by_hand() {
+    fn flops_of_a_small_model_match_a_hand_count() {
         let mut config = ModelConfig::fox_llama(256, 4, 4);
         config.vocab_size = 256;
         config.mlp.intermediate_size = Some(768);
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(config.train_flops_per_token(512), expected as f64);
         let flops = TrainFlops::new(&config).of(&Segments::uniform(3, 512));
         assert_eq!(flops, 3.0 * 512.0 * expected as f64);
-        // A head that shares the embedding's weights multiplies all the same.
+        // A tied output projection multiplies as well.
         let tied = ModelConfig { tie_word_embeddings: true, ..config.clone() };
         assert_eq!(tied.train_flops_per_token(512), expected as f64);
         let documents =

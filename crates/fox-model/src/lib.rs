@@ -1,14 +1,13 @@
-//! The models of fox: what they are, how they compute, what they remember while decoding, and how
-//! they are stored.
+//! The models of fox: configurations, forward and backward passes, decode state, checkpoints.
 //!
-//! - [`mixers`] are the halves of the blocks that look along time, one folder each; more can be registered.
+//! - [`mixers`]: token mixers (attention, linear recurrences), one folder each; more can be registered.
 //! - [`ModelConfig`] describes a model; config.json files of the official FoX repository and of
 //!   flash-linear-attention are read and written.
 //! - [`Model`] runs it on any [`Device`](fox_tensor::Device): [`Model::forward`], [`Model::loss`],
 //!   and [`Model::decode`] against a [`Cache`].
 //! - [`CheckpointReader`] and [`write_checkpoint`] handle Hugging Face folders, one tensor in memory
 //!   at a time.
-//! - [`verify_dump`] proves a model against a reference dump.
+//! - [`verify_dump`] verifies a model against a reference dump.
 //!
 //! ```
 //! use fox_model::{ForwardOptions, Model, ModelConfig};

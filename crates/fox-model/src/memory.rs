@@ -1,8 +1,8 @@
-//! How much memory training and decoding take, from the configuration alone.
+//! Memory that training and decoding need, from the configuration alone.
 //!
 //! ```text
-//! training   weights 4 P + gradients 4 P + optimizer state 8 P (AdamW; others say theirs)
-//!          + activations 4 B T (L a + 3 D)                      a values kept per token and block
+//! training   weights 4 P + gradients 4 P + optimizer state 8 P (AdamW; other optimizers differ)
+//!          + activations 4 B T (L a + 3 D)                      a values saved per token and block
 //!            with recomputation: 4 B T (2 L D + a + 3 D)        block inputs, and one block in full
 //! decoding   weights 4 P + cache 4 L B (N c + s)                c = 2 H_kv d + H, s = shift states
 //! ```
@@ -12,7 +12,7 @@
 //!
 //! ```text
 //! training   weights 4 P + optimizer state 8 P
-//! in bf16  + the larger of gradients 4 P, and activations 2 B T (L (a - r) + 2 D) with what the loss needs:
+//! in bf16  + the larger of gradients 4 P, and activations 2 B T (L (a - r) + 2 D) with those of the loss:
 //!            gradients 4 V D + 2 B T D and logits, 2 B T V up to 256 MiB
 //! ```
 //!
@@ -29,7 +29,7 @@ use crate::params::ParamSpec;
 /// Bytes of logits that a GPU holds at once.
 const LOGITS: f64 = (256u64 << 20) as f64;
 
-/// Bytes needed, part by part.
+/// Bytes needed, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryEstimate {
     /// The parameters.
@@ -44,7 +44,7 @@ pub struct MemoryEstimate {
     pub activations_recomputed: f64,
     /// The decode state.
     pub cache: f64,
-    /// All of a training step in bf16, as a GPU keeps it.
+    /// All of a training step in bf16 on a GPU.
     pub train_bf16: f64,
     /// The same when every block is recomputed.
     pub train_bf16_recomputed: f64,
@@ -78,7 +78,7 @@ impl MemoryEstimate {
             kept.iter().map(|kept| value(kept) as f64).sum()
         };
         let (blocks, cheap) = (sum(|kept| kept.per_token), sum(|kept| kept.cheap_per_token));
-        // Of blocks that are recomputed, one is there in full.
+        // Of recomputed blocks, one is in memory in full.
         let largest = kept.iter().map(|kept| kept.per_token).max().unwrap_or(0) as f64;
         let optimizer: f64 = specs
             .iter()
@@ -111,7 +111,7 @@ impl MemoryEstimate {
         })
     }
 
-    /// Bytes to train with every activation kept.
+    /// Bytes to train with every activation saved.
     pub fn train(&self) -> f64 {
         self.weights + self.gradients + self.optimizer + self.activations
     }
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_estimate_is_near_what_a_gpu_took() {
+    fn memory_estimate_matches_a_gpu_measurement() {
         let estimate = |(width, layers, heads): (usize, usize, usize), batch: usize| {
             let mut config = ModelConfig::fox_pro(width, layers, heads);
             config.vocab_size = 50304;

@@ -1,8 +1,8 @@
-//! A look inside a forward pass.
+//! Observation of the attention layers of a forward pass.
 
 use fox_tensor::{AttentionSpec, AttentionWeights, Result, Tensor};
 
-/// What one attention layer works on.
+/// The operands of one attention layer.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionView<'a> {
     /// Number of the layer, from 0.
@@ -17,11 +17,11 @@ pub struct AttentionView<'a> {
     pub log_gates: Option<&'a Tensor>,
     /// Heads, scale, window, pruning and sequences.
     pub spec: &'a AttentionSpec,
-    /// Tiles visited and in all, per head: `[H, 4]` i32 ([`fox_tensor::tile_counts`]).
+    /// Tiles visited and in total, per head: `[H, 4]` i32 ([`fox_tensor::tile_counts`]).
     pub tiles: &'a Tensor,
 }
 
-/// Someone who is shown what the layers of [`Model::observe`](crate::Model::observe) work on.
+/// A callback for the layers of [`Model::observe`](crate::Model::observe).
 pub trait Observer {
     /// Called once per attention layer, in order. An error ends the forward pass.
     fn attention(&self, view: &AttentionView<'_>) -> Result<()>;

@@ -18,18 +18,18 @@ use crate::{Error, ModelConfig, Result};
 /// Memory relative to the length that a model is meant for, where none is given.
 const FAR_BEYOND: f64 = 1e6;
 
-/// What is added.
+/// Options of a retrofit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RetrofitOptions {
     /// Memory lengths in tokens: one for all heads, one for each, or none for a million times the length that the
     /// model is meant for.
     pub memory: Vec<f64>,
-    /// An output gate too. It begins with one half, and the output projection with twice its weights, which changes
+    /// An output gate too. It starts at one half, and the output projection with twice its weights, which changes
     /// no bit of the result.
     pub output_gate: bool,
 }
 
-/// What was made.
+/// Result of a retrofit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RetrofitReport {
     /// The format of the original.
@@ -40,7 +40,7 @@ pub struct RetrofitReport {
     pub parameters: usize,
     /// How many of them are new.
     pub added: usize,
-    /// What the fastest gate forgets, in nat per token.
+    /// Decay of the fastest gate, in nat per token.
     pub decay: f64,
 }
 
@@ -83,10 +83,10 @@ fn plan(config: &ModelConfig, options: &RetrofitOptions) -> Result<(ModelConfig,
     Ok((with, biases))
 }
 
-/// Writes the checkpoint `from` with forget gates to `to`, in fox's own format, companions included.
+/// Writes the checkpoint `from` with forget gates to `to`, in fox's native format, tokenizer files included.
 ///
 /// # Errors
-/// A model that is no attention or has gates, memory lengths that do not fit its heads, a `to` that holds something.
+/// A model without attention or with gates, memory lengths that do not fit its heads, a `to` that is not empty.
 pub fn retrofit_checkpoint(
     from: &Path,
     to: &Path,

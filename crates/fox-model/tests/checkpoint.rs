@@ -60,7 +60,7 @@ fn official_to_fla_and_back_is_the_identity() {
 }
 
 #[test]
-fn a_saved_model_loads_to_the_same_bits_whole_and_in_shards() {
+fn saved_models_load_bit_exact() {
     let temp = tempdir().unwrap();
     let mut config = ModelConfig::fox_pro(32, 2, 2);
     config.vocab_size = 50;
@@ -149,7 +149,7 @@ fn half_precision_rounds_to_nearest_even() {
 }
 
 #[test]
-fn an_occupied_folder_is_not_touched() {
+fn occupied_folders_stay_untouched() {
     let temp = tempdir().unwrap();
     let config = ModelConfig::fox_llama(8, 1, 1);
     let write = |dir: &Path| {
@@ -177,7 +177,7 @@ fn copy(name: &str) -> TempDir {
 }
 
 #[test]
-fn every_offending_tensor_is_in_one_error() {
+fn one_error_lists_all_tensor_mismatches() {
     let temp = copy("fox_pro");
     let config = temp.path().join("config.json");
     let text = fs::read_to_string(&config).unwrap();
@@ -202,7 +202,7 @@ fn every_offending_tensor_is_in_one_error() {
 }
 
 #[test]
-fn an_index_is_held_to_its_word() {
+fn index_must_match_the_shards() {
     let temp = tempdir().unwrap();
     let config = ModelConfig::fox_llama(8, 1, 1);
     let specs = config.param_specs();
@@ -241,7 +241,7 @@ fn an_index_is_held_to_its_word() {
 }
 
 #[test]
-fn wrong_types_and_missing_files_are_named() {
+fn names_wrong_types_and_missing_files() {
     let temp = copy("fox_llama");
     let file = temp.path().join("model.safetensors");
     let bytes = fs::read(&file).unwrap();
@@ -272,7 +272,7 @@ fn open_bytes(bytes: &[u8]) -> fox_model::Result<()> {
 }
 
 #[test]
-fn announced_sizes_are_not_believed() {
+fn announced_sizes_are_checked_before_allocation() {
     let bytes = fs::read(dump("fox_llama").join("model.safetensors")).unwrap();
     open_bytes(&bytes).unwrap();
     for size in [u64::MAX, 1 << 62, 100_000_001, bytes.len() as u64, bytes.len() as u64 - 7] {
@@ -290,14 +290,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn truncated_files_are_refused(cut in 0usize..20_000) {
+    fn rejects_truncated_files(cut in 0usize..20_000) {
         let bytes = fs::read(dump("fox_llama").join("model.safetensors")).unwrap();
         let end = bytes.len().saturating_sub(1 + cut * bytes.len() / 20_000);
         prop_assert!(open_bytes(&bytes[..end]).is_err());
     }
 
     #[test]
-    fn corrupted_headers_are_answered(
+    fn corrupted_headers_never_panic(
         edits in proptest::collection::vec((0usize..3000, any::<u8>()), 1..6)
     ) {
         let mut bytes = fs::read(dump("fox_llama").join("model.safetensors")).unwrap();
@@ -308,7 +308,7 @@ proptest! {
     }
 
     #[test]
-    fn any_header_is_answered(
+    fn arbitrary_headers_never_panic(
         json in prop_oneof![
             ".{0,100}",
             r#"\{"[a-c]":\{"dtype":"(F32|BF16|I64|F4)","shape":\[[0-9]{0,20}(,[0-9]{1,20})?\],"data_offsets":\[[0-9]{1,20},[0-9]{1,20}\]\}\}"#,

@@ -16,13 +16,13 @@ fn steps_chunks_and_one_pass_agree() {
 }
 
 #[test]
-fn left_padding_changes_nothing() {
-    bodies::left_padding_changes_nothing(&Device::naive(), 1e-9);
+fn left_padding_has_no_effect() {
+    bodies::left_padding_has_no_effect(&Device::naive(), 1e-9);
 }
 
 #[test]
-fn a_failed_step_leaves_the_cache_as_it_was() {
-    bodies::a_failed_step_leaves_the_cache_as_it_was(&Device::naive());
+fn failed_steps_leave_the_cache_unchanged() {
+    bodies::failed_steps_leave_the_cache_unchanged(&Device::naive());
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn recomputed_blocks_give_the_same_gradients() {
 }
 
 #[test]
-fn a_recording_tape_refuses_a_cache() {
+fn recording_tapes_reject_caches() {
     let device = Device::naive();
     let model = Model::init(&variants()[0].1, 3, &device).unwrap();
     let mut cache = model.new_cache(1, 8).unwrap();
@@ -73,7 +73,7 @@ fn tied_embeddings_share_one_parameter_and_sum_both_gradients() {
 
 /// The ablation: all heads forget alike, and what they forget depends on the token.
 #[test]
-fn a_shared_gate_is_the_same_for_all_heads() {
+fn shared_gates_are_equal_for_all_heads() {
     let config =
         small(ForgettingConfig { gate: ForgetGate::Shared, ..ForgettingConfig::fox_llama(4) });
     let model = Model::init(&config, 9, &Device::naive()).unwrap();
@@ -88,7 +88,7 @@ fn a_shared_gate_is_the_same_for_all_heads() {
 }
 
 #[test]
-fn a_stick_is_pruned_without_any_gate() {
+fn stick_breaking_prunes_without_gates() {
     let stick = ForgettingConfig::fox_llama(4).stick_breaking();
     let config = small(ForgettingConfig { gate: ForgetGate::None, ..stick });
     let device = Device::naive();
@@ -139,7 +139,7 @@ fn pruning_follows_config_override_and_gate() {
 }
 
 #[test]
-fn a_step_over_pages_downloads_its_gates_once_whatever_the_number_of_layers() {
+fn paged_steps_download_gates_once() {
     let device = Device::naive();
     for layers in [1, 2, 5] {
         let mut config = small(ForgettingConfig::fox_pro(4));
@@ -158,7 +158,7 @@ fn a_step_over_pages_downloads_its_gates_once_whatever_the_number_of_layers() {
 }
 
 #[test]
-fn pages_give_the_logits_of_rows() {
+fn paged_and_row_caches_agree() {
     let device = Device::naive();
     for (name, config) in variants() {
         let model = Model::init(&config, 3, &device).unwrap();

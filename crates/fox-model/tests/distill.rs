@@ -69,7 +69,7 @@ fn gradients(student: &Model, batch: &Batch) -> (Vec<f64>, Gradients) {
 }
 
 #[test]
-fn the_gradient_is_that_of_the_objective() {
+fn distillation_gradient_matches_the_objective() {
     let device = Device::naive();
     let (batch, share) = (batch(&device), 0.7);
     let (mut student, teacher) = (model(1, &device), model(2, &device));
@@ -97,7 +97,7 @@ fn the_gradient_is_that_of_the_objective() {
 }
 
 #[test]
-fn a_model_learns_nothing_from_itself() {
+fn self_distillation_has_zero_gradient() {
     let device = Device::naive();
     let mut student = model(1, &device);
     student.distil_from(model(1, &device), 1.0).unwrap();
@@ -109,7 +109,7 @@ fn a_model_learns_nothing_from_itself() {
 }
 
 #[test]
-fn teachers_that_do_not_fit_are_refused() {
+fn rejects_incompatible_teachers() {
     let device = Device::naive();
     let mut config = ModelConfig::fox_llama(16, 1, 2);
     config.vocab_size = VOCAB + 1;

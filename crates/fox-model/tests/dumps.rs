@@ -18,7 +18,7 @@ fn a_tolerance_below_the_error_fails() {
 }
 
 #[test]
-fn a_gradient_that_the_model_does_not_have_is_said() {
+fn rejects_gradients_of_unknown_parameters() {
     let folder = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(dump("fox_llama")).unwrap() {
         let path = entry.unwrap().path();
@@ -31,12 +31,12 @@ fn a_gradient_that_the_model_does_not_have_is_said() {
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     let mut header: serde_json::Value = serde_json::from_slice(header).unwrap();
     let place = [data.len(), data.len() + 4];
-    header["grad.nobody.weight"] =
+    header["grad.unknown.weight"] =
         serde_json::json!({ "dtype": "F32", "shape": [1], "data_offsets": place });
     let header = header.to_string().into_bytes();
     let length = (header.len() as u64).to_le_bytes();
     std::fs::write(&file, [&length[..], &header, data, &[0; 4]].concat()).unwrap();
     let error = verify_dump(folder.path(), &Device::naive(), &Tolerances::default()).unwrap_err();
-    let words = "a gradient of nobody.weight, not trained";
+    let words = "a gradient of unknown.weight, not trained";
     assert!(error.to_string().contains(words), "{error}");
 }

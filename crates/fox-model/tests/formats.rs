@@ -45,7 +45,7 @@ fn renamed(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
 }
 
 #[test]
-fn a_layout_from_outside_is_written_and_read() {
+fn registered_layouts_round_trip() {
     register(&FAMILY).unwrap();
     register(&FAMILY).unwrap();
     let layouts: Vec<&str> = CheckpointLayout::foreign().iter().map(|layout| layout.name).collect();
@@ -55,7 +55,7 @@ fn a_layout_from_outside_is_written_and_read() {
     let model = Model::from_checkpoint(&dump, &device).unwrap();
     let model_type = model.config().default_model_type(OTHER);
     assert_eq!(model_type.as_str(), "other_delta");
-    // What is kept without being asked stays in the first format.
+    // Without a requested format the first one is written.
     assert_eq!(model.config().storage_type().as_str(), "delta_net-project_fox");
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("other");
@@ -84,7 +84,7 @@ fn assert_same(dir: &std::path::Path, model: &Model) {
 }
 
 #[test]
-fn what_it_lacks_is_named() {
+fn names_what_a_registered_format_lacks() {
     register(&FAMILY).unwrap();
     let kind = ModelType::by_name("other_delta").unwrap();
     let message = |config: &ModelConfig| config.to_json(kind).unwrap_err().to_string();

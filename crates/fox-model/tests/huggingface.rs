@@ -58,7 +58,7 @@ fn convert(from: &Path, to: &Path, layout: CheckpointLayout, shard: Option<u64>)
 }
 
 #[test]
-fn round_trips_keep_every_tensor_and_the_companions() {
+fn conversion_round_trips_tensors_and_tokenizer_files() {
     for name in DUMPS {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("source");
@@ -89,7 +89,7 @@ fn round_trips_keep_every_tensor_and_the_companions() {
 }
 
 #[test]
-fn both_layouts_of_config_json_mean_the_same_model() {
+fn both_config_layouts_give_the_same_model() {
     for name in ["hf_llama_bf16", "hf_llama_rope_llama3", "hf_mistral_window", "hf_qwen2"] {
         let new = ModelConfig::from_file(&dump(name).join("config.json")).unwrap();
         let old = ModelConfig::from_file(&dump(name).join("config.v4.json")).unwrap();
@@ -117,7 +117,7 @@ fn refused(json: &str) -> String {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_in_one_sentence() {
+fn rejects_unsupported_configs() {
     for (json, want) in [
         (
             r#"{"model_type": "llama", "attention_bias": true}"#,
@@ -155,7 +155,7 @@ fn what_cannot_be_read_is_refused_in_one_sentence() {
 }
 
 #[test]
-fn what_the_library_cannot_say_is_named() {
+fn names_options_that_transformers_lacks() {
     let config = ModelConfig::fox_llama(32, 2, 2);
     let kind = config.default_model_type(CheckpointLayout::HUGGING_FACE);
     assert_eq!(
@@ -166,7 +166,7 @@ fn what_the_library_cannot_say_is_named() {
 
 /// transformers loads what is written and computes the same logits. FOX_TRANSFORMERS names a Python that has it.
 #[test]
-fn transformers_computes_the_same_logits() {
+fn logits_match_transformers() {
     let Some(python) = std::env::var_os("FOX_TRANSFORMERS") else {
         eprintln!("skipped: FOX_TRANSFORMERS does not name a Python with transformers");
         return;

@@ -19,7 +19,7 @@ fn names(config: &ModelConfig) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_pattern_repeats_and_may_be_cut() {
+fn patterns_repeat_and_may_be_truncated() {
     let config = parse(r#"["fox", "window:16", "gated-delta-net", "mamba2"]"#).unwrap();
     let want = ["FoX", "Transformer", "Gated DeltaNet", "Mamba-2", "FoX", "Transformer"];
     assert_eq!(names(&config), want);
@@ -30,11 +30,11 @@ fn a_pattern_repeats_and_may_be_cut() {
 }
 
 #[test]
-fn patterns_that_make_no_model_are_refused_in_one_sentence() {
+fn rejects_invalid_patterns() {
     let refused = |mixers: &str| parse(mixers).unwrap_err().to_string();
     assert_eq!(
         refused(r#"["fox", "window"]"#),
-        "config.json: `mixers` names `window`, which is no mixer; there are fox, attention, window:N, \
+        "config.json: `mixers` names `window`, which is not a mixer; the mixers are fox, attention, window:N, \
          gated-delta-net, mamba2, mamba1"
     );
     assert_eq!(
@@ -53,7 +53,34 @@ fn patterns_that_make_no_model_are_refused_in_one_sentence() {
 }
 
 #[test]
-fn hybrids_are_stored_and_read_back() {
+fn rope_base_of_the_file_reaches_every_attention_layer() {
+    let text = r#"{"model_type": "fox_hybrid", "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 4,
+        "use_rope": true, "rope_base": 1234.0, "mixers": ["window:16", "attention", "fox"]}"#;
+    let (config, _) = ModelConfig::from_json(text, Path::new("config.json")).unwrap();
+    let samba = r#"{"model_type": "samba-project_fox", "hidden_size": 64, "num_hidden_layers": 2,
+        "attn": {"num_heads": 4}, "rope_base": 1234.0}"#;
+    let (samba, _) = ModelConfig::from_json(samba, Path::new("config.json")).unwrap();
+    let base = |config: &ModelConfig, layer: usize| {
+        config.mixer_of(layer).forgetting().unwrap().rope.unwrap().base
+    };
+    let found = [base(&config, 0), base(&config, 1), base(&config, 2), base(&samba, 1)];
+    assert_eq!(found, [1234.0; 4]);
+}
+
+/// At this width the two ratios, 3 after Mamba-1 and 4 after attention, do not round to the same width.
+#[test]
+fn mlp_ratios_belong_to_their_layers() {
+    let config = ModelConfig::samba(768, 4, 12);
+    let widths: Vec<usize> = (0..4).map(|layer| config.mlp_width_of(layer)).collect();
+    assert_eq!(widths, [1536, 2048, 1536, 2048]);
+    let json = config.to_json(ModelType::by_name("samba-project_fox").unwrap()).unwrap();
+    assert_eq!((&json["mamba_hidden_ratio"], &json["attn_hidden_ratio"]), (&3.into(), &4.into()));
+    let (again, _) = ModelConfig::from_json(&json.to_string(), Path::new("config.json")).unwrap();
+    assert_eq!(again, config);
+}
+
+#[test]
+fn hybrids_round_trip_through_files() {
     let device = Device::naive();
     let folder = tempfile::tempdir().unwrap();
     for (i, mixers) in
@@ -76,7 +103,7 @@ fn hybrids_are_stored_and_read_back() {
 
 /// What planners say of a hybrid is the sum of what they say of its layers.
 #[test]
-fn planners_add_up_the_layers() {
+fn estimates_sum_over_layers() {
     let model = |mixers: &str| parse(mixers).unwrap();
     let (fox, delta) = (model(r#"["fox"]"#), model(r#"["gated-delta-net"]"#));
     let both = model(r#"["fox", "gated-delta-net"]"#);

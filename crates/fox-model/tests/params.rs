@@ -16,7 +16,7 @@ fn names(specs: &[ParamSpec], keep: impl Fn(&ParamSpec) -> bool) -> Vec<&str> {
 }
 
 #[test]
-fn matrices_are_decayed_and_vectors_are_not() {
+fn weight_decay_applies_to_matrices_only() {
     let specs = small().param_specs();
     assert_eq!(
         names(&specs, |spec| !spec.decay),
@@ -35,7 +35,7 @@ fn matrices_are_decayed_and_vectors_are_not() {
 }
 
 #[test]
-fn stacked_matrices_say_so_and_tables_and_filters_are_none() {
+fn stacked_matrices_are_marked() {
     let mlp = small().mlp_width();
     for config in [small(), ModelConfig::mamba2(64, 1, 4), ModelConfig::hgrn2(64, 1, 2)] {
         for spec in config.param_specs() {
@@ -55,7 +55,7 @@ fn stacked_matrices_say_so_and_tables_and_filters_are_none() {
 }
 
 #[test]
-fn a_fixed_gate_is_stored_but_not_trained() {
+fn fixed_gates_are_stored_untrained() {
     let mut config = small();
     for (gate, trained) in [
         (ForgetGate::Fixed { decay_time: None }, false),
@@ -71,7 +71,7 @@ fn a_fixed_gate_is_stored_but_not_trained() {
 }
 
 #[test]
-fn models_start_as_published_and_the_same_for_the_same_seed() {
+fn init_matches_the_reference_and_the_seed() {
     let device = Device::naive();
     let mut config = small();
     let mixer = config.mixer.forgetting_mut().unwrap();

@@ -30,7 +30,7 @@ fn logits(model: &Model) -> Vec<f64> {
 }
 
 #[test]
-fn files_of_both_layouts_hold_the_same_model() {
+fn both_layouts_hold_the_same_model() {
     let device = Device::naive();
     let folder = tempfile::tempdir().unwrap();
     for (name, layouts) in [
@@ -55,7 +55,7 @@ fn files_of_both_layouts_hold_the_same_model() {
 }
 
 #[test]
-fn a_format_names_what_it_cannot_express() {
+fn formats_name_what_they_lack() {
     let hgrn2 = Model::from_checkpoint(&dump("hgrn2"), &Device::naive()).unwrap();
     let config = hgrn2.config();
     assert_eq!(config.default_model_type(CheckpointLayout::OFFICIAL), kind("hgrn2-project_fox"));
@@ -71,7 +71,7 @@ fn a_format_names_what_it_cannot_express() {
 
 /// With a large first row all bounds of the table are 0, which is what the official layer does.
 #[test]
-fn official_hgrn2_is_the_other_one_without_bounds() {
+fn official_hgrn2_has_no_lower_bounds() {
     let device = Device::naive();
     let config = |lower_bounds: LowerBounds| {
         let mut config = ModelConfig::hgrn2(32, 3, 2);
@@ -96,7 +96,7 @@ fn official_hgrn2_is_the_other_one_without_bounds() {
 }
 
 #[test]
-fn decay_and_initial_values_follow_the_published_rules() {
+fn decay_init_matches_the_reference() {
     let undecayed = |config: &ModelConfig| -> Vec<String> {
         let specs = config.param_specs();
         let names = specs.iter().filter(|s| !s.decay && s.name.contains(".0."));
@@ -135,7 +135,7 @@ fn decay_and_initial_values_follow_the_published_rules() {
 /// Attention with a fixed gate of decay time `T` is ALiBi with slope `1 / T`, and the learned one
 /// starts there.
 #[test]
-fn a_fixed_gate_is_alibi() {
+fn fixed_gates_are_alibi() {
     let (device, heads, d, len) = (Device::naive(), 4, 8, 40);
     let time = DecayTime { min: 2.0, max: 54.0 };
     let mut rng = Rng::new(3);

@@ -30,7 +30,7 @@ fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
 
 /// Step 0 of a retrofitted model is the original, over all of its length.
 #[test]
-fn a_retrofitted_model_computes_what_it_computed() {
+fn retrofit_preserves_logits() {
     let folder = tempfile::tempdir().unwrap();
     for name in [
         "hf_llama_gqa_tied",
@@ -56,7 +56,7 @@ fn a_retrofitted_model_computes_what_it_computed() {
 }
 
 #[test]
-fn every_head_may_have_a_memory_of_its_own() {
+fn heads_may_have_different_memory_lengths() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let options = RetrofitOptions { memory: vec![100.0, 1e7, 300.0, 1e9], output_gate: false };
@@ -71,13 +71,13 @@ fn every_head_may_have_a_memory_of_its_own() {
     assert!(
         file.read_f32("model.layers.0.attn.fgate_proj.weight").unwrap().iter().all(|w| *w == 0.0)
     );
-    // A memory that short is no longer the original.
+    // A memory that short changes the logits.
     let error = largest_difference(&logits(&dump("hf_qwen2"), 64), &logits(&out, 64));
     assert!(error > 1e-3, "{error}");
 }
 
 #[test]
-fn what_cannot_be_retrofitted_is_refused_in_one_sentence() {
+fn rejects_models_that_cannot_be_retrofitted() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let refused = |name: &str, options: RetrofitOptions| {

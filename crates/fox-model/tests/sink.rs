@@ -43,7 +43,7 @@ fn loss(model: &Model) -> (f64, Gradients) {
 
 /// A sink that takes nothing changes nothing; one that takes all leaves the residual stream alone.
 #[test]
-fn sinks_take_from_nothing_to_all() {
+fn sink_weights_range_from_zero_to_one() {
     let device = Device::naive();
     let (plain, mut with) = (model(false, &device), model(true, &device));
     set_sinks(&mut with, [-80.0, -80.0]);
@@ -62,7 +62,7 @@ fn sinks_take_from_nothing_to_all() {
 
 /// Of sinks, gates, queries and values, by differences along the gradient.
 #[test]
-fn gradients_agree_with_differences() {
+fn gradients_match_finite_differences() {
     let device = Device::naive();
     let mut model = model(true, &device);
     set_sinks(&mut model, [0.7, -0.4]);

@@ -1,33 +1,32 @@
-//! What a device can do besides its ops, asked for once.
+//! The optional abilities of a device.
 
 use std::fmt;
 
 use crate::{
-    BATCH_INVARIANT_ROWS, DType, DecodeOps, LinearGroupOps, PackOps, PagedOps, PeerOps,
-    RecomputeOps, StreamOps,
+    BATCH_INVARIANT_ROWS, DType, LinearGroupOps, PackOps, PagedOps, PeerOps, RecomputeOps,
+    SlotDecodeOps,
 };
 
-/// What a device can do besides its ops: facts, and optional traits. The default is a device that has
-/// none of them and computes in f32.
+/// The optional abilities of a device. The default has none of them and computes in f32.
 #[derive(Clone, Copy)]
 pub struct Caps<'a> {
-    /// The type of activations: what a decode state is kept in.
+    /// The type of activations and of the KV cache.
     pub activation_type: DType,
-    /// Sequences that a decode step takes at once, at most.
+    /// Largest batch of a decode step that runs op by op.
     pub decode_batch: usize,
-    /// Present where memory is worth more than time: the tape then computes cheap results again.
+    /// Whether the first launch of an op compiles it, so that a warm-up saves time later.
+    pub compiles_kernels: bool,
+    /// Recomputation of cheap results in the backward pass, on devices that save memory this way.
     pub recompute: Option<&'a dyn RecomputeOps>,
-    /// Several narrow linear layers at once.
+    /// Several narrow linear layers in one launch.
     pub linear_group: Option<&'a dyn LinearGroupOps>,
-    /// Weights in formats of the device's own.
+    /// Quantized weights.
     pub packing: Option<&'a dyn PackOps>,
     /// Attention over pages without gathering them.
     pub paged: Option<&'a dyn PagedOps>,
-    /// Decode steps of a whole model.
-    pub decode: Option<&'a dyn DecodeOps>,
     /// Decode steps of sequences whose state stays on the device.
-    pub streams: Option<&'a dyn StreamOps>,
-    /// Exchange of tensors with devices of other processes without the host.
+    pub slots: Option<&'a dyn SlotDecodeOps>,
+    /// Send and receive of tensors between devices of several processes.
     pub peers: Option<&'a dyn PeerOps>,
 }
 
@@ -36,12 +35,12 @@ impl Default for Caps<'_> {
         Caps {
             activation_type: DType::F32,
             decode_batch: BATCH_INVARIANT_ROWS,
+            compiles_kernels: false,
             recompute: None,
             linear_group: None,
             packing: None,
             paged: None,
-            decode: None,
-            streams: None,
+            slots: None,
             peers: None,
         }
     }
@@ -59,12 +58,12 @@ impl fmt::Debug for Caps<'_> {
         f.debug_struct("Caps")
             .field("activation_type", &self.activation_type)
             .field("decode_batch", &self.decode_batch)
+            .field("compiles_kernels", &self.compiles_kernels)
             .field("recompute", &self.recompute.is_some())
             .field("linear_group", &self.linear_group.is_some())
             .field("packing", &self.packing.is_some())
             .field("paged", &self.paged.is_some())
-            .field("decode", &self.decode.is_some())
-            .field("streams", &self.streams.is_some())
+            .field("slots", &self.slots.is_some())
             .field("peers", &self.peers.is_some())
             .finish()
     }

@@ -51,7 +51,7 @@ pub enum Error {
         detail: String,
     },
     /// The device has no implementation of these ops.
-    #[error("{device} cannot run {what}; use --device cpu")]
+    #[error("{device} does not support {what}; use the CPU")]
     Unsupported {
         /// The device.
         device: String,

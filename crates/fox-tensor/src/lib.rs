@@ -36,6 +36,7 @@ mod activation;
 mod backend;
 mod caps;
 pub mod cases;
+mod check;
 mod device;
 mod error;
 mod memory;
@@ -52,7 +53,10 @@ pub use backend::{Backend, OpTime, Span};
 pub use caps::Caps;
 pub use device::Device;
 pub use error::{Error, Result};
-pub use memory::{IdRange, Memory, MemoryStats, Storage};
+pub use memory::{
+    IdRange, Memory, MemoryStats, Storage, check_add, check_copy_columns, check_copy_rows,
+    check_download, check_fill, check_ints,
+};
 pub use ops::*;
 pub use segments::{Segment, Segments};
 pub use shape::{DType, Shape};

@@ -1,18 +1,18 @@
-//! Which rows form a sequence.
+//! Segments: which rows form a sequence.
 //!
-//! Every op that looks along time (shift, RoPE, gates, attention, scans) takes [`Segments`]. One
-//! description covers uniform batches, left padding, packed documents and decoding against a cache:
-//! rows that no segment covers (pads) attend to nothing and give exactly zero.
+//! Every op along the time axis (shift, RoPE, gates, attention, scans) takes [`Segments`]. One description covers
+//! uniform batches, left padding, packed documents and decoding against a KV cache. The output of rows outside every
+//! segment (padding) is zero.
 
 use std::sync::Arc;
 
 use crate::{Error, Result};
 
-/// One sequence: where its queries and its keys lie.
+/// The query rows and key rows of one sequence.
 ///
 /// The last query is aligned with the last key: query `t` of the segment has position
 /// `k_len - q_len + t`. In training both ranges coincide; in decoding `q_len` is the new tokens and
-/// `k_len` the whole cache.
+/// `k_len` the length of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// First row of the queries.
@@ -77,7 +77,8 @@ impl Segments {
 
     fn padded(pads: &[usize], time: usize) -> Self {
         let segment = |(b, &pad): (usize, &usize)| {
-            let (start, len) = (b * time + pad, time - pad);
+            // Segments beyond `usize` saturate, and fit no tensor.
+            let (start, len) = (b.saturating_mul(time).saturating_add(pad), time - pad);
             Segment { q_start: start, q_len: len, k_start: start, k_len: len }
         };
         Segments(pads.iter().enumerate().map(segment).collect())
@@ -88,7 +89,7 @@ impl Segments {
         if cu_seqlens.first() != Some(&0) || cu_seqlens.windows(2).any(|w| w[0] > w[1]) {
             return Err(Error::argument(
                 "segments",
-                format!("cu_seqlens must start at 0 and never fall: {cu_seqlens:?}"),
+                format!("cu_seqlens must start at 0 and never decrease: {cu_seqlens:?}"),
             ));
         }
         let segment = |w: &[usize]| {
@@ -113,10 +114,12 @@ impl Segments {
         self.0.is_empty()
     }
 
-    /// Whether the segments fit tensors of this many query and key rows.
+    /// Fails unless the segments fit tensors of this many query and key rows.
     pub(crate) fn check(&self, op: &'static str, q_rows: usize, k_rows: usize) -> Result<()> {
         match self.0.last() {
-            Some(s) if s.q_start + s.q_len > q_rows || s.k_start + s.k_len > k_rows => {
+            Some(s)
+                if !inside(s.q_start, s.q_len, q_rows) || !inside(s.k_start, s.k_len, k_rows) =>
+            {
                 Err(Error::argument(
                     op,
                     format!(
@@ -127,4 +130,9 @@ impl Segments {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether rows `start .. start + len` are among the first `rows`.
+fn inside(start: usize, len: usize, rows: usize) -> bool {
+    start <= rows && len <= rows - start
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The extents of a tensor, outermost first. At most four, kept inline so that a tensor costs no
-/// allocation of its own.
+/// The extents of a tensor, outermost first: at most four, stored inline. The product of all nonzero extents fits a
+/// `usize`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
     dims: [usize; 4],
@@ -31,16 +31,21 @@ impl Shape {
         self.len() == 0
     }
 
-    /// The number of elements, or `None` when it does not fit a `usize`. For shapes read from files.
+    /// The number of elements, or `None` when the product of the nonzero extents does not fit a `usize`. For shapes
+    /// read from files.
     pub fn checked_len(dims: &[usize]) -> Option<usize> {
-        dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
+        let product = dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1)))?;
+        Some(if dims.contains(&0) { 0 } else { product })
     }
 }
 
 impl From<&[usize]> for Shape {
-    /// Panics when there are more than four dimensions: shapes from files are checked by the reader.
+    /// # Panics
+    /// There are more than four dimensions, or more elements than a `usize` counts. Shapes from files are checked by
+    /// the reader.
     fn from(dims: &[usize]) -> Self {
         assert!(dims.len() <= 4, "a tensor has at most 4 dimensions, not {}", dims.len());
+        assert!(Shape::checked_len(dims).is_some(), "the shape {dims:?} is too large");
         let mut shape = Shape { dims: [1; 4], rank: dims.len() as u8 };
         shape.dims[..dims.len()].copy_from_slice(dims);
         shape

@@ -8,8 +8,8 @@ use crate::{DType, Device, Error, Result, Shape, Storage};
 
 /// A contiguous, row-major array on a [`Device`].
 ///
-/// Cloning is cheap and shares the storage. Storage is never written while it is shared: ops that
-/// update in place take the tensor by value or by `&mut` and copy first if someone else holds it.
+/// Cloning is cheap and shares the storage. Shared storage is never written: ops that update in place take
+/// the tensor by value or by `&mut` and copy it first if another tensor shares its storage.
 #[derive(Clone)]
 pub struct Tensor {
     storage: Arc<dyn Storage>,
@@ -19,14 +19,22 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Wraps storage that a backend made. `storage` must hold `shape.len()` elements of `dtype`.
+    /// Wraps the storage of a backend.
+    ///
+    /// # Panics
+    /// The storage does not hold exactly `shape.len()` elements of `dtype`.
     pub fn from_storage(
         storage: Arc<dyn Storage>,
         shape: impl Into<Shape>,
         dtype: DType,
         device: Device,
     ) -> Self {
-        Tensor { storage, shape: shape.into(), dtype, device }
+        let shape = shape.into();
+        assert!(
+            storage.holds(shape.len(), dtype),
+            "no storage for a {dtype} tensor of shape {shape}"
+        );
+        Tensor { storage, shape, dtype, device }
     }
 
     /// The extents.
@@ -54,7 +62,7 @@ impl Tensor {
         self.dtype
     }
 
-    /// Where it lives.
+    /// The device of the storage.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -83,12 +91,12 @@ impl Tensor {
         Ok(Tensor { shape, ..self.clone() })
     }
 
-    /// The backend's storage, as its own type. `None` when it belongs to another backend.
+    /// The storage as the type of its backend. `None` when it belongs to another backend.
     pub fn storage<S: Any>(&self) -> Option<&S> {
         self.storage.as_any().downcast_ref()
     }
 
-    /// The backend's storage for writing. `None` when it is shared or belongs to another backend.
+    /// The storage for writing. `None` when it is shared or belongs to another backend.
     pub fn storage_mut<S: Any>(&mut self) -> Option<&mut S> {
         Arc::get_mut(&mut self.storage)?.as_any_mut().downcast_mut()
     }
@@ -96,6 +104,11 @@ impl Tensor {
     /// Whether another tensor shares this storage.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.storage) > 1
+    }
+
+    /// Whether these are packed weights, which only linear layers and downloads read.
+    pub fn is_packed(&self) -> bool {
+        self.storage.is_packed()
     }
 
     /// The elements as f32, on the host.
@@ -136,8 +149,8 @@ impl Tensor {
         Ok(out)
     }
 
-    /// The same values in the type in which the device keeps activations. Ops take other types too, but
-    /// convert them at every call.
+    /// The same values in the device's type of activations. Ops accept other types too, but convert them at every
+    /// call.
     pub fn to_activations(&self) -> Result<Tensor> {
         let dtype = self.device.backend().caps().activation_type;
         if dtype == self.dtype {

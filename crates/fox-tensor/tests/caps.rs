@@ -8,15 +8,14 @@ use fox_tensor::{BATCH_INVARIANT_ROWS, Backend, Caps, DType, Device, IdRange, We
 /// The names of the optional traits that are there.
 fn present(caps: Caps<'_>) -> Vec<&'static str> {
     let Caps { activation_type, decode_batch, recompute, linear_group, packing, .. } = caps;
-    let Caps { paged, decode, streams, .. } = caps;
+    let Caps { paged, slots, .. } = caps;
     assert_eq!((activation_type, decode_batch), (DType::F32, BATCH_INVARIANT_ROWS));
     let all = [
         (recompute.is_some(), "recompute"),
         (linear_group.is_some(), "linear_group"),
         (packing.is_some(), "packing"),
         (paged.is_some(), "paged"),
-        (decode.is_some(), "decode"),
-        (streams.is_some(), "streams"),
+        (slots.is_some(), "slots"),
     ];
     all.into_iter().filter(|(there, _)| *there).map(|(_, name)| name).collect()
 }
@@ -24,11 +23,11 @@ fn present(caps: Caps<'_>) -> Vec<&'static str> {
 #[test]
 fn the_oracle_has_pages_and_slots_and_recomputes_and_groups_on_request() {
     assert!(present(Caps::default()).is_empty());
-    assert_eq!(present(Naive::default().caps()), ["paged", "streams"]);
+    assert_eq!(present(Naive::default().caps()), ["paged", "slots"]);
     assert!(Naive::default().caps().gates_in_pages());
     assert_eq!(
         present(Naive::with_optional_ops().caps()),
-        ["recompute", "linear_group", "paged", "streams"]
+        ["recompute", "linear_group", "paged", "slots"]
     );
 }
 
@@ -41,7 +40,7 @@ fn weights_stay_as_they_are_where_nothing_packs_them() {
     for format in [WeightFormat::Bf16, WeightFormat::Int8] {
         assert_eq!(
             w.packed(format).unwrap_err().to_string(),
-            "naive cannot run weights in fewer bits; use --device cpu"
+            "naive does not support packed weights; use the CPU"
         );
     }
 }

@@ -12,13 +12,13 @@ fn steps_chunks_and_one_pass_agree() {
 }
 
 #[test]
-fn left_padding_changes_nothing() {
-    bodies::left_padding_changes_nothing(&fox_cpu::device(), TOLERANCE);
+fn left_padding_has_no_effect() {
+    bodies::left_padding_has_no_effect(&fox_cpu::device(), TOLERANCE);
 }
 
 #[test]
-fn a_failed_step_leaves_the_cache_as_it_was() {
-    bodies::a_failed_step_leaves_the_cache_as_it_was(&fox_cpu::device());
+fn failed_steps_leave_the_cache_unchanged() {
+    bodies::failed_steps_leave_the_cache_unchanged(&fox_cpu::device());
 }
 
 #[test]

@@ -17,7 +17,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("train", USAGE, "<RECIPE>"),
     ("train nosuch", REFUSED, "neither a file nor a built-in recipe"),
     ("train tiny-fox-pr", REFUSED, "did you mean `tiny-fox-pro`?"),
-    ("train tiny-fox-pro+nosuch", REFUSED, "`nosuch` is no variant"),
+    ("train tiny-fox-pro+nosuch", REFUSED, "unknown variant `nosuch`"),
     ("train tiny-fox-pro+rop", REFUSED, "did you mean `rope`?"),
     ("train syntax.toml", REFUSED, "syntax.toml is not valid TOML"),
     ("train key.toml", REFUSED, "did you mean `training.tokens`?"),

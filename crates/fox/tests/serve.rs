@@ -142,7 +142,7 @@ fn serve_rejects_invalid_options() {
     let model = checkpoint(folder.path());
     std::fs::write(format!("{model}/chat_template.jinja"), "{% for").unwrap();
     let output = words(&["serve", &model, "--port", "0"]);
-    assert!(output.contains("chat template has a mistake"), "{output}");
+    assert!(output.contains("chat template has a syntax error"), "{output}");
     let output = words(&["serve", &model, "--cache", "0"]);
     assert!(output.contains("--cache"), "{output}");
 }

@@ -7,8 +7,8 @@ use fox_tensor::Mask;
 
 use super::BLOCK;
 use super::forward::{clip, hide};
-use super::plan::{Prefix, View};
 use super::tile::multiply;
+use super::visits::{Prefix, View};
 use crate::simd::{Kernel, Simd, exp};
 
 /// Row statistic of queries that do not exist: their weights become zero.
@@ -192,8 +192,14 @@ impl Backward<'_> {
         let (d, dp, width) = (self.head_dim, self.padded_dim, 2 * S::LANES);
         let Tile { rows, base, query, first, weights, grads, sums } = tile;
         let shape = (rows, width, d);
-        // SAFETY: gathered keys, values and panels reach to the end of their blocks; the tiles have
-        // `rows` rows of `BLOCK` values, `width` of which are this panel's.
+        let (len, end) = ((rows - 1) * BLOCK + width, base + rows);
+        assert!(self.k.len().min(self.v.len()) >= end * dp && dp >= d);
+        assert!(
+            self.queries.q_panels.len().min(self.queries.d_out_panels.len()) >= (query + width) * d
+        );
+        assert!(weights.len().min(grads.len()) >= len && sums.len() >= rows * S::LANES);
+        assert!(self.prefix.is_none_or(|c| c.high().len() >= end.max(first + width)));
+        // SAFETY: all operands are as long as asserted; `rows` is a multiple of 8.
         unsafe {
             let (k, v) = (self.k.as_ptr().add(base * dp), self.v.as_ptr().add(base * dp));
             let q = self.queries.q_panels.as_ptr().add(query * d);
@@ -203,7 +209,6 @@ impl Backward<'_> {
             multiply::<S, true, false>(s, shape, v, dp, d_out, width, grads, BLOCK);
         }
         if !self.view.sees_all(base..base + rows, first, first + width - 1) {
-            let len = (rows - 1) * BLOCK + width;
             hide_strided(&self.view, &mut weights[..len], width, base, first);
         }
         let bidirectional = self.view.mask == Mask::Bidirectional;
@@ -214,10 +219,10 @@ impl Backward<'_> {
         let sign = if mixed { 0.0 } else { sign };
         for lane in (0..width).step_by(S::LANES) {
             let (i, at) = (first + lane, query + lane);
-            // SAFETY: statistics and prefix reach a block past the last query and key, the tiles as above.
+            let statistics = [self.queries.lse, self.queries.delta].map(|x| &x[at..][..S::LANES]);
+            // SAFETY: offsets stay within the lengths asserted above; the statistics are slices of a vector each.
             unsafe {
-                let lse = s.load(self.queries.lse[at..].as_ptr());
-                let delta = s.load(self.queries.delta[at..].as_ptr());
+                let [lse, delta] = statistics.map(|x| s.load(x.as_ptr()));
                 let mut row_sum = s.splat(0.0);
                 // Zeros where there are no gates: the decay then vanishes.
                 let (mut high, mut low) = (s.splat(0.0), s.splat(0.0));
@@ -249,7 +254,7 @@ impl Backward<'_> {
                     row_sum = s.mul_add(grad, s.splat(sign), row_sum);
                 }
                 if let Some(out) = self.rows.as_deref_mut() {
-                    let out = out[at..].as_mut_ptr();
+                    let out = out[at..][..S::LANES].as_mut_ptr();
                     s.store(out, s.add(s.load(out), row_sum));
                 }
             }

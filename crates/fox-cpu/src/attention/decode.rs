@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use fox_tensor::Mask;
 
-use super::plan::{Prefix, View};
+use super::visits::{Prefix, View};
 use crate::simd::{Kernel, Simd, dot, exp, scale_add, update};
 
 /// Queries per sequence from which on the tiled forward pass is faster.

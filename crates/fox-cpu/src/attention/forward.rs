@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::BLOCK;
-use super::plan::{Prefix, View};
 use super::tile::multiply;
+use super::visits::{Prefix, View};
 use crate::shared::Shared;
 use crate::simd::{Kernel, Simd, exp};
 
@@ -87,10 +87,23 @@ impl Forward<'_> {
     pub fn begin<S: Simd>(&self, qt: &mut [f32], ot: &mut [f32]) -> usize {
         let (d, width) = (self.head_dim, 2 * S::LANES);
         let panels = self.queries.div_ceil(width);
+        self.check();
         ot[..panels * d * width].fill(0.0);
         let source = &self.q[self.row * self.q_width + self.column..];
         transpose_panels(source, self.q_width, self.queries, d, width, self.scale, qt);
         panels
+    }
+
+    /// Asserts the lengths that the unsafe code below relies on: gathered keys and values, and with gates the prefix
+    /// sums, reach to the end of the last block, and the prefix sums a block past the last query.
+    #[inline(always)]
+    fn check(&self) {
+        let rows = self.keys.end * BLOCK;
+        assert!(self.queries <= BLOCK && self.head_dim.is_multiple_of(8));
+        assert!(self.head_dim <= self.padded_dim && self.padded_dim.is_multiple_of(16));
+        assert!(self.k.len().min(self.v.len()) >= rows * self.padded_dim);
+        let sums = rows.max(self.position + self.queries + BLOCK);
+        assert!(self.prefix.is_none_or(|c| c.high().len() >= sums));
     }
 
     /// Scores of the keys of a block that a panel of queries sees, `-inf` for pairs that do not see
@@ -111,8 +124,9 @@ impl Forward<'_> {
         let (from, to) = clip(self.view.keys(first, first + n - 1), block)?;
         let (rows, base) = (to - from, block * BLOCK + from);
         let scores = &mut scores[..rows * width];
-        // SAFETY: gathered keys reach to the end of the block, `rows` is a multiple of 8, and the
-        // panels of `qt` and `scores` hold `width` lanes.
+        assert!(block < self.keys.end && qt.len() >= (lane + width) * d);
+        // SAFETY: keys reach to the end of the block by `check`, `rows` is a multiple of 8, `scores` has just been
+        // cut to `rows * width` and `qt` holds this panel of `d * width` values.
         unsafe {
             let (q, k) = (qt.as_ptr().add(lane * d), self.k.as_ptr().add(base * dp));
             let scores = scores.as_mut_ptr();
@@ -137,7 +151,8 @@ impl Forward<'_> {
         let (d, dp, width) = (self.head_dim, self.padded_dim, 2 * S::LANES);
         let shape = (d, width, rows);
         assert!(weights.len() >= rows * width && ot.len() >= d * width);
-        // SAFETY: gathered values reach to the end of the block; weights and output as asserted.
+        assert!(self.v.len() >= (base + rows) * dp);
+        // SAFETY: values, weights and output are as long as asserted; `d` is a multiple of 8 by `check`.
         unsafe {
             let v = self.v.as_ptr().add(base * dp);
             let (weights, ot) = (weights.as_ptr(), ot.as_mut_ptr());
@@ -229,10 +244,10 @@ fn softmax<S: Simd>(
 ) {
     let Tile { scores, rows, width, base, first } = tile;
     assert!(scores.len() >= rows * width && maxima.len() >= width && sums.len() >= width);
+    assert!(prefix.is_none_or(|c| c.high().len() >= (base + rows).max(first + width)));
     let bidirectional = mask == fox_tensor::Mask::Bidirectional;
     for lane in (0..width).step_by(S::LANES) {
-        // SAFETY: all offsets stay below `rows * width`, `width` or the prefix's length, which
-        // reaches two blocks past the last key.
+        // SAFETY: all offsets stay below the lengths asserted above, and below `ot.len()`.
         unsafe {
             let scores = scores.as_mut_ptr().add(lane);
             let old = s.load(maxima.as_ptr().add(lane));

@@ -6,15 +6,15 @@
 use std::ops::Range;
 
 use fox_tensor::{
-    AttentionWeights, Mask, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result, Segment, Slab,
-    Tensor, gathered_attention, held_pages,
+    AttentionWeights, Error, Mask, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result, Segment,
+    Slab, Tensor, check_paged_attention, gathered_attention, held_pages,
 };
 use rayon::prelude::*;
 
 use super::BLOCK;
 use super::decode::MAX_QUERIES;
 use super::forward::Forward;
-use super::plan::{Prefix, View, Visits};
+use super::visits::{Prefix, View, Visits};
 use crate::Cpu;
 use crate::pool::Buffer;
 use crate::shared::Shared;
@@ -31,6 +31,7 @@ impl PagedOps for Cpu {
         keys: &[&dyn PagedKeys],
         spec: &PagedSpec,
     ) -> Result<Tensor> {
+        check_paged_attention(self, q, keys, spec)?;
         match spec.weights {
             AttentionWeights::Softmax => self.run(|| forward(self, q, keys, spec)),
             AttentionWeights::StickBreaking => gathered_attention(q, keys, spec),
@@ -46,7 +47,7 @@ const CHUNK: usize = 16;
 const GRAIN: usize = 1 << 17;
 
 /// Everything the tasks of one call share.
-struct Job<'a> {
+struct PagedAttention<'a> {
     cpu: &'a Cpu,
     spec: &'a PagedSpec,
     q: &'a [f32],
@@ -73,12 +74,19 @@ impl<'a> Unit<'a> {
 pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&dyn PagedKeys], spec: &PagedSpec) -> Result<Tensor> {
     let mut o = cpu.pool().zeros(q.len())?;
     let mut lse = cpu.pool().take(q.rows() * spec.heads)?;
-    let job = Job { cpu, spec, q: cpu.real(q), o: Shared::new(&mut o), lse: Shared::new(&mut lse) };
+    let call = PagedAttention {
+        cpu,
+        spec,
+        q: cpu.real(q),
+        o: Shared::new(&mut o),
+        lse: Shared::new(&mut lse),
+    };
     let mut units = Vec::new();
     for (s, segment) in spec.segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
         for kv_head in 0..spec.kv_heads {
             let keys = keys[s];
-            let k_len = keys.seen() - keys.first(kv_head);
+            // `PagedKeys` is a trait of the caller: its answers are not relied on.
+            let k_len = segment.k_len.saturating_sub(keys.first(kv_head)).max(segment.q_len);
             units.push(Unit { keys, kv_head, segment: Segment { k_start: 0, k_len, ..*segment } });
         }
     }
@@ -90,15 +98,15 @@ pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&dyn PagedKeys], spec: &PagedSpec)
     units.par_iter().with_min_len(together).try_for_each(|unit| {
         let heads = unit.kv_head * group..(unit.kv_head + 1) * group;
         if unit.segment.q_len < MAX_QUERIES {
-            heads.into_iter().try_for_each(|head| job.decode(unit, head))
+            heads.into_iter().try_for_each(|head| call.decode(unit, head))
         } else {
-            heads.into_par_iter().try_for_each(|head| job.tiled(unit, head))
+            heads.into_par_iter().try_for_each(|head| call.tiled(unit, head))
         }
     })?;
     Ok(cpu.tensor(o, q.shape(), q.device()))
 }
 
-impl Job<'_> {
+impl PagedAttention<'_> {
     fn view(&self, unit: &Unit<'_>) -> View {
         View { mask: Mask::Causal, window: self.spec.window, own: true, k_len: unit.segment.k_len }
     }
@@ -119,6 +127,10 @@ impl Job<'_> {
             }
             Ok(out)
         };
+        if pages.len() * PAGE < segment.k_len {
+            let detail = format!("{} pages for {} keys", pages.len(), segment.k_len);
+            return Err(Error::argument("paged_attention", detail));
+        }
         let (k, v) = (gather(|slab| &slab.k)?, gather(|slab| &slab.v)?);
         let own = head % (self.spec.heads / self.spec.kv_heads);
         let group = unit.keys.shape().group;

@@ -7,7 +7,11 @@ pub mod thin;
 
 use std::sync::Arc;
 
-use fox_tensor::{BATCH_INVARIANT_ROWS, Device, LinearOps, PackOps, Result, Tensor, WeightFormat};
+use fox_tensor::{
+    BATCH_INVARIANT_ROWS, Device, LinearOps, PackOps, Result, Tensor, WeightFormat,
+    check_linear_bwd_bias, check_linear_bwd_input, check_linear_bwd_weight, check_linear_fwd,
+    check_pack_weight,
+};
 
 use crate::Cpu;
 use packed::Packed;
@@ -17,6 +21,7 @@ use thin::{Plain, multiply_thin};
 
 impl LinearOps for Cpu {
     fn linear_fwd(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        check_linear_fwd(self, x, w, bias)?;
         let (rows, inner, width) = (x.rows(), x.cols(), w.rows());
         let (level, pool, device) = (self.level(), self.pool(), x.device());
         let (x, bias) = (self.real(x), bias.map(|bias| self.real(bias)));
@@ -51,6 +56,7 @@ impl LinearOps for Cpu {
     }
 
     fn linear_bwd_input(&self, dy: &Tensor, w: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        check_linear_bwd_input(self, dy, w, acc.as_ref())?;
         let (rows, width, inner) = (dy.rows(), dy.cols(), w.cols());
         let a = Matrix::new(self.real(dy), rows, width);
         let b = Matrix::new(self.real(w), width, inner);
@@ -58,6 +64,7 @@ impl LinearOps for Cpu {
     }
 
     fn linear_bwd_weight(&self, dy: &Tensor, x: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        check_linear_bwd_weight(self, dy, x, acc.as_ref())?;
         let (rows, width, inner) = (dy.rows(), dy.cols(), x.cols());
         let a = Matrix::new(self.real(dy), rows, width).t();
         let b = Matrix::new(self.real(x), rows, inner);
@@ -65,6 +72,7 @@ impl LinearOps for Cpu {
     }
 
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        check_linear_bwd_bias(self, dy, acc.as_ref())?;
         let x = self.real(dy);
         self.accumulate(acc, [dy.cols()], dy.device(), |sum| add_column_sums(x, sum))
     }
@@ -72,6 +80,7 @@ impl LinearOps for Cpu {
 
 impl PackOps for Cpu {
     fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> Result<Option<Tensor>> {
+        check_pack_weight(self, w)?;
         let data = self.real(w);
         let packed = self.run(|| Packed::new(self.pool(), data, w.rows(), w.cols(), format))?;
         Ok(Some(match packed {

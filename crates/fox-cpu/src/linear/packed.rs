@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use fox_tensor::{INT8_BLOCK as BLOCK, Result, Storage, WeightFormat};
+use fox_tensor::{DType, INT8_BLOCK as BLOCK, Result, Storage, WeightFormat};
 use rayon::prelude::*;
 
 use super::product::{Matrix, multiply_columns};
@@ -162,6 +162,14 @@ impl Storage for Packed {
     fn as_any_mut(&mut self) -> &mut dyn Any {
         self
     }
+
+    fn holds(&self, len: usize, dtype: DType) -> bool {
+        self.rows * self.cols == len && dtype == DType::F32
+    }
+
+    fn is_packed(&self) -> bool {
+        true
+    }
 }
 
 impl Weights for Bf16<'_> {
@@ -169,6 +177,10 @@ impl Weights for Bf16<'_> {
 
     fn row_bytes(self) -> usize {
         2 * self.padded
+    }
+
+    fn holds(self, rows: usize, inner: usize) -> bool {
+        self.padded == inner && self.data.len() == rows * inner
     }
 
     #[inline(always)]
@@ -199,6 +211,10 @@ impl Weights for Int8<'_> {
 
     fn row_bytes(self) -> usize {
         self.padded + 4 * self.padded / BLOCK
+    }
+
+    fn holds(self, rows: usize, inner: usize) -> bool {
+        self.padded == inner && self.data.len() == rows * inner
     }
 
     #[inline(always)]

@@ -25,6 +25,8 @@ pub trait Weights: Copy + Send + Sync {
     const BLOCK: usize;
     /// Bytes of a row.
     fn row_bytes(self) -> usize;
+    /// Whether there are `rows` rows of `inner` values each.
+    fn holds(self, rows: usize, inner: usize) -> bool;
     /// `LANES` values of row `n` from `at` on.
     ///
     /// # Safety
@@ -50,6 +52,10 @@ impl Weights for Plain<'_> {
 
     fn row_bytes(self) -> usize {
         4 * self.inner
+    }
+
+    fn holds(self, rows: usize, inner: usize) -> bool {
+        self.inner == inner && self.data.len() == rows * inner
     }
 
     #[inline(always)]
@@ -230,6 +236,7 @@ pub fn multiply_thin<W: Weights>(
     width: usize,
 ) {
     assert!(inner > 0 && x.len().is_multiple_of(inner) && y.len() == x.len() / inner * width);
+    assert!(w.holds(width, inner) && bias.is_none_or(|bias| bias.len() == width));
     assert!(W::BLOCK == 0 || (inner.is_multiple_of(W::BLOCK) && W::BLOCK.is_multiple_of(16)));
     let row = w.row_bytes().max(1);
     let share = row * width / (TASKS_PER_THREAD * rayon::current_num_threads());

@@ -9,7 +9,7 @@
 use fox_tensor::Result;
 
 use super::kernels;
-use super::{Job, Unit};
+use super::{Scan, Unit};
 use crate::Cpu;
 use crate::linear::{Matrix, multiply_here};
 use crate::pool::Buffer;
@@ -67,15 +67,15 @@ impl Channels {
     }
 
     /// Gathers a chunk.
-    pub fn load(&mut self, job: &Job<'_>, unit: &Unit, row: usize, n: usize) {
-        let (dk, level) = (self.dk, job.cpu.level());
-        let (len, stride) = (n * dk, job.spec.heads * dk);
+    pub fn load(&mut self, scan: &Scan<'_>, unit: &Unit, row: usize, n: usize) {
+        let (dk, level) = (self.dk, scan.cpu.level());
+        let (len, stride) = (n * dk, scan.spec.heads * dk);
         self.n = n;
-        let log_decay = job.log_decay.unwrap_or_default();
+        let log_decay = scan.log_decay.unwrap_or_default();
         for r in 0..n {
             let from = (row + r) * stride + unit.first_head * dk;
-            self.q[r * dk..][..dk].copy_from_slice(&job.q[from..][..dk]);
-            self.k[r * dk..][..dk].copy_from_slice(&job.k[from..][..dk]);
+            self.q[r * dk..][..dk].copy_from_slice(&scan.q[from..][..dk]);
+            self.k[r * dk..][..dk].copy_from_slice(&scan.k[from..][..dk]);
             let log_decay = &log_decay[from..][..dk];
             kernels::exponential(level, log_decay, &mut self.decay[r * dk..][..dk]);
         }

@@ -29,14 +29,14 @@ mod solve;
 
 use fox_tensor::{
     Result, ScanExtras, ScanGrads, ScanInputs, ScanOps, ScanOut, ScanSpec, Segment, StateUpdate,
-    Tensor,
+    Tensor, check_scan_bwd, check_scan_fwd,
 };
 use rayon::prelude::*;
 
 use crate::Cpu;
 use crate::linear::Matrix;
 use crate::pool::Buffer;
-use crate::rows::{rows_per_task, sum_parts};
+use crate::rows::{rows_per_task, sum_partials};
 use crate::shared::Shared;
 use backward::{Backward, Outputs};
 use forward::Forward;
@@ -48,6 +48,7 @@ impl ScanOps for Cpu {
         spec: &ScanSpec,
         keep: ScanExtras,
     ) -> Result<ScanOut> {
+        check_scan_fwd(self, inputs, spec)?;
         self.run(|| forward(self, inputs, spec, keep))
     }
 
@@ -58,6 +59,7 @@ impl ScanOps for Cpu {
         saved: Option<&Tensor>,
         spec: &ScanSpec,
     ) -> Result<ScanGrads> {
+        check_scan_bwd(self, d_out, inputs, saved, spec)?;
         self.run(|| backward(self, d_out, inputs, saved, spec))
     }
 }
@@ -70,7 +72,7 @@ pub const CHUNK: usize = 64;
 const HEADS_PER_UNIT: usize = 4;
 
 /// Everything the kernels of one call share.
-struct Job<'a> {
+struct Scan<'a> {
     cpu: &'a Cpu,
     spec: &'a ScanSpec,
     q: &'a [f32],
@@ -97,9 +99,9 @@ struct Unit {
     chunks_before: usize,
 }
 
-impl<'a> Job<'a> {
+impl<'a> Scan<'a> {
     fn new(cpu: &'a Cpu, inputs: &ScanInputs<'a>, spec: &'a ScanSpec) -> Self {
-        Job {
+        Scan {
             cpu,
             spec,
             q: cpu.real(inputs.q),
@@ -189,10 +191,10 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The inverse of [`Job::load_state`], to `[segments, H, dk, dv]`.
-fn store_state(job: &Job<'_>, unit: &Unit, state: &[f32], out: Shared<'_>) {
-    let (dk, dv) = (job.spec.key_dim, job.spec.value_dim);
-    let first = (unit.index * job.spec.heads + unit.first_head) * dk * dv;
+/// The inverse of [`Scan::load_state`], to `[segments, H, dk, dv]`.
+fn store_state(scan: &Scan<'_>, unit: &Unit, state: &[f32], out: Shared<'_>) {
+    let (dk, dv) = (scan.spec.key_dim, scan.spec.value_dim);
+    let first = (unit.index * scan.spec.heads + unit.first_head) * dk * dv;
     // SAFETY: the states of a unit's heads are adjacent, and no other unit has them.
     let own = unsafe { out.slice(first, unit.heads * dk * dv) };
     for (c, row) in state.chunks_exact(unit.heads * dv).enumerate() {
@@ -209,26 +211,26 @@ pub fn forward(
     spec: &ScanSpec,
     keep: ScanExtras,
 ) -> Result<ScanOut> {
-    let job = Job::new(cpu, inputs, spec);
+    let scan = Scan::new(cpu, inputs, spec);
     let segments = spec.segments.len();
     let mut o = cpu.pool().zeros(inputs.v.len())?;
     let optional = |on: bool, len: usize| cpu.pool().take(if on { len } else { 0 });
     let mut state = optional(keep.state, segments * spec.state_len())?;
-    let mut saved = optional(keep.backward, job.chunks() * spec.state_len())?;
+    let mut saved = optional(keep.backward, scan.chunks() * spec.state_len())?;
     {
         let (o, state) = (Shared::new(&mut o), Shared::new(&mut state));
         let saved = keep.backward.then(|| Shared::new(&mut saved));
-        job.units().par_iter().try_for_each(|unit| {
-            let mut pass = Forward::new(&job, unit)?;
+        scan.units().par_iter().try_for_each(|unit| {
+            let mut pass = Forward::new(&scan, unit)?;
             pass.run(o, saved);
             if keep.state {
-                store_state(&job, unit, pass.state(), state);
+                store_state(&scan, unit, pass.state(), state);
             }
             Ok::<_, fox_tensor::Error>(())
         })?;
     }
     let device = inputs.v.device();
-    let (chunks, len) = (job.chunks(), spec.state_len());
+    let (chunks, len) = (scan.chunks(), spec.state_len());
     Ok(ScanOut {
         o: cpu.tensor(o, inputs.v.shape(), device),
         state: keep.state.then(|| cpu.tensor(state, [segments, len], device)),
@@ -256,8 +258,12 @@ pub fn backward(
             }
         }
     };
-    let job = Job::new(cpu, inputs, spec);
-    let (parts, keys) = (job.parts(), inputs.k.len());
+    let scan = Scan::new(cpu, inputs, spec);
+    if saved.len() != scan.chunks() * spec.state_len() {
+        let detail = format!("saved states of shape {}, which are not of this call", saved.shape());
+        return Err(fox_tensor::Error::argument("scan_bwd", detail));
+    }
+    let (parts, keys) = (scan.parts(), inputs.k.len());
     let mut dq = cpu.pool().zeros(parts * keys)?;
     let mut dk = cpu.pool().zeros(parts * keys)?;
     let mut dv = cpu.pool().zeros(inputs.v.len())?;
@@ -276,13 +282,13 @@ pub fn backward(
             dskip: Shared::new(&mut dskip_parts),
         };
         let (d_out, saved) = (cpu.real(d_out), cpu.real(saved));
-        job.units()
+        scan.units()
             .par_iter()
-            .try_for_each(|unit| Backward::new(&job, unit, d_out, saved)?.run(&out))?;
+            .try_for_each(|unit| Backward::new(&scan, unit, d_out, saved)?.run(&out))?;
     }
     let device = inputs.v.device();
     let mut dskip = cpu.pool().zeros(spec.heads)?;
-    sum_parts(&dskip_parts, &mut dskip);
+    sum_partials(&dskip_parts, &mut dskip);
     let like = |data: Buffer, x: &Tensor| cpu.tensor(data, x.shape(), device);
     Ok(ScanGrads {
         dq: like(sum_units(cpu, dq, keys)?, inputs.q),

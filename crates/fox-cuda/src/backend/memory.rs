@@ -123,18 +123,22 @@ impl fox_tensor::Memory for Cuda {
     }
 
     fn download(&self, x: &Tensor, out: &mut [f32]) -> fox_tensor::Result<()> {
+        fox_tensor::check_download(self, x, out.len())?;
         Ok(self.download_into(x, out)?)
     }
 
     fn download_f64(&self, x: &Tensor) -> fox_tensor::Result<Vec<f64>> {
+        fox_tensor::check_download(self, x, x.len())?;
         Ok(self.download_f32(x)?.into_iter().map(f64::from).collect())
     }
 
     fn download_i32(&self, x: &Tensor) -> fox_tensor::Result<Vec<i32>> {
+        fox_tensor::check_ints(self, x)?;
         Ok(self.ints(x)?.to_vec())
     }
 
     fn fill(&self, x: &mut Tensor, value: f32) -> fox_tensor::Result<()> {
+        fox_tensor::check_fill(self, x)?;
         Ok(self.timed("fill", || self.fill_with(x, value))?)
     }
 
@@ -146,14 +150,34 @@ impl fox_tensor::Memory for Cuda {
         dst_row: usize,
         count: usize,
     ) -> fox_tensor::Result<()> {
+        fox_tensor::check_copy_rows(self, src, src_row, dst, dst_row, count)?;
         Ok(self.timed("copy_rows", || self.copy_some_rows(src, src_row, dst, dst_row, count))?)
     }
 
+    fn copy_columns(
+        &self,
+        src: &Tensor,
+        (row, column): (usize, usize),
+        dst: &mut Tensor,
+        dst_row: usize,
+        count: usize,
+    ) -> fox_tensor::Result<()> {
+        fox_tensor::check_copy_columns(self, src, (row, column), dst, dst_row, count)?;
+        let (d, per_row) = (dst.cols(), src.cols() / dst.cols());
+        let src = src.reshape([src.rows() * per_row, d])?;
+        for r in 0..count {
+            self.copy_rows(&src, (row + r) * per_row + column / d, dst, dst_row + r, 1)?;
+        }
+        Ok(())
+    }
+
     fn id_out_of_range(&self, ids: &Tensor, range: IdRange) -> fox_tensor::Result<Option<i32>> {
+        fox_tensor::check_ints(self, ids)?;
         Ok(self.bad_id(ids, range)?)
     }
 
     fn add(&self, acc: Tensor, x: &Tensor) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_add(self, &acc, x)?;
         Ok(self.timed("add", || self.add_to(acc, x))?)
     }
 }

@@ -24,8 +24,8 @@ use fox_tensor::{Backend, Caps, DType, Device, OpTime, Shape, Span, Tensor};
 use crate::launch::Kernel;
 use crate::nccl::Connection;
 use crate::ops::linear::Gemm;
-use crate::ops::packed::{Packed, Unpack};
-use crate::ops::{decode, scan};
+use crate::ops::packed::{Dequantize, Packed};
+use crate::ops::scan;
 use crate::recent::Recent;
 use crate::{Buffer, Error, Gpu, Result, Source};
 use profile::Profiler;
@@ -45,7 +45,7 @@ pub enum Precision {
 pub struct Cuda {
     pub(crate) precision: Precision,
     pub(crate) name: &'static str,
-    /// Whether decode steps go op by op even where one launch could do them.
+    /// Whether decoding runs op by op instead of in slots.
     op_by_op: bool,
     pub(crate) profiler: Profiler,
     pub(crate) row_tables: RowTables,
@@ -55,10 +55,9 @@ pub struct Cuda {
     pub(crate) delta_kernels: scan::delta::DeltaKernels,
     pub(crate) chunk_tables: scan::chunks::ChunkTables,
     /// By the type of the numbers, and whether eight of them are unpacked at once.
-    pub(crate) unpack_kernels: Recent<(DType, bool), Unpack>,
+    pub(crate) dequantize_kernels: Recent<(DType, bool), Dequantize>,
     /// Kernels for few rows, by their defines.
     pub(crate) step_kernels: Recent<Vec<String>, Kernel>,
-    pub(crate) exchange: decode::Exchange,
     pub(crate) connection: Connection,
     pub(crate) gemm: Gemm,
     // Dropped last: everything above holds its memory.
@@ -91,16 +90,15 @@ impl Cuda {
             scan_kernels: Recent::default(),
             delta_kernels: Recent::default(),
             chunk_tables: Recent::default(),
-            unpack_kernels: Recent::default(),
+            dequantize_kernels: Recent::default(),
             step_kernels: Recent::default(),
-            exchange: decode::Exchange::default(),
             connection: Connection::default(),
             gemm: Gemm::new(&gpu)?,
             gpu,
         })
     }
 
-    /// Decode steps op by op, even where one launch could do them. For comparisons.
+    /// Decodes op by op instead of in slots, for comparisons.
     pub fn op_by_op(mut self, on: bool) -> Self {
         self.op_by_op = on;
         self
@@ -303,12 +301,12 @@ impl Backend for Cuda {
         Caps {
             activation_type: self.activations(),
             decode_batch: crate::ops::linear::thin::MAX_BATCH,
+            compiles_kernels: true,
             recompute: Some(self),
             linear_group: Some(self),
             packing: Some(self),
             paged: Some(self),
-            decode: (!self.op_by_op).then_some(self),
-            streams: (!self.op_by_op).then_some(self),
+            slots: (!self.op_by_op).then_some(self),
             peers: Some(self),
         }
     }

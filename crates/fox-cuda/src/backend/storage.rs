@@ -52,6 +52,16 @@ impl Data {
         })
     }
 
+    /// Number of elements.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Data::F32(x) | Data::Halves(x) => x.len(),
+            Data::Bf16(x) => x.len(),
+            Data::I32(x) => x.len(),
+            Data::Packed(x) => x.len(),
+        }
+    }
+
     pub(crate) fn dtype(&self) -> DType {
         match self {
             Data::F32(_) | Data::Halves(_) | Data::Packed(_) => DType::F32,
@@ -187,6 +197,12 @@ impl Storage for Memory {
     }
     fn as_any_mut(&mut self) -> &mut dyn Any {
         self
+    }
+    fn holds(&self, len: usize, dtype: DType) -> bool {
+        dtype == self.data.dtype() && self.data.len() == len
+    }
+    fn is_packed(&self) -> bool {
+        matches!(self.data, Data::Packed(_))
     }
 }
 

@@ -1,21 +1,19 @@
-// Weights in 8 bits: INT8_BLOCK values of a row share a scale, and rows are padded with zeros to whole blocks. A
-// product reads a value as q * scale, rounded to its type: all kernels dequantize through this function, so that bits
-// agree.
+// int8 weights: INT8_BLOCK values of a row share a scale, and rows are zero-padded to whole blocks. A matmul reads a value
+// as q * scale, rounded to its type. All kernels dequantize with the functions below, so that their bits agree.
 #pragma once
+#include "constants.cuh"
 #include "ptx.cuh"
 
-constexpr int INT8_BLOCK = 64;
-
-// Blocks of a row, which are also its scales.
+// Blocks of a row, which is also the number of its scales.
 DEVICE int int8_blocks(int width) { return (width + INT8_BLOCK - 1) / INT8_BLOCK; }
 
-// Byte i of a word whose bytes have their first bits flipped, without a conversion, of which a GPU does few at a time:
-// as the last bits of 2^23 it is q + 128 above that.
+// Byte i of a word whose sign bits are flipped, as a float. Avoids the conversion instruction, which has a low throughput:
+// as the low mantissa bits of 2^23 the byte adds q + 128.
 DEVICE float int8_value(u32 flipped, int i) {
     return __uint_as_float(__byte_perm(flipped, 0x4b000000, 0x7540 + i)) - 8388736.f;
 }
 
-// Eight values times their scale.
+// Dequantizes eight values.
 DEVICE void int8_values(float (&y)[8], uint2 q, float scale) {
     q.x ^= 0x80808080u, q.y ^= 0x80808080u;
 #pragma unroll

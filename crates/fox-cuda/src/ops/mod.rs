@@ -6,7 +6,7 @@
 pub mod attention;
 pub(crate) mod columns;
 mod conv;
-pub(crate) mod decode;
+mod decode;
 pub(crate) mod elementwise;
 mod embedding;
 mod gate;
@@ -25,16 +25,15 @@ mod recompute;
 pub(crate) mod scan;
 mod sink;
 mod stick;
-mod streams;
 mod time_step;
 mod update;
 
-use crate::Source;
+use crate::{Generation, Source};
 
-/// The sources of decode steps over slots.
-pub fn stream_sources() -> Vec<Source> {
+/// The sources of decode steps.
+pub fn decode_sources() -> Vec<Source> {
     let mut sources: Vec<Source> =
-        streams::variants(true).into_iter().map(|(source, _)| source).collect();
+        decode::variants(Generation::Hopper).into_iter().map(|(source, _)| source).collect();
     sources.extend(packed::variants().into_iter().map(|(source, _)| source));
     sources.sort_by_key(|source| source.name);
     sources.dedup();
@@ -43,11 +42,10 @@ pub fn stream_sources() -> Vec<Source> {
 
 /// Typical variants of all kernels, and every variant of the attention kernels that a device can be asked
 /// for: source and defines. For compilation checks.
-pub fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
+pub fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
     let ops = [
         columns::variants,
         conv::variants,
-        decode::variants,
         elementwise::variants,
         embedding::variants,
         gate::variants,
@@ -68,8 +66,8 @@ pub fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
         time_step::variants,
         update::variants,
     ];
-    let mut all = attention::variants(hopper);
-    all.extend(streams::variants(hopper));
+    let mut all = attention::variants(generation);
+    all.extend(decode::variants(generation));
     all.extend(ops.iter().flat_map(|variants| variants()));
     all
 }
@@ -100,7 +98,7 @@ mod tests {
         let files: BTreeSet<&str> = names.iter().map(String::as_str).collect();
         assert_eq!(files.len(), names.len(), "two files have the same name: {names:?}");
         let mut texts = BTreeMap::new();
-        for (source, _) in variants(true) {
+        for (source, _) in variants(Generation::Hopper) {
             assert_eq!(*texts.entry(source.name).or_insert(source.text), source.text);
         }
         assert_eq!(files, texts.into_keys().collect());

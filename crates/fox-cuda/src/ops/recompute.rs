@@ -14,6 +14,7 @@ impl RecomputeOps for Cuda {
         saved: &NormSaved<'_>,
         dw_acc: Option<Tensor>,
     ) -> fox_tensor::Result<(NormGrads, Tensor)> {
+        fox_tensor::check_add_rms_norm_bwd(self, dy, dsum.as_ref(), saved, dw_acc.as_ref())?;
         let y = self.uninit(saved.sum.shape(), self.activations(), saved.sum.device())?;
         let work = || self.norm_backward(dy, dsum, saved, dw_acc, Some(&y));
         Ok((self.timed("add_rms_norm bwd", work)?, y))
@@ -24,6 +25,7 @@ impl RecomputeOps for Cuda {
         dy: Tensor,
         inputs: &GatedNormInputs<'_>,
     ) -> fox_tensor::Result<(GatedNormGrads, Tensor)> {
+        fox_tensor::check_gated_norm_bwd(self, &dy, inputs)?;
         Ok(self.timed("gated_norm bwd", || self.gated_backward_with_output(dy, inputs))?)
     }
 
@@ -33,6 +35,7 @@ impl RecomputeOps for Cuda {
         x: Tensor,
         act: Activation,
     ) -> fox_tensor::Result<(Tensor, Tensor)> {
+        fox_tensor::check_glu_bwd(self, &dy, &x)?;
         Ok(self.timed("glu bwd", || self.glu_backward_with_output(dy, x, act))?)
     }
 }

@@ -8,10 +8,12 @@
 //! In a launch a field has its natural type: sizes are `usize`, flags are `bool`. A kernel takes both as
 //! `int`. A size that does not fit is an [`Error::TooLarge`] that names kernel, field and value.
 
+mod constants;
 mod declaration;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub(crate) use constants::{MAX_K_SPLITS, MAX_KV_SPLITS, constants_header};
 pub(crate) use declaration::{
     CppName, CppType, Declaration, Field, Float2, Float4, Int2, Kind, Real, header,
 };

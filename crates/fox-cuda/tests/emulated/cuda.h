@@ -79,7 +79,7 @@ inline float bf16_to_float(u16 x) { return __uint_as_float(u32(x) << 16); }
 inline float bf16_lo(u32 x) { return bf16_to_float(u16(x)); }
 inline float bf16_hi(u32 x) { return bf16_to_float(u16(x >> 16)); }
 inline u32 pack_bf16(float lo, float hi) { return float_to_bf16(lo) | u32(float_to_bf16(hi)) << 16; }
-inline float floored_log_gate(float x) { return x < -1e3f ? -1e3f : x; }
+inline float clamp_log_gate(float x) { return x < -1e3f ? -1e3f : x; }
 
 // Fibers that wait for each other: those of a warp, or of the block.
 struct Meeting {

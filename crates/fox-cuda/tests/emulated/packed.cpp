@@ -6,7 +6,7 @@ static void check(int width) {
     std::vector<signed char> values[2];
     std::vector<float> scales[2], x[2];
     std::vector<real> y[2];
-    UnpackInt8 unpack{};
+    DequantInt8 unpack{};
     unpack.width = width;
     for (int n = 0; n < 2; ++n) {
         x[n] = numbers(rows[n] * width);
@@ -17,12 +17,12 @@ static void check(int width) {
             if (n == 1) x[n][width + c] = c ? 1e-3f : 1e6f;
         }
         values[n].assign(rows[n] * padded, 77), scales[n].assign(rows[n] * blocks, NAN);
-        PackInt8 p{values[n].data(), scales[n].data(), x[n].data(), rows[n], width};
-        launch({2, 1, 1}, THREADS, [&] { pack_int8(p); });
+        QuantInt8 p{values[n].data(), scales[n].data(), x[n].data(), rows[n], width};
+        launch({2, 1, 1}, THREADS, [&] { quantize_int8(p); });
         y[n].assign(rows[n] * width + 8, to_real(77.f));
-        unpack.parts[n] = UnpackPart{values[n].data(), scales[n].data(), y[n].data(), rows[n] * width / VEC};
+        unpack.matrices[n] = DequantMatrix{values[n].data(), scales[n].data(), y[n].data(), rows[n] * width / VEC};
     }
-    launch({1, 2, 1}, THREADS, [&] { unpack_int8(unpack); });
+    launch({1, 2, 1}, THREADS, [&] { dequantize_int8(unpack); });
     for (int n = 0; n < 2; ++n) {
         for (int i = 0; i < rows[n] * padded; ++i) {
             const int row = i / padded, column = i % padded, first = column / INT8_BLOCK * INT8_BLOCK;

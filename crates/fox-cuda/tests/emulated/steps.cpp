@@ -1,11 +1,11 @@
 // From raw projections to the output of attention, over pages, and the norms of the stream, against f64.
-#include "stream.cuh"
+#include "decode.cuh"
 #include "params.cuh"
 namespace rows {
-#include "stream_rows.cu"
+#include "decode_rows.cu"
 }
 namespace attention {
-#include "stream_attention.cu"
+#include "decode_attention.cu"
 }
 
 typedef std::vector<float> Floats;
@@ -86,17 +86,17 @@ static void check(const Options& o, const std::vector<int>& lengths) {
 
     std::vector<Sequence> sequences;
     for (int length : lengths) sequences.emplace_back(length, o);
-    std::vector<StreamToken> tokens(ROWS, StreamToken{-1, 0, 0, 0});
-    std::vector<StreamTable> tables(SLOTS * LAYERS);
+    std::vector<DecodeToken> tokens(ROWS, DecodeToken{-1, 0, 0, 0});
+    std::vector<DecodeTable> tables(SLOTS * LAYERS);
     Doubles now(SLOTS * LAYERS * heads);
     std::vector<u16> last = narrow_numbers(SLOTS * LAYERS * 2 * raw_width);
     int most = 1;
     for (size_t s = 0; s < sequences.size(); ++s) {
         const int place = slot_of[s] * LAYERS + LAYER, length = lengths[s];
-        tokens[row_of[s]] = StreamToken{slot_of[s], 0, length, 0};
-        tables[place] = StreamTable{sequences[s].pages.data(), sequences[s].ends.data()};
+        tokens[row_of[s]] = DecodeToken{slot_of[s], 0, length, 0};
+        tables[place] = DecodeTable{sequences[s].pages.data(), sequences[s].ends.data()};
         for (int h = 0; h < heads && length > 0; ++h) now[place * heads + h] = sequences[s].sums.back()[h];
-        most = std::max(most, Runs(length).count);
+        most = std::max(most, KvSplits(length).count);
     }
     const Floats raw = numbers(ROWS * stride), gate_bias = numbers(heads, 1.f, 0.2f);
     const Floats q_norm = numbers(o.shared ? D : heads * D, 1.f, 0.2f), out_norm = numbers(heads * D, 1.f, 0.2f);
@@ -110,12 +110,12 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     }
     const std::vector<u16> last_before = last;
     const Doubles now_before = now, thresholds(heads, o.threshold);
-    Floats q(ROWS * heads * D, NAN), parts(size_t(ROWS) * heads * MAX_RUNS * (D + 4), NAN);
+    Floats q(ROWS * heads * D, NAN), partials(size_t(ROWS) * heads * MAX_KV_SPLITS * (D + 4), NAN);
     std::vector<u16> y(ROWS * heads * D);
 
-    StreamHeads h{};
+    DecodeHeads h{};
     h.rows = tokens.data(), h.raw = raw.data(), h.q = q.data(), h.tables = tables.data();
-    h.last = last.data(), h.now = now.data(), h.gate_bias = gate_bias.data();
+    h.last = last.data(), h.gate_sums = now.data(), h.gate_bias = gate_bias.data();
     h.q_norm = o.normed ? q_norm.data() : nullptr, h.k_norm = o.normed ? k_norm.data() : nullptr;
     h.rope = o.turned ? angles.data() : nullptr;
     for (int n = 0; n < 6; ++n) h.start[n] = start[n];
@@ -123,19 +123,19 @@ static void check(const Options& o, const std::vector<int>& lengths) {
     if (!o.gated) h.start[5] = -1;
     h.stride = stride, h.layers = LAYERS, h.layer = LAYER, h.heads = heads, h.kv_heads = kv_heads;
     h.q_shared = h.k_shared = o.shared, h.qk_eps = 1e-5f, h.scale = 1.f / sqrtf(D);
-    launch({unsigned(heads + 2 * kv_heads + 7) / 8, ROWS, 1}, 256, [&] { rows::stream_heads(h); });
+    launch({unsigned(heads + 2 * kv_heads + 7) / 8, ROWS, 1}, 256, [&] { rows::decode_heads(h); });
 
-    StreamAttention a{};
-    a.rows = tokens.data(), a.tables = tables.data(), a.q = q.data(), a.now = now.data();
-    a.thresholds = thresholds.data(), a.parts = parts.data(), a.layers = LAYERS, a.layer = LAYER;
+    DecodeAttentionParams a{};
+    a.rows = tokens.data(), a.tables = tables.data(), a.q = q.data(), a.gate_sums = now.data();
+    a.thresholds = thresholds.data(), a.partials = partials.data(), a.layers = LAYERS, a.layer = LAYER;
     a.heads = heads, a.kv_heads = kv_heads, a.window = o.window, a.gated = o.gated;
     const Index grid{unsigned(most), unsigned(kv_heads), ROWS};
-    launch(grid, 128, [&] { attention::stream_attention(a); });
+    launch(grid, 128, [&] { attention::decode_attention(a); });
 
-    StreamMerge m{};
-    m.rows = tokens.data(), m.parts = parts.data(), m.raw = raw.data(), m.norm = out_norm.data(), m.y = y.data();
+    DecodeMerge m{};
+    m.rows = tokens.data(), m.partials = partials.data(), m.raw = raw.data(), m.norm = out_norm.data(), m.y = y.data();
     m.stride = stride, m.heads = heads, m.gate = start[6], m.act = ACT_SIGMOID, m.eps = 1e-6f;
-    launch({unsigned(heads + 7) / 8, ROWS, 1}, 256, [&] { rows::stream_merge(m); });
+    launch({unsigned(heads + 7) / 8, ROWS, 1}, 256, [&] { rows::decode_merge(m); });
 
     for (size_t s = 0; s < sequences.size(); ++s) {
         Sequence& own = sequences[s];
@@ -193,18 +193,18 @@ static void check(const Options& o, const std::vector<int>& lengths) {
 // The stream begins with embedded tokens; then a product is added, which may have been left in runs.
 static void check_norms(int runs) {
     const int width = 1088;
-    std::vector<StreamToken> tokens;
-    for (int row = 0; row < ROWS; ++row) tokens.push_back(StreamToken{0, row % 3, 0, 0});
+    std::vector<DecodeToken> tokens;
+    for (int row = 0; row < ROWS; ++row) tokens.push_back(DecodeToken{0, row % 3, 0, 0});
     const std::vector<u16> embeddings = narrow_numbers(3 * width);
     const Floats delta = numbers(runs * ROWS * width), norm = numbers(width, 1.f, 0.1f);
     Floats h(ROWS * width, NAN);
     std::vector<u16> x(ROWS * width);
-    StreamNorm p{};
+    DecodeNorm p{};
     p.rows = tokens.data(), p.embeddings = embeddings.data(), p.h = h.data(), p.delta = delta.data();
-    p.norm = norm.data(), p.x = x.data(), p.width = width, p.runs = runs, p.eps = 1e-6f;
-    launch({ROWS, 1, 1}, 256, [&] { rows::stream_norm(p); });
+    p.norm = norm.data(), p.x = x.data(), p.width = width, p.k_splits = runs, p.eps = 1e-6f;
+    launch({ROWS, 1, 1}, 256, [&] { rows::decode_norm(p); });
     p.embeddings = nullptr;
-    launch({ROWS, 1, 1}, 256, [&] { rows::stream_norm(p); });
+    launch({ROWS, 1, 1}, 256, [&] { rows::decode_norm(p); });
     for (int row = 0; row < ROWS; ++row) {
         Doubles want(width);
         double squares = 0.0;

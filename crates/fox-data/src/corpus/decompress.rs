@@ -13,7 +13,7 @@ use super::files::{Compression, CorpusFile};
 use super::source::SourceReader;
 use crate::error::{Error, Result};
 
-/// Text is handed on in pieces of this size.
+/// Size of the read buffers.
 const BUFFER: usize = 256 * 1024;
 
 pub(super) type Reader = BufReader<Box<dyn Read + Send>>;
@@ -46,7 +46,7 @@ pub(super) fn open(file: &CorpusFile, count: Arc<AtomicU64>) -> Result<Contents>
     Ok(Contents { reader, skipped })
 }
 
-/// What to say about a read error of this file.
+/// The error for a failed read of this file.
 pub(super) fn read_error(file: &CorpusFile, error: io::Error) -> Error {
     let now = fs::metadata(&file.path).map_or(file.bytes, |metadata| metadata.len());
     if now != file.bytes {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_follow_each_other_and_skippable_ones_are_passed_over() {
+    fn concatenated_and_skippable_frames_decode() {
         let mut file = compress_to_vec(&b"first "[..], CompressionLevel::Fastest);
         file.extend_from_slice(&0x184d_2a50_u32.to_le_bytes());
         file.extend_from_slice(&3_u32.to_le_bytes());

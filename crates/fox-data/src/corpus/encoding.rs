@@ -9,7 +9,7 @@ pub(super) const HEAD_BYTES: u64 = 1024;
 
 const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Bytes of a UTF-8 byte order mark at the beginning, which is no part of the text; an error for UTF-16 and UTF-32, with a
+/// Bytes of a UTF-8 byte order mark at the start, which does not belong to the text; an error for UTF-16 and UTF-32, with a
 /// mark or without.
 pub(super) fn mark_len(path: &Path, head: &[u8]) -> Result<u64> {
     if head.starts_with(UTF8_MARK) {
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_known_and_their_absence_too() {
+    fn detects_byte_order_marks() {
         let of = |head: &[u8]| mark_len(Path::new("x"), head).map_err(|e| e.to_string());
         let utf16 = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<_>>();
         let big = |text: &str| text.encode_utf16().flat_map(u16::to_be_bytes).collect::<Vec<_>>();

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endings_tell_the_kind() {
+    fn file_endings_select_the_format() {
         let kind = |name: &str| kind_of(Path::new(name));
         assert_eq!(kind("a/b.txt"), Some((Format::Text, Compression::None)));
         assert_eq!(kind("b.JSONL.zst"), Some((Format::JsonLines, Compression::Zstd)));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_walked_in_order_of_names() {
+    fn folders_are_walked_in_name_order() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("b/c")).unwrap();
         for name in ["z.txt", "a.jsonl", "b/c/d.txt", "b/.hidden.txt", "notes.pdf"] {

@@ -1,7 +1,7 @@
 //! JSON lines: one object per line, its text in one field or all of it.
 
 use std::fmt;
-use std::io::BufRead;
+use std::io::{BufRead, Read};
 
 use serde::Deserialize;
 use serde::de::{
@@ -13,10 +13,13 @@ use super::files::CorpusFile;
 use super::{Document, DocumentsOfFile, Record, RecordsOfFile};
 use crate::error::{Error, Result};
 
+/// Longest line. A few kilobytes of compressed data can hold a line of gigabytes.
+const MAX_LINE_BYTES: u64 = 256 << 20;
+
 /// The documents of a file, read line by line.
 pub(super) fn documents(file: &CorpusFile, contents: Contents, field: &str) -> DocumentsOfFile {
     let field = field.to_owned();
-    Box::new(JsonLines::new(file, contents, move |lines: &Place<'_>, line: &str| {
+    Box::new(JsonLines::new(file, contents, move |lines: &LinePosition<'_>, line: &str| {
         let mut deserializer = serde_json::Deserializer::from_str(line);
         let value = FieldOf(&field)
             .deserialize(&mut deserializer)
@@ -32,7 +35,7 @@ pub(super) fn documents(file: &CorpusFile, contents: Contents, field: &str) -> D
             }),
             None => Err(Error::MissingField {
                 path: lines.file.path.clone(),
-                place: format!("line {}", lines.number),
+                location: format!("line {}", lines.number),
                 field: field.clone(),
             }),
         }
@@ -41,18 +44,18 @@ pub(super) fn documents(file: &CorpusFile, contents: Contents, field: &str) -> D
 
 /// The objects of a file, whole, read line by line.
 pub(super) fn records(file: &CorpusFile, contents: Contents) -> RecordsOfFile {
-    Box::new(JsonLines::new(file, contents, |lines: &Place<'_>, line: &str| {
+    Box::new(JsonLines::new(file, contents, |lines: &LinePosition<'_>, line: &str| {
         serde_json::from_str::<Record>(line).map_err(|error| lines.bad(&error))
     }))
 }
 
 /// Which line is being read.
-struct Place<'a> {
+struct LinePosition<'a> {
     file: &'a CorpusFile,
     number: u64,
 }
 
-impl Place<'_> {
+impl LinePosition<'_> {
     fn bad(&self, error: &serde_json::Error) -> Error {
         Error::BadJsonLine {
             path: self.file.path.clone(),
@@ -72,7 +75,7 @@ struct JsonLines<P> {
     offset: u64,
 }
 
-impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> JsonLines<P> {
+impl<T, P: Fn(&LinePosition<'_>, &str) -> Result<T>> JsonLines<P> {
     fn new(file: &CorpusFile, contents: Contents, parse: P) -> Self {
         let Contents { reader, skipped: offset } = contents;
         JsonLines { file: file.clone(), reader, parse, line: Vec::new(), line_number: 0, offset }
@@ -83,11 +86,18 @@ impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> JsonLines<P> {
         loop {
             self.offset += self.line.len() as u64;
             self.line.clear();
-            let n = self
-                .reader
+            let n = (&mut self.reader)
+                .take(MAX_LINE_BYTES + 1)
                 .read_until(b'\n', &mut self.line)
                 .map_err(|error| read_error(&self.file, error))?;
             self.line_number += 1;
+            if n as u64 > MAX_LINE_BYTES {
+                return Err(Error::DocumentTooLarge {
+                    path: self.file.path.clone(),
+                    line: Some(self.line_number),
+                    limit: MAX_LINE_BYTES,
+                });
+            }
             if n == 0 {
                 return Ok(false);
             }
@@ -102,11 +112,11 @@ impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> JsonLines<P> {
             path: self.file.path.clone(),
             offset: self.offset + error.valid_up_to() as u64,
         })?;
-        (self.parse)(&Place { file: &self.file, number: self.line_number }, line)
+        (self.parse)(&LinePosition { file: &self.file, number: self.line_number }, line)
     }
 }
 
-impl<T, P: Fn(&Place<'_>, &str) -> Result<T>> Iterator for JsonLines<P> {
+impl<T, P: Fn(&LinePosition<'_>, &str) -> Result<T>> Iterator for JsonLines<P> {
     type Item = Result<T>;
 
     fn next(&mut self) -> Option<Result<T>> {

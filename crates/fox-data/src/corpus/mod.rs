@@ -2,13 +2,13 @@
 //!
 //! | ending | documents |
 //! |---|---|
-//! | `.txt`, `.text`, `.md` | the whole file, or its parts between separators |
+//! | `.txt`, `.text`, `.md` | the whole file, or the texts between separators |
 //! | `.jsonl`, `.ndjson`, `.json` | one JSON object per line, text in a chosen field |
 //! | `.parquet` | one row, text in a chosen column (feature `parquet`) |
 //!
 //! Text and JSON lines may also end in `.zst` or `.gz`. A folder gives the files of these kinds in it and below it, in the
-//! order of their paths; other files and hidden ones are passed over. Empty documents are passed over too, and counted. A
-//! UTF-8 byte order mark at the beginning of a file is no part of its text.
+//! order of their paths; other files and hidden ones are skipped. Empty documents are skipped too, and counted. A UTF-8
+//! byte order mark at the start of a file does not belong to its text.
 
 mod decompress;
 mod encoding;
@@ -190,7 +190,7 @@ impl Documents {
         self.file.as_ref()
     }
 
-    /// Empty documents passed over so far.
+    /// Empty documents skipped so far.
     pub fn empty(&self) -> u64 {
         self.empty
     }

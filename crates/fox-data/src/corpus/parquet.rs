@@ -76,7 +76,7 @@ pub(super) fn documents(file: &CorpusFile, field: &str) -> Result<DocumentsOfFil
         schema.get_fields().iter().find(|column| column.name() == field).ok_or_else(|| {
             Error::MissingField {
                 path: file.path.clone(),
-                place: "schema".into(),
+                location: "schema".into(),
                 field: field.to_owned(),
             }
         })?;
@@ -98,7 +98,7 @@ pub(super) fn documents(file: &CorpusFile, field: &str) -> Result<DocumentsOfFil
             }
             Err(_) => Err(Error::MissingField {
                 path: path.clone(),
-                place: "column of text".into(),
+                location: "column of text".into(),
                 field: field.clone(),
             }),
         }
@@ -132,7 +132,7 @@ mod tests {
     use parquet::schema::parser::parse_message_type;
 
     #[test]
-    fn the_text_column_gives_the_documents_in_order() {
+    fn parquet_documents_keep_row_order() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.parquet");
         let schema =

@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts what is read, and fails when the file has another size than it had when it was found: one that is still written,
-/// or was cut, would otherwise give a corpus that nobody asked for.
+/// Counts the bytes read, and fails when the size of the file changed since it was found: a file that is still being
+/// written, or was truncated, would give another corpus.
 pub(super) struct SourceReader {
     file: File,
     expected: u64,

@@ -2,27 +2,26 @@
 
 use super::DocumentLengths;
 
-/// A run of tokens inside one document.
+/// A chunk of consecutive tokens of one document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DocumentChunk {
     /// The document.
     pub document: u64,
-    /// Its first token that belongs to the piece.
+    /// Offset of its first token in the document.
     pub start: u64,
     /// The document's number among those that are long enough.
     pub ordinal: u64,
 }
 
-/// All pieces of a length: the first piece of every document, then the second of every document that has one, and so
-/// on.
+/// All chunks of a length: the first of every document, then the second of every document that has one, and so on.
 ///
-/// Where there are many documents, the first pieces are starts of different documents, which are independent; a few
-/// long documents still give many pieces. Documents shorter than the length have none.
+/// With many documents the first chunks are independent, since each starts another document; a few long documents still
+/// give many chunks. Documents shorter than the length have none.
 #[derive(Debug, Clone)]
 pub struct DocumentChunks<'a> {
     lengths: &'a DocumentLengths,
     length: u64,
-    /// Which piece of a document comes next.
+    /// Number of the chunk within its document.
     column: u64,
     document: u64,
     ordinal: u64,
@@ -30,13 +29,13 @@ pub struct DocumentChunks<'a> {
 }
 
 impl<'a> DocumentChunks<'a> {
-    /// DocumentChunks of `length` tokens, which must be above 0.
+    /// Chunks of `length` tokens, which must be above 0.
     pub fn new(lengths: &'a DocumentLengths, length: usize) -> Self {
         let length = length.max(1) as u64;
         DocumentChunks { lengths, length, column: 0, document: 0, ordinal: 0, too_short: 0 }
     }
 
-    /// Documents met so far that are too short.
+    /// Documents so far that are shorter than a chunk.
     pub fn too_short(&self) -> u64 {
         self.too_short
     }
@@ -73,12 +72,12 @@ mod tests {
 
     fn all(lens: &[u64], length: usize) -> Vec<(u64, u64, u64)> {
         let lengths = DocumentLengths::from_lens(lens.iter().copied());
-        let piece = |p: DocumentChunk| (p.document, p.start, p.ordinal);
-        DocumentChunks::new(&lengths, length).map(piece).collect()
+        let chunk = |p: DocumentChunk| (p.document, p.start, p.ordinal);
+        DocumentChunks::new(&lengths, length).map(chunk).collect()
     }
 
     #[test]
-    fn first_pieces_of_all_documents_come_before_any_second_one() {
+    fn first_chunks_of_all_documents_precede_second_ones() {
         let found = all(&[3, 9, 0, 4, 12], 4);
         let expected = [(1, 0, 0), (3, 0, 1), (4, 0, 2), (1, 4, 0), (4, 4, 2), (4, 8, 2)];
         assert_eq!(found, expected);
@@ -89,14 +88,14 @@ mod tests {
     #[test]
     fn short_documents_are_counted_once() {
         let lengths = DocumentLengths::from_lens([3, 9, 0, 4]);
-        let mut pieces = DocumentChunks::new(&lengths, 4);
+        let mut chunks = DocumentChunks::new(&lengths, 4);
         let counts: Vec<u64> =
-            std::iter::from_fn(|| pieces.next().map(|_| pieces.too_short())).collect();
+            std::iter::from_fn(|| chunks.next().map(|_| chunks.too_short())).collect();
         assert_eq!(counts, [1, 2, 2]);
     }
 
     #[test]
-    fn endless_documents_cost_nothing() {
+    fn endless_documents_are_not_enumerated() {
         let lengths = DocumentLengths::Uniform { documents: 1 << 40, len: 100 };
         let third = DocumentChunks::new(&lengths, 64).nth(2);
         assert_eq!(third, Some(DocumentChunk { document: 2, start: 0, ordinal: 2 }));

@@ -1,4 +1,4 @@
-//! Lengths of documents, and where a place in all of them together lies.
+//! Lengths of documents, and the document at a global token position.
 
 /// The lengths of all documents of a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl DocumentLengths {
         }
     }
 
-    /// Document and offset of the token number `position` of all documents laid end to end.
+    /// Document and offset of token number `position` of the concatenated documents.
     pub fn locate(&self, position: u64) -> Option<(u64, u64)> {
         match self {
             Self::Uniform { len, .. } => {
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_found_across_empty_documents() {
+    fn locates_positions_across_empty_documents() {
         let lengths = DocumentLengths::from_lens([3, 0, 2]);
         assert_eq!(lengths.documents(), 3);
         assert_eq!(lengths.tokens(), 5);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn uniform_and_varied_agree() {
+    fn uniform_and_varied_lengths_agree() {
         let uniform = DocumentLengths::Uniform { documents: 4, len: 3 };
         let varied = DocumentLengths::from_lens([3; 4]);
         assert_eq!(varied.uniform_len(), Some(3));

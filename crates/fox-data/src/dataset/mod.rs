@@ -1,4 +1,4 @@
-//! What the loader reads from: documents of token ids, wherever they are.
+//! Data sets: documents of token ids with random access.
 
 mod chunks;
 mod lengths;
@@ -12,7 +12,7 @@ pub use open::{Split, open_dataset};
 
 use crate::error::{Error, Result};
 
-/// Documents of token ids that can be read at any place.
+/// Documents of token ids with random access.
 ///
 /// Implemented by [`crate::PreparedDataset`], [`crate::ZarrDataset`], [`crate::SyntheticDataset`] and
 /// [`MemoryDataset`].
@@ -23,7 +23,7 @@ pub trait Dataset: Send + Sync {
     /// Fills `out` with the tokens of `document` from `start` on.
     ///
     /// # Errors
-    /// A place outside the document, or storage that cannot be read.
+    /// A range outside of the document, or storage that cannot be read.
     fn read(&self, document: u64, start: u64, out: &mut [u32]) -> Result<()>;
 
     /// As [`Self::read`], and which of these tokens have a loss: all of them, but for the data of tasks, where only
@@ -48,7 +48,7 @@ pub trait Dataset: Send + Sync {
     /// The id that is put in front of every sequence.
     fn bos(&self) -> u32;
 
-    /// What the data are, in words: two data sets with the same identity hold the same tokens.
+    /// A description of the data: two data sets with the same identity hold the same tokens.
     fn identity(&self) -> String;
 
     /// Which tokenizer made the ids (see [`crate::TokenizerIdentity`]).

@@ -1,4 +1,4 @@
-//! Opening whatever data lie at a path.
+//! Opens the data at a path, whatever their kind.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::zarr::ZarrDataset;
 pub enum Split {
     /// Those to train on.
     Train,
-    /// Those kept for evaluation.
+    /// Those held out for evaluation.
     HeldOut,
 }
 
@@ -31,8 +31,8 @@ impl Split {
 /// Opens the data at `path`: a prepared folder, a Zarr array (any split), or a folder with `train.zarr` and
 /// `heldout.zarr`.
 ///
-/// With a tokenizer given, data made by another one are refused. Zarr arrays do not say theirs; without one given
-/// they are taken for LongCrawl64's.
+/// With a tokenizer given, data made by another one are refused. Zarr arrays do not name theirs; by default
+/// it is LongCrawl64's.
 ///
 /// # Errors
 /// A path without such data, damaged data, another tokenizer.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The label of a position without a loss.
 pub const IGNORED_LABEL: i32 = -100;
 
-/// Where a loader is. It travels with every batch and goes into checkpoints.
+/// Position of a loader. Every batch has one, and checkpoints store it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoaderState {
     /// Number of the batch that comes next.
@@ -19,7 +19,7 @@ pub struct LoaderState {
 pub struct Batch {
     /// Ids that the model reads: `[batch, time]`, row by row.
     pub inputs: Vec<i32>,
-    /// Ids that it should predict: `[batch, time]`; [`IGNORED_LABEL`] where there is no loss.
+    /// Ids that it should predict: `[batch, time]`; [`IGNORED_LABEL`] at positions without a loss.
     pub labels: Vec<i32>,
     /// Rows.
     pub batch: usize,

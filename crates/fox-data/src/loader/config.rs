@@ -1,4 +1,4 @@
-//! What a loader is asked for.
+//! Settings of a loader.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,11 +8,11 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layout {
-    /// Whole windows of one document each; what is left at a document's end is not used.
+    /// Full windows of one document each; the remainder of a document is dropped.
     Windows,
-    /// As `Windows`, but a document's end is used too and filled up with positions that have no loss.
+    /// As `Windows`, with the remainder of a document padded by positions that have no loss.
     PaddedWindows,
-    /// Documents end to end, cut every `window` tokens; the batch says where a document starts.
+    /// Concatenated documents, split every `window` tokens; the batch lists where documents start.
     Packed,
 }
 
@@ -25,9 +25,9 @@ pub enum Order {
     /// that the window divides.
     #[serde(rename = "longcrawl64")]
     LongCrawl64,
-    /// Every sequence once per pass, shuffled anew for each pass.
+    /// Every sequence once per epoch, shuffled anew for each epoch.
     Shuffled {
-        /// Another seed, another order.
+        /// Seed of the shuffle.
         seed: u64,
     },
     /// As stored: all windows of the first document, then of the second.
@@ -43,7 +43,7 @@ pub struct LoaderConfig {
     pub batch: usize,
     /// Which of the ranks this is, from 0. Each gets consecutive rows of the batch.
     pub rank: usize,
-    /// How many ranks share a batch.
+    /// Number of ranks that divide a batch.
     pub ranks: usize,
     /// How sequences are cut.
     pub layout: Layout,

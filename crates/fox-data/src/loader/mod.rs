@@ -1,11 +1,11 @@
-//! Batches of training sequences, in an order in which any step can be reached at once.
+//! Batches of training sequences, in an order with random access to any step.
 //!
 //! A sequence of `window` tokens is independent of all others: `labels` are its tokens, `inputs` are the start marker
 //! and all its tokens but the last. Every position has a loss, except in the data of tasks, where only answers have one.
 //! Nothing is carried from one to the next.
 //!
 //! The order is a function of the batch number, so the whole state of a loader is the number of the next batch. A
-//! fingerprint of data and settings travels with it, so that a state is not used with other data by mistake.
+//! fingerprint of data and settings is stored with it, so that a state is not used with other data by mistake.
 
 mod batch;
 mod config;
@@ -123,7 +123,7 @@ impl Loader {
         Err(Error::WrongLoaderState { found: state.fingerprint, expected: self.fingerprint })
     }
 
-    /// This rank's part of the batch with this number.
+    /// This rank's rows of a batch.
     ///
     /// # Errors
     /// A number beyond the end, data that cannot be read, ids outside the vocabulary.
@@ -148,7 +148,7 @@ impl Loader {
         Ok(batch)
     }
 
-    /// Batches from a state on, read ahead by a thread of its own; at most `depth` wait.
+    /// Batches from a state on, prefetched by a thread; at most `depth` are queued.
     ///
     /// # Errors
     /// A state of other data or settings.

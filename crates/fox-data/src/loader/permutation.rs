@@ -1,4 +1,4 @@
-//! A shuffled order that needs no memory: a permutation of `0..n` that can be asked for any one place.
+//! A pseudorandom permutation of `0..n` without a table: any element is computed alone.
 
 use fox_base::random::{STEP, mix};
 
@@ -13,7 +13,7 @@ pub(super) struct Permutation {
 impl Permutation {
     const ROUNDS: usize = 6;
 
-    /// The permutation of `0..n` for a seed and a pass.
+    /// The permutation of `0..n` for a seed and an epoch.
     pub(super) fn new(n: u64, seed: u64, epoch: u64) -> Self {
         let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
         let half_bits = bits.div_ceil(2).max(1);
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_is_taken_once() {
+    fn permutation_is_a_bijection() {
         for n in [1, 2, 3, 5, 64, 65, 1000] {
             let permutation = Permutation::new(n, 7, 3);
             let mut seen: Vec<u64> = (0..n).map(|x| permutation.apply(x)).collect();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_and_passes_give_other_orders_that_never_change() {
+    fn permutation_depends_on_seed_and_epoch() {
         let order = |seed, epoch| {
             let permutation = Permutation::new(10, seed, epoch);
             (0..10).map(|x| permutation.apply(x)).collect::<Vec<_>>()
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_end_up_far_apart() {
+    fn permutation_separates_neighbours() {
         let n = 10_000;
         let permutation = Permutation::new(n, 1, 0);
         let distance: u64 =
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_corpus_works() {
+    fn permutes_the_largest_range() {
         let permutation = Permutation::new(1 << 46, 1, 0);
         assert!(permutation.apply((1 << 46) - 1) < 1 << 46);
         let permutation = Permutation::new(u64::MAX, 1, 0);

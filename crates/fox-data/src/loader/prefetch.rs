@@ -1,4 +1,4 @@
-//! Reading ahead.
+//! Prefetching of batches.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -16,7 +16,7 @@ pub struct Prefetcher {
 
 impl Prefetcher {
     pub(super) fn start(loader: Loader, first: u64, depth: usize) -> Self {
-        // One batch more than the queue holds is in the thread's hands.
+        // The thread holds one batch more than the queue.
         let (sender, receiver) = sync_channel(depth.max(1) - 1);
         let thread = thread::spawn(move || {
             let end = loader.batches().unwrap_or(u64::MAX);

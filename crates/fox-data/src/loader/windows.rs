@@ -4,7 +4,7 @@ use super::config::Layout;
 use crate::dataset::DocumentLengths;
 use crate::error::{Error, Result};
 
-/// A run of tokens of one document.
+/// Consecutive tokens of one document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sequence {
     pub(super) document: u64,
@@ -75,7 +75,7 @@ impl Windows {
         }
     }
 
-    /// The runs of tokens in a window, in order; `window` must be below [`Self::count`].
+    /// The token ranges of a window, in order; `window` must be below [`Self::count`].
     pub(super) fn sequences(&self, lengths: &DocumentLengths, window: u64) -> Vec<Sequence> {
         match &self.lengths {
             Some(numbering) => self.single(lengths, numbering, window).into_iter().collect(),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_longer_than_any_document_is_an_error() {
+    fn rejects_windows_longer_than_documents() {
         let lengths = DocumentLengths::from_lens([5, 9]);
         let error = Windows::new(&lengths, 10, Layout::Windows).unwrap_err();
         assert_eq!(

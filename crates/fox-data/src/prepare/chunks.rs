@@ -1,17 +1,17 @@
-//! Cutting long texts into pieces whose ids, one after the other, are the ids of the whole.
+//! Splits long texts into chunks whose concatenated ids are the ids of the whole text.
 
 use crate::tokenizer::SafeSplit;
 
-/// Pieces of `text` of about `target` bytes, cut only where `safe` allows; together they are the text.
+/// Chunks of `text` of about `target` bytes, split only where `safe` allows.
 pub(super) fn chunks(text: &str, safe: SafeSplit, target: usize) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let text = rest?;
-        match next_cut(text, safe, target) {
+        match next_split(text, safe, target) {
             Some(at) => {
-                let (piece, tail) = text.split_at(at);
+                let (chunk, tail) = text.split_at(at);
                 rest = Some(tail);
-                Some(piece)
+                Some(chunk)
             }
             None => {
                 rest = None;
@@ -21,8 +21,8 @@ pub(super) fn chunks(text: &str, safe: SafeSplit, target: usize) -> impl Iterato
     })
 }
 
-/// The first safe place at or after `target` that leaves something on both sides.
-fn next_cut(text: &str, safe: SafeSplit, target: usize) -> Option<usize> {
+/// The first safe split at or after `target` with text on both sides.
+fn next_split(text: &str, safe: SafeSplit, target: usize) -> Option<usize> {
     let target = target.max(1);
     if text.len() <= target {
         return None;
@@ -51,7 +51,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn cuts_fall_before_spaces_after_words() {
+    fn splits_before_spaces_after_words() {
         let cut = |text, target| chunks(text, SafeSplit::BeforeSpace, target).collect::<Vec<_>>();
         assert_eq!(cut("ab cd  ef\n gh", 1), ["ab", " cd", "  ef\n gh"]);
         assert_eq!(cut("nospaces", 2), ["nospaces"]);
@@ -64,7 +64,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(96))]
         #[test]
-        fn the_ids_of_the_pieces_are_the_ids_of_the_whole(
+        fn ids_of_chunks_are_ids_of_the_text(
             text in "([a-z0-9'é—\\.\"]{0,4}[ \\t\\n\u{a0}]{0,3}|<\\|endoftext\\|>|'ll ){0,24}",
             target in 1_usize..20,
         ) {

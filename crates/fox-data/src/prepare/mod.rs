@@ -1,18 +1,18 @@
 //! Corpus to token shards: parallel, resumable, the same bytes for any number of threads.
 //!
-//! One thread reads, decompresses and parses; it cuts long documents where the tokenizer allows and bundles short
-//! ones, so that every piece of work is some 64 KiB of text. Worker threads turn text into ids. The calling thread puts the results
-//! back into order and writes shards. The text under way is bounded in bytes.
+//! One thread reads, decompresses and parses; it splits long documents where the tokenizer allows and bundles short
+//! ones, so that every bundle is some 64 KiB of text. Worker threads turn text into ids. The calling thread sorts the
+//! results and writes shards. Text in flight is bounded in bytes.
 //!
-//! A preparation that was stopped goes on when it is started again with the same options: finished shards are
-//! verified and kept, their documents are read again only to compare their hashes, and the rest is tokenized. A preparation
-//! that is complete is compared in the same way: that sizes and dates of files are as they were does not tell that
-//! their contents are.
+//! A stopped preparation resumes when it is started again with the same options: finished shards are verified, their
+//! documents are read again only to compare their hashes, and the rest is tokenized. A complete preparation is
+//! verified in the same way, because equal sizes and dates of files do not prove equal contents.
 
 mod chunks;
-mod flow;
+mod manifest;
 mod output;
-mod plan;
+mod pipeline;
+
 mod split;
 
 use std::fs;
@@ -29,10 +29,10 @@ use crate::shard::{
     INDEX_FILE, Index, PreparedDataset, TokenWidth, Verify, read_index, write_index,
 };
 use crate::tokenizer::Tokenizer;
-use flow::Source;
 use fox_base::durable;
-use output::{Kept, Output};
-use plan::Plan;
+use manifest::Manifest;
+use output::{FinishedDocuments, Output};
+use pipeline::Source;
 
 /// What to prepare.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ pub struct PrepareOptions {
     pub out: PathBuf,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// Which documents are kept for evaluation.
+    /// Which documents are finished for evaluation.
     pub held_out: HeldOut,
     /// A shard is ended by the first document that brings it to this many tokens.
     pub shard_tokens: u64,
@@ -56,7 +56,7 @@ pub struct PrepareOptions {
 }
 
 impl PrepareOptions {
-    /// Usual options: one percent of the documents held out, shards of 16 million tokens, end marks, all cores.
+    /// Default options: one percent of the documents held out, shards of 16 million tokens, end marks, all cores.
     pub fn new(corpus: impl Into<PathBuf>, out: impl Into<PathBuf>, tokenizer: Tokenizer) -> Self {
         Self {
             corpus: corpus.into(),
@@ -78,15 +78,15 @@ pub struct PrepareProgress {
     pub bytes_read: u64,
     /// Bytes of the whole corpus on the disk.
     pub bytes_total: u64,
-    /// Documents done, those in kept shards included.
+    /// Documents done, those in finished shards of an earlier run included.
     pub documents: u64,
-    /// Tokens done, those in kept shards included.
+    /// Tokens done, those in finished shards of an earlier run included.
     pub tokens: u64,
     /// Bytes of text tokenized in this run.
     pub text_bytes: u64,
-    /// Shards finished, kept ones included.
+    /// Finished shards, those of an earlier run included.
     pub shards: u64,
-    /// Shards kept from an earlier run.
+    /// Finished shards of an earlier run.
     pub shards_kept: u64,
     /// Documents without any text, which are left out.
     pub empty_documents: u64,
@@ -101,13 +101,12 @@ pub struct PrepareReport {
     pub progress: PrepareProgress,
     /// Whether the folder was complete before, so that the corpus had only to be compared with it.
     pub already_complete: bool,
-    /// Held-out documents that are also among those to train on; there can be some only when they come from a
-    /// corpus of their own.
+    /// Held-out documents that are training documents as well; 0 unless they come from a separate corpus.
     pub shared_documents: u64,
 }
 
-/// Prepares a corpus. `progress` is called from this thread, many times a second; `Break` stops in good order, and
-/// the same call later goes on.
+/// Prepares a corpus. `progress` is called from this thread, many times a second; after `Break` the same call
+/// resumes.
 ///
 /// # Errors
 /// A corpus that cannot be read or has changed, an output folder that holds something else or is in use, a disk that
@@ -119,11 +118,11 @@ pub fn prepare(
     if options.shard_tokens == 0 {
         return Err(Error::BadOption {
             option: "shard_tokens",
-            detail: "a shard needs at least one token; leave it out for the usual size".into(),
+            detail: "a shard needs at least one token; leave it out for the default size".into(),
         });
     }
     let sources = sources(options)?;
-    let _lock = Plan::new(options, &sources).claim(&options.out)?;
+    let _lock = Manifest::new(options, &sources).claim(&options.out)?;
     match complete_index(&options.out)? {
         Some(index) => confirm(options, sources, index, &mut progress),
         None => create(options, sources, &mut progress),
@@ -139,15 +138,15 @@ fn report_to(progress: Progress<'_>, state: &PrepareProgress) -> Result<()> {
     }
 }
 
-/// Compares the corpus with a preparation that is complete. Nothing is written.
+/// Compares the corpus with a complete preparation. Nothing is written.
 fn confirm(
     options: &PrepareOptions,
     sources: Vec<Source>,
     index: Index,
     progress: Progress<'_>,
 ) -> Result<PrepareReport> {
-    let kept = Kept::all(&options.out, &index)?;
-    let shared_documents = kept.shared();
+    let finished = FinishedDocuments::all(&options.out, &index)?;
+    let shared_documents = finished.shared();
     let shards = (index.train.shards.len() + index.heldout.shards.len()) as u64;
     let mut state = PrepareProgress {
         bytes_total: total_bytes(&sources),
@@ -156,7 +155,7 @@ fn confirm(
         tokens: index.train.tokens() + index.heldout.tokens(),
         ..PrepareProgress::default()
     };
-    let empty = flow::run(options, sources, kept, |_, reading| {
+    let empty = pipeline::run(options, sources, finished, |_, reading| {
         state.documents += 1;
         state.bytes_read = reading.bytes.load(Ordering::Relaxed);
         state.empty_documents = reading.empty.load(Ordering::Relaxed);
@@ -167,7 +166,7 @@ fn confirm(
     Ok(PrepareReport { index, progress: state, already_complete: true, shared_documents })
 }
 
-/// Makes what is not there yet.
+/// Tokenizes what the finished shards lack and writes the index.
 fn create(
     options: &PrepareOptions,
     sources: Vec<Source>,
@@ -182,10 +181,10 @@ fn create(
         tokens: output.tokens(),
         ..PrepareProgress::default()
     };
-    let empty = flow::run(options, sources, output.kept(), |event, reading| {
+    let empty = pipeline::run(options, sources, output.finished(), |event, reading| {
         match event {
-            flow::Event::Kept => state.documents += 1,
-            flow::Event::Ids { split, ids, text_bytes, ends } => {
+            pipeline::Event::Finished => state.documents += 1,
+            pipeline::Event::Ids { split, ids, text_bytes, ends } => {
                 state.tokens += ids.len() as u64;
                 state.text_bytes += text_bytes as u64;
                 output.push(split, &ids)?;
@@ -220,7 +219,7 @@ fn create(
     options.tokenizer.save(&options.out)?;
     write_index(&options.out, &index)?;
     let shared_documents = match options.held_out {
-        HeldOut::Path(_) => Kept::all(&options.out, &index)?.shared(),
+        HeldOut::Path(_) => FinishedDocuments::all(&options.out, &index)?.shared(),
         // Copies of a document are on the same side.
         HeldOut::None | HeldOut::Fraction { .. } | HeldOut::Ends { .. } => 0,
     };
@@ -257,8 +256,7 @@ fn sources(options: &PrepareOptions) -> Result<Vec<Source>> {
     }
 }
 
-/// The index of a folder that is complete and whole. An index beside damaged files is removed, so that what is damaged
-/// is made again.
+/// The index of a complete, undamaged folder. An index beside damaged files is removed, so that these are rebuilt.
 fn complete_index(out: &Path) -> Result<Option<Index>> {
     let path = out.join(INDEX_FILE);
     if !path.exists() {

@@ -9,17 +9,17 @@ use crate::dataset::Split;
 use crate::error::{Error, Result};
 use crate::shard::{Index, ShardEntry, ShardReader, ShardWriter, SplitIndex, TokenWidth};
 
-/// Hashes of the documents in kept shards, per split, in order.
+/// Hashes of the documents in finished shards, per split, in order.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct FinishedDocuments {
     train: VecDeque<u64>,
     heldout: VecDeque<u64>,
-    /// Whether these are all documents, so that there must be no others.
+    /// The preparation is complete: the corpus must have no other documents.
     complete: bool,
 }
 
-impl Kept {
-    /// The documents of a preparation that is complete.
+impl FinishedDocuments {
+    /// The documents of a complete preparation.
     pub(super) fn all(out: &Path, index: &Index) -> Result<Self> {
         let hashes = |split: &SplitIndex| -> Result<VecDeque<u64>> {
             let mut hashes = VecDeque::new();
@@ -39,7 +39,7 @@ impl Kept {
         }
     }
 
-    /// Whether the next document of a split is in a kept shard; `None` if it is not the one that should be there.
+    /// Whether the next document of a split is in a finished shard; `None` if another document is expected there.
     pub(super) fn take(&mut self, split: Split, text_hash: u64) -> Option<bool> {
         match self.of(split).pop_front() {
             Some(stored) => (stored == text_hash).then_some(true),
@@ -47,12 +47,12 @@ impl Kept {
         }
     }
 
-    /// Whether every document in a kept shard was taken.
+    /// Whether every document of the finished shards was taken.
     pub(super) fn is_empty(&self) -> bool {
         self.train.is_empty() && self.heldout.is_empty()
     }
 
-    /// Held-out documents whose text is also among those to train on.
+    /// Held-out documents whose text is also a training document.
     pub(super) fn shared(&self) -> u64 {
         let heldout: HashSet<u64> = self.heldout.iter().copied().collect();
         let trained: HashSet<u64> =
@@ -65,22 +65,22 @@ impl Kept {
 pub(super) struct Output {
     train: SplitOutput,
     heldout: SplitOutput,
-    kept: Option<Kept>,
+    finished: Option<FinishedDocuments>,
 }
 
 impl Output {
-    /// Looks at what an earlier run finished: shards that are whole are kept, all from the first bad one on go.
+    /// Reads the shards of an earlier run: undamaged ones stay, all from the first damaged one on are removed.
     pub(super) fn open(options: &PrepareOptions, width: TokenWidth) -> Result<Self> {
-        let mut kept = Kept::default();
-        let mut open = |split| SplitOutput::open(options, width, split, kept.of(split));
+        let mut finished = FinishedDocuments::default();
+        let mut open = |split| SplitOutput::open(options, width, split, finished.of(split));
         let train = open(Split::Train)?;
         let heldout = open(Split::HeldOut)?;
-        Ok(Self { train, heldout, kept: Some(kept) })
+        Ok(Self { train, heldout, finished: Some(finished) })
     }
 
-    /// The documents that need no tokenizing; they can be taken once.
-    pub(super) fn kept(&mut self) -> Kept {
-        self.kept.take().unwrap_or_default()
+    /// The documents that need no tokenizing. Can be taken once.
+    pub(super) fn finished(&mut self) -> FinishedDocuments {
+        self.finished.take().unwrap_or_default()
     }
 
     pub(super) fn shards(&self) -> u64 {
@@ -132,7 +132,7 @@ impl SplitOutput {
         options: &PrepareOptions,
         width: TokenWidth,
         split: Split,
-        kept: &mut VecDeque<u64>,
+        finished: &mut VecDeque<u64>,
     ) -> Result<Self> {
         let mut output = Self {
             out: options.out.clone(),
@@ -152,9 +152,9 @@ impl SplitOutput {
                 Ok(shard)
             });
             match whole {
-                // The last shard of a finished run may be short; in an unfinished one it would be wrong to go on after it.
+                // A short shard is the last one of a complete run; an incomplete run must not append after it.
                 Ok(shard) if output.is_full(&shard) => {
-                    kept.extend(shard.entries().iter().map(|e| e.text_hash));
+                    finished.extend(shard.entries().iter().map(|e| e.text_hash));
                     output.done.push(shard.index_entry(name));
                 }
                 Ok(_) | Err(Error::Missing { .. } | Error::BadShard { .. }) => break,
@@ -175,15 +175,15 @@ impl SplitOutput {
         format!("{}/{:05}.tokens", self.split.name(), self.done.len())
     }
 
-    /// Removes unfinished files and shards after the kept ones.
+    /// Removes unfinished files and shards after the finished ones.
     fn remove_leftovers(&self) -> Result<()> {
         let folder = self.out.join(self.split.name());
         for entry in fs::read_dir(&folder).map_err(Error::io("list", &folder))? {
             let path = entry.map_err(Error::io("list", &folder))?.path();
-            let kept = self.done.iter().any(|shard| self.out.join(&shard.file) == path);
+            let finished = self.done.iter().any(|shard| self.out.join(&shard.file) == path);
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let ours = name.ends_with(".tokens") || name.ends_with(".tokens.partial");
-            if ours && !kept {
+            if ours && !finished {
                 fs::remove_file(&path).map_err(Error::io("remove", &path))?;
             }
         }

@@ -12,18 +12,18 @@ use crate::error::{Error, Result};
 pub enum HeldOut {
     /// None.
     None,
-    /// A part of the documents, chosen by the hash of their text and a seed: it depends neither on their order nor on their
-    /// number, and copies of a document stay on the same side.
+    /// A fraction of the documents, selected by the hash of their text and a seed: independent of their order and
+    /// number, and copies of a document are on the same side.
     Fraction {
-        /// Part of the documents, 0 to 1.
+        /// Fraction of the documents, 0 to 1.
         fraction: f64,
-        /// Another seed chooses others.
+        /// Seed of the selection.
         seed: u64,
     },
-    /// The end of every document, for a corpus of few documents: this part of its text, cut at the end of a line or
-    /// else before a space.
+    /// The end of every document, for a corpus of few documents: this fraction of its text, split at the end of a line
+    /// or else before a space.
     Ends {
-        /// Part of each text, 0 to 1.
+        /// Fraction of each text, 0 to 1.
         fraction: f64,
     },
     /// All documents of another corpus.
@@ -38,7 +38,7 @@ pub(super) struct SplitRule {
     seed: u64,
 }
 
-/// An error for what is no part of anything.
+/// An error unless 0 <= `fraction` <= 1.
 pub(super) fn check_fraction(fraction: f64) -> Result<()> {
     if (0.0..=1.0).contains(&fraction) {
         return Ok(());
@@ -49,7 +49,7 @@ pub(super) fn check_fraction(fraction: f64) -> Result<()> {
     })
 }
 
-/// A text without its end, and its end, which is at most this part of it; either may be empty.
+/// Splits off the end of a text, at most this fraction of it; either half may be empty.
 pub(super) fn cut_end(text: &str, fraction: f64) -> (&str, &str) {
     let target = ((1.0 - fraction) * text.len() as f64).ceil() as usize;
     let start = (target..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
@@ -85,10 +85,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_begins_a_line_or_a_word() {
+    fn held_out_ends_start_at_a_line_or_word() {
         let lines = "one two\nthree four\nfive six\nseven";
         assert_eq!(cut_end(lines, 0.5), ("one two\nthree four\n", "five six\nseven"));
-        // A line's end that is the text's end is no place to cut.
+        // The last line ends with the text, so the split is before a space.
         assert_eq!(cut_end("one two three\n", 0.5), ("one two", " three\n"));
         assert_eq!(cut_end("oneword", 0.5), ("onew", "ord"));
         assert_eq!(cut_end("ééé", 0.5), ("éé", "é"));
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fraction_is_met_and_the_seed_matters() {
+    fn fraction_and_seed_select_documents() {
         let count = |fraction, seed| {
             let rule = SplitRule::new(fraction, seed).unwrap();
             (0..10_000_u64).filter(|&h| rule.split_of(mix(h)) == Split::HeldOut).count()

@@ -1,4 +1,4 @@
-//! The parts of a shard that reader and writer share.
+//! The layout of a shard, for reader and writer.
 
 use twox_hash::XxHash3_128;
 
@@ -77,7 +77,7 @@ pub(crate) struct Entry {
     pub(crate) text_hash: u64,
 }
 
-/// What stands at the end of a shard.
+/// The footer of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Foot {
     pub(super) documents: u64,

@@ -2,7 +2,7 @@
 //!
 //! A prepared folder:
 //! ```text
-//! prepare.json             what was asked for; written first, compared when a preparation goes on
+//! prepare.json             the options; written first, compared when a preparation resumes
 //! train/00000.tokens ...   shards, each whole documents
 //! heldout/00000.tokens ...
 //! tokenizer files          (see `Tokenizer::save`)
@@ -17,7 +17,7 @@
 //! documents u64, ids u64, tokenizer hash u128, XXH3-128 of all ids u128, XXH3-128 of table and head u128
 //! "FOXSHEND"
 //! ```
-//! The end mark is the last thing written, so a shard that was cut short shows at once.
+//! The end mark is written last, so a truncated shard is detected at once.
 
 mod format;
 mod index;

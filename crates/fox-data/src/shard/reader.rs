@@ -22,7 +22,7 @@ pub(crate) struct ShardReader {
     width: TokenWidth,
     foot: Foot,
     entries: Vec<Entry>,
-    /// Whether the ids had their checksum. Locked while they are compared: readers wait for one comparison.
+    /// Whether the checksum of the ids was verified. Locked while it is computed, so that it is computed once.
     verified: Mutex<bool>,
 }
 
@@ -45,7 +45,9 @@ impl ShardReader {
             .into_iter()
             .find(|&width| head(width) == start)
             .ok_or_else(|| bad("it does not start like a shard of this version"))?;
-        let foot = Foot::parse(&end).ok_or_else(|| bad("it is cut short"))?;
+        let foot = Foot::parse(&end).ok_or_else(|| {
+            bad("it does not end like a shard: it was truncated, or something was appended")
+        })?;
         let table_bytes = foot.documents.checked_mul(ENTRY_BYTES as u64);
         let token_bytes = foot.tokens.checked_mul(width.bytes() as u64);
         let expected = token_bytes.zip(table_bytes).and_then(|(tokens, table)| {
@@ -85,14 +87,14 @@ impl ShardReader {
         &self.entries
     }
 
-    /// What the index says about this shard.
+    /// The entry of this shard in the index.
     pub(crate) fn index_entry(&self, name: String) -> ShardEntry {
         let foot = &self.foot;
         ShardEntry::new(name, foot.documents, foot.tokens, foot.tokens_checksum)
     }
 
     /// Fills `out` with the shard's ids from `start` on. The first call reads the whole shard and compares its
-    /// checksum: a changed id would otherwise be learned without a word.
+    /// checksum: a model would otherwise be trained on changed ids.
     pub(crate) fn read(&self, start: u64, out: &mut [u32]) -> Result<()> {
         self.verify()?;
         let width = self.width.bytes();
@@ -105,7 +107,7 @@ impl ShardReader {
 
     /// Reads all ids and compares their checksum, unless that was done before.
     pub(crate) fn verify(&self) -> Result<()> {
-        // A panic leaves `false` behind, so the next reader compares again.
+        // After a panic it is still `false`, so the next reader verifies again.
         let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         if !*verified {
             self.compare_checksum()?;
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_shards_read_back() {
         let folder = tempfile::tempdir().unwrap();
         for width in [TokenWidth::Two, TokenWidth::Four] {
             let path = folder.path().join("s");
@@ -191,9 +193,9 @@ mod tests {
         }
     }
 
-    /// Without a call of `verify`: what a training run does.
+    /// Without a call of `verify`, as in a training run.
     #[test]
-    fn a_changed_id_is_noticed_by_the_first_read_of_any_other() {
+    fn first_read_detects_a_changed_id() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         for width in [TokenWidth::Two, TokenWidth::Four] {
@@ -214,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_byte_and_any_cut_is_noticed() {
+    fn detects_any_changed_byte_and_any_truncation() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         write(&path, TokenWidth::Two);
         let whole = std::fs::read(&path).unwrap();
         let check = || ShardReader::open(&path).and_then(|shard| shard.verify());
         for at in 0..whole.len() {
-            // Filler between ids and table means nothing.
+            // Padding between ids and table is not checked.
             if (26..32).contains(&at) {
                 continue;
             }

@@ -9,7 +9,7 @@ use super::format::{Entry, Foot, TokenWidth, head, table_checksum};
 use super::index::ShardEntry;
 use crate::error::Result;
 
-/// A shard being written. It has its name only when it is whole.
+/// A shard being written. It gets its name when it is complete.
 pub(crate) struct ShardWriter {
     file: NewFile,
     hasher: XxHash3_128,

@@ -26,14 +26,14 @@ impl SyntheticConfig {
     }
 }
 
-/// What a sentence goes on with.
+/// The next token of a sentence.
 #[derive(Debug, Clone, Copy)]
 enum Next {
     /// Any sentence.
     Start,
     /// The words of the chapter sentence from this index on.
     Chapter(usize),
-    /// A thing.
+    /// A noun of a filler sentence.
     Thing,
     /// What the thing does.
     Does(usize),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_surprise_of_every_token_is_that_of_the_summed_up_generator() {
+    fn surprisal_matches_the_generator() {
         let config = SyntheticConfig {
             circles: 2,
             actions: 2,
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn probabilities_of_all_next_tokens_add_up_to_one() {
+    fn next_token_probabilities_sum_to_one() {
         let config = SyntheticConfig::default();
         for index in 0..3 {
             let mut reader = OptimalPredictor::new(&config, u64::MAX);
@@ -336,7 +336,7 @@ mod tests {
 
     /// Three circles, seven people: all 105 assignments one by one.
     #[test]
-    fn the_share_of_a_person_is_the_mean_over_all_assignments() {
+    fn person_probability_is_the_mean_over_assignments() {
         let config = SyntheticConfig { circles: 3, ..SyntheticConfig::default() };
         let mut reader = OptimalPredictor::new(&config, u64::MAX);
         reader.mentions = vec![5, 0, 2, 1, 0, 3, 1];
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn longer_memory_lowers_the_loss_far_beyond_any_training_length() {
+    fn longer_memory_lowers_the_attainable_loss() {
         let config = SyntheticConfig::default();
         let mean = |range: std::ops::Range<usize>, reach: u64| {
             let losses = config.attainable_loss(200, 1024, reach);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fact_is_recalled_as_far_as_the_reach_goes() {
+    fn facts_are_recalled_within_reach() {
         let config = SyntheticConfig::default();
         let fact = [PEOPLE[0], ACTIONS[1]].map(|word| SyntheticTokenizer.document_id(word));
         // The action comes again two tokens later.

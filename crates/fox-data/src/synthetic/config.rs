@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_circle_has_as_many_facts_and_twice_as_many_people() {
+    fn circles_have_equal_facts_and_doubling_people() {
         let config = SyntheticConfig { circles: 3, ..SyntheticConfig::default() };
         let mut random = SplitMix64::new(1);
         let cast = config.cast(&mut random);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_can_be_the_first() {
+    fn any_person_can_be_first() {
         let config = SyntheticConfig::default();
         let mut random = SplitMix64::new(3);
         let mut counts = [0_u32; 15];
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_distribution_of_chapter_lengths_is_the_one_drawn_from() {
+    fn chapter_lengths_follow_their_distribution() {
         let config =
             SyntheticConfig { shortest_chapter: 3, octaves: 3, ..SyntheticConfig::default() };
         let mut random = SplitMix64::new(2);

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reading_in_parts_gives_the_document() {
+    fn partial_reads_give_the_document() {
         let data = SyntheticDataset::new(SyntheticConfig {
             document_len: 300,
             documents: 5,

@@ -179,19 +179,19 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_a_function_of_its_index() {
+    fn documents_are_functions_of_their_index() {
         assert_eq!(ids(3, 500), ids(3, 500));
         assert_eq!(ids(3, 500)[..100], ids(3, 100)[..]);
         assert_ne!(ids(3, 100), ids(4, 100));
     }
 
     #[test]
-    fn no_word_is_unknown_and_none_is_the_start_marker() {
+    fn documents_have_no_special_tokens() {
         assert!(ids(0, 20_000).iter().all(|&id| id >= 2));
     }
 
     #[test]
-    fn a_fact_holds_in_its_chapter_and_is_void_after_it() {
+    fn facts_hold_within_their_chapter() {
         let mut last: HashMap<u32, (u32, usize)> = HashMap::new();
         let (mut recalled, mut chapters, mut rebound, mut kept) = (0, 0, 0, 0);
         let mut old: HashMap<u32, u32> = HashMap::new();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_left_out_person_never_comes_and_no_chapter_either() {
+    fn haystacks_omit_the_person_and_chapters() {
         let config = SyntheticConfig::default();
         let [person, chapter] = [PEOPLE[0], CHAPTER[2]].map(|w| SyntheticTokenizer.id(w).unwrap());
         let mut haystack = SyntheticDocument::chapter_without(&config, stream(1, 2), 0);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_sentences_never_change() {
+    fn first_sentences_are_pinned() {
         let text = SyntheticTokenizer.decode(&ids(0, 24)).unwrap();
         assert_eq!(
             text,
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_configurations_still_give_tokens() {
+    fn extreme_configurations_generate_tokens() {
         let config = SyntheticConfig {
             circles: 0,
             actions: 1000,

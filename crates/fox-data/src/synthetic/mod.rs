@@ -2,7 +2,7 @@
 //!
 //! # What a document is
 //! Sentences of two kinds. A *fact* says what a person does: "Ann sings." In a chapter a person does one thing only,
-//! so whoever has read "Ann sings." knows the word after the next "Ann". *Filler* says nothing: "The rain falls." Now
+//! so "Ann sings." determines the word after the next "Ann". *Filler* has no facts: "The rain falls." Now
 //! and then comes "A new chapter begins.", and from there on everybody does something else, drawn anew: what was
 //! said before is void. A word is a token, and the last word of a sentence includes its full stop, so a fact is two
 //! tokens.

@@ -105,7 +105,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn the_needle_lies_where_it_should_and_its_answer_is_the_only_one() {
+    fn needles_are_at_their_depth_with_a_unique_answer() {
         let config = SyntheticConfig::default();
         let chapter = SyntheticTokenizer.encode("A new chapter begins.");
         for (index, depth) in [(0, 0.0), (1, 0.25), (2, 0.5), (3, 1.0), (4, 1.0)] {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stale_action_is_never_the_answer_and_any_other_may_be() {
+    fn stale_actions_are_never_the_answer() {
         let config = SyntheticConfig { actions: 3, ..SyntheticConfig::default() };
         let pairs: HashSet<(u32, u32)> = (0..200)
             .map(|index| NeedleCase::new(&config, index, 32, 0.5))
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cell_has_cases_of_its_own() {
+    fn needle_cases_differ_by_cell() {
         let config = SyntheticConfig::default();
         let mut texts = HashSet::new();
         for context in [128, 129, 256] {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tiny_context_still_holds_needle_and_question() {
+    fn tiny_contexts_hold_needle_and_question() {
         for (context, depth) in [(0, 7.0), (16, f64::NAN)] {
             let case = NeedleCase::new(&SyntheticConfig::default(), 5, context, depth);
             assert!((9..=16).contains(&case.prompt.len()), "{case:?}");

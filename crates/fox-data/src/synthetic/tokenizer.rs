@@ -80,14 +80,14 @@ mod tests {
     }
 
     #[test]
-    fn unknown_words_and_ids_are_said() {
+    fn rejects_unknown_words_and_ids() {
         assert_eq!(SyntheticTokenizer.encode("A xyzzy begins."), [2, 1, 5]);
         let error = SyntheticTokenizer.decode(&[90]).unwrap_err();
         assert!(error.to_string().contains("90"), "{error}");
     }
 
     #[test]
-    fn every_word_keeps_its_id() {
+    fn word_ids_are_pinned() {
         for id in 0..90 {
             let word = SyntheticTokenizer.word(id).unwrap();
             assert_eq!(SyntheticTokenizer.id(word), Some(id));

@@ -55,14 +55,14 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn the_vocabulary_has_90_different_words() {
+    fn vocabulary_has_90_words() {
         let words: Vec<_> = vocabulary().collect();
         assert_eq!(words.len(), 90);
         assert_eq!(words.iter().collect::<HashSet<_>>().len(), 90);
     }
 
     #[test]
-    fn a_full_stop_ends_a_sentence_and_nothing_else() {
+    fn full_stops_end_sentences() {
         let last = CHAPTER[3..].iter().chain(&DOES).chain(&ACTIONS);
         assert!(last.clone().all(|word| word.ends_with('.')));
         let ends = vocabulary().filter(|word| word.contains('.')).count();

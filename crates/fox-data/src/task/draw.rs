@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_drawn_twice() {
+    fn draws_without_replacement() {
         let mut random = SplitMix64::new(3);
         for (count, to) in [(3, 100), (60, 100), (95, 100)] {
             let mut drawn = distinct(count, 5, to, &mut random);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn near_slots_follow_their_law() {
+    fn near_slots_follow_their_distribution() {
         let mut random = SplitMix64::new(4);
         let mut counts = [0u32; 8];
         for _ in 0..20_000 {

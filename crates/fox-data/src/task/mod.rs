@@ -15,7 +15,7 @@
 //!
 //! Each has a file that defines it and says where the definition is from. A [`TaskConfig`] names a task, its sizes, and
 //! the [`Setting`]s (length and difficulty) of training and of the tests. Training reads an endless seeded stream
-//! ([`TaskDataset`]); a test set is the first so many cases of a stream of its own for each setting.
+//! ([`TaskDataset`]); a test set is the first cases of a random stream that belongs to the setting.
 
 mod case;
 mod config;

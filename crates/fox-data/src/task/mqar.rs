@@ -44,7 +44,7 @@ impl Task for Mqar {
         if self.rebound && !setting.count().is_multiple_of(2) {
             return Err(format!("has {} bindings; every key has two", setting.count()));
         }
-        // Noise needs a token that is no key.
+        // Noise needs a token that is not a key.
         if vocabulary < 8 || setting.count() > (vocabulary / 2 - 1) as usize {
             let bound = setting.count();
             return Err(format!(

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_round_trips_and_bad_ids_are_said() {
+    fn round_trips_text_and_rejects_bad_ids() {
         let text = "naïve ≤ 𝔸\0\n";
         let ids = ByteTokenizer.encode(text);
         assert_eq!(ids.len(), text.len());

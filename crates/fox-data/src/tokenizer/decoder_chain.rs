@@ -10,8 +10,10 @@ use std::sync::{Arc, OnceLock};
 
 use tokenizers::Decoder;
 use tokenizers::decoders::DecoderWrapper;
+use tokenizers::decoders::strip::Strip;
 
 use super::detokenizer::Utf8Decoder;
+use super::file_limits::without_panic;
 use super::gpt2_files::byte_character;
 use crate::error::{Error, Result};
 
@@ -254,9 +256,24 @@ fn flush(stage: &Stage, state: &mut StageState) -> Result<Vec<String>> {
 }
 
 fn decode(decoder: &DecoderWrapper, tokens: Vec<String>) -> Result<Vec<String>> {
-    decoder
-        .decode_chain(tokens)
-        .map_err(|error| Error::Tokenize { tokenizer: "hf".to_owned(), detail: error.to_string() })
+    // The library's version panics on tokens that are shorter than `stop`.
+    if let DecoderWrapper::Strip(rule) = decoder {
+        return Ok(tokens.iter().map(|token| strip(token, rule).to_owned()).collect());
+    }
+    without_panic(|| decoder.decode_chain(tokens))
+        .map_err(|detail| Error::Tokenize { tokenizer: "hf".to_owned(), detail })
+}
+
+/// Strips up to `start` and `stop` characters from the ends of a token.
+fn strip<'t>(token: &'t str, rule: &Strip) -> &'t str {
+    let mut text = token;
+    for _ in 0..rule.start.min(token.len()) {
+        text = text.strip_prefix(rule.content).unwrap_or(text);
+    }
+    for _ in 0..rule.stop.min(text.len()) {
+        text = text.strip_suffix(rule.content).unwrap_or(text);
+    }
+    text
 }
 
 /// The byte of a token such as `<0xE2>`.

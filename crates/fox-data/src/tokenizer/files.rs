@@ -11,14 +11,13 @@
 //! | synthetic | `tokenizer.json` (word level), `tokenizer_config.json` |
 //! | Hugging Face | `tokenizer.json` byte for byte, `tokenizer_config.json` |
 
-use std::fs;
 use std::path::Path;
 
 use fox_base::durable;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{ByteTokenizer, Gpt2Tokenizer, JsonGpt2Tokenizer, Tokenizer, gpt2_files};
+use super::{ByteTokenizer, Gpt2Tokenizer, JsonGpt2Tokenizer, Tokenizer, file_limits, gpt2_files};
 use crate::error::{Error, Result};
 use crate::synthetic::{START_WORD, SyntheticTokenizer, UNKNOWN_WORD};
 
@@ -226,7 +225,7 @@ fn load_marked(folder: &Path, marker_path: &Path) -> Result<Tokenizer> {
 
 /// A `tokenizer.json`; GPT-2's own is recognised and needs no further library.
 fn load_tokenizer_json(path: &Path) -> Result<Tokenizer> {
-    let bytes = fs::read(path).map_err(Error::io("read", path))?;
+    let bytes = file_limits::read(path)?;
     let value: Value = parse_json(path, &bytes)?;
     if value["model"].is_null() {
         return Err(Error::BadTokenizer {
@@ -237,6 +236,8 @@ fn load_tokenizer_json(path: &Path) -> Result<Tokenizer> {
     if is_gpt2(&value) {
         return Ok(Tokenizer::Gpt2(Gpt2Tokenizer));
     }
+    file_limits::check(&value)
+        .map_err(|detail| Error::BadTokenizer { path: path.to_path_buf(), detail })?;
     load_other(path, bytes)
 }
 
@@ -266,8 +267,7 @@ fn load_other(path: &Path, _bytes: Vec<u8>) -> Result<Tokenizer> {
 }
 
 fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T> {
-    let bytes = fs::read(path).map_err(Error::io("read", path))?;
-    parse_json(path, &bytes)
+    parse_json(path, &file_limits::read(path)?)
 }
 
 fn parse_json<T: for<'a> Deserialize<'a>>(path: &Path, bytes: &[u8]) -> Result<T> {
@@ -280,9 +280,10 @@ fn parse_json<T: for<'a> Deserialize<'a>>(path: &Path, bytes: &[u8]) -> Result<T
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
-    fn saved_tokenizers_load_as_themselves() {
+    fn saved_tokenizers_load() {
         for name in ["bytes", "gpt2", "json-gpt2", "synthetic"] {
             let folder = tempfile::tempdir().unwrap();
             let tokenizer = Tokenizer::from_name(name).unwrap();
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn gpt2_and_json_gpt2_are_recognised_without_our_marker() {
+    fn recognizes_gpt2_files() {
         for name in ["gpt2", "json-gpt2"] {
             let folder = tempfile::tempdir().unwrap();
             Tokenizer::from_name(name).unwrap().save(folder.path()).unwrap();
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_files_get_a_sentence() {
+    fn rejects_unusable_files() {
         let folder = tempfile::tempdir().unwrap();
         let error = Tokenizer::load(folder.path()).unwrap_err().to_string();
         assert!(error.contains("no tokenizer.json"), "{error}");
@@ -328,7 +329,7 @@ mod tests {
 
     #[cfg(not(feature = "hf-tokenizers"))]
     #[test]
-    fn a_foreign_tokenizer_names_the_missing_feature() {
+    fn foreign_tokenizer_needs_a_feature() {
         let folder = tempfile::tempdir().unwrap();
         Tokenizer::from_name("synthetic").unwrap().save(folder.path()).unwrap();
         let error = Tokenizer::load(&folder.path().join("tokenizer.json")).unwrap_err();

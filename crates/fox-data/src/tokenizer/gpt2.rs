@@ -95,7 +95,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn known_texts_have_their_known_ids() {
+    fn known_texts_have_known_ids() {
         assert_eq!(Gpt2Tokenizer.encode("Hello world"), [15496, 995]);
         assert_eq!(Gpt2Tokenizer.encode("<|endoftext|>"), [27, 91, 437, 1659, 5239, 91, 29]);
         assert_eq!(Gpt2Tokenizer.encode_with_marker("a<|endoftext|>"), [64, 50256]);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_embedded_vocabulary_is_whole() {
+    fn embedded_vocabulary_is_complete() {
         let tokens = Gpt2Tokenizer.tokens();
         assert_eq!(tokens.len(), 50_257);
         assert!(tokens.iter().all(|t| !t.is_empty()));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_outside_the_vocabulary_are_said() {
+    fn rejects_ids_outside_the_vocabulary() {
         let error = Gpt2Tokenizer.decode(&[50_257]).unwrap_err();
         assert!(error.to_string().contains("50257"), "{error}");
     }

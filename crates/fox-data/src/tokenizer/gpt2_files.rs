@@ -1,7 +1,7 @@
 //! GPT-2's vocabulary in the forms other tools read: `vocab.json`, `merges.txt`, `tokenizer.json`.
 //!
 //! The embedded table holds only tokens in the order they were learned. The merge that made a token is recovered
-//! by merging its bytes with all earlier merges: what is left are the two halves.
+//! by merging its bytes with all earlier merges, which leaves the two halves.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_merges_are_the_published_ones() {
+    fn merges_match_the_published_file() {
         let merges = merges();
         assert_eq!(merges.len(), 50_000);
         assert_eq!(merges[..4], ["Ġ t", "Ġ a", "h e", "i n"]);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vocabulary_uses_the_published_characters() {
+    fn vocabulary_matches_the_published_file() {
         let vocab = vocab();
         assert_eq!(vocab.len(), 50_257);
         assert_eq!(vocab["!"], 0);

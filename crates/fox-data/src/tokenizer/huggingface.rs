@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::decoder_chain::{self, DecoderChain, Stage};
+use super::file_limits::{self, without_panic};
 use super::hash_of;
 use crate::error::{Error, Result};
 
@@ -41,7 +42,7 @@ impl HfTokenizer {
     pub(super) fn from_file(path: &Path, bytes: Vec<u8>) -> Result<Self> {
         let bad = |detail: String| Error::BadTokenizer { path: path.to_path_buf(), detail };
         let mut inner =
-            tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| bad(error.to_string()))?;
+            without_panic(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(&bad)?;
         // Padding and cutting are the loader's business; a file that asks for them would lose text.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
@@ -67,8 +68,10 @@ impl HfTokenizer {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|error| self.failed(&error))?;
-        Ok(encoding.get_ids().to_vec())
+        let encoding = without_panic(|| self.inner.encode_fast(text, false));
+        let failed =
+            |detail| Error::Tokenize { tokenizer: format!("hf:{:032x}", self.hash), detail };
+        Ok(encoding.map_err(failed)?.get_ids().to_vec())
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> Result<String> {
@@ -96,10 +99,6 @@ impl HfTokenizer {
         Ok(self.inner.id_to_token(id))
     }
 
-    fn failed(&self, error: &tokenizers::Error) -> Error {
-        Error::Tokenize { tokenizer: format!("hf:{:032x}", self.hash), detail: error.to_string() }
-    }
-
     /// One more than the largest id: ids may have holes, and the embedding table must cover all of them.
     pub(super) fn vocab_size(&self) -> usize {
         self.vocab_size
@@ -125,7 +124,7 @@ impl HfTokenizer {
 
 /// `bos_token`, then `eos_token`, of the `tokenizer_config.json` beside `path`, where there are any.
 fn configured_marker(path: &Path) -> Vec<String> {
-    let config: Value = std::fs::read(path.with_file_name("tokenizer_config.json"))
+    let config: Value = file_limits::read(&path.with_file_name("tokenizer_config.json"))
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn our_tokenizer_files_mean_the_same_to_the_library() {
+    fn exported_files_agree_with_the_library() {
         let text = "It's 3  o'clock,\n\n naïve — “yes”!\t we'll see 😀 1234 ";
         for name in ["bytes", "gpt2"] {
             let (ours, library) = through_the_library(name);
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_tokenizer_saves_and_loads() {
+    fn foreign_tokenizers_save_and_load() {
         let folder = tempfile::tempdir().unwrap();
         Tokenizer::from_name("synthetic").unwrap().save(folder.path()).unwrap();
         std::fs::remove_file(folder.path().join("fox_tokenizer.json")).unwrap();

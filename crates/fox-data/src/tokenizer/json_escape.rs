@@ -31,7 +31,7 @@ pub(super) fn escape(text: &str) -> String {
 /// The body is read as that of a JSON string for as long as it is one. From the first violation (a bare quote, a raw
 /// control character, an unknown or truncated escape) on, escapes are undone as Python's `unicode_escape` codec does
 /// with `errors="ignore"`: bytes outside of escapes are Latin-1, an unknown escape is copied, a broken one is dropped
-/// up to the first character that cannot belong to it, and so is `\N{...}` (there is no table of character names).
+/// up to the first character that cannot belong to it, and so is `\N{...}` (a table of character names is missing).
 /// Text that was given out never changes. An unpaired surrogate becomes U+FFFD.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Unescaper {

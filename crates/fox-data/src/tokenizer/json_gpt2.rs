@@ -51,29 +51,29 @@ mod tests {
     }
 
     #[test]
-    fn the_marker_comes_first() {
+    fn encode_puts_the_marker_first() {
         assert_eq!(JsonGpt2Tokenizer.encode("Hello world"), [50256, 15496, 995]);
         assert_eq!(JsonGpt2Tokenizer.encode(""), [50256]);
     }
 
     #[test]
-    fn the_marker_in_the_text_is_the_marker() {
+    fn marker_text_becomes_the_marker() {
         assert_eq!(JsonGpt2Tokenizer.encode("a<|endoftext|>b"), [50256, 64, 50256, 65]);
         assert_eq!(JsonGpt2Tokenizer.decode(&[50256, 64]).unwrap(), "<|endoftext|>a");
     }
 
     #[test]
-    fn a_newline_is_backslash_and_n() {
+    fn newline_is_escaped() {
         assert_eq!(JsonGpt2Tokenizer.encode_body("a\nb"), Gpt2Tokenizer.encode("a\\nb"));
     }
 
     #[test]
-    fn whole_text_decodes_strictly() {
+    fn valid_json_is_decoded_strictly() {
         assert_eq!(decode_body(r#"a\nb \u00e9 \ud83d\ude00 \/ \""#), "a\nb é 😀 / \"");
     }
 
     #[test]
-    fn cut_escapes_do_not_crash() {
+    fn truncated_escapes_decode() {
         assert_eq!(decode_body(r"end\ud83d"), "end\u{fffd}");
         assert_eq!(decode_body(r"end\ud83d\u"), "end\u{fffd}");
         assert_eq!(decode_body(r"end\"), "end");
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_json_string_is_read_best_effort() {
+    fn invalid_json_is_decoded_leniently() {
         assert_eq!(decode_body("a\"b\\n\\u00e9"), "a\"b\né");
         assert_eq!(decode_body("raw\nnewline\\t."), "raw\nnewline\t.");
         // Non-ASCII bytes are read as Latin-1 there.
@@ -97,7 +97,7 @@ mod tests {
         }
 
         #[test]
-        fn any_cut_decodes(text in "[a-zé😀\\n\"]{0,20}", keep in 0_usize..40) {
+        fn any_truncation_decodes(text in "[a-zé😀\\n\"]{0,20}", keep in 0_usize..40) {
             let ids = JsonGpt2Tokenizer.encode(&text);
             prop_assert!(JsonGpt2Tokenizer.decode(&ids[..keep.min(ids.len())]).is_ok());
         }

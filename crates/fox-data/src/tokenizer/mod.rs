@@ -4,6 +4,7 @@ mod bytes;
 #[cfg(feature = "hf-tokenizers")]
 mod decoder_chain;
 mod detokenizer;
+mod file_limits;
 mod files;
 mod gpt2;
 mod gpt2_files;
@@ -58,14 +59,14 @@ impl fmt::Display for TokenizerIdentity {
     }
 }
 
-/// Where a long text may be cut so that the ids of the parts are the ids of the whole.
+/// Where a long text may be split such that the concatenated ids of the chunks are the ids of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SafeSplit {
     /// Between any two characters.
     AnyCharacter,
     /// In front of a space that follows something other than white space.
     BeforeSpace,
-    /// Nowhere that is known.
+    /// Nowhere.
     Nowhere,
 }
 
@@ -74,7 +75,7 @@ impl Tokenizer {
     /// that name.
     ///
     /// # Errors
-    /// A name that is neither, or a file that is no tokenizer.
+    /// An unknown name, or a file that is not a tokenizer.
     pub fn from_name(name: &str) -> Result<Self> {
         match name {
             "bytes" => Ok(Self::Bytes(ByteTokenizer)),
@@ -101,7 +102,7 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of `text` with the start marker in front: what a model is given as a prompt.
+    /// The ids of a prompt: `text` with the start marker in front.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -167,7 +168,7 @@ impl Tokenizer {
         TokenizerIdentity { name: name.to_owned(), hash }
     }
 
-    /// Where a long text may be cut for this tokenizer.
+    /// Where a long text may be split for this tokenizer.
     pub fn safe_split(&self) -> SafeSplit {
         match self {
             Self::Bytes(_) => SafeSplit::AnyCharacter,
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_give_tokenizers_and_nonsense_gives_a_sentence() {
+    fn loads_by_name_and_rejects_unknown_names() {
         for (name, vocab, bos) in [
             ("bytes", 256, 255),
             ("gpt2", 50257, 50256),
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn identities_differ_and_never_change() {
+    fn identities_are_pinned() {
         let of = |name| Tokenizer::from_name(name).unwrap().identity().to_string();
         assert_eq!(of("bytes"), "bytes:90e3ef0393b5687dc64630aed09c15f5");
         assert_eq!(of("gpt2"), "gpt2:2c2c26d97c5a8315c70ac8c2e0e3e6ae");
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_starts_with_the_marker() {
+    fn prompts_start_with_the_marker() {
         let tokenizer = Tokenizer::from_name("bytes").unwrap();
         assert_eq!(tokenizer.encode_prompt("ab").unwrap(), [255, 97, 98]);
     }

@@ -105,9 +105,9 @@ impl Header {
         let mut decoded = vec![0; len];
         let mut rest = stored;
         for out in decoded.chunks_exact_mut(stream_len) {
-            let (head, tail) = rest.split_first_chunk::<4>().ok_or("a block that is cut short")?;
+            let (head, tail) = rest.split_first_chunk::<4>().ok_or("a truncated block")?;
             let stored_len = u32::from_le_bytes(*head) as usize;
-            let stream = tail.get(..stored_len).ok_or("a stream that is cut short")?;
+            let stream = tail.get(..stored_len).ok_or("a truncated stream")?;
             rest = &tail[stored_len..];
             if stored_len == stream_len {
                 out.copy_from_slice(stream);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_the_reference_library_are_read() {
+    fn reads_frames_of_c_blosc() {
         for frame in [
             &include_bytes!("../../tests/data/shuffled.blosc")[..],
             include_bytes!("../../tests/data/unshuffled.blosc"),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_do_not_compress_are_stored_plain() {
+    fn reads_uncompressed_blocks() {
         let frame = include_bytes!("../../tests/data/plain.blosc");
         let decoded = decode(frame).unwrap();
         assert_eq!(decoded.len(), 80);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_cut_short_is_an_error() {
+    fn rejects_truncated_blocks() {
         let frame = include_bytes!("../../tests/data/shuffled.blosc");
         let header = Header::parse(frame[..HEADER].try_into().unwrap()).unwrap();
         assert_eq!(header.blocks(), 2);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_frames_are_said() {
+    fn rejects_unsupported_frames() {
         let mut header = [2, 1, 0x21, 2, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0];
         assert!(Header::parse(&header).is_ok());
         header[2] = 0x81;
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn leftover_bytes_stay_in_place() {
+    fn trailing_bytes_are_not_shuffled() {
         assert_eq!(unshuffle(&[1, 3, 2, 4, 9], 2), [1, 2, 3, 4, 9]);
     }
 }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_block_leaves_first() {
+    fn evicts_the_least_recently_used_block() {
         let cache = BlockCache::new(20);
         let block = |n| Arc::new(vec![0; n]);
         cache.insert((0, 0, 0), block(10));

@@ -167,7 +167,7 @@ impl OpenChunk {
 
     fn read_at(&self, out: &mut [u8], offset: u64) -> Result<()> {
         read_exact_at(self.file()?, out, offset).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => self.bad("the file is cut short".into()),
+            io::ErrorKind::UnexpectedEof => self.bad("the file is truncated".into()),
             _ => Error::io("read", &self.path)(error),
         })
     }

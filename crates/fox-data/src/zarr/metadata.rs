@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longcrawl64_layout_is_understood() {
+    fn reads_longcrawl64_metadata() {
         let metadata = ZarrMetadata::parse(longcrawl64().to_string().as_bytes()).unwrap();
         assert_eq!(metadata.shape, [6_609_334, 65_536]);
         assert_eq!(metadata.chunks, [2048, 2048]);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn other_layouts_are_said() {
+    fn rejects_other_layouts() {
         for (key, value, word) in [
             ("zarr_format", json!(3), "expected 2"),
             ("order", json!("F"), "expected \"C\""),

@@ -1,5 +1,5 @@
-//! The files of a checkpoint folder that are neither configuration nor weights: tokenizer, chat template,
-//! settings of generation.
+//! Conversion of checkpoints, with the files that are neither configuration nor weights: tokenizer, chat template,
+//! generation settings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use fox_base::durable::{self, NewFolder};
 use super::{CheckpointReader, WriteOptions, write_checkpoint};
 use crate::{Error, Result};
 
-/// What their names begin with.
+/// Prefixes of their names.
 const NAMES: [&str; 9] = [
     "added_tokens.json",
     "chat_template.",
@@ -22,7 +22,7 @@ const NAMES: [&str; 9] = [
     "vocab.",
 ];
 
-/// Copies the companions of a checkpoint into a folder that exists, byte for byte.
+/// Copies tokenizer, chat template and generation settings of a checkpoint into an existing folder.
 pub fn copy_tokenizer_files(from: &Path, to: &Path) -> Result<()> {
     for path in companions(from)? {
         let Some(name) = path.file_name() else { continue };
@@ -42,8 +42,8 @@ fn companions(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Writes an open checkpoint in another format, companions included, one tensor in memory at a time. `dir` is
-/// complete or not there; one that holds something already is refused.
+/// Writes an open checkpoint in another format, tokenizer files included, one tensor in memory at a time. `dir` must be
+/// vacant and appears when it is complete; several converts into one `dir` may run at once, and one of them succeeds.
 pub fn convert_checkpoint(
     reader: &mut CheckpointReader,
     dir: &Path,

@@ -177,7 +177,7 @@ mod tests {
     const B: [f32; 6] = [0.5, -1.0, 2.0, 0.25, -0.0, 4096.0];
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_tensors_read_back() {
         let dir = tempfile::tempdir().unwrap();
         for dtype in [FileDtype::F32, FileDtype::Bf16, FileDtype::F16] {
             let path = dir.path().join("t.safetensors");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_would_be_wrong_is_not_written() {
+    fn rejects_wrong_tensor_counts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.safetensors");
         let start = || SafetensorsWriter::create(&path, FileDtype::F32, &TENSORS).unwrap();

@@ -1,4 +1,4 @@
-//! What is said of a place that holds no checkpoint.
+//! The message for a path without a checkpoint.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use fox_base::nearest::nearest;
 
 const HOLDS: &str = "a checkpoint folder holds config.json and model.safetensors or its shards";
 
-/// A sentence about a configuration file that is not there: what is, and what may have been meant.
+/// The message for a missing configuration file, with the nearest existing path.
 pub(crate) fn sentence(file: &Path) -> String {
     let folder = file.parent().unwrap_or(Path::new("."));
     let shown = folder.display();
@@ -22,7 +22,7 @@ pub(crate) fn sentence(file: &Path) -> String {
             None => format!("{shown} has no {name}; {HOLDS}"),
         };
     }
-    // The part of the path that is wrong is the first that is not there.
+    // The first component that does not exist is the wrong one.
     let (mut wrong, mut above) = (folder, folder.parent());
     while let Some(parent) = above.filter(|p| !p.as_os_str().is_empty() && !p.is_dir()) {
         (wrong, above) = (parent, parent.parent());
@@ -36,9 +36,9 @@ pub(crate) fn sentence(file: &Path) -> String {
     match nearest(&name, names.iter().map(String::as_str)) {
         Some(near) => {
             let meant = above.map_or(PathBuf::from(&near), |above| above.join(&near));
-            format!("there is no folder {shown}; did you mean {}?", meant.display())
+            format!("folder {shown} does not exist; did you mean {}?", meant.display())
         }
-        None => format!("there is no folder {shown}; {HOLDS}"),
+        None => format!("folder {shown} does not exist; {HOLDS}"),
     }
 }
 
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_decides_what_is_said() {
+    fn suggests_the_nearest_existing_folder() {
         let dir = tempfile::tempdir().unwrap();
         let (run, top) = (dir.path().join("runs/first"), dir.path().display().to_string());
         fs::create_dir_all(run.join("export")).unwrap();
@@ -66,11 +66,11 @@ mod tests {
             |path: &str| sentence(&dir.path().join(path).join("config.json")).replace(&top, "T");
         assert_eq!(
             said("runs/frist"),
-            "there is no folder T/runs/frist; did you mean T/runs/first?"
+            "folder T/runs/frist does not exist; did you mean T/runs/first?"
         );
         assert_eq!(
             said("rusn/first/export"),
-            "there is no folder T/rusn/first/export; did you mean T/runs?"
+            "folder T/rusn/first/export does not exist; did you mean T/runs?"
         );
         assert_eq!(
             said("runs/first"),
@@ -79,6 +79,6 @@ mod tests {
         let file = said("runs/first/export/model.safetensors");
         assert!(file.starts_with("T/runs/first/export/model.safetensors is a file; "), "{file}");
         let other = said("wavelength");
-        assert_eq!(other, format!("there is no folder T/wavelength; {HOLDS}"));
+        assert_eq!(other, format!("folder T/wavelength does not exist; {HOLDS}"));
     }
 }

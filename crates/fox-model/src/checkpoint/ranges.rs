@@ -74,7 +74,7 @@ impl SafetensorsRanges {
         Ok(written.map_err(FileError::at("write", &self.path))?)
     }
 
-    /// Makes what was written here durable.
+    /// Makes the written ranges durable.
     pub fn finish(self) -> Result<()> {
         Ok(self.file.sync_all().map_err(FileError::at("sync", &self.path))?)
     }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_writers_make_the_file_of_one() {
+    fn range_writers_produce_one_file() {
         let dir = tempfile::tempdir().unwrap();
         let tensors: [(&str, &[usize]); 3] = [("b", &[2, 2]), ("a", &[3]), ("none", &[0])];
         let values = [vec![1.0, -2.0, 0.5, 4.0], vec![7.0, -0.0, 9.0], vec![]];

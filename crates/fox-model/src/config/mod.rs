@@ -1,8 +1,8 @@
-//! What a model is: sizes, options, and the rules they must obey.
+//! Model configurations: sizes, options and their validation.
 //!
 //! [`ModelConfig`] is independent of any file format. `read` turns the config.json of a
-//! [`ModelType`](crate::ModelType) into a [`ModelConfig`], `write` turns it back; what belongs to the mixer
-//! is in the mixer's own folder.
+//! [`ModelType`](crate::ModelType) into a [`ModelConfig`], `write` turns it back; fields of
+//! a mixer are read and written in its folder.
 
 mod fields;
 mod presets;
@@ -13,7 +13,7 @@ mod write;
 
 use fox_tensor::Activation;
 
-use crate::mixers::{MixerConfig, StateSpec, chosen};
+use crate::mixers::{MixerConfig, StateSpec, enabled};
 pub use fields::Fields;
 pub use presets::Preset;
 pub use validate::Validator;
@@ -30,7 +30,7 @@ pub struct ModelConfig {
     pub num_layers: usize,
     /// The feed-forward half of a block.
     pub mlp: MlpConfig,
-    /// The half of a block that looks along time.
+    /// The token mixer of a block.
     pub mixer: Box<dyn MixerConfig>,
     /// Epsilon of the block norms, the final norm and the output norm.
     pub norm_eps: f64,
@@ -38,7 +38,7 @@ pub struct ModelConfig {
     pub initializer_range: f64,
     /// Whether the output projection is the embedding table.
     pub tie_word_embeddings: bool,
-    /// Token ids with a meaning of their own.
+    /// Special token ids.
     pub tokens: SpecialTokens,
     /// The length the model was meant for; no effect on the mathematics.
     pub max_position_embeddings: usize,
@@ -66,10 +66,10 @@ impl MlpConfig {
     }
 }
 
-/// Token ids with a meaning of their own.
+/// Special token ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Begins a sequence.
+    /// Starts a sequence.
     pub bos: Option<usize>,
     /// Ends a sequence.
     pub eos: Option<usize>,
@@ -78,7 +78,7 @@ pub struct SpecialTokens {
 }
 
 impl ModelConfig {
-    /// A model with the sizes given, GPT-2's vocabulary, and what the published configurations share.
+    /// A model of these sizes with GPT-2's vocabulary and the defaults of the published configurations.
     pub fn with_mixer(
         hidden_size: usize,
         num_layers: usize,
@@ -104,12 +104,12 @@ impl ModelConfig {
         self.mixer.at(layer).unwrap_or(&*self.mixer)
     }
 
-    /// What a layer asks to have remembered while decoding.
+    /// The decode state of a layer.
     pub fn state_of(&self, layer: usize) -> StateSpec {
         self.mixer_of(layer).state(self)
     }
 
-    /// What each layer asks to have remembered, in order.
+    /// The decode states of all layers, in order.
     pub fn state_specs(&self) -> impl Iterator<Item = StateSpec> {
         (0..self.num_layers).map(|layer| self.state_of(layer))
     }
@@ -144,10 +144,10 @@ impl ModelConfig {
         if self.has_mlp() { self.mixer.mlp_width(self, layer) } else { 0 }
     }
 
-    /// The options of the model, in words.
+    /// The options of the model, for people.
     pub fn options(&self) -> Vec<String> {
         let mut words = self.mixer.options(self);
-        let more = chosen(&[
+        let more = enabled(&[
             (self.tie_word_embeddings, "tied embeddings"),
             (self.mlp.activation == Activation::Sigmoid, "sigmoid MLP"),
         ]);

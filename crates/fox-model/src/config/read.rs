@@ -1,4 +1,4 @@
-//! config.json to [`ModelConfig`]: what all formats have in common.
+//! config.json to [`ModelConfig`]: the fields that all formats have.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -11,10 +11,10 @@ use super::fields::Fields;
 use super::relaxed_json::quote_literals;
 use super::{MlpConfig, ModelConfig, SpecialTokens};
 use crate::checkpoint::missing;
-use crate::mixers::{CheckpointLayout, CommonFields, MixerConfig, ModelType};
+use crate::mixers::{CheckpointLayout, CommonFields, MixerConfig, MlpWidthFields, ModelType};
 use crate::{Error, Result};
 
-/// No honest config.json comes near this; a hostile one must not fill the memory.
+/// Far above every real config.json; a hostile one must not fill the memory.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 impl ModelConfig {
@@ -79,23 +79,26 @@ fn read_common(
     const ACTIVATIONS: [(&str, Activation); 3] =
         [("swish", Activation::Silu), ("silu", Activation::Silu), ("sigmoid", Activation::Sigmoid)];
     let activations = if common.sigmoid_mlp { &ACTIVATIONS[..] } else { &ACTIVATIONS[..2] };
-    let activation = fields.word("hidden_act", Activation::Silu, activations)?;
+    let activation = fields.choice("hidden_act", Activation::Silu, activations)?;
     let width = fields.optional_size("intermediate_size", None)?;
-    if common.outright_width && width.is_none() {
+    if common.mlp_width == MlpWidthFields::Width && width.is_none() {
         return Err(fields.error("intermediate_size", "must be there: the width of the MLP"));
     }
+    let ratio = match common.mlp_width {
+        MlpWidthFields::WidthOrRatio => fields.optional_real("hidden_ratio")?,
+        // These formats ignore the field.
+        MlpWidthFields::Width | MlpWidthFields::PerLayer => None,
+    };
     let mlp = match mixer.has_mlp() {
-        true => MlpConfig {
-            hidden_ratio: fields.optional_real("hidden_ratio")?.unwrap_or(4.0),
-            intermediate_size: width,
-            activation,
-        },
-        // Sizes of what is not there mean nothing.
+        true => {
+            MlpConfig { hidden_ratio: ratio.unwrap_or(4.0), intermediate_size: width, activation }
+        }
+        // Without an MLP its sizes are ignored.
         false => MlpConfig { hidden_ratio: 4.0, intermediate_size: None, activation },
     };
     Ok(ModelConfig {
         vocab_size: fields.size("vocab_size", 32000)?,
-        hidden_size: fields.size("hidden_size", 2048)?,
+        hidden_size: fields.size("hidden_size", common.hidden_size)?,
         num_layers: fields.size("num_hidden_layers", common.layers)?,
         mlp,
         mixer,

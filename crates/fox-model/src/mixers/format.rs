@@ -14,12 +14,12 @@ use crate::config::{Fields, ModelConfig};
 use crate::params::ParamSpec;
 use crate::{Result, mixers::forgetting};
 
-/// Whose names and fields a format follows.
+/// The project whose names and fields a format follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointLayout {
-    /// A word for it, e.g. `fla`.
+    /// A short name, e.g. `fla`.
     pub name: &'static str,
-    /// Whose it is.
+    /// The project, for help texts.
     pub owner: &'static str,
 }
 
@@ -37,7 +37,7 @@ impl CheckpointLayout {
         name: "hf",
         owner: "Hugging Face transformers' (`llama`, `mistral`, `qwen2`, `qwen3`)",
     };
-    /// This project's own, for what no reference can express.
+    /// fox's native layout, for options that no reference can express.
     pub const NATIVE: CheckpointLayout =
         CheckpointLayout { name: "native", owner: "fox's own, which no reference reads" };
 
@@ -62,22 +62,21 @@ pub struct Format<C> {
     pub layout: CheckpointLayout,
     /// The value of the field `architectures`, e.g. `MambaForCausalLM`.
     pub architecture: &'static str,
-    /// What the fields mean that all formats have.
+    /// The fields that all formats have.
     pub common: CommonFields,
     /// The mixer from the fields of a config.json.
     pub read: fn(&Fields<'_>) -> Result<C>,
     /// Adds the mixer's fields to those that all formats have.
     pub write: fn(&C, &ModelConfig, &mut Map<String, Value>),
-    /// Whether the format is meant for such a model. Of the formats of a layout, the first that is will be
-    /// written.
+    /// Whether the format is meant for such a model. The first such format of a layout is written.
     pub suits: fn(&C, &ModelConfig) -> bool,
-    /// The options of the model that the format has no way to say, by the names a user knows.
+    /// The options of the model that the format cannot express, by the names a user knows.
     pub lacks: fn(&C, &ModelConfig) -> Vec<&'static str>,
     /// The tensors that a parameter is stored as.
     pub tensors: fn(ParamId, &ParamSpec) -> Vec<FileTensor>,
-    /// What a tensor was called in files of older versions.
+    /// The name of a tensor in files of older versions.
     pub old_name: fn(&str) -> Option<String>,
-    /// Whether files may hold this tensor although no parameter asks for it.
+    /// Whether files may have this tensor although no parameter uses it.
     pub may_hold: fn(&str) -> bool,
 }
 
@@ -106,7 +105,7 @@ impl<C> Format<C> {
     }
 }
 
-/// What the fields of a config.json mean that all formats have: their defaults, and one name that differs.
+/// The fields of a config.json that all formats have: defaults, and names that differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CommonFields {
     /// Default of `num_hidden_layers`.
@@ -119,8 +118,21 @@ pub struct CommonFields {
     pub initializer_range: f64,
     /// Whether `hidden_act` may be `sigmoid`.
     pub sigmoid_mlp: bool,
-    /// Whether the MLP's width must be said outright, because there is no ratio.
-    pub outright_width: bool,
+    /// Default of `hidden_size`.
+    pub hidden_size: usize,
+    /// The fields that give the width of the MLPs.
+    pub mlp_width: MlpWidthFields,
+}
+
+/// The fields of a config.json that give the width of the MLPs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlpWidthFields {
+    /// `intermediate_size`, or `hidden_ratio` where that is null or missing.
+    WidthOrRatio,
+    /// `intermediate_size`, which is required.
+    Width,
+    /// Fields of the mixer, which depend on the layer.
+    PerLayer,
 }
 
 impl CommonFields {
@@ -131,7 +143,8 @@ impl CommonFields {
         norm_eps: 1e-6,
         initializer_range: 0.02,
         sigmoid_mlp: false,
-        outright_width: false,
+        hidden_size: 2048,
+        mlp_width: MlpWidthFields::WidthOrRatio,
     };
 }
 
@@ -212,8 +225,8 @@ impl<C: MixerConfig> FileFormat for Format<C> {
     }
 }
 
-/// The names of the options that are there.
-pub fn chosen(options: &[(bool, &'static str)]) -> Vec<&'static str> {
+/// The names of the options that are set.
+pub fn enabled(options: &[(bool, &'static str)]) -> Vec<&'static str> {
     options.iter().filter(|(there, _)| *there).map(|(_, name)| *name).collect()
 }
 

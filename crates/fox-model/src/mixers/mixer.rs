@@ -1,10 +1,11 @@
-//! What a mixer is: options that are plain data, and the layer that they declare.
+//! Token mixers: options as plain data, and the layer that they declare.
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use fox_cache::LayerState;
-use fox_tensor::{ParamId, Result as TensorResult, Segments, Tape, Tensor, Var};
+use fox_tensor::{DecodeMixer, ParamId, Result as TensorResult, Segments, Tape, Tensor, Var};
 
 use super::StateSpec;
 use super::forgetting::{ForgettingConfig, ForgettingLayer};
@@ -19,7 +20,7 @@ use crate::{Pruning, Result};
 /// methods is the one that the mixer is part of; it gives the sizes that all parts share. All methods but
 /// [`MixerConfig::validate`] may rely on a valid configuration.
 pub trait MixerConfig: MixerData + Debug + Send + Sync {
-    /// What a model with this mixer is called in tables, e.g. `FoX (Pro)`.
+    /// Name of a model with this mixer in tables, e.g. `FoX (Pro)`.
     fn name(&self) -> &'static str;
 
     /// What a file format of another family cannot express; the name, unless the family has a word for all
@@ -36,11 +37,11 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         self.heads(model).0
     }
 
-    /// The options in words, for people.
+    /// The options, for people.
     fn options(&self, model: &ModelConfig) -> Vec<String>;
 
     /// Checks every value of this configuration; those of the rest of `model` are checked already.
-    fn validate(&self, model: &ModelConfig, rules: &Validator<'_>) -> Result<()>;
+    fn validate(&self, model: &ModelConfig, validator: &Validator<'_>) -> Result<()>;
 
     /// The mixer of a layer, where layers have different ones; all other methods are then those of the whole.
     fn at(&self, _layer: usize) -> Option<&dyn MixerConfig> {
@@ -62,14 +63,14 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer>;
 
-    /// What a layer must remember of the tokens it has seen, while decoding.
+    /// The decode state of a layer.
     fn state(&self, model: &ModelConfig) -> StateSpec;
 
-    /// FLOPs per token of what mixes tokens in one layer, forward and backward, in sequences of `seq`
+    /// FLOPs per token of token mixing in one layer, forward and backward, in sequences of `seq`
     /// tokens. Products with parameters are counted elsewhere.
     fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64;
 
@@ -83,7 +84,7 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         false
     }
 
-    /// What the parts around the mixer are called.
+    /// Names of the modules around the mixer.
     fn names(&self) -> BlockNames {
         BlockNames::DEFAULT
     }
@@ -103,18 +104,18 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         false
     }
 
-    /// The options of attention, if that is what it is.
+    /// The options of attention, if the mixer is attention.
     fn forgetting(&self) -> Option<&ForgettingConfig> {
         None
     }
 
-    /// The options of attention, if that is what it is.
+    /// The options of attention, if the mixer is attention.
     fn forgetting_mut(&mut self) -> Option<&mut ForgettingConfig> {
         None
     }
 }
 
-/// What a configuration behind a box needs from `Clone` and `PartialEq`; every [`MixerConfig`] has it.
+/// `Clone` and `PartialEq` of a boxed configuration; every [`MixerConfig`] has it.
 pub trait MixerData: Any {
     /// A copy.
     fn boxed(&self) -> Box<dyn MixerConfig>;
@@ -153,7 +154,7 @@ impl PartialEq for dyn MixerConfig {
     }
 }
 
-// What `#[derive(PartialEq)]` of a struct with such a box needs: rust-lang/rust#31740.
+// Needed by `#[derive(PartialEq)]` of a struct with such a box: rust-lang/rust#31740.
 impl PartialEq<&Self> for Box<dyn MixerConfig> {
     fn eq(&self, other: &&Self) -> bool {
         self.equals(&***other)
@@ -175,59 +176,68 @@ pub trait Mixer: Debug + Send + Sync {
         state: Option<&mut LayerState>,
     ) -> TensorResult<MixerOutput>;
 
-    /// What a training step keeps of it for the backward pass.
+    /// Values that a training step saves for the backward pass.
     fn saved_activations(&self) -> SavedActivations;
 
-    /// The attention layer, if that is what it is: for eviction, and for devices that decode a whole model
-    /// at once.
+    /// The layer's weights for devices that decode a model in slots; `None` if it only runs op by op. `thresholds`
+    /// are those of the cache's eviction policy, per query head.
+    fn decode_weights(
+        &self,
+        _params: &Parameters,
+        _thresholds: Option<Arc<[f64]>>,
+    ) -> Option<DecodeMixer> {
+        None
+    }
+
+    /// The attention layer, if the mixer is one: for eviction.
     fn attention(&self) -> Option<&ForgettingLayer> {
         None
     }
 }
 
-/// What a mixer needs besides its input.
+/// Operands of a mixer besides its input.
 #[derive(Clone, Copy)]
 pub struct MixerContext<'a> {
     /// The values of all parameters; see [`Parameters::var`].
     pub params: &'a Parameters,
     /// Queries and keys of each sequence; with a cache, the keys are the cache's rows.
     pub segments: &'a Segments,
-    /// What attention may leave out.
+    /// Which attention blocks may be skipped.
     pub pruning: Pruning,
-    /// Factor on the angles of RoPE, instead of what the options say.
+    /// Factor on the angles of RoPE, instead of the configured one.
     pub rope_strength: Option<f64>,
-    /// Who is shown what attention works on, and the number of the layer.
+    /// Callback for the operands of attention, and the number of the layer.
     pub observer: Option<(&'a dyn Observer, usize)>,
 }
 
-/// What a mixer gives.
+/// The output of a mixer.
 #[derive(Debug)]
 pub struct MixerOutput {
     /// `[R, D]`, to be added to the residual stream.
     pub out: Var,
-    /// Attention tiles visited and in all, `[H, 4]` i32; `None` for what is no attention.
+    /// Attention tiles visited and in total, `[H, 4]` i32; `None` without attention.
     pub tiles: Option<Tensor>,
 }
 
 impl From<Var> for MixerOutput {
-    /// The output of a mixer that is no attention.
+    /// The output of a mixer without attention.
     fn from(out: Var) -> Self {
         MixerOutput { out, tiles: None }
     }
 }
 
-/// Where a layer stands, and what the layers share.
+/// Position of a layer, and parameters that all layers use.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerContext<'a> {
     /// Number of the layer, from 0.
     pub index: usize,
-    /// What its parameters' names begin with, e.g. `model.layers.0.attn`.
+    /// Prefix of its parameters' names, e.g. `model.layers.0.attn`.
     pub prefix: &'a str,
-    /// What [`MixerConfig::declare_shared`] declared.
+    /// The parameter that [`MixerConfig::declare_shared`] declared.
     pub shared: Option<ParamId>,
 }
 
-/// Values per token (not bytes) that a training step keeps for the backward pass.
+/// Values per token (not bytes) that a training step saves for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedActivations {
     /// All of them.
@@ -236,7 +246,7 @@ pub struct SavedActivations {
     pub cheap_per_token: usize,
 }
 
-/// What the parts around the mixers are called in files: `STEM.layers.0.NORM.weight` and so on.
+/// Names of the modules around the mixers in files: `STEM.layers.0.NORM.weight` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockNames {
     /// The model without its output projection.

@@ -1,4 +1,4 @@
-//! The families of mixers that files can name: those of [`BUILT_IN`], and what [`register`] adds.
+//! The families of mixers that files can name: [`BUILT_IN`] and registered ones.
 
 use std::fmt;
 use std::sync::{PoisonError, RwLock};
@@ -13,11 +13,11 @@ use crate::{Error, Result};
 /// outside.
 #[derive(Clone, Copy)]
 pub struct MixerFamily {
-    /// What it is called in messages, e.g. `attention`.
+    /// Name in messages, e.g. `attention`.
     pub name: &'static str,
     /// Its file formats, the one to prefer for storing first. At least one.
     pub formats: &'static [&'static dyn FileFormat],
-    /// Models that can be asked for by name.
+    /// Models that are built by name.
     pub architectures: &'static [Architecture],
 }
 
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_built_in_families_share_a_name() {
+    fn built_in_names_are_unique() {
         for (i, family) in BUILT_IN.iter().enumerate() {
             for other in &BUILT_IN[..i] {
                 assert_eq!(common_name(family, other), None);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_taken_is_refused_and_twice_is_once() {
+    fn registering_twice_is_idempotent_and_names_are_unique() {
         static EMPTY: MixerFamily =
             MixerFamily { name: "nothing", formats: &[], architectures: &[] };
         let error = register(&EMPTY).unwrap_err().to_string();

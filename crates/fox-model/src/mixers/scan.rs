@@ -1,4 +1,4 @@
-//! What the mixers that are linear recurrences have in common.
+//! Shared code of mixers that are linear recurrences.
 
 use fox_cache::RecurrentState;
 use fox_tensor::{Result, ScanSpec, ScanVars, Tape, Var};
@@ -6,11 +6,11 @@ use fox_tensor::{Result, ScanSpec, ScanVars, Tape, Var};
 /// Tokens of a chunk of a linear recurrence.
 const CHUNK: usize = 64;
 
-/// One state is kept for about this many tokens in training.
+/// Training saves one state for about this many tokens.
 const TOKENS_PER_STATE: usize = 64;
 
-/// `tape.scan` from the state on, `[R, H * dv]`; the state after the last tokens is noted in it. Without a
-/// state every sequence begins with zeros.
+/// `tape.scan` from `state`, `[R, H * dv]`; the state after the last tokens is staged in it. Without a state every
+/// sequence starts from zeros.
 pub fn scan(
     tape: &mut Tape<'_>,
     vars: &ScanVars<'_>,
@@ -58,7 +58,7 @@ impl ScanShape {
     }
 }
 
-/// Values per token of the states that a training step keeps for the backward pass of a scan whose states
+/// Values per token of the states that a training step saves for the backward pass of a scan whose states
 /// have `elements` elements in all heads together.
 pub fn saved_states(elements: usize) -> usize {
     elements.div_ceil(TOKENS_PER_STATE)

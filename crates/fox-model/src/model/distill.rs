@@ -1,11 +1,11 @@
-//! Distillation: a model in training is also held to the next-token distributions of another one.
+//! Distillation: a model is also trained on the next-token distributions of a teacher.
 //!
 //! ```text
 //! objective = sum_r weights[r] ((1 - a) loss[r] + a KL(teacher_r || student_r))     over the labelled rows
 //! dlogits[r] = a weights[r] (softmax(student_r) - softmax(teacher_r))               of the second term
 //! ```
 //!
-//! The loss on a device takes the teacher's part along ([`fox_tensor::Teacher`]).
+//! The loss on a device computes both terms ([`fox_tensor::Teacher`]).
 
 use fox_tensor::{Segments, Tape, Tensor, Var};
 
@@ -21,7 +21,7 @@ pub(super) struct Teacher {
 }
 
 impl Model {
-    /// Holds training to the distributions of `teacher`, with weight `weight` against the loss of the labels.
+    /// Adds the divergence from `teacher` to the objective, with weight `weight` against the loss of the labels.
     /// [`Model::loss`] still gives the loss of the labels.
     ///
     /// # Errors

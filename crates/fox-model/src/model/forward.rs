@@ -12,12 +12,12 @@ use crate::{Error, Result};
 /// Which attention blocks may be skipped (adaptive computation pruning).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Pruning {
-    /// As the configuration says.
+    /// As configured.
     #[default]
     Config,
     /// None.
     Off,
-    /// Those whose share of a row's softmax is provably below `e^tolerance`.
+    /// Those whose fraction of a row's softmax is provably below `e^tolerance`.
     Tolerance(f32),
     /// With a tolerance of -10 and a bound from the norms of queries and keys.
     Auto,
@@ -30,16 +30,16 @@ pub struct ForwardOptions {
     pub pruning: Pruning,
     /// Drop the activations of each block and compute them again in the backward pass.
     pub recompute: bool,
-    /// Factor on the angles of RoPE, from 1 to 0, while it is faded out; as the configuration says without it.
+    /// Factor on the angles of RoPE, from 1 to 0, while it is faded out; `None`: as configured.
     pub rope_strength: Option<f64>,
 }
 
 /// The result of the blocks.
 #[derive(Debug)]
 pub struct ForwardOutput {
-    /// The normalised stream `[R, D]`, ready for the output projection.
+    /// The normalized hidden states `[R, D]`, ready for the output projection.
     pub states: Var,
-    /// Per attention layer, tiles visited and in all `[H, 4]` i32 ([`fox_tensor::tile_counts`]); empty in recurrent models.
+    /// Per attention layer, tiles visited and in total `[H, 4]` i32 ([`fox_tensor::tile_counts`]); empty in recurrent models.
     pub tiles: Vec<Tensor>,
 }
 
@@ -48,7 +48,7 @@ pub struct ForwardOutput {
 pub struct TokenLoss {
     /// Cross-entropy of every row `[R]`; 0 where the label is ignored.
     pub per_token: Tensor,
-    /// Per attention layer, tiles visited and in all `[H, 4]` i32 ([`fox_tensor::tile_counts`]); empty in recurrent models.
+    /// Per attention layer, tiles visited and in total `[H, 4]` i32 ([`fox_tensor::tile_counts`]); empty in recurrent models.
     pub tiles: Vec<Tensor>,
 }
 
@@ -68,8 +68,8 @@ impl Model {
         self.run(tape, tokens, segments, cache, options, None)
     }
 
-    /// A forward pass for its inner life: `observer` is shown what every attention layer works on, one
-    /// layer at a time, so that only one has to be in memory.
+    /// A forward pass that calls `observer` with the operands of every attention layer, one layer at a time, so that
+    /// only one is in memory.
     pub fn observe(
         &self,
         tokens: &Tensor,

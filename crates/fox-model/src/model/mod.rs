@@ -3,7 +3,7 @@
 mod decode;
 mod distill;
 mod forward;
-mod streams;
+mod slots;
 mod structure;
 
 use std::path::Path;
@@ -44,8 +44,8 @@ impl Model {
         })
     }
 
-    /// Lets the gates that depend on the input begin with these memory lengths, instead of forgetting
-    /// half at every token. False when the model has no such gates.
+    /// Initializes the biases of data-dependent forget gates such that heads start with these memory lengths, instead
+    /// of forgetting half at every token. Returns false when the model has no such gates.
     pub fn init_decay_times(&mut self, time: DecayTime) -> Result<bool> {
         let biases: Vec<ParamId> =
             self.attention_layers().flatten().filter_map(|(layer, _)| layer.gate_bias()).collect();
@@ -97,10 +97,10 @@ impl Model {
         })
     }
 
-    /// Gives the model other options that leave its parameters as they are.
+    /// Replaces options that do not change the parameters.
     ///
     /// # Errors
-    /// Options that ask for other parameters.
+    /// Options that change the parameters.
     pub fn reconfigure(&mut self, config: &ModelConfig) -> Result<()> {
         config.validate("model configuration")?;
         let (specs, structure) = declare(config);
@@ -115,12 +115,12 @@ impl Model {
         Ok(())
     }
 
-    /// Writes a checkpoint folder, aside first, so that it is there in full or not at all.
+    /// Writes a checkpoint folder, which appears when it is complete.
     pub fn save(&self, dir: &Path, options: &WriteOptions) -> Result<()> {
         write_checkpoint(dir, &self.config, options, |id| Ok(self.params.value(id).to_f32()?))
     }
 
-    /// What the model is.
+    /// The configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -167,7 +167,7 @@ impl Model {
         self.params.iter().map(|(_, spec, _)| spec).filter(read).map(bytes).sum()
     }
 
-    /// Where it lives.
+    /// The device of its parameters.
     pub fn device(&self) -> &Device {
         &self.device
     }

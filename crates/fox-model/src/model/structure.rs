@@ -1,4 +1,4 @@
-//! The parts of a model, and where their parameters are.
+//! The modules of a model and the ids of their parameters.
 
 use fox_tensor::ParamId;
 
@@ -6,7 +6,7 @@ use crate::block::Block;
 use crate::config::ModelConfig;
 use crate::params::{Init, ParamGroup, ParamList, ParamSpec};
 
-/// Where the parameters of the parts are.
+/// Parameter ids of the modules.
 #[derive(Debug)]
 pub(crate) struct Structure {
     pub embeddings: ParamId,
@@ -15,7 +15,7 @@ pub(crate) struct Structure {
     pub lm_head: ParamId,
 }
 
-/// The parameters that a configuration asks for, and the parts that use them.
+/// The parameters of a configuration, and the modules that use them.
 pub(crate) fn declare(config: &ModelConfig) -> (Vec<ParamSpec>, Structure) {
     let mut list = ParamList::default();
     let (vocab, width, std) = (config.vocab_size, config.hidden_size, config.initializer_range);

@@ -1,5 +1,5 @@
-//! Initial values. Every parameter has a random stream of its own, from the seed and its name, so
-//! that adding or moving a parameter changes no other.
+//! Initial values. The random stream of a parameter depends on the seed and its name only, so that adding or moving
+//! a parameter changes no other.
 
 use fox_base::random::SplitMix64;
 
@@ -33,8 +33,8 @@ pub(super) fn values(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     }
 }
 
-/// Pairs of normal values, cut into parts for all cores: a stream can begin anywhere, so the values are the
-/// same for any number of them.
+/// Pairs of normal values, in chunks for all cores: a stream has random access, so the values are the same for any
+/// number of chunks.
 fn fill_normal(values: &mut [f32], std: f64, stream: &Normal) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let part = values.len().div_ceil(cores).max(1 << 16).next_multiple_of(2);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn normal_values_have_the_moments_and_depend_on_seed_and_name_only() {
+    fn normal_init_has_the_right_moments() {
         let init = Init::Normal { std: 0.02, zero_row: Some(7) };
         let x = values(&spec("a", init.clone()), 1);
         let n = x.len() as f64;
@@ -121,14 +121,14 @@ mod tests {
 
     /// The first values for a seed and a name, from an independent program.
     #[test]
-    fn initial_weights_never_change() {
+    fn initial_weights_are_pinned() {
         let x = values(&spec("a", Init::Normal { std: 0.02, zero_row: None }), 1);
         let bits: [u32; 4] = std::array::from_fn(|i| x[i].to_bits());
         assert_eq!(bits, [0xbd18_b801, 0xbc92_b62c, 0xbc44_d03a, 0x3c1e_89fb]);
     }
 
     #[test]
-    fn the_parts_of_large_parameters_are_one_stream() {
+    fn large_parameters_use_one_random_stream() {
         let mut large = vec![0.0; 3 * (1 << 16) + 5];
         fill_normal(&mut large, 0.5, &Normal::new(9, "large"));
         let mut normal = Normal::new(9, "large");
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn other_values_lie_where_they_should() {
+    fn other_inits_are_in_range() {
         let mean = |x: &[f32]| x.iter().map(|&v| f64::from(v)).sum::<f64>() / x.len() as f64;
         let x = values(&spec("a", Init::Uniform { bound: 0.5 }), 1);
         assert!(x.iter().all(|v| v.abs() <= 0.5) && mean(&x).abs() < 0.02);

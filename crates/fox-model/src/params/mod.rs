@@ -1,7 +1,7 @@
 //! The parameters of a model: an ordered list of named tensors.
 //!
-//! Names are the official checkpoint names. Layers declare what they need while the model is put
-//! together and keep the [`ParamId`]s; values, gradients and optimizer state are lists in the same
+//! Names are the official checkpoint names. Layers declare their parameters while the model is built and
+//! store the [`ParamId`]s; values, gradients and optimizer state are lists in the same
 //! order.
 
 mod init;
@@ -10,12 +10,12 @@ use fox_tensor::{Device, ParamId, Shape, Tensor, Var};
 
 use crate::{Error, Result};
 
-/// What part of the model a parameter belongs to.
+/// The module of the model that a parameter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ParamGroup {
     /// The token table.
     Embedding,
-    /// The layers that look along time.
+    /// The token mixers.
     Mixer,
     /// The feed-forward layers.
     Mlp,
@@ -25,7 +25,7 @@ pub enum ParamGroup {
     Head,
 }
 
-/// How a parameter starts.
+/// Initialization of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Init {
     /// Independent normal values; one row may be zero (the pad token's).
@@ -62,25 +62,25 @@ pub enum Init {
     Given(Vec<f32>),
 }
 
-/// What there is to know about a parameter besides its value.
+/// A parameter without its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamSpec {
     /// The official checkpoint name.
     pub name: String,
     /// Its extents.
     pub dims: Vec<usize>,
-    /// What it is part of.
+    /// Its module.
     pub group: ParamGroup,
     /// Whether weight decay applies.
     pub decay: bool,
     /// Whether it is trained; a buffer is only stored.
     pub trainable: bool,
     /// Rows of each matrix of a linear layer in it, from the first row on: one for most, several where layers
-    /// with the same input are stacked into one product, none for what is no such matrix (the tables of tokens,
+    /// with the same input are stacked into one product, none for other parameters (the tables of tokens,
     /// vectors, filters). A rule that treats matrices as a whole must treat the stacked ones by themselves: the singular
-    /// vectors of a stack are not those of its parts, and the size of one part would depend on the others.
+    /// vectors of a stack are not those of its matrices, and the update of one would depend on the others.
     pub matrices: Vec<usize>,
-    /// How it starts.
+    /// Its initialization.
     pub init: Init,
 }
 
@@ -124,7 +124,7 @@ impl ParamList {
         self.stacked(id, &[rows])
     }
 
-    /// Says that a matrix consists of several, one below the other, of so many rows each.
+    /// Marks a matrix as several stacked ones of so many rows each.
     pub fn stacked(&mut self, id: ParamId, rows: &[usize]) -> ParamId {
         let spec = &mut self.specs[id.0];
         debug_assert_eq!(rows.iter().sum::<usize>(), spec.dims[0], "{}", spec.name);
@@ -171,7 +171,7 @@ impl ParamList {
         id
     }
 
-    /// What was declared.
+    /// The declarations.
     pub(crate) fn into_specs(self) -> Vec<ParamSpec> {
         self.specs
     }
@@ -190,7 +190,7 @@ impl Parameters {
         Self::build(specs, device, |_, spec| Ok(init::values(spec, seed)))
     }
 
-    /// Values from `source`, which is asked for one parameter after the other.
+    /// Values from `source`, which is called for one parameter after the other.
     pub(crate) fn build(
         specs: Vec<ParamSpec>,
         device: &Device,
@@ -230,7 +230,7 @@ impl Parameters {
         self.specs.iter().position(|spec| spec.name == name).map(ParamId)
     }
 
-    /// What is known about a parameter.
+    /// The specification of a parameter.
     pub fn spec(&self, id: ParamId) -> &ParamSpec {
         &self.specs[id.0]
     }
@@ -266,7 +266,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Leaves all parameters but these as they are: like buffers they have no gradient.
+    /// Freezes all parameters but these: like buffers they have no gradient.
     pub fn train_only(&mut self, trained: impl Fn(&ParamSpec) -> bool) {
         for spec in &mut self.specs {
             spec.trainable &= trained(spec);

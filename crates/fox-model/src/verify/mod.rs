@@ -1,4 +1,4 @@
-//! Proof against a reference dump: the same weights and tokens must give the same logits, losses,
+//! Verification against a reference dump: the same weights and tokens must give the same logits, losses,
 //! gradients and greedy continuation, computed in full and through the cache.
 
 mod dump;
@@ -35,11 +35,11 @@ impl Default for Tolerances {
 /// One comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VerifyCheck {
-    /// What was compared.
+    /// The compared values.
     pub name: String,
-    /// How far apart: norm-wise relative, or the number of tokens that differ.
+    /// Norm-wise relative error, or the number of tokens that differ.
     pub error: f64,
-    /// How far apart they may be.
+    /// The largest error that passes.
     pub tolerance: f64,
 }
 

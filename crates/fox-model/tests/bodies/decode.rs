@@ -255,7 +255,7 @@ pub fn steps_chunks_and_one_pass_agree(device: &Device, tolerance: f64) {
     }
 }
 
-pub fn left_padding_changes_nothing(device: &Device, tolerance: f64) {
+pub fn left_padding_has_no_effect(device: &Device, tolerance: f64) {
     for (name, config) in variants() {
         let model = Model::init(&config, 5, device).unwrap();
         let (time, pads) = (12, [4, 0, 11]);
@@ -296,7 +296,7 @@ pub fn left_padding_changes_nothing(device: &Device, tolerance: f64) {
     }
 }
 
-pub fn a_failed_step_leaves_the_cache_as_it_was(device: &Device) {
+pub fn failed_steps_leave_the_cache_unchanged(device: &Device) {
     for (name, config) in variants() {
         one_failed_step(name, &config, device);
     }

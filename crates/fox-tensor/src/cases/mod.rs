@@ -9,6 +9,7 @@ mod composed;
 mod frozen;
 mod layouts;
 mod memory;
+mod wrong_operands;
 
 pub use crate::ops::attention::cases::{
     AttentionCase, Gates, Pruning, large_attention, random_attention,
@@ -18,6 +19,7 @@ pub use crate::ops::scan::cases::{Decay, ScanCase, Strength, random_scan, scan};
 pub use crate::ops::stick::cases::random_stick_breaking;
 pub use fox_base::random::SplitMix64 as Rng;
 pub(crate) use layouts::recurrent_layouts;
+pub use wrong_operands::{WrongOperands, refuse_wrong_operands};
 
 use fox_base::difference;
 

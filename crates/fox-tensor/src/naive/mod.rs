@@ -17,7 +17,8 @@ pub(crate) use storage::{
 
 use crate::{
     Backend, Caps, DType, Device, IdRange, LinearGroupOps, Memory, MemoryStats, RecomputeOps,
-    Result, Shape, Storage, Tensor,
+    Result, Shape, Storage, Tensor, check_add, check_copy_columns, check_copy_rows, check_download,
+    check_fill, check_ints,
 };
 
 /// The f64 backend. Memory it has handed out is poisoned with NaN until it is written.
@@ -83,7 +84,7 @@ impl Backend for Naive {
     fn caps(&self) -> Caps<'_> {
         let recompute = self.optional_ops.then_some(self as &dyn RecomputeOps);
         let linear_group = self.optional_ops.then_some(self as &dyn LinearGroupOps);
-        Caps { recompute, linear_group, paged: Some(self), streams: Some(self), ..Caps::default() }
+        Caps { recompute, linear_group, paged: Some(self), slots: Some(self), ..Caps::default() }
     }
 }
 
@@ -119,6 +120,7 @@ impl Memory for Naive {
     }
 
     fn download(&self, x: &Tensor, out: &mut [f32]) -> Result<()> {
+        check_download(self, x, out.len())?;
         for (out, &x) in out.iter_mut().zip(real(x)?) {
             *out = x as f32;
         }
@@ -126,14 +128,17 @@ impl Memory for Naive {
     }
 
     fn download_f64(&self, x: &Tensor) -> Result<Vec<f64>> {
+        check_download(self, x, x.len())?;
         Ok(real(x)?.to_vec())
     }
 
     fn download_i32(&self, x: &Tensor) -> Result<Vec<i32>> {
+        check_ints(self, x)?;
         Ok(int(x)?.to_vec())
     }
 
     fn fill(&self, x: &mut Tensor, value: f32) -> Result<()> {
+        check_fill(self, x)?;
         self.unshare(x)?;
         match values_mut(x)? {
             Values::Real(x) => x.fill(f64::from(value)),
@@ -150,6 +155,7 @@ impl Memory for Naive {
         dst_row: usize,
         count: usize,
     ) -> Result<()> {
+        check_copy_rows(self, src, src_row, dst, dst_row, count)?;
         self.unshare(dst)?;
         let cols = dst.cols();
         let (from, to) = (src_row * cols, dst_row * cols);
@@ -165,11 +171,30 @@ impl Memory for Naive {
         Ok(())
     }
 
+    fn copy_columns(
+        &self,
+        src: &Tensor,
+        (row, column): (usize, usize),
+        dst: &mut Tensor,
+        dst_row: usize,
+        count: usize,
+    ) -> Result<()> {
+        check_copy_columns(self, src, (row, column), dst, dst_row, count)?;
+        let (d, per_row) = (dst.cols(), src.cols() / dst.cols());
+        let src = src.reshape([src.rows() * per_row, d])?;
+        for r in 0..count {
+            self.copy_rows(&src, (row + r) * per_row + column / d, dst, dst_row + r, 1)?;
+        }
+        Ok(())
+    }
+
     fn id_out_of_range(&self, ids: &Tensor, range: IdRange) -> Result<Option<i32>> {
+        check_ints(self, ids)?;
         Ok(int(ids)?.iter().copied().find(|&id| !range.allows(id)))
     }
 
     fn add(&self, mut acc: Tensor, x: &Tensor) -> Result<Tensor> {
+        check_add(self, &acc, x)?;
         let x = real(x)?;
         self.unshare(&mut acc)?;
         if let Values::Real(acc) = values_mut(&mut acc)? {

@@ -67,6 +67,13 @@ impl Storage for Stored {
     fn as_any_mut(&mut self) -> &mut dyn Any {
         self
     }
+
+    fn holds(&self, len: usize, dtype: DType) -> bool {
+        match &self.values {
+            Values::Real(x) => x.len() == len && dtype != DType::I32,
+            Values::Int(x) => x.len() == len && dtype == DType::I32,
+        }
+    }
 }
 
 /// A row-major matrix of f64, read only.

@@ -8,7 +8,7 @@
 //! A new op is such a folder and its two lines below: nothing else in this crate changes. Names must be
 //! unique among the ops, because the crate root exports them all.
 //!
-//! [`peers`], [`recompute`], [`paged`], [`decode`] and [`streams`] declare what a device need not have; see [`Caps`](crate::Caps).
+//! [`peers`], [`recompute`], [`paged`] and [`decode`] declare optional abilities of a device; see [`Caps`](crate::Caps).
 
 pub(crate) mod attention;
 mod columns;
@@ -30,23 +30,21 @@ mod recompute;
 pub(crate) mod scan;
 mod sink;
 pub(crate) mod stick;
-mod streams;
 mod time_step;
 mod update;
 
 pub use decode::{
-    DecodeBlock, DecodeKeys, DecodeOps, DecodeOut, DecodeProjection, DecodeShape, DecodeStep,
-    LastRows,
+    AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection,
+    DecodeRow, DecodeWeights, LayerPast, SampledToken, SlotDecodeOps, SlotDecoder, TokenDraw,
+    slot_state,
 };
 pub use paged::{
     NewKeys, PAGE, Page, PageMut, PagePart, PageShape, PageTable, PagedKeys, PagedOps, PagedSpec,
-    Slab, gate_totals, gathered_attention, held_pages, page_parts, write_pages,
+    Slab, check_paged_attention, gate_totals, gathered_attention, held_pages, page_parts,
+    write_pages,
 };
 pub use peers::{OwnedTensor, PeerOps, RankInfo};
 pub use recompute::RecomputeOps;
-pub use streams::{
-    Choice, StreamDraw, StreamModel, StreamOps, StreamPast, StreamRow, Streams, stream_state,
-};
 
 use crate::cases::Case;
 
@@ -55,14 +53,14 @@ macro_rules! ops {
     ($($op:ident: $ops:ident,)*) => {
         $(pub use $op::*;)*
 
-        /// Every op that a device must have. Nobody implements this: a type with all of them has it.
+        /// Every op that a device must have; implemented for each type that implements all op traits.
         pub trait Ops: $($ops +)* {}
         impl<T: $($ops +)* ?Sized> Ops for T {}
 
         /// The cases of every op.
         pub(crate) fn cases() -> Vec<Case> {
             let mut cases = Vec::new();
-            $(cases.extend($op::cases::cases());)*
+            $(cases.extend($op::cases());)*
             cases
         }
     };

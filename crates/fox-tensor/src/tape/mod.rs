@@ -13,7 +13,6 @@
 //! and computed again in the backward.
 
 mod buckets;
-mod check;
 mod custom;
 mod preceding;
 mod saved;

@@ -2,7 +2,7 @@
 
 mod decoding;
 mod packed;
-mod streams;
+mod slots;
 mod totals;
 
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(value_name = "DIR")]
     dumps: Vec<PathBuf>,
     /// Only cases whose name contains this, e.g. attention, decoding/mamba2, pages, row products, packed
-    /// weights or streams
+    /// weights or slots
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Random cases of each kind of attention and of scans beside the list
@@ -66,10 +66,10 @@ const BF16_ROUNDING: f64 = 1.0 / 256.0;
 pub fn run(args: &Args) -> Result<ExitCode> {
     let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
     let decoding = decoding::cases().iter().any(|(name, ..)| args.wants(name));
-    let streams = streams::cases().iter().any(|case| args.wants(case.name));
+    let slots = slots::cases().iter().any(|case| args.wants(case.name));
     let [pages, products, packed] =
         ["pages", "row products", "packed weights"].map(|name| args.wants(name));
-    let any = cases || decoding || pages || products || packed || streams;
+    let any = cases || decoding || pages || products || packed || slots;
     if let (Some(text), false) = (&args.only, any) {
         bail!("no case is called anything like `{text}`; --verbose lists the names of all");
     }
@@ -87,13 +87,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             passed &= totals::check(&device)?;
         }
         if products {
-            passed &= streams::check_products(&device, &streams::PRODUCTS)?;
+            passed &= slots::check_products(&device, &slots::PRODUCTS)?;
         }
         if packed {
             passed &= packed::check(&device)?;
         }
-        if streams {
-            passed &= streams::check_steps(args, &device)?;
+        if slots {
+            passed &= slots::check_steps(args, &device)?;
         }
         if device.backend().caps().activation_type == DType::F32 {
             passed &= check_dumps(args, &device)?;

@@ -11,8 +11,8 @@ use std::ops::Range;
 use super::super::BLOCK;
 use super::super::backward::{Products, Queries, hide_strided};
 use super::super::forward::clip;
-use super::super::plan::{Prefix, View};
 use super::super::tile::multiply;
+use super::super::visits::{Prefix, View};
 use super::forward::Decay;
 use super::used_up;
 use crate::simd::{Kernel, Simd, exp, log_sigmoids};
@@ -155,8 +155,13 @@ impl StickBackward<'_> {
         let Tile { keys, base, lane, weights, grads, shares, sums } = tile;
         let (shape, panel) = ((keys, width, d), (self.m * BLOCK + lane) * d);
         let first = self.position + lane;
-        // SAFETY: gathered keys, values and panels reach to the end of their blocks; the tiles have
-        // `keys` rows of `BLOCK` values, `width` of which are this panel's.
+        let end = (keys - 1) * BLOCK + width;
+        assert!(self.k.len().min(self.v.len()) >= (base + keys) * dp && dp >= d);
+        assert!(
+            self.queries.q_panels.len().min(self.queries.d_out_panels.len()) >= panel + d * width
+        );
+        assert!(weights.len().min(grads.len()) >= end && sums.len() >= keys * S::LANES);
+        // SAFETY: all operands are as long as asserted; `keys` is a multiple of 8.
         unsafe {
             let (k, v) = (self.k.as_ptr().add(base * dp), self.v.as_ptr().add(base * dp));
             let q = self.queries.q_panels.as_ptr().add(panel);
@@ -166,11 +171,8 @@ impl StickBackward<'_> {
             multiply::<S, true, false>(s, shape, v, dp, d_out, width, grads, BLOCK);
         }
         if !self.view.sees_all(base..base + keys, first, first + width - 1) {
-            let len = (keys - 1) * BLOCK + width;
-            hide_strided(&self.view, &mut weights[..len], width, base, first);
+            hide_strided(&self.view, &mut weights[..end], width, base, first);
         }
-        let end = (keys - 1) * BLOCK + width;
-        assert!(weights.len().min(grads.len()) >= end && sums.len() >= keys * S::LANES);
         assert!(shares.len() >= keys * width);
         assert!(carry.log_rests.len().min(carry.ahead.len()).min(self.rows.len()) >= lane + width);
         for at in (0..width).step_by(S::LANES) {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::BLOCK;
 use super::super::decode::MAX_QUERIES;
-use super::super::plan::{Prefix, View};
+use super::super::visits::{Prefix, View};
 use super::used_up;
 use crate::shared::Shared;
 use crate::simd::{Kernel, Simd, dot, exp, log_sigmoids, map_two, scale_add, update};

@@ -2,7 +2,7 @@
 
 use super::super::BLOCK;
 use super::super::forward::Forward;
-use super::super::plan::Prefix;
+use super::super::visits::Prefix;
 use super::used_up;
 use crate::simd::{Kernel, Simd, exp, log_sigmoids};
 

@@ -17,13 +17,14 @@ use std::ops::Range;
 
 use fox_tensor::{
     AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, StickOps, Tensor,
+    check_stick_breaking_bwd, check_stick_breaking_fwd,
 };
 use rayon::prelude::*;
 
+use super::call::{Attention, QueryBlock, Unit};
 use super::forward::Forward;
 use super::gather::{self, GatheredKeys, GatheredQueries};
-use super::job::{Job, QueryBlock, Unit};
-use super::plan::{Prefix, Visits};
+use super::visits::{Prefix, Visits};
 use super::{
     BLOCK, Counts, MANY_UNITS, Outputs, count_tiles, run_all, start_gradients, start_output,
 };
@@ -40,6 +41,7 @@ impl StickOps for Cpu {
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> Result<AttentionOut> {
+        check_stick_breaking_fwd(self, inputs, spec)?;
         self.run(|| forward(self, inputs, spec))
     }
 
@@ -50,6 +52,7 @@ impl StickOps for Cpu {
         out: &AttentionOut,
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
+        check_stick_breaking_bwd(self, d_out, inputs, out, spec)?;
         self.run(|| backward(self, d_out, inputs, &out.o, spec))
     }
 }
@@ -73,13 +76,13 @@ fn used_up(
     })
 }
 
-fn job<'a>(cpu: &'a Cpu, inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Job<'a> {
-    Job { own: false, ..Job::new(cpu, inputs, spec) }
+fn call<'a>(cpu: &'a Cpu, inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Attention<'a> {
+    Attention { own: false, ..Attention::new(cpu, inputs, spec) }
 }
 
 /// The key blocks that each query block may visit.
-fn visible(job: &Job<'_>, unit: &Unit) -> Vec<Range<usize>> {
-    Visits::new(&unit.segment, &job.view(&unit.segment), None, None).ranges
+fn visible(call: &Attention<'_>, unit: &Unit) -> Vec<Range<usize>> {
+    Visits::new(&unit.segment, &call.view(&unit.segment), None, None).ranges
 }
 
 /// The forward pass.
@@ -88,44 +91,44 @@ pub fn forward(
     inputs: &AttentionInputs<'_>,
     spec: &AttentionSpec,
 ) -> Result<AttentionOut> {
-    let job = job(cpu, inputs, spec);
+    let call = call(cpu, inputs, spec);
     start_output(cpu, inputs, spec, |o, lse| {
-        let units = job.units();
+        let units = call.units();
         let parallel = units.len() >= MANY_UNITS;
-        let run = |unit: &Unit| forward_unit(&job, unit, o, lse, !parallel);
+        let run = |unit: &Unit| forward_unit(&call, unit, o, lse, !parallel);
         count_tiles(&units, parallel, spec.heads, run)
     })
 }
 
 fn forward_unit(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     unit: &Unit,
     o: Shared<'_>,
     lse: Shared<'_>,
     parallel: bool,
 ) -> Result<Vec<Counts>> {
-    let visible = visible(job, unit);
-    let heads: Vec<usize> = job.query_heads(unit).collect();
+    let visible = visible(call, unit);
+    let heads: Vec<usize> = call.query_heads(unit).collect();
     let prefixes: Vec<Option<Prefix>> =
-        heads.iter().map(|&head| job.prefix(unit, head)).collect::<Result<_>>()?;
-    let tolerance = job.spec.stick_tolerance();
-    let visited: Vec<Counts> = if job.is_decode(&unit.segment) {
+        heads.iter().map(|&head| call.prefix(unit, head)).collect::<Result<_>>()?;
+    let tolerance = call.spec.stick_tolerance();
+    let visited: Vec<Counts> = if call.is_decode(&unit.segment) {
         let decode = |(&head, prefix): (&usize, &Option<Prefix>)| {
             let keys = visible[0].clone();
-            let visited = decode_head(job, unit, head, prefix.as_ref(), keys.clone(), o, lse);
+            let visited = decode_head(call, unit, head, prefix.as_ref(), keys.clone(), o, lse);
             (head, visited, keys.len())
         };
         heads.par_iter().zip(&prefixes).map(decode).collect()
     } else {
-        let gathered = GatheredKeys::new(job, unit)?;
+        let gathered = GatheredKeys::new(call, unit)?;
         let items: Vec<(usize, usize)> =
             (0..heads.len()).flat_map(|h| (0..visible.len()).rev().map(move |m| (h, m))).collect();
         let run = |&(h, m): &(usize, usize)| -> Result<Counts> {
-            let mut scratch = job.pool.take(Forward::scratch_len(job.spec.head_dim))?;
+            let mut scratch = call.pool.take(Forward::scratch_len(call.spec.head_dim))?;
             let block = QueryBlock { head: heads[h], m, keys: visible[m].clone() };
             let prefix = prefixes[h].as_ref();
-            let queries = job.forward(unit, block, &gathered, prefix, o, lse, &mut scratch);
-            let visited = job.level.run(StickForward { queries, tolerance });
+            let queries = call.forward(unit, block, &gathered, prefix, o, lse, &mut scratch);
+            let visited = call.level.run(StickForward { queries, tolerance });
             Ok((heads[h], visited, visible[m].len()))
         };
         if parallel {
@@ -139,7 +142,7 @@ fn forward_unit(
 
 /// A head's few queries against a long cache; the number of blocks visited.
 fn decode_head(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     unit: &Unit,
     head: usize,
     prefix: Option<&Prefix>,
@@ -147,22 +150,22 @@ fn decode_head(
     o: Shared<'_>,
     lse: Shared<'_>,
 ) -> usize {
-    let (d, heads, segment) = (job.spec.head_dim, job.spec.heads, &unit.segment);
-    let stride = job.spec.kv_heads * d;
+    let (d, heads, segment) = (call.spec.head_dim, call.spec.heads, &unit.segment);
+    let stride = call.spec.kv_heads * d;
     let rows = segment.k_start * stride..(segment.k_start + segment.k_len) * stride;
-    job.level.run(StickDecode {
+    call.level.run(StickDecode {
         head_dim: d,
-        scale: job.spec.scale,
-        q: &job.q[segment.q_start * heads * d..][..segment.q_len * heads * d],
-        k: &job.k[rows.clone()],
-        v: &job.v[rows],
+        scale: call.spec.scale,
+        q: &call.q[segment.q_start * heads * d..][..segment.q_len * heads * d],
+        k: &call.k[rows.clone()],
+        v: &call.v[rows],
         stride,
         column: unit.kv_head * d,
         prefix,
-        view: job.view(segment),
+        view: call.view(segment),
         position: segment.offset(),
         keys,
-        tolerance: job.spec.stick_tolerance(),
+        tolerance: call.spec.stick_tolerance(),
         heads,
         head,
         row: segment.q_start,
@@ -179,12 +182,12 @@ pub fn backward(
     o: &Tensor,
     spec: &AttentionSpec,
 ) -> Result<AttentionGrads> {
-    let job = job(cpu, inputs, spec);
+    let call = call(cpu, inputs, spec);
     let (d_out, o) = (cpu.real(d_out), cpu.real(o));
     start_gradients(cpu, inputs, |out| {
-        let units = job.units();
+        let units = call.units();
         let parallel = units.len() >= MANY_UNITS;
-        run_all(&units, parallel, |unit| backward_unit(&job, unit, d_out, o, out, !parallel))
+        run_all(&units, parallel, |unit| backward_unit(&call, unit, d_out, o, out, !parallel))
     })
 }
 
@@ -197,46 +200,46 @@ struct Run {
 }
 
 fn backward_unit(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     unit: &Unit,
     d_out: &[f32],
     o: &[f32],
     out: &Outputs<'_>,
     parallel: bool,
 ) -> Result<()> {
-    let (segment, dp) = (&unit.segment, job.padded_dim);
+    let (segment, dp) = (&unit.segment, call.padded_dim);
     let (k_padded, q_padded) =
         (segment.k_len.next_multiple_of(BLOCK), segment.q_len.next_multiple_of(BLOCK));
-    let keys = GatheredKeys::new(job, unit)?;
-    let visible = visible(job, unit);
+    let keys = GatheredKeys::new(call, unit)?;
+    let visible = visible(call, unit);
     let run = |_| -> Result<Run> {
-        let [dk, dv] = [job.pool.zeros(k_padded * dp)?, job.pool.zeros(k_padded * dp)?];
-        Ok(Run { dk, dv, columns: job.pool.take(k_padded)? })
+        let [dk, dv] = [call.pool.zeros(k_padded * dp)?, call.pool.zeros(k_padded * dp)?];
+        Ok(Run { dk, dv, columns: call.pool.take(k_padded)? })
     };
     let count = if parallel { RUNS.min(visible.len()) } else { 1 };
     let mut runs = (0..count).map(run).collect::<Result<Vec<_>>>()?;
-    for head in job.query_heads(unit) {
-        let prefix = job.prefix(unit, head)?;
-        let queries = GatheredQueries::new(job, segment, head, d_out, o, None)?;
-        let (mut dq, mut rows) = (job.pool.zeros(q_padded * dp)?, job.pool.zeros(q_padded)?);
+    for head in call.query_heads(unit) {
+        let prefix = call.prefix(unit, head)?;
+        let queries = GatheredQueries::new(call, segment, head, d_out, o, None)?;
+        let (mut dq, mut rows) = (call.pool.zeros(q_padded * dp)?, call.pool.zeros(q_padded)?);
         {
             let (dq, rows) = (Shared::new(&mut dq), Shared::new(&mut rows));
             let whole_run = |(r, run): (usize, &mut Run)| -> Result<()> {
                 run.columns.fill(0.0);
-                let mut scratch = job.pool.take(StickBackward::scratch_len())?;
+                let mut scratch = call.pool.take(StickBackward::scratch_len())?;
                 for m in (r..visible.len()).step_by(count) {
                     // SAFETY: every block of queries belongs to one run.
                     let (dq, rows) = unsafe {
                         (dq.slice(m * BLOCK * dp, BLOCK * dp), rows.slice(m * BLOCK, BLOCK))
                     };
-                    job.level.run(StickBackward {
-                        head_dim: job.spec.head_dim,
+                    call.level.run(StickBackward {
+                        head_dim: call.spec.head_dim,
                         padded_dim: dp,
                         k: &keys.k,
                         v: &keys.v,
                         prefix: prefix.as_ref(),
-                        view: job.view(segment),
-                        tolerance: job.spec.stick_tolerance(),
+                        view: call.view(segment),
+                        tolerance: call.spec.stick_tolerance(),
                         queries: queries.view(),
                         m,
                         count: BLOCK.min(segment.q_len - m * BLOCK),
@@ -259,14 +262,14 @@ fn backward_unit(
             }
         }
         let partial = [(dq, rows)];
-        gather::scatter_queries(job, segment, head, &partial, out.dq);
+        gather::scatter_queries(call, segment, head, &partial, out.dq);
         if let Some(dgates) = out.dgates {
             let columns = total(&mut runs, |run| &mut run.columns);
-            gather::scatter_gates(job, segment, head, columns, &partial, dgates);
+            gather::scatter_gates(call, segment, head, columns, &partial, dgates);
         }
     }
-    gather::scatter_keys(job, unit, total(&mut runs, |run| &mut run.dk), out.dk);
-    gather::scatter_keys(job, unit, total(&mut runs, |run| &mut run.dv), out.dv);
+    gather::scatter_keys(call, unit, total(&mut runs, |run| &mut run.dk), out.dk);
+    gather::scatter_keys(call, unit, total(&mut runs, |run| &mut run.dv), out.dv);
     Ok(())
 }
 

@@ -201,7 +201,7 @@ impl<T: Float> Attention<'_, T> {
             scale: self.scale_log2(),
         };
         let kernel = self.main_kernel(key, tile, "attention_fwd")?;
-        if self.hopper() {
+        if self.uses_wgmma() {
             let blocks = (self.gpu.processors() as usize).min(plan.count);
             let q = TensorMap::new(self.inputs.q, heads, head_dim, tile.block_m)?;
             let k = TensorMap::new(self.inputs.k, kv_heads, head_dim, tile.block_n)?;

@@ -37,20 +37,20 @@ impl LaunchCache {
 pub(super) struct TileKey {
     forward: bool,
     wide: bool,
-    hopper: bool,
+    wgmma: bool,
     head_dim: usize,
     features: Features,
 }
 
 impl TileKey {
     fn tile(&self) -> TileConfig {
-        let &TileKey { forward, wide, hopper, head_dim, features } = self;
-        match (forward, hopper) {
+        let &TileKey { forward, wide, wgmma, head_dim, features } = self;
+        match (forward, wgmma) {
             _ if wide => tiles::f32_kernel(head_dim, forward),
             (true, true) => tiles::hopper_forward(head_dim, features),
             (true, false) => tiles::portable_forward(head_dim, features),
             (false, _) => tiles::hopper_backward(head_dim, features)
-                .filter(|_| hopper)
+                .filter(|_| wgmma)
                 .unwrap_or_else(|| tiles::portable_backward(head_dim, features)),
         }
     }
@@ -72,7 +72,7 @@ impl<T: Float> Attention<'_, T> {
         TileKey {
             forward,
             wide: T::WIDE,
-            hopper: self.hopper(),
+            wgmma: self.uses_wgmma(),
             head_dim: self.spec.head_dim,
             features: self.features(),
         }

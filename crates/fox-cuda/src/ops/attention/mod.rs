@@ -25,7 +25,7 @@ use fox_tensor::{AttentionSpec, Mask};
 use launch_cache::Variant;
 
 use crate::params::KernelParams;
-use crate::{Buffer, Error, Float, Gpu, Result, Source};
+use crate::{Buffer, Error, Float, Generation, Gpu, Result, Source};
 
 /// Operands of forgetting attention, in bf16 or f32.
 #[derive(Clone, Copy, Debug)]
@@ -106,8 +106,8 @@ impl<'a, T: Float> Attention<'a, T> {
         self
     }
 
-    fn hopper(&self) -> bool {
-        self.gpu.architecture().is_hopper() && !self.portable && !T::WIDE
+    fn uses_wgmma(&self) -> bool {
+        self.gpu.generation().has_wgmma() && !self.portable && !T::WIDE
     }
 
     /// Factor on q.k in the log2 domain.
@@ -157,7 +157,7 @@ impl<'a, T: Float> Attention<'a, T> {
     }
 }
 
-/// All variants, for compilation checks.
-pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
-    [tiles::variants(hopper), gates::variants(), plan::variants(), rows::variants()].concat()
+/// All variants that a device can be asked for, for compilation checks.
+pub(super) fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
+    [tiles::variants(generation), gates::variants(), plan::variants(), rows::variants()].concat()
 }

@@ -134,6 +134,7 @@ impl AttentionOps for Cuda {
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<AttentionOut> {
+        fox_tensor::check_attention_fwd(self, inputs, spec)?;
         Ok(self.timed("attention fwd", || self.attend(inputs, spec))?)
     }
 
@@ -144,6 +145,7 @@ impl AttentionOps for Cuda {
         out: &AttentionOut,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<AttentionGrads> {
+        fox_tensor::check_attention_bwd(self, d_out, inputs, out, spec)?;
         let work = || self.softmax_gradients(d_out, inputs, out, None, spec);
         Ok(self.timed("attention bwd", work)?)
     }

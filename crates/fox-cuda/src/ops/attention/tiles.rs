@@ -8,7 +8,7 @@ use fox_tensor::Mask;
 use super::backward::BACKWARD_SM90;
 use super::forward::{FORWARD, FORWARD_SM90};
 use super::two_pass::{ATTENTION_F32, BACKWARD};
-use crate::Source;
+use crate::{Generation, Source};
 
 /// Limits of dynamic shared memory per block in bytes: on Hopper, and on the smallest supported GPU.
 pub(in crate::ops) const HOPPER_SHARED: usize = 227 * 1024;
@@ -170,8 +170,9 @@ fn tile(
     TileConfig { source, block_m, block_n, threads: 128 * warpgroups, shared, defines }
 }
 
-/// Every variant of the main kernels for GPUs with or without Hopper's instructions, for compilation checks.
-pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
+/// Every variant of the main kernels that a device of this architecture can be asked for, for
+/// compilation checks: source and defines.
+pub(super) fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
     let mut variants = Vec::new();
     for gates in [true, false] {
         for mask in [Mask::Causal, Mask::Bidirectional] {
@@ -182,7 +183,7 @@ pub(super) fn variants(hopper: bool) -> Vec<(Source, Vec<String>)> {
                         let tile = portable(head_dim, features);
                         variants.push((tile.source, tile.defines));
                     }
-                    if hopper {
+                    if generation.has_wgmma() {
                         let fwd = hopper_forward(head_dim, features);
                         variants.push((fwd.source, fwd.defines));
                         let bwd = hopper_backward(head_dim, features);

@@ -277,10 +277,12 @@ impl Cuda {
 
 impl ColumnOps for Cuda {
     fn split_columns(&self, x: &Tensor, widths: &[usize]) -> fox_tensor::Result<Vec<Tensor>> {
+        fox_tensor::check_split_columns(self, x, widths)?;
         Ok(self.timed("split_columns", || self.split(x, widths))?)
     }
 
     fn join_columns(&self, blocks: &[Tensor]) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_join_columns(self, blocks)?;
         Ok(self.timed("join_columns", || self.join(blocks))?)
     }
 }

@@ -158,6 +158,7 @@ impl ConvOps for Cuda {
         inputs: &ConvInputs<'_>,
         spec: &ConvSpec,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_short_conv_fwd(self, inputs, spec)?;
         let _span = self.span("short_conv fwd")?;
         let dtype = self.activations();
         let grid = ConvGrid::new(dtype, inputs, spec, 16);
@@ -175,6 +176,7 @@ impl ConvOps for Cuda {
         inputs: &ConvInputs<'_>,
         spec: &ConvSpec,
     ) -> fox_tensor::Result<ConvGrads> {
+        fox_tensor::check_short_conv_bwd(self, dy, inputs, spec)?;
         let _span = self.span("short_conv bwd")?;
         let (width, taps, device) = (inputs.x.cols(), inputs.taps(), inputs.x.device());
         let dtype = self.activations();

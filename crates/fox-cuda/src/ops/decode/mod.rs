@@ -1,150 +1,415 @@
-//! Steps of one token: the whole model in one launch.
+//! Decode steps of many sequences whose state stays on the device, in slots.
+//!
+//! A step has one set of launches for all its rows, nine per layer. All kernels are compiled, and the launches of every
+//! bucket of rows and of context lengths are captured as a CUDA graph, when the slots are opened.
 
-mod shape;
-mod tables;
+mod dequantize;
+mod graph;
+mod kernels;
+mod linear;
+mod params;
+mod step;
+mod weights;
 
-use std::sync::{Mutex, PoisonError};
+use std::any::Any;
+use std::sync::Arc;
 
 use fox_tensor::{
-    DType, DecodeBlock, DecodeKeys, DecodeOps, DecodeOut, DecodeShape, DecodeStep, Segment, Tensor,
+    DType, DecodeRow, DecodeWeights, LayerPast, PAGE, PageShape, PagedKeys, SampledToken,
+    SlotDecodeOps, Tensor, slot_state,
 };
 
-use crate::backend::{Cuda, Precision};
-use crate::ops::linear::thin::MAX_BATCH;
-use crate::ops::packed::Int8;
-use crate::ops::paged::Page;
-use crate::params::int;
-use crate::source::source;
-use crate::{Buffer, Result, Source};
-use shape::{Build, MAX_GROUP, Params, Stage, THREADS, shape_params};
-use tables::{Layer, Sequence, Tables};
+use crate::backend::Cuda;
+use crate::backend::storage::memory;
+use crate::ops::paged::{DeviceTable, Writes};
+use crate::params::{Param, int, rows};
+use crate::{Buffer, Error, Result};
+use graph::Graph;
+pub(super) use kernels::variants;
+use kernels::{BUCKETS, MAX_ROWS, bucket_of, kv_splits};
+use params::{DecodeTable, DecodeToken, DrawParams};
+use step::{SlotState, Steps, Workspace};
+use weights::DeviceWeights;
 
-const DECODE: Source = source!(
-    "decode",
-    ["decode.cuh", "decode_attention.cuh"],
-    [Page, Sequence, Layer, Stage, Params]
-);
+/// Smallest number of pages that the gate sums of a slot have room for.
+const MIN_PAGES: usize = 64;
 
-/// Typical variants, for compilation checks.
-pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
-    shape::typical().map(|build| (DECODE, build.defines())).collect()
+/// The slots of a model.
+struct CudaSlots {
+    // Dropped first: graphs refer to the buffers.
+    /// By bucket and by the logarithm of the KV splits; empty when launches are not captured.
+    graphs: Vec<Vec<Graph>>,
+    steps: Steps,
+    weights: DeviceWeights,
+    work: Workspace,
+    state: SlotState,
+    slots: Vec<Slot>,
+    max_context: usize,
+    /// Rows of the step under way.
+    rows: usize,
 }
 
-/// The words of value and epoch that thread blocks exchange, and the epoch that comes next; see decode.cuh. The
-/// memory is kept, because words of earlier steps must not look like new ones.
-#[derive(Default)]
-pub(crate) struct Exchange(Mutex<Option<(Buffer<u64>, i32)>>);
+/// The host's view of a slot.
+struct Slot {
+    /// Sums of the log gates at the ends of full pages `[layers][room][heads]`.
+    ends: Buffer<f64>,
+    /// Pages that `ends` has room for.
+    room: usize,
+    /// Tokens seen.
+    len: usize,
+    /// Tokens that the page table has pages for; 0 for an empty slot.
+    capacity: usize,
+    /// The page tables of all layers, which keep their pages alive.
+    tables: Vec<Arc<DeviceTable>>,
+}
+
+/// How launches reach the GPU.
+#[derive(Clone, Copy)]
+struct LaunchMode {
+    captured: bool,
+    overlapping: bool,
+}
+
+impl LaunchMode {
+    /// Captured and overlapping, unless the environment variable `FOX_GRAPHS` is `0` (single launches, to find one that
+    /// fails) or `serial` (captured without overlap).
+    fn from_environment() -> Self {
+        let value = std::env::var("FOX_GRAPHS").unwrap_or_default();
+        LaunchMode { captured: value != "0", overlapping: value != "0" && value != "serial" }
+    }
+}
 
 impl Cuda {
-    /// What the kernel must be for this step, where it can be done in one launch at all.
-    fn build_of(&self, step: &DecodeStep<'_>) -> Option<Build> {
-        let (batch, width, shape) = (step.h.rows(), step.h.cols(), &step.shape);
-        let inner = step.blocks.first()?.down.cols();
-        let widest = width.max(inner).max(shape.heads * shape.head_dim);
-        let single = |(b, s): (usize, &Segment)| s.q_len == 1 && s.q_start == b;
-        let own = |block: &DecodeBlock<'_>| match &block.keys {
-            DecodeKeys::Rows { k, v, gates } => {
-                k.dtype() == DType::Bf16
-                    && !(k.is_shared() || v.is_shared())
-                    && gates.as_ref().is_none_or(|gates| !gates.is_shared())
+    fn open(&self, model: &DecodeWeights) -> Result<Option<Box<dyn Any + Send>>> {
+        if !self.supports_slots(model) {
+            return Ok(None);
+        }
+        let weights = self.device_weights(model)?;
+        let (count, layers, shape) = (model.slots, model.blocks.len(), &weights.shape);
+        let (buckets, mode) = (bucket_of(count) + 1, LaunchMode::from_environment());
+        let raw = 2 * shape.kv_heads * shape.head_dim;
+        let slot = |_| {
+            Ok(Slot { ends: self.gpu.alloc(1)?, room: 0, len: 0, capacity: 0, tables: Vec::new() })
+        };
+        let mut slots = CudaSlots {
+            graphs: Vec::new(),
+            steps: Steps::new(&self.gpu, buckets, &weights, mode.overlapping)?,
+            work: Workspace::new(&self.gpu, BUCKETS[buckets - 1], &weights)?,
+            state: SlotState {
+                tables: self.gpu.zeros(count * layers)?,
+                gate_sums: self.gpu.zeros(count * layers * shape.heads)?,
+                last: self.gpu.zeros(count * layers * raw)?,
+            },
+            slots: (0..count).map(slot).collect::<Result<_>>()?,
+            max_context: model.max_context,
+            weights,
+            rows: 0,
+        };
+        // A step of each bucket without sequences loads all kernels, which must not happen during capture.
+        for bucket in 0..buckets {
+            self.upload_rows(&mut slots, &[], bucket)?;
+            slots.launch(bucket, 1)?;
+        }
+        self.gpu.synchronize()?;
+        if mode.captured {
+            let most = kv_splits(model.max_context.saturating_sub(1)).next_power_of_two().ilog2();
+            for bucket in 0..buckets {
+                let capture =
+                    |log: u32| Graph::capture(&self.gpu, || slots.launch(bucket, 1 << log));
+                let graphs = (0..=most).map(capture).collect::<Result<Vec<_>>>()?;
+                slots.graphs.push(graphs);
             }
-            DecodeKeys::Pages(_) => true,
-        };
-        // The kernel reads bf16.
-        let wide = |w: &Tensor| matches!(Int8::of(w), Ok(None));
-        let readable = |block: &DecodeBlock<'_>| {
-            let weights = [block.q.weight, block.k.weight, block.v.weight, block.o_proj];
-            let others = [block.gate_up, block.down].into_iter().chain(block.output_gate);
-            weights.into_iter().chain(others).all(wide)
-        };
-        let fits = self.precision == Precision::Bf16
-            && self.gpu.architecture().major >= 9
-            && (1..=MAX_BATCH).contains(&batch)
-            && [width, inner].iter().all(|width| width.is_multiple_of(8))
-            && matches!(shape.head_dim, 64 | 128 | 256)
-            && shape.heads / shape.kv_heads <= MAX_GROUP
-            && step.segments.len() == batch
-            && step.segments.as_slice().iter().enumerate().all(single)
-            && step.blocks.iter().all(|block| own(block) && readable(block))
-            && wide(step.head);
-        let limit = self.gpu.shared_bytes();
-        let build = Build::new((width, widest), step.blocks.len(), shape.head_dim, batch, limit);
-        build.filter(|_| fits)
+        }
+        Ok(Some(Box::new(slots)))
     }
 
-    /// The logits of one token for each sequence; `None` when the step is not of the kind the kernel knows.
-    pub(crate) fn decode(&self, mut step: DecodeStep<'_>) -> Result<Option<DecodeOut>> {
-        let Some(build) = self.build_of(&step) else { return Ok(None) };
-        let device = step.h.device().clone();
-        let batch = step.h.rows();
-        let DecodeShape { heads, head_dim, .. } = step.shape;
-        let mut last = Vec::with_capacity(step.blocks.len());
-        let mut tables = Tables::default();
-        for block in &mut step.blocks {
-            last.push(self.add_layer(block, batch, &mut tables)?);
+    /// Uploads the rows of a step, padded to the bucket with rows without a slot.
+    fn upload_rows(&self, slots: &mut CudaSlots, step: &[DecodeRow], bucket: usize) -> Result<()> {
+        let idle = DecodeToken { slot: -1, token: 0, position: 0, unused: 0 };
+        let mut tokens = vec![idle; BUCKETS[bucket]];
+        let mut draws = vec![DrawParams::default(); BUCKETS[bucket]];
+        for ((to, draw), row) in tokens.iter_mut().zip(&mut draws).zip(step) {
+            let slot = int("a decode step", "slot", row.slot)?;
+            *to = DecodeToken { slot, token: row.token, position: row.position, unused: 0 };
+            if let Some(own) = row.draw {
+                *draw = DrawParams {
+                    uniform: own.uniform.to_bits(),
+                    // Finite, so that the weight of the most likely token is not 0 times infinity.
+                    inverse_temperature: (1.0 / own.temperature).min(f32::MAX),
+                    top_p: own.top_p,
+                    min_p: own.min_p,
+                    top_k: own.top_k,
+                };
+            }
         }
-        let paged = !tables.dropped.is_empty();
-        let mut params = shape_params(&step, build);
-        let log_gates = match paged && params.gated {
-            true => Some(self.output([tables.layers.len() * batch, heads], DType::F32, &device)?),
-            false => None,
-        };
-        let layers =
-            self.upload_tables(tables, batch, heads, log_gates.as_ref().map_or(0, |x| x.1))?;
-        let rope = match step.shape.rope {
-            Some(rope) => Some(self.rope_table(rope, head_dim, step.segments)?),
-            None => None,
-        };
-        let h = self.activation(step.h)?;
-        let (logits, logits_at) = self.output([batch, step.head.rows()], DType::F32, &device)?;
-        params = Params {
-            layers: layers.address().into(),
-            input: h.address().into(),
-            norm: self.real_address(step.norm)?.into(),
-            head: self.weight_address(step.head)?.into(),
-            logits: logits_at.into(),
-            rope: rope.as_ref().map_or(0, |table| table.address()).into(),
-            ..params
-        };
-        self.run_step(params, build, head_dim)?;
-        // Memory of the stages goes back now: whatever uses it next comes later in the stream.
-        Ok(Some(DecodeOut { logits, last, log_gates: log_gates.map(|(gates, _)| gates) }))
-    }
-
-    fn run_step(&self, mut params: Params, build: Build, head_dim: usize) -> Result<()> {
-        let defines = build.defines();
-        self.gpu.bind()?;
-        let kernel = self
-            .step_kernels
-            .get(defines.clone(), || self.gpu.kernel(DECODE, &defines, "decode_step"))?;
-        let grid = self.gpu.processors() as usize;
-        let Params { batch, width, heads, splits, layer_count, .. } = params;
-        let partial = if splits > 1 { batch * heads * splits * (head_dim + 4) } else { 0 };
-        let exchanged = layer_count * params.layer_words;
-        // Launches must get to the stream in the order of their epochs.
-        let mut exchange = self.exchange.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let epoch = exchange.as_ref().map_or(1, |(_, epoch)| *epoch);
-        if exchange.as_ref().is_none_or(|(words, _)| words.len() < exchanged + partial) {
-            let len = (exchanged + partial).next_power_of_two();
-            *exchange = Some((self.gpu.zeros(len)?, epoch));
-        }
-        let Some((words, next)) = exchange.as_mut() else { return Ok(()) };
-        params.exchange = words.address().into();
-        params.partial = (words.address() + (8 * exchanged) as u64).into();
-        params.epoch = epoch;
-        let after = epoch.wrapping_add(int("decode_step", "layer_count", layer_count)?);
-        let launch = kernel.launch([grid, 1, 1], THREADS + 32).shared(build.shared).cooperative();
-        let shapes = || format!("{batch} rows of {width}, {layer_count} layers");
-        // SAFETY: the buffers have the sizes that the parameters say, and the caches have room for every
-        // segment's keys.
-        unsafe { launch.params(params)?.run(shapes)? };
-        *next = after;
+        // One copy: the overhead of a copy exceeds the transfer time of its bytes.
+        let mut input: Vec<u8> = bytemuck::cast_slice(&rows("a decode step", &tokens)?).to_vec();
+        input.extend_from_slice(bytemuck::cast_slice(&rows("a decode step", &draws)?));
+        // SAFETY: `input` has room for the rows of the largest bucket.
+        unsafe { self.gpu.write(slots.work.input.address(), &input)? };
+        slots.rows = step.len();
         Ok(())
+    }
+
+    fn begin(&self, slots: &mut CudaSlots, step: &[DecodeRow]) -> Result<()> {
+        if step.len() > slots.slots.len() {
+            let detail = format!("{} rows for {} slots", step.len(), slots.slots.len());
+            return Err(Error::argument("step", detail));
+        }
+        let (vocab, most) = (slots.weights.vocab, slots.max_context);
+        for (n, row) in step.iter().enumerate() {
+            let DecodeRow { slot, token, position, .. } = *row;
+            let Some(own) = slots.slots.get(slot) else {
+                return Err(Error::argument("step", format!("slot {slot} is out of range")));
+            };
+            let in_vocab = usize::try_from(token).is_ok_and(|id| id < vocab);
+            let detail = match () {
+                _ if !in_vocab => format!("token {token} is out of range ({vocab} tokens)"),
+                _ if position >= most => {
+                    format!("position {position} is beyond the context of {most}")
+                }
+                _ if position != own.len => {
+                    format!("slot {slot} is at position {}, not {position}", own.len)
+                }
+                _ if position >= own.capacity => {
+                    format!("slot {slot} has no page for position {position}")
+                }
+                _ if step[..n].iter().any(|other| other.slot == slot) => {
+                    format!("two rows for slot {slot}")
+                }
+                _ => continue,
+            };
+            return Err(Error::argument("step", detail));
+        }
+        let bucket = bucket_of(step.len());
+        let splits = step.iter().map(|row| kv_splits(row.position)).max();
+        let splits = splits.unwrap_or(1).next_power_of_two();
+        self.upload_rows(slots, step, bucket)?;
+        step.iter().for_each(|row| slots.slots[row.slot].len += 1);
+        match slots.graphs.get(bucket).and_then(|graphs| graphs.get(splits.ilog2() as usize)) {
+            // SAFETY: `slots` owns the buffers and keeps the pages of its sequences alive.
+            Some(graph) => unsafe { graph.launch(&self.gpu) },
+            None => slots.launch(bucket, splits),
+        }
+    }
+
+    fn finish(&self, slots: &mut CudaSlots) -> Result<Vec<SampledToken>> {
+        let sampled = self.gpu.download(&slots.work.sampled)?;
+        let (ids, logprobs) = sampled.split_at(MAX_ROWS);
+        let token = |(id, logprob): (&u32, &u32)| {
+            let id = Some(id.cast_signed()).filter(|id| *id >= 0);
+            SampledToken { id, logprob: f32::from_bits(*logprob) }
+        };
+        Ok(ids.iter().zip(logprobs).take(slots.rows).map(token).collect())
+    }
+
+    fn enter(
+        &self,
+        slots: &mut CudaSlots,
+        slot: usize,
+        len: usize,
+        past: &mut [LayerPast<'_>],
+    ) -> Result<()> {
+        let layers = slots.weights.layers.len();
+        let shape = slots.weights.shape;
+        let (heads, group) = (shape.heads, shape.heads / shape.kv_heads);
+        let raw_width = shape.kv_heads * shape.head_dim;
+        let gated = slots.weights.is_gated();
+        let full = len / PAGE;
+        let fits = |past: &LayerPast<'_>| {
+            past.gate_sums.len() == if gated { heads } else { 0 }
+                && past.pages.ends().len() >= if gated { full * heads } else { 0 }
+        };
+        if slot >= slots.slots.len() || past.len() != layers || !past.iter().all(fits) {
+            return Err(Error::argument("enter", "the sequence's state is not one of this model"));
+        }
+        // Until all of the state is there, the slot is empty.
+        slots.slots[slot].capacity = 0;
+        let room = (2 * full).max(MIN_PAGES);
+        // Infinity marks evicted pages as fully decayed.
+        let mut ends = vec![f64::INFINITY; if gated { layers * room * heads } else { 1 }];
+        for (l, past) in past.iter().enumerate().filter(|_| gated) {
+            for n in 0..full {
+                let own = &mut ends[(l * room + n) * heads..][..heads];
+                for (h, end) in own.iter_mut().enumerate() {
+                    if n >= past.pages.dropped(h / group) {
+                        *end = past.pages.ends()[n * heads + h];
+                    }
+                }
+            }
+        }
+        let ends = self.gpu.upload(&ends)?;
+        slots.slots[slot] = Slot { ends, room, len, capacity: 0, tables: Vec::new() };
+        if gated {
+            let sums: Vec<f64> = past.iter().flat_map(|past| past.gate_sums).copied().collect();
+            let at = slots.state.gate_sums.address() + (8 * slot * layers * heads) as u64;
+            // SAFETY: the slot has room for the sums of all layers, of which each has `heads`.
+            unsafe { self.gpu.write(at, &sums)? };
+        }
+        for (l, past) in past.iter().enumerate() {
+            for (n, last) in [past.last_k, past.last_v].into_iter().enumerate() {
+                let Some(last) = last else { continue };
+                if last.dtype() != DType::Bf16 || last.len() != raw_width {
+                    return Err(Error::argument("enter", format!("a raw row of {last:?}")));
+                }
+                let index = ((slot * layers + l) * 2 + n) * raw_width;
+                let to = slots.state.last.address() + (2 * index) as u64;
+                // SAFETY: the slot has room for the raw rows of all layers, and the row has `raw_width` bf16 values.
+                unsafe { self.gpu.copy(to, memory(last)?.data.address(), 2 * raw_width)? };
+            }
+        }
+        let mut pages: Vec<&mut dyn PagedKeys> =
+            past.iter_mut().map(|past| &mut *past.pages as &mut dyn PagedKeys).collect();
+        self.update(slots, slot, &mut pages)
+    }
+
+    /// Uploads the page tables of a slot and makes room for the gate sums at the ends of its pages.
+    fn update(
+        &self,
+        slots: &mut CudaSlots,
+        slot: usize,
+        pages: &mut [&mut dyn PagedKeys],
+    ) -> Result<()> {
+        let (layers, shape) = (slots.weights.layers.len(), slots.weights.shape);
+        let (heads, gated) = (shape.heads, slots.weights.is_gated());
+        let group = if gated { heads / shape.kv_heads } else { 0 };
+        let expected = PageShape { kv_heads: shape.kv_heads, head_dim: shape.head_dim, group };
+        if slot >= slots.slots.len()
+            || pages.len() != layers
+            || pages.iter().any(|keys| keys.shape() != expected)
+        {
+            return Err(Error::argument("slots", "pages of another model"));
+        }
+        let count = pages.iter().map(|keys| keys.page_count()).max().unwrap_or(0);
+        let old = &slots.slots[slot];
+        if gated && count > old.room {
+            let room = 2 * count;
+            let ends = self.gpu.alloc::<f64>(layers * room * heads)?;
+            for l in 0..layers {
+                let at = |base: &Buffer<f64>, room: usize| {
+                    base.address() + (8 * l * room * heads) as u64
+                };
+                let bytes = 8 * old.room * heads;
+                // SAFETY: both buffers have room for `old.room` pages of every layer.
+                unsafe { self.gpu.copy(at(&ends, room), at(&old.ends, old.room), bytes)? };
+            }
+            (slots.slots[slot].ends, slots.slots[slot].room) = (ends, room);
+        }
+        let own = &mut slots.slots[slot];
+        let (mut entries, mut writes) = (Vec::with_capacity(layers), Writes::default());
+        let mut tables = Vec::with_capacity(layers);
+        let mut capacity = slots.max_context;
+        for (l, keys) in pages.iter_mut().enumerate() {
+            let table = self.page_table_by(&mut **keys, |at, rows| {
+                writes.push(at, rows);
+                Ok(())
+            })?;
+            let count = keys.page_count();
+            let first_read = slots.weights.first_read_page(l, own.len);
+            let held = |head: usize| table.holds(head, keys.dropped(head), count);
+            let skipped = |head: usize| first_read.is_none_or(|first| keys.dropped(head) <= first);
+            if !(0..shape.kv_heads).all(|head| held(head) && skipped(head)) {
+                let detail = "pages are evicted that the slots' policy does not skip";
+                return Err(Error::argument("slots", detail));
+            }
+            // The next token needs a page of every head.
+            let is_held = (0..shape.kv_heads).all(|head| keys.dropped(head) <= own.len / PAGE);
+            capacity = capacity.min(if is_held { count * PAGE } else { 0 });
+            let ends =
+                if gated { own.ends.address() + (8 * l * own.room * heads) as u64 } else { 0 };
+            entries.push(DecodeTable { pages: table.address().into(), ends: ends.into() });
+            tables.push(table);
+        }
+        let each = size_of::<<DecodeTable as Param>::Device>();
+        let at = slots.state.tables.address() + (each * slot * layers) as u64;
+        writes.push(at, bytemuck::cast_slice(&rows("the slots", &entries)?));
+        // SAFETY: page tables have room for their entries, and the slot for the tables of all layers.
+        unsafe { self.scatter(&writes)? };
+        (own.tables, own.capacity) = (tables, capacity);
+        Ok(())
+    }
+
+    /// Logits `[V]` of a row of the last step.
+    fn read_logits(&self, slots: &CudaSlots, row: usize) -> Result<Vec<f32>> {
+        let vocab = slots.weights.vocab;
+        if row >= slots.rows {
+            let detail = format!("row {row} is out of range ({} rows)", slots.rows);
+            return Err(Error::argument("logits", detail));
+        }
+        let mut logits = vec![0.0; vocab];
+        let at = slots.work.logits.address() + (4 * row * vocab) as u64;
+        // SAFETY: the logits have room for the rows of the largest bucket.
+        unsafe { self.gpu.read(at, &mut logits)? };
+        Ok(logits)
+    }
+
+    fn read_gate_sums(&self, slots: &CudaSlots, slot: usize) -> Result<Vec<f64>> {
+        if slot >= slots.slots.len() {
+            return Err(Error::argument("gate_sums", format!("slot {slot} is out of range")));
+        }
+        if !slots.weights.is_gated() {
+            return Ok(Vec::new());
+        }
+        let each = slots.weights.layers.len() * slots.weights.shape.heads;
+        let mut sums = vec![0.0; each];
+        let at = slots.state.gate_sums.address() + (8 * slot * each) as u64;
+        // SAFETY: every slot has the sums of all layers.
+        unsafe { self.gpu.read(at, &mut sums)? };
+        Ok(sums)
     }
 }
 
-impl DecodeOps for Cuda {
-    fn decode_step(&self, step: DecodeStep<'_>) -> fox_tensor::Result<Option<DecodeOut>> {
-        Ok(self.timed("decode step", || self.decode(step))?)
+impl CudaSlots {
+    fn launch(&self, bucket: usize, kv_splits: usize) -> Result<()> {
+        self.steps.launch(bucket, kv_splits, &self.weights, &self.work, &self.state)
+    }
+}
+
+impl SlotDecodeOps for Cuda {
+    fn open_slots(
+        &self,
+        weights: &DecodeWeights,
+    ) -> fox_tensor::Result<Option<Box<dyn Any + Send>>> {
+        Ok(self.open(weights)?)
+    }
+
+    fn enter_slot(
+        &self,
+        state: &mut dyn Any,
+        slot: usize,
+        len: usize,
+        past: &mut [LayerPast<'_>],
+    ) -> fox_tensor::Result<()> {
+        Ok(self.enter(slot_state(state)?, slot, len, past)?)
+    }
+
+    fn update_slot_pages(
+        &self,
+        state: &mut dyn Any,
+        slot: usize,
+        pages: &mut [&mut dyn PagedKeys],
+    ) -> fox_tensor::Result<()> {
+        Ok(self.update(slot_state(state)?, slot, pages)?)
+    }
+
+    fn begin_slot_step(&self, state: &mut dyn Any, rows: &[DecodeRow]) -> fox_tensor::Result<()> {
+        let state = slot_state(state)?;
+        Ok(self.timed("decode step", || self.begin(state, rows))?)
+    }
+
+    fn finish_slot_step(&self, state: &mut dyn Any) -> fox_tensor::Result<Vec<SampledToken>> {
+        Ok(self.finish(slot_state(state)?)?)
+    }
+
+    fn slot_logits(&self, state: &mut dyn Any, row: usize) -> fox_tensor::Result<Vec<f32>> {
+        Ok(self.read_logits(slot_state(state)?, row)?)
+    }
+
+    fn slot_gate_sums(&self, state: &mut dyn Any, slot: usize) -> fox_tensor::Result<Vec<f64>> {
+        Ok(self.read_gate_sums(slot_state(state)?, slot)?)
+    }
+
+    fn batch_invariant_linear(&self, x: &Tensor, w: &Tensor) -> fox_tensor::Result<Option<Tensor>> {
+        Ok(self.timed("batch-invariant linear", || self.multiply_rows(x, w))?)
     }
 }

@@ -76,6 +76,7 @@ impl Cuda {
 
 impl EmbeddingOps for Cuda {
     fn embedding_fwd(&self, table: &Tensor, ids: &Tensor) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_embedding_fwd(self, table, ids)?;
         let _span = self.span("embedding fwd")?;
         let (width, dtype) = (table.cols(), self.activations());
         let (y, at) = self.output([ids.len(), width], dtype, table.device())?;
@@ -104,6 +105,7 @@ impl EmbeddingOps for Cuda {
         pad: Option<usize>,
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_embedding_bwd(self, dy, ids, vocab, acc.as_ref())?;
         let _span = self.span("embedding bwd")?;
         let (width, dtype) = (dy.cols(), self.activations());
         let groups = self.groups(ids)?;

@@ -47,6 +47,7 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 
 impl GateOps for Cuda {
     fn log_gate_fwd(&self, inputs: &GateInputs<'_>) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_log_gate_fwd(self, inputs)?;
         let _span = self.span("log_gate fwd")?;
         let (rows, heads) = (inputs.rows, inputs.heads);
         let (y, at) = self.output([rows, heads], DType::F32, inputs.device)?;
@@ -67,6 +68,7 @@ impl GateOps for Cuda {
     }
 
     fn log_gate_bwd(&self, dy: &Tensor, inputs: &GateInputs<'_>) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_log_gate_bwd(self, dy, inputs)?;
         let _span = self.span("log_gate bwd")?;
         let (dz, at) = self.output(dy.shape(), DType::F32, dy.device())?;
         let (count, heads) = (dy.len(), dy.cols());

@@ -137,6 +137,7 @@ fn params(
 
 impl GatedNormOps for Cuda {
     fn gated_norm_fwd(&self, inputs: &GatedNormInputs<'_>) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_gated_norm_fwd(self, inputs)?;
         let _span = self.span("gated_norm fwd")?;
         let dtype = self.activations();
         let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
@@ -158,6 +159,7 @@ impl GatedNormOps for Cuda {
         dy: &Tensor,
         inputs: &GatedNormInputs<'_>,
     ) -> fox_tensor::Result<GatedNormGrads> {
+        fox_tensor::check_gated_norm_bwd(self, dy, inputs)?;
         let _span = self.span("gated_norm bwd")?;
         let dy = self.activation(dy)?;
         Ok(self.gated_gradients(dy.address(), 0, inputs)?)

@@ -94,6 +94,7 @@ impl Cuda {
 
 impl GluOps for Cuda {
     fn glu_fwd(&self, x: &Tensor, act: Activation) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_glu_fwd(self, x)?;
         let _span = self.span("glu fwd")?;
         let (inner, dtype) = (x.cols() / 2, self.activations());
         let (y, at) = self.output([x.rows(), inner], dtype, x.device())?;
@@ -110,6 +111,7 @@ impl GluOps for Cuda {
     }
 
     fn glu_bwd(&self, dy: &Tensor, x: &Tensor, act: Activation) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_glu_bwd(self, dy, x)?;
         let _span = self.span("glu bwd")?;
         let (dx, at) = self.output(x.shape(), self.activations(), x.device())?;
         let (dy_at, x_at) = (self.activation(dy)?, self.activation(x)?);

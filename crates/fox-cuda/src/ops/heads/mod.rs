@@ -120,6 +120,7 @@ impl HeadOps for Cuda {
         inputs: &HeadInputs<'_>,
         spec: &HeadSpec,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_prepare_heads_fwd(self, inputs, spec)?;
         let _span = self.span("prepare_heads fwd")?;
         let dtype = self.activations();
         let rows = inputs.u.rows();
@@ -139,6 +140,7 @@ impl HeadOps for Cuda {
         inputs: &HeadInputs<'_>,
         spec: &HeadSpec,
     ) -> fox_tensor::Result<HeadGrads> {
+        fox_tensor::check_prepare_heads_bwd(self, dy, inputs, spec)?;
         let op = match inputs.shift {
             Some(_) => "prepare_heads bwd, shifted",
             None => "prepare_heads bwd",

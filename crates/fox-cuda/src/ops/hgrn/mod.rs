@@ -146,6 +146,7 @@ impl Cuda {
 
 impl HgrnOps for Cuda {
     fn hgrn_gates_fwd(&self, inputs: &HgrnInputs<'_>) -> fox_tensor::Result<HgrnGates> {
+        fox_tensor::check_hgrn_gates_fwd(self, inputs)?;
         let _span = self.span("hgrn_gates fwd")?;
         let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
         let grid = HgrnGrid::new(dtype, inputs.q.rows(), inputs.q.cols());
@@ -169,6 +170,7 @@ impl HgrnOps for Cuda {
         d_out: &HgrnGates,
         inputs: &HgrnInputs<'_>,
     ) -> fox_tensor::Result<HgrnGrads> {
+        fox_tensor::check_hgrn_gates_bwd(self, d_out, inputs)?;
         let _span = self.span("hgrn_gates bwd")?;
         let (shape, device, dtype) = (inputs.q.shape(), inputs.q.device(), self.activations());
         let width = inputs.q.cols();
@@ -202,6 +204,7 @@ impl HgrnOps for Cuda {
     }
 
     fn lower_bound_fwd(&self, table: &Tensor, layer: usize) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_lower_bound_fwd(self, table, layer)?;
         let _span = self.span("lower_bound fwd")?;
         let (y, at) = self.output([table.cols()], DType::F32, table.device())?;
         self.lower_bound([at, 0, 0], table, layer)?;
@@ -214,6 +217,7 @@ impl HgrnOps for Cuda {
         table: &Tensor,
         layer: usize,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_lower_bound_bwd(self, dy, table, layer)?;
         let _span = self.span("lower_bound bwd")?;
         let (dtable, at) = self.output(table.shape(), DType::F32, table.device())?;
         let dy = self.real(dy)?;

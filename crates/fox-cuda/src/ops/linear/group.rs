@@ -86,6 +86,7 @@ impl LinearGroupOps for Cuda {
         x: &Tensor,
         weights: &[&Tensor],
     ) -> fox_tensor::Result<Option<Vec<Tensor>>> {
+        fox_tensor::check_linear_group_fwd(self, x, weights)?;
         if !self.is_group(x, weights) {
             return Ok(None);
         }
@@ -98,6 +99,7 @@ impl LinearGroupOps for Cuda {
         weights: &[&Tensor],
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_linear_group_bwd_input(self, dys, weights, acc.as_ref())?;
         let _span = self.span("narrow linear bwd input")?;
         let (dy, n) = self.joined_gradients(dys)?;
         let (rows, inner) = (dys[0].rows(), weights[0].cols());
@@ -115,6 +117,7 @@ impl LinearGroupOps for Cuda {
         x: &Tensor,
         accs: Vec<Option<Tensor>>,
     ) -> fox_tensor::Result<Vec<Tensor>> {
+        fox_tensor::check_linear_group_bwd_weight(self, dys, x, &accs)?;
         let _span = self.span("narrow linear bwd weight")?;
         let (dy, n) = self.joined_gradients(dys)?;
         let (rows, inner) = (x.rows(), x.cols());

@@ -84,6 +84,7 @@ impl LinearOps for Cuda {
         w: &Tensor,
         bias: Option<&Tensor>,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_linear_fwd(self, x, w, bias)?;
         let op = if w.rows() <= GATE_WIDTH { "narrow linear fwd" } else { "linear fwd" };
         let _span = self.span(op)?;
         let sizes = GemmShape { m: x.rows(), n: w.rows(), k: x.cols() };
@@ -109,6 +110,7 @@ impl LinearOps for Cuda {
         w: &Tensor,
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_linear_bwd_input(self, dy, w, acc.as_ref())?;
         let op =
             if w.rows() <= GATE_WIDTH { "narrow linear bwd input" } else { "linear bwd input" };
         let _span = self.span(op)?;
@@ -126,6 +128,7 @@ impl LinearOps for Cuda {
         x: &Tensor,
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_linear_bwd_weight(self, dy, x, acc.as_ref())?;
         let op =
             if dy.cols() <= GATE_WIDTH { "narrow linear bwd weight" } else { "linear bwd weight" };
         let _span = self.span(op)?;
@@ -137,6 +140,7 @@ impl LinearOps for Cuda {
     }
 
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_linear_bwd_bias(self, dy, acc.as_ref())?;
         let _span = self.span("linear bwd bias")?;
         let (rows, width, dtype) = (dy.rows(), dy.cols(), dy.dtype());
         let x = self.operand(dy, dtype)?;

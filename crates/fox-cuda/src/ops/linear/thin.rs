@@ -80,7 +80,7 @@ impl Cuda {
         // Since Hopper a launch may begin before the one in front of it has ended, unless that one has just made the
         // weights.
         let made = matches!(w, Operand::Converted(_));
-        let launch = launch.overlapping(self.gpu.architecture().major >= 9 && !made);
+        let launch = launch.overlapping(self.gpu.generation().has_dependent_launch() && !made);
         // SAFETY: the operands have the sizes named.
         unsafe { launch.run(|| format!("{rows} rows of {k} to {n}")) }
     }

@@ -40,6 +40,7 @@ const LOGITS: usize = 128 << 20;
 
 impl LossOps for Cuda {
     fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> fox_tensor::Result<LossOut> {
+        fox_tensor::check_linear_cross_entropy(self, inputs)?;
         let _span = self.span("cross-entropy")?;
         let LossInputs { x, w, labels, weights, teacher } = *inputs;
         let (rows, width, vocab, device) = (x.rows(), x.cols(), w.rows(), x.device());

@@ -117,6 +117,7 @@ impl Cuda {
 
 impl NormOps for Cuda {
     fn add_rms_norm_fwd(&self, inputs: &NormInputs<'_>) -> fox_tensor::Result<NormOut> {
+        fox_tensor::check_add_rms_norm_fwd(self, inputs)?;
         let _span = self.span("add_rms_norm fwd")?;
         let NormInputs { h, delta, w, eps } = *inputs;
         let (rows, width, device) = (h.rows(), h.cols(), h.device());
@@ -153,6 +154,7 @@ impl NormOps for Cuda {
         saved: &NormSaved<'_>,
         dw_acc: Option<Tensor>,
     ) -> fox_tensor::Result<NormGrads> {
+        fox_tensor::check_add_rms_norm_bwd(self, dy, dsum.as_ref(), saved, dw_acc.as_ref())?;
         let work = || self.norm_backward(dy, dsum, saved, dw_acc, None);
         Ok(self.timed("add_rms_norm bwd", work)?)
     }

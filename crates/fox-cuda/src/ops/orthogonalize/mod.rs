@@ -101,10 +101,11 @@ impl MatrixOps for Cuda {
         stacks: &mut [MatrixStack<'_>],
         steps: usize,
     ) -> fox_tensor::Result<()> {
+        fox_tensor::check_orthogonalize(self, stacks)?;
         let _span = self.span("orthogonalize")?;
         let mut groups: BTreeMap<[usize; 2], Vec<OrthogonalizeEntry>> = BTreeMap::new();
         for stack in stacks {
-            let (cols, parts) = (stack.cols(), stack.parts().to_vec());
+            let (cols, parts) = (stack.cols(), stack.matrices().to_vec());
             if stack.x().dtype() != DType::F32 {
                 return Err(fox_tensor::Error::argument(
                     "orthogonalize",

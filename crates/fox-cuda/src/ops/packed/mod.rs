@@ -1,4 +1,4 @@
-//! Weights in fewer bits, for inference: products read them, downloads too, and nobody writes them.
+//! Quantized weights for inference: matmuls and downloads read them, nothing writes them.
 
 use fox_tensor::{DType, INT8_BLOCK, PackOps, Tensor, WeightFormat};
 use half::bf16;
@@ -11,15 +11,15 @@ use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Error, Gpu, Result, Source};
 
-const SOURCE: Source = source!("packed", [], [PackInt8, UnpackPart, UnpackInt8]);
+const SOURCE: Source = source!("packed", [], [QuantInt8, DequantMatrix, DequantInt8]);
 
-/// Threads of a block of the kernels.
+/// Threads of a thread block.
 const THREADS: usize = 256;
-/// Matrices of a launch, at most.
+/// Most matrices of a launch.
 pub(crate) const MATRICES: usize = 7;
 
 kernel_params! {
-    struct PackInt8 {
+    struct QuantInt8 {
         /// `[rows, padded width]`.
         values: Ptr<i8>,
         /// `[rows, padded width / INT8_BLOCK]`.
@@ -32,32 +32,32 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// A matrix to be unpacked.
+    /// A matrix to dequantize.
     #[derive(Default)]
-    pub(crate) struct UnpackPart {
+    pub(crate) struct DequantMatrix {
         pub(crate) values: ConstPtr<i8>,
         pub(crate) scales: ConstPtr<f32>,
         /// `[rows, width]`.
         pub(crate) to: Ptr<Real>,
-        /// Of the kernel's `VEC` values, all rows together.
-        pub(crate) pieces: usize,
+        /// Vectors of the kernel's `VEC` values in all rows.
+        pub(crate) vectors: usize,
     }
 }
 
 kernel_params! {
     #[derive(Default)]
-    pub(crate) struct UnpackInt8 {
-        pub(crate) parts: [UnpackPart; MATRICES],
+    pub(crate) struct DequantInt8 {
+        pub(crate) matrices: [DequantMatrix; MATRICES],
         pub(crate) width: usize,
     }
 }
 
-/// Typical variants, for compilation checks.
+/// Typical variants for compilation checks.
 pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
     plain_variants(SOURCE)
 }
 
-/// Weights `[N, K]` of a product.
+/// Weights `[N, K]` of a matmul.
 #[derive(Debug)]
 pub(crate) enum Packed {
     /// Rounded to bf16.
@@ -65,7 +65,7 @@ pub(crate) enum Packed {
     Int8(Int8),
 }
 
-/// Weights in 8 bits; rows are padded with zeros to whole blocks of values that share a scale.
+/// int8 weights; rows are zero-padded to whole blocks of values that share a scale.
 #[derive(Debug)]
 pub(crate) struct Int8 {
     /// `[rows, padded]`.
@@ -77,6 +77,14 @@ pub(crate) struct Int8 {
 }
 
 impl Packed {
+    /// Number of values.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Packed::Bf16(x) => x.len(),
+            Packed::Int8(x) => x.rows * x.width,
+        }
+    }
+
     pub(crate) fn address(&self) -> u64 {
         match self {
             Packed::Bf16(x) => x.address(),
@@ -84,15 +92,15 @@ impl Packed {
         }
     }
 
-    /// Why nobody may write them.
+    /// The error of an op that would write them.
     pub(crate) fn refusal() -> Error {
-        let detail = "weights in fewer bits cannot be changed; load the model without --weights";
+        let detail = "quantized weights cannot be changed; load the model with f32 weights";
         Error::argument("cuda", detail)
     }
 }
 
 impl Int8 {
-    /// The matrix if it is one in 8 bits.
+    /// The int8 matrix behind a tensor, if it is one.
     pub(crate) fn of(w: &Tensor) -> Result<Option<&Int8>> {
         Ok(match &memory(w)?.data {
             Data::Packed(Packed::Int8(x)) => Some(x),
@@ -101,37 +109,37 @@ impl Int8 {
     }
 }
 
-/// Unpacks matrices whose widths are multiples of `vec`.
-pub(crate) struct Unpack {
+/// Dequantizes matrices whose widths are multiples of `vec`.
+pub(crate) struct Dequantize {
     kernel: Kernel,
     vec: usize,
     most_blocks: usize,
 }
 
-impl Unpack {
-    /// To numbers of this type.
+impl Dequantize {
+    /// To values of type `dtype`.
     pub(crate) fn new(gpu: &Gpu, dtype: DType, width: usize) -> Result<Self> {
         let variant = Variant::plain(dtype, width);
-        let kernel = gpu.kernel(SOURCE, &variant.defines(), "unpack_int8")?;
-        Ok(Unpack { kernel, vec: variant.vec, most_blocks: 8 * gpu.processors() as usize })
+        let kernel = gpu.kernel(SOURCE, &variant.defines(), "dequantize_int8")?;
+        Ok(Dequantize { kernel, vec: variant.vec, most_blocks: 8 * gpu.processors() as usize })
     }
 
-    /// The pieces of a matrix.
-    pub(crate) fn pieces(&self, rows: usize, width: usize) -> usize {
+    /// Vectors of a matrix.
+    pub(crate) fn vectors(&self, rows: usize, width: usize) -> usize {
         rows * (width / self.vec)
     }
 
-    /// Unpacks the first `count` matrices.
+    /// Dequantizes the first `count` matrices.
     ///
     /// # Safety
-    /// The addresses belong to live buffers of the sizes that the matrices have.
+    /// The addresses must belong to live buffers of the sizes of the matrices.
     pub(crate) unsafe fn launch(
         &self,
-        params: UnpackInt8,
+        params: DequantInt8,
         count: usize,
         overlapping: bool,
     ) -> Result<()> {
-        let most = params.parts[..count].iter().map(|part| part.pieces).max().unwrap_or(0);
+        let most = params.matrices[..count].iter().map(|matrix| matrix.vectors).max().unwrap_or(0);
         let grid = [most.div_ceil(THREADS).min(self.most_blocks), count, 1];
         let width = params.width;
         let launch = self.kernel.launch(grid, THREADS).overlapping(overlapping).params(params)?;
@@ -152,17 +160,17 @@ impl Cuda {
                 self.narrow_values("narrow", y.address(), real.address(), w.len())?;
                 Packed::Bf16(y)
             }
-            WeightFormat::Int8 => Packed::Int8(self.pack_int8(w)?),
+            WeightFormat::Int8 => Packed::Int8(self.quantize_int8(w)?),
         };
         Ok(self.tensor(Data::Packed(packed), w.shape(), w.device()))
     }
 
-    fn pack_int8(&self, w: &Tensor) -> Result<Int8> {
+    fn quantize_int8(&self, w: &Tensor) -> Result<Int8> {
         let (rows, width) = (w.rows(), w.cols());
         let blocks = rows * width.div_ceil(INT8_BLOCK);
         let real = self.real(w)?;
         let (values, scales) = (self.gpu.alloc(blocks * INT8_BLOCK)?, self.gpu.alloc(blocks)?);
-        let params = PackInt8 {
+        let params = QuantInt8 {
             values: values.address().into(),
             scales: scales.address().into(),
             x: real.address().into(),
@@ -171,39 +179,40 @@ impl Cuda {
         };
         self.gpu.bind()?;
         let variant = Variant::plain(DType::F32, 1);
-        let kernel = self.kernels.get((SOURCE, "pack_int8", variant), || {
-            self.gpu.kernel(SOURCE, &variant.defines(), "pack_int8")
+        let kernel = self.kernels.get((SOURCE, "quantize_int8", variant), || {
+            self.gpu.kernel(SOURCE, &variant.defines(), "quantize_int8")
         })?;
-        // A warp for each block of values.
+        // One warp per block of values.
         let grid = [self.flat_blocks(32 * blocks), 1, 1];
         let launch = kernel.launch(grid, THREADS).params(params)?;
-        // SAFETY: the operands have the sizes named.
+        // SAFETY: the buffers have the sizes named.
         unsafe { launch.run(|| format!("weights [{rows}, {width}]"))? };
         Ok(Int8 { values, scales, rows, width })
     }
 
-    /// Weights in 8 bits as numbers of this type, which go when the product has been launched.
+    /// int8 weights as values of type `dtype`, for one matmul.
     pub(crate) fn unpack(&self, x: &Int8, dtype: DType) -> Result<Data> {
         let data = Data::alloc(&self.gpu, x.rows * x.width, dtype)?;
         self.gpu.bind()?;
-        let unpack = self
-            .unpack_kernels
-            .get((dtype, x.width.is_multiple_of(8)), || Unpack::new(&self.gpu, dtype, x.width))?;
-        let mut params = UnpackInt8 { width: x.width, ..UnpackInt8::default() };
-        params.parts[0] = UnpackPart {
+        let kernel = self.dequantize_kernels.get((dtype, x.width.is_multiple_of(8)), || {
+            Dequantize::new(&self.gpu, dtype, x.width)
+        })?;
+        let mut params = DequantInt8 { width: x.width, ..DequantInt8::default() };
+        params.matrices[0] = DequantMatrix {
             values: x.values.address().into(),
             scales: x.scales.address().into(),
             to: data.address().into(),
-            pieces: unpack.pieces(x.rows, x.width),
+            vectors: kernel.vectors(x.rows, x.width),
         };
         // SAFETY: both have the sizes of the matrix.
-        unsafe { unpack.launch(params, 1, false)? };
+        unsafe { kernel.launch(params, 1, false)? };
         Ok(data)
     }
 }
 
 impl PackOps for Cuda {
     fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> fox_tensor::Result<Option<Tensor>> {
+        fox_tensor::check_pack_weight(self, w)?;
         Ok(Some(self.timed("pack", || self.pack(w, format))?))
     }
 }

@@ -1,6 +1,6 @@
-// Weights to 8 bits and back, see int8.cuh.
+// Quantization of weights to int8 and back, see int8.cuh.
 //
-// Compile-time: BF16 (what is unpacked to), VEC.
+// Compile-time: BF16 (the type after dequantization), VEC.
 #include "int8.cuh"
 #include "overlap.cuh"
 #include "real.cuh"
@@ -8,15 +8,15 @@
 
 constexpr int THREADS = 256;
 
-// The nearest value of 8 bits; what is not a number becomes 0.
+// Rounds to int8; NaN becomes 0.
 DEVICE int to_int8(float x, float factor) {
-    // Not to be fused with what rounding adds.
+    // __fmul_rn prevents fusing with the addition of roundf.
     const int q = int(roundf(__fmul_rn(x, factor)));
     return q > 127 ? 127 : q < -128 ? -128 : q;
 }
 
-// A warp takes a block of values at a time, a lane two of them.
-extern "C" __global__ void __launch_bounds__(THREADS) pack_int8(const __grid_constant__ PackInt8 p) {
+// One warp per block of INT8_BLOCK values, two values per lane.
+extern "C" __global__ void __launch_bounds__(THREADS) quantize_int8(const __grid_constant__ QuantInt8 p) {
     const int lane = threadIdx.x % 32, blocks = int8_blocks(p.width);
     const u32 count = u32(p.rows) * blocks, warps = gridDim.x * (THREADS / 32);
     for (u32 n = blockIdx.x * (THREADS / 32) + threadIdx.x / 32; n < count; n += warps) {
@@ -31,30 +31,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) pack_int8(const __grid_con
     }
 }
 
-// The values of piece i of a matrix, VEC at a time.
-DEVICE void load_piece(float (&y)[VEC], const UnpackPart& part, u32 i, int width) {
-    const u32 pieces = width / VEC, row = i / pieces, column = i % pieces * VEC;
+// Dequantizes vector i of a matrix.
+DEVICE void load_vector(float (&y)[VEC], const DequantMatrix& matrix, u32 i, int width) {
+    const u32 vectors = width / VEC, row = i / vectors, column = i % vectors * VEC;
     const size_t at = size_t(row) * int8_blocks(width) * INT8_BLOCK + column;
-    const float scale = part.scales[at / INT8_BLOCK];
+    const float scale = matrix.scales[at / INT8_BLOCK];
 #if VEC == 8
-    int8_values(y, *reinterpret_cast<const uint2*>(part.values + at), scale);
+    int8_values(y, *reinterpret_cast<const uint2*>(matrix.values + at), scale);
 #else
-    y[0] = float(part.values[at]) * scale;
+    y[0] = float(matrix.values[at]) * scale;
 #endif
 }
 
-// Matrices of one width in 8 bits to real numbers, one for each y of the grid. The weights never change, so a first piece
-// is read before the wait; what is written may still be read by others until then. Nobody is let begin early: the product
-// that follows reads its weights before it waits.
-extern "C" __global__ void __launch_bounds__(THREADS) unpack_int8(const __grid_constant__ UnpackInt8 p) {
-    const UnpackPart part = p.parts[blockIdx.y];
+// Dequantizes matrices of one width, one per grid.y. Weights are constant, so the first vector is read before the wait; the
+// destination may still be in use until then. Does not call let_successor_begin: the matmul that follows reads its weights
+// before it waits.
+extern "C" __global__ void __launch_bounds__(THREADS) dequantize_int8(const __grid_constant__ DequantInt8 p) {
+    const DequantMatrix matrix = p.matrices[blockIdx.y];
     u32 i = blockIdx.x * THREADS + threadIdx.x;
     float y[VEC];
-    if (i < u32(part.pieces)) load_piece(y, part, i, p.width);
+    if (i < u32(matrix.vectors)) load_vector(y, matrix, i, p.width);
     wait_for_predecessor();
-    while (i < u32(part.pieces)) {
-        store<VEC>(part.to + size_t(i) * VEC, y);
+    while (i < u32(matrix.vectors)) {
+        store<VEC>(matrix.to + size_t(i) * VEC, y);
         i += gridDim.x * THREADS;
-        if (i < u32(part.pieces)) load_piece(y, part, i, p.width);
+        if (i < u32(matrix.vectors)) load_vector(y, matrix, i, p.width);
     }
 }

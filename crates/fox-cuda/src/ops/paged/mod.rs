@@ -1,4 +1,4 @@
-//! Keys and values in pages: where they lie, writing new ones, attention of many queries over them; sums of gates.
+//! The paged KV cache: page tables, writing new keys, attention of many queries, sums of gates.
 
 mod pages;
 mod scatter;
@@ -14,16 +14,17 @@ use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Result, Source};
 
+pub(crate) use pages::DeviceTable;
 pub(crate) use scatter::Writes;
 
 const PAGED: Source =
-    source!("paged", [], [Page, PagedParams, GateRun, TotalsParams, ScatterPiece, ScatterParams]);
+    source!("paged", [], [Page, PagedParams, RowRange, TotalsParams, ScatterWrite, ScatterParams]);
 
-/// Pages for which memory is taken at once: 4 MB with heads of 64 in bf16.
+/// Pages of a slab: 4 MB with heads of 64 in bf16.
 const SLAB_PAGES: usize = 256;
 
 kernel_params! {
-    /// Where a page of one head lies.
+    /// The addresses of a page of one head.
     #[derive(Default)]
     pub(crate) table struct Page {
         /// `[64, d]`, like `v`.
@@ -43,7 +44,7 @@ kernel_params! {
         pub(crate) v: Ptr<Real>,
         /// `[rows, kv_heads * group]`, or null.
         pub(crate) gates: Ptr<f32>,
-        /// Pages gone from the front `[kv_heads]`; null when none are.
+        /// Evicted pages per key head `[kv_heads]`; null if there are none.
         pub(crate) dropped: ConstPtr<i32>,
         pub(crate) row: usize,
         /// Position of the first key.
@@ -57,8 +58,8 @@ kernel_params! {
 }
 
 kernel_params! {
-    /// Rows of gates that are summed up.
-    pub(crate) table struct GateRun {
+    /// A range of rows of gates to sum up.
+    pub(crate) table struct RowRange {
         pub(crate) first: usize,
         pub(crate) end: usize,
     }
@@ -66,11 +67,11 @@ kernel_params! {
 
 kernel_params! {
     pub(crate) struct TotalsParams {
-        /// `[runs][heads]`.
+        /// `[ranges][heads]`.
         pub(crate) totals: Ptr<f64>,
         /// `[R, H]`.
         pub(crate) gates: ConstPtr<f32>,
-        pub(crate) runs: ConstPtr<GateRun>,
+        pub(crate) ranges: ConstPtr<RowRange>,
         pub(crate) count: usize,
         pub(crate) heads: usize,
     }
@@ -78,9 +79,9 @@ kernel_params! {
 
 kernel_params! {
     /// A write of `count` words of 8 bytes.
-    table struct ScatterPiece {
+    table struct ScatterWrite {
         to: Ptr<f64>,
-        /// Number of its first word.
+        /// Index of its first word.
         first: usize,
         count: usize,
     }
@@ -88,7 +89,7 @@ kernel_params! {
 
 kernel_params! {
     struct ScatterParams {
-        pieces: ConstPtr<ScatterPiece>,
+        writes: ConstPtr<ScatterWrite>,
         words: ConstPtr<f64>,
     }
 }
@@ -99,12 +100,14 @@ pub(super) fn variants() -> Vec<(Source, Vec<String>)> {
 }
 
 impl Cuda {
-    /// Launches `write_pages` or `gather_pages`; the table's pages and the rows have the sizes that the
-    /// parameters name.
-    fn launch_paged(&self, entry: &'static str, params: PagedParams) -> Result<()> {
+    /// Launches `write_pages` or `gather_pages`.
+    ///
+    /// # Safety
+    /// The table's pages and the rows must have the sizes that the parameters name.
+    unsafe fn launch_paged(&self, entry: &'static str, params: PagedParams) -> Result<()> {
         let variant = Variant::plain(self.activations(), params.head_dim);
         let count = params.count * params.kv_heads * params.head_dim;
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         unsafe { self.launch_flat(PAGED, entry, variant, count, params) }
     }
 }
@@ -149,6 +152,7 @@ impl PagedOps for Cuda {
         keys: &[&dyn PagedKeys],
         spec: &PagedSpec,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_paged_attention(self, q, keys, spec)?;
         Ok(self.timed("paged_attention", || self.attend_pages(q, keys, spec))?)
     }
 }

@@ -1,14 +1,12 @@
-// Keys and values in pages: new ones to their places, and all of them into rows for attention of many queries. Sums of
-// the gates of what was written. Small writes, many at once.
-// (Attention of one query per sequence reads the pages where they lie: decode_attention.cuh.)
+// The paged KV cache: writes new keys, values and gates into pages; gathers pages into rows for attention of many
+// queries; sums log gates; scatters small writes. (decode_attention.cu reads pages in place.)
 //
 // Compile-time: BF16, VEC.
+#include "constants.cuh"
 #include "flat.cuh"
 #include "params.cuh"
 
-constexpr int PAGE = 64;
-
-// A log gate that leaves nothing, and little enough that sums with it stay accurate.
+// A log gate that forgets everything before it, yet small enough for accurate prefix sums.
 constexpr float FORGET_ALL = -200.f;
 
 DEVICE void copy(real* to, const real* from) {
@@ -17,48 +15,48 @@ DEVICE void copy(real* to, const real* from) {
     store<VEC>(to, x);
 }
 
-// Number `i` of all pieces of rows of heads.
-struct Piece {
-    int piece, h, t;
+// Vector number `i` of all keys: its index within the head, key head and token.
+struct VectorIndex {
+    int vector, h, t;
 };
 
-DEVICE Piece piece_of(size_t i, const PagedParams& p) {
-    const u32 pieces = p.head_dim / VEC, heads = p.kv_heads;
-    // Divisions of 64 bits take several times as long.
+DEVICE VectorIndex vector_index(size_t i, const PagedParams& p) {
+    const u32 vectors = p.head_dim / VEC, heads = p.kv_heads;
+    // 32-bit divisions are several times as fast.
     if (i >> 32 == 0) {
-        const u32 head = u32(i) / pieces;
-        return {int(u32(i) % pieces), int(head % heads), int(head / heads)};
+        const u32 head = u32(i) / vectors;
+        return {int(u32(i) % vectors), int(head % heads), int(head / heads)};
     }
-    const size_t head = i / pieces;
-    return {int(i % pieces), int(head % heads), int(head / heads)};
+    const size_t head = i / vectors;
+    return {int(i % vectors), int(head % heads), int(head / heads)};
 }
 
 extern "C" __global__ void write_pages(const __grid_constant__ PagedParams p) {
-    const int pieces = p.head_dim / VEC;
-    FOR_EACH(i, size_t(p.count) * p.kv_heads * pieces) {
-        const auto [piece, h, t] = piece_of(i, p);
+    const int vectors = p.head_dim / VEC;
+    FOR_EACH(i, size_t(p.count) * p.kv_heads * vectors) {
+        const auto [vector, h, t] = vector_index(i, p);
         const int position = p.first + t, slot = position % PAGE;
         const Page page = p.table[size_t(position / PAGE) * p.kv_heads + h];
         const size_t head = size_t(p.row + t) * p.kv_heads + h;
-        const size_t from = head * p.head_dim + piece * VEC, to = size_t(slot) * p.head_dim + piece * VEC;
+        const size_t from = head * p.head_dim + vector * VEC, to = size_t(slot) * p.head_dim + vector * VEC;
         copy(page.k + to, p.k + from);
         copy(page.v + to, p.v + from);
-        for (int g = piece; p.gates && g < p.group; g += pieces) {
+        for (int g = vector; p.gates && g < p.group; g += vectors) {
             page.gates[g * PAGE + slot] = p.gates[head * p.group + g];
         }
     }
 }
 
-// What a head has dropped must have no weight where another head still holds its keys: zeros, and then a gate
-// that forgets them.
+// Keys that a head has evicted while another head still holds them get no weight: zeros, followed by a gate that forgets
+// them.
 extern "C" __global__ void gather_pages(const __grid_constant__ PagedParams p) {
-    const int pieces = p.head_dim / VEC;
-    FOR_EACH(i, size_t(p.count) * p.kv_heads * pieces) {
-        const auto [piece, h, t] = piece_of(i, p);
+    const int vectors = p.head_dim / VEC;
+    FOR_EACH(i, size_t(p.count) * p.kv_heads * vectors) {
+        const auto [vector, h, t] = vector_index(i, p);
         const int position = p.first + t, slot = position % PAGE, held = p.dropped ? p.dropped[h] * PAGE : 0;
         const Page page = p.table[size_t(position / PAGE) * p.kv_heads + h];
         const size_t head = size_t(p.row + t) * p.kv_heads + h;
-        const size_t to = head * p.head_dim + piece * VEC, from = size_t(slot) * p.head_dim + piece * VEC;
+        const size_t to = head * p.head_dim + vector * VEC, from = size_t(slot) * p.head_dim + vector * VEC;
         if (position < held) {
             const float zeros[VEC] = {};
             store<VEC>(p.k + to, zeros);
@@ -67,7 +65,7 @@ extern "C" __global__ void gather_pages(const __grid_constant__ PagedParams p) {
             copy(p.k + to, page.k + from);
             copy(p.v + to, page.v + from);
         }
-        for (int g = piece; p.gates && g < p.group; g += pieces) {
+        for (int g = vector; p.gates && g < p.group; g += vectors) {
             float gate = 0.f;
             if (position >= held) gate = page.gates[g * PAGE + slot];
             if (position == held && held > p.first) gate = FORGET_ALL;
@@ -76,13 +74,13 @@ extern "C" __global__ void gather_pages(const __grid_constant__ PagedParams p) {
     }
 }
 
-// totals[run][head] = sum of the log gates of the run's rows: a warp for each, in one order.
+// totals[range][head] = sum of the log gates of a range of rows; one warp each, in fixed order.
 extern "C" __global__ void gate_totals(const __grid_constant__ TotalsParams p) {
     const int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
     if (i >= p.count) return;
-    const GateRun run = p.runs[i / p.heads];
+    const RowRange range = p.ranges[i / p.heads];
     double sum = 0.0;
-    for (int t = run.first + lane; t < run.end; t += 32) {
+    for (int t = range.first + lane; t < range.end; t += 32) {
         sum += clamp_log_gate(p.gates[size_t(t) * p.heads + i % p.heads]);
     }
 #pragma unroll
@@ -90,8 +88,8 @@ extern "C" __global__ void gate_totals(const __grid_constant__ TotalsParams p) {
     if (lane == 0) p.totals[i] = sum;
 }
 
-// Writes of words to where they belong, a thread block for each.
+// Many small writes of 8-byte words, one thread block each.
 extern "C" __global__ void scatter(const __grid_constant__ ScatterParams p) {
-    const ScatterPiece piece = p.pieces[blockIdx.x];
-    for (int i = threadIdx.x; i < piece.count; i += blockDim.x) piece.to[i] = p.words[piece.first + i];
+    const ScatterWrite write = p.writes[blockIdx.x];
+    for (int i = threadIdx.x; i < write.count; i += blockDim.x) write.to[i] = p.words[write.first + i];
 }

@@ -1,8 +1,10 @@
-//! Keys and values in pages: where they lie, writing new ones, attention of many queries over them.
+//! The paged KV cache: page tables, writing new keys, attention of many queries.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fox_tensor::{
-    Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Device, Mask, NewKeys, PAGE,
-    PageShape, PagedKeys, PagedSpec, Segment, Segments, Slab, Tensor,
+    Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Mask, NewKeys, PAGE, PageShape,
+    PagedKeys, PagedSpec, Segment, Segments, Slab, Tensor,
 };
 
 use super::{Page, PagedParams};
@@ -11,104 +13,199 @@ use crate::backend::storage::memory;
 use crate::params::{self, Param, int};
 use crate::{Buffer, Error, Result};
 
-/// Bytes of the table for one page of one head.
+/// Bytes of a table entry: one page of one head.
 const PAGE_BYTES: usize = size_of::<<Page as Param>::Device>();
 
 fn address(x: &Tensor) -> Result<u64> {
     Ok(memory(x)?.data.address())
 }
 
-/// Bytes that a page takes of each of keys, values and gates.
-fn page_sizes(slab: &Slab) -> [usize; 3] {
-    let size = |x: &Tensor| x.len() * x.dtype().size() / (slab.k.rows() / PAGE);
-    [size(&slab.k), size(&slab.v), slab.gates.as_ref().map_or(0, size)]
+/// The page table of one layer of one sequence, `[page][kv_heads]` entries of the kernels' `Page`. It keeps every slab
+/// alive that its entries refer to.
+#[derive(Debug)]
+pub(crate) struct DeviceTable {
+    entries: Buffer<u8>,
+    /// Pages that there is room for.
+    room: usize,
+    shape: PageShape,
+    stored: Mutex<StoredPages>,
 }
 
-/// Where keys, values and gates of a page lie; 0 without gates.
-fn addresses(page: fox_tensor::Page<'_>, sizes: [usize; 3]) -> Result<[u64; 3]> {
-    let slab = page.slab;
+/// What a table refers to.
+#[derive(Clone, Debug)]
+struct StoredPages {
+    /// Pages whose entries are stored.
+    count: usize,
+    /// Per key head, the first page from which on all entries are held pages.
+    first_held: Vec<usize>,
+    /// Address of the keys, and all tensors, of every slab.
+    slabs: Vec<(u64, Vec<Tensor>)>,
+}
+
+impl StoredPages {
+    /// Slabs after which duplicates are removed.
+    const MANY: usize = 1024;
+
+    /// Keeps a slab alive. Pages of one slab follow each other, so the last few are compared.
+    fn keep(&mut self, keys: u64, slab: &Slab) {
+        if self.slabs.iter().rev().take(4).any(|(known, _)| *known == keys) {
+            return;
+        }
+        if self.slabs.len() >= Self::MANY && self.slabs.len().is_power_of_two() {
+            self.slabs.sort_by_key(|(keys, _)| *keys);
+            self.slabs.dedup_by_key(|(keys, _)| *keys);
+        }
+        let tensors = [Some(&slab.k), Some(&slab.v), slab.gates.as_ref()];
+        self.slabs.push((keys, tensors.into_iter().flatten().cloned().collect()));
+    }
+}
+
+impl DeviceTable {
+    /// The address of the entries.
+    pub(crate) fn address(&self) -> u64 {
+        self.entries.address()
+    }
+
+    fn stored(&self) -> MutexGuard<'_, StoredPages> {
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether pages `from ..` of `head` up to page `to` are stored and held.
+    pub(crate) fn holds(&self, head: usize, from: usize, to: usize) -> bool {
+        let stored = self.stored();
+        to <= stored.count && stored.first_held[head] <= from
+    }
+}
+
+/// Bytes of the keys, values and gates of a page.
+fn page_sizes(shape: &PageShape, dtype: DType) -> [usize; 3] {
+    let rows = PAGE * shape.head_dim * dtype.size();
+    [rows, rows, PAGE * shape.group * DType::F32.size()]
+}
+
+/// Addresses of the keys, values and gates of a page; 0 without gates. An error for a page that does not lie inside its
+/// slab, or a slab of another shape or type.
+fn addresses(page: fox_tensor::Page<'_>, shape: &PageShape, dtype: DType) -> Result<[u64; 3]> {
+    let (slab, sizes) = (page.slab, page_sizes(shape, dtype));
+    let pages = slab.k.rows() / PAGE;
+    let rows = |x: &Tensor| x.dtype() == dtype && x.len() == pages * PAGE * shape.head_dim;
+    let gates = match &slab.gates {
+        Some(x) => x.dtype() == DType::F32 && x.len() == pages * PAGE * shape.group,
+        None => shape.group == 0,
+    };
+    if page.place >= pages || !rows(&slab.k) || !rows(&slab.v) || !gates {
+        return Err(Error::argument("pages", format!("page {} of {slab:?}", page.place)));
+    }
     let bases = [address(&slab.k)?, address(&slab.v)?, slab.gates.as_ref().map_or(Ok(0), address)?];
     Ok([0, 1, 2].map(|n| bases[n] + (page.place * sizes[n]) as u64))
 }
 
 impl Cuda {
-    /// Copies a page to another place.
+    /// Copies a page of a slab to another one of the same shape.
     pub(super) fn copy_one_page(
         &self,
         from: fox_tensor::Page<'_>,
         to: fox_tensor::Page<'_>,
     ) -> Result<()> {
-        let sizes = page_sizes(to.slab);
-        let (from, to) = (addresses(from, sizes)?, addresses(to, sizes)?);
-        for (n, bytes) in sizes.into_iter().enumerate().filter(|(_, bytes)| *bytes > 0) {
-            // SAFETY: pages of one shape have these sizes, and lie inside their slabs.
+        let (slab, pages) = (to.slab, to.slab.k.rows() / PAGE);
+        let group = slab.gates.as_ref().map_or(0, |gates| gates.len() / (pages * PAGE).max(1));
+        let shape = PageShape { kv_heads: 1, head_dim: slab.k.cols(), group };
+        let dtype = self.activations();
+        let (from, to) = (addresses(from, &shape, dtype)?, addresses(to, &shape, dtype)?);
+        let sizes = page_sizes(&shape, dtype).into_iter().enumerate();
+        for (n, bytes) in sizes.filter(|(_, bytes)| *bytes > 0) {
+            // SAFETY: both pages lie inside live slabs of this shape, as `addresses` has checked.
             unsafe { self.gpu.copy(to[n], from[n], bytes)? };
         }
         Ok(())
     }
 
-    /// Where the table of a layer's pages lies, `[page][kv_heads]` of the kernels' `Page`; brought up to date.
-    pub(crate) fn page_table(&self, keys: &mut dyn PagedKeys, device: &Device) -> Result<u64> {
-        // SAFETY: the range lies inside the table.
-        self.page_table_by(keys, device, |at, rows| unsafe { self.gpu.write(at, rows) })
+    /// The page table of a layer, brought up to date.
+    fn page_table(&self, keys: &mut dyn PagedKeys) -> Result<Arc<DeviceTable>> {
+        // SAFETY: `write` gets a range inside the table.
+        self.page_table_by(keys, |at, entries| unsafe { self.gpu.write(at, entries) })
     }
 
-    /// The same; `write` brings rows of the table to an address inside it.
+    /// The page table of a layer, brought up to date; `write` stores new entries at an address inside it.
     pub(crate) fn page_table_by(
         &self,
         keys: &mut dyn PagedKeys,
-        device: &Device,
         write: impl FnOnce(u64, &[u8]) -> Result<()>,
-    ) -> Result<u64> {
-        let (heads, count) = (keys.shape().kv_heads, keys.page_count());
-        let room = keys.table().rows.as_ref().map_or(0, |rows| rows.rows());
-        if room < count {
-            let shape = [(2 * count).max(16), PAGE_BYTES / DType::I32.size() * heads];
-            let (table, rows) = (keys.table_mut(), self.uninit(shape, DType::I32, device)?);
-            if let Some(old) = table.rows.as_ref().filter(|_| table.valid > 0) {
-                let bytes = PAGE_BYTES * heads * table.valid;
-                // SAFETY: both have room for the rows that are up to date.
-                unsafe { self.gpu.copy(address(&rows)?, address(old)?, bytes)? };
+    ) -> Result<Arc<DeviceTable>> {
+        let (shape, count, dtype) = (keys.shape(), keys.page_count(), self.activations());
+        let heads = shape.kv_heads;
+        let old = keys.table().state.clone().and_then(|state| state.downcast::<DeviceTable>().ok());
+        let old = old.filter(|old| old.shape == shape);
+        let table = match &old {
+            Some(old) if old.room >= count => Arc::clone(old),
+            _ => {
+                let room = (2 * count).max(16);
+                let entries = self.gpu.alloc(PAGE_BYTES * heads * room)?;
+                let mut stored =
+                    StoredPages { count: 0, first_held: vec![0; heads], slabs: Vec::new() };
+                if let Some(old) = &old {
+                    stored = old.stored().clone();
+                    let bytes = PAGE_BYTES * heads * stored.count;
+                    // SAFETY: both have room for the stored entries.
+                    unsafe { self.gpu.copy(entries.address(), old.address(), bytes)? };
+                }
+                Arc::new(DeviceTable { entries, room, shape, stored: Mutex::new(stored) })
             }
-            table.rows = Some(rows);
+        };
+        let mut stored = table.stored();
+        let first = keys.table().valid.min(stored.count).min(count);
+        let mut new = Vec::with_capacity((count - first) * heads);
+        for held in &mut stored.first_held {
+            *held = (*held).min(first);
         }
-        let Some(rows) = &keys.table().rows else { return Ok(0) };
-        let (table, first) = (address(rows)?, keys.table().valid);
-        let mut new = Vec::with_capacity((count - first.min(count)) * heads);
-        // Pages of a layer have one shape.
-        let mut sizes = None;
         for index in first..count {
             for head in 0..heads {
                 let Some(page) = keys.page(head, index) else {
                     new.push(Page::default());
+                    stored.first_held[head] = index + 1;
                     continue;
                 };
-                let sizes = *sizes.get_or_insert_with(|| page_sizes(page.slab));
-                let [k, v, gates] = addresses(page, sizes)?;
+                let [k, v, gates] = addresses(page, &shape, dtype)?;
+                stored.keep(address(&page.slab.k)?, page.slab);
                 new.push(Page { k: k.into(), v: v.into(), gates: gates.into() });
             }
         }
+        // Until the entries are written, only those before count.
+        stored.count = first;
         if !new.is_empty() {
-            let rows = params::rows("the table of pages", &new)?;
-            write(table + (PAGE_BYTES * heads * first) as u64, bytemuck::cast_slice(&rows))?;
+            let rows = params::rows("the page table", &new)?;
+            let at = table.address() + (PAGE_BYTES * heads * first) as u64;
+            write(at, bytemuck::cast_slice(&rows))?;
         }
+        stored.count = count;
+        drop(stored);
+        keys.table_mut().state = Some(Arc::clone(&table) as Arc<_>);
         keys.table_mut().valid = count;
         Ok(table)
     }
 
-    /// New keys, values and gates to the pages of all heads.
+    /// Writes new keys, values and gates to the pages of all heads.
     pub(crate) fn append_to_pages(
         &self,
         new: &NewKeys<'_>,
         keys: &mut dyn PagedKeys,
         first: usize,
     ) -> Result<()> {
-        let table = self.page_table(keys, new.k.device())?;
+        let table = self.page_table(keys)?;
         let PageShape { kv_heads, head_dim, group } = keys.shape();
+        let width = kv_heads * head_dim;
+        let rows = |x: &Tensor, width: usize| x.cols() == width && x.rows() >= new.row + new.count;
+        let gates_fit = new.log_gates.map_or(group == 0, |x| rows(x, kv_heads * group));
+        let (from, to) = (first / PAGE, (first + new.count).div_ceil(PAGE));
+        if !(rows(new.k, width) && rows(new.v, width) && gates_fit)
+            || (0..kv_heads).any(|head| !table.holds(head, from, to))
+        {
+            return Err(Error::argument("write_pages", "the new keys do not fit into the pages"));
+        }
         let (k, v) = (self.activation(new.k)?, self.activation(new.v)?);
         let gates = new.log_gates.map(|gates| self.real(gates)).transpose()?;
         let params = PagedParams {
-            table: table.into(),
+            table: table.address().into(),
             k: k.address().into(),
             v: v.address().into(),
             gates: crate::backend::address(&gates).into(),
@@ -120,10 +217,11 @@ impl Cuda {
             head_dim,
             group,
         };
-        self.launch_paged("write_pages", params)
+        // SAFETY: the rows and the pages of all heads exist, as checked above.
+        unsafe { self.launch_paged("write_pages", params) }
     }
 
-    /// Gathers the pages in rows, in one launch for each sequence, and attends to those.
+    /// Gathers the pages into rows, in one launch per sequence, and attends to these.
     pub(crate) fn attend_pages(
         &self,
         q: &Tensor,
@@ -146,20 +244,25 @@ impl Cuda {
         let gates =
             gated.then(|| self.output([rows, spec.heads], DType::F32, device)).transpose()?;
         for (keys, first, count, row) in sources {
-            let table = keys.table();
-            let Some(table) = table.rows.as_ref().filter(|_| table.valid == keys.page_count())
-            else {
-                return Err(Error::argument(
-                    "paged_attention",
-                    "pages that this device has not written",
-                ));
+            let (state, pages) = (keys.table().state.as_ref(), keys.page_count());
+            let table = state.and_then(|state| state.downcast_ref::<DeviceTable>());
+            let stored = |table: &&DeviceTable| {
+                let holds = |head: usize| table.holds(head, keys.dropped(head), pages);
+                table.shape == keys.shape()
+                    && keys.table().valid == pages
+                    && (first + count) <= pages * PAGE
+                    && (0..spec.kv_heads).all(holds)
+            };
+            let Some(table) = table.filter(stored) else {
+                let detail = "pages that this device has not written";
+                return Err(Error::argument("paged_attention", detail));
             };
             let dropped = |head: usize| int("gather_pages", "dropped", keys.dropped(head));
             let dropped: Vec<i32> = (0..spec.kv_heads).map(dropped).collect::<Result<_>>()?;
             let any = dropped.iter().any(|pages| *pages > 0);
             let dropped = any.then(|| self.gpu.upload(&dropped)).transpose()?;
             let params = PagedParams {
-                table: address(table)?.into(),
+                table: table.address().into(),
                 k: k_at.into(),
                 v: v_at.into(),
                 gates: gates.as_ref().map_or(0, |(_, at)| *at).into(),
@@ -171,7 +274,8 @@ impl Cuda {
                 head_dim: spec.head_dim,
                 group: if gated { spec.heads / spec.kv_heads } else { 0 },
             };
-            self.launch_paged("gather_pages", params)?;
+            // SAFETY: the outputs have `rows` rows, and the table holds the pages of all heads.
+            unsafe { self.launch_paged("gather_pages", params)? };
         }
         let plain = AttentionSpec {
             heads: spec.heads,
@@ -189,7 +293,7 @@ impl Cuda {
         let inputs = AttentionInputs { q, k: &k, v: &v, log_gates };
         Ok(match spec.weights {
             AttentionWeights::Softmax => self.attend(&inputs, &plain)?,
-            // Rows that a head has dropped are older than all it sees: what they take of a stick misses no one.
+            // Evicted rows are older than all keys of the head: what they would take of the stick affects none of them.
             AttentionWeights::StickBreaking => self.stick_breaking_forward(&inputs, &plain)?,
         }
         .o)

@@ -1,59 +1,60 @@
-//! Many small writes to device memory by one upload and one launch: each copy of the driver takes longer than its bytes.
+//! Many small writes to device memory with one upload and one launch: the overhead of a driver call exceeds the transfer
+//! time of its bytes.
 
-use super::{PAGED, ScatterParams, ScatterPiece};
+use super::{PAGED, ScatterParams, ScatterWrite};
 use crate::backend::Cuda;
 use crate::backend::launcher::{Op, Variant};
 use crate::{Result, params};
 
-/// Bytes of a word, of which writes consist.
+/// Writes consist of words of this many bytes.
 const WORD: usize = size_of::<u64>();
-/// Threads of a write.
+/// Threads of a thread block, which does one write.
 const THREADS: usize = 64;
 
-/// Writes that are to be made.
+/// Pending writes.
 #[derive(Default)]
 pub(crate) struct Writes {
-    pieces: Vec<ScatterPiece>,
+    writes: Vec<ScatterWrite>,
     words: Vec<u8>,
 }
 
 impl Writes {
-    /// Adds one of whole words.
+    /// Adds a write of whole words.
     pub(crate) fn push(&mut self, address: u64, bytes: &[u8]) {
         debug_assert!(bytes.len().is_multiple_of(WORD) && address.is_multiple_of(WORD as u64));
         let (first, count) = (self.words.len() / WORD, bytes.len() / WORD);
-        self.pieces.push(ScatterPiece { to: address.into(), first, count });
+        self.writes.push(ScatterWrite { to: address.into(), first, count });
         self.words.extend_from_slice(bytes);
     }
 }
 
 impl Cuda {
-    /// Makes the writes, in no order.
+    /// Performs the writes, in no particular order.
     ///
     /// # Safety
-    /// They must go to live buffers of this GPU, and not two to one place.
+    /// They must go to live buffers of this GPU and not overlap.
     pub(crate) unsafe fn scatter(&self, writes: &Writes) -> Result<()> {
-        if writes.pieces.is_empty() {
+        if writes.writes.is_empty() {
             return Ok(());
         }
-        let pieces = params::rows("scatter", &writes.pieces)?;
-        let mut bytes: Vec<u8> = bytemuck::cast_slice(&pieces).to_vec();
+        let list = params::rows("scatter", &writes.writes)?;
+        let mut bytes: Vec<u8> = bytemuck::cast_slice(&list).to_vec();
         let words = bytes.len() as u64;
         bytes.extend_from_slice(&writes.words);
         let uploaded = self.gpu.upload(&bytes)?;
         let params = ScatterParams {
-            pieces: uploaded.address().into(),
+            writes: uploaded.address().into(),
             words: (uploaded.address() + words).into(),
         };
         let op = Op {
             source: PAGED,
             entry: "scatter",
             variant: Variant::plain(self.activations(), 8),
-            grid: [writes.pieces.len(), 1],
+            grid: [writes.writes.len(), 1],
             block: THREADS,
             shared: 0,
         };
-        // SAFETY: the pieces lie inside what was uploaded; the caller vouches for where they go.
+        // SAFETY: the words lie inside the upload; the caller vouches for the destinations.
         unsafe { self.launch(&op, params) }
     }
 }

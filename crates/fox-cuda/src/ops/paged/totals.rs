@@ -1,33 +1,37 @@
-//! Sums of log gates over the parts of pages that a step has written.
+//! Sums of log gates over ranges of rows.
 
 use std::ops::Range;
 
 use fox_tensor::Tensor;
 
-use super::{GateRun, PAGED, TotalsParams};
-use crate::Result;
+use super::{PAGED, RowRange, TotalsParams};
 use crate::backend::Cuda;
 use crate::backend::launcher::{FLAT_THREADS, Op, Variant};
-use crate::params;
+use crate::{Error, Result, params};
 
 impl Cuda {
-    /// Sums of log gates `[R, H]` over runs of rows, `[tensor][run][H]`: a launch for each tensor, then one download.
-    pub(super) fn sum_gates(&self, gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Vec<f64>> {
+    /// Sums of log gates `[R, H]` over ranges of rows, `[tensor][range][H]`: one launch per tensor and one download.
+    pub(super) fn sum_gates(&self, gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
         let heads: usize = gates.iter().map(|gates| gates.cols()).sum();
-        if heads * runs.len() == 0 {
+        if heads * ranges.len() == 0 {
             return Ok(Vec::new());
         }
-        let rows = runs.iter().map(|run| GateRun { first: run.start, end: run.end });
+        let last = ranges.iter().map(|range| range.end).max().unwrap_or(0);
+        if gates.iter().any(|gates| gates.rows() < last) {
+            return Err(Error::argument("gate_totals", format!("{last} rows of shorter gates")));
+        }
+        let rows = ranges.iter().map(|range| RowRange { first: range.start, end: range.end });
         let rows = params::rows("gate_totals", &rows.collect::<Vec<_>>())?;
-        let (table, totals) = (self.gpu.upload(&rows)?, self.gpu.alloc::<f64>(heads * runs.len())?);
+        let (table, totals) =
+            (self.gpu.upload(&rows)?, self.gpu.alloc::<f64>(heads * ranges.len())?);
         let mut at = totals.address();
         for gates in gates {
             let (own, heads) = (self.real(gates)?, gates.cols());
-            let count = runs.len() * heads;
+            let count = ranges.len() * heads;
             let params = TotalsParams {
                 totals: at.into(),
                 gates: own.address().into(),
-                runs: table.address().into(),
+                ranges: table.address().into(),
                 count,
                 heads,
             };
@@ -39,8 +43,8 @@ impl Cuda {
                 block: FLAT_THREADS,
                 shared: 0,
             };
-            // SAFETY: the runs lie inside the rows of every tensor, which the caller has checked, and there is room for
-            // a sum of every run and head.
+            // SAFETY: the ranges lie inside the rows of every tensor, as checked above, and there is room for a sum of
+            // every range and head.
             unsafe { self.launch(&op, params)? };
             at += (count * size_of::<f64>()) as u64;
         }

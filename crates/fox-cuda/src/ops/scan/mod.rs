@@ -19,6 +19,7 @@ impl ScanOps for Cuda {
         spec: &ScanSpec,
         keep: ScanExtras,
     ) -> fox_tensor::Result<ScanOut> {
+        fox_tensor::check_scan_fwd(self, inputs, spec)?;
         match spec.update {
             StateUpdate::Add => Ok(self.scan_add_forward(inputs, spec, keep)?),
             StateUpdate::Delta => Ok(self.delta_forward(inputs, spec, keep)?),
@@ -32,6 +33,7 @@ impl ScanOps for Cuda {
         saved: Option<&Tensor>,
         spec: &ScanSpec,
     ) -> fox_tensor::Result<ScanGrads> {
+        fox_tensor::check_scan_bwd(self, d_out, inputs, saved, spec)?;
         match spec.update {
             StateUpdate::Add => Ok(self.scan_add_backward(d_out, inputs, saved, spec)?),
             StateUpdate::Delta => Ok(self.delta_backward(d_out, inputs, saved, spec)?),

@@ -65,6 +65,7 @@ impl SinkOps for Cuda {
         lse: &Tensor,
         sinks: &Tensor,
     ) -> fox_tensor::Result<(Tensor, Tensor)> {
+        fox_tensor::check_sink_fwd(self, o, lse, sinks)?;
         let _span = self.span("sink fwd")?;
         let (device, dtype, heads) = (o.device(), self.activations(), sinks.len());
         let head_dim = o.cols() / heads;
@@ -95,6 +96,7 @@ impl SinkOps for Cuda {
         lse: &Tensor,
         sinks: &Tensor,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_sink_bwd(self, d_out, o, lse, sinks)?;
         let _span = self.span("sink bwd")?;
         let (device, rows, heads) = (o.device(), o.rows(), sinks.len());
         let (head_dim, units) = (o.cols() / heads, rows * heads);
@@ -133,6 +135,7 @@ impl SinkOps for Cuda {
         sinks: &Tensor,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<AttentionGrads> {
+        fox_tensor::check_sink_attention_bwd(self, d_out, inputs, out, sinks, spec)?;
         let work = || self.softmax_gradients(d_out, inputs, out, Some(sinks), spec);
         Ok(self.timed("attention bwd", work)?)
     }

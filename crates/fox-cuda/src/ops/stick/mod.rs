@@ -222,6 +222,7 @@ impl StickOps for Cuda {
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<fox_tensor::AttentionOut> {
+        fox_tensor::check_stick_breaking_fwd(self, inputs, spec)?;
         let _span = self.span("stick-breaking fwd")?;
         Ok(self.stick_breaking_forward(inputs, spec)?)
     }
@@ -230,9 +231,10 @@ impl StickOps for Cuda {
         &self,
         d_out: &Tensor,
         inputs: &AttentionInputs<'_>,
-        _: &fox_tensor::AttentionOut,
+        out: &fox_tensor::AttentionOut,
         spec: &AttentionSpec,
     ) -> fox_tensor::Result<fox_tensor::AttentionGrads> {
+        fox_tensor::check_stick_breaking_bwd(self, d_out, inputs, out, spec)?;
         let _span = self.span("stick-breaking bwd")?;
         Ok(match self.precision {
             Precision::F32 => self.stick_breaking_gradients::<f32>(d_out, inputs, spec)?,

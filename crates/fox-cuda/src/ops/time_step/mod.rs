@@ -90,6 +90,7 @@ impl Cuda {
 
 impl TimeStepOps for Cuda {
     fn time_step_fwd(&self, inputs: &TimeStepInputs<'_>) -> fox_tensor::Result<(Tensor, Tensor)> {
+        fox_tensor::check_time_step_fwd(self, inputs)?;
         let _span = self.span("time_step fwd")?;
         let device = inputs.z.device();
         let (dt, dt_at) = self.output(inputs.z.shape(), DType::F32, device)?;
@@ -108,6 +109,7 @@ impl TimeStepOps for Cuda {
         dlog_decay: Option<&Tensor>,
         inputs: &TimeStepInputs<'_>,
     ) -> fox_tensor::Result<(Tensor, Tensor)> {
+        fox_tensor::check_time_step_bwd(self, ddt, dlog_decay, inputs)?;
         let _span = self.span("time_step bwd")?;
         let (rows, heads, device) = (inputs.z.rows(), inputs.z.cols(), inputs.z.device());
         let (dz, dz_at) = self.output(inputs.z.shape(), DType::F32, device)?;

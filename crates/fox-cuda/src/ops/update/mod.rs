@@ -216,11 +216,13 @@ impl Cuda {
 
 impl UpdateOps for Cuda {
     fn sum_squares(&self, tensors: &[&Tensor]) -> fox_tensor::Result<f64> {
+        fox_tensor::check_sum_squares(self, tensors)?;
         let sums = self.timed("sum_squares", || self.squares(&[tensors]))?;
         Ok(sums.first().copied().unwrap_or(0.0))
     }
 
     fn sum_squares_each(&self, tensors: &[&Tensor]) -> fox_tensor::Result<Vec<f64>> {
+        fox_tensor::check_sum_squares(self, tensors)?;
         let each: Vec<&[&Tensor]> = tensors.iter().map(std::slice::from_ref).collect();
         Ok(self.timed("sum_squares", || self.squares(&each))?)
     }
@@ -233,10 +235,12 @@ impl UpdateOps for Cuda {
         v: &mut Tensor,
         step: &AdamW,
     ) -> fox_tensor::Result<()> {
+        fox_tensor::check_adamw(self, param, grad, m, v)?;
         self.adamw_all(&mut [ParamUpdate { param, grad, m, v, step: *step }])
     }
 
     fn adamw_all(&self, updates: &mut [ParamUpdate<'_>]) -> fox_tensor::Result<()> {
+        fox_tensor::check_adamw_all(self, updates)?;
         let _span = self.span("adamw")?;
         let (mut entries, mut grads) = (Vec::with_capacity(updates.len()), Vec::new());
         let mut chunks = 0;
@@ -266,6 +270,7 @@ impl UpdateOps for Cuda {
     }
 
     fn blend(&self, blends: &mut [Blend<'_>]) -> fox_tensor::Result<()> {
+        fox_tensor::check_blend(self, blends)?;
         let _span = self.span("blend")?;
         let (mut entries, mut added) = (Vec::with_capacity(blends.len()), Vec::new());
         let mut chunks = 0;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! q, uk, uv = x Wq^T, x Wk^T, x Wv^T                 a = sigmoid(x Wa^T) per head
-//! k_t = norm(a_t uk_{t-1} + (1 - a_t) uk_t)          v_t likewise, without a norm
+//! k_t = norm(a_t uk_{t-1} + (1 - a_t) uk_t)          v_t the same, without a norm
 //! log f = logsigmoid(x Wf^T + bf)                    c = cumsum(log f)
 //! o_i = sum_j softmax_j(q_i . k_j / sqrt(d) + c_i - c_j) v_j
 //! out = (rms(o) * sigmoid(x Wg^T)) Wo^T
@@ -11,10 +11,12 @@
 //! With stick-breaking the weights are `b_ij prod_{j < l < i} (1 - b_il) exp(c_i - c_j)` over `j < i`, with
 //! `b_ij = sigmoid(q_i . k_j / sqrt(d))`.
 
+use std::sync::Arc;
+
 use fox_cache::{LayerState, PagedState};
 use fox_tensor::{
-    Acp, Activation, AttentionSpec, AttentionWeights, HeadSpec, LocalKeys, LogitBound, Mask,
-    PagedSpec, ParamId, Result, Rope, Tape, Var,
+    Acp, Activation, AttentionSpec, AttentionWeights, DecodeMixer, HeadSpec, LocalKeys, LogitBound,
+    Mask, PagedSpec, ParamId, Result, Rope, Tape, Var,
 };
 
 use super::gate::Gate;
@@ -43,7 +45,7 @@ pub struct ForgettingLayer {
     pub(super) o_proj: ParamId,
 }
 
-/// A query, key or value projection and what is done to its heads.
+/// A query, key or value projection and the preparation of its heads.
 #[derive(Debug)]
 pub(crate) struct Projection {
     pub weight: ParamId,
@@ -133,7 +135,7 @@ impl ForgettingLayer {
         }
     }
 
-    /// What the layer is.
+    /// The options.
     pub fn options(&self) -> &ForgettingConfig {
         &self.options
     }
@@ -253,6 +255,14 @@ impl Mixer for ForgettingLayer {
         SavedActivations { per_token: kept, cheap_per_token: cheap }
     }
 
+    fn decode_weights(
+        &self,
+        params: &Parameters,
+        thresholds: Option<Arc<[f64]>>,
+    ) -> Option<DecodeMixer> {
+        self.slot_weights(params, thresholds)
+    }
+
     fn attention(&self) -> Option<&ForgettingLayer> {
         Some(self)
     }
@@ -337,7 +347,7 @@ impl ForgettingLayer {
         Ok((u, heads))
     }
 
-    /// `rms(o) * act(x Wg^T)`, each part when the layer has it.
+    /// `rms(o) * act(x Wg^T)`, each factor when the layer has it.
     fn gate_output(
         &self,
         tape: &mut Tape<'_>,

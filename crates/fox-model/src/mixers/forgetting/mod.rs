@@ -5,13 +5,12 @@ mod formats;
 mod gate;
 mod layer;
 mod sink;
-mod step;
+mod slot;
 
 pub use config::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
 pub(crate) use formats::{NATIVE, native};
 pub use layer::ForgettingLayer;
 pub(crate) use layer::Projection;
-pub(crate) use step::Surroundings;
 
 use super::{Architecture, MixerFamily};
 use crate::config::ModelConfig;

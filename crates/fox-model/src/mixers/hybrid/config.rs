@@ -1,4 +1,4 @@
-//! Options of a hybrid: its pattern, and the mixers that the words of the pattern stand for.
+//! Options of a hybrid: a pattern of layer kinds, and the configuration of each kind.
 
 use fox_tensor::Rope;
 
@@ -17,13 +17,13 @@ use crate::params::ParamList;
 pub struct HybridConfig {
     pattern: Vec<LayerKind>,
     layers: LayerConfigs,
-    /// One mixer for every word of the pattern.
+    /// One mixer for every layer of the pattern.
     mixers: Vec<Box<dyn MixerConfig>>,
-    /// Widths of the MLPs by what stands before them; as the model says without it.
+    /// Widths of the MLPs by the kind of the mixer before them; `None`: as the model configures.
     mlp_ratios: Option<MlpRatios>,
 }
 
-/// What the words of a pattern stand for. Those that a pattern does not use have no effect.
+/// The configuration of every kind of layer. Kinds that a pattern does not use have no effect.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfigs {
     /// `fox` as it is; `attention` and `window` without its gate and with RoPE.
@@ -45,43 +45,43 @@ pub struct MlpRatios {
     pub attention: f64,
 }
 
-/// RoPE of `attention` and `window` layers where none is given.
+/// Default RoPE base of `attention` and `window` layers.
 const ROPE_BASE: f64 = 500_000.0;
 
 impl HybridConfig {
-    /// Layers by a pattern that repeats; the last repetition may be cut.
+    /// Layers by a repeating pattern; the last repetition may be truncated.
     pub fn new(pattern: Vec<LayerKind>, layers: LayerConfigs) -> Self {
         let mixers = pattern.iter().map(|kind| layers.mixer(*kind)).collect();
         HybridConfig { pattern, layers, mixers, mlp_ratios: None }
     }
 
-    /// The same with these widths of MLPs.
+    /// Sets the widths of the MLPs.
     #[must_use]
     pub fn with_mlp_ratios(self, mlp_ratios: Option<MlpRatios>) -> Self {
         HybridConfig { mlp_ratios, ..self }
     }
 
-    /// Widths of the MLPs, where they depend on what stands before them.
+    /// Widths of the MLPs, where they depend on the mixer.
     pub fn mlp_ratios(&self) -> Option<MlpRatios> {
         self.mlp_ratios
     }
 
-    /// The words of the pattern.
+    /// The pattern.
     pub fn pattern(&self) -> &[LayerKind] {
         &self.pattern
     }
 
-    /// What the words stand for.
+    /// The configuration of every kind of layer.
     pub fn layers(&self) -> &LayerConfigs {
         &self.layers
     }
 
-    /// The word of a layer.
+    /// The kind of a layer.
     fn kind(&self, layer: usize) -> Option<LayerKind> {
         self.pattern.get(layer % self.pattern.len().max(1)).copied()
     }
 
-    /// The mixer that gives the figures where only one can be named: attention, if there is any.
+    /// The mixer that stands for the model where only one can be named: attention, if it has any.
     fn main(&self) -> Option<&dyn MixerConfig> {
         let attention = self.mixers.iter().find(|mixer| mixer.forgetting().is_some());
         attention.or(self.mixers.first()).map(|mixer| &**mixer)
@@ -132,35 +132,35 @@ impl MixerConfig for HybridConfig {
         options
     }
 
-    fn validate(&self, model: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
+    fn validate(&self, model: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
         let (words, layers) = (self.pattern.len(), model.num_layers);
-        rules.require((1..=layers).contains(&words), "mixers", || {
+        validator.require((1..=layers).contains(&words), "mixers", || {
             format!("names {words} layers; it must name between 1 and the model's {layers}")
         })?;
         for layer in 0..words {
-            rules.range(
+            validator.range(
                 "hidden_ratio",
                 self.mlp_width(model, layer),
                 1,
                 Validator::MAX_MLP_WIDTH,
             )?;
         }
-        self.mixers.iter().try_for_each(|mixer| mixer.validate(model, rules))
+        self.mixers.iter().try_for_each(|mixer| mixer.validate(model, validator))
     }
 
     fn at(&self, layer: usize) -> Option<&dyn MixerConfig> {
         self.mixers.get(layer % self.mixers.len().max(1)).map(|mixer| &**mixer)
     }
 
-    /// The layer of its place; a valid hybrid has one.
+    /// A valid hybrid has a mixer for every layer.
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
-        let mixer = self.at(place.index).unwrap_or(&self.layers.attention);
-        mixer.declare(model, place, list)
+        let mixer = self.at(context.index).unwrap_or(&self.layers.attention);
+        mixer.declare(model, context, list)
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {

@@ -1,4 +1,4 @@
-//! Files of hybrids: Samba of the official repository, and fox's own format, which has a word for every layer.
+//! Files of hybrids: Samba of the official repository, and fox's native format, which names every layer.
 
 use fox_tensor::{ParamId, Rope};
 use serde_json::{Map, Value, json};
@@ -12,12 +12,12 @@ use crate::mixers::delta::DeltaConfig;
 use crate::mixers::forgetting::{ForgetGate, ForgettingConfig, native};
 use crate::mixers::mamba1::Mamba1Config;
 use crate::mixers::mamba2::Mamba2Config;
-use crate::mixers::{CheckpointLayout, CommonFields, FileFormat, Format};
+use crate::mixers::{CheckpointLayout, CommonFields, FileFormat, Format, MlpWidthFields};
 use crate::params::ParamSpec;
 
 pub(super) static FORMATS: [&dyn FileFormat; 2] = [&SAMBA, &NATIVE];
 
-/// `fox_hybrid`: the fields of `fox` for attention, `mixers` for the layers, and a few fields for the others.
+/// `fox_hybrid`: the fields of `fox` for attention, `mixers` for the pattern, and a few fields for the other kinds.
 static NATIVE: Format<HybridConfig> = Format {
     common: CommonFields { sigmoid_mlp: true, ..CommonFields::DEFAULT },
     ..Format::new(
@@ -31,10 +31,15 @@ static NATIVE: Format<HybridConfig> = Format {
 
 /// Mamba-1 in even layers, attention over a window in odd ones.
 static SAMBA: Format<HybridConfig> = Format {
-    common: CommonFields { norm_eps: 1e-5, ..CommonFields::DEFAULT },
+    common: CommonFields {
+        norm_eps: 1e-5,
+        mlp_width: MlpWidthFields::PerLayer,
+        ..CommonFields::DEFAULT
+    },
     suits: |mixer, _| window_of_samba(mixer).is_some(),
     lacks: |mixer, model| {
-        let plain = model.mlp.intermediate_size == Some(mixer.layers().mamba1.inner);
+        let channels = mixer.layers().mamba1.inner;
+        let plain = model.mlp.intermediate_size.is_none_or(|width| width == channels);
         let whole = window_of_samba(mixer).is_some() && mixer.mlp_ratios().is_some() && plain;
         if whole { Vec::new() } else { vec!["layers other than Samba's"] }
     },
@@ -48,7 +53,7 @@ static SAMBA: Format<HybridConfig> = Format {
     )
 };
 
-/// The window of the attention, if nothing else is unlike Samba.
+/// The window of the attention, if everything else is as in Samba.
 fn window_of_samba(mixer: &HybridConfig) -> Option<usize> {
     let [LayerKind::Mamba1, LayerKind::Window(window)] = *mixer.pattern() else { return None };
     let (attention, usual) = (&mixer.layers().attention, LayerConfigs::standard(1, 1).attention);
@@ -76,10 +81,11 @@ fn samba_tensors(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
 }
 
 fn read_native(fields: &Fields<'_>) -> Result<HybridConfig> {
-    let words = fields.words("mixers")?.unwrap_or(vec!["fox"]);
+    let words = fields.strings("mixers")?.unwrap_or(vec!["fox"]);
     let unknown = |word: &str| {
         let word: String = word.chars().take(60).collect();
-        let detail = format!("names `{word}`, which is no mixer; there are {}", LayerKind::NAMES);
+        let detail =
+            format!("names `{word}`, which is not a mixer; the mixers are {}", LayerKind::NAMES);
         fields.error("mixers", detail)
     };
     let kind = |word: &&str| LayerKind::parse(word).ok_or_else(|| unknown(word));
@@ -94,7 +100,7 @@ fn read_native(fields: &Fields<'_>) -> Result<HybridConfig> {
     )?;
     let layers = LayerConfigs {
         delta: DeltaConfig {
-            value_dim: fields.share(
+            value_dim: fields.scaled_width(
                 "delta_expand_v",
                 key_dim,
                 fields.real("delta_expand_v", 2.0)?,
@@ -160,12 +166,16 @@ fn read_samba(fields: &Fields<'_>) -> Result<HybridConfig> {
     let hidden = fields.size("hidden_size", 2048)?;
     let heads = of_attn("num_heads", Some(32))?.unwrap_or(32);
     let usual = Mamba1Config::published(hidden.min(Validator::MAX_WIDTH));
-    let inner = fields.share("expand", hidden, fields.real("expand", 2.0)?, 1)?;
-    let rank = match fields.word("time_step_rank", Some(usual.rank), &[("auto", Some(usual.rank))])
-    {
-        Ok(rank) => rank,
-        Err(_) => fields.optional_size("time_step_rank", None)?,
-    };
+    let inner = fields.scaled_width("expand", hidden, fields.real("expand", 2.0)?, 1)?;
+    if fields.optional_size("intermediate_size", None)?.is_some_and(|width| width != inner) {
+        let detail = format!("must be `expand` times `hidden_size`, {inner}");
+        return Err(fields.error("intermediate_size", detail));
+    }
+    let rank =
+        match fields.choice("time_step_rank", Some(usual.rank), &[("auto", Some(usual.rank))]) {
+            Ok(rank) => rank,
+            Err(_) => fields.optional_size("time_step_rank", None)?,
+        };
     let layers = LayerConfigs {
         attention: ForgettingConfig {
             gate: ForgetGate::Full,
@@ -214,7 +224,7 @@ fn write_samba(mixer: &HybridConfig, model: &ModelConfig, map: &mut Map<String, 
         "hidden_act": "silu",
         "state_size": mamba1.state_size,
         "expand": whole_or_real(expand),
-        "intermediate_size": mamba1.inner,
+        "intermediate_size": model.mlp.intermediate_size,
         "conv_kernel": mamba1.conv_size,
         "time_step_rank": mamba1.rank,
         "time_step_min": mamba1.time_step_init.0,

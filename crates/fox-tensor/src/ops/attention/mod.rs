@@ -3,12 +3,17 @@
 //! `R_q` and `R_k` are rows of queries and keys, `H` heads, `d` the head dim, `C = H * d`.
 
 pub(crate) mod cases;
+mod check;
 mod full_sequence;
 pub(crate) mod naive;
 mod tape;
 
 use std::sync::Arc;
 
+pub(crate) use cases::cases;
+pub use check::{
+    check_attention_bwd, check_attention_fwd, check_stick_breaking_bwd, check_stick_breaking_fwd,
+};
 pub use full_sequence::FullSequence;
 
 use crate::{Result, Segments, Tensor};

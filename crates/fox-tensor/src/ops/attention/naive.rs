@@ -3,7 +3,8 @@
 use crate::naive::{Matrix, Naive, axpy, dot, logsumexp, matrix, maybe_matrix, real};
 use crate::{
     Acp, AttentionGrads, AttentionInputs, AttentionOps, AttentionOut, AttentionSpec, LogitBound,
-    Mask, Result, Segment, Tensor, clamp_log_gate, tile_words,
+    Mask, Result, Segment, Tensor, check_attention_bwd, check_attention_fwd, clamp_log_gate,
+    tile_words,
 };
 
 impl AttentionOps for Naive {
@@ -12,6 +13,7 @@ impl AttentionOps for Naive {
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> Result<AttentionOut> {
+        check_attention_fwd(self, inputs, spec)?;
         let out = Attention::new(inputs, spec)?.forward();
         Ok(self.attention_out(out, inputs, spec))
     }
@@ -23,6 +25,7 @@ impl AttentionOps for Naive {
         out: &AttentionOut,
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
+        check_attention_bwd(self, d_out, inputs, out, spec)?;
         let (o, lse) = (matrix(&out.o)?, real(&out.lse)?);
         let grads = Attention::new(inputs, spec)?.backward(matrix(d_out)?, o, lse);
         Ok(self.attention_grads(grads, inputs))
@@ -77,7 +80,7 @@ pub(crate) struct Attention<'a> {
 }
 
 /// One head of one segment, with what does not depend on the row.
-struct Job<'a> {
+struct HeadSegment<'a> {
     head: usize,
     kv_head: usize,
     segment: &'a Segment,
@@ -151,7 +154,7 @@ impl<'a> Attention<'a> {
         })
     }
 
-    fn jobs(&self) -> impl Iterator<Item = Job<'a>> {
+    fn units(&self) -> impl Iterator<Item = HeadSegment<'a>> {
         let spec = self.spec;
         spec.segments.as_slice().iter().enumerate().flat_map(move |(index, segment)| {
             (0..spec.heads).map(move |head| {
@@ -161,7 +164,7 @@ impl<'a> Attention<'a> {
                 let given = self.given.map(|bounds| bounds[index * spec.heads + head]);
                 let delta = self.delta((index, segment), head, kv_head, given);
                 let tiles = Tiles::new(spec, segment, &c, delta);
-                Job { head, kv_head, segment, c, tiles }
+                HeadSegment { head, kv_head, segment, c, tiles }
             })
         })
     }
@@ -201,17 +204,17 @@ impl<'a> Attention<'a> {
     }
 
     /// Scores of query `t` of the segment against all its keys; `-inf` where masked or pruned.
-    fn scores(&self, job: &Job<'_>, t: usize) -> Vec<f64> {
-        let (d, segment) = (self.spec.head_dim, job.segment);
-        let q = self.q.head(segment.q_start + t, job.head, d);
+    fn scores(&self, unit: &HeadSegment<'_>, t: usize) -> Vec<f64> {
+        let (d, segment) = (self.spec.head_dim, unit.segment);
+        let q = self.q.head(segment.q_start + t, unit.head, d);
         let i = segment.offset() + t;
         (0..segment.k_len)
             .map(|j| {
-                if !self.spec.sees(i, j) || !job.tiles.visit[t / BM][j / BN] {
+                if !self.spec.sees(i, j) || !unit.tiles.visit[t / BM][j / BN] {
                     return f64::NEG_INFINITY;
                 }
-                let k = self.k.head(segment.k_start + j, job.kv_head, d);
-                dot(q, k) * f64::from(self.spec.scale) + decay(&job.c, i, j)
+                let k = self.k.head(segment.k_start + j, unit.kv_head, d);
+                dot(q, k) * f64::from(self.spec.scale) + decay(&unit.c, i, j)
             })
             .collect()
     }
@@ -223,17 +226,17 @@ impl<'a> Attention<'a> {
             lse: vec![f64::NEG_INFINITY; self.q.rows * heads],
             tiles: vec![[0; 2]; heads],
         };
-        for job in self.jobs() {
-            out.tiles[job.head][0] += job.tiles.visited() as u64;
-            out.tiles[job.head][1] += job.tiles.visible as u64;
-            for t in 0..job.segment.q_len {
-                let row = job.segment.q_start + t;
-                let s = self.scores(&job, t);
+        for unit in self.units() {
+            out.tiles[unit.head][0] += unit.tiles.visited() as u64;
+            out.tiles[unit.head][1] += unit.tiles.visible as u64;
+            for t in 0..unit.segment.q_len {
+                let row = unit.segment.q_start + t;
+                let s = self.scores(&unit, t);
                 let lse = logsumexp(&s);
-                out.lse[row * heads + job.head] = lse;
-                let o = &mut out.o[row * self.q.cols + job.head * d..][..d];
+                out.lse[row * heads + unit.head] = lse;
+                let o = &mut out.o[row * self.q.cols + unit.head * d..][..d];
                 for j in 0..s.len() {
-                    let v = self.v.head(job.segment.k_start + j, job.kv_head, d);
+                    let v = self.v.head(unit.segment.k_start + j, unit.kv_head, d);
                     axpy(o, (s[j] - lse).exp(), v);
                 }
             }
@@ -246,34 +249,34 @@ impl<'a> Attention<'a> {
         let (heads, d) = (self.spec.heads, self.spec.head_dim);
         let (scale, kv_width) = (f64::from(self.spec.scale), self.k.cols);
         let mut grads = Backward::zeros(&self.q, &self.k, heads);
-        for job in self.jobs() {
-            let segment = job.segment;
+        for unit in self.units() {
+            let segment = unit.segment;
             let mut dc = vec![0.0; segment.k_len];
             for t in 0..segment.q_len {
                 let (row, i) = (segment.q_start + t, segment.offset() + t);
-                let (q, d_o) = (self.q.head(row, job.head, d), d_out.head(row, job.head, d));
-                let delta = dot(d_o, o.head(row, job.head, d));
-                let s = self.scores(&job, t);
+                let (q, d_o) = (self.q.head(row, unit.head, d), d_out.head(row, unit.head, d));
+                let delta = dot(d_o, o.head(row, unit.head, d));
+                let s = self.scores(&unit, t);
                 for j in 0..s.len() {
-                    let p = (s[j] - lse[row * heads + job.head]).exp();
+                    let p = (s[j] - lse[row * heads + unit.head]).exp();
                     if p == 0.0 {
                         continue;
                     }
                     let key = segment.k_start + j;
                     let (k, v) =
-                        (self.k.head(key, job.kv_head, d), self.v.head(key, job.kv_head, d));
+                        (self.k.head(key, unit.kv_head, d), self.v.head(key, unit.kv_head, d));
                     let ds = p * (dot(d_o, v) - delta);
-                    let at = key * kv_width + job.kv_head * d;
+                    let at = key * kv_width + unit.kv_head * d;
                     axpy(&mut grads.dv[at..][..d], p, d_o);
                     axpy(&mut grads.dk[at..][..d], ds * scale, q);
-                    axpy(&mut grads.dq[row * self.q.cols + job.head * d..][..d], ds * scale, k);
+                    axpy(&mut grads.dq[row * self.q.cols + unit.head * d..][..d], ds * scale, k);
                     // The bias is c_i - c_j looking back and c_j - c_i looking ahead.
                     let sign = if j <= i { 1.0 } else { -1.0 };
                     dc[i] += sign * ds;
                     dc[j] -= sign * ds;
                 }
             }
-            grads.add_gates(&dc, segment, heads, job.head);
+            grads.add_gates(&dc, segment, heads, unit.head);
         }
         grads
     }

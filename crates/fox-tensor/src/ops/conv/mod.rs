@@ -1,13 +1,15 @@
-//! The short convolution in front of a recurrence, with what follows it.
+//! Short causal convolution in front of a recurrence, with bias, activation and norm.
 
-pub(crate) mod cases;
+mod cases;
 mod naive;
 mod tape;
 
-use crate::{Activation, Result, Segments, Tensor};
+use crate::check::Operands;
+use crate::{Activation, Backend, Error, Result, Segments, Tensor};
+pub(crate) use cases::cases;
 
 /// Operands of the short convolution.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct ConvInputs<'a> {
     /// Input `[R, C]`.
     pub x: &'a Tensor,
@@ -58,7 +60,7 @@ pub struct ConvGrads {
     pub dbias: Option<Tensor>,
 }
 
-/// A device's short convolution.
+/// Short convolutions on a device.
 pub trait ConvOps {
     /// Causal convolution of every channel with its own filter; see [`ConvSpec`].
     fn short_conv_fwd(&self, inputs: &ConvInputs<'_>, spec: &ConvSpec) -> Result<Tensor>;
@@ -69,4 +71,39 @@ pub trait ConvOps {
         inputs: &ConvInputs<'_>,
         spec: &ConvSpec,
     ) -> Result<ConvGrads>;
+}
+
+/// Validates the operands of [`ConvOps::short_conv_fwd`].
+pub fn check_short_conv_fwd(
+    backend: &dyn Backend,
+    inputs: &ConvInputs<'_>,
+    spec: &ConvSpec,
+) -> Result<()> {
+    const OP: &str = "short_conv";
+    let (operands, ConvInputs { x, weight, bias, before }) = (Operands::new(OP, backend), *inputs);
+    let (rows, width) = operands.matrix("x", x)?;
+    operands.plain("weight", weight)?;
+    let taps = inputs.taps();
+    if taps == 0 || width == 0 || weight.rows() != width || weight.len() != taps * width {
+        let (got, expected) = (weight.shape(), format!("[{width}, taps]"));
+        return Err(Error::Shape { op: OP, what: "weight", got, expected });
+    }
+    operands.maybe("bias", bias, &[width])?;
+    operands.maybe("before", before, &[spec.segments.len() * (taps - 1), width])?;
+    let head = spec.l2_norm.map_or(1, |norm| norm.width);
+    operands.require(head > 0 && width.is_multiple_of(head), || {
+        format!("heads of width {head} do not divide {width}")
+    })?;
+    operands.segments(&spec.segments, rows, usize::MAX)
+}
+
+/// Validates the operands of [`ConvOps::short_conv_bwd`].
+pub fn check_short_conv_bwd(
+    backend: &dyn Backend,
+    dy: &Tensor,
+    inputs: &ConvInputs<'_>,
+    spec: &ConvSpec,
+) -> Result<()> {
+    check_short_conv_fwd(backend, inputs, spec)?;
+    Operands::new("short_conv_bwd", backend).real("dy", dy, inputs.x.dims())
 }

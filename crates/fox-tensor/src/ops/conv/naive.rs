@@ -1,10 +1,14 @@
 //! The short convolution with what follows it.
 
 use crate::naive::{Act, Matrix, Naive, dot, matrix, maybe_matrix, maybe_real, real};
-use crate::{ConvGrads, ConvInputs, ConvOps, ConvSpec, Result, Segment, Tensor};
+use crate::{
+    ConvGrads, ConvInputs, ConvOps, ConvSpec, Result, Segment, Tensor, check_short_conv_bwd,
+    check_short_conv_fwd,
+};
 
 impl ConvOps for Naive {
     fn short_conv_fwd(&self, inputs: &ConvInputs<'_>, spec: &ConvSpec) -> Result<Tensor> {
+        check_short_conv_fwd(self, inputs, spec)?;
         Ok(self.like(inputs.x, conv(inputs, spec)?.forward()))
     }
 
@@ -14,6 +18,7 @@ impl ConvOps for Naive {
         inputs: &ConvInputs<'_>,
         spec: &ConvSpec,
     ) -> Result<ConvGrads> {
+        check_short_conv_bwd(self, dy, inputs, spec)?;
         let grads = conv(inputs, spec)?.backward(matrix(dy)?);
         Ok(ConvGrads {
             dx: self.like(inputs.x, grads.dx),
@@ -36,19 +41,19 @@ fn conv<'a>(inputs: &ConvInputs<'a>, spec: &'a ConvSpec) -> Result<Conv<'a>> {
 
 /// Operands and options.
 struct Conv<'a> {
-    pub x: Matrix<'a>,
-    pub weight: &'a [f64],
-    pub bias: Option<&'a [f64]>,
-    pub before: Option<Matrix<'a>>,
-    pub taps: usize,
-    pub spec: &'a ConvSpec,
+    x: Matrix<'a>,
+    weight: &'a [f64],
+    bias: Option<&'a [f64]>,
+    before: Option<Matrix<'a>>,
+    taps: usize,
+    spec: &'a ConvSpec,
 }
 
 /// Gradients of [`Conv::forward`].
 struct ConvBackward {
-    pub dx: Vec<f64>,
-    pub dweight: Vec<f64>,
-    pub dbias: Vec<f64>,
+    dx: Vec<f64>,
+    dweight: Vec<f64>,
+    dbias: Vec<f64>,
 }
 
 impl<'a> Conv<'a> {

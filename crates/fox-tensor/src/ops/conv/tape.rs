@@ -1,7 +1,7 @@
 //! The short convolution on the tape.
 
 use crate::tape::{Tape, Var, slot_of, value_of, wants};
-use crate::{ConvInputs, ConvSpec, Error, Result, Tensor};
+use crate::{ConvInputs, ConvSpec, Result, Tensor};
 
 impl Tape<'_> {
     /// Causal convolution of every channel of `x[R, C]` with its own `K` taps, then bias,
@@ -15,32 +15,6 @@ impl Tape<'_> {
         before: Option<&Tensor>,
         spec: &ConvSpec,
     ) -> Result<Var> {
-        const OP: &str = "short_conv";
-        self.check_matrix(OP, "x", x.value())?;
-        let (rows, width) = (x.value().rows(), x.value().cols());
-        let taps = weight.value().len() / width.max(1);
-        self.check(OP, "weight", weight.value(), weight.value().dims())?;
-        if taps == 0 || weight.value().rows() != width || weight.value().len() != taps * width {
-            return Err(Error::Shape {
-                op: OP,
-                what: "weight",
-                got: weight.value().shape(),
-                expected: format!("[{width}, taps]"),
-            });
-        }
-        if let Some(bias) = bias {
-            self.check(OP, "bias", bias.value(), &[width])?;
-        }
-        if let Some(before) = before {
-            self.check(OP, "before", before, &[spec.segments.len() * (taps - 1), width])?;
-        }
-        if let Some(norm) = spec.l2_norm
-            && (norm.width == 0 || !width.is_multiple_of(norm.width))
-        {
-            let detail = format!("heads of width {} do not divide {width}", norm.width);
-            return Err(Error::argument(OP, detail));
-        }
-        spec.segments.check(OP, rows, usize::MAX)?;
         let inputs =
             ConvInputs { x: x.value(), weight: weight.value(), bias: bias.map(Var::value), before };
         let y = self.device.backend().short_conv_fwd(&inputs, spec)?;

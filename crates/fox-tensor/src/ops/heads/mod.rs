@@ -2,12 +2,14 @@
 //!
 //! `R` is a number of rows (tokens), `H` heads, `d` the head dim.
 
-pub(crate) mod cases;
+mod cases;
 mod naive;
 mod rope;
 mod tape;
 
-use crate::{Result, Segments, Tensor};
+use crate::check::Operands;
+use crate::{Backend, Result, Segments, Tensor};
+pub(crate) use cases::cases;
 pub use rope::{Rope, RopeScaling};
 
 /// Operands of `prepare_heads`: token shift, then per-head RMS norm, then RoPE.
@@ -32,7 +34,7 @@ pub struct HeadSpec {
     pub head_dim: usize,
     /// Epsilon inside the norm's square root.
     pub norm_eps: f32,
-    /// Rotate, with positions counted from each segment's first key.
+    /// Rotary embedding, with positions counted from each segment's first key.
     pub rope: Option<Rope>,
     /// The sequences (query rows).
     pub segments: Segments,
@@ -49,7 +51,7 @@ pub struct HeadGrads {
     pub dnorm: Option<Tensor>,
 }
 
-/// A device's preparation of queries, keys and values.
+/// Preparation of queries, keys and values on a device.
 pub trait HeadOps {
     /// Token shift, per-head RMS norm, RoPE: `[R, H * d]`.
     fn prepare_heads_fwd(&self, inputs: &HeadInputs<'_>, spec: &HeadSpec) -> Result<Tensor>;
@@ -60,4 +62,37 @@ pub trait HeadOps {
         inputs: &HeadInputs<'_>,
         spec: &HeadSpec,
     ) -> Result<HeadGrads>;
+}
+
+/// Validates the operands of [`HeadOps::prepare_heads_fwd`].
+pub fn check_prepare_heads_fwd(
+    backend: &dyn Backend,
+    inputs: &HeadInputs<'_>,
+    spec: &HeadSpec,
+) -> Result<()> {
+    let operands = Operands::new("prepare_heads", backend);
+    let (heads, d, segments) = (spec.heads, spec.head_dim, &spec.segments);
+    let (rows, width) = (inputs.u.rows(), heads.saturating_mul(d));
+    operands.real("u", inputs.u, &[rows, width])?;
+    operands.require(width > 0, || format!("{heads} heads of width {d}"))?;
+    operands.maybe("shift", inputs.shift, &[rows, heads])?;
+    operands.maybe("prev", inputs.prev, &[segments.len(), width])?;
+    if let Some(norm) = inputs.norm {
+        operands.head_weights("norm", norm, d, width)?;
+    }
+    operands.require(spec.rope.is_none() || d.is_multiple_of(2), || {
+        format!("RoPE needs an even head dim, not {d}")
+    })?;
+    operands.segments(segments, rows, usize::MAX)
+}
+
+/// Validates the operands of [`HeadOps::prepare_heads_bwd`].
+pub fn check_prepare_heads_bwd(
+    backend: &dyn Backend,
+    dy: &Tensor,
+    inputs: &HeadInputs<'_>,
+    spec: &HeadSpec,
+) -> Result<()> {
+    check_prepare_heads_fwd(backend, inputs, spec)?;
+    Operands::new("prepare_heads_bwd", backend).real("dy", dy, inputs.u.dims())
 }

@@ -3,10 +3,14 @@
 use crate::naive::{
     Matrix, Naive, axpy, dot, matrix, maybe_matrix, maybe_real, rms_backward, rstd, sigmoid,
 };
-use crate::{HeadGrads, HeadInputs, HeadOps, HeadSpec, Result, Segment, Tensor};
+use crate::{
+    HeadGrads, HeadInputs, HeadOps, HeadSpec, Result, Segment, Tensor, check_prepare_heads_bwd,
+    check_prepare_heads_fwd,
+};
 
 impl HeadOps for Naive {
     fn prepare_heads_fwd(&self, inputs: &HeadInputs<'_>, spec: &HeadSpec) -> Result<Tensor> {
+        check_prepare_heads_fwd(self, inputs, spec)?;
         Ok(self.like(inputs.u, heads(inputs, spec)?.forward()))
     }
 
@@ -16,6 +20,7 @@ impl HeadOps for Naive {
         inputs: &HeadInputs<'_>,
         spec: &HeadSpec,
     ) -> Result<HeadGrads> {
+        check_prepare_heads_bwd(self, dy, inputs, spec)?;
         let grads = heads(inputs, spec)?.backward(matrix(dy)?);
         Ok(HeadGrads {
             du: self.like(inputs.u, grads.du),
@@ -37,29 +42,29 @@ fn heads<'a>(inputs: &HeadInputs<'a>, spec: &'a HeadSpec) -> Result<Heads<'a>> {
 
 /// Operands and options.
 struct Heads<'a> {
-    pub u: Matrix<'a>,
-    pub shift: Option<Matrix<'a>>,
-    pub prev: Option<Matrix<'a>>,
-    pub norm: Option<&'a [f64]>,
-    pub spec: &'a HeadSpec,
+    u: Matrix<'a>,
+    shift: Option<Matrix<'a>>,
+    prev: Option<Matrix<'a>>,
+    norm: Option<&'a [f64]>,
+    spec: &'a HeadSpec,
 }
 
 /// Gradients of [`Heads::forward`].
 struct HeadsBackward {
-    pub du: Vec<f64>,
-    pub dshift: Vec<f64>,
-    pub dnorm: Vec<f64>,
+    du: Vec<f64>,
+    dshift: Vec<f64>,
+    dnorm: Vec<f64>,
 }
 
-/// One head of one token, with where it stands in its segment.
-struct Place<'s> {
+/// One head of one token of a segment.
+struct TokenHead<'s> {
     segment: (usize, &'s Segment),
     /// Token, counted from the segment's first query.
     t: usize,
     head: usize,
 }
 
-impl Place<'_> {
+impl TokenHead<'_> {
     fn row(&self) -> usize {
         self.segment.1.q_start + self.t
     }
@@ -72,16 +77,16 @@ impl Place<'_> {
 
 impl<'a> Heads<'a> {
     /// Every head of every token that a segment covers.
-    fn places(&self) -> impl Iterator<Item = Place<'a>> + use<'a> {
+    fn token_heads(&self) -> impl Iterator<Item = TokenHead<'a>> + use<'a> {
         let spec = self.spec;
         spec.segments.as_slice().iter().enumerate().flat_map(move |segment| {
             (0..segment.1.q_len)
-                .flat_map(move |t| (0..spec.heads).map(move |head| Place { segment, t, head }))
+                .flat_map(move |t| (0..spec.heads).map(move |head| TokenHead { segment, t, head }))
         })
     }
 
     /// The raw head one token earlier: of the same segment, or handed in, or zero.
-    fn before(&self, at: &Place<'_>) -> Vec<f64> {
+    fn before(&self, at: &TokenHead<'_>) -> Vec<f64> {
         let d = self.spec.head_dim;
         match (at.t, self.prev) {
             (0, Some(prev)) => prev.head(at.segment.0, at.head, d).to_vec(),
@@ -91,12 +96,12 @@ impl<'a> Heads<'a> {
     }
 
     /// The shift coefficient: weight of the previous token.
-    fn alpha(&self, at: &Place<'_>) -> Option<f64> {
+    fn alpha(&self, at: &TokenHead<'_>) -> Option<f64> {
         self.shift.map(|z| sigmoid(z.row(at.row())[at.head]))
     }
 
     /// `a u[t-1] + (1 - a) u[t]`.
-    fn shifted(&self, at: &Place<'_>) -> Vec<f64> {
+    fn shifted(&self, at: &TokenHead<'_>) -> Vec<f64> {
         let now = self.u.head(at.row(), at.head, self.spec.head_dim);
         match self.alpha(at) {
             None => now.to_vec(),
@@ -115,7 +120,7 @@ impl<'a> Heads<'a> {
     }
 
     /// Rotates the pairs `(x[m], x[m + d/2])` by `sign * position * base^(-2m/d)`.
-    fn rotate(&self, x: &mut [f64], at: &Place<'_>, sign: f64) {
+    fn rotate(&self, x: &mut [f64], at: &TokenHead<'_>, sign: f64) {
         let (d, Some(rope)) = (x.len(), self.spec.rope) else { return };
         for m in 0..d / 2 {
             let angle = sign * at.position() * rope.frequency(m, d);
@@ -129,7 +134,7 @@ impl<'a> Heads<'a> {
     fn forward(&self) -> Vec<f64> {
         let (d, eps) = (self.spec.head_dim, f64::from(self.spec.norm_eps));
         let mut y = vec![0.0; self.u.data.len()];
-        for at in self.places() {
+        for at in self.token_heads() {
             let mut x = self.shifted(&at);
             if let Some(w) = self.weights(at.head) {
                 let r = rstd(&x, eps);
@@ -148,7 +153,7 @@ impl<'a> Heads<'a> {
             dshift: vec![0.0; self.u.rows * self.spec.heads],
             dnorm: vec![0.0; self.norm.map_or(0, <[f64]>::len)],
         };
-        for at in self.places() {
+        for at in self.token_heads() {
             let mut g = dy.head(at.row(), at.head, d).to_vec();
             self.rotate(&mut g, &at, -1.0);
             if let Some(w) = self.weights(at.head) {

@@ -1,7 +1,7 @@
 //! `prepare_heads` on the tape.
 
 use crate::tape::{Slot, Tape, Var, slot_of, value_of, wants};
-use crate::{Error, HeadInputs, HeadSpec, Result, Segment, Segments, Tensor};
+use crate::{HeadInputs, HeadSpec, Result, Segment, Segments, Tensor};
 
 impl Tape<'_> {
     /// Token shift, per-head RMS norm and RoPE of a projection `u[R, H * d]`, in this order, each
@@ -15,25 +15,6 @@ impl Tape<'_> {
         norm: Option<&Var>,
         spec: &HeadSpec,
     ) -> Result<Var> {
-        const OP: &str = "prepare_heads";
-        let (rows, width) = (u.value().rows(), spec.heads * spec.head_dim);
-        self.check(OP, "u", u.value(), &[rows, width])?;
-        if let Some(shift) = shift {
-            self.check(OP, "shift", shift.value(), &[rows, spec.heads])?;
-        }
-        if let Some(prev) = prev {
-            self.check(OP, "prev", prev.value(), &[spec.segments.len(), width])?;
-        }
-        if let Some(norm) = norm {
-            self.check_head_weights(OP, "norm", norm.value(), spec.head_dim, width)?;
-        }
-        if spec.rope.is_some() && !spec.head_dim.is_multiple_of(2) {
-            return Err(Error::argument(
-                OP,
-                format!("RoPE needs an even head dim, not {}", spec.head_dim),
-            ));
-        }
-        spec.segments.check(OP, rows, usize::MAX)?;
         let inputs = HeadInputs {
             u: u.value(),
             shift: shift.map(Var::value),

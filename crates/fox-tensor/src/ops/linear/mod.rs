@@ -1,20 +1,25 @@
-//! Linear layers: `y = x w^T + bias`, several narrow ones at once, and weights in fewer bits.
+//! Linear layers `y = x w^T + bias`, groups of narrow ones, and packed weights.
 
-pub(crate) mod cases;
+mod cases;
 mod group;
 mod naive;
 mod pack;
 mod tape;
 
-use crate::{Result, Tensor};
-pub use group::LinearGroupOps;
-pub use pack::{INT8_BLOCK, PackOps, WeightFormat};
+use crate::check::Operands;
+use crate::{Backend, Result, Tensor};
+pub(crate) use cases::cases;
+pub use group::{
+    LinearGroupOps, check_linear_group_bwd_input, check_linear_group_bwd_weight,
+    check_linear_group_fwd,
+};
+pub use pack::{INT8_BLOCK, PackOps, WeightFormat, check_pack_weight};
 
-/// With at most this many rows, a row of a linear layer's result should depend on its own row of the
-/// input alone, to the bit, not on the number of rows; the oracle and the CPU keep this.
+/// Rows up to which a linear layer is batch-invariant: every row of the result has the same bits whatever the number
+/// of rows and the other rows are. The oracle and the CPU guarantee it.
 pub const BATCH_INVARIANT_ROWS: usize = 64;
 
-/// A device's linear layers. `R` rows, `K` inputs, `N` outputs.
+/// Linear layers on a device. `R` rows, `K` inputs, `N` outputs.
 pub trait LinearOps {
     /// `y[R, N] = x[R, K] w[N, K]^T + bias[N]`; see [`BATCH_INVARIANT_ROWS`].
     fn linear_fwd(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor>;
@@ -24,4 +29,56 @@ pub trait LinearOps {
     fn linear_bwd_weight(&self, dy: &Tensor, x: &Tensor, acc: Option<Tensor>) -> Result<Tensor>;
     /// `db[N] = sum_r dy[r] + acc`.
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor>;
+}
+
+/// Validates the operands of [`LinearOps::linear_fwd`].
+pub fn check_linear_fwd(
+    backend: &dyn Backend,
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<()> {
+    let operands = Operands::new("linear", backend);
+    let (_, inner) = operands.matrix("x", x)?;
+    let width = operands.weight("weight", w, inner)?;
+    operands.maybe("bias", bias, &[width])
+}
+
+/// Validates the operands of [`LinearOps::linear_bwd_input`].
+pub fn check_linear_bwd_input(
+    backend: &dyn Backend,
+    dy: &Tensor,
+    w: &Tensor,
+    acc: Option<&Tensor>,
+) -> Result<()> {
+    let operands = Operands::new("linear_bwd_input", backend);
+    let (width, inner) = operands.matrix("weight", w)?;
+    operands.real("dy", dy, &[dy.rows(), width])?;
+    operands.maybe("acc", acc, &[dy.rows(), inner])
+}
+
+/// Validates the operands of [`LinearOps::linear_bwd_weight`].
+pub fn check_linear_bwd_weight(
+    backend: &dyn Backend,
+    dy: &Tensor,
+    x: &Tensor,
+    acc: Option<&Tensor>,
+) -> Result<()> {
+    let operands = Operands::new("linear_bwd_weight", backend);
+    let (rows, inner) = operands.matrix("x", x)?;
+    let (_, width) = operands.matrix("dy", dy)?;
+    operands.real("dy", dy, &[rows, width])?;
+    operands.maybe("acc", acc, &[width, inner])
+}
+
+/// Validates the operands of [`LinearOps::linear_bwd_bias`].
+pub fn check_linear_bwd_bias(
+    backend: &dyn Backend,
+    dy: &Tensor,
+    acc: Option<&Tensor>,
+) -> Result<()> {
+    let operands = Operands::new("linear_bwd_bias", backend);
+    let (_, width) = operands.matrix("dy", dy)?;
+    operands.require(width > 0, || "dy has no columns".into())?;
+    operands.maybe("acc", acc, &[width])
 }

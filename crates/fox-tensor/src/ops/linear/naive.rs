@@ -1,25 +1,33 @@
 //! Matrix products.
 
 use crate::naive::{Matrix, Naive, axpy, dot, matrix, maybe_real};
-use crate::{Error, LinearGroupOps, LinearOps, Result, Tensor};
+use crate::{
+    LinearGroupOps, LinearOps, Result, Tensor, check_linear_bwd_bias, check_linear_bwd_input,
+    check_linear_bwd_weight, check_linear_fwd, check_linear_group_bwd_input,
+    check_linear_group_bwd_weight, check_linear_group_fwd,
+};
 
 impl LinearOps for Naive {
     fn linear_fwd(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        check_linear_fwd(self, x, w, bias)?;
         let y = forward(matrix(x)?, matrix(w)?, maybe_real(bias)?);
         Ok(self.tensor(x.device(), y, [x.rows(), w.rows()]))
     }
 
     fn linear_bwd_input(&self, dy: &Tensor, w: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        check_linear_bwd_input(self, dy, w, acc.as_ref())?;
         let dx = backward_input(matrix(dy)?, matrix(w)?);
         self.plus(acc, self.tensor(dy.device(), dx, [dy.rows(), w.cols()]))
     }
 
     fn linear_bwd_weight(&self, dy: &Tensor, x: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        check_linear_bwd_weight(self, dy, x, acc.as_ref())?;
         let dw = backward_weight(matrix(dy)?, matrix(x)?);
         self.plus(acc, self.tensor(dy.device(), dw, [dy.cols(), x.cols()]))
     }
 
     fn linear_bwd_bias(&self, dy: &Tensor, acc: Option<Tensor>) -> Result<Tensor> {
+        check_linear_bwd_bias(self, dy, acc.as_ref())?;
         let db = backward_bias(matrix(dy)?);
         self.plus(acc, self.tensor(dy.device(), db, [dy.cols()]))
     }
@@ -28,6 +36,7 @@ impl LinearOps for Naive {
 /// One by one: for tests of the tape.
 impl LinearGroupOps for Naive {
     fn linear_group_fwd(&self, x: &Tensor, weights: &[&Tensor]) -> Result<Option<Vec<Tensor>>> {
+        check_linear_group_fwd(self, x, weights)?;
         weights.iter().map(|w| self.linear_fwd(x, w, None)).collect::<Result<_>>().map(Some)
     }
 
@@ -37,12 +46,9 @@ impl LinearGroupOps for Naive {
         weights: &[&Tensor],
         acc: Option<Tensor>,
     ) -> Result<Tensor> {
-        let (Some((dy, dys)), Some((w, weights))) = (dys.split_first(), weights.split_first())
-        else {
-            return Err(Error::argument("linear_group", "there is no gradient"));
-        };
-        let first = self.linear_bwd_input(dy, w, acc)?;
-        let mut rest = dys.iter().zip(weights);
+        check_linear_group_bwd_input(self, dys, weights, acc.as_ref())?;
+        let first = self.linear_bwd_input(dys[0], weights[0], acc)?;
+        let mut rest = dys[1..].iter().zip(&weights[1..]);
         rest.try_fold(first, |acc, (dy, w)| self.linear_bwd_input(dy, w, Some(acc)))
     }
 
@@ -52,6 +58,7 @@ impl LinearGroupOps for Naive {
         x: &Tensor,
         accs: Vec<Option<Tensor>>,
     ) -> Result<Vec<Tensor>> {
+        check_linear_group_bwd_weight(self, dys, x, &accs)?;
         dys.iter().zip(accs).map(|(dy, acc)| self.linear_bwd_weight(dy, x, acc)).collect()
     }
 }

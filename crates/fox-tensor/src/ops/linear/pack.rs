@@ -1,14 +1,15 @@
-//! Weights kept in another format: an optional ability of a device.
+//! Packed weights: an optional capability of a device.
 
-use crate::{Error, Result, Tensor};
+use crate::check::Operands;
+use crate::{Backend, Error, Result, Tensor};
 
-/// How a weight matrix is kept for inference.
+/// Storage format of a weight matrix for inference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightFormat {
-    /// As it is.
+    /// Unchanged.
     #[default]
     F32,
-    /// Rounded to bfloat16: half the memory, and half the time where memory is the limit.
+    /// Rounded to bfloat16: half the memory, and half the time where memory bandwidth is the limit.
     Bf16,
     /// Rounded to 8 bits with a scale for every [`INT8_BLOCK`] values: about a quarter.
     Int8,
@@ -28,11 +29,11 @@ impl WeightFormat {
 /// Values of [`WeightFormat::Int8`] that share a scale.
 pub const INT8_BLOCK: usize = 64;
 
-/// Weights in the formats that a device likes; see [`Caps`](crate::Caps).
+/// Weights in the storage formats of a device; see [`Caps`](crate::Caps).
 pub trait PackOps {
-    /// The weights `[N, K]` of linear layers in another format: for `linear_fwd` and downloads alone,
-    /// but in F32 for everything, kept as the device likes it best. `None` where the device lacks the
-    /// format.
+    /// The weights `[N, K]` of a linear layer in another format, which only `linear_fwd` and downloads read.
+    /// F32 is the layout that the device prefers for trained weights, and every op reads it. `None` where
+    /// the device lacks the format.
     fn pack_weight(&self, w: &Tensor, format: WeightFormat) -> Result<Option<Tensor>>;
 }
 
@@ -47,7 +48,12 @@ impl Tensor {
         match packed {
             Some(packed) => Ok(packed),
             None if format == WeightFormat::F32 => Ok(self.clone()),
-            None => Err(Error::unsupported(backend.name(), "weights in fewer bits")),
+            None => Err(Error::unsupported(backend.name(), "packed weights")),
         }
     }
+}
+
+/// Validates the operand of [`PackOps::pack_weight`].
+pub fn check_pack_weight(backend: &dyn Backend, w: &Tensor) -> Result<()> {
+    Operands::new("pack_weight", backend).matrix("weight", w).map(drop)
 }

@@ -1,10 +1,12 @@
 //! The output projection and its cross-entropy.
 
-pub(crate) mod cases;
+mod cases;
 mod naive;
 mod tape;
 
-use crate::{Result, Tensor};
+use crate::check::Operands;
+use crate::{Backend, IdRange, Result, Tensor};
+pub(crate) use cases::cases;
 
 /// The label that is not predicted: its row has loss 0 and no gradient.
 pub const IGNORE_LABEL: i32 = -100;
@@ -20,11 +22,11 @@ pub struct LossInputs<'a> {
     pub labels: &'a Tensor,
     /// Weights of the losses `[R]`, when gradients are wanted.
     pub weights: Option<&'a Tensor>,
-    /// Whose distributions the gradient draws to, besides the labels.
+    /// The teacher of distillation, if any.
     pub teacher: Option<Teacher<'a>>,
 }
 
-/// A second model over the same vocabulary. With weight `a` the gradient is that of
+/// The teacher of distillation: a second model over the same vocabulary. With weight `a` the gradient is that of
 ///
 /// ```text
 /// sum_r weights[r] ((1 - a) loss[r] + a KL(teacher_r || student_r))      over the rows with a label
@@ -46,14 +48,33 @@ pub struct Teacher<'a> {
 pub struct LossOut {
     /// Loss of every row `[R]`, unweighted; 0 where the label is ignored.
     pub loss: Tensor,
-    /// Gradient of `sum_r weights[r] * loss[r]`, or of what [`Teacher`] says, with respect to `x` and the projection;
-    /// present when asked for.
+    /// Gradient of `sum_r weights[r] * loss[r]`, or of the objective of [`Teacher`], with respect to `x` and the
+    /// projection; present when there are weights.
     pub grads: Option<(Tensor, Tensor)>,
 }
 
-/// A device's loss.
+/// The loss on a device.
 pub trait LossOps {
-    /// Cross-entropy of `softmax(x w^T)` against `labels`, never holding all logits. With `weights`, also
+    /// Cross-entropy of `softmax(x w^T)` against `labels`, a chunk of rows at a time. With `weights`, also
     /// the gradient of the weighted sum of losses.
     fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> Result<LossOut>;
+}
+
+/// Validates the operands of [`LossOps::linear_cross_entropy`].
+pub fn check_linear_cross_entropy(backend: &dyn Backend, inputs: &LossInputs<'_>) -> Result<()> {
+    let operands = Operands::new("linear_cross_entropy", backend);
+    let (rows, width) = operands.matrix("x", inputs.x)?;
+    let (vocab, _) = operands.matrix("weight", inputs.w)?;
+    operands.real("weight", inputs.w, &[vocab, width])?;
+    operands.require(width > 0 && vocab > 0, || format!("a projection of {vocab} x {width}"))?;
+    operands.ids("labels", inputs.labels, IdRange { vocab, ignore: Some(IGNORE_LABEL) })?;
+    inputs.labels.expect_shape("linear_cross_entropy", "labels", &[rows])?;
+    operands.maybe("weights", inputs.weights, &[rows])?;
+    if let Some(Teacher { x, w, .. }) = inputs.teacher {
+        let (_, width) = operands.matrix("the teacher's x", x)?;
+        operands.real("the teacher's x", x, &[rows, width])?;
+        operands.real("the teacher's weight", w, &[vocab, width])?;
+        operands.require(width > 0, || "the teacher's x has no columns".into())?;
+    }
+    Ok(())
 }

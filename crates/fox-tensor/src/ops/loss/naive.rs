@@ -1,10 +1,11 @@
 //! Output projection and cross-entropy.
 
 use crate::naive::{Matrix, Naive, axpy, dot, int, logsumexp, matrix, maybe_real};
-use crate::{IGNORE_LABEL, LossInputs, LossOps, LossOut, Result};
+use crate::{IGNORE_LABEL, LossInputs, LossOps, LossOut, Result, check_linear_cross_entropy};
 
 impl LossOps for Naive {
     fn linear_cross_entropy(&self, inputs: &LossInputs<'_>) -> Result<LossOut> {
+        check_linear_cross_entropy(self, inputs)?;
         let LossInputs { x, w, labels, weights, teacher } = *inputs;
         let teacher = match teacher {
             Some(t) => Some((matrix(t.x)?, matrix(t.w)?, f64::from(t.weight))),

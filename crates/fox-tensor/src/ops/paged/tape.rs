@@ -11,11 +11,8 @@ impl Tape<'_> {
         keys: &[&dyn PagedKeys],
         spec: &PagedSpec,
     ) -> Result<Var> {
-        const OP: &str = "paged_attention";
-        self.check_matrix(OP, "q", q.value())?;
-        spec.check(q.value(), keys)?;
         if self.recording {
-            return Err(Error::argument(OP, "gradients do not pass through pages"));
+            return Err(Error::argument("paged_attention", "gradients do not pass through pages"));
         }
         let o = match self.device.backend().caps().paged {
             Some(ops) => ops.paged_attention(q.value(), keys, spec)?,

@@ -4,7 +4,9 @@ pub(crate) mod cases;
 mod naive;
 mod tape;
 
-use crate::{Result, Segments, Tensor};
+use crate::check::Operands;
+use crate::{Backend, Result, Segments, Shape, Tensor};
+pub(crate) use cases::cases;
 pub use tape::ScanVars;
 
 /// How a token changes the state.
@@ -100,7 +102,7 @@ pub struct ScanGrads {
     pub dskip: Option<Tensor>,
 }
 
-/// A device's linear recurrences.
+/// Linear recurrences on a device.
 pub trait ScanOps {
     /// The linear recurrence; see [`ScanSpec`].
     fn scan_fwd(
@@ -117,4 +119,53 @@ pub trait ScanOps {
         saved: Option<&Tensor>,
         spec: &ScanSpec,
     ) -> Result<ScanGrads>;
+}
+
+/// Validates the operands of [`ScanOps::scan_fwd`].
+pub fn check_scan_fwd(
+    backend: &dyn Backend,
+    inputs: &ScanInputs<'_>,
+    spec: &ScanSpec,
+) -> Result<()> {
+    let operands = Operands::new("scan", backend);
+    let (heads, groups, dk, dv) = (spec.heads, spec.key_heads, spec.key_dim, spec.value_dim);
+    operands.require(heads > 0 && groups > 0 && heads.is_multiple_of(groups), || {
+        format!("{heads} heads are not a multiple of {groups} key heads")
+    })?;
+    operands.require(dk > 0 && dv > 0, || "a state without rows or columns".into())?;
+    let (rows, key_width) = (inputs.q.rows(), groups.saturating_mul(dk));
+    operands.real("q", inputs.q, &[rows, key_width])?;
+    operands.real("k", inputs.k, &[rows, key_width])?;
+    operands.real("v", inputs.v, &[rows, heads.saturating_mul(dv)])?;
+    if let Some(decay) = inputs.log_decay {
+        let by_channel = decay.cols() != heads;
+        operands
+            .require(!by_channel || (groups == heads && spec.update == StateUpdate::Add), || {
+                "a decay per channel needs keys per head and the additive update".into()
+            })?;
+        let width = if by_channel { heads * dk } else { heads };
+        operands.real("log_decay", decay, &[rows, width])?;
+    }
+    operands.maybe("write", inputs.write, &[rows, heads])?;
+    operands.maybe("skip", inputs.skip, &[heads])?;
+    let state = heads.saturating_mul(dk).saturating_mul(dv);
+    operands.require(Shape::checked_len(&[spec.segments.len(), state]).is_some(), || {
+        format!("states of {heads} heads of {dk} x {dv} are too large")
+    })?;
+    operands.maybe("state", inputs.state, &[spec.segments.len(), state])?;
+    operands.segments(&spec.segments, rows, usize::MAX)
+}
+
+/// Validates the operands of [`ScanOps::scan_bwd`]. The shape of `saved` is up to the backend.
+pub fn check_scan_bwd(
+    backend: &dyn Backend,
+    d_out: &Tensor,
+    inputs: &ScanInputs<'_>,
+    saved: Option<&Tensor>,
+    spec: &ScanSpec,
+) -> Result<()> {
+    check_scan_fwd(backend, inputs, spec)?;
+    let operands = Operands::new("scan_bwd", backend);
+    operands.real("d_out", d_out, inputs.v.dims())?;
+    saved.map_or(Ok(()), |saved| operands.plain("saved", saved))
 }

@@ -3,7 +3,7 @@
 use crate::naive::{Matrix, Naive, axpy, dot, matrix, maybe_matrix, maybe_real};
 use crate::{
     Result, ScanExtras, ScanGrads, ScanInputs, ScanOps, ScanOut, ScanSpec, Segment, StateUpdate,
-    Tensor,
+    Tensor, check_scan_bwd, check_scan_fwd,
 };
 
 impl ScanOps for Naive {
@@ -13,6 +13,7 @@ impl ScanOps for Naive {
         spec: &ScanSpec,
         keep: ScanExtras,
     ) -> Result<ScanOut> {
+        check_scan_fwd(self, inputs, spec)?;
         let (o, state) = scan(inputs, spec)?.forward();
         let device = inputs.v.device();
         let shape = [spec.segments.len(), spec.state_len()];
@@ -27,9 +28,10 @@ impl ScanOps for Naive {
         &self,
         d_out: &Tensor,
         inputs: &ScanInputs<'_>,
-        _: Option<&Tensor>,
+        saved: Option<&Tensor>,
         spec: &ScanSpec,
     ) -> Result<ScanGrads> {
+        check_scan_bwd(self, d_out, inputs, saved, spec)?;
         let grads = scan(inputs, spec)?.backward(matrix(d_out)?);
         Ok(ScanGrads {
             dq: self.like(inputs.q, grads.dq),
@@ -57,24 +59,24 @@ fn scan<'a>(inputs: &ScanInputs<'a>, spec: &'a ScanSpec) -> Result<Scan<'a>> {
 
 /// Operands and options.
 struct Scan<'a> {
-    pub q: Matrix<'a>,
-    pub k: Matrix<'a>,
-    pub v: Matrix<'a>,
-    pub log_decay: Option<Matrix<'a>>,
-    pub write: Option<Matrix<'a>>,
-    pub skip: Option<&'a [f64]>,
-    pub state: Option<Matrix<'a>>,
-    pub spec: &'a ScanSpec,
+    q: Matrix<'a>,
+    k: Matrix<'a>,
+    v: Matrix<'a>,
+    log_decay: Option<Matrix<'a>>,
+    write: Option<Matrix<'a>>,
+    skip: Option<&'a [f64]>,
+    state: Option<Matrix<'a>>,
+    spec: &'a ScanSpec,
 }
 
 /// Gradients of [`Scan::forward`].
 struct ScanBackward {
-    pub dq: Vec<f64>,
-    pub dk: Vec<f64>,
-    pub dv: Vec<f64>,
-    pub dlog_decay: Vec<f64>,
-    pub dwrite: Vec<f64>,
-    pub dskip: Vec<f64>,
+    dq: Vec<f64>,
+    dk: Vec<f64>,
+    dv: Vec<f64>,
+    dlog_decay: Vec<f64>,
+    dwrite: Vec<f64>,
+    dskip: Vec<f64>,
 }
 
 /// One token of one head.
@@ -142,8 +144,8 @@ impl<'a> Scan<'a> {
         Step { decayed, e, state: next }
     }
 
-    /// Every head of every segment, with the rows of its tokens.
-    fn runs(&self) -> impl Iterator<Item = (usize, usize, &'a Segment)> + use<'a> {
+    /// Every head of every segment: index of the segment, head, segment.
+    fn units(&self) -> impl Iterator<Item = (usize, usize, &'a Segment)> + use<'a> {
         let spec = self.spec;
         let segments = spec.segments.as_slice().iter().enumerate();
         segments.flat_map(move |(n, segment)| (0..spec.heads).map(move |head| (n, head, segment)))
@@ -153,7 +155,7 @@ impl<'a> Scan<'a> {
     fn forward(&self) -> (Vec<f64>, Vec<f64>) {
         let (dv, scale) = (self.spec.value_dim, f64::from(self.spec.scale));
         let (mut o, mut last) = (vec![0.0; self.v.data.len()], Vec::new());
-        for (n, head, segment) in self.runs() {
+        for (n, head, segment) in self.units() {
             let mut state = self.start(n, head);
             for row in segment.q_start..segment.q_start + segment.q_len {
                 let token = self.token(row, head);
@@ -179,7 +181,7 @@ impl<'a> Scan<'a> {
             dwrite: zeros(self.write),
             dskip: vec![0.0; self.spec.heads],
         };
-        for (n, head, segment) in self.runs() {
+        for (n, head, segment) in self.units() {
             let rows = segment.q_start..segment.q_start + segment.q_len;
             let mut states = vec![self.start(n, head)];
             for row in rows.clone() {

@@ -1,7 +1,7 @@
 //! Scans on the tape.
 
 use crate::tape::{Tape, Var, slot_of, value_of, wants};
-use crate::{Error, Result, ScanExtras, ScanInputs, ScanSpec, StateUpdate, Tensor};
+use crate::{Result, ScanExtras, ScanInputs, ScanSpec, Tensor};
 
 /// Operands of [`Tape::scan`]; shapes as in [`ScanInputs`].
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,6 @@ impl Tape<'_> {
             skip: skip.map(Var::value),
             state,
         };
-        self.check_scan(&inputs, spec)?;
         let mut needs_grad = q.needs_grad() || k.needs_grad() || v.needs_grad();
         needs_grad |= wants(log_decay) || wants(write) || wants(skip);
         let keep = ScanExtras { state: keep_state, backward: needs_grad && self.recording };
@@ -72,40 +71,5 @@ impl Tape<'_> {
             flow.add_some(slots.5, grads.dskip)
         });
         Ok((out, result.state))
-    }
-
-    fn check_scan(&self, inputs: &ScanInputs<'_>, spec: &ScanSpec) -> Result<()> {
-        const OP: &str = "scan";
-        let (heads, groups) = (spec.heads, spec.key_heads);
-        if heads == 0 || groups == 0 || !heads.is_multiple_of(groups) {
-            let detail = format!("{heads} heads do not share {groups} heads of keys");
-            return Err(Error::argument(OP, detail));
-        }
-        if spec.key_dim == 0 || spec.value_dim == 0 {
-            return Err(Error::argument(OP, "a state without rows or columns"));
-        }
-        let rows = inputs.q.rows();
-        self.check(OP, "q", inputs.q, &[rows, groups * spec.key_dim])?;
-        self.check(OP, "k", inputs.k, &[rows, groups * spec.key_dim])?;
-        self.check(OP, "v", inputs.v, &[rows, heads * spec.value_dim])?;
-        if let Some(decay) = inputs.log_decay {
-            let by_channel = decay.cols() != heads;
-            if by_channel && (groups != heads || spec.update == StateUpdate::Delta) {
-                let detail = "a decay per channel needs keys per head and the additive update";
-                return Err(Error::argument(OP, detail));
-            }
-            let width = if by_channel { heads * spec.key_dim } else { heads };
-            self.check(OP, "log_decay", decay, &[rows, width])?;
-        }
-        if let Some(write) = inputs.write {
-            self.check(OP, "write", write, &[rows, heads])?;
-        }
-        if let Some(skip) = inputs.skip {
-            self.check(OP, "skip", skip, &[heads])?;
-        }
-        if let Some(state) = inputs.state {
-            self.check(OP, "state", state, &[spec.segments.len(), spec.state_len()])?;
-        }
-        spec.segments.check(OP, rows, usize::MAX)
     }
 }

@@ -6,6 +6,8 @@
 pub(crate) mod cases;
 mod naive;
 
+pub(crate) use cases::cases;
+
 use crate::{Acp, AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, Tensor};
 
 /// Natural logarithm of a rest of a stick that counts as nothing, pruning or not: there is no

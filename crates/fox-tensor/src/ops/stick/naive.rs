@@ -4,7 +4,8 @@
 use crate::naive::{Matrix, Naive, axpy, dot, matrix, maybe_matrix};
 use crate::ops::attention::naive::{BM, BN, Backward, Forward, prefix};
 use crate::{
-    AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, Segment, StickOps, Tensor,
+    AttentionGrads, AttentionInputs, AttentionOut, AttentionSpec, Result, Segment, StickOps,
+    Tensor, check_stick_breaking_bwd, check_stick_breaking_fwd,
 };
 
 impl StickOps for Naive {
@@ -13,6 +14,7 @@ impl StickOps for Naive {
         inputs: &AttentionInputs<'_>,
         spec: &AttentionSpec,
     ) -> Result<AttentionOut> {
+        check_stick_breaking_fwd(self, inputs, spec)?;
         let out = StickBreaking::new(inputs, spec)?.forward();
         Ok(self.attention_out(out, inputs, spec))
     }
@@ -21,9 +23,10 @@ impl StickOps for Naive {
         &self,
         d_out: &Tensor,
         inputs: &AttentionInputs<'_>,
-        _: &AttentionOut,
+        out: &AttentionOut,
         spec: &AttentionSpec,
     ) -> Result<AttentionGrads> {
+        check_stick_breaking_bwd(self, d_out, inputs, out, spec)?;
         let grads = StickBreaking::new(inputs, spec)?.backward(matrix(d_out)?);
         Ok(self.attention_grads(grads, inputs))
     }
@@ -39,7 +42,7 @@ struct StickBreaking<'a> {
 }
 
 /// One head of one segment.
-struct Job<'a> {
+struct HeadSegment<'a> {
     head: usize,
     kv_head: usize,
     segment: &'a Segment,
@@ -77,10 +80,10 @@ impl<'a> StickBreaking<'a> {
         })
     }
 
-    fn jobs(&self) -> impl Iterator<Item = Job<'a>> {
+    fn units(&self) -> impl Iterator<Item = HeadSegment<'a>> {
         let spec = self.spec;
         spec.segments.as_slice().iter().flat_map(move |segment| {
-            (0..spec.heads).map(move |head| Job {
+            (0..spec.heads).map(move |head| HeadSegment {
                 head,
                 kv_head: head / (spec.heads / spec.kv_heads),
                 segment,
@@ -94,8 +97,8 @@ impl<'a> StickBreaking<'a> {
     }
 
     /// Breaks the sticks of the queries from `m0` on.
-    fn block(&self, job: &Job<'_>, m0: usize) -> Block {
-        let segment = job.segment;
+    fn block(&self, unit: &HeadSegment<'_>, m0: usize) -> Block {
+        let segment = unit.segment;
         let row = |t: usize| Row {
             position: segment.offset() + t,
             shares: vec![0.0; segment.k_len],
@@ -119,12 +122,12 @@ impl<'a> StickBreaking<'a> {
             for row in &mut block.rows {
                 let position = row.position;
                 for j in keys.clone().rev().filter(|&j| self.sees(position, j)) {
-                    self.take(job, row, j);
+                    self.take(unit, row, j);
                 }
             }
             // What is left for all older keys together, and the decay of the newest of them.
             let little = |row: &Row| {
-                row.log_rest + job.c[row.position] - job.c[n0.saturating_sub(1)] < tolerance
+                row.log_rest + unit.c[row.position] - unit.c[n0.saturating_sub(1)] < tolerance
             };
             done = block.rows.iter().all(little);
         }
@@ -132,14 +135,14 @@ impl<'a> StickBreaking<'a> {
     }
 
     /// Key `j` takes its share.
-    fn take(&self, job: &Job<'_>, row: &mut Row, j: usize) {
-        let (d, i, segment) = (self.spec.head_dim, row.position, job.segment);
+    fn take(&self, unit: &HeadSegment<'_>, row: &mut Row, j: usize) {
+        let (d, i, segment) = (self.spec.head_dim, row.position, unit.segment);
         let query = segment.q_start + i - segment.offset();
         let (q, k) =
-            (self.q.head(query, job.head, d), self.k.head(segment.k_start + j, job.kv_head, d));
+            (self.q.head(query, unit.head, d), self.k.head(segment.k_start + j, unit.kv_head, d));
         let score = dot(q, k) * f64::from(self.spec.scale);
         row.shares[j] = 1.0 / (1.0 + (-score).exp());
-        row.weights[j] = row.shares[j] * (row.log_rest + job.c[i] - job.c[j]).exp();
+        row.weights[j] = row.shares[j] * (row.log_rest + unit.c[i] - unit.c[j]).exp();
         // ln(1 - sigmoid(s)) = -softplus(s).
         row.log_rest -= score.max(0.0) + (-score.abs()).exp().ln_1p();
     }
@@ -151,17 +154,17 @@ impl<'a> StickBreaking<'a> {
             lse: vec![f64::NEG_INFINITY; self.q.rows * heads],
             tiles: vec![[0; 2]; heads],
         };
-        for job in self.jobs() {
-            for m0 in (0..job.segment.q_len).step_by(BM) {
-                let block = self.block(&job, m0);
-                out.tiles[job.head][0] += block.visited;
-                out.tiles[job.head][1] += block.visible;
+        for unit in self.units() {
+            for m0 in (0..unit.segment.q_len).step_by(BM) {
+                let block = self.block(&unit, m0);
+                out.tiles[unit.head][0] += block.visited;
+                out.tiles[unit.head][1] += block.visible;
                 for (t, row) in block.rows.iter().enumerate() {
-                    let query = job.segment.q_start + m0 + t;
-                    out.lse[query * heads + job.head] = row.log_rest;
-                    let o = &mut out.o[query * self.q.cols + job.head * d..][..d];
+                    let query = unit.segment.q_start + m0 + t;
+                    out.lse[query * heads + unit.head] = row.log_rest;
+                    let o = &mut out.o[query * self.q.cols + unit.head * d..][..d];
                     for (j, &weight) in row.weights.iter().enumerate() {
-                        axpy(o, weight, self.v.head(job.segment.k_start + j, job.kv_head, d));
+                        axpy(o, weight, self.v.head(unit.segment.k_start + j, unit.kv_head, d));
                     }
                 }
             }
@@ -175,32 +178,32 @@ impl<'a> StickBreaking<'a> {
         let (heads, d) = (self.spec.heads, self.spec.head_dim);
         let (scale, kv_width) = (f64::from(self.spec.scale), self.k.cols);
         let mut grads = Backward::zeros(&self.q, &self.k, heads);
-        for job in self.jobs() {
-            let segment = job.segment;
+        for unit in self.units() {
+            let segment = unit.segment;
             let mut dc = vec![0.0; segment.k_len];
-            let blocks = (0..segment.q_len).step_by(BM).map(|m0| self.block(&job, m0));
+            let blocks = (0..segment.q_len).step_by(BM).map(|m0| self.block(&unit, m0));
             for row in blocks.flat_map(|block| block.rows) {
                 let i = row.position;
                 let query = segment.q_start + i - segment.offset();
-                let (q, d_o) = (self.q.head(query, job.head, d), d_out.head(query, job.head, d));
+                let (q, d_o) = (self.q.head(query, unit.head, d), d_out.head(query, unit.head, d));
                 // The sum of `g` over older keys.
                 let mut older = 0.0;
                 for j in (0..segment.k_len).filter(|&j| row.shares[j] > 0.0) {
                     let key = segment.k_start + j;
                     let (k, v) =
-                        (self.k.head(key, job.kv_head, d), self.v.head(key, job.kv_head, d));
+                        (self.k.head(key, unit.kv_head, d), self.v.head(key, unit.kv_head, d));
                     let g = row.weights[j] * dot(d_o, v);
                     let ds = (1.0 - row.shares[j]) * g - row.shares[j] * older;
                     older += g;
-                    let at = key * kv_width + job.kv_head * d;
+                    let at = key * kv_width + unit.kv_head * d;
                     axpy(&mut grads.dv[at..][..d], row.weights[j], d_o);
                     axpy(&mut grads.dk[at..][..d], ds * scale, q);
-                    axpy(&mut grads.dq[query * self.q.cols + job.head * d..][..d], ds * scale, k);
+                    axpy(&mut grads.dq[query * self.q.cols + unit.head * d..][..d], ds * scale, k);
                     dc[i] += g;
                     dc[j] -= g;
                 }
             }
-            grads.add_gates(&dc, segment, heads, job.head);
+            grads.add_gates(&dc, segment, heads, unit.head);
         }
         grads
     }

@@ -7,7 +7,7 @@ mod decode;
 mod greedy;
 mod hybrid;
 mod sampled;
-mod streams;
+mod throughput;
 mod train;
 
 use std::process::ExitCode;
@@ -36,7 +36,9 @@ enum What {
     Train(train::Args),
     Hybrid(hybrid::Args),
     Decode(decode::Args),
-    Streams(streams::Args),
+    Throughput(throughput::Args),
+    #[command(hide = true)]
+    Streams(throughput::Args),
     Capacity(capacity::Args),
     Greedy(greedy::Args),
     Compare(compare::Args),
@@ -48,7 +50,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         What::Train(args) => train::run(args),
         What::Hybrid(args) => hybrid::run(args),
         What::Decode(args) => decode::run(args),
-        What::Streams(args) => streams::run(args),
+        What::Throughput(args) => throughput::run(args),
+        What::Streams(args) => {
+            output::note("`fox bench streams` is now called `fox bench throughput`");
+            throughput::run(args)
+        }
         What::Capacity(args) => capacity::run(args),
         What::Greedy(args) => greedy::run(args),
         What::Compare(args) => compare::run(args),

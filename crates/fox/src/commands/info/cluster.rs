@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use fox_model::ModelConfig;
-use fox_train::cluster::{Cluster, Plan, batch_flops};
+use fox_train::cluster::{Cluster, ClusterPlan, batch_flops};
 use fox_train::data::RunData;
 use fox_train::{Recipe, recipe};
 use serde_json::json;
@@ -87,7 +87,7 @@ pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
         visited: args.visited,
         narrow: !args.f32,
     };
-    let plans = Plan::all(&recipe, &config, &cluster)?;
+    let plans = ClusterPlan::all(&recipe, &config, &cluster)?;
     if plans.is_empty() {
         bail!(
             "{name}: no way to divide training.batch={} x data.sequence_length={} among {} ranks; set training.batch to a multiple or a divisor of their number",
@@ -96,7 +96,7 @@ pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
             cluster.ranks()
         );
     }
-    let fits = |plan: &&Plan| plan.memory <= args.memory;
+    let fits = |plan: &&ClusterPlan| plan.memory <= args.memory;
     let best = plans.iter().filter(fits).min_by(|a, b| a.overlapped().total_cmp(&b.overlapped()));
     let text = match as_json {
         true => json_text(&plans, best),
@@ -119,8 +119,8 @@ fn text(
     recipe: &Recipe,
     config: &ModelConfig,
     cluster: &Cluster,
-    plans: &[Plan],
-    best: Option<&Plan>,
+    plans: &[ClusterPlan],
+    best: Option<&ClusterPlan>,
     memory: f64,
 ) -> String {
     let parameters: usize = config.param_specs().iter().map(|spec| spec.count()).sum();
@@ -194,8 +194,8 @@ fn text(
     )
 }
 
-fn json_text(plans: &[Plan], best: Option<&Plan>) -> String {
-    let plan = |plan: &Plan| {
+fn json_text(plans: &[ClusterPlan], best: Option<&ClusterPlan>) -> String {
+    let plan = |plan: &ClusterPlan| {
         json!({
             "context": plan.context, "data": plan.data, "memory_bytes": plan.memory,
             "gradient_bytes": plan.gradient_bytes, "key_bytes": plan.key_bytes,
@@ -226,7 +226,7 @@ fn seconds(s: f64) -> String {
 fn rate(text: &str) -> std::result::Result<f64, String> {
     let bare = text.strip_suffix("/s").unwrap_or(text);
     quantity(bare.strip_suffix('B').unwrap_or(bare))
-        .map_err(|_| format!("`{text}` is no number of bytes, e.g. 450GB/s"))
+        .map_err(|_| format!("`{text}` must be a number of bytes, e.g. 450GB/s"))
 }
 
 /// `509T`: a number above 0 with a decimal prefix.
@@ -240,7 +240,7 @@ fn quantity(text: &str) -> std::result::Result<f64, String> {
         _ => (text, 1.0),
     };
     let number = digits.trim().parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0);
-    number.map(|x| x * factor).ok_or_else(|| format!("`{text}` is no number, e.g. 509T"))
+    number.map(|x| x * factor).ok_or_else(|| format!("`{text}` must be a number, e.g. 509T"))
 }
 
 #[cfg(test)]
@@ -248,17 +248,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_have_units() {
+    fn parses_rates_with_units() {
         assert_eq!(rate("450GB/s"), Ok(450e9));
         assert_eq!(rate("141GB"), Ok(141e9));
         assert_eq!(rate("2.5e9"), Ok(2.5e9));
         assert_eq!(quantity("509T"), Ok(509e12));
-        assert_eq!(rate("fast").unwrap_err(), "`fast` is no number of bytes, e.g. 450GB/s");
+        assert_eq!(rate("fast").unwrap_err(), "`fast` must be a number of bytes, e.g. 450GB/s");
         assert!(rate("-1GB/s").is_err() && rate("0").is_err() && quantity("").is_err());
     }
 
     #[test]
-    fn times_are_readable() {
+    fn formats_times() {
         let all = [0.0123, 1.5, 600.0, 36_000.0, 864_000.0].map(seconds);
         assert_eq!(all, ["12.3 ms", "1.50 s", "10.0 min", "10.0 h", "10.0 d"]);
     }

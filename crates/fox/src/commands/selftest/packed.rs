@@ -59,12 +59,12 @@ pub(super) fn check(device: &Device) -> Result<bool> {
                 }
             };
             compare("the product", &backend.linear_fwd(&x, &packed, None)?.to_f64()?);
-            let Some(ops) = backend.caps().streams else { continue };
-            let Some(got) = ops.rows_product(&x, &packed)? else { continue };
+            let Some(ops) = backend.caps().slots else { continue };
+            let Some(got) = ops.batch_invariant_linear(&x, &packed)? else { continue };
             let got = got.to_f64()?;
             compare("the product in slots", &got);
             let plain = device.from_f64(&read, [results, width])?;
-            let plain = ops.rows_product(&x, &plain)?.map(|y| y.to_f64()).transpose()?;
+            let plain = ops.batch_invariant_linear(&x, &plain)?.map(|y| y.to_f64()).transpose()?;
             if plain.as_ref() != Some(&got) {
                 failures +=
                     &format!("  FAIL {name}: {rows} rows in slots have other bits unpacked\n");

@@ -11,13 +11,14 @@ use crate::Result;
 use crate::checkpoint::{FileTensor, split_mlp};
 use crate::config::{Fields, ModelConfig, object};
 use crate::mixers::forgetting::{ForgetGate, ForgettingConfig, QkNorm};
-use crate::mixers::{CheckpointLayout, CommonFields, Format, chosen};
+use crate::mixers::{CheckpointLayout, CommonFields, Format, MlpWidthFields, enabled};
 use crate::params::ParamSpec;
 
 const COMMON: CommonFields = CommonFields {
     layers: 32,
     norm_eps_field: "rms_norm_eps",
-    outright_width: true,
+    hidden_size: 4096,
+    mlp_width: MlpWidthFields::Width,
     ..CommonFields::DEFAULT
 };
 
@@ -48,7 +49,7 @@ pub(super) static QWEN2: Hf = Format {
     ..format("qwen2", "Qwen2ForCausalLM", read_qwen2, write_qwen2)
 };
 
-/// Norms of queries and keys with weights that the heads share.
+/// QK-norms with one weight vector for all heads.
 pub(super) static QWEN3: Hf = Format {
     suits: |mixer, _| mixer.qk_norm.is_some(),
     lacks: |mixer, model| {
@@ -80,7 +81,7 @@ const fn format(
     }
 }
 
-/// What no format of this library can say, and `more`.
+/// Options that no format of this library can express, and `more`.
 fn lacks(
     mixer: &ForgettingConfig,
     _: &ModelConfig,
@@ -97,7 +98,7 @@ fn lacks(
     ];
     found.extend(fox_only(mixer));
     found.extend_from_slice(more);
-    chosen(&found)
+    enabled(&found)
 }
 
 /// The library's names.
@@ -139,7 +140,7 @@ fn read_qwen2(fields: &Fields<'_>) -> Result<ForgettingConfig> {
 
 fn read_qwen3(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     fields.require_false("attention_bias", "biases beside QK-norms are not supported")?;
-    let (hidden, window) = (fields.size("hidden_size", 4096)?, read_window(fields)?);
+    let (hidden, window) = (fields.size("hidden_size", COMMON.hidden_size)?, read_window(fields)?);
     let head_dim = fields.optional_size("head_dim", Some(128))?;
     let layer = ForgettingConfig {
         qk_norm: Some(QkNorm::Shared),
@@ -150,10 +151,10 @@ fn read_qwen3(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     Ok(layer.with_head_dim(hidden, head_dim))
 }
 
-/// What all have; `kv_heads` is the default.
+/// Fields of all formats; `kv_heads` is the default.
 fn read_layer(fields: &Fields<'_>, kv_heads: usize) -> Result<ForgettingConfig> {
     let (hidden, heads) =
-        (fields.size("hidden_size", 4096)?, fields.size("num_attention_heads", 32)?);
+        (fields.size("hidden_size", COMMON.hidden_size)?, fields.size("num_attention_heads", 32)?);
     let layer = ForgettingConfig {
         gate: ForgetGate::None,
         kv_heads: fields.optional_size("num_key_value_heads", Some(kv_heads))?.unwrap_or(heads),
@@ -167,7 +168,7 @@ fn read_layer(fields: &Fields<'_>, kv_heads: usize) -> Result<ForgettingConfig> 
 fn read_window(fields: &Fields<'_>) -> Result<Option<usize>> {
     let window = fields.optional_size("sliding_window", Some(4096))?;
     let layers = fields.size("num_hidden_layers", COMMON.layers)?;
-    let sliding = match fields.words("layer_types")? {
+    let sliding = match fields.strings("layer_types")? {
         Some(types) => types.iter().filter(|kind| **kind == "sliding_attention").count(),
         None if !fields.flag("use_sliding_window", false)? => 0,
         None => layers.saturating_sub(fields.size("max_window_layers", 28)?),
@@ -182,7 +183,7 @@ fn read_window(fields: &Fields<'_>) -> Result<Option<usize>> {
     }
 }
 
-/// RoPE as version 5 or version 4 of the library says it.
+/// RoPE in the fields of version 5 or version 4 of the library.
 fn read_rope(fields: &Fields<'_>) -> Result<Rope> {
     let within = fields.table("rope_parameters")?;
     let base = match &within {
@@ -209,8 +210,8 @@ pub(super) fn read_scaling(fields: &Fields<'_>) -> Result<Option<RopeScaling>> {
 fn scaling_in(table: &Fields<'_>) -> Result<Option<RopeScaling>> {
     const TYPES: [(&str, bool); 2] = [("default", false), ("llama3", true)];
     // An old name of the field.
-    let old = table.word("type", false, &TYPES)?;
-    if !table.word("rope_type", old, &TYPES)? {
+    let old = table.choice("type", false, &TYPES)?;
+    if !table.choice("rope_type", old, &TYPES)? {
         return Ok(None);
     }
     Ok(Some(RopeScaling {
@@ -268,7 +269,7 @@ fn write_window(mixer: &ForgettingConfig, model: &ModelConfig, map: &mut Map<Str
     })));
 }
 
-/// What all have, instead of the fields of the other references.
+/// Fields of all formats, instead of those of the other references.
 fn write_layer(mixer: &ForgettingConfig, model: &ModelConfig, map: &mut Map<String, Value>) {
     for foreign in
         ["hidden_ratio", "norm_eps", "elementwise_affine", "fuse_norm", "fuse_cross_entropy"]

@@ -1,0 +1,188 @@
+//! Decoding one token per sequence while the sequence state stays on the device, in slots: an optional ability.
+//!
+//! A sequence enters a slot after its prefill. Its KV cache pages stay where they are; the device keeps the rest of the
+//! state in arrays indexed by slot: sums of the log forget gates, and the raw key and value rows that the token shift
+//! reads. A step feeds one token to each of some slots. The host acts on a sequence only at page boundaries: it reserves
+//! the next page and evicts forgotten ones.
+//!
+//! Steps are batch-invariant: the bits of a row depend neither on the other rows of the step nor on its position among
+//! them. They do not depend on when a page is evicted either, because attention skips pages by the eviction rule.
+
+mod naive;
+mod sampling;
+mod weights;
+
+use std::any::Any;
+use std::fmt;
+
+pub use sampling::{SampledToken, TokenDraw};
+pub use weights::{
+    AttentionShape, DecodeAttention, DecodeBlock, DecodeMixer, DecodeMlp, DecodeProjection,
+    DecodeWeights,
+};
+
+use crate::{Device, Error, PagedKeys, Result, Tensor};
+
+/// Decode steps over slots; see [`Caps`](crate::Caps). `state` is what [`SlotDecodeOps::open_slots`] has returned;
+/// [`SlotDecoder`] keeps both together and checks slot numbers.
+///
+/// An implementation keeps the memory alive that its slots refer to: callers may drop pages at any time.
+pub trait SlotDecodeOps {
+    /// Prepares steps of a model; `None` if the device does not support it.
+    fn open_slots(&self, weights: &DecodeWeights) -> Result<Option<Box<dyn Any + Send>>>;
+
+    /// Puts a sequence of `len` tokens into a slot: see [`SlotDecoder::enter`].
+    fn enter_slot(
+        &self,
+        state: &mut dyn Any,
+        slot: usize,
+        len: usize,
+        past: &mut [LayerPast<'_>],
+    ) -> Result<()>;
+
+    /// Takes over the changed pages of a slot: see [`SlotDecoder::update_pages`].
+    fn update_slot_pages(
+        &self,
+        state: &mut dyn Any,
+        slot: usize,
+        pages: &mut [&mut dyn PagedKeys],
+    ) -> Result<()>;
+
+    /// Starts a step without waiting for it.
+    fn begin_slot_step(&self, state: &mut dyn Any, rows: &[DecodeRow]) -> Result<()>;
+
+    /// Waits for the step and returns the next token of each row.
+    fn finish_slot_step(&self, state: &mut dyn Any) -> Result<Vec<SampledToken>>;
+
+    /// Logits `[V]` of a row of the last step.
+    fn slot_logits(&self, state: &mut dyn Any, row: usize) -> Result<Vec<f32>>;
+
+    /// Sums of the log gates of a slot `[layers][H]`; empty without forget gates.
+    fn slot_gate_sums(&self, state: &mut dyn Any, slot: usize) -> Result<Vec<f64>>;
+
+    /// The matrix product of the steps, `x[R, K] w[N, K]^T` in f32, batch-invariant; `None` for unsupported shapes.
+    fn batch_invariant_linear(&self, x: &Tensor, w: &Tensor) -> Result<Option<Tensor>>;
+}
+
+/// The state of one layer of a sequence that enters a slot.
+#[derive(Debug)]
+pub struct LayerPast<'a> {
+    /// KV cache pages, with unshared room for one more key.
+    pub pages: &'a mut dyn PagedKeys,
+    /// The last raw key projection `[1, H_kv * d]`, with a token shift of keys.
+    pub last_k: Option<&'a Tensor>,
+    /// The last raw value projection `[1, H_kv * d]`, with a token shift of values.
+    pub last_v: Option<&'a Tensor>,
+    /// Sums of the log gates `[H]`; empty without forget gates.
+    pub gate_sums: &'a [f64],
+}
+
+/// A row of a decode step: the next token of a slot.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DecodeRow {
+    /// The slot.
+    pub slot: usize,
+    /// The token.
+    pub token: i32,
+    /// Tokens that the slot has seen before this one.
+    pub position: usize,
+    /// How the next token is sampled; greedy if absent, with the lowest id among equals.
+    pub draw: Option<TokenDraw>,
+}
+
+/// The slots of a model on its device.
+pub struct SlotDecoder {
+    device: Device,
+    state: Box<dyn Any + Send>,
+    slots: usize,
+}
+
+impl SlotDecoder {
+    /// Opens the slots of a model; `None` if the device does not support it.
+    pub fn open(weights: &DecodeWeights, device: &Device) -> Result<Option<SlotDecoder>> {
+        let Some(ops) = device.backend().caps().slots else { return Ok(None) };
+        let (device, slots) = (device.clone(), weights.slots);
+        Ok(ops.open_slots(weights)?.map(|state| SlotDecoder { device, state, slots }))
+    }
+
+    /// Number of slots, which is also the largest number of rows of a step.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Puts a sequence of `len` tokens into a slot, in place of the one before; `past` is the state of each layer.
+    /// The device keeps the pages' memory alive; their contents must change through steps of this slot alone.
+    pub fn enter(&mut self, slot: usize, len: usize, past: &mut [LayerPast<'_>]) -> Result<()> {
+        self.check_slot("enter", slot)?;
+        let (ops, state) = self.ops()?;
+        ops.enter_slot(state, slot, len, past)
+    }
+
+    /// Takes over the pages of a slot, one list per layer, after pages were reserved or evicted.
+    pub fn update_pages(&mut self, slot: usize, pages: &mut [&mut dyn PagedKeys]) -> Result<()> {
+        self.check_slot("update_pages", slot)?;
+        let (ops, state) = self.ops()?;
+        ops.update_slot_pages(state, slot, pages)
+    }
+
+    /// Starts a step with at most one row per slot, without waiting for it.
+    pub fn begin(&mut self, rows: &[DecodeRow]) -> Result<()> {
+        let mut taken = vec![false; self.slots];
+        for row in rows {
+            self.check_slot("step", row.slot)?;
+            if std::mem::replace(&mut taken[row.slot], true) {
+                return Err(Error::argument("step", format!("two rows for slot {}", row.slot)));
+            }
+        }
+        let (ops, state) = self.ops()?;
+        ops.begin_slot_step(state, rows)
+    }
+
+    /// Waits for the step that was begun; the next token of each row.
+    pub fn finish(&mut self) -> Result<Vec<SampledToken>> {
+        let (ops, state) = self.ops()?;
+        ops.finish_slot_step(state)
+    }
+
+    /// Logits `[V]` of a row of the last step.
+    pub fn logits(&mut self, row: usize) -> Result<Vec<f32>> {
+        let (ops, state) = self.ops()?;
+        ops.slot_logits(state, row)
+    }
+
+    /// Sums of the log gates of a slot after the last step `[layers][H]`; empty without forget gates.
+    pub fn gate_sums(&mut self, slot: usize) -> Result<Vec<f64>> {
+        self.check_slot("gate_sums", slot)?;
+        let (ops, state) = self.ops()?;
+        ops.slot_gate_sums(state, slot)
+    }
+
+    fn ops(&mut self) -> Result<(&dyn SlotDecodeOps, &mut dyn Any)> {
+        match self.device.backend().caps().slots {
+            Some(ops) => Ok((ops, &mut *self.state)),
+            None => Err(Error::unsupported(self.device.backend().name(), "decoding in slots")),
+        }
+    }
+
+    fn check_slot(&self, op: &'static str, slot: usize) -> Result<()> {
+        match slot < self.slots {
+            true => Ok(()),
+            false => Err(Error::argument(
+                op,
+                format!("slot {slot} is out of range ({} slots)", self.slots),
+            )),
+        }
+    }
+}
+
+impl fmt::Debug for SlotDecoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlotDecoder").field("slots", &self.slots).finish_non_exhaustive()
+    }
+}
+
+/// Downcasts the state of [`SlotDecodeOps::open_slots`] to the backend's type.
+pub fn slot_state<T: Any>(state: &mut dyn Any) -> Result<&mut T> {
+    let foreign = || Error::argument("slots", "the slots were opened by another device");
+    state.downcast_mut().ok_or_else(foreign)
+}
