@@ -1,4 +1,4 @@
-//! Flags of the inference engine, shared by the commands that generate.
+//! Engine arguments of all commands that generate.
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -6,42 +6,41 @@ use fox_data::Tokenizer;
 use fox_infer::{EngineOptions, Eviction, WeightFormat};
 use fox_tensor::Device;
 
-use crate::commands::eval::subjects::Opened;
-use crate::device::DeviceArgs;
-use crate::pretrained::or_pretrained;
-use crate::tolerance::log_tolerance;
+use super::device::DeviceArgs;
+use super::pretrained::or_pretrained;
+use super::subjects::Opened;
+use super::tolerance::log_tolerance;
 
-/// Tokens of a prefill chunk: short ones on a CPU, where they are efficient and delay decoding less; long ones on a GPU,
-/// which shorter chunks do not occupy.
+/// Tokens of a prefill chunk. Short chunks on a CPU delay other requests less; a GPU needs long ones to be busy.
 const CPU_CHUNK: usize = 64;
 const GPU_CHUNK: usize = 2048;
 
-/// Default fraction of free memory for KV caches; on a host, other programs need some.
+/// Default fraction of the free memory for KV caches. Host memory is shared with other programs.
 const HOST_FRACTION: f64 = 0.5;
 const DEVICE_FRACTION: f64 = 0.8;
-/// Memory for KV caches where free memory is unknown.
+/// Bytes for KV caches if the free memory is unknown.
 const UNKNOWN_FREE: usize = 2 << 30;
 
-/// Flags of the engine.
+/// Options of an engine.
 #[derive(Args)]
 pub struct EngineArgs {
-    /// Eviction from the KV cache: off, safe (pages that provably have at most e^-10 of any later softmax), or the
-    /// natural log of another fraction, e.g. -7
+    /// Eviction from the KV cache: off, safe (keys with provably at most e^-10 of any later softmax), or the natural
+    /// log of another fraction, e.g. -7
     #[arg(long, value_name = "WHAT", default_value = "safe", value_parser = parse_eviction,
           allow_negative_numbers = true)]
     pub eviction: Eviction,
-    /// Memory for KV caches, in GiB; default: half of the host's free memory, or 80% of a GPU's
+    /// Memory for caches, in GiB; without it, half of the host's free memory or 80% of a GPU's
     #[arg(long, value_name = "GIB")]
     pub cache: Option<f64>,
-    /// Tokens of a prefill chunk; default: 64 on a CPU, 2048 on a GPU
+    /// Tokens of a prefill chunk; without it, 64 on a CPU and 2048 elsewhere
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_chunk: Option<u32>,
 }
 
-/// Flags of the commands that generate: tokenizer, weights, engine and device.
+/// Model and engine options of the commands that generate.
 #[derive(Args)]
 pub struct GenerationArgs {
-    /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; default: the checkpoint's
+    /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
     /// Format of the weights
@@ -80,7 +79,7 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// The engine's type.
+    /// The engine's format.
     pub fn format(self) -> WeightFormat {
         match self {
             Weights::F32 => WeightFormat::F32,
@@ -91,7 +90,7 @@ impl Weights {
 }
 
 impl EngineArgs {
-    /// The engine's options for contexts of up to `max_context` tokens of a model that lies on `device` already.
+    /// The engine's options for contexts of up to `max_context` tokens; the model is on `device` already.
     pub fn options(
         &self,
         max_context: usize,
@@ -103,10 +102,10 @@ impl EngineArgs {
             Some(size) if size > 0.0 && size < 1e6 => (size * (1u64 << 30) as f64) as usize,
             Some(size) => bail!("--cache must be a size in GiB, not {size}"),
         };
-        let usual = if device.backend().name() == "cpu" { CPU_CHUNK } else { GPU_CHUNK };
+        let default = if device.backend().name() == "cpu" { CPU_CHUNK } else { GPU_CHUNK };
         Ok(EngineOptions {
             cache_bytes,
-            prefill_chunk: self.prefill_chunk.map_or(usual, |tokens| tokens as usize),
+            prefill_chunk: self.prefill_chunk.map_or(default, |tokens| tokens as usize),
             eviction: self.eviction,
             max_context,
             weights: weights.format(),
@@ -115,17 +114,17 @@ impl EngineArgs {
     }
 }
 
-/// Memory for KV caches, from the memory that is free.
+/// Bytes for KV caches, from the free memory.
 fn free_for_caches(device: &Device) -> usize {
-    let part = |free: usize, fraction: f64| (free as f64 * fraction) as usize;
+    let scaled = |free: usize, fraction: f64| (free as f64 * fraction) as usize;
     match (device.backend().free_memory(), free_on_host()) {
-        (Some(free), _) => part(free, DEVICE_FRACTION),
-        (None, Some(free)) => part(free, HOST_FRACTION),
+        (Some(free), _) => scaled(free, DEVICE_FRACTION),
+        (None, Some(free)) => scaled(free, HOST_FRACTION),
         (None, None) => UNKNOWN_FREE,
     }
 }
 
-/// Available host memory in bytes, where the system reports it.
+/// Available bytes of host memory, if the system reports them.
 pub fn free_on_host() -> Option<usize> {
     available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
