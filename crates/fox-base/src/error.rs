@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sentence_names_action_path_and_reason() {
+    fn message_names_action_path_and_reason() {
         let error = FileError::at("sync", Path::new("a/b"))(io::Error::other("the disk is full"));
         assert_eq!(error.to_string(), "cannot sync a/b: the disk is full");
         assert_eq!(error.source().map(ToString::to_string).as_deref(), Some("the disk is full"));

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_and_a_file_alone_locks_nothing() {
+    fn locks_exclusively_and_ignores_stale_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         for left_behind in ["", "1", "no number"] {

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn borrowed_values_are_read_in_place_and_never_written() {
+    fn borrowed_memory_is_read_in_place_and_copied_on_write() {
         let device = crate::device();
         let memory = vec![1.0f32, 2.0, 3.0, 4.0];
         // SAFETY: four values that outlive the tensor.

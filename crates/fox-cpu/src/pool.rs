@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_buffer_is_used_again() {
+    fn reuses_a_dropped_buffer() {
         let pool = Pool::new(false);
         let first = pool.take(1000).unwrap();
         let address = first.as_ptr();
@@ -277,14 +277,14 @@ mod tests {
     }
 
     #[test]
-    fn an_absurd_size_is_an_error_not_an_abort() {
+    fn rejects_an_allocation_that_is_too_large() {
         let pool = Pool::new(false);
         assert!(pool.take(usize::MAX / 128).is_err());
         assert_eq!(pool.stats().in_use, 0);
     }
 
     #[test]
-    fn poison_shows_what_was_not_written() {
+    fn poison_fills_buffers_with_nan() {
         let buffer = Pool::new(true).take(5).unwrap();
         assert!(buffer.iter().all(|x| x.is_nan()));
     }

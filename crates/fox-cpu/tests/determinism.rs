@@ -19,7 +19,7 @@ fn bits(case: &Case, device: &Device) -> Vec<(String, Vec<u64>)> {
 }
 
 #[test]
-fn every_case_on_one_two_and_seven_threads() {
+fn cases_have_equal_bits_on_1_2_and_7_threads() {
     let devices = [with_threads(1), with_threads(2), with_threads(7)];
     for case in cases::all() {
         let one = bits(&case, &devices[0]);
@@ -73,7 +73,7 @@ fn large(device: &Device) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn large_shapes_on_any_number_of_threads() {
+fn large_shapes_do_not_depend_on_thread_count() {
     let one = large(&with_threads(1));
     for threads in [1, 2, 3, 8] {
         let other = large(&with_threads(threads));

@@ -98,7 +98,7 @@ fn everywhere(beyond: f64, check: impl Fn(&str, &Dropped)) {
 }
 
 #[test]
-fn just_beyond_the_threshold_nearly_the_whole_tolerance_is_dropped() {
+fn drops_nearly_the_tolerance_beyond_the_threshold() {
     let allowed = LOG_TOLERANCE.exp();
     everywhere(0.03, |what, dropped| {
         assert!(dropped.share > 0.8 * allowed && dropped.share <= allowed, "{what}");
@@ -109,7 +109,7 @@ fn just_beyond_the_threshold_nearly_the_whole_tolerance_is_dropped() {
 }
 
 #[test]
-fn before_the_threshold_nothing_is_dropped() {
+fn keeps_blocks_above_the_threshold() {
     // With a threshold looser by a nat, the first would drop more than its tolerance.
     let looser = (LOG_TOLERANCE + 0.9).exp();
     assert!(15.0 / 16.0 * looser / (1.0 + looser) > 1.9 * LOG_TOLERANCE.exp());

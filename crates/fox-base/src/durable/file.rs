@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_calls_come_in_the_order_that_survives_a_crash() {
+    fn writes_sync_and_rename_in_crash_safe_order() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().file_name().unwrap().to_str().unwrap().to_string();
         probe::take();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_replaced_as_a_whole() {
+    fn replaces_a_file_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         for text in [&b"one and more"[..], b"two"] {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_leaves_the_old_file_and_nothing_else() {
+    fn a_failed_write_keeps_the_old_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         write(&path, b"old").unwrap();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_writers_leftover_is_replaced() {
+    fn overwrites_the_leftover_of_a_killed_writer() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         fs::write(temporary_path(&path), b"longer than what follows").unwrap();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_visible_before_the_end() {
+    fn a_file_appears_only_when_finished() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let mut file = NewFile::create(&path).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_write_one_file_write_aside_in_different_places() {
+    fn shared_writes_use_a_name_per_process() {
         let dir = tempfile::tempdir().unwrap();
         probe::take();
         write_shared(&dir.path().join("a"), b"one").unwrap();

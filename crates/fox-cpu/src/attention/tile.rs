@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_the_plain_product_at_every_level() {
+    fn matches_the_plain_product_at_every_level() {
         let value = |i: usize| ((i * 7919) % 201) as f32 / 100.0 - 1.0;
         for level in Level::available() {
             for (m, n, k) in [(8, 16, 1), (16, 48, 7), (64, 64, 64), (24, 32, 33)] {

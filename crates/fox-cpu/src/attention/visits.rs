@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_differences_stay_accurate_after_two_million_tokens() {
+    fn prefix_sums_are_accurate_after_2m_tokens() {
         // A gate whose sum drifts far from zero in a way that f32 sums cannot follow.
         let n = 2_000_000;
         let gates: Vec<f32> = (0..n).map(|t| -0.3 - ((t * 7919) % 1000) as f32 * 1e-4).collect();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn causal_visits_are_the_lower_triangle() {
+    fn causal_mask_visits_the_lower_triangle() {
         let view = View { mask: Mask::Causal, own: true, window: None, k_len: 200 };
         let visits = Visits::new(&segment(200, 200), &view, None, None);
         assert_eq!(visits.ranges, vec![0..1, 0..2, 0..3, 0..4]);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_own_position_a_block_border_moves_by_one() {
+    fn excluding_the_diagonal_shifts_block_borders() {
         let view = View { mask: Mask::Causal, own: false, window: None, k_len: 65 };
         assert_eq!(Visits::new(&segment(1, 65), &view, None, None).ranges, vec![0..1]);
         assert_eq!(Visits::new(&segment(1, 1), &view, None, None).visited, 0);
@@ -250,14 +250,14 @@ mod tests {
     }
 
     #[test]
-    fn a_window_cuts_off_old_blocks() {
+    fn window_limits_visited_blocks() {
         let view = View { mask: Mask::Causal, own: true, window: Some(65), k_len: 320 };
         let visits = Visits::new(&segment(320, 320), &view, None, None);
         assert_eq!(visits.ranges, vec![0..1, 0..2, 1..3, 2..4, 3..5]);
     }
 
     #[test]
-    fn strong_gates_prune_and_the_diagonal_stays() {
+    fn strong_gates_prune_all_but_the_diagonal() {
         let gates = vec![-1.0; 640];
         let pool = Pool::new(false);
         let segment = segment(640, 640);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn key_runs_cover_every_block_once() {
+    fn key_ranges_partition_the_blocks() {
         let view = View { mask: Mask::Causal, own: true, window: None, k_len: 1000 };
         let visits = Visits::new(&segment(1000, 1000), &view, None, None);
         for parts in 1..20 {

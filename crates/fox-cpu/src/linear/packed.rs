@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn bfloat16_rounds_to_the_nearest_even() {
+    fn bf16_rounds_to_nearest_even() {
         for (x, want) in [
             (1.0, 1.0),
             (1.0 + 1.0 / 256.0, 1.0),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_those_of_the_unpacked_weights_at_any_shape_and_level() {
+    fn packed_products_match_unpacked_weights() {
         let pool = Pool::new(true);
         let mut rng = Rng::new(3);
         for level in Level::available() {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_independent_of_the_other_rows() {
+    fn packed_products_are_batch_invariant() {
         let pool = Pool::new(false);
         let mut rng = Rng::new(4);
         let (n, k) = (61, 200);

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_at_the_edges() {
+    fn exp_handles_extreme_arguments() {
         let x = [f32::NEG_INFINITY, -200.0, -104.5, 89.0, f32::INFINITY, f32::NAN, 0.0, -0.0];
         for level in Level::available() {
             let mut y = [1.0; 8];
