@@ -1,4 +1,4 @@
-//! How far one list of numbers is from another.
+//! Error measures of lists of numbers.
 //!
 //! Both measures are infinite where lengths differ or a difference is not a number, so that `error <= bound`
 //! fails whenever something is wrong. Equal infinities (the logsumexp of padding) agree.

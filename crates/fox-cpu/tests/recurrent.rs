@@ -66,7 +66,7 @@ fn extreme_gates_stay_finite() {
         for decay in [0.0, -1e-8, -1e-3, -20.0, -88.0, -1e4, f32::MIN, f32::NEG_INFINITY] {
             run(update, channels, 200, 1.0, |_| decay);
         }
-        // Side by side: what is forgotten at once beside what is kept for good.
+        // Decays of almost 0 and of almost 1 side by side.
         run(update, channels, 200, 1.0, |t| if t % 7 == 3 { -1e4 } else { -1e-6 });
     }
 }

@@ -27,7 +27,7 @@ fn run(device: &Device, len: usize, score: f64, spread: f64, gate: f32) -> Vec<V
     results.iter().map(|x| x.to_f64().unwrap()).collect()
 }
 
-/// Shares of 1 in 60,000 (most of the stick is left at the end), of 1 in 400 (a memory of some hundred
+/// Fractions of 1 in 60,000 (most of the stick is left at the end), of 1 in 400 (a memory of some hundred
 /// tokens), around a half, and all but 1 in 10,000.
 #[test]
 fn attention_over_8192_tokens_is_accurate() {

@@ -157,7 +157,7 @@ fn largest_error_finds_one_wrong_element() {
     got[123_456] = f64::NAN;
     assert_eq!(cases::largest_error(&got, &want), f64::INFINITY);
     assert_eq!(cases::largest_error(&got[1..], &want), f64::INFINITY);
-    // Relative to the largest element, and to nothing smaller than the floor.
+    // Relative to the largest element, and at least `FLOOR`.
     assert_eq!(cases::largest_error(&[3.0, 0.0], &[4.0, 0.0]), 0.25);
     assert_eq!(cases::largest_error(&[0.01], &[0.0]), 0.01 / cases::FLOOR);
     let inf = f64::NEG_INFINITY;

@@ -53,7 +53,7 @@ fn check_on(mut case: Case, device: &Device) {
     }
 }
 
-/// Ops with many or slow cases, each in a test of its own; [`every_other_op`] has all the rest.
+/// Ops with many or slow cases, each in a separate test; [`every_other_op`] has all the rest.
 const APART: [&str; 6] = [
     "attention/causal",
     "attention/bidirectional",

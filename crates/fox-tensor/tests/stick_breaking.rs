@@ -38,7 +38,7 @@ impl Operands {
     }
 }
 
-/// The definition with plain products: the current token takes no part, what is left of the stick
+/// The definition with plain products: the current token takes no part, the remaining stick
 /// is what no key took, and the gates multiply the weights.
 #[test]
 fn matches_the_definition_of_stick_breaking() {

@@ -1,4 +1,4 @@
-//! A file that has its name only when it is whole.
+//! Files that appear only when they are complete.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::{Result, call, parent, sync_folder, temporary_path};
 
-/// A file under a temporary name. Dropped without [`NewFile::finish`], it is removed, and what stood at its
-/// path before stays.
+/// A file under a temporary name. Dropped without [`NewFile::finish`], it is removed, and an existing file at its path
+/// stays.
 #[derive(Debug)]
 pub struct NewFile {
     path: PathBuf,
@@ -17,7 +17,7 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Starts the file that will stand at `path`, in a folder that exists.
+    /// Starts the file at `path`, in a folder that exists.
     pub fn create(path: &Path) -> Result<NewFile> {
         NewFile::create_as(path, temporary_path(path))
     }
@@ -28,7 +28,7 @@ impl NewFile {
         Ok(NewFile { path: path.to_path_buf(), temporary, out, renamed: false })
     }
 
-    /// Where the file will stand.
+    /// Final path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -38,7 +38,7 @@ impl NewFile {
         call("write", &self.temporary, || self.out.write_all(bytes))
     }
 
-    /// Syncs the file, gives it its name in place of what stood there, and makes the name last.
+    /// Syncs the file, renames it to its path, replacing an existing file, and syncs the folder.
     pub fn finish(mut self) -> Result<()> {
         let temporary = &self.temporary;
         call("write", temporary, || self.out.flush())?;
@@ -52,19 +52,19 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.renamed {
-            // The error that led here is the one to report; the next writer replaces what stays.
+            // The error that led here is the one to report; the next writer overwrites a leftover.
             let _ = fs::remove_file(&self.temporary);
         }
     }
 }
 
-/// Writes a file whole, in a folder that exists.
+/// Writes a file atomically, in a folder that exists.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fill(NewFile::create(path)?, bytes)
 }
 
-/// [`write()`] for a file that several processes may write at the same time, such as one of a cache: the last
-/// one stands. What a killed writer left behind is not removed.
+/// [`write()`] for a file that several processes may write concurrently, such as one of a cache: the last one wins. The
+/// leftover of a killed writer is not removed.
 pub fn write_shared(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}", std::process::id()));
@@ -91,7 +91,7 @@ mod tests {
         let mut wanted = vec![
             "create a.partial".to_string(),
             "write a.partial".into(),
-            // What the buffer holds.
+            // The flush of the buffer.
             "write a.partial".into(),
             "sync a.partial".into(),
             "rename a.partial".into(),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_keeps_the_old_file() {
+    fn failed_write_keeps_the_old_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         write(&path, b"old").unwrap();
@@ -127,7 +127,7 @@ mod tests {
             assert_eq!(fs::read(&path).unwrap(), b"old", "{action}");
             assert_eq!(entries(dir.path()).unwrap(), [path.as_path()], "{action}");
         }
-        // Given up half-way without an error, too.
+        // Also when it is dropped without an error.
         NewFile::create(&path).unwrap().write_all(b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(entries(dir.path()).unwrap(), [path]);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_appears_only_when_finished() {
+    fn file_appears_only_when_finished() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let mut file = NewFile::create(&path).unwrap();
