@@ -63,6 +63,7 @@ const TOLERANCE: f64 = 2e-5;
 /// Half a unit in the last place of bf16.
 const BF16_ROUNDING: f64 = 1.0 / 256.0;
 
+/// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
     let decoding = decoding::cases().iter().any(|(name, ..)| args.wants(name));
