@@ -41,7 +41,7 @@ fn check_text(tokenizer: &Tokenizer, text: &str) {
     if !matches!(tokenizer, Tokenizer::Synthetic(_)) {
         assert_eq!(decoded, text);
     }
-    // Streamed, and up to a stop string: a substring of the text.
+    // Streamed, and up to a stop string: a prefix of the text.
     assert_eq!(stream(tokenizer, &ids, None), decoded);
     let mut starts = decoded.char_indices().skip(2).map(|(at, _)| at);
     if let (Some(from), Some(to)) = (starts.next(), starts.nth(1)) {
@@ -77,7 +77,7 @@ fn check_ids(tokenizer: &Tokenizer, bytes: &[u8]) {
     stream(tokenizer, &ids, Some("\n"));
 }
 
-/// The streamed text.
+/// The text that a client receives, delta by delta.
 fn stream(tokenizer: &Tokenizer, ids: &[u32], stop: Option<&str>) -> String {
     let stops: Vec<String> = stop.into_iter().map(str::to_owned).collect();
     let mut stream = TextDecoder::new(tokenizer, &[], &stops).unwrap();

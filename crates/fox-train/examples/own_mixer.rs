@@ -1,4 +1,4 @@
-//! A mixer of one's own, in one file and outside of the crates it plugs into: a gated exponential moving
+//! A custom mixer, in one file and outside of the crates it plugs into: a gated exponential moving
 //! average. It is registered, trained on the embedded corpus by the real trainer, exported, read again, and
 //! decoded token by token.
 //!
@@ -260,7 +260,7 @@ fn largest_change(a: &Model, b: &Model, name: &str) -> Result<f32, Box<dyn Error
 }
 
 /// Runs it in a folder that is gone afterwards.
-#[allow(dead_code)] // the test that includes this file has a harness of its own
+#[allow(dead_code)] // the test that includes this file has its own harness
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let seen = run(folder.path())?;
