@@ -1,4 +1,4 @@
-//! `fox bench capacity`: how many long streams fit a cache that forgets, against one that keeps all.
+//! `fox bench capacity`: how many long sequences fit into a KV cache with and without eviction.
 
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
@@ -20,33 +20,33 @@ use crate::device::DeviceArgs;
 use crate::engine::{EngineArgs, Weights};
 use crate::output;
 
-/// Long streams that fit: a cache that forgets against one that keeps all
+/// Long sequences that fit into a KV cache with eviction, against a cache without
 ///
-/// Both sides get the same memory and the same streams, more than fit. What counts is how many decode at the same time
-/// once nobody reads a prompt any more and nobody else is let in; the run ends there. Eviction drops what provably has
-/// next to no share of any later softmax: the log-probabilities of the first stream are compared between the sides.
-/// Streams begin with random tokens, read in pieces of at least 32 tokens for each stream that asks unless
-/// --prefill-chunk says otherwise.
+/// Both sides get the same memory and the same requests, more than fit. The result is the number of sequences that
+/// decode together when no request is in prefill and no other can be admitted; the run ends there. Evicted keys have
+/// provably next to no weight in any later softmax: the log-probabilities of the first sequence are compared between
+/// the sides. Prompts are random tokens, prefilled in chunks of at least 32 tokens per request unless
+/// --prefill-chunk is given.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint folder, or a published model such as fox-pro-760m, with random weights
     #[arg(value_name = "MODEL", default_value = "fox-pro-125m")]
     model: String,
-    /// How the weights are kept
+    /// Format of the weights
     #[arg(long, value_enum, default_value_t = Weights::F32)]
     weights: Weights,
-    /// Tokens of each stream's prompt
+    /// Tokens of each prompt
     #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     context: u32,
-    /// Streams that ask for memory; without it, 16 times as many as fit if all is kept, from 8 to 256
+    /// Requests; without it, 16 times as many as fit without eviction, from 8 to 256
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     streams: Option<u32>,
-    /// Tokens that a stream generates at most; without it, enough that the first stream still decodes when the last
-    /// prompt has been read, and no more than a sixteenth of the context
+    /// Maximum number of generated tokens per request; without it, enough that the first still decodes after the last
+    /// prefill, and at most a sixteenth of the context
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
     tokens: Option<u32>,
-    /// Memory of the first and the last head of every layer in tokens, geometric between, whatever the input, e.g.
-    /// 16,1024: instead of the gates of the model, which have learned nothing if its weights are random
+    /// Fixed memory of the first and the last head of every layer in tokens, geometric between, e.g. 16,1024: replaces
+    /// the model's gates, which are untrained if its weights are random
     #[arg(long, value_name = "SHORTEST,LONGEST", value_parser = parse_memory)]
     memory: Option<DecayTime>,
     #[command(flatten)]
@@ -58,14 +58,14 @@ pub struct Args {
     json: bool,
 }
 
-/// How many times the streams that fit without forgetting ask for memory, unless told otherwise.
-const ASKING: usize = 16;
-/// Tokens of the first stream that are compared, at least, where it has as many.
+/// Default number of requests as a multiple of those that fit without eviction.
+const OVERSUBSCRIPTION: usize = 16;
+/// Minimum number of compared tokens of the first sequence.
 const COMPARED: usize = 32;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.engine.eviction == Eviction::Off {
-        bail!("--eviction off leaves nothing to compare; give another, or none");
+        bail!("--eviction off leaves nothing to compare; choose another eviction");
     }
     let device = args.device.open()?;
     let model = prepare(args, &device)?;
@@ -75,10 +75,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let cost = SequenceCost::new(model.config().state_specs(), options.prefill_chunk, &device);
     let (context, budget) = (args.context as usize, options.cache_bytes);
-    let asking = (ASKING * (budget / cost.worst_case(context))).clamp(8, 256);
+    let asking = (OVERSUBSCRIPTION * (budget / cost.worst_case(context))).clamp(8, 256);
     let streams = args.streams.map_or(asking, |streams| streams as usize);
-    // While prompts are read, a step reads at least one piece, and each stream that decodes gets one token: with long
-    // pieces, the first stream is still there when the last prompt has been read.
+    // During prefill a step has at least one prefill chunk, and every decoding sequence gets one token: with long chunks
+    // the first sequence still decodes after the last prefill.
     if args.engine.prefill_chunk.is_none() {
         options.prefill_chunk = options.prefill_chunk.max(32 * streams);
     }
@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let keeping = EngineOptions { eviction: Eviction::Off, ..options.clone() };
     let (keeps, kept) = fill("keeps all", model, keeping, requests())?;
     let (forgets, pruned) = fill("forgets", prepare(args, &device)?, options, requests())?;
-    // Greedy streams that once chose differently read different tokens from there on.
+    // Greedy sequences diverge after the first different token.
     let pairs = kept.iter().zip(&pruned).take_while(|(a, b)| a.id == b.id);
     let differences: Vec<f64> =
         pairs.map(|(a, b)| f64::from(a.logprob - b.logprob).abs()).collect();

@@ -1,4 +1,4 @@
-//! `fox bench decode`: how fast a model generates, against the memory it has to read.
+//! `fox bench decode`: decode throughput against the memory roofline.
 
 use std::process::ExitCode;
 
@@ -22,10 +22,10 @@ use fox_lab::args::subjects::Opened;
 
 /// Generation: tokens per second by context length, weight format and batch
 ///
-/// The floor is the time to read every weight (in its format) and the sequence's cache once per token, at the rate
-/// of the best sum over 512 MiB in the same run. Log-probabilities are checked against the training forward
-/// first. A published model has random weights and reads random tokens; a checkpoint of the embedded corpus reads
-/// a document of it.
+/// The roofline is the time to read every weight (in its format) and the KV cache once per token, at the memory
+/// bandwidth measured in the same run (the best sum over 512 MiB). Log-probabilities are checked against the training
+/// forward first. A published model has random weights and a random prompt; for a checkpoint of the embedded corpus the
+/// prompt is a document of it.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint folder, or a published model such as fox-pro-760m
@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 32,
           value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
-    /// Requests at the same time, each of 32 prompt tokens
+    /// Concurrent requests, each with 32 prompt tokens
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 16],
           value_parser = clap::value_parser!(u32).range(1..=64))]
     batches: Vec<u32>,
@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let model = open(&args.model, &device)?;
         let bytes = model.weight_bytes_per_step(weights.format());
         let longest = args.contexts.iter().max().map_or(0, |n| *n as usize);
-        // One more than is measured, and the check is short.
+        // One more than is measured; the check is short.
         let context = longest.max(BATCH_PROMPT) + args.tokens as usize + 1;
         let options = EngineOptions {
             share_prefixes: false,
@@ -119,9 +119,9 @@ pub(super) fn open(name: &str, device: &Device) -> Result<Model> {
     Ok(Opened::new(name, device)?.model)
 }
 
-/// What the model reads.
+/// Prompts of the benchmark.
 struct Text {
-    /// A document of the embedded corpus; empty when the model has another vocabulary.
+    /// A document of the embedded corpus; empty if the model has another vocabulary.
     document: Vec<i32>,
     vocab: usize,
 }
@@ -145,7 +145,7 @@ impl Text {
         Ok(Text { document: document.into_iter().map(|id| id as i32).collect(), vocab })
     }
 
-    /// Some ids; random ones when there is no document.
+    /// Token ids of the document; random without one.
     fn ids(&self, seed: u64, len: usize) -> Vec<i32> {
         let mut rng = Rng::new(seed);
         match self.document.len().checked_sub(len) {
@@ -155,7 +155,7 @@ impl Text {
     }
 }
 
-/// Log-probabilities of `length` tokens with eviction as asked for, against those without.
+/// Log-probabilities of `length` tokens with eviction, compared with those without.
 fn agreement(args: &Args, device: &Device, text: &Text, length: usize) -> Result<Value> {
     let run = |eviction: Eviction| {
         let options = EngineOptions {
@@ -177,7 +177,7 @@ fn agreement(args: &Args, device: &Device, text: &Text, length: usize) -> Result
     }))
 }
 
-/// Tokens and the end of an answer.
+/// Tokens and statistics of a finished request.
 fn finish(events: impl Iterator<Item = Event>) -> Result<(Vec<ScoredToken>, Finished)> {
     let mut tokens = Vec::new();
     for event in events {
@@ -221,10 +221,10 @@ fn stream(
     bytes: f64,
 ) -> Result<Value> {
     let context = prompt.len();
-    // The first token comes with the prompt.
+    // The first token belongs to the prefill.
     let request = Request::greedy(prompt, tokens + 1);
     let (_, finished) = finish(engine.submit(request)?)?;
-    // The engine's clock: tokens may reach this thread late and together.
+    // The engine's clock, because events may arrive late.
     let rate = tokens as f64 / finished.usage.decode_s;
     let bytes = bytes + finished.cache.bytes as f64;
     Ok(json!({
@@ -235,7 +235,7 @@ fn stream(
     }))
 }
 
-/// Several requests at once, prompts included.
+/// Throughput of several concurrent requests, including prefill.
 fn together(
     engine: &Engine,
     weights: &str,
@@ -263,7 +263,7 @@ fn describe(report: &Value) -> String {
         "context",
         "tokens/s",
         "GB/s",
-        "of the floor",
+        "of roofline",
         "cache",
         "evicted",
         "prompt tokens/s",

@@ -1,4 +1,4 @@
-//! `fox bench greedy`: tokens per second of bare decode steps, without the inference engine.
+//! `fox bench greedy`: throughput of decode steps without the inference engine.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,10 +13,10 @@ use super::{architectures, machine, median};
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Greedy generation through the decode state
+/// Greedy decoding without the inference engine
 ///
-/// Every step reads all weights that tokens are multiplied with, and the keys and values so far: the floor is
-/// the time to read them at the rate of a large copy in this run. A step ends when the next token is known.
+/// Every step reads all matmul weights and the KV cache: the roofline is the time to read them at the bandwidth of a
+/// large copy in this run. A step ends when the next token is known.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model
@@ -37,7 +37,7 @@ pub struct Args {
     /// Sequences
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
-    /// Tokens of each sequence before the first that is generated
+    /// Tokens of each prompt
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     prompt: u32,
     /// Tokens to generate; the median step counts
@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     output::print(&format!(
         "decoding {batch} x {prompt} + {} tokens, {}\n\
          {:.3} ms per step, {:.3} ms of it until all is launched: {:.0} tokens/s; the prompt {:.1} ms\n\
-         {:.1}% of the floor ({} per step at {}/s)\n",
+         {:.1}% of the roofline ({} per step at {}/s)\n",
         args.tokens,
         machine(&device),
         step * 1e3,
@@ -124,10 +124,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The most likely token of each row.
+/// The argmax of each row.
 fn best(logits: &[f32], rows: usize) -> Vec<i32> {
     let top = |row: &[f32]| {
-        // Lanes, so that it takes less time than the copy from the device.
+        // Vectorized by lanes, to take less time than the copy from the device.
         const LANES: usize = 16;
         let mut tops = [f32::NEG_INFINITY; LANES];
         for part in row.chunks(LANES) {
@@ -141,7 +141,7 @@ fn best(logits: &[f32], rows: usize) -> Vec<i32> {
     logits.chunks(logits.len() / rows).map(top).collect()
 }
 
-/// Bytes read per second by a large copy, of which as many are written.
+/// Memory bandwidth in bytes per second, from a large copy.
 fn copy_rate(device: &Device) -> Result<f64> {
     let rows = 1 << 16;
     let from = device.full([rows, 1024], 1.0)?;
@@ -155,6 +155,6 @@ fn copy_rate(device: &Device) -> Result<f64> {
         device.backend().synchronize()?;
         best = best.min(begin.elapsed().as_secs_f64() / 4.0);
     }
-    // A step only reads: what a copy reads and writes is what the memory can move.
+    // A decode step only reads; a copy reads and writes as many bytes.
     Ok(2.0 * (rows * 1024 * 4) as f64 / best)
 }
