@@ -10,6 +10,7 @@ use cudarc::driver::{result, sys};
 use crate::compile::compile_cached;
 use crate::copies::Staging;
 use crate::generation::{ComputeCapability, Generation};
+use crate::kernel_cache::KernelCache;
 use crate::launch::{Kernel, Module};
 use crate::pool::{Buffer, Element, Pool};
 use crate::source::Source;
@@ -31,6 +32,7 @@ pub struct Gpu {
     shared_bytes: usize,
     pool: Arc<Pool>,
     modules: Mutex<HashMap<ModuleKey, Arc<Module>>>,
+    kernels: KernelCache,
     pub(crate) staging: Mutex<Staging>,
     pub(crate) attention: crate::attention::LaunchCache,
 }
@@ -116,6 +118,7 @@ impl Gpu {
             shared_bytes: shared.unsigned_abs() as usize,
             pool: Arc::new(Pool::new(stream)),
             modules: Mutex::default(),
+            kernels: KernelCache::default(),
             staging: Mutex::default(),
             attention: crate::attention::LaunchCache::default(),
         })
@@ -217,6 +220,20 @@ impl Gpu {
             .map_err(|e| Error::driver("cuStreamSynchronize", e))
     }
 
+    /// The function `entry` of `source` for launches on this GPU's stream, from the cache; `defines` are those of the
+    /// variant.
+    pub(crate) fn cached_kernel<K: PartialEq + Send + Sync + 'static>(
+        &self,
+        source: Source,
+        entry: &'static str,
+        variant: K,
+        defines: impl FnOnce(&K) -> Vec<String>,
+    ) -> Result<Arc<Kernel>> {
+        self.bind()?;
+        let compile = |variant: &K| self.kernel(source, &defines(variant), entry);
+        self.kernels.get(source, entry, variant, compile)
+    }
+
     /// The function `entry` of `source`, compiled with `defines`; compiled and loaded once.
     pub(crate) fn kernel(&self, source: Source, defines: &[String], entry: &str) -> Result<Kernel> {
         self.kernel_on(self.stream, source, defines, entry)
@@ -262,6 +279,7 @@ impl Drop for Gpu {
         // Errors in a destructor cannot be reported.
         let _ = self.synchronize();
         self.attention.clear();
+        self.kernels.clear();
         if let Ok(mut modules) = self.modules.lock() {
             modules.clear();
         }

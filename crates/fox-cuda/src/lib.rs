@@ -34,6 +34,7 @@ mod copies;
 mod error;
 mod generation;
 mod gpu;
+mod kernel_cache;
 mod launch;
 mod nccl;
 mod ops;

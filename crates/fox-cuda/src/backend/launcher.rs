@@ -110,10 +110,7 @@ impl Cuda {
     /// As for [`crate::launch::Launch::run`].
     pub(crate) unsafe fn launch<P: KernelParams>(&self, op: &Op, params: P) -> Result<()> {
         let Op { source, entry, variant, grid: [x, y], block, shared } = *op;
-        self.gpu.bind()?;
-        let kernel = self
-            .kernels
-            .get((source, entry, variant), || self.gpu.kernel(source, &variant.defines(), entry))?;
+        let kernel = self.gpu.cached_kernel(source, entry, variant, |variant| variant.defines())?;
         let launch = kernel.launch([x, y, 1], block).shared(shared).params(params)?;
         // SAFETY: the caller's promise.
         unsafe { launch.run(|| format!("{variant:?}")) }

@@ -21,13 +21,12 @@ use std::sync::Arc;
 
 use fox_tensor::{Backend, Caps, DType, Device, OpTime, Shape, Span, Tensor};
 
-use crate::launch::Kernel;
 use crate::nccl::Connection;
 use crate::ops::linear::Gemm;
-use crate::ops::packed::{Dequantize, Packed};
+use crate::ops::packed::Packed;
 use crate::ops::scan;
 use crate::recent::Recent;
-use crate::{Buffer, Error, Gpu, Result, Source};
+use crate::{Buffer, Error, Gpu, Result};
 use profile::Profiler;
 use rows::{RopeTables, RowTables};
 use storage::{Data, Memory, memory};
@@ -50,14 +49,7 @@ pub struct Cuda {
     pub(crate) profiler: Profiler,
     pub(crate) row_tables: RowTables,
     pub(crate) rope_tables: RopeTables,
-    pub(crate) kernels: Recent<(Source, &'static str, launcher::Variant), Kernel>,
-    pub(crate) scan_kernels: scan::add::ScanKernels,
-    pub(crate) delta_kernels: scan::delta::DeltaKernels,
     pub(crate) chunk_tables: scan::chunks::ChunkTables,
-    /// By the type of the numbers, and whether eight of them are unpacked at once.
-    pub(crate) dequantize_kernels: Recent<(DType, bool), Dequantize>,
-    /// Kernels for few rows, by their defines.
-    pub(crate) step_kernels: Recent<Vec<String>, Kernel>,
     pub(crate) connection: Connection,
     pub(crate) gemm: Gemm,
     // Dropped last: everything above holds its memory.
@@ -86,12 +78,7 @@ impl Cuda {
             profiler: Profiler::default(),
             row_tables: RowTables::default(),
             rope_tables: RopeTables::default(),
-            kernels: Recent::default(),
-            scan_kernels: Recent::default(),
-            delta_kernels: Recent::default(),
             chunk_tables: Recent::default(),
-            dequantize_kernels: Recent::default(),
-            step_kernels: Recent::default(),
             connection: Connection::default(),
             gemm: Gemm::new(&gpu)?,
             gpu,

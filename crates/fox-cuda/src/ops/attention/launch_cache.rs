@@ -20,14 +20,12 @@ pub(crate) struct LaunchCache {
     /// By segments and tile sizes.
     pub(super) tilings: Recent<(Segments, usize, usize), Tiling>,
     tiles: Recent<TileKey, TileConfig>,
-    kernels: Recent<(Source, &'static str, Variant), Kernel>,
     zeros: ZeroArena,
 }
 
 impl LaunchCache {
     pub(crate) fn clear(&self) {
         self.tilings.clear();
-        self.kernels.clear();
         self.zeros.clear();
     }
 }
@@ -100,9 +98,7 @@ impl<T: Float> Attention<'_, T> {
         variant: Variant,
         defines: impl FnOnce() -> Vec<String>,
     ) -> Result<Arc<Kernel>> {
-        self.gpu.bind()?;
-        let kernels = &self.gpu.attention.kernels;
-        kernels.get((source, entry, variant), || self.gpu.kernel(source, &defines(), entry))
+        self.gpu.cached_kernel(source, entry, variant, |_| defines())
     }
 
     /// Zeroed memory for `len` integers.

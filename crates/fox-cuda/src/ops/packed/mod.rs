@@ -1,5 +1,7 @@
 //! Quantized weights for inference: matmuls and downloads read them, nothing writes them.
 
+use std::sync::Arc;
+
 use fox_tensor::{DType, INT8_BLOCK, PackOps, Tensor, WeightFormat};
 use half::bf16;
 
@@ -111,7 +113,7 @@ impl Int8 {
 
 /// Dequantizes matrices whose widths are multiples of `vec`.
 pub(crate) struct Dequantize {
-    kernel: Kernel,
+    kernel: Arc<Kernel>,
     vec: usize,
     most_blocks: usize,
 }
@@ -120,7 +122,8 @@ impl Dequantize {
     /// To values of type `dtype`.
     pub(crate) fn new(gpu: &Gpu, dtype: DType, width: usize) -> Result<Self> {
         let variant = Variant::plain(dtype, width);
-        let kernel = gpu.kernel(SOURCE, &variant.defines(), "dequantize_int8")?;
+        let kernel =
+            gpu.cached_kernel(SOURCE, "dequantize_int8", variant, |variant| variant.defines())?;
         Ok(Dequantize { kernel, vec: variant.vec, most_blocks: 8 * gpu.processors() as usize })
     }
 
@@ -177,11 +180,10 @@ impl Cuda {
             rows,
             width,
         };
-        self.gpu.bind()?;
         let variant = Variant::plain(DType::F32, 1);
-        let kernel = self.kernels.get((SOURCE, "quantize_int8", variant), || {
-            self.gpu.kernel(SOURCE, &variant.defines(), "quantize_int8")
-        })?;
+        let kernel = self
+            .gpu
+            .cached_kernel(SOURCE, "quantize_int8", variant, |variant| variant.defines())?;
         // One warp per block of values.
         let grid = [self.flat_blocks(32 * blocks), 1, 1];
         let launch = kernel.launch(grid, THREADS).params(params)?;
