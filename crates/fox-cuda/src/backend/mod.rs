@@ -21,11 +21,11 @@ use std::sync::Arc;
 
 use fox_tensor::{Backend, Caps, DType, Device, OpTime, Shape, Span, Tensor};
 
+use crate::lru::LruCache;
 use crate::nccl::Connection;
 use crate::ops::linear::Gemm;
 use crate::ops::packed::Packed;
 use crate::ops::scan;
-use crate::recent::Recent;
 use crate::{Buffer, Error, Gpu, Result};
 use profile::Profiler;
 use rows::{RopeTables, RowTables};
@@ -78,7 +78,7 @@ impl Cuda {
             profiler: Profiler::default(),
             row_tables: RowTables::default(),
             rope_tables: RopeTables::default(),
-            chunk_tables: Recent::default(),
+            chunk_tables: LruCache::default(),
             connection: Connection::default(),
             gemm: Gemm::new(&gpu)?,
             gpu,
@@ -132,7 +132,7 @@ impl Cuda {
         Ok((tensor, address))
     }
 
-    /// A tensor's memory that nobody else holds; a copy if someone does. Weights in fewer bits are refused.
+    /// A tensor's memory, copied first if it is shared. An error for quantized weights.
     pub(crate) fn unshared<'a>(&self, x: &'a mut Tensor) -> Result<&'a mut Memory> {
         if let Data::Packed(_) = memory(x)?.data {
             return Err(Packed::refusal());
@@ -180,7 +180,7 @@ impl Cuda {
         }
     }
 
-    /// An operand in the type that a kernel wants; converted first if it must be.
+    /// An operand as `dtype`, converted if needed.
     pub(crate) fn operand<'a>(&self, x: &'a Tensor, dtype: DType) -> Result<Operand<'a>> {
         let data = &memory(x)?.data;
         Ok(match (data, dtype) {
@@ -195,7 +195,7 @@ impl Cuda {
         })
     }
 
-    /// An operand that is not needed afterwards: the result takes its place if nobody else holds it.
+    /// Memory for a result in place of an operand that is not needed afterwards, if it is not shared.
     pub(crate) fn replaced(&self, x: Tensor) -> Result<Replaced> {
         let (shape, device) = (x.shape(), x.device().clone());
         let mut x = match self.activation(&x)? {
@@ -221,8 +221,8 @@ impl Cuda {
         self.operand(x, DType::F32)
     }
 
-    /// Weights of a product, in the type of activations. The copy of f32 weights is kept with them; weights in 8 bits
-    /// are unpacked for this call alone.
+    /// Weights of a matmul in the type of activations. The bf16 copy of f32 weights is stored with them; int8 weights are
+    /// dequantized for this call alone.
     pub(crate) fn weights<'a>(&self, x: &'a Tensor) -> Result<Operand<'a>> {
         let held = memory(x)?;
         match (&held.data, self.precision) {
@@ -234,7 +234,7 @@ impl Cuda {
     }
 }
 
-/// An operand that may give its place to a result of its shape.
+/// A result that may reuse the memory of an operand.
 pub(crate) struct Replaced {
     /// The result.
     pub(crate) out: Tensor,
@@ -246,13 +246,13 @@ pub(crate) struct Replaced {
     pub(crate) old: Option<Tensor>,
 }
 
-/// An operand on its way to a kernel.
+/// An operand of a kernel.
 pub(crate) enum Operand<'a> {
-    /// The tensor's own memory.
+    /// The tensor's memory.
     Own(&'a Data),
     /// Made for this call.
     Converted(Data),
-    /// Kept beside the tensor.
+    /// The bf16 copy stored with the tensor.
     Kept(Arc<Buffer<half::bf16>>),
 }
 
@@ -307,7 +307,7 @@ impl Backend for Cuda {
     }
 
     fn profile(&self, on: bool) {
-        // Without a beginning there is nothing to note.
+        // Profiling is best effort.
         let _ = self.set_profiling(on);
     }
 

@@ -11,15 +11,15 @@ use super::Attention;
 use super::tiles::{self, Features, TileConfig};
 use super::tiling::Tiling;
 use crate::launch::Kernel;
-use crate::recent::Recent;
+use crate::lru::LruCache;
 use crate::{Buffer, Float, Gpu, Result, Source};
 
 /// Launch cache of a GPU.
 #[derive(Default)]
 pub(crate) struct LaunchCache {
     /// By segments and tile sizes.
-    pub(super) tilings: Recent<(Segments, usize, usize), Tiling>,
-    tiles: Recent<TileKey, TileConfig>,
+    pub(super) tilings: LruCache<(Segments, usize, usize), Tiling>,
+    tiles: LruCache<TileKey, TileConfig>,
     zeros: ZeroArena,
 }
 

@@ -2,7 +2,7 @@
 
 use fox_tensor::{DType, GatedNormGrads, GatedNormInputs, GatedNormOps, Tensor};
 
-use super::pieces::{self, Division, activation_code};
+use super::head_fragments::{self, HeadGrid, activation_code};
 use crate::backend::{Cuda, Operand, address};
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
@@ -53,7 +53,7 @@ kernel_params! {
 
 /// Typical variants, for compilation checks.
 pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
-    pieces::variants(GATED)
+    head_fragments::variants(GATED)
 }
 
 impl Cuda {
@@ -110,14 +110,14 @@ impl Cuda {
     }
 }
 
-fn division_of(dtype: DType, inputs: &GatedNormInputs<'_>, backward: bool) -> Division {
+fn division_of(dtype: DType, inputs: &GatedNormInputs<'_>, backward: bool) -> HeadGrid {
     let (rows, width) = (inputs.x.rows(), inputs.x.cols());
-    Division::new(dtype, width / inputs.groups, inputs.groups, rows, backward)
+    HeadGrid::new(dtype, width / inputs.groups, inputs.groups, rows, backward)
 }
 
 fn params(
     inputs: &GatedNormInputs<'_>,
-    division: &Division,
+    division: &HeadGrid,
     x: &Operand<'_>,
     norm: &Option<Operand<'_>>,
     gate: &Option<Operand<'_>>,

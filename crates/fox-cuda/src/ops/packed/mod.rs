@@ -195,10 +195,7 @@ impl Cuda {
     /// int8 weights as values of type `dtype`, for one matmul.
     pub(crate) fn unpack(&self, x: &Int8, dtype: DType) -> Result<Data> {
         let data = Data::alloc(&self.gpu, x.rows * x.width, dtype)?;
-        self.gpu.bind()?;
-        let kernel = self.dequantize_kernels.get((dtype, x.width.is_multiple_of(8)), || {
-            Dequantize::new(&self.gpu, dtype, x.width)
-        })?;
+        let kernel = Dequantize::new(&self.gpu, dtype, x.width)?;
         let mut params = DequantInt8 { width: x.width, ..DequantInt8::default() };
         params.matrices[0] = DequantMatrix {
             values: x.values.address().into(),

@@ -28,7 +28,6 @@ const CARRY_PER_THREAD: usize = 4;
 const MAX_HEADS: usize = 16;
 /// Segments up to this length are scanned token by token.
 const STEPWISE_LEN: usize = 8;
-/// Kernels by source, entry and shape.
 
 kernel_params! {
     #[derive(Default)]

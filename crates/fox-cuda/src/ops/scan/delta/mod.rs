@@ -10,7 +10,6 @@ use super::chunks::{Chunk, ChunkTable, ChunkedSegment};
 use super::operands::{HeldOperands, ScanOperands};
 use crate::backend::Cuda;
 use crate::backend::storage::{Data, memory};
-use crate::launch::Kernel;
 use crate::params::{ConstPtr, KernelParams, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Error, Result, Source};
