@@ -201,7 +201,7 @@ impl Gpu {
         buffer.set_bytes(0)
     }
 
-    /// Whether the stream is being captured as a graph; true if the driver cannot tell.
+    /// Whether the stream is being captured as a graph; true if the driver cannot report it.
     pub(crate) fn is_capturing(&self) -> bool {
         use sys::CUstreamCaptureStatus as Status;
         let mut status = Status::CU_STREAM_CAPTURE_STATUS_ACTIVE;

@@ -44,8 +44,6 @@ pub enum Precision {
 pub struct Cuda {
     pub(crate) precision: Precision,
     pub(crate) name: &'static str,
-    /// Whether decoding runs op by op instead of in slots.
-    op_by_op: bool,
     pub(crate) profiler: Profiler,
     pub(crate) row_tables: RowTables,
     pub(crate) rope_tables: RopeTables,
@@ -74,7 +72,6 @@ impl Cuda {
                 Precision::F32 => "cuda f32",
                 Precision::Bf16 => "cuda",
             },
-            op_by_op: false,
             profiler: Profiler::default(),
             row_tables: RowTables::default(),
             rope_tables: RopeTables::default(),
@@ -83,12 +80,6 @@ impl Cuda {
             gemm: Gemm::new(&gpu)?,
             gpu,
         })
-    }
-
-    /// Decodes op by op instead of in slots, for comparisons.
-    pub fn op_by_op(mut self, on: bool) -> Self {
-        self.op_by_op = on;
-        self
     }
 
     /// The GPU.
@@ -293,7 +284,7 @@ impl Backend for Cuda {
             linear_group: Some(self),
             packing: Some(self),
             paged: Some(self),
-            slots: (!self.op_by_op).then_some(self),
+            slots: Some(self),
             peers: Some(self),
         }
     }

@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reduction_is_a_tree_that_ends_at_the_owner() {
+    fn reduction_tree_ends_at_the_owner() {
         let mut random = fox_tensor::cases::Rng::new(5);
         for ranks in 1..=9usize {
             // The numbers of cases have so few bits that their sums are exact in any order.

@@ -108,7 +108,7 @@ mod tests {
     use crate::ops::paged::cases::PagedCase;
 
     #[test]
-    fn gates_of_sums_and_gates_of_pages_give_the_same() {
+    fn gates_from_sums_equal_gates_from_pages() {
         let device = Device::naive();
         for seed in 300..330 {
             let case = PagedCase::random(seed).unwrap();
