@@ -12,6 +12,7 @@ A new figure is a new line with the date, the machine, the exact command, what w
 import json
 import pathlib
 import re
+import signal
 import sys
 
 FIELDS = {"date": str, "machine": str, "command": str, "metric": str, "value": (int, float), "unit": str}
@@ -51,6 +52,7 @@ def show(words):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if sys.argv[1:] == ["--check"]:
         check()
     elif sys.argv[1:2] and sys.argv[1].startswith("-"):

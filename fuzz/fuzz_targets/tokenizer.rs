@@ -41,7 +41,7 @@ fn check_text(tokenizer: &Tokenizer, text: &str) {
     if !matches!(tokenizer, Tokenizer::Synthetic(_)) {
         assert_eq!(decoded, text);
     }
-    // In pieces, and up to a string that ends it: a part of the text itself.
+    // Streamed, and up to a stop string: a prefix of the text.
     assert_eq!(stream(tokenizer, &ids, None), decoded);
     let mut starts = decoded.char_indices().skip(2).map(|(at, _)| at);
     if let (Some(from), Some(to)) = (starts.next(), starts.nth(1)) {
@@ -74,15 +74,15 @@ fn check_ids(tokenizer: &Tokenizer, bytes: &[u8]) {
     stream(tokenizer, &ids, Some("\n"));
 }
 
-/// The text that a client gets, piece by piece.
+/// The text that a client receives, delta by delta.
 fn stream(tokenizer: &Tokenizer, ids: &[u32], stop: Option<&str>) -> String {
     let stops: Vec<String> = stop.into_iter().map(str::to_owned).collect();
     let mut stream = TextDecoder::new(tokenizer, &[], &stops).unwrap();
     let mut text = String::new();
     for &id in ids {
-        let piece = stream.push(id as i32).expect("ids of the tokenizer");
-        text.push_str(&piece.text);
-        if piece.stopped {
+        let delta = stream.push(id as i32).expect("ids of the tokenizer");
+        text.push_str(&delta.text);
+        if delta.stopped {
             return text;
         }
     }

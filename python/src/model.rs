@@ -319,9 +319,7 @@ impl Tokens {
                         *guard = None;
                     }
                     return match finished.reason {
-                        FinishReason::Failed(words) => {
-                            Err(PyRuntimeError::new_err(words))
-                        }
+                        FinishReason::Failed(words) => Err(PyRuntimeError::new_err(words)),
                         _ => Ok(None),
                     };
                 }

@@ -1,6 +1,6 @@
 //! Linear recurrences on the CPU: the delta rule, gated linear attention, Mamba-2.
 
-use fox_tensor::{Device, ScanInputs, ScanExtras, ScanSpec, Segments, StateUpdate, Tensor};
+use fox_tensor::{Device, ScanExtras, ScanInputs, ScanSpec, Segments, StateUpdate, Tensor};
 use pyo3::prelude::*;
 
 use crate::array::{Array, Raw};

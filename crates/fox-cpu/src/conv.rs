@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::Cpu;
 use crate::gated_norm::activate;
 use crate::pool::Buffer;
-use crate::rows::{Run, runs, sum_parts};
+use crate::rows::{RowChunk, row_chunks, sum_partials};
 use crate::shared::Shared;
 use crate::simd::{Level, Simd, dot, map, simd_fn, update};
 
@@ -30,12 +30,12 @@ impl ConvOps for Cpu {
     }
 }
 
-/// The passes, for [`Job::filtered`].
+/// Values of `PASS` of [`Operands::filtered`].
 const FORWARD: usize = 0;
 const BACKWARD: usize = 1;
 
-/// What the kernels of one call share.
-struct Job<'a> {
+/// Operands of one call as slices.
+struct Operands<'a> {
     level: Level,
     width: usize,
     taps: usize,
@@ -49,7 +49,7 @@ struct Job<'a> {
     segments: &'a [Segment],
 }
 
-impl<'a> Job<'a> {
+impl<'a> Operands<'a> {
     fn new(cpu: &'a Cpu, inputs: &ConvInputs<'a>, spec: &'a ConvSpec) -> Result<Self> {
         let (width, taps) = (inputs.x.cols(), inputs.taps());
         let mut filters = cpu.pool().take(width * taps)?;
@@ -58,7 +58,7 @@ impl<'a> Job<'a> {
                 filters[back * width + c] = *w;
             }
         }
-        Ok(Job {
+        Ok(Operands {
             level: cpu.level(),
             width,
             taps,
@@ -76,27 +76,33 @@ impl<'a> Job<'a> {
         &self.filters[back * self.width..][..self.width]
     }
 
-    /// The row `back` rows before row `t` of a run; `None` is a row of zeros.
-    fn input(&self, run: &Run, t: usize, back: usize) -> Option<&'a [f32]> {
-        let in_segment = run.row + t - self.segments[run.segment].q_start;
+    /// The row `back` rows before row `t` of a chunk; `None` means zeros.
+    fn input(&self, chunk: &RowChunk, t: usize, back: usize) -> Option<&'a [f32]> {
+        let in_segment = chunk.row + t - self.segments[chunk.segment].q_start;
         if back <= in_segment {
-            return Some(&self.x[(run.row + t - back) * self.width..][..self.width]);
+            return Some(&self.x[(chunk.row + t - back) * self.width..][..self.width]);
         }
         let rows = self.taps - 1;
-        let row = run.segment * rows + rows - (back - in_segment);
+        let row = chunk.segment * rows + rows - (back - in_segment);
         self.before.map(|before| &before[row * self.width..][..self.width])
     }
 
-    /// The convolution of row `t` of a run, with its bias. `PASS` tells forward from backward: each has
-    /// copies of the closures here and below that are called at one place only, and so are inlined.
+    /// The convolution of row `t` of a chunk, with its bias. `PASS` is the forward or
+    /// the backward pass: each gets its own instance of the closures, which are then inlined.
     #[inline(always)]
-    fn filtered<S: Simd, const PASS: usize>(&self, s: S, run: &Run, t: usize, y: &mut [f32]) {
+    fn filtered<S: Simd, const PASS: usize>(
+        &self,
+        s: S,
+        chunk: &RowChunk,
+        t: usize,
+        y: &mut [f32],
+    ) {
         match self.bias {
             Some(bias) => y.copy_from_slice(bias),
             None => y.fill(0.0),
         }
         for back in 0..self.taps {
-            if let Some(x) = self.input(run, t, back) {
+            if let Some(x) = self.input(chunk, t, back) {
                 update(s, [x, self.filter(back)], y, |[x, w], y| s.mul_add(x, w, y));
             }
         }
@@ -110,18 +116,18 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Runs longer than usual: at the end of each, the backward pass does some rows twice.
-fn long_runs(segments: &Segments, width: usize) -> Vec<Run> {
-    runs(segments, width.div_ceil(4))
+/// Chunks longer than usual: at the end of each, the backward pass computes some rows twice.
+fn long_chunks(segments: &Segments, width: usize) -> Vec<RowChunk> {
+    row_chunks(segments, width.div_ceil(4))
 }
 
 simd_fn! {
-    /// One run of the forward pass; `y` holds the run's rows.
-    fn forward_run<'k, S>(s, job: &'k Job<'k>, run: &'k Run, y: &'k mut [f32]) {
-        for (t, y) in y.chunks_exact_mut(job.width).enumerate() {
-            job.filtered::<S, FORWARD>(s, run, t, y);
-            job.activate::<S, FORWARD>(s, y);
-            if let Some(norm) = job.l2_norm {
+    /// One chunk of the forward pass; `y` holds the chunk's rows.
+    fn forward_chunk<'k, S>(s, ops: &'k Operands<'k>, chunk: &'k RowChunk, y: &'k mut [f32]) {
+        for (t, y) in y.chunks_exact_mut(ops.width).enumerate() {
+            ops.filtered::<S, FORWARD>(s, chunk, t, y);
+            ops.activate::<S, FORWARD>(s, y);
+            if let Some(norm) = ops.l2_norm {
                 for y in y.chunks_exact_mut(norm.width) {
                     let scale = s.splat(1.0 / (dot(s, y, y) + norm.eps).sqrt());
                     update(s, [], y, |[], y| s.mul(y, scale));
@@ -133,27 +139,27 @@ simd_fn! {
 
 /// The forward pass, `[R, C]`.
 pub fn forward(cpu: &Cpu, inputs: &ConvInputs<'_>, spec: &ConvSpec) -> Result<Tensor> {
-    let job = Job::new(cpu, inputs, spec)?;
-    let width = job.width;
+    let ops = Operands::new(cpu, inputs, spec)?;
+    let width = ops.width;
     let mut y = cpu.pool().zeros(inputs.x.len())?;
     {
         let y = Shared::new(&mut y);
-        long_runs(&spec.segments, width).par_iter().for_each(|run| {
-            // SAFETY: runs are disjoint, because segments are.
-            let y = unsafe { y.slice(run.row * width, run.len * width) };
-            forward_run(job.level, &job, run, y);
+        long_chunks(&spec.segments, width).par_iter().for_each(|chunk| {
+            // SAFETY: chunks have disjoint rows, because segments are disjoint.
+            let y = unsafe { y.slice(chunk.row * width, chunk.len * width) };
+            forward_chunk(ops.level, &ops, chunk, y);
         });
     }
     Ok(cpu.tensor(y, inputs.x.shape(), inputs.x.device()))
 }
 
-impl Job<'_> {
-    /// Gradient of the convolution's output at row `t` of a run, from that of the op's.
+impl Operands<'_> {
+    /// Gradient of the convolution's output at row `t` of a chunk, from that of the op's.
     #[inline(always)]
     fn inner_gradient<S: Simd>(
         &self,
         s: S,
-        run: &Run,
+        chunk: &RowChunk,
         t: usize,
         dy: &[f32],
         d: &mut [f32],
@@ -163,7 +169,7 @@ impl Job<'_> {
         if self.activation.is_none() && self.l2_norm.is_none() {
             return;
         }
-        self.filtered::<S, BACKWARD>(s, run, t, raw);
+        self.filtered::<S, BACKWARD>(s, chunk, t, raw);
         if let Some(norm) = self.l2_norm {
             y.copy_from_slice(raw);
             self.activate::<S, BACKWARD>(s, y);
@@ -180,39 +186,39 @@ impl Job<'_> {
 }
 
 simd_fn! {
-    /// One run of the backward pass. `dx` holds the run's rows; `part` its share of the gradients of
+    /// One chunk of the backward pass. `dx` holds the chunk's rows; `part` its partial gradients of
     /// filters (tap by tap) and bias, `[K + 1, C]`, zeroed; `scratch` has `K + 2` rows.
-    fn backward_run<'k, S>(
-        s, job: &'k Job<'k>, run: &'k Run, dy: &'k [f32],
+    fn backward_chunk<'k, S>(
+        s, ops: &'k Operands<'k>, chunk: &'k RowChunk, dy: &'k [f32],
         dx: &'k mut [f32], part: &'k mut [f32], scratch: &'k mut [f32],
     ) {
-        let (width, taps, segment) = (job.width, job.taps, &job.segments[run.segment]);
+        let (width, taps, segment) = (ops.width, ops.taps, &ops.segments[chunk.segment]);
         let (raw, rest) = scratch.split_at_mut(width);
         let (y, ring) = rest.split_at_mut(width);
-        let left = segment.q_start + segment.q_len - (run.row + run.len);
+        let left = segment.q_start + segment.q_len - (chunk.row + chunk.len);
         let ahead = left.min(taps - 1);
-        for t in (0..run.len + ahead).rev() {
+        for t in (0..chunk.len + ahead).rev() {
             // Row t + back of the inner gradient lies in slot (t + back) % taps.
             let d = &mut ring[t % taps * width..][..width];
-            let dy = &dy[(run.row + t) * width..][..width];
-            job.inner_gradient(s, run, t, dy, d, (&mut *raw, &mut *y));
-            if t >= run.len {
+            let dy = &dy[(chunk.row + t) * width..][..width];
+            ops.inner_gradient(s, chunk, t, dy, d, (&mut *raw, &mut *y));
+            if t >= chunk.len {
                 continue;
             }
             let d = &ring[t % taps * width..][..width];
             for back in 0..taps {
-                if let Some(x) = job.input(run, t, back) {
+                if let Some(x) = ops.input(chunk, t, back) {
                     let dw = &mut part[back * width..][..width];
                     update(s, [d, x], dw, |[d, x], dw| s.mul_add(d, x, dw));
                 }
             }
             update(s, [d], &mut part[taps * width..][..width], |[d], db| s.add(d, db));
             let dx = &mut dx[t * width..][..width];
-            map(s, [d, job.filter(0)], dx, |[d, w]| s.mul(d, w));
+            map(s, [d, ops.filter(0)], dx, |[d, w]| s.mul(d, w));
             for back in 1..taps {
-                if t + back < run.len + ahead {
+                if t + back < chunk.len + ahead {
                     let d = &ring[(t + back) % taps * width..][..width];
-                    update(s, [d, job.filter(back)], dx, |[d, w], dx| s.mul_add(d, w, dx));
+                    update(s, [d, ops.filter(back)], dx, |[d, w], dx| s.mul_add(d, w, dx));
                 }
             }
         }
@@ -226,24 +232,24 @@ pub fn backward(
     inputs: &ConvInputs<'_>,
     spec: &ConvSpec,
 ) -> Result<ConvGrads> {
-    let job = Job::new(cpu, inputs, spec)?;
-    let (width, taps, dy) = (job.width, job.taps, cpu.real(dy));
-    let runs = long_runs(&spec.segments, width);
+    let ops = Operands::new(cpu, inputs, spec)?;
+    let (width, taps, dy) = (ops.width, ops.taps, cpu.real(dy));
+    let chunks = long_chunks(&spec.segments, width);
     let part_len = (taps + 1) * width;
     let mut dx = cpu.pool().zeros(inputs.x.len())?;
-    let mut parts = cpu.pool().zeros(runs.len() * part_len)?;
+    let mut parts = cpu.pool().zeros(chunks.len() * part_len)?;
     {
         let dx = Shared::new(&mut dx);
-        runs.par_iter().zip(parts.par_chunks_mut(part_len)).try_for_each(|(run, part)| {
+        chunks.par_iter().zip(parts.par_chunks_mut(part_len)).try_for_each(|(chunk, part)| {
             let mut scratch = cpu.pool().take((taps + 2) * width)?;
-            // SAFETY: runs are disjoint, because segments are.
-            let dx = unsafe { dx.slice(run.row * width, run.len * width) };
-            backward_run(job.level, &job, run, dy, dx, part, &mut scratch);
+            // SAFETY: chunks have disjoint rows, because segments are disjoint.
+            let dx = unsafe { dx.slice(chunk.row * width, chunk.len * width) };
+            backward_chunk(ops.level, &ops, chunk, dy, dx, part, &mut scratch);
             Ok::<_, fox_tensor::Error>(())
         })?;
     }
     let mut sums = cpu.pool().zeros(part_len)?;
-    sum_parts(&parts, &mut sums);
+    sum_partials(&parts, &mut sums);
     let mut dweight = cpu.pool().take(width * taps)?;
     for (c, filter) in dweight.chunks_exact_mut(taps).enumerate() {
         filter.iter_mut().rev().enumerate().for_each(|(back, w)| *w = sums[back * width + c]);

@@ -1,4 +1,4 @@
-//! The output of a mixer: `rms_groups(x; norm) * act(gate)`, either part optional, in one pass.
+//! Output of a mixer, `rms_groups(x; norm) * act(gate)`, norm and gate optional, in one pass.
 
 use fox_tensor::{
     Activation, GatedNormGrads, GatedNormInputs, GatedNormOps, Result, Tensor,
@@ -7,7 +7,7 @@ use fox_tensor::{
 use rayon::prelude::*;
 
 use crate::backend::Cpu;
-use crate::rows::{rows_per_task, sum_parts};
+use crate::rows::{rows_per_task, sum_partials};
 use crate::simd::{Level, Simd, dot, map, map_two, sigmoid, simd_fn, sum, update};
 
 impl GatedNormOps for Cpu {
@@ -22,8 +22,8 @@ impl GatedNormOps for Cpu {
     }
 }
 
-/// What the kernels of one call share.
-struct Job<'a> {
+/// Operands of one call as slices.
+struct Operands<'a> {
     level: Level,
     x: &'a [f32],
     norm: Option<&'a [f32]>,
@@ -34,10 +34,10 @@ struct Job<'a> {
     act: Activation,
 }
 
-impl<'a> Job<'a> {
+impl<'a> Operands<'a> {
     fn new(cpu: &'a Cpu, inputs: &GatedNormInputs<'a>) -> Self {
         let width = inputs.x.cols();
-        Job {
+        Operands {
             level: cpu.level(),
             x: cpu.real(inputs.x),
             norm: inputs.norm.map(|x| cpu.real(x)),
@@ -63,21 +63,21 @@ pub fn activate<S: Simd>(s: S, act: Activation, z: S::V) -> (S::V, S::V) {
 
 simd_fn! {
     /// Some rows of the forward pass, from row `first` on.
-    fn forward_rows<'k, S>(s, job: &'k Job<'k>, first: usize, y: &'k mut [f32]) {
-        let g = job.group;
+    fn forward_rows<'k, S>(s, ops: &'k Operands<'k>, first: usize, y: &'k mut [f32]) {
+        let g = ops.group;
         for (n, y) in y.chunks_exact_mut(g).enumerate() {
-            let at = first * job.width + n * g;
-            let x = &job.x[at..][..g];
-            match job.norm {
+            let at = first * ops.width + n * g;
+            let x = &ops.x[at..][..g];
+            match ops.norm {
                 None => y.copy_from_slice(x),
                 Some(norm) => {
-                    let w = &norm[at % job.width..][..g];
-                    let scale = s.splat(1.0 / (dot(s, x, x) / g as f32 + job.eps).sqrt());
+                    let w = &norm[at % ops.width..][..g];
+                    let scale = s.splat(1.0 / (dot(s, x, x) / g as f32 + ops.eps).sqrt());
                     map(s, [x, w], y, |[x, w]| s.mul(s.mul(x, scale), w));
                 }
             }
-            if let Some(gate) = job.gate {
-                update(s, [&gate[at..][..g]], y, |[z], y| s.mul(y, activate(s, job.act, z).0));
+            if let Some(gate) = ops.gate {
+                update(s, [&gate[at..][..g]], y, |[z], y| s.mul(y, activate(s, ops.act, z).0));
             }
         }
     }
@@ -85,50 +85,50 @@ simd_fn! {
 
 /// The forward pass, `[R, C]`.
 pub fn forward(cpu: &Cpu, inputs: &GatedNormInputs<'_>, y: &mut [f32]) {
-    let job = Job::new(cpu, inputs);
-    let step = rows_per_task(job.width);
-    y.par_chunks_mut(step * job.width)
+    let ops = Operands::new(cpu, inputs);
+    let step = rows_per_task(ops.width);
+    y.par_chunks_mut(step * ops.width)
         .enumerate()
-        .for_each(|(at, y)| forward_rows(job.level, &job, at * step, y));
+        .for_each(|(at, y)| forward_rows(ops.level, &ops, at * step, y));
 }
 
 simd_fn! {
     /// Some rows of the backward pass, from row `first` on; `dgate` is empty without a gate.
     fn backward_rows<'k, S>(
-        s, job: &'k Job<'k>, first: usize, dy: &'k [f32],
+        s, ops: &'k Operands<'k>, first: usize, dy: &'k [f32],
         dx: &'k mut [f32], dgate: &'k mut [f32], dnorm: &'k mut [f32],
     ) {
-        let g = job.group;
+        let g = ops.group;
         dnorm.fill(0.0);
         for (n, dx) in dx.chunks_exact_mut(g).enumerate() {
-            let at = first * job.width + n * g;
-            let (x, dy) = (&job.x[at..][..g], &dy[at..][..g]);
-            let weights = job.norm.map(|norm| &norm[at % job.width..][..g]);
+            let at = first * ops.width + n * g;
+            let (x, dy) = (&ops.x[at..][..g], &dy[at..][..g]);
+            let weights = ops.norm.map(|norm| &norm[at % ops.width..][..g]);
             let rstd = match weights {
-                Some(_) => 1.0 / (dot(s, x, x) / g as f32 + job.eps).sqrt(),
+                Some(_) => 1.0 / (dot(s, x, x) / g as f32 + ops.eps).sqrt(),
                 None => 1.0,
             };
             let scale = s.splat(rstd);
             // First the gate: `dx` takes the gradient of the norm's output.
-            match job.gate {
+            match ops.gate {
                 None => dx.copy_from_slice(dy),
                 Some(gate) => {
                     let (z, dgate) = (&gate[at..][..g], &mut dgate[n * g..][..g]);
                     match weights {
                         Some(w) => map_two(s, [dy, x, w, z], dgate, dx, |[dy, x, w, z]| {
-                            let (value, slope) = activate(s, job.act, z);
+                            let (value, slope) = activate(s, ops.act, z);
                             let normed = s.mul(s.mul(x, scale), w);
                             (s.mul(s.mul(dy, normed), slope), s.mul(dy, value))
                         }),
                         None => map_two(s, [dy, x, z], dgate, dx, |[dy, x, z]| {
-                            let (value, slope) = activate(s, job.act, z);
+                            let (value, slope) = activate(s, ops.act, z);
                             (s.mul(s.mul(dy, x), slope), s.mul(dy, value))
                         }),
                     }
                 }
             }
             if let Some(w) = weights {
-                let dnorm = &mut dnorm[at % job.width..][..g];
+                let dnorm = &mut dnorm[at % ops.width..][..g];
                 update(s, [dx, x], dnorm, |[dn, x], n| s.mul_add(s.mul(dn, x), scale, n));
                 let along = sum(s, [dx, w, x], |[dn, w, x], sum| s.mul_add(s.mul(dn, w), x, sum));
                 let slope = s.splat(-along * rstd * rstd * rstd / g as f32);
@@ -140,21 +140,21 @@ simd_fn! {
 
 /// The backward pass.
 pub fn backward(cpu: &Cpu, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<GatedNormGrads> {
-    let job = Job::new(cpu, inputs);
-    let (width, dy, len) = (job.width, cpu.real(dy), inputs.x.len());
+    let ops = Operands::new(cpu, inputs);
+    let (width, dy, len) = (ops.width, cpu.real(dy), inputs.x.len());
     let step = rows_per_task(width);
     let mut dx = cpu.pool().take(len)?;
-    let mut dgate = cpu.pool().take(if job.gate.is_some() { len } else { 0 })?;
+    let mut dgate = cpu.pool().take(if ops.gate.is_some() { len } else { 0 })?;
     let mut parts = cpu.pool().take(inputs.x.rows().div_ceil(step) * width)?;
     let outputs = dx.par_chunks_mut(step * width).zip(parts.par_chunks_mut(width));
-    if job.gate.is_some() {
+    if ops.gate.is_some() {
         let outputs = outputs.zip(dgate.par_chunks_mut(step * width)).enumerate();
         outputs.for_each(|(at, ((dx, dnorm), dgate))| {
-            backward_rows(job.level, &job, at * step, dy, dx, dgate, dnorm);
+            backward_rows(ops.level, &ops, at * step, dy, dx, dgate, dnorm);
         });
     } else {
         outputs.enumerate().for_each(|(at, (dx, dnorm))| {
-            backward_rows(job.level, &job, at * step, dy, dx, &mut [], dnorm);
+            backward_rows(ops.level, &ops, at * step, dy, dx, &mut [], dnorm);
         });
     }
     let device = inputs.x.device();
@@ -162,7 +162,7 @@ pub fn backward(cpu: &Cpu, dy: &Tensor, inputs: &GatedNormInputs<'_>) -> Result<
         None => None,
         Some(norm) => {
             let mut dnorm = cpu.pool().zeros(width)?;
-            sum_parts(&parts, &mut dnorm);
+            sum_partials(&parts, &mut dnorm);
             Some(cpu.tensor(dnorm, norm.shape(), device))
         }
     };

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::backend::Cpu;
 use crate::rope::Table;
-use crate::rows::{Run, rows_per_task, runs, sum_parts};
+use crate::rows::{RowChunk, row_chunks, rows_per_task, sum_partials};
 use crate::shared::Shared;
 use crate::simd::{Level, Simd, dot, map, simd_fn, sum, update};
 
@@ -33,8 +33,8 @@ impl HeadOps for Cpu {
     }
 }
 
-/// What the kernels of one call share.
-struct Job<'a> {
+/// Operands of one call as slices.
+struct Operands<'a> {
     level: Level,
     heads: usize,
     head_dim: usize,
@@ -46,10 +46,10 @@ struct Job<'a> {
     rope: Option<Arc<Table>>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> Operands<'a> {
     fn new(cpu: &'a Cpu, inputs: &HeadInputs<'a>, spec: &HeadSpec) -> Self {
         let positions = spec.segments.as_slice().iter().map(|s| s.k_len).max().unwrap_or(0);
-        Job {
+        Operands {
             level: cpu.level(),
             heads: spec.heads,
             head_dim: spec.head_dim,
@@ -72,13 +72,13 @@ impl<'a> Job<'a> {
         self.norm.map(|w| if w.len() == d { w } else { &w[head * d..][..d] })
     }
 
-    /// The raw row before row `t` of a run; `None` is a row of zeros.
-    fn before(&self, run: &Run, t: usize) -> Option<&'a [f32]> {
+    /// The raw row before row `t` of a chunk; `None` means zeros.
+    fn before(&self, chunk: &RowChunk, t: usize) -> Option<&'a [f32]> {
         let width = self.width();
-        if t == 0 && run.first {
-            return self.prev.map(|prev| &prev[run.segment * width..][..width]);
+        if t == 0 && chunk.first {
+            return self.prev.map(|prev| &prev[chunk.segment * width..][..width]);
         }
-        Some(&self.u[(run.row + t - 1) * width..][..width])
+        Some(&self.u[(chunk.row + t - 1) * width..][..width])
     }
 }
 
@@ -98,27 +98,27 @@ fn shift<S: Simd>(s: S, u: &[f32], before: Option<&[f32]>, a: f32, y: &mut [f32]
 }
 
 simd_fn! {
-    /// One run of the forward pass; `y` holds the run's rows.
-    fn forward_run<'k, S>(s, job: &'k Job<'k>, run: &'k Run, y: &'k mut [f32]) {
-        let (d, width) = (job.head_dim, job.width());
+    /// One chunk of the forward pass; `y` holds the chunk's rows.
+    fn forward_chunk<'k, S>(s, ops: &'k Operands<'k>, chunk: &'k RowChunk, y: &'k mut [f32]) {
+        let (d, width) = (ops.head_dim, ops.width());
         for (t, y) in y.chunks_exact_mut(width).enumerate() {
-            let row = run.row + t;
-            let before = job.before(run, t);
+            let row = chunk.row + t;
+            let before = ops.before(chunk, t);
             for (h, y) in y.chunks_exact_mut(d).enumerate() {
-                let u = &job.u[row * width + h * d..][..d];
-                match job.shift {
+                let u = &ops.u[row * width + h * d..][..d];
+                match ops.shift {
                     None => y.copy_from_slice(u),
                     Some(logits) => {
-                        let a = coefficient(logits[row * job.heads + h]);
+                        let a = coefficient(logits[row * ops.heads + h]);
                         shift(s, u, before.map(|b| &b[h * d..][..d]), a, y);
                     }
                 }
-                if let Some(w) = job.weights(h) {
-                    let scale = s.splat(1.0 / (dot(s, y, y) / d as f32 + job.eps).sqrt());
+                if let Some(w) = ops.weights(h) {
+                    let scale = s.splat(1.0 / (dot(s, y, y) / d as f32 + ops.eps).sqrt());
                     update(s, [w], y, |[w], y| s.mul(s.mul(y, scale), w));
                 }
-                if let Some(rope) = &job.rope {
-                    let (cosines, sines) = rope.at(run.position + t);
+                if let Some(rope) = &ops.rope {
+                    let (cosines, sines) = rope.at(chunk.position + t);
                     rotate(y, cosines, sines, 1.0);
                 }
             }
@@ -138,50 +138,50 @@ fn rotate(y: &mut [f32], cosines: &[f32], sines: &[f32], sign: f32) {
 
 /// The forward pass, `[R, H * d]`.
 pub fn forward(cpu: &Cpu, inputs: &HeadInputs<'_>, spec: &HeadSpec, y: &mut [f32]) -> Result<()> {
-    let job = Job::new(cpu, inputs, spec);
-    let width = job.width();
+    let ops = Operands::new(cpu, inputs, spec);
+    let width = ops.width();
     let y = Shared::new(y);
-    // Decoding has a run of one row per sequence: several make a task.
-    let runs = runs(&spec.segments, width);
-    let rows: usize = runs.iter().map(|run| run.len).sum();
-    let together = rows_per_task(width) * runs.len() / rows.max(1);
-    runs.par_iter().with_min_len(together.max(1)).for_each(|run| {
-        // SAFETY: runs are disjoint, because segments are.
-        let y = unsafe { y.slice(run.row * width, run.len * width) };
-        forward_run(job.level, &job, run, y);
+    // In decoding, chunks have one row: a task processes several.
+    let chunks = row_chunks(&spec.segments, width);
+    let rows: usize = chunks.iter().map(|chunk| chunk.len).sum();
+    let together = rows_per_task(width) * chunks.len() / rows.max(1);
+    chunks.par_iter().with_min_len(together.max(1)).for_each(|chunk| {
+        // SAFETY: chunks have disjoint rows, because segments are disjoint.
+        let y = unsafe { y.slice(chunk.row * width, chunk.len * width) };
+        forward_chunk(ops.level, &ops, chunk, y);
     });
     Ok(())
 }
 
 simd_fn! {
-    /// One run of the backward pass. `du` and `dshift` hold the run's rows; `dnorm` is this run's part
-    /// of the gradient of the norm weights, `[H * d]` whatever their sharing.
-    fn backward_run<'k, S>(
-        s, job: &'k Job<'k>, run: &'k Run, dy: &'k [f32],
+    /// One chunk of the backward pass. `du` and `dshift` hold the chunk's rows; `dnorm` is this chunk's partial
+    /// gradient of the norm weights, always `[H * d]`.
+    fn backward_chunk<'k, S>(
+        s, ops: &'k Operands<'k>, chunk: &'k RowChunk, dy: &'k [f32],
         du: &'k mut [f32], dshift: &'k mut [f32], dnorm: &'k mut [f32], scratch: &'k mut [f32],
     ) {
-        let (d, width) = (job.head_dim, job.width());
+        let (d, width) = (ops.head_dim, ops.width());
         let (shifted, rest) = scratch.split_at_mut(d);
         let (grad, carry) = rest.split_at_mut(d);
         let carry = &mut carry[..width];
-        // `carry` is `a[t+1] * dv[t+1]`, the part of row `t`'s gradient that comes from its successor;
-        // at the end of a run it belongs to a row of the next run, whose work is done once more.
+        // `carry` is `a[t+1] * dv[t+1]`, the term of row `t`'s gradient from its successor. At the end of a chunk
+        // it comes from the first row of the next chunk, which is recomputed.
         carry.fill(0.0);
-        let ahead = usize::from(job.shift.is_some() && !run.last);
-        for t in (0..run.len + ahead).rev() {
-            let row = run.row + t;
-            let before = job.before(run, t);
-            for h in 0..job.heads {
+        let ahead = usize::from(ops.shift.is_some() && !chunk.last);
+        for t in (0..chunk.len + ahead).rev() {
+            let row = chunk.row + t;
+            let before = ops.before(chunk, t);
+            for h in 0..ops.heads {
                 let at = row * width + h * d;
-                let u = &job.u[at..][..d];
+                let u = &ops.u[at..][..d];
                 let before = before.map(|b| &b[h * d..][..d]);
-                let a = job.shift.map(|logits| coefficient(logits[row * job.heads + h]));
+                let a = ops.shift.map(|logits| coefficient(logits[row * ops.heads + h]));
                 grad.copy_from_slice(&dy[at..][..d]);
-                if let Some(rope) = &job.rope {
-                    let (cosines, sines) = rope.at(run.position + t);
+                if let Some(rope) = &ops.rope {
+                    let (cosines, sines) = rope.at(chunk.position + t);
                     rotate(grad, cosines, sines, -1.0);
                 }
-                if let Some(w) = job.weights(h) {
+                if let Some(w) = ops.weights(h) {
                     let v: &[f32] = match a {
                         None => u,
                         Some(a) => {
@@ -189,9 +189,9 @@ simd_fn! {
                             shifted
                         }
                     };
-                    let rstd = 1.0 / (dot(s, v, v) / d as f32 + job.eps).sqrt();
+                    let rstd = 1.0 / (dot(s, v, v) / d as f32 + ops.eps).sqrt();
                     let scale = s.splat(rstd);
-                    if t < run.len {
+                    if t < chunk.len {
                         let dnorm = &mut dnorm[h * d..][..d];
                         update(s, [grad, v], dnorm, |[g, v], n| s.mul_add(s.mul(g, v), scale, n));
                     }
@@ -205,13 +205,13 @@ simd_fn! {
                 match a {
                     None => du[t * width + h * d..][..d].copy_from_slice(grad),
                     Some(a) => {
-                        if t < run.len {
+                        if t < chunk.len {
                             let rest = s.splat(1.0 - a);
                             let du = &mut du[t * width + h * d..][..d];
                             map(s, [grad, carry], du, |[g, c]| s.mul_add(rest, g, c));
                             let own = dot(s, grad, u);
                             let other = before.map_or(0.0, |b| dot(s, grad, b));
-                            dshift[t * job.heads + h] = (other - own) * a * (1.0 - a);
+                            dshift[t * ops.heads + h] = (other - own) * a * (1.0 - a);
                         }
                         let a = s.splat(a);
                         map(s, [grad], carry, |[g]| s.mul(a, g));
@@ -229,24 +229,27 @@ pub fn backward(
     inputs: &HeadInputs<'_>,
     spec: &HeadSpec,
 ) -> Result<HeadGrads> {
-    let job = Job::new(cpu, inputs, spec);
-    let (width, heads, rows) = (job.width(), job.heads, inputs.u.rows());
+    let ops = Operands::new(cpu, inputs, spec);
+    let (width, heads, rows) = (ops.width(), ops.heads, inputs.u.rows());
     let dy = cpu.real(dy);
     let mut du = cpu.pool().zeros(rows * width)?;
-    let mut dshift = cpu.pool().zeros(if job.shift.is_some() { rows * heads } else { 0 })?;
-    let runs = runs(&spec.segments, width);
-    let mut parts = cpu.pool().zeros(runs.len() * width)?;
+    let mut dshift = cpu.pool().zeros(if ops.shift.is_some() { rows * heads } else { 0 })?;
+    let chunks = row_chunks(&spec.segments, width);
+    let mut parts = cpu.pool().zeros(chunks.len() * width)?;
     {
         let (du, dshift) = (Shared::new(&mut du), Shared::new(&mut dshift));
-        runs.par_iter().zip(parts.par_chunks_mut(width)).try_for_each(|(run, part)| {
-            let mut scratch = cpu.pool().take(2 * job.head_dim + width)?;
-            let shift_rows = if job.shift.is_some() { run.len * heads } else { 0 };
-            let shift_start = if job.shift.is_some() { run.row * heads } else { 0 };
-            // SAFETY: runs are disjoint, because segments are.
+        chunks.par_iter().zip(parts.par_chunks_mut(width)).try_for_each(|(chunk, part)| {
+            let mut scratch = cpu.pool().take(2 * ops.head_dim + width)?;
+            let shift_rows = if ops.shift.is_some() { chunk.len * heads } else { 0 };
+            let shift_start = if ops.shift.is_some() { chunk.row * heads } else { 0 };
+            // SAFETY: chunks have disjoint rows, because segments are disjoint.
             let (du, dshift) = unsafe {
-                (du.slice(run.row * width, run.len * width), dshift.slice(shift_start, shift_rows))
+                (
+                    du.slice(chunk.row * width, chunk.len * width),
+                    dshift.slice(shift_start, shift_rows),
+                )
             };
-            backward_run(job.level, &job, run, dy, du, dshift, part, &mut scratch);
+            backward_chunk(ops.level, &ops, chunk, dy, du, dshift, part, &mut scratch);
             Ok::<_, fox_tensor::Error>(())
         })?;
     }
@@ -256,7 +259,7 @@ pub fn backward(
         Some(weights) => {
             let mut dnorm = cpu.pool().zeros(weights.len())?;
             // Weights shared by the heads are a shorter period of the same sum.
-            sum_parts(&parts, &mut dnorm);
+            sum_partials(&parts, &mut dnorm);
             Some(cpu.tensor(dnorm, weights.shape(), device))
         }
     };

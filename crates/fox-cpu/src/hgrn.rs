@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::Cpu;
 use crate::gated_norm::activate;
-use crate::rows::{rows_per_task, sum_parts};
+use crate::rows::{rows_per_task, sum_partials};
 use crate::simd::{exp, map, sigmoid, simd_fn, softplus, update};
 
 impl HgrnOps for Cpu {
@@ -150,11 +150,11 @@ fn hgrn_bwd(cpu: &Cpu, d_out: &HgrnGates, inputs: &HgrnInputs<'_>) -> Result<Hgr
     let step = rows_per_task(width) * width;
     let part_len = if inputs.lower.is_some() { width } else { 0 };
     let mut parts = cpu.pool().zeros(len.div_ceil(step) * part_len)?;
-    let mut pieces: Vec<&mut [f32]> = match part_len {
+    let mut dlowers: Vec<&mut [f32]> = match part_len {
         0 => (0..len.div_ceil(step)).map(|_| Default::default()).collect(),
         n => parts.chunks_exact_mut(n).collect(),
     };
-    dq.par_chunks_mut(step).zip(dz.par_chunks_mut(step)).zip(&mut pieces).enumerate().for_each(
+    dq.par_chunks_mut(step).zip(dz.par_chunks_mut(step)).zip(&mut dlowers).enumerate().for_each(
         |(at, ((dq, dz), dlower))| {
             let part = |x: &'_ [f32]| at * step..(at * step + step).min(x.len());
             let rows = HgrnRows {
@@ -172,7 +172,7 @@ fn hgrn_bwd(cpu: &Cpu, d_out: &HgrnGates, inputs: &HgrnInputs<'_>) -> Result<Hgr
         None => None,
         Some(lower) => {
             let mut sum = cpu.pool().zeros(width)?;
-            sum_parts(&parts, &mut sum);
+            sum_partials(&parts, &mut sum);
             Some(cpu.tensor(sum, lower.shape(), device))
         }
     };

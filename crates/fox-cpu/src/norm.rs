@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::Cpu;
 use crate::pool::{Buffer, Pool};
-use crate::rows::{rows_per_task, sum_parts};
+use crate::rows::{rows_per_task, sum_partials};
 use crate::simd::{Level, dot, map, simd_fn, sum, update};
 
 impl NormOps for Cpu {
@@ -101,8 +101,7 @@ pub fn forward(
 }
 
 simd_fn! {
-    /// Some rows of the backward pass: `dh`, on top of what it holds with `add`, and this task's part
-    /// of `dw`.
+    /// Some rows of the backward pass: `dh`, accumulated with `add`, and this task's partial `dw`.
     fn backward_rows<'k, S>(
         s, dy: &'k [f32], h: &'k [f32], w: &'k [f32], rstd: &'k [f32], add: bool,
         dh: &'k mut [f32], dw: &'k mut [f32],
@@ -147,6 +146,6 @@ pub fn backward(
             backward_rows(level, &dy[part.clone()], &h[part], w, rstd, add, dh, dw);
         },
     );
-    sum_parts(&parts, dw);
+    sum_partials(&parts, dw);
     Ok(())
 }

@@ -182,6 +182,11 @@ impl Gpu {
         bind(self.context)
     }
 
+    /// Whether a buffer was allocated on this GPU.
+    pub(crate) fn owns<T>(&self, buffer: &Buffer<T>) -> bool {
+        buffer.is_of(&self.pool)
+    }
+
     /// Memory for `len` elements, contents unspecified.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         self.bind()?;

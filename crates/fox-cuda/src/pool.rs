@@ -183,6 +183,10 @@ impl<T> Buffer<T> {
         self.address
     }
 
+    pub(crate) fn is_of(&self, pool: &Arc<Pool>) -> bool {
+        Arc::ptr_eq(&self.pool, pool)
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.len

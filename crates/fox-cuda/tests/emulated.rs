@@ -20,7 +20,7 @@ fn compiler() -> Option<&'static str> {
 /// Compiles a program with sources of the crate, once for each list of defines, and runs it; what it prints.
 fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<String> {
     let Some(compiler) = compiler() else {
-        println!("skipped: there is no C++ compiler for this");
+        println!("skipped: no C++ compiler was found");
         return Vec::new();
     };
     let mut printed = Vec::new();
@@ -168,7 +168,7 @@ fn int8_weights_round_trip() {
 }
 
 #[test]
-fn heads_attention_and_norms_are_right() {
+fn heads_attention_and_norms_match_reference() {
     run(
         "steps",
         &["decode_rows", "decode_attention"],

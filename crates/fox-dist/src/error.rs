@@ -44,7 +44,7 @@ pub enum Error {
     },
     /// Some ranks were not there in time.
     #[error(
-        "rank 0 waited {seconds} s at {address}, and {missing} of {size} did not come; see what they say, and whether they are given this address"
+        "rank 0 waited {seconds} s at {address}, and {missing} of {size} did not come{reason}; see what they print, and whether they have this address"
     )]
     Missing {
         /// Host and port.
@@ -55,6 +55,8 @@ pub enum Error {
         missing: String,
         /// Ranks in all.
         size: usize,
+        /// Why the last one was refused, in brackets; empty where none was.
+        reason: String,
     },
     /// A rank that cannot connect to another one, although both have met rank 0.
     #[error(

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// A port of this machine at which nobody listens, for the rendezvous of ranks that will be started on it.
+/// An unused port of this machine, for the rendezvous of ranks that will be started on it.
 ///
 /// A port from the system's own choice (port 0) could be given to another socket before rank 0 listens at it, even to
 /// one of the ranks. The system does not hand out those of this range, and a process does not get one twice.
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_differ_and_lie_below_those_of_the_system() {
+    fn ports_differ_and_are_not_ephemeral() {
         let ports: Vec<u16> = (0..100).map(|_| free_port().unwrap()).collect();
         let mut distinct = ports.clone();
         distinct.sort_unstable();
@@ -53,10 +53,10 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_passed_over() {
+    fn skips_taken_ports() {
         let first = free_port().unwrap();
         let next = FIRST + (first - FIRST + 1) % COUNT;
-        // Taken by this test or by somebody else: either way it is not free.
+        // Taken by this test or by another process: either way it is not free.
         let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, next));
         assert!((0..20).all(|_| free_port().unwrap() != next));
     }

@@ -155,7 +155,7 @@ impl Group {
         self.heartbeat.as_ref().and_then(HeartbeatMonitor::loss_soon)
     }
 
-    /// Lets `act` run with the reason when a rank is lost, in a thread of its own, whatever this rank is doing.
+    /// Lets `act` run with the reason when a rank is lost, in a separate thread, whatever this rank is doing.
     pub fn on_loss(&self, act: impl FnOnce(&str) + Send + 'static) {
         if let Some(heartbeat) = &self.heartbeat {
             heartbeat.on_loss(Box::new(act));
@@ -181,14 +181,14 @@ impl Group {
         });
     }
 
-    /// Tells the others why this rank cannot go on, so that they say so too.
+    /// Reports to all ranks why this one failed, so that they print it too.
     pub fn fail(&self, words: &str) {
         if let Some(heartbeat) = &self.heartbeat {
             heartbeat.fail(words);
         }
     }
 
-    /// Parts in good order after work that went well, and tells the others what went wrong otherwise.
+    /// Leaves the group after success, and reports the error to the other ranks otherwise.
     pub fn ending_all<T, E: Display + From<Error>>(
         &self,
         outcome: std::result::Result<T, E>,
@@ -200,7 +200,7 @@ impl Group {
         outcome
     }
 
-    /// Parts in good order: nobody is reported as lost afterwards.
+    /// Leaves the group after a barrier: no rank is reported as lost afterwards.
     pub fn leave(&self) -> Result<()> {
         if let Some(device) = self.connected() {
             self.finish_reduce()?;

@@ -1,8 +1,8 @@
-//! Whether the others are still there.
+//! Heartbeats between ranks, and propagation of failures.
 //!
-//! Every rank but rank 0 has one control link, to rank 0. Both sides send a heartbeat every second, from threads
-//! of their own, so that a long step is no silence. What one rank finds out, rank 0 tells all; then every data link
-//! is closed, which ends whatever waits on it.
+//! Every rank but rank 0 has one control link, to rank 0. Both sides send a heartbeat every second from separate threads,
+//! so that a long step does not look like a lost rank. Rank 0 forwards the first failure to all ranks; then every data
+//! link is closed, which ends the collectives that wait on it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -105,7 +105,7 @@ impl HeartbeatMonitor {
         failure.clone()
     }
 
-    /// Tells the others that this rank cannot go on.
+    /// Reports to the other ranks that this one failed.
     pub fn fail(&self, words: &str) {
         self.0.lost(format!("rank {} failed: {words}", self.0.rank));
     }
@@ -182,7 +182,7 @@ impl State {
         let actions = std::mem::take(&mut *lock(&self.actions));
         for action in actions {
             let words = words.clone();
-            // Each in a thread of its own: none can hold up another one.
+            // Each in a separate thread: none can delay another one.
             let _ = spawn("fox-loss", move || action(&words));
         }
     }
@@ -195,7 +195,7 @@ impl State {
     }
 }
 
-/// What is said of a rank that ended without a word.
+/// The reason for a rank whose connection closed without a goodbye.
 pub(crate) fn gone(rank: usize) -> String {
     format!("rank {rank} is gone (its connection closed)")
 }

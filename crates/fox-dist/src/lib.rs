@@ -12,7 +12,7 @@
 //!   [`HEARTBEAT_TIMEOUT`] and a second.
 //!
 //! ```text
-//! rank 0 <- hello (version, invariants, port) - every other rank       control links: heartbeats, failures, goodbyes
+//! rank 0 <- hello (version, invariants, port) - every other rank  control links: heartbeats, failures, goodbyes
 //! rank 0 - roster (addresses) -> every other rank
 //! rank i - connects -> rank j, for all j < i                      data links: collectives
 //! ```
@@ -37,6 +37,7 @@ pub mod context;
 mod error;
 mod free_port;
 mod group;
+mod handshake;
 mod heartbeat;
 mod link;
 mod link_speed;
@@ -44,6 +45,7 @@ mod peers;
 mod placement;
 mod reduce;
 mod rendezvous;
+mod secret;
 
 pub use error::{Error, Result};
 pub use free_port::free_port;
@@ -52,3 +54,4 @@ pub use heartbeat::HEARTBEAT_TIMEOUT;
 pub use placement::Placement;
 pub use reduce::{Owned, owners, tree_sum};
 pub use rendezvous::{Invariant, Rendezvous};
+pub use secret::Secret;

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 /// Bytes before a message: its number and its length.
 const HEADER: usize = 12;
 
-/// A data link. Sending never waits for the other side: a thread of its own writes, so that two ranks can send to
+/// A data link. Sending never waits for the other side: a dedicated thread writes, so that two ranks can send to
 /// each other at once.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -26,7 +26,7 @@ impl Link {
         let (outbox, messages) = channel::<Vec<u8>>();
         let writer = std::thread::Builder::new().name("fox-link".into()).spawn(move || {
             for message in messages {
-                // Whoever waits for an answer sees the closed connection.
+                // The next receive reports the closed connection.
                 if writing.write_all(&message).is_err() {
                     let _ = writing.shutdown(Shutdown::Both);
                     break;

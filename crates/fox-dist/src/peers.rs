@@ -50,7 +50,7 @@ impl Group {
         (self.size() > 1).then(|| BY_HOST.into())
     }
 
-    /// Begins to sum tensors at their owners while the devices go on with other work, see
+    /// Starts to reduce tensors to their owners while the devices do other work, see
     /// [`Group::reduce_to_owners`]. The tensors must stay as they are until [`Group::finish_reduce`].
     pub fn begin_reduce(&self, tensors: &mut [Owned<'_>]) -> Result<()> {
         match self.connected() {
@@ -101,7 +101,7 @@ impl Group {
 /// How tensors travel without such devices.
 const BY_HOST: &str = "TCP, sent to the owner and added there";
 
-/// What tells this machine from others, containers on one machine included.
+/// An identity of this machine, different for containers on one machine.
 fn machine() -> String {
     let read = |name: &str| {
         std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default()

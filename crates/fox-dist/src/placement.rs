@@ -2,8 +2,11 @@
 
 use crate::{Error, Result};
 
-/// The port of rank 0 where nobody names one.
+/// The default port of rank 0.
 const PORT: u16 = 29_512;
+
+/// The largest world size: one beyond it is a mistake, and would exhaust the memory.
+const MAX_RANKS: usize = 1 << 16;
 
 /// The place of a process among those that were started together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +78,10 @@ impl Placement {
         let Some(names) = LAUNCHERS.iter().find(started) else { return Ok(None) };
         let rank = number(var, names.rank)?;
         let size = number(var, names.size)?;
+        if size > MAX_RANKS {
+            let detail = format!("is {size}; at most {MAX_RANKS} ranks can run together");
+            return Err(Error::Environment { variable: names.size.into(), detail });
+        }
         if rank >= size {
             let detail = format!("is {rank}, but {} says that there are {size} ranks", names.size);
             return Err(Error::Environment { variable: names.rank.into(), detail });
@@ -192,7 +199,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_launcher_is_understood() {
+    fn reads_every_launcher() {
         assert_eq!(read(&[]).unwrap(), None);
         assert_eq!(read(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap(), None, "alone");
         assert_eq!(read(&TORCH).unwrap(), Some(place(3, 8, 1, "node7:29401", "torchrun")));
@@ -222,11 +229,16 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_named() {
+    fn rejects_contradicting_variables() {
         let mut vars = TORCH;
         vars[0].1 = "8";
         let error = read(&vars).unwrap_err().to_string();
         assert!(error.contains("RANK is 8, but WORLD_SIZE says that there are 8 ranks"), "{error}");
+        vars[0].1 = "1";
+        vars[1].1 = "1000000000";
+        let error = read(&vars).unwrap_err().to_string();
+        assert!(error.ends_with("WORLD_SIZE is 1000000000; at most 65536 ranks can run together"));
+        vars[1].1 = "8";
         vars[0].1 = "two";
         assert!(read(&vars).unwrap_err().to_string().contains("RANK is `two`, not a number"));
         let error = read(&[("RANK", "1")]).unwrap_err().to_string();
@@ -244,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_host_of_a_list() {
+    fn first_host_of_slurm_list() {
         for (list, want) in [
             ("a,b", Some("a")),
             ("gpu[003-010,12],login", Some("gpu003")),

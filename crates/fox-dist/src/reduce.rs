@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ownership_is_balanced_and_whole() {
+    fn ownership_is_balanced() {
         let sizes = [100, 3, 50, 50, 1, 7, 90];
         for ranks in 1..=4 {
             let owners = owners(&sizes, ranks);
@@ -134,9 +134,26 @@ mod tests {
         assert!(owners(&[], 2).is_empty());
     }
 
+    /// The left subtree is the largest power of two, so that ranks with complete subtrees add in the same order.
+    #[test]
+    fn tree_splits_at_power_of_two() {
+        let leaves = [1e8f32, 3.0, 3.0, -1e8, 5.0, 6.0, 7.0];
+        let [a, b, c, d, e, f, g] = leaves;
+        let four = (a + b) + (c + d);
+        for (count, want) in
+            [(3, (a + b) + c), (5, four + e), (6, four + (e + f)), (7, four + ((e + f) + g))]
+        {
+            let sum = tree_sum(leaves[..count].iter().map(|&x| vec![x]).collect());
+            assert_eq!(sum, [want], "{count} lists");
+        }
+        // The numbers distinguish a split in the middle.
+        assert_ne!((a + b) + c, a + (b + c));
+        assert_ne!(four + e, (a + b) + ((c + d) + e));
+    }
+
     /// Sums of halves are halves of sums, to the bit, whatever the numbers.
     #[test]
-    fn trees_can_be_cut() {
+    fn tree_sums_compose() {
         let mut random = fox_base::random::SplitMix64::new(3);
         let mut list = || -> Vec<f32> {
             (0..50)
@@ -152,6 +169,6 @@ mod tests {
         let in_a_row = leaves.iter().skip(1).fold(leaves[0].clone(), |sum, leaf| {
             sum.iter().zip(leaf).map(|(a, b)| a + b).collect()
         });
-        assert_ne!(in_a_row, whole, "the numbers tell orders apart");
+        assert_ne!(in_a_row, whole, "the numbers distinguish orders");
     }
 }

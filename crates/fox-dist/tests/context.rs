@@ -15,7 +15,7 @@ use fox_tensor::{Device, Gradients, ParamId, Segments, Tape};
 const VOCAB: usize = 61;
 
 /// A model and what it reads.
-struct Run {
+struct ShardedPass {
     config: ModelConfig,
     memory: Option<DecayTime>,
     options: ForwardOptions,
@@ -25,18 +25,18 @@ struct Run {
 }
 
 /// What came of a run.
-struct Found {
+struct PassResult {
     losses: Vec<f32>,
     gradients: Gradients,
     traffic: Vec<Traffic>,
 }
 
-impl Run {
-    fn new(mut config: ModelConfig, memory: (f64, f64)) -> Run {
+impl ShardedPass {
+    fn new(mut config: ModelConfig, memory: (f64, f64)) -> ShardedPass {
         config.vocab_size = VOCAB;
         let memory = Some(DecayTime { min: memory.0, max: memory.1 });
         let options = ForwardOptions::default();
-        Run { config, memory, options, rows: 1, time: 512, boundaries: None }
+        ShardedPass { config, memory, options, rows: 1, time: 512, boundaries: None }
     }
 
     fn sequences(&self) -> Segments {
@@ -47,11 +47,11 @@ impl Run {
     }
 
     /// The part of a rank of a context; all of it without a context.
-    fn find(&self, context: Option<&Context>) -> Found {
+    fn find(&self, context: Option<&Context>) -> PassResult {
         self.find_on(&fox_cpu::device(), context)
     }
 
-    fn find_on(&self, device: &Device, context: Option<&Context>) -> Found {
+    fn find_on(&self, device: &Device, context: Option<&Context>) -> PassResult {
         let mut model = Model::init(&self.config, 5, device).unwrap();
         if let Some(memory) = self.memory {
             assert!(model.init_decay_times(memory).unwrap());
@@ -93,7 +93,7 @@ impl Run {
         let mut gradients = Gradients::default();
         tape.backward(&mut gradients).unwrap();
         let traffic = part.map_or_else(Vec::new, |part| part.traffic());
-        Found { losses: loss.per_token.to_f32().unwrap(), gradients, traffic }
+        PassResult { losses: loss.per_token.to_f32().unwrap(), gradients, traffic }
     }
 
     /// Compares `size` ranks with one; gives what travelled, over all ranks and layers.
@@ -134,7 +134,7 @@ impl Run {
     }
 }
 
-fn summed(parts: &[Found], id: ParamId, len: usize) -> Vec<f32> {
+fn summed(parts: &[PassResult], id: ParamId, len: usize) -> Vec<f32> {
     let mut sum = vec![0.0; len];
     for part in parts {
         let own = part.gradients.get(id).unwrap().to_f32().unwrap();
@@ -165,10 +165,10 @@ const MIXED: (f64, f64) = (0.4, 1e4);
 const LONG: (f64, f64) = (1e4, 1e5);
 
 #[test]
-fn two_and_four_ranks_have_the_bits_of_one() {
+fn context_parallel_is_bit_exact() {
     for (config, what) in [(llama(), "llama"), (pro(), "pro"), (grouped(), "grouped")] {
         for (size, memory) in [(2, MIXED), (4, SHORT), (4, LONG)] {
-            let traffic = Run::new(config.clone(), memory).compare(size, what);
+            let traffic = ShardedPass::new(config.clone(), memory).compare(size, what);
             let share = traffic.fetched as f64 / traffic.full as f64;
             match memory {
                 SHORT => assert!(share < 0.5, "{what}: short memories fetch {share}"),
@@ -184,12 +184,12 @@ fn two_and_four_ranks_have_the_bits_of_one() {
 }
 
 #[test]
-fn pruning_leaves_the_keys_at_home_that_it_would_skip() {
+fn pruned_keys_are_not_sent() {
     for (pruning, what) in
         [(Pruning::Tolerance(-10.0), "tolerance"), (Pruning::Auto, "auto"), (Pruning::Off, "off")]
     {
         for config in [pro(), llama()] {
-            let mut run = Run::new(config, (2.0, 40.0));
+            let mut run = ShardedPass::new(config, (2.0, 40.0));
             run.options.pruning = pruning;
             let traffic = run.compare(4, what);
             assert!(pruning == Pruning::Off || traffic.fetched < traffic.full, "{what}");
@@ -201,14 +201,15 @@ fn pruning_leaves_the_keys_at_home_that_it_would_skip() {
 fn packed_documents_windows_and_no_gates() {
     // Documents that end in, begin in and span parts; one rank has none of the first row's last.
     let boundaries = vec![0, 100, 107, 301, 512, 650, 1020, 1024];
-    let packed = Run { rows: 2, boundaries: Some(boundaries), ..Run::new(pro(), MIXED) };
+    let packed =
+        ShardedPass { rows: 2, boundaries: Some(boundaries), ..ShardedPass::new(pro(), MIXED) };
     packed.compare(2, "packed");
     packed.compare(4, "packed");
-    let mut windowed = Run::new(pro(), LONG);
+    let mut windowed = ShardedPass::new(pro(), LONG);
     windowed.config.mixer.forgetting_mut().unwrap().window = Some(100);
     let traffic = windowed.compare(4, "window");
     assert!(traffic.fetched * 2 <= traffic.full, "{traffic:?}");
-    let mut ungated = Run { memory: None, ..Run::new(pro(), LONG) };
+    let mut ungated = ShardedPass { memory: None, ..ShardedPass::new(pro(), LONG) };
     let options = ungated.config.mixer.forgetting_mut().unwrap();
     *options = options.clone().without_forgetting();
     let traffic = ungated.compare(2, "no gates");
@@ -217,14 +218,14 @@ fn packed_documents_windows_and_no_gates() {
 
 #[test]
 fn recomputed_blocks_fetch_again() {
-    let mut run = Run::new(pro(), MIXED);
+    let mut run = ShardedPass::new(pro(), MIXED);
     run.options.recompute = true;
     run.compare(2, "recompute");
 }
 
 #[test]
-fn contexts_of_a_larger_group_keep_to_themselves() {
-    let run = Run { time: 256, ..Run::new(pro(), MIXED) };
+fn contexts_of_a_group_are_independent() {
+    let run = ShardedPass { time: 256, ..ShardedPass::new(pro(), MIXED) };
     let whole = run.find(None);
     let parts = ranks(4, |group| {
         let group = Arc::new(group);
@@ -244,8 +245,8 @@ fn contexts_of_a_larger_group_keep_to_themselves() {
 
 /// An op can only say that it failed; the part knows of whom.
 #[test]
-fn a_rank_that_fails_ends_the_pass_of_the_others() {
-    let run = Run { time: 256, ..Run::new(pro(), MIXED) };
+fn failed_rank_ends_pass_of_all() {
+    let run = ShardedPass { time: 256, ..ShardedPass::new(pro(), MIXED) };
     let errors = ranks(2, |group| {
         let group = Arc::new(group);
         if group.rank() == 1 {

@@ -3,8 +3,7 @@
 
 mod common;
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use common::{placement, ranks, rendezvous};
 use fox_dist::{Error, Group, Owned, Placement, Rendezvous, free_port, tree_sum};
 
 #[test]
-fn everybody_hears_everybody() {
+fn all_gather_and_broadcast_reach_every_rank() {
     for size in [2, 3, 5] {
         let heard = ranks(size, |group| {
             let own = vec![group.rank() as u8; group.rank() + 1];
@@ -30,7 +29,7 @@ fn everybody_hears_everybody() {
 }
 
 #[test]
-fn one_rank_that_says_yes_is_enough() {
+fn any_is_true_if_one_rank_is() {
     let answers = ranks(3, |group| {
         let one = group.any(group.rank() == 1).unwrap();
         let none = group.any(false).unwrap();
@@ -41,7 +40,7 @@ fn one_rank_that_says_yes_is_enough() {
 }
 
 #[test]
-fn tensors_are_summed_at_their_owners_and_shared() {
+fn reduces_to_owners_and_broadcasts() {
     let value = |rank: usize, i: usize| ((rank * 7919 + i * 104_729) % 1000) as f32 / 7.0;
     // Large enough that both directions fill the system's buffers at once.
     let len = 300_000;
@@ -69,7 +68,7 @@ fn tensors_are_summed_at_their_owners_and_shared() {
 }
 
 #[test]
-fn one_is_a_group_too() {
+fn group_of_one_works_alone() {
     let group = Group::alone();
     assert_eq!((group.rank(), group.size(), group.is_first()), (0, 1, true));
     assert_eq!(group.all_gather(b"x").unwrap(), [b"x"]);
@@ -78,10 +77,10 @@ fn one_is_a_group_too() {
 }
 
 #[test]
-fn a_rank_that_is_gone_ends_the_waits_of_all() {
+fn lost_rank_ends_all_waits() {
     let start = Instant::now();
     let errors = ranks(3, |group| match group.rank() {
-        1 => None, // its group is dropped without a word
+        1 => None, // its group is dropped without a goodbye
         _ => Some(group.barrier().unwrap_err().to_string()),
     });
     for error in errors.into_iter().flatten() {
@@ -91,7 +90,7 @@ fn a_rank_that_is_gone_ends_the_waits_of_all() {
 }
 
 #[test]
-fn a_failure_is_told_to_all() {
+fn failure_reaches_every_rank() {
     let errors = ranks(4, |group| {
         if group.rank() == 2 {
             group.fail("the disk is full");
@@ -106,10 +105,10 @@ fn a_failure_is_told_to_all() {
 
 /// Whatever the rank itself is doing: it may wait for its device.
 #[test]
-fn a_loss_is_acted_on_at_once_or_when_it_comes() {
+fn loss_callbacks_run_before_and_after_a_loss() {
     let heard = ranks(3, |group| {
         if group.rank() == 1 {
-            return Vec::new(); // its group is dropped without a word
+            return Vec::new(); // its group is dropped without a goodbye
         }
         let (say, hear) = channel();
         for _ in 0..2 {
@@ -130,10 +129,10 @@ fn a_loss_is_acted_on_at_once_or_when_it_comes() {
 }
 
 #[test]
-fn leaving_is_no_loss() {
+fn leaving_is_not_reported_as_loss() {
     let results = ranks(2, |group| {
         let left = group.leave();
-        // The other may be gone by now; nobody minds.
+        // The other may be gone by now.
         std::thread::sleep(Duration::from_millis(50 * group.rank() as u64));
         left.is_ok()
     });
@@ -141,25 +140,25 @@ fn leaving_is_no_loss() {
 }
 
 #[test]
-fn ranks_that_run_something_else_are_refused() {
+fn rejects_ranks_with_another_recipe_or_size() {
     let port = free_port().unwrap();
-    let meet = |rank: usize, size: usize, recipe: &str| {
+    let join = |rank: usize, size: usize, recipe: &str| {
         Group::join(&placement(rank, size, port), &rendezvous(recipe)).unwrap_err().to_string()
     };
     for (size, recipe, words) in [
         (2, "b", "rank 1 has another recipe than rank 0 (b and a); give all ranks the same"),
-        (3, "a", "rank 1 was told of 3 ranks and rank 0 of 2; start all of them by one command"),
+        (3, "a", "rank 1 has a world size of 3 and rank 0 of 2; start all ranks by one command"),
     ] {
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| meet(0, 2, "a"));
-            assert_eq!(meet(1, size, recipe), words);
+            let first = scope.spawn(|| join(0, 2, "a"));
+            assert_eq!(join(1, size, recipe), words);
             assert_eq!(first.join().unwrap(), words);
         });
     }
 }
 
 #[test]
-fn ranks_that_have_something_else_are_refused() {
+fn check_same_rejects_different_data() {
     let errors = ranks(3, |group| {
         group.check_same("x", "other data", "use the same").unwrap();
         let own = if group.rank() == 2 { "b" } else { "a" };
@@ -172,7 +171,7 @@ fn ranks_that_have_something_else_are_refused() {
 
 /// Data links are of the same kind as the address that the ranks meet at.
 #[test]
-fn ranks_meet_at_addresses_of_version_6() {
+fn ranks_connect_over_ipv6() {
     if TcpListener::bind("[::1]:0").is_err() {
         return; // a machine without them
     }
@@ -192,77 +191,8 @@ fn ranks_meet_at_addresses_of_version_6() {
     });
 }
 
-/// A message of the rendezvous.
-fn say(stream: &mut TcpStream, text: &str) {
-    let message = [b"fox-dist", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
-    stream.write_all(&message).unwrap();
-}
-
-/// Nobody watches the others yet.
 #[test]
-fn a_rank_that_is_gone_before_it_calls_is_noticed() {
-    let port = free_port().unwrap();
-    std::thread::scope(|scope| {
-        let first =
-            scope.spawn(|| Group::join(&placement(0, 2, port), &rendezvous("a")).unwrap_err());
-        let mut second = call(port);
-        let invariants = r#"[{"name":"version","value":"1"},{"name":"recipe","value":"a"}]"#;
-        say(&mut second, &format!(r#"{{"rank":1,"size":2,"invariants":{invariants},"port":9}}"#));
-        second.read_exact(&mut [0; 12]).unwrap(); // the answer: all are there
-        drop(second);
-        let error = first.join().unwrap().to_string();
-        assert!(error.starts_with("rank 1 is gone (its connection closed)"), "{error}");
-    });
-}
-
-#[test]
-fn a_rank_that_cannot_be_reached_is_named() {
-    let (zero, closed) = (TcpListener::bind("127.0.0.1:0").unwrap(), free_port().unwrap());
-    let port = zero.local_addr().unwrap().port();
-    std::thread::scope(|scope| {
-        let second =
-            scope.spawn(|| Group::join(&placement(1, 2, port), &rendezvous("a")).unwrap_err());
-        let (mut stream, _) = zero.accept().unwrap();
-        let places = format!(r#"[[null,{closed}],["127.0.0.1",9]]"#);
-        say(&mut stream, &format!(r#"{{"Roster":{{"token":1,"places":{places}}}}}"#));
-        let error = second.join().unwrap().to_string();
-        let words = format!("rank 1 cannot reach rank 0 at 127.0.0.1:{closed} (");
-        assert!(error.starts_with(&words), "{error}");
-        assert!(error.ends_with("); let all ranks connect to each other at any port"), "{error}");
-    });
-}
-
-fn call(port: u16) -> TcpStream {
-    loop {
-        match TcpStream::connect(("127.0.0.1", port)) {
-            Ok(stream) => break stream,
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
-    }
-}
-
-#[test]
-fn strangers_do_not_disturb_and_absences_are_named() {
-    let port = free_port().unwrap();
-    let short = Rendezvous { limit: Duration::from_secs(3), ..rendezvous("a") };
-    std::thread::scope(|scope| {
-        let first = scope.spawn(|| Group::join(&placement(0, 4, port), &short).unwrap_err());
-        let second =
-            scope.spawn(|| Group::join(&placement(1, 4, port), &rendezvous("a")).unwrap_err());
-        let mut stranger = call(port);
-        stranger.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-        let error = first.join().unwrap().to_string();
-        assert!(
-            error.contains("and ranks 2 and 3 of 4 did not come; see what they say"),
-            "{error}"
-        );
-        let error = second.join().unwrap().to_string();
-        assert!(error.contains("ranks 2 and 3 of 4 did not come"), "{error}");
-    });
-}
-
-#[test]
-fn a_port_that_is_taken_and_a_first_rank_that_is_not_there() {
+fn names_taken_port_and_missing_rank_zero() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let error = Group::join(&placement(0, 2, port), &rendezvous("a")).unwrap_err();
@@ -281,7 +211,7 @@ fn a_port_that_is_taken_and_a_first_rank_that_is_not_there() {
 }
 
 #[test]
-fn the_link_has_a_speed() {
+fn measures_link_speed() {
     let speeds = ranks(3, |group| {
         let speed = group.link_speed(&fox_cpu::device()).unwrap();
         group.leave().unwrap();

@@ -25,7 +25,7 @@ fn listening() -> usize {
 }
 
 #[test]
-fn a_rank_that_waits_for_the_first_does_not_listen() {
+fn waiting_rank_does_not_listen() {
     let probe = TcpListener::bind("127.0.0.1:0").unwrap();
     assert_eq!(listening(), 1, "the count sees listeners");
     drop(probe);
@@ -38,7 +38,7 @@ fn a_rank_that_waits_for_the_first_does_not_listen() {
         port: free_port().unwrap(),
         launcher: "torchrun",
     };
-    let short = Rendezvous { invariants: Vec::new(), limit: Duration::from_millis(500) };
+    let short = Rendezvous { limit: Duration::from_millis(500), ..Rendezvous::default() };
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -38,7 +38,7 @@ pub enum Error {
         /// The vocabulary it would need.
         needed: usize,
     },
-    /// A model that computes something else than numbers.
+    /// A model whose output is NaN or infinite.
     #[error(
         "the model {model} computes {what} of {value}, which is not a finite number; its weights are damaged or \
          its training diverged, so evaluate an earlier checkpoint"

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_has_no_interval_and_none_has_no_mean() {
+    fn single_value_has_no_interval() {
         assert_eq!(SeedMean::of(&[]), None);
         assert!(fraction_over_seeds(&[]).value.is_nan());
         let one = SeedMean::of(&[3.0]).unwrap();

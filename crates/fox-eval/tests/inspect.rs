@@ -88,7 +88,7 @@ fn heads_of_hybrids_are_named_by_their_layer() {
 
 /// Heads 0 and 1 share key head 0, heads 2 and 3 share key head 1; gates are those of the query head.
 #[test]
-fn attention_of_grouped_heads_is_that_of_the_definition() {
+fn grouped_attention_matches_definition() {
     const D: usize = 8;
     let (model, text) = (grouped(), tokens(40));
     let seen = look(&model, &text);
@@ -141,7 +141,7 @@ fn attention_of_grouped_heads_is_that_of_the_definition() {
 }
 
 #[test]
-fn tokens_are_listed_by_their_mean_gate_over_all_heads() {
+fn tokens_are_sorted_by_mean_gate() {
     let (model, text) = (grouped(), tokens(40));
     let layers = raw(&model, &text);
     let seen = look(&model, &text);
@@ -158,7 +158,7 @@ fn tokens_are_listed_by_their_mean_gate_over_all_heads() {
 }
 
 #[test]
-fn a_nan_in_any_parameter_that_is_looked_at_is_said() {
+fn nan_in_an_observed_parameter_is_reported() {
     let text = tokens(20);
     let (model, options) = (grouped(), InspectOptions::default());
     let ids: Vec<_> = model.params().iter().map(|(id, spec, _)| (id, spec.name.clone())).collect();
@@ -174,7 +174,7 @@ fn a_nan_in_any_parameter_that_is_looked_at_is_said() {
 }
 
 #[test]
-fn a_tolerance_that_prunes_everything_is_refused() {
+fn rejects_tolerance_that_prunes_everything() {
     let (model, text) = (grouped(), tokens(20));
     for tolerance in [0.0, 10_000.0, f32::INFINITY, f32::NAN] {
         let options = InspectOptions { log_pruning_tolerance: tolerance, ..Default::default() };
@@ -182,7 +182,7 @@ fn a_tolerance_that_prunes_everything_is_refused() {
         assert_eq!(
             said,
             format!(
-                "a pruning tolerance is the natural log of a share, so negative; not {tolerance}"
+                "a pruning tolerance is the natural log of a fraction, so negative; not {tolerance}"
             )
         );
     }

@@ -38,7 +38,7 @@ fn documents(count: u32, len: u32) -> MemoryDataset {
 /// The dumps' losses at positions 1.. are those of a document that starts with the second token, when
 /// the first plays the part of the start marker.
 #[test]
-fn the_loss_of_a_dump_is_the_dumps_loss() {
+fn loss_matches_reference_dump() {
     for name in ["fox_pro", "fox_llama", "transformer_pro"] {
         let mut file = SafetensorsFile::open(&dump(name).join("io.safetensors")).unwrap();
         let (ids, labels) = (file.read_i32("input_ids").unwrap(), file.read_i32("labels").unwrap());
@@ -61,7 +61,7 @@ fn the_loss_of_a_dump_is_the_dumps_loss() {
 }
 
 #[test]
-fn a_stopped_evaluation_ends_with_the_same_bits() {
+fn resume_is_bit_exact() {
     let folder = tempfile::tempdir().unwrap();
     let (model, data) = (tiny(), documents(10, 40));
     let (subject, at) = (subject(&model), |name: &str| folder.path().join(name));
@@ -69,16 +69,16 @@ fn a_stopped_evaluation_ends_with_the_same_bits() {
         evaluate_loss(&subject, &data, &options(40, documents), Some(&at(name)), |_| ()).unwrap()
     };
     let whole = run(10, "whole");
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     run(4, "parts");
     let file = at("parts");
-    let parts =
-        evaluate_loss(&subject, &data, &options(40, 10), Some(&file), |n| told.push(n)).unwrap();
+    let parts = evaluate_loss(&subject, &data, &options(40, 10), Some(&file), |n| reported.push(n))
+        .unwrap();
     // Batches differ, so the losses may differ in their last bits; the sums of each are exact.
     for (a, b) in whole.mean().iter().zip(parts.mean()) {
         assert!((a - b).abs() < 1e-6, "{a} {b}");
     }
-    assert_eq!(told.last(), Some(&10));
+    assert_eq!(reported.last(), Some(&10));
     let again = run(10, "parts");
     assert_eq!(again, parts);
 
@@ -100,9 +100,9 @@ fn short_documents_are_passed_over_and_counted() {
     assert_eq!((sums.documents, sums.skipped), (3, 2));
 }
 
-/// A document that is long enough for several pieces.
+/// A document that is long enough for several chunks.
 #[test]
-fn few_documents_give_all_their_pieces() {
+fn few_documents_give_all_their_chunks() {
     let model = common::dump("fox_pro");
     let text =
         |d: u32, len: u32| (0..len).map(|i| (i * i * (d + 3) + d) % 64).collect::<Vec<u32>>();
@@ -112,16 +112,16 @@ fn few_documents_give_all_their_pieces() {
         evaluate_loss(&subject(&model), &data, &options(20, count), None, |_| ()).unwrap()
     };
     let sums = run(&texts, 9);
-    assert_eq!((sums.pieces, sums.documents, sums.groups()), (4, 2, 2));
-    let pieces = [&texts[0][..20], &texts[1][..20], &texts[1][20..40], &texts[1][40..60]];
-    let each = pieces.map(|piece| alone(&model, piece.to_vec(), 5));
+    assert_eq!((sums.chunks, sums.documents, sums.groups()), (4, 2, 2));
+    let chunks = [&texts[0][..20], &texts[1][..20], &texts[1][20..40], &texts[1][40..60]];
+    let each = chunks.map(|chunk| alone(&model, chunk.to_vec(), 5));
     for i in 0..20 {
         let expected = each.iter().map(|losses| losses[i]).sum::<f64>() / 4.0;
         assert!((sums.mean()[i] - expected).abs() < 1e-5, "position {i}");
     }
-    // A single document leaves nothing but its pieces to draw.
+    // A single document leaves nothing but its chunks to draw.
     let sums = run(&texts[1..], 2);
-    assert_eq!((sums.pieces, sums.documents, sums.groups()), (2, 1, 2));
+    assert_eq!((sums.chunks, sums.documents, sums.groups()), (2, 1, 2));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn alone(model: &Model, document: Vec<u32>, bos: u32) -> Vec<f64> {
 
 /// Short documents run through the model side by side: none may see another, nor start with its last token.
 #[test]
-fn documents_of_a_batch_do_not_see_each_other() {
+fn batched_documents_are_isolated() {
     for name in ["fox_pro", "transformer_pro", "delta_net", "hgrn2", "mamba2"] {
         let model = common::dump(name);
         let texts: Vec<Vec<u32>> =
@@ -171,7 +171,7 @@ fn documents_of_a_batch_do_not_see_each_other() {
 
 /// L(i) belongs to token i and depends on the tokens before it alone.
 #[test]
-fn the_loss_at_a_position_is_that_of_its_own_token() {
+fn loss_is_at_the_position_of_its_token() {
     let model = common::dump("fox_pro");
     let text: Vec<u32> = (0..12).map(|i| (i * i * 5 + i) % 64).collect();
     let before = alone(&model, text.clone(), 5);
@@ -196,7 +196,7 @@ fn the_loss_at_a_position_is_that_of_its_own_token() {
 }
 
 #[test]
-fn a_resumed_evaluation_passes_over_the_same_documents() {
+fn resume_skips_the_same_documents() {
     let folder = tempfile::tempdir().unwrap();
     let model = common::dump("fox_pro");
     let text = |d: u32, len: u32| (0..len).map(|i| (i * (d + 3) + d) % 64).collect::<Vec<u32>>();
@@ -223,9 +223,9 @@ fn a_resumed_evaluation_passes_over_the_same_documents() {
     }
 }
 
-/// Wherever a NaN sits, it must not vanish on its way to the loss.
+/// Wherever a NaN sits, it must not vanish during the forward pass to the loss.
 #[test]
-fn a_nan_in_any_parameter_makes_the_evaluation_fail() {
+fn nan_in_a_parameter_fails_the_evaluation() {
     for name in ["fox_pro", "fox_llama", "transformer_pro", "delta_net", "hgrn2", "mamba2"] {
         let model = common::dump(name);
         let ids: Vec<_> =
@@ -247,7 +247,7 @@ fn a_nan_in_any_parameter_makes_the_evaluation_fail() {
 }
 
 #[test]
-fn nothing_is_kept_of_a_loss_that_is_not_finite() {
+fn non_finite_loss_is_not_stored() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state.json");
     let mut large = tiny();
@@ -277,7 +277,7 @@ fn nothing_is_kept_of_a_loss_that_is_not_finite() {
     let data = MemoryDataset::new(vec![vec![1; 20], [1, 2, 63, 4].repeat(5)], 64, 0, "test");
     let run =
         |count| evaluate_loss(&subject(&model), &data, &options(20, count), Some(&path), |_| ());
-    assert_eq!(run(1).unwrap().pieces, 1);
+    assert_eq!(run(1).unwrap().chunks, 1);
     let kept = std::fs::read(&path).unwrap();
     let said = run(2).unwrap_err().to_string();
     assert!(says_not_finite(&said) && said.contains("a loss at position"), "{said}");

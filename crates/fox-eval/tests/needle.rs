@@ -42,7 +42,7 @@ fn words(ids: &[u32]) -> Result<String> {
 }
 
 #[test]
-fn a_copier_finds_every_needle() {
+fn copying_reader_finds_every_needle() {
     let grid = Grid { lengths: vec![64, 300], depths: Grid::even_depths(5), cases: 8 };
     let map = run_needle("copier", &mut Copier, &synthetic(), &grid, &words, None, |_| ()).unwrap();
     assert_eq!(map.cells.len(), 10);
@@ -70,7 +70,7 @@ fn random_model(vocab: usize) -> Model {
 }
 
 #[test]
-fn a_random_model_prefers_the_right_answer_by_chance() {
+fn random_model_is_right_by_chance() {
     let model = random_model(256);
     let mut reader = ModelReader::new(named(&model), Pruning::Off);
     let (cases, count) = (synthetic(), 960);
@@ -85,7 +85,7 @@ fn a_random_model_prefers_the_right_answer_by_chance() {
 }
 
 #[test]
-fn a_model_scores_a_continuation_as_its_own_probabilities_say() {
+fn continuation_score_is_sum_of_log_probabilities() {
     let model = random_model(64);
     let prompt = [5, 9, 2, 33];
     let mut reader = ModelReader::new(named(&model), Pruning::Off);
@@ -106,7 +106,7 @@ fn a_model_scores_a_continuation_as_its_own_probabilities_say() {
 }
 
 #[test]
-fn a_stopped_test_asks_only_what_is_missing() {
+fn resume_asks_only_missing_cases() {
     struct Counting<'a>(Copier, &'a mut u32);
     impl Reader for Counting<'_> {
         fn read(&mut self, prompt: &[u32], c: &[Vec<u32>], greedy: usize) -> Result<Reading> {
@@ -128,7 +128,7 @@ fn a_stopped_test_asks_only_what_is_missing() {
 }
 
 #[test]
-fn a_vocabulary_that_is_too_small_is_said() {
+fn rejects_small_vocabulary() {
     let model = random_model(64);
     let subject = Subject { name: "m", model: &model, training_length: None };
     let said = subject.check_vocabulary("tokenizer", 256).unwrap_err().to_string();
@@ -175,7 +175,7 @@ impl Cases for ByIds {
 }
 
 #[test]
-fn an_answer_that_only_begins_well_is_not_found() {
+fn partial_answer_is_not_a_match() {
     let tokenizer = Tokenizer::from_name("bytes").unwrap();
     let decode = |ids: &[u32]| Ok(tokenizer.decode(ids)?);
     let needle = Needle::default();
@@ -198,7 +198,7 @@ fn an_answer_that_only_begins_well_is_not_found() {
 }
 
 #[test]
-fn a_model_that_computes_no_numbers_finds_nothing() {
+fn rejects_model_with_nan_logits_in_needles() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("scores.jsonl");
     let grid = Grid { lengths: vec![64], depths: vec![0.0, 1.0], cases: 1 };

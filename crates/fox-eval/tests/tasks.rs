@@ -75,10 +75,10 @@ fn likelihoods_are_those_of_the_plain_forward_pass() {
         let part = continuation[..2].to_vec();
         requests.push(Request { context: context.clone(), continuation: part });
         requests.push(Request { context, continuation });
-        let mut told = 0;
+        let mut reported = 0;
         let found =
-            log_likelihoods(&subject(&model), &requests, &options, |done| told = done).unwrap();
-        assert_eq!((found.len(), told), (requests.len(), requests.len()));
+            log_likelihoods(&subject(&model), &requests, &options, |done| reported = done).unwrap();
+        assert_eq!((found.len(), reported), (requests.len(), requests.len()));
         assert!(found.last().unwrap().is_greedy, "{name}");
         for (request, found) in requests.iter().zip(&found) {
             let ids = [&request.context[..], &request.continuation].concat();
@@ -274,7 +274,7 @@ fn kinds() -> Vec<(TaskSpec, Vec<Record>)> {
 }
 
 #[test]
-fn a_model_that_computes_no_numbers_has_no_result() {
+fn rejects_model_with_nan_logits() {
     let tokenizer = Tokenizer::from_name("bytes").unwrap();
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let model = broken(model(256), value);
@@ -293,7 +293,7 @@ fn a_model_that_computes_no_numbers_has_no_result() {
 
 /// The choice whose likelihood is not a number would otherwise lose, and another would be right.
 #[test]
-fn one_logit_that_is_no_number_is_enough() {
+fn rejects_a_single_nan_logit() {
     let mut model = model(256);
     let head = model.params().find("lm_head.weight").unwrap();
     let tensor = model.params().value(head).clone();

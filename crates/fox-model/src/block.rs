@@ -56,10 +56,10 @@ impl Block {
         let block = format!("{}.layers.{index}", names.stem);
         let norm = format!("{block}.{}.weight", names.mixer_norm);
         let prefix = format!("{block}.{}", names.mixer);
-        let place = LayerContext { index, prefix: &prefix, shared };
+        let context = LayerContext { index, prefix: &prefix, shared };
         Block {
             mixer_norm: list.vector(ParamGroup::Norm, norm, width, 1.0),
-            mixer: mixer.declare(config, &place, list),
+            mixer: mixer.declare(config, &context, list),
             mlp: config.has_mlp().then(|| Mlp::declare(config, index, &block, list)),
             norm_eps: config.norm_eps as f32,
             width,

@@ -30,7 +30,7 @@ pub enum Error {
         /// What was found and what is supported.
         detail: String,
     },
-    /// A path without a checkpoint; the sentence names what is there instead.
+    /// A path without a checkpoint; the sentence describes the path.
     #[error("{0}")]
     NoCheckpoint(String),
     /// A JSON file cannot be parsed.
@@ -38,7 +38,7 @@ pub enum Error {
     Json {
         /// The file.
         file: PathBuf,
-        /// The parser's words.
+        /// The parser's message.
         detail: String,
     },
     /// A file cannot be read or written.
@@ -52,7 +52,7 @@ pub enum Error {
         /// What is wrong with it.
         detail: String,
     },
-    /// The tensors of a checkpoint are not those that its configuration asks for.
+    /// The tensors of a checkpoint do not match its configuration.
     #[error("the tensors in {dir} do not fit its config.json:{list}",
         dir = dir.display(), list = problem_list(problems))]
     Mismatch {

@@ -39,7 +39,7 @@ impl TrainFlops {
 
 impl ModelConfig {
     /// FLOPs of a training step per token, forward and backward: 6 for every weight of a matrix
-    /// product, and what mixes tokens at sequences of `seq`: causal attention, or a chunkwise scan.
+    /// product, and those of causal attention or a chunkwise scan over sequences of `seq`.
     pub fn train_flops_per_token(&self, seq: usize) -> f64 {
         self.product_flops_per_token() + self.mixing_flops_per_token(seq)
     }

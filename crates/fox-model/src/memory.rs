@@ -1,8 +1,8 @@
 //! Memory that training and decoding need, from the configuration alone.
 //!
 //! ```text
-//! training   weights 4 P + gradients 4 P + optimizer state 8 P (AdamW; others say theirs)
-//!          + activations 4 B T (L a + 3 D)                      a values kept per token and block
+//! training   weights 4 P + gradients 4 P + optimizer state 8 P (AdamW; other optimizers differ)
+//!          + activations 4 B T (L a + 3 D)                      a values saved per token and block
 //!            with recomputation: 4 B T (2 L D + a + 3 D)        block inputs, and one block in full
 //! decoding   weights 4 P + cache 4 L B (N c + s)                c = 2 H_kv d + H, s = shift states
 //! ```
@@ -12,7 +12,7 @@
 //!
 //! ```text
 //! training   weights 4 P + optimizer state 8 P
-//! in bf16  + the larger of gradients 4 P, and activations 2 B T (L (a - r) + 2 D) with what the loss needs:
+//! in bf16  + the larger of gradients 4 P, and activations 2 B T (L (a - r) + 2 D) with those of the loss:
 //!            gradients 4 V D + 2 B T D and logits, 2 B T V up to 256 MiB
 //! ```
 //!
@@ -44,7 +44,7 @@ pub struct MemoryEstimate {
     pub activations_recomputed: f64,
     /// The decode state.
     pub cache: f64,
-    /// All of a training step in bf16, as a GPU keeps it.
+    /// All of a training step in bf16 on a GPU.
     pub train_bf16: f64,
     /// The same when every block is recomputed.
     pub train_bf16_recomputed: f64,

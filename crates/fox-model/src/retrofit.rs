@@ -24,12 +24,12 @@ pub struct RetrofitOptions {
     /// Memory lengths in tokens: one for all heads, one for each, or none for a million times the length that the
     /// model is meant for.
     pub memory: Vec<f64>,
-    /// An output gate too. It begins with one half, and the output projection with twice its weights, which changes
+    /// An output gate too. It starts at one half, and the output projection with twice its weights, which changes
     /// no bit of the result.
     pub output_gate: bool,
 }
 
-/// What was made.
+/// Result of a retrofit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RetrofitReport {
     /// The format of the original.
@@ -40,7 +40,7 @@ pub struct RetrofitReport {
     pub parameters: usize,
     /// How many of them are new.
     pub added: usize,
-    /// What the fastest gate forgets, in nat per token.
+    /// Decay of the fastest gate, in nat per token.
     pub decay: f64,
 }
 

@@ -1,4 +1,4 @@
-//! A mixer of one's own, in one file and outside of the crates it plugs into: a gated exponential moving
+//! A custom mixer, in one file and outside of the crates it plugs into: a gated exponential moving
 //! average. It is registered, trained on the embedded corpus by the real trainer, exported, read again, and
 //! decoded token by token.
 //!
@@ -47,10 +47,10 @@ impl MixerConfig for AverageConfig {
         vec![format!("averages over {} to {} tokens", self.memory.min, self.memory.max)]
     }
 
-    fn validate(&self, _: &ModelConfig, rules: &Validator<'_>) -> fox_model::Result<()> {
-        rules.positive("memory_min", self.memory.min, 1e9)?;
-        rules.positive("memory_max", self.memory.max, 1e9)?;
-        rules.require(self.memory.min <= self.memory.max, "memory_min", || {
+    fn validate(&self, _: &ModelConfig, validator: &Validator<'_>) -> fox_model::Result<()> {
+        validator.positive("memory_min", self.memory.min, 1e9)?;
+        validator.positive("memory_max", self.memory.max, 1e9)?;
+        validator.require(self.memory.min <= self.memory.max, "memory_min", || {
             format!("is {}, above `memory_max` {}", self.memory.min, self.memory.max)
         })
     }
@@ -58,17 +58,17 @@ impl MixerConfig for AverageConfig {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
         let (width, std) = (model.hidden_size, model.initializer_range);
         let mut matrix = |name: &str| {
-            let name = format!("{}.{name}.weight", place.prefix);
+            let name = format!("{}.{name}.weight", context.prefix);
             list.matrix(ParamGroup::Mixer, name, width, width, std)
         };
         let (v_proj, g_proj, o_proj) = (matrix("v_proj"), matrix("g_proj"), matrix("o_proj"));
         let start = Init::Given(self.memory.gate_biases(width));
-        let name = format!("{}.theta", place.prefix);
+        let name = format!("{}.theta", context.prefix);
         let theta = list.push(ParamGroup::Mixer, name, vec![width, 1], false, start);
         Box::new(AverageLayer { width, v_proj, g_proj, theta, o_proj })
     }
@@ -260,7 +260,7 @@ fn largest_change(a: &Model, b: &Model, name: &str) -> Result<f32, Box<dyn Error
 }
 
 /// Runs it in a folder that is gone afterwards.
-#[allow(dead_code)] // the test that includes this file has a harness of its own
+#[allow(dead_code)] // the test that includes this file has its own harness
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let seen = run(folder.path())?;

@@ -1,4 +1,4 @@
-//! A FoX of one's own in thirty lines: a text becomes a model that `fox generate` and others can load.
+//! Training a FoX in thirty lines: a text becomes a model that `fox generate` and others can load.
 //!
 //! ```sh
 //! cargo run --release -p fox-train --example train -- my.txt runs/mine
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         ControlFlow::Continue(())
     })?;
-    println!("{} holds the model", spec.out.join("export").display());
+    println!("{} has the exported model", spec.out.join("export").display());
     assert!(outcome.summary.finished);
     Ok(())
 }

@@ -6,7 +6,7 @@
 //! ```text
 //! compute    C = (products + mixing of the last part) / rate    the last part of a causal sequence has the most pairs:
 //!                                                               (2 c - 1) / c^2 of all, for c = context, without a
-//!                                                               window; of these pruning leaves a share
+//!                                                               window; of these pruning leaves a fraction
 //! gradients  G = 2 passes of 4 P / n bytes to each other rank   to the owner of each parameter, its new value back
 //! keys       X = what the last part fetches of the c - 1 others, in every layer, and its gradients back:
 //!                b T (c - 1) / c x share x (2 W_kv + H) values  share: `exchanged` in metrics.jsonl; 4 bytes each,
@@ -66,7 +66,7 @@ impl Cluster {
 
 /// A step with the work divided in one way.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Plan {
+pub struct ClusterPlan {
     /// Ranks that share a sequence.
     pub context: usize,
     /// Ranks that share the batch.
@@ -85,7 +85,7 @@ pub struct Plan {
     pub keys: f64,
 }
 
-impl Plan {
+impl ClusterPlan {
     /// Seconds of a step, one thing after the other.
     pub fn step(&self) -> f64 {
         self.compute + self.gradients + self.keys
@@ -99,7 +99,11 @@ impl Plan {
     }
 
     /// All ways to divide a recipe's work among all devices of a cluster, by the number of ranks that share a sequence.
-    pub fn all(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster) -> Result<Vec<Plan>> {
+    pub fn all(
+        recipe: &Recipe,
+        config: &ModelConfig,
+        cluster: &Cluster,
+    ) -> Result<Vec<ClusterPlan>> {
         let ranks = cluster.ranks();
         let mut plans = Vec::new();
         for context in (1..=ranks).filter(|context| ranks.is_multiple_of(*context)) {
@@ -108,14 +112,14 @@ impl Plan {
                 ..recipe.clone()
             };
             if divided.check_ranks(ranks).and_then(|()| divided.check_context(config)).is_ok() {
-                plans.push(Plan::new(&divided, config, cluster)?);
+                plans.push(ClusterPlan::new(&divided, config, cluster)?);
             }
         }
         Ok(plans)
     }
 
     /// The step of a recipe as it is, which must fit the number of devices.
-    pub fn new(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster) -> Result<Plan> {
+    pub fn new(recipe: &Recipe, config: &ModelConfig, cluster: &Cluster) -> Result<ClusterPlan> {
         let (ranks, context) = (cluster.ranks(), recipe.parallel.context);
         recipe.check_ranks(ranks)?;
         recipe.check_context(config)?;
@@ -143,7 +147,7 @@ impl Plan {
         let key_bytes = rows as f64 * (passes + 1.0) * fetched;
         let peers = context - 1;
         let each = key_bytes / peers.max(1) as f64;
-        Ok(Plan {
+        Ok(ClusterPlan {
             context,
             data,
             memory: memory(recipe, config, cluster, held)?,
@@ -156,7 +160,7 @@ impl Plan {
     }
 }
 
-/// FLOPs of a step over a whole batch of a recipe, on one device, when pruning leaves the share `visited` of attention.
+/// FLOPs of a step over a whole batch of a recipe, on one device, when pruning leaves the fraction `visited` of attention.
 pub fn batch_flops(recipe: &Recipe, config: &ModelConfig, visited: f64) -> f64 {
     let whole =
         Recipe { parallel: ParallelRecipe { context: 1, ..recipe.parallel }, ..recipe.clone() };
@@ -224,9 +228,9 @@ mod tests {
     }
 
     #[test]
-    fn one_device_sends_nothing_and_computes_everything() {
+    fn single_device_sends_nothing() {
         let (recipe, config) = recipe(&["training.batch=8"]);
-        let one = Plan::new(&recipe, &config, &cluster(1, 1)).unwrap();
+        let one = ClusterPlan::new(&recipe, &config, &cluster(1, 1)).unwrap();
         assert_eq!(
             (one.gradient_bytes, one.key_bytes, one.gradients, one.keys),
             (0.0, 0.0, 0.0, 0.0)
@@ -240,8 +244,8 @@ mod tests {
         let (recipe, config) = recipe(&["training.batch=8"]);
         let (one, eight) = (cluster(1, 1), cluster(8, 1));
         let (one, eight) = (
-            Plan::new(&recipe, &config, &one).unwrap(),
-            Plan::new(&recipe, &config, &eight).unwrap(),
+            ClusterPlan::new(&recipe, &config, &one).unwrap(),
+            ClusterPlan::new(&recipe, &config, &eight).unwrap(),
         );
         let parameters: usize = config.param_specs().iter().map(ParamSpec::count).sum();
         assert!((eight.compute * 8.0 / one.compute - 1.0).abs() < 1e-12);
@@ -252,14 +256,14 @@ mod tests {
         let saved = one.memory - eight.memory;
         assert!((saved / (parameters as f64 * 7.0) - 1.0).abs() < 0.02, "{saved}");
         // Over two nodes, half of the peers are behind the slower network.
-        let apart = Plan::new(&recipe, &config, &cluster(4, 2)).unwrap();
+        let apart = ClusterPlan::new(&recipe, &config, &cluster(4, 2)).unwrap();
         assert!((apart.gradients / (bytes / 7.0 * 4.0 / 50e9) - 1.0).abs() < 1e-12);
     }
 
     #[test]
     fn sequences_are_divided_where_the_batch_cannot_be() {
         let (recipe, config) = recipe(&["training.batch=2", "data.sequence_length=131072"]);
-        let plans = Plan::all(&recipe, &config, &cluster(8, 1)).unwrap();
+        let plans = ClusterPlan::all(&recipe, &config, &cluster(8, 1)).unwrap();
         let contexts: Vec<usize> = plans.iter().map(|plan| plan.context).collect();
         assert_eq!(contexts, [4, 8], "a batch of 2 for at most 2 ranks");
         let (four, eight) = (plans[0], plans[1]);
@@ -270,17 +274,17 @@ mod tests {
         let bytes = tokens * (2.0 * 1536.0 + 24.0) * 2.0 * 4.0;
         assert!((eight.key_bytes / bytes - 1.0).abs() < 1e-12, "{} {bytes}", eight.key_bytes);
         let forgetful = Cluster { fetched: 0.1, ..cluster(8, 1) };
-        let less = Plan::all(&recipe, &config, &forgetful).unwrap()[1];
+        let less = ClusterPlan::all(&recipe, &config, &forgetful).unwrap()[1];
         assert!((less.key_bytes / eight.key_bytes - 0.1).abs() < 1e-12);
         assert!(less.memory < eight.memory && less.step() < eight.step());
     }
 
     #[test]
-    fn windows_bound_what_a_part_fetches_and_computes() {
+    fn windows_bound_context_traffic() {
         let set = ["training.batch=2", "data.sequence_length=131072"].map(String::from);
         let recipe = recipe::load("fox-window-760m", &set).unwrap();
         let config = recipe.model_config(50_257).unwrap();
-        let plan = Plan::all(&recipe, &config, &cluster(8, 1)).unwrap().pop().unwrap();
+        let plan = ClusterPlan::all(&recipe, &config, &cluster(8, 1)).unwrap().pop().unwrap();
         assert_eq!(plan.context, 8);
         // Twelve layers see all of both rows and have gates, twelve see 512 tokens and have none.
         let (all, near) = (131_072.0 * 7.0 / 8.0 * (2.0 * 1536.0 + 24.0), 512.0 * 2.0 * 1536.0);
@@ -294,17 +298,17 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_divided_has_no_plan() {
+    fn indivisible_recipes_have_no_plan() {
         let recipe = recipe::load("mamba2-125m", &["training.batch=8".to_string()]).unwrap();
         let config = recipe.model_config(50_257).unwrap();
-        let plans = Plan::all(&recipe, &config, &cluster(8, 1)).unwrap();
+        let plans = ClusterPlan::all(&recipe, &config, &cluster(8, 1)).unwrap();
         assert_eq!(plans.iter().map(|plan| plan.context).collect::<Vec<_>>(), [1]);
-        assert!(Plan::all(&recipe, &config, &cluster(3, 1)).unwrap().is_empty());
+        assert!(ClusterPlan::all(&recipe, &config, &cluster(3, 1)).unwrap().is_empty());
     }
 
     #[test]
     fn sums_hide_behind_the_backward_pass() {
-        let plan = |gradients: f64| Plan {
+        let plan = |gradients: f64| ClusterPlan {
             context: 1,
             data: 8,
             memory: 0.0,
@@ -320,12 +324,12 @@ mod tests {
     }
 
     #[test]
-    fn the_last_part_attends_to_all_and_recomputed_blocks_keep_the_keys_of_one() {
+    fn last_shard_fetches_all_keys() {
         let set = ["training.batch=2", "data.sequence_length=131072"];
         let (kept, config) = recipe(&set);
         let plan = |recipe: &Recipe, fetched: f64| {
             let cluster = Cluster { fetched, ..cluster(8, 1) };
-            Plan::all(recipe, &config, &cluster).unwrap()[1]
+            ClusterPlan::all(recipe, &config, &cluster).unwrap()[1]
         };
         let length = 131_072;
         let mixing: f64 =
@@ -341,10 +345,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_trained_has_no_state_and_is_not_sent() {
+    fn frozen_parameters_have_no_state() {
         let (all, config) = recipe(&["training.batch=8"]);
         let (gates, _) = recipe(&["training.batch=8", "training.train=[\"gates\"]"]);
-        let plan = |recipe: &Recipe| Plan::new(recipe, &config, &cluster(8, 1)).unwrap();
+        let plan = |recipe: &Recipe| ClusterPlan::new(recipe, &config, &cluster(8, 1)).unwrap();
         let (all, gates) = (plan(&all), plan(&gates));
         let count = |part: &str| -> f64 {
             let specs = config.param_specs();

@@ -39,12 +39,12 @@ impl RunData {
             |path: &Path, split| open_dataset(path, split, wanted.as_ref(), Verify::Structure);
         let train = open(path, Split::Train)?;
         let heldout = match &recipe.data.heldout {
-            // Held-out data may be a split of a prepared folder, or a folder of their own.
+            // Held-out data may be a split of a prepared folder, or a separate folder.
             Some(other) => match open(other, Split::HeldOut) {
                 Err(fox_data::Error::EmptySplit { .. }) => Some(open(other, Split::Train)?),
                 other => Some(other?),
             },
-            // A bare array has no held-out part of its own.
+            // A bare array has no held-out split.
             None if path.join(".zarray").exists() => None,
             None => match open(path, Split::HeldOut) {
                 Ok(data) => Some(data),
@@ -70,8 +70,7 @@ impl RunData {
             ("data.tokenizer", data.tokenizer.is_some()),
         ];
         if let Some((key, _)) = places.iter().find(|(_, given)| *given) {
-            let detail =
-                "is given beside data.task, which has data of its own; leave one of them out";
+            let detail = "is set beside data.task, which generates its data; remove one of them";
             return Err(crate::Error::value(&recipe.name, key, detail));
         }
         let heldout = TaskDataset::held_out(task.clone())?;

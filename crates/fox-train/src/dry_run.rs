@@ -115,7 +115,7 @@ mod tests {
     use crate::recipe;
 
     #[test]
-    fn parts_are_short_and_keep_the_model() {
+    fn measured_steps_are_short() {
         let recipe = recipe::load("fox-pro-125m", &[]).unwrap();
         let config = recipe.model_config(50_257).unwrap();
         let fast = part(&recipe, &config, 1e18);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_that_of_all_steps() {
+    fn estimated_time_covers_all_steps() {
         let set = ["training.tokens=65536", "schedule.warmup_tokens=0", "data.sequence_length=128"];
         let recipe = recipe::load("tiny-fox-pro", &set.map(String::from)).unwrap();
         let data = RunData::open(&recipe).unwrap();

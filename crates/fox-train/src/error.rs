@@ -38,7 +38,7 @@ pub enum Error {
         nearest: Option<String>,
     },
     /// A `+variant` that is not known.
-    #[error("`{name}` is no variant of a recipe; {}", nearest_or_list(nearest))]
+    #[error("unknown variant `{name}`; {}", nearest_or_list(nearest))]
     UnknownVariant {
         /// What was asked for.
         name: String,
@@ -82,7 +82,7 @@ pub enum Error {
         name: String,
     },
     /// An override that is not `key=value`.
-    #[error("`{text}` is no override; write key=value, e.g. training.tokens=1000000")]
+    #[error("`{text}` is not an override; write key=value, e.g. training.tokens=1000000")]
     BadOverride {
         /// What was given.
         text: String,
@@ -129,6 +129,15 @@ pub enum Error {
     #[error("{} is not empty and holds no run of fox; choose another --out", path.display())]
     NotARun {
         /// The folder.
+        path: PathBuf,
+    },
+    /// A run folder that is no longer where the run started.
+    #[error(
+        "{} is gone: the run folder was moved or removed during training; move it back, and the same command resumes from its last checkpoint",
+        path.display()
+    )]
+    FolderMoved {
+        /// Where it was.
         path: PathBuf,
     },
     /// A folder without a run.

@@ -53,11 +53,11 @@ fn window_starts(length: usize) -> Vec<usize> {
     std::iter::once(0).chain(doubling.take_while(|start| *start < length)).collect()
 }
 
-/// The first pieces of all held-out documents, then their second pieces ([`DocumentChunks`]): always the same ones, and those
+/// The first chunks of all held-out documents, then their second chunks ([`DocumentChunks`]): always the same ones, and those
 /// that `fox eval loss` measures.
 pub struct Evaluator {
     data: Arc<dyn Dataset>,
-    pieces: Vec<DocumentChunk>,
+    chunks: Vec<DocumentChunk>,
     length: usize,
     rows: usize,
 }
@@ -73,12 +73,12 @@ impl Evaluator {
         length: usize,
         rows: usize,
     ) -> Result<Evaluator> {
-        let pieces: Vec<DocumentChunk> =
+        let chunks: Vec<DocumentChunk> =
             DocumentChunks::new(data.lengths(), length).take(sequences).collect();
-        if pieces.is_empty() {
+        if chunks.is_empty() {
             return Err(Error::HeldOutTooShort { length, longest: data.lengths().longest() });
         }
-        Ok(Evaluator { data, pieces, length, rows: rows.max(1) })
+        Ok(Evaluator { data, chunks, length, rows: rows.max(1) })
     }
 
     /// The loss of a model.
@@ -86,7 +86,7 @@ impl Evaluator {
         self.run_in(model, options, &Group::alone())
     }
 
-    /// The loss of a model that several processes have: each computes its share of the sequences, and all add up the
+    /// The loss of a model that several processes have: each computes a range of the sequences, and all add up the
     /// losses of all tokens in the same order, so that the result has the bits of one process.
     pub fn run_in(
         &self,
@@ -94,15 +94,15 @@ impl Evaluator {
         options: &ForwardOptions,
         group: &Group,
     ) -> Result<Evaluation> {
-        let parts: Vec<&[DocumentChunk]> = self.pieces.chunks(self.rows).collect();
+        let parts: Vec<&[DocumentChunk]> = self.chunks.chunks(self.rows).collect();
         let share = |rank: usize| rank * parts.len() / group.size();
         let mut own: Vec<f32> = Vec::new();
-        for pieces in &parts[share(group.rank())..share(group.rank() + 1)] {
-            let (inputs, labels) = self.read(pieces)?;
+        for chunks in &parts[share(group.rank())..share(group.rank() + 1)] {
+            let (inputs, labels) = self.read(chunks)?;
             own.extend(self.losses(model, &inputs, &labels, options)?);
         }
         let losses = group.all_values(&own)?;
-        let (_, labels) = self.read(&self.pieces)?;
+        let (_, labels) = self.read(&self.chunks)?;
         let mut sums = vec![0.0; self.length];
         let mut counts = vec![0u64; self.length];
         for (i, (loss, label)) in losses.iter().zip(&labels).enumerate() {
@@ -111,16 +111,16 @@ impl Evaluator {
                 counts[i % self.length] += 1;
             }
         }
-        Ok(summarize(self.pieces.len(), &sums, &counts))
+        Ok(summarize(self.chunks.len(), &sums, &counts))
     }
 
-    /// What the model reads and should predict, `[pieces, length]` each.
-    fn read(&self, pieces: &[DocumentChunk]) -> Result<(Vec<i32>, Vec<i32>)> {
+    /// What the model reads and should predict, `[chunks, length]` each.
+    fn read(&self, chunks: &[DocumentChunk]) -> Result<(Vec<i32>, Vec<i32>)> {
         let bos = self.data.bos() as i32;
         let (mut ids, mut labelled) = (vec![0; self.length], vec![true; self.length]);
         let (mut inputs, mut labels) = (Vec::new(), Vec::new());
-        for piece in pieces {
-            self.data.read_labelled(piece.document, piece.start, &mut ids, &mut labelled)?;
+        for chunk in chunks {
+            self.data.read_labelled(chunk.document, chunk.start, &mut ids, &mut labelled)?;
             inputs.push(bos);
             inputs.extend(ids[..self.length - 1].iter().map(|id| *id as i32));
             let label = |(id, labelled): (&u32, &bool)| match labelled {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_model_is_nearly_uniform_and_small_data_are_enough() {
+    fn fresh_model_has_uniform_loss_on_small_data() {
         let mut config = ModelConfig::fox_llama(32, 1, 2);
         config.vocab_size = 50;
         let model = Model::init(&config, 0, &fox_cpu::device()).unwrap();
@@ -213,10 +213,10 @@ mod tests {
     }
 
     #[test]
-    fn every_piece_begins_with_the_start_marker() {
+    fn every_chunk_starts_with_bos() {
         let data = Arc::new(MemoryDataset::new(vec![(1..7).collect()], 50, 49, "test"));
         let evaluator = Evaluator::new(data, 2, 3, 2).unwrap();
-        let (inputs, labels) = evaluator.read(&evaluator.pieces).unwrap();
+        let (inputs, labels) = evaluator.read(&evaluator.chunks).unwrap();
         assert_eq!(inputs, [49, 1, 2, 49, 4, 5]);
         assert_eq!(labels, [1, 2, 3, 4, 5, 6]);
     }

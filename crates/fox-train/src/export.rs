@@ -1,4 +1,4 @@
-//! A model for others: a Hugging Face folder with its tokenizer.
+//! Export of a model and its tokenizer as a Hugging Face folder.
 
 use std::path::Path;
 

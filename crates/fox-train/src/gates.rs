@@ -1,4 +1,4 @@
-//! What the forget gates do: half-lives per head, and the part of the attention that pruning leaves out.
+//! Measurements of forget gates: half-lives per head, and the fraction of attention tiles that pruning skips.
 
 use fox_data::Batch;
 use fox_model::{ForwardOptions, Model};
@@ -12,7 +12,7 @@ const LONGEST: f64 = 1e9;
 
 /// The median half-life in tokens, `ln(1/2) / lf`, per layer and head over the first `tokens` of a batch's first row.
 ///
-/// Empty inner lists for layers without gates. This runs an inference pass of its own.
+/// Empty inner lists for layers without gates. Runs a separate inference pass.
 pub fn half_lives(
     model: &Model,
     batch: &Batch,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn fixed_gates_have_the_half_lives_they_were_given() {
+    fn half_lives_of_fixed_gates() {
         let mut config = ModelConfig::fox_llama(32, 2, 4);
         config.vocab_size = 16;
         config.mixer = Box::new(ForgettingConfig {
@@ -115,7 +115,7 @@ mod tests {
 
     /// Gates of the second layer depend on what the first has attended to.
     #[test]
-    fn documents_of_a_row_do_not_see_each_other() {
+    fn half_lives_respect_document_boundaries() {
         let mut config = ModelConfig::fox_llama(32, 2, 4);
         config.vocab_size = 16;
         let model = Model::init(&config, 0, &fox_cpu::device()).unwrap();

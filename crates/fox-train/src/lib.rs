@@ -3,7 +3,7 @@
 //! - [`Recipe`]: everything that decides what a run computes; [`load`](recipe::load) reads them by name or file.
 //! - [`train`]: a run from beginning to end in a folder, which resumes to the same bits after any interruption.
 //! - [`dry_run`]: the memory and time a run would take.
-//! - [`Stepper`], and its parts [`Updater`], [`Schedule`] and [`gradient`]: for programs with a loop of their own.
+//! - [`Stepper`], and its parts [`Updater`], [`Schedule`] and [`gradient`]: for programs with their own loop.
 //! - [`Optimizer`]: what an optimizer must be able to do; [`AdamW`] and [`Muon`] do it.
 //!
 //! ```

@@ -81,7 +81,7 @@ pub(crate) fn step_bytes(
         true => (estimate.train_bf16, estimate.train_bf16_recomputed),
         false => (estimate.train(), estimate.train_recomputed()),
     };
-    // Every process keeps the optimizer's state of its own parameters.
+    // Every process keeps the optimizer's state of the parameters it owns.
     let specs = config.param_specs();
     let sizes: Vec<usize> = specs.iter().map(ParamSpec::count).collect();
     let mut shares = vec![0.0; ranks];
@@ -98,7 +98,7 @@ mod tests {
     use crate::recipe;
 
     #[test]
-    fn one_of_several_processes_needs_its_share() {
+    fn memory_shrinks_with_processes() {
         let bytes = |set: &[&str], ranks: usize| {
             let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
             let recipe = recipe::load("tiny-fox-pro", &set).unwrap();

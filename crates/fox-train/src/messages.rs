@@ -211,7 +211,7 @@ mod tests {
     const CHAT: &str = r#"{"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "xy"}]}"#;
 
     #[test]
-    fn answers_and_their_ends_have_a_loss() {
+    fn only_answers_have_a_loss() {
         let data = open(CHAT, "{role}:{content};", 24).unwrap();
         let (mut tokens, mut labelled) = (vec![0; 24], vec![false; 24]);
         data.read_labelled(0, 0, &mut tokens, &mut labelled).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn conversations_without_answers_are_left_out() {
+    fn skips_conversations_without_answers() {
         let silent = r#"{"messages": [{"role": "user", "content": "alone"}]}"#;
         let data = open(&format!("{silent}\n\n{CHAT}\n"), "{role}:{content};", 24).unwrap();
         assert_eq!(data.lengths().documents(), 1);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn names_unreadable_messages() {
         let error = open(CHAT, "{role}", 24).unwrap_err().to_string();
         assert_eq!(error, "test.toml: `data.messages.template` must have {content} once");
         let error =

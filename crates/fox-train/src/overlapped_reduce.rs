@@ -1,4 +1,4 @@
-//! Sums of gradients over all processes that begin while the backward pass goes on.
+//! Gradient reduction over all processes, overlapped with the backward pass.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ fn taker(group: Arc<Group>, owners: Arc<[usize]>) -> BucketSink {
         let owned = bucket.iter_mut().map(|(id, tensor)| Owned { owner: owners[id.0], tensor });
         group.begin_reduce(&mut owned.collect::<Vec<_>>()).map_err(|error| match error {
             fox_dist::Error::Tensor(error) => error,
-            // The tape knows of no other processes; whoever started it asks the group for the reason.
+            // The tape knows of no other processes; the caller asks the group for the reason.
             other => fox_tensor::Error::argument("backward", other.to_string()),
         })
     })

@@ -21,11 +21,11 @@ use toml::{Table, Value};
 
 use crate::checkpoint::CheckpointStore;
 use crate::data::RunData;
-use crate::recipe::{GateInit, Weights};
+use crate::recipe::Weights;
 use crate::{Error, Recipe, Result, Summary, files, recipe};
 
 const CONFIG: &str = "config.toml";
-const FACTS: &str = "run.json";
+const INFO: &str = "run.json";
 const LOCK: &str = "run.lock";
 /// Text that was prepared for this run alone.
 const DATA: &str = "data";
@@ -74,7 +74,7 @@ pub struct StartInfo {
     pub exchange: Option<String>,
     /// Operating system and architecture.
     pub system: String,
-    /// The step it goes on from.
+    /// The step it resumes from.
     pub from_step: u64,
     /// Seconds since 1970.
     pub time: f64,
@@ -113,11 +113,12 @@ impl RunFolder {
             .map_err(|_| Error::Locked { path: path.to_path_buf() })?;
         // Another run may have come and gone before the lock was had.
         Self::check(path, recipe, Some(data))?;
-        let mut recipe = recipe.clone();
-        if lacks_gate_init(&config) && !CheckpointStore::of_run(path, &recipe).steps()?.is_empty() {
-            recipe.training.gate_init = GateInit::Published;
+        let mut text = recipe.to_toml()?;
+        if lacks_gate_init(&config) && !CheckpointStore::of_run(path, recipe).steps()?.is_empty() {
+            // Stays without the key, so that the same command resumes it again.
+            let lines = text.split_inclusive('\n').filter(|line| !line.starts_with("gate_init = "));
+            text = lines.collect();
         }
-        let text = recipe.to_toml()?;
         if fs::read(&config).ok().as_deref() != Some(text.as_bytes()) {
             durable::write(&config, text.as_bytes())?;
         }
@@ -138,10 +139,10 @@ impl RunFolder {
         Ok(config.exists())
     }
 
-    /// Whether a folder may get the text of a run before the run itself is compared with what is there.
+    /// Whether a folder may get the text of a run before the run itself is compared with the existing one.
     ///
     /// # Errors
-    /// A folder that holds something else, or a run that was not trained on a text of its own.
+    /// A folder that holds something else, or a run that was not started from a text.
     pub fn check_for_text(path: &Path) -> Result<()> {
         if !path.join(CONFIG).exists() {
             return check_beginning(path);
@@ -150,7 +151,7 @@ impl RunFolder {
         if path.join(DATA).exists() || data.is_some_and(|data| data.ends_with(DATA)) {
             return Ok(());
         }
-        let detail = "it was not trained on a text of its own".to_string();
+        let detail = "it was not started from a text".to_string();
         Err(Error::DifferentRun { path: path.to_path_buf(), detail })
     }
 
@@ -164,13 +165,13 @@ impl RunFolder {
     }
 
     /// What is known about a run and its starts.
-    pub fn facts(path: &Path) -> Result<RunInfo> {
-        files::read_json(&path.join(FACTS))
+    pub fn info(path: &Path) -> Result<RunInfo> {
+        files::read_json(&path.join(INFO))
     }
 
     /// Whether a folder holds a run.
     pub fn is_run(path: &Path) -> bool {
-        path.join(CONFIG).is_file() && path.join(FACTS).is_file()
+        path.join(CONFIG).is_file() && path.join(INFO).is_file()
     }
 
     /// The run folder that a checkpoint's folder lies in, if it does: `RUN/export`, or
@@ -212,16 +213,36 @@ impl RunFolder {
         &self.path
     }
 
-    /// Notes a start.
-    pub fn note_start(&self, facts: RunInfo) -> Result<()> {
-        let path = self.path.join(FACTS);
-        let mut all = facts;
+    /// Appends a start to run.json. A damaged file is renamed to run.json.damaged; returns a notice about it.
+    pub fn note_start(&self, mut info: RunInfo) -> Result<Option<String>> {
+        let path = self.path.join(INFO);
+        let mut notice = None;
         if path.exists() {
-            let mut earlier: RunInfo = files::read_json(&path)?;
-            earlier.starts.append(&mut all.starts);
-            all.starts = earlier.starts;
+            match files::read_json::<RunInfo>(&path) {
+                Ok(mut earlier) => {
+                    earlier.starts.append(&mut info.starts);
+                    info.starts = earlier.starts;
+                }
+                Err(damage) => {
+                    let aside = path.with_extension("json.damaged");
+                    fs::rename(&path, &aside).map_err(Error::io("rename", &path))?;
+                    notice = Some(format!("{damage}; it was renamed to {}", aside.display()));
+                }
+            }
         }
-        files::write_json(&path, &all)
+        files::write_json(&path, &info)?;
+        Ok(notice)
+    }
+
+    /// Checks that the folder is where it was when the run started.
+    ///
+    /// # Errors
+    /// A folder that was moved or removed.
+    pub fn check_present(&self) -> Result<()> {
+        match self.path.join(CONFIG).is_file() {
+            true => Ok(()),
+            false => Err(Error::FolderMoved { path: self.path.clone() }),
+        }
     }
 }
 
@@ -247,7 +268,7 @@ fn check_beginning(path: &Path) -> Result<()> {
     }
 }
 
-/// What is there before a run starts: its text, and what a start that is killed before the first file is whole leaves.
+/// Files that exist before a run starts: its text, and the remains of a start that was killed early.
 fn is_our_beginning(entry: &Path) -> bool {
     let named = |name: &str| entry.with_file_name(name);
     let own = [LOCK, DATA, INPUT].map(named);
@@ -277,17 +298,14 @@ fn compare(path: &Path, config: &Path, text: &str, data: Option<&str>) -> Result
             return Err(different(detail));
         }
     }
-    let facts = path.join(FACTS);
-    if let Some(data) = data.filter(|_| facts.exists()) {
-        let facts: RunInfo = files::read_json(&facts)?;
-        if facts.data != data {
-            return Err(different(format!(
-                "its data are \"{}\", these are \"{data}\"",
-                facts.data
-            )));
+    // A missing or damaged run.json does not block a run: its checkpoints know their data too.
+    let info = files::read_json::<RunInfo>(&path.join(INFO)).ok();
+    match (info, data) {
+        (Some(info), Some(data)) if info.data != data => {
+            Err(different(format!("its data are \"{}\", these are \"{data}\"", info.data)))
         }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Whether a config.toml is older than `training.gate_init`: its gates started as published, whatever the default of

@@ -1,4 +1,4 @@
-//! What a run is given, what it reports, and what it leaves.
+//! Input, events and result of a run.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::{Recipe, Summary};
 pub struct RunSpec {
     /// The recipe, with the path of the data in it.
     pub recipe: Recipe,
-    /// The run folder: new, empty, or holding the same run, which then goes on.
+    /// The run folder: new, empty, or holding the same run, which is resumed.
     pub out: PathBuf,
     /// Where to compute.
     pub device: Device,
@@ -57,7 +57,7 @@ pub struct Start {
     pub steps: u64,
     /// Tokens in a step.
     pub tokens_per_step: u64,
-    /// The step that the run goes on from; 0 for a new one.
+    /// The step that the run resumes from; 0 for a new one.
     pub from_step: u64,
     /// FLOP/s of a plain matrix product on the device.
     pub gemm_rate: f64,

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn each_shape_has_its_values() {
+    fn decay_shapes_match_formulas() {
         let s = schedule(Decay::Cosine);
         close(s.lr(300), 1e-3);
         close(s.lr(200), 2e-3 * (1.0 + 0.5f64.sqrt()) / 2.0);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_decay_follows_a_plateau_and_ends_at_its_fraction() {
+    fn short_decay_follows_plateau() {
         let s = Schedule {
             decay_tokens: Some(100),
             final_fraction: 0.1,
@@ -130,7 +130,17 @@ mod tests {
     }
 
     #[test]
-    fn the_published_schedule() {
+    fn decay_longer_than_run_starts_after_warm_up() {
+        for decay_tokens in [401, 500, 501, 10_000, u64::MAX] {
+            let long = Schedule { decay_tokens: Some(decay_tokens), ..schedule(Decay::Linear) };
+            for tokens in [0, 99, 100, 101, 300, 499, 500, 900] {
+                close(long.lr(tokens), schedule(Decay::Linear).lr(tokens));
+            }
+        }
+    }
+
+    #[test]
+    fn published_schedule_matches() {
         let s = Schedule {
             peak: 1e-3,
             warmup: 1 << 28,
@@ -148,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_shorter_than_its_warm_up_only_warms_up() {
+    fn run_shorter_than_warm_up_only_warms_up() {
         let s = Schedule { total: 50, ..schedule(Decay::Cosine) };
         close(s.lr(49), 2e-3 * 0.49);
     }

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn every_step_has_its_length_and_the_same_tokens() {
+    fn steps_have_stage_length_and_equal_tokens() {
         // 1.5 and 3 steps of 128 tokens: the second stage begins with step 2, the last with step 5.
         let text = "[{ length = 16, tokens = 192 }, { length = 32, tokens = 384 }]";
         let recipe = recipe(text).unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_stages_get_one_sentence() {
+    fn rejects_bad_stages() {
         let message = |text: &str| recipe(text).unwrap_err().to_string();
         let text = message("[{ length = 48, tokens = 128 }]");
         assert!(
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_end_before_the_run_are_refused_before_its_first_step() {
+    fn rejects_data_that_end_before_the_run() {
         let stages = |epochs: u64, steps: u64| {
             let documents = vec![vec![1; 1024]; 4];
             let train = fox_data::MemoryDataset::new(documents, 8, 0, "ones");

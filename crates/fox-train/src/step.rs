@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_does_not_depend_on_the_parts() {
+    fn gradient_is_independent_of_micro_batch() {
         let cuts = vec![0, 9, 24, 48, 50, 72, 96];
         for boundaries in [None, Some(cuts)] {
             let batch = batch(4, 24, boundaries);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_losses_of_all_parts_are_read_at_once() {
+    fn losses_are_downloaded_once() {
         let batch = batch(4, 24, None);
         let mut config = ModelConfig::fox_pro(32, 2, 2);
         config.vocab_size = 31;
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_is_the_sum_of_the_parts_sums() {
+    fn loss_is_sum_of_micro_batches() {
         let batch = batch(4, 24, None);
         let mut config = ModelConfig::fox_pro(32, 2, 2);
         config.vocab_size = 31;
@@ -320,7 +320,7 @@ mod tests {
 
     /// With trees, the rows of a batch may be divided among any power of two of processes.
     #[test]
-    fn trees_of_parts_can_be_divided() {
+    fn tree_reduction_is_independent_of_ranks() {
         let batch = batch(8, 24, None);
         let mut config = ModelConfig::fox_pro(32, 2, 2);
         config.vocab_size = 31;

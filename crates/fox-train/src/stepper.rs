@@ -134,8 +134,8 @@ mod tests {
     use super::*;
     use crate::data::RunData;
 
-    /// The loss that a step of four rows reports, `micro` rows at a time.
-    fn loss(micro: usize) -> f64 {
+    /// A tiny model with its first batch of four rows, `micro` rows at a time.
+    fn stepper(micro: usize) -> (Stepper, Batch) {
         let set = ["training.batch=4", "data.sequence_length=32", "model.num_hidden_layers=1"];
         let mut set = set.map(String::from).to_vec();
         set.push(format!("training.micro_batch={micro}"));
@@ -146,12 +146,41 @@ mod tests {
         let model = recipe.initial_model(&config, &device).unwrap();
         let updater = Updater::new(&recipe.optimizer, None, model.params(), &device).unwrap();
         let state = RunState::start(loader.state_at(0));
-        let mut stepper = Stepper::new(&recipe, model, updater, state).unwrap();
-        stepper.step(&loader.batch(0).unwrap()).unwrap().loss.mean
+        let stepper = Stepper::new(&recipe, model, updater, state).unwrap();
+        (stepper, loader.batch(0).unwrap())
+    }
+
+    fn loss(micro: usize) -> f64 {
+        let (mut stepper, batch) = stepper(micro);
+        stepper.step(&batch).unwrap().loss.mean
     }
 
     #[test]
-    fn the_loss_of_a_batch_is_that_of_all_its_parts() {
+    fn update_resets_consecutive_skips() {
+        let (mut stepper, batch) = stepper(4);
+        let head = stepper.model.params().find("lm_head.weight").unwrap();
+        let healthy = stepper.model.params().value(head).clone();
+        let mut counts = Vec::new();
+        for skips in [true, true, false, true, false, false] {
+            let broken = healthy.device().full(healthy.shape(), f32::NAN).unwrap();
+            let head_now = stepper.model.params().value(head).clone();
+            if skips {
+                stepper.model.params_mut().set(head, broken).unwrap();
+            }
+            assert_eq!(stepper.step(&batch).unwrap().report.skipped, skips);
+            if skips {
+                stepper.model.params_mut().set(head, head_now).unwrap();
+            }
+            let RunState { step, updates, skips, skips_in_a_row, .. } = stepper.state;
+            counts.push((step, updates, skips, skips_in_a_row));
+        }
+        let want =
+            [(1, 0, 1, 1), (2, 0, 2, 2), (3, 1, 2, 0), (4, 1, 3, 1), (5, 2, 3, 0), (6, 3, 3, 0)];
+        assert_eq!(counts, want);
+    }
+
+    #[test]
+    fn loss_is_independent_of_micro_batch() {
         let whole = loss(4);
         for micro in [1, 2, 3] {
             assert!((loss(micro) / whole - 1.0).abs() < 1e-6, "{micro}: {} {whole}", loss(micro));

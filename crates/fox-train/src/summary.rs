@@ -97,7 +97,7 @@ mod tests {
     use crate::metrics::StepRecord;
 
     #[test]
-    fn the_training_loss_is_the_mean_of_the_last_tenth_or_of_fifty_lines() {
+    fn training_loss_is_mean_of_last_tenth() {
         let start = Start {
             recipe: "r".into(),
             parameters: 1,

@@ -36,7 +36,9 @@ impl Timeline {
         device.backend().profile(false);
         let spans = device.backend().take_timeline()?;
         if spans.is_empty() {
-            return Ok(format!("{device} cannot tell when its ops run: no timeline is written"));
+            return Ok(format!(
+                "{device} does not record when its ops run: no timeline is written"
+            ));
         }
         if writes {
             let text = serde_json::to_vec(&trace(&spans)).unwrap_or_default();
@@ -103,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn common_time_is_that_of_both_queues() {
+    fn overlap_counts_time_of_both_queues() {
         let span = |queue, op, begin, end| Span { queue, op, begin, end };
         let spans = [
             span("compute", "linear", 0.0, 2.0),
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_steps_are_not_watched() {
+    fn timeline_skips_first_steps() {
         let mut timeline = Timeline::new(PathBuf::from("timeline.json"));
         let due: Vec<bool> = (0..7).map(|_| timeline.is_due()).collect();
         assert_eq!(due, [false, false, false, false, false, true, true]);

@@ -1,4 +1,4 @@
-//! A run under way: steps, lines of the log, evaluations, checkpoints, and the export at its end.
+//! The training loop: steps, log records, evaluations, checkpoints, and the final export.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -49,7 +49,7 @@ pub(crate) struct TrainLoop<'a> {
     /// In the first process.
     pub(crate) records: Option<RunFiles>,
     pub(crate) group: Arc<Group>,
-    pub(crate) pace: Throughput,
+    pub(crate) throughput: Throughput,
     pub(crate) observe: &'a mut Observer<'a>,
     /// Whether someone has asked this process to stop.
     pub(crate) asked: bool,
@@ -60,7 +60,7 @@ pub(crate) struct TrainLoop<'a> {
 }
 
 impl TrainLoop<'_> {
-    /// Steps, and what is left of the run.
+    /// Runs the remaining steps, exports the model and writes the summary.
     pub(crate) fn run(
         mut self,
         notices: &[String],
@@ -143,9 +143,9 @@ impl TrainLoop<'_> {
         let seconds = begin.elapsed().as_secs_f64();
         self.stepper.state.seconds += seconds;
         let state = self.stepper.state;
-        self.pace.seconds += seconds;
-        self.pace.tokens += batch.inputs.len() as u64;
-        self.pace.flops += self.flops.of(&segments(batch, 0, batch.batch)?);
+        self.throughput.seconds += seconds;
+        self.throughput.tokens += batch.inputs.len() as u64;
+        self.throughput.flops += self.flops.of(&segments(batch, 0, batch.batch)?);
         let finite = |x: f64| x.is_finite().then_some(x);
         let record = StepRecord {
             step: state.step,
@@ -156,10 +156,10 @@ impl TrainLoop<'_> {
             skipped: report.skipped,
             skips: state.skips,
             epoch: self.stages.loader(state.step - 1).epoch_of(batch.number()),
-            tokens_per_second: self.pace.tokens as f64 / self.pace.seconds,
-            floor_fraction: self.pace.flops
+            tokens_per_second: self.throughput.tokens as f64 / self.throughput.seconds,
+            floor_fraction: self.throughput.flops
                 / (self.start.gemm_rate * self.group.size() as f64)
-                / self.pace.seconds,
+                / self.throughput.seconds,
             memory: self.stepper.model.device().memory().into(),
             seconds: state.seconds,
             time: unix_time(),
@@ -181,7 +181,7 @@ impl TrainLoop<'_> {
         let details = due(self.recipe.metrics.details_every);
         let written = due(self.recipe.metrics.every) || details || record.skipped;
         if written {
-            self.pace = Throughput::default();
+            self.throughput = Throughput::default();
         }
         if written && self.records.is_some() {
             record.param_norm = Some(self.param_norm()?);
@@ -252,6 +252,7 @@ impl TrainLoop<'_> {
     fn checkpoint(&mut self) -> Result<()> {
         // A checkpoint must never be ahead of the lines that belong to it.
         if let Some(records) = &mut self.records {
+            records.folder.check_present()?;
             records.log.sync()?;
         }
         let Stepper { model, updater, state, .. } = &self.stepper;
@@ -270,6 +271,7 @@ impl TrainLoop<'_> {
         let strength = self.recipe.training.rope_strength(self.stepper.state.tokens);
         tuning::settle_rope(&mut self.stepper.model, strength)?;
         let Some(records) = &self.records else { return Ok(()) };
+        records.folder.check_present()?;
         let folder = records.folder.path().join(EXPORT);
         if !folder.exists() {
             export(&self.stepper.model, tokenizer, &folder)?;

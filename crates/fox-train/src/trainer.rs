@@ -1,4 +1,4 @@
-//! A run from beginning to end: what it needs is loaded or resumed here; session.rs has its steps.
+//! A run from beginning to end: what it needs is loaded or resumed here; train_loop.rs has its steps.
 //!
 //! [`train`] is all that a program needs. It reports through a callback and stops in good order,
 //! with a checkpoint, when the callback asks for it.
@@ -29,12 +29,12 @@ use crate::{Error, Result, memory_check, tuning};
 const TIMELINE: &str = "timeline.json";
 
 /// What a user should know before a run, not after it.
-const NO_HELD_OUT: &str = "WARNING: no data are held out, so nothing will tell whether the model learns or only remembers; prepare the text with --heldout or --heldout-ends, or name other data with data.heldout";
+const NO_HELD_OUT: &str = "WARNING: no data are held out, so overfitting will not be visible; prepare the text with --heldout or --heldout-ends, or name other data with data.heldout";
 
 /// How long a run may measure the device before it begins.
 pub(crate) const RATE_LIMIT: Duration = Duration::from_millis(150);
 
-/// Trains, or goes on with a run that was stopped in whatever way. A run that is over is only read.
+/// Trains, or resumes a run that was interrupted. A finished run is only read.
 ///
 /// # Errors
 /// A recipe, data or folder that do not fit; a disk that is full; gradients that stay non-finite. The
@@ -44,7 +44,7 @@ pub fn train(spec: &RunSpec, observe: &mut Observer<'_>) -> Result<Outcome> {
 }
 
 /// [`train`] as one of several processes that all call this with the same recipe and data. Each computes the gradient of
-/// its rows of every batch and updates its share of the parameters. The first one writes the run folder; the others
+/// its rows of every batch and updates the parameters it owns. The first one writes the run folder; the others
 /// report to their callback, too, and any of them may stop the run.
 ///
 /// # Errors
@@ -143,7 +143,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
     let records = match folder {
         None => None,
         Some(folder) => {
-            folder.note_start(facts(spec, &data, &start))?;
+            notices.extend(folder.note_start(run_info(spec, &data, &start))?);
             let (log, damage) = MetricsLog::open(folder.path(), state.step)?;
             notices.extend(damage);
             Some(RunFiles { folder, log })
@@ -155,7 +155,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
         flops: TrainFlops::new(model.config()),
         records,
         group: group.clone(),
-        pace: Throughput::default(),
+        throughput: Throughput::default(),
         start,
         stepper: Stepper::new(recipe, model, updater, state)?,
         stages,
@@ -168,7 +168,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
     session.run(&notices, data.tokenizer)
 }
 
-fn facts(spec: &RunSpec, data: &RunData, start: &Start) -> RunInfo {
+fn run_info(spec: &RunSpec, data: &RunData, start: &Start) -> RunInfo {
     RunInfo {
         recipe: start.recipe.clone(),
         data: start.data.clone(),

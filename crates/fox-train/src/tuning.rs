@@ -16,9 +16,9 @@ use crate::run_folder::{EXPORT, RunFolder};
 use crate::{Error, Recipe, Result};
 
 /// A word for a part of a model, and what belongs to it.
-type Word = (&'static str, fn(&ParamSpec) -> bool);
+type ParamSelector = (&'static str, fn(&ParamSpec) -> bool);
 
-const WORDS: [Word; 8] = [
+const WORDS: [ParamSelector; 8] = [
     ("all", |_| true),
     ("gates", |spec| spec.name.contains(".fgate_")),
     ("attention", |spec| spec.group == ParamGroup::Mixer),
@@ -113,7 +113,7 @@ impl Recipe {
         }
         let rope = config.mixer.forgetting().and_then(|mixer| mixer.rope);
         if t.rope_fade.is_some() && (rope.is_none() || config.mixer.at(0).is_some()) {
-            let detail = "is set, but the model is no attention with RoPE; leave it out";
+            let detail = "is set, but the model has no attention with RoPE; remove it";
             return Err(Error::value(&self.name, "training.rope_fade", detail));
         }
         Ok(())

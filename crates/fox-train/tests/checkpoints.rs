@@ -1,4 +1,4 @@
-//! Which checkpoints are kept, and which one a run goes on from.
+//! Which checkpoints are kept, and which one a run resumes from.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::fs;
@@ -52,7 +52,7 @@ impl Bench {
 
 /// Every optimizer with and without an average: three steps, a checkpoint and three more are six steps to the bit.
 #[test]
-fn what_an_optimizer_keeps_goes_through_a_checkpoint() {
+fn optimizer_state_resumes_bit_exactly() {
     let set = ["training.batch=2", "data.sequence_length=16", "training.tokens=1000000"];
     for name in optimizer_names() {
         for ema in [None, Some(0.8)] {
@@ -106,9 +106,22 @@ fn everything(stepper: &Stepper) -> Vec<(String, Vec<u32>)> {
     all
 }
 
+/// The bias correction of Adam counts updates, not steps: some may have been skipped.
+#[test]
+fn resume_restores_the_number_of_updates() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = Bench::new(dir.path(), 2, 0);
+    let start = RunState::start(LoaderState { next_batch: 5, fingerprint: 7 });
+    let state = RunState { step: 5, updates: 3, skips: 2, skips_in_a_row: 1, ..start };
+    bench.store.write(&bench.model, &bench.updater, &state).unwrap();
+    let optimizer = OptimizerRecipe::default();
+    let resumed = bench.store.resume(&optimizer, None, bench.model.device()).unwrap().unwrap();
+    assert_eq!((resumed.updater.updates(), resumed.state), (3, state));
+}
+
 /// The names by which checkpoints of earlier versions hold AdamW's moments.
 #[test]
-fn names_in_a_checkpoint_stay() {
+fn checkpoint_tensor_names_are_stable() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(dir.path(), 2, 0);
     bench.write(1);
@@ -124,7 +137,7 @@ fn names_in_a_checkpoint_stay() {
 }
 
 #[test]
-fn another_optimizers_state_is_said_to_be_missing() {
+fn reports_missing_state_of_another_optimizer() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(dir.path(), 2, 0);
     bench.write(1);
@@ -134,7 +147,7 @@ fn another_optimizers_state_is_said_to_be_missing() {
 }
 
 #[test]
-fn the_newest_and_every_fourth_are_kept() {
+fn retains_newest_and_every_fourth() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(dir.path(), 2, 4);
     (1..=10).for_each(|step| bench.write(step));
@@ -143,7 +156,7 @@ fn the_newest_and_every_fourth_are_kept() {
 }
 
 #[test]
-fn whatever_is_wrong_with_the_newest_the_one_before_is_used() {
+fn falls_back_to_previous_checkpoint() {
     type Damage = fn(&Path);
     let damages: [(&str, Damage); 6] = [
         ("it has no manifest", |p| fs::remove_file(p.join("manifest.json")).unwrap()),
@@ -178,7 +191,7 @@ fn whatever_is_wrong_with_the_newest_the_one_before_is_used() {
 }
 
 #[test]
-fn damaged_checkpoints_are_not_called_none() {
+fn reports_damaged_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(dir.path(), 3, 0);
     let none = bench.store.newest_whole().unwrap_err().to_string();
@@ -190,18 +203,18 @@ fn damaged_checkpoints_are_not_called_none() {
 }
 
 #[test]
-fn pieces_are_removed_and_nothing_but_damage_is_an_error() {
+fn removes_partial_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
     let bench = Bench::new(dir.path(), 2, 0);
     let optimizer = OptimizerRecipe::default();
     let resume = || bench.store.resume(&optimizer, None, bench.model.device());
     assert!(resume().unwrap().is_none());
     bench.write(1);
-    let piece = dir.path().join("step-00000002.partial");
-    fs::create_dir(&piece).unwrap();
-    fs::write(piece.join("state.json"), "half").unwrap();
+    let partial = dir.path().join("step-00000002.partial");
+    fs::create_dir(&partial).unwrap();
+    fs::write(partial.join("state.json"), "half").unwrap();
     assert_eq!(bench.resume().0, 1);
-    assert!(!piece.exists());
+    assert!(!partial.exists());
     fs::remove_file(bench.store.path(1).join("manifest.json")).unwrap();
     let error = resume().unwrap_err().to_string();
     assert!(error.contains("no checkpoint in") && error.contains("start again"), "{error}");

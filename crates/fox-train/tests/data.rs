@@ -32,7 +32,7 @@ fn said(path: &Path, heldout: &Path) -> Option<String> {
 const SAME: &str = "tiny-fox-pro: `data.heldout` has the documents that are trained on; give others, or leave it out for the held-out part of the data";
 
 #[test]
-fn training_data_are_no_held_out_data() {
+fn rejects_training_data_as_held_out() {
     let dir = tempfile::tempdir().unwrap();
     let whole = prepared(dir.path(), "whole", "bytes", HeldOut::None);
     let fraction = HeldOut::Fraction { fraction: 0.2, seed: 0 };
@@ -52,7 +52,7 @@ fn training_data_are_no_held_out_data() {
 }
 
 #[test]
-fn arrays_are_told_apart_by_their_place() {
+fn arrays_are_identified_by_path() {
     let dir = tempfile::tempdir().unwrap();
     let array = |place: &str| {
         let path = dir.path().join(place).join("tokens.zarr");

@@ -5,7 +5,7 @@
 mod own_mixer;
 
 #[test]
-fn a_mixer_from_outside_is_trained_stored_and_decoded() {
+fn external_mixer_trains_stores_and_decodes() {
     let folder = tempfile::tempdir().unwrap();
     let seen = own_mixer::run(folder.path()).unwrap();
     let (first, last) = seen.losses;

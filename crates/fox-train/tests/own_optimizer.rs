@@ -53,7 +53,7 @@ impl Optimizer for SignDescent {
 
 /// The gradient of `|w|^2 / 2` is `w`: the weights of a layer go to 0, up to the size of a step.
 #[test]
-fn it_walks_to_the_bottom_of_a_bowl() {
+fn external_optimizer_minimizes_quadratic() {
     let device = fox_cpu::device();
     let mut config = ModelConfig::fox_pro(32, 1, 2);
     config.vocab_size = 16;
@@ -74,7 +74,7 @@ fn it_walks_to_the_bottom_of_a_bowl() {
 }
 
 #[test]
-fn its_settings_are_keys_of_a_recipe() {
+fn external_optimizer_reads_recipe_keys() {
     let recipe = OptimizerRecipe::of(&SignDescent { momentum: 0.5 }).unwrap();
     assert_eq!(recipe.name, "sign-descent");
     assert_eq!(recipe.settings::<SignDescent>().unwrap(), SignDescent { momentum: 0.5 });

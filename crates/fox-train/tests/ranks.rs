@@ -17,7 +17,7 @@ fn pair() -> [Arc<Group>; 2] {
         let (host, launcher) = ("127.0.0.1".into(), "torchrun");
         let (size, local_rank, local_size) = (2, rank, 2);
         let place = Placement { rank, size, local_rank, local_size, host, port, launcher };
-        let rendezvous = Rendezvous { invariants: Vec::new(), limit: Duration::from_secs(60) };
+        let rendezvous = Rendezvous { limit: Duration::from_secs(60), ..Rendezvous::default() };
         Arc::new(Group::join(&place, &rendezvous).unwrap())
     };
     std::thread::scope(|scope| {
@@ -63,8 +63,8 @@ fn train(
         }
         let next = || {
             let limit = Duration::from_secs(120);
-            // Ranks that wait for each other would do so for ever.
-            hear.recv_timeout(limit).inspect_err(|_| groups[0].fail("nobody goes on")).unwrap()
+            // A deadlock would last for ever.
+            hear.recv_timeout(limit).inspect_err(|_| groups[0].fail("deadlock")).unwrap()
         };
         let mut outcomes = [next(), next()];
         outcomes.sort_by_key(|(rank, _)| *rank);
@@ -74,7 +74,7 @@ fn train(
 
 /// Whatever a rank is doing when it alone is asked.
 #[test]
-fn one_that_is_asked_to_stop_stops_all_after_the_same_step() {
+fn stop_request_stops_all_ranks_after_same_step() {
     let is = |what: &str, event: &Event<'_>| match event {
         Event::Started(_) => what == "start",
         Event::Step(_) => what == "step",
@@ -98,7 +98,7 @@ fn one_that_is_asked_to_stop_stops_all_after_the_same_step() {
 
 #[cfg(unix)]
 #[test]
-fn a_rank_that_cannot_write_knows_what_is_left() {
+fn write_failure_names_last_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let [here, there] = ["here", "there"].map(|name| dir.path().join(name));
     // The second rank sees the folder of the first checkpoint, and one without the file of the next.
@@ -113,7 +113,7 @@ fn a_rank_that_cannot_write_knows_what_is_left() {
 }
 
 #[test]
-fn a_rank_that_does_not_find_the_checkpoint_says_so() {
+fn rejects_checkpoint_folder_that_is_not_shared() {
     let dir = tempfile::tempdir().unwrap();
     let [here, there] = ["here", "there"].map(|name| dir.path().join(name));
     for outcome in train([&here, &here], |_, event| matches!(event, Event::Step(_))) {

@@ -25,7 +25,7 @@ fn parameters(config: &ModelConfig) -> usize {
 }
 
 #[test]
-fn published_recipes_are_the_published_ones() {
+fn published_recipes_match_paper() {
     for (family, counts, rates) in TABLE {
         let sizes = [
             ("125m", counts[0], rates[0], 5 * GI / 2, 5120),
@@ -65,7 +65,7 @@ fn published_models_are_the_presets() {
 }
 
 #[test]
-fn the_windowed_baseline() {
+fn windowed_baseline() {
     let recipe = load("transformer-llama-760m-window", &[]).unwrap();
     let config = recipe.model_config(50257).unwrap();
     assert_eq!(parameters(&config), 833_942_016);
@@ -73,7 +73,7 @@ fn the_windowed_baseline() {
 }
 
 #[test]
-fn everything_built_in_loads_and_describes_itself() {
+fn built_in_recipes_load() {
     for name in &recipe::builtin_names().unwrap() {
         let recipe = load(name, &[]).unwrap();
         assert!(!recipe.description.is_empty(), "{}", name);
@@ -94,7 +94,7 @@ fn everything_built_in_loads_and_describes_itself() {
 }
 
 #[test]
-fn a_model_variant_keeps_only_the_sizes() {
+fn model_variant_keeps_only_sizes() {
     for (name, layer) in [
         ("fox-llama", "FoX"),
         ("fox-pro", "FoX (Pro)"),
@@ -151,7 +151,7 @@ fn variants_stack_and_overrides_come_last() {
 }
 
 #[test]
-fn a_file_extends_a_name_or_a_file_beside_it() {
+fn extends_built_in_recipe_or_sibling_file() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = dir.path().join(name);
@@ -195,7 +195,7 @@ fn message(name: &str, overrides: &[&str]) -> String {
 }
 
 #[test]
-fn mistakes_get_one_sentence_with_the_nearest_name() {
+fn mistakes_suggest_nearest_name() {
     for (overrides, want) in [
         (
             &["training.tokenz=5"][..],
@@ -266,18 +266,18 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
             &["model.vocab_size=100"],
             "tiny-fox-pro: `model.vocab_size` is 100, but the data have 256 token ids",
         ),
-        (&["tokens"], "`tokens` is no override; write key=value, e.g. training.tokens=1000000"),
+        (&["tokens"], "`tokens` is not an override; write key=value, e.g. training.tokens=1000000"),
     ] {
         assert_eq!(message("tiny-fox-pro", overrides), want);
     }
     for (overrides, want) in [
         (
             "data.task.name=mqqr",
-            "task-mqar: `data.task.name` is `mqqr`, which is no task; did you mean `mqar`?",
+            "task-mqar: `data.task.name` is `mqqr`, which is not a task; did you mean `mqar`?",
         ),
         (
             "data.task.name=chess-endgames",
-            "task-mqar: `data.task.name` is `chess-endgames`, which is no task; the tasks are mqar, mqar-rebound, \
+            "task-mqar: `data.task.name` is `chess-endgames`, which is not a task; the tasks are mqar, mqar-rebound, \
              n-back, flip-flop, selective-copy, parity",
         ),
         (
@@ -295,7 +295,7 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
         ),
         (
             "data.path=books",
-            "task-mqar: `data.path` is given beside data.task, which has data of its own; leave one of them out",
+            "task-mqar: `data.path` is set beside data.task, which generates its data; remove one of them",
         ),
     ] {
         let said = load("task-mqar", &[overrides.into()])
@@ -315,7 +315,7 @@ fn mistakes_get_one_sentence_with_the_nearest_name() {
 }
 
 #[test]
-fn a_recipe_without_sizes_is_refused() {
+fn rejects_recipe_without_sizes() {
     let missing = |key: &str| {
         format!(
             "`model.{key}` is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads), extend a recipe that has them, or begin with a checkpoint (--init)"
@@ -343,14 +343,14 @@ fn a_recipe_without_sizes_is_refused() {
     );
     fs::write(&path, format!("[model]\n{}\n", sizes.join("\n"))).unwrap();
     assert!(load(&name, &[]).unwrap().model_config(256).is_ok());
-    // The width of a head tells their number, too.
+    // The width of a head determines their number, too.
     let mamba = ["model.model_type=mamba2", "model.hidden_size=64", "model.num_hidden_layers=1"];
     fs::write(&path, "[model]\nhead_dim = 16\n").unwrap();
     assert!(load(&name, &mamba.map(String::from)).unwrap().model_config(256).is_ok());
 }
 
 #[test]
-fn steps_are_counted_in_64_bits_and_bounded_where_they_are_not() {
+fn step_counts_do_not_overflow() {
     let recipe =
         load("tiny-fox-pro", &["training.tokens=9_000_000_000_000_000_000".into()]).unwrap();
     assert_eq!(recipe.steps(), 9_000_000_000_000_000_000_u64.div_ceil(8 * 512));
@@ -371,7 +371,7 @@ fn steps_are_counted_in_64_bits_and_bounded_where_they_are_not() {
 
 /// Also where the comparison with NaN could go either way.
 #[test]
-fn tolerances_that_are_no_logarithms_of_a_share_are_refused() {
+fn rejects_non_negative_pruning_tolerance() {
     for value in ["0", "0.0", "10000", "nan", "inf"] {
         assert_eq!(
             message("tiny-fox-pro", &[&format!("training.pruning={value}")]),
@@ -402,7 +402,7 @@ fn warm_up_stable_decay() {
 }
 
 #[test]
-fn an_optimizer_and_its_settings_go_through_a_run_folder() {
+fn optimizer_settings_round_trip_through_run_folder() {
     let set = ["optimizer.scale=spectral", "optimizer.adamw_lr=0.1", "training.ema=0.99"];
     let recipe = load("tiny-fox-pro+muon", &set.map(String::from)).unwrap();
     let again = recipe::parse_table("x", recipe.to_toml().unwrap().parse().unwrap()).unwrap();
@@ -454,7 +454,7 @@ fn gate_init_sets_decay_times() {
 }
 
 #[test]
-fn gate_init_is_spread_where_the_project_chooses() {
+fn gate_init_defaults() {
     let init = |name: &str| load(name, &[]).unwrap().training.gate_init;
     for name in ["tiny-fox-llama", "tiny-hybrid", "books-small", "fox-pro-1m", "fox-llama-26m"] {
         assert_eq!(init(name), GateInit::Spread, "{name}");
@@ -478,7 +478,7 @@ fn gate_init_is_spread_where_the_project_chooses() {
 }
 
 #[test]
-fn gate_init_rejects_bad_input_in_one_sentence() {
+fn gate_init_rejects_bad_input() {
     let device = fox_cpu::device();
     let error = |name: &str, set: &[&str]| {
         let set: Vec<String> = set.iter().map(ToString::to_string).collect();
@@ -508,7 +508,7 @@ fn gate_init_rejects_bad_input_in_one_sentence() {
 }
 
 #[test]
-fn gate_memory_is_read_with_a_notice() {
+fn gate_memory_is_read_with_notice() {
     let recipe = load("tiny-fox-pro", &["training.gate_memory=[8, 512]".into()]).unwrap();
     assert_eq!(recipe.training.gate_init, GateInit::DecayTimes([8.0, 512.0]));
     assert_eq!(

@@ -49,7 +49,7 @@ fn weights(out: &Path) -> Vec<u8> {
 /// The tiny recipe of three stages on what a first run left: its lengths, a held-out loss at the last length at the end
 /// of each stage, and the same bits when it is stopped within a stage or between two.
 #[test]
-fn a_checkpoint_is_taken_to_longer_sequences() {
+fn length_stages_start_from_a_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let mut set = strings(&SMALL);

@@ -1,4 +1,4 @@
-//! Fine-tuning: runs that begin with a checkpoint, train a part of it, at rates of their own, and let RoPE fade.
+//! Fine-tuning: runs that begin with a checkpoint, train a part of it, at separate rates, and let RoPE fade.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ impl Bench {
         out
     }
 
-    /// The recipe that goes on from a checkpoint.
+    /// The recipe that starts from a checkpoint.
     fn from(&self, init: &Path, set: &[&str]) -> fox_train::Result<Recipe> {
         recipe::load_from(&self.recipe, init, &strings(set))
     }
@@ -98,7 +98,7 @@ fn changed(a: &Weights, b: &Weights) -> Vec<String> {
 }
 
 #[test]
-fn a_run_begins_with_the_weights_of_a_checkpoint_or_of_another_run() {
+fn starts_from_checkpoint_or_run() {
     let bench = Bench::new();
     let first = bench.original(&[]);
     for init in [first.clone(), first.join("export")] {
@@ -126,7 +126,7 @@ fn a_run_begins_with_the_weights_of_a_checkpoint_or_of_another_run() {
 }
 
 #[test]
-fn only_what_is_named_is_trained_and_has_state() {
+fn trains_only_named_parameters() {
     let bench = Bench::new();
     let first = bench.original(&[]);
     let out = bench.path("tuned");
@@ -153,7 +153,7 @@ fn only_what_is_named_is_trained_and_has_state() {
 }
 
 #[test]
-fn a_tuned_run_that_was_stopped_goes_on_to_the_same_bits() {
+fn tuned_run_resumes_bit_exactly() {
     let bench = Bench::new();
     let first = bench.original(&["model.use_rope=true"]);
     let set = [
@@ -200,7 +200,7 @@ fn rates_multiply_the_learning_rate() {
 
 /// With nothing to learn from itself and no labels, a model stays as it is; another one moves towards its teacher.
 #[test]
-fn a_model_can_be_held_to_what_it_was() {
+fn distillation_keeps_model_close_to_teacher() {
     let bench = Bench::new();
     let first = bench.original(&[]);
     let start = weights(&first.join("export"));
@@ -225,7 +225,7 @@ fn a_model_can_be_held_to_what_it_was() {
 }
 
 #[test]
-fn conversations_are_tuned_on_with_the_tokenizer_of_the_checkpoint() {
+fn messages_use_tokenizer_of_checkpoint() {
     let bench = Bench::new();
     let first = bench.original(&[]);
     // The embedded corpus is text of words, so that any of them are tokens.
@@ -254,7 +254,7 @@ fn conversations_are_tuned_on_with_the_tokenizer_of_the_checkpoint() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_in_one_sentence() {
+fn rejects_what_does_not_fit() {
     let bench = Bench::new();
     let first = bench.original(&[]);
     let out = bench.path("out");
@@ -274,11 +274,13 @@ fn what_does_not_fit_is_refused_in_one_sentence() {
     );
     assert_eq!(
         sentence(&["training.rope_fade=[0, 100]"]),
-        "test.toml: `training.rope_fade` is set, but the model is no attention with RoPE; leave it out"
+        "test.toml: `training.rope_fade` is set, but the model has no attention with RoPE; remove it"
     );
     let text = sentence(&["model.num_heads=1"]);
     assert!(
-        text.ends_with("has no model.layers.0.attn.fgate_proj.weight of shape [1, 32], which the model that begins with it needs"),
+        text.ends_with(
+            "has no model.layers.0.attn.fgate_proj.weight of shape [1, 32], which the model needs"
+        ),
         "{text}"
     );
     // Another tokenizer.

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use fox_dist::{Group, Invariant, Placement, Rendezvous};
+use fox_dist::{Group, Invariant, Placement, Rendezvous, Secret};
 
 use crate::output;
 
@@ -40,7 +40,7 @@ pub fn join(placement: Option<&Placement>, mut invariants: Vec<Invariant>) -> Re
     let Some(placement) = placement else { return Ok(Arc::new(Group::alone())) };
     let limit = rendezvous_limit(&|name| std::env::var(name).ok())?;
     invariants.insert(0, invariant("version", env!("CARGO_PKG_VERSION").to_string()));
-    let rendezvous = Rendezvous { invariants, limit };
+    let rendezvous = Rendezvous { invariants, limit, secret: Secret::from_env()? };
     let group = Group::join(placement, &rendezvous)?;
     MET.store(true, Ordering::SeqCst);
     let own = format!("rank {} failed", group.rank());
@@ -61,7 +61,7 @@ fn rendezvous_limit(var: &dyn Fn(&str) -> Option<String>) -> Result<Duration> {
 /// Ends a process that cannot end by itself after the loss of another one, because it computes or waits for a device.
 /// Files are written aside and renamed, so none is half written.
 fn end_in_time(words: &str, own: &str) {
-    // A failure of its own is on its way to the user.
+    // This rank prints its failure itself.
     if words.starts_with(own) {
         return;
     }

@@ -292,7 +292,7 @@ fn bench_hybrid_sums_layers() {
     let output = fox(&[&["bench", "hybrid", "tiny-fox-pro"], &sizes[..]].concat());
     assert!(!output.status.success());
     assert!(
-        stderr(&output).contains("has no model.mixers, so it is no hybrid"),
+        stderr(&output).contains("has no model.mixers, so it is not a hybrid"),
         "{}",
         stderr(&output)
     );

@@ -36,7 +36,7 @@ fn checkpoint() -> (TempDir, String) {
 }
 
 #[test]
-fn the_same_command_gives_the_same_text_from_flag_file_and_stdin() {
+fn prompt_from_flag_file_or_stdin() {
     let (folder, model) = checkpoint();
     let run = ["generate", &model, "--max-tokens", "20", "--ignore-end"];
     let (text, said) = succeed(&[&run[..], &["--prompt", "Ann sings."]].concat());
@@ -59,7 +59,7 @@ fn the_same_command_gives_the_same_text_from_flag_file_and_stdin() {
 }
 
 #[test]
-fn json_has_ids_scores_usage_and_the_cache() {
+fn json_has_ids_logprobs_usage_and_cache() {
     let (_folder, model) = checkpoint();
     let run = ["generate", &model, "--prompt", "Ann sings.", "--max-tokens", "9", "--ignore-end"];
     let (plain, _) = succeed(&run);
@@ -85,7 +85,7 @@ fn json_has_ids_scores_usage_and_the_cache() {
 }
 
 #[test]
-fn stop_strings_end_the_text_before_them() {
+fn stop_strings_end_the_text() {
     let (_folder, model) = checkpoint();
     let run = ["generate", &model, "--prompt", "Ann sings.", "--max-tokens", "30", "--ignore-end"];
     let (all, _) = succeed(&run);
@@ -95,7 +95,7 @@ fn stop_strings_end_the_text_before_them() {
 }
 
 #[test]
-fn the_end_marker_of_the_configuration_ends_the_text() {
+fn configured_end_marker_ends_the_text() {
     let (_folder, model) = checkpoint();
     let run = |extra: &[&str]| {
         let run = ["generate", &model, "--prompt", "Ann sings.", "--max-tokens", "9", "--json"];
@@ -115,7 +115,7 @@ fn the_end_marker_of_the_configuration_ends_the_text() {
 }
 
 #[test]
-fn what_cannot_run_is_said_in_one_sentence() {
+fn generate_rejects_invalid_options() {
     let (_folder, model) = checkpoint();
     let complaint = |args: &[&str]| {
         let output = fox(&[&["generate", &model, "--prompt", "the"], args].concat());
@@ -140,7 +140,7 @@ fn endless(model: &str, extra: &[&str]) -> std::process::Child {
 /// By SIGTERM, which counts as an interrupt does: tests that a script runs in the background ignore interrupts, and what
 /// they start does, too.
 #[test]
-fn an_interrupt_ends_the_text_and_prints_the_summary() {
+fn interrupt_prints_the_summary() {
     let (_folder, model) = checkpoint();
     for extra in [&[][..], &["--n", "3"]] {
         let mut child = endless(&model, extra);
@@ -156,7 +156,7 @@ fn an_interrupt_ends_the_text_and_prints_the_summary() {
 }
 
 #[test]
-fn a_closed_pipe_stops_the_work() {
+fn closed_pipe_stops_generation() {
     let (_folder, model) = checkpoint();
     for extra in [&[][..], &["--json"]] {
         let mut child = endless(&model, extra);
@@ -166,7 +166,10 @@ fn a_closed_pipe_stops_the_work() {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
             }
-            assert!(start.elapsed() < std::time::Duration::from_secs(60), "it goes on: {extra:?}");
+            assert!(
+                start.elapsed() < std::time::Duration::from_secs(60),
+                "still running: {extra:?}"
+            );
             std::thread::sleep(std::time::Duration::from_millis(20));
         };
         assert!(status.success(), "{extra:?}");
@@ -174,7 +177,7 @@ fn a_closed_pipe_stops_the_work() {
 }
 
 #[test]
-fn bench_decode_checks_itself_and_prints_the_floor() {
+fn bench_decode_prints_the_roofline() {
     let (_folder, model) = checkpoint();
     let args = ["--contexts", "70", "--tokens", "4", "--batches", "3", "--agree", "200"];
     let (json, _) = succeed(&[&["bench", "decode", &model, "--json"], &args[..]].concat());
@@ -234,7 +237,7 @@ fn bench_capacity_counts_sequences_with_eviction() {
 }
 
 #[test]
-fn bench_capacity_refuses_what_it_cannot_compare() {
+fn bench_capacity_rejects_invalid_options() {
     let (folder, model) = checkpoint();
     let mut config = ModelConfig::transformer_pro(32, 2, 2);
     config.vocab_size = 64;

@@ -17,7 +17,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("train", USAGE, "<RECIPE>"),
     ("train nosuch", REFUSED, "neither a file nor a built-in recipe"),
     ("train tiny-fox-pr", REFUSED, "did you mean `tiny-fox-pro`?"),
-    ("train tiny-fox-pro+nosuch", REFUSED, "`nosuch` is no variant"),
+    ("train tiny-fox-pro+nosuch", REFUSED, "unknown variant `nosuch`"),
     ("train tiny-fox-pro+rop", REFUSED, "did you mean `rope`?"),
     ("train syntax.toml", REFUSED, "syntax.toml is not valid TOML"),
     ("train key.toml", REFUSED, "did you mean `training.tokens`?"),
@@ -191,11 +191,11 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("demo --seeds 0", USAGE, "--seeds"),
     ("demo --length 1", USAGE, "64, 128, 256"),
     // Measuring.
-    ("bench attention --head-dim 7", REFUSED, "no multiple of 8"),
+    ("bench attention --head-dim 7", REFUSED, "must be a multiple of 8"),
     ("bench attention --acp=100", USAGE, "a negative number"),
     ("bench attention --seq 4000000000", REFUSED, "lower --seq or --batch"),
     ("bench attention --batch 4000000000 --seq 1", REFUSED, "lower --seq or --batch"),
-    ("bench attention --heads 3 --kv-heads 2", REFUSED, "no multiple of --kv-heads"),
+    ("bench attention --heads 3 --kv-heads 2", REFUSED, "must be a multiple of --kv-heads"),
     ("bench capacity run --memory 64,16", USAGE, "the shorter one first"),
     ("bench capacity fox-pro-125m", REFUSED, "say how long heads remember"),
     (

@@ -49,7 +49,7 @@ fn trains_on_text_file() {
     let words = succeeds(&first);
     assert!(words.contains("prepared hens.txt in runs/hens/data"), "{words}");
     assert!(words.contains("held out (the end of each document)"), "{words}");
-    assert!(words.contains("no recipe was named: tiny-fox-pro"), "{words}");
+    assert!(words.contains("auto-selected recipe tiny-fox-pro"), "{words}");
     let printed = String::from_utf8_lossy(&first.stdout).into_owned();
     assert!(printed.contains("held-out loss"), "{printed}");
     let run = dir.path().join("runs/hens");
@@ -72,7 +72,7 @@ fn dry_run_on_text_writes_nothing() {
     fs::write(dir.path().join("hens.txt"), text(1000)).unwrap();
     let output = train(dir.path(), &["--data", "hens.txt", "--dry-run"], None);
     let words = succeeds(&output);
-    assert!(words.contains("no recipe was named: tiny-fox-pro"), "{words}");
+    assert!(words.contains("auto-selected recipe tiny-fox-pro"), "{words}");
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(printed.contains("#   run folder        runs/hens (new)\n"), "{printed}");
     let recipe: toml::Table = printed.parse().unwrap();
@@ -101,7 +101,7 @@ fn trains_on_folder_and_standard_input() {
     fs::write(dir.path().join("piped/input.txt.partial"), "half").unwrap();
     let args = ["--data", "-", "--out", "piped"];
     let words = succeeds(&train(dir.path(), &args, Some(&input)));
-    assert!(words.contains("no recipe was named"), "{words}");
+    assert!(words.contains("auto-selected recipe"), "{words}");
     assert_eq!(fs::read_to_string(dir.path().join("piped/input.txt")).unwrap(), input);
     let words = succeeds(&train(dir.path(), &args, Some("something else")));
     assert!(words.contains("the standard input is not read"), "{words}");

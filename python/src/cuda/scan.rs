@@ -1,9 +1,9 @@
 //! Scans with states.
 
-use fox_tensor::{DType, Device, ScanInputs, ScanExtras, Tensor};
+use fox_tensor::{DType, Device, ScanExtras, ScanInputs, Tensor};
 use pyo3::prelude::*;
 
-use super::{Place, Session, fail, session};
+use super::{Session, StreamKey, fail, session};
 use crate::errors::exception;
 use crate::scan::{Options, scan_spec};
 
@@ -71,7 +71,7 @@ impl ScanTensors {
 #[pyfunction]
 pub fn cuda_scan_forward(
     py: Python<'_>,
-    place: Place,
+    place: StreamKey,
     at: [u64; 7],
     results: [u64; 2],
     shape: ScanShape,
@@ -103,7 +103,7 @@ pub fn cuda_scan_forward(
 #[pyfunction]
 pub fn cuda_scan_backward(
     py: Python<'_>,
-    place: Place,
+    place: StreamKey,
     d_out: u64,
     at: [u64; 7],
     gradients: [u64; 6],

@@ -1,14 +1,14 @@
-//! One block of queries against all the keys it visits.
+//! Forward pass of one block of queries over the key blocks it visits.
 
 use std::ops::Range;
 
 use super::BLOCK;
-use super::plan::{Prefix, View};
 use super::tile::multiply;
+use super::visits::{Prefix, View};
 use crate::shared::Shared;
 use crate::simd::{Kernel, Simd, exp};
 
-/// Stands for "no key seen yet": finite, so that differences of maxima are never NaN.
+/// Initial maximum: finite, so that differences of maxima are never NaN.
 const NO_MAXIMUM: f32 = -1e30;
 
 /// The forward pass of up to [`BLOCK`] queries of one head.
@@ -32,7 +32,7 @@ pub struct Forward<'a> {
     pub position: usize,
     /// Key blocks to visit.
     pub keys: Range<usize>,
-    /// Where the output `[R, q_width]` and the row statistics `[R, heads]` go.
+    /// Output `[R, q_width]` and row statistics `[R, heads]`.
     pub o: Shared<'a>,
     pub lse: Shared<'a>,
     pub heads: usize,
@@ -80,21 +80,34 @@ impl Kernel for Forward<'_> {
     }
 }
 
-/// The steps that do not depend on how scores become weights.
+/// Steps shared by softmax and stick-breaking attention.
 impl Forward<'_> {
-    /// Transposes the queries into panels and clears the output; the number of panels.
+    /// Transposes the queries into panels and clears the output; returns the number of panels.
     #[inline(always)]
     pub fn begin<S: Simd>(&self, qt: &mut [f32], ot: &mut [f32]) -> usize {
         let (d, width) = (self.head_dim, 2 * S::LANES);
         let panels = self.queries.div_ceil(width);
+        self.check();
         ot[..panels * d * width].fill(0.0);
         let source = &self.q[self.row * self.q_width + self.column..];
         transpose_panels(source, self.q_width, self.queries, d, width, self.scale, qt);
         panels
     }
 
-    /// Scores of the keys of a block that a panel of queries sees, `-inf` for pairs that do not see
-    /// each other: the first key and the number of keys, if there are any.
+    /// Asserts the lengths that the unsafe code below relies on: gathered keys and values, and with gates the prefix
+    /// sums, reach to the end of the last block, and the prefix sums a block past the last query.
+    #[inline(always)]
+    fn check(&self) {
+        let rows = self.keys.end * BLOCK;
+        assert!(self.queries <= BLOCK && self.head_dim.is_multiple_of(8));
+        assert!(self.head_dim <= self.padded_dim && self.padded_dim.is_multiple_of(16));
+        assert!(self.k.len().min(self.v.len()) >= rows * self.padded_dim);
+        let sums = rows.max(self.position + self.queries + BLOCK);
+        assert!(self.prefix.is_none_or(|c| c.high().len() >= sums));
+    }
+
+    /// Scores of the visible keys of a block for a panel of queries, `-inf` for masked pairs: returns the first key and
+    /// the number of keys, if there are any.
     #[inline(always)]
     pub fn scores<S: Simd>(
         &self,
@@ -111,8 +124,9 @@ impl Forward<'_> {
         let (from, to) = clip(self.view.keys(first, first + n - 1), block)?;
         let (rows, base) = (to - from, block * BLOCK + from);
         let scores = &mut scores[..rows * width];
-        // SAFETY: gathered keys reach to the end of the block, `rows` is a multiple of 8, and the
-        // panels of `qt` and `scores` hold `width` lanes.
+        assert!(block < self.keys.end && qt.len() >= (lane + width) * d);
+        // SAFETY: keys reach to the end of the block by `check`, `rows` is a multiple of 8, `scores` has just been
+        // cut to `rows * width` and `qt` holds this panel of `d * width` values.
         unsafe {
             let (q, k) = (qt.as_ptr().add(lane * d), self.k.as_ptr().add(base * dp));
             let scores = scores.as_mut_ptr();
@@ -137,7 +151,8 @@ impl Forward<'_> {
         let (d, dp, width) = (self.head_dim, self.padded_dim, 2 * S::LANES);
         let shape = (d, width, rows);
         assert!(weights.len() >= rows * width && ot.len() >= d * width);
-        // SAFETY: gathered values reach to the end of the block; weights and output as asserted.
+        assert!(self.v.len() >= (base + rows) * dp);
+        // SAFETY: values, weights and output are as long as asserted; `d` is a multiple of 8 by `check`.
         unsafe {
             let v = self.v.as_ptr().add(base * dp);
             let (weights, ot) = (weights.as_ptr(), ot.as_mut_ptr());
@@ -150,7 +165,7 @@ impl Forward<'_> {
     pub fn write<S: Simd>(&self, i: usize, ot: &[f32], factor: f32, statistic: f32) {
         let (d, width, row) = (self.head_dim, 2 * S::LANES, self.row + i);
         let (lane, at) = (i / width * width, i % width);
-        // SAFETY: this task alone writes this row's columns of this head.
+        // SAFETY: no other task writes this row's columns of this head.
         unsafe {
             let out = self.o.slice(row * self.q_width + self.column, d);
             for (p, o) in out.iter_mut().enumerate() {
@@ -187,7 +202,7 @@ pub fn transpose_panels(
     }
 }
 
-/// The part of a key block that `seen` reaches, in rows of the block, widened to multiples of 8.
+/// The rows of a key block in the range `seen`, extended to multiples of 8.
 #[inline(always)]
 pub fn clip(seen: Range<usize>, block: usize) -> Option<(usize, usize)> {
     let start = block * BLOCK;
@@ -196,7 +211,7 @@ pub fn clip(seen: Range<usize>, block: usize) -> Option<(usize, usize)> {
     (from < to).then(|| (from & !7, to.next_multiple_of(8)))
 }
 
-/// Sets the scores of pairs that do not see each other to `-inf`.
+/// Sets the scores of masked pairs to `-inf`.
 #[inline(always)]
 pub fn hide(view: &View, scores: &mut [f32], stride: usize, base: usize, first: usize) {
     for (r, row) in scores.chunks_exact_mut(stride).enumerate() {
@@ -215,8 +230,8 @@ struct Tile<'a> {
     first: usize,
 }
 
-/// Adds the decay, updates the running maxima and sums, turns scores into weights and rescales the
-/// output so far.
+/// Online softmax: adds the decay, updates the running maxima and sums, converts scores to weights and rescales the
+/// output.
 #[inline(always)]
 fn softmax<S: Simd>(
     s: S,
@@ -229,10 +244,10 @@ fn softmax<S: Simd>(
 ) {
     let Tile { scores, rows, width, base, first } = tile;
     assert!(scores.len() >= rows * width && maxima.len() >= width && sums.len() >= width);
+    assert!(prefix.is_none_or(|c| c.high().len() >= (base + rows).max(first + width)));
     let bidirectional = mask == fox_tensor::Mask::Bidirectional;
     for lane in (0..width).step_by(S::LANES) {
-        // SAFETY: all offsets stay below `rows * width`, `width` or the prefix's length, which
-        // reaches two blocks past the last key.
+        // SAFETY: all offsets stay below the lengths asserted above, and below `ot.len()`.
         unsafe {
             let scores = scores.as_mut_ptr().add(lane);
             let old = s.load(maxima.as_ptr().add(lane));

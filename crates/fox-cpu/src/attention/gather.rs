@@ -1,11 +1,11 @@
-//! Between the interleaved rows of tensors and the contiguous, padded rows of the kernels.
+//! Gather and scatter between the interleaved rows of tensors and the contiguous, padded rows of the kernels.
 
 use fox_tensor::{Result, Segment};
 
 use super::BLOCK;
 use super::backward::{NO_QUERY, Queries};
+use super::call::{Attention, Unit};
 use super::forward::transpose_panels;
-use super::job::{Job, Unit};
 use crate::pool::Buffer;
 use crate::shared::Shared;
 use crate::simd::{Kernel, Level, Simd};
@@ -17,17 +17,17 @@ pub struct GatheredKeys {
 }
 
 impl GatheredKeys {
-    pub fn new(job: &Job<'_>, unit: &Unit) -> Result<Self> {
-        let (segment, d) = (&unit.segment, job.spec.head_dim);
-        let (stride, column) = (job.spec.kv_heads * d, unit.kv_head * d);
+    pub fn new(call: &Attention<'_>, unit: &Unit) -> Result<Self> {
+        let (segment, d) = (&unit.segment, call.spec.head_dim);
+        let (stride, column) = (call.spec.kv_heads * d, unit.kv_head * d);
         let rows = segment.k_len.next_multiple_of(BLOCK);
         let gather = |x: &[f32]| -> Result<Buffer> {
-            let mut out = job.pool.take(rows * job.padded_dim)?;
+            let mut out = call.pool.take(rows * call.padded_dim)?;
             let source = &x[segment.k_start * stride + column..];
-            gather_rows(source, stride, segment.k_len, d, job.padded_dim, 1.0, &mut out);
+            gather_rows(source, stride, segment.k_len, d, call.padded_dim, 1.0, &mut out);
             Ok(out)
         };
-        Ok(GatheredKeys { k: gather(job.k)?, v: gather(job.v)? })
+        Ok(GatheredKeys { k: gather(call.k)?, v: gather(call.v)? })
     }
 }
 
@@ -43,26 +43,27 @@ pub struct GatheredQueries {
 
 impl GatheredQueries {
     pub fn new(
-        job: &Job<'_>,
+        call: &Attention<'_>,
         segment: &Segment,
         head: usize,
         d_out: &[f32],
         o: &[f32],
         lse: Option<&[f32]>,
     ) -> Result<Self> {
-        let (d, dp, heads, n) = (job.spec.head_dim, job.padded_dim, job.spec.heads, segment.q_len);
+        let (d, dp, heads, n) =
+            (call.spec.head_dim, call.padded_dim, call.spec.heads, segment.q_len);
         let (rows, stride) = (n.next_multiple_of(BLOCK), heads * d);
         let at = segment.q_start * stride + head * d;
-        let width = panel_width(job.level);
+        let width = panel_width(call.level);
         let gather = |x: &[f32], scale: f32| -> Result<(Buffer, Buffer)> {
-            let (mut out, mut panels) = (job.pool.take(rows * dp)?, job.pool.take(rows * d)?);
+            let (mut out, mut panels) = (call.pool.take(rows * dp)?, call.pool.take(rows * d)?);
             gather_rows(&x[at..], stride, n, d, dp, scale, &mut out);
             transpose_panels(&out, dp, n, d, width, 1.0, &mut panels);
             Ok((out, panels))
         };
-        let (q, q_panels) = gather(job.q, job.spec.scale)?;
+        let (q, q_panels) = gather(call.q, call.spec.scale)?;
         let (d_out_rows, d_out_panels) = gather(d_out, 1.0)?;
-        let (mut lse_rows, mut delta) = (job.pool.take(rows)?, job.pool.zeros(rows)?);
+        let (mut lse_rows, mut delta) = (call.pool.take(rows)?, call.pool.zeros(rows)?);
         lse_rows.fill(NO_QUERY);
         for i in 0..n {
             let row = at + i * stride;
@@ -86,65 +87,64 @@ impl GatheredQueries {
     }
 }
 
-/// Adds the runs' parts of a head's query gradient in order and writes them, scaled, to `dq[R, H * d]`.
+/// Adds the partial query gradients of a head in order and writes them, scaled, to `dq[R, H * d]`.
 pub fn scatter_queries(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     segment: &Segment,
     head: usize,
     partials: &[(Buffer, Buffer)],
     dq: Shared<'_>,
 ) {
-    let (d, dp) = (job.spec.head_dim, job.padded_dim);
+    let (d, dp) = (call.spec.head_dim, call.padded_dim);
     for i in 0..segment.q_len {
         let row = segment.q_start + i;
-        // SAFETY: this task alone writes this row's columns of this head.
-        let out = unsafe { dq.slice((row * job.spec.heads + head) * d, d) };
+        // SAFETY: no other task writes this row's columns of this head.
+        let out = unsafe { dq.slice((row * call.spec.heads + head) * d, d) };
         for (part, _) in partials {
             out.iter_mut().zip(&part[i * dp..]).for_each(|(o, x)| *o += x);
         }
-        out.iter_mut().for_each(|o| *o *= job.spec.scale);
+        out.iter_mut().for_each(|o| *o *= call.spec.scale);
     }
 }
 
 /// Writes a unit's key or value gradient to `[R, H_kv * d]`.
-pub fn scatter_keys(job: &Job<'_>, unit: &Unit, gradient: &[f32], out: Shared<'_>) {
-    let (d, dp) = (job.spec.head_dim, job.padded_dim);
+pub fn scatter_keys(call: &Attention<'_>, unit: &Unit, gradient: &[f32], out: Shared<'_>) {
+    let (d, dp) = (call.spec.head_dim, call.padded_dim);
     for j in 0..unit.segment.k_len {
         let row = unit.segment.k_start + j;
-        // SAFETY: this task alone writes this row's columns of this key head.
-        let out = unsafe { out.slice((row * job.spec.kv_heads + unit.kv_head) * d, d) };
+        // SAFETY: no other task writes this row's columns of this key head.
+        let out = unsafe { out.slice((row * call.spec.kv_heads + unit.kv_head) * d, d) };
         out.copy_from_slice(&gradient[j * dp..][..d]);
     }
 }
 
-/// Turns row and column sums of the score gradients into the gradient of the log gates:
+/// Converts row and column sums of the score gradients to the gradient of the log gates:
 /// `dc_t = rows_t - columns_t`, summed from the end, in f64.
 ///
-/// With the causal mask the row sums vanish on paper (`sum_j P_ij dP_ij = delta_i`). They are taken all
-/// the same: what counts are the pairs on either side of `t`, and with both sums the rounding errors of
-/// all other pairs cancel instead of adding up along the sequence.
+/// With the causal mask the exact row sums are 0 (`sum_j P_ij dP_ij = delta_i`). They are used nevertheless: with both
+/// sums the rounding errors of pairs on one side of `t` cancel instead of adding up along the sequence.
 pub fn scatter_gates(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     segment: &Segment,
     head: usize,
     columns: &[f32],
     partials: &[(Buffer, Buffer)],
     dgates: Shared<'_>,
 ) {
-    let (heads, offset) = (job.spec.heads, segment.offset());
+    let (heads, offset) = (call.spec.heads, segment.offset());
     let mut sum = 0.0f64;
     for j in (0..segment.k_len).rev() {
         sum -= columns[j] as f64;
         if j >= offset {
             sum += partials.iter().map(|(_, rows)| rows[j - offset] as f64).sum::<f64>();
         }
-        // SAFETY: this task alone writes this row's column of this head.
+        // SAFETY: no other task writes this row's column of this head.
         unsafe { dgates.slice((segment.k_start + j) * heads + head, 1)[0] = sum as f32 };
     }
 }
 
-/// Copies `rows` rows of `d` values, `stride` apart, into rows of `padded` values, times `scale`. What
-/// is left of `out` becomes zero.
+/// Copies `rows` rows of `d` values, `stride` apart, into rows of `padded` values, times `scale`. The
+/// rest of `out` is set to zero.
 fn gather_rows(
     source: &[f32],
     stride: usize,

@@ -1,20 +1,20 @@
 //! Forgetting attention, FlashAttention-style: never a `T x T` matrix.
 //!
-//! The work is cut into *units*, one per segment and key head; a unit's keys and values are gathered
-//! into contiguous, padded rows once. Many units run side by side; few units run one after the other,
-//! each on all cores (over query blocks in the forward pass, over runs of key blocks in the backward).
-//! How the work is cut depends on shapes alone and every sum has a fixed order, so results are the
-//! same to the bit for any number of threads.
+//! The work is divided into *units*, one per segment and key head; a unit's keys and values are gathered
+//! into contiguous, padded rows once. Many units run in parallel; few units run one after the other,
+//! each on all cores (over query blocks in the forward pass, over ranges of key blocks in the backward pass).
+//! The division depends on shapes alone and every sum has a fixed order, so results are bit-exact for any
+//! number of threads.
 
 mod backward;
+mod call;
 mod decode;
 mod forward;
 mod gather;
-mod job;
 mod paged;
-mod plan;
 mod stick;
 mod tile;
+mod visits;
 
 use std::ops::Range;
 
@@ -28,11 +28,11 @@ use crate::Cpu;
 use crate::pool::Buffer;
 use crate::shared::Shared;
 use backward::Backward;
+use call::{Attention, QueryBlock, Unit};
 use decode::Decode;
 use forward::Forward;
 use gather::{GatheredKeys, GatheredQueries};
-use job::{Job, QueryBlock, Unit};
-use plan::{Prefix, Visits};
+use visits::{Prefix, Visits};
 
 impl AttentionOps for Cpu {
     fn attention_fwd(
@@ -60,13 +60,13 @@ impl AttentionOps for Cpu {
 /// the operands of a tile fit the second-level cache at any head dim, and the scores alone the first.
 pub const BLOCK: usize = 64;
 
-/// From this many units on, units run side by side rather than one after the other.
+/// From this many units on, units run in parallel rather than one after the other.
 const MANY_UNITS: usize = 16;
 
-/// Into how many runs the keys of a unit are cut when it has all cores to itself.
-const RUNS: usize = 16;
+/// Number of key ranges of a unit that runs on all cores.
+const KEY_RANGES: usize = 16;
 
-/// Runs `f` over the items, side by side or one after the other.
+/// Runs `f` over the items, in parallel or one after the other.
 fn run_all<T: Sync>(
     items: &[T],
     parallel: bool,
@@ -81,16 +81,16 @@ pub fn forward(
     inputs: &AttentionInputs<'_>,
     spec: &AttentionSpec,
 ) -> Result<AttentionOut> {
-    let job = Job::new(cpu, inputs, spec);
+    let call = Attention::new(cpu, inputs, spec);
     start_output(cpu, inputs, spec, |o, lse| {
-        let units = job.units();
+        let units = call.units();
         let parallel = units.len() >= MANY_UNITS;
-        let run = |unit: &Unit| forward_unit(&job, unit, o, lse, !parallel);
+        let run = |unit: &Unit| forward_unit(&call, unit, o, lse, !parallel);
         count_tiles(&units, parallel, spec.heads, run)
     })
 }
 
-/// Makes room for output and row statistics and lets `fill` write to them; it gives the counts of tiles.
+/// Allocates output and row statistics and lets `fill` write them; `fill` returns the tile counts.
 fn start_output(
     cpu: &Cpu,
     inputs: &AttentionInputs<'_>,
@@ -110,10 +110,10 @@ fn start_output(
     })
 }
 
-/// Blocks visited and in all of a query head: `(head, visited, total)`.
+/// Visited and total blocks of a query head: `(head, visited, total)`.
 type Counts = (usize, usize, usize);
 
-/// Runs the units, side by side or one after the other, and adds up what they visited and could have, per head.
+/// Runs the units, in parallel or one after the other, and sums visited and total blocks per head.
 fn count_tiles(
     units: &[Unit],
     parallel: bool,
@@ -133,41 +133,41 @@ fn count_tiles(
     Ok(tiles)
 }
 
-/// One unit; what each of its query heads visited.
+/// Runs one unit; returns the tile counts of its query heads.
 fn forward_unit(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     unit: &Unit,
     o: Shared<'_>,
     lse: Shared<'_>,
     parallel: bool,
 ) -> Result<Vec<Counts>> {
-    let heads: Vec<usize> = job.query_heads(unit).collect();
+    let heads: Vec<usize> = call.query_heads(unit).collect();
     let plans: Vec<(Option<Prefix>, Visits)> =
-        heads.iter().map(|&head| job.plan(unit, head)).collect::<Result<_>>()?;
-    if job.is_decode(&unit.segment) {
+        heads.iter().map(|&head| call.prefix_and_visits(unit, head)).collect::<Result<_>>()?;
+    if call.is_decode(&unit.segment) {
         for (&head, (prefix, visits)) in heads.iter().zip(&plans) {
-            decode_head(job, unit, head, prefix.as_ref(), visits, o, lse)?;
+            decode_head(call, unit, head, prefix.as_ref(), visits, o, lse)?;
         }
     } else {
-        let gathered = GatheredKeys::new(job, unit)?;
+        let gathered = GatheredKeys::new(call, unit)?;
         let blocks = unit.segment.q_len.div_ceil(BLOCK);
         let items: Vec<(usize, usize)> =
             (0..heads.len()).flat_map(|h| (0..blocks).rev().map(move |m| (h, m))).collect();
         run_all(&items, parallel, |&(h, m)| {
             let (prefix, visits) = &plans[h];
-            let mut scratch = job.pool.take(Forward::scratch_len(job.spec.head_dim))?;
+            let mut scratch = call.pool.take(Forward::scratch_len(call.spec.head_dim))?;
             let block = QueryBlock { head: heads[h], m, keys: visits.ranges[m].clone() };
             let prefix = prefix.as_ref();
-            job.level.run(job.forward(unit, block, &gathered, prefix, o, lse, &mut scratch));
+            call.level.run(call.forward(unit, block, &gathered, prefix, o, lse, &mut scratch));
             Ok(())
         })?;
     }
     Ok(heads.iter().zip(&plans).map(|(&h, (_, v))| (h, v.visited, v.total)).collect())
 }
 
-/// A head's few queries, over fixed chunks of keys whose results are combined in order.
+/// Decoding of one head: fixed chunks of keys (split-K), whose results are combined in order.
 fn decode_head(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     unit: &Unit,
     head: usize,
     prefix: Option<&Prefix>,
@@ -175,8 +175,8 @@ fn decode_head(
     o: Shared<'_>,
     lse: Shared<'_>,
 ) -> Result<()> {
-    let (d, segment, view) = (job.spec.head_dim, &unit.segment, job.view(&unit.segment));
-    let stride = job.spec.kv_heads * d;
+    let (d, segment, view) = (call.spec.head_dim, &unit.segment, call.view(&unit.segment));
+    let stride = call.spec.kv_heads * d;
     let rows = segment.k_start * stride..(segment.k_start + segment.k_len) * stride;
     for t in 0..segment.q_len {
         let (row, position) = (segment.q_start + t, segment.offset() + t);
@@ -185,17 +185,17 @@ fn decode_head(
         let last = (visits.ranges[0].end * BLOCK).min(seen.end);
         let first = first.max(seen.start);
         let chunks: Vec<usize> = (first..last).step_by(decode::CHUNK).collect();
-        let mut partial = job.pool.take(chunks.len() * (d + decode::CHUNK))?;
+        let mut partial = call.pool.take(chunks.len() * (d + decode::CHUNK))?;
         let results: Vec<(f32, f32)> = partial
             .par_chunks_mut(d + decode::CHUNK)
             .zip(&chunks)
             .map(|(memory, &from)| {
                 let (o, scores) = memory.split_at_mut(d);
-                job.level.run(Decode {
-                    q: &job.q[(row * job.spec.heads + head) * d..][..d],
-                    scale: job.spec.scale,
-                    k: &job.k[rows.clone()],
-                    v: &job.v[rows.clone()],
+                call.level.run(Decode {
+                    q: &call.q[(row * call.spec.heads + head) * d..][..d],
+                    scale: call.spec.scale,
+                    k: &call.k[rows.clone()],
+                    v: &call.v[rows.clone()],
                     stride,
                     column: unit.kv_head * d,
                     prefix,
@@ -210,7 +210,7 @@ fn decode_head(
         let maximum = results.iter().fold(f32::NEG_INFINITY, |max, r| max.max(r.0));
         let mut sum = 0.0;
         // SAFETY: this task alone writes this row's columns of this head.
-        let out = unsafe { o.slice((row * job.spec.heads + head) * d, d) };
+        let out = unsafe { o.slice((row * call.spec.heads + head) * d, d) };
         for (part, (m, l)) in partial.chunks(d + decode::CHUNK).zip(&results) {
             let weight = (m - maximum).exp();
             sum += weight * l;
@@ -218,7 +218,7 @@ fn decode_head(
         }
         out.iter_mut().for_each(|o| *o /= sum);
         // SAFETY: as above.
-        unsafe { lse.slice(row * job.spec.heads + head, 1)[0] = maximum + sum.ln() };
+        unsafe { lse.slice(row * call.spec.heads + head, 1)[0] = maximum + sum.ln() };
     }
     Ok(())
 }
@@ -231,16 +231,16 @@ pub fn backward(
     out: &AttentionOut,
     spec: &AttentionSpec,
 ) -> Result<AttentionGrads> {
-    let job = Job::new(cpu, inputs, spec);
+    let call = Attention::new(cpu, inputs, spec);
     let (d_out, o, lse) = (cpu.real(d_out), cpu.real(&out.o), cpu.real(&out.lse));
     start_gradients(cpu, inputs, |out| {
-        let units = job.units();
+        let units = call.units();
         let parallel = units.len() >= MANY_UNITS;
-        run_all(&units, parallel, |unit| backward_unit(&job, unit, d_out, o, lse, out, !parallel))
+        run_all(&units, parallel, |unit| backward_unit(&call, unit, d_out, o, lse, out, !parallel))
     })
 }
 
-/// Makes room for the gradients and lets `fill` write to them.
+/// Allocates the gradients and lets `fill` write them.
 fn start_gradients(
     cpu: &Cpu,
     inputs: &AttentionInputs<'_>,
@@ -266,7 +266,7 @@ fn start_gradients(
     })
 }
 
-/// Where the gradients go.
+/// Output gradients.
 struct Outputs<'a> {
     dq: Shared<'a>,
     dk: Shared<'a>,
@@ -275,7 +275,7 @@ struct Outputs<'a> {
 }
 
 fn backward_unit(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     unit: &Unit,
     d_out: &[f32],
     o: &[f32],
@@ -283,26 +283,26 @@ fn backward_unit(
     out: &Outputs<'_>,
     parallel: bool,
 ) -> Result<()> {
-    let (segment, dp) = (&unit.segment, job.padded_dim);
+    let (segment, dp) = (&unit.segment, call.padded_dim);
     let key_blocks = segment.k_len.div_ceil(BLOCK);
     let q_padded = segment.q_len.next_multiple_of(BLOCK);
-    let keys = GatheredKeys::new(job, unit)?;
-    let mut dk = job.pool.zeros(key_blocks * BLOCK * dp)?;
-    let mut dv = job.pool.zeros(key_blocks * BLOCK * dp)?;
-    for head in job.query_heads(unit) {
-        let (prefix, visits) = job.plan(unit, head)?;
-        let queries = GatheredQueries::new(job, segment, head, d_out, o, Some(lse))?;
-        let runs = visits.split_keys(key_blocks, if parallel { RUNS } else { 1 });
-        let mut columns = job.pool.take(key_blocks * BLOCK)?;
+    let keys = GatheredKeys::new(call, unit)?;
+    let mut dk = call.pool.zeros(key_blocks * BLOCK * dp)?;
+    let mut dv = call.pool.zeros(key_blocks * BLOCK * dp)?;
+    for head in call.query_heads(unit) {
+        let (prefix, visits) = call.prefix_and_visits(unit, head)?;
+        let queries = GatheredQueries::new(call, segment, head, d_out, o, Some(lse))?;
+        let ranges = visits.split_keys(key_blocks, if parallel { KEY_RANGES } else { 1 });
+        let mut columns = call.pool.take(key_blocks * BLOCK)?;
         let partials: Vec<(Buffer, Buffer)> = {
             let (dk, dv) = (Shared::new(&mut dk), Shared::new(&mut dv));
             let columns = Shared::new(&mut columns);
-            let run = |keys_run: &Range<usize>| {
-                let mut dq = job.pool.zeros(q_padded * dp)?;
-                let mut rows = job.pool.zeros(q_padded)?;
-                let mut scratch = job.pool.take(Backward::scratch_len())?;
-                let (start, len) = (keys_run.start * BLOCK, keys_run.len() * BLOCK);
-                // SAFETY: runs are disjoint, so each of these rows belongs to one task.
+            let run = |key_range: &Range<usize>| {
+                let mut dq = call.pool.zeros(q_padded * dp)?;
+                let mut rows = call.pool.zeros(q_padded)?;
+                let mut scratch = call.pool.take(Backward::scratch_len())?;
+                let (start, len) = (key_range.start * BLOCK, key_range.len() * BLOCK);
+                // SAFETY: key ranges are disjoint, so each of these rows belongs to one task.
                 let (dk, dv, columns) = unsafe {
                     (
                         dk.slice(start * dp, len * dp),
@@ -310,18 +310,18 @@ fn backward_unit(
                         columns.slice(start, len),
                     )
                 };
-                job.level.run(Backward {
-                    head_dim: job.spec.head_dim,
+                call.level.run(Backward {
+                    head_dim: call.spec.head_dim,
                     padded_dim: dp,
                     k: &keys.k,
                     v: &keys.v,
                     prefix: prefix.as_ref(),
-                    view: job.view(segment),
+                    view: call.view(segment),
                     queries: queries.view(),
                     q_len: segment.q_len,
                     offset: segment.offset(),
                     visits: &visits.ranges,
-                    keys: keys_run.clone(),
+                    keys: key_range.clone(),
                     dk,
                     dv,
                     columns,
@@ -332,17 +332,17 @@ fn backward_unit(
                 Ok((dq, rows))
             };
             if parallel {
-                runs.par_iter().map(run).collect::<Result<_>>()?
+                ranges.par_iter().map(run).collect::<Result<_>>()?
             } else {
-                runs.iter().map(run).collect::<Result<_>>()?
+                ranges.iter().map(run).collect::<Result<_>>()?
             }
         };
-        gather::scatter_queries(job, segment, head, &partials, out.dq);
+        gather::scatter_queries(call, segment, head, &partials, out.dq);
         if let Some(dgates) = out.dgates {
-            gather::scatter_gates(job, segment, head, &columns, &partials, dgates);
+            gather::scatter_gates(call, segment, head, &columns, &partials, dgates);
         }
     }
-    gather::scatter_keys(job, unit, &dk, out.dk);
-    gather::scatter_keys(job, unit, &dv, out.dv);
+    gather::scatter_keys(call, unit, &dk, out.dk);
+    gather::scatter_keys(call, unit, &dv, out.dv);
     Ok(())
 }

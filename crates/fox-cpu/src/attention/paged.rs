@@ -1,20 +1,19 @@
-//! Attention over pages: a few queries read the pages where they lie, many queries gather them first.
+//! Attention over pages: a few queries read the pages in place, many queries gather them first.
 //!
-//! A page is a block of the tiled forward pass, so a gathered head is visited as any other. Positions are
-//! counted from the first key that is still held.
+//! A page is a block of the tiled forward pass. Positions are counted from the first cached key.
 
 use std::ops::Range;
 
 use fox_tensor::{
-    AttentionWeights, Mask, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result, Segment, Slab,
-    Tensor, gathered_attention, held_pages,
+    AttentionWeights, Error, Mask, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result, Segment,
+    Slab, Tensor, check_paged_attention, gathered_attention, held_pages,
 };
 use rayon::prelude::*;
 
 use super::BLOCK;
 use super::decode::MAX_QUERIES;
 use super::forward::Forward;
-use super::plan::{Prefix, View, Visits};
+use super::visits::{Prefix, View, Visits};
 use crate::Cpu;
 use crate::pool::Buffer;
 use crate::shared::Shared;
@@ -31,6 +30,7 @@ impl PagedOps for Cpu {
         keys: &[&dyn PagedKeys],
         spec: &PagedSpec,
     ) -> Result<Tensor> {
+        check_paged_attention(self, q, keys, spec)?;
         match spec.weights {
             AttentionWeights::Softmax => self.run(|| forward(self, q, keys, spec)),
             AttentionWeights::StickBreaking => gathered_attention(q, keys, spec),
@@ -42,11 +42,11 @@ impl PagedOps for Cpu {
 /// threads.
 const CHUNK: usize = 16;
 
-/// Products of a query with keys and values, times the head dim, that make a task.
+/// Queries times keys times head dim per task.
 const GRAIN: usize = 1 << 17;
 
-/// Everything the tasks of one call share.
-struct Job<'a> {
+/// Operands and options of one call.
+struct PagedAttention<'a> {
     cpu: &'a Cpu,
     spec: &'a PagedSpec,
     q: &'a [f32],
@@ -58,12 +58,12 @@ struct Job<'a> {
 struct Unit<'a> {
     keys: &'a dyn PagedKeys,
     kv_head: usize,
-    /// Queries, and keys counted from the first that is held.
+    /// Queries, and keys counted from the first cached one.
     segment: Segment,
 }
 
 impl<'a> Unit<'a> {
-    /// The pages that are held, oldest first.
+    /// The cached pages, oldest first.
     fn pages(&self) -> impl Iterator<Item = Page<'a>> {
         held_pages(self.keys, self.kv_head)
     }
@@ -73,32 +73,39 @@ impl<'a> Unit<'a> {
 pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&dyn PagedKeys], spec: &PagedSpec) -> Result<Tensor> {
     let mut o = cpu.pool().zeros(q.len())?;
     let mut lse = cpu.pool().take(q.rows() * spec.heads)?;
-    let job = Job { cpu, spec, q: cpu.real(q), o: Shared::new(&mut o), lse: Shared::new(&mut lse) };
+    let call = PagedAttention {
+        cpu,
+        spec,
+        q: cpu.real(q),
+        o: Shared::new(&mut o),
+        lse: Shared::new(&mut lse),
+    };
     let mut units = Vec::new();
     for (s, segment) in spec.segments.as_slice().iter().enumerate().filter(|(_, s)| s.q_len > 0) {
         for kv_head in 0..spec.kv_heads {
             let keys = keys[s];
-            let k_len = keys.seen() - keys.first(kv_head);
+            // `PagedKeys` is a trait of the caller: its answers are not relied on.
+            let k_len = segment.k_len.saturating_sub(keys.first(kv_head)).max(segment.q_len);
             units.push(Unit { keys, kv_head, segment: Segment { k_start: 0, k_len, ..*segment } });
         }
     }
     let work = |unit: &Unit<'_>| unit.segment.q_len * unit.segment.k_len * spec.head_dim;
     let all: usize = units.iter().map(work).sum();
-    // Short sequences are not worth a task each.
+    // Short sequences share a task.
     let together = (GRAIN * units.len() / all.max(1)).max(1);
     let group = spec.heads / spec.kv_heads;
     units.par_iter().with_min_len(together).try_for_each(|unit| {
         let heads = unit.kv_head * group..(unit.kv_head + 1) * group;
         if unit.segment.q_len < MAX_QUERIES {
-            heads.into_iter().try_for_each(|head| job.decode(unit, head))
+            heads.into_iter().try_for_each(|head| call.decode(unit, head))
         } else {
-            heads.into_par_iter().try_for_each(|head| job.tiled(unit, head))
+            heads.into_par_iter().try_for_each(|head| call.tiled(unit, head))
         }
     })?;
     Ok(cpu.tensor(o, q.shape(), q.device()))
 }
 
-impl Job<'_> {
+impl PagedAttention<'_> {
     fn view(&self, unit: &Unit<'_>) -> View {
         View { mask: Mask::Causal, window: self.spec.window, own: true, k_len: unit.segment.k_len }
     }
@@ -119,6 +126,10 @@ impl Job<'_> {
             }
             Ok(out)
         };
+        if pages.len() * PAGE < segment.k_len {
+            let detail = format!("{} pages for {} keys", pages.len(), segment.k_len);
+            return Err(Error::argument("paged_attention", detail));
+        }
         let (k, v) = (gather(|slab| &slab.k)?, gather(|slab| &slab.v)?);
         let own = head % (self.spec.heads / self.spec.kv_heads);
         let group = unit.keys.shape().group;
@@ -157,7 +168,7 @@ impl Job<'_> {
         })
     }
 
-    /// A few queries: fixed chunks of pages whose results are combined in order.
+    /// A few queries: fixed chunks of pages (split-K), whose results are combined in order.
     fn decode(&self, unit: &Unit<'_>, head: usize) -> Result<()> {
         let (d, segment, view) = (self.spec.head_dim, &unit.segment, self.view(unit));
         let own = head % (self.spec.heads / self.spec.kv_heads);
@@ -189,12 +200,12 @@ impl Job<'_> {
                 })
             };
             let parts = partial.par_chunks_mut(d + CHUNK * PAGE).zip(&chunks);
-            // Most sequences are one chunk, which is not worth a task.
+            // Most sequences have one chunk, which runs on this thread.
             let results: Vec<(f32, f32)> = match chunks.len() {
                 0..=1 => partial.chunks_mut(d + CHUNK * PAGE).zip(&chunks).map(run).collect(),
                 _ => parts.map(run).collect(),
             };
-            // SAFETY: this task alone writes this row's columns of this head.
+            // SAFETY: no other task writes this row's columns of this head.
             let out = unsafe { self.o.slice((row * self.spec.heads + head) * d, d) };
             combine(&partial, d + CHUNK * PAGE, &results, out);
         }
@@ -214,7 +225,7 @@ fn combine(partial: &[f32], stride: usize, results: &[(f32, f32)], out: &mut [f3
     out.iter_mut().for_each(|o| *o /= sum);
 }
 
-/// A page as one query head reads it.
+/// The data of a page for one query head.
 struct PageView<'a> {
     /// `[PAGE, d]`.
     k: &'a [f32],
@@ -232,7 +243,7 @@ struct Decode<'a> {
     sum: f64,
     pages: &'a [PageView<'a>],
     keys: Range<usize>,
-    /// Room for the chunk's scores.
+    /// Scratch for the chunk's scores.
     scores: &'a mut [f32],
     /// The chunk's unnormalised output `[head_dim]`.
     o: &'a mut [f32],
@@ -297,7 +308,7 @@ fn add_weighted<S: Simd>(s: S, weights: &[f32], v: &[f32], d: usize, o: &mut [f3
     }
 }
 
-/// `N` vectors of columns, kept in registers over all rows.
+/// `N` vectors of columns, in registers over all rows.
 #[inline(always)]
 fn add_columns<S: Simd, const N: usize>(
     s: S,

@@ -1,4 +1,4 @@
-//! A unit backward: from the last chunk to the first, the gradient of the state handed on.
+//! Backward pass of a unit, from the last chunk to the first.
 
 use fox_tensor::Result;
 
@@ -6,17 +6,17 @@ use super::channel::finish_gradients;
 use super::chunk::Chunk;
 use super::kernels::{self, Rows};
 use super::solve::{Sides, System};
-use super::{CHUNK, Job, Unit};
+use super::{CHUNK, Scan, Unit};
 use crate::linear::{Matrix, multiply_here};
 use crate::pool::Buffer;
 use crate::shared::Shared;
 
-/// Where the gradients go.
+/// Output gradients.
 pub struct Outputs<'a> {
-    /// `[parts, R, G * dk]`: units that share keys have a part each, `part_len` apart.
+    /// `[splits, R, G * dk]`: units that share keys write separate splits of `split_len` elements.
     pub dq: Shared<'a>,
     pub dk: Shared<'a>,
-    pub part_len: usize,
+    pub split_len: usize,
     pub dv: Shared<'a>,
     pub dlog_decay: Shared<'a>,
     pub dwrite: Shared<'a>,
@@ -31,8 +31,8 @@ pub struct Backward<'a> {
     saved: &'a [f32],
     /// Gradient of the state after the chunk `[dk, heads * dv]`.
     d_state: Buffer,
-    /// `[n, heads * dv]`: gradient of the writes; of the errors (or values); the writes as the
-    /// chunk's end sees them; output gradients as its start does; `-diag(p) dE`; `Q S`.
+    /// `[n, heads * dv]`: gradient of the writes; of the errors (or values); the writes decayed to the chunk's end;
+    /// output gradients decayed from its start; `-diag(p) dE`; `Q S`.
     d_written: Buffer,
     d_errors: Buffer,
     faded: Buffer,
@@ -46,7 +46,7 @@ pub struct Backward<'a> {
     d_scores: Buffer,
     d_overlaps: Buffer,
     d_square: Buffer,
-    /// `[n]` per head, or `[n, dk]` with a decay per channel: what each token's decay lets through.
+    /// `[n]` per head, or `[n, dk]` with a decay per channel: the gradient of each token's log decay, before suffix sums.
     flow: Buffer,
     /// `[n, dk]`, with a decay per channel.
     scratch: Buffer,
@@ -57,34 +57,34 @@ pub struct Backward<'a> {
 
 impl<'a> Backward<'a> {
     pub fn new(
-        job: &'a Job<'a>,
+        scan: &'a Scan<'a>,
         unit: &'a Unit,
         d_out: &'a [f32],
         saved: &'a [f32],
     ) -> Result<Self> {
-        let chunk = Chunk::new(job, unit)?;
-        let (n, dk, width) = (CHUNK.min(unit.segment.q_len), job.spec.key_dim, chunk.width());
-        let take = |len: usize| job.cpu.pool().take(len);
+        let chunk = Chunk::new(scan, unit)?;
+        let (n, dk, width) = (CHUNK.min(unit.segment.q_len), scan.spec.key_dim, chunk.width());
+        let take = |len: usize| scan.cpu.pool().take(len);
         let when = |on: bool, len: usize| take(if on { len } else { 0 });
-        let decays = job.log_decay.is_some();
+        let decays = scan.log_decay.is_some();
         Ok(Backward {
             chunk,
             d_out,
             saved,
-            d_state: job.cpu.pool().zeros(dk * width)?,
+            d_state: scan.cpu.pool().zeros(dk * width)?,
             d_written: take(n * width)?,
             d_errors: take(n * width)?,
             faded: take(n * width)?,
             faded_d_out: take(n * width)?,
-            faded_d_errors: when(job.is_delta(), n * width)?,
-            read: when(decays && !job.by_channel, n * width)?,
+            faded_d_errors: when(scan.is_delta(), n * width)?,
+            read: when(decays && !scan.by_channel, n * width)?,
             dq: take(n * dk)?,
             dk: take(n * dk)?,
             d_scores: take(n * n)?,
-            d_overlaps: when(job.is_delta(), n * n)?,
+            d_overlaps: when(scan.is_delta(), n * n)?,
             d_square: take(n * n)?,
-            flow: take(if job.by_channel { n * dk } else { n })?,
-            scratch: when(job.by_channel, n * dk)?,
+            flow: take(if scan.by_channel { n * dk } else { n })?,
+            scratch: when(scan.by_channel, n * dk)?,
             line: take(n)?,
             dwrite: take(n)?,
             dskip: vec![0.0; unit.heads],
@@ -93,17 +93,17 @@ impl<'a> Backward<'a> {
 
     /// All chunks.
     pub fn run(&mut self, out: &Outputs<'_>) -> Result<()> {
-        let (job, unit) = (self.chunk.job, self.chunk.unit);
+        let (scan, unit) = (self.chunk.scan, self.chunk.unit);
         let (len, chunks) = (self.d_state.len(), unit.segment.q_len.div_ceil(CHUNK));
         for index in (0..chunks).rev() {
             let start = index * CHUNK;
             let n = CHUNK.min(unit.segment.q_len - start);
-            let state = &self.saved[job.saved_at(unit, index)..][..len];
-            // The state after the last chunk is nobody's input: its gradient is 0.
+            let state = &self.saved[scan.saved_at(unit, index)..][..len];
+            // The state after the last chunk is unused: its gradient is 0.
             let next =
-                (index + 1 < chunks).then(|| &self.saved[job.saved_at(unit, index + 1)..][..len]);
+                (index + 1 < chunks).then(|| &self.saved[scan.saved_at(unit, index + 1)..][..len]);
             self.chunk.load(unit.segment.q_start + start, n, state);
-            if job.by_channel {
+            if scan.by_channel {
                 self.chunk_by_channel(state, next, out);
             } else {
                 self.chunk_by_head(state, next, out);
@@ -111,9 +111,9 @@ impl<'a> Backward<'a> {
             self.store_keys(out);
         }
         for (h, sum) in self.dskip.iter().enumerate() {
-            // SAFETY: this unit alone has these heads of this segment.
+            // SAFETY: no other unit has these heads of this segment.
             let out =
-                unsafe { out.dskip.slice(unit.index * job.spec.heads + unit.first_head + h, 1) };
+                unsafe { out.dskip.slice(unit.index * scan.spec.heads + unit.first_head + h, 1) };
             out[0] = *sum;
         }
         Ok(())
@@ -121,18 +121,18 @@ impl<'a> Backward<'a> {
 
     /// A chunk whose decays are per head, or which has none.
     fn chunk_by_head(&mut self, state: &[f32], next: Option<&[f32]>, out: &Outputs<'_>) {
-        let (job, unit, n) = (self.chunk.job, self.chunk.unit, self.chunk.n);
-        let (dk, width) = (job.spec.key_dim, self.chunk.width());
+        let (scan, unit, n) = (self.chunk.scan, self.chunk.unit, self.chunk.n);
+        let (dk, width) = (scan.spec.key_dim, self.chunk.width());
         let state = Matrix::strided(state, dk, width, width);
         let (q, k) = (self.chunk.q(), self.chunk.k());
         let d_state = Matrix::strided(&self.d_state, dk, width, width);
         multiply_here(1.0, k, d_state, &mut self.d_written, width, false);
-        let decays = job.log_decay.is_some();
+        let decays = scan.log_decay.is_some();
         if decays {
             multiply_here(1.0, q, state, &mut self.read, width, false);
         }
         self.d_scores[..n * n].fill(0.0);
-        if job.is_delta() {
+        if scan.is_delta() {
             self.d_overlaps[..n * n].fill(0.0);
         }
         for h in 0..unit.heads {
@@ -151,9 +151,9 @@ impl<'a> Backward<'a> {
 
     /// Gradients of queries and keys, over all heads at once, and of the state before the chunk.
     fn key_gradients(&mut self, state: Matrix<'_>) {
-        let (job, unit, n) = (self.chunk.job, self.chunk.unit, self.chunk.n);
-        let (dk, dv, width) = (job.spec.key_dim, job.spec.value_dim, self.chunk.width());
-        let (q, k, level) = (self.chunk.q(), self.chunk.k(), job.cpu.level());
+        let (scan, unit, n) = (self.chunk.scan, self.chunk.unit, self.chunk.n);
+        let (dk, dv, width) = (scan.spec.key_dim, scan.spec.value_dim, self.chunk.width());
+        let (q, k, level) = (self.chunk.q(), self.chunk.k(), scan.cpu.level());
         let d_state = Matrix::strided(&self.d_state, dk, width, width);
         let d_scores = Matrix::strided(&self.d_scores, n, n, n);
         let faded_d_out = Matrix::strided(&self.faded_d_out, n, width, width);
@@ -162,7 +162,7 @@ impl<'a> Backward<'a> {
         multiply_here(1.0, faded_d_out, state.t(), &mut self.dq, dk, true);
         multiply_here(1.0, d_scores.t(), q, &mut self.dk, dk, false);
         multiply_here(1.0, faded, d_state.t(), &mut self.dk, dk, true);
-        if job.is_delta() {
+        if scan.is_delta() {
             let d_overlaps = Matrix::strided(&self.d_overlaps, n, n, n);
             let faded_d_errors = Matrix::strided(&self.faded_d_errors, n, width, width);
             multiply_here(1.0, d_overlaps, k, &mut self.dk, dk, true);
@@ -174,24 +174,23 @@ impl<'a> Backward<'a> {
             kernels::scale_columns(level, last, dv, &mut self.d_state[h * dv..], width);
         }
         multiply_here(1.0, q.t(), faded_d_out, &mut self.d_state, width, true);
-        if job.is_delta() {
+        if scan.is_delta() {
             let faded_d_errors = Matrix::strided(&self.faded_d_errors, n, width, width);
             multiply_here(1.0, k.t(), faded_d_errors, &mut self.d_state, width, true);
         }
     }
 
-    /// Gradients of the log decays of head `h`: `flow` so far holds what stays inside the chunk and
-    /// what leaves it.
+    /// Gradients of the log decays of head `h`; `flow` has the terms inside the chunk and of its end.
     fn decay_gradients(&mut self, h: usize, next: Option<&[f32]>, out: &Outputs<'_>) {
-        let (job, unit, n) = (self.chunk.job, self.chunk.unit, self.chunk.n);
-        let (dv, width, level) = (job.spec.value_dim, self.chunk.width(), job.cpu.level());
+        let (scan, unit, n) = (self.chunk.scan, self.chunk.unit, self.chunk.n);
+        let (dv, width, level) = (scan.spec.value_dim, self.chunk.width(), scan.cpu.level());
         let after = next.map_or(0.0, |next| self.state_flow(h, next));
         let (ones, flow) = ([1.0; CHUNK], &mut self.flow[..n]);
         let rows = |x| Rows::new(x, width);
         let faded = rows(&self.faded_d_out[h * dv..]);
         let read = rows(&self.read[h * dv..]);
         kernels::add_row_dots(level, &ones[..n], faded, read, dv, flow);
-        if job.is_delta() {
+        if scan.is_delta() {
             let faded = rows(&self.faded_d_errors[h * dv..]);
             let read = rows(&self.chunk.read_keys[h * dv..]);
             kernels::add_row_dots(level, &ones[..n], faded, read, dv, flow);
@@ -199,25 +198,24 @@ impl<'a> Backward<'a> {
         flow[n - 1] += after;
         kernels::suffix_sums(1, flow);
         for (r, flow) in flow.iter().enumerate() {
-            let at = (self.chunk.row + r) * job.spec.heads + unit.first_head + h;
-            // SAFETY: this unit alone has these heads of this segment.
+            let at = (self.chunk.row + r) * scan.spec.heads + unit.first_head + h;
+            // SAFETY: no other unit has these heads of this segment.
             unsafe { out.dlog_decay.slice(at, 1)[0] = *flow };
         }
     }
 
-    /// What crosses the chunk's borders: output gradients seen from its start, writes seen from its
-    /// end, and the end's share of the gradient of the writes.
+    /// Terms across the chunk's borders: output gradients decayed from its start, writes decayed to its end, and the
+    /// gradient of the writes from the state at its end.
     fn fade(&mut self, h: usize) {
-        let (job, n, width) = (self.chunk.job, self.chunk.n, self.chunk.width());
-        let (dv, level) = (job.spec.value_dim, job.cpu.level());
+        let (scan, n, width) = (self.chunk.scan, self.chunk.n, self.chunk.width());
+        let (dv, level) = (scan.spec.value_dim, scan.cpu.level());
         let (prefix, suffix) = (&self.chunk.prefix[h * n..][..n], &self.chunk.suffix[h * n..][..n]);
         let d_out = self.chunk.head_rows(self.d_out, h);
         let out = &mut self.faded_d_out[h * dv..];
-        kernels::scale_rows(level, job.spec.scale, prefix, d_out, dv, out, width);
+        kernels::scale_rows(level, scan.spec.scale, prefix, d_out, dv, out, width);
         let written = Rows::new(&self.chunk.written[h * dv..], width);
         kernels::scale_rows(level, 1.0, suffix, written, dv, &mut self.faded[h * dv..], width);
-        if job.log_decay.is_some() {
-            // Keys give what they write to the end of the chunk.
+        if scan.log_decay.is_some() {
             let (faded, read) = (
                 Rows::new(&self.faded[h * dv..], width),
                 Rows::new(&self.d_written[h * dv..], width),
@@ -230,17 +228,17 @@ impl<'a> Backward<'a> {
 
     /// The gradient of the writes of head `h` in full; for the delta rule also that of the errors.
     fn write_gradients(&mut self, h: usize) {
-        let (job, n, width) = (self.chunk.job, self.chunk.n, self.chunk.width());
-        let (dv, level) = (job.spec.value_dim, job.cpu.level());
+        let (scan, n, width) = (self.chunk.scan, self.chunk.n, self.chunk.width());
+        let (dv, level) = (scan.spec.value_dim, scan.cpu.level());
         let decays = &self.chunk.decay_matrix[..n * n];
         let weights = &mut self.d_square[..n * n];
-        kernels::multiply(level, job.spec.scale, &self.chunk.scores[..n * n], decays, weights);
+        kernels::multiply(level, scan.spec.scale, &self.chunk.scores[..n * n], decays, weights);
         let weights = Matrix::strided(weights, n, n, n);
         let d_out = self.chunk.head_rows(self.d_out, h);
         let d_out = Matrix::strided(d_out.data, n, dv, d_out.stride);
         multiply_here(1.0, weights.t(), d_out, &mut self.d_written[h * dv..], width, true);
         let strength = &self.chunk.strength[h * n..][..n];
-        if !job.is_delta() {
+        if !scan.is_delta() {
             let d_written = Rows::new(&self.d_written[h * dv..], width);
             let out = &mut self.d_errors[h * dv..];
             kernels::scale_rows(level, 1.0, strength, d_written, dv, out, width);
@@ -260,32 +258,32 @@ impl<'a> Backward<'a> {
         kernels::scale_rows(level, -1.0, prefix, d_errors, dv, out, width);
     }
 
-    /// Gradients of scores (and overlaps), and what flows through the decays inside the chunk.
+    /// Gradients of scores (and overlaps), and of the decays inside the chunk.
     fn score_gradients(&mut self, h: usize) {
-        let (job, n, width) = (self.chunk.job, self.chunk.n, self.chunk.width());
-        let (dv, level) = (job.spec.value_dim, job.cpu.level());
+        let (scan, n, width) = (self.chunk.scan, self.chunk.n, self.chunk.width());
+        let (dv, level) = (scan.spec.value_dim, scan.cpu.level());
         let decays = &self.chunk.decay_matrix[..n * n];
         let written = Matrix::strided(&self.chunk.written[h * dv..], n, dv, width);
         let d_out = self.chunk.head_rows(self.d_out, h);
         let d_out = Matrix::strided(d_out.data, n, dv, d_out.stride);
         let square = &mut self.d_square[..n * n];
         let line = &mut self.line[..n];
-        multiply_here(job.spec.scale, d_out, written.t(), square, n, false);
+        multiply_here(scan.spec.scale, d_out, written.t(), square, n, false);
         kernels::multiply_into(level, decays, square);
         kernels::add(level, square, &mut self.d_scores[..n * n]);
-        if job.log_decay.is_some() {
-            // A token's own score does not decay.
+        if scan.log_decay.is_some() {
+            // The diagonal does not decay.
             square.iter_mut().step_by(n + 1).for_each(|x| *x = 0.0);
             let scores = &self.chunk.scores[..n * n];
             kernels::flow_sums(level, n, square, scores, &mut self.flow[..n], line);
         }
-        if job.is_delta() {
+        if scan.is_delta() {
             let d_errors = Matrix::strided(&self.d_errors[h * dv..], n, dv, width);
             multiply_here(-1.0, d_errors, written.t(), square, n, false);
             kernels::multiply_into(level, decays, square);
             square.iter_mut().step_by(n + 1).for_each(|x| *x = 0.0);
             kernels::add(level, square, &mut self.d_overlaps[..n * n]);
-            if job.log_decay.is_some() {
+            if scan.log_decay.is_some() {
                 let overlaps = &self.chunk.overlaps[..n * n];
                 kernels::flow_sums(level, n, square, overlaps, &mut self.flow[..n], line);
             }
@@ -294,13 +292,13 @@ impl<'a> Backward<'a> {
 
     /// Gradients of values, strengths and skip of head `h`.
     fn value_gradients(&mut self, h: usize, out: &Outputs<'_>) {
-        let (job, unit, n, width) =
-            (self.chunk.job, self.chunk.unit, self.chunk.n, self.chunk.width());
-        let (dv, level, heads) = (job.spec.value_dim, job.cpu.level(), job.spec.heads);
-        let (v, d_out) = (self.chunk.head_rows(job.v, h), self.chunk.head_rows(self.d_out, h));
+        let (scan, unit, n, width) =
+            (self.chunk.scan, self.chunk.unit, self.chunk.n, self.chunk.width());
+        let (dv, level, heads) = (scan.spec.value_dim, scan.cpu.level(), scan.spec.heads);
+        let (v, d_out) = (self.chunk.head_rows(scan.v, h), self.chunk.head_rows(self.d_out, h));
         let ones = [1.0; CHUNK];
-        if job.write.is_some() {
-            let errors = match job.is_delta() {
+        if scan.write.is_some() {
+            let errors = match scan.is_delta() {
                 true => Rows::new(&self.chunk.errors[h * dv..], width),
                 false => v,
             };
@@ -309,12 +307,12 @@ impl<'a> Backward<'a> {
             kernels::add_row_dots(level, &ones[..n], d_written, errors, dv, &mut self.dwrite[..n]);
             for (r, d) in self.dwrite[..n].iter().enumerate() {
                 let at = (self.chunk.row + r) * heads + unit.first_head + h;
-                // SAFETY: this unit alone has these heads of this segment.
+                // SAFETY: no other unit has these heads of this segment.
                 unsafe { out.dwrite.slice(at, 1)[0] = *d };
             }
         }
         let d_errors = &mut self.d_errors[h * dv..];
-        if let Some(skip) = job.skip {
+        if let Some(skip) = scan.skip {
             self.line.fill(0.0);
             kernels::add_row_dots(level, &ones[..n], d_out, v, dv, &mut self.line[..n]);
             self.dskip[h] += self.line[..n].iter().sum::<f32>();
@@ -322,27 +320,27 @@ impl<'a> Backward<'a> {
             kernels::add_scaled_rows(level, skip, &ones[..n], d_out, dv, d_errors, width);
         }
         for r in 0..n {
-            let (start, _) = job.value_at(unit, self.chunk.row + r);
-            // SAFETY: this unit alone writes these columns of its segment's rows.
+            let (start, _) = scan.value_at(unit, self.chunk.row + r);
+            // SAFETY: no other unit writes these columns of its segment's rows.
             let own = unsafe { out.dv.slice(start + h * dv, dv) };
             own.copy_from_slice(&d_errors[r * width..][..dv]);
         }
     }
 
-    /// `<dS', S'>` of head `h`: all of the state after the chunk has passed its last decay.
+    /// `<dS', S'>` of head `h`: the term of the last decay, which multiplies all of the state.
     fn state_flow(&self, h: usize, next: &[f32]) -> f32 {
-        let (dv, width) = (self.chunk.job.spec.value_dim, self.chunk.width());
-        let rows = self.chunk.job.spec.key_dim;
+        let (dv, width) = (self.chunk.scan.spec.value_dim, self.chunk.width());
+        let rows = self.chunk.scan.spec.key_dim;
         let (d_state, next) =
             (Rows::new(&self.d_state[h * dv..], width), Rows::new(&next[h * dv..], width));
-        kernels::block_dot(self.chunk.job.cpu.level(), rows, d_state, next, dv)
+        kernels::block_dot(self.chunk.scan.cpu.level(), rows, d_state, next, dv)
     }
 
     /// A chunk whose decays are per channel: one head, additive.
     fn chunk_by_channel(&mut self, state: &[f32], next: Option<&[f32]>, out: &Outputs<'_>) {
-        let (job, unit, n) = (self.chunk.job, self.chunk.unit, self.chunk.n);
-        let (dk, dv, scale) = (job.spec.key_dim, job.spec.value_dim, job.spec.scale);
-        let level = job.cpu.level();
+        let (scan, unit, n) = (self.chunk.scan, self.chunk.unit, self.chunk.n);
+        let (dk, dv, scale) = (scan.spec.key_dim, scan.spec.value_dim, scan.spec.scale);
+        let level = scan.cpu.level();
         let state = Matrix::strided(state, dk, dv, dv);
         let d_out = self.chunk.head_rows(self.d_out, 0);
         let d_out = Matrix::strided(d_out.data, n, dv, d_out.stride);
@@ -391,8 +389,8 @@ impl<'a> Backward<'a> {
         }
         kernels::suffix_sums(dk, &mut self.flow[..len]);
         for (r, flow) in self.flow[..len].chunks_exact(dk).enumerate() {
-            let at = ((self.chunk.row + r) * job.spec.heads + unit.first_head) * dk;
-            // SAFETY: this unit alone has these channels of this segment.
+            let at = ((self.chunk.row + r) * scan.spec.heads + unit.first_head) * dk;
+            // SAFETY: no other unit has these channels of this segment.
             unsafe { out.dlog_decay.slice(at, dk) }.copy_from_slice(flow);
         }
         kernels::scale_own_rows(level, 1.0, channels.last_prefix(), dv, &mut self.d_state, dv);
@@ -401,11 +399,11 @@ impl<'a> Backward<'a> {
     }
 
     fn store_keys(&self, out: &Outputs<'_>) {
-        let (job, unit, dk) = (self.chunk.job, self.chunk.unit, self.chunk.job.spec.key_dim);
+        let (scan, unit, dk) = (self.chunk.scan, self.chunk.unit, self.chunk.scan.spec.key_dim);
         for r in 0..self.chunk.n {
-            let row = (self.chunk.row + r) * job.spec.key_heads + unit.key_head;
-            let at = unit.part * out.part_len + row * dk;
-            // SAFETY: this unit alone has this part of these rows and columns.
+            let row = (self.chunk.row + r) * scan.spec.key_heads + unit.key_head;
+            let at = unit.split * out.split_len + row * dk;
+            // SAFETY: no other unit has these rows and columns of this split.
             unsafe {
                 out.dq.slice(at, dk).copy_from_slice(&self.dq[r * dk..][..dk]);
                 out.dk.slice(at, dk).copy_from_slice(&self.dk[r * dk..][..dk]);

@@ -1,17 +1,17 @@
-//! What forward and backward compute alike for one chunk: decays, products of keys, and writes.
+//! Computations of one chunk that forward and backward pass share: decays, products of keys, and writes.
 
 use fox_tensor::Result;
 
 use super::channel::Channels;
 use super::kernels::{self, Rows};
 use super::solve::{Sides, System};
-use super::{CHUNK, Job, Unit};
+use super::{CHUNK, Scan, Unit};
 use crate::linear::{Matrix, multiply_here};
 use crate::pool::Buffer;
 
 /// A chunk: `n` tokens from row `row` on. Matrices of values are `[n, heads * dv]`, heads side by side.
 pub struct Chunk<'a> {
-    pub job: &'a Job<'a>,
+    pub scan: &'a Scan<'a>,
     pub unit: &'a Unit,
     pub row: usize,
     pub n: usize,
@@ -25,27 +25,27 @@ pub struct Chunk<'a> {
     /// `Q K^T` (with a decay per channel: decayed) and, for the delta rule, `K K^T`.
     pub scores: Buffer,
     pub overlaps: Buffer,
-    /// The decay matrix of one head, and room for one more matrix `[n, n]`.
+    /// The decay matrix of one head, and scratch `[n, n]`.
     pub decay_matrix: Buffer,
     pub square: Buffer,
     /// For the delta rule: `K S` and `E`.
     pub read_keys: Buffer,
     pub errors: Buffer,
-    /// What is written to the state, `W`.
+    /// Writes to the state, `W`.
     pub written: Buffer,
     /// Present when decays are per channel.
     pub channels: Option<Channels>,
 }
 
 impl<'a> Chunk<'a> {
-    /// Room for the chunks of a unit.
-    pub fn new(job: &'a Job<'a>, unit: &'a Unit) -> Result<Self> {
+    /// Allocates buffers for the chunks of a unit.
+    pub fn new(scan: &'a Scan<'a>, unit: &'a Unit) -> Result<Self> {
         let n = CHUNK.min(unit.segment.q_len);
-        let (square, values) = (n * n, n * job.width(unit));
-        let take = |len: usize| job.cpu.pool().take(len);
-        let delta = |len: usize| take(if job.is_delta() { len } else { 0 });
+        let (square, values) = (n * n, n * scan.width(unit));
+        let take = |len: usize| scan.cpu.pool().take(len);
+        let delta = |len: usize| take(if scan.is_delta() { len } else { 0 });
         Ok(Chunk {
-            job,
+            scan,
             unit,
             row: 0,
             n: 0,
@@ -60,73 +60,73 @@ impl<'a> Chunk<'a> {
             read_keys: delta(values)?,
             errors: delta(values)?,
             written: take(values)?,
-            channels: job
+            channels: scan
                 .by_channel
-                .then(|| Channels::new(job.cpu, n, job.spec.key_dim))
+                .then(|| Channels::new(scan.cpu, n, scan.spec.key_dim))
                 .transpose()?,
         })
     }
 
     pub fn width(&self) -> usize {
-        self.job.width(self.unit)
+        self.scan.width(self.unit)
     }
 
     /// Queries `[n, dk]`.
     pub fn q(&self) -> Matrix<'a> {
-        self.job.keys(self.job.q, self.unit, self.row, self.n)
+        self.scan.keys(self.scan.q, self.unit, self.row, self.n)
     }
 
     /// Keys `[n, dk]`.
     pub fn k(&self) -> Matrix<'a> {
-        self.job.keys(self.job.k, self.unit, self.row, self.n)
+        self.scan.keys(self.scan.k, self.unit, self.row, self.n)
     }
 
     /// Columns of head `h` in a `[R, H * dv]` tensor, from this chunk's first row on.
     pub fn head_rows<'x>(&self, x: &'x [f32], h: usize) -> Rows<'x> {
-        let (start, stride) = self.job.value_at(self.unit, self.row);
-        Rows::new(&x[start + h * self.job.spec.value_dim..], stride)
+        let (start, stride) = self.scan.value_at(self.unit, self.row);
+        Rows::new(&x[start + h * self.scan.spec.value_dim..], stride)
     }
 
     /// The decay matrix of head `h`, in `decay_matrix`.
     pub fn load_decay_matrix(&mut self, h: usize) {
         let n = self.n;
         kernels::decay_matrix(
-            self.job.cpu.level(),
+            self.scan.cpu.level(),
             &self.decay[h * n..][..n],
             &mut self.decay_matrix[..n * n],
         );
     }
 
-    /// Goes to the chunk at `row` and computes what depends on its tokens and on the state before it.
+    /// Loads the chunk at `row`: decays, scores and writes, given the state before it.
     pub fn load(&mut self, row: usize, n: usize, state: &[f32]) {
         (self.row, self.n) = (row, n);
         self.load_strength();
         if let Some(channels) = &mut self.channels {
-            let (job, unit) = (self.job, self.unit);
-            channels.load(job, unit, row, n);
-            channels.scores(job.cpu.level(), &mut self.scores[..n * n]);
+            let (scan, unit) = (self.scan, self.unit);
+            channels.load(scan, unit, row, n);
+            channels.scores(scan.cpu.level(), &mut self.scores[..n * n]);
         } else {
             self.load_decay();
             multiply_here(1.0, self.q(), self.k().t(), &mut self.scores, n, false);
         }
-        if self.job.is_delta() {
+        if self.scan.is_delta() {
             self.solve(state);
             return;
         }
-        let dv = self.job.spec.value_dim;
+        let dv = self.scan.spec.value_dim;
         for h in 0..self.unit.heads {
-            let v = self.head_rows(self.job.v, h);
+            let v = self.head_rows(self.scan.v, h);
             let (strength, width) = (&self.strength[h * n..][..n], self.unit.heads * dv);
             let out = &mut self.written[h * dv..];
-            kernels::scale_rows(self.job.cpu.level(), 1.0, strength, v, dv, out, width);
+            kernels::scale_rows(self.scan.cpu.level(), 1.0, strength, v, dv, out, width);
         }
     }
 
     fn load_strength(&mut self) {
-        let (n, heads) = (self.n, self.job.spec.heads);
+        let (n, heads) = (self.n, self.scan.spec.heads);
         for h in 0..self.unit.heads {
             let out = &mut self.strength[h * n..][..n];
-            match self.job.write {
+            match self.scan.write {
                 None => out.fill(1.0),
                 Some(write) => {
                     let first = self.row * heads + self.unit.first_head + h;
@@ -139,10 +139,10 @@ impl<'a> Chunk<'a> {
     }
 
     fn load_decay(&mut self) {
-        let (n, heads, level) = (self.n, self.job.spec.heads, self.job.cpu.level());
+        let (n, heads, level) = (self.n, self.scan.spec.heads, self.scan.cpu.level());
         for h in 0..self.unit.heads {
             let range = h * n..(h + 1) * n;
-            let Some(log) = self.job.log_decay else {
+            let Some(log) = self.scan.log_decay else {
                 for factors in [&mut self.decay, &mut self.prefix, &mut self.suffix] {
                     factors[range.clone()].fill(1.0);
                 }
@@ -163,14 +163,14 @@ impl<'a> Chunk<'a> {
 
     /// `E` and `W` of the delta rule.
     fn solve(&mut self, state: &[f32]) {
-        let (n, dk, dv) = (self.n, self.job.spec.key_dim, self.job.spec.value_dim);
-        let (width, level) = (self.width(), self.job.cpu.level());
+        let (n, dk, dv) = (self.n, self.scan.spec.key_dim, self.scan.spec.value_dim);
+        let (width, level) = (self.width(), self.scan.cpu.level());
         multiply_here(1.0, self.k(), self.k().t(), &mut self.overlaps, n, false);
         let state = Matrix::strided(state, dk, width, width);
         multiply_here(1.0, self.k(), state, &mut self.read_keys, width, false);
         let ones = [1.0; CHUNK];
         for h in 0..self.unit.heads {
-            let v = self.head_rows(self.job.v, h);
+            let v = self.head_rows(self.scan.v, h);
             let errors = &mut self.errors[h * dv..];
             kernels::scale_rows(level, 1.0, &ones[..n], v, dv, errors, width);
             let read = Rows::new(&self.read_keys[h * dv..], width);
@@ -193,7 +193,7 @@ impl<'a> Chunk<'a> {
         self.load_decay_matrix(h);
         let (overlaps, decays) = (&self.overlaps[..n * n], &self.decay_matrix[..n * n]);
         let square = &mut self.square[..n * n];
-        kernels::multiply(self.job.cpu.level(), 1.0, overlaps, decays, square);
+        kernels::multiply(self.scan.cpu.level(), 1.0, overlaps, decays, square);
         square.iter_mut().step_by(n + 1).for_each(|x| *x = 0.0);
     }
 }

@@ -1,10 +1,10 @@
-//! A unit forward: chunk after chunk, the state handed on.
+//! Forward pass of a unit, chunk by chunk.
 
 use fox_tensor::Result;
 
 use super::chunk::Chunk;
 use super::kernels::{self, Rows};
-use super::{CHUNK, Job, Unit};
+use super::{CHUNK, Scan, Unit};
 use crate::linear::{Matrix, multiply_here};
 use crate::pool::Buffer;
 use crate::shared::Shared;
@@ -16,17 +16,17 @@ pub struct Forward<'a> {
     state: Buffer,
     /// The chunk's output `[n, heads * dv]`.
     out: Buffer,
-    /// Writes as the end of the chunk sees them `[n, heads * dv]`.
+    /// Writes decayed to the end of the chunk `[n, heads * dv]`.
     faded: Buffer,
 }
 
 impl<'a> Forward<'a> {
-    pub fn new(job: &'a Job<'a>, unit: &'a Unit) -> Result<Self> {
-        let chunk = Chunk::new(job, unit)?;
+    pub fn new(scan: &'a Scan<'a>, unit: &'a Unit) -> Result<Self> {
+        let chunk = Chunk::new(scan, unit)?;
         let values = CHUNK.min(unit.segment.q_len) * chunk.width();
-        let mut state = job.cpu.pool().take(job.spec.key_dim * chunk.width())?;
-        job.load_state(unit, &mut state);
-        let (out, faded) = (job.cpu.pool().take(values)?, job.cpu.pool().take(values)?);
+        let mut state = scan.cpu.pool().take(scan.spec.key_dim * chunk.width())?;
+        scan.load_state(unit, &mut state);
+        let (out, faded) = (scan.cpu.pool().take(values)?, scan.cpu.pool().take(values)?);
         Ok(Forward { chunk, state, out, faded })
     }
 
@@ -35,15 +35,15 @@ impl<'a> Forward<'a> {
         &self.state
     }
 
-    /// All chunks; writes the unit's columns of `o` and its part of `saved`.
+    /// Runs all chunks; writes the unit's columns of `o` and its states in `saved`.
     pub fn run(&mut self, o: Shared<'_>, saved: Option<Shared<'_>>) {
-        let (job, unit) = (self.chunk.job, self.chunk.unit);
+        let (scan, unit) = (self.chunk.scan, self.chunk.unit);
         for (index, start) in (0..unit.segment.q_len).step_by(CHUNK).enumerate() {
             let n = CHUNK.min(unit.segment.q_len - start);
             let row = unit.segment.q_start + start;
             if let Some(saved) = saved {
-                // SAFETY: each unit has places of its own in every chunk of its segment.
-                let own = unsafe { saved.slice(job.saved_at(unit, index), self.state.len()) };
+                // SAFETY: the saved states of different units are disjoint.
+                let own = unsafe { saved.slice(scan.saved_at(unit, index), self.state.len()) };
                 own.copy_from_slice(&self.state);
             }
             self.chunk.load(row, n, &self.state);
@@ -51,8 +51,8 @@ impl<'a> Forward<'a> {
             self.advance();
             let width = self.chunk.width();
             for (r, out) in self.out.chunks_exact(width).take(n).enumerate() {
-                let (start, _) = job.value_at(unit, row + r);
-                // SAFETY: this unit alone writes these columns of its segment's rows.
+                let (start, _) = scan.value_at(unit, row + r);
+                // SAFETY: no other unit writes these columns of its segment's rows.
                 unsafe { o.slice(start, width) }.copy_from_slice(out);
             }
         }
@@ -60,9 +60,9 @@ impl<'a> Forward<'a> {
 
     /// `O = scale (diag(p) Q S + (scores * D) W) + skip V`.
     fn read(&mut self) {
-        let (job, n, width) = (self.chunk.job, self.chunk.n, self.chunk.width());
-        let (dk, dv, scale) = (job.spec.key_dim, job.spec.value_dim, job.spec.scale);
-        let level = job.cpu.level();
+        let (scan, n, width) = (self.chunk.scan, self.chunk.n, self.chunk.width());
+        let (dk, dv, scale) = (scan.spec.key_dim, scan.spec.value_dim, scan.spec.scale);
+        let level = scan.cpu.level();
         let state = Matrix::strided(&self.state, dk, width, width);
         let by_channel = self.chunk.channels.is_some();
         let (q, factor) = match &self.chunk.channels {
@@ -91,9 +91,9 @@ impl<'a> Forward<'a> {
             let written = Matrix::strided(&self.chunk.written[h * dv..], n, dv, width);
             let out = &mut self.out[h * dv..];
             multiply_here(scale, weights, written, out, width, true);
-            if let Some(skip) = job.skip {
+            if let Some(skip) = scan.skip {
                 let (ones, skip) = ([1.0; CHUNK], skip[self.chunk.unit.first_head + h]);
-                let v = self.chunk.head_rows(job.v, h);
+                let v = self.chunk.head_rows(scan.v, h);
                 kernels::add_scaled_rows(level, skip, &ones[..n], v, dv, out, width);
             }
         }
@@ -101,8 +101,8 @@ impl<'a> Forward<'a> {
 
     /// `S' = p_n S + K^T diag(s) W`.
     fn advance(&mut self) {
-        let (job, n, width) = (self.chunk.job, self.chunk.n, self.chunk.width());
-        let (dv, level) = (job.spec.value_dim, job.cpu.level());
+        let (scan, n, width) = (self.chunk.scan, self.chunk.n, self.chunk.width());
+        let (dv, level) = (scan.spec.value_dim, scan.cpu.level());
         if let Some(channels) = &self.chunk.channels {
             kernels::scale_own_rows(
                 level,

@@ -103,6 +103,19 @@ pub(crate) struct Op {
     pub(crate) shared: usize,
 }
 
+impl Op {
+    /// A launch without dynamic shared memory.
+    pub(crate) fn new(
+        source: Source,
+        entry: &'static str,
+        variant: Variant,
+        grid: [usize; 2],
+        block: usize,
+    ) -> Self {
+        Op { source, entry, variant, grid, block, shared: 0 }
+    }
+}
+
 impl Cuda {
     /// Launches a kernel.
     ///

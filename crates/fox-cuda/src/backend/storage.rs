@@ -213,6 +213,18 @@ pub(crate) fn memory(x: &Tensor) -> Result<&Memory> {
     })
 }
 
+/// Rejects tensors of another type than f32, for ops whose kernels update them in place.
+pub(crate) fn expect_f32(
+    op: &'static str,
+    what: &'static str,
+    x: &Tensor,
+) -> fox_tensor::Result<()> {
+    match x.dtype() {
+        DType::F32 => Ok(()),
+        got => Err(fox_tensor::Error::Type { op, what, got, expected: DType::F32 }),
+    }
+}
+
 /// The f32 elements of a tensor.
 pub(crate) fn f32_buffer(x: &Tensor) -> Result<&Buffer<f32>> {
     match &memory(x)?.data {

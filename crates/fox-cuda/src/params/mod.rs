@@ -189,7 +189,7 @@ pub(crate) trait KernelParams: Copy {
     fn hold_all(self, kernel: &str, held: &mut Vec<DriverParam>) -> Result<()>;
 }
 
-/// Defines kernel parameters; see the head of this file.
+/// Defines kernel parameters, one or several structs; see the head of this file.
 ///
 /// - `struct Name { .. }`: the kernel takes a struct of this name by value.
 /// - `list struct Name { .. }`: the kernel takes every field as a parameter and is declared with
@@ -198,19 +198,22 @@ pub(crate) trait KernelParams: Copy {
 ///   [`rows`] makes what is uploaded. `align(16)` after the name raises the alignment, for kernels that
 ///   read a row in one access.
 macro_rules! kernel_params {
-    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($body:tt)* }) => {
+    () => {};
+    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($body:tt)* } $($rest:tt)*) => {
         $crate::params::kernel_params! {
             @define [$(#[$meta])*] [$vis] $name [Struct] [] { $($body)* }
         }
+        $crate::params::kernel_params! { $($rest)* }
     };
-    ($(#[$meta:meta])* $vis:vis list struct $name:ident { $($body:tt)* }) => {
+    ($(#[$meta:meta])* $vis:vis list struct $name:ident { $($body:tt)* } $($rest:tt)*) => {
         $crate::params::kernel_params! {
             @define [$(#[$meta])*] [$vis] $name [List] [] { $($body)* }
         }
+        $crate::params::kernel_params! { $($rest)* }
     };
     (
         $(#[$meta:meta])* $vis:vis table struct $name:ident $(align($align:literal))?
-        { $($body:tt)* }
+        { $($body:tt)* } $($rest:tt)*
     ) => {
         $crate::params::kernel_params! {
             @define [$(#[$meta])*] [$vis] $name [Struct] [$(, align($align))?] { $($body)* }
@@ -221,6 +224,7 @@ macro_rules! kernel_params {
                 assert!(bytes == size_of::<Device>(), "a struct of a table has no gaps");
             };
         }
+        $crate::params::kernel_params! { $($rest)* }
     };
     (@define
         [$(#[$meta:meta])*] [$vis:vis] $name:ident [$kind:ident] [$($repr:tt)*]

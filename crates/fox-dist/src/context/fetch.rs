@@ -1,4 +1,4 @@
-//! Keys, values and gates on their way. Rows of single heads are collected on the device, so that only what travels
+//! Exchange of keys, values and gates. Rows of single heads are packed on the device, so that only what is sent
 //! passes through the host.
 
 use fox_tensor::{CustomOp, DType, Error, LocalKeys, Result, Tensor};
@@ -34,7 +34,7 @@ struct HeadRows {
     away: usize,
 }
 
-/// The heads of every tensor, each a matrix of its own.
+/// The heads of every tensor, one matrix each.
 type Heads = Vec<Vec<Tensor>>;
 
 impl Fetch {
@@ -258,7 +258,7 @@ impl CustomOp for Fetch {
                 backend.copy_rows(all, among_keys, own, here, len)?;
             }
         }
-        // In the order of the ranks, whoever was first.
+        // In the order of the ranks, not of arrival.
         for (from, message) in (index + 1..).zip(&received) {
             self.unpack(
                 &self.head_rows(index, from),

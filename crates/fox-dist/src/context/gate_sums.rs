@@ -1,4 +1,4 @@
-//! What the ranks of a context tell each other, so that all know which keys travel.
+//! Gate sums and logit bounds that the ranks of a context exchange, so that all know which keys are sent.
 
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ pub(super) fn share_gate_sums(
             LargestSquares::new(own.k.value(), spec.kv_heads, spec.head_dim)?,
         )),
         LogitBound::QkNorm { .. } => None,
-        // Nobody asks for it: a model has weights or norms.
+        // Unused: a model has weights or norms.
         LogitBound::Given(_) => {
             let detail = "bounds that are given for each sequence are not shared by several ranks";
             return Err(Error::argument("attention", detail));

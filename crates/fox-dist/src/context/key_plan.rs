@@ -136,7 +136,7 @@ mod tests {
 
     /// One sequence of 512 tokens over two ranks; head 0 forgets 1 nat a token, head 1 a tenth, head 2 nothing.
     #[test]
-    fn heads_fetch_what_they_have_not_forgotten() {
+    fn heads_fetch_only_remembered_keys() {
         let split = SequenceSplit::new(&Segments::uniform(1, 512), 512, 2).unwrap();
         let gates = [-1.0, -0.1, 0.0];
         let c = |position: usize| gates.map(|gate| gate * (position + 1) as f64);

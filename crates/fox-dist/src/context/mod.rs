@@ -6,7 +6,7 @@
 //!
 //! - the token shift key_ranges one row, that before the first one (`token_shift.rs`);
 //! - forgetting attention key_ranges the earlier keys that the first query has not forgotten (`keys.rs`). The sums of the
-//!   log gates run from rank to rank; each rank then tells the others the sums at the ends of its blocks of keys
+//!   log gates run from rank to rank; each rank then sends the others the sums at the ends of its blocks of keys
 //!   (`share_gate_sums.rs`). From these all of them know, without asking, who key_ranges which keys (`key_plan.rs`), and send them
 //!   (`fetch.rs`).
 //!

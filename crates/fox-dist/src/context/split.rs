@@ -39,7 +39,7 @@ impl SequenceSplit {
     /// Divides `sequences`, whose rows of `time` tokens are whole, among `ranks` ranks.
     ///
     /// # Errors
-    /// A `time` that is no multiple of `ranks`.
+    /// A `time` that is not a multiple of `ranks`.
     pub fn new(sequences: &Segments, time: usize, ranks: usize) -> Result<SequenceSplit> {
         if ranks == 0 || !time.is_multiple_of(ranks) {
             return Err(Error::Refused(format!(
@@ -91,14 +91,14 @@ impl SequenceSplit {
         found.ok().map(|at| &chunks[at])
     }
 
-    /// Pieces at a rank whose sequences go on at the next one: their number there.
+    /// Chunks at a rank whose sequences continue at the next one: their index.
     pub(super) fn crossing(&self, rank: usize) -> Vec<usize> {
         let (own, next) = (&self.chunks[rank], rank + 1);
         let goes_on = |p: &SequenceChunk| self.chunk(next, p.sequence).is_some();
         own.iter().enumerate().filter(|(_, p)| goes_on(p)).map(|(i, _)| i).collect()
     }
 
-    /// Pieces at a rank whose sequences begin before.
+    /// Chunks at a rank whose sequences start at an earlier one.
     pub(super) fn continued(&self, rank: usize) -> Vec<usize> {
         let own = self.chunks[rank].iter().enumerate();
         own.filter(|(_, chunk)| chunk.position > 0).map(|(i, _)| i).collect()

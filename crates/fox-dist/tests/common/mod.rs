@@ -14,10 +14,11 @@ pub fn rendezvous(recipe: &str) -> Rendezvous {
         Invariant { name: "version".into(), value: "1".into() },
         Invariant { name: "recipe".into(), value: recipe.into() },
     ];
-    Rendezvous { invariants, limit: Duration::from_secs(60) }
+    Rendezvous { invariants, limit: Duration::from_secs(60), secret: "secret".into() }
 }
 
 /// What each of `size` ranks comes to, run side by side.
+#[allow(dead_code)] // not every test file starts groups
 pub fn ranks<T: Send>(size: usize, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
     let port = free_port().unwrap();
     std::thread::scope(|scope| {

@@ -17,7 +17,7 @@ pub struct AccuracyReport {
     pub task: String,
     /// What its difficulty counts; empty when it has only lengths.
     pub difficulty: String,
-    /// Share of right answers of a guess among all possible ones.
+    /// Fraction of right answers of a guess among all possible ones.
     pub chance: f64,
     /// Length and difficulty of what the models were trained on.
     pub trained_on: Vec<(usize, f64)>,
@@ -54,9 +54,9 @@ pub struct CellAccuracy {
     pub length: usize,
     /// Difficulty of the cases.
     pub difficulty: f64,
-    /// Share of right answers.
+    /// Fraction of right answers.
     pub answers: Interval,
-    /// Share of cases all of whose answers are right.
+    /// Fraction of cases all of whose answers are right.
     pub cases: Interval,
 }
 
@@ -98,7 +98,7 @@ impl AccuracyReport {
         scores.into_iter().any(|score| score.answers > score.cases)
     }
 
-    /// A row per model, a column per setting: shares in percent with their intervals.
+    /// A row per model, a column per setting: fractions in percent with their intervals.
     pub fn table(&self, share: fn(&CellAccuracy) -> Interval, title: &str) -> Vec<Vec<String>> {
         let mut rows = vec![[vec![title.to_string()], self.columns()].concat()];
         for model in &self.models {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_one_run_have_intervals_over_cases() {
+    fn intervals_of_one_run_are_over_cases() {
         let model = ModelAccuracy::new("m", vec![run(0, 200, 50)]);
         let cell = model.cells[0];
         assert_eq!((cell.answers.value, cell.cases.value), (0.5, 0.5));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_several_runs_have_intervals_over_seeds() {
+    fn intervals_of_several_runs_are_over_seeds() {
         let model =
             ModelAccuracy::new("m", vec![run(0, 320, 60), run(1, 360, 80), run(2, 400, 100)]);
         let cell = model.cells[0];
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_says_what_was_not_trained_on() {
+    fn report_marks_settings_beyond_training() {
         let report = AccuracyReport {
             task: "mqar".into(),
             difficulty: "pairs".into(),

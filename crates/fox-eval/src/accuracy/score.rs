@@ -32,7 +32,7 @@ pub struct CellScore {
 }
 
 impl CellScore {
-    /// Nothing yet.
+    /// No cases yet.
     pub fn new(setting: &Setting) -> Self {
         let Setting { length, difficulty } = *setting;
         CellScore { length, difficulty, ..CellScore::default() }
@@ -47,10 +47,10 @@ impl CellScore {
     }
 }
 
-/// Whoever answers: says the most likely token at every answer of every case, in order.
+/// A function that returns the most likely token at every answer of every case, in order.
 pub type Reading<'a> = dyn FnMut(&[Case]) -> Result<Vec<Vec<u32>>> + 'a;
 
-/// Scores a reader on `cases` cases of each setting. `progress` is told the cases done.
+/// Scores a reader on `cases` cases of each setting. `progress` receives the number of finished cases.
 ///
 /// # Errors
 /// Whatever the reader fails with, and a task that does not exist.
@@ -84,7 +84,7 @@ pub fn score_task(
     Ok(scores)
 }
 
-/// Which answers of a case are those that were said; an answer that is missing is wrong.
+/// Compares the predicted answers of a case with the right ones; a missing answer is wrong.
 pub fn answers_right(case: &Case, said: &[u32]) -> Vec<bool> {
     let wanted = case.tokens.iter().zip(&case.answers).filter(|(_, answer)| **answer);
     wanted.enumerate().map(|(i, (token, _))| said.get(i) == Some(token)).collect()
@@ -94,7 +94,7 @@ impl Subject<'_> {
     /// The most likely token at every answer of cases of equal length, given the tokens before it.
     ///
     /// # Errors
-    /// A model that computes something else than numbers, and whatever computing can fail with.
+    /// A model whose output is NaN or infinite, and whatever computing can fail with.
     pub fn answers(&self, cases: &[Case], options: &ForwardOptions) -> Result<Vec<Vec<u32>>> {
         let Some(length) = cases.first().map(|case| case.tokens.len()) else { return Ok(vec![]) };
         let mut inputs = Vec::with_capacity(cases.len() * length);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_always_right_scores_all() {
+    fn perfect_reader_scores_one() {
         for config in [config("mqar", 64, (40, 8.0)), config("flip-flop", 6, (64, 0.5))] {
             let mut all = |cases: &[Case]| Ok(cases.iter().map(|c| knowing(c, 99)).collect());
             let score = score_task(&config, &config.test, 40, &mut all, |_| ()).unwrap()[0];
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_answer_alone_makes_no_case_right() {
+    fn case_needs_all_answers_right() {
         let config = config("mqar", 64, (40, 8.0));
         let mut first = |cases: &[Case]| Ok(cases.iter().map(|c| knowing(c, 1)).collect());
         let score = score_task(&config, &config.test, 40, &mut first, |_| ()).unwrap()[0];
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_missing_is_wrong() {
+    fn missing_answer_is_wrong() {
         let case = Case { tokens: vec![1, 2, 3], answers: vec![false, true, true] };
         assert_eq!(answers_right(&case, &[2]), [true, false]);
         assert_eq!(answers_right(&case, &[3, 2]), [false, false]);

@@ -1,4 +1,4 @@
-//! What a head looks at: rows of the attention map, averaged into a picture, and their entropy.
+//! Attention maps of a head, averaged into an image, and the entropy of their rows.
 
 use fox_plot::MatrixImage;
 use fox_tensor::AttentionWeights;
@@ -22,11 +22,11 @@ pub(super) struct HeadData {
     pub weights: AttentionWeights,
 }
 
-/// What was seen of a head.
+/// Measured attention of a head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSample {
-    /// Shares of attention: block of queries (rows) by block of keys, each row of pixels adding up to 1,
-    /// or less where a part of the stick is left.
+    /// Attention mass: block of queries (rows) by block of keys, each row of pixels adding up to 1,
+    /// or less where stick-breaking leaves a remainder.
     pub map: MatrixImage,
     /// Mean entropy of the sampled rows, in nats.
     pub entropy: f64,
@@ -34,11 +34,11 @@ pub struct AttentionSample {
     pub evenness: f64,
     /// Mean distance in tokens between a query and what it attends to.
     pub distance: f64,
-    /// Rows looked at.
+    /// Sampled rows.
     pub rows: usize,
 }
 
-/// Looks at up to `per_block` queries of each of at most `pixels` blocks of queries, of the last `last`
+/// Samples up to `per_block` queries of each of at most `pixels` blocks of queries, of the last `last`
 /// tokens.
 ///
 /// Every sampled row is exact, over all its keys; its weights are summed over blocks of keys. The map leaves
@@ -130,7 +130,7 @@ fn row_weights(head: &HeadData, i: usize, weights: &mut Vec<f32>) -> usize {
     first
 }
 
-/// Scores to weights: each key, the newest first, takes its share of what is left.
+/// Stick-breaking weights: each key, newest first, takes a fraction of the remainder.
 fn break_stick(weights: &mut [f32]) {
     let mut left = 1.0f64;
     for w in weights.iter_mut().rev() {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stick_goes_to_the_newest_keys() {
+    fn stick_breaking_favors_newest_keys() {
         let stick = HeadData { weights: AttentionWeights::StickBreaking, ..head(5, -1.0) };
         let seen = sample(&stick, usize::MAX, 5, 1);
         for i in 0..5 {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_up_is_a_corner_of_the_whole() {
+    fn close_up_matches_full_map() {
         let head = head(40, -0.3);
         let (whole, corner) = (sample(&head, 40, 40, 1).map, sample(&head, 6, 40, 1).map);
         assert_eq!((corner.rows, corner.cols), (6, 6));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_finds_the_key_that_matches() {
+    fn query_attends_to_matching_key() {
         let mut data = head(4, 0.0);
         data.k[2..4].copy_from_slice(&[9.0, 0.0]);
         data.q[6..8].copy_from_slice(&[9.0, 0.0]);

@@ -1,4 +1,4 @@
-//! What the forget gates do: decay over distance, half-lives, and the matrix F.
+//! Forget gates: decay over distance, half-lives, and the forget matrix F.
 //!
 //! `F[i, j] = exp(c_i - c_j) = f_{j+1} ... f_i` for `j <= i`: the factor that a head puts on what it read
 //! at `j` when it writes at `i`, before anything is compared.
@@ -35,7 +35,7 @@ impl Reach {
         }
     }
 
-    /// A word for it.
+    /// Name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Reach::Local => "local",
@@ -57,10 +57,10 @@ pub struct HalfLife {
     /// 90% quantile.
     #[serde(deserialize_with = "or_forever")]
     pub high: f64,
-    /// Share of positions whose weight had not halved when the text ended; they count as lasting as
+    /// Fraction of positions whose weight had not halved when the text ended; they count as lasting as
     /// long as the average gate would make them last, and at least to the end.
     pub unfinished: f64,
-    /// The median put into words.
+    /// Class of the median: local, medium or global.
     pub reach: Reach,
 }
 
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_constant_gate_has_the_half_life_of_its_name() {
+    fn half_life_of_a_constant_gate() {
         // f = 1/2: after one token half is left. f = 2^(-1/8): after eight.
         for (steps, want) in [(1.0, 1.0), (8.0, 8.0)] {
             let gate = (-std::f64::consts::LN_2 / steps) as f32 * 1.0001;
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_forget_matrix_equals_its_definition() {
+    fn forget_matrix_matches_definition() {
         let gates: Vec<f32> = (0..37).map(|t| -0.01 * (t * t % 11) as f32).collect();
         let c = cumulative(gates.iter().copied());
         let exact = forget_matrix(&c, 100);

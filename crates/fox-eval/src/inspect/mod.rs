@@ -1,4 +1,4 @@
-//! What a model forgets and what it looks at, on a given text.
+//! Inspects forget gates, attention and pruning of a model on a given text.
 //!
 //! Two forward passes: the first sees only the gates and the pruned blocks of every head and decides
 //! which heads are worth a picture; the second looks at queries and keys, one layer at a time. Pictures
@@ -21,7 +21,7 @@ use crate::subject::Subject;
 use crate::{Error, Result};
 use observe::Chosen;
 
-/// What to look at.
+/// Options of an inspection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InspectOptions {
     /// Layer and head of the pictures; chosen by half-life when empty.
@@ -45,7 +45,7 @@ impl Default for InspectOptions {
     }
 }
 
-/// What is known about one head.
+/// Measurements of one head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeadSummary {
     /// Its layer, from 0.
@@ -58,7 +58,7 @@ pub struct HeadSummary {
     pub mean_gate: Option<f64>,
     /// Mean entropy of attention in nats, over sampled queries.
     pub entropy: f64,
-    /// Entropy as a share of the largest possible.
+    /// Entropy as a fraction of the largest possible.
     pub evenness: f64,
     /// Mean distance in tokens of what it attends to.
     pub distance: f64,
@@ -74,7 +74,7 @@ impl HeadSummary {
         format!("L{} H{}", self.layer, self.head)
     }
 
-    /// Share of the attention blocks that pruning skips.
+    /// Fraction of the attention blocks that pruning skips.
     pub fn pruned(&self) -> f64 {
         1.0 - self.blocks_visited as f64 / self.blocks.max(1) as f64
     }
@@ -120,7 +120,7 @@ pub struct TokenGate {
     pub mean_gate: f64,
 }
 
-/// Everything that was seen.
+/// Results of an inspection.
 #[derive(Clone, Debug)]
 pub struct Inspection {
     /// Name of the model.
@@ -139,7 +139,7 @@ pub struct Inspection {
     pub log_pruning_tolerance: f32,
 }
 
-/// Looks at a model while it reads `tokens`; the start marker should be their first.
+/// Inspects a model on `tokens`; the first one should be the start marker.
 ///
 /// # Errors
 /// An empty text, ids that the model does not know, heads that it does not have, a model without
@@ -157,7 +157,7 @@ pub fn inspect(
     let tolerance = options.log_pruning_tolerance;
     if tolerance.is_nan() || tolerance >= 0.0 {
         return Err(Error::Argument(format!(
-            "a pruning tolerance is the natural log of a share, so negative; not {tolerance}"
+            "a pruning tolerance is the natural log of a fraction, so negative; not {tolerance}"
         )));
     }
     let pruning = Pruning::Tolerance(tolerance);

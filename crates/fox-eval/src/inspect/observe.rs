@@ -1,4 +1,4 @@
-//! Watching a forward pass.
+//! Observers of a forward pass.
 
 use std::cell::RefCell;
 
@@ -21,7 +21,7 @@ const FEW: usize = 64;
 /// Nats of decay that are little over a whole text, and much at one token.
 const LITTLE: f64 = 5.0;
 
-/// What the first pass keeps of a layer; no heads where it is no attention.
+/// Gates and pruned tiles of a layer; no heads for layers without attention.
 #[derive(Default)]
 pub(super) struct LayerGates {
     pub heads: usize,
@@ -52,7 +52,7 @@ impl LayerGates {
         self.cumulative(head).map(|c| half_life(&c))
     }
 
-    /// The share of a head's forgetting that happens at a few tokens, one in [`FEW`]; 0 for heads that forget less than
+    /// The fraction of a head's forgetting that happens at a few tokens, one in [`FEW`]; 0 for heads that forget less than
     /// [`LITTLE`] nats in all of the text.
     pub fn suddenness(&self, head: usize) -> f64 {
         // A gate may be closed for good; one such token must not count for all others.
@@ -89,7 +89,7 @@ impl LayerGates {
     }
 }
 
-/// Collects one thing per layer; the default for layers without attention.
+/// Collects one value per layer; the default for layers without attention.
 struct Collector<F, T> {
     look: F,
     seen: RefCell<Vec<T>>,
@@ -144,7 +144,7 @@ pub(super) fn gates(
     Ok(layers)
 }
 
-/// What the second pass keeps.
+/// Attention samples of the second pass.
 pub(super) struct Samples {
     /// Per layer and head, a coarse sample without its map.
     pub summaries: Vec<Vec<AttentionSample>>,
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_that_forgets_at_once_is_more_telling_than_one_that_always_does() {
+    fn abrupt_forgetting_ranks_above_steady_decay() {
         // 256 tokens; the heads: closed at two tokens, decaying evenly, remembering all.
         let gates = (0..256).flat_map(|t| [if t % 128 == 5 { -30.0 } else { -1e-4 }, -0.1, -1e-4]);
         let layer = LayerGates { heads: 3, log_gates: gates.collect(), ..LayerGates::default() };

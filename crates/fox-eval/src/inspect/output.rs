@@ -43,7 +43,7 @@ impl Inspection {
         })
     }
 
-    /// Share of all attention blocks that pruning skips.
+    /// Fraction of all attention blocks that pruning skips.
     pub fn pruned(&self) -> f64 {
         let sum = |pick: fn(&HeadSummary) -> i64| self.heads.iter().map(pick).sum::<i64>() as f64;
         1.0 - sum(|h| h.blocks_visited) / sum(|h| h.blocks).max(1.0)
@@ -147,7 +147,7 @@ impl Inspection {
                     .push(forget.fragment(&image(format!("{name}: forget matrix F"), (0.0, 1.0))));
             }
             let map = log_shares(&picture.attention.map);
-            let title = format!("{name}: attention map A, log10 of the share");
+            let title = format!("{name}: attention map A, log10 of the weight");
             charts.push(map.fragment(&image(title, (-3.0, 0.0))));
             let Some(close_up) = &picture.close_up else { continue };
             let last = close_up.last;
@@ -254,7 +254,7 @@ pub fn half_life_chart(heads: &[HeadSummary]) -> Option<DotPlot> {
     })
 }
 
-/// Shares on a logarithmic scale; zeros stay at the bottom.
+/// Weights on a logarithmic scale; zeros map to the lower end.
 fn log_shares(map: &MatrixImage) -> MatrixImage {
     let log = |v: &f64| if v.is_nan() { f64::NAN } else { v.max(1e-9).log10() };
     MatrixImage { values: map.values.iter().map(log).collect(), ..map.clone() }

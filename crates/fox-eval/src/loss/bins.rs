@@ -42,7 +42,7 @@ impl Bins {
         self.edges[bin]..self.edges[bin + 1]
     }
 
-    /// The place that stands for a bin on an axis, with positions counted from 1: the geometric middle.
+    /// The coordinate of a bin on an axis, with positions counted from 1: the geometric middle.
     pub fn center(&self, bin: usize) -> f64 {
         let range = self.range(bin);
         ((range.start + 1) as f64 * range.end as f64).sqrt()
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bins_cover_every_position_once_and_powers_of_two_are_edges() {
+    fn bins_partition_positions_at_powers_of_two() {
         for length in [1, 2, 3, 70, 512, 1000, 65536] {
             let bins = Bins::new(length);
             let covered: Vec<usize> = (0..bins.len()).flat_map(|b| bins.range(b)).collect();

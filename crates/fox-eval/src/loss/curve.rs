@@ -1,4 +1,4 @@
-//! What the sums say: the smoothed curve, its slope, and perplexities, each with an interval.
+//! Statistics of the sums: the smoothed curve, its slope, and perplexities, each with an interval.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,10 +37,11 @@ pub struct Perplexity {
 pub struct LossCurve {
     /// Name of the model.
     pub model: String,
-    /// Tokens of a piece.
+    /// Tokens of a chunk.
     pub length: usize,
-    /// Pieces evaluated.
-    pub pieces: u64,
+    /// Chunks evaluated.
+    #[serde(rename = "pieces")]
+    pub chunks: u64,
     /// Documents they are from.
     pub documents: u64,
     /// Documents too short to be evaluated.
@@ -89,7 +90,7 @@ impl LossCurve {
         LossCurve {
             model: model.to_string(),
             length: sums.length(),
-            pieces: sums.pieces,
+            chunks: sums.chunks,
             documents: sums.documents,
             skipped: sums.skipped,
             training_length,
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slope_of_a_logarithmic_curve_is_its_factor() {
+    fn slope_of_a_logarithmic_curve() {
         let curve = LossCurve::new("m", &logarithmic(4096, 3), Some(1024));
         for point in &curve.smooth {
             assert!((point.slope.value + 0.25).abs() < 1e-5, "{point:?}");
@@ -177,7 +178,7 @@ mod tests {
 
     /// Flat up to the training length, `-0.5 ln i` behind it.
     #[test]
-    fn the_slope_beyond_training_starts_at_the_training_length() {
+    fn slope_beyond_training_ignores_earlier_bins() {
         let bins = Bins::new(1024);
         let mut losses = vec![4.0_f32; 1024];
         for bin in bins.before(256).unwrap()..bins.len() {
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn perplexity_is_exp_of_the_mean_of_the_first_tokens() {
+    fn perplexity_is_exp_of_prefix_mean() {
         let bins = Bins::new(1024);
         let mut sums = LossSums::new(1024);
         let mut losses = vec![1.0_f32; 1024];

@@ -3,8 +3,8 @@
 //! A model that uses long context has a per-token loss L(i) that keeps falling with the position i. The
 //! slope dL/d(ln i) shows this; a perplexity, which averages over positions, does not.
 //!
-//! The first pieces of all documents are read, then their second pieces ([`fox_data::DocumentChunks`]), as in the evaluations
-//! during training: the same number of pieces of the same length gives the same loss. Only sums are kept
+//! The first chunks of all documents are read, then their second chunks ([`fox_data::DocumentChunks`]), as in the evaluations
+//! during training: the same number of chunks of the same length gives the same loss. Only sums are kept
 //! ([`LossSums`]), so memory does not depend on the number of documents. The logits of a document are never held at once: the output projection
 //! and the cross-entropy are one op that works in blocks.
 
@@ -36,15 +36,15 @@ const BATCH_TOKENS: usize = 4096;
 /// What to evaluate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossOptions {
-    /// Tokens of a piece; shorter documents are passed over.
+    /// Tokens of a chunk; shorter documents are passed over.
     pub length: usize,
-    /// How many pieces, at most: of as many documents, and further ones of the same where there are fewer.
+    /// How many chunks, at most: of as many documents, and further ones of the same where there are fewer.
     pub documents: u64,
     /// Which attention blocks may be skipped.
     pub pruning: Pruning,
 }
 
-/// [`evaluate_loss_in`] a process without others.
+/// [`evaluate_loss_in`] a single process.
 pub fn evaluate_loss(
     subject: &Subject<'_>,
     data: &dyn Dataset,
@@ -55,12 +55,12 @@ pub fn evaluate_loss(
     evaluate_loss_in(&Group::alone(), subject, data, options, state, progress)
 }
 
-/// Sums the losses of the first pieces of documents that are long enough. Several processes that call this with the same
-/// model and data share the pieces; each gets the sums of all, with the bits of one process.
+/// Sums the losses of the first chunks of documents that are long enough. Several processes that call this with the same
+/// model and data share the chunks; each gets the sums of all, with the bits of one process.
 ///
-/// With a state file the sums are kept there: an evaluation that was stopped goes on, and one that is
-/// asked for more documents adds only those; the first process alone reads and writes it. `progress` is told the pieces done. The bootstrap's unit is the document;
-/// with a single one it is the piece.
+/// With a state file the sums are kept there: a stopped evaluation resumes, and one that is
+/// asked for more documents adds only those; the first process alone reads and writes it. `progress` receives the number of finished chunks. The bootstrap's unit is the document;
+/// with a single one it is the chunk.
 ///
 /// # Errors
 /// No document of this length, a model with a smaller vocabulary than the data, another model or other data in another
@@ -97,17 +97,17 @@ pub fn evaluate_loss_in(
     let mut file = StateFile::open(state.filter(|_| group.is_first()), evaluation, length)?;
     let bins = Bins::new(length);
     let mut sums = first_sums(group, file.take_sums())?;
-    let mut pieces = DocumentChunks::new(data.lengths(), length);
-    let single = pieces.clone().nth(1).is_none_or(|second| second.start > 0);
-    for _ in 0..sums.pieces {
-        pieces.next();
+    let mut chunks = DocumentChunks::new(data.lengths(), length);
+    let single = chunks.clone().nth(1).is_none_or(|second| second.start > 0);
+    for _ in 0..sums.chunks {
+        chunks.next();
     }
     let batch = (BATCH_TOKENS / length).max(1) as u64;
-    while sums.pieces < documents {
+    while sums.chunks < documents {
         // A batch for each process.
-        let wanted = (batch * group.size() as u64).min(documents - sums.pieces);
-        let read: Vec<DocumentChunk> = pieces.by_ref().take(wanted as usize).collect();
-        sums.skipped = pieces.too_short();
+        let wanted = (batch * group.size() as u64).min(documents - sums.chunks);
+        let read: Vec<DocumentChunk> = chunks.by_ref().take(wanted as usize).collect();
+        sums.skipped = chunks.too_short();
         if read.is_empty() {
             break;
         }
@@ -119,14 +119,14 @@ pub fn evaluate_loss_in(
             None => Vec::new(),
         };
         let losses = group.all_values(&own)?;
-        for (piece, losses) in read.iter().zip(losses.chunks(length)) {
+        for (chunk, losses) in read.iter().zip(losses.chunks(length)) {
             subject.check_finite(losses, |at| format!("a loss at position {}", at + 1))?;
-            sums.documents = sums.documents.max(piece.ordinal + 1);
-            let unit = if single { sums.pieces } else { piece.ordinal };
+            sums.documents = sums.documents.max(chunk.ordinal + 1);
+            let unit = if single { sums.chunks } else { chunk.ordinal };
             sums.add(unit, losses, &bins);
         }
         file.save_now_and_then(&sums)?;
-        progress(sums.pieces);
+        progress(sums.chunks);
     }
     file.save(&sums)?;
     Ok(sums)
@@ -148,11 +148,11 @@ fn first_sums(group: &Group, own: LossSums) -> Result<LossSums> {
     serde_json::from_slice(&group.broadcast(0, &text)?).map_err(wrong)
 }
 
-/// The tokens of pieces, end to end.
-fn tokens_of(data: &dyn Dataset, pieces: &[DocumentChunk], length: usize) -> Result<Vec<u32>> {
-    let mut tokens = vec![0; pieces.len() * length];
-    for (piece, out) in pieces.iter().zip(tokens.chunks_mut(length)) {
-        data.read(piece.document, piece.start, out)?;
+/// The tokens of chunks, end to end.
+fn tokens_of(data: &dyn Dataset, chunks: &[DocumentChunk], length: usize) -> Result<Vec<u32>> {
+    let mut tokens = vec![0; chunks.len() * length];
+    for (chunk, out) in chunks.iter().zip(tokens.chunks_mut(length)) {
+        data.read(chunk.document, chunk.start, out)?;
     }
     Ok(tokens)
 }

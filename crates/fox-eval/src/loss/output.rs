@@ -19,7 +19,7 @@ const DRAWN_POINTS: usize = 600;
 pub struct LossReport {
     /// Which data.
     pub data: String,
-    /// Whether the models were trained on them, so that these are no held-out losses.
+    /// Whether the models were trained on them, so that these are not held-out losses.
     #[serde(default)]
     pub trained_on: bool,
     /// One curve per model.
@@ -30,7 +30,7 @@ impl LossReport {
     /// What the mean losses are called: a figure of this name is the same wherever it stands.
     pub fn mean_name(&self) -> String {
         let kind = if self.trained_on { "training" } else { "held-out" };
-        let of = |curve: &LossCurve| format!(" ({} x {} tokens)", curve.pieces, curve.length);
+        let of = |curve: &LossCurve| format!(" ({} x {} tokens)", curve.chunks, curve.length);
         format!("{kind} loss{}", self.curves.first().map_or_else(String::new, of))
     }
 
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn all_files_are_written_and_say_the_same() {
+    fn written_files_agree() {
         let folder = tempfile::tempdir().unwrap();
         let report = LossReport {
             data: "d".into(),

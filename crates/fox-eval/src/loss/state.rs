@@ -1,4 +1,4 @@
-//! The file that lets an evaluation go on where it was stopped.
+//! State file from which a stopped evaluation resumes.
 
 use std::fs;
 use std::path::{Path, PathBuf};

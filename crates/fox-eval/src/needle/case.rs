@@ -42,7 +42,7 @@ pub trait Cases {
     /// Tokens an answer may take.
     fn answer_tokens(&self) -> usize;
 
-    /// Share of right answers of a model that knows nothing but the form of an answer.
+    /// Fraction of right answers of a model that knows nothing but the form of an answer.
     fn chance(&self) -> f64;
 }
 
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_case_of_the_synthetic_corpus_asks_for_the_only_fact_of_its_chapter() {
+    fn synthetic_case_asks_for_the_current_fact() {
         let cases = SyntheticCases { config: SyntheticConfig::default() };
         for index in 0..20 {
             let case = cases.case(300, 0.5, index).unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_needle_in_words_lies_behind_a_sentence_at_its_depth() {
+    fn text_needle_follows_a_sentence_at_its_depth() {
         let tokenizer = Tokenizer::from_name("bytes").unwrap();
         let text = "The sun rose. ".repeat(400);
         let needle = Needle::default();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_haystack_that_is_too_small_is_said() {
+    fn rejects_haystack_that_is_too_small() {
         let tokenizer = Tokenizer::from_name("bytes").unwrap();
         let needle = Needle::default();
         let error = TextCases::new("", &needle, Mode::Easy, &tokenizer).err().unwrap().to_string();

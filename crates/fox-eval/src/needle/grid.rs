@@ -53,13 +53,13 @@ pub struct Cell {
     pub length: usize,
     /// Where the needle lies.
     pub depth: f64,
-    /// Share of greedy answers that contain what was expected.
+    /// Fraction of greedy answers that contain what was expected.
     pub accuracy: f64,
     /// Its standard error.
     pub accuracy_error: f64,
     /// Mean log-probability of the right answer per token.
     pub log_prob: f64,
-    /// Share of cases in which the right answer is more likely than every wrong one.
+    /// Fraction of cases in which the right answer is more likely than every wrong one.
     pub preferred: Option<f64>,
     /// Mean of the log-probability of the right answer less that of the best wrong one.
     pub margin: Option<f64>,
@@ -75,7 +75,7 @@ pub struct NeedleMap {
 }
 
 /// Asks every case of the grid. With a file, scores are kept there line by line and not asked again.
-/// `progress` is told the cases done.
+/// `progress` receives the number of finished cases.
 pub fn run_needle(
     model: &str,
     reader: &mut dyn Reader,
@@ -148,7 +148,7 @@ impl NeedleMap {
         found.iter().sum::<f64>() / found.len() as f64
     }
 
-    /// The share of needles found, as a heat map of lengths (across) and depths (down).
+    /// The fraction of needles found, as a heat map of lengths (across) and depths (down).
     pub fn accuracy_chart(&self, grid: &Grid, training_length: Option<usize>) -> HeatMap {
         self.chart(
             grid,
@@ -218,7 +218,7 @@ fn trim(ratio: f64) -> String {
 pub struct NeedleReport {
     /// What was asked.
     pub cases: String,
-    /// Share of right answers by guessing.
+    /// Fraction of right answers by guessing.
     pub chance: f64,
     /// The cells.
     pub grid: Grid,
@@ -277,18 +277,18 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_by_hand() {
+    fn cell_statistics_by_hand() {
         let scores = [scored(true, 1.0), scored(true, 2.0), scored(false, -1.0), scored(true, 2.0)];
         let cell = Cell::new(64, 0.5, &scores);
         assert_eq!((cell.accuracy, cell.preferred, cell.margin), (0.75, Some(0.75), Some(1.0)));
         // sqrt(p (1 - p) / (n - 1))
         assert!((cell.accuracy_error - 0.25).abs() < 1e-12);
-        // What is as likely as a wrong answer is not preferred.
+        // A tie with a wrong answer does not count as preferred.
         assert_eq!(Cell::new(64, 0.5, &[scored(true, 0.0)]).preferred, Some(0.0));
     }
 
     #[test]
-    fn maps_are_laid_out_with_lengths_across_and_depths_down() {
+    fn map_layout_is_depths_by_lengths() {
         let grid = Grid { lengths: vec![64, 128], depths: vec![0.0, 1.0], cases: 1 };
         let cell = |length, depth, found| Cell::new(length, depth, &[scored(found, 1.0)]);
         let cells = vec![
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_grids_are_said() {
+    fn rejects_invalid_grids() {
         let grid = |depths: Vec<f64>| Grid { lengths: vec![64], depths, cases: 1 };
         assert!(grid(vec![]).check().is_err());
         // As many as there are numbers are too many to be asked, but not none.

@@ -1,4 +1,4 @@
-//! Scores on file, one line each, so that a stopped test goes on.
+//! Score file, one line per case, from which a stopped test resumes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -58,7 +58,7 @@ impl ScoreLog {
         } else if text.ends_with('\n') {
             String::new()
         } else {
-            // The last line was cut when the test was stopped; what follows starts a line of its own.
+            // A killed test may leave a partial last line: the next record starts a new line.
             "\n".into()
         };
         file.write_all(start.as_bytes()).map_err(Error::io("write", path))?;
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scores_survive_a_cut_line_and_belong_to_one_test() {
+    fn partial_lines_and_foreign_scores_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("needle.jsonl");
         let score = Score { found: true, log_prob: -0.1, margin: None };

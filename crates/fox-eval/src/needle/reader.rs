@@ -1,11 +1,11 @@
-//! Who answers: a model, or anything else that can continue a text.
+//! Readers: a model, or any other function that continues a text.
 
 use fox_model::{Cache, ForwardOptions, Pruning};
 
 use crate::subject::Subject;
 use crate::{Error, Result};
 
-/// What a reader says after a prompt.
+/// Output of a reader for a prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
     /// The greedy continuation.
@@ -66,7 +66,7 @@ impl Reader for ModelReader<'_> {
         let first = self.step(prompt, &mut cache)?;
         let mut log_probs = Vec::with_capacity(continuations.len());
         for continuation in continuations {
-            // A single token needs no step of its own: the prompt's last logits judge it.
+            // A single token is scored by the logits of the prompt's last position.
             let mut branch = (continuation.len() > 1).then(|| cache.clone());
             let (mut total, mut next) = (0.0, first.clone());
             for (i, id) in continuation.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What an answer is worth.
+//! Scores of needle answers.
 
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
     use crate::needle::Reading;
 
-    /// Says the same whatever it reads.
+    /// Returns the same answer for every prompt.
     struct Fixed(Reading);
 
     impl Reader for Fixed {
@@ -84,7 +84,7 @@ mod tests {
 
     /// Answers of which only a part is right.
     #[test]
-    fn a_needle_is_found_as_a_whole_or_not_at_all() {
+    fn needle_needs_the_full_answer() {
         let right = Reading { greedy: vec![7, 8], log_probs: vec![-1.0, -2.0, -2.0] };
         for greedy in [vec![7, 1], vec![7], vec![1, 8], vec![8, 7], vec![]] {
             let mut reader = Fixed(Reading { greedy: greedy.clone(), ..right.clone() });

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_task_file_is_good_and_has_its_name() {
+    fn builtin_task_files_are_valid() {
         for name in names() {
             let spec = find(name, None).unwrap();
             assert_eq!(spec.name, name);

@@ -33,7 +33,7 @@ impl Encoder<'_> {
     /// loses its start.
     ///
     /// # Errors
-    /// A continuation without ids of its own, or with more than the model is given.
+    /// A continuation that adds no tokens to the context, or with more than the model is given.
     pub fn pair(&self, context: &str, continuation: &str) -> Result<Request> {
         let trimmed = context.trim_end();
         let text = format!("{context}{continuation}");
@@ -43,7 +43,7 @@ impl Encoder<'_> {
         let continuation = whole.get(alone.len()..).unwrap_or_default().to_vec();
         if continuation.is_empty() {
             return Err(Error::Argument(format!(
-                "the continuation {:?} has no tokens of its own",
+                "the continuation {:?} adds no tokens to the context",
                 &text[trimmed.len()..]
             )));
         }
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn spaces_at_the_end_of_a_context_are_judged() {
+    fn trailing_spaces_belong_to_the_continuation() {
         let tokenizer = Tokenizer::from_name("bytes").unwrap();
         let request = encoder(&tokenizer, false, 99).pair("a b \n", "c").unwrap();
         assert_eq!(request, Request { context: ids("a b"), continuation: ids(" \nc") });
@@ -139,11 +139,11 @@ mod tests {
             assert_eq!(request.continuation, ids(&format!("{context}c")));
         }
         let said = encoder(&tokenizer, false, 9).pair("a", "").unwrap_err().to_string();
-        assert!(said.contains("no tokens of its own"), "{said}");
+        assert!(said.contains("adds no tokens to the context"), "{said}");
     }
 
     #[test]
-    fn merges_across_the_border_are_split_as_the_harness_does() {
+    fn merges_across_the_boundary_match_the_harness() {
         let tokenizer = Tokenizer::from_name("gpt2").unwrap();
         let request = encoder(&tokenizer, false, 99).pair("Question: x\nAnswer:", " yes").unwrap();
         assert_eq!(request.context, tokenizer.encode("Question: x\nAnswer:").unwrap());
@@ -162,7 +162,7 @@ mod tests {
 
     /// The example in the documentation of the harness's `loglikelihood_rolling`.
     #[test]
-    fn windows_judge_every_token_once_with_as_much_context_as_fits() {
+    fn rolling_windows_score_every_token_once() {
         let tokenizer = Tokenizer::from_name("bytes").unwrap();
         let windows = encoder(&tokenizer, false, 4).rolling("0123456789").unwrap();
         let expected = [(vec![255], "0123"), (ids("3"), "4567"), (ids("567"), "89")];

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_filters_and_values_are_said() {
+    fn rejects_unknown_filters_and_values() {
         assert!(Filter::parse("upper").unwrap_err().contains("there are strip"));
         assert!(Filter::parse("before").is_err() && Filter::parse("map:x").is_err());
         assert!(Filter::parse("before:_").unwrap().apply("none").unwrap_err().contains("\"_\""));

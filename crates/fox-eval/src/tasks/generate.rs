@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn barred_ids_are_not_said() {
+    fn barred_ids_are_not_generated() {
         let logits = [1.0, 5.0, 3.0, 5.0];
         assert_eq!(most_likely(&logits, &[]), 1);
         assert_eq!(most_likely(&logits, &[1]), 3);

@@ -105,7 +105,7 @@ fn texts(
     texts.into_iter().map(clean).collect()
 }
 
-/// Pieces between runs of white space, as lm-evaluation-harness counts words: an empty piece at either end
+/// Substrings between runs of white space, as lm-evaluation-harness counts words: an empty one at either end
 /// counts too.
 fn word_count(text: &str) -> usize {
     let mut in_space = false;
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_row_is_said() {
+    fn invalid_rows_are_reported() {
         let said = |task: &str, row: Value| {
             let row = row.as_object().unwrap().clone();
             item(&find(task, None).unwrap(), &row, 7).unwrap_err().to_string()

@@ -27,16 +27,16 @@ pub struct Request {
     pub continuation: Vec<u32>,
 }
 
-/// What a model thinks of a continuation.
+/// Likelihood of a continuation under a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Likelihood {
     /// Natural log of its probability.
     pub log_prob: f64,
-    /// Whether greedy decoding would say it.
+    /// Whether greedy decoding would generate it.
     pub is_greedy: bool,
 }
 
-/// Judges all requests, in their order. `progress` is told how many are done.
+/// Judges all requests, in their order. `progress` receives the number of finished requests.
 ///
 /// # Errors
 /// An empty context or continuation, ids that the model does not know, logits that are not finite numbers, and

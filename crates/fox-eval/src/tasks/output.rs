@@ -106,8 +106,8 @@ impl TaskReport {
         TaskReport { results: self.results.iter().filter(|r| wanted(&r.task)).cloned().collect() }
     }
 
-    /// A row per model and a column per task and metric, shares in percent, each with its standard error. The
-    /// last column is the mean of one share per task: of `acc_norm` where there is one, as in the paper.
+    /// A row per model and a column per task and metric, fractions in percent, each with its standard error. The
+    /// last column is the mean of one fraction per task: of `acc_norm` where there is one, as in the paper.
     pub fn table(&self) -> Vec<Vec<String>> {
         let mut columns: Vec<(&str, Metric)> = Vec::new();
         for result in &self.results {
@@ -133,7 +133,7 @@ impl TaskReport {
         rows
     }
 
-    /// Mean of one share per task.
+    /// Mean of one fraction per task.
     pub fn mean_share(&self, model: &str) -> Option<f64> {
         let of = |r: &TaskResult| {
             let norm = r.figure(Metric::AccNorm);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn files_say_the_same() {
+    fn written_files_agree() {
         let folder = tempfile::tempdir().unwrap();
         let files = report().write(folder.path()).unwrap();
         let csv = std::fs::read_to_string(&files[1]).unwrap();

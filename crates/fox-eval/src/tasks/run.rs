@@ -48,7 +48,7 @@ impl TaskResult {
 }
 
 /// Asks a model about all rows. Besides the result there is one sample per row: what was found, in JSON.
-/// `progress` is told the share done, 0 to 1.
+/// `progress` receives the finished fraction, 0 to 1.
 ///
 /// # Errors
 /// Rows without the columns of the task, a model with a smaller vocabulary than the tokenizer, and whatever
@@ -80,7 +80,7 @@ pub fn run_task(
                 |item: &Item| said(subject, &encoder, ask, item, options.truncation, &forward);
             let mut outcomes = Vec::with_capacity(items.len());
             for item in &items {
-                outcomes.push(Outcome { item, found: Found::Said(answer(item)?) });
+                outcomes.push(Outcome { item, response: Response::Text(answer(item)?) });
                 progress(outcomes.len() as f64 / items.len() as f64);
             }
             outcomes
@@ -96,17 +96,17 @@ pub fn run_task(
     Ok((result, outcomes.iter().map(Outcome::sample).collect()))
 }
 
-/// What was found about an item.
+/// An item and the response of the model.
 struct Outcome<'a> {
     item: &'a Item,
-    found: Found,
+    response: Response,
 }
 
-enum Found {
-    /// Of every continuation, or of every window.
+enum Response {
+    /// Likelihood of every continuation, or of every window.
     Likelihoods(Vec<Likelihood>),
-    /// The answer, cut as the task asks.
-    Said(String),
+    /// Generated answer, truncated at the stop texts of the task.
+    Text(String),
 }
 
 /// Judges the continuations of all items together, so that they can be batched by length.
@@ -144,7 +144,7 @@ fn likelihoods<'a>(
     let outcome = |(item, end): (&'a Item, usize)| {
         let part = found[start..end].to_vec();
         start = end;
-        Outcome { item, found: Found::Likelihoods(part) }
+        Outcome { item, response: Response::Likelihoods(part) }
     };
     Ok(items.iter().zip(ends).map(outcome).collect())
 }
@@ -182,17 +182,17 @@ fn said(
 
 impl Outcome<'_> {
     fn log_prob(&self) -> f64 {
-        match &self.found {
-            Found::Likelihoods(list) => list.iter().map(|l| l.log_prob).sum(),
-            Found::Said(_) => f64::NAN,
+        match &self.response {
+            Response::Likelihoods(list) => list.iter().map(|l| l.log_prob).sum(),
+            Response::Text(_) => f64::NAN,
         }
     }
 
     /// The value of a metric that is a mean over items.
     fn score(&self, metric: Metric) -> f64 {
         let yes = |right: bool| f64::from(u8::from(right));
-        match (self.item, &self.found) {
-            (Item::Choice { choices, right, .. }, Found::Likelihoods(list)) => {
+        match (self.item, &self.response) {
+            (Item::Choice { choices, right, .. }, Response::Likelihoods(list)) => {
                 let over = |length: &dyn Fn(&String) -> usize| {
                     let each = list.iter().zip(choices);
                     best(&each.map(|(l, c)| l.log_prob / length(c) as f64).collect::<Vec<_>>())
@@ -204,8 +204,8 @@ impl Outcome<'_> {
                     _ => yes(over(&|_| 1) == *right),
                 }
             }
-            (_, Found::Likelihoods(list)) => yes(list.iter().all(|l| l.is_greedy)),
-            (Item::Prompt { answers, classes, .. }, Found::Said(said)) => {
+            (_, Response::Likelihoods(list)) => yes(list.iter().all(|l| l.is_greedy)),
+            (Item::Prompt { answers, classes, .. }, Response::Text(said)) => {
                 let judge = |truth: &String| match metric {
                     Metric::F1 => f1(said, truth),
                     Metric::RougeL => rouge_l(said, truth),
@@ -215,25 +215,25 @@ impl Outcome<'_> {
                 };
                 answers.iter().map(judge).fold(0.0, f64::max)
             }
-            (_, Found::Said(_)) => f64::NAN,
+            (_, Response::Text(_)) => f64::NAN,
         }
     }
 
     fn sample(&self) -> Value {
-        match (self.item, &self.found) {
-            (Item::Choice { right, .. }, Found::Likelihoods(list)) => json!({
+        match (self.item, &self.response) {
+            (Item::Choice { right, .. }, Response::Likelihoods(list)) => json!({
                 "log_probs": list.iter().map(|l| l.log_prob).collect::<Vec<_>>(),
                 "greedy": list.iter().map(|l| l.is_greedy).collect::<Vec<_>>(),
                 "right": right,
             }),
-            (Item::Prompt { answers, .. }, Found::Said(said)) => {
+            (Item::Prompt { answers, .. }, Response::Text(said)) => {
                 json!({"said": said, "answers": answers})
             }
-            (_, Found::Likelihoods(list)) => json!({
+            (_, Response::Likelihoods(list)) => json!({
                 "log_prob": self.log_prob(),
                 "greedy": list.iter().all(|l| l.is_greedy),
             }),
-            (_, Found::Said(said)) => json!({ "said": said }),
+            (_, Response::Text(said)) => json!({ "said": said }),
         }
     }
 }

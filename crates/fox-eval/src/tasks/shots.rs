@@ -52,7 +52,7 @@ impl Item {
     }
 }
 
-/// A question with its right answer; a whole text is no question.
+/// A question with its right answer; a whole text has no answer.
 fn answered(item: &Item) -> Option<String> {
     match item {
         Item::Choice { pairs, right, .. } => {

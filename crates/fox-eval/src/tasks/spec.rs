@@ -186,7 +186,7 @@ impl TaskSpec {
         Ok(spec)
     }
 
-    /// Reads the text of a task file; without a name of its own the task is called `name`.
+    /// Reads the text of a task file; without a `name` the task is called `name`.
     pub fn parse(text: &str, name: &str) -> std::result::Result<Self, String> {
         let file: File = toml::from_str(text).map_err(|e| one_line(&e))?;
         let asks = [
@@ -207,7 +207,7 @@ impl TaskSpec {
         if let Some(wrong) = file.metrics.iter().find(|m| !allowed.contains(m)) {
             let names: Vec<&str> = allowed.iter().map(|m| m.name()).collect();
             return Err(format!(
-                "{} is no metric of {}; use {}",
+                "{} is not a metric of {}; use {}",
                 wrong.name(),
                 ask.kind(),
                 names.join(", ")
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_is_named_after_its_file() {
+    fn task_name_defaults_to_file_name() {
         let spec = TaskSpec::parse(GOOD, "t").unwrap();
         assert_eq!((spec.name.as_str(), spec.ask.kind(), spec.bos), ("t", "loglikelihood", false));
         let folder = tempfile::tempdir().unwrap();
@@ -292,13 +292,13 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_said_in_one_line() {
+    fn rejects_invalid_files_in_one_line() {
         for (text, expected) in [
             ("metrics = ['acc']", "exactly one"),
             (&format!("{GOOD}\n[rolling]\ntext = ''"), "exactly one"),
             (
                 &GOOD.replace("'acc'", "'f1'"),
-                "f1 is no metric of loglikelihood; use perplexity, acc",
+                "f1 is not a metric of loglikelihood; use perplexity, acc",
             ),
             (&GOOD.replace("'acc'", ""), "`metrics` is empty"),
             (&GOOD.replace("'acc'", "'bleu'"), "bleu"),

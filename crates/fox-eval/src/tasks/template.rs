@@ -16,11 +16,11 @@ use super::filters::Filter;
 #[serde(try_from = "String")]
 pub struct Template {
     source: String,
-    parts: Vec<Part>,
+    fragments: Vec<Fragment>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Part {
+enum Fragment {
     Text(String),
     Value(Expression),
 }
@@ -51,7 +51,7 @@ impl TryFrom<String> for Template {
     type Error = String;
 
     fn try_from(source: String) -> Result<Self, String> {
-        let mut parts = Vec::new();
+        let mut fragments = Vec::new();
         let mut text = String::new();
         let mut rest = source.as_str();
         while let Some(at) = rest.find(['{', '}']) {
@@ -68,24 +68,24 @@ impl TryFrom<String> for Template {
                 format!("a brace without its partner in {source:?}; {{{{ and }}}} are braces")
             })?;
             if !text.is_empty() {
-                parts.push(Part::Text(std::mem::take(&mut text)));
+                fragments.push(Fragment::Text(std::mem::take(&mut text)));
             }
-            parts.push(Part::Value(Expression::parse(&rest[..end])?));
+            fragments.push(Fragment::Value(Expression::parse(&rest[..end])?));
             rest = &rest[end + 1..];
         }
         text.push_str(rest);
         if !text.is_empty() {
-            parts.push(Part::Text(text));
+            fragments.push(Fragment::Text(text));
         }
-        Ok(Template { source, parts })
+        Ok(Template { source, fragments })
     }
 }
 
 impl Template {
     /// The value for a row.
     pub fn value(&self, row: &Record) -> Result<Value, NoValue> {
-        match &self.parts[..] {
-            [Part::Value(expression)] => expression.value(row),
+        match &self.fragments[..] {
+            [Fragment::Value(expression)] => expression.value(row),
             _ => self.text(row).map(Value::String),
         }
     }
@@ -93,10 +93,10 @@ impl Template {
     /// The value as text.
     pub fn text(&self, row: &Record) -> Result<String, NoValue> {
         let mut text = String::new();
-        for part in &self.parts {
+        for part in &self.fragments {
             match part {
-                Part::Text(part) => text.push_str(part),
-                Part::Value(expression) => text.push_str(&as_text(&expression.value(row)?)?),
+                Fragment::Text(part) => text.push_str(part),
+                Fragment::Value(expression) => text.push_str(&as_text(&expression.value(row)?)?),
             }
         }
         Ok(text)
@@ -132,8 +132,8 @@ fn as_text(value: &Value) -> Result<String, NoValue> {
 
 impl Expression {
     fn parse(text: &str) -> Result<Self, String> {
-        let mut parts = text.split('|');
-        let path = parts.next().unwrap_or_default().trim();
+        let mut fragments = text.split('|');
+        let path = fragments.next().unwrap_or_default().trim();
         let end = path.find(['.', '[']).unwrap_or(path.len());
         let (column, mut rest) = path.split_at(end);
         if column.is_empty() {
@@ -154,7 +154,7 @@ impl Expression {
                 rest = behind;
             }
         }
-        let filters = parts.map(Filter::parse).collect::<Result<_, _>>()?;
+        let filters = fragments.map(Filter::parse).collect::<Result<_, _>>()?;
         Ok(Expression { column: column.to_string(), steps, filters })
     }
 
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_column_is_named() {
         let missing = |source: &str| template(source).text(&row()).unwrap_err();
         assert_eq!(missing("{goal}"), NoValue::Column("goal".into()));
         assert_eq!(missing("{c.answer}"), NoValue::Column("c.answer".into()));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_templates_are_said() {
+    fn rejects_malformed_templates() {
         for bad in ["{q", "q}", "{}", "{q[x]}", "{q|nonsense}", "{q[0}"] {
             assert!(Template::try_from(bad.to_string()).is_err(), "{bad}");
         }

@@ -12,7 +12,7 @@ use super::header::{self, Entry, MAX_HEADER_BYTES};
 use super::int8;
 use crate::{Error, Result};
 
-/// Half-precision values are widened in pieces of this many.
+/// Half-precision values are widened in chunks of this many.
 const CHUNK: usize = 1 << 16;
 
 /// A safetensors file whose header has been read and checked.

@@ -11,7 +11,7 @@ use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 /// The format's own limit.
 pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Where a tensor lies and what it is.
+/// Type, shape and byte range of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub dtype: Dtype,

@@ -1,4 +1,4 @@
-//! What is said of a place that holds no checkpoint.
+//! The message for a path without a checkpoint.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use fox_base::nearest::nearest;
 
 const HOLDS: &str = "a checkpoint folder holds config.json and model.safetensors or its shards";
 
-/// A sentence about a configuration file that is not there: what is, and what may have been meant.
+/// The message for a missing configuration file, with the nearest existing path.
 pub(crate) fn sentence(file: &Path) -> String {
     let folder = file.parent().unwrap_or(Path::new("."));
     let shown = folder.display();
@@ -22,7 +22,7 @@ pub(crate) fn sentence(file: &Path) -> String {
             None => format!("{shown} has no {name}; {HOLDS}"),
         };
     }
-    // The part of the path that is wrong is the first that is not there.
+    // The first component that does not exist is the wrong one.
     let (mut wrong, mut above) = (folder, folder.parent());
     while let Some(parent) = above.filter(|p| !p.as_os_str().is_empty() && !p.is_dir()) {
         (wrong, above) = (parent, parent.parent());

@@ -1,7 +1,7 @@
 //! Hugging Face folders: config.json and model.safetensors, or shards and their index.
 //!
-//! Files are streamed: the header is read and checked first, then one tensor at a time goes straight
-//! from the file to its place. A file is never in memory as a whole, and nothing in it is believed
+//! Files are streamed: the header is read and checked first, then one tensor at a time is read
+//! into its destination. A file is never in memory as a whole, and nothing in it is trusted
 //! before it is checked against the size of the file.
 
 mod convert;

@@ -1,4 +1,4 @@
-//! What parameters are called in files, and how they are cut.
+//! Names and slices of parameters in files.
 
 use fox_tensor::ParamId;
 

@@ -74,7 +74,7 @@ impl SafetensorsRanges {
         Ok(written.map_err(FileError::at("write", &self.path))?)
     }
 
-    /// Makes what was written here durable.
+    /// Makes the written ranges durable.
     pub fn finish(self) -> Result<()> {
         Ok(self.file.sync_all().map_err(FileError::at("sync", &self.path))?)
     }

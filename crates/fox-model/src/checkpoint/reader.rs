@@ -20,10 +20,10 @@ use crate::{Error, ParamSpec, Result};
 /// An index names every tensor; this is room for a million of them.
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 
-/// A tensor that is not as the configuration asks.
+/// A tensor that does not match the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorMismatch {
-    /// It is not there.
+    /// It is missing.
     Missing {
         /// Its name in the file.
         name: String,
@@ -46,7 +46,7 @@ pub enum TensorMismatch {
         /// Its shape.
         found: Vec<usize>,
     },
-    /// It holds something else than f32, bf16 or f16 numbers.
+    /// Its elements are not f32, bf16 or f16.
     WrongType {
         /// Its name in the file.
         name: String,
@@ -122,7 +122,7 @@ impl CheckpointReader {
         &self.dir
     }
 
-    /// What the model is.
+    /// The configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -145,13 +145,13 @@ impl CheckpointReader {
         };
         if let Some(spec) = wanted.iter().find(|spec| lacks(&self.specs, spec)) {
             return Err(Error::Argument(format!(
-                "{dir} has no {} of shape {:?}, which the model that begins with it needs",
+                "{dir} has no {} of shape {:?}, which the model needs",
                 spec.name, spec.dims
             )));
         }
         if let Some(spec) = self.specs.iter().find(|spec| lacks(&wanted, spec)) {
             return Err(Error::Argument(format!(
-                "{dir} has {} of shape {:?}, which the model that begins with it does not have",
+                "{dir} has {} of shape {:?}, which the model does not have",
                 spec.name, spec.dims
             )));
         }

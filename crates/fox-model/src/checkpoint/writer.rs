@@ -35,7 +35,7 @@ impl WriteOptions {
 /// Writes a checkpoint folder. `source` gives the values of one parameter at a time.
 ///
 /// Everything is written to a folder beside `dir`, synced and renamed: `dir` is complete or not
-/// there. A `dir` that holds something already is refused.
+/// there. A `dir` that is not empty is refused.
 pub fn write_checkpoint(
     dir: &Path,
     config: &ModelConfig,
@@ -101,7 +101,7 @@ fn plan_shards<'a>(tensors: &'a [FileTensor], options: &WriteOptions) -> Vec<&'a
     shards
 }
 
-/// Keeps the last parameter, because two file tensors in a row may be parts of it.
+/// Caches the last parameter, because consecutive file tensors may be slices of it.
 struct LastParam<S> {
     source: S,
     held: Option<(ParamId, Vec<f32>)>,

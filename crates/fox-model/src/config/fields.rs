@@ -13,7 +13,7 @@ pub struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    /// What is wrong with a field, e.g. `must be even`.
+    /// An error about a field, e.g. `must be even`.
     pub fn error(&self, field: &str, detail: impl Into<String>) -> Error {
         Error::Config {
             origin: self.origin.to_string(),
@@ -71,7 +71,7 @@ impl Fields<'_> {
     fn as_real(&self, field: &str, value: &Value) -> Result<f64> {
         match value {
             Value::Number(number) => number.as_f64(),
-            // What the bare literals became.
+            // Bare literals were quoted before parsing.
             Value::String(text) => match text.as_str() {
                 "Infinity" => Some(f64::INFINITY),
                 "-Infinity" => Some(f64::NEG_INFINITY),
@@ -92,8 +92,8 @@ impl Fields<'_> {
         }
     }
 
-    /// A list of words; null is none.
-    pub fn words(&self, field: &str) -> Result<Option<Vec<&str>>> {
+    /// A list of strings; null is none.
+    pub fn strings(&self, field: &str) -> Result<Option<Vec<&str>>> {
         let Some(value) = self.present(field).filter(|value| !value.is_null()) else {
             return Ok(None);
         };
@@ -134,8 +134,8 @@ impl Fields<'_> {
         }
     }
 
-    /// One of the given words; the answer is what stands beside it.
-    pub fn word<T: Copy>(&self, field: &str, default: T, allowed: &[(&str, T)]) -> Result<T> {
+    /// One of the given strings, mapped to its value.
+    pub fn choice<T: Copy>(&self, field: &str, default: T, allowed: &[(&str, T)]) -> Result<T> {
         let Some(value) = self.present(field) else { return Ok(default) };
         let found = value.as_str().and_then(|text| allowed.iter().find(|(word, _)| *word == text));
         found.map(|(_, meaning)| *meaning).ok_or_else(|| {
@@ -145,9 +145,15 @@ impl Fields<'_> {
         })
     }
 
-    /// `width * factor / parts`, when that is whole; `factor` is the value of `field`.
-    pub fn share(&self, field: &str, width: usize, factor: f64, parts: usize) -> Result<usize> {
-        let exact = width as f64 * factor / parts.max(1) as f64;
+    /// `width * factor / divisor`, which must be a whole number; `factor` is the value of `field`.
+    pub fn scaled_width(
+        &self,
+        field: &str,
+        width: usize,
+        factor: f64,
+        divisor: usize,
+    ) -> Result<usize> {
+        let exact = width as f64 * factor / divisor.max(1) as f64;
         if !(1.0..=1e9).contains(&exact) || exact.fract() != 0.0 {
             let detail = format!("is {factor}, which gives heads of width {exact}");
             return Err(self.error(field, detail));

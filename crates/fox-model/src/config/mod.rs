@@ -13,7 +13,7 @@ mod write;
 
 use fox_tensor::Activation;
 
-use crate::mixers::{MixerConfig, StateSpec, chosen};
+use crate::mixers::{MixerConfig, StateSpec, enabled};
 pub use fields::Fields;
 pub use presets::Preset;
 pub use validate::Validator;
@@ -78,7 +78,7 @@ pub struct SpecialTokens {
 }
 
 impl ModelConfig {
-    /// A model with the sizes given, GPT-2's vocabulary, and what the published configurations share.
+    /// A model of these sizes with GPT-2's vocabulary and the defaults of the published configurations.
     pub fn with_mixer(
         hidden_size: usize,
         num_layers: usize,
@@ -144,10 +144,10 @@ impl ModelConfig {
         if self.has_mlp() { self.mixer.mlp_width(self, layer) } else { 0 }
     }
 
-    /// The options of the model, in words.
+    /// The options of the model, for people.
     pub fn options(&self) -> Vec<String> {
         let mut words = self.mixer.options(self);
-        let more = chosen(&[
+        let more = enabled(&[
             (self.tie_word_embeddings, "tied embeddings"),
             (self.mlp.activation == Activation::Sigmoid, "sigmoid MLP"),
         ]);

@@ -1,4 +1,4 @@
-//! config.json to [`ModelConfig`]: what all formats have in common.
+//! config.json to [`ModelConfig`]: the fields that all formats have.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -14,7 +14,7 @@ use crate::checkpoint::missing;
 use crate::mixers::{CheckpointLayout, CommonFields, MixerConfig, MlpWidthFields, ModelType};
 use crate::{Error, Result};
 
-/// No honest config.json comes near this; a hostile one must not fill the memory.
+/// Far above every real config.json; a hostile one must not fill the memory.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 impl ModelConfig {
@@ -79,21 +79,21 @@ fn read_common(
     const ACTIVATIONS: [(&str, Activation); 3] =
         [("swish", Activation::Silu), ("silu", Activation::Silu), ("sigmoid", Activation::Sigmoid)];
     let activations = if common.sigmoid_mlp { &ACTIVATIONS[..] } else { &ACTIVATIONS[..2] };
-    let activation = fields.word("hidden_act", Activation::Silu, activations)?;
+    let activation = fields.choice("hidden_act", Activation::Silu, activations)?;
     let width = fields.optional_size("intermediate_size", None)?;
     if common.mlp_width == MlpWidthFields::Width && width.is_none() {
         return Err(fields.error("intermediate_size", "must be there: the width of the MLP"));
     }
     let ratio = match common.mlp_width {
         MlpWidthFields::WidthOrRatio => fields.optional_real("hidden_ratio")?,
-        // Such files have no ratio; one that stands there has no effect.
+        // These formats ignore the field.
         MlpWidthFields::Width | MlpWidthFields::PerLayer => None,
     };
     let mlp = match mixer.has_mlp() {
         true => {
             MlpConfig { hidden_ratio: ratio.unwrap_or(4.0), intermediate_size: width, activation }
         }
-        // Sizes of what is not there mean nothing.
+        // Without an MLP its sizes are ignored.
         false => MlpConfig { hidden_ratio: 4.0, intermediate_size: None, activation },
     };
     Ok(ModelConfig {

@@ -1,4 +1,4 @@
-//! The rules a configuration must obey before anything is built or allocated from it.
+//! Validation of a configuration, before anything is built or allocated from it.
 
 use super::ModelConfig;
 use crate::{Error, Result};
@@ -11,23 +11,23 @@ const MAX_VOCAB: usize = 1 << 28;
 impl ModelConfig {
     /// Checks every value; `origin` is the file for the message.
     pub fn validate(&self, origin: &str) -> Result<()> {
-        let rules = Validator { origin };
-        rules.range("vocab_size", self.vocab_size, 1, MAX_VOCAB)?;
-        rules.range("hidden_size", self.hidden_size, 1, Validator::MAX_WIDTH)?;
-        rules.range("num_hidden_layers", self.num_layers, 1, MAX_LAYERS)?;
+        let validator = Validator { origin };
+        validator.range("vocab_size", self.vocab_size, 1, MAX_VOCAB)?;
+        validator.range("hidden_size", self.hidden_size, 1, Validator::MAX_WIDTH)?;
+        validator.range("num_hidden_layers", self.num_layers, 1, MAX_LAYERS)?;
         if self.has_mlp() {
-            rules.positive("hidden_ratio", self.mlp.hidden_ratio, 1000.0)?;
+            validator.positive("hidden_ratio", self.mlp.hidden_ratio, 1000.0)?;
             let width_field = match self.mlp.intermediate_size {
                 Some(_) => "intermediate_size",
                 None => "hidden_ratio",
             };
-            rules.range(width_field, self.mlp_width(), 1, Validator::MAX_MLP_WIDTH)?;
+            validator.range(width_field, self.mlp_width(), 1, Validator::MAX_MLP_WIDTH)?;
         }
-        rules.positive("norm_eps", self.norm_eps, 1.0)?;
+        validator.positive("norm_eps", self.norm_eps, 1.0)?;
         if self.initializer_range != 0.0 {
-            rules.positive("initializer_range", self.initializer_range, 100.0)?;
+            validator.positive("initializer_range", self.initializer_range, 100.0)?;
         }
-        rules.range(
+        validator.range(
             "max_position_embeddings",
             self.max_position_embeddings,
             1,
@@ -39,16 +39,16 @@ impl ModelConfig {
             ("pad_token_id", self.tokens.pad),
         ] {
             if let Some(id) = id {
-                rules.require(id < self.vocab_size, field, || {
+                validator.require(id < self.vocab_size, field, || {
                     format!("is {id}, but the vocabulary has {} entries", self.vocab_size)
                 })?;
             }
         }
-        self.mixer.validate(self, &rules)
+        self.mixer.validate(self, &validator)
     }
 }
 
-/// What values are held to, with errors that name the field and the file.
+/// Checks of values, with errors that name the field and the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Validator<'a> {
     origin: &'a str,
@@ -66,21 +66,21 @@ impl Validator<'_> {
     /// Most taps of a convolution.
     pub const MAX_TAPS: usize = 64;
 
-    /// A whole number between two others.
+    /// Requires `min <= value <= max`.
     pub fn range(&self, field: &str, value: usize, min: usize, max: usize) -> Result<()> {
         self.require((min..=max).contains(&value), field, || {
             format!("is {value}; it must be between {min} and {max}")
         })
     }
 
-    /// A number above 0.
+    /// Requires `0 < value <= max`.
     pub fn positive(&self, field: &str, value: f64, max: f64) -> Result<()> {
         self.require(value > 0.0 && value <= max, field, || {
             format!("is {value}; it must be above 0 and at most {max}")
         })
     }
 
-    /// Whatever else holds for a field; `detail` says what is wrong, e.g. `is 3, which is odd`.
+    /// Requires a condition; `detail` describes a violation, e.g. `is 3, which is odd`.
     pub fn require(&self, holds: bool, field: &str, detail: impl FnOnce() -> String) -> Result<()> {
         if holds {
             return Ok(());

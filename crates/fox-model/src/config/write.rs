@@ -9,15 +9,15 @@ use crate::{Error, Result};
 
 impl ModelConfig {
     /// The format of a layout that suits this model best, or one of another layout where that is all there
-    /// is. It may still lack an option; [`ModelConfig::to_json`] then says which.
+    /// is. It may still lack an option, which [`ModelConfig::to_json`] then names.
     pub fn default_model_type(&self, layout: CheckpointLayout) -> ModelType {
         self.best(|model_type| model_type.layout() == layout).unwrap_or_else(|| self.storage_type())
     }
 
-    /// The format to keep this model in: the first that is meant for it and can express it. Official ones come
-    /// first, so that the reference code can load it.
+    /// The format for storing this model: the first that is meant for it and can express it. Official formats are
+    /// listed first, so that the reference code can load it.
     pub fn storage_type(&self) -> ModelType {
-        // Where the mixer's family is not registered, writing will say that no format can express it.
+        // For an unregistered family, writing reports that no format can express the mixer.
         self.best(|_| true).unwrap_or(ModelType::NATIVE_FOX)
     }
 
@@ -29,7 +29,7 @@ impl ModelConfig {
         whole.or(suiting.last()).copied()
     }
 
-    /// The options of this model that a format has no way to say, by the names a user knows.
+    /// The options of this model that a format cannot express, by the names a user knows.
     fn lacks(&self, model_type: ModelType) -> Vec<&'static str> {
         let format = model_type.format();
         let mut options = format.lacks(self);

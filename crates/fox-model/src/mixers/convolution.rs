@@ -18,7 +18,7 @@ pub struct ShortConv {
 }
 
 impl ShortConv {
-    /// Declares `name.weight` `[channels, 1, taps]` and, if asked for, `name.bias`.
+    /// Declares `name.weight` `[channels, 1, taps]` and, optionally, `name.bias`.
     pub fn declare(
         name: &str,
         (channels, taps): (usize, usize),

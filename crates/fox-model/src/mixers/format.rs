@@ -226,7 +226,7 @@ impl<C: MixerConfig> FileFormat for Format<C> {
 }
 
 /// The names of the options that are set.
-pub fn chosen(options: &[(bool, &'static str)]) -> Vec<&'static str> {
+pub fn enabled(options: &[(bool, &'static str)]) -> Vec<&'static str> {
     options.iter().filter(|(there, _)| *there).map(|(_, name)| *name).collect()
 }
 

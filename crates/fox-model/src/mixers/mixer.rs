@@ -1,4 +1,4 @@
-//! What a mixer is: options that are plain data, and the layer that they declare.
+//! Token mixers: options as plain data, and the layer that they declare.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -20,7 +20,7 @@ use crate::{Pruning, Result};
 /// methods is the one that the mixer is part of; it gives the sizes that all parts share. All methods but
 /// [`MixerConfig::validate`] may rely on a valid configuration.
 pub trait MixerConfig: MixerData + Debug + Send + Sync {
-    /// What a model with this mixer is called in tables, e.g. `FoX (Pro)`.
+    /// Name of a model with this mixer in tables, e.g. `FoX (Pro)`.
     fn name(&self) -> &'static str;
 
     /// What a file format of another family cannot express; the name, unless the family has a word for all
@@ -37,11 +37,11 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         self.heads(model).0
     }
 
-    /// The options in words, for people.
+    /// The options, for people.
     fn options(&self, model: &ModelConfig) -> Vec<String>;
 
     /// Checks every value of this configuration; those of the rest of `model` are checked already.
-    fn validate(&self, model: &ModelConfig, rules: &Validator<'_>) -> Result<()>;
+    fn validate(&self, model: &ModelConfig, validator: &Validator<'_>) -> Result<()>;
 
     /// The mixer of a layer, where layers have different ones; all other methods are then those of the whole.
     fn at(&self, _layer: usize) -> Option<&dyn MixerConfig> {
@@ -63,14 +63,14 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer>;
 
-    /// What a layer must remember of the tokens it has seen, while decoding.
+    /// The decode state of a layer.
     fn state(&self, model: &ModelConfig) -> StateSpec;
 
-    /// FLOPs per token of what mixes tokens in one layer, forward and backward, in sequences of `seq`
+    /// FLOPs per token of token mixing in one layer, forward and backward, in sequences of `seq`
     /// tokens. Products with parameters are counted elsewhere.
     fn train_flops(&self, model: &ModelConfig, seq: usize) -> f64;
 
@@ -84,7 +84,7 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         false
     }
 
-    /// What the parts around the mixer are called.
+    /// Names of the modules around the mixer.
     fn names(&self) -> BlockNames {
         BlockNames::DEFAULT
     }
@@ -104,18 +104,18 @@ pub trait MixerConfig: MixerData + Debug + Send + Sync {
         false
     }
 
-    /// The options of attention, if that is what it is.
+    /// The options of attention, if the mixer is attention.
     fn forgetting(&self) -> Option<&ForgettingConfig> {
         None
     }
 
-    /// The options of attention, if that is what it is.
+    /// The options of attention, if the mixer is attention.
     fn forgetting_mut(&mut self) -> Option<&mut ForgettingConfig> {
         None
     }
 }
 
-/// What a configuration behind a box needs from `Clone` and `PartialEq`; every [`MixerConfig`] has it.
+/// `Clone` and `PartialEq` of a boxed configuration; every [`MixerConfig`] has it.
 pub trait MixerData: Any {
     /// A copy.
     fn boxed(&self) -> Box<dyn MixerConfig>;
@@ -154,7 +154,7 @@ impl PartialEq for dyn MixerConfig {
     }
 }
 
-// What `#[derive(PartialEq)]` of a struct with such a box needs: rust-lang/rust#31740.
+// Needed by `#[derive(PartialEq)]` of a struct with such a box: rust-lang/rust#31740.
 impl PartialEq<&Self> for Box<dyn MixerConfig> {
     fn eq(&self, other: &&Self) -> bool {
         self.equals(&***other)
@@ -176,7 +176,7 @@ pub trait Mixer: Debug + Send + Sync {
         state: Option<&mut LayerState>,
     ) -> TensorResult<MixerOutput>;
 
-    /// What a training step keeps of it for the backward pass.
+    /// Values that a training step saves for the backward pass.
     fn saved_activations(&self) -> SavedActivations;
 
     /// The layer's weights for devices that decode a model in slots; `None` if it only runs op by op. `thresholds`
@@ -189,7 +189,7 @@ pub trait Mixer: Debug + Send + Sync {
         None
     }
 
-    /// The attention layer, if that is what it is: for eviction.
+    /// The attention layer, if the mixer is one: for eviction.
     fn attention(&self) -> Option<&ForgettingLayer> {
         None
     }
@@ -202,9 +202,9 @@ pub struct MixerContext<'a> {
     pub params: &'a Parameters,
     /// Queries and keys of each sequence; with a cache, the keys are the cache's rows.
     pub segments: &'a Segments,
-    /// What attention may leave out.
+    /// Which attention blocks may be skipped.
     pub pruning: Pruning,
-    /// Factor on the angles of RoPE, instead of what the options say.
+    /// Factor on the angles of RoPE, instead of the configured one.
     pub rope_strength: Option<f64>,
     /// Callback for the operands of attention, and the number of the layer.
     pub observer: Option<(&'a dyn Observer, usize)>,
@@ -233,7 +233,7 @@ pub struct LayerContext<'a> {
     pub index: usize,
     /// Prefix of its parameters' names, e.g. `model.layers.0.attn`.
     pub prefix: &'a str,
-    /// What [`MixerConfig::declare_shared`] declared.
+    /// The parameter that [`MixerConfig::declare_shared`] declared.
     pub shared: Option<ParamId>,
 }
 

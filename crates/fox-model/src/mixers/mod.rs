@@ -4,7 +4,7 @@
 //!
 //! - a configuration, [`MixerConfig`]: the options, the rules they obey, the parameters of a layer, what a
 //!   layer remembers while decoding ([`StateSpec`]), its arithmetic, and its words for people;
-//! - a layer, [`Mixer`]: the forward pass, and what a training step keeps of it;
+//! - a layer, [`Mixer`]: the forward pass, and the values that training saves;
 //! - a [`MixerFamily`]: the file formats ([`Format`]) it is stored in, and models that are built by name.
 //!
 //! Nothing outside of such a folder matches over mixers. To add one here, write its folder and list it
@@ -29,7 +29,7 @@ mod scan;
 
 pub use convolution::ShortConv;
 pub use format::{
-    CheckpointLayout, CommonFields, FileFormat, Format, MlpWidthFields, ModelType, chosen,
+    CheckpointLayout, CommonFields, FileFormat, Format, MlpWidthFields, ModelType, enabled,
 };
 pub use fox_cache::{AttentionStateSpec, ConvStateSpec, RecurrentStateSpec, StateSpec};
 pub use mixer::{

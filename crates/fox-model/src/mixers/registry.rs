@@ -1,4 +1,4 @@
-//! The families of mixers that files can name: those of [`BUILT_IN`], and what [`register`] adds.
+//! The families of mixers that files can name: [`BUILT_IN`] and registered ones.
 
 use std::fmt;
 use std::sync::{PoisonError, RwLock};
@@ -13,11 +13,11 @@ use crate::{Error, Result};
 /// outside.
 #[derive(Clone, Copy)]
 pub struct MixerFamily {
-    /// What it is called in messages, e.g. `attention`.
+    /// Name in messages, e.g. `attention`.
     pub name: &'static str,
     /// Its file formats, the one to prefer for storing first. At least one.
     pub formats: &'static [&'static dyn FileFormat],
-    /// Models that can be asked for by name.
+    /// Models that are built by name.
     pub architectures: &'static [Architecture],
 }
 

@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// Which attention blocks may be skipped (adaptive computation pruning).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Pruning {
-    /// As the configuration says.
+    /// As configured.
     #[default]
     Config,
     /// None.
@@ -30,7 +30,7 @@ pub struct ForwardOptions {
     pub pruning: Pruning,
     /// Drop the activations of each block and compute them again in the backward pass.
     pub recompute: bool,
-    /// Factor on the angles of RoPE, from 1 to 0, while it is faded out; as the configuration says without it.
+    /// Factor on the angles of RoPE, from 1 to 0, while it is faded out; `None`: as configured.
     pub rope_strength: Option<f64>,
 }
 

@@ -100,7 +100,7 @@ impl Model {
     /// Replaces options that do not change the parameters.
     ///
     /// # Errors
-    /// Options that ask for other parameters.
+    /// Options that change the parameters.
     pub fn reconfigure(&mut self, config: &ModelConfig) -> Result<()> {
         config.validate("model configuration")?;
         let (specs, structure) = declare(config);

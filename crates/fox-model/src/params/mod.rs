@@ -1,7 +1,7 @@
 //! The parameters of a model: an ordered list of named tensors.
 //!
-//! Names are the official checkpoint names. Layers declare what they need while the model is put
-//! together and keep the [`ParamId`]s; values, gradients and optimizer state are lists in the same
+//! Names are the official checkpoint names. Layers declare their parameters while the model is built and
+//! store the [`ParamId`]s; values, gradients and optimizer state are lists in the same
 //! order.
 
 mod init;
@@ -190,7 +190,7 @@ impl Parameters {
         Self::build(specs, device, |_, spec| Ok(init::values(spec, seed)))
     }
 
-    /// Values from `source`, which is asked for one parameter after the other.
+    /// Values from `source`, which is called for one parameter after the other.
     pub(crate) fn build(
         specs: Vec<ParamSpec>,
         device: &Device,

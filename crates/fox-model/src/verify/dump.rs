@@ -10,7 +10,7 @@ use crate::{Error, Result};
 /// Number of prompt tokens at the start of `greedy`.
 pub(super) const PROMPT: usize = 9;
 
-/// What the reference computed. `B` sequences of `T` tokens, row-major.
+/// Values of the reference. `B` sequences of `T` tokens, row-major.
 pub(super) struct Dump {
     pub file: PathBuf,
     pub batch: usize,

@@ -59,7 +59,7 @@ fn last_logits(model: &Model, sequences: &[Vec<i32>]) -> Result<Tensor> {
     Ok(last)
 }
 
-/// Feeds what the cache has not seen yet, `chunk` tokens at a time; the logits of the last step.
+/// Feeds the tokens that are not in the cache, `chunk` at a time; returns the logits of the last step.
 fn feed(model: &Model, sequences: &[Vec<i32>], cache: &mut Cache, chunk: usize) -> Result<Tensor> {
     loop {
         let seen = cache.lens()[0];

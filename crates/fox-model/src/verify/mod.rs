@@ -35,7 +35,7 @@ impl Default for Tolerances {
 /// One comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VerifyCheck {
-    /// What was compared.
+    /// The compared values.
     pub name: String,
     /// Norm-wise relative error, or the number of tokens that differ.
     pub error: f64,

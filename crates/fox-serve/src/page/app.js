@@ -18,11 +18,11 @@ async function write() {
   answer = "";
   $("stop").disabled = false;
   $("status").textContent = "";
-  const config = panes.map(() => "");
+  const progress = panes.map(() => "");
   await Promise.all(panes.map(async (pane, at) => {
     const written = await pane.write({ prompt, ...request() }, prompt, signal, (words) => {
-      config[at] = words;
-      if (abort.signal === signal) $("status").textContent = config.filter(Boolean).join(" | ");
+      progress[at] = words;
+      if (abort.signal === signal) $("status").textContent = progress.filter(Boolean).join(" | ");
     });
     if (abort.signal !== signal) return; // superseded by another request
     if (at === 0) answer = written;

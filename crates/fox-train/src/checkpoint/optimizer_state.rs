@@ -1,5 +1,5 @@
-//! What an optimizer keeps, as a safetensors file of tensors `STATE.PARAMETER`, one in memory at a time. Every process
-//! writes and reads those of its own parameters; the bytes do not depend on the number of processes.
+//! Optimizer state as a safetensors file of tensors `STATE.PARAMETER`, one in memory at a time. Every process
+//! writes and reads those of the parameters it owns; the bytes do not depend on the number of processes.
 
 use std::path::Path;
 

@@ -84,7 +84,7 @@ impl CheckpointStore {
     /// Writes a checkpoint, then removes those that need not be kept.
     ///
     /// When it fails, what was there before is still there. Of several processes, all call this: the first one writes
-    /// the weights, each the optimizer's state of its own parameters, and the folder gets its name when all are done.
+    /// the weights, each the optimizer's state of the parameters it owns, and the folder gets its name when all are done.
     pub fn write(&self, model: &Model, updater: &Updater, state: &RunState) -> Result<PathBuf> {
         let group = updater.group();
         let last = if group.is_first() { self.steps()?.last().copied() } else { None };
@@ -130,7 +130,7 @@ impl CheckpointStore {
 
     /// The newest checkpoint that is whole; `None` when there is none at all.
     ///
-    /// Damaged ones are set aside under another name and reported; pieces of unfinished ones are
+    /// Damaged ones are set aside under another name and reported; remains of unfinished ones are
     /// removed.
     pub fn resume(
         &self,
@@ -141,7 +141,7 @@ impl CheckpointStore {
         self.resume_in(optimizer, ema, device, &Arc::new(Group::alone()))
     }
 
-    /// The same for one of several processes: the first one chooses, each keeps the state of its own parameters.
+    /// The same for one of several processes: the first one chooses, each reads the state of the parameters it owns.
     pub fn resume_in(
         &self,
         optimizer: &OptimizerRecipe,

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_castagnoli() {
+    fn checksum_is_crc32c() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(b""), 0);
@@ -179,7 +179,7 @@ mod tests {
 
     /// Bytes as the reference library writes them for the same event.
     #[test]
-    fn a_scalar_event_has_the_known_bytes() {
+    fn scalar_event_matches_known_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = EventWriter::create(dir.path()).unwrap();
         writer.scalars(1.5, 7, &[("loss".into(), 2.0)]).unwrap();

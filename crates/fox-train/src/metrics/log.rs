@@ -1,6 +1,6 @@
 //! metrics.jsonl: one JSON object per line, in step with the checkpoints.
 //!
-//! A line is written with one call, and everything is synced before a checkpoint. When a run goes on from
+//! A line is written with one call, and everything is synced before a checkpoint. When a run resumes from
 //! step `s`, lines of later steps (and a torn last line) are cut off, so no step occurs twice. The
 //! TensorBoard file is made anew from the lines that stay. A line in the middle that is damaged is passed over and
 //! stays: what follows it is as good as before.
@@ -113,7 +113,7 @@ struct Lines<'a> {
 }
 
 /// A part of a log.
-struct Kept {
+struct LogPrefix {
     records: Vec<Record>,
     /// Numbers of damaged lines, from 1.
     damaged: Vec<usize>,
@@ -130,10 +130,10 @@ impl<'a> Lines<'a> {
     }
 
     /// The lines of steps up to `step`. A damaged line has no step: it belongs to them if one of them follows it.
-    fn up_to(self, step: u64) -> Kept {
+    fn up_to(self, step: u64) -> LogPrefix {
         let early = |record: &Record| record.step() <= step;
         let last = self.lines.iter().rposition(|(_, r)| r.as_ref().is_some_and(early));
-        let mut kept = Kept { records: Vec::new(), damaged: Vec::new(), bytes: Vec::new() };
+        let mut kept = LogPrefix { records: Vec::new(), damaged: Vec::new(), bytes: Vec::new() };
         let part = self.lines.into_iter().take(last.map_or(0, |last| last + 1));
         for (number, (line, record)) in part.enumerate() {
             match record {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_goes_on_without_duplicates() {
+    fn resumed_log_has_no_duplicates() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = MetricsLog::open(dir.path(), 0).unwrap().0;
         for step in 1..=5 {
@@ -171,7 +171,7 @@ mod tests {
         text.extend_from_slice(b"{\"kind\":\"tra");
         fs::write(&path, text).unwrap();
         let (mut log, notice) = MetricsLog::open(dir.path(), 3).unwrap();
-        assert_eq!(notice, None, "a torn last line is no damage");
+        assert_eq!(notice, None, "a torn last line is not damage");
         log.write(&record(4)).unwrap();
         let read = MetricsLog::read(dir.path()).unwrap();
         assert_eq!(read.records, [1, 2, 3, 4].map(record));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_line_is_read_as_it_was_written() {
+    fn log_records_round_trip() {
         let by_position = vec![PositionLoss { from: 0, to: 16, loss: 2.5 }];
         let records = [
             Record::Train(StepRecord {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_damaged_in_the_middle_costs_no_other() {
+    fn damaged_line_does_not_hide_later_lines() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         for bytes in
@@ -267,7 +267,7 @@ mod tests {
 
     /// A changed digit can leave a line readable, but of a step that comes later.
     #[test]
-    fn a_step_that_is_too_late_for_its_place_does_not_occur_twice() {
+    fn misplaced_later_step_is_dropped_on_resume() {
         let dir = tempfile::tempdir().unwrap();
         let late = serde_json::to_vec(&record(8)).unwrap();
         damaged_log(dir.path(), &[(3, &late)]);

@@ -23,7 +23,7 @@ pub(super) struct Ema {
 }
 
 impl Ema {
-    /// Averages, of the parameters that `owned` says, that begin with the weights as they are.
+    /// Averages, of the parameters that `owned` says, initialized from the current weights.
     pub fn new(decay: f64, params: &Parameters, owned: impl Fn(ParamId) -> bool) -> Self {
         let kept = |id: ParamId, spec: &ParamSpec| spec.trainable && owned(id);
         let average = |(id, spec, value): (ParamId, &ParamSpec, &Tensor)| {
@@ -73,7 +73,7 @@ mod tests {
     use super::super::{OptimizerRecipe, Updater};
 
     #[test]
-    fn the_average_is_the_weighted_sum_of_the_weights() {
+    fn ema_is_weighted_sum() {
         let mut model = model(&fox_cpu::device());
         let device = model.device().clone();
         let recipe = OptimizerRecipe::default();

@@ -1,4 +1,4 @@
-//! Optimizers: how gradients change parameters, and what is kept from step to step for it.
+//! Optimizers: update rules and their state.
 //!
 //! An [`Optimizer`] is a rule: its settings, the names of what it keeps of a parameter, and one step. Everything
 //! else is the same for all of them and done by the [`Updater`]: clipping the gradient by its norm, leaving
@@ -35,7 +35,7 @@ pub struct Trained<'a> {
     pub spec: &'a ParamSpec,
     /// Its value.
     pub value: &'a mut Tensor,
-    /// Its gradient, not clipped yet. Nobody needs it afterwards: a rule may use its memory.
+    /// Its gradient, not clipped yet. Unused afterwards: a rule may reuse its memory.
     pub grad: &'a mut Tensor,
     /// What the rule keeps of it, in the order of [`Optimizer::state`].
     pub state: &'a mut [Tensor],
@@ -154,7 +154,7 @@ impl Updater {
         self.owners[id.0]
     }
 
-    /// Names of what is kept of a parameter, here or by the process it belongs to; nothing for a buffer.
+    /// Names of the state of a parameter, here or at the process that owns it; empty for a buffer.
     pub(crate) fn state_names(&self, spec: &ParamSpec) -> Vec<&'static str> {
         if !spec.trainable {
             return Vec::new();
@@ -168,13 +168,13 @@ impl Updater {
         self.updates
     }
 
-    /// What is kept here of a parameter, by name; nothing for a buffer or what belongs to another process.
+    /// State of a parameter by name; empty for a buffer or a parameter of another process.
     pub fn state(&self, id: ParamId, spec: &ParamSpec) -> Vec<(&'static str, &Tensor)> {
         let own = self.rule.state(spec).iter().copied().zip(&self.states[id.0]);
         own.chain(self.ema.as_ref().and_then(|ema| ema.state(id))).collect()
     }
 
-    /// Puts back saved state of a parameter, in the order of [`Updater::state`].
+    /// Restores the saved state of a parameter, in the order of [`Updater::state`].
     pub(crate) fn restore(&mut self, id: ParamId, mut saved: Vec<Tensor>) {
         if let Some(ema) = &mut self.ema {
             ema.restore(id, saved.pop());
@@ -182,7 +182,7 @@ impl Updater {
         self.states[id.0] = saved;
     }
 
-    /// Puts back the number of updates, which a rule may depend on.
+    /// Restores the number of updates, which a rule may depend on.
     pub(crate) fn restore_updates(&mut self, updates: u64) {
         self.updates = updates;
     }
@@ -198,7 +198,7 @@ impl Updater {
         let Some(device) = gradients.iter().next().map(|(_, grad)| grad.device().clone()) else {
             return Ok(StepReport { grad_norm: 0.0, clip_scale: 1.0, skipped: true });
         };
-        // Some may be on their way since the backward pass.
+        // Some reductions may have started in the backward pass.
         let shared = gradients.unsent_mut().map(|(id, tensor)| {
             let owner = self.owners[id.0];
             Owned { owner, tensor }

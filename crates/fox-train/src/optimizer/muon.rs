@@ -131,7 +131,7 @@ impl Optimizer for Muon {
             momenta.push(Blend::new(&mut param.state[0], param.grad, keep, fresh)?);
         }
         backend.blend(&mut momenta)?;
-        // The direction takes the place of the gradient, which nobody needs any more.
+        // The direction replaces the gradient, which is unused from here on.
         let (again, momentum) = if self.nesterov { (fresh, keep) } else { (0.0, 1.0) };
         let mut directions = Vec::with_capacity(matrices.len());
         for param in &mut matrices {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn matrices_take_muons_steps_and_the_rest_adamws() {
+    fn muon_updates_matrices_and_adamw_the_rest() {
         let spectral = Muon { scale: Scale::Spectral, nesterov: false, ..Muon::default() };
         for muon in [Muon::default(), spectral] {
             let start = model(&Device::naive());
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_has_a_learning_rate_of_its_own() {
+    fn adamw_lr_applies_to_the_rest() {
         let still = Muon { adamw_lr: 0.0, ..Muon::default() };
         let (start, after) = (model(&Device::naive()), two_steps(&recipe(&still)).0);
         for ((_, spec, value), (before, after)) in
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_costs_half_of_what_adamw_keeps() {
+    fn matrix_state_is_half_of_adamw() {
         let mut config = ModelConfig::fox_pro(64, 2, 2);
         config.vocab_size = 100;
         for spec in config.param_specs() {
@@ -323,7 +323,7 @@ mod tests {
     /// A direction has no length, so clipping shows in what later steps remember of a gradient; and not every matrix
     /// has weight decay.
     #[test]
-    fn clipped_gradients_count_less_and_decay_is_a_property_of_the_matrix() {
+    fn clipping_and_decay_scale_muon_updates() {
         let (device, muon) = (Device::naive(), Muon::default());
         let all = |x: f32| device.from_f32(&[x, 0.0, 0.0, x], [2, 2]).unwrap();
         let spec = |decay| ParamSpec {

@@ -118,7 +118,7 @@ impl OptimizerRecipe {
         Self::read(SECTION, Table::from_iter([("name".to_string(), Value::from(name))]))
     }
 
-    /// An optimizer with settings of one's own.
+    /// An optimizer with custom settings.
     pub fn of<R: Rule>(rule: &R) -> Result<Self> {
         let keys = Table::try_from(rule).map_err(|e| encode(R::NAME, &e))?;
         Ok(OptimizerRecipe { name: R::NAME.to_string(), keys, ..Default::default() })

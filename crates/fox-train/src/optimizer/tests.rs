@@ -49,7 +49,7 @@ fn stepped(recipe: &OptimizerRecipe, lr: f64) -> (Model, StepReport) {
 }
 
 #[test]
-fn decay_moves_its_group_and_nothing_else_and_buffers_stay() {
+fn weight_decay_changes_only_its_group() {
     let (start, without, with) = (
         model(&fox_cpu::device()),
         stepped(&adamw(0.0, 1.0), 0.01).0,
@@ -77,7 +77,7 @@ fn decay_moves_its_group_and_nothing_else_and_buffers_stay() {
 }
 
 #[test]
-fn a_long_gradient_is_clipped_to_its_norm() {
+fn clips_gradient_to_norm() {
     let free = adamw(0.1, f64::INFINITY);
     let norm = stepped(&free, 0.0).1.grad_norm;
     let report = stepped(&adamw(0.1, norm / 4.0), 0.0).1;
@@ -89,7 +89,7 @@ fn a_long_gradient_is_clipped_to_its_norm() {
 /// A gradient of one element, a power of two, so that its norm is known exactly, through clipping to the state.
 /// The norm is small: the 1e-6 in the factor then is one part in ten thousand.
 #[test]
-fn the_clip_factor_at_its_edge() {
+fn clip_factor_at_threshold() {
     let element = 1.0 / 128.0f32;
     let norm = f64::from(element);
     for (clip, factor) in [
@@ -120,7 +120,7 @@ fn the_clip_factor_at_its_edge() {
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_changes_nothing() {
+fn skips_non_finite_gradients() {
     for name in optimizer_names() {
         let mut model = model(&fox_cpu::device());
         let device = model.device().clone();
@@ -162,7 +162,7 @@ fn hash(values: impl Iterator<Item = f32>) -> u64 {
 /// and gradients are fractions of integers, the update of an element has only sums, products, quotients and
 /// roots, and without clipping nothing depends on the order of a sum.
 #[test]
-fn the_bits_of_adamw() {
+fn adamw_matches_known_bits() {
     let mut model = model(&fox_cpu::device());
     let device = model.device().clone();
     let fraction = |i: usize, step: usize| {

@@ -100,7 +100,7 @@ pub(super) fn reset_below(base: &mut Table, layer: &Table) {
 pub(super) fn read_former(origin: &str, table: &mut Table) -> Result<Option<String>> {
     let Some(Value::Table(training)) = table.get_mut("training") else { return Ok(None) };
     let Some(value) = training.remove(FORMER) else { return Ok(None) };
-    // The recipe below may have a gate_init of its own, so that only a range written beside the former key conflicts.
+    // The recipe below may have its own gate_init, so that only a range written beside the former key conflicts.
     if training.get(KEY).is_some_and(Value::is_array) {
         let detail = "is the former name of training.gate_init, which is set too; remove it";
         return Err(Error::value(origin, "training.gate_memory", detail));
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spread_reaches_from_one_token_to_the_training_length() {
+    fn spread_reaches_training_length() {
         let times = GateInit::Spread.decay_time(4096).unwrap();
         assert_eq!((times.min, times.max), (1.0, 4096.0));
         // b = logit(exp(-1 / T)), T = 1, 16, 256, 4096.

@@ -242,7 +242,7 @@ pub(crate) fn typed<T: DeserializeOwned>(origin: &str, name: &str, value: Value)
     })
 }
 
-/// Names the key of a value that does not fit, as far as it can be told.
+/// Names the key of a value that does not fit, as far as it is known.
 fn bad_section_value(origin: &str, name: &str, value: &Value, e: &toml::de::Error) -> Error {
     // The library appends where it was: "...\nin `key`\n".
     let text = e.to_string();

@@ -58,9 +58,9 @@ pub struct Recipe {
     pub schedule: ScheduleRecipe,
     /// Held-out loss during training.
     pub evaluation: EvaluationRecipe,
-    /// What is kept for going on.
+    /// Checkpoints for resuming.
     pub checkpoints: CheckpointRecipe,
-    /// What is written down.
+    /// Logging.
     pub metrics: MetricsRecipe,
     /// How several processes share the work.
     #[serde(skip_serializing_if = "ParallelRecipe::is_default")]
@@ -143,7 +143,7 @@ impl DataRecipe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OrderName {
-    /// Every sequence once per pass, in an order of its own.
+    /// Every sequence once per pass, in a random order.
     Shuffled,
     /// As stored.
     Sequential,
@@ -276,7 +276,7 @@ impl Default for EvaluationRecipe {
     }
 }
 
-/// What is kept for going on.
+/// Checkpoints for resuming.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointRecipe {
@@ -294,7 +294,7 @@ impl Default for CheckpointRecipe {
     }
 }
 
-/// What is written down.
+/// Logging.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsRecipe {

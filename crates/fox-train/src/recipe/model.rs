@@ -59,7 +59,7 @@ impl Recipe {
         Ok(config)
     }
 
-    /// A config.json without sizes means those of the reference, which nobody wants to train by mistake: one
+    /// A config.json without sizes means those of the reference, which are not to be trained by mistake: one
     /// of these fields must be given.
     fn require_size(&self, names: &[&str]) -> Result<()> {
         if names.iter().any(|name| self.model.contains_key(*name)) {

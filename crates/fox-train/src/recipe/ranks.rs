@@ -20,7 +20,7 @@ pub struct ParallelRecipe {
     pub context: usize,
     /// How tensors travel between GPUs.
     pub exchange: Exchange,
-    /// Bytes of complete gradients that are summed over the processes at once, while the backward pass goes on; 0: all
+    /// Bytes of complete gradients that are summed over the processes at once, overlapped with the backward pass; 0: all
     /// are summed after it. The sums have the same bits.
     pub bucket: usize,
 }

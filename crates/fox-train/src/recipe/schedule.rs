@@ -38,7 +38,7 @@ pub struct ScheduleRecipe {
     pub final_fraction: f64,
 }
 
-/// The section as it is written: what is left out depends on the shape.
+/// The section as written: defaults depend on the shape.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Keys {

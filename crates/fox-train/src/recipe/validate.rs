@@ -1,4 +1,4 @@
-//! What no recipe may say.
+//! Validation of a recipe.
 
 use super::{PruningRecipe, Recipe, Weights, nearest};
 use crate::{Error, Result};
@@ -94,7 +94,10 @@ impl Recipe {
                 Some(name) => format!("did you mean `{name}`?"),
                 None => format!("the tasks are {}", known.join(", ")),
             };
-            return bad("data.task.name", format!("is `{}`, which is no task; {meant}", task.name));
+            return bad(
+                "data.task.name",
+                format!("is `{}`, which is not a task; {meant}", task.name),
+            );
         }
         if let Err(problem) = task.check() {
             return bad(&format!("data.task.{}", problem.key), problem.detail);

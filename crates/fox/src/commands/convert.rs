@@ -13,7 +13,7 @@ use crate::output;
 /// Write a checkpoint in another format
 ///
 /// Tokenizer, chat template and generation settings are carried along. One tensor is in memory at a time. OUT
-/// is written aside and renamed when it is complete; an OUT that holds something already is refused, and so is
+/// is written aside and renamed when it is complete; an OUT that is not empty is refused, and so is
 /// a model with options that the format cannot express.
 #[derive(clap::Args)]
 pub struct Args {

@@ -7,6 +7,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use fox_dist::Secret;
 
 use crate::{output, signals};
 
@@ -16,7 +17,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Start several processes of a command on this machine that train or evaluate one model together
 ///
-/// Each process computes the gradient of its share of every batch and updates its share of the parameters. On GPUs, process N
+/// Each process computes the gradient of its rows of every batch and updates the parameters it owns. On GPUs, process N
 /// takes GPU N; on the CPU the cores are divided. With parallel.context=2 in the recipe, every two processes share
 /// their sequences instead of the batch. Processes of `eval loss` share the documents. torchrun, mpirun and srun do the same over several machines: start
 /// `fox train` under them without `fox launch`.
@@ -26,7 +27,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
           required_unless_present = "gpus", conflicts_with = "gpus")]
     ranks: Option<u16>,
-    /// Number of processes, each with a GPU of its own
+    /// Number of processes, each with one GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     gpus: Option<u16>,
     /// The command, after `--`: train RECIPE ... or eval loss MODEL ...
@@ -104,6 +105,10 @@ impl Drop for Ranks {
 }
 
 fn start(args: &Args) -> Result<Ranks> {
+    let secret = match Secret::from_env()? {
+        given if given.is_set() => given,
+        _ => Secret::random()?,
+    };
     let port = fox_dist::free_port().context("cannot find a free port")?;
     let mut ranks = Ranks(Vec::new());
     let count = args.gpus.or(args.ranks).unwrap_or(1);
@@ -120,7 +125,8 @@ fn start(args: &Args) -> Result<Ranks> {
             .env("WORLD_SIZE", count.to_string())
             .env("LOCAL_WORLD_SIZE", count.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
-            .env("FOX_PORT", port.to_string());
+            .env("FOX_PORT", port.to_string())
+            .env(Secret::VARIABLE, secret.text());
         if shares_gpu {
             // NCCL connects ranks on one GPU only if they seem to be on different machines, by sockets.
             let host = format!("fox-rank-{rank}");

@@ -33,10 +33,10 @@ pub struct Args {
     /// Field of a JSON object that holds the text
     #[arg(long, default_value = "text", value_name = "NAME")]
     field: String,
-    /// What separates the documents of a plain text file; without it a file is one document
+    /// Separator of the documents of a plain text file; without it a file is one document
     #[arg(long, value_name = "TEXT")]
     separator: Option<String>,
-    /// Part of the documents to hold out for evaluation, chosen by the hash of their text
+    /// Fraction of the documents to hold out for evaluation, selected by the hash of their text
     #[arg(
         long,
         default_value_t = 0.01,
@@ -45,14 +45,14 @@ pub struct Args {
         conflicts_with = "heldout_corpus"
     )]
     heldout: f64,
-    /// Hold out this part of every document instead, its end: for a corpus of few documents
+    /// Hold out this fraction of every document instead, at its end: for a corpus of few documents
     #[arg(long, value_name = "FRACTION", allow_negative_numbers = true,
           conflicts_with_all = ["heldout", "heldout_corpus"])]
     heldout_ends: Option<f64>,
-    /// Another corpus to hold out, instead of a part of this one
+    /// Another corpus to hold out, instead of a fraction of this one
     #[arg(long, value_name = "CORPUS")]
     heldout_corpus: Option<PathBuf>,
-    /// Another seed holds out other documents
+    /// Seed of the selection of held-out documents
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Tokens per shard
@@ -83,13 +83,13 @@ impl Args {
         };
         options.shard_tokens = self.shard_tokens;
         options.end_mark = !self.no_end_mark;
-        // 0 stands for all cores.
+        // 0 means all cores.
         options.threads = self.threads.unwrap_or(0);
         Ok(options)
     }
 }
 
-/// Prepares, and shows how far it is. An error when it was stopped.
+/// Prepares with a progress bar. Being stopped is an error.
 pub fn prepare_with_bar(options: &PrepareOptions, stop: &AtomicBool) -> Result<PrepareReport> {
     let bar = Bar::of_bytes(&format!("preparing {}", options.corpus.display()));
     let report = prepare(options, |progress: &PrepareProgress| {
@@ -106,7 +106,10 @@ pub fn prepare_with_bar(options: &PrepareOptions, stop: &AtomicBool) -> Result<P
     bar.finish();
     let report = report?;
     if stop.load(Ordering::Relaxed) {
-        bail!("stopped; the same command goes on from {} finished shards", report.progress.shards);
+        bail!(
+            "stopped; run the same command again to resume after {} finished shards",
+            report.progress.shards
+        );
     }
     Ok(report)
 }

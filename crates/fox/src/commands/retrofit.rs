@@ -14,8 +14,8 @@ use crate::output;
 /// trained for, so that OUT computes what IN computes. RoPE stays. Then `fox train RECIPE --init OUT` tunes it, e.g.
 /// with --set training.rates.gates=10.0, and with --set training.rope_fade=[0,1e8] lets RoPE fade out.
 ///
-/// OUT has fox's own format. It is written aside and renamed when it is complete; an OUT that holds something
-/// already is refused. Tokenizer, chat template and generation settings are carried along.
+/// OUT has fox's native format. It is written aside and renamed when it is complete; an OUT that is not empty is
+/// refused. Tokenizer, chat template and generation settings are carried along.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint folder of an attention model: llama, mistral, qwen2, qwen3, or a Transformer of any other format
@@ -32,7 +32,7 @@ pub struct Args {
     /// that config.json names) or SHORTEST,LONGEST in tokens. OUT then computes something else than IN until it is tuned
     #[arg(long, value_name = "START", conflicts_with = "memory")]
     gate_init: Option<String>,
-    /// Add an output gate as well; it begins with one half, and the output projection with twice its weights
+    /// Add an output gate as well; it starts at one half, and the output projection with twice its weights
     #[arg(long)]
     output_gate: bool,
 }

@@ -1,4 +1,4 @@
-//! `fox verify`: the same weights and tokens must give what the reference computed.
+//! `fox verify`: the same weights and tokens must give the values of the reference.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

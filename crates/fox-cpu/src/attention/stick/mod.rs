@@ -1,13 +1,11 @@
 //! Stick-breaking attention in tiles: never a `T x T` matrix.
 //!
-//! A row's keys take their shares from the newest to the oldest, so every block of queries walks its
-//! key blocks backwards and carries, per row, the logarithm of what is left of the stick. It stops
-//! when that is too little to matter. The backward pass walks the same way and stops at the same
-//! block; there the gradients of the weights are carried as well.
+//! A row's keys take fractions of the stick from the newest to the oldest, so every block of queries visits its key
+//! blocks in reverse and carries, per row, the logarithm of the remaining stick. It stops when that is negligible. The
+//! backward pass visits the same blocks and carries the gradients of the weights as well.
 //!
-//! Blocks of queries are independent of each other. In the backward pass they are dealt out to a fixed
-//! number of *runs*, each with key and value gradients of its own that are added in order at the end,
-//! so results are the same to the bit for any number of threads.
+//! Blocks of queries are independent. In the backward pass they are distributed over a fixed number of accumulators for
+//! key and value gradients, which are added in order at the end, so results are bit-exact for any number of threads.
 
 mod backward;
 mod decode;
@@ -21,10 +19,10 @@ use fox_tensor::{
 };
 use rayon::prelude::*;
 
+use super::call::{Attention, QueryBlock, Unit};
 use super::forward::Forward;
 use super::gather::{self, GatheredKeys, GatheredQueries};
-use super::job::{Job, QueryBlock, Unit};
-use super::plan::{Prefix, Visits};
+use super::visits::{Prefix, Visits};
 use super::{
     BLOCK, Counts, MANY_UNITS, Outputs, count_tiles, run_all, start_gradients, start_output,
 };
@@ -57,11 +55,11 @@ impl StickOps for Cpu {
     }
 }
 
-/// Into how many runs the query blocks of a unit are dealt out when it has all cores to itself.
-const RUNS: usize = 8;
+/// Number of accumulators of a unit that accumulators on all cores.
+const ACCUMULATORS: usize = 8;
 
-/// Whether a block of queries, the first at `position`, is done with all keys before `block`: what is
-/// left of every row's stick, decayed as far as their newest, is below the tolerance.
+/// Whether a block of queries, the first at `position`, may skip all keys before `block`: every row's remaining stick,
+/// decayed to the newest of them, is below the tolerance.
 fn used_up(
     log_rests: &[f32],
     prefix: Option<&Prefix>,
@@ -76,13 +74,13 @@ fn used_up(
     })
 }
 
-fn job<'a>(cpu: &'a Cpu, inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Job<'a> {
-    Job { own: false, ..Job::new(cpu, inputs, spec) }
+fn call<'a>(cpu: &'a Cpu, inputs: &AttentionInputs<'a>, spec: &'a AttentionSpec) -> Attention<'a> {
+    Attention { own: false, ..Attention::new(cpu, inputs, spec) }
 }
 
 /// The key blocks that each query block may visit.
-fn visible(job: &Job<'_>, unit: &Unit) -> Vec<Range<usize>> {
-    Visits::new(&unit.segment, &job.view(&unit.segment), None, None).ranges
+fn visible(call: &Attention<'_>, unit: &Unit) -> Vec<Range<usize>> {
+    Visits::new(&unit.segment, &call.view(&unit.segment), None, None).ranges
 }
 
 /// The forward pass.
@@ -91,44 +89,44 @@ pub fn forward(
     inputs: &AttentionInputs<'_>,
     spec: &AttentionSpec,
 ) -> Result<AttentionOut> {
-    let job = job(cpu, inputs, spec);
+    let call = call(cpu, inputs, spec);
     start_output(cpu, inputs, spec, |o, lse| {
-        let units = job.units();
+        let units = call.units();
         let parallel = units.len() >= MANY_UNITS;
-        let run = |unit: &Unit| forward_unit(&job, unit, o, lse, !parallel);
+        let run = |unit: &Unit| forward_unit(&call, unit, o, lse, !parallel);
         count_tiles(&units, parallel, spec.heads, run)
     })
 }
 
 fn forward_unit(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     unit: &Unit,
     o: Shared<'_>,
     lse: Shared<'_>,
     parallel: bool,
 ) -> Result<Vec<Counts>> {
-    let visible = visible(job, unit);
-    let heads: Vec<usize> = job.query_heads(unit).collect();
+    let visible = visible(call, unit);
+    let heads: Vec<usize> = call.query_heads(unit).collect();
     let prefixes: Vec<Option<Prefix>> =
-        heads.iter().map(|&head| job.prefix(unit, head)).collect::<Result<_>>()?;
-    let tolerance = job.spec.stick_tolerance();
-    let visited: Vec<Counts> = if job.is_decode(&unit.segment) {
+        heads.iter().map(|&head| call.prefix(unit, head)).collect::<Result<_>>()?;
+    let tolerance = call.spec.stick_tolerance();
+    let visited: Vec<Counts> = if call.is_decode(&unit.segment) {
         let decode = |(&head, prefix): (&usize, &Option<Prefix>)| {
             let keys = visible[0].clone();
-            let visited = decode_head(job, unit, head, prefix.as_ref(), keys.clone(), o, lse);
+            let visited = decode_head(call, unit, head, prefix.as_ref(), keys.clone(), o, lse);
             (head, visited, keys.len())
         };
         heads.par_iter().zip(&prefixes).map(decode).collect()
     } else {
-        let gathered = GatheredKeys::new(job, unit)?;
+        let gathered = GatheredKeys::new(call, unit)?;
         let items: Vec<(usize, usize)> =
             (0..heads.len()).flat_map(|h| (0..visible.len()).rev().map(move |m| (h, m))).collect();
         let run = |&(h, m): &(usize, usize)| -> Result<Counts> {
-            let mut scratch = job.pool.take(Forward::scratch_len(job.spec.head_dim))?;
+            let mut scratch = call.pool.take(Forward::scratch_len(call.spec.head_dim))?;
             let block = QueryBlock { head: heads[h], m, keys: visible[m].clone() };
             let prefix = prefixes[h].as_ref();
-            let queries = job.forward(unit, block, &gathered, prefix, o, lse, &mut scratch);
-            let visited = job.level.run(StickForward { queries, tolerance });
+            let queries = call.forward(unit, block, &gathered, prefix, o, lse, &mut scratch);
+            let visited = call.level.run(StickForward { queries, tolerance });
             Ok((heads[h], visited, visible[m].len()))
         };
         if parallel {
@@ -140,9 +138,9 @@ fn forward_unit(
     Ok(visited)
 }
 
-/// A head's few queries against a long cache; the number of blocks visited.
+/// Decoding of one head; returns the number of visited blocks.
 fn decode_head(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     unit: &Unit,
     head: usize,
     prefix: Option<&Prefix>,
@@ -150,22 +148,22 @@ fn decode_head(
     o: Shared<'_>,
     lse: Shared<'_>,
 ) -> usize {
-    let (d, heads, segment) = (job.spec.head_dim, job.spec.heads, &unit.segment);
-    let stride = job.spec.kv_heads * d;
+    let (d, heads, segment) = (call.spec.head_dim, call.spec.heads, &unit.segment);
+    let stride = call.spec.kv_heads * d;
     let rows = segment.k_start * stride..(segment.k_start + segment.k_len) * stride;
-    job.level.run(StickDecode {
+    call.level.run(StickDecode {
         head_dim: d,
-        scale: job.spec.scale,
-        q: &job.q[segment.q_start * heads * d..][..segment.q_len * heads * d],
-        k: &job.k[rows.clone()],
-        v: &job.v[rows],
+        scale: call.spec.scale,
+        q: &call.q[segment.q_start * heads * d..][..segment.q_len * heads * d],
+        k: &call.k[rows.clone()],
+        v: &call.v[rows],
         stride,
         column: unit.kv_head * d,
         prefix,
-        view: job.view(segment),
+        view: call.view(segment),
         position: segment.offset(),
         keys,
-        tolerance: job.spec.stick_tolerance(),
+        tolerance: call.spec.stick_tolerance(),
         heads,
         head,
         row: segment.q_start,
@@ -182,72 +180,72 @@ pub fn backward(
     o: &Tensor,
     spec: &AttentionSpec,
 ) -> Result<AttentionGrads> {
-    let job = job(cpu, inputs, spec);
+    let call = call(cpu, inputs, spec);
     let (d_out, o) = (cpu.real(d_out), cpu.real(o));
     start_gradients(cpu, inputs, |out| {
-        let units = job.units();
+        let units = call.units();
         let parallel = units.len() >= MANY_UNITS;
-        run_all(&units, parallel, |unit| backward_unit(&job, unit, d_out, o, out, !parallel))
+        run_all(&units, parallel, |unit| backward_unit(&call, unit, d_out, o, out, !parallel))
     })
 }
 
-/// A run's share of the gradients of keys and values, `[k_len up to a block, padded_dim]`, and of the
-/// sums over the queries of a head for the gates, one per key.
-struct Run {
+/// Partial gradients of keys and values, `[k_len up to a block, padded_dim]`, and partial sums over the queries of a
+/// head for the gates, one per key.
+struct Accumulator {
     dk: Buffer,
     dv: Buffer,
     columns: Buffer,
 }
 
 fn backward_unit(
-    job: &Job<'_>,
+    call: &Attention<'_>,
     unit: &Unit,
     d_out: &[f32],
     o: &[f32],
     out: &Outputs<'_>,
     parallel: bool,
 ) -> Result<()> {
-    let (segment, dp) = (&unit.segment, job.padded_dim);
+    let (segment, dp) = (&unit.segment, call.padded_dim);
     let (k_padded, q_padded) =
         (segment.k_len.next_multiple_of(BLOCK), segment.q_len.next_multiple_of(BLOCK));
-    let keys = GatheredKeys::new(job, unit)?;
-    let visible = visible(job, unit);
-    let run = |_| -> Result<Run> {
-        let [dk, dv] = [job.pool.zeros(k_padded * dp)?, job.pool.zeros(k_padded * dp)?];
-        Ok(Run { dk, dv, columns: job.pool.take(k_padded)? })
+    let keys = GatheredKeys::new(call, unit)?;
+    let visible = visible(call, unit);
+    let run = |_| -> Result<Accumulator> {
+        let [dk, dv] = [call.pool.zeros(k_padded * dp)?, call.pool.zeros(k_padded * dp)?];
+        Ok(Accumulator { dk, dv, columns: call.pool.take(k_padded)? })
     };
-    let count = if parallel { RUNS.min(visible.len()) } else { 1 };
-    let mut runs = (0..count).map(run).collect::<Result<Vec<_>>>()?;
-    for head in job.query_heads(unit) {
-        let prefix = job.prefix(unit, head)?;
-        let queries = GatheredQueries::new(job, segment, head, d_out, o, None)?;
-        let (mut dq, mut rows) = (job.pool.zeros(q_padded * dp)?, job.pool.zeros(q_padded)?);
+    let count = if parallel { ACCUMULATORS.min(visible.len()) } else { 1 };
+    let mut accumulators = (0..count).map(run).collect::<Result<Vec<_>>>()?;
+    for head in call.query_heads(unit) {
+        let prefix = call.prefix(unit, head)?;
+        let queries = GatheredQueries::new(call, segment, head, d_out, o, None)?;
+        let (mut dq, mut rows) = (call.pool.zeros(q_padded * dp)?, call.pool.zeros(q_padded)?);
         {
             let (dq, rows) = (Shared::new(&mut dq), Shared::new(&mut rows));
-            let whole_run = |(r, run): (usize, &mut Run)| -> Result<()> {
-                run.columns.fill(0.0);
-                let mut scratch = job.pool.take(StickBackward::scratch_len())?;
+            let run_blocks = |(r, acc): (usize, &mut Accumulator)| -> Result<()> {
+                acc.columns.fill(0.0);
+                let mut scratch = call.pool.take(StickBackward::scratch_len())?;
                 for m in (r..visible.len()).step_by(count) {
-                    // SAFETY: every block of queries belongs to one run.
+                    // SAFETY: every block of queries belongs to one accumulator.
                     let (dq, rows) = unsafe {
                         (dq.slice(m * BLOCK * dp, BLOCK * dp), rows.slice(m * BLOCK, BLOCK))
                     };
-                    job.level.run(StickBackward {
-                        head_dim: job.spec.head_dim,
+                    call.level.run(StickBackward {
+                        head_dim: call.spec.head_dim,
                         padded_dim: dp,
                         k: &keys.k,
                         v: &keys.v,
                         prefix: prefix.as_ref(),
-                        view: job.view(segment),
-                        tolerance: job.spec.stick_tolerance(),
+                        view: call.view(segment),
+                        tolerance: call.spec.stick_tolerance(),
                         queries: queries.view(),
                         m,
                         count: BLOCK.min(segment.q_len - m * BLOCK),
                         position: segment.offset() + m * BLOCK,
                         keys: visible[m].clone(),
-                        dk: &mut run.dk,
-                        dv: &mut run.dv,
-                        columns: &mut run.columns,
+                        dk: &mut acc.dk,
+                        dv: &mut acc.dv,
+                        columns: &mut acc.columns,
                         dq,
                         rows,
                         scratch: &mut scratch,
@@ -256,26 +254,29 @@ fn backward_unit(
                 Ok(())
             };
             if parallel {
-                runs.par_iter_mut().enumerate().try_for_each(whole_run)?;
+                accumulators.par_iter_mut().enumerate().try_for_each(run_blocks)?;
             } else {
-                runs.iter_mut().enumerate().try_for_each(whole_run)?;
+                accumulators.iter_mut().enumerate().try_for_each(run_blocks)?;
             }
         }
         let partial = [(dq, rows)];
-        gather::scatter_queries(job, segment, head, &partial, out.dq);
+        gather::scatter_queries(call, segment, head, &partial, out.dq);
         if let Some(dgates) = out.dgates {
-            let columns = total(&mut runs, |run| &mut run.columns);
-            gather::scatter_gates(job, segment, head, columns, &partial, dgates);
+            let columns = total(&mut accumulators, |acc| &mut acc.columns);
+            gather::scatter_gates(call, segment, head, columns, &partial, dgates);
         }
     }
-    gather::scatter_keys(job, unit, total(&mut runs, |run| &mut run.dk), out.dk);
-    gather::scatter_keys(job, unit, total(&mut runs, |run| &mut run.dv), out.dv);
+    gather::scatter_keys(call, unit, total(&mut accumulators, |acc| &mut acc.dk), out.dk);
+    gather::scatter_keys(call, unit, total(&mut accumulators, |acc| &mut acc.dv), out.dv);
     Ok(())
 }
 
-/// Adds one buffer of all runs, in order, in the memory of the first.
-fn total(runs: &mut [Run], part: impl Fn(&mut Run) -> &mut Buffer) -> &[f32] {
-    let mut parts = runs.iter_mut().map(part);
+/// Adds one buffer of all accumulators, in order, into the first.
+fn total(
+    accumulators: &mut [Accumulator],
+    part: impl Fn(&mut Accumulator) -> &mut Buffer,
+) -> &[f32] {
+    let mut parts = accumulators.iter_mut().map(part);
     let Some(sum) = parts.next() else { return &[] };
     for part in parts {
         sum.par_iter_mut().zip(part.par_iter()).for_each(|(sum, x)| *sum += x);

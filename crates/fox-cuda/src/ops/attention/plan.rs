@@ -53,17 +53,13 @@ kernel_params! {
         window: usize,
         log_tolerance: f32,
     }
-}
 
-kernel_params! {
     pub(super) list struct PlanSpans {
         pub(super) p: PlanParams,
         /// Key tiles `begin, end` of each query tile `[heads][m_tiles]`.
         pub(super) spans: Ptr<Int2>,
     }
-}
 
-kernel_params! {
     pub(super) list struct PlanRanges {
         pub(super) p: PlanParams,
         /// `[heads][m_tiles]`.
@@ -73,9 +69,7 @@ kernel_params! {
         /// Query tiles `begin, end` of each key tile `[heads][n_tiles]`.
         pub(super) ranges: Ptr<Int2>,
     }
-}
 
-kernel_params! {
     struct NormParams {
         /// `[segments][heads]`.
         bounds: Ptr<f32>,
@@ -91,9 +85,7 @@ kernel_params! {
         head_dim: usize,
         scale: f32,
     }
-}
 
-kernel_params! {
     list struct BoundsFromWeights {
         /// `[segments][heads]`.
         bounds: Ptr<f32>,

@@ -34,17 +34,13 @@ kernel_params! {
         n_tile0: usize,
         unused: usize,
     }
-}
 
-kernel_params! {
     /// A query or key tile: segment and index within it.
     pub(crate) table struct BlockRef {
         segment: usize,
         block: usize,
     }
-}
 
-kernel_params! {
     /// A chunk of positions of a segment.
     pub(super) table struct ChunkRef {
         segment: usize,

@@ -25,17 +25,13 @@ kernel_params! {
         rows_per_slice: usize,
         eps: f32,
     }
-}
 
-kernel_params! {
     list struct GatedForward {
         /// `[R, C]`.
         y: Ptr<Real>,
         p: GatedParams,
     }
-}
 
-kernel_params! {
     list struct GatedBackward {
         /// `[R, C]`.
         dx: Ptr<Real>,
@@ -89,7 +85,7 @@ impl Cuda {
             dy: dy.into(),
             p: params(inputs, &division, &x, &norm, &gate),
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&division.op(GATED, "gated_norm_bwd", 0), params)? };
         let dnorm = partial
             .map(|partial| self.head_weights(&partial, division.slices, width, width, device))
@@ -144,7 +140,7 @@ impl GatedNormOps for Cuda {
         let division = division_of(dtype, inputs, false);
         let (x, norm, gate) = self.gated_operands(inputs)?;
         let p = params(inputs, &division, &x, &norm, &gate);
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe {
             self.launch(
                 &division.op(GATED, "gated_norm_fwd", 0),

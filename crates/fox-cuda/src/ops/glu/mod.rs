@@ -22,9 +22,7 @@ kernel_params! {
         inner: usize,
         act: i32,
     }
-}
 
-kernel_params! {
     list struct GluBackward {
         /// `[R, 2 C]`; may alias `x`.
         dx: Ptr<Real>,
@@ -87,7 +85,7 @@ impl Cuda {
             let (kernel, field) = (entry.to_owned(), "the number of pieces");
             return Err(Error::TooLarge { kernel, field, value, most });
         }
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch_flat(GLU, entry, variant, count, params) }
     }
 }

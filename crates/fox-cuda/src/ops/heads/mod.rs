@@ -35,17 +35,13 @@ kernel_params! {
         rows_per_slice: usize,
         eps: f32,
     }
-}
 
-kernel_params! {
     list struct HeadsForward {
         /// `[R, H * d]`.
         y: Ptr<Real>,
         p: HeadParams,
     }
-}
 
-kernel_params! {
     list struct HeadsBackward {
         /// `[R, H * d]`.
         du: Ptr<Real>,
@@ -128,7 +124,7 @@ impl HeadOps for Cuda {
         let (y, at) = self.output(inputs.u.shape(), dtype, inputs.u.device())?;
         let held = self.head_operands(inputs, spec, &division)?;
         let op = division.op(HEADS, "prepare_heads_fwd", rope_bytes(&division, spec));
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&op, HeadsForward { y: at.into(), p: held.params })? };
         drop(held.operands);
         Ok(y)
@@ -170,7 +166,7 @@ impl HeadOps for Cuda {
             (Some(_), Some(_)) => "prepare_heads_bwd_shift_norm",
         };
         let op = division.op(HEADS, entry, rope_bytes(&division, spec));
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&op, params)? };
         drop(held.operands);
         let dnorm = match (inputs.norm, partial) {

@@ -152,6 +152,7 @@ impl PagedOps for Cuda {
         keys: &[&dyn PagedKeys],
         spec: &PagedSpec,
     ) -> fox_tensor::Result<Tensor> {
+        fox_tensor::check_paged_attention(self, q, keys, spec)?;
         Ok(self.timed("paged_attention", || self.attend_pages(q, keys, spec))?)
     }
 }

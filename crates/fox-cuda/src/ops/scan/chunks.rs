@@ -15,9 +15,7 @@ kernel_params! {
         row: usize,
         rows: usize,
     }
-}
 
-kernel_params! {
     /// A segment: its first chunk, the number of its chunks, its first row and the number of its rows.
     pub(super) table struct ChunkedSegment align(16) {
         first: usize,

@@ -16,7 +16,7 @@ const SEED: u64 = 0x7461_736b;
 pub struct Figure {
     /// What was measured.
     pub metric: Metric,
-    /// The result; shares are between 0 and 1.
+    /// The result; fractions are between 0 and 1.
     pub value: f64,
     /// Its standard error: of a mean, the sample's standard deviation over the root of the number of items; of
     /// a perplexity, the standard deviation over bootstrap resamples. `None` for a single item, and where
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mean_and_its_error_by_hand() {
+    fn mean_and_standard_error_by_hand() {
         let figure = Values::Mean(vec![1.0, 0.0, 1.0, 1.0]).figure(Metric::Acc);
         assert_eq!((figure.value, figure.items), (0.75, 4));
         // Deviation sqrt(0.75 / 3) = 0.5, over sqrt(4).
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bootstrap_agrees_with_the_error_of_a_mean() {
+    fn bootstrap_agrees_with_standard_error() {
         let values: Vec<f64> = (0..200).map(|i| -1.0 - 0.01 * f64::from(i % 17)).collect();
         let figure = Values::Perplexity(values.clone()).figure(Metric::Perplexity);
         // d exp(-m) = exp(-m) dm.
@@ -129,7 +129,7 @@ mod tests {
 
     /// Texts of different lengths, all equally likely per byte: whatever is drawn, the figure is the same.
     #[test]
-    fn a_resample_takes_the_lengths_with_the_likelihoods() {
+    fn resample_pairs_lengths_with_likelihoods() {
         let pairs: Vec<(f64, f64)> = (1..50).map(|n| (-2.0 * f64::from(n), f64::from(n))).collect();
         for (values, value) in [
             (Values::PerLength(pairs.clone()), 2f64.exp()),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_perplexity_beyond_all_numbers_has_no_error() {
+    fn overflowing_perplexity_has_no_error() {
         let figure =
             Values::PerLength(vec![(-1e4, 1.0), (-2e4, 1.0)]).figure(Metric::BytePerplexity);
         assert_eq!((figure.value, figure.stderr), (f64::INFINITY, None));

@@ -34,8 +34,7 @@ fn without_articles(text: &str) -> String {
     kept
 }
 
-/// Harmonic mean of the share of the answer's words that are right and the share of the right words that
-/// were said, counted with repetition; 0 without a common word.
+/// Harmonic mean of precision and recall over the words of the answer, counted with repetition; 0 without a common word.
 pub fn f1(answer: &str, truth: &str) -> f64 {
     let (answer, truth) = (words(answer), words(truth));
     let mut counts: HashMap<&str, usize> = HashMap::new();
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_is_the_first_with_text() {
+    fn first_line_skips_blank_lines() {
         assert_eq!(first_line("\n\nyes\nno"), "yes");
         assert_eq!(first_line(" \nyes"), " ");
         assert_eq!(first_line(""), "");

@@ -1,4 +1,4 @@
-//! What an answer is worth: the metrics, and the figures they add up to.
+//! Metrics of answers, and the figures they add up to.
 //!
 //! Choices and likelihoods follow lm-evaluation-harness 0.4 (`lm_eval/api/task.py`, `process_results`, and
 //! `lm_eval/api/metrics.py`); generated answers follow LongBench (`metrics.py`).
@@ -17,14 +17,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// Share of items whose right choice is the most likely; of a single continuation, the share that greedy
-    /// decoding would have said.
+    /// Fraction of items whose right choice is the most likely; of a single continuation, the fraction that greedy
+    /// decoding would generate.
     Acc,
     /// The same with log-likelihoods divided by the choices' characters.
     AccNorm,
     /// The same with log-likelihoods divided by the choices' bytes.
     AccBytes,
-    /// Share of right answers that greedy decoding says word for word.
+    /// Fraction of right answers that greedy decoding says word for word.
     ExactMatch,
     /// `exp` of the mean negative log-likelihood of the continuation.
     Perplexity,
@@ -63,7 +63,7 @@ impl Metric {
         }
     }
 
-    /// Whether it is a share, which tables show in percent; the others are better when small.
+    /// Whether it is a fraction, which tables show in percent; the others are better when small.
     pub fn is_share(self) -> bool {
         !matches!(
             self,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_the_best_is_taken() {
+    fn ties_take_the_first_choice() {
         assert_eq!(best(&[-2.0, -1.0, -1.0]), 1);
     }
 }

@@ -1,11 +1,11 @@
-//! Options of the delta rule, and what follows from them.
+//! Options of the delta rule: validation, sizes, arithmetic.
 
 use super::layer::DeltaLayer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
     ConvStateSpec, LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec,
-    chosen,
+    enabled,
 };
 use crate::params::ParamList;
 
@@ -86,7 +86,7 @@ impl MixerConfig for DeltaConfig {
             format!("states of {} x {} per head", self.key_dim, self.value_dim),
             format!("convolutions of {} taps", self.conv_size),
         ];
-        let more = chosen(&[
+        let more = enabled(&[
             (self.decay, "decay per head from the input"),
             (self.output_gate, "output gate (silu)"),
             (self.negative_eigenvalues, "negative eigenvalues"),
@@ -95,24 +95,24 @@ impl MixerConfig for DeltaConfig {
         words
     }
 
-    fn validate(&self, _: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
-        rules.range("num_heads", self.heads, 1, Validator::MAX_WIDTH)?;
-        rules.range("num_v_heads", self.value_heads, self.heads, Validator::MAX_WIDTH)?;
-        rules.require(self.value_heads.is_multiple_of(self.heads), "num_v_heads", || {
+    fn validate(&self, _: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
+        validator.range("num_heads", self.heads, 1, Validator::MAX_WIDTH)?;
+        validator.range("num_v_heads", self.value_heads, self.heads, Validator::MAX_WIDTH)?;
+        validator.require(self.value_heads.is_multiple_of(self.heads), "num_v_heads", || {
             format!("is {}, no multiple of `num_heads` {}", self.value_heads, self.heads)
         })?;
-        rules.range("head_dim", self.key_dim, 1, Validator::MAX_HEAD)?;
-        rules.range("expand_v", self.value_dim, 1, Validator::MAX_HEAD)?;
-        rules.range("conv_size", self.conv_size, 1, Validator::MAX_TAPS)
+        validator.range("head_dim", self.key_dim, 1, Validator::MAX_HEAD)?;
+        validator.range("expand_v", self.value_dim, 1, Validator::MAX_HEAD)?;
+        validator.range("conv_size", self.conv_size, 1, Validator::MAX_TAPS)
     }
 
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
-        Box::new(DeltaLayer::declare(model, self, place.prefix, list))
+        Box::new(DeltaLayer::declare(model, self, context.prefix, list))
     }
 
     fn state(&self, _: &ModelConfig) -> StateSpec {

@@ -6,14 +6,17 @@ use super::DeltaConfig;
 use crate::Result;
 use crate::checkpoint::split_mlp;
 use crate::config::{Fields, ModelConfig, object};
-use crate::mixers::{CheckpointLayout, CommonFields, FileFormat, Format, chosen};
+use crate::mixers::{CheckpointLayout, CommonFields, FileFormat, Format, enabled};
 
 pub(super) static FORMATS: [&dyn FileFormat; 3] = [&OFFICIAL, &FLA, &FLA_GATED];
 
 static OFFICIAL: Format<DeltaConfig> = Format {
     suits: |mixer, _| !mixer.decay,
     lacks: |mixer, _| {
-        chosen(&[(mixer.decay, "Gated DeltaNet"), (mixer.negative_eigenvalues, "allow_neg_eigval")])
+        enabled(&[
+            (mixer.decay, "Gated DeltaNet"),
+            (mixer.negative_eigenvalues, "allow_neg_eigval"),
+        ])
     },
     ..Format::new(
         "delta_net-project_fox",
@@ -26,7 +29,7 @@ static OFFICIAL: Format<DeltaConfig> = Format {
 
 static FLA: Format<DeltaConfig> = Format {
     suits: |mixer, _| !mixer.decay,
-    lacks: |mixer, _| chosen(&[(mixer.decay, "Gated DeltaNet")]),
+    lacks: |mixer, _| enabled(&[(mixer.decay, "Gated DeltaNet")]),
     tensors: split_mlp,
     ..Format::new(
         "delta_net",
@@ -40,7 +43,7 @@ static FLA: Format<DeltaConfig> = Format {
 static FLA_GATED: Format<DeltaConfig> = Format {
     common: CommonFields { layers: 21, ..CommonFields::DEFAULT },
     suits: |mixer, _| mixer.decay,
-    lacks: |mixer, _| chosen(&[(!mixer.decay, "DeltaNet")]),
+    lacks: |mixer, _| enabled(&[(!mixer.decay, "DeltaNet")]),
     tensors: split_mlp,
     ..Format::new(
         "gated_deltanet",
@@ -57,13 +60,13 @@ fn read_delta_net(fields: &Fields<'_>) -> Result<DeltaConfig> {
     fields.require_true("use_short_conv", "the layer without convolutions is not supported")?;
     fields.require_true("use_beta", "writes of full strength are not supported")?;
     fields.require_false("norm_first", "that variant drops a residual in the reference")?;
-    fields.word("qk_norm", (), &[("l2", ())])?;
-    fields.word("qk_activation", (), &[("silu", ())])?;
+    fields.choice("qk_norm", (), &[("l2", ())])?;
+    fields.choice("qk_activation", (), &[("silu", ())])?;
     let (hidden, heads) = (fields.size("hidden_size", 2048)?, fields.size("num_heads", 16)?);
     let (expand_k, expand_v) = (fields.real("expand_k", 1.0)?, fields.real("expand_v", 1.0)?);
     Ok(DeltaConfig {
-        key_dim: fields.share("expand_k", hidden, expand_k, heads)?,
-        value_dim: fields.share("expand_v", hidden, expand_v, heads)?,
+        key_dim: fields.scaled_width("expand_k", hidden, expand_k, heads)?,
+        value_dim: fields.scaled_width("expand_v", hidden, expand_v, heads)?,
         conv_size: fields.size("conv_size", 4)?,
         output_gate: fields.flag("use_gate", false)?,
         negative_eigenvalues: fields.flag("allow_neg_eigval", false)?,
@@ -78,7 +81,7 @@ fn read_gated(fields: &Fields<'_>) -> Result<DeltaConfig> {
     let expand_v = fields.real("expand_v", 2.0)?;
     Ok(DeltaConfig {
         value_heads: fields.optional_size("num_v_heads", None)?.unwrap_or(heads),
-        value_dim: fields.share("expand_v", key_dim, expand_v, 1)?,
+        value_dim: fields.scaled_width("expand_v", key_dim, expand_v, 1)?,
         conv_size: fields.size("conv_size", 4)?,
         output_gate: fields.flag("use_gate", true)?,
         negative_eigenvalues: fields.flag("allow_neg_eigval", false)?,

@@ -44,7 +44,7 @@ struct Branch {
     conv: ShortConv,
 }
 
-/// Where the decay comes from.
+/// Source of the decay.
 #[derive(Debug)]
 struct Decay {
     weight: ParamId,
@@ -177,7 +177,7 @@ impl DeltaLayer {
         tape.gated_norm(&most, None, Some(&z), 1, 0.0, Activation::Sigmoid)
     }
 
-    /// `rms(o)` per head with weights that the heads share, and the gate.
+    /// `rms(o)` per head with weights of all heads, and the gate.
     fn gate_output(
         &self,
         tape: &mut Tape<'_>,

@@ -1,4 +1,4 @@
-//! Options of attention, and what follows from them.
+//! Options of attention: validation, sizes, arithmetic.
 
 use fox_tensor::{Activation, AttentionWeights, Rope};
 
@@ -6,10 +6,10 @@ use super::layer::ForgettingLayer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::flops::{ATTENTION_BACKWARD, attention_flops};
-use crate::mixers::{AttentionStateSpec, LayerContext, Mixer, MixerConfig, StateSpec, chosen};
+use crate::mixers::{AttentionStateSpec, LayerContext, Mixer, MixerConfig, StateSpec, enabled};
 use crate::params::ParamList;
 
-/// Epsilon of the QK-norm in both references, whatever `norm_eps` says.
+/// Epsilon of the QK-norm in both references, independent of `norm_eps`.
 pub const QK_NORM_EPS: f64 = 1e-5;
 
 /// Options of the attention layer. FoX and the Transformer are the same layer with other options.
@@ -23,7 +23,7 @@ pub struct ForgettingConfig {
     pub head_dim: Option<usize>,
     /// How scores become weights.
     pub weights: AttentionWeights,
-    /// Where the forget gate comes from.
+    /// Source of the forget gate.
     pub gate: ForgetGate,
     /// Whether the query, key and value projections have a bias.
     pub qkv_bias: bool,
@@ -45,7 +45,7 @@ pub struct ForgettingConfig {
     pub output_norm: bool,
     /// Gate the attention output.
     pub output_gate: Option<Activation>,
-    /// Adaptive computation pruning: natural log of the share of attention that may be dropped.
+    /// Adaptive computation pruning: natural log of the fraction of attention that may be dropped.
     pub log_pruning_tolerance: Option<f64>,
 }
 
@@ -110,7 +110,7 @@ impl ForgettingConfig {
     }
 }
 
-/// Where the forget gate comes from.
+/// Source of the forget gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ForgetGate {
     /// Nothing is forgotten.
@@ -152,10 +152,10 @@ impl DecayTime {
         (0..heads).map(bias).collect()
     }
 
-    fn validate(self, rules: &Validator<'_>) -> Result<()> {
-        rules.positive("decay_time_min", self.min, 1e30)?;
-        rules.positive("decay_time_max", self.max, 1e30)?;
-        rules.require(self.min <= self.max, "decay_time_min", || {
+    fn validate(self, validator: &Validator<'_>) -> Result<()> {
+        validator.positive("decay_time_min", self.min, 1e30)?;
+        validator.positive("decay_time_max", self.max, 1e30)?;
+        validator.require(self.min <= self.max, "decay_time_min", || {
             format!("is {}, above `decay_time_max` {}", self.min, self.max)
         })
     }
@@ -205,7 +205,7 @@ impl MixerConfig for ForgettingConfig {
             ForgetGate::Fixed { .. } => "forget gate fixed per head",
         };
         let stick = self.weights == AttentionWeights::StickBreaking;
-        let found = chosen(&[
+        let found = enabled(&[
             (stick, "stick-breaking attention"),
             (true, gate),
             (self.qk_norm == Some(QkNorm::PerHead), "QK-norm per head"),
@@ -232,47 +232,47 @@ impl MixerConfig for ForgettingConfig {
         words
     }
 
-    fn validate(&self, model: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
+    fn validate(&self, model: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
         let (width, heads) = (model.hidden_size, self.heads);
-        rules.range("num_heads", heads, 1, width)?;
+        validator.range("num_heads", heads, 1, width)?;
         let given = self.head_dim.is_some();
-        rules.require(given || width.is_multiple_of(heads), "num_heads", || {
+        validator.require(given || width.is_multiple_of(heads), "num_heads", || {
             format!("is {heads}, which does not divide `hidden_size` {width}")
         })?;
         let head_dim = self.head_width(width);
         let field = if given { "head_dim" } else { "num_heads" };
         let fits = head_dim > 0 && head_dim.is_multiple_of(8) && head_dim <= 256;
-        rules.require(fits, field, || {
+        validator.require(fits, field, || {
             format!("gives heads of width {head_dim}; the width must be a multiple of 8 up to 256")
         })?;
-        rules.range("num_kv_heads", self.kv_heads, 1, heads)?;
-        rules.require(heads.is_multiple_of(self.kv_heads), "num_kv_heads", || {
+        validator.range("num_kv_heads", self.kv_heads, 1, heads)?;
+        validator.require(heads.is_multiple_of(self.kv_heads), "num_kv_heads", || {
             format!("is {}, which does not divide `num_heads` {heads}", self.kv_heads)
         })?;
         if let Some(window) = self.window {
-            rules.range("window_size", window, 1, Validator::MAX_LENGTH)?;
+            validator.range("window_size", window, 1, Validator::MAX_LENGTH)?;
         }
-        rules.positive("qk_norm_eps", self.qk_norm_eps, 1.0)?;
+        validator.positive("qk_norm_eps", self.qk_norm_eps, 1.0)?;
         if let Some(rope) = self.rope {
-            validate_rope(&rope, rules)?;
+            validate_rope(&rope, validator)?;
         }
         if let Some(ln) = self.log_pruning_tolerance {
-            rules.require(ln.is_finite() && ln < 0.0, "log_pruning_tolerance", || {
+            validator.require(ln.is_finite() && ln < 0.0, "log_pruning_tolerance", || {
                 format!("is {ln}; it is the logarithm of a probability, so it is negative")
             })?;
         }
         let sticks = self.weights == AttentionWeights::StickBreaking;
-        rules.require(!(self.sink && sticks), "use_sink", || {
+        validator.require(!(self.sink && sticks), "use_sink", || {
             "needs `attention_weights` \"softmax\": a stick has its own rest".to_string()
         })?;
-        rules.require(
+        validator.require(
             !(self.output_norm && self.output_gate == Some(Activation::Silu)),
             "ogate_act",
             || "must be \"sigmoid\" when `use_output_norm` is true".to_string(),
         )?;
         match self.gate {
             ForgetGate::BiasOnly { decay_time: Some(time) }
-            | ForgetGate::Fixed { decay_time: Some(time) } => time.validate(rules),
+            | ForgetGate::Fixed { decay_time: Some(time) } => time.validate(validator),
             _ => Ok(()),
         }
     }
@@ -280,10 +280,10 @@ impl MixerConfig for ForgettingConfig {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
-        Box::new(ForgettingLayer::declare(model, self, place.prefix, list))
+        Box::new(ForgettingLayer::declare(model, self, context.prefix, list))
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {
@@ -318,21 +318,21 @@ impl MixerConfig for ForgettingConfig {
     }
 }
 
-fn validate_rope(rope: &Rope, rules: &Validator<'_>) -> Result<()> {
-    rules.positive("rope_base", rope.base, 1e30)?;
+fn validate_rope(rope: &Rope, validator: &Validator<'_>) -> Result<()> {
+    validator.positive("rope_base", rope.base, 1e30)?;
     let strength = rope.strength;
-    rules.require((0.0..=1.0).contains(&strength), "rope_strength", || {
+    validator.require((0.0..=1.0).contains(&strength), "rope_strength", || {
         format!("is {strength}; it must be between 0 and 1")
     })?;
     let Some(scaling) = rope.scaling else { return Ok(()) };
-    rules.positive("factor", scaling.factor, 1e6)?;
-    rules.positive("low_freq_factor", scaling.low_freq_factor, 1e6)?;
+    validator.positive("factor", scaling.factor, 1e6)?;
+    validator.positive("low_freq_factor", scaling.low_freq_factor, 1e6)?;
     let (low, high) = (scaling.low_freq_factor, scaling.high_freq_factor);
-    rules.require(high > low && high <= 1e6, "high_freq_factor", || {
+    validator.require(high > low && high <= 1e6, "high_freq_factor", || {
         format!("is {high}; it must be above `low_freq_factor` {low}")
     })?;
     let length = scaling.original_length;
-    rules.range("original_max_position_embeddings", length, 1, Validator::MAX_LENGTH)
+    validator.range("original_max_position_embeddings", length, 1, Validator::MAX_LENGTH)
 }
 
 #[cfg(test)]

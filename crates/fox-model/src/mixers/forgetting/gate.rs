@@ -5,7 +5,7 @@ use fox_tensor::{ParamId, Result, Tape, Var};
 use super::{DecayTime, ForgetGate, ForgettingConfig};
 use crate::params::{Init, ParamGroup, ParamList, Parameters};
 
-/// Where the log gates come from.
+/// Source of the log gates.
 #[derive(Debug)]
 pub(super) enum Gate {
     None,

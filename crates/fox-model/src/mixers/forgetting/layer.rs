@@ -45,7 +45,7 @@ pub struct ForgettingLayer {
     pub(super) o_proj: ParamId,
 }
 
-/// A query, key or value projection and what is done to its heads.
+/// A query, key or value projection and the preparation of its heads.
 #[derive(Debug)]
 pub(crate) struct Projection {
     pub weight: ParamId,
@@ -135,7 +135,7 @@ impl ForgettingLayer {
         }
     }
 
-    /// What the layer is.
+    /// The options.
     pub fn options(&self) -> &ForgettingConfig {
         &self.options
     }
@@ -347,7 +347,7 @@ impl ForgettingLayer {
         Ok((u, heads))
     }
 
-    /// `rms(o) * act(x Wg^T)`, each part when the layer has it.
+    /// `rms(o) * act(x Wg^T)`, each factor when the layer has it.
     fn gate_output(
         &self,
         tape: &mut Tape<'_>,

@@ -1,4 +1,4 @@
-//! Options of HGRN2, and what follows from them.
+//! Options of HGRN2: validation, sizes, arithmetic.
 
 use fox_tensor::ParamId;
 
@@ -6,7 +6,7 @@ use super::layer::Hgrn2Layer;
 use crate::Result;
 use crate::config::{ModelConfig, Validator};
 use crate::mixers::{
-    LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, chosen,
+    LayerContext, Mixer, MixerConfig, RecurrentStateSpec, ScanShape, StateSpec, enabled,
 };
 use crate::params::{Init, ParamGroup, ParamList};
 
@@ -23,7 +23,7 @@ pub struct Hgrn2Config {
     pub output_norm_eps: f64,
 }
 
-/// What becomes of the table `model.lower_bounds`.
+/// Use of the table `model.lower_bounds`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LowerBounds {
     /// There is none.
@@ -56,7 +56,7 @@ impl MixerConfig for Hgrn2Config {
             "decay per channel from the input".to_string(),
             format!("states of {} x {values} per head", self.expand_ratio),
         ];
-        let more = chosen(&[
+        let more = enabled(&[
             (self.lower_bounds == LowerBounds::Used, "lower bounds of the gates"),
             (self.lower_bounds == LowerBounds::Stored, "lower bounds stored without effect"),
         ]);
@@ -64,20 +64,20 @@ impl MixerConfig for Hgrn2Config {
         words
     }
 
-    fn validate(&self, model: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
+    fn validate(&self, model: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
         let width = model.hidden_size;
-        rules.range("num_heads", self.heads, 1, width)?;
-        rules.range("expand_ratio", self.expand_ratio, 1, Validator::MAX_HEAD)?;
-        rules.require(width.is_multiple_of(self.heads), "num_heads", || {
+        validator.range("num_heads", self.heads, 1, width)?;
+        validator.range("expand_ratio", self.expand_ratio, 1, Validator::MAX_HEAD)?;
+        validator.require(width.is_multiple_of(self.heads), "num_heads", || {
             format!("is {}, which does not divide `hidden_size` {width}", self.heads)
         })?;
         let gates = self.heads * self.expand_ratio;
-        rules.require(
+        validator.require(
             self.lower_bounds == LowerBounds::None || gates == width,
             "use_lower_bound",
             || format!("needs gates as wide as `hidden_size` {width}, not {gates}"),
         )?;
-        rules.positive("norm_eps", self.output_norm_eps, 1.0)
+        validator.positive("norm_eps", self.output_norm_eps, 1.0)
     }
 
     /// The table of lower bounds `[L, D]`.
@@ -94,10 +94,10 @@ impl MixerConfig for Hgrn2Config {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
-        Box::new(Hgrn2Layer::declare(model, self, place, list))
+        Box::new(Hgrn2Layer::declare(model, self, context, list))
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {

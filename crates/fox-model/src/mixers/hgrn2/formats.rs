@@ -6,16 +6,16 @@ use super::{Hgrn2Config, LowerBounds};
 use crate::Result;
 use crate::checkpoint::split_mlp;
 use crate::config::{Fields, ModelConfig, object};
-use crate::mixers::{CheckpointLayout, FileFormat, Format, chosen};
+use crate::mixers::{CheckpointLayout, FileFormat, Format, enabled};
 
-/// Epsilon of the output norm in flash-linear-attention, whatever `norm_eps` says.
+/// Epsilon of the output norm in flash-linear-attention, independent of `norm_eps`.
 const FLA_EPS: f64 = 1e-5;
 
 pub(super) static FORMATS: [&dyn FileFormat; 2] = [&OFFICIAL, &FLA];
 
 static OFFICIAL: Format<Hgrn2Config> = Format {
     lacks: |mixer, model| {
-        chosen(&[
+        enabled(&[
             (mixer.lower_bounds == LowerBounds::Used, "lower bounds that have an effect"),
             (mixer.output_norm_eps != model.norm_eps, "output_norm_eps other than norm_eps"),
         ])
@@ -32,7 +32,7 @@ static OFFICIAL: Format<Hgrn2Config> = Format {
 static FLA: Format<Hgrn2Config> = Format {
     lacks: |mixer, model| {
         let gates = mixer.heads * mixer.expand_ratio;
-        chosen(&[
+        enabled(&[
             (mixer.lower_bounds == LowerBounds::Stored, "lower bounds without effect"),
             (mixer.output_norm_eps != FLA_EPS, "an output norm with another epsilon than 1e-5"),
             (gates != model.hidden_size, "num_heads beside expand_ratio"),

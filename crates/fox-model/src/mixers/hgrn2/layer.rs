@@ -1,4 +1,4 @@
-//! HGRN2: a state whose every row decays at its own rate, and keys that are what was forgotten.
+//! HGRN2: every row of the state decays at a separate rate, and keys are one minus the forget gate.
 //!
 //! ```text
 //! q = silu(x Wq^T)       f = lb + (1 - lb) sigmoid(x Wf^T)       k = 1 - f       v = x Wi^T
@@ -37,24 +37,24 @@ impl Hgrn2Layer {
     pub fn declare(
         config: &ModelConfig,
         options: &Hgrn2Config,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Self {
         let (width, gates) = (config.hidden_size, options.heads * options.expand_ratio);
         let matrix = |list: &mut ParamList, name: &str, rows: usize| {
-            let (name, dims) = (format!("{}.{name}.weight", place.prefix), (rows, width));
+            let (name, dims) = (format!("{}.{name}.weight", context.prefix), (rows, width));
             list.uniform_matrix(ParamGroup::Mixer, name, dims, xavier_bound(dims))
         };
         let [q_proj, f_proj, i_proj] = [("q_proj", gates), ("f_proj", gates), ("i_proj", width)]
             .map(|(name, rows)| matrix(list, name, rows));
-        let norm = format!("{}.g_norm.weight", place.prefix);
+        let norm = format!("{}.g_norm.weight", context.prefix);
         // The first layer's bounds are 0.
-        let used = options.lower_bounds == LowerBounds::Used && place.index > 0;
+        let used = options.lower_bounds == LowerBounds::Used && context.index > 0;
         Hgrn2Layer {
             options: options.clone(),
             width,
-            layer: place.index,
-            lower_bounds: place.shared.filter(|_| used),
+            layer: context.index,
+            lower_bounds: context.shared.filter(|_| used),
             q_proj,
             f_proj,
             i_proj,

@@ -132,20 +132,20 @@ impl MixerConfig for HybridConfig {
         options
     }
 
-    fn validate(&self, model: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
+    fn validate(&self, model: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
         let (words, layers) = (self.pattern.len(), model.num_layers);
-        rules.require((1..=layers).contains(&words), "mixers", || {
+        validator.require((1..=layers).contains(&words), "mixers", || {
             format!("names {words} layers; it must name between 1 and the model's {layers}")
         })?;
         for layer in 0..words {
-            rules.range(
+            validator.range(
                 "hidden_ratio",
                 self.mlp_width(model, layer),
                 1,
                 Validator::MAX_MLP_WIDTH,
             )?;
         }
-        self.mixers.iter().try_for_each(|mixer| mixer.validate(model, rules))
+        self.mixers.iter().try_for_each(|mixer| mixer.validate(model, validator))
     }
 
     fn at(&self, layer: usize) -> Option<&dyn MixerConfig> {
@@ -156,11 +156,11 @@ impl MixerConfig for HybridConfig {
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
-        let mixer = self.at(place.index).unwrap_or(&self.layers.attention);
-        mixer.declare(model, place, list)
+        let mixer = self.at(context.index).unwrap_or(&self.layers.attention);
+        mixer.declare(model, context, list)
     }
 
     fn state(&self, model: &ModelConfig) -> StateSpec {

@@ -1,4 +1,4 @@
-//! Files of hybrids: Samba of the official repository, and fox's own format, which has a word for every layer.
+//! Files of hybrids: Samba of the official repository, and fox's native format, which names every layer.
 
 use fox_tensor::{ParamId, Rope};
 use serde_json::{Map, Value, json};
@@ -17,7 +17,7 @@ use crate::params::ParamSpec;
 
 pub(super) static FORMATS: [&dyn FileFormat; 2] = [&SAMBA, &NATIVE];
 
-/// `fox_hybrid`: the fields of `fox` for attention, `mixers` for the layers, and a few fields for the others.
+/// `fox_hybrid`: the fields of `fox` for attention, `mixers` for the pattern, and a few fields for the other kinds.
 static NATIVE: Format<HybridConfig> = Format {
     common: CommonFields { sigmoid_mlp: true, ..CommonFields::DEFAULT },
     ..Format::new(
@@ -53,7 +53,7 @@ static SAMBA: Format<HybridConfig> = Format {
     )
 };
 
-/// The window of the attention, if nothing else is unlike Samba.
+/// The window of the attention, if everything else is as in Samba.
 fn window_of_samba(mixer: &HybridConfig) -> Option<usize> {
     let [LayerKind::Mamba1, LayerKind::Window(window)] = *mixer.pattern() else { return None };
     let (attention, usual) = (&mixer.layers().attention, LayerConfigs::standard(1, 1).attention);
@@ -81,7 +81,7 @@ fn samba_tensors(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
 }
 
 fn read_native(fields: &Fields<'_>) -> Result<HybridConfig> {
-    let words = fields.words("mixers")?.unwrap_or(vec!["fox"]);
+    let words = fields.strings("mixers")?.unwrap_or(vec!["fox"]);
     let unknown = |word: &str| {
         let word: String = word.chars().take(60).collect();
         let detail =
@@ -100,7 +100,7 @@ fn read_native(fields: &Fields<'_>) -> Result<HybridConfig> {
     )?;
     let layers = LayerConfigs {
         delta: DeltaConfig {
-            value_dim: fields.share(
+            value_dim: fields.scaled_width(
                 "delta_expand_v",
                 key_dim,
                 fields.real("delta_expand_v", 2.0)?,
@@ -166,16 +166,16 @@ fn read_samba(fields: &Fields<'_>) -> Result<HybridConfig> {
     let hidden = fields.size("hidden_size", 2048)?;
     let heads = of_attn("num_heads", Some(32))?.unwrap_or(32);
     let usual = Mamba1Config::published(hidden.min(Validator::MAX_WIDTH));
-    let inner = fields.share("expand", hidden, fields.real("expand", 2.0)?, 1)?;
+    let inner = fields.scaled_width("expand", hidden, fields.real("expand", 2.0)?, 1)?;
     if fields.optional_size("intermediate_size", None)?.is_some_and(|width| width != inner) {
         let detail = format!("must be `expand` times `hidden_size`, {inner}");
         return Err(fields.error("intermediate_size", detail));
     }
-    let rank = match fields.word("time_step_rank", Some(usual.rank), &[("auto", Some(usual.rank))])
-    {
-        Ok(rank) => rank,
-        Err(_) => fields.optional_size("time_step_rank", None)?,
-    };
+    let rank =
+        match fields.choice("time_step_rank", Some(usual.rank), &[("auto", Some(usual.rank))]) {
+            Ok(rank) => rank,
+            Err(_) => fields.optional_size("time_step_rank", None)?,
+        };
     let layers = LayerConfigs {
         attention: ForgettingConfig {
             gate: ForgetGate::Full,

@@ -1,8 +1,8 @@
-//! The words of a pattern.
+//! Kinds of layers in a pattern.
 
 use std::fmt;
 
-/// The mixer of a layer, by the word that a pattern has for it.
+/// The kind of a layer, by its name in a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerKind {
     /// `fox`: attention with the forget gate that the options name.
@@ -20,15 +20,15 @@ pub enum LayerKind {
 }
 
 impl LayerKind {
-    /// All words, for messages.
+    /// All names, for messages.
     pub const NAMES: &'static str = "fox, attention, window:N, gated-delta-net, mamba2, mamba1";
 
-    /// The mixer that a word names.
-    pub fn parse(word: &str) -> Option<LayerKind> {
-        if let Some(length) = word.strip_prefix("window:") {
+    /// The kind of this name.
+    pub fn parse(name: &str) -> Option<LayerKind> {
+        if let Some(length) = name.strip_prefix("window:") {
             return length.parse().ok().map(LayerKind::Window);
         }
-        match word {
+        match name {
             "fox" => Some(LayerKind::Fox),
             "attention" => Some(LayerKind::Attention),
             "gated-delta-net" => Some(LayerKind::GatedDeltaNet),

@@ -58,7 +58,7 @@ impl ModelConfig {
         layers.attention.rope = Some(Rope::new(500_000.0));
         let mixer = HybridConfig::new(pattern, layers).with_mlp_ratios(Some(ratios));
         let mut config = Self::with_mixer(hidden_size, num_layers.max(2), mixer, 4.0);
-        // What the official file calls so are the channels of Mamba-1.
+        // In the official file this field has the channels of Mamba-1.
         config.mlp.intermediate_size = Some(2 * hidden_size);
         config.norm_eps = 1e-5;
         config

@@ -1,4 +1,4 @@
-//! Options of Mamba-1, and what follows from them.
+//! Options of Mamba-1: validation, sizes, arithmetic.
 
 use super::layer::Mamba1Layer;
 use crate::Result;
@@ -65,24 +65,24 @@ impl MixerConfig for Mamba1Config {
         ]
     }
 
-    fn validate(&self, _: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
-        rules.range("expand", self.inner, 1, Validator::MAX_WIDTH)?;
-        rules.range("state_size", self.state_size, 1, Validator::MAX_HEAD)?;
-        rules.range("time_step_rank", self.rank, 1, Validator::MAX_WIDTH)?;
-        rules.range("conv_kernel", self.conv_size, 1, Validator::MAX_TAPS)?;
+    fn validate(&self, _: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
+        validator.range("expand", self.inner, 1, Validator::MAX_WIDTH)?;
+        validator.range("state_size", self.state_size, 1, Validator::MAX_HEAD)?;
+        validator.range("time_step_rank", self.rank, 1, Validator::MAX_WIDTH)?;
+        validator.range("conv_kernel", self.conv_size, 1, Validator::MAX_TAPS)?;
         let (min, max, floor) = self.time_step_init;
-        rules.positive("time_step_min", min, 1e6)?;
-        rules.positive("time_step_max", max, 1e6)?;
-        rules.positive("time_step_floor", floor, 1e6)
+        validator.positive("time_step_min", min, 1e6)?;
+        validator.positive("time_step_max", max, 1e6)?;
+        validator.positive("time_step_floor", floor, 1e6)
     }
 
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
-        Box::new(Mamba1Layer::declare(model, self, place.prefix, list))
+        Box::new(Mamba1Layer::declare(model, self, context.prefix, list))
     }
 
     fn state(&self, _: &ModelConfig) -> StateSpec {

@@ -35,13 +35,13 @@ struct Inputs {
     before: Option<Vec<f64>>,
 }
 
-/// What the channels of a block give.
+/// Output of the channels of a block.
 struct Forward {
     y: Vec<f64>,
     after: Vec<f64>,
 }
 
-/// Gradients from the channels of a block; `db` and `dc` are its share of a sum.
+/// Gradients from the channels of a block; `db` and `dc` are its terms of a sum.
 struct Backward {
     du: Vec<f64>,
     ddt: Vec<f64>,

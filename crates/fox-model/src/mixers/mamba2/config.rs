@@ -1,4 +1,4 @@
-//! Options of Mamba-2, and what follows from them.
+//! Options of Mamba-2: validation, sizes, arithmetic.
 
 use super::layer::Mamba2Layer;
 use crate::Result;
@@ -76,32 +76,32 @@ impl MixerConfig for Mamba2Config {
         words
     }
 
-    fn validate(&self, _: &ModelConfig, rules: &Validator<'_>) -> Result<()> {
-        rules.range("num_heads", self.heads, 1, Validator::MAX_WIDTH)?;
-        rules.range("head_dim", self.head_dim, 1, Validator::MAX_HEAD)?;
-        rules.range("state_size", self.state_size, 1, Validator::MAX_HEAD)?;
-        rules.range("n_groups", self.groups, 1, self.heads)?;
-        rules.require(self.heads.is_multiple_of(self.groups), "n_groups", || {
+    fn validate(&self, _: &ModelConfig, validator: &Validator<'_>) -> Result<()> {
+        validator.range("num_heads", self.heads, 1, Validator::MAX_WIDTH)?;
+        validator.range("head_dim", self.head_dim, 1, Validator::MAX_HEAD)?;
+        validator.range("state_size", self.state_size, 1, Validator::MAX_HEAD)?;
+        validator.range("n_groups", self.groups, 1, self.heads)?;
+        validator.require(self.heads.is_multiple_of(self.groups), "n_groups", || {
             format!("is {}, which does not divide {} heads", self.groups, self.heads)
         })?;
-        rules.range("conv_kernel", self.conv_size, 1, Validator::MAX_TAPS)?;
+        validator.range("conv_kernel", self.conv_size, 1, Validator::MAX_TAPS)?;
         let (low, high) = self.time_step_limit;
-        rules.require(low >= 0.0 && low <= high, "time_step_limit", || {
+        validator.require(low >= 0.0 && low <= high, "time_step_limit", || {
             format!("is {low} to {high}; it must be a range of numbers from 0 on")
         })?;
         let (min, max, floor) = self.time_step_init;
-        rules.positive("time_step_min", min, 1e3)?;
-        rules.positive("time_step_max", max, 1e3)?;
-        rules.positive("time_step_floor", floor, 1e3)
+        validator.positive("time_step_min", min, 1e3)?;
+        validator.positive("time_step_max", max, 1e3)?;
+        validator.positive("time_step_floor", floor, 1e3)
     }
 
     fn declare(
         &self,
         model: &ModelConfig,
-        place: &LayerContext<'_>,
+        context: &LayerContext<'_>,
         list: &mut ParamList,
     ) -> Box<dyn Mixer> {
-        Box::new(Mamba2Layer::declare(model, self, place.prefix, list))
+        Box::new(Mamba2Layer::declare(model, self, context.prefix, list))
     }
 
     fn state(&self, _: &ModelConfig) -> StateSpec {

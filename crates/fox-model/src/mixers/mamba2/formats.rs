@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::Mamba2Config;
 use crate::Result;
 use crate::config::{Fields, ModelConfig, object, whole_or_real};
-use crate::mixers::{CheckpointLayout, CommonFields, FileFormat, Format, chosen};
+use crate::mixers::{CheckpointLayout, CommonFields, FileFormat, Format, enabled};
 
 pub(super) static FORMATS: [&dyn FileFormat; 2] = [&OFFICIAL, &FLA];
 
@@ -18,7 +18,7 @@ static OFFICIAL: Format<Mamba2Config> = Format {
         ..CommonFields::DEFAULT
     },
     lacks: |mixer, _| {
-        chosen(&[
+        enabled(&[
             (mixer.norm_before_gate, "norm_before_gate"),
             (mixer.groups != 1, "n_groups above 1"),
         ])
@@ -44,7 +44,7 @@ fn old_name(name: &str) -> Option<String> {
     Some(format!("backbone.embedding.{}", name.strip_prefix("backbone.embeddings.")?))
 }
 
-/// What the time steps are called: smallest, largest and floor at the start, and their limits.
+/// Field names of the time steps: smallest, largest and floor at initialization, and their limits.
 type TimeSteps = [&'static str; 4];
 
 const OFFICIAL_STEPS: TimeSteps =
@@ -65,7 +65,7 @@ fn read_fla(fields: &Fields<'_>) -> Result<Mamba2Config> {
     Ok(Mamba2Config { norm_before_gate: fields.flag("norm_before_gate", true)?, ..mixer })
 }
 
-/// What the references read alike; defaults are those of flash-linear-attention.
+/// Fields that both references read; defaults are those of flash-linear-attention.
 fn read(fields: &Fields<'_>, norm: &str, steps: TimeSteps) -> Result<Mamba2Config> {
     fields.require_false("use_bias", "projections with a bias are not supported")?;
     fields.require_true("use_conv_bias", "a convolution without bias is not supported")?;
@@ -73,7 +73,7 @@ fn read(fields: &Fields<'_>, norm: &str, steps: TimeSteps) -> Result<Mamba2Confi
     fields.require_false("D_has_hdim", "a skip per channel is not supported")?;
     let hidden = fields.size("hidden_size", 2048)?;
     let (head_dim, expand) = (fields.size("head_dim", 64)?, fields.real("expand", 2.0)?);
-    let heads = fields.share("expand", hidden, expand, head_dim)?;
+    let heads = fields.scaled_width("expand", hidden, expand, head_dim)?;
     if let Some(given) = fields.optional_size("num_heads", None)?
         && given != heads
     {
@@ -115,7 +115,7 @@ fn write_fla(mixer: &Mamba2Config, model: &ModelConfig, map: &mut Map<String, Va
     write_steps(mixer, FLA_STEPS, map);
 }
 
-/// What the references write alike, without the fields of an MLP.
+/// Fields that both references write, without those of an MLP.
 fn write_layer(mixer: &Mamba2Config, model: &ModelConfig, map: &mut Map<String, Value>) {
     for foreign in ["hidden_ratio", "intermediate_size", "norm_eps"] {
         map.remove(foreign);

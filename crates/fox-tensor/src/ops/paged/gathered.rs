@@ -3,7 +3,7 @@
 use super::{PAGE, PagedKeys, PagedSpec, Slab, held_pages};
 use crate::{
     Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Device, Mask, Result, Segment,
-    Segments, Tensor,
+    Segments, Tensor, check_paged_attention,
 };
 
 /// Attention of `q: [R, H * d]` over pages, gathered and given to the backend's plain attention. Slow and
@@ -19,6 +19,7 @@ pub(super) fn gathered(
     spec: &PagedSpec,
     gates: impl Fn(&dyn PagedKeys, usize) -> Result<Vec<f64>>,
 ) -> Result<Tensor> {
+    check_paged_attention(q.device().backend(), q, keys, spec)?;
     let (device, d, group) = (q.device().clone(), spec.head_dim, spec.heads / spec.kv_heads);
     let backend = device.backend();
     let mut o = device.zeros(q.shape(), DType::F32)?.reshape([q.rows() * spec.heads, d])?;

@@ -19,7 +19,8 @@ use std::sync::Arc;
 pub use gathered::gathered_attention;
 pub use slab::{Page, PageMut, PageShape, Slab};
 
-use crate::{AttentionWeights, Error, Result, Segment, Segments, Tensor, clamp_log_gate};
+use crate::check::Operands;
+use crate::{AttentionWeights, Backend, Error, Result, Segment, Segments, Tensor, clamp_log_gate};
 
 /// Keys per page.
 pub const PAGE: usize = 64;
@@ -230,33 +231,39 @@ pub struct PagedSpec {
     pub segments: Segments,
 }
 
-impl PagedSpec {
-    /// Checks that queries, pages and segments match.
-    pub(crate) fn check(&self, q: &Tensor, keys: &[&dyn PagedKeys]) -> Result<()> {
-        const OP: &str = "paged_attention";
-        q.expect_shape(OP, "q", &[q.rows(), self.heads * self.head_dim])?;
-        self.segments.check(OP, q.rows(), usize::MAX)?;
-        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(Error::argument(
-                OP,
-                format!("{} heads cannot share {} key heads", self.heads, self.kv_heads),
-            ));
-        }
-        let group = self.heads / self.kv_heads;
-        let fits = |(keys, segment): (&&dyn PagedKeys, &Segment)| {
-            let shape = keys.shape();
-            let before = segment.k_len - segment.q_len.min(segment.k_len);
-            (shape.kv_heads, shape.head_dim) == (self.kv_heads, self.head_dim)
-                && (shape.group == 0 || shape.group == group)
-                && keys.seen() == segment.k_len
-                && (0..self.kv_heads).all(|head| keys.first(head) <= before)
-        };
-        if keys.len() != self.segments.len()
-            || !keys.iter().zip(self.segments.as_slice()).all(fits)
-            || self.thresholds.as_ref().is_some_and(|t| t.len() != self.heads)
-        {
-            return Err(Error::argument(OP, "the pages do not fit heads and segments"));
-        }
-        Ok(())
+/// Validates the operands of [`PagedOps::paged_attention`].
+pub fn check_paged_attention(
+    backend: &dyn Backend,
+    q: &Tensor,
+    keys: &[&dyn PagedKeys],
+    spec: &PagedSpec,
+) -> Result<()> {
+    let operands = Operands::new("paged_attention", backend);
+    let (heads, kv_heads, d) = (spec.heads, spec.kv_heads, spec.head_dim);
+    operands.matrix("q", q)?;
+    operands.real("q", q, &[q.rows(), heads.saturating_mul(d)])?;
+    operands.segments(&spec.segments, q.rows(), usize::MAX)?;
+    operands.require(d > 0 && d <= 256 && d.is_multiple_of(8), || {
+        format!("head dim {d} is not a multiple of 8 up to 256")
+    })?;
+    operands.require(kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads), || {
+        format!("{heads} query heads are not a multiple of {kv_heads} key heads")
+    })?;
+    operands.require(spec.window != Some(0), || "a window of 0 keys; use 1 or more".into())?;
+    let group = heads / kv_heads;
+    let fits = |(keys, segment): (&&dyn PagedKeys, &Segment)| {
+        let shape = keys.shape();
+        let before = segment.k_len - segment.q_len.min(segment.k_len);
+        (shape.kv_heads, shape.head_dim) == (spec.kv_heads, spec.head_dim)
+            && (shape.group == 0 || shape.group == group)
+            && keys.seen() == segment.k_len
+            && (0..spec.kv_heads).all(|head| keys.first(head) <= before)
+    };
+    if keys.len() != spec.segments.len()
+        || !keys.iter().zip(spec.segments.as_slice()).all(fits)
+        || spec.thresholds.as_ref().is_some_and(|t| t.len() != spec.heads)
+    {
+        return Err(operands.error("the pages do not fit heads and segments"));
     }
+    Ok(())
 }

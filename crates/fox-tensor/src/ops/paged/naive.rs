@@ -6,7 +6,7 @@ use super::{
     page_parts, unwritable,
 };
 use crate::naive::{Naive, Values, matrix, real, values_mut};
-use crate::{Result, Tensor};
+use crate::{Result, Tensor, check_paged_attention};
 
 impl PagedOps for Naive {
     fn gates_in_pages(&self) -> bool {
@@ -46,6 +46,7 @@ impl PagedOps for Naive {
         keys: &[&dyn PagedKeys],
         spec: &PagedSpec,
     ) -> Result<Tensor> {
+        check_paged_attention(self, q, keys, spec)?;
         gathered(q, keys, spec, gates_of_pages)
     }
 }

@@ -163,7 +163,7 @@ fn same_tests(a: &TaskConfig, b: &TaskConfig) -> bool {
 
 /// The recipe's name as it was given, without folders and ending, and without the task: all rows have the same.
 fn recipe_name(run: &Path, task: &TaskConfig) -> String {
-    let name = RunFolder::facts(run).map_or_else(|_| String::new(), |facts| facts.recipe);
+    let name = RunFolder::info(run).map_or_else(|_| String::new(), |info| info.recipe);
     let name = name.rsplit(['/', '\\']).next().unwrap_or(&name).replace(".toml", "");
     let model = name.strip_prefix(&format!("task-{}+", task.name)).map(String::from);
     model.unwrap_or(name)

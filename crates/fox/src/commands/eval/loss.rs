@@ -127,7 +127,7 @@ impl DocumentArgs {
             output::note(&format!(
                 "only one document has {length} tokens, so the intervals are over its {} pieces, which are not \
                  independent",
-                sums.pieces
+                sums.chunks
             ));
         }
         report.curves.push(LossCurve::new(name, &sums, subject.training_length));

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use fox_model::ModelConfig;
-use fox_train::cluster::{Cluster, Plan, batch_flops};
+use fox_train::cluster::{Cluster, ClusterPlan, batch_flops};
 use fox_train::data::RunData;
 use fox_train::{Recipe, recipe};
 use serde_json::json;
@@ -87,7 +87,7 @@ pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
         visited: args.visited,
         narrow: !args.f32,
     };
-    let plans = Plan::all(&recipe, &config, &cluster)?;
+    let plans = ClusterPlan::all(&recipe, &config, &cluster)?;
     if plans.is_empty() {
         bail!(
             "{name}: no way to divide training.batch={} x data.sequence_length={} among {} ranks; set training.batch to a multiple or a divisor of their number",
@@ -96,7 +96,7 @@ pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
             cluster.ranks()
         );
     }
-    let fits = |plan: &&Plan| plan.memory <= args.memory;
+    let fits = |plan: &&ClusterPlan| plan.memory <= args.memory;
     let best = plans.iter().filter(fits).min_by(|a, b| a.overlapped().total_cmp(&b.overlapped()));
     let text = match as_json {
         true => json_text(&plans, best),
@@ -119,8 +119,8 @@ fn text(
     recipe: &Recipe,
     config: &ModelConfig,
     cluster: &Cluster,
-    plans: &[Plan],
-    best: Option<&Plan>,
+    plans: &[ClusterPlan],
+    best: Option<&ClusterPlan>,
     memory: f64,
 ) -> String {
     let parameters: usize = config.param_specs().iter().map(|spec| spec.count()).sum();
@@ -194,8 +194,8 @@ fn text(
     )
 }
 
-fn json_text(plans: &[Plan], best: Option<&Plan>) -> String {
-    let plan = |plan: &Plan| {
+fn json_text(plans: &[ClusterPlan], best: Option<&ClusterPlan>) -> String {
+    let plan = |plan: &ClusterPlan| {
         json!({
             "context": plan.context, "data": plan.data, "memory_bytes": plan.memory,
             "gradient_bytes": plan.gradient_bytes, "key_bytes": plan.key_bytes,

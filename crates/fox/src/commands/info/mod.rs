@@ -1,4 +1,4 @@
-//! `fox info`: what a model is and what it needs.
+//! `fox info`: architecture, parameters and memory of a model.
 
 mod cluster;
 
@@ -52,12 +52,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.cluster.is_given() {
         return cluster::run(&args.model, &args.cluster, args.json);
     }
-    let Found { config, format, recipe } = find(&args.model)?;
-    let usual = recipe.as_ref().map_or((1, 2048), |recipe| {
+    let NamedModel { config, format, recipe } = find(&args.model)?;
+    let default = recipe.as_ref().map_or((1, 2048), |recipe| {
         (recipe.micro_batch() as u64, recipe.data.sequence_length as u64)
     });
-    let (batch, seq) = (args.batch.unwrap_or(usual.0), args.seq.unwrap_or(usual.1));
-    let facts = Facts {
+    let (batch, seq) = (args.batch.unwrap_or(default.0), args.seq.unwrap_or(default.1));
+    let info = ModelInfo {
         name: &args.model,
         format: &format,
         specs: config.param_specs(),
@@ -67,21 +67,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         batch,
         seq,
     };
-    output::print(&if args.json { facts.json() } else { facts.text() })?;
+    output::print(&if args.json { info.json() } else { info.text() })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A model that is described.
-struct Found {
+/// The described model.
+struct NamedModel {
     config: ModelConfig,
-    /// What describes it.
+    /// Where the configuration comes from.
     format: String,
-    /// What trains it, where that is what was named.
+    /// The recipe, if MODEL is one.
     recipe: Option<Recipe>,
 }
 
 /// A folder, a config.json, a published model, or a recipe.
-fn find(model: &str) -> Result<Found> {
+fn find(model: &str) -> Result<NamedModel> {
     let path = Path::new(model);
     if path.extension().is_some_and(|ending| ending == "toml") {
         return of_recipe(recipe::load(model, &[])?);
@@ -95,11 +95,11 @@ fn find(model: &str) -> Result<Found> {
             true => path.join("config.json"),
         };
         let (config, model_type) = ModelConfig::from_file(&file)?;
-        return Ok(Found { config, format: model_type.as_str().to_string(), recipe: None });
+        return Ok(NamedModel { config, format: model_type.as_str().to_string(), recipe: None });
     }
     if let Some(preset) = Preset::by_name(model) {
         let (config, format) = (preset.config(), "published configuration".to_string());
-        return Ok(Found { config, format, recipe: None });
+        return Ok(NamedModel { config, format, recipe: None });
     }
     match recipe::load(model, &[]) {
         Err(fox_train::Error::UnknownRecipe { .. }) => bail!(hints::no_description(model)),
@@ -107,11 +107,15 @@ fn find(model: &str) -> Result<Found> {
     }
 }
 
-fn of_recipe(recipe: Recipe) -> Result<Found> {
-    Ok(Found { config: cluster::model(&recipe)?, format: "recipe".into(), recipe: Some(recipe) })
+fn of_recipe(recipe: Recipe) -> Result<NamedModel> {
+    Ok(NamedModel {
+        config: cluster::model(&recipe)?,
+        format: "recipe".into(),
+        recipe: Some(recipe),
+    })
 }
 
-struct Facts<'a> {
+struct ModelInfo<'a> {
     name: &'a str,
     format: &'a str,
     config: &'a ModelConfig,
@@ -130,7 +134,7 @@ const GROUPS: [(ParamGroup, &str); 5] = [
     (ParamGroup::Head, "head"),
 ];
 
-impl Facts<'_> {
+impl ModelInfo<'_> {
     fn count(&self, keep: impl Fn(&ParamSpec) -> bool) -> usize {
         self.specs.iter().filter(|spec| keep(spec)).map(ParamSpec::count).sum()
     }

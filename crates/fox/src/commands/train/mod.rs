@@ -1,4 +1,4 @@
-//! `fox train`: a recipe on some data, in a folder that can be gone on with.
+//! `fox train`: a recipe on some data, in a run folder that can be resumed.
 
 mod dry_run;
 mod process_group;
@@ -23,7 +23,7 @@ use crate::{hints, output, signals};
 const DIVERGED: u8 = 3;
 pub use progress::Progress;
 
-/// Train a model from a recipe; the same command goes on with a run that was stopped
+/// Train a model from a recipe; the same command resumes a run that was stopped
 ///
 /// RECIPE is a TOML file or the name of a built-in recipe, followed by any number of variants, e.g.
 /// tiny-fox-pro, fox-pro-125m+rope or my.toml+no-kv-shift. Without --data the embedded synthetic corpus
@@ -48,7 +48,7 @@ pub struct Args {
     /// --init, or one that fits the text's size
     #[arg(long, value_name = "NAME", requires = "data")]
     tokenizer: Option<String>,
-    /// Begin with the weights of this checkpoint: a Hugging Face folder or a run folder; its model replaces the
+    /// Initialize from this checkpoint: a Hugging Face folder or a run folder; its model replaces the
     /// recipe's, --set model.KEY=VALUE still changes options
     #[arg(long, value_name = "CHECKPOINT")]
     init: Option<PathBuf>,
@@ -116,7 +116,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let placement = Placement::from_env()?;
     if args.dry_run {
         if placement.is_some() {
-            bail!("a dry run is one process; `fox info RECIPE --gpus N` tells about several");
+            bail!("a dry run is one process; `fox info RECIPE --gpus N` plans several");
         }
         return dry_run::run(args, &out, &args.device.open()?);
     }
@@ -283,7 +283,7 @@ fn report(summary: &Summary, out: &Path) -> String {
         rows.push(row("steps left out", output::grouped(summary.skips)));
     }
     let end = match summary.finished {
-        true => format!("{} holds the model for others\n", out.join("export").display()),
+        true => format!("exported to {} (Hugging Face format)\n", out.join("export").display()),
         false => {
             format!("stopped after step {}; run the same command again to go on\n", summary.steps)
         }

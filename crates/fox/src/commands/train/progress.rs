@@ -106,7 +106,7 @@ impl Progress {
         let eta = left as f64 / step.tokens_per_second.max(1e-9);
         let loss = step.loss.map_or("not finite".into(), |x| format!("{x:.4}"));
         format!(
-            "loss {loss}  lr {:.2e}  {:.0} tokens/s  {:.0}% of floor  ETA {}",
+            "loss {loss}  lr {:.2e}  {:.0} tokens/s  {:.0}% of peak  ETA {}",
             step.lr,
             step.tokens_per_second,
             100.0 * step.floor_fraction,

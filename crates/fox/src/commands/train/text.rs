@@ -131,7 +131,7 @@ pub fn choose_for_text(text: &Path, sample: &Sample, on_gpu: bool) -> Result<Cho
     choice(text, sample.tokens, held_out, on_gpu)
 }
 
-/// Writes the standard input into the run folder, whole or not at all. When the run goes on, its text is there.
+/// Writes the standard input into the run folder, whole or not at all. A resumed run reads its copy.
 fn keep_input(run: &Path) -> Result<PathBuf> {
     let path = run.join(INPUT);
     if path.exists() {
@@ -188,7 +188,7 @@ fn choice(data: &Path, tokens: u64, longest: u64, on_gpu: bool) -> Result<Choice
         );
     };
     output::note(&format!(
-        "no recipe was named: {} for {} tokens on a {}{}",
+        "auto-selected recipe {} ({} tokens, {}){}",
         choice.name,
         output::grouped(tokens),
         if on_gpu { "GPU" } else { "CPU" },
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn larger_data_get_larger_models_and_every_choice_is_a_recipe() {
+    fn recipe_choice_grows_with_data() {
         let mut sizes = Vec::new();
         for (tokens, on_gpu) in
             [(20_000, false), (1 << 30, false), (20_000, true), (10_000_000, true), (1 << 32, true)]

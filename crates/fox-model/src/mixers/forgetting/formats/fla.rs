@@ -8,7 +8,7 @@ use crate::Result;
 use crate::checkpoint::{FileTensor, split_mlp};
 use crate::config::{Fields, ModelConfig, object};
 use crate::mixers::forgetting::{ForgetGate, ForgettingConfig, QkNorm};
-use crate::mixers::{CheckpointLayout, Format, chosen};
+use crate::mixers::{CheckpointLayout, Format, enabled};
 use crate::params::ParamSpec;
 
 /// FoX.
@@ -24,7 +24,7 @@ pub(super) static FOX: Format<ForgettingConfig> = Format {
             (mixer.output_gate == Some(Activation::Silu), "ogate_act \"silu\""),
             (mixer.window.is_some(), "window_size"),
         ]);
-        chosen(&found)
+        enabled(&found)
     },
     tensors,
     ..Format::new(
@@ -48,7 +48,7 @@ pub(super) static TRANSFORMER: Format<ForgettingConfig> = Format {
             (mixer.qk_norm == Some(QkNorm::PerHead), "qk_norm with weights per head"),
             (mixer.output_gate.is_some(), "use_output_gate"),
         ]);
-        chosen(&found)
+        enabled(&found)
     },
     tensors,
     ..Format::new(

@@ -11,7 +11,7 @@ use crate::Result;
 use crate::checkpoint::{FileTensor, split_mlp};
 use crate::config::{Fields, ModelConfig, object};
 use crate::mixers::forgetting::{ForgetGate, ForgettingConfig, QkNorm};
-use crate::mixers::{CheckpointLayout, CommonFields, Format, MlpWidthFields, chosen};
+use crate::mixers::{CheckpointLayout, CommonFields, Format, MlpWidthFields, enabled};
 use crate::params::ParamSpec;
 
 const COMMON: CommonFields = CommonFields {
@@ -49,7 +49,7 @@ pub(super) static QWEN2: Hf = Format {
     ..format("qwen2", "Qwen2ForCausalLM", read_qwen2, write_qwen2)
 };
 
-/// Norms of queries and keys with weights that the heads share.
+/// QK-norms with one weight vector for all heads.
 pub(super) static QWEN3: Hf = Format {
     suits: |mixer, _| mixer.qk_norm.is_some(),
     lacks: |mixer, model| {
@@ -81,7 +81,7 @@ const fn format(
     }
 }
 
-/// What no format of this library can say, and `more`.
+/// Options that no format of this library can express, and `more`.
 fn lacks(
     mixer: &ForgettingConfig,
     _: &ModelConfig,
@@ -98,7 +98,7 @@ fn lacks(
     ];
     found.extend(fox_only(mixer));
     found.extend_from_slice(more);
-    chosen(&found)
+    enabled(&found)
 }
 
 /// The library's names.
@@ -151,7 +151,7 @@ fn read_qwen3(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     Ok(layer.with_head_dim(hidden, head_dim))
 }
 
-/// What all have; `kv_heads` is the default.
+/// Fields of all formats; `kv_heads` is the default.
 fn read_layer(fields: &Fields<'_>, kv_heads: usize) -> Result<ForgettingConfig> {
     let (hidden, heads) =
         (fields.size("hidden_size", COMMON.hidden_size)?, fields.size("num_attention_heads", 32)?);
@@ -168,7 +168,7 @@ fn read_layer(fields: &Fields<'_>, kv_heads: usize) -> Result<ForgettingConfig> 
 fn read_window(fields: &Fields<'_>) -> Result<Option<usize>> {
     let window = fields.optional_size("sliding_window", Some(4096))?;
     let layers = fields.size("num_hidden_layers", COMMON.layers)?;
-    let sliding = match fields.words("layer_types")? {
+    let sliding = match fields.strings("layer_types")? {
         Some(types) => types.iter().filter(|kind| **kind == "sliding_attention").count(),
         None if !fields.flag("use_sliding_window", false)? => 0,
         None => layers.saturating_sub(fields.size("max_window_layers", 28)?),
@@ -183,7 +183,7 @@ fn read_window(fields: &Fields<'_>) -> Result<Option<usize>> {
     }
 }
 
-/// RoPE as version 5 or version 4 of the library says it.
+/// RoPE in the fields of version 5 or version 4 of the library.
 fn read_rope(fields: &Fields<'_>) -> Result<Rope> {
     let within = fields.table("rope_parameters")?;
     let base = match &within {
@@ -210,8 +210,8 @@ pub(super) fn read_scaling(fields: &Fields<'_>) -> Result<Option<RopeScaling>> {
 fn scaling_in(table: &Fields<'_>) -> Result<Option<RopeScaling>> {
     const TYPES: [(&str, bool); 2] = [("default", false), ("llama3", true)];
     // An old name of the field.
-    let old = table.word("type", false, &TYPES)?;
-    if !table.word("rope_type", old, &TYPES)? {
+    let old = table.choice("type", false, &TYPES)?;
+    if !table.choice("rope_type", old, &TYPES)? {
         return Ok(None);
     }
     Ok(Some(RopeScaling {
@@ -269,7 +269,7 @@ fn write_window(mixer: &ForgettingConfig, model: &ModelConfig, map: &mut Map<Str
     })));
 }
 
-/// What all have, instead of the fields of the other references.
+/// Fields of all formats, instead of those of the other references.
 fn write_layer(mixer: &ForgettingConfig, model: &ModelConfig, map: &mut Map<String, Value>) {
     for foreign in
         ["hidden_ratio", "norm_eps", "elementwise_affine", "fuse_norm", "fuse_cross_entropy"]

@@ -33,7 +33,7 @@ fn write_heads(mixer: &ForgettingConfig, map: &mut Map<String, Value>) {
     map.insert("window_size".into(), json!(mixer.window));
 }
 
-/// What none of the references' formats can say.
+/// Options that no reference format can express.
 fn native_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 6] {
     let stick = mixer.weights == AttentionWeights::StickBreaking;
     let eps = mixer.qk_norm.is_some() && mixer.qk_norm_eps != QK_NORM_EPS;
@@ -47,12 +47,12 @@ fn native_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 6] {
     ]
 }
 
-/// Whether angles are smaller than usual.
+/// Whether the angles of RoPE are scaled.
 fn faded(mixer: &ForgettingConfig) -> bool {
     mixer.rope.is_some_and(|rope| rope.strength != 1.0)
 }
 
-/// What only FoX of the official repository and the native format can say.
+/// Options that only the official FoX format and the native one can express.
 fn fox_only(mixer: &ForgettingConfig) -> [(bool, &'static str); 4] {
     let prunes = mixer.log_pruning_tolerance.is_some() && mixer.gate != ForgetGate::None;
     [

@@ -31,7 +31,7 @@ pub(crate) fn read(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         (fields.size("hidden_size", 2048)?, fields.optional_size("head_dim", None)?);
     let layer = ForgettingConfig {
         kv_heads: fields.optional_size("num_kv_heads", None)?.unwrap_or(layer.heads),
-        weights: fields.word(
+        weights: fields.choice(
             "attention_weights",
             AttentionWeights::Softmax,
             &[

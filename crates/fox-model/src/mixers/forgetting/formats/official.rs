@@ -7,7 +7,7 @@ use super::{fox_only, gate_name, native_only, write_heads};
 use crate::Result;
 use crate::config::{Fields, ModelConfig, object};
 use crate::mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
-use crate::mixers::{CheckpointLayout, CommonFields, Format, chosen};
+use crate::mixers::{CheckpointLayout, CommonFields, Format, enabled};
 
 /// FoX with every published option.
 pub(super) static FOX: Format<ForgettingConfig> = Format {
@@ -20,7 +20,7 @@ pub(super) static FOX: Format<ForgettingConfig> = Format {
             (mixer.qkv_bias, "qkv_bias"),
             (mixer.gate == ForgetGate::Shared, gate_name(mixer.gate)),
         ]);
-        chosen(&found)
+        enabled(&found)
     },
     ..Format::new(
         "forgetting_transformer-project_fox",
@@ -43,7 +43,7 @@ pub(super) static TRANSFORMER: Format<ForgettingConfig> = Format {
             (mixer.output_gate.is_some(), "use_output_gate"),
             (mixer.qkv_bias, "qkv_bias"),
         ]);
-        chosen(&found)
+        enabled(&found)
     },
     ..Format::new(
         "transformer-project_fox",
@@ -92,7 +92,7 @@ pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         Fixed,
         None,
     }
-    let gate = fields.word(
+    let gate = fields.choice(
         "fgate_type",
         Gate::Full,
         &[
@@ -117,7 +117,7 @@ pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
         (true, false) => Some(QkNorm::PerHead),
         (true, true) => Some(QkNorm::Shared),
     };
-    let ogate_act = fields.word(
+    let ogate_act = fields.choice(
         "ogate_act",
         Activation::Sigmoid,
         &[
@@ -153,7 +153,7 @@ pub(super) fn read_layer(fields: &Fields<'_>) -> Result<ForgettingConfig> {
     })
 }
 
-/// Written even where nothing is rotated.
+/// Written even without RoPE.
 fn rope_base(mixer: &ForgettingConfig) -> f64 {
     mixer.rope.map_or(500_000.0, |rope| rope.base)
 }

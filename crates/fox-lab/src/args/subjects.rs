@@ -10,7 +10,8 @@ use fox_tensor::Device;
 use fox_train::data::RunData;
 use fox_train::{Recipe, RunFolder};
 
-use crate::{hints, output};
+use super::hints;
+use crate::output;
 
 /// A model that was named, but not opened yet.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,11 +14,11 @@ use fox_tensor::{Device, Segments, Tape};
 use serde_json::{Value, json};
 
 use super::{machine, seconds};
-use crate::commands::eval::corpus::documents;
-use crate::commands::eval::subjects::Opened;
 use crate::device::DeviceArgs;
 use crate::engine::{EngineArgs, Weights};
 use crate::output;
+use fox_lab::args::corpus::documents;
+use fox_lab::args::subjects::Opened;
 
 /// Generation: tokens per second by context length, weight format and batch
 ///
