@@ -104,8 +104,6 @@ fn rows_of_gates(gates: &[f64], group: usize, kept: usize, device: &Device) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PagedOps;
-    use crate::naive::Naive;
     use crate::ops::paged::cases::PagedCase;
 
     #[test]
@@ -118,7 +116,8 @@ mod tests {
             let width = case.spec.heads * case.spec.head_dim;
             let q = device.from_f64(&case.q, [case.q.len() / width, width]).unwrap();
             let plain = gathered_attention(&q, &keys, &case.spec).unwrap().to_f64().unwrap();
-            let oracle = Naive::default().paged_attention(&q, &keys, &case.spec).unwrap();
+            let ops = device.backend().caps().paged.unwrap();
+            let oracle = ops.paged_attention(&q, &keys, &case.spec).unwrap();
             for (a, b) in plain.iter().zip(oracle.to_f64().unwrap()) {
                 assert!((a - b).abs() < 1e-9, "seed {seed}: {a} {b}");
             }
