@@ -31,7 +31,7 @@ class Server:
         self.folder = tempfile.TemporaryDirectory()
         model = Path(self.folder.name) / "model"
         subprocess.run([sys.executable, HERE / "make_model.py", model, "300"], check=True)
-        command = [fox, "serve", model, "--port", "0", "--cache", "0.25", "--tokenizer", "bytes", *flags]
+        command = [fox, "serve", model, "--port", "0", "--cache", "0.25", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         line = self.process.stderr.readline()
         self.port = int(line.split("http://127.0.0.1:")[1].split()[0].rstrip("/"))

@@ -1,4 +1,4 @@
-//! `fox selftest`: compares this machine's results with the oracle.
+//! `fox selftest`: is what this machine computes what the oracle computes?
 
 mod decoding;
 mod packed;
@@ -21,32 +21,32 @@ use crate::output;
 /// Compare every op on this device with the oracle: all features, odd shapes, poisoned memory
 ///
 /// Every op case is computed by the device and by the oracle in double precision, forward and backward, with
-/// fresh device memory filled with NaN, and again on the device: the bits must be the same. Decoding must match a
-/// forward pass. Dump folders, if given, are verified as by `fox verify`. On a GPU all cases run in f32 and in bf16
-/// (dumps in f32).
+/// fresh device memory full of NaN, and once more on the device: the bits must be the same. A decode state
+/// must give what a forward pass gives. Dump folders, if named, are proven as by `fox verify`. On a GPU all
+/// this happens in f32 and in bf16 (dumps in f32).
 ///
 /// Errors are measured twice, by norm and by the largest element, each relative to the oracle's. The tolerance
 /// is 2e-5 in f32. In bf16 it is twice the error that rounding the operands (output gradients among them) and
-/// the result to bf16 causes (three times for the gradient of the forget gates).
+/// the result to bf16 makes by itself (three times for the gradient of the forget gates).
 ///
 /// A GPU also gets large cases, in which every thread block takes several tiles; they are compared with the
 /// CPU in f32, since the oracle would take minutes for each.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Dump folders to verify, see `fox verify`
+    /// Dump folders to prove, see `fox verify`
     #[arg(value_name = "DIR")]
     dumps: Vec<PathBuf>,
     /// Only cases whose name contains this, e.g. attention, decoding/mamba2, pages, row products, packed
-    /// weights or slots
+    /// weights, slots or wrong-operands
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Random cases of each kind of attention and of scans beside the list
     #[arg(long, value_name = "N", default_value_t = 50)]
     random: u64,
-    /// Also run the large cases on the CPU, against the oracle (minutes); a GPU always runs them
+    /// Large cases on the CPU, too, against the oracle: minutes; a GPU always has them
     #[arg(long)]
     large: bool,
-    /// Pass even if this device lacks an op
+    /// Pass even where this device does not have an op
     #[arg(long)]
     allow_unsupported: bool,
     /// Print the error of every case
@@ -68,9 +68,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
     let decoding = decoding::cases().iter().any(|(name, ..)| args.wants(name));
     let slots = slots::cases().iter().any(|case| args.wants(case.name));
-    let [pages, products, packed] =
-        ["pages", "row products", "packed weights"].map(|name| args.wants(name));
-    let any = cases || decoding || pages || products || packed || slots;
+    let [pages, products, packed, wrong] =
+        ["pages", "row products", "packed weights", WRONG_OPERANDS].map(|name| args.wants(name));
+    let any = cases || decoding || pages || products || packed || slots || wrong;
     if let (Some(text), false) = (&args.only, any) {
         bail!("no case name contains `{text}`; --verbose lists all names");
     }
@@ -96,6 +96,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if slots {
             passed &= slots::check_steps(args, &device)?;
         }
+        if wrong {
+            passed &= check_wrong_operands(&device)?;
+        }
         if device.backend().caps().activation_type == DType::F32 {
             passed &= check_dumps(args, &device)?;
         }
@@ -110,7 +113,23 @@ impl Args {
     }
 }
 
-/// Descriptions of the large cases; their operands take long to generate.
+/// Name of [`check_wrong_operands`] for `--only`.
+const WRONG_OPERANDS: &str = "wrong-operands";
+
+/// Calls every op with operands of wrong shape, type, storage or device: each call must return an error. Under
+/// compute-sanitizer this also shows that no kernel accesses memory out of bounds.
+fn check_wrong_operands(device: &Device) -> Result<bool> {
+    let others = [Device::naive(), fox_cpu::device()];
+    let cases::WrongOperands { calls, accepted } = cases::refuse_wrong_operands(device, &others)?;
+    let mut text = format!("  {calls} calls with wrong operands, {} accepted\n", accepted.len());
+    for call in &accepted {
+        text += &format!("  FAIL {call}: no error\n");
+    }
+    output::print(&text)?;
+    Ok(accepted.is_empty())
+}
+
+/// Descriptions of the large cases: their operands take long to draw.
 fn large_cases(args: &Args) -> Vec<AttentionCase> {
     let mut cases = cases::large_attention();
     cases.retain(|case| args.wants(&case.name()));
@@ -128,7 +147,7 @@ fn all_cases(args: &Args) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Counts of passed, failed and skipped cases.
+/// What happened to the cases.
 #[derive(Default)]
 struct Tally {
     compared: usize,
@@ -203,7 +222,8 @@ impl Tally {
         self.judge(case, [&got, &again], &want, rounded.as_ref(), verbose)
     }
 
-    /// Compares the results of two executions with the reference, and in bf16 with the reference of `rounded` operands.
+    /// Compares what two runs gave with what should come out, and in bf16 with what `rounded` operands make
+    /// of that.
     fn judge(
         &mut self,
         case: &Case,
@@ -220,7 +240,7 @@ impl Tally {
             let allowed = rounded.map(|rounded| cases::compare_by(measure, rounded, want));
             let errors = cases::compare_by(measure, got, want);
             for (i, (name, error)) in errors.into_iter().enumerate() {
-                // The bf16 kernels count different tiles.
+                // The kernels of bf16 count in tiles of their own.
                 if rounded.is_some() && name == "tiles" {
                     continue;
                 }
@@ -255,7 +275,7 @@ impl Tally {
     }
 }
 
-/// A distance of a result from its expected value.
+/// A distance of a result from what is expected.
 type Measure = fn(&[f64], &[f64]) -> f64;
 
 /// What is measured of every result, how a message says it, and how often the error that rounding makes by
@@ -266,7 +286,7 @@ const MEASURES: [(Measure, &str, f64); 2] = [
     (cases::largest_error, "in its largest element", 3.0),
 ];
 
-/// The allowed error: in bf16 `factor` times the error that `rounding` the operands and the result causes.
+/// What an error may be: in bf16 `factor` times what `rounding` the operands and the result makes by itself.
 fn tolerance(name: &str, factor: f64, rounding: Option<f64>) -> f64 {
     match rounding {
         // The GPU corrects this sum over all later queries in groups of 16.
@@ -276,7 +296,7 @@ fn tolerance(name: &str, factor: f64, rounding: Option<f64>) -> f64 {
     }
 }
 
-/// Rounds what a GPU stores in bf16: everything but gates, their logits and loss weights.
+/// Rounds what a GPU holds in bf16: everything but gates, their logits, weights of losses.
 fn round(mut case: Case) -> Case {
     case.rounding = to_bf16;
     const WIDE: [&str; 6] = ["log_gates", "log_decay", "shift", "z", "bias", "weights"];

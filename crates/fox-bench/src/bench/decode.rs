@@ -1,4 +1,4 @@
-//! `fox bench decode`: decode throughput against the memory roofline.
+//! `fox bench decode`: how fast a model generates, against the memory it has to read.
 
 use std::process::ExitCode;
 
@@ -22,10 +22,10 @@ use fox_lab::args::subjects::Opened;
 
 /// Generation: tokens per second by context length, weight format and batch
 ///
-/// The roofline is the time to read every weight (in its format) and the KV cache once per token, at the memory
-/// bandwidth measured in the same run (the best sum over 512 MiB). Log-probabilities are checked against the training
-/// forward first. A published model has random weights and a random prompt; for a checkpoint of the embedded corpus the
-/// prompt is a document of it.
+/// The roofline is the time to read every weight (in its format) and the sequence's cache once per token, at the rate
+/// of the best sum over 512 MiB in the same run. Log-probabilities are checked against the training forward
+/// first. A published model has random weights and reads random tokens; a checkpoint of the embedded corpus reads
+/// a document of it.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint folder, or a published model such as fox-pro-760m
@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 32,
           value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
-    /// Concurrent requests, each with 32 prompt tokens
+    /// Requests at the same time, each of 32 prompt tokens
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 16],
           value_parser = clap::value_parser!(u32).range(1..=64))]
     batches: Vec<u32>,
@@ -64,7 +64,7 @@ const BATCH_PROMPT: usize = 32;
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
     let mut rate = memory_rate(&device)?;
-    let (mut streams, mut batches, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut singles, mut batches, mut errors) = (Vec::new(), Vec::new(), Vec::new());
     let text = Text::new(args, &device)?;
     let agreement = match args.agree {
         0 => Value::Null,
@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let model = open(&args.model, &device)?;
         let bytes = model.weight_bytes_per_step(weights.format());
         let longest = args.contexts.iter().max().map_or(0, |n| *n as usize);
-        // One more than is measured; the check is short.
+        // One more than is measured, and the check is short.
         let context = longest.max(BATCH_PROMPT) + args.tokens as usize + 1;
         let options = EngineOptions {
             share_prefixes: false,
@@ -87,20 +87,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let name = format!("{weights:?}").to_lowercase();
         for &context in &args.contexts {
             let prompt = text.ids(1, context as usize);
-            streams.push(stream(&engine, &name, prompt, args.tokens as usize, bytes)?);
+            singles.push(single(&engine, &name, prompt, args.tokens as usize, bytes)?);
         }
         for &batch in &args.batches {
             batches.push(together(&engine, &name, &text, batch as usize, args.tokens as usize)?);
         }
         rate = rate.max(memory_rate(&device)?);
     }
-    for stream in &mut streams {
-        let floor = stream["bytes_per_token"].as_f64().unwrap_or(0.0) / rate;
-        stream["floor_fraction"] = json!(floor * stream["tokens_per_s"].as_f64().unwrap_or(0.0));
+    for sequence in &mut singles {
+        let roofline = sequence["bytes_per_token"].as_f64().unwrap_or(0.0) / rate;
+        sequence["roofline_fraction"] =
+            json!(roofline * sequence["tokens_per_s"].as_f64().unwrap_or(0.0));
     }
     let report = json!({
         "machine": machine(&device), "model": args.model, "memory_gb_per_s": rate / 1e9,
-        "error_vs_training_forward": largest(errors), "single": streams, "batched": batches,
+        "error_vs_training_forward": largest(errors), "single": singles, "batched": batches,
         "agreement": agreement,
     });
     let printed = if args.json { format!("{report:#}\n") } else { describe(&report) };
@@ -119,9 +120,9 @@ pub(super) fn open(name: &str, device: &Device) -> Result<Model> {
     Ok(Opened::new(name, device)?.model)
 }
 
-/// Prompts of the benchmark.
+/// What the model reads.
 struct Text {
-    /// A document of the embedded corpus; empty if the model has another vocabulary.
+    /// A document of the embedded corpus; empty when the model has another vocabulary.
     document: Vec<i32>,
     vocab: usize,
 }
@@ -145,7 +146,7 @@ impl Text {
         Ok(Text { document: document.into_iter().map(|id| id as i32).collect(), vocab })
     }
 
-    /// Token ids of the document; random without one.
+    /// Some ids; random ones when there is no document.
     fn ids(&self, seed: u64, len: usize) -> Vec<i32> {
         let mut rng = Rng::new(seed);
         match self.document.len().checked_sub(len) {
@@ -155,7 +156,7 @@ impl Text {
     }
 }
 
-/// Log-probabilities of `length` tokens with eviction, compared with those without.
+/// Log-probabilities of `length` tokens with eviction as asked for, against those without.
 fn agreement(args: &Args, device: &Device, text: &Text, length: usize) -> Result<Value> {
     let run = |eviction: Eviction| {
         let options = EngineOptions {
@@ -177,7 +178,7 @@ fn agreement(args: &Args, device: &Device, text: &Text, length: usize) -> Result
     }))
 }
 
-/// Tokens and statistics of a finished request.
+/// Tokens and the end of an answer.
 fn finish(events: impl Iterator<Item = Event>) -> Result<(Vec<ScoredToken>, Finished)> {
     let mut tokens = Vec::new();
     for event in events {
@@ -213,7 +214,7 @@ fn check(engine: &Engine, text: &Text) -> Result<f64> {
 }
 
 /// One request after a prompt.
-fn stream(
+fn single(
     engine: &Engine,
     weights: &str,
     prompt: Vec<i32>,
@@ -221,10 +222,10 @@ fn stream(
     bytes: f64,
 ) -> Result<Value> {
     let context = prompt.len();
-    // The first token belongs to the prefill.
+    // The first token comes with the prompt.
     let request = Request::greedy(prompt, tokens + 1);
     let (_, finished) = finish(engine.submit(request)?)?;
-    // The engine's clock, because events may arrive late.
+    // The engine's clock: tokens may reach this thread late and together.
     let rate = tokens as f64 / finished.usage.decode_s;
     let bytes = bytes + finished.cache.bytes as f64;
     Ok(json!({
@@ -235,7 +236,7 @@ fn stream(
     }))
 }
 
-/// Throughput of several concurrent requests, including prefill.
+/// Several requests at once, prompts included.
 fn together(
     engine: &Engine,
     weights: &str,
@@ -274,7 +275,7 @@ fn describe(report: &Value) -> String {
             format!("{}", row["context"]),
             format!("{:.2}", number(&row, "tokens_per_s")),
             format!("{:.1}", number(&row, "gb_per_s")),
-            format!("{:.1}%", 100.0 * number(&row, "floor_fraction")),
+            format!("{:.1}%", 100.0 * number(&row, "roofline_fraction")),
             output::bytes(number(&row, "cache_bytes")),
             format!("{:.1}%", 100.0 * number(&row, "evicted_fraction")),
             format!("{:.0}", number(&row, "prompt_tokens_per_s")),

@@ -1,4 +1,4 @@
-//! `fox bench greedy`: throughput of decode steps without the inference engine.
+//! `fox bench greedy`: tokens per second of decode steps op by op, without the inference engine.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,10 +13,10 @@ use super::{architectures, machine, median};
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Greedy decoding without the inference engine
+/// Greedy decoding op by op, without the inference engine
 ///
-/// Every step reads all matmul weights and the KV cache: the roofline is the time to read them at the bandwidth of a
-/// large copy in this run. A step ends when the next token is known.
+/// Every step reads all weights of matmuls and the KV cache: the roofline is the time to read them at the bandwidth of
+/// a large copy in this run. A step ends when the next token is known. `fox bench throughput` measures the engine.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model
@@ -43,8 +43,8 @@ pub struct Args {
     /// Tokens to generate; the median step counts
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
-    /// Decode op by op on a GPU, even where one launch does the whole step
-    #[arg(long)]
+    /// Accepted for compatibility: this always decodes op by op
+    #[arg(long, hide = true)]
     op_by_op: bool,
     #[command(flatten)]
     device: DeviceArgs,
@@ -58,7 +58,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut config = args.arch.config(sizes.0, sizes.1, sizes.2);
     config.vocab_size = args.vocab as usize;
     config.validate("the flags")?;
-    let device = if args.op_by_op { args.device.open_op_by_op()? } else { args.device.open()? };
+    if args.op_by_op {
+        output::note("--op-by-op is the default now");
+    }
+    let device = args.device.open()?;
     let model = Model::init(&config, 0, &device)?;
     let (batch, prompt) = (args.batch as usize, args.prompt as usize);
     let room = prompt + args.tokens as usize + 1;
@@ -91,7 +94,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let tokens = batch * (prompt + args.tokens as usize / 2);
     let keys = 2 * config.num_layers * config.hidden_size * weight * tokens;
     let rate = copy_rate(&device)?;
-    let floor = (weights + keys) as f64 / rate;
+    let roofline = (weights + keys) as f64 / rate;
     let report = json!({
         "machine": machine(&device),
         "parameters": specs.iter().map(|spec| spec.count()).sum::<usize>(),
@@ -100,7 +103,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "launch_ms": launch * 1e3,
         "tokens_per_s": batch as f64 / step,
         "bytes_per_step": weights + keys, "copy_bytes_per_s": rate,
-        "floor_fraction": floor / step,
+        "roofline_fraction": roofline / step,
         "peak_bytes": device.memory().peak,
     });
     if args.json {
@@ -117,17 +120,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         launch * 1e3,
         batch as f64 / step,
         prefill * 1e3,
-        100.0 * floor / step,
+        100.0 * roofline / step,
         output::bytes((weights + keys) as f64),
         output::bytes(rate),
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The argmax of each row.
+/// The most likely token of each row.
 fn best(logits: &[f32], rows: usize) -> Vec<i32> {
     let top = |row: &[f32]| {
-        // Vectorized by lanes, to take less time than the copy from the device.
+        // Lanes, so that it takes less time than the copy from the device.
         const LANES: usize = 16;
         let mut tops = [f32::NEG_INFINITY; LANES];
         for part in row.chunks(LANES) {
@@ -141,7 +144,7 @@ fn best(logits: &[f32], rows: usize) -> Vec<i32> {
     logits.chunks(logits.len() / rows).map(top).collect()
 }
 
-/// Memory bandwidth in bytes per second, from a large copy.
+/// Bytes read per second by a large copy, of which as many are written.
 fn copy_rate(device: &Device) -> Result<f64> {
     let rows = 1 << 16;
     let from = device.full([rows, 1024], 1.0)?;
@@ -155,6 +158,6 @@ fn copy_rate(device: &Device) -> Result<f64> {
         device.backend().synchronize()?;
         best = best.min(begin.elapsed().as_secs_f64() / 4.0);
     }
-    // A decode step only reads; a copy reads and writes as many bytes.
+    // A step only reads: what a copy reads and writes is what the memory can move.
     Ok(2.0 * (rows * 1024 * 4) as f64 / best)
 }

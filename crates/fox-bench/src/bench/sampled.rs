@@ -1,8 +1,9 @@
-//! Checks full-size attention on random rows against f64 formulas: a complete comparison would take hours.
+//! Attention at its full size against the oracle's formulas, on rows drawn at random: a whole comparison would take hours
+//! where the device takes milliseconds.
 //!
 //! For some queries of every head, `o`, `lse` and `dq` are recomputed in f64 from the operands alone. For some keys of
-//! every key head, `dk` and `dv` are: the sums over all queries use the device's `lse` and `o`, which the queries
-//! have checked. The gradient of a gate is a sum over all pairs on either side of it, too many to recompute; but
+//! every key head, `dk` and `dv` are: the sums over all queries take `lse` and `o` from the device, which the queries
+//! have judged. The gradient of a gate is a sum over all pairs on either side of it, too many to recompute; but
 //! neighbours differ only by the pairs of one position, and at the first position it is zero. So the differences at the
 //! same positions are recomputed, and the first gradients of all sequences compared with zero.
 
@@ -16,8 +17,8 @@ use fox_tensor::{Acp, AttentionSpec, Mask, clamp_log_gate};
 const QUERIES: usize = 32;
 const KEYS: usize = 8;
 
-/// Inputs and results of the device, on the host.
-pub(super) struct DeviceResults<'a> {
+/// What the device was given and what came out, row by row, on the host.
+pub(super) struct SampledAttention<'a> {
     pub spec: &'a AttentionSpec,
     /// Sequences and tokens of each.
     pub batch: usize,
@@ -28,7 +29,7 @@ pub(super) struct DeviceResults<'a> {
     pub k: Vec<f32>,
     /// `[R, H_kv * d]`.
     pub v: Vec<f32>,
-    /// `[R, H]`, if there are gates.
+    /// `[R, H]`, or nothing.
     pub log_gates: Option<Vec<f32>>,
     /// `[R, H * d]`.
     pub d_out: Vec<f32>,
@@ -42,11 +43,11 @@ pub(super) struct DeviceResults<'a> {
     pub dk: Vec<f32>,
     /// `[R, H_kv * d]`.
     pub dv: Vec<f32>,
-    /// `[R, H]`, if there are gates.
+    /// `[R, H]`, or nothing.
     pub dlog_gates: Option<Vec<f32>>,
 }
 
-/// Sums of squares of the error and of the expected values, by result.
+/// Squares of the error and of what should be there, by result.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     error: f64,
@@ -70,9 +71,9 @@ const NAMES: [&str; 6] = ["o", "lse", "dq", "dk", "dv", "dlog_gates"];
 /// The gradient of the gates has the errors of two scores, and of the output in between.
 const FACTORS: [f64; 6] = [1.0, 1.0, 1.0, 1.0, 1.0, 3.0];
 
-/// The largest relative error, by norm, of the sampled rows of all results; fails if one is above `tolerance`.
-pub(super) fn check(run: &DeviceResults<'_>, tolerance: f64) -> Result<f64> {
-    // Dropping a fraction e^LN of every softmax changes a row of probabilities by at most twice that in sum; gradients
+/// The worst relative error, by norm, of the sampled rows of all results; an error where one is above `tolerance`.
+pub(super) fn check(run: &SampledAttention<'_>, tolerance: f64) -> Result<f64> {
+    // Dropping a fraction of e^LN of every softmax changes a row of probabilities by at most twice that in sum; gradients
     // are sums of products with it.
     let pruned = match &run.spec.acp {
         Acp::Off => 0.0,
@@ -103,7 +104,7 @@ pub(super) fn check(run: &DeviceResults<'_>, tolerance: f64) -> Result<f64> {
         let (error, allowed) = (sum.relative(), factor * tolerance + pruned);
         if error.is_nan() || error > allowed {
             bail!(
-                "{name} of {heads} heads x {} tokens differs from the oracle by {error:.1e} in random rows ({allowed:.1e} is allowed); results must be correct before they are timed",
+                "{name} of {heads} heads x {} tokens is off by {error:.1e} in rows drawn at random ({allowed:.1e} is allowed); not timed, because the result is wrong",
                 run.seq
             );
         }
@@ -113,7 +114,7 @@ pub(super) fn check(run: &DeviceResults<'_>, tolerance: f64) -> Result<f64> {
         let allowed = 3.0 * tolerance + pruned;
         if first.is_nan() || first > allowed {
             bail!(
-                "dlog_gates at the first of {} tokens is {first:.1e} of the root mean square and should be 0 ({allowed:.1e} is allowed); results must be correct before they are timed",
+                "dlog_gates at the first of {} tokens is {first:.1e} of the others' size and should be 0 ({allowed:.1e} is allowed); not timed, because the result is wrong",
                 run.seq
             );
         }
@@ -121,7 +122,7 @@ pub(super) fn check(run: &DeviceResults<'_>, tolerance: f64) -> Result<f64> {
     Ok(worst)
 }
 
-impl DeviceResults<'_> {
+impl SampledAttention<'_> {
     fn check_group(&self, kv_head: usize, sums: &mut [Sums; NAMES.len()]) {
         let group = self.spec.heads / self.spec.kv_heads;
         let mut rng = Rng::new(7 + kv_head as u64);
@@ -147,7 +148,7 @@ impl DeviceResults<'_> {
         let squares: f64 = grads.iter().map(|g| f64::from(*g).powi(2)).sum();
         let size = (squares / grads.len() as f64).sqrt().max(f64::MIN_POSITIVE);
         let first = |b: usize| &grads[b * self.seq * heads..][..heads];
-        // A sum of squares, so that NaN is not ignored.
+        // As a sum of squares, so that a NaN is not passed over.
         let worst = |b: usize| first(b).iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
         Some((0..self.batch).map(worst).sum::<f64>() / size)
     }
@@ -163,7 +164,7 @@ impl DeviceResults<'_> {
         (0..self.seq).map(&mut next).collect()
     }
 
-    /// The columns of a head in a row.
+    /// A head's part of a row.
     fn part<'x>(
         &self,
         x: &'x [f32],
@@ -176,7 +177,7 @@ impl DeviceResults<'_> {
         &x[((sequence * self.seq + t) * heads + head) * d..][..d]
     }
 
-    /// Keys that position `t` attends to, or queries that attend to it.
+    /// Keys that position `t` may see, or queries that may see it.
     fn near(&self, t: usize, queries: bool) -> std::ops::Range<usize> {
         let window = self.spec.window.unwrap_or(self.seq);
         let (low, high) = ((t + 1).saturating_sub(window), (t + window).min(self.seq));
@@ -248,8 +249,8 @@ impl DeviceResults<'_> {
         sums[4].add(own(&self.dv).iter().copied(), &dv);
     }
 
-    /// The gradient of the gate at `t` minus that of the next gate: the pairs that end at `t` minus those that begin
-    /// there.
+    /// What the gradient of the gate at `t` has more than that of the next gate: the pairs that end at `t` less those that
+    /// begin there.
     fn check_gate(&self, b: usize, t: usize, head: usize, sums: &mut [Sums; NAMES.len()]) {
         let Some(grads) = &self.dlog_gates else { return };
         let AttentionSpec { heads, kv_heads, scale, .. } = *self.spec;

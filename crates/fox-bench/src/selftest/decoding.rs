@@ -1,4 +1,4 @@
-//! Decoding against a forward pass, for every mixer.
+//! Decoding op by op against forward passes, for every kind of model.
 
 use anyhow::Result;
 use fox_model::{Cache, ForwardOptions, Model, ModelConfig};
@@ -39,7 +39,7 @@ pub(super) fn cases() -> Vec<(&'static str, ModelConfig, usize, usize)> {
     ]
 }
 
-/// Decodes token by token and compares with one forward pass.
+/// Token by token through the decode state against one forward pass.
 pub(super) fn check(args: &Args, device: &Device) -> Result<bool> {
     let narrow = device.backend().caps().activation_type == DType::Bf16;
     let tolerance = if narrow { 0.03 } else { TOLERANCE };
@@ -68,11 +68,11 @@ pub(super) fn check(args: &Args, device: &Device) -> Result<bool> {
 }
 
 pub(super) const VOCAB: usize = 97;
-/// Name parts of models whose first heads forget everything, and of those with 8-bit weights.
+/// In the names of models whose first heads forget everything, and of those with 8-bit weights.
 const CLOSED: &str = "with-closed-gates";
 const EIGHT_BIT: &str = "8-bit";
 
-/// The model of a case, changed as its name says.
+/// A model of a case, with what its name says.
 pub(super) fn model_of(name: &str, config: ModelConfig, device: &Device) -> Result<Model> {
     let mut model = Model::init(&ModelConfig { vocab_size: VOCAB, ..config }, 3, device)?;
     if name.contains(CLOSED) {
@@ -97,10 +97,11 @@ fn close_first_heads(model: &mut Model) -> Result<()> {
     Ok(())
 }
 
-/// Relative distance of the logits of all sequences after every token; each starts with a prefill of `prompt` tokens.
+/// Relative distance of the logits of the cache's sequences after every token; the first begins with `prompt`
+/// tokens in one go, the others are alike.
 fn decode_error(model: &Model, prompt: usize, mut cache: Cache) -> Result<f64> {
     const STEPS: usize = 70;
-    // The other sequences start later, with a longer prefill.
+    // The others start later: their first tokens come in one go.
     const LEAD: usize = 5;
     let (device, options) = (model.device(), ForwardOptions::default());
     let lengths = [prompt + STEPS, STEPS];

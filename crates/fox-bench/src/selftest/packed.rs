@@ -1,4 +1,4 @@
-//! Quantized weights: their values, matmuls with them, and their memory.
+//! Weights in fewer bits: what they become, products with them, and the memory that they take.
 
 use anyhow::Result;
 use fox_tensor::cases::Rng;
@@ -7,16 +7,16 @@ use fox_tensor::{DType, Device, WeightFormat};
 use super::{TOLERANCE, distance, to_bf16};
 use crate::output;
 
-/// Rows of the matmuls, for each GPU kernel.
+/// Rows of the products: in each of the ways that a GPU has for them.
 const ROWS: [usize; 5] = [1, 8, 12, 33, 256];
 
-/// Outputs and widths of the matmuls; widths 96 and 2080 end in half a quantization block.
+/// Results and widths of the products; rows of 96 and 2080 end in half a block of values that share a scale.
 const PRODUCTS: [(usize, usize); 5] = [(24, 64), (200, 96), (1000, 1536), (130, 4096), (77, 2080)];
 
-/// Bytes that the device may allocate beside the weights: the pool's granularity.
+/// Memory that the device may allocate beside the weights, because of its granularity.
 const SLACK: f64 = (64 << 10) as f64;
 
-/// Compares weights with those of the CPU, and matmuls with f64 sums.
+/// Compares weights with those of the CPU, and products with sums in f64.
 pub(super) fn check(device: &Device) -> Result<bool> {
     let backend = device.backend();
     if backend.caps().packing.is_none() {
@@ -39,7 +39,7 @@ pub(super) fn check(device: &Device) -> Result<bool> {
             let different = values.iter().zip(&cpu).filter(|(a, b)| a != b).count();
             failures += &format!("  FAIL {name}: {different} are not those of the CPU\n");
         }
-        // The bytes that a matmul reads.
+        // What a product reads.
         let read: Vec<f64> = match narrow {
             true => values.iter().copied().map(to_bf16).collect(),
             false => values,
