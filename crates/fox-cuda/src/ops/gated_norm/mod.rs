@@ -2,7 +2,7 @@
 
 use fox_tensor::{DType, GatedNormGrads, GatedNormInputs, GatedNormOps, Tensor};
 
-use super::pieces::{self, Division, activation_code};
+use super::head_fragments::{self, HeadGrid, activation_code};
 use crate::backend::{Cuda, Operand, address};
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
@@ -25,17 +25,13 @@ kernel_params! {
         rows_per_slice: usize,
         eps: f32,
     }
-}
 
-kernel_params! {
     list struct GatedForward {
         /// `[R, C]`.
         y: Ptr<Real>,
         p: GatedParams,
     }
-}
 
-kernel_params! {
     list struct GatedBackward {
         /// `[R, C]`.
         dx: Ptr<Real>,
@@ -53,7 +49,7 @@ kernel_params! {
 
 /// Typical variants, for compilation checks.
 pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
-    pieces::variants(GATED)
+    head_fragments::variants(GATED)
 }
 
 impl Cuda {
@@ -89,7 +85,7 @@ impl Cuda {
             dy: dy.into(),
             p: params(inputs, &division, &x, &norm, &gate),
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&division.op(GATED, "gated_norm_bwd", 0), params)? };
         let dnorm = partial
             .map(|partial| self.head_weights(&partial, division.slices, width, width, device))
@@ -110,14 +106,14 @@ impl Cuda {
     }
 }
 
-fn division_of(dtype: DType, inputs: &GatedNormInputs<'_>, backward: bool) -> Division {
+fn division_of(dtype: DType, inputs: &GatedNormInputs<'_>, backward: bool) -> HeadGrid {
     let (rows, width) = (inputs.x.rows(), inputs.x.cols());
-    Division::new(dtype, width / inputs.groups, inputs.groups, rows, backward)
+    HeadGrid::new(dtype, width / inputs.groups, inputs.groups, rows, backward)
 }
 
 fn params(
     inputs: &GatedNormInputs<'_>,
-    division: &Division,
+    division: &HeadGrid,
     x: &Operand<'_>,
     norm: &Option<Operand<'_>>,
     gate: &Option<Operand<'_>>,
@@ -144,7 +140,7 @@ impl GatedNormOps for Cuda {
         let division = division_of(dtype, inputs, false);
         let (x, norm, gate) = self.gated_operands(inputs)?;
         let p = params(inputs, &division, &x, &norm, &gate);
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe {
             self.launch(
                 &division.op(GATED, "gated_norm_fwd", 0),
