@@ -76,14 +76,14 @@ impl Cuda {
         let dgate = inputs.gate.map(|gate| self.output(gate.shape(), dtype, device)).transpose()?;
         let partial =
             inputs.norm.map(|_| self.gpu.alloc::<f32>(division.slices * width)).transpose()?;
-        let (x, norm, gate) = self.gated_operands(inputs)?;
+        let (p, _operands) = self.gated_params(inputs, &division)?;
         let params = GatedBackward {
             dx: dx_at.into(),
             dgate: dgate.as_ref().map_or(0, |(_, at)| *at).into(),
             y: y.into(),
             partial: partial.as_ref().map_or(0, Buffer::address).into(),
             dy: dy.into(),
-            p: params(inputs, &division, &x, &norm, &gate),
+            p,
         };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&division.op(GATED, "gated_norm_bwd", 0), params)? };
@@ -93,42 +93,36 @@ impl Cuda {
         Ok(GatedNormGrads { dx, dgate: dgate.map(|(dgate, _)| dgate), dnorm })
     }
 
-    #[allow(clippy::type_complexity)]
-    fn gated_operands<'a>(
+    /// Kernel parameters, and the operands they point to.
+    fn gated_params<'a>(
         &self,
         inputs: &GatedNormInputs<'a>,
-    ) -> Result<(Operand<'a>, Option<Operand<'a>>, Option<Operand<'a>>)> {
-        Ok((
-            self.activation(inputs.x)?,
+        division: &Division,
+    ) -> Result<(GatedParams, [Option<Operand<'a>>; 3])> {
+        let operands = [
+            Some(self.activation(inputs.x)?),
             inputs.norm.map(|x| self.real(x)).transpose()?,
             inputs.gate.map(|x| self.activation(x)).transpose()?,
-        ))
+        ];
+        let [x, norm, gate] = operands.each_ref().map(address);
+        let params = GatedParams {
+            x: x.into(),
+            norm: norm.into(),
+            gate: gate.into(),
+            rows: inputs.x.rows(),
+            groups: inputs.groups,
+            width: inputs.x.cols(),
+            act: activation_code(inputs.act),
+            rows_per_slice: division.rows_per_slice,
+            eps: inputs.eps,
+        };
+        Ok((params, operands))
     }
 }
 
 fn division_of(dtype: DType, inputs: &GatedNormInputs<'_>, backward: bool) -> Division {
     let (rows, width) = (inputs.x.rows(), inputs.x.cols());
     Division::new(dtype, width / inputs.groups, inputs.groups, rows, backward)
-}
-
-fn params(
-    inputs: &GatedNormInputs<'_>,
-    division: &Division,
-    x: &Operand<'_>,
-    norm: &Option<Operand<'_>>,
-    gate: &Option<Operand<'_>>,
-) -> GatedParams {
-    GatedParams {
-        x: x.address().into(),
-        norm: address(norm).into(),
-        gate: address(gate).into(),
-        rows: inputs.x.rows(),
-        groups: inputs.groups,
-        width: inputs.x.cols(),
-        act: activation_code(inputs.act),
-        rows_per_slice: division.rows_per_slice,
-        eps: inputs.eps,
-    }
 }
 
 impl GatedNormOps for Cuda {
@@ -138,8 +132,7 @@ impl GatedNormOps for Cuda {
         let dtype = self.activations();
         let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
         let division = division_of(dtype, inputs, false);
-        let (x, norm, gate) = self.gated_operands(inputs)?;
-        let p = params(inputs, &division, &x, &norm, &gate);
+        let (p, _operands) = self.gated_params(inputs, &division)?;
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe {
             self.launch(
