@@ -141,7 +141,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("eval loss run --documents 0", USAGE, "--documents"),
     ("eval loss run run", REFUSED, "are the same model"),
     ("eval loss run --split test", USAGE, "possible values: heldout, train"),
-    ("eval loss run --split train --data text.txt", REFUSED, "has no part that was trained on"),
+    ("eval loss run --split train --data text.txt", REFUSED, "has no training split"),
     ("eval loss run --data missing", REFUSED, "missing does not exist"),
     ("eval loss run --tokenizer nosuch", REFUSED, "\"nosuch\" is not a tokenizer"),
     ("eval loss model", REFUSED, "evaluate it with the tokenizer it was trained with"),
@@ -203,7 +203,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
         REFUSED,
         "nothing to compare",
     ),
-    ("selftest --only nosuch", REFUSED, "no case is called anything like `nosuch`"),
+    ("selftest --only nosuch", REFUSED, "no case name contains `nosuch`"),
     ("completions nosh", USAGE, "possible values: bash"),
     ("man text.txt/pages", REFUSED, "cannot write manual pages"),
 ];
