@@ -1,4 +1,4 @@
-//! How far one list of numbers is from another.
+//! Error measures of lists of numbers.
 //!
 //! Both measures are infinite where lengths differ or a difference is not a number, so that `error <= bound`
 //! fails whenever something is wrong. Equal infinities (the logsumexp of padding) agree.
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_element_counts() {
+    fn largest_error_is_the_maximum() {
         assert_eq!(largest_error(&[1.0, -2.0, 3.0], &[1.5, 2.0, 3.0]), 4.0);
         assert_eq!(largest_error::<f32, f64>(&[], &[]), 0.0);
         assert_eq!(largest([0.5, 2.0, 1.0]), 2.0);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_is_wrong_passes() {
+    fn wrong_values_have_infinite_error() {
         for (got, want) in [
             (&[NAN, 1.0][..], &[1.0, 1.0][..]),
             (&[1.0, 1.0], &[1.0, NAN]),

@@ -5,10 +5,10 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file operation that failed: what was tried, with which path, and the system's answer.
+/// A failed file operation: action, path and system error.
 #[derive(Debug)]
 pub struct FileError {
-    /// What was tried, e.g. `read`.
+    /// The action, e.g. `read`.
     pub action: &'static str,
     /// The file or folder.
     pub path: PathBuf,
@@ -17,7 +17,7 @@ pub struct FileError {
 }
 
 impl FileError {
-    /// For `map_err`: says what was tried with which path.
+    /// For `map_err`: attaches action and path.
     pub fn at(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
         let path = path.to_path_buf();
         move |source| FileError { action, path, source }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sentence_names_action_path_and_reason() {
+    fn message_names_action_path_and_reason() {
         let error = FileError::at("sync", Path::new("a/b"))(io::Error::other("the disk is full"));
         assert_eq!(error.to_string(), "cannot sync a/b: the disk is full");
         assert_eq!(error.source().map(ToString::to_string).as_deref(), Some("the disk is full"));

@@ -1,10 +1,10 @@
-//! What every crate of fox shares, without dependencies of its own.
+//! Utilities shared by every crate of fox, without dependencies.
 //!
-//! - [`durable`]: files and folders that are whole or absent, also after a crash.
+//! - [`durable`]: files and folders that are complete or absent, also after a crash.
 //! - [`FolderLock`]: one writer per folder.
-//! - [`random`]: SplitMix64, whose streams are part of file formats and of recorded results.
-//! - [`difference`]: how far one list of numbers is from another.
-//! - [`nearest`]: the known name that was probably meant.
+//! - [`random`]: SplitMix64, whose numbers are part of file formats and of recorded results.
+//! - [`difference`]: error measures of lists of numbers.
+//! - [`nearest`]: the closest known name to a misspelled one.
 //!
 //! ```
 //! use fox_base::random::SplitMix64;
@@ -12,7 +12,7 @@
 //!
 //! let folder = tempfile::tempdir()?;
 //! let file = folder.path().join("notes.txt");
-//! // Whole or absent, also after a crash: written aside, synced, renamed.
+//! // Complete or absent, also after a crash: written to a temporary file, synced, renamed.
 //! durable::write(&file, b"all of it")?;
 //! assert_eq!(std::fs::read(&file)?, b"all of it");
 //!

@@ -6,24 +6,24 @@ use std::path::Path;
 
 use crate::FileError;
 
-/// A folder that its holder alone writes to, by a lock on a file in it.
+/// An exclusive lock on a folder, by a lock on a file in it.
 ///
-/// The lock is the operating system's and ends with the process, however that ends: a file left by a kill locks nothing.
-/// The file holds the number of the process, for the message that others get.
+/// It is a lock of the operating system, which releases it when the process ends: a file left by a killed process locks
+/// nothing. The file contains the process id, for the error message of other processes.
 #[derive(Debug)]
 pub struct FolderLock {
     file: File,
 }
 
-/// Who holds a lock.
+/// The process that holds a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockHolder {
-    /// The number of the process, when it can be read.
+    /// The process id, when it can be read.
     pub pid: Option<u32>,
 }
 
 impl FolderLock {
-    /// Locks by the file at `path`, which is created when it is not there; says who holds the lock when it is taken.
+    /// Locks the file at `path`, which is created if missing; returns the holder when it is locked.
     pub fn take(path: &Path) -> Result<Result<FolderLock, LockHolder>, FileError> {
         let mut file = OpenOptions::new()
             .read(true)
@@ -47,13 +47,12 @@ impl FolderLock {
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // The file stays: removing it could take it from under a process that is about to lock it. A number that
-        // stays in it does no harm.
+        // The file stays: another process may be about to lock it.
         let _ = self.file.set_len(0);
     }
 }
 
-/// The number in the file. There may be none yet, and where locks keep others from reading it cannot be had.
+/// The process id in the file, if it is written and readable.
 fn read_pid(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.read_to_string(&mut text).ok()?;
@@ -65,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_and_a_file_alone_locks_nothing() {
+    fn locks_exclusively_and_ignores_stale_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         for left_behind in ["", "1", "no number"] {

@@ -1,13 +1,13 @@
-//! The nearest known name to one that is not known.
+//! The closest known name to a misspelled one.
 
-/// The candidate with the fewest edits, when it is near enough to be meant.
+/// The candidate with the smallest edit distance, if that is small enough.
 pub fn nearest<'a>(wrong: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let best = candidates.into_iter().map(|name| (distance(wrong, name), name)).min()?;
     let limit = (wrong.chars().count() / 2).max(2);
     (best.0 <= limit).then(|| best.1.to_string())
 }
 
-/// Insertions, deletions and substitutions that turn one word into the other.
+/// Levenshtein distance.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,4 +1,4 @@
-//! The backend: its memory, and what the ops share to get from tensors to slices and back.
+//! The backend: its memory, and conversions between tensors and slices.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::pool::{Buffer, Pool};
 use crate::rope::{Table, Tables};
 use crate::simd::Level;
 
-/// How to run.
+/// Options of the backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// Number of threads; all cores when absent.
     pub threads: Option<usize>,
     /// Instruction set; the best one when absent.
     pub level: Option<Level>,
-    /// Fill fresh memory with NaN, so that tests see what an op forgot to write.
+    /// Fill allocated memory with NaN, so that tests detect elements that an op did not write.
     pub poison: bool,
 }
 
@@ -31,7 +31,7 @@ pub struct Cpu {
     level: Level,
     pool: Arc<Pool>,
     ropes: Tables,
-    /// Threads of its own; `None` is the process-wide pool.
+    /// A private thread pool; `None` is the process-wide one.
     threads: Option<rayon::ThreadPool>,
 }
 
@@ -47,7 +47,7 @@ impl Default for Cpu {
 }
 
 impl Cpu {
-    /// A backend with options of one's own.
+    /// A backend with these options.
     pub fn new(options: Options) -> Result<Self> {
         let build = |n| rayon::ThreadPoolBuilder::new().num_threads(n).build();
         let threads = options.threads.map(build).transpose().map_err(|error| Error::Device {
@@ -74,20 +74,21 @@ impl Cpu {
         self.ropes.get(rope, head_dim, positions)
     }
 
-    /// A tensor's elements.
+    /// The elements of an unpacked tensor.
     pub(crate) fn real<'a>(&self, x: &'a Tensor) -> &'a [f32] {
         self.buffer(x)
     }
 
     #[allow(clippy::expect_used)]
     pub(crate) fn buffer<'a>(&self, x: &'a Tensor) -> &'a Buffer {
-        x.storage().expect("the tape lets only tensors of this device through")
+        x.storage()
+            .expect("every op validates that its operands are unpacked tensors of this device")
     }
 
-    /// A tensor's storage for writing; copied first when someone else holds it too.
+    /// A tensor's storage for writing; copied first when it is shared or borrowed.
     #[allow(clippy::expect_used)]
     pub(crate) fn buffer_mut<'a>(&self, x: &'a mut Tensor) -> Result<&'a mut Buffer> {
-        if x.is_shared() || self.buffer(x).is_lent() {
+        if x.is_shared() || self.buffer(x).is_borrowed() {
             let mut copy = self.pool.take(x.len())?;
             copy.copy_from_slice(self.real(x));
             *x = Tensor::from_storage(Arc::new(copy), x.shape(), x.dtype(), x.device().clone());
@@ -95,7 +96,7 @@ impl Cpu {
         Ok(x.storage_mut().expect("this tensor is of this device and not shared"))
     }
 
-    /// A real tensor on the storage given.
+    /// A real tensor with this storage.
     pub(crate) fn tensor(&self, data: Buffer, shape: impl Into<Shape>, device: &Device) -> Tensor {
         Tensor::from_storage(Arc::new(data), shape, DType::F32, device.clone())
     }
@@ -107,7 +108,7 @@ impl Cpu {
         }
     }
 
-    /// Continues the sum in `acc`, or starts one at zero, and lets `f` add to it.
+    /// Lets `f` add to `acc`, or to zeros without it.
     pub(crate) fn accumulate(
         &self,
         acc: Option<Tensor>,

@@ -1,4 +1,4 @@
-//! Columns of a matrix as matrices of their own, and back.
+//! Splitting a matrix by columns, and the inverse.
 
 use fox_tensor::{ColumnOps, Result, Tensor, check_join_columns, check_split_columns};
 use rayon::prelude::*;
@@ -18,8 +18,8 @@ impl ColumnOps for Cpu {
     }
 }
 
-/// Parts of `x[R, C]` of the widths given.
-pub fn split(cpu: &Cpu, x: &Tensor, widths: &[usize]) -> Result<Vec<Tensor>> {
+/// Splits `x[R, C]`.
+fn split(cpu: &Cpu, x: &Tensor, widths: &[usize]) -> Result<Vec<Tensor>> {
     let (data, width, mut first) = (cpu.real(x), x.cols(), 0);
     let mut parts = Vec::with_capacity(widths.len());
     for &part in widths {
@@ -40,8 +40,8 @@ pub fn split(cpu: &Cpu, x: &Tensor, widths: &[usize]) -> Result<Vec<Tensor>> {
     Ok(parts)
 }
 
-/// The parts side by side.
-pub fn join(cpu: &Cpu, parts: &[Tensor]) -> Result<Tensor> {
+/// Concatenates matrices along their columns.
+fn join(cpu: &Cpu, parts: &[Tensor]) -> Result<Tensor> {
     let rows = parts[0].rows();
     let data: Vec<(&[f32], usize)> =
         parts.iter().map(|part| (cpu.real(part), part.cols())).collect();

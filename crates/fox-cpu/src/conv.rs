@@ -30,11 +30,11 @@ impl ConvOps for Cpu {
     }
 }
 
-/// The passes, for [`Operands::filtered`].
+/// Values of `PASS` of [`Operands::filtered`].
 const FORWARD: usize = 0;
 const BACKWARD: usize = 1;
 
-/// What the kernels of one call share.
+/// Operands of one call as slices.
 struct Operands<'a> {
     level: Level,
     width: usize,
@@ -76,7 +76,7 @@ impl<'a> Operands<'a> {
         &self.filters[back * self.width..][..self.width]
     }
 
-    /// The row `back` rows before row `t` of a chunk; `None` is a row of zeros.
+    /// The row `back` rows before row `t` of a chunk; `None` means zeros.
     fn input(&self, chunk: &RowChunk, t: usize, back: usize) -> Option<&'a [f32]> {
         let in_segment = chunk.row + t - self.segments[chunk.segment].q_start;
         if back <= in_segment {
@@ -87,8 +87,8 @@ impl<'a> Operands<'a> {
         self.before.map(|before| &before[row * self.width..][..self.width])
     }
 
-    /// The convolution of row `t` of a chunk, with its bias. `PASS` tells forward from backward: each has
-    /// copies of the closures here and below that are called at one place only, and so are inlined.
+    /// The convolution of row `t` of a chunk, with its bias. `PASS` is the forward or
+    /// the backward pass: each gets its own instance of the closures, which are then inlined.
     #[inline(always)]
     fn filtered<S: Simd, const PASS: usize>(
         &self,
@@ -116,7 +116,7 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// Runs longer than usual: at the end of each, the backward pass does some rows twice.
+/// Chunks longer than usual: at the end of each, the backward pass computes some rows twice.
 fn long_chunks(segments: &Segments, width: usize) -> Vec<RowChunk> {
     row_chunks(segments, width.div_ceil(4))
 }
@@ -145,7 +145,7 @@ pub fn forward(cpu: &Cpu, inputs: &ConvInputs<'_>, spec: &ConvSpec) -> Result<Te
     {
         let y = Shared::new(&mut y);
         long_chunks(&spec.segments, width).par_iter().for_each(|chunk| {
-            // SAFETY: chunks are disjoint, because segments are.
+            // SAFETY: chunks have disjoint rows, because segments are disjoint.
             let y = unsafe { y.slice(chunk.row * width, chunk.len * width) };
             forward_chunk(ops.level, &ops, chunk, y);
         });
@@ -186,7 +186,7 @@ impl Operands<'_> {
 }
 
 simd_fn! {
-    /// One chunk of the backward pass. `dx` holds the chunk's rows; `part` its share of the gradients of
+    /// One chunk of the backward pass. `dx` holds the chunk's rows; `part` its partial gradients of
     /// filters (tap by tap) and bias, `[K + 1, C]`, zeroed; `scratch` has `K + 2` rows.
     fn backward_chunk<'k, S>(
         s, ops: &'k Operands<'k>, chunk: &'k RowChunk, dy: &'k [f32],
@@ -242,7 +242,7 @@ pub fn backward(
         let dx = Shared::new(&mut dx);
         chunks.par_iter().zip(parts.par_chunks_mut(part_len)).try_for_each(|(chunk, part)| {
             let mut scratch = cpu.pool().take((taps + 2) * width)?;
-            // SAFETY: chunks are disjoint, because segments are.
+            // SAFETY: chunks have disjoint rows, because segments are disjoint.
             let dx = unsafe { dx.slice(chunk.row * width, chunk.len * width) };
             backward_chunk(ops.level, &ops, chunk, dy, dx, part, &mut scratch);
             Ok::<_, fox_tensor::Error>(())

@@ -1,4 +1,4 @@
-//! Rows of a table, and their gradient.
+//! Embedding lookup and its gradient.
 
 use fox_tensor::{EmbeddingOps, Result, Tensor, check_embedding_bwd, check_embedding_fwd};
 use rayon::prelude::*;
@@ -43,20 +43,20 @@ pub fn forward(table: &[f32], ids: &[i32], width: usize, y: &mut [f32]) {
     });
 }
 
-/// Tasks of the backward pass; each owns a range of the vocabulary.
-const PARTS: usize = 32;
+/// Tasks of the backward pass, each for a range of the vocabulary.
+const TASKS: usize = 32;
 
 /// Adds row `r` of `dy` to row `ids[r]` of `dtable`, in the order of the rows. Each task reads all ids
-/// and keeps those of its own range, so no two tasks touch the same row.
+/// and processes those of its range, so no two tasks write the same row.
 pub fn backward(dy: &[f32], ids: &[i32], width: usize, pad: Option<usize>, dtable: &mut [f32]) {
     let vocab = dtable.len() / width.max(1);
-    let share = vocab.div_ceil(PARTS).max(1);
-    dtable.par_chunks_mut(share * width).enumerate().for_each(|(part, dtable)| {
-        let own = part * share..part * share + dtable.len() / width;
+    let range = vocab.div_ceil(TASKS).max(1);
+    dtable.par_chunks_mut(range * width).enumerate().for_each(|(task, dtable)| {
+        let ids_here = task * range..task * range + dtable.len() / width;
         for (dy, &id) in dy.chunks_exact(width).zip(ids) {
             let id = id as usize;
-            if own.contains(&id) && pad != Some(id) {
-                let row = &mut dtable[(id - own.start) * width..][..width];
+            if ids_here.contains(&id) && pad != Some(id) {
+                let row = &mut dtable[(id - ids_here.start) * width..][..width];
                 row.iter_mut().zip(dy).for_each(|(t, d)| *t += d);
             }
         }

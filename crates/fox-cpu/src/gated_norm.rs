@@ -1,4 +1,4 @@
-//! The output of a mixer: `rms_groups(x; norm) * act(gate)`, either part optional, in one pass.
+//! Output of a mixer, `rms_groups(x; norm) * act(gate)`, norm and gate optional, in one pass.
 
 use fox_tensor::{
     Activation, GatedNormGrads, GatedNormInputs, GatedNormOps, Result, Tensor,
@@ -22,7 +22,7 @@ impl GatedNormOps for Cpu {
     }
 }
 
-/// What the kernels of one call share.
+/// Operands of one call as slices.
 struct Operands<'a> {
     level: Level,
     x: &'a [f32],

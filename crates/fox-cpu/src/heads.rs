@@ -33,7 +33,7 @@ impl HeadOps for Cpu {
     }
 }
 
-/// What the kernels of one call share.
+/// Operands of one call as slices.
 struct Operands<'a> {
     level: Level,
     heads: usize,
@@ -72,7 +72,7 @@ impl<'a> Operands<'a> {
         self.norm.map(|w| if w.len() == d { w } else { &w[head * d..][..d] })
     }
 
-    /// The raw row before row `t` of a chunk; `None` is a row of zeros.
+    /// The raw row before row `t` of a chunk; `None` means zeros.
     fn before(&self, chunk: &RowChunk, t: usize) -> Option<&'a [f32]> {
         let width = self.width();
         if t == 0 && chunk.first {
@@ -141,12 +141,12 @@ pub fn forward(cpu: &Cpu, inputs: &HeadInputs<'_>, spec: &HeadSpec, y: &mut [f32
     let ops = Operands::new(cpu, inputs, spec);
     let width = ops.width();
     let y = Shared::new(y);
-    // Decoding has a chunk of one row per sequence: several make a task.
+    // In decoding, chunks have one row: a task processes several.
     let chunks = row_chunks(&spec.segments, width);
     let rows: usize = chunks.iter().map(|chunk| chunk.len).sum();
     let together = rows_per_task(width) * chunks.len() / rows.max(1);
     chunks.par_iter().with_min_len(together.max(1)).for_each(|chunk| {
-        // SAFETY: chunks are disjoint, because segments are.
+        // SAFETY: chunks have disjoint rows, because segments are disjoint.
         let y = unsafe { y.slice(chunk.row * width, chunk.len * width) };
         forward_chunk(ops.level, &ops, chunk, y);
     });
@@ -154,8 +154,8 @@ pub fn forward(cpu: &Cpu, inputs: &HeadInputs<'_>, spec: &HeadSpec, y: &mut [f32
 }
 
 simd_fn! {
-    /// One chunk of the backward pass. `du` and `dshift` hold the chunk's rows; `dnorm` is this chunk's part
-    /// of the gradient of the norm weights, `[H * d]` whatever their sharing.
+    /// One chunk of the backward pass. `du` and `dshift` hold the chunk's rows; `dnorm` is this chunk's partial
+    /// gradient of the norm weights, always `[H * d]`.
     fn backward_chunk<'k, S>(
         s, ops: &'k Operands<'k>, chunk: &'k RowChunk, dy: &'k [f32],
         du: &'k mut [f32], dshift: &'k mut [f32], dnorm: &'k mut [f32], scratch: &'k mut [f32],
@@ -164,8 +164,8 @@ simd_fn! {
         let (shifted, rest) = scratch.split_at_mut(d);
         let (grad, carry) = rest.split_at_mut(d);
         let carry = &mut carry[..width];
-        // `carry` is `a[t+1] * dv[t+1]`, the part of row `t`'s gradient that comes from its successor;
-        // at the end of a chunk it belongs to a row of the next chunk, whose work is done once more.
+        // `carry` is `a[t+1] * dv[t+1]`, the term of row `t`'s gradient from its successor. At the end of a chunk
+        // it comes from the first row of the next chunk, which is recomputed.
         carry.fill(0.0);
         let ahead = usize::from(ops.shift.is_some() && !chunk.last);
         for t in (0..chunk.len + ahead).rev() {
@@ -242,7 +242,7 @@ pub fn backward(
             let mut scratch = cpu.pool().take(2 * ops.head_dim + width)?;
             let shift_rows = if ops.shift.is_some() { chunk.len * heads } else { 0 };
             let shift_start = if ops.shift.is_some() { chunk.row * heads } else { 0 };
-            // SAFETY: chunks are disjoint, because segments are.
+            // SAFETY: chunks have disjoint rows, because segments are disjoint.
             let (du, dshift) = unsafe {
                 (
                     du.slice(chunk.row * width, chunk.len * width),

@@ -150,11 +150,11 @@ fn hgrn_bwd(cpu: &Cpu, d_out: &HgrnGates, inputs: &HgrnInputs<'_>) -> Result<Hgr
     let step = rows_per_task(width) * width;
     let part_len = if inputs.lower.is_some() { width } else { 0 };
     let mut parts = cpu.pool().zeros(len.div_ceil(step) * part_len)?;
-    let mut pieces: Vec<&mut [f32]> = match part_len {
+    let mut dlowers: Vec<&mut [f32]> = match part_len {
         0 => (0..len.div_ceil(step)).map(|_| Default::default()).collect(),
         n => parts.chunks_exact_mut(n).collect(),
     };
-    dq.par_chunks_mut(step).zip(dz.par_chunks_mut(step)).zip(&mut pieces).enumerate().for_each(
+    dq.par_chunks_mut(step).zip(dz.par_chunks_mut(step)).zip(&mut dlowers).enumerate().for_each(
         |(at, ((dq, dz), dlower))| {
             let part = |x: &'_ [f32]| at * step..(at * step + step).min(x.len());
             let rows = HgrnRows {

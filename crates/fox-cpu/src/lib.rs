@@ -2,14 +2,13 @@
 //!
 //! - `simd`: one vector trait for AVX-512, AVX2, NEON and plain Rust, chosen at run time.
 //! - `pool`: cache-aligned memory that is reused from step to step.
-//! - `rows`, `shared`: how rows are shared out among tasks, and how tasks write to one result.
-//! - the others: one op each, `impl XOps for Cpu` and its kernels; `attention` holds stick-breaking and
-//!   paged attention, too.
+//! - `rows`, `shared`: division of rows into tasks, and concurrent writes to one result.
+//! - the others: one op each, `impl XOps for Cpu` and its kernels; stick-breaking and paged attention are in `attention`.
 //!
-//! Work is cut into pieces by shape alone and partial sums are added in order, so results are the
-//! same to the bit from run to run and for any number of threads.
+//! Work is divided into tasks by shape alone and partial sums are added in a fixed order, so results are bit-exact from
+//! run to run and for any number of threads.
 //!
-//! Attention with forget gates on buffers of one's own, forward and backward:
+//! Attention with forget gates on user buffers, forward and backward:
 //!
 //! ```
 //! use fox_tensor::{AttentionSpec, Gradients, Segments, Tape};
@@ -35,13 +34,13 @@
 //! let leaves = [q, k, v, gates];
 //! let gradients = tape.backward_from(&[(out, d_out)], &leaves, &mut Gradients::default())?;
 //! let dv = gradients[2].as_ref().ok_or("no gradient")?.to_f32()?;
-//! // Weights of a query add up to 1, so every query hands on all of its gradient.
+//! // Weights of a query add up to 1, so every query passes on all of its gradient.
 //! let sum: f64 = dv.iter().map(|x| f64::from(*x)).sum();
 //! assert!((sum / (rows * width) as f64 - 1.0).abs() < 1e-5);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`borrowed`] makes a tensor of memory that belongs to somebody else, without a copy.
+//! [`borrowed`] makes a tensor over memory of the caller, without a copy.
 
 mod add;
 mod attention;
@@ -75,12 +74,12 @@ pub use foreign::{borrowed, values, values_mut};
 
 use fox_tensor::{Device, Result};
 
-/// The CPU with all its cores and its best instructions.
+/// The CPU with all cores and the best instruction set.
 pub fn device() -> Device {
     Device::new(Cpu::default())
 }
 
-/// The CPU with options of one's own.
+/// The CPU with these options.
 pub fn device_with(options: Options) -> Result<Device> {
     Ok(Device::new(Cpu::new(options)?))
 }

@@ -1,7 +1,7 @@
 //! The output projection and its cross-entropy, a chunk of rows at a time.
 //!
-//! The logits of a whole batch are the largest tensor of a language model by far, and nobody needs
-//! them: each chunk's logits become losses, then gradients, then are overwritten by the next.
+//! The logits of a whole batch would be the largest tensor of a language model by far. Only one chunk of them exists at a
+//! time: it becomes losses, then gradients, then is overwritten by the next.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl LossOps for Cpu {
     }
 }
 
-/// Logits held at once: 64 MiB, enough rows for an efficient product at any vocabulary.
+/// Logits per chunk: 64 MiB, enough rows for an efficient product at any vocabulary.
 const LOGITS: usize = 16 << 20;
 
 /// Gradients of the objective with respect to `x` and to the projection.
@@ -46,7 +46,7 @@ pub struct Grads {
     pub dw: Buffer,
 }
 
-/// The largest value, in lanes of its own so that the comparisons do not wait for each other.
+/// The largest value, by independent lanes, so that the comparisons are pipelined.
 #[inline(always)]
 fn largest(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; 16];
@@ -83,7 +83,7 @@ simd_fn! {
     }
 }
 
-/// What rows are drawn to.
+/// Labels, weights and teacher of the loss.
 pub struct Targets<'a> {
     /// `[R]`.
     pub labels: &'a [i32],
@@ -93,8 +93,8 @@ pub struct Targets<'a> {
     pub teacher: Option<(&'a [f32], &'a [f32], f32)>,
 }
 
-/// Takes a teacher's part from the gradient of the logits of the rows from `first` on, which is the student's alone so
-/// far: with `g = softmax - onehot` of either, the whole is `weight (g_student - a g_teacher)`.
+/// Subtracts a teacher's term from the student's gradient of the logits of the rows from `first` on: with
+/// `g = softmax - onehot` of either, the total is `weight (g_student - a g_teacher)`.
 fn teach(
     level: Level,
     pool: &Arc<Pool>,

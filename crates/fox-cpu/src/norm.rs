@@ -101,8 +101,7 @@ pub fn forward(
 }
 
 simd_fn! {
-    /// Some rows of the backward pass: `dh`, on top of what it holds with `add`, and this task's part
-    /// of `dw`.
+    /// Some rows of the backward pass: `dh`, accumulated with `add`, and this task's partial `dw`.
     fn backward_rows<'k, S>(
         s, dy: &'k [f32], h: &'k [f32], w: &'k [f32], rstd: &'k [f32], add: bool,
         dh: &'k mut [f32], dw: &'k mut [f32],

@@ -27,7 +27,7 @@ impl MatrixOps for Cpu {
     }
 }
 
-/// What the steps need beside the matrix itself.
+/// Scratch of the iteration.
 struct Scratch {
     /// The matrix after a step `[rows, cols]`.
     next: Buffer,
@@ -52,7 +52,7 @@ impl Scratch {
         if norm == 0.0 {
             return;
         }
-        // In f64: the inverse of a very small or large norm is no f32.
+        // In f64: the inverse of a very small or large norm overflows f32.
         scale(x, 1.0 / norm);
         for _ in 0..steps {
             self.step(x, matrix.rows, cols);

@@ -1,7 +1,7 @@
 //! Memory: buffers are aligned to cache lines and go back to a pool when they are dropped.
 //!
-//! A training step asks for the same sizes over and over. Fresh memory from the system costs a page
-//! fault for every 4 KiB, which is more than many of the kernels that would write to it.
+//! A training step allocates the same sizes over and over. Fresh memory from the system costs a page fault for every
+//! 4 KiB, more than many of the kernels that write to it.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -23,22 +23,22 @@ const LARGE: usize = 4 << 20;
 struct Line([f32; LINE]);
 
 #[derive(Default)]
-struct Shelves {
+struct FreeLists {
     /// Buffers not in use, by their length in lines.
     free: HashMap<usize, Vec<Vec<Line>>>,
     stats: MemoryStats,
 }
 
-/// Where buffers come from and go back to.
+/// A pool of buffers.
 pub struct Pool {
-    shelves: Mutex<Shelves>,
-    /// Fill what is handed out with NaN, so that tests see what a kernel forgot to write.
+    lists: Mutex<FreeLists>,
+    /// Fill buffers with NaN, so that tests detect elements that a kernel did not write.
     poison: bool,
 }
 
 impl Pool {
     pub fn new(poison: bool) -> Arc<Self> {
-        Arc::new(Pool { shelves: Mutex::default(), poison })
+        Arc::new(Pool { lists: Mutex::default(), poison })
     }
 
     pub fn stats(&self) -> MemoryStats {
@@ -46,19 +46,19 @@ impl Pool {
     }
 
     pub fn reset_peak(&self) {
-        let mut shelves = self.lock();
-        shelves.stats.peak = shelves.stats.in_use;
+        let mut lists = self.lock();
+        lists.stats.peak = lists.stats.in_use;
     }
 
-    /// A buffer of `len` words. Contents are whatever was there before (zeros when new).
+    /// A buffer of `len` words with the contents of its last use (zeros when new).
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Buffer> {
         let lines = size_class(len.div_ceil(LINE));
         let bytes = lines * size_of::<Line>();
         let recycled = {
-            let mut shelves = self.lock();
-            shelves.stats.in_use += bytes;
-            shelves.stats.peak = shelves.stats.peak.max(shelves.stats.in_use);
-            shelves.free.get_mut(&lines).and_then(Vec::pop)
+            let mut lists = self.lock();
+            lists.stats.in_use += bytes;
+            lists.stats.peak = lists.stats.peak.max(lists.stats.in_use);
+            lists.free.get_mut(&lines).and_then(Vec::pop)
         };
         let memory = match recycled {
             Some(memory) => memory,
@@ -93,15 +93,14 @@ impl Pool {
         Ok(memory)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shelves> {
+    fn lock(&self) -> MutexGuard<'_, FreeLists> {
         // The counters and lists are valid after any panic elsewhere.
-        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Lets the system back a range that nobody has touched yet by large pages: a product that reads gigabytes of
-/// weights once would otherwise miss the address cache at every 4 KiB. Only a wish: where it is not
-/// granted, everything works as before.
+/// Requests huge pages for a range that was not touched yet: a product that reads gigabytes of weights once would
+/// otherwise miss the TLB at every 4 KiB. It is only a hint.
 #[cfg(target_os = "linux")]
 fn ask_for_huge_pages(range: &[MaybeUninit<Line>]) {
     const PAGE: usize = 4096;
@@ -125,36 +124,36 @@ fn size_class(lines: usize) -> usize {
     lines.next_multiple_of(step)
 }
 
-/// Words on loan from a [`Pool`], or from someone else; tensor storage and kernels' scratch alike.
+/// Words of a [`Pool`], or borrowed from the caller; tensor storage and scratch of kernels.
 pub struct Buffer {
     memory: Memory,
     len: usize,
 }
 
 enum Memory {
-    /// Lines of a pool, which get them back.
+    /// Lines that return to their pool.
     Pooled(Vec<Line>, Arc<Pool>),
-    /// Words of someone else, which are read only.
-    Lent(NonNull<f32>),
+    /// Borrowed words, read only.
+    Borrowed(NonNull<f32>),
 }
 
-// SAFETY: pooled lines are owned; lent words are only read, and stay where they are by the promise of `lent`.
+// SAFETY: pooled lines are owned; borrowed words are only read, and stay valid by the promise of `borrowed`.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `len` words of someone else, for reading.
+    /// Borrows `len` words for reading.
     ///
     /// # Safety
     /// They must be initialised, aligned for f32, and neither move nor change while the buffer lives.
-    pub unsafe fn lent(start: NonNull<f32>, len: usize) -> Self {
-        Buffer { memory: Memory::Lent(start), len }
+    pub unsafe fn borrowed(start: NonNull<f32>, len: usize) -> Self {
+        Buffer { memory: Memory::Borrowed(start), len }
     }
 
-    /// Whether the words are someone else's, and must not be written.
-    pub fn is_lent(&self) -> bool {
-        matches!(self.memory, Memory::Lent(_))
+    /// Whether the words are borrowed, and must not be written.
+    pub fn is_borrowed(&self) -> bool {
+        matches!(self.memory, Memory::Borrowed(_))
     }
 
     /// The words as integers.
@@ -205,10 +204,10 @@ impl Deref for Buffer {
     fn deref(&self) -> &[f32] {
         let start = match &self.memory {
             Memory::Pooled(lines, _) => lines.as_ptr().cast(),
-            Memory::Lent(start) => start.as_ptr().cast_const(),
+            Memory::Borrowed(start) => start.as_ptr().cast_const(),
         };
-        // SAFETY: a `Line` is exactly `LINE` initialised f32, and `len` never exceeds their number; lent words are
-        // there by the promise of `lent`.
+        // SAFETY: a `Line` is exactly `LINE` initialised f32, and `len` never exceeds their number; borrowed words
+        // are valid by the promise of `borrowed`.
         unsafe { std::slice::from_raw_parts(start, self.len) }
     }
 }
@@ -216,7 +215,7 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
         let Memory::Pooled(lines, _) = &mut self.memory else {
-            unreachable!("lent words are copied before they are written")
+            unreachable!("borrowed words are copied before they are written")
         };
         // SAFETY: as above; the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), self.len) }
@@ -227,9 +226,9 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let Memory::Pooled(memory, pool) = &mut self.memory else { return };
         let memory = std::mem::take(memory);
-        let mut shelves = pool.lock();
-        shelves.stats.in_use -= memory.len() * size_of::<Line>();
-        shelves.free.entry(memory.len()).or_default().push(memory);
+        let mut lists = pool.lock();
+        lists.stats.in_use -= memory.len() * size_of::<Line>();
+        lists.free.entry(memory.len()).or_default().push(memory);
     }
 }
 
@@ -252,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_buffer_is_used_again() {
+    fn reuses_a_dropped_buffer() {
         let pool = Pool::new(false);
         let first = pool.take(1000).unwrap();
         let address = first.as_ptr();
@@ -277,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn an_absurd_size_is_an_error_not_an_abort() {
+    fn rejects_an_allocation_that_is_too_large() {
         let pool = Pool::new(false);
         assert!(pool.take(usize::MAX / 128).is_err());
         assert_eq!(pool.stats().in_use, 0);
     }
 
     #[test]
-    fn poison_shows_what_was_not_written() {
+    fn poison_fills_buffers_with_nan() {
         let buffer = Pool::new(true).take(5).unwrap();
         assert!(buffer.iter().all(|x| x.is_nan()));
     }

@@ -1,4 +1,4 @@
-//! Sines and cosines of the rotary embedding, computed once and kept.
+//! Cached sines and cosines of the rotary embedding.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,13 +30,13 @@ impl Table {
     }
 }
 
-/// Tables that are kept. A model has one or a few; a fading embedding has another one at every step.
-const KEPT: usize = 16;
+/// Capacity of the cache. A model has one table or a few; an embedding whose strength changes has one per step.
+const CAPACITY: usize = 16;
 
 /// An embedding and a head dim.
 type Key = ([u64; 6], usize);
 
-/// Tables by embedding and head dim, grown as longer sequences come.
+/// Tables by embedding and head dim, which grow with the sequence length.
 #[derive(Default)]
 pub struct Tables(Mutex<HashMap<Key, Arc<Table>>>);
 
@@ -45,7 +45,7 @@ impl Tables {
     pub fn get(&self, rope: Rope, head_dim: usize, positions: usize) -> Arc<Table> {
         let mut tables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (rope.key(), head_dim);
-        if tables.len() >= KEPT && !tables.contains_key(&key) {
+        if tables.len() >= CAPACITY && !tables.contains_key(&key) {
             tables.clear();
         }
         let entry = tables.entry(key);

@@ -1,23 +1,23 @@
-//! How rows are shared out among tasks.
+//! Division of rows into tasks.
 
 use fox_tensor::Segments;
 
-/// Elements per task: enough to outweigh the cost of handing it out.
+/// Elements per task: enough to outweigh the scheduling cost.
 const GRAIN: usize = 16 * 1024;
 
-/// Rows of `width` elements that make one task. Depends on the shape alone.
+/// Rows of `width` elements per task. Depends on the shape alone.
 pub fn rows_per_task(width: usize) -> usize {
     (GRAIN / width.max(1)).max(1)
 }
 
-/// Adds `parts[n][width]` in order, on top of `acc`.
-pub fn sum_partials(parts: &[f32], acc: &mut [f32]) {
-    for part in parts.chunks_exact(acc.len()) {
-        acc.iter_mut().zip(part).for_each(|(a, p)| *a += p);
+/// Adds `partials[n][width]` in order to `acc`.
+pub fn sum_partials(partials: &[f32], acc: &mut [f32]) {
+    for partial in partials.chunks_exact(acc.len()) {
+        acc.iter_mut().zip(partial).for_each(|(a, p)| *a += p);
     }
 }
 
-/// A run of consecutive query rows of one segment.
+/// Consecutive query rows of one segment that make a task.
 #[derive(Clone, Copy, Debug)]
 pub struct RowChunk {
     /// Index of the segment.
@@ -32,14 +32,14 @@ pub struct RowChunk {
     pub last: bool,
 }
 
-/// Cuts the segments' query rows into row_chunks of at most one task's rows.
+/// Divides the segments' query rows into chunks of at most one task's rows.
 pub fn row_chunks(segments: &Segments, width: usize) -> Vec<RowChunk> {
     let most = rows_per_task(width);
-    let mut row_chunks = Vec::new();
+    let mut chunks = Vec::new();
     for (index, segment) in segments.as_slice().iter().enumerate() {
         for start in (0..segment.q_len).step_by(most) {
             let len = most.min(segment.q_len - start);
-            row_chunks.push(RowChunk {
+            chunks.push(RowChunk {
                 segment: index,
                 row: segment.q_start + start,
                 len,
@@ -49,5 +49,5 @@ pub fn row_chunks(segments: &Segments, width: usize) -> Vec<RowChunk> {
             });
         }
     }
-    row_chunks
+    chunks
 }

@@ -1,8 +1,8 @@
-//! Output memory that several tasks write at once, each to elements of its own.
+//! Output memory that several tasks write concurrently, each to disjoint elements.
 
 use std::marker::PhantomData;
 
-/// A slice whose disjoint parts are written from several threads.
+/// A slice whose disjoint ranges are written from several threads.
 #[derive(Clone, Copy)]
 pub struct Shared<'a> {
     start: *mut f32,
@@ -10,7 +10,7 @@ pub struct Shared<'a> {
     life: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: access goes through `slice`, whose callers promise that parts in use never overlap.
+// SAFETY: access goes through `slice`, whose callers promise that live ranges never overlap.
 unsafe impl Send for Shared<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Shared<'_> {}
@@ -24,7 +24,7 @@ impl<'a> Shared<'a> {
     /// Elements `start .. start + len`, checked to lie inside.
     ///
     /// # Safety
-    /// While the returned slice lives, nobody else may use any of its elements.
+    /// While the returned slice lives, no other code may access its elements.
     #[inline(always)]
     pub unsafe fn slice(&self, start: usize, len: usize) -> &'a mut [f32] {
         assert!(start <= self.len && len <= self.len - start);

@@ -37,7 +37,7 @@ static ALLOCATOR: Counting = Counting;
     not(target_arch = "x86_64"),
     ignore = "the product crate sizes its workspace by the caches, which it knows on x86-64 only"
 )]
-fn a_steady_step_lives_on_the_pool() {
+fn steady_step_allocates_from_the_pool() {
     // With one thread: how many tasks have scratch at a time would depend on how busy the machine is.
     let device = device_with(Options { threads: Some(1), ..Options::default() }).unwrap();
     let (batch, seq) = (4, 256);
@@ -104,10 +104,10 @@ fn a_steady_step_lives_on_the_pool() {
     );
     // The smallest activation of this step has 512 KiB: none of them fits beside the workspace.
     assert!(bytes <= workspace + (256 << 10), "{bytes} bytes, products alone {workspace}");
-    assert!(largest <= largest_workspace.max(256 << 10), "a piece of {largest} bytes");
+    assert!(largest <= largest_workspace.max(256 << 10), "an allocation of {largest} bytes");
 }
 
-/// Bytes that the system was asked for since they were last set to 0, and the largest piece.
+/// Bytes that the system was asked for since they were last set to 0, and the largest allocation.
 fn counted() -> (usize, usize) {
     (BYTES.load(Ordering::Relaxed), LARGEST.load(Ordering::Relaxed))
 }

@@ -19,7 +19,7 @@ fn bits(case: &Case, device: &Device) -> Vec<(String, Vec<u64>)> {
 }
 
 #[test]
-fn every_case_on_one_two_and_seven_threads() {
+fn cases_do_not_depend_on_thread_count() {
     let devices = [with_threads(1), with_threads(2), with_threads(7)];
     for case in cases::all() {
         let one = bits(&case, &devices[0]);
@@ -35,7 +35,7 @@ fn random(device: &Device, seed: u64, dims: [usize; 2]) -> Tensor {
     device.from_f32(&values, dims).unwrap()
 }
 
-/// Sizes at which the work is really cut into many pieces: matrix products of several panels,
+/// Sizes at which the work is divided into many tasks: matrix products of several panels,
 /// attention of few long units (cut over blocks) and of many short ones (cut over units).
 fn large(device: &Device) -> Vec<Vec<f32>> {
     let backend = device.backend();
@@ -73,7 +73,7 @@ fn large(device: &Device) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn large_shapes_on_any_number_of_threads() {
+fn large_shapes_do_not_depend_on_thread_count() {
     let one = large(&with_threads(1));
     for threads in [1, 2, 3, 8] {
         let other = large(&with_threads(threads));

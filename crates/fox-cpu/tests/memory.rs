@@ -8,7 +8,7 @@ use fox_tensor::{Acp, AttentionInputs, AttentionSpec, LogitBound, Segments, tile
 /// 65,536 tokens: a matrix of scores would take 16 GiB. Gates forget fast and pruning is on, so that
 /// the test is quick; scratch memory does not depend on what is pruned.
 #[test]
-fn attention_over_65536_tokens_in_less_than_a_gibibyte() {
+fn attention_over_65536_tokens_fits_one_gibibyte() {
     let (seq, head_dim) = (65_536, 64);
     let device = fox_cpu::device();
     let mut rng = Rng::new(3);

@@ -16,7 +16,7 @@ const K: [f64; KV_HEADS] = [1.0, 8.0];
 
 /// Old keys `old`, for which nothing decays, and then `new` tokens that ask. The first of them forgets all
 /// that is older at once. Queries of a head meet the old keys at `+U` and their own at `-U`, so that the
-/// `old` keys have together a share of `old e^(2 U - decay)` of what the first new token sees, beside 1.
+/// `old` keys together have a softmax mass of `old e^(2 U - decay)` of what the first new token sees, beside 1.
 struct Edge {
     old: usize,
     new: usize,
@@ -26,7 +26,7 @@ struct Edge {
 
 /// What pruning has dropped for the first query, per head.
 struct Dropped {
-    /// The share of the softmax.
+    /// The softmax mass.
     share: f64,
     /// How far the output has moved, the norm over a head, and the largest norm of a value.
     moved: f64,
@@ -98,18 +98,18 @@ fn everywhere(beyond: f64, check: impl Fn(&str, &Dropped)) {
 }
 
 #[test]
-fn just_beyond_the_threshold_nearly_the_whole_tolerance_is_dropped() {
+fn drops_nearly_the_tolerance_beyond_the_threshold() {
     let allowed = LOG_TOLERANCE.exp();
     everywhere(0.03, |what, dropped| {
         assert!(dropped.share > 0.8 * allowed && dropped.share <= allowed, "{what}");
-        // The bound on the output is met as nearly as the share.
+        // The bound on the output is met as closely as the mass.
         let most = output_change_bound(allowed, dropped.value);
         assert!(dropped.moved > 0.8 * most && dropped.moved <= most, "{what}");
     });
 }
 
 #[test]
-fn before_the_threshold_nothing_is_dropped() {
+fn keeps_blocks_above_the_threshold() {
     // With a threshold looser by a nat, the first would drop more than its tolerance.
     let looser = (LOG_TOLERANCE + 0.9).exp();
     assert!(15.0 / 16.0 * looser / (1.0 + looser) > 1.9 * LOG_TOLERANCE.exp());

@@ -61,18 +61,18 @@ fn kinds() -> [(StateUpdate, bool); 3] {
 }
 
 #[test]
-fn gates_near_zero_and_near_one_stay_finite() {
+fn extreme_gates_stay_finite() {
     for (update, channels) in kinds() {
         for decay in [0.0, -1e-8, -1e-3, -20.0, -88.0, -1e4, f32::MIN, f32::NEG_INFINITY] {
             run(update, channels, 200, 1.0, |_| decay);
         }
-        // Side by side: what is forgotten at once beside what is kept for good.
+        // Decays of almost 0 and of almost 1 side by side.
         run(update, channels, 200, 1.0, |t| if t % 7 == 3 { -1e4 } else { -1e-6 });
     }
 }
 
 #[test]
-fn a_state_lives_through_a_hundred_thousand_steps() {
+fn scan_is_stable_over_100k_steps() {
     for (update, channels) in kinds() {
         for decay in [-1e-7, -1e-3, -0.5] {
             run(update, channels, 100_000, 0.5, |_| decay);
@@ -112,7 +112,7 @@ fn a_state_lives_through_a_hundred_thousand_steps() {
 }
 
 #[test]
-fn keys_of_no_length_write_nothing() {
+fn zero_keys_write_nothing() {
     for (update, channels) in kinds() {
         let o = run(update, channels, 150, 0.0, |_| -0.1);
         assert!(o.iter().all(|&x| x == 0.0));
@@ -135,7 +135,7 @@ fn keys_of_no_length_write_nothing() {
 }
 
 #[test]
-fn any_number_of_threads_gives_the_same_bits() {
+fn results_do_not_depend_on_thread_count() {
     let on = |threads: usize, case: &cases::Case| -> CaseResult {
         let device: Device =
             device_with(Options { threads: Some(threads), ..Options::default() }).unwrap();

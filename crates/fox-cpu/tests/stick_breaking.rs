@@ -27,10 +27,10 @@ fn run(device: &Device, len: usize, score: f64, spread: f64, gate: f32) -> Vec<V
     results.iter().map(|x| x.to_f64().unwrap()).collect()
 }
 
-/// Shares of 1 in 60,000 (most of the stick is left at the end), of 1 in 400 (a memory of some hundred
+/// Fractions of 1 in 60,000 (most of the stick is left at the end), of 1 in 400 (a memory of some hundred
 /// tokens), around a half, and all but 1 in 10,000.
 #[test]
-fn eight_thousand_tokens_as_exact_as_f32_allows() {
+fn attention_over_8192_tokens_is_accurate() {
     let (cpu, naive) = (device(), Device::naive());
     for (score, gate) in [(-11.0, -1e-4), (-6.0, 0.0), (0.0, 0.0), (9.0, -1e-4)] {
         let (got, want) = (run(&cpu, 8192, score, 1.0, gate), run(&naive, 8192, score, 1.0, gate));
@@ -56,7 +56,7 @@ fn extreme_scores_and_gates_stay_finite() {
 }
 
 #[test]
-fn long_rows_have_the_same_bits_on_any_number_of_threads() {
+fn long_rows_do_not_depend_on_thread_count() {
     let on = |threads: usize| {
         let options = Options { threads: Some(threads), ..Options::default() };
         run(&device_with(options).unwrap(), 1500, -5.0, 1.0, -0.001)
@@ -69,7 +69,7 @@ fn long_rows_have_the_same_bits_on_any_number_of_threads() {
 
 /// A matrix of scores of 32,768 tokens would take 4 GiB.
 #[test]
-fn memory_stays_linear() {
+fn attention_memory_is_linear() {
     let (device, len) = (device(), 32_768);
     device.reset_peak();
     run(&device, len, 0.0, 1.0, -0.1);

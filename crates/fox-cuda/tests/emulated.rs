@@ -20,7 +20,7 @@ fn compiler() -> Option<&'static str> {
 /// Compiles a program with sources of the crate, once for each list of defines, and runs it; what it prints.
 fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<String> {
     let Some(compiler) = compiler() else {
-        println!("skipped: there is no C++ compiler for this");
+        println!("skipped: no C++ compiler was found");
         return Vec::new();
     };
     let mut printed = Vec::new();
@@ -67,8 +67,8 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
 }
 
 #[test]
-fn products_are_right_and_have_the_same_bits_whatever_a_warp_carries() {
-    // The same runs of columns give the same bits.
+fn matmuls_are_batch_invariant() {
+    // Equal K splits give equal bits.
     let odd = "WIDTHS=32,96,1056";
     // Hopper's products take 64 columns at once.
     let (four, eight) = ("WIDTHS=256,512,1536", "WIDTHS=512,1024,1536");
@@ -157,7 +157,7 @@ fn products_are_right_and_have_the_same_bits_whatever_a_warp_carries() {
 }
 
 #[test]
-fn weights_go_to_8_bits_by_the_rule_and_back() {
+fn int8_weights_round_trip() {
     let variants = [
         "BF16=1 VEC=8 WIDTHS=64,96,1056",
         "BF16=0 VEC=8 WIDTHS=64,96,1056",
@@ -168,7 +168,7 @@ fn weights_go_to_8_bits_by_the_rule_and_back() {
 }
 
 #[test]
-fn heads_attention_and_norms_are_right() {
+fn heads_attention_and_norms_match_reference() {
     run(
         "steps",
         &["decode_rows", "decode_attention"],
@@ -177,6 +177,6 @@ fn heads_attention_and_norms_are_right() {
 }
 
 #[test]
-fn choices_are_those_of_a_sorted_vocabulary() {
+fn samples_equal_those_of_a_sorted_vocabulary() {
     run("sample", &["decode_sample"], &[""]);
 }

@@ -1,13 +1,13 @@
-//! Learning curves.
+//! Learning curves: training loss over tokens.
 
 use fox_plot::LineChart;
 
-/// The training losses of a run: tokens seen, and the loss of a batch in nats.
+/// The learning curve of a run: tokens seen, and the loss of a batch in nats per token.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Learning {
     /// Name of the model.
     pub model: String,
-    /// In order.
+    /// `(tokens, loss)`, in order.
     pub losses: Vec<(f64, f64)>,
 }
 
@@ -15,9 +15,9 @@ impl Learning {
     /// About 200 points, each averaged with its neighbours.
     pub fn smoothed(&self) -> Vec<(f64, f64)> {
         let block = self.losses.len().div_ceil(200).max(1);
-        let mean = |part: &[(f64, f64)]| {
-            let n = part.len() as f64;
-            (part.iter().map(|p| p.0).sum::<f64>() / n, part.iter().map(|p| p.1).sum::<f64>() / n)
+        let mean = |block: &[(f64, f64)]| {
+            let n = block.len() as f64;
+            (block.iter().map(|p| p.0).sum::<f64>() / n, block.iter().map(|p| p.1).sum::<f64>() / n)
         };
         let averaged: Vec<(f64, f64)> = self.losses.chunks(block).map(mean).collect();
         let reach = averaged.len() / 40;
@@ -30,7 +30,7 @@ impl Learning {
     }
 }
 
-/// The curves of several runs, smoothed.
+/// A chart of several smoothed curves.
 pub fn learning_chart(runs: &[Learning]) -> LineChart {
     let mut chart = LineChart::new("Learning curves", "tokens seen", "loss, nats");
     let curves: Vec<Vec<(f64, f64)>> = runs.iter().map(Learning::smoothed).collect();
@@ -41,7 +41,7 @@ pub fn learning_chart(runs: &[Learning]) -> LineChart {
     chart
 }
 
-/// The first steps are so much worse than the rest that they would flatten everything else.
+/// A y range that ignores the first steps, whose high losses would flatten the chart.
 fn range(curves: &[Vec<(f64, f64)>]) -> Option<(f64, f64)> {
     let late = |c: &Vec<(f64, f64)>| c.get(c.len() / 20).map(|p| p.1);
     let high = curves.iter().filter_map(late).reduce(f64::max)?;
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn curves_are_thinned_and_scaled_without_first_steps() {
+    fn smooths_curves_and_ignores_first_steps_in_range() {
         let mut losses: Vec<(f64, f64)> = (0..1000).map(|i| (f64::from(i), 2.0)).collect();
         losses[0].1 = 1000.0;
         // One of 200 points, which its five neighbours on either side share.

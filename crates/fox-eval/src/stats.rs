@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_values_have_no_statistics() {
+    fn single_value_has_no_interval() {
         assert_eq!(SeedMean::of(&[]), None);
         assert!(fraction_over_seeds(&[]).value.is_nan());
         let one = SeedMean::of(&[3.0]).unwrap();

@@ -1,8 +1,8 @@
-//! How long a short prompt waits behind long ones, and how evenly running streams go on meanwhile.
+//! How long a short prompt waits behind long ones, and how evenly running sequences go on meanwhile.
 //!
-//! `cargo bench -p fox-infer --bench fairness -- [PIECE] [STREAMS]`
+//! `cargo bench -p fox-infer --bench fairness -- [CHUNK] [SEQUENCES]`
 //!
-//! A random FoX (Pro) of about 3M parameters. STREAMS streams decode; then three prompts of 30,000 tokens come,
+//! A random FoX (Pro) of about 3M parameters. STREAMS sequences decode; then three prompts of 30,000 tokens come,
 //! and 0.3 s later one of 10 tokens.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a measurement, not a library
 
@@ -29,24 +29,27 @@ fn main() {
         .skip(1)
         .filter(|word| word != "--bench")
         .map(|text| text.parse().expect("a number"));
-    let piece = arguments.next().unwrap_or(EngineOptions::default().prefill_chunk);
-    let streams = arguments.next().unwrap_or(4);
+    let chunk = arguments.next().unwrap_or(EngineOptions::default().prefill_chunk);
+    let sequences = arguments.next().unwrap_or(4);
     let mut config = ModelConfig::fox_pro(256, 4, 4);
     config.vocab_size = 256;
     let count: usize = config.param_specs().iter().map(|spec| spec.count()).sum();
     let model = Model::init(&config, 1, &fox_cpu::device()).unwrap();
     let options = EngineOptions {
-        prefill_chunk: piece,
+        prefill_chunk: chunk,
         weights: WeightFormat::F32,
         cache_bytes: 4 << 30,
         ..EngineOptions::default()
     };
     let engine = Engine::start(model, options).unwrap();
-    println!("{:.1}M parameters, pieces of {piece} tokens, {streams} streams", count as f64 / 1e6);
+    println!(
+        "{:.1}M parameters, chunks of {chunk} tokens, {sequences} sequences",
+        count as f64 / 1e6
+    );
 
-    report("streams alone", &gaps(&engine, streams, 400));
+    report("sequences alone", &gaps(&engine, sequences, 400));
 
-    let running: Vec<_> = (0..streams)
+    let running: Vec<_> = (0..sequences)
         .map(|i| {
             let answer = engine.submit(Request::greedy(ids(i, 20), 20_000)).unwrap();
             std::thread::spawn(move || arrivals(answer))
@@ -74,7 +77,7 @@ fn main() {
         let during: Vec<_> = times.into_iter().filter(|t| *t > start && *t < end).collect();
         gaps.extend(during.windows(2).map(|w| (w[1] - w[0]).as_secs_f64()));
     }
-    report("streams while prompts are read", &gaps);
+    report("sequences while prompts are read", &gaps);
 }
 
 /// When the tokens of an answer came.
@@ -82,8 +85,8 @@ fn arrivals(answer: Completion) -> Vec<Instant> {
     answer.filter(|event| matches!(event, Event::Token(_))).map(|_| Instant::now()).collect()
 }
 
-fn gaps(engine: &Engine, streams: usize, tokens: usize) -> Vec<f64> {
-    let all: Vec<_> = (0..streams)
+fn gaps(engine: &Engine, sequences: usize, tokens: usize) -> Vec<f64> {
+    let all: Vec<_> = (0..sequences)
         .map(|i| {
             let answer = engine.submit(Request::greedy(ids(i, 20), tokens)).unwrap();
             std::thread::spawn(move || arrivals(answer))

@@ -26,12 +26,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut text = TextDecoder::new(&tokenizer, &ids, &[])?;
     let sampling = Sampling { temperature: 0.8, ..Sampling::default() };
     for event in engine.submit(Request { sampling, ..Request::greedy(ids, 64) })? {
-        let piece = match event {
+        let delta = match event {
             Event::Token(token) => text.push(token.id)?,
             Event::Finished(_) => text.finish()?,
             Event::Prompt(_) => continue,
         };
-        print!("{}", piece.text);
+        print!("{}", delta.text);
         std::io::stdout().flush()?;
     }
     println!();

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn repetition_penalty_counts_the_prompt_and_lowers_both_signs() {
+    fn repetition_penalty_includes_the_prompt() {
         let sampling = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
         let mut penalties = Penalties::new(&request(sampling)).unwrap();
         assert_eq!(penalties.apply(&[1.0, 3.0, -2.0]), [1.0, 1.5, -2.0]);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn biases_are_added_and_stop_ids_suppressed_until_min_tokens() {
+    fn min_tokens_suppresses_stop_ids() {
         let plain = request(Sampling::default());
         let biased =
             Request { logit_bias: vec![(0, 2.0)], min_tokens: 1, stop_ids: vec![1, 900], ..plain };

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_lowest_id_and_nan_gives_none() {
+    fn greedy_breaks_ties_by_id() {
         let mut sampler = sampler_of(Sampling::greedy(), &[]);
         assert_eq!(sampler.sample(&LOGITS), Some(1));
         assert_eq!(sampler.sample(&[f32::NEG_INFINITY; 5]), None);

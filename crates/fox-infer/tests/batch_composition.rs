@@ -28,7 +28,7 @@ fn request(seed: usize) -> Request {
 }
 
 #[test]
-fn a_request_gives_the_same_bits_alone_and_in_a_batch_of_sixteen() {
+fn batch_of_sixteen_is_bit_exact() {
     for name in FIXTURES {
         for weights in [WeightFormat::F32, WeightFormat::Int8] {
             let options = EngineOptions { prefill_chunk: 20, weights, ..Default::default() };
@@ -49,7 +49,7 @@ fn a_request_gives_the_same_bits_alone_and_in_a_batch_of_sixteen() {
 }
 
 #[test]
-fn prompts_that_begin_alike_are_read_once_and_give_the_same_bits() {
+fn shared_prefixes_are_bit_exact() {
     for name in ["fox_pro", "hgrn2"] {
         let options = EngineOptions { prefill_chunk: 16, ..EngineOptions::default() };
         let unshared = EngineOptions { share_prefixes: false, ..options.clone() };
@@ -59,7 +59,7 @@ fn prompts_that_begin_alike_are_read_once_and_give_the_same_bits() {
         );
         let mut longer = prompt(1, 70);
         longer[60] += 1;
-        // The same prompt, one that leaves it in the fourth chunk, a beginning of it, and one that goes on where it
+        // The same prompt, one that differs in the fourth chunk, a prefix of it, and one that extends it from where it
         // ended, inside of a chunk.
         let prompts =
             [prompt(1, 70), prompt(1, 70), longer, prompt(1, 48), prompt(1, 70), prompt(1, 90)];
@@ -85,7 +85,7 @@ fn prompts_that_begin_alike_are_read_once_and_give_the_same_bits() {
 }
 
 #[test]
-fn a_dropped_answer_frees_its_memory_and_its_place() {
+fn dropped_request_frees_memory_and_slot() {
     let options = EngineOptions {
         max_batch: 1,
         max_queue: 2,

@@ -1,4 +1,4 @@
-//! Memory: more requests than would fit if nothing were forgotten, and what happens when that was too many.
+//! Capacity: more requests than fit without eviction, and preemption.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -21,7 +21,7 @@ fn model() -> Model {
     let mut config = ModelConfig::fox_pro(32, 2, 2);
     config.vocab_size = 64;
     let mut model = Model::init(&config, 3, &device).unwrap();
-    // Column 0 of the stream tells the token from all others.
+    // Column 0 of the residual stream distinguishes the token from all others.
     let id = model.params().find("model.embeddings.weight").unwrap();
     let mut values = model.params().value(id).to_f32().unwrap();
     for (token, row) in values.chunks_mut(32).enumerate() {
@@ -79,7 +79,7 @@ fn sampled(prompt: Vec<i32>, tokens: usize, seed: u64) -> Request {
 }
 
 #[test]
-fn forgetting_is_capacity() {
+fn eviction_increases_capacity() {
     // Room for two prompts of 2,048 tokens with all their keys.
     let engine = Engine::start(model(), options(2 * 32)).unwrap();
     for i in 0..12 {
@@ -102,11 +102,11 @@ fn forgetting_is_capacity() {
 }
 
 #[test]
-fn one_prompt_tells_what_the_next_ones_keep() {
+fn retention_is_learned_from_one_prompt() {
     // Room for one request of 2,048 + 400 tokens with all its keys; nothing has run before.
     let options = EngineOptions { share_prefixes: false, prefill_chunk: 512, ..options(42) };
     let engine = Engine::start(model(), options).unwrap();
-    // A step reads at least one of a prompt's 4 pieces, so the first still decodes when the last is read.
+    // A step prefills at least one of a prompt's 4 chunks, so the first still decodes when the last is prefilled.
     let request = |i: usize| Request {
         logit_bias: vec![(FORGET, 100.0)],
         ..Request::greedy(forgetful(i, 2048), 400)
@@ -136,7 +136,7 @@ fn one_prompt_tells_what_the_next_ones_keep() {
 }
 
 #[test]
-fn requests_that_were_put_back_give_the_same_bits() {
+fn preempted_requests_give_the_same_bits() {
     let roomy = Engine::start(model(), options(10_000)).unwrap();
     let tight = Engine::start(model(), options(40)).unwrap();
     // It learns that little is kept, which is wrong for what follows.
@@ -159,11 +159,11 @@ fn requests_that_were_put_back_give_the_same_bits() {
     assert_eq!(roomy.stats().preempted, 0);
 }
 
-/// Two requests of equal length that do not fit together: the one that came first is not preempted and ends first.
+/// Requests of equal length that do not fit together: the one that came first is not preempted and ends first.
 #[test]
 fn youngest_request_is_preempted() {
     let engine = Engine::start(model(), options(40)).unwrap();
-    // It learns that little is kept, so that both are admitted.
+    // It learns that little is kept, so that too many are admitted.
     for i in 0..20 {
         read(engine.submit(Request::greedy(forgetful(i, 1024), 1)).unwrap());
     }
@@ -175,17 +175,15 @@ fn youngest_request_is_preempted() {
                 sender.send((i, finished.reason)).unwrap();
             }
         };
-        engine.submit_to(sampled(memorable(i, 1000), 500, i as u64), sink).unwrap()
+        engine.submit_to(sampled(memorable(i, 800), 200, i as u64), sink).unwrap()
     };
-    let _tickets = [submit(0), submit(1)];
-    for i in 0..2 {
-        assert_eq!(ends.recv().unwrap(), (i, FinishReason::Length));
-    }
+    let _tickets: Vec<_> = (0..5).map(submit).collect();
+    assert_eq!(ends.recv().unwrap(), (0, FinishReason::Length));
     assert!(engine.stats().preempted > 0);
 }
 
 #[test]
-fn a_request_that_outgrows_the_cache_ends_with_a_sentence() {
+fn request_larger_than_the_cache_fails() {
     let engine = Engine::start(model(), options(10)).unwrap();
     let fits = read(engine.submit(Request::greedy(forgetful(1, 4096), 8)).unwrap()).2;
     assert_eq!(fits.reason, FinishReason::Length);
@@ -203,7 +201,7 @@ fn a_request_that_outgrows_the_cache_ends_with_a_sentence() {
 }
 
 #[test]
-fn a_small_request_does_not_wait_for_a_large_one_that_does_not_fit() {
+fn small_request_passes_a_large_one() {
     let mut config = ModelConfig::transformer_pro(32, 2, 2);
     config.vocab_size = 64;
     let model = Model::init(&config, 5, &fox_cpu::device()).unwrap();

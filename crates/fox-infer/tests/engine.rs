@@ -22,7 +22,7 @@ const FIXTURES: [&str; 10] = [
 ];
 
 #[test]
-fn log_probabilities_are_those_of_the_training_forward() {
+fn logprobs_match_the_training_forward() {
     for name in FIXTURES {
         let options = EngineOptions { prefill_chunk: 16, ..EngineOptions::default() };
         let engine = Engine::start(fixture(name), options).unwrap();
@@ -44,7 +44,7 @@ fn log_probabilities_are_those_of_the_training_forward() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_in_words() {
+fn refuses_invalid_requests() {
     let options = EngineOptions { max_context: 64, cache_bytes: 40_000, ..Default::default() };
     let engine = Engine::start(fixture("fox_pro"), options).unwrap();
     let refuse = |request: Request| engine.submit(request).unwrap_err();
@@ -67,7 +67,7 @@ fn what_cannot_run_is_refused_in_words() {
 }
 
 #[test]
-fn a_stop_id_ends_the_answer_and_is_not_reported() {
+fn stop_id_ends_the_answer() {
     let engine = Engine::start(fixture("fox_pro"), EngineOptions::default()).unwrap();
     let request = Request::greedy(prompt(2, 9), 20);
     let (_, all, _) = read(engine.submit(request.clone()).unwrap());
@@ -81,7 +81,7 @@ fn a_stop_id_ends_the_answer_and_is_not_reported() {
 }
 
 #[test]
-fn whoever_drops_the_last_handle_waits_for_the_end() {
+fn dropping_the_last_handle_joins_the_engine() {
     let engine = Engine::start(fixture("fox_pro"), EngineOptions::default()).unwrap();
     let held = Arc::new(());
     let own = held.clone();

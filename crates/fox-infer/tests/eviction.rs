@@ -35,7 +35,7 @@ fn asked_for(h: usize) -> f64 {
 }
 
 /// A model of one layer. Every query meets old keys at `+U` and all others at `-U`. Old keys have values of
-/// ones, all others of zeros, so that the output of a head is the share of the old keys. The forgetting
+/// ones, all others of zeros, so that the output of a head is the fraction of the old keys. The forgetting
 /// token decays head `h` by `decay[h]`.
 fn model(decay: [f64; HEADS], device: &Device) -> Model {
     let mut config = ModelConfig::fox_llama(WIDTH, 1, HEADS);
@@ -72,8 +72,8 @@ fn model(decay: [f64; HEADS], device: &Device) -> Model {
     model
 }
 
-/// Per head, the share of the old keys in what the asking token sees, with this policy.
-fn shares(model: &Model, policy: &PagePolicy) -> Vec<f64> {
+/// Per head, the attention mass of the old keys for the asking token, with this policy.
+fn fractions(model: &Model, policy: &PagePolicy) -> Vec<f64> {
     let mut cache = model.new_paged_cache(policy).unwrap();
     let mut prompt = vec![OLD; OLD_KEYS];
     prompt.push(FORGETS);
@@ -88,7 +88,7 @@ fn shares(model: &Model, policy: &PagePolicy) -> Vec<f64> {
 fn with_and_without(decay: [f64; HEADS], device: &Device) -> [Vec<f64>; 2] {
     let model = model(decay, device);
     let policy = model.page_policy(Some(LOG_TOLERANCE), KEYS).unwrap();
-    [shares(&model, &PagePolicy::keep_all()), shares(&model, &policy)]
+    [fractions(&model, &PagePolicy::keep_all()), fractions(&model, &policy)]
 }
 
 fn devices() -> [Device; 2] {
@@ -96,7 +96,7 @@ fn devices() -> [Device; 2] {
 }
 
 #[test]
-fn what_goes_has_nearly_the_share_that_may_go_and_a_nat_more_would_be_too_much() {
+fn eviction_bound_is_tight() {
     let allowed = f64::from(LOG_TOLERANCE).exp();
     for device in devices() {
         let run =
@@ -116,7 +116,7 @@ fn what_goes_has_nearly_the_share_that_may_go_and_a_nat_more_would_be_too_much()
 }
 
 #[test]
-fn a_group_in_which_one_head_remembers_keeps_its_pages() {
+fn group_keeps_pages_for_its_longest_head() {
     for device in devices() {
         for remembers in 0..HEADS {
             let decay = std::array::from_fn(|h| match h == remembers {

@@ -1,4 +1,4 @@
-//! Who gets the next step: short prompts before long ones, and nobody never.
+//! Prefill order: short prompts before long ones, without starvation.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -31,7 +31,7 @@ fn order_of_first_tokens(engine: &Engine, requests: Vec<Request>) -> Vec<usize> 
 }
 
 #[test]
-fn a_short_prompt_overtakes_long_ones_that_came_before() {
+fn short_prompt_passes_long_ones() {
     let options = EngineOptions { prefill_chunk: 16, ..EngineOptions::default() };
     let engine = Engine::start(fixture("fox_pro"), options).unwrap();
     let mut requests: Vec<Request> = (0..3).map(|i| Request::greedy(prompt(i, 3000), 2)).collect();
@@ -42,7 +42,7 @@ fn a_short_prompt_overtakes_long_ones_that_came_before() {
 
 /// Short prompts come one after the other, so that there is always one; the long one ends all the same.
 #[test]
-fn a_long_prompt_is_read_beside_short_ones_without_end() {
+fn long_prompt_does_not_starve() {
     let options = EngineOptions { prefill_chunk: 16, share_prefixes: false, ..Default::default() };
     let engine = Engine::start(fixture("fox_pro"), options).unwrap();
     let mut long = engine.submit(Request::greedy(prompt(0, 800), 1)).unwrap();
@@ -56,24 +56,24 @@ fn a_long_prompt_is_read_beside_short_ones_without_end() {
     }
 }
 
-/// Log-probabilities of a prompt that is read between decode rows and pieces of others.
+/// Log-probabilities of a prompt whose chunks alternate with decode batches and other chunks.
 #[test]
-fn bits_do_not_depend_on_what_is_read_between_the_pieces() {
+fn interleaved_prefill_is_bit_exact() {
     for name in ["fox_pro", "mamba2"] {
         let options = EngineOptions { prefill_chunk: 16, ..EngineOptions::default() };
         let alone = Engine::start(fixture(name), options.clone()).unwrap();
         let busy = Engine::start(fixture(name), options).unwrap();
         let request = || Request { echo: true, ..Request::greedy(prompt(3, 333), 20) };
         let want = read(alone.submit(request()).unwrap());
-        for others in [1, 7, 64] {
-            let company: Vec<_> = (0..others)
+        for count in [1, 7, 64] {
+            let batch: Vec<_> = (0..count)
                 .map(|i| {
                     busy.submit(Request::greedy(prompt(50 + i, 5 + 29 * i % 300), 30)).unwrap()
                 })
                 .collect();
             let got = read(busy.submit(request()).unwrap());
-            assert_eq!((&got.0, &got.1), (&want.0, &want.1), "{name} among {others}");
-            company.into_iter().for_each(|answer| assert_eq!(read(answer).1.len(), 30));
+            assert_eq!((&got.0, &got.1), (&want.0, &want.1), "{name} among {count}");
+            batch.into_iter().for_each(|answer| assert_eq!(read(answer).1.len(), 30));
         }
     }
 }

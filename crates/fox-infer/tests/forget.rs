@@ -41,7 +41,7 @@ fn options(eviction: Eviction) -> EngineOptions {
 }
 
 #[test]
-fn local_heads_drop_their_pages_and_the_answer_stays() {
+fn local_heads_evict_pages() {
     let device = fox_cpu::device();
     let model = || mostly_local(ForgettingConfig::fox_pro(4), &device);
     let off = Engine::start(model(), options(Eviction::Off)).unwrap();
@@ -66,7 +66,7 @@ fn local_heads_drop_their_pages_and_the_answer_stays() {
 }
 
 #[test]
-fn sticks_are_broken_over_pages_and_forgotten_by_their_decay_alone() {
+fn stick_breaking_evicts_by_decay() {
     let device = fox_cpu::device();
     let config = ForgettingConfig::fox_llama(4).stick_breaking();
     let model = || mostly_local(config.clone(), &device);
@@ -89,7 +89,7 @@ fn sticks_are_broken_over_pages_and_forgotten_by_their_decay_alone() {
 }
 
 #[test]
-fn without_a_norm_the_bound_comes_from_the_weights() {
+fn bound_from_weights_without_qk_norm() {
     let device = fox_cpu::device();
     let model = || mostly_local(ForgettingConfig::fox_llama(4), &device);
     let off = Engine::start(model(), options(Eviction::Off)).unwrap();
@@ -102,7 +102,7 @@ fn without_a_norm_the_bound_comes_from_the_weights() {
 }
 
 #[test]
-fn a_window_frees_what_it_leaves_and_a_transformer_keeps_all() {
+fn window_evicts_and_transformer_does_not() {
     let device = fox_cpu::device();
     let build = |window: Option<usize>| {
         let mut config = ModelConfig::transformer_pro(32, 2, 2);
@@ -129,7 +129,7 @@ fn a_window_frees_what_it_leaves_and_a_transformer_keeps_all() {
 }
 
 #[test]
-fn any_device_can_run_the_engine() {
+fn engine_runs_on_the_naive_device() {
     let device = Device::naive();
     let model = mostly_local(ForgettingConfig::fox_pro(4), &device);
     let engine = Engine::start(model, options(Eviction::Off)).unwrap();
@@ -143,7 +143,7 @@ fn any_device_can_run_the_engine() {
 }
 
 #[test]
-fn pages_are_dropped_alike_whether_gates_are_read_inside_a_step_or_at_its_end() {
+fn eviction_is_independent_of_chunking() {
     // The oracle keeps gates in pages and sums them up at the end of a step, the CPU in every layer.
     let request = Request { echo: true, ..Request::greedy(prompt(4, 300), 20) };
     let run = |device: &Device| {

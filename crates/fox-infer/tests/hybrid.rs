@@ -22,7 +22,7 @@ fn model() -> Model {
 }
 
 #[test]
-fn layers_drop_what_they_have_forgotten_and_the_answer_stays() {
+fn hybrid_layers_evict_pages() {
     let options =
         EngineOptions { eviction: Eviction::Safe, prefill_chunk: 64, ..EngineOptions::default() };
     let engine = Engine::start(model(), options).unwrap();

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_survive_a_round_trip_and_other_lines_become_notes() {
+    fn events_round_trip_through_json() {
         for event in [
             ChildEvent::Started { tokens: 7 },
             ChildEvent::Step { tokens: 4096, line: "step 2/4  loss 1.5".into() },

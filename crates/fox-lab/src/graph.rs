@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_start_by_rank_after_their_dependencies() {
+    fn starts_by_rank_after_dependencies() {
         let dir = tempfile::tempdir().unwrap();
         let mut graph = RunGraph::default();
         let first = graph.add(Node { rank: 2, ..command("first", dir.path()) }).unwrap();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_blocks_only_what_depends_on_it() {
+    fn failure_blocks_only_dependents() {
         let dir = tempfile::tempdir().unwrap();
         let mut graph = RunGraph::default();
         let bad = graph.add(command("bad", dir.path())).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_on_the_disk_are_not_computed_again() {
+    fn skips_existing_outputs() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("done"), "").unwrap();
         let mut graph = RunGraph::default();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_its_export_is_trained_again_for_a_new_measurement() {
+    fn retrains_a_run_whose_export_is_missing() {
         let dir = tempfile::tempdir().unwrap();
         let run = TrainRun {
             label: "run".into(),

@@ -9,11 +9,14 @@
 //! same command resumes an interrupted experiment, and a report is written from the files alone. Reports are
 //! [`Report`](fox_eval::report::Report)s, statistics are in [`fox_eval::stats`].
 //!
-//! The commands of the `fox` binary share [`output`], [`progress`] and [`signals`] with these.
+//! The commands of the `fox` binary share [`args`], [`output`], [`progress`] and [`signals`] with these.
 
 // They panic when the reader is gone; see `output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
+// Comments on arguments are the help of the command line, where brackets and addresses mean themselves.
+#![allow(rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
+pub mod args;
 pub mod demo;
 pub mod events;
 pub mod graph;

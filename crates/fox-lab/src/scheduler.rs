@@ -64,7 +64,7 @@ impl Scheduler {
         self.run_with(graph, experiment, None)
     }
 
-    /// The same; `on_event` gets the events of all children, and the scheduler shows no progress of its own.
+    /// The same; `on_event` gets the events of all children, and the scheduler itself shows no progress.
     pub fn run_with(
         &self,
         graph: &mut RunGraph,
@@ -197,11 +197,12 @@ impl Execution<'_, '_> {
             (ChildEvent::Step { line, .. } | ChildEvent::Note { line }, Some(bar)) => {
                 bar.set_message(line);
             }
-            (ChildEvent::Step { line, .. }, None) if !self.scheduler.quiet => {
-                if running.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
-                    running.last_line = Some(Instant::now());
-                    output::note(&format!("{}  {line}", running.label));
-                }
+            (ChildEvent::Step { line, .. }, None)
+                if !self.scheduler.quiet
+                    && running.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) =>
+            {
+                running.last_line = Some(Instant::now());
+                output::note(&format!("{}  {line}", running.label));
             }
             _ => {}
         }

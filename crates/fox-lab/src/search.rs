@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grid_is_one_two_five_times_powers_of_ten() {
+    fn grid_is_one_two_five() {
         let grid: Vec<f64> = (-9..=0).map(learning_rate_grid).collect();
         assert_eq!(grid, [1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0]);
     }

@@ -1,17 +1,17 @@
-//! Axes: from values to places, and where the ticks stand.
+//! Axes: mapping of values to coordinates, and ticks.
 
-/// How values are laid out along an axis.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// Equal differences are equally far apart.
+    /// Linear.
     Linear,
-    /// Equal ratios are equally far apart; ticks at powers of two. Values must be above 0.
+    /// Logarithmic with ticks at powers of two. Values must be positive.
     Log2,
-    /// Equal ratios are equally far apart; ticks at powers of ten. Values must be above 0.
+    /// Logarithmic with ticks at powers of ten. Values must be positive.
     Log10,
 }
 
-/// One axis: values `low..=high` on places `from..=to`.
+/// An axis: values `low..=high` at coordinates `from..=to`.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
     scale: Scale,
@@ -22,8 +22,8 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis that holds all `values`; those that are not finite, or not above 0 on a logarithmic
-    /// axis, are left out.
+    /// An axis that covers all `values`, except those that it cannot show: not finite, or not positive on a logarithmic
+    /// axis.
     pub(super) fn around(values: impl Iterator<Item = f64>, scale: Scale) -> Self {
         let fits = |v: &f64| v.is_finite() && (scale == Scale::Linear || *v > 0.0);
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
@@ -42,15 +42,15 @@ impl Axis {
         Axis { scale, low, high, from: 0.0, to: 1.0 }
     }
 
-    /// Widened by a share of its length on both sides, so that lines do not touch the frame.
-    pub(super) fn padded(mut self, share: f64) -> Self {
+    /// Widens the axis by a fraction of its length on both sides, so that lines do not touch the frame.
+    pub(super) fn padded(mut self, fraction: f64) -> Self {
         let (low, high) = (self.forward(self.low), self.forward(self.high));
-        let pad = (high - low) * share;
+        let pad = (high - low) * fraction;
         (self.low, self.high) = (self.backward(low - pad), self.backward(high + pad));
         self
     }
 
-    /// The same axis between two places.
+    /// The same axis between two coordinates.
     pub(super) fn placed(self, from: f64, to: f64) -> Self {
         Axis { from, to, ..self }
     }
@@ -69,14 +69,14 @@ impl Axis {
         }
     }
 
-    /// The place of a value; `None` when the axis cannot show it.
+    /// The coordinate of a value; `None` if the axis cannot show it.
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         let (low, high) = (self.forward(self.low), self.forward(self.high));
-        let share = (self.forward(value) - low) / (high - low);
-        share.is_finite().then_some(self.from + share * (self.to - self.from))
+        let fraction = (self.forward(value) - low) / (high - low);
+        fraction.is_finite().then_some(self.from + fraction * (self.to - self.from))
     }
 
-    /// Values to mark, each with its label; about `wanted` of them.
+    /// About `wanted` tick values with their labels.
     pub(super) fn ticks(&self, wanted: usize) -> Vec<(f64, String)> {
         let wanted = wanted.max(2);
         match self.scale {
@@ -84,7 +84,7 @@ impl Axis {
             Scale::Log2 => self.power_ticks(2.0, wanted),
             Scale::Log10 => {
                 let ticks = self.power_ticks(10.0, wanted);
-                // Less than a decade: powers would leave the axis bare.
+                // Within one decade there are too few powers.
                 if ticks.len() < 2 { self.linear_ticks(wanted) } else { ticks }
             }
         }
@@ -122,7 +122,7 @@ impl Axis {
     }
 }
 
-/// A number as people write it on an axis: `16k` for 16384, `2.5M`, plain below.
+/// A tick label: `16k` for 16384, `2.5M`, plain below.
 pub(super) fn label(value: f64, decimals: usize) -> String {
     let binary = value >= 1024.0 && value % 1024.0 == 0.0;
     let (size, k) = (value.abs(), if binary { 1024.0 } else { 1000.0 });
@@ -166,14 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn powers_are_thinned_out() {
+    fn drops_powers_that_do_not_fit() {
         assert_eq!(labels([512.0, 4096.0], Scale::Log2, 6), ["512", "1k", "2k", "4k"]);
         assert_eq!(labels([1.0, 65536.0], Scale::Log2, 6), ["1", "8", "64", "512", "4k", "32k"]);
         assert_eq!(labels([0.01, 10.0], Scale::Log10, 6), ["0.01", "0.1", "1", "10"]);
     }
 
     #[test]
-    fn places_are_proportional_and_bad_values_have_none() {
+    fn maps_values_and_rejects_invalid_ones() {
         let axis = Axis::around([1.0, 100.0].into_iter(), Scale::Log10).placed(0.0, 10.0);
         assert!((axis.place(10.0).unwrap() - 5.0).abs() < 1e-12);
         assert_eq!(axis.place(0.0), None);

@@ -3,8 +3,8 @@
 /// Red, green and blue.
 pub type Rgb = [u8; 3];
 
-/// Anchors of a map from dark blue to light yellow whose lightness grows evenly, so that it also reads
-/// without colour, on white as on black.
+/// Anchors of a map from dark blue to light yellow with uniformly increasing lightness, readable without colour and on
+/// white and black.
 const ANCHORS: [Rgb; 9] = [
     [41, 22, 92],
     [62, 52, 138],
@@ -17,8 +17,7 @@ const ANCHORS: [Rgb; 9] = [
     [253, 231, 85],
 ];
 
-/// The colour of a value from 0 to 1; values outside, and those that are no number, count as the nearer
-/// end or 0.
+/// The colour of a value from 0 to 1; other values are clamped, NaN counts as 0.
 pub fn sequential(value: f64) -> Rgb {
     let scaled = value.clamp(0.0, 1.0) * (ANCHORS.len() - 1) as f64;
     let scaled = if scaled.is_nan() { 0.0 } else { scaled };
@@ -30,7 +29,7 @@ pub fn sequential(value: f64) -> Rgb {
     })
 }
 
-/// Black or white, whichever reads better on `color`.
+/// Black or white, whichever has more contrast on `color`.
 pub fn ink_on(color: Rgb) -> &'static str {
     let [r, g, b] = color.map(f64::from);
     if 0.299 * r + 0.587 * g + 0.114 * b > 140.0 { "#101418" } else { "#ffffff" }
@@ -46,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_map_gets_lighter_all_the_way() {
+    fn lightness_increases() {
         let light = |v: f64| {
             let [r, g, b] = sequential(v).map(f64::from);
             0.299 * r + 0.587 * g + 0.114 * b

@@ -1,4 +1,4 @@
-//! Dot plots: one row per thing, a dot for its value and a line for its spread.
+//! Dot plots: per row a dot for a value and a line for its interval.
 
 use std::fmt::Write as _;
 
@@ -8,30 +8,30 @@ use super::{Anchor, Scale, WIDTH, escape, n, open, segment, series_color, text, 
 /// One row of a dot plot.
 #[derive(Clone, Debug)]
 pub struct DotRow {
-    /// At the left.
+    /// Label at the left.
     pub name: String,
-    /// Where the dot is.
+    /// Value of the dot.
     pub value: f64,
-    /// Ends of the line through the dot.
+    /// Ends of the interval.
     pub spread: Option<(f64, f64)>,
-    /// Which of the series colours.
+    /// Index of the series colour.
     pub color: usize,
 }
 
 /// A dot plot.
 #[derive(Clone, Debug)]
 pub struct DotPlot {
-    /// Above the plot.
+    /// Title above the plot.
     pub title: String,
-    /// Under the axis.
+    /// Label of the axis.
     pub x_label: String,
-    /// Layout of the axis.
+    /// Scale of the axis.
     pub x_scale: Scale,
     /// The rows, top to bottom.
     pub rows: Vec<DotRow>,
-    /// What the colours mean: name and colour.
+    /// Legend: names and indices of colours.
     pub legend: Vec<(String, usize)>,
-    /// Vertical lines at these places, each with a name.
+    /// Vertical lines at these values, with labels.
     pub marks: Vec<(f64, String)>,
 }
 
@@ -41,7 +41,7 @@ impl DotPlot {
         let longest = self.rows.iter().map(|r| text_width(&r.name)).fold(20.0, f64::max);
         let (left, right) = (longest.min(190.0) + 12.0, WIDTH - 18.0);
         let legend = if self.legend.is_empty() { 0.0 } else { 18.0 };
-        // Marks have names of their own, above the frame.
+        // Labels of marks are above the frame.
         let names = if self.marks.is_empty() { 0.0 } else { 14.0 };
         let top = 28.0 + legend + names;
         let height = if self.rows.len() > 24 { 13.0 } else { 19.0 };
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_has_a_dot_and_its_spread() {
+    fn rows_have_dots_and_intervals() {
         let row = |name: &str, value, spread| DotRow { name: name.into(), value, spread, color: 0 };
         let plot = DotPlot {
             title: "half-life".into(),
@@ -129,7 +129,7 @@ mod tests {
             marks: vec![(32.0, "local".into())],
         };
         let svg = plot.fragment();
-        // One in the legend, one in the plot: a value that is no number has none.
+        // One in the legend, one in the plot; NaN has none.
         assert_eq!(svg.matches("<circle ").count(), 2);
         assert_eq!(svg.matches("opacity:.45").count(), 1);
         assert!(!svg.contains("NaN"));

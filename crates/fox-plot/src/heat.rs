@@ -1,4 +1,4 @@
-//! Heat maps: a grid of cells with their values written in them.
+//! Heat maps: a grid of coloured cells with their values.
 
 use std::fmt::Write as _;
 
@@ -8,28 +8,28 @@ use super::{Anchor, WIDTH, escape, n, open, text, text_width};
 /// A heat map of `rows.len() * cols.len()` cells.
 #[derive(Clone, Debug)]
 pub struct HeatMap {
-    /// Above the map.
+    /// Title above the map.
     pub title: String,
-    /// Under the columns.
+    /// Label below the columns.
     pub x_label: String,
-    /// Beside the rows.
+    /// Label beside the rows.
     pub y_label: String,
     /// Names of the columns.
     pub cols: Vec<String>,
     /// Names of the rows, top to bottom.
     pub rows: Vec<String>,
-    /// Values row by row; what is no number is left blank.
+    /// Values in row-major order; NaN is left blank.
     pub values: Vec<f64>,
-    /// The values that get the two ends of the colour map.
+    /// Values at the two ends of the colour map.
     pub range: (f64, f64),
-    /// What is written in a cell.
+    /// Formats the value of a cell.
     pub label: fn(f64) -> String,
 }
 
 impl HeatMap {
     /// The SVG fragment.
     pub fn fragment(&self) -> String {
-        // Long names of rows stand above their cells.
+        // Long row names are placed above their cells.
         let above = self.rows.iter().any(|name| text_width(name) > 52.0);
         let (left, top, right) = (if above { 12.0 } else { 64.0 }, 28.0, WIDTH - 12.0);
         let width = (right - left) / self.cols.len().max(1) as f64;
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_carry_their_values_and_missing_ones_are_blank() {
+    fn cells_show_values_and_nan_is_blank() {
         let map = HeatMap {
             title: "needle".into(),
             x_label: "length".into(),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_stand_above_their_cells_and_columns_have_lines() {
+    fn long_row_names_are_above_cells() {
         let map = HeatMap {
             title: "t".into(),
             x_label: String::new(),
@@ -138,7 +138,7 @@ mod tests {
             label: |v| format!("{v:.0}"),
         };
         let svg = map.fragment();
-        // Both names begin where the cells do, each above its own.
+        // Both names are aligned with the left edge of the cells, each above its row.
         for (name, y) in [("a model with a long name", 41), ("b", 93)] {
             let at = format!("<text x=\"12\" y=\"{y}\" class=\"dim\">{name}</text>");
             assert!(svg.contains(&at), "{at} in {svg}");

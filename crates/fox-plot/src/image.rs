@@ -1,47 +1,47 @@
-//! Matrices as images: one pixel per block of entries, whatever the size of the matrix.
+//! Matrices as images: one pixel per block of entries.
 
 use std::fmt::Write as _;
 
 use super::color::{Rgb, sequential};
 use super::{Anchor, WIDTH, axis, n, open, png, text, text_width};
 
-/// A matrix that is to be shown, already averaged over blocks.
+/// A matrix of pixels, already averaged over blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatrixImage {
     /// Rows of pixels, top to bottom.
     pub rows: usize,
     /// Columns of pixels.
     pub cols: usize,
-    /// `rows * cols` values, row by row; what is no number is left blank.
+    /// `[rows, cols]` values in row-major order; NaN is left blank.
     pub values: Vec<f64>,
 }
 
-/// How a matrix is shown.
+/// Title, axes and colours of a matrix image.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// Above the picture.
+    /// Title above the image.
     pub title: String,
-    /// Under the picture.
+    /// Label below the image.
     pub x_label: String,
-    /// At its left.
+    /// Label at the left.
     pub y_label: String,
-    /// What the last column stands for; the first stands for 0.
+    /// Value of the x axis at the last column; 0 at the first.
     pub x_max: f64,
-    /// What the last row stands for.
+    /// Value of the y axis at the last row.
     pub y_max: f64,
-    /// The values that get the two ends of the colour map.
+    /// Values at the two ends of the colour map.
     pub range: (f64, f64),
-    /// Width over height of the picture.
+    /// Aspect ratio, width over height.
     pub aspect: f64,
-    /// Labels of the rows instead of a scale.
+    /// Labels of the rows instead of a y axis.
     pub row_names: Vec<String>,
-    /// Places on the diagonal, on the scale of `x_max`, each with its name: written to the right of it, where a
-    /// triangular matrix is empty, if there is room.
+    /// Marks on the diagonal, in units of `x_max`, with labels to the right where a triangular matrix is empty, if there
+    /// is room.
     pub diagonal: Vec<(f64, String)>,
 }
 
 impl MatrixImage {
-    /// The matrix as a PNG in a data URI; what has no value is transparent.
+    /// The matrix as a PNG in a data URI; NaN is transparent.
     pub fn data_uri(&self, range: (f64, f64)) -> String {
         let mut palette: Vec<Rgb> = vec![[0; 3]];
         palette.extend((0..255).map(|i| sequential(f64::from(i) / 254.0)));
@@ -74,7 +74,7 @@ impl MatrixImage {
             n(top),
             n(width),
             n(height),
-            // Few pixels should stay squares, many should be averaged when shrunk.
+            // Few pixels stay sharp squares, many are smoothed when scaled down.
             if self.cols < 256 { "pixelated" } else { "auto" },
             self.data_uri(image.range)
         );
@@ -120,7 +120,7 @@ impl MatrixImage {
     }
 }
 
-/// The colour map beside a picture, with its two ends.
+/// The colour bar beside an image, with its two ends.
 pub(super) fn color_bar(svg: &mut String, at: (f64, f64), height: f64, range: (f64, f64)) {
     const STEPS: usize = 24;
     for i in 0..STEPS {
@@ -130,7 +130,7 @@ pub(super) fn color_bar(svg: &mut String, at: (f64, f64), height: f64, range: (f
             "<rect x=\"{}\" y=\"{}\" width=\"10\" height=\"{}\" fill=\"{color}\"/>",
             n(at.0),
             n(at.1 + height * i as f64 / STEPS as f64),
-            // A hair of overlap hides the seams between the steps.
+            // A small overlap hides the seams between the steps.
             n(height / STEPS as f64 + 0.4),
         );
     }
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_matrix_becomes_one_image_element() {
+    fn matrix_is_one_image_element() {
         let matrix = MatrixImage { rows: 2, cols: 2, values: vec![0.0, f64::NAN, 0.5, 1.0] };
         let image = Image {
             title: "F".into(),

@@ -1,9 +1,8 @@
-//! Pictures: line charts, heat maps, dot plots and matrix images, as SVG written by hand.
+//! Line charts, heat maps, dot plots and matrix images as SVG.
 //!
-//! A chart gives a *fragment* (an `<svg>` element that takes its colours from CSS variables) for an HTML
-//! page that includes [`STYLE`] once, or a [`standalone`] file that carries the style itself. Colours
-//! follow the reader's light or dark preference. Every chart is [`WIDTH`] units wide, so that text keeps
-//! its size relative to the others and stays readable on a phone.
+//! A chart renders as a *fragment*, an `<svg>` element with colours from CSS variables, for an HTML page that includes
+//! [`STYLE`] once, or as a [`standalone`] file that contains the style. Colours follow the reader's light or dark
+//! preference. Every chart is [`WIDTH`] units wide, so that all texts have the same size and stay readable on a phone.
 //!
 //! ```
 //! use fox_plot::{LineChart, standalone};
@@ -32,7 +31,7 @@ pub use heat::HeatMap;
 pub use image::{Image, MatrixImage};
 pub use line::{LineChart, Series, VerticalMark};
 
-/// Width of every chart in user units; about one pixel each on a phone.
+/// Width of every chart in user units, about pixels on a phone.
 pub const WIDTH: f64 = 460.0;
 
 /// Colours and fonts, for light and dark.
@@ -56,8 +55,8 @@ fn series_color(index: usize) -> String {
     format!("var(--s{})", index % COLORS)
 }
 
-/// A complete SVG file around a fragment, with its style and a background of its own. Viewers that know no
-/// CSS variables, as many outside of browsers, show it in the light colours.
+/// A complete SVG file around a fragment, with style and background. Viewers without CSS variables, such as many outside
+/// of browsers, show the light colours.
 pub fn standalone(fragment: &str) -> String {
     let paper = "<rect width=\"100%\" height=\"100%\" style=\"fill:var(--paper)\"/>";
     match fragment.find('>') {
@@ -69,7 +68,7 @@ pub fn standalone(fragment: &str) -> String {
     }
 }
 
-/// Puts `property:COLOR;` before every `property:var(--name)`: who cannot read the second keeps the first.
+/// Inserts `property:COLOR;` before every `property:var(--name)` as a fallback.
 fn with_plain_colors(svg: &str) -> String {
     let mut parts = svg.split(":var(--");
     let mut plain = parts.next().unwrap_or_default().to_string();
@@ -91,7 +90,7 @@ fn light_color(name: &str) -> Option<&'static str> {
     after.split([';', '}']).next()
 }
 
-/// Text for the inside of an element or an attribute.
+/// Escapes text for an element or an attribute.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -100,7 +99,7 @@ pub fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // Control characters are not allowed in XML, not even escaped.
+            // XML does not allow control characters, not even escaped.
             c if c.is_control() => escaped.push('\u{fffd}'),
             c => escaped.push(c),
         }
@@ -108,7 +107,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// A coordinate with two decimals at most.
+/// A coordinate with at most two decimals.
 fn n(value: f64) -> String {
     let mut text = format!("{value:.2}");
     if text.contains('.') {
@@ -117,7 +116,7 @@ fn n(value: f64) -> String {
     if text == "-0" { "0".into() } else { text }
 }
 
-/// Opens an `<svg>` of this height with its name for screen readers.
+/// Opens an `<svg>` of this height with a label for screen readers.
 fn open(height: f64, name: &str) -> String {
     format!(
         "<svg class=\"plot\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">",
@@ -127,7 +126,7 @@ fn open(height: f64, name: &str) -> String {
     )
 }
 
-/// Where text starts, relative to its place.
+/// The horizontal anchor of a text.
 #[derive(Clone, Copy)]
 enum Anchor {
     Start,
@@ -162,7 +161,7 @@ fn segment(svg: &mut String, class: &str, from: (f64, f64), to: (f64, f64)) {
     );
 }
 
-/// About how wide text is, in user units.
+/// The approximate width of a text in user units.
 fn text_width(content: &str) -> f64 {
     content.chars().count() as f64 * 6.7
 }
@@ -172,20 +171,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short_and_text_is_safe() {
+    fn rounds_numbers_and_escapes_text() {
         assert_eq!([n(1.0), n(1.204), n(-0.001), n(100.0)], ["1", "1.2", "0", "100"]);
         assert_eq!(escape("a<b> & \"c\"\u{1}"), "a&lt;b&gt; &amp; &quot;c&quot;\u{fffd}");
     }
 
     #[test]
-    fn a_standalone_file_carries_its_style_inside_the_root() {
+    fn standalone_file_contains_its_style() {
         let file = standalone("<svg class=\"plot\"><g/></svg>");
         assert!(file.starts_with("<svg class=\"plot\"><style>:root{"), "{file}");
         assert!(file.ends_with("/><g/></svg>\n"), "{file}");
     }
 
     #[test]
-    fn colors_show_without_css_variables() {
+    fn falls_back_to_plain_colors() {
         let file = standalone("<svg><path style=\"stroke:var(--s1);stroke-width:2\"/></svg>");
         assert!(
             file.contains("style=\"stroke:#1c6fd1;stroke:var(--s1);stroke-width:2\""),
@@ -193,7 +192,7 @@ mod tests {
         );
         assert!(file.contains(".plot text{fill:#1d2329;fill:var(--ink)}"), "{file}");
         assert!(file.contains("style=\"fill:#ffffff;fill:var(--paper)\""), "{file}");
-        // Every variable has a plain twin, and the variables themselves are not touched.
+        // Every variable has a plain fallback, and the variables stay.
         assert_eq!(
             file.matches(":var(--").count(),
             file.matches(";stroke:var(--").count() + file.matches(";fill:var(--").count()

@@ -1,4 +1,4 @@
-//! Line charts: series with bands, a legend, and a marked place on the x axis.
+//! Line charts: series with bands, a legend, and marks on the x axis.
 
 use std::fmt::Write as _;
 
@@ -7,18 +7,18 @@ use super::{
     Anchor, COLORS, Scale, WIDTH, escape, n, open, segment, series_color, text, text_width,
 };
 
-/// One line.
+/// One series.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
-    /// In the legend.
+    /// Name in the legend.
     pub name: String,
     /// The points, in order of `x`.
     pub points: Vec<(f64, f64)>,
     /// A band around the line: `(x, low, high)`.
     pub band: Vec<(f64, f64, f64)>,
-    /// Which of the series colours.
+    /// Index of the series colour.
     pub color: usize,
-    /// Drawn in dashes: a reference, or one of more lines than there are colours.
+    /// Whether it is dashed: a reference, or a series beyond the number of colours.
     pub dashed: bool,
 }
 
@@ -29,33 +29,33 @@ impl Series {
     }
 }
 
-/// A place on the x axis that matters, such as the training length.
+/// A mark on the x axis, such as the training length.
 #[derive(Clone, Debug)]
 pub struct VerticalMark {
-    /// Where.
+    /// Its value.
     pub x: f64,
-    /// What it is.
+    /// Its label.
     pub label: String,
 }
 
 /// A line chart.
 #[derive(Clone, Debug)]
 pub struct LineChart {
-    /// Above the chart.
+    /// Title above the chart.
     pub title: String,
-    /// Under the x axis.
+    /// Label of the x axis.
     pub x_label: String,
-    /// Beside the y axis.
+    /// Label of the y axis.
     pub y_label: String,
-    /// Layout of the x axis.
+    /// Scale of the x axis.
     pub x_scale: Scale,
-    /// Layout of the y axis.
+    /// Scale of the y axis.
     pub y_scale: Scale,
-    /// The lines.
+    /// The series.
     pub series: Vec<Series>,
-    /// Marked places.
+    /// Vertical marks.
     pub marks: Vec<VerticalMark>,
-    /// A fixed range of the y axis; lines are cut where they leave it.
+    /// A fixed range of the y axis; lines are clipped to it.
     pub y_range: Option<(f64, f64)>,
 }
 
@@ -78,7 +78,7 @@ impl LineChart {
         }
     }
 
-    /// Adds a line in the next colour; in dashes where all colours are taken.
+    /// Adds a series in the next colour; dashed if all colours are used.
     pub fn add_line(&mut self, name: impl Into<String>, points: Vec<(f64, f64)>) {
         let index = self.series.len();
         let dashed = (index / COLORS) % 2 == 1;
@@ -146,7 +146,7 @@ impl LineChart {
         })
     }
 
-    /// The entries of the legend, broken into rows that fit.
+    /// The entries of the legend, wrapped into rows that fit.
     fn legend_rows(&self, width: f64) -> Vec<Vec<usize>> {
         let mut rows: Vec<Vec<usize>> = Vec::new();
         let mut used = f64::INFINITY;
@@ -204,7 +204,7 @@ fn line(svg: &mut String, series: &Series, x: &Axis, y: &Axis) {
     let mut path = String::new();
     let mut drawing = false;
     for &(px, py) in &series.points {
-        // A value that cannot be shown interrupts the line instead of bending it.
+        // A value that cannot be shown interrupts the line.
         match (x.place(px), y.place(py)) {
             (Some(px), Some(py)) => {
                 let _ = write!(path, "{}{} {}", if drawing { "L" } else { "M" }, n(px), n(py));
@@ -272,20 +272,20 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_has_lines_bands_marks_and_a_legend() {
+    fn chart_has_lines_bands_marks_and_legend() {
         let svg = chart().fragment();
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>"));
         assert!(svg.contains("L(i) &lt;test&gt;"), "{svg}");
         assert_eq!(svg.matches("class=\"band\"").count(), 1);
         assert_eq!(svg.matches("class=\"mark\"").count(), 1);
-        // The legend's sample and the line itself, broken where there is no value.
+        // The legend's sample and the line, interrupted at the missing value.
         assert_eq!(svg.matches("class=\"line\"").count(), 2);
         assert!(svg.contains("d=\"M56 "), "{svg}");
         assert!(svg.contains("M448 "), "{svg}");
     }
 
     #[test]
-    fn lines_beyond_the_colours_are_dashed() {
+    fn dashes_series_beyond_the_colours() {
         let mut chart = LineChart::new("many", "x", "y");
         for i in 0..2 * COLORS {
             chart.add_line(format!("run {i}"), vec![(0.0, i as f64), (1.0, i as f64)]);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_chart_is_still_a_picture() {
+    fn empty_chart_renders() {
         let svg = LineChart::new("nothing", "x", "y").fragment();
         assert!(svg.ends_with("</svg>"));
         assert!(!svg.contains("NaN"));

@@ -1,4 +1,4 @@
-//! The smallest PNG there is to write: 8 bits of palette per pixel.
+//! A minimal PNG encoder: 8-bit palette images.
 
 use std::io::{self, Write as _};
 
@@ -7,8 +7,8 @@ use flate2::{Compression, Crc};
 
 use super::color::Rgb;
 
-/// A PNG of `width * pixels.len() / width` pixels, each an index into `palette` (at most 256 entries), the
-/// first of which is transparent.
+/// Encodes `[pixels.len() / width, width]` pixels, each an index into `palette` (at most 256 entries, the first of which
+/// is transparent).
 pub(super) fn encode(width: usize, pixels: &[u8], palette: &[Rgb]) -> io::Result<Vec<u8>> {
     let height = pixels.len().checked_div(width).unwrap_or(0);
     let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
@@ -20,7 +20,7 @@ pub(super) fn encode(width: usize, pixels: &[u8], palette: &[Rgb]) -> io::Result
     header.extend_from_slice(&[8, 3, 0, 0, 0]);
     chunk(&mut file, b"IHDR", &header);
     chunk(&mut file, b"PLTE", palette.as_flattened());
-    // Alpha of the first entry alone; the others are opaque.
+    // Alpha of the first entry; the others are opaque.
     chunk(&mut file, b"tRNS", &[0]);
     let mut compressor = ZlibEncoder::new(Vec::new(), Compression::best());
     for row in pixels.chunks_exact(width.max(1)) {
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_of_known_words() {
+    fn base64_matches_known_values() {
         let of = |text: &str| base64(text.as_bytes());
         assert_eq!(
             [of(""), of("f"), of("fo"), of("foo"), of("foobar")],
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_png_has_its_chunks_and_their_checksums() {
+    fn png_has_valid_chunks() {
         let file = encode(2, &[0, 1, 1, 0], &[[0, 0, 0], [255, 255, 255]]).unwrap();
         assert_eq!(&file[..8], b"\x89PNG\r\n\x1a\n");
         assert_eq!(&file[12..29], b"IHDR\0\0\0\x02\0\0\0\x02\x08\x03\0\0\0");

@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p fox-serve --bench load -- [SECONDS] [WIDTH] [LAYERS]`
 //!
-//! The model is random, FoX (Pro) of width 512 and 8 layers unless told otherwise. First one client, then 32 of them,
+//! The model is random, FoX (Pro) of width 512 and 8 layers by default. First one client, then 32 of them,
 //! to see what batching gives; then 64 for a minute (or SECONDS): prompts and answers of random lengths, streamed or
 //! not, clients that leave in the middle, that read slowly, that send nonsense or too much. Fails, and says why, on any
 //! answer that was not meant, on requests that are left, when memory grows, and when batching gains too little.
@@ -191,7 +191,7 @@ fn request(rng: &mut Rng, max_tokens: usize, stream: bool) -> Value {
     body
 }
 
-/// An outcome in words; 200 and 429 are what may come. Whoever got 429 waits as told.
+/// A status in words; 200 and 429 are expected. A client that got 429 waits for `Retry-After`.
 fn judged(status: u16, whole: bool) -> (String, bool) {
     if status == 429 {
         std::thread::sleep(Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! Request ids, and a line in the log for every answer.
+//! Request ids and the access log.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -16,12 +16,12 @@ use crate::app::random;
 use crate::body::Body;
 use crate::stall_guard::RequestPhase;
 
-/// The header that names a request.
+/// The header with the request id.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Characters of a client's own id, at most.
+/// Longest request id that is taken from a client.
 const MAX_ID: usize = 64;
 
-/// The form of the lines on standard error, one for every answer.
+/// Format of the access log on standard error, one line per response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessLog {
     /// Words between spaces.
@@ -30,7 +30,7 @@ pub enum AccessLog {
     Json,
 }
 
-/// What is known about a request before it is answered.
+/// The access log entry of one request.
 pub(crate) struct AccessRecord {
     log: Option<AccessLog>,
     peer: SocketAddr,
@@ -69,8 +69,8 @@ impl AccessRecord {
         }
     }
 
-    /// Follows an answer to its end.
-    pub fn follow(mut self, mut response: Response<Body>) -> Response<LoggedBody> {
+    /// Attaches the entry to the response, to be logged when that ends.
+    pub fn attach(mut self, mut response: Response<Body>) -> Response<LoggedBody> {
         self.status = response.status().as_u16();
         if let Ok(id) = HeaderValue::from_str(&self.id) {
             response.headers_mut().insert(REQUEST_ID, id);
@@ -96,18 +96,18 @@ impl AccessRecord {
     }
 }
 
-/// However the answer ended: sent, given up, or refused by the connection.
+/// Logs the response, sent or aborted.
 impl Drop for AccessRecord {
     fn drop(&mut self) {
         self.phase.end();
         if let Some(log) = self.log {
-            // One call, so that lines do not mix. A log that cannot be written must not end the server.
+            // One call, so that lines do not interleave. A failure to log must not end the server.
             drop(std::io::stderr().write_all(self.line(log, SystemTime::now()).as_bytes()));
         }
     }
 }
 
-/// The body of an answer that is followed.
+/// A response body with its access log entry.
 pub(crate) struct LoggedBody {
     body: Body,
     record: AccessRecord,
@@ -151,7 +151,7 @@ fn rfc3339(time: SystemTime) -> String {
     )
 }
 
-/// The Gregorian date of a number of days since 1970-01-01, counted in years that begin in March.
+/// The Gregorian date of a number of days since 1970-01-01, computed in years that begin in March.
 fn civil(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
@@ -169,7 +169,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn times_are_dates() {
+    fn formats_rfc3339() {
         let at = |s: u64| rfc3339(UNIX_EPOCH + Duration::from_millis(s));
         assert_eq!(at(0), "1970-01-01T00:00:00.000Z");
         assert_eq!(at(951_782_399_999), "2000-02-28T23:59:59.999Z");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_what_is_asked_about_and_an_id_is_plain() {
+    fn log_lines_and_request_ids() {
         let request = |id: &str| {
             Request::builder().uri("/v1/models?x=1").header(REQUEST_ID, id).body(()).unwrap()
         };

@@ -10,7 +10,6 @@ use tokio::sync::Semaphore;
 
 use crate::body::ReceivedBody;
 use crate::chat::Chat;
-use crate::completions::longest_token;
 use crate::error::{ApiError, ApiResult};
 use crate::memory::ByteBudget;
 use crate::metrics::Metrics;
@@ -44,10 +43,8 @@ pub(crate) struct App {
     pub metrics: Metrics,
     /// Seconds since 1970 when the server started.
     pub created: u64,
-    /// Ids that end an answer.
+    /// Ids that end a choice.
     pub end_ids: Vec<i32>,
-    /// Upper bound on the bytes of text that a token stands for.
-    pub longest_token: usize,
     pub names: TokenNames,
     pub chat: Chat,
     /// Threads that detokenize and serialize answers.
@@ -56,10 +53,10 @@ pub(crate) struct App {
     pub bodies: ByteBudget,
     /// Bytes of answers that are generated or sent.
     pub answers: ByteBudget,
-    small_parsers: Semaphore,
-    large_parsers: Semaphore,
+    small_parsers: Arc<Semaphore>,
+    large_parsers: Arc<Semaphore>,
     /// An inspection takes all cores: one at a time.
-    pub inspecting: Semaphore,
+    pub inspecting: Arc<Semaphore>,
 }
 
 impl App {
@@ -82,10 +79,9 @@ impl App {
         Ok(App {
             created: now(),
             metrics: Metrics::default(),
-            inspecting: Semaphore::new(1),
-            small_parsers: Semaphore::new(SMALL_PARSERS),
-            large_parsers: Semaphore::new(LARGE_PARSERS),
-            longest_token: longest_token(&tokenizer),
+            inspecting: Arc::new(Semaphore::new(1)),
+            small_parsers: Arc::new(Semaphore::new(SMALL_PARSERS)),
+            large_parsers: Arc::new(Semaphore::new(LARGE_PARSERS)),
             names: TokenNames::new(&tokenizer, config.vocab_size),
             text: TextRuntime::start()?,
             bodies: ByteBudget::new("unfinished bodies", options.body_bytes),
@@ -109,10 +105,25 @@ impl App {
             true => &self.small_parsers,
             false => &self.large_parsers,
         };
-        let permit = parsers.acquire().await;
-        let _permit = permit.map_err(|error| ApiError::internal(error.to_string()))?;
+        self.run_blocking(parsers, move |app| parse(app, &body.bytes)).await
+    }
+
+    /// Runs work on a thread that may block, as soon as there is a permit. The work cannot be cancelled, so it keeps its
+    /// permit when the client disconnects.
+    pub async fn run_blocking<T: Send + 'static>(
+        self: &Arc<Self>,
+        permits: &Arc<Semaphore>,
+        work: impl FnOnce(&App) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        let permit = permits.clone().acquire_owned().await;
+        let permit = permit.map_err(|error| ApiError::internal(error.to_string()))?;
         let app = self.clone();
-        Worker::blocking(move || parse(&app, &body.bytes)).await?
+        let work = move || {
+            let result = work(&app);
+            drop(permit);
+            result
+        };
+        Worker::blocking(work).await?
     }
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong: with the server, and with a request.
+//! Errors of the server and of requests.
 
 use fox_infer::Refusal;
 use hyper::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -7,19 +7,19 @@ use serde_json::json;
 
 use crate::body::{Body, json_response};
 
-/// Why a server does not run.
+/// An error of starting or running a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The address is taken or is not ours.
-    #[error("cannot listen on {address}: {source}; choose another with --host and --port")]
+    /// The address is in use or does not belong to this machine.
+    #[error("cannot listen on {address}: {source}")]
     Bind {
-        /// Where.
+        /// The address.
         address: std::net::SocketAddr,
-        /// The system's words.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The system gave no threads.
+    /// The operating system did not start threads.
     #[error("cannot start the server's threads: {0}")]
     Runtime(std::io::Error),
     /// Model and tokenizer do not belong together, or an option is out of range.
@@ -30,13 +30,13 @@ pub enum Error {
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An answer that says why there is no answer, in the shape that clients of OpenAI know.
+/// An error response in OpenAI's shape.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ApiError {
     pub status: StatusCode,
     pub message: String,
     pub kind: &'static str,
-    /// The field at fault.
+    /// The invalid field.
     pub param: Option<String>,
     pub code: Option<&'static str>,
 }
@@ -44,25 +44,25 @@ pub(crate) struct ApiError {
 pub(crate) type ApiResult<T> = std::result::Result<T, ApiError>;
 
 impl ApiError {
-    /// A request that is wrong in itself.
+    /// 400: an invalid request.
     pub fn invalid(param: impl Into<Option<&'static str>>, message: impl Into<String>) -> Self {
         let param: Option<&str> = param.into();
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
             .with_param(param.map(str::to_string))
     }
 
-    /// Something that does not exist.
+    /// 404.
     pub fn missing(message: impl Into<String>, code: Option<&'static str>) -> Self {
         let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
         ApiError { code, ..error }
     }
 
-    /// Our fault.
+    /// 500.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// More than the time there is.
+    /// 504: the time limit of a request.
     pub fn late(limit: std::time::Duration) -> Self {
         let message = format!("the answer took longer than {} s", limit.as_secs_f64());
         Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message)
@@ -129,7 +129,7 @@ impl From<Refusal> for ApiError {
     }
 }
 
-/// Ids that the tokenizer does not know.
+/// Ids outside the tokenizer's vocabulary.
 impl From<fox_data::Error> for ApiError {
     fn from(error: fox_data::Error) -> Self {
         ApiError::invalid(None, error.to_string())

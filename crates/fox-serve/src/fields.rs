@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_bounded_and_the_last_of_equal_names_counts() {
+    fn fields_are_bounded_and_last_duplicate_wins() {
         let mut fields = Fields::parse(br#"{"a": 1, "b": null, "a": 2}"#).unwrap();
         assert_eq!(fields.take::<u8>("a").unwrap(), Some(2));
         assert_eq!(fields.take::<u8>("b").unwrap(), None);

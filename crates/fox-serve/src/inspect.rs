@@ -1,4 +1,4 @@
-//! `/inspect`: what the model forgets while it reads a text, and what its cache has dropped.
+//! `/inspect`: forget gates, attention and evicted pages of a text.
 
 use std::sync::Arc;
 
@@ -15,40 +15,31 @@ use crate::body::{Body, ReceivedBody, json_response};
 use crate::completions::Prompt;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, UnknownFields};
-use crate::text_runtime::Worker;
 
-/// Rows and columns of a picture, at most: of several, and of one that is asked for.
+/// Largest number of rows and columns of a picture: for several heads, and for one head.
 const PIXELS: (usize, usize) = (128, 256);
 
-/// `{"prompt": TEXT or [ID, ...], "head": [LAYER, HEAD]}`; heads are chosen by half-life when none is named. With
+/// `{"prompt": TEXT or [ID, ...], "head": [LAYER, HEAD]}`; heads are selected by half-life when none is given. With
 /// `"position"`, only the attention of that head at that token.
 pub(crate) async fn inspect(app: Arc<App>, body: ReceivedBody) -> ApiResult<Response<Body>> {
     let InspectRequest { ids, marks, head, position, unknown } = app.parse(body, parse).await?;
     if let (Some(place), Some(position)) = (head, position) {
-        let answer = run(&app, move |app| attention_at(app, &ids, place, position)).await?;
+        let answer = app
+            .run_blocking(&app.inspecting, move |app| attention_at(app, &ids, place, position))
+            .await?;
         return Ok(unknown.report(json_response(StatusCode::OK, &answer)));
     }
-    // The engine checks the ids, and its cache is the one that is asked about.
+    // The engine validates the ids and reports its evicted pages.
     let cache = cache_after(&app, ids.clone()).await?;
-    let seen = run(&app, move |app| look(app, &ids, head)).await?;
+    let seen = app.run_blocking(&app.inspecting, move |app| look(app, &ids, head)).await?;
     let answer = describe(&app, &seen, marks, &cache)?;
     Ok(unknown.report(json_response(StatusCode::OK, &answer)))
 }
 
-/// Works off the threads that read and write, when it is its turn.
-async fn run<T: Send + 'static>(
-    app: &Arc<App>,
-    work: impl FnOnce(&App) -> ApiResult<T> + Send + 'static,
-) -> ApiResult<T> {
-    let _turn = app.inspecting.acquire().await.map_err(|e| ApiError::internal(e.to_string()))?;
-    let shared = app.clone();
-    Worker::blocking(move || work(&shared)).await?
-}
-
-/// What is to be looked at.
+/// A request for `/inspect`.
 struct InspectRequest {
     ids: Vec<i32>,
-    /// Ids in front that are no part of the text.
+    /// Number of markers in front of the text.
     marks: usize,
     head: Option<LayerHead>,
     position: Option<usize>,
@@ -67,11 +58,11 @@ fn parse(app: &App, body: &[u8]) -> ApiResult<InspectRequest> {
     let prompt = prompt.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
     let mut prompts = Prompt::parse(app, prompt, true)?;
     let (Some(prompt), true) = (prompts.pop(), prompts.is_empty()) else {
-        return Err(ApiError::invalid("prompt", "look at one text at a time"));
+        return Err(ApiError::invalid("prompt", "inspect one text at a time"));
     };
     let (Prompt { ids, marks }, most) = (prompt, app.options.max_inspect);
     if ids.len() > most {
-        let message = format!("{} tokens are more than the {most} to look at", ids.len());
+        let message = format!("{} tokens exceed the limit of {most}", ids.len());
         return Err(ApiError::invalid("prompt", message));
     }
     match (head, position) {
@@ -84,7 +75,7 @@ fn parse(app: &App, body: &[u8]) -> ApiResult<InspectRequest> {
     }
 }
 
-/// The cache of the engine after it has read a text.
+/// Cache usage of the engine after it has prefilled a text.
 async fn cache_after(app: &App, ids: Vec<i32>) -> ApiResult<CacheUsage> {
     let (sender, receiver) = oneshot::channel();
     let mut sender = Some(sender);
@@ -167,9 +158,9 @@ fn offsets(app: &App, ids: &[u32], marks: usize) -> ApiResult<(String, Vec<usize
     for (i, &id) in ids.iter().enumerate() {
         offsets.push(offset);
         if i >= marks {
-            let piece = decoder.push(id as i32).map_err(internal)?.text;
-            offset += piece.chars().count();
-            text.push_str(&piece);
+            let new = decoder.push(id as i32).map_err(internal)?.text;
+            offset += new.chars().count();
+            text.push_str(&new);
         }
     }
     text.push_str(&decoder.finish().map_err(internal)?.text);
@@ -180,25 +171,25 @@ fn picture(picture: &HeadPicture) -> Value {
     json!({
         "layer": picture.place.0,
         "head": picture.place.1,
-        // Of every token, as precise as they are: their product over a long text is wanted.
+        // In full precision: clients multiply them over a long text.
         "gates": picture.gates,
         "forget": picture.forget.as_ref().map(lower_triangle),
         "attention": lower_triangle(&picture.attention.map),
     })
 }
 
-/// Row `i` has its `i + 1` values; what lies in the future is left out.
+/// Row `i` has `i + 1` values: the causal part.
 fn lower_triangle(image: &MatrixImage) -> Vec<Vec<Value>> {
     let rows = image.values.chunks(image.cols.max(1)).enumerate();
     rows.map(|(i, row)| row.iter().take(i + 1).copied().map(rounded).collect()).collect()
 }
 
-/// A share that may be small.
+/// Rounds a fraction to five significant digits.
 fn significant(value: f64) -> Value {
     json!(format!("{value:.4e}").parse::<f64>().unwrap_or(0.0))
 }
 
-/// Four digits are enough for a picture.
+/// Rounds to four decimals, enough for a picture.
 fn rounded(value: f64) -> Value {
     json!((value * 1e4).round() / 1e4)
 }

@@ -1,5 +1,4 @@
-//! Serving a model over HTTP: OpenAI-compatible completions whose log-probabilities are exact, and a page
-//! to play with.
+//! Serving a model over HTTP: OpenAI-compatible completions with exact log-probabilities, and a web page.
 //!
 //! ```
 //! use fox_data::Tokenizer;

@@ -10,35 +10,35 @@ use fox_infer::Stats;
 
 use crate::memory::ByteBudget;
 
-/// Upper bounds of the buckets of times, in seconds.
+/// Upper bounds of the histogram buckets, in seconds.
 const BUCKETS: [f64; 18] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
     120.0, 300.0, 600.0,
 ];
 
-/// What is counted besides the engine's own figures.
+/// Metrics of the server; those of the engine are in its statistics.
 #[derive(Default)]
 pub(crate) struct Metrics {
     /// Responses by path and status.
     responses: Mutex<BTreeMap<(&'static str, u16), u64>>,
-    /// From a completion request to the end of its last answer.
-    pub request_time: Times,
+    /// From a completion request to the end of its last choice.
+    pub request_time: TimeHistogram,
     /// From a completion request to its first token.
-    pub first_token_time: Times,
+    pub first_token_time: TimeHistogram,
     /// Between two tokens of an answer.
-    pub inter_token_time: Times,
-    /// Of an answer in the engine's queue.
-    pub queue_time: Times,
+    pub inter_token_time: TimeHistogram,
+    /// Time in the engine's queue.
+    pub queue_time: TimeHistogram,
 }
 
-/// How often a time fell into each bucket.
+/// A histogram of times.
 #[derive(Default)]
-pub(crate) struct Times {
+pub(crate) struct TimeHistogram {
     counts: [AtomicU64; BUCKETS.len() + 1],
     micros: AtomicU64,
 }
 
-impl Times {
+impl TimeHistogram {
     pub fn observe(&self, time: Duration) {
         let bucket = BUCKETS.iter().position(|bound| time.as_secs_f64() <= *bound);
         self.counts[bucket.unwrap_or(BUCKETS.len())].fetch_add(1, Ordering::Relaxed);
@@ -59,13 +59,13 @@ impl Times {
 }
 
 impl Metrics {
-    /// One more answer.
+    /// Counts a response.
     pub fn count(&self, path: &'static str, status: u16) {
         let mut responses = self.responses.lock().unwrap_or_else(PoisonError::into_inner);
         *responses.entry((path, status)).or_default() += 1;
     }
 
-    /// Everything, with the engine's figures.
+    /// All metrics, those of the engine included.
     pub fn text(&self, stats: &Stats, answers: &ByteBudget, bodies: &ByteBudget) -> String {
         let mut text = String::new();
         let name = "fox_http_responses_total";
@@ -99,23 +99,27 @@ impl Metrics {
 
 fn engine(text: &mut String, stats: &Stats) {
     let gauges = [
-        ("fox_requests_queued", "Requests that wait.", stats.queued as f64),
-        ("fox_requests_running", "Requests that run.", stats.running as f64),
-        ("fox_cache_bytes", "Bytes that caches hold.", stats.cache_bytes as f64),
-        ("fox_cache_peak_bytes", "The most they held.", stats.peak_cache_bytes as f64),
-        ("fox_cache_budget_bytes", "Bytes they may hold.", stats.cache_budget as f64),
+        ("fox_requests_queued", "Requests in the queue.", stats.queued as f64),
+        ("fox_requests_running", "Running requests.", stats.running as f64),
+        ("fox_cache_bytes", "Bytes of KV caches.", stats.cache_bytes as f64),
+        ("fox_cache_peak_bytes", "Peak bytes of KV caches.", stats.peak_cache_bytes as f64),
+        ("fox_cache_budget_bytes", "Limit on the bytes of KV caches.", stats.cache_budget as f64),
         (
             "fox_cache_evicted_ratio",
-            "Share of the running requests' pages that was evicted.",
+            "Fraction of the running requests' pages that was evicted.",
             stats.evicted_fraction(),
         ),
     ];
     let counters = [
         ("fox_requests_finished_total", "Requests that ended.", stats.finished),
-        ("fox_requests_cancelled_total", "Requests that were given up.", stats.cancelled),
-        ("fox_requests_preempted_total", "Times a request was put back.", stats.preempted),
-        ("fox_prompt_tokens_total", "Prompt tokens computed.", stats.prefilled_tokens),
-        ("fox_shared_tokens_total", "Prompt tokens found in the cache.", stats.shared_tokens),
+        ("fox_requests_cancelled_total", "Requests cancelled by their clients.", stats.cancelled),
+        ("fox_requests_preempted_total", "Preemptions for lack of memory.", stats.preempted),
+        ("fox_prompt_tokens_total", "Prompt tokens prefilled.", stats.prefilled_tokens),
+        (
+            "fox_shared_tokens_total",
+            "Prompt tokens found in the prefix cache.",
+            stats.shared_tokens,
+        ),
         ("fox_generated_tokens_total", "Tokens generated.", stats.generated_tokens),
         ("fox_steps_total", "Steps of the engine.", stats.steps),
     ];
@@ -141,7 +145,7 @@ fn line(text: &mut String, name: &str, value: f64) {
     let _ = writeln!(text, "{name} {value}");
 }
 
-/// Memory of this process, where the system tells.
+/// Resident memory of this process, where `/proc` has it.
 fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -154,8 +158,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_in_seconds() {
-        let times = Times::default();
+    fn histograms_are_in_seconds() {
+        let times = TimeHistogram::default();
         for micros in [1_500, 2_000_250] {
             times.observe(Duration::from_micros(micros));
         }

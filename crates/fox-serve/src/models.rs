@@ -1,11 +1,11 @@
-//! The one model there is.
+//! `/v1/models`: the served model.
 
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 
-/// What is known about it, under one of its names.
+/// The model card, under one of the names of the model.
 pub(crate) fn card(app: &App, name: &str) -> Value {
     let config = app.engine.model().config();
     json!({
@@ -20,14 +20,15 @@ pub(crate) fn card(app: &App, name: &str) -> Value {
     })
 }
 
-/// As a list of all its names.
+/// The model cards of all names.
 pub(crate) fn list(app: &App) -> Value {
     let names = std::iter::once(&app.name).chain(&app.options.aliases);
     let cards: Vec<Value> = names.map(|name| card(app, name)).collect();
     json!({ "object": "list", "data": cards })
 }
 
-/// An error for every name but its own.
+/// # Errors
+/// 404 for a name that is not one of the model's.
 pub(crate) fn check_name(app: &App, name: &str) -> ApiResult<()> {
     if name == app.name || app.options.aliases.iter().any(|alias| alias == name) {
         return Ok(());

@@ -6,16 +6,16 @@ use std::time::Duration;
 use crate::access::AccessLog;
 use crate::chat::ChatTemplate;
 
-/// How a server runs. What the engine limits (context, queue, memory) stands in its own options.
+/// Options of a server. Limits on context, queue and KV cache are options of the engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServeOptions {
-    /// Where to listen; loopback unless told otherwise. Port 0 takes any that is free.
+    /// Address to listen on. Port 0 takes a free one.
     pub address: SocketAddr,
-    /// What clients must send as `Authorization: Bearer KEY`, except for the page and `/health`.
+    /// API key that clients send as `Authorization: Bearer KEY`; the page and `/health` need none.
     pub api_key: Option<String>,
-    /// Other names of the model that requests may use.
+    /// Further names of the model.
     pub aliases: Vec<String>,
-    /// How conversations are written for the model.
+    /// Chat template.
     pub chat: ChatTemplate,
     /// Whether unknown fields of a request are refused; otherwise a header of the answer names them.
     pub strict: bool,
@@ -25,28 +25,28 @@ pub struct ServeOptions {
     /// Another server, such as `http://127.0.0.1:8081`, whose model the page shows beside this one's. It must allow
     /// this server's origin.
     pub compare: Option<String>,
-    /// Whether every answer gets a line on standard error.
+    /// Format of the access log; none without one.
     pub access_log: Option<AccessLog>,
-    /// Bytes of a request's body, at most.
+    /// Largest body of a request, in bytes.
     pub max_body: usize,
-    /// Bytes of all unfinished bodies together, at most; the first 64 KiB of a body do not count.
+    /// Limit on the bytes of all unfinished bodies; the first 64 KiB of each do not count.
     pub body_bytes: usize,
-    /// Bytes of all answers that are generated or sent, at most: log-probabilities, texts and JSON.
+    /// Limit on the bytes of all answers in flight: log-probabilities, texts and JSON.
     pub answer_bytes: usize,
-    /// Answers that one request may ask for: prompts times `n` or `best_of`.
+    /// Largest number of choices of a request: prompts times `n` or `best_of`.
     pub max_choices: usize,
-    /// Alternatives per token that may be asked for.
+    /// Largest number of alternatives per token.
     pub max_logprobs: usize,
-    /// Tokens of a text that `/inspect` looks at, at most.
+    /// Largest number of tokens for `/inspect`.
     pub max_inspect: usize,
-    /// Connections at a time. A few more are let in for `/health` and `/metrics` and told to come back later for
-    /// anything else; others wait to be accepted.
+    /// Largest number of connections. A few more are accepted for `/health` and `/metrics` and answer 503 to anything else;
+    /// others wait to be accepted.
     pub max_connections: usize,
-    /// From the head of a request to the end of its answer.
+    /// Time limit from the head of a request to the end of its response.
     pub request_time: Duration,
-    /// For a request to arrive, and for a client that does not read what it is sent.
+    /// Time limit for receiving a request, and for a client that does not read.
     pub stall_time: Duration,
-    /// From the wish to stop until requests that still run are cut off.
+    /// Time that running requests get when the server stops.
     pub drain_time: Duration,
 }
 

@@ -1,8 +1,8 @@
-//! Which sites may use the server from a browser.
+//! CORS and the `Host` check.
 //!
-//! A page of any site may send requests to a server on loopback, also under a name of its own that it lets
-//! point there (DNS rebinding). Such requests carry that name in `Host`, so on loopback only names of loopback
-//! and those of allowed origins are answered.
+//! A page of any site can send requests to a server on loopback, also under a host name that resolves to 127.0.0.1 (DNS
+//! rebinding). Such requests carry that name in `Host`, so a server on loopback answers only to names of loopback and to
+//! hosts of allowed origins.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ pub(crate) fn check_host(
     is_loopback: bool,
     allowed: &[String],
 ) -> ApiResult<()> {
-    // Clients that send none are no browsers.
+    // Browsers always send the header.
     let Some(host) = headers.get(HOST).filter(|_| is_loopback) else { return Ok(()) };
     let name = host_name(host.to_str().unwrap_or(""));
     let local = name.eq_ignore_ascii_case("localhost")
@@ -35,8 +35,8 @@ pub(crate) fn check_host(
     if local || allowed.iter().any(is_named) {
         return Ok(());
     }
-    let remedy = "use localhost, or allow the site with --allow-origin";
-    let message = format!("the server listens on loopback and does not answer as {name}; {remedy}");
+    let remedy = "use localhost, or add the site to the allowed origins";
+    let message = format!("the server listens on loopback and does not answer to {name}; {remedy}");
     Err(ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", message)
         .with_code("host_not_allowed"))
 }
@@ -49,7 +49,7 @@ fn host_name(host: &str) -> &str {
     }
 }
 
-/// What a browser asks before it sends a request of another site's page.
+/// The answer to a CORS preflight request.
 pub(crate) fn preflight() -> Response<Body> {
     let mut response = response(StatusCode::NO_CONTENT, "text/plain", "");
     let headers = response.headers_mut();
@@ -67,7 +67,7 @@ pub(crate) fn allowed_origin(headers: &HeaderMap, allowed: &[String]) -> Option<
     allowed.iter().any(fits).then(|| origin.clone())
 }
 
-/// Lets pages of an allowed origin read the answer.
+/// Adds the CORS headers of an allowed origin.
 pub(crate) fn allow(response: &mut Response<Body>, origin: HeaderValue) {
     let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn on_loopback_only_names_of_loopback_are_answered() {
+    fn loopback_server_checks_the_host() {
         let allowed = ["https://app.example:8443".to_string()];
         let check = |host: &'static str, loopback: bool| {
             let mut headers = HeaderMap::new();
@@ -105,7 +105,7 @@ mod tests {
             ["evil.example", "localhost.evil.example", "192.168.0.1", "127.0.0.1.evil.example", ""]
         {
             assert!(!check(bad, true), "{bad}");
-            assert!(check(bad, false), "elsewhere any name may be right");
+            assert!(check(bad, false), "not checked elsewhere");
         }
         assert!(check_host(&HeaderMap::new(), true, &[]).is_ok());
     }

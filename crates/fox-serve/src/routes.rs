@@ -1,4 +1,4 @@
-//! Who answers what.
+//! Request routing.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::stall_guard::RequestPhase;
 use crate::text_runtime::Worker;
 use crate::{completions, inspect, models, origin, page, tokens};
 
-/// The places there are; anything else is told to be missing.
+/// The routes of the server; any other path is 404.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Route<'a> {
     Page(&'static page::File),
@@ -31,8 +31,8 @@ enum Route<'a> {
     TokenizerInfo,
     Completions,
     ChatCompletions,
-    /// A place of OpenAI's that this server does not have, and why.
-    Refused(&'static str),
+    /// A route of OpenAI's API that is not supported, with the reason.
+    Unsupported(&'static str),
     Tokenize,
     Detokenize,
     Inspect,
@@ -51,9 +51,9 @@ impl<'a> Route<'a> {
             "/v1/completions" => Route::Completions,
             "/v1/chat/completions" => Route::ChatCompletions,
             "/v1/responses" => {
-                Route::Refused("/v1/responses is not supported; use /v1/chat/completions")
+                Route::Unsupported("/v1/responses is not supported; use /v1/chat/completions")
             }
-            "/v1/embeddings" => Route::Refused(
+            "/v1/embeddings" => Route::Unsupported(
                 "/v1/embeddings is not supported: the model continues text and has no embeddings",
             ),
             "/tokenize" => Route::Tokenize,
@@ -68,7 +68,7 @@ impl<'a> Route<'a> {
         match self {
             Route::Completions
             | Route::ChatCompletions
-            | Route::Refused(_)
+            | Route::Unsupported(_)
             | Route::Tokenize
             | Route::Detokenize
             | Route::Inspect => Method::POST,
@@ -76,17 +76,17 @@ impl<'a> Route<'a> {
         }
     }
 
-    /// Whether a key is asked for, where there is one.
-    fn is_guarded(self) -> bool {
+    /// Whether the API key is required, where there is one.
+    fn needs_key(self) -> bool {
         !matches!(self, Route::Page(_) | Route::PageSettings | Route::Health)
     }
 
-    /// Whether it is answered also when there are too many connections.
+    /// Whether it is answered on the connections beyond the limit.
     fn is_reserved(self) -> bool {
         matches!(self, Route::Health | Route::Metrics)
     }
 
-    /// For the count of requests: paths are limited in number.
+    /// Label of the metrics: a bounded set of paths.
     fn name(self) -> &'static str {
         match self {
             Route::Page(_) | Route::PageSettings => "/",
@@ -96,7 +96,7 @@ impl<'a> Route<'a> {
             Route::TokenizerInfo => "/tokenizer_info",
             Route::Completions => "/v1/completions",
             Route::ChatCompletions => "/v1/chat/completions",
-            Route::Refused(_) => "refused",
+            Route::Unsupported(_) => "unsupported",
             Route::Tokenize => "/tokenize",
             Route::Detokenize => "/detokenize",
             Route::Inspect => "/inspect",
@@ -104,11 +104,11 @@ impl<'a> Route<'a> {
     }
 }
 
-/// How a request came.
+/// The connection of a request.
 #[derive(Clone)]
 pub(crate) struct ConnectionInfo {
     pub peer: SocketAddr,
-    /// Whether the connection is one beyond those for everybody.
+    /// Whether the connection is beyond the limit, for `/health` and `/metrics` only.
     pub reserve: bool,
     pub phase: RequestPhase,
 }
@@ -129,7 +129,7 @@ pub(crate) async fn answer(
     if info.reserve {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    Ok(record.follow(response))
+    Ok(record.attach(response))
 }
 
 /// Finds the handler and counts its response.
@@ -153,7 +153,7 @@ async fn respond(
     response
 }
 
-/// Too many connections.
+/// 503 for a connection beyond the limit.
 fn crowded() -> ApiError {
     let message = "the server has too many connections; try again later";
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).with_code("crowded")
@@ -181,7 +181,7 @@ async fn dispatch(
     if method != route.method() {
         return Ok(wrong_method(route));
     }
-    if route.is_guarded() {
+    if route.needs_key() {
         check_key(app, &request)?;
     }
     let ok = |value| Ok(json_response(StatusCode::OK, &value));
@@ -199,7 +199,7 @@ async fn dispatch(
             ok(models::card(app, name))
         }
         Route::TokenizerInfo => ok(tokens::info(app)),
-        Route::Refused(why) => {
+        Route::Unsupported(why) => {
             let status = StatusCode::NOT_IMPLEMENTED;
             Err(ApiError::new(status, "invalid_request_error", why)
                 .with_code("unsupported_endpoint"))
@@ -223,7 +223,7 @@ async fn dispatch(
     }
 }
 
-/// The JSON body of a request that is then whole.
+/// Reads the JSON body of a request.
 async fn read(
     app: &App,
     request: Request<Incoming>,
@@ -256,12 +256,12 @@ fn health(app: &App) -> Response<Body> {
 fn check_key(app: &App, request: &Request<Incoming>) -> ApiResult<()> {
     let Some(key) = &app.options.api_key else { return Ok(()) };
     let header = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or(b"");
-    // The name of a scheme has no case.
+    // Scheme names are case-insensitive.
     let given = match header.split_at_checked(b"bearer ".len()) {
         Some((scheme, given)) if scheme.eq_ignore_ascii_case(b"bearer ") => given,
         _ => b"",
     };
-    // Takes as long for a wrong key as for a right one.
+    // Constant time.
     if bool::from(given.ct_eq(key.as_bytes())) {
         return Ok(());
     }

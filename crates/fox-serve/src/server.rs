@@ -1,4 +1,4 @@
-//! Listening, accepting, and stopping without cutting anybody off.
+//! Listening, accepting connections, graceful shutdown.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
@@ -20,12 +20,12 @@ use crate::routes::ConnectionInfo;
 use crate::stall_guard::{RequestPhase, StallGuard};
 use crate::{Error, Result, ServeOptions, completions, routes};
 
-/// Connections beyond the limit that are let in for `/health` and `/metrics`.
+/// Connections beyond the limit that are accepted for `/health` and `/metrics`.
 const RESERVE: usize = 32;
-/// How long one of them may take to ask.
+/// Time limit for the request on such a connection.
 const RESERVE_TIME: Duration = Duration::from_secs(2);
 
-/// A server that listens but does not answer yet.
+/// A server that is bound but does not accept connections yet.
 pub struct Server {
     listener: TcpListener,
     app: Arc<App>,
@@ -37,17 +37,17 @@ pub struct Server {
 pub struct ShutdownHandle(watch::Sender<bool>);
 
 impl ShutdownHandle {
-    /// No new connections; requests that run may end, within the time that the options give them.
+    /// Stops accepting connections. Running requests may finish within [`ServeOptions::drain_time`].
     pub fn stop(&self) {
         self.0.send_replace(true);
     }
 }
 
 impl Server {
-    /// Takes the address.
+    /// Binds the address.
     ///
     /// # Errors
-    /// An address that is taken, options out of range, a tokenizer that is not the model's.
+    /// An address in use, an option out of range, or a tokenizer that is not the model's.
     pub fn bind(served: ServedModel, options: ServeOptions) -> Result<Server> {
         let address = options.address;
         let app = App::new(served, options)?;
@@ -57,21 +57,21 @@ impl Server {
         Ok(Server { listener, app: Arc::new(app), stop: ShutdownHandle(watch::Sender::new(false)) })
     }
 
-    /// Where it listens; the port is the real one when any free one was asked for.
+    /// The bound address, with the actual port for port 0.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the operating system.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// What ends it.
+    /// A handle that stops the server.
     pub fn shutdown_handle(&self) -> ShutdownHandle {
         self.stop.clone()
     }
 
     /// Answers the body of one completion request in this process, without a connection: the status and the
-    /// body of the answer, streamed or whole.
+    /// body of the response.
     ///
     /// # Errors
     /// No thread to run on.
@@ -91,13 +91,13 @@ impl Server {
         })
     }
 
-    /// Answers requests until it is stopped; then lets those that run end, closes the engine and returns.
+    /// Serves until it is stopped, then drains running requests, closes the engine and returns.
     ///
     /// # Errors
     /// No threads to run on.
     pub fn run(self) -> Result<()> {
         let Server { listener, app, stop } = self;
-        // The engine computes on threads of its own; these two only read and write.
+        // These threads only read and write sockets; the engine and the text workers have separate threads.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("fox-serve")
@@ -110,7 +110,7 @@ impl Server {
             serve(listener, shared, stop.0.subscribe()).await;
             Ok(())
         });
-        // Connections that are still open are dropped here, and with them their requests.
+        // Open connections are dropped here, and with them their requests.
         runtime.shutdown_timeout(Duration::from_secs(1));
         app.engine.drain();
         served
@@ -118,38 +118,38 @@ impl Server {
 }
 
 async fn serve(listener: tokio::net::TcpListener, app: Arc<App>, mut stop: watch::Receiver<bool>) {
-    let places = Arc::new(Semaphore::new(app.options.max_connections));
+    let permits = Arc::new(Semaphore::new(app.options.max_connections));
     let reserve = Arc::new(Semaphore::new(RESERVE));
     let connections = GracefulShutdown::new();
     let mut stopping = std::pin::pin!(async move { drop(stop.wait_for(|stop| *stop).await) });
     loop {
         let next = async {
-            let place = match places.clone().try_acquire_owned() {
-                Ok(place) => (Some(place), false),
+            let permit = match permits.clone().try_acquire_owned() {
+                Ok(permit) => (Some(permit), false),
                 Err(_) => (reserve.clone().acquire_owned().await.ok(), true),
             };
-            (listener.accept().await, place)
+            (listener.accept().await, permit)
         };
-        let Some((accepted, (mut place, mut is_reserve))) = unless(&mut stopping, next).await
+        let Some((accepted, (mut permit, mut is_reserve))) = unless(&mut stopping, next).await
         else {
             break;
         };
         match accepted {
             Ok((stream, peer)) => {
-                // A place may have become free while nobody came.
-                if let (true, Ok(free)) = (is_reserve, places.clone().try_acquire_owned()) {
-                    (place, is_reserve) = (Some(free), false);
+                // A regular connection may have ended since.
+                if let (true, Ok(free)) = (is_reserve, permits.clone().try_acquire_owned()) {
+                    (permit, is_reserve) = (Some(free), false);
                 }
                 let info =
                     ConnectionInfo { peer, reserve: is_reserve, phase: RequestPhase::default() };
                 let connection = connections.watch(connection(stream, app.clone(), info));
                 tokio::spawn(async move {
-                    // A connection that broke has told nobody anything: there is nothing to say.
+                    // An error of a connection concerns its client only.
                     drop(connection.await);
-                    drop(place);
+                    drop(permit);
                 });
             }
-            // Too many open files, mostly: it passes.
+            // Mostly too many open files, which passes.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
@@ -157,7 +157,7 @@ async fn serve(listener: tokio::net::TcpListener, app: Arc<App>, mut stop: watch
     drop(tokio::time::timeout(app.options.drain_time, connections.shutdown()).await);
 }
 
-/// What `work` gives, unless `end` comes first.
+/// The output of `work`, or `None` if `end` completes first.
 async fn unless<T>(
     end: &mut (impl Future<Output = ()> + Unpin),
     work: impl Future<Output = T>,
@@ -172,13 +172,13 @@ async fn unless<T>(
     .await
 }
 
-/// One connection: requests after each other, each with its limits.
+/// Serves one connection: sequential requests, each with its limits.
 fn connection(
     stream: TcpStream,
     app: Arc<App>,
     info: ConnectionInfo,
 ) -> impl hyper_util::server::graceful::GracefulConnection<Error = hyper::Error> {
-    // Tokens are sent as they come. A socket that refuses this works all the same.
+    // Tokens are sent without delay. A socket without this option still works.
     drop(stream.set_nodelay(true));
     let limit = match info.reserve {
         false => app.options.stall_time,
@@ -186,7 +186,7 @@ fn connection(
     };
     let io = TokioIo::new(StallGuard::new(stream, limit, info.phase.clone()));
     let service = service_fn(move |request| {
-        info.phase.arrive();
+        info.phase.receive();
         routes::answer(app.clone(), request, info.clone())
     });
     http1::Builder::new()

@@ -1,5 +1,5 @@
-//! A connection that does not wait forever for a client that does not read, and tells one that has finished
-//! writing from one that has left.
+//! A TCP connection with a limit on stalled writes, which also distinguishes clients that half-closed the connection from
+//! clients that disconnected.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
@@ -12,37 +12,38 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// How often a connection whose other side has stopped writing is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Interval at which a half-closed connection is checked.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// Sent to a client that has stopped writing while its answer is being made: one that has left resets the
-/// connection, any other one skips it.
+/// Sent to a client that half-closed the connection while its answer is generated: one that has disconnected resets the
+/// connection, any other skips it.
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// How far a request has come: it arrives, it is whole, its answer was sent.
+/// The phase of the current request of a connection, shared by the connection and the handler.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestPhase(Arc<AtomicU8>);
 
 impl RequestPhase {
     const IDLE: u8 = 0;
-    /// The head is there, and perhaps the body.
-    const ARRIVES: u8 = 1;
-    const ASKED: u8 = 2;
-    /// As asked, by a client that knows interim answers.
-    const ASKED_1_1: u8 = 3;
+    /// The head was received, and the body is read.
+    const RECEIVING: u8 = 1;
+    const RECEIVED: u8 = 2;
+    /// As received, from a client that accepts interim responses.
+    const RECEIVED_1_1: u8 = 3;
 
-    /// A request has begun to arrive.
-    pub fn arrive(&self) {
-        self.0.store(Self::ARRIVES, Ordering::Relaxed);
+    /// The head of a request was received.
+    pub fn receive(&self) {
+        self.0.store(Self::RECEIVING, Ordering::Relaxed);
     }
 
-    /// It has arrived: its client may stop writing and still wants its answer.
+    /// The request is complete: its client may half-close the connection and still read the answer.
     pub fn begin(&self, version: hyper::Version) {
-        let state = if version == hyper::Version::HTTP_11 { Self::ASKED_1_1 } else { Self::ASKED };
+        let state =
+            if version == hyper::Version::HTTP_11 { Self::RECEIVED_1_1 } else { Self::RECEIVED };
         self.0.store(state, Ordering::Relaxed);
     }
 
-    /// Its answer was sent, or will not be.
+    /// The response has ended.
     pub fn end(&self) {
         self.0.store(Self::IDLE, Ordering::Relaxed);
     }
@@ -51,25 +52,25 @@ impl RequestPhase {
         self.0.load(Ordering::Relaxed) == Self::IDLE
     }
 
-    fn is_arriving(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == Self::ARRIVES
+    fn is_receiving(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::RECEIVING
     }
 
-    /// Whether an interim answer may be sent; once.
+    /// Whether an interim response may be sent; true once per request.
     fn take_interim(&self) -> bool {
-        let (from, to) = (Self::ASKED_1_1, Self::ASKED);
+        let (from, to) = (Self::RECEIVED_1_1, Self::RECEIVED);
         self.0.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 
-/// A TCP stream whose writes fail when nothing could be written for a time.
+/// A TCP connection whose writes fail when they stall for `limit`.
 pub(crate) struct StallGuard {
     stream: TcpStream,
     limit: Duration,
-    /// Runs while a write waits.
+    /// Timer of a stalled write.
     stalled: Option<Pin<Box<Sleep>>>,
     phase: RequestPhase,
-    /// Runs after the client has stopped writing.
+    /// Timer of the checks after the client half-closed the connection.
     half_closed: Option<Pin<Box<Sleep>>>,
 }
 
@@ -78,12 +79,12 @@ impl StallGuard {
         StallGuard { stream, limit, stalled: None, phase, half_closed: None }
     }
 
-    fn judge<T>(
+    fn limit_stall<T>(
         &mut self,
         cx: &mut Context<'_>,
         result: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        // Something of the answer is on its way: writing shows whether somebody reads.
+        // The response has begun: its writes notice a client that disconnected.
         self.phase.take_interim();
         if result.is_ready() {
             self.stalled = None;
@@ -94,7 +95,7 @@ impl StallGuard {
         timer.as_mut().poll(cx).map(|()| Err(ErrorKind::TimedOut.into()))
     }
 
-    /// The client writes no more: an end once its answer is sent, an error once it has left.
+    /// After a half-close: ends when the response has ended, fails when the client has disconnected.
     fn watch(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             if self.phase.is_idle() {
@@ -103,17 +104,17 @@ impl StallGuard {
             if let Some(error) = self.stream.take_error()? {
                 return Poll::Ready(Err(error));
             }
-            let timer = self.half_closed.get_or_insert_with(|| Box::pin(sleep(LOOK_EVERY)));
+            let timer = self.half_closed.get_or_insert_with(|| Box::pin(sleep(CHECK_EVERY)));
             ready!(timer.as_mut().poll(cx));
-            // A request that is not whole by now never will be.
-            if self.phase.is_arriving() {
+            // An incomplete request cannot be completed any more.
+            if self.phase.is_receiving() {
                 return Poll::Ready(Ok(()));
             }
             if self.phase.take_interim() {
-                // So few bytes fit; if they cannot be written, the next look finds out why.
+                // A failed write shows at the next check.
                 drop(self.stream.try_write(INTERIM));
             }
-            self.half_closed = Some(Box::pin(sleep(LOOK_EVERY)));
+            self.half_closed = Some(Box::pin(sleep(CHECK_EVERY)));
         }
     }
 }
@@ -143,7 +144,7 @@ impl AsyncWrite for StallGuard {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.judge(cx, result)
+        self.limit_stall(cx, result)
     }
 
     fn poll_write_vectored(
@@ -152,7 +153,7 @@ impl AsyncWrite for StallGuard {
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
-        self.judge(cx, result)
+        self.limit_stall(cx, result)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,4 +1,4 @@
-//! `/tokenize`, `/detokenize`, `/tokenizer_info`: the tokenizer, for clients that have none.
+//! `/tokenize`, `/detokenize`, `/tokenizer_info`.
 
 use fox_data::{Gpt2Tokenizer, START_WORD, Tokenizer};
 use hyper::{Response, StatusCode};
@@ -56,7 +56,7 @@ pub(crate) fn detokenize(app: &App, body: &[u8]) -> ApiResult<Response<Body>> {
     Ok(unknown.report(json_response(StatusCode::OK, &json!({ "prompt": text }))))
 }
 
-/// Which tokenizer this is, and its markers.
+/// Identity and markers of the tokenizer.
 pub(crate) fn info(app: &App) -> Value {
     let marker = marker(&app.tokenizer);
     json!({

@@ -56,7 +56,7 @@ const PARTS: &str =
 
 #[test]
 #[ignore = "needs Chromium"]
-fn the_page_writes_explains_and_looks_inside() {
+fn page_generates_and_inspects() {
     let server = serve();
     let Some(mut page) = open(&format!("http://{}/", server.address)) else { return };
     wait_for_text(&mut page, "[data-part=title]", "tiny");
@@ -90,7 +90,7 @@ fn writes(page: &mut Browser) {
     assert!(page.value(doubts).as_u64().unwrap() > 20, "a random model finds its text unlikely");
 }
 
-/// Choosing a token shows its alternatives, and colours what is before it by what is left of it.
+/// Choosing a token shows its alternatives, and colours earlier tokens by their remaining weight.
 fn colours_by_memory(page: &mut Browser) {
     page.value("document.querySelector('.text').focus()");
     page.key("Home", 36, 0);
@@ -186,7 +186,7 @@ fn stops(page: &mut Browser) {
 
 #[test]
 #[ignore = "needs Chromium"]
-fn settings_stay_and_a_link_restores_the_view() {
+fn link_restores_settings_and_view() {
     let server = serve();
     let Some(mut page) = open(&format!("http://{}/", server.address)) else { return };
     wait_for_text(&mut page, "[data-part=title]", "tiny");
@@ -221,7 +221,7 @@ fn settings_stay_and_a_link_restores_the_view() {
     wait_for_text(&mut page, "[data-part=title]", "tiny");
     assert_eq!(page.value("document.querySelector('#max_tokens').value"), "12");
     assert_eq!(page.value("document.querySelector('#ignore_eos').checked"), true);
-    // A link of somebody else with nonsense in it.
+    // A link with invalid settings.
     page.open("about:blank");
     page.open(&format!("http://{}/#prompt=x&head=99,99&at=1e9&temperature=<b>", server.address));
     wait_for_memory(&mut page);
@@ -230,7 +230,7 @@ fn settings_stay_and_a_link_restores_the_view() {
 
 #[test]
 #[ignore = "needs Chromium"]
-fn two_models_stand_side_by_side() {
+fn page_compares_two_models() {
     let other = serve_with(
         EngineOptions::default(),
         ServeOptions { allow_origins: vec!["*".into()], ..ServeOptions::default() },
@@ -267,7 +267,7 @@ fn many_heads() -> Model {
 
 #[test]
 #[ignore = "needs Chromium"]
-fn a_map_of_576_heads_fits_a_phone_and_is_sorted() {
+fn head_map_fits_a_phone() {
     let server = serve_model(many_heads(), EngineOptions::default(), ServeOptions::default());
     let Some(mut page) = open(&format!("http://{}/#prompt=heads&mode=memory", server.address))
     else {
@@ -289,7 +289,7 @@ fn a_map_of_576_heads_fits_a_phone_and_is_sorted() {
 
 #[test]
 #[ignore = "needs Chromium"]
-fn the_page_asks_for_a_key_and_tells_what_went_wrong() {
+fn page_asks_for_a_key_and_shows_errors() {
     let options = ServeOptions {
         api_key: Some("secret".into()),
         max_inspect: 40,
@@ -305,10 +305,10 @@ fn the_page_asks_for_a_key_and_tells_what_went_wrong() {
     page.key("Tab", 9, 0);
     wait_for_text(&mut page, "[data-part=title]", "tiny");
     page.wait_for("document.querySelector('[data-part=error]').hidden");
-    // Too long to look at; nobody at the other address.
+    // Too long to inspect; no server at the other address.
     type_prompt(&mut page, &"long ".repeat(20));
     page.click("#look");
-    wait_for_text(&mut page, "[data-part=error]", "101 tokens are more than the 40 to look at");
+    wait_for_text(&mut page, "[data-part=error]", "101 tokens exceed the limit of 40");
     assert_eq!(text(&mut page, ".text"), "long ".repeat(20));
     let hint = format!("start it with --allow-origin http://{}", server.address);
     wait_for_text(&mut page, ".pane:nth-child(2) [data-part=error]", &hint);

@@ -23,7 +23,7 @@ fn templated(source: &str) -> ServeOptions {
 }
 
 #[test]
-fn a_conversation_is_the_completion_of_its_prompt() {
+fn chat_equals_completion_of_its_prompt() {
     let server = serve();
     let options = json!({ "temperature": 0, "max_tokens": 12, "ignore_eos": true });
     let messages =
@@ -57,7 +57,7 @@ fn a_conversation_is_the_completion_of_its_prompt() {
 }
 
 #[test]
-fn a_streamed_conversation_adds_up_to_the_whole() {
+fn streamed_chat_adds_up() {
     let server = serve();
     let base = json!({ "messages": [{ "role": "user", "content": "aé" }], "max_tokens": 20, "seed": 4, "n": 2,
         "logprobs": true, "top_logprobs": 2, "ignore_eos": true });
@@ -104,7 +104,7 @@ fn a_streamed_conversation_adds_up_to_the_whole() {
 }
 
 #[test]
-fn what_is_wrong_with_a_conversation_is_said() {
+fn rejects_invalid_messages() {
     let refuses =
         "{% if messages[0].content == 'no' %}{{ raise_exception('no such role') }}{% endif %}x";
     let server = serve_with(EngineOptions::default(), templated(refuses));
@@ -144,7 +144,7 @@ fn what_is_wrong_with_a_conversation_is_said() {
 }
 
 #[test]
-fn an_alias_is_a_name() {
+fn alias_names_the_model() {
     let options = ServeOptions { aliases: vec!["gpt-4o".into()], ..ServeOptions::default() };
     let server = serve_with(EngineOptions::default(), options);
     let answer = server.complete(&json!({ "prompt": "a", "model": "gpt-4o", "max_tokens": 1 }));
@@ -158,7 +158,7 @@ fn an_alias_is_a_name() {
 }
 
 #[test]
-fn biases_penalties_and_stops_reach_the_engine() {
+fn biases_penalties_and_stops_are_applied() {
     let server = serve();
     let base = json!({ "prompt": "fox", "max_tokens": 24, "temperature": 0, "ignore_eos": true, "logprobs": 0 });
     let ask = |extra: Value| server.complete(&with(&base, extra))["choices"][0].clone();
@@ -191,7 +191,7 @@ fn biases_penalties_and_stops_reach_the_engine() {
 }
 
 #[test]
-fn answers_have_a_usual_length_and_the_new_name_of_it_counts() {
+fn default_max_tokens_and_its_new_name() {
     let server = serve();
     let completion = json!({ "prompt": "fox", "temperature": 0, "ignore_eos": true });
     let chat = json!({ "messages": [{ "role": "user", "content": "fox" }], "temperature": 0,
@@ -210,7 +210,7 @@ fn answers_have_a_usual_length_and_the_new_name_of_it_counts() {
 }
 
 #[test]
-fn best_of_gives_the_likeliest() {
+fn best_of_returns_the_likeliest() {
     let server = serve();
     let base =
         json!({ "prompt": "fox", "max_tokens": 6, "seed": 3, "logprobs": 0, "ignore_eos": true });
@@ -228,7 +228,7 @@ fn best_of_gives_the_likeliest() {
 }
 
 #[test]
-fn prompt_logprobs_are_those_of_echo() {
+fn prompt_logprobs_equal_echo() {
     let server = serve();
     let base =
         json!({ "prompt": [1, 2, 3, 4], "max_tokens": 2, "temperature": 0, "ignore_eos": true });

@@ -1,4 +1,4 @@
-//! Completions: the numbers are the model's, whoever else is asking and however they are sent.
+//! Completions: batch-invariant log-probabilities, complete and streamed.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -36,7 +36,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 
 /// As lm-evaluation-harness asks: ids, echo, one alternative, and one or no token to generate.
 #[test]
-fn echoed_log_probabilities_are_those_of_the_training_forward() {
+fn echoed_logprobs_match_the_training_forward() {
     let (server, model) = (serve(), model());
     for max_tokens in [0, 1] {
         let ids = prompt(3, 300);
@@ -75,7 +75,7 @@ fn echoed_log_probabilities_are_those_of_the_training_forward() {
 /// Evaluation tools cut off the last entry as the generated one, so it must be there, also when the model
 /// ends the document.
 #[test]
-fn the_end_marker_has_an_entry() {
+fn end_marker_has_a_logprob() {
     let body = json!({ "prompt": "fox", "echo": true, "logprobs": 1, "max_tokens": 3,
         "temperature": 0, "ignore_eos": true });
     let answer = serve().complete(&body);
@@ -99,7 +99,7 @@ fn the_end_marker_has_an_entry() {
 }
 
 #[test]
-fn a_prompt_gives_the_same_bits_alone_and_among_sixteen() {
+fn sixteen_prompts_are_bit_exact() {
     let server = serve();
     let ask = |prompts: Vec<Vec<i32>>| {
         let body = json!({ "prompt": prompts, "echo": true, "logprobs": 3, "max_tokens": 24,
@@ -117,7 +117,7 @@ fn a_prompt_gives_the_same_bits_alone_and_among_sixteen() {
 }
 
 #[test]
-fn a_stream_adds_up_to_the_whole() {
+fn streamed_completion_adds_up() {
     let server = serve();
     for extra in [
         json!({}),
@@ -167,7 +167,7 @@ fn a_stream_adds_up_to_the_whole() {
 }
 
 #[test]
-fn all_forms_of_a_prompt_mean_the_same() {
+fn prompt_forms_are_equivalent() {
     let server = serve();
     let ask = |prompt: Value| {
         let body = json!({ "prompt": prompt, "max_tokens": 8, "temperature": 0, "echo": true,
@@ -185,7 +185,7 @@ fn all_forms_of_a_prompt_mean_the_same() {
 }
 
 #[test]
-fn seeds_and_stops_do_what_they_say() {
+fn seeds_and_stop_strings() {
     let server = serve();
     let base = json!({ "prompt": "x", "max_tokens": 60, "seed": 11, "ignore_eos": true });
     let with = |extra: Value| {
@@ -222,7 +222,7 @@ fn seeds_and_stops_do_what_they_say() {
 }
 
 #[test]
-fn sampling_options_reach_the_sampler() {
+fn sampling_parameters_are_applied() {
     let server = serve();
     let ask = |extra: Value| {
         let mut body = json!({ "prompt": "fox", "max_tokens": 30, "seed": 2, "ignore_eos": true });
@@ -238,7 +238,7 @@ fn sampling_options_reach_the_sampler() {
 }
 
 #[test]
-fn an_answer_that_takes_too_long_ends_with_an_error() {
+fn request_timeout_is_an_error() {
     let options = ServeOptions {
         request_time: std::time::Duration::from_millis(200),
         ..ServeOptions::default()

@@ -1,4 +1,4 @@
-//! What is wrong with a request is said in the shape that clients of OpenAI know.
+//! Errors in OpenAI's shape.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -91,7 +91,7 @@ const TABLE: &[(&str, u16, Option<&str>, &str)] = &[
 ];
 
 #[test]
-fn malformed_requests_get_a_status_a_field_and_a_sentence() {
+fn rejects_malformed_requests() {
     let server = serve();
     let kind = [("content-type", "application/json")];
     for (body, status, param, words) in TABLE {
@@ -108,7 +108,7 @@ fn malformed_requests_get_a_status_a_field_and_a_sentence() {
 }
 
 #[test]
-fn fields_that_ask_for_nothing_are_no_error() {
+fn accepts_neutral_fields() {
     let server = serve();
     server.complete(
         &json!({ "prompt": "a", "suffix": null, "best_of": 1, "logit_bias": {}, "user": "me",
@@ -123,7 +123,7 @@ fn fields_that_ask_for_nothing_are_no_error() {
 }
 
 #[test]
-fn unknown_fields_are_named_in_a_header_or_refused_when_strict() {
+fn unknown_fields_warn_or_fail_when_strict() {
     let body = json!({ "prompt": "a", "max_token": 5, "stream_options": { "x": 1 } });
     let server = serve();
     let reply = post(server.address, "/v1/completions", &body).unwrap();
@@ -148,7 +148,7 @@ fn unknown_fields_are_named_in_a_header_or_refused_when_strict() {
 }
 
 #[test]
-fn other_mistakes_are_told_too() {
+fn rejects_wrong_paths_methods_and_bodies() {
     let options = ServeOptions { max_body: 1000, ..ServeOptions::default() };
     let server = serve_with(EngineOptions::default(), options);
     let send = |method, path, headers: &[(&str, &str)], body: &str| {
@@ -177,7 +177,7 @@ fn other_mistakes_are_told_too() {
 }
 
 #[test]
-fn a_key_opens_what_is_guarded_and_nothing_else_does() {
+fn api_key_is_required() {
     let options = ServeOptions { api_key: Some("secret".into()), ..ServeOptions::default() };
     let server = serve_with(EngineOptions::default(), options);
     let status = |path: &str, key: Option<&str>| {
@@ -208,7 +208,7 @@ fn a_key_opens_what_is_guarded_and_nothing_else_does() {
 }
 
 #[test]
-fn a_full_queue_is_429_with_a_time_to_come_back() {
+fn full_queue_is_429() {
     let engine = EngineOptions { max_batch: 1, max_queue: 2, ..EngineOptions::default() };
     let server = serve_with(engine, ServeOptions::default());
     let endless =
@@ -231,7 +231,7 @@ fn a_full_queue_is_429_with_a_time_to_come_back() {
 
 /// More prompts than may run and wait: they are asked for one after the other.
 #[test]
-fn long_lists_wait() {
+fn long_prompt_lists_wait_for_the_queue() {
     let engine = EngineOptions { max_batch: 2, max_queue: 2, ..EngineOptions::default() };
     let server = serve_with(engine, ServeOptions::default());
     let prompts: Vec<String> = (0..40).map(|i| format!("prompt {i}")).collect();
@@ -257,7 +257,7 @@ fn long_lists_wait() {
 
 /// A model of NaN answers with an error, whatever is asked: its log-probabilities are not those of unlikely tokens.
 #[test]
-fn a_broken_model_is_said() {
+fn nan_logits_are_an_error() {
     let mut model = common::model();
     let head = model.params().find("lm_head.weight").unwrap();
     let tensor = model.params().value(head).clone();

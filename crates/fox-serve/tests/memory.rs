@@ -46,7 +46,7 @@ fn prompt_is_scored_once_for_all_choices() {
 
 /// `logprobs` and `prompt_logprobs` share the engine's list of alternatives, but not its length.
 #[test]
-fn answers_have_as_many_alternatives_as_they_ask_for() {
+fn alternatives_per_token_are_limited() {
     let server = serve();
     let answer = server.complete(&json!({ "prompt": "abc", "max_tokens": 8, "logprobs": 1,
         "prompt_logprobs": 5, "ignore_eos": true }));
@@ -110,7 +110,7 @@ fn streamed_echo_adds_up_for_every_choice() {
 }
 
 #[test]
-fn answer_beyond_the_budget_is_413_and_its_memory_is_returned() {
+fn answer_beyond_the_budget_is_413() {
     let options = ServeOptions { answer_bytes: 1 << 20, ..ServeOptions::default() };
     let server = serve_with(EngineOptions::default(), options);
     for (body, stream) in [
@@ -145,7 +145,7 @@ fn answer_beyond_the_budget_is_413_and_its_memory_is_returned() {
 }
 
 #[test]
-fn unfinished_bodies_share_a_budget_that_small_bodies_do_not_need() {
+fn unfinished_bodies_share_a_budget() {
     let options = ServeOptions { body_bytes: 300 << 10, ..ServeOptions::default() };
     let server = serve_with(EngineOptions::default(), options);
     let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
@@ -173,7 +173,7 @@ fn unfinished_bodies_share_a_budget_that_small_bodies_do_not_need() {
 }
 
 #[test]
-fn json_bombs_are_refused_in_proportion_to_their_size() {
+fn rejects_json_bombs() {
     let server = serve();
     let send = |path: &str, body: String| {
         let kind = [("content-type", "application/json")];

@@ -16,7 +16,7 @@ const SCRIPTS: [&str; 6] =
     ["/app.js", "/state.js", "/server.js", "/pane.js", "/memory.js", "/draw.js"];
 
 #[test]
-fn the_page_needs_nothing_from_elsewhere() {
+fn page_has_no_external_resources() {
     let server = serve();
     let files = [("/", "text/html"), ("/style.css", "text/css")];
     for (path, kind) in files.into_iter().chain(SCRIPTS.map(|path| (path, "text/javascript"))) {
@@ -36,7 +36,7 @@ fn the_page_needs_nothing_from_elsewhere() {
 }
 
 #[test]
-fn the_page_may_ask_the_server_it_is_compared_with_and_no_other() {
+fn page_connects_to_the_compared_server_only() {
     let other = "http://127.0.0.1:8081".to_string();
     let options = ServeOptions { compare: Some(other.clone()), ..ServeOptions::default() };
     let server = serve_with(EngineOptions::default(), options);
@@ -53,7 +53,7 @@ fn between<'a>(text: &'a str, before: &str, end: &[char]) -> BTreeSet<&'a str> {
 }
 
 #[test]
-fn everything_the_scripts_ask_for_is_in_the_page() {
+fn page_has_all_elements_of_its_scripts() {
     let server = serve();
     let read = |path: &str| get(server.address, path).unwrap().text();
     let html = read("/");
@@ -92,7 +92,7 @@ fn everything_the_scripts_ask_for_is_in_the_page() {
 }
 
 #[test]
-fn scripts_are_valid_where_node_can_tell() {
+fn scripts_parse_in_node() {
     if Command::new("node").arg("--version").stdout(Stdio::null()).status().is_err() {
         eprintln!("skipped: no node on the path");
         return;

@@ -1,67 +1,66 @@
-//! What a device is: memory, ops, and what it can do besides.
+//! The interface of a device: memory, ops and optional capabilities.
 //!
 //! A device implements [`Memory`], the trait of every op in [`ops`](crate::Ops) and the few methods of
-//! [`Backend`] itself. All of these are required, so the compiler names what a new device still lacks;
-//! one under construction answers [`Error::unsupported`](crate::Error::unsupported), which the self-test
-//! lists as such. Whatever a device need not have is an optional trait that it hands out through
-//! [`Backend::caps`]: whoever wants it asks there, once, and goes the plain way where it is missing.
+//! [`Backend`] itself. All of these are required, so the compiler lists what a new device lacks; a method
+//! that is not implemented yet returns [`Error::unsupported`](crate::Error::unsupported), which the self-test
+//! reports. Optional capabilities are traits that [`Backend::caps`] returns; callers fall back to plain ops
+//! where one is missing.
 //!
-//! Backends may assume that shapes, types and segments were checked: the [`Tape`](crate::Tape) does
-//! that once for all of them. `R` is a number of rows, `C` a width.
+//! Every method calls its `check_<method>` function first, which validates devices, types, shapes, segments
+//! and token ids. `R` is a number of rows, `C` a width.
 //!
-//! A gradient that may add to one that exists already takes `acc: Option<Tensor>` and returns the
-//! sum: the backend writes in place when nobody else holds `acc`.
+//! A gradient that can be accumulated takes `acc: Option<Tensor>` and returns the sum, in place when no other
+//! tensor shares the storage of `acc`.
 
 use std::fmt::Debug;
 
 use crate::{Caps, Memory, Ops, Result};
 
-/// The time that a device spent on one kind of op.
+/// Device time of one kind of op.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OpTime {
     /// The op and its direction.
     pub op: &'static str,
-    /// How often it ran.
+    /// Number of calls.
     pub calls: usize,
-    /// In all.
+    /// Total time.
     pub seconds: f64,
 }
 
-/// When an op ran on a device.
+/// Start and end of one op on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
-    /// The queue that it ran on: `compute` or `exchange`.
+    /// The CUDA stream that it ran on: `compute` or `exchange`.
     pub queue: &'static str,
     /// The op and its direction.
     pub op: &'static str,
-    /// Seconds from the call of [`Backend::profile`] to its begin.
+    /// Seconds from the call of [`Backend::profile`] to the start of the op.
     pub begin: f64,
-    /// And to its end.
+    /// Seconds from the call of [`Backend::profile`] to the end of the op.
     pub end: f64,
 }
 
-/// A device: its memory, its ops, and what it can do besides.
+/// A device: its memory, its ops and its optional capabilities.
 pub trait Backend: Memory + Ops + Send + Sync + Debug {
     /// Short name for messages, e.g. `cpu`.
     fn name(&self) -> &str;
-    /// What it can do besides its ops. The answer never changes.
+    /// Optional capabilities, the same at every call.
     fn caps(&self) -> Caps<'_>;
-    /// The machine behind it in words, e.g. the GPU's name.
+    /// Description of the hardware, e.g. the name of the GPU.
     fn description(&self) -> String {
         self.name().to_string()
     }
-    /// Waits until everything that was asked for is done. For measurements: ops that hand values to the
-    /// host wait by themselves.
+    /// Waits until all queued work is done. For measurements: transfers to the host wait by themselves.
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
-    /// Begins or ends noting the time of every op, where the device can tell.
+    /// Starts or stops profiling, where the device supports it.
     fn profile(&self, _on: bool) {}
-    /// What was noted since the last call, the longest first; nothing where the device cannot tell.
+    /// Times since the last call, longest first; empty where the device does not support profiling.
     fn take_profile(&self) -> Result<Vec<OpTime>> {
         Ok(Vec::new())
     }
-    /// The same op by op, queue by queue, in the order in which they were asked for.
+    /// The same op by op and CUDA stream by CUDA stream, in launch order.
     fn take_timeline(&self) -> Result<Vec<Span>> {
         Ok(Vec::new())
     }

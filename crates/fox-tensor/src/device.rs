@@ -1,4 +1,4 @@
-//! A device is a value: a shared handle to a backend.
+//! Devices: shared handles to backends.
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,14 +33,14 @@ impl Device {
         &self.0.backend
     }
 
-    /// The ops that a tape which recomputes relies on.
+    /// The ops of a tape that recomputes cheap results.
     pub(crate) fn recompute_ops(&self) -> Result<&dyn RecomputeOps> {
         let missing =
-            || Error::unsupported(self.0.backend.name(), "backward passes that recompute");
+            || Error::unsupported(self.0.backend.name(), "recomputation in backward passes");
         self.0.backend.caps().recompute.ok_or_else(missing)
     }
 
-    /// The ops that a group of linear layers relies on.
+    /// The ops of groups of linear layers.
     pub(crate) fn group_ops(&self) -> Result<&dyn LinearGroupOps> {
         let missing = || Error::unsupported(self.0.backend.name(), "groups of linear layers");
         self.0.backend.caps().linear_group.ok_or_else(missing)
@@ -51,18 +51,18 @@ impl Device {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Memory in use and the most that was ever in use.
+    /// Memory in use, and its peak.
     pub fn memory(&self) -> MemoryStats {
         self.0.backend.memory()
     }
 
-    /// Lets the peak of [`Device::memory`] start again from what is in use now.
+    /// Resets the peak of [`Device::memory`] to the bytes in use.
     pub fn reset_peak(&self) {
         self.0.backend.reset_peak();
     }
 
-    /// How often a tensor's values were handed to the host. The host waits for the device each time, so
-    /// tests hold steps to a number of these that does not grow with layers or micro-batches.
+    /// Number of transfers to the host. Each synchronizes host and device, so tests assert that a training step has a
+    /// fixed number of them.
     pub fn downloads(&self) -> u64 {
         self.0.downloads.load(Ordering::Relaxed)
     }
@@ -71,7 +71,7 @@ impl Device {
         self.0.downloads.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A tensor whose contents are unspecified: for outputs that an op writes in full.
+    /// A tensor with unspecified contents, for outputs that an op writes in full.
     pub fn uninit(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let shape = shape.into();
         let storage = self.0.backend.alloc(shape.len(), dtype)?;

@@ -2,52 +2,52 @@
 
 use crate::{DType, Shape};
 
-/// What can go wrong in the engine.
+/// Errors of tensors, ops and devices.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A tensor's shape does not fit the op.
     #[error("{op}: {what} has shape {got}, expected {expected}")]
     Shape {
-        /// The op that was asked for.
+        /// The op that was called.
         op: &'static str,
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// Its shape.
         got: Shape,
-        /// The shape that would fit, in words or numbers.
+        /// The expected shape.
         expected: String,
     },
     /// A tensor's element type does not fit the op.
     #[error("{op}: {what} has type {got}, expected {expected}")]
     Type {
-        /// The op that was asked for.
+        /// The op that was called.
         op: &'static str,
-        /// Which argument.
+        /// The argument.
         what: &'static str,
         /// Its type.
         got: DType,
-        /// The type that would fit.
+        /// The expected type.
         expected: DType,
     },
-    /// Two tensors of one op live on different devices.
+    /// An operand is on another device than the op.
     #[error("{op}: {what} is on {got}, the other operands are on {expected}")]
     DeviceMismatch {
-        /// The op that was asked for.
+        /// The op that was called.
         op: &'static str,
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// Where it lives.
+        /// Its device.
         got: String,
-        /// Where the op runs.
+        /// The device that runs the op.
         expected: String,
     },
     /// An argument that is not a tensor is out of range.
     #[error("{op}: {detail}")]
     Argument {
-        /// The op that was asked for.
+        /// The op that was called.
         op: &'static str,
-        /// What is wrong and what would be right.
+        /// What is wrong, and the valid values.
         detail: String,
     },
     /// The device has no implementation of these ops.
@@ -55,10 +55,10 @@ pub enum Error {
     Unsupported {
         /// The device.
         device: String,
-        /// The ops, in words.
+        /// Description of the ops.
         what: &'static str,
     },
-    /// The device has not enough memory.
+    /// The device is out of memory.
     #[error("out of memory on {device}: {bytes} bytes were asked for")]
     OutOfMemory {
         /// The device.
@@ -71,7 +71,7 @@ pub enum Error {
     Device {
         /// The device.
         device: String,
-        /// The driver's words.
+        /// The message of the driver.
         detail: String,
     },
 }

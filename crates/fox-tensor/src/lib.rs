@@ -1,15 +1,16 @@
-//! Tensors, devices, the ops, the tape that gives gradients, and the f64 oracle of every op.
+//! Tensors, devices, fused ops, automatic differentiation (the tape), and an f64 oracle for every op.
 //!
 //! A [`Tensor`] is contiguous and row-major: a shape, a [`DType`] and storage that belongs to a [`Device`].
-//! There are no strided views and few elementwise ops; a device implements some twenty *fused* ops, each worth a
-//! kernel, as `_fwd` / `_bwd` pairs. Each op is one small trait ([`LinearOps`], [`AttentionOps`], ...), and a
-//! [`Backend`] is the sum of them, of [`Memory`] and of what the device can do besides ([`Caps`]). A [`Tape`]
-//! checks shapes, runs the forward, remembers what the backward needs and walks it back; [`CustomOp`] adds an op
-//! from outside. [`naive`] implements every op in f64 with obvious loops: it is documentation and oracle in one.
+//! There are no strided views and few elementwise ops; a device implements some twenty *fused* ops as `_fwd` / `_bwd`
+//! pairs. Each op is one small trait ([`LinearOps`], [`AttentionOps`], ...), and a [`Backend`] is the sum of these traits,
+//! of [`Memory`] and of optional capabilities ([`Caps`]). Every method validates its operands once, so no safe call causes
+//! undefined behaviour. A [`Tape`] runs the forward pass, saves what the backward pass needs and runs it in reverse;
+//! [`CustomOp`] adds an op outside this crate. [`naive`] implements every op in f64 with plain loops: it is documentation
+//! and test oracle.
 //!
 //! Activations are matrices of `rows` tokens: a batch `[B, T, C]` is passed as `[B*T, C]`, and
-//! [`Segments`] says which rows form a sequence. Padding, packed documents and decoding against a
-//! cache are all just different segments.
+//! [`Segments`] says which rows form a sequence: padding, packed documents and decoding against a
+//! KV cache differ in their segments only.
 //!
 //! A product with its gradient, on the oracle:
 //!

@@ -1,22 +1,22 @@
-//! What a device can do at best: the measure against which speeds are reported.
+//! Measured peaks of a device, against which speeds are reported (roofline).
 
 use std::time::{Duration, Instant};
 
 use crate::{Device, Result};
 
-/// The best rate of a square matrix product on this device, in FLOP/s.
+/// Measures the matmul peak of this device in FLOP/s.
 ///
-/// Sizes from 512 on, each a few times, until a product takes long enough to be measured well; the best
-/// call counts, because whatever else runs on the machine can only slow it down. Takes about a second.
+/// Square products from size 512 on, each a few times, until one takes long enough for the timer. The fastest call
+/// counts, because other load on the machine can only slow it down. Takes about a second.
 pub fn matmul_rate(device: &Device) -> Result<f64> {
     matmul_rate_within(device, Duration::MAX)
 }
 
-/// The same, but no product is begun, after the first, when so much time has passed.
+/// [`matmul_rate`] that starts no further product once `limit` has passed.
 pub fn matmul_rate_within(device: &Device, limit: Duration) -> Result<f64> {
-    /// Seconds of a product that can be measured well.
+    /// Seconds of a product that is long enough for the timer.
     const LONG: f64 = 0.01;
-    // The first product of a process on a GPU waits for libraries to be loaded: that is no part of the limit.
+    // The first product of a process on a GPU loads libraries, which does not count towards the limit.
     let warm = device.full([64, 64], 0.5)?.to_activations()?;
     device.backend().linear_fwd(&warm, &warm, None)?.to_f32()?;
     let (mut best, begin) = (0.0f64, Instant::now());
@@ -34,7 +34,7 @@ pub fn matmul_rate_within(device: &Device, limit: Duration) -> Result<f64> {
             }
             let start = Instant::now();
             let y = device.backend().linear_fwd(&x, &x, None)?;
-            // Reading one row back waits for a device that works on its own.
+            // Reading one row back synchronizes with a GPU.
             y.slice_rows(0, 1)?.to_f32()?;
             shortest = shortest.min(start.elapsed().as_secs_f64());
         }
@@ -46,8 +46,8 @@ pub fn matmul_rate_within(device: &Device, limit: Duration) -> Result<f64> {
     Ok(best)
 }
 
-/// The best rate at which this device reads memory, in bytes per second: a sum over 512 MiB, far more than any
-/// cache holds. Takes about a second.
+/// Measures the memory bandwidth of this device in bytes per second, by a reduction over 512 MiB, which exceeds any
+/// cache. Takes about a second.
 pub fn memory_rate(device: &Device) -> Result<f64> {
     let x = device.full([1 << 13, 1 << 14], 0.5)?;
     let mut best = 0.0f64;

@@ -101,7 +101,7 @@ fn assert_close(got: &[f64], want: &[f64], what: &str) {
 
 /// The definition with products of gates instead of sums of logarithms.
 #[test]
-fn decay_is_the_product_of_the_gates_in_between() {
+fn decay_is_the_product_of_gates() {
     let (t, x) = (9, Operands::random(1, 9, 9, 2.0));
     for mask in [Mask::Causal, Mask::Bidirectional] {
         let got = x.run(&AttentionSpec { mask, ..one(t, t) });
@@ -125,7 +125,7 @@ fn decay_is_the_product_of_the_gates_in_between() {
 }
 
 #[test]
-fn padded_sequence_equals_the_sequence_alone() {
+fn padding_does_not_change_a_sequence() {
     let (time, pad) = (75, 9);
     let x = Operands::random(2, time, time, 1.0);
     let spec = AttentionSpec::causal(H, D, Segments::left_padded(time, &[pad]).unwrap());
@@ -141,7 +141,7 @@ fn padded_sequence_equals_the_sequence_alone() {
 }
 
 #[test]
-fn packed_documents_equal_separate_documents() {
+fn packed_documents_match_separate_documents() {
     let cu = [0, 70, 70, 71, 140];
     let x = Operands::random(3, 140, 140, 1.0);
     for mask in [Mask::Causal, Mask::Bidirectional] {
@@ -164,7 +164,7 @@ fn packed_documents_equal_separate_documents() {
 }
 
 #[test]
-fn chunks_of_queries_equal_the_whole() {
+fn chunked_prefill_matches_one_call() {
     let t = 133;
     let x = Operands::random(4, t, t, 0.5);
     for window in [None, Some(50)] {
@@ -187,7 +187,7 @@ fn chunks_of_queries_equal_the_whole() {
 }
 
 #[test]
-fn window_of_one_copies_the_value_and_a_wide_one_changes_nothing() {
+fn windows_of_one_and_of_all_keys() {
     let (t, x) = (70, Operands::random(5, 70, 70, 1.0));
     for mask in [Mask::Causal, Mask::Bidirectional] {
         let spec = AttentionSpec { mask, ..one(t, t) };
@@ -200,7 +200,7 @@ fn window_of_one_copies_the_value_and_a_wide_one_changes_nothing() {
 
 /// Four query heads on two key heads: heads 0 and 1 read the first, 2 and 3 the second.
 #[test]
-fn shared_key_heads_equal_repeated_key_heads() {
+fn gqa_matches_repeated_key_heads() {
     let (t, device) = (20, Device::naive());
     let mut rng = Rng::new(6);
     let mut real = |cols: usize| device.from_f64(&rng.normals(t * cols), [t, cols]).unwrap();
@@ -222,7 +222,7 @@ fn shared_key_heads_equal_repeated_key_heads() {
 /// Read backwards, a bidirectional sequence gives the same, backwards: the gate between two
 /// neighbours belongs to the later one, so the gates move over by one.
 #[test]
-fn bidirectional_attention_has_no_direction() {
+fn bidirectional_attention_is_symmetric_in_time() {
     let (t, x) = (70, Operands::random(7, 70, 70, 1.0));
     let reverse = |x: &[f64], width: usize| -> Vec<f64> {
         x.chunks(width).rev().flatten().copied().collect()
@@ -243,7 +243,7 @@ fn bidirectional_attention_has_no_direction() {
 }
 
 #[test]
-fn the_first_gate_of_a_sequence_has_no_effect() {
+fn first_gate_of_a_sequence_has_no_effect() {
     let x = Operands::random(8, 40, 80, 1.0);
     let outcome = x.run(&one(40, 80));
     assert!(outcome.grads[3][..H].iter().all(|g| g.abs() < 1e-12));
@@ -256,7 +256,7 @@ fn pruned(log_tolerance: f32, mask: Mask, q_len: usize, k_len: usize) -> Attenti
 }
 
 #[test]
-fn dropped_mass_stays_under_its_bound() {
+fn dropped_mass_is_bounded() {
     for seed in 0..12 {
         for mask in [Mask::Causal, Mask::Bidirectional] {
             let x = Operands::random(100 + seed, 200, 330, 1.0 + 0.2 * seed as f64);
@@ -314,7 +314,7 @@ fn pruning_problems() -> impl Iterator<Item = (Operands, usize, usize)> {
 
 /// A block falls away when every pair in it has decayed below the threshold: pair by pair.
 #[test]
-fn pruned_blocks_are_those_without_a_pair_that_matters() {
+fn pruning_skips_only_negligible_blocks() {
     for (x, q_len, k_len) in pruning_problems().filter(|problem| problem.1 < 500) {
         for mask in [Mask::Causal, Mask::Bidirectional] {
             let spec = pruned(-10.0, mask, q_len, k_len);
@@ -337,7 +337,7 @@ fn pruned_blocks_are_those_without_a_pair_that_matters() {
 
 /// The two-pointer passes of the specification find the same blocks as the rule per block.
 #[test]
-fn pruned_blocks_are_those_of_the_two_pointer_passes() {
+fn pruning_matches_the_two_pointer_scan() {
     for (x, q_len, k_len) in pruning_problems() {
         let tiles = x.run(&pruned(-10.0, Mask::Causal, q_len, k_len)).tiles;
         for h in 0..H {
@@ -404,7 +404,7 @@ fn norm_weights_bound_the_logits() {
 
 /// Grouped queries have the bound of the key head that they read.
 #[test]
-fn norm_weights_are_those_of_the_shared_key_head() {
+fn logit_bound_uses_the_shared_key_head() {
     let (t, device) = (640, Device::naive());
     let mut rng = Rng::new(3);
     let mut real = |cols: usize| device.from_f64(&rng.normals(t * cols), [t, cols]).unwrap();
@@ -421,7 +421,7 @@ fn norm_weights_are_those_of_the_shared_key_head() {
 }
 
 #[test]
-fn blocks_are_counted_where_the_mask_lets_a_pair_through() {
+fn counts_visible_blocks() {
     let count = |spec: AttentionSpec, q: usize, k: usize| x_blocks(&spec, q, k);
     assert_eq!(count(one(129, 129), 129, 129), [6, 6]);
     let window = Some(1);

@@ -21,7 +21,7 @@ fn present(caps: Caps<'_>) -> Vec<&'static str> {
 }
 
 #[test]
-fn the_oracle_has_pages_and_slots_and_recomputes_and_groups_on_request() {
+fn oracle_capabilities() {
     assert!(present(Caps::default()).is_empty());
     assert_eq!(present(Naive::default().caps()), ["paged", "slots"]);
     assert!(Naive::default().caps().gates_in_pages());
@@ -32,7 +32,7 @@ fn the_oracle_has_pages_and_slots_and_recomputes_and_groups_on_request() {
 }
 
 #[test]
-fn weights_stay_as_they_are_where_nothing_packs_them() {
+fn weights_are_unchanged_without_packing() {
     let device = Device::naive();
     let w = device.from_f64(&[0.1, -2.0, 3.5, 1e-9], [2, 2]).unwrap();
     let same = w.packed(WeightFormat::F32).unwrap();
@@ -46,7 +46,7 @@ fn weights_stay_as_they_are_where_nothing_packs_them() {
 }
 
 #[test]
-fn ids_end_at_the_vocabulary() {
+fn rejects_ids_beyond_the_vocabulary() {
     let range = |ignore| IdRange { vocab: 5, ignore };
     let device = Device::naive();
     for id in [0, 4] {

@@ -22,7 +22,7 @@ fn names_are_unique_and_inputs_fit_f32() {
 }
 
 #[test]
-fn every_op_and_feature_is_there() {
+fn cases_cover_every_op_and_feature() {
     let names: Vec<String> = cases::all().into_iter().map(|case| case.name).collect();
     for words in [
         "stick_breaking/causal+packed",
@@ -84,7 +84,7 @@ fn every_op_and_feature_is_there() {
 }
 
 #[test]
-fn results_repeat_and_are_numbers() {
+fn results_are_reproducible_and_finite() {
     let (first, second) = (Device::naive(), Device::naive());
     for case in cases::all() {
         let (a, b) = (cases::run(&case, &first).unwrap(), cases::run(&case, &second).unwrap());
@@ -118,7 +118,7 @@ fn strong_gates_prune() {
 }
 
 #[test]
-fn comparing_finds_what_differs() {
+fn compare_reports_differing_outputs() {
     let device = Device::naive();
     let case = cases::random_attention(3).unwrap();
     let want = cases::run(&case, &device).unwrap();
@@ -135,7 +135,7 @@ fn comparing_finds_what_differs() {
 }
 
 #[test]
-fn relative_error_treats_infinities_and_small_results() {
+fn relative_error_of_infinities_and_small_results() {
     let inf = f64::NEG_INFINITY;
     assert_eq!(cases::relative_error(&[inf, 1.0], &[inf, 1.0]), 0.0);
     assert_eq!(cases::relative_error(&[0.0, 1.0], &[inf, 1.0]), f64::INFINITY);
@@ -148,7 +148,7 @@ fn relative_error_treats_infinities_and_small_results() {
 }
 
 #[test]
-fn one_wrong_element_of_many_is_found() {
+fn largest_error_finds_one_wrong_element() {
     let want = vec![1.0; 1_000_000];
     let mut got = want.clone();
     got[123_456] = 1.01;
@@ -157,7 +157,7 @@ fn one_wrong_element_of_many_is_found() {
     got[123_456] = f64::NAN;
     assert_eq!(cases::largest_error(&got, &want), f64::INFINITY);
     assert_eq!(cases::largest_error(&got[1..], &want), f64::INFINITY);
-    // Relative to the largest element, and to nothing smaller than the floor.
+    // Relative to the largest element, and at least `FLOOR`.
     assert_eq!(cases::largest_error(&[3.0, 0.0], &[4.0, 0.0]), 0.25);
     assert_eq!(cases::largest_error(&[0.01], &[0.0]), 0.01 / cases::FLOOR);
     let inf = f64::NEG_INFINITY;
@@ -167,7 +167,7 @@ fn one_wrong_element_of_many_is_found() {
 
 /// The point of the large cases: more tiles of any size up to 128 rows than processors, several times over.
 #[test]
-fn large_cases_have_several_tiles_for_every_thread_block() {
+fn large_cases_exceed_one_wave_of_thread_blocks() {
     let cases = cases::large_attention();
     assert!(cases.len() >= 2);
     for case in &cases {
@@ -179,7 +179,7 @@ fn large_cases_have_several_tiles_for_every_thread_block() {
 }
 
 #[test]
-fn computing_again_in_the_backward_changes_nothing() {
+fn recomputation_is_bit_exact() {
     let (plain, optional_ops) =
         (Device::naive(), Device::new(fox_tensor::naive::Naive::with_optional_ops()));
     for case in cases::all().iter().filter(|case| !case.name.starts_with("scan")) {

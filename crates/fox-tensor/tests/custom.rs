@@ -82,7 +82,7 @@ fn gradients_agree_with_finite_differences() {
 
 /// The op runs again where its block is recomputed, and on operands that are computed again.
 #[test]
-fn recomputation_changes_nothing() {
+fn checkpointing_is_bit_exact() {
     let want = cases::run(&between("custom/plain", false), &Device::naive()).unwrap();
     let again = cases::run(&between("custom/again", true), &Device::naive()).unwrap();
     assert_eq!(cases::worst(&cases::compare(&again, &want)), 0.0);
@@ -99,7 +99,7 @@ fn recomputation_changes_nothing() {
 
 /// An output that nothing depends on passes zeros; one of which none is used is not walked at all.
 #[test]
-fn unused_outputs_have_gradients_of_zero() {
+fn unused_outputs_have_zero_gradients() {
     let device = Device::naive();
     let mut tape = Tape::recording(&device);
     let x = tape.leaf(device.from_f64(&[3.0, -2.0], [2]).unwrap());

@@ -159,7 +159,7 @@ fn devices() {
     says(tape.glu(&far, Activation::Silu), &["glu", "x", "is on"]);
     let ids = there.from_i32(&[0], [1]).unwrap();
     says(tape.embedding(&near, &ids, None), &["embedding", "ids", "is on"]);
-    // Weights that all heads share take a path of their own.
+    // Weights that all heads share take a separate path.
     let segments = Segments::uniform(1, 4);
     let spec =
         HeadSpec { heads: 1, head_dim: 8, norm_eps: 0.0, rope: None, segments: segments.clone() };

@@ -53,7 +53,7 @@ fn check_on(mut case: Case, device: &Device) {
     }
 }
 
-/// Ops with many or slow cases, each in a test of its own; [`every_other_op`] has all the rest.
+/// Ops with many or slow cases, each in a separate test; [`every_other_op`] has all the rest.
 const APART: [&str; 6] = [
     "attention/causal",
     "attention/bidirectional",
@@ -123,7 +123,7 @@ fn every_other_op() {
 /// Where cheap results are computed again and linear layers go in groups: frozen ops below and between
 /// trained layers, weights that serve twice.
 #[test]
-fn on_a_device_that_computes_again() {
+fn gradients_on_a_device_that_recomputes() {
     let device = Device::new(Naive::with_optional_ops());
     let kinds = ["frozen/", "linear_group/", "linear/twice", "composed/"];
     for kind in kinds {

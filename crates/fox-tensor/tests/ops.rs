@@ -35,7 +35,7 @@ fn linear_and_embedding() {
 }
 
 #[test]
-fn embedding_gradient_adds_repeated_ids_and_skips_the_pad_row() {
+fn embedding_gradient_sums_repeated_ids_and_skips_padding() {
     let device = Device::naive();
     let ids = device.from_i32(&[2, 0, 2, 1], [4]).unwrap();
     let dy = device.from_f64(&[1.0, 2.0, 4.0, 8.0], [4, 1]).unwrap();

@@ -121,7 +121,7 @@ fn matrices() -> Vec<(&'static str, Vec<f64>, usize, usize)> {
 }
 
 #[test]
-fn the_decomposition_is_one() {
+fn test_svd_is_valid() {
     for (name, m, rows, cols) in matrices() {
         let parts = svd(&m, rows, cols);
         let norm = dot(&m, &m).sqrt();
@@ -138,7 +138,7 @@ fn the_decomposition_is_one() {
 
 /// Singular vectors stay, singular values go where the polynomial puts them.
 #[test]
-fn steps_move_the_singular_values_alone() {
+fn steps_preserve_singular_vectors() {
     for (name, m, rows, cols) in matrices() {
         let parts = svd(&m, rows, cols);
         let norm = dot(&m, &m).sqrt();
@@ -153,7 +153,7 @@ fn steps_move_the_singular_values_alone() {
 }
 
 #[test]
-fn singular_values_lie_around_one() {
+fn singular_values_are_near_one() {
     let mut seen = [0; 3];
     for (name, m, rows, cols) in matrices() {
         let norm = dot(&m, &m).sqrt();
@@ -179,7 +179,7 @@ fn singular_values_lie_around_one() {
 }
 
 #[test]
-fn parts_are_matrices_of_their_own() {
+fn stacked_matrices_are_independent() {
     let (a, b) = (normal(7, 12, 20), normal(8, 30, 20));
     let device = Device::naive();
     let mut x = device.from_f64(&[a.clone(), b.clone()].concat(), [42, 20]).unwrap();
@@ -192,7 +192,7 @@ fn parts_are_matrices_of_their_own() {
 }
 
 #[test]
-fn what_is_no_stack_of_matrices_is_refused() {
+fn rejects_invalid_stacks() {
     let device = Device::naive();
     let mut x = device.from_f64(&[1.0; 12], [4, 3]).unwrap();
     let part = |rows| StackedMatrix { rows, factor: 1.0 };

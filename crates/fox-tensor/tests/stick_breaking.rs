@@ -38,10 +38,10 @@ impl Operands {
     }
 }
 
-/// The definition with plain products: the current token takes no part, what is left of the stick
+/// The definition with plain products: the current token takes no part, the remaining stick
 /// is what no key took, and the gates multiply the weights.
 #[test]
-fn every_key_takes_its_share_of_what_newer_keys_left() {
+fn matches_the_definition_of_stick_breaking() {
     let (len, x) = (9, Operands::random(1, 9, 2.0));
     for gated in [false, true] {
         let out = x.run(gated, Acp::Off);
@@ -71,7 +71,7 @@ fn every_key_takes_its_share_of_what_newer_keys_left() {
 }
 
 #[test]
-fn dropped_mass_stays_under_its_bound() {
+fn dropped_mass_is_bounded() {
     for seed in 0..6 {
         let x = Operands::random(seed, 300, 0.02);
         let tolerance = [-10.0, -3.0, -0.5][seed as usize % 3];
@@ -90,7 +90,7 @@ fn dropped_mass_stays_under_its_bound() {
 
 /// A stick that is used up in f32 is not followed any further, but one that is not, is.
 #[test]
-fn without_pruning_only_what_f32_cannot_hold_is_dropped() {
+fn without_pruning_drops_only_f32_underflow() {
     let len = 640;
     let tiles = |score: f64| {
         let x = Operands {
@@ -107,7 +107,7 @@ fn without_pruning_only_what_f32_cannot_hold_is_dropped() {
 }
 
 #[test]
-fn both_directions_at_once_are_refused() {
+fn rejects_a_bidirectional_mask() {
     let device = Device::naive();
     let x = Var::constant(device.full([3, D], 1.0).unwrap());
     let spec = AttentionSpec {

@@ -15,7 +15,7 @@ fn values(x: Option<&Tensor>) -> Vec<f64> {
 }
 
 #[test]
-fn gradients_add_up_over_uses_and_over_passes() {
+fn gradients_accumulate_over_uses_and_passes() {
     let device = Device::naive();
     let (x, w) = (normal(&device, 1, &[5, 4]), normal(&device, 2, &[4, 4]));
     let (id, dy) = (ParamId(3), normal(&device, 3, &[5, 4]));
@@ -41,7 +41,7 @@ fn gradients_add_up_over_uses_and_over_passes() {
 }
 
 #[test]
-fn an_earlier_gradient_is_not_written_through_a_shared_tensor() {
+fn accumulation_copies_a_shared_gradient() {
     // h and delta get the same tensor as gradient; adding to one must not move the other.
     let device = Device::naive();
     let mut tape = Tape::recording(&device);
@@ -64,7 +64,7 @@ fn case(name: &str) -> Case {
 }
 
 #[test]
-fn recomputation_changes_nothing() {
+fn checkpointing_is_bit_exact() {
     let device = Device::naive();
     let plain = cases::run(&case("composed/plain"), &device).unwrap();
     let again = cases::run(&case("composed/checkpointed"), &device).unwrap();
@@ -98,7 +98,7 @@ fn stack(tape: &mut Tape<'static>, params: &[Tensor], x: &Var, recompute: bool) 
 }
 
 #[test]
-fn recomputed_blocks_reach_parameters_and_hold_less_memory() {
+fn checkpointing_saves_memory_and_reaches_parameters() {
     let device = Device::naive();
     let params: Vec<Tensor> = (0..3).map(|i| normal(&device, i, &[32, 16])).collect();
     let (x, dy) = (normal(&device, 9, &[50, 16]), normal(&device, 10, &[50, 16]));
@@ -121,7 +121,7 @@ fn recomputed_blocks_reach_parameters_and_hold_less_memory() {
 }
 
 #[test]
-fn a_value_used_inside_and_outside_a_recomputed_block_gets_both_gradients() {
+fn checkpoint_adds_gradients_from_inside_and_outside() {
     let device = Device::naive();
     let block = |tape: &mut Tape<'static>, inputs: &[Var]| {
         Ok(vec![tape.glu(&inputs[0], Activation::Silu)?])
@@ -149,7 +149,7 @@ fn a_value_used_inside_and_outside_a_recomputed_block_gets_both_gradients() {
 }
 
 #[test]
-fn inference_keeps_nothing() {
+fn inference_saves_no_activations() {
     let device = Device::naive();
     let params: Vec<Tensor> = (0..3).map(|i| normal(&device, i, &[32, 16])).collect();
     let x = normal(&device, 9, &[50, 16]);
@@ -167,7 +167,7 @@ fn inference_keeps_nothing() {
 }
 
 #[test]
-fn memory_returns_when_everything_is_dropped() {
+fn frees_memory_of_dropped_tensors() {
     let device = Device::naive();
     for case in cases::all().into_iter().step_by(7) {
         cases::run(&case, &device).unwrap();
@@ -177,7 +177,7 @@ fn memory_returns_when_everything_is_dropped() {
 }
 
 #[test]
-fn inference_gives_the_outputs_of_training() {
+fn inference_matches_training_outputs() {
     let device = Device::naive();
     for case in cases::all().into_iter().step_by(3) {
         let (training, inference) =
@@ -189,7 +189,7 @@ fn inference_gives_the_outputs_of_training() {
 
 /// An op whose only trained operand is a minor one (a bias, gates, norm weights) passes gradients.
 #[test]
-fn minor_operands_alone_get_gradients() {
+fn gradients_reach_optional_operands_alone() {
     let device = Device::naive();
     for mut full in cases::all() {
         // One size of each kind of case is enough; a chain of ops is none.
@@ -210,7 +210,7 @@ fn minor_operands_alone_get_gradients() {
 }
 
 #[test]
-fn what_nothing_depends_on_has_no_gradient() {
+fn unused_values_have_no_gradient() {
     let device = Device::naive();
     let mut tape = Tape::recording(&device);
     let used = tape.leaf(normal(&device, 1, &[3, 4]));

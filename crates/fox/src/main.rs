@@ -5,21 +5,17 @@
 #![allow(rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
 mod commands;
-mod device;
-mod engine;
-mod hints;
-mod pretrained;
 mod ranks;
-mod tolerance;
 mod version;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 // Commands name these as modules of this crate.
+use fox_lab::args::{device, engine, hints, pretrained, tolerance};
 use fox_lab::{output, progress, signals};
 
-/// The Forgetting Transformer (FoX): prepare data, train, evaluate, look inside, generate, serve, prove and
+/// The Forgetting Transformer (FoX): prepare data, train, evaluate, inspect, generate, serve, verify and
 /// convert models.
 #[derive(Parser)]
 #[command(name = "fox", version = version::VERSION, arg_required_else_help = true)]

@@ -36,7 +36,7 @@ fn checkpoint() -> (TempDir, String) {
 }
 
 #[test]
-fn the_same_command_gives_the_same_text_from_flag_file_and_stdin() {
+fn prompt_from_flag_file_or_stdin() {
     let (folder, model) = checkpoint();
     let run = ["generate", &model, "--max-tokens", "20", "--ignore-end"];
     let (text, said) = succeed(&[&run[..], &["--prompt", "Ann sings."]].concat());
@@ -59,7 +59,7 @@ fn the_same_command_gives_the_same_text_from_flag_file_and_stdin() {
 }
 
 #[test]
-fn json_has_ids_scores_usage_and_the_cache() {
+fn json_has_ids_logprobs_usage_and_cache() {
     let (_folder, model) = checkpoint();
     let run = ["generate", &model, "--prompt", "Ann sings.", "--max-tokens", "9", "--ignore-end"];
     let (plain, _) = succeed(&run);
@@ -85,7 +85,7 @@ fn json_has_ids_scores_usage_and_the_cache() {
 }
 
 #[test]
-fn stop_strings_end_the_text_before_them() {
+fn stop_strings_end_the_text() {
     let (_folder, model) = checkpoint();
     let run = ["generate", &model, "--prompt", "Ann sings.", "--max-tokens", "30", "--ignore-end"];
     let (all, _) = succeed(&run);
@@ -95,7 +95,7 @@ fn stop_strings_end_the_text_before_them() {
 }
 
 #[test]
-fn the_end_marker_of_the_configuration_ends_the_text() {
+fn configured_end_marker_ends_the_text() {
     let (_folder, model) = checkpoint();
     let run = |extra: &[&str]| {
         let run = ["generate", &model, "--prompt", "Ann sings.", "--max-tokens", "9", "--json"];
@@ -115,7 +115,7 @@ fn the_end_marker_of_the_configuration_ends_the_text() {
 }
 
 #[test]
-fn what_cannot_run_is_said_in_one_sentence() {
+fn generate_rejects_invalid_options() {
     let (_folder, model) = checkpoint();
     let complaint = |args: &[&str]| {
         let output = fox(&[&["generate", &model, "--prompt", "the"], args].concat());
@@ -140,7 +140,7 @@ fn endless(model: &str, extra: &[&str]) -> std::process::Child {
 /// By SIGTERM, which counts as an interrupt does: tests that a script runs in the background ignore interrupts, and what
 /// they start does, too.
 #[test]
-fn an_interrupt_ends_the_text_and_prints_the_summary() {
+fn interrupt_prints_the_summary() {
     let (_folder, model) = checkpoint();
     for extra in [&[][..], &["--n", "3"]] {
         let mut child = endless(&model, extra);
@@ -156,7 +156,7 @@ fn an_interrupt_ends_the_text_and_prints_the_summary() {
 }
 
 #[test]
-fn a_closed_pipe_stops_the_work() {
+fn closed_pipe_stops_generation() {
     let (_folder, model) = checkpoint();
     for extra in [&[][..], &["--json"]] {
         let mut child = endless(&model, extra);
@@ -166,7 +166,10 @@ fn a_closed_pipe_stops_the_work() {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
             }
-            assert!(start.elapsed() < std::time::Duration::from_secs(60), "it goes on: {extra:?}");
+            assert!(
+                start.elapsed() < std::time::Duration::from_secs(60),
+                "still running: {extra:?}"
+            );
             std::thread::sleep(std::time::Duration::from_millis(20));
         };
         assert!(status.success(), "{extra:?}");
@@ -174,7 +177,7 @@ fn a_closed_pipe_stops_the_work() {
 }
 
 #[test]
-fn bench_decode_checks_itself_and_prints_the_floor() {
+fn bench_decode_prints_the_roofline() {
     let (_folder, model) = checkpoint();
     let args = ["--contexts", "70", "--tokens", "4", "--batches", "3", "--agree", "200"];
     let (json, _) = succeed(&[&["bench", "decode", &model, "--json"], &args[..]].concat());
@@ -182,35 +185,39 @@ fn bench_decode_checks_itself_and_prints_the_floor() {
     assert_eq!(json["single"].as_array().unwrap().len(), 3);
     assert!(json["error_vs_training_forward"].as_f64().unwrap() < 1e-5);
     assert!(json["agreement"]["worst_difference"].as_f64().unwrap() < 1e-3);
-    assert!(json["single"][0]["floor_fraction"].as_f64().unwrap() > 0.0);
+    assert!(json["single"][0]["roofline_fraction"].as_f64().unwrap() > 0.0);
 }
 
 #[test]
-fn bench_streams_compares_bits_and_reads_prompts() {
+fn bench_throughput_reports_batches_and_prefills() {
     let (_folder, model) = checkpoint();
-    let args = ["--streams", "1", "--context", "10", "--tokens", "8", "--prompt", "100"];
-    let command = ["bench", "streams", &model, "--json", "--resident", "yes"];
-    let (json, _) = succeed(&[&command, &args[..]].concat());
-    let json: Value = serde_json::from_str(&json).unwrap();
-    let row = &json["streams"][0];
-    assert_eq!(row["same_bits_as_alone"], true);
-    assert_eq!(row["slots"], 0, "a CPU has none");
-    assert!(row["tokens_per_s"].as_f64().unwrap() > 0.0);
-    assert!(row["floor_fraction"].as_f64().unwrap() > 0.0);
-    assert_eq!(json["prompts"][0]["tokens_per_s"].as_array().unwrap().len(), 3);
+    let args = ["--context", "10", "--tokens", "8", "--prompt", "100", "--json"];
+    // The former spelling works, with a notice for each name.
+    for (name, flag, notices) in [("throughput", "--sequences", 0), ("streams", "--streams", 2)] {
+        let command = ["bench", name, &model, flag, "1", "--resident", "yes"];
+        let (json, said) = succeed(&[&command, &args[..]].concat());
+        assert_eq!(said.matches("is now called").count(), notices, "{said}");
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let row = &json["batches"][0];
+        assert_eq!(row["same_bits_as_alone"], true);
+        assert_eq!(row["slots"], 0, "a CPU has none");
+        assert!(row["tokens_per_s"].as_f64().unwrap() > 0.0);
+        assert!(row["roofline_fraction"].as_f64().unwrap() > 0.0);
+        assert_eq!(json["prompts"][0]["tokens_per_s"].as_array().unwrap().len(), 3);
+    }
 }
 
 #[test]
-fn bench_capacity_counts_the_streams_that_forgetting_lets_in() {
+fn bench_capacity_counts_sequences_with_eviction() {
     let (_folder, model) = checkpoint();
-    // 544 bytes per token in two layers of two heads: room for two streams of 2,048 + 128 tokens if all is kept. A step
-    // reads at least one of a prompt's 8 pieces, so the first stream still decodes when the last prompt is read.
-    let sizes = ["--context", "2048", "--streams", "8", "--cache", "0.0032"];
+    // 544 bytes per token in two layers of two heads: two sequences of 2,048 + 128 tokens fit without eviction. A step has
+    // at least one of a prompt's 8 chunks, so the first sequence still decodes when the last prefill ends.
+    let sizes = ["--context", "2048", "--sequences", "8", "--cache", "0.0032"];
     let bench = |memory: &str| {
         let command = ["bench", "capacity", &model, "--json", "--memory", memory];
         let (json, _) = succeed(&[&command[..], &sizes].concat());
         let json: Value = serde_json::from_str(&json).unwrap();
-        assert_eq!(json["sides"][0]["streams"], 2, "{json:#}");
+        assert_eq!(json["sides"][0]["sequences"], 2, "{json:#}");
         assert!(json["compared_tokens"].as_u64().unwrap() >= 32, "{json:#}");
         for side in json["sides"].as_array().unwrap() {
             assert_eq!(side["preempted"], 0, "{json:#}");
@@ -222,7 +229,7 @@ fn bench_capacity_counts_the_streams_that_forgetting_lets_in() {
     let local = bench("1,4");
     assert!(local["ratio"].as_f64().unwrap() >= 2.0, "{local:#}");
     assert!(local["largest_difference"].as_f64().unwrap() < 1e-3, "{local:#}");
-    let [keeps, forgets] = [0, 1].map(|side| local["sides"][side]["cache_per_stream"].as_f64());
+    let [keeps, forgets] = [0, 1].map(|side| local["sides"][side]["cache_per_sequence"].as_f64());
     assert!(forgets.unwrap() < 0.5 * keeps.unwrap(), "{local:#}");
     let endless = bench("1e9,1e9");
     assert_eq!(endless["ratio"], 1.0, "{endless:#}");
@@ -230,7 +237,7 @@ fn bench_capacity_counts_the_streams_that_forgetting_lets_in() {
 }
 
 #[test]
-fn bench_capacity_refuses_what_it_cannot_compare() {
+fn bench_capacity_rejects_invalid_options() {
     let (folder, model) = checkpoint();
     let mut config = ModelConfig::transformer_pro(32, 2, 2);
     config.vocab_size = 64;

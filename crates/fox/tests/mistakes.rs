@@ -141,7 +141,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("eval loss run --documents 0", USAGE, "--documents"),
     ("eval loss run run", REFUSED, "are the same model"),
     ("eval loss run --split test", USAGE, "possible values: heldout, train"),
-    ("eval loss run --split train --data text.txt", REFUSED, "has no part that was trained on"),
+    ("eval loss run --split train --data text.txt", REFUSED, "has no training split"),
     ("eval loss run --data missing", REFUSED, "missing does not exist"),
     ("eval loss run --tokenizer nosuch", REFUSED, "\"nosuch\" is not a tokenizer"),
     ("eval loss model", REFUSED, "evaluate it with the tokenizer it was trained with"),
@@ -191,11 +191,11 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("demo --seeds 0", USAGE, "--seeds"),
     ("demo --length 1", USAGE, "64, 128, 256"),
     // Measuring.
-    ("bench attention --head-dim 7", REFUSED, "no multiple of 8"),
+    ("bench attention --head-dim 7", REFUSED, "must be a multiple of 8"),
     ("bench attention --acp=100", USAGE, "a negative number"),
     ("bench attention --seq 4000000000", REFUSED, "lower --seq or --batch"),
     ("bench attention --batch 4000000000 --seq 1", REFUSED, "lower --seq or --batch"),
-    ("bench attention --heads 3 --kv-heads 2", REFUSED, "no multiple of --kv-heads"),
+    ("bench attention --heads 3 --kv-heads 2", REFUSED, "must be a multiple of --kv-heads"),
     ("bench capacity run --memory 64,16", USAGE, "the shorter one first"),
     ("bench capacity fox-pro-125m", REFUSED, "say how long heads remember"),
     (
@@ -203,7 +203,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
         REFUSED,
         "nothing to compare",
     ),
-    ("selftest --only nosuch", REFUSED, "no case is called anything like `nosuch`"),
+    ("selftest --only nosuch", REFUSED, "no case name contains `nosuch`"),
     ("completions nosh", USAGE, "possible values: bash"),
     ("man text.txt/pages", REFUSED, "cannot write manual pages"),
 ];

@@ -1,4 +1,4 @@
-//! `fox serve` from the outside: it says where it is, answers, and ends well when told to.
+//! `fox serve` as a process: it prints its address, answers, and stops on a signal.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -59,7 +59,7 @@ fn post_to(address: &str, path: &str, headers: &str, body: &str) -> String {
 }
 
 #[test]
-fn a_server_answers_and_ends_when_told_to() {
+fn serves_and_stops_on_a_signal() {
     let folder = tempfile::tempdir().unwrap();
     let model = format!("storm={}", checkpoint(folder.path()));
     let mut command = fox(&["serve", &model, "--port", "0"]);
@@ -80,7 +80,7 @@ fn a_server_answers_and_ends_when_told_to() {
 }
 
 #[test]
-fn names_templates_and_the_log_are_as_asked_for() {
+fn names_chat_template_and_access_log() {
     let folder = tempfile::tempdir().unwrap();
     let model = checkpoint(folder.path());
     let config = std::path::Path::new(&model).join("tokenizer_config.json");
@@ -115,31 +115,34 @@ fn names_templates_and_the_log_are_as_asked_for() {
 }
 
 #[test]
-fn what_cannot_be_served_is_said() {
+fn serve_rejects_invalid_options() {
     let words = |arguments: &[&str]| {
         let output = fox(arguments).output().unwrap();
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let told = words(&["serve", &fixture()]);
-    assert!(told.contains("--tokenizer"), "{told}");
-    let told = words(&["serve", &fixture(), "--tokenizer", "bytes"]);
-    assert!(told.contains("256 ids, but the model tiny has 64"), "{told}");
-    let told = words(&["serve", &fixture(), "--tokenizer", "bytes", "--api-key", ""]);
-    assert!(told.contains("API key is empty"), "{told}");
-    let told = words(&["serve", &fixture(), "--host", "no host"]);
-    assert!(told.contains("cannot find the host no host") && told.contains("--host"), "{told}");
-    let told = words(&["serve", &fixture(), "--allow-origin", "app.example"]);
-    assert!(told.contains("https://app.example"), "{told}");
+    let output = words(&["serve", &fixture()]);
+    assert!(output.contains("--tokenizer"), "{output}");
+    let output = words(&["serve", &fixture(), "--tokenizer", "bytes"]);
+    assert!(output.contains("256 ids, but the model tiny has 64"), "{output}");
+    let output = words(&["serve", &fixture(), "--tokenizer", "bytes", "--api-key", ""]);
+    assert!(output.contains("API key is empty"), "{output}");
+    let output = words(&["serve", &fixture(), "--host", "no host"]);
+    assert!(
+        output.contains("cannot find the host no host") && output.contains("--host"),
+        "{output}"
+    );
+    let output = words(&["serve", &fixture(), "--allow-origin", "app.example"]);
+    assert!(output.contains("https://app.example"), "{output}");
     for wrong in ["*", "127.0.0.1:8081", "http://a; script-src *"] {
-        let told = words(&["serve", &fixture(), "--compare", wrong]);
-        assert!(told.contains("the address of a server, e.g. http://127.0.0.1:8081"), "{told}");
+        let output = words(&["serve", &fixture(), "--compare", wrong]);
+        assert!(output.contains("the address of a server, e.g. http://127.0.0.1:8081"), "{output}");
     }
     let folder = tempfile::tempdir().unwrap();
     let model = checkpoint(folder.path());
     std::fs::write(format!("{model}/chat_template.jinja"), "{% for").unwrap();
-    let told = words(&["serve", &model, "--port", "0"]);
-    assert!(told.contains("chat template has a syntax error"), "{told}");
-    let told = words(&["serve", &model, "--cache", "0"]);
-    assert!(told.contains("--cache"), "{told}");
+    let output = words(&["serve", &model, "--port", "0"]);
+    assert!(output.contains("chat template has a syntax error"), "{output}");
+    let output = words(&["serve", &model, "--cache", "0"]);
+    assert!(output.contains("--cache"), "{output}");
 }

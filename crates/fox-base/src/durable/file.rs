@@ -1,4 +1,4 @@
-//! A file that has its name only when it is whole.
+//! Files that appear only when they are complete.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::{Result, call, parent, sync_folder, temporary_path};
 
-/// A file under a temporary name. Dropped without [`NewFile::finish`], it is removed, and what stood at its
-/// path before stays.
+/// A file under a temporary name. Dropped without [`NewFile::finish`], it is removed, and an existing file at its path
+/// stays.
 #[derive(Debug)]
 pub struct NewFile {
     path: PathBuf,
@@ -17,7 +17,7 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Starts the file that will stand at `path`, in a folder that exists.
+    /// Starts the file at `path`, in a folder that exists.
     pub fn create(path: &Path) -> Result<NewFile> {
         NewFile::create_as(path, temporary_path(path))
     }
@@ -28,7 +28,7 @@ impl NewFile {
         Ok(NewFile { path: path.to_path_buf(), temporary, out, renamed: false })
     }
 
-    /// Where the file will stand.
+    /// Final path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -38,7 +38,7 @@ impl NewFile {
         call("write", &self.temporary, || self.out.write_all(bytes))
     }
 
-    /// Syncs the file, gives it its name in place of what stood there, and makes the name last.
+    /// Syncs the file, renames it to its path, replacing an existing file, and syncs the folder.
     pub fn finish(mut self) -> Result<()> {
         let temporary = &self.temporary;
         call("write", temporary, || self.out.flush())?;
@@ -52,19 +52,19 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.renamed {
-            // The error that led here is the one to report; the next writer replaces what stays.
+            // The error that led here is the one to report; the next writer overwrites a leftover.
             let _ = fs::remove_file(&self.temporary);
         }
     }
 }
 
-/// Writes a file whole, in a folder that exists.
+/// Writes a file atomically, in a folder that exists.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fill(NewFile::create(path)?, bytes)
 }
 
-/// [`write()`] for a file that several processes may write at the same time, such as one of a cache: the last
-/// one stands. What a killed writer left behind is not removed.
+/// [`write()`] for a file that several processes may write concurrently, such as one of a cache: the last one wins. The
+/// leftover of a killed writer is not removed.
 pub fn write_shared(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}", std::process::id()));
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_calls_come_in_the_order_that_survives_a_crash() {
+    fn writes_sync_and_rename_in_crash_safe_order() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().file_name().unwrap().to_str().unwrap().to_string();
         probe::take();
@@ -91,7 +91,7 @@ mod tests {
         let mut wanted = vec![
             "create a.partial".to_string(),
             "write a.partial".into(),
-            // What the buffer holds.
+            // The flush of the buffer.
             "write a.partial".into(),
             "sync a.partial".into(),
             "rename a.partial".into(),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_replaced_as_a_whole() {
+    fn replaces_a_file_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         for text in [&b"one and more"[..], b"two"] {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_leaves_the_old_file_and_nothing_else() {
+    fn failed_write_keeps_the_old_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         write(&path, b"old").unwrap();
@@ -127,14 +127,14 @@ mod tests {
             assert_eq!(fs::read(&path).unwrap(), b"old", "{action}");
             assert_eq!(entries(dir.path()).unwrap(), [path.as_path()], "{action}");
         }
-        // Given up half-way without an error, too.
+        // Also when it is dropped without an error.
         NewFile::create(&path).unwrap().write_all(b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(entries(dir.path()).unwrap(), [path]);
     }
 
     #[test]
-    fn a_killed_writers_leftover_is_replaced() {
+    fn overwrites_the_leftover_of_a_killed_writer() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         fs::write(temporary_path(&path), b"longer than what follows").unwrap();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_visible_before_the_end() {
+    fn file_appears_only_when_finished() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let mut file = NewFile::create(&path).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_write_one_file_write_aside_in_different_places() {
+    fn shared_writes_use_a_name_per_process() {
         let dir = tempfile::tempdir().unwrap();
         probe::take();
         write_shared(&dir.path().join("a"), b"one").unwrap();

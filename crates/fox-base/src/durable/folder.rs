@@ -173,7 +173,7 @@ mod tests {
 
     /// Also the leftover of a killed writer: its files must not appear in the new folder.
     #[test]
-    fn a_folder_called_partial_survives() {
+    fn keeps_a_folder_called_partial() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let theirs = temporary_path(&path).join("file");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_publish_changes_nothing() {
+    fn failed_publish_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         fs::create_dir(&path).unwrap();

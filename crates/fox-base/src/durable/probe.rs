@@ -1,4 +1,4 @@
-//! What the tests see of the calls to the file system, and how they make one fail.
+//! Recording and fault injection of file system calls in tests.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -18,12 +18,12 @@ pub(super) fn before(action: &'static str, path: &Path) -> io::Result<()> {
     }
 }
 
-/// The calls of this thread since the last time, as `action name`.
+/// The calls of this thread since the last call of `take`, as `action name`.
 pub(super) fn take() -> Vec<String> {
     CALLS.take()
 }
 
-/// Lets every call of this action fail on this thread until the end of `work`.
+/// Makes every call of this action fail on this thread during `work`.
 pub(super) fn failing<T>(action: &'static str, work: impl FnOnce() -> T) -> T {
     FAILING.set(Some(action));
     let result = work();

@@ -1,5 +1,4 @@
-//! A run of key blocks against all the queries that visit them: all five products of the backward
-//! pass while a tile is hot.
+//! Backward pass of a range of key blocks over the queries that visit them: all five products while a tile is in cache.
 
 use std::ops::Range;
 
@@ -27,7 +26,7 @@ pub struct Queries<'a> {
     pub delta: &'a [f32],
 }
 
-/// The backward pass of one head for some of its key blocks.
+/// The backward pass of one head for a range of its key blocks.
 pub struct Backward<'a> {
     pub head_dim: usize,
     pub padded_dim: usize,
@@ -42,15 +41,15 @@ pub struct Backward<'a> {
     pub offset: usize,
     /// Key blocks visited by each query block.
     pub visits: &'a [Range<usize>],
-    /// The key blocks of this run; the gradients of keys and values hold just these rows.
+    /// The key blocks of this range; `dk` and `dv` have these rows only.
     pub keys: Range<usize>,
     pub dk: &'a mut [f32],
     pub dv: &'a mut [f32],
-    /// `sum_i +-dS_ij` per key of this run.
+    /// `sum_i +-dS_ij` per key of this range.
     pub columns: &'a mut [f32],
-    /// This run's part of the query gradient, unscaled, `[q_len up to a block, padded_dim]`, zeroed.
+    /// Partial query gradient of this range, unscaled, `[q_len up to a block, padded_dim]`, zeroed.
     pub dq: &'a mut [f32],
-    /// `sum_j +-dS_ij` per query; wanted when there are gates.
+    /// `sum_j +-dS_ij` per query; only with gates.
     pub rows: Option<&'a mut [f32]>,
     /// At least [`Backward::scratch_len`] values.
     pub scratch: &'a mut [f32],
@@ -93,8 +92,8 @@ impl Kernel for Backward<'_> {
                     };
                     self.scores(s, tile);
                 }
-                let (dp, own) = (self.padded_dim, block - self.keys.start);
-                let (key, query, block_len) = (own * BLOCK * dp, m * BLOCK * dp, BLOCK * dp);
+                let (dp, index) = (self.padded_dim, block - self.keys.start);
+                let (key, query, block_len) = (index * BLOCK * dp, m * BLOCK * dp, BLOCK * dp);
                 Products {
                     padded_dim: dp,
                     weights,
@@ -138,25 +137,25 @@ impl Products<'_> {
     pub fn add<S: Simd>(mut self, s: S, spans: &[Option<(usize, usize)>], queries: usize) {
         let width = 2 * S::LANES;
         if queries == BLOCK && spans.iter().all(|span| *span == Some((0, BLOCK))) {
-            return self.part(s, 0..BLOCK, 0..BLOCK);
+            return self.tile(s, 0..BLOCK, 0..BLOCK);
         }
         for (panel, span) in spans.iter().enumerate() {
             if let &Some((from, to)) = span {
-                self.part(s, from..to, panel * width..(panel + 1) * width);
+                self.tile(s, from..to, panel * width..(panel + 1) * width);
             }
         }
     }
 
     #[inline(always)]
-    fn part<S: Simd>(&mut self, s: S, keys: Range<usize>, lanes: Range<usize>) {
+    fn tile<S: Simd>(&mut self, s: S, keys: Range<usize>, lanes: Range<usize>) {
         let (dp, rows, n) = (self.padded_dim, keys.len(), lanes.len());
         let (query, key) = (lanes.start * dp, keys.start * dp);
         let at = keys.start * BLOCK + lanes.start;
         let operands = [self.q, self.d_out, self.k, self.dk, self.dv, self.dq];
         assert!(operands.iter().all(|x| x.len() >= BLOCK * dp));
         assert!(self.weights.len().min(self.grads.len()) >= BLOCK * BLOCK);
-        // SAFETY: keys and lanes lie within a block, which all operands reach to the end of; rows are
-        // multiples of 8 and `dp` of the vector width.
+        // SAFETY: keys and lanes are within one block, which all operands have by the assertions; rows are multiples
+        // of 8 and `dp` of the vector width.
         unsafe {
             let (p, ds) = (self.weights.as_ptr().add(at), self.grads.as_ptr().add(at));
             let (q, d_out) = (self.q.as_ptr().add(query), self.d_out.as_ptr().add(query));
@@ -178,7 +177,7 @@ struct Tile<'t> {
     /// Index and position of the first query.
     query: usize,
     first: usize,
-    /// Where weights and score gradients go, `BLOCK` apart from key to key.
+    /// Weights and score gradients, row stride `BLOCK`.
     weights: &'t mut [f32],
     grads: &'t mut [f32],
     /// Sums of the score gradients per key, one for each lane.
@@ -212,8 +211,8 @@ impl Backward<'_> {
             hide_strided(&self.view, &mut weights[..len], width, base, first);
         }
         let bidirectional = self.view.mask == Mask::Bidirectional;
-        // The sign with which a score's gradient enters the gates: keys after the query count
-        // backwards. A tile on the diagonal holds both kinds.
+        // Sign of a score's gradient in the gate gradient: negative for keys after the query. A tile on the diagonal
+        // has both signs.
         let mixed = bidirectional && base < first + width && base + rows > first;
         let sign = if bidirectional && base > first { -1.0 } else { 1.0 };
         let sign = if mixed { 0.0 } else { sign };
@@ -224,7 +223,7 @@ impl Backward<'_> {
             unsafe {
                 let [lse, delta] = statistics.map(|x| s.load(x.as_ptr()));
                 let mut row_sum = s.splat(0.0);
-                // Zeros where there are no gates: the decay then vanishes.
+                // Without gates the decay is zero.
                 let (mut high, mut low) = (s.splat(0.0), s.splat(0.0));
                 let mut keys = None;
                 if let Some(c) = self.prefix {
@@ -287,7 +286,7 @@ impl Backward<'_> {
     }
 }
 
-/// [`hide`] for rows that lie `BLOCK` apart.
+/// [`hide`] for rows of stride `BLOCK`.
 #[inline(always)]
 pub fn hide_strided(view: &View, scores: &mut [f32], width: usize, base: usize, first: usize) {
     for (r, row) in scores.chunks_mut(BLOCK).enumerate() {

@@ -1,4 +1,4 @@
-//! What the kernels of one call share, and how the work is cut into units.
+//! Operands of one attention call, and its division into units.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::pool::Pool;
 use crate::shared::Shared;
 use crate::simd::Level;
 
-/// Everything the kernels of one call share.
+/// Operands and options of one call.
 pub struct Attention<'a> {
     pub level: Level,
     pub pool: &'a Arc<Pool>,
@@ -24,10 +24,10 @@ pub struct Attention<'a> {
     pub v: &'a [f32],
     pub log_gates: Option<&'a [f32]>,
     pub padded_dim: usize,
-    /// Whether a query sees its own position.
+    /// Whether a query attends to its own position.
     pub own: bool,
-    /// Bounds on the logits that are known before queries and keys are: from QK-norm weights, per head, or given,
-    /// per segment and head.
+    /// Bounds on the logits that do not depend on queries and keys: from QK-norm weights, per head, or given, per
+    /// segment and head.
     pub known_bounds: Option<Vec<f64>>,
 }
 
@@ -86,7 +86,8 @@ impl<'a> Attention<'a> {
         View { mask, own: self.own, window, k_len: segment.k_len }
     }
 
-    /// Whether the tiles would be almost empty. The end of a longer sequence gets the bits that tiles give.
+    /// Whether a segment has so few queries that tiles would be almost empty. The end of a longer sequence uses tiles,
+    /// for the same bits as the full sequence.
     pub fn is_decode(&self, segment: &Segment) -> bool {
         segment.q_len < decode::MAX_QUERIES
             && segment.q_len < segment.k_len
@@ -95,8 +96,8 @@ impl<'a> Attention<'a> {
 
     pub fn prefix(&self, unit: &Unit, head: usize) -> Result<Option<Prefix>> {
         let Some(gates) = self.log_gates else { return Ok(None) };
-        let whole = self.spec.full_sequence.as_deref();
-        let before = whole.map_or(0.0, |w| w.gate_sums[unit.index * self.spec.heads + head]);
+        let full = self.spec.full_sequence.as_deref();
+        let before = full.map_or(0.0, |full| full.gate_sums[unit.index * self.spec.heads + head]);
         Prefix::new(self.pool, gates, self.spec.heads, head, &unit.segment, before).map(Some)
     }
 
@@ -105,14 +106,14 @@ impl<'a> Attention<'a> {
         let prefix = self.prefix(unit, head)?;
         let threshold = match &self.spec.acp {
             Acp::On { log_tolerance, .. } if prefix.is_some() => {
-                let whole = self.spec.full_sequence.as_deref();
+                let full = self.spec.full_sequence.as_deref();
                 let at = unit.index * self.spec.heads + head;
                 let known = match &self.known_bounds {
                     Some(bounds) => Some(bounds[at % bounds.len()]),
-                    None => whole.and_then(|whole| whole.bounds.get(at).copied()),
+                    None => full.and_then(|full| full.bounds.get(at).copied()),
                 };
                 let bound = known.unwrap_or_else(|| self.norm_bound(unit, head));
-                let keys = whole.map_or(unit.segment.k_len, |whole| whole.keys[unit.index]) as f64;
+                let keys = full.map_or(unit.segment.k_len, |full| full.keys[unit.index]) as f64;
                 Some(-(2.0 * bound + keys.ln()) + *log_tolerance as f64)
             }
             _ => None,
@@ -188,8 +189,8 @@ fn known_bounds(cpu: &Cpu, spec: &AttentionSpec) -> Option<Vec<f64>> {
     };
     let (d, group) = (spec.head_dim, spec.heads / spec.kv_heads);
     let largest = |weights: &[f32], head: usize| {
-        let own = if weights.len() == d { weights } else { &weights[head * d..][..d] };
-        own.iter().fold(0.0f64, |max, w| max.max(w.abs() as f64))
+        let of_head = if weights.len() == d { weights } else { &weights[head * d..][..d] };
+        of_head.iter().fold(0.0f64, |max, w| max.max(w.abs() as f64))
     };
     let (q, k) = (cpu.real(q), cpu.real(k));
     let scale = d as f64 * spec.scale.abs() as f64;

@@ -1,7 +1,7 @@
-//! A few queries against a long cache: one pass over keys and values where they lie.
+//! Decoding: a few queries against a long KV cache, in one pass over keys and values in place.
 //!
-//! With one query per sequence the tiles of the forward pass would be almost empty, and gathering
-//! the keys would cost more than attending to them. Here lanes run along the head dim instead.
+//! With one query per sequence the tiles of the forward pass would be almost empty, and gathering the keys would cost
+//! more than the attention itself. Here lanes run along the head dim instead.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub struct Decode<'a> {
     /// The query of this head, `[head_dim]`.
     pub q: &'a [f32],
     pub scale: f32,
-    /// Keys and values of the segment as they lie, row `j` at `[j * stride ..]`, and their column.
+    /// Keys and values of the segment in place, row `j` at `[j * stride ..]`, and their column.
     pub k: &'a [f32],
     pub v: &'a [f32],
     pub stride: usize,
@@ -31,7 +31,7 @@ pub struct Decode<'a> {
     /// The query's position and the keys of this chunk.
     pub position: usize,
     pub keys: Range<usize>,
-    /// Room for the chunk's scores.
+    /// Scratch for the chunk's scores.
     pub scores: &'a mut [f32],
     /// The chunk's unnormalised output `[head_dim]`.
     pub o: &'a mut [f32],

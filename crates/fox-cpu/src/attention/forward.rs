@@ -1,4 +1,4 @@
-//! One block of queries against all the keys it visits.
+//! Forward pass of one block of queries over the key blocks it visits.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::visits::{Prefix, View};
 use crate::shared::Shared;
 use crate::simd::{Kernel, Simd, exp};
 
-/// Stands for "no key seen yet": finite, so that differences of maxima are never NaN.
+/// Initial maximum: finite, so that differences of maxima are never NaN.
 const NO_MAXIMUM: f32 = -1e30;
 
 /// The forward pass of up to [`BLOCK`] queries of one head.
@@ -32,7 +32,7 @@ pub struct Forward<'a> {
     pub position: usize,
     /// Key blocks to visit.
     pub keys: Range<usize>,
-    /// Where the output `[R, q_width]` and the row statistics `[R, heads]` go.
+    /// Output `[R, q_width]` and row statistics `[R, heads]`.
     pub o: Shared<'a>,
     pub lse: Shared<'a>,
     pub heads: usize,
@@ -80,9 +80,9 @@ impl Kernel for Forward<'_> {
     }
 }
 
-/// The steps that do not depend on how scores become weights.
+/// Steps shared by softmax and stick-breaking attention.
 impl Forward<'_> {
-    /// Transposes the queries into panels and clears the output; the number of panels.
+    /// Transposes the queries into panels and clears the output; returns the number of panels.
     #[inline(always)]
     pub fn begin<S: Simd>(&self, qt: &mut [f32], ot: &mut [f32]) -> usize {
         let (d, width) = (self.head_dim, 2 * S::LANES);
@@ -106,8 +106,8 @@ impl Forward<'_> {
         assert!(self.prefix.is_none_or(|c| c.high().len() >= sums));
     }
 
-    /// Scores of the keys of a block that a panel of queries sees, `-inf` for pairs that do not see
-    /// each other: the first key and the number of keys, if there are any.
+    /// Scores of the visible keys of a block for a panel of queries, `-inf` for masked pairs: returns the first key and
+    /// the number of keys, if there are any.
     #[inline(always)]
     pub fn scores<S: Simd>(
         &self,
@@ -165,7 +165,7 @@ impl Forward<'_> {
     pub fn write<S: Simd>(&self, i: usize, ot: &[f32], factor: f32, statistic: f32) {
         let (d, width, row) = (self.head_dim, 2 * S::LANES, self.row + i);
         let (lane, at) = (i / width * width, i % width);
-        // SAFETY: this task alone writes this row's columns of this head.
+        // SAFETY: no other task writes this row's columns of this head.
         unsafe {
             let out = self.o.slice(row * self.q_width + self.column, d);
             for (p, o) in out.iter_mut().enumerate() {
@@ -202,7 +202,7 @@ pub fn transpose_panels(
     }
 }
 
-/// The part of a key block that `seen` reaches, in rows of the block, widened to multiples of 8.
+/// The rows of a key block in the range `seen`, extended to multiples of 8.
 #[inline(always)]
 pub fn clip(seen: Range<usize>, block: usize) -> Option<(usize, usize)> {
     let start = block * BLOCK;
@@ -211,7 +211,7 @@ pub fn clip(seen: Range<usize>, block: usize) -> Option<(usize, usize)> {
     (from < to).then(|| (from & !7, to.next_multiple_of(8)))
 }
 
-/// Sets the scores of pairs that do not see each other to `-inf`.
+/// Sets the scores of masked pairs to `-inf`.
 #[inline(always)]
 pub fn hide(view: &View, scores: &mut [f32], stride: usize, base: usize, first: usize) {
     for (r, row) in scores.chunks_exact_mut(stride).enumerate() {
@@ -230,8 +230,8 @@ struct Tile<'a> {
     first: usize,
 }
 
-/// Adds the decay, updates the running maxima and sums, turns scores into weights and rescales the
-/// output so far.
+/// Online softmax: adds the decay, updates the running maxima and sums, converts scores to weights and rescales the
+/// output.
 #[inline(always)]
 fn softmax<S: Simd>(
     s: S,

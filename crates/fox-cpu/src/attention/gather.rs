@@ -1,4 +1,4 @@
-//! Between the interleaved rows of tensors and the contiguous, padded rows of the kernels.
+//! Gather and scatter between the interleaved rows of tensors and the contiguous, padded rows of the kernels.
 
 use fox_tensor::{Result, Segment};
 
@@ -87,7 +87,7 @@ impl GatheredQueries {
     }
 }
 
-/// Adds the runs' parts of a head's query gradient in order and writes them, scaled, to `dq[R, H * d]`.
+/// Adds the partial query gradients of a head in order and writes them, scaled, to `dq[R, H * d]`.
 pub fn scatter_queries(
     call: &Attention<'_>,
     segment: &Segment,
@@ -98,7 +98,7 @@ pub fn scatter_queries(
     let (d, dp) = (call.spec.head_dim, call.padded_dim);
     for i in 0..segment.q_len {
         let row = segment.q_start + i;
-        // SAFETY: this task alone writes this row's columns of this head.
+        // SAFETY: no other task writes this row's columns of this head.
         let out = unsafe { dq.slice((row * call.spec.heads + head) * d, d) };
         for (part, _) in partials {
             out.iter_mut().zip(&part[i * dp..]).for_each(|(o, x)| *o += x);
@@ -112,18 +112,17 @@ pub fn scatter_keys(call: &Attention<'_>, unit: &Unit, gradient: &[f32], out: Sh
     let (d, dp) = (call.spec.head_dim, call.padded_dim);
     for j in 0..unit.segment.k_len {
         let row = unit.segment.k_start + j;
-        // SAFETY: this task alone writes this row's columns of this key head.
+        // SAFETY: no other task writes this row's columns of this key head.
         let out = unsafe { out.slice((row * call.spec.kv_heads + unit.kv_head) * d, d) };
         out.copy_from_slice(&gradient[j * dp..][..d]);
     }
 }
 
-/// Turns row and column sums of the score gradients into the gradient of the log gates:
+/// Converts row and column sums of the score gradients to the gradient of the log gates:
 /// `dc_t = rows_t - columns_t`, summed from the end, in f64.
 ///
-/// With the causal mask the row sums vanish on paper (`sum_j P_ij dP_ij = delta_i`). They are taken all
-/// the same: what counts are the pairs on either side of `t`, and with both sums the rounding errors of
-/// all other pairs cancel instead of adding up along the sequence.
+/// With the causal mask the exact row sums are 0 (`sum_j P_ij dP_ij = delta_i`). They are used nevertheless: with both
+/// sums the rounding errors of pairs on one side of `t` cancel instead of adding up along the sequence.
 pub fn scatter_gates(
     call: &Attention<'_>,
     segment: &Segment,
@@ -139,13 +138,13 @@ pub fn scatter_gates(
         if j >= offset {
             sum += partials.iter().map(|(_, rows)| rows[j - offset] as f64).sum::<f64>();
         }
-        // SAFETY: this task alone writes this row's column of this head.
+        // SAFETY: no other task writes this row's column of this head.
         unsafe { dgates.slice((segment.k_start + j) * heads + head, 1)[0] = sum as f32 };
     }
 }
 
-/// Copies `rows` rows of `d` values, `stride` apart, into rows of `padded` values, times `scale`. What
-/// is left of `out` becomes zero.
+/// Copies `rows` rows of `d` values, `stride` apart, into rows of `padded` values, times `scale`. The
+/// rest of `out` is set to zero.
 fn gather_rows(
     source: &[f32],
     stride: usize,

@@ -1,10 +1,10 @@
 //! Forgetting attention, FlashAttention-style: never a `T x T` matrix.
 //!
-//! The work is cut into *units*, one per segment and key head; a unit's keys and values are gathered
-//! into contiguous, padded rows once. Many units run side by side; few units run one after the other,
-//! each on all cores (over query blocks in the forward pass, over runs of key blocks in the backward).
-//! How the work is cut depends on shapes alone and every sum has a fixed order, so results are the
-//! same to the bit for any number of threads.
+//! The work is divided into *units*, one per segment and key head; a unit's keys and values are gathered
+//! into contiguous, padded rows once. Many units run in parallel; few units run one after the other,
+//! each on all cores (over query blocks in the forward pass, over ranges of key blocks in the backward pass).
+//! The division depends on shapes alone and every sum has a fixed order, so results are bit-exact for any
+//! number of threads.
 
 mod backward;
 mod call;
@@ -60,13 +60,13 @@ impl AttentionOps for Cpu {
 /// the operands of a tile fit the second-level cache at any head dim, and the scores alone the first.
 pub const BLOCK: usize = 64;
 
-/// From this many units on, units run side by side rather than one after the other.
+/// From this many units on, units run in parallel rather than one after the other.
 const MANY_UNITS: usize = 16;
 
-/// Into how many runs the keys of a unit are cut when it has all cores to itself.
-const RUNS: usize = 16;
+/// Number of key ranges of a unit that runs on all cores.
+const KEY_RANGES: usize = 16;
 
-/// Runs `f` over the items, side by side or one after the other.
+/// Runs `f` over the items, in parallel or one after the other.
 fn run_all<T: Sync>(
     items: &[T],
     parallel: bool,
@@ -90,7 +90,7 @@ pub fn forward(
     })
 }
 
-/// Makes room for output and row statistics and lets `fill` write to them; it gives the counts of tiles.
+/// Allocates output and row statistics and lets `fill` write them; `fill` returns the tile counts.
 fn start_output(
     cpu: &Cpu,
     inputs: &AttentionInputs<'_>,
@@ -110,10 +110,10 @@ fn start_output(
     })
 }
 
-/// Blocks visited and in all of a query head: `(head, visited, total)`.
+/// Visited and total blocks of a query head: `(head, visited, total)`.
 type Counts = (usize, usize, usize);
 
-/// Runs the units, side by side or one after the other, and adds up what they visited and could have, per head.
+/// Runs the units, in parallel or one after the other, and sums visited and total blocks per head.
 fn count_tiles(
     units: &[Unit],
     parallel: bool,
@@ -133,7 +133,7 @@ fn count_tiles(
     Ok(tiles)
 }
 
-/// One unit; what each of its query heads visited.
+/// Runs one unit; returns the tile counts of its query heads.
 fn forward_unit(
     call: &Attention<'_>,
     unit: &Unit,
@@ -165,7 +165,7 @@ fn forward_unit(
     Ok(heads.iter().zip(&plans).map(|(&h, (_, v))| (h, v.visited, v.total)).collect())
 }
 
-/// A head's few queries, over fixed chunks of keys whose results are combined in order.
+/// Decoding of one head: fixed chunks of keys (split-K), whose results are combined in order.
 fn decode_head(
     call: &Attention<'_>,
     unit: &Unit,
@@ -240,7 +240,7 @@ pub fn backward(
     })
 }
 
-/// Makes room for the gradients and lets `fill` write to them.
+/// Allocates the gradients and lets `fill` write them.
 fn start_gradients(
     cpu: &Cpu,
     inputs: &AttentionInputs<'_>,
@@ -266,7 +266,7 @@ fn start_gradients(
     })
 }
 
-/// Where the gradients go.
+/// Output gradients.
 struct Outputs<'a> {
     dq: Shared<'a>,
     dk: Shared<'a>,
@@ -292,17 +292,17 @@ fn backward_unit(
     for head in call.query_heads(unit) {
         let (prefix, visits) = call.prefix_and_visits(unit, head)?;
         let queries = GatheredQueries::new(call, segment, head, d_out, o, Some(lse))?;
-        let runs = visits.split_keys(key_blocks, if parallel { RUNS } else { 1 });
+        let ranges = visits.split_keys(key_blocks, if parallel { KEY_RANGES } else { 1 });
         let mut columns = call.pool.take(key_blocks * BLOCK)?;
         let partials: Vec<(Buffer, Buffer)> = {
             let (dk, dv) = (Shared::new(&mut dk), Shared::new(&mut dv));
             let columns = Shared::new(&mut columns);
-            let run = |keys_run: &Range<usize>| {
+            let run = |key_range: &Range<usize>| {
                 let mut dq = call.pool.zeros(q_padded * dp)?;
                 let mut rows = call.pool.zeros(q_padded)?;
                 let mut scratch = call.pool.take(Backward::scratch_len())?;
-                let (start, len) = (keys_run.start * BLOCK, keys_run.len() * BLOCK);
-                // SAFETY: runs are disjoint, so each of these rows belongs to one task.
+                let (start, len) = (key_range.start * BLOCK, key_range.len() * BLOCK);
+                // SAFETY: key ranges are disjoint, so each of these rows belongs to one task.
                 let (dk, dv, columns) = unsafe {
                     (
                         dk.slice(start * dp, len * dp),
@@ -321,7 +321,7 @@ fn backward_unit(
                     q_len: segment.q_len,
                     offset: segment.offset(),
                     visits: &visits.ranges,
-                    keys: keys_run.clone(),
+                    keys: key_range.clone(),
                     dk,
                     dv,
                     columns,
@@ -332,9 +332,9 @@ fn backward_unit(
                 Ok((dq, rows))
             };
             if parallel {
-                runs.par_iter().map(run).collect::<Result<_>>()?
+                ranges.par_iter().map(run).collect::<Result<_>>()?
             } else {
-                runs.iter().map(run).collect::<Result<_>>()?
+                ranges.iter().map(run).collect::<Result<_>>()?
             }
         };
         gather::scatter_queries(call, segment, head, &partials, out.dq);

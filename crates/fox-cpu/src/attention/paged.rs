@@ -1,7 +1,6 @@
-//! Attention over pages: a few queries read the pages where they lie, many queries gather them first.
+//! Attention over pages: a few queries read the pages in place, many queries gather them first.
 //!
-//! A page is a block of the tiled forward pass, so a gathered head is visited as any other. Positions are
-//! counted from the first key that is still held.
+//! A page is a block of the tiled forward pass. Positions are counted from the first cached key.
 
 use std::ops::Range;
 
@@ -43,10 +42,10 @@ impl PagedOps for Cpu {
 /// threads.
 const CHUNK: usize = 16;
 
-/// Products of a query with keys and values, times the head dim, that make a task.
+/// Queries times keys times head dim per task.
 const GRAIN: usize = 1 << 17;
 
-/// Everything the tasks of one call share.
+/// Operands and options of one call.
 struct PagedAttention<'a> {
     cpu: &'a Cpu,
     spec: &'a PagedSpec,
@@ -59,12 +58,12 @@ struct PagedAttention<'a> {
 struct Unit<'a> {
     keys: &'a dyn PagedKeys,
     kv_head: usize,
-    /// Queries, and keys counted from the first that is held.
+    /// Queries, and keys counted from the first cached one.
     segment: Segment,
 }
 
 impl<'a> Unit<'a> {
-    /// The pages that are held, oldest first.
+    /// The cached pages, oldest first.
     fn pages(&self) -> impl Iterator<Item = Page<'a>> {
         held_pages(self.keys, self.kv_head)
     }
@@ -92,7 +91,7 @@ pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&dyn PagedKeys], spec: &PagedSpec)
     }
     let work = |unit: &Unit<'_>| unit.segment.q_len * unit.segment.k_len * spec.head_dim;
     let all: usize = units.iter().map(work).sum();
-    // Short sequences are not worth a task each.
+    // Short sequences share a task.
     let together = (GRAIN * units.len() / all.max(1)).max(1);
     let group = spec.heads / spec.kv_heads;
     units.par_iter().with_min_len(together).try_for_each(|unit| {
@@ -169,7 +168,7 @@ impl PagedAttention<'_> {
         })
     }
 
-    /// A few queries: fixed chunks of pages whose results are combined in order.
+    /// A few queries: fixed chunks of pages (split-K), whose results are combined in order.
     fn decode(&self, unit: &Unit<'_>, head: usize) -> Result<()> {
         let (d, segment, view) = (self.spec.head_dim, &unit.segment, self.view(unit));
         let own = head % (self.spec.heads / self.spec.kv_heads);
@@ -201,12 +200,12 @@ impl PagedAttention<'_> {
                 })
             };
             let parts = partial.par_chunks_mut(d + CHUNK * PAGE).zip(&chunks);
-            // Most sequences are one chunk, which is not worth a task.
+            // Most sequences have one chunk, which runs on this thread.
             let results: Vec<(f32, f32)> = match chunks.len() {
                 0..=1 => partial.chunks_mut(d + CHUNK * PAGE).zip(&chunks).map(run).collect(),
                 _ => parts.map(run).collect(),
             };
-            // SAFETY: this task alone writes this row's columns of this head.
+            // SAFETY: no other task writes this row's columns of this head.
             let out = unsafe { self.o.slice((row * self.spec.heads + head) * d, d) };
             combine(&partial, d + CHUNK * PAGE, &results, out);
         }
@@ -226,7 +225,7 @@ fn combine(partial: &[f32], stride: usize, results: &[(f32, f32)], out: &mut [f3
     out.iter_mut().for_each(|o| *o /= sum);
 }
 
-/// A page as one query head reads it.
+/// The data of a page for one query head.
 struct PageView<'a> {
     /// `[PAGE, d]`.
     k: &'a [f32],
@@ -244,7 +243,7 @@ struct Decode<'a> {
     sum: f64,
     pages: &'a [PageView<'a>],
     keys: Range<usize>,
-    /// Room for the chunk's scores.
+    /// Scratch for the chunk's scores.
     scores: &'a mut [f32],
     /// The chunk's unnormalised output `[head_dim]`.
     o: &'a mut [f32],
@@ -309,7 +308,7 @@ fn add_weighted<S: Simd>(s: S, weights: &[f32], v: &[f32], d: usize, o: &mut [f3
     }
 }
 
-/// `N` vectors of columns, kept in registers over all rows.
+/// `N` vectors of columns, in registers over all rows.
 #[inline(always)]
 fn add_columns<S: Simd, const N: usize>(
     s: S,

@@ -1,8 +1,7 @@
-//! The register-blocked matrix product inside the attention tiles.
+//! Register-blocked matrix product of the attention tiles.
 //!
-//! Attention works on transposed scores: a tile holds one *key* per row and one *query* per lane.
-//! Then no operand ever needs a horizontal reduction or a transposition inside the loops: keys,
-//! values and gates are broadcast scalars, and the softmax runs down the rows, lane by lane.
+//! Scores are transposed: a tile has one *key* per row and one *query* per lane. Then the loops need no horizontal
+//! reduction and no transposition: keys, values and gates are broadcast scalars, and the softmax runs down the rows.
 
 use crate::simd::Simd;
 
@@ -26,7 +25,7 @@ pub unsafe fn multiply<S: Simd, const ROWS: bool, const ADD: bool>(
 ) {
     let wide = 2 * S::LANES;
     let mut col = 0;
-    // One panel of `b` at a time stays in the first-level cache while all rows of `a` pass by.
+    // One panel of `b` at a time stays in L1 while all rows of `a` are read.
     while col < n {
         // SAFETY: `col < n`, inside both operands.
         let (b, c) = unsafe { (b.add(col), c.add(col)) };
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_the_plain_product_at_every_level() {
+    fn matches_the_plain_product_at_every_level() {
         let value = |i: usize| ((i * 7919) % 201) as f32 / 100.0 - 1.0;
         for level in Level::available() {
             for (m, n, k) in [(8, 16, 1), (16, 48, 7), (64, 64, 64), (24, 32, 33)] {

@@ -1,4 +1,4 @@
-//! What a head has to visit: gate prefix sums, the mask, and the blocks that pruning leaves.
+//! Blocks that a head visits: gate prefix sums, mask and pruning.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,18 +8,18 @@ use fox_tensor::{Mask, Result, Segment, clamp_log_gate};
 use super::BLOCK;
 use crate::pool::{Buffer, Pool};
 
-/// Which keys a query sees, by position from the segment's first key.
+/// Visible keys of a query, by position from the segment's first key.
 #[derive(Clone, Copy)]
 pub struct View {
     pub mask: Mask,
-    /// Whether a query sees its own position, with the causal mask.
+    /// Whether a query attends to its own position, with the causal mask.
     pub own: bool,
     pub window: Option<usize>,
     pub k_len: usize,
 }
 
 impl View {
-    /// Keys that at least one of the positions `first..=last` sees.
+    /// Keys that are visible from at least one of the positions `first..=last`.
     pub fn keys(&self, first: usize, last: usize) -> Range<usize> {
         let reach = self.window.map_or(usize::MAX, |w| w - 1);
         if !self.own && reach == 0 {
@@ -32,7 +32,7 @@ impl View {
         first.saturating_sub(reach)..end.min(self.k_len)
     }
 
-    /// Of the `n` positions from `first` on, those that see key `j`, counted from `first`.
+    /// Of the `n` positions from `first` on, those that attend to key `j`, counted from `first`.
     pub fn lanes(&self, j: usize, first: usize, n: usize) -> Range<usize> {
         if j >= self.k_len {
             return 0..0;
@@ -47,7 +47,7 @@ impl View {
         low..high.max(low)
     }
 
-    /// Whether every position of `first..=last` sees every key of `keys`.
+    /// Whether every position of `first..=last` attends to every key of `keys`.
     pub fn sees_all(&self, keys: Range<usize>, first: usize, last: usize) -> bool {
         let before = match self.mask {
             Mask::Causal => keys.end <= first + usize::from(self.own),
@@ -70,8 +70,8 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Sums column `head` of `log_gates[R, heads]` over the rows of a segment, on top of `before`. Two blocks more
-    /// than there are keys, so that whole vectors can be read past the end.
+    /// Sums column `head` of `log_gates[R, heads]` over the rows of a segment, on top of `before`. Padded by two
+    /// blocks, so that whole vectors can be read past the end.
     pub fn new(
         pool: &Arc<Pool>,
         log_gates: &[f32],
@@ -94,7 +94,7 @@ impl Prefix {
         Ok(Prefix { memory, len })
     }
 
-    /// From sums that are known already, for the first `keys` keys.
+    /// From given sums of the first `keys` keys.
     pub fn from_sums(
         pool: &Arc<Pool>,
         sums: impl Iterator<Item = f64>,
@@ -131,9 +131,9 @@ impl Prefix {
 pub struct Visits {
     /// Per query block, the visited key blocks.
     pub ranges: Vec<Range<usize>>,
-    /// Visited in all.
+    /// Number of visited tiles.
     pub visited: usize,
-    /// What mask and window alone would visit.
+    /// Number of tiles with mask and window but without pruning.
     pub total: usize,
 }
 
@@ -179,28 +179,28 @@ impl Visits {
         visits
     }
 
-    /// Splits the key blocks into at most `parts` runs of about equally many visits. Depends on the
-    /// visits alone, never on the number of threads.
-    pub fn split_keys(&self, key_blocks: usize, parts: usize) -> Vec<Range<usize>> {
+    /// Splits the key blocks into at most `count` ranges of about equally many visits. Depends on the visits alone, not
+    /// on the number of threads.
+    pub fn split_keys(&self, key_blocks: usize, count: usize) -> Vec<Range<usize>> {
         let mut weight = vec![0isize; key_blocks + 1];
         for range in &self.ranges {
             weight[range.start] += 1;
             weight[range.end] -= 1;
         }
-        let share = self.visited.div_ceil(parts).max(1);
-        let (mut runs, mut from, mut load, mut height) = (Vec::new(), 0, 0, 0isize);
+        let target = self.visited.div_ceil(count).max(1);
+        let (mut ranges, mut from, mut load, mut height) = (Vec::new(), 0, 0, 0isize);
         for (block, step) in weight[..key_blocks].iter().enumerate() {
             height += step;
             load += height as usize;
-            if load >= share {
-                runs.push(from..block + 1);
+            if load >= target {
+                ranges.push(from..block + 1);
                 (from, load) = (block + 1, 0);
             }
         }
         if from < key_blocks {
-            runs.push(from..key_blocks);
+            ranges.push(from..key_blocks);
         }
-        runs
+        ranges
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_differences_stay_accurate_after_two_million_tokens() {
+    fn prefix_sums_are_accurate_after_2m_tokens() {
         // A gate whose sum drifts far from zero in a way that f32 sums cannot follow.
         let n = 2_000_000;
         let gates: Vec<f32> = (0..n).map(|t| -0.3 - ((t * 7919) % 1000) as f32 * 1e-4).collect();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn causal_visits_are_the_lower_triangle() {
+    fn causal_mask_visits_the_lower_triangle() {
         let view = View { mask: Mask::Causal, own: true, window: None, k_len: 200 };
         let visits = Visits::new(&segment(200, 200), &view, None, None);
         assert_eq!(visits.ranges, vec![0..1, 0..2, 0..3, 0..4]);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_own_position_a_block_border_moves_by_one() {
+    fn excluding_the_diagonal_shifts_block_borders() {
         let view = View { mask: Mask::Causal, own: false, window: None, k_len: 65 };
         assert_eq!(Visits::new(&segment(1, 65), &view, None, None).ranges, vec![0..1]);
         assert_eq!(Visits::new(&segment(1, 1), &view, None, None).visited, 0);
@@ -250,14 +250,14 @@ mod tests {
     }
 
     #[test]
-    fn a_window_cuts_off_old_blocks() {
+    fn window_limits_visited_blocks() {
         let view = View { mask: Mask::Causal, own: true, window: Some(65), k_len: 320 };
         let visits = Visits::new(&segment(320, 320), &view, None, None);
         assert_eq!(visits.ranges, vec![0..1, 0..2, 1..3, 2..4, 3..5]);
     }
 
     #[test]
-    fn strong_gates_prune_and_the_diagonal_stays() {
+    fn strong_gates_prune_all_but_the_diagonal() {
         let gates = vec![-1.0; 640];
         let pool = Pool::new(false);
         let segment = segment(640, 640);
@@ -277,13 +277,13 @@ mod tests {
     }
 
     #[test]
-    fn key_runs_cover_every_block_once() {
+    fn key_ranges_partition_the_blocks() {
         let view = View { mask: Mask::Causal, own: true, window: None, k_len: 1000 };
         let visits = Visits::new(&segment(1000, 1000), &view, None, None);
-        for parts in 1..20 {
-            let runs = visits.split_keys(16, parts);
-            assert!(runs.len() <= parts);
-            let covered: Vec<usize> = runs.into_iter().flatten().collect();
+        for count in 1..20 {
+            let ranges = visits.split_keys(16, count);
+            assert!(ranges.len() <= count);
+            let covered: Vec<usize> = ranges.into_iter().flatten().collect();
             assert_eq!(covered, (0..16).collect::<Vec<_>>());
         }
     }

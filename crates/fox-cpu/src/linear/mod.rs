@@ -1,5 +1,5 @@
-//! Linear layers: `product` is the general matrix product, `thin` the one for few rows, `packed` keeps
-//! weights in fewer bits.
+//! Linear layers: `product` is the general matrix product, `thin` the one for few rows, `packed` has weights in bf16
+//! and int8.
 
 pub mod packed;
 mod product;
@@ -93,7 +93,7 @@ impl PackOps for Cpu {
 }
 
 impl Cpu {
-    /// `a b` on top of `acc`, or alone.
+    /// `a b + acc`.
     fn sum_product(
         &self,
         a: Matrix<'_>,

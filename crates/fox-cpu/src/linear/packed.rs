@@ -1,4 +1,4 @@
-//! Weights in fewer bits, for products with few rows that wait for memory.
+//! Weights in bf16 and int8, for products with few rows, which are bound by memory bandwidth.
 //!
 //! Rows are padded with zeros to whole blocks of values that share a scale. bfloat16 keeps the upper half of each
 //! f32, rounded to nearest even; 8-bit values share a scale per block, the largest magnitude being 127.
@@ -17,7 +17,7 @@ use crate::simd::{Level, Simd};
 /// Rows that are unpacked at once for products with many rows.
 const UNPACKED_ROWS: usize = 1024;
 
-/// A matrix `[rows, cols]` in fewer bits.
+/// A packed matrix `[rows, cols]`.
 pub struct Packed {
     rows: usize,
     cols: usize,
@@ -140,7 +140,7 @@ impl Packed {
         Ok(())
     }
 
-    /// `y[m, rows] += x[m, cols] w^T`, unpacked part by part for the matrix product.
+    /// `y[m, rows] += x[m, cols] w^T`, unpacking some rows at a time for the matrix product.
     pub fn multiply(&self, pool: &Arc<Pool>, x: &[f32], y: &mut [f32]) -> Result<()> {
         let m = x.len() / self.cols;
         let mut part = pool.take(UNPACKED_ROWS.min(self.rows) * self.cols)?;
@@ -196,7 +196,7 @@ impl Weights for Bf16<'_> {
 
     #[inline(always)]
     fn load_tail<S: Simd>(self, s: S, _: usize, _: usize, _: usize) -> S::V {
-        // Rows are padded to whole vectors, so there is none.
+        // Rows are padded to whole vectors.
         s.splat(0.0)
     }
 
@@ -230,7 +230,7 @@ impl Weights for Int8<'_> {
 
     #[inline(always)]
     fn load_tail<S: Simd>(self, s: S, _: usize, _: usize, _: usize) -> S::V {
-        // Rows are padded to whole blocks, so there is none.
+        // Rows are padded to whole blocks.
         s.splat(0.0)
     }
 
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn bfloat16_rounds_to_the_nearest_even() {
+    fn bf16_rounds_to_nearest_even() {
         for (x, want) in [
             (1.0, 1.0),
             (1.0 + 1.0 / 256.0, 1.0),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_those_of_the_unpacked_weights_at_any_shape_and_level() {
+    fn packed_products_match_unpacked_weights() {
         let pool = Pool::new(true);
         let mut rng = Rng::new(3);
         for level in Level::available() {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_independent_of_the_other_rows() {
+    fn packed_products_are_batch_invariant() {
         let pool = Pool::new(false);
         let mut rng = Rng::new(4);
         let (n, k) = (61, 200);

@@ -1,4 +1,4 @@
-//! Matrix products, on the `gemm` crates: the f32 part alone, which builds in a fraction of the time.
+//! Matrix products by the `gemm` crates; only the f32 crate, which builds in a fraction of the time.
 
 use fox_tensor::Result;
 use gemm_common::Parallelism;
@@ -20,13 +20,13 @@ impl<'a> Matrix<'a> {
         Matrix { data, rows, cols, row_stride: cols, col_stride: 1 }
     }
 
-    /// Row-major `[rows, cols]` whose rows begin `stride` elements apart: columns of a wider matrix.
+    /// Row-major `[rows, cols]` with row stride `stride`: columns of a wider matrix.
     pub fn strided(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
         assert!(cols <= stride && (rows == 0 || (rows - 1) * stride + cols <= data.len()));
         Matrix { data, rows, cols, row_stride: stride, col_stride: 1 }
     }
 
-    /// The transpose, without moving anything.
+    /// The transpose, without a copy.
     pub fn t(self) -> Self {
         Matrix {
             rows: self.cols,
@@ -55,8 +55,8 @@ pub fn multiply_columns(a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], width: usiz
     }
 }
 
-/// `c = factor a b`, or `c += factor a b` with `add`, on the calling thread alone; the rows of `c`
-/// begin `stride` elements apart. For the small products inside kernels that are parallel already.
+/// `c = factor a b`, or `c += factor a b` with `add`, single-threaded; `stride` is the row stride of
+/// `c`. For the small products inside parallel kernels.
 pub fn multiply_here(
     factor: f32,
     a: Matrix<'_>,

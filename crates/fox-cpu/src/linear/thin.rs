@@ -1,22 +1,20 @@
-//! Products with few rows: one pass over the weights where they lie, at the speed of memory.
+//! Products with few rows: one pass over the weights in place, at memory bandwidth.
 //!
-//! Every element of the result is the sum over the inner dimension in one fixed order: lanes first, then
-//! the lanes of the sum. How many rows there are, and how they are grouped in registers, changes nothing,
-//! so a row's result is independent of the other rows, to the bit.
+//! Every element of the result is the sum over the inner dimension in one fixed order: lanes first, then the lanes of
+//! the sum. The order does not depend on the number of rows or on register blocking, so products are batch-invariant.
 
 use rayon::prelude::*;
 
 use crate::shared::Shared;
 use crate::simd::{Kernel, Level, Simd};
 
-/// Bytes of weights per task, at least: enough to outweigh the cost of handing it out.
+/// Minimum bytes of weights per task: enough to outweigh the scheduling cost.
 const TASK_BYTES: usize = 96 * 1024;
 
-/// Tasks for each thread, where there is enough to do: more would only cost, fewer would leave threads waiting
-/// for the last one.
+/// Tasks per thread for large products, for load balance.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Rows that memory is read ahead.
+/// Prefetch distance in rows.
 const AHEAD: usize = 4;
 
 /// Weights of a product `x w^T`, row by row.
@@ -32,7 +30,7 @@ pub trait Weights: Copy + Send + Sync {
     /// # Safety
     /// The row must exist, and hold that many values from `at` on.
     unsafe fn load<S: Simd>(self, s: S, n: usize, at: usize) -> S::V;
-    /// Asks for the cache line of row `n` at `at`, which may lie past the end.
+    /// Prefetches the cache line of row `n` at `at`, which may be past the end.
     fn prefetch<S: Simd>(self, s: S, n: usize, at: usize);
     /// The last `count < LANES` values of row `n`, and zeros.
     fn load_tail<S: Simd>(self, s: S, n: usize, at: usize, count: usize) -> S::V;
@@ -40,7 +38,7 @@ pub trait Weights: Copy + Send + Sync {
     fn scale(self, n: usize, at: usize) -> f32;
 }
 
-/// `[N, K]` as it lies in a tensor.
+/// Weights `[N, K]` of a tensor in f32.
 #[derive(Clone, Copy)]
 pub struct Plain<'a> {
     pub data: &'a [f32],
@@ -89,7 +87,7 @@ fn tail<S: Simd>(s: S, values: &[f32]) -> S::V {
 }
 
 /// Some rows of the weights against all rows of `x`.
-struct Part<'a, W> {
+struct WeightRows<'a, W> {
     w: W,
     /// `[m, inner]`.
     x: &'a [f32],
@@ -97,12 +95,12 @@ struct Part<'a, W> {
     first: usize,
     count: usize,
     bias: Option<&'a [f32]>,
-    /// `[m, width]`; this part owns columns `first .. first + count`.
+    /// `[m, width]`; this task writes columns `first .. first + count`.
     y: Shared<'a>,
     width: usize,
 }
 
-impl<W: Weights> Kernel for Part<'_, W> {
+impl<W: Weights> Kernel for WeightRows<'_, W> {
     type Out = ();
 
     #[inline(always)]
@@ -112,8 +110,8 @@ impl<W: Weights> Kernel for Part<'_, W> {
         let each = if W::BLOCK > 0 { 2 } else { 1 };
         let rows = self.x.len() / self.inner.max(1);
         let tall = registers / (4 * each);
-        // A few rows of `x` stay in the first-level cache while all weights of this part pass by: once from
-        // memory, and from the second-level cache for the next rows.
+        // A few rows of `x` stay in L1 while all weights of this task are read: once from memory, and from L2 for the
+        // next rows.
         let mut m = 0;
         while m < rows {
             m += match (rows - m, tall) {
@@ -121,15 +119,15 @@ impl<W: Weights> Kernel for Part<'_, W> {
                 (4.., 2) => self.columns::<S, 2, 4>(s, m),
                 (4.., _) => self.columns::<S, 1, 4>(s, m),
                 (2.., _) => self.columns::<S, 2, 2>(s, m),
-                // A single row waits for memory, which is read fastest as one stream.
+                // A single row is bound by memory bandwidth, which is highest for one sequential read.
                 _ => self.columns::<S, 1, 1>(s, m),
             };
         }
     }
 }
 
-impl<W: Weights> Part<'_, W> {
-    /// All weights of this part against `M` rows of `x` from `m` on; `M`.
+impl<W: Weights> WeightRows<'_, W> {
+    /// All weights of this task against `M` rows of `x` from `m` on; returns `M`.
     #[inline(always)]
     fn columns<S: Simd, const R: usize, const M: usize>(&self, s: S, m: usize) -> usize {
         let end = self.first + self.count;
@@ -186,7 +184,7 @@ impl<W: Weights> Part<'_, W> {
             }
         }
         for i in 0..M {
-            // SAFETY: this part alone writes these columns.
+            // SAFETY: tasks write disjoint columns.
             let y = unsafe { self.y.slice((m + i) * self.width + n, R) };
             for r in 0..R {
                 y[r] = s.sum(sums[r][i]) + self.bias.map_or(0.0, |bias| bias[n + r]);
@@ -239,16 +237,16 @@ pub fn multiply_thin<W: Weights>(
     assert!(w.holds(width, inner) && bias.is_none_or(|bias| bias.len() == width));
     assert!(W::BLOCK == 0 || (inner.is_multiple_of(W::BLOCK) && W::BLOCK.is_multiple_of(16)));
     let row = w.row_bytes().max(1);
-    let share = row * width / (TASKS_PER_THREAD * rayon::current_num_threads());
-    let step = (share.max(TASK_BYTES) / row).next_multiple_of(4).max(4);
+    let bytes = row * width / (TASKS_PER_THREAD * rayon::current_num_threads());
+    let step = (bytes.max(TASK_BYTES) / row).next_multiple_of(4).max(4);
     let y = Shared::new(y);
-    let part = |first: usize| {
+    let run = |first: usize| {
         let count = step.min(width - first);
-        level.run(Part { w, x, inner, first, count, bias, y, width });
+        level.run(WeightRows { w, x, inner, first, count, bias, y, width });
     };
     if width <= step {
-        part(0);
+        run(0);
     } else {
-        (0..width.div_ceil(step)).into_par_iter().for_each(|i| part(i * step));
+        (0..width.div_ceil(step)).into_par_iter().for_each(|i| run(i * step));
     }
 }

@@ -1,4 +1,4 @@
-//! A unit backward: from the last chunk to the first, the gradient of the state handed on.
+//! Backward pass of a unit, from the last chunk to the first.
 
 use fox_tensor::Result;
 
@@ -11,12 +11,12 @@ use crate::linear::{Matrix, multiply_here};
 use crate::pool::Buffer;
 use crate::shared::Shared;
 
-/// Where the gradients go.
+/// Output gradients.
 pub struct Outputs<'a> {
-    /// `[parts, R, G * dk]`: units that share keys have a part each, `part_len` apart.
+    /// `[splits, R, G * dk]`: units that share keys write separate splits of `split_len` elements.
     pub dq: Shared<'a>,
     pub dk: Shared<'a>,
-    pub part_len: usize,
+    pub split_len: usize,
     pub dv: Shared<'a>,
     pub dlog_decay: Shared<'a>,
     pub dwrite: Shared<'a>,
@@ -31,8 +31,8 @@ pub struct Backward<'a> {
     saved: &'a [f32],
     /// Gradient of the state after the chunk `[dk, heads * dv]`.
     d_state: Buffer,
-    /// `[n, heads * dv]`: gradient of the writes; of the errors (or values); the writes as the
-    /// chunk's end sees them; output gradients as its start does; `-diag(p) dE`; `Q S`.
+    /// `[n, heads * dv]`: gradient of the writes; of the errors (or values); the writes decayed to the chunk's end;
+    /// output gradients decayed from its start; `-diag(p) dE`; `Q S`.
     d_written: Buffer,
     d_errors: Buffer,
     faded: Buffer,
@@ -46,7 +46,7 @@ pub struct Backward<'a> {
     d_scores: Buffer,
     d_overlaps: Buffer,
     d_square: Buffer,
-    /// `[n]` per head, or `[n, dk]` with a decay per channel: what each token's decay lets through.
+    /// `[n]` per head, or `[n, dk]` with a decay per channel: the gradient of each token's log decay, before suffix sums.
     flow: Buffer,
     /// `[n, dk]`, with a decay per channel.
     scratch: Buffer,
@@ -99,7 +99,7 @@ impl<'a> Backward<'a> {
             let start = index * CHUNK;
             let n = CHUNK.min(unit.segment.q_len - start);
             let state = &self.saved[scan.saved_at(unit, index)..][..len];
-            // The state after the last chunk is nobody's input: its gradient is 0.
+            // The state after the last chunk is unused: its gradient is 0.
             let next =
                 (index + 1 < chunks).then(|| &self.saved[scan.saved_at(unit, index + 1)..][..len]);
             self.chunk.load(unit.segment.q_start + start, n, state);
@@ -111,7 +111,7 @@ impl<'a> Backward<'a> {
             self.store_keys(out);
         }
         for (h, sum) in self.dskip.iter().enumerate() {
-            // SAFETY: this unit alone has these heads of this segment.
+            // SAFETY: no other unit has these heads of this segment.
             let out =
                 unsafe { out.dskip.slice(unit.index * scan.spec.heads + unit.first_head + h, 1) };
             out[0] = *sum;
@@ -180,8 +180,7 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// Gradients of the log decays of head `h`: `flow` so far holds what stays inside the chunk and
-    /// what leaves it.
+    /// Gradients of the log decays of head `h`; `flow` has the terms inside the chunk and of its end.
     fn decay_gradients(&mut self, h: usize, next: Option<&[f32]>, out: &Outputs<'_>) {
         let (scan, unit, n) = (self.chunk.scan, self.chunk.unit, self.chunk.n);
         let (dv, width, level) = (scan.spec.value_dim, self.chunk.width(), scan.cpu.level());
@@ -200,13 +199,13 @@ impl<'a> Backward<'a> {
         kernels::suffix_sums(1, flow);
         for (r, flow) in flow.iter().enumerate() {
             let at = (self.chunk.row + r) * scan.spec.heads + unit.first_head + h;
-            // SAFETY: this unit alone has these heads of this segment.
+            // SAFETY: no other unit has these heads of this segment.
             unsafe { out.dlog_decay.slice(at, 1)[0] = *flow };
         }
     }
 
-    /// What crosses the chunk's borders: output gradients seen from its start, writes seen from its
-    /// end, and the end's share of the gradient of the writes.
+    /// Terms across the chunk's borders: output gradients decayed from its start, writes decayed to its end, and the
+    /// gradient of the writes from the state at its end.
     fn fade(&mut self, h: usize) {
         let (scan, n, width) = (self.chunk.scan, self.chunk.n, self.chunk.width());
         let (dv, level) = (scan.spec.value_dim, scan.cpu.level());
@@ -217,7 +216,6 @@ impl<'a> Backward<'a> {
         let written = Rows::new(&self.chunk.written[h * dv..], width);
         kernels::scale_rows(level, 1.0, suffix, written, dv, &mut self.faded[h * dv..], width);
         if scan.log_decay.is_some() {
-            // Keys give what they write to the end of the chunk.
             let (faded, read) = (
                 Rows::new(&self.faded[h * dv..], width),
                 Rows::new(&self.d_written[h * dv..], width),
@@ -260,7 +258,7 @@ impl<'a> Backward<'a> {
         kernels::scale_rows(level, -1.0, prefix, d_errors, dv, out, width);
     }
 
-    /// Gradients of scores (and overlaps), and what flows through the decays inside the chunk.
+    /// Gradients of scores (and overlaps), and of the decays inside the chunk.
     fn score_gradients(&mut self, h: usize) {
         let (scan, n, width) = (self.chunk.scan, self.chunk.n, self.chunk.width());
         let (dv, level) = (scan.spec.value_dim, scan.cpu.level());
@@ -274,7 +272,7 @@ impl<'a> Backward<'a> {
         kernels::multiply_into(level, decays, square);
         kernels::add(level, square, &mut self.d_scores[..n * n]);
         if scan.log_decay.is_some() {
-            // A token's own score does not decay.
+            // The diagonal does not decay.
             square.iter_mut().step_by(n + 1).for_each(|x| *x = 0.0);
             let scores = &self.chunk.scores[..n * n];
             kernels::flow_sums(level, n, square, scores, &mut self.flow[..n], line);
@@ -309,7 +307,7 @@ impl<'a> Backward<'a> {
             kernels::add_row_dots(level, &ones[..n], d_written, errors, dv, &mut self.dwrite[..n]);
             for (r, d) in self.dwrite[..n].iter().enumerate() {
                 let at = (self.chunk.row + r) * heads + unit.first_head + h;
-                // SAFETY: this unit alone has these heads of this segment.
+                // SAFETY: no other unit has these heads of this segment.
                 unsafe { out.dwrite.slice(at, 1)[0] = *d };
             }
         }
@@ -323,13 +321,13 @@ impl<'a> Backward<'a> {
         }
         for r in 0..n {
             let (start, _) = scan.value_at(unit, self.chunk.row + r);
-            // SAFETY: this unit alone writes these columns of its segment's rows.
+            // SAFETY: no other unit writes these columns of its segment's rows.
             let own = unsafe { out.dv.slice(start + h * dv, dv) };
             own.copy_from_slice(&d_errors[r * width..][..dv]);
         }
     }
 
-    /// `<dS', S'>` of head `h`: all of the state after the chunk has passed its last decay.
+    /// `<dS', S'>` of head `h`: the term of the last decay, which multiplies all of the state.
     fn state_flow(&self, h: usize, next: &[f32]) -> f32 {
         let (dv, width) = (self.chunk.scan.spec.value_dim, self.chunk.width());
         let rows = self.chunk.scan.spec.key_dim;
@@ -392,7 +390,7 @@ impl<'a> Backward<'a> {
         kernels::suffix_sums(dk, &mut self.flow[..len]);
         for (r, flow) in self.flow[..len].chunks_exact(dk).enumerate() {
             let at = ((self.chunk.row + r) * scan.spec.heads + unit.first_head) * dk;
-            // SAFETY: this unit alone has these channels of this segment.
+            // SAFETY: no other unit has these channels of this segment.
             unsafe { out.dlog_decay.slice(at, dk) }.copy_from_slice(flow);
         }
         kernels::scale_own_rows(level, 1.0, channels.last_prefix(), dv, &mut self.d_state, dv);
@@ -404,8 +402,8 @@ impl<'a> Backward<'a> {
         let (scan, unit, dk) = (self.chunk.scan, self.chunk.unit, self.chunk.scan.spec.key_dim);
         for r in 0..self.chunk.n {
             let row = (self.chunk.row + r) * scan.spec.key_heads + unit.key_head;
-            let at = unit.part * out.part_len + row * dk;
-            // SAFETY: this unit alone has this part of these rows and columns.
+            let at = unit.split * out.split_len + row * dk;
+            // SAFETY: no other unit has these rows and columns of this split.
             unsafe {
                 out.dq.slice(at, dk).copy_from_slice(&self.dq[r * dk..][..dk]);
                 out.dk.slice(at, dk).copy_from_slice(&self.dk[r * dk..][..dk]);

@@ -1,10 +1,9 @@
-//! A decay per channel: scores whose every term decays at its own rate.
+//! Scores with a decay per channel.
 //!
-//! `A_ij = sum_c q_ic k_jc a_{j+1,c} ... a_{i,c}` is no product of two matrices, unless the decay is
-//! cut at some token between `j` and `i`. So a chunk is cut into blocks of [`BLOCK`] tokens. Queries of
-//! a block and keys of earlier blocks meet at the block's start: what decays before goes to the keys,
-//! what decays after to the queries, and both factors are at most 1. Inside a block the terms are
-//! summed one by one under a running product.
+//! `A_ij = sum_c q_ic k_jc a_{j+1,c} ... a_{i,c}` is a product of two matrices only if the decay is split at some token
+//! between `j` and `i`. So a chunk is divided into blocks of [`BLOCK`] tokens. For queries of a block and keys of earlier
+//! blocks the split is at the block's start: earlier decays multiply the keys, later ones the queries, and both factors
+//! are at most 1. Inside a block the terms are summed one by one with a running product.
 
 use fox_tensor::Result;
 
@@ -31,12 +30,12 @@ pub struct Channels {
     suffix: Buffer,
     faded_q: Buffer,
     faded_k: Buffer,
-    /// Decays between the block's start and its queries, or the keys before it.
+    /// Decays from the block's start to its queries, and from earlier keys to the block's start.
     query_factors: Buffer,
     key_factors: Buffer,
-    /// Queries and keys with these factors.
-    query_parts: Buffer,
-    key_parts: Buffer,
+    /// Queries and keys times these factors.
+    decayed_q: Buffer,
+    decayed_k: Buffer,
     running: Buffer,
 }
 
@@ -60,8 +59,8 @@ impl Channels {
             faded_k: take()?,
             query_factors: take()?,
             key_factors: take()?,
-            query_parts: take()?,
-            key_parts: take()?,
+            decayed_q: take()?,
+            decayed_k: take()?,
             running: cpu.pool().take(dk)?,
         })
     }
@@ -87,12 +86,12 @@ impl Channels {
         kernels::multiply(level, 1.0, k, &self.suffix[..len], &mut self.faded_k[..len]);
     }
 
-    /// Queries as the chunk's start sees them.
+    /// Queries decayed from the chunk's start.
     pub fn faded_queries(&self) -> Matrix<'_> {
         Matrix::strided(&self.faded_q, self.n, self.dk, self.dk)
     }
 
-    /// Keys as the chunk's end sees them.
+    /// Keys decayed to the chunk's end.
     pub fn faded_keys(&self) -> Matrix<'_> {
         Matrix::strided(&self.faded_k, self.n, self.dk, self.dk)
     }
@@ -125,9 +124,9 @@ impl Channels {
         for start in (0..n).step_by(BLOCK) {
             let count = BLOCK.min(n - start);
             if start > 0 {
-                self.meet(level, start, count);
-                let queries = Matrix::strided(&self.query_parts, count, dk, dk);
-                let keys = Matrix::strided(&self.key_parts, start, dk, dk);
+                self.decay_to_block(level, start, count);
+                let queries = Matrix::strided(&self.decayed_q, count, dk, dk);
+                let keys = Matrix::strided(&self.decayed_k, start, dk, dk);
                 multiply_here(1.0, queries, keys.t(), &mut out[start * n..], n, false);
             }
             let block = Block { start, count, n, dk };
@@ -149,14 +148,14 @@ impl Channels {
         for start in (0..n).step_by(BLOCK) {
             let count = BLOCK.min(n - start);
             if start > 0 {
-                self.meet(level, start, count);
+                self.decay_to_block(level, start, count);
                 let d = Matrix::strided(&d_scores[start * n..], count, start, n);
-                let keys = Matrix::strided(&self.key_parts, start, dk, dk);
+                let keys = Matrix::strided(&self.decayed_k, start, dk, dk);
                 multiply_here(1.0, d, keys, scratch, dk, false);
                 let factors = &self.query_factors[..count * dk];
                 let own = &mut dq[start * dk..][..count * dk];
                 kernels::add_products(level, factors, &scratch[..count * dk], own);
-                let queries = Matrix::strided(&self.query_parts, count, dk, dk);
+                let queries = Matrix::strided(&self.decayed_q, count, dk, dk);
                 multiply_here(1.0, d.t(), queries, scratch, dk, false);
                 let (factors, len) = (&self.key_factors[..start * dk], start * dk);
                 kernels::add_products(level, factors, &scratch[..len], &mut dk_out[..len]);
@@ -168,17 +167,17 @@ impl Channels {
     }
 
     /// Queries of the block at `start` and keys before it, each decayed towards the block's start.
-    fn meet(&mut self, level: Level, start: usize, count: usize) {
+    fn decay_to_block(&mut self, level: Level, start: usize, count: usize) {
         let (dk, decay) = (self.dk, &self.decay[..]);
         let len = count * dk;
         let factors = &mut self.query_factors[..len];
         kernels::prefix_products(level, dk, rows(decay, start, count, dk), factors);
         let q = rows(&self.q, start, count, dk);
-        kernels::multiply(level, 1.0, factors, q, &mut self.query_parts[..len]);
+        kernels::multiply(level, 1.0, factors, q, &mut self.decayed_q[..len]);
         let len = start * dk;
         let factors = &mut self.key_factors[..len];
         kernels::suffix_products(level, dk, &decay[..len], factors);
-        kernels::multiply(level, 1.0, factors, &self.k[..len], &mut self.key_parts[..len]);
+        kernels::multiply(level, 1.0, factors, &self.k[..len], &mut self.decayed_k[..len]);
     }
 }
 
@@ -233,7 +232,7 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// The diagonal's share of the gradients, after what the decays need was taken from them:
+    /// Gradients of the decays, then the diagonal's term of the gradients of queries and keys:
     /// `dc = q * dq - k * dk`, then `dq_i += d_ii k_i`, `dk_i += d_ii q_i`.
     pub fn finish_gradients<'k, S>(
         s, q: &'k [f32], k: &'k [f32], diagonal: &'k [f32], dk: usize,

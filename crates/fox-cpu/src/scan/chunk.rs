@@ -1,4 +1,4 @@
-//! What forward and backward compute alike for one chunk: decays, products of keys, and writes.
+//! Computations of one chunk that forward and backward pass share: decays, products of keys, and writes.
 
 use fox_tensor::Result;
 
@@ -25,20 +25,20 @@ pub struct Chunk<'a> {
     /// `Q K^T` (with a decay per channel: decayed) and, for the delta rule, `K K^T`.
     pub scores: Buffer,
     pub overlaps: Buffer,
-    /// The decay matrix of one head, and room for one more matrix `[n, n]`.
+    /// The decay matrix of one head, and scratch `[n, n]`.
     pub decay_matrix: Buffer,
     pub square: Buffer,
     /// For the delta rule: `K S` and `E`.
     pub read_keys: Buffer,
     pub errors: Buffer,
-    /// What is written to the state, `W`.
+    /// Writes to the state, `W`.
     pub written: Buffer,
     /// Present when decays are per channel.
     pub channels: Option<Channels>,
 }
 
 impl<'a> Chunk<'a> {
-    /// Room for the chunks of a unit.
+    /// Allocates buffers for the chunks of a unit.
     pub fn new(scan: &'a Scan<'a>, unit: &'a Unit) -> Result<Self> {
         let n = CHUNK.min(unit.segment.q_len);
         let (square, values) = (n * n, n * scan.width(unit));
@@ -97,7 +97,7 @@ impl<'a> Chunk<'a> {
         );
     }
 
-    /// Goes to the chunk at `row` and computes what depends on its tokens and on the state before it.
+    /// Loads the chunk at `row`: decays, scores and writes, given the state before it.
     pub fn load(&mut self, row: usize, n: usize, state: &[f32]) {
         (self.row, self.n) = (row, n);
         self.load_strength();

@@ -1,4 +1,4 @@
-//! A unit forward: chunk after chunk, the state handed on.
+//! Forward pass of a unit, chunk by chunk.
 
 use fox_tensor::Result;
 
@@ -16,7 +16,7 @@ pub struct Forward<'a> {
     state: Buffer,
     /// The chunk's output `[n, heads * dv]`.
     out: Buffer,
-    /// Writes as the end of the chunk sees them `[n, heads * dv]`.
+    /// Writes decayed to the end of the chunk `[n, heads * dv]`.
     faded: Buffer,
 }
 
@@ -35,14 +35,14 @@ impl<'a> Forward<'a> {
         &self.state
     }
 
-    /// All chunks; writes the unit's columns of `o` and its part of `saved`.
+    /// Runs all chunks; writes the unit's columns of `o` and its states in `saved`.
     pub fn run(&mut self, o: Shared<'_>, saved: Option<Shared<'_>>) {
         let (scan, unit) = (self.chunk.scan, self.chunk.unit);
         for (index, start) in (0..unit.segment.q_len).step_by(CHUNK).enumerate() {
             let n = CHUNK.min(unit.segment.q_len - start);
             let row = unit.segment.q_start + start;
             if let Some(saved) = saved {
-                // SAFETY: each unit has places of its own in every chunk of its segment.
+                // SAFETY: the saved states of different units are disjoint.
                 let own = unsafe { saved.slice(scan.saved_at(unit, index), self.state.len()) };
                 own.copy_from_slice(&self.state);
             }
@@ -52,7 +52,7 @@ impl<'a> Forward<'a> {
             let width = self.chunk.width();
             for (r, out) in self.out.chunks_exact(width).take(n).enumerate() {
                 let (start, _) = scan.value_at(unit, row + r);
-                // SAFETY: this unit alone writes these columns of its segment's rows.
+                // SAFETY: no other unit writes these columns of its segment's rows.
                 unsafe { o.slice(start, width) }.copy_from_slice(out);
             }
         }

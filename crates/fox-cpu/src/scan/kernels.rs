@@ -2,7 +2,7 @@
 
 use crate::simd::{dot, exp, map, scale_add, simd_fn, update};
 
-/// Rows of a matrix: where the first begins is the slice's start, `stride` how far they are apart.
+/// Rows of a matrix with a row stride.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     pub data: &'a [f32],

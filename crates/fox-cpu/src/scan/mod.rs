@@ -14,11 +14,11 @@
 //! differences of logarithms: every factor lies between 0 and 1, so nothing overflows and nothing
 //! cancels however strong they are. A decay per channel does not factor out of `Q K^T`; see `channel`.
 //!
-//! The gradient of a log decay needs no `D` of its own: each token's decay multiplies all that passes
-//! from earlier to later tokens, so it is a running sum of what queries receive minus what keys give.
+//! The gradient of a log decay needs no separate matrix: each token's decay multiplies all terms from earlier to later
+//! tokens, so it is a running sum over queries minus one over keys.
 //!
-//! Work is cut into units, one per segment and up to [`HEADS_PER_UNIT`] heads that share their keys;
-//! a unit's chunks follow one another, units run side by side.
+//! Work is divided into units, one per segment and up to [`HEADS_PER_UNIT`] heads that share their keys; a unit's chunks
+//! run in order, units in parallel.
 
 mod backward;
 mod channel;
@@ -71,7 +71,7 @@ pub const CHUNK: usize = 64;
 /// Heads that share one product of queries and keys, when the keys are shared.
 const HEADS_PER_UNIT: usize = 4;
 
-/// Everything the kernels of one call share.
+/// Operands and options of one call.
 struct Scan<'a> {
     cpu: &'a Cpu,
     spec: &'a ScanSpec,
@@ -93,8 +93,8 @@ struct Unit {
     key_head: usize,
     first_head: usize,
     heads: usize,
-    /// Which of the units that share a key head.
-    part: usize,
+    /// Index among the units that share a key head.
+    split: usize,
     /// Number of chunks of the segments before.
     chunks_before: usize,
 }
@@ -121,7 +121,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Units that share a head of keys.
-    fn parts(&self) -> usize {
+    fn splits(&self) -> usize {
         self.group().div_ceil(HEADS_PER_UNIT)
     }
 
@@ -133,15 +133,15 @@ impl<'a> Scan<'a> {
         let (mut units, mut chunks_before) = (Vec::new(), 0);
         for (index, &segment) in self.spec.segments.as_slice().iter().enumerate() {
             for key_head in 0..self.spec.key_heads {
-                for part in 0..self.parts() {
-                    let first = part * HEADS_PER_UNIT;
+                for split in 0..self.splits() {
+                    let first = split * HEADS_PER_UNIT;
                     units.push(Unit {
                         index,
                         segment,
                         key_head,
                         first_head: key_head * self.group() + first,
                         heads: HEADS_PER_UNIT.min(self.group() - first),
-                        part,
+                        split,
                         chunks_before,
                     });
                 }
@@ -166,7 +166,7 @@ impl<'a> Scan<'a> {
         Matrix::strided(&x[row * stride + unit.key_head * dk..], n, dk, stride)
     }
 
-    /// Where the values of a unit's row begin in a `[R, H * dv]` tensor, and how far rows are apart.
+    /// Offset of the values of a unit's row in a `[R, H * dv]` tensor, and the row stride.
     fn value_at(&self, unit: &Unit, row: usize) -> (usize, usize) {
         let stride = self.spec.heads * self.spec.value_dim;
         (row * stride + unit.first_head * self.spec.value_dim, stride)
@@ -184,7 +184,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Where the saved state of a chunk begins.
+    /// Offset of the saved state of a chunk.
     fn saved_at(&self, unit: &Unit, chunk: usize) -> usize {
         (unit.chunks_before + chunk) * self.spec.state_len()
             + unit.first_head * self.spec.key_dim * self.spec.value_dim
@@ -195,7 +195,7 @@ impl<'a> Scan<'a> {
 fn store_state(scan: &Scan<'_>, unit: &Unit, state: &[f32], out: Shared<'_>) {
     let (dk, dv) = (scan.spec.key_dim, scan.spec.value_dim);
     let first = (unit.index * scan.spec.heads + unit.first_head) * dk * dv;
-    // SAFETY: the states of a unit's heads are adjacent, and no other unit has them.
+    // SAFETY: the states of a unit's heads are adjacent and disjoint from those of other units.
     let own = unsafe { out.slice(first, unit.heads * dk * dv) };
     for (c, row) in state.chunks_exact(unit.heads * dv).enumerate() {
         for (h, row) in row.chunks_exact(dv).enumerate() {
@@ -204,7 +204,7 @@ fn store_state(scan: &Scan<'_>, unit: &Unit, state: &[f32], out: Shared<'_>) {
     }
 }
 
-/// The forward pass. What it saves are the states at the start of every chunk.
+/// The forward pass. It saves the states at the start of every chunk.
 pub fn forward(
     cpu: &Cpu,
     inputs: &ScanInputs<'_>,
@@ -263,9 +263,9 @@ pub fn backward(
         let detail = format!("saved states of shape {}, which are not of this call", saved.shape());
         return Err(fox_tensor::Error::argument("scan_bwd", detail));
     }
-    let (parts, keys) = (scan.parts(), inputs.k.len());
-    let mut dq = cpu.pool().zeros(parts * keys)?;
-    let mut dk = cpu.pool().zeros(parts * keys)?;
+    let (splits, keys) = (scan.splits(), inputs.k.len());
+    let mut dq = cpu.pool().zeros(splits * keys)?;
+    let mut dk = cpu.pool().zeros(splits * keys)?;
     let mut dv = cpu.pool().zeros(inputs.v.len())?;
     let len = |x: Option<&Tensor>| x.map_or(0, Tensor::len);
     let mut dlog_decay = cpu.pool().zeros(len(inputs.log_decay))?;
@@ -275,7 +275,7 @@ pub fn backward(
         let out = Outputs {
             dq: Shared::new(&mut dq),
             dk: Shared::new(&mut dk),
-            part_len: keys,
+            split_len: keys,
             dv: Shared::new(&mut dv),
             dlog_decay: Shared::new(&mut dlog_decay),
             dwrite: Shared::new(&mut dwrite),
@@ -300,7 +300,7 @@ pub fn backward(
     })
 }
 
-/// Adds up what the units that share keys found, in order.
+/// Adds the splits of units that share keys, in order.
 fn sum_units(cpu: &Cpu, parts: Buffer, len: usize) -> Result<Buffer> {
     if parts.len() == len {
         return Ok(parts);

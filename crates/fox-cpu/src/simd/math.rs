@@ -1,4 +1,4 @@
-//! Vector exponential and what follows from it.
+//! Vector exponential, sigmoid and softplus.
 
 use super::Simd;
 
@@ -120,8 +120,8 @@ mod tests {
         }
     }
 
-    struct Run<'a>(&'a [f32], &'a mut [f32], bool);
-    impl Kernel for Run<'_> {
+    struct ExpOrSigmoid<'a>(&'a [f32], &'a mut [f32], bool);
+    impl Kernel for ExpOrSigmoid<'_> {
         type Out = ();
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
@@ -138,13 +138,13 @@ mod tests {
         let x: Vec<f32> = (-8800..=8800).map(|i| i as f32 * 0.01).collect();
         for level in Level::available() {
             let mut y = vec![f32::NAN; x.len()];
-            level.run(Run(&x, &mut y, false));
+            level.run(ExpOrSigmoid(&x, &mut y, false));
             for (&x, &y) in x.iter().zip(&y) {
                 let exact = (x as f64).exp();
                 let tolerance = 2.5e-7 * exact + 1.5e-45;
                 assert!((y as f64 - exact).abs() <= tolerance, "{} exp({x}) = {y}", level.name());
             }
-            level.run(Run(&x, &mut y, true));
+            level.run(ExpOrSigmoid(&x, &mut y, true));
             for (&x, &y) in x.iter().zip(&y) {
                 let exact = 1.0 / (1.0 + (-x as f64).exp());
                 assert!((y as f64 - exact).abs() <= 3e-7 * exact + 1e-38, "{} {x}", level.name());
@@ -153,11 +153,11 @@ mod tests {
     }
 
     #[test]
-    fn exp_at_the_edges() {
+    fn exp_handles_extreme_arguments() {
         let x = [f32::NEG_INFINITY, -200.0, -104.5, 89.0, f32::INFINITY, f32::NAN, 0.0, -0.0];
         for level in Level::available() {
             let mut y = [1.0; 8];
-            level.run(Run(&x, &mut y, false));
+            level.run(ExpOrSigmoid(&x, &mut y, false));
             assert_eq!(&y[..3], &[0.0; 3], "{}", level.name());
             assert_eq!(&y[3..5], &[f32::INFINITY; 2], "{}", level.name());
             assert!(y[5].is_nan(), "{}", level.name());

@@ -2,8 +2,8 @@
 //!
 //! A value of a [`Simd`] type is proof that the CPU has the instructions: it can only be made by
 //! [`Level::detect`] and friends, so the methods are safe to call. Kernels implement [`Kernel`] and
-//! are compiled once per instruction set by [`Level::run`]; everything on the way must be
-//! `#[inline(always)]` so that it is inlined into the function that carries the target features.
+//! are compiled once per instruction set by [`Level::run`]; all functions they call must be `#[inline(always)]`, so that
+//! they are inlined into the function with the target features.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -64,7 +64,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         // SAFETY: no vector has more than 16 lanes.
         unsafe { self.load(lanes.as_ptr()) }
     }
-    /// Asks for a cache line that will be needed. `p` may be any address.
+    /// Prefetches a cache line. `p` may be any address.
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}
     /// Writes `LANES` values.
@@ -98,7 +98,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
 /// A computation that is compiled for every instruction set.
 pub trait Kernel {
-    /// What it gives.
+    /// Result.
     type Out;
     /// The computation; implementations must be `#[inline(always)]`.
     fn run<S: Simd>(self, simd: S) -> Self::Out;

@@ -42,8 +42,8 @@ fn store<S: Simd>(s: S, y: &mut [f32], at: usize, v: S::V) {
 }
 
 /// `y[i] = f(x[0][i], x[1][i], ...)`.
-// `f` is called at one place only, here and below: a closure that is not inlined loses the target
-// features of the kernel around it, and with them all speed.
+// `f` is called at one place only, here and below, so that it is inlined: otherwise it loses the target features of the
+// kernel around it.
 #[inline(always)]
 pub fn map<S: Simd, const N: usize>(
     s: S,

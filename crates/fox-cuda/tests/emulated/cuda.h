@@ -81,7 +81,7 @@ inline float bf16_hi(u32 x) { return bf16_to_float(u16(x >> 16)); }
 inline u32 pack_bf16(float lo, float hi) { return float_to_bf16(lo) | u32(float_to_bf16(hi)) << 16; }
 inline float clamp_log_gate(float x) { return x < -1e3f ? -1e3f : x; }
 
-// Fibers that wait for each other: those of a warp, or of the block.
+// Fibers that synchronize: those of a warp, or of the block.
 struct Meeting {
     int members = 0, arrived = 0;
     long round = 0;

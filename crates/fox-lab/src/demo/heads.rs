@@ -100,7 +100,7 @@ mod tests {
     use super::contrast;
 
     #[test]
-    fn contrast_is_largest_for_a_gate_that_closes_at_the_chapter() {
+    fn contrast_detects_forgetting_at_chapters() {
         // Two chapters of three tokens; the gate of the fourth token closes.
         let (inside, across) = contrast(&[1.0, 1.0, 1.0, 0.0, 1.0, 1.0], &[3]);
         assert!(inside == 1.0 && across < 1e-30, "{inside} {across}");

@@ -29,7 +29,7 @@ use figures::Figures;
 use heads::InspectedHead;
 use models::DemoModel;
 pub use models::TOKENS;
-use runs::DemoRun;
+use runs::ModelRuns;
 
 /// Evaluation length as a multiple of the training length.
 const BEYOND: usize = 4;
@@ -104,8 +104,7 @@ impl Evaluation {
 /// All results that the report shows.
 struct Results {
     evaluation: Evaluation,
-    /// Every model with its runs, one per seed.
-    models: Vec<(DemoModel, Vec<DemoRun>)>,
+    models: Vec<ModelRuns>,
     figures: Figures,
     /// Loss of a predictor that knows the rules of the corpus: with unlimited memory, and with that of the training
     /// length.

@@ -47,6 +47,9 @@ pub struct DemoRun {
     pub evaluation_seconds: f64,
 }
 
+/// A model with its runs, one per seed.
+pub type ModelRuns = (DemoModel, Vec<DemoRun>);
+
 impl DemoRun {
     /// The model as the subject of evaluations.
     pub fn subject<'a>(&'a self, name: &'a str, evaluation: &Evaluation) -> Subject<'a> {
@@ -64,7 +67,7 @@ pub fn run_all(
     evaluation: &Evaluation,
     devices: &[Device],
     scheduler: &Scheduler,
-) -> Result<Option<Vec<(DemoModel, Vec<DemoRun>)>>> {
+) -> Result<Option<Vec<ModelRuns>>> {
     let models = DemoModel::all();
     let seeds = options.seed..options.seed + options.seeds;
     let order: Vec<(usize, u64)> =
@@ -91,8 +94,7 @@ pub fn run_all(
             .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     });
-    let mut all: Vec<(DemoModel, Vec<DemoRun>)> =
-        models.into_iter().map(|m| (m, Vec::new())).collect();
+    let mut all: Vec<ModelRuns> = models.into_iter().map(|m| (m, Vec::new())).collect();
     for result in results {
         for (m, run) in result? {
             all[m].1.push(run);

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn second_stage_starts_from_the_first_of_its_seed() {
+    fn second_stage_initializes_from_first() {
         let options = ReproductionOptions {
             tokens: Some(100_000),
             seeds: Some(2),

@@ -95,7 +95,7 @@ impl Settings {
             data: self.data.clone(),
             heldout: self.data.is_some().then(|| held_out::prepared(out)),
         };
-        Ok(Reproduction::new(ScaleConfig::load(&self.scale)?, options)?)
+        Reproduction::new(ScaleConfig::load(&self.scale)?, options)
     }
 }
 

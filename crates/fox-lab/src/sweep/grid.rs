@@ -146,6 +146,6 @@ mod tests {
         assert!(error(&["training.seed=0..99999999999"]).contains("at most 10000"));
         assert!(error(&["a.b=0..999", "a.c=0..99"]).contains("more than 10000 runs"));
         assert!(error(&["a.b=1,,2"]).contains("empty value"));
-        assert!(error(&["a.b"]).contains("is no override"));
+        assert!(error(&["a.b"]).contains("write key=value"));
     }
 }

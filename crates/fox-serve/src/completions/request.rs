@@ -1,4 +1,4 @@
-//! A completion request, checked.
+//! Parsing and validation of completion requests.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +13,15 @@ use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, UnknownFields};
 use crate::models;
 
-/// Tokens that are generated when the request does not say: as OpenAI has it for completions; an answer in a
-/// chat ends by itself, or here.
+/// Default of `max_tokens`: OpenAI's for completions, and a larger one for chats.
 const DEFAULT_MAX_TOKENS: usize = 16;
 const DEFAULT_CHAT_TOKENS: usize = 1024;
-/// Strings or ids that may end an answer.
+/// Largest number of stop strings, and of stop ids.
 const MAX_STOPS: usize = 64;
-/// Ids whose logits may be changed.
+/// Largest number of ids with a logit bias.
 const MAX_BIASES: usize = 1024;
 
-/// Fields of clients that change nothing about an answer.
+/// Fields that do not change the answer.
 const HARMLESS: [&str; 10] = [
     "user",
     "metadata",
@@ -36,16 +35,16 @@ const HARMLESS: [&str; 10] = [
     "modalities",
 ];
 
-/// Which of the two it is.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A text is continued.
+    /// `/v1/completions`.
     Text,
-    /// A conversation is.
+    /// `/v1/chat/completions`.
     Chat,
 }
 
-/// What is asked for.
+/// A valid request.
 #[derive(Clone, Debug)]
 pub(crate) struct CompletionRequest {
     pub kind: Kind,
@@ -56,18 +55,18 @@ pub(crate) struct CompletionRequest {
     pub best_of: usize,
     pub max_tokens: usize,
     pub min_tokens: usize,
-    /// Of the first answer to a prompt; the next ones have the next seeds.
+    /// With the seed of the first choice of a prompt; the next choices have the next seeds.
     pub sampling: Sampling,
     pub logit_bias: Vec<(i32, f32)>,
     pub stops: Vec<String>,
-    /// Ids that end an answer besides the end marker.
+    /// Ids that end a choice besides the end marker.
     pub stop_ids: Vec<i32>,
-    /// Whether to go on after the marker that ends a document.
+    /// Whether to continue after the end marker.
     pub ignore_end: bool,
     pub echo: bool,
     /// Alternatives per token, when log-probabilities are wanted.
     pub logprobs: Option<usize>,
-    /// Alternatives per token of the prompt, when theirs are wanted as vLLM gives them.
+    /// Alternatives per prompt token, in vLLM's form.
     pub prompt_logprobs: Option<usize>,
     pub stream: bool,
     pub include_usage: bool,
@@ -198,7 +197,7 @@ fn max_tokens(fields: &mut Fields, kind: Kind) -> ApiResult<usize> {
     }))
 }
 
-/// A number in completions; whether, and a number, in chats.
+/// A number in completions; a flag and a number in chats.
 fn logprobs(fields: &mut Fields, kind: Kind) -> ApiResult<Option<usize>> {
     if kind == Kind::Text {
         return count(fields, "logprobs");
@@ -221,7 +220,7 @@ fn sampling(fields: &mut Fields) -> ApiResult<Sampling> {
         repetition_penalty: fields.take("repetition_penalty")?.unwrap_or(usual.repetition_penalty),
         presence_penalty: penalty(fields, "presence_penalty")?,
         frequency_penalty: penalty(fields, "frequency_penalty")?,
-        // Any whole number is a seed, also a negative one.
+        // Negative seeds are valid.
         seed: fields.take::<i64>("seed")?.map_or_else(random, |seed| seed as u64),
     })
 }
@@ -251,7 +250,7 @@ fn logit_bias(fields: &mut Fields) -> ApiResult<Vec<(i32, f32)>> {
     map.into_iter().map(entry).collect()
 }
 
-/// Some clients say -1 where others say 0: all tokens.
+/// -1 and 0 keep all tokens.
 fn top_k(fields: &mut Fields) -> ApiResult<usize> {
     match fields.take::<i64>("top_k")?.unwrap_or(0) {
         -1 => Ok(0),
@@ -276,7 +275,7 @@ fn stops(fields: &mut Fields) -> ApiResult<Vec<String>> {
     Ok(stops)
 }
 
-/// Of a stream; without one it has no effect.
+/// `stream_options`; without effect unless the response is streamed.
 fn include_usage(fields: &mut Fields, strict: bool) -> ApiResult<(bool, UnknownFields)> {
     let mut options = fields.inner("stream_options")?;
     let include = options.take("include_usage")?.unwrap_or(false);
@@ -284,7 +283,7 @@ fn include_usage(fields: &mut Fields, strict: bool) -> ApiResult<(bool, UnknownF
     Ok((include, options.finish(strict)?))
 }
 
-/// Fields of OpenAI's that would change the answer if they were not ignored.
+/// Refuses fields of OpenAI's API that would change the answer.
 fn refuse_unsupported(fields: &mut Fields, kind: Kind) -> ApiResult<()> {
     let text = [json!({ "type": "text" })];
     fields.ignore("response_format", &text, "the model writes plain text only")?;

@@ -1,4 +1,4 @@
-//! The page at `/`: files that need nothing from outside.
+//! The web page at `/`, without external resources.
 
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use hyper::{Response, StatusCode};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::ServeOptions;
 use crate::body::{Body, response};
 
-/// One of them.
+/// A file of the page.
 #[derive(PartialEq, Eq)]
 pub(crate) struct File {
     path: &'static str,
@@ -33,7 +33,7 @@ pub(crate) fn file(path: &str) -> Option<&'static File> {
     FILES.iter().find(|file| file.path == path)
 }
 
-/// What the page asks first: the server to compare with.
+/// Settings of the page: the server to compare with.
 pub(crate) fn settings(options: &ServeOptions) -> Value {
     json!({ "compare": options.compare })
 }
@@ -49,8 +49,8 @@ impl File {
     }
 }
 
-/// Nothing from elsewhere, and nothing to elsewhere but to the server that is named for comparison: so no link can
-/// make the page send a text to a third one.
+/// The content security policy: no external resources, and no connections except to the server named for comparison, so
+/// that a link cannot make the page send a text elsewhere.
 fn policy(compare: Option<&str>) -> HeaderValue {
     let policy = |more: &str| {
         format!(
@@ -58,7 +58,7 @@ fn policy(compare: Option<&str>) -> HeaderValue {
              img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
     };
-    // An origin that could not stand in a header was not named as one.
+    // Origins were validated, so this does not fail.
     let own = HeaderValue::from_str(&policy(&compare.map_or(String::new(), |c| format!(" {c}"))));
     own.unwrap_or(HeaderValue::from_static("default-src 'none'"))
 }

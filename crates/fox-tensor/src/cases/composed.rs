@@ -1,4 +1,4 @@
-//! A whole layer of ops, as a model strings them together.
+//! Cases of one whole layer.
 
 use super::{Args, Case, Output, Rng, round};
 use crate::{
@@ -16,7 +16,7 @@ pub(super) fn cases() -> Vec<Case> {
     vec![layer(false), layer(true)]
 }
 
-/// Embedding, one FoX (Pro) layer, loss; with or without recomputation of the layer.
+/// Embedding, one FoX (Pro) layer, loss; with or without activation checkpointing.
 fn layer(checkpoint: bool) -> Case {
     let kind = if checkpoint { "checkpointed" } else { "plain" };
     let case = Case::new(format!("composed/{kind}/{ROWS}x{WIDTH}"), move |tape, args| {
@@ -101,7 +101,7 @@ fn loss(tape: &mut Tape<'static>, args: &Args<'_>, outputs: &[Var]) -> Result<Ve
     let [h, inner] = outputs else {
         return Err(Error::argument("case", "a layer has 2 outputs"));
     };
-    // The input embedding serves as the output projection, too: its gradient has two sources.
+    // Tied embeddings: the gradient of the table has two terms.
     let (_, x) = tape.add_rms_norm(h, None, args.var("final_norm")?, 1e-6)?;
     let weights = args.tensor("weights")?;
     let table = args.var("table")?;

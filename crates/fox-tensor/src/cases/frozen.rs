@@ -1,5 +1,5 @@
-//! Trained linear layers beside ops that get no gradient. A device that computes the results of cheap ops
-//! again does so in the backward of the op, which never comes where the op is frozen.
+//! Cases of trained linear layers beside frozen ops. A device that recomputes cheap results defers work to the backward
+//! pass of the op, which does not run where the op is frozen.
 
 use super::{Args, Case, Output};
 use crate::{Activation, HeadSpec, Result, Segments, Tape, Var};
@@ -7,7 +7,7 @@ use crate::{Activation, HeadSpec, Result, Segments, Tape, Var};
 const ROWS: usize = 26;
 const WIDTH: usize = 16;
 
-/// Ops whose results are cheap to compute again.
+/// Ops whose results are cheap to recompute.
 #[derive(Clone, Copy, Debug)]
 enum Cheap {
     Norm,
@@ -27,7 +27,7 @@ fn below(op: Cheap) -> Case {
         let y = cheap(tape, op, args.var("x")?, args)?;
         layers(tape, &y, args)
     });
-    let x = case.stream("x").normals(ROWS * WIDTH);
+    let x = case.rng("x").normals(ROWS * WIDTH);
     trained(frozen(case.constant("x", &[ROWS, WIDTH], x)), op)
 }
 
@@ -39,8 +39,8 @@ fn between(op: Cheap) -> Case {
         let y = cheap(tape, op, &x, args)?;
         layers(tape, &y, args)
     });
-    let x = case.stream("x").normals(ROWS * 8);
-    let square = case.stream("square").normals(WIDTH * WIDTH);
+    let x = case.rng("x").normals(ROWS * 8);
+    let square = case.rng("square").normals(WIDTH * WIDTH);
     let case = case
         .constant("x", &[ROWS, 8], x)
         .constant("square", &[WIDTH, WIDTH], square)
@@ -49,7 +49,7 @@ fn between(op: Cheap) -> Case {
 }
 
 fn frozen(case: Case) -> Case {
-    let norm = case.stream("norm").normals(WIDTH);
+    let norm = case.rng("norm").normals(WIDTH);
     case.constant("norm", &[WIDTH], norm)
 }
 

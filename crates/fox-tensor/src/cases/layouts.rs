@@ -2,8 +2,7 @@
 
 use crate::{Segment, Segments};
 
-/// Named segments with the number of rows they lie in; lengths below, at and above the sizes in
-/// which kernels cut them.
+/// Named segments with their number of rows; lengths below, at and above the chunk sizes of kernels.
 pub(crate) fn recurrent_layouts() -> Vec<((&'static str, Segments), usize)> {
     let alone = |q_start, q_len, k_start, k_len| Segment { q_start, q_len, k_start, k_len };
     let lists = [

@@ -1,4 +1,4 @@
-//! Moving data about.
+//! Cases of copies, slices and fills.
 
 use super::{Args, Case, Output};
 use crate::{DType, Result, Tape};
@@ -11,7 +11,7 @@ pub(super) fn cases() -> Vec<Case> {
 fn rows(tape: &mut Tape<'static>, args: &Args<'_>) -> Result<Vec<Output>> {
     let device = tape.device();
     let (x, y, ids) = (args.tensor("x")?, args.tensor("y")?, args.tensor("ids")?);
-    // The destination is shared with the input and must get storage of its own.
+    // The destination shares the storage of the input, which must not change.
     let mut patched = x.clone();
     device.backend().copy_rows(y, 3, &mut patched, 50, 61)?;
     device.backend().copy_rows(y, 0, &mut patched, 0, 0)?;

@@ -1,9 +1,9 @@
 //! One list of op cases for every backend.
 //!
-//! A [`Case`] holds inputs and a function that runs an op through the tape. [`run`] gives every
-//! output, and the gradient of every differentiable input for fixed random output gradients, as
-//! plain f64 vectors; [`compare`] gives the distance of two results. A backend is right when
-//! `compare(run(case, it), run(case, naive))` is small for [`all`] cases.
+//! A [`Case`] has inputs and a function that runs an op on the tape. [`run`] returns every output, and the gradient of
+//! every differentiable input for fixed random output gradients, as f64 vectors; [`compare`] returns the distance of
+//! two results. A backend is correct when `compare(run(case, it), run(case, naive))` is small for [`all`] cases and
+//! [`refuse_wrong_operands`] accepts nothing.
 
 mod composed;
 mod frozen;
@@ -42,7 +42,7 @@ pub enum Data {
 /// A named operand of a case.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// What the build function asks for.
+    /// Name of the operand.
     pub name: &'static str,
     /// Extents.
     pub shape: Vec<usize>,
@@ -52,13 +52,13 @@ pub struct Input {
     pub grad: bool,
 }
 
-/// What a build function hands back.
+/// Result of a build function.
 pub enum Output {
     /// A value of the tape; it gets a random gradient.
     Var(&'static str, Var),
     /// Losses of a `linear_cross_entropy`, whose gradient starts by itself, and their weights.
     Loss(&'static str, Tensor, Tensor),
-    /// Something to compare that has no gradient.
+    /// Values without a gradient.
     Plain(&'static str, Vec<f64>),
 }
 
@@ -72,7 +72,7 @@ pub struct Case {
     pub seed: u64,
     /// The operands. A test may change their values, not their shapes.
     pub inputs: Vec<Input>,
-    /// What is done to the output gradients before they are used: nothing, or a rounding.
+    /// Rounding of the output gradients; the identity by default.
     pub rounding: fn(f64) -> f64,
     build: Build,
 }
@@ -96,7 +96,7 @@ impl Args<'_> {
             .ok_or_else(|| Error::argument("case", format!("{} has no {name}", self.case.name)))
     }
 
-    /// How a device with fewer bits than the oracle rounds, where the case is run to see what that does.
+    /// The rounding of a device of lower precision, when the case measures its effect.
     pub fn rounding(&self) -> Option<fn(f64) -> f64> {
         let probe = 1.0 + f64::from(f32::EPSILON);
         ((self.case.rounding)(probe) != probe).then_some(self.case.rounding)
@@ -115,7 +115,7 @@ impl Case {
         build: impl Fn(&mut Tape<'static>, &Args<'_>) -> Result<Vec<Output>> + Send + Sync + 'static,
     ) -> Self {
         let name = name.into();
-        // Every case draws from a stream of its own: adding one does not change the others.
+        // The seed depends on the name alone: adding a case does not change the others.
         let seed = name.bytes().fold(0, |h, b| Rng::new(h ^ u64::from(b)).bits());
         Case { name, seed, inputs: Vec::new(), rounding: |x| x, build: Box::new(build) }
     }
@@ -127,7 +127,7 @@ impl Case {
 
     /// Adds a differentiable operand of standard normal values.
     pub fn normal(self, name: &'static str, shape: &[usize]) -> Self {
-        let data = self.stream(name).normals(shape.iter().product());
+        let data = self.rng(name).normals(shape.iter().product());
         self.real(name, shape, data)
     }
 
@@ -142,13 +142,13 @@ impl Case {
     }
 
     /// Random numbers that depend on the names of the case and of the operand.
-    pub(crate) fn stream(&self, name: &str) -> Rng {
+    pub(crate) fn rng(&self, name: &str) -> Rng {
         Rng::new(name.bytes().fold(self.seed, |h, b| Rng::new(h ^ u64::from(b)).bits()))
     }
 
-    /// Values of order 1 with some far out, where a careless sigmoid overflows.
+    /// Values of order 1 with some outliers, where a naive sigmoid overflows.
     pub(crate) fn wide(&self, name: &str, len: usize) -> Vec<f64> {
-        let mut rng = self.stream(name);
+        let mut rng = self.rng(name);
         (0..len)
             .map(|_| {
                 let spread = if rng.chance(0.1) { 60.0 } else { 2.0 };
@@ -163,14 +163,14 @@ impl Case {
     }
 }
 
-/// Everything that one case gives on one device.
+/// Outputs and gradients of one case on one device.
 #[derive(Clone, Debug, Default)]
 pub struct CaseResult {
     /// Outputs by name.
     pub outputs: Vec<(String, Vec<f64>)>,
-    /// Gradients of [`CaseResult::objective`] by input; zeros where nothing flowed back.
+    /// Gradients of [`CaseResult::objective`] by input; zeros where there is none.
     pub gradients: Vec<(String, Vec<f64>)>,
-    /// Sum of all outputs times their gradients: what [`CaseResult::gradients`] are gradients of.
+    /// Sum of all outputs times their gradients: the objective of [`CaseResult::gradients`].
     pub objective: f64,
 }
 
@@ -226,7 +226,7 @@ fn outputs(
         let (name, values) = match output {
             Output::Var(name, var) => {
                 let values = var.value().to_f64()?;
-                let mut gradient = case.stream(name).normals(values.len());
+                let mut gradient = case.rng(name).normals(values.len());
                 gradient.iter_mut().for_each(|x| *x = (case.rounding)(*x));
                 result.objective += dot(&values, &gradient);
                 seeds.push((var.clone(), device.from_f64(&gradient, var.value().shape())?));
@@ -260,7 +260,7 @@ pub fn compare(got: &CaseResult, want: &CaseResult) -> Vec<(String, f64)> {
     compare_by(relative_error, got, want)
 }
 
-/// The same by another measure of `(got, want)`, such as [`largest_error`].
+/// [`compare`] by another measure of `(got, want)`, such as [`largest_error`].
 pub fn compare_by(
     measure: fn(&[f64], &[f64]) -> f64,
     got: &CaseResult,
@@ -285,8 +285,8 @@ pub fn relative_error(got: &[f64], want: &[f64]) -> f64 {
     difference::relative_error(got, want, FLOOR * (want.len() as f64).sqrt())
 }
 
-/// The largest `|got - want|` of an element over the largest `|want|`, or over [`FLOOR`] if larger. A single
-/// wrong element in a million, which disappears in a norm, does not in this.
+/// The largest `|got - want|` of an element over the largest `|want|`, or over [`FLOOR`] if larger. It finds a
+/// single wrong element in a million, which a norm does not.
 pub fn largest_error(got: &[f64], want: &[f64]) -> f64 {
     let finite = want.iter().filter(|x| x.is_finite());
     let size = finite.fold(FLOOR, |size, x| size.max(x.abs()));

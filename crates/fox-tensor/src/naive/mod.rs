@@ -1,7 +1,7 @@
-//! The oracle: every op in f64 with obvious loops. It is the documentation of what an op computes
-//! and the answer that faster backends are compared with. Nothing here is meant to be fast.
+//! The oracle: every op in f64 with plain loops. It documents what an op computes and is the reference for other
+//! backends; speed is not a goal.
 //!
-//! This module holds its memory and what the ops share; the loops are in each op's `naive.rs`.
+//! This module has its memory and shared helpers; the loops are with each op.
 
 mod math;
 mod storage;
@@ -21,7 +21,7 @@ use crate::{
     check_fill, check_ints,
 };
 
-/// The f64 backend. Memory it has handed out is poisoned with NaN until it is written.
+/// The f64 backend. Allocated memory is filled with NaN until it is written.
 #[derive(Debug, Default)]
 pub struct Naive {
     meter: Arc<Meter>,
@@ -58,7 +58,7 @@ impl Naive {
         self.tensor(like.device(), data, like.shape())
     }
 
-    /// A gradient, added to the one that exists already.
+    /// `grad`, added to `acc` if there is one.
     pub(crate) fn plus(&self, acc: Option<Tensor>, grad: Tensor) -> Result<Tensor> {
         match acc {
             Some(acc) => self.add(acc, &grad),
@@ -66,7 +66,7 @@ impl Naive {
         }
     }
 
-    /// Makes sure that nobody else holds the storage of `x`.
+    /// Copies the storage of `x` if it is shared.
     pub(crate) fn unshare(&self, x: &mut Tensor) -> Result<()> {
         if x.is_shared() {
             let copy = self.meter.store(values(x)?.clone());
@@ -88,7 +88,6 @@ impl Backend for Naive {
     }
 }
 
-// Op by op, as the provided methods do it.
 impl RecomputeOps for Naive {}
 
 impl Memory for Naive {

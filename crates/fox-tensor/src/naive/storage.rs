@@ -1,4 +1,4 @@
-//! Host memory of the oracle: f64 for every real type, i32 for integers, and a meter.
+//! Host memory of the oracle: f64 for every real type, i32 for integers, with byte counters.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl Values {
     }
 }
 
-/// Counts the bytes of live tensors, so that tests can see what a tape keeps.
+/// Counts the bytes of live tensors, so that tests can measure saved activations.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     in_use: AtomicUsize,
@@ -89,18 +89,18 @@ impl<'a> Matrix<'a> {
         &self.data[r * self.cols..(r + 1) * self.cols]
     }
 
-    /// Part `h` of row `r`, when a row is made of parts of width `d`: one head of one token.
+    /// Columns `h * d .. (h + 1) * d` of row `r`: one head of one token.
     pub(crate) fn head(&self, r: usize, h: usize, d: usize) -> &'a [f64] {
         &self.row(r)[h * d..(h + 1) * d]
     }
 }
 
-/// The values behind a tensor.
+/// The values of a tensor.
 pub(crate) fn values(x: &Tensor) -> Result<&Values> {
     x.storage::<Stored>().map(|s| &s.values).ok_or_else(|| foreign(x.shape()))
 }
 
-/// The values behind a tensor that nobody else holds.
+/// The values of a tensor that is not shared, for writing.
 pub(crate) fn values_mut(x: &mut Tensor) -> Result<&mut Values> {
     let shape = x.shape();
     x.storage_mut::<Stored>().map(|s| &mut s.values).ok_or_else(|| foreign(shape))

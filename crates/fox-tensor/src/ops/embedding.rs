@@ -118,7 +118,7 @@ fn embedding(rows: usize, vocab: usize, width: usize, pad: Option<usize>) -> Cas
         let twice = tape.embedding(table, ids, pad)?;
         Ok(vec![Output::Var("once", once), Output::Var("twice", twice)])
     });
-    let mut rng = case.stream("ids");
+    let mut rng = case.rng("ids");
     let ids = (0..rows).map(|_| rng.between(0, vocab - 1) as i32).collect();
     case.normal("table", &[vocab, width]).int("ids", &[rows], ids)
 }

@@ -99,15 +99,15 @@ impl Tape<'_> {
             out.again.clone(),
         );
         self.push(move |flow| {
-            let waiting = own.map_or_else(Vec::new, Saved::take_waiting);
+            let deferred = own.map_or_else(Vec::new, Saved::take_deferred);
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
             let (norm, gate) = (norm.as_ref(), gate.as_ref());
             let inputs = GatedNormInputs { x: &x, norm, gate, groups, eps, act };
-            let grads = if waiting.is_empty() {
+            let grads = if deferred.is_empty() {
                 device.backend().gated_norm_bwd(&dy, &inputs)?
             } else {
                 let (grads, y) = device.recompute_ops()?.gated_norm_bwd_with_output(dy, &inputs)?;
-                flow.serve(waiting, &y)?;
+                flow.run_deferred(deferred, &y)?;
                 grads
             };
             flow.add(x_slot, grads.dx)?;

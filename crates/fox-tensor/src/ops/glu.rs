@@ -38,13 +38,13 @@ impl Tape<'_> {
         let (x_slot, out_slot, own) = (x.slot, out.slot, out.again.clone());
         let (device, x) = (self.device.clone(), x.value.clone());
         self.push(move |flow| {
-            let waiting = own.map_or_else(Vec::new, Saved::take_waiting);
+            let deferred = own.map_or_else(Vec::new, Saved::take_deferred);
             let Some(dy) = flow.take(out_slot) else { return Ok(()) };
-            if waiting.is_empty() {
+            if deferred.is_empty() {
                 return flow.add(x_slot, device.backend().glu_bwd(&dy, &x, act)?);
             }
             let (dx, y) = device.recompute_ops()?.glu_bwd_with_output(dy, x, act)?;
-            flow.serve(waiting, &y)?;
+            flow.run_deferred(deferred, &y)?;
             flow.add(x_slot, dx)
         });
         Ok(out)

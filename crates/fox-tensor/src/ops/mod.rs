@@ -1,12 +1,13 @@
-//! The ops, one folder each, with everything that belongs to it:
+//! The ops, one file each, or one folder for a large op, in this order:
 //!
-//! - `mod.rs`: operands, options and results with their shapes, and the trait that a device implements;
-//! - `tape.rs`: the op as a model calls it (check, run, record);
-//! - `naive.rs`: the oracle, in f64 and with obvious loops;
+//! - `mod.rs`: operands, options and results with their shapes, the trait that a device implements, and the validation
+//!   of its operands (`check_<method>`);
+//! - `tape.rs`: the op on the tape: run and record;
+//! - `naive.rs`: the f64 oracle;
 //! - `cases.rs`: the inputs on which every device is compared with the oracle.
 //!
-//! A new op is such a folder and its two lines below: nothing else in this crate changes. Names must be
-//! unique among the ops, because the crate root exports them all.
+//! A new op is such a file and two lines below. Names must be unique among the ops, because the crate root exports them
+//! all.
 //!
 //! [`peers`], [`recompute`], [`paged`] and [`decode`] declare optional abilities of a device; see [`Caps`](crate::Caps).
 
@@ -48,7 +49,7 @@ pub use recompute::RecomputeOps;
 
 use crate::cases::Case;
 
-/// Lists every op once: its folder and its trait.
+/// Lists every op once: its module and its trait.
 macro_rules! ops {
     ($($op:ident: $ops:ident,)*) => {
         $(pub use $op::*;)*

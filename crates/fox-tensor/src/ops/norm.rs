@@ -115,7 +115,7 @@ impl Tape<'_> {
         let (sum_slot, y_slot, own) = (sum.slot, y.slot, y.again.clone());
         let (device, h, w) = (self.device.clone(), sum.value.clone(), w.value.clone());
         self.push(move |flow| {
-            let waiting = own.map_or_else(Vec::new, Saved::take_waiting);
+            let deferred = own.map_or_else(Vec::new, Saved::take_deferred);
             let dsum = flow.take(sum_slot);
             let Some(dy) = flow.take(y_slot) else {
                 let Some(dh) = dsum else { return Ok(()) };
@@ -124,12 +124,12 @@ impl Tape<'_> {
             };
             let (acc, saved) =
                 (flow.take(w_slot), NormSaved { sum: &h, rstd: &result.rstd, w: &w, eps });
-            let grads = if waiting.is_empty() {
+            let grads = if deferred.is_empty() {
                 device.backend().add_rms_norm_bwd(&dy, dsum, &saved, acc)?
             } else {
                 let again = device.recompute_ops()?;
                 let (grads, y) = again.add_rms_norm_bwd_with_output(&dy, dsum, &saved, acc)?;
-                flow.serve(waiting, &y)?;
+                flow.run_deferred(deferred, &y)?;
                 grads
             };
             flow.put(w_slot, grads.dw);

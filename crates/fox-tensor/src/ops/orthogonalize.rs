@@ -171,7 +171,7 @@ fn case(kind: &str, tensors: &'static [&'static [usize]], cols: usize) -> Case {
         run(tape, args, tensors)
     });
     // Scales that differ by far: the result depends on the direction alone.
-    let mut data = case.stream("m").normals(rows * cols);
+    let mut data = case.rng("m").normals(rows * cols);
     let heights = tensors.iter().flat_map(|rows| rows.iter());
     let mut rest = &mut data[..];
     for (i, height) in heights.enumerate() {

@@ -1,15 +1,15 @@
-//! Backward passes that give an op's output once more: an optional ability of a device.
+//! Backward passes that also return the op's output: an optional capability of a device.
 
 use crate::{
     Activation, GatedNormGrads, GatedNormInputs, GatedNormOps, GluOps, NormGrads, NormInputs,
     NormOps, NormSaved, Result, Tensor,
 };
 
-/// A device with this prefers memory to time: the tape computes the results of cheap ops (norms, gated
-/// units) again in the backward rather than keep them; see [`Caps`](crate::Caps). The provided methods
-/// run the forward once more; a device that reads the operands once for both writes its own.
+/// Recomputation of cheap results: on a device with this capability the tape recomputes norms and gated units in the
+/// backward pass instead of saving them; see [`Caps`](crate::Caps). The provided methods run the forward pass again; a
+/// device with a fused kernel, which reads the operands once, overrides them.
 pub trait RecomputeOps: NormOps + GatedNormOps + GluOps {
-    /// [`NormOps::add_rms_norm_bwd`] that also gives `y` once more.
+    /// [`NormOps::add_rms_norm_bwd`] that also returns `y`.
     fn add_rms_norm_bwd_with_output(
         &self,
         dy: &Tensor,
@@ -22,8 +22,8 @@ pub trait RecomputeOps: NormOps + GatedNormOps + GluOps {
         Ok((self.add_rms_norm_bwd(dy, dsum, saved, dw_acc)?, y))
     }
 
-    /// [`GatedNormOps::gated_norm_bwd`] that also gives the output once more, in place of `dy` where
-    /// nobody else holds it.
+    /// [`GatedNormOps::gated_norm_bwd`] that also returns the output, in the storage of `dy` where
+    /// that is not shared.
     fn gated_norm_bwd_with_output(
         &self,
         dy: Tensor,
@@ -32,8 +32,8 @@ pub trait RecomputeOps: NormOps + GatedNormOps + GluOps {
         Ok((self.gated_norm_bwd(&dy, inputs)?, self.gated_norm_fwd(inputs)?))
     }
 
-    /// [`GluOps::glu_bwd`] that also gives the output once more: `(dx, y)`, in place of `x` and `dy` where
-    /// nobody else holds them.
+    /// [`GluOps::glu_bwd`] that also returns the output: `(dx, y)`, in the storage of `x` and `dy` where
+    /// that is not shared.
     fn glu_bwd_with_output(
         &self,
         dy: Tensor,

@@ -185,7 +185,7 @@ fn sinks(
         Ok(vec![Output::Var("o", o)])
     });
     let gates: Vec<f64> =
-        case.stream("gates").normals(rows * heads).iter().map(|x| -x.abs() / 8.0).collect();
+        case.rng("gates").normals(rows * heads).iter().map(|x| -x.abs() / 8.0).collect();
     let gates = gates.into_iter().map(crate::cases::round).collect();
     case.normal("q", &[rows, heads * d])
         .normal("k", &[rows, kv_heads * d])

@@ -97,8 +97,8 @@ pub trait UpdateOps {
         Ok(())
     }
 
-    /// All of `blends`, in one kernel launch where the device has kernels. No tensor is changed by one of
-    /// them and read by another. A shared `y` gets storage of its own first.
+    /// Runs all `blends`, in one kernel launch where the device has kernels. No tensor is written by one of them and
+    /// read by another. A shared `y` is copied first.
     fn blend(&self, blends: &mut [Blend<'_>]) -> Result<()>;
 }
 
@@ -244,7 +244,7 @@ fn blends(rows: usize, cols: usize) -> Case {
             Output::Plain("squares", vec![squares]),
         ])
     });
-    let [x, z] = ["x", "z"].map(|name| case.stream(name).normals(rows * cols));
+    let [x, z] = ["x", "z"].map(|name| case.rng(name).normals(rows * cols));
     case.constant("x", &[rows, cols], x).constant("z", &[rows, cols], z)
 }
 
@@ -285,8 +285,8 @@ fn adamw_case(rows: usize, cols: usize, weight_decay: f32, grad_scale: f32, pack
             Output::Plain("p's last row", p.slice_rows(rows - 1, 1)?.to_f64()?),
         ])
     });
-    let grads = case.stream("grads").normals(5 * rows * cols);
-    let p = case.stream("p").normals(rows * cols);
+    let grads = case.rng("grads").normals(5 * rows * cols);
+    let p = case.rng("p").normals(rows * cols);
     case.constant("p", &[rows, cols], p).constant("grads", &[5 * rows, cols], grads)
 }
 

@@ -1,56 +1,55 @@
-//! Gradients that are handed over while the backward pass goes on.
+//! Buckets of complete gradients that are sent during the backward pass, for overlapped gradient reduction.
 //!
-//! A parameter may get several terms: tied weights, ops that wait for each other. How many is known from an
-//! earlier pass of the same model; with the last one the gradient is complete. Complete gradients are collected until
-//! they fill a bucket.
+//! A parameter may get several terms, for example tied weights. Their number is known from an earlier pass of the same
+//! model; with the last term the gradient is complete. Complete gradients are collected until they fill a bucket.
 
 use super::{Gradients, ParamId};
 use crate::{Error, Result, Tensor};
 
-/// Takes complete gradients, in the order of the parameters. They stay where they are.
+/// Receives a bucket of complete gradients in the order of the parameters; they stay in [`Gradients`].
 pub type BucketSink = Box<dyn FnMut(&mut [(ParamId, &mut Tensor)]) -> Result<()> + Send>;
 
-/// Complete gradients on their way.
+/// Buckets of one backward pass.
 pub(super) struct Buckets {
-    /// Terms that every parameter gets in a pass.
+    /// Number of terms of every parameter in a pass.
     expected: Vec<u32>,
     /// Bytes of a full bucket.
     bytes: usize,
-    taker: BucketSink,
-    /// Complete, not handed over yet.
+    sink: BucketSink,
+    /// Complete gradients that are not sent yet.
     ready: Vec<ParamId>,
-    handed_over: Vec<bool>,
+    sent: Vec<bool>,
 }
 
 impl Gradients {
-    /// Hands gradients to `taker` in buckets of about `bytes` as they become complete in the next backward pass, which
-    /// adds `expected` terms to each parameter, see [`Gradients::term_counts`]. What remains is
+    /// Sends gradients to `sink` in buckets of about `bytes` as they become complete in the next backward pass, which
+    /// adds `expected` terms to each parameter, see [`Gradients::term_counts`]. The rest is
     /// [`Gradients::unsent_mut`].
-    pub fn set_bucket_sink(&mut self, expected: Vec<u32>, bytes: usize, taker: BucketSink) {
+    pub fn set_bucket_sink(&mut self, expected: Vec<u32>, bytes: usize, sink: BucketSink) {
         self.terms.clear();
-        let handed_over = vec![false; expected.len()];
-        self.buckets = Some(Buckets { expected, bytes, taker, ready: Vec::new(), handed_over });
+        let sent = vec![false; expected.len()];
+        self.buckets = Some(Buckets { expected, bytes, sink, ready: Vec::new(), sent });
     }
 
-    /// How many terms each parameter got since the gradients were made or [`Gradients::set_bucket_sink`] was called.
+    /// Number of terms of each parameter since the gradients were created or [`Gradients::set_bucket_sink`] was called.
     pub fn term_counts(&self) -> &[u32] {
         &self.terms
     }
 
-    /// Forgets how many terms there were, so that the next pass can be counted.
+    /// Resets the counts, so that they cover the next pass alone.
     pub fn reset_term_counts(&mut self) {
         self.terms.clear();
     }
 
-    /// The gradients that were not handed over, in order.
+    /// The gradients that were not sent, in order.
     pub fn unsent_mut(&mut self) -> impl Iterator<Item = (ParamId, &mut Tensor)> {
-        let gone = self.buckets.as_ref().map_or(&[][..], |buckets| &buckets.handed_over);
+        let sent = self.buckets.as_ref().map_or(&[][..], |buckets| &buckets.sent);
         let all = self.params.iter_mut().enumerate();
-        all.filter(|(i, _)| !gone.get(*i).is_some_and(|gone| *gone))
+        all.filter(|(i, _)| !sent.get(*i).is_some_and(|sent| *sent))
             .filter_map(|(i, grad)| Some((ParamId(i), grad.as_mut()?)))
     }
 
-    /// Notes one more term of a parameter.
+    /// Counts one more term of a parameter.
     pub(super) fn count_term(&mut self, ParamId(i): ParamId) {
         if self.terms.len() <= i {
             self.terms.resize(i + 1, 0);
@@ -63,14 +62,14 @@ impl Gradients {
         }
     }
 
-    /// Hands a full bucket over. A term that came too late is an error: what was handed over lacks it.
-    pub(super) fn empty_full_bucket(&mut self) -> Result<()> {
+    /// Sends a full bucket. A term that arrives after its gradient was sent is an error.
+    pub(super) fn send_full_bucket(&mut self) -> Result<()> {
         let Some(buckets) = &mut self.buckets else { return Ok(()) };
-        let late = buckets.handed_over.iter().zip(&buckets.expected).zip(&self.terms);
-        if let Some(i) = late.into_iter().position(|((gone, n), terms)| *gone && terms > n) {
+        let late = buckets.sent.iter().zip(&buckets.expected).zip(&self.terms);
+        if let Some(i) = late.into_iter().position(|((sent, n), terms)| *sent && terms > n) {
             return Err(Error::argument(
                 "backward",
-                format!("parameter {i} got a term after its gradient was handed over"),
+                format!("parameter {i} got a term after its gradient was sent"),
             ));
         }
         let sizes = buckets.ready.iter().filter_map(|id| self.params[id.0].as_ref());
@@ -80,20 +79,20 @@ impl Gradients {
         }
         let mut full = vec![false; self.params.len()];
         for id in std::mem::take(&mut buckets.ready) {
-            buckets.handed_over[id.0] = true;
+            buckets.sent[id.0] = true;
             full[id.0] = true;
         }
         let all = self.params.iter_mut().enumerate().filter(|(i, _)| full[*i]);
         let mut bucket: Vec<(ParamId, &mut Tensor)> =
             all.filter_map(|(i, grad)| Some((ParamId(i), grad.as_mut()?))).collect();
-        (buckets.taker)(&mut bucket)
+        (buckets.sink)(&mut bucket)
     }
 }
 
 impl std::fmt::Debug for Buckets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let handed_over = self.handed_over.iter().filter(|gone| **gone).count();
-        write!(f, "Buckets({handed_over} of {} handed over)", self.expected.len())
+        let sent = self.sent.iter().filter(|sent| **sent).count();
+        write!(f, "Buckets({sent} of {} sent)", self.expected.len())
     }
 }
 
@@ -104,7 +103,7 @@ mod tests {
     use super::*;
     use crate::{Device, Tape, Var};
 
-    /// A table that is used twice, as tied embeddings are, and a matrix in between.
+    /// A table that is used twice, like tied embeddings, and a matrix in between.
     fn pass(gradients: &mut Gradients) -> Result<()> {
         let device = Device::naive();
         let table =
@@ -130,22 +129,22 @@ mod tests {
     }
 
     #[test]
-    fn gradients_are_handed_over_when_their_last_term_has_come() {
+    fn sends_a_bucket_when_its_gradients_are_complete() {
         let mut first = Gradients::default();
         pass(&mut first).unwrap();
         assert_eq!(first.term_counts(), [2, 0, 1]);
-        let whole = |id| first.get(ParamId(id)).unwrap().to_f32().unwrap();
+        let complete = |id| first.get(ParamId(id)).unwrap().to_f32().unwrap();
         let seen = Seen::default();
         let mut gradients = Gradients::default();
         gradients.set_bucket_sink(first.term_counts().to_vec(), 1, recorder(&seen));
         pass(&mut gradients).unwrap();
         // The matrix comes first: the table gets its second term from the embedding at the very end.
-        assert_eq!(*seen.lock().unwrap(), [[(2, whole(2))], [(0, whole(0))]]);
+        assert_eq!(*seen.lock().unwrap(), [[(2, complete(2))], [(0, complete(0))]]);
         assert_eq!(gradients.unsent_mut().count(), 0);
     }
 
     #[test]
-    fn what_does_not_fill_a_bucket_remains() {
+    fn keeps_gradients_of_an_unfilled_bucket() {
         let mut first = Gradients::default();
         pass(&mut first).unwrap();
         let seen = Seen::default();
@@ -164,13 +163,10 @@ mod tests {
     }
 
     #[test]
-    fn a_term_that_comes_too_late_is_an_error() {
+    fn rejects_a_term_after_its_bucket_was_sent() {
         let mut gradients = Gradients::default();
         gradients.set_bucket_sink(vec![1, 0, 1], 1, Box::new(|_| Ok(())));
         let error = pass(&mut gradients).unwrap_err().to_string();
-        assert!(
-            error.contains("parameter 0 got a term after its gradient was handed over"),
-            "{error}"
-        );
+        assert!(error.contains("parameter 0 got a term after its gradient was sent"), "{error}");
     }
 }

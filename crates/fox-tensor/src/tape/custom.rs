@@ -1,20 +1,20 @@
-//! Ops that are defined outside of this library.
+//! Ops that are defined outside this crate.
 
 use super::{Saved, Slot, Tape, Var};
 use crate::{DType, Error, Result, Tensor};
 
-/// An op of one's own, for [`Tape::custom`]: a forward and a backward on plain tensors. Both may call any
-/// op of the device ([`Device::backend`](crate::Device::backend)) or go through host values
+/// A user-defined op for [`Tape::custom`]: a forward and a backward pass on tensors. Both may call any op of the
+/// device ([`Device::backend`](crate::Device::backend)) or compute on the host
 /// ([`Tensor::to_f32`], [`Device::from_f32`](crate::Device::from_f32)), which works on every device.
 pub trait CustomOp {
-    /// For messages.
+    /// Name in error messages.
     fn name(&self) -> &'static str;
 
     /// The outputs, on the device of the inputs.
     fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>>;
 
     /// Gradients of the inputs, in order, from those of the outputs, in order; `None` for an input that has
-    /// none. An output that nothing depends on has a gradient of zeros.
+    /// none. An unused output has a gradient of zeros.
     fn backward(
         &self,
         inputs: &[&Tensor],
@@ -24,7 +24,7 @@ pub trait CustomOp {
 }
 
 impl<'m> Tape<'m> {
-    /// Runs an op of one's own and records it like any other.
+    /// Runs and records a user-defined op.
     pub fn custom(&mut self, op: impl CustomOp + 'm, inputs: &[&Var]) -> Result<Vec<Var>> {
         let values: Vec<&Tensor> = inputs.iter().map(|input| input.value()).collect();
         for value in &values {
@@ -50,11 +50,12 @@ impl<'m> Tape<'m> {
             if grads.iter().all(Option::is_none) {
                 return Ok(());
             }
-            let whole = |(grad, output): (Option<Tensor>, &Tensor)| match grad {
+            let or_zeros = |(grad, output): (Option<Tensor>, &Tensor)| match grad {
                 Some(grad) => Ok(grad),
                 None => device.zeros(output.shape(), DType::F32),
             };
-            let grads = grads.into_iter().zip(&outputs).map(whole).collect::<Result<Vec<_>>>()?;
+            let grads =
+                grads.into_iter().zip(&outputs).map(or_zeros).collect::<Result<Vec<_>>>()?;
             let inputs = saved.iter().map(Saved::get).collect::<Result<Vec<_>>>()?;
             let (inputs, outputs): (Vec<_>, Vec<_>) =
                 (inputs.iter().collect(), outputs.iter().collect());

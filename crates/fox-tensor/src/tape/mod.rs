@@ -1,4 +1,4 @@
-//! The tape: runs ops, remembers what their backward needs, and walks it back.
+//! The tape: runs ops, saves what their backward passes need, and runs these in reverse.
 //!
 //! ```text
 //! let mut tape = Tape::recording(&device);
@@ -8,9 +8,9 @@
 //! tape.backward(&mut gradients)?;                   // adds to the parameters' gradients
 //! ```
 //!
-//! A tape that does not record is plain inference: the same model code, nothing kept.
-//! [`Tape::checkpoint`] trades memory for time: a block's activations are dropped after the forward
-//! and computed again in the backward.
+//! A tape that does not record is inference: the same model code without saved activations.
+//! [`Tape::checkpoint`] is activation checkpointing: a block's activations are dropped after the forward pass
+//! and recomputed in the backward pass.
 
 mod buckets;
 mod custom;
@@ -25,21 +25,21 @@ use std::sync::Arc;
 
 use crate::{Device, Result, Tensor};
 use buckets::Buckets;
+use saved::Deferred;
 pub(crate) use saved::Saved;
-use saved::Waiting;
 
 /// Index of a parameter in the model's list, and of its gradient in [`Gradients`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub usize);
 
-/// Where a value's gradient goes. Steps keep slots, not values, of what they only pass gradients to.
+/// Destination of a value's gradient. Steps keep the slots, not the values, of operands that only receive gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
-    /// Nowhere: a constant, or a tape that does not record.
+    /// None: a constant, or a tape that does not record.
     None,
-    /// To the parameter's entry in [`Gradients`].
+    /// The parameter's entry in [`Gradients`].
     Param(ParamId),
-    /// To the tape's own list.
+    /// An entry of the tape.
     Inner(usize),
 }
 
@@ -48,7 +48,7 @@ pub(crate) enum Slot {
 pub struct Var {
     pub(crate) value: Tensor,
     pub(crate) slot: Slot,
-    /// How the backward gets the value, when it is not kept.
+    /// Recomputation of the value for the backward pass, when it is not saved.
     pub(crate) again: Option<Saved>,
 }
 
@@ -72,17 +72,17 @@ impl Var {
         self.slot != Slot::None
     }
 
-    /// The value for the backward.
+    /// The value for the backward pass.
     pub(crate) fn saved(&self) -> Saved {
-        self.again.clone().unwrap_or_else(|| Saved::kept(self.value.clone()))
+        self.again.clone().unwrap_or_else(|| Saved::stored(self.value.clone()))
     }
 }
 
-/// Gradients of the parameters, summed over the backward passes since they were last taken.
+/// Gradients of the parameters, accumulated over backward passes.
 #[derive(Debug, Default)]
 pub struct Gradients {
     params: Vec<Option<Tensor>>,
-    /// How many terms each parameter got.
+    /// Number of terms of each parameter.
     terms: Vec<u32>,
     buckets: Option<Buckets>,
 }
@@ -98,7 +98,7 @@ impl Gradients {
         self.params.iter().enumerate().filter_map(|(i, g)| Some((ParamId(i), g.as_ref()?)))
     }
 
-    /// The same, for an optimizer that needs their memory.
+    /// [`Gradients::iter`] with mutable tensors, for an optimizer that reuses their memory.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (ParamId, &mut Tensor)> {
         self.params.iter_mut().enumerate().filter_map(|(i, g)| Some((ParamId(i), g.as_mut()?)))
     }
@@ -119,7 +119,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// Forgets all gradients; their memory goes back to the device's pool.
+    /// Drops all gradients; their memory returns to the device's pool.
     pub fn clear(&mut self) {
         *self = Gradients::default();
     }
@@ -132,19 +132,19 @@ impl Gradients {
     }
 }
 
-/// Gradients under way during one walk back: the tape's own values and the parameters.
+/// Gradients during one backward pass: those of the tape's values and of the parameters.
 pub(crate) struct Flow<'g> {
     inner: Vec<Option<Tensor>>,
     params: &'g mut Gradients,
 }
 
 impl Flow<'_> {
-    /// Takes the gradient so far: an op's finished output gradient, or a sum to be continued.
+    /// Takes the gradient so far: the complete gradient of an op's output, or a partial sum.
     pub(crate) fn take(&mut self, slot: Slot) -> Option<Tensor> {
         self.entry(slot)?.take()
     }
 
-    /// Puts a gradient in its place; dropped when nobody wants it.
+    /// Stores a gradient; without a slot it is dropped.
     pub(crate) fn put(&mut self, slot: Slot, grad: Tensor) {
         if let Some(entry) = self.entry(slot) {
             *entry = Some(grad);
@@ -154,7 +154,7 @@ impl Flow<'_> {
         }
     }
 
-    /// Lets `f` turn the gradient so far into the gradient with one more term, if it is wanted.
+    /// Lets `f` add a term to the gradient so far, if the slot has one.
     pub(crate) fn update(
         &mut self,
         slot: Slot,
@@ -175,17 +175,17 @@ impl Flow<'_> {
         }
     }
 
-    /// Runs what waited for `value`.
-    pub(crate) fn serve(&mut self, waiting: Vec<Waiting>, value: &Tensor) -> Result<()> {
-        waiting.into_iter().try_for_each(|work| work(value, self))
+    /// Runs the deferred work on `value`.
+    pub(crate) fn run_deferred(&mut self, deferred: Vec<Deferred>, value: &Tensor) -> Result<()> {
+        deferred.into_iter().try_for_each(|work| work(value, self))
     }
 
-    /// Adds a finished term, where there is one.
+    /// Adds a term, if any.
     pub(crate) fn add_some(&mut self, slot: Slot, term: Option<Tensor>) -> Result<()> {
         term.map_or(Ok(()), |term| self.add(slot, term))
     }
 
-    /// Adds a finished term.
+    /// Adds a term.
     pub(crate) fn add(&mut self, slot: Slot, term: Tensor) -> Result<()> {
         self.update(slot, |acc| match acc {
             None => Ok(term),
@@ -199,14 +199,14 @@ impl Flow<'_> {
 
 type Step<'m> = Box<dyn FnOnce(&mut Flow<'_>) -> Result<()> + 'm>;
 
-/// Records ops and walks them back. `'m` is the lifetime of the model whose blocks
-/// [`Tape::checkpoint`] may run again.
+/// Records ops and runs their backward passes. `'m` is the lifetime of the model whose blocks
+/// [`Tape::checkpoint`] recomputes.
 pub struct Tape<'m> {
     pub(crate) device: Device,
     pub(crate) recording: bool,
-    /// Whether the results of cheap ops are computed again in the backward rather than kept.
+    /// Whether the results of cheap ops are recomputed in the backward pass rather than saved.
     recompute_cheap: bool,
-    /// Where the beginnings of its sequences are.
+    /// The preceding rows of its sequences, when they are on other ranks.
     preceding: Option<Arc<dyn PrecedingRows>>,
     steps: Vec<Step<'m>>,
     values: usize,
@@ -241,18 +241,18 @@ impl<'m> Tape<'m> {
         &self.device
     }
 
-    /// A value whose gradient is wanted but that is no parameter; see [`Tape::backward_from`].
+    /// A value that needs a gradient and is not a parameter; see [`Tape::backward_from`].
     pub fn leaf(&mut self, value: Tensor) -> Var {
         let slot = self.next_slot(true);
         Var { value, slot, again: None }
     }
 
-    /// Walks the tape back from its losses, adding to the parameters' gradients.
+    /// Runs the backward pass from the losses and accumulates the parameters' gradients.
     pub fn backward(self, gradients: &mut Gradients) -> Result<()> {
         self.walk(&[], gradients).map(drop)
     }
 
-    /// Walks the tape back from given output gradients and returns the gradients of `leaves`.
+    /// Runs the backward pass from given output gradients and returns the gradients of `leaves`.
     pub fn backward_from(
         self,
         seeds: &[(Var, Tensor)],
@@ -263,7 +263,7 @@ impl<'m> Tape<'m> {
         Ok(leaves.iter().map(|leaf| flow.take(leaf.slot)).collect())
     }
 
-    /// Runs `block` without keeping its activations; the backward runs it once more, with a tape.
+    /// Activation checkpointing: runs `block` without saving its activations; the backward pass runs it again, recording.
     ///
     /// `block` must be a pure function of `inputs` and of parameters.
     pub fn checkpoint<F>(&mut self, inputs: &[Var], block: F) -> Result<Vec<Var>>
@@ -279,7 +279,7 @@ impl<'m> Tape<'m> {
             let (inputs, device) = (inputs.to_vec(), self.device.clone());
             let outs: Vec<Slot> = outputs.iter().map(|out| out.slot).collect();
             self.push(move |flow| {
-                // One block at a time: its cheap results need not be computed a third time.
+                // Only one block's activations exist at a time, so its cheap results are saved.
                 let mut tape =
                     Tape { recompute_cheap: false, preceding, ..Tape::recording(&device) };
                 let leaves: Vec<Var> =
@@ -308,10 +308,10 @@ impl<'m> Tape<'m> {
             grad.expect_shape("backward", "seed", var.value.dims())?;
             flow.add(var.slot, grad.clone())?;
         }
-        // Each step is dropped as soon as it ran, and with it the activations it kept.
+        // Each step is dropped as soon as it ran, together with its saved activations.
         for step in self.steps.into_iter().rev() {
             step(&mut flow)?;
-            flow.params.empty_full_bucket()?;
+            flow.params.send_full_bucket()?;
         }
         Ok(flow)
     }
@@ -324,15 +324,15 @@ impl<'m> Tape<'m> {
         Slot::Inner(self.values - 1)
     }
 
-    /// An op's result; it takes part in the backward if any of its inputs does.
+    /// The result of an op; it needs a gradient if any of its inputs does.
     pub(crate) fn output(&mut self, value: Tensor, needs_grad: bool) -> Var {
         let slot = self.next_slot(needs_grad);
         Var { value, slot, again: None }
     }
 
-    /// The same for an op that is cheap to run again: where the device prefers memory to time, the
-    /// backward does so instead of keeping the result. With `can_wait`, what needs the value may wait for
-    /// the op's own backward, which must then run it.
+    /// [`Tape::output`] of an op that is cheap to recompute: a device with
+    /// [`RecomputeOps`](crate::RecomputeOps) recomputes the result in the backward pass instead of saving it. With
+    /// `can_wait`, consumers may defer their work to the backward pass of this op, which must then run it.
     pub(crate) fn cheap_output(
         &mut self,
         value: Tensor,
@@ -343,7 +343,7 @@ impl<'m> Tape<'m> {
         let mut out = self.output(value, needs_grad);
         if self.recording && self.recompute_cheap {
             let device = self.device.clone();
-            out.again = Some(Saved::again(can_wait, move || make(&device)));
+            out.again = Some(Saved::recomputed(can_wait, move || make(&device)));
         }
         out
     }

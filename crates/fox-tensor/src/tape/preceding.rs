@@ -1,24 +1,24 @@
-//! Sequences whose first part is somewhere else.
+//! Sequences whose first rows are on another rank (context parallelism).
 
 use std::sync::Arc;
 
 use super::{Tape, Var};
 use crate::{AttentionSpec, LogitBound, Result, Tensor};
 
-/// Where the rows are that come before those of a tape, when its segments continue sequences that begin elsewhere: with
-/// another process, say. Gradients of what it hands out go back to where it came from.
+/// Access to the rows before those of a tape, when its segments continue sequences that start on another rank. Gradients
+/// of these rows are sent back to their rank.
 ///
-/// All holders of a sequence run the same ops in the same order.
+/// All ranks of a sequence run the same ops in the same order.
 pub trait PrecedingRows: Send + Sync {
-    /// The row of `u: [R, W]` before the first one of each segment, `[segments, W]`; zeros where a sequence begins.
+    /// The row of `u: [R, W]` before the first one of each segment, `[segments, W]`; zeros at the start of a sequence.
     fn preceding_row(&self, tape: &mut Tape<'_>, u: &Var) -> Result<Var>;
 
-    /// Keys, values and gates with those in front that are not forgotten, for [`Tape::attention`].
-    fn prepend_keys(&self, tape: &mut Tape<'_>, own: &LocalKeys<'_>) -> Result<ExtendedKeys>;
+    /// Keys, values and gates preceded by those of earlier ranks that are not forgotten, for [`Tape::attention`].
+    fn prepend_keys(&self, tape: &mut Tape<'_>, local: &LocalKeys<'_>) -> Result<ExtendedKeys>;
 }
 
-/// The operands of attention as far as they are at hand. The segments of `spec` hold the queries' rows, and as many
-/// keys as there are up to their last query.
+/// The operands of attention on this rank. The segments of `spec` have the query rows, and the number of all keys up to
+/// their last query.
 pub struct LocalKeys<'a> {
     /// Queries `[R, H * d]`.
     pub q: &'a Tensor,
@@ -34,7 +34,7 @@ pub struct LocalKeys<'a> {
     pub bound: &'a LogitBound,
 }
 
-/// The operands of attention that [`PrecedingRows::prepend_keys`] makes of [`LocalKeys`].
+/// The operands of attention that [`PrecedingRows::prepend_keys`] returns for [`LocalKeys`].
 #[derive(Debug)]
 pub struct ExtendedKeys {
     /// Keys `[R_k, H_kv * d]`.
@@ -43,19 +43,19 @@ pub struct ExtendedKeys {
     pub v: Var,
     /// Log forget gates `[R_k, H]`.
     pub log_gates: Option<Var>,
-    /// The options with segments that fit these keys, and what is known of the whole sequences.
+    /// The options with segments that fit these keys, and facts about the full sequences.
     pub spec: AttentionSpec,
 }
 
 impl Tape<'_> {
-    /// The same tape for sequences that `earlier` holds the beginnings of.
+    /// The same tape for sequences whose preceding rows are in `rows`.
     #[must_use]
     pub fn with_preceding_rows(mut self, rows: Arc<dyn PrecedingRows>) -> Self {
         self.preceding = Some(rows);
         self
     }
 
-    /// Where the beginnings of its sequences are; `None` when they are on the tape.
+    /// Access to the preceding rows; `None` when sequences start on this tape.
     pub fn preceding_rows(&self) -> Option<Arc<dyn PrecedingRows>> {
         self.preceding.clone()
     }

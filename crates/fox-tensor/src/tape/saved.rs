@@ -1,4 +1,4 @@
-//! What the backward needs of the forward: kept, or computed again.
+//! Values that the backward pass needs: saved, or recomputed.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,106 +6,105 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::Flow;
 use crate::{Result, Tensor};
 
-/// A value for the backward. Clones share what is computed again, so that it happens once; it is dropped
-/// with the last of them.
+/// A value for the backward pass. Clones share one recomputation; its result is dropped with the last of them.
 #[derive(Clone)]
 pub(crate) struct Saved(Kind);
 
 #[derive(Clone)]
 enum Kind {
-    Kept(Tensor),
-    Again(Arc<Again>),
+    Stored(Tensor),
+    Recomputed(Arc<Recompute>),
 }
 
-struct Again {
+struct Recompute {
     make: Box<dyn Fn() -> Result<Tensor> + Send + Sync>,
-    /// Whether the backward of the op that made the value gives it once more, for those who can wait.
+    /// Whether the backward pass of the producing op returns the value again, for deferred work.
     can_wait: bool,
-    held: Mutex<Held>,
+    state: Mutex<RecomputeState>,
 }
 
 #[derive(Default)]
-struct Held {
+struct RecomputeState {
     value: Option<Tensor>,
-    waiting: Vec<Waiting>,
+    deferred: Vec<Deferred>,
 }
 
-/// Part of a backward that needs the value and nothing else.
-pub(crate) type Waiting = Box<dyn FnOnce(&Tensor, &mut Flow<'_>) -> Result<()> + Send>;
+/// Work of a backward pass that needs this value only.
+pub(crate) type Deferred = Box<dyn FnOnce(&Tensor, &mut Flow<'_>) -> Result<()> + Send>;
 
 impl Saved {
-    pub(crate) fn kept(value: Tensor) -> Self {
-        Saved(Kind::Kept(value))
+    pub(crate) fn stored(value: Tensor) -> Self {
+        Saved(Kind::Stored(value))
     }
 
-    /// Computed again by `make`. With `can_wait`, the backward of the op that made it must run what
-    /// [`Saved::take_waiting`] gives.
-    pub(crate) fn again(
+    /// Recomputed by `make`. With `can_wait`, the backward pass of the producing op must run the work of
+    /// [`Saved::take_deferred`].
+    pub(crate) fn recomputed(
         can_wait: bool,
         make: impl Fn() -> Result<Tensor> + Send + Sync + 'static,
     ) -> Self {
-        Saved(Kind::Again(Arc::new(Again {
+        Saved(Kind::Recomputed(Arc::new(Recompute {
             make: Box::new(make),
             can_wait,
-            held: Mutex::default(),
+            state: Mutex::default(),
         })))
     }
 
     pub(crate) fn get(&self) -> Result<Tensor> {
         let again = match &self.0 {
-            Kind::Kept(value) => return Ok(value.clone()),
-            Kind::Again(again) => again,
+            Kind::Stored(value) => return Ok(value.clone()),
+            Kind::Recomputed(again) => again,
         };
-        let mut held = again.held();
-        if let Some(value) = &held.value {
+        let mut state = again.state();
+        if let Some(value) = &state.value {
             return Ok(value.clone());
         }
         let value = (again.make)()?;
-        held.value = Some(value.clone());
+        state.value = Some(value.clone());
         Ok(value)
     }
 
-    /// Runs `work` with the value: now, or when the backward of the op that made it has it at hand. That
-    /// one surely comes only if the value was given a gradient, `reached`.
+    /// Runs `work` on the value: now, or in the backward pass of the producing op. That pass is certain to run only if
+    /// the value got a gradient, `reached`.
     pub(crate) fn use_later(
         &self,
         reached: bool,
         flow: &mut Flow<'_>,
         work: impl FnOnce(&Tensor, &mut Flow<'_>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        if let Kind::Again(again) = &self.0
+        if let Kind::Recomputed(again) = &self.0
             && reached
             && again.can_wait
         {
-            let mut held = again.held();
-            if held.value.is_none() {
-                held.waiting.push(Box::new(work));
+            let mut state = again.state();
+            if state.value.is_none() {
+                state.deferred.push(Box::new(work));
                 return Ok(());
             }
         }
         work(&self.get()?, flow)
     }
 
-    /// What waits for the value.
-    pub(crate) fn take_waiting(self) -> Vec<Waiting> {
+    /// The work that was deferred to the producing op.
+    pub(crate) fn take_deferred(self) -> Vec<Deferred> {
         match self.0 {
-            Kind::Kept(_) => Vec::new(),
-            Kind::Again(again) => std::mem::take(&mut again.held().waiting),
+            Kind::Stored(_) => Vec::new(),
+            Kind::Recomputed(again) => std::mem::take(&mut again.state().deferred),
         }
     }
 }
 
-impl Again {
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+impl Recompute {
+    fn state(&self) -> MutexGuard<'_, RecomputeState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for Saved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Kept(value) => write!(f, "{value:?}"),
-            Kind::Again(_) => f.write_str("computed again"),
+            Kind::Stored(value) => write!(f, "{value:?}"),
+            Kind::Recomputed(_) => f.write_str("recomputed"),
         }
     }
 }
@@ -118,10 +117,10 @@ mod tests {
     use crate::{Device, Gradients};
 
     #[test]
-    fn clones_compute_once_and_share() {
-        let runs = Arc::new(AtomicUsize::new(0));
-        let counter = runs.clone();
-        let saved = Saved::again(true, move || {
+    fn clones_share_one_recomputation() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counter = calls.clone();
+        let saved = Saved::recomputed(true, move || {
             counter.fetch_add(1, Ordering::Relaxed);
             Device::naive().full([2], 3.0)
         });
@@ -130,9 +129,9 @@ mod tests {
         saved.use_later(true, &mut flow, |_, _| Ok(())).unwrap();
         let (a, b) = (saved.get().unwrap(), other.get().unwrap());
         assert_eq!(a.to_f32().unwrap(), [3.0, 3.0]);
-        assert!(b.is_shared() && runs.load(Ordering::Relaxed) == 1);
-        // The value is there now: nothing has to wait any more.
+        assert!(b.is_shared() && calls.load(Ordering::Relaxed) == 1);
+        // The value exists now, so work is no longer deferred.
         saved.use_later(true, &mut flow, |_, _| Ok(())).unwrap();
-        assert_eq!(other.take_waiting().len(), 1);
+        assert_eq!(other.take_deferred().len(), 1);
     }
 }

@@ -23,15 +23,15 @@ use crate::device::DeviceArgs;
 use crate::progress::Bar;
 use crate::{output, signals};
 
-/// Tokens that the heads are looked at with, at most.
+/// Maximum number of tokens for the inspection of heads.
 const INSPECTED: usize = 2048;
 
 /// Compare checkpoints or run folders in one report
 ///
-/// Loss at every position and its slope, perplexities, needles, tasks, learning curves of run folders, and the
-/// half-lives of the heads, side by side. Runs are evaluated on the held-out part of their own data, which must be the
-/// same, or on what --data and --haystack name; a run that is not finished, at its newest checkpoint. OUT gets report.html (self-contained) and compare.json, and what every
-/// part keeps while it runs: a comparison that is run again, also with more models, only adds what is missing.
+/// Loss by position and its slope, perplexities, needles, tasks, learning curves of run folders, and half-lives of the
+/// heads. Runs are evaluated on the held-out documents of their data, which must be the same, or on --data and
+/// --haystack; an unfinished run at its newest checkpoint. OUT gets report.html (self-contained), compare.json and
+/// partial results: run the command again, also with more models, to compute only what is missing.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint or run folders, each PATH or NAME=PATH
@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut found = Comparison::default();
     let mut first: Option<String> = None;
     for model in Named::all(&args.models)? {
-        // One model is in memory at a time.
+        // Only one model is in memory at a time.
         let opened = model.open(&device)?;
         let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
         let identity = tokenizer.identity().to_string();
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         found.tasks.results.extend(asked);
     }
     if tasks.is_empty() {
-        let reason = "Tasks are asked with --task-data and --tasks.";
+        let reason = "Tasks need --task-data and --tasks.";
         found.left_out.push(reason.into());
     }
     let mut page = found.report();
@@ -117,7 +117,7 @@ fn facts(opened: &Opened) -> ModelFacts {
     }
 }
 
-/// The training losses, when the model was exported by a run.
+/// The learning curve, if the model belongs to a run.
 fn learning(opened: &Opened) -> Option<Learning> {
     let logged = MetricsLog::read(&opened.run.as_ref()?.folder).ok()?;
     logged.notice.iter().for_each(|notice| output::note(notice));
@@ -132,7 +132,7 @@ fn learning(opened: &Opened) -> Option<Learning> {
     (!losses.is_empty()).then(|| Learning { model: opened.name.clone(), losses })
 }
 
-/// Whether a part that needs text has it: a run has its own, the embedded corpus is for models that know its words.
+/// Whether a measurement has a text: a run has its data, and the embedded corpus serves models with its tokenizer.
 fn has_text(
     given: &Option<PathBuf>,
     opened: &Opened,
@@ -153,7 +153,7 @@ fn add_loss(
     tokenizer: &Tokenizer,
     found: &mut Comparison,
 ) -> Result<()> {
-    let reason = "The loss at every position needs text or prepared data, named with --data.";
+    let reason = "The loss by position needs text or prepared data: --data.";
     if !has_text(&args.documents.data, opened, tokenizer, reason, found) {
         return Ok(());
     }
@@ -167,7 +167,7 @@ fn add_needles(
     tokenizer: &Tokenizer,
     found: &mut Comparison,
 ) -> Result<()> {
-    let reason = "Needles are hidden in a text that is named with --haystack.";
+    let reason = "Needles are hidden in a text that --haystack names.";
     if !has_text(&args.hay.haystack, opened, tokenizer, reason, found) {
         return Ok(());
     }
@@ -197,7 +197,7 @@ fn add_heads(
     tokenizer: &Tokenizer,
     found: &mut Comparison,
 ) -> Result<()> {
-    let reason = "The heads are looked at while they read a text that is named with --haystack.";
+    let reason = "The heads are inspected on a text that --haystack names.";
     if !has_text(&args.hay.haystack, opened, tokenizer, reason, found)
         || !opened.model.config().has_attention()
     {

@@ -58,14 +58,14 @@ pub struct Args {
     /// Seed of the random choices
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Continuations; they share the prompt's part of the cache
+    /// Continuations; they share the KV cache of the prompt
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     n: u32,
     /// End before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Go on after the marker that ends a document
+    /// Continue after the end marker
     #[arg(long)]
     ignore_end: bool,
     #[command(flatten)]
@@ -120,6 +120,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             stop_ids: stop_ids.clone(),
             ..Request::greedy(Vec::new(), 0)
         };
+        let submitted = Instant::now();
         let completion = match engine.submit(request) {
             // The signal may arrive before the first request.
             Err(Refusal::Closed)
@@ -130,7 +131,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             other => other.map_err(|refusal| anyhow::anyhow!(advice(&refusal)))?,
         };
         let decoder = TextDecoder::new(&tokenizer, &prompt, &args.stop)?;
-        answers.push((completion, decoder, Instant::now()));
+        answers.push((completion, decoder, submitted));
     }
     let mut texts = Vec::new();
     for (i, (completion, decoder, submitted)) in answers.into_iter().enumerate() {

@@ -1,6 +1,5 @@
 //! One file per command: its arguments, and what it does with them.
 
-mod bench;
 mod compare;
 mod completions;
 mod convert;
@@ -13,7 +12,6 @@ mod launch;
 pub mod prepare;
 mod reproduce;
 mod retrofit;
-mod selftest;
 mod serve;
 mod sweep;
 mod train;
@@ -23,6 +21,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Subcommand;
+use fox_bench::{bench, selftest};
 
 /// The commands; their help stands with their arguments.
 #[derive(Subcommand)]

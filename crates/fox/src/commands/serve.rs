@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 use fox_infer::Engine;
 use fox_serve::{AccessLog, ChatTemplate, ServeOptions, ServedModel, Server};
@@ -14,12 +14,11 @@ use serde_json::Value;
 use crate::engine::GenerationArgs;
 use crate::{output, signals};
 
-/// Serve a model: OpenAI-compatible completions, and a page to play with
+/// Serve a model: OpenAI-compatible completions, and a web page
 ///
 /// POST /v1/completions and /v1/chat/completions answer as OpenAI's do, with exact log-probabilities for prompts
-/// (echo) and answers. Conversations are written as the chat template of the checkpoint's tokenizer says.
-/// GET / is a page that shows what the model writes and what it forgets. Ctrl-C lets the requests that run end; a
-/// second one does not wait.
+/// (echo) and answers. Conversations use the chat template of the checkpoint's tokenizer. GET / is a web page that
+/// shows generated text, forget gates and attention. Ctrl-C lets running requests finish; a second one exits at once.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint or run folder, or NAME=FOLDER; the pretrained model of the repository by default
@@ -28,13 +27,13 @@ pub struct Args {
     /// Address or name to listen on; other machines reach the server only if this is not a loopback address
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     host: String,
-    /// Port; 0 takes any that is free
+    /// Port; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
     /// Key that clients must send as `Authorization: Bearer KEY`; better given as FOX_API_KEY in the environment
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
-    /// Another name of the model that requests may use; may be given several times
+    /// Another name of the model; may be given several times
     #[arg(long, value_name = "NAME")]
     alias: Vec<String>,
     /// Site whose pages may use the server, e.g. https://app.example, or *; may be given several times
@@ -44,35 +43,38 @@ pub struct Args {
     /// this server's address
     #[arg(long, value_name = "ORIGIN", value_parser = parse_server)]
     compare: Option<String>,
-    /// Refuse requests with unknown fields, instead of naming these in a header of the answer
+    /// Refuse requests with unknown fields instead of naming these in a response header
     #[arg(long)]
     strict: bool,
-    /// Write a line to standard error for every answer
+    /// Log every response to standard error
     #[arg(long, value_enum, value_name = "FORM")]
     access_log: Option<LogForm>,
-    /// Tokens of prompt and answer together, at most
+    /// Largest number of tokens of prompt and answer together
     #[arg(long, value_name = "N", default_value_t = 65536,
           value_parser = clap::value_parser!(u32).range(1..))]
     max_context: u32,
-    /// Answers that are written at the same time, at most
+    /// Largest decode batch
     #[arg(long, value_name = "N", default_value_t = 32,
           value_parser = clap::value_parser!(u32).range(1..))]
     max_batch: u32,
-    /// Requests that may wait; more get 429
+    /// Capacity of the request queue; more get 429
     #[arg(long, value_name = "N", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(1..))]
     max_queue: u32,
-    /// Seconds that a request may take
+    /// Memory for answers in flight (log-probabilities, texts, JSON), in GiB; more get 413 or 429
+    #[arg(long, value_name = "GIB", default_value_t = 0.25, allow_negative_numbers = true)]
+    answer_memory: f64,
+    /// Time limit of a request, in seconds
     #[arg(long, value_name = "S", default_value_t = 600.0, allow_negative_numbers = true)]
     timeout: f64,
-    /// Seconds that running requests get when the server stops
+    /// Time that running requests get when the server stops, in seconds
     #[arg(long, value_name = "S", default_value_t = 30.0, allow_negative_numbers = true)]
     drain: f64,
     #[command(flatten)]
     run: GenerationArgs,
 }
 
-/// The form of the access log.
+/// Formats of the access log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LogForm {
     /// Words between spaces
@@ -91,11 +93,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let name = opened.name.clone();
     let engine = Engine::start(opened.model, options)?;
     let cache = output::bytes(engine.options().cache_bytes as f64);
-    let server = Server::bind(ServedModel { name: opened.name, engine, tokenizer }, serve_options)?;
+    let bound = Server::bind(ServedModel { name: opened.name, engine, tokenizer }, serve_options);
+    let server = bound.map_err(|error| match error {
+        fox_serve::Error::Bind { .. } => anyhow!("{error}; choose another with --host and --port"),
+        other => other.into(),
+    })?;
     let address = server.address()?;
     stop_on_signal(&server)?;
     output::note(&format!(
-        "{name} at http://{address} (page) and http://{address}/v1 (API), {cache} for caches; Ctrl-C ends it"
+        "{name} at http://{address} (page) and http://{address}/v1 (API), {cache} for KV caches; Ctrl-C stops it"
     ));
     server.run()?;
     Ok(ExitCode::SUCCESS)
@@ -132,6 +138,10 @@ impl Args {
                 time => time,
             },
             drain_time: seconds("--drain", self.drain)?,
+            answer_bytes: match self.answer_memory {
+                size if size > 0.0 && size < 1e6 => (size * (1u64 << 30) as f64) as usize,
+                size => bail!("--answer-memory must be a size in GiB, not {size}"),
+            },
             ..ServeOptions::default()
         })
     }
@@ -205,7 +215,7 @@ fn seconds(flag: &str, value: f64) -> Result<Duration> {
 fn stop_on_signal(server: &Server) -> Result<()> {
     let stopper = server.shutdown_handle();
     signals::on_stop(move || {
-        output::note("stopping: running requests may end; once more to stop at once");
+        output::note("stopping: running requests may finish; interrupt again to exit at once");
         stopper.stop();
     })?;
     Ok(())

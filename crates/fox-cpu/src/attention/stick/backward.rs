@@ -1,10 +1,9 @@
-//! One block of queries against its keys, newest first: all five products while a tile is hot.
+//! Backward pass of one block of queries over its keys, newest first: all five products while a tile is in cache.
 //!
-//! With `w` the weights, `b` the shares and `g_j = w_j <d_out, v_j>` the gradient of `ln w_j`, the
-//! gradient of a score is `g_j - b_j sum_{l <= j} g_l`. The sum over a whole row is `<d_out, o>`; what
-//! is left of it behind the newer tiles is carried along, like the stick, and inside a tile the sums
-//! run from the oldest key on. So a share near 1 meets the rounding error of a sum only while there is
-//! some of the stick left.
+//! With `w` the weights, `b` the fractions and `g_j = w_j <d_out, v_j>` the gradient of `ln w_j`, the gradient of a
+//! score is `g_j - b_j sum_{l <= j} g_l`. The sum over a row is `<d_out, o>`; its remainder after the newer tiles is
+//! carried along, like the stick, and inside a tile the sums run from the oldest key on. So a fraction near 1 is
+//! multiplied by the rounding error of a sum only while the stick is not used up.
 
 use std::ops::Range;
 
@@ -49,24 +48,24 @@ pub struct StickBackward<'a> {
 }
 
 impl StickBackward<'_> {
-    /// Scratch: weights, gradients of scores, shares, sums of `g` lane by lane, and the two carries.
+    /// Scratch: weights, gradients of scores, fractions, sums of `g` lane by lane, and the two carries.
     pub fn scratch_len() -> usize {
         3 * BLOCK * BLOCK + BLOCK * 16 + 2 * BLOCK
     }
 }
 
-/// What the rows of a block carry from newer keys to older ones.
+/// Running values of a block's rows, from newer keys to older ones.
 struct Carry<'a> {
-    /// Logarithm of the rest of the stick.
+    /// Logarithm of the remaining stick.
     log_rests: &'a mut [f32],
-    /// Sum of `g` over the keys still to come.
+    /// Sum of `g` over the older keys.
     ahead: &'a mut [f32],
     /// Whether there are older blocks of keys.
     more: bool,
 }
 
-/// Logarithm of a rest of a stick that is smaller than the rounding error of the sums of `g`. What is
-/// carried of them counts in full above this plus one.
+/// Logarithm of a remaining stick that is below the rounding error of the sums of `g`. The carried sums fade in from
+/// this to this plus one.
 const ROUNDING: f32 = -18.0;
 
 /// A panel of a tile: some keys against `2 * LANES` queries.
@@ -76,11 +75,11 @@ struct Tile<'t> {
     base: usize,
     /// First query of the panel, within the block.
     lane: usize,
-    /// Where weights and score gradients go, `BLOCK` apart from key to key.
+    /// Weights and score gradients, row stride `BLOCK`.
     weights: &'t mut [f32],
     grads: &'t mut [f32],
-    /// Room for the shares, `2 * LANES` apart from key to key.
-    shares: &'t mut [f32],
+    /// Scratch for the fractions, row stride `2 * LANES`.
+    fractions: &'t mut [f32],
     /// Sums of `g` per key, one for each lane.
     sums: &'t mut [f32],
 }
@@ -94,7 +93,7 @@ impl Kernel for StickBackward<'_> {
         let panels = self.count.div_ceil(width);
         let (weights, rest) = std::mem::take(&mut self.scratch).split_at_mut(BLOCK * BLOCK);
         let (grads, rest) = rest.split_at_mut(BLOCK * BLOCK);
-        let (shares, rest) = rest.split_at_mut(BLOCK * BLOCK);
+        let (fractions, rest) = rest.split_at_mut(BLOCK * BLOCK);
         let (sums, rest) = rest.split_at_mut(BLOCK * 16);
         let (log_rests, ahead) = rest.split_at_mut(BLOCK);
         log_rests.fill(0.0);
@@ -116,7 +115,7 @@ impl Kernel for StickBackward<'_> {
                     lane,
                     weights: &mut weights[from * BLOCK + lane..],
                     grads: &mut grads[from * BLOCK + lane..],
-                    shares,
+                    fractions,
                     sums: &mut sums[from * S::LANES..],
                 };
                 self.scores(s, tile, &mut carry);
@@ -152,7 +151,7 @@ impl StickBackward<'_> {
     #[inline(always)]
     fn scores<S: Simd>(&mut self, s: S, tile: Tile<'_>, carry: &mut Carry<'_>) {
         let (d, dp, width) = (self.head_dim, self.padded_dim, 2 * S::LANES);
-        let Tile { keys, base, lane, weights, grads, shares, sums } = tile;
+        let Tile { keys, base, lane, weights, grads, fractions, sums } = tile;
         let (shape, panel) = ((keys, width, d), (self.m * BLOCK + lane) * d);
         let first = self.position + lane;
         let end = (keys - 1) * BLOCK + width;
@@ -173,7 +172,7 @@ impl StickBackward<'_> {
         if !self.view.sees_all(base..base + keys, first, first + width - 1) {
             hide_strided(&self.view, &mut weights[..end], width, base, first);
         }
-        assert!(shares.len() >= keys * width);
+        assert!(fractions.len() >= keys * width);
         assert!(carry.log_rests.len().min(carry.ahead.len()).min(self.rows.len()) >= lane + width);
         for at in (0..width).step_by(S::LANES) {
             let decay = Decay::new(s, self.prefix, first + at, base, keys);
@@ -182,18 +181,18 @@ impl StickBackward<'_> {
                 let log_rest = carry.log_rests.as_mut_ptr().add(lane + at);
                 let ahead = carry.ahead.as_mut_ptr().add(lane + at);
                 let before = s.load(log_rest);
-                // The tile's own sums, apart from what is carried: small sums keep more digits.
+                // The sums of the tile are separate from the carry: small sums keep more digits.
                 let (mut taken, mut passed) = (s.splat(0.0), s.splat(0.0));
                 for r in (0..keys).rev() {
                     let p = weights.as_mut_ptr().add(r * BLOCK + at);
                     let g = grads.as_mut_ptr().add(r * BLOCK + at);
-                    let (log_share, log_left) = log_sigmoids(s, s.load(p));
-                    let log_weight = s.add(log_share, s.add(before, taken));
+                    let (log_fraction, log_left) = log_sigmoids(s, s.load(p));
+                    let log_weight = s.add(log_fraction, s.add(before, taken));
                     let weight = exp(s, decay.add(s, r, log_weight));
                     let grad = s.mul(weight, s.load(g));
                     s.store(p, weight);
                     s.store(g, grad);
-                    s.store(shares.as_mut_ptr().add(r * width + at), exp(s, log_share));
+                    s.store(fractions.as_mut_ptr().add(r * width + at), exp(s, log_fraction));
                     let sum = sums.as_mut_ptr().add(r * S::LANES);
                     s.store(sum, s.add(s.load(sum), grad));
                     taken = s.add(taken, log_left);
@@ -210,9 +209,10 @@ impl StickBackward<'_> {
                 s.store(ahead, older);
                 for r in 0..keys {
                     let g = grads.as_mut_ptr().add(r * BLOCK + at);
-                    let (grad, share) = (s.load(g), s.load(shares.as_ptr().add(r * width + at)));
+                    let (grad, fraction) =
+                        (s.load(g), s.load(fractions.as_ptr().add(r * width + at)));
                     older = s.add(older, grad);
-                    s.store(g, s.sub(grad, s.mul(share, older)));
+                    s.store(g, s.sub(grad, s.mul(fraction, older)));
                 }
                 let row = self.rows.as_mut_ptr().add(lane + at);
                 s.store(row, s.add(s.load(row), passed));

@@ -1,4 +1,4 @@
-//! A few queries against a long cache: keys and values are read where they lie, newest first.
+//! Decoding: a few queries against a long KV cache, keys and values in place, newest first.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub struct StickDecode<'a> {
     pub scale: f32,
     /// The segment's queries, `[q_len, heads * head_dim]`.
     pub q: &'a [f32],
-    /// Keys and values of the segment as they lie, row `j` at `[j * stride ..]`, and their column.
+    /// Keys and values of the segment in place, row `j` at `[j * stride ..]`, and their column.
     pub k: &'a [f32],
     pub v: &'a [f32],
     pub stride: usize,
@@ -50,7 +50,7 @@ impl Kernel for StickDecode<'_> {
             for (t, log_rest) in log_rests[..count].iter_mut().enumerate() {
                 let seen = self.view.keys(self.position + t, self.position + t);
                 let keys = seen.start.max(block * BLOCK)..seen.end.min((block + 1) * BLOCK);
-                // SAFETY: this task alone writes this row's columns of this head.
+                // SAFETY: no other task writes this row's columns of this head.
                 let o = unsafe { self.o.slice((self.row + t) * width + self.head * d, d) };
                 self.take(s, t, keys, log_rest, o);
             }
@@ -68,7 +68,7 @@ impl Kernel for StickDecode<'_> {
 }
 
 impl StickDecode<'_> {
-    /// The keys of one block take their shares of the stick of query `t`.
+    /// Adds the values of one block of keys for query `t` and updates its remaining stick.
     #[inline(always)]
     fn take<S: Simd>(&self, s: S, t: usize, keys: Range<usize>, log_rest: &mut f32, o: &mut [f32]) {
         let (d, i) = (self.head_dim, self.position + t);

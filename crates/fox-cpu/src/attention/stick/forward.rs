@@ -1,4 +1,4 @@
-//! One block of queries against its keys, newest first.
+//! Forward pass of one block of queries over its keys, newest first.
 
 use super::super::BLOCK;
 use super::super::forward::Forward;
@@ -50,8 +50,8 @@ impl Kernel for StickForward<'_> {
     }
 }
 
-/// Turns the scores of a tile (keys from `base` on, two vectors of queries from `first` on) into
-/// weights, and takes the shares of its keys from the sticks.
+/// Converts the scores of a tile (keys from `base` on, two vectors of queries from `first` on) to weights, and updates
+/// the remaining sticks.
 #[inline(always)]
 fn take<S: Simd>(
     s: S,
@@ -71,7 +71,7 @@ fn take<S: Simd>(
             let scores = scores.as_mut_ptr().add(lane);
             let carry = log_rests.as_mut_ptr().add(lane);
             let before = s.load(carry);
-            // The tile's own sum, apart from the carry: small sums keep more digits.
+            // The sum of the tile is separate from the carry: small sums keep more digits.
             let mut taken = s.splat(0.0);
             for r in (0..rows).rev() {
                 let at = scores.add(r * width);

@@ -1,13 +1,11 @@
 //! Stick-breaking attention in tiles: never a `T x T` matrix.
 //!
-//! A row's keys take their shares from the newest to the oldest, so every block of queries walks its
-//! key blocks backwards and carries, per row, the logarithm of what is left of the stick. It stops
-//! when that is too little to matter. The backward pass walks the same way and stops at the same
-//! block; there the gradients of the weights are carried as well.
+//! A row's keys take fractions of the stick from the newest to the oldest, so every block of queries visits its key
+//! blocks in reverse and carries, per row, the logarithm of the remaining stick. It stops when that is negligible. The
+//! backward pass visits the same blocks and carries the gradients of the weights as well.
 //!
-//! Blocks of queries are independent of each other. In the backward pass they are dealt out to a fixed
-//! number of *runs*, each with key and value gradients of its own that are added in order at the end,
-//! so results are the same to the bit for any number of threads.
+//! Blocks of queries are independent. In the backward pass they are distributed over a fixed number of accumulators for
+//! key and value gradients, which are added in order at the end, so results are bit-exact for any number of threads.
 
 mod backward;
 mod decode;
@@ -57,11 +55,11 @@ impl StickOps for Cpu {
     }
 }
 
-/// Into how many runs the query blocks of a unit are dealt out when it has all cores to itself.
-const RUNS: usize = 8;
+/// Number of accumulators of a unit that accumulators on all cores.
+const ACCUMULATORS: usize = 8;
 
-/// Whether a block of queries, the first at `position`, is done with all keys before `block`: what is
-/// left of every row's stick, decayed as far as their newest, is below the tolerance.
+/// Whether a block of queries, the first at `position`, may skip all keys before `block`: every row's remaining stick,
+/// decayed to the newest of them, is below the tolerance.
 fn used_up(
     log_rests: &[f32],
     prefix: Option<&Prefix>,
@@ -140,7 +138,7 @@ fn forward_unit(
     Ok(visited)
 }
 
-/// A head's few queries against a long cache; the number of blocks visited.
+/// Decoding of one head; returns the number of visited blocks.
 fn decode_head(
     call: &Attention<'_>,
     unit: &Unit,
@@ -191,9 +189,9 @@ pub fn backward(
     })
 }
 
-/// A run's share of the gradients of keys and values, `[k_len up to a block, padded_dim]`, and of the
-/// sums over the queries of a head for the gates, one per key.
-struct Run {
+/// Partial gradients of keys and values, `[k_len up to a block, padded_dim]`, and partial sums over the queries of a
+/// head for the gates, one per key.
+struct Accumulator {
     dk: Buffer,
     dv: Buffer,
     columns: Buffer,
@@ -212,23 +210,23 @@ fn backward_unit(
         (segment.k_len.next_multiple_of(BLOCK), segment.q_len.next_multiple_of(BLOCK));
     let keys = GatheredKeys::new(call, unit)?;
     let visible = visible(call, unit);
-    let run = |_| -> Result<Run> {
+    let run = |_| -> Result<Accumulator> {
         let [dk, dv] = [call.pool.zeros(k_padded * dp)?, call.pool.zeros(k_padded * dp)?];
-        Ok(Run { dk, dv, columns: call.pool.take(k_padded)? })
+        Ok(Accumulator { dk, dv, columns: call.pool.take(k_padded)? })
     };
-    let count = if parallel { RUNS.min(visible.len()) } else { 1 };
-    let mut runs = (0..count).map(run).collect::<Result<Vec<_>>>()?;
+    let count = if parallel { ACCUMULATORS.min(visible.len()) } else { 1 };
+    let mut accumulators = (0..count).map(run).collect::<Result<Vec<_>>>()?;
     for head in call.query_heads(unit) {
         let prefix = call.prefix(unit, head)?;
         let queries = GatheredQueries::new(call, segment, head, d_out, o, None)?;
         let (mut dq, mut rows) = (call.pool.zeros(q_padded * dp)?, call.pool.zeros(q_padded)?);
         {
             let (dq, rows) = (Shared::new(&mut dq), Shared::new(&mut rows));
-            let whole_run = |(r, run): (usize, &mut Run)| -> Result<()> {
-                run.columns.fill(0.0);
+            let run_blocks = |(r, acc): (usize, &mut Accumulator)| -> Result<()> {
+                acc.columns.fill(0.0);
                 let mut scratch = call.pool.take(StickBackward::scratch_len())?;
                 for m in (r..visible.len()).step_by(count) {
-                    // SAFETY: every block of queries belongs to one run.
+                    // SAFETY: every block of queries belongs to one accumulator.
                     let (dq, rows) = unsafe {
                         (dq.slice(m * BLOCK * dp, BLOCK * dp), rows.slice(m * BLOCK, BLOCK))
                     };
@@ -245,9 +243,9 @@ fn backward_unit(
                         count: BLOCK.min(segment.q_len - m * BLOCK),
                         position: segment.offset() + m * BLOCK,
                         keys: visible[m].clone(),
-                        dk: &mut run.dk,
-                        dv: &mut run.dv,
-                        columns: &mut run.columns,
+                        dk: &mut acc.dk,
+                        dv: &mut acc.dv,
+                        columns: &mut acc.columns,
                         dq,
                         rows,
                         scratch: &mut scratch,
@@ -256,26 +254,29 @@ fn backward_unit(
                 Ok(())
             };
             if parallel {
-                runs.par_iter_mut().enumerate().try_for_each(whole_run)?;
+                accumulators.par_iter_mut().enumerate().try_for_each(run_blocks)?;
             } else {
-                runs.iter_mut().enumerate().try_for_each(whole_run)?;
+                accumulators.iter_mut().enumerate().try_for_each(run_blocks)?;
             }
         }
         let partial = [(dq, rows)];
         gather::scatter_queries(call, segment, head, &partial, out.dq);
         if let Some(dgates) = out.dgates {
-            let columns = total(&mut runs, |run| &mut run.columns);
+            let columns = total(&mut accumulators, |acc| &mut acc.columns);
             gather::scatter_gates(call, segment, head, columns, &partial, dgates);
         }
     }
-    gather::scatter_keys(call, unit, total(&mut runs, |run| &mut run.dk), out.dk);
-    gather::scatter_keys(call, unit, total(&mut runs, |run| &mut run.dv), out.dv);
+    gather::scatter_keys(call, unit, total(&mut accumulators, |acc| &mut acc.dk), out.dk);
+    gather::scatter_keys(call, unit, total(&mut accumulators, |acc| &mut acc.dv), out.dv);
     Ok(())
 }
 
-/// Adds one buffer of all runs, in order, in the memory of the first.
-fn total(runs: &mut [Run], part: impl Fn(&mut Run) -> &mut Buffer) -> &[f32] {
-    let mut parts = runs.iter_mut().map(part);
+/// Adds one buffer of all accumulators, in order, into the first.
+fn total(
+    accumulators: &mut [Accumulator],
+    part: impl Fn(&mut Accumulator) -> &mut Buffer,
+) -> &[f32] {
+    let mut parts = accumulators.iter_mut().map(part);
     let Some(sum) = parts.next() else { return &[] };
     for part in parts {
         sum.par_iter_mut().zip(part.par_iter()).for_each(|(sum, x)| *sum += x);

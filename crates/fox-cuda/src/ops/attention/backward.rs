@@ -105,8 +105,14 @@ impl<T: Float> Attention<'_, T> {
         let inputs = &self.inputs;
         if made != (inputs.q.len(), inputs.k.len(), inputs.v.len())
             || gates(grads.dlog_gates.as_ref()) != gates(inputs.log_gates)
+            || (o.len(), lse.len()) != (inputs.q.len(), self.q_rows * self.spec.heads)
+            || self.sinks.is_some_and(|sinks| sinks.len() != self.spec.heads)
+            || [o, d_out, &grads.dq, &grads.dk, &grads.dv].iter().any(|x| !self.gpu.owns(x))
+            || [Some(lse), grads.dlog_gates.as_ref()].iter().flatten().any(|x| !self.gpu.owns(x))
         {
-            let detail = format!("gradients of {made:?} elements do not fit the operands");
+            let saved = (o.len(), lse.len());
+            let detail =
+                format!("outputs of {saved:?} and gradients of {made:?} elements do not fit");
             return Err(Error::argument("attention_bwd", detail));
         }
         let key = self.tile_key(false);

@@ -56,9 +56,7 @@ kernel_params! {
         n_end: i32,
         unused: [i32; 2],
     }
-}
 
-kernel_params! {
     /// Counting sort of the tiles by length.
     pub(super) struct SortParams {
         /// `[heads * m_tiles]`.
@@ -71,9 +69,7 @@ kernel_params! {
         group_heads: usize,
         longest: usize,
     }
-}
 
-kernel_params! {
     pub(super) list struct PlanForward {
         p: PlanParams,
         sort: SortParams,
@@ -82,23 +78,17 @@ kernel_params! {
         /// Visited tiles and tiles allowed by the mask `[heads][2]`.
         blocks: Ptr<u64>,
     }
-}
 
-kernel_params! {
     pub(super) list struct PlanScan {
         histogram: Ptr<i32>,
         count: usize,
     }
-}
 
-kernel_params! {
     pub(super) list struct PlanScatter {
         sort: SortParams,
         count: usize,
     }
-}
 
-kernel_params! {
     struct ForwardParams {
         /// `[R_q, H * d]`.
         o: Ptr<bf16>,
@@ -118,9 +108,7 @@ kernel_params! {
         /// Softmax scale times log2(e).
         scale: f32,
     }
-}
 
-kernel_params! {
     /// Operands of the portable kernel, which uses no tensor maps.
     struct PortableOperands {
         /// `[R_q, H * d]`.
@@ -152,7 +140,8 @@ impl<T: Float> Attention<'_, T> {
 
     /// [`forward`](Attention::forward) into existing buffers: `o` `[R_q, H * d]` and `lse` `[R_q, H]`.
     pub fn forward_into(&self, o: Buffer<T>, lse: Buffer<f32>) -> Result<AttentionOut<T>> {
-        if o.len() != self.inputs.q.len() || lse.len() != self.q_rows * self.spec.heads {
+        let fits = o.len() == self.inputs.q.len() && lse.len() == self.q_rows * self.spec.heads;
+        if !fits || !self.gpu.owns(&o) || !self.gpu.owns(&lse) {
             let detail = format!("{} and {} elements for o and lse", o.len(), lse.len());
             return Err(Error::argument("attention", detail));
         }

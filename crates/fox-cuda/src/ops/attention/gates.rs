@@ -33,9 +33,7 @@ kernel_params! {
         chunks: ConstPtr<ChunkRef>,
         heads: usize,
     }
-}
 
-kernel_params! {
     list struct GatePrefix {
         /// `[heads][gate_stride]`.
         gates: Ptr<Float2>,
@@ -48,9 +46,7 @@ kernel_params! {
         heads: usize,
         gate_stride: usize,
     }
-}
 
-kernel_params! {
     /// Row and column sums of dS.
     pub(super) struct GradientInputs {
         /// `[heads][gate_stride]`.
@@ -67,9 +63,7 @@ kernel_params! {
         /// Queries per row sum.
         pub(super) rows_per_sum: usize,
     }
-}
 
-kernel_params! {
     list struct GradientTotals {
         /// `[heads][chunks]`.
         totals: Ptr<f64>,
@@ -77,9 +71,7 @@ kernel_params! {
         segments: ConstPtr<Segment>,
         chunks: ConstPtr<ChunkRef>,
     }
-}
 
-kernel_params! {
     list struct GateGradient {
         /// `[R_k, H]`.
         dlog_gates: Ptr<f32>,

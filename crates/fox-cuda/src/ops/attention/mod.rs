@@ -20,7 +20,7 @@ pub use backward::AttentionGrads;
 pub use forward::AttentionOut;
 pub(crate) use launch_cache::LaunchCache;
 
-use fox_tensor::{AttentionSpec, Mask};
+use fox_tensor::{Acp, AttentionSpec, LogitBound, Mask};
 
 use launch_cache::Variant;
 
@@ -89,8 +89,13 @@ impl<'a, T: Float> Attention<'a, T> {
             return fail(format!("{s:?} reaches beyond {q_rows} query or {k_rows} key rows"));
         }
         if spec.window == Some(0) {
-            return fail("a window of 0 leaves queries without keys".into());
+            return fail("a window of 0 leaves queries without keys; use 1 or more".into());
         }
+        let here = [inputs.q, inputs.k, inputs.v].iter().all(|x| gpu.owns(x));
+        if !here || !inputs.log_gates.is_none_or(|x| gpu.owns(x)) {
+            return fail("an operand is on another GPU".into());
+        }
+        check_bounds(spec)?;
         Ok(Attention { gpu, spec, inputs, q_rows, k_rows, portable: false, sinks: None })
     }
 
@@ -157,7 +162,24 @@ impl<'a, T: Float> Attention<'a, T> {
     }
 }
 
-/// All variants that a device can be asked for, for compilation checks.
+/// Checks the shapes of the tensors that bound the logits.
+fn check_bounds(spec: &AttentionSpec) -> Result<()> {
+    let Acp::On { bound, .. } = &spec.acp else { return Ok(()) };
+    let AttentionSpec { heads, kv_heads, head_dim: d, .. } = *spec;
+    let fits = match bound {
+        LogitBound::Norms => true,
+        LogitBound::QkNorm { q, k } => {
+            [d, heads * d].contains(&q.len()) && [d, kv_heads * d].contains(&k.len())
+        }
+        LogitBound::Given(bounds) => bounds.len() == spec.segments.len() * heads,
+    };
+    match fits {
+        true => Ok(()),
+        false => Err(Error::argument("attention", format!("{bound:?} do not fit {heads} heads"))),
+    }
+}
+
+/// All variants, for compilation checks.
 pub(super) fn variants(generation: Generation) -> Vec<(Source, Vec<String>)> {
     [tiles::variants(generation), gates::variants(), plan::variants(), rows::variants()].concat()
 }

@@ -9,8 +9,8 @@ use super::forward::{ForwardTile, PlanForward, PlanScan, PlanScatter, SortParams
 use super::tiles::TileConfig;
 use super::tiling::{BlockRef, PlanKey, Segment, Tiling};
 use crate::backend::f32_buffer;
+use crate::lru::LruCache;
 use crate::params::{ConstPtr, Float2, Int2, KernelParams, Ptr, Real, kernel_params};
-use crate::recent::Recent;
 use crate::source::source;
 use crate::{Buffer, Float, Result, Source};
 
@@ -53,17 +53,13 @@ kernel_params! {
         window: usize,
         log_tolerance: f32,
     }
-}
 
-kernel_params! {
     pub(super) list struct PlanSpans {
         pub(super) p: PlanParams,
         /// Key tiles `begin, end` of each query tile `[heads][m_tiles]`.
         pub(super) spans: Ptr<Int2>,
     }
-}
 
-kernel_params! {
     pub(super) list struct PlanRanges {
         pub(super) p: PlanParams,
         /// `[heads][m_tiles]`.
@@ -73,9 +69,7 @@ kernel_params! {
         /// Query tiles `begin, end` of each key tile `[heads][n_tiles]`.
         pub(super) ranges: Ptr<Int2>,
     }
-}
 
-kernel_params! {
     struct NormParams {
         /// `[segments][heads]`.
         bounds: Ptr<f32>,
@@ -91,9 +85,7 @@ kernel_params! {
         head_dim: usize,
         scale: f32,
     }
-}
 
-kernel_params! {
     list struct BoundsFromWeights {
         /// `[segments][heads]`.
         bounds: Ptr<f32>,
@@ -124,7 +116,7 @@ impl<T: Float> Attention<'_, T> {
     pub(super) fn plan<P>(
         &self,
         tiling: &Tiling,
-        kept: &Recent<PlanKey, P>,
+        kept: &LruCache<PlanKey, P>,
         make: impl FnOnce(Option<&Buffer<f32>>) -> Result<P>,
     ) -> Result<Arc<P>> {
         match self.logit_bounds(tiling)? {

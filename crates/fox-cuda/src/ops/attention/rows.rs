@@ -30,9 +30,7 @@ kernel_params! {
         head_dim: usize,
         gate_stride: usize,
     }
-}
 
-kernel_params! {
     list struct FinishDq {
         /// `[R_q, H * d]`.
         dq: Ptr<bf16>,
@@ -47,9 +45,7 @@ kernel_params! {
         block_m: usize,
         scale: f32,
     }
-}
 
-kernel_params! {
     list struct FillRows {
         x: Ptr<f32>,
         value: f32,

@@ -25,9 +25,7 @@ kernel_params! {
         width: usize,
         rows_per_slice: usize,
     }
-}
 
-kernel_params! {
     list struct AddBias {
         /// `[R, C]`.
         x: Ptr<Real>,
@@ -37,9 +35,7 @@ kernel_params! {
         count: u64,
         width: usize,
     }
-}
 
-kernel_params! {
     /// Copy of a column block between matrices.
     #[derive(Default)]
     struct ColumnCopy {
@@ -58,9 +54,7 @@ kernel_params! {
         /// Whether to add to `to`.
         add: bool,
     }
-}
 
-kernel_params! {
     struct ColumnCopies {
         copies: [ColumnCopy; COPIES],
     }
@@ -123,14 +117,8 @@ impl Cuda {
             let mut copies = [ColumnCopy::default(); COPIES];
             copies[..some.len()].copy_from_slice(some);
             let most = some.iter().map(|copy| copy.accesses).max().unwrap_or(0);
-            let op = Op {
-                source: COLUMNS,
-                entry,
-                variant: Variant::plain(dtype, 1),
-                grid: [self.flat_blocks(most), some.len()],
-                block: FLAT_THREADS,
-                shared: 0,
-            };
+            let (variant, grid) = (Variant::plain(dtype, 1), [self.flat_blocks(most), some.len()]);
+            let op = Op::new(COLUMNS, entry, variant, grid, FLAT_THREADS);
             // SAFETY: the callers' matrices have these rows and columns.
             unsafe { self.launch(&op, ColumnCopies { copies })? };
         }
@@ -211,7 +199,7 @@ impl Cuda {
     ) -> Result<()> {
         let count = rows * width;
         let params = AddBias { x: x.into(), bias: bias.into(), count: count as u64, width };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch_flat(COLUMNS, "add_bias", Variant::plain(dtype, 1), count, params) }
     }
 
@@ -262,14 +250,8 @@ impl Cuda {
             width,
             rows_per_slice: rows.div_ceil(slices),
         };
-        let op = Op {
-            source: COLUMNS,
-            entry: "column_sums",
-            variant: Variant::plain(dtype, 1),
-            grid: [width.div_ceil(32), slices],
-            block: 1024,
-            shared: 0,
-        };
+        let (variant, grid) = (Variant::plain(dtype, 1), [width.div_ceil(32), slices]);
+        let op = Op::new(COLUMNS, "column_sums", variant, grid, 1024);
         // SAFETY: the caller's sizes.
         unsafe { self.launch(&op, params) }
     }

@@ -2,7 +2,7 @@
 
 use fox_tensor::{ConvGrads, ConvInputs, ConvOps, ConvSpec, DType, Tensor};
 
-use super::pieces::activation_code;
+use super::head_fragments::activation_code;
 use crate::backend::launcher::{Op, Variant};
 use crate::backend::rows::{RowInfo, RowTable};
 use crate::backend::{Cuda, Operand, address};
@@ -35,17 +35,13 @@ kernel_params! {
         rows_per_slice: usize,
         eps: f32,
     }
-}
 
-kernel_params! {
     list struct ConvForward {
         /// `[R, C]`.
         y: Ptr<Real>,
         p: ConvParams,
     }
-}
 
-kernel_params! {
     list struct ConvBackward {
         /// `[R, C]`.
         dx: Ptr<Real>,
@@ -55,9 +51,7 @@ kernel_params! {
         dy: ConstPtr<Real>,
         p: ConvParams,
     }
-}
 
-kernel_params! {
     list struct ConvFilters {
         /// `[C, taps]`.
         dweight: Ptr<f32>,
@@ -112,7 +106,7 @@ impl ConvGrid {
     fn op(&self, entry: &'static str) -> Op {
         let block = (self.heads_per_block * self.variant.lanes).next_multiple_of(32);
         let (variant, grid) = (self.variant, self.grid);
-        Op { source: CONV, entry, variant, grid, block, shared: 0 }
+        Op::new(CONV, entry, variant, grid, block)
     }
 }
 
@@ -165,7 +159,7 @@ impl ConvOps for Cuda {
         let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
         let held = self.conv_operands(inputs, spec, &grid)?;
         let params = ConvForward { y: at.into(), p: held.params };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("short_conv_fwd"), params)? };
         Ok(y)
     }
@@ -192,7 +186,7 @@ impl ConvOps for Cuda {
             dy: dy.address().into(),
             p: held.params,
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("short_conv_bwd"), params)? };
         let sums = self.column_sums(partial.address(), DType::F32, slices, sums, None, device)?;
         let sums_at = self.real(&sums)?.address();

@@ -19,33 +19,25 @@ kernel_params! {
         x: ConstPtr<f32>,
         count: u64,
     }
-}
 
-kernel_params! {
     list struct Widen {
         y: Ptr<f32>,
         x: ConstPtr<bf16>,
         count: u64,
     }
-}
 
-kernel_params! {
     list struct Fill {
         x: Ptr<Real>,
         value: f32,
         count: u64,
     }
-}
 
-kernel_params! {
     list struct FillInts {
         x: Ptr<i32>,
         value: i32,
         count: u64,
     }
-}
 
-kernel_params! {
     list struct Add {
         /// May be `a` or `b`.
         y: Ptr<Real>,

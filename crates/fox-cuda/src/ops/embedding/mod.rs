@@ -6,7 +6,7 @@ use fox_tensor::{EmbeddingOps, Tensor};
 
 use crate::backend::Cuda;
 use crate::backend::launcher::{Op, Variant, plain_variants};
-use crate::backend::storage::{Groups, memory};
+use crate::backend::storage::{Groups, expect_f32, memory};
 use crate::params::{ConstPtr, Ptr, Real, int, kernel_params};
 use crate::source::source;
 use crate::{Result, Source};
@@ -25,9 +25,7 @@ kernel_params! {
         count: u64,
         width: usize,
     }
-}
 
-kernel_params! {
     list struct EmbeddingBackward {
         /// `[V, C]`, added to.
         dtable: Ptr<f32>,
@@ -89,7 +87,7 @@ impl EmbeddingOps for Cuda {
             count: y.len() as u64,
             width,
         };
-        // SAFETY: the tape checked every id.
+        // SAFETY: shapes and every id are validated at entry.
         unsafe {
             let variant = Variant::plain(dtype, width);
             self.launch_flat(EMBEDDING, "embedding_fwd", variant, y.len(), params)?;
@@ -106,6 +104,9 @@ impl EmbeddingOps for Cuda {
         acc: Option<Tensor>,
     ) -> fox_tensor::Result<Tensor> {
         fox_tensor::check_embedding_bwd(self, dy, ids, vocab, acc.as_ref())?;
+        acc.iter().try_for_each(|acc| expect_f32("embedding_bwd", "acc", acc))?;
+        // A pad outside of the vocabulary matches no id.
+        let pad = pad.filter(|&pad| pad < vocab);
         let _span = self.span("embedding bwd")?;
         let (width, dtype) = (dy.cols(), self.activations());
         let groups = self.groups(ids)?;
@@ -125,15 +126,9 @@ impl EmbeddingOps for Cuda {
             order: groups.order.address().into(),
             width,
         };
-        let op = Op {
-            source: EMBEDDING,
-            entry: "embedding_bwd",
-            variant,
-            grid: [groups.count, width.div_ceil(threads * variant.vec)],
-            block: threads,
-            shared: 0,
-        };
-        // SAFETY: the tape checked every id.
+        let grid = [groups.count, width.div_ceil(threads * variant.vec)];
+        let op = Op::new(EMBEDDING, "embedding_bwd", variant, grid, threads);
+        // SAFETY: shapes and every id are validated at entry.
         unsafe { self.launch(&op, params)? };
         if let Some((pad, row)) = before {
             // SAFETY: the row lies inside the table.

@@ -22,9 +22,7 @@ kernel_params! {
         count: u64,
         heads: usize,
     }
-}
 
-kernel_params! {
     list struct LogGateBackward {
         /// `[R, H]`.
         dz: Ptr<f32>,
@@ -60,7 +58,7 @@ impl GateOps for Cuda {
             count: y.len() as u64,
             heads,
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe {
             self.launch_flat(GATE, "log_gate_fwd", Variant::plain(DType::F32, 1), y.len(), params)?
         };
@@ -83,7 +81,7 @@ impl GateOps for Cuda {
             count: count as u64,
             heads,
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe {
             self.launch_flat(GATE, "log_gate_bwd", Variant::plain(DType::F32, 1), count, params)?
         };

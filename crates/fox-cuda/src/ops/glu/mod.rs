@@ -2,7 +2,7 @@
 
 use fox_tensor::{Activation, GluOps, Tensor};
 
-use super::pieces::activation_code;
+use super::head_fragments::activation_code;
 use crate::backend::Cuda;
 use crate::backend::launcher::{Variant, plain_variants};
 use crate::params::{ConstPtr, KernelParams, Ptr, Real, kernel_params};
@@ -22,9 +22,7 @@ kernel_params! {
         inner: usize,
         act: i32,
     }
-}
 
-kernel_params! {
     list struct GluBackward {
         /// `[R, 2 C]`; may alias `x`.
         dx: Ptr<Real>,
@@ -87,7 +85,7 @@ impl Cuda {
             let (kernel, field) = (entry.to_owned(), "the number of pieces");
             return Err(Error::TooLarge { kernel, field, value, most });
         }
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch_flat(GLU, entry, variant, count, params) }
     }
 }

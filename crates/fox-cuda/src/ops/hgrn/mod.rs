@@ -25,9 +25,7 @@ kernel_params! {
         width: usize,
         rows_per_slice: usize,
     }
-}
 
-kernel_params! {
     list struct HgrnForward {
         /// `[R, C]`.
         q: Ptr<Real>,
@@ -37,9 +35,7 @@ kernel_params! {
         log_f: Ptr<f32>,
         p: Hgrn,
     }
-}
 
-kernel_params! {
     list struct HgrnBackward {
         /// `[R, C]`.
         dq: Ptr<Real>,
@@ -55,9 +51,7 @@ kernel_params! {
         dlog_f: ConstPtr<f32>,
         p: Hgrn,
     }
-}
 
-kernel_params! {
     list struct LowerBound {
         /// `[C]`, or null.
         y: Ptr<f32>,
@@ -95,7 +89,7 @@ impl HgrnGrid {
 
     fn op(&self, entry: &'static str) -> Op {
         let (variant, grid) = (self.variant, self.grid);
-        Op { source: HGRN, entry, variant, grid, block: THREADS, shared: 0 }
+        Op::new(HGRN, entry, variant, grid, THREADS)
     }
 
     fn params(&self, inputs: &HgrnInputs<'_>, operands: &HgrnOperands<'_>) -> Hgrn {
@@ -131,15 +125,9 @@ impl Cuda {
             width: table.cols(),
             layer,
         };
-        let op = Op {
-            source: HGRN,
-            entry: "lower_bound",
-            variant: Variant::plain(DType::F32, 1),
-            grid: [table.cols().div_ceil(THREADS), 1],
-            block: THREADS,
-            shared: 0,
-        };
-        // SAFETY: the tape checked the shapes.
+        let (variant, grid) = (Variant::plain(DType::F32, 1), [table.cols().div_ceil(THREADS), 1]);
+        let op = Op::new(HGRN, "lower_bound", variant, grid, THREADS);
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&op, params) }
     }
 }
@@ -160,7 +148,7 @@ impl HgrnOps for Cuda {
             log_f: log_f_at.into(),
             p: grid.params(inputs, &operands),
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("hgrn_gates_fwd"), params)? };
         Ok(HgrnGates { q, k, log_f })
     }
@@ -191,7 +179,7 @@ impl HgrnOps for Cuda {
             dlog_f: d_log_f.address().into(),
             p: grid.params(inputs, &operands),
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&grid.op("hgrn_gates_bwd"), params)? };
         let dlower = match partial {
             Some(partial) => {

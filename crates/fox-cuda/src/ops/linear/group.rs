@@ -5,7 +5,7 @@ use fox_tensor::{DType, LinearGroupOps, Tensor};
 
 use super::{GATE_WIDTH, GemmShape, plain, transposed};
 use crate::Result;
-use crate::backend::storage::Data;
+use crate::backend::storage::{Data, expect_f32};
 use crate::backend::{Cuda, Operand};
 use crate::ops::columns::{ColumnBlock, JoinedColumns};
 
@@ -118,6 +118,8 @@ impl LinearGroupOps for Cuda {
         accs: Vec<Option<Tensor>>,
     ) -> fox_tensor::Result<Vec<Tensor>> {
         fox_tensor::check_linear_group_bwd_weight(self, dys, x, &accs)?;
+        let mut present = accs.iter().flatten();
+        present.try_for_each(|acc| expect_f32("linear_group_bwd_weight", "acc", acc))?;
         let _span = self.span("narrow linear bwd weight")?;
         let (dy, n) = self.joined_gradients(dys)?;
         let (rows, inner) = (x.rows(), x.cols());

@@ -94,15 +94,8 @@ impl LossOps for Cuda {
                     .as_ref()
                     .map_or(0.0, |(.., teacher_weight, _)| *teacher_weight),
             };
-            let op = Op {
-                source: LOSS,
-                entry: "cross_entropy",
-                variant,
-                grid: [count, 1],
-                block: 512,
-                shared: 0,
-            };
-            // SAFETY: the tape checked labels and shapes.
+            let op = Op::new(LOSS, "cross_entropy", variant, [count, 1], 512);
+            // SAFETY: shapes and every label are validated at entry; scratch holds `step` rows of logits.
             unsafe { self.launch(&op, params)? };
             let Some(((_, dx_at), (_, dw_at))) = &grads else { continue };
             let dx_at = dx_at + (first * width * dtype.size()) as u64;

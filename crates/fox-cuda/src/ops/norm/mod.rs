@@ -29,9 +29,7 @@ kernel_params! {
         width: usize,
         eps: f32,
     }
-}
 
-kernel_params! {
     list struct NormBackward {
         /// `[R, C]`.
         dh: Ptr<Real>,
@@ -63,7 +61,7 @@ pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
 /// A grid-stride launch over rows.
 fn over_rows(entry: &'static str, variant: Variant, blocks: usize) -> Op {
     let block = 32 * variant.warps;
-    Op { source: NORM, entry, variant, grid: [blocks, 1], block, shared: 0 }
+    Op::new(NORM, entry, variant, [blocks, 1], block)
 }
 
 impl Cuda {
@@ -108,7 +106,7 @@ impl Cuda {
             rows,
             width,
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&over_rows("add_rms_norm_bwd", variant, blocks), params)? };
         let dw = self.column_sums(partial.address(), DType::F32, blocks, width, dw_acc, &device)?;
         Ok(NormGrads { dh, dw })
@@ -142,7 +140,7 @@ impl NormOps for Cuda {
             width,
             eps,
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&over_rows("add_rms_norm_fwd", variant, rows), params)? };
         Ok(NormOut { sum, y, rstd })
     }

@@ -27,9 +27,7 @@ kernel_params! {
         factor: f32,
         unused: i32,
     }
-}
 
-kernel_params! {
     list struct SquareChunks {
         /// `[matrices, chunks]`.
         partial: Ptr<f64>,
@@ -37,9 +35,7 @@ kernel_params! {
         /// Elements of a matrix.
         count: u64,
     }
-}
 
-kernel_params! {
     list struct Normalize {
         /// `[matrices, padded_rows, padded_cols]`.
         x: Ptr<Real>,
@@ -52,9 +48,7 @@ kernel_params! {
         partial: ConstPtr<f64>,
         chunks: usize,
     }
-}
 
-kernel_params! {
     list struct Polynomial {
         /// `[matrices, n, n]`, as all below.
         square: Ptr<Real>,
@@ -64,9 +58,7 @@ kernel_params! {
         b: f32,
         c: f32,
     }
-}
 
-kernel_params! {
     list struct Unpad {
         entries: ConstPtr<OrthogonalizeEntry>,
         /// `[matrices, padded_rows, padded_cols]`.
@@ -282,14 +274,8 @@ impl<'a> MatrixGroup<'a> {
     }
 
     fn launch<P: KernelParams>(&self, entry: &'static str, blocks: usize, params: P) -> Result<()> {
-        let op = Op {
-            source: ORTHOGONALIZE,
-            entry,
-            variant: Variant::plain(self.cuda.activations(), 1),
-            grid: [blocks, self.count],
-            block: THREADS,
-            shared: 0,
-        };
+        let (variant, grid) = (Variant::plain(self.cuda.activations(), 1), [blocks, self.count]);
+        let op = Op::new(ORTHOGONALIZE, entry, variant, grid, THREADS);
         // SAFETY: the buffers have the sizes that the shape says.
         unsafe { self.cuda.launch(&op, params) }
     }

@@ -2,9 +2,9 @@
 
 use fox_tensor::{ScanInputs, ScanSpec, Tensor};
 
-use crate::Result;
 use crate::backend::{Cuda, Operand, address};
 use crate::params::{ConstPtr, Real, kernel_params};
+use crate::{Error, Result};
 
 kernel_params! {
     /// `H` value heads share `G` key heads.
@@ -38,6 +38,15 @@ impl ScanOperands {
     pub(super) fn with_gradient(self, d_out: u64) -> Self {
         ScanOperands { d_out: d_out.into(), ..self }
     }
+}
+
+/// Rejects saved states that the forward pass with the same operands did not return.
+pub(super) fn check_saved(saved: &Tensor, dims: [usize; 2]) -> Result<()> {
+    if saved.dims() == dims {
+        return Ok(());
+    }
+    let detail = format!("the saved states have shape {}, expected {dims:?}", saved.shape());
+    Err(Error::argument("scan_bwd", detail))
 }
 
 /// Owners of the memory that [`ScanOperands`] point to.

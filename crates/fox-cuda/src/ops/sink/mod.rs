@@ -29,9 +29,7 @@ kernel_params! {
         heads: usize,
         head_dim: usize,
     }
-}
 
-kernel_params! {
     list struct SinkBackward {
         /// Shares of the gradient, `[R, H]`.
         partial: Ptr<f32>,
@@ -84,7 +82,7 @@ impl SinkOps for Cuda {
             head_dim,
         };
         let variant = Variant::plain(dtype, head_dim);
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch_flat(SINK, "sink_fwd", variant, count, params)? };
         Ok((new_o, new_lse))
     }
@@ -114,15 +112,9 @@ impl SinkOps for Cuda {
             head_dim,
         };
         let blocks = units.div_ceil(THREADS / 32).clamp(1, self.gpu.processors() as usize * 16);
-        let op = Op {
-            source: SINK,
-            entry: "sink_bwd",
-            variant: Variant::plain(self.activations(), head_dim),
-            grid: [blocks, 1],
-            block: THREADS,
-            shared: 0,
-        };
-        // SAFETY: the tape checked the shapes.
+        let (variant, grid) = (Variant::plain(self.activations(), head_dim), [blocks, 1]);
+        let op = Op::new(SINK, "sink_bwd", variant, grid, THREADS);
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&op, params)? };
         Ok(self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?)
     }

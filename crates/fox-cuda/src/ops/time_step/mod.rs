@@ -25,9 +25,7 @@ kernel_params! {
         low: f32,
         high: f32,
     }
-}
 
-kernel_params! {
     list struct TimeStepForward {
         /// `[R, H]`.
         dt: Ptr<f32>,
@@ -35,9 +33,7 @@ kernel_params! {
         log_decay: Ptr<f32>,
         p: TimeStep,
     }
-}
 
-kernel_params! {
     list struct TimeStepBackward {
         /// `[R, H]`.
         dz: Ptr<f32>,
@@ -84,7 +80,7 @@ impl Cuda {
     fn time_step_op(&self, entry: &'static str, inputs: &TimeStepInputs<'_>) -> Op {
         let blocks = inputs.z.len().div_ceil(THREADS).min(self.gpu.processors() as usize * 16);
         let (variant, grid) = (Variant::plain(DType::F32, 1), [blocks, 1]);
-        Op { source: TIME_STEP, entry, variant, grid, block: THREADS, shared: 0 }
+        Op::new(TIME_STEP, entry, variant, grid, THREADS)
     }
 }
 
@@ -98,7 +94,7 @@ impl TimeStepOps for Cuda {
         let held = self.time_step(inputs)?;
         let params =
             TimeStepForward { dt: dt_at.into(), log_decay: decay_at.into(), p: held.params };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&self.time_step_op("time_step_fwd", inputs), params)? };
         Ok((dt, decay))
     }
@@ -124,7 +120,7 @@ impl TimeStepOps for Cuda {
             ddecay: address(&ddecay).into(),
             p: held.params,
         };
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&self.time_step_op("time_step_bwd", inputs), params)? };
         let da_log = self.column_sums(partial.address(), DType::F32, rows, heads, None, device)?;
         Ok((dz, da_log))

@@ -4,7 +4,7 @@ use fox_tensor::{AdamW, Blend, DType, ParamUpdate, Tensor, UpdateOps};
 use half::bf16;
 
 use crate::backend::launcher::{Op, Variant};
-use crate::backend::storage::{Data, memory};
+use crate::backend::storage::{Data, expect_f32, memory};
 use crate::backend::{Cuda, Operand};
 use crate::ops::packed::Packed;
 use crate::params::{self, ConstPtr, KernelParams, Ptr, kernel_params};
@@ -30,9 +30,7 @@ kernel_params! {
         correct1: f32,
         correct2: f32,
     }
-}
 
-kernel_params! {
     /// A parameter, its moments and its gradient.
     table struct AdamEntry {
         param: Ptr<f32>,
@@ -48,9 +46,7 @@ kernel_params! {
         halves: bool,
         step: AdamParams,
     }
-}
 
-kernel_params! {
     /// `param = keep * param + add * x`.
     table struct BlendEntry {
         param: Ptr<f32>,
@@ -67,9 +63,7 @@ kernel_params! {
         add: f32,
         unused: i32,
     }
-}
 
-kernel_params! {
     /// A tensor whose squares are summed.
     table struct SquaresEntry {
         x: ConstPtr<()>,
@@ -79,32 +73,24 @@ kernel_params! {
         /// f32, bf16 or two halves.
         kind: i32,
     }
-}
 
-kernel_params! {
     list struct AdamWAll {
         entries: ConstPtr<AdamEntry>,
         count: usize,
     }
-}
 
-kernel_params! {
     list struct BlendAll {
         entries: ConstPtr<BlendEntry>,
         count: usize,
     }
-}
 
-kernel_params! {
     list struct SumSquares {
         /// `[chunks]`.
         partial: Ptr<f64>,
         entries: ConstPtr<SquaresEntry>,
         count: usize,
     }
-}
 
-kernel_params! {
     list struct SumDoubles {
         /// `[1]`.
         out: Ptr<f64>,
@@ -201,14 +187,7 @@ impl Cuda {
         chunks: usize,
         params: P,
     ) -> Result<()> {
-        let op = Op {
-            source: UPDATE,
-            entry,
-            variant: Variant::plain(DType::F32, 1),
-            grid: [chunks, 1],
-            block: THREADS,
-            shared: 0,
-        };
+        let op = Op::new(UPDATE, entry, Variant::plain(DType::F32, 1), [chunks, 1], THREADS);
         // SAFETY: the tables' tensors have the lengths they say.
         unsafe { self.launch(&op, params) }
     }
@@ -241,6 +220,11 @@ impl UpdateOps for Cuda {
 
     fn adamw_all(&self, updates: &mut [ParamUpdate<'_>]) -> fox_tensor::Result<()> {
         fox_tensor::check_adamw_all(self, updates)?;
+        for ParamUpdate { param, m, v, .. } in updates.iter() {
+            for (what, x) in [("param", param), ("m", m), ("v", v)] {
+                expect_f32("adamw", what, x)?;
+            }
+        }
         let _span = self.span("adamw")?;
         let (mut entries, mut grads) = (Vec::with_capacity(updates.len()), Vec::new());
         let mut chunks = 0;

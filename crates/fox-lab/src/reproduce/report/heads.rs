@@ -33,7 +33,7 @@ pub fn add(report: &mut Report, results: &Results<'_>, e: usize) {
     report.text(
         "The half-life is how many tokens it takes until what a head has read weighs half: dots are medians over \
          held-out text, lines reach from the 10% to the 90% quantile. Below, the forget matrix F and the attention map \
-         A (log10 of the share) of the heads with the shortest, a middle and the longest memories.",
+         A (log10 of the weight) of the heads with the shortest, a middle and the longest memories.",
     );
     report.table(&rows);
     report.named_charts(lives);

@@ -104,7 +104,7 @@ fn arguments(calls: &mut Calls<'_>) -> Result<()> {
         || "copy_columns to no columns".into(),
         b.copy_columns(&x, (0, 0), &mut empty, 0, 1),
     );
-    // A pair keeps its tensors behind `&mut`, so they can be exchanged for others after its validation.
+    // The tensors of a pair are behind `&mut`, so they can be exchanged after its validation.
     let exchange = |target: &mut Tensor| std::mem::replace(target, x.clone());
     let mut y = narrow.clone();
     let mut blend = Blend::new(&mut y, &narrow, 0.5, 0.5)?;

@@ -1,4 +1,4 @@
-//! Softmax attention with forget gates.
+//! Forgetting attention: softmax attention with forget gates.
 //!
 //! `R_q` and `R_k` are rows of queries and keys, `H` heads, `d` the head dim, `C = H * d`.
 
@@ -18,7 +18,7 @@ pub use full_sequence::FullSequence;
 
 use crate::{Result, Segments, Tensor};
 
-/// Which keys a query may see.
+/// The attention mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mask {
     /// Keys at or before the query. Bias `c_i - c_j`.
@@ -34,7 +34,7 @@ pub enum Mask {
 pub enum AttentionWeights {
     /// `softmax_j(s_ij + c_i - c_j)`.
     Softmax,
-    /// Stick-breaking: from the newest key to the oldest, each takes its share of what is left,
+    /// Stick-breaking: from the newest key to the oldest, each takes a fraction of the remaining stick,
     /// `b_ij prod_{j < l < i} (1 - b_il)` with `b = sigmoid(s)`. A query does not see itself.
     StickBreaking,
 }
@@ -42,13 +42,12 @@ pub enum AttentionWeights {
 /// Adaptive computation pruning: skip tiles (blocks of queries against blocks of keys) whose softmax mass is
 /// provably negligible.
 ///
-/// What is bounded is the share of the softmax, not the output: of the weights that a query would give to all
-/// the keys it sees, those of the skipped keys add up to at most `exp(log_tolerance)`. How far the output
-/// moves also depends on the values, see [`output_change_bound`], and how far a later logit moves on
-/// everything after.
+/// The bound is on the softmax mass, not on the output: of the weights of all visible keys, those of the skipped
+/// keys add up to at most `exp(log_tolerance)`. The change of the output also depends on the values, see
+/// [`output_change_bound`].
 ///
 /// A query `i` sees itself with a score of at least `-U`, and key `j` has a score of at most
-/// `U + c_i - c_j`. Key `j` has therefore a share of at most `exp(2 U + c_i - c_j)`, which is below
+/// `U + c_i - c_j`. Key `j` therefore has a weight of at most `exp(2 U + c_i - c_j)`, which is below
 /// `exp(log_tolerance) / N` in every tile that is skipped, and there are at most `N` such keys.
 #[derive(Clone, Debug)]
 pub enum Acp {
@@ -56,9 +55,9 @@ pub enum Acp {
     Off,
     /// Skip a tile when the decay across it is below `-(2 U + ln N) + log_tolerance` for `N` keys.
     On {
-        /// Natural logarithm of the share of a row's softmax that may be dropped, e.g. -10.
+        /// Natural logarithm of the softmax mass of a row that may be dropped, e.g. -10.
         log_tolerance: f32,
-        /// Where the bound `U` on the magnitude of the logits comes from.
+        /// Source of the bound `U` on the magnitude of the logits.
         bound: LogitBound,
     },
 }
@@ -70,28 +69,27 @@ impl Acp {
     }
 }
 
-/// How far an output of attention moves at most, in any norm, when keys with together a share `share < 1` of
-/// the softmax are dropped, and `largest_value` is the largest such norm of a value of that head:
-/// `2 * share * largest_value`.
+/// Bound on the change of an attention output, in any norm, when keys with a softmax mass of `dropped < 1` are dropped
+/// and `largest_value` is the largest such norm of a value of that head: `2 * dropped * largest_value`.
 ///
-/// With weights `p_j` that add up to 1, `o = sum_j p_j v_j`. Without the dropped keys the weights of the
-/// others become `p_j / (1 - share)`, so
+/// With weights `p_j` that add up to 1, `o = sum_j p_j v_j`. Without the dropped keys the remaining weights become
+/// `p_j / (1 - dropped)`, so
 ///
 /// ```text
-/// o - o' = sum_dropped p_j v_j + (1 - 1 / (1 - share)) sum_kept p_j v_j
-///        = sum_dropped p_j v_j - share / (1 - share) sum_kept p_j v_j
+/// o - o' = sum_dropped p_j v_j + (1 - 1 / (1 - dropped)) sum_remaining p_j v_j
+///        = sum_dropped p_j v_j - dropped / (1 - dropped) sum_remaining p_j v_j
 /// ```
 ///
-/// The weights of the first sum add up to `share`, those of the second to `1 - share`, and so either has a
-/// norm of at most `share * max|v|`. Both are reached when dropped and kept values are opposite.
-pub fn output_change_bound(share: f64, largest_value: f64) -> f64 {
-    2.0 * share * largest_value
+/// The weights of the first sum add up to `dropped`, those of the second to `1 - dropped`, and so either has a norm of
+/// at most `dropped * max|v|`. The bound is tight when dropped and remaining values are opposite.
+pub fn output_change_bound(dropped: f64, largest_value: f64) -> f64 {
+    2.0 * dropped * largest_value
 }
 
 /// The bound `U >= max |q_i . k_j| * scale`, per head.
 #[derive(Clone, Debug)]
 pub enum LogitBound {
-    /// `max_i |q_i| * max_j |k_j| * scale`, over the segment at hand.
+    /// `max_i |q_i| * max_j |k_j| * scale`, over the segment.
     Norms,
     /// `max|w_q| * max|w_k| * d * scale` from QK-norm weights: `q` `[C]` or `[d]`, `k` `[C_kv]` or `[d]`.
     /// Where queries and keys are rounded to bf16 it is larger by `(1 + 2^-8)^2`, since rounding makes the
@@ -102,16 +100,16 @@ pub enum LogitBound {
         /// Weights of the key norm.
         k: Tensor,
     },
-    /// Known already, `[segments, H]`. With `U = (log_tolerance - ln N - threshold) / 2` a tile is skipped
+    /// Given by the caller, `[segments, H]`. With `U = (log_tolerance - ln N - threshold) / 2` a tile is skipped
     /// when the decay across it is below `threshold`, which may make `U` negative.
     Given(Tensor),
 }
 
-/// Log gates below this count as this, in every prefix sum: nothing is left of what is behind such a gate, and
-/// sums of gates of `-3e38` would be infinite, their differences no numbers.
+/// Lower bound of log gates in prefix sums: older keys behind such a gate have weight 0 anyway, and sums of gates of
+/// `-3e38` would be infinite, their differences NaN.
 pub const LOG_GATE_FLOOR: f64 = -1e3;
 
-/// A log gate as prefix sums count it: not below [`LOG_GATE_FLOOR`]. NaN stays NaN, which `f64::max` would lose.
+/// A log gate clamped to at least [`LOG_GATE_FLOOR`] for prefix sums. NaN stays NaN, which `f64::max` would lose.
 pub fn clamp_log_gate(gate: f64) -> f64 {
     if gate < LOG_GATE_FLOOR { LOG_GATE_FLOOR } else { gate }
 }
@@ -141,7 +139,7 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// Factor on `q . k`, usually `1 / sqrt(d)`.
     pub scale: f32,
-    /// Which keys a query may see.
+    /// The attention mask.
     pub mask: Mask,
     /// Sliding window `W`: query `i` sees keys `i - W + 1 ..= i` (bidirectional: `|i - j| < W`).
     pub window: Option<usize>,
@@ -149,7 +147,7 @@ pub struct AttentionSpec {
     pub acp: Acp,
     /// The sequences.
     pub segments: Segments,
-    /// What the segments are the ends of, where they are not whole.
+    /// The full sequences, where segments are only their ends.
     pub full_sequence: Option<Arc<FullSequence>>,
 }
 
@@ -169,7 +167,7 @@ impl AttentionSpec {
         }
     }
 
-    /// Whether position `i` may see position `j` (both counted from the segment's first key).
+    /// Whether position `i` attends to position `j` (both counted from the segment's first key).
     pub fn sees(&self, i: usize, j: usize) -> bool {
         let near = self.window.is_none_or(|w| i.abs_diff(j) < w);
         near && (self.mask == Mask::Bidirectional || j <= i)
@@ -181,15 +179,15 @@ impl AttentionSpec {
 pub struct AttentionOut {
     /// Output `[R_q, H * d]`; zero for rows outside every segment.
     pub o: Tensor,
-    /// Natural log of the softmax denominator, or of what is left of the stick, `[R_q, H]`; `-inf`
-    /// for rows outside every segment.
+    /// Natural log of the softmax denominator, or of the remaining stick, `[R_q, H]`; `-inf` for rows outside every
+    /// segment.
     pub lse: Tensor,
     /// Tiles visited and tiles a plain causal (or windowed) pass would visit, per head: `[H, 4]` i32, the halves of
     /// two counts in 64 bits; [`tile_counts`] reads them.
     pub tiles: Tensor,
 }
 
-/// Tiles visited and tiles in all, per head: [`AttentionOut::tiles`] as numbers.
+/// Visited and total tiles per head: [`AttentionOut::tiles`] as numbers.
 pub fn tile_counts(tiles: &Tensor) -> Result<Vec<[u64; 2]>> {
     let count = |low: i32, high: i32| {
         u64::from(low.cast_unsigned()) | u64::from(high.cast_unsigned()) << 32
@@ -198,7 +196,7 @@ pub fn tile_counts(tiles: &Tensor) -> Result<Vec<[u64; 2]>> {
     Ok(words.chunks_exact(4).map(|w| [count(w[0], w[1]), count(w[2], w[3])]).collect())
 }
 
-/// Counts as the words of [`AttentionOut::tiles`].
+/// Encodes counts as the integers of [`AttentionOut::tiles`].
 pub fn tile_words(counts: &[[u64; 2]]) -> Vec<i32> {
     let words = |n: &u64| [*n as u32, (*n >> 32) as u32].map(u32::cast_signed);
     counts.iter().flatten().flat_map(words).collect()
@@ -217,7 +215,7 @@ pub struct AttentionGrads {
     pub dlog_gates: Option<Tensor>,
 }
 
-/// A device's attention.
+/// Softmax attention on a device.
 pub trait AttentionOps {
     /// Softmax attention with forget gates; see [`AttentionSpec`].
     fn attention_fwd(

@@ -79,7 +79,7 @@ pub(crate) struct Attention<'a> {
     given: Option<&'a [f64]>,
 }
 
-/// One head of one segment, with what does not depend on the row.
+/// One head of one segment, with the data that all its rows share.
 struct HeadSegment<'a> {
     head: usize,
     kv_head: usize,
@@ -101,7 +101,7 @@ struct Tiles {
 pub(crate) struct Forward {
     pub o: Vec<f64>,
     pub lse: Vec<f64>,
-    /// Visited and in all `[H]`.
+    /// Visited and total `[H]`.
     pub tiles: Vec<[u64; 2]>,
 }
 
@@ -123,7 +123,7 @@ impl Backward {
         }
     }
 
-    /// Every later `c` holds a gate: `dlf_t = sum_{s >= t} dc_s`.
+    /// A gate is part of every later `c`: `dlf_t = sum_{s >= t} dc_s`.
     pub(crate) fn add_gates(&mut self, dc: &[f64], segment: &Segment, heads: usize, head: usize) {
         let mut sum = 0.0;
         for j in (0..segment.k_len).rev() {
@@ -159,7 +159,7 @@ impl<'a> Attention<'a> {
         spec.segments.as_slice().iter().enumerate().flat_map(move |(index, segment)| {
             (0..spec.heads).map(move |head| {
                 let kv_head = head / (spec.heads / spec.kv_heads);
-                // Where the sums begin makes no difference in f64.
+                // The start of the sums makes no difference in f64.
                 let c = prefix(self.log_gates, segment, head);
                 let given = self.given.map(|bounds| bounds[index * spec.heads + head]);
                 let delta = self.delta((index, segment), head, kv_head, given);
@@ -178,10 +178,10 @@ impl<'a> Attention<'a> {
         given: Option<f64>,
     ) -> f64 {
         let Acp::On { log_tolerance, .. } = self.spec.acp else { return f64::NEG_INFINITY };
-        let (whole, at) = (self.spec.full_sequence.as_deref(), index * self.spec.heads + head);
-        let known = given.or_else(|| whole.and_then(|whole| whole.bounds.get(at).copied()));
+        let (full, at) = (self.spec.full_sequence.as_deref(), index * self.spec.heads + head);
+        let known = given.or_else(|| full.and_then(|full| full.bounds.get(at).copied()));
         let bound = known.unwrap_or_else(|| self.logit_bound(segment, head, kv_head));
-        let keys = whole.map_or(segment.k_len, |whole| whole.keys[index]) as f64;
+        let keys = full.map_or(segment.k_len, |full| full.keys[index]) as f64;
         -(2.0 * bound + keys.ln()) + f64::from(log_tolerance)
     }
 
@@ -325,7 +325,7 @@ impl Tiles {
 }
 
 /// The weakest decay in a tile: that of its nearest pair, since gates only ever add decay. A
-/// tile that holds a query's own position has a pair without decay. A window is not looked at.
+/// tile that holds a query's own position has a pair without decay. Windows are ignored.
 fn nearest_decay(mask: Mask, c: &[f64], queries: (usize, usize), keys: (usize, usize)) -> f64 {
     if keys.1 < queries.0 {
         decay(c, queries.0, keys.1)

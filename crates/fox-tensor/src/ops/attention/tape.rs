@@ -4,7 +4,7 @@ use crate::tape::{Tape, Var, slot_of, value_of, wants};
 use crate::{AttentionInputs, AttentionSpec, AttentionWeights, Result, Tensor};
 
 impl Tape<'_> {
-    /// Forgetting attention: the output `[R_q, H * d]`, and tiles visited and in all ([`tile_counts`](crate::tile_counts)).
+    /// Forgetting attention: the output `[R_q, H * d]`, and visited and total tiles ([`tile_counts`](crate::tile_counts)).
     pub fn attention(
         &mut self,
         q: &Var,

@@ -8,7 +8,7 @@ pub(crate) fn cases() -> Vec<Case> {
     for (n, (layout, rows)) in recurrent_layouts().iter().enumerate() {
         for act in [None, Some(Activation::Silu)] {
             for norm in [false, true] {
-                // Walks through options and sizes so that they mix.
+                // Cycles through options and sizes so that they mix.
                 let turn = 11 + cases.len() + n;
                 cases.push(conv(act, norm, [1, 2, 4, 5][turn % 4], turn, layout, *rows));
             }

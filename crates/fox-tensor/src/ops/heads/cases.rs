@@ -3,7 +3,7 @@
 use crate::cases::{Case, Output};
 use crate::{HeadSpec, Rope, Segment, Segments};
 
-/// Where the shift gets its first predecessor from.
+/// Source of the row before a segment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Shift {
     None,
@@ -11,7 +11,7 @@ enum Shift {
     Prev,
 }
 
-/// Whose norm weights.
+/// Norm weights of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Norm {
     None,
@@ -27,7 +27,7 @@ pub(crate) fn cases() -> Vec<Case> {
         for shift in [Shift::None, Shift::Zeros, Shift::Prev] {
             for norm in [Norm::None, Norm::PerHead, Norm::Shared] {
                 for rope in [false, true] {
-                    // Walks through the sizes so that options and sizes mix.
+                    // Cycles through the sizes so that options and sizes mix.
                     let (heads, head_dim) = sizes[(cases.len() + i) % sizes.len()];
                     let spec = HeadSpec {
                         heads,

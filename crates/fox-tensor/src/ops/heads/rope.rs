@@ -7,21 +7,21 @@ use std::f64::consts::TAU;
 pub struct Rope {
     /// Base of the geometric series of frequencies.
     pub base: f64,
-    /// How slow frequencies are slowed further, for longer contexts than those of the training.
+    /// Scaling of low frequencies, for contexts longer than those of the training.
     pub scaling: Option<RopeScaling>,
-    /// Factor on all angles: 1 as usual, 0 for no positions at all.
+    /// Factor on all angles: 1 by default, 0 for no positional encoding.
     pub strength: f64,
 }
 
-/// The rule of Llama 3: frequencies whose wave fits `high_freq_factor` times into the original context are
-/// kept, those that do not fit `low_freq_factor` times are divided by `factor`, those between are interpolated.
+/// RoPE scaling of Llama 3: frequencies with more than `high_freq_factor` periods in the original context are kept,
+/// those with less than `low_freq_factor` periods are divided by `factor`, those between are interpolated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeScaling {
-    /// Divisor of slow frequencies.
+    /// Divisor of low frequencies.
     pub factor: f64,
-    /// Waves per context below which a frequency is slow.
+    /// Periods per context below which a frequency is low.
     pub low_freq_factor: f64,
-    /// Waves per context above which a frequency is fast.
+    /// Periods per context above which a frequency is high.
     pub high_freq_factor: f64,
     /// Length of the original context, in tokens.
     pub original_length: usize,
@@ -39,7 +39,7 @@ impl Rope {
         self.strength * self.scaling.map_or(plain, |scaling| scaling.frequency(plain))
     }
 
-    /// Equal for embeddings with equal frequencies; for tables by embedding.
+    /// Cache key: equal for embeddings with equal frequencies.
     pub fn key(&self) -> [u64; 6] {
         let numbers = match self.scaling {
             None => [0.0; 4],
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frequencies_are_kept_interpolated_or_slowed() {
+    fn scales_rope_frequencies_as_llama3() {
         let scaling = RopeScaling {
             factor: 8.0,
             low_freq_factor: 1.0,
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn strength_scales_every_angle_and_tells_embeddings_apart() {
+    fn rope_strength_scales_every_angle() {
         let (full, half) = (Rope::new(100.0), Rope { strength: 0.5, ..Rope::new(100.0) });
         assert_eq!(half.frequency(3, 16), 0.5 * full.frequency(3, 16));
         assert_ne!(half.key(), full.key());

@@ -60,7 +60,7 @@ impl Tape<'_> {
 /// The gradient of the rows before the segments, `[segments, H * d]`; `None` without a shift.
 ///
 /// A segment's first row is `a prev + (1 - a) u`, which is symmetric: with the operands exchanged and the logit of `a`
-/// negated, the gradient of `u` is that of `prev`.
+/// negated, the gradient of `u` is the gradient of `prev`.
 fn gradient_before(
     dy: &Tensor,
     inputs: &HeadInputs<'_>,

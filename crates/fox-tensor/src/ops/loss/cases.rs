@@ -1,4 +1,4 @@
-//! Losses with ignored labels, for every size of vocabulary.
+//! Cases of the loss with ignored labels, for every size of vocabulary.
 
 use crate::cases::{Case, Data, Output, Rng, round};
 use crate::naive::{dot, logsumexp};
@@ -13,7 +13,7 @@ pub(crate) fn cases() -> Vec<Case> {
         loss(799, 3, 65, 0.5),
         loss(7, 16, 33, 1.0),
     ]);
-    // A thread of a GPU reads several pieces of a row, of one element or of eight: 4099 is odd, 8208 is not.
+    // A GPU thread reads several vectors of a row, of one element or of eight: 4099 is odd, 8208 is not.
     cases.extend([loss(5, 16, 4099, 0.2), rising_loss(5, 16, 8208)]);
     cases.push(loss_twice());
     for vocab in [1, 3, 64, 1000, 8208] {
@@ -23,7 +23,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// A part of the objective is the divergence from a teacher of another width.
+/// Distillation from a teacher of another width.
 fn taught(rows: usize, (width, other): (usize, usize), vocab: usize, weight: f32) -> Case {
     let name = format!("linear_cross_entropy/taught {weight}/{rows}x{width}:{other}/v{vocab}");
     let case = Case::new(name, move |tape, args| {
@@ -41,7 +41,7 @@ fn taught(rows: usize, (width, other): (usize, usize), vocab: usize, weight: f32
             Output::Loss("objective", objective, weights.clone()),
         ])
     });
-    let mut rng = case.stream("labels");
+    let mut rng = case.rng("labels");
     let labels = loss_labels(&mut rng, rows, vocab, 0.2);
     let weights = rng.normals(rows);
     let (tx, tw) = (rng.normals(rows * other), rng.normals(vocab * other));
@@ -97,7 +97,7 @@ fn loss(rows: usize, width: usize, vocab: usize, ignored: f64) -> Case {
             Output::Plain("loss without gradient", quiet.loss.to_f64()?),
         ])
     });
-    let mut rng = case.stream("labels");
+    let mut rng = case.rng("labels");
     let labels = loss_labels(&mut rng, rows, vocab, ignored);
     let weights = rng.normals(rows);
     case.normal("x", &[rows, width])
@@ -106,8 +106,7 @@ fn loss(rows: usize, width: usize, vocab: usize, ignored: f64) -> Case {
         .constant("weights", &[rows], weights)
 }
 
-/// Logits that rise along the vocabulary by 40: whoever sums exponentials in passing must scale the sum down again and
-/// again.
+/// Logits that rise along the vocabulary by 40: an online softmax rescales its sum many times.
 fn rising_loss(rows: usize, width: usize, vocab: usize) -> Case {
     let mut case = loss(rows, width, vocab, 0.2);
     case.name = format!("linear_cross_entropy/rising/{rows}x{width}/v{vocab}");
@@ -137,7 +136,7 @@ fn loss_twice() -> Case {
             Output::Loss("second", second, weights.clone()),
         ])
     });
-    let mut rng = case.stream("labels");
+    let mut rng = case.rng("labels");
     let labels = loss_labels(&mut rng, 65, 40, 0.2);
     let weights = rng.normals(65);
     case.normal("x", &[65, 16]).normal("w", &[40, 16]).int("labels", &[65], labels).constant(

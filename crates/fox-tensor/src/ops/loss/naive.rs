@@ -25,7 +25,7 @@ impl LossOps for Naive {
 type Losses = (Vec<f64>, Option<(Vec<f64>, Vec<f64>)>);
 
 /// `loss[r] = logsumexp(logits[r]) - logits[r, label]`; with weights also `(dx, dw)` of the weighted sum, where a
-/// teacher, `x`, `w` and its weight, takes a part of the target.
+/// teacher, `x`, `w` and its weight, contributes to the target.
 fn linear_cross_entropy(
     x: Matrix<'_>,
     w: Matrix<'_>,

@@ -1,12 +1,12 @@
-//! Scans with every kind of decay and update.
+//! Cases of scans with every kind of decay and update.
 
 use crate::cases::{Case, Output, Rng, recurrent_layouts, round};
 use crate::{Result, ScanSpec, ScanVars, Segments, StateUpdate};
 
-/// How much is forgotten from token to token.
+/// Decay of the state per token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decay {
-    /// Nothing, and there is no such operand.
+    /// None: the operand is absent.
     None,
     /// One factor per head.
     Head(Strength),
@@ -14,7 +14,7 @@ pub enum Decay {
     Channel(Strength),
 }
 
-/// How strong a decay is.
+/// Strength of a decay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Strength {
     /// Factors around 0.9.
@@ -23,18 +23,18 @@ pub enum Strength {
     Wild,
 }
 
-/// Everything that makes a scan.
+/// Description of a scan case.
 #[derive(Clone, Debug)]
 pub struct ScanCase {
-    /// How tokens change the state.
+    /// Update rule of the state.
     pub update: StateUpdate,
-    /// What is forgotten.
+    /// Decay of the state.
     pub decay: Decay,
-    /// Whether writes have a strength.
+    /// Whether there is the operand `write`.
     pub write: bool,
-    /// Whether values go to the output directly.
+    /// Whether there is the operand `skip`.
     pub skip: bool,
-    /// Whether there is a state before the first token.
+    /// Whether there is an initial state.
     pub state: bool,
     /// Heads, and heads of keys.
     pub heads: (usize, usize),
@@ -64,7 +64,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ];
     for (update, decay) in kinds {
         for (n, (layout, rows)) in layouts.iter().enumerate() {
-            // Walks through options and sizes so that they mix.
+            // Cycles through options and sizes so that they mix.
             let turn = cases.len() + n;
             let mut heads = heads[turn % heads.len()];
             if matches!(decay, Decay::Channel(_)) {
@@ -193,7 +193,7 @@ pub fn scan(options: ScanCase) -> Case {
     case
 }
 
-/// A scan drawn at random: kinds, sizes and lengths that nobody thought of.
+/// A scan of random options, sizes and lengths, for property tests.
 pub fn random_scan(seed: u64) -> Result<Case> {
     let mut rng = Rng::new(seed);
     let update = rng.pick(&[StateUpdate::Add, StateUpdate::Delta]);

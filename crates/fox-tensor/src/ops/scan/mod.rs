@@ -9,12 +9,12 @@ use crate::{Backend, Result, Segments, Shape, Tensor};
 pub(crate) use cases::cases;
 pub use tape::ScanVars;
 
-/// How a token changes the state.
+/// Update rule of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateUpdate {
     /// Adds: `S_t = a_t S_{t-1} + k_t (b_t v_t)^T`.
     Add,
-    /// Replaces what the key holds, in part: `S_t = a_t S_{t-1} + k_t (b_t e_t)^T` with
+    /// Delta rule, replaces part of the value stored for the key: `S_t = a_t S_{t-1} + k_t (b_t e_t)^T` with
     /// `e_t = v_t - (a_t S_{t-1})^T k_t`, the delta rule.
     Delta,
 }
@@ -42,7 +42,7 @@ pub struct ScanInputs<'a> {
 /// Options of a scan: `o_t = scale * S_t^T q_t + skip * v_t`. Rows outside every segment are zero.
 #[derive(Clone, Debug)]
 pub struct ScanSpec {
-    /// Heads `H`, each with a state of its own.
+    /// Heads `H`, each with a separate state.
     pub heads: usize,
     /// Heads `G` of queries and keys; head `h` reads `h / (H / G)`.
     pub key_heads: usize,
@@ -50,9 +50,9 @@ pub struct ScanSpec {
     pub key_dim: usize,
     /// Width of a value.
     pub value_dim: usize,
-    /// Factor on what is read from the state.
+    /// Factor on the values read from the state.
     pub scale: f32,
-    /// How a token changes the state.
+    /// Update rule of the state.
     pub update: StateUpdate,
     /// The sequences (query rows).
     pub segments: Segments,
@@ -65,12 +65,12 @@ impl ScanSpec {
     }
 }
 
-/// What a forward scan shall give besides its output.
+/// Additional outputs of the forward scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScanExtras {
     /// The state after each segment.
     pub state: bool,
-    /// What makes the backward pass cheaper.
+    /// Saved states that make the backward pass cheaper.
     pub backward: bool,
 }
 
@@ -79,9 +79,9 @@ pub struct ScanExtras {
 pub struct ScanOut {
     /// `[R, H * dv]`.
     pub o: Tensor,
-    /// The state after each segment `[segments, H * dk * dv]`, if it was asked for.
+    /// The state after each segment `[segments, H * dk * dv]`, if requested.
     pub state: Option<Tensor>,
-    /// For the backward pass: the backend's own business.
+    /// Saved states for the backward pass, in a layout of the backend.
     pub saved: Option<Tensor>,
 }
 
@@ -111,7 +111,7 @@ pub trait ScanOps {
         spec: &ScanSpec,
         keep: ScanExtras,
     ) -> Result<ScanOut>;
-    /// Gradients of `scan_fwd`; `saved` is what it saved.
+    /// Gradients of `scan_fwd`; `saved` is [`ScanOut::saved`].
     fn scan_bwd(
         &self,
         d_out: &Tensor,

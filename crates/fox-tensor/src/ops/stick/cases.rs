@@ -1,16 +1,16 @@
-//! Stick-breaking: the features of attention that it has, and cases drawn at random.
+//! Cases of stick-breaking attention: its features, and random cases.
 
 use crate::cases::Case;
 use crate::ops::attention::cases::{AttentionCase, Gates, Pruning, named, random};
 use crate::{Mask, Result};
 
 pub(crate) fn cases() -> Vec<Case> {
-    // The descriptions below are valid; the tests check that none is lost here.
+    // A test asserts that every description builds.
     descriptions().iter().filter_map(|case| case.build().ok()).collect()
 }
 
-/// Stick-breaking, with and without gates. Scores of order 1 use a stick up within a few dozen keys,
-/// so that pruning sets in at the second block; without it the last block counts.
+/// With and without gates. Scores of order 1 use up a stick within a few dozen keys, so pruning starts at the second
+/// block.
 fn descriptions() -> Vec<AttentionCase> {
     let one = AttentionCase::new;
     let mut list = Vec::new();
@@ -44,7 +44,7 @@ fn descriptions() -> Vec<AttentionCase> {
     list.into_iter().map(AttentionCase::stick_breaking).collect()
 }
 
-/// A case of random features, sizes and segments: many seeds make a property test.
+/// A case of random features, sizes and segments, for property tests.
 pub fn random_stick_breaking(seed: u64) -> Result<Case> {
     named(AttentionCase { mask: Mask::Causal, ..random(seed).stick_breaking() }, seed)
 }

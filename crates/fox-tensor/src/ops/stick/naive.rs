@@ -50,19 +50,19 @@ struct HeadSegment<'a> {
     c: Vec<f64>,
 }
 
-/// What a query does to the keys of its segment.
+/// Fractions and weights of one query.
 struct Row {
     /// Position of the query.
     position: usize,
-    /// `b_ij`: the share that key `j` takes of what is left; 0 for keys not seen.
-    shares: Vec<f64>,
+    /// `b_ij`: the fraction of the remaining stick that key `j` takes; 0 for masked keys.
+    fractions: Vec<f64>,
     /// `b_ij prod_{j < l < i} (1 - b_il) exp(c_i - c_j)`.
     weights: Vec<f64>,
-    /// `sum ln(1 - b_il)` over the keys that had their turn.
+    /// `sum ln(1 - b_il)` over the keys visited so far: log of the remaining stick.
     log_rest: f64,
 }
 
-/// Up to [`BM`] queries, and how many blocks of keys they visit of those they could.
+/// Up to [`BM`] queries, and the number of visited and visible key blocks.
 struct Block {
     rows: Vec<Row>,
     visited: u64,
@@ -96,12 +96,12 @@ impl<'a> StickBreaking<'a> {
         j < i && self.spec.sees(i, j)
     }
 
-    /// Breaks the sticks of the queries from `m0` on.
+    /// Computes the weights of the queries from `m0` on.
     fn block(&self, unit: &HeadSegment<'_>, m0: usize) -> Block {
         let segment = unit.segment;
         let row = |t: usize| Row {
             position: segment.offset() + t,
-            shares: vec![0.0; segment.k_len],
+            fractions: vec![0.0; segment.k_len],
             weights: vec![0.0; segment.k_len],
             log_rest: 0.0,
         };
@@ -125,7 +125,7 @@ impl<'a> StickBreaking<'a> {
                     self.take(unit, row, j);
                 }
             }
-            // What is left for all older keys together, and the decay of the newest of them.
+            // The remaining stick for all older keys, and the decay of the newest of them.
             let little = |row: &Row| {
                 row.log_rest + unit.c[row.position] - unit.c[n0.saturating_sub(1)] < tolerance
             };
@@ -134,15 +134,15 @@ impl<'a> StickBreaking<'a> {
         block
     }
 
-    /// Key `j` takes its share.
+    /// Key `j` takes its fraction of the stick.
     fn take(&self, unit: &HeadSegment<'_>, row: &mut Row, j: usize) {
         let (d, i, segment) = (self.spec.head_dim, row.position, unit.segment);
         let query = segment.q_start + i - segment.offset();
         let (q, k) =
             (self.q.head(query, unit.head, d), self.k.head(segment.k_start + j, unit.kv_head, d));
         let score = dot(q, k) * f64::from(self.spec.scale);
-        row.shares[j] = 1.0 / (1.0 + (-score).exp());
-        row.weights[j] = row.shares[j] * (row.log_rest + unit.c[i] - unit.c[j]).exp();
+        row.fractions[j] = 1.0 / (1.0 + (-score).exp());
+        row.weights[j] = row.fractions[j] * (row.log_rest + unit.c[i] - unit.c[j]).exp();
         // ln(1 - sigmoid(s)) = -softplus(s).
         row.log_rest -= score.max(0.0) + (-score.abs()).exp().ln_1p();
     }
@@ -188,12 +188,12 @@ impl<'a> StickBreaking<'a> {
                 let (q, d_o) = (self.q.head(query, unit.head, d), d_out.head(query, unit.head, d));
                 // The sum of `g` over older keys.
                 let mut older = 0.0;
-                for j in (0..segment.k_len).filter(|&j| row.shares[j] > 0.0) {
+                for j in (0..segment.k_len).filter(|&j| row.fractions[j] > 0.0) {
                     let key = segment.k_start + j;
                     let (k, v) =
                         (self.k.head(key, unit.kv_head, d), self.v.head(key, unit.kv_head, d));
                     let g = row.weights[j] * dot(d_o, v);
-                    let ds = (1.0 - row.shares[j]) * g - row.shares[j] * older;
+                    let ds = (1.0 - row.fractions[j]) * g - row.fractions[j] * older;
                     older += g;
                     let at = key * kv_width + unit.kv_head * d;
                     axpy(&mut grads.dv[at..][..d], row.weights[j], d_o);

@@ -1,15 +1,14 @@
 //! `fox eval`: what models predict and find again.
 
 mod accuracy;
-pub mod corpus;
 pub mod loss;
 pub mod needle;
-pub mod subjects;
 pub mod tasks;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
+pub use fox_lab::args::{corpus, subjects};
 
 use crate::signals;
 

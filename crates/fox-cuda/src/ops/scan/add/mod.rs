@@ -9,11 +9,10 @@ use fox_tensor::{DType, Device, ScanExtras, ScanGrads, ScanInputs, ScanOut, Scan
 mod shape;
 
 use super::chunks::{Chunk, ChunkTable, ChunkedSegment};
-use super::operands::{HeldOperands, ScanOperands};
+use super::operands::{HeldOperands, ScanOperands, check_saved};
 use crate::backend::Cuda;
 use crate::launch::Kernel;
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
-use crate::recent::Recent;
 use crate::source::source;
 use crate::{Buffer, Result, Source};
 use shape::ScanShape;
@@ -29,8 +28,6 @@ const CARRY_PER_THREAD: usize = 4;
 const MAX_HEADS: usize = 16;
 /// Segments up to this length are scanned token by token.
 const STEPWISE_LEN: usize = 8;
-/// Kernels by source, entry and shape.
-pub(crate) type ScanKernels = Recent<(Source, &'static str, ScanShape), Kernel>;
 
 kernel_params! {
     #[derive(Default)]
@@ -68,9 +65,7 @@ kernel_params! {
         /// Computes gradients of states, from the last chunk to the first.
         reverse: bool,
     }
-}
 
-kernel_params! {
     list struct ScanSum {
         /// `[count]`.
         to: Ptr<Real>,
@@ -160,10 +155,7 @@ impl<'a> AdditiveScan<'a> {
     }
 
     fn kernel(&self, source: Source, entry: &'static str) -> Result<Arc<Kernel>> {
-        let (cuda, shape) = (self.cuda, self.shape);
-        cuda.gpu.bind()?;
-        cuda.scan_kernels
-            .get((source, entry, shape), || cuda.gpu.kernel(source, &shape.defines(), entry))
+        self.cuda.gpu.cached_kernel(source, entry, self.shape, |shape| shape.defines())
     }
 
     fn launch(&self, entry: &'static str, params: ScanAddParams) -> Result<()> {
@@ -182,14 +174,18 @@ impl<'a> AdditiveScan<'a> {
         };
         let kernel = self.kernel(source, entry)?;
         let launch = kernel.launch([grid[0], grid[1], 1], threads).shared(shared).params(params)?;
-        // SAFETY: the tape checked the shapes.
+        // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         self.cuda.timed(entry, || unsafe { launch.run(|| format!("{:?}", self.shape)) })
+    }
+
+    /// Dimensions of a state per chunk and head.
+    fn state_dims(&self) -> [usize; 2] {
+        [self.table.count, self.spec.heads * self.shape.state_len()]
     }
 
     /// Buffer for a state per chunk and head.
     fn state_buffer(&self, device: &Device) -> Result<(Tensor, u64)> {
-        let shape = [self.table.count, self.spec.heads * self.shape.state_len()];
-        self.cuda.output(shape, self.cuda.activations(), device)
+        self.cuda.output(self.state_dims(), self.cuda.activations(), device)
     }
 
     /// Buffer for the decays over the chunks.
@@ -302,7 +298,10 @@ impl Cuda {
     ) -> Result<ScanGrads> {
         let (scan, device) = (AdditiveScan::new(self, inputs, spec, true)?, inputs.v.device());
         let states = match saved {
-            Some(saved) => saved.clone(),
+            Some(saved) => {
+                check_saved(saved, scan.state_dims())?;
+                saved.clone()
+            }
             None => scan.states(0, device)?,
         };
         let (states_at, d_out) = (self.activation(&states)?, self.activation(d_out)?);

@@ -7,12 +7,10 @@ use fox_tensor::{DType, ScanExtras, ScanGrads, ScanInputs, ScanOut, ScanSpec, Sh
 mod shape;
 
 use super::chunks::{Chunk, ChunkTable, ChunkedSegment};
-use super::operands::{HeldOperands, ScanOperands};
+use super::operands::{HeldOperands, ScanOperands, check_saved};
 use crate::backend::Cuda;
 use crate::backend::storage::{Data, memory};
-use crate::launch::Kernel;
 use crate::params::{ConstPtr, KernelParams, Ptr, Real, kernel_params};
-use crate::recent::Recent;
 use crate::source::source;
 use crate::{Buffer, Error, Result, Source};
 use shape::{CHUNK, DeltaShape, Pass, STATE_COLUMNS};
@@ -21,8 +19,6 @@ use shape::{CHUNK, DeltaShape, Pass, STATE_COLUMNS};
 const STEPWISE_LEN: usize = 16;
 /// Threads per block.
 const THREADS: usize = 256;
-
-pub(crate) type DeltaKernels = Recent<(Source, &'static str, DeltaShape), Kernel>;
 
 kernel_params! {
     #[derive(Default)]
@@ -65,9 +61,7 @@ kernel_params! {
         /// Heads that share keys.
         group: usize,
     }
-}
 
-kernel_params! {
     list struct ShareKeys {
         /// `[R, G, dk]`.
         out: Ptr<Real>,
@@ -187,10 +181,7 @@ impl<'a> DeltaScan<'a> {
         params: P,
     ) -> Result<()> {
         let gpu = &self.cuda.gpu;
-        gpu.bind()?;
-        let kernel = self.cuda.delta_kernels.get((self.source, entry, self.shape), || {
-            gpu.kernel(self.source, &self.shape.defines(), entry)
-        })?;
+        let kernel = gpu.cached_kernel(self.source, entry, self.shape, |shape| shape.defines())?;
         let launch = kernel.launch(grid, THREADS).shared(shared).params(params)?;
         // SAFETY: the caller's promise.
         self.cuda.timed(entry, || unsafe { launch.run(|| format!("{:?}", self.shape)) })
@@ -199,6 +190,12 @@ impl<'a> DeltaScan<'a> {
     /// Elements per tile saved for the backward: the states, then the errors.
     fn saved_len(&self) -> (usize, usize) {
         (self.shape.dk * self.shape.dv, CHUNK * self.shape.dv)
+    }
+
+    /// Dimensions of what is saved for the backward.
+    fn saved_dims(&self) -> [usize; 2] {
+        let (states, errors) = self.saved_len();
+        [self.tiles(), states + errors]
     }
 
     fn set_saved(&mut self, at: u64) {
@@ -226,18 +223,17 @@ impl Cuda {
             state = Some(last);
         }
         if !keep.backward && scan.table.longest <= STEPWISE_LEN {
-            // SAFETY: parameters as declared in scan_delta.cuh; the tape checked the shapes.
+            // SAFETY: the operands are validated at entry; outputs are allocated from their shapes.
             unsafe { scan.over_segments("delta_steps", 0)? };
             return Ok(ScanOut { o, state, saved: None });
         }
-        let (states, errors) = scan.saved_len();
-        let dims = [scan.tiles(), states + errors];
-        let (saved, saved_at) = self.output(dims, self.activations(), inputs.v.device())?;
+        let (saved, saved_at) =
+            self.output(scan.saved_dims(), self.activations(), inputs.v.device())?;
         scan.set_saved(saved_at);
         let (y, factors) = (scan.scratch(CHUNK * scan.shape.dk)?, scan.factors()?);
         scan.params.y = y.address().into();
         scan.params.factors = factors.address().into();
-        // SAFETY: parameters as declared in scan_delta.cuh; scratch has the sizes that stand there.
+        // SAFETY: the operands are validated at entry; scratch is allocated in the sizes that `DeltaParams` documents.
         unsafe {
             scan.over_chunks("delta_prepare", scan.shape.prepare())?;
             scan.over_segments("delta_states", scan.shape.states())?;
@@ -302,8 +298,10 @@ impl Cuda {
             dskip: dskip.as_ref().map_or(0, Buffer::address).into(),
             ..scan.params
         };
-        scan.set_saved(memory(&saved)?.data.address());
-        // SAFETY: parameters as declared in scan_delta.cuh; scratch has the sizes that stand there.
+        check_saved(&saved, scan.saved_dims())?;
+        let saved = self.activation(&saved)?;
+        scan.set_saved(saved.address());
+        // SAFETY: the operands are validated at entry; scratch is allocated in the sizes that `DeltaParams` documents.
         unsafe {
             scan.over_chunks("delta_prepare_bwd", shape.prepare_bwd())?;
             scan.over_segments("delta_states_bwd", shape.states_bwd())?;

@@ -1,12 +1,11 @@
-//! The list: every feature alone and combined, over lengths around block borders, and cases drawn
-//! at random.
+//! List of attention cases: every feature alone and combined, over lengths around block borders, and random cases.
 
 use super::{AttentionCase, Gates, Pruning, segment};
 use crate::cases::{Case, Rng};
 use crate::{AttentionWeights, Mask, Result};
 
 pub(crate) fn cases() -> Vec<Case> {
-    // The descriptions below are valid; the tests check that none is lost here.
+    // A test asserts that every description builds.
     descriptions().iter().filter_map(|case| case.build().ok()).collect()
 }
 
@@ -21,10 +20,10 @@ fn descriptions() -> Vec<AttentionCase> {
         list.push(one(67, 67).heads(1, 1, d));
     }
     list.push(one(113, 203).heads(2, 2, 40));
-    // More blocks than any plausible tile holds, and the widest head over several of them.
+    // More blocks than any plausible tile, and the widest head over several of them.
     list.push(one(577, 577).heads(2, 1, 8));
     list.push(one(150, 321).heads(1, 1, 256));
-    // The usual widths, over so many blocks that every buffer of a kernel is used again.
+    // The usual widths, over so many blocks that every pipeline stage of a kernel is reused.
     for d in [64, 128] {
         list.push(one(400, 400).heads(2, 1, d));
     }
@@ -58,7 +57,7 @@ fn descriptions() -> Vec<AttentionCase> {
     list
 }
 
-/// Gates strong enough, and sequences long enough, that blocks really fall away.
+/// Gates strong enough, and sequences long enough, that blocks are pruned.
 fn pruned() -> Vec<AttentionCase> {
     let one = AttentionCase::new;
     let strong = |q_len, k_len| one(q_len, k_len).gates(Gates::Strong);
@@ -81,8 +80,8 @@ fn pruned() -> Vec<AttentionCase> {
     list.push(weak(450, 450).heads(4, 2, 8).pruning(Pruning::QkNorm(-10.0, false)));
     list.push(weak(70, 700).heads(2, 2, 16).pruning(Pruning::QkNorm(-10.0, true)));
     list.push(weak(0, 0).packed(&[450, 330]).heads(4, 2, 8).pruning(Pruning::Given(-15.0)));
-    // The key heads' bounds differ by a factor of 8: with the wrong one, old keys fall away that have most of
-    // the weight, also where blocks of queries and keys are 128 wide.
+    // The key heads' bounds differ by a factor of 8: with the wrong one, old keys with most of the weight are
+    // pruned, also where blocks are 128 wide.
     let uneven = weak(512, 512).heads(4, 2, 24).pruning(Pruning::UnevenQkNorm(-1.0));
     list.extend([uneven.clone(), uneven.bidirectional()]);
     list.push(weak(0, 0).cached(&[1, 1, 3], &[500, 65, 333], 511).pruning(Pruning::Auto));
@@ -123,9 +122,8 @@ fn combined() -> Vec<AttentionCase> {
     ]
 }
 
-/// Sequences of so many tiles that every thread block of a large GPU takes several, one after the other: 544
-/// of 128 rows, twice as many of 64. Minutes each for the oracle, so they are not part of the list that every
-/// test runs.
+/// Sequences of more tiles than a large GPU has thread blocks, so that each processes several: 544 of 128 rows, twice
+/// as many of 64. The oracle takes minutes for each, so tests do not run them by default.
 pub fn large_attention() -> Vec<AttentionCase> {
     let pair =
         || AttentionCase { label: "large", ..AttentionCase::new(0, 0).packed(&[2050, 2050]) };
@@ -138,7 +136,7 @@ pub fn large_attention() -> Vec<AttentionCase> {
     ]
 }
 
-/// A case of random features, sizes and segments: many seeds make a property test.
+/// A case of random features, sizes and segments, for property tests.
 pub fn random_attention(seed: u64) -> Result<Case> {
     named(random(seed), seed)
 }
@@ -149,7 +147,7 @@ pub(crate) fn named(case: AttentionCase, seed: u64) -> Result<Case> {
     Ok(built)
 }
 
-/// A description drawn at random.
+/// A random description.
 pub(crate) fn random(seed: u64) -> AttentionCase {
     let mut rng = Rng::new(seed);
     let kv_heads = rng.between(1, 2);
@@ -180,7 +178,7 @@ pub(crate) fn random(seed: u64) -> AttentionCase {
         rows: (0, 0),
         segments: Vec::new(),
     };
-    // Gaps before, between and after the segments are rows that nobody owns.
+    // Gaps before, between and after the segments are padding.
     let gap = |rng: &mut Rng| if rng.chance(0.3) { rng.between(1, 9) } else { 0 };
     let (mut q_end, mut k_end) = (gap(&mut rng), gap(&mut rng));
     for _ in 0..rng.between(1, 3) {

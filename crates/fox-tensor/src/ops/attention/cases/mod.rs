@@ -11,7 +11,7 @@ use crate::{
     Segments, Tape, tile_counts,
 };
 
-/// How strongly a case forgets.
+/// Strength of the forget gates of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gates {
     /// No gates at all: plain softmax attention.
@@ -20,20 +20,19 @@ pub enum Gates {
     Zero,
     /// Gates as at the start of training, around 0.5, some near 1.
     Mild,
-    /// A decay of about 0.2 nat per step: the border of pruning lies some blocks away, so that its
-    /// place depends on the exact bound.
+    /// A decay of about 0.2 nat per step: the border of pruning is some blocks away and depends on the exact bound.
     Weak,
     /// A decay of about 2 nat per step: blocks further than the neighbour can be pruned.
     Strong,
-    /// 50 nat per step: only the own position is left.
+    /// 50 nat per step: only the diagonal has weight.
     VeryStrong,
-    /// Mild gates, one in forty closed for good: -3e38, so that two of them overflow f32.
+    /// Mild gates, one in forty of them -3e38, so that two of them overflow f32.
     Closed,
     /// From 2 nat per step in the first head to 0.0002 in the last: tiles of every length.
     Spread,
 }
 
-/// How a case prunes.
+/// Pruning of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pruning {
     /// Not at all.
@@ -49,12 +48,11 @@ pub enum Pruning {
     /// log tolerance. Queries agree with the older half of the keys and disagree with the rest, so that
     /// the older half has most of the weight until it has decayed by nearly what the bound allows.
     UnevenQkNorm(f32),
-    /// Bounds that put the threshold of head `h` of segment `n` at `1 + h + n` times this, whatever queries and keys
-    /// are.
+    /// Bounds that set the threshold of head `h` of segment `n` to `1 + h + n` times this, for any queries and keys.
     Given(f32),
 }
 
-/// A description of an attention case, to be made into one.
+/// Description of an attention case.
 #[derive(Clone, Debug)]
 pub struct AttentionCase {
     /// Query heads.
@@ -69,7 +67,7 @@ pub struct AttentionCase {
     pub segments: Vec<Segment>,
     /// How scores become weights.
     pub weights: AttentionWeights,
-    /// Who sees whom.
+    /// The attention mask.
     pub mask: Mask,
     /// Sliding window.
     pub window: Option<usize>,
@@ -77,7 +75,7 @@ pub struct AttentionCase {
     pub gates: Gates,
     /// Pruning.
     pub pruning: Pruning,
-    /// A word for the name.
+    /// A label in the name.
     pub label: &'static str,
 }
 
@@ -86,7 +84,7 @@ fn segment(q_start: usize, q_len: usize, k_start: usize, k_len: usize) -> Segmen
 }
 
 impl AttentionCase {
-    /// One sequence: the last `q_len` of `k_len` positions ask. One head of width 16, mild gates.
+    /// One sequence with `q_len` queries at the end of `k_len` keys. One head of width 16, mild gates.
     pub fn new(q_len: usize, k_len: usize) -> Self {
         AttentionCase {
             heads: 1,
@@ -140,7 +138,7 @@ impl AttentionCase {
         self
     }
 
-    /// Sequences of `time` rows with so many pads on the left.
+    /// Sequences of `time` rows with left padding.
     pub(crate) fn padded(mut self, time: usize, pads: &[usize]) -> Self {
         let row = |(b, &pad): (usize, &usize)| {
             segment(b * time + pad, time - pad, b * time + pad, time - pad)
@@ -151,7 +149,7 @@ impl AttentionCase {
         self
     }
 
-    /// Several caches of different lengths with unused room between them.
+    /// Several KV caches of different lengths with unused rows between them.
     pub(crate) fn cached(mut self, queries: &[usize], keys: &[usize], room: usize) -> Self {
         self.segments.clear();
         let mut start = 0;
@@ -245,8 +243,8 @@ impl AttentionCase {
     fn operands(&self, mut case: Case) -> Case {
         let d = self.head_dim;
         let (q_width, kv_width) = (self.heads * d, self.kv_heads * d);
-        let mut q = case.stream("q").normals(self.rows.0 * q_width);
-        let mut k = case.stream("k").normals(self.rows.1 * kv_width);
+        let mut q = case.rng("q").normals(self.rows.0 * q_width);
+        let mut k = case.rng("k").normals(self.rows.1 * kv_width);
         let uneven = matches!(self.pruning, Pruning::UnevenQkNorm(_));
         if uneven {
             let old = |i: usize| i / kv_width < self.rows.1 / 2;
@@ -259,7 +257,7 @@ impl AttentionCase {
             for (name, x, width) in [("q_norm", &mut q, q_width), ("k_norm", &mut k, kv_width)] {
                 let width = if shared { d } else { width };
                 // Weights around 0.7: a bound small enough that pruning sets in within few blocks.
-                let mut rng = case.stream(name);
+                let mut rng = case.rng(name);
                 let factor =
                     |c: usize| if uneven && name == "k_norm" && c / d % 2 == 1 { 8.0 } else { 1.0 };
                 let w: Vec<f64> =
@@ -284,16 +282,16 @@ impl AttentionCase {
         if self.gates == Gates::None {
             return case;
         }
-        let mut rng = case.stream("log_gates");
-        let share = |n: usize| (n % self.heads) as f64 / (self.heads - 1).max(1) as f64;
-        let gate = |n| self.gates.draw(&mut rng, share(n));
+        let mut rng = case.rng("log_gates");
+        let relative = |n: usize| (n % self.heads) as f64 / (self.heads - 1).max(1) as f64;
+        let gate = |n| self.gates.draw(&mut rng, relative(n));
         let gates = (0..self.rows.1 * self.heads).map(gate).collect();
         case.real("log_gates", &[self.rows.1, self.heads], gates)
     }
 }
 
 impl Gates {
-    /// One log gate of a head, which is this share of the way from the first to the last.
+    /// One log gate of a head; `head` is its relative index, 0 for the first and 1 for the last.
     fn draw(self, rng: &mut Rng, head: f64) -> f64 {
         round(match self {
             Gates::None | Gates::Zero => 0.0,
@@ -318,7 +316,7 @@ fn normalise(x: &mut [f64], w: &[f64], d: usize) {
     }
 }
 
-/// The op through the tape; the row statistics, which the tape keeps to itself, from the backend.
+/// Runs the op on the tape, and on the backend for the row statistics, which the tape does not return.
 fn attend(
     tape: &mut Tape<'static>,
     args: &Args<'_>,

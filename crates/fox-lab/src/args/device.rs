@@ -1,4 +1,4 @@
-//! The choice of a device, common to the commands that compute.
+//! Device arguments of all commands that compute.
 
 use std::thread;
 
@@ -7,10 +7,9 @@ use clap::{Args, ValueEnum};
 use fox_cpu::simd::Level;
 use fox_cuda::{Cuda, Gpu, Precision};
 use fox_dist::Placement;
-use fox_lab::Scheduler;
 use fox_tensor::Device;
 
-use crate::{output, signals};
+use crate::{Scheduler, output, signals};
 
 /// Where to compute.
 #[derive(Args)]
@@ -21,8 +20,8 @@ pub struct DeviceArgs {
     /// Number of the GPU; 0 by default, and one for each process of `fox launch`
     #[arg(long, value_name = "N")]
     gpu: Option<usize>,
-    /// What a GPU computes in: bf16 activations and products, or f32 throughout; bf16 by default, f32 where
-    /// results are compared with a reference
+    /// Precision of a GPU: bf16 activations and products, or f32 throughout; bf16 by default, f32 where results are
+    /// compared with a reference
     #[arg(long, value_enum)]
     precision: Option<PrecisionName>,
     /// Threads for the CPU; all cores by default
@@ -51,6 +50,7 @@ enum PrecisionName {
     Bf16,
 }
 
+/// Parses a number of threads.
 pub fn parse_threads(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(threads @ 1..=4096) => Ok(threads),
@@ -58,19 +58,17 @@ pub fn parse_threads(text: &str) -> Result<usize, String> {
     }
 }
 
-/// What a command, rather than its user, asks of a device.
+/// Device options that a command sets, not its user.
 #[derive(Clone, Copy, Default)]
 struct Options {
-    /// Fresh memory full of NaN.
+    /// Fill fresh memory with NaN.
     poison: bool,
-    /// On a GPU, decode steps op by op.
-    op_by_op: bool,
-    /// This process among those of its machine, and their number.
+    /// Local rank and number of local processes.
     place: Option<(usize, usize)>,
 }
 
 impl DeviceArgs {
-    /// The same choice as arguments for one of `jobs` processes: each gets its part of the CPU's threads.
+    /// The same choice as arguments for one of `jobs` processes, which divide the CPU's threads.
     pub fn arguments(&self, jobs: usize) -> Vec<String> {
         let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
             value().map(|value| value.get_name().to_string()).unwrap_or_default()
@@ -93,33 +91,28 @@ impl DeviceArgs {
     /// A scheduler of `jobs` child processes on this device, which the first signal stops.
     pub fn scheduler(&self, jobs: usize, quiet: bool) -> Result<Scheduler> {
         let stop = signals::on_stop(|| {
-            output::note("\nstopping all runs with a checkpoint; once more to stop at once");
+            output::note("\nstopping all runs with a checkpoint; repeat to exit immediately");
         })?;
         Ok(Scheduler { jobs, device: self.arguments(jobs), quiet, stop })
     }
 
-    /// Opens the device; a GPU computes in bf16 unless it was told otherwise.
+    /// Opens the device; a GPU computes in bf16 by default.
     pub fn open(&self) -> Result<Device> {
         self.open_in(Precision::Bf16, Options::default())
     }
 
-    /// The same for one of several processes: each takes a GPU of its own, or its share of the cores.
+    /// The same for one of several processes, each with a separate GPU or an equal number of cores.
     pub fn open_at(&self, placement: Option<&Placement>) -> Result<Device> {
         let place = placement.map(|place| (place.local_rank, place.local_size));
         self.open_in(Precision::Bf16, Options { place, ..Options::default() })
     }
 
-    /// The same; a GPU decodes op by op even where one launch could do the whole step.
-    pub fn open_op_by_op(&self) -> Result<Device> {
-        self.open_in(Precision::Bf16, Options { op_by_op: true, ..Options::default() })
-    }
-
-    /// Opens the device to compare its results with a reference: f32 unless it was told otherwise.
+    /// Opens the device to compare its results with a reference: f32 by default.
     pub fn open_exact(&self) -> Result<Device> {
         self.open_in(Precision::F32, Options::default())
     }
 
-    /// Opens the device in every precision it has, with fresh memory full of NaN. For self-tests.
+    /// Opens the device in every supported precision, with fresh memory filled with NaN, for self-tests.
     pub fn open_poisoned(&self) -> Result<Vec<Device>> {
         let options = Options { poison: true, ..Options::default() };
         let first = self.open_in(Precision::F32, options)?;
@@ -129,7 +122,7 @@ impl DeviceArgs {
         Ok(vec![first, self.open_in(Precision::Bf16, options)?])
     }
 
-    /// Opens devices for as many jobs as can run side by side: one GPU, or the cores of the CPU shared evenly.
+    /// Opens devices for as many jobs as can run at a time: one GPU, or an equal number of cores each.
     pub fn open_shared(&self, jobs: usize) -> Result<Vec<Device>> {
         let first = self.open()?;
         if !first.to_string().starts_with("cpu") {
@@ -137,20 +130,20 @@ impl DeviceArgs {
         }
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or(cores).max(1);
-        let side_by_side = jobs.clamp(1, threads);
+        let count = jobs.clamp(1, threads);
         let level = self.simd_level()?;
-        (0..side_by_side)
+        (0..count)
             .map(|i| {
-                // The first devices get what does not divide evenly.
-                let share = threads / side_by_side + usize::from(i < threads % side_by_side);
+                // The first devices get the remainder.
+                let threads = threads / count + usize::from(i < threads % count);
                 let options =
-                    fox_cpu::Options { threads: Some(share), level, ..Default::default() };
+                    fox_cpu::Options { threads: Some(threads), level, ..Default::default() };
                 Ok(fox_cpu::device_with(options)?)
             })
             .collect()
     }
 
-    /// The instruction set that was asked for.
+    /// The requested instruction set.
     fn simd_level(&self) -> Result<Option<Level>> {
         let Some(wanted) = &self.simd else { return Ok(None) };
         let levels = Level::available();
@@ -165,16 +158,16 @@ impl DeviceArgs {
     }
 
     fn open_in(&self, default: Precision, options: Options) -> Result<Device> {
-        let Options { poison, op_by_op, place } = options;
+        let Options { poison, place } = options;
         let precision = self.precision.map_or(default, Precision::from);
         let open_gpu = || -> fox_cuda::Result<Device> {
-            let gpu = Gpu::new(self.gpu.or(place.map(|(own, _)| own)).unwrap_or(0))?;
+            let gpu = Gpu::new(self.gpu.or(place.map(|(rank, _)| rank)).unwrap_or(0))?;
             gpu.poison(poison);
-            Ok(Device::new(Cuda::new(gpu, precision)?.op_by_op(op_by_op)))
+            Ok(Device::new(Cuda::new(gpu, precision)?))
         };
         match self.device {
             DeviceName::Cuda => return Ok(open_gpu()?),
-            // A machine with a driver but without the rest is told what is missing, and computes anyway.
+            // With a driver but without the other libraries: report what is missing and use the CPU.
             DeviceName::Auto if Gpu::driver_is_present() => match open_gpu() {
                 Ok(device) => return Ok(device),
                 Err(error) => output::note(&format!("note: {error}; computing on the CPU")),
@@ -188,8 +181,8 @@ impl DeviceArgs {
             return Ok(Device::naive());
         }
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let share = place.map(|(_, size)| (cores / size).max(1));
-        let (threads, level) = (self.threads.or(share), self.simd_level()?);
+        let per_process = place.map(|(_, size)| (cores / size).max(1));
+        let (threads, level) = (self.threads.or(per_process), self.simd_level()?);
         let options = fox_cpu::Options { threads, level, poison };
         Ok(fox_cpu::device_with(options)?)
     }

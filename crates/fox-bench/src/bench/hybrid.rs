@@ -15,16 +15,16 @@ use crate::output;
 
 /// A training step of a hybrid against the sum of its layers
 ///
-/// For every mixer of the hybrid, a model of the same sizes with this mixer in all layers is timed too, in turns with
-/// the hybrid. With n of N layers a mixer's part of the sum is n / N of its model's step, so that embeddings, loss and
-/// optimizer are counted once.
+/// For every mixer of the hybrid, a model of the same sizes with this mixer in all layers is also timed, alternating
+/// with the hybrid. A mixer with n of N layers contributes n / N of its model's step to the sum, so that embeddings, loss
+/// and optimizer are counted once.
 #[derive(clap::Args)]
 pub struct Args {
     /// Recipes with model.mixers
     #[arg(value_name = "RECIPE", default_values_t =
           ["fox-window-125m", "fox-gated-delta-net-125m", "mamba2-window-125m"].map(String::from))]
     recipes: Vec<String>,
-    /// Change a key of the recipes, e.g. model.num_hidden_layers=4
+    /// Override a key of the recipes, e.g. model.num_hidden_layers=4
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Tokens per sequence
@@ -46,23 +46,23 @@ pub struct Args {
     json: bool,
 }
 
-/// A model in training and its times.
-struct Subject {
+/// A model in training and its step times.
+struct TimedModel {
     name: String,
     model: Model,
     updater: Updater,
     times: Vec<f64>,
 }
 
-impl Subject {
-    fn new(name: &str, config: &ModelConfig, device: &Device) -> Result<Subject> {
+impl TimedModel {
+    fn new(name: &str, config: &ModelConfig, device: &Device) -> Result<TimedModel> {
         let mut model = Model::init(config, 0, device)?;
         model.pack_weights(WeightFormat::F32)?;
         let updater = Updater::new(&OptimizerRecipe::default(), None, model.params(), device)?;
-        Ok(Subject { name: name.to_string(), model, updater, times: Vec::new() })
+        Ok(TimedModel { name: name.to_string(), model, updater, times: Vec::new() })
     }
 
-    /// One step, whose time counts unless it warms up.
+    /// Runs one step; its time is recorded unless it is a warm-up.
     fn step(&mut self, batch: &Batch, counts: bool) -> Result<()> {
         let mut gradients = Gradients::default();
         let options = ForwardOptions::default();
@@ -81,12 +81,12 @@ impl Subject {
 /// The mixers of a recipe, layer by layer.
 fn layers(spec: &str, overrides: &[String]) -> Result<Vec<String>> {
     let model = recipe::load(spec, overrides)?.model;
-    let words = model.get("mixers").and_then(|list| list.as_array());
+    let names = model.get("mixers").and_then(|list| list.as_array());
     let words: Vec<String> =
-        words.into_iter().flatten().filter_map(|w| Some(w.as_str()?.to_string())).collect();
+        names.into_iter().flatten().filter_map(|w| Some(w.as_str()?.to_string())).collect();
     if words.is_empty() {
         bail!(
-            "{spec} has no model.mixers, so it is no hybrid; name a recipe such as fox-window-125m"
+            "{spec} has no model.mixers, so it is not a hybrid; name a recipe such as fox-window-125m"
         );
     }
     let count = model.get("num_hidden_layers").and_then(|count| count.as_integer());
@@ -94,22 +94,22 @@ fn layers(spec: &str, overrides: &[String]) -> Result<Vec<String>> {
     Ok(words.iter().cycle().take(count).cloned().collect())
 }
 
-/// What is added to the settings for a model with these mixers.
+/// The overrides of a model with these mixers.
 fn with_mixers(overrides: &[String], mixers: &[&str]) -> Vec<String> {
-    let words: Vec<String> = mixers.iter().map(|word| format!("{word:?}")).collect();
+    let names: Vec<String> = mixers.iter().map(|name| format!("{name:?}")).collect();
     let mut all = overrides.to_vec();
-    all.push(format!("model.mixers=[{}]", words.join(", ")));
+    all.push(format!("model.mixers=[{}]", names.join(", ")));
     all
 }
 
-/// The model of a recipe, with a vocabulary of this size whatever the recipe says.
+/// The model of a recipe, with another vocabulary size.
 fn config(spec: &str, overrides: &[String], vocab: usize) -> Result<ModelConfig> {
     let mut all = overrides.to_vec();
     all.push(format!("model.vocab_size={vocab}"));
     Ok(recipe::load(spec, &all)?.model_config(vocab)?)
 }
 
-/// Small enough for the oracle, with every mixer once.
+/// Compares a small model that has every mixer once with the oracle; the largest relative error.
 fn check(spec: &str, device: &Device, overrides: &[String], mixers: &[&str]) -> Result<f64> {
     let mut small = with_mixers(overrides, mixers);
     let sizes = [("hidden_size", 64), ("num_heads", 4), ("num_hidden_layers", mixers.len())];
@@ -133,18 +133,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         kinds.dedup();
         let error = check(spec, &device, &args.overrides, &kinds)?;
         let whole = config(spec, &args.overrides, vocab)?;
-        let mut subjects = vec![Subject::new(spec, &whole, &device)?];
+        let mut models = vec![TimedModel::new(spec, &whole, &device)?];
         for kind in &kinds {
             let alone = config(spec, &with_mixers(&args.overrides, &[kind]), vocab)?;
-            subjects.push(Subject::new(kind, &alone, &device)?);
+            models.push(TimedModel::new(kind, &alone, &device)?);
         }
         let warm_up = 2;
         for round in 0..args.repeat + warm_up {
-            for subject in &mut subjects {
-                subject.step(&batch, round >= warm_up)?;
+            for model in &mut models {
+                model.step(&batch, round >= warm_up)?;
             }
         }
-        let times: Vec<f64> = subjects.iter().map(|s| median(s.times.clone())).collect();
+        let times: Vec<f64> = models.iter().map(|s| median(s.times.clone())).collect();
         let part = |(kind, time): (&&str, &f64)| {
             let count = layers.iter().filter(|layer| layer == kind).count();
             time * count as f64 / layers.len() as f64
@@ -158,9 +158,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             format!("{:.3}", times[0] / sum),
             output::grouped(tokens.round() as u64),
         ]);
-        notes += &format!("{spec}: worst error against the oracle {error:.1e}; alone");
-        for (subject, time) in subjects[1..].iter().zip(&times[1..]) {
-            notes += &format!(" {} {:.2} ms,", subject.name, time * 1e3);
+        notes += &format!("{spec}: largest error against the oracle {error:.1e}; alone");
+        for (model, time) in models[1..].iter().zip(&times[1..]) {
+            notes += &format!(" {} {:.2} ms,", model.name, time * 1e3);
         }
         notes.pop();
         notes += &format!(" in all {} layers\n", layers.len());

@@ -1,4 +1,4 @@
-//! The choices of an inference engine, common to the commands that generate.
+//! Engine arguments of all commands that generate.
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -6,45 +6,44 @@ use fox_data::Tokenizer;
 use fox_infer::{EngineOptions, Eviction, WeightFormat};
 use fox_tensor::Device;
 
-use crate::commands::eval::subjects::Opened;
-use crate::device::DeviceArgs;
-use crate::pretrained::or_pretrained;
-use crate::tolerance::log_tolerance;
+use super::device::DeviceArgs;
+use super::pretrained::or_pretrained;
+use super::subjects::Opened;
+use super::tolerance::log_tolerance;
 
-/// Tokens of a piece of a prompt: short pieces on a CPU, where they cost little and delay others less; a GPU has next to
-/// nothing to do in fewer than these.
-const CPU_PIECE: usize = 64;
-const PIECE: usize = 2048;
+/// Tokens of a prefill chunk. Short chunks on a CPU delay other requests less; a GPU needs long ones to be busy.
+const CPU_CHUNK: usize = 64;
+const GPU_CHUNK: usize = 2048;
 
-/// Share of the free memory that caches take unless told otherwise: on a host, others need some, too.
-const HOST_SHARE: f64 = 0.5;
-const DEVICE_SHARE: f64 = 0.8;
-/// Memory for caches where nobody knows what is free.
+/// Default fraction of the free memory for KV caches. Host memory is shared with other programs.
+const HOST_FRACTION: f64 = 0.5;
+const DEVICE_FRACTION: f64 = 0.8;
+/// Bytes for KV caches if the free memory is unknown.
 const UNKNOWN_FREE: usize = 2 << 30;
 
-/// How an engine runs.
+/// Options of an engine.
 #[derive(Args)]
 pub struct EngineArgs {
-    /// What the cache drops: off, safe (what provably has at most e^-10 of any later softmax), or the natural log
-    /// of another share, e.g. -7
+    /// Eviction from the KV cache: off, safe (keys with provably at most e^-10 of any later softmax), or the natural
+    /// log of another fraction, e.g. -7
     #[arg(long, value_name = "WHAT", default_value = "safe", value_parser = parse_eviction,
           allow_negative_numbers = true)]
     pub eviction: Eviction,
     /// Memory for caches, in GiB; without it, half of the host's free memory or 80% of a GPU's
     #[arg(long, value_name = "GIB")]
     pub cache: Option<f64>,
-    /// Tokens of a prompt that are read at a time; without it, 64 on a CPU and 2048 elsewhere
+    /// Tokens of a prefill chunk; without it, 64 on a CPU and 2048 elsewhere
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill_chunk: Option<u32>,
 }
 
-/// How a model is opened and run by the commands that generate.
+/// Model and engine options of the commands that generate.
 #[derive(Args)]
 pub struct GenerationArgs {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
-    /// How the weights are kept
+    /// Format of the weights
     #[arg(long, value_enum, default_value_t = Weights::F32)]
     weights: Weights,
     #[command(flatten)]
@@ -68,7 +67,7 @@ impl GenerationArgs {
     }
 }
 
-/// The formats of weights.
+/// Formats of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Weights {
     /// As they are
@@ -80,7 +79,7 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// For the engine.
+    /// The engine's format.
     pub fn format(self) -> WeightFormat {
         match self {
             Weights::F32 => WeightFormat::F32,
@@ -91,7 +90,7 @@ impl Weights {
 }
 
 impl EngineArgs {
-    /// The engine's options for contexts of up to `max_context` tokens of a model that lies on `device` already.
+    /// The engine's options for contexts of up to `max_context` tokens; the model is on `device` already.
     pub fn options(
         &self,
         max_context: usize,
@@ -103,10 +102,10 @@ impl EngineArgs {
             Some(size) if size > 0.0 && size < 1e6 => (size * (1u64 << 30) as f64) as usize,
             Some(size) => bail!("--cache must be a size in GiB, not {size}"),
         };
-        let usual = if device.backend().name() == "cpu" { CPU_PIECE } else { PIECE };
+        let default = if device.backend().name() == "cpu" { CPU_CHUNK } else { GPU_CHUNK };
         Ok(EngineOptions {
             cache_bytes,
-            prefill_chunk: self.prefill_chunk.map_or(usual, |tokens| tokens as usize),
+            prefill_chunk: self.prefill_chunk.map_or(default, |tokens| tokens as usize),
             eviction: self.eviction,
             max_context,
             weights: weights.format(),
@@ -115,17 +114,17 @@ impl EngineArgs {
     }
 }
 
-/// What caches may take of the memory that is free.
+/// Bytes for KV caches, from the free memory.
 fn free_for_caches(device: &Device) -> usize {
-    let share = |free: usize, share: f64| (free as f64 * share) as usize;
+    let scaled = |free: usize, fraction: f64| (free as f64 * fraction) as usize;
     match (device.backend().free_memory(), free_on_host()) {
-        (Some(free), _) => share(free, DEVICE_SHARE),
-        (None, Some(free)) => share(free, HOST_SHARE),
+        (Some(free), _) => scaled(free, DEVICE_FRACTION),
+        (None, Some(free)) => scaled(free, HOST_FRACTION),
         (None, None) => UNKNOWN_FREE,
     }
 }
 
-/// Bytes of memory that programs can still take, where the system tells.
+/// Available bytes of host memory, if the system reports them.
 pub fn free_on_host() -> Option<usize> {
     available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
@@ -152,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_memory_is_what_the_system_calls_available() {
+    fn parses_available_memory() {
         let text = "MemTotal:       24000000 kB\nMemFree: 5 kB\nMemAvailable:   12000000 kB\n";
         assert_eq!(available(text), Some(12_000_000 << 10));
         assert_eq!(available("MemTotal: 1 kB\n"), None);

@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(value_name = "DIR")]
     dumps: Vec<PathBuf>,
     /// Only cases whose name contains this, e.g. attention, decoding/mamba2, pages, row products, packed
-    /// weights or slots
+    /// weights, slots or wrong-operands
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Random cases of each kind of attention and of scans beside the list
@@ -63,15 +63,16 @@ const TOLERANCE: f64 = 2e-5;
 /// Half a unit in the last place of bf16.
 const BF16_ROUNDING: f64 = 1.0 / 256.0;
 
+/// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let cases = !all_cases(args)?.is_empty() || !large_cases(args).is_empty();
     let decoding = decoding::cases().iter().any(|(name, ..)| args.wants(name));
     let slots = slots::cases().iter().any(|case| args.wants(case.name));
-    let [pages, products, packed] =
-        ["pages", "row products", "packed weights"].map(|name| args.wants(name));
-    let any = cases || decoding || pages || products || packed || slots;
+    let [pages, products, packed, wrong] =
+        ["pages", "row products", "packed weights", WRONG_OPERANDS].map(|name| args.wants(name));
+    let any = cases || decoding || pages || products || packed || slots || wrong;
     if let (Some(text), false) = (&args.only, any) {
-        bail!("no case is called anything like `{text}`; --verbose lists the names of all");
+        bail!("no case name contains `{text}`; --verbose lists all names");
     }
     let mut passed = true;
     for device in args.device.open_poisoned()? {
@@ -95,6 +96,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if slots {
             passed &= slots::check_steps(args, &device)?;
         }
+        if wrong {
+            passed &= check_wrong_operands(&device)?;
+        }
         if device.backend().caps().activation_type == DType::F32 {
             passed &= check_dumps(args, &device)?;
         }
@@ -107,6 +111,22 @@ impl Args {
     fn wants(&self, name: &str) -> bool {
         self.only.as_deref().is_none_or(|text| name.contains(text))
     }
+}
+
+/// Name of [`check_wrong_operands`] for `--only`.
+const WRONG_OPERANDS: &str = "wrong-operands";
+
+/// Calls every op with operands of wrong shape, type, storage or device: each call must return an error. Under
+/// compute-sanitizer this also shows that no kernel accesses memory out of bounds.
+fn check_wrong_operands(device: &Device) -> Result<bool> {
+    let others = [Device::naive(), fox_cpu::device()];
+    let cases::WrongOperands { calls, accepted } = cases::refuse_wrong_operands(device, &others)?;
+    let mut text = format!("  {calls} calls with wrong operands, {} accepted\n", accepted.len());
+    for call in &accepted {
+        text += &format!("  FAIL {call}: no error\n");
+    }
+    output::print(&text)?;
+    Ok(accepted.is_empty())
 }
 
 /// Descriptions of the large cases: their operands take long to draw.

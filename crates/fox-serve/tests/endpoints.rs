@@ -8,7 +8,7 @@ use common::{serve, wait_for};
 use serde_json::json;
 
 #[test]
-fn the_model_tells_about_itself() {
+fn model_card_and_tokenizer_info() {
     let server = serve();
     let list = get(server.address, "/v1/models").unwrap().json();
     assert_eq!((&list["object"], &list["data"][0]["id"]), (&json!("list"), &json!("tiny")));
@@ -19,7 +19,7 @@ fn the_model_tells_about_itself() {
 }
 
 #[test]
-fn text_becomes_ids_and_text_again() {
+fn tokenize_round_trips() {
     let server = serve();
     let tokenize = |body| post(server.address, "/tokenize", &body).unwrap().json();
     let answer = tokenize(json!({ "prompt": "fox", "add_special_tokens": false }));
@@ -41,11 +41,11 @@ fn text_becomes_ids_and_text_again() {
 }
 
 #[test]
-fn metrics_count_what_happened() {
+fn metrics_count_requests() {
     let server = serve();
     server.complete(&json!({ "prompt": "abc", "max_tokens": 5, "ignore_eos": true }));
     assert_eq!(post(server.address, "/v1/completions", &json!({})).unwrap().status, 400);
-    // The engine tells its figures after a step, the last token before its end.
+    // The engine updates its statistics after the step that reports the last token.
     wait_for("it is over", || server.engine.stats().finished == 1);
     let reply = get(server.address, "/metrics").unwrap();
     assert_eq!(reply.header("content-type"), Some("text/plain; version=0.0.4"));
@@ -67,7 +67,7 @@ fn metrics_count_what_happened() {
 }
 
 #[test]
-fn a_look_inside_has_gates_decay_attention_and_pages() {
+fn inspect_has_gates_attention_and_pages() {
     let server = serve();
     let text = "a text to look at, ".repeat(8);
     let seen = post(server.address, "/inspect", &json!({ "prompt": text })).unwrap().json();
@@ -99,7 +99,7 @@ fn a_look_inside_has_gates_decay_attention_and_pages() {
 }
 
 #[test]
-fn the_attention_of_one_token_is_exact_and_the_text_is_given_by_offsets() {
+fn inspect_attention_and_offsets_are_exact() {
     let server = serve();
     let text = "é😀 and more text ".repeat(20);
     let look = |body| post(server.address, "/inspect", &body).unwrap();

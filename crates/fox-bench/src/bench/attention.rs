@@ -9,9 +9,9 @@ use fox_tensor::speed::matmul_rate;
 use fox_tensor::{Acp, AttentionInputs, AttentionSpec, DType, Device, Mask, Segments, Tensor};
 use serde_json::json;
 
-use super::sampled::{self, Run};
+use super::sampled::{self, SampledAttention};
 use super::train::pruned;
-use super::{check_room, machine, median, normals, seconds};
+use super::{check_host_memory, machine, median, normals, seconds};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::tolerance::log_tolerance;
@@ -19,10 +19,10 @@ use crate::tolerance::log_tolerance;
 /// Forgetting attention, forward and backward
 ///
 /// Gates decay with times log-spaced from 8 to 100,000 tokens over the heads, plus noise. FLOPs
-/// are counted causal: 4 B H T^2 d / 2 forward, 2.5 times that backward; with pruning, the share of
-/// the blocks visited. The floor is that work at the rate of the best square matrix product in this run.
+/// are counted causal: 4 B H T^2 d / 2 forward, 2.5 times that backward; with pruning, the fraction
+/// of visited blocks. The roofline is that work at the rate of the fastest square matrix product in this run.
 ///
-/// Results are compared with the oracle at a short length, and at the length that is timed in rows drawn at random.
+/// Results are compared with the oracle at a short length, and for random rows at the length that is timed.
 #[derive(clap::Args)]
 pub struct Args {
     /// Sequences
@@ -40,7 +40,7 @@ pub struct Args {
     /// Width of a head
     #[arg(long, default_value_t = 64)]
     head_dim: u32,
-    /// Prune blocks whose share of the softmax is provably below e^LN, e.g. -10
+    /// Prune blocks whose softmax weight is provably below e^LN, e.g. -10
     #[arg(long, value_name = "LN", num_args = 0..=1, default_missing_value = "-10",
           allow_negative_numbers = true, value_parser = log_tolerance)]
     acp: Option<f32>,
@@ -130,13 +130,13 @@ fn bytes(x: &Tensor) -> usize {
     x.len() * x.dtype().size()
 }
 
-/// Seconds that a measurement should take at least, by repeating short work.
+/// Minimum seconds of a measurement; short work is repeated.
 const LONG_ENOUGH: f64 = 0.03;
 
 /// Output and gradients by name.
 type Results = Vec<(&'static str, Tensor)>;
 
-/// Output and gradients, counts of tiles, seconds of a forward and of a backward pass.
+/// Output and gradients, tile counts, and the seconds of a forward and of a backward pass.
 struct Measured {
     results: Results,
     lse: Tensor,
@@ -145,8 +145,8 @@ struct Measured {
     backward: f64,
 }
 
-/// Runs each direction `calls` times in a row and waits once at the end, as a training step does: a device
-/// that works on its own is then never idle between calls.
+/// Runs each direction `calls` times and synchronizes once at the end, as a training step does, so that an asynchronous
+/// device is never idle between calls.
 fn forward_backward(
     device: &Device,
     x: &Operands,
@@ -163,7 +163,7 @@ fn forward_backward(
     Ok(Measured { results, lse: out.lse, tiles: out.tiles, forward, backward })
 }
 
-/// What the last of so many calls gives, and the seconds of one.
+/// The result of the last call, and the seconds per call.
 fn repeated<T>(
     device: &Device,
     calls: u32,
@@ -180,7 +180,7 @@ fn repeated<T>(
     Ok((last, time / f64::from(calls)))
 }
 
-/// What the results of a device may be off by, relative to their norm. A logit is a sum of `d` products, off by at most
+/// The allowed error of a device's results, relative to their norm. A logit is a sum of `d` products, off by at most
 /// `d u` of what its factors' norms allow, `u` the unit roundoff, and enters an exponent; with its bias it is of size 32 at
 /// most where it still counts, and is rounded there; sums over `T` tokens add roundings of either sign, `sqrt(T) u`; the
 /// backward chains four such products. In bf16 the probabilities, the gradients of the scores, the output and the result
@@ -193,7 +193,7 @@ fn tolerance(device: &Device, head_dim: usize, seq: usize) -> f64 {
     }
 }
 
-/// The sampled rows of what was measured against the oracle's formulas: the worst relative error.
+/// The largest relative error of sampled rows against the oracle.
 fn check_sampled(device: &Device, args: &Args, x: &Operands, measured: &Measured) -> Result<f64> {
     let (batch, seq) = (args.batch as usize, args.seq as usize);
     let found = |name: &str| -> Result<Option<Vec<f32>>> {
@@ -202,10 +202,10 @@ fn check_sampled(device: &Device, args: &Args, x: &Operands, measured: &Measured
     };
     let result = |name: &str| match found(name)? {
         Some(x) => Ok(x),
-        None => bail!("attention gave no {name}"),
+        None => bail!("attention returned no {name}"),
     };
     let spec = args.spec(batch, seq);
-    let run = Run {
+    let run = SampledAttention {
         spec: &spec,
         batch,
         seq,
@@ -224,7 +224,7 @@ fn check_sampled(device: &Device, args: &Args, x: &Operands, measured: &Measured
     sampled::check(&run, tolerance(device, spec.head_dim, seq))
 }
 
-/// A short sequence on this device against the oracle: the worst relative error.
+/// The largest relative error of a short sequence against the oracle.
 fn check(device: &Device, args: &Args) -> Result<f64> {
     let spec = args.spec(1, args.seq.min(200) as usize);
     let run = |device: &Device| -> Result<Results> {
@@ -237,7 +237,7 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
         let error = relative_error(&got.to_f64()?, &want.to_f64()?);
         if error.is_nan() || error > tolerance(device, spec.head_dim, args.seq.min(200) as usize) {
             bail!(
-                "{name} is off by {error:.1e} from the oracle; the speed of a wrong result is no use"
+                "{name} differs from the oracle by {error:.1e}; results must be correct before they are timed"
             );
         }
         worst = worst.max(error);
@@ -247,19 +247,19 @@ fn check(device: &Device, args: &Args) -> Result<f64> {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.head_dim == 0 || args.head_dim > 256 || !args.head_dim.is_multiple_of(8) {
-        bail!("--head-dim {} is no multiple of 8 up to 256", args.head_dim);
+        bail!("--head-dim {} must be a multiple of 8 up to 256", args.head_dim);
     }
     let kv_heads = args.kv_heads.unwrap_or(args.heads);
     if kv_heads == 0 || !args.heads.is_multiple_of(kv_heads) {
-        bail!("--heads {} is no multiple of --kv-heads {kv_heads}", args.heads);
+        bail!("--heads {} must be a multiple of --kv-heads {kv_heads}", args.heads);
     }
     if args.window == Some(0) {
-        bail!("--window 0 leaves no key to see; use 1 or more");
+        bail!("--window 0 excludes every key; use 1 or more");
     }
     let (batch, seq) = (args.batch as usize, args.seq as usize);
     // Queries, keys, values and the output's gradient.
     let values = 2 * (args.heads as usize + kv_heads as usize) * args.head_dim as usize;
-    check_room(values * size_of::<f32>(), batch, seq)?;
+    check_host_memory(values * size_of::<f32>(), batch, seq)?;
     let device = args.device.open()?;
     let mut error = check(&device, args)?;
     let spec = args.spec(batch, seq);
@@ -274,7 +274,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         peak = peak.max(device.memory().peak);
         outputs = measured.results.iter().map(|(_, x)| bytes(x)).sum();
         pruned_fraction = pruned(std::slice::from_ref(&measured.tiles))?;
-        // The first round warms up: it fills the pool, and says how many calls take long enough.
+        // The first round warms up: it fills the memory pool and determines the number of calls.
         if round > 0 {
             forward.push(measured.forward);
             backward.push(measured.backward);
@@ -315,11 +315,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             name.to_string(),
             format!("{:.2} ms", seconds * 1e3),
             format!("{:.1} GFLOP/s", flops / seconds / 1e9),
-            format!("{:.1}% of the floor", 100.0 * fraction(flops, seconds)),
+            format!("{:.1}% of the roofline", 100.0 * fraction(flops, seconds)),
         ]
     };
     let text = format!(
-        "attention {batch} x {} heads x {seq} x {}, {}\nworst error against the oracle {error:.1e}\n{}\
+        "attention {batch} x {} heads x {seq} x {}, {}\nlargest error against the oracle {error:.1e}\n{}\
          matrix product {:.1} GFLOP/s; blocks pruned {:.1}%; peak memory {}, beyond inputs and outputs {}\n",
         spec.heads,
         spec.head_dim,
@@ -350,9 +350,9 @@ mod tests {
         args: Args,
     }
 
-    /// Every result counts: scaled by a part in a thousand, it is noticed at the size that is timed.
+    /// An error of a thousandth in any result is detected at the timed size.
     #[test]
-    fn sampled_rows_judge_every_result() {
+    fn sampled_check_detects_errors_in_every_result() {
         let device = fox_cpu::device();
         for options in ["", "--window 40", "--bidirectional", "--no-gates", "--acp=-12"] {
             let sizes = "bench --batch 2 --heads 4 --kv-heads 2 --seq 150 --head-dim 8 ";
@@ -376,7 +376,7 @@ mod tests {
             for n in 0..5 - usize::from(args.no_gates) {
                 noticed(n, &|_, x| x * 1.001);
             }
-            // A sum that is carried from one block to the next and gets lost once: only the level is wrong.
+            // A carry between blocks that is lost once: only the offset is wrong.
             if !args.no_gates {
                 noticed(4, &|at, x| if at / 4 % 150 < 64 { x + 0.1 } else { x });
             }

@@ -13,15 +13,15 @@ use fox_tensor::{
 use fox_train::{OptimizerRecipe, Updater};
 use serde_json::json;
 
-use super::{architectures, check_room, machine, median, seconds};
+use super::{architectures, check_host_memory, machine, median, seconds};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::tolerance::log_tolerance;
 
 /// A training step: forward, backward, clipping and the optimizer
 ///
-/// The floor is 6 FLOPs per weight of a matrix product and token, plus causal attention forward
-/// and backward (less the blocks pruned) or the products of a chunkwise scan, at the rate of the best square matrix product in this run.
+/// The roofline is 6 FLOPs per matmul weight and token, plus causal attention forward and backward (without pruned
+/// blocks) or the products of a chunkwise scan, at the rate of the fastest square matrix product in this run.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model
@@ -36,7 +36,7 @@ pub struct Args {
     /// Heads
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     heads: u32,
-    /// Width of the MLP; by the model's own rule when absent
+    /// Width of the MLP; the model's default without it
     #[arg(long)]
     mlp: Option<u32>,
     /// Tokens per sequence
@@ -48,11 +48,11 @@ pub struct Args {
     /// Size of the vocabulary
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..=1 << 24))]
     vocab: u32,
-    /// Prune attention blocks whose share of the softmax is provably below e^LN, e.g. -10
+    /// Prune attention blocks whose softmax weight is provably below e^LN, e.g. -10
     #[arg(long, value_name = "LN", num_args = 0..=1, default_missing_value = "-10",
           allow_negative_numbers = true, value_parser = log_tolerance)]
     acp: Option<f32>,
-    /// Drop the activations of each block and compute them again in the backward pass
+    /// Recompute the activations of each block in the backward pass
     #[arg(long)]
     recompute: bool,
     /// The optimizer: adamw or muon
@@ -63,7 +63,7 @@ pub struct Args {
     repeat: u32,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Also print where the time of a step goes, by op (GPU)
+    /// Also print the time of a step by op (GPU)
     #[arg(long)]
     profile: bool,
     /// Print JSON
@@ -91,7 +91,7 @@ impl Args {
     }
 }
 
-/// A batch of random tokens; each is asked for its successor.
+/// A batch of random tokens with next-token labels.
 pub(super) struct Batch {
     tokens: Tensor,
     labels: Tensor,
@@ -102,7 +102,7 @@ pub(super) struct Batch {
 impl Batch {
     pub(super) fn new(device: &Device, batch: usize, seq: usize, vocab: usize) -> Result<Self> {
         // A token, its label and its weight, and the list they are drawn into.
-        check_room(16, batch, seq)?;
+        check_host_memory(16, batch, seq)?;
         let (rows, mut rng) = (batch * seq, Rng::new(7));
         let ids: Vec<i32> = (0..=rows).map(|_| rng.between(0, vocab - 1) as i32).collect();
         Ok(Batch {
@@ -142,7 +142,7 @@ impl Batch {
     }
 }
 
-/// A short batch on this device against the oracle: the worst relative error of loss and gradients.
+/// The largest relative error of loss and gradients of a short batch against the oracle.
 fn check(device: &Device, args: &Args) -> Result<f64> {
     // A sequence across a block border, few layers, few heads and tokens: the oracle is slow.
     let (seq, layers) = (args.seq.min(80) as usize, args.layers.min(2) as usize);
@@ -184,13 +184,13 @@ pub(super) fn check_model(
     };
     if worst > tolerance {
         bail!(
-            "a result is off by {worst:.1e} from the oracle; the speed of a wrong result is no use"
+            "a result differs from the oracle by {worst:.1e}; results must be correct before they are timed"
         );
     }
     Ok(worst)
 }
 
-/// Tiles not visited over all tiles, over all layers.
+/// The fraction of pruned tiles over all layers.
 pub(super) fn pruned(layers: &[Tensor]) -> Result<f64> {
     let (mut visited, mut total) = (0.0, 0.0);
     for layer in layers {
@@ -272,8 +272,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "training step, {batch_size} x {seq} tokens, {}\n\
          worst error against the oracle {error:.1e}; loss {:.4} -> {last_loss:.4}\n\
          {:.1} ms per step (forward {:.1}, backward {:.1}, update {:.1}): {:.0} tokens/s\n\
-         {:.1} GFLOP/s, {:.1}% of the floor (matrix product {:.1} GFLOP/s); blocks pruned {:.1}%\n\
-         peak memory {}, {} taken from the system; new memory in the steady steps {}\n",
+         {:.1} GFLOP/s, {:.1}% of the roofline (matrix product {:.1} GFLOP/s); blocks pruned {:.1}%\n\
+         peak memory {}, {} allocated from the system; new memory in steady steps {}\n",
         machine(&device),
         first_loss.unwrap_or(f64::NAN),
         step * 1e3,
@@ -296,7 +296,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One more step, with the time of every op on the device.
+/// Profiles one more step: the time of every op on the device.
 fn profile(
     model: &mut Model,
     updater: &mut Updater,
@@ -316,8 +316,8 @@ fn profile(
 fn profile_table(times: &[OpTime]) -> String {
     let all: f64 = times.iter().map(|t| t.seconds).sum();
     let row = |op: &str, calls: usize, seconds: f64| {
-        let share = format!("{:.1}%", 100.0 * seconds / all);
-        vec![op.to_string(), calls.to_string(), format!("{:.2} ms", seconds * 1e3), share]
+        let percent = format!("{:.1}%", 100.0 * seconds / all);
+        vec![op.to_string(), calls.to_string(), format!("{:.2} ms", seconds * 1e3), percent]
     };
     let mut rows: Vec<_> = times.iter().map(|t| row(t.op, t.calls, t.seconds)).collect();
     rows.push(row("all", times.iter().map(|t| t.calls).sum(), all));

@@ -1,4 +1,4 @@
-//! `fox bench compare`: every family beside FoX, in the same run.
+//! `fox bench compare`: training throughput of every family relative to FoX.
 
 use std::process::ExitCode;
 
@@ -50,7 +50,7 @@ pub struct Args {
 
 impl Args {
     /// The models, FoX without and with pruning first.
-    fn contestants(&self) -> Vec<(&'static str, ModelConfig, Pruning)> {
+    fn models(&self) -> Vec<(&'static str, ModelConfig, Pruning)> {
         let (width, layers) = (self.d_model as usize, self.layers as usize);
         let heads = (width / self.head_dim as usize).max(1);
         let wide = (heads / 2).max(1);
@@ -85,13 +85,13 @@ impl Args {
     }
 }
 
-/// What was measured of one model.
+/// The measurements of one model.
 struct Measured {
     name: &'static str,
     parameters: usize,
     tokens_per_s: f64,
     pruned: f64,
-    /// Share of the floor: the matrix products at the rate measured between the steps.
+    /// Fraction of the roofline: the matrix products at the rate measured between the steps.
     fraction: f64,
 }
 
@@ -115,7 +115,7 @@ fn measure(
         let (_, update) =
             seconds(|| Ok(updater.step(model.params_mut(), gradients, settings.peak_lr)?))?;
         share = pruned(&tiles)?;
-        // The first step takes its memory from the system.
+        // The first step allocates the memory.
         if round > 0 {
             steps.push(forward + backward + update);
         }
@@ -135,8 +135,8 @@ fn measure(
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
     let mut all = Vec::new();
-    for contestant in args.contestants() {
-        all.push(measure(&device, args, contestant)?);
+    for model in args.models() {
+        all.push(measure(&device, args, model)?);
     }
     let relative = |m: &Measured, to: usize| m.tokens_per_s / all[to].tokens_per_s;
     if args.json {
@@ -156,7 +156,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::print(&format!("{report:#}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let head = ["", "parameters", "tokens/s", "x FoX", "x FoX pruned", "of floor", "pruned"];
+    let head = ["", "parameters", "tokens/s", "x FoX", "x FoX pruned", "of roofline", "pruned"];
     let mut rows = vec![head.map(String::from).to_vec()];
     rows.extend(all.iter().map(|m| {
         vec![

@@ -1,4 +1,4 @@
-//! `fox bench`: how fast this machine runs fox, against what it could do at best.
+//! `fox bench`: speed on this machine, as a fraction of the roofline.
 
 mod attention;
 mod capacity;
@@ -23,15 +23,15 @@ use fox_tensor::cases::Rng;
 use crate::engine::free_on_host;
 use crate::output;
 
-/// Measure speed: correctness is checked first, the floor is measured in the same run
+/// Measure speed: correctness is checked first, the roofline is measured in the same run
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    benchmark: Benchmark,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Benchmark {
     Attention(attention::Args),
     Train(train::Args),
     Hybrid(hybrid::Args),
@@ -44,20 +44,21 @@ enum What {
     Compare(compare::Args),
 }
 
+/// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    match &args.what {
-        What::Attention(args) => attention::run(args),
-        What::Train(args) => train::run(args),
-        What::Hybrid(args) => hybrid::run(args),
-        What::Decode(args) => decode::run(args),
-        What::Throughput(args) => throughput::run(args),
-        What::Streams(args) => {
+    match &args.benchmark {
+        Benchmark::Attention(args) => attention::run(args),
+        Benchmark::Train(args) => train::run(args),
+        Benchmark::Hybrid(args) => hybrid::run(args),
+        Benchmark::Decode(args) => decode::run(args),
+        Benchmark::Throughput(args) => throughput::run(args),
+        Benchmark::Streams(args) => {
             output::note("`fox bench streams` is now called `fox bench throughput`");
             throughput::run(args)
         }
-        What::Capacity(args) => capacity::run(args),
-        What::Greedy(args) => greedy::run(args),
-        What::Compare(args) => compare::run(args),
+        Benchmark::Capacity(args) => capacity::run(args),
+        Benchmark::Greedy(args) => greedy::run(args),
+        Benchmark::Compare(args) => compare::run(args),
     }
 }
 
@@ -68,15 +69,15 @@ fn seconds<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     Ok((value, start.elapsed().as_secs_f64()))
 }
 
-/// The middle of an odd number of measurements.
+/// The median of an odd number of measurements.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Refuses operands that the host, which draws them, has no room for: an allocation that fails there ends the program.
-fn check_room(bytes_per_token: usize, batch: usize, seq: usize) -> Result<()> {
-    // A sequence is one segment.
+/// Rejects operands that do not fit into host memory, where they are generated: a failed allocation would abort.
+fn check_host_memory(bytes_per_token: usize, batch: usize, seq: usize) -> Result<()> {
+    // Each sequence has one segment.
     let bytes = (seq as f64 * bytes_per_token as f64 + 64.0) * batch as f64;
     let free = free_on_host().unwrap_or(1 << 40) as f64;
     if bytes > free {
@@ -94,7 +95,7 @@ fn normals(rng: &mut Rng, len: usize) -> Vec<f32> {
     (0..len).map(|_| rng.normal() as f32).collect()
 }
 
-/// The machine, for the record.
+/// A description of the machine.
 fn machine(device: &Device) -> String {
     if device.to_string() != "cpu" {
         return device.backend().description();
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_beyond_all_memory_are_refused() {
+    fn rejects_batches_beyond_host_memory() {
         let refused = train::Batch::new(&Device::naive(), 8, 1 << 44, 256).err();
         let said = refused.map(|error| error.to_string()).unwrap_or_default();
         assert!(said.starts_with("8 x 17592186044416 tokens take "), "{said}");

@@ -1,4 +1,4 @@
-//! Clients that go away or do not read, and the end of a server.
+//! Clients that disconnect or do not read, and graceful shutdown.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -18,7 +18,7 @@ fn endless(stream: bool) -> Value {
 }
 
 #[test]
-fn a_client_that_leaves_frees_its_place() {
+fn disconnect_cancels_the_request() {
     let server = serve();
     for stream in [true, false] {
         let body = endless(stream).to_string();
@@ -38,7 +38,7 @@ fn a_client_that_leaves_frees_its_place() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_let_go() {
+fn stalled_client_is_disconnected() {
     let options =
         ServeOptions { stall_time: Duration::from_millis(300), ..ServeOptions::default() };
     let server = serve_with(EngineOptions::default(), options);
@@ -54,7 +54,7 @@ fn a_client_that_does_not_read_is_let_go() {
 }
 
 #[test]
-fn half_a_request_does_not_hold_a_connection() {
+fn incomplete_request_times_out() {
     let options =
         ServeOptions { stall_time: Duration::from_millis(200), ..ServeOptions::default() };
     let server = serve_with(EngineOptions::default(), options);
@@ -72,7 +72,7 @@ fn half_a_request_does_not_hold_a_connection() {
 }
 
 #[test]
-fn noise_is_answered_or_dropped() {
+fn random_bytes_are_rejected() {
     let server = serve();
     for noise in [
         "\0\u{1f98a}\r\n\r\n",
@@ -94,13 +94,13 @@ fn noise_is_answered_or_dropped() {
 }
 
 #[test]
-fn stopping_lets_running_requests_end() {
+fn shutdown_drains_requests() {
     let mut server = serve();
     let body = json!({ "prompt": "a", "max_tokens": 300, "stream": true, "ignore_eos": true });
     let mut open = open_json(server.address, "/v1/completions", &body).unwrap();
     assert!(open.event().unwrap().is_some(), "it runs");
     server.stopper.stop();
-    wait_for("nobody new is let in", || get(server.address, "/health").is_err());
+    wait_for("new connections are refused", || get(server.address, "/health").is_err());
     let mut last = String::new();
     while let Some(event) = open.event().unwrap() {
         last = event;
@@ -111,7 +111,7 @@ fn stopping_lets_running_requests_end() {
 }
 
 #[test]
-fn stopping_does_not_wait_longer_than_told() {
+fn shutdown_respects_drain_time() {
     let options =
         ServeOptions { drain_time: Duration::from_millis(200), ..ServeOptions::default() };
     let mut server = serve_with(EngineOptions::default(), options);

@@ -1,4 +1,4 @@
-//! What may have been meant by a path or a name that is none.
+//! Error messages for wrong paths and names, with suggestions.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use fox_base::nearest::nearest;
 use fox_model::Preset;
 use fox_train::{RunFolder, recipe};
 
-/// Why there is no model at a path, and which one may have been meant.
+/// The message for a path without a model, with the most similar one.
 pub fn no_model(path: &Path) -> String {
     let shown = path.display();
     if path.join("model/config.json").is_file() {
@@ -24,7 +24,7 @@ pub fn no_model(path: &Path) -> String {
     format!("{shown} does not exist; {hint}")
 }
 
-/// Why there is no run at a path, and which one may have been meant.
+/// The message for a path without a run, with the most similar one.
 pub fn no_run(path: &Path) -> String {
     let shown = path.display();
     if let Some(run) = RunFolder::around(path) {
@@ -36,7 +36,7 @@ pub fn no_run(path: &Path) -> String {
     }
 }
 
-/// Why nothing can be told about a model, and which one may have been meant.
+/// The message for an unknown model name, with the most similar one.
 pub fn no_description(name: &str) -> String {
     let presets = Preset::all();
     let recipes = recipe::builtin_names().unwrap_or_default();
@@ -50,47 +50,48 @@ pub fn no_description(name: &str) -> String {
     format!("`{name}` is neither a folder nor a config.json nor a recipe; {hint}")
 }
 
-/// What is wrong with a folder that was given as a recipe.
+/// The message for a run or checkpoint that was given as a recipe.
 pub fn folder_as_recipe(name: &str) -> Option<String> {
     let path = Path::new(name);
     if RunFolder::is_run(path) {
         return Some(format!(
-            "{name} is a run, not a recipe; to go on with it, give its recipe and --out {name}; to begin with its weights, a recipe and --init {name}"
+            "{name} is a run, not a recipe; to resume it, give its recipe and --out {name}; to start from its weights, a recipe and --init {name}"
         ));
     }
     let is_model = path.join("config.json").is_file();
     is_model.then(|| {
-        format!("{name} is a checkpoint, not a recipe; begin with it by a recipe and --init {name}")
+        format!("{name} is a checkpoint, not a recipe; to start from it, give a recipe and --init {name}")
     })
 }
 
-/// What is wrong with a folder that was given as data to train on.
+/// The message for a run or checkpoint that was given as data.
 pub fn folder_as_data(path: &Path) -> Option<String> {
     let name = path.display();
     if RunFolder::is_run(path) {
         return Some(format!(
-            "{name} is a run, not data; give the text or the prepared data, and --init {name} to begin with its weights"
+            "{name} is a run, not data; give the text or the prepared data, and --init {name} to start from its weights"
         ));
     }
     let has = |file: &str| path.join(file).is_file();
     let is_model =
         has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json"));
-    is_model.then(|| format!("{name} is a checkpoint, not data; begin with it by --init {name}"))
+    is_model
+        .then(|| format!("{name} is a checkpoint, not data; to start from it, use --init {name}"))
 }
 
-/// The model or run with the most similar name, among those beside the path and in `runs`.
+/// The model or run with the most similar name, in the same folder or in `runs`.
 fn nearest_model(path: &Path, kind: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let beside = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut models = Vec::new();
-    for place in [beside, Path::new("runs")] {
-        let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+    for folder in [beside, Path::new("runs")] {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let folders = entries.map(|entry| entry.path());
         models.extend(folders.filter(|p| p.join("config.json").exists() || RunFolder::is_run(p)));
     }
     models.retain(|path| kind(path));
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let names: Vec<String> = models.iter().map(|path| name(path)).collect();
-    let meant = nearest(&name(path), names.iter().map(String::as_str))?;
-    let found = models.into_iter().find(|path| name(path) == meant)?;
+    let closest = nearest(&name(path), names.iter().map(String::as_str))?;
+    let found = models.into_iter().find(|path| name(path) == closest)?;
     Some(found.strip_prefix(".").unwrap_or(&found).to_path_buf())
 }

@@ -1,0 +1,9 @@
+//! Command-line arguments that several commands share: device, engine, models and corpora.
+
+pub mod corpus;
+pub mod device;
+pub mod engine;
+pub mod hints;
+pub mod pretrained;
+pub mod subjects;
+pub mod tolerance;
