@@ -61,7 +61,7 @@ fn assert_close(got: &[ScoredToken], want: &[ScoredToken], what: &str) {
 }
 
 #[test]
-fn slots_give_what_gathered_steps_give() {
+fn slots_equal_gathered_steps() {
     for name in OPTIONS {
         let (slots, gathered) = (
             Engine::start(model(name), options(true)).unwrap(),
@@ -80,18 +80,18 @@ fn slots_give_what_gathered_steps_give() {
 }
 
 #[test]
-fn a_request_gives_the_same_bits_alone_and_in_company() {
+fn batch_in_slots_is_bit_exact() {
     let engine = || Engine::start(model("fox_pro"), options(true)).unwrap();
-    let (alone, company) = (engine(), engine());
+    let (alone, batch) = (engine(), engine());
     let answers: Vec<_> =
-        requests().into_iter().map(|r| (company.submit(r.clone()).unwrap(), r)).collect();
+        requests().into_iter().map(|r| (batch.submit(r.clone()).unwrap(), r)).collect();
     for (answer, request) in answers {
         assert_eq!(read(answer).1, read(alone.submit(request).unwrap()).1);
     }
 }
 
 #[test]
-fn pages_are_dropped_at_their_ends_and_change_next_to_nothing() {
+fn slots_evict_pages() {
     let run = |eviction: Eviction, resident: bool| {
         let options = EngineOptions { eviction, ..options(resident) };
         let engine = Engine::start(forgetful(), options).unwrap();
@@ -115,7 +115,7 @@ fn pages_are_dropped_at_their_ends_and_change_next_to_nothing() {
 }
 
 #[test]
-fn a_request_that_is_put_back_continues_with_the_same_bits() {
+fn preemption_in_slots_is_bit_exact() {
     let plenty = Engine::start(model("fox_pro"), options(true)).unwrap();
     let page = plenty.model().device().backend().caps().activation_type.size();
     // Two layers of two heads of width 16 with a gate: keys, values, log gates and sums.
@@ -147,7 +147,7 @@ fn a_request_that_is_put_back_continues_with_the_same_bits() {
 }
 
 #[test]
-fn models_without_slots_run_as_before() {
+fn models_without_slots_are_gathered() {
     let engine = Engine::start(model("hgrn2"), options(true)).unwrap();
     assert_eq!(read(engine.submit(Request::greedy(prompt(1, 9), 5)).unwrap()).1.len(), 5);
     assert_eq!(engine.stats().slots, 0);
