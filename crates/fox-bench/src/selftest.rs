@@ -240,7 +240,7 @@ impl Tally {
             let allowed = rounded.map(|rounded| cases::compare_by(measure, rounded, want));
             let errors = cases::compare_by(measure, got, want);
             for (i, (name, error)) in errors.into_iter().enumerate() {
-                // The kernels of bf16 count in tiles of their own.
+                // The bf16 kernels use other tile sizes.
                 if rounded.is_some() && name == "tiles" {
                     continue;
                 }

@@ -61,7 +61,7 @@ fn assert_close(got: &[ScoredToken], want: &[ScoredToken], what: &str) {
 }
 
 #[test]
-fn slots_equal_gathered_steps() {
+fn slots_give_what_gathered_steps_give() {
     for name in OPTIONS {
         let (slots, gathered) = (
             Engine::start(model(name), options(true)).unwrap(),
@@ -80,18 +80,18 @@ fn slots_equal_gathered_steps() {
 }
 
 #[test]
-fn batch_in_slots_is_bit_exact() {
+fn slot_decoding_is_batch_invariant() {
     let engine = || Engine::start(model("fox_pro"), options(true)).unwrap();
-    let (alone, batch) = (engine(), engine());
+    let (alone, batched) = (engine(), engine());
     let answers: Vec<_> =
-        requests().into_iter().map(|r| (batch.submit(r.clone()).unwrap(), r)).collect();
+        requests().into_iter().map(|r| (batched.submit(r.clone()).unwrap(), r)).collect();
     for (answer, request) in answers {
         assert_eq!(read(answer).1, read(alone.submit(request).unwrap()).1);
     }
 }
 
 #[test]
-fn slots_evict_pages() {
+fn eviction_at_page_ends_keeps_the_log_probabilities() {
     let run = |eviction: Eviction, resident: bool| {
         let options = EngineOptions { eviction, ..options(resident) };
         let engine = Engine::start(forgetful(), options).unwrap();
@@ -115,7 +115,7 @@ fn slots_evict_pages() {
 }
 
 #[test]
-fn preemption_in_slots_is_bit_exact() {
+fn preempted_request_resumes_bit_exact() {
     let plenty = Engine::start(model("fox_pro"), options(true)).unwrap();
     let page = plenty.model().device().backend().caps().activation_type.size();
     // Two layers of two heads of width 16 with a gate: keys, values, log gates and sums.
@@ -147,7 +147,7 @@ fn preemption_in_slots_is_bit_exact() {
 }
 
 #[test]
-fn models_without_slots_are_gathered() {
+fn models_without_slots_run_as_before() {
     let engine = Engine::start(model("hgrn2"), options(true)).unwrap();
     assert_eq!(read(engine.submit(Request::greedy(prompt(1, 9), 5)).unwrap()).1.len(), 5);
     assert_eq!(engine.stats().slots, 0);

@@ -67,7 +67,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("train --data picture.png --out tried", REFUSED, "no known corpus ending"),
     ("train --data run --out tried", REFUSED, "run is a run, not data"),
     ("train --data model --out tried", REFUSED, "model is a checkpoint, not data"),
-    ("train --data text.txt --out run", REFUSED, "run holds another run (it was not trained"),
+    ("train --data text.txt --out run", REFUSED, "run holds another run (it was not started"),
     ("train --data text.txt --out model", REFUSED, "holds no run of fox; choose another --out"),
     ("train --data -", REFUSED, "--out"),
     ("train --data - --out new2", REFUSED, "the standard input is empty"),
