@@ -1,10 +1,10 @@
-//! The text of a config.json: it is refused with a sentence, or it means the same after being written and read again.
+//! The text of a config.json: rejected with a sentence, or a model that round-trips through a written file.
 #![no_main]
 
 use std::path::Path;
 
 use fox_fuzz::check_sentence;
-use fox_model::ModelConfig;
+use fox_model::{Error, ModelConfig};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -15,11 +15,13 @@ fuzz_target!(|text: &str| {
     };
     let written = match config.to_json(model_type) {
         Ok(written) => written.to_string(),
-        Err(error) => panic!("what was read as {model_type:?} cannot be written: {error}"),
+        // Some formats read more than the references write.
+        Err(error @ Error::NotExpressible { .. }) => return check_sentence(&error),
+        Err(error) => panic!("a model read as {model_type:?} cannot be written: {error}"),
     };
     match ModelConfig::from_json(&written, file) {
         Ok(again) => assert_eq!(again, (config.clone(), model_type), "{written}"),
-        Err(error) => panic!("what was written cannot be read: {error}\n{written}"),
+        Err(error) => panic!("a written file cannot be read: {error}\n{written}"),
     }
     // A valid configuration has parameters whose number can be counted.
     if config.num_layers <= 64 {

@@ -43,7 +43,9 @@ fuzz_target!(|bytes: &[u8]| {
     match CheckpointReader::open(FOLDER.path()) {
         Ok(mut reader) => {
             for id in 0..reader.specs().len() {
-                reader.read(ParamId(id)).expect("a checkpoint that was compared with its configuration");
+                reader
+                    .read(ParamId(id))
+                    .expect("a checkpoint that was compared with its configuration");
             }
         }
         Err(error) => check_sentence(&error),

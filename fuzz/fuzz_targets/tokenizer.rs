@@ -1,6 +1,6 @@
-//! Tokenizers: text through those that are built in, and files that claim to be one.
+//! Built-in tokenizers on any text and any ids, and tokenizer files of any content.
 //!
-//! The first byte of the input says which; the rest is the text or the file.
+//! The first byte of the input selects the tokenizer or file; the rest is the text, the ids or the content.
 #![no_main]
 
 use std::fs;
@@ -46,10 +46,10 @@ fn check_text(tokenizer: &Tokenizer, text: &str) {
     let mut starts = decoded.char_indices().skip(2).map(|(at, _)| at);
     if let (Some(from), Some(to)) = (starts.next(), starts.nth(1)) {
         let stop = &decoded[from..to];
-        let before = &decoded[..decoded.find(stop).expect("a part of it")];
+        let before = &decoded[..decoded.find(stop).expect("a substring")];
         assert_eq!(stream(tokenizer, &ids, Some(stop)), before, "stop {stop:?}");
     }
-    // Cut where it is safe, the parts have the ids of the whole.
+    // Split where it is safe, the chunks have the ids of the text.
     let safe = |(at, c): &(usize, char)| match tokenizer.safe_split() {
         SafeSplit::AnyCharacter => true,
         SafeSplit::BeforeSpace => {
@@ -59,8 +59,8 @@ fn check_text(tokenizer: &Tokenizer, text: &str) {
     };
     for (at, _) in text.char_indices().filter(safe).take(4) {
         let (a, b) = text.split_at(at);
-        let parts = [a, b].map(|part| tokenizer.encode(part).expect("any text")).concat();
-        assert_eq!(parts, ids, "cut at {at}");
+        let chunks = [a, b].map(|chunk| tokenizer.encode(chunk).expect("any text")).concat();
+        assert_eq!(chunks, ids, "split at {at}");
     }
 }
 
@@ -68,7 +68,10 @@ fn check_ids(tokenizer: &Tokenizer, bytes: &[u8]) {
     let ids: Vec<u32> =
         bytes.chunks_exact(2).map(|b| u32::from(u16::from_le_bytes([b[0], b[1]]))).collect();
     match tokenizer.decode(&ids) {
-        Ok(text) => drop(tokenizer.encode(&text).expect("any text")),
+        Ok(text) => {
+            drop(tokenizer.encode(&text).expect("any text"));
+            assert_eq!(stream(tokenizer, &ids, None), text);
+        }
         Err(error) => return check_sentence(&error),
     }
     stream(tokenizer, &ids, Some("\n"));
@@ -92,8 +95,8 @@ fn stream(tokenizer: &Tokenizer, ids: &[u32], stop: Option<&str>) -> String {
 fn check_file(name: &str, bytes: &[u8]) {
     let path = FOLDER.path().join(name);
     fs::write(&path, bytes).expect("memory");
-    for place in [FOLDER.path(), &path] {
-        match Tokenizer::load(place) {
+    for path in [FOLDER.path(), &path] {
+        match Tokenizer::load(path) {
             Ok(tokenizer) => {
                 let ids = tokenizer.encode("a b").expect("plain text");
                 tokenizer.decode(&ids).expect("ids of the tokenizer");

@@ -1,11 +1,11 @@
-//! What the fuzz targets share: folders in memory, and the one sentence that every error must be.
+//! Helpers of the fuzz targets: folders in memory, and the check of error messages.
 
 use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-/// A folder for the files of a target, in memory where the system has such a place. It lives as long as
-/// the process: files are overwritten for every input.
+/// A folder for the files of a target, in memory where the system supports it. It lives as long as the
+/// process: files are overwritten for every input.
 pub fn folder() -> TempDir {
     let memory = PathBuf::from("/dev/shm");
     match memory.is_dir() {
@@ -14,8 +14,8 @@ pub fn folder() -> TempDir {
     }
 }
 
-/// An error must be a sentence: something is said, and the input is not repeated at length in it.
+/// An error message must not be empty.
 pub fn check_sentence(error: &dyn std::error::Error) {
-    let said = error.to_string();
-    assert!(!said.trim().is_empty(), "an error without words");
+    let message = error.to_string();
+    assert!(!message.trim().is_empty(), "an empty error message");
 }

@@ -9,29 +9,20 @@ use fox_base::FileError;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// What can go wrong with data. Each variant's message is one sentence that names the file and the remedy.
+// The messages name the fields.
+#[allow(missing_docs)]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A path that does not exist.
     #[error("{} does not exist; check the data path", path.display())]
-    Missing {
-        /// The path.
-        path: PathBuf,
-    },
+    Missing { path: PathBuf },
     /// A task that does not exist.
     #[error("unknown task {name}; the tasks are {}", crate::task::names().collect::<Vec<_>>().join(", "))]
-    UnknownTask {
-        /// What was asked for.
-        name: String,
-    },
+    UnknownTask { name: String },
     /// A task of sizes that no case can be written in.
     #[error("task {name}: {detail}")]
-    BadTask {
-        /// Name of the task.
-        name: String,
-        /// The key, what is wrong with it and what would be right.
-        detail: String,
-    },
+    BadTask { name: String, detail: String },
     /// The operating system refused something.
     #[error(transparent)]
     File(FileError),
@@ -40,403 +31,204 @@ pub enum Error {
         "{} has no known corpus ending; use .txt, .text, .md, .jsonl, .ndjson, .json (each also with .zst or .gz) or .parquet",
         path.display()
     )]
-    UnknownFormat {
-        /// The file.
-        path: PathBuf,
-    },
+    UnknownFormat { path: PathBuf },
     /// A pipe, a socket or a device in place of a file.
     #[error(
         "{} is {kind}, not a file, and a corpus is read more than once; write its contents to a file first",
         path.display()
     )]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-        /// What it is.
-        kind: &'static str,
-    },
+    NotAFile { path: PathBuf, kind: &'static str },
     /// A link whose target does not exist.
     #[error(
         "{} is a link to something that does not exist; restore its target or remove the link",
         path.display()
     )]
-    DanglingLink {
-        /// The link.
-        path: PathBuf,
-    },
+    DanglingLink { path: PathBuf },
     /// A link to a folder inside of a corpus.
     #[error(
         "{} is a link to a folder, and those are not followed; put the folder itself there or remove the link",
         path.display()
     )]
-    LinkedFolder {
-        /// The link.
-        path: PathBuf,
-    },
+    LinkedFolder { path: PathBuf },
     /// A file that has another size than when it was found.
     #[error(
         "{} changed while it was read (it had {expected} bytes, now it has {found}); run the same command again when nothing writes to it",
         path.display()
     )]
-    ChangedWhileRead {
-        /// The file.
-        path: PathBuf,
-        /// Its size when it was found.
-        expected: u64,
-        /// Its size now.
-        found: u64,
-    },
+    ChangedWhileRead { path: PathBuf, expected: u64, found: u64 },
     /// Something that this build leaves out.
     #[error(
         "{} needs {what}, which this build leaves out; build with `--features {feature}`",
         path.display()
     )]
-    FeatureMissing {
-        /// The file.
-        path: PathBuf,
-        /// What it needs.
-        what: &'static str,
-        /// The cargo feature that brings it.
-        feature: &'static str,
-    },
+    FeatureMissing { path: PathBuf, what: &'static str, feature: &'static str },
     /// A corpus without a single document.
     #[error("{} holds no documents; check the path and the file endings", path.display())]
-    NoDocuments {
-        /// The file or folder.
-        path: PathBuf,
-    },
+    NoDocuments { path: PathBuf },
     /// Compressed data that do not decompress.
     #[error(
         "{} is not whole {format} data ({detail}); fetch or compress the file again",
         path.display()
     )]
-    Decompress {
-        /// The file.
-        path: PathBuf,
-        /// zstd or gzip.
-        format: &'static str,
-        /// What the decompressor said.
-        detail: String,
-    },
+    Decompress { path: PathBuf, format: &'static str, detail: String },
     /// Text that is not UTF-8.
     #[error(
         "{} is not UTF-8 text near byte {offset}; convert it to UTF-8 first",
         path.display()
     )]
-    NotUtf8 {
-        /// The file.
-        path: PathBuf,
-        /// Bytes of the (decompressed) file before the bad one.
-        offset: u64,
-    },
+    NotUtf8 { path: PathBuf, offset: u64 },
     /// Text in another encoding.
     #[error(
         "{} is {encoding}, not UTF-8 text; convert it first, e.g. with `iconv -t UTF-8`",
         path.display()
     )]
-    OtherEncoding {
-        /// The file.
-        path: PathBuf,
-        /// What it seems to be.
-        encoding: &'static str,
-    },
+    OtherEncoding { path: PathBuf, encoding: &'static str },
     /// A document that would fill the memory, such as a compressed file of one endless line.
     #[error(
         "{}{} is longer than {limit} bytes; split it into several documents",
         path.display(),
         line.map(|line| format!(" line {line}")).unwrap_or_default()
     )]
-    DocumentTooLarge {
-        /// The file.
-        path: PathBuf,
-        /// Line number from 1; the whole file without one.
-        line: Option<u64>,
-        /// The longest that is accepted.
-        limit: u64,
-    },
+    DocumentTooLarge { path: PathBuf, line: Option<u64>, limit: u64 },
     /// A line that is not a JSON object.
     #[error(
         "{} line {line} is not a JSON object ({detail}); correct or remove the line",
         path.display()
     )]
-    BadJsonLine {
-        /// The file.
-        path: PathBuf,
-        /// Line number from 1.
-        line: u64,
-        /// What the parser said.
-        detail: String,
-    },
+    BadJsonLine { path: PathBuf, line: u64, detail: String },
     /// A JSON object or table without the wanted text field.
     #[error(
         "{} {location} has no text field \"{field}\"; name the field that holds the text",
         path.display()
     )]
-    MissingField {
-        /// The file.
-        path: PathBuf,
-        /// Which line or column.
-        location: String,
-        /// The wanted field.
-        field: String,
-    },
+    MissingField { path: PathBuf, location: String, field: String },
     /// A text field that holds no text.
     #[error(
         "{} line {line} has {found} in its text field \"{field}\", expected a string; correct or remove the line",
         path.display()
     )]
-    NotText {
-        /// The file.
-        path: PathBuf,
-        /// Line number from 1.
-        line: u64,
-        /// The field.
-        field: String,
-        /// What it holds.
-        found: &'static str,
-    },
+    NotText { path: PathBuf, line: u64, field: String, found: &'static str },
     /// Plain text where rows with columns are needed.
     #[error(
         "{} is plain text, but rows with columns are needed; use .jsonl (also with .zst or .gz) or .parquet",
         path.display()
     )]
-    NotRecords {
-        /// The file.
-        path: PathBuf,
-    },
+    NotRecords { path: PathBuf },
     /// A Parquet file that cannot be read.
     #[error("{} cannot be read as Parquet ({detail}); fetch the file again", path.display())]
-    Parquet {
-        /// The file.
-        path: PathBuf,
-        /// What the reader said.
-        detail: String,
-    },
+    Parquet { path: PathBuf, detail: String },
     /// Array metadata of a kind that is not supported.
     #[error("{} cannot be read as a Zarr token array: {detail}", path.display())]
-    Zarr {
-        /// The array or its metadata file.
-        path: PathBuf,
-        /// What is wrong, and what is expected.
-        detail: String,
-    },
+    Zarr { path: PathBuf, detail: String },
     /// A missing chunk, which is not read as zeros.
     #[error(
         "chunk {} is missing from the Zarr array; download the array completely",
         path.display()
     )]
-    MissingChunk {
-        /// The chunk's file.
-        path: PathBuf,
-    },
+    MissingChunk { path: PathBuf },
     /// A chunk that does not decode.
     #[error("chunk {} is damaged ({detail}); download it again", path.display())]
-    BadChunk {
-        /// The chunk's file.
-        path: PathBuf,
-        /// What is wrong.
-        detail: String,
-    },
+    BadChunk { path: PathBuf, detail: String },
     /// An unknown tokenizer name.
     #[error(
         "\"{name}\" is not a tokenizer; use bytes, gpt2, json-gpt2, synthetic, or the path of a tokenizer.json"
     )]
-    UnknownTokenizer {
-        /// What was given.
-        name: String,
-    },
+    UnknownTokenizer { name: String },
     /// A tokenizer file that cannot be used.
     #[error("{} is not a usable tokenizer: {detail}", path.display())]
-    BadTokenizer {
-        /// The file or folder.
-        path: PathBuf,
-        /// What is wrong.
-        detail: String,
-    },
+    BadTokenizer { path: PathBuf, detail: String },
     /// A tokenizer that failed on a text.
     #[error("the tokenizer {tokenizer} failed: {detail}")]
-    Tokenize {
-        /// Its identity.
-        tokenizer: String,
-        /// What it said.
-        detail: String,
-    },
+    Tokenize { tokenizer: String, detail: String },
     /// A token id that the tokenizer does not have.
     #[error(
         "token {id} is outside the vocabulary of {vocab_size}; use the tokenizer that made the tokens"
     )]
-    UnknownToken {
-        /// The id.
-        id: u32,
-        /// Size of the vocabulary.
-        vocab_size: usize,
-    },
+    UnknownToken { id: u32, vocab_size: usize },
     /// Tokens made by another tokenizer than the one in use.
     #[error(
         "{} was made with tokenizer {found}, not {expected}; prepare the corpus again or use that tokenizer",
         path.display()
     )]
-    WrongTokenizer {
-        /// The shard, index or folder.
-        path: PathBuf,
-        /// The tokenizer that made it.
-        found: String,
-        /// The tokenizer in use.
-        expected: String,
-    },
+    WrongTokenizer { path: PathBuf, found: String, expected: String },
     /// A damaged shard.
     #[error(
         "shard {} is damaged ({detail}); run the same `fox prepare` again to rebuild it, or restore it from a copy",
         path.display()
     )]
-    BadShard {
-        /// The shard.
-        path: PathBuf,
-        /// What is wrong.
-        detail: String,
-    },
+    BadShard { path: PathBuf, detail: String },
     /// A damaged index.
     #[error(
         "index {} is damaged ({detail}); run the same `fox prepare` again to rebuild it, or restore it from a copy",
         path.display()
     )]
-    BadIndex {
-        /// The index.
-        path: PathBuf,
-        /// What is wrong.
-        detail: String,
-    },
+    BadIndex { path: PathBuf, detail: String },
     /// A folder without prepared data.
     #[error(
         "{} holds no prepared data (index.json) and no Zarr array (.zarray, train.zarr); run `fox prepare` first",
         path.display()
     )]
-    NotADataset {
-        /// The folder.
-        path: PathBuf,
-    },
+    NotADataset { path: PathBuf },
     /// Prepared data without the requested split.
     #[error(
         "{} has no {split} documents; prepare it with held-out documents or choose the other split",
         path.display()
     )]
-    EmptySplit {
-        /// The folder.
-        path: PathBuf,
-        /// train or heldout.
-        split: &'static str,
-    },
+    EmptySplit { path: PathBuf, split: &'static str },
     /// An output folder that holds another preparation.
     #[error(
         "{} holds another preparation ({detail}); choose another folder or remove this one",
         path.display()
     )]
-    DifferentPreparation {
-        /// The folder.
-        path: PathBuf,
-        /// What differs.
-        detail: String,
-    },
+    DifferentPreparation { path: PathBuf, detail: String },
     /// Another process prepares into the same folder.
     #[error(
         "another process{} is preparing into {}; wait until it has ended or choose another folder",
         pid.map(|pid| format!(" ({pid})")).unwrap_or_default(),
         path.display()
     )]
-    Locked {
-        /// The folder.
-        path: PathBuf,
-        /// Its number, when it is known.
-        pid: Option<u32>,
-    },
+    Locked { path: PathBuf, pid: Option<u32> },
     /// An output folder with other things in it.
     #[error(
         "{} is not empty and has no preparation to resume; choose an empty folder",
         path.display()
     )]
-    NotEmpty {
-        /// The folder.
-        path: PathBuf,
-    },
+    NotEmpty { path: PathBuf },
     /// An option with an invalid value.
     #[error("{option}: {detail}")]
-    BadOption {
-        /// Its name.
-        option: &'static str,
-        /// What is wrong, and what is expected.
-        detail: String,
-    },
+    BadOption { option: &'static str, detail: String },
     /// Windows that fit no document.
     #[error(
         "a sequence of {window} tokens is longer than any document (the longest has {longest}); use shorter sequences or pack documents"
     )]
-    WindowTooLong {
-        /// Tokens in a window.
-        window: usize,
-        /// Tokens in the longest document.
-        longest: u64,
-    },
+    WindowTooLong { window: usize, longest: u64 },
     /// Too little data for one batch.
     #[error(
         "the data give {windows} sequences of {window} tokens, fewer than one batch of {batch}; use a smaller batch, shorter sequences or more data"
     )]
-    BatchTooLarge {
-        /// Sequences in the data.
-        windows: u64,
-        /// Tokens in a sequence.
-        window: usize,
-        /// Sequences in a batch.
-        batch: usize,
-    },
+    BatchTooLarge { windows: u64, window: usize, batch: usize },
     /// A loader state of another data set or another loader configuration.
     #[error(
         "the saved loader state belongs to other data or settings ({found:016x}, now {expected:016x}); resume with the data, sequence length, batch size, order and seed of the run"
     )]
-    WrongLoaderState {
-        /// Fingerprint in the state.
-        found: u64,
-        /// Fingerprint of this loader.
-        expected: u64,
-    },
+    WrongLoaderState { found: u64, expected: u64 },
     /// A batch beyond the end.
     #[error("batch {batch} is beyond the last one ({batches} in all)")]
-    NoSuchBatch {
-        /// The batch asked for.
-        batch: u64,
-        /// How many there are.
-        batches: u64,
-    },
+    NoSuchBatch { batch: u64, batches: u64 },
     /// A document number beyond the end.
     #[error("document {document} is beyond the last one ({documents} in all)")]
-    NoSuchDocument {
-        /// The document asked for.
-        document: u64,
-        /// How many there are.
-        documents: u64,
-    },
+    NoSuchDocument { document: u64, documents: u64 },
     /// A range outside of a document.
     #[error(
         "tokens {start} to {start}+{len} are outside document {document} of {document_len} tokens"
     )]
-    OutsideDocument {
-        /// The document.
-        document: u64,
-        /// First token asked for.
-        start: u64,
-        /// Number of tokens asked for.
-        len: usize,
-        /// Tokens in the document.
-        document_len: u64,
-    },
+    OutsideDocument { document: u64, start: u64, len: usize, document_len: u64 },
     /// A progress callback asked to stop.
     #[error("stopped; run the same command again to resume after the finished shards")]
     Stopped,
     /// A thread ended without a result.
     #[error("a {thread} thread ended unexpectedly; this is a defect of fox, please report it")]
-    ThreadLost {
-        /// Which one.
-        thread: &'static str,
-    },
+    ThreadLost { thread: &'static str },
 }
 
 impl Error {

@@ -41,7 +41,7 @@ impl Task for FirstSymbol {
 }
 
 #[test]
-fn the_answer_is_the_first_symbol() {
+fn registered_task_gives_cases() {
     let setting = Setting::from((20, 0.0));
     FirstSymbol.check(10, &setting).unwrap();
     let mut random = SplitMix64::new(1);

@@ -1,4 +1,4 @@
-//! Preparing into a folder that is not new: the corpus may have changed, somebody else may be at it, or both may lie in
+//! Preparing into a folder that is not new: the corpus may have changed, another process may be preparing, or both may lie in
 //! one place.
 
 // Helpers of tests may fail the test.
@@ -16,11 +16,11 @@ use fox_data::{
 };
 
 /// A folder with a corpus of 40 short documents in two files.
-struct Place {
+struct TestFolder {
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl TestFolder {
     fn new() -> Self {
         let place = Self { folder: tempfile::tempdir().unwrap() };
         fs::create_dir(place.corpus()).unwrap();
@@ -111,7 +111,7 @@ fn detects_changes_that_keep_size_and_date() {
             changed,
         ),
     ] {
-        let place = Place::new();
+        let place = TestFolder::new();
         let first = run(&place.options()).unwrap();
         let before = contents(&place.out());
         place.replace(name, from, to);
@@ -130,7 +130,7 @@ fn detects_changes_that_keep_size_and_date() {
 /// A change that no document shows is ignored.
 #[test]
 fn unread_fields_may_change() {
-    let place = Place::new();
+    let place = TestFolder::new();
     run(&place.options()).unwrap();
     place.replace("a.jsonl", "\"id\": 17", "\"id\": 71");
     assert!(run(&place.options()).unwrap().already_complete);
@@ -138,7 +138,7 @@ fn unread_fields_may_change() {
 
 #[test]
 fn detects_a_shrunk_corpus() {
-    let place = Place::new();
+    let place = TestFolder::new();
     run(&place.options()).unwrap();
     // As a kill leaves it before the last file is written: the shards are whole.
     fs::remove_file(place.out().join("index.json")).unwrap();
@@ -152,7 +152,7 @@ fn detects_a_shrunk_corpus() {
 
 #[test]
 fn rejects_a_concurrent_preparation() {
-    let place = Place::new();
+    let place = TestFolder::new();
     run(&place.options()).unwrap();
     let expected = contents(&place.out());
     fs::remove_dir_all(place.out()).unwrap();
@@ -195,7 +195,7 @@ fn rejects_a_concurrent_preparation() {
 
 #[test]
 fn stale_lock_files_do_not_lock() {
-    let place = Place::new();
+    let place = TestFolder::new();
     for number in ["1", "4294967295", "", "no number"] {
         fs::create_dir_all(place.out()).unwrap();
         fs::write(place.out().join("prepare.lock"), number).unwrap();
@@ -203,7 +203,7 @@ fn stale_lock_files_do_not_lock() {
         assert_eq!(fs::read(place.out().join("prepare.lock")).unwrap(), b"");
         fs::remove_dir_all(place.out()).unwrap();
     }
-    // A folder of somebody else does not even get a lock.
+    // A foreign folder does not even get a lock.
     fs::create_dir(place.out()).unwrap();
     fs::write(place.out().join("thesis.tex"), "x").unwrap();
     assert!(matches!(run(&place.options()), Err(Error::NotEmpty { .. })));
@@ -213,7 +213,7 @@ fn stale_lock_files_do_not_lock() {
 /// The output has files that end in `.json`.
 #[test]
 fn output_inside_of_the_corpus_is_ignored() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let options = PrepareOptions { out: place.corpus().join("tokens"), ..place.options() };
     let first = run(&options).unwrap();
     let again = run(&options).unwrap();
@@ -234,7 +234,7 @@ fn output_inside_of_the_corpus_is_ignored() {
 
 #[test]
 fn counts_held_out_training_documents() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let heldout = place.folder.path().join("heldout.jsonl");
     let line = |text: &str| format!("{{\"text\": \"{text}\"}}\n");
     let texts = ["new", "document number 12", "document number 48", "document number 12", "other"];
@@ -255,7 +255,7 @@ fn counts_held_out_training_documents() {
 /// Copies of a document stay on one side, wherever they stand.
 #[test]
 fn fraction_keeps_copies_on_one_side() {
-    let place = Place::new();
+    let place = TestFolder::new();
     for copy in ["c.jsonl", "d.jsonl"] {
         fs::copy(place.corpus().join("a.jsonl"), place.corpus().join(copy)).unwrap();
     }
@@ -283,7 +283,7 @@ fn fraction_keeps_copies_on_one_side() {
 
 #[test]
 fn empty_documents_are_reported() {
-    let place = Place::new();
+    let place = TestFolder::new();
     fs::write(place.corpus().join("c.jsonl"), "{\"text\": \"\"}\n{\"text\": \"\"}\n").unwrap();
     fs::write(place.corpus().join("d.txt"), "").unwrap();
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Prepared data that are not what was prepared: every way in which a token could be another one without a word.
+//! Damaged prepared data: every way in which a token could change silently.
 
 // Helpers of tests may fail the test.
 #![allow(clippy::unwrap_used)]
@@ -50,7 +50,7 @@ fn altered_tokens_never_reach_a_batch() {
     assert!(batches > 20);
     let shard = out.join("train/00001.tokens");
     let whole = fs::read(&shard).unwrap();
-    // Another id of the vocabulary: nothing but a checksum can tell.
+    // Another id of the vocabulary: only a checksum detects it.
     let mut bytes = whole.clone();
     assert_ne!(bytes[16 + 2 * 300], b'x');
     bytes[16 + 2 * 300] = b'x';

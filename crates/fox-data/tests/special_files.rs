@@ -209,7 +209,7 @@ fn detects_files_that_change_while_read() {
     for (name, bytes) in [("a.jsonl", lines.as_bytes()), ("a.jsonl.zst", &archive)] {
         let path = folder.path().join(name);
         let end = bytes.len();
-        // At the end of a line, so that nothing but the size tells.
+        // At the end of a line, so that only the size differs.
         let line_end = bytes[..end / 2].iter().rposition(|b| *b == b'\n').unwrap() + 1;
         for changed in [&bytes[..line_end], &[bytes, bytes].concat()] {
             fs::write(&path, bytes).unwrap();

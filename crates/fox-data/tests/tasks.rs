@@ -98,7 +98,7 @@ fn near_queries_are_more_likely() {
 }
 
 #[test]
-fn n_back_answers_are_the_symbols_n_steps_ago() {
+fn n_back_answers_are_n_steps_old() {
     for (length, back) in [(65, 1), (64, 8), (41, 19)] {
         for case in cases("n-back", 33, (length, back as f64), 50) {
             assert_eq!(case.tokens[0] as usize, back, "the first token says how far");
@@ -293,7 +293,7 @@ fn rejects_impossible_sizes() {
         ("mqar", 64, (64, 2.5), "train has 2.5 pairs; give a whole number above 0"),
         ("mqar-rebound", 64, (64, 7.0), "train has 7 bindings; every key has two"),
         ("flip-flop", 7, (64, 0.8), "train needs 6 ids, not 7"),
-        ("flip-flop", 6, (64, 1.5), "train ignores a share of 1.5; give one of 0 to 1"),
+        ("flip-flop", 6, (64, 1.5), "train ignores a fraction of 1.5; it must be 0 to 1"),
         ("flip-flop", 6, (63, 0.5), "train has cases of 63 tokens; give an even number"),
         ("selective-copy", 4, (64, 4.0), "train needs at least 5 ids, not 4"),
         ("n-back", 9, (10, 5.0), "train has cases of 10 tokens, but difficulty 5 needs 13"),

@@ -220,7 +220,7 @@ fn rejects_chunks_of_another_size() {
         let whole = fs::read(&path).unwrap();
         let mut ids = vec![0; 8];
         open(folder.path()).read(0, 0, &mut ids).unwrap();
-        // The place that is read is untouched: only the size tells.
+        // The bytes that are read are untouched: only the size differs.
         for bytes in [[&whole[..], b"!"].concat(), whole[..whole.len() - 1].to_vec()] {
             fs::write(&path, &bytes).unwrap();
             let error = open(folder.path()).read(0, 0, &mut ids).unwrap_err().to_string();

@@ -9,80 +9,42 @@ use fox_base::FileError;
 use crate::TensorMismatch;
 
 /// What can go wrong with a configuration, a checkpoint or a model.
+// The messages name the fields.
+#[allow(missing_docs)]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A field of a configuration has an invalid value.
     #[error("{origin}: `{field}` {detail}")]
-    Config {
-        /// The file, or a name for a configuration made by a program.
-        origin: String,
-        /// The field, as config.json spells it.
-        field: String,
-        /// What is wrong, and valid values.
-        detail: String,
-    },
+    Config { origin: String, field: String, detail: String },
     /// The file describes an unsupported model.
     #[error("{origin}: {detail}")]
-    UnsupportedModel {
-        /// The file.
-        origin: String,
-        /// What was found and what is supported.
-        detail: String,
-    },
+    UnsupportedModel { origin: String, detail: String },
     /// A path without a checkpoint; the sentence describes the path.
     #[error("{0}")]
     NoCheckpoint(String),
     /// A JSON file cannot be parsed.
     #[error("{file} is not valid JSON: {detail}", file = file.display())]
-    Json {
-        /// The file.
-        file: PathBuf,
-        /// The parser's message.
-        detail: String,
-    },
+    Json { file: PathBuf, detail: String },
     /// A file cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),
     /// A safetensors file is damaged.
     #[error("{file} is not a valid safetensors file: {detail}", file = file.display())]
-    Safetensors {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong with it.
-        detail: String,
-    },
+    Safetensors { file: PathBuf, detail: String },
     /// The tensors of a checkpoint do not match its configuration.
     #[error("the tensors in {dir} do not fit its config.json:{list}",
         dir = dir.display(), list = problem_list(problems))]
-    Mismatch {
-        /// The checkpoint folder.
-        dir: PathBuf,
-        /// Every tensor that is missing, surplus or misshapen.
-        problems: Vec<TensorMismatch>,
-    },
+    Mismatch { dir: PathBuf, problems: Vec<TensorMismatch> },
     /// The file layout cannot express the options of this model.
     #[error("model_type `{target}` cannot express {options}", options = options.join(", "))]
-    NotExpressible {
-        /// The `model_type` that was to be written.
-        target: &'static str,
-        /// The options it lacks.
-        options: Vec<String>,
-    },
+    NotExpressible { target: &'static str, options: Vec<String> },
     /// The output exists and would be lost.
     #[error("{path} exists and is not an empty folder; choose another folder", path = path.display())]
-    Occupied {
-        /// The folder that was to be written.
-        path: PathBuf,
-    },
+    Occupied { path: PathBuf },
     /// A reference dump is incomplete or inconsistent.
     #[error("{file}: {detail}", file = file.display())]
-    Dump {
-        /// The file.
-        file: PathBuf,
-        /// What is missing or wrong.
-        detail: String,
-    },
+    Dump { file: PathBuf, detail: String },
     /// The caller's arguments do not fit the model.
     #[error("{0}")]
     Argument(String),

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn flops_of_a_small_model_match_a_hand_count() {
+    fn flops_match_a_hand_count() {
         let mut config = ModelConfig::fox_llama(256, 4, 4);
         config.vocab_size = 256;
         config.mlp.intermediate_size = Some(768);

@@ -177,7 +177,7 @@ fn copy(name: &str) -> TempDir {
 }
 
 #[test]
-fn one_error_lists_all_tensor_mismatches() {
+fn lists_all_tensor_mismatches() {
     let temp = copy("fox_pro");
     let config = temp.path().join("config.json");
     let text = fs::read_to_string(&config).unwrap();

@@ -43,7 +43,7 @@ fn recording_tapes_reject_caches() {
 }
 
 #[test]
-fn tied_embeddings_share_one_parameter_and_sum_both_gradients() {
+fn tied_embeddings_sum_both_gradients() {
     let mut config = variants()[0].1.clone();
     config.tie_word_embeddings = true;
     let device = Device::naive();

@@ -11,7 +11,7 @@ use fox_tensor::Device;
 prove_dumps!(Device::naive());
 
 #[test]
-fn a_tolerance_below_the_error_fails() {
+fn fails_below_the_error() {
     let strict = Tolerances { logits: 1e-12, loss: 1e-12, grad: 1e-12 };
     let report = verify_dump(&dump("fox_llama"), &Device::naive(), &strict).unwrap();
     assert!(!report.passed());

@@ -53,7 +53,7 @@ fn rejects_invalid_patterns() {
 }
 
 #[test]
-fn rope_base_of_the_file_reaches_every_attention_layer() {
+fn rope_base_reaches_all_layers() {
     let text = r#"{"model_type": "fox_hybrid", "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 4,
         "use_rope": true, "rope_base": 1234.0, "mixers": ["window:16", "attention", "fox"]}"#;
     let (config, _) = ModelConfig::from_json(text, Path::new("config.json")).unwrap();

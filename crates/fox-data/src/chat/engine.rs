@@ -77,7 +77,7 @@ type Compiled<'s> = (Instructions<'s>, std::collections::BTreeMap<&'s str, Instr
 
 fn instructions(source: &str) -> Result<Compiled<'_>, ChatError> {
     let syntax = |error: Error| ChatError::Syntax { detail: format!("{error:#}") };
-    let tree = parse(source, NAME, SyntaxConfig::default(), WHITESPACE).map_err(syntax)?;
+    let tree = parse(source, NAME, SyntaxConfig, WHITESPACE).map_err(syntax)?;
     let mut generator = CodeGenerator::new(NAME, source);
     generator.compile_stmt(&tree);
     Ok(generator.finish())
@@ -92,7 +92,7 @@ fn without_constant_products(source: &str) -> Result<String, ChatError> {
     let (mut rewritten, mut copied) = (String::with_capacity(source.len()), 0);
     let (mut tokens, mut elifs) = (0, 0);
     let mut after_operand = false;
-    for token in tokenize(source, false, SyntaxConfig::default(), WHITESPACE) {
+    for token in tokenize(source, false, SyntaxConfig, WHITESPACE) {
         let (token, span) =
             token.map_err(|error| ChatError::Syntax { detail: format!("{error:#}") })?;
         tokens += 1;
@@ -287,7 +287,7 @@ fn add_filters(environment: &mut Environment<'static>, meter: &Meter) {
     });
     let m = meter.clone();
     environment.set_unknown_method_callback(move |state, value, method, arguments| {
-        let operands = || [&[value.clone()], arguments].concat();
+        let operands = || [std::slice::from_ref(value), arguments].concat();
         match (method, arguments) {
             ("replace", _) => before_replace(&m, &operands())?,
             ("join", [values, ..]) => before_join(&m, &[values.clone(), value.clone()])?,

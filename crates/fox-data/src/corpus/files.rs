@@ -61,7 +61,7 @@ pub(super) fn find(path: &Path) -> Result<Vec<CorpusFile>> {
 }
 
 /// Hidden files and files of other kinds are passed over. What might be documents and cannot be read is an error: a corpus
-/// must not become smaller without a word.
+/// must not become smaller silently.
 fn collect(folder: &Path, prefix: &str, files: &mut Vec<CorpusFile>) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
         let entry = entry.map_err(Error::io("list", folder))?;
@@ -99,7 +99,7 @@ fn look_at(path: &Path) -> Result<Metadata> {
     })
 }
 
-/// Opening a named pipe would wait for ever for somebody to write to it.
+/// Opening a named pipe would block until another process writes to it.
 fn check_is_file(path: &Path, metadata: &Metadata) -> Result<()> {
     if metadata.is_file() {
         return Ok(());

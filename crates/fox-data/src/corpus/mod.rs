@@ -89,7 +89,7 @@ impl Corpus {
         let (Ok(folder), Ok(root)) = (folder.canonicalize(), self.root.canonicalize()) else {
             return Ok(());
         };
-        // No link to a folder is followed, so names below the root tell.
+        // Links to folders are not followed, so the paths below the root suffice.
         if let Ok(inside) = folder.strip_prefix(root)
             && inside != Path::new("")
         {

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn held_out_ends_start_at_a_line_or_word() {
+    fn splits_ends_at_lines_or_words() {
         let lines = "one two\nthree four\nfive six\nseven";
         assert_eq!(cut_end(lines, 0.5), ("one two\nthree four\n", "five six\nseven"));
         // The last line ends with the text, so the split is before a space.

@@ -112,7 +112,7 @@ impl SyntheticConfig {
         (1 << self.in_range().circles) - 1
     }
 
-    /// The people in an order of their own for a document, circle after circle.
+    /// The people in the random order of a document, circle after circle.
     pub(super) fn cast(&self, random: &mut SplitMix64) -> Vec<usize> {
         let mut cast: Vec<usize> = (0..self.people()).collect();
         for i in 1..cast.len() {

@@ -36,7 +36,7 @@ pub enum TokenKind {
 
 /// What a person does in this chapter.
 #[derive(Debug, Clone, Copy)]
-struct Fact {
+struct StatedAction {
     /// Index of the action.
     action: usize,
     /// Position of the last mention.
@@ -51,7 +51,7 @@ pub struct SyntheticDocument {
     /// The people, circle after circle.
     cast: Vec<usize>,
     /// What was said about each person in this chapter.
-    facts: Vec<Option<Fact>>,
+    facts: Vec<Option<StatedAction>>,
     /// Tokens of the chapter, those still to come included; `None` for a chapter without end.
     chapter_len: Option<u64>,
     /// Tokens of the chapter so far.
@@ -147,7 +147,7 @@ impl SyntheticDocument {
             Some(fact) => (fact.action, Some(here - fact.mentioned)),
             None => (self.random.below(self.config.actions as u64) as usize, None),
         };
-        self.facts[person] = Some(Fact { action, mentioned: here });
+        self.facts[person] = Some(StatedAction { action, mentioned: here });
         self.produce(ACTIONS[action], TokenKind::Action { distance });
     }
 

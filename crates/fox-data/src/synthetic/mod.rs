@@ -3,7 +3,7 @@
 //! # What a document is
 //! Sentences of two kinds. A *fact* says what a person does: "Ann sings." In a chapter a person does one thing only,
 //! so "Ann sings." determines the word after the next "Ann". *Filler* has no facts: "The rain falls." Now
-//! and then comes "A new chapter begins.", and from there on everybody does something else, drawn anew: what was
+//! and then comes "A new chapter begins.", and from there on every person does something else, drawn anew: what was
 //! said before is void. A word is a token, and the last word of a sentence includes its full stop, so a fact is two
 //! tokens.
 //!
@@ -24,7 +24,7 @@
 //! # Why it is like this
 //! It must be learned from one to two million tokens by a model of 0.4 million parameters. What was tried before: a free
 //! pairing of 128 names with 48 surnames, of which models of that size learned nothing in 2,000 steps; and titles
-//! with names of their own ("captain Abel"), restated from time to time, which forgetting does not help with.
+//! with separate names ("captain Abel"), restated from time to time, which forgetting does not help with.
 
 mod attainable;
 mod config;

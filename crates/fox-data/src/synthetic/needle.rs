@@ -105,7 +105,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn needles_are_at_their_depth_with_a_unique_answer() {
+    fn needle_depth_and_unique_answer() {
         let config = SyntheticConfig::default();
         let chapter = SyntheticTokenizer.encode("A new chapter begins.");
         for (index, depth) in [(0, 0.0), (1, 0.25), (2, 0.5), (3, 1.0), (4, 1.0)] {

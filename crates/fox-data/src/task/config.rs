@@ -12,7 +12,7 @@ use fox_base::random::mix;
 pub struct Setting {
     /// Tokens of a case.
     pub length: usize,
-    /// What it means is the task's affair: a number of pairs, a share of noise.
+    /// What it means is the task's affair: a number of pairs, a fraction of noise.
     pub difficulty: f64,
 }
 

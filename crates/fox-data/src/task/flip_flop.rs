@@ -34,7 +34,7 @@ impl Task for FlipFlop {
             return Err(format!("needs {VOCABULARY} ids, not {vocabulary}"));
         }
         if !(0.0..=1.0).contains(&setting.difficulty) {
-            return Err(format!("ignores a share of {}; give one of 0 to 1", setting.difficulty));
+            return Err(format!("ignores a fraction of {}; it must be 0 to 1", setting.difficulty));
         }
         if !setting.length.is_multiple_of(2) {
             return Err(format!("has cases of {} tokens; give an even number", setting.length));

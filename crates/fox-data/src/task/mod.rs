@@ -59,7 +59,7 @@ pub trait Task: Send + Sync {
     /// A case of a setting that [`Self::check`] has passed.
     fn case(&self, vocabulary: u32, setting: &Setting, random: &mut SplitMix64) -> Case;
 
-    /// The share of right answers of a reader that knows which tokens can be answers, and nothing else.
+    /// Chance level: the fraction of right answers when guessing among the tokens that can be answers.
     fn chance(&self, vocabulary: u32) -> f64;
 }
 

@@ -5,7 +5,6 @@
 //! Stages whose result depends on all tokens (rare; see [`Stage::Buffered`]) give out their text at the end.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use tokenizers::Decoder;
@@ -18,6 +17,7 @@ use super::gpt2_files::byte_character;
 use crate::error::{Error, Result};
 
 /// One step from tokens to text.
+#[derive(Debug)]
 pub(super) enum Stage {
     /// Puts a space in front of every token but the first: files without a decoder.
     Spaces,
@@ -37,22 +37,6 @@ pub(super) enum Stage {
     StripStart { content: char, start: usize },
     /// Keeps all tokens, or the one text (`fused`), until the end.
     Buffered { decoder: DecoderWrapper, fused: bool },
-}
-
-impl fmt::Debug for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Spaces => "Spaces",
-            Self::PerToken(_) => "PerToken",
-            Self::FirstDiffers(_) => "FirstDiffers",
-            Self::WordSuffix(_) => "WordSuffix",
-            Self::Deduplicate(_) => "Deduplicate",
-            Self::ByteFallback => "ByteFallback",
-            Self::ByteLevel => "ByteLevel",
-            Self::StripStart { .. } => "StripStart",
-            Self::Buffered { .. } => "Buffered",
-        })
-    }
 }
 
 /// The stages of a decoder.
@@ -330,7 +314,7 @@ mod tests {
         let fallback = json!({ "type": "ByteFallback" });
         let fuse = json!({ "type": "Fuse" });
         let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
-        let word_piece = json!({ "type": "WordPiece", "prefix": "##", "cleanup": true });
+        let wordpiece = json!({ "type": "WordPiece", "prefix": "##", "cleanup": true });
         let metaspace = |scheme: &str| json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true });
         let bpe = json!({ "type": "BPEDecoder", "suffix": "</w>" });
         let ctc = json!({ "type": "CTC", "pad_token": "a", "word_delimiter_token": "|", "cleanup": true });
@@ -339,7 +323,7 @@ mod tests {
             chain(&[&replace, &fallback, &fuse, &strip]),
             chain(&[&replace, &fallback, &fuse]),
             chain(&[&byte_level, &strip]),
-            chain(&[&ctc, &word_piece]),
+            chain(&[&ctc, &wordpiece]),
             chain(&[&fuse, &regex, &strip]),
             chain(&[&bpe, &metaspace("always")]),
             chain(&[&strip, &bpe, &fuse]),
@@ -352,7 +336,7 @@ mod tests {
             strip,
             fallback,
             byte_level,
-            word_piece,
+            wordpiece,
             bpe,
             ctc,
         ]

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | bytes | `tokenizer.json` (byte-level BPE without merges: ids are byte values), `tokenizer_config.json` |
 //! | gpt2 | `tokenizer.json`, `vocab.json`, `merges.txt`, `tokenizer_config.json` |
-//! | json-gpt2 | `vocab.json`, `merges.txt`, `tokenizer_config.json` with class `JSONGPT2Tokenizer`; no `tokenizer.json`, because that format has no JSON escape and would tokenize differently without a word |
+//! | json-gpt2 | `vocab.json`, `merges.txt`, `tokenizer_config.json` with class `JSONGPT2Tokenizer`; no `tokenizer.json`, because that format has no JSON escape and would silently tokenize differently |
 //! | synthetic | `tokenizer.json` (word level), `tokenizer_config.json` |
 //! | Hugging Face | `tokenizer.json` byte for byte, `tokenizer_config.json` |
 

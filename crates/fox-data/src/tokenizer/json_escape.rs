@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_violation_leaves_earlier_text_unchanged() {
+    fn violations_keep_earlier_text() {
         assert_eq!(unescape("é\"é").0, "é\"Ã©");
     }
 }

@@ -62,7 +62,7 @@ impl ZarrDataset {
             chunk.check_len(self.metadata.chunk_bytes())?;
             return chunk.read_at(out, start as u64);
         }
-        // Blocks of unknown size: the header is read first, and tells which blocks are needed.
+        // Blocks of unknown size: the header is read first and lists the blocks.
         let header = chunk.header(self.metadata.chunk_bytes())?;
         if header.plain() {
             return chunk.read_at(out, (HEADER + start) as u64);

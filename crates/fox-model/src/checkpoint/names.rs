@@ -29,7 +29,7 @@ pub fn single_tensor(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
     vec![FileTensor { name: spec.name.clone(), dims: spec.dims.clone(), param: id, start: 0 }]
 }
 
-/// As [`single_tensor`], but the two halves of an MLP's first matrix are tensors of their own: `gate_proj` and
+/// As [`single_tensor`], but the two halves of an MLP's first matrix are separate tensors: `gate_proj` and
 /// `up_proj`.
 pub fn split_mlp(id: ParamId, spec: &ParamSpec) -> Vec<FileTensor> {
     let Some(block) = spec.name.strip_suffix(".mlp.gate_proj.weight") else {

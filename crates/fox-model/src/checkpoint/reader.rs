@@ -21,50 +21,22 @@ use crate::{Error, ParamSpec, Result};
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 
 /// A tensor that does not match the configuration.
+// The messages name the fields.
+#[allow(missing_docs)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorMismatch {
     /// It is missing.
-    Missing {
-        /// Its name in the file.
-        name: String,
-        /// The shape it should have.
-        expected: Vec<usize>,
-    },
+    Missing { name: String, expected: Vec<usize> },
     /// No parameter uses it.
-    Surplus {
-        /// Its name in the file.
-        name: String,
-        /// Its shape.
-        found: Vec<usize>,
-    },
+    Surplus { name: String, found: Vec<usize> },
     /// It has another shape.
-    Misshapen {
-        /// Its name in the file.
-        name: String,
-        /// The shape it should have.
-        expected: Vec<usize>,
-        /// Its shape.
-        found: Vec<usize>,
-    },
+    Misshapen { name: String, expected: Vec<usize>, found: Vec<usize> },
     /// Its elements are not f32, bf16 or f16.
-    WrongType {
-        /// Its name in the file.
-        name: String,
-        /// Its type.
-        found: String,
-    },
+    WrongType { name: String, found: String },
     /// Two shards have it.
-    Twice {
-        /// Its name in the file.
-        name: String,
-    },
+    Twice { name: String },
     /// The index promises it in a shard that does not have it.
-    NotInShard {
-        /// Its name in the file.
-        name: String,
-        /// The shard.
-        shard: String,
-    },
+    NotInShard { name: String, shard: String },
 }
 
 impl fmt::Display for TensorMismatch {

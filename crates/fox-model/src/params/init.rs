@@ -10,7 +10,7 @@ pub(super) fn values(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     let count = spec.count();
     match &spec.init {
         Init::Constant(value) => vec![*value; count],
-        Init::Given(values) => values.clone(),
+        Init::Given(values) => values.iter().copied().cycle().take(count).collect(),
         Init::Uniform { bound } => drawn(spec, seed, |unit| bound * (2.0 * unit - 1.0)),
         Init::LogOfUniform { low, high } => {
             // The unit is never 0, so the logarithm is finite even for `low = 0`.
@@ -151,7 +151,7 @@ mod tests {
         let steps: Vec<f32> = x.iter().map(|v| v.exp().ln_1p()).collect();
         assert!(steps.iter().all(|s| (0.00199..0.1001).contains(s)));
         let low = steps.iter().filter(|s| **s < 0.00201).count() as f64 / steps.len() as f64;
-        // ln 2 of ln 100 lies below the floor.
+        // ln 2 of ln 100 is below the smallest time step.
         assert!((low - 2f64.ln() / 100f64.ln()).abs() < 0.02, "{low}");
     }
 }

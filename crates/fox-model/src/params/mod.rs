@@ -58,7 +58,7 @@ pub enum Init {
     },
     /// Every element the same.
     Constant(f32),
-    /// These values.
+    /// These values, repeated as often as needed: for every row, if they are one row.
     Given(Vec<f32>),
 }
 

@@ -161,7 +161,7 @@ impl DecayTime {
     }
 }
 
-/// Whether the heads have norm weights of their own.
+/// Whether every head has separate norm weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// Weights of the full width.

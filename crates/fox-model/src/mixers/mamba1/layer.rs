@@ -46,7 +46,8 @@ impl Mamba1Layer {
         };
         let by_inputs = |inputs: usize| 1.0 / (inputs.max(1) as f64).sqrt();
         let (min, max, floor) = options.time_step_init;
-        let a_log = (0..inner).flat_map(|_| (1..=states).map(|n| (n as f32).ln())).collect();
+        // One row for all channels: a configuration alone must not allocate as much as its weights.
+        let a_log = (1..=states).map(|n| (n as f32).ln()).collect();
         let in_proj = matrix(list, "in_proj", (2 * inner, width), by_inputs(width));
         let x_proj = matrix(list, "x_proj", (rank + 2 * states, inner), by_inputs(inner));
         Mamba1Layer {
