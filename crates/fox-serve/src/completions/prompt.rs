@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_tokens_of_long_texts_up_to_a_limit() {
+    fn counts_tokens_up_to_a_limit() {
         for (name, word, bytes_per_token) in [("bytes", "é", 1), ("gpt2", " fox", 4)] {
             let tokenizer = Tokenizer::from_name(name).unwrap();
             let text = word.repeat(100_000);
