@@ -215,15 +215,15 @@ def broken_requests(server):
 # Limit on the growth of the server's memory beyond the idle server, in MiB. Answers may take 256 MiB and bodies 64 MiB;
 # the rest is for activations, the cache (256 MiB) and the allocator.
 ATTACKS = {
-    scored_prompt_many_choices: 700,
-    scored_prompts: 1100,
-    echoed_choices: 800,
-    unfinished_bodies: 400,
-    bracket_bombs: 250,
-    large_prompts_and_small_ones: 300,
-    slow_readers: 600,
-    health_under_load: 400,
-    broken_requests: 100,
+    scored_prompt_many_choices: 450,
+    scored_prompts: 500,
+    echoed_choices: 250,
+    unfinished_bodies: 200,
+    bracket_bombs: 150,
+    large_prompts_and_small_ones: 250,
+    slow_readers: 300,
+    health_under_load: 200,
+    broken_requests: 50,
 }
 
 

@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ["pages", "row products", "packed weights", WRONG_OPERANDS].map(|name| args.wants(name));
     let any = cases || decoding || pages || products || packed || slots || wrong;
     if let (Some(text), false) = (&args.only, any) {
-        bail!("no case is called anything like `{text}`; --verbose lists the names of all");
+        bail!("no case name contains `{text}`; --verbose lists all names");
     }
     let mut passed = true;
     for device in args.device.open_poisoned()? {
@@ -240,7 +240,7 @@ impl Tally {
             let allowed = rounded.map(|rounded| cases::compare_by(measure, rounded, want));
             let errors = cases::compare_by(measure, got, want);
             for (i, (name, error)) in errors.into_iter().enumerate() {
-                // The kernels of bf16 count in tiles of their own.
+                // The bf16 kernels use other tile sizes.
                 if rounded.is_some() && name == "tiles" {
                     continue;
                 }

@@ -1,9 +1,9 @@
 //! How large a logit can get, whatever the tokens: the bound `U` that eviction rests on.
 //!
 //! `U` bounds `|q . k| / sqrt(d)` for every query and key that a layer can make. From it follows a bound on
-//! the share of the softmax that is dropped, not on the output; see the eviction rule.
+//! the evicted fraction of the softmax, not on the output; see the eviction rule.
 //!
-//! With QK-norm, `|q| <= sqrt(d) max|w_q|` and likewise for keys. Without, queries are `A x` with
+//! With QK-norm, `|q| <= sqrt(d) max|w_q|` and the same for keys. Without, queries are `A x` with
 //! `|x| <= sqrt(D)` for the normalised stream `x` and `A = W diag(w)`, `w` being the weights of the block's
 //! norm; and `|A x| <= sqrt(D) s` for any `s` at least the largest singular value of `A`. Schatten norms are
 //! such bounds: `s_p = (sum_i s_i^p)^(1/p)`, here with p = 16 from three squarings of `A A^T`. A shift mixes
@@ -185,7 +185,7 @@ mod tests {
     use fox_tensor::cases::Rng;
 
     #[test]
-    fn the_bound_is_above_the_largest_singular_value_and_near_it() {
+    fn bound_is_close_to_the_largest_singular_value() {
         let device = Device::naive();
         // Singular values 3, 2, 1 in rotated coordinates of a plane and on an axis.
         let (c, s) = (0.6, 0.8);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_norm_the_bound_is_the_product_of_the_largest_weights() {
+    fn norm_bound_is_a_product_of_weights() {
         let device = Device::naive();
         let tensor = |x: &[f64]| device.from_f64(x, [x.len()]).unwrap();
         // Four query heads of width 2 on two key heads.
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn norm_weights_scale_the_bound_and_a_bias_adds_its_length() {
+    fn norm_weights_and_bias_enter_the_bound() {
         let ((_, plain), (_, wide)) = (projected(1.0, 0.0), projected(3.0, 0.0));
         for (plain, wide) in plain.iter().zip(wide) {
             assert!((wide / plain - 9.0).abs() < 1e-5, "{plain} {wide}");
@@ -316,7 +316,7 @@ mod tests {
     const ROUNDED_UP: f64 = 1.0 + 1.0 / 256.0 + 1.0 / 8192.0;
 
     #[test]
-    fn a_norm_leaves_room_for_queries_and_keys_rounded_up() {
+    fn norm_bound_covers_rounding() {
         let (d, device) = (8, Device::naive());
         let w = device.full([d], ROUNDED_UP as f32).unwrap();
         let bound =
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_projection_leaves_room_for_every_rounding_before_its_logits() {
+    fn projection_bound_covers_rounding() {
         let (d, device) = (8, Device::naive());
         // Ones through a norm and rows of one direction, for which the Schatten norm is exact.
         for width in (8..200).step_by(8) {

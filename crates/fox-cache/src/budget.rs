@@ -1,16 +1,15 @@
-//! The memory that decode states may take, and who may take some.
+//! The memory budget of decode states.
 //!
-//! One invariant keeps the states inside the budget: the bytes of all states, plus what sequences were promised,
-//! do not exceed it. A page that is taken moves from the second sum to the first, and what is evicted leaves the
-//! first. Whoever promises a sequence all that it may ever take need not look again; whoever promises it the next
-//! step has to ask before every step, and fits more sequences in, because most of them forget.
+//! Invariant: the bytes of all states plus the bytes promised to running sequences do not exceed the budget. An allocated
+//! page moves from the second sum to the first; an evicted page leaves the first. A scheduler either promises a sequence
+//! its worst case once, or asks before every step, which admits more sequences because most of them forget.
 
 use fox_tensor::{Device, PAGE};
 
 use crate::meter::CacheMeter;
 use crate::spec::StateSpec;
 
-/// What sequences of a model take at worst.
+/// The memory that sequences of a model may need.
 #[derive(Clone, Debug)]
 pub struct SequenceCost {
     fixed: usize,
@@ -23,12 +22,12 @@ struct LayerCost {
     kv_heads: usize,
     /// Bytes of one page of one head.
     page: usize,
-    /// The most pages of one head at any time, when a window limits them.
+    /// Largest number of pages of one head, if a window limits them.
     most: Option<usize>,
 }
 
 impl SequenceCost {
-    /// Of a model with these layers, to which at most `step` tokens of a sequence are fed at a time.
+    /// The cost of a model with these layers and at most `step` new tokens per step.
     pub fn new(
         specs: impl IntoIterator<Item = StateSpec>,
         step: usize,
@@ -105,7 +104,7 @@ impl LayerCost {
     }
 }
 
-/// The bytes that all decode states together may take.
+/// The byte budget of all decode states.
 #[derive(Clone, Debug)]
 pub struct Budget {
     limit: usize,
@@ -172,7 +171,7 @@ mod tests {
     const CPU_PAGE: usize = 64 * (2 * 8 * 4 + 2 * 8);
 
     #[test]
-    fn the_worst_case_is_all_pages_or_what_a_window_leaves() {
+    fn worst_case_is_limited_by_the_window() {
         let device = fox_cpu::device();
         let recurrent = StateSpec::Recurrent(RecurrentStateSpec { convs: Vec::new(), scan: 10 });
         let specs = [attention(None), attention(Some(100)), recurrent];
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_that_forgets_keeps_the_pages_of_a_step() {
+    fn least_case_has_the_pages_of_a_step() {
         let cost = SequenceCost::new([attention(None)], 64, &fox_cpu::device());
         assert_eq!(cost.least(40, 64), cost.fixed() + 2 * CPU_PAGE, "it has one page per head");
         assert_eq!(cost.least(64_000, 64), cost.fixed() + 3 * 2 * CPU_PAGE);

@@ -1,17 +1,16 @@
 //! The decode state of a batch of sequences.
 //!
-//! Without pages, rows `b * capacity ..` of every layer's tensors belong to sequence `b`, so the keys of one
-//! sequence are contiguous, as [`Segments`] asks. Pads are never stored: a sequence starts at its first real
-//! token, and so do its positions. The capacity doubles when it is reached. [`Cache::paged`] keeps the keys
-//! in pages instead, which can be dropped when they are forgotten and shared between sequences; such caches
-//! can be joined for a step and split again.
+//! In a contiguous cache, rows `b * capacity ..` of every layer's tensors belong to sequence `b`. Padding is never stored:
+//! a sequence starts at its first real token, and so do its positions. The capacity doubles when it is reached. A paged
+//! cache stores keys in pages, which can be evicted and shared between sequences; such caches can be joined for a step
+//! and split again.
 //!
-//! A step may bring any number of new tokens per sequence, also none:
+//! A step has any number of new tokens per sequence, possibly none:
 //!
 //! ```text
-//! begin     makes room and says where queries and keys lie; forgets what a failed step has left
-//! layers    write keys behind the past and note ("stage") what is overwritten otherwise
-//! commit    reads sums of the gates where eviction needs them, then makes the step part of the past and evicts
+//! begin     reserves room, returns the positions of queries and keys, and discards the rest of a failed step
+//! layers    append keys and stage values that would overwrite the past
+//! commit    downloads the sums of the gates that eviction needs, makes the step part of the past, and evicts
 //! ```
 
 use std::ops::Range;
@@ -31,8 +30,8 @@ use crate::{Error, Result};
 /// Capacity is rounded up to this many tokens.
 const GRANULE: usize = 16;
 
-/// The decode state of a batch of sequences. A clone shares the past and is written on its own: the way
-/// to try several continuations of one prefix.
+/// The decode state of a batch of sequences. A clone shares the past and diverges afterwards, for several continuations of
+/// one prefix.
 #[derive(Clone, Debug)]
 pub struct Cache {
     device: Device,
@@ -41,19 +40,19 @@ pub struct Cache {
     layers: Vec<LayerState>,
 }
 
-/// What one sequence of a paged state takes.
+/// The memory of one sequence of a paged state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens seen.
     pub tokens: usize,
     /// Bytes held, shared pages included.
     pub bytes: usize,
-    /// Bytes that would be held had nothing been dropped.
+    /// Bytes that would be held without eviction.
     pub full_bytes: usize,
 }
 
 impl Cache {
-    /// An empty state for `batch` sequences with room for `capacity` tokens each, to begin with.
+    /// An empty contiguous state for `batch` sequences with room for `capacity` tokens each at first.
     pub fn new(
         specs: impl IntoIterator<Item = StateSpec>,
         batch: usize,
@@ -78,7 +77,7 @@ impl Cache {
         Ok(Cache { device: device.clone(), lens, capacity, layers })
     }
 
-    /// An empty state of one sequence whose keys lie in pages; `policy` is the model's own.
+    /// An empty paged state of one sequence; `policy` must be the model's.
     pub fn paged(
         specs: impl IntoIterator<Item = StateSpec>,
         policy: &PagePolicy,
@@ -102,7 +101,7 @@ impl Cache {
         Cache { device, lens, capacity: 0, layers }
     }
 
-    /// One state of all sequences of paged states of one model, in order. At least one.
+    /// Joins paged states of one model into one batch, in order. At least one.
     pub fn join(caches: Vec<Cache>) -> Result<Cache> {
         let mut caches = caches.into_iter();
         let mut joined = caches.next().ok_or(Error::NoSequences)?;
@@ -125,7 +124,7 @@ impl Cache {
         Ok(joined)
     }
 
-    /// The states of the single sequences of a paged state.
+    /// Splits a paged state into one state per sequence.
     pub fn split(self) -> Result<Vec<Cache>> {
         let single = |&len: &usize| Cache::of_pages(self.device.clone(), vec![len], Vec::new());
         let mut caches: Vec<Cache> = self.lens.iter().map(single).collect();
@@ -150,7 +149,7 @@ impl Cache {
         (self.device, self.lens, self.layers)
     }
 
-    /// Where it lives.
+    /// The device.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -165,7 +164,7 @@ impl Cache {
         &self.lens
     }
 
-    /// Tokens per sequence that fit without growing; 0 for a paged state, which grows by pages.
+    /// Tokens per sequence that fit without reallocation; 0 for a paged state.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -176,7 +175,7 @@ impl Cache {
     }
 
     /// Log forget gates of a layer `[batch * capacity, H]`: those of sequence `b` are the first
-    /// `lens()[b]` rows from row `b * capacity()` on. `None` in pages, and where nothing is forgotten.
+    /// `lens()[b]` rows from row `b * capacity()` on. `None` for paged states and without forget gates.
     pub fn log_gates(&self, layer: usize) -> Option<&Tensor> {
         match self.layers.get(layer)? {
             LayerState::Rows(state) => state.log_gates(),
@@ -184,8 +183,7 @@ impl Cache {
         }
     }
 
-    /// Pages held and dropped, per layer and key head, of sequence `b` of a paged state; no layers in
-    /// other states.
+    /// Pages held and evicted, per layer and key head, of sequence `b`; empty if the state is not paged.
     pub fn pages(&self, b: usize) -> Vec<Vec<(usize, usize)>> {
         let pages = |layer: &LayerState| match layer {
             LayerState::Paged(state) => state.page_counts(b),
@@ -194,7 +192,7 @@ impl Cache {
         self.layers.iter().filter_map(pages).collect()
     }
 
-    /// What sequence `b` of a paged state takes.
+    /// The memory of sequence `b` of a paged state.
     pub fn usage(&self, b: usize) -> Usage {
         let mut usage = Usage { tokens: self.lens[b], ..Usage::default() };
         for layer in &self.layers {
@@ -209,8 +207,8 @@ impl Cache {
         usage
     }
 
-    /// Makes room for the new tokens and says where queries and keys of each sequence lie.
-    /// `new[b]` are the rows of the step that belong to sequence `b`; rows between are pads.
+    /// Reserves room for the new tokens and returns the positions of queries and keys of each sequence. `new[b]` are the
+    /// rows of the step that belong to sequence `b`; rows between are padding.
     pub fn begin(&mut self, new: &Segments) -> Result<Segments> {
         if new.len() != self.batch() {
             return Err(Error::BatchMismatch { step: new.len(), cache: self.batch() });
@@ -225,7 +223,7 @@ impl Cache {
         if needed > self.capacity && in_rows {
             self.grow(needed.max(2 * self.capacity))?;
         }
-        // Pages lie anywhere; their keys only have to be told apart.
+        // Keys in pages have no rows: any disjoint ranges do.
         let stride = if in_rows { self.capacity } else { needed };
         let place = |(b, (len, s)): (usize, (&usize, &Segment))| Segment {
             q_start: s.q_start,
@@ -237,8 +235,8 @@ impl Cache {
         Ok(Segments::new(placed)?)
     }
 
-    /// The step has succeeded: its tokens are now part of the past, and what they make forgotten is
-    /// dropped. At most one download, whatever the number of layers.
+    /// Makes the tokens of a successful step part of the past and evicts forgotten pages, with at most one download for all
+    /// layers.
     ///
     /// # Errors
     /// The device's, from that download; nothing has changed then.
@@ -260,8 +258,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Sums of the log gates of the step under way, where they are still on the device alone: `[layer][part][H]`, for
-    /// the parts of pages that the new tokens of one sequence after the other lie in.
+    /// Sums of the staged log gates `[layer][range][H]`, for the ranges of new tokens of one sequence after the other, cut
+    /// at page boundaries.
     fn read_totals(&self, new: &Segments) -> Result<Vec<f64>> {
         let staged: Vec<&Tensor> =
             self.layers.iter().filter_map(LayerState::staged_gates).collect();
@@ -274,7 +272,7 @@ impl Cache {
         Ok(gate_totals(&staged, &rows)?)
     }
 
-    /// Forgets what a step has left that was not committed.
+    /// Discards a step that was not committed.
     fn discard(&mut self) {
         self.layers.iter_mut().for_each(|layer| layer.discard(&self.lens));
     }
@@ -289,7 +287,7 @@ impl Cache {
             }
             Ok(larger)
         };
-        // All layers or none: a cache whose layers disagree could not be used again.
+        // All layers or none, so that a failure leaves the cache usable.
         let mut larger = Vec::with_capacity(self.layers.len());
         for layer in self.layers.iter_mut().filter_map(LayerState::rows) {
             larger.push(layer.map_rows(moved)?);
@@ -302,7 +300,7 @@ impl Cache {
     }
 }
 
-/// The capacity that is taken, and rows in all.
+/// The rounded capacity, and the number of rows.
 fn checked_rows(batch: usize, capacity: usize) -> Result<(usize, usize)> {
     let rounded = capacity.checked_next_multiple_of(GRANULE);
     let sizes = rounded.and_then(|rounded| Some((rounded, batch.checked_mul(rounded)?)));

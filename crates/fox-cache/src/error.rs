@@ -1,10 +1,10 @@
-//! What can go wrong with a decode state.
+//! Errors of decode states.
 
 /// Why a decode state cannot do what was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A batch of nothing.
+    /// An empty batch.
     #[error("a cache needs at least one sequence")]
     NoSequences,
     /// A size beyond what can be addressed.
@@ -31,7 +31,7 @@ pub enum Error {
         /// Its new keys.
         keys: usize,
     },
-    /// Contiguous states have no parts of their own.
+    /// An operation for paged states on a contiguous one.
     #[error("only paged states can be {0}; make them with `Cache::paged`")]
     NotPaged(&'static str),
     /// States of different models.

@@ -1,24 +1,22 @@
-//! Which pages every later query has provably forgotten.
+//! Eviction of pages that every later query has provably forgotten.
 //!
-//! What is bounded is the share of the softmax that is dropped, not the change of the output: of any later
-//! query's softmax over at most `N` keys, dropped keys would have had together a share of at most `eps`.
-//! How far that moves an output depends on the values: by at most `2 eps max|v|`, see
-//! [`output_change_bound`](fox_tensor::output_change_bound), for the largest norm of a value, dropped or
-//! kept. How far it moves a logit depends on everything after.
+//! The rule bounds the evicted fraction of the softmax, not the change of the output: of any later query's softmax over at
+//! most `N` keys, evicted keys would have had together a fraction of at most `eps`. The output changes by at most
+//! `2 eps max|v|`, see [`output_change_bound`](fox_tensor::output_change_bound), for the largest norm of a value. How far
+//! a logit changes depends on all later layers.
 //!
-//! For a query at position `i` and a key at `j`, `|q . k| scale <= U` for all pairs gives key `j` a share of
-//! at most `exp(2 U + c_i - c_j)`, because query `i` sees at least itself. `c`, the sum of log gates, never
-//! increases, so once
+//! For a query at position `i` and a key at `j`, `|q . k| scale <= U` for all pairs gives key `j` a fraction of at most
+//! `exp(2 U + c_i - c_j)`, because query `i` sees at least itself. `c`, the sum of log gates, never increases, so once
 //!
 //! ```text
 //! c_i - c_j < -(2 U + ln N) + ln eps
 //! ```
 //!
-//! the share is below `eps / N` for this and all later queries, and at most `N` such keys have together at
-//! most `eps`. The last key of a page has the largest share of the page, so the rule looks at that alone.
-//! All query heads that read a key head must have forgotten a page before it goes.
+//! the fraction is below `eps / N` for this and all later queries, and at most `N` such keys have together at most `eps`.
+//! The last key of a page has the largest fraction, so the rule tests that key alone. A page is evicted when all query
+//! heads that read its key head have forgotten it.
 //!
-//! A sliding window needs no bound: what has left it is never seen again.
+//! A sliding window needs no bound: keys outside of it are never read again.
 
 use std::sync::Arc;
 
@@ -26,22 +24,22 @@ use fox_tensor::PAGE;
 
 use crate::meter::CacheMeter;
 
-/// What paged caches of a model drop, and who counts their bytes.
+/// The eviction policy of a model's paged caches, and the meter of their bytes.
 #[derive(Clone, Debug, Default)]
 pub struct PagePolicy {
-    /// Per layer and query head, the decay below which a key is forgotten. `None` for layers that drop
-    /// nothing for their gates; no layers at all when none does.
+    /// Per layer and query head, the decay below which a key is forgotten. `None` for layers without eviction by decay;
+    /// empty if no layer has it.
     thresholds: Vec<Option<Arc<[f64]>>>,
     meter: CacheMeter,
 }
 
 impl PagePolicy {
-    /// Drops only what has left a sliding window.
+    /// Evicts only pages outside a sliding window.
     pub fn keep_all() -> Self {
         PagePolicy::default()
     }
 
-    /// Also drops what has at most a share of `e^log_tolerance` of any later softmax over at most
+    /// Also evicts keys with at most a fraction of `e^log_tolerance` of any later softmax over at most
     /// `max_context` keys. `bounds[l]` are the bounds `U` of layer `l` by query head, see
     /// [`logit_bounds`](crate::bound::logit_bounds); `None` for layers without gates.
     pub fn forgetting(bounds: &[Option<Vec<f64>>], log_tolerance: f64, max_context: usize) -> Self {
@@ -54,12 +52,12 @@ impl PagePolicy {
         PagePolicy { thresholds, meter: CacheMeter::default() }
     }
 
-    /// Counts the bytes of all caches with this policy.
+    /// The meter of all caches with this policy.
     pub fn meter(&self) -> &CacheMeter {
         &self.meter
     }
 
-    /// Per query head of a layer, the decay below which a key is forgotten; `None` where none is for its gates.
+    /// Per query head of a layer, the decay below which a key is forgotten; `None` without eviction by decay.
     pub fn thresholds(&self, layer: usize) -> Option<Arc<[f64]>> {
         self.thresholds.get(layer).cloned().flatten()
     }
@@ -70,7 +68,7 @@ impl PagePolicy {
     }
 }
 
-/// When a page of a layer is forgotten.
+/// The eviction rule of a layer.
 #[derive(Clone, Debug, Default)]
 pub struct EvictionRule {
     /// Sliding window: the keys that a query sees, its own included.
@@ -105,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_goes_when_all_its_query_heads_are_past_their_thresholds() {
+    fn evicts_when_all_query_heads_have_forgotten() {
         let bounds = [None, Some(vec![1.0, 2.0, 1.0, 3.0])];
         let policy = PagePolicy::forgetting(&bounds, -10.0, 1000);
         let rule = policy.rule(1, None, true);
@@ -125,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_without_gates_or_bounds_keep_everything() {
+    fn layers_without_gates_evict_nothing() {
         let policy = PagePolicy::forgetting(&[None, Some(vec![0.0])], -1.0, 10);
         assert!(policy.rule(0, None, true).thresholds.is_none());
         assert!(policy.rule(1, None, false).thresholds.is_none());
@@ -135,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_frees_a_page_with_its_last_visible_key() {
+    fn window_evicts_after_the_last_visible_key() {
         let rule = EvictionRule { window: Some(50), thresholds: None };
         // Key 63 is the last of the first page; the query at position 112 is the last that sees it.
         let end = [0.0, 0.0];

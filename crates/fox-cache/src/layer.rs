@@ -1,4 +1,4 @@
-//! The state of one layer, of whatever kind.
+//! The decode state of one layer.
 
 use fox_tensor::Tensor;
 
@@ -28,8 +28,7 @@ impl LayerState {
         }
     }
 
-    /// The last raw key and value projections before the step, `[batch, H_kv * d]` each, where they are
-    /// remembered.
+    /// The last raw key and value projections before the step, `[batch, H_kv * d]` each, with a token shift.
     pub fn last(&self) -> fox_tensor::Result<(Option<Tensor>, Option<Tensor>)> {
         match self {
             LayerState::Rows(state) => Ok(state.last()),
@@ -52,7 +51,7 @@ impl LayerState {
         }
     }
 
-    /// Log gates `[R, H]` of the step under way that are still on the device alone.
+    /// Log gates `[R, H]` of the step that were not downloaded yet.
     pub(crate) fn staged_gates(&self) -> Option<&Tensor> {
         match self {
             LayerState::Paged(state) => state.staged_gates(),
@@ -60,7 +59,7 @@ impl LayerState {
         }
     }
 
-    /// Query heads whose gates a paged state sums up.
+    /// Query heads with forget gates of a paged state.
     pub(crate) fn gated_heads(&self) -> usize {
         match self {
             LayerState::Paged(state) => state.gated_heads(),
@@ -68,7 +67,7 @@ impl LayerState {
         }
     }
 
-    /// Forgets what a step has left that did not succeed; `lens` are the tokens of each sequence.
+    /// Discards a failed step; `lens` are the tokens of each sequence.
     pub(crate) fn discard(&mut self, lens: &[usize]) {
         match self {
             LayerState::Rows(state) => state.discard(),
@@ -77,7 +76,7 @@ impl LayerState {
         }
     }
 
-    /// The step has succeeded.
+    /// Makes a successful step part of the past.
     pub(crate) fn commit(&mut self) {
         match self {
             LayerState::Rows(state) => state.commit(),

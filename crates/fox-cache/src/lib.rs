@@ -1,15 +1,16 @@
-//! The decode state: what a model must remember of the tokens it has seen, and the memory it takes.
+//! The decode state of a model: KV cache and recurrent state, eviction and memory accounting.
 //!
-//! - A layer says with a [`StateSpec`] what it asks to have remembered; [`Cache::new`] and
-//!   [`Cache::paged`] build the states of all layers from these.
-//! - A step begins with [`Cache::begin`], gives every layer its [`LayerState`], and ends with
-//!   [`Cache::commit`]. Until then nothing of the past changes, so a failed step can be repeated.
-//! - [`PagePolicy`] says what may be dropped: keys whose share of every later softmax is provably below a
-//!   tolerance. [`bound`] has the bound on the logits that this rests on.
-//! - [`CacheMeter`] counts the bytes of all states, shared pages once; [`Budget`] decides with it whether
-//!   another sequence may start.
+//! - A layer describes its state with a [`StateSpec`]; [`Cache::new`] and [`Cache::paged`] build the states of all
+//!   layers from these.
+//! - A step op by op begins with [`Cache::begin`], passes every layer its [`LayerState`], and ends with
+//!   [`Cache::commit`]. A step that fails before changes nothing and can be repeated.
+//! - A sequence that decodes in a slot of the device is a [`SlotSequence`]; [`SequenceState`] is either of both.
+//! - [`PagePolicy`] decides what is evicted: keys whose fraction of every later softmax is provably below a tolerance.
+//!   [`bound`] has the bound on the logits behind it.
+//! - [`CacheMeter`] counts the bytes of all states, shared pages once; [`Budget`] decides whether another sequence may
+//!   start.
 //!
-//! The memory of a layer, and that of a sequence:
+//! The memory of a layer and of a sequence:
 //!
 //! ```
 //! use fox_cache::{AttentionStateSpec, Cache, PagePolicy, StateSpec};

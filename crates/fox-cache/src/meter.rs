@@ -1,12 +1,11 @@
-//! How many bytes all decode states take together.
+//! Bytes of all decode states.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::recycled::FreePages;
 
-/// Counts the bytes of all pages and recurrent states that were made with it and still exist, shared
-/// pages once. Clones count into the same sum.
+/// Counts the bytes of all live pages and recurrent states made with it, shared pages once. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct CacheMeter(Arc<Counts>, FreePages);
 
@@ -22,12 +21,12 @@ impl CacheMeter {
         self.0.now.load(Ordering::Relaxed)
     }
 
-    /// The most that was ever held at once.
+    /// Largest number of bytes held at the same time.
     pub fn peak(&self) -> usize {
         self.0.peak.load(Ordering::Relaxed)
     }
 
-    /// Pages that are not counted, because nobody holds them.
+    /// Free pages, which are not counted.
     pub(crate) fn free_pages(&self) -> &FreePages {
         &self.1
     }
@@ -48,7 +47,7 @@ impl CacheMeter {
     }
 }
 
-/// Bytes that are counted as long as this exists. A clone is counted again.
+/// Bytes that count while this exists. A clone counts again.
 #[derive(Debug)]
 pub struct Lease {
     bytes: usize,
@@ -79,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clones_are_counted_again_and_the_peak_stays() {
+    fn leases_count_until_dropped() {
         let meter = CacheMeter::default();
         let first = meter.lease(10);
         let second = first.clone();

@@ -1,9 +1,8 @@
-//! The decode state of an attention layer in pages, one list of pages per sequence and key head.
+//! The paged KV cache of an attention layer: one list of pages per sequence and key head.
 //!
-//! Eviction needs the sums of the log gates at the ends of pages on the host. A device that reads gates from the pages
-//! does not need them while it computes: the gates of a step stay on the device until the step ends, and
-//! [`Cache::commit`](crate::Cache::commit) has it sum up those of all layers page by page, and downloads the sums at
-//! once. Any other device reads the sums at every key inside the layer, so they are computed when the keys are written.
+//! Eviction needs the sums of the log gates at the ends of pages on the host. On a device that reads gates from the pages,
+//! the gates of a step stay on the device, and [`Cache::commit`](crate::Cache::commit) downloads the sums of all layers
+//! at once. Other devices read the sums at every key, so they are computed when the keys are written.
 
 use std::sync::Arc;
 
@@ -21,7 +20,7 @@ use crate::spec::AttentionStateSpec;
 #[derive(Clone, Debug)]
 pub struct PagedState {
     sequences: Vec<PagedSequence>,
-    /// Log gates `[R, H]` of the step under way that are not part of the sums yet.
+    /// Log gates `[R, H]` of the step that are not part of the sums yet.
     staged_gates: Option<Tensor>,
 }
 
@@ -29,17 +28,17 @@ pub struct PagedState {
 #[derive(Clone, Debug)]
 struct PagedSequence {
     pages: LayerPages,
-    /// Sums of the log gates of all tokens, per query head; empty when nothing is forgotten.
+    /// Sums of the log gates of all tokens, per query head; empty without forget gates.
     sums: Vec<f64>,
     staged_sums: Vec<f64>,
     last_uk: Option<Last>,
     last_uv: Option<Last>,
     rule: EvictionRule,
-    /// Of the last raw projections.
+    /// Bytes of the last raw projections.
     lease: Lease,
 }
 
-/// The last raw projection `[1, H_kv * d]`, and that of the step under way.
+/// The last raw projection `[1, H_kv * d]`, and the staged one of the step.
 #[derive(Clone, Debug)]
 struct Last {
     row: Tensor,
@@ -72,7 +71,7 @@ impl PagedState {
         Ok(PagedState { sequences: vec![sequence], staged_gates: None })
     }
 
-    /// Takes further sequences along.
+    /// Appends the sequences of another state.
     pub(crate) fn extend(&mut self, other: PagedState) {
         self.sequences.extend(other.sequences);
     }
@@ -98,8 +97,8 @@ impl PagedState {
         Ok((rows(|s| s.last_uk.as_ref())?, rows(|s| s.last_uv.as_ref())?))
     }
 
-    /// Writes the new keys and values `[R, H_kv * d]` and log gates `[R, H]` behind those of each
-    /// sequence, and notes the last raw projections `[R, H_kv * d]`.
+    /// Appends keys and values `[R, H_kv * d]` and log gates `[R, H]` to each sequence, and stages the last raw projections
+    /// `[R, H_kv * d]`.
     pub fn append(
         &mut self,
         (k, v): (&Tensor, &Tensor),
@@ -134,14 +133,14 @@ impl PagedState {
         self.sequences.iter().map(|sequence| &sequence.pages as &dyn PagedKeys).collect()
     }
 
-    /// Pages held and dropped, per key head, of sequence `b`.
+    /// Pages held and evicted, per key head, of sequence `b`.
     pub(crate) fn page_counts(&self, b: usize) -> Option<Vec<(usize, usize)>> {
         let pages = &self.sequences.get(b)?.pages;
         let heads = 0..pages.shape().kv_heads;
         Some(heads.map(|head| (pages.held(head), pages.dropped(head))).collect())
     }
 
-    /// Bytes that sequence `b` holds, and would hold had nothing been dropped.
+    /// Bytes that sequence `b` holds, and would hold without eviction.
     pub(crate) fn bytes(&self, b: usize, device: &Device) -> (usize, usize) {
         let Some(sequence) = self.sequences.get(b) else { return (0, 0) };
         let page = sequence.pages.shape().page_bytes(device.backend());
@@ -152,7 +151,7 @@ impl PagedState {
         (fixed + held * page, fixed + (held + dropped) * page)
     }
 
-    /// Makes room for the next token of each sequence, of which `lens` are there.
+    /// Reserves room for the next token of each sequence; `lens` are their tokens.
     pub(crate) fn reserve_one(&mut self, lens: &[usize], device: &Device) -> Result<()> {
         for (sequence, &len) in self.sequences.iter_mut().zip(lens) {
             sequence.pages.reserve(len, 1, device)?;
@@ -176,7 +175,8 @@ impl PagedState {
         self.sequences.first_mut().map(|sequence| &mut sequence.pages as &mut dyn PagedKeys)
     }
 
-    /// The first sequence has filled a page with its `len` tokens, whose log gates have these sums `[H]`.
+    /// Seals the full page at the end of the `len` tokens of the first sequence, whose log gates have these sums `[H]`, and
+    /// evicts forgotten pages.
     pub(crate) fn seal_page(&mut self, len: usize, sums: &[f64]) {
         let Some(sequence) = self.sequences.first_mut() else { return };
         sequence.sums.clone_from_slice(sums);
@@ -186,12 +186,12 @@ impl PagedState {
         sequence.evict();
     }
 
-    /// Log gates `[R, H]` of the step under way that are still on the device alone.
+    /// Log gates `[R, H]` of the step that were not downloaded yet.
     pub(crate) fn staged_gates(&self) -> Option<&Tensor> {
         self.staged_gates.as_ref()
     }
 
-    /// Query heads with gates; 0 when nothing is forgotten.
+    /// Query heads with forget gates.
     pub(crate) fn gated_heads(&self) -> usize {
         self.sequences.first().map_or(0, |sequence| sequence.sums.len())
     }
@@ -203,8 +203,8 @@ impl PagedState {
         }
     }
 
-    /// Adds the totals of the step's log gates to the sums, after its keys were written: `[part, H]` for the parts of
-    /// pages that the new tokens of one sequence after the other lie in.
+    /// Adds sums of the step's log gates `[range, H]`, after its keys were written; see
+    /// [`Cache::commit`](crate::Cache::commit).
     pub(crate) fn add_totals(&mut self, totals: &[f64], new: &Segments) {
         let mut totals = totals.chunks(self.gated_heads().max(1));
         for (sequence, s) in self.sequences.iter_mut().zip(new.as_slice()) {
@@ -212,17 +212,17 @@ impl PagedState {
         }
     }
 
-    /// Sums of the log gates of all tokens so far, `[H]` for each sequence; empty when nothing is forgotten.
+    /// Sums of the log gates of all tokens, `[H]` per sequence; empty without forget gates.
     pub fn sums(&self) -> Vec<&[f64]> {
         self.sequences.iter().map(|sequence| &sequence.sums[..]).collect()
     }
 
-    /// Per query head, the decay below which a block of keys may be skipped.
+    /// Per query head, the decay below which a page may be skipped.
     pub fn thresholds(&self) -> Option<Arc<[f64]>> {
         self.sequences.first().and_then(|sequence| sequence.rule.thresholds.clone())
     }
 
-    /// Forgets what a step has left that did not succeed; `lens` are the tokens of each sequence.
+    /// Discards a failed step; `lens` are the tokens of each sequence.
     pub(crate) fn discard(&mut self, lens: &[usize]) {
         self.staged_gates = None;
         for (sequence, &len) in self.sequences.iter_mut().zip(lens) {
@@ -234,7 +234,7 @@ impl PagedState {
         }
     }
 
-    /// The step has succeeded: its tokens are part of the past, and what they make forgotten is dropped.
+    /// Makes a successful step part of the past and evicts forgotten pages.
     pub(crate) fn commit(&mut self) {
         self.staged_gates = None;
         for sequence in &mut self.sequences {
@@ -267,7 +267,7 @@ impl PagedSequence {
         self.pages.write_sums(self.pages.seen() - count, count, &sums);
     }
 
-    /// Adds the next `totals: [part, H]` of `count` new tokens to the sums.
+    /// Adds the next `totals: [range, H]` of `count` new tokens to the sums.
     fn add_totals<'a>(&mut self, totals: &mut impl Iterator<Item = &'a [f64]>, count: usize) {
         for part in page_parts(self.pages.seen() - count, count) {
             let Some(totals) = totals.next() else { return };

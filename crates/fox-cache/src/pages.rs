@@ -1,7 +1,7 @@
 //! The pages of one layer of one sequence.
 //!
-//! Pages are shared between sequences that begin alike and copied before they are written; a head
-//! that has forgotten its oldest pages drops them, whatever the other heads do.
+//! Pages are shared between sequences with a common prefix and copied on write. Every key head evicts its oldest pages
+//! independently of the other heads.
 
 use std::collections::VecDeque;
 
@@ -19,9 +19,9 @@ pub struct LayerPages {
     shape: PageShape,
     meter: CacheMeter,
     heads: Vec<KeyPages>,
-    /// Sums of the log gates at the ends of full pages `[page, H]`, dropped ones included.
+    /// Sums of the log gates at the ends of full pages `[page, H]`, evicted ones included.
     ends: Vec<f64>,
-    /// Keys seen, dropped ones included.
+    /// Keys seen, evicted ones included.
     seen: usize,
     table: PageTable,
 }
@@ -30,12 +30,12 @@ pub struct LayerPages {
 #[derive(Clone, Debug, Default)]
 struct KeyPages {
     pages: VecDeque<HeldPage>,
-    /// Pages dropped from the front.
+    /// Evicted pages.
     dropped: usize,
 }
 
 impl Clone for LayerPages {
-    /// Shares the pages, not the table, which is written in place.
+    /// Shares the pages, not the page table, which is written in place.
     fn clone(&self) -> Self {
         LayerPages {
             shape: self.shape,
@@ -66,8 +66,7 @@ impl LayerPages {
         self.heads[head].pages.len()
     }
 
-    /// Makes room for `count` keys from position `first` on that nobody shares, forgetting what may have
-    /// been there.
+    /// Reserves unshared room for `count` keys from position `first` on, discarding later keys.
     pub fn reserve(&mut self, first: usize, count: usize, device: &Device) -> Result<()> {
         self.truncate(first);
         let indices = first / PAGE..(first + count).div_ceil(PAGE);
@@ -104,7 +103,7 @@ impl LayerPages {
         Ok(())
     }
 
-    /// Forgets the keys from position `len` on.
+    /// Discards the keys from position `len` on.
     pub fn truncate(&mut self, len: usize) {
         let pages = len.div_ceil(PAGE);
         let gone = self.heads.iter_mut().flat_map(|keys| {
@@ -117,14 +116,14 @@ impl LayerPages {
         self.seen = self.seen.min(len);
     }
 
-    /// Writes new keys from position `first` on, forgetting what may have been there.
+    /// Writes new keys from position `first` on, discarding later keys.
     pub fn append(&mut self, new: &NewKeys<'_>, first: usize) -> Result<()> {
         let device = new.k.device();
         self.reserve(first, new.count, device)?;
         write_pages(new, self, first)
     }
 
-    /// Writes the sums of the log gates `[H][count]` from position `first` on, where there is room.
+    /// Writes the sums of the log gates `[H][count]` from position `first` on, into slabs that have room for them.
     pub fn write_sums(&mut self, first: usize, count: usize, sums: &[f64]) {
         let group = self.shape.group;
         for part in page_parts(first, count) {
@@ -147,19 +146,19 @@ impl LayerPages {
         }
     }
 
-    /// Notes the sums of the log gates `[H]` at the end of page number `index`.
+    /// Stores the sums of the log gates `[H]` at the end of page number `index`.
     pub fn write_end(&mut self, index: usize, sums: &[f64]) {
         self.ends.truncate(index * sums.len());
         self.ends.extend(sums);
     }
 
-    /// The first `len` keys are there: a device has written them.
+    /// Sets the number of keys that a device has written.
     pub(crate) fn set_seen(&mut self, len: usize) {
         self.seen = len;
     }
 
-    /// Drops full pages of a head from the front as long as `forgotten` says so of the position of the page's first
-    /// key and the sums of the log gates at its end, `[group]`; the last page stays.
+    /// Evicts full pages of a head from the front while `forgotten(position of the first key, sums of the log gates at the
+    /// end [group])` holds; the last page stays.
     pub fn drop_while(&mut self, head: usize, mut forgotten: impl FnMut(usize, &[f64]) -> bool) {
         let (group, gates) = (self.shape.group, self.gates());
         let keys = &mut self.heads[head];

@@ -1,7 +1,6 @@
-//! Pages that are held, and those that nobody holds any more, for the next one who needs some.
+//! Reference-counted pages and the free list.
 //!
-//! A held page is a place of a slab with a count of those who hold it. Taking and giving back go through
-//! [`CacheMeter`], many pages at a time, so that a piece of a prompt does not pay for each of its thousands of pages.
+//! Pages are allocated and freed through [`CacheMeter`], many at a time, because a prefill chunk needs thousands.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,16 +9,16 @@ use fox_tensor::{Device, Page, PageMut, PageShape, PagedOps, Result, Slab};
 
 use crate::meter::CacheMeter;
 
-/// A slab and how many hold each of its pages.
+/// A slab and the reference counts of its pages.
 #[derive(Debug)]
 struct SharedSlab {
     slab: Slab,
     holders: Box<[AtomicU32]>,
-    /// Whether its pages are kept when nobody holds them.
+    /// Whether free pages are reused.
     recycled: bool,
 }
 
-/// A page that is held. Whoever has it gives it back to the meter it came from: dropping it would leave it counted.
+/// A reference to a page. It must be returned with [`CacheMeter::give_back`]; a drop would leave it counted.
 #[derive(Debug)]
 pub(crate) struct HeldPage {
     slab: Arc<SharedSlab>,
@@ -27,7 +26,7 @@ pub(crate) struct HeldPage {
 }
 
 impl Clone for HeldPage {
-    /// Another holder of the same page.
+    /// Another reference to the same page.
     fn clone(&self) -> Self {
         self.holders().fetch_add(1, Ordering::Relaxed);
         HeldPage { slab: Arc::clone(&self.slab), place: self.place }
@@ -39,27 +38,27 @@ impl HeldPage {
         &self.slab.holders[self.place]
     }
 
-    /// Whether others hold it, too.
+    /// Whether there are other references.
     pub fn is_shared(&self) -> bool {
         match self.slab.holders.len() {
-            // Whoever has given the page back may not have let go of the slab yet, and it could not be written.
+            // Another thread may have returned the page but still reference the slab, which then cannot be written.
             1 => Arc::strong_count(&self.slab) > 1,
             _ => self.holders().load(Ordering::Acquire) > 1,
         }
     }
 
-    /// Where it lies.
+    /// The page.
     pub fn page(&self) -> Page<'_> {
         Page { slab: &self.slab.slab, place: self.place }
     }
 
-    /// The same for writing, if nobody else holds it or another page of its slab.
+    /// The page for writing, if neither it nor another page of its slab is referenced elsewhere.
     pub fn page_mut(&mut self) -> Option<PageMut<'_>> {
         let place = self.place;
         Arc::get_mut(&mut self.slab).map(|shared| PageMut { slab: &mut shared.slab, place })
     }
 
-    /// Writes all of another page to this new one.
+    /// Copies another page to this new one.
     pub fn copy_from(&mut self, other: &HeldPage) -> Result<()> {
         if let Some(PageMut { slab, place }) = self.page_mut() {
             return slab.copy_page(place, other.page());
@@ -75,7 +74,7 @@ impl HeldPage {
 /// The free pages of one shape.
 type List = (PageShape, Vec<HeldPage>);
 
-/// Pages to be used again, on devices that ask for it. Clones share them.
+/// Free lists by shape, for devices that reuse pages. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreePages(Arc<Mutex<Vec<List>>>);
 
@@ -96,7 +95,7 @@ fn list_of<'a>(lists: &'a mut Vec<List>, shape: &PageShape) -> &'a mut Vec<HeldP
 }
 
 impl CacheMeter {
-    /// `count` pages whose contents mean nothing: free ones, and new ones where there are not enough.
+    /// Allocates `count` pages with unspecified contents, free ones first.
     pub(crate) fn take_pages(
         &self,
         shape: &PageShape,
@@ -124,7 +123,7 @@ impl CacheMeter {
         Ok(taken)
     }
 
-    /// Gives pages back. Those that nobody else holds are not counted any more.
+    /// Returns references; pages without further references are freed.
     pub(crate) fn give_back(&self, shape: &PageShape, pages: impl Iterator<Item = HeldPage>) {
         let mut pages = pages.peekable();
         if pages.peek().is_none() {

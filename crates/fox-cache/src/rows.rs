@@ -1,4 +1,4 @@
-//! The decode state of an attention layer in contiguous rows, `capacity` of them for each sequence.
+//! The contiguous KV cache of an attention layer, `capacity` rows per sequence.
 
 use fox_tensor::{DType, Device, Result, Segments, Tensor};
 
@@ -56,13 +56,13 @@ impl RowState {
         self.log_gates.as_ref()
     }
 
-    /// Last raw key and value projections `[batch, H_kv * d]`, where they are shifted.
+    /// Last raw key and value projections `[batch, H_kv * d]`, with a token shift.
     pub(crate) fn last(&self) -> (Option<Tensor>, Option<Tensor>) {
         (self.last_uk.clone(), self.last_uv.clone())
     }
 
-    /// Writes new keys and values `[R, H_kv * d]` and log gates `[R, H]` behind those of each sequence,
-    /// and notes the last raw projections among `uk` and `uv: [R, H_kv * d]`.
+    /// Appends keys and values `[R, H_kv * d]` and log gates `[R, H]` to each sequence, and stages the last raw projections
+    /// among `uk` and `uv: [R, H_kv * d]`.
     pub fn append(
         &mut self,
         (k, v): (&Tensor, &Tensor),
@@ -105,7 +105,7 @@ impl RowState {
     }
 }
 
-/// The tensors that have a row for every token.
+/// The tensors with a row per token.
 pub(crate) struct Rows {
     k: Tensor,
     v: Tensor,
@@ -120,7 +120,7 @@ fn write_rows(new: &Tensor, all: &mut Tensor, segments: &Segments) -> Result<()>
     Ok(())
 }
 
-/// The last rows after the step: sequences without new tokens keep theirs.
+/// The last raw rows after the step; unchanged for sequences without new tokens.
 fn staged(last: Option<&Tensor>, u: &Tensor, segments: &Segments) -> Result<Option<Tensor>> {
     let Some(last) = last else { return Ok(None) };
     let mut next = last.slice_rows(0, last.rows())?;

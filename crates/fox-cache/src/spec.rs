@@ -1,17 +1,17 @@
-//! What a layer asks to have remembered while decoding, as a description from which a cache is built.
+//! Descriptions of decode states, from which caches are built.
 
 use fox_tensor::{AttentionWeights, DType, Device, PageShape};
 
-/// What one layer asks to have remembered of each sequence.
+/// The decode state of one layer, per sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StateSpec {
-    /// Keys, values and log gates of all tokens, or of those that are not forgotten.
+    /// Keys, values and log gates of all tokens that are not evicted.
     Attention(AttentionStateSpec),
     /// A state whose size does not depend on the number of tokens.
     Recurrent(RecurrentStateSpec),
 }
 
-/// What an attention layer asks to have remembered.
+/// The decode state of an attention layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionStateSpec {
     /// Query heads `H`.
@@ -51,7 +51,7 @@ pub struct ConvStateSpec {
 }
 
 impl StateSpec {
-    /// Values kept for every token.
+    /// Values per token.
     pub fn values_per_token(&self) -> usize {
         match self {
             StateSpec::Attention(spec) => {
@@ -61,7 +61,7 @@ impl StateSpec {
         }
     }
 
-    /// Values kept once for a sequence, however long it is.
+    /// Values per sequence, independent of its length.
     pub fn values_per_sequence(&self) -> usize {
         match self {
             StateSpec::Attention(spec) => spec.shifts() * spec.width(),
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_query_head_has_a_gate_and_every_key_head_keys_and_values() {
+    fn sizes_count_gates_per_query_head() {
         let spec = AttentionStateSpec {
             heads: 4,
             kv_heads: 2,

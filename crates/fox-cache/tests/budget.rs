@@ -1,4 +1,4 @@
-//! The budget's promise: whoever was admitted can run to the end, and the limit is never exceeded.
+//! The budget: admitted sequences can run to the end, and the limit is never exceeded.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 mod common;
@@ -34,7 +34,7 @@ impl Running {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn the_limit_is_never_exceeded(
+    fn limit_is_never_exceeded(
         // Tokens, and whether a kept state is continued.
         wanted in prop::collection::vec((1usize..600, prop::bool::ANY), 1..12),
         window in prop::option::of(30usize..200),
@@ -53,7 +53,7 @@ proptest! {
                 let demand = running.iter().map(|r: &Running| r.outstanding(&budget));
                 let worst = budget.cost().worst_case(tokens);
                 if !budget.make_room(demand, worst, || kept.pop().is_some()) {
-                    // Nobody runs and nothing is kept: it would never fit.
+                    // With nothing running and nothing cached it can never fit.
                     if running.is_empty() {
                         prop_assert!(worst > budget.limit());
                         wanted.next();
@@ -91,7 +91,7 @@ proptest! {
 }
 
 #[test]
-fn heads_that_have_forgotten_may_still_fill_a_window() {
+fn window_bounds_outstanding_pages() {
     // The first head drops its pages at once, the others keep those of the window.
     let toy = toy(vec![attention(4, 4, true, Some(128))]);
     let cost = SequenceCost::new(toy.specs.clone(), STEP, &toy.device);

@@ -22,7 +22,7 @@ fn pages_of(case: &PagedCase, sequence: &PagedSequence, device: &Device) -> Laye
 }
 
 #[test]
-fn what_is_dropped_has_at_most_its_share() {
+fn evicted_keys_have_at_most_the_tolerance() {
     let cpu = fox_cpu::device();
     let (mut dropped, log_tolerance) = (0, -5.0f64);
     for seed in 100..200 {
@@ -100,7 +100,7 @@ fn shared_pages_are_copied_before_they_are_written() {
 }
 
 #[test]
-fn a_page_that_another_sequence_reads_is_not_written() {
+fn shared_pages_are_not_written() {
     let device = Device::naive();
     let meter = CacheMeter::default();
     let shape = PageShape { kv_heads: 1, head_dim: 8, group: 0 };
@@ -115,7 +115,7 @@ fn a_page_that_another_sequence_reads_is_not_written() {
 }
 
 #[test]
-fn pages_that_nobody_holds_are_used_again_where_memory_is_slow() {
+fn free_pages_are_reused() {
     let shape = PageShape { kv_heads: 2, head_dim: 8, group: 1 };
     for (device, again) in
         [(Device::new(Naive::with_optional_ops()), true), (Device::naive(), false)]

@@ -36,7 +36,7 @@ fn run(toy: &Toy) -> Cache {
 }
 
 #[test]
-fn a_step_downloads_once_whatever_the_number_of_layers() {
+fn step_downloads_once() {
     for layers in [1, 2, 7] {
         let specs = (0..layers).map(|_| attention(4, 2, true, None)).collect();
         let toy = toy(specs, Device::naive());
@@ -50,7 +50,7 @@ fn a_step_downloads_once_whatever_the_number_of_layers() {
 }
 
 #[test]
-fn gates_read_at_the_end_of_a_step_give_the_sums_of_gates_read_inside() {
+fn sums_agree_between_devices() {
     // The oracle keeps gates in pages, the CPU does not.
     let (late, early) = (toy(mixed(), Device::naive()), toy(mixed(), fox_cpu::device()));
     let (mut a, mut b) = (run(&late), run(&early));
@@ -69,7 +69,7 @@ fn gates_read_at_the_end_of_a_step_give_the_sums_of_gates_read_inside() {
 }
 
 #[test]
-fn a_slot_evicts_the_pages_that_a_cache_evicts() {
+fn slot_evicts_like_a_cache() {
     let specs = vec![attention(4, 2, true, None), attention(4, 2, false, Some(90))];
     let toy = toy(specs, Device::naive());
     let mut cache = toy.cache();
@@ -100,7 +100,7 @@ fn a_slot_evicts_the_pages_that_a_cache_evicts() {
 }
 
 #[test]
-fn a_slot_takes_one_paged_sequence() {
+fn slot_rejects_batches_and_contiguous_caches() {
     let toy = toy(vec![attention(4, 2, true, None)], Device::naive());
     let error = |cache: Cache| SlotSequence::new(cache).unwrap_err().to_string();
     let two = Cache::join(vec![toy.cache(), toy.cache()]).unwrap();
@@ -111,7 +111,7 @@ fn a_slot_takes_one_paged_sequence() {
 }
 
 #[test]
-fn a_step_that_did_not_end_leaves_nothing() {
+fn unfinished_step_changes_nothing() {
     for device in [Device::naive(), fox_cpu::device()] {
         let toy = toy(mixed(), device);
         let mut calm = run(&toy);
@@ -132,7 +132,7 @@ fn a_step_that_did_not_end_leaves_nothing() {
 }
 
 #[test]
-fn a_download_that_fails_changes_nothing() {
+fn failed_commit_changes_nothing() {
     let toy = toy(vec![attention(4, 2, true, None)], Device::naive());
     let (mut calm, mut disturbed) = (toy.cache(), toy.cache());
     for cache in [&mut calm, &mut disturbed] {
@@ -149,7 +149,7 @@ fn a_download_that_fails_changes_nothing() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_in_words() {
+fn rejects_mismatched_states() {
     let toy = toy(mixed(), Device::naive());
     let device = &toy.device;
     let words = |error: fox_cache::Error| error.to_string();
@@ -169,7 +169,7 @@ fn what_does_not_fit_is_refused_in_words() {
 }
 
 #[test]
-fn usage_is_what_the_meter_counts() {
+fn usage_equals_the_meter() {
     let toy = toy(mixed(), fox_cpu::device());
     let cache = run(&toy);
     let usage: Vec<_> = (0..3).map(|b| cache.usage(b)).collect();

@@ -68,7 +68,7 @@ fn from_the_weights_of_norms() {
 #[test]
 fn from_projections_with_biases_behind_a_norm() {
     let mut rng = Rng::new(3);
-    // One strong direction per head, of a strength of its own, so that the Schatten norm is the largest
+    // One strong direction per head, of individual strength, so that the Schatten norm is the largest
     // singular value to a part in 10,000.
     let mut projection = |strengths: &[f64]| -> Vec<f64> {
         let mut weight = Vec::new();

@@ -1,24 +1,23 @@
-//! Which parts of the blocks that came from the driver are free.
+//! Free ranges of the blocks from the driver: a best-fit allocator.
 //!
-//! A request gets the smallest free range that holds it, and the rest of the range stays free; ranges that
-//! come back merge with their free neighbours. So memory that one step used for large activations serves
-//! for many small gradients a little later, and for activations again in the next step.
+//! A request gets the smallest free range that holds it, and the rest stays free; freed ranges merge with free
+//! neighbours. So memory of large activations serves for many small gradients later in the same step.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Ranges of device addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
-    /// Blocks from the driver: where they begin and their bytes.
+    /// Blocks from the driver: start and bytes.
     blocks: BTreeMap<u64, usize>,
-    /// Free ranges: where they begin and their bytes. No two of a block touch.
+    /// Free ranges: start and bytes. No two of a block touch.
     free: BTreeMap<u64, usize>,
-    /// The same as (bytes, beginning).
+    /// Free ranges as (bytes, start).
     by_size: BTreeSet<(usize, u64)>,
 }
 
 impl Arena {
-    /// A free range of `bytes`, if there is one: taken.
+    /// Allocates `bytes`, if a free range holds them.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<u64> {
         let &(size, begin) = self.by_size.range((bytes, 0)..).next()?;
         self.forget(begin, size);
@@ -28,7 +27,7 @@ impl Arena {
         Some(begin)
     }
 
-    /// Gives back what [`Arena::take`] gave out.
+    /// Frees a range of [`Arena::take`].
     pub(crate) fn put(&mut self, begin: u64, bytes: usize) {
         let (mut begin, mut bytes) = (begin, bytes);
         if let Some((&before, &size)) = self.free.range(..begin).next_back()
@@ -48,13 +47,13 @@ impl Arena {
         self.note(begin, bytes);
     }
 
-    /// A new block from the driver, all free.
+    /// Adds a free block from the driver.
     pub(crate) fn add_block(&mut self, begin: u64, bytes: usize) {
         self.blocks.insert(begin, bytes);
         self.note(begin, bytes);
     }
 
-    /// Removes the blocks that are entirely free and returns them.
+    /// Removes and returns the blocks that are entirely free.
     pub(crate) fn remove_unused(&mut self) -> Vec<(u64, usize)> {
         let whole = |(begin, bytes): (&u64, &usize)| {
             (self.free.get(begin) == Some(bytes)).then_some((*begin, *bytes))
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_cut_and_merge_again() {
+    fn ranges_split_and_merge() {
         let mut arena = Arena::default();
         assert_eq!(arena.take(10), None);
         // Two blocks that happen to touch stay two.
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_out_never_overlaps_and_all_comes_back() {
+    fn allocations_never_overlap() {
         let (mut arena, mut rng) = (Arena::default(), Rng::new(3));
         for block in 0..4u64 {
             arena.add_block(block << 20, 1 << 20);

@@ -1,8 +1,7 @@
-//! CUDA C++ to machine code, at run time and once per machine.
+//! Run-time compilation of CUDA C++ with NVRTC, cached on disk.
 //!
-//! A kernel is one `.cu` file and a list of `-D` options that fix its shape. The result is
-//! kept in the user's cache folder, under a name that hashes the sources, the options, the
-//! architecture and the compiler's version.
+//! A kernel is a `.cu` file and a list of `-D` options. The result is stored in the user's cache folder under a hash of
+//! sources, options, architecture and compiler version.
 
 use std::ffi::{CStr, CString, c_char};
 use std::path::{Path, PathBuf};
@@ -14,16 +13,16 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 
 use crate::{Error, Result, Source};
 
-/// Machine code and the compiler's report about it.
+/// Machine code and the compiler's log.
 #[derive(Debug)]
 pub struct Compiled {
     /// The machine code.
     pub cubin: Vec<u8>,
-    /// Registers, spills and warnings, as the assembler words them.
+    /// Registers, spills and warnings, as ptxas prints them.
     pub log: String,
 }
 
-/// Whether the run-time compiler can be opened.
+/// Whether the NVRTC library can be loaded.
 pub fn nvrtc_is_present() -> bool {
     // SAFETY: opening a shared library runs its initialisers; NVRTC's have no requirements.
     unsafe { nvrtc::is_culib_present() }
@@ -54,8 +53,8 @@ pub fn compile(source: Source, architecture: &str, defines: &[String]) -> Result
     program.compile(architecture, &options)
 }
 
-/// Makes kernels that compute-sanitizer can follow: line numbers, barriers on which every reader arrives for itself
-/// (`tma.cuh`), waits for all copies rather than for some (`mma.cuh`). The arithmetic is the same.
+/// Builds kernels for compute-sanitizer's racecheck: line numbers, barriers on which every reader arrives (`tma.cuh`),
+/// waits for all copies instead of some (`mma.cuh`). The arithmetic is the same.
 const RACECHECK: &str = "RACECHECK=1";
 
 struct Program {
@@ -107,7 +106,7 @@ impl Program {
             });
         }
         let mut size = 0;
-        // SAFETY: the handle is live and `size` is a valid place to write.
+        // SAFETY: the handle is live and `size` is valid for writes.
         check(unsafe { nvrtc::nvrtcGetCUBINSize(self.handle, &mut size) }, "nvrtcGetCUBINSize")?;
         let mut cubin = vec![0u8; size];
         // SAFETY: the buffer has the size that the call above gave.
@@ -118,7 +117,7 @@ impl Program {
 
     fn log(&self) -> String {
         let mut size = 0;
-        // SAFETY: the handle is live and `size` is a valid place to write.
+        // SAFETY: the handle is live and `size` is valid for writes.
         unsafe { nvrtc::nvrtcGetProgramLogSize(self.handle, &mut size) };
         let mut log = vec![0u8; size.max(1)];
         // SAFETY: the buffer has the size that the call above gave.
@@ -145,9 +144,8 @@ fn check(status: nvrtc::nvrtcResult, call: &str) -> Result<()> {
     Err(Error::driver(call, format!("{status:?}")))
 }
 
-/// Machine code from the cache, or compiled now and put there. A cache that cannot be read or
-/// written costs time, never correctness. With the environment variable `FOX_RACECHECK=1`, the code is the variant for
-/// `compute-sanitizer --tool racecheck`.
+/// Machine code from the disk cache, or compiled and stored there. An unusable cache costs time, never correctness. The
+/// environment variable `FOX_RACECHECK=1` selects the variant for `compute-sanitizer --tool racecheck`.
 pub(crate) fn compile_cached(
     source: Source,
     architecture: &str,
@@ -179,7 +177,7 @@ fn cache_name(source: Source, architecture: &str, defines: &[String]) -> String 
     let mut key = String::new();
     let (mut major, mut minor) = (0, 0);
     if nvrtc_is_present() {
-        // SAFETY: both are valid places to write.
+        // SAFETY: both are valid for writes.
         unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) };
     }
     for part in [&format!("{major}.{minor}"), architecture, source.name, source.text] {
@@ -197,7 +195,7 @@ fn cache_name(source: Source, architecture: &str, defines: &[String]) -> String 
     format!("{}-{:032x}.cubin", source.name, XxHash3_128::oneshot(key.as_bytes()))
 }
 
-/// A cached file ends with a checksum, so that a torn one is compiled again.
+/// A cached file ends with a checksum, so that a truncated one is recompiled.
 fn read_cached(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = std::fs::read(path).ok()?;
     let body = bytes.len().checked_sub(8)?;
@@ -220,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn torn_cache_files_are_not_used() {
+    fn rejects_damaged_cache_files() {
         let path =
             std::env::temp_dir().join(format!("fox-cache-test-{}.cubin", std::process::id()));
         write_cached(&path, b"machine code").unwrap();
@@ -235,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_names_depend_on_everything() {
+    fn cache_name_depends_on_all_inputs() {
         let source = Source { name: "probe", text: "", headers: &[], params: &[] };
         let name =
             |source, arch: &str, define: &str| cache_name(source, arch, &[define.to_owned()]);

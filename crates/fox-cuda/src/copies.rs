@@ -1,4 +1,4 @@
-//! Values between host and device, and from one place of the device to another.
+//! Copies between host and device, and within the device.
 
 use std::ptr;
 use std::sync::PoisonError;
@@ -8,7 +8,7 @@ use cudarc::driver::result;
 use crate::pool::{Buffer, Element};
 use crate::{Error, Gpu, Result};
 
-/// Downloads up to this size go through page-locked memory.
+/// Bytes of the page-locked staging buffer; smaller downloads go through it.
 const STAGING: usize = 4 << 20;
 
 /// Page-locked memory, allocated when it is first needed.
@@ -45,7 +45,7 @@ impl Drop for Staging {
 }
 
 impl Gpu {
-    /// Host values to the device.
+    /// Copies host values to a new buffer.
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
         let buffer = self.alloc(values.len())?;
         // SAFETY: the buffer has room for all the values; copies from pageable memory return only
@@ -55,7 +55,7 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Host values to a device address.
+    /// Copies host values to a device address.
     ///
     /// # Safety
     /// The range must belong to a live buffer of this GPU.
@@ -66,14 +66,14 @@ impl Gpu {
             .map_err(|e| Error::driver("cuMemcpyHtoDAsync", e))
     }
 
-    /// Values at a device address to the host; waits for the stream.
+    /// Copies values at a device address to the host; waits for the stream.
     ///
     /// # Safety
     /// The range must belong to a live buffer of this GPU.
     pub(crate) unsafe fn read<T: Element>(&self, address: u64, values: &mut [T]) -> Result<()> {
         self.bind()?;
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        // Memory that the device can reach by itself: the copy needs no help from the driver.
+        // Page-locked memory: the device copies without help from the driver.
         let pinned = staging.slice()?;
         for (n, part) in bytemuck::cast_slice_mut::<T, u8>(values).chunks_mut(STAGING).enumerate() {
             let from = address + (n * STAGING) as u64;
@@ -86,14 +86,14 @@ impl Gpu {
         Ok(())
     }
 
-    /// Device values to the host; waits for the stream.
+    /// Copies a buffer to the host; waits for the stream.
     pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); buffer.len()];
         self.download_into(buffer, &mut values)?;
         Ok(values)
     }
 
-    /// The same into memory that is there already, of the buffer's length.
+    /// [`Gpu::download`] into existing memory of the buffer's length.
     pub fn download_into<T: Element>(&self, buffer: &Buffer<T>, values: &mut [T]) -> Result<()> {
         if values.len() != buffer.len() {
             return Err(Error::argument(
@@ -111,7 +111,7 @@ impl Gpu {
                 .map_err(|e| Error::driver("cuMemcpyDtoHAsync", e))?;
             return self.synchronize();
         }
-        // Memory that the device can reach by itself: the copy needs no help from the driver.
+        // Page-locked memory: the device copies without help from the driver.
         let pinned = staging.slice()?;
         // SAFETY: as above; the staging memory is locked until the values were taken out of it.
         unsafe { result::memcpy_dtoh_async(&mut pinned[..bytes], buffer.address(), self.stream()) }
@@ -132,7 +132,7 @@ impl Gpu {
             .map_err(|e| Error::driver("cuMemcpyDtoDAsync", e))
     }
 
-    /// The same values in memory of their own.
+    /// A copy of a buffer.
     pub(crate) fn copy_of<T: Element>(&self, buffer: &Buffer<T>) -> Result<Buffer<T>> {
         let copy = self.alloc(buffer.len())?;
         // SAFETY: both are live and have the same length.

@@ -1,4 +1,4 @@
-//! What can go wrong with a GPU, in words.
+//! Errors of the CUDA backend.
 
 use std::fmt::Display;
 
@@ -27,10 +27,10 @@ pub enum Error {
     Driver {
         /// The call, or the kernel and its shapes.
         call: String,
-        /// The driver's words.
+        /// The driver's message.
         detail: String,
     },
-    /// A kernel does not compile: a bug here, or a compiler that is too old.
+    /// A kernel does not compile: a bug in this crate, or a compiler that is too old.
     #[error("kernel {kernel} does not compile for {architecture}:\n{log}")]
     Compile {
         /// Name of the source file.
@@ -57,7 +57,7 @@ pub enum Error {
         kernel: String,
         /// The parameter.
         field: &'static str,
-        /// What it was to be.
+        /// Its value.
         value: usize,
         /// What it can be.
         most: usize,

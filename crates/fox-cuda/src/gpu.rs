@@ -10,6 +10,7 @@ use cudarc::driver::{result, sys};
 use crate::compile::compile_cached;
 use crate::copies::Staging;
 use crate::generation::{ComputeCapability, Generation};
+use crate::kernel_cache::KernelCache;
 use crate::launch::{Kernel, Module};
 use crate::pool::{Buffer, Element, Pool};
 use crate::source::Source;
@@ -23,7 +24,7 @@ pub struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
-    /// Whether the stream was created here.
+    /// Whether this created the stream and destroys it.
     own_stream: bool,
     capability: ComputeCapability,
     processors: u32,
@@ -31,18 +32,19 @@ pub struct Gpu {
     shared_bytes: usize,
     pool: Arc<Pool>,
     modules: Mutex<HashMap<ModuleKey, Arc<Module>>>,
+    kernels: KernelCache,
     pub(crate) staging: Mutex<Staging>,
     pub(crate) attention: crate::attention::LaunchCache,
 }
 
-// SAFETY: a CUDA context and its streams may be used from any thread that has made the context
-// current, which every method that needs it does; the mutable state is behind mutexes.
+// SAFETY: a CUDA context and its streams may be used from any thread that has made the context current, which every
+// method that needs it does; mutable state is behind mutexes.
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Whether the driver's library can be opened: without it there is no GPU to ask for.
+    /// Whether the driver library can be loaded.
     pub fn driver_is_present() -> bool {
         // SAFETY: opening a shared library runs its initialisers; the driver's have no requirements.
         unsafe { sys::is_culib_present() }
@@ -53,8 +55,7 @@ impl Gpu {
         Self::open(ordinal, None)
     }
 
-    /// Opens GPU number `ordinal` with all work going to a stream of someone else, such as PyTorch's current one; 0
-    /// is the default stream.
+    /// Opens GPU number `ordinal` on an existing CUDA stream, such as PyTorch's current one; 0 is the default stream.
     ///
     /// # Safety
     /// The stream must belong to the GPU's primary context and outlive this.
@@ -62,10 +63,10 @@ impl Gpu {
         Self::open(ordinal, Some(ptr::with_exposed_provenance_mut(stream as usize)))
     }
 
-    /// `len` elements of someone else, in place.
+    /// A buffer over `len` elements of foreign memory.
     ///
     /// # Safety
-    /// They must lie on this GPU, and stay while the buffer and the work queued on it live.
+    /// The elements must lie on this GPU and stay valid while the buffer and the work queued on it live.
     pub unsafe fn borrow<T: Element>(&self, address: u64, len: usize) -> Buffer<T> {
         // SAFETY: the caller's promise.
         unsafe { Buffer::lent(&self.pool, address, len) }
@@ -116,12 +117,13 @@ impl Gpu {
             shared_bytes: shared.unsigned_abs() as usize,
             pool: Arc::new(Pool::new(stream)),
             modules: Mutex::default(),
+            kernels: KernelCache::default(),
             staging: Mutex::default(),
             attention: crate::attention::LaunchCache::default(),
         })
     }
 
-    /// The vendor's name for it.
+    /// The product name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -131,7 +133,7 @@ impl Gpu {
         self.capability.generation()
     }
 
-    /// Shared memory that a thread block can have, in bytes.
+    /// Shared memory per thread block, in bytes.
     pub fn shared_bytes(&self) -> usize {
         self.shared_bytes
     }
@@ -151,19 +153,18 @@ impl Gpu {
         self.pool.stats()
     }
 
-    /// Bytes that the driver can still give.
+    /// Free device memory in bytes, as the driver reports it.
     pub fn free_memory(&self) -> Result<usize> {
         self.bind()?;
         result::mem_get_info().map(|(free, _)| free).map_err(|e| Error::driver("cuMemGetInfo", e))
     }
 
-    /// Lets the peak of [`Gpu::memory`] start again from what is in use now.
+    /// Resets the peak of [`Gpu::memory`] to the current use.
     pub fn reset_peak(&self) {
         self.pool.reset_peak();
     }
 
-    /// Fills every buffer with NaN bits when it is handed out, so that reads of what was not written
-    /// show. For tests.
+    /// Fills every new buffer with NaN bits, so that tests notice reads of uninitialized memory.
     pub fn poison(&self, on: bool) {
         self.pool.poison(on);
     }
@@ -176,7 +177,7 @@ impl Gpu {
         self.device
     }
 
-    /// Makes this GPU the current one of the calling thread.
+    /// Makes this GPU's context current in the calling thread.
     pub(crate) fn bind(&self) -> Result<()> {
         bind(self.context)
     }
@@ -205,16 +206,16 @@ impl Gpu {
         buffer.set_bytes(0)
     }
 
-    /// Whether work is being recorded as a graph instead of being done; also when the driver cannot say.
+    /// Whether the stream is being captured as a graph; true if the driver cannot report it.
     pub(crate) fn is_capturing(&self) -> bool {
         use sys::CUstreamCaptureStatus as Status;
         let mut status = Status::CU_STREAM_CAPTURE_STATUS_ACTIVE;
-        // SAFETY: the stream lives as long as `self`, and `status` is a valid place to write.
+        // SAFETY: the stream lives as long as `self`, and `status` is valid for writes.
         let outcome = unsafe { sys::cuStreamIsCapturing(self.stream, &mut status) };
         outcome.result().is_err() || status != Status::CU_STREAM_CAPTURE_STATUS_NONE
     }
 
-    /// Waits for everything that was asked for so far.
+    /// Waits for all queued work.
     pub fn synchronize(&self) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream lives as long as `self`.
@@ -222,12 +223,26 @@ impl Gpu {
             .map_err(|e| Error::driver("cuStreamSynchronize", e))
     }
 
+    /// The function `entry` of `source` for launches on this GPU's stream, from the cache; `defines` are those of the
+    /// variant.
+    pub(crate) fn cached_kernel<K: PartialEq + Send + Sync + 'static>(
+        &self,
+        source: Source,
+        entry: &'static str,
+        variant: K,
+        defines: impl FnOnce(&K) -> Vec<String>,
+    ) -> Result<Arc<Kernel>> {
+        self.bind()?;
+        let compile = |variant: &K| self.kernel(source, &defines(variant), entry);
+        self.kernels.get(source, entry, variant, compile)
+    }
+
     /// The function `entry` of `source`, compiled with `defines`; compiled and loaded once.
     pub(crate) fn kernel(&self, source: Source, defines: &[String], entry: &str) -> Result<Kernel> {
         self.kernel_on(self.stream, source, defines, entry)
     }
 
-    /// The same for launches on another stream of this GPU.
+    /// [`Gpu::kernel`] for launches on another stream of this GPU.
     pub(crate) fn kernel_on(
         &self,
         stream: sys::CUstream,
@@ -267,6 +282,7 @@ impl Drop for Gpu {
         // Errors in a destructor cannot be reported.
         let _ = self.synchronize();
         self.attention.clear();
+        self.kernels.clear();
         if let Ok(mut modules) = self.modules.lock() {
             modules.clear();
         }
@@ -295,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_driver_gets_a_sentence() {
+    fn missing_driver_error_names_the_remedy() {
         if Gpu::driver_is_present() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Loaded machine code and checked launches.
+//! Loaded modules and checked kernel launches.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use crate::params::{Held, KernelParams};
+use crate::params::{DriverParam, KernelParams};
 use crate::{Error, Result};
 
-/// Shared memory that a launch gets without asking the driver first.
+/// Shared memory that a launch may use without setting a function attribute.
 const FREE_SHARED_BYTES: usize = 48 * 1024;
 
-/// A function of a module, and what the driver was told about it.
+/// A function of a module.
 struct Function {
     handle: sys::CUfunction,
-    /// Dynamic shared memory that its launches may have, in bytes.
+    /// Dynamic shared memory in bytes that the driver allows its launches.
     allowed: Mutex<usize>,
 }
 
@@ -37,7 +37,7 @@ unsafe impl Sync for Module {}
 
 impl Module {
     pub(crate) fn load(name: &'static str, cubin: &[u8]) -> Result<Self> {
-        // SAFETY: `cubin` is a complete image made by the compiler (or checked by its hash).
+        // SAFETY: `cubin` is a complete image from the compiler, or from the disk cache, whose checksum was verified.
         let handle = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
             .map_err(|e| Error::driver(format!("loading kernel {name}"), e))?;
         Ok(Module { name, handle, functions: Mutex::default() })
@@ -79,7 +79,7 @@ impl Drop for Module {
     }
 }
 
-/// A function on the GPU.
+/// A kernel, launched on one CUDA stream.
 pub(crate) struct Kernel {
     function: Arc<Function>,
     stream: sys::CUstream,
@@ -104,7 +104,7 @@ impl Kernel {
     }
 }
 
-/// Thread blocks, their threads and their dynamic shared memory in bytes.
+/// Grid, threads per block and dynamic shared memory in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     grid: [usize; 3],
@@ -113,7 +113,7 @@ struct Size {
 }
 
 impl Size {
-    /// Checks everything against the limits of all GPUs; the driver has further ones.
+    /// Checks the limits common to all GPUs; the driver checks further ones.
     fn check(&self, kernel: &str) -> Result<()> {
         let [x, y, z] = self.grid;
         let limits = [
@@ -132,13 +132,13 @@ impl Size {
     }
 }
 
-/// A launch being put together.
+/// A launch under construction.
 pub(crate) struct Launch<'a> {
     kernel: &'a Kernel,
     size: Size,
     overlapping: bool,
-    /// What the driver copies, in the order of the kernel's parameters.
-    params: Vec<Held>,
+    /// Parameters in the order of the kernel's declaration.
+    params: Vec<DriverParam>,
 }
 
 impl Launch<'_> {
@@ -148,30 +148,30 @@ impl Launch<'_> {
         self
     }
 
-    /// Whether it may begin before the launch in front of it has ended. The kernel must then wait by itself
-    /// before it touches what others write.
+    /// Whether it may start before its predecessor has ended (programmatic dependent launch). The kernel must then wait
+    /// before it touches memory that predecessors write.
     pub(crate) fn overlapping(mut self, on: bool) -> Self {
         self.overlapping = on;
         self
     }
 
-    /// The next parameters; an error where a number among them does not fit.
+    /// Appends parameters; an error if a number does not fit.
     pub(crate) fn params<P: KernelParams>(mut self, params: P) -> Result<Self> {
         params.hold_all(&self.kernel.entry, &mut self.params)?;
         Ok(self)
     }
 
-    /// The next parameter as it is: one that the driver itself has described.
+    /// Appends a driver-defined parameter, such as a tensor map.
     pub(crate) fn opaque<T: Copy + 'static>(mut self, value: T) -> Self {
-        self.params.push(Held::Value(Box::new(value)));
+        self.params.push(DriverParam::Value(Box::new(value)));
         self
     }
 
-    /// Runs it. `shapes` describes the operands for the error message.
+    /// Launches the kernel. `shapes` describes the operands for error messages.
     ///
     /// # Safety
-    /// The parameters must be those of the kernel, in order, and every address among them must
-    /// belong to live buffers of the sizes that the kernel expects.
+    /// The parameters must be those of the kernel, in order, and every address among them must belong to a live buffer of
+    /// the size that the kernel expects.
     pub(crate) unsafe fn run(self, shapes: impl FnOnce() -> String) -> Result<()> {
         self.size.check(&self.kernel.entry)?;
         if self.size.grid.contains(&0) {
@@ -224,7 +224,7 @@ impl Launch<'_> {
         .result()
     }
 
-    /// Asks the driver for the shared memory, unless a launch of this function has had as much.
+    /// Raises the driver's limit of dynamic shared memory for this function if needed.
     fn allow_shared(&self) -> std::result::Result<(), cudarc::driver::DriverError> {
         let Function { handle, ref allowed } = *self.kernel.function;
         let mut allowed = allowed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_launch_beyond_the_limits_names_kernel_and_value() {
+    fn rejects_launches_beyond_the_limits() {
         let fits = Size { grid: [i32::MAX as usize, 65535, 65535], block: 1024, shared: 227 << 10 };
         assert!(fits.check("probe").is_ok());
         let message = |size: Size| size.check("probe").map_err(|e| e.to_string()).unwrap_err();

@@ -1,4 +1,4 @@
-//! The CUDA backend: NVIDIA GPUs from Ampere on, with kernels of their own for Hopper.
+//! The CUDA backend: NVIDIA GPUs since Ampere, with special kernels for Hopper.
 //!
 //! Nothing of CUDA is needed to build this crate or to start a program that contains it: the driver,
 //! NVRTC and cuBLASLt are opened when a [`Gpu`] is asked for, NCCL when it is connected with others, and a missing
@@ -34,12 +34,13 @@ mod copies;
 mod error;
 mod generation;
 mod gpu;
+mod kernel_cache;
 mod launch;
+mod lru;
 mod nccl;
 mod ops;
 mod params;
 mod pool;
-mod recent;
 mod source;
 mod timer;
 

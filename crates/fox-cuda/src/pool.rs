@@ -1,7 +1,7 @@
-//! Device memory that is kept for reuse.
+//! A caching allocator for device memory.
 //!
-//! All work goes to one stream, so a buffer that was dropped may be handed out again at once: whatever
-//! still runs on it comes earlier in the stream.
+//! All work goes to one stream, so a dropped buffer may be reused at once: pending work on it comes earlier in the
+//! stream.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use fox_tensor::MemoryStats;
 use crate::arena::Arena;
 use crate::{Error, Result};
 
-/// What a buffer may hold: plain bits, of which all patterns are values.
+/// Elements of a buffer: plain data for which every bit pattern is valid.
 pub trait Element: bytemuck::AnyBitPattern + bytemuck::NoUninit {}
 impl<T: bytemuck::AnyBitPattern + bytemuck::NoUninit> Element for T {}
 
@@ -28,15 +28,15 @@ impl Float for half::bf16 {
     const WIDE: bool = false;
 }
 
-/// Requests are rounded up to this, which is also the alignment that tensor maps need.
+/// Granularity of requests in bytes, and the alignment that tensor maps need.
 const UNIT: usize = 512;
-/// Requests up to this live apart from the others, which they would cut in pieces.
+/// Largest small request; small requests have a separate arena, so that they do not fragment the other.
 const SMALL: usize = 1 << 20;
-/// What the driver gives is rounded up to this.
+/// Granularity of driver allocations.
 const PAGE: usize = 2 << 20;
-/// Requests from this on get a block from the driver of their own, so that nothing is left over.
+/// Smallest request that gets a dedicated driver allocation.
 const LARGE: usize = 32 << 20;
-/// Blocks from the driver for small requests and for those in between.
+/// Sizes of driver allocations for small and medium requests.
 const SMALL_BLOCK: usize = 8 << 20;
 const BLOCK: usize = 64 << 20;
 
@@ -121,7 +121,7 @@ impl Pool {
             _ => bytes,
         };
         self.take_of_block(bytes, block.next_multiple_of(PAGE)).or_else(|_| {
-            // No more than needed, and what nobody uses goes back first.
+            // Releases unused blocks and asks for no more than needed.
             self.release_free();
             self.take_of_block(bytes, bytes.next_multiple_of(PAGE))
         })
@@ -144,7 +144,7 @@ impl Pool {
         arena.take(bytes).ok_or(full)
     }
 
-    /// Gives what is not in use back to the driver.
+    /// Returns unused blocks to the driver.
     pub(crate) fn release_free(&self) {
         let mut state = self.state();
         let mut unused = state.small.remove_unused();
@@ -163,22 +163,22 @@ pub struct Buffer<T> {
     bytes: usize,
     len: usize,
     pool: Arc<Pool>,
-    /// Whether the memory is someone else's, who keeps it while this lives.
+    /// Whether the memory is foreign and not returned to the pool.
     lent: bool,
     element: PhantomData<T>,
 }
 
 impl<T> Buffer<T> {
-    /// `len` elements of someone else.
+    /// A buffer over `len` elements of foreign memory.
     ///
     /// # Safety
-    /// They must lie on the pool's GPU, and stay while the buffer and the work queued on it live.
+    /// The elements must lie on the pool's GPU and stay valid while the buffer and the work queued on it live.
     pub(crate) unsafe fn lent(pool: &Arc<Pool>, address: u64, len: usize) -> Self {
         let (bytes, pool) = (len * size_of::<T>(), Arc::clone(pool));
         Buffer { address, bytes, len, pool, lent: true, element: PhantomData }
     }
 
-    /// Where it lies on the device.
+    /// The device address.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_rounded_up_to_the_alignment() {
+    fn sizes_are_rounded_up() {
         assert_eq!([rounded(0), rounded(512), rounded(513)], [512, 512, 1024]);
     }
 }

@@ -2,19 +2,19 @@
 
 use crate::params::{Declaration, constants_header, header};
 
-/// A kernel source of this crate: a `.cu` file, its headers and the structs of its parameters.
+/// A kernel source: a `.cu` file, its headers and the structs of its parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
-    /// File name without folder and extension; no two sources have the same.
+    /// File name without folder and extension, unique among sources.
     pub name: &'static str,
     pub(crate) text: &'static str,
-    /// Headers of the op's own, name and text.
+    /// Headers of the op, name and text.
     pub(crate) headers: &'static [(&'static str, &'static str)],
-    /// What the source sees as `params.cuh`.
+    /// The contents of `params.cuh`.
     pub(crate) params: &'static [Declaration],
 }
 
-// A source is its name: comparing texts at every launch would cost as much as the launch.
+// Compared by name: comparing texts at every launch would cost as much as the launch.
 impl PartialEq for Source {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
@@ -62,8 +62,8 @@ const SHARED: &[(&str, &str)] = shared!(
 );
 
 impl Source {
-    /// The texts of some sources and of all that they can include, by file name; `params.cuh` has the parameters of all
-    /// of them. For tests that compile them otherwise.
+    /// The texts of sources and of all their includes, by file name, with one `params.cuh` for all of them: for tests that
+    /// compile them for the host.
     pub fn files(sources: &[Source]) -> Vec<(String, String)> {
         let mut params: Vec<Declaration> = Vec::new();
         let mut files = Vec::new();
@@ -81,7 +81,7 @@ impl Source {
         files
     }
 
-    /// All that the source can include, name and text.
+    /// All headers that the source may include, name and text.
     pub(crate) fn headers(&self) -> Vec<(&'static str, String)> {
         let files = SHARED.iter().chain(self.headers);
         let mut all: Vec<_> = files.map(|&(name, text)| (name, text.to_owned())).collect();

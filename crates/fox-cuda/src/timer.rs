@@ -1,10 +1,10 @@
-//! Times of work on the GPU, by events in its stream.
+//! CUDA events: ordering of streams and elapsed time.
 
 use cudarc::driver::{result, sys};
 
 use crate::{Error, Gpu, Result};
 
-/// A point in the stream.
+/// A recorded position in a CUDA stream.
 pub(crate) struct Event(sys::CUevent);
 
 // SAFETY: an event may be asked from any thread.
@@ -15,24 +15,24 @@ impl Event {
         Event::record_on(gpu.stream())
     }
 
-    /// The same in another stream of the current GPU.
+    /// Records an event in a stream of the current GPU.
     pub(crate) fn record_on(stream: sys::CUstream) -> Result<Self> {
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
             .map_err(|e| Error::driver("cuEventCreate", e))?;
         let event = Event(event);
-        event.again(stream)?;
+        event.rerecord(stream)?;
         Ok(event)
     }
 
-    /// Moves it to where the stream is now.
-    pub(crate) fn again(&self, stream: sys::CUstream) -> Result<()> {
+    /// Records the event again, at the stream's current position.
+    pub(crate) fn rerecord(&self, stream: sys::CUstream) -> Result<()> {
         // SAFETY: event and stream are live.
         unsafe { result::event::record(self.0, stream) }
             .map_err(|e| Error::driver("cuEventRecord", e))
     }
 
-    /// Lets a stream wait until this point is reached.
-    pub(crate) fn hold_up(&self, stream: sys::CUstream) -> Result<()> {
+    /// Makes a stream wait for the event.
+    pub(crate) fn make_wait(&self, stream: sys::CUstream) -> Result<()> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: event and stream are live.
         unsafe { result::stream::wait_event(stream, self.0, flags) }

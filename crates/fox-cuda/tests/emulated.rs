@@ -67,8 +67,8 @@ fn run(program: &str, sources: &[&str], variants: &[impl AsRef<str>]) -> Vec<Str
 }
 
 #[test]
-fn matmuls_match_reference_and_have_equal_bits() {
-    // The same runs of columns give the same bits.
+fn matmuls_are_batch_invariant() {
+    // Equal K splits give equal bits.
     let odd = "WIDTHS=32,96,1056";
     // Hopper's products take 64 columns at once.
     let (four, eight) = ("WIDTHS=256,512,1536", "WIDTHS=512,1024,1536");
@@ -177,6 +177,6 @@ fn heads_attention_and_norms_match_reference() {
 }
 
 #[test]
-fn sampling_matches_sorted_vocabulary() {
+fn samples_equal_those_of_a_sorted_vocabulary() {
     run("sample", &["decode_sample"], &[""]);
 }

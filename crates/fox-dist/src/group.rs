@@ -1,4 +1,4 @@
-//! The ranks of a run, and what they say to each other.
+//! A process group and its collectives.
 
 use std::fmt::Display;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,7 +12,7 @@ use crate::link::Link;
 use crate::rendezvous::{Connections, Rendezvous};
 use crate::{Error, Placement, Result};
 
-/// The ranks that work together. All of them call the same methods in the same order.
+/// A process group. All ranks call the same collectives in the same order.
 #[derive(Debug)]
 pub struct Group {
     rank: usize,
@@ -31,13 +31,13 @@ struct Links {
 }
 
 impl Group {
-    /// A process without others.
+    /// The group of a single process.
     pub fn alone() -> Group {
         let (links, device) = (Mutex::default(), OnceLock::new());
         Group { rank: 0, size: 1, links, heartbeat: None, device }
     }
 
-    /// Meets the other ranks.
+    /// Runs the rendezvous with the other ranks.
     ///
     /// # Errors
     /// Ranks that do not come in time, or that run something else; an address that cannot be used.
@@ -76,7 +76,7 @@ impl Group {
         self.rank == 0
     }
 
-    /// What every rank gives, in the order of the ranks.
+    /// Bytes of every rank, in rank order.
     pub fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.collective(|links| {
             for other in links.others() {
@@ -88,7 +88,7 @@ impl Group {
         })
     }
 
-    /// What rank `root` gives.
+    /// Bytes of rank `root`.
     pub fn broadcast(&self, root: usize, own: &[u8]) -> Result<Vec<u8>> {
         self.collective(|links| {
             if self.rank != root {
@@ -118,12 +118,12 @@ impl Group {
         self.all_gather(&[]).map(drop)
     }
 
-    /// Whether any rank says yes.
+    /// Logical or over all ranks.
     pub fn any(&self, own: bool) -> Result<bool> {
         Ok(self.all_gather(&[u8::from(own)])?.iter().any(|answer| answer == &[1]))
     }
 
-    /// Refuses to go on when a rank has something else than rank 0, such as other data.
+    /// Fails on all ranks when one has another value than rank 0, such as other data.
     pub fn check_same(&self, own: &str, what: &str, remedy: &str) -> Result<()> {
         let all = self.all_gather(own.as_bytes())?;
         let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
@@ -135,7 +135,7 @@ impl Group {
         )))
     }
 
-    /// Numbers that every rank gives, those of rank 0 first.
+    /// All-gather of f64 values, those of rank 0 first.
     pub fn all_numbers(&self, own: &[f64]) -> Result<Vec<f64>> {
         let bytes: Vec<u8> = own.iter().flat_map(|x| x.to_le_bytes()).collect();
         let number = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap_or_default());
@@ -143,7 +143,7 @@ impl Group {
         Ok(all.iter().flat_map(|part| part.chunks_exact(8).map(number)).collect())
     }
 
-    /// Values that every rank gives, those of rank 0 first.
+    /// All-gather of f32 values, those of rank 0 first.
     pub fn all_values(&self, own: &[f32]) -> Result<Vec<f32>> {
         let all = self.all_gather(bytemuck::cast_slice(own))?;
         let value = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap_or_default());

@@ -1,14 +1,13 @@
-//! Several processes ("ranks") that work on one model.
+//! Process groups: several processes ("ranks") that train or evaluate one model.
 //!
-//! - [`Placement`] reads from the environment which rank this process is: torchrun, mpirun, srun and `fox launch`
-//!   each say it in their own way.
-//! - [`Group::join`] lets the ranks find each other over TCP, within a time limit, and refuses ranks that run something
-//!   else. [`Group::alone`] is the group of a process without others, so that callers need no second way.
+//! - [`Placement`] reads rank and world size from the environment of torchrun, mpirun, srun or `fox launch`.
+//! - [`Group::join`] runs the rendezvous over TCP, within a timeout: ranks are authenticated by a [`Secret`] and compared
+//!   by [`Invariant`]s. [`Group::alone`] is the group of a single process.
 //! - A group exchanges bytes ([`Group::all_gather`], [`Group::broadcast`]) and tensors
 //!   ([`Group::reduce_to_owners`], [`Group::share`]). Sums are made in a fixed order, see [`tree_sum`]. Devices that can
 //!   do it exchange tensors without the host, beside other work: [`Group::connect`], [`Group::begin_reduce`].
-//! - Ranks that share sequences instead of a batch find the earlier rows with each other: [`context`].
-//! - A rank that is killed, hangs or fails ends every wait of the others with one sentence, within
+//! - Context parallelism, where ranks hold chunks of the same sequences: [`context`].
+//! - A rank that is killed, hangs or fails ends every wait of the other ranks with one error, within
 //!   [`HEARTBEAT_TIMEOUT`] and a second.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! A connection to one other rank that carries numbered messages.
+//! A data link to one other rank: numbered messages over TCP.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};

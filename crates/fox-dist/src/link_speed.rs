@@ -1,4 +1,4 @@
-//! How fast the ranks exchange tensors.
+//! Measured bandwidth between ranks.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Tensors from device to device, where the devices can do that: the group then carries only what the host reads.
+//! Device-to-device reduction and broadcast of tensors (NCCL), where the devices support it.
 
 use fox_tensor::{Device, OwnedTensor, PeerOps, RankInfo};
 

@@ -1,4 +1,4 @@
-//! Which rank this process is, as its launcher says.
+//! Rank and world size from the environment of a launcher.
 
 use crate::{Error, Result};
 
@@ -8,7 +8,7 @@ const PORT: u16 = 29_512;
 /// The largest world size: one beyond it is a mistake, and would exhaust the memory.
 const MAX_RANKS: usize = 1 << 16;
 
-/// The place of a process among those that were started together.
+/// Rank, world size and address of rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Number of this process, from 0.

@@ -1,4 +1,4 @@
-//! Tensors between ranks: sums of all, at the rank that owns the parameter, and back to all.
+//! Reduction of tensors to the rank that owns them, and broadcast from it.
 
 use fox_tensor::Tensor;
 

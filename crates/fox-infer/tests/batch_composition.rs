@@ -59,7 +59,7 @@ fn shared_prefixes_are_bit_exact() {
         );
         let mut longer = prompt(1, 70);
         longer[60] += 1;
-        // The same prompt, one that leaves it in the fourth chunk, a beginning of it, and one that goes on where it
+        // The same prompt, one that differs in the fourth chunk, a prefix of it, and one that extends it from where it
         // ended, inside of a chunk.
         let prompts =
             [prompt(1, 70), prompt(1, 70), longer, prompt(1, 48), prompt(1, 70), prompt(1, 90)];

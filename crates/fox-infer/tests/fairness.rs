@@ -65,14 +65,14 @@ fn interleaved_prefill_is_bit_exact() {
         let busy = Engine::start(fixture(name), options).unwrap();
         let request = || Request { echo: true, ..Request::greedy(prompt(3, 333), 20) };
         let want = read(alone.submit(request()).unwrap());
-        for others in [1, 7, 64] {
-            let batch: Vec<_> = (0..others)
+        for count in [1, 7, 64] {
+            let batch: Vec<_> = (0..count)
                 .map(|i| {
                     busy.submit(Request::greedy(prompt(50 + i, 5 + 29 * i % 300), 30)).unwrap()
                 })
                 .collect();
             let got = read(busy.submit(request()).unwrap());
-            assert_eq!((&got.0, &got.1), (&want.0, &want.1), "{name} among {others}");
+            assert_eq!((&got.0, &got.1), (&want.0, &want.1), "{name} among {count}");
             batch.into_iter().for_each(|answer| assert_eq!(read(answer).1.len(), 30));
         }
     }

@@ -80,18 +80,18 @@ fn slots_give_what_gathered_steps_give() {
 }
 
 #[test]
-fn a_request_gives_the_same_bits_alone_and_in_company() {
+fn slot_decoding_is_batch_invariant() {
     let engine = || Engine::start(model("fox_pro"), options(true)).unwrap();
-    let (alone, company) = (engine(), engine());
+    let (alone, batched) = (engine(), engine());
     let answers: Vec<_> =
-        requests().into_iter().map(|r| (company.submit(r.clone()).unwrap(), r)).collect();
+        requests().into_iter().map(|r| (batched.submit(r.clone()).unwrap(), r)).collect();
     for (answer, request) in answers {
         assert_eq!(read(answer).1, read(alone.submit(request).unwrap()).1);
     }
 }
 
 #[test]
-fn pages_are_dropped_at_their_ends_and_change_next_to_nothing() {
+fn eviction_at_page_ends_keeps_the_log_probabilities() {
     let run = |eviction: Eviction, resident: bool| {
         let options = EngineOptions { eviction, ..options(resident) };
         let engine = Engine::start(forgetful(), options).unwrap();
@@ -115,7 +115,7 @@ fn pages_are_dropped_at_their_ends_and_change_next_to_nothing() {
 }
 
 #[test]
-fn a_request_that_is_put_back_continues_with_the_same_bits() {
+fn preempted_request_resumes_bit_exact() {
     let plenty = Engine::start(model("fox_pro"), options(true)).unwrap();
     let page = plenty.model().device().backend().caps().activation_type.size();
     // Two layers of two heads of width 16 with a gate: keys, values, log gates and sums.

@@ -1,4 +1,4 @@
-//! The decode state of a model, and what may be dropped of it.
+//! The decode state of a model and its eviction policy.
 
 use fox_cache::bound::{Source, logit_bounds};
 use fox_cache::{AttentionStateSpec, Cache, PagePolicy, StateSpec};
@@ -19,8 +19,8 @@ impl Model {
         Ok(Cache::paged(self.config().state_specs(), policy, self.device())?)
     }
 
-    /// What paged caches of this model drop: nothing, or what has at most a share of `e^log_tolerance` of
-    /// any later softmax over at most `max_context` keys.
+    /// The eviction policy of this model's paged caches: none, or keys with at most a fraction of `e^log_tolerance` of any
+    /// later softmax over at most `max_context` keys.
     pub fn page_policy(
         &self,
         log_tolerance: Option<f32>,

@@ -77,7 +77,7 @@ fn slots_rotate_by_scaled_and_faded_angles() {
 }
 
 #[test]
-fn slots_agree_with_a_forward_pass_for_every_attention_option() {
+fn slots_match_forward_pass_for_every_option() {
     let mut grouped = ModelConfig::fox_pro(64, 2, 4);
     let mixer = grouped.mixer.forgetting_mut().unwrap();
     (mixer.kv_heads, mixer.window) = (2, Some(90));

@@ -10,7 +10,6 @@ use tokio::sync::Semaphore;
 
 use crate::body::ReceivedBody;
 use crate::chat::Chat;
-use crate::completions::longest_token;
 use crate::error::{ApiError, ApiResult};
 use crate::memory::ByteBudget;
 use crate::metrics::Metrics;
@@ -46,8 +45,6 @@ pub(crate) struct App {
     pub created: u64,
     /// Ids that end a choice.
     pub end_ids: Vec<i32>,
-    /// Upper bound on the bytes of text that a token stands for.
-    pub longest_token: usize,
     pub names: TokenNames,
     pub chat: Chat,
     /// Threads that detokenize and serialize answers.
@@ -85,7 +82,6 @@ impl App {
             inspecting: Arc::new(Semaphore::new(1)),
             small_parsers: Arc::new(Semaphore::new(SMALL_PARSERS)),
             large_parsers: Arc::new(Semaphore::new(LARGE_PARSERS)),
-            longest_token: longest_token(&tokenizer),
             names: TokenNames::new(&tokenizer, config.vocab_size),
             text: TextRuntime::start()?,
             bodies: ByteBudget::new("unfinished bodies", options.body_bytes),

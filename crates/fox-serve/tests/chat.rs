@@ -247,5 +247,5 @@ fn prompt_logprobs_equal_echo() {
     let both = server.complete(&with(&base, json!({ "prompt_logprobs": 0, "echo": true })));
     assert_eq!(both["choices"][0]["prompt_logprobs"].as_array().unwrap().len(), 4);
     let text = both["choices"][0]["text"].as_str().unwrap();
-    assert_eq!(text.matches('\u{1}').count(), 1, "the prompt is told once: {text:?}");
+    assert_eq!(text.matches('\u{1}').count(), 1, "the prompt is echoed once: {text:?}");
 }

@@ -11,7 +11,7 @@ use crate::checkpoint::RunState;
 use crate::cluster::batch_flops;
 use crate::data::RunData;
 use crate::stepper::Stepper;
-use crate::trainer::RATE_LIMIT;
+use crate::trainer::{RATE_LIMIT, ValidatedRun};
 use crate::{Recipe, Result, Updater, memory_check};
 
 /// Seconds of matrix products that a measured step may take, and the number of such steps.
@@ -38,19 +38,17 @@ pub struct DryRun {
 }
 
 /// Makes every check of a run on one process, and a few steps of a part of its batch. Their fastest gives the time of
-/// all steps, in proportion to the arithmetic.
+/// all steps, in proportion to the arithmetic. `complete` is false for a sample of the data.
 ///
 /// # Errors
 /// Those of a run, before it begins.
-pub fn dry_run(recipe: &Recipe, data: &RunData, device: &Device) -> Result<DryRun> {
-    recipe.check_length()?;
-    recipe.check_ranks(1)?;
-    let config = recipe.model_config(data.train.vocab_size())?;
-    recipe.check_tuning(&config)?;
-    recipe.check_context(&config)?;
-    memory_check::check(recipe, &config, device, 1)?;
-    data.loader(recipe)?;
-    data.evaluator(recipe)?;
+pub fn dry_run(recipe: &Recipe, data: &RunData, complete: bool, device: &Device) -> Result<DryRun> {
+    let mut checked = recipe.clone();
+    if !complete {
+        // A sample ends earlier than the data.
+        checked.data.epochs = None;
+    }
+    let ValidatedRun { config, .. } = ValidatedRun::new(&checked, data, device, 1)?;
     if recipe.training.init.is_some() {
         recipe.check_init(&config, data)?;
     }
@@ -130,11 +128,23 @@ mod tests {
     }
 
     #[test]
+    fn rejects_data_that_end_early_unless_they_are_a_sample() {
+        let set = ["data.epochs=1", "data.sequence_length=128", "schedule.warmup_tokens=0"];
+        let recipe = recipe::load("tiny-fox-pro", &set.map(String::from)).unwrap();
+        let train = fox_data::MemoryDataset::new(vec![vec![1; 4096]; 4], 8, 0, "ones");
+        let data = RunData { train: std::sync::Arc::new(train), heldout: None, tokenizer: None };
+        let device = fox_cpu::device();
+        let error = dry_run(&recipe, &data, true, &device).unwrap_err();
+        assert!(matches!(error, crate::Error::DataEnd { .. }), "{error}");
+        dry_run(&recipe, &data, false, &device).unwrap();
+    }
+
+    #[test]
     fn estimated_time_covers_all_steps() {
         let set = ["training.tokens=65536", "schedule.warmup_tokens=0", "data.sequence_length=128"];
         let recipe = recipe::load("tiny-fox-pro", &set.map(String::from)).unwrap();
         let data = RunData::open(&recipe).unwrap();
-        let found = dry_run(&recipe, &data, &fox_cpu::device()).unwrap();
+        let found = dry_run(&recipe, &data, true, &fox_cpu::device()).unwrap();
         let tokens = (recipe.steps() * recipe.tokens_per_step()) as f64;
         assert!((found.seconds * found.tokens_per_second / tokens - 1.0).abs() < 1e-9);
         assert!(found.memory > 16.0 * found.parameters as f64 && found.parameters > 100_000);

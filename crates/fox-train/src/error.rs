@@ -209,6 +209,16 @@ pub enum Error {
         /// Batches there are.
         batches: u64,
     },
+    /// A text that is too short for any recipe.
+    #[error("{} has {tokens} tokens, too few to learn from; give it at least {least} kB of text", path.display())]
+    TooShort {
+        /// The text or its prepared data.
+        path: PathBuf,
+        /// Tokens it has.
+        tokens: u64,
+        /// Kilobytes that are enough.
+        least: u64,
+    },
     /// Held-out data without a document that is long enough.
     #[error(
         "no held-out document has {length} tokens (the longest has {longest}); lower evaluation.length, or set evaluation.sequences to 0 for no evaluation"

@@ -45,6 +45,7 @@ pub mod messages;
 pub mod metrics;
 mod optimizer;
 mod overlapped_reduce;
+pub mod own_text;
 pub mod recipe;
 mod run_folder;
 mod run_spec;

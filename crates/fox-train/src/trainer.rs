@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fox_dist::Group;
-use fox_model::TrainFlops;
-use fox_tensor::WeightFormat;
+use fox_model::{ModelConfig, TrainFlops};
 use fox_tensor::speed::matmul_rate_within;
+use fox_tensor::{Device, WeightFormat};
 
 use crate::checkpoint::{CheckpointStore, Resumed, RunState};
 use crate::data::RunData;
+use crate::evaluate::Evaluator;
 use crate::metrics::MetricsLog;
 use crate::optimizer::Updater;
 use crate::recipe::{Exchange, Weights};
@@ -23,7 +24,29 @@ use crate::stepper::Stepper;
 use crate::summary::Summary;
 use crate::timeline::Timeline;
 use crate::train_loop::{RunFiles, Throughput, TrainLoop, unix_time};
-use crate::{Error, Result, memory_check, tuning};
+use crate::{Error, Recipe, Result, memory_check, tuning};
+
+/// A recipe that was checked against its data, its device and the number of processes. Training and dry runs share the
+/// checks.
+pub(crate) struct ValidatedRun {
+    pub config: ModelConfig,
+    pub stages: Stages,
+    pub evaluator: Option<Evaluator>,
+}
+
+impl ValidatedRun {
+    pub fn new(recipe: &Recipe, data: &RunData, device: &Device, ranks: usize) -> Result<Self> {
+        recipe.check_length()?;
+        recipe.check_ranks(ranks)?;
+        let config = recipe.model_config(data.train.vocab_size())?;
+        recipe.check_tuning(&config)?;
+        recipe.check_context(&config)?;
+        memory_check::check(recipe, &config, device, ranks)?;
+        let stages = Stages::new(data, recipe)?;
+        let evaluator = data.evaluator(recipe)?;
+        Ok(ValidatedRun { config, stages, evaluator })
+    }
+}
 
 /// When the ops of one step ran, in a run folder.
 const TIMELINE: &str = "timeline.json";
@@ -73,15 +96,9 @@ pub fn train_in(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) 
 
 fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result<Outcome> {
     let recipe = &spec.recipe;
-    recipe.check_length()?;
-    recipe.check_ranks(group.size())?;
     let data = RunData::open(recipe)?;
-    let config = recipe.model_config(data.train.vocab_size())?;
-    recipe.check_tuning(&config)?;
-    recipe.check_context(&config)?;
-    memory_check::check(recipe, &config, &spec.device, group.size())?;
-    let stages = Stages::new(&data, recipe)?;
-    let evaluator = data.evaluator(recipe)?;
+    let ValidatedRun { config, stages, evaluator } =
+        ValidatedRun::new(recipe, &data, &spec.device, group.size())?;
     let identity = data.train.identity();
     group.check_same(&identity, "other data", "give all ranks the same --data")?;
     let exchange = match recipe.parallel.exchange {

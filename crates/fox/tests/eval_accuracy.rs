@@ -129,12 +129,12 @@ fn rejects_runs_without_task() {
     let said = with(&["compare", text(&flip)]);
     assert_eq!(
         said,
-        "error: flip was trained on the task flip-flop, which is no text; use `fox eval accuracy`"
+        "error: flip was trained on the task flip-flop, which has no text; use `fox eval accuracy`"
     );
     let said = with(&["eval", "loss", text(&flip)]);
     assert!(
         said.ends_with(
-            "was trained on the task flip-flop, which is no text; use `fox eval accuracy`"
+            "was trained on the task flip-flop, which has no text; use `fox eval accuracy`"
         ),
         "{said}"
     );

@@ -185,35 +185,39 @@ fn bench_decode_prints_the_roofline() {
     assert_eq!(json["single"].as_array().unwrap().len(), 3);
     assert!(json["error_vs_training_forward"].as_f64().unwrap() < 1e-5);
     assert!(json["agreement"]["worst_difference"].as_f64().unwrap() < 1e-3);
-    assert!(json["single"][0]["floor_fraction"].as_f64().unwrap() > 0.0);
+    assert!(json["single"][0]["roofline_fraction"].as_f64().unwrap() > 0.0);
 }
 
 #[test]
-fn bench_streams_compares_bits() {
+fn bench_throughput_reports_batches_and_prefills() {
     let (_folder, model) = checkpoint();
-    let args = ["--streams", "1", "--context", "10", "--tokens", "8", "--prompt", "100"];
-    let command = ["bench", "streams", &model, "--json", "--resident", "yes"];
-    let (json, _) = succeed(&[&command, &args[..]].concat());
-    let json: Value = serde_json::from_str(&json).unwrap();
-    let row = &json["streams"][0];
-    assert_eq!(row["same_bits_as_alone"], true);
-    assert_eq!(row["slots"], 0, "a CPU has none");
-    assert!(row["tokens_per_s"].as_f64().unwrap() > 0.0);
-    assert!(row["floor_fraction"].as_f64().unwrap() > 0.0);
-    assert_eq!(json["prompts"][0]["tokens_per_s"].as_array().unwrap().len(), 3);
+    let args = ["--context", "10", "--tokens", "8", "--prompt", "100", "--json"];
+    // The former spelling works, with a notice for each name.
+    for (name, flag, notices) in [("throughput", "--sequences", 0), ("streams", "--streams", 2)] {
+        let command = ["bench", name, &model, flag, "1", "--resident", "yes"];
+        let (json, said) = succeed(&[&command, &args[..]].concat());
+        assert_eq!(said.matches("is now called").count(), notices, "{said}");
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let row = &json["batches"][0];
+        assert_eq!(row["same_bits_as_alone"], true);
+        assert_eq!(row["slots"], 0, "a CPU has none");
+        assert!(row["tokens_per_s"].as_f64().unwrap() > 0.0);
+        assert!(row["roofline_fraction"].as_f64().unwrap() > 0.0);
+        assert_eq!(json["prompts"][0]["tokens_per_s"].as_array().unwrap().len(), 3);
+    }
 }
 
 #[test]
-fn bench_capacity_counts_admitted_sequences() {
+fn bench_capacity_counts_sequences_with_eviction() {
     let (_folder, model) = checkpoint();
-    // 544 bytes per token in two layers of two heads: room for two streams of 2,048 + 128 tokens if all is kept. A step
-    // prefills at least one of a prompt's 8 chunks, so the first sequence still decodes when the last is prefilled.
-    let sizes = ["--context", "2048", "--streams", "8", "--cache", "0.0032"];
+    // 544 bytes per token in two layers of two heads: two sequences of 2,048 + 128 tokens fit without eviction. A step has
+    // at least one of a prompt's 8 chunks, so the first sequence still decodes when the last prefill ends.
+    let sizes = ["--context", "2048", "--sequences", "8", "--cache", "0.0032"];
     let bench = |memory: &str| {
         let command = ["bench", "capacity", &model, "--json", "--memory", memory];
         let (json, _) = succeed(&[&command[..], &sizes].concat());
         let json: Value = serde_json::from_str(&json).unwrap();
-        assert_eq!(json["sides"][0]["streams"], 2, "{json:#}");
+        assert_eq!(json["sides"][0]["sequences"], 2, "{json:#}");
         assert!(json["compared_tokens"].as_u64().unwrap() >= 32, "{json:#}");
         for side in json["sides"].as_array().unwrap() {
             assert_eq!(side["preempted"], 0, "{json:#}");
@@ -225,7 +229,7 @@ fn bench_capacity_counts_admitted_sequences() {
     let local = bench("1,4");
     assert!(local["ratio"].as_f64().unwrap() >= 2.0, "{local:#}");
     assert!(local["largest_difference"].as_f64().unwrap() < 1e-3, "{local:#}");
-    let [keeps, forgets] = [0, 1].map(|side| local["sides"][side]["cache_per_stream"].as_f64());
+    let [keeps, forgets] = [0, 1].map(|side| local["sides"][side]["cache_per_sequence"].as_f64());
     assert!(forgets.unwrap() < 0.5 * keeps.unwrap(), "{local:#}");
     let endless = bench("1e9,1e9");
     assert_eq!(endless["ratio"], 1.0, "{endless:#}");

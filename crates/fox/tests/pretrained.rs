@@ -28,7 +28,7 @@ fn generates_english_without_a_model_argument() {
 }
 
 #[test]
-fn inspection_of_the_sample_shows_local_and_global_heads() {
+fn sample_has_local_and_global_heads() {
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("page.html");
     let table = fox(&["inspect", "--out", page.to_str().unwrap(), "--device", "cpu"]);
@@ -38,7 +38,7 @@ fn inspection_of_the_sample_shows_local_and_global_heads() {
 }
 
 #[test]
-fn held_out_loss_is_that_of_the_model_card() {
+fn heldout_loss_matches_model_card() {
     let dir = tempfile::tempdir().unwrap();
     let (model, sample) = (folder(), folder().join("sample.txt"));
     let out = dir.path().join("loss");

@@ -76,7 +76,7 @@ fn serves_and_stops_on_a_signal() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let mut rest = String::new();
     words.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains("running requests may end"), "{rest}");
+    assert!(rest.contains("running requests may finish"), "{rest}");
 }
 
 #[test]

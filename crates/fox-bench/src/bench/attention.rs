@@ -9,7 +9,7 @@ use fox_tensor::speed::matmul_rate;
 use fox_tensor::{Acp, AttentionInputs, AttentionSpec, DType, Device, Mask, Segments, Tensor};
 use serde_json::json;
 
-use super::sampled::{self, Run};
+use super::sampled::{self, SampledAttention};
 use super::train::pruned;
 use super::{check_host_memory, machine, median, normals, seconds};
 use crate::device::DeviceArgs;
@@ -205,7 +205,7 @@ fn check_sampled(device: &Device, args: &Args, x: &Operands, measured: &Measured
         None => bail!("attention returned no {name}"),
     };
     let spec = args.spec(batch, seq);
-    let run = Run {
+    let run = SampledAttention {
         spec: &spec,
         batch,
         seq,

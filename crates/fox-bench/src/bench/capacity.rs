@@ -1,4 +1,4 @@
-//! `fox bench capacity`: how many long streams fit a cache that forgets, against one that keeps all.
+//! `fox bench capacity`: long sequences that fit into a KV cache with and without eviction.
 
 use std::process::ExitCode;
 use std::sync::mpsc::channel;
@@ -20,29 +20,32 @@ use crate::device::DeviceArgs;
 use crate::engine::{EngineArgs, Weights};
 use crate::output;
 
-/// Long streams that fit: a cache that forgets against one that keeps all
+/// Long sequences that fit into the KV cache, with and without eviction
 ///
-/// Both sides get the same memory and the same streams, more than fit. What counts is how many decode at the same time
-/// once nobody reads a prompt any more and nobody else is let in; the run ends there. Eviction drops what provably has
-/// next to no share of any later softmax: the log-probabilities of the first stream are compared between the sides.
-/// Streams begin with random tokens, read in pieces of at least 32 tokens for each stream that asks unless
-/// --prefill-chunk says otherwise.
+/// Both sides get the same memory and the same sequences, more than fit. The result is how many decode at the same
+/// time after all prefills, when no further sequence is admitted; the run ends there. Eviction drops keys that provably
+/// have a negligible fraction of any later softmax: the log-probabilities of the first sequence are compared between
+/// the sides. Prompts are random tokens, prefilled in chunks of at least 32 tokens per sequence unless --prefill-chunk
+/// is given.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint folder, or a published model such as fox-pro-760m, with random weights
     #[arg(value_name = "MODEL", default_value = "fox-pro-125m")]
     model: String,
-    /// How the weights are kept
+    /// Format of the weights
     #[arg(long, value_enum, default_value_t = Weights::F32)]
     weights: Weights,
-    /// Tokens of each stream's prompt
+    /// Tokens of each prompt
     #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     context: u32,
-    /// Streams that ask for memory; without it, 16 times as many as fit if all is kept, from 8 to 256
+    /// Sequences that request memory; by default 16 times as many as fit without eviction, from 8 to 256
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    sequences: Option<u32>,
+    /// Old name of --sequences
+    #[arg(long, hide = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     streams: Option<u32>,
-    /// Tokens that a stream generates at most; without it, enough that the first stream still decodes when the last
-    /// prompt has been read, and no more than a sixteenth of the context
+    /// Largest number of tokens that a sequence generates; by default enough that the first sequence still decodes
+    /// when the last prefill ends, and at most a sixteenth of the context
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
     tokens: Option<u32>,
     /// Memory of the first and the last head of every layer in tokens, geometric between, whatever the input, e.g.
@@ -58,9 +61,9 @@ pub struct Args {
     json: bool,
 }
 
-/// How many times the streams that fit without forgetting ask for memory, unless told otherwise.
+/// Default number of sequences, as a multiple of those that fit without eviction.
 const ASKING: usize = 16;
-/// Tokens of the first stream that are compared, at least, where it has as many.
+/// Smallest number of compared tokens of the first sequence.
 const COMPARED: usize = 32;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -76,16 +79,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let cost = SequenceCost::new(model.config().state_specs(), options.prefill_chunk, &device);
     let (context, budget) = (args.context as usize, options.cache_bytes);
     let asking = (ASKING * (budget / cost.worst_case(context))).clamp(8, 256);
-    let streams = args.streams.map_or(asking, |streams| streams as usize);
-    // While prompts are read, a step reads at least one piece, and each stream that decodes gets one token: with long
-    // pieces, the first stream is still there when the last prompt has been read.
-    if args.engine.prefill_chunk.is_none() {
-        options.prefill_chunk = options.prefill_chunk.max(32 * streams);
+    if args.streams.is_some() {
+        output::note("--streams is now called --sequences");
     }
-    let enough = context.div_ceil(options.prefill_chunk) * streams;
+    let sequences = args.sequences.or(args.streams).map_or(asking, |count| count as usize);
+    // A step has at least one prefill chunk and one token of each decoding sequence: with long chunks, the first sequence
+    // still decodes when the last prefill ends.
+    if args.engine.prefill_chunk.is_none() {
+        options.prefill_chunk = options.prefill_chunk.max(32 * sequences);
+    }
+    let enough = context.div_ceil(options.prefill_chunk) * sequences;
     let usual = (enough + 2 * COMPARED).min(context / 16).max(2 * COMPARED);
     let tokens = args.tokens.map_or(usual, |tokens| tokens as usize);
-    (options.max_batch, options.max_context) = (streams, context + tokens);
+    (options.max_batch, options.max_context) = (sequences, context + tokens);
     let vocab = model.config().vocab_size;
     let requests = || {
         let request = |seed: usize| {
@@ -93,20 +99,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let ids = (0..context).map(|_| rng.between(0, vocab - 1) as i32).collect();
             Request::greedy(ids, tokens)
         };
-        (1..=streams).map(request).collect()
+        (1..=sequences).map(request).collect()
     };
     let keeping = EngineOptions { eviction: Eviction::Off, ..options.clone() };
     let (keeps, kept) = fill("keeps all", model, keeping, requests())?;
     let (forgets, pruned) = fill("forgets", prepare(args, &device)?, options, requests())?;
-    // Greedy streams that once chose differently read different tokens from there on.
+    // Greedy sequences diverge after the first different token.
     let pairs = kept.iter().zip(&pruned).take_while(|(a, b)| a.id == b.id);
     let differences: Vec<f64> =
         pairs.map(|(a, b)| f64::from(a.logprob - b.logprob).abs()).collect();
     let compared = differences.len();
     let report = json!({
         "machine": machine(&device), "model": args.model, "context": context, "tokens": tokens,
-        "asking": streams, "memory": args.memory.map(|memory| [memory.min, memory.max]),
-        "cache_bytes": budget, "ratio": number(&forgets, "streams") / number(&keeps, "streams"),
+        "asking": sequences, "memory": args.memory.map(|memory| [memory.min, memory.max]),
+        "cache_bytes": budget, "ratio": number(&forgets, "sequences") / number(&keeps, "sequences"),
         "sides": [keeps, forgets],
         "compared_tokens": compared, "largest_difference": largest(differences),
     });
@@ -140,8 +146,8 @@ fn prepare(args: &Args, device: &Device) -> Result<Model> {
     Ok(model)
 }
 
-/// Lets all streams ask for memory at once, until those that got some decode; the side's part of the report, and what
-/// the first stream generated.
+/// Submits all sequences at once and waits until the admitted ones decode; the side's report, and the tokens of the first
+/// sequence.
 fn fill(
     side: &str,
     model: Model,
@@ -153,20 +159,20 @@ fn fill(
     let (sender, events) = channel();
     let (count, tokens) = (requests.len(), requests[0].max_tokens);
     let mut tickets = Vec::with_capacity(count);
-    // No stream gets beyond its first token, and to its end, before all have asked.
+    // No sequence gets beyond its first token before all are submitted.
     let asking = Arc::new(RwLock::new(()));
     let held = asking.write();
     for (n, request) in requests.into_iter().enumerate() {
         let (sender, asking) = (sender.clone(), asking.clone());
         let sink = move |event: Event| {
             drop(asking.read());
-            // A receiver that is gone has no use for events.
+            // After an error nothing receives events.
             drop(sender.send((n, event)));
         };
         tickets.push(engine.submit_to(request, sink)?);
     }
     drop((held, sender));
-    let (mut first, mut ended, mut cache_per_stream) = (Vec::new(), 0, 0.0);
+    let (mut first, mut ended, mut cache_per_sequence) = (Vec::new(), 0, 0.0);
     let stats = loop {
         let Ok((n, event)) = events.recv() else { bail!("the engine ended early") };
         match event {
@@ -175,14 +181,14 @@ fn fill(
                 if let FinishReason::Failed(words) = finished.reason {
                     bail!(words);
                 }
-                (ended, cache_per_stream) = (ended + 1, finished.cache.bytes as f64);
+                (ended, cache_per_sequence) = (ended + 1, finished.cache.bytes as f64);
             }
             _ => {}
         }
         let stats = engine.stats();
         let all_decode = stats.decoding > 0 && stats.decoding == stats.running;
         if all_decode && first.len() >= COMPARED.min(tokens) {
-            cache_per_stream = stats.cache_bytes as f64 / stats.decoding as f64;
+            cache_per_sequence = stats.cache_bytes as f64 / stats.decoding as f64;
             break stats;
         }
         if ended == count {
@@ -192,10 +198,10 @@ fn fill(
     let seconds = begin.elapsed().as_secs_f64();
     drop(tickets);
     engine.drain();
-    let streams = stats.peak_decoding;
-    output::note(&format!("{side}: {streams} streams in {seconds:.1} s"));
+    let sequences = stats.peak_decoding;
+    output::note(&format!("{side}: {sequences} sequences in {seconds:.1} s"));
     let report = json!({
-        "side": side, "streams": streams, "cache_per_stream": cache_per_stream, "ended_before": ended,
+        "side": side, "sequences": sequences, "cache_per_sequence": cache_per_sequence, "ended_before": ended,
         "peak_cache_bytes": stats.peak_cache_bytes, "preempted": stats.preempted, "seconds": seconds,
     });
     Ok((report, first))
@@ -217,32 +223,32 @@ fn describe(report: &Value) -> String {
     let word = |row: &Value, key: &str| row[key].as_str().unwrap_or("").to_string();
     let size = |row: &Value, key: &str| output::bytes(number(row, key));
     let sides = report["sides"].as_array().cloned().unwrap_or_default();
-    let header = ["cache", "streams at a time", "cache per stream", "peak", "preempted", "seconds"];
+    let header = ["cache", "sequences", "cache per sequence", "peak", "preempted", "seconds"];
     let mut rows = vec![header.map(str::to_string).to_vec()];
     let mut notes = String::new();
     for side in &sides {
         let name = word(side, "side");
         rows.push(vec![
             name.clone(),
-            side["streams"].to_string(),
-            size(side, "cache_per_stream"),
+            side["sequences"].to_string(),
+            size(side, "cache_per_sequence"),
             size(side, "peak_cache_bytes"),
             side["preempted"].to_string(),
             format!("{:.1}", number(side, "seconds")),
         ]);
-        if side["streams"] == report["asking"] {
-            notes += &format!("{name}: all streams that asked fit; more --streams may fit\n");
+        if side["sequences"] == report["asking"] {
+            notes += &format!("{name}: all sequences fit; more --sequences may fit\n");
         } else if side["ended_before"] != json!(0) {
             notes += &format!(
-                "{name}: {} streams ended before all that fit had begun; more may fit with more --tokens or a \
+                "{name}: {} sequences ended before all that fit had started; more may fit with more --tokens or a \
                  longer --prefill-chunk\n",
                 side["ended_before"]
             );
         }
     }
     format!(
-        "{}, {}; {} of cache for {} streams of {} + {} tokens\n{}ratio {:.2}\n{notes}largest difference of the \
-         log-probabilities of the first stream's first {} tokens {:.1e}\n",
+        "{}, {}; {} of cache for {} sequences of {} + {} tokens\n{}ratio {:.2}\n{notes}largest difference of the \
+         log-probabilities of the first sequence's first {} tokens {:.1e}\n",
         word(report, "model"),
         word(report, "machine"),
         size(report, "cache_bytes"),

@@ -22,7 +22,7 @@ use fox_lab::args::subjects::Opened;
 
 /// Generation: tokens per second by context length, weight format and batch
 ///
-/// The floor is the time to read every weight (in its format) and the sequence's cache once per token, at the rate
+/// The roofline is the time to read every weight (in its format) and the sequence's cache once per token, at the rate
 /// of the best sum over 512 MiB in the same run. Log-probabilities are checked against the training forward
 /// first. A published model has random weights and reads random tokens; a checkpoint of the embedded corpus reads
 /// a document of it.
@@ -64,7 +64,7 @@ const BATCH_PROMPT: usize = 32;
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
     let mut rate = memory_rate(&device)?;
-    let (mut streams, mut batches, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut singles, mut batches, mut errors) = (Vec::new(), Vec::new(), Vec::new());
     let text = Text::new(args, &device)?;
     let agreement = match args.agree {
         0 => Value::Null,
@@ -87,20 +87,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let name = format!("{weights:?}").to_lowercase();
         for &context in &args.contexts {
             let prompt = text.ids(1, context as usize);
-            streams.push(stream(&engine, &name, prompt, args.tokens as usize, bytes)?);
+            singles.push(single(&engine, &name, prompt, args.tokens as usize, bytes)?);
         }
         for &batch in &args.batches {
             batches.push(together(&engine, &name, &text, batch as usize, args.tokens as usize)?);
         }
         rate = rate.max(memory_rate(&device)?);
     }
-    for stream in &mut streams {
-        let floor = stream["bytes_per_token"].as_f64().unwrap_or(0.0) / rate;
-        stream["floor_fraction"] = json!(floor * stream["tokens_per_s"].as_f64().unwrap_or(0.0));
+    for sequence in &mut singles {
+        let roofline = sequence["bytes_per_token"].as_f64().unwrap_or(0.0) / rate;
+        sequence["roofline_fraction"] =
+            json!(roofline * sequence["tokens_per_s"].as_f64().unwrap_or(0.0));
     }
     let report = json!({
         "machine": machine(&device), "model": args.model, "memory_gb_per_s": rate / 1e9,
-        "error_vs_training_forward": largest(errors), "single": streams, "batched": batches,
+        "error_vs_training_forward": largest(errors), "single": singles, "batched": batches,
         "agreement": agreement,
     });
     let printed = if args.json { format!("{report:#}\n") } else { describe(&report) };
@@ -213,7 +214,7 @@ fn check(engine: &Engine, text: &Text) -> Result<f64> {
 }
 
 /// One request after a prompt.
-fn stream(
+fn single(
     engine: &Engine,
     weights: &str,
     prompt: Vec<i32>,
@@ -263,7 +264,7 @@ fn describe(report: &Value) -> String {
         "context",
         "tokens/s",
         "GB/s",
-        "of the floor",
+        "of roofline",
         "cache",
         "evicted",
         "prompt tokens/s",
@@ -274,7 +275,7 @@ fn describe(report: &Value) -> String {
             format!("{}", row["context"]),
             format!("{:.2}", number(&row, "tokens_per_s")),
             format!("{:.1}", number(&row, "gb_per_s")),
-            format!("{:.1}%", 100.0 * number(&row, "floor_fraction")),
+            format!("{:.1}%", 100.0 * number(&row, "roofline_fraction")),
             output::bytes(number(&row, "cache_bytes")),
             format!("{:.1}%", 100.0 * number(&row, "evicted_fraction")),
             format!("{:.0}", number(&row, "prompt_tokens_per_s")),

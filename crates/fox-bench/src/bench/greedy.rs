@@ -1,4 +1,4 @@
-//! `fox bench greedy`: tokens per second of bare decode steps, without the inference engine.
+//! `fox bench greedy`: tokens per second of decode steps op by op, without the inference engine.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,10 +13,10 @@ use super::{architectures, machine, median};
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Greedy generation through the decode state
+/// Greedy decoding op by op, without the inference engine
 ///
-/// Every step reads all weights that tokens are multiplied with, and the keys and values so far: the floor is
-/// the time to read them at the rate of a large copy in this run. A step ends when the next token is known.
+/// Every step reads all weights of matmuls and the KV cache: the roofline is the time to read them at the bandwidth of
+/// a large copy in this run. A step ends when the next token is known. `fox bench throughput` measures the engine.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model
@@ -37,14 +37,14 @@ pub struct Args {
     /// Sequences
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
-    /// Tokens of each sequence before the first that is generated
+    /// Tokens of each prompt
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     prompt: u32,
     /// Tokens to generate; the median step counts
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
-    /// Decode op by op on a GPU, even where one launch does the whole step
-    #[arg(long)]
+    /// Accepted for compatibility: this always decodes op by op
+    #[arg(long, hide = true)]
     op_by_op: bool,
     #[command(flatten)]
     device: DeviceArgs,
@@ -58,7 +58,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut config = args.arch.config(sizes.0, sizes.1, sizes.2);
     config.vocab_size = args.vocab as usize;
     config.validate("the flags")?;
-    let device = if args.op_by_op { args.device.open_op_by_op()? } else { args.device.open()? };
+    if args.op_by_op {
+        output::note("--op-by-op is the default now");
+    }
+    let device = args.device.open()?;
     let model = Model::init(&config, 0, &device)?;
     let (batch, prompt) = (args.batch as usize, args.prompt as usize);
     let room = prompt + args.tokens as usize + 1;
@@ -91,7 +94,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let tokens = batch * (prompt + args.tokens as usize / 2);
     let keys = 2 * config.num_layers * config.hidden_size * weight * tokens;
     let rate = copy_rate(&device)?;
-    let floor = (weights + keys) as f64 / rate;
+    let roofline = (weights + keys) as f64 / rate;
     let report = json!({
         "machine": machine(&device),
         "parameters": specs.iter().map(|spec| spec.count()).sum::<usize>(),
@@ -100,7 +103,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "launch_ms": launch * 1e3,
         "tokens_per_s": batch as f64 / step,
         "bytes_per_step": weights + keys, "copy_bytes_per_s": rate,
-        "floor_fraction": floor / step,
+        "roofline_fraction": roofline / step,
         "peak_bytes": device.memory().peak,
     });
     if args.json {
@@ -110,14 +113,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     output::print(&format!(
         "decoding {batch} x {prompt} + {} tokens, {}\n\
          {:.3} ms per step, {:.3} ms of it until all is launched: {:.0} tokens/s; the prompt {:.1} ms\n\
-         {:.1}% of the floor ({} per step at {}/s)\n",
+         {:.1}% of the roofline ({} per step at {}/s)\n",
         args.tokens,
         machine(&device),
         step * 1e3,
         launch * 1e3,
         batch as f64 / step,
         prefill * 1e3,
-        100.0 * floor / step,
+        100.0 * roofline / step,
         output::bytes((weights + keys) as f64),
         output::bytes(rate),
     ))?;

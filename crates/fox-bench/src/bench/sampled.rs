@@ -18,7 +18,7 @@ const QUERIES: usize = 32;
 const KEYS: usize = 8;
 
 /// What the device was given and what came out, row by row, on the host.
-pub(super) struct Run<'a> {
+pub(super) struct SampledAttention<'a> {
     pub spec: &'a AttentionSpec,
     /// Sequences and tokens of each.
     pub batch: usize,
@@ -72,8 +72,8 @@ const NAMES: [&str; 6] = ["o", "lse", "dq", "dk", "dv", "dlog_gates"];
 const FACTORS: [f64; 6] = [1.0, 1.0, 1.0, 1.0, 1.0, 3.0];
 
 /// The worst relative error, by norm, of the sampled rows of all results; an error where one is above `tolerance`.
-pub(super) fn check(run: &Run<'_>, tolerance: f64) -> Result<f64> {
-    // Dropping a share of e^LN of every softmax changes a row of probabilities by at most twice that in sum; gradients
+pub(super) fn check(run: &SampledAttention<'_>, tolerance: f64) -> Result<f64> {
+    // Dropping a fraction of e^LN of every softmax changes a row of probabilities by at most twice that in sum; gradients
     // are sums of products with it.
     let pruned = match &run.spec.acp {
         Acp::Off => 0.0,
@@ -104,7 +104,7 @@ pub(super) fn check(run: &Run<'_>, tolerance: f64) -> Result<f64> {
         let (error, allowed) = (sum.relative(), factor * tolerance + pruned);
         if error.is_nan() || error > allowed {
             bail!(
-                "{name} of {heads} heads x {} tokens is off by {error:.1e} in rows drawn at random ({allowed:.1e} is allowed); the speed of a wrong result is no use",
+                "{name} of {heads} heads x {} tokens is off by {error:.1e} in rows drawn at random ({allowed:.1e} is allowed); not timed, because the result is wrong",
                 run.seq
             );
         }
@@ -114,7 +114,7 @@ pub(super) fn check(run: &Run<'_>, tolerance: f64) -> Result<f64> {
         let allowed = 3.0 * tolerance + pruned;
         if first.is_nan() || first > allowed {
             bail!(
-                "dlog_gates at the first of {} tokens is {first:.1e} of the others' size and should be 0 ({allowed:.1e} is allowed); the speed of a wrong result is no use",
+                "dlog_gates at the first of {} tokens is {first:.1e} of the others' size and should be 0 ({allowed:.1e} is allowed); not timed, because the result is wrong",
                 run.seq
             );
         }
@@ -122,7 +122,7 @@ pub(super) fn check(run: &Run<'_>, tolerance: f64) -> Result<f64> {
     Ok(worst)
 }
 
-impl Run<'_> {
+impl SampledAttention<'_> {
     fn check_group(&self, kv_head: usize, sums: &mut [Sums; NAMES.len()]) {
         let group = self.spec.heads / self.spec.kv_heads;
         let mut rng = Rng::new(7 + kv_head as u64);

@@ -1,4 +1,4 @@
-//! Decode states against forward passes, for every kind of model.
+//! Decoding op by op against forward passes, for every kind of model.
 
 use anyhow::Result;
 use fox_model::{Cache, ForwardOptions, Model, ModelConfig};
@@ -49,7 +49,7 @@ pub(super) fn check(args: &Args, device: &Device) -> Result<bool> {
     let wanted = |name: &str| args.wants(name) && (packs || !name.contains(EIGHT_BIT));
     for (name, config, prompt, batch) in cases().into_iter().filter(|(name, ..)| wanted(name)) {
         let model = model_of(name, config, device)?;
-        // What is dropped has a share of at most e^-20.
+        // Evicted keys have at most e^-20 of any softmax.
         let policy = model.page_policy(Some(-20.0), 4096)?;
         let paged: Result<Vec<Cache>, _> =
             (0..batch).map(|_| model.new_paged_cache(&policy)).collect();

@@ -13,7 +13,7 @@ const ROWS: [usize; 5] = [1, 8, 12, 33, 256];
 /// Results and widths of the products; rows of 96 and 2080 end in half a block of values that share a scale.
 const PRODUCTS: [(usize, usize); 5] = [(24, 64), (200, 96), (1000, 1536), (130, 4096), (77, 2080)];
 
-/// Memory that the device may take beside the weights: it gives it in pieces.
+/// Memory that the device may allocate beside the weights, because of its granularity.
 const SLACK: f64 = (64 << 10) as f64;
 
 /// Compares weights with those of the CPU, and products with sums in f64.
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cpu_passes() {
+    fn cpu_passes() {
         assert!(check(&fox_cpu::device()).unwrap());
     }
 }

@@ -1,4 +1,4 @@
-//! Sums of log gates over parts of pages against the oracle.
+//! Sums of log gates over ranges of pages, against the oracle.
 
 use anyhow::Result;
 use fox_tensor::cases::Rng;
@@ -6,14 +6,14 @@ use fox_tensor::{Device, PAGE, gate_totals};
 
 use crate::output;
 
-/// Sums are made in f64 of gates in f32.
+/// Sums are computed in f64 from f32 gates.
 const TOLERANCE: f64 = 1e-10;
 
 pub fn check(device: &Device) -> Result<bool> {
     let (mut worst, mut failures) = (0.0f64, String::new());
     for (seed, heads, rows) in [(0, [24, 24], 1024), (1, [3, 40], 200), (2, [1, 7], 5)] {
         let mut rng = Rng::new(seed);
-        // Some forget everything at once.
+        // Some gates forget everything.
         let gate =
             |rng: &mut Rng| if rng.chance(0.02) { -3e38 } else { -rng.normal().abs() as f32 };
         let gates: Vec<Vec<f32>> =

@@ -1,4 +1,4 @@
-//! Tensors over memory of others, and results into it: for programs in which arrays belong to another library.
+//! Tensors over foreign device memory, for programs whose arrays belong to another library.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl Gpu {
     /// Copies a tensor's elements to `address`, converted to `dtype` where they are of another type.
     ///
     /// # Safety
-    /// There must be room for them on this GPU, which nobody else uses meanwhile.
+    /// The range must have room for them on this GPU and not be used elsewhere meanwhile.
     pub unsafe fn copy_to(&self, x: &Tensor, address: u64, dtype: DType) -> fox_tensor::Result<()> {
         if x.dtype() != dtype {
             let mut converted = x.device().uninit(x.dims(), dtype)?;

@@ -1,4 +1,4 @@
-//! Launching the ops' kernels: which variant, which grid.
+//! Launches of the ops' kernels: variants and grids.
 
 use fox_tensor::DType;
 
@@ -9,19 +9,19 @@ use crate::{Result, Source};
 /// Threads of a block of [`Cuda::launch_flat`].
 pub(crate) const FLAT_THREADS: usize = 256;
 
-/// What the ops' kernels are specialised on; see the heads of the sources.
+/// Compile-time parameters of the ops' kernels; see the heads of the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Variant {
     pub(crate) bf16: bool,
     /// Elements per access.
     pub(crate) vec: usize,
-    /// Warps of a row; 0 where it does not apply.
+    /// Warps per row; 0 if unused.
     pub(crate) warps: usize,
-    /// Lanes of a head; 0 where it does not apply.
+    /// Lanes per head; 0 if unused.
     pub(crate) lanes: usize,
-    /// Pieces of a row per thread; 0 where it does not apply.
+    /// Vectors of a row per thread; 0 if unused.
     pub(crate) chunks: usize,
-    /// Taps of a filter; 0 where it does not apply.
+    /// Taps of a filter; 0 if unused.
     pub(crate) taps: usize,
 }
 
@@ -32,35 +32,35 @@ impl Variant {
         Variant { bf16: dtype == DType::Bf16, vec, warps: 0, lanes: 0, chunks: 0, taps: 0 }
     }
 
-    /// For the norms: warps to a row, such that a thread has at most two pieces, which with their gradients
+    /// For the norms: warps to a row, such that a thread has at most two vectors, which with their gradients
     /// and sums leave registers for enough rows at once; and as few idle threads as possible.
     pub(crate) fn rows(dtype: DType, width: usize) -> Self {
         let plain = Variant::plain(dtype, width);
-        let pieces = width.div_ceil(plain.vec);
-        let enough = |w: &usize| pieces <= w * 32 * 2;
-        let fits = |w: &usize| enough(w) && pieces.is_multiple_of(w * 32);
+        let vectors = width.div_ceil(plain.vec);
+        let enough = |w: &usize| vectors <= w * 32 * 2;
+        let fits = |w: &usize| enough(w) && vectors.is_multiple_of(w * 32);
         let warps = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
         let warps = warps.iter().find(|w| fits(w)).or(warps.iter().find(|w| enough(w)));
         let warps = *warps.unwrap_or(&32);
-        Variant { warps, chunks: rounded(pieces.div_ceil(32 * warps)), ..plain }
+        Variant { warps, chunks: rounded(vectors.div_ceil(32 * warps)), ..plain }
     }
 
     /// For heads of `width`: lanes of one warp to a head.
     pub(crate) fn heads(dtype: DType, width: usize) -> Self {
         let plain = Variant::plain(dtype, width);
-        let pieces = width.div_ceil(plain.vec);
-        let lanes = pieces.next_power_of_two().min(32);
-        Variant { lanes, chunks: rounded(pieces.div_ceil(lanes)), ..plain }
+        let vectors = width.div_ceil(plain.vec);
+        let lanes = vectors.next_power_of_two().min(32);
+        Variant { lanes, chunks: rounded(vectors.div_ceil(lanes)), ..plain }
     }
 
-    /// For filters of `taps` over heads of `width`: smaller pieces, because a thread holds many of them.
+    /// For filters of `taps` over heads of `width`: smaller vectors, because a thread holds many of them.
     pub(crate) fn filters(dtype: DType, width: usize, taps: usize) -> Self {
         let vec = if width.is_multiple_of(4) { 4 } else { 1 };
-        let pieces = width.div_ceil(vec);
-        let lanes = pieces.next_power_of_two().min(32);
+        let vectors = width.div_ceil(vec);
+        let lanes = vectors.next_power_of_two().min(32);
         Variant {
             lanes,
-            chunks: rounded(pieces.div_ceil(lanes)),
+            chunks: rounded(vectors.div_ceil(lanes)),
             taps,
             vec,
             ..Variant::plain(dtype, width)
@@ -93,7 +93,7 @@ pub(crate) fn plain_variants(source: Source) -> Vec<(Source, Vec<String>)> {
     [DType::F32, DType::Bf16].into_iter().flat_map(of).collect()
 }
 
-/// The kernel of a launch, and its size.
+/// A kernel and its launch configuration.
 pub(crate) struct Op {
     pub(crate) source: Source,
     pub(crate) entry: &'static str,
@@ -123,16 +123,13 @@ impl Cuda {
     /// As for [`crate::launch::Launch::run`].
     pub(crate) unsafe fn launch<P: KernelParams>(&self, op: &Op, params: P) -> Result<()> {
         let Op { source, entry, variant, grid: [x, y], block, shared } = *op;
-        self.gpu.bind()?;
-        let kernel = self
-            .kernels
-            .get((source, entry, variant), || self.gpu.kernel(source, &variant.defines(), entry))?;
+        let kernel = self.gpu.cached_kernel(source, entry, variant, |variant| variant.defines())?;
         let launch = kernel.launch([x, y, 1], block).shared(shared).params(params)?;
         // SAFETY: the caller's promise.
         unsafe { launch.run(|| format!("{variant:?}")) }
     }
 
-    /// Launches a kernel over `count` elements in pieces of the variant's width.
+    /// Launches a kernel over `count` elements in vectors of the variant's width.
     ///
     /// # Safety
     /// As for [`crate::launch::Launch::run`].
@@ -150,8 +147,8 @@ impl Cuda {
         unsafe { self.launch(&op, params) }
     }
 
-    /// Thread blocks of a launch whose threads take `pieces` in turn.
-    pub(crate) fn flat_blocks(&self, pieces: usize) -> usize {
-        pieces.div_ceil(FLAT_THREADS).min(self.gpu.processors() as usize * 16)
+    /// Thread blocks of a launch whose threads take `vectors` in turn.
+    pub(crate) fn flat_blocks(&self, vectors: usize) -> usize {
+        vectors.div_ceil(FLAT_THREADS).min(self.gpu.processors() as usize * 16)
     }
 }

@@ -21,13 +21,12 @@ use std::sync::Arc;
 
 use fox_tensor::{Backend, Caps, DType, Device, OpTime, Shape, Span, Tensor};
 
-use crate::launch::Kernel;
+use crate::lru::LruCache;
 use crate::nccl::Connection;
 use crate::ops::linear::Gemm;
-use crate::ops::packed::{Dequantize, Packed};
+use crate::ops::packed::Packed;
 use crate::ops::scan;
-use crate::recent::Recent;
-use crate::{Buffer, Error, Gpu, Result, Source};
+use crate::{Buffer, Error, Gpu, Result};
 use profile::Profiler;
 use rows::{RopeTables, RowTables};
 use storage::{Data, Memory, memory};
@@ -45,19 +44,10 @@ pub enum Precision {
 pub struct Cuda {
     pub(crate) precision: Precision,
     pub(crate) name: &'static str,
-    /// Whether decoding runs op by op instead of in slots.
-    op_by_op: bool,
     pub(crate) profiler: Profiler,
     pub(crate) row_tables: RowTables,
     pub(crate) rope_tables: RopeTables,
-    pub(crate) kernels: Recent<(Source, &'static str, launcher::Variant), Kernel>,
-    pub(crate) scan_kernels: scan::add::ScanKernels,
-    pub(crate) delta_kernels: scan::delta::DeltaKernels,
     pub(crate) chunk_tables: scan::chunks::ChunkTables,
-    /// By the type of the numbers, and whether eight of them are unpacked at once.
-    pub(crate) dequantize_kernels: Recent<(DType, bool), Dequantize>,
-    /// Kernels for few rows, by their defines.
-    pub(crate) step_kernels: Recent<Vec<String>, Kernel>,
     pub(crate) connection: Connection,
     pub(crate) gemm: Gemm,
     // Dropped last: everything above holds its memory.
@@ -82,26 +72,14 @@ impl Cuda {
                 Precision::F32 => "cuda f32",
                 Precision::Bf16 => "cuda",
             },
-            op_by_op: false,
             profiler: Profiler::default(),
             row_tables: RowTables::default(),
             rope_tables: RopeTables::default(),
-            kernels: Recent::default(),
-            scan_kernels: Recent::default(),
-            delta_kernels: Recent::default(),
-            chunk_tables: Recent::default(),
-            dequantize_kernels: Recent::default(),
-            step_kernels: Recent::default(),
+            chunk_tables: LruCache::default(),
             connection: Connection::default(),
             gemm: Gemm::new(&gpu)?,
             gpu,
         })
-    }
-
-    /// Decodes op by op instead of in slots, for comparisons.
-    pub fn op_by_op(mut self, on: bool) -> Self {
-        self.op_by_op = on;
-        self
     }
 
     /// The GPU.
@@ -145,7 +123,7 @@ impl Cuda {
         Ok((tensor, address))
     }
 
-    /// A tensor's memory that nobody else holds; a copy if someone does. Weights in fewer bits are refused.
+    /// A tensor's memory, copied first if it is shared. An error for quantized weights.
     pub(crate) fn unshared<'a>(&self, x: &'a mut Tensor) -> Result<&'a mut Memory> {
         if let Data::Packed(_) = memory(x)?.data {
             return Err(Packed::refusal());
@@ -193,7 +171,7 @@ impl Cuda {
         }
     }
 
-    /// An operand in the type that a kernel wants; converted first if it must be.
+    /// An operand as `dtype`, converted if needed.
     pub(crate) fn operand<'a>(&self, x: &'a Tensor, dtype: DType) -> Result<Operand<'a>> {
         let data = &memory(x)?.data;
         Ok(match (data, dtype) {
@@ -208,7 +186,7 @@ impl Cuda {
         })
     }
 
-    /// An operand that is not needed afterwards: the result takes its place if nobody else holds it.
+    /// Memory for a result in place of an operand that is not needed afterwards, if it is not shared.
     pub(crate) fn replaced(&self, x: Tensor) -> Result<Replaced> {
         let (shape, device) = (x.shape(), x.device().clone());
         let mut x = match self.activation(&x)? {
@@ -234,8 +212,8 @@ impl Cuda {
         self.operand(x, DType::F32)
     }
 
-    /// Weights of a product, in the type of activations. The copy of f32 weights is kept with them; weights in 8 bits
-    /// are unpacked for this call alone.
+    /// Weights of a matmul in the type of activations. The bf16 copy of f32 weights is stored with them; int8 weights are
+    /// dequantized for this call alone.
     pub(crate) fn weights<'a>(&self, x: &'a Tensor) -> Result<Operand<'a>> {
         let held = memory(x)?;
         match (&held.data, self.precision) {
@@ -247,7 +225,7 @@ impl Cuda {
     }
 }
 
-/// An operand that may give its place to a result of its shape.
+/// A result that may reuse the memory of an operand.
 pub(crate) struct Replaced {
     /// The result.
     pub(crate) out: Tensor,
@@ -259,13 +237,13 @@ pub(crate) struct Replaced {
     pub(crate) old: Option<Tensor>,
 }
 
-/// An operand on its way to a kernel.
+/// An operand of a kernel.
 pub(crate) enum Operand<'a> {
-    /// The tensor's own memory.
+    /// The tensor's memory.
     Own(&'a Data),
     /// Made for this call.
     Converted(Data),
-    /// Kept beside the tensor.
+    /// The bf16 copy stored with the tensor.
     Kept(Arc<Buffer<half::bf16>>),
 }
 
@@ -306,7 +284,7 @@ impl Backend for Cuda {
             linear_group: Some(self),
             packing: Some(self),
             paged: Some(self),
-            slots: (!self.op_by_op).then_some(self),
+            slots: Some(self),
             peers: Some(self),
         }
     }
@@ -320,7 +298,7 @@ impl Backend for Cuda {
     }
 
     fn profile(&self, on: bool) {
-        // Without a beginning there is nothing to note.
+        // Profiling is best effort.
         let _ = self.set_profiling(on);
     }
 

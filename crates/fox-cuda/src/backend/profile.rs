@@ -50,12 +50,12 @@ impl Cuda {
         Ok(OpSpan(Some((self, op, Event::record_on(self.gpu.stream())?))))
     }
 
-    /// Runs `work`, and notes when it begins and ends on the GPU if anybody asked.
+    /// Runs `work` and, while profiling is on, records when it starts and ends on the GPU.
     pub(crate) fn timed<T>(&self, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.timed_on(self.gpu.stream(), op, work)
     }
 
-    /// The same for work on another stream: the exchange with other processes.
+    /// [`Cuda::timed`] for work on another CUDA stream.
     pub(crate) fn timed_on<T>(
         &self,
         stream: sys::CUstream,

@@ -1,16 +1,16 @@
-//! Tables by row and by position: where a row stands in its segment, angles of RoPE.
+//! Tables by row and by position: segment and position of a row, angles of RoPE.
 
 use std::sync::Arc;
 
 use fox_tensor::{Rope, Segments};
 
 use super::Cuda;
+use crate::lru::LruCache;
 use crate::params::{self, Param, kernel_params};
-use crate::recent::Recent;
 use crate::{Buffer, Result};
 
 kernel_params! {
-    /// Where a row stands in its segment.
+    /// The segment and position of a row.
     pub(crate) table struct RowInfo align(16) {
         /// Number of the segment, -1 outside every segment.
         segment: i32,
@@ -25,10 +25,10 @@ kernel_params! {
 
 /// One entry for each row.
 pub(crate) type RowTable = Buffer<<RowInfo as Param>::Device>;
-pub(crate) type RowTables = Recent<(Segments, usize), RowTable>;
+pub(crate) type RowTables = LruCache<(Segments, usize), RowTable>;
 
 /// Cosines and sines `[positions][d / 2]` by embedding, head dim and positions.
-pub(crate) type RopeTables = Recent<([u64; 6], usize, usize), Buffer<f32>>;
+pub(crate) type RopeTables = LruCache<([u64; 6], usize, usize), Buffer<f32>>;
 
 impl Cuda {
     pub(crate) fn row_table(&self, segments: &Segments, rows: usize) -> Result<Arc<RowTable>> {

@@ -1,4 +1,4 @@
-//! A tensor's memory on the GPU, and what is kept beside it.
+//! A tensor's memory on the GPU and values derived from it.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,10 +15,10 @@ pub(crate) enum Data {
     F32(Buffer<f32>),
     Bf16(Buffer<bf16>),
     I32(Arc<Buffer<i32>>),
-    /// Numbers of f32 in two halves: all of them rounded to bf16, then 16 bits each that make them whole
-    /// again. Weights that are trained are kept so: products read the first half.
+    /// f32 values as two halves: all of them rounded to bf16, then the 16 bits each that restore f32. The format of
+    /// trained weights: matmuls read the first half.
     Halves(Buffer<f32>),
-    /// Weights in fewer bits, which nobody writes.
+    /// Quantized weights, which are read-only.
     Packed(Packed),
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Groups {
     pub(crate) order: Buffer<i32>,
 }
 
-/// A tensor's memory. What is derived from the elements is kept until they are written.
+/// A tensor's memory. Derived values are cached until the elements are written.
 pub(crate) struct Memory {
     pub(crate) data: Data,
     derived: Mutex<Derived>,
@@ -119,7 +119,7 @@ pub(crate) struct Memory {
 struct Derived {
     /// bf16 copy of f32 weights, for products.
     narrow: Option<Arc<Buffer<bf16>>>,
-    /// Integers that came from the host, so that looking at them needs no waiting.
+    /// Integers that came from the host, readable without waiting for the GPU.
     host: Option<Arc<[i32]>>,
     groups: Option<Arc<Groups>>,
 }
@@ -134,13 +134,13 @@ impl Memory {
         Memory { data, derived: Mutex::new(derived) }
     }
 
-    /// The elements for writing: what was derived from them is forgotten.
+    /// The elements for writing; drops derived values.
     pub(crate) fn write(&mut self) -> &mut Data {
         *self.derived.get_mut().unwrap_or_else(PoisonError::into_inner) = Derived::default();
         &mut self.data
     }
 
-    /// Puts other memory in the place of the elements, which stay what they are.
+    /// Replaces the memory of the elements by another one with the same values.
     pub(crate) fn replace(&mut self, data: Data) {
         self.data = data;
         self.derived.get_mut().unwrap_or_else(PoisonError::into_inner).narrow = None;

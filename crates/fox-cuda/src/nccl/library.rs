@@ -1,4 +1,4 @@
-//! The functions of NCCL that are used, opened at run time under the name that its packages install.
+//! The functions of NCCL, loaded at run time.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -10,7 +10,7 @@ use libloading::Library;
 
 use crate::{Error, Result};
 
-/// The file's name on every Linux; NCCL exists nowhere else.
+/// The library's file name on Linux; NCCL supports no other system.
 const NAME: &str = "libnccl.so.2";
 
 const MISSING: Error = Error::MissingLibrary {
@@ -18,11 +18,11 @@ const MISSING: Error = Error::MissingLibrary {
     hint: "install NCCL (pip install nvidia-nccl-cu13), put its folder on the library path or name the file with FOX_NCCL, or set parallel.exchange=\"host\", which is slower",
 };
 
-/// Codes of NCCL that are no errors.
+/// NCCL result codes that are not errors.
 const SUCCESS: c_int = 0;
 pub(super) const IN_PROGRESS: c_int = 7;
 
-/// What the first rank gives to all.
+/// The bootstrap id, created by rank 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub [u8; 128]);
@@ -30,7 +30,7 @@ pub(super) struct UniqueId(pub [u8; 128]);
 /// A communicator's handle.
 pub(super) type Comm = *mut c_void;
 
-/// Settings of a communicator as of version 2.14, which all later ones read: its first fields.
+/// Settings of a communicator: the fields of version 2.14, which later versions accept.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -40,7 +40,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Calls return at once, so that another thread can end them.
+    /// Nonblocking calls, so that another thread can abort them.
     pub(super) fn not_blocking() -> Self {
         Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: 21400, blocking: 0 }
     }
@@ -62,7 +62,7 @@ pub(super) struct Nccl {
         unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Comm, sys::CUstream) -> c_int,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     last_error: unsafe extern "C" fn(Comm) -> *const c_char,
-    // The functions are part of it.
+    // Keeps the functions loaded.
     _library: Library,
 }
 
@@ -81,7 +81,7 @@ impl Nccl {
         Ok(format!("{}.{}.{}", code / 10000, code / 100 % 100, code % 100))
     }
 
-    /// An error for a code that is one. Work in progress is none: the communicator tells of its end.
+    /// An error for a code that is one. Work in progress is not: the communicator reports its end.
     pub(super) fn check(&self, call: &str, code: c_int) -> Result<()> {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_packages_of_python_are_searched() {
+    fn searches_python_packages() {
         let prefix = std::env::temp_dir().join(format!("fox-nccl-{}", std::process::id()));
         let folder = prefix.join("lib/python3.12/site-packages/nvidia/nccl/lib");
         std::fs::create_dir_all(&folder).unwrap();
@@ -198,7 +198,7 @@ mod tests {
 
     /// Where there is NCCL, it has all functions; elsewhere the remedy is named.
     #[test]
-    fn the_library_opens_or_the_remedy_is_named() {
+    fn opens_or_names_the_remedy() {
         match Nccl::get() {
             Ok(nccl) => assert!(nccl.version().unwrap().starts_with("2."), "{:?}", nccl.version()),
             Err(error) => assert_eq!(error.to_string(), MISSING.to_string()),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_the_remedy() {
+    fn missing_library_error_names_the_remedy() {
         let words = MISSING.to_string();
         assert!(words.starts_with("libnccl.so.2 was not found; install NCCL"), "{words}");
         assert!(words.contains("parallel.exchange=\"host\""), "{words}");

@@ -1,8 +1,8 @@
-//! Tensors between GPUs of several processes, over NCCL, on a stream beside that of the ops.
+//! Reduction and broadcast of tensors between GPUs of several processes, over NCCL send/recv on a separate CUDA stream.
 //!
-//! Only copies travel: a tensor goes to the rank that it belongs to, and is added there in the order of the ranks. So
-//! the bits depend neither on NCCL's algorithms nor, with gradients that are trees themselves, on the number of ranks.
-//! Each rank sends and receives as many bytes as in a reduce-scatter.
+//! NCCL only copies: every rank sends a tensor to its owner, which adds the copies in rank order. So the bits do not
+//! depend on NCCL's algorithms nor, with tree-reduced gradients, on the number of ranks. Each rank sends and receives as
+//! many bytes as in a reduce-scatter.
 
 mod library;
 mod peers;
@@ -18,30 +18,30 @@ use crate::backend::storage::{Data, memory};
 use crate::ops::elementwise;
 use crate::ops::packed::Packed;
 use crate::{Error, Result};
-use peers::{Move, Peers, Piece, rounds, tree};
+use peers::{Chunk, Move, Peers, rounds, tree};
 
-/// The connection of a backend to those of other processes, where there is one.
+/// The connection of a backend to those of other processes, if any.
 #[derive(Default)]
 pub(crate) struct Connection {
     peers: OnceLock<Peers>,
-    over: AtomicBool,
+    aborted: AtomicBool,
 }
 
 impl Cuda {
     fn peers(&self) -> Result<&Peers> {
-        let missing = || Error::argument("peers", "the GPU is not connected with others yet");
+        let missing = || Error::argument("peers", "the GPU is not connected to other ranks yet");
         self.connection.peers.get().ok_or_else(missing)
     }
 
     fn join_all(&self, place: RankInfo, invitation: &[u8]) -> Result<String> {
-        peers::prepare_environment(place);
+        peers::check_environment(place)?;
         let fresh = Peers::new(&self.gpu, place)?;
         if self.connection.peers.set(fresh).is_err() {
-            return Err(Error::argument("peers", "the GPU is connected with others already"));
+            return Err(Error::argument("peers", "the GPU is already connected to other ranks"));
         }
         let version =
-            self.peers()?.join(invitation, || self.connection.over.load(Ordering::SeqCst))?;
-        Ok(format!("NCCL {version}, sent to the owner and added there"))
+            self.peers()?.join(invitation, || self.connection.aborted.load(Ordering::SeqCst))?;
+        Ok(format!("NCCL {version}, send/recv to the owner"))
     }
 
     fn sum_over_peers(&self, tensors: &mut [OwnedTensor<'_>]) -> Result<()> {
@@ -55,22 +55,23 @@ impl Cuda {
             }
             let len = tensor.len();
             let address = self.writable(tensor)?.write().address();
-            whole.push(Piece { owner: *owner, address, len });
+            whole.push(Chunk { owner: *owner, address, len });
+            peers.keep(tensor);
         }
         let rounds = rounds(&whole, size);
-        // Where the values of the others come to: piece after piece, rank after rank.
-        let padded = |piece: &Piece| piece.len.next_multiple_of(8);
-        let own = |piece: &&Piece| piece.owner == rank;
+        // Receive buffers: chunk after chunk, rank after rank.
+        let padded = |chunk: &Chunk| chunk.len.next_multiple_of(8);
+        let own = |chunk: &&Chunk| chunk.owner == rank;
         let need =
-            |round: &Vec<Piece>| round.iter().filter(own).map(padded).sum::<usize>() * (size - 1);
+            |round: &Vec<Chunk>| round.iter().filter(own).map(padded).sum::<usize>() * (size - 1);
         let scratch = peers.scratch_for(rounds.iter().map(need).max().unwrap_or(0))?;
         peers.follow_ops()?;
         for round in &rounds {
             let (mut moves, mut sums, mut free) = (Vec::new(), Vec::new(), scratch);
-            for piece in round {
-                let (address, bytes) = (piece.address, piece.len * size_of::<f32>());
-                if piece.owner != rank {
-                    moves.push(Move::Send { to: piece.owner, address, bytes });
+            for chunk in round {
+                let (address, bytes) = (chunk.address, chunk.len * size_of::<f32>());
+                if chunk.owner != rank {
+                    moves.push(Move::Send { to: chunk.owner, address, bytes });
                     continue;
                 }
                 let mut ranges = Vec::with_capacity(size);
@@ -81,14 +82,14 @@ impl Cuda {
                     }
                     moves.push(Move::Receive { from, address: free, bytes });
                     ranges.push(free);
-                    free += (padded(piece) * size_of::<f32>()) as u64;
+                    free += (padded(chunk) * size_of::<f32>()) as u64;
                 }
                 let mut steps = Vec::with_capacity(size - 1);
                 tree(&ranges, address, &mut steps);
-                sums.extend(steps.into_iter().map(|step| (step, piece.len)));
+                sums.extend(steps.into_iter().map(|step| (step, chunk.len)));
             }
             self.timed_on(peers.stream, "sum", || {
-                // SAFETY: the tensors and the scratch memory are live and large enough; the caller keeps the tensors.
+                // SAFETY: chunks lie inside their tensors, which `keep` holds, and receive buffers inside the scratch.
                 unsafe { peers.run(&moves)? };
                 for ([y, a, b], len) in sums {
                     // SAFETY: as above.
@@ -115,13 +116,14 @@ impl Cuda {
                 let others = (0..size).filter(|&other| other != rank);
                 moves.extend(others.map(|to| Move::Send { to, address, bytes }));
             } else {
-                // In place, kept as it is: two halves stay two halves.
+                // In place and in the stored format, which may be two halves.
                 let address = self.unshared(tensor)?.write().address();
                 moves.push(Move::Receive { from: *owner, address, bytes });
             }
+            peers.keep(tensor);
         }
         peers.follow_ops()?;
-        // SAFETY: the tensors are live; the caller keeps them.
+        // SAFETY: the ranges are those of the tensors, which `keep` holds.
         self.timed_on(peers.stream, "share", || unsafe { peers.run(&moves) })
     }
 }
@@ -135,8 +137,8 @@ impl PeerOps for Cuda {
 
     fn peer_bootstrap_id(&self, place: RankInfo) -> fox_tensor::Result<Vec<u8>> {
         self.gpu.bind()?;
-        peers::prepare_environment(place);
-        Ok(peers::invitation()?)
+        peers::check_environment(place)?;
+        Ok(peers::bootstrap_id()?)
     }
 
     fn join_peers(&self, place: RankInfo, invitation: &[u8]) -> fox_tensor::Result<String> {
@@ -156,9 +158,9 @@ impl PeerOps for Cuda {
     }
 
     fn abort_collectives(&self) {
-        self.connection.over.store(true, Ordering::SeqCst);
+        self.connection.aborted.store(true, Ordering::SeqCst);
         if let Some(peers) = self.connection.peers.get() {
-            // The thread that calls may never have used the GPU.
+            // The calling thread may never have used the GPU.
             let _ = self.gpu.bind();
             peers.abort();
         }

@@ -1,8 +1,7 @@
-//! A GPU's connection to those of other processes: a communicator, a stream and what runs on it.
+//! An NCCL communicator with a CUDA stream for its transfers.
 //!
-//! Nothing here blocks inside of NCCL. Every call returns at once, under a lock; whoever must wait asks again and again
-//! and sees when another thread has ended everything. So a rank that is lost can be reported at any moment, and no two
-//! threads are in NCCL at once.
+//! No call blocks inside NCCL: calls return at once, under a lock, and waiting threads poll. So another thread can abort
+//! at any moment when a rank is lost, and no two threads are in NCCL at the same time.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -10,101 +9,92 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{result, sys};
-use fox_tensor::RankInfo;
+use fox_tensor::{RankInfo, Tensor};
 
 use super::library::{Comm, Config, IN_PROGRESS, Nccl, UniqueId};
 use crate::timer::Event;
 use crate::{Buffer, Error, Gpu, Result};
 
-/// Scratch memory for what comes from others; tensors are sent in as large pieces as fit.
+/// Bytes of the receive buffer; tensors are sent in chunks that fit.
 const SCRATCH: usize = 64 << 20;
-/// Pieces begin at multiples of this many values, so that kernels can read several at once.
+/// Alignment of chunks in values, for vectorized loads.
 const ALIGN: usize = 128;
-/// NCCL's name for bytes: tensors travel as they are.
+/// NCCL's data type for bytes.
 const BYTES: c_int = 1;
-/// Looks at work in progress before a pause between them.
+/// Polls without a pause before pauses begin.
 const EAGER: usize = 4000;
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// A range of device memory that goes from one rank to another.
+/// A send or receive of a range of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Move {
     Send { to: usize, address: u64, bytes: usize },
     Receive { from: usize, address: u64, bytes: usize },
 }
 
-/// Values of a tensor that are summed at once.
+/// A chunk of a tensor that is reduced in one round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct Chunk {
     /// The rank that gets the sum.
     pub(super) owner: usize,
     pub(super) address: u64,
-    /// Values of f32.
+    /// Number of f32 values.
     pub(super) len: usize,
 }
 
-/// The connection.
+/// The communicator of a rank.
 pub(crate) struct Peers {
     pub(super) place: RankInfo,
     nccl: &'static Nccl,
-    /// Null once it is over.
+    /// Null after an abort.
     comm: Mutex<Handle>,
     pub(super) stream: sys::CUstream,
-    /// The last points of the two streams that the other one waited for.
+    /// Events that order the compute stream and this one.
     before: Event,
     after: Event,
     pub(super) scratch: Mutex<Option<Buffer<f32>>>,
+    /// Keeps the tensors of pending transfers alive until the compute stream waits for them.
+    pending: Mutex<Vec<Tensor>>,
     // Dropped last.
     gpu: Arc<Gpu>,
 }
 
 struct Handle(Comm);
 
-// SAFETY: NCCL's handles may be used from any thread, one at a time; the mutex sees to that.
+// SAFETY: NCCL's handles may be used from any thread, one at a time, which the mutex ensures.
 unsafe impl Send for Handle {}
 // SAFETY: streams and events may be used from any thread; the rest is behind mutexes.
 unsafe impl Send for Peers {}
 // SAFETY: as above.
 unsafe impl Sync for Peers {}
 
-/// The id by which ranks find each other.
-pub(super) fn invitation() -> Result<Vec<u8>> {
+/// A new bootstrap id, which rank 0 sends to all ranks.
+pub(super) fn bootstrap_id() -> Result<Vec<u8>> {
     let nccl = Nccl::get()?;
     let mut id = UniqueId([0; 128]);
-    // SAFETY: `id` is a valid place to write.
+    // SAFETY: `id` is valid for writes.
     nccl.check("ncclGetUniqueId", unsafe { (nccl.get_unique_id)(&mut id) })?;
     Ok(id.0.to_vec())
 }
 
-/// What NCCL must know before it begins: ranks may share a GPU only if they seem to be on different machines. They then
-/// exchange over sockets, which need no network.
-pub(super) fn prepare_environment(place: RankInfo) {
-    let default = |name: &str, value: String| {
-        if std::env::var_os(name).is_none() {
-            // SAFETY: the process has no other threads that read the environment: those of this program exchange
-            // heartbeats or wait, and NCCL's do not exist yet.
-            unsafe { std::env::set_var(name, value) };
-        }
-    };
-    if place.shares_device {
-        default("NCCL_HOSTID", format!("fox-rank-{}", place.rank));
-        if place.one_machine {
-            default("NCCL_SOCKET_IFNAME", "lo".into());
-            // One socket carries little more than a gigabyte in a second.
-            default("NCCL_SOCKET_NTHREADS", "4".into());
-            default("NCCL_NSOCKS_PERTHREAD", "2".into());
-        }
+/// Checks that NCCL accepts the ranks: those that share a GPU must seem to be on different machines.
+pub(super) fn check_environment(place: RankInfo) -> Result<()> {
+    if !place.shares_device || std::env::var_os("NCCL_HOSTID").is_some() {
+        return Ok(());
     }
+    let detail = "ranks share a GPU, which NCCL allows only with a different NCCL_HOSTID for each; set \
+        NCCL_HOSTID=rank-$RANK (and NCCL_SOCKET_IFNAME=lo on one machine), or give every rank its own GPU";
+    Err(Error::argument("nccl", detail))
 }
 
 impl Peers {
-    /// A connection that is not there yet; see [`Peers::join`].
+    /// A communicator that is not connected yet; see [`Peers::join`].
     pub(super) fn new(gpu: &Arc<Gpu>, place: RankInfo) -> Result<Peers> {
         gpu.bind()?;
         let kind = result::stream::StreamKind::NonBlocking;
         let (_, highest) = result::stream::get_priority_range()
             .map_err(|e| Error::driver("cuCtxGetStreamPriorityRange", e))?;
-        // What travels should not wait for the thread blocks of a large product.
+        // Transfers take priority over the thread blocks of large matmuls.
         let stream = result::stream::create_with_priority(kind, highest)
             .map_err(|e| Error::driver("cuStreamCreateWithPriority", e))?;
         Ok(Peers {
@@ -115,13 +105,14 @@ impl Peers {
             before: Event::record_on(gpu.stream())?,
             after: Event::record_on(stream)?,
             scratch: Mutex::default(),
+            pending: Mutex::default(),
             gpu: Arc::clone(gpu),
         })
     }
 
-    /// Connects with all others, which do the same with the same invitation. Returns the version of NCCL.
+    /// Connects with all ranks, which call this with the same bootstrap id; the version of NCCL.
     pub(super) fn join(&self, invitation: &[u8], over: impl Fn() -> bool) -> Result<String> {
-        let wrong = |_| Error::argument("peers", "the invitation has another length than NCCL's");
+        let wrong = |_| Error::argument("peers", "the bootstrap id does not have NCCL's length");
         let id = UniqueId(invitation.try_into().map_err(wrong)?);
         let (rank, size) = (self.place.rank as c_int, self.place.size as c_int);
         let config = Config::not_blocking();
@@ -129,7 +120,7 @@ impl Peers {
         if over() {
             return Err(self.ended());
         }
-        // SAFETY: the GPU's context is current, and the configuration lives until the call returns.
+        // SAFETY: the GPU's context is current, and the configuration outlives the call.
         let code = unsafe { (self.nccl.init_rank)(&mut comm.0, size, id, rank, &config) };
         drop(comm);
         self.nccl.check("ncclCommInitRank", code)?;
@@ -137,12 +128,12 @@ impl Peers {
         self.nccl.version()
     }
 
-    /// Ends everything, from any thread.
+    /// Aborts all transfers, from any thread.
     pub(super) fn abort(&self) {
         let mut comm = self.lock();
         let handle = std::mem::replace(&mut comm.0, ptr::null_mut());
         if !handle.is_null() {
-            // SAFETY: the handle is live, nobody else is in NCCL, and nobody finds it any more.
+            // SAFETY: the handle is live, the lock keeps other threads out, and they find a null handle afterwards.
             let _ = unsafe { (self.nccl.abort)(handle) };
         }
     }
@@ -152,10 +143,10 @@ impl Peers {
     }
 
     fn ended(&self) -> Error {
-        Error::driver("the exchange with other ranks", "it was ended because a rank is gone")
+        Error::driver("communication with other ranks", "aborted because a rank was lost")
     }
 
-    /// Waits until NCCL has queued what it was asked for.
+    /// Polls until NCCL has enqueued the pending call.
     fn settle(&self, call: &str) -> Result<()> {
         for looks in 0usize.. {
             let mut state = 0;
@@ -178,10 +169,10 @@ impl Peers {
         Ok(())
     }
 
-    /// Queues the moves, all at once. The other ranks queue their counterparts.
+    /// Enqueues transfers as one group. The other ranks enqueue their counterparts.
     ///
     /// # Safety
-    /// The ranges must belong to live buffers, which stay until the stream has passed.
+    /// The ranges must belong to buffers that stay alive until the stream has passed.
     pub(super) unsafe fn run(&self, moves: &[Move]) -> Result<()> {
         if moves.is_empty() {
             return Ok(());
@@ -192,8 +183,8 @@ impl Peers {
             return Err(self.ended());
         }
         let (nccl, stream) = (self.nccl, self.stream);
-        // SAFETY: the handle is live while the lock is held; the caller vouches for the ranges. A group that was begun
-        // is ended whatever happened in between, and then reports it.
+        // SAFETY: the handle is live while the lock is held; the caller vouches for the ranges. A started group is always
+        // ended, which reports its errors.
         unsafe {
             nccl.check("ncclGroupStart", (nccl.group_start)())?;
             let mut outcome = Ok(());
@@ -218,28 +209,37 @@ impl Peers {
         self.settle("sending tensors to other ranks")
     }
 
-    /// Lets the stream wait for all that the ops have queued.
+    /// Makes this stream wait for all work queued on the compute stream.
     pub(super) fn follow_ops(&self) -> Result<()> {
         self.gpu.bind()?;
-        self.before.again(self.gpu.stream())?;
-        self.before.hold_up(self.stream)
+        self.before.rerecord(self.gpu.stream())?;
+        self.before.make_wait(self.stream)
     }
 
-    /// Lets the ops wait for all that is queued here.
+    /// Keeps a tensor alive while transfers use its memory.
+    pub(super) fn keep(&self, tensor: &Tensor) {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push(tensor.clone());
+    }
+
+    /// Makes the compute stream wait for all transfers, and releases their tensors.
     pub(super) fn lead_ops(&self) -> Result<()> {
         self.gpu.bind()?;
-        self.after.again(self.stream)?;
-        self.after.hold_up(self.gpu.stream())
+        self.after.rerecord(self.stream)?;
+        self.after.make_wait(self.gpu.stream())?;
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(())
     }
 
-    /// Scratch memory for `len` values at least, and where it lies.
+    /// The address of scratch memory for at least `len` values.
     pub(super) fn scratch_for(&self, len: usize) -> Result<u64> {
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(buffer) = scratch.as_ref().filter(|buffer| buffer.len() >= len) {
             return Ok(buffer.address());
         }
-        // Memory that goes back to the pool belongs to the ops' stream.
-        self.lead_ops()?;
+        // The old buffer returns to the pool, whose memory is reused in the order of the compute stream.
+        self.gpu.bind()?;
+        self.after.rerecord(self.stream)?;
+        self.after.make_wait(self.gpu.stream())?;
         *scratch = None;
         let buffer = self.gpu.alloc::<f32>(len)?;
         Ok(scratch.insert(buffer).address())
@@ -249,15 +249,15 @@ impl Peers {
 impl Drop for Peers {
     fn drop(&mut self) {
         let _ = self.gpu.bind();
-        // All that was asked for is done: whoever leaves in good order has read results since. Others are gone.
+        // A rank that ends normally has read all results before; otherwise the transfers are lost anyway.
         self.abort();
         // SAFETY: created in `new`, not used any more.
         let _ = unsafe { result::stream::destroy(self.stream) };
     }
 }
 
-/// Cuts tensors into pieces, and those into rounds whose scratch memory is limited. The same at all ranks.
-pub(super) fn rounds(tensors: &[Piece], ranks: usize) -> Vec<Vec<Piece>> {
+/// Divides tensors into chunks, and these into rounds whose receive buffers fit. The same on all ranks.
+pub(super) fn rounds(tensors: &[Chunk], ranks: usize) -> Vec<Vec<Chunk>> {
     let most = (SCRATCH / size_of::<f32>() / (ranks - 1).max(1) / ALIGN).max(1) * ALIGN;
     let (mut rounds, mut round, mut room) = (Vec::new(), Vec::new(), most);
     for tensor in tensors {
@@ -265,7 +265,7 @@ pub(super) fn rounds(tensors: &[Piece], ranks: usize) -> Vec<Vec<Piece>> {
         while done < tensor.len {
             let len = (tensor.len - done).min(room);
             let address = tensor.address + (done * size_of::<f32>()) as u64;
-            round.push(Piece { address, len, ..*tensor });
+            round.push(Chunk { address, len, ..*tensor });
             done += len;
             room = room.saturating_sub(len.next_multiple_of(ALIGN));
             if room == 0 {
@@ -278,8 +278,8 @@ pub(super) fn rounds(tensors: &[Piece], ranks: usize) -> Vec<Vec<Piece>> {
     rounds
 }
 
-/// How a sum of several ranges is made in the order of the ranks: the additions `y = a + b`, `y` being `a` or `b`, such
-/// that the last one writes to `own`.
+/// Adds ranges as a binary tree in rank order: the additions `y = a + b`, where `y` is `a` or `b` and the last one writes to
+/// `own`.
 pub(super) fn tree(ranges: &[u64], own: u64, steps: &mut Vec<[u64; 3]>) -> u64 {
     if let [range] = ranges {
         return *range;
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_those_of_a_tree_and_end_at_the_owner() {
+    fn reduction_tree_ends_at_the_owner() {
         let mut random = fox_tensor::cases::Rng::new(5);
         for ranks in 1..=9usize {
             // The numbers of cases have so few bits that their sums are exact in any order.
@@ -326,12 +326,12 @@ mod tests {
     }
 
     #[test]
-    fn rounds_cover_every_value_once_within_the_scratch_memory() {
+    fn rounds_cover_every_value_once() {
         let sizes = [3, 40_000_000, 128, 1, 9_000_000];
         let mut address = 1 << 20;
         let mut tensors = Vec::new();
         for (i, len) in sizes.into_iter().enumerate() {
-            tensors.push(Piece { owner: i % 2, address, len });
+            tensors.push(Chunk { owner: i % 2, address, len });
             address += (len * 4).next_multiple_of(512) as u64;
         }
         for ranks in [2, 3, 8, 4096] {
@@ -343,11 +343,11 @@ mod tests {
             }
             for tensor in &tensors {
                 let end = tensor.address + 4 * tensor.len as u64;
-                let own = |p: &&Piece| (tensor.address..end).contains(&p.address);
+                let own = |p: &&Chunk| (tensor.address..end).contains(&p.address);
                 let mut at = tensor.address;
-                for piece in rounds.iter().flatten().filter(own) {
-                    assert_eq!((piece.address, piece.owner), (at, tensor.owner));
-                    at += 4 * piece.len as u64;
+                for chunk in rounds.iter().flatten().filter(own) {
+                    assert_eq!((chunk.address, chunk.owner), (at, tensor.owner));
+                    at += 4 * chunk.len as u64;
                 }
                 assert_eq!(at, end, "{ranks} ranks");
             }

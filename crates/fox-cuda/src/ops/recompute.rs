@@ -1,4 +1,4 @@
-//! Backward passes that give the result of the forward once more.
+//! Backward passes that also recompute the result of the forward.
 
 use fox_tensor::{
     Activation, GatedNormGrads, GatedNormInputs, NormGrads, NormSaved, RecomputeOps, Tensor,

@@ -52,21 +52,21 @@ macro_rules! pointer {
             type Device = u64;
             const TYPE: CppType =
                 CppType { name: T::NAME, pointer: $cpp, len: 0, is_struct: T::IS_STRUCT };
-            fn to_device(self, _: Place<'_>) -> Result<u64> {
+            fn to_device(self, _: ParamSite<'_>) -> Result<u64> {
                 Ok(self.0)
             }
-            fn hold(self, _: Place<'_>) -> Result<Held> {
-                Ok(Held::Word(self.0))
+            fn hold(self, _: ParamSite<'_>) -> Result<DriverParam> {
+                Ok(DriverParam::Word(self.0))
             }
         }
     };
 }
 pointer! {
-    /// A device address of values that a kernel writes; 0 where there are none.
+    /// A device address of values that a kernel writes; 0 for null.
     Ptr, "*"
 }
 pointer! {
-    /// A device address of values that a kernel only reads; 0 where there are none.
+    /// A device address of values that a kernel only reads; 0 for null.
     ConstPtr, " const*"
 }
 
@@ -76,53 +76,52 @@ impl<T> ConstPtr<T> {
     }
 }
 
-/// Where a value goes, for error messages.
+/// The kernel and parameter of a value, for error messages.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct ParamSite<'a> {
     /// The kernel, or the table that kernels read.
     pub(crate) kernel: &'a str,
     /// The parameter, or the field of a struct.
     pub(crate) field: &'static str,
 }
 
-/// A parameter as the driver copies it.
+/// A parameter in the form that the driver copies.
 #[derive(Debug)]
-pub(crate) enum Held {
-    /// At most a machine word. The driver reads as many of the low bytes as the parameter has: hosts of GPUs
-    /// are little-endian.
+pub(crate) enum DriverParam {
+    /// At most 8 bytes. The driver reads the low bytes: hosts of GPUs are little-endian.
     Word(u64),
-    /// Anything else.
+    /// A larger value.
     Value(Box<dyn Any>),
 }
 
-impl Held {
-    /// Where the value lies, as long as `self` stays in its place.
+impl DriverParam {
+    /// The address of the value, valid until `self` moves.
     pub(crate) fn address(&self) -> *const c_void {
         match self {
-            Held::Word(word) => ptr::from_ref(word).cast(),
-            Held::Value(value) => ptr::from_ref(&**value).cast(),
+            DriverParam::Word(word) => ptr::from_ref(word).cast(),
+            DriverParam::Value(value) => ptr::from_ref(&**value).cast(),
         }
     }
 }
 
-/// A value that a launch is given, and what the kernel sees of it.
+/// A kernel parameter: its host type and its device type.
 pub(crate) trait Param: Copy {
-    /// In memory that both see.
+    /// The type in device memory.
     type Device: Copy + Zeroable + 'static;
-    /// In the kernel's source.
+    /// The type in the kernel's source.
     const TYPE: CppType;
-    /// The conversion; an error where the value does not fit.
-    fn to_device(self, at: Place<'_>) -> Result<Self::Device>;
-    /// As a parameter of its own.
-    fn hold(self, at: Place<'_>) -> Result<Held> {
-        Ok(Held::Value(Box::new(self.to_device(at)?)))
+    /// Converts the value; an error if it does not fit.
+    fn to_device(self, at: ParamSite<'_>) -> Result<Self::Device>;
+    /// Converts the value to a single parameter.
+    fn hold(self, at: ParamSite<'_>) -> Result<DriverParam> {
+        Ok(DriverParam::Value(Box::new(self.to_device(at)?)))
     }
 }
 
 impl Param for usize {
     type Device = i32;
     const TYPE: CppType = CppType::value("int");
-    fn to_device(self, at: Place<'_>) -> Result<i32> {
+    fn to_device(self, at: ParamSite<'_>) -> Result<i32> {
         i32::try_from(self).map_err(|_| Error::TooLarge {
             kernel: at.kernel.to_owned(),
             field: at.field,
@@ -130,7 +129,7 @@ impl Param for usize {
             most: i32::MAX as usize,
         })
     }
-    fn hold(self, at: Place<'_>) -> Result<Held> {
+    fn hold(self, at: ParamSite<'_>) -> Result<DriverParam> {
         self.to_device(at)?.hold(at)
     }
 }
@@ -138,11 +137,11 @@ impl Param for usize {
 impl Param for bool {
     type Device = i32;
     const TYPE: CppType = CppType::value("int");
-    fn to_device(self, _: Place<'_>) -> Result<i32> {
+    fn to_device(self, _: ParamSite<'_>) -> Result<i32> {
         Ok(i32::from(self))
     }
-    fn hold(self, _: Place<'_>) -> Result<Held> {
-        Ok(Held::Word(u64::from(self)))
+    fn hold(self, _: ParamSite<'_>) -> Result<DriverParam> {
+        Ok(DriverParam::Word(u64::from(self)))
     }
 }
 
@@ -151,12 +150,12 @@ macro_rules! plain_params {
         $(impl Param for $type {
             type Device = $type;
             const TYPE: CppType = CppType::value($name);
-            fn to_device(self, _: Place<'_>) -> Result<$type> {
+            fn to_device(self, _: ParamSite<'_>) -> Result<$type> {
                 Ok(self)
             }
-            fn hold(self, _: Place<'_>) -> Result<Held> {
+            fn hold(self, _: ParamSite<'_>) -> Result<DriverParam> {
                 let bits: fn($type) -> u64 = $bits;
-                Ok(Held::Word(bits(self)))
+                Ok(DriverParam::Word(bits(self)))
             }
         })*
     };
@@ -173,7 +172,7 @@ where
 {
     type Device = [T::Device; N];
     const TYPE: CppType = CppType { len: N, ..T::TYPE };
-    fn to_device(self, at: Place<'_>) -> Result<Self::Device> {
+    fn to_device(self, at: ParamSite<'_>) -> Result<Self::Device> {
         let mut all = Self::Device::zeroed();
         for (to, from) in all.iter_mut().zip(self) {
             *to = from.to_device(at)?;
@@ -184,10 +183,10 @@ where
 
 /// The parameters of a kernel, or a struct among them, as [`kernel_params!`] defines them.
 pub(crate) trait KernelParams: Copy {
-    /// The same in C++.
+    /// The C++ declaration.
     const DECLARATION: Declaration;
-    /// Adds what the driver is given, in order.
-    fn hold_all(self, kernel: &str, held: &mut Vec<Held>) -> Result<()>;
+    /// Appends the driver's parameters, in order.
+    fn hold_all(self, kernel: &str, held: &mut Vec<DriverParam>) -> Result<()>;
 }
 
 /// Defines kernel parameters, one or several structs; see the head of this file.
@@ -247,7 +246,7 @@ macro_rules! kernel_params {
                 $($field: <$type as Param>::Device,)*
             }
             impl Device {
-                #[allow(dead_code)] // looked at for tables alone
+                #[allow(dead_code)] // used for tables alone
                 const FIELD_BYTES: usize = 0 $(+ size_of::<<$type as Param>::Device>())*;
             }
             // SAFETY: zeros are a value of every field.
@@ -262,11 +261,11 @@ macro_rules! kernel_params {
                 type Device = Device;
                 const TYPE: CppType =
                     CppType { is_struct: true, ..CppType::value(stringify!($name)) };
-                fn to_device(self, Place { kernel, .. }: Place<'_>) -> $crate::Result<Device> {
+                fn to_device(self, ParamSite { kernel, .. }: ParamSite<'_>) -> $crate::Result<Device> {
                     Ok(Device {
                         $($field: {
                             let field = stringify!($field);
-                            self.$field.to_device(Place { kernel, field })?
+                            self.$field.to_device(ParamSite { kernel, field })?
                         },)*
                     })
                 }
@@ -284,13 +283,13 @@ macro_rules! kernel_params {
                         offset: core::mem::offset_of!(Device, $field),
                     }),*],
                 };
-                fn hold_all(self, kernel: &str, held: &mut Vec<Held>) -> $crate::Result<()> {
+                fn hold_all(self, kernel: &str, held: &mut Vec<DriverParam>) -> $crate::Result<()> {
                     match Self::DECLARATION.kind {
-                        Kind::Struct => held.push(self.hold(Place { kernel, field: "" })?),
+                        Kind::Struct => held.push(self.hold(ParamSite { kernel, field: "" })?),
                         Kind::List => {
                             $({
                                 let field = stringify!($field);
-                                held.push(self.$field.hold(Place { kernel, field })?);
+                                held.push(self.$field.hold(ParamSite { kernel, field })?);
                             })*
                         }
                     }
@@ -302,12 +301,12 @@ macro_rules! kernel_params {
 }
 pub(crate) use kernel_params;
 
-/// Rows of a table as the device has them; `table` is its name for error messages.
+/// Converts the rows of a table; `table` is its name for error messages.
 pub(crate) fn rows<T: Param>(table: &str, rows: &[T]) -> Result<Vec<T::Device>> {
-    rows.iter().map(|row| row.to_device(Place { kernel: table, field: "" })).collect()
+    rows.iter().map(|row| row.to_device(ParamSite { kernel: table, field: "" })).collect()
 }
 
 /// A number of a table that has no struct.
 pub(crate) fn int(table: &str, field: &'static str, value: usize) -> Result<i32> {
-    value.to_device(Place { kernel: table, field })
+    value.to_device(ParamSite { kernel: table, field })
 }

@@ -34,7 +34,7 @@ kernel_params! {
     }
 }
 
-fn held(params: impl KernelParams) -> Result<Vec<Held>> {
+fn held(params: impl KernelParams) -> Result<Vec<DriverParam>> {
     let mut held = Vec::new();
     params.hold_all("probe_fwd", &mut held)?;
     Ok(held)
@@ -43,7 +43,7 @@ fn held(params: impl KernelParams) -> Result<Vec<Held>> {
 const TOO_LARGE: usize = i32::MAX as usize + 1;
 
 #[test]
-fn the_declaration_is_the_rust_struct() {
+fn declaration_matches_the_rust_struct() {
     let expected = "\
 struct alignas(8) Probe {
     int rows;
@@ -68,13 +68,13 @@ static_assert(OFFSET(Probe, eps) == 28, \"in Rust OFFSET(Probe, eps) is 28\");
 }
 
 #[test]
-fn parameters_arrive_in_order_as_the_driver_reads_them() {
+fn parameters_keep_their_order() {
     let p = Probe { rows: 7, wide: true, x: 0x1234_5678_9abc.into(), sizes: [1, 2, 3], eps: 0.5 };
     let list = ProbeList { y: 99.into(), p, count: 1 << 40, rows: 5, value: -1.5, shift: -2 };
     let held = held(list).unwrap();
     let words = held.iter().map(|held| match held {
-        Held::Word(word) => Some(*word),
-        Held::Value(_) => None,
+        DriverParam::Word(word) => Some(*word),
+        DriverParam::Value(_) => None,
     });
     let expected = [
         Some(99),
@@ -101,8 +101,8 @@ fn parameters_arrive_in_order_as_the_driver_reads_them() {
 }
 
 #[test]
-fn a_number_that_does_not_fit_names_kernel_field_and_value() {
-    let message = |result: Result<Vec<Held>>| result.err().map(|e| e.to_string());
+fn rejects_numbers_that_do_not_fit() {
+    let message = |result: Result<Vec<DriverParam>>| result.err().map(|e| e.to_string());
     let said = |field: &str| {
         Some(format!(
             "kernel probe_fwd: {field} is 2147483648, and it can be at most 2147483647; give the op less at a time"
@@ -140,7 +140,7 @@ fn compiled(params: &'static [Declaration]) -> Result<()> {
 }
 
 #[test]
-fn a_struct_that_differs_does_not_compile() {
+fn mismatched_struct_does_not_compile() {
     if !nvrtc_is_present() {
         println!("skipped: libnvrtc was not found");
         return;

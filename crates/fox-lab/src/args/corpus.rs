@@ -1,4 +1,4 @@
-//! What models are evaluated on: the held-out part of a run's own data, or what a user names.
+//! Evaluation data: the held-out documents of a run, or data that the user names.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use fox_train::{Recipe, RunFolder};
 
 use super::subjects::Opened;
 
-/// Held-out documents for a model: those at `path`, or those of its own run; without either, documents of the embedded
-/// corpus as it comes. A `path` is prepared data, a Zarr array, text, or a run folder, whose data are then taken.
+/// Held-out documents for a model: those at `path`, or those of its run; without either, documents of the embedded
+/// corpus. `path` is prepared data, a Zarr array, text, or a run folder, whose data are used.
 pub fn documents(
     path: Option<&Path>,
     opened: &Opened,
@@ -25,7 +25,7 @@ pub fn documents(
     documents_of(Split::HeldOut, path, opened, tokenizer, length, count)
 }
 
-/// The same of either split.
+/// The same for either split.
 pub fn documents_of(
     split: Split,
     path: Option<&Path>,
@@ -42,9 +42,9 @@ pub fn documents_of(
         (None, Some(run)) => of_run(split, &run.recipe, &run.folder, length),
         (None, None) => {
             let data = synthetic(split, SyntheticConfig::default(), length);
-            if tokenizer.is_ok_and(|own| own.identity().to_string() != data.tokenizer_identity()) {
+            if tokenizer.is_ok_and(|t| t.identity().to_string() != data.tokenizer_identity()) {
                 bail!(
-                    "the model has a tokenizer of its own; give it text or prepared data with --data"
+                    "the model has another tokenizer than the embedded corpus; give text or prepared data with --data"
                 );
             }
             Ok(Arc::new(data))
@@ -60,12 +60,12 @@ pub fn synthetic_config(opened: &Opened, tokenizer: &Tokenizer) -> Option<Synthe
     }
 }
 
-/// Whether there is anything to evaluate a model on that nobody has named.
+/// Whether a model has default evaluation data: that of its run, or the embedded corpus.
 pub fn has_own(opened: &Opened, tokenizer: &Tokenizer) -> bool {
     opened.run.is_some() || matches!(tokenizer, Tokenizer::Synthetic(_))
 }
 
-/// The first `length` tokens of the first held-out document, or all of the longest when none has as many.
+/// The first `length` tokens of the first held-out document that has them, else all of the longest.
 pub fn first_tokens(data: &dyn Dataset, length: usize) -> Result<Vec<u32>> {
     let length = length.min(data.lengths().longest() as usize);
     let Some(DocumentChunk { document, .. }) = DocumentChunks::new(data.lengths(), length).next()
@@ -114,7 +114,7 @@ fn of_run(split: Split, recipe: &Recipe, folder: &Path, length: usize) -> Result
     let run = folder.display();
     if let Some(task) = &recipe.data.task {
         bail!(
-            "{run} was trained on the task {}, which is no text; use `fox eval accuracy`",
+            "{run} was trained on the task {}, which has no text; use `fox eval accuracy`",
             task.name
         );
     }
@@ -128,7 +128,7 @@ fn of_run(split: Split, recipe: &Recipe, folder: &Path, length: usize) -> Result
     }
 }
 
-/// Documents of the embedded corpus, as long as they need be.
+/// Documents of the embedded corpus with at least `length` tokens.
 fn synthetic(split: Split, config: SyntheticConfig, length: usize) -> SyntheticDataset {
     let document_len = config.document_len.max(length as u64);
     let config = SyntheticConfig { document_len, ..config };
@@ -149,7 +149,7 @@ fn at(
     let as_tokens = open_dataset(path, split, tokenizer.as_ref().ok(), Verify::Structure);
     match as_tokens {
         Err(fox_data::Error::NotADataset { .. }) if split == Split::Train => bail!(
-            "{} is text or nothing, which has no part that was trained on; --split train is for prepared data and runs",
+            "{} has no training split; --split train is for prepared data and runs",
             path.display()
         ),
         Err(fox_data::Error::NotADataset { .. }) => {}
@@ -162,7 +162,7 @@ fn at(
         let ids = tokenizer.encode(&document?.text)?;
         long_enough += u64::from(ids.len() >= length);
         documents.push(ids);
-        // The first pieces of these are all that will be read.
+        // Only the first `length` tokens of these documents are used.
         if long_enough >= count {
             documents.iter_mut().for_each(|ids| ids.truncate(length));
             break;

@@ -63,8 +63,6 @@ pub fn parse_threads(text: &str) -> Result<usize, String> {
 struct Options {
     /// Fill fresh memory with NaN.
     poison: bool,
-    /// On a GPU, decode steps op by op.
-    op_by_op: bool,
     /// Local rank and number of local processes.
     place: Option<(usize, usize)>,
 }
@@ -107,11 +105,6 @@ impl DeviceArgs {
     pub fn open_at(&self, placement: Option<&Placement>) -> Result<Device> {
         let place = placement.map(|place| (place.local_rank, place.local_size));
         self.open_in(Precision::Bf16, Options { place, ..Options::default() })
-    }
-
-    /// The same; a GPU decodes op by op even where one launch could do the whole step.
-    pub fn open_op_by_op(&self) -> Result<Device> {
-        self.open_in(Precision::Bf16, Options { op_by_op: true, ..Options::default() })
     }
 
     /// Opens the device to compare its results with a reference: f32 by default.
@@ -165,12 +158,12 @@ impl DeviceArgs {
     }
 
     fn open_in(&self, default: Precision, options: Options) -> Result<Device> {
-        let Options { poison, op_by_op, place } = options;
+        let Options { poison, place } = options;
         let precision = self.precision.map_or(default, Precision::from);
         let open_gpu = || -> fox_cuda::Result<Device> {
             let gpu = Gpu::new(self.gpu.or(place.map(|(rank, _)| rank)).unwrap_or(0))?;
             gpu.poison(poison);
-            Ok(Device::new(Cuda::new(gpu, precision)?.op_by_op(op_by_op)))
+            Ok(Device::new(Cuda::new(gpu, precision)?))
         };
         match self.device {
             DeviceName::Cuda => return Ok(open_gpu()?),

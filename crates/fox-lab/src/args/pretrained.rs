@@ -35,7 +35,7 @@ fn find(candidates: &[PathBuf]) -> Result<String> {
     let there = candidates.iter().find(|path| path.join("config.json").is_file());
     let Some(path) = there.and_then(|path| path.canonicalize().ok()) else {
         bail!(
-            "no model was named, and the pretrained {FOLDER} of the repository is not installed; name a checkpoint or \
+            "no model was given, and the pretrained {FOLDER} of the repository is not installed; name a checkpoint or \
              run folder"
         );
     };
@@ -56,7 +56,7 @@ mod tests {
     fn missing_pretrained_model_is_one_sentence() {
         let error = find(&[PathBuf::from("/does/not/exist")]).unwrap_err().to_string();
         assert!(
-            error.starts_with("no model was named") && error.contains("name a checkpoint"),
+            error.starts_with("no model was given") && error.contains("name a checkpoint"),
             "{error}"
         );
     }

@@ -1,4 +1,4 @@
-//! The models of an evaluation: what they are called, and where their weights are.
+//! Model arguments: `PATH` or `NAME=PATH` of a checkpoint or run folder.
 
 use std::path::{Path, PathBuf};
 
@@ -13,17 +13,17 @@ use fox_train::{Recipe, RunFolder};
 use super::hints;
 use crate::output;
 
-/// A model that was named, but not opened yet.
+/// A model argument that is not opened yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named {
-    /// What reports call it; no two models of a command have the same name.
+    /// Name in reports; unique within a command.
     pub name: String,
     path: PathBuf,
 }
 
 impl Named {
-    /// The models of a command, each `PATH` or `NAME=PATH`. Without a name, a model is called after its folder; where
-    /// folders have the same name, the folders above tell them apart.
+    /// Parses the models of a command, each `PATH` or `NAME=PATH`. Without a name, a model is named after its folder;
+    /// equal folder names get the distinguishing parent folders in parentheses.
     pub fn all(arguments: &[String]) -> Result<Vec<Named>> {
         let parsed: Vec<(Option<&str>, &Path)> = arguments.iter().map(|a| parse(a)).collect();
         let paths: Vec<PathBuf> = parsed
@@ -46,7 +46,7 @@ impl Named {
         Ok(models)
     }
 
-    /// Reads the model.
+    /// Loads the model.
     pub fn open(&self, device: &Device) -> Result<Opened> {
         let Named { name, path } = self;
         let export = path.join("export");
@@ -57,14 +57,14 @@ impl Named {
             true => path.clone(),
         };
         let run = match RunFolder::around(&folder) {
-            Some(run) => Some(Run { recipe: RunFolder::recipe(&run)?, folder: run }),
+            Some(run) => Some(ModelRun { recipe: RunFolder::recipe(&run)?, folder: run }),
             None => None,
         };
         let model = Model::from_checkpoint(&folder, device)?;
         Ok(Opened { name: name.clone(), folder, model, run })
     }
 
-    /// A run that has exported nothing yet, as its newest checkpoint has it.
+    /// Loads the newest checkpoint of a run without an export.
     fn open_unfinished(&self, device: &Device) -> Result<Opened> {
         let recipe = RunFolder::recipe(&self.path)?;
         let newest = RunFolder::newest_model(&self.path, None, device)?;
@@ -78,28 +78,28 @@ impl Named {
             name: format!("{}@{}", self.name, newest.step),
             folder: newest.folder,
             model: newest.model,
-            run: Some(Run { folder: self.path.clone(), recipe }),
+            run: Some(ModelRun { folder: self.path.clone(), recipe }),
         })
     }
 }
 
-/// A model that was opened.
+/// A loaded model.
 pub struct Opened {
-    /// What reports call it.
+    /// Name in reports.
     pub name: String,
     /// The checkpoint's folder.
     pub folder: PathBuf,
     /// The model.
     pub model: Model,
-    /// The run it comes from, when its folder lies in one.
-    pub run: Option<Run>,
+    /// The run that it belongs to.
+    pub run: Option<ModelRun>,
 }
 
-/// Where a model was trained, and how.
-pub struct Run {
+/// The run of a model.
+pub struct ModelRun {
     /// The run folder.
     pub folder: PathBuf,
-    /// What it was trained with.
+    /// Its recipe.
     pub recipe: Recipe,
 }
 
@@ -110,35 +110,35 @@ impl Opened {
         models.remove(0).open(device)
     }
 
-    /// For the evaluation; `training_length` overrules what the checkpoint says.
+    /// The subject of evaluations; `training_length` overrides that of the checkpoint.
     pub fn subject(&self, training_length: Option<usize>) -> Subject<'_> {
-        let told = self.model.config().max_position_embeddings;
+        let default = self.model.config().max_position_embeddings;
         Subject {
             name: &self.name,
             model: &self.model,
-            training_length: Some(training_length.unwrap_or(told)),
+            training_length: Some(training_length.unwrap_or(default)),
         }
     }
 
-    /// Which attention blocks may be skipped: as in the evaluations of its training.
+    /// Attention pruning, as in the evaluations during training.
     pub fn pruning(&self) -> Pruning {
         self.run.as_ref().map_or(Pruning::Config, |run| run.recipe.forward_options().pruning)
     }
 
-    /// The tokenizer that was asked for, or the model's own.
-    pub fn tokenizer(&self, asked: Option<&str>) -> Result<Tokenizer> {
-        if let Some(name) = asked {
+    /// The named tokenizer, or that of the model.
+    pub fn tokenizer(&self, name: Option<&str>) -> Result<Tokenizer> {
+        if let Some(name) = name {
             return Ok(Tokenizer::from_name(name)?);
         }
         if let Some(task) = self.run.as_ref().and_then(|run| run.recipe.data.task.as_ref()) {
             bail!(
-                "{} was trained on the task {}, which is no text; use `fox eval accuracy`",
+                "{} was trained on the task {}, which has no text; use `fox eval accuracy`",
                 self.name,
                 task.name
             );
         }
         let stored = Tokenizer::load(&self.folder);
-        // A checkpoint has none beside it; the data of its run do.
+        // A training checkpoint has no tokenizer; the data of its run have one.
         let of_run = || RunData::open(&self.run.as_ref()?.recipe).ok()?.tokenizer;
         match stored {
             Err(error) => {
@@ -157,17 +157,17 @@ fn parse(argument: &str) -> (Option<&str>, &Path) {
     }
 }
 
-/// The parts of a path that say something, the last one first.
-fn telling_parts(path: &Path) -> Vec<String> {
-    const SILENT: [&str; 4] = ["export", "model", "checkpoint", "checkpoints"];
+/// The distinctive components of a path, the last one first.
+fn components(path: &Path) -> Vec<String> {
+    const GENERIC: [&str; 4] = ["export", "model", "checkpoint", "checkpoints"];
     let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     let names = full.iter().rev().filter_map(|part| part.to_str());
-    names.filter(|name| !SILENT.contains(name) && *name != "/").map(String::from).collect()
+    names.filter(|name| !GENERIC.contains(name) && *name != "/").map(String::from).collect()
 }
 
-/// The last part of every path; where some agree, those above it that tell them apart, in parentheses.
+/// The last component of every path; equal ones get the distinguishing parents in parentheses.
 fn folder_names(paths: &[PathBuf]) -> Result<Vec<String>> {
-    let parts: Vec<Vec<String>> = paths.iter().map(|path| telling_parts(path)).collect();
+    let parts: Vec<Vec<String>> = paths.iter().map(|path| components(path)).collect();
     let last = |i: usize| parts[i].first().map_or("model", String::as_str);
     let mut names = Vec::new();
     for i in 0..parts.len() {
@@ -202,13 +202,13 @@ mod tests {
 
     #[test]
     fn names_come_from_folders_and_are_unique() {
-        let told = |arguments: &[&str]| names(arguments).unwrap();
-        assert_eq!(told(&["/runs/tiny/export"]), ["tiny"]);
-        assert_eq!(told(&["/a/tiny", "/b/tiny", "/b/other"]), ["tiny (a)", "tiny (b)", "other"]);
-        assert_eq!(told(&["/a/x/tiny", "/b/x/tiny"]), ["tiny (a/x)", "tiny (b/x)"]);
-        assert_eq!(told(&["mine=/a/tiny", "/b/tiny"]), ["mine", "tiny"]);
+        let named = |arguments: &[&str]| names(arguments).unwrap();
+        assert_eq!(named(&["/runs/tiny/export"]), ["tiny"]);
+        assert_eq!(named(&["/a/tiny", "/b/tiny", "/b/other"]), ["tiny (a)", "tiny (b)", "other"]);
+        assert_eq!(named(&["/a/x/tiny", "/b/x/tiny"]), ["tiny (a/x)", "tiny (b/x)"]);
+        assert_eq!(named(&["mine=/a/tiny", "/b/tiny"]), ["mine", "tiny"]);
         // A path may be the end of another one.
-        assert_eq!(told(&["/x/tiny", "/a/x/tiny"]), ["tiny (x)", "tiny (a/x)"]);
+        assert_eq!(named(&["/x/tiny", "/a/x/tiny"]), ["tiny (x)", "tiny (a/x)"]);
         assert_eq!(
             names(&["/a/tiny", "/a/tiny/export"]).unwrap_err(),
             "/a/tiny and /a/tiny/export are the same model; give them other names with NAME=PATH"

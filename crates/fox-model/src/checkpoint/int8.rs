@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_each_block_of_a_row_by_its_largest_value() {
+    fn quantizes_blocks_by_their_largest_value() {
         // Two blocks per row, of 64 and 6 columns, with different ranges.
         let (rows, cols) = (3, 70);
         let value = |i: usize| match (i / cols, i % cols) {

@@ -8,7 +8,7 @@ mod request;
 mod wire;
 
 pub(crate) use events::Events;
-pub(crate) use prompt::{Prompt, id_list, longest_token};
+pub(crate) use prompt::{Prompt, id_list};
 pub(crate) use request::Kind;
 
 use std::sync::Arc;

@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-use fox_data::{Gpt2Tokenizer, Tokenizer};
+use fox_data::Tokenizer;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 
-/// Bytes of the longest token, for tokenizers whose vocabulary is not searched for it.
-const LONG_TOKEN: usize = 256;
+/// Bytes of a chunk of a long text whose tokens are counted before the text is tokenized.
+const COUNT_CHUNK: usize = 16 << 10;
 
 /// Token ids to continue.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,9 +23,8 @@ pub(crate) struct Prompt {
 impl Prompt {
     /// A text, with the start marker in front when `mark` is set.
     pub fn text(app: &App, text: &str, mark: bool) -> ApiResult<Prompt> {
-        // Tokenizing a text that cannot fit would be wasted work.
         let context = app.engine.options().max_context;
-        if text.len() > context.saturating_mul(app.longest_token) {
+        if has_more_tokens(&app.tokenizer, text, context.saturating_mul(2))? {
             let message =
                 format!("a text of {} bytes exceeds the context of {context} tokens", text.len());
             return Err(ApiError::invalid("prompt", message).with_code("context_length_exceeded"));
@@ -61,15 +60,27 @@ impl Prompt {
     }
 }
 
-/// Upper bound on the bytes of text that a token stands for.
-pub(crate) fn longest_token(tokenizer: &Tokenizer) -> usize {
-    match tokenizer {
-        Tokenizer::Bytes(_) => 1,
-        Tokenizer::Gpt2(_) | Tokenizer::JsonGpt2(_) => {
-            Gpt2Tokenizer.tokens().iter().map(Vec::len).max().unwrap_or(LONG_TOKEN)
-        }
-        _ => LONG_TOKEN,
+/// Whether a text has more than about `most` tokens, at the cost of tokenizing so many.
+///
+/// A tokenizer of the Hugging Face library takes hundreds of bytes and a microsecond per token, so a text that is far too
+/// long must not be tokenized. Chunks are counted separately; their boundaries change the sum by a few tokens each.
+fn has_more_tokens(tokenizer: &Tokenizer, text: &str, most: usize) -> ApiResult<bool> {
+    if text.len() <= most {
+        return Ok(false);
     }
+    let (mut rest, mut tokens) = (text, 0);
+    while !rest.is_empty() && tokens <= most {
+        let ends = (0..=COUNT_CHUNK.min(rest.len())).rev();
+        let end = ends.into_iter().find(|&at| rest.is_char_boundary(at)).unwrap_or(rest.len());
+        // Before a space, where most tokenizers split anyway.
+        let cut = match rest[..end].rfind(' ') {
+            Some(at) if at > 0 && end < rest.len() => at,
+            _ => end,
+        };
+        tokens += tokenizer.encode(&rest[..cut])?.len();
+        rest = &rest[cut..];
+    }
+    Ok(tokens > most)
 }
 
 /// Token ids as a JSON list, for fields other than `prompt`.
@@ -208,5 +219,22 @@ impl<'de> Visitor<'de> for ElementSeed {
             position += 1;
         }
         Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_tokens_up_to_a_limit() {
+        for (name, word, bytes_per_token) in [("bytes", "é", 1), ("gpt2", " fox", 4)] {
+            let tokenizer = Tokenizer::from_name(name).unwrap();
+            let text = word.repeat(100_000);
+            let tokens = text.len() / bytes_per_token;
+            for (most, expected) in [(1000, true), (tokens - 100, true), (tokens + 100, false)] {
+                assert_eq!(has_more_tokens(&tokenizer, &text, most).unwrap(), expected, "{name}");
+            }
+        }
     }
 }

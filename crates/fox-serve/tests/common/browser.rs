@@ -148,7 +148,7 @@ impl Browser {
         self.click_at(selector, 0.5, 0.5);
     }
 
-    /// Clicks into an element, at shares of its width and height.
+    /// Clicks into an element, at fractions of its width and height.
     pub fn click_at(&mut self, selector: &str, across: f64, down: f64) {
         self.mouse(&["mouseMoved", "mousePressed", "mouseReleased"], selector, across, down);
     }

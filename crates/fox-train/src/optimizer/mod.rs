@@ -4,7 +4,7 @@
 //! else is the same for all of them and done by the [`Updater`]: clipping the gradient by its norm, leaving
 //! out a gradient that is not finite, holding the state by name for checkpoints, and averaging the weights.
 //!
-//! A new optimizer is a file here that implements [`Rule`], and a line in the list of [`registry`].
+//! A new optimizer is a file here that implements [`Rule`], with a `mod` line and an entry of `OPTIMIZERS` below.
 
 mod adamw;
 mod ema;
@@ -27,6 +27,10 @@ pub use muon::{Muon, Scale};
 pub use registry::{OptimizerRecipe, Rule, optimizer_names};
 
 use crate::Result;
+
+/// The optimizers that a recipe can name. The first is the default.
+const OPTIMIZERS: &[registry::Entry] =
+    &[registry::Entry::of::<AdamW>(), registry::Entry::of::<Muon>()];
 
 /// A parameter that a step changes.
 #[derive(Debug)]

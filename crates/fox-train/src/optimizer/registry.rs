@@ -4,12 +4,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::{AdamW, Muon, Optimizer};
+use super::{OPTIMIZERS, Optimizer};
 use crate::recipe::{nearest, typed};
 use crate::{Error, Result};
-
-/// All of them. The first is the default.
-const OPTIMIZERS: [Entry; 2] = [Entry::of::<AdamW>(), Entry::of::<Muon>()];
 
 const SECTION: &str = "optimizer";
 
@@ -27,14 +24,14 @@ pub trait Rule: Optimizer + Default + Serialize + DeserializeOwned + 'static {
 type RuleAndSettings = (Box<dyn Optimizer>, Table);
 
 /// A rule without its type.
-struct Entry {
+pub(super) struct Entry {
     name: &'static str,
     /// From the settings that a recipe gives; the first argument is the recipe's name.
     read: fn(&str, Table) -> Result<RuleAndSettings>,
 }
 
 impl Entry {
-    const fn of<R: Rule>() -> Entry {
+    pub(super) const fn of<R: Rule>() -> Entry {
         Entry { name: R::NAME, read: read_rule::<R> }
     }
 
@@ -50,8 +47,7 @@ pub fn optimizer_names() -> impl Iterator<Item = &'static str> {
 }
 
 fn find(origin: &str, name: &str) -> Result<&'static Entry> {
-    const ALL: &[Entry] = &OPTIMIZERS;
-    ALL.iter().find(|entry| entry.name == name).ok_or_else(|| {
+    OPTIMIZERS.iter().find(|entry| entry.name == name).ok_or_else(|| {
         let known: Vec<&str> = optimizer_names().collect();
         let detail = format!("is \"{name}\"; there are {}", known.join(" and "));
         Error::value(origin, "optimizer.name", detail)
@@ -158,7 +154,7 @@ impl OptimizerRecipe {
 fn check_keys(origin: &str, entry: &Entry, keys: &Table) -> Result<()> {
     let known = entry.keys()?;
     let Some(key) = keys.keys().find(|key| !known.contains(key)) else { return Ok(()) };
-    for other in &OPTIMIZERS {
+    for other in OPTIMIZERS {
         if other.keys()?.contains(key) {
             let detail = format!(
                 "is a key of {}, not of {}; set optimizer.name=\"{}\" or leave it out",

@@ -114,6 +114,7 @@ fn start(args: &Args) -> Result<Ranks> {
     let count = args.gpus.or(args.ranks).unwrap_or(1);
     // Without it a machine that lacks a GPU or a driver would compute on its CPU.
     let device: &[&str] = if args.gpus.is_some() { &["--device", "cuda"] } else { &[] };
+    let shares_gpu = args.command.iter().any(|word| word == "--gpu" || word.starts_with("--gpu="));
     for rank in 0..count {
         let mut command = signals::child_process()?;
         command
@@ -126,6 +127,19 @@ fn start(args: &Args) -> Result<Ranks> {
             .env("MASTER_ADDR", "127.0.0.1")
             .env("FOX_PORT", port.to_string())
             .env(Secret::VARIABLE, secret.text());
+        if shares_gpu {
+            // NCCL connects ranks on one GPU only if they seem to be on different machines, by sockets.
+            let host = format!("fox-rank-{rank}");
+            let settings = [
+                ("NCCL_HOSTID", host.as_str()),
+                ("NCCL_SOCKET_IFNAME", "lo"),
+                // One socket carries little more than 1 GB/s.
+                ("NCCL_SOCKET_NTHREADS", "4"),
+                ("NCCL_NSOCKS_PERTHREAD", "2"),
+            ];
+            let unset = settings.into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
+            command.envs(unset);
+        }
         if rank > 0 {
             command.stdout(Stdio::null()).stderr(Stdio::piped());
         }

@@ -11,23 +11,21 @@ use super::Attention;
 use super::tiles::{self, Features, TileConfig};
 use super::tiling::Tiling;
 use crate::launch::Kernel;
-use crate::recent::Recent;
+use crate::lru::LruCache;
 use crate::{Buffer, Float, Gpu, Result, Source};
 
 /// Launch cache of a GPU.
 #[derive(Default)]
 pub(crate) struct LaunchCache {
     /// By segments and tile sizes.
-    pub(super) tilings: Recent<(Segments, usize, usize), Tiling>,
-    tiles: Recent<TileKey, TileConfig>,
-    kernels: Recent<(Source, &'static str, Variant), Kernel>,
+    pub(super) tilings: LruCache<(Segments, usize, usize), Tiling>,
+    tiles: LruCache<TileKey, TileConfig>,
     zeros: ZeroArena,
 }
 
 impl LaunchCache {
     pub(crate) fn clear(&self) {
         self.tilings.clear();
-        self.kernels.clear();
         self.zeros.clear();
     }
 }
@@ -100,9 +98,7 @@ impl<T: Float> Attention<'_, T> {
         variant: Variant,
         defines: impl FnOnce() -> Vec<String>,
     ) -> Result<Arc<Kernel>> {
-        self.gpu.bind()?;
-        let kernels = &self.gpu.attention.kernels;
-        kernels.get((source, entry, variant), || self.gpu.kernel(source, &defines(), entry))
+        self.gpu.cached_kernel(source, entry, variant, |_| defines())
     }
 
     /// Zeroed memory for `len` integers.

@@ -9,8 +9,8 @@ use super::forward::{ForwardTile, PlanForward, PlanScan, PlanScatter, SortParams
 use super::tiles::TileConfig;
 use super::tiling::{BlockRef, PlanKey, Segment, Tiling};
 use crate::backend::f32_buffer;
+use crate::lru::LruCache;
 use crate::params::{ConstPtr, Float2, Int2, KernelParams, Ptr, Real, kernel_params};
-use crate::recent::Recent;
 use crate::source::source;
 use crate::{Buffer, Float, Result, Source};
 
@@ -116,7 +116,7 @@ impl<T: Float> Attention<'_, T> {
     pub(super) fn plan<P>(
         &self,
         tiling: &Tiling,
-        kept: &Recent<PlanKey, P>,
+        kept: &LruCache<PlanKey, P>,
         make: impl FnOnce(Option<&Buffer<f32>>) -> Result<P>,
     ) -> Result<Arc<P>> {
         match self.logit_bounds(tiling)? {

@@ -8,8 +8,8 @@ use super::Attention;
 use super::backward::BackwardPlan;
 use super::forward::ForwardPlan;
 use super::tiles::TileConfig;
+use crate::lru::LruCache;
 use crate::params::{self, Param, kernel_params};
-use crate::recent::Recent;
 use crate::{Buffer, Error, Float, Gpu, Result};
 
 /// Positions per block of the gate scans; the kernels' `CHUNK`.
@@ -68,8 +68,8 @@ pub(crate) struct Tiling {
     /// Rows covered by segments.
     pub(super) q_covered: usize,
     pub(super) k_covered: usize,
-    pub(super) forward_plans: Recent<PlanKey, ForwardPlan>,
-    pub(super) backward_plans: Recent<PlanKey, BackwardPlan>,
+    pub(super) forward_plans: LruCache<PlanKey, ForwardPlan>,
+    pub(super) backward_plans: LruCache<PlanKey, BackwardPlan>,
 }
 
 impl Tiling {
@@ -119,8 +119,8 @@ impl Tiling {
             longest_k,
             q_covered,
             k_covered,
-            forward_plans: Recent::default(),
-            backward_plans: Recent::default(),
+            forward_plans: LruCache::default(),
+            backward_plans: LruCache::default(),
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use fox_tensor::{ConvGrads, ConvInputs, ConvOps, ConvSpec, DType, Tensor};
 
-use super::pieces::activation_code;
+use super::head_fragments::activation_code;
 use crate::backend::launcher::{Op, Variant};
 use crate::backend::rows::{RowInfo, RowTable};
 use crate::backend::{Cuda, Operand, address};

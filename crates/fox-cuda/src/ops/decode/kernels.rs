@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn kv_splits_have_four_pages_up_to_the_maximum() {
+    fn kv_splits_have_four_pages_at_first() {
         let key = |pages: usize| 64 * pages - 1;
         assert_eq!([0, key(4), key(5), key(256)].map(kv_splits), [1, 1, 2, 64]);
         assert_eq!([key(257), key(512), key(513)].map(kv_splits), [33, 64, 33]);

@@ -11,7 +11,7 @@ use super::params::{
 };
 use super::weights::{DeviceWeights, single};
 use crate::launch::{Kernel, Launch};
-use crate::ops::pieces::activation_code;
+use crate::ops::head_fragments::activation_code;
 use crate::params::{MAX_K_SPLITS, MAX_KV_SPLITS, Param};
 use crate::{Buffer, Gpu, Result};
 

@@ -2,7 +2,7 @@
 
 use fox_tensor::{DType, GatedNormGrads, GatedNormInputs, GatedNormOps, Tensor};
 
-use super::pieces::{self, Division, activation_code};
+use super::head_fragments::{self, HeadGrid, activation_code};
 use crate::backend::{Cuda, Operand, address};
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
@@ -49,7 +49,7 @@ kernel_params! {
 
 /// Typical variants, for compilation checks.
 pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
-    pieces::variants(GATED)
+    head_fragments::variants(GATED)
 }
 
 impl Cuda {
@@ -71,64 +71,58 @@ impl Cuda {
         inputs: &GatedNormInputs<'_>,
     ) -> Result<GatedNormGrads> {
         let (width, device, dtype) = (inputs.x.cols(), inputs.x.device(), self.activations());
-        let division = division_of(dtype, inputs, true);
+        let grid = grid_of(dtype, inputs, true);
         let (dx, dx_at) = self.output(inputs.x.shape(), dtype, device)?;
         let dgate = inputs.gate.map(|gate| self.output(gate.shape(), dtype, device)).transpose()?;
         let partial =
-            inputs.norm.map(|_| self.gpu.alloc::<f32>(division.slices * width)).transpose()?;
-        let (x, norm, gate) = self.gated_operands(inputs)?;
+            inputs.norm.map(|_| self.gpu.alloc::<f32>(grid.slices * width)).transpose()?;
+        let (p, _operands) = self.gated_params(inputs, &grid)?;
         let params = GatedBackward {
             dx: dx_at.into(),
             dgate: dgate.as_ref().map_or(0, |(_, at)| *at).into(),
             y: y.into(),
             partial: partial.as_ref().map_or(0, Buffer::address).into(),
             dy: dy.into(),
-            p: params(inputs, &division, &x, &norm, &gate),
+            p,
         };
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
-        unsafe { self.launch(&division.op(GATED, "gated_norm_bwd", 0), params)? };
+        unsafe { self.launch(&grid.op(GATED, "gated_norm_bwd", 0), params)? };
         let dnorm = partial
-            .map(|partial| self.head_weights(&partial, division.slices, width, width, device))
+            .map(|partial| self.head_weights(&partial, grid.slices, width, width, device))
             .transpose()?;
         Ok(GatedNormGrads { dx, dgate: dgate.map(|(dgate, _)| dgate), dnorm })
     }
 
-    #[allow(clippy::type_complexity)]
-    fn gated_operands<'a>(
+    /// Kernel parameters, and the operands they point to.
+    fn gated_params<'a>(
         &self,
         inputs: &GatedNormInputs<'a>,
-    ) -> Result<(Operand<'a>, Option<Operand<'a>>, Option<Operand<'a>>)> {
-        Ok((
-            self.activation(inputs.x)?,
+        grid: &HeadGrid,
+    ) -> Result<(GatedParams, [Option<Operand<'a>>; 3])> {
+        let operands = [
+            Some(self.activation(inputs.x)?),
             inputs.norm.map(|x| self.real(x)).transpose()?,
             inputs.gate.map(|x| self.activation(x)).transpose()?,
-        ))
+        ];
+        let [x, norm, gate] = operands.each_ref().map(address);
+        let params = GatedParams {
+            x: x.into(),
+            norm: norm.into(),
+            gate: gate.into(),
+            rows: inputs.x.rows(),
+            groups: inputs.groups,
+            width: inputs.x.cols(),
+            act: activation_code(inputs.act),
+            rows_per_slice: grid.rows_per_slice,
+            eps: inputs.eps,
+        };
+        Ok((params, operands))
     }
 }
 
-fn division_of(dtype: DType, inputs: &GatedNormInputs<'_>, backward: bool) -> Division {
+fn grid_of(dtype: DType, inputs: &GatedNormInputs<'_>, backward: bool) -> HeadGrid {
     let (rows, width) = (inputs.x.rows(), inputs.x.cols());
-    Division::new(dtype, width / inputs.groups, inputs.groups, rows, backward)
-}
-
-fn params(
-    inputs: &GatedNormInputs<'_>,
-    division: &Division,
-    x: &Operand<'_>,
-    norm: &Option<Operand<'_>>,
-    gate: &Option<Operand<'_>>,
-) -> GatedParams {
-    GatedParams {
-        x: x.address().into(),
-        norm: address(norm).into(),
-        gate: address(gate).into(),
-        rows: inputs.x.rows(),
-        groups: inputs.groups,
-        width: inputs.x.cols(),
-        act: activation_code(inputs.act),
-        rows_per_slice: division.rows_per_slice,
-        eps: inputs.eps,
-    }
+    HeadGrid::new(dtype, width / inputs.groups, inputs.groups, rows, backward)
 }
 
 impl GatedNormOps for Cuda {
@@ -137,15 +131,11 @@ impl GatedNormOps for Cuda {
         let _span = self.span("gated_norm fwd")?;
         let dtype = self.activations();
         let (y, at) = self.output(inputs.x.shape(), dtype, inputs.x.device())?;
-        let division = division_of(dtype, inputs, false);
-        let (x, norm, gate) = self.gated_operands(inputs)?;
-        let p = params(inputs, &division, &x, &norm, &gate);
+        let grid = grid_of(dtype, inputs, false);
+        let (p, _operands) = self.gated_params(inputs, &grid)?;
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe {
-            self.launch(
-                &division.op(GATED, "gated_norm_fwd", 0),
-                GatedForward { y: at.into(), p },
-            )?;
+            self.launch(&grid.op(GATED, "gated_norm_fwd", 0), GatedForward { y: at.into(), p })?;
         }
         Ok(y)
     }

@@ -2,7 +2,7 @@
 
 use fox_tensor::{Activation, GluOps, Tensor};
 
-use super::pieces::activation_code;
+use super::head_fragments::activation_code;
 use crate::backend::Cuda;
 use crate::backend::launcher::{Variant, plain_variants};
 use crate::params::{ConstPtr, KernelParams, Ptr, Real, kernel_params};

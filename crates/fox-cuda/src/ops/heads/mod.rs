@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fox_tensor::{DType, HeadGrads, HeadInputs, HeadOps, HeadSpec, Tensor};
 
-use super::pieces::{self, Division};
+use super::head_fragments::{self, HeadGrid};
 use crate::backend::rows::{RowInfo, RowTable};
 use crate::backend::{Cuda, Operand, address};
 use crate::params::{ConstPtr, Float2, Ptr, Real, kernel_params};
@@ -57,7 +57,7 @@ kernel_params! {
 
 /// Typical variants, for compilation checks.
 pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
-    pieces::variants(HEADS)
+    head_fragments::variants(HEADS)
 }
 
 /// Kernel parameters, and the operands they point to.
@@ -73,7 +73,7 @@ impl Cuda {
         &self,
         inputs: &HeadInputs<'a>,
         spec: &HeadSpec,
-        division: &Division,
+        division: &HeadGrid,
     ) -> Result<HeadOperands<'a>> {
         let rows = inputs.u.rows();
         let info = self.row_table(&spec.segments, rows)?;
@@ -106,7 +106,7 @@ impl Cuda {
 }
 
 /// Shared memory for the exchange of RoPE pairs between lanes.
-fn rope_bytes(division: &Division, spec: &HeadSpec) -> usize {
+fn rope_bytes(division: &HeadGrid, spec: &HeadSpec) -> usize {
     if spec.rope.is_some() { division.head_bytes() } else { 0 }
 }
 
@@ -120,7 +120,7 @@ impl HeadOps for Cuda {
         let _span = self.span("prepare_heads fwd")?;
         let dtype = self.activations();
         let rows = inputs.u.rows();
-        let division = Division::new(dtype, spec.head_dim, spec.heads, rows, false);
+        let division = HeadGrid::new(dtype, spec.head_dim, spec.heads, rows, false);
         let (y, at) = self.output(inputs.u.shape(), dtype, inputs.u.device())?;
         let held = self.head_operands(inputs, spec, &division)?;
         let op = division.op(HEADS, "prepare_heads_fwd", rope_bytes(&division, spec));
@@ -143,7 +143,7 @@ impl HeadOps for Cuda {
         };
         let _span = self.span(op)?;
         let (rows, device, dtype) = (inputs.u.rows(), inputs.u.device(), self.activations());
-        let division = Division::new(dtype, spec.head_dim, spec.heads, rows, true);
+        let division = HeadGrid::new(dtype, spec.head_dim, spec.heads, rows, true);
         let (du, du_at) = self.output(inputs.u.shape(), dtype, device)?;
         let dshift =
             inputs.shift.map(|shift| self.output(shift.shape(), DType::F32, device)).transpose()?;

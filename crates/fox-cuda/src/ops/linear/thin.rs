@@ -34,13 +34,17 @@ kernel_params! {
 
 /// Typical variants, for compilation checks.
 pub(crate) fn variants() -> Vec<(Source, Vec<String>)> {
-    [768, 1536, 3584].map(|width| (THIN, defines(width))).into()
+    [768, 1536, 3584].map(|width| (THIN, defines(&chunks(width)))).into()
 }
 
-/// Defines of the kernel for products of this width.
-fn defines(width: usize) -> Vec<String> {
-    let pieces = width.div_ceil(256);
-    vec![format!("CHUNKS={}", pieces.div_ceil(pieces.div_ceil(8)))]
+/// Chunks of 256 columns that a thread loads ahead, for products of this width.
+fn chunks(width: usize) -> usize {
+    let chunks = width.div_ceil(256);
+    chunks.div_ceil(chunks.div_ceil(8))
+}
+
+fn defines(chunks: &usize) -> Vec<String> {
+    vec![format!("CHUNKS={chunks}")]
 }
 
 impl Cuda {
@@ -61,10 +65,7 @@ impl Cuda {
         [rows, n, k]: [usize; 3],
         wide: bool,
     ) -> Result<()> {
-        self.gpu.bind()?;
-        let kernel = self
-            .step_kernels
-            .get(defines(k), || self.gpu.kernel(THIN, &defines(k), "thin_product"))?;
+        let kernel = self.gpu.cached_kernel(THIN, "thin_product", chunks(k), defines)?;
         let product = ThinProduct {
             x: x.address().into(),
             w: w.address().into(),

@@ -1,5 +1,7 @@
 //! Quantized weights for inference: matmuls and downloads read them, nothing writes them.
 
+use std::sync::Arc;
+
 use fox_tensor::{DType, INT8_BLOCK, PackOps, Tensor, WeightFormat};
 use half::bf16;
 
@@ -111,7 +113,7 @@ impl Int8 {
 
 /// Dequantizes matrices whose widths are multiples of `vec`.
 pub(crate) struct Dequantize {
-    kernel: Kernel,
+    kernel: Arc<Kernel>,
     vec: usize,
     most_blocks: usize,
 }
@@ -120,7 +122,8 @@ impl Dequantize {
     /// To values of type `dtype`.
     pub(crate) fn new(gpu: &Gpu, dtype: DType, width: usize) -> Result<Self> {
         let variant = Variant::plain(dtype, width);
-        let kernel = gpu.kernel(SOURCE, &variant.defines(), "dequantize_int8")?;
+        let kernel =
+            gpu.cached_kernel(SOURCE, "dequantize_int8", variant, |variant| variant.defines())?;
         Ok(Dequantize { kernel, vec: variant.vec, most_blocks: 8 * gpu.processors() as usize })
     }
 
@@ -177,11 +180,10 @@ impl Cuda {
             rows,
             width,
         };
-        self.gpu.bind()?;
         let variant = Variant::plain(DType::F32, 1);
-        let kernel = self.kernels.get((SOURCE, "quantize_int8", variant), || {
-            self.gpu.kernel(SOURCE, &variant.defines(), "quantize_int8")
-        })?;
+        let kernel = self
+            .gpu
+            .cached_kernel(SOURCE, "quantize_int8", variant, |variant| variant.defines())?;
         // One warp per block of values.
         let grid = [self.flat_blocks(32 * blocks), 1, 1];
         let launch = kernel.launch(grid, THREADS).params(params)?;
@@ -193,10 +195,7 @@ impl Cuda {
     /// int8 weights as values of type `dtype`, for one matmul.
     pub(crate) fn unpack(&self, x: &Int8, dtype: DType) -> Result<Data> {
         let data = Data::alloc(&self.gpu, x.rows * x.width, dtype)?;
-        self.gpu.bind()?;
-        let kernel = self.dequantize_kernels.get((dtype, x.width.is_multiple_of(8)), || {
-            Dequantize::new(&self.gpu, dtype, x.width)
-        })?;
+        let kernel = Dequantize::new(&self.gpu, dtype, x.width)?;
         let mut params = DequantInt8 { width: x.width, ..DequantInt8::default() };
         params.matrices[0] = DequantMatrix {
             values: x.values.address().into(),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use fox_tensor::Segments;
 
 use crate::backend::Cuda;
+use crate::lru::LruCache;
 use crate::params::{self, Param, kernel_params};
-use crate::recent::Recent;
 use crate::{Buffer, Result};
 
 kernel_params! {
@@ -39,7 +39,7 @@ pub(crate) struct ChunkTable {
 }
 
 /// Tables by (first row, rows) of the segments and chunk length.
-pub(crate) type ChunkTables = Recent<(Vec<(usize, usize)>, usize), ChunkTable>;
+pub(crate) type ChunkTables = LruCache<(Vec<(usize, usize)>, usize), ChunkTable>;
 
 /// Divides segments, given as (first row, rows), into chunks of `len` rows.
 fn cut(ranges: &[(usize, usize)], len: usize) -> (Vec<ChunkedSegment>, Vec<Chunk>) {

@@ -33,7 +33,7 @@ pub struct PagedSequence {
 }
 
 impl PagedCase {
-    /// A case of its own for every seed.
+    /// A random case, different for every seed.
     pub fn random(seed: u64) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let head_dim = rng.pick(&[8, 16, 24, 32, 64]);
@@ -157,7 +157,7 @@ impl PagedCase {
     }
 }
 
-/// Pages that nobody shares.
+/// Unshared pages.
 #[derive(Debug)]
 pub struct CasePages {
     shape: PageShape,

@@ -107,7 +107,7 @@ mod tests {
     use crate::ops::paged::cases::PagedCase;
 
     #[test]
-    fn gates_from_sums_match_gates_in_pages() {
+    fn gates_from_sums_equal_gates_from_pages() {
         let device = Device::naive();
         for seed in 300..330 {
             let case = PagedCase::random(seed).unwrap();

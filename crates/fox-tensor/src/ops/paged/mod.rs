@@ -1,11 +1,9 @@
-//! Attention over keys and values in pages: an optional ability of a device. One without it gathers the
-//! pages in rows and attends to those.
+//! Attention over a paged KV cache: an optional ability of a device. Other devices gather the pages into rows.
 //!
-//! A page holds [`PAGE`] keys of one head. The pages of one layer of one sequence are an operand behind
-//! the trait [`PagedKeys`]: ops read and write single pages and know nothing of who owns, shares, counts
-//! or frees them. A trait rather than a list, because a device that keeps a [`PageTable`] looks only at
-//! the pages that are new to it, and a list of all pages for every layer and step would cost more than
-//! the step's other host work.
+//! A page holds [`PAGE`] keys of one head. The pages of one layer of one sequence are an operand behind the trait
+//! [`PagedKeys`]: ops read and write single pages; ownership and sharing are up to the implementation. It is a trait
+//! rather than a list, because a device with a [`PageTable`] visits new pages alone; a list of all pages per layer and step
+//! would cost more than all other host work of a step.
 
 pub(crate) mod cases;
 mod gathered;
@@ -36,28 +34,27 @@ pub struct PageTable {
     pub valid: usize,
 }
 
-/// Keys and values of one layer of one sequence, in pages. All heads have seen the same number of keys;
-/// a head may have dropped its oldest pages.
+/// The paged keys and values of one layer of one sequence. All heads have seen the same number of keys; a head may have
+/// evicted its oldest pages.
 pub trait PagedKeys: Debug + Send + Sync {
-    /// What the pages have in common.
+    /// The shape of the pages.
     fn shape(&self) -> PageShape;
-    /// Keys seen, dropped ones included.
+    /// Keys seen, evicted ones included.
     fn seen(&self) -> usize;
-    /// Pages of key head `head` that were dropped.
+    /// Evicted pages of key head `head`.
     fn dropped(&self, head: usize) -> usize;
     /// Page number `index` of key head `head`, counted from the first token, if it is held.
     fn page(&self, head: usize, index: usize) -> Option<Page<'_>>;
-    /// The same for writing; `None` also when another sequence shares the page, or others its slab.
+    /// The page for writing; `None` also if the page or its slab is shared.
     fn page_mut(&mut self, head: usize, index: usize) -> Option<PageMut<'_>>;
-    /// Sums of the log gates at the ends of full pages, `[page, H]`, dropped ones included; empty when nothing is
-    /// forgotten.
+    /// Sums of the log gates at the ends of full pages, `[page, H]`, evicted ones included; empty without forget gates.
     fn ends(&self) -> &[f64];
-    /// What the device has noted about where the pages lie.
+    /// The device's page table.
     fn table(&self) -> &PageTable;
-    /// The same for the device to write.
+    /// The page table for the device to update.
     fn table_mut(&mut self) -> &mut PageTable;
 
-    /// Pages of each head, dropped ones included.
+    /// Pages of each head, evicted ones included.
     fn page_count(&self) -> usize {
         self.seen().div_ceil(PAGE)
     }
@@ -78,14 +75,14 @@ pub fn held_pages(keys: &dyn PagedKeys, head: usize) -> impl Iterator<Item = Pag
     (keys.dropped(head)..keys.page_count()).filter_map(move |index| keys.page(head, index))
 }
 
-/// Part of a run of keys that lies in one page.
+/// The part of a range of keys that lies in one page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PagePart {
     /// Number of the page, counted from the first token.
     pub index: usize,
-    /// Keys of the run that lie in earlier pages.
+    /// Keys of the range in earlier pages.
     pub before: usize,
-    /// Where in the page.
+    /// Positions within the page.
     pub slots: Range<usize>,
 }
 
@@ -97,7 +94,7 @@ pub fn page_parts(first: usize, count: usize) -> impl Iterator<Item = PagePart> 
     })
 }
 
-/// New keys of one layer of one sequence: rows `row .. row + count` of what a step has made.
+/// New keys of one layer of one sequence: rows `row .. row + count` of a step's keys.
 #[derive(Clone, Copy, Debug)]
 pub struct NewKeys<'a> {
     /// `[R, H_kv * d]`.
@@ -114,35 +111,32 @@ pub struct NewKeys<'a> {
 
 /// A device's attention over pages; see [`Caps`](crate::Caps).
 pub trait PagedOps {
-    /// Whether pages hold the log gates, too; then nothing of a page is read that was not written, and
-    /// nobody reads the sums.
+    /// Whether pages hold the log gates. The device then reads only written entries of a page, and no sums.
     fn gates_in_pages(&self) -> bool;
 
-    /// Where memory is slow to get, for how many pages it is taken at once; pages that nobody holds any more are then
-    /// kept for those who need some next. A device that answers more than 1 writes and copies pages by itself.
+    /// Pages per slab, on devices whose allocations are slow; free pages are then reused. A device with more than 1 must
+    /// implement [`PagedOps::write_pages`] and [`PagedOps::copy_page`].
     fn slab_pages(&self) -> Option<usize> {
         None
     }
 
-    /// Copies a page to one of another place that nobody reads or writes.
+    /// Copies a page to an unused one.
     fn copy_page(&self, from: Page<'_>, to: Page<'_>) -> Result<()> {
         let (from, to) = (from.place, to.place);
         Err(Error::argument("copy_page", format!("place {from} to {to} of a slab of one page")))
     }
 
-    /// Sums of log gates over runs of rows, `[tensor][run][H]`; see [`gate_totals`].
-    fn gate_totals(&self, log_gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Vec<f64>> {
-        totals_on_the_host(log_gates, runs)
+    /// Sums of log gates over ranges of rows, `[tensor][range][H]`; see [`gate_totals`].
+    fn gate_totals(&self, log_gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
+        totals_on_the_host(log_gates, ranges)
     }
 
-    /// Writes new keys, values and gates into pages from position `first` on; there is room for them that
-    /// nobody shares.
+    /// Writes new keys, values and gates into pages from position `first` on, which must be reserved and unshared.
     fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
         copy_to_pages(new, keys, first)
     }
 
-    /// Attention of `q: [R, H * d]` over pages: `keys[s]` belongs to segment `s`. A sequence's result
-    /// depends on its own rows and pages alone, to the bit.
+    /// Attention of `q: [R, H * d]` over pages: `keys[s]` belongs to segment `s`. Batch-invariant.
     fn paged_attention(
         &self,
         q: &Tensor,
@@ -159,7 +153,7 @@ pub fn write_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) ->
     }
 }
 
-/// Copies new keys and values to their pages one by one.
+/// Copies new keys and values page by page.
 fn copy_to_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
     let backend = new.k.device().backend();
     let PageShape { kv_heads, head_dim, .. } = keys.shape();
@@ -177,11 +171,11 @@ fn copy_to_pages(new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> R
     Ok(())
 }
 
-/// Sums of log gates `[R, H]` over runs of rows, `[tensor][run][H]`, each gate counted as [`clamp_log_gate`] says. All
-/// tensors lie on one device, which the host waits for once.
-pub fn gate_totals(log_gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Vec<f64>> {
+/// Sums of log gates `[R, H]` over ranges of rows, `[tensor][range][H]`, each gate clamped by [`clamp_log_gate`]. All tensors
+/// lie on one device, which the host waits for once.
+pub fn gate_totals(log_gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
     let Some(first) = log_gates.first() else { return Ok(Vec::new()) };
-    let last = runs.iter().map(|run| run.end).max().unwrap_or(0);
+    let last = ranges.iter().map(|range| range.end).max().unwrap_or(0);
     if let Some(short) = log_gates.iter().find(|gates| gates.rows() < last) {
         let detail = format!("{last} rows of gates {short:?}");
         return Err(Error::argument("gate_totals", detail));
@@ -189,19 +183,19 @@ pub fn gate_totals(log_gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Vec<f
     let device = first.device();
     device.count_download();
     match device.backend().caps().paged {
-        Some(ops) => ops.gate_totals(log_gates, runs),
-        None => totals_on_the_host(log_gates, runs),
+        Some(ops) => ops.gate_totals(log_gates, ranges),
+        None => totals_on_the_host(log_gates, ranges),
     }
 }
 
-fn totals_on_the_host(log_gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Vec<f64>> {
+fn totals_on_the_host(log_gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
     let mut totals = Vec::new();
     for gates in log_gates {
         let (values, heads) = (gates.device().backend().download_f64(gates)?, gates.cols());
-        for run in runs {
+        for range in ranges {
             let own = totals.len();
             totals.resize(own + heads, 0.0);
-            for row in values[run.start * heads..run.end * heads].chunks(heads) {
+            for row in values[range.start * heads..range.end * heads].chunks(heads) {
                 let sums = totals[own..].iter_mut().zip(row);
                 sums.for_each(|(sum, gate)| *sum += clamp_log_gate(*gate));
             }
@@ -210,13 +204,13 @@ fn totals_on_the_host(log_gates: &[&Tensor], runs: &[Range<usize>]) -> Result<Ve
     Ok(totals)
 }
 
-/// A page that cannot be written.
+/// The error for a page that cannot be written.
 fn unwritable(index: usize) -> Error {
     let detail = format!("page {index} is missing or shared: reserve it before writing");
     Error::argument("write_pages", detail)
 }
 
-/// Options of attention over pages. Causal.
+/// Options of causal attention over pages.
 #[derive(Clone, Debug)]
 pub struct PagedSpec {
     /// How scores become weights.
@@ -231,7 +225,7 @@ pub struct PagedSpec {
     pub scale: f32,
     /// Sliding window.
     pub window: Option<usize>,
-    /// Per query head, the decay below which a block of keys may be skipped.
+    /// Per query head, the decay below which a page may be skipped.
     pub thresholds: Option<Arc<[f64]>>,
     /// The queries of each sequence; its keys are all that were seen, the new ones included.
     pub segments: Segments,

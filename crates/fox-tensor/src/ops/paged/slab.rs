@@ -1,19 +1,18 @@
 //! Memory of pages.
 //!
-//! Where memory is slow to get, pages are taken many at a time: a slab has room for them one after the other, and a
-//! page is a place in it. Elsewhere a slab is a single page.
+//! On devices whose allocations are slow, a slab holds many pages; elsewhere it is a single page.
 
 use super::PAGE;
 use crate::{Backend, DType, Device, Result, Tensor};
 
-/// What the pages of a layer have in common.
+/// The shape of the pages of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageShape {
     /// Key heads.
     pub kv_heads: usize,
     /// Width of a head `d`.
     pub head_dim: usize,
-    /// Query heads with gates of their own that read one key head; 0 when nothing is forgotten.
+    /// Gated query heads per key head; 0 without forget gates.
     pub group: usize,
 }
 
@@ -42,13 +41,13 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// Room for `pages` pages, which are empty.
+    /// Allocates `pages` empty pages.
     pub fn new(shape: &PageShape, pages: usize, device: &Device) -> Result<Self> {
         let caps = device.backend().caps();
         let kernels = caps.gates_in_pages();
         let room = |rows: usize, width: usize, dtype: DType| match kernels {
             true => device.uninit([rows, width], dtype),
-            // Whole pages are read: what is not written yet must be a number.
+            // Whole pages are read: unwritten entries must be finite.
             false => device.zeros([rows, width], dtype),
         };
         let gates = pages * shape.group;
@@ -60,7 +59,7 @@ impl Slab {
         })
     }
 
-    /// Writes all of another page to a place of this slab.
+    /// Copies another page to page number `place` of this slab.
     pub fn copy_page(&mut self, place: usize, from: Page<'_>) -> Result<()> {
         let device = self.k.device().clone();
         let (backend, row) = (device.backend(), place * PAGE);
@@ -77,12 +76,12 @@ impl Slab {
     }
 }
 
-/// Room for [`PAGE`] keys of one head: a place in a slab.
+/// A page of [`PAGE`] keys of one head in a slab.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a> {
-    /// Where it lies.
+    /// The slab.
     pub slab: &'a Slab,
-    /// Number of pages before it.
+    /// Its number in the slab.
     pub place: usize,
 }
 
@@ -98,11 +97,11 @@ impl<'a> Page<'a> {
     }
 }
 
-/// A page that nobody else holds, for writing on the host's behalf.
+/// An unshared page, for writing.
 #[derive(Debug)]
 pub struct PageMut<'a> {
-    /// Where it lies.
+    /// The slab.
     pub slab: &'a mut Slab,
-    /// Number of pages before it.
+    /// Its number in the slab.
     pub place: usize,
 }

@@ -11,7 +11,7 @@ use fox_model::ForwardOptions;
 use fox_tensor::Device;
 use fox_train::{Recipe, RunFolder};
 
-use super::subjects::{Named, Opened, Run};
+use super::subjects::{ModelRun, Named, Opened};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::progress::Bar;
@@ -116,7 +116,12 @@ fn scored_run(args: &Args, model: &Named, device: &Device) -> Result<(Scored, Ta
     Ok((scored, task))
 }
 
-fn scores(out: &Path, opened: &Opened, run: &Run, task: &TaskConfig) -> Result<Vec<CellScore>> {
+fn scores(
+    out: &Path,
+    opened: &Opened,
+    run: &ModelRun,
+    task: &TaskConfig,
+) -> Result<Vec<CellScore>> {
     let subject = opened.subject(None);
     subject.check_vocabulary("task", task.vocabulary as usize)?;
     let settings: Vec<(usize, f64)> = task.test.iter().map(|s| (*s).into()).collect();

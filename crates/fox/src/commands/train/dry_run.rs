@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use fox_tensor::Device;
 use fox_train::data::RunData;
+use fox_train::own_text;
 use fox_train::{DryRun, Recipe, RunFolder, dry_run};
 
 use super::{Args, text};
@@ -13,8 +14,8 @@ use crate::output;
 
 /// Prints the recipe as TOML, with what it would take as comments in front.
 pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
-    let (recipe, data) = resolve(args, out, device)?;
-    let found = dry_run(&recipe, &data, device)?;
+    let (recipe, data, complete) = resolve(args, out, device)?;
+    let found = dry_run(&recipe, &data, complete, device)?;
     recipe.notices.iter().for_each(|notice| output::note(notice));
     let mut printed = String::new();
     let named = args.data.as_ref().map(|path| path.display().to_string());
@@ -29,27 +30,28 @@ pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The recipe and its data; of text that is not prepared yet, the beginning.
-fn resolve(args: &Args, out: &Path, device: &Device) -> Result<(Recipe, RunData)> {
+/// The recipe, its data, and whether these are complete: of text that is not prepared yet, the start is read.
+fn resolve(args: &Args, out: &Path, device: &Device) -> Result<(Recipe, RunData, bool)> {
     let on_gpu = device.backend().name().starts_with("cuda");
     let Some(path) = args.data.as_deref().filter(|path| text::is_text(path)) else {
         let recipe = args.recipe_for(args.data.as_deref(), on_gpu)?;
         let data = RunData::open(&recipe)?;
-        return Ok((recipe, data));
+        return Ok((recipe, data, true));
     };
     if path == Path::new(text::STANDARD_INPUT) {
         bail!("a dry run does not read the standard input; name a file with --data");
     }
     let prepared = out.join(text::DATA);
-    let sample = text::sample(path, args.text_tokenizer()?.as_deref())?;
+    let sample = own_text::sample(path, args.text_tokenizer()?.as_deref())?;
     let recipe = match &args.recipe {
         Some(name) => args.load(name, Some(&prepared), &[])?,
         None => {
-            let choice = text::choose_for_text(path, &sample, on_gpu)?;
+            let choice = own_text::choose_for_text(path, &sample, on_gpu)?;
+            text::announce(&choice, on_gpu);
             args.load(choice.name, Some(&prepared), &choice.overrides)?
         }
     };
-    Ok((recipe, sample.data))
+    Ok((recipe, sample.data, sample.complete))
 }
 
 fn summary(

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail};
 use fox_dist::Placement;
+use fox_train::own_text;
 use fox_train::recipe::Weights;
 use fox_train::{Recipe, RunFolder, RunSpec, Summary, recipe, train_in};
 
@@ -206,7 +207,8 @@ impl Args {
             return self.load(name, data, &[]);
         }
         let Some(path) = data else { bail!("name a recipe; `fox train --list` shows them") };
-        let choice = text::choose(path, on_gpu)?;
+        let choice = own_text::choose(path, on_gpu)?;
+        text::announce(&choice, on_gpu);
         self.load(choice.name, Some(path), &choice.overrides)
     }
 

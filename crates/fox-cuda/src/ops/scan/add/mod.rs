@@ -13,7 +13,6 @@ use super::operands::{HeldOperands, ScanOperands, check_saved};
 use crate::backend::Cuda;
 use crate::launch::Kernel;
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
-use crate::recent::Recent;
 use crate::source::source;
 use crate::{Buffer, Result, Source};
 use shape::ScanShape;
@@ -29,8 +28,6 @@ const CARRY_PER_THREAD: usize = 4;
 const MAX_HEADS: usize = 16;
 /// Segments up to this length are scanned token by token.
 const STEPWISE_LEN: usize = 8;
-/// Kernels by source, entry and shape.
-pub(crate) type ScanKernels = Recent<(Source, &'static str, ScanShape), Kernel>;
 
 kernel_params! {
     #[derive(Default)]
@@ -158,10 +155,7 @@ impl<'a> AdditiveScan<'a> {
     }
 
     fn kernel(&self, source: Source, entry: &'static str) -> Result<Arc<Kernel>> {
-        let (cuda, shape) = (self.cuda, self.shape);
-        cuda.gpu.bind()?;
-        cuda.scan_kernels
-            .get((source, entry, shape), || cuda.gpu.kernel(source, &shape.defines(), entry))
+        self.cuda.gpu.cached_kernel(source, entry, self.shape, |shape| shape.defines())
     }
 
     fn launch(&self, entry: &'static str, params: ScanAddParams) -> Result<()> {

@@ -10,9 +10,7 @@ use super::chunks::{Chunk, ChunkTable, ChunkedSegment};
 use super::operands::{HeldOperands, ScanOperands, check_saved};
 use crate::backend::Cuda;
 use crate::backend::storage::{Data, memory};
-use crate::launch::Kernel;
 use crate::params::{ConstPtr, KernelParams, Ptr, Real, kernel_params};
-use crate::recent::Recent;
 use crate::source::source;
 use crate::{Buffer, Error, Result, Source};
 use shape::{CHUNK, DeltaShape, Pass, STATE_COLUMNS};
@@ -21,8 +19,6 @@ use shape::{CHUNK, DeltaShape, Pass, STATE_COLUMNS};
 const STEPWISE_LEN: usize = 16;
 /// Threads per block.
 const THREADS: usize = 256;
-
-pub(crate) type DeltaKernels = Recent<(Source, &'static str, DeltaShape), Kernel>;
 
 kernel_params! {
     #[derive(Default)]
@@ -185,10 +181,7 @@ impl<'a> DeltaScan<'a> {
         params: P,
     ) -> Result<()> {
         let gpu = &self.cuda.gpu;
-        gpu.bind()?;
-        let kernel = self.cuda.delta_kernels.get((self.source, entry, self.shape), || {
-            gpu.kernel(self.source, &self.shape.defines(), entry)
-        })?;
+        let kernel = gpu.cached_kernel(self.source, entry, self.shape, |shape| shape.defines())?;
         let launch = kernel.launch(grid, THREADS).shared(shared).params(params)?;
         // SAFETY: the caller's promise.
         self.cuda.timed(entry, || unsafe { launch.run(|| format!("{:?}", self.shape)) })

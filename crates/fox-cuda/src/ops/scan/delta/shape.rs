@@ -197,7 +197,7 @@ mod tests {
     const SMALL: usize = 99 * 1024;
 
     #[test]
-    fn published_head_dims_fit_two_blocks_per_hopper_sm() {
+    fn published_head_dims_have_occupancy_two_on_hopper() {
         let shape = DeltaShape::new(&one_head(128, 128), true, HOPPER, Pass::Backward).unwrap();
         assert_eq!((shape.dk, shape.dv, shape.value_columns, shape.vec), (128, 128, 128, 8));
         assert!(2 * shape.prepare_bwd() <= HOPPER && 2 * shape.output() <= HOPPER);

@@ -9,8 +9,8 @@ use crate::{Buffer, Result, Source};
 /// Threads of a block, at most.
 const THREADS: usize = 256;
 
-/// Some heads and a slice of rows to each thread block.
-pub(crate) struct Division {
+/// The grid: a thread block takes some heads of a slice of rows.
+pub(crate) struct HeadGrid {
     variant: Variant,
     heads_per_block: usize,
     head_blocks: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Division {
     pub(crate) slices: usize,
 }
 
-impl Division {
+impl HeadGrid {
     pub(crate) fn new(
         dtype: DType,
         head_dim: usize,
@@ -28,12 +28,11 @@ impl Division {
     ) -> Self {
         let variant = Variant::heads(dtype, head_dim);
         let heads_per_block = heads.min(THREADS / variant.lanes);
-        // Sums for the weights leave a block once per slice: longer slices write less. But there must be
-        // enough of them for every multiprocessor, several times over.
-        // Forward there are no such sums; four rows are what a thread reads ahead.
+        // The backward writes partial weight gradients once per slice, so longer slices write less; but every
+        // multiprocessor needs several slices. The forward writes none; a thread prefetches four rows.
         let longest = if backward { 16 } else { 4 };
         let rows_per_slice = (rows / 2048).clamp(1, longest);
-        Division {
+        HeadGrid {
             variant,
             heads_per_block,
             head_blocks: heads.div_ceil(heads_per_block),
@@ -85,7 +84,7 @@ impl Cuda {
     }
 }
 
-/// A nonlinearity as `real.cuh` names it.
+/// The code of a nonlinearity in `real.cuh`.
 pub(crate) fn activation_code(act: Activation) -> i32 {
     match act {
         Activation::Sigmoid => 0,

@@ -1,19 +1,19 @@
-//! The values that were used last.
+//! A small cache of recently used values.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Result;
 
-/// Values by key, the ones used last: a training run asks for the same ones at every step.
-pub(crate) struct Recent<K, V>(Mutex<Vec<(K, Arc<V>)>>);
+/// The values used last, by key: a training run uses the same ones at every step.
+pub(crate) struct LruCache<K, V>(Mutex<Vec<(K, Arc<V>)>>);
 
-impl<K, V> Default for Recent<K, V> {
+impl<K, V> Default for LruCache<K, V> {
     fn default() -> Self {
-        Recent(Mutex::default())
+        LruCache(Mutex::default())
     }
 }
 
-impl<K: PartialEq, V> Recent<K, V> {
+impl<K: PartialEq, V> LruCache<K, V> {
     const CAPACITY: usize = 64;
 
     pub(crate) fn get(&self, key: K, make: impl FnOnce() -> Result<V>) -> Result<Arc<V>> {
