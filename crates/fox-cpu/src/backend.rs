@@ -9,11 +9,11 @@ use fox_tensor::{
     check_ints,
 };
 
-use crate::add::add;
 use crate::linear::packed::Packed;
 use crate::pool::{Buffer, Pool};
 use crate::rope::{Table, Tables};
 use crate::simd::Level;
+use crate::update::add;
 
 /// Options of the backend.
 #[derive(Clone, Copy, Debug, Default)]

@@ -42,7 +42,6 @@
 //!
 //! [`borrowed`] makes a tensor over memory of the caller, without a copy.
 
-mod add;
 mod attention;
 mod backend;
 mod columns;

@@ -155,48 +155,31 @@ impl Buffer {
     pub fn is_borrowed(&self) -> bool {
         matches!(self.memory, Memory::Borrowed(_))
     }
+}
 
-    /// The words as integers.
-    pub fn as_i32(&self) -> &[i32] {
-        let words: &[f32] = self;
-        // SAFETY: i32 has the size and alignment of f32, and every bit pattern is a valid i32.
-        unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
-    }
+/// Views of a buffer's words as `$n` elements of an integer type each.
+macro_rules! casts {
+    ($($get:ident, $get_mut:ident: $t:ty, $n:expr;)*) => {
+        impl Buffer {$(
+            pub fn $get(&self) -> &[$t] {
+                let words: &[f32] = self;
+                // SAFETY: `$n` elements fill a word and need no more alignment, and every bit pattern is valid.
+                unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), $n * words.len()) }
+            }
 
-    /// The words as pairs of 16 bits.
-    pub fn as_u16(&self) -> &[u16] {
-        let words: &[f32] = self;
-        // SAFETY: two u16 fill a word, need less alignment, and every bit pattern is valid.
-        unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 2 * words.len()) }
-    }
+            pub fn $get_mut(&mut self) -> &mut [$t] {
+                let words: &mut [f32] = self;
+                // SAFETY: as above, and every bit pattern is a valid f32; the borrow is exclusive.
+                unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), $n * words.len()) }
+            }
+        )*}
+    };
+}
 
-    /// The words as pairs of 16 bits, for writing.
-    pub fn as_u16_mut(&mut self) -> &mut [u16] {
-        let words: &mut [f32] = self;
-        // SAFETY: as above; the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
-    }
-
-    /// The words as four bytes each.
-    pub fn as_i8(&self) -> &[i8] {
-        let words: &[f32] = self;
-        // SAFETY: four i8 fill a word, need less alignment, and every bit pattern is valid.
-        unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 4 * words.len()) }
-    }
-
-    /// The words as four bytes each, for writing.
-    pub fn as_i8_mut(&mut self) -> &mut [i8] {
-        let words: &mut [f32] = self;
-        // SAFETY: as above; the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 4 * words.len()) }
-    }
-
-    /// The words as integers, for writing.
-    pub fn as_i32_mut(&mut self) -> &mut [i32] {
-        let words: &mut [f32] = self;
-        // SAFETY: as above, and every i32 is a valid f32 bit pattern; the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
-    }
+casts! {
+    as_i32, as_i32_mut: i32, 1;
+    as_u16, as_u16_mut: u16, 2;
+    as_i8, as_i8_mut: i8, 4;
 }
 
 impl Deref for Buffer {

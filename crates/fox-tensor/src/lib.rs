@@ -33,7 +33,6 @@
 //!
 //! `fox-cpu` shows attention with forget gates in the same way.
 
-mod activation;
 mod backend;
 mod caps;
 pub mod cases;
@@ -49,7 +48,6 @@ pub mod speed;
 mod tape;
 mod tensor;
 
-pub use activation::Activation;
 pub use backend::{Backend, OpTime, Span};
 pub use caps::Caps;
 pub use device::Device;

@@ -4,7 +4,16 @@ use crate::cases::{Case, Output};
 use crate::check::Operands;
 use crate::naive::{Act, Matrix, Naive, matrix};
 use crate::tape::{Saved, Tape, Var};
-use crate::{Activation, Backend, Result, Tensor};
+use crate::{Backend, Result, Tensor};
+
+/// Pointwise nonlinearity of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
+    /// `x * sigmoid(x)`, also called swish.
+    Silu,
+}
 
 /// Gated linear units on a device.
 pub trait GluOps {

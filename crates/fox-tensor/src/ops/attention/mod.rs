@@ -4,7 +4,6 @@
 
 pub(crate) mod cases;
 mod check;
-mod full_sequence;
 pub(crate) mod naive;
 mod tape;
 
@@ -14,7 +13,6 @@ pub(crate) use cases::cases;
 pub use check::{
     check_attention_bwd, check_attention_fwd, check_stick_breaking_bwd, check_stick_breaking_fwd,
 };
-pub use full_sequence::FullSequence;
 
 use crate::{Result, Segments, Tensor};
 
@@ -172,6 +170,23 @@ impl AttentionSpec {
         let near = self.window.is_none_or(|w| i.abs_diff(j) < w);
         near && (self.mask == Mask::Bidirectional || j <= i)
     }
+}
+
+/// Facts about the full sequences of a call whose keys are only their last part. The call then returns, for its queries,
+/// what a call with all keys would. Without it a segment is a full sequence.
+///
+/// Missing keys must be forgotten by all queries, by the rule of [`Acp`] or because their weight is 0 in
+/// f32. Key blocks keep their borders when the position of the first key is a multiple of 64. `gate_sums` affects
+/// decays by rounding only, so a device may ignore it and prune by the keys of the call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FullSequence {
+    /// Sum of the log gates of all keys before a segment's first one, `[segments, H]`, row by row; empty without gates.
+    pub gate_sums: Vec<f64>,
+    /// Keys of each full sequence, those after the last query included: `N` of the pruning rule.
+    pub keys: Vec<usize>,
+    /// The bound [`LogitBound::Norms`] over each full sequence, `[segments, H]`; empty
+    /// for other bounds.
+    pub bounds: Vec<f64>,
 }
 
 /// Result of the attention forward.
