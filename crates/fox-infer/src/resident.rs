@@ -154,7 +154,7 @@ impl Resident {
 }
 
 /// The state of a sequence in a slot.
-fn resident<'a>(r: &'a mut Sequence) -> Option<&'a mut SlotSequence> {
+fn resident(r: &mut Sequence) -> Option<&mut SlotSequence> {
     match &mut r.cache {
         Some(SequenceState::Slot(sequence)) => Some(sequence),
         _ => None,
