@@ -50,6 +50,8 @@ struct Running {
     last_line: Option<Instant>,
     /// The last error event: message, and whether training diverged.
     error: Option<(String, bool)>,
+    /// The last line of a note, such as the message of a panic.
+    last_note: String,
 }
 
 /// A message of the thread that reads a child's standard error.
@@ -179,6 +181,7 @@ impl Execution<'_, '_> {
             bar,
             last_line: None,
             error: None,
+            last_note: String::new(),
         });
         Ok(())
     }
@@ -188,6 +191,11 @@ impl Execution<'_, '_> {
         if let ChildEvent::Error { message, diverged } = event {
             running.error = Some((message, diverged));
             return;
+        }
+        if let ChildEvent::Note { line } = &event
+            && !line.is_empty()
+        {
+            running.last_note.clone_from(line);
         }
         if let Some(on_event) = &mut self.on_event {
             on_event(node, &event);
@@ -233,9 +241,10 @@ impl Execution<'_, '_> {
             match running.error.take() {
                 Some((message, true)) => RunOutcome::Diverged(message),
                 Some((message, false)) => RunOutcome::Failed(message),
-                None => {
-                    RunOutcome::Failed(format!("its process ended without a message ({status})"))
-                }
+                None => RunOutcome::Failed(format!(
+                    "its process ended with {status}; its last line: {}",
+                    running.last_note
+                )),
             }
         };
         if let RunOutcome::Failed(why) = &outcome {
