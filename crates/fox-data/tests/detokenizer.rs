@@ -1,6 +1,7 @@
 //! Detokenizing a large vocabulary: the text, and a cost per token that depends on neither vocabulary nor text.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 #![cfg(feature = "hf-tokenizers")]
+#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::time::{Duration, Instant};
