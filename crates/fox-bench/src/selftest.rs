@@ -13,7 +13,7 @@ use anyhow::{Result, bail};
 use fox_base::difference::relative_error;
 use fox_model::{Tolerances, VerifyReport, verify_dump};
 use fox_tensor::cases::{self, AttentionCase, Case, CaseResult, Data, PagedCase};
-use fox_tensor::{DType, Device, Error};
+use fox_tensor::{DType, Device, DeviceKind, Error};
 
 use crate::device::DeviceArgs;
 use crate::output;
@@ -165,7 +165,7 @@ fn check_cases(args: &Args, device: &Device) -> Result<bool> {
     for (case, rounded) in all_cases(args)?.iter().zip(rounded) {
         tally.check(case, rounded, device, &oracle, args.verbose)?;
     }
-    let is_gpu = device.backend().name().starts_with("cuda");
+    let is_gpu = device.backend().kind() == DeviceKind::Cuda;
     if is_gpu || args.large {
         let reference = if is_gpu { fox_cpu::device() } else { oracle };
         for case in large_cases(args) {

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use fox_tensor::{
-    Backend, Caps, DType, Device, Error, IdRange, Memory, MemoryStats, Result, Rope, Shape,
-    Storage, Tensor, check_add, check_copy_columns, check_copy_rows, check_download, check_fill,
-    check_ints,
+    Backend, Caps, DType, Device, DeviceKind, Error, IdRange, Memory, MemoryStats, Result, Rope,
+    Shape, Storage, Tensor, check_add, check_copy_columns, check_copy_rows, check_download,
+    check_fill, check_ints,
 };
 
 use crate::linear::packed::Packed;
@@ -148,6 +148,10 @@ impl fmt::Debug for Cpu {
 impl Backend for Cpu {
     fn name(&self) -> &str {
         "cpu"
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cpu
     }
 
     fn caps(&self) -> Caps<'_> {

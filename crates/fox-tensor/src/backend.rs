@@ -40,10 +40,28 @@ pub struct Span {
     pub end: f64,
 }
 
+/// The kind of hardware that a device computes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceKind {
+    /// The f64 oracle.
+    Naive,
+    /// The cores of the host.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+    /// A device that another crate defines.
+    Other,
+}
+
 /// A device: its memory, its ops and its optional capabilities.
 pub trait Backend: Memory + Ops + Send + Sync + Debug {
     /// Short name for messages, e.g. `cpu`.
     fn name(&self) -> &str;
+    /// Kind of the hardware: decides defaults such as chunk sizes, never results.
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Other
+    }
     /// Optional capabilities, the same at every call.
     fn caps(&self) -> Caps<'_>;
     /// Description of the hardware, e.g. the name of the GPU.

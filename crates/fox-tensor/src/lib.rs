@@ -48,7 +48,7 @@ pub mod speed;
 mod tape;
 mod tensor;
 
-pub use backend::{Backend, OpTime, Span};
+pub use backend::{Backend, DeviceKind, OpTime, Span};
 pub use caps::Caps;
 pub use device::Device;
 pub use error::{Error, Result};

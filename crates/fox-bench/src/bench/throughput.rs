@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use fox_infer::{Engine, EngineOptions, Event, FinishReason, Request, ScoredToken};
+use fox_tensor::DType;
 use fox_tensor::cases::Rng;
 use fox_tensor::speed::memory_rate;
 use serde_json::{Value, json};
@@ -78,8 +79,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let model = open(&args.model, &device)?;
         let (bytes, vocab) =
             (model.weight_bytes_per_step(args.weights.format()), model.config().vocab_size);
-        // A GPU reads f32 weights as bf16.
-        let bytes = if device.backend().name() == "cuda" {
+        // A GPU that computes in bf16 reads f32 weights as bf16.
+        let bytes = if device.backend().caps().activation_type == DType::Bf16 {
             bytes.min(bytes_in_bf16(&model))
         } else {
             bytes

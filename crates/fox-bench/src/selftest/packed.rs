@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use fox_tensor::cases::Rng;
-use fox_tensor::{DType, Device, WeightFormat};
+use fox_tensor::{DType, Device, DeviceKind, WeightFormat};
 
 use super::{TOLERANCE, distance, to_bf16};
 use crate::output;
@@ -73,7 +73,7 @@ pub(super) fn check(device: &Device) -> Result<bool> {
         let held = backend.memory().in_use.saturating_sub(before) as f64;
         let padded = width.next_multiple_of(fox_tensor::INT8_BLOCK);
         let most = (results * padded) as f64 * format.bytes_per_value() + SLACK;
-        if backend.name().starts_with("cuda") && held > most {
+        if backend.kind() == DeviceKind::Cuda && held > most {
             failures += &format!("  FAIL {name} hold {held} bytes, {most} are expected\n");
         }
     }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use fox_cache::SlotSequence;
 use fox_model::{ForwardOptions, Model, ModelConfig, PagePolicy};
 use fox_tensor::cases::Rng;
-use fox_tensor::{DType, DecodeRow, Device, Segments, SlotDecoder, Tape, TokenDraw};
+use fox_tensor::{DType, DecodeRow, Device, DeviceKind, Segments, SlotDecoder, Tape, TokenDraw};
 
 use super::decoding::{VOCAB, model_of};
 use super::{Args, TOLERANCE, distance, to_bf16};
@@ -121,7 +121,7 @@ pub(super) fn cases() -> Vec<SlotCase> {
 
 /// Decode steps of models.
 pub(super) fn check_steps(args: &Args, device: &Device) -> Result<bool> {
-    let gpu = device.backend().name().starts_with("cuda");
+    let gpu = device.backend().kind() == DeviceKind::Cuda;
     let (mut passed, mut text) = (true, String::new());
     for case in cases() {
         if !args.wants(case.name) || (case.gpu_only && !gpu) {

@@ -19,7 +19,7 @@ pub(crate) use storage::f32_buffer;
 use std::fmt;
 use std::sync::Arc;
 
-use fox_tensor::{Backend, Caps, DType, Device, OpTime, Shape, Span, Tensor};
+use fox_tensor::{Backend, Caps, DType, Device, DeviceKind, OpTime, Shape, Span, Tensor};
 
 use crate::lru::LruCache;
 use crate::nccl::Connection;
@@ -273,6 +273,10 @@ pub(crate) fn address(operand: &Option<Operand<'_>>) -> u64 {
 impl Backend for Cuda {
     fn name(&self) -> &str {
         self.name
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda
     }
 
     fn caps(&self) -> Caps<'_> {

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use fox_cpu::simd::Level;
 use fox_cuda::{Cuda, Gpu, Precision};
 use fox_dist::Placement;
-use fox_tensor::Device;
+use fox_tensor::{Device, DeviceKind};
 
 use crate::{Scheduler, output, signals};
 
@@ -116,7 +116,7 @@ impl DeviceArgs {
     pub fn open_poisoned(&self) -> Result<Vec<Device>> {
         let options = Options { poison: true, ..Options::default() };
         let first = self.open_in(Precision::F32, options)?;
-        if self.precision.is_some() || !first.to_string().starts_with("cuda") {
+        if self.precision.is_some() || first.backend().kind() != DeviceKind::Cuda {
             return Ok(vec![first]);
         }
         Ok(vec![first, self.open_in(Precision::Bf16, options)?])
@@ -125,7 +125,7 @@ impl DeviceArgs {
     /// Opens devices for as many jobs as can run at a time: one GPU, or an equal number of cores each.
     pub fn open_shared(&self, jobs: usize) -> Result<Vec<Device>> {
         let first = self.open()?;
-        if !first.to_string().starts_with("cpu") {
+        if first.backend().kind() != DeviceKind::Cpu {
             return Ok(vec![first]);
         }
         let cores = thread::available_parallelism().map_or(1, usize::from);

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use fox_data::Tokenizer;
 use fox_infer::{EngineOptions, Eviction, WeightFormat};
-use fox_tensor::Device;
+use fox_tensor::{Device, DeviceKind};
 
 use super::device::DeviceArgs;
 use super::pretrained::or_pretrained;
@@ -102,7 +102,8 @@ impl EngineArgs {
             Some(size) if size > 0.0 && size < 1e6 => (size * (1u64 << 30) as f64) as usize,
             Some(size) => bail!("--cache must be a size in GiB, not {size}"),
         };
-        let default = if device.backend().name() == "cpu" { CPU_CHUNK } else { GPU_CHUNK };
+        let default =
+            if device.backend().kind() == DeviceKind::Cpu { CPU_CHUNK } else { GPU_CHUNK };
         Ok(EngineOptions {
             cache_bytes,
             prefill_chunk: self.prefill_chunk.map_or(default, |tokens| tokens as usize),

@@ -23,7 +23,7 @@ pub enum FileDtype {
     Bf16,
     /// 16-bit float, rounded to nearest even; values beyond its range are an error.
     F16,
-    /// Matrices in 8 bits with an f32 scale for every [`INT8_BLOCK`] columns of a row, everything else in f32.
+    /// Matrices in 8 bits with an f32 scale for every [`fox_tensor::INT8_BLOCK`] columns of a row, everything else in f32.
     Int8,
 }
 

@@ -16,9 +16,9 @@ pub(crate) use storage::{
 };
 
 use crate::{
-    Backend, Caps, DType, Device, IdRange, LinearGroupOps, Memory, MemoryStats, RecomputeOps,
-    Result, Shape, Storage, Tensor, check_add, check_copy_columns, check_copy_rows, check_download,
-    check_fill, check_ints,
+    Backend, Caps, DType, Device, DeviceKind, IdRange, LinearGroupOps, Memory, MemoryStats,
+    RecomputeOps, Result, Shape, Storage, Tensor, check_add, check_copy_columns, check_copy_rows,
+    check_download, check_fill, check_ints,
 };
 
 /// The f64 backend. Allocated memory is filled with NaN until it is written.
@@ -79,6 +79,10 @@ impl Naive {
 impl Backend for Naive {
     fn name(&self) -> &str {
         "naive"
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Naive
     }
 
     fn caps(&self) -> Caps<'_> {

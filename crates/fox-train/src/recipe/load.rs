@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::builtin::{self, Source, builtin_names, variants};
-use super::{Recipe, gate_init, nearest};
+use super::{Recipe, gate_init, nearest, typed};
 use crate::{Error, OptimizerRecipe, Result, tuning};
 
 /// How deep recipes may extend each other.
@@ -221,59 +221,6 @@ pub fn parse_table(name: &str, mut table: Table) -> Result<Recipe> {
 fn section<T: DeserializeOwned>(origin: &str, table: &mut Table, name: &str) -> Result<T> {
     let value = table.remove(name).unwrap_or_else(|| Value::Table(Table::new()));
     typed(origin, name, value)
-}
-
-/// The value of a section as its type; an error that names the key.
-pub(crate) fn typed<T: DeserializeOwned>(origin: &str, name: &str, value: Value) -> Result<T> {
-    value.clone().try_into().map_err(|e: toml::de::Error| {
-        let message = e.message();
-        match unknown_field(message) {
-            Some((key, known)) => {
-                let within = path_of(&value, &key).unwrap_or_default();
-                Error::UnknownKey {
-                    origin: origin.to_string(),
-                    key: format!("{name}.{within}{key}"),
-                    nearest: nearest(&key, known.iter().map(String::as_str))
-                        .map(|near| format!("{name}.{within}{near}")),
-                }
-            }
-            None => bad_section_value(origin, name, &value, &e),
-        }
-    })
-}
-
-/// Names the key of a value that does not fit, as far as it is known.
-fn bad_section_value(origin: &str, name: &str, value: &Value, e: &toml::de::Error) -> Error {
-    // The library appends where it was: "...\nin `key`\n".
-    let text = e.to_string();
-    let key = text.split("in `").nth(1).and_then(|rest| rest.split('`').next());
-    let key = match (key, value) {
-        (Some(key), _) => format!("{name}.{key}"),
-        (None, _) => name.to_string(),
-    };
-    Error::value(origin, &key, format!("does not fit: {}", one_line(e.message())))
-}
-
-/// The key and the known keys of serde's message about an unknown field.
-fn unknown_field(message: &str) -> Option<(String, Vec<String>)> {
-    let rest = message.strip_prefix("unknown field `")?;
-    let mut words = rest.split('`');
-    let key = words.next()?.to_string();
-    // Between the backticks stand names and separators in turn.
-    let known = words.skip(1).step_by(2).map(str::to_string).collect();
-    Some((key, known))
-}
-
-/// The inner table, with a dot behind it, that has a key; empty for the section itself.
-fn path_of(value: &Value, key: &str) -> Option<String> {
-    if let Value::Array(list) = value {
-        return list.iter().find_map(|inner| path_of(inner, key));
-    }
-    let table = value.as_table()?;
-    if table.contains_key(key) {
-        return Some(String::new());
-    }
-    table.iter().find_map(|(name, inner)| Some(format!("{name}.{}", path_of(inner, key)?)))
 }
 
 fn one_line(text: &str) -> String {

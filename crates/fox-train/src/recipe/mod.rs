@@ -11,6 +11,7 @@ mod load;
 mod model;
 mod ranks;
 mod schedule;
+mod typed;
 mod validate;
 
 use std::collections::BTreeMap;
@@ -26,10 +27,10 @@ pub use builtin::{
 };
 pub(crate) use fox_base::nearest::nearest;
 pub use gate_init::GateInit;
-pub(crate) use load::typed;
 pub use load::{apply_override, load, load_from, load_table, merge, parse_table};
 pub use ranks::{Exchange, ParallelRecipe, Reduction};
 pub use schedule::{ScheduleRecipe, Shape};
+pub(crate) use typed::typed;
 
 use crate::messages::MessagesRecipe;
 pub use crate::stages::StageRecipe;

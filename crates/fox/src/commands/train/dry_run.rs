@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use fox_tensor::Device;
+use fox_tensor::{Device, DeviceKind};
 use fox_train::data::RunData;
 use fox_train::own_text;
 use fox_train::{DryRun, Recipe, RunFolder, dry_run};
@@ -32,7 +32,7 @@ pub fn run(args: &Args, out: &Path, device: &Device) -> Result<ExitCode> {
 
 /// The recipe, its data, and whether these are complete: of text that is not prepared yet, the start is read.
 fn resolve(args: &Args, out: &Path, device: &Device) -> Result<(Recipe, RunData, bool)> {
-    let on_gpu = device.backend().name().starts_with("cuda");
+    let on_gpu = device.backend().kind() == DeviceKind::Cuda;
     let Some(path) = args.data.as_deref().filter(|path| text::is_text(path)) else {
         let recipe = args.recipe_for(args.data.as_deref(), on_gpu)?;
         let data = RunData::open(&recipe)?;

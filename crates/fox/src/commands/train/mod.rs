@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, bail};
 use fox_dist::Placement;
+use fox_tensor::DeviceKind;
 use fox_train::own_text;
 use fox_train::recipe::Weights;
 use fox_train::{Recipe, RunFolder, RunSpec, Summary, recipe, train_in};
@@ -135,7 +136,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         true => {}
         false => output::note("\nstopping; what is prepared stays"),
     })?;
-    let on_gpu = opened.as_ref().is_some_and(|device| device.backend().name().starts_with("cuda"));
+    let on_gpu = opened.as_ref().is_some_and(|device| device.backend().kind() == DeviceKind::Cuda);
     let recipe = args.recipe(&out, on_gpu, placement.is_some(), &stop)?;
     // Before they meet: each says the same sentence, and none takes another's mistake for a loss.
     recipe.check_ranks(placement.as_ref().map_or(1, |place| place.size))?;
