@@ -195,9 +195,9 @@ fn stacked_matrices_are_independent() {
 fn rejects_invalid_stacks() {
     let device = Device::naive();
     let mut x = device.from_f64(&[1.0; 12], [4, 3]).unwrap();
-    let part = |rows| StackedMatrix { rows, factor: 1.0 };
-    let error = MatrixStack::new(&mut x, vec![part(1), part(2)]).unwrap_err().to_string();
-    assert!(error.contains("parts of 3 rows") && error.contains("[4, 3]"), "{error}");
+    let matrix = |rows| StackedMatrix { rows, factor: 1.0 };
+    let error = MatrixStack::new(&mut x, vec![matrix(1), matrix(2)]).unwrap_err().to_string();
+    assert!(error.contains("matrices of 3 rows") && error.contains("[4, 3]"), "{error}");
     let mut vector = device.from_f64(&[1.0; 4], [4]).unwrap();
-    assert!(MatrixStack::new(&mut vector, vec![part(4)]).is_err());
+    assert!(MatrixStack::new(&mut vector, vec![matrix(4)]).is_err());
 }

@@ -67,8 +67,8 @@ fn linear(calls: &mut Calls<'_>) -> Result<()> {
 
 fn groups(calls: &mut Calls<'_>) -> Result<()> {
     let Some(group) = calls.device.backend().caps().linear_group else { return Ok(()) };
-    let operands =
-        [real("x", &[3, 4], &[1]), real("first", &[5, 4], &[1]), real("second", &[2, 4], &[1])];
+    let weight = |name, dims| Operand { content: Content::Packable, ..real(name, dims, &[1]) };
+    let operands = [real("x", &[3, 4], &[1]), weight("first", &[5, 4]), weight("second", &[2, 4])];
     calls.op("linear_group_fwd", &operands, |_, t| {
         group.linear_group_fwd(&t[0], &[&t[1], &t[2]]).map(drop)
     })?;
