@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_data_that_end_early_unless_they_are_a_sample() {
+    fn rejects_data_that_end_early() {
         let set = ["data.epochs=1", "data.sequence_length=128", "schedule.warmup_tokens=0"];
         let recipe = recipe::load("tiny-fox-pro", &set.map(String::from)).unwrap();
         let train = fox_data::MemoryDataset::new(vec![vec![1; 4096]; 4], 8, 0, "ones");

@@ -104,7 +104,7 @@ fn info_predicts_step_on_many_devices() {
             "no way to divide training.batch=32 x data.sequence_length=16384 among 7 ranks",
         ),
         (&["--gpus", "8", "--link", "quick"], "`quick` must be a number of bytes, e.g. 450GB/s"),
-        (&["--gpus", "8", "--fetched", "2"], "--fetched is 2; it is a share between 0 and 1"),
+        (&["--gpus", "8", "--fetched", "2"], "--fetched is 2; use a fraction between 0 and 1"),
     ] {
         let output = plan(more);
         assert!(!output.status.success() && stderr(&output).contains(words), "{}", stderr(&output));

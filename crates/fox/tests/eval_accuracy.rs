@@ -144,7 +144,7 @@ fn rejects_runs_without_task() {
     assert!(done);
     assert_eq!(
         with(&["eval", "accuracy", text(&bare)]),
-        "error: bare is no run of a task; train one, e.g. `fox train task-mqar+fox-pro`, and give its folder"
+        "error: bare is not a run of a task; train one, e.g. `fox train task-mqar+fox-pro`, and give its folder"
     );
     let said = with(&["train", "task-flipflop"]);
     assert!(said.contains("did you mean `task-flip-flop`?"), "{said}");

@@ -254,7 +254,7 @@ fn short_and_single_documents_are_reported() {
     assert!(done, "{said}");
     assert_eq!(
         said,
-        "only one document has 64 tokens, so the intervals are over its 4 pieces, which are not independent\n"
+        "only one document has 64 tokens, so the intervals are over its 4 chunks, which are not independent\n"
     );
     let found = &json(&args)[0]["mean"];
     assert!(found["low"].as_f64() < found["high"].as_f64(), "{found}");

@@ -149,7 +149,7 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("eval needle run --lengths a", USAGE, "--lengths"),
     ("eval needle run --cases 0", REFUSED, "a needle test needs lengths, depths and cases"),
     ("eval needle run --haystack missing", REFUSED, "missing does not exist"),
-    ("eval accuracy run", REFUSED, "run is no run of a task"),
+    ("eval accuracy run", REFUSED, "run is not a run of a task"),
     ("eval tasks run --tasks nosuch", REFUSED, "there is no task nosuch"),
     ("eval tasks run --tasks piqa", REFUSED, "name the folder of piqa.jsonl"),
     ("eval tasks run --tasks piqa --task-data tasks --limit 0", USAGE, "--limit"),

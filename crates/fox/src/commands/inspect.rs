@@ -15,7 +15,7 @@ use crate::output;
 use crate::pretrained::{or_pretrained, sample};
 use crate::tolerance::log_tolerance;
 
-/// Look inside a model while it reads a text
+/// Inspect forget gates, attention and pruning on a text
 ///
 /// Writes one self-contained page: half-life of every head, gates over the text, the forget matrix F and
 /// the attention map A of chosen heads, entropy, and the attention blocks that pruning skips. Pictures are
@@ -115,7 +115,9 @@ fn tokens(args: &Args, opened: &Opened, tokenizer: &Tokenizer) -> Result<Vec<u32
         None if has_own(opened, tokenizer) => {
             first_tokens(&*documents(None, opened, Ok(tokenizer.clone()), length, 1)?, length)?
         }
-        None => bail!("the model has a tokenizer of its own; give it a text with --text"),
+        None => {
+            bail!("the model was not trained on the embedded corpus; give it a text with --text")
+        }
     };
     if ids.is_empty() {
         bail!("the text is empty");

@@ -31,7 +31,7 @@ kernel_params! {
     }
 
     list struct SinkBackward {
-        /// Shares of the gradient, `[R, H]`.
+        /// Gradient terms of the sinks, `[R, H]`.
         partial: Ptr<f32>,
         /// `[R, H * d]`.
         d_out: ConstPtr<Real>,

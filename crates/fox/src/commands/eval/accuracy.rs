@@ -22,7 +22,7 @@ use crate::progress::Bar;
 /// the recipe: fixed cases for every length and difficulty, none of which is trained on. Counted are the answers that are
 /// right, and the cases all of whose answers are right. Runs that differ in their seed alone are one row. Intervals are
 /// 95%: Wilson's over cases for one run, Student's over seeds for several. OUT gets accuracy.json, answers.svg and
-/// cases.svg; what is there already is not asked again.
+/// cases.svg; finished cases are not repeated.
 #[derive(clap::Args)]
 pub struct Args {
     /// Run folders, each PATH or NAME=PATH
@@ -93,7 +93,7 @@ fn scored_run(args: &Args, model: &Named, device: &Device) -> Result<(Scored, Ta
     let asked = opened.run.as_ref().and_then(|run| Some((run, run.recipe.data.task.clone()?)));
     let Some((run, mut task)) = asked else {
         bail!(
-            "{} is no run of a task; train one, e.g. `fox train task-mqar+fox-pro`, and give its folder",
+            "{} is not a run of a task; train one, e.g. `fox train task-mqar+fox-pro`, and give its folder",
             opened.name
         );
     };

@@ -20,10 +20,10 @@ use crate::{output, ranks};
 /// Measure the loss at every position over held-out documents
 ///
 /// Perplexity averages over positions and so hides whether a model uses long context; the slope of the
-/// per-token loss shows it. A run folder is evaluated on the held-out part of its own data, with the same weights and
-/// in the same pieces as in training; a run that is not finished, at its newest checkpoint. OUT gets loss.json
+/// per-token loss shows it. A run folder is evaluated on the held-out split of its training data, with the same weights and
+/// in the same chunks as in training; an unfinished run, at its newest checkpoint. OUT gets loss.json
 /// (everything, with 95% bootstrap intervals over documents), loss.csv (L(i) of every position), loss.svg and slope.svg.
-/// A stopped evaluation goes on when the same command is run again, and more documents can be asked for later. Under
+/// A stopped evaluation resumes when the same command is run again; more documents can be added later. Under
 /// `fox launch`, torchrun, mpirun or srun the processes share the documents; the figures are those of one process.
 #[derive(clap::Args)]
 pub struct Args {
@@ -58,11 +58,11 @@ pub struct DocumentArgs {
     /// Which part of the data the losses are measured on
     #[arg(long, value_enum, default_value_t = SplitName::Heldout)]
     pub split: SplitName,
-    /// Tokens of a piece of a document
+    /// Tokens of a chunk of a document
     #[arg(long, value_name = "N", default_value_t = 2048,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub length: u32,
-    /// Pieces, at most: the first one of every document, then the second ones where there are fewer documents
+    /// Chunks, at most: the first one of every document, then the second ones where there are fewer documents
     #[arg(long, value_name = "N", default_value_t = 64,
           value_parser = clap::value_parser!(u64).range(1..))]
     pub documents: u64,
@@ -125,7 +125,7 @@ impl DocumentArgs {
         }
         if sums.documents == 1 && group.is_first() {
             output::note(&format!(
-                "only one document has {length} tokens, so the intervals are over its {} pieces, which are not \
+                "only one document has {length} tokens, so the intervals are over its {} chunks, which are not \
                  independent",
                 sums.chunks
             ));
@@ -164,7 +164,7 @@ fn measure_all(args: &Args, group: &Group, device: &Device) -> Result<LossReport
     for model in Named::all(&args.models)? {
         let opened = model.open(device)?;
         let mut tokenizer = opened.tokenizer(args.tokenizer.as_deref());
-        // Data of its own need none; but one that was asked for must be there.
+        // The data of a run need no tokenizer; one that was named must exist.
         if args.tokenizer.is_some() {
             tokenizer = Ok(tokenizer?);
         }

@@ -16,26 +16,26 @@ use crate::signals;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    evaluation: Evaluation,
 }
 
 #[derive(clap::Subcommand)]
-enum What {
+enum Evaluation {
     Accuracy(accuracy::Args),
     Loss(loss::Args),
     Needle(needle::Args),
     Tasks(tasks::Args),
 }
 
-/// What an interrupt is answered with.
-pub const STOPPED: &str = "stopped; what is finished is kept, and the same command goes on";
+/// Message after an interrupt.
+pub const STOPPED: &str = "stopped; finished work is kept, and the same command resumes";
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     signals::exit_on_signal(STOPPED)?;
-    match &args.what {
-        What::Accuracy(args) => accuracy::run(args),
-        What::Loss(args) => loss::run(args),
-        What::Needle(args) => needle::run(args),
-        What::Tasks(args) => tasks::run(args),
+    match &args.evaluation {
+        Evaluation::Accuracy(args) => accuracy::run(args),
+        Evaluation::Loss(args) => loss::run(args),
+        Evaluation::Needle(args) => needle::run(args),
+        Evaluation::Tasks(args) => tasks::run(args),
     }
 }

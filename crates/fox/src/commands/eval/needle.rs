@@ -22,7 +22,7 @@ use crate::progress::Bar;
 ///
 /// Scored by whether the greedy answer contains what was hidden, and by the log-probability of the right
 /// answer, also against wrong ones where they are known. Models of the embedded corpus, as the run's recipe has it, are
-/// asked for its facts; for other runs the needle lies in the held-out part of their own data, or in the --haystack.
+/// asked for its facts; for other runs the needle lies in their held-out split, or in the --haystack.
 /// A run that is not finished is evaluated at its newest checkpoint. A needle file is TOML with `needle`, `question`, `answer`, and
 /// optionally `expected` (what the answer must contain) and `wrong` (a list).
 #[derive(clap::Args)]
@@ -142,7 +142,9 @@ impl Hay {
                     text_of(&*data, tokenizer, longest as u64 * grid.cases.max(1))?
                 }
                 None => {
-                    bail!("the model has a tokenizer of its own; give it a text with --haystack")
+                    bail!(
+                        "the model was not trained on the embedded corpus; give it a text with --haystack"
+                    )
                 }
             },
         };

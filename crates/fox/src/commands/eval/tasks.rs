@@ -23,7 +23,7 @@ use crate::progress::Bar;
 /// DATA/piqa.jsonl (also .zst, .gz) or DATA/piqa.parquet with the data set's usual columns. --shots puts answered
 /// questions in front, as the harness does with its sampler `first_n`. A task of your own is a TOML file (see the
 /// built-in ones in crates/fox-eval/tasks). OUT gets tasks.json, tasks.csv and, for every model and task, the result and
-/// a line per item; what is there already is not asked again.
+/// a line per item; finished items are not repeated.
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint or run folders, each PATH or NAME=PATH

@@ -66,7 +66,7 @@ pub fn run(name: &str, args: &ClusterArgs, as_json: bool) -> Result<ExitCode> {
     let config = model(&recipe)?;
     for (name, share) in [("--fetched", args.fetched), ("--visited", args.visited)] {
         if !(0.0..=1.0).contains(&share) {
-            bail!("{name} is {share}; it is a share between 0 and 1");
+            bail!("{name} is {share}; use a fraction between 0 and 1");
         }
     }
     let rate = match (args.flops, args.step) {
