@@ -76,7 +76,7 @@ pub enum Error {
     #[error("{0}")]
     Refused(String),
     /// A rank is gone or has failed.
-    #[error("{0}; the last checkpoint is whole, run the same command again to go on from it")]
+    #[error("{0}; run the same command again to resume from the last checkpoint")]
     Lost(String),
     /// Ranks that are not at the same place of the program.
     #[error(

@@ -45,7 +45,7 @@ pub struct StepOutcome {
 }
 
 impl Stepper {
-    /// Goes on from these weights, this state of the optimizer and these counters, as the recipe says.
+    /// Creates a stepper from weights, optimizer state and counters, initial or of a checkpoint.
     pub fn new(
         recipe: &Recipe,
         model: Model,

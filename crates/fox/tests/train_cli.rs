@@ -214,7 +214,7 @@ fn damaged_checkpoint_falls_back_to_previous() {
     assert!(
         text.contains("the checkpoint of step 20 cannot be used")
             && text.contains("the checksum of optimizer.safetensors differs")
-            && text.contains("going on from the checkpoint of step 18"),
+            && text.contains("resuming from the checkpoint of step 18"),
         "{text}"
     );
     assert!(result(&torn) == result(&whole));

@@ -179,7 +179,7 @@ impl CheckpointStore {
                 Ok((model, updater, state)) => {
                     self.set_aside(&problems)?;
                     let notices = problems.into_iter().map(|(_, why)| {
-                        format!("{why}; going on from the checkpoint of step {step}")
+                        format!("{why}; resuming from the checkpoint of step {step}")
                     });
                     return Ok(Some(Resumed { model, updater, state, notices: notices.collect() }));
                 }

@@ -37,7 +37,7 @@ pub use progress::Progress;
 ///
 /// The run folder gets config.toml (the whole recipe), run.json, metrics.jsonl, tensorboard/,
 /// checkpoints/ and, at the end, export/ (a Hugging Face folder with the tokenizer) and summary.json. A run that was
-/// stopped, killed or lost its power goes on from its last checkpoint to the same bits.
+/// stopped, killed or lost power resumes from its last checkpoint, bit for bit.
 #[derive(clap::Args)]
 pub struct Args {
     /// Recipe: a TOML file or a built-in name, with +VARIANTs

@@ -45,7 +45,7 @@ impl Progress {
                 ChildEvent::Started { tokens: start.from_step * start.tokens_per_step }.emit();
                 let resumed = match start.from_step {
                     0 => String::new(),
-                    step => format!(", going on from step {step}"),
+                    step => format!(", resumed from step {step}"),
                 };
                 let others = start.link.map_or_else(String::new, |link| {
                     format!(", {} processes that send {:.2} GB/s each", start.processes, link / 1e9)
