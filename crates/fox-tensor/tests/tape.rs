@@ -41,6 +41,23 @@ fn gradients_accumulate_over_uses_and_passes() {
 }
 
 #[test]
+fn seeds_of_one_variable_are_summed() {
+    let device = Device::naive();
+    let (x, w, dy) =
+        (normal(&device, 1, &[5, 4]), normal(&device, 2, &[4, 4]), normal(&device, 3, &[5, 4]));
+    let pass = |count: usize| {
+        let mut tape = Tape::recording(&device);
+        let (w, x) = (Var::constant(w.clone()), tape.leaf(x.clone()));
+        let y = tape.linear(&x, &w, None).unwrap();
+        let seeds = vec![(y, dy.clone()); count];
+        let grads = tape.backward_from(&seeds, &[x], &mut Gradients::default()).unwrap();
+        values(grads[0].as_ref())
+    };
+    let twice: Vec<f64> = pass(1).iter().map(|x| 2.0 * x).collect();
+    assert!(cases::relative_error(&pass(2), &twice) < 1e-14);
+}
+
+#[test]
 fn accumulation_copies_a_shared_gradient() {
     // h and delta get the same tensor as gradient; adding to one must not move the other.
     let device = Device::naive();

@@ -72,4 +72,20 @@ mod tests {
         assert_eq!(Bins::new(65536).len() - Bins::new(32).len(), 11 * 8);
         assert_eq!(Bins::new(100).before(65), None);
     }
+
+    #[test]
+    fn center_is_the_geometric_mean_of_first_and_last_position() {
+        let bins = Bins::new(1000);
+        // One position per bin at first: its center is the position itself, counted from 1.
+        assert_eq!([0, 1, 2, 7].map(|bin| bins.center(bin)), [1.0, 2.0, 3.0, 8.0]);
+        let bin = bins.before(512).unwrap();
+        let range = bins.range(bin);
+        assert_eq!(range.start, 512);
+        let center = (513.0 * range.end as f64).sqrt();
+        assert!((bins.center(bin) - center).abs() < 1e-12);
+        assert!((0..bins.len()).all(|b| {
+            let range = bins.range(b);
+            (range.start as f64 + 1.0..=range.end as f64).contains(&bins.center(b))
+        }));
+    }
 }
