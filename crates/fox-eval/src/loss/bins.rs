@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn center_is_the_geometric_mean_of_first_and_last_position() {
+    fn bin_center_is_geometric_mean() {
         let bins = Bins::new(1000);
         // One position per bin at first: its center is the position itself, counted from 1.
         assert_eq!([0, 1, 2, 7].map(|bin| bins.center(bin)), [1.0, 2.0, 3.0, 8.0]);
