@@ -88,6 +88,10 @@ def edit_of(mutant, root, lines):
         return lambda inner: inner(part.start_byte, part.end_byte)
 
     if mutant["genre"] == "FnValue":
+        function = next(above for above in ancestors(node) if above.type == "function_item")
+        returned = function.child_by_field_name("return_type")
+        if returned is not None and b"impl " in returned.text:
+            raise Unsupported("the return type is opaque")
         return Edit(number, start, start, lambda inner: marked(number, f"if {switch} {{ return {new}; }} "))
     if mutant["genre"] == "BinaryOperator":
         area = node.parent
@@ -175,7 +179,9 @@ def add_switch(file):
 def blame(tree, error):
     """Numbers of the mutants around the places of a compiler error, the innermost ones first choice."""
     found = set()
-    for span in [s for s in error["spans"] if s["is_primary"]] or error["spans"]:
+    for span in sorted(error["spans"], key=lambda span: not span["is_primary"]):
+        if found and not span["is_primary"]:
+            break
         text = (tree / span["file_name"]).read_bytes()
         around = []
         for match in re.finditer(rb"/\*(\d+)<\*/", text):

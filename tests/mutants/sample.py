@@ -81,9 +81,11 @@ def select(mutants, per_crate):
     return chosen
 
 
-def plant_all(mutants, per_crate):
+def plant_all(state, per_crate):
     """Plants the sample; drops what cannot be planted or does not compile until the rest does."""
+    mutants = state["mutants"]
     while True:
+        save(state)
         chosen = select(mutants, per_crate)
         subprocess.run(["git", "checkout", "-q", "--", "crates"], cwd=TREE, check=True)
         if any([planting.plant(TREE, path, [m for m in chosen if m["file"] == path])
@@ -94,7 +96,8 @@ def plant_all(mutants, per_crate):
         packages = [word for crate in CRATES for word in ("-p", crate)]
         done = cargo("check", "--message-format=json", "--keep-going", *packages, stdout=subprocess.PIPE)
         if done.returncode == 0:
-            return
+            state["planted"] = True
+            return save(state)
         messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         errors = [m["message"] for m in messages
                   if m["reason"] == "compiler-message" and m["message"]["level"] == "error"]
@@ -227,8 +230,8 @@ def main():
         WORK.mkdir(parents=True, exist_ok=True)
         subprocess.run(["git", "clone", "-q", "--shared", str(ROOT), str(TREE)], check=True)
         state["mutants"] = draw(args.per_crate, args.seed)
-        plant_all(state["mutants"], args.per_crate)
-        save(state)
+    if "planted" not in state:
+        plant_all(state, args.per_crate)
     mutants = select(state["mutants"], args.per_crate)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         # The executable's tests take the longest: only for mutants that no library test catches.
