@@ -3,6 +3,7 @@
 
     tests/mutants/sample.py                       plant, build, run, print the table
     tests/mutants/sample.py --per-crate 5         fewer mutants
+    tests/mutants/sample.py --build               only plant and build
     tests/mutants/sample.py --report              only the table and the survivors of the last run
 
 `cargo mutants` builds the workspace again for every mutant. Here the mutants of its list are compiled into one build,
@@ -220,7 +221,8 @@ def main():
     parser.add_argument("--per-crate", type=int, default=45, metavar="N")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="another sample")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="concurrent tests")
-    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--build", action="store_true", help="only plant and build")
+    parser.add_argument("--report", action="store_true", help="only print the last result")
     args = parser.parse_args()
     state = json.loads(STATE.read_text()) if STATE.exists() else {}
     if args.report:
@@ -232,13 +234,18 @@ def main():
         state["mutants"] = draw(args.per_crate, args.seed)
     if "planted" not in state:
         plant_all(state, args.per_crate)
+    if "executables" not in state:
+        state["executables"] = build(CRATES)
+        save(state)
+    if args.build:
+        return None
     mutants = select(state["mutants"], args.per_crate)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         # The executable's tests take the longest: only for mutants that no library test catches.
-        for stage, crates in [("library", CRATES), ("executable", [DEPENDENT])]:
+        for stage in ["library", "executable"]:
             if stage not in state:
-                state[stage] = baseline(build(crates), pool)
-                print(f"{len(state[stage])} tests of {', '.join(crates)}", flush=True)
+                state[stage] = baseline(state["executables"] if stage == "library" else build([DEPENDENT]), pool)
+                print(f"{len(state[stage])} tests of the {stage}", flush=True)
                 save(state)
             run_mutants(state, stage, [m for m in mutants if m["status"] != "caught"], pool)
     report(state["mutants"])
