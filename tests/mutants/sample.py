@@ -47,6 +47,12 @@ def cargo(*arguments, **options):
     return subprocess.run([CARGO, *arguments], cwd=TREE, env=environment, text=True, **options)
 
 
+def packages(crates):
+    """Flags that select crates, with the features of the default build of the executable."""
+    flags = [word for crate in crates for word in ("-p", crate)]
+    return [*flags, "--features", "fox-data/hf-tokenizers"] if "fox-data" in crates else flags
+
+
 def save(state):
     new = STATE.with_suffix(".new")
     new.write_text(json.dumps(state, indent=1))
@@ -94,8 +100,7 @@ def plant_all(state, per_crate):
             continue
         for crate in CRATES:
             planting.add_switch(TREE / "crates" / crate / "src" / "lib.rs")
-        packages = [word for crate in CRATES for word in ("-p", crate)]
-        done = cargo("check", "--message-format=json", "--keep-going", *packages, stdout=subprocess.PIPE)
+        done = cargo("check", "--message-format=json", "--keep-going", *packages(CRATES), stdout=subprocess.PIPE)
         if done.returncode == 0:
             state["planted"] = True
             return save(state)
@@ -113,8 +118,7 @@ def plant_all(state, per_crate):
 
 def build(crates):
     """Test executables of the crates, as `(crate, executable)`."""
-    packages = [word for crate in crates for word in ("-p", crate)]
-    done = cargo("test", "--no-run", "--message-format=json", *packages, check=True, stdout=subprocess.PIPE)
+    done = cargo("test", "--no-run", "--message-format=json", *packages(crates), check=True, stdout=subprocess.PIPE)
     found = []
     for line in done.stdout.splitlines():
         message = json.loads(line) if line.startswith("{") else {}
