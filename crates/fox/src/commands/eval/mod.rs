@@ -3,6 +3,7 @@
 mod accuracy;
 pub mod loss;
 pub mod needle;
+mod ruler;
 pub mod tasks;
 
 use std::process::ExitCode;
@@ -12,7 +13,7 @@ pub use fox_lab::args::{corpus, subjects};
 
 use crate::signals;
 
-/// Evaluate checkpoints: loss at every position, needles in a haystack, tasks, accuracy on small tasks
+/// Evaluate checkpoints: loss at every position, needles in a haystack, RULER, tasks, accuracy on small tasks
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -24,6 +25,7 @@ enum Evaluation {
     Accuracy(accuracy::Args),
     Loss(loss::Args),
     Needle(needle::Args),
+    Ruler(ruler::Args),
     Tasks(tasks::Args),
 }
 
@@ -36,6 +38,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Evaluation::Accuracy(args) => accuracy::run(args),
         Evaluation::Loss(args) => loss::run(args),
         Evaluation::Needle(args) => needle::run(args),
+        Evaluation::Ruler(args) => ruler::run(args),
         Evaluation::Tasks(args) => tasks::run(args),
     }
 }
