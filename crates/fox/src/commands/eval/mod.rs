@@ -1,6 +1,7 @@
 //! `fox eval`: what models predict and find again.
 
 mod accuracy;
+mod boundaries;
 pub mod loss;
 pub mod needle;
 mod ruler;
@@ -23,6 +24,7 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Evaluation {
     Accuracy(accuracy::Args),
+    Boundaries(boundaries::Args),
     Loss(loss::Args),
     Needle(needle::Args),
     Ruler(ruler::Args),
@@ -36,6 +38,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     signals::exit_on_signal(STOPPED)?;
     match &args.evaluation {
         Evaluation::Accuracy(args) => accuracy::run(args),
+        Evaluation::Boundaries(args) => boundaries::run(args),
         Evaluation::Loss(args) => loss::run(args),
         Evaluation::Needle(args) => needle::run(args),
         Evaluation::Ruler(args) => ruler::run(args),
