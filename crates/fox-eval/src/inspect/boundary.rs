@@ -359,7 +359,8 @@ mod tests {
         // A window of 20 tokens holds 19 of the text; the second boundary has no room in the first window.
         let windows = find(&pattern, 20, 1).unwrap();
         assert_eq!((windows.len(), &windows[0].boundaries[..]), (1, &[6][..]));
-        let said = find(&boundary_pattern("nothing").unwrap(), 20, 1).unwrap_err().to_string();
+        let nothing = boundary_pattern("nothing").unwrap();
+        let said = find(&nothing, 20, 1).unwrap_err().to_string();
         assert!(said.contains("\"nothing\" has no match in 2 documents"), "{said}");
         let said = boundary_pattern("a(").unwrap_err().to_string();
         assert_eq!(said, "the boundary \"a(\" is not a regular expression: unclosed group");

@@ -82,8 +82,8 @@ impl Needle {
         if needle.answer.trim().is_empty() || needle.question.trim().is_empty() {
             return Err(bad("`question` and `answer` must not be empty".into()));
         }
-        let mut fields = [&needle.needle, &needle.question, &needle.answer].into_iter();
-        if needle.words.is_empty() && fields.any(|text| text.contains("{word}")) {
+        let fields = [&needle.needle, &needle.question, &needle.answer];
+        if needle.words.is_empty() && fields.iter().any(|text| text.contains("{word}")) {
             return Err(bad("`{word}` needs `words`, a list of two words or more".into()));
         }
         if !needle.words.is_empty() && (needle.words.len() < 2 || !needle.answer.contains("{word}"))
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn one_word_needles_differ_by_case() {
+    fn one_word_needles_differ() {
         let tokenizer = Tokenizer::from_name("bytes").unwrap();
         let text = "The sun rose. ".repeat(400);
         let needle = Needle::one_word(16).unwrap();

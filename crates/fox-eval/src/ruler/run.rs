@@ -48,14 +48,14 @@ impl Samples<'_> {
     fn groups(&self) -> Vec<Group> {
         match self {
             Samples::Generated { tasks, lengths, count, .. } => {
-                let group = |task: RulerTask, length: usize| Group {
+                let group = |length: usize, task: &RulerTask| Group {
                     task: task.name().into(),
                     length,
                     matching: task.matching(),
                     count: *count,
                 };
-                let of_length = |length: &usize| tasks.iter().map(move |t| group(*t, *length));
-                lengths.iter().flat_map(of_length).collect()
+                let groups = lengths.iter().flat_map(|l| tasks.iter().map(move |t| group(*l, t)));
+                groups.collect()
             }
             Samples::Files { files, .. } => files
                 .iter()
