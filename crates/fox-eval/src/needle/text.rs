@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn one_word_needles_differ() {
+    fn word_differs_between_cases() {
         let tokenizer = Tokenizer::from_name("bytes").unwrap();
         let text = "The sun rose. ".repeat(400);
         let needle = Needle::one_word(16).unwrap();
