@@ -18,6 +18,7 @@ use crate::Cpu;
 use crate::pool::Buffer;
 use crate::shared::Shared;
 use crate::simd::{Kernel, Simd, dot, exp, scale_add, update};
+use crate::sink;
 
 impl PagedOps for Cpu {
     fn gates_in_pages(&self) -> bool {
@@ -73,6 +74,10 @@ impl<'a> Unit<'a> {
 pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&dyn PagedKeys], spec: &PagedSpec) -> Result<Tensor> {
     let mut o = cpu.pool().zeros(q.len())?;
     let mut lse = cpu.pool().take(q.rows() * spec.heads)?;
+    if spec.sinks.is_some() {
+        // Rows without queries have no visible key.
+        lse.fill(f32::NEG_INFINITY);
+    }
     let call = PagedAttention {
         cpu,
         spec,
@@ -102,7 +107,10 @@ pub fn forward(cpu: &Cpu, q: &Tensor, keys: &[&dyn PagedKeys], spec: &PagedSpec)
             heads.into_par_iter().try_for_each(|head| call.tiled(unit, head))
         }
     })?;
-    Ok(cpu.tensor(o, q.shape(), q.device()))
+    let o = cpu.tensor(o, q.shape(), q.device());
+    let Some(sinks) = &spec.sinks else { return Ok(o) };
+    let lse = cpu.tensor(lse, [q.rows(), spec.heads], q.device());
+    Ok(sink::forward(cpu, &o, &lse, sinks)?.0)
 }
 
 impl PagedAttention<'_> {
@@ -207,14 +215,16 @@ impl PagedAttention<'_> {
             };
             // SAFETY: no other task writes this row's columns of this head.
             let out = unsafe { self.o.slice((row * self.spec.heads + head) * d, d) };
-            combine(&partial, d + CHUNK * PAGE, &results, out);
+            // SAFETY: the same for its entry of `lse`.
+            let lse = unsafe { self.lse.slice(row * self.spec.heads + head, 1) };
+            lse[0] = combine(&partial, d + CHUNK * PAGE, &results, out);
         }
         Ok(())
     }
 }
 
-/// Weighs the chunks' outputs, `stride` apart, by their maxima and sums.
-fn combine(partial: &[f32], stride: usize, results: &[(f32, f32)], out: &mut [f32]) {
+/// Weighs the chunks' outputs, `stride` apart, by their maxima and sums; the log of the sum of all weights.
+fn combine(partial: &[f32], stride: usize, results: &[(f32, f32)], out: &mut [f32]) -> f32 {
     let maximum = results.iter().fold(f32::NEG_INFINITY, |max, r| max.max(r.0));
     let mut sum = 0.0;
     for (part, (m, l)) in partial.chunks(stride).zip(results) {
@@ -223,6 +233,7 @@ fn combine(partial: &[f32], stride: usize, results: &[(f32, f32)], out: &mut [f3
         out.iter_mut().zip(part).for_each(|(o, x)| *o += weight * x);
     }
     out.iter_mut().for_each(|o| *o /= sum);
+    maximum + sum.ln()
 }
 
 /// The data of a page for one query head.

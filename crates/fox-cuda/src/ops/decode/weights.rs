@@ -80,6 +80,7 @@ pub(super) struct LayerWeights {
     pub(super) k_shared: bool,
     pub(super) gate_bias: u64,
     pub(super) output_norm: u64,
+    pub(super) sinks: u64,
     pub(super) o_proj: DecodeMatrix,
     /// Whether decayed pages are skipped.
     pub(super) has_thresholds: bool,
@@ -143,6 +144,7 @@ fn has_regular_shapes(model: &DecodeWeights) -> bool {
             && layer.q.shift.is_none()
             && holds(layer.gate.as_ref().map(|(_, bias)| bias), heads)
             && holds(layer.output_norm.as_ref(), heads * d)
+            && holds(layer.sinks.as_ref(), heads)
             && layer.thresholds.as_ref().is_none_or(|t| t.len() == heads);
         Some(projections && own && matrices && vectors)
     };
@@ -295,6 +297,7 @@ impl Cuda {
             k_shared: shared(k.norm.as_ref(), k.weight.rows()),
             gate_bias: real(layer.gate.as_ref().map(|(_, bias)| bias))?,
             output_norm: real(layer.output_norm.as_ref())?,
+            sinks: real(layer.sinks.as_ref())?,
             has_thresholds: layer.thresholds.is_some(),
             o_proj: self.weight_matrix(&layer.o_proj)?,
             gate_up: DecodeMatrix { rows: both.rows / 2, ..both },

@@ -6,7 +6,7 @@ mod totals;
 
 use std::ops::Range;
 
-use fox_tensor::{NewKeys, PagedKeys, PagedOps, PagedSpec, Tensor};
+use fox_tensor::{NewKeys, PagedKeys, PagedOps, PagedSpec, SinkOps, Tensor};
 
 use crate::backend::Cuda;
 use crate::backend::launcher::{Variant, plain_variants};
@@ -153,6 +153,10 @@ impl PagedOps for Cuda {
         spec: &PagedSpec,
     ) -> fox_tensor::Result<Tensor> {
         fox_tensor::check_paged_attention(self, q, keys, spec)?;
-        Ok(self.timed("paged_attention", || self.attend_pages(q, keys, spec))?)
+        let out = self.timed("paged_attention", || self.attend_pages(q, keys, spec))?;
+        match &spec.sinks {
+            None => Ok(out.o),
+            Some(sinks) => Ok(self.sink_fwd(&out.o, &out.lse, sinks)?.0),
+        }
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fox_tensor::{
-    Acp, AttentionInputs, AttentionSpec, AttentionWeights, DType, Mask, NewKeys, PAGE, PageShape,
-    PagedKeys, PagedSpec, Segment, Segments, Slab, Tensor,
+    Acp, AttentionInputs, AttentionOut, AttentionSpec, AttentionWeights, DType, Mask, NewKeys,
+    PAGE, PageShape, PagedKeys, PagedSpec, Segment, Segments, Slab, Tensor,
 };
 
 use super::{Page, PagedParams};
@@ -227,7 +227,7 @@ impl Cuda {
         q: &Tensor,
         keys: &[&dyn PagedKeys],
         spec: &PagedSpec,
-    ) -> Result<Tensor> {
+    ) -> Result<AttentionOut> {
         let mut segments = Vec::new();
         let (mut sources, mut rows) = (Vec::new(), 0);
         for (s, keys) in spec.segments.as_slice().iter().zip(keys).filter(|(s, _)| s.q_len > 0) {
@@ -291,11 +291,10 @@ impl Cuda {
         };
         let log_gates = gates.as_ref().map(|(gates, _)| gates);
         let inputs = AttentionInputs { q, k: &k, v: &v, log_gates };
-        Ok(match spec.weights {
-            AttentionWeights::Softmax => self.attend(&inputs, &plain)?,
+        match spec.weights {
+            AttentionWeights::Softmax => self.attend(&inputs, &plain),
             // Evicted rows are older than all keys of the head: what they would take of the stick affects none of them.
-            AttentionWeights::StickBreaking => self.stick_breaking_forward(&inputs, &plain)?,
+            AttentionWeights::StickBreaking => self.stick_breaking_forward(&inputs, &plain),
         }
-        .o)
     }
 }

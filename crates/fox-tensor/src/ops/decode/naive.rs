@@ -184,7 +184,14 @@ fn attend(
             full_sequence: None,
         };
         let q = Var::constant(device.from_f64(&q[head * d..][..d], [1, d])?);
-        let (o, _) = tape.attend(AttentionWeights::Softmax, &q, &k, &v, gates.as_ref(), &spec)?;
+        let gates = gates.as_ref();
+        let (o, _) = match &attention.sinks {
+            None => tape.attend(AttentionWeights::Softmax, &q, &k, &v, gates, &spec)?,
+            Some(sinks) => {
+                let own = var(&sinks.reshape([heads, 1])?.slice_rows(head, 1)?.reshape([1])?);
+                tape.sink_attention([&q, &k, &v], gates, &own, &spec)?
+            }
+        };
         out.extend(o.value().to_f64()?);
     }
     let mut o = Var::constant(device.from_f64(&out, [1, heads * d])?);

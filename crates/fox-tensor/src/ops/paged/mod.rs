@@ -227,6 +227,8 @@ pub struct PagedSpec {
     pub window: Option<usize>,
     /// Per query head, the decay below which a page may be skipped.
     pub thresholds: Option<Arc<[f64]>>,
+    /// Attention sinks `[H]` of softmax attention; see [`SinkOps`](crate::SinkOps).
+    pub sinks: Option<Tensor>,
     /// The queries of each sequence; its keys are all that were seen, the new ones included.
     pub segments: Segments,
 }
@@ -250,6 +252,12 @@ pub fn check_paged_attention(
         format!("{heads} query heads are not a multiple of {kv_heads} key heads")
     })?;
     operands.require(spec.window != Some(0), || "a window of 0 keys; use 1 or more".into())?;
+    if let Some(sinks) = &spec.sinks {
+        operands.real("sinks", sinks, &[heads])?;
+        operands.require(spec.weights == AttentionWeights::Softmax, || {
+            "sinks need softmax attention".into()
+        })?;
+    }
     let group = heads / kv_heads;
     let fits = |(keys, segment): (&&dyn PagedKeys, &Segment)| {
         let shape = keys.shape();
