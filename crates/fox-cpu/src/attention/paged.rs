@@ -5,8 +5,9 @@
 use std::ops::Range;
 
 use fox_tensor::{
-    AttentionWeights, Error, Mask, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result, Segment,
-    Slab, Tensor, check_paged_attention, gathered_attention, held_pages,
+    AttentionWeights, Error, Mask, NewKeys, PAGE, Page, PagedKeys, PagedOps, PagedSpec, Result,
+    Segment, Slab, Tensor, check_paged_attention, check_write_pages, copy_to_pages,
+    gathered_attention, held_pages, host_gate_totals,
 };
 use rayon::prelude::*;
 
@@ -23,6 +24,15 @@ use crate::sink;
 impl PagedOps for Cpu {
     fn gates_in_pages(&self) -> bool {
         false
+    }
+
+    fn gate_totals(&self, log_gates: &[&Tensor], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
+        host_gate_totals(self, log_gates, ranges)
+    }
+
+    fn write_pages(&self, new: &NewKeys<'_>, keys: &mut dyn PagedKeys, first: usize) -> Result<()> {
+        check_write_pages(self, new, keys, first)?;
+        copy_to_pages(new, keys, first)
     }
 
     fn paged_attention(

@@ -126,15 +126,17 @@ impl PagedOps for Cuda {
         from: fox_tensor::Page<'_>,
         to: fox_tensor::Page<'_>,
     ) -> fox_tensor::Result<()> {
+        fox_tensor::check_copy_page(self, from, to)?;
         Ok(self.timed("copy_page", || self.copy_one_page(from, to))?)
     }
 
     fn gate_totals(
         &self,
         log_gates: &[&Tensor],
-        runs: &[Range<usize>],
+        ranges: &[Range<usize>],
     ) -> fox_tensor::Result<Vec<f64>> {
-        Ok(self.timed("gate_totals", || self.sum_gates(log_gates, runs))?)
+        fox_tensor::check_gate_totals(self, log_gates, ranges)?;
+        Ok(self.timed("gate_totals", || self.sum_gates(log_gates, ranges))?)
     }
 
     fn write_pages(
@@ -143,6 +145,7 @@ impl PagedOps for Cuda {
         keys: &mut dyn PagedKeys,
         first: usize,
     ) -> fox_tensor::Result<()> {
+        fox_tensor::check_write_pages(self, new, keys, first)?;
         Ok(self.timed("write_pages", || self.append_to_pages(new, keys, first))?)
     }
 

@@ -191,14 +191,14 @@ pub struct CasePages {
 }
 
 impl CasePages {
-    fn new(shape: PageShape) -> Self {
+    pub(crate) fn new(shape: PageShape) -> Self {
         let heads = (0..shape.kv_heads).map(|_| Vec::new()).collect();
         let dropped = vec![0; shape.kv_heads];
         CasePages { shape, slabs: vec![], heads, dropped, seen: 0, table: PageTable::default() }
     }
 
     /// Makes room for `count` more keys, in one slab whose last page comes first.
-    fn reserve(&mut self, count: usize, device: &Device) -> Result<()> {
+    pub(crate) fn reserve(&mut self, count: usize, device: &Device) -> Result<()> {
         self.seen += count;
         let new = self.seen.div_ceil(PAGE) - self.heads[0].len();
         if new == 0 {
