@@ -80,7 +80,8 @@ fn greedy_in_slots_equals_op_by_op() {
         let got = greedy(&subject(&model), &mut decoder, &prompts, &ending, enough).unwrap();
         for (prompt, got) in prompts.iter().zip(got) {
             let mut cache = model.new_cache(1, 84).unwrap();
-            let (mut want, mut new) = (Vec::new(), prompt.iter().map(|id| *id as i32).collect());
+            let (mut want, mut new) =
+                (Vec::<u32>::new(), prompt.iter().map(|id| *id as i32).collect());
             while want.len() < 20 && !(want.len() == 12 && want[0] % 2 == 0) {
                 let step: &Vec<i32> = &new;
                 let logits = model.decode(&[step], &mut cache, &ForwardOptions::default()).unwrap();

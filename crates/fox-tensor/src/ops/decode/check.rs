@@ -154,7 +154,9 @@ pub fn check_slot_rows(
             _ if is_taken => format!("two rows for slot {slot}"),
             _ if !in_vocab => format!("token {token} is out of range ({vocab} tokens)"),
             _ if position >= most => format!("position {position} is beyond the context of {most}"),
-            len if position != len => format!("slot {slot} is at position {len}, not {position}"),
+            len if position != len => {
+                format!("slot {slot} is at position {len}, not position {position}")
+            }
             _ => continue,
         };
         return Err(Error::argument("step", detail));
