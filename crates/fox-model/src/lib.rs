@@ -57,7 +57,7 @@ pub use checkpoint::{
 pub use config::{Fields, MlpConfig, ModelConfig, Preset, SpecialTokens, Validator};
 pub use error::{Error, Result};
 pub use flops::{ATTENTION_BACKWARD, TrainFlops, attention_flops};
-pub use fox_cache::{Cache, LayerState, PagePolicy, RecurrentState};
+pub use fox_cache::{Cache, LayerState, PagePolicy, RecurrentState, SequenceState};
 pub use memory::MemoryEstimate;
 pub use mixers::delta::DeltaConfig;
 pub use mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
@@ -66,7 +66,7 @@ pub use mixers::hybrid::{HybridConfig, LayerKind, MlpRatios};
 pub use mixers::mamba1::Mamba1Config;
 pub use mixers::mamba2::Mamba2Config;
 pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};
-pub use model::{ForwardOptions, ForwardOutput, Model, Pruning, TokenLoss};
+pub use model::{ForwardOptions, ForwardOutput, Model, Pruning, TokenDecoder, TokenLoss};
 pub use observe::{AttentionView, Observer};
 pub use params::{Init, ParamGroup, ParamList, ParamSpec, Parameters};
 pub use retrofit::{RetrofitOptions, RetrofitReport, retrofit_checkpoint};

@@ -329,20 +329,8 @@ impl Cuda {
                 unsafe { scan.launch("delta_share_keys", grid, 0, params)? };
             }
         }
-        let dskip = match &dskip {
-            Some(sums) => {
-                let at = sums.address();
-                Some(self.column_sums(
-                    at,
-                    DType::F32,
-                    scan.table.count,
-                    spec.heads,
-                    None,
-                    device,
-                )?)
-            }
-            None => None,
-        };
+        let sizes = [scan.table.count, spec.heads];
+        let dskip = dskip.map(|sums| self.column_sums(&sums, sizes, None, device)).transpose()?;
         let tensor = |x: Option<(Tensor, u64)>| x.map(|(x, _)| x);
         let (dlog_decay, dwrite, dstate) = (tensor(dlog_decay), tensor(dwrite), tensor(dstate));
         Ok(ScanGrads { dq, dk, dv, dlog_decay, dwrite, dskip, dstate })
