@@ -142,7 +142,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let write =
             |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        write("dataset2prompt.json", r#"{"trec": "Say:\n{context}\n{input}", "lcc": "{context}"}"#);
+        write(
+            "dataset2prompt.json",
+            r#"{"trec": "Say {{{{}}}}:\n{context}\n{input}", "lcc": "{context}"}"#,
+        );
         write("dataset2maxlen.json", r#"{"trec": 64}"#);
         let configuration = LongBench::open(folder.path()).unwrap();
         let spec = configuration.task("trec").unwrap();
@@ -150,6 +153,8 @@ mod tests {
         assert_eq!((ask.max_tokens, ask.first_line, ask.one_line), (64, true, false));
         assert_eq!(spec.metrics, [Metric::Classification]);
         assert!(spec.bos && ask.classes.is_some());
+        let row = serde_json::json!({"context": "{{ Q }}", "input": 7});
+        assert_eq!(ask.context.text(row.as_object().unwrap()).unwrap(), "Say {{}}:\n{{ Q }}\n7");
         let said = configuration.task("lcc").unwrap_err().to_string();
         assert!(said.ends_with("dataset2maxlen.json: nothing is said about lcc"), "{said}");
         let said = LongBench::open(Path::new("nowhere")).unwrap_err().to_string();

@@ -266,7 +266,8 @@ fn one_line(error: &toml::de::Error) -> String {
 mod tests {
     use super::*;
 
-    const GOOD: &str = "metrics = ['acc']\n[loglikelihood]\ncontext = '{a}'\ncontinuation = ' {b}'";
+    const GOOD: &str =
+        "metrics = ['acc']\n[loglikelihood]\ncontext = '{{ a }}'\ncontinuation = ' {{ b }}'";
 
     fn said(text: &str) -> String {
         TaskSpec::parse(text, "t").unwrap_err()
@@ -296,7 +297,8 @@ mod tests {
             (&GOOD.replace("'acc'", ""), "`metrics` is empty"),
             (&GOOD.replace("'acc'", "'bleu'"), "bleu"),
             (&GOOD.replace("continuation", "cont"), "cont"),
-            (&GOOD.replace("{a}", "{a"), "brace"),
+            (&GOOD.replace("{{ a }}", "{{ a"), "is not a Jinja template"),
+            (&GOOD.replace("{{ a }}", "{a}"), "write {{ a }} for {a}"),
         ] {
             let said = said(text);
             assert!(said.contains(expected) && !said.contains('\n'), "{said}");
