@@ -242,8 +242,8 @@ fn lengths_are_bytes_of_utf8() {
 #[test]
 fn choices_are_normalised_by_characters_or_by_bytes() {
     let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
-    let text = "metrics = ['acc', 'acc_norm', 'acc_bytes']\n[multiple_choice]\ncontext = '{q}'\n\
-                continuation = ['{a}', '{b}', '{c}']\nanswer = '{right}'\n";
+    let text = "metrics = ['acc', 'acc_norm', 'acc_bytes']\n[multiple_choice]\ncontext = '{{ q }}'\n\
+                continuation = ['{{ a }}', '{{ b }}', '{{ c }}']\nanswer = '{{ right }}'\n";
     let spec = TaskSpec::parse(text, "t").unwrap();
     // One label: over all of them every metric is the same.
     let data = rows(json!([
@@ -308,8 +308,7 @@ fn windows_cover_a_text_once() {
 
 /// A task of each kind.
 fn kinds() -> Vec<(TaskSpec, Vec<Record>)> {
-    let generate =
-        "metrics = ['exact_match']\n[generate]\ncontext = '{q}'\nanswers = '{a}'\nmax_tokens = 3";
+    let generate = "metrics = ['exact_match']\n[generate]\ncontext = '{{ q }}'\nanswers = '{{ a }}'\nmax_tokens = 3";
     vec![
         (find("piqa", None).unwrap(), questions()),
         (find("lambada_openai", None).unwrap(), rows(json!([{"text": "the last word"}]))),
@@ -363,7 +362,7 @@ fn answers_are_generated_cut_and_judged() {
     let (model, tokenizer) = (model(256), Tokenizer::from_name("bytes").unwrap());
     let spec = |extra: &str| {
         let text = format!(
-            "metrics = ['exact_match', 'f1']\n[generate]\ncontext = '{{q}}'\nanswers = '{{a}}'\nmax_tokens = 6\n{extra}"
+            "metrics = ['exact_match', 'f1']\n[generate]\ncontext = '{{{{ q }}}}'\nanswers = '{{{{ a }}}}'\nmax_tokens = 6\n{extra}"
         );
         TaskSpec::parse(&text, "t").unwrap()
     };

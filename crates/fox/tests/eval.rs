@@ -264,7 +264,7 @@ fn custom_task_is_read_from_file() {
     let (folder, model) = checkpoint();
     let path = folder.path().join("mine.toml");
     let task = "data = 'items.jsonl'\nmetrics = ['acc', 'acc_bytes', 'exact_match']\n[multiple_choice]\n\
-                context = 'Is {thing|strip} alive?'\ncontinuation = ['yes', 'no']\nanswer = '{alive}'\n\
+                context = 'Is {{ thing|trim }} alive?'\ncontinuation = ['yes', 'no']\nanswer = '{{ alive }}'\n\
                 labels = ['1', '0']\n";
     fs::write(&path, task).unwrap();
     let items =

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use fox_eval::inspect::{Span, boundaries, boundary_pattern, boundary_windows};
+use fox_eval::inspect::{
+    Span, WINDOWS_PER_DOCUMENT, boundaries, boundary_pattern, boundary_windows,
+};
 
 use super::corpus::documents;
 use super::subjects::Named;
@@ -77,12 +79,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let tokenizer = opened.tokenizer(args.tokenizer.as_deref())?;
         let subject = opened.subject(None);
         subject.check_vocabulary("tokenizer", tokenizer.vocab_size())?;
-        // A document is divided into up to four windows.
         let data = documents(
             args.data.as_deref(),
             &opened,
             Ok(tokenizer.clone()),
-            4 * length,
+            WINDOWS_PER_DOCUMENT * length,
             args.windows.into(),
         )?;
         for (i, pattern) in patterns.iter().enumerate() {
