@@ -190,7 +190,8 @@ async fn dispatch(
         Route::PageSettings => ok(page::settings(&app.options)),
         Route::Health => Ok(health(app)),
         Route::Metrics => {
-            let text = app.metrics.text(&app.engine.stats(), &app.answers, &app.bodies);
+            let stats = app.engine.stats();
+            let text = app.metrics.text(&app.name, &stats, &app.answers, &app.bodies);
             Ok(response(StatusCode::OK, "text/plain; version=0.0.4", text))
         }
         Route::Models => ok(models::list(app)),

@@ -60,6 +60,16 @@ fn metrics_count_requests() {
         r#"fox_first_token_seconds_bucket{le="+Inf"} 1"#,
         r#"fox_inter_token_seconds_bucket{le="300"} 4"#,
         "fox_queue_seconds_count 1",
+        r#"vllm:num_requests_running{model_name="tiny"} 0"#,
+        r#"vllm:num_requests_waiting{model_name="tiny"} 0"#,
+        r#"vllm:prompt_tokens_total{model_name="tiny"} 4"#,
+        r#"vllm:generation_tokens_total{model_name="tiny"} 5"#,
+        r#"vllm:request_success_total{finished_reason="length",model_name="tiny"} 1"#,
+        r#"vllm:time_to_first_token_seconds_bucket{model_name="tiny",le="+Inf"} 1"#,
+        r#"vllm:inter_token_latency_seconds_count{model_name="tiny"} 4"#,
+        r#"vllm:time_per_output_token_seconds_count{model_name="tiny"} 4"#,
+        r#"vllm:e2e_request_latency_seconds_count{model_name="tiny"} 1"#,
+        "# TYPE vllm:kv_cache_usage_perc gauge",
         "# TYPE fox_request_seconds histogram",
     ] {
         assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");

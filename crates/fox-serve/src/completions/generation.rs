@@ -12,12 +12,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Sleep, sleep};
 
 use super::Prompt;
-use super::choice::{Choice, Delta, Entry, PromptEcho};
+use super::choice::{Choice, Delta, Entry, Finish, PromptEcho};
 use super::request::CompletionRequest;
 use super::wire::Usage;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::memory::ByteLease;
+use crate::metrics::Outcome;
 
 /// Time until a request that found the engine's queue full is submitted again.
 const RETRY: Duration = Duration::from_millis(20);
@@ -40,6 +41,8 @@ pub(crate) struct Generation {
     tickets: Vec<Option<Ticket>>,
     submitted: usize,
     ended: usize,
+    /// Whether an error has ended the request.
+    failed: bool,
     retry: Option<Pin<Box<Sleep>>>,
     /// For choices that are still to be submitted.
     sender: Option<UnboundedSender<ChoiceEvent>>,
@@ -73,6 +76,7 @@ impl Generation {
             last_token: vec![None; count],
             submitted: 0,
             ended: 0,
+            failed: false,
             retry: None,
             echoing: VecDeque::new(),
             sender: Some(sender),
@@ -127,7 +131,8 @@ impl Generation {
 
     fn engine_request(&self, index: usize) -> Request {
         let request = &self.request;
-        let seed = request.sampling.seed.wrapping_add((index % request.best_of) as u64);
+        // Every choice of a request has a seed of its own, also when two prompts of a list are equal.
+        let seed = request.sampling.seed.wrapping_add(index as u64);
         let echo = self.scores_prompt(index);
         let prompt_logprobs = request.prompt_logprobs.filter(|_| echo);
         Request {
@@ -212,6 +217,12 @@ impl Generation {
     }
 
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<ApiResult<Option<Delta>>> {
+        let next = self.poll_delta(cx);
+        self.failed |= matches!(next, Poll::Ready(Err(_)));
+        next
+    }
+
+    fn poll_delta(&mut self, cx: &mut Context<'_>) -> Poll<ApiResult<Option<Delta>>> {
         loop {
             if let Some(delta) = self.next_echo()? {
                 return Poll::Ready(Ok(Some(delta)));
@@ -298,6 +309,11 @@ impl Generation {
             // Cancels the rest in the engine when a stop string has ended the choice.
             self.tickets[index] = None;
             self.ended += 1;
+            let outcome = match delta.finish {
+                Some(Finish::Length) => Outcome::Length,
+                _ => Outcome::Stop,
+            };
+            self.app.metrics.count_outcome(outcome, 1);
             self.submit()?;
         }
         Ok(delta)
@@ -314,6 +330,14 @@ impl Generation {
             self.echoing.push_back(index);
         }
         if is_complete { self.submit() } else { Ok(()) }
+    }
+}
+
+/// Counts the choices that did not end.
+impl Drop for Generation {
+    fn drop(&mut self) {
+        let outcome = if self.failed { Outcome::Error } else { Outcome::Abort };
+        self.app.metrics.count_outcome(outcome, self.submitted - self.ended);
     }
 }
 

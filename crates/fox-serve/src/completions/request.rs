@@ -55,7 +55,7 @@ pub(crate) struct CompletionRequest {
     pub best_of: usize,
     pub max_tokens: usize,
     pub min_tokens: usize,
-    /// With the seed of the first choice of a prompt; the next choices have the next seeds.
+    /// With the seed of the first choice of the first prompt; the next choices have the next seeds.
     pub sampling: Sampling,
     pub logit_bias: Vec<(i32, f32)>,
     pub stops: Vec<String>,
