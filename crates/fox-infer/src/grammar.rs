@@ -314,8 +314,8 @@ impl GrammarState {
     /// # Errors
     /// The grammar exceeds a limit at this token.
     pub fn mask(&mut self, logits: &mut [f32], stop_ids: &[i32]) -> Result<bool, String> {
-        let error = |error: llguidance_error::Error| one_line(&error.to_string());
-        let mask = self.matcher.compute_mask_or_eos().map_err(error)?;
+        let mask = self.matcher.compute_mask_or_eos();
+        let mask = mask.map_err(|error| one_line(&error.to_string()))?;
         let may_end = mask.is_allowed(self.end as u32);
         let stops = stop_ids.iter().filter_map(|&id| usize::try_from(id).ok());
         let stops = stops.filter(|&id| may_end && id < logits.len());
