@@ -119,7 +119,9 @@ impl GrammarSpec {
             GrammarSpec::JsonSchema(schema) => {
                 let mut schema = schema.clone();
                 if let Some(object) = schema.as_object_mut() {
-                    object.entry("x-guidance").or_insert(json!({ "whitespace_pattern": WHITESPACE }));
+                    object
+                        .entry("x-guidance")
+                        .or_insert(json!({ "whitespace_pattern": WHITESPACE }));
                 }
                 TopLevelGrammar::from_json_schema(schema)
             }

@@ -142,7 +142,8 @@ fn stop_ids_end_complete_texts_only() {
     assert_eq!(read(engine.submit(endless).unwrap()).2.reason, FinishReason::Length);
     let long = Request { min_tokens: 41, ..request(&grammar, 1) };
     assert!(text(&engine, long).len() > 41);
-    let short = Request { min_tokens: 41, ..request(&compile(&GrammarSpec::Regex("ab?".into())), 1) };
+    let short =
+        Request { min_tokens: 41, ..request(&compile(&GrammarSpec::Regex("ab?".into())), 1) };
     assert_eq!(text(&engine, short), "ab");
 }
 
@@ -192,8 +193,9 @@ fn hostile_grammars_are_refused_or_bounded() {
     let engine = Engine::start(model(), EngineOptions::default()).unwrap();
     let compiler = compiler();
     let nested = |count: usize| (0..count).fold(json!({}), |inner, _| json!({ "items": inner }));
-    let any_of: Vec<Value> =
-        (0..12).map(|i| json!({ "anyOf": [{ "minLength": i }, { "pattern": format!("a{i}") }] })).collect();
+    let any_of: Vec<Value> = (0..12)
+        .map(|i| json!({ "anyOf": [{ "minLength": i }, { "pattern": format!("a{i}") }] }))
+        .collect();
     let many: serde_json::Map<String, Value> =
         (0..1500).map(|i| (format!("p{i}"), json!({ "type": "string" }))).collect();
     let words: Vec<String> = (0..5000).map(|i| format!("word{}", i * 7919 % 10_007)).collect();
@@ -233,7 +235,11 @@ fn hostile_grammars_are_refused_or_bounded() {
                 let request = Request { max_tokens: 40, ..request(&grammar, 1) };
                 let (_, tokens, finished) = read(engine.submit(request).unwrap());
                 let total = start.elapsed();
-                eprintln!("{name}: {compiled:?}, {total:?}, {} {:?}", tokens.len(), finished.reason);
+                eprintln!(
+                    "{name}: {compiled:?}, {total:?}, {} {:?}",
+                    tokens.len(),
+                    finished.reason
+                );
                 assert!(!matches!(finished.reason, FinishReason::Failed(_)), "{name}");
             }
         }

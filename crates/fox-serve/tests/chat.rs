@@ -127,7 +127,7 @@ fn rejects_invalid_messages() {
         (
             json!({ "messages": user, "response_format": { "type": "json_schema" } }),
             "response_format",
-            "plain",
+            "no json_schema.schema",
         ),
         (json!({ "messages": [{ "role": "user", "content": "no" }] }), "messages", "no such role"),
     ] {

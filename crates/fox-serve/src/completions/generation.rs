@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use fox_infer::{Event, Refusal, Request, Sampling, ScoredToken, Ticket};
+use fox_infer::{Event, Grammar, Refusal, Request, Sampling, ScoredToken, Ticket};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Sleep, sleep};
 
@@ -34,6 +34,7 @@ type ChoiceEvent = (usize, ApiResult<Event>);
 pub(crate) struct Generation {
     app: Arc<App>,
     request: CompletionRequest,
+    grammar: Option<Grammar>,
     /// One per prompt.
     echoes: Vec<PromptEcho>,
     choices: Vec<Choice>,
@@ -63,7 +64,11 @@ impl Generation {
     ///
     /// # Errors
     /// A request that the engine refuses; nothing is submitted then.
-    pub fn start(app: Arc<App>, request: CompletionRequest) -> ApiResult<Generation> {
+    pub fn start(
+        app: Arc<App>,
+        request: CompletionRequest,
+        grammar: Option<Grammar>,
+    ) -> ApiResult<Generation> {
         let (sender, events) = unbounded_channel();
         let count = request.prompts.len() * request.best_of;
         let mut generation = Generation {
@@ -84,7 +89,11 @@ impl Generation {
             lease: Arc::new(app.answers.lease()),
             app,
             request,
+            grammar,
         };
+        if generation.grammar.is_some() {
+            generation.lease.grow(Grammar::MAX_BYTES)?;
+        }
         let end_ids = generation.end_ids();
         for at in 0..generation.request.prompts.len() {
             let first = at * generation.request.best_of;
@@ -146,6 +155,7 @@ impl Generation {
             logit_bias: request.logit_bias.clone(),
             top_logprobs: request.logprobs.max(prompt_logprobs).unwrap_or(0),
             echo,
+            grammar: self.grammar.clone(),
         }
     }
 
@@ -294,7 +304,8 @@ impl Generation {
                     metrics.inter_token_time.observe(now - before);
                 }
                 self.usage.completion_tokens += 1;
-                if self.request.logprobs.is_none() {
+                // Text that may be a tool call is withheld; the bytes of its events count for it.
+                if self.request.logprobs.is_none() && self.request.tools.is_none() {
                     self.lease.shrink(bytes);
                 }
                 choice.push(scored)?
