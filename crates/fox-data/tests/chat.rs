@@ -9,7 +9,7 @@ fn conversation() -> Vec<ChatMessage> {
     let message = |role: &str, content: &str| ChatMessage {
         role: role.into(),
         content: content.into(),
-        name: None,
+        ..ChatMessage::default()
     };
     vec![message("system", "Be brief."), message("user", " Hi! ")]
 }

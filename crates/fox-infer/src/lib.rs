@@ -42,6 +42,7 @@ mod engine;
 mod error;
 mod filtered_draw;
 mod forward;
+mod generation_config;
 mod grammar;
 mod limits;
 mod options;
@@ -62,6 +63,7 @@ mod warm;
 pub use engine::{Completion, Engine, Ticket};
 pub use error::{Error, Refusal, Result};
 pub use fox_tensor::WeightFormat;
+pub use generation_config::GenerationConfig;
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 pub use options::{EngineOptions, Eviction};
 pub use request::{

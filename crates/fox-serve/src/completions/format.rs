@@ -17,7 +17,12 @@ pub(super) trait AnswerFormat: Send {
     ///
     /// # Errors
     /// The text that is kept exceeds the budget for answers.
-    fn delta(&mut self, delta: &Delta, generation: &Generation, bytes: &mut Vec<u8>) -> ApiResult<()>;
+    fn delta(
+        &mut self,
+        delta: &Delta,
+        generation: &Generation,
+        bytes: &mut Vec<u8>,
+    ) -> ApiResult<()>;
 
     /// Writes the events after the last delta.
     fn end(&mut self, generation: &Generation, bytes: &mut Vec<u8>);

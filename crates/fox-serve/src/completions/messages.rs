@@ -25,8 +25,9 @@ pub(super) fn translate(body: &[u8], strict: bool) -> ApiResult<(Vec<u8>, Unknow
     let mut chat = Map::new();
     let mut messages = Vec::new();
     if let Some(system) = fields.take::<Value>("system")? {
-        let text = text_of(&system)
-            .ok_or_else(|| ApiError::invalid("system", "system must be a text or blocks of text"))?;
+        let text = text_of(&system).ok_or_else(|| {
+            ApiError::invalid("system", "system must be a text or blocks of text")
+        })?;
         messages.push(json!({ "role": "system", "content": text }));
     }
     let list: Vec<Value> = fields
@@ -134,7 +135,12 @@ impl MessageFormat {
         MessageFormat { app: app.clone(), id, block: None, finish: None }
     }
 
-    fn message(&self, content: Vec<Value>, finish: Option<Finish>, generation: &Generation) -> Value {
+    fn message(
+        &self,
+        content: Vec<Value>,
+        finish: Option<Finish>,
+        generation: &Generation,
+    ) -> Value {
         let usage = generation.usage();
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.app.name,
@@ -148,7 +154,8 @@ impl MessageFormat {
         self.close(bytes);
         let index = self.block.map_or(0, |block| block + 1);
         self.block = Some(index);
-        let event = json!({ "type": "content_block_start", "index": index, "content_block": content });
+        let event =
+            json!({ "type": "content_block_start", "index": index, "content_block": content });
         write_event(bytes, &event);
     }
 

@@ -57,7 +57,8 @@ pub(super) fn translate(body: &[u8], strict: bool) -> ApiResult<(Vec<u8>, Unknow
         Some(Value::Array(items)) => {
             for (at, item) in items.iter().enumerate() {
                 let message = input_item(item).ok_or_else(|| {
-                    let message = format!("item {at} of input is no message with text and no tool call");
+                    let message =
+                        format!("item {at} of input is no message with text and no tool call");
                     ApiError::invalid("input", message)
                 })?;
                 messages.push(message);
@@ -207,7 +208,10 @@ impl ResponseFormat {
             return;
         }
         let item = self.message("in_progress", Vec::new());
-        self.write(bytes, json!({ "type": "response.output_item.added", "output_index": 0, "item": item }));
+        self.write(
+            bytes,
+            json!({ "type": "response.output_item.added", "output_index": 0, "item": item }),
+        );
         let event = json!({ "type": "response.content_part.added", "item_id": self.message_id,
             "output_index": 0, "content_index": 0, "part": part("") });
         self.write(bytes, event);
@@ -219,18 +223,25 @@ impl ResponseFormat {
             ("response.output_text.done", "text", json!(text)),
             ("response.content_part.done", "part", part(&text)),
         ] {
-            let mut event = json!({ "type": kind, "item_id": id, "output_index": 0, "content_index": 0 });
+            let mut event =
+                json!({ "type": kind, "item_id": id, "output_index": 0, "content_index": 0 });
             event[name] = value;
             self.write(bytes, event);
         }
         let item = self.message("completed", vec![part(&text)]);
-        self.write(bytes, json!({ "type": "response.output_item.done", "output_index": 0, "item": item }));
+        self.write(
+            bytes,
+            json!({ "type": "response.output_item.done", "output_index": 0, "item": item }),
+        );
     }
 
     fn write_call(&mut self, call: &ToolCall, index: usize, bytes: &mut Vec<u8>) {
         let id = item(call, "", "")["id"].clone();
         let begun = item(call, "", "in_progress");
-        self.write(bytes, json!({ "type": "response.output_item.added", "output_index": index, "item": begun }));
+        self.write(
+            bytes,
+            json!({ "type": "response.output_item.added", "output_index": index, "item": begun }),
+        );
         for (kind, name) in [("delta", "delta"), ("done", "arguments")] {
             let kind = format!("response.function_call_arguments.{kind}");
             let mut event = json!({ "type": kind, "item_id": id, "output_index": index });
@@ -238,7 +249,10 @@ impl ResponseFormat {
             self.write(bytes, event);
         }
         let done = item(call, &call.arguments, "completed");
-        self.write(bytes, json!({ "type": "response.output_item.done", "output_index": index, "item": done }));
+        self.write(
+            bytes,
+            json!({ "type": "response.output_item.done", "output_index": index, "item": done }),
+        );
     }
 }
 
@@ -263,7 +277,12 @@ impl AnswerFormat for ResponseFormat {
         }
     }
 
-    fn delta(&mut self, delta: &Delta, generation: &Generation, bytes: &mut Vec<u8>) -> ApiResult<()> {
+    fn delta(
+        &mut self,
+        delta: &Delta,
+        generation: &Generation,
+        bytes: &mut Vec<u8>,
+    ) -> ApiResult<()> {
         self.finish = self.finish.or(delta.finish);
         self.calls.extend(delta.tool_calls.iter().cloned());
         if !delta.text.is_empty() {

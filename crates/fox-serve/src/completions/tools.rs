@@ -229,11 +229,14 @@ impl ToolFilter {
     fn call(&self, value: &Value) -> Option<ToolCall> {
         let name = value["name"].as_str().filter(|name| self.names.iter().any(|n| n == name))?;
         let arguments = value.get("arguments").or(value.get("parameters"))?;
-        Some(ToolCall::new(name, match arguments {
-            Value::String(text) => text.clone(),
-            Value::Null => "{}".to_string(),
-            other => other.to_string(),
-        }))
+        Some(ToolCall::new(
+            name,
+            match arguments {
+                Value::String(text) => text.clone(),
+                Value::Null => "{}".to_string(),
+                other => other.to_string(),
+            },
+        ))
     }
 }
 
@@ -287,7 +290,11 @@ mod tests {
                 vec![find(), add()],
             ),
             // Neither an unknown tool, nor other JSON, nor a broken call is a call.
-            (r#"{"name": "sing", "parameters": {}}"#, r#"{"name": "sing", "parameters": {}}"#, vec![]),
+            (
+                r#"{"name": "sing", "parameters": {}}"#,
+                r#"{"name": "sing", "parameters": {}}"#,
+                vec![],
+            ),
             (r#"{"x": [1, 2]}"#, r#"{"x": [1, 2]}"#, vec![]),
             ("a <tool_call>{\"name\":", "a <tool_call>{\"name\":", vec![]),
         ] {

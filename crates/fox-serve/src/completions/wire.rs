@@ -142,11 +142,7 @@ impl Envelope {
 
     /// The chunk that begins a choice, where there is one. Where usage is wanted, chunks before the last have
     /// a null.
-    fn first_chunk(
-        &self,
-        index: usize,
-        include_usage: bool,
-    ) -> Option<Message<'_, [Value; 1]>> {
+    fn first_chunk(&self, index: usize, include_usage: bool) -> Option<Message<'_, [Value; 1]>> {
         let delta = json!({ "role": "assistant", "content": "" });
         let choice =
             json!({ "index": index, "delta": delta, "logprobs": null, "finish_reason": null });
@@ -201,7 +197,12 @@ impl AnswerFormat for Envelope {
         }
     }
 
-    fn delta(&mut self, delta: &Delta, generation: &Generation, bytes: &mut Vec<u8>) -> ApiResult<()> {
+    fn delta(
+        &mut self,
+        delta: &Delta,
+        generation: &Generation,
+        bytes: &mut Vec<u8>,
+    ) -> ApiResult<()> {
         write_data(bytes, &self.chunk(delta, generation.request().include_usage));
         Ok(())
     }
