@@ -27,6 +27,9 @@ fn tokenize_round_trips() {
     let answer = tokenize(json!({ "prompt": "é", "return_token_strs": true, "model": "tiny" }));
     assert_eq!(answer["tokens"], json!([255, 195, 169]));
     assert_eq!(answer["token_strs"], json!(["token_id:255", "token_id:195", "token_id:169"]));
+    let messages = json!([{ "role": "user", "content": "a" }]);
+    let answer = tokenize(json!({ "messages": messages }));
+    assert_eq!(answer["count"], 1 + "User: a\nAssistant:".len());
     let text = post(server.address, "/detokenize", &json!({ "tokens": [102, 195, 169] })).unwrap();
     assert_eq!(text.json(), json!({ "prompt": "fé" }));
     let info = get(server.address, "/tokenizer_info").unwrap().json();
