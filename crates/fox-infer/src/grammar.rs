@@ -46,7 +46,7 @@ pub enum GrammarSpec {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrammarError {
-    /// The tokenizer's ids have no bytes of their own.
+    /// Single ids of the tokenizer have no bytes.
     #[error("answers cannot be constrained with this tokenizer: {0}")]
     Tokenizer(String),
     /// A limit on size or depth.

@@ -267,7 +267,7 @@ fn check_key(app: &App, request: &Request<Incoming>) -> ApiResult<()> {
     // Scheme names are case-insensitive.
     let given = match header.split_at_checked(b"bearer ".len()) {
         Some((scheme, given)) if scheme.eq_ignore_ascii_case(b"bearer ") => given,
-        // Anthropic's clients send the key in a header of their own.
+        // Anthropic's clients send the key in another header.
         _ => request.headers().get("x-api-key").map(HeaderValue::as_bytes).unwrap_or(b""),
     };
     // Constant time.

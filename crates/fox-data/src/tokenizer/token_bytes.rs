@@ -8,7 +8,7 @@ impl Tokenizer {
     /// text that [`Tokenizer::decode`] gives.
     ///
     /// # Errors
-    /// A tokenizer whose tokens have no bytes of their own: words between spaces, escapes, or a decoder that looks at
+    /// A tokenizer whose single tokens have no bytes: words between spaces, escapes, or a decoder that looks at
     /// neighbours.
     pub fn token_bytes(&self) -> Result<Vec<Option<Vec<u8>>>> {
         let has_none = |detail: &str| Error::Tokenize {

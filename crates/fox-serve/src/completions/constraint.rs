@@ -58,7 +58,7 @@ impl Constraint {
         }
     }
 
-    /// Compiles the grammar on a thread of its own, one at a time.
+    /// Compiles the grammar on a separate thread, one at a time.
     ///
     /// # Errors
     /// 400 for a grammar that is invalid, too large or too slow to compile, 429 when others are in front for too long.

@@ -140,7 +140,7 @@ impl Generation {
 
     fn engine_request(&self, index: usize) -> Request {
         let request = &self.request;
-        // Every choice of a request has a seed of its own, also when two prompts of a list are equal.
+        // Every choice of a request has a different seed, also when two prompts of a list are equal.
         let seed = request.sampling.seed.wrapping_add(index as u64);
         let echo = self.scores_prompt(index);
         let prompt_logprobs = request.prompt_logprobs.filter(|_| echo);

@@ -85,7 +85,7 @@ fn text_of(content: &Value) -> Option<String> {
     }
 }
 
-/// A message as chat messages: the result of a tool is one of its own.
+/// A message as chat messages: the result of a tool is a separate one.
 fn translate_message(message: &Value) -> Option<Vec<Value>> {
     let Value::Array(blocks) = &message["content"] else {
         let text = message["content"].as_str()?;

@@ -58,7 +58,7 @@ pub(super) fn translate(body: &[u8], strict: bool) -> ApiResult<(Vec<u8>, Unknow
             for (at, item) in items.iter().enumerate() {
                 let message = input_item(item).ok_or_else(|| {
                     let message =
-                        format!("item {at} of input is no message with text and no tool call");
+                        format!("item {at} of input must be a message with text, a function call or its output");
                     ApiError::invalid("input", message)
                 })?;
                 messages.push(message);

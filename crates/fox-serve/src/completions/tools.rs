@@ -177,7 +177,7 @@ impl ToolFilter {
         self.withheld.drain(..end).collect()
     }
 
-    /// The rest of the text, and the calls. A text that is no valid call is text.
+    /// The rest of the text, and the calls. An invalid call stays text.
     pub fn finish(&mut self) -> (String, Vec<ToolCall>) {
         let text = std::mem::take(&mut self.withheld);
         let calls = match &self.mode {
