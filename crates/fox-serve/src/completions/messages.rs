@@ -78,8 +78,11 @@ fn text_of(content: &Value) -> Option<String> {
     match content {
         Value::String(text) => Some(text.clone()),
         Value::Array(blocks) => {
-            let text = |block: &Value| block["text"].as_str().filter(|_| block["type"] == "text");
-            Some(blocks.iter().map(text).collect::<Option<Vec<&str>>>()?.concat())
+            let texts = blocks.iter().map(|block| match block["type"].as_str() {
+                Some("text") => block["text"].as_str(),
+                _ => None,
+            });
+            Some(texts.collect::<Option<Vec<&str>>>()?.concat())
         }
         _ => None,
     }
