@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 const MAX_SOURCE: usize = 64 << 10;
 /// Nesting of brackets in a schema, an expression or a grammar; the compiler recurses.
 const MAX_DEPTH: usize = 64;
-/// Counts of repetitions, lengths and items in a schema or an expression: the compiler unrolls some of them.
-const MAX_REPETITION: u64 = 4096;
+/// Lengths and numbers of items in a schema: the compiler unrolls some of them.
+const MAX_COUNT: u64 = 4096;
 /// States of a lexer, at about 2 KiB each.
 const MAX_LEXER_STATES: usize = 8192;
 /// Stack of the thread that compiles.
@@ -84,7 +84,7 @@ impl GrammarSpec {
         }
     }
 
-    /// Checks the limits on size, depth and repetition.
+    /// Checks the limits on size, depth and counts.
     fn check(&self) -> Result<(), GrammarError> {
         let what = self.name();
         let source = match self {
@@ -102,16 +102,13 @@ impl GrammarSpec {
         if !matches!(self, GrammarSpec::Choice(_)) && depth(&source) > MAX_DEPTH {
             return Err(GrammarError::TooLarge { what, most: MAX_DEPTH, unit: "nested brackets" });
         }
-        let repetition = match self {
-            GrammarSpec::JsonSchema(schema) => schema_repetition(schema),
-            GrammarSpec::Choice(_) => 0,
-            GrammarSpec::Regex(source) | GrammarSpec::Lark(source) => expression_repetition(source),
-        };
-        if repetition > MAX_REPETITION {
-            let most = MAX_REPETITION as usize;
-            return Err(GrammarError::TooLarge { what, most, unit: "repetitions of one part" });
+        match self {
+            GrammarSpec::JsonSchema(schema) if largest_count(schema) > MAX_COUNT => {
+                let most = MAX_COUNT as usize;
+                Err(GrammarError::TooLarge { what, most, unit: "items or characters of one value" })
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn grammar(&self) -> TopLevelGrammar {
@@ -128,8 +125,9 @@ impl GrammarSpec {
             GrammarSpec::Regex(source) => TopLevelGrammar::from_regex(source),
             GrammarSpec::Lark(source) => TopLevelGrammar::from_lark(source.clone()),
             GrammarSpec::Choice(texts) => {
+                // A terminal, whose name is in capitals, is a matter of the lexer: thousands of texts are fast.
                 let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
-                TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
+                TopLevelGrammar::from_lark(format!("start: TEXT\nTEXT: {}", texts.join(" | ")))
             }
         }
     }
@@ -149,31 +147,18 @@ fn depth(source: &str) -> usize {
     deepest
 }
 
-/// The largest product of nested repetition counts `{m,n}` in an expression, about: counts of groups multiply.
-fn expression_repetition(source: &str) -> u64 {
-    let mut product = 1_u64;
-    for part in source.split('{').skip(1) {
-        let Some((counts, _)) = part.split_once('}') else { continue };
-        let counts = counts.split([',', '~', '.']).map(str::trim);
-        let largest = counts.filter_map(|count| count.parse::<u64>().ok()).max();
-        product = product.max(largest.unwrap_or(0));
-    }
-    product
-}
-
-/// The largest count in a schema, those of its patterns included.
-fn schema_repetition(schema: &Value) -> u64 {
+/// The largest length or number of items in a schema.
+fn largest_count(schema: &Value) -> u64 {
     const COUNTS: [&str; 6] =
         ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
     match schema {
-        Value::Array(items) => items.iter().map(schema_repetition).max().unwrap_or(0),
+        Value::Array(items) => items.iter().map(largest_count).max().unwrap_or(0),
         Value::Object(fields) => {
             let of = |(name, value): (&String, &Value)| match value {
                 Value::Number(count) if COUNTS.contains(&name.as_str()) => {
                     count.as_u64().unwrap_or(u64::MAX)
                 }
-                Value::String(pattern) if name == "pattern" => expression_repetition(pattern),
-                value => schema_repetition(value),
+                value => largest_count(value),
             };
             fields.iter().map(of).max().unwrap_or(0)
         }
@@ -200,9 +185,10 @@ impl GrammarCompiler {
         let mut words: Vec<Vec<u8>> = bytes.into_iter().map(Option::unwrap_or_default).collect();
         words.resize(vocab_size, Vec::new());
         let end = tokenizer.bos();
-        if let Some(word) = words.get_mut(end as usize) {
-            *word = b"\xff<end>".to_vec();
-        }
+        let Some(word) = words.get_mut(end as usize) else {
+            return Err(refused(format!("the model has {vocab_size} logits and no end marker")));
+        };
+        *word = b"\xff<end>".to_vec();
         let info = TokRxInfo::new(vocab_size as u32, end);
         let trie = TokTrie::from(&info, &words);
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
@@ -233,12 +219,18 @@ impl GrammarCompiler {
         let compile = || {
             let parser = self.factory.create_parser(spec.grammar());
             let mut matcher = Matcher::new(parser);
+            if let Some(error) = matcher.get_error() {
+                return Err(error);
+            }
             // The first mask builds most of the lexer; a grammar that is too much for it is refused here.
-            let mask = if matcher.is_stopped() { Ok(()) } else { matcher.compute_mask().map(drop) };
-            match (matcher.get_error(), mask) {
-                (Some(error), _) => Err(error),
-                (None, Err(error)) => Err(error.to_string()),
-                (None, Ok(())) => Ok(matcher),
+            match matcher.compute_mask_or_eos() {
+                Ok(mask) if mask.is_zero() => Err("no text matches it".to_string()),
+                Ok(_) => Ok(matcher),
+                // The parser has stopped without a text.
+                Err(_) if matcher.stop_reason() == StopReason::NoExtensionBias => {
+                    Err("no text matches it".to_string())
+                }
+                Err(error) => Err(error.to_string()),
             }
         };
         let matcher = thread::scope(|scope| {

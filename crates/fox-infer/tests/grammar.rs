@@ -163,30 +163,6 @@ fn logprobs_are_those_of_the_model() {
     }
 }
 
-/// Two requests of one grammar do not fit side by side: one is preempted and recomputed.
-#[test]
-fn preempted_answers_have_the_same_bits() {
-    let page = 2 * 2 * 64 * (2 * 16 * 4 + 8);
-    let options = |pages: usize| EngineOptions {
-        cache_bytes: pages * page + 4096,
-        max_context: 1024,
-        share_prefixes: false,
-        ..EngineOptions::default()
-    };
-    let grammar = compile(&GrammarSpec::Regex("([a-f]{3} ){100}[xyz]".into()));
-    let request = |seed| Request { top_logprobs: 1, ..request(&grammar, seed) };
-    let roomy = Engine::start(model(), options(100)).unwrap();
-    let alone: Vec<_> = (0..4).map(|seed| read(roomy.submit(request(seed)).unwrap()).1).collect();
-    let tight = Engine::start(model(), options(12)).unwrap();
-    let answers: Vec<_> = (0..4).map(|seed| tight.submit(request(seed)).unwrap()).collect();
-    for (answer, alone) in answers.into_iter().zip(alone) {
-        let (_, tokens, finished) = read(answer);
-        assert_eq!(finished.reason, FinishReason::Stop);
-        assert_eq!((tokens.len(), &tokens), (401, &alone));
-    }
-    assert!(tight.stats().preempted > 0);
-}
-
 /// Each is refused, or compiles and generates, within a second or so of an optimized build.
 #[test]
 fn hostile_grammars_are_refused_or_bounded() {
