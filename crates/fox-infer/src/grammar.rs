@@ -226,8 +226,8 @@ impl GrammarCompiler {
             match matcher.compute_mask_or_eos() {
                 Ok(mask) if mask.is_zero() => Err("no text matches it".to_string()),
                 Ok(_) => Ok(matcher),
-                // The parser has stopped without a text.
-                Err(_) if matcher.stop_reason() == StopReason::NoExtensionBias => {
+                // The name of the reason is the whole message.
+                Err(error) if error.to_string() == StopReason::NoExtensionBias.to_string() => {
                     Err("no text matches it".to_string())
                 }
                 Err(error) => Err(error.to_string()),
