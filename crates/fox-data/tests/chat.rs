@@ -225,7 +225,7 @@ fn long_conversations_are_rendered() {
         .map(|i| ChatMessage {
             role: if i % 2 == 0 { "user" } else { "assistant" }.into(),
             content: long.clone(),
-            name: None,
+            ..ChatMessage::default()
         })
         .collect();
     let source = "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<u>' + m['content'].strip() + '</u>' }}\

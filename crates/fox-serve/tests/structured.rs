@@ -48,7 +48,7 @@ fn json_schema_holds_for_every_choice() {
     // Streamed, and with a stop string that ends the text early.
     let mut stream = json!({ "messages": body["messages"], "max_tokens": 200, "stream": true,
         "response_format": format() });
-    let mut read = |body: &Value| {
+    let read = |body: &Value| {
         let mut open = open_json(server.address, CHAT, body).unwrap();
         let mut text = String::new();
         while let Some(event) = open.event().unwrap().filter(|event| event != "[DONE]") {

@@ -9,7 +9,7 @@ use super::wire::FullChoice;
 use crate::error::ApiResult;
 
 /// The shape of an answer, complete or as server-sent events.
-pub(super) trait AnswerFormat: Send {
+pub(crate) trait AnswerFormat: Send {
     /// Writes the events before the first delta.
     fn begin(&mut self, generation: &Generation, bytes: &mut Vec<u8>);
 
