@@ -78,7 +78,7 @@ def tools(client, model, args):
     function = {"name": "note", "description": "Takes a note.", "parameters": SCHEMA}
     answer = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": args.prompt}], max_tokens=1000,
-        tools=[{"type": "function", "function": function}], tool_choice="required")
+        tools=[{"type": "function", "function": function}], tool_choice="required", parallel_tool_calls=False)
     call = answer.choices[0].message.tool_calls[0]
     assert call.function.name == "note" and answer.choices[0].finish_reason == "tool_calls"
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)

@@ -53,7 +53,7 @@ fn forced_tool_calls_are_valid() {
     let named = json!({ "type": "function", "function": { "name": "weather" } });
     for choice in [named, json!("required")] {
         let body = json!({ "messages": [{ "role": "user", "content": "Hi" }], "tools": tools,
-            "tool_choice": choice, "max_tokens": 300, "n": 4, "seed": 3 });
+            "tool_choice": choice, "parallel_tool_calls": false, "max_tokens": 300, "n": 4, "seed": 3 });
         let answer = ask(&server, CHAT, &body);
         for choice in answer["choices"].as_array().unwrap() {
             let message = &choice["message"];
@@ -193,7 +193,7 @@ fn messages_equal_chats() {
 
     let tool = json!({ "name": "weather", "input_schema": tool()["parameters"] });
     let result = json!({ "type": "tool_result", "tool_use_id": "toolu_1", "content": "12" });
-    let body = json!({ "max_tokens": 200, "tools": [tool], "tool_choice": { "type": "any" }, "messages": [
+    let body = json!({ "max_tokens": 200, "tools": [tool], "tool_choice": { "type": "any", "disable_parallel_tool_use": true }, "messages": [
         { "role": "user", "content": "Hi" },
         { "role": "assistant", "content": [{ "type": "tool_use", "id": "toolu_1", "name": "weather", "input": {} }] },
         { "role": "user", "content": [result] },

@@ -61,6 +61,9 @@ pub(super) fn translate(body: &[u8], strict: bool) -> ApiResult<(Vec<u8>, Unknow
         chat.insert("tools".into(), tools.iter().map(nested).collect());
     }
     if let Some(choice) = fields.take::<Value>("tool_choice")? {
+        if choice["disable_parallel_tool_use"] == true {
+            chat.insert("parallel_tool_calls".into(), json!(false));
+        }
         let choice = match choice["type"].as_str() {
             Some("any") => json!("required"),
             Some("tool") => json!({ "type": "function", "function": { "name": choice["name"] } }),

@@ -25,14 +25,13 @@ const MAX_STOPS: usize = 64;
 const MAX_BIASES: usize = 1024;
 
 /// Fields that do not change the answer.
-const HARMLESS: [&str; 10] = [
+const HARMLESS: [&str; 9] = [
     "user",
     "metadata",
     "store",
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
-    "parallel_tool_calls",
     "reasoning_effort",
     "verbosity",
     "modalities",

@@ -16,7 +16,7 @@ use crate::fields::{Fields, UnknownFields};
 use crate::memory::LeasedWriter;
 
 /// Fields with the meaning that they have in chat requests.
-const SAME: [&str; 11] = [
+const SAME: [&str; 12] = [
     "model",
     "temperature",
     "top_p",
@@ -28,9 +28,10 @@ const SAME: [&str; 11] = [
     "ignore_eos",
     "logit_bias",
     "min_tokens",
+    "parallel_tool_calls",
 ];
 /// Fields that do not change the answer.
-const HARMLESS: [&str; 11] = [
+const HARMLESS: [&str; 10] = [
     "store",
     "metadata",
     "include",
@@ -39,7 +40,6 @@ const HARMLESS: [&str; 11] = [
     "service_tier",
     "prompt_cache_key",
     "safety_identifier",
-    "parallel_tool_calls",
     "user",
     "stream_options",
 ];

@@ -24,6 +24,8 @@ pub(crate) struct Tools {
     /// As the client sent them, for the chat template.
     pub list: Vec<Value>,
     mode: ToolMode,
+    /// Whether a choice that must call a tool may call several.
+    is_parallel: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -72,6 +74,7 @@ impl Tools {
     pub fn parse(fields: &mut Fields) -> ApiResult<Option<Tools>> {
         let list: Vec<Value> = fields.take("tools")?.unwrap_or_default();
         let choice: Value = fields.take("tool_choice")?.unwrap_or_else(|| json!("auto"));
+        let is_parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
         let bad = |message: String| Err(ApiError::invalid("tools", message));
         if list.len() > MAX_TOOLS {
             return bad(format!("tools has more than {MAX_TOOLS} elements"));
@@ -96,7 +99,7 @@ impl Tools {
                 return Err(ApiError::invalid("tool_choice", message));
             }
         };
-        Ok(Some(Tools { list, mode }))
+        Ok(Some(Tools { list, mode, is_parallel }))
     }
 
     /// The schema of an answer that must be a call.
@@ -119,7 +122,9 @@ impl Tools {
                         "additionalProperties": false })
                 };
                 let calls: Vec<Value> = self.list.iter().map(call).collect();
-                json!({ "type": "array", "minItems": 1, "items": { "anyOf": calls } })
+                let most = if self.is_parallel { MAX_TOOLS } else { 1 };
+                json!({ "type": "array", "minItems": 1, "maxItems": most,
+                    "items": { "anyOf": calls } })
             }
         };
         Some(Constraint { field: "tools", spec: GrammarSpec::JsonSchema(schema) })
