@@ -7,7 +7,7 @@ use fox_cache::{Cache, SequenceState};
 use fox_tensor::{PAGE, SampledToken, TokenDraw};
 
 use crate::engine::QueuedRequest;
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, broken_logits};
 use crate::scores::score;
 use crate::{CacheUsage, Event, FinishReason, Finished, ScoredToken, Usage};
 
@@ -133,7 +133,7 @@ impl Sequence {
             Next::Token(choice) => {
                 self.fed += 1;
                 let scored = |id| ScoredToken { id, logprob: choice.logprob, top: Vec::new() };
-                self.take_chosen(|_| choice.id, scored)
+                self.take_chosen(|_| choice.id.ok_or_else(broken_logits), scored)
             }
         }
     }
@@ -192,7 +192,7 @@ impl Sequence {
     /// As [`Sequence::take`], with a function that samples and one that scores; the token stays pending.
     fn take_chosen(
         &mut self,
-        choose: impl FnOnce(&mut Sampler) -> Option<i32>,
+        choose: impl FnOnce(&mut Sampler) -> Result<i32, FinishReason>,
         scored: impl FnOnce(i32) -> ScoredToken,
     ) -> bool {
         self.prefilled.get_or_insert_with(Instant::now);
@@ -205,10 +205,12 @@ impl Sequence {
             self.ended = Some(FinishReason::Length);
             return false;
         }
-        let Some(id) = choose(&mut self.sampler) else {
-            let message = "the model's logits are not numbers";
-            self.ended = Some(FinishReason::Failed(message.into()));
-            return false;
+        let id = match choose(&mut self.sampler) {
+            Ok(id) => id,
+            Err(reason) => {
+                self.ended = Some(reason);
+                return false;
+            }
         };
         if request.stop_ids.contains(&id) {
             self.ended = Some(FinishReason::Stop);
@@ -218,6 +220,9 @@ impl Sequence {
         }
         self.pending.push(scored(id));
         self.answer.push(id);
+        if self.sampler.is_complete() {
+            self.ended = Some(FinishReason::Stop);
+        }
         if self.answer.len() == request.max_tokens && self.ended.is_none() {
             self.ended = Some(FinishReason::Length);
         }
