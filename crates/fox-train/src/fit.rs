@@ -37,7 +37,8 @@ impl Recipe {
             && lengths.uniform_len().is_some_and(|len| len.is_multiple_of(window.max(1)));
         if self.data.order == OrderName::LongCrawl64 && !columns {
             self.data.order = OrderName::Shuffled;
-            let why = "the documents have different lengths or lengths that sequences do not divide";
+            let why =
+                "the documents have different lengths or lengths that sequences do not divide";
             self.notices.push(format!("data.order is shuffled instead of longcrawl64: {why}"));
         }
     }

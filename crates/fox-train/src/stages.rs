@@ -102,13 +102,6 @@ impl Stages {
         &self.at(done).1
     }
 
-    /// Tokens of all sequences of the last stage, each once.
-    pub fn epoch_tokens(&self) -> u64 {
-        let loader = self.loader(u64::MAX);
-        let LoaderConfig { window, batch, .. } = loader.config();
-        loader.batches_per_epoch() * (window * batch) as u64
-    }
-
     /// Before the first step.
     pub fn start(&self) -> LoaderState {
         self.loader(0).state_at(0)

@@ -159,7 +159,7 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
         link: group.link_speed(&spec.device)?,
         exchange,
         data: identity,
-        epoch_tokens: recipe.data.path.is_some().then(|| stages.epoch_tokens()),
+        epoch_tokens: recipe.data.path.as_ref().map(|_| data.epoch_tokens(recipe)).transpose()?,
     };
     let records = match folder {
         None => None,

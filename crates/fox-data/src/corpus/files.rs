@@ -291,6 +291,9 @@ mod tests {
             fs::remove_file(folder.path().join(name)).unwrap();
         }
         let said = find(folder.path()).unwrap_err().to_string();
-        assert!(said.contains("holds no text, only 2 .png, 1 .py, 1 .tex; name a folder"), "{said}");
+        assert!(
+            said.contains("holds no text, only 2 .png, 1 .py, 1 .tex; name a folder"),
+            "{said}"
+        );
     }
 }

@@ -71,8 +71,9 @@ impl Manifest {
                 detail,
                 same_options,
             };
-            let found: Result<Self> = serde_json::from_slice(&bytes)
-                .map_err(|error| different(format!("{MANIFEST_FILE} is unreadable: {error}"), false));
+            let found: Result<Self> = serde_json::from_slice(&bytes).map_err(|error| {
+                different(format!("{MANIFEST_FILE} is unreadable: {error}"), false)
+            });
             let difference = match &found {
                 Ok(found) => self.difference(found).map(|(detail, same)| different(detail, same)),
                 Err(_) => found.err(),

@@ -149,6 +149,16 @@ impl Opened {
     }
 }
 
+/// Where the results `name` of some models go: the place that was named, the run folder of a single run, or the working
+/// folder.
+pub fn results_in(named: Option<&Path>, models: &[String], name: &str) -> PathBuf {
+    match (named, models) {
+        (Some(path), _) => path.to_path_buf(),
+        (None, [model]) if RunFolder::is_run(parse(model).1) => parse(model).1.join(name),
+        (None, _) => PathBuf::from(name),
+    }
+}
+
 /// Name and path of `PATH` or `NAME=PATH`.
 fn parse(argument: &str) -> (Option<&str>, &Path) {
     match argument.split_once('=') {
