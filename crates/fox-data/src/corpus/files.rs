@@ -44,7 +44,7 @@ pub struct CorpusFile {
 pub(super) fn find(path: &Path) -> Result<Vec<CorpusFile>> {
     let metadata = look_at(path)?;
     if metadata.is_dir() {
-        let mut found = Found::default();
+        let mut found = FolderFiles::default();
         collect(path, "", &mut found)?;
         if found.files.is_empty() && !found.others.is_empty() {
             return Err(Error::NoText { path: path.to_path_buf(), found: found.others() });
@@ -69,14 +69,14 @@ pub(super) fn find(path: &Path) -> Result<Vec<CorpusFile>> {
 
 /// The files of a folder.
 #[derive(Default)]
-struct Found {
+struct FolderFiles {
     files: Vec<CorpusFile>,
     /// Number of files that are no text, by ending.
     others: BTreeMap<String, u64>,
 }
 
-impl Found {
-    /// What is there beside text, e.g. `12 .png and 1 .pdf`.
+impl FolderFiles {
+    /// The other files in words, e.g. `12 .png and 1 .pdf`.
     fn others(&self) -> String {
         let mut kinds: Vec<(&String, &u64)> = self.others.iter().collect();
         kinds.sort_by_key(|(ending, count)| (std::cmp::Reverse(**count), *ending));
@@ -95,7 +95,7 @@ const MOST_KINDS: usize = 4;
 
 /// Text of any ending is read; hidden files, other files, run folders and prepared data are passed over. What might be
 /// documents and cannot be read is an error: a corpus must not become smaller silently.
-fn collect(folder: &Path, prefix: &str, found: &mut Found) -> Result<()> {
+fn collect(folder: &Path, prefix: &str, found: &mut FolderFiles) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(Error::io("list", folder))? {
         let entry = entry.map_err(Error::io("list", folder))?;
         let path = entry.path();
