@@ -19,7 +19,9 @@ impl Recipe {
         if free("data.order") && free("data.layout") {
             self.fit_order(lengths);
         }
-        if free("data.sequence_length") && free("data.layout") && self.data.stages.is_empty() {
+        let padded = self.data.layout == Layout::PaddedWindows;
+        let staged = !self.data.stages.is_empty();
+        if free("data.sequence_length") && free("data.layout") && !padded && !staged {
             self.fit_length(lengths);
         }
         if free("training.batch") && self.data.order != OrderName::LongCrawl64 {

@@ -89,11 +89,8 @@ impl Progress {
     /// The tokens of the run and how often they are read.
     fn budget(&self, tokens: u64, epoch: u64) {
         let epochs = tokens as f64 / epoch.max(1) as f64;
-        self.line(&format!(
-            "tokens: {} of {} in the data",
-            output::grouped(tokens),
-            output::grouped(epoch)
-        ));
+        let (all, once) = (output::grouped(tokens), output::grouped(epoch));
+        self.line(&format!("tokens: {all} (the data have {once})"));
         self.line(&match epochs < 0.95 {
             true => format!(
                 "epochs: {epochs:.2}, so {:.0}% of the data is read; --epochs 1 reads all of it",
@@ -104,7 +101,7 @@ impl Progress {
     }
 
     fn step(&mut self, step: &StepRecord) {
-        if step.step == self.timed_step {
+        if step.step == self.timed_step && !events::enabled() {
             let left = self.steps.saturating_sub(step.step) * self.tokens_per_step;
             let seconds = left as f64 / step.tokens_per_second.max(1e-9);
             let speed = output::grouped(step.tokens_per_second.round() as u64);
