@@ -38,7 +38,9 @@ pub fn page(run: &Path) -> Result<Report> {
         }
     }
     let title = run.file_name().unwrap_or(run.as_os_str()).to_string_lossy();
-    let mut page = Report::new(&format!("{title}: training"), &recipe.description);
+    let info = RunFolder::info(run)?;
+    let lead = format!("{}, {} parameters", info.recipe, output::grouped(info.parameters));
+    let mut page = Report::new(&format!("{title}: training"), &lead);
     let Some(last) = steps.last() else {
         page.text("No step is written yet; this page loads again.");
         return Ok(page);
@@ -53,7 +55,7 @@ pub fn page(run: &Path) -> Result<Report> {
         );
         page.charts(&[memory_chart(&gates), memory_map(now)]);
     }
-    page.footer(&format!("{} in {}, made by fox watch", recipe.name, run.display()));
+    page.footer(&format!("Made by fox watch of {}.", run.display()));
     Ok(page)
 }
 
