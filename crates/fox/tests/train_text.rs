@@ -131,8 +131,10 @@ fn finished_run_is_extended_with_more_tokens() {
     };
     elsewhere("eval loss a --length 64 --documents 2 --device cpu");
     elsewhere("inspect a --length 64 --device cpu");
-    elsewhere("convert a fla --to fla");
-    for file in ["a/eval-loss/loss.json", "a/inspect.html", "a/inspect.json", "fla/config.json"] {
+    elsewhere("convert a official --to official");
+    for file in
+        ["a/eval-loss/loss.json", "a/inspect.html", "a/inspect.json", "official/config.json"]
+    {
         assert!(dir.path().join("away").join(file).is_file(), "{file}");
     }
 }
