@@ -115,7 +115,7 @@ mod tests {
             Arc::new(MemoryDataset::new(documents, 8, 0, "ones"))
         };
         let heldout = Some(dataset(&[heldout]) as _);
-        let data = RunData { train: dataset(train), heldout, tokenizer: None };
+        let data = RunData { train: dataset(train), heldout, tokenizer: None, chat: None };
         let set: Vec<String> = set.iter().map(|s| s.to_string()).collect();
         let mut recipe = recipe::load("fox-pro-125m", &set).unwrap();
         recipe.fit_to(&data, |key| set.iter().any(|s| s.starts_with(key)));

@@ -4,6 +4,8 @@ pub mod corpus;
 pub mod device;
 pub mod engine;
 pub mod hints;
+pub mod hub;
 pub mod pretrained;
+pub mod sampling;
 pub mod subjects;
 pub mod tolerance;
