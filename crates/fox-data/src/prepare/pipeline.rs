@@ -180,8 +180,11 @@ impl<'a> BundleSender<'a> {
         reading: &ReadProgress,
         out: &Path,
     ) -> Result<()> {
-        let changed =
-            |detail: String| Error::DifferentPreparation { path: out.to_path_buf(), detail };
+        let changed = |detail: String| Error::DifferentPreparation {
+            path: out.to_path_buf(),
+            detail,
+            same_options: true,
+        };
         let (mut bytes_before, mut empty_before) = (0, 0);
         for source in sources {
             let mut documents = source.corpus.documents();

@@ -9,7 +9,7 @@ use fox_eval::files::write_whole;
 use fox_eval::inspect::{InspectOptions, inspect};
 
 use super::eval::corpus::{documents, first_tokens, has_own, text};
-use super::eval::subjects::Opened;
+use super::eval::subjects::{Opened, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::pretrained::{or_pretrained, sample};
@@ -42,9 +42,10 @@ pub struct Args {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
-    /// Page to write; the numbers go to the same name with .json
-    #[arg(long, value_name = "FILE", default_value = "inspect.html")]
-    out: PathBuf,
+    /// Page to write; the numbers go to the same name with .json. Without it inspect.html in the run folder of a run, or
+    /// else here
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -53,15 +54,13 @@ pub struct Args {
 const LONG: usize = 8192;
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let numbers = args.out.with_extension("json");
-    if args.out == numbers {
-        bail!(
-            "--out {} is where the numbers go; name the page, e.g. inspect.html",
-            args.out.display()
-        );
+    let out = results_in(args.out.as_deref(), args.model.as_slice(), "inspect.html");
+    let numbers = out.with_extension("json");
+    if out == numbers {
+        bail!("--out {} is where the numbers go; name the page, e.g. inspect.html", out.display());
     }
-    if args.out.is_dir() {
-        bail!("--out {} is a folder; name a file for the page", args.out.display());
+    if out.is_dir() {
+        bail!("--out {} is a folder; name a file for the page", out.display());
     }
     let device = args.device.open()?;
     let model = or_pretrained(args.model.as_deref())?;
@@ -82,7 +81,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let decode = |id: u32| decode_one(&tokenizer, id);
     let mut page = seen.report(&decode);
     page.footer(&format!("fox inspect {}", args.model.as_deref().unwrap_or_default()));
-    write_whole(&args.out, page.html().as_bytes())?;
+    write_whole(&out, page.html().as_bytes())?;
     write_whole(&numbers, serde_json::to_string(&seen.json())?.as_bytes())?;
 
     let mut rows =
@@ -101,7 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         output::table(&rows),
         ids.len(),
         100.0 * seen.pruned(),
-        args.out.display(),
+        out.display(),
         numbers.display()
     ))?;
     Ok(ExitCode::SUCCESS)

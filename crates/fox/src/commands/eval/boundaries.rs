@@ -9,7 +9,7 @@ use fox_eval::inspect::{
 };
 
 use super::corpus::documents;
-use super::subjects::Named;
+use super::subjects::{Named, results_in};
 use crate::device::DeviceArgs;
 use crate::output;
 use crate::progress::Bar;
@@ -54,9 +54,9 @@ pub struct Args {
     /// Tokenizer: bytes, gpt2, json-gpt2, synthetic or a file; the checkpoint's own without it
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
-    /// Folder for the results
-    #[arg(long, value_name = "DIR", default_value = "eval-boundaries")]
-    out: PathBuf,
+    /// Folder for the results; eval-boundaries in the run folder of a single run, or else here
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print JSON
@@ -66,6 +66,12 @@ pub struct Args {
 
 /// Heads in the printed table.
 const ROWS: usize = 12;
+
+impl Args {
+    fn results(&self) -> PathBuf {
+        results_in(self.out.as_deref(), &self.models, "eval-boundaries")
+    }
+}
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let patterns =
@@ -95,7 +101,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 })?;
             progress.finish();
             let stem = format!("{}-{}", opened.name, i + 1);
-            let written = found.write(&args.out, &stem)?;
+            let written = found.write(&args.results(), &stem)?;
             if args.json {
                 numbers.push(found.json());
                 continue;
