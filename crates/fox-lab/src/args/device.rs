@@ -13,6 +13,7 @@ use crate::{Scheduler, output, signals};
 
 /// Where to compute.
 #[derive(Args)]
+#[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
     /// Where to compute
     #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
@@ -39,6 +40,7 @@ enum DeviceName {
     /// All cores, single precision
     Cpu,
     /// NVIDIA GPU
+    #[value(alias = "gpu")]
     Cuda,
     /// The slow oracle in double precision
     Naive,

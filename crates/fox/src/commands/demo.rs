@@ -10,9 +10,9 @@ use super::sweep::STOPPED;
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Train FoX and two RoPE Transformers on the embedded corpus and compare them in one report
+/// Compare FoX with RoPE Transformers: four minutes, one report
 ///
-/// All have the same size and see the same number of tokens, once per seed. Then they are evaluated on documents four
+/// FoX and two RoPE Transformers are trained on the embedded corpus. All have the same size and see the same number of tokens, once per seed. Then they are evaluated on documents four
 /// times as long as the training sequences: loss by position beside the lowest possible loss, needles after an
 /// outdated fact, and the forget gates of FoX. OUT gets report.html (self-contained), demo.json and the run folders;
 /// run the same command again to resume.

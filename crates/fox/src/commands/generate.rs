@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::engine::GenerationArgs;
 use crate::{output, signals};
 
-/// Continue a text, token by token
+/// Continue a text
 ///
 /// The text goes to standard output as it is generated; speed, bytes of the KV cache and the fraction evicted go to
 /// standard error at the end, also after Ctrl-C. The same command gives the same text; another --seed another one.

@@ -10,7 +10,7 @@ use super::sweep::STOPPED;
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Repeat the paper's experiments on one machine: all models, ablations, gates, searches, in one report
+/// Repeat the experiments of the paper in one report
 ///
 /// The main comparison of all models with seeds, Table 3, kinds of forget gate, training length, model size, short
 /// contexts, searches for learning rate and head width, needles, forget matrices of heads, and pruning. CORPUS names

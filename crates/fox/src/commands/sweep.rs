@@ -13,7 +13,7 @@ use crate::output;
 /// Printed when an experiment was stopped.
 pub const STOPPED: &str = "stopped; run the same command again to resume\n";
 
-/// Train several recipes on the same data and compare them in one table and chart
+/// Train several recipes and compare them in one table and chart
 ///
 /// Each ITEM is a recipe (fox train --list), a built-in sweep such as tiny-table3, or a TOML file with
 /// `recipes = [...]` and, in `[set.SECTION]`, overrides for all of them. A key of --set may have several values, e.g.

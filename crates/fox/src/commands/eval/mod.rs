@@ -12,7 +12,7 @@ pub use fox_lab::args::{corpus, subjects};
 
 use crate::signals;
 
-/// Evaluate checkpoints: loss at every position, needles in a haystack, tasks, accuracy on small tasks
+/// Evaluate checkpoints: loss by position, needles, tasks
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]

@@ -25,7 +25,7 @@ use crate::{hints, output, signals};
 const DIVERGED: u8 = 3;
 pub use progress::Progress;
 
-/// Train a model from a recipe; the same command resumes a run that was stopped
+/// Train a model from a recipe or on your own text, or resume a run
 ///
 /// RECIPE is a TOML file or the name of a built-in recipe, followed by any number of variants, e.g.
 /// tiny-fox-pro, fox-pro-125m+rope or my.toml+no-kv-shift. Without --data the embedded synthetic corpus
@@ -36,8 +36,8 @@ pub use progress::Progress;
 /// by what computes, and named.
 ///
 /// The run folder gets config.toml (the whole recipe), run.json, metrics.jsonl, tensorboard/,
-/// checkpoints/ and, at the end, export/ (a Hugging Face folder with the tokenizer) and summary.json. A run that was
-/// stopped, killed or lost power resumes from its last checkpoint, bit for bit.
+/// checkpoints/ and, at the end, export/ (a Hugging Face folder with the tokenizer) and summary.json. The same command
+/// resumes a run that was stopped, killed or lost power from its last checkpoint, bit for bit.
 #[derive(clap::Args)]
 pub struct Args {
     /// Recipe: a TOML file or a built-in name, with +VARIANTs
