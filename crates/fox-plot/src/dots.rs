@@ -47,7 +47,8 @@ impl DotPlot {
         let longest = names.iter().map(|name| text_width(name)).fold(20.0, f64::max);
         let (left, right) = (longest + 14.0, WIDTH - 18.0);
         let title = layout::title_lines(&self.title, left);
-        let entries: Vec<f64> = self.legend.iter().map(|(name, _)| 32.0 + text_width(name)).collect();
+        let entries: Vec<f64> =
+            self.legend.iter().map(|(name, _)| 32.0 + text_width(name)).collect();
         let legend = layout::rows_of(&entries, right - left);
         let values = self.rows.iter().flat_map(|r| {
             let (low, high) = r.spread.unwrap_or((r.value, r.value));

@@ -28,11 +28,7 @@ struct Usage {
     chapter: &'static str,
 }
 
-const fn usage(
-    command: &'static str,
-    examples: [&'static str; 2],
-    chapter: &'static str,
-) -> Usage {
+const fn usage(command: &'static str, examples: [&'static str; 2], chapter: &'static str) -> Usage {
     Usage { command, examples, chapter }
 }
 
@@ -99,10 +95,7 @@ const USAGES: &[Usage] = &[
     ),
     usage(
         "eval tasks",
-        [
-            "fox eval tasks --list",
-            "fox eval tasks runs/my --tasks piqa --task-data tasks",
-        ],
+        ["fox eval tasks --list", "fox eval tasks runs/my --tasks piqa --task-data tasks"],
         "tasks",
     ),
     usage(
@@ -115,10 +108,7 @@ const USAGES: &[Usage] = &[
     ),
     usage(
         "inspect",
-        [
-            "fox inspect --text novel.txt",
-            "fox inspect runs/tiny --length 512 --heads 0:0,1:1",
-        ],
+        ["fox inspect --text novel.txt", "fox inspect runs/tiny --length 512 --heads 0:0,1:1"],
         "ideas",
     ),
     usage(
@@ -130,11 +120,7 @@ const USAGES: &[Usage] = &[
         "generate",
     ),
     usage("chat", ["fox chat", "fox chat runs/my"], "generate"),
-    usage(
-        "serve",
-        ["fox serve", "fox serve runs/my --port 8000 --api-key secret"],
-        "serving",
-    ),
+    usage("serve", ["fox serve", "fox serve runs/my --port 8000 --api-key secret"], "serving"),
     usage(
         "compare",
         [
@@ -143,17 +129,10 @@ const USAGES: &[Usage] = &[
         ],
         "experiments",
     ),
-    usage(
-        "bench",
-        ["fox bench train", "fox bench attention --seq 16384 --acp=-10"],
-        "speed",
-    ),
+    usage("bench", ["fox bench train", "fox bench attention --seq 16384 --acp=-10"], "speed"),
     usage(
         "bench attention",
-        [
-            "fox bench attention --seq 8192",
-            "fox bench attention --seq 16384 --acp=-10 --json",
-        ],
+        ["fox bench attention --seq 8192", "fox bench attention --seq 16384 --acp=-10 --json"],
         "speed",
     ),
     usage(
@@ -192,11 +171,7 @@ const USAGES: &[Usage] = &[
         ["fox bench greedy", "fox bench greedy --arch mamba2 --layers 4"],
         "speed",
     ),
-    usage(
-        "bench compare",
-        ["fox bench compare", "fox bench compare --seq 4096 --json"],
-        "speed",
-    ),
+    usage("bench compare", ["fox bench compare", "fox bench compare --seq 4096 --json"], "speed"),
     usage(
         "verify",
         [
@@ -205,16 +180,8 @@ const USAGES: &[Usage] = &[
         ],
         "correctness",
     ),
-    usage(
-        "selftest",
-        ["fox selftest", "fox selftest --only attention --verbose"],
-        "correctness",
-    ),
-    usage(
-        "info",
-        ["fox info runs/my", "fox info fox-pro-760m --seq 16384 --batch 4"],
-        "formats",
-    ),
+    usage("selftest", ["fox selftest", "fox selftest --only attention --verbose"], "correctness"),
+    usage("info", ["fox info runs/my", "fox info fox-pro-760m --seq 16384 --batch 4"], "formats"),
     usage(
         "convert",
         [

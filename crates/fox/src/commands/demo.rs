@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use fox_lab::args::count::count;
 use fox_lab::demo::{self, Options};
 
 use super::sweep::STOPPED;
@@ -22,8 +23,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = "fox-demo")]
     out: PathBuf,
     /// Tokens to train each model on; more takes longer and learns more
-    #[arg(long, value_name = "N", default_value_t = demo::TOKENS,
-          value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = demo::TOKENS, value_parser = count)]
     tokens: u64,
     /// Tokens of a training sequence, a power of two; evaluation is four times as long
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = training_length)]

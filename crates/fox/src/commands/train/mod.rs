@@ -1,6 +1,7 @@
 //! `fox train`: a recipe on some data, in a run folder that can be resumed.
 
 mod dry_run;
+mod list;
 mod process_group;
 mod progress;
 mod text;
@@ -68,6 +69,9 @@ pub struct Args {
     /// Print only the result
     #[arg(long)]
     quiet: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
     /// List the built-in recipes and variants
     #[arg(long)]
     list: bool,
@@ -99,7 +103,7 @@ impl From<WhichWeights> for Weights {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.list {
-        output::print(&list()?)?;
+        output::print(&list::list()?)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let (Some(to), Some(run)) = (&args.export, &args.out) {
@@ -166,7 +170,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         other => other?,
     };
     if speaks {
-        output::print(&report(&outcome.summary, &out))?;
+        output::print(&match args.json {
+            true => format!("{}\n", serde_json::to_string_pretty(&outcome.summary)?),
+            false => report(&outcome.summary, &out),
+        })?;
     }
     Ok(if outcome.summary.finished { ExitCode::SUCCESS } else { ExitCode::from(130) })
 }
@@ -292,26 +299,4 @@ fn report(summary: &Summary, out: &Path) -> String {
         }
     };
     format!("{} in {}\n{}{end}", summary.recipe, out.display(), output::table(&rows))
-}
-
-fn list() -> Result<String> {
-    let mut text = String::from("recipes\n");
-    for name in recipe::listed_names() {
-        text += &format!("  {name:<32} {}\n", recipe::load(name, &[])?.description);
-    }
-    text += "families: FAMILY-SIZE, e.g. fox-pro-125m\n";
-    for family in recipe::families()? {
-        text += &format!("  {:<32} {}\n", family.name, family.description);
-        text += &format!("  {:<32} sizes: {}\n", "", family.sizes.join(", "));
-    }
-    text += "variants, for any recipe: RECIPE+VARIANT\n";
-    for variant in recipe::variants()? {
-        text += &format!("  +{:<31} {}\n", variant.name, variant.about);
-    }
-    text += "sweeps, for fox sweep\n";
-    for (name, _) in fox_lab::sweep::SWEEPS {
-        let list = fox_lab::sweep::SweepList::load(name)?;
-        text += &format!("  {name:<32} {}\n", list.description);
-    }
-    Ok(text)
 }
