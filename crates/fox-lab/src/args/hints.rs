@@ -50,7 +50,7 @@ pub fn no_description(name: &str) -> String {
     format!("`{name}` is neither a folder nor a config.json nor a recipe; {hint}")
 }
 
-/// Endings of files that nobody takes for recipes.
+/// Endings of text files, which are data and not recipes.
 const TEXTS: [&str; 6] = [".txt", ".md", ".jsonl", ".json", ".zst", ".gz"];
 
 /// The message for a run, a checkpoint or data that were given as a recipe.

@@ -187,7 +187,7 @@ fn advice(refusal: &Refusal) -> String {
 }
 
 impl Args {
-    /// The model and the prompt. A single argument of several words that is no path is the prompt.
+    /// The model and the prompt. A single argument of several words that does not exist as a path is the prompt.
     fn model_and_prompt(&self) -> (Option<&str>, Option<&str>) {
         let (model, text) = (self.model.as_deref(), self.text.as_deref());
         let alone = text.is_none() && self.prompt.is_none() && self.file.is_none();

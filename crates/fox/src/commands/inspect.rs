@@ -128,7 +128,7 @@ fn given_text(given: &str) -> Result<String> {
             "{given} does not exist; --text takes a file, a folder, or several words in quotes as the text itself"
         );
     }
-    output::note("--text is no file or folder; these words are the text");
+    output::note("--text does not name a file or folder; these words are the text");
     Ok(given.to_string())
 }
 

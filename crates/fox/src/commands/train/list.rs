@@ -124,7 +124,7 @@ fn heading(text: &mut String, title: &str) {
 /// A name and its description, which wraps.
 fn entry(text: &mut String, name: &str, about: &str) {
     let mut line = format!("  {name:<NAMES$}");
-    // A long name has a line of its own.
+    // A long name has a separate line.
     if name.chars().count() > NAMES {
         *text += &format!("  {name}\n");
         line = " ".repeat(NAMES + 2);
