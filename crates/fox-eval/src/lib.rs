@@ -3,6 +3,7 @@
 //!
 //! - [`loss`]: loss at every position, its slope, and perplexities, with bootstrap intervals.
 //! - [`needle`]: what a model finds again in a long text.
+//! - [`ruler`]: RULER's thirteen task families and PhoneBook.
 //! - [`tasks`]: questions with right answers, and LongBench.
 //! - [`accuracy`]: answers to small tasks with exact answers, by length and difficulty.
 //! - [`inspect`]: forget gates, half-lives, attention, pruning.
@@ -44,9 +45,12 @@ pub mod learning;
 pub mod loss;
 pub mod needle;
 pub mod report;
+pub mod ruler;
+mod score_log;
 pub mod stats;
 mod subject;
 pub mod tasks;
+mod words;
 
 pub use error::{Error, Result};
 pub use subject::Subject;

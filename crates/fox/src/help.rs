@@ -94,6 +94,22 @@ const USAGES: &[Usage] = &[
         "first-model",
     ),
     usage(
+        "eval ruler",
+        [
+            "fox eval ruler runs/my --lengths 1024,2048,4096",
+            "fox eval ruler runs/my --file niah.jsonl --json",
+        ],
+        "first-model",
+    ),
+    usage(
+        "eval boundaries",
+        [
+            "fox eval boundaries runs/code --boundary \"^}$\"",
+            "fox eval boundaries runs/novel --boundary \"^CHAPTER\" --data novel.txt",
+        ],
+        "ideas",
+    ),
+    usage(
         "eval tasks",
         ["fox eval tasks --list", "fox eval tasks runs/my --tasks piqa --task-data tasks"],
         "tasks",
@@ -230,7 +246,11 @@ fn finish(mut command: Command, path: &str) -> Command {
     }
     command = command.mut_args(|arg: Arg| {
         let takes_values = arg.get_action().takes_values() && !arg.is_positional();
-        if takes_values { arg.allow_negative_numbers(true) } else { arg }
+        if takes_values && !arg.is_allow_hyphen_values_set() {
+            arg.allow_negative_numbers(true)
+        } else {
+            arg
+        }
     });
     match USAGES.iter().find(|usage| usage.command == path) {
         Some(usage) => {

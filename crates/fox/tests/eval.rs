@@ -113,6 +113,81 @@ fn untrained_model_finds_no_needles() {
         ["eval", "needle", text(&model), "--lengths", "200", "--depths", "1", "--cases", "1"];
     succeed(&[&args[..], &own, &["--mode", "standard", "--out", text(&out)]].concat());
     assert!(out.join("needle-small-accuracy.svg").exists());
+
+    // One word out of 16: its rank lies between 1 and 16.
+    let out = folder.path().join("words");
+    let own = ["--haystack", text(&hay), "--tokenizer", "bytes", "--candidates", "16"];
+    let printed = succeed(&[&args[..], &own, &["--out", text(&out)]].concat());
+    assert!(printed.contains("chance 6.2%"), "{printed}");
+    let json: Value = serde_json::from_slice(&fs::read(out.join("needle.json")).unwrap()).unwrap();
+    let rank = json["maps"][0]["cells"][0]["rank"].as_f64().unwrap();
+    assert!((1.0..=16.0).contains(&rank), "{rank}");
+    assert!(out.join("needle-small-preferred.svg").exists());
+}
+
+#[test]
+fn ruler_scores_generated_samples_and_files() {
+    let (folder, model) = checkpoint();
+    let hay = folder.path().join("hay.txt");
+    fs::write(&hay, "The sea was calm. ".repeat(60)).unwrap();
+    let out = folder.path().join("ruler");
+    let args = ["eval", "ruler", text(&model), "--tokenizer", "bytes", "--out", text(&out)];
+    let own = ["--haystack", text(&hay), "--lengths", "512", "--tasks", "qa_1,phonebook"];
+    let own = [&args[..], &own, &["--candidates", "4", "--samples", "2"]].concat();
+    let printed = succeed(&own);
+    assert!(printed.contains("average of RULER's") && printed.contains("chance 25.0"), "{printed}");
+    let json: Value = serde_json::from_slice(&fs::read(out.join("ruler.json")).unwrap()).unwrap();
+    let cells = json["models"][0]["cells"].as_array().unwrap();
+    assert_eq!((cells.len(), &cells[1]["task"]), (2, &Value::from("phonebook")));
+    assert_eq!((&cells[0]["samples"], &cells[0]["chance"]), (&2.into(), &0.25.into()));
+    assert!(out.join("ruler-small-match.svg").exists() && out.join("ruler-small-top.svg").exists());
+    // Stored scores are reused.
+    let scores = out.join("small.ruler.jsonl");
+    let stored = fs::read_to_string(&scores).unwrap();
+    assert_eq!(stored.lines().count(), 1 + 4);
+    fs::write(&scores, stored.replace("\"matched\":0.0", "\"matched\":1.0")).unwrap();
+    let json: Value = serde_json::from_str(&succeed(&[&own[..], &["--json"]].concat())).unwrap();
+    assert_eq!(json["models"][0]["cells"][0]["matched"], 1.0);
+
+    // A file of RULER's.
+    let file = folder.path().join("niah.jsonl");
+    let line = "{\"index\": 0, \"input\": \"The key is 7. The key is\", \"outputs\": [\"7\"], \"length\": 30}\n";
+    fs::write(&file, line.repeat(2)).unwrap();
+    let out = folder.path().join("file");
+    let args = ["eval", "ruler", text(&model), "--tokenizer", "bytes", "--out", text(&out)];
+    let args = [&args[..], &["--file", text(&file), "--max-tokens", "4"]].concat();
+    let printed = succeed(&args);
+    assert!(printed.contains("niah ") && printed.contains("32"), "{printed}");
+    fs::write(&file, line.replace("outputs", "answers")).unwrap();
+    let said = complaint(&args);
+    assert!(said.contains("niah.jsonl: line 1: the field `outputs` is missing"), "{said}");
+}
+
+#[test]
+fn boundaries_rank_heads_and_mark_matrices() {
+    let (folder, model) = checkpoint();
+    let code = folder.path().join("code.txt");
+    let file = |i: usize| format!("// src/file{i}.rs\n{}\n", "let x = y + 1;\n".repeat(6));
+    fs::write(&code, (0..12).map(file).collect::<String>()).unwrap();
+    let out = folder.path().join("boundaries");
+    let args = ["eval", "boundaries", text(&model), "--tokenizer", "bytes", "--data", text(&code)];
+    let args = [&args[..], &["--length", "512", "--after", "32", "--out", text(&out)]].concat();
+    let find = |pattern| [&args[..], &["--boundary", pattern]].concat();
+    let printed = succeed(&find(r"^// .*\.rs$"));
+    assert!(printed.contains("kept over a boundary") && printed.contains("L1 H1"), "{printed}");
+    let json: Value = serde_json::from_slice(&fs::read(out.join("small-1.json")).unwrap()).unwrap();
+    assert_eq!(json["heads"].as_array().unwrap().len(), 4);
+    assert_eq!(json["heads"][0]["log_gates"].as_array().unwrap().len(), 48);
+    // An untrained gate is 1/2 everywhere.
+    let gate = json["heads"][3]["log_gates"][7].as_f64().unwrap();
+    assert!((gate - 0.5f64.ln()).abs() < 0.3, "{gate}");
+    let svgs = fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().path());
+    let svgs: Vec<PathBuf> = svgs.filter(|path| path.extension().unwrap() == "svg").collect();
+    assert_eq!(svgs.len(), 1 + 3);
+    let marked = svgs.iter().filter(|svg| fs::read_to_string(svg).unwrap().contains("<circle"));
+    assert_eq!(marked.count(), 3);
+    assert!(complaint(&find("nothing")).contains("\"nothing\" has no match in 1 documents"));
+    assert!(complaint(&find("(")).contains("is not a regular expression: unclosed group"));
 }
 
 #[test]

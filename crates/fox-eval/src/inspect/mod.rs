@@ -5,11 +5,17 @@
 //! are averaged over blocks, so that a text of 64k tokens gives a file as small as one of 2k.
 
 mod attend;
+mod boundary;
+mod boundary_output;
 mod forget;
 mod observe;
 mod output;
 
 pub use attend::AttentionSample;
+pub use boundary::{
+    Boundaries, HeadBoundary, MarkedMatrix, Span, Window, boundaries, boundary_pattern,
+    boundary_windows,
+};
 pub use forget::{GLOBAL_FROM, HalfLife, LOCAL_BELOW, Reach, cumulative, forget_matrix, half_life};
 pub use output::half_life_chart;
 

@@ -36,7 +36,8 @@ impl LayerGates {
         !self.log_gates.is_empty()
     }
 
-    fn log_gates(&self, head: usize) -> impl Iterator<Item = f32> {
+    /// Log gates `[T]` of a head.
+    pub fn log_gates(&self, head: usize) -> impl Iterator<Item = f32> {
         self.log_gates.iter().skip(head).step_by(self.heads).copied()
     }
 

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use fox_plot::{HeatMap, standalone};
 use serde::{Deserialize, Serialize};
 
-use super::log::ScoreLog;
 use super::{Cases, Reader, Score, score};
 use crate::csv::Csv;
 use crate::files::{file_stem, json, write_whole};
+use crate::score_log::ScoreLog;
 use crate::{Error, Result};
 
 /// Which cells to test.
@@ -63,6 +63,19 @@ pub struct Cell {
     pub preferred: Option<f64>,
     /// Mean of the log-probability of the right answer less that of the best wrong one.
     pub margin: Option<f64>,
+    /// Mean rank of the right answer among all candidates, from 1.
+    #[serde(default)]
+    pub rank: Option<f64>,
+}
+
+/// Which case of which cell, in the score file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct CaseKey {
+    length: usize,
+    /// Index of the depth.
+    depth: usize,
+    /// Number of the case.
+    case: u64,
 }
 
 /// The cells of one model, length by length.
@@ -101,9 +114,9 @@ pub fn run_needle(
         for (d, &depth) in grid.depths.iter().enumerate() {
             let mut scores = Vec::new();
             for index in 0..grid.cases {
-                let key = (length, d, index);
+                let key = CaseKey { length, depth: d, case: index };
                 let found = match log.get(&key) {
-                    Some(found) => found,
+                    Some(found) => *found,
                     None => {
                         let case = cases.case(length, depth, index)?;
                         let found = score(reader, &case, cases.answer_tokens(), decode)?;
@@ -127,6 +140,7 @@ impl Cell {
         let mean = |value: &dyn Fn(&Score) -> f64| scores.iter().map(value).sum::<f64>() / n;
         let accuracy = mean(&|s| f64::from(u8::from(s.found)));
         let margins: Option<Vec<f64>> = scores.iter().map(|s| s.margin).collect();
+        let ranks: Option<Vec<usize>> = scores.iter().map(|s| s.rank).collect();
         let preferred = |m: &Vec<f64>| m.iter().filter(|m| **m > 0.0).count() as f64 / n;
         Cell {
             length,
@@ -136,6 +150,7 @@ impl Cell {
             log_prob: mean(&|s| s.log_prob),
             preferred: margins.as_ref().map(preferred),
             margin: margins.map(|m| m.iter().sum::<f64>() / n),
+            rank: ranks.map(|r| r.iter().sum::<usize>() as f64 / n),
         }
     }
 }
@@ -158,6 +173,20 @@ impl NeedleMap {
             |c| c.accuracy,
             |v| format!("{:.0}", 100.0 * v),
         )
+    }
+
+    /// The fraction of cases whose right answer is more likely than every wrong one; `None` without wrong answers.
+    pub fn preferred_chart(&self, grid: &Grid, training_length: Option<usize>) -> Option<HeatMap> {
+        self.cells.iter().all(|c| c.preferred.is_some()).then(|| {
+            self.chart(
+                grid,
+                training_length,
+                "most likely of the candidates (%)",
+                (0.0, 1.0),
+                |c| c.preferred.unwrap_or(f64::NAN),
+                |v| format!("{:.0}", 100.0 * v),
+            )
+        })
     }
 
     /// The mean log-probability of the right answer.
@@ -227,7 +256,8 @@ pub struct NeedleReport {
 }
 
 impl NeedleReport {
-    /// Writes `needle.json`, `needle.csv` and two SVG heat maps per model; returns their paths.
+    /// Writes `needle.json`, `needle.csv` and SVG heat maps per model: needles found, log-probabilities, and, where there
+    /// are wrong answers, how often the right one is preferred. Returns their paths.
     pub fn write(&self, folder: &Path) -> Result<Vec<PathBuf>> {
         let json = json(&folder.join("needle.json"), self)?;
         let mut files = vec![
@@ -237,10 +267,11 @@ impl NeedleReport {
         for map in &self.maps {
             let stem = file_stem(&map.model);
             let charts = [
-                ("accuracy", map.accuracy_chart(&self.grid, None)),
-                ("logprob", map.log_prob_chart(&self.grid, None)),
+                ("accuracy", Some(map.accuracy_chart(&self.grid, None))),
+                ("logprob", Some(map.log_prob_chart(&self.grid, None))),
+                ("preferred", map.preferred_chart(&self.grid, None)),
             ];
-            for (kind, chart) in charts {
+            for (kind, chart) in charts.into_iter().filter_map(|(k, chart)| Some((k, chart?))) {
                 let svg = standalone(&chart.fragment()).into_bytes();
                 files.push((format!("needle-{stem}-{kind}.svg"), svg));
             }
@@ -255,13 +286,13 @@ impl NeedleReport {
     }
 
     fn csv(&self) -> String {
-        let header = "model,length,depth,accuracy,accuracy_error,log_prob,preferred,margin";
+        let header = "model,length,depth,accuracy,accuracy_error,log_prob,preferred,margin,rank";
         let mut csv = Csv::new(header);
         for map in &self.maps {
             for c in &map.cells {
                 csv.name(&map.model).value(c.length).value(c.depth).value(c.accuracy);
                 csv.value(c.accuracy_error).value(c.log_prob);
-                csv.optional(c.preferred).optional(c.margin).end_row();
+                csv.optional(c.preferred).optional(c.margin).optional(c.rank).end_row();
             }
         }
         csv.finish()
@@ -273,7 +304,7 @@ mod tests {
     use super::*;
 
     fn scored(found: bool, margin: f64) -> Score {
-        Score { found, log_prob: -1.0, margin: Some(margin) }
+        Score { found, log_prob: -1.0, margin: Some(margin), rank: Some(2) }
     }
 
     #[test]
@@ -281,6 +312,7 @@ mod tests {
         let scores = [scored(true, 1.0), scored(true, 2.0), scored(false, -1.0), scored(true, 2.0)];
         let cell = Cell::new(64, 0.5, &scores);
         assert_eq!((cell.accuracy, cell.preferred, cell.margin), (0.75, Some(0.75), Some(1.0)));
+        assert_eq!(cell.rank, Some(2.0));
         // sqrt(p (1 - p) / (n - 1))
         assert!((cell.accuracy_error - 0.25).abs() < 1e-12);
         // A tie with a wrong answer does not count as preferred.
@@ -305,9 +337,9 @@ mod tests {
         let report = NeedleReport { cases: "c".into(), chance: 0.1, grid, maps: vec![map] };
         let folder = tempfile::tempdir().unwrap();
         let files = report.write(folder.path()).unwrap();
-        assert_eq!(files.len(), 4);
+        assert_eq!(files.len(), 5);
         let csv = std::fs::read_to_string(&files[1]).unwrap();
-        assert!(csv.contains("\"m\",64,1,0,0,-1,1,1\n"), "{csv}");
+        assert!(csv.contains("\"m\",64,1,0,0,-1,1,1,2\n"), "{csv}");
     }
 
     #[test]

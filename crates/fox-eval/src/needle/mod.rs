@@ -6,11 +6,13 @@
 
 mod case;
 mod grid;
-mod log;
 mod reader;
 mod score;
+mod text;
 
-pub use case::{Case, Cases, Mode, Needle, SyntheticCases, TextCases};
+pub use case::{Case, Cases, Mode, SyntheticCases};
 pub use grid::{Cell, Grid, NeedleMap, NeedleReport, run_needle};
 pub use reader::{ModelReader, Reader, Reading};
 pub use score::{Score, score};
+pub use text::{Needle, TextCases};
+pub(crate) use text::{break_before, sentence_ends};

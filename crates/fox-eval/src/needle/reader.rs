@@ -3,7 +3,13 @@
 use fox_model::{Cache, ForwardOptions, Pruning};
 
 use crate::subject::Subject;
+use crate::tasks::{Likelihood, Scorer, Verdict};
 use crate::{Error, Result};
+
+/// Keys of all branches of a batch: a device that gathers pages holds a copy of the prompt's for every branch.
+const BRANCH_KEYS: usize = 1 << 19;
+/// Continuations of a batch, at most.
+const MAX_BRANCHES: usize = 64;
 
 /// Output of a reader for a prompt.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +31,8 @@ pub trait Reader {
     ) -> Result<Reading>;
 }
 
-/// A language model. The prompt is computed once; every continuation branches off its decode state.
+/// A language model. The prompt is computed once, into pages that all continuations share; the continuations are then
+/// scored in batches.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelReader<'a> {
     subject: Subject<'a>,
@@ -38,16 +45,40 @@ impl<'a> ModelReader<'a> {
         ModelReader { subject, options: ForwardOptions { pruning, ..ForwardOptions::default() } }
     }
 
-    /// Log-probabilities of the next token after `ids`.
-    fn step(&self, ids: &[u32], cache: &mut Cache) -> Result<Vec<f64>> {
+    /// The most likely token after `ids`.
+    fn next(&self, ids: &[u32], cache: &mut Cache) -> Result<u32> {
         let ids: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
         let logits = self.subject.model.decode(&[&ids], cache, &self.options)?.to_f32()?;
         self.subject.check_finite(&logits, |id| format!("a logit of token {id}"))?;
-        let logits = || logits.iter().map(|x| f64::from(*x));
-        let largest = logits().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = logits().map(|x| (x - largest).exp()).sum();
-        let norm = largest + sum.ln();
-        Ok(logits().map(|x| x - norm).collect())
+        Ok(argmax(&logits))
+    }
+
+    /// Log-probabilities of continuations after the prompt in `cache`, whose last token is `last`.
+    fn score(&self, last: u32, continuations: &[Vec<u32>], cache: &Cache) -> Result<Vec<f64>> {
+        let scorer = Scorer { subject: &self.subject, options: &self.options };
+        let mut found = vec![Likelihood { log_prob: 0.0, is_greedy: true }; continuations.len()];
+        let keys = cache.lens().iter().sum::<usize>() + 1;
+        let rows = (BRANCH_KEYS / keys).clamp(1, MAX_BRANCHES);
+        let judged: Vec<usize> =
+            (0..continuations.len()).filter(|i| !continuations[*i].is_empty()).collect();
+        for batch in judged.chunks(rows) {
+            let mut branches =
+                Cache::join(vec![cache.clone(); batch.len()]).map_err(fox_model::Error::from)?;
+            let (mut read, mut verdicts) = (Vec::new(), Vec::new());
+            let mut row = 0;
+            for &request in batch {
+                let continuation = &continuations[request];
+                // The last token is judged, not read.
+                read.push([&[last], &continuation[..continuation.len() - 1]].concat());
+                for &token in continuation {
+                    verdicts.push(Verdict { row, token, request });
+                    row += 1;
+                }
+            }
+            let read: Vec<&[u32]> = read.iter().map(Vec::as_slice).collect();
+            scorer.add(&scorer.states(&read, &mut branches)?, &verdicts, &mut found)?;
+        }
+        Ok(found.iter().map(|likelihood| likelihood.log_prob).collect())
     }
 }
 
@@ -58,46 +89,31 @@ impl Reader for ModelReader<'_> {
         continuations: &[Vec<u32>],
         greedy: usize,
     ) -> Result<Reading> {
-        if prompt.is_empty() {
+        let Some((&last, before)) = prompt.split_last() else {
             return Err(Error::Empty { what: "the prompt".into() });
+        };
+        let model = self.subject.model;
+        let vocab = model.config().vocab_size;
+        if let Some(id) = continuations.iter().flatten().find(|id| **id as usize >= vocab) {
+            return Err(Error::Argument(format!("token {id} is outside the model's {vocab} ids")));
         }
-        let longest = continuations.iter().map(Vec::len).max().unwrap_or(0).max(greedy);
-        let mut cache = self.subject.model.new_cache(1, prompt.len() + longest)?;
-        let first = self.step(prompt, &mut cache)?;
-        let mut log_probs = Vec::with_capacity(continuations.len());
-        for continuation in continuations {
-            // A single token is scored by the logits of the prompt's last position.
-            let mut branch = (continuation.len() > 1).then(|| cache.clone());
-            let (mut total, mut next) = (0.0, first.clone());
-            for (i, id) in continuation.iter().enumerate() {
-                total += log_prob(&next, *id)?;
-                if let Some(branch) = branch.as_mut().filter(|_| i + 1 < continuation.len()) {
-                    next = self.step(&[*id], branch)?;
-                }
-            }
-            log_probs.push(total);
+        let mut cache = model.new_paged_cache(&model.page_policy(None, 0)?)?;
+        if !before.is_empty() {
+            let scorer = Scorer { subject: &self.subject, options: &self.options };
+            scorer.states(&[before], &mut cache)?;
         }
-        let mut answer = Vec::with_capacity(greedy);
-        let mut next = first;
+        let log_probs = self.score(last, continuations, &cache)?;
+        let mut answer: Vec<u32> = Vec::with_capacity(greedy);
         while answer.len() < greedy {
-            let best = argmax(&next);
-            answer.push(best);
-            if answer.len() < greedy {
-                next = self.step(&[best], &mut cache)?;
-            }
+            let new = answer.last().copied().unwrap_or(last);
+            answer.push(self.next(&[new], &mut cache)?);
         }
         Ok(Reading { greedy: answer, log_probs })
     }
 }
 
-fn log_prob(next: &[f64], id: u32) -> Result<f64> {
-    next.get(id as usize).copied().ok_or_else(|| {
-        Error::Argument(format!("token {id} is outside the model's {} ids", next.len()))
-    })
-}
-
 /// The first of the largest values.
-fn argmax(values: &[f64]) -> u32 {
+fn argmax(values: &[f32]) -> u32 {
     let mut best = 0;
     for (i, value) in values.iter().enumerate() {
         if *value > values[best] {

@@ -15,6 +15,9 @@ pub struct Score {
     /// Log-probability of the right answer less that of the best wrong one, where wrong ones are known;
     /// above 0, the right answer is preferred.
     pub margin: Option<f64>,
+    /// Rank of the right answer by log-probability among all candidates, from 1; ties count as lost.
+    #[serde(default)]
+    pub rank: Option<usize>,
 }
 
 /// Asks a reader and scores its answer. `decode` turns ids into text for cases that expect text.
@@ -33,10 +36,12 @@ pub fn score(
     };
     let right = reading.log_probs[0];
     let best_wrong = reading.log_probs[1..].iter().copied().reduce(f64::max);
+    let above = reading.log_probs[1..].iter().filter(|wrong| **wrong >= right).count();
     Ok(Score {
         found,
         log_prob: right / case.answer.len().max(1) as f64,
         margin: best_wrong.map(|wrong| right - wrong),
+        rank: best_wrong.map(|_| 1 + above),
     })
 }
 
@@ -74,7 +79,8 @@ mod tests {
         // Ids 2, 7, 8 read "bgh".
         let found = |reader: &mut Fixed, text| score(reader, &case(text), 3, &letters).unwrap();
         let text = found(&mut reader, Some("gh"));
-        assert_eq!(text, Score { found: true, log_prob: -1.5, margin: Some(-0.5) });
+        let expected = Score { found: true, log_prob: -1.5, margin: Some(-0.5), rank: Some(2) };
+        assert_eq!(text, expected);
         assert!(!found(&mut reader, Some("hg")).found);
         // Without text the ids must come first.
         assert!(!found(&mut reader, None).found);

@@ -59,7 +59,7 @@ pub fn log_likelihoods(
             tokens <= BATCH_TOKENS
         });
         let (batch, behind) = rest.split_at(fits.count().max(1));
-        Batch { subject, requests, options, groups: batch }.judge(&mut found)?;
+        Batch { scorer: Scorer { subject, options }, requests, groups: batch }.judge(&mut found)?;
         done += batch.iter().map(|group| group.members.len()).sum::<usize>();
         progress(done);
         rest = behind;
@@ -113,26 +113,29 @@ fn groups(requests: &[Request]) -> Vec<Group> {
 }
 
 /// A token to be judged by the logits of a row.
-struct Verdict {
-    row: usize,
-    token: u32,
-    request: usize,
+pub(crate) struct Verdict {
+    /// Row of the hidden states.
+    pub row: usize,
+    /// The token that follows it.
+    pub token: u32,
+    /// Number of the continuation that it belongs to.
+    pub request: usize,
 }
 
 struct Batch<'a> {
-    subject: &'a Subject<'a>,
+    scorer: Scorer<'a>,
     requests: &'a [Request],
-    options: &'a ForwardOptions,
     groups: &'a [Group],
 }
 
 impl Batch<'_> {
     fn judge(&self, found: &mut [Likelihood]) -> Result<()> {
         let longest = self.groups.iter().map(|group| group.tokens(self.requests)).max();
-        let mut cache = self.subject.model.new_cache(self.groups.len(), longest.unwrap_or(1))?;
+        let mut cache =
+            self.scorer.subject.model.new_cache(self.groups.len(), longest.unwrap_or(1))?;
         let contexts: Vec<&[u32]> =
             self.groups.iter().map(|group| group.context(self.requests)).collect();
-        let states = self.step(&contexts, &mut cache)?;
+        let states = self.scorer.states(&contexts, &mut cache)?;
         // The last token of a context judges the first of all its continuations.
         let mut verdicts = Vec::new();
         let mut end = 0;
@@ -144,7 +147,7 @@ impl Batch<'_> {
                 request,
             }));
         }
-        self.add(&states, &verdicts, found)?;
+        self.scorer.add(&states, &verdicts, found)?;
         drop(states);
         let turns = self.groups.iter().map(|group| group.members.len()).max().unwrap_or(0);
         for turn in 0..turns {
@@ -183,12 +186,21 @@ impl Batch<'_> {
         if verdicts.is_empty() {
             return Ok(());
         }
-        let states = self.step(&read, cache)?;
-        self.add(&states, &verdicts, found)
+        let states = self.scorer.states(&read, cache)?;
+        self.scorer.add(&states, &verdicts, found)
     }
+}
 
+/// A model that judges tokens.
+#[derive(Clone, Copy)]
+pub(crate) struct Scorer<'a> {
+    pub subject: &'a Subject<'a>,
+    pub options: &'a ForwardOptions,
+}
+
+impl Scorer<'_> {
     /// Normalised states `[R, D]` of new tokens of every sequence, one after the other.
-    fn step(&self, tokens: &[&[u32]], cache: &mut fox_model::Cache) -> Result<Tensor> {
+    pub fn states(&self, tokens: &[&[u32]], cache: &mut fox_model::Cache) -> Result<Tensor> {
         let mut ends = vec![0];
         for new in tokens {
             ends.push(ends[ends.len() - 1] + new.len());
@@ -204,7 +216,12 @@ impl Batch<'_> {
     }
 
     /// Adds the verdicts, which are in the order of their rows, to what was found before.
-    fn add(&self, states: &Tensor, verdicts: &[Verdict], found: &mut [Likelihood]) -> Result<()> {
+    pub fn add(
+        &self,
+        states: &Tensor,
+        verdicts: &[Verdict],
+        found: &mut [Likelihood],
+    ) -> Result<()> {
         let vocab = self.subject.model.config().vocab_size;
         let device = self.subject.model.device();
         let by_row: Vec<&[Verdict]> = verdicts.chunk_by(|a, b| a.row == b.row).collect();

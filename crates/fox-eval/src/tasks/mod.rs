@@ -25,6 +25,7 @@ pub use encode::{Encoder, Truncation};
 pub use filters::Filter;
 pub use generate::{Ending, greedy};
 pub use likelihood::{Likelihood, Request, log_likelihoods};
+pub(crate) use likelihood::{Scorer, Verdict};
 pub use longbench::{LongBench, NAMES as LONGBENCH};
 pub use metrics::{Figure, Metric};
 pub use output::{TaskReport, result_on_file};

@@ -1,8 +1,10 @@
 //! `fox eval`: what models predict and find again.
 
 mod accuracy;
+mod boundaries;
 pub mod loss;
 pub mod needle;
+mod ruler;
 pub mod tasks;
 
 use std::process::ExitCode;
@@ -12,7 +14,7 @@ pub use fox_lab::args::{corpus, subjects};
 
 use crate::signals;
 
-/// Evaluate checkpoints: loss by position, needles, tasks
+/// Evaluate checkpoints: loss by position, needles, RULER, tasks
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -22,8 +24,10 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Evaluation {
     Accuracy(accuracy::Args),
+    Boundaries(boundaries::Args),
     Loss(loss::Args),
     Needle(needle::Args),
+    Ruler(ruler::Args),
     Tasks(tasks::Args),
 }
 
@@ -34,8 +38,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     signals::exit_on_signal(STOPPED)?;
     match &args.evaluation {
         Evaluation::Accuracy(args) => accuracy::run(args),
+        Evaluation::Boundaries(args) => boundaries::run(args),
         Evaluation::Loss(args) => loss::run(args),
         Evaluation::Needle(args) => needle::run(args),
+        Evaluation::Ruler(args) => ruler::run(args),
         Evaluation::Tasks(args) => tasks::run(args),
     }
 }

@@ -1,6 +1,6 @@
 //! `fox eval needle`: what is found again in a long text.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -21,10 +21,13 @@ use crate::progress::Bar;
 /// Hide a sentence in a long text and ask for it at the end
 ///
 /// Scored by whether the greedy answer contains what was hidden, and by the log-probability of the right
-/// answer, also against wrong ones where they are known. Models of the embedded corpus, as the run's recipe has it, are
+/// answer, also against wrong ones where they are known. With --candidates the answer is one word out of N, another one in
+/// every case, and its rank among the N is reported: a curve between chance and 100% for models that are too small to
+/// repeat a sentence. Models of the embedded corpus, as the run's recipe has it, are
 /// asked for its facts; for other runs the needle lies in their held-out split, or in the --haystack.
 /// A run that is not finished is evaluated at its newest checkpoint. A needle file is TOML with `needle`, `question`, `answer`, and
-/// optionally `expected` (what the answer must contain) and `wrong` (a list).
+/// optionally `expected` (what the answer must contain), `wrong` (a list), `words` and `keys` (lists; {word} and {key} in
+/// the other fields stand for one of them, which differs from case to case).
 #[derive(clap::Args)]
 pub struct Args {
     /// Checkpoint or run folders, each PATH or NAME=PATH
@@ -64,8 +67,11 @@ pub struct Hay {
     #[arg(long, value_name = "PATH")]
     pub haystack: Option<PathBuf>,
     /// A needle of your own
-    #[arg(long, value_name = "FILE", requires = "haystack")]
+    #[arg(long, value_name = "FILE", requires = "haystack", conflicts_with = "candidates")]
     needle: Option<PathBuf>,
+    /// Ask for one word out of N (2 to 64), another one in every case
+    #[arg(long, value_name = "N")]
+    candidates: Option<usize>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -125,34 +131,46 @@ impl Hay {
             ModeName::Easy => Mode::Easy,
             ModeName::Standard => Mode::Standard,
         };
-        let hay = match &self.haystack {
-            Some(path) => text(path)?,
-            None => match synthetic_config(opened, tokenizer) {
-                Some(config) => {
-                    if let Mode::Standard = mode {
-                        bail!(
-                            "the embedded corpus states a fact as it asks for it; --mode standard needs a --haystack"
-                        );
-                    }
-                    return Ok(Box::new(SyntheticCases { config: config.held_out() }));
-                }
-                None if has_own(opened, tokenizer) => {
-                    let longest = grid.lengths.iter().copied().max().unwrap_or(0);
-                    let data = documents(None, opened, Ok(tokenizer.clone()), longest, grid.cases)?;
-                    text_of(&*data, tokenizer, longest as u64 * grid.cases.max(1))?
-                }
-                None => {
-                    bail!(
-                        "the model was not trained on the embedded corpus; give it a text with --haystack"
-                    )
-                }
-            },
-        };
-        let needle = match &self.needle {
-            Some(file) => Needle::from_file(file)?,
-            None => Needle::default(),
+        if let (None, None, Some(config)) =
+            (&self.haystack, self.candidates, synthetic_config(opened, tokenizer))
+        {
+            if let Mode::Standard = mode {
+                bail!(
+                    "the embedded corpus states a fact as it asks for it; --mode standard needs a --haystack"
+                );
+            }
+            return Ok(Box::new(SyntheticCases { config: config.held_out() }));
+        }
+        let longest = grid.lengths.iter().copied().max().unwrap_or(0);
+        let hay = haystack(self.haystack.as_deref(), opened, tokenizer, longest, grid.cases)?;
+        let needle = match (&self.needle, self.candidates) {
+            (Some(file), _) => Needle::from_file(file)?,
+            (None, Some(candidates)) => Needle::one_word(candidates)?,
+            (None, None) => Needle::default(),
         };
         Ok(Box::new(TextCases::new(&hay, &needle, mode, tokenizer)?))
+    }
+}
+
+/// The text around the needles: that at `path`, or about `cases` times `length` tokens of the run's held-out split.
+pub fn haystack(
+    path: Option<&Path>,
+    opened: &Opened,
+    tokenizer: &Tokenizer,
+    length: usize,
+    cases: u64,
+) -> Result<String> {
+    match path {
+        Some(path) => text(path),
+        None if has_own(opened, tokenizer) => {
+            let data = documents(None, opened, Ok(tokenizer.clone()), length, cases)?;
+            text_of(&*data, tokenizer, length as u64 * cases.max(1))
+        }
+        None => {
+            bail!(
+                "the model was not trained on the embedded corpus; give it a text with --haystack"
+            )
+        }
     }
 }
 
@@ -191,12 +209,15 @@ fn table(report: &NeedleReport) -> String {
             let mut row = vec![map.model.clone(), format!("{:.0}%", 100.0 * depth)];
             let cells = map.cells.iter().skip(d).step_by(report.grid.depths.len());
             row.extend(cells.map(|c| {
-                let margin = c.preferred.map_or(String::new(), |p| format!(" / {:.0}", 100.0 * p));
-                format!("{:.0}{margin} ({:.2})", 100.0 * c.accuracy, c.log_prob)
+                let preferred =
+                    c.preferred.map_or(String::new(), |p| format!(" / {:.0}", 100.0 * p));
+                let rank = c.rank.map_or(String::new(), |r| format!(" / {r:.1}"));
+                format!("{:.0}{preferred}{rank} ({:.2})", 100.0 * c.accuracy, c.log_prob)
             }));
             rows.push(row);
         }
     }
-    let legend = "found % / preferred to all wrong answers % (log-probability per token)";
+    let legend =
+        "found % / preferred to all wrong answers % / mean rank (log-probability per token)";
     format!("{}{legend}, chance {:.1}%\n", output::table(&rows), 100.0 * report.chance)
 }

@@ -1,41 +1,46 @@
-//! Score file, one line per case, from which a stopped test resumes.
+//! Score file: a header that names the evaluation, then one line per case, from which a stopped evaluation resumes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Score;
 use crate::{Error, Result};
-
-/// Which case of which cell: length, index of the depth, number of the case.
-pub(super) type Key = (usize, usize, u64);
 
 #[derive(Serialize, Deserialize)]
 struct Header {
-    needle: String,
+    #[serde(alias = "needle")]
+    evaluation: String,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Line {
-    length: usize,
-    depth: usize,
-    case: u64,
+#[derive(Serialize)]
+struct Line<'a, K, S> {
     #[serde(flatten)]
-    score: Score,
+    key: &'a K,
+    #[serde(flatten)]
+    score: &'a S,
 }
 
-/// The scores so far, and the file they are appended to.
-pub(super) struct ScoreLog {
-    scores: BTreeMap<Key, Score>,
+#[derive(Deserialize)]
+struct Read<K, S> {
+    #[serde(flatten)]
+    key: K,
+    #[serde(flatten)]
+    score: S,
+}
+
+/// The scores so far by case, and the file they are appended to.
+pub(crate) struct ScoreLog<K, S> {
+    scores: BTreeMap<K, S>,
     file: Option<(PathBuf, File)>,
 }
 
-impl ScoreLog {
-    /// Reads the scores of the test called `identity`, or starts a new file.
-    pub(super) fn open(path: Option<&Path>, identity: &str) -> Result<Self> {
+impl<K: Ord + Serialize + DeserializeOwned, S: Serialize + DeserializeOwned> ScoreLog<K, S> {
+    /// Reads the scores of the evaluation called `identity`, or starts a new file.
+    pub(crate) fn open(path: Option<&Path>, identity: &str) -> Result<Self> {
         let Some(path) = path else {
             return Ok(ScoreLog { scores: BTreeMap::new(), file: None });
         };
@@ -54,25 +59,24 @@ impl ScoreLog {
             .open(path)
             .map_err(Error::io("write", path))?;
         let start = if text.is_empty() {
-            line(path, &Header { needle: identity.into() })?
+            line(path, &Header { evaluation: identity.into() })?
         } else if text.ends_with('\n') {
             String::new()
         } else {
-            // A killed test may leave a partial last line: the next record starts a new line.
+            // A killed evaluation may leave a partial last line: the next record starts a new line.
             "\n".into()
         };
         file.write_all(start.as_bytes()).map_err(Error::io("write", path))?;
         Ok(ScoreLog { scores, file: Some((path.to_path_buf(), file)) })
     }
 
-    pub(super) fn get(&self, key: &Key) -> Option<Score> {
-        self.scores.get(key).copied()
+    pub(crate) fn get(&self, key: &K) -> Option<&S> {
+        self.scores.get(key)
     }
 
-    pub(super) fn add(&mut self, key: Key, score: Score) -> Result<()> {
+    pub(crate) fn add(&mut self, key: K, score: S) -> Result<()> {
         if let Some((path, file)) = &mut self.file {
-            let (length, depth, case) = key;
-            let text = line(path, &Line { length, depth, case, score })?;
+            let text = line(path, &Line { key: &key, score: &score })?;
             file.write_all(text.as_bytes()).map_err(Error::io("write", path))?;
         }
         self.scores.insert(key, score);
@@ -86,11 +90,15 @@ fn line(path: &Path, value: &impl Serialize) -> Result<String> {
     Ok(text + "\n")
 }
 
-fn read(path: &Path, text: &str, identity: &str) -> Result<BTreeMap<Key, Score>> {
+fn read<K: Ord + DeserializeOwned, S: DeserializeOwned>(
+    path: &Path,
+    text: &str,
+    identity: &str,
+) -> Result<BTreeMap<K, S>> {
     let mut lines = text.lines();
     if let Some(first) = lines.next() {
         let found = match serde_json::from_str::<Header>(first) {
-            Ok(header) => header.needle,
+            Ok(header) => header.evaluation,
             Err(_) => "something else".into(),
         };
         if found != identity {
@@ -99,31 +107,42 @@ fn read(path: &Path, text: &str, identity: &str) -> Result<BTreeMap<Key, Score>>
         }
     }
     // A line that cannot be read was cut by a kill: its case is simply asked again.
-    let parsed = lines.filter_map(|l| serde_json::from_str::<Line>(l).ok());
-    Ok(parsed.map(|l| ((l.length, l.depth, l.case), l.score)).collect())
+    let parsed = lines.filter_map(|l| serde_json::from_str::<Read<K, S>>(l).ok());
+    Ok(parsed.map(|l| (l.key, l.score)).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+    struct Key {
+        length: usize,
+        case: u64,
+    }
+
+    #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+    struct Score {
+        found: bool,
+    }
+
     #[test]
     fn partial_lines_and_foreign_scores_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("needle.jsonl");
-        let score = Score { found: true, log_prob: -0.1, margin: None };
-        let mut log = ScoreLog::open(Some(&path), "a").unwrap();
-        log.add((64, 0, 1), score).unwrap();
-        log.add((64, 0, 2), score).unwrap();
+        let path = folder.path().join("scores.jsonl");
+        let open = |identity| ScoreLog::<Key, Score>::open(Some(&path), identity);
+        let (one, two) = (Key { length: 64, case: 1 }, Key { length: 64, case: 2 });
+        let score = Score { found: true };
+        let mut log = open("a").unwrap();
+        log.add(one, score.clone()).unwrap();
+        log.add(two, score.clone()).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, &text[..text.len() - 9]).unwrap();
 
-        let mut log = ScoreLog::open(Some(&path), "a").unwrap();
-        assert_eq!(log.get(&(64, 0, 1)), Some(score));
-        assert_eq!(log.get(&(64, 0, 2)), None);
-        log.add((64, 0, 2), score).unwrap();
-        let log = ScoreLog::open(Some(&path), "a").unwrap();
-        assert_eq!(log.get(&(64, 0, 2)), Some(score));
-        assert!(matches!(ScoreLog::open(Some(&path), "b"), Err(Error::OtherState { .. })));
+        let mut log = open("a").unwrap();
+        assert_eq!((log.get(&one), log.get(&two)), (Some(&score), None));
+        log.add(two, score.clone()).unwrap();
+        assert_eq!(open("a").unwrap().get(&two), Some(&score));
+        assert!(matches!(open("b"), Err(Error::OtherState { .. })));
     }
 }
