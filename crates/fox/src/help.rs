@@ -99,7 +99,7 @@ const USAGES: &[Usage] = &[
             "fox eval ruler runs/my --lengths 1024,2048,4096",
             "fox eval ruler runs/my --file niah.jsonl --json",
         ],
-        "first-model",
+        "tasks",
     ),
     usage(
         "eval boundaries",
