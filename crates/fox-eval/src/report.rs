@@ -450,9 +450,9 @@ mod tests {
         let table = text_table(&[row(&head), row(&["fox", value, value, value, value, value])]);
         assert!(table.lines().all(|line| line.chars().count() <= COLUMNS), "{table}");
         assert!(table.lines().count() > 2 && table.contains("(1.4603..1.5088)"), "{table}");
-        let words = [&["x".repeat(50)[..], &"y".repeat(50), "z"][..], &["1", "2", "3"]];
-        let lists = text_table(&words.map(row));
-        assert_eq!(lists, format!("1\n  {}  2\n  {:<50}  3\n", "y".repeat(50), "z"));
+        let (x, y) = ("x".repeat(50), "y".repeat(50));
+        let lists = text_table(&[row(&[&x, &y, "z"]), row(&["1", "2", "3"])]);
+        assert_eq!(lists, format!("1\n  {y}  2\n  {:<50}  3\n", "z"));
         // Names and values stay in their line.
         let path = "p".repeat(90);
         assert_eq!(text_table(&[row(&["folder", &path])]), format!("folder  {path}\n"));
