@@ -68,7 +68,6 @@ const MISTAKES: &[(&str, i32, &str)] = &[
     ("train tiny-fox-pro --set seq_len=8", REFUSED, "did you mean `data.sequence_length`?"),
     ("train tiny-fox-pro --set epochs=2", REFUSED, "did you mean `data.epochs`?"),
     ("train tiny-fox-pro --set seed=2", REFUSED, "did you mean `training.seed`?"),
-    ("train tiny-fox-pro --device gpu --gpu 99", REFUSED, "GPU"),
     ("train tiny-fox-pro --threads -1", USAGE, "a number from 1 to 4096"),
     // Dry runs.
     ("train tiny-fox-pro --dry-run --list", USAGE, "cannot be used with"),
