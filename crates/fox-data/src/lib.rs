@@ -41,7 +41,7 @@ pub mod task;
 mod tokenizer;
 mod zarr;
 
-pub use chat::{ChatError, ChatMessage, ChatTemplate, TemplateLimit};
+pub use chat::{ChatError, ChatMessage, ChatRenderer, ChatTemplate, TemplateLimit};
 pub use corpus::{Corpus, CorpusFile, CorpusOptions, Document, Documents, Format, Record};
 pub use dataset::{
     Dataset, DocumentChunk, DocumentChunks, DocumentLengths, MemoryDataset, Split, open_dataset,

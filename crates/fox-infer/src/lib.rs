@@ -40,6 +40,7 @@ mod engine;
 mod error;
 mod filtered_draw;
 mod forward;
+mod generation_config;
 mod limits;
 mod options;
 mod penalties;
@@ -59,6 +60,7 @@ mod warm;
 pub use engine::{Completion, Engine, Ticket};
 pub use error::{Error, Refusal, Result};
 pub use fox_tensor::WeightFormat;
+pub use generation_config::GenerationConfig;
 pub use options::{EngineOptions, Eviction};
 pub use request::{
     CacheUsage, Event, FinishReason, Finished, Request, Sampling, ScoredToken, Usage,

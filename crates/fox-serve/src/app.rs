@@ -74,7 +74,9 @@ impl App {
             return Err(Error::Option("limits must be at least 1".into()));
         }
         let mut end_ids = vec![tokenizer.bos() as i32];
-        end_ids.extend(config.tokens.eos.map(|id| id as i32));
+        end_ids.extend(config.tokens.eos.iter().map(|id| *id as i32));
+        end_ids.extend(&options.end_ids);
+        end_ids.sort_unstable();
         end_ids.dedup();
         Ok(App {
             created: now(),

@@ -61,7 +61,7 @@ mod tuning;
 
 pub use dry_run::{DryRun, dry_run};
 pub use error::{Error, Result};
-pub use export::{export, export_run};
+pub use export::{Companions, export, export_run};
 pub use optimizer::{
     AdamW, Muon, Optimizer, OptimizerRecipe, Rule, Scale, StepInput, StepReport, Trained, Updater,
     optimizer_names,

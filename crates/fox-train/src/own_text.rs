@@ -93,7 +93,8 @@ pub fn sample(text: &Path, tokenizer: Option<&str>) -> Result<TextSample> {
     }
     let identity = tokenizer.identity().to_string();
     let data = MemoryDataset::new(documents, tokenizer.vocab_size(), tokenizer.bos(), identity);
-    let data = RunData { train: Arc::new(data), heldout: None, tokenizer: Some(tokenizer) };
+    let data =
+        RunData { train: Arc::new(data), heldout: None, tokenizer: Some(tokenizer), chat: None };
     Ok(TextSample { data, complete, tokens: tokens - (tokens as f64 * OF_EACH) as u64 })
 }
 

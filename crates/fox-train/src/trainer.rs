@@ -14,6 +14,7 @@ use fox_tensor::{Device, WeightFormat};
 use crate::checkpoint::{CheckpointStore, Resumed, RunState};
 use crate::data::RunData;
 use crate::evaluate::Evaluator;
+use crate::export::Companions;
 use crate::metrics::MetricsLog;
 use crate::optimizer::Updater;
 use crate::recipe::{Exchange, Weights};
@@ -182,7 +183,8 @@ fn run(spec: &RunSpec, group: &Arc<Group>, observe: &mut Observer<'_>) -> Result
         asked: false,
         stop: false,
     };
-    session.run(&notices, data.tokenizer)
+    let RunData { tokenizer, chat, .. } = data;
+    session.run(&notices, Companions { tokenizer, chat, init: recipe.init_folder()? })
 }
 
 fn run_info(spec: &RunSpec, data: &RunData, start: &Start) -> RunInfo {

@@ -6,6 +6,8 @@ use fox_base::nearest::nearest;
 use fox_model::Preset;
 use fox_train::{RunFolder, recipe};
 
+use super::hub::HubModel;
+
 /// The message for a path without a model, with the most similar one.
 pub fn no_model(path: &Path) -> String {
     let shown = path.display();
@@ -17,11 +19,16 @@ pub fn no_model(path: &Path) -> String {
             "{shown} has no config.json; give the folder of a checkpoint, or of a run of `fox train`"
         );
     }
-    let hint = match nearest_model(path, |_| true) {
-        Some(path) => format!("did you mean {}?", path.display()),
-        None => "give the folder of a checkpoint, or of a run of `fox train`".to_owned(),
-    };
-    format!("{shown} does not exist; {hint}")
+    if let Some(near) = nearest_model(path, |_| true) {
+        return format!("{shown} does not exist; did you mean {}?", near.display());
+    }
+    if path.to_str().and_then(HubModel::parse).is_some() {
+        return format!(
+            "{shown} does not exist, and the Hugging Face cache has no model of that name; `fox generate {shown} \
+             --download` fetches it"
+        );
+    }
+    format!("{shown} does not exist; give the folder of a checkpoint, or of a run of `fox train`")
 }
 
 /// The message for a path without a run, with the most similar one.

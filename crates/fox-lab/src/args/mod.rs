@@ -5,6 +5,8 @@ pub mod count;
 pub mod device;
 pub mod engine;
 pub mod hints;
+pub mod hub;
 pub mod pretrained;
+pub mod sampling;
 pub mod subjects;
 pub mod tolerance;

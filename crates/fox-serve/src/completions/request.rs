@@ -98,7 +98,7 @@ impl CompletionRequest {
             best_of: count(&mut fields, "best_of")?.unwrap_or(n),
             max_tokens: max_tokens(&mut fields, kind)?,
             min_tokens: count(&mut fields, "min_tokens")?.unwrap_or(0),
-            sampling: sampling(&mut fields)?,
+            sampling: sampling(&mut fields, &app.options.sampling)?,
             logit_bias: logit_bias(&mut fields)?,
             stops: stops(&mut fields)?,
             stop_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
@@ -186,7 +186,7 @@ fn chat_prompt(app: &App, fields: &mut Fields) -> ApiResult<Prompt> {
     let add = fields.take("add_generation_prompt")?.unwrap_or(true);
     let mark = fields.take("add_special_tokens")?.unwrap_or(app.chat.needs_mark());
     let text = app.chat.prompt(&messages, add)?;
-    Prompt::text(app, &text, mark).map_err(|error| error.with_param(Some("messages".into())))
+    Prompt::rendered(app, &text, mark).map_err(|error| error.with_param(Some("messages".into())))
 }
 
 fn max_tokens(fields: &mut Fields, kind: Kind) -> ApiResult<usize> {
@@ -210,11 +210,10 @@ fn logprobs(fields: &mut Fields, kind: Kind) -> ApiResult<Option<usize>> {
     Ok(wanted.then(|| most.unwrap_or(0)))
 }
 
-fn sampling(fields: &mut Fields) -> ApiResult<Sampling> {
-    let usual = Sampling::default();
+fn sampling(fields: &mut Fields, usual: &Sampling) -> ApiResult<Sampling> {
     Ok(Sampling {
         temperature: fields.take("temperature")?.unwrap_or(usual.temperature),
-        top_k: top_k(fields)?,
+        top_k: top_k(fields)?.unwrap_or(usual.top_k),
         top_p: fields.take("top_p")?.unwrap_or(usual.top_p),
         min_p: fields.take("min_p")?.unwrap_or(usual.min_p),
         repetition_penalty: fields.take("repetition_penalty")?.unwrap_or(usual.repetition_penalty),
@@ -251,10 +250,11 @@ fn logit_bias(fields: &mut Fields) -> ApiResult<Vec<(i32, f32)>> {
 }
 
 /// -1 and 0 keep all tokens.
-fn top_k(fields: &mut Fields) -> ApiResult<usize> {
-    match fields.take::<i64>("top_k")?.unwrap_or(0) {
-        -1 => Ok(0),
-        count => usize::try_from(count).map_err(|_| {
+fn top_k(fields: &mut Fields) -> ApiResult<Option<usize>> {
+    match fields.take::<i64>("top_k")? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(0)),
+        Some(count) => usize::try_from(count).map(Some).map_err(|_| {
             ApiError::invalid("top_k", format!("top_k must be 0 or more, not {count}"))
         }),
     }

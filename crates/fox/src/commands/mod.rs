@@ -1,5 +1,6 @@
 //! One file per command: its arguments, and what it does with them.
 
+mod chat;
 mod compare;
 mod completions;
 mod convert;
@@ -35,6 +36,7 @@ pub enum Command {
     Eval(eval::Args),
     Inspect(inspect::Args),
     Generate(generate::Args),
+    Chat(chat::Args),
     Serve(serve::Args),
     Compare(compare::Args),
     Bench(bench::Args),
@@ -60,6 +62,7 @@ impl Command {
             Command::Eval(args) => eval::run(&args),
             Command::Inspect(args) => inspect::run(&args),
             Command::Generate(args) => generate::run(&args),
+            Command::Chat(args) => chat::run(&args),
             Command::Serve(args) => serve::run(args),
             Command::Compare(args) => compare::run(&args),
             Command::Bench(args) => bench::run(&args),
