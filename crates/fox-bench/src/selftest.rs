@@ -18,7 +18,7 @@ use fox_tensor::{DType, Device, DeviceKind, Error};
 use crate::device::DeviceArgs;
 use crate::output;
 
-/// Compare every op on this device with the oracle: all features, odd shapes, poisoned memory
+/// Compare every op on this device with the oracle
 ///
 /// Every op case is computed by the device and by the oracle in double precision, forward and backward, with
 /// fresh device memory full of NaN, and once more on the device: the bits must be the same. A decode state

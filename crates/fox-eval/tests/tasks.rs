@@ -423,7 +423,7 @@ fn data_are_found_by_name() {
     let spec = find("piqa", None).unwrap();
     let said = find_data(&spec, Some(folder.path())).unwrap_err().to_string();
     assert!(said.contains("piqa.jsonl") && said.contains("piqa.parquet"), "{said}");
-    assert!(find_data(&spec, None).unwrap_err().to_string().contains("--task-data"));
+    assert_eq!(find_data(&spec, None).unwrap_err().setting(), Some(fox_base::Setting::TaskData));
     let path = folder.path().join("piqa.jsonl");
     std::fs::write(&path, "{\"goal\": \"g\"}\n{\"goal\": \"h\"}\n").unwrap();
     assert_eq!(find_data(&spec, Some(folder.path())).unwrap(), path);
@@ -500,6 +500,6 @@ fn bad_input_gets_one_sentence() {
         let options = TaskOptions { max_length: Some(0), ..options };
         let result = run_task(&subject(&model), &tokenizer, &spec, &rows, &options, |_| ());
         let none = result.unwrap_err().to_string();
-        assert!(none.contains("--max-length above 0"), "{}: {none}", spec.name);
+        assert!(none.contains("allow a length above 0"), "{}: {none}", spec.name);
     }
 }

@@ -23,6 +23,7 @@ pub mod events;
 pub mod graph;
 pub mod output;
 pub mod progress;
+pub mod provenance;
 pub mod reproduce;
 mod scheduler;
 pub mod search;

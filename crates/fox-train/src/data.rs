@@ -121,7 +121,7 @@ impl RunData {
                 &recipe.name,
                 "data.tokenizer",
                 format!(
-                    "is {}, but the embedded corpus has its own; give prepared data with --data",
+                    "is {}, but the embedded corpus has its own; give prepared data (data.path)",
                     wanted.identity().name
                 ),
             ));

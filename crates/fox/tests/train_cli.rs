@@ -146,7 +146,10 @@ fn rejects_invalid_input_without_overwriting() {
     fs::create_dir(&out).unwrap();
     fs::write(out.join("thesis.txt"), "do not lose this").unwrap();
     let text = fails(&[]);
-    assert!(text.ends_with("is not empty and holds no run of fox; choose another --out"), "{text}");
+    assert!(
+        text.ends_with("is not empty and holds no run of fox; choose another folder (--out)"),
+        "{text}"
+    );
     assert_eq!(fs::read_dir(&out).unwrap().count(), 1);
 
     // A folder with another run.

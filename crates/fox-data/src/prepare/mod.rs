@@ -103,7 +103,7 @@ impl PrepareOptions {
 /// How far a preparation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrepareProgress {
-    /// Bytes of the corpus read so far, as they lie on the disk.
+    /// Bytes of the corpus read and tokenized so far, as they lie on the disk.
     pub bytes_read: u64,
     /// Bytes of the whole corpus on the disk.
     pub bytes_total: u64,
@@ -242,7 +242,7 @@ fn create(
             }
         }
         state.shards = output.shards();
-        state.bytes_read = reading.bytes.load(Ordering::Relaxed);
+        state.bytes_read = reading.bytes_done(state.text_bytes);
         state.empty_documents = reading.empty.load(Ordering::Relaxed);
         report_to(progress, &state)
     })?;

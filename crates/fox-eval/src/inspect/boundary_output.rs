@@ -101,6 +101,7 @@ impl MarkedMatrix {
             x_max: n,
             y_max: n,
             range: (0.0, 1.0),
+            color_label: "fraction of key j that is left".into(),
             aspect: 1.0,
             row_names: Vec::new(),
             diagonal: marks.collect(),

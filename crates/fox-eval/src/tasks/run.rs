@@ -1,5 +1,6 @@
 //! A task from its rows to its figures.
 
+use fox_base::Setting;
 use fox_data::{Record, Tokenizer};
 use fox_model::{ForwardOptions, Pruning, TokenDecoder};
 use serde::{Deserialize, Serialize};
@@ -67,8 +68,8 @@ pub fn run_task(
     }
     let max_length = options.max_length.or(subject.training_length).unwrap_or(2048);
     if max_length == 0 {
-        let detail = "a model that is given no tokens cannot be asked; use a --max-length above 0";
-        return Err(Error::Argument(detail.into()));
+        let detail = "a model that is given no tokens cannot be asked; allow a length above 0";
+        return Err(Error::of_setting(Setting::MaxLength, detail));
     }
     let encoder = Encoder { tokenizer, bos: spec.bos || options.bos, max_length };
     let items: Vec<Item> =

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::builtin::{self, Source, builtin_names, variants};
+use super::suggest::with_suggestion;
 use super::{Recipe, gate_init, nearest, typed};
 use crate::{Error, OptimizerRecipe, Result, tuning};
 
@@ -36,7 +37,7 @@ const SECTIONS: [&str; 9] = [
 pub fn load(spec: &str, overrides: &[String]) -> Result<Recipe> {
     let mut table = load_table(spec)?;
     apply_overrides(&mut table, overrides)?;
-    parse_table(spec, table)
+    parse_table(spec, table).map_err(with_suggestion)
 }
 
 /// [`load`], but the model is that of a checkpoint, and its weights are what the run begins with. Overrides may still
@@ -49,7 +50,7 @@ pub fn load_from(spec: &str, init: &Path, overrides: &[String]) -> Result<Recipe
     let training = Table::from_iter([("init".to_string(), path)]);
     merge(&mut table, Table::from_iter([("training".to_string(), Value::Table(training))]));
     apply_overrides(&mut table, overrides)?;
-    parse_table(spec, table)
+    parse_table(spec, table).map_err(with_suggestion)
 }
 
 /// Reads a recipe as a table, with everything it extends and its variants, but unchecked.

@@ -68,7 +68,7 @@ impl Recipe {
         if names.iter().any(|name| self.model.contains_key(*name)) {
             return Ok(());
         }
-        let detail = "is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads), extend a recipe that has them, or begin with a checkpoint (--init)";
+        let detail = "is missing; give the model's sizes (hidden_size, num_hidden_layers, num_heads), extend a recipe that has them, or start from a checkpoint (training.init)";
         Err(Error::value(&self.name, &format!("model.{}", names[0]), detail))
     }
 

@@ -1,12 +1,13 @@
 //! `fox inspect`: what a model forgets and what it looks at.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use fox_data::Tokenizer;
 use fox_eval::files::write_whole;
 use fox_eval::inspect::{InspectOptions, inspect};
+use fox_lab::provenance;
 
 use super::eval::corpus::{documents, first_tokens, has_own, text};
 use super::eval::subjects::{Opened, results_in};
@@ -25,9 +26,10 @@ pub struct Args {
     /// Checkpoint or run folder; the pretrained model of the repository by default
     #[arg(value_name = "MODEL")]
     model: Option<String>,
-    /// Text to read: a file or folder; without it a held-out document of the run's own data, or of the embedded corpus
-    #[arg(long, value_name = "PATH")]
-    text: Option<PathBuf>,
+    /// Text to read: a file, a folder, or the words themselves in quotes; without it a held-out document of the run's own
+    /// data, or of the embedded corpus
+    #[arg(long, value_name = "PATH|WORDS")]
+    text: Option<String>,
     /// Tokens to read, at most
     #[arg(long, value_name = "N", default_value_t = 2048,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -48,6 +50,9 @@ pub struct Args {
     out: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Print the numbers as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Tokens beyond which reading takes long enough to say so.
@@ -80,9 +85,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let seen = inspect(&subject, &ids, &options)?;
     let decode = |id: u32| decode_one(&tokenizer, id);
     let mut page = seen.report(&decode);
-    page.footer(&format!("fox inspect {}", args.model.as_deref().unwrap_or_default()));
+    let beside = "the numbers are in the JSON file beside this page.";
+    page.footer(&provenance::footer(&device.to_string(), &provenance::command(), beside));
     write_whole(&out, page.html().as_bytes())?;
     write_whole(&numbers, serde_json::to_string(&seen.json())?.as_bytes())?;
+    if args.json {
+        output::print(&format!("{}\n", seen.json()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
 
     let mut rows =
         vec![["head", "half-life", "reach", "entropy", "pruned"].map(String::from).to_vec()];
@@ -106,15 +116,31 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The text at a path, or several words that are the text.
+fn given_text(given: &str) -> Result<String> {
+    let path = Path::new(given);
+    if path.exists() {
+        return text(path);
+    }
+    if given.split_whitespace().count() < 2 {
+        bail!(
+            "{given} does not exist; --text takes a file, a folder, or several words in quotes as the text itself"
+        );
+    }
+    output::note("--text does not name a file or folder; these words are the text");
+    Ok(given.to_string())
+}
+
 /// The start marker and the first tokens of the text.
 fn tokens(args: &Args, opened: &Opened, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let length = args.length as usize;
-    let mut ids = match args.text.clone().or_else(|| sample(&opened.folder)) {
-        Some(path) => tokenizer.encode(&text(&path)?)?,
-        None if has_own(opened, tokenizer) => {
+    let mut ids = match (&args.text, sample(&opened.folder)) {
+        (Some(given), _) => tokenizer.encode(&given_text(given)?)?,
+        (None, Some(path)) => tokenizer.encode(&text(&path)?)?,
+        (None, None) if has_own(opened, tokenizer) => {
             first_tokens(&*documents(None, opened, Ok(tokenizer.clone()), length, 1)?, length)?
         }
-        None => {
+        (None, None) => {
             bail!("the model was not trained on the embedded corpus; give it a text with --text")
         }
     };

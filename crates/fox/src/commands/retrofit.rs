@@ -9,7 +9,7 @@ use fox_train::RunFolder;
 
 use crate::output;
 
-/// Add forget gates to an attention model that was trained without them
+/// Add forget gates to an attention model trained without them
 ///
 /// The weights of the gates are 0 and their biases are those of a memory far beyond the lengths that the model was
 /// trained for, so that OUT computes what IN computes. RoPE stays. Then `fox train RECIPE --init OUT` tunes it, e.g.

@@ -21,9 +21,6 @@ use crate::progress::Bar;
 /// gets the numbers as JSON, a chart of the gates by distance, and the forget matrix of the first heads in the window with
 /// the most boundaries, which are marked.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  \
-    fox eval boundaries runs/code --boundary '^// .*\\.rs$'\n  \
-    fox eval boundaries runs/code --boundary '^}$' --boundary '^CHAPTER' --data books.jsonl.zst")]
 pub struct Args {
     /// Checkpoint or run folders, each PATH or NAME=PATH
     #[arg(value_name = "MODEL", required = true)]

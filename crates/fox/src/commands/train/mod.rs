@@ -1,6 +1,7 @@
 //! `fox train`: a recipe on some data, in a run folder that can be resumed.
 
 mod dry_run;
+mod list;
 mod process_group;
 mod progress;
 mod report;
@@ -29,7 +30,7 @@ const DIVERGED: u8 = 3;
 const STOPPED: u8 = 130;
 pub use progress::Progress;
 
-/// Train a model from a recipe; the same command resumes a run that was stopped
+/// Train a model from a recipe or on your own text, or resume a run
 ///
 /// RECIPE is a TOML file or the name of a built-in recipe, followed by any number of variants, e.g.
 /// tiny-fox-pro, fox-pro-125m+rope or my.toml+no-kv-shift. Without --data the embedded synthetic corpus
@@ -40,8 +41,8 @@ pub use progress::Progress;
 /// by what computes, and named. A finished run is extended by the same command with more tokens.
 ///
 /// The run folder gets config.toml (the whole recipe), run.json, metrics.jsonl, tensorboard/,
-/// checkpoints/ and, at the end, export/ (a Hugging Face folder with the tokenizer) and summary.json. A run that was
-/// stopped, killed or lost power resumes from its last checkpoint, bit for bit.
+/// checkpoints/ and, at the end, export/ (a Hugging Face folder with the tokenizer) and summary.json. The same command
+/// resumes a run that was stopped, killed or lost power from its last checkpoint, bit for bit.
 #[derive(clap::Args)]
 pub struct Args {
     /// Recipe: a TOML file or a built-in name, with +VARIANTs
@@ -87,6 +88,9 @@ pub struct Args {
     /// Print only the result
     #[arg(long)]
     quiet: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
     /// List the built-in recipes and variants
     #[arg(long)]
     list: bool,
@@ -118,7 +122,7 @@ impl From<WhichWeights> for Weights {
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     if args.list {
-        output::print(&list()?)?;
+        output::print(&list::list()?)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let (Some(to), Some(run)) = (&args.export, &args.out) {
@@ -176,8 +180,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(summary) = train_one(&spec, &group, args.quiet, speaks, &stop)? else {
         return Ok(ExitCode::from(DIVERGED));
     };
+    let print = |summary: &Summary, out: &Path| {
+        output::print(&match args.json {
+            true => format!("{}\n", serde_json::to_string_pretty(summary)?),
+            false => report::text(summary, out),
+        })
+    };
     if speaks {
-        output::print(&report::text(&summary, &out))?;
+        print(&summary, &out)?;
     }
     if !summary.finished {
         return Ok(ExitCode::from(STOPPED));
@@ -190,11 +200,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(compared) = train_one(&spec, &alone, args.quiet, true, &stop)? else {
         return Ok(ExitCode::from(DIVERGED));
     };
-    output::print(&report::text(&compared, &spec.out))?;
+    print(&compared, &spec.out)?;
     if !compared.finished {
         return Ok(ExitCode::from(STOPPED));
     }
-    output::print(&report::comparison((&summary, &out), (&compared, &spec.out)))?;
+    if !args.json {
+        output::print(&report::comparison((&summary, &out), (&compared, &spec.out)))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -386,26 +398,4 @@ fn parse_rate(text: &str) -> Result<f64> {
         Ok(x) if x > 0.0 && x.is_finite() => Ok(x),
         _ => bail!("a number above 0, e.g. 1e-3"),
     }
-}
-
-fn list() -> Result<String> {
-    let mut text = String::from("recipes\n");
-    for name in recipe::listed_names() {
-        text += &format!("  {name:<32} {}\n", recipe::load(name, &[])?.description);
-    }
-    text += "families: FAMILY-SIZE, e.g. fox-pro-125m\n";
-    for family in recipe::families()? {
-        text += &format!("  {:<32} {}\n", family.name, family.description);
-        text += &format!("  {:<32} sizes: {}\n", "", family.sizes.join(", "));
-    }
-    text += "variants, for any recipe: RECIPE+VARIANT\n";
-    for variant in recipe::variants()? {
-        text += &format!("  +{:<31} {}\n", variant.name, variant.about);
-    }
-    text += "sweeps, for fox sweep\n";
-    for (name, _) in fox_lab::sweep::SWEEPS {
-        let list = fox_lab::sweep::SweepList::load(name)?;
-        text += &format!("  {name:<32} {}\n", list.description);
-    }
-    Ok(text)
 }
