@@ -373,3 +373,21 @@ fn difference(key: &str, there: Option<&Value>, here: Option<&Value>) -> Option<
     let show = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
     (there != here).then(|| format!("{key} is {} there and {} here", show(there), show(here)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_places_of_data_may_differ() {
+        let table = |text: &str| Value::Table(text.parse().unwrap());
+        let differ = |key: &str, there: &str, here: &str| {
+            difference(key, Some(&table(there)), Some(&table(here)))
+        };
+        assert_eq!(differ("data", "path = 'a'\nheldout = 'b'", "path = 'c'"), None);
+        let found = differ("data", "path = 'a'\nstride = 1", "path = 'b'\nstride = 2");
+        assert_eq!(found.as_deref(), Some("data.stride is 1 there and 2 here"));
+        let found = differ("other", "path = 'a'", "path = 'b'");
+        assert_eq!(found.as_deref(), Some("other.path is \"a\" there and \"b\" here"));
+    }
+}

@@ -366,3 +366,30 @@ impl Budget {
         self.changed.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn budget_can_be_used_up_exactly() {
+        let budget = Budget::default();
+        let (send, receive) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for bytes in [1, BUDGET_BYTES - 1, 1] {
+                    let _ = send.send(budget.acquire(bytes));
+                }
+            });
+            let wait = |ms| receive.recv_timeout(Duration::from_millis(ms));
+            let first_two = [wait(10_000), wait(10_000)];
+            let third = wait(50);
+            budget.close();
+            assert_eq!(first_two, [Ok(true), Ok(true)]);
+            assert!(third.is_err(), "one byte more than the budget");
+        });
+    }
+}

@@ -308,3 +308,20 @@ fn token_gates(tokens: &[u32], layers: &[observe::LayerGates]) -> Vec<TokenGate>
     list.sort_by(|a, b| a.mean_gate.total_cmp(&b.mean_gate));
     list
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Heads that forget too little to be sudden stay in the order of their memory.
+    #[test]
+    fn heads_are_ordered_by_memory() {
+        let gates = (0..256).flat_map(|_| [-1e-4, -2e-4, -4e-4]);
+        let layer = observe::LayerGates {
+            heads: 3,
+            log_gates: gates.collect(),
+            ..observe::LayerGates::default()
+        };
+        assert_eq!(choose(&[layer], &[]).unwrap(), [(0, 2), (0, 1), (0, 0)]);
+    }
+}
