@@ -78,7 +78,8 @@ impl Channels {
             let key = ((row + r) * scan.spec.key_heads + unit.key_head) * dk;
             self.q[r * dk..][..dk].copy_from_slice(&scan.q[key..][..dk]);
             self.k[r * dk..][..dk].copy_from_slice(&scan.k[key..][..dk]);
-            let log_decay = &log_decay[((row + r) * scan.spec.heads + unit.first_head) * dk..][..dk];
+            let log_decay =
+                &log_decay[((row + r) * scan.spec.heads + unit.first_head) * dk..][..dk];
             kernels::exponential(level, log_decay, &mut self.decay[r * dk..][..dk]);
         }
         let decay = &self.decay[..len];
