@@ -11,6 +11,23 @@ use fox_tensor::{
 
 use crate::backend::Cuda;
 
+/// Decays per channel have a kernel for the additive update with keys per head.
+fn check_supported(
+    cuda: &Cuda,
+    inputs: &ScanInputs<'_>,
+    spec: &ScanSpec,
+) -> fox_tensor::Result<()> {
+    let by_channel = inputs.log_decay.is_some_and(|decay| decay.cols() != spec.heads);
+    let what = match spec.update {
+        StateUpdate::Delta if by_channel => "the delta rule with a decay per channel",
+        StateUpdate::Add if by_channel && spec.key_heads != spec.heads => {
+            "a decay per channel with heads that share keys"
+        }
+        _ => return Ok(()),
+    };
+    Err(fox_tensor::Error::unsupported(cuda.name(), what))
+}
+
 // Each kernel of a scan has its own profiling span.
 impl ScanOps for Cuda {
     fn scan_fwd(
@@ -20,6 +37,7 @@ impl ScanOps for Cuda {
         keep: ScanExtras,
     ) -> fox_tensor::Result<ScanOut> {
         fox_tensor::check_scan_fwd(self, inputs, spec)?;
+        check_supported(self, inputs, spec)?;
         match spec.update {
             StateUpdate::Add => Ok(self.scan_add_forward(inputs, spec, keep)?),
             StateUpdate::Delta => Ok(self.delta_forward(inputs, spec, keep)?),
@@ -34,6 +52,7 @@ impl ScanOps for Cuda {
         spec: &ScanSpec,
     ) -> fox_tensor::Result<ScanGrads> {
         fox_tensor::check_scan_bwd(self, d_out, inputs, saved, spec)?;
+        check_supported(self, inputs, spec)?;
         match spec.update {
             StateUpdate::Add => Ok(self.scan_add_backward(d_out, inputs, saved, spec)?),
             StateUpdate::Delta => Ok(self.delta_backward(d_out, inputs, saved, spec)?),
