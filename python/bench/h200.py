@@ -83,20 +83,24 @@ def values():
 
 
 def recurrences():
-    """Scans against float64"""
-    for make in (scans.delta_rule, scans.gated_delta_rule, scans.gla, scans.hgrn2, scans.simple_gla, scans.mamba):
+    """Scans against float64, with gradients of states"""
+    for make in scans.KINDS:
         for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
             x, ours, naive = make()
             try:
                 x = [a.detach().cuda().to(dtype).requires_grad_() for a in x]
-                o, want = ours(*x)[0], naive(*x)[0]
+                (o, last), (want, end) = ours(*x), naive(*x)
                 # The gradient of a few numbers is a sum that may nearly cancel; its relative error is large then: the
                 # median of five draws counts. What is wrong is wrong in all of them.
                 draws = []
                 for _ in range(5):
                     w = torch.randn(o.shape, device="cuda")
-                    ours_d = torch.autograd.grad(o, x, w.to(o.dtype), retain_graph=True)
-                    naive_d = torch.autograd.grad(want, x, w.to(want.dtype), retain_graph=True)
+                    got, right = (o * w.to(o.dtype)).sum(), (want * w.to(want.dtype)).sum()
+                    if last is not None:
+                        w = torch.randn(last.shape, device="cuda")
+                        got, right = got + (last * w).sum(), right + (end * w).sum()
+                    ours_d = torch.autograd.grad(got, x, retain_graph=True)
+                    naive_d = torch.autograd.grad(right, x, retain_graph=True)
                     draws.append([scans.error(a, b) for a, b in zip(ours_d, naive_d)])
                 worst = max(scans.error(o, want), *(sorted(errors)[2] for errors in zip(*draws)))
                 check(f"{make.__name__}, {str(dtype)[6:]}", worst < limit, f"{worst:.1e}")

@@ -4,19 +4,25 @@ Works on NumPy arrays, and on PyTorch tensors where PyTorch is installed. `impor
 `foxlm.hf` is the Hugging Face model and needs transformers.
 """
 
-from ._attention import forgetting_attention, forgetting_attention_backward, parallel_forgetting_attn
+from ._attention import forgetting_attention, forgetting_attention_backward
 from ._core import __version__, cuda_memory, set_threads, threads
+from ._fla_attention import attn_decoding_one_step, parallel_attn, parallel_forgetting_attn, token_shift
+from .mamba import mamba_chunk_scan_combined
 from .model import Model
 from .scans import (
     chunk_delta_rule,
     chunk_gated_delta_rule,
     chunk_gla,
     chunk_simple_gla,
-    mamba_chunk_scan_combined,
+    fused_recurrent_delta_rule,
+    fused_recurrent_gated_delta_rule,
+    fused_recurrent_gla,
+    fused_recurrent_simple_gla,
 )
 
 __all__ = [
     "Model",
+    "attn_decoding_one_step",
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
     "chunk_gla",
@@ -24,9 +30,15 @@ __all__ = [
     "cuda_memory",
     "forgetting_attention",
     "forgetting_attention_backward",
+    "fused_recurrent_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gla",
+    "fused_recurrent_simple_gla",
     "mamba_chunk_scan_combined",
+    "parallel_attn",
     "parallel_forgetting_attn",
     "set_threads",
     "threads",
+    "token_shift",
     "__version__",
 ]

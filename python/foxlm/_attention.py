@@ -21,6 +21,7 @@ def forgetting_attention(
     causal=True,
     log_tolerance=None,
     return_lse=False,
+    sink_bias=None,
 ):
     """Softmax attention with forget gates, as in the Forgetting Transformer (arXiv 2503.02130).
 
@@ -46,6 +47,7 @@ def forgetting_attention(
         causal: False lets queries see later keys, too, with a bias of `-|c_i - c_j|`.
         log_tolerance: as `adaptive_threshold="auto"`, with another natural logarithm of the softmax fraction than -10.
         return_lse: also return the log of the softmax denominators, `[B, M, H]` (or `[B, H, M]`), without gradient.
+        sink_bias: logits `[H]` of an attention sink: a key without a value that every query sees. PyTorch only.
 
     Returns:
         `[B, M, H, dv]`, or `[B, H, M, dv]` with `head_first`, of the type of `q`.
@@ -56,14 +58,16 @@ def forgetting_attention(
     if is_tensor(q):
         from . import _direct
 
-        if seq_start is None and cu_seqlens is None and not return_lse:
+        if seq_start is None and cu_seqlens is None and sink_bias is None and not return_lse:
             o = _direct.attention(
                 q, k, v, log_fgate, head_first, sm_scale, adaptive_threshold, window, causal, log_tolerance
             )
             if o is not None:
                 return o
-        _checks.tensors(k=k, v=v, log_fgate=log_fgate, seq_start=seq_start, cu_seqlens=cu_seqlens)
+        _checks.tensors(k=k, v=v, log_fgate=log_fgate, seq_start=seq_start, cu_seqlens=cu_seqlens, sink_bias=sink_bias)
     else:
+        if sink_bias is not None:
+            raise ValueError("sink_bias is given with arrays of NumPy; attention sinks need tensors of PyTorch")
         q, k, v, log_fgate, seq_start, cu_seqlens = _numpy.arrays(q, k, v, log_fgate, seq_start, cu_seqlens)
     _checks.attention_shapes(q, k, v, log_fgate, head_first)
     _checks.attention_options(q, k, head_first, seq_start, cu_seqlens, window, log_tolerance, adaptive_threshold)
@@ -85,7 +89,7 @@ def forgetting_attention(
     if is_tensor(q):
         from . import _torch
 
-        o, lse = _torch.attention(q, k, v, log_fgate, **options)
+        o, lse = _torch.attention(q, k, v, log_fgate, sink_bias=sink_bias, **options)
     else:
         o, lse = _numpy.attention_forward(q, k, v, log_fgate, **options)
     if head_first:
@@ -142,27 +146,4 @@ def forgetting_attention_backward(
         window=window,
         log_tolerance=log_tolerance,
         threshold=threshold,
-    )
-
-
-def parallel_forgetting_attn(q, k, v, g, scale=None, window_size=None, cu_seqlens=None, head_first=False, **kwargs):
-    """Forgetting attention with the signature of flash-linear-attention.
-
-    Args:
-        q: queries `[B, T, HQ, K]`.
-        k: keys `[B, T, H, K]`; `HQ` is a multiple of `H`.
-        v: values `[B, T, H, V]`.
-        g: logs of the forget gates `[B, T, HQ]`.
-        scale: factor on `q . k`; `1 / sqrt(K)` when absent.
-        window_size: a query sees only the last `window_size` keys.
-        cu_seqlens: 0 and the ends of packed sequences `[sequences + 1]`; needs `B = 1`.
-
-    Returns:
-        `[B, T, HQ, V]`.
-    """
-    unknown = sorted(key for key, value in kwargs.items() if value is not None)
-    if unknown:
-        raise ValueError(f"parallel_forgetting_attn has no argument {unknown[0]}")
-    return forgetting_attention(
-        q, k, v, g, head_first=head_first, sm_scale=scale, window=window_size, cu_seqlens=cu_seqlens
     )

@@ -12,6 +12,12 @@ def tensors(**operands) -> None:
             raise ValueError(f"{name} is a {type(x).__name__}; it must be a tensor of PyTorch")
 
 
+def no_more_arguments(op: str, kwargs: dict) -> None:
+    """An error for keyword arguments that an op does not have: they would be ignored silently."""
+    for name in kwargs:
+        raise TypeError(f"{op} has no argument {name}")
+
+
 def attention_shapes(q, k, v, log_fgate, head_first: bool) -> None:
     """An error unless the operands fit each other."""
     axes = "[batch, heads, time, dim]" if head_first else "[batch, time, heads, dim]"

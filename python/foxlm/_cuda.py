@@ -177,17 +177,19 @@ def _scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_sta
     return o, last
 
 
-def _scan_backward(d_out, q, k, v, decay, write, skip, state, cu_seqlens, scale, delta):
-    made = _scan_torch.gradient_room(d_out, q, k, v, decay, write, skip)
+def _scan_backward(d_out, d_last, q, k, v, decay, write, skip, state, cu_seqlens, scale, delta):
+    made = _scan_torch.gradient_room(d_out, d_last, q, k, v, decay, write, skip, state)
     dtype, held, shape, packed = _scan_call(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta)
     d_out = d_out.to(dtype).contiguous()
+    d_last = None if d_last is None else d_last.float().contiguous()
     targets = []
-    for n, (out, x) in enumerate(zip(made, (q, k, v, decay, write, skip))):
+    for n, (out, x) in enumerate(zip(made, (q, k, v, decay, write, skip, state))):
         kind = dtype if n < 3 else torch.float32
         fits = x is not None and out.dtype == kind and out.is_contiguous()
         targets.append(None if x is None else out if fits else out.new_empty(out.shape, dtype=kind))
     gradients = [_address(a) for a in targets]
-    _core.cuda_scan_backward(_place(q), d_out.data_ptr(), [_address(a) for a in held], gradients, shape, packed)
+    given = [d_out.data_ptr(), _address(d_last)]
+    _core.cuda_scan_backward(_place(q), given, [_address(a) for a in held], gradients, shape, packed)
     for out, computed in zip(made, targets):
         if computed is not None and computed is not out:
             out.copy_(computed)

@@ -1,7 +1,7 @@
 """Linear recurrences on PyTorch tensors, registered with `torch.library`.
 
 Queries and keys are `[B, T, G, dk]`, values `[B, T, H, dv]`, the log decay `[B, T, H, 1]` or `[B, T, H, dk]`, the
-strength of a write `[B, T, H]`, the skip `[H]`, states `[sequences, H, dk, dv]`.
+strength of a write `[B, T, H]`, the skip `[H]`, states `[sequences, H, dk, dv]`. Gradients flow through states.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ._torch import LIBRARY, autocast, below_autograd, check, describe, with_gra
 _OPTIONS = "Tensor? decay, Tensor? write, Tensor? skip, Tensor? state, Tensor? cu_seqlens, float scale, bool delta"
 LIBRARY.define(f"scan(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool keep_state) -> (Tensor, Tensor)")
 LIBRARY.define(
-    f"scan_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, {_OPTIONS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"scan_backward(Tensor d_out, Tensor? d_last, Tensor q, Tensor k, Tensor v, {_OPTIONS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -26,9 +26,12 @@ def results(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_s
     return torch.empty_like(v), v.new_empty(shape, dtype=torch.float32)
 
 
-def gradient_room(d_out, q, k, v, decay, write, skip, *_):
+def gradient_room(d_out, d_last, q, k, v, decay, write, skip, state, *_):
     """Room for gradients; one without elements for what is absent."""
-    return tuple(v.new_empty(0) if x is None else torch.empty_like(x) for x in (q, k, v, decay, write, skip))
+    operands = (q, k, v, decay, write, skip)
+    made = [v.new_empty(0) if x is None else torch.empty_like(x) for x in operands]
+    # Rows of states are flattened, so they must be contiguous.
+    return *made, v.new_empty(0) if state is None else state.new_empty(state.shape)
 
 
 def _flat(state):
@@ -58,15 +61,18 @@ def _scan_cpu(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep
     return o, last
 
 
-def _scan_backward_cpu(d_out, q, k, v, decay, write, skip, state, cu_seqlens, scale, delta):
-    made = gradient_room(d_out, q, k, v, decay, write, skip)
+def _scan_backward_cpu(d_out, d_last, q, k, v, decay, write, skip, state, cu_seqlens, scale, delta):
+    made = gradient_room(d_out, d_last, q, k, v, decay, write, skip, state)
     state = None if state is None else state.contiguous()
+    d_last = None if d_last is None else d_last.contiguous()
     gradients = [describe(x) for x in made[:3]]
     gradients.append(None if decay is None else describe(made[3]))
     gradients.append(None if write is None else describe(made[4]))
     gradients.append(None if skip is None else describe(made[5].reshape(1, 1, -1)))
+    gradients.append(None if state is None else _flat(made[6]))
     operands, extras = [describe(x) for x in (q, k, v)], _extras(decay, write, skip, state)
-    _core.scan_backward(describe(d_out), operands, extras, gradients, _options(q, cu_seqlens, scale, delta))
+    options = _options(q, cu_seqlens, scale, delta)
+    _core.scan_backward(describe(d_out), _flat(d_last), operands, extras, gradients, options)
     return made
 
 
@@ -78,18 +84,20 @@ class _Scan(torch.autograd.Function):
         o, last = below_autograd(torch.ops.foxlm.scan.default, *arguments)
         ctx.save_for_backward(*arguments[:8])
         ctx.options = arguments[8:10]
-        ctx.mark_non_differentiable(last)
+        if not arguments[10]:
+            ctx.mark_non_differentiable(last)
         ctx.set_materialize_grads(False)
         return o, last
 
     @staticmethod
-    def backward(ctx, d_out, _):
+    def backward(ctx, d_out, d_last):
         nothing = (None,) * 11
-        if d_out is None:
+        if d_out is None and d_last is None:
             return nothing
         tensors = ctx.saved_tensors
-        grads = torch.ops.foxlm.scan_backward.default(d_out, *tensors, *ctx.options)
-        return (*[None if x is None else g for x, g in zip(tensors[:6], grads)], *nothing[6:])
+        d_out = torch.zeros_like(tensors[2]) if d_out is None else d_out
+        grads = torch.ops.foxlm.scan_backward.default(d_out, d_last, *tensors, *ctx.options)
+        return (*[None if x is None else g for x, g in zip(tensors[:7], grads)], *nothing[7:])
 
 
 LIBRARY.impl("scan", _scan_cpu, "CPU")
@@ -102,8 +110,6 @@ LIBRARY.impl("scan_backward", without_gradients(torch.ops.foxlm.scan_backward.de
 
 def scan(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state):
     """The recurrence with gradients; the last states only if `keep_state`."""
-    if state is not None and state.requires_grad and torch.is_grad_enabled():
-        raise ValueError("initial_state needs a gradient, which scans do not give; detach it")
     q, k, v = autocast(q.device.type, q, k, v)
     check(q=q, k=k, v=v, g=decay, beta=write, D=skip, initial_state=state)
     return torch.ops.foxlm.scan.default(q, k, v, decay, write, skip, state, cu_seqlens, scale, delta, keep_state)

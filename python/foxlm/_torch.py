@@ -179,17 +179,22 @@ def autocast(kind, q, k, v):
     return q, k, v
 
 
-def attention(q, k, v, log_gates, *, seq_start, cu_seqlens, scale, causal, window, log_tolerance, threshold):
+def attention(
+    q, k, v, log_gates, *, seq_start, cu_seqlens, scale, causal, window, log_tolerance, threshold, sink_bias=None
+):
     """Forgetting attention with gradients; shapes as in `foxlm.forgetting_attention`, time before heads."""
     q, k, v = autocast(q.device.type, q, k, v)
-    check(q=q, k=k, v=v, log_fgate=log_gates)
+    check(q=q, k=k, v=v, log_fgate=log_gates, sink_bias=sink_bias)
     bounds = None
     if threshold is not None:
         b, h, n = q.shape[0], q.shape[2], k.shape[1]
         bounds, log_tolerance = bounds_of(threshold, b, h, n, q.device, seq_start, cu_seqlens), 0.0
-    return torch.ops.foxlm.attention.default(
-        q, k, v, log_gates, bounds, seq_start, cu_seqlens, scale, causal, window, log_tolerance
-    )
+    options = scale, causal, window, log_tolerance
+    if sink_bias is not None:
+        from . import _sinks
+
+        return _sinks.attention(q, k, v, log_gates, bounds, seq_start, cu_seqlens, sink_bias, *options)
+    return torch.ops.foxlm.attention.default(q, k, v, log_gates, bounds, seq_start, cu_seqlens, *options)
 
 
 # What follows adds to the library that is defined above.

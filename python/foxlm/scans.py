@@ -1,9 +1,22 @@
-"""Linear recurrences with a matrix as their state, under the names and shapes of flash-linear-attention and mamba-ssm.
+"""Linear recurrences with a matrix as their state, under the names and signatures of flash-linear-attention.
 
-`S_t` is `[dk, dv]` for each head. Gradients do not flow into initial states or out of final ones. Needs PyTorch.
+`S_t` is `[K, V]` for each head. Gradients flow into initial states and out of final ones. Needs PyTorch.
+
+Arguments that all ops have in common:
+    scale: factor on the output; `1 / sqrt(K)` when absent.
+    initial_state: `[N, H, K, V]` for N sequences, or `[N, H, V, K]` with `state_v_first`; zeros when absent.
+    output_final_state: whether to return the last state.
+    cu_seqlens: 0 and the ends of packed sequences `[N + 1]`; needs `B = 1`.
+    cu_seqlens_cpu: the same in the memory of the host, which saves a copy from the GPU.
+    chunk_size, chunk_indices: no effect on the result; the library chooses.
+They return `[B, T, H, V]`, and the last state in float32, shaped as the first, or None.
+
+`fused_recurrent_*` are the same ops: short sequences, as in decoding, are computed token by token.
 """
 
 from __future__ import annotations
+
+import warnings
 
 from . import _checks
 
@@ -12,20 +25,25 @@ __all__ = [
     "chunk_gated_delta_rule",
     "chunk_gla",
     "chunk_simple_gla",
-    "mamba_chunk_scan_combined",
+    "fused_recurrent_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gla",
+    "fused_recurrent_simple_gla",
 ]
 
 
-def _shapes(q, k, v, cu_seqlens, initial_state):
-    _checks.tensors(q=q, k=k, v=v, cu_seqlens=cu_seqlens, initial_state=initial_state)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        shape = list(getattr(x, "shape", ()))
-        if len(shape) != 4:
-            raise ValueError(f"{name} has shape {shape}; it must be [batch, time, heads, dim]")
+def check_shapes(q, k, v, cu_seqlens, initial_state, names="qkv"):
+    """An error unless queries and keys `[B, T, H, K]`, values `[B, T, HV, V]` and states `[N, HV, K, V]` fit."""
+    _checks.tensors(**dict(zip(names, (q, k, v))), cu_seqlens=cu_seqlens, initial_state=initial_state)
+    for name, x in zip(names, (q, k, v)):
+        if len(x.shape) != 4:
+            raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, time, heads, dim]")
     if k.shape != q.shape:
-        raise ValueError(f"q has shape {list(q.shape)} and k {list(k.shape)}; they must be equal")
+        a, b = names[:2]
+        raise ValueError(f"{a} has shape {list(q.shape)} and {b} {list(k.shape)}; they must be equal")
     if v.shape[:2] != q.shape[:2]:
-        raise ValueError(f"q has shape {list(q.shape)} and v {list(v.shape)}; batch and time must be equal")
+        a, b = names[0], names[2]
+        raise ValueError(f"{a} has shape {list(q.shape)} and {b} {list(v.shape)}; batch and time must be equal")
     if v.shape[2] % max(q.shape[2], 1) != 0:
         raise ValueError(f"{v.shape[2]} heads of values do not share {q.shape[2]} heads of keys")
     if cu_seqlens is not None:
@@ -38,14 +56,17 @@ def _shapes(q, k, v, cu_seqlens, initial_state):
         raise ValueError(f"initial_state has shape {list(initial_state.shape)}, expected {expected}")
 
 
-def _gate_shape(name, x, v, width=None):
+def check_gate(name, x, v, width=None):
+    """An error unless a gate is `[B, T, HV]`, or `[B, T, HV, width]`."""
     _checks.tensors(**{name: x})
-    shape, expected = list(getattr(x, "shape", ())), list(v.shape[:3]) + ([] if width is None else [width])
-    if shape != expected:
+    expected = list(v.shape[:3]) + ([] if width is None else [width])
+    if x is None or list(x.shape) != expected:
+        shape = None if x is None else list(x.shape)
         raise ValueError(f"{name} has shape {shape}, expected {expected}")
 
 
-def _run(q, k, v, decay, write, skip, scale, initial_state, output_final_state, cu_seqlens, delta):
+def run(q, k, v, decay, write, skip, scale, initial_state, output_final_state, cu_seqlens, delta):
+    """The recurrence of operands that were checked; decay `[B, T, H, 1]` or `[B, T, H, K]`."""
     from . import _torch  # noqa: F401, registers the ops
     from ._scan_torch import scan
 
@@ -55,9 +76,60 @@ def _run(q, k, v, decay, write, skip, scale, initial_state, output_final_state, 
     return o, last if output_final_state else None
 
 
-def _normalise(x):
-    wide = x.float()
-    return (wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+def _turned(x):
+    return None if x is None else x.transpose(-1, -2)
+
+
+def _reversed(x):
+    """Time and, with packed sequences, their order from the end."""
+    return None if x is None else x.flip(1)
+
+
+class _Layout:
+    """The layout of the states, and what further keyword arguments say; those that do not exist are refused."""
+
+    def __init__(self, op, state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu=None, reverse=False):
+        if "transpose_state_layout" in kwargs:
+            if state_v_first:
+                raise ValueError("both state_v_first and transpose_state_layout are given; the latter is the old name")
+            words = "transpose_state_layout is the old name of state_v_first"
+            warnings.warn(words, DeprecationWarning, stacklevel=4)
+            state_v_first = kwargs.pop("transpose_state_layout")
+        kwargs.pop("chunk_indices", None)
+        size = kwargs.pop("chunk_size", None)
+        if size is not None and (not isinstance(size, int) or size < 16 or size & (size - 1)):
+            raise ValueError(f"chunk_size is {size}; it must be a power of two from 16 on")
+        _checks.no_more_arguments(op, kwargs)
+        _checks.tensors(cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu)
+        self.v_first, self.reverse = bool(state_v_first), bool(reverse)
+        self.cu_seqlens = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
+
+    def run(self, q, k, v, decay, write, scale, initial_state, output_final_state, delta):
+        """The op with states as the caller has them."""
+        state, cu_seqlens = _turned(initial_state) if self.v_first else initial_state, self.cu_seqlens
+        check_shapes(q, k, v, cu_seqlens, state)
+        if self.reverse:
+            q, k, v, decay, write = map(_reversed, (q, k, v, decay, write))
+            if cu_seqlens is not None:
+                cu_seqlens = cu_seqlens[-1] - cu_seqlens.flip(0)
+                state = None if state is None else state.flip(0)
+        o, last = run(q, k, v, decay, write, None, scale, state, output_final_state, cu_seqlens, delta)
+        if self.reverse:
+            o = _reversed(o)
+            last = last if last is None or cu_seqlens is None else last.flip(0)
+        return o, _turned(last) if self.v_first else last
+
+
+def _normalise(on, q, k):
+    """Queries and keys divided by their lengths, if `on`."""
+    if not on:
+        return q, k
+
+    def unit(x):
+        wide = x.float()
+        return (wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+
+    return unit(q), unit(k)
 
 
 def chunk_delta_rule(
@@ -70,6 +142,8 @@ def chunk_delta_rule(
     output_final_state=False,
     use_qk_l2norm_in_kernel=False,
     cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    **kwargs,
 ):
     """The delta rule: `S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T`, `o_t = scale S_t^T q_t`.
 
@@ -77,19 +151,17 @@ def chunk_delta_rule(
         q, k: `[B, T, H, K]`; keys should have length 1 (`use_qk_l2norm_in_kernel` divides both by theirs).
         v: `[B, T, H, V]`.
         beta: strength of the writes `[B, T, H]`.
-        scale: factor on the output; `1 / sqrt(K)` when absent.
-        initial_state: `[N, H, K, V]` for N sequences.
-        output_final_state: whether to return the last state.
-        cu_seqlens: 0 and the ends of packed sequences `[N + 1]`; needs `B = 1`.
-
-    Returns:
-        `[B, T, H, V]`, and the last state `[N, H, K, V]` in float32, or None.
+        Others: see the module.
     """
-    _shapes(q, k, v, cu_seqlens, initial_state)
-    _gate_shape("beta", beta, v)
-    if use_qk_l2norm_in_kernel:
-        q, k = _normalise(q), _normalise(k)
-    return _run(q, k, v, None, beta, None, scale, initial_state, output_final_state, cu_seqlens, True)
+    layout = _Layout("chunk_delta_rule", kwargs.pop("state_v_first", False), kwargs, cu_seqlens, cu_seqlens_cpu)
+    check_gate("beta", beta, v)
+    q, k = _normalise(use_qk_l2norm_in_kernel, q, k)
+    return layout.run(q, k, v, None, beta, scale, initial_state, output_final_state, True)
+
+
+def fused_recurrent_delta_rule(q, k, v, beta=None, *arguments, **kwargs):
+    """As `chunk_delta_rule`; a strength of 1 where `beta` is absent."""
+    return chunk_delta_rule(q, k, v, v.new_ones(v.shape[:3]) if beta is None else beta, *arguments, **kwargs)
 
 
 def chunk_gated_delta_rule(
@@ -102,29 +174,84 @@ def chunk_gated_delta_rule(
     initial_state=None,
     output_final_state=False,
     use_qk_l2norm_in_kernel=False,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
+    state_v_first=False,
     cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    chunk_indices=None,
+    cp_context=None,
+    use_gate_in_kernel=False,
+    A_log=None,
+    dt_bias=None,
+    **kwargs,
 ):
     """The gated delta rule: as `chunk_delta_rule`, with the state decayed by `exp(g_t)` before each token.
 
     Args:
         q, k: `[B, T, H, K]`.
         v: `[B, T, HV, V]`; `HV` is a multiple of `H`.
-        g: logs of the decay, at most 0, `[B, T, HV]`.
-        beta: strength of the writes `[B, T, HV]`.
-        scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens: as in `chunk_delta_rule`.
-
-    Returns:
-        `[B, T, HV, V]`, and the last state `[N, HV, K, V]` in float32, or None.
+        g: logs of the decay, at most 0, `[B, T, HV]`; with `use_gate_in_kernel` they are
+            `-exp(A_log) softplus(g + dt_bias)`, `A_log` and `dt_bias` `[HV]`.
+        beta: strength of the writes `[B, T, HV]`; with `use_beta_sigmoid_in_kernel` its logits, and with
+            `allow_neg_eigval` twice their sigmoid.
+        Others: see the module. `cp_context` must be None.
     """
-    _shapes(q, k, v, cu_seqlens, initial_state)
-    _gate_shape("g", g, v)
-    _gate_shape("beta", beta, v)
-    if use_qk_l2norm_in_kernel:
-        q, k = _normalise(q), _normalise(k)
-    return _run(q, k, v, g[..., None], beta, None, scale, initial_state, output_final_state, cu_seqlens, True)
+    layout = _Layout("chunk_gated_delta_rule", state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu)
+    if cp_context is not None:
+        raise ValueError("cp_context is given; context parallelism is not supported, pass None")
+    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
+        raise ValueError("allow_neg_eigval needs use_beta_sigmoid_in_kernel")
+    check_gate("g", g, v)
+    check_gate("beta", beta, v)
+    q, k = _normalise(use_qk_l2norm_in_kernel, q, k)
+    if use_gate_in_kernel:
+        g = _gate(g, A_log, dt_bias)
+    elif A_log is not None or dt_bias is not None:
+        raise ValueError("A_log and dt_bias need use_gate_in_kernel")
+    if use_beta_sigmoid_in_kernel:
+        beta = beta.float().sigmoid() * (2 if allow_neg_eigval else 1)
+    return layout.run(q, k, v, g[..., None], beta, scale, initial_state, output_final_state, True)
 
 
-def chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+def _gate(g, A_log, dt_bias):
+    from torch.nn.functional import softplus
+
+    for name, x in (("A_log", A_log), ("dt_bias", dt_bias)):
+        if x is None and name == "A_log":
+            raise ValueError("use_gate_in_kernel needs A_log")
+        if x is not None and list(x.shape) != [g.shape[2]]:
+            raise ValueError(f"{name} has shape {list(x.shape)}, expected {[g.shape[2]]}")
+    g = g.float() if dt_bias is None else g.float() + dt_bias.float()
+    return -A_log.float().exp() * softplus(g)
+
+
+def fused_recurrent_gated_delta_rule(
+    q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, initial_state=None, output_final_state=False, **kwargs
+):
+    """As `chunk_gated_delta_rule`; nothing decays without `g`, and writes have strength 1 without `beta`. Decays for
+    each channel (`gk`, `gv`) are refused."""
+    for name, x in (("gk", gk), ("gv", gv)):
+        if x is not None:
+            raise ValueError(f"{name} is given; the delta rule has one decay for each head, pass g")
+    g = v.new_zeros(v.shape[:3]) if g is None else g
+    beta = v.new_ones(v.shape[:3]) if beta is None else beta
+    return chunk_gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, **kwargs)
+
+
+def chunk_gla(
+    q,
+    k,
+    v,
+    g,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    state_v_first=False,
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    **kwargs,
+):
     """Gated linear attention: `S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T`, `o_t = scale S_t^T q_t`.
 
     HGRN2 is this with `k = 1 - exp(g)`.
@@ -133,86 +260,89 @@ def chunk_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=Fal
         q, k: `[B, T, H, K]`.
         v: `[B, T, H, V]`.
         g: logs of the decay for each channel of the keys, at most 0, `[B, T, H, K]`.
-        scale, initial_state, output_final_state, cu_seqlens: as in `chunk_delta_rule`.
-
-    Returns:
-        `[B, T, H, V]`, and the last state `[N, H, K, V]` in float32, or None.
+        Others: see the module.
     """
-    _shapes(q, k, v, cu_seqlens, initial_state)
-    _gate_shape("g", g, v, q.shape[3])
-    if q.shape[2] != v.shape[2]:
-        raise ValueError(
-            f"{v.shape[2]} heads of values and {q.shape[2]} of keys; a decay for each channel needs as many"
-        )
-    return _run(q, k, v, g, None, None, scale, initial_state, output_final_state, cu_seqlens, False)
+    layout = _Layout("chunk_gla", state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu)
+    return _gla(layout, q, k, v, g, scale, initial_state, output_final_state)
 
 
-def chunk_simple_gla(q, k, v, g=None, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
-    """Linear attention with one decay for each head: as `chunk_gla`, with `g` `[B, T, H]`, or None for no decay."""
-    _shapes(q, k, v, cu_seqlens, initial_state)
+def _gla(layout, q, k, v, g, scale, initial_state, output_final_state):
     if g is not None:
-        _gate_shape("g", g, v)
-        g = g[..., None]
-    return _run(q, k, v, g, None, None, scale, initial_state, output_final_state, cu_seqlens, False)
+        check_gate("g", g, v, q.shape[3])
+        if q.shape[2] != v.shape[2]:
+            heads = f"{v.shape[2]} heads of values and {q.shape[2]} of keys"
+            raise ValueError(f"{heads}; a decay for each channel needs as many")
+    return layout.run(q, k, v, g, None, scale, initial_state, output_final_state, False)
 
 
-def mamba_chunk_scan_combined(
-    x,
-    dt,
-    A,
-    B,
-    C,
-    chunk_size=None,
-    D=None,
-    z=None,
-    dt_bias=None,
-    initial_states=None,
-    seq_idx=None,
+def fused_recurrent_gla(
+    q,
+    k,
+    v,
+    gk=None,
+    gv=None,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    reverse=False,
+    state_v_first=False,
     cu_seqlens=None,
-    dt_softplus=False,
-    dt_limit=(0.0, float("inf")),
-    return_final_states=False,
+    **kwargs,
 ):
-    """Mamba-2: `S_t = exp(A dt_t) S_{t-1} + dt_t x_t B_t^T`, `y_t = S_t C_t + D x_t`, times `silu(z_t)` where `z` is
-    given.
+    """As `chunk_gla` with `g = gk`, or without decay; `reverse` reads from the last token to the first. Decays for each
+    channel of the values (`gv`) are refused."""
+    if gv is not None:
+        raise ValueError("gv is given; decays are for channels of the keys, pass gk")
+    layout = _Layout("fused_recurrent_gla", state_v_first, kwargs, cu_seqlens, None, reverse)
+    return _gla(layout, q, k, v, gk, scale, initial_state, output_final_state)
 
-    Args:
-        x: `[batch, time, heads, headdim]`.
-        dt: steps `[batch, time, heads]`, plus `dt_bias` `[heads]`, through softplus if `dt_softplus`, within
-        `dt_limit`.
-        A: `[heads]`, negative.
-        B, C: `[batch, time, groups, dstate]`; `heads` is a multiple of `groups`.
-        chunk_size: no effect; the library chooses.
-        D: `[heads]`.
-        z: `[batch, time, heads, headdim]`.
-        initial_states: `[N, heads, headdim, dstate]`.
-        seq_idx: only None; `cu_seqlens` says which tokens belong together.
-        cu_seqlens: 0 and the ends of packed sequences `[N + 1]`; needs batch 1.
-        return_final_states: whether to return the last states, too.
 
-    Returns:
-        `[batch, time, heads, headdim]`, and with `return_final_states` the last states, shaped as the first.
-    """
-    import torch
+def chunk_simple_gla(
+    q,
+    k,
+    v,
+    g=None,
+    g_gamma=None,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    state_v_first=False,
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    **kwargs,
+):
+    """Linear attention with one decay for each head: as `chunk_gla`, with `g` `[B, T, H]` and, the same for all tokens,
+    `g_gamma` `[H]`; they add up, and nothing decays without them."""
+    layout = _Layout("chunk_simple_gla", state_v_first, kwargs, cu_seqlens, cu_seqlens_cpu)
+    return _simple_gla(layout, q, k, v, g, g_gamma, scale, initial_state, output_final_state)
 
-    if seq_idx is not None:
-        raise ValueError("seq_idx is given; pass packed sequences with cu_seqlens")
-    _checks.tensors(initial_states=initial_states)
-    state = None if initial_states is None else initial_states.transpose(2, 3)
-    _shapes(C, B, x, cu_seqlens, state)
-    _gate_shape("dt", dt, x)
-    for name, given in (("A", A), ("D", D), ("dt_bias", dt_bias)):
-        if given is not None and list(given.shape) != [x.shape[2]]:
-            raise ValueError(f"{name} has shape {list(given.shape)}, expected {[x.shape[2]]}")
-    dt = dt.float()
-    if dt_bias is not None:
-        dt = dt + dt_bias.float()
-    if dt_softplus:
-        dt = torch.nn.functional.softplus(dt)
-    dt = dt.clamp(*dt_limit)
-    decay = (A.float() * dt)[..., None]
-    skip = None if D is None else D.float()
-    o, last = _run(C, B, x, decay, dt, skip, 1.0, state, return_final_states, cu_seqlens, False)
-    if z is not None:
-        o = o * torch.nn.functional.silu(z)
-    return (o, last.transpose(2, 3)) if return_final_states else o
+
+def _simple_gla(layout, q, k, v, g, g_gamma, scale, initial_state, output_final_state):
+    if g is not None:
+        check_gate("g", g, v)
+    if g_gamma is not None:
+        _checks.tensors(g_gamma=g_gamma)
+        if list(g_gamma.shape) != [v.shape[2]]:
+            raise ValueError(f"g_gamma has shape {list(g_gamma.shape)}, expected {[v.shape[2]]}")
+        g = g_gamma.float().expand(v.shape[:3]) if g is None else g + g_gamma
+    decay = None if g is None else g[..., None]
+    return layout.run(q, k, v, decay, None, scale, initial_state, output_final_state, False)
+
+
+def fused_recurrent_simple_gla(
+    q,
+    k,
+    v,
+    g=None,
+    g_gamma=None,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    reverse=False,
+    state_v_first=False,
+    cu_seqlens=None,
+    **kwargs,
+):
+    """As `chunk_simple_gla`; `reverse` reads from the last token to the first."""
+    layout = _Layout("fused_recurrent_simple_gla", state_v_first, kwargs, cu_seqlens, None, reverse)
+    return _simple_gla(layout, q, k, v, g, g_gamma, scale, initial_state, output_final_state)

@@ -174,28 +174,31 @@ pub fn scan_forward(
     py.detach(|| runtime.run(work))
 }
 
-/// Writes the gradients of q, k, v and, where they are there, of decay, write strength and skip. The states of the
-/// forward are computed again.
+/// Writes the gradients of q, k, v and, where they are there, of decay, write strength, skip and first states, given
+/// those of the output and, if there is one, of the last states. The states of the forward are computed again.
 #[pyfunction]
 pub fn scan_backward(
     py: Python<'_>,
     d_out: Raw,
+    d_state: Option<Raw>,
     operands: [Raw; 3],
     extras: [Option<Raw>; 4],
-    gradients: [Option<Raw>; 6],
+    gradients: [Option<Raw>; 7],
     options: Options,
 ) -> PyResult<()> {
     let operands = Operands::new(operands, extras, &options)?;
     let d_out = Array::new("d_out", d_out)?;
     d_out.expect("d_out", operands.v.shape())?;
-    let [dq, dk, dv, ddecay, dwrite, dskip] = gradients;
-    let [dq, dk, dv, ddecay, dwrite, dskip] = arrays([
+    let [dq, dk, dv, ddecay, dwrite, dskip, dstate] = gradients;
+    let [d_state, dq, dk, dv, ddecay, dwrite, dskip, dstate] = arrays([
+        ("d_state", d_state),
         ("dq", dq),
         ("dk", dk),
         ("dv", dv),
         ("dg", ddecay),
         ("dbeta", dwrite),
         ("dD", dskip),
+        ("d_initial_state", dstate),
     ])?;
     let runtime: &Runtime = runtime()?;
     let work = || {
@@ -203,16 +206,18 @@ pub fn scan_backward(
         unsafe {
             let tensors = operands.tensors(&runtime.device)?;
             let d_out = d_out.read(&runtime.device, d_out.shape()[3])?;
+            let d_state = d_state.map(|x| x.read(&runtime.device, x.shape()[3])).transpose()?;
             let backend = runtime.device.backend();
             let grads = backend
-                .scan_bwd(&d_out, &tensors.inputs(), None, &operands.spec)
+                .scan_bwd(&d_out, d_state.as_ref(), &tensors.inputs(), None, &operands.spec)
                 .map_err(exception)?;
             write(&dq, Some(&grads.dq))?;
             write(&dk, Some(&grads.dk))?;
             write(&dv, Some(&grads.dv))?;
             write(&ddecay, grads.dlog_decay.as_ref())?;
             write(&dwrite, grads.dwrite.as_ref())?;
-            write(&dskip, grads.dskip.as_ref())
+            write(&dskip, grads.dskip.as_ref())?;
+            write(&dstate, grads.dstate.as_ref())
         }
     };
     py.detach(|| runtime.run(work))

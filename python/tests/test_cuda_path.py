@@ -97,18 +97,22 @@ class Stand:
         shapes = [(b, t, g, dk), (b, t, g, dk), (b, t, h, dv), (b, t, h, dk if by_channel else 1), (b, t, h), (1, 1, h)]
         return [described(a, s, wide or n > 2, False) for n, (a, s) in enumerate(zip(at, shapes))]
 
-    def cuda_scan_forward(self, place, at, results, shape, options):
-        x = self.scan(at, shape)
-        (b, t, _, dk), (_, _, h, dv), _, wide = shape
-        n = b if options[2] is None else len(options[2]) - 1
-        state = lambda a: None if a == 0 else (a, "f32", (1, n, h * dk * dv), (n * h * dk * dv, h * dk * dv, 1))
-        o = described(results[0], (b, t, h, dv), wide, False)
-        _core.scan_forward(x[:3], [*x[3:], state(at[6])], o, state(results[1]), options)
+    @staticmethod
+    def states(at, shape, options):
+        (b, _, _, dk), (_, _, h, dv), _, _ = shape
+        n, width = b if options[2] is None else len(options[2]) - 1, h * dk * dv
+        return None if at == 0 else (at, "f32", (1, n, width), (n * width, width, 1))
 
-    def cuda_scan_backward(self, place, d_out, at, gradients, shape, options):
-        x = self.scan(at, shape)
-        d_out = described(d_out, shape[1], shape[3], False)
-        _core.scan_backward(d_out, x[:3], [*x[3:], None], self.scan(gradients, shape), options)
+    def cuda_scan_forward(self, place, at, results, shape, options):
+        x, first = self.scan(at, shape), self.states(at[6], shape, options)
+        o, last = described(results[0], shape[1], shape[3], False), self.states(results[1], shape, options)
+        _core.scan_forward(x[:3], [*x[3:], first], o, last, options)
+
+    def cuda_scan_backward(self, place, given, at, gradients, shape, options):
+        x, first = self.scan(at, shape), self.states(at[6], shape, options)
+        d_out, d_last = described(given[0], shape[1], shape[3], False), self.states(given[1], shape, options)
+        made = [*self.scan(gradients, shape), self.states(gradients[6], shape, options)]
+        _core.scan_backward(d_out, d_last, x[:3], [*x[3:], first], made, options)
 
 
 @pytest.fixture
@@ -324,7 +328,10 @@ def test_options_are_part_of_the_cache_key(direct):
         f(torch.zeros(2, 200, 3, 16), *x[1:])
 
 
-@pytest.mark.parametrize("make", [scans.delta_rule, scans.gated_delta_rule, scans.gla, scans.simple_gla, scans.mamba])
+@pytest.mark.parametrize(
+    "make",
+    [scans.delta_rule, scans.gated_delta_rule, scans.gla, scans.simple_gla, scans.mamba, scans.from_a_state],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scans(make, dtype, stand, monkeypatch):
     x, ours, _ = make()
@@ -349,8 +356,8 @@ def test_scans(make, dtype, stand, monkeypatch):
     got, state = cuda._scan(*arguments)
     assert scans.error(got, o) < (1e-6 if dtype == torch.float32 else 1e-2)
     assert state.shape == last.shape and (last.numel() == 0 or scans.error(state, last) < 1e-2)
-    d_out = torch.randn(o.shape).to(o.dtype)
-    want = torch.ops.foxlm.scan_backward(d_out, *arguments[:-1])
-    for n, (a, b) in enumerate(zip(cuda._scan_backward(d_out, *arguments[:-1]), want)):
+    given = torch.randn(o.shape).to(o.dtype), torch.randn(last.shape) if last.numel() else None
+    want = torch.ops.foxlm.scan_backward(*given, *arguments[:-1])
+    for n, (a, b) in enumerate(zip(cuda._scan_backward(*given, *arguments[:-1]), want)):
         assert a.shape == b.shape and a.dtype == b.dtype
         assert b.numel() == 0 or scans.error(a, b) < (1e-6 if dtype == torch.float32 else 2e-2), n

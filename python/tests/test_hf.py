@@ -117,22 +117,171 @@ def test_beams_sampling_and_padding_in_generate():
     assert torch.equal(beams, model.generate(long, num_beams=3, use_cache=False, **options))
 
 
-def test_rejects_unsupported_masks():
+@pytest.mark.parametrize("name", ["fox_pro", "transformer_llama_as_fox"])
+def test_masks_with_holes_remove_tokens(name):
+    model = load(name).eval()
+    ids = torch.arange(1, 21).view(2, 10)
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0, 0, 1, 0], [1] * 10])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    seen = mask[0].bool()
+    first = model(ids, attention_mask=mask, position_ids=positions, use_cache=True)
+    alone = [model(x, use_cache=True) for x in (ids[:1, seen], ids[1:])]
+    for row, keep, want in ((0, seen, alone[0]), (1, mask[1].bool(), alone[1])):
+        torch.testing.assert_close(first.logits[row, keep], want.logits[0], atol=1e-4, rtol=1e-4)
+    # At a masked token stands what the last token before it gave: padding on the right can be continued.
+    torch.testing.assert_close(first.logits[0, 9], first.logits[0, 8])
+    more = torch.cat((mask, torch.ones(2, 2, dtype=mask.dtype)), 1)
+    after = model(ids[:, :2], attention_mask=more, position_ids=(more.cumsum(1) - 1)[:, 10:],
+                  past_key_values=first.past_key_values)  # fmt: skip
+    for row, want in enumerate(alone):
+        last = model(ids[row : row + 1, :2], past_key_values=want.past_key_values).logits[0]
+        torch.testing.assert_close(after.logits[row], last, atol=1e-4, rtol=1e-4)
+    both = model(ids, attention_mask=mask, output_attentions=True, output_hidden_states=True)
+    weights = both.attentions[1][0]
+    assert weights[:, seen][:, :, ~seen].abs().max() == 0
+    torch.testing.assert_close(weights[:, seen].sum(-1), torch.ones(weights.shape[0], 5))
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    right = torch.tensor([[1] * 7 + [0] * 3, [1] * 10])
+    out = model.generate(ids, attention_mask=right, **options)
+    # With rotary positions `generate` itself counts the padding.
+    assert model.config.use_rope or torch.equal(out[0, 10:], model.generate(ids[:1, :7], **options)[0, 7:])
+
+
+def test_rejects_unsupported_arguments():
     model = load("fox_pro").eval()
-    ids, mask = torch.arange(1, 13).view(2, 6), torch.ones(2, 6)
-    mask[0, 2] = 0
-    with pytest.raises(ValueError, match="attention_mask has zeros between ones; pad on the left"):
-        model(ids, attention_mask=mask)
-    # On the right, and in a row that is all padding, there are none.
-    mask = torch.tensor([[0, 1, 1, 1, 0, 0], [0] * 6])
-    torch.testing.assert_close(model(ids, attention_mask=mask).logits[0, 1:4], model(ids[:1, 1:4]).logits[0])
+    ids = torch.arange(1, 13).view(2, 6)
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"attention_mask has shape \[2, 1\], expected \[2, 7\]"):
         model(ids[:, :1], attention_mask=torch.ones(2, 1), past_key_values=cache)
-    with pytest.raises(ValueError, match="past_key_values is a tuple; use the FoxCache that the model returned"):
+    hidden = torch.tensor([[1] * 6 + [0], [1] * 7])
+    with pytest.raises(ValueError, match="attention_mask hides new tokens after cached ones that are seen"):
+        model(ids[:, :1], attention_mask=hidden, past_key_values=cache)
+    with pytest.raises(ValueError, match="past_key_values is a tuple; use a DynamicCache or the model's FoxCache"):
         model(ids[:, :1], past_key_values=((),))
-    with pytest.raises(ValueError, match="assisted generation is not supported"):
-        model.generate(ids[:1], prompt_lookup_num_tokens=2, max_new_tokens=2)
+    static = transformers.StaticCache(config=model.config, max_cache_len=8)
+    with pytest.raises(ValueError, match="past_key_values is a StaticCache; use a DynamicCache"):
+        model(ids[:, :1], past_key_values=static)
+    with pytest.raises(TypeError, match="FoxModel.forward has no argument attention_msk"):
+        model(ids, attention_msk=torch.ones(2, 6))
+    with pytest.raises(ValueError, match="packed sequences with a cache; set use_cache=False"):
+        model(ids[:1], cu_seqlens=torch.tensor([0, 2, 6]), use_cache=True)
+    with pytest.raises(ValueError, match=r"cu_seqlens is \[0, 2, 5\] for input of shape \[1, 6\]"):
+        model(ids[:1], cu_seqlens=torch.tensor([0, 2, 5]))
+
+
+@pytest.mark.parametrize("name", ["fox_pro", "fox_pro_rope", "fla_fox"])
+def test_packed_sequences_do_not_see_each_other(name):
+    model = load(name).eval()
+    ids = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(0))
+    parts = [(0, 0, 5), (0, 5, 12), (1, 0, 12)]
+    want = {part: model(ids[part[0] : part[0] + 1, part[1] : part[2]]).logits[0] for part in parts}
+    positions = torch.tensor([[*range(5), *range(7)], [*range(12)]])
+    one = {"cu_seqlens": torch.tensor([0, 5, 12])}
+    flash = {"cu_seq_lens_q": one["cu_seqlens"], "cu_seq_lens_k": one["cu_seqlens"], "max_length_q": 7,
+             "max_length_k": 7}  # fmt: skip
+    calls = [
+        (ids, {"position_ids": positions}), (ids[:1], {"position_ids": positions[:1]}), (ids[:1], one),
+        (ids[:1], flash), (ids, {"seq_idx": (positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1).cumsum(1)}),
+        (ids[:1], one | {"position_ids": positions[:1], "output_attentions": True}),
+    ]  # fmt: skip
+    for given, options in calls:
+        out = model(given, **options)
+        for row, a, b in parts[: 2 if len(given) == 1 else 3]:
+            torch.testing.assert_close(out.logits[row, a:b], want[row, a, b], atol=1e-4, rtol=1e-4)
+        assert out.past_key_values is None
+    assert out.attentions[0][0, :, 5:, :5].abs().max() == 0
+
+
+def test_attention_weights_give_the_output():
+    model = load("fox_pro").eval()
+    seen = {}
+    attn = model.model.layers[1].attn
+    attn.v_proj.register_forward_hook(lambda *_: None)
+    original = attn._project
+    attn._project = lambda proj, *rest: seen.setdefault(id(proj), original(proj, *rest))
+    heads = []
+    attn.output_norm.register_forward_pre_hook(lambda _, x: heads.append(x[0]))
+    out = model(torch.arange(1, 9)[None], output_attentions=True)
+    v = seen[id(attn.v_proj)][0].unflatten(-1, (-1, attn.head_dim))
+    mixed = torch.einsum("bhij,bjhd->bihd", out.attentions[1], v).flatten(-2)
+    torch.testing.assert_close(mixed, heads[0], atol=1e-5, rtol=1e-5)
+
+
+def test_caches_of_the_library_are_filled():
+    model = load("fox_pro").eval()
+    ids = torch.randint(0, 64, (2, 90), generator=torch.Generator().manual_seed(1))
+    want = model(ids).logits
+    for cache in (transformers.DynamicCache(), transformers.DynamicCache(config=model.config)):
+        out = model(ids[:, :70], past_key_values=cache)
+        assert out.past_key_values is cache and cache.get_seq_length() == 70 and len(cache) == 2
+        torch.testing.assert_close(model(ids[:, 70:], past_key_values=cache).logits, want[:, 70:], atol=1e-4, rtol=1e-4)
+        cache.crop(-60)
+        assert cache.get_seq_length() == 30
+        torch.testing.assert_close(model(ids[:, 30:], past_key_values=cache).logits, want[:, 30:], atol=1e-4, rtol=1e-4)
+        cache.reorder_cache(torch.tensor([1, 1]))
+        cache.crop(-1)
+        again = model(ids[:1, 89:].expand(2, 1), past_key_values=cache).logits
+        torch.testing.assert_close(again[0], again[1])
+    with pytest.raises(ValueError, match="cannot remove 80 tokens from the cache"):
+        cache.crop(-80)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+
+
+@pytest.mark.parametrize("name", ["fox_pro", "fox_llama"])
+def test_assisted_decoding_gives_the_greedy_tokens(name):
+    model, helper = load(name).eval(), load("fox_pro_rope").eval()
+    ids = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]])
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "use_cache": True}
+    want = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=3, **options), want)
+    assert torch.equal(model.generate(ids, assistant_model=helper, **options), want)
+    assert torch.equal(model.generate(ids, assistant_model=model, **options), want)
+
+
+def test_compiles_whole_with_a_mask():
+    model = load("fox_pro").eval()
+    ids, mask = torch.arange(1, 13).view(2, 6), torch.tensor([[0, 1, 1, 1, 0, 1], [1] * 6])
+    fast = torch.compile(lambda x, mask: model(x, attention_mask=mask, use_cache=False).logits, fullgraph=True,
+                         backend="aot_eager")  # fmt: skip
+    want = model(ids, attention_mask=mask, use_cache=False).logits
+    torch.testing.assert_close(fast(ids, mask), want, atol=1e-5, rtol=1e-5)
+
+
+def test_l2warp_adds_to_the_gradient_of_the_largest_logit():
+    torch.manual_seed(0)
+    config = hf.FlaFoxConfig(num_heads=2, use_l2warp=True, **SIZES)
+    model = hf.FlaFoxForCausalLM(config).train()
+    ids = torch.arange(8)[None]
+    grads = []
+    for on in (True, False):
+        model.config.use_l2warp = on
+        out = model(ids, labels=ids)
+        (grad,) = torch.autograd.grad(3 * out.loss, out.logits)
+        grads.append(grad)
+    largest, at = out.logits.max(-1, keepdim=True)
+    want = torch.zeros_like(grads[0]).scatter(-1, at, 3 * largest * 1e-4 / 8)
+    torch.testing.assert_close(grads[0] - grads[1], want, atol=1e-7, rtol=1e-3)
+
+
+def test_gates_start_as_the_engine_starts_them():
+    start = lambda **more: hf.FoxForCausalLM(
+        hf.FoxConfig(num_heads=4, max_position_embeddings=512, **SIZES, **more)
+    ).model.layers[1].attn.fgate_proj.bias
+    times = lambda bias: -1 / torch.nn.functional.logsigmoid(bias.detach())
+    assert start().abs().max() == 0
+    torch.testing.assert_close(times(start(gate_init="spread")), torch.tensor([1.0, 8.0, 64.0, 512.0]))
+    torch.testing.assert_close(times(start(gate_init=[2, 16])), torch.tensor([2.0, 4.0, 8.0, 16.0]))
+
+
+def test_loaded_gates_are_kept(tmp_path):
+    config = hf.FoxConfig(num_heads=4, gate_init="spread", **SIZES)
+    model = hf.FoxForCausalLM(config)
+    model.model.layers[0].attn.fgate_proj.bias.data.fill_(0.25)
+    model.save_pretrained(tmp_path)
+    again = hf.FoxForCausalLM.from_pretrained(tmp_path)
+    assert again.config.gate_init == "spread"
+    assert (again.model.layers[0].attn.fgate_proj.bias == 0.25).all()
 
 
 def test_activation_checkpointing_keeps_the_cache():
@@ -149,6 +298,11 @@ def test_activation_checkpointing_keeps_the_cache():
         ({"num_kv_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
         ({"hidden_size": 12, "use_rope": True}, "a head dim of 3 with use_rope"),
         ({"fgate_type": "fixed", "fgate_bias_init": True}, "fgate_bias_init needs decay_time_min and decay_time_max"),
+        ({"gate_init": "spred"}, 'gate_init is \'spred\'; use "published", "spread"'),
+        ({"gate_init": [8, 2]}, r"gate_init is \[8, 2\]; the lengths must be positive and ascending"),
+        ({"gate_init": "spread", "fgate_type": "none"}, 'it applies to "full" gates'),
+        ({"attnres_block_size": 2}, "attnres_block_size is set; attention residuals are not supported"),
+        ({"elementwise_affine": False}, "elementwise_affine is False"),
     ],
 )
 def test_rejects_invalid_configurations(fields, sentence):

@@ -33,7 +33,7 @@ def recur(q, k, v, decay=None, write=None, skip=None, scale=1.0, delta=False, st
         s = s + k[:, t, :, :, None] * value[:, :, None]
         o = scale * torch.einsum("bhkv,bhk->bhv", s, q[:, t])
         out.append(o if skip is None else o + skip[:, None] * v[:, t])
-    return torch.stack(out, 1), s
+    return torch.stack(out, 1) if out else v[:, :0], s
 
 
 def draw(*shapes):
@@ -103,15 +103,85 @@ def mamba():
     return (x, dt, a, b, c, d, z), ours, naive
 
 
-@pytest.mark.parametrize("make", [delta_rule, gated_delta_rule, gla, hgrn2, simple_gla, mamba])
+def from_a_state():
+    q, k, v, g, b, h = draw((B, T, H, K), (B, T, H, K), (B, T, H, V), (B, T, H), (B, T, H), (B, H, V, K))
+    low = torch.nn.functional.logsigmoid
+    ours = lambda q, k, v, g, b, h: foxlm.fused_recurrent_gated_delta_rule(
+        q, k / K**0.5, v, low(g), beta=b.sigmoid(), initial_state=h, output_final_state=True, state_v_first=True
+    )
+
+    def naive(q, k, v, g, b, h):
+        x = q, k / K**0.5, v, low(g)[..., None], b.sigmoid()
+        o, s = recur(*x, scale=K**-0.5, delta=True, state=h.transpose(2, 3))
+        return o, s.transpose(2, 3)
+
+    return (q, k, v, g, b, h), ours, naive
+
+
+def packed_states():
+    q, k, v, g, h = draw((1, T, H, K), (1, T, H, K), (1, T, H, V), (1, T, H, K), (3, H, K, V))
+    low, ends = torch.nn.functional.logsigmoid, [0, 70, 70, T]
+    ours = lambda q, k, v, g, h: foxlm.chunk_gla(
+        q, k, v, low(g), initial_state=h, output_final_state=True, cu_seqlens_cpu=torch.tensor(ends)
+    )
+    return (q, k, v, g, h), ours, lambda q, k, v, g, h: recur(q, k, v, low(g), scale=K**-0.5, state=h, ends=ends)
+
+
+def fixed_decays():
+    q, k, v, g, h = draw((B, T, H, K), (B, T, H, K), (B, T, H, V), (H,), (B, H, K, V))
+    ours = lambda q, k, v, g, h: foxlm.chunk_simple_gla(q, k, v, None, -g.exp(), 0.5, h, True, chunk_size=32)
+    naive = lambda q, k, v, g, h: recur(q, k, v, -g.exp().expand(B, T, H)[..., None], scale=0.5, state=h)
+    return (q, k, v, g, h), ours, naive
+
+
+def gates_in_the_op():
+    q, k, v, g, b = draw((B, T, H, K), (B, T, H, K), (B, T, H, V), (B, T, H), (B, T, H))
+    a, bias = draw((H,), (H,))
+    ours = lambda q, k, v, g, b, a, bias: foxlm.chunk_gated_delta_rule(
+        q, k / K**0.5, v, g, b, use_gate_in_kernel=True, A_log=a, dt_bias=bias, use_beta_sigmoid_in_kernel=True,
+        allow_neg_eigval=True, output_final_state=True,
+    )  # fmt: skip
+
+    def naive(q, k, v, g, b, a, bias):
+        decay = -a.exp() * torch.nn.functional.softplus(g + bias)
+        return recur(q, k / K**0.5, v, decay[..., None], 2 * b.sigmoid(), scale=K**-0.5, delta=True)
+
+    return (q, k, v, g, b, a, bias), ours, naive
+
+
+def backwards():
+    q, k, v, g, h = draw((1, T, H, K), (1, T, H, K), (1, T, H, V), (1, T, H), (2, H, K, V))
+    ends, low = [0, 60, T], torch.nn.functional.logsigmoid
+    ours = lambda q, k, v, g, h: foxlm.fused_recurrent_simple_gla(
+        q, k, v, low(g), initial_state=h, output_final_state=True, reverse=True, cu_seqlens=torch.tensor(ends)
+    )
+
+    def naive(q, k, v, g, h):
+        x = [torch.cat([x[:, :60].flip(1), x[:, 60:].flip(1)], 1) for x in (q, k, v, low(g)[..., None])]
+        o, s = recur(*x, scale=K**-0.5, state=h, ends=ends)
+        return torch.cat([o[:, :60].flip(1), o[:, 60:].flip(1)], 1), s
+
+    return (q, k, v, g, h), ours, naive
+
+
+KINDS = [
+    delta_rule, gated_delta_rule, gla, hgrn2, simple_gla, mamba, from_a_state, packed_states, fixed_decays,
+    gates_in_the_op, backwards,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", KINDS)
 def test_values_and_gradients(make):
     x, ours, naive = make()
     (o, state), (want, last) = ours(*x), naive(*x)
     assert error(o, want) < 1e-5
-    if state is not None:
-        assert error(state, last) < 1e-5 and not state.requires_grad
     w = torch.randn(o.shape)
-    for n, (a, b) in enumerate(zip(torch.autograd.grad(o, x, w), torch.autograd.grad(want, x, w.double()))):
+    got, right = (o * w).sum(), (want * w.double()).sum()
+    if state is not None:
+        assert error(state, last) < 1e-5
+        w = torch.randn(state.shape)
+        got, right = got + (state * w).sum(), right + (last * w.double()).sum()
+    for n, (a, b) in enumerate(zip(torch.autograd.grad(got, x), torch.autograd.grad(right, x))):
         assert error(a, b) < 3e-5, n
 
 
@@ -154,10 +224,43 @@ def test_time_steps_are_clamped():
     run = lambda dt, **more: foxlm.mamba_chunk_scan_combined(x, dt, -a.exp(), b, c, **more)
     assert (dt < 0).any() and torch.equal(run(dt), run(dt.clamp(min=0.0)))
     assert torch.equal(run(dt, dt_limit=(0.1, 0.5)), run(dt.clamp(0.1, 0.5)))
-    with pytest.raises(ValueError, match="seq_idx is given; pass packed sequences with cu_seqlens"):
-        run(dt, seq_idx=torch.zeros(B, T))
-    with pytest.raises(ValueError, match=r"D has shape \[2\], expected \[4\]"):
+    with pytest.raises(ValueError, match=r"D has shape \[2\], expected \[4\] or \[4, 40\]"):
         run(dt, D=d[:2])
+
+
+def test_mamba_sequence_ids_start_again():
+    x, dt, a, b, c, d, z = (x.detach() for x in mamba()[0])
+    ids = (torch.arange(T) >= 50).int() + (torch.arange(T) >= 51).int()
+    ids = torch.stack((ids, torch.zeros(T, dtype=torch.int32)))
+    first = torch.randn(B, 4, V, K, requires_grad=True)
+    more = {"D": torch.randn(4, V), "return_final_states": True, "state_dtype": torch.float16}
+    step = dt.abs()
+    o, last = foxlm.mamba_chunk_scan_combined(
+        x, step, -a.exp(), b, c, seq_idx=ids, initial_states=first, **more
+    )
+    decay, want, states = (-a.exp() * step)[..., None], [], []
+    for row, ends in ((0, [0, 50, 51, T]), (1, [0, T])):
+        x0 = [y[row : row + 1] for y in (c, b, x, decay, step)]
+        begin = torch.zeros(len(ends) - 1, 4, K, V)
+        begin[0] = first.detach()[row].transpose(1, 2)
+        y, s = recur(*x0, state=begin, ends=ends)
+        want.append(y + more["D"] * x[row : row + 1])
+        states.append(s[-1:].transpose(2, 3))
+    assert error(o, torch.cat(want)) < 1e-5
+    assert last.dtype == torch.float16 and error(last, torch.cat(states)) < 1e-3
+    (grad,) = torch.autograd.grad(last[0].float().sum() + o[0, 60:].sum(), first)
+    assert grad.abs().max() == 0
+    ends = torch.tensor([0, 50, 51, T])
+    one = [y[:1] for y in (x, step)]
+    packed = foxlm.mamba_chunk_scan_combined(
+        *one, -a.exp(), b[:1], c[:1], cu_seqlens=ends, seq_idx=ids[:1], return_final_states=True,
+        return_varlen_states=True,
+    )  # fmt: skip
+    assert packed[1].shape[0] == 1 and packed[2].shape[0] == 3 and torch.equal(packed[1][0], packed[2][2])
+    with pytest.raises(ValueError, match="seq_idx and cu_seqlens name different sequences"):
+        foxlm.mamba_chunk_scan_combined(*one, -a.exp(), b[:1], c[:1], cu_seqlens=ends[[0, 1, 3]], seq_idx=ids[:1])
+    with pytest.raises(ValueError, match="return_varlen_states needs cu_seqlens"):
+        foxlm.mamba_chunk_scan_combined(*one, -a.exp(), b[:1], c[:1], return_varlen_states=True)
 
 
 def test_empty_batch_and_empty_sequence():
@@ -189,14 +292,21 @@ def test_errors():
     q, k, v, b = delta_rule()[0]
     with pytest.raises(ValueError, match=r"beta has shape \[2, 2, 150\], expected \[2, 150, 2\]"):
         foxlm.chunk_delta_rule(q, k, v, b.transpose(1, 2))
-    learned = torch.zeros(B, H, K, V, requires_grad=True)
-    with pytest.raises(ValueError, match="initial_state needs a gradient, which scans do not give; detach it"):
-        foxlm.chunk_delta_rule(q, k, v, b, initial_state=learned)
-    with torch.no_grad():
-        foxlm.chunk_delta_rule(q, k, v, b, initial_state=learned)
+    with pytest.raises(TypeError, match="chunk_delta_rule has no argument initial_states"):
+        foxlm.chunk_delta_rule(q, k, v, b, initial_states=None)
+    with pytest.raises(ValueError, match=r"g_gamma has shape \[\], expected \[2\]"):
+        foxlm.chunk_simple_gla(q, k, v, None, torch.tensor(0.5))
+    with pytest.raises(ValueError, match="g_gamma is a float; it must be a tensor of PyTorch"):
+        foxlm.chunk_simple_gla(q, k, v, None, 0.5)
+    with pytest.raises(ValueError, match="gk is given; the delta rule has one decay for each head"):
+        foxlm.fused_recurrent_gated_delta_rule(q, k, v, gk=k)
+    with pytest.raises(ValueError, match="allow_neg_eigval needs use_beta_sigmoid_in_kernel"):
+        foxlm.chunk_gated_delta_rule(q, k, v, b, b, allow_neg_eigval=True)
+    with pytest.warns(DeprecationWarning, match="transpose_state_layout is the old name of state_v_first"):
+        foxlm.chunk_gla(q, k, v, -k.abs(), transpose_state_layout=True)
     with pytest.raises(ValueError, match="q is a ndarray; it must be a tensor of PyTorch"):
         foxlm.chunk_delta_rule(q.detach().numpy(), k, v, b)
-    with pytest.raises(ValueError, match=r"beta has shape \[\], expected \[2, 150, 2\]"):
+    with pytest.raises(ValueError, match=r"beta has shape None, expected \[2, 150, 2\]"):
         foxlm.chunk_delta_rule(q, k, v, None)
     with pytest.raises(ValueError, match=r"cu_seqlens has shape \[0\]; it must hold 0 and the end of each sequence"):
         foxlm.chunk_delta_rule(*[x[:1] for x in (q, k, v, b)], cu_seqlens=torch.tensor([]))

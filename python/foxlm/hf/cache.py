@@ -1,57 +1,141 @@
-"""What a model remembers of the tokens it has read."""
+"""The decode state of a model, as a cache of the library `transformers`."""
 
 from __future__ import annotations
 
 import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+# Tokens back to which a layer with shifted keys or values can be cropped.
+_CROPPABLE = 64
+_RAW = ("raw_keys", "raw_values")
 
 
-class FoxLayerCache:
-    """What one layer remembers: keys, values `[B, N, Hk, d]`, log gates `[B, N, H]`, the last raw projections `[B,
-    D]`."""
+class FoxCacheLayer(DynamicLayer):
+    """Keys and values `[B, Hk, N, d]`, log gates `[B, H, N]`, and the last raw projections `[B, n, D]` of shifted keys
+    and values: of all tokens while the past is recorded, else of at most 64."""
 
-    def __init__(self):
-        self.keys = self.values = self.log_gates = self.raw_key = self.raw_value = None
+    is_croppable = True
+    supports_early_init = False
 
-    def append(self, keys, values, log_gates):
-        """Adds new positions; returns all."""
-        join = lambda old, new: new if old is None or new is None else torch.cat((old, new), 1)
-        self.keys, self.values = join(self.keys, keys), join(self.values, values)
-        self.log_gates = join(self.log_gates, log_gates)
-        return self.keys, self.values, self.log_gates
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.record_past = False
+        self._clear()
 
-    def select(self, rows):
+    def _clear(self):
+        self.keys = self.values = self.log_gates = self.raw_keys = self.raw_values = None
+        self.is_initialized = False
+
+    def _tensors(self):
+        named = ((name, getattr(self, name)) for name in ("keys", "values", "log_gates", *_RAW))
+        return [(name, x) for name, x in named if x is not None]
+
+    def update(self, key_states, value_states, extras=None, *_, **__):
+        """Adds new positions; returns all keys and values. `extras` has log gates `[B, H, T]` and raw projections
+        `[B, T, D]`, each None where the model has none."""
+        extras = extras or {}
+        join = lambda old, new, axis: new if old is None or new is None else torch.cat((old, new), axis)
+        self.keys, self.values = join(self.keys, key_states, 2), join(self.values, value_states, 2)
+        self.log_gates = join(self.log_gates, extras.get("log_gates"), 2)
+        for name in _RAW:
+            setattr(self, name, join(getattr(self, name), extras.get(name), 1))
+        self._forget_raw()
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        return self.keys, self.values
+
+    def set_prefix(self, keys, values, heads: int, raw_width: int):
+        """Starts with keys and values that belong to no token: they are not forgotten by themselves."""
+        rows, _, length = keys.shape[:3]
+        raw = None if raw_width == 0 else keys.new_zeros(rows, 1, raw_width)
+        gates = keys.new_zeros(rows, heads, length, dtype=torch.float32)
+        self.update(keys, values, {"log_gates": gates, "raw_keys": raw, "raw_values": raw})
+
+    def last_raw(self):
+        """The raw projections of keys and values of the last token `[B, D]`, None where there are none."""
+        return [None if x is None else x[:, -1] for x in (self.raw_keys, self.raw_values)]
+
+    def activate_past_recording(self):
+        """Keeps what `crop` needs until it is called."""
+        self.record_past = True
+
+    def _forget_raw(self):
+        for name in _RAW:
+            x = getattr(self, name)
+            if x is not None and not self.record_past and x.shape[1] > _CROPPABLE + 1:
+                setattr(self, name, x[:, -_CROPPABLE - 1 :].clone())
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes `-tokens_to_remove` tokens from the end; a positive number is the length that remains."""
+        length = self.get_seq_length()
+        removed = -tokens_to_remove if tokens_to_remove <= 0 else max(length - tokens_to_remove, 0)
+        if removed >= length:
+            return self._clear() if length else None
+        if removed:
+            for name in _RAW:
+                x = getattr(self, name)
+                if x is not None and x.shape[1] <= removed:
+                    raise ValueError(
+                        f"cannot remove {removed} tokens from the cache: shifted keys need the token before, and the "
+                        f"last {x.shape[1]} are kept; call activate_past_recording before reading them"
+                    )
+                if x is not None:
+                    setattr(self, name, x[:, :-removed])
+            self.keys, self.values = self.keys[:, :, :-removed], self.values[:, :, :-removed]
+            self.log_gates = None if self.log_gates is None else self.log_gates[:, :, :-removed]
+        recording, self.record_past = self.record_past, False
+        self._forget_raw()
+        self.record_past = recording
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self._clear()
+
+    def reorder_cache(self, beam_idx) -> None:
         """Keeps these sequences, in this order."""
-        for name, x in vars(self).items():
-            setattr(self, name, None if x is None else x.index_select(0, rows.to(x.device)))
+        for name, x in self._tensors():
+            setattr(self, name, x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_select_indices(self, indices) -> None:
+        """Keeps these sequences."""
+        for name, x in self._tensors():
+            setattr(self, name, x[indices.to(x.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats every sequence."""
+        for name, x in self._tensors():
+            setattr(self, name, x.repeat_interleave(repeats, 0))
 
 
-class FoxCache:
-    """The decode state of a model. `generate` gets one from the model and hands it back."""
-
-    is_compileable = False
+class FoxCache(DynamicCache):
+    """The decode state of a model with this many layers."""
 
     def __init__(self, layers: int):
-        self.layers = [FoxLayerCache() for _ in range(layers)]
+        Cache.__init__(self, layers=[FoxCacheLayer() for _ in range(layers)])
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions that are remembered."""
-        keys = self.layers[layer_idx].keys
-        return 0 if keys is None else keys.shape[1]
 
-    def get_max_cache_shape(self, *_):
-        """No limit."""
-        return None
+def adopt(cache, model):
+    """The given cache, with layers that hold log gates and raw projections. One that is empty, or that holds keys and
+    values of a prefix, is converted in place; one of another kind is refused."""
+    layers, config = len(model.layers), model.config
+    if isinstance(cache, Cache) and len(cache.layers) == layers and all(map(_is_fox, cache.layers)):
+        return cache
+    plain = isinstance(cache, DynamicCache) and all(_is_fox(x) or type(x) is DynamicLayer for x in cache.layers)
+    if not plain or len(cache.layers) > layers:
+        raise ValueError(f"past_key_values is a {type(cache).__name__}; use a DynamicCache or the model's FoxCache")
+    given = [*cache.layers, *[None] * (layers - len(cache.layers))]
+    cache.layers[:] = [_converted(x, config) for x in given]
+    return cache
 
-    def reorder_cache(self, beam_idx):
-        """For beam search."""
-        for layer in self.layers:
-            layer.select(beam_idx)
 
-    def batch_select_indices(self, indices):
-        """Keeps these sequences."""
-        self.reorder_cache(indices)
+def _is_fox(layer) -> bool:
+    return isinstance(layer, FoxCacheLayer)
 
-    def batch_repeat_interleave(self, repeats: int):
-        """Repeats every sequence."""
-        rows = self.layers[0].keys.shape[0]
-        self.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
+
+def _converted(layer, config):
+    if _is_fox(layer):
+        return layer
+    made = FoxCacheLayer()
+    if layer is not None and layer.get_seq_length() > 0:
+        shifts = config.use_k_shift or config.use_v_shift
+        made.set_prefix(layer.keys, layer.values, config.num_heads, config.hidden_size if shifts else 0)
+    return made

@@ -21,6 +21,10 @@ class FoxConfig(PretrainedConfig):
         use_k_shift, use_v_shift: data-dependent mixing with the previous token.
         log_pruning_tolerance: natural log of the softmax fraction that may be pruned; None disables pruning.
         num_kv_heads, window_size: grouped heads and sliding window, of the Transformer alone.
+        gate_init: where "full" gates begin: "published" (they forget half at every token), "spread" (memory lengths
+            log-spaced over the heads from 1 token to `max_position_embeddings`), or `[shortest, longest]` in tokens.
+        use_l2warp: flash-linear-attention's penalty on the largest logits in training.
+        elementwise_affine, attnres_block_size, attention_bias: only True, None and False; others are refused.
     """
 
     model_type = "forgetting_transformer-project_fox"
@@ -57,6 +61,11 @@ class FoxConfig(PretrainedConfig):
         use_v_shift=False,
         log_pruning_tolerance=None,
         window_size=None,
+        gate_init="published",
+        use_l2warp=False,
+        elementwise_affine=True,
+        attnres_block_size=None,
+        attention_bias=False,
         initializer_range=0.02,
         max_position_embeddings=2048,
         use_cache=True,
@@ -91,6 +100,11 @@ class FoxConfig(PretrainedConfig):
         self.use_v_shift = use_v_shift
         self.log_pruning_tolerance = log_pruning_tolerance
         self.window_size = window_size
+        self.gate_init = gate_init
+        self.use_l2warp = use_l2warp
+        self.elementwise_affine = elementwise_affine
+        self.attnres_block_size = attnres_block_size
+        self.attention_bias = attention_bias
         self.initializer_range = initializer_range
         self.max_position_embeddings = max_position_embeddings
         self.use_cache = use_cache
@@ -116,6 +130,13 @@ class FoxConfig(PretrainedConfig):
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.kv_heads}")
         if self.use_rope and (self.hidden_size // self.num_heads) % 2:
             raise ValueError(f"a head dim of {self.hidden_size // self.num_heads} with use_rope; rotation needs pairs")
+        if self.elementwise_affine is False:
+            raise ValueError("elementwise_affine is False; norms without weights are not supported, set it to True")
+        if self.attnres_block_size is not None:
+            raise ValueError("attnres_block_size is set; attention residuals are not supported, set it to None")
+        if self.attention_bias:
+            raise ValueError("attention_bias is set; use qkv_bias for biases of queries, keys and values")
+        self._check_gate_init()
         preset = self.fgate_type in ("bias_only", "fixed") and self.fgate_bias_init
         if preset and None in (self.decay_time_min, self.decay_time_max):
             raise ValueError("fgate_bias_init needs decay_time_min and decay_time_max")
@@ -123,6 +144,26 @@ class FoxConfig(PretrainedConfig):
             raise ValueError("an output norm goes with ogate_act sigmoid only")
         if self.kv_heads != self.num_heads and (self.use_k_shift or self.use_v_shift):
             raise ValueError("num_kv_heads with use_k_shift or use_v_shift; shifts need a key head for each head")
+
+    def _check_gate_init(self):
+        init = self.gate_init
+        if isinstance(init, (list, tuple)):
+            numbers = len(init) == 2 and all(isinstance(x, (int, float)) for x in init)
+            if not numbers or not 0 < init[0] <= init[1] <= 1e30:
+                raise ValueError(f"gate_init is {list(init)}; the lengths must be positive and ascending")
+        elif init not in ("published", "spread"):
+            raise ValueError(f'gate_init is {init!r}; use "published", "spread" or [shortest, longest] in tokens')
+        if init != "published" and self.fgate_type != "full":
+            raise ValueError(f'gate_init is {init!r}, but fgate_type is "{self.fgate_type}"; it applies to "full" gates')
+
+    @property
+    def decay_times(self):
+        """Shortest and longest memory, in tokens, with which gates begin; None where their biases begin at 0."""
+        if self.fgate_type == "full":
+            if self.gate_init == "published":
+                return None
+            return (1, max(self.max_position_embeddings, 1)) if self.gate_init == "spread" else tuple(self.gate_init)
+        return (self.decay_time_min, self.decay_time_max) if self.fgate_bias_init else None
 
     @property
     def kv_heads(self) -> int:

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from transformers.modeling_layers import GradientCheckpointingLayer
+
 from .._attention import forgetting_attention
-from .cache import FoxCache
 from .configuration import FoxConfig
 
 # QK-norms have this epsilon in both code bases, whatever norm_eps is.
@@ -40,14 +41,26 @@ class ShiftLinear(nn.Module):
         self.heads = heads
 
 
-def rotate(x, position: int, base: float):
-    """Rotary positions on `[B, T, H, d]`, halves as pairs, the first token at `position`; angles in float32."""
+def rotate(x, positions, base: float):
+    """Rotary positions `[B or 1, T]` on `[B, T, H, d]`, halves as pairs; angles in float32."""
     half = x.shape[-1] // 2
     frequency = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angle = torch.arange(position, position + x.shape[1], device=x.device, dtype=torch.float32)[:, None] * frequency
-    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    angle = positions.float()[..., None] * frequency
+    cos, sin = angle.cos()[:, :, None], angle.sin()[:, :, None]
     a, b = x.float().split(half, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
+
+
+def gate_biases(config: FoxConfig):
+    """Biases `[H]` with which gates begin: 0, or such that heads forget over the configured memory lengths, as fox's
+    own initialization has it."""
+    heads = config.num_heads
+    if config.decay_times is None:
+        return torch.zeros(heads, device="cpu")
+    low, high = map(math.log, config.decay_times)
+    share = lambda h: h / (heads - 1) if heads > 1 else 0.0
+    times = [math.exp(low + (high - low) * share(h)) for h in range(heads)]
+    return torch.tensor([-math.log(math.expm1(1 / time)) for time in times], device="cpu")
 
 
 class FoxAttention(nn.Module):
@@ -55,7 +68,7 @@ class FoxAttention(nn.Module):
 
     def __init__(self, config: FoxConfig, layer: int):
         super().__init__()
-        self.config, self.layer = config, layer
+        self.config, self.layer_idx = config, layer
         width, heads = config.hidden_size, config.num_heads
         self.head_dim = width // heads
         kv_width = config.kv_heads * self.head_dim
@@ -67,7 +80,10 @@ class FoxAttention(nn.Module):
         fla = config.layout == "fla"
         self.gate_name, self.output_gate_name = ("f_proj", "g_proj") if fla else ("fgate_proj", "ogate_proj")
         if config.fgate_type == "full":
-            setattr(self, self.gate_name, nn.Linear(width, heads, bias=True))
+            gate = nn.Linear(width, heads, bias=True)
+            # Read where weights are initialized.
+            gate.gate_config = config
+            setattr(self, self.gate_name, gate)
         elif config.fgate_type == "bias_only":
             self.fgate_bias = nn.Parameter(torch.zeros(heads))
         elif config.fgate_type == "fixed":
@@ -81,24 +97,21 @@ class FoxAttention(nn.Module):
             norm = lambda width, heads: RMSNorm(self.head_dim if shared else width, QK_NORM_EPS, 1 if shared else heads)
             self.q_norm, self.k_norm = norm(width, heads), norm(kv_width, config.kv_heads)
 
-    def decay_biases(self):
-        """Gate biases with which heads forget over the configured memory lengths."""
-        low, high = self.config.decay_time_min, self.config.decay_time_max
-        times = torch.linspace(math.log(low), math.log(high), self.config.num_heads, dtype=torch.float64).exp()
-        return -torch.log(torch.expm1(1 / times)).float()
-
-    def _project(self, proj, x, mask, previous):
-        """A projection `[B, T, .]`, shifted where it is to be, and the raw one of the last token."""
+    def _project(self, proj, x, mask, fresh, previous):
+        """A projection `[B, T, .]`, shifted where it is to be, and the raw one. Sequences begin where `fresh`."""
         if not isinstance(proj, ShiftLinear):
             return proj(x), None
         raw = proj.linear(x)
         if mask is not None:
             raw = raw * mask[:, -raw.shape[1] :, None]
         first = torch.zeros_like(raw[:, :1]) if previous is None else previous[:, None]
-        before = torch.cat((first, raw[:, :-1]), 1).unflatten(-1, (proj.heads, -1))
+        before = torch.cat((first, raw[:, :-1]), 1)
+        if fresh is not None:
+            before = before.masked_fill(fresh[..., None], 0)
+        before = before.unflatten(-1, (proj.heads, -1))
         share = torch.sigmoid(proj.shift_proj(x).float())[..., None].to(raw.dtype)
         shifted = share * before + (1 - share) * raw.unflatten(-1, (proj.heads, -1))
-        return shifted.flatten(-2), raw[:, -1]
+        return shifted.flatten(-2), raw
 
     def _log_gates(self, x):
         config = self.config
@@ -127,32 +140,75 @@ class FoxAttention(nn.Module):
         bound = (q * k).float() * math.sqrt(self.head_dim)
         return {"adaptive_threshold": -(2 * bound + math.log(keys)) + tolerance}
 
-    def forward(self, x, mask=None, seq_start=None, cache: FoxCache | None = None):
-        """x `[B, T, D]`: `[B, T, D]`."""
-        config, state = self.config, None if cache is None else cache.layers[self.layer]
-        position = 0 if cache is None else cache.get_seq_length(self.layer)
+    def forward(
+        self,
+        x,
+        positions,
+        mask=None,
+        seq_start=None,
+        cu_seqlens=None,
+        fresh=None,
+        past_key_values=None,
+        output_attentions=False,
+    ):
+        """x `[B, T, D]`: `[B, T, D]`, and the attention weights `[B, H, T, N]` where they are asked for."""
+        config = self.config
+        state = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        before = (None, None) if state is None else state.last_raw()
         q = self.q_proj(x)
-        k, raw_key = self._project(self.k_proj, x, mask, None if state is None else state.raw_key)
-        v, raw_value = self._project(self.v_proj, x, mask, None if state is None else state.raw_value)
+        k, raw_keys = self._project(self.k_proj, x, mask, fresh, before[0])
+        v, raw_values = self._project(self.v_proj, x, mask, fresh, before[1])
         if config.qk_norm:
             q, k = self._norm(self.q_norm, q), self._norm(self.k_norm, k)
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in (q, k, v))
         if config.use_rope:
-            q, k = rotate(q, position, config.rope_base), rotate(k, position, config.rope_base)
+            q, k = rotate(q, positions, config.rope_base), rotate(k, positions, config.rope_base)
         log_gates = self._log_gates(x)
         if state is not None:
-            k, v, log_gates = state.append(k, v, log_gates)
-            state.raw_key, state.raw_value = raw_key, raw_value
+            gates = None if log_gates is None else log_gates.transpose(1, 2)
+            extras = {"log_gates": gates, "raw_keys": raw_keys, "raw_values": raw_values}
+            k, v = past_key_values.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx, extras)
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+            log_gates = None if log_gates is None else state.log_gates.transpose(1, 2)
         window = None if config.layout == "fla" else config.window_size
-        o = forgetting_attention(
-            q, k, v, log_gates, seq_start=seq_start, window=window, **self._pruning(k.shape[1])
-        ).flatten(-2)
+        options = {"seq_start": seq_start, "cu_seqlens": cu_seqlens, "window": window}
+        weights = None
+        if output_attentions:
+            weights = attention_weights(q, k, log_gates, mask, fresh, window)
+        if cu_seqlens is not None:
+            # Packed sequences are in one row.
+            q, k, v = (y.flatten(0, 1)[None] for y in (q, k, v))
+            log_gates = None if log_gates is None else log_gates.flatten(0, 1)[None]
+        o = forgetting_attention(q, k, v, log_gates, **options, **self._pruning(k.shape[1]))
+        o = o.reshape(*x.shape[:2], -1)
         if config.use_output_norm:
             o = self.output_norm(o)
         if config.use_output_gate:
             z = getattr(self, self.output_gate_name)(x)
             o = o * (F.silu(z) if config.ogate_act == "silu" else torch.sigmoid(z))
-        return self.o_proj(o.to(x.dtype))
+        return self.o_proj(o.to(x.dtype)), weights
+
+
+def attention_weights(q, k, log_gates, mask, fresh, window):
+    """The weights of `forgetting_attention` as a matrix `[B, H, M, N]`: for inspection, memory grows with `M N`."""
+    (_, m, h, d), n = q.shape, k.shape[1]
+    k = k.repeat_interleave(h // k.shape[2], 2)
+    s = torch.einsum("bihd,bjhd->bhij", q.float(), k.float()) * d**-0.5
+    if log_gates is not None:
+        c = log_gates.transpose(1, 2).double().cumsum(-1)
+        s = s + (c[:, :, n - m :, None] - c[:, :, None]).float()
+    i, j = (torch.arange(first, n, device=q.device) for first in (n - m, 0))
+    seen = j[None] <= i[:, None]
+    if window is not None:
+        seen = seen & (i[:, None] - j[None] < window)
+    seen = seen[None]
+    if mask is not None:
+        seen = seen & mask[:, None]
+    if fresh is not None:
+        sequence = fresh.flatten().cumsum(0).view(fresh.shape)
+        seen = seen & (sequence[:, :, None] == sequence[:, None])
+    weights = s.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
+    return weights.nan_to_num().to(q.dtype)
 
 
 class FoxMLP(nn.Module):
@@ -173,7 +229,7 @@ class FoxMLP(nn.Module):
         return self.down_proj(self.act(gate) * up)
 
 
-class FoxBlock(nn.Module):
+class FoxBlock(GradientCheckpointingLayer):
     """Attention and MLP, each behind a norm and around the residual stream."""
 
     def __init__(self, config: FoxConfig, layer: int):
@@ -183,6 +239,7 @@ class FoxBlock(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = FoxMLP(config)
 
-    def forward(self, h, mask=None, seq_start=None, cache=None):
-        h = h + self.attn(self.attn_norm(h), mask, seq_start, cache)
-        return h + self.mlp(self.mlp_norm(h))
+    def forward(self, h, **options):
+        o, weights = self.attn(self.attn_norm(h), **options)
+        h = h + o
+        return h + self.mlp(self.mlp_norm(h)), weights

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from .cache import FoxCache
+from .cache import FoxCache, adopt
 from .configuration import FlaFoxConfig, FoxConfig, FoxTransformerConfig
-from .layers import FoxAttention, FoxBlock, RMSNorm
+from .layers import FoxAttention, FoxBlock, RMSNorm, gate_biases
+from .rows import arrange
 
 
 class FoxPreTrainedModel(PreTrainedModel):
@@ -21,15 +24,15 @@ class FoxPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["FoxBlock"]
     _skip_keys_device_placement = ["past_key_values"]
-    # Shifted keys need the token before: what is remembered cannot be cut back, as assisted generation would have it.
-    _is_stateful = True
 
     @torch.no_grad()
     def _init_weights(self, module):
         std = self.config.initializer_range
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=std)
-            if module.bias is not None:
+            if hasattr(module, "gate_config"):
+                _start(module.bias, gate_biases(module.gate_config))
+            elif module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=std)
@@ -38,9 +41,13 @@ class FoxPreTrainedModel(PreTrainedModel):
         elif isinstance(module, RMSNorm):
             nn.init.ones_(module.weight)
         elif isinstance(module, FoxAttention) and module.config.fgate_type in ("bias_only", "fixed"):
-            if not getattr(module.fgate_bias, "_is_hf_initialized", False):
-                biases = module.decay_biases() if module.config.fgate_bias_init else torch.zeros(1)
-                module.fgate_bias.copy_(biases.expand_as(module.fgate_bias))
+            _start(module.fgate_bias, gate_biases(module.config))
+
+
+def _start(parameter, values):
+    """Sets a parameter, unless it was read from a checkpoint."""
+    if not getattr(parameter, "_is_hf_initialized", False):
+        parameter.copy_(values)
 
 
 class FoxModel(FoxPreTrainedModel):
@@ -64,61 +71,111 @@ class FoxModel(FoxPreTrainedModel):
         self,
         input_ids=None,
         attention_mask=None,
-        inputs_embeds=None,
+        position_ids=None,
         past_key_values=None,
+        inputs_embeds=None,
         use_cache=None,
+        output_attentions=None,
         output_hidden_states=None,
         return_dict=None,
-        **_,
+        cu_seqlens=None,
+        **kwargs,
     ):
-        """`input_ids` `[B, T]`; `attention_mask` `[B, past + T]`, 0 for padding on the left (on the right it has no
-        effect: later tokens are not seen). With a cache, gradient checkpointing is not used."""
+        """With a cache, gradient checkpointing is not used.
+
+        Args:
+            input_ids: `[B, T]`, or `inputs_embeds` `[B, T, D]`.
+            attention_mask: `[B, past + T]`, 0 for tokens that are not there, anywhere: results are those of the row
+                without them. At a masked token stands the result of the last token before it.
+            position_ids: `[B, T]`, for rotary positions. Without padding and cache a jump in them begins a new packed
+                sequence, as everywhere in this library.
+            cu_seqlens: 0 and the ends of packed sequences, with a batch of one row; also as `cu_seq_lens_q`, or as
+                `seq_idx` `[B, T]`.
+            past_key_values: a `FoxCache`, or a `DynamicCache`, which is filled.
+            output_attentions: weights `[B, H, T, N]` of every layer; their memory grows with `T N`.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
+        cu_seqlens, seq_idx = _packing(cu_seqlens, kwargs)
+        _refuse(type(self).__name__, kwargs)
         h = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
-        cache = past_key_values
-        if not isinstance(cache, FoxCache):
-            if isinstance(cache, tuple) or (cache is not None and cache.get_seq_length() > 0):
-                raise ValueError(
-                    f"past_key_values is a {type(cache).__name__}; use the FoxCache that the model returned"
-                )
-            cache = FoxCache(len(self.layers)) if use_cache else None
+        batch, time = h.shape[:2]
+        config = self.config
+        chosen = use_cache is not None or past_key_values is not None
+        use_cache = (config.use_cache and not self.training) if use_cache is None else use_cache
+        cache = None if past_key_values is None else adopt(past_key_values, self)
         past = 0 if cache is None else cache.get_seq_length()
-        mask, seq_start = _padding(attention_mask, h.shape[0], past + h.shape[1])
-        hidden = [h]
+        rows = arrange(attention_mask, position_ids, cu_seqlens, seq_idx, batch, past, time, h.device)
+        if cache is None and use_cache:
+            cache = FoxCache(len(self.layers))
+        if rows.shared["cu_seqlens"] is not None and cache is not None:
+            if chosen and use_cache:
+                raise ValueError("packed sequences with a cache; set use_cache=False")
+            cache = None
+        wanted = config.output_attentions if output_attentions is None else output_attentions
+        hidden, attentions = [h], []
+        h = rows.arrange(h)
         for layer in self.layers:
-            if self.gradient_checkpointing and self.training and cache is None:
-                h = self._gradient_checkpointing_func(layer.__call__, h, mask, seq_start, None)
-            else:
-                h = layer(h, mask, seq_start, cache)
-            hidden.append(h)
-        h = self.norm(h)
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+            with _checkpointed(layer, cache):
+                h, weights = layer(h, **rows.shared, past_key_values=cache, output_attentions=wanted)
+            hidden.append(rows.restore(h))
+            attentions.append(weights)
+        h = rows.restore(self.norm(h))
+        if wanted and rows.order is not None:
+            attentions = [_in_order(weights, rows) for weights in attentions]
+        kept = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         out = BaseModelOutputWithPast(
-            last_hidden_state=h, past_key_values=cache, hidden_states=(*hidden[:-1], h) if wanted else None
+            last_hidden_state=h,
+            past_key_values=cache,
+            hidden_states=(*hidden[:-1], h) if kept else None,
+            attentions=tuple(attentions) if wanted else None,
         )
-        return out if return_dict in (None, True) else out.to_tuple()
+        return out if _as_dict(config, return_dict) else out.to_tuple()
 
 
-def _padding(attention_mask, batch, time):
-    """The mask, and the first token of every sequence that is not padding; None where nothing is padded on the left."""
-    if attention_mask is None:
-        return None, None
-    if list(attention_mask.shape) != [batch, time]:
-        shape = list(attention_mask.shape)
-        raise ValueError(f"attention_mask has shape {shape}, expected {[batch, time]}: all tokens, cached and new")
-    seen = attention_mask != 0
-    seq_start = (seen.cumsum(1) == 0).sum(1)
-    # Where a token is seen, so are all from the first on.
-    holes = seen & (seen.cumsum(1) != torch.arange(1, time + 1, device=seen.device) - seq_start[:, None])
-    padded, torn = torch.stack((seq_start.any(), holes.any())).tolist()
-    if torn:
-        raise ValueError("attention_mask has zeros between ones; pad on the left")
-    if not padded:
-        return None, None
-    first = torch.arange(time, device=seen.device)
-    return first[None] >= seq_start[:, None], seq_start
+def _checkpointed(layer, cache):
+    """Calls a block without gradient checkpointing where there is a cache, which must not be filled twice."""
+    return nullcontext() if cache is None or not layer.gradient_checkpointing else _plain(layer)
+
+
+@contextmanager
+def _plain(layer):
+    layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        layer.gradient_checkpointing = True
+
+
+def _as_dict(config, return_dict):
+    return getattr(config, "return_dict", True) if return_dict is None else return_dict
+
+
+# What the library passes and what does not change results: the cache knows its position, lengths follow from ends.
+_WITHOUT_EFFECT = ("cache_position", "max_length_q", "max_length_k", "num_items_in_batch")
+
+
+def _refuse(name, kwargs):
+    for key in kwargs:
+        if key not in _WITHOUT_EFFECT:
+            raise TypeError(f"{name}.forward has no argument {key}")
+
+
+def _packing(cu_seqlens, kwargs):
+    """Ends of packed sequences under any of their names, and `seq_idx`."""
+    names = cu_seqlens, kwargs.pop("cu_seq_lens_q", None), kwargs.pop("cu_seq_lens_k", None)
+    given = [x for x in names if x is not None]
+    if any(not torch.equal(given[0].cpu().long(), x.cpu().long()) for x in given[1:]):
+        raise ValueError("cu_seqlens, cu_seq_lens_q and cu_seq_lens_k differ; queries and keys are the same tokens")
+    seq_idx = kwargs.pop("seq_idx", None)
+    return (given[0], None) if given else (None, seq_idx)
+
+
+def _in_order(weights, rows):
+    """Attention weights of moved tokens in the caller's order."""
+    back = rows.order.argsort(1)
+    weights = weights.gather(2, rows.place[:, None, :, None].expand(weights.shape))
+    return weights.gather(3, back[:, None, None].expand(weights.shape))
 
 
 class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
@@ -150,22 +207,31 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
         self,
         input_ids=None,
         attention_mask=None,
-        inputs_embeds=None,
+        position_ids=None,
         past_key_values=None,
+        inputs_embeds=None,
         labels=None,
         use_cache=None,
+        output_attentions=None,
         output_hidden_states=None,
         return_dict=None,
         logits_to_keep=0,
         **kwargs,
     ):
+        """As the model without a head; `logits_to_keep` are the last positions, or indices, whose logits are returned."""
+        # Not an argument by name: `Trainer` would take it for a label that every batch must have.
+        shift_labels, items = kwargs.pop("shift_labels", None), kwargs.pop("num_items_in_batch", None)
         out = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            past_key_values,
-            use_cache,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
+            **kwargs,
         )
         h = out.last_hidden_state
         if isinstance(logits_to_keep, int):
@@ -174,14 +240,36 @@ class FoxForCausalLM(FoxPreTrainedModel, GenerationMixin):
             h = h[:, logits_to_keep]
         logits = self.lm_head(h)
         loss = None
-        # Not an argument by name: `Trainer` would take it for a label that every batch must have.
-        shift_labels = kwargs.get("shift_labels")
         if labels is not None or shift_labels is not None:
-            loss = _loss(logits, labels, shift_labels, kwargs.get("num_items_in_batch"))
+            loss = _loss(logits, labels, shift_labels, items)
+            if self.config.use_l2warp and self.training:
+                loss = _L2Warp.apply(loss, logits)
         result = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
         )
-        return result if return_dict in (None, True) else result.to_tuple()
+        return result if _as_dict(self.config, return_dict) else result.to_tuple()
+
+
+class _L2Warp(torch.autograd.Function):
+    """The penalty of flash-linear-attention on the largest logit of every token: the loss stays, its gradient gets
+    `1e-4 / (B T)` times that logit."""
+
+    @staticmethod
+    def forward(ctx, loss, logits):
+        largest, at = logits.max(-1, keepdim=True)
+        ctx.save_for_backward(largest * (1e-4 / (logits.shape[0] * logits.shape[1])), at)
+        ctx.shape = logits.shape
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, d_loss):
+        largest, at = ctx.saved_tensors
+        d_logits = largest.new_zeros(ctx.shape).scatter_(-1, at, (largest * d_loss).to(largest.dtype))
+        return d_loss, d_logits
 
 
 def _loss(logits, labels, shift_labels, items):

@@ -99,14 +99,15 @@ pub fn cuda_scan_forward(
     })
 }
 
-/// Queues the gradients of a scan: those of q, k, v in their type, those of decay, write strength and skip in f32.
+/// Queues the gradients of a scan: those of q, k, v in their type, those of decay, write strength, skip and first states
+/// in f32. `given` are the gradients of the output and of the last states, the latter 0 where absent.
 #[pyfunction]
 pub fn cuda_scan_backward(
     py: Python<'_>,
     place: StreamKey,
-    d_out: u64,
+    given: [u64; 2],
     at: [u64; 7],
-    gradients: [u64; 6],
+    gradients: [u64; 7],
     shape: ScanShape,
     options: Options,
 ) -> PyResult<()> {
@@ -119,10 +120,17 @@ pub fn cuda_scan_backward(
         // SAFETY: as in the forward.
         unsafe {
             let tensors = ScanTensors::new(&session, device, at, &shape, spec.segments.len())?;
-            let d_out = session.gpu.tensor(device, d_out, [b * t, h * dv], dtype).map_err(fail)?;
+            let d_out =
+                session.gpu.tensor(device, given[0], [b * t, h * dv], dtype).map_err(fail)?;
+            let states = [spec.segments.len(), spec.state_len()];
+            let d_state = match given[1] {
+                0 => None,
+                at => Some(session.gpu.tensor(device, at, states, DType::F32).map_err(fail)?),
+            };
             let backend = device.backend();
-            let grads =
-                backend.scan_bwd(&d_out, &tensors.inputs(), None, &spec).map_err(exception)?;
+            let grads = backend
+                .scan_bwd(&d_out, d_state.as_ref(), &tensors.inputs(), None, &spec)
+                .map_err(exception)?;
             let results = [
                 (Some(&grads.dq), dtype),
                 (Some(&grads.dk), dtype),
@@ -130,6 +138,7 @@ pub fn cuda_scan_backward(
                 (grads.dlog_decay.as_ref(), DType::F32),
                 (grads.dwrite.as_ref(), DType::F32),
                 (grads.dskip.as_ref(), DType::F32),
+                (grads.dstate.as_ref(), DType::F32),
             ];
             for ((tensor, dtype), address) in results.into_iter().zip(gradients) {
                 if let (Some(tensor), true) = (tensor, address != 0) {

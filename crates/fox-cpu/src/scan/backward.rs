@@ -6,7 +6,7 @@ use super::channel::{Left, finish_gradients};
 use super::chunk::Chunk;
 use super::kernels::{self, Rows};
 use super::solve::{Sides, System};
-use super::{CHUNK, Scan, Unit};
+use super::{CHUNK, Scan, Unit, store_state};
 use crate::linear::{Matrix, multiply_here};
 use crate::pool::Buffer;
 use crate::shared::Shared;
@@ -22,6 +22,21 @@ pub struct Outputs<'a> {
     pub dwrite: Shared<'a>,
     /// `[segments, H]`.
     pub dskip: Shared<'a>,
+    /// `[segments, H, dk, dv]`, if there are initial states.
+    pub dstate: Option<Shared<'a>>,
+}
+
+/// What the backward pass reads besides the operands.
+#[derive(Clone, Copy)]
+pub struct Given<'a> {
+    /// Gradient of the output.
+    pub d_out: &'a [f32],
+    /// Gradient of the last states `[segments, H, dk, dv]`; zeros when absent.
+    pub d_state: Option<&'a [f32]>,
+    /// States before each chunk.
+    pub saved: &'a [f32],
+    /// The last states, if they have a gradient.
+    pub last: Option<&'a [f32]>,
 }
 
 /// The backward pass of a unit.
@@ -31,6 +46,8 @@ pub struct Backward<'a> {
     saved: &'a [f32],
     /// Gradient of the state after the chunk `[dk, heads * dv]`.
     d_state: Buffer,
+    /// The last state `[dk, heads * dv]`, if it has a gradient.
+    last: Option<Buffer>,
     /// `[n, heads * dv]`: gradient of the writes; of the errors (or values); the writes decayed to the chunk's end;
     /// output gradients decayed from its start; `-diag(p) dE`; `Q S`.
     d_written: Buffer,
@@ -57,22 +74,24 @@ pub struct Backward<'a> {
 }
 
 impl<'a> Backward<'a> {
-    pub fn new(
-        scan: &'a Scan<'a>,
-        unit: &'a Unit,
-        d_out: &'a [f32],
-        saved: &'a [f32],
-    ) -> Result<Self> {
+    pub fn new(scan: &'a Scan<'a>, unit: &'a Unit, given: Given<'a>) -> Result<Self> {
         let chunk = Chunk::new(scan, unit)?;
         let (n, dk, width) = (CHUNK.min(unit.segment.q_len), scan.spec.key_dim, chunk.width());
         let take = |len: usize| scan.cpu.pool().take(len);
         let when = |on: bool, len: usize| take(if on { len } else { 0 });
         let decays = scan.log_decay.is_some();
+        let mut d_state = take(dk * width)?;
+        scan.load_state(unit, given.d_state, &mut d_state);
+        let mut last = given.last.map(|_| take(dk * width)).transpose()?;
+        if let Some(last) = &mut last {
+            scan.load_state(unit, given.last, last);
+        }
         Ok(Backward {
             chunk,
-            d_out,
-            saved,
-            d_state: scan.cpu.pool().zeros(dk * width)?,
+            d_out: given.d_out,
+            saved: given.saved,
+            d_state,
+            last,
             d_written: take(n * width)?,
             d_errors: take(n * width)?,
             faded: take(n * width)?,
@@ -97,13 +116,16 @@ impl<'a> Backward<'a> {
     pub fn run(&mut self, out: &Outputs<'_>) -> Result<()> {
         let (scan, unit) = (self.chunk.scan, self.chunk.unit);
         let (len, chunks) = (self.d_state.len(), unit.segment.q_len.div_ceil(CHUNK));
+        let last = self.last.take();
         for index in (0..chunks).rev() {
             let start = index * CHUNK;
             let n = CHUNK.min(unit.segment.q_len - start);
             let state = &self.saved[scan.saved_at(unit, index)..][..len];
-            // The state after the last chunk is unused: its gradient is 0.
-            let next =
-                (index + 1 < chunks).then(|| &self.saved[scan.saved_at(unit, index + 1)..][..len]);
+            // The state after the last chunk is absent where its gradient is 0.
+            let next = match index + 1 < chunks {
+                true => Some(&self.saved[scan.saved_at(unit, index + 1)..][..len]),
+                false => last.as_deref(),
+            };
             self.chunk.load(unit.segment.q_start + start, n, state);
             if scan.by_channel {
                 self.chunk_by_channel(state, next, out);
@@ -111,6 +133,9 @@ impl<'a> Backward<'a> {
                 self.chunk_by_head(state, next, out);
             }
             self.store_keys(out);
+        }
+        if let Some(dstate) = out.dstate {
+            store_state(scan, unit, &self.d_state, dstate);
         }
         for (h, sum) in self.dskip.iter().enumerate() {
             // SAFETY: no other unit has these heads of this segment.

@@ -25,7 +25,7 @@ impl<'a> Forward<'a> {
         let chunk = Chunk::new(scan, unit)?;
         let values = CHUNK.min(unit.segment.q_len) * chunk.width();
         let mut state = scan.cpu.pool().take(scan.spec.key_dim * chunk.width())?;
-        scan.load_state(unit, &mut state);
+        scan.load_state(unit, scan.state, &mut state);
         let (out, faded) = (scan.cpu.pool().take(values)?, scan.cpu.pool().take(values)?);
         Ok(Forward { chunk, state, out, faded })
     }

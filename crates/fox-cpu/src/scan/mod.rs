@@ -38,7 +38,7 @@ use crate::linear::Matrix;
 use crate::pool::Buffer;
 use crate::rows::{rows_per_task, sum_partials};
 use crate::shared::Shared;
-use backward::{Backward, Outputs};
+use backward::{Backward, Given, Outputs};
 use forward::Forward;
 
 impl ScanOps for Cpu {
@@ -55,12 +55,13 @@ impl ScanOps for Cpu {
     fn scan_bwd(
         &self,
         d_out: &Tensor,
+        d_state: Option<&Tensor>,
         inputs: &ScanInputs<'_>,
         saved: Option<&Tensor>,
         spec: &ScanSpec,
     ) -> Result<ScanGrads> {
-        check_scan_bwd(self, d_out, inputs, saved, spec)?;
-        self.run(|| backward(self, d_out, inputs, saved, spec))
+        check_scan_bwd(self, d_out, d_state, inputs, saved, spec)?;
+        self.run(|| backward(self, d_out, d_state, inputs, saved, spec))
     }
 }
 
@@ -177,10 +178,10 @@ impl<'a> Scan<'a> {
         (row * stride + unit.first_head * self.spec.value_dim, stride)
     }
 
-    /// A unit's state before its segment, heads side by side `[dk, heads * dv]`.
-    fn load_state(&self, unit: &Unit, state: &mut [f32]) {
+    /// A unit's part of `all`, states `[segments, H, dk, dv]` or zeros, with heads side by side `[dk, heads * dv]`.
+    fn load_state(&self, unit: &Unit, all: Option<&[f32]>, state: &mut [f32]) {
         let (dk, dv) = (self.spec.key_dim, self.spec.value_dim);
-        let Some(all) = self.state else { return state.fill(0.0) };
+        let Some(all) = all else { return state.fill(0.0) };
         let own = &all[(unit.index * self.spec.heads + unit.first_head) * dk * dv..];
         for (c, row) in state.chunks_exact_mut(unit.heads * dv).enumerate() {
             for (h, row) in row.chunks_exact_mut(dv).enumerate() {
@@ -243,20 +244,24 @@ pub fn forward(
     })
 }
 
-/// The backward pass.
+/// The backward pass. With a gradient of the last states the forward is computed again: the gradient of the decays needs
+/// these states.
 pub fn backward(
     cpu: &Cpu,
     d_out: &Tensor,
+    d_state: Option<&Tensor>,
     inputs: &ScanInputs<'_>,
     saved: Option<&Tensor>,
     spec: &ScanSpec,
 ) -> Result<ScanGrads> {
     let recomputed;
-    let saved = match saved {
+    let mut last = None;
+    let saved = match saved.filter(|_| d_state.is_none()) {
         Some(saved) => saved,
         None => {
-            let keep = ScanExtras { state: false, backward: true };
-            recomputed = forward(cpu, inputs, spec, keep)?.saved;
+            let keep = ScanExtras { state: d_state.is_some(), backward: true };
+            let out = forward(cpu, inputs, spec, keep)?;
+            (recomputed, last) = (out.saved, out.state);
             match &recomputed {
                 Some(saved) => saved,
                 None => return Err(fox_tensor::Error::argument("scan", "no states were saved")),
@@ -275,6 +280,7 @@ pub fn backward(
     let len = |x: Option<&Tensor>| x.map_or(0, Tensor::len);
     let mut dlog_decay = cpu.pool().zeros(len(inputs.log_decay))?;
     let mut dwrite = cpu.pool().zeros(len(inputs.write))?;
+    let mut dstate = cpu.pool().take(len(inputs.state))?;
     let mut dskip_parts = cpu.pool().zeros(spec.segments.len() * spec.heads)?;
     {
         let out = Outputs {
@@ -285,11 +291,13 @@ pub fn backward(
             dlog_decay: Shared::new(&mut dlog_decay),
             dwrite: Shared::new(&mut dwrite),
             dskip: Shared::new(&mut dskip_parts),
+            dstate: inputs.state.is_some().then(|| Shared::new(&mut dstate)),
         };
-        let (d_out, saved) = (cpu.real(d_out), cpu.real(saved));
+        let (d_state, last) = (d_state.map(|x| cpu.real(x)), last.as_ref().map(|x| cpu.real(x)));
+        let given = Given { d_out: cpu.real(d_out), d_state, saved: cpu.real(saved), last };
         scan.units()
             .par_iter()
-            .try_for_each(|unit| Backward::new(&scan, unit, d_out, saved)?.run(&out))?;
+            .try_for_each(|unit| Backward::new(&scan, unit, given)?.run(&out))?;
     }
     let device = inputs.v.device();
     let mut dskip = cpu.pool().zeros(spec.heads)?;
@@ -302,6 +310,7 @@ pub fn backward(
         dlog_decay: inputs.log_decay.map(|x| like(dlog_decay, x)),
         dwrite: inputs.write.map(|x| like(dwrite, x)),
         dskip: inputs.skip.map(|x| like(dskip, x)),
+        dstate: inputs.state.map(|x| like(dstate, x)),
     })
 }
 

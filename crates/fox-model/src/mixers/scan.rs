@@ -17,10 +17,10 @@ pub fn scan(
     spec: &ScanSpec,
     state: Option<&mut RecurrentState>,
 ) -> Result<Var> {
-    let before = state.as_ref().map(|state| state.scan().clone());
+    let before = state.as_ref().map(|state| Var::constant(state.scan().clone()));
     let (out, after) = tape.scan(vars, before.as_ref(), before.is_some(), spec)?;
     if let Some((state, after)) = state.zip(after) {
-        state.stage_scan(after);
+        state.stage_scan(after.value().clone());
     }
     Ok(out)
 }

@@ -47,15 +47,16 @@ impl ScanOps for Cuda {
     fn scan_bwd(
         &self,
         d_out: &Tensor,
+        d_state: Option<&Tensor>,
         inputs: &ScanInputs<'_>,
         saved: Option<&Tensor>,
         spec: &ScanSpec,
     ) -> fox_tensor::Result<ScanGrads> {
-        fox_tensor::check_scan_bwd(self, d_out, inputs, saved, spec)?;
+        fox_tensor::check_scan_bwd(self, d_out, d_state, inputs, saved, spec)?;
         check_supported(self, inputs, spec)?;
         match spec.update {
-            StateUpdate::Add => Ok(self.scan_add_backward(d_out, inputs, saved, spec)?),
-            StateUpdate::Delta => Ok(self.delta_backward(d_out, inputs, saved, spec)?),
+            StateUpdate::Add => Ok(self.scan_add_backward(d_out, d_state, inputs, saved, spec)?),
+            StateUpdate::Delta => Ok(self.delta_backward(d_out, d_state, inputs, saved, spec)?),
         }
     }
 }

@@ -224,17 +224,20 @@ fn scan(calls: &mut Calls<'_>) -> Result<()> {
         real("skip", &[2], &[0]),
         real("state", &[2, 64], &[0, 1]),
         real("d_out", &[6, 16], &[0, 1]),
+        real("d_state", &[2, 64], &[0, 1]),
     ];
     calls.op("scan_fwd", &operands[..7], |b, t| b.scan_fwd(&inputs(t), &spec, extras).map(drop))?;
-    calls.op("scan_bwd", &operands, |b, t| b.scan_bwd(&t[7], &inputs(t), None, &spec).map(drop))?;
+    calls.op("scan_bwd", &operands, |b, t| {
+        b.scan_bwd(&t[7], Some(&t[8]), &inputs(t), None, &spec).map(drop)
+    })?;
     let b = calls.device.backend();
     let shapes = [&[6, 4][..], &[6, 4], &[6, 16], &[6, 2], &[6, 2], &[2], &[2, 64], &[6, 16]];
     let t: Vec<Tensor> =
         shapes.into_iter().map(|dims| calls.tensor(dims)).collect::<Result<_>>()?;
     if let Some(saved) = b.scan_fwd(&inputs(&t), &spec, extras)?.saved {
-        let result = b.scan_bwd(&t[7], &inputs(&t), Some(&calls.tensor(&[1, 3])?), &spec);
+        let result = b.scan_bwd(&t[7], None, &inputs(&t), Some(&calls.tensor(&[1, 3])?), &spec);
         calls.must_fail(|| "scan_bwd with saved states of another call".into(), result);
-        b.scan_bwd(&t[7], &inputs(&t), Some(&saved), &spec)?;
+        b.scan_bwd(&t[7], None, &inputs(&t), Some(&saved), &spec)?;
     }
     let dims = [
         (0, 1, 4, 8),

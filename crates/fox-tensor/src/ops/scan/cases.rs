@@ -161,10 +161,15 @@ pub fn scan(options: ScanCase) -> Case {
             write: args.get("write"),
             skip: args.get("skip"),
         };
-        let before = args.get("state").map(|state| state.value());
-        let (o, state) = tape.scan(&vars, before, true, &spec)?;
-        let last = state.map(|state| state.to_f64()).transpose()?.unwrap_or_default();
-        Ok(vec![Output::Var("o", o), Output::Plain("last state", last)])
+        let before = args.get("state");
+        let (o, last) = tape.scan(&vars, before, true, &spec)?;
+        // Without a first state the last one has no gradient: that is another backward pass.
+        let last = match last {
+            Some(last) if before.is_some() => Some(Output::Var("last state", last)),
+            Some(last) => Some(Output::Plain("last state", last.value().to_f64()?)),
+            None => None,
+        };
+        Ok([Output::Var("o", o)].into_iter().chain(last).collect())
     });
     let mut rng = Rng::new(case.seed);
     let k = unit_rows(&mut rng, rows * key_heads, dk);
@@ -190,7 +195,7 @@ pub fn scan(options: ScanCase) -> Case {
     }
     if state {
         let data = rng.normals(segments * state_len);
-        case = case.constant("state", &[segments, state_len], data);
+        case = case.real("state", &[segments, state_len], data);
     }
     case
 }

@@ -35,7 +35,7 @@ pub struct ScanInputs<'a> {
     pub write: Option<&'a Tensor>,
     /// Factor `[H]` with which the value itself is added to the output.
     pub skip: Option<&'a Tensor>,
-    /// The state before each segment `[segments, H * dk * dv]`; zeros when absent. No gradient.
+    /// The state before each segment `[segments, H * dk * dv]`; zeros when absent.
     pub state: Option<&'a Tensor>,
 }
 
@@ -100,6 +100,8 @@ pub struct ScanGrads {
     pub dwrite: Option<Tensor>,
     /// `[H]`.
     pub dskip: Option<Tensor>,
+    /// Of the state before each segment `[segments, H * dk * dv]`, if there is one.
+    pub dstate: Option<Tensor>,
 }
 
 /// Linear recurrences on a device.
@@ -111,10 +113,12 @@ pub trait ScanOps {
         spec: &ScanSpec,
         keep: ScanExtras,
     ) -> Result<ScanOut>;
-    /// Gradients of `scan_fwd`; `saved` is [`ScanOut::saved`].
+    /// Gradients of `scan_fwd`. `d_state` is the gradient of [`ScanOut::state`], zeros when absent; `saved` is
+    /// [`ScanOut::saved`].
     fn scan_bwd(
         &self,
         d_out: &Tensor,
+        d_state: Option<&Tensor>,
         inputs: &ScanInputs<'_>,
         saved: Option<&Tensor>,
         spec: &ScanSpec,
@@ -155,6 +159,7 @@ pub fn check_scan_fwd(
 pub fn check_scan_bwd(
     backend: &dyn Backend,
     d_out: &Tensor,
+    d_state: Option<&Tensor>,
     inputs: &ScanInputs<'_>,
     saved: Option<&Tensor>,
     spec: &ScanSpec,
@@ -162,5 +167,6 @@ pub fn check_scan_bwd(
     check_scan_fwd(backend, inputs, spec)?;
     let operands = Operands::new("scan_bwd", backend);
     operands.real("d_out", d_out, inputs.v.dims())?;
+    operands.maybe("d_state", d_state, &[spec.segments.len(), spec.state_len()])?;
     saved.map_or(Ok(()), |saved| operands.plain("saved", saved))
 }

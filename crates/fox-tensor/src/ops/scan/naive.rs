@@ -27,12 +27,13 @@ impl ScanOps for Naive {
     fn scan_bwd(
         &self,
         d_out: &Tensor,
+        d_state: Option<&Tensor>,
         inputs: &ScanInputs<'_>,
         saved: Option<&Tensor>,
         spec: &ScanSpec,
     ) -> Result<ScanGrads> {
-        check_scan_bwd(self, d_out, inputs, saved, spec)?;
-        let grads = scan(inputs, spec)?.backward(matrix(d_out)?);
+        check_scan_bwd(self, d_out, d_state, inputs, saved, spec)?;
+        let grads = scan(inputs, spec)?.backward(matrix(d_out)?, maybe_matrix(d_state)?);
         Ok(ScanGrads {
             dq: self.like(inputs.q, grads.dq),
             dk: self.like(inputs.k, grads.dk),
@@ -40,6 +41,7 @@ impl ScanOps for Naive {
             dlog_decay: inputs.log_decay.map(|x| self.like(x, grads.dlog_decay)),
             dwrite: inputs.write.map(|x| self.like(x, grads.dwrite)),
             dskip: inputs.skip.map(|x| self.like(x, grads.dskip)),
+            dstate: inputs.state.map(|x| self.like(x, grads.dstate)),
         })
     }
 }
@@ -77,6 +79,7 @@ struct ScanBackward {
     dlog_decay: Vec<f64>,
     dwrite: Vec<f64>,
     dskip: Vec<f64>,
+    dstate: Vec<f64>,
 }
 
 /// One token of one head.
@@ -119,9 +122,10 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn start(&self, segment: usize, head: usize) -> Vec<f64> {
+    /// The state of a head before a segment, or a gradient shaped as the states.
+    fn state_of(&self, states: Option<Matrix<'_>>, segment: usize, head: usize) -> Vec<f64> {
         let len = self.spec.key_dim * self.spec.value_dim;
-        match self.state {
+        match states {
             Some(state) => state.head(segment, head, len).to_vec(),
             None => vec![0.0; len],
         }
@@ -156,7 +160,7 @@ impl<'a> Scan<'a> {
         let (dv, scale) = (self.spec.value_dim, f64::from(self.spec.scale));
         let (mut o, mut last) = (vec![0.0; self.v.data.len()], Vec::new());
         for (n, head, segment) in self.units() {
-            let mut state = self.start(n, head);
+            let mut state = self.state_of(self.state, n, head);
             for row in segment.q_start..segment.q_start + segment.q_len {
                 let token = self.token(row, head);
                 state = self.step(&state, &token).state;
@@ -171,7 +175,7 @@ impl<'a> Scan<'a> {
         (o, last)
     }
 
-    fn backward(&self, d_out: Matrix<'_>) -> ScanBackward {
+    fn backward(&self, d_out: Matrix<'_>, d_state: Option<Matrix<'_>>) -> ScanBackward {
         let zeros = |x: Option<Matrix<'_>>| vec![0.0; x.map_or(0, |x| x.data.len())];
         let mut grads = ScanBackward {
             dq: vec![0.0; self.q.data.len()],
@@ -180,19 +184,21 @@ impl<'a> Scan<'a> {
             dlog_decay: zeros(self.log_decay),
             dwrite: zeros(self.write),
             dskip: vec![0.0; self.spec.heads],
+            dstate: Vec::new(),
         };
         for (n, head, segment) in self.units() {
             let rows = segment.q_start..segment.q_start + segment.q_len;
-            let mut states = vec![self.start(n, head)];
+            let mut states = vec![self.state_of(self.state, n, head)];
             for row in rows.clone() {
                 let step = self.step(&states[states.len() - 1], &self.token(row, head));
                 states.push(step.state);
             }
-            let mut g = vec![0.0; self.spec.key_dim * self.spec.value_dim];
+            let mut g = self.state_of(d_state, n, head);
             for row in rows.rev() {
                 states.pop();
                 self.step_back(row, head, &states[states.len() - 1], d_out, &mut g, &mut grads);
             }
+            grads.dstate.extend(g);
         }
         grads
     }

@@ -10,7 +10,7 @@ mod shape;
 
 use super::chunks::{Chunk, ChunkTable, ChunkedSegment};
 use super::operands::{HeldOperands, ScanOperands, check_saved};
-use crate::backend::Cuda;
+use crate::backend::{Cuda, address};
 use crate::launch::Kernel;
 use crate::params::{ConstPtr, Ptr, Real, kernel_params};
 use crate::source::source;
@@ -35,8 +35,12 @@ kernel_params! {
         x: ScanOperands,
         /// `[R, H * dv]`.
         o: Ptr<Real>,
-        /// States after the segments, shaped like `state`; or null.
+        /// States after the segments, shaped like `state`; or null. Written by the forward, read with `reverse`.
         last: Ptr<f32>,
+        /// Gradients of the states after the segments, shaped like `state`; null for zeros.
+        d_last: ConstPtr<f32>,
+        /// Gradients of the states before the segments, shaped like `state`; or null.
+        d_first: Ptr<f32>,
         /// States before each chunk `[chunks][heads][DK][DV]`.
         states: Ptr<Real>,
         /// Gradients of the states after each chunk, shaped like `states`.
@@ -292,17 +296,29 @@ impl Cuda {
     pub(crate) fn scan_add_backward(
         &self,
         d_out: &Tensor,
+        d_state: Option<&Tensor>,
         inputs: &ScanInputs<'_>,
         saved: Option<&Tensor>,
         spec: &ScanSpec,
     ) -> Result<ScanGrads> {
         let (scan, device) = (AdditiveScan::new(self, inputs, spec, true)?, inputs.v.device());
-        let states = match saved {
-            Some(saved) => {
-                check_saved(saved, scan.state_dims())?;
-                saved.clone()
-            }
-            None => scan.states(0, device)?,
+        if let Some(saved) = saved {
+            check_saved(saved, scan.state_dims())?;
+        }
+        let all_states = spec.segments.len() * spec.state_len();
+        // The gradient of the decays needs the last states where these have a gradient; they were not saved.
+        let last: Option<Buffer<f32>> = match (d_state, inputs.log_decay) {
+            (Some(_), Some(_)) => Some(self.gpu.alloc(all_states)?),
+            _ => None,
+        };
+        let states = match (saved, &last) {
+            (Some(saved), None) => saved.clone(),
+            (_, last) => scan.states(last.as_ref().map_or(0, Buffer::address), device)?,
+        };
+        let d_last = d_state.map(|x| self.real(x)).transpose()?;
+        let dstate = match inputs.state {
+            Some(state) => Some(self.output(state.shape(), DType::F32, device)?),
+            None => None,
         };
         let (states_at, d_out) = (self.activation(&states)?, self.activation(d_out)?);
         let (d_states, d_states_at) = scan.state_buffer(device)?;
@@ -316,6 +332,9 @@ impl Cuda {
             x: scan.params.x.with_gradient(d_out.address()),
             totals: totals.address().into(),
             flows: flows.as_ref().map_or(0, Buffer::address).into(),
+            last: last.as_ref().map_or(0, Buffer::address).into(),
+            d_last: address(&d_last).into(),
+            d_first: dstate.as_ref().map_or(0, |(_, at)| *at).into(),
             ..scan.params
         };
         let reverse = ScanAddParams { reverse: true, ..params };
@@ -355,6 +374,7 @@ impl Cuda {
             dlog_decay: dlog_decay.map(|(x, _)| x),
             dwrite: dwrite.map(|(x, _)| x),
             dskip,
+            dstate: dstate.map(|(x, _)| x),
         })
     }
 }

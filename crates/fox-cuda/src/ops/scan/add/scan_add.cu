@@ -78,10 +78,11 @@ DEVICE void carry_states(const ScanAddParams& p) {
     const size_t outside = (size_t(blockIdx.x) * p.x.heads + head) * p.x.key_dim * p.x.value_dim +
                            size_t(row) * p.x.value_dim + column;
     const auto exists = [&](int e) { return row < p.x.key_dim && column + e < p.x.value_dim; };
+    const float* given = REVERSE ? p.d_last : p.x.state;
     float carry[PER_THREAD];
 #pragma unroll
     for (int e = 0; e < PER_THREAD; ++e)
-        carry[e] = !REVERSE && p.x.state && exists(e) ? p.x.state[outside + e] : 0.f;
+        carry[e] = given && exists(e) ? given[outside + e] : 0.f;
     real* all = (REVERSE ? p.d_states : p.states) + at;
     float added[PREFETCH_CHUNKS][PER_THREAD], state[PREFETCH_CHUNKS][PER_THREAD], decay[PREFETCH_CHUNKS];
     const auto chunk_of = [&](int n) { return segment.first + (REVERSE ? segment.count - 1 - n : n); };
@@ -89,8 +90,11 @@ DEVICE void carry_states(const ScanAddParams& p) {
         const int chunk = chunk_of(n);
         load(added[i], all + chunk * step);
         decay[i] = p.totals[(size_t(chunk) * p.x.heads + head) * (CHANNELS ? DK : 1) + (CHANNELS ? row : 0)];
-        // The carry is zero after the last chunk, so any finite state will do there.
-        if (REVERSE && p.flows) load(state[i], p.states + at + (chunk + (n > 0 ? 1 : 0)) * step);
+        if (!REVERSE || !p.flows) return;
+        // Without `last` the carry is zero after the last chunk, so any finite state will do there.
+        if (n > 0 || !p.last) return load(state[i], p.states + at + (chunk + (n > 0 ? 1 : 0)) * step);
+#pragma unroll
+        for (int e = 0; e < PER_THREAD; ++e) state[i][e] = exists(e) ? p.last[outside + e] : 0.f;
     };
 #pragma unroll
     for (int i = 0; i < PREFETCH_CHUNKS; ++i)
@@ -113,10 +117,11 @@ DEVICE void carry_states(const ScanAddParams& p) {
             if (n + PREFETCH_CHUNKS < segment.count) fetch(i, n + PREFETCH_CHUNKS);
         }
     }
-    if (REVERSE || !p.last) return;
+    float* out = REVERSE ? p.d_first : p.last;
+    if (!out) return;
 #pragma unroll
     for (int e = 0; e < PER_THREAD; ++e)
-        if (exists(e)) p.last[outside + e] = carry[e];
+        if (exists(e)) out[outside + e] = carry[e];
 }
 
 // In place: from the increment by each chunk to the state before it.
@@ -125,7 +130,8 @@ extern "C" __global__ void __launch_bounds__(CARRY_THREADS) scan_carry(const Sca
     carry_states<false>(p);
 }
 // In place: from the increment of the state gradient by each chunk to the gradient of the state after it; also the
-// gradient of the log decay there, the sum over columns of gradient times state.
+// gradient of the log decay there, the sum over columns of gradient times state, and that of the state before each
+// segment.
 extern "C" __global__ void __launch_bounds__(CARRY_THREADS) scan_carry_back(const ScanAddParams p) {
     carry_states<true>(p);
 }

@@ -8,8 +8,8 @@ mod shape;
 
 use super::chunks::{Chunk, ChunkTable, ChunkedSegment};
 use super::operands::{HeldOperands, ScanOperands, check_saved};
-use crate::backend::Cuda;
 use crate::backend::storage::{Data, memory};
+use crate::backend::{Cuda, address};
 use crate::params::{ConstPtr, KernelParams, Ptr, Real, kernel_params};
 use crate::source::source;
 use crate::{Buffer, Error, Result, Source};
@@ -26,6 +26,10 @@ kernel_params! {
         x: ScanOperands,
         /// States after the segments, shaped like `x.state`; or null.
         last_state: Ptr<f32>,
+        /// Gradients of the states after the segments, shaped like `x.state`; null for zeros.
+        d_last: ConstPtr<f32>,
+        /// Gradients of the states before the segments, shaped like `x.state`; or null.
+        d_first: Ptr<f32>,
         /// `[R, H * dv]`.
         o: Ptr<Real>,
         /// Before each chunk `[chunks, H, DK, DV]`.
@@ -245,6 +249,7 @@ impl Cuda {
     pub(crate) fn delta_backward(
         &self,
         d_out: &Tensor,
+        d_state: Option<&Tensor>,
         inputs: &ScanInputs<'_>,
         saved: Option<&Tensor>,
         spec: &ScanSpec,
@@ -260,6 +265,11 @@ impl Cuda {
         let mut scan = DeltaScan::new(self, Pass::Backward, inputs, spec)?;
         let (shape, dtype, device) = (scan.shape, self.activations(), inputs.v.device());
         let d_out = self.activation(d_out)?;
+        let d_last = d_state.map(|x| self.real(x)).transpose()?;
+        let dstate = match inputs.state {
+            Some(state) => Some(self.output(state.shape(), DType::F32, device)?),
+            None => None,
+        };
         let shared_keys = spec.heads != spec.key_heads;
         let (dq, dq_at) = scan.rows(inputs.q, dtype)?;
         let (dk, dk_at) = scan.rows(inputs.k, dtype)?;
@@ -286,6 +296,8 @@ impl Cuda {
             y: y.address().into(),
             inverse: inverse.address().into(),
             factors: factors.address().into(),
+            d_last: address(&d_last).into(),
+            d_first: at(&dstate).into(),
             d_states: d_states.address().into(),
             d_errors: d_errors.address().into(),
             dq: dq_at.into(),
@@ -332,6 +344,7 @@ impl Cuda {
             None => None,
         };
         let tensor = |x: Option<(Tensor, u64)>| x.map(|(x, _)| x);
-        Ok(ScanGrads { dq, dk, dv, dlog_decay: tensor(dlog_decay), dwrite: tensor(dwrite), dskip })
+        let (dlog_decay, dwrite, dstate) = (tensor(dlog_decay), tensor(dwrite), tensor(dstate));
+        Ok(ScanGrads { dq, dk, dv, dlog_decay, dwrite, dskip, dstate })
     }
 }

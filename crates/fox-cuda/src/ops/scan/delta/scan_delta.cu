@@ -35,16 +35,6 @@ struct StatesShared {
 };
 static_assert(sizeof(StatesShared) <= STATES_BYTES);
 
-// Calls f(element, index in [segments, H, dk, dv]) for the elements of the state that are not padding.
-template <typename F>
-DEVICE void each_element(State& state, const DeltaParams& p, F f) {
-    const int column = blockIdx.x * STATE_COLUMNS, width = p.x.value_dim;
-    const size_t first = (size_t(blockIdx.z) * p.x.heads + blockIdx.y) * p.x.key_dim * width + column;
-    state.each([&](int i, int j, float& x) {
-        if (i < p.x.key_dim && column + j < width) f(x, first + size_t(i) * width + j);
-    });
-}
-
 // Grid (DV / 32, heads, segments): the states before all chunks, and E.
 extern "C" __global__ void __launch_bounds__(THREADS) delta_states(const DeltaParams p) {
     extern __shared__ __align__(16) u8 memory[];

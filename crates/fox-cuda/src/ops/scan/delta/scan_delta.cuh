@@ -234,6 +234,16 @@ DEVICE void pipeline_refill(int n, int count, F prefetch) {
 
 // The state columns of a block of delta_states.
 typedef Accumulator<DK, STATE_COLUMNS> State;
+// In kernels with grid (DV / 32, heads, segments): calls f(element, index in [segments, H, dk, dv]) for the elements of
+// the state that are not padding.
+template <typename F>
+DEVICE void each_element(State& state, const DeltaParams& p, F f) {
+    const int column = blockIdx.x * STATE_COLUMNS, width = p.x.value_dim;
+    const size_t first = (size_t(blockIdx.z) * p.x.heads + blockIdx.y) * p.x.key_dim * width + column;
+    state.each([&](int i, int j, float& x) {
+        if (i < p.x.key_dim && column + j < width) f(x, first + size_t(i) * width + j);
+    });
+}
 // Stores the bf16 or f32 tile of the state to device memory.
 DEVICE void store_state(real* out, const real* tile) {
     constexpr int VECTORS = STATE_COLUMNS / VECTOR;

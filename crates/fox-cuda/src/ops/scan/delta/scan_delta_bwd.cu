@@ -46,13 +46,14 @@ struct StatesBwdShared {
 };
 static_assert(sizeof(StatesBwdShared) <= STATES_BWD_BYTES);
 
-// Grid (DV / 32, heads, segments): G of all chunks, and F.
+// Grid (DV / 32, heads, segments): G of all chunks, F, and the gradient of the state before each segment.
 extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const DeltaParams p) {
     extern __shared__ __align__(16) u8 memory[];
     StatesBwdShared& sh = *reinterpret_cast<StatesBwdShared*>(memory);
     const int column0 = blockIdx.x * STATE_COLUMNS, head = blockIdx.y;
     const ChunkedSegment segment = p.segments[blockIdx.z];
     State d_state = {};
+    if (p.d_last) each_element(d_state, p, [&](float& x, size_t at) { x = p.d_last[at]; });
     d_state.store(sh.d_state, COLUMNS);
     // Chunks from the last to the first.
     auto chunk = [&](int n) {
@@ -101,6 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta_states_bwd(const Del
         d_state.template add<CHUNK, Transposed, RowMajor>(stage.y, KEYS, sh.writes, COLUMNS);
         d_state.store(sh.d_state, COLUMNS);
     }
+    if (p.d_first) each_element(d_state, p, [&](float x, size_t at) { p.d_first[at] = x; });
 }
 
 struct GradientsShared {

@@ -1,0 +1,135 @@
+"""Attention under the names and signatures of flash-linear-attention."""
+
+from __future__ import annotations
+
+from . import _checks
+from ._arrays import is_tensor
+from ._attention import forgetting_attention
+
+# The widest values of one call of the op.
+_WIDEST = 256
+
+
+def parallel_forgetting_attn(
+    q, k, v, g, scale=None, window_size=None, cu_seqlens=None, head_first=False, *, sink_bias=None, **kwargs
+):
+    """Forgetting attention with the signature of flash-linear-attention.
+
+    Args:
+        q: queries `[B, T, HQ, K]`.
+        k: keys `[B, T, H, K]`; `HQ` is a multiple of `H`.
+        v: values `[B, T, H, V]`.
+        g: logs of the forget gates `[B, T, HQ]`.
+        scale: factor on `q . k`; `1 / sqrt(K)` when absent.
+        window_size: a query sees only the last `window_size` keys.
+        cu_seqlens: 0 and the ends of packed sequences `[sequences + 1]`; needs `B = 1`.
+        sink_bias: logits `[HQ]` of a key without a value that every query sees.
+
+    Returns:
+        `[B, T, HQ, V]`.
+    """
+    kwargs.pop("chunk_indices", None)
+    _checks.no_more_arguments("parallel_forgetting_attn", kwargs)
+    return forgetting_attention(
+        q,
+        k,
+        v,
+        g,
+        head_first=head_first,
+        sm_scale=scale,
+        window=window_size,
+        cu_seqlens=cu_seqlens,
+        sink_bias=sink_bias,
+    )
+
+
+def parallel_attn(
+    q,
+    k,
+    v,
+    g=None,
+    scale=None,
+    window_size=None,
+    cu_seqlens=None,
+    chunk_indices=None,
+    *,
+    sink_bias=None,
+    **kwargs,
+):
+    """Causal attention with the signature of flash-linear-attention: as `parallel_forgetting_attn`, gates optional. A
+    query with a window of 0 sees nothing, and gives 0."""
+    _checks.no_more_arguments("parallel_attn", kwargs)
+    if window_size == 0 and is_tensor(q):
+        import torch
+
+        padding = torch.full((q.shape[0],), q.shape[1])
+        return forgetting_attention(q, k, v, g, sm_scale=scale, seq_start=padding, sink_bias=sink_bias)
+    return forgetting_attention(
+        q, k, v, g, sm_scale=scale, window=window_size, cu_seqlens=cu_seqlens, sink_bias=sink_bias
+    )
+
+
+def attn_decoding_one_step(
+    q, k, v, g=None, scale=None, cu_seqlens=None, do_gate_scale=False, *, sink_bias=None
+):
+    """Attention of one query for each packed sequence to all keys of its sequence, with the signature of
+    flash-linear-attention.
+
+    Args:
+        q: queries `[1, N, HQ, K]`.
+        k: keys of all sequences `[1, T, H, K]`.
+        v: values `[1, T, H, V]`.
+        g: logs of the forget gates `[1, T, HQ]`, or None.
+        scale: factor on `q . k`; `1 / sqrt(K)` when absent.
+        cu_seqlens: 0 and the ends of the sequences `[N + 1]`.
+        do_gate_scale: whether the sums of the gates are scaled, too.
+        sink_bias: logits `[HQ]` of a key without a value that every query sees.
+
+    Returns:
+        `[1, N, HQ, V]`; 0 for a sequence without keys.
+    """
+    import torch
+
+    _checks.tensors(q=q, k=k, v=v, g=g, cu_seqlens=cu_seqlens)
+    if cu_seqlens is None:
+        raise ValueError("cu_seqlens is missing; it holds 0 and the end of each sequence")
+    _checks.packed_shape(cu_seqlens)
+    if q.ndim != 4 or k.ndim != 4 or q.shape[0] != 1 or q.shape[1] != cu_seqlens.shape[0] - 1 or k.shape[0] != 1:
+        shapes = f"q has shape {list(q.shape)} and k {list(k.shape)}"
+        raise ValueError(f"{shapes}; they must be [1, {cu_seqlens.shape[0] - 1}, heads, dim] and [1, time, heads, dim]")
+    _, ends = _checks.segment_lists(None, cu_seqlens, k.shape[1])
+    ends = torch.tensor(ends)
+    lengths = ends.diff()
+    longest = int(lengths.max())
+    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+    # Every sequence as a row, padded on the left.
+    at = (ends[1:, None] - longest + torch.arange(longest)).clamp(min=0).to(k.device)
+    rows = lambda x: None if x is None else x[0][at]
+    gates = None if g is None else rows(g.float() * scale if do_gate_scale else g)
+    query, keys, start = q[0][:, None], rows(k), longest - lengths
+    parts = [
+        forgetting_attention(query, keys, values, gates, sm_scale=scale, seq_start=start, sink_bias=sink_bias)
+        for values in rows(v).split(_WIDEST, -1)
+    ]
+    return torch.cat(parts, -1)[:, 0][None]
+
+
+def token_shift(x, prev_weight, curr_weight):
+    """Mixing with the previous token, as the published model does: `prev_weight_t x_{t-1} + curr_weight_t x_t`, with
+    zeros before the first token.
+
+    Args:
+        x: `[B, T, H, D]`.
+        prev_weight, curr_weight: `[B, T, H]`.
+
+    Returns:
+        `[B, T, H, D]` of the type of `x`; sums are in float32.
+    """
+    from torch.nn.functional import pad
+
+    _checks.tensors(x=x, prev_weight=prev_weight, curr_weight=curr_weight)
+    for name, weight in (("prev_weight", prev_weight), ("curr_weight", curr_weight)):
+        if x.ndim != 4 or weight.shape != x.shape[:3]:
+            raise ValueError(f"x has shape {list(x.shape)} and {name} {list(weight.shape)}; they must fit")
+    before = pad(x, (0, 0, 0, 0, 1, 0))[:, :-1].float()
+    return (before * prev_weight.float()[..., None] + x.float() * curr_weight.float()[..., None]).to(x.dtype)
