@@ -11,20 +11,17 @@ use fox_tensor::{
 
 use crate::backend::Cuda;
 
-/// Decays per channel have a kernel for the additive update with keys per head.
+/// Decays per channel with the additive update need keys per head.
 fn check_supported(
     cuda: &Cuda,
     inputs: &ScanInputs<'_>,
     spec: &ScanSpec,
 ) -> fox_tensor::Result<()> {
     let by_channel = inputs.log_decay.is_some_and(|decay| decay.cols() != spec.heads);
-    let what = match spec.update {
-        StateUpdate::Delta if by_channel => "the delta rule with a decay per channel",
-        StateUpdate::Add if by_channel && spec.key_heads != spec.heads => {
-            "a decay per channel with heads that share keys"
-        }
-        _ => return Ok(()),
-    };
+    if spec.update == StateUpdate::Delta || !by_channel || spec.key_heads == spec.heads {
+        return Ok(());
+    }
+    let what = "the additive update with a decay per channel and heads that share keys";
     Err(fox_tensor::Error::unsupported(cuda.name(), what))
 }
 
