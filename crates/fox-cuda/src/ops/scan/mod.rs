@@ -22,7 +22,7 @@ fn check_supported(
         return Ok(());
     }
     let what = "the additive update with a decay per channel and heads that share keys";
-    Err(fox_tensor::Error::unsupported(cuda.name(), what))
+    Err(fox_tensor::Error::unsupported(fox_tensor::Backend::name(cuda), what))
 }
 
 // Each kernel of a scan has its own profiling span.

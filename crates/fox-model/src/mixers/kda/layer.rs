@@ -83,7 +83,7 @@ impl KdaLayer {
             true => Init::Constant(0.0),
             false => Init::LogOfUniform { low: 1.0, high: 16.0 },
         };
-        let mut vector = |list: &mut ParamList, name: &str, len: usize, init: Init| {
+        let vector = |list: &mut ParamList, name: &str, len: usize, init: Init| {
             list.push(ParamGroup::Mixer, format!("{prefix}.{name}"), vec![len], false, init)
         };
         KdaLayer {
