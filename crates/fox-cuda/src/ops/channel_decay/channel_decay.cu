@@ -39,6 +39,6 @@ extern "C" __global__ void channel_decay_bwd(PARAMS(ChannelDecayBackward)) {
             dz[here] = to_real(slope);
         }
     }
-    sum = block_sum(sum);
+    sum = block_sum<4>(sum);
     if (threadIdx.x == 0) partial[size_t(blockIdx.x) * p.heads + head] = sum;
 }

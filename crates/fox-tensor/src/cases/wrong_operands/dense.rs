@@ -216,7 +216,7 @@ fn gates(calls: &mut Calls<'_>) -> Result<()> {
     let operands = [
         real("z", &[3, 6], &[1]),
         real("bias", &[6], &[0]),
-        real("a_log", &[2], &[0]),
+        real("a_log", &[2], &[]),
         real("dlog_decay", &[3, 6], &[0, 1]),
     ];
     calls.op("channel_decay_fwd", &operands[..3], |b, t| {

@@ -243,16 +243,18 @@ DEVICE void store_keys(real* x, float* parts, const DeltaParams& p, const ChunkH
     });
 }
 
+// Stores an accumulator to a scratch tile of rows of N floats.
+template <int N>
+DEVICE void store_floats(float* x, Accumulator<CHUNK, N>& c, const ChunkHead& at) {
+    c.each([&](int i, int j, float value) { x[(at.tile * CHUNK + i) * N + j] = value; });
+}
 // Stores the gradients of the decayed tiles and products for delta_channel_gradients.
 DEVICE void store_channel_gradients(Sums& sums, const DeltaParams& p, const ChunkHead& at) {
-    auto store = [&](float* x, auto& c, int width) {
-        c.each([&](int i, int j, float value) { x[(at.tile * CHUNK + i) * width + j] = value; });
-    };
-    store(p.d_reading_queries, sums.dq, DK);
-    store(p.d_writing_keys, sums.dk_end, DK);
-    store(p.d_reading_keys, sums.dk_start, DK);
-    store(p.d_scores, sums.d_scores, CHUNK);
-    store(p.d_overlaps, sums.d_overlaps, CHUNK);
+    store_floats<DK>(p.d_reading_queries, sums.dq, at);
+    store_floats<DK>(p.d_writing_keys, sums.dk_end, at);
+    store_floats<DK>(p.d_reading_keys, sums.dk_start, at);
+    store_floats<CHUNK>(p.d_scores, sums.d_scores, at);
+    store_floats<CHUNK>(p.d_overlaps, sums.d_overlaps, at);
 }
 
 // Grid (chunks, heads): all gradients, from the states, E, G, M and F.
