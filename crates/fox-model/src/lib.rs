@@ -63,6 +63,7 @@ pub use mixers::delta::DeltaConfig;
 pub use mixers::forgetting::{DecayTime, ForgetGate, ForgettingConfig, QK_NORM_EPS, QkNorm};
 pub use mixers::hgrn2::{Hgrn2Config, LowerBounds};
 pub use mixers::hybrid::{HybridConfig, LayerKind, MlpRatios};
+pub use mixers::kda::KdaConfig;
 pub use mixers::mamba1::Mamba1Config;
 pub use mixers::mamba2::Mamba2Config;
 pub use mixers::{Architecture, CheckpointLayout, Mixer, MixerConfig, ModelType};

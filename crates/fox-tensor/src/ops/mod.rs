@@ -12,6 +12,7 @@
 //! [`peers`], [`recompute`], [`paged`] and [`decode`] declare optional abilities of a device; see [`Caps`](crate::Caps).
 
 pub(crate) mod attention;
+mod channel_decay;
 mod columns;
 mod conv;
 mod decode;
@@ -88,4 +89,5 @@ ops! {
     scan: ScanOps,
     time_step: TimeStepOps,
     hgrn: HgrnOps,
+    channel_decay: ChannelDecayOps,
 }
