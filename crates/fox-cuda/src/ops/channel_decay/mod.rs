@@ -119,8 +119,7 @@ impl ChannelDecayOps for Cuda {
         let op = self.channel_decay_op("channel_decay_bwd", held.slices, heads);
         // SAFETY: the operands are validated at entry; outputs and scratch are allocated from their shapes.
         unsafe { self.launch(&op, params)? };
-        let da_log =
-            self.column_sums(partial.address(), DType::F32, held.slices, heads, None, device)?;
+        let da_log = self.column_sums(&partial, [held.slices, heads], None, device)?;
         Ok((dz, da_log))
     }
 }
