@@ -378,7 +378,7 @@ mod tests {
     fn budget_can_be_used_up_exactly() {
         let budget = Budget::default();
         let (send, receive) = mpsc::channel();
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             scope.spawn(|| {
                 for bytes in [1, BUDGET_BYTES - 1, 1] {
                     let _ = send.send(budget.acquire(bytes));
